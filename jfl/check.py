@@ -1,0 +1,56 @@
+"""Errors a newcomer can act on: where, what was needed, what came, what to do."""
+import numbers
+
+import jax
+import numpy as np
+
+
+def concrete(value) -> bool:
+    """True for values that can be tested now; traced ones are judged by Health instead."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def fail(where: str, need: str, got, do: str = ""):
+    raise ValueError(f"{where}: need {need}; got {got}. {do}".rstrip())
+
+
+def _test(where, ok, need, do, values):
+    for name, value in values.items():
+        if not concrete(value):
+            continue
+        array = np.asarray(value)
+        if array.dtype.kind not in "iuf" or not np.all(ok(array)):
+            fail(where, f"{name} {need}", f"{name}={value!r}", do)
+
+
+def positive(where: str, do: str = "", **values):
+    """Refuse values that are not finite and > 0 (`not >` also refuses nan)."""
+    _test(where, lambda v: (v > 0) & np.isfinite(v), "> 0 and finite", do, values)
+
+
+def nonnegative(where: str, do: str = "", **values):
+    _test(where, lambda v: (v >= 0) & np.isfinite(v), ">= 0 and finite", do, values)
+
+
+def fraction(where: str, do: str = "", **values):
+    _test(where, lambda v: (v > 0) & (v <= 1), "in (0, 1]", do, values)
+
+
+def whole(where: str, do: str = "", least: int = 1, **values) -> None:
+    """Whole numbers that shape a program: Python or NumPy integers, at least `least`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+            fail(where, f"a whole number {name} >= {least}", f"{name}={value!r}", do)
+
+
+def choice(where: str, options, **values):
+    for name, value in values.items():
+        if value not in options:
+            fail(where, f"{name} to be one of {', '.join(map(repr, options))}", f"{name}={value!r}")
+
+
+def scalar(value):
+    """A hyperparameter as a leaf: float32 on the host, arrays and tracers as they are."""
+    if isinstance(value, (jax.Array, jax.core.Tracer)):
+        return value
+    return np.asarray(value, np.float32)

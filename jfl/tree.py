@@ -1,0 +1,57 @@
+"""Pytree arithmetic."""
+import jax
+import jax.numpy as jnp
+
+map = jax.tree.map
+
+
+def zeros_like(t):
+    return map(jnp.zeros_like, t)
+
+
+def add(a, b):
+    return map(jnp.add, a, b)
+
+
+def sub(a, b):
+    return map(jnp.subtract, a, b)
+
+
+def scale(s, t):
+    return map(lambda x: jnp.asarray(s, x.dtype) * x, t)
+
+
+def axpy(s, a, b):
+    """s * a + b."""
+    return map(lambda u, v: jnp.asarray(s, v.dtype) * u + v, a, b)
+
+
+def norm(t):
+    """The Euclidean norm of all leaves together, in float32 or better."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
+                        for x in jax.tree.leaves(t)))
+
+
+def size(t) -> int:
+    return sum(x.size for x in jax.tree.leaves(t))
+
+
+def finite(t):
+    """Bool[]: every value of every float leaf is finite."""
+    leaves = [x for x in jax.tree.leaves(t) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves] or [True]))
+
+
+def take(t, ids):
+    """Rows `ids` of every leaf; an id past the end reads zeros (masked later)."""
+    return map(lambda x: x.at[ids].get(mode="fill", fill_value=0), t)
+
+
+def put(t, ids, rows):
+    """Write rows back; ids past the end are dropped, so an empty slot writes nothing."""
+    return map(lambda x, r: x.at[ids].set(r, mode="drop"), t, rows)
+
+
+def keep(mask, t):
+    """Rows where `mask` holds, zeros elsewhere; `where`, since 0 * nan is nan."""
+    return map(lambda x: jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, jnp.zeros((), x.dtype)), t)
