@@ -1,0 +1,29 @@
+"""Differentially private federated learning in JAX.  `help(jfl.plan)`, `help(jfl.simulate)` and the README begin."""
+from . import algorithms as algorithms
+from . import batches as batches
+from . import models as models
+from . import sampling as sampling
+from .algorithms import algorithm as algorithm
+from .core import Guarantee as Guarantee
+from .data import datasets as datasets
+from .data import partition as partition
+from .data.federation import federate as federate
+from .local import grad as grad
+from .local import private_grad as private_grad
+from .models import task as task
+from .plan import plan as plan
+from .privacy.mechanism import chain as chain
+from .privacy.mechanism import clip_adaptive as clip_adaptive
+from .privacy.mechanism import clip_l2 as clip_l2
+from .privacy.mechanism import clip_per_layer as clip_per_layer
+from .privacy.mechanism import divide as divide
+from .privacy.mechanism import gaussian as gaussian
+from .privacy.mechanism import total as total
+from .round import round as round
+from .round import start as start
+from .simulate import HealthError as HealthError
+from .simulate import scan as scan
+from .simulate import simulate as simulate
+from .sweep import sweep as sweep
+
+__version__ = "0.1.0"

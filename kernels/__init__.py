@@ -1,0 +1,1 @@
+"""Arrays in, arrays out; imports jax only.  Installed as `jfl.kernels`."""

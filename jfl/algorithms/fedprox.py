@@ -1,0 +1,24 @@
+"""FedProx (Li et al., MLSys 2020, Algorithm 2): FedAvg with a pull to the server's model."""
+import dataclasses
+
+from .. import check, local, tree
+from ..core import Fn
+from .fedavg import fedavg
+
+
+def _client(ctx, keys, server, own, rows, *, work, mu):
+    pull = lambda g, w: tree.axpy(mu, tree.sub(w, server.params), g)
+    trained, _, _, seen = local.train(work, ctx, keys, server.params, rows, pull)
+    return tree.sub(trained, server.params), own, seen
+
+
+def fedprox(grad, *, mu=0.1, **fedavg_options):
+    """FedAvg whose local steps follow gradient + mu * (w - w_server).
+
+    The pull reads no example: it comes after clipping and noise and costs no privacy.  `mu` >= 0; all else as
+    `fedavg`.
+    """
+    check.nonnegative("fedprox", mu=mu)
+    base = fedavg(grad, **fedavg_options)
+    data = dict(base.client.data, mu=check.scalar(mu))
+    return dataclasses.replace(base, client=Fn(_client, data), name="fedprox")

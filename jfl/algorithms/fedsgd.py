@@ -1,0 +1,30 @@
+"""FedSGD (McMahan et al., AISTATS 2017): one gradient a client, one step on the server."""
+import optax
+
+from .. import batches, local, tree
+from ..core import Fn
+from .base import algorithm
+
+
+def _init(params, *, step):
+    return step.init(params), ()
+
+
+def _client(ctx, keys, server, own, rows, *, work):
+    _, gradient, _, seen = local.train(work, ctx, keys, server.params, rows)
+    return tree.scale(-1.0, gradient), own, seen
+
+
+def _server(ctx, server, descent, *, step):
+    return step(ctx, server, descent)
+
+
+def fedsgd(grad, *, lr=0.1, batch=batches.full(), server_optimizer=optax.sgd):
+    """Each client sends the gradient of one batch (default: all its rows); the server takes a step of size `lr`.
+
+    Releases the (noisy) gradient, once a round.
+    """
+    work = local.work(grad, batch, lr=1.0, steps=1)
+    step = dict(step=local.server_step(lr, server_optimizer))
+    return algorithm(Fn(_init, step), Fn(_client, dict(work=work)), Fn(_server, step), releases=work.releases(),
+                     name="fedsgd")

@@ -1,0 +1,152 @@
+"""Which of its rows a client uses in a step: `draw(key, step, size, N) -> slots Int[B], mask Bool[B], overflow Int[]`.
+
+`key` belongs to one client and one round.  A draw depends on (key, step, size) and never on N, the padding.
+"""
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize
+
+from . import check
+from .core import Batch, Batches, Fn, Rows
+from .sampling import HORIZON, OVERFLOW
+
+__all__ = ["full", "without_replacement", "with_replacement", "poisson", "epochs"]
+FLOYD = 64      # up to this batch Floyd's walk is faster than sorting N numbers
+
+
+def adjacency(batches: Batches) -> str:
+    """The neighbours the scheme's amplification speaks of."""
+    return "add_remove" if batches.scheme == "poisson" else "replace_one"
+
+
+def gather(rows: Rows, slots, mask) -> Batch:
+    """The rows in `slots`, one by one; a slot that is masked out reads row 0 of the client."""
+    at = rows.index[jnp.where(mask, slots, 0)]
+    return Batch(rows.x[at], rows.y[at], mask)
+
+
+def _none():
+    return jnp.zeros((), jnp.int32)
+
+
+def _draw_full(key, step, size, n):
+    slots = jnp.arange(n)
+    return slots, slots < size, _none()
+
+
+def full() -> Batches:
+    """All rows of the client in every step.
+
+    Privacy  no amplification; either adjacency.
+    """
+    return Batches(Fn(_draw_full), "full", None)
+
+
+def _floyd(key, size, batch):
+    """A uniform subset of `batch` of range(size), by Floyd's walk: batch draws, whatever the size."""
+    top = size - batch + jnp.arange(batch)                       # the i-th draw is from 0..top[i]
+    tries = jax.random.randint(key, (batch,), 0, jnp.maximum(top, 0) + 1)
+
+    def put(i, chosen):
+        seen = jnp.any((chosen == tries[i]) & (jnp.arange(batch) < i))
+        return chosen.at[i].set(jnp.where(seen, top[i], tries[i]))
+
+    return jax.lax.fori_loop(0, batch, put, jnp.zeros(batch, jnp.int32))
+
+
+def _draw_without(key, step, size, n, *, batch):
+    key, every = jax.random.fold_in(key, step), jnp.arange(batch)
+    if batch <= FLOYD:
+        slots = _floyd(key, size, batch)
+    else:
+        score = jax.random.uniform(key, (max(n, batch),))
+        slots = jax.lax.top_k(jnp.where(jnp.arange(max(n, batch)) < size, score, -1.0), batch)[1].astype(jnp.int32)
+    return jnp.where(size > batch, slots, every), every < size, _none()
+
+
+def without_replacement(batch: int, short: str = "error") -> Batches:
+    """A uniform batch of exactly `batch` rows, fresh each step.
+
+    `short` says what happens to a client with fewer rows: "error" refuses the plan, "all" takes the whole client.
+
+    Privacy  replace_one of one example at rate batch / rows; none for a client that is taken whole.
+    Errors   ValueError if batch < 1; the plan is refused where a client is short and short="error".
+    """
+    check.whole("batches.without_replacement", batch=batch)
+    check.choice("batches.without_replacement", ("error", "all"), short=short)
+    return Batches(Fn(_draw_without, static=dict(batch=batch)), "without_replacement", batch, short)
+
+
+def _draw_with(key, step, size, n, *, batch):
+    slots = jax.random.randint(jax.random.fold_in(key, step), (batch,), 0, jnp.maximum(size, 1))
+    return slots, jnp.broadcast_to(size > 0, (batch,)), _none()
+
+
+def with_replacement(batch: int) -> Batches:
+    """`batch` independent uniform draws; a row may come several times.
+
+    Privacy  refused by this accountant: a row drawn m times moves the sum m times.
+    """
+    check.whole("batches.with_replacement", batch=batch)
+    return Batches(Fn(_draw_with, static=dict(batch=batch)), "with_replacement", batch)
+
+
+def _draw_poisson(key, step, size, n, *, rate, expected, batch):
+    rate = jnp.minimum(expected / jnp.maximum(size, 1), 1.0) if rate is None else rate
+    chosen = (jax.random.uniform(jax.random.fold_in(key, step), (n,)) < rate) & (jnp.arange(n) < size)
+    slots = jnp.nonzero(chosen, size=batch, fill_value=n)[0].astype(jnp.int32)
+    return slots, slots < n, jnp.maximum(chosen.sum() - batch, 0).astype(jnp.int32)
+
+
+def _chernoff(expected: float) -> int:
+    """Slots that a sum of independent indicators with this mean exceeds with probability below OVERFLOW / HORIZON^2.
+
+    Chernoff: P(X >= c) <= exp(c - m - c log(c / m)), for any number of rows.
+    """
+    log_target = np.log(OVERFLOW) - 2 * np.log(HORIZON)
+    excess = lambda c: c - expected - c * np.log(c / expected) - log_target
+    return int(np.ceil(optimize.brentq(excess, expected * (1 + 1e-9), 100 * (expected + 10))))
+
+
+def poisson(batch: float | None = None, *, rate=None, capacity: int | None = None) -> Batches:
+    """Each row joins independently: with probability batch / rows (an expected `batch`), or with a given `rate`.
+
+    Units    batch: expected rows, > 0; rate in (0, 1]; capacity: slots reserved, chosen by a Chernoff bound for
+             `batch` and required for `rate`.
+    Privacy  add_remove of one example, Poisson subsampling; the rows of a client are a public, nominal number.  The
+             accountant adds the probability of an overflow to delta.
+    Errors   ValueError unless exactly one of batch and rate is given.
+    """
+    if (batch is None) == (rate is None):
+        check.fail("batches.poisson", "either batch (expected rows) or rate", f"batch={batch!r}, rate={rate!r}")
+    if batch is not None:
+        check.positive("batches.poisson", batch=batch)
+        if capacity is None:
+            capacity = _chernoff(float(batch))
+    else:
+        check.fraction("batches.poisson", rate=rate)
+        if capacity is None:
+            check.fail("batches.poisson", "capacity beside rate", "capacity=None",
+                       "Reserve about rate * rows + 8 * sqrt(rate * rows) + 30 slots, or give batch instead.")
+    check.whole("batches.poisson", capacity=capacity)
+    rate, expected = (None if v is None else check.scalar(v) for v in (rate, batch))
+    data = dict(rate=rate, expected=expected)
+    return Batches(Fn(_draw_poisson, data, dict(batch=capacity)), "poisson", capacity, rate=rate, expected=expected)
+
+
+def _draw_epochs(key, step, size, n, *, batch):
+    per_epoch = jnp.maximum(-(-size // batch), 1)
+    score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,))
+    order = jnp.argsort(jnp.where(jnp.arange(n) < size, score, 2.0))       # the client's rows first, shuffled
+    at = (step % per_epoch) * batch + jnp.arange(batch)
+    return order[jnp.minimum(at, n - 1)].astype(jnp.int32), at < size, _none()
+
+
+def epochs(batch: int) -> Batches:
+    """Slices of one shuffle of the client's rows; a new shuffle when all have been used.  The last slice may be short.
+
+    Privacy  each row is in one batch an epoch: no amplification, one release an epoch; replace_one.
+    """
+    check.whole("batches.epochs", batch=batch)
+    return Batches(Fn(_draw_epochs, static=dict(batch=batch)), "epochs", batch)

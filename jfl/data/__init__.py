@@ -1,0 +1,6 @@
+"""Data: rows (`datasets`), who owns them (`partition`), and both as one record (`federate`)."""
+from . import datasets as datasets
+from . import partition as partition
+from .federation import checksum as checksum
+from .federation import describe as describe
+from .federation import federate as federate

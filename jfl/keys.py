@@ -1,0 +1,120 @@
+"""Named random streams: a draw is addressed by (seed, round, stream, client, step), never threaded.
+
+So slot order, capacity, chunk size, evaluation and resume cannot change a draw.  Noise keys also fold in a digest of
+what runs, so that two points of a sweep that share a seed share cohorts and batches but never noise: their difference
+would be free of it.
+"""
+import enum
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Stream(enum.IntEnum):
+    """Append, never renumber: a number is part of every recorded result."""
+    INIT = 0
+    COHORT = 1
+    BATCH = 2
+    ROWS = 3          # noise of local steps
+    UPLOAD = 4        # noise of a client's upload
+    RELEASE = 5       # noise of the server's release
+
+
+def as_key(key):
+    """A typed key; old-style uint32 keys are wrapped."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    return jax.random.wrap_key_data(key)
+
+
+def stream(key, name: Stream, round_):
+    return jax.random.fold_in(jax.random.fold_in(key, int(name)), round_)
+
+
+def noise_base(key, digest, attempt):
+    """The key all noise of a run descends from; `digest` UInt32[2]."""
+    for word in (digest[0], digest[1], attempt):
+        key = jax.random.fold_in(key, word)
+    return key
+
+
+# --- digest: what runs, as 64 bits ------------------------------------------------------------------------------
+
+def structure(value, seen=()) -> str:
+    """A text that names the static part of `value` alike in every process: no addresses, no ids."""
+    if isinstance(value, (str, int, float, bool, complex, bytes, type(None), enum.Enum)):
+        return repr(value)
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        return f"array{tuple(value.shape)}{value.dtype}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__}({','.join(structure(v, seen) for v in value)})"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{structure(v, seen)}" for k, v in sorted(value.items(), key=str)) + "}"
+    if id(value) in seen:
+        return "..."
+    seen = seen + (id(value),)
+    if hasattr(value, "__code__"):                    # a function: its code and what it closes over
+        code, cells = value.__code__, value.__closure__ or ()
+        consts = [c for c in code.co_consts if not hasattr(c, "co_code")]
+        inner = [c.co_code.hex() for c in code.co_consts if hasattr(c, "co_code")]
+        body = hashlib.sha256(repr((code.co_code, consts, inner, code.co_names)).encode()).hexdigest()[:16]
+        held = [_cell(c, seen) for c in cells] + [structure(value.__defaults__, seen)]
+        return f"{value.__module__}.{value.__qualname__}:{body}({','.join(held)})"
+    if hasattr(value, "tree_flatten"):                # Fn
+        children, aux = value.tree_flatten()
+        return f"{type(value).__name__}({structure(children, seen)},{structure(aux, seen)})"
+    if hasattr(value, "func") and hasattr(value, "keywords"):          # functools.partial
+        return f"partial({structure(value.func, seen)},{structure(value.args, seen)},{structure(value.keywords, seen)})"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    fields = {k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_")}
+    return f"{type(value).__module__}.{type(value).__qualname__}{structure(fields, seen)}"
+
+
+def _cell(cell, seen):
+    try:
+        content = cell.cell_contents
+    except ValueError:
+        return "empty"
+    if isinstance(content, (np.ndarray, np.generic, jax.Array)) and not isinstance(content, jax.core.Tracer):
+        return hashlib.sha256(np.asarray(content).tobytes()).hexdigest()[:16]
+    return structure(content, seen)
+
+
+def words(text: str) -> np.ndarray:
+    """UInt32[2] of a text."""
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
+
+
+def mix(x):
+    """A bijective scrambling of uint32 (the finaliser of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def bits(x, mask=None):
+    """UInt32[2] digest of an array's bits and places.  A sum modulo 2^32, so it does not depend on order of work."""
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    x = x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.uint32)
+    raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    place = jnp.zeros(raw.shape, jnp.uint32)
+    for axis in range(raw.ndim):                      # places by coordinates: padding an axis moves nothing
+        place = mix(place + jax.lax.broadcasted_iota(jnp.uint32, raw.shape, axis) + jnp.uint32(0x9E3779B9 + axis))
+    out = []
+    for salt in (0x2545F491, 0x1B873593):
+        h = mix(mix(raw + jnp.uint32(salt)) ^ place)
+        out.append(jnp.sum(h if mask is None else jnp.where(mask, h, 0), dtype=jnp.uint32))
+    return jnp.stack(out)
+
+
+def fold(*digests):
+    """Digests in order, as one."""
+    total = jnp.zeros(2, jnp.uint32)
+    for d in digests:
+        total = mix(total * jnp.uint32(0x01000193) + jnp.asarray(d, jnp.uint32) + jnp.uint32(0x9E3779B9))
+    return total

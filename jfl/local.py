@@ -1,0 +1,245 @@
+"""Everything on one client: gradients, private gradients, local steps."""
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from . import check, tree
+from .batches import gather
+from .core import Batch, Batches, Diagnostics, Fn, Mechanism, Release, record, static
+from .privacy import mechanism as mech
+
+GRAD_PATHS = ("auto", "vmap")
+
+
+@record
+class Grad:
+    """(key, params, batch, size) -> gradient, (loss, clipped fraction)."""
+    loss: Fn                             # (params, x, y) -> scalar, one example
+    mechanism: Mechanism | None          # None: the mean gradient, not private
+    l2: Any                              # added after the mechanism: l2 * params
+    microbatch: int | None = static(default=None)
+    path: str = static(default="auto")
+
+    def __call__(self, key, params, batch: Batch, size):
+        g, aux = (_mean if self.mechanism is None else _private)(self, key, params, batch, size)
+        return (g if self.l2 is None else tree.axpy(self.l2, params, g)), aux
+
+
+def _as_fn(function) -> Fn:
+    return function if isinstance(function, Fn) else Fn(function)
+
+
+def grad(loss, *, l2=None) -> Grad:
+    """The mean gradient of `loss` over the rows of a batch: no privacy.
+
+    `l2` adds l2 * params, the gradient of (l2 / 2) ||params||^2.
+    """
+    if l2 is not None:
+        check.nonnegative("grad", l2=l2)
+    return Grad(_as_fn(loss), None, None if l2 is None else check.scalar(l2))
+
+
+def private_grad(loss, mechanism: Mechanism, *, l2=None, microbatch: int | None = None, path: str = "auto") -> Grad:
+    """Per-example gradients of `loss` through `mechanism`.
+
+    Args     loss: any pure (params, x, y) -> scalar for one example.
+             mechanism: a chain over the examples of a batch, such as
+             chain(clip_l2(1.0), total(), gaussian(1.1), divide(16)).
+             l2: adds l2 * params after clipping and noise: it depends on no example, so it is not clipped.
+             microbatch: examples whose gradients are held at once; None: the batch.
+             path: how per-example gradients are had; "auto" chooses.
+    Privacy  noise is drawn anew for every (round, client, step).  What an epsilon is worth depends on how batches
+             and clients are drawn: see `jfl.guarantee`.
+    Errors   ValueError for an adaptive clip: one clip norm must serve all clients of a round.
+    Source   Abadi et al., CCS 2016, Algorithm 1.
+    """
+    if not isinstance(mechanism, Mechanism):
+        check.fail("private_grad", "a chain of stages", f"{mechanism!r}", "For no privacy use jfl.grad(loss).")
+    if mech.adaptive(mechanism):
+        check.fail("private_grad", "a fixed clip", "clip_adaptive",
+                   "All clients of a round share one clip norm: use clip_adaptive in plan(release=...).")
+    if l2 is not None:
+        check.nonnegative("private_grad", l2=l2)
+    if microbatch is not None:
+        check.whole("private_grad", microbatch=microbatch)
+    check.choice("private_grad", GRAD_PATHS, path=path)
+    return Grad(_as_fn(loss), mechanism, None if l2 is None else check.scalar(l2), microbatch, path)
+
+
+def _mean(self, key, params, batch, size):
+    def mean_loss(w):
+        losses = jax.vmap(self.loss, (None, 0, 0))(w, batch.x, batch.y)
+        return jnp.where(batch.mask, losses, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
+
+    loss, g = jax.value_and_grad(mean_loss)(params)
+    return g, (loss, jnp.zeros(()))
+
+
+def _private(self, key, params, batch, size):
+    weight = batch.mask.astype(jnp.float32)
+    partial, loss = clipped_sum(self, params, batch, weight)
+    g, _ = mech.finish(self.mechanism, key, (), partial.value, size=size)
+    rows = jnp.maximum(partial.rows, 1.0)
+    return g, (loss / rows, partial.clipped / rows)
+
+
+def clipped_sum(self: Grad, params, batch: Batch, weight):
+    """Clipped gradients of a batch, summed -> Partial, sum of losses.  The one place where a faster path plugs in."""
+    def some(rows: Batch, w):
+        losses, grads = jax.vmap(jax.value_and_grad(self.loss), (None, 0, 0))(params, rows.x, rows.y)
+        return mech.contribute(self.mechanism, (), grads, w), jnp.where(w != 0, losses, 0.0).sum()
+
+    size = weight.shape[0]
+    if self.microbatch is None or self.microbatch >= size:
+        return some(batch, weight)
+    blocks = -(-size // self.microbatch)
+    pad = blocks * self.microbatch - size
+    cut = lambda x: jnp.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1)).reshape((blocks, self.microbatch) + x.shape[1:])
+    parts = jax.tree.map(cut, (batch, weight))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(some, *jax.tree.map(lambda x: x[0], parts)))
+    return jax.lax.scan(lambda acc, part: (tree.add(acc, some(*part)), None), zero, parts)[0]
+
+
+# --- optimizers ----------------------------------------------------------------------------------------------------
+
+def optimizer(factory) -> Fn:
+    """Any optax transformation, as learning rate -> transformation.
+
+    `factory` is an optax factory whose first argument is the learning rate (optax.sgd, optax.adam, or a
+    functools.partial of one), or a ready transformation, which keeps its own learning rate.
+    """
+    if isinstance(factory, Fn):
+        return factory
+    if isinstance(factory, optax.GradientTransformation):
+        return Fn(_ready, static=dict(transformation=_Held(factory)))
+    if isinstance(factory, functools.partial) and not factory.args:
+        data = {k: check.scalar(v) for k, v in factory.keywords.items() if isinstance(v, (float, jax.Array))}
+        rest = {k: v for k, v in factory.keywords.items() if k not in data}
+        return Fn(factory.func, data, rest)
+    if not callable(factory):
+        check.fail("optimizer", "an optax factory such as optax.sgd, or a ready transformation", f"{factory!r}")
+    return Fn(factory)
+
+
+class _Held:
+    """Keeps a ready transformation (a tuple of functions) whole among static arguments."""
+
+    def __init__(self, transformation):
+        self.transformation = transformation
+
+    def __eq__(self, other):
+        return isinstance(other, _Held) and self.transformation == other.transformation
+
+    def __hash__(self):
+        return hash(self.transformation)
+
+
+def _ready(lr, *, transformation):
+    return transformation.transformation
+
+
+def rate(lr):
+    """A learning rate: a number (traced data), or a schedule of round * T + step."""
+    if callable(lr):
+        return _as_fn(lr)
+    check.positive("lr", lr=lr)
+    return check.scalar(lr)
+
+
+def _at(lr, step):
+    return jnp.asarray(lr(step) if isinstance(lr, Fn) else lr, jnp.float32)
+
+
+def rates(lr, first, steps: int):
+    """The sum of the learning rates of `steps` steps from `first` on."""
+    return jax.vmap(lambda s: _at(lr, s))(first + jnp.arange(steps)).sum()
+
+
+def _set_clock(state, step):
+    """Schedules inside a ready transformation see round * T + step, though moments start anew each round."""
+    scheduled = optax.ScaleByScheduleState
+    return jax.tree.map(lambda s: s._replace(count=jnp.asarray(step, s.count.dtype)) if isinstance(s, scheduled) else s,
+                        state, is_leaf=lambda s: isinstance(s, scheduled))
+
+
+# --- local steps ---------------------------------------------------------------------------------------------------
+
+@record
+class Work:
+    """Local training: `steps` optimizer steps on batches drawn by `batches`."""
+    grad: Grad
+    batches: Batches
+    lr: Any
+    optimizer: Fn
+    steps: int = static()
+
+    def releases(self) -> tuple:
+        """What this work releases about a client's examples in one participation."""
+        return (Release(self.grad.mechanism, self.batches, self.steps),)
+
+
+def work(grad: Grad, batches: Batches, *, lr, steps: int, optimizer=optax.sgd) -> Work:
+    """Check and collect the parts of local training."""
+    if not isinstance(grad, Grad):
+        check.fail("algorithm", "grad = jfl.grad(loss) or jfl.private_grad(loss, mechanism)", f"{grad!r}")
+    if not isinstance(batches, Batches):
+        check.fail("algorithm", "batch = a batch sampler such as jfl.batches.without_replacement(16)", f"{batches!r}")
+    check.whole("algorithm", steps=steps)
+    return Work(grad, batches, rate(lr), globals()["optimizer"](optimizer), steps)
+
+
+def train(work: Work, ctx, keys, params, rows, correct=None):
+    """Local steps from `params` -> (trained params, mean gradient, sum of learning rates, Diagnostics).
+
+    `correct(gradient, params)` changes a gradient after the mechanism (a drift, a proximal pull): post-processing of
+    a release, as long as it reads no example.  The mean gradient is taken before `correct`.
+    """
+    clock = ctx.round * work.steps
+    slots = rows.index.shape[0]
+    state = _set_clock(work.optimizer(_at(work.lr, clock)).init(params), clock)
+
+    def step(carry, s):
+        w, state, mean, seen = carry
+        at, mask, overflow = work.batches.draw(keys.batch, s, rows.size, slots)
+        key = jax.random.fold_in(keys.noise, s)
+        g, (loss, clipped) = work.grad(key, w, gather(rows, at, mask), rows.size)
+        mean = tree.axpy(1.0 / work.steps, g, mean)
+        lr = _at(work.lr, clock + s)
+        updates, state = work.optimizer(lr).update(g if correct is None else correct(g, w), state, w)
+        seen = Diagnostics(seen.loss + loss / work.steps, seen.clipped + clipped / work.steps, seen.overflow + overflow)
+        return (optax.apply_updates(w, updates), state, mean, seen), lr
+
+    nothing = Diagnostics(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
+    start = (params, state, tree.zeros_like(params), nothing)
+    (w, _, mean, seen), rates = jax.lax.scan(step, start, jnp.arange(work.steps))
+    return w, mean, rates.sum(), seen
+
+
+@record
+class Server:
+    """What most servers remember."""
+    params: Any
+    optimizer: Any
+
+
+@record
+class ServerStep:
+    """Applies a released model difference as a pseudo-gradient."""
+    lr: Any
+    optimizer: Fn
+
+    def init(self, params) -> Server:
+        return Server(params, self.optimizer(_at(self.lr, 0)).init(params))
+
+    def __call__(self, ctx, server: Server, diff) -> Server:
+        descent = tree.scale(-1.0, diff)
+        updates, state = self.optimizer(_at(self.lr, ctx.round)).update(descent, server.optimizer, server.params)
+        return Server(optax.apply_updates(server.params, updates), state)
+
+
+def server_step(lr, optimizer_=optax.sgd) -> ServerStep:
+    """The server optimizer: optax.sgd at 1.0 is plain averaging, optax.adam is FedAdam."""
+    return ServerStep(rate(lr), optimizer(optimizer_))

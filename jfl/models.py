@@ -1,0 +1,112 @@
+"""What is learned: ready-made flax models, or any pure loss of one example."""
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from . import check
+from .core import Federation, Fn, Task
+from .kernels.conv import conv_same, max_pool2
+
+__all__ = ["logistic", "mlp", "cnn"]
+
+
+def _fixed(key, *, params):
+    return params
+
+
+def task(params, loss, predict=None) -> Task:
+    """A user's own problem.
+
+    Args     params: the starting point, a pytree; or a pure function key -> params.
+             loss: pure (params, x, y) -> scalar, for one example.
+             predict: pure (params, x) -> logits of one example; without it no accuracy is computed.
+
+    >>> t = task(jnp.zeros(3), lambda w, x, y: (x @ w - y) ** 2)
+    >>> t.init(jax.random.key(0)).shape
+    (3,)
+    """
+    if not callable(loss):
+        check.fail("task", "loss, a pure function (params, x, y) -> scalar", f"{loss!r}")
+    init = Fn(params) if callable(params) else Fn(_fixed, dict(params=jax.tree.map(jnp.asarray, params)))
+    return Task(init, loss if isinstance(loss, Fn) else Fn(loss), None if predict is None else Fn(predict))
+
+
+def _init(key, *, module, shape):
+    return module.init(key, jnp.zeros(shape, jnp.float32))["params"]
+
+
+def _predict(params, x, *, module):
+    return module.apply({"params": params}, x)
+
+
+def _cross_entropy(params, x, y, *, module):
+    return optax.softmax_cross_entropy_with_integer_labels(_predict(params, x, module=module), y)
+
+
+def classifier(fed: Federation, module: nn.Module) -> Task:
+    """Cross-entropy of any flax module that maps one example to `fed.classes` logits."""
+    if fed.classes < 2:
+        check.fail("models", "a federation with class labels", f"classes={fed.classes}",
+                   "For other problems use jfl.task(params, loss).")
+    shape = tuple(fed.x.shape[1:])
+    logits = jax.eval_shape(lambda k: module.apply(module.init(k, jnp.zeros(shape)), jnp.zeros(shape)), jax.random.key(0))
+    if logits.shape != (fed.classes,):
+        check.fail("models", f"a module from one example {shape} to logits ({fed.classes},)", f"{logits.shape}",
+                   "It is called on one example, without a batch axis.")
+    held = dict(module=module)
+    return Task(Fn(_init, static=dict(held, shape=shape)), Fn(_cross_entropy, static=held), Fn(_predict, static=held))
+
+
+class _Mlp(nn.Module):
+    hidden: tuple
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(-1)
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.classes, kernel_init=nn.initializers.zeros if not self.hidden else nn.initializers.lecun_normal())(x)
+
+
+class _Conv(nn.Module):
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (3, 3, x.shape[-1], self.features))
+        return conv_same(x, kernel) + self.param("bias", nn.initializers.zeros, (self.features,))
+
+
+class _Cnn(nn.Module):
+    channels: tuple
+    dense: int
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = x if x.ndim == 3 else x[..., None]
+        for features in self.channels:
+            x = max_pool2(nn.relu(_Conv(features)(x)))
+        x = nn.relu(nn.Dense(self.dense)(x.reshape(-1)))
+        return nn.Dense(self.classes)(x)
+
+
+def logistic(fed: Federation) -> Task:
+    """Softmax regression, started at zero.  For L2 regularisation give l2 to `grad` or `private_grad`."""
+    return classifier(fed, _Mlp((), fed.classes))
+
+
+def mlp(fed: Federation, hidden=(64,)) -> Task:
+    """Dense layers with ReLU."""
+    for width in hidden:
+        check.whole("models.mlp", hidden=width)
+    return classifier(fed, _Mlp(tuple(hidden), fed.classes))
+
+
+def cnn(fed: Federation, channels=(16, 32), dense: int = 128) -> Task:
+    """3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then one dense layer; images [H, W] or [H, W, C]."""
+    if len(fed.x.shape) not in (3, 4):
+        check.fail("models.cnn", "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}")
+    return classifier(fed, _Cnn(tuple(channels), dense, fed.classes))

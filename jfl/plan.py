@@ -1,0 +1,130 @@
+"""The objects of one experiment, checked against each other and bound together."""
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import batches, check, sampling, tree
+from .core import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task
+from .privacy import mechanism as mech
+from .privacy.mechanism import bind, chain, divide, total
+
+MEMORY = 2 ** 31     # bytes for what a round computes at once
+
+
+def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *, upload: Mechanism | None = None,
+         release: Mechanism | None = None, weights="uniform", adjacency: str | None = None, chunk: int | None = None,
+         memory: float = MEMORY, paired_noise: bool = False) -> Plan:
+    """One experiment: what `simulate` runs and what `guarantee` accounts.
+
+    Args     upload: a chain for each client's own upload, a sum of one: clip_l2(1.0), total(), gaussian(1.1).
+             release: a chain over the cohort's uploads; None: the mean over the expected cohort, not private.
+             weights: "uniform"; "size", proportional to rows; Float[C]; or a function of the round to Float[C].
+             They are scaled to mean 1 over clients and divided by the client's share of draws, so that the release
+             is an unbiased estimate of the weighted mean over all clients; they act after the row clip.
+             adjacency: of the release; None: what the sampler implies.
+             chunk: clients computed at once; None: as many as `memory` bytes allow.
+             paired_noise: points of a sweep with one seed share noise; their joint release is then not private.
+    Errors   ValueError where the parts do not fit: see the message.
+    """
+    _fits(fed, task, algorithm, sampler)
+    implied = sampling.adjacency(sampler)
+    if adjacency is not None:
+        check.choice("plan", mech.ADJACENCIES, adjacency=adjacency)
+        if adjacency != implied and sampler.scheme != "full":
+            check.fail("plan", f"adjacency {implied!r}, which sampling.{sampler.scheme} implies", f"adjacency={adjacency!r}",
+                       "Leave it out, or change the sampler.")
+        implied = adjacency
+    if release is None:
+        release = chain(total(), divide(sampler.expected))
+    for site, m in (("release", release), ("upload", upload)):
+        if m is not None and not isinstance(m, Mechanism):
+            check.fail("plan", f"{site} to be a chain of stages", f"{m!r}")
+        if m is not None and any(s.name == "divide_by_size" for s in m.stages):
+            check.fail("plan", f"a public divisor in {site}", 'divide("size")', "Divide by the expected cohort.")
+    release = bind(release, implied, "plan(release=...)", required=sampler.scheme != "full")
+    if upload is not None and mech.adaptive(upload):
+        check.fail("plan", "a fixed clip in upload", "clip_adaptive", "A client keeps no clip norm: use it in release.")
+    upload = bind(upload, "replace_one", "plan(upload=...)")
+    result = Plan(fed, task, _bind_rows(algorithm), sampler, upload, release, _weights(weights, fed, sampler),
+                  0, paired_noise)
+    if chunk is not None:
+        check.whole("plan", chunk=chunk)
+        return dataclasses.replace(result, chunk=min(chunk, sampler.capacity))
+    return dataclasses.replace(result, chunk=int(max(1, min(sampler.capacity, memory // client_bytes(result)))))
+
+
+def _fits(fed, task, algorithm, sampler):
+    for value, kind, make in ((fed, Federation, "jfl.federate"), (task, Task, "jfl.models or jfl.task"),
+                              (algorithm, Algorithm, "jfl.algorithms"), (sampler, Sampler, "jfl.sampling")):
+        if not isinstance(value, kind):
+            check.fail("plan", f"a {kind.__name__} (from {make})", f"{type(value).__name__}")
+    if fed.index.shape[0] != sampler.clients:
+        check.fail("plan", "one number of clients", f"federation {fed.index.shape[0]}, sampler {sampler.clients}")
+    if sampler.independent and algorithm.stateful:
+        check.fail("plan", "a sampler that runs a client once a round, for an algorithm whose clients remember",
+                   "with_replacement(independent=True)", "Use independent=False.")
+    for r in algorithm.releases:
+        b = r.batches
+        if b.scheme == "without_replacement" and b.short == "error" and check.concrete(fed.size):
+            sizes = np.asarray(fed.size)
+            if (sizes < b.batch).any():
+                few = np.flatnonzero(sizes < b.batch)
+                check.fail("plan", f"at least batch={b.batch} rows in every client", f"{len(few)} clients with fewer, "
+                           f"first client {few[0]} with {sizes[few[0]]}", "Raise min_rows of the partition, lower "
+                           'batch, or use batches.without_replacement(batch, short="all").')
+
+
+def _bind_rows(algorithm: Algorithm) -> Algorithm:
+    """Every chain inside the algorithm speaks of examples: its batch sampler implies the adjacency."""
+    kinds = {batches.adjacency(r.batches) for r in algorithm.releases if r.mechanism is not None}
+    if not kinds:
+        return algorithm
+    if len(kinds) > 1:
+        check.fail("plan", "batch samplers of one adjacency in an algorithm", f"{sorted(kinds)}")
+    kind, = kinds
+    free = all(r.batches.scheme == "full" for r in algorithm.releases)
+
+    def one(node):
+        if not isinstance(node, Mechanism):
+            return node
+        bound = bind(node, kind, "private_grad", required=not free)
+        if bound.adjacency == "add_remove" and any(s.name == "divide_by_size" for s in bound.stages):
+            check.fail("plan", 'a public divisor under add_remove', 'divide("size")', "Divide by the expected batch.")
+        return bound
+
+    return jax.tree.map(one, algorithm, is_leaf=lambda n: isinstance(n, Mechanism))
+
+
+def _weights(weights, fed, sampler):
+    clients = sampler.clients
+    share = jnp.full(clients, 1 / clients, jnp.float32) if sampler.share is None else sampler.share
+    if callable(weights):
+        return Fn(_scaled, dict(of=weights if isinstance(weights, Fn) else Fn(weights), share=share))
+    if isinstance(weights, str):
+        check.choice("plan", ("uniform", "size"), weights=weights)
+        weights = fed.size if weights == "size" else jnp.ones(clients)
+    if np.shape(weights) != (clients,):
+        check.fail("plan", f'weights "uniform", "size", one number for each of {clients} clients, or a function of the '
+                   "round", f"shape {np.shape(weights)}")
+    check.nonnegative("plan", weights=weights)
+    if check.concrete(weights) and not np.asarray(weights).sum() > 0:
+        check.fail("plan", "weights with a positive sum", f"{weights!r}")
+    return _scaled(None, of=jnp.asarray(weights), share=share)
+
+
+def _scaled(round_, *, of, share):
+    """p / q, with p the weights' distribution over clients and q the clients' share of draws: mean 1 for uniform q."""
+    values = jnp.asarray(of(round_) if isinstance(of, Fn) else of, jnp.float32)
+    return values / values.sum() / share
+
+
+def client_bytes(plan: Plan) -> float:
+    """An estimate of what one client of a round holds: models, optimizer state, per-example gradients."""
+    params = tree.size(jax.eval_shape(plan.task.init, jax.random.key(0)))
+    rows = 0
+    for r in plan.algorithm.releases:
+        if r.mechanism is not None:
+            rows = max(rows, 2 * (r.batches.batch or plan.fed.index.shape[-1]))
+    return 4.0 * params * (8 + rows)

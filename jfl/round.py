@@ -1,0 +1,119 @@
+"""One round as one program: draw a cohort, run its clients, release, update the server."""
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from . import tree
+from .core import Array, Context, Fn, Health, Keys, Plan, Rows, Run
+from .keys import Stream, as_key, bits, fold, noise_base, stream, structure, words
+from .privacy import mechanism as mech
+
+
+class Seen(NamedTuple):
+    """Sums over rounds of what the experimenter watches; outside every guarantee."""
+    rounds: Array
+    clients: Array
+    loss: Array
+    clipped: Array       # of the cohort's rows or uploads, the fraction a round
+    update_norm: Array
+
+
+def start(key, plan: Plan) -> Run:
+    """The state before the first round; parameters come from the seed's INIT stream."""
+    key = as_key(key)
+    server, own = plan.algorithm.init(plan.task.init(stream(key, Stream.INIT, 0)))
+    clients = plan.sampler.clients
+    own = tree.map(lambda x: jnp.broadcast_to(x, (clients,) + x.shape), own)
+    zero = jnp.zeros((), jnp.int32)
+    state = mech.initial(plan.release)
+    return Run(zero, key, zero, server, own, state, Health(zero, zero, zero))
+
+
+def digest(plan: Plan):
+    """UInt32[2]: what runs, its hyperparameters and its data.  Capacities, chunks and padding do not count."""
+    if plan.paired_noise:
+        return jnp.zeros(2, jnp.uint32)
+    sampler = dataclasses.replace(plan.sampler, draw=Fn(plan.sampler.draw.function), capacity=0)
+    parts = (plan.task, plan.algorithm, sampler, plan.upload, plan.release, plan.weights)
+    leaves = [bits(x) for x in jax.tree.leaves(parts)]
+    fed = plan.fed
+    owned = jnp.arange(fed.index.shape[-1]) < fed.size[:, None]
+    return fold(words(structure(parts)), *leaves, bits(fed.index, owned), bits(fed.size), bits(fed.x), bits(fed.y))
+
+
+def noise_key(run: Run, plan: Plan):
+    return noise_base(run.key, digest(plan), run.attempt)
+
+
+def round(run: Run, plan: Plan, noise=None) -> tuple[Run, Seen]:
+    """One round.  Pure: jit it, scan it, vmap it; `noise` is noise_key(run, plan), which a loop computes once.
+
+    The cohort is summed chunk by chunk, so only `plan.chunk` clients' models are held at once.
+    """
+    alg, sampler, fed = plan.algorithm, plan.sampler, plan.fed
+    noise = noise_key(run, plan) if noise is None else noise
+    weights = plan.weights(run.round) if isinstance(plan.weights, Fn) else plan.weights
+    cohort = sampler.draw(stream(run.key, Stream.COHORT, run.round))
+    batch_key = stream(run.key, Stream.BATCH, run.round)
+    rows_key, upload_key = (stream(noise, s, run.round) for s in (Stream.ROWS, Stream.UPLOAD))
+
+    def client(own, id_, turn):
+        """One slot; an empty one computes on zeros and weighs nothing."""
+        address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)
+        size = fed.size.at[id_].get(mode="fill", fill_value=0)
+        ctx = Context(run.round, id_, size, weights.at[id_].get(mode="fill", fill_value=0), sampler.clients,
+                      jnp.asarray(sampler.expected, jnp.float32))
+        rows = Rows(fed.x, fed.y, fed.index.at[id_].get(mode="fill", fill_value=0), size)
+        payload, own, seen = alg.client(ctx, Keys(address(batch_key), address(rows_key)), run.server, own, rows)
+        if plan.upload is not None:
+            alone = tree.map(lambda x: x[None], payload)
+            payload, _ = mech.release(plan.upload, address(upload_key), (), alone, jnp.ones(1))
+        return payload, own, seen
+
+    def some(own, slots):
+        """A chunk of the cohort -> what is summed over chunks, what its clients remember."""
+        ids, count, turn = slots
+        taken = count > 0
+        payload, new, watched = jax.vmap(client)(tree.take(own, ids), ids, turn)
+        part = mech.contribute(plan.release, run.mechanism, payload, weights.at[ids].get(mode="fill", fill_value=0) * count)
+        bad = taken & ~jax.vmap(tree.finite)((payload, new))
+        sums = jax.tree.map(lambda x: jnp.where(taken, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype), watched)
+        return (part, sums, bad.sum(dtype=jnp.int32)), tree.put(own, jnp.where(taken, ids, sampler.clients), new)
+
+    def add(carry, slots):
+        sums, own = some(carry[1], slots)
+        return (tree.add(carry[0], sums), own), None
+
+    chunks = _chunks(cohort, plan)
+    if chunks[0].shape[0] == 1:
+        sums, own = some(run.own, tree.map(lambda x: x[0], chunks))
+    else:
+        zeros = jax.eval_shape(some, run.own, tree.map(lambda x: x[0], chunks))[0]
+        zeros = tree.map(lambda s: jnp.zeros(s.shape, s.dtype), zeros)
+        (sums, own), _ = jax.lax.scan(add, (zeros, run.own), chunks)
+    total, watched, bad = sums
+
+    released, state = mech.finish(plan.release, stream(noise, Stream.RELEASE, run.round), run.mechanism, total.value,
+                                  max_weight=weights.max())
+    ctx = Context(run.round, jnp.int32(sampler.clients), jnp.int32(0), jnp.float32(1), sampler.clients,
+                  jnp.asarray(sampler.expected, jnp.float32))
+    server = alg.server(ctx, run.server, released)
+    present = (cohort.count > 0).sum()
+    health = Health(run.health.nonfinite + bad + (~tree.finite((server, state))).astype(jnp.int32),
+                    run.health.overflow + cohort.overflow + watched.overflow,
+                    run.health.empty_cohort + (present == 0).astype(jnp.int32))
+    slots = jnp.maximum(present, 1).astype(jnp.float32)
+    clipped = total.clipped / jnp.maximum(total.rows, 1) if mech.clips(plan.release) else watched.clipped / slots
+    seen = Seen(jnp.float32(1), present.astype(jnp.float32), watched.loss / slots, clipped, tree.norm(released))
+    return Run(run.round + 1, run.key, run.attempt, server, own, state, health), seen
+
+
+def _chunks(cohort, plan):
+    """The cohort's slots as [chunks, plan.chunk], filled up with empty ones."""
+    slots = (cohort.ids, cohort.count, cohort.turn)
+    size = plan.chunk or plan.sampler.capacity
+    pad = -plan.sampler.capacity % size
+    fill = (plan.sampler.clients, 0, 0)
+    return tuple(jnp.pad(x, (0, pad), constant_values=f).reshape(-1, size) for x, f in zip(slots, fill))

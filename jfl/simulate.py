@@ -1,0 +1,132 @@
+"""The only loop: rounds inside one program, with an evaluation every so many."""
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import check, tree
+from .core import Health, Metrics, Plan, Run
+from .keys import as_key
+from .metrics import evaluate
+from .privacy import mechanism as mech
+from .round import Seen, noise_key, round, start
+
+
+class Output(NamedTuple):
+    """What a simulation gives back.  `metrics` and what it holds lie outside the guarantee; `params` is the release."""
+    run: Run
+    metrics: Metrics     # leaves [evaluations]
+    params: Any
+
+
+class HealthError(RuntimeError):
+    """A run that must not be trusted; `run` is its state, `health` the counts."""
+
+    def __init__(self, message, run, health):
+        super().__init__(message)
+        self.run, self.health = run, health
+
+
+def scan(run: Run, plan: Plan, rounds) -> tuple[Run, Metrics]:
+    """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
+
+    Shapes   rounds: Int[E], the rounds before each evaluation; metrics have leaves [E].
+    """
+    noise = noise_key(run, plan)
+
+    def until_evaluation(run, count):
+        nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
+
+        def one(_, carry):
+            run, sums = carry
+            run, seen = round(run, plan, noise)
+            return run, tree.add(sums, seen)
+
+        run, sums = jax.lax.fori_loop(0, count, one, (run, nothing))
+        return run, _metrics(run, plan, sums)
+
+    return jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
+
+
+def _metrics(run, plan, sums):
+    loss, accuracy, client_accuracy = evaluate(plan.task, plan.algorithm.params(run.server), plan.fed)
+    mean = lambda x: x / jnp.maximum(sums.rounds, 1)
+    return Metrics(run.round, loss, accuracy, client_accuracy, mean(sums.loss), mean(sums.clipped),
+                   mean(sums.update_norm), mean(sums.clients), run.mechanism if mech.adaptive(plan.release) else None)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _scan(run, plan, rounds):
+    return scan(run, plan, rounds)
+
+
+_start = jax.jit(start)
+
+
+def schedule(rounds: int, every: int | None) -> np.ndarray:
+    """Int[E]: rounds before each evaluation; the last may be fewer.  Default: about twenty evaluations."""
+    check.whole("simulate", rounds=rounds)
+    if every is None:
+        every = max(1, round_up(rounds / 20))
+    check.whole("simulate", evaluate_every=every)
+    full, rest = divmod(rounds, every)
+    return np.array([every] * full + [rest] * (rest > 0), np.int32)
+
+
+def round_up(x) -> int:
+    return int(np.ceil(x))
+
+
+def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None, start: Run | None = None,
+             tolerate=()) -> Output:
+    """Run `rounds` rounds of `plan` as one XLA program.
+
+    Args     key: jax.random.key(seed); everything is addressed from it, so evaluating more often, chunking or
+             stopping and going on changes no draw.
+             evaluate_every: rounds between evaluations; default about twenty evaluations.
+             start: a state to go on from (`out.run`), under this plan or another with the same clients and state;
+             `key` is then not used.
+             tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
+    Returns  Output(run, metrics with leaves [evaluations], params).
+    Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was empty; ValueError
+             where `start` does not fit the plan.
+
+    Plans of one structure share one compiled program, whatever their numbers.
+    """
+    check.choice("simulate", Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(tolerate)})
+    counts = schedule(rounds, evaluate_every)
+    run = _start(as_key(key), plan) if start is None else _resumable(start, plan)
+    run, metrics = _scan(run, plan, counts)
+    stop_if_unhealthy(run, tolerate)
+    return Output(run, metrics, plan.algorithm.params(run.server))
+
+
+def _resumable(run: Run, plan: Plan) -> Run:
+    """A copy of `run` (the program consumes what it is given) that fits `plan`."""
+    fresh = jax.eval_shape(_start, run.key, plan)
+    same = jax.tree.structure(fresh) == jax.tree.structure(run) and all(
+        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(run)))
+    if not same:
+        describe = lambda r: jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", dataclasses.asdict(r)["server"])
+        check.fail("simulate(start=...)", f"a state like this plan's, {describe(fresh)}", f"{describe(run)}",
+                   "Use the plan that made it, or one with the same algorithm, model and clients.")
+    return jax.tree.map(jnp.copy, run)
+
+
+ADVICE = dict(nonfinite="Lower the learning rate, clip, or look for bad rows.",
+              overflow="Give the sampler a larger capacity: the guarantee does not cover this run.",
+              empty_cohort='Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson round is legal.')
+
+
+def stop_if_unhealthy(run: Run, tolerate=()):
+    """Raise HealthError for a concrete run that counted trouble."""
+    if not check.concrete(run.health):
+        return
+    health = {k: int(v) for k, v in run.health._asdict().items()}
+    bad = {k: v for k, v in health.items() if v > 0 and k not in tolerate}
+    if bad:
+        text = " ".join(f"{k}={v}. {ADVICE[k]}" for k, v in bad.items())
+        raise HealthError(f"simulate: need a healthy run; by round {int(run.round)} counted {text}", run, health)

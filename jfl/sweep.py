@@ -1,0 +1,164 @@
+"""A sweep: many plans as few programs, one for each static group."""
+import inspect
+import itertools
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import check, tree
+from .core import Health, Metrics, Plan
+from .keys import as_key
+from .plan import client_bytes
+from .round import start
+from .simulate import HealthError, scan, schedule
+
+MEMORY = 2 ** 32     # bytes for the points computed at once
+
+
+class Sweep(NamedTuple):
+    """One entry per point, in the order given."""
+    points: list         # of dict: the arguments of make_plan, and the seed
+    plans: list          # of Plan
+    metrics: Metrics     # leaves [S, evaluations]
+    health: Health       # Int[S]
+    failed: np.ndarray   # Bool[S]
+    params: Any          # list of params
+    groups: int          # programs compiled
+    seconds: np.ndarray  # Float[S]: a point's share of its group's time, compilation included
+
+
+def points_of(axes: dict) -> list[dict]:
+    """The cartesian product of the axes, the last one fastest; a scalar is an axis of one."""
+    lists = {k: list(v) if isinstance(v, (list, tuple, range, np.ndarray, jax.Array)) and np.ndim(v) > 0 else [v]
+             for k, v in axes.items()}
+    for k, v in lists.items():
+        if not v:
+            check.fail("sweep", f"at least one value of {k}", "an empty list")
+    return [dict(zip(lists, values)) for values in itertools.product(*lists.values())]
+
+
+def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_every: int | None = None,
+          memory: float = MEMORY, strict: bool = False, tolerate=(), **axes) -> Sweep:
+    """Run `make_plan(**point)` at every point; points that share their static part are one vmapped program.
+
+    Args     make_plan: hyperparameters -> plan.  It is called once for each point, on the host, so every value is
+             checked before anything compiles.
+             **axes: lists of values (their cartesian product), or points: a list of dicts.
+             seed: an axis of its own, default 0: the key of the run; also passed on if make_plan takes `seed`.
+             memory: bytes for the points computed at once.
+             strict: raise HealthError if any point fails, not only if all do.
+    Returns  Sweep, in the order of the points.  Every point equals a run of its own with jax.random.key(seed), and
+             has noise of its own, also where points share a seed (see keys.py).
+
+    >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]
+    [0.1, 0.1, 0.2, 0.2]
+    """
+    if points is not None and axes:
+        check.fail("sweep", "either points or axes", f"both: {sorted(axes)}")
+    points = points_of(axes) if points is None else [dict(p) for p in points]
+    if not points:
+        check.fail("sweep", "at least one point", "none")
+    counts = schedule(rounds, evaluate_every)
+    takes = inspect.signature(make_plan).parameters
+    wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    points = [p if "seed" in p else dict(p, seed=0) for p in points]
+    plans, made = [], {}
+    for p in points:
+        given = {k: v for k, v in p.items() if k != "seed" or wants_seed}
+        at = repr(sorted(given.items(), key=lambda kv: kv[0]))
+        if at not in made:                        # one plan for all seeds, so that what they share stays shared
+            made[at] = make_plan(**given)
+        plans.append(made[at])
+    seeds = [as_key(p["seed"]) if isinstance(p["seed"], jax.Array) and jnp.issubdtype(
+        p["seed"].dtype, jax.dtypes.prng_key) else jax.random.key(int(p["seed"])) for p in points]
+    plans = _same_padding(plans)
+
+    groups: dict = {}
+    for i, plan in enumerate(plans):
+        shapes = tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(plan))
+        groups.setdefault((jax.tree.structure(plan), shapes), []).append(i)
+    results, seconds = [None] * len(plans), np.zeros(len(plans))
+    for members in groups.values():
+        begun = time.perf_counter()
+        for i, result in zip(members, _group([plans[i] for i in members], jnp.stack([seeds[i] for i in members]),
+                                             counts, memory)):
+            results[i] = result
+        seconds[members] = (time.perf_counter() - begun) / len(members)
+
+    stack = lambda *xs: np.stack(xs)
+    metrics = _stack_metrics([r[1] for r in results])
+    health = Health(*(np.array([int(getattr(r[0], f)) for r in results]) for f in Health._fields))
+    failed = np.any([getattr(health, f) > 0 for f in Health._fields if f not in tolerate], axis=0)
+    out = Sweep(points, plans, metrics, health, failed, [r[2] for r in results], len(groups), seconds)
+    if failed.all() or (strict and failed.any()):
+        raise HealthError(f"sweep: need a healthy point; {int(failed.sum())} of {len(points)} failed: "
+                          f"{ {f: getattr(health, f).tolist() for f in Health._fields} }.", None, health)
+    return out
+
+
+def _stack_metrics(all_metrics):
+    """Metrics of groups may differ in what is defined; a field that is None anywhere is NaN there."""
+    out = {}
+    for f in Metrics.__dataclass_fields__:
+        values = [getattr(m, f) for m in all_metrics]
+        if all(v is None for v in values):
+            out[f] = None
+        else:
+            like = next(v for v in values if v is not None)
+            out[f] = np.stack([np.full(np.shape(like), np.nan) if v is None else np.asarray(v) for v in values])
+    return Metrics(**out)
+
+
+def _same_padding(plans):
+    """Partitions of one sweep get one width, so that they share a program; a draw does not depend on padding."""
+    import dataclasses
+    out = []
+    for kind in ("index", "test_index"):
+        width = max(getattr(p.fed, kind).shape[-1] for p in plans)
+        padded = {}
+        for i, p in enumerate(plans):
+            table = getattr(p.fed, kind)
+            if table.shape[-1] < width:
+                if id(table) not in padded:
+                    padded[id(table)] = jnp.pad(table, ((0, 0), (0, width - table.shape[-1])))
+                plans[i] = dataclasses.replace(p, fed=dataclasses.replace(p.fed, **{kind: padded[id(table)]}))
+    return plans
+
+
+def _group(plans: list[Plan], keys, counts, memory):
+    """Run plans of one structure as one vmapped program, a block of points at a time."""
+    leaves = [jax.tree.leaves(p) for p in plans]
+    treedef = jax.tree.structure(plans[0])
+    mapped = tuple(any(not _same(column[0], x) for x in column[1:]) for column in zip(*leaves))
+    shared = tuple(x for x, m in zip(leaves[0], mapped) if not m)
+    point = client_bytes(plans[0]) * (plans[0].chunk or plans[0].sampler.capacity)
+    block = int(max(1, min(len(plans), memory // point)))
+    out = []
+    for begin in range(0, len(plans), block):
+        at = [min(begin + i, len(plans) - 1) for i in range(block)]          # the last block repeats its last point
+        varied = tuple(jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m)
+        health, metrics, params = _points(keys[jnp.array(at)], varied, shared, counts, treedef=treedef, mapped=mapped)
+        health, metrics, params = jax.tree.map(np.asarray, (health, metrics, params))
+        for i in range(min(block, len(plans) - begin)):
+            out.append(tuple(jax.tree.map(lambda x: x[i], t) for t in (health, metrics, params)))
+    return out
+
+
+def _same(a, b) -> bool:
+    return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
+
+
+def _points_impl(keys, varied, shared, counts, *, treedef, mapped):
+    def point(key, varied):
+        v, s = iter(varied), iter(shared)
+        plan = treedef.unflatten([next(v) if m else next(s) for m in mapped])
+        run, metrics = scan(start(key, plan), plan, counts)
+        return run.health, metrics, plan.algorithm.params(run.server)
+
+    return jax.vmap(point)(keys, varied)
+
+
+_points = jax.jit(_points_impl, static_argnames=("treedef", "mapped"))
