@@ -5,7 +5,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import optimize
 
 from . import check
 from .core import Batch, Batches, Fn, Rows
@@ -104,6 +103,8 @@ def _chernoff(expected: float) -> int:
 
     Chernoff: P(X >= c) <= exp(c - m - c log(c / m)), for any number of rows.
     """
+    from scipy import optimize  # half a second: not at import
+
     log_target = np.log(OVERFLOW) - 2 * np.log(HORIZON)
     excess = lambda c: c - expected - c * np.log(c / expected) - log_target
     return int(np.ceil(optimize.brentq(excess, expected * (1 + 1e-9), 100 * (expected + 10))))

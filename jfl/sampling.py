@@ -6,7 +6,6 @@ Capacities are chosen so that this has probability below OVERFLOW in any run of 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from . import check
 from .core import Cohort, Fn, Sampler
@@ -107,6 +106,8 @@ def tail_capacity(trials: int, rate: float, where: str) -> int:
     if not check.concrete(rate):
         check.fail(where, "capacity=... when the rate is traced", "capacity=None",
                    "A program's shapes cannot depend on a traced number.")
+    from scipy import stats  # half a second: not at import
+
     # widened by one part in 1e6: the rate that runs is the nearest float32
     return int(min(trials, stats.binom.isf(OVERFLOW / HORIZON, trials, min(1.0, float(rate) * (1 + 1e-6))) + 1))
 

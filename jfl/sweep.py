@@ -1,4 +1,5 @@
 """A sweep: many plans as few programs, one for each static group."""
+import dataclasses
 import inspect
 import itertools
 import time
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import check, tree
+from . import check
 from .core import Health, Metrics, Plan
 from .keys import as_key
 from .plan import client_bytes
@@ -68,7 +69,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     plans, made = [], {}
     for p in points:
         given = {k: v for k, v in p.items() if k != "seed" or wants_seed}
-        at = repr(sorted(given.items(), key=lambda kv: kv[0]))
+        at = tuple((k, type(v), v if isinstance(v, (int, float, str)) else id(v)) for k, v in sorted(given.items()))
         if at not in made:                        # one plan for all seeds, so that what they share stays shared
             made[at] = make_plan(**given)
         plans.append(made[at])
@@ -88,7 +89,6 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
             results[i] = result
         seconds[members] = (time.perf_counter() - begun) / len(members)
 
-    stack = lambda *xs: np.stack(xs)
     metrics = _stack_metrics([r[1] for r in results])
     health = Health(*(np.array([int(getattr(r[0], f)) for r in results]) for f in Health._fields))
     failed = np.any([getattr(health, f) > 0 for f in Health._fields if f not in tolerate], axis=0)
@@ -114,8 +114,6 @@ def _stack_metrics(all_metrics):
 
 def _same_padding(plans):
     """Partitions of one sweep get one width, so that they share a program; a draw does not depend on padding."""
-    import dataclasses
-    out = []
     for kind in ("index", "test_index"):
         width = max(getattr(p.fed, kind).shape[-1] for p in plans)
         padded = {}
@@ -143,7 +141,7 @@ def _group(plans: list[Plan], keys, counts, memory):
         health, metrics, params = _points(keys[jnp.array(at)], varied, shared, counts, treedef=treedef, mapped=mapped)
         health, metrics, params = jax.tree.map(np.asarray, (health, metrics, params))
         for i in range(min(block, len(plans) - begin)):
-            out.append(tuple(jax.tree.map(lambda x: x[i], t) for t in (health, metrics, params)))
+            out.append(tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in (health, metrics, params)))
     return out
 
 

@@ -30,7 +30,8 @@ def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federati
     ((10, 108), (10, 36))
     """
     x, y, x_test, y_test, classes = _parts(dataset, test)
-    if np.ndim(holdout) or not 0 <= holdout < 1:
+    check.nonnegative("federate", holdout=holdout)
+    if np.ndim(holdout) or holdout >= 1:
         check.fail("federate", "holdout in [0, 1)", f"holdout={holdout!r}", "0.2 keeps a fifth of each client.")
     rows = _owned(partition(y), len(y))
     rng = np.random.default_rng([getattr(partition, "seed", 0), 1])     # not the stream that dealt the rows

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..kernels.normals import normals
 from .. import check, tree
 from ..core import Fn, Mechanism, record, static
+from ..kernels.normals import normals
 
 ROLES = ("row", "sum", "noise", "post")
 ADJACENCIES = ("add_remove", "replace_one")

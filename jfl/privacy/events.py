@@ -1,0 +1,151 @@
+"""What a run releases about one unit, as a small tree: nothing here computes an epsilon.
+
+A noise multiplier is std / sensitivity *under the adjacency in use*: the sensitivity of replace_one is twice the
+clip norm, so an event means the same whatever the adjacency.  Numbers become float64 when an event is built, whatever
+they were (an accountant that treats np.float32(2) unlike 2.0 is wrong without a word).  Every event is a pytree whose
+leaves are its numbers, so a new multiplier or number of rounds compiles nothing anew.
+"""
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import check
+
+
+def _event(cls):
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@_event
+class Gaussian:
+    noise_multiplier: Any
+
+
+@_event
+class Poisson:
+    rate: Any
+    event: Any
+
+
+@_event
+class WithoutReplacement:
+    sample: Any
+    population: Any
+    event: Any
+
+
+@_event
+class WithReplacement:
+    draws: Any
+    population: Any
+    event: Any
+
+
+@_event
+class Repeat:
+    event: Any
+    times: Any
+
+
+@_event
+class Compose:
+    events: tuple
+
+
+@_event
+class Participation:
+    probability: Any
+    event: Any
+
+
+def gaussian(noise_multiplier) -> Gaussian:
+    """One release of a sum plus N(0, (noise_multiplier * sensitivity)^2).
+
+    Units    noise_multiplier: dimensionless, > 0.
+    Errors   ValueError unless it is finite and > 0.
+
+    >>> gaussian(np.float32(2)) == gaussian(2)
+    True
+    """
+    return Gaussian(_number("events.gaussian", check.positive, noise_multiplier=noise_multiplier))
+
+
+def poisson(rate, event) -> Poisson:
+    """`event` on a sample that each element joins on its own with probability `rate`; for add_remove.
+
+    Units    rate in (0, 1].
+    Errors   ValueError outside that range.
+    """
+    return Poisson(_number("events.poisson", check.fraction, rate=rate), _known("events.poisson", event))
+
+
+def without_replacement(sample, population, event) -> WithoutReplacement:
+    """`event` on `sample` distinct elements of `population`, all subsets alike; for replace_one.
+
+    Errors   ValueError unless both are whole and 1 <= sample <= population.
+    """
+    where = "events.without_replacement"
+    sample, population = _whole(where, sample=sample), _whole(where, population=population)
+    if check.concrete((sample, population)) and np.any(sample > population):
+        check.fail(where, "sample <= population", f"sample={sample:g}, population={population:g}")
+    return WithoutReplacement(sample, population, _known(where, event))
+
+
+def with_replacement(draws, population, event) -> WithReplacement:
+    """`event` on `draws` elements of `population`, an element as often as it is drawn."""
+    where = "events.with_replacement"
+    return WithReplacement(_whole(where, draws=draws), _whole(where, population=population), _known(where, event))
+
+
+def repeat(event, times) -> Repeat:
+    """`event`, `times` times with fresh randomness; later ones may depend on what earlier ones released."""
+    return Repeat(_known("events.repeat", event), _whole("events.repeat", times=times))
+
+
+def compose(*events) -> Compose:
+    """All of `events`, one after another; later ones may depend on what earlier ones released."""
+    return Compose(tuple(_known("events.compose", e) for e in events))
+
+
+def participation(probability, event) -> Participation:
+    """`event` of one record, if the client that holds it takes part, which may be visible.
+
+    The gain is `probability`, not its square: a client differs from the others by more than any noise hides, so only
+    its absence protects the record.
+
+    Units    probability in (0, 1], the same whatever the data.
+    Errors   ValueError outside that range.
+    """
+    where = "events.participation"
+    return Participation(_number(where, check.fraction, probability=probability), _known(where, event))
+
+
+KINDS = (Gaussian, Poisson, WithoutReplacement, WithReplacement, Repeat, Compose, Participation)
+
+
+def _known(where, event):
+    if not isinstance(event, KINDS):
+        check.fail(where, "an event such as events.gaussian(1.1)", f"{event!r}")
+    return event
+
+
+def _number(where, test, **named):
+    (name, value), = named.items()
+    if isinstance(value, jax.core.Tracer):
+        return value
+    array = np.asarray(value)
+    if not (array.dtype.kind in "iuf" or jnp.issubdtype(array.dtype, jnp.floating)):
+        check.fail(where, f"a number {name}", f"{name}={value!r}")
+    array = array.astype(np.float64)
+    test(where, **{name: array})
+    return array[()] if array.ndim == 0 else array
+
+
+def _whole(where, **named):
+    value = _number(where, check.positive, **named)
+    if check.concrete(value) and np.any(value != np.floor(value)):
+        check.fail(where, f"a whole number {next(iter(named))}", f"{value!r}")
+    return value

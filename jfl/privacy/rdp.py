@@ -1,0 +1,203 @@
+"""Renyi differential privacy of the Gaussian and its subsampled forms, in jax.numpy.
+
+A curve holds the Renyi divergence at each of `orders`; curves of steps that follow each other add.  All functions
+compute in float64 whatever the caller's default, and go under jit, vmap and grad.  `z` is the noise multiplier, std
+over sensitivity under the adjacency in use.
+
+Both sampled curves are integrals on one grid of points shared by all orders.  Where an order lies beyond the reach of
+the grid they return the curve without sampling, which is larger: never too small, never nan.
+"""
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import erf, log_ndtr, logsumexp
+
+NODES = 1024                             # points of an integral
+TAIL = 10.0                              # integrals reach this many standard deviations beyond the last mode
+LEGENDRE = np.polynomial.legendre.leggauss(16)
+HALF_LOG_2PI = math.log(2 * math.pi) / 2
+
+
+def float64(function):
+    """Run `function` on float64 arrays, whatever jax's default is."""
+    @functools.wraps(function)
+    def scoped(*args):
+        with jax.enable_x64(True):
+            return function(*(jnp.asarray(a, jnp.float64) for a in args))
+    return scoped
+
+
+@float64
+def gaussian(orders, z):
+    """Curve of one Gaussian release: order / (2 z^2).
+
+    Shapes   orders [n] > 1 -> [n].
+    Source   Mironov, CSF 2017, Corollary 3.
+
+    >>> float(gaussian(2.0, 0.5))
+    4.0
+    """
+    return orders / (2 * z**2)
+
+
+@float64
+def poisson(orders, rate, z):
+    """Curve of a Gaussian on a Poisson sample, for add_remove.
+
+    The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1), u = rate * (likelihood ratio - 1).
+    E[u] = 0, so the expectation of (1 + u)^a - 1 - a u is the same less one, and nothing cancels.  The trapezoid rule
+    is exact to rounding for it: the integrand is analytic within pi z^2 of the real line.
+
+    Shapes   orders [n] > 1, whole or not -> [n].
+    Units    rate in (0, 1]; rate = 1 is `gaussian`.
+    Source   Mironov, Talwar, Zhang, 2019, "Renyi differential privacy of the sampled Gaussian mechanism".
+    """
+    orders, whole = jnp.atleast_1d(orders), orders / (2 * z**2)
+    q = jnp.where(rate < 1, rate, 0.5)
+    step = 0.5 * z * jnp.minimum(1.0, z)
+    x = -TAIL * z + step * jnp.arange(NODES)
+    u = q * jnp.expm1((2 * x - 1) / (2 * z**2))
+    log_weight = jnp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
+    inner = logsumexp(_log_excess(orders[:, None], u) + log_weight, axis=1)
+    curve = jnp.logaddexp(inner, 0.0).reshape(whole.shape) / (orders.reshape(whole.shape) - 1)
+    return _within_reach(orders.reshape(whole.shape) + TAIL * z <= x[-1], rate, curve, whole)
+
+
+@float64
+def without_replacement(orders, rate, z):
+    """Curve of a Gaussian on a sample of fixed size, for replace_one; rate = sample / population.
+
+    The divergence is at most that of any pair whose hockey-stick profile is rate * (Gaussian profile), mirrored for
+    ratios below one; an integral over the profile gives its moments.  It is up to four times below the series bound
+    that is commonly used.
+
+    Shapes   orders [n] > 1, whole or not -> [n].
+    Units    z: std over the replace_one sensitivity; rate = 1 is `gaussian`.
+    Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences by profile.
+    """
+    orders, whole = jnp.atleast_1d(orders), orders / (2 * z**2)
+    q = jnp.where(rate < 1, rate, 0.5)
+    nodes, weights = LEGENDRE
+    width = 4 * z * jnp.minimum(1.0, z)
+    panels = NODES // len(nodes)
+    x = 0.5 + width * (jnp.arange(panels)[:, None] + (nodes + 1) / 2).ravel()
+    loss = (2 * x - 1) / (2 * z**2)                       # of the unsampled Gaussian
+    ratio = jnp.log1p(q * jnp.expm1(loss))                # log t, of the sampled one
+    shared = (2 * jnp.log(q) + _log_profile((x - 1) / z, 1 / z) + loss - 2 * jnp.log(z)
+              + jnp.log(width / 2 * jnp.tile(weights, panels)))
+    a = orders[:, None]
+    inner = jnp.log(a * (a - 1)) + jnp.logaddexp((a - 2) * ratio, -(a + 1) * ratio) + shared
+    curve = jnp.logaddexp(logsumexp(inner, axis=1), 0.0).reshape(whole.shape) / (orders.reshape(whole.shape) - 1)
+    last_mode = jnp.maximum(orders.reshape(whole.shape), 2.0)
+    return _within_reach(last_mode + TAIL * z <= x[-1], rate, curve, whole)
+
+
+@float64
+def participation(orders, probability, curve):
+    """Curve of a release that happens with `probability`, which may be visible.
+
+    Shapes   orders [n], curve [n] -> [n].
+    Source   Joint convexity of exp((a - 1) D); exact when participation is seen.
+
+    >>> float(participation(2.0, 1.0, 0.3)) == 0.3
+    True
+    """
+    power = (orders - 1) * curve
+    p = jnp.where(probability < 1, probability, 0.5)
+    small = jnp.log1p(p * jnp.expm1(jnp.minimum(power, 1.0)))
+    large = jnp.logaddexp(jnp.log1p(-p), jnp.log(p) + power)
+    mixed = jnp.where(power < 1, small, large) / (orders - 1)
+    return jnp.where(probability < 1, jnp.minimum(mixed, curve), curve)
+
+
+@float64
+def convert(orders, curve, delta):
+    """The epsilon that each order proves at `delta`; the smallest counts.
+
+    Shapes   broadcasts; a curve of zeros proves 0.
+    Source   Canonne, Kamath, Steinke, 2020, Proposition 12; and total variation <= sqrt(1 - exp(-divergence))
+             (Bretagnolle and Huber), by which 0 is enough when that is at most delta.
+    """
+    epsilon = curve + jnp.log1p(-1 / orders) - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
+    return jnp.where(delta**2 > -jnp.expm1(-curve), 0.0, jnp.maximum(epsilon, 0.0))
+
+
+@float64
+def epsilon(orders, curve, delta):
+    """The smallest epsilon at `delta` that a curve proves; never negative.
+
+    Shapes   orders [n], curve [..., n] -> [...].
+    """
+    return jnp.min(convert(orders, curve, delta), axis=-1)
+
+
+@float64
+def gaussian_delta(epsilon, mu):
+    """Exact delta at `epsilon` >= 0 of Gaussian releases with mu^2 = the sum of 1 / z^2.
+
+    Source   Balle and Wang, ICML 2018, Theorem 8.
+    """
+    return jnp.exp(_log_profile(epsilon / mu - mu / 2, mu))
+
+
+@float64
+def gaussian_epsilon(mu, delta):
+    """Exact epsilon at `delta` of Gaussian releases, by bisection: the upper end, so never too small.
+
+    Shapes   broadcasts.  Not differentiable: use the implicit function theorem on `gaussian_delta`.
+    """
+    mu, delta = jnp.broadcast_arrays(mu, delta)
+    none = erf(mu / math.sqrt(8)) <= delta                # delta at epsilon 0, exact for tiny mu too
+    safe = jnp.where(none, 1.0, mu)
+
+    def halve(_, ends):
+        low, high = ends
+        middle = (low + high) / 2
+        short = _log_profile(middle / safe - safe / 2, safe) > jnp.log(delta)
+        return jnp.where(short, middle, low), jnp.where(short, high, middle)
+
+    # the Gaussian tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta
+    high = safe * (safe / 2 + jnp.sqrt(-2 * jnp.log(delta)))
+    return jnp.where(none, 0.0, jax.lax.fori_loop(0, 80, halve, (jnp.zeros_like(high), high))[1])
+
+
+def _within_reach(reached, rate, sampled, whole):
+    return jnp.where(reached & (rate < 1), jnp.minimum(sampled, whole), whole)
+
+
+def _log_excess(a, u):
+    """log((1 + u)^a - 1 - a u) for a > 1, u > -1, without cancellation or overflow."""
+    power = a * jnp.log1p(u)
+    near = jnp.abs(a * u) < 0.1
+    far = ~near & (power > 1)
+    # binomial series from the second term on; ratio of terms at most 0.1
+    v = jnp.where(near, u, 0.0)
+    series = 1.0
+    for k in range(16, 2, -1):
+        series = 1 + (a - k + 1) / k * v * series
+    square = jnp.log(a * (a - 1) / 2) + 2 * jnp.log(jnp.maximum(jnp.abs(u), 1e-150))
+    middle = jnp.where(near | far, 1.0, jnp.expm1(jnp.minimum(power, 1.0)) - a * u)
+    # every branch keeps its unused inputs in range: a nan there would poison the gradient of the used one
+    gap = jnp.where(far, jnp.log1p(a * jnp.where(far, u, 1.0)) - power, -1.0)
+    return jnp.where(near, square + jnp.log(series), jnp.where(far, power + jnp.log1p(-jnp.exp(gap)), jnp.log(middle)))
+
+
+def _log_profile(s, d):
+    """log(delta) at epsilon = d s + d^2 / 2 of the pair N(d, 1), N(0, 1): log(P(X > s) - e^epsilon P(X > s + d)).
+
+    With M = P(X > v) / density(v), this is log(density(s)) + log(M(s) - M(s + d)).  For small d the difference is the
+    integral of 1 - v M(v), which three points give to rounding where a difference of logs would lose digits.
+    """
+    upper = log_ndtr(-s)
+    direct = upper + jnp.log(-jnp.expm1(jnp.minimum(d * s + d**2 / 2 + log_ndtr(-s - d) - upper, -1e-15)))
+    nodes, weights = np.polynomial.legendre.leggauss(3)
+    fine = d < 0.05
+    s_, d_ = jnp.where(fine, s, 0.0)[..., None], jnp.where(fine, d, 0.05)[..., None]
+    v = s_ + d_ * (nodes + 1) / 2
+    slope = 1 - v * jnp.exp(log_ndtr(-v) + v**2 / 2 + HALF_LOG_2PI)
+    slope = jnp.maximum(slope, 1 / (v**2 + 3))            # holds exactly; rounding breaks it far out
+    small = -s**2 / 2 - HALF_LOG_2PI + jnp.log(jnp.sum(weights / 2 * slope, axis=-1) * d_[..., 0])
+    return jnp.where(fine, small, direct)

@@ -1,0 +1,644 @@
+"""Data: datasets are checked where they enter, partitions use every row once, a federation only adds an index.
+
+Prepared datasets other than MNIST are not at hand everywhere, so small ones are written to disk in the format of
+tensorflow_datasets and read through the public functions.
+"""
+import io
+import json
+import os
+import pickle
+import re
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from jfl.core import Federation
+from jfl.data import checksum, datasets, describe, federate, partition
+
+quick = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+def skewed(rows, classes, seed=0):
+    """Labels with classes of unequal size, each present."""
+    rng = np.random.default_rng(seed)
+    rest = rng.choice(classes, rows - classes, p=rng.dirichlet(np.ones(classes)))
+    return rng.permutation(np.concatenate([np.arange(classes), rest]))
+
+
+MAKERS = {
+    "iid": lambda c, seed: partition.iid(c, seed=seed),
+    "dirichlet": lambda c, seed: partition.dirichlet(c, 0.3, min_rows=3, seed=seed),
+    "dirichlet tiny": lambda c, seed: partition.dirichlet(c, 1e-4, min_rows=1, seed=seed),
+    "balanced": lambda c, seed: partition.dirichlet(c, 0.3, balanced=True, seed=seed),
+    "balanced tiny": lambda c, seed: partition.dirichlet(c, 1e-4, balanced=True, seed=seed),
+    "shards": lambda c, seed: partition.shards(c, 2, seed=seed),
+    "power_law": lambda c, seed: partition.power_law(c, 1.3, min_rows=2, seed=seed),
+    "natural": lambda c, seed: partition.natural(np.resize(np.random.default_rng(seed).permutation(c), 200), seed=seed),
+}
+
+
+def same(a, b):
+    return all(np.array_equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+# partitions
+
+
+def test_every_factory_is_tested():
+    assert set(partition.__all__) == {name.split()[0].replace("balanced", "dirichlet") for name in MAKERS}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@given(clients=st.integers(5, 20), classes=st.integers(2, 9), seed=st.integers(0, 2**31))
+@settings(quick, max_examples=15)
+def test_each_row_once_and_seeded(name, clients, classes, seed):
+    labels = skewed(200, classes, seed)
+    split = MAKERS[name](clients, seed)
+    if name == "shards" and (np.minimum(np.bincount(labels), clients).sum() < 2 * clients or 2 * clients < classes):
+        with pytest.raises(ValueError, match="partition.shards"):
+            split(labels)
+        return
+    rows = split(labels)
+    assert len(rows) == split.clients == clients
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(200))
+    assert min(map(len, rows)) >= {"dirichlet": 3, "power_law": 2}.get(name, 1)
+    assert same(rows, split(labels)) and same(rows, pickle.loads(pickle.dumps(split))(labels))
+    assert not same(rows, MAKERS[name](clients, seed + 1)(labels)) or name == "natural"
+
+
+@given(clients=st.integers(1, 30), rows=st.integers(30, 300), alpha=st.floats(1e-8, 1e8), part=st.floats(0, 1),
+       classes=st.integers(1, 20), balanced=st.booleans())
+@quick
+def test_dirichlet_at_any_alpha(clients, rows, alpha, part, classes, balanced):
+    least = int(part * (rows // clients))
+    labels = skewed(rows, classes)
+    split = partition.dirichlet(clients, alpha, min_rows=least, balanced=balanced)
+    got, note = split.assign(labels)
+    assert np.array_equal(np.sort(np.concatenate(got)), np.arange(rows))
+    assert min(map(len, got)) >= least
+    if balanced:
+        assert max(map(len, got)) - min(map(len, got)) <= 1
+    free = partition.dirichlet(clients, alpha, min_rows=0)(labels)
+    missing = sum(max(least - len(part), 0) for part in free)
+    if not balanced:               # exactly the missing rows are moved, and the note says how many
+        assert note.startswith(f"{missing} of {rows} rows moved") if missing else note == ""
+        assert split.describe(labels)["note"] == note
+        kept = sum(len(np.intersect1d(a, b)) for a, b in zip(free, got, strict=True))
+        assert kept == rows - missing
+
+
+def test_moved_rows_are_drawn_from_all_classes():
+    # A donor must not empty one class first: the moved rows of a balanced donor are spread over its classes.
+    rows = [np.random.default_rng(0).permutation(1000).tolist(), []]
+    from jfl.data.partition import _move
+    assert _move(rows, 200) == 200
+    assert set(np.array(rows[1]) % 10) == set(range(10))
+    labels = np.arange(1000) % 10
+    for seed in range(30):
+        got = partition.dirichlet(2, 0.05, min_rows=400, seed=seed)(labels)
+        free = partition.dirichlet(2, 0.05, min_rows=0, seed=seed)(labels)
+        poor = int(len(free[1]) < len(free[0]))
+        moved, donor = np.setdiff1d(got[poor], free[poor]), free[1 - poor]
+        if len(moved) > 150:
+            assert len(np.unique(labels[moved])) == len(np.unique(labels[donor][np.isin(
+                labels[donor], np.flatnonzero(np.bincount(labels[donor]) > 50))]))
+            return
+    raise AssertionError("no seed moved many rows: the test looked at nothing")
+
+
+def test_dirichlet_shares_have_the_right_law():
+    """Share of a class at one client ~ Beta(alpha, alpha (C - 1)); false alarm 1e-6 for each client looked at."""
+    clients, classes, members, alpha = 5, 2000, 200, 2.0
+    labels = np.repeat(np.arange(classes), members)
+    rows = partition.dirichlet(clients, alpha, seed=3)(labels)
+    for client in (0, clients - 1):
+        share = np.bincount(labels[rows[client]], minlength=classes) / members
+
+        def p_value(a, share=share):
+            return stats.kstest(share, stats.beta(a, a * (clients - 1)).cdf).pvalue
+
+        assert p_value(alpha) > 1e-6
+        assert p_value(2 * alpha) < 1e-6 and p_value(alpha / 2) < 1e-6             # power
+
+
+def test_dirichlet_cuts_favour_nobody():
+    """With few rows of many classes the last client must not collect what rounding leaves; false alarm 1e-6."""
+    labels = np.repeat(np.arange(400), 3)
+    sizes = np.array([[len(part) for part in partition.dirichlet(20, 1.0, min_rows=0, seed=seed)(labels)]
+                      for seed in range(20)])
+    z = (sizes.mean(0) - sizes.mean()) / (sizes.std() / np.sqrt(len(sizes)))
+    assert np.abs(z).max() < stats.norm.isf(1e-6 / 40)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_small_alpha_is_heterogeneous(balanced):
+    data = datasets.digits()
+    spread = [describe(federate(data, partition.dirichlet(20, a, balanced=balanced)))["label_spread"]
+              for a in (0.05, 0.5, 5.0, 500.0)]
+    assert spread == sorted(spread, reverse=True)
+    assert spread[0] > 0.6 and spread[-1] < 0.15
+
+
+def test_balanced_mixture_follows_the_prior():
+    """Large alpha: every client has the class shares of the whole, also where classes differ in size."""
+    labels = np.repeat([0, 1, 2], [6000, 3000, 1000])
+    for rows in partition.dirichlet(10, 1e5, balanced=True)(labels):
+        assert np.abs(np.bincount(labels[rows]) / 1000 - [0.6, 0.3, 0.1]).max() < 0.08
+
+
+@given(clients=st.integers(1, 25), k=st.integers(1, 6), classes=st.integers(1, 12), seed=st.integers(0, 1000))
+@quick
+def test_shards_give_exactly_k_classes(clients, k, classes, seed):
+    labels = skewed(400, classes, seed)
+    possible = k <= classes <= clients * k <= np.minimum(np.bincount(labels), clients).sum()
+    split = partition.shards(clients, k, seed=seed)
+    if not possible:
+        with pytest.raises(ValueError, match="partition.shards"):
+            split(labels)
+        return
+    rows = split(labels)
+    assert {len(np.unique(labels[part])) for part in rows} == {k}
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(400))
+
+
+def test_shards_are_even_and_mixed():
+    labels = np.arange(1000) % 10
+    assert {len(part) for part in partition.shards(20, 2)(labels)} == {50}
+    pairs = {tuple(np.unique(labels[part])) for seed in range(40) for part in partition.shards(20, 2, seed)(labels)}
+    assert len(pairs) == 45                                   # every pair of classes occurs
+
+
+@given(clients=st.integers(1, 40), exponent=st.floats(0, 4), part=st.floats(0, 1))
+@quick
+def test_power_law_sizes(clients, exponent, part):
+    rows, least = 5000, max(int(part * 5000 / clients), 1)
+    split = partition.power_law(clients, exponent, min_rows=least)
+    size = np.sort([len(p) for p in split(np.zeros(rows, int))])[::-1]
+    assert size.sum() == rows and size.min() >= least
+    above = np.flatnonzero(size > least + 1)
+    law = np.arange(1.0, clients + 1) ** -exponent
+    assert np.all(np.abs(size[above] - size[0] * law[above] / law[0]) <= 2)
+
+
+def test_power_law_sizes_are_not_in_order_of_the_id():
+    size = [len(p) for p in partition.power_law(30, 1.0)(np.zeros(3000, int))]
+    assert size != sorted(size, reverse=True) and partition.power_law(10, 4.0, min_rows=5).describe(
+        np.zeros(100, int))["note"].endswith("raised to min_rows = 5")
+
+
+def test_natural_keeps_owners():
+    owners = np.array(["b", "a", "c", "a", "b", "b"])
+    assert [rows.tolist() for rows in partition.natural(owners)(np.zeros(6))] == [[1, 3], [0, 4, 5], [2]]
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: partition.iid(0), "partition.iid: need a whole number clients >= 1; got clients=0"),
+    (lambda: partition.iid(2.0), "got clients=2.0"),
+    (lambda: partition.iid(3, seed=-1), "seed >= 0; got seed=-1"),
+    (lambda: partition.dirichlet(5, 0), "partition.dirichlet: need alpha > 0 and finite; got alpha=0"),
+    (lambda: partition.dirichlet(5, float("nan")), "got alpha=nan"),
+    (lambda: partition.dirichlet(5, float("inf")), "got alpha=inf"),
+    (lambda: partition.dirichlet(5, [0.1, 1.0]), "a single number alpha"),
+    (lambda: partition.dirichlet(5, 1.0, min_rows=-1), "min_rows >= 0; got min_rows=-1"),
+    (lambda: partition.dirichlet(5, 1.0, balanced="yes"), "got balanced='yes'"),
+    (lambda: partition.power_law(5, -1.0), "exponent >= 0 and finite; got exponent=-1.0"),
+    (lambda: partition.power_law(5, min_rows=0), "got min_rows=0"),
+    (lambda: partition.shards(5, 0), "got classes_per_client=0"),
+    (lambda: partition.natural([0.5, 1.0]), "integers or strings"),
+    (lambda: partition.natural([]), "one owner a row"),
+    (lambda: partition.iid(11)(np.zeros(10, int)), "at least one row a client; got 10 rows for 11 clients. Take fewer"),
+    (lambda: partition.iid(1)(np.zeros((10, 1))), "labels of shape [n]; got shape [10, 1]"),
+    (lambda: partition.dirichlet(3, 1.0, min_rows=4)(np.zeros(10, int)), "min_rows * clients <= rows; got 4 * 3 > 10"),
+    (lambda: partition.power_law(3, 1.0, min_rows=4)(np.zeros(10, int)), "got 4 * 3 > 10"),
+    (lambda: partition.dirichlet(3, 1.0)(np.linspace(0, 1, 10)), "need integer labels"),
+    (lambda: partition.shards(3, 3)(np.arange(10) % 2), "got classes_per_client=3 for 2 classes"),
+    (lambda: partition.shards(3, 2)(np.arange(10)), "3 clients * 2 classes = 6 shards for 10 classes"),
+    (lambda: partition.shards(9, 2)(np.array([0] + [1] * 20)), "18 shards wanted, 10 possible"),
+    (lambda: partition.natural([1, 2])(np.zeros(3)), "2 owners for 3 rows"),
+])
+def test_partition_errors(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+# datasets
+
+
+def test_digits():
+    data = datasets.digits()
+    assert data.x.shape == (1438, 8, 8, 1) and data.x_test.shape == (359, 8, 8, 1) and data.classes == 10
+    assert data.x.dtype == np.float32 and data.y.dtype == np.int32 and data.x.min() == 0 and data.x.max() == 1
+    whole = np.bincount(data.y) + np.bincount(data.y_test)
+    assert whole.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert np.abs(np.bincount(data.y_test) - whole / 5).max() <= 0.5                   # stratified
+    from sklearn.datasets import load_digits
+    images = {image.tobytes() for image in (load_digits().images / 16).astype(np.float32)}
+    rows = [image.tobytes() for image in np.concatenate([data.x, data.x_test])]
+    assert set(rows) == images and len(rows) == 1797
+    assert data.checksum == datasets.digits().checksum != datasets.digits(seed=1).checksum
+    for bad in (0.0, 1.0, 1e-9, float("nan"), -1):
+        with pytest.raises(ValueError, match="datasets.digits"):
+            datasets.digits(test_fraction=bad)
+
+
+def good():
+    rng = np.random.default_rng(0)
+    return dict(x=rng.normal(size=(6, 3)), y=[0, 1, 2, 0, 1, 2], x_test=rng.normal(size=(2, 3)), y_test=[1, 2])
+
+
+def put(values, at, value):
+    values = np.array(values)
+    values[at] = value
+    return values
+
+
+def test_arrays():
+    data = datasets.arrays(**good())
+    assert data.classes == 3 and data.x.dtype == data.x_test.dtype == np.float32 and data.name == "arrays"
+    assert len(data.checksum) == 64 and data.checksum != datasets.arrays(**good() | {"y_test": [1, 1]}).checksum
+    tokens = datasets.arrays(np.array([[5, 7]]), [0], np.array([[1, 2]]), [0])
+    assert tokens.x.dtype == np.int32
+    numbers = datasets.arrays(**good() | {"y": np.linspace(-1, 1, 6), "y_test": [0.5, 0.1]}, classes=0)
+    assert numbers.classes == 0 and numbers.y.dtype == np.float32
+    assert datasets.arrays(**good() | {"y": np.array([0, 1] * 3, bool), "y_test": [True, False]}).y.dtype == np.int32
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(x=put(good()["x"], (4, 1), np.nan)), "finite x (as float32); got nan or inf in 1 row(s), the first is 4."),
+    (dict(x_test=put(good()["x_test"], (1, 0), -np.inf)), "finite x_test (as float32); got nan or inf in 1 row(s), the first is 1"),
+    (dict(x=put(good()["x"], (3, 0), 1e300)), "the first is 3"),
+    (dict(x=np.zeros((0, 3))), "at least one row in x; got shape [0, 3]"),
+    (dict(x_test=np.zeros((0, 3))), "at least one row in x_test"),
+    (dict(x=3.0), "at least one row in x; got shape []"),
+    (dict(x=np.zeros((5, 3))), "y of shape [5], one label a row; got shape [6]"),
+    (dict(x_test=np.zeros((2, 4))), "x float32[6, 3], x_test float32[2, 4]"),
+    (dict(x_test=np.zeros((2, 3), int)), "x_test int32[2, 3]"),
+    (dict(x=np.zeros((6, 3), np.uint8)), "Images: x / 255"),
+    (dict(x=np.full((6, 3), 2**40)), "that fit int32"),
+    (dict(x=np.full((6, 3), "a")), "x of numbers"),
+    (dict(x=np.full((6, 3), None)), "x of numbers"),
+    (dict(y=np.zeros((6, 1), int)), "Use .ravel() for a column"),
+    (dict(y=np.eye(6)), "y of shape [6], one label a row; got shape [6, 6]"),
+    (dict(y=[0, 1, 2, -1, 0, 1]), "labels in [0, 3); got y[3] = -1"),
+    (dict(y=[-1] * 6, y_test=[-2, -1]), "labels in [0, 1); got y[0] = -1"),
+    (dict(classes=2), "labels in [0, 2); got y[2] = 2"),
+    (dict(y_test=[1, 5], classes=4), "labels in [0, 4); got y_test[1] = 5"),
+    (dict(y=[0, 1, 2, 2**40, 0, 1]), "classes"),
+    (dict(y=[0.0, 1, 2, 0, 1, 2]), "y of integers; got dtype float64"),
+    (dict(y=list("abcabc")), "Number the classes from 0"),
+    (dict(y=[0, 1, np.nan, 0, 1, 2.0], classes=0), "finite y (as float32); got nan or inf in 1 row(s), the first is 2"),
+    (dict(classes=-1), "classes >= 0; got classes=-1"),
+])
+def test_array_errors(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        datasets.arrays(**good() | change)
+    if "classes" not in change:               # a tuple, and a Dataset nobody checked, pass the same test
+        values = [(good() | change)[key] for key in ("x", "y", "x_test", "y_test")]
+        with pytest.raises(ValueError, match="federate"):
+            federate(tuple(values), partition.iid(1))
+        with pytest.raises(ValueError, match=re.escape("federate('own')")):
+            federate(datasets.Dataset(*values, None, "own", ""), partition.iid(1))
+
+
+# datasets that tensorflow_datasets prepared
+
+
+FAKES = {     # public call -> folder, image shape, classes declared, labels used, has an id
+    "mnist": (datasets.mnist, "mnist/3.0.1", (28, 28, 1), 10, (0, 10), False),
+    "fashion_mnist": (datasets.fashion_mnist, "fashion_mnist/3.0.1", (28, 28, 1), 10, (0, 10), False),
+    "emnist/balanced": (datasets.emnist, "emnist/balanced/3.1.0", (28, 28, 1), 47, (0, 47), False),
+    "emnist/letters": (lambda: datasets.emnist("letters"), "emnist/letters/3.1.0", (28, 28, 1), 37, (1, 27), False),
+    "cifar10": (datasets.cifar10, "cifar10/3.0.2", (32, 32, 3), 10, (0, 10), True),
+    "svhn_cropped": (datasets.svhn, "svhn_cropped/3.1.0", (32, 32, 3), 10, (0, 10), True),
+}
+ROWS = {"train": 23, "test": 7}
+
+
+def prepare(root, folder, shape, classes, labels, has_id, seed=0, file_format="array_record"):
+    """Write a small dataset as tensorflow_datasets prepares it; gives the images and labels of each split."""
+    features = pytest.importorskip("tensorflow_datasets").features
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from PIL import Image
+    from tensorflow_datasets.proto import tf_example_pb2
+    folder_, name, version = root / folder, folder.split("/")[0], folder.split("/")[-1]
+    folder_.mkdir(parents=True)
+    rng, truth, splits = np.random.default_rng(seed), {}, []
+    for split, rows in ROWS.items():
+        images = rng.integers(0, 256, (rows, *shape), np.uint8)
+        marks = np.concatenate([[labels[1] - 1, labels[0]], rng.integers(*labels, rows - 2)])
+        writer = ArrayRecordWriter(str(folder_ / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1")
+        size = 0
+        for i, (image, mark) in enumerate(zip(images, marks, strict=True)):
+            png, example = io.BytesIO(), tf_example_pb2.Example()
+            Image.fromarray(image.squeeze()).save(png, format="PNG")
+            example.features.feature["image"].bytes_list.value.append(png.getvalue())
+            example.features.feature["label"].int64_list.value.append(int(mark))
+            if has_id:
+                example.features.feature["id"].bytes_list.value.append(f"{split}_{i:05d}".encode())
+            writer.write(example.SerializeToString())
+            size += example.ByteSize()
+        writer.close()
+        truth[split] = images, marks
+        splits.append({"filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}", "name": split,
+                       "numBytes": str(size), "shardLengths": [str(rows)]})
+    parts = {"image": features.Image(shape=shape), "label": features.ClassLabel(num_classes=classes)}
+    record = features.FeaturesDict(parts | ({"id": features.Text()} if has_id else {}))
+    record.save_config(str(folder_))
+    info = {"fileFormat": file_format, "name": name, "version": version, "splits": splits}
+    if folder.count("/") == 2:
+        info["configName"] = folder.split("/")[1]
+    (folder_ / "dataset_info.json").write_text(json.dumps(info))
+    return truth
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("JFL_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def decodes(monkeypatch):
+    """Counts how often files are decoded rather than read from the cache."""
+    calls, decode = [], datasets._decode
+    monkeypatch.setattr(datasets, "_decode", lambda *args: calls.append(args) or decode(*args))
+    return calls
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_prepared_datasets(name, place, decodes):
+    load, *facts = FAKES[name]
+    truth = prepare(place / "data" / "tfds", *facts)
+    for _ in range(2):                                 # from the files, then from the cache
+        data = load()
+        for x, y, split in ((data.x, data.y, "train"), (data.x_test, data.y_test, "test")):
+            images, marks = truth[split]
+            if name.startswith("emnist"):
+                images = images.swapaxes(1, 2)
+            np.testing.assert_array_equal(x, images.astype(np.float32) / 255)
+            np.testing.assert_array_equal(y, marks - facts[3][0])
+            assert x.dtype == np.float32 and y.dtype == np.int32 and x.flags.c_contiguous
+        assert data.name == name and data.classes == (26 if name == "emnist/letters" else facts[2])
+    assert len(decodes) == 1 and len(data.checksum) == 64
+    fed = federate(data, partition.iid(4))
+    assert fed.x.shape == (23, *facts[1]) and fed.classes == data.classes
+
+
+def test_where_data_are_found(place, decodes):
+    facts = FAKES["mnist"][1:]
+    prepare(place / "none", *facts, seed=1)
+    default = datasets.mnist().checksum
+    prepare(place / "data", *facts, seed=2)
+    assert datasets.mnist().checksum != default
+    prepare(place / "data" / "tfds", *facts, seed=1)
+    assert datasets.mnist().checksum == default             # the same rows, wherever they lie
+    prepare(place / "own", *facts, seed=3)
+    own = datasets.mnist(data_dir=place / "own").checksum
+    assert own != default
+    prepare(place / "own", "mnist/3.0.10", *facts[1:], seed=4)
+    newest = datasets.mnist(data_dir=str(place / "own")).checksum
+    assert newest != own                                    # 3.0.10 is newer than 3.0.1
+    (place / "own" / "mnist" / "3.0.10" / "dataset_info.json").unlink()     # preparation was interrupted
+    assert datasets.mnist(data_dir=place / "own").checksum == own
+
+
+def test_damaged_cache_is_decoded_again(place, decodes):
+    prepare(place / "data", *FAKES["mnist"][1:])
+    data = datasets.mnist()
+    (file,) = (place / "cache").rglob("*.npz")
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1:]
+    with np.load(file) as stored:
+        swapped = dict(stored)
+    swapped["y"] = swapped["y"][::-1]                      # a valid archive with other labels
+    buffer = io.BytesIO()
+    np.savez(buffer, **swapped)
+    missing = io.BytesIO()
+    np.savez(missing, **{key: swapped[key] for key in ("x", "checksum")})
+    bad = [b"", b"PK", whole[:-1], whole[:middle], flipped, buffer.getvalue(), missing.getvalue(), b"0" * len(whole)]
+    for count, content in enumerate(bad, start=2):
+        file.write_bytes(content)
+        with pytest.warns(RuntimeWarning, match="is damaged"):
+            again = datasets.mnist()
+        assert len(decodes) == count and again.checksum == data.checksum
+        np.testing.assert_array_equal(again.y, data.y)
+        assert file.read_bytes() == whole or datasets._load(file) is not None          # written anew
+    rng = np.random.default_rng(0)
+    for _ in range(60):                                    # a flipped byte anywhere: noticed, or without effect
+        at = rng.integers(len(whole)) if rng.random() < 0.5 else len(whole) - 1 - rng.integers(600)
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.integers(8))]) + whole[at + 1:])
+        try:
+            with pytest.warns(RuntimeWarning):
+                stored = datasets._load(file)
+            assert stored is None
+        except pytest.fail.Exception:
+            np.testing.assert_array_equal(datasets._load(file)["y"], data.y)
+
+
+def test_cache_is_written_in_one_piece(place, decodes, monkeypatch):
+    prepare(place / "data", *FAKES["mnist"][1:])
+
+    def interrupted(file, **values):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", interrupted)
+        with pytest.warns(RuntimeWarning, match="disk full.*JFL_CACHE_DIR"):
+            datasets.mnist()
+    assert [path for path in (place / "cache").rglob("*") if path.is_file()] == []      # no half file, no leftovers
+    datasets.mnist()
+    datasets.mnist()
+    assert len(decodes) == 2
+    (file,) = (path for path in (place / "cache").rglob("*") if path.is_file())
+    assert file.suffix == ".npz"
+
+
+def test_unwritable_cache_only_warns(place, monkeypatch):
+    truth = prepare(place / "data", *FAKES["mnist"][1:])
+    (place / "file").write_text("not a folder")
+    monkeypatch.setenv("JFL_CACHE_DIR", str(place / "file"))
+    with pytest.warns(RuntimeWarning, match="could not keep the decoded dataset"):
+        assert np.array_equal(datasets.mnist().y, truth["train"][1])
+
+
+def test_changed_files_are_decoded_again(place, decodes):
+    import shutil
+    facts = FAKES["mnist"][1:]
+    prepare(place / "data", *facts, seed=1)
+    first = datasets.mnist().checksum
+    shutil.rmtree(place / "data")
+    prepare(place / "data", *facts, seed=2)
+    assert datasets.mnist().checksum != first and len(decodes) == 2
+
+
+def test_data_that_are_not_there(place, monkeypatch):
+    with pytest.raises(ValueError) as error:
+        datasets.emnist("byclass")
+    for part in ("datasets.emnist/byclass: need data prepared", str(place / "data" / "tfds" / "emnist" / "byclass"),
+                 'pip install "jfl[tfds]" tensorflow', "tfds build emnist/byclass", "JFL_DATA_DIR=DIR", "download=True"):
+        assert part in str(error.value)
+    with pytest.raises(ValueError, match=re.escape("'balanced', 'byclass'")):
+        datasets.emnist("digit")
+    prepare(place / "data", *FAKES["mnist"][1:], file_format="tfrecord")
+    with pytest.raises(ValueError, match="--file_format=array_record"):
+        datasets.mnist()
+
+
+def test_damaged_source_and_missing_packages(place, monkeypatch):
+    prepare(place / "data", *FAKES["cifar10"][1:])
+    file = place / "data" / "cifar10" / "3.0.2" / "cifar10-train.array_record-00000-of-00001"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:len(whole) // 2])
+    with pytest.raises(ValueError, match="datasets.cifar10: need readable array_record files"):
+        datasets.cifar10()
+    file.write_bytes(whole)
+    with monkeypatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "tensorflow_datasets", None)
+        with pytest.raises(ValueError, match=re.escape('pip install "jfl[tfds]"')):
+            datasets.cifar10()
+    datasets.cifar10()
+    with monkeypatch.context() as patch:             # a cache needs none of these packages
+        patch.setitem(__import__("sys").modules, "tensorflow_datasets", None)
+        datasets.cifar10()
+
+
+REAL = os.environ.get("JFL_DATA_DIR")
+
+
+@pytest.mark.skipif(not REAL, reason="real MNIST NOT tested: set JFL_DATA_DIR to a folder with tfds/mnist")
+def test_real_mnist():
+    """Counts of LeCun's files; reads through the user's own cache (the first time takes some seconds)."""
+    data = datasets.mnist()
+    assert data.x.shape == (60000, 28, 28, 1) and data.x_test.shape == (10000, 28, 28, 1)
+    assert np.bincount(data.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(data.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert abs(data.x.mean() - 0.1307) < 1e-4 and abs(data.x.std() - 0.3081) < 1e-4     # the published moments
+
+
+# federation
+
+
+def filled(index, size):
+    return [row[:k] for row, k in zip(np.asarray(index), np.asarray(size), strict=True)]
+
+
+@given(clients=st.integers(1, 12), alpha=st.floats(0.05, 10), holdout=st.sampled_from([0.0, 1e-6, 0.2, 0.5, 0.99]),
+       seed=st.integers(0, 100))
+@quick
+def test_federate_keeps_every_row_of_every_client(clients, alpha, holdout, seed):
+    labels = skewed(120, 4, seed)
+    x = np.arange(120, dtype=np.float32)[:, None]
+    split = partition.dirichlet(clients, alpha, min_rows=2, seed=seed)
+    fed = federate((x, labels, x[:3], labels[:3]), split, holdout=holdout)
+    assert isinstance(fed, Federation) and all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(fed))
+    assert {str(a.dtype) for a in (fed.index, fed.size, fed.test_index, fed.test_size, fed.y)} == {"int32"}
+    assert fed.index.shape == (clients, fed.size.max()) and fed.test_index.shape == (clients, fed.test_size.max())
+    train, test = filled(fed.index, fed.size), filled(fed.test_index, fed.test_size)
+    for own, a, b in zip(split(labels), train, test, strict=True):
+        assert np.array_equal(np.sort(np.concatenate([a, b])), np.sort(own))          # hence disjoint as well
+        assert len(a) >= 1 and len(b) == (min(max(round(holdout * len(own)), 1), len(own) - 1) if holdout else 0)
+    for index, size in ((fed.index, fed.size), (fed.test_index, fed.test_size)):
+        assert not np.any(np.asarray(index)[np.arange(index.shape[1]) >= np.asarray(size)[:, None]])
+    np.testing.assert_array_equal(fed.x[fed.index[0, 0]], x[train[0][0]])
+    again = federate((x, labels, x[:3], labels[:3]), split, holdout=holdout)
+    assert checksum(again) == checksum(fed)
+
+
+def test_rows_of_a_client_are_in_random_order():
+    labels = np.repeat(np.arange(10), 100)
+    x = np.zeros((1000, 1))
+    natural = partition.natural(np.zeros(1000, int))
+    fed = federate((x, labels, x, labels), natural, holdout=0.2)
+    for rows in (*filled(fed.index, fed.size), *filled(fed.test_index, fed.test_size)):
+        # The first half of the slots holds all classes; sorted rows would show five.
+        assert len(np.unique(labels[rows[:len(rows) // 2]])) == 10
+    other = federate((x, labels, x, labels), partition.natural(np.zeros(1000, int), seed=1), holdout=0.2)
+    assert checksum(other) != checksum(fed)
+
+
+def test_first_words_of_the_manual():
+    fed = federate(datasets.digits(), partition.dirichlet(clients=50, alpha=0.3, min_rows=16))
+    assert fed.index.shape[0] == 50 and fed.size.min() >= 16 and fed.size.sum() == 1438 and fed.classes == 10
+    assert fed.test_index.shape == (50, 0) and not fed.test_size.any()
+
+
+def test_federate_copies():
+    values = good()
+    x = np.asarray(values["x"], np.float32)
+    fed = federate((x, values["y"], values["x_test"], values["y_test"]), partition.iid(2))
+    before = checksum(fed)
+    x[:] = 7
+    assert checksum(fed) == before and not np.any(np.asarray(fed.x) == 7)
+
+
+def test_central_test_rows_can_be_replaced():
+    data = datasets.arrays(**good())
+    other = np.ones((4, 3)), [0, 0, 1, 2]
+    for fed in (federate(data, partition.iid(2), test=other),
+                federate((data.x, data.y), partition.iid(2), test=other)):
+        assert fed.x_test.shape == (4, 3) and fed.y_test.tolist() == [0, 0, 1, 2] and fed.classes == 3
+
+
+def test_regression():
+    data = datasets.arrays(**good() | {"y": np.linspace(-1, 1, 6), "y_test": [0.5, 0.1]}, classes=0)
+    fed = federate(data, partition.power_law(2))
+    assert fed.classes == 0 and fed.y.dtype == np.float32 and describe(fed)["label_spread"] is None
+
+
+def test_checksum_sees_every_array():
+    fed = federate(datasets.arrays(**good()), partition.iid(2), holdout=0.3)
+    sums = {checksum(fed)}
+    for leaf in range(8):
+        leaves, structure = jax.tree.flatten(fed)
+        leaves[leaf] = leaves[leaf].at[(0,) * leaves[leaf].ndim].add(1)
+        sums.add(checksum(jax.tree.unflatten(structure, leaves)))
+    sums.add(checksum(Federation(*jax.tree.leaves(fed), classes=9)))
+    assert len(sums) == 10 and all(re.fullmatch("[0-9a-f]{16}", text) for text in sums)
+
+
+def test_describe():
+    data = datasets.digits()
+    split = partition.dirichlet(50, 0.1, min_rows=16)
+    facts = describe(federate(data, split, holdout=0.2), split)
+    assert json.loads(json.dumps(facts)) == facts                              # plain values
+    assert facts["clients"] == 50 and facts["rows"] + facts["held_out"] == 1438 and facts["test_rows"] == 359
+    assert facts["slots"] == 50 * facts["max_size"] and facts["min_size"] <= facts["median_size"] <= facts["max_size"]
+    assert re.fullmatch(r"\d+ of 1438 rows moved so that every client has 16", facts["partition"]["note"])
+    assert facts["partition"]["alpha"] == 0.1
+    one_class = datasets.arrays(np.zeros((40, 1)), np.arange(40) % 4, np.zeros((1, 1)), [0])
+    assert describe(federate(one_class, partition.shards(4, 1)))["label_spread"] == 0.75
+    assert describe(federate(one_class, partition.natural(np.arange(40) // 4)))["label_spread"] == 0
+    assert "partition" not in describe(federate(one_class, lambda y: [np.arange(3)]), lambda y: None)
+
+
+@pytest.mark.parametrize("options, message", [
+    (dict(partition=partition.dirichlet(6, 1e-4, min_rows=0)), "federate: need rows for every client; got none for client(s)"),
+    (dict(partition=lambda y: [np.array([0, 1]), np.array([], int)]), "none for client(s) 1. Give the partition min_rows=1"),
+    (dict(partition=lambda y: [np.arange(6)] + [np.array([], int)] * 12), "and 2 more"),
+    (dict(partition=lambda y: []), "got no clients"),
+    (dict(partition=lambda y: [np.array([0, 6])]), "row numbers in [0, 6)"),
+    (dict(partition=lambda y: [np.array([-1, 0])]), "row numbers in [0, 6)"),
+    (dict(partition=lambda y: [np.array([0.0, 1.0])]), "float64[2] for client 0"),
+    (dict(partition=lambda y: [np.array([0, 1]), np.array([1, 2])]), "need one owner a row; got row 1 given 2 times"),
+    (dict(holdout=1.0), "holdout in [0, 1); got holdout=1.0"),
+    (dict(holdout=-0.1), "got holdout=-0.1"),
+    (dict(holdout=float("nan")), "got holdout=nan"),
+    (dict(holdout="a"), "got holdout='a'"),
+    (dict(holdout=0.2, partition=partition.iid(5)), "two rows a client for a holdout; got one row at client(s) 1, 2, 3, 4"),
+    (dict(test=np.zeros((2, 3))), "need test=(x_test, y_test); got ndarray"),
+    (dict(test=(np.zeros((2, 4)), [0, 1])), "x_test float32[2, 4]"),
+    (dict(dataset=np.zeros((6, 3))), "a Dataset, (x, y, x_test, y_test)"),
+    (dict(dataset=(np.zeros((6, 3)), np.zeros(6, int))), "got 2 arrays"),
+])
+def test_federate_errors(options, message):
+    given_ = dict(dataset=datasets.arrays(**good()), partition=partition.iid(2)) | options
+    with pytest.raises(ValueError, match=re.escape(message)):
+        federate(given_.pop("dataset"), given_.pop("partition"), **given_)
