@@ -8,7 +8,8 @@ import numpy as np
 from . import batches, check, sampling, tree
 from .core import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task
 from .privacy import mechanism as mech
-from .privacy.mechanism import bind, chain, divide, total
+from .privacy.mechanism import bind, chain
+from .privacy.stages import divide, total
 
 MEMORY = 2 ** 31     # bytes for what a round computes at once
 

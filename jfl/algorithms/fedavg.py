@@ -1,7 +1,8 @@
 """FedAvg (McMahan et al., AISTATS 2017, Algorithm 1), with any server optimizer (Reddi et al., ICLR 2021)."""
 import optax
 
-from .. import batches, local, tree
+from .. import local, tree
+from ..batches import without_replacement
 from ..core import Fn
 from .base import algorithm
 
@@ -19,7 +20,7 @@ def _server(ctx, server, diff, *, step):
     return step(ctx, server, diff)
 
 
-def fedavg(grad, *, lr=0.1, steps=10, batch=batches.without_replacement(8), optimizer=optax.sgd,
+def fedavg(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=optax.sgd,
            server_lr=1.0, server_optimizer=optax.sgd):
     """Clients take `steps` local steps; the server applies the released mean of their differences.
 

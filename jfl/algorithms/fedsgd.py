@@ -1,7 +1,8 @@
 """FedSGD (McMahan et al., AISTATS 2017): one gradient a client, one step on the server."""
 import optax
 
-from .. import batches, local, tree
+from .. import local, tree
+from ..batches import full
 from ..core import Fn
 from .base import algorithm
 
@@ -19,7 +20,7 @@ def _server(ctx, server, descent, *, step):
     return step(ctx, server, descent)
 
 
-def fedsgd(grad, *, lr=0.1, batch=batches.full(), server_optimizer=optax.sgd):
+def fedsgd(grad, *, lr=0.1, batch=full(), server_optimizer=optax.sgd):
     """Each client sends the gradient of one batch (default: all its rows); the server takes a step of size `lr`.
 
     Releases the (noisy) gradient, once a round.

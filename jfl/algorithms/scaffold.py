@@ -3,7 +3,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from .. import batches, local, tree
+from .. import local, tree
+from ..batches import without_replacement
 from ..core import Fn, record
 from .base import algorithm
 
@@ -43,7 +44,7 @@ def _rates(round_, *, lr, steps):
     return local.rates(lr, round_ * steps, steps)
 
 
-def scaffold(grad, *, lr=0.1, steps=10, batch=batches.without_replacement(8), optimizer=optax.sgd,
+def scaffold(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=optax.sgd,
              server_lr=1.0, server_optimizer=optax.sgd):
     """FedAvg with control variates: local steps follow gradient + c - c_i.
 

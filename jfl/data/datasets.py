@@ -331,7 +331,7 @@ def _load(path) -> dict | None:
         if str(stored["checksum"]) == _stored_digest(stored):
             return stored
         problem = "its checksum does not fit"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:        # a damaged archive can look like anything: encrypted, huge, another type
         problem = f"{type(error).__name__}: {error}"

@@ -64,9 +64,9 @@ def dirichlet(clients: int, alpha: float, min_rows: int = 1, balanced: bool = Fa
     Source   Yurochkin et al., ICML 2019, and Li et al., ICDE 2022 (NIID-Bench); balanced: Hsu et al.,
              arXiv:1909.06335.
 
-    >>> split = dirichlet(clients=4, alpha=0.1, min_rows=5)
+    >>> split = dirichlet(clients=4, alpha=0.1, min_rows=20)
     >>> min(len(rows) for rows in split(np.arange(100) % 10))
-    5
+    20
     """
     _single("dirichlet", alpha=alpha)
     check.positive("partition.dirichlet", "Small alpha is heterogeneous, 100 nearly iid.", alpha=alpha)
@@ -172,9 +172,10 @@ def _dirichlet(labels, clients, rng, *, alpha, min_rows, balanced):
         return _balanced(by_class, clients, alpha, rng), ""
     rows = [[] for _ in range(clients)]
     for members in by_class:
-        share = np.cumsum(rng.dirichlet(np.full(clients, alpha)))
-        # Rounded, not cut off: with floor the last client would get half a row too many of every class.
-        cuts = np.rint(np.minimum(share[:-1], 1) * len(members)).astype(int)
+        share = np.minimum(np.cumsum(rng.dirichlet(np.full(clients, alpha))), 1)
+        # One random offset a class makes the expected rows of everybody exact; floor alone favours the last client,
+        # rounding starves the first and the last.
+        cuts = np.floor(share[:-1] * len(members) + rng.random()).astype(int)
         for client, part in enumerate(np.split(members, cuts)):
             rows[client].append(part)
     rows = [rng.permutation(np.concatenate(parts)).tolist() for parts in rows]

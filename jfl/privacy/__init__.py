@@ -1,0 +1,5 @@
+"""What protects whom, and by how much.
+
+`mechanism` adds the noise; `ledger` says what a plan releases as `events`; `rdp` bounds their divergence;
+`accounting` turns that into a guarantee or a noise multiplier.
+"""

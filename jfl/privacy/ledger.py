@@ -1,0 +1,305 @@
+"""From a plan to what one round of it releases about an example or a client, for each view.
+
+An entry is what an accountant needs and no more.  What it assumes beyond the plan travels with it as caveats; what it
+cannot analyse becomes its `refusal`, so that the other entries can still be listed.
+"""
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import check
+from ..core import Plan
+from . import events
+from .mechanism import multiplier
+
+SIMULATION = "float32 noise from a simulation PRNG, not for deployment"
+PUBLIC = "sizes, rates and weights are public constants"
+PAIRED = "sweep points that share a seed share noise"
+EVERY_ROUND = "planned worst case: the client participates in every round"
+HONEST = "cohort drawn honestly and not revealed to the third party"
+IMPLIED = "implied by the client-level guarantee"
+IMPLIED_TWICE = "implied by the client-level noise: an example moves an upload by up to twice its bound"
+GROUPS = 16      # of clients, in the search for the worst one
+
+
+class Entry(NamedTuple):
+    """One thing to guarantee."""
+    unit: str                    # example | client
+    view: str                    # server | third_party
+    adjacency: str               # add_remove | replace_one
+    events: Callable             # z -> events of one round, one for each client that may be the worst; None: own z
+    overflow: float = 0.0        # probability, a round, that a draw finds no slot
+    mixture: bool = False        # gains from a client's absence only
+    implied: bool = False        # by another unit's guarantee
+    refusal: str = ""            # why there is no epsilon
+    caveats: tuple = ()
+
+
+def entries(plan: Plan) -> list[Entry]:
+    """All that the noise of a plan may protect; empty without noise.
+
+    Errors   ValueError if the plan holds traced values: a ledger is kept on the host.
+    """
+    if not check.concrete(plan):
+        check.fail("jfl.guarantee", "a plan of concrete values", "traced ones", "Call it outside jit and vmap.")
+    own = _examples(plan)
+    clients = _uploads(plan) + _release(plan)
+    proved = any(not e.refusal for e in own)
+    listed = own + clients + ([] if proved else [_implied(plan, e) for e in clients])
+    return [e._replace(caveats=e.caveats + _travelling(plan, e)) for e in listed]
+
+
+def only_the_release(plan: Plan) -> bool:
+    """True if noise is added only after the server has seen the uploads."""
+    return multiplier(plan.release) is not None and multiplier(plan.upload) is None and not _examples(plan)
+
+
+def _travelling(plan, entry):
+    uneven = entry.unit == "client" and (callable(plan.weights) or np.ptp(np.asarray(plan.weights)) > 0)
+    public = entry.adjacency == "add_remove" or uneven
+    return (SIMULATION,) + ((PUBLIC,) if public else ()) + ((PAIRED,) if plan.paired_noise else ())
+
+
+def _refused(unit, view, adjacency, error):
+    return Entry(unit, view, adjacency, lambda z: (), refusal=str(error))
+
+
+# --- examples -----------------------------------------------------------------------------------------------------
+
+def _examples(plan):
+    """Noise inside the client's own steps: the server sees it too."""
+    releases = plan.algorithm.releases
+    if not releases or any(multiplier(r.mechanism) is None for r in releases):
+        return []                                         # one bare look at the data, and nothing is proved
+    adjacency = {_rows_adjacency(r) for r in releases}
+    rows = {"server": [], "third_party": []}
+    for view in rows:
+        try:
+            if len(adjacency) > 1:
+                check.fail("jfl.guarantee", "one adjacency for all releases of an algorithm", sorted(adjacency),
+                           "Use batch samplers of one kind.")
+            rows[view] = [_example_entry(plan, view, next(iter(adjacency)))]
+        except ValueError as error:
+            rows[view] = [_refused("example", view, min(adjacency), error)]
+    return rows["server"] + rows["third_party"]
+
+
+def _rows_adjacency(release):
+    return release.mechanism.adjacency or ("add_remove" if release.batches.scheme == "poisson" else "replace_one")
+
+
+def _example_entry(plan, view, adjacency):
+    sampler, releases = plan.sampler, plan.algorithm.releases
+    sizes = np.asarray(plan.fed.size).reshape(-1)
+    present = sizes > 0
+    sizes, share = sizes[present], np.broadcast_to(_share(sampler), present.shape)[present]
+    if sizes.size == 0:
+        check.fail("jfl.guarantee", "a client with rows", "none")
+    # fewer rows never help: a larger rate, or more looks at each row
+    worst = [(sizes.min(), share.max())] if view == "server" else _frontier(sizes, share)
+
+    def happens(z):
+        out = []
+        for rows, s in worst:
+            parts = []
+            for r in releases:
+                noise = events.gaussian(multiplier(r.mechanism) if z is None else z)
+                step, count = _step(r.batches, r.count, _rows_adjacency(r), int(rows), noise)
+                parts.append(events.repeat(step, count))
+            inner = parts[0] if len(parts) == 1 else events.compose(*parts)
+            out.append(_every_round(sampler, inner) if view == "server" else _some_rounds(sampler, s, inner))
+        return tuple(out)
+
+    happens(1.0)                                          # refuses now what it would refuse later
+    overflow = _turns(sampler) * sum(_rows_overflow(r, sizes) for r in releases)
+    return Entry("example", view, adjacency, happens, float(overflow), _absent(plan, view),
+                 caveats=_who(plan, view))
+
+
+def _step(batches, count, adjacency, rows, noise):
+    """The event of one step, and how many of them touch a given row."""
+    scheme, size = batches.scheme, batches.batch
+    if scheme == "full":
+        return noise, count
+    if scheme == "poisson":
+        return (events.poisson(_rate(batches, rows), noise) if adjacency == "add_remove" else noise), count
+    if scheme == "with_replacement":
+        check.fail("jfl.guarantee", "batches it can analyse", "batches.with_replacement",
+                   "A row drawn m times moves the sum m times: use batches.without_replacement or batches.poisson.")
+    if adjacency != "replace_one":
+        check.fail("jfl.guarantee", f"adjacency 'replace_one' for batches.{scheme}", f"{adjacency!r}",
+                   "One row more changes who else is in a batch: use batches.poisson for add_remove.")
+    if scheme == "epochs":
+        return noise, math.ceil(count / math.ceil(rows / size))
+    if scheme != "without_replacement":
+        check.fail("jfl.guarantee", "a scheme of jfl.batches", f"scheme={scheme!r}")
+    if rows < size and batches.short != "all":
+        check.fail("jfl.guarantee", f"at least batch={size} rows in every client", f"{rows} rows",
+                   'Lower batch, or use batches.without_replacement(batch, short="all").')
+    return (events.without_replacement(size, rows, noise) if rows > size else noise), count
+
+
+def _rate(batches, rows):
+    rate = float(np.asarray(batches.rate)) if batches.rate is not None else float(np.asarray(batches.expected)) / rows
+    return min(1.0, rate)
+
+
+def _rows_overflow(release, sizes):
+    batches = release.batches
+    if batches.scheme != "poisson" or batches.batch is None:
+        return 0.0
+    return release.count * max(_tail(batches.batch, n, _rate(batches, n)) for n in np.unique(sizes))
+
+
+def _tail(capacity, trials, rate):
+    if capacity >= trials:
+        return 0.0
+    from scipy import stats  # half a second: not at import
+    return float(stats.binom.sf(capacity, trials, rate))
+
+
+# --- who takes part -------------------------------------------------------------------------------------------------
+
+def _turns(sampler):
+    """How often a client may run in one round."""
+    return sampler.capacity if sampler.scheme == "with_replacement" and sampler.independent else 1
+
+
+def _share(sampler):
+    """The probability that one draw takes a client: a number, or one for each client."""
+    if sampler.scheme == "with_replacement":
+        return 1 / sampler.clients if sampler.share is None else np.asarray(sampler.share, np.float64)
+    if sampler.scheme == "poisson":
+        return float(np.asarray(sampler.rate))
+    return sampler.capacity / sampler.clients if sampler.scheme == "without_replacement" else 1.0
+
+
+def _every_round(sampler, inner):
+    return events.repeat(inner, _turns(sampler))
+
+
+def _some_rounds(sampler, share, inner):
+    if sampler.scheme == "full" or share >= 1:
+        return _every_round(sampler, inner)
+    if sampler.scheme != "with_replacement":
+        return events.participation(share, inner)
+    if sampler.independent:                               # each draw is a chance of its own
+        return events.repeat(events.participation(share, inner), sampler.capacity)
+    return events.participation(-math.expm1(sampler.capacity * math.log1p(-share)), inner)
+
+
+def _absent(plan, view):
+    return view == "third_party" and plan.sampler.scheme != "full"
+
+
+def _who(plan, view):
+    if plan.sampler.scheme == "full":
+        return ()
+    return (EVERY_ROUND,) if view == "server" else (HONEST,)
+
+
+def _frontier(sizes, share):
+    """Pairs (rows, share) such that every client has at least the rows and at most the share of one of them."""
+    pairs, most = [], -1.0
+    for rows, s in sorted(set(zip(sizes.tolist(), share.tolist())), key=lambda p: (p[0], -p[1])):
+        if s > most:
+            pairs.append((rows, s))
+            most = s
+    cuts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
+    return [(pairs[c[0]][0], pairs[c[-1]][1]) for c in cuts]
+
+
+# --- clients ------------------------------------------------------------------------------------------------------
+
+def _uploads(plan):
+    """Noise on each client's own upload; absence helps against a third party, other clients' noise is not counted."""
+    own = multiplier(plan.upload)
+    if own is None:
+        return []
+    sampler, adjacency = plan.sampler, plan.upload.adjacency or "replace_one"
+    share = float(np.max(_share(sampler)))
+
+    def happens(view):
+        def of(z):
+            noise = events.gaussian(own if z is None else z)
+            return (_every_round(sampler, noise) if view == "server" else _some_rounds(sampler, share, noise),)
+        return of
+
+    return [Entry("client", view, adjacency, happens(view), _cohort_overflow(sampler), _absent(plan, view),
+                  caveats=_who(plan, view)) for view in ("server", "third_party")]
+
+
+def _release(plan):
+    """Noise of the server: for those who see models only."""
+    if multiplier(plan.release) is None:
+        return []
+    sampler = plan.sampler
+    adjacency = plan.release.adjacency or ("add_remove" if sampler.scheme == "poisson" else "replace_one")
+    try:
+        own = _release_multiplier(plan)
+        happens = lambda z: (_cohort(plan, adjacency, events.gaussian(own if z is None else z)),)
+        happens(1.0)
+    except ValueError as error:
+        return [_refused("client", "third_party", adjacency, error)]
+    return [Entry("client", "third_party", adjacency, happens, _cohort_overflow(sampler),
+                  caveats=_who(plan, "third_party"))]
+
+
+def _release_multiplier(plan):
+    if not callable(plan.weights):
+        return multiplier(plan.release, float(np.max(np.asarray(plan.weights))))
+    if multiplier(plan.release, 2.0) != multiplier(plan.release, 1.0):
+        check.fail("jfl.guarantee", "gaussian(noise_multiplier) beside weights that change from round to round",
+                   "gaussian(std=...)", "The sensitivity follows the weights of the round, and std does not.")
+    return multiplier(plan.release)
+
+
+def _cohort(plan, adjacency, noise):
+    sampler, scheme = plan.sampler, plan.sampler.scheme
+    if scheme == "with_replacement":
+        check.fail("jfl.guarantee", "a sampler it can analyse for unit='client'", "sampling.with_replacement",
+                   "A client drawn m times counts m times: use sampling.without_replacement or sampling.poisson.")
+    if scheme == "full" or (scheme == "poisson" and adjacency == "replace_one"):
+        return noise
+    if scheme == "poisson":
+        return events.poisson(_share(sampler), noise)
+    if scheme != "without_replacement":
+        check.fail("jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}")
+    if adjacency != "replace_one":
+        check.fail("jfl.guarantee", "adjacency 'replace_one' for sampling.without_replacement", f"{adjacency!r}",
+                   "One client more changes the cohort of the others: use sampling.poisson for add_remove.")
+    # what a client remembers depends on rounds that the replaced client did not see: hidden sampling gains nothing
+    if plan.algorithm.stateful or sampler.capacity >= sampler.clients:
+        return noise
+    return events.without_replacement(sampler.capacity, sampler.clients, noise)
+
+
+def _cohort_overflow(sampler):
+    if sampler.scheme != "poisson":
+        return 0.0
+    return _tail(sampler.capacity, sampler.clients, _share(sampler))
+
+
+def _implied(plan, entry):
+    """What protects a client protects its examples.
+
+    Under replace_one the numbers are the same.  Under add_remove they are not: the client with the other example is
+    two steps away, so its upload moves by twice the bound, and only its absence is credited.
+    """
+    if entry.adjacency == "replace_one":
+        return entry._replace(unit="example", implied=True, caveats=entry.caveats + (IMPLIED,))
+    if entry.refusal:
+        return entry._replace(unit="example", implied=True)
+    site = plan.release if entry.view == "third_party" and multiplier(plan.upload) is None else plan.upload
+    own = _release_multiplier(plan) if site is plan.release else multiplier(plan.upload)
+
+    def happens(z):
+        noise = events.gaussian((own if z is None else z) / 2)
+        if entry.view == "server":
+            return (_every_round(plan.sampler, noise),)
+        return (_some_rounds(plan.sampler, float(np.max(_share(plan.sampler))), noise),)
+
+    return entry._replace(unit="example", events=happens, overflow=0.0, implied=True,
+                          mixture=_absent(plan, entry.view), caveats=entry.caveats + (IMPLIED_TWICE,))

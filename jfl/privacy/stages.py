@@ -1,0 +1,178 @@
+"""What a chain is made of: stages that clip, sum, add noise and post-process.
+
+Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; everything after the sum sees only sums.
+"""
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import check, tree
+from ..core import Fn, record, static
+
+
+@record
+class Stage:
+    """One step of a chain; which functions it has depends on its role."""
+    apply: Fn | None         # row: (state, row) -> row, clipped;  noise: none;  post: (value, size) -> value
+    bound: Fn | None = None  # row: (state, bound) -> bound of one contribution
+    noise: Any = None        # noise: z or std
+    state: Any = None        # row: what it remembers between releases, at the start
+    update: Fn | None = None     # row: (state, release) -> state, release
+    name: str = static(default="")
+    role: str = static(default="row")
+    absolute: bool = static(default=False)    # noise is a std, not a multiplier
+
+
+# --- row stages ---------------------------------------------------------------------------------------------------
+
+def _shrink(bound, row):
+    norm = tree.norm(row)
+    return tree.scale(jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)), row), norm > bound
+
+
+def _clip_l2(state, row, *, bound):
+    return _shrink(bound, row)
+
+
+def _its_bound(state, before, *, bound):
+    return bound
+
+
+def clip_l2(bound) -> Stage:
+    """Shrink each contribution to Euclidean norm at most `bound`, over all leaves together.
+
+    Units    bound in the units of the contribution, > 0.
+    Privacy  one contribution moves the sum by at most `bound` (add_remove) or 2 * bound (replace_one).
+    Errors   ValueError unless bound is > 0 and finite (leave the stage out for no clipping).
+    Source   Abadi et al., CCS 2016, Algorithm 1.
+
+    >>> from jfl.privacy.mechanism import chain, release
+    >>> m = chain(clip_l2(1.0), total(), adjacency="add_remove")
+    >>> release(m, jax.random.key(0), (), jnp.array([[3.0, 4.0]]), jnp.ones(1))[0].tolist()
+    [0.6000000238418579, 0.800000011920929]
+    """
+    check.positive("clip_l2", "Leave the stage out for no clipping.", bound=bound)
+    data = dict(bound=check.scalar(bound))
+    return Stage(Fn(_clip_l2, data), Fn(_its_bound, data), name="clip_l2")
+
+
+def _clip_per_layer(state, row, *, bounds):
+    leaves, treedef = jax.tree.flatten(row)
+    limits = jax.tree.leaves(bounds)
+    if len(limits) == 1:
+        limits = limits * len(leaves)
+    elif len(limits) != len(leaves):
+        check.fail("clip_per_layer", f"one bound, or one for each of the {len(leaves)} leaves", f"{len(limits)}")
+    pairs = [_shrink(b, x) for b, x in zip(limits, leaves)]
+    return treedef.unflatten([x for x, _ in pairs]), jnp.any(jnp.array([c for _, c in pairs]))
+
+
+def _layers_bound(state, before, *, bounds, layers):
+    limits = jnp.stack([jnp.asarray(b, jnp.float32) for b in jax.tree.leaves(bounds)])
+    return jnp.sqrt(jnp.sum(jnp.square(limits)) * (layers if limits.size == 1 else 1))
+
+
+def clip_per_layer(bounds, layers: int | None = None) -> Stage:
+    """Shrink each leaf of a contribution on its own.
+
+    Units    bounds: a pytree with one bound > 0 a leaf, or one number for each of `layers` leaves.
+    Privacy  the contribution's bound is the root of the sum of the squared bounds.
+    Errors   ValueError unless all bounds are > 0, or if one number comes without `layers`.
+    Source   McMahan et al., 2018, "A general approach to adding differential privacy".
+
+    >>> from jfl.privacy.mechanism import chain, sensitivity
+    >>> m = chain(clip_per_layer((3.0, 4.0)), total(), gaussian(1.0), adjacency="add_remove")
+    >>> float(sensitivity(m))
+    5.0
+    """
+    limits = jax.tree.leaves(bounds)
+    for b in limits:
+        check.positive("clip_per_layer", bound=b)
+    if len(limits) == 1:
+        if layers is None:
+            check.fail("clip_per_layer", "layers=... beside a single bound", f"bounds={bounds!r}",
+                       "Say how many leaves the contribution has: each gets that bound.")
+        check.whole("clip_per_layer", layers=layers)
+    data = dict(bounds=jax.tree.map(check.scalar, bounds))
+    return Stage(Fn(_clip_per_layer, data), Fn(_layers_bound, data, dict(layers=layers or len(limits))),
+                 name="clip_per_layer")
+
+
+def _clip_adaptive(state, row, *, indicator, quantile, lr, count):
+    clipped, over = _shrink(state, row)
+    bit = jnp.where(over, 0.0, 1.0)
+    return (clipped, state * indicator * (bit - 0.5)), over
+
+
+def _adaptive_bound(state, before, *, indicator, quantile, lr, count):
+    return state * jnp.sqrt(1 + jnp.square(indicator) / 4)
+
+
+def _adapt(state, value, *, indicator, quantile, lr, count):
+    value, coordinate = value
+    below = coordinate / (state * indicator * count) + 0.5
+    return state * jnp.exp(-lr * (below - quantile)), value
+
+
+def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1) -> Stage:
+    """Clip to a norm that follows a quantile of the contributions' norms, privately, inside the same release.
+
+    Each contribution carries one more coordinate, C * indicator * (bit - 1/2), where the bit says that its norm is
+    at most the clip norm C.  One isotropic Gaussian covers both, so the noise multiplier of the chain is exactly the
+    joint one: nothing else is to be accounted.  C moves by exp(-lr * (noisy fraction - quantile)).
+
+    Units    initial: C of the first release, > 0; count: the public, expected number of contributions;
+             quantile in (0, 1]; indicator: weight of the bit, larger for a less noisy C and a little more noise.
+    Privacy  bound C * sqrt(1 + indicator^2 / 4).
+    Errors   ValueError outside those ranges; refused inside `private_grad` (a client keeps no clip norm).
+    Source   Andrew et al., NeurIPS 2021, with the joint release of one vector.
+    """
+    check.positive("clip_adaptive", initial=initial, count=count, lr=lr, indicator=indicator)
+    check.fraction("clip_adaptive", quantile=quantile)
+    data = {k: check.scalar(v) for k, v in dict(indicator=indicator, quantile=quantile, lr=lr, count=count).items()}
+    return Stage(Fn(_clip_adaptive, data), Fn(_adaptive_bound, data), state=check.scalar(initial),
+                 update=Fn(_adapt, data), name="clip_adaptive")
+
+
+# --- sum, noise, post ----------------------------------------------------------------------------------------------
+
+def total() -> Stage:
+    """Sum the contributions; masked ones add exactly nothing, whatever they hold."""
+    return Stage(None, name="total", role="sum")
+
+
+def gaussian(noise_multiplier=None, *, std=None) -> Stage:
+    """Add N(0, sigma^2) to every coordinate, sigma = noise_multiplier * sensitivity of the sum.
+
+    Units    noise_multiplier: dimensionless, > 0; or std: sigma itself, in the units of the sum.
+    Errors   ValueError unless exactly one is given and > 0 (leave the stage out for no noise).
+    """
+    if (noise_multiplier is None) == (std is None):
+        check.fail("gaussian", "either noise_multiplier or std", f"noise_multiplier={noise_multiplier!r}, std={std!r}")
+    value = std if noise_multiplier is None else noise_multiplier
+    check.positive("gaussian", "Leave the stage out for no noise.",
+                   **{"std" if noise_multiplier is None else "noise_multiplier": value})
+    return Stage(None, noise=check.scalar(value), name="gaussian", role="noise", absolute=std is not None)
+
+
+def _divide(value, size, *, n):
+    return tree.map(lambda x: x / jnp.asarray(n, x.dtype), value)
+
+
+def _divide_own(value, size):
+    return tree.map(lambda x: x / jnp.maximum(jnp.asarray(size, x.dtype), 1), value)
+
+
+def divide(n) -> Stage:
+    """Divide the noisy sum by a public number, or by "size": the client's own number of rows.
+
+    Privacy  post-processing.  A realised count would not be: it is data.  "size" is sound where sizes are public,
+             under replace_one of an example, and refused elsewhere.
+    Errors   ValueError unless n is > 0 and finite, or "size".
+    """
+    if isinstance(n, str):
+        check.choice("divide", ("size",), n=n)
+        return Stage(Fn(_divide_own), name="divide_by_size", role="post")
+    check.positive("divide", n=n)
+    return Stage(Fn(_divide, dict(n=check.scalar(n))), name="divide", role="post")
