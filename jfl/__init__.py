@@ -12,6 +12,9 @@ from .local import grad as grad
 from .local import private_grad as private_grad
 from .models import task as task
 from .plan import plan as plan
+from .privacy.accounting import calibrate as calibrate
+from .privacy.accounting import guarantee as guarantee
+from .privacy.accounting import guarantees as guarantees
 from .privacy.mechanism import chain as chain
 from .privacy.stages import clip_adaptive as clip_adaptive
 from .privacy.stages import clip_l2 as clip_l2
@@ -27,3 +30,6 @@ from .simulate import simulate as simulate
 from .sweep import sweep as sweep
 
 __version__ = "0.1.0"
+
+# where the badge and the notebooks find the project; its public address is not settled
+REPOSITORY = "OWNER/jfl"

@@ -21,6 +21,7 @@ EVERY_ROUND = "planned worst case: the client participates in every round"
 HONEST = "cohort drawn honestly and not revealed to the third party"
 IMPLIED = "implied by the client-level guarantee"
 IMPLIED_TWICE = "implied by the client-level noise: an example moves an upload by up to twice its bound"
+VIEWS = ("server", "third_party")
 GROUPS = 16      # of clients, in the search for the worst one
 
 
@@ -29,7 +30,8 @@ class Entry(NamedTuple):
     unit: str                    # example | client
     view: str                    # server | third_party
     adjacency: str               # add_remove | replace_one
-    events: Callable             # z -> events of one round, one for each client that may be the worst; None: own z
+    events: Callable             # z -> events of one round, one for each client that may be the worst
+    z: tuple | float = 1.0       # the plan's own multiplier, or one for each release of the algorithm
     overflow: float = 0.0        # probability, a round, that a draw finds no slot
     mixture: bool = False        # gains from a client's absence only
     implied: bool = False        # by another unit's guarantee
@@ -73,17 +75,14 @@ def _examples(plan):
     releases = plan.algorithm.releases
     if not releases or any(multiplier(r.mechanism) is None for r in releases):
         return []                                         # one bare look at the data, and nothing is proved
-    adjacency = {_rows_adjacency(r) for r in releases}
-    rows = {"server": [], "third_party": []}
-    for view in rows:
-        try:
-            if len(adjacency) > 1:
-                check.fail("jfl.guarantee", "one adjacency for all releases of an algorithm", sorted(adjacency),
-                           "Use batch samplers of one kind.")
-            rows[view] = [_example_entry(plan, view, next(iter(adjacency)))]
-        except ValueError as error:
-            rows[view] = [_refused("example", view, min(adjacency), error)]
-    return rows["server"] + rows["third_party"]
+    kinds = sorted({_rows_adjacency(r) for r in releases})
+    try:
+        if len(kinds) > 1:
+            check.fail("jfl.guarantee", "one adjacency for all releases of an algorithm", kinds,
+                       "Use batch samplers of one kind.")
+        return [_example_entry(plan, view, kinds[0]) for view in VIEWS]
+    except ValueError as error:
+        return [_refused("example", view, kinds[0], error) for view in VIEWS]
 
 
 def _rows_adjacency(release):
@@ -100,21 +99,23 @@ def _example_entry(plan, view, adjacency):
     # fewer rows never help: a larger rate, or more looks at each row
     worst = [(sizes.min(), share.max())] if view == "server" else _frontier(sizes, share)
 
-    def happens(z):
-        out = []
-        for rows, s in worst:
-            parts = []
-            for r in releases:
-                noise = events.gaussian(multiplier(r.mechanism) if z is None else z)
-                step, count = _step(r.batches, r.count, _rows_adjacency(r), int(rows), noise)
-                parts.append(events.repeat(step, count))
-            inner = parts[0] if len(parts) == 1 else events.compose(*parts)
-            out.append(_every_round(sampler, inner) if view == "server" else _some_rounds(sampler, s, inner))
-        return tuple(out)
+    own = tuple(multiplier(r.mechanism) for r in releases)
 
-    happens(1.0)                                          # refuses now what it would refuse later
+    def participation(z, rows):
+        parts = []
+        for r, each in zip(releases, np.broadcast_to(z, len(releases))):
+            step, count = _step(r.batches, r.count, adjacency, int(rows), events.gaussian(each))
+            parts.append(events.repeat(step, count))
+        return parts[0] if len(parts) == 1 else events.compose(*parts)
+
+    def happens(z):
+        if view == "server":
+            return tuple(_every_round(sampler, participation(z, rows)) for rows, _ in worst)
+        return tuple(_some_rounds(sampler, s, participation(z, rows)) for rows, s in worst)
+
+    happens(own)                                          # refuses now what it would refuse later
     overflow = _turns(sampler) * sum(_rows_overflow(r, sizes) for r in releases)
-    return Entry("example", view, adjacency, happens, float(overflow), _absent(plan, view),
+    return Entry("example", view, adjacency, happens, own, float(overflow), _absent(plan, view),
                  caveats=_who(plan, view))
 
 
@@ -142,8 +143,13 @@ def _step(batches, count, adjacency, rows, noise):
 
 
 def _rate(batches, rows):
-    rate = float(np.asarray(batches.rate)) if batches.rate is not None else float(np.asarray(batches.expected)) / rows
-    return min(1.0, rate)
+    given = np.asarray(batches.rate if batches.rate is not None else batches.expected, np.float32)
+    return _drawn(given if batches.rate is not None else min(np.float32(1), given / np.float32(rows)))
+
+
+def _drawn(rate):
+    """The probability that a uniform float32, a multiple of 2^-23, lies below the float32 that `rate` is."""
+    return math.ceil(float(np.float32(rate)) * 2**23) / 2**23
 
 
 def _rows_overflow(release, sizes):
@@ -172,7 +178,7 @@ def _share(sampler):
     if sampler.scheme == "with_replacement":
         return 1 / sampler.clients if sampler.share is None else np.asarray(sampler.share, np.float64)
     if sampler.scheme == "poisson":
-        return float(np.asarray(sampler.rate))
+        return _drawn(np.asarray(sampler.rate))
     return sampler.capacity / sampler.clients if sampler.scheme == "without_replacement" else 1.0
 
 
@@ -222,13 +228,12 @@ def _uploads(plan):
     share = float(np.max(_share(sampler)))
 
     def happens(view):
-        def of(z):
-            noise = events.gaussian(own if z is None else z)
-            return (_every_round(sampler, noise) if view == "server" else _some_rounds(sampler, share, noise),)
-        return of
+        if view == "server":
+            return lambda z: (_every_round(sampler, events.gaussian(z)),)
+        return lambda z: (_some_rounds(sampler, share, events.gaussian(z)),)
 
-    return [Entry("client", view, adjacency, happens(view), _cohort_overflow(sampler), _absent(plan, view),
-                  caveats=_who(plan, view)) for view in ("server", "third_party")]
+    return [Entry("client", view, adjacency, happens(view), own, _cohort_overflow(sampler), _absent(plan, view),
+                  caveats=_who(plan, view)) for view in VIEWS]
 
 
 def _release(plan):
@@ -239,11 +244,11 @@ def _release(plan):
     adjacency = plan.release.adjacency or ("add_remove" if sampler.scheme == "poisson" else "replace_one")
     try:
         own = _release_multiplier(plan)
-        happens = lambda z: (_cohort(plan, adjacency, events.gaussian(own if z is None else z)),)
-        happens(1.0)
+        happens = lambda z: (_cohort(plan, adjacency, events.gaussian(z)),)
+        happens(own)
     except ValueError as error:
         return [_refused("client", "third_party", adjacency, error)]
-    return [Entry("client", "third_party", adjacency, happens, _cohort_overflow(sampler),
+    return [Entry("client", "third_party", adjacency, happens, own, _cohort_overflow(sampler),
                   caveats=_who(plan, "third_party"))]
 
 
@@ -290,16 +295,12 @@ def _implied(plan, entry):
     """
     if entry.adjacency == "replace_one":
         return entry._replace(unit="example", implied=True, caveats=entry.caveats + (IMPLIED,))
-    if entry.refusal:
-        return entry._replace(unit="example", implied=True)
-    site = plan.release if entry.view == "third_party" and multiplier(plan.upload) is None else plan.upload
-    own = _release_multiplier(plan) if site is plan.release else multiplier(plan.upload)
+    sampler = plan.sampler
+    share = float(np.max(_share(sampler)))
 
     def happens(z):
-        noise = events.gaussian((own if z is None else z) / 2)
-        if entry.view == "server":
-            return (_every_round(plan.sampler, noise),)
-        return (_some_rounds(plan.sampler, float(np.max(_share(plan.sampler))), noise),)
+        noise = events.gaussian(z / 2)
+        return (_every_round(sampler, noise) if entry.view == "server" else _some_rounds(sampler, share, noise),)
 
     return entry._replace(unit="example", events=happens, overflow=0.0, implied=True,
                           mixture=_absent(plan, entry.view), caveats=entry.caveats + (IMPLIED_TWICE,))
