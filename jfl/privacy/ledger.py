@@ -114,8 +114,8 @@ def _example_entry(plan, view, adjacency):
         return tuple(_some_rounds(sampler, s, participation(z, rows)) for rows, s in worst)
 
     happens(own)                                          # refuses now what it would refuse later
-    overflow = _turns(sampler) * sum(_rows_overflow(r, sizes) for r in releases)
-    return Entry("example", view, adjacency, happens, own, float(overflow), _absent(plan, view),
+    overflow = (sampler.capacity if sampler.independent else 1) * sum(_rows_overflow(r, sizes) for r in releases)
+    return Entry("example", view, adjacency, happens, own, overflow, _absent(plan, view),
                  caveats=_who(plan, view))
 
 
@@ -168,11 +168,6 @@ def _tail(capacity, trials, rate):
 
 # --- who takes part -------------------------------------------------------------------------------------------------
 
-def _turns(sampler):
-    """How often a client may run in one round."""
-    return sampler.capacity if sampler.scheme == "with_replacement" and sampler.independent else 1
-
-
 def _share(sampler):
     """The probability that one draw takes a client: a number, or one for each client."""
     if sampler.scheme == "with_replacement":
@@ -183,7 +178,8 @@ def _share(sampler):
 
 
 def _every_round(sampler, inner):
-    return events.repeat(inner, _turns(sampler))
+    turns = sampler.capacity if sampler.independent else 1          # how often a client may run in one round
+    return events.repeat(inner, turns)
 
 
 def _some_rounds(sampler, share, inner):
@@ -201,9 +197,7 @@ def _absent(plan, view):
 
 
 def _who(plan, view):
-    if plan.sampler.scheme == "full":
-        return ()
-    return (EVERY_ROUND,) if view == "server" else (HONEST,)
+    return () if plan.sampler.scheme == "full" else (EVERY_ROUND,) if view == "server" else (HONEST,)
 
 
 def _frontier(sizes, share):
@@ -220,7 +214,7 @@ def _frontier(sizes, share):
 # --- clients ------------------------------------------------------------------------------------------------------
 
 def _uploads(plan):
-    """Noise on each client's own upload; absence helps against a third party, other clients' noise is not counted."""
+    """Noise on each client's own upload; what other clients add is not counted."""
     own = multiplier(plan.upload)
     if own is None:
         return []
