@@ -152,11 +152,11 @@ def test_balanced_mixture_follows_the_prior():
 
 
 def test_balanced_leftovers_fall_on_anybody():
-    """Whoever comes last gets what is left, less skewed than drawn: it must not be the same client in every seed."""
+    """Whoever comes last has fewer classes to choose from: it must not be the same client in every seed."""
     labels = np.arange(1000) % 10
-    most = np.array([[np.bincount(labels[rows]).max() for rows in
+    held = np.array([[len(np.unique(labels[rows])) for rows in
                       partition.dirichlet(10, 0.1, balanced=True, seed=seed)(labels)] for seed in range(60)])
-    assert abs(most[:, 0].mean() - most[:, -1].mean()) < 15             # about 30 apart if they came in order
+    assert abs(held[:, 0].mean() - held[:, -1].mean()) < 0.8            # 1.4 apart if they came in order
 
 
 @given(clients=st.integers(1, 25), k=st.integers(1, 6), classes=st.integers(1, 12), seed=st.integers(0, 1000))

@@ -93,16 +93,18 @@ def _bound(event, times, delta):
     if {events.Poisson, events.WithoutReplacement} <= (kinds := _kinds(event)):
         check.fail("jfl.privacy.bounds", "one adjacency in an event", "poisson (add_remove) and "
                    "without_replacement (replace_one)", "Use one kind of sampling throughout.")
-    exact = _exact(np.sqrt(times * float(_precision(event, sampled=False))), delta)
+    exact = np.asarray(rdp.gaussian_epsilon(np.sqrt(times * float(_precision(event, sampled=False))), delta))
     if not kinds & {events.Poisson, events.WithoutReplacement, events.Participation}:
         return exact, np.ones(len(times), bool)
     orders, values = ORDERS, _values(event, ORDERS)
-    best = np.unique(np.argmin(_convert(orders, values, times, delta), axis=1))
-    # a finer look around each best order; an end of the grid looks far beyond it
-    above = np.append(ORDERS - 1, 1e4 * (ORDERS[-1] - 1))[best + 1]
-    below = np.insert(ORDERS - 1, 0, 1e-4 * (ORDERS[0] - 1))[best]
-    finer = np.concatenate([1 + np.geomspace(b, a, BLOCK) for b, a in zip(below, above)])
-    orders, values = np.concatenate([orders, finer]), np.concatenate([values, _values(event, finer)])
+    for _ in range(2):                                    # a finer look around each best order
+        best = np.unique(np.argmin(_convert(orders, values, times, delta), axis=1))
+        # an end of the orders looks far beyond it
+        gaps = np.concatenate([[1e-4 * (orders[0] - 1)], orders - 1, [1e4 * (orders[-1] - 1)]])
+        finer = np.concatenate([1 + np.geomspace(gaps[b], gaps[b + 2], BLOCK) for b in best])
+        orders, values = np.append(orders, finer), np.append(values, _values(event, finer))
+        ascending = np.argsort(orders, kind="stable")
+        orders, values = orders[ascending], values[ascending]
     sampled = _convert(orders, values, times, delta).min(axis=1)
     return np.minimum(sampled, exact), exact <= sampled
 
@@ -113,16 +115,10 @@ def _values(event, orders):
 
 
 def _convert(orders, values, times, delta):
-    with jax.enable_x64(True):
-        return np.asarray(_compiled_convert(orders, times[:, None] * values, delta[:, None]))
+    return np.asarray(rdp.convert(orders, times[:, None] * values, delta[:, None]))
 
 
-def _exact(mu, delta):
-    with jax.enable_x64(True):
-        return np.asarray(_compiled_exact(mu, delta))
-
-
-_compiled_curve, _compiled_convert, _compiled_exact = map(jax.jit, (curve, rdp.convert, rdp.gaussian_epsilon))
+_compiled_curve = jax.jit(curve)
 
 
 def _kinds(event):

@@ -1,8 +1,9 @@
 """Renyi differential privacy of the Gaussian and its subsampled forms, in jax.numpy.
 
 A curve holds the Renyi divergence at each of `orders`; curves of steps that follow each other add.  All functions
-compute in float64 whatever the caller's default, and go under jit, vmap and grad.  `z` is the noise multiplier, std
-over sensitivity under the adjacency in use.
+compute in float64 whatever the caller's default, and go under jit, vmap and grad.  (Arithmetic between their results
+follows the caller's default again: add curves in NumPy or inside `jax.enable_x64(True)`, or use events.)  `z` is the
+noise multiplier, std over sensitivity under the adjacency in use.
 
 Both sampled curves are integrals on one grid of points shared by all orders.  Where an order lies beyond the reach of
 the grid they return the curve without sampling, which is larger: never too small, never nan.
@@ -22,11 +23,13 @@ HALF_LOG_2PI = math.log(2 * math.pi) / 2
 
 
 def float64(function):
-    """Run `function` on float64 arrays, whatever jax's default is."""
+    """Compile `function` for float64 arrays, whatever jax's default is."""
+    compiled = jax.jit(function)
+
     @functools.wraps(function)
     def scoped(*args):
         with jax.enable_x64(True):
-            return function(*(jnp.asarray(a, jnp.float64) for a in args))
+            return compiled(*(jnp.asarray(a, jnp.float64) for a in args))
     return scoped
 
 
