@@ -13,6 +13,7 @@ from .local import private_grad as private_grad
 from .models import task as task
 from .plan import plan as plan
 from .privacy.accounting import calibrate as calibrate
+from .privacy.accounting import epsilons as epsilons
 from .privacy.accounting import guarantee as guarantee
 from .privacy.accounting import guarantees as guarantees
 from .privacy.mechanism import chain as chain

@@ -523,7 +523,7 @@ def test_schedule():
 
 def test_metrics(fed, task):
     """What is reported is what happened: losses of the cohort, clients a round, the share that was clipped."""
-    grad = jfl.private_grad(squared, jfl.chain(jfl.clip_l2(1e-6), jfl.total(), jfl.divide(3)))
+    grad = jfl.private_grad(squared, jfl.chain(jfl.clip_l2(1e-3), jfl.total(), jfl.divide(3)))
     algorithm = jfl.algorithms.fedsgd(grad, lr=0.1, batch=jfl.batches.full())
     plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
     out = jfl.simulate(KEY, plan, 1)
@@ -535,7 +535,7 @@ def test_metrics(fed, task):
     np.testing.assert_allclose(m.loss, [loss(fed.x_test, fed.y_test).mean()], rtol=1e-4)
     assert m.clip_fraction.tolist() == [1.0] and m.cohort.tolist() == [7.0] and m.accuracy is None
     moved = flat(out.params) - flat(p)
-    np.testing.assert_allclose(m.update_norm, [np.linalg.norm(moved) / 0.1], rtol=2e-2)
+    np.testing.assert_allclose(m.update_norm, [np.linalg.norm(moved) / 0.1], rtol=1e-3)
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
