@@ -96,7 +96,7 @@ CASES = [
     Case("fedavg", "full", release=RELEASE, adjacency="add_remove", server="adam"),
     Case("fedavg", release=RELEASE, adaptive=True, weights="size"),
     Case("fedsgd", batch="full"),
-    Case("fedsgd", "full", "full", rows=(0.6, 1.1, "size")),
+    Case("fedsgd", "full", "without", rows=(0.6, 1.1, "size")),
     Case("fedsgd", "poisson", "poisson", rows=ROWS, release=RELEASE, server="adam"),
     Case("fedprox"),
     Case("fedprox", "full", "poisson", rows=ROWS, release=RELEASE, weights=ARRAY),
@@ -276,7 +276,7 @@ def run_numpy(case, fed, d, wrong=()):
     return types.SimpleNamespace(params=w, control=control, own=own, norm=norm)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compiled(steps, dim):
     """Draws and run in one program."""
     def both(key, plan, batches):
@@ -284,7 +284,7 @@ def _compiled(steps, dim):
     return jax.jit(both)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def outcome(case):
     """(draws, run, federation) of jfl for a case, computed once for all tests."""
     from conftest import make_federation

@@ -11,8 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import (CLIENTS, SIZES, close, flat, make_algorithm, make_federation, noisy_grad, noisy_release, raw,
-                      same_bits, squared, start_params)
+from conftest import (
+    CLIENTS,
+    SIZES,
+    close,
+    flat,
+    make_algorithm,
+    make_federation,
+    noisy_grad,
+    noisy_release,
+    raw,
+    same_bits,
+    squared,
+    start_params,
+)
 
 import jfl
 from jfl.core import Cohort, Fn, Sampler
@@ -152,7 +164,7 @@ def test_sweep_equals_separate_runs(name, fed, task, base):
     for i, p in enumerate(out.points):
         alone = run4(make(p["lr"], p["z"]), key=jax.random.key(p["seed"]))
         close(out.params[i], alone.params)
-        close(jax.tree.map(lambda x: x[i], out.metrics), alone.metrics, rtol=1e-4, atol=1e-5)
+        close(jax.tree.map(lambda x, i=i: x[i], out.metrics), alone.metrics, rtol=1e-4, atol=1e-5)
     assert len({tuple(flat(p)) for p in out.params}) == 8
 
 
@@ -168,7 +180,7 @@ def test_inside_a_users_own_jit_and_vmap(name, fed, task, base):
     params, loss = jax.jit(jax.vmap(one))(jnp.stack([jax.random.key(s) for s in seeds]), jnp.array(lrs))
     for i, (s, lr) in enumerate(zip(seeds, lrs)):
         out = run4(noisy_plan(name, fed, task, lr=lr), key=jax.random.key(s))
-        close(jax.tree.map(lambda x: x[i], params), out.params)
+        close(jax.tree.map(lambda x, i=i: x[i], params), out.params)
         close(loss[i], out.metrics.loss, rtol=1e-4)
 
 
@@ -189,6 +201,19 @@ def test_noise_is_never_ignored(name, site, fed, task):
 
 
 _round = jax.jit(lambda run, plan: jfl.round(run, plan)[0])
+
+
+def lopsided(round_):
+    """Weights whose largest in size is negative."""
+    return jnp.full(CLIENTS, 2.0).at[0].set(-5.0)
+
+
+def test_weights_from_a_function_cannot_lower_the_noise(fed):
+    """A function of the round is not seen before it runs: negative weights must count by their size, or be reported."""
+    plan = still_plan(fed, "release", weights=lopsided)
+    run = _round(jfl.start(KEY, plan), plan)
+    enough = float(np.std(np.asarray(run.server.params))) > 0.8 * 2 * 5.0
+    assert enough or int(run.health.nonfinite) > 0
 
 
 # --- addresses of noise --------------------------------------------------------------------------------------------

@@ -1,0 +1,298 @@
+"""One experiment as plain values: what a TOML file holds and what the command line sets."""
+import dataclasses
+import difflib
+import functools
+import tomllib
+
+import jax
+import optax
+
+from . import algorithms, batches, check, models, sampling
+from .core import Plan
+from .data import datasets, partition
+from .data.federation import federate
+from .local import grad, private_grad
+from .plan import plan
+from .privacy.accounting import calibrate
+from .privacy.mechanism import chain
+from .privacy.stages import clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
+
+OPTIMIZERS = dict(sgd=optax.sgd, momentum=functools.partial(optax.sgd, momentum=0.9), adam=optax.adam,
+                  adagrad=optax.adagrad, yogi=optax.yogi)
+SAMPLERS = ("full", "without_replacement", "with_replacement", "poisson")
+BATCHES = ("full", "without_replacement", "with_replacement", "poisson", "epochs")
+CLIPS = ("flat", "per_layer", "adaptive")
+UNITS = ("example", "client")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One experiment.  Fields that are None follow from the others."""
+
+    algorithm: str = "fedavg"
+    """fedavg | fedsgd | fedprox | scaffold"""
+    dataset: str = "digits"
+    """digits | mnist | fashion_mnist | emnist | cifar10 | svhn"""
+    partition: str = "dirichlet"
+    """iid | dirichlet | shards | power_law"""
+    alpha: float = 0.3
+    """dirichlet: concentration; small is heterogeneous"""
+    classes_per_client: int = 2
+    """shards: classes each client holds"""
+    exponent: float = 1.0
+    """power_law: of the sizes"""
+    min_rows: int = 16
+    """dirichlet and power_law: least rows of a client"""
+    clients: int = 50
+    """number of clients"""
+    holdout: float = 0.0
+    """fraction of each client's rows kept for its own test"""
+    partition_seed: int = 0
+    """who owns which row"""
+    model: str = "mlp"
+    """logistic | mlp | cnn"""
+    hidden: tuple[int, ...] = (64,)
+    """mlp: widths of the hidden layers"""
+    sampler: str = "without_replacement"
+    """of clients: full | without_replacement | with_replacement | poisson"""
+    cohort: int | None = None
+    """clients a round (poisson: expected); default a fifth of all"""
+    batch_sampler: str = "without_replacement"
+    """of rows: full | without_replacement | with_replacement | poisson | epochs"""
+    batch: int = 16
+    """rows of a local step (poisson: expected)"""
+    steps: int = 10
+    """local steps a round"""
+    rounds: int = 60
+    """communication rounds"""
+    lr: float = 0.3
+    """learning rate of the clients (fedsgd: of the server)"""
+    optimizer: str = "sgd"
+    """of the clients: sgd | momentum | adam | adagrad | yogi"""
+    server_lr: float = 1.0
+    """learning rate of the server"""
+    server_optimizer: str = "sgd"
+    """of the server: sgd | momentum | adam | adagrad | yogi"""
+    mu: float = 0.1
+    """fedprox: pull to the server's model"""
+    l2: float = 0.0
+    """L2 regularisation, outside the clip"""
+    weights: str = "uniform"
+    """of clients: uniform | size"""
+    unit: str | None = None
+    """what the noise protects: example (noise in every local step) | client (noise on the aggregate)"""
+    clip: str = "flat"
+    """flat | per_layer | adaptive (client level only)"""
+    clip_norm: float = 1.0
+    """bound on a contribution (adaptive: the first one)"""
+    noise_multiplier: float | None = None
+    """standard deviation of the noise over the sensitivity; None: no privacy"""
+    epsilon: float | None = None
+    """instead of noise_multiplier: calibrate to this epsilon, for the worst client"""
+    delta: float = 1e-5
+    """of the guarantee"""
+    view: str | None = None
+    """server | third_party; default the one that has a guarantee: example server, client third_party"""
+    adjacency: str | None = None
+    """add_remove | replace_one, of the release; default what the sampler implies"""
+    mode: str = "sound"
+    """sound: noise from the proved accountant"""
+    seed: int = 0
+    """of the run"""
+    evaluate_every: int | None = None
+    """rounds between evaluations; default about twenty evaluations"""
+    checkpoint_every: int | None = None
+    """rounds between checkpoints; default every evaluation"""
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(Config)}
+RUN_ONLY = ("rounds", "evaluate_every", "checkpoint_every")       # what a resumed run may change
+
+
+def load(path) -> dict:
+    """The fields set in a TOML file, and under "sweep" a table of lists.
+
+    Errors   ValueError for unreadable files, unknown names and values of the wrong type.
+    """
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        check.fail("config", "a readable TOML file", f"{path}: {error}")
+    axes = values.pop("sweep", {})
+    if not isinstance(axes, dict):
+        check.fail(f"config {path}", "a table [sweep] of lists", f"sweep = {axes!r}")
+    for name, value in axes.items():
+        if not isinstance(value, list) or not value:
+            check.fail(f"config {path}", f"a list with at least one value for sweep.{name}", f"{value!r}")
+    out = {name: coerce(name, value, f"config {path}") for name, value in values.items()}
+    if axes:
+        out["sweep"] = {name: [coerce(name, v, f"config {path}") for v in value] for name, value in axes.items()}
+    return out
+
+
+def coerce(name: str, value, where: str):
+    """A field's value in its type, or a ValueError that names close fields."""
+    if name not in FIELDS:
+        close = difflib.get_close_matches(name, FIELDS, 3)
+        check.fail(where, "known names", f"{name!r}", f"Did you mean {' or '.join(close)}?" if close else
+                   f"Known: {', '.join(FIELDS)}.")
+    kind = FIELDS[name].type
+    text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    optional = "None" in str(kind)
+    if value is None and optional:
+        return None
+    if "tuple" in str(kind):
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if all(isinstance(v, int) and not isinstance(v, bool) for v in items):
+            return tuple(items)
+    elif "float" in str(kind):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    elif "int" in str(kind):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    elif isinstance(value, str):
+        return value
+    check.fail(where, f"{name} of type {text}", f"{value!r}")
+
+
+def dump(values: dict, comment: str = "") -> str:
+    """TOML of flat values; None is left out."""
+    def one(v):
+        if isinstance(v, bool):
+            return str(v).lower()
+        if isinstance(v, (list, tuple)):
+            return "[" + ", ".join(map(one, v)) + "]"
+        return repr(float(v)) if isinstance(v, float) else str(v) if isinstance(v, int) else '"' + str(v) + '"'
+
+    axes = values.get("sweep") or {}
+    lines = [f"# {comment}"] if comment else []
+    lines += [f"{k} = {one(v)}" for k, v in values.items() if v is not None and k != "sweep"]
+    if axes:
+        lines += ["", "[sweep]"] + [f"{k} = {one(v)}" for k, v in axes.items()]
+    return "\n".join(lines) + "\n"
+
+
+@functools.lru_cache(maxsize=8)
+def _dataset(name):
+    return getattr(datasets, name)()
+
+
+def the_partition(config: Config):
+    seed = config.partition_seed
+    check.choice("config", ("iid", "dirichlet", "shards", "power_law"), partition=config.partition)
+    if config.partition == "dirichlet":
+        return partition.dirichlet(config.clients, config.alpha, min_rows=config.min_rows, seed=seed)
+    if config.partition == "shards":
+        return partition.shards(config.clients, config.classes_per_client, seed=seed)
+    if config.partition == "power_law":
+        return partition.power_law(config.clients, config.exponent, min_rows=config.min_rows, seed=seed)
+    return partition.iid(config.clients, seed=seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _federation(config: Config):
+    return federate(_dataset(config.dataset), the_partition(config), holdout=config.holdout)
+
+
+def federation(config: Config):
+    """The rows and their owners; points of a sweep with the same ones share them."""
+    check.choice("config", [n for n in datasets.__all__ if n != "arrays"], dataset=config.dataset)
+    names = ("dataset", "clients", "holdout", "partition", "alpha", "classes_per_client", "exponent", "min_rows",
+             "partition_seed")
+    return _federation(Config(**{n: getattr(config, n) for n in names}))
+
+
+def the_unit(config: Config) -> str | None:
+    """The site that gets the noise; None without privacy."""
+    if config.unit is not None:
+        check.choice("config", UNITS, unit=config.unit)
+    if config.noise_multiplier is None and config.epsilon is None:
+        if config.unit is not None:
+            check.fail("config", "noise_multiplier or epsilon beside unit", f"unit={config.unit!r} alone",
+                       "Give --noise-multiplier or --epsilon, or leave unit out for no privacy.")
+        return None
+    return config.unit or "example"
+
+
+def the_view(config: Config) -> str:
+    if config.view is not None:
+        check.choice("config", ("server", "third_party"), view=config.view)
+    return config.view or ("third_party" if the_unit(config) == "client" else "server")
+
+
+def build(config: Config) -> tuple[Plan, Config]:
+    """-> the plan, and the config with the noise multiplier it came to."""
+    check.choice("config", ("sound",), mode=config.mode)
+    check.choice("config", algorithms.__all__, algorithm=config.algorithm)
+    check.choice("config", models.__all__, model=config.model)
+    check.choice("config", SAMPLERS, sampler=config.sampler)
+    check.choice("config", BATCHES, batch_sampler=config.batch_sampler)
+    check.choice("config", CLIPS, clip=config.clip)
+    check.choice("config", OPTIMIZERS, optimizer=config.optimizer, server_optimizer=config.server_optimizer)
+    if config.noise_multiplier is not None and config.epsilon is not None:
+        check.fail("config", "either noise_multiplier or epsilon", "both")
+    the_view(config)
+    check.whole("config", rounds=config.rounds)
+    if config.epsilon is None:
+        return _plan(config), config
+    draft = _plan(dataclasses.replace(config, noise_multiplier=1.0, epsilon=None))
+    z = calibrate(draft, epsilon=config.epsilon, delta=config.delta, rounds=config.rounds, unit=the_unit(config),
+                  view=the_view(config))
+    found = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
+    return _plan(found), found
+
+
+def _plan(config: Config) -> Plan:
+    fed = federation(config)
+    task = models.mlp(fed, config.hidden) if config.model == "mlp" else getattr(models, config.model)(fed)
+    unit, cohort = the_unit(config), config.cohort or max(1, config.clients // 5)
+    if config.cohort is not None:
+        check.whole("config", cohort=config.cohort)
+    sampler = _sampler(config, cohort)
+    expected = float(sampler.expected)
+    l2 = config.l2 or None
+    if unit == "example":
+        divisor = "size" if config.batch_sampler == "full" else config.batch
+        g = private_grad(task.loss, _chain(config, task, divisor), l2=l2)
+    else:
+        g = grad(task.loss, l2=l2)
+    release = _chain(config, task, expected) if unit == "client" else None
+    common = dict(server_optimizer=OPTIMIZERS[config.server_optimizer])
+    batch = getattr(batches, config.batch_sampler)(*(() if config.batch_sampler == "full" else (config.batch,)))
+    if config.algorithm == "fedsgd":
+        alg = algorithms.fedsgd(g, lr=config.lr, batch=batch, **common)
+    else:
+        extra = dict(mu=config.mu) if config.algorithm == "fedprox" else {}
+        alg = getattr(algorithms, config.algorithm)(
+            g, lr=config.lr, steps=config.steps, batch=batch, optimizer=OPTIMIZERS[config.optimizer],
+            server_lr=config.server_lr, **common, **extra)
+    return plan(fed, task, alg, sampler, release=release, weights=config.weights, adjacency=config.adjacency)
+
+
+def _sampler(config, cohort):
+    if config.sampler == "full":
+        if config.cohort not in (None, config.clients):
+            check.fail("config", "no cohort beside sampler = full", f"cohort={config.cohort}")
+        return sampling.full(config.clients)
+    if config.sampler == "poisson":
+        if cohort > config.clients:
+            check.fail("config", f"cohort <= clients={config.clients}", f"cohort={cohort}")
+        return sampling.poisson(config.clients, cohort / config.clients)
+    return getattr(sampling, config.sampler)(config.clients, cohort)
+
+
+def _chain(config, task, divisor):
+    if config.clip == "per_layer":
+        layers = len(jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
+        if config.algorithm == "scaffold" and the_unit(config) == "client":
+            layers *= 2                       # a difference and a change of control variate
+        first = clip_per_layer(config.clip_norm / layers ** 0.5, layers)      # clip_norm bounds all layers together
+    elif config.clip == "adaptive":
+        if the_unit(config) != "client":
+            check.fail("config", "unit = client for an adaptive clip", f"unit={the_unit(config)!r}")
+        first = clip_adaptive(config.clip_norm, divisor)
+    else:
+        first = clip_l2(config.clip_norm)
+    return chain(first, total(), gaussian(config.noise_multiplier), divide(divisor))

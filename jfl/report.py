@@ -1,0 +1,153 @@
+"""What a run leaves behind: summary.json, metrics.csv, manifest.json and pictures."""
+import csv
+import io
+import json
+import math
+import time
+
+import numpy as np
+
+from .checkpoint import identity, write
+from .core import Guarantee, Metrics, Plan
+from .data.federation import describe
+from .privacy import accounting
+
+COLUMNS = ("name", "seed", "round", "accuracy", "client_accuracy", "loss", "train_loss", "clip_fraction",
+           "clip_norm", "update_norm", "cohort", "epsilon")
+SERIES = [f for f in Metrics.__dataclass_fields__ if f != "round"]
+# colours that colour-blind readers can tell apart (Okabe and Ito, 2008)
+PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
+VIEWS = dict(server="server", third_party="third party")
+
+
+def plain(value):
+    """JSON-able: no NaN, no infinity, no arrays."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (bool, str, type(None))):
+        return value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def privacy(plan: Plan, rounds: int, delta: float) -> list[dict]:
+    """All guarantees of a plan, as dicts; where there is none, one entry that says so with epsilon null."""
+    found = accounting.guarantees(plan, rounds, delta)
+    if not found:
+        try:
+            found = (accounting.guarantee(plan, rounds, delta),)
+        except ValueError as error:
+            found = (Guarantee(math.inf, delta, "example", "replace_one", "server", "none", caveats=(str(error),)),)
+    return [dict(unit=g.unit, adjacency=g.adjacency, view=g.view, delta=g.delta, epsilon=plain(g.epsilon),
+                 method=g.method, status=g.status if math.isfinite(g.epsilon) else "no guarantee",
+                 caveats=list(g.caveats)) for g in found]
+
+
+def entry(name: str, config: dict, seed: int, metrics: dict, guarantees: list, seconds: dict) -> dict:
+    """One run of summary.json; `metrics` holds lists over evaluations."""
+    accuracy = [a for a in metrics.get("accuracy") or [] if a is not None]
+    return plain(dict(
+        name=name, algorithm=config["algorithm"], dataset=config["dataset"], rounds=metrics["round"][-1], seed=seed,
+        accuracy=dict(final=accuracy[-1] if accuracy else None, best=max(accuracy) if accuracy else None),
+        loss=metrics["loss"][-1], seconds=seconds, privacy=guarantees, config=config))
+
+
+def rows(name: str, seed: int, metrics: dict, epsilon=None) -> list[dict]:
+    """Rows of metrics.csv, one an evaluation."""
+    out = []
+    for i, r in enumerate(metrics["round"]):
+        row = dict(name=name, seed=seed, round=r, epsilon=None if epsilon is None else plain(epsilon[i]))
+        for key in SERIES:
+            values = metrics.get(key)
+            row[key] = None if values is None else plain(values[i])
+        out.append(row)
+    return out
+
+
+def lists(metrics: Metrics, point: int | None = None) -> dict:
+    """Metrics as plain lists over evaluations, of one point of a sweep if given."""
+    out = {}
+    for key in Metrics.__dataclass_fields__:
+        value = getattr(metrics, key)
+        if value is not None:
+            out[key] = plain(np.asarray(value if point is None else value[point]).tolist())
+    return out
+
+
+def save(directory, runs: list[dict], table: list[dict], manifest: dict):
+    """Write summary.json, metrics.csv and manifest.json."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    write(directory / "metrics.csv", text.getvalue())
+    write(directory / "manifest.json", json.dumps(plain(manifest), indent=1))
+    write(directory / "summary.json", json.dumps(dict(runs=plain(runs)), indent=1, allow_nan=False))
+
+
+def manifest(plans: list[Plan], partition=None, **more) -> dict:
+    """What it takes to get the same numbers again."""
+    import flax
+    import optax
+    return dict(versions=identity() | dict(optax=optax.__version__, flax=flax.__version__),
+                kernels=dict(gradients="vmap", normals="flat threefry"), data=describe(plans[0].fed, partition),
+                written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **more)
+
+
+def label(guarantees: list[dict], unit: str | None = None) -> str:
+    """A legend's words for the first guarantee (of a unit), smallest epsilon first."""
+    fit = [g for g in guarantees if g["epsilon"] is not None and unit in (None, g["unit"])]
+    if not fit:
+        return "no privacy"
+    g = fit[0]
+    return f"ε = {g['epsilon']:.3g} ({g['unit']}, {VIEWS[g['view']]})"
+
+
+def picture(path, groups: list[dict], title: str):
+    """Accuracy against round with bands over seeds, and accuracy against epsilon.
+
+    groups: dicts of label, round [E], accuracy [seeds, E], epsilon (None: no guarantee).
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
+    for colour, g in zip(PALETTE * len(groups), groups):
+        accuracy = np.asarray(g["accuracy"], float)
+        mean, spread = accuracy.mean(0), accuracy.std(0)
+        left.plot(g["round"], mean, color=colour, label=g["label"], lw=1.8)
+        left.fill_between(g["round"], mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
+        if g["epsilon"] is None:
+            right.axhline(mean[-1], color=colour, ls="--", lw=1.2)
+            right.annotate("no privacy", (0.02, mean[-1]), xycoords=("axes fraction", "data"), va="bottom",
+                           fontsize=8, color=colour)
+        else:
+            right.errorbar(g["epsilon"], mean[-1], spread[-1], fmt="o", color=colour, capsize=4, ms=6)
+    left.set(xlabel="round", ylabel="test accuracy", title="accuracy against round (mean ± std over seeds)")
+    left.legend(fontsize=8, loc="lower right", frameon=False)
+    known = sorted({g["epsilon"] for g in groups if g["epsilon"] is not None})
+    if known:
+        right.set_xscale("log")
+        right.set_xlim(known[0] / 1.6, known[-1] * 1.6)
+        right.set_xticks(known, [f"{e:.3g}" for e in known], rotation=45 if len(known) > 5 else 0)
+        right.minorticks_off()
+    else:
+        right.set_xticks([])
+    right.set(xlabel="ε (see the legend for its unit and view)", ylabel="final test accuracy",
+              title="privacy against utility")
+    for ax in (left, right):
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.title.set_fontsize(10)
+    low, high = zip(left.get_ylim(), right.get_ylim())
+    left.set_ylim(max(0, min(low)), min(1, max(high)))
+    right.set_ylim(left.get_ylim())
+    figure.suptitle(title, fontsize=11)
+    temporary = path.with_name("." + path.name)
+    figure.savefig(temporary, dpi=140, format="png")
+    temporary.replace(path)

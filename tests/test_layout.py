@@ -1,0 +1,252 @@
+"""The shape of the package: who may import whom, what an import does, what is public and said about itself."""
+import ast
+import doctest
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jfl
+
+ROOT = Path(__file__).parents[1]
+FILES = {".".join(p.relative_to(ROOT / "jfl").with_suffix("").parts): p for p in sorted((ROOT / "jfl").rglob("*.py"))}
+FILES |= {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sorted((ROOT / "kernels").rglob("*.py"))}
+FILES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
+PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
+
+# A module imports from floors below its own, or from its own package on its own floor.  A new module gets a floor here.
+FLOORS = [
+    "kernels.conv kernels.normals kernels.bookkeeping kernels.philox kernels.haar kernels.dispatch",
+    "core check tree keys",
+    "data.datasets data.partition data.federation data.corrupt data.synthetic models metrics sampling "
+    "privacy.stages privacy.events privacy.rdp privacy.mechanism checkpoint",
+    "batches privacy.bounds privacy.pld privacy.classic",
+    "local privacy.ledger privacy.audit",
+    "privacy.accounting",
+    "algorithms.base algorithms.fedavg algorithms.fedprox algorithms.fedsgd algorithms.scaffold",
+    "plan round",
+    "simulate mesh",
+    "sweep",
+    "config report",
+    "demo cli __main__",
+]
+FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}
+# a package stands where its highest module stands: importing it imports that
+FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default=len(FLOORS)) for p in PACKAGES}
+# packages whose import is slow, optional or loud: only inside the function that needs them
+HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "orbax", "tyro", "rich",
+         "h5py", "PIL", "array_record"}
+PUBLIC = """HealthError REPOSITORY algorithm algorithms batches calibrate chain clip_adaptive clip_l2 clip_per_layer
+datasets divide epsilons federate gaussian grad guarantee Guarantee guarantees models partition plan private_grad round
+sampling scan simulate start sweep task total""".split()
+
+
+def relative(name, node):
+    """The jfl modules that an import statement of module `name` names."""
+    package = name.split(".") if name in PACKAGES else name.split(".")[:-1]
+    if name == "__init__":
+        package = []
+    base = package[:len(package) - (node.level - 1)] if node.level > 1 else package
+    base = base + (node.module or "").split(".") if node.module else base
+    for alias in node.names:
+        full = ".".join(base + [alias.name])
+        yield full if full in FILES else ".".join(base)
+
+
+def edges():
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                for target in relative(name, node):
+                    yield name, target
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                for target in [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]:
+                    assert target.split(".")[0] not in ("jfl", "kernels"), f"{name}: import {target} relatively"
+
+
+def test_every_module_has_a_floor():
+    missing = [n for n in FILES if n not in PACKAGES and n != "__init__" and n not in FLOOR]
+    assert not missing, f"give {missing} a floor in FLOORS"
+
+
+def test_imports_go_down():
+    for name, target in edges():
+        if name in PACKAGES or name == "__init__":
+            assert name == "__init__" or target == name or target.startswith(name), f"{name} re-exports {target}"
+            continue
+        assert target in FLOOR, f"{name} imports {target!r}, which has no floor"
+        same = FLOOR[target] == FLOOR[name] and target.split(".")[0] == name.split(".")[0] and "." in name
+        assert FLOOR[target] < FLOOR[name] or same, \
+            f"{name} (floor {FLOOR[name]}) imports {target} (floor {FLOOR[target]})"
+
+
+def test_no_cycles():
+    below = {name: set() for name in FILES}
+    for name, target in edges():
+        below[name] |= {target} - {name}
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " -> ".join(path[path.index(name):] + [name])
+        if name in done or name in PACKAGES:
+            return
+        path.append(name)
+        for target in sorted(below.get(name, ())):
+            visit(target)
+        path.pop()
+        done.add(name)
+
+    for name in FILES:
+        visit(name)
+
+
+def test_kernels_import_jax_only():
+    for name, path in FILES.items():
+        if name.startswith("kernels"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, (ast.Import, ast.ImportFrom)):
+                    own = isinstance(node, ast.ImportFrom) and node.level == 1
+                    for target in [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]:
+                        assert own or target.split(".")[0] in {"jax"} | set(sys.stdlib_module_names), f"{name}: {target}"
+
+
+def test_imports_inside_functions_are_for_heavy_packages():
+    for name, path in FILES.items():
+        tree = ast.parse(path.read_text())
+        for function in ast.walk(tree):
+            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, (ast.Import, ast.ImportFrom)):
+                    relative_ = isinstance(node, ast.ImportFrom) and node.level > 0
+                    found = {f"{node.module}.{a.name}" for a in node.names} if isinstance(node, ast.ImportFrom) \
+                        else {a.name for a in node.names}
+                    fine = all(any(f == h or f.startswith(h + ".") for h in HEAVY) for f in found)
+                    # the command line starts fast only if it imports what a command needs when it needs it
+                    assert (fine and not relative_) or name in ("cli", "demo", "report", "config"), \
+                        f"{name}: {function.name if hasattr(function, 'name') else 'lambda'} imports {sorted(found)}"
+        for node in tree.body:
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, "level", 0):
+                found = {f"{node.module}.{a.name}" for a in node.names} if isinstance(node, ast.ImportFrom) \
+                    else {a.name for a in node.names}
+                assert not any(f == h or f.startswith(h + ".") for f in found for h in HEAVY), f"{name}: {found} on top"
+
+
+def test_modules_are_short_and_say_what_they_are():
+    for name, path in FILES.items():
+        text = path.read_text()
+        assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+        limit = 100 if name.startswith("algorithms") else 300
+        assert len(text.splitlines()) <= limit, f"{path} has {len(text.splitlines())} lines, more than {limit}"
+
+
+IMPORT = """
+import json, os, sys, time
+import jax
+from jax._src import xla_bridge
+before, values = dict(os.environ), dict(jax.config.values)
+begun = time.perf_counter()
+import jfl
+seconds = time.perf_counter() - begun
+print(json.dumps(dict(seconds=seconds, environment=dict(os.environ) == before, config=dict(jax.config.values) == values,
+                      backends=list(xla_bridge._backends), modules=sorted(sys.modules))))
+"""
+
+
+def test_import_has_no_side_effects():
+    runs = []
+    for _ in range(3):
+        out = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True, cwd=ROOT)
+        assert out.stderr == ""
+        runs.append(json.loads(out.stdout))
+    first = runs[0]
+    assert first["environment"] and first["config"], "importing jfl changed the environment or jax's configuration"
+    assert first["backends"] == [], "importing jfl started a backend"
+    slow = HEAVY - {"rich", "h5py", "PIL"}           # these may come with jax, flax and optax
+    loaded = {h for h in slow for m in first["modules"] if m == h or m.startswith(h + ".")}
+    assert not loaded, f"importing jfl loads {sorted(loaded)}"
+    # two seconds on a quiet machine; shared ones are given three times that
+    assert sorted(r["seconds"] for r in runs)[1] < 6
+
+
+def exported():
+    """Names that jfl/__init__.py binds: its public surface."""
+    names = set()
+    for node in ast.parse(FILES["__init__"].read_text()).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {a.asname or a.name for a in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {t.id for t in node.targets}
+    return {n for n in names if not n.startswith("_")}
+
+
+def test_public_names():
+    """Whoever adds or takes away a public name says so here."""
+    assert exported() == set(PUBLIC)
+
+
+def public_callables():
+    for name in sorted(exported()):
+        value = getattr(jfl, name)
+        if callable(value):
+            yield f"jfl.{name}", value
+        for inner in getattr(value, "__all__", ()) if inspect.ismodule(value) else ():
+            yield f"jfl.{name}.{inner}", getattr(value, inner)
+
+
+def test_public_callables_have_docstrings():
+    for name, value in public_callables():
+        assert (inspect.getdoc(value) or "").strip(), f"{name} has no docstring"
+    assert sum(1 for _ in public_callables()) > 30
+
+
+def test_public_modules_list_what_they_offer():
+    for name in ("algorithms", "batches", "sampling", "models", "partition", "datasets"):
+        module = getattr(jfl, name)
+        assert module.__all__ and all(callable(getattr(module, n)) for n in module.__all__), name
+
+
+@pytest.mark.parametrize("name", sorted("jfl" if n == "__init__" else f"jfl.{n}" for n in FILES if n != "__main__"))
+def test_doctests(name):
+    module = importlib.import_module(name)
+    assert doctest.testmod(module).failed == 0
+
+
+def test_there_are_doctests():
+    finder, found = doctest.DocTestFinder(), 0
+    for info in pkgutil.walk_packages(jfl.__path__, "jfl."):
+        if not info.name.endswith("__main__"):
+            found += sum(bool(t.examples) for t in finder.find(importlib.import_module(info.name)))
+    assert found >= 8
+
+
+def test_paths_in_pyproject_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    inner = project["tool"]["setuptools"]
+    paths = [project["project"]["readme"], *project["project"]["license-files"], *inner["package-dir"].values(),
+             *project["tool"]["pytest"]["ini_options"]["testpaths"]]
+    moved = inner["package-dir"]
+    paths += [moved.get(p, p.replace(".", "/")) for p in inner["packages"]]
+    for path in paths:
+        assert (ROOT / path).exists(), f"pyproject.toml names {path}"
+    # no package is forgotten: it would be missing from an installation
+    dirs = {"jfl" if n == "__init__" else f"jfl.{n}" for n in PACKAGES | {"__init__"}}
+    assert set(inner["packages"]) == dirs
+    for entry in project["project"].get("scripts", {}).values():
+        module = entry.split(":")[0].removeprefix("jfl.")
+        assert module in FILES, f"the script {entry} has no module"
+
+
+def test_no_leftovers():
+    """No marks of unfinished work and no path of somebody's machine."""
+    marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b|/(wo" + r"rk|home|root|Users)/")
+    for path in [*FILES.values(), *sorted((ROOT / "tests").glob("*.py"))]:
+        found = marks.search(path.read_text())
+        assert not found, f"{path}: {found.group()}"

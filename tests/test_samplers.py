@@ -1,0 +1,332 @@
+"""Who takes part and which rows are used: the laws of the draws, and what they may not depend on.
+
+Laws are tested on the joint outcome (the whole subset, not one marginal), by chi-square with a false alarm in 1e6; the
+same test must reject a sampler that is slightly wrong.
+"""
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLIENTS
+from scipy import stats
+
+import jfl
+from jfl import batches, sampling
+
+ALARM = 1e-6
+KEY = jax.random.key(2)
+
+
+def rejects(counts, probabilities):
+    """True if the counts do not follow the probabilities; a false alarm in 1e6."""
+    counts, p = np.asarray(counts, float), np.asarray(probabilities, float)
+    assert p.sum() == pytest.approx(1, abs=1e-6) and counts.sum() * p.min() > 5        # chi-square needs cells that are filled
+    expected = counts.sum() * p
+    return stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), len(p) - 1) < ALARM
+
+
+def draw_clients(sampler, n, key=KEY):
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(sampler.draw))(jax.random.split(key, n)))
+
+
+def draw_rows(scheme, n, size, width=9, step=0, key=KEY):
+    draw = jax.jit(jax.vmap(lambda k: scheme.draw(k, step, jnp.int32(size), width)))
+    slots, mask, overflow = map(np.asarray, draw(jax.random.split(key, n)))
+    return slots, mask, overflow
+
+
+def codes(ids, taken, base):
+    """One number for each set of ids: its bit pattern."""
+    return (np.where(taken, 1 << np.minimum(ids, base), 0)).sum(1)
+
+
+def subset_counts(seen, n, k):
+    codes_ = [sum(1 << i for i in c) for c in itertools.combinations(range(n), k)]
+    found = np.array([(seen == c).sum() for c in codes_])
+    assert found.sum() == len(seen), "something that is not a subset of that size was drawn"
+    return found
+
+
+# --- clients -------------------------------------------------------------------------------------------------------
+
+def test_full_takes_everyone():
+    c = draw_clients(sampling.full(CLIENTS), 3)
+    assert (c.ids == np.arange(CLIENTS)).all() and (c.count == 1).all() and (c.turn == 0).all() and (c.overflow == 0).all()
+
+
+def test_without_replacement_is_uniform_over_subsets():
+    n = 60_000
+    c = draw_clients(sampling.without_replacement(CLIENTS, 3), n)
+    assert (c.count == 1).all() and (c.turn == 0).all()
+    found = subset_counts(codes(c.ids, c.count > 0, CLIENTS), CLIENTS, 3)
+    assert not rejects(found, np.full(35, 1 / 35))
+    # must fail: client 0 ten per cent too often
+    favoured = np.array([1.1 if 0 in s else 1.0 for s in itertools.combinations(range(CLIENTS), 3)])
+    wrong = np.random.default_rng(0).multinomial(n, favoured / favoured.sum())
+    assert rejects(wrong, np.full(35, 1 / 35))
+
+
+def _poisson_patterns(rate, clients):
+    k = np.array([bin(i).count("1") for i in range(1 << clients)])
+    return rate ** k * (1 - rate) ** (clients - k)
+
+
+def test_poisson_is_independent_at_its_rate():
+    """All 2^5 patterns at once: rates and independence.  A rate that is 2 per cent off must be seen."""
+    n, rate, clients = 200_000, 0.45, 5
+    count = lambda r: np.bincount(codes(*(lambda c: (c.ids, c.count > 0))(
+        draw_clients(sampling.poisson(clients, r, capacity=clients), n)), clients), minlength=64)[:32]
+    assert not rejects(count(rate), _poisson_patterns(rate, clients))
+    assert rejects(count(1.02 * rate), _poisson_patterns(rate, clients))
+
+
+def test_poisson_slots():
+    c = draw_clients(sampling.poisson(CLIENTS, 0.4, capacity=CLIENTS), 500)
+    taken = c.count > 0
+    assert ((c.ids < CLIENTS) == taken).all() and (c.ids[~taken] == CLIENTS).all() and (c.turn == 0).all()
+    assert all(len(set(i[t])) == t.sum() for i, t in zip(c.ids, taken)) and (c.overflow == 0).all()
+    all_in = draw_clients(sampling.poisson(CLIENTS, 1.0), 5)
+    assert (all_in.count == 1).all()
+    traced = jax.jit(lambda q: sampling.poisson(CLIENTS, q, capacity=CLIENTS).draw(KEY).count.sum())
+    assert int(traced(1.0)) == CLIENTS and int(traced(0.0)) == 0
+
+
+def test_poisson_capacity_changes_who_fits_and_nothing_else():
+    wide, tight = (draw_clients(sampling.poisson(CLIENTS, 0.4, capacity=k), 500) for k in (CLIENTS, 4))
+    fits = (wide.count > 0).sum(1) <= 4
+    assert (wide.ids[fits, :4] == tight.ids[fits]).all() and (tight.overflow[fits] == 0).all()
+    assert ((wide.count > 0).sum(1) - 4 == tight.overflow)[~fits].all() and (~fits).any()
+
+
+@pytest.mark.parametrize("clients, rate", [(1000, 0.01), (100, 0.3), (50, 0.9), (1_000_000, 1e-3), (20, 0.001)])
+def test_default_capacities_never_overflow(clients, rate):
+    """P(overflow) in a million rounds is below 1e-12, and the capacity is not larger than that needs."""
+    capacity = sampling.poisson(clients, rate).capacity
+    tail = lambda k: stats.binom.sf(k, clients, rate)
+    assert tail(capacity) <= sampling.OVERFLOW / sampling.HORIZON
+    assert capacity == clients or tail(capacity - 3) > sampling.OVERFLOW / sampling.HORIZON
+    expected = rate * clients
+    rows = batches.poisson(expected).batch
+    for size in (max(int(np.ceil(expected)), 1), clients, 10 * clients):
+        assert stats.binom.sf(rows, size, min(1.0, expected / size)) <= sampling.OVERFLOW / sampling.HORIZON ** 2
+    assert rows < 3 * expected + 12 * np.sqrt(expected) + 50
+
+
+SHARE = np.array([1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize("weights", [None, SHARE], ids=["uniform", "weights"])
+def test_with_replacement_has_the_law_of_independent_draws(weights):
+    """All multisets of 3 of 4 clients.  A share that is 10 per cent off must be seen."""
+    n = 100_000
+    c = draw_clients(sampling.with_replacement(4, 3, weights=weights), n)
+    times = np.zeros((n, 4), int)
+    np.add.at(times, (np.repeat(np.arange(n), 3), np.minimum(c.ids, 3).ravel()), c.count.ravel())
+    assert (times.sum(1) == 3).all() and ((c.count > 0) == (c.ids < 4)).all()
+    assert all(len(set(i[k > 0])) == (k > 0).sum() for i, k in zip(c.ids[:200], c.count[:200]))      # once a round
+
+    def law(share):
+        share = share / share.sum()
+        return [stats.multinomial.pmf(m, 3, share) for m in multisets]
+
+    multisets = [m for m in itertools.product(range(4), repeat=4) if sum(m) == 3]
+    counts = [(times == m).all(1).sum() for m in multisets]
+    share = np.ones(4) if weights is None else weights
+    assert not rejects(counts, law(share))
+    assert rejects(counts, law(share * np.array([1.1, 1.0, 1.0, 1.0])))
+
+
+def test_independent_draws_have_turns():
+    one, many = (draw_clients(sampling.with_replacement(4, 6, independent=i), 200) for i in (False, True))
+    assert (many.count == 1).all()
+    for ids, turn, merged, count in zip(many.ids, many.turn, one.ids, one.count):
+        assert len(set(zip(ids, turn))) == 6                                        # every run has an address of its own
+        assert {i: (ids == i).sum() for i in set(ids)} == {i: k for i, k in zip(merged, count) if k}
+        assert all(sorted(turn[ids == i]) == list(range((ids == i).sum())) for i in set(ids))
+
+
+def test_participation():
+    assert sampling.participation(sampling.full(4)).tolist() == [1.0] * 4
+    np.testing.assert_allclose(sampling.participation(sampling.without_replacement(8, 2)), 0.25)
+    np.testing.assert_allclose(sampling.participation(sampling.poisson(8, 0.3)), 0.3, rtol=1e-6)
+    sampler = sampling.with_replacement(4, 3, weights=SHARE)
+    np.testing.assert_allclose(sampling.participation(sampler), 1 - (1 - SHARE / 10) ** 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sampler", [sampling.without_replacement(CLIENTS, 3), sampling.poisson(CLIENTS, 0.5),
+                                     sampling.with_replacement(CLIENTS, 3)], ids=lambda s: s.scheme)
+def test_cohorts_depend_on_the_key_and_only_on_it(sampler):
+    a, b, other = (draw_clients(sampler, 50, jax.random.key(s)) for s in (0, 0, 1))
+    assert (a.ids == b.ids).all() and (a.ids != other.ids).any()
+    assert len({tuple(i) for i in a.ids}) > 5                                       # another round, another cohort
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("branch", ["floyd", "top_k"])
+def test_batches_without_replacement_are_uniform_over_subsets(branch, monkeypatch):
+    if branch == "top_k":
+        monkeypatch.setattr(batches, "FLOYD", 0)
+    n = 60_000
+    slots, mask, overflow = draw_rows(batches.without_replacement(3), n, size=6)
+    assert mask.all() and (overflow == 0).all() and slots.min() >= 0 and slots.max() < 6
+    found = subset_counts(codes(slots, mask, 9), 6, 3)
+    assert not rejects(found, np.full(20, 1 / 20))
+    favoured = np.array([1.1 if 5 in s else 1.0 for s in itertools.combinations(range(6), 3)])
+    assert rejects(np.random.default_rng(0).multinomial(n, favoured / favoured.sum()), np.full(20, 1 / 20))
+
+
+def test_large_batches_without_replacement():
+    """The branch for more than 64 rows as it is: the one row that is left out is uniform."""
+    slots, mask, _ = draw_rows(batches.without_replacement(66), 20_000, size=67, width=80)
+    assert mask.all() and all(len(set(s)) == 66 for s in slots[:100]) and slots.max() < 67
+    left = 67 * 66 // 2 - slots.sum(1)
+    assert not rejects(np.bincount(left, minlength=67), np.full(67, 1 / 67))
+
+
+def test_steps_of_a_round_are_independent():
+    """Pairs of batches of two steps: 10 x 10 subsets.  The same batch twice must be seen."""
+    one, two = (draw_rows(batches.without_replacement(2), 60_000, size=5, step=s) for s in (0, 1))
+    a, b = codes(one[0], one[1], 9), codes(two[0], two[1], 9)
+    pair = lambda a, b: np.unique(a * 64 + b, return_counts=True)[1]
+    assert len(pair(a, b)) == 100 and not rejects(pair(a, b), np.full(100, 1 / 100))
+    mixed = np.where(np.arange(len(a)) % 10 == 0, a, b)
+    assert rejects(pair(a, mixed), np.full(100, 1 / 100))
+
+
+def test_batches_with_replacement_are_independent_draws():
+    slots, mask, _ = draw_rows(batches.with_replacement(2), 60_000, size=5)
+    assert mask.all()
+    pairs = np.bincount(slots[:, 0] * 5 + slots[:, 1], minlength=25)
+    assert not rejects(pairs, np.full(25, 1 / 25))
+    assert rejects(np.where(np.arange(25) % 6 == 0, 0.9, 1.0) * pairs, np.full(25, 1 / 25))
+
+
+@pytest.mark.parametrize("make", [lambda q: batches.poisson(5 * q), lambda q: batches.poisson(rate=q, capacity=5)],
+                         ids=["expected", "rate"])
+def test_poisson_batches_are_independent_at_their_rate(make):
+    n, rate = 200_000, 0.45
+
+    def count(q):
+        slots, mask, overflow = draw_rows(make(q), n, size=5)
+        assert (overflow == 0).all()
+        return np.bincount(codes(slots, mask, 9), minlength=32)
+    assert not rejects(count(rate), _poisson_patterns(rate, 5))
+    assert rejects(count(1.02 * rate), _poisson_patterns(rate, 5))
+
+
+def test_poisson_batches_of_small_clients_and_overflow():
+    slots, mask, overflow = draw_rows(batches.poisson(8.0), 50, size=3)
+    assert (mask.sum(1) == 3).all() and (overflow == 0).all()
+    _, mask, overflow = draw_rows(batches.poisson(rate=1.0, capacity=4), 50, size=7)
+    assert (mask.sum(1) == 4).all() and (overflow == 3).all()
+
+
+@pytest.mark.parametrize("size", [1, 4, 6, 7, 9])
+@pytest.mark.parametrize("batch", [1, 3, 4, 9, 12])
+def test_epochs_cover_each_row_once(size, batch):
+    scheme = batches.epochs(batch)
+    draw = jax.jit(jax.vmap(lambda s: scheme.draw(KEY, s, jnp.int32(size), 9)))
+    per_epoch = -(-size // batch)
+    slots, mask, overflow = map(np.asarray, draw(jnp.arange(3 * per_epoch)))
+    orders = []
+    for e in range(3):
+        part = slice(e * per_epoch, (e + 1) * per_epoch)
+        used = slots[part][mask[part]]
+        assert sorted(used) == list(range(size))
+        assert (mask[part].sum(1) == [min(batch, size - k * batch) for k in range(per_epoch)]).all()
+        orders.append(tuple(used))
+    assert size < 6 or len(set(orders)) == 3                                        # shuffled anew
+    assert (overflow == 0).all()
+
+
+def test_epochs_shuffle_uniformly():
+    slots, mask, _ = draw_rows(batches.epochs(4), 40_000, size=4)
+    assert mask.all()
+    seen = np.unique((slots * 5 ** np.arange(4)).sum(1), return_counts=True)[1]
+    assert len(seen) == 24 and not rejects(seen, np.full(24, 1 / 24))
+    assert rejects(seen * np.where(np.arange(24) < 6, 0.9, 1.0), np.full(24, 1 / 24))
+
+
+def test_short_clients():
+    slots, mask, _ = draw_rows(batches.without_replacement(5, short="all"), 3, size=4)
+    assert (mask == [True] * 4 + [False]).all() and (slots[:, :4] == np.arange(4)).all()
+    slots, mask, _ = draw_rows(batches.without_replacement(70, short="all"), 3, size=4)
+    assert (mask.sum(1) == 4).all() and (slots[:, :4] == np.arange(4)).all()
+    for scheme in SCHEMES.values():
+        assert draw_rows(scheme, 3, size=0)[1].sum() == 0                           # nobody's rows are nobody's
+
+
+SCHEMES = dict(full=batches.full(), floyd=batches.without_replacement(3), top_k=batches.without_replacement(66, short="all"),
+               with_replacement=batches.with_replacement(4), poisson=batches.poisson(3.0),
+               rate=batches.poisson(rate=0.4, capacity=9), epochs=batches.epochs(3))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_draws_never_depend_on_padding(name):
+    """Nor on anything but (key, step, size)."""
+    scheme, size = SCHEMES[name], 100 if name == "top_k" else 7
+    for step in (0, 5):
+        narrow = draw_rows(scheme, 40, size=size, width=size, step=step)
+        wide = draw_rows(scheme, 40, size=size, width=4 * size + 3, step=step)
+        for a, am, b, bm in zip(*narrow[:2], *wide[:2]):
+            assert a[am].tolist() == b[bm].tolist()
+    again, other = (draw_rows(scheme, 40, size=size, width=size, key=k) for k in (KEY, jax.random.key(9)))
+    assert (again[0] == draw_rows(scheme, 40, size=size, width=size)[0]).all()
+    if name != "full":
+        differ = lambda u, v: any(a[am].tolist() != b[bm].tolist() for a, am, b, bm in zip(*u[:2], *v[:2]))
+        assert differ(again, other)
+        assert differ(again, draw_rows(scheme, 40, size=size, width=size, step=7))
+
+
+def test_gather_reads_a_row_of_the_client_in_empty_slots():
+    rows = jfl.core.Rows(jnp.arange(20.0)[:, None], jnp.arange(20), jnp.array([7, 3, 0, 0]), jnp.int32(2))
+    got = batches.gather(rows, jnp.array([1, 9, 0]), jnp.array([True, False, True]))
+    assert got.y.tolist() == [3, 7, 7] and got.mask.tolist() == [True, False, True]
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("bad", [0, -1, 2.5, float("nan"), "3", None, True])
+def test_bad_whole_numbers_are_refused(bad):
+    for make in (sampling.full, lambda v: sampling.without_replacement(v, 1), lambda v: sampling.without_replacement(7, v),
+                 lambda v: sampling.with_replacement(v, 3), lambda v: sampling.with_replacement(7, v),
+                 lambda v: sampling.poisson(v, 0.5), batches.without_replacement, batches.with_replacement, batches.epochs):
+        with pytest.raises(ValueError, match="whole number"):
+            make(bad)
+    if bad is not None:
+        for make in (lambda v: sampling.poisson(7, 0.5, capacity=v), lambda v: batches.poisson(rate=0.5, capacity=v)):
+            with pytest.raises(ValueError, match="capacity"):
+                make(bad)
+
+
+@pytest.mark.parametrize("bad", [0.0, -0.5, 1.5, float("nan"), float("inf"), "half", True])
+def test_bad_rates_are_refused(bad):
+    for make in (lambda v: sampling.poisson(7, v), lambda v: batches.poisson(rate=v, capacity=4)):
+        with pytest.raises(ValueError, match="rate"):
+            make(bad)
+
+
+def test_other_bad_arguments_are_refused():
+    for bad in (0.0, -1.0, float("nan"), float("inf"), "three"):
+        with pytest.raises(ValueError, match="batch"):
+            batches.poisson(bad)
+    with pytest.raises(ValueError, match="either"):
+        batches.poisson()
+    with pytest.raises(ValueError, match="either"):
+        batches.poisson(3.0, rate=0.5)
+    with pytest.raises(ValueError, match="capacity"):
+        batches.poisson(rate=0.5)
+    with pytest.raises(ValueError, match="short"):
+        batches.without_replacement(3, short="some")
+    with pytest.raises(ValueError, match="cohort <= clients"):
+        sampling.without_replacement(7, 8)
+    with pytest.raises(ValueError, match="capacity <= clients"):
+        sampling.poisson(7, 0.5, capacity=8)
+    for weights in ([1.0, 2.0], [1.0] * 6 + [0.0], [1.0] * 6 + [float("nan")], [1.0] * 6 + [-1.0], "size"):
+        with pytest.raises(ValueError, match="weight"):
+            sampling.with_replacement(7, 3, weights=weights)
+    with pytest.raises(ValueError, match="traced"):
+        jax.jit(lambda q: sampling.poisson(7, q).draw(KEY).count)(0.5)
