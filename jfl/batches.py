@@ -20,9 +20,10 @@ def adjacency(batches: Batches) -> str:
 
 
 def gather(rows: Rows, slots, mask) -> Batch:
-    """The rows in `slots`, one by one; a slot that is masked out reads row 0 of the client."""
+    """The rows in `slots`, one by one; zeros where a slot is masked out: 0 * nan would reach a gradient."""
     at = rows.index[jnp.where(mask, slots, 0)]
-    return Batch(rows.x[at], rows.y[at], mask)
+    held = lambda x: jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+    return Batch(held(rows.x[at]), held(rows.y[at]), mask)
 
 
 def _none():

@@ -19,8 +19,14 @@ def _test(where, ok, need, do, values):
         if not concrete(value):
             continue
         array = np.asarray(value)
-        if array.dtype.kind not in "iuf" or not np.all(ok(array)):
+        # as the float32 that runs: 1e-60 would be no noise at all
+        if array.dtype.kind not in "iuf" or not np.all(ok(_float32(array))):
             fail(where, f"{name} {need}", f"{name}={value!r}", do)
+
+
+def _float32(array):
+    with np.errstate(over="ignore", under="ignore"):
+        return array.astype(np.float32)
 
 
 def positive(where: str, do: str = "", **values):
@@ -51,6 +57,8 @@ def choice(where: str, options, **values):
 
 def scalar(value):
     """A hyperparameter as a leaf: float32 on the host, arrays and tracers as they are."""
+    if np.ndim(value):
+        fail("hyperparameter", "one number", f"{value!r}", "For several values use jfl.sweep, or jax.vmap.")
     if isinstance(value, (jax.Array, jax.core.Tracer)):
         return value
     return np.asarray(value, np.float32)

@@ -55,13 +55,14 @@ def structure(value, seen=()) -> str:
     if id(value) in seen:
         return "..."
     seen = seen + (id(value),)
+    if hasattr(value, "__wrapped__"):                 # jax.jit and other decorators
+        return f"{type(value).__name__}({structure(value.__wrapped__, seen)})"
+    if hasattr(value, "__self__") and hasattr(value, "__func__"):      # a bound method
+        return f"method({structure(value.__self__, seen)},{structure(value.__func__, seen)})"
     if hasattr(value, "__code__"):                    # a function: its code and what it closes over
-        code, cells = value.__code__, value.__closure__ or ()
-        consts = [c for c in code.co_consts if not hasattr(c, "co_code")]
-        inner = [c.co_code.hex() for c in code.co_consts if hasattr(c, "co_code")]
-        body = hashlib.sha256(repr((code.co_code, consts, inner, code.co_names)).encode()).hexdigest()[:16]
-        held = [_cell(c, seen) for c in cells] + [structure(value.__defaults__, seen)]
-        return f"{value.__module__}.{value.__qualname__}:{body}({','.join(held)})"
+        held = [_cell(c, seen) for c in value.__closure__ or ()]
+        held += [structure(value.__defaults__, seen), structure(value.__kwdefaults__, seen)]
+        return f"{value.__module__}.{value.__qualname__}:{_code(value.__code__)}({','.join(held)})"
     if hasattr(value, "tree_flatten"):                # Fn
         children, aux = value.tree_flatten()
         return f"{type(value).__name__}({structure(children, seen)},{structure(aux, seen)})"
@@ -71,6 +72,12 @@ def structure(value, seen=()) -> str:
         return f"{value.__module__}.{value.__qualname__}"
     fields = {k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_")}
     return f"{type(value).__module__}.{type(value).__qualname__}{structure(fields, seen)}"
+
+
+def _code(code) -> str:
+    """A digest of a function's code and of the functions inside it."""
+    consts = [_code(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
+    return hashlib.sha256(repr((code.co_code, consts, code.co_names)).encode()).hexdigest()[:16]
 
 
 def _cell(cell, seen):

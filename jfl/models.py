@@ -109,4 +109,8 @@ def cnn(fed: Federation, channels=(16, 32), dense: int = 128) -> Task:
     """3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then one dense layer; images [H, W] or [H, W, C]."""
     if len(fed.x.shape) not in (3, 4):
         check.fail("models.cnn", "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}")
+    check.whole("models.cnn", dense=dense, **{f"channels[{i}]": c for i, c in enumerate(channels)})
+    if min(fed.x.shape[1:3]) < 2 ** len(channels):
+        check.fail("models.cnn", f"images of at least {2 ** len(channels)} pixels a side for {len(channels)} poolings",
+                   f"{tuple(fed.x.shape[1:3])}")
     return classifier(fed, _Cnn(tuple(channels), dense, fed.classes))

@@ -44,7 +44,7 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
             check.fail("plan", f"{site} to be a chain of stages", f"{m!r}")
         if m is not None and any(s.name == "divide_by_size" for s in m.stages):
             check.fail("plan", f"a public divisor in {site}", 'divide("size")', "Divide by the expected cohort.")
-    release = bind(release, implied, "plan(release=...)", required=sampler.scheme != "full")
+    release = bind(release, implied, "plan(release=...)", required=sampler.scheme != "full" or adjacency is not None)
     if upload is not None and mech.adaptive(upload):
         check.fail("plan", "a fixed clip in upload", "clip_adaptive", "A client keeps no clip norm: use it in release.")
     upload = bind(upload, "replace_one", "plan(upload=...)")
@@ -118,6 +118,7 @@ def _weights(weights, fed, sampler):
 def _scaled(round_, *, of, share):
     """p / q, with p the weights' distribution over clients and q the clients' share of draws: mean 1 for uniform q."""
     values = jnp.asarray(of(round_) if isinstance(of, Fn) else of, jnp.float32)
+    values = jnp.where(values >= 0, values, jnp.nan)      # noise is scaled to the largest: Health stops a negative one
     return values / values.sum() / share
 
 

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from . import tree
-from .core import Array, Context, Fn, Health, Keys, Plan, Rows, Run
+from .core import Array, Batches, Context, Fn, Health, Keys, Plan, Rows, Run
 from .keys import Stream, as_key, bits, fold, noise_base, stream, structure, words
+from .local import Grad
 from .privacy import mechanism as mech
 
 
@@ -26,9 +27,10 @@ def start(key, plan: Plan) -> Run:
     server, own = plan.algorithm.init(plan.task.init(stream(key, Stream.INIT, 0)))
     clients = plan.sampler.clients
     own = tree.map(lambda x: jnp.broadcast_to(x, (clients,) + x.shape), own)
-    zero = jnp.zeros((), jnp.int32)
-    state = mech.initial(plan.release)
-    return Run(zero, key, zero, server, own, state, Health(zero, zero, zero))
+    zeros = [jnp.zeros((), jnp.int32) for _ in range(5)]
+    # copies, so that a run may be donated without taking the plan or the key along
+    key, server, state = jax.tree.map(jnp.copy, (key, server, mech.initial(plan.release)))
+    return Run(zeros[0], key, zeros[1], server, own, state, Health(*zeros[2:]))
 
 
 def digest(plan: Plan):
@@ -36,11 +38,21 @@ def digest(plan: Plan):
     if plan.paired_noise:
         return jnp.zeros(2, jnp.uint32)
     sampler = dataclasses.replace(plan.sampler, draw=Fn(plan.sampler.draw.function), capacity=0)
-    parts = (plan.task, plan.algorithm, sampler, plan.upload, plan.release, plan.weights)
+    algorithm = jax.tree.map(_as_computed, plan.algorithm, is_leaf=lambda n: isinstance(n, (Batches, Grad)))
+    parts = (plan.task, algorithm, sampler, plan.upload, plan.release, plan.weights)
     leaves = [bits(x) for x in jax.tree.leaves(parts)]
     fed = plan.fed
-    owned = jnp.arange(fed.index.shape[-1]) < fed.size[:, None]
+    owned = jnp.arange(fed.index.shape[-1])[None] < fed.size[:, None]
     return fold(words(structure(parts)), *leaves, bits(fed.index, owned), bits(fed.size), bits(fed.x), bits(fed.y))
+
+
+def _as_computed(node):
+    """A node without what only says how it is stored or computed."""
+    if isinstance(node, Grad):
+        return dataclasses.replace(node, microbatch=None, path="auto")
+    if isinstance(node, Batches) and node.scheme == "poisson":
+        return dataclasses.replace(node, draw=Fn(node.draw.function, node.draw.data), batch=None)
+    return node
 
 
 def noise_key(run: Run, plan: Plan):

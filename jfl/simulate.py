@@ -23,7 +23,7 @@ class Output(NamedTuple):
 
 
 class HealthError(RuntimeError):
-    """A run that must not be trusted; `run` is its state, `health` the counts."""
+    """A run that must not be trusted; `run` is its state (of a sweep: the Sweep), `health` the counts."""
 
     def __init__(self, message, run, health):
         super().__init__(message)

@@ -33,8 +33,8 @@ class Sweep(NamedTuple):
 
 def points_of(axes: dict) -> list[dict]:
     """The cartesian product of the axes, the last one fastest; a scalar is an axis of one."""
-    lists = {k: list(v) if isinstance(v, (list, tuple, range, np.ndarray, jax.Array)) and np.ndim(v) > 0 else [v]
-             for k, v in axes.items()}
+    several = lambda v: isinstance(v, (list, tuple, range)) or (isinstance(v, (np.ndarray, jax.Array)) and v.ndim > 0)
+    lists = {k: list(v) if several(v) else [v] for k, v in axes.items()}
     for k, v in lists.items():
         if not v:
             check.fail("sweep", f"at least one value of {k}", "an empty list")
@@ -95,7 +95,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     out = Sweep(points, plans, metrics, health, failed, [r[2] for r in results], len(groups), seconds)
     if failed.all() or (strict and failed.any()):
         raise HealthError(f"sweep: need a healthy point; {int(failed.sum())} of {len(points)} failed: "
-                          f"{ {f: getattr(health, f).tolist() for f in Health._fields} }.", None, health)
+                          f"{ {f: getattr(health, f).tolist() for f in Health._fields} }.", out, health)
     return out
 
 

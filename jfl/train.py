@@ -161,8 +161,10 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
         return plan
 
     begun = time.perf_counter()
-    result = run_sweep(make_plan, points=grid, rounds=config.rounds, evaluate_every=config.evaluate_every, strict=False,
-                       raise_on_failure=False)
+    try:
+        result = run_sweep(make_plan, points=grid, rounds=config.rounds, evaluate_every=config.evaluate_every)
+    except HealthError as error:                          # all failed: the report says so, then the exit code
+        result = error.run
     total = time.perf_counter() - begun
     out.mkdir(parents=True, exist_ok=True)
     listed = dict(dataclasses.asdict(config), sweep=axes)

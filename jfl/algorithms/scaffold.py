@@ -49,7 +49,7 @@ def scaffold(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=
     """FedAvg with control variates: local steps follow gradient + c - c_i.
 
     The drift is added after clipping and noise.  A client's c_i becomes the mean of its (noisy) gradients; with
-    all sizes equal and no release noise, c stays the mean of all c_i.
+    uniform weights, a cohort without repeats and an unclipped, noiseless release, c stays the mean of all c_i.
 
     Releases the pair (difference, K lr * change of c_i): a client-level clip covers both together.
     """

@@ -83,19 +83,46 @@ def without_replacement(orders, rate, z):
     """
     orders, whole = jnp.atleast_1d(orders), orders / (2 * z**2)
     q = jnp.where(rate < 1, rate, 0.5)
-    nodes, weights = LEGENDRE
-    width = 4 * z * jnp.minimum(1.0, z)
-    panels = NODES // len(nodes)
-    x = 0.5 + width * (jnp.arange(panels)[:, None] + (nodes + 1) / 2).ravel()
-    loss = (2 * x - 1) / (2 * z**2)                       # of the unsampled Gaussian
-    ratio = jnp.log1p(q * jnp.expm1(loss))                # log t, of the sampled one
-    shared = (2 * jnp.log(q) + _log_profile((x - 1) / z, 1 / z) + loss - 2 * jnp.log(z)
-              + jnp.log(width / 2 * jnp.tile(weights, panels)))
-    a = orders[:, None]
-    inner = jnp.log(a * (a - 1)) + jnp.logaddexp((a - 2) * ratio, -(a + 1) * ratio) + shared
-    curve = jnp.logaddexp(logsumexp(inner, axis=1), 0.0).reshape(whole.shape) / (orders.reshape(whole.shape) - 1)
-    last_mode = jnp.maximum(orders.reshape(whole.shape), 2.0)
-    return _within_reach(last_mode + TAIL * z <= x[-1], rate, curve, whole)
+    log_moment, reached = _profile_moment(orders, q, z, 1.0, NODES)
+    curve = jnp.logaddexp(2 * jnp.log(q) + log_moment, 0.0).reshape(whole.shape) / (orders.reshape(whole.shape) - 1)
+    return _within_reach(reached.reshape(whole.shape), rate, curve, whole)
+
+
+@float64
+def with_replacement(orders, law, z):
+    """Curve of a Gaussian on draws that may repeat, for replace_one; an element is drawn k times with law[k].
+
+    Let eta = 1 - law[0].  With or without a repeated element, the outputs are mixtures (1 - eta) A + eta B and
+    (1 - eta) A + eta B' with the same A: no copy.  By advanced joint convexity the hockey-stick divergence at
+    1 + eta (e^epsilon - 1) is at most eta times one of B to A or B', at epsilon.  Draw all places from the other
+    elements first, then the k places that the element takes: given both, A, B and B' are Gaussians whose means lie
+    within k sensitivities of each other, so that divergence is at most the mean over k >= 1 of the Gaussian profile
+    at k / z.  Both directions hold alike, and moments of the mirrored profile give the curve, as in
+    `without_replacement`, to which it is equal for one draw.  The law may be any that does not depend on data, also
+    one conditional on few copies.
+
+    Shapes   orders [n] > 1, law [m + 1] -> [n].
+    Units    z: std over the replace_one sensitivity of one copy.
+    Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 2 and 10 (draws with replacement, substitution).
+    """
+    orders = jnp.atleast_1d(orders)
+    copies = jnp.arange(1.0, len(law))
+    most = jnp.max(jnp.where(law[1:] > 0, copies, 0.0))
+    eta = jnp.where(law[0] > 0, jnp.minimum(jnp.sum(law[1:]), 1.0), 0.5)
+    a = jnp.maximum(orders, 2.0)
+
+    def add(total, each):
+        k, mass = each
+        log_moment, reached = _profile_moment(orders, eta, z, k, 4 * NODES)
+        # out of reach: ratios below e^epsilon, and all of the mirrored half
+        power = a * (a - 1) * k**2 / (2 * z**2)
+        beyond = jnp.log(jnp.where(orders < 2, orders * (orders - 1), 2.0)) + power + jnp.log(-jnp.expm1(-power))
+        term = jnp.log(jnp.where(mass > 0, mass, 1.0)) + jnp.log(eta) + jnp.where(reached, log_moment, beyond)
+        return jnp.where(mass > 0, jnp.logaddexp(total, term), total), None
+
+    total, _ = jax.lax.scan(add, jnp.zeros_like(orders), (copies, law[1:]))
+    whole = orders * most**2 / (2 * z**2)
+    return jnp.where(law[0] > 0, jnp.minimum(total / (orders - 1), whole), whole)
 
 
 @float64
@@ -165,6 +192,32 @@ def gaussian_epsilon(mu, delta):
     # the Gaussian tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta
     high = safe * (safe / 2 + jnp.sqrt(-2 * jnp.log(delta)))
     return jnp.where(none, 0.0, jax.lax.fori_loop(0, 80, halve, (jnp.zeros_like(high), high))[1])
+
+
+def profile_grid(rate, z, k, nodes):
+    """Points x, loss e of the Gaussian there, log of t = 1 + rate (e^e - 1), and log of weight * profile * e^e.
+
+    The Gaussian has k / z for a multiplier's inverse; points are spaced for it.
+    """
+    z = z / k
+    points, weights = LEGENDRE
+    width = 4 * z * jnp.minimum(1.0, z)
+    panels = nodes // len(points)
+    x = 0.5 + width * (jnp.arange(panels)[:, None] + (points + 1) / 2).ravel()
+    loss = (2 * x - 1) / (2 * z**2)
+    large = loss > 30                                     # where rate * e^loss may overflow, the one is nothing
+    ratio = jnp.where(large, jnp.log(rate) + loss, jnp.log1p(rate * jnp.expm1(jnp.where(large, 0.0, loss))))
+    shared = (_log_profile((x - 1) / z, 1 / z) + loss - 2 * jnp.log(z)
+              + jnp.log(width / 2 * jnp.tile(weights, panels)))
+    return x, loss, ratio, shared
+
+
+def _profile_moment(orders, rate, z, k, nodes):
+    """log of the integral of a (a - 1) (t^(a - 2) + t^(-a - 1)) profile e^e; and whether the points reach far enough."""
+    x, _, ratio, shared = profile_grid(rate, z, k, nodes)
+    a = orders[:, None]
+    inner = jnp.log(a * (a - 1)) + jnp.logaddexp((a - 2) * ratio, -(a + 1) * ratio) + shared
+    return logsumexp(inner, axis=1), jnp.maximum(orders, 2.0) + TAIL * z / k <= x[-1]
 
 
 def _within_reach(reached, rate, sampled, whole):

@@ -28,7 +28,16 @@ class Stage:
 
 def _shrink(bound, row):
     norm = tree.norm(row)
-    return tree.scale(jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)), row), norm > bound
+    factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+
+    def one(x):
+        if jnp.finfo(x.dtype).bits >= 32:
+            return jnp.asarray(factor, x.dtype) * x
+        # rounding to half precision may grow a value by eps / 2: stay below the bound all the same
+        safe = jnp.where(norm > bound, factor * (1 - float(jnp.finfo(x.dtype).eps)), 1.0)
+        return (safe * x.astype(jnp.float32)).astype(x.dtype)
+
+    return tree.map(one, row), norm > bound
 
 
 def _clip_l2(state, row, *, bound):
@@ -57,13 +66,13 @@ def clip_l2(bound) -> Stage:
     return Stage(Fn(_clip_l2, data), Fn(_its_bound, data), name="clip_l2")
 
 
-def _clip_per_layer(state, row, *, bounds):
+def _clip_per_layer(state, row, *, bounds, layers):
     leaves, treedef = jax.tree.flatten(row)
     limits = jax.tree.leaves(bounds)
-    if len(limits) == 1:
-        limits = limits * len(leaves)
-    elif len(limits) != len(leaves):
-        check.fail("clip_per_layer", f"one bound, or one for each of the {len(leaves)} leaves", f"{len(limits)}")
+    if layers != len(leaves):
+        check.fail("clip_per_layer", f"bounds for the {len(leaves)} leaves of a contribution", f"{layers}",
+                   "The bound of a contribution follows from their number.")
+    limits = limits * layers if len(limits) == 1 else limits
     pairs = [_shrink(b, x) for b, x in zip(limits, leaves)]
     return treedef.unflatten([x for x, _ in pairs]), jnp.any(jnp.array([c for _, c in pairs]))
 
@@ -87,6 +96,8 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
     5.0
     """
     limits = jax.tree.leaves(bounds)
+    if not limits:
+        check.fail("clip_per_layer", "one bound, or one for each leaf", f"bounds={bounds!r}")
     for b in limits:
         check.positive("clip_per_layer", bound=b)
     if len(limits) == 1:
@@ -94,9 +105,8 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
             check.fail("clip_per_layer", "layers=... beside a single bound", f"bounds={bounds!r}",
                        "Say how many leaves the contribution has: each gets that bound.")
         check.whole("clip_per_layer", layers=layers)
-    data = dict(bounds=jax.tree.map(check.scalar, bounds))
-    return Stage(Fn(_clip_per_layer, data), Fn(_layers_bound, data, dict(layers=layers or len(limits))),
-                 name="clip_per_layer")
+    data, fixed = dict(bounds=jax.tree.map(check.scalar, bounds)), dict(layers=layers or len(limits))
+    return Stage(Fn(_clip_per_layer, data, fixed), Fn(_layers_bound, data, fixed), name="clip_per_layer")
 
 
 def _clip_adaptive(state, row, *, indicator, quantile, lr, count):
