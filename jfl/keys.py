@@ -44,12 +44,14 @@ def noise_base(key, digest, attempt):
 
 def structure(value, seen=()) -> str:
     """A text that names the static part of `value` alike in every process: no addresses, no ids."""
-    if isinstance(value, (str, int, float, bool, complex, bytes, type(None), enum.Enum)):
+    if isinstance(value, (str, int, float, bool, complex, bytes, type(None), type(...), enum.Enum)):
         return repr(value)
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
         return f"array{tuple(value.shape)}{value.dtype}"
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__}({','.join(structure(v, seen) for v in value)})"
+    if isinstance(value, (set, frozenset)):           # their order differs from process to process
+        return f"{type(value).__name__}({','.join(sorted(structure(v, seen) for v in value))})"
     if isinstance(value, dict):
         return "{" + ",".join(f"{k}:{structure(v, seen)}" for k, v in sorted(value.items(), key=str)) + "}"
     if id(value) in seen:
@@ -76,7 +78,7 @@ def structure(value, seen=()) -> str:
 
 def _code(code) -> str:
     """A digest of a function's code and of the functions inside it."""
-    consts = [_code(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
+    consts = [_code(c) if hasattr(c, "co_code") else structure(c) for c in code.co_consts]
     return hashlib.sha256(repr((code.co_code, consts, code.co_names)).encode()).hexdigest()[:16]
 
 

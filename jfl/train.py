@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from . import check, config as configs, report
+from . import check, report
+from . import config as configs
 from .checkpoint import Store, resume_attempt, write
 from .config import Config
 from .data.federation import checksum
