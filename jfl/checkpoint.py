@@ -58,6 +58,10 @@ def unpack(leaves: dict, like: Run) -> Run:
     return treedef.unflatten(out)
 
 
+def _shapes(leaves: dict) -> dict:
+    return {k: f"{v.dtype}{list(v.shape)}" for k, v in leaves.items()}
+
+
 class Store:
     """The checkpoints of one run directory: the last two, and the journal."""
 
@@ -81,7 +85,9 @@ class Store:
     def save(self, run: Run, meta: dict):
         """Save a run and a JSON-able record beside it; returns when it is complete."""
         import orbax.checkpoint as ocp
-        self._manager.save(int(run.round), args=ocp.args.Composite(run=ocp.args.StandardSave(pack(run)),
+        leaves = pack(run)
+        meta = dict(meta, arrays=_shapes(leaves))
+        self._manager.save(int(run.round), args=ocp.args.Composite(run=ocp.args.StandardSave(leaves),
                                                                    meta=ocp.args.JsonSave(meta)))
         self._manager.wait_until_finished()
 
@@ -96,14 +102,12 @@ class Store:
         """
         import orbax.checkpoint as ocp
         blank = {k: np.zeros_like(v) for k, v in pack(like).items()}
-        step = self.latest()
-        shapes = {k: (tuple(v.shape), str(v.dtype)) for k, v in blank.items()}
-        stored = self._manager.item_metadata(step)["run"]
-        found = {k: (tuple(v.shape), str(np.dtype(v.dtype))) for k, v in stored.items()}
-        if shapes != found:
-            check.fail(f"checkpoint {self.directory}", "the arrays of this plan", f"others: {len(found)} arrays, "
-                       f"{len(shapes)} needed", "Resume with the config that made it.")
-        leaves = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.StandardRestore(blank)))["run"]
+        needed, found = _shapes(blank), self.meta()["arrays"]
+        if needed != found:
+            differ = [k for k in needed | found if needed.get(k) != found.get(k)]
+            check.fail(f"checkpoint {self.directory}", f"the arrays of this plan, {needed.get(differ[0])} first",
+                       f"{found.get(differ[0])}", "Resume with the config that made it.")
+        leaves = self._manager.restore(self.latest(), args=ocp.args.Composite(run=ocp.args.StandardRestore(blank)))["run"]
         return unpack(leaves, like)
 
     def close(self):

@@ -19,7 +19,7 @@ from .privacy.stages import clip_adaptive, clip_l2, clip_per_layer, divide, gaus
 
 OPTIMIZERS = dict(sgd=optax.sgd, momentum=functools.partial(optax.sgd, momentum=0.9), adam=optax.adam,
                   adagrad=optax.adagrad, yogi=optax.yogi)
-SAMPLERS = ("full", "without_replacement", "with_replacement", "poisson")
+SAMPLERS = (None, "full", "without_replacement", "with_replacement", "poisson")
 BATCHES = ("full", "without_replacement", "with_replacement", "poisson", "epochs")
 CLIPS = ("flat", "per_layer", "adaptive")
 UNITS = ("example", "client")
@@ -53,10 +53,12 @@ class Config:
     """logistic | mlp | cnn"""
     hidden: tuple[int, ...] = (64,)
     """mlp: widths of the hidden layers"""
-    sampler: str = "without_replacement"
-    """of clients: full | without_replacement | with_replacement | poisson"""
+    sampler: str | None = None
+    """of clients: full | without_replacement | with_replacement | poisson; default by cohort and rate"""
     cohort: int | None = None
-    """clients a round (poisson: expected); default a fifth of all"""
+    """clients a round (poisson: expected); default all"""
+    rate: float | None = None
+    """poisson: probability of a client, instead of cohort"""
     batch_sampler: str = "without_replacement"
     """of rows: full | without_replacement | with_replacement | poisson | epochs"""
     batch: int = 16
@@ -230,6 +232,9 @@ def build(config: Config) -> tuple[Plan, Config]:
     check.choice("config", SAMPLERS, sampler=config.sampler)
     check.choice("config", BATCHES, batch_sampler=config.batch_sampler)
     check.choice("config", CLIPS, clip=config.clip)
+    check.whole("config", least=0, seed=config.seed, partition_seed=config.partition_seed)
+    if not 0 < config.delta < 1:
+        check.fail("config", "delta in (0, 1)", f"delta={config.delta!r}", "Below 1 / (number of examples) is usual.")
     check.choice("config", OPTIMIZERS, optimizer=config.optimizer, server_optimizer=config.server_optimizer)
     if config.noise_multiplier is not None and config.epsilon is not None:
         check.fail("config", "either noise_multiplier or epsilon", "both")
@@ -247,10 +252,7 @@ def build(config: Config) -> tuple[Plan, Config]:
 def _plan(config: Config) -> Plan:
     fed = federation(config)
     task = models.mlp(fed, config.hidden) if config.model == "mlp" else getattr(models, config.model)(fed)
-    unit, cohort = the_unit(config), config.cohort or max(1, config.clients // 5)
-    if config.cohort is not None:
-        check.whole("config", cohort=config.cohort)
-    sampler = _sampler(config, cohort)
+    unit, sampler = the_unit(config), _sampler(config)
     expected = float(sampler.expected)
     l2 = config.l2 or None
     if unit == "example":
@@ -260,7 +262,10 @@ def _plan(config: Config) -> Plan:
         g = grad(task.loss, l2=l2)
     release = _chain(config, task, expected) if unit == "client" else None
     common = dict(server_optimizer=OPTIMIZERS[config.server_optimizer])
-    batch = getattr(batches, config.batch_sampler)(*(() if config.batch_sampler == "full" else (config.batch,)))
+    if config.batch_sampler == "without_replacement":     # nothing is claimed without noise: take small clients whole
+        batch = batches.without_replacement(config.batch, short="all" if unit is None else "error")
+    else:
+        batch = getattr(batches, config.batch_sampler)(*(() if config.batch_sampler == "full" else (config.batch,)))
     if config.algorithm == "fedsgd":
         alg = algorithms.fedsgd(g, lr=config.lr, batch=batch, **common)
     else:
@@ -271,16 +276,26 @@ def _plan(config: Config) -> Plan:
     return plan(fed, task, alg, sampler, release=release, weights=config.weights, adjacency=config.adjacency)
 
 
-def _sampler(config, cohort):
-    if config.sampler == "full":
-        if config.cohort not in (None, config.clients):
-            check.fail("config", "no cohort beside sampler = full", f"cohort={config.cohort}")
-        return sampling.full(config.clients)
-    if config.sampler == "poisson":
-        if cohort > config.clients:
-            check.fail("config", f"cohort <= clients={config.clients}", f"cohort={cohort}")
-        return sampling.poisson(config.clients, cohort / config.clients)
-    return getattr(sampling, config.sampler)(config.clients, cohort)
+def _sampler(config):
+    """Who takes part: by name, or by what is given of cohort and rate."""
+    cohort, rate, clients = config.cohort, config.rate, config.clients
+    name = config.sampler or ("poisson" if rate is not None else "full" if cohort is None else "without_replacement")
+    got = f"sampler={name!r}, cohort={cohort}, rate={rate}"
+    if cohort is not None:
+        check.whole("config", cohort=cohort)
+        if cohort > clients:
+            check.fail("config", f"cohort <= clients={clients}", f"cohort={cohort}")
+    if name == "full":
+        if rate is not None or cohort not in (None, clients):
+            check.fail("config", "no cohort and no rate beside sampler='full'", got)
+        return sampling.full(clients)
+    if name == "poisson":
+        if (rate is None) == (cohort is None):
+            check.fail("config", "either cohort or rate for sampler='poisson'", got)
+        return sampling.poisson(clients, cohort / clients if rate is None else rate)
+    if rate is not None or cohort is None:
+        check.fail("config", f"cohort and no rate for sampler={name!r}", got)
+    return getattr(sampling, name)(clients, cohort)
 
 
 def _chain(config, task, divisor):

@@ -10,6 +10,7 @@ from .local import grad, private_grad
 from .plan import plan
 from .privacy.mechanism import chain
 from .privacy.stages import clip_l2, divide, gaussian, total
+from .report import compile_seconds
 from .sweep import sweep
 
 CLIENTS, DELTA = 50, 1e-3
@@ -51,13 +52,14 @@ def run(advance=lambda name: None, rounds: int | None = None, seeds: int = 3):
     split, parts = settings()
     out = []
     for name, make_plan, axes, length in parts:
-        begun = time.perf_counter()
+        begun, compiled = time.perf_counter(), compile_seconds()
         result = sweep(make_plan, seed=range(seeds), rounds=rounds or length, **axes)
         (axis, values), = axes.items()
         for value in values:
             at = [i for i, p in enumerate(result.points) if p[axis] == value]
             out.append(dict(name=name, axis=axis, value=value, rounds=rounds or length, points=at, sweep=result,
                             plan=result.plans[at[0]], seconds=float(result.seconds[at].sum()),
+                            compile=(compile_seconds() - compiled) / len(values),
                             accuracy=np.asarray(result.metrics.accuracy)[at]))
         advance(f"{name} ({time.perf_counter() - begun:.0f} s)")
     return split, out

@@ -20,6 +20,19 @@ PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#C
 VIEWS = dict(server="server", third_party="third party")
 
 
+_compiling = []      # seconds of every compilation since the first call of `compile_seconds`
+
+
+def compile_seconds() -> float:
+    """Seconds this process has spent tracing and compiling since the first call: differences count."""
+    if not _compiling:
+        import jax
+        _compiling.append(0.0)
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda event, seconds, **_: _compiling.append(seconds) if "/compile/" in event else None)
+    return sum(_compiling)
+
+
 def plain(value):
     """JSON-able: no NaN, no infinity, no arrays."""
     if isinstance(value, dict):
@@ -128,13 +141,17 @@ def picture(path, groups: list[dict], title: str):
                            fontsize=8, color=colour)
         else:
             right.errorbar(g["epsilon"], mean[-1], spread[-1], fmt="o", color=colour, capsize=4, ms=6)
+            right.annotate(f"{g['epsilon']:.3g}", (g["epsilon"], mean[-1]), xytext=(6, 5), textcoords="offset points",
+                           fontsize=8, color=colour)
     left.set(xlabel="round", ylabel="test accuracy", title="accuracy against round (mean ± std over seeds)")
     left.legend(fontsize=8, loc="lower right", frameon=False)
     known = sorted({g["epsilon"] for g in groups if g["epsilon"] is not None})
     if known:
         right.set_xscale("log")
-        right.set_xlim(known[0] / 1.6, known[-1] * 1.6)
-        right.set_xticks(known, [f"{e:.3g}" for e in known], rotation=45 if len(known) > 5 else 0)
+        right.set_xlim(known[0] / 2, known[-1] * 2)
+        decades = range(math.floor(math.log10(known[0] / 2)), math.ceil(math.log10(known[-1] * 2)) + 1)
+        ticks = [m * 10.0 ** d for d in decades for m in (1, 2, 5) if known[0] / 2 <= m * 10.0 ** d <= known[-1] * 2]
+        right.set_xticks(ticks, [f"{e:g}" for e in ticks])
         right.minorticks_off()
     else:
         right.set_xticks([])

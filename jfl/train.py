@@ -14,7 +14,8 @@ from .config import Config
 from .data.federation import checksum
 from .privacy import accounting
 from .round import start
-from .simulate import HealthError, schedule, simulate
+from .simulate import HealthError, scan, schedule, simulate
+from .sweep import points_of
 from .sweep import sweep as run_sweep
 
 
@@ -45,7 +46,7 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
     Errors   ValueError before anything is written; HealthError with the last good checkpoint kept.
     """
     out = claim(out, resume)
-    asked = config
+    begun, compiled, asked = time.perf_counter(), report.compile_seconds(), config
     plan, config = configs.build(config)
     every = config.evaluate_every or int(schedule(config.rounds, None)[0])
     schedule(config.rounds, every)
@@ -53,6 +54,7 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
     check.whole("config", checkpoint_every=save_every)
     planned = np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
     epsilons(plan, config, planned)                       # refuses now what it would refuse at the end
+    jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))
     key, store = jax.random.key(config.seed), Store(out)
     run, history, recomputed, spent = start(key, plan), {}, 0, 0.0
     data = checksum(plan.fed)
@@ -71,12 +73,10 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
 
     out.mkdir(parents=True, exist_ok=True)
     write(out / "config.toml", configs.dump(dataclasses.asdict(asked), "jfl train --config config.toml --out DIR"))
-    done, saved, compile_seconds, first = int(run.round), int(run.round), 0.0, True
-    begun = time.perf_counter()
+    done = saved = int(run.round)
     while done < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
         store.announce(done + n, int(run.attempt), recomputed)
-        at = time.perf_counter()
         try:
             result = simulate(key, plan, n, evaluate_every=n, start=run)
         except HealthError as error:
@@ -84,8 +84,6 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
                               error.run, error.health) from None
         run, seen = result.run, report.lists(result.metrics)
         done = int(run.round)
-        took, first, was_first = time.perf_counter() - at, False, first
-        compile_seconds += took if was_first else 0.0
         for k, values in seen.items():
             history.setdefault(k, []).extend(values)
         if done - saved >= save_every or done == config.rounds:
@@ -101,7 +99,8 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
     guarantees = report.privacy(plan, config.rounds + recomputed, config.delta)
     eps = epsilons(plan, config, np.asarray(history["round"]) + recomputed)
     values = dataclasses.asdict(config) | dict(recomputed=recomputed)
-    seconds = dict(compile=compile_seconds, total=total, per_round=(total - compile_seconds) / config.rounds)
+    compiled = report.compile_seconds() - compiled
+    seconds = dict(compile=compiled, total=total, per_round=(total - compiled) / config.rounds)
     entry = report.entry(config.algorithm, values, config.seed, history, guarantees, seconds)
     report.save(out, [entry], report.rows(config.algorithm, config.seed, history, eps),
                 report.manifest([plan], configs.the_partition(config), seeds=[config.seed], recomputed=recomputed,
@@ -152,34 +151,39 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
         check.fail("sweep", "one number of rounds and evaluations for all points", "an axis of them",
                    "Run one sweep for each.")
     grid = run_points(config, axes)
-    built = {}
+    built = {}                                            # one plan for all seeds: what they share stays shared
+
+    def key(fields):
+        return tuple(sorted((k, v) for k, v in fields.items() if k != "seed"))
 
     def make_plan(**fields):
-        point = dataclasses.replace(config, **fields)
-        plan, found = configs.build(point)
-        epsilons(plan, found, [found.rounds])
-        built[id(plan)] = found
-        return plan
+        if key(fields) not in built:
+            plan, found = configs.build(dataclasses.replace(config, **fields))
+            epsilons(plan, found, [found.rounds])
+            jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))
+            built[key(fields)] = plan, found
+        return built[key(fields)][0]
 
-    begun = time.perf_counter()
+    begun, compiled = time.perf_counter(), report.compile_seconds()
     try:
         result = run_sweep(make_plan, points=grid, rounds=config.rounds, evaluate_every=config.evaluate_every)
     except HealthError as error:                          # all failed: the report says so, then the exit code
         result = error.run
-    total = time.perf_counter() - begun
+    total, compiled = time.perf_counter() - begun, (report.compile_seconds() - compiled) / len(result.points)
     out.mkdir(parents=True, exist_ok=True)
     listed = dict(dataclasses.asdict(config), sweep=axes)
     write(out / "config.toml", configs.dump(listed, "jfl sweep --config config.toml --out DIR"))
     entries, table, groups, proved = [], [], {}, {}
     for i, (point, plan) in enumerate(zip(result.points, result.plans)):
-        found = dataclasses.replace(configs.build(dataclasses.replace(config, **point))[1])
+        found = dataclasses.replace(built[key(point)][1], seed=point["seed"])
         history = report.lists(result.metrics, i)
         name = f"{found.algorithm} " + " ".join(f"{k}={point[k]}" for k in names if k != "seed")
         same = name.strip()
         if same not in proved:
             proved[same] = report.privacy(plan, config.rounds, config.delta), epsilons(plan, found, history["round"])
         guarantees, eps = proved[same]
-        seconds = dict(compile=None, total=float(result.seconds[i]), per_round=float(result.seconds[i]) / config.rounds)
+        took = float(result.seconds[i])                   # a point's share, as is `compiled`
+        seconds = dict(compile=compiled, total=took, per_round=(took - compiled) / config.rounds)
         entry = report.entry(same, dataclasses.asdict(found), found.seed, history, guarantees, seconds)
         if result.failed[i]:
             entry["failed"] = {k: int(v[i]) for k, v in result.health._asdict().items()}
@@ -200,5 +204,4 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
 
 
 def run_points(config: Config, axes: dict) -> list[dict]:
-    from .sweep import points_of
     return [dict(seed=config.seed) | p for p in points_of(axes)]
