@@ -122,7 +122,7 @@ def _privacy(g: dict) -> tuple:
 
 
 def _caveats(guarantees) -> str:
-    seen = dict.fromkeys(c for g in guarantees for c in g["caveats"])
+    seen = dict.fromkeys(c for g in guarantees if g["epsilon"] is not None for c in g["caveats"])
     return "\n".join(["Accuracy and losses lie outside every guarantee."] + [f"{c[0].upper()}{c[1:]}." for c in seen])
 
 
@@ -279,14 +279,25 @@ def _value(text):
 
 
 def _results(entries, out):
-    rows = []
+    """A row for each setting, over its seeds."""
+    import numpy as np
+    groups, rows = {}, []
     for e in entries:
-        accuracy = e["accuracy"]["final"]
-        best = _shown(e["privacy"])
-        rows.append((e["name"], e["seed"], "failed" if e.get("failed") else "" if accuracy is None else f"{accuracy:.4f}",
-                     f"{e['loss']:.4f}" if e["loss"] is not None else "", *_privacy(best), f"{e['seconds']['total']:.1f}"))
-    _table(None, [("run", False), ("seed", True), ("accuracy", True), ("loss", True), *PRIVACY, ("seconds", True)], rows,
-           _caveats([g for e in entries for g in e["privacy"]]))
+        groups.setdefault(e["name"], []).append(e)
+
+    def over(values):
+        values = [v for v in values if v is not None]
+        return "" if not values else f"{np.mean(values):.4f}" + (f" ± {np.std(values):.4f}" if len(values) > 1 else "")
+
+    for name, group in groups.items():
+        good = [e for e in group if not e.get("failed")]
+        accuracy = over(e["accuracy"]["final"] for e in good)
+        failed = len(group) - len(good)
+        rows.append((name, len(group), f"{accuracy} ({failed} failed)" if failed else accuracy,
+                     over(e["loss"] for e in good), *_privacy(_shown(group[0]["privacy"])),
+                     f"{sum(e['seconds']['total'] for e in group):.1f}"))
+    _table(None, [("run", False), ("seeds", True), ("accuracy", True), ("loss", True), *PRIVACY, ("seconds", True)], rows,
+           _caveats([_shown(e["privacy"]) for e in entries]))
     print(f"Results are in {out}")
 
 
