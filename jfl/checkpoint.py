@@ -14,6 +14,7 @@ import uuid
 from pathlib import Path
 
 import jax
+import jaxlib
 import numpy as np
 
 from . import check
@@ -33,7 +34,6 @@ def write(path, text: str):
 
 def identity() -> dict:
     """The program and machine on which the same rounds give the same bits."""
-    import jaxlib
     device = jax.devices()[0]
     return dict(jfl=importlib.metadata.version("jfl"), jax=jax.__version__, jaxlib=jaxlib.__version__, numpy=np.__version__,
                 backend=jax.default_backend(), device=device.device_kind, devices=jax.device_count(), machine=platform.machine())

@@ -5,7 +5,10 @@ import json
 import math
 import time
 
+import flax
+import jax
 import numpy as np
+import optax
 
 from .checkpoint import identity, write
 from .core import Guarantee, Metrics, Plan
@@ -26,7 +29,6 @@ _compiling = []      # seconds of every compilation since the first call of `com
 def compile_seconds() -> float:
     """Seconds this process has spent tracing and compiling since the first call: differences count."""
     if not _compiling:
-        import jax
         _compiling.append(0.0)
         jax.monitoring.register_event_duration_secs_listener(
             lambda event, seconds, **_: _compiling.append(seconds) if "/compile/" in event else None)
@@ -104,8 +106,6 @@ def save(directory, runs: list[dict], table: list[dict], manifest: dict):
 
 def manifest(plans: list[Plan], partition=None, **more) -> dict:
     """What it takes to get the same numbers again."""
-    import flax
-    import optax
     return dict(versions=identity() | dict(optax=optax.__version__, flax=flax.__version__),
                 kernels=dict(gradients="vmap", normals="flat threefry"), data=describe(plans[0].fed, partition),
                 written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **more)

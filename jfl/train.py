@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from . import check, report
+from . import assemble, check, report
 from . import config as configs
 from .checkpoint import Store, resume_attempt, write
 from .config import Config
@@ -47,7 +47,7 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
     """
     out = claim(out, resume)
     begun, compiled, asked = time.perf_counter(), report.compile_seconds(), config
-    plan, config = configs.build(config)
+    plan, config = assemble.build(config)
     every = config.evaluate_every or int(schedule(config.rounds, None)[0])
     schedule(config.rounds, every)
     save_every = config.checkpoint_every or every
@@ -103,7 +103,7 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
     seconds = dict(compile=compiled, total=total, per_round=(total - compiled) / config.rounds)
     entry = report.entry(config.algorithm, values, config.seed, history, guarantees, seconds)
     report.save(out, [entry], report.rows(config.algorithm, config.seed, history, eps),
-                report.manifest([plan], configs.the_partition(config), seeds=[config.seed], recomputed=recomputed,
+                report.manifest([plan], assemble.the_partition(config), seeds=[config.seed], recomputed=recomputed,
                                 attempt=int(run.attempt)))
     if history.get("accuracy"):
         report.picture(out / "accuracy.png", [dict(
@@ -158,7 +158,7 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
 
     def make_plan(**fields):
         if key(fields) not in built:
-            plan, found = configs.build(dataclasses.replace(config, **fields))
+            plan, found = assemble.build(dataclasses.replace(config, **fields))
             epsilons(plan, found, [found.rounds])
             jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))
             built[key(fields)] = plan, found
@@ -193,7 +193,7 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
             g = groups.setdefault(same, dict(label=f"{same}, " + _label(guarantees, found), round=history["round"],
                                              accuracy=[], epsilon=_epsilon(guarantees, found)))
             g["accuracy"].append(history["accuracy"])
-    report.save(out, entries, table, report.manifest(result.plans, configs.the_partition(config), groups=result.groups,
+    report.save(out, entries, table, report.manifest(result.plans, assemble.the_partition(config), groups=result.groups,
                                                      seconds=total, seeds=sorted({p["seed"] for p in result.points})))
     if groups:
         report.picture(out / "sweep.png", list(groups.values())[:16], f"sweep over {', '.join(names)} on {config.dataset}")

@@ -27,7 +27,7 @@ def files(out):
 
 
 def final_state(out, config):
-    from jfl.config import build
+    from jfl.assemble import build
     from jfl.round import start
     store = checkpoint.Store(out)
     run = store.restore(start(jax.random.key(config.seed), build(config)[0]))
@@ -127,7 +127,7 @@ def announced(until, attempt=0, recomputed=0, **other):
     (announced(6, attempt=1, recomputed=2), 1, 2),          # killed again: the second attempt's noise is repeated
     (announced(7, attempt=1, recomputed=2, device="x"), 2, 5)])
 def test_what_was_seen_is_counted(journal, attempt, recomputed):
-    from jfl.config import build
+    from jfl.assemble import build
     from jfl.round import start
     run = start(jax.random.key(0), build(STATEFUL)[0])
     run = dataclasses.replace(run, round=jax.numpy.int32(4))

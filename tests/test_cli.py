@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jfl
+from jfl import assemble
 from jfl import config as configs
 from jfl.cli import main
 from jfl.config import Config
@@ -225,7 +226,7 @@ def test_epsilon_of_a_config_reads_the_plan(tmp_path, capsys):
 
 def test_list_names_everything(capsys):
     said = jfl_("list", capsys=capsys).out
-    for name in (*jfl.algorithms.__all__, *jfl.models.__all__, *jfl.sampling.__all__, *configs.OPTIMIZERS, "mnist", "dirichlet"):
+    for name in (*jfl.algorithms.__all__, *jfl.models.__all__, *jfl.sampling.__all__, *assemble.OPTIMIZERS, "mnist", "dirichlet"):
         assert name in said
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jfl.core import Federation
-from jfl.data import checksum, datasets, describe, federate, partition
+from jfl.data import checksum, datasets, describe, federate, partition, prepared
 
 quick = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -378,8 +378,8 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def decodes(monkeypatch):
     """Counts how often files are decoded rather than read from the cache."""
-    calls, decode = [], datasets._decode
-    monkeypatch.setattr(datasets, "_decode", lambda *args: calls.append(args) or decode(*args))
+    calls, decode = [], prepared._decode
+    monkeypatch.setattr(prepared, "_decode", lambda *args: calls.append(args) or decode(*args))
     return calls
 
 
@@ -443,17 +443,17 @@ def test_damaged_cache_is_decoded_again(place, decodes):
             again = datasets.mnist()
         assert len(decodes) == count and again.checksum == data.checksum
         np.testing.assert_array_equal(again.y, data.y)
-        assert file.read_bytes() == whole or datasets._load(file) is not None          # written anew
+        assert file.read_bytes() == whole or prepared._load(file) is not None          # written anew
     rng = np.random.default_rng(0)
     for _ in range(60):                                    # a flipped byte anywhere: noticed, or without effect
         at = rng.integers(len(whole)) if rng.random() < 0.5 else len(whole) - 1 - rng.integers(600)
         file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.integers(8))]) + whole[at + 1:])
         try:
             with pytest.warns(RuntimeWarning):
-                stored = datasets._load(file)
+                stored = prepared._load(file)
             assert stored is None
         except pytest.fail.Exception:
-            np.testing.assert_array_equal(datasets._load(file)["y"], data.y)
+            np.testing.assert_array_equal(prepared._load(file)["y"], data.y)
 
 
 def test_cache_is_written_in_one_piece(place, decodes, monkeypatch):

@@ -25,7 +25,7 @@ PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 FLOORS = [
     "kernels.conv kernels.normals kernels.bookkeeping kernels.philox kernels.haar kernels.dispatch",
     "core check tree keys",
-    "data.datasets data.partition data.federation data.corrupt data.synthetic models metrics sampling "
+    "data.prepared data.datasets data.partition data.federation data.corrupt data.synthetic models metrics sampling "
     "privacy.stages privacy.events privacy.rdp privacy.mechanism checkpoint",
     "batches privacy.bounds privacy.pld privacy.classic",
     "local privacy.ledger privacy.audit",
@@ -35,7 +35,10 @@ FLOORS = [
     "simulate mesh",
     "sweep",
     "config report",
-    "demo cli __main__",
+    "assemble",
+    "terminal train demo",
+    "budget",
+    "cli",
 ]
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}
 # a package stands where its highest module stands: importing it imports that

@@ -7,7 +7,8 @@ import numpy as np
 
 from .. import check
 from ..core import Federation
-from .datasets import Dataset, _checked, _digest
+from .datasets import Dataset, _checked
+from .prepared import digest
 
 __all__ = ["checksum", "describe", "federate"]
 
@@ -50,7 +51,7 @@ def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federati
 
 def checksum(fed: Federation) -> str:
     """16 hexadecimal digits of the sha256 over all arrays: rows, labels, owners, test sets."""
-    return _digest(*_arrays(fed), np.int64(fed.classes))[:16]
+    return digest(*_arrays(fed), np.int64(fed.classes))[:16]
 
 
 def describe(fed: Federation, partition=None) -> dict:

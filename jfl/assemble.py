@@ -1,0 +1,142 @@
+"""From the plain values of a config to the plan that they name."""
+import dataclasses
+import functools
+
+import jax
+import optax
+
+from . import algorithms, batches, check, models, sampling
+from .config import Config, the_unit, the_view
+from .core import Plan
+from .data import datasets, partition
+from .data.federation import federate
+from .local import grad, private_grad
+from .plan import plan
+from .privacy.accounting import calibrate
+from .privacy.mechanism import chain
+from .privacy.stages import clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
+
+OPTIMIZERS = dict(sgd=optax.sgd, momentum=functools.partial(optax.sgd, momentum=0.9), adam=optax.adam,
+                  adagrad=optax.adagrad, yogi=optax.yogi)
+SAMPLERS = (None, "full", "without_replacement", "with_replacement", "poisson")
+BATCHES = ("full", "without_replacement", "with_replacement", "poisson", "epochs")
+CLIPS = ("flat", "per_layer", "adaptive")
+
+
+@functools.lru_cache(maxsize=8)
+def _dataset(name):
+    return getattr(datasets, name)()
+
+
+def the_partition(config: Config):
+    seed = config.partition_seed
+    check.choice("config", ("iid", "dirichlet", "shards", "power_law"), partition=config.partition)
+    if config.partition == "dirichlet":
+        return partition.dirichlet(config.clients, config.alpha, min_rows=config.min_rows, seed=seed)
+    if config.partition == "shards":
+        return partition.shards(config.clients, config.classes_per_client, seed=seed)
+    if config.partition == "power_law":
+        return partition.power_law(config.clients, config.exponent, min_rows=config.min_rows, seed=seed)
+    return partition.iid(config.clients, seed=seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _federation(config: Config):
+    return federate(_dataset(config.dataset), the_partition(config), holdout=config.holdout)
+
+
+def federation(config: Config):
+    """The rows and their owners; points of a sweep with the same ones share them."""
+    check.choice("config", [n for n in datasets.__all__ if n != "arrays"], dataset=config.dataset)
+    names = ("dataset", "clients", "holdout", "partition", "alpha", "classes_per_client", "exponent", "min_rows",
+             "partition_seed")
+    return _federation(Config(**{n: getattr(config, n) for n in names}))
+
+
+def build(config: Config) -> tuple[Plan, Config]:
+    """-> the plan, and the config with the noise multiplier it came to."""
+    check.choice("config", ("sound",), mode=config.mode)
+    check.choice("config", algorithms.__all__, algorithm=config.algorithm)
+    check.choice("config", models.__all__, model=config.model)
+    check.choice("config", SAMPLERS, sampler=config.sampler)
+    check.choice("config", BATCHES, batch_sampler=config.batch_sampler)
+    check.choice("config", CLIPS, clip=config.clip)
+    check.whole("config", least=0, seed=config.seed, partition_seed=config.partition_seed)
+    if not 0 < config.delta < 1:
+        check.fail("config", "delta in (0, 1)", f"delta={config.delta!r}", "Below 1 / (number of examples) is usual.")
+    check.choice("config", OPTIMIZERS, optimizer=config.optimizer, server_optimizer=config.server_optimizer)
+    if config.noise_multiplier is not None and config.epsilon is not None:
+        check.fail("config", "either noise_multiplier or epsilon", "both")
+    the_view(config)
+    check.whole("config", rounds=config.rounds)
+    if config.epsilon is None:
+        return _plan(config), config
+    draft = _plan(dataclasses.replace(config, noise_multiplier=1.0, epsilon=None))
+    z = calibrate(draft, epsilon=config.epsilon, delta=config.delta, rounds=config.rounds, unit=the_unit(config),
+                  view=the_view(config))
+    found = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
+    return _plan(found), found
+
+
+def _plan(config: Config) -> Plan:
+    fed = federation(config)
+    task = models.mlp(fed, config.hidden) if config.model == "mlp" else getattr(models, config.model)(fed)
+    unit, sampler = the_unit(config), _sampler(config)
+    expected = float(sampler.expected)
+    l2 = config.l2 or None
+    if unit == "example":
+        divisor = "size" if config.batch_sampler == "full" else config.batch
+        g = private_grad(task.loss, _chain(config, task, divisor), l2=l2)
+    else:
+        g = grad(task.loss, l2=l2)
+    release = _chain(config, task, expected) if unit == "client" else None
+    common = dict(server_optimizer=OPTIMIZERS[config.server_optimizer])
+    if config.batch_sampler == "without_replacement":     # nothing is claimed without noise: take small clients whole
+        batch = batches.without_replacement(config.batch, short="all" if unit is None else "error")
+    else:
+        batch = getattr(batches, config.batch_sampler)(*(() if config.batch_sampler == "full" else (config.batch,)))
+    if config.algorithm == "fedsgd":
+        alg = algorithms.fedsgd(g, lr=config.lr, batch=batch, **common)
+    else:
+        extra = dict(mu=config.mu) if config.algorithm == "fedprox" else {}
+        alg = getattr(algorithms, config.algorithm)(
+            g, lr=config.lr, steps=config.steps, batch=batch, optimizer=OPTIMIZERS[config.optimizer],
+            server_lr=config.server_lr, **common, **extra)
+    return plan(fed, task, alg, sampler, release=release, weights=config.weights, adjacency=config.adjacency)
+
+
+def _sampler(config):
+    """Who takes part: by name, or by what is given of cohort and rate."""
+    cohort, rate, clients = config.cohort, config.rate, config.clients
+    name = config.sampler or ("poisson" if rate is not None else "full" if cohort is None else "without_replacement")
+    got = f"sampler={name!r}, cohort={cohort}, rate={rate}"
+    if cohort is not None:
+        check.whole("config", cohort=cohort)
+        if cohort > clients:
+            check.fail("config", f"cohort <= clients={clients}", f"cohort={cohort}")
+    if name == "full":
+        if rate is not None or cohort not in (None, clients):
+            check.fail("config", "no cohort and no rate beside sampler='full'", got)
+        return sampling.full(clients)
+    if name == "poisson":
+        if (rate is None) == (cohort is None):
+            check.fail("config", "either cohort or rate for sampler='poisson'", got)
+        return sampling.poisson(clients, cohort / clients if rate is None else rate)
+    if rate is not None or cohort is None:
+        check.fail("config", f"cohort and no rate for sampler={name!r}", got)
+    return getattr(sampling, name)(clients, cohort)
+
+
+def _chain(config, task, divisor):
+    if config.clip == "per_layer":
+        layers = len(jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
+        if config.algorithm == "scaffold" and the_unit(config) == "client":
+            layers *= 2                       # a difference and a change of control variate
+        first = clip_per_layer(config.clip_norm / layers ** 0.5, layers)      # clip_norm bounds all layers together
+    elif config.clip == "adaptive":
+        if the_unit(config) != "client":
+            check.fail("config", "unit = client for an adaptive clip", f"unit={the_unit(config)!r}")
+        first = clip_adaptive(config.clip_norm, divisor)
+    else:
+        first = clip_l2(config.clip_norm)
+    return chain(first, total(), gaussian(config.noise_multiplier), divide(divisor))
