@@ -18,8 +18,6 @@ from .privacy.stages import clip_adaptive, clip_l2, clip_per_layer, divide, gaus
 
 OPTIMIZERS = dict(sgd=optax.sgd, momentum=functools.partial(optax.sgd, momentum=0.9), adam=optax.adam,
                   adagrad=optax.adagrad, yogi=optax.yogi)
-SAMPLERS = (None, "full", "without_replacement", "with_replacement", "poisson")
-BATCHES = ("full", "without_replacement", "with_replacement", "poisson", "epochs")
 CLIPS = ("flat", "per_layer", "adaptive")
 
 
@@ -55,20 +53,28 @@ def federation(config: Config):
 
 def build(config: Config) -> tuple[Plan, Config]:
     """-> the plan, and the config with the noise multiplier it came to."""
+    check.whole("config", least=0, seed=config.seed, partition_seed=config.partition_seed)
+    made, found = _build(dataclasses.replace(config, seed=0))
+    return made, dataclasses.replace(found, seed=config.seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _build(config: Config) -> tuple[Plan, Config]:
+    """One plan for all seeds: the seeds of a sweep share it, and it is calibrated once."""
     check.choice("config", ("sound",), mode=config.mode)
     check.choice("config", algorithms.__all__, algorithm=config.algorithm)
     check.choice("config", models.__all__, model=config.model)
-    check.choice("config", SAMPLERS, sampler=config.sampler)
-    check.choice("config", BATCHES, batch_sampler=config.batch_sampler)
+    check.choice("config", (None, *sampling.__all__), sampler=config.sampler)
+    check.choice("config", batches.__all__, batch_sampler=config.batch_sampler)
     check.choice("config", CLIPS, clip=config.clip)
-    check.whole("config", least=0, seed=config.seed, partition_seed=config.partition_seed)
+    check.choice("config", OPTIMIZERS, optimizer=config.optimizer, server_optimizer=config.server_optimizer)
     if not 0 < config.delta < 1:
         check.fail("config", "delta in (0, 1)", f"delta={config.delta!r}", "Below 1 / (number of examples) is usual.")
-    check.choice("config", OPTIMIZERS, optimizer=config.optimizer, server_optimizer=config.server_optimizer)
     if config.noise_multiplier is not None and config.epsilon is not None:
         check.fail("config", "either noise_multiplier or epsilon", "both")
-    the_view(config)
+    the_view(config)                                      # refuses what is no view
     check.whole("config", rounds=config.rounds)
+    check.positive("config", clip_norm=config.clip_norm)
     if config.epsilon is None:
         return _plan(config), config
     draft = _plan(dataclasses.replace(config, noise_multiplier=1.0, epsilon=None))

@@ -6,6 +6,9 @@ release, which counts once; by another one they are new releases, so the run's `
 noise, and they count twice.
 """
 import dataclasses
+import functools
+import hashlib
+import importlib
 import importlib.metadata
 import json
 import os
@@ -14,7 +17,6 @@ import uuid
 from pathlib import Path
 
 import jax
-import jaxlib
 import numpy as np
 
 from . import check
@@ -34,9 +36,31 @@ def write(path, text: str):
 
 def identity() -> dict:
     """The program and machine on which the same rounds give the same bits."""
-    device = jax.devices()[0]
-    return dict(jfl=importlib.metadata.version("jfl"), jax=jax.__version__, jaxlib=jaxlib.__version__, numpy=np.__version__,
-                backend=jax.default_backend(), device=device.device_kind, devices=jax.device_count(), machine=platform.machine())
+    version = importlib.metadata.version
+    return dict(jfl=version("jfl"), source=_source(), jax=jax.__version__, jaxlib=version("jaxlib"),
+                numpy=np.__version__, backend=jax.default_backend(), device=jax.devices()[0].device_kind,
+                devices=jax.device_count(), machine=platform.machine(), processor=_processor(),
+                flags=os.environ.get("XLA_FLAGS", ""))
+
+
+@functools.cache
+def _source() -> str:
+    """jfl's own code: in a working copy the version does not change with it."""
+    package = Path(__file__).parent
+    kernels = Path(importlib.import_module("jfl.kernels").__file__).parent
+    parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+@functools.cache
+def _processor() -> str:
+    """The model of the CPU: compiled code follows it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def pack(run: Run) -> dict:
@@ -56,10 +80,6 @@ def unpack(leaves: dict, like: Run) -> Run:
             value = jax.random.wrap_key_data(value, impl=str(jax.random.key_impl(x)))
         out.append(jax.numpy.asarray(value))
     return treedef.unflatten(out)
-
-
-def _shapes(leaves: dict) -> dict:
-    return {k: f"{v.dtype}{list(v.shape)}" for k, v in leaves.items()}
 
 
 class Store:
@@ -86,9 +106,8 @@ class Store:
         """Save a run and a JSON-able record beside it; returns when it is complete."""
         import orbax.checkpoint as ocp
         leaves = pack(run)
-        meta = dict(meta, arrays=_shapes(leaves))
-        self._manager.save(int(run.round), args=ocp.args.Composite(run=ocp.args.StandardSave(leaves),
-                                                                   meta=ocp.args.JsonSave(meta)))
+        self._manager.save(int(run.round), args=ocp.args.Composite(
+            run=ocp.args.StandardSave(leaves), meta=ocp.args.JsonSave(meta | dict(arrays=_arrays(leaves)))))
         self._manager.wait_until_finished()
 
     def meta(self) -> dict:
@@ -102,13 +121,14 @@ class Store:
         """
         import orbax.checkpoint as ocp
         blank = {k: np.zeros_like(v) for k, v in pack(like).items()}
-        needed, found = _shapes(blank), self.meta()["arrays"]
+        needed, found = _arrays(blank), self.meta()["arrays"]
         if needed != found:
-            differ = [k for k in needed | found if needed.get(k) != found.get(k)]
-            check.fail(f"checkpoint {self.directory}", f"the arrays of this plan, {needed.get(differ[0])} first",
-                       f"{found.get(differ[0])}", "Resume with the config that made it.")
-        leaves = self._manager.restore(self.latest(), args=ocp.args.Composite(run=ocp.args.StandardRestore(blank)))["run"]
-        return unpack(leaves, like)
+            other = [f"{k}: {found.get(k)} there, {needed.get(k)} here" for k in sorted(needed.keys() | found.keys())
+                     if needed.get(k) != found.get(k)]
+            check.fail(f"checkpoint {self.directory}", "the arrays of this plan", "; ".join(other[:5]),
+                       "Resume with the config that made it.")
+        return unpack(self._manager.restore(self.latest(), args=ocp.args.Composite(
+            run=ocp.args.StandardRestore(blank)))["run"], like)
 
     def close(self):
         if self._open is not None:
@@ -126,11 +146,21 @@ class Store:
             check.fail(f"journal {self.journal_path}", "the JSON that a run wrote", str(error),
                        "Without it nobody knows which rounds were seen: start in another directory.")
 
-    def announce(self, until: int, attempt: int, recomputed: int):
-        """Say before computing them which rounds may be seen from now on."""
+    def announce(self, until: int, attempt: int, recomputed: int, **facts):
+        """Say before computing them which rounds may be seen from now on; `facts` name what is run.
+
+        An earlier try of the same program that went further stays the furthest.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
-        write(self.journal_path, json.dumps(dict(until=until, attempt=attempt, recomputed=recomputed,
+        before = self.journal()
+        if before is not None and (before["attempt"], before["identity"]) == (attempt, identity()):
+            until = max(until, before["until"])
+        write(self.journal_path, json.dumps(dict(facts, until=until, attempt=attempt, recomputed=recomputed,
                                                  identity=identity()), indent=1))
+
+
+def _arrays(leaves: dict) -> dict:
+    return {k: f"{v.dtype}{list(v.shape)}" for k, v in leaves.items()}
 
 
 def resume_attempt(run: Run, journal: dict | None) -> tuple[Run, int]:

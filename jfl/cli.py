@@ -1,4 +1,5 @@
 """The command line: `jfl demo | train | sweep | epsilon | calibrate | list`."""
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -8,13 +9,12 @@ from pathlib import Path
 
 import jax
 
-from . import algorithms, assemble, batches, budget, demo, models, report, sampling, terminal, train
+from . import check, console, demo, report, train
 from . import config as configs
+from .accountant import Numbers, noise_for, worth
+from .assemble import build
 from .config import Config
-from .data import datasets, partition
-from .privacy.accounting import epsilons
 from .simulate import HealthError
-from .terminal import PRIVACY, table
 
 OK, USAGE, UNHEALTHY = 0, 2, 3
 COMMANDS = dict(
@@ -61,63 +61,71 @@ def _cache():
         jax.config.update("jax_compilation_cache_dir", os.path.join(os.path.expanduser(base), "programs"))
 
 
+def _parse(kind, args, name, default=None):
+    import tyro
+    return tyro.cli(kind, args=args, prog=f"jfl {name}", **({} if default is None else {"default": default}))
+
+
+def _from_file(args) -> tuple[dict, list]:
+    """The values of --config FILE, and the other arguments: flags win over the file."""
+    rest, values, i = [], {}, 0
+    while i < len(args):
+        if args[i] == "--config" or args[i].startswith("--config="):
+            inline = args[i].partition("=")[2]
+            if not inline and i + 1 == len(args):
+                raise ValueError("--config: need a TOML file; got nothing.")
+            values |= configs.load(inline or args[i + 1])
+            i += 1 if inline else 2
+        else:
+            rest.append(args[i])
+            i += 1
+    return values, rest
+
+
+def _command(kind, args, name):
+    """Parse a command whose flags are the fields of Config and a few of its own -> it, and the axes of a sweep."""
+    values, rest = _from_file(args)
+    axes = values.pop("sweep", {})
+    # noise given as a flag replaces noise given in the file, in either form
+    for one, other in (("noise-multiplier", "epsilon"), ("epsilon", "noise-multiplier")):
+        flags = {a.split("=")[0].replace("_", "-") for a in rest}
+        if f"--{one}" in flags and f"--{other}" not in flags:
+            values.pop(other.replace("-", "_"), None)
+    return _parse(kind, rest, name, kind(**values)), axes
+
+
+def _config(command):
+    return Config(**{k: getattr(command, k) for k in configs.FIELDS})
+
+
 # --- demo ---------------------------------------------------------------------------------------------------------
 
 def _demo(args):
     @dataclasses.dataclass
     class Demo:
-        """Three levels of privacy on real handwritten digits held by fifty clients.
+        """What privacy costs: real handwritten digits held by fifty clients, without privacy, at record level and at
+        client level.
 
         example: jfl demo --out runs/demo
         """
         out: Path = Path("runs/demo")
-        """directory for summary.json, metrics.csv and the picture"""
+        """directory for summary.json, metrics.csv, manifest.json and the picture; an earlier demo there is replaced"""
         rounds: int | None = None
         """fewer rounds than the demo's own, to try it"""
         seeds: int = 3
         """runs of each setting"""
 
-    command = terminal.parse(Demo, args, "demo")
-    out = train.claim(command.out, resume=True)                 # a second demo replaces the first
+    command = _parse(Demo, args, "demo")
+    check.whole("jfl demo", seeds=command.seeds, rounds=1 if command.rounds is None else command.rounds)
+    out = train.claim(command.out, resume=(command.out / "demo.png").exists())
     begun = time.perf_counter()
-    with terminal.progress() as bar:
-        task = bar.add_task("jfl demo", total=3, note="FedAvg")
-        split, parts = demo.run(lambda name: bar.update(task, advance=1, note=name), command.rounds, command.seeds)
-    total = time.perf_counter() - begun
-    entries, rows, groups, lines, shown = [], [], [], [], []
-    for part in parts:
-        guarantees = report.privacy(part["plan"], part["rounds"], demo.DELTA)
-        best = terminal.shown(guarantees)
-        private = best["epsilon"] is not None
-        title = part["name"] + (f", z = {part['value']:g}" if private else "")
-        share = 1 / len(part["points"])                   # seeds run together: a run's share of the program
-        seconds = dict(compile=part["compile"] * share, total=part["seconds"] * share,
-                       per_round=(part["seconds"] - part["compile"]) * share / part["rounds"])
-        for i in part["points"]:
-            history = report.lists(part["sweep"].metrics, i)
-            seed = part["sweep"].points[i]["seed"]
-            config = dict(algorithm="fedavg", dataset="digits", **{part["axis"]: part["value"]}, delta=demo.DELTA)
-            entries.append(report.entry(title, config, seed, history, guarantees, seconds))
-            eps = None
-            if private:
-                eps = epsilons(part["plan"], [int(r) for r in history["round"]], demo.DELTA, best["unit"], best["view"])
-            rows += report.rows(title, seed, history, eps)
-        final = part["accuracy"][:, -1]
-        groups.append(dict(label=f"{title}: {report.label([best])}" if private else title, round=history["round"],
-                           accuracy=part["accuracy"], epsilon=best["epsilon"]))
-        own = [g for g in guarantees if "implied" not in " ".join(g["caveats"])]
-        for g in own:
-            first = g is own[0]
-            lines.append((title if first else "", f"{final.mean():.3f} ± {final.std():.3f}" if first else "", *terminal.privacy(g),
-                          f"{part['seconds']:.1f}" if first else ""))
-        shown += [g for g in own if g["epsilon"] is not None]
-    out.mkdir(parents=True, exist_ok=True)
-    report.save(out, entries, rows, report.manifest([parts[0]["plan"]], split, seconds=total,
-                                                     seeds=list(range(command.seeds))))
-    report.picture(out / "demo.png", groups, "1,797 handwritten digits, 50 clients, Dirichlet(0.3)")
-    table(f"jfl demo: {command.seeds} seeds each, {total:.0f} s with compilation",
-           [("run", False), ("accuracy", True), *PRIVACY, ("seconds", True)], lines, terminal.caveats(shown))
-    print(f"Wrote summary.json, metrics.csv, manifest.json and demo.png into {out}")
+    with console.progress() as bar:
+        task = bar.add_task("jfl demo", total=4, completed=-1, note="")
+        lines = demo.main(out, command.rounds, command.seeds, lambda note: bar.update(task, advance=1, note=note))
+        bar.update(task, completed=4, note="done")
+    took = time.perf_counter() - begun
+    console.demo(f"jfl demo: {command.seeds} seeds each, {took:.0f} s with compilation", lines, demo.NOTES)
+    print(f"Results and demo.png are in {out}")
 
 
 # --- train, sweep ---------------------------------------------------------------------------------------------------
@@ -137,41 +145,43 @@ def _train(args):
         resume: bool = False
         """go on from the last checkpoint in --out"""
 
-    command, axes = terminal.command(Train, args, "train")
+    command, axes = _command(Train, args, "train")
     if axes:
         raise ValueError("jfl train: need a config without [sweep]; got one. Use jfl sweep --config.")
-    config = terminal.config(command)
+    config = _config(command)
     if configs.the_unit(config) == "client" and config.view is None:
         print(f"Guarantees are for view {configs.the_view(config)}: the server adds the noise, so it sees uploads without.",
               file=sys.stderr)
-    with terminal.progress() as bar:
+    with console.progress() as bar:
         task = bar.add_task("jfl train", total=config.rounds, note="compiling")
 
         def watch(round, accuracy, loss, epsilon):
-            note = f"loss {loss:.3f}" + ("" if accuracy is None else f"  accuracy {accuracy:.3f}")
-            bar.update(task, completed=round, note=note + ("" if epsilon is None else f"  ε {epsilon:.3g}"))
+            seen = (("loss", loss), ("accuracy", accuracy), ("ε", epsilon))
+            bar.update(task, completed=round, note="  ".join(f"{k} {v:.3g}" for k, v in seen if v is not None))
 
         entry = train.train(config, command.out, command.resume, watch)
-    terminal.results([entry], command.out)
+    console.results([entry], command.out)
 
 
 def _sweep(args):
+    import tyro
+
     @dataclasses.dataclass(frozen=True)
     class Sweep(Config):
         """Run every combination of some fields' values; points that share their shapes are one program.
 
-        example: jfl sweep --rounds 40 --sweep lr=0.1,0.3 noise_multiplier=0.5,1,2 seed=0,1,2 --out runs/grid
+        example: jfl sweep --rounds 40 --sweep lr=0.1,0.3 --sweep noise-multiplier=0.5,1 --sweep seed=0,1,2
 
         --config FILE.toml sets fields, and its table [sweep] lists of values; flags win over it.
         """
         out: Path = Path("runs/sweep")
         """run directory: new or empty"""
-        sweep: tuple[str, ...] = ()
-        """NAME=VALUE,VALUE,... for each field that varies"""
+        sweep: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+        """NAME=VALUE,VALUE,...; once for each field that varies"""
         strict: bool = False
         """exit with 3 if any point fails, not only if all do"""
 
-    command, axes = terminal.command(Sweep, args, "sweep")
+    command, axes = _command(Sweep, args, "sweep")
     for text in command.sweep:
         name, _, values = text.partition("=")
         name = name.replace("-", "_")
@@ -180,17 +190,76 @@ def _sweep(args):
             raise ValueError(f"--sweep: need NAME=VALUE,VALUE,...; got {text!r}.")
     if not axes:
         raise ValueError("jfl sweep: need fields that vary; got none. Give --sweep lr=0.1,0.3 or a table [sweep].")
-    entries = train.sweep(terminal.config(command), axes, command.out, command.strict)
-    terminal.results(entries, command.out)
+    entries = train.sweep(_config(command), axes, command.out, command.strict)
+    console.results(entries, command.out)
 
 
 def _value(text):
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            pass
     return text
+
+
+# --- accounting ---------------------------------------------------------------------------------------------------------
+
+def _configured(args, name):
+    """epsilon and calibrate of a config: the ledger reads the plan."""
+    @dataclasses.dataclass(frozen=True)
+    class Configured(Config):
+        """What the run that a config describes is worth.
+
+        example: jfl epsilon --config run.toml --rounds 200
+        """
+
+    command, axes = _command(Configured, args, name)
+    if axes:
+        raise ValueError(f"jfl {name}: need a config without [sweep]; got one.")
+    return _config(command)
+
+
+def _epsilon(args):
+    if any(a.split("=")[0] == "--config" for a in args):
+        plan, config = build(_configured(args, "epsilon"))
+        guarantees = report.privacy(plan, config.rounds, config.delta)
+        console.table(f"{config.rounds} rounds", console.PRIVACY, [console.privacy(g) for g in guarantees],
+                      console.caveats(guarantees))
+        return
+
+    @dataclasses.dataclass(frozen=True)
+    class Epsilon(Numbers):
+        """What noise is worth.  With --config FILE.toml: of the run that the file describes.
+
+        example: jfl epsilon --noise-multiplier 1.1 --rounds 200 --steps 5 --batch 16 --rows 600
+        """
+        noise_multiplier: float = 1.0
+        """standard deviation of the noise over the sensitivity"""
+
+    c = _parse(Epsilon, args, "epsilon")
+    console.show(worth(c, c.noise_multiplier), c.noise_multiplier)
+
+
+def _calibrate(args):
+    if any(a.split("=")[0] == "--config" for a in args):
+        config = _configured(args, "calibrate")
+        if config.epsilon is None:
+            raise ValueError("jfl calibrate: need epsilon in the config or --epsilon; got neither.")
+        _, found = build(config)
+        print(f"noise_multiplier = {found.noise_multiplier:.6g}")
+        return
+
+    @dataclasses.dataclass(frozen=True)
+    class Calibrate(Numbers):
+        """The noise multiplier for an epsilon.  With --config FILE.toml: for the run that the file describes.
+
+        example: jfl calibrate --epsilon 4 --rounds 200 --steps 5 --batch 16 --rows 600
+        """
+        epsilon: float = 1.0
+        """to reach"""
+
+    c = _parse(Calibrate, args, "calibrate")
+    z = noise_for(c, c.epsilon)
+    console.show(worth(c, z), z)
 
 
 # --- list -----------------------------------------------------------------------------------------------------------
@@ -203,19 +272,11 @@ def _list(args):
         example: jfl list
         """
 
-    terminal.parse(List, args, "list")
-    rows = []
-    for kind, module in dict(algorithm=algorithms, dataset=datasets, partition=partition, sampler=sampling,
-                             batch_sampler=batches, model=models).items():
-        for name in module.__all__:
-            if name not in ("arrays", "natural"):
-                text = " ".join((getattr(module, name).__doc__ or "").strip().split("\n\n")[0].split())
-                rows.append((kind, name, text.split(". ")[0].rstrip(".:")))
-    rows += [("optimizer", name, "on clients or server (optax)") for name in assemble.OPTIMIZERS]
-    table(None, [("kind", False), ("name", False), ("what it is", False)], rows)
+    _parse(List, args, "list")
+    console.names()
 
 
-RUN = dict(demo=_demo, train=_train, sweep=_sweep, epsilon=budget.epsilon, calibrate=budget.calibrate, list=_list)
+RUN = dict(demo=_demo, train=_train, sweep=_sweep, epsilon=_epsilon, calibrate=_calibrate, list=_list)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -84,10 +84,17 @@ class Config:
     """sound: noise from the proved accountant"""
     seed: int = 0
     """of the run"""
+    allow_empty: bool = False
+    """poisson: a round without a client is legal; otherwise it stops the run"""
     evaluate_every: int | None = None
     """rounds between evaluations; default about twenty evaluations"""
     checkpoint_every: int | None = None
     """rounds between checkpoints; default every evaluation"""
+
+
+    def tolerate(self) -> tuple:
+        """Counts of Health that do not stop the run."""
+        return ("empty_cohort",) if self.allow_empty else ()
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
@@ -136,6 +143,9 @@ def coerce(name: str, value, where: str):
             return float(value)
     elif "int" in str(kind):
         if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    elif "bool" in str(kind):
+        if isinstance(value, bool):
             return value
     elif isinstance(value, str):
         return value

@@ -5,10 +5,7 @@ import json
 import math
 import time
 
-import flax
-import jax
 import numpy as np
-import optax
 
 from .checkpoint import identity, write
 from .core import Guarantee, Metrics, Plan
@@ -29,6 +26,7 @@ _compiling = []      # seconds of every compilation since the first call of `com
 def compile_seconds() -> float:
     """Seconds this process has spent tracing and compiling since the first call: differences count."""
     if not _compiling:
+        import jax
         _compiling.append(0.0)
         jax.monitoring.register_event_duration_secs_listener(
             lambda event, seconds, **_: _compiling.append(seconds) if "/compile/" in event else None)
@@ -57,9 +55,18 @@ def privacy(plan: Plan, rounds: int, delta: float) -> list[dict]:
             found = (accounting.guarantee(plan, rounds, delta),)
         except ValueError as error:
             found = (Guarantee(math.inf, delta, "example", "replace_one", "server", "none", caveats=(str(error),)),)
-    return [dict(unit=g.unit, adjacency=g.adjacency, view=g.view, delta=g.delta, epsilon=plain(g.epsilon),
-                 method=g.method, status=g.status if math.isfinite(g.epsilon) else "no guarantee",
-                 caveats=list(g.caveats)) for g in found]
+    return [row(g) for g in found]
+
+
+def row(g: Guarantee) -> dict:
+    """A guarantee as JSON holds it: an infinite epsilon is null, and the status says why."""
+    return dict(unit=g.unit, adjacency=g.adjacency, view=g.view, delta=g.delta, epsilon=plain(g.epsilon),
+                method=g.method, status=g.status if math.isfinite(g.epsilon) else "no guarantee", caveats=list(g.caveats))
+
+
+def best(guarantees: list[dict]) -> dict:
+    """The one to show if there is room for one: proved on its own, of the strongest view."""
+    return min(guarantees, key=lambda g: (g["epsilon"] is None, "implied" in " ".join(g["caveats"]), g["view"] != "server"))
 
 
 def entry(name: str, config: dict, seed: int, metrics: dict, guarantees: list, seconds: dict) -> dict:
@@ -106,6 +113,8 @@ def save(directory, runs: list[dict], table: list[dict], manifest: dict):
 
 def manifest(plans: list[Plan], partition=None, **more) -> dict:
     """What it takes to get the same numbers again."""
+    import flax
+    import optax
     return dict(versions=identity() | dict(optax=optax.__version__, flax=flax.__version__),
                 kernels=dict(gradients="vmap", normals="flat threefry"), data=describe(plans[0].fed, partition),
                 written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **more)

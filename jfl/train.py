@@ -13,6 +13,7 @@ from .checkpoint import Store, resume_attempt, write
 from .config import Config
 from .data.federation import checksum
 from .privacy import accounting
+from .privacy.bounds import check_delta
 from .round import start
 from .simulate import HealthError, scan, schedule, simulate
 from .sweep import points_of
@@ -46,39 +47,44 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
     Errors   ValueError before anything is written; HealthError with the last good checkpoint kept.
     """
     out = claim(out, resume)
-    begun, compiled, asked = time.perf_counter(), report.compile_seconds(), config
+    asked = config
     plan, config = assemble.build(config)
-    every = config.evaluate_every or int(schedule(config.rounds, None)[0])
-    schedule(config.rounds, every)
-    save_every = config.checkpoint_every or every
+    every = int(schedule(config.rounds, None)[0]) if config.evaluate_every is None else config.evaluate_every
+    schedule(config.rounds, every)                        # refuses what is no cadence
+    save_every = every if config.checkpoint_every is None else config.checkpoint_every
     check.whole("config", checkpoint_every=save_every)
     planned = np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
+    check_delta(config.delta)
     epsilons(plan, config, planned)                       # refuses now what it would refuse at the end
-    jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))
+    jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))       # and shapes that do not fit
     key, store = jax.random.key(config.seed), Store(out)
     run, history, recomputed, spent = start(key, plan), {}, 0, 0.0
-    data = checksum(plan.fed)
-    if resume:
-        latest = store.latest()
-        if latest is not None:
+    facts = dict(config=json.loads(json.dumps(report.plain(dataclasses.asdict(config)))), data=checksum(plan.fed))
+    if resume and out.is_dir() and any(out.iterdir()):
+        journal = store.journal()
+        if journal is None:
+            check.fail("--resume", f"a run with its journal in {out}", "a directory without one", "Which rounds were seen "
+                       "is not known: start in another directory.")
+        _same(journal, facts, out)
+        if store.latest() is not None:
             meta = store.meta()
-            _same_config(meta["config"], dataclasses.asdict(config), out)
-            if meta["data"] != data:
-                check.fail(f"checkpoint {out}", f"the data it was made from, {meta['data']}", data,
-                           "Resume with the same data, or start in another directory.")
+            _same(meta, facts, out)
             run, history, spent = store.restore(run), meta["history"], meta["seconds"]
             if int(run.round) > config.rounds:
                 check.fail("--rounds", f">= {int(run.round)}, the rounds done", config.rounds)
-        run, recomputed = resume_attempt(run, store.journal())
+        run, recomputed = resume_attempt(run, journal)
+    eps = epsilons(plan, config, planned + recomputed)
+    eps = {} if eps is None else dict(zip(planned.tolist(), eps.tolist()))
 
     out.mkdir(parents=True, exist_ok=True)
     write(out / "config.toml", configs.dump(dataclasses.asdict(asked), "jfl train --config config.toml --out DIR"))
     done = saved = int(run.round)
+    begun, compiling = time.perf_counter(), report.compile_seconds()
     while done < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
-        store.announce(done + n, int(run.attempt), recomputed)
+        store.announce(done + n, int(run.attempt), recomputed, **facts)
         try:
-            result = simulate(key, plan, n, evaluate_every=n, start=run)
+            result = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate())
         except HealthError as error:
             raise HealthError(f"{error} Last good checkpoint: " + (f"round {saved} in {out}" if saved else "none") + ".",
                               error.run, error.health) from None
@@ -87,20 +93,16 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
         for k, values in seen.items():
             history.setdefault(k, []).extend(values)
         if done - saved >= save_every or done == config.rounds:
-            store.save(run, dict(config=report.plain(dataclasses.asdict(config)), data=data, history=history,
-                                 seconds=spent + time.perf_counter() - begun))
+            store.save(run, dict(facts, history=history, seconds=spent + time.perf_counter() - begun))
             saved = done
-        eps = epsilons(plan, config, [done + recomputed])
-        watch(round=done, accuracy=(seen.get("accuracy") or [None])[-1], loss=seen["loss"][-1],
-              epsilon=None if eps is None else float(eps[0]))
+        watch(round=done, accuracy=(seen.get("accuracy") or [None])[-1], loss=seen["loss"][-1], epsilon=eps.get(done))
     store.close()
 
-    total = spent + time.perf_counter() - begun
+    total, compiling = spent + time.perf_counter() - begun, report.compile_seconds() - compiling
     guarantees = report.privacy(plan, config.rounds + recomputed, config.delta)
     eps = epsilons(plan, config, np.asarray(history["round"]) + recomputed)
     values = dataclasses.asdict(config) | dict(recomputed=recomputed)
-    compiled = report.compile_seconds() - compiled
-    seconds = dict(compile=compiled, total=total, per_round=(total - compiled) / config.rounds)
+    seconds = dict(compile=compiling, total=total, per_round=max(0.0, total - compiling) / config.rounds)
     entry = report.entry(config.algorithm, values, config.seed, history, guarantees, seconds)
     report.save(out, [entry], report.rows(config.algorithm, config.seed, history, eps),
                 report.manifest([plan], assemble.the_partition(config), seeds=[config.seed], recomputed=recomputed,
@@ -112,14 +114,17 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
     return entry
 
 
-def _same_config(old: dict, new: dict, out):
-    """A checkpoint fits if all but the length and the cadence of the run is the same."""
-    new = json.loads(json.dumps(report.plain(new)))
+def _same(stored: dict, facts: dict, out):
+    """A run goes on if all but its length and cadence is the same."""
+    old, new = stored["config"], facts["config"]
     differ = [k for k in new if k not in configs.RUN_ONLY and old.get(k) != new[k]]
     if differ:
         check.fail(f"checkpoint {out}", "the config that made it",
                    "; ".join(f"{k}: {old.get(k)!r} there, {new[k]!r} here" for k in differ),
                    "Resume with the same values, or start in another directory.")
+    if stored["data"] != facts["data"]:
+        check.fail(f"checkpoint {out}", f"the data it was made from, {stored['data']}", facts["data"],
+                   "Resume with the same data, or start in another directory.")
 
 
 def _mine(guarantees, config):
@@ -150,23 +155,19 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
     if "rounds" in axes or "evaluate_every" in axes:
         check.fail("sweep", "one number of rounds and evaluations for all points", "an axis of them",
                    "Run one sweep for each.")
-    grid = run_points(config, axes)
-    built = {}                                            # one plan for all seeds: what they share stays shared
-
-    def key(fields):
-        return tuple(sorted((k, v) for k, v in fields.items() if k != "seed"))
+    grid = [dict(seed=config.seed) | p for p in points_of(axes)]
+    check_delta(config.delta)
 
     def make_plan(**fields):
-        if key(fields) not in built:
-            plan, found = assemble.build(dataclasses.replace(config, **fields))
-            epsilons(plan, found, [found.rounds])
-            jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))
-            built[key(fields)] = plan, found
-        return built[key(fields)][0]
+        point = dataclasses.replace(config, **fields)
+        plan, found = assemble.build(point)
+        epsilons(plan, found, [found.rounds])
+        return plan
 
     begun, compiled = time.perf_counter(), report.compile_seconds()
     try:
-        result = run_sweep(make_plan, points=grid, rounds=config.rounds, evaluate_every=config.evaluate_every)
+        result = run_sweep(make_plan, points=grid, rounds=config.rounds, evaluate_every=config.evaluate_every,
+                           tolerate=config.tolerate())
     except HealthError as error:                          # all failed: the report says so, then the exit code
         result = error.run
     total, compiled = time.perf_counter() - begun, (report.compile_seconds() - compiled) / len(result.points)
@@ -175,7 +176,7 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
     write(out / "config.toml", configs.dump(listed, "jfl sweep --config config.toml --out DIR"))
     entries, table, groups, proved = [], [], {}, {}
     for i, (point, plan) in enumerate(zip(result.points, result.plans)):
-        found = dataclasses.replace(built[key(point)][1], seed=point["seed"])
+        found = assemble.build(dataclasses.replace(config, **point))[1]
         history = report.lists(result.metrics, i)
         name = f"{found.algorithm} " + " ".join(f"{k}={point[k]}" for k in names if k != "seed")
         same = name.strip()
@@ -183,7 +184,7 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
             proved[same] = report.privacy(plan, config.rounds, config.delta), epsilons(plan, found, history["round"])
         guarantees, eps = proved[same]
         took = float(result.seconds[i])                   # a point's share, as is `compiled`
-        seconds = dict(compile=compiled, total=took, per_round=(took - compiled) / config.rounds)
+        seconds = dict(compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds)
         entry = report.entry(same, dataclasses.asdict(found), found.seed, history, guarantees, seconds)
         if result.failed[i]:
             entry["failed"] = {k: int(v[i]) for k, v in result.health._asdict().items()}
@@ -201,7 +202,3 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
         raise HealthError(f"sweep: need a healthy point; {int(result.failed.sum())} of {len(entries)} failed. Results are "
                           f"in {out}.", None, result.health)
     return entries
-
-
-def run_points(config: Config, axes: dict) -> list[dict]:
-    return [dict(seed=config.seed) | p for p in points_of(axes)]

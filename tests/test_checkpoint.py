@@ -1,150 +1,241 @@
-"""A run on disk: what is resumed is what would have been, and what was seen is counted."""
+"""A run that stops, anyhow, goes on to the same bits; and no round that may have been seen goes uncounted."""
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
+from conftest import same_bits
 
-from jfl import checkpoint
-from jfl.config import Config
-from jfl.train import train
+from jfl import assemble, checkpoint, config, train
+from jfl.checkpoint import Store, resume_attempt
+from jfl.privacy.accounting import guarantee
+from jfl.round import start
 
-SMALL = dict(clients=8, model="logistic", rounds=6, evaluate_every=1, steps=2, batch=8, cohort=4)
-STATEFUL = Config(algorithm="scaffold", noise_multiplier=1.0, **SMALL)
-ADAPTIVE = Config(unit="client", clip="adaptive", noise_multiplier=0.5, seed=3, server_optimizer="adam", server_lr=0.1,
-                  **SMALL)
+TINY = config.Config(clients=6, min_rows=8, model="logistic", sampler="without_replacement", cohort=3, batch=4, steps=2,
+                     rounds=6, evaluate_every=1, checkpoint_every=2)
+STATEFUL = dataclasses.replace(TINY, algorithm="scaffold", noise_multiplier=1.0)
+ADAPTIVE = dataclasses.replace(TINY, unit="client", clip="adaptive", noise_multiplier=1.0)
+
+
+def final(settings, out):
+    """The run in the last checkpoint of a directory."""
+    plan, _ = assemble.build(settings)
+    store = Store(out)
+    run = store.restore(start(jax.random.key(settings.seed), plan))
+    store.close()
+    return run
+
+
+def table(out):
+    return (out / "metrics.csv").read_text()
 
 
 def files(out):
-    summary = json.loads((out / "summary.json").read_text())["runs"][0]
-    return (out / "metrics.csv").read_text(), {k: summary[k] for k in ("accuracy", "loss", "privacy", "rounds")}
+    return sorted((str(p.relative_to(out)), p.stat().st_mtime_ns) for p in out.rglob("*") if p.is_file())
 
 
-def final_state(out, config):
-    from jfl.assemble import build
-    from jfl.round import start
-    store = checkpoint.Store(out)
-    run = store.restore(start(jax.random.key(config.seed), build(config)[0]))
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The stateful run without a stop."""
+    out = tmp_path_factory.mktemp("runs") / "straight"
+    train.train(STATEFUL, out)
+    return out
+
+
+@pytest.fixture
+def half(straight, tmp_path):
+    """The same run, stopped after four of its six rounds."""
+    train.train(dataclasses.replace(STATEFUL, rounds=4), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def elsewhere(monkeypatch):
+    """Resume under another program: here, another version."""
+    other = dict(checkpoint.identity(), jax="0.0.0")
+    monkeypatch.setattr(checkpoint, "identity", lambda: other)
+
+
+# --- the same bits ------------------------------------------------------------------------------------------------
+
+def test_a_resumed_run_is_the_straight_one_with_client_state(straight, half):
+    train.train(STATEFUL, half, resume=True)
+    assert same_bits(final(STATEFUL, half), final(STATEFUL, straight))
+    assert table(half) == table(straight)
+
+
+def test_a_resumed_run_is_the_straight_one_with_an_adaptive_clip(tmp_path):
+    train.train(ADAPTIVE, tmp_path / "a")
+    train.train(dataclasses.replace(ADAPTIVE, rounds=2), tmp_path / "b")
+    entry = train.train(ADAPTIVE, tmp_path / "b", resume=True)
+    a, b = final(ADAPTIVE, tmp_path / "a"), final(ADAPTIVE, tmp_path / "b")
+    assert same_bits(a, b) and float(a.mechanism) != ADAPTIVE.clip_norm
+    assert table(tmp_path / "a") == table(tmp_path / "b")
+    assert entry["config"]["recomputed"] == 0
+
+
+def test_a_finished_run_resumes_to_itself(straight, tmp_path):
+    shutil.copytree(straight, tmp_path / "run")
+    train.train(STATEFUL, tmp_path / "run", resume=True)
+    assert table(tmp_path / "run") == table(straight)
+
+
+def test_the_last_two_checkpoints_are_kept(straight):
+    assert sorted(int(p.name) for p in (straight / "checkpoints").iterdir() if p.name.isdigit()) == [4, 6]
+
+
+CHILD = """
+import os, signal, sys, pathlib
+from jfl import cli
+from jfl.checkpoint import Store
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+where, at = sys.argv[1], int(sys.argv[2])
+if where == "computing":                       # the journal is written, the rounds are not done
+    announce = Store.announce
+    def announced(self, until, *rest, **options):
+        announce(self, until, *rest, **options)
+        if until == at: die()
+    Store.announce = announced
+else:                                          # the checkpoint is written, but for the rename that completes it
+    for module, name in ((os, "rename"), (os, "replace"), (pathlib.Path, "rename"), (pathlib.Path, "replace")):
+        def moved(source, target, *rest, _move=getattr(module, name), **options):
+            if pathlib.Path(target).name == str(at): die()
+            return _move(source, target, *rest, **options)
+        setattr(module, name, moved)
+cli.main(sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize("where, at, last", [("computing", 6, 4), ("saving", 4, 2), ("computing", 1, None)])
+def test_a_killed_run_resumes_to_the_straight_one(straight, tmp_path, monkeypatch, where, at, last):
+    out = tmp_path / "run"
+    (tmp_path / "run.toml").write_text(config.dump(dataclasses.asdict(STATEFUL)))
+    command = ["train", "--config", str(tmp_path / "run.toml"), "--out", str(out)]
+    env = dict(os.environ, JFL_CACHE_DIR=str(tmp_path / "cache"))
+    child = subprocess.run([sys.executable, "-c", CHILD, where, str(at), *command], env=env, capture_output=True, text=True,
+                           timeout=300)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    store = Store(out)
+    assert store.latest() == last
     store.close()
-    return checkpoint.pack(run)
+    entry = train.train(STATEFUL, out, resume=True)
+    assert same_bits(final(STATEFUL, out), final(STATEFUL, straight))
+    assert table(out) == table(straight)
+    assert entry["config"]["recomputed"] == 0
 
 
-def same(a, b):
-    assert a.keys() == b.keys()
-    for k in a:
-        np.testing.assert_array_equal(a[k], b[k])
+def test_a_half_written_checkpoint_is_not_used(straight, half):
+    steps = half / "checkpoints"
+    shutil.copytree(steps / "4", steps / "5.orbax-checkpoint-tmp")
+    shutil.rmtree(steps / "5.orbax-checkpoint-tmp" / "run")
+    train.train(STATEFUL, half, resume=True)
+    assert table(half) == table(straight)
 
 
-@pytest.mark.parametrize("config", [STATEFUL, ADAPTIVE], ids=["scaffold", "adaptive"])
-def test_resume_equals_straight_to_the_bit(config, tmp_path):
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
-    train(config, straight)
-    train(dataclasses.replace(config, rounds=3), broken)
-    assert checkpoint.Store(broken).latest() == 3
-    train(config, broken, resume=True)
-    same(final_state(straight, config), final_state(broken, config))
-    assert files(straight) == files(broken)
-    assert len(np.unique(final_state(straight, config)["0003"])) > 1           # parameters, and they moved
+# --- what does not fit ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("change", [dict(lr=0.123), dict(noise_multiplier=2.0), dict(seed=7), dict(model="mlp"),
+                                    dict(alpha=1.0)])
+def test_another_config_is_refused_and_named(half, change):
+    before = files(half)
+    name, = change
+    with pytest.raises(ValueError, match=name):
+        train.train(dataclasses.replace(STATEFUL, **change), half, resume=True)
+    assert files(half) == before
 
 
-def test_cadence_changes_no_bit(tmp_path):
-    train(STATEFUL, tmp_path / "often")
-    sparse = dataclasses.replace(STATEFUL, evaluate_every=4, checkpoint_every=5)
-    train(sparse, tmp_path / "sparse")
-    same(final_state(tmp_path / "often", STATEFUL), final_state(tmp_path / "sparse", sparse))
+def test_another_config_is_refused_before_the_first_checkpoint_too(half):
+    shutil.rmtree(half / "checkpoints")
+    with pytest.raises(ValueError, match="lr"):
+        train.train(dataclasses.replace(STATEFUL, lr=0.123), half, resume=True)
 
 
-def test_a_killed_run_resumes(tmp_path):
-    flags = ["--algorithm", "scaffold", "--noise-multiplier", "1.0", "--clients", "8", "--model", "logistic", "--rounds",
-             "400", "--evaluate-every", "4", "--steps", "2", "--batch", "8", "--cohort", "4", "--out"]
-    out = tmp_path / "killed"
-    command = [sys.executable, "-m", "jfl.cli", "train", *flags, str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 180
-    while len(list(out.glob("checkpoints/*"))) < 2 and time.monotonic() < until and process.poll() is None:
-        time.sleep(0.02)
-    assert process.poll() is None, "it ended before it could be killed"
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (out / "summary.json").exists()
-    config = Config(algorithm="scaffold", noise_multiplier=1.0, clients=8, model="logistic", rounds=400,
-                    evaluate_every=4, steps=2, batch=8, cohort=4)
-    before = checkpoint.Store(out).latest()
-    assert 0 < before < 400
-    # the same backend flags as the killed process, or the program would be another one
-    subprocess.run([*command, "--resume"], check=True, capture_output=True, timeout=300)
-    subprocess.run([*command[:-1], str(tmp_path / "straight")], check=True, capture_output=True, timeout=300)
-    same(final_state(out, config), final_state(tmp_path / "straight", config))
-    assert files(out) == files(tmp_path / "straight")
+def test_fewer_rounds_than_done_are_refused(half):
+    with pytest.raises(ValueError, match="rounds"):
+        train.train(dataclasses.replace(STATEFUL, rounds=3), half, resume=True)
 
 
-def test_a_half_written_checkpoint_is_not_used(tmp_path):
-    out = tmp_path / "run"
-    train(dataclasses.replace(STATEFUL, rounds=3), out)
-    last = sorted((out / "checkpoints").iterdir())[-1]
-    half = out / "checkpoints" / "5.orbax-checkpoint-tmp"           # what orbax leaves when it is killed while it writes
-    half.mkdir()
-    (half / "run").mkdir()
-    assert checkpoint.Store(out).latest() == int(last.name) == 3
-    train(STATEFUL, out, resume=True)
-    train(STATEFUL, tmp_path / "straight")
-    assert files(out) == files(tmp_path / "straight")
+def test_a_checkpoint_without_its_journal_is_refused(half):
+    """Nobody knows then which rounds were seen."""
+    (half / "journal.json").unlink()
+    with pytest.raises(ValueError, match="journal"):
+        train.train(STATEFUL, half, resume=True)
 
 
-@pytest.mark.parametrize("change, named", [(dict(lr=0.7), "lr"), (dict(noise_multiplier=2.0), "noise_multiplier"),
-                                           (dict(seed=1), "seed"), (dict(algorithm="fedavg"), "algorithm")])
-def test_another_config_is_refused_and_nothing_changes(change, named, tmp_path):
-    out = tmp_path / "run"
-    train(dataclasses.replace(STATEFUL, rounds=2), out)
-    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
-    with pytest.raises(ValueError, match=rf"checkpoint .*: need the config that made it; got {named}: "):
-        train(dataclasses.replace(STATEFUL, **change), out, resume=True)
-    assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+# --- rounds that may have been seen ---------------------------------------------------------------------------------
+
+def stopped(half, until):
+    """As if the process had died on its way to round `until`."""
+    journal = json.loads((half / "journal.json").read_text())
+    (half / "journal.json").write_text(json.dumps(dict(journal, until=until)))
 
 
-def test_an_existing_run_is_not_overwritten(tmp_path):
-    train(dataclasses.replace(STATEFUL, rounds=1), tmp_path / "run")
-    with pytest.raises(ValueError, match="--resume"):
-        train(STATEFUL, tmp_path / "run")
+def test_the_same_program_counts_once(half):
+    stopped(half, 6)
+    entry = train.train(STATEFUL, half, resume=True)
+    assert entry["config"]["recomputed"] == 0
+    assert int(final(STATEFUL, half).attempt) == 0
 
 
-def announced(until, attempt=0, recomputed=0, **other):
-    return dict(until=until, attempt=attempt, recomputed=recomputed, identity=checkpoint.identity() | other)
+def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkeypatch):
+    stopped(half, 6)
+    elsewhere(monkeypatch)
+    entry = train.train(STATEFUL, half, resume=True)
+    run = final(STATEFUL, half)
+    assert entry["config"]["recomputed"] == 2 and int(run.attempt) == 1
+    assert not same_bits(run.server, final(STATEFUL, straight).server)
+    plan, _ = assemble.build(STATEFUL)
+    worth = [p["epsilon"] for p in entry["privacy"] if p["view"] == "server"]
+    assert worth == [pytest.approx(guarantee(plan, 8, STATEFUL.delta).epsilon)]
+    assert worth[0] > 1.01 * guarantee(plan, 6, STATEFUL.delta).epsilon
+    summary = json.loads((half / "summary.json").read_text())
+    assert summary["runs"][0]["privacy"][0]["epsilon"] == worth[0]
 
 
-@pytest.mark.parametrize("journal, attempt, recomputed", [
-    (None, 0, 0),
-    (announced(4), 0, 0),                                   # nothing past the checkpoint
-    (announced(6), 0, 0),                                   # the same program: the same release again
-    (announced(6, jax="0.0.1"), 1, 2),                      # another program: two rounds released twice
-    (announced(4, jax="0.0.1"), 0, 0),
-    (announced(6, attempt=1, recomputed=2), 1, 2),          # killed again: the second attempt's noise is repeated
-    (announced(7, attempt=1, recomputed=2, device="x"), 2, 5)])
-def test_what_was_seen_is_counted(journal, attempt, recomputed):
-    from jfl.assemble import build
-    from jfl.round import start
-    run = start(jax.random.key(0), build(STATEFUL)[0])
-    run = dataclasses.replace(run, round=jax.numpy.int32(4))
-    after, again = checkpoint.resume_attempt(run, journal)
-    assert (int(after.attempt), again) == (attempt, recomputed)
+def test_another_program_with_nothing_to_recompute_counts_once(half, monkeypatch):
+    elsewhere(monkeypatch)
+    assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
 
 
-def test_rounds_seen_twice_cost_epsilon(tmp_path):
-    out = tmp_path / "run"
-    plain = train(STATEFUL, tmp_path / "straight")
-    train(dataclasses.replace(STATEFUL, rounds=3), out)
-    journal = json.loads((out / "journal.json").read_text())
-    journal["until"], journal["identity"]["jax"] = 5, "0.0.1"           # two more rounds were under way elsewhere
-    (out / "journal.json").write_text(json.dumps(journal))
-    entry = train(STATEFUL, out, resume=True)
-    assert entry["config"]["recomputed"] == 2
-    worth = train(dataclasses.replace(STATEFUL, rounds=8), tmp_path / "longer")
-    assert entry["privacy"] == worth["privacy"] and entry["privacy"] != plain["privacy"]
-    state, straight = final_state(out, STATEFUL), final_state(tmp_path / "straight", STATEFUL)
-    assert any((state[k] != straight[k]).any() for k in state)          # new noise, not the old one again
+def test_the_furthest_round_is_remembered_through_several_stops(tmp_path, monkeypatch, half):
+    """Seen up to round 10; killed again at round 5 of the second try; then another program goes on from 4."""
+    run, store = final(STATEFUL, half), Store(half)
+    stopped(half, 10)
+    again, recomputed = resume_attempt(run, store.journal())
+    assert (int(again.attempt), recomputed) == (0, 0)
+    store.announce(5, 0, 0)
+    elsewhere(monkeypatch)
+    again, recomputed = resume_attempt(run, store.journal())
+    assert (int(again.attempt), recomputed) == (1, 6)
+    store.announce(5, 1, 6)                    # and this program is killed on its way to 5 as well
+    assert resume_attempt(run, store.journal())[1] == 6
+    other = dict(checkpoint.identity(), jax="0.0.1")
+    monkeypatch.setattr(checkpoint, "identity", lambda: other)
+    again, recomputed = resume_attempt(run, store.journal())
+    assert (int(again.attempt), recomputed) == (2, 7)
+
+
+def test_the_identity_sees_flags_that_change_bits(monkeypatch):
+    before = checkpoint.identity()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert checkpoint.identity() != before
+    assert json.loads(json.dumps(before)) == before
+
+
+def test_writing_replaces_a_file_whole(tmp_path, monkeypatch):
+    checkpoint.write(tmp_path / "a", "old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError):
+        checkpoint.write(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_leaves_come_back_as_they_were(half):
+    run = final(STATEFUL, half)
+    assert same_bits(checkpoint.unpack(checkpoint.pack(run), run), run)
+    assert np.array_equal(jax.random.key_data(run.key), jax.random.key_data(jax.random.key(0)))

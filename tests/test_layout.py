@@ -36,8 +36,7 @@ FLOORS = [
     "sweep",
     "config report",
     "assemble",
-    "terminal train demo",
-    "budget",
+    "accountant console train demo",
     "cli",
 ]
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}

@@ -1,0 +1,101 @@
+"""What the commands print: a progress bar, tables, and the caveats that travel with an epsilon."""
+import sys
+
+import numpy as np
+
+from . import algorithms, batches, models, report, sampling
+from .assemble import OPTIMIZERS
+from .data import datasets, partition
+
+
+def progress():
+    """A progress bar on stderr, with a field `note`."""
+    from rich import progress as bars
+    from rich.console import Console
+    return bars.Progress(bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
+                         bars.TimeElapsedColumn(), bars.TextColumn("{task.fields[note]}"), console=Console(stderr=True))
+
+
+def table(title, columns, rows, caption=None):
+    """Print rows under columns of (name, right-aligned)."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    shown = Table(title=title, box=box.SIMPLE_HEAD, caption=caption, title_justify="left", caption_justify="left")
+    for name, right in columns:
+        shown.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(str(v) for v in row))
+    # a table in a file or a pipe is not cut to some terminal's width
+    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console.print(shown)
+
+
+PRIVACY = [("ε", True), ("δ", True), ("unit", False), ("adjacency", False), ("view", False), ("method", False)]
+
+
+def privacy(g: dict) -> tuple:
+    """The cells under PRIVACY."""
+    if g["epsilon"] is None:
+        return ("none", "", "", "", "", g["method"])
+    return f"{g['epsilon']:.4g}", f"{g['delta']:.0e}", g["unit"], g["adjacency"], g["view"], g["method"]
+
+
+def caveats(guarantees) -> str:
+    seen = dict.fromkeys(c for g in guarantees if g["epsilon"] is not None for c in g["caveats"])
+    return "\n".join(["Accuracy and losses lie outside every guarantee."] + [f"{c[0].upper()}{c[1:]}." for c in seen])
+
+
+def results(entries, out):
+    """The runs of a summary: a row for each setting, over its seeds."""
+    groups, rows = {}, []
+    for e in entries:
+        groups.setdefault(e["name"], []).append(e)
+
+    def over(values):
+        values = [v for v in values if v is not None]
+        return "" if not values else f"{np.mean(values):.4f}" + (f" ± {np.std(values):.4f}" if len(values) > 1 else "")
+
+    for name, group in groups.items():
+        good = [e for e in group if not e.get("failed")]
+        accuracy, failed = over(e["accuracy"]["final"] for e in good), len(group) - len(good)
+        rows.append((name, len(group), f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
+                     over(e["loss"] for e in good), *privacy(report.best(group[0]["privacy"])),
+                     f"{sum(e['seconds']['total'] for e in group):.1f}"))
+    table(None, [("run", False), ("seeds", True), ("accuracy", True), ("loss", True), *PRIVACY, ("seconds", True)], rows,
+          caveats([report.best(e["privacy"]) for e in entries]))
+    print(f"Results are in {out}")
+
+
+def demo(title, lines, notes):
+    """The lines of the demo, a row for each of their guarantees."""
+    rows = []
+    for line in lines:
+        shown = [g for g in line["guarantees"] if "implied" not in " ".join(g["caveats"])] or line["guarantees"]
+        first = (line["name"], f"{line['accuracy'].mean():.3f} ± {line['accuracy'].std():.3f}")
+        for i, g in enumerate(shown):
+            rows.append((*(("", "") if i else first), *privacy(g), "" if i else f"{line['seconds']:.1f}"))
+    private = [g for line in lines for g in line["guarantees"] if g["epsilon"] is not None]
+    table(title, [("run", False), ("accuracy", True), *PRIVACY, ("seconds", True)], rows,
+          "\n".join([caveats(private), *notes]))
+
+
+def names():
+    """Everything that a config can name, with the first sentence of its docstring."""
+    rows = []
+    for kind, module in dict(algorithm=algorithms, dataset=datasets, partition=partition, sampler=sampling,
+                             batch_sampler=batches, model=models).items():
+        for name in module.__all__:
+            if name not in ("arrays", "natural"):
+                text = " ".join((getattr(module, name).__doc__ or "").strip().split("\n\n")[0].split())
+                rows.append((kind, name, text.split(". ")[0].rstrip(".:")))
+    rows += [("optimizer", name, "on clients or server (optax)") for name in OPTIMIZERS]
+    table(None, [("kind", False), ("name", False), ("what it is", False)], rows)
+
+
+def show(guarantee, z):
+    """One guarantee of bare numbers."""
+    found = report.row(guarantee)
+    table(None, [("noise multiplier", True), *PRIVACY], [(f"{z:.6g}", *privacy(found))],
+          "Noise multiplier is standard deviation over sensitivity: the clip norm under add_remove, twice it under "
+          "replace_one.\n" + caveats([found]))
