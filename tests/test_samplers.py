@@ -281,10 +281,10 @@ def test_draws_never_depend_on_padding(name):
         assert differ(again, draw_rows(scheme, 40, size=size, width=size, step=7))
 
 
-def test_gather_reads_a_row_of_the_client_in_empty_slots():
+def test_gather_reads_zeros_in_empty_slots():
     rows = jfl.core.Rows(jnp.arange(20.0)[:, None], jnp.arange(20), jnp.array([7, 3, 0, 0]), jnp.int32(2))
     got = batches.gather(rows, jnp.array([1, 9, 0]), jnp.array([True, False, True]))
-    assert got.y.tolist() == [3, 7, 7] and got.mask.tolist() == [True, False, True]
+    assert got.y.tolist() == [3, 0, 7] and got.mask.tolist() == [True, False, True]
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
