@@ -43,6 +43,8 @@ def event(c: Numbers, noise_multiplier):
     check.whole("jfl", **given)
     names = ("batch", "rows") if c.unit == "example" else ("cohort", "clients")
     found = events.gaussian(noise_multiplier)
+    if c.rate is not None and names[0] in given and not (c.unit == "example" and names[0] == "cohort"):
+        check.fail("jfl", f"either rate or {' and '.join(names)}", f"rate={c.rate}, {given}")
     if c.sampler == "full":
         if c.rate is not None:
             check.fail("jfl", "no rate for sampler='full'", f"rate={c.rate}")

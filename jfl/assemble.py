@@ -6,7 +6,7 @@ import jax
 import optax
 
 from . import algorithms, batches, check, models, sampling
-from .config import Config, the_unit, the_view
+from .config import FIELDS, Config, the_unit, the_view
 from .core import Plan
 from .data import datasets, partition
 from .data.federation import federate
@@ -53,9 +53,36 @@ def federation(config: Config):
 
 def build(config: Config) -> tuple[Plan, Config]:
     """-> the plan, and the config with the noise multiplier it came to."""
-    check.whole("config", least=0, seed=config.seed, partition_seed=config.partition_seed)
+    check.seed("config", seed=config.seed, partition_seed=config.partition_seed)
     made, found = _build(dataclasses.replace(config, seed=0))
     return made, dataclasses.replace(found, seed=config.seed)
+
+
+def refuse_idle(*configs: Config):
+    """Refuse a field that was set and changes nothing in any of these: a flag that is ignored looks like a result."""
+    idle = [_idle(c) for c in configs]
+    for field in idle[0]:
+        if all(field in i for i in idle):
+            check.fail("config", f"{idle[0][field]} for {field}", f"{field}={getattr(configs[0], field)!r} without it",
+                       f"Leave {field} out.")
+
+
+def _idle(config: Config) -> dict:
+    """Fields that are not their default and have no effect -> what they need for one."""
+    noise = config.noise_multiplier is not None or config.epsilon is not None
+    local = config.algorithm != "fedsgd"
+    table = (("mu", "algorithm='fedprox'", config.algorithm == "fedprox"),
+             ("steps", "an algorithm with local steps", local), ("optimizer", "an algorithm with local steps", local),
+             ("server_lr", "an algorithm with local steps (fedsgd: lr is the server's)", local),
+             ("alpha", "partition='dirichlet'", config.partition == "dirichlet"),
+             ("classes_per_client", "partition='shards'", config.partition == "shards"),
+             ("exponent", "partition='power_law'", config.partition == "power_law"),
+             ("min_rows", "partition 'dirichlet' or 'power_law'", config.partition in ("dirichlet", "power_law")),
+             ("hidden", "model='mlp'", config.model == "mlp"),
+             ("batch", "a batch_sampler other than 'full'", config.batch_sampler != "full"),
+             *((f, "noise_multiplier or epsilon", noise) for f in ("clip", "clip_norm", "delta", "view", "adjacency")),
+             ("allow_empty", "sampler='poisson'", config.sampler == "poisson" or config.rate is not None))
+    return {f: need for f, need, holds in table if not holds and getattr(config, f) != FIELDS[f].default}
 
 
 @functools.lru_cache(maxsize=64)
@@ -79,7 +106,7 @@ def _build(config: Config) -> tuple[Plan, Config]:
         return _plan(config), config
     draft = _plan(dataclasses.replace(config, noise_multiplier=1.0, epsilon=None))
     z = calibrate(draft, epsilon=config.epsilon, delta=config.delta, rounds=config.rounds, unit=the_unit(config),
-                  view=the_view(config))
+                  view=the_view(config), adjacency=config.adjacency)
     found = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
     return _plan(found), found
 
@@ -91,8 +118,11 @@ def _plan(config: Config) -> Plan:
     expected = float(sampler.expected)
     l2 = config.l2 or None
     if unit == "example":
-        divisor = "size" if config.batch_sampler == "full" else config.batch
-        g = private_grad(task.loss, _chain(config, task, divisor), l2=l2)
+        if config.batch_sampler != "full":
+            divisor = config.batch
+        else:                                             # under add_remove a client's own size is no public number
+            divisor = float(fed.size.sum()) / config.clients if config.adjacency == "add_remove" else "size"
+        g = private_grad(task.loss, _chain(config, task, divisor, config.adjacency), l2=l2)
     else:
         g = grad(task.loss, l2=l2)
     release = _chain(config, task, expected) if unit == "client" else None
@@ -108,7 +138,8 @@ def _plan(config: Config) -> Plan:
         alg = getattr(algorithms, config.algorithm)(
             g, lr=config.lr, steps=config.steps, batch=batch, optimizer=OPTIMIZERS[config.optimizer],
             server_lr=config.server_lr, **common, **extra)
-    return plan(fed, task, alg, sampler, release=release, weights=config.weights, adjacency=config.adjacency)
+    return plan(fed, task, alg, sampler, release=release, weights=config.weights,
+                adjacency=config.adjacency if unit == "client" else None)
 
 
 def _sampler(config):
@@ -133,7 +164,7 @@ def _sampler(config):
     return getattr(sampling, name)(clients, cohort)
 
 
-def _chain(config, task, divisor):
+def _chain(config, task, divisor, adjacency=None):
     if config.clip == "per_layer":
         layers = len(jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
         if config.algorithm == "scaffold" and the_unit(config) == "client":
@@ -145,4 +176,4 @@ def _chain(config, task, divisor):
         first = clip_adaptive(config.clip_norm, divisor)
     else:
         first = clip_l2(config.clip_norm)
-    return chain(first, total(), gaussian(config.noise_multiplier), divide(divisor))
+    return chain(first, total(), gaussian(config.noise_multiplier), divide(divisor), adjacency=adjacency)

@@ -49,6 +49,14 @@ def whole(where: str, do: str = "", least: int = 1, **values) -> None:
             fail(where, f"a whole number {name} >= {least}", f"{name}={value!r}", do)
 
 
+def seed(where: str, **values) -> None:
+    """Seeds of jax.random.key: another one beyond 32 bits would be the same run."""
+    for name, value in values.items():
+        whole(where, least=0, **{name: value})
+        if value >= 2 ** 32:
+            fail(where, f"{name} < 2**32", f"{name}={value!r}", "Keys have 32 bits of seed.")
+
+
 def choice(where: str, options, **values):
     for name, value in values.items():
         if value not in options:

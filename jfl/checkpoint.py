@@ -28,7 +28,10 @@ def write(path, text: str):
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        temporary.write_text(text)
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -112,7 +115,17 @@ class Store:
 
     def meta(self) -> dict:
         import orbax.checkpoint as ocp
-        return self._manager.restore(self.latest(), args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        return self._read(meta=ocp.args.JsonRestore())["meta"]
+
+    def _read(self, **items):
+        import orbax.checkpoint as ocp
+        step = self.latest()
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:           # orbax, tensorstore and JSON have no common error
+            check.fail(f"checkpoint {self.directory}/checkpoints/{step}", "a readable checkpoint",
+                       f"{type(error).__name__}: {str(error)[:200]}",
+                       "Remove that folder to go on from the one before: rounds since are computed again.")
 
     def restore(self, like: Run) -> Run:
         """The last complete run; `like` is one of the same plan.
@@ -127,8 +140,7 @@ class Store:
                      if needed.get(k) != found.get(k)]
             check.fail(f"checkpoint {self.directory}", "the arrays of this plan", "; ".join(other[:5]),
                        "Resume with the config that made it.")
-        return unpack(self._manager.restore(self.latest(), args=ocp.args.Composite(
-            run=ocp.args.StandardRestore(blank)))["run"], like)
+        return unpack(self._read(run=ocp.args.StandardRestore(blank))["run"], like)
 
     def close(self):
         if self._open is not None:
@@ -139,10 +151,13 @@ class Store:
 
     def journal(self) -> dict | None:
         try:
-            return json.loads(self.journal_path.read_text())
+            found = json.loads(self.journal_path.read_text())
+            if not {"until", "attempt", "recomputed", "identity"} <= found.keys():
+                raise ValueError(f"it holds {sorted(found)}")
+            return found
         except FileNotFoundError:
             return None
-        except json.JSONDecodeError as error:
+        except (ValueError, AttributeError, TypeError) as error:
             check.fail(f"journal {self.journal_path}", "the JSON that a run wrote", str(error),
                        "Without it nobody knows which rounds were seen: start in another directory.")
 

@@ -50,7 +50,7 @@ def main(argv=None) -> int:
         print(f"jfl {args[0]}: stopped. {error}", file=sys.stderr)
         return UNHEALTHY
     except (ValueError, OSError) as error:
-        print(f"jfl {args[0]}: {error}", file=sys.stderr)
+        print(f"jfl {args[0]}: {str(error).removeprefix(f'jfl {args[0]}: ')}", file=sys.stderr)
         return USAGE
 
 

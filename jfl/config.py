@@ -79,7 +79,7 @@ class Config:
     view: str | None = None
     """server | third_party; default the one that has a guarantee: example server, client third_party"""
     adjacency: str | None = None
-    """add_remove | replace_one, of the release; default what the sampler implies"""
+    """add_remove | replace_one; default what the sampler implies"""
     mode: str = "sound"
     """sound: noise from the proved accountant"""
     seed: int = 0

@@ -66,6 +66,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     takes = inspect.signature(make_plan).parameters
     wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
     points = [p if "seed" in p else dict(p, seed=0) for p in points]
+    seeds = [_key(p["seed"]) for p in points]
     plans, made = [], {}
     for p in points:
         given = {k: v for k, v in p.items() if k != "seed" or wants_seed}
@@ -73,8 +74,6 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
         if at not in made:                        # one plan for all seeds, so that what they share stays shared
             made[at] = make_plan(**given)
         plans.append(made[at])
-    seeds = [as_key(p["seed"]) if isinstance(p["seed"], jax.Array) and jnp.issubdtype(
-        p["seed"].dtype, jax.dtypes.prng_key) else jax.random.key(int(p["seed"])) for p in points]
     plans = _same_padding(plans)
 
     groups: dict = {}
@@ -97,6 +96,13 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
         raise HealthError(f"sweep: need a healthy point; {int(failed.sum())} of {len(points)} failed: "
                           f"{ {f: getattr(health, f).tolist() for f in Health._fields} }.", out, health)
     return out
+
+
+def _key(seed):
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        return as_key(seed)
+    check.seed("sweep", seed=seed)
+    return jax.random.key(int(seed))
 
 
 def _stack_metrics(all_metrics):

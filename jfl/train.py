@@ -1,6 +1,8 @@
 """A run, or a sweep, in a directory: computed in segments, saved, resumed, reported."""
+import contextlib
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 
@@ -19,23 +21,55 @@ from .simulate import HealthError, scan, schedule, simulate
 from .sweep import points_of
 from .sweep import sweep as run_sweep
 
+try:
+    import fcntl
+except ImportError:          # not on Windows: there two processes in one directory go unnoticed
+    fcntl = None
+
+LOCK = ".lock"
+
 
 def claim(out, resume: bool) -> Path:
     """The run directory, checked but not made: a run that is refused leaves nothing behind."""
     out = Path(out)
     if out.exists() and not out.is_dir():
         check.fail("--out", "a directory", f"{out} is a file")
-    if out.is_dir() and any(out.iterdir()) and not resume:
+    if _files(out) and not resume:
         check.fail("--out", "an empty or new directory", f"{out} with files in it", "Use --resume to go on with that "
                    "run, or another --out: nothing is overwritten.")
+    there = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        check.fail("--out", "a place that can be written", f"{there}, which cannot")
     return out
+
+
+def _files(out: Path) -> bool:
+    return out.is_dir() and any(p.name != LOCK for p in out.iterdir())
+
+
+@contextlib.contextmanager
+def alone(out: Path):
+    """Hold a run directory: two processes in one would release twice what is accounted once."""
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / LOCK, "w") as file:
+        try:
+            if fcntl is not None:                         # the kernel lets go of the lock, also after a kill
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            check.fail("--out", "a directory that no other process runs in", f"{out}", "Wait for it, or use another.")
+        yield
 
 
 def epsilons(plan, config, rounds):
     """Epsilon after each number of rounds for the chosen unit and view; None where nothing is proved."""
     if configs.the_unit(config) is None:
         return None
-    return accounting.epsilons(plan, np.asarray(rounds), config.delta, configs.the_unit(config), configs.the_view(config))
+    found = accounting.epsilons(plan, np.asarray(rounds), config.delta, configs.the_unit(config),
+                                configs.the_view(config), config.adjacency)
+    if not np.isfinite(found).all():
+        check.fail("config", "noise that proves something", f"epsilon={found.max()} at delta={config.delta:g}",
+                   "Raise delta or the noise.")
+    return found
 
 
 def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) -> dict:
@@ -48,37 +82,56 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
     """
     out = claim(out, resume)
     asked = config
+    assemble.refuse_idle(config)
     plan, config = assemble.build(config)
     every = int(schedule(config.rounds, None)[0]) if config.evaluate_every is None else config.evaluate_every
     schedule(config.rounds, every)                        # refuses what is no cadence
     save_every = every if config.checkpoint_every is None else config.checkpoint_every
     check.whole("config", checkpoint_every=save_every)
+    if save_every % every:
+        check.fail("config", f"checkpoint_every to be a multiple of evaluate_every={every}", f"checkpoint_every={save_every}",
+                   "A checkpoint is written behind an evaluation.")
     planned = np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
     check_delta(config.delta)
     epsilons(plan, config, planned)                       # refuses now what it would refuse at the end
     jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))       # and shapes that do not fit
-    key, store = jax.random.key(config.seed), Store(out)
-    run, history, recomputed, spent = start(key, plan), {}, 0, 0.0
     facts = dict(config=json.loads(json.dumps(report.plain(dataclasses.asdict(config)))), data=checksum(plan.fed))
-    if resume and out.is_dir() and any(out.iterdir()):
-        journal = store.journal()
-        if journal is None:
-            check.fail("--resume", f"a run with its journal in {out}", "a directory without one", "Which rounds were seen "
-                       "is not known: start in another directory.")
-        _same(journal, facts, out)
-        if store.latest() is not None:
-            meta = store.meta()
-            _same(meta, facts, out)
-            run, history, spent = store.restore(run), meta["history"], meta["seconds"]
-            if int(run.round) > config.rounds:
-                check.fail("--rounds", f">= {int(run.round)}, the rounds done", config.rounds)
-        run, recomputed = resume_attempt(run, journal)
+    _state(plan, config, out, resume, facts)[1].close()   # refuses before anything is written, also what was stored
+    with alone(out):
+        claim(out, resume)                                # again, now that nobody else can write
+        return _train(asked, plan, config, out, _state(plan, config, out, resume, facts), facts, planned, save_every, watch)
+
+
+def _state(plan, config, out, resume, facts):
+    """-> the run to go on with, its Store, history, seconds, and rounds to charge beyond those of the run."""
+    store, run = Store(out), start(jax.random.key(config.seed), plan)
+    if not resume or not _files(out):
+        return run, store, {}, 0.0, 0
+    journal = store.journal()
+    if journal is None:
+        check.fail("--resume", f"a run with its journal in {out}", "a directory without one", "Which rounds were seen "
+                   "is not known: start in another directory.")
+    _same(journal, facts, out)
+    history, spent = {}, 0.0
+    if store.latest() is not None:
+        meta = store.meta()
+        _same(meta, facts, out)
+        run, history, spent = store.restore(run), meta["history"], meta["seconds"]
+        if int(run.round) > config.rounds:
+            check.fail("--rounds", f">= {int(run.round)}, the rounds done", config.rounds)
+    run, extra = resume_attempt(run, journal)
+    if int(run.attempt) == journal["attempt"]:            # rounds of this very program beyond where it is to stop now
+        extra += max(0, journal["until"] - config.rounds)
+    return run, store, history, spent, extra
+
+
+def _train(asked, plan, config, out, state, facts, planned, save_every, watch):
+    run, store, history, spent, recomputed = state
     eps = epsilons(plan, config, planned + recomputed)
     eps = {} if eps is None else dict(zip(planned.tolist(), eps.tolist()))
-
-    out.mkdir(parents=True, exist_ok=True)
     write(out / "config.toml", configs.dump(dataclasses.asdict(asked), "jfl train --config config.toml --out DIR"))
-    done = saved = int(run.round)
+    key, done = jax.random.key(config.seed), int(run.round)
+    saved = done
     begun, compiling = time.perf_counter(), report.compile_seconds()
     while done < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
@@ -119,9 +172,12 @@ def _same(stored: dict, facts: dict, out):
     old, new = stored["config"], facts["config"]
     differ = [k for k in new if k not in configs.RUN_ONLY and old.get(k) != new[k]]
     if differ:
+        do = f"jfl train --config {out}/config.toml --resume --out {out} has the same values."
+        if differ == ["noise_multiplier"]:
+            do += (" A noise multiplier that was calibrated holds for the rounds it was calibrated for: to run more, give "
+                   f"--noise-multiplier {old.get('noise_multiplier')!r} instead of --epsilon.")
         check.fail(f"checkpoint {out}", "the config that made it",
-                   "; ".join(f"{k}: {old.get(k)!r} there, {new[k]!r} here" for k in differ),
-                   "Resume with the same values, or start in another directory.")
+                   "; ".join(f"{k}: {old.get(k)!r} there, {new[k]!r} here" for k in differ), do)
     if stored["data"] != facts["data"]:
         check.fail(f"checkpoint {out}", f"the data it was made from, {stored['data']}", facts["data"],
                    "Resume with the same data, or start in another directory.")
@@ -149,31 +205,47 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
     Points that share their static part are one program.  A point that fails is marked; the others go on.
     """
     out = claim(out, resume=False)
-    names = list(axes)
-    for name in axes:
-        configs.coerce(name, axes[name][0], "sweep")
+    for name, values in axes.items():
+        for value in values:
+            configs.coerce(name, value, "sweep")
+        if len(set(values)) < len(values):
+            check.fail("sweep", f"each value of {name} once", values)
     if "rounds" in axes or "evaluate_every" in axes:
         check.fail("sweep", "one number of rounds and evaluations for all points", "an axis of them",
                    "Run one sweep for each.")
     grid = [dict(seed=config.seed) | p for p in points_of(axes)]
     check_delta(config.delta)
 
-    def make_plan(**fields):
-        point = dataclasses.replace(config, **fields)
-        plan, found = assemble.build(point)
-        epsilons(plan, found, [found.rounds])
-        return plan
+    plans = {}                                            # all of them are built and checked before the first runs
 
-    begun, compiled = time.perf_counter(), report.compile_seconds()
+    def make_plan(**fields):
+        plan, found = assemble.build(dataclasses.replace(config, **fields))
+        return plans.setdefault(id(plan), (plan, found))[0]
+
+    assemble.refuse_idle(*(dataclasses.replace(config, **point) for point in grid))
+    traced = set()
+    for point in grid:
+        plan = make_plan(**point)
+        epsilons(plan, plans[id(plan)][1], [config.rounds])
+        shape = jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan))
+        if shape not in traced:
+            jax.eval_shape(lambda key, plan=plan: scan(start(key, plan), plan, [1]), jax.random.key(0))
+            traced.add(shape)
+    with alone(out):
+        claim(out, resume=False)
+        write(out / "config.toml", configs.dump(dict(dataclasses.asdict(config), sweep=axes),
+                                                "jfl sweep --config config.toml --out DIR"))
+        return _sweep(config, axes, grid, make_plan, out, strict)
+
+
+def _sweep(config, axes, grid, make_plan, out, strict):
+    names, begun, compiled = list(axes), time.perf_counter(), report.compile_seconds()
     try:
         result = run_sweep(make_plan, points=grid, rounds=config.rounds, evaluate_every=config.evaluate_every,
                            tolerate=config.tolerate())
     except HealthError as error:                          # all failed: the report says so, then the exit code
         result = error.run
     total, compiled = time.perf_counter() - begun, (report.compile_seconds() - compiled) / len(result.points)
-    out.mkdir(parents=True, exist_ok=True)
-    listed = dict(dataclasses.asdict(config), sweep=axes)
-    write(out / "config.toml", configs.dump(listed, "jfl sweep --config config.toml --out DIR"))
     entries, table, groups, proved = [], [], {}, {}
     for i, (point, plan) in enumerate(zip(result.points, result.plans)):
         found = assemble.build(dataclasses.replace(config, **point))[1]
@@ -194,7 +266,7 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
             g = groups.setdefault(same, dict(label=f"{same}, " + _label(guarantees, found), round=history["round"],
                                              accuracy=[], epsilon=_epsilon(guarantees, found)))
             g["accuracy"].append(history["accuracy"])
-    report.save(out, entries, table, report.manifest(result.plans, assemble.the_partition(config), groups=result.groups,
+    report.save(out, entries, table, report.manifest(result.plans, assemble.the_partition(dataclasses.replace(config, **grid[0])), groups=result.groups,
                                                      seconds=total, seeds=sorted({p["seed"] for p in result.points})))
     if groups:
         report.picture(out / "sweep.png", list(groups.values())[:16], f"sweep over {', '.join(names)} on {config.dataset}")

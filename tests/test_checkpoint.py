@@ -239,3 +239,38 @@ def test_leaves_come_back_as_they_were(half):
     run = final(STATEFUL, half)
     assert same_bits(checkpoint.unpack(checkpoint.pack(run), run), run)
     assert np.array_equal(jax.random.key_data(run.key), jax.random.key_data(jax.random.key(0)))
+
+
+def test_rounds_announced_beyond_the_end_are_charged(half):
+    journal = json.loads((half / "journal.json").read_text())
+    (half / "journal.json").write_text(json.dumps(journal | dict(until=9)))        # killed in a longer run of this plan
+    entry = train.train(dataclasses.replace(STATEFUL, rounds=4), half, resume=True)
+    worth = guarantee(assemble.build(STATEFUL)[0], 9, STATEFUL.delta).epsilon
+    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(worth)
+
+
+def test_two_processes_in_one_directory_are_refused(half):
+    with train.alone(half), pytest.raises(ValueError, match="no other process"):
+        train.train(STATEFUL, half, resume=True)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_computing(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "run", tmp_path / "file"):
+        with pytest.raises(ValueError, match="--out"):
+            train.train(STATEFUL, out)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", "{"])
+def test_a_journal_that_is_none_is_refused(text, half):
+    (half / "journal.json").write_text(text)
+    with pytest.raises(ValueError, match="journal"):
+        train.train(STATEFUL, half, resume=True)
+
+
+def test_a_damaged_checkpoint_is_named(half):
+    for path in (half / "checkpoints" / "4").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(ValueError, match="checkpoints/4: need a readable checkpoint"):
+        train.train(STATEFUL, half, resume=True)

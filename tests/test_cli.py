@@ -68,7 +68,7 @@ def test_train_writes_a_run(trained):
     assert {"versions", "kernels", "data", "seeds"} <= set(manifest)
     assert {"jfl", "jax", "jaxlib", "device"} <= set(manifest["versions"]) and manifest["data"]["checksum"]
     assert (trained / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-    assert not [p for p in trained.iterdir() if p.name.startswith(".")]
+    assert not [p for p in trained.iterdir() if p.name.startswith(".") and p.name != ".lock"]
 
 
 def test_its_config_runs_it_again(trained, tmp_path):
@@ -341,3 +341,54 @@ def test_importing_the_command_line_loads_nothing_heavy():
     heavy = ("tyro", "orbax", "matplotlib", "sklearn", "scipy.stats")
     code = f"import sys, jfl.cli; print([h for h in {heavy} if h in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("flags, named", [
+    (["--algorithm", "fedsgd", "--server-lr", "0.5"], "server_lr"), (["--mu", "2"], "mu"),
+    (["--clip-norm", "0.5"], "clip_norm"), (["--view", "server"], "view"), (["--exponent", "2"], "exponent"),
+    (["--partition", "iid", "--min-rows", "8"], "min_rows"), (["--hidden", "3"], "hidden"),
+    (["--batch-sampler", "full"], "batch"), (["--allow-empty"], "allow_empty")])
+def test_a_flag_without_effect_is_refused(flags, named, tmp_path, capsys):
+    base = ["--clients", "6", "--model", "logistic", "--cohort", "3", "--batch", "4", "--rounds", "4"]
+    assert jfl("train", *base, *flags, "--out", tmp_path / "run") == 2
+    assert f"{named}=" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("fields, adjacency", [
+    (dict(adjacency="add_remove", batch_sampler="full", batch=16), "add_remove"), (dict(batch_sampler="full"), "replace_one"),
+    (dict(adjacency="add_remove", batch_sampler="poisson"), "add_remove"), (dict(adjacency="replace_one"), "replace_one")])
+def test_adjacency_of_examples_is_what_was_asked_for(fields, adjacency):
+    from jfl.privacy.accounting import guarantee
+    made, _ = assemble.build(config.Config(clients=6, cohort=3, model="logistic", noise_multiplier=3.0, **fields))
+    assert guarantee(made, 3, 1e-5, unit="example").adjacency == adjacency
+
+
+@pytest.mark.parametrize("fields", [dict(adjacency="add_remove"), dict(adjacency="replace_one", batch_sampler="poisson")])
+def test_an_adjacency_that_the_batches_do_not_have_is_refused(fields):
+    with pytest.raises(ValueError, match="adjacency"):
+        assemble.build(config.Config(clients=6, cohort=3, model="logistic", noise_multiplier=3.0, **fields))
+
+
+@pytest.mark.parametrize("seeds", ["0,4294967296", "0,99999999999999999999", "0,-1", "1,1"])
+def test_seeds_that_are_no_other_seeds_are_refused(seeds, tmp_path, capsys):
+    assert jfl("sweep", *TINY, "--sweep", f"seed={seeds}", "--out", tmp_path / "run") == 2
+    assert "seed" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_sweep_over_partitions_tells_whose_data(tmp_path):
+    assert jfl("sweep", *TINY, "--sweep", "partition_seed=3,4", "--out", tmp_path / "run") == 0
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["data"]["partition"]["seed"] == 3
+
+
+def test_conflicting_numbers_are_refused(capsys):
+    assert jfl("epsilon", "--batch", 16, "--rows", 600, "--rate", 0.0001) == 2
+    assert jfl("epsilon", "--sampler", "full", "--rate", 0.1) == 2
+    assert "rate" in capsys.readouterr().err
+
+
+def test_algorithms_are_compared_with_what_some_of_them_need(tmp_path):
+    assert jfl("sweep", *TINY, "--mu", 0.5, "--sweep", "algorithm=fedavg,fedprox,scaffold,fedsgd", "--out", tmp_path / "run") == 0
+    losses = [run["loss"] for run in summary(tmp_path / "run")]
+    assert len(set(losses)) == 4
+    assert jfl("sweep", *TINY, "--mu", 0.5, "--sweep", "algorithm=fedavg,scaffold", "--out", tmp_path / "idle") == 2
