@@ -86,7 +86,7 @@ def _draw_with(key, step, size, n, *, batch):
 def with_replacement(batch: int) -> Batches:
     """`batch` independent uniform draws; a row may come several times.
 
-    Privacy  refused by this accountant: a row drawn m times moves the sum m times.
+    Privacy  replace_one of one example; a row drawn m times moves the sum m times, and is charged so.
     """
     check.whole("batches.with_replacement", batch=batch)
     return Batches(Fn(_draw_with, static=dict(batch=batch)), "with_replacement", batch)

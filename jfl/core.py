@@ -231,7 +231,7 @@ class Guarantee(NamedTuple):
     adjacency: str       # add_remove | replace_one
     view: str            # server | third_party
     method: str          # which bound gave the number
-    status: str = "proved"                # proved | claimed | audited
+    status: str = "proved"                # proved | claimed | audited | conditional | descriptive
     caveats: tuple = ()
 
     def __str__(self):

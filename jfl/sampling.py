@@ -85,7 +85,7 @@ def with_replacement(clients: int, cohort: int, weights=None, independent: bool 
     and noise (and releases m times as much about its examples).
 
     Shapes   K = cohort; weights Float[C].
-    Privacy  no client-level amplification is claimed.
+    Privacy  replace_one of one client that remembers nothing; a client drawn m times is charged for it.
     Errors   ValueError unless weights are C finite numbers > 0.
     """
     check.whole("sampling.with_replacement", clients=clients, cohort=cohort)

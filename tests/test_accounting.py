@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jfl
 from jfl import batches, core, sampling
-from jfl.privacy import accounting, events, ledger, rdp
-from jfl.privacy.mechanism import chain, clip_l2, divide, gaussian, total
+from jfl.privacy import accounting, bounds, events, ledger, participation, rdp
+from jfl.privacy.mechanism import chain
+from jfl.privacy.stages import clip_l2, divide, gaussian, total
 
 DATA = pathlib.Path(os.environ.get("JFL_DATA_DIR", pathlib.Path(__file__).parents[2] / "shared" / "data"))
 DELTA = 1e-5
@@ -288,7 +290,9 @@ def test_solve_noise_refuses():
     (lambda: events.without_replacement(7, 5, events.gaussian(1)), "sample <= population"),
     (lambda: events.repeat(events.gaussian(1), 2.5), "a whole number times"),
     (lambda: events.poisson(0.5, 1.1), "an event such as"),
-    (lambda: eps(events.with_replacement(3, 10, events.gaussian(1))), "WithReplacement.*without_replacement"),
+    (lambda: eps(events.with_replacement(2.5, 10, events.gaussian(1))), "a whole number draws"),
+    (lambda: eps(events.with_replacement(3, 0.5, events.gaussian(1))), "population >= 1"),
+    (lambda: eps(events.compose(poisson(0.5, 1), events.with_replacement(3, 10, events.gaussian(1)))), "one adjacency"),
     (lambda: eps(events.poisson(0.5, events.poisson(0.5, events.gaussian(1)))), "Poisson.*sample of a sample"),
     (lambda: eps(events.poisson(0.5, events.participation(0.5, events.gaussian(1)))), "Participation"),
     (lambda: eps(events.compose(poisson(0.5, 1), fixed(0.5, 1))), "one adjacency in an event"),
@@ -412,7 +416,7 @@ def test_worst_client_when_sizes_and_shares_differ():
     each = [eps(events.repeat(events.participation(1 - (1 - w / weights.sum()) ** 5, fixed(10 / n, 1, 3, int(n))), 50))
             for n, w in zip(sizes[:3], weights[:3])]
     close(got, max(each), 1e-5)
-    flat = ledger._frontier(np.arange(100), np.linspace(0.1, 0.9, 100))
+    flat = participation.frontier(np.arange(100), np.linspace(0.1, 0.9, 100))
     assert len(flat) == 16 and all(any(n <= m and s >= t - 1e-9 for n, s in flat)
                                    for m, t in zip(range(100), np.linspace(0.1, 0.9, 100)))
 
@@ -481,12 +485,12 @@ def test_a_plan_without_noise_says_so():
 
 
 @pytest.mark.parametrize("plan, options, match", [
-    (make(NOISY(), batches.with_replacement(10)), {}, "batches.without_replacement or batches.poisson"),
+    (make(NOISY(adjacency="add_remove"), batches.with_replacement(10)), {}, "'replace_one' for batches.with_repl"),
     (make(NOISY(), sizes=np.full(CLIENTS, 7)), {}, "at least batch=10 rows"),
     (make(NOISY(adjacency="add_remove")), {}, "adjacency 'replace_one' for batches.without_replacement"),
     (make(NOISY(), more=(core.Release(NOISY(adjacency="add_remove"), batches.poisson(8.0), 1),)), {},
      "one adjacency for all releases"),
-    (make(release=NOISY(), sampler=sampling.with_replacement(CLIENTS, 5)), {"view": "third_party"},
+    (make(release=NOISY(), sampler=sampling.with_replacement(CLIENTS, 5), stateful=True), {"view": "third_party"},
      "sampling.without_replacement or sampling.poisson"),
     (make(NOISY()), {"unit": "client"}, "Choices: unit='example', view='server'"),
     (make(NOISY()), {"adjacency": "add_remove"}, "Choices: unit='example'"),
@@ -539,3 +543,195 @@ def test_many_rounds_at_once():
         close(got[1:], [accounting.guarantee(plan, int(r), **options).epsilon for r in rounds[1:]], 1e-5)
     with pytest.raises(ValueError, match="whole numbers"):
         accounting.epsilons(plan, [1.5])
+
+
+# --- draws with replacement ----------------------------------------------------------------------------------------
+
+def with_replacement(draws, population, z, times=1):
+    return events.repeat(events.with_replacement(draws, population, events.gaussian(z)), times)
+
+
+def binomial(draws, population):
+    return np.array([math.comb(draws, k) * (1 / population) ** k * (1 - 1 / population) ** (draws - k)
+                     for k in range(draws + 1)])
+
+
+def test_one_draw_is_a_sample_of_one():
+    orders = np.array([1.1, 1.5, 2, 4, 16])
+    close(rdp.with_replacement(orders, [0.9, 0.1], 2.0), rdp.without_replacement(orders, 0.1, 2.0), 1e-12)
+    close(eps(with_replacement(1, 10, 2.0, 50)), eps(fixed(0.1, 2.0, 50, 10)), 1e-3)
+    close(rdp.with_replacement(orders, [0.0, 0.0, 1.0], 2.0), rdp.gaussian(orders, 1.0), 1e-12)
+    assert eps(with_replacement(3, 1, 2.0, 7)) == eps(events.repeat(events.gaussian(2.0 / 3), 7))
+
+
+@pytest.mark.parametrize("draws, population, z", [(5, 10, 2.0), (3, 50, 0.7), (20, 20, 5.0), (4, 4, 1.5)])
+def test_repeated_draws_cost_at_least_what_a_dataset_attains(draws, population, z):
+    """All other rows at one end and the changed row at the other: sums are k sensitivities apart, k ~ binomial."""
+    law, orders = binomial(draws, population), np.array([1.1, 1.5, 2.0, 3.0, 6.0])
+    x, k = np.linspace(-12 * z, 6 * draws + 14 * z, 40001), np.arange(draws + 1)
+    with np.errstate(divide="ignore"):
+        base = -x**2 / (2 * z**2) - np.log(z * np.sqrt(2 * np.pi))
+        ratio = np.log(np.exp((2 * x[:, None] * k - k**2) / (2 * z**2)) @ law)
+    for sign in (1, -1):                                  # P from Q, and Q from P
+        terms = [np.exp(base + (ratio if sign < 0 else 0) + sign * a * ratio) for a in orders]
+        attained = np.log([np.trapezoid(t, x) for t in terms]) / (orders - 1)
+        assert (np.asarray(rdp.with_replacement(orders, law, z)) >= attained * (1 - 1e-6)).all()
+
+
+def attacked(losses, epsilon, alarm=1e-9):
+    """A lower bound of delta at epsilon from samples of the privacy loss; wrong with probability at most `alarm`."""
+    gain = np.maximum(0, -np.expm1(epsilon - losses))
+    return gain.mean() - math.sqrt(math.log(1 / alarm) / (2 * len(gain)))
+
+
+def test_attack_on_repeated_draws():
+    z, draws, population, times, delta, n = 1.5, 4, 4, 4, 0.05, 100_000
+    r, law, k = np.random.default_rng(0), binomial(draws, population), np.arange(draws + 1)
+    losses = np.zeros(n)
+    for _ in range(times):
+        x = r.choice(draws + 1, n, p=law) + z * r.normal(size=n)
+        losses += np.log(np.exp((2 * x[:, None] * k - k**2) / (2 * z**2)) @ law)
+    assert attacked(losses, eps(with_replacement(draws, population, z, times), delta)) <= delta
+    # counting a repeated row once, as for distinct rows, is caught
+    assert attacked(losses, eps(fixed(1.0, z, times, 4), delta)) > delta
+
+
+def test_attack_on_a_row_of_a_visible_client():
+    share, q, z, rounds, delta, n = 0.1, 0.1, 0.3, 20, 0.05, 100_000
+    r, losses = np.random.default_rng(1), np.zeros(100_000)
+    for _ in range(rounds):
+        present = r.random(n) < share
+        x = (r.random(n) < q) + z * r.normal(size=n)
+        losses += np.where(present, np.log1p(q * np.expm1((2 * x - 1) / (2 * z**2))), 0)
+    inner = fixed(q, z, 1, 1000)
+    assert attacked(losses, eps(events.repeat(events.participation(share, inner), rounds), delta)) <= delta
+    # a gain of share * q, as if the row were drawn among all clients' rows and the cohort were hidden, is caught
+    assert attacked(losses, eps(fixed(share * q, 3 * z, rounds), delta)) > delta
+
+
+def test_rare_repeats_are_paid_from_delta():
+    event, lost = bounds._multiplicities(with_replacement(50, 600, 1.0, 1000), 1e-7)
+    assert 0 < lost <= 1e-7 and event.event.most < 12
+    close(event.event.law.sum(), 1.0, 1e-12)
+    whole = bounds.curve(events.with_replacement(5, 20, events.gaussian(2.0)), np.array([1.5, 2.0, 4.0]))
+    close(whole, rdp.with_replacement(np.array([1.5, 2.0, 4.0]), binomial(5, 20), 2.0), 1e-12)
+
+
+def test_plans_that_draw_with_replacement():
+    rows = accounting.guarantee(make(NOISY(), batches.with_replacement(10)), 20)
+    assert rows.epsilon == eps(with_replacement(10, 100, 1.0, 60)) > accounting.guarantee(make(NOISY()), 20).epsilon
+    plan = make(release=NOISY(2.0), sampler=sampling.with_replacement(CLIENTS, 5))
+    clients = accounting.guarantee(plan, 20, view="third_party")
+    assert clients.unit == "client" and clients.epsilon == eps(with_replacement(5, CLIENTS, 2.0, 20))
+    weighted = make(release=NOISY(2.0), sampler=sampling.with_replacement(CLIENTS, 5, np.arange(1, CLIENTS + 1)))
+    close(accounting.guarantee(weighted, 20, view="third_party").epsilon, eps(with_replacement(5, 210 / 20, 2.0, 20)), 1e-5)
+
+
+# --- participation, segments, other unknowns ------------------------------------------------------------------------
+
+def test_participation_of_clients():
+    sizes = np.full(CLIENTS, 100)
+    sizes[3], sizes[4] = 40, 0
+    plan = make(NOISY(), sizes=sizes)
+    planned = accounting.guarantee(plan, 50)
+    capped = accounting.guarantee(plan, 50, cap=5)
+    assert capped.status == "conditional" and any("asserted" in c for c in capped.caveats)
+    assert capped.epsilon == eps(events.repeat(fixed(0.25, 1.0, 3, 40), 5)) and ledger.EVERY_ROUND not in capped.caveats
+    likely = accounting.guarantee(plan, 50, quantile=1e-6)
+    from scipy import stats
+
+    times = int(stats.binom.isf(1e-6, 50, 0.25))
+    assert stats.binom.sf(times, 50, 0.25) <= 1e-6 and likely.delta == DELTA and likely.status == "proved"
+    assert likely.epsilon == eps(events.repeat(fixed(0.25, 1.0, 3, 40), times), DELTA - 1e-6) < planned.epsilon
+    assert any("1e-06" in c for c in likely.caveats)
+    seen = np.arange(CLIENTS)
+    told = accounting.guarantee(plan, 50, realised=seen)
+    each = accounting.epsilons_per_client(plan, 50, realised=seen)
+    assert told.status == "descriptive" and told.epsilon == each.max()
+    assert each[0] == 0 and each[4] == 0 and each[7] == eps(events.repeat(fixed(0.1, 1.0, 3, 100), 7))
+    assert accounting.guarantee(plan, 50, realised=np.zeros(CLIENTS, int)).epsilon == 0
+
+
+def test_epsilon_of_each_client():
+    sizes = np.full(CLIENTS, 100)
+    sizes[3], sizes[4] = 40, 0
+    plan = make(NOISY(), sizes=sizes)
+    for view in ("server", "third_party"):
+        each = accounting.epsilons_per_client(plan, 50, view=view)
+        assert each.shape == (CLIENTS,) and each[4] == 0 and each[3] == each.max()
+        close(each.max(), accounting.guarantee(plan, 50, view=view).epsilon, 1e-12)
+        assert (each[[0, 1, 19]] == each[0]).all() and each[0] < each[3]
+    assert accounting.epsilons_per_client(make(), 5).tolist() == [math.inf] * CLIENTS
+    overflow = poisson_plan(batch=batches.poisson(8.0, capacity=34), sizes=np.full(CLIENTS, 200))
+    close(accounting.epsilons_per_client(overflow, 20)[0], accounting.guarantee(overflow, 20).epsilon, 1e-9)
+    noisy = accounting.guarantee(make(upload=NOISY(2.0)), 50, cap=3, unit="client")
+    assert noisy.epsilon == eps(events.repeat(events.gaussian(2.0), 3))
+
+
+@pytest.mark.parametrize("options, match", [
+    (dict(cap=3, quantile=1e-6), "one of cap"), (dict(cap=0), "whole number cap"), (dict(quantile=1e-5), "quantile < delta"),
+    (dict(realised=np.full(CLIENTS, 51)), "whole numbers in 0..50"), (dict(cap=3, view="third_party"), "view='server'")])
+def test_refusals_of_participation(options, match):
+    with pytest.raises(ValueError, match=match):
+        accounting.guarantee(make(NOISY()), 50, **options)
+
+
+def test_segments_add_up():
+    first, second = make(NOISY()), make(NOISY(2.0), batches.full())
+    got = accounting.guarantee([(first, 10), (second, 20)], delta=DELTA)
+    want = events.compose(fixed(0.1, 1.0, 30, 100), events.repeat(events.gaussian(2.0), 60))
+    close(got.epsilon, eps(want), 1e-12)
+    assert accounting.guarantee([(first, 30)], delta=DELTA).epsilon == pytest.approx(accounting.guarantee(first, 30).epsilon)
+    assert accounting.guarantee([(first, 10), (make(), 1)]).epsilon == math.inf
+    tight = poisson_plan(batch=batches.poisson(8.0, capacity=30), sizes=np.full(CLIENTS, 200))
+    close(accounting.guarantee([(tight, 20), (tight, 30)]).epsilon, accounting.guarantee(tight, 50).epsilon, 1e-6)
+    third = accounting.guarantee([(first, 10), (second, 20)], view="third_party").epsilon
+    assert third < got.epsilon
+    with pytest.raises(ValueError, match="a list of"):
+        accounting.guarantee([(first, 10)], 5)
+
+
+def test_delta_inverts_epsilon():
+    for event, target in ((poisson(0.01, 1.0, 1000), 1e-8), (events.gaussian(1.0), 1e-5),
+                          (with_replacement(5, 50, 2.0, 10), 1e-3)):
+        reached = accounting.delta(event, eps(event, target) * (1 + 1e-9))
+        assert target * 0.99 <= reached <= target * 1.001
+    assert accounting.delta(events.gaussian(1000.0), 1.0) < 1e-200
+
+
+def test_other_unknowns():
+    event = events.poisson(0.01, events.gaussian(1.0))
+    times = accounting.solve_rounds(event, 2.0, DELTA)
+    assert eps(events.repeat(event, times)) <= 2.0 < eps(events.repeat(event, times + 1))
+    assert accounting.solve_rounds(events.gaussian(0.1), 1.0, DELTA) == 0
+    rate = accounting.solve_rate(lambda q: poisson(q, 1.0, 500), 2.0, DELTA)
+    assert rate == np.float32(rate) and 2.0 * (1 - 1e-3) <= eps(poisson(rate, 1.0, 500)) <= 2.0
+    assert accounting.solve_rate(lambda q: poisson(q, 100.0, 5), 2.0, DELTA) == 1.0
+    plan = make(NOISY(5.0))
+    most = accounting.calibrate(plan, epsilon=2.0, over="rounds")
+    assert accounting.guarantee(plan, most).epsilon <= 2.0 < accounting.guarantee(plan, most + 1).epsilon
+    several = accounting.calibrate(plan, epsilon=np.array([1.0, 4.0]), rounds=20)
+    assert several.shape == (2,) and several[0] > several[1]
+    assert several[0] == accounting.calibrate(plan, epsilon=1.0, rounds=20)
+    with pytest.raises(ValueError, match="rounds, unless"):
+        accounting.calibrate(plan, epsilon=1.0)
+
+
+def test_a_scan_carries_the_curve():
+    orders = np.array([1.5, 2.0, 8.0, 32.0])
+    with jax.enable_x64(True):
+        step = lambda total, z: (total + rdp.poisson(orders, 0.05, z), rdp.epsilon(orders, total, DELTA))
+        total, _ = jax.lax.scan(step, jnp.zeros(4), jnp.array([1.0, 2.0, 2.0]))
+    close(total, accounting.curve(events.compose(poisson(0.05, 1.0), poisson(0.05, 2.0, 2)), orders), 1e-12)
+
+
+def test_noise_at_two_sites_proves_the_better_of_both():
+    fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(clients=5))
+    task = jfl.models.logistic(fed)
+    noise = lambda z: chain(clip_l2(1.0), total(), gaussian(z))
+    make = lambda upload, release: jfl.plan(
+        fed, task, jfl.algorithms.fedavg(jfl.grad(task.loss)), jfl.sampling.full(5),
+        upload=upload and noise(upload), release=release and noise(release))
+    worth = lambda p: jfl.guarantee(p, 10, 1e-5, unit="client", view="third_party").epsilon
+    both, upload, release = make(4.0, 2.0), make(4.0, None), make(None, 2.0)
+    assert worth(both) == min(worth(upload), worth(release)) < max(worth(upload), worth(release))

@@ -27,7 +27,8 @@ FLOORS = [
     "core check tree keys",
     "data.prepared data.datasets data.partition data.federation data.corrupt data.synthetic models metrics sampling "
     "privacy.stages privacy.events privacy.rdp privacy.mechanism checkpoint",
-    "batches privacy.bounds privacy.pld privacy.classic",
+    "batches privacy.bounds privacy.classic privacy.concentrated privacy.many privacy.participation privacy.pld "
+    "privacy.profiles privacy.rounds privacy.spectra privacy.wbk",
     "local privacy.ledger privacy.audit",
     "privacy.accounting",
     "algorithms.base algorithms.fedavg algorithms.fedprox algorithms.fedsgd algorithms.scaffold",

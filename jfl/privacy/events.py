@@ -45,6 +45,14 @@ class WithReplacement:
 
 
 @_event
+class Multiplicity:
+    """What bounds make of WithReplacement: an element counts k times with probability law[k]."""
+    law: Any
+    most: Any
+    event: Any
+
+
+@_event
 class Repeat:
     event: Any
     times: Any
@@ -95,9 +103,18 @@ def without_replacement(sample, population, event) -> WithoutReplacement:
 
 
 def with_replacement(draws, population, event) -> WithReplacement:
-    """`event` on `draws` elements of `population`, an element as often as it is drawn."""
+    """`event` on `draws` independent draws from `population`, an element as often as it is drawn; for replace_one.
+
+    The noise multiplier is that of an element drawn once.
+
+    Units    population: the inverse of the probability that a draw takes the element, >= 1, whole or not.
+    Errors   ValueError unless draws is whole.
+    """
     where = "events.with_replacement"
-    return WithReplacement(_whole(where, draws=draws), _whole(where, population=population), _known(where, event))
+    draws, population = _whole(where, draws=draws), _number(where, check.positive, population=population)
+    if check.concrete(population) and np.any(population < 1):
+        check.fail(where, "population >= 1", f"population={population:g}")
+    return WithReplacement(draws, population, _known(where, event))
 
 
 def repeat(event, times) -> Repeat:

@@ -3,6 +3,7 @@
 An entry is what an accountant needs and no more.  What it assumes beyond the plan travels with it as caveats; what it
 cannot analyse becomes its `refusal`, so that the other entries can still be listed.
 """
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,17 +14,16 @@ from .. import check
 from ..core import Plan
 from . import events
 from .mechanism import multiplier
+from .participation import EVERY_ROUND as EVERY_ROUND
+from .participation import HONEST as HONEST
+from .participation import VIEWS as VIEWS
+from .participation import absent, drawn, every_round, frontier, share_of, some_rounds, tail, who
 
 SIMULATION = "float32 noise from a simulation PRNG, not for deployment"
 PUBLIC = "sizes, rates and weights are public constants"
 PAIRED = "sweep points that share a seed share noise"
-EVERY_ROUND = "planned worst case: the client participates in every round"
-HONEST = "cohort drawn honestly and not revealed to the third party"
 IMPLIED = "implied by the client-level guarantee"
 IMPLIED_TWICE = "implied by the client-level noise: an example moves an upload by up to twice its bound"
-VIEWS = ("server", "third_party")
-GROUPS = 16      # of clients, in the search for the worst one
-
 
 class Entry(NamedTuple):
     """One thing to guarantee."""
@@ -35,6 +35,8 @@ class Entry(NamedTuple):
     overflow: float = 0.0        # probability, a round, that a draw finds no slot
     mixture: bool = False        # gains from a client's absence only
     implied: bool = False        # by another unit's guarantee
+    one: Callable | None = None  # (z, rows of a client) -> the event of one of its participations
+    slip: Callable | None = None # rows -> probability, a participation, that a row drawn finds no slot
     refusal: str = ""            # why there is no epsilon
     caveats: tuple = ()
 
@@ -51,6 +53,38 @@ def entries(plan: Plan) -> list[Entry]:
     proved = any(not e.refusal for e in own)
     listed = own + clients + ([] if proved else [_implied(plan, e) for e in clients])
     return [e._replace(caveats=e.caveats + _travelling(plan, e)) for e in listed]
+
+
+def concatenate(segments) -> list[Entry]:
+    """What several plans, one after another for the rounds of each, release together about the same clients.
+
+    Args     segments: (plan, rounds) pairs.
+    Shapes   the entries are of one "round" that is the whole run, one for each unit, view and adjacency that all
+             plans have.
+    Errors   ValueError as `entries`, or if the plans differ in their number of clients.
+    """
+    counts = {int(np.size(plan.fed.size)) for plan, _ in segments}
+    if len(counts) > 1:
+        check.fail("jfl.guarantee", "segments with the same clients", f"{sorted(counts)} clients")
+    for _, rounds in segments:
+        check.whole("jfl.guarantee", rounds=rounds)
+    listed = [{(e.unit, e.view, e.adjacency): e for e in entries(plan)} for plan, _ in segments]
+    shared = [k for k in listed[0] if all(k in other for other in listed[1:])]
+    return [_joined([other[k] for other in listed], [rounds for _, rounds in segments]) for k in shared]
+
+
+def _joined(parts, rounds):
+    def happens(z):
+        found = [tuple(events.repeat(e, r) for e in p.events(each)) for p, each, r in zip(parts, z, rounds)]
+        # each client may be the worst in each segment: all combinations are at least as bad as any client
+        combined = functools.reduce(lambda done, new: [d + (e,) for d in done for e in new], found, [()])
+        return tuple(events.compose(*c) for c in combined)
+
+    refusals = [p.refusal for p in parts if p.refusal]
+    return parts[0]._replace(
+        events=happens, z=tuple(p.z for p in parts), overflow=sum(p.overflow * r for p, r in zip(parts, rounds)),
+        mixture=any(p.mixture for p in parts), implied=any(p.implied for p in parts), one=None,
+        refusal=refusals[0] if refusals else "", caveats=sum((p.caveats for p in parts), ()))
 
 
 def only_the_release(plan: Plan) -> bool:
@@ -93,11 +127,11 @@ def _example_entry(plan, view, adjacency):
     sampler, releases = plan.sampler, plan.algorithm.releases
     sizes = np.asarray(plan.fed.size).reshape(-1)
     present = sizes > 0
-    sizes, share = sizes[present], np.broadcast_to(_share(sampler), present.shape)[present]
+    sizes, share = sizes[present], np.broadcast_to(share_of(sampler), present.shape)[present]
     if sizes.size == 0:
         check.fail("jfl.guarantee", "a client with rows", "none")
     # fewer rows never help: a larger rate, or more looks at each row
-    worst = [(sizes.min(), share.max())] if view == "server" else _frontier(sizes, share)
+    worst = [(sizes.min(), share.max())] if view == "server" else frontier(sizes, share)
 
     own = tuple(multiplier(r.mechanism) for r in releases)
 
@@ -110,13 +144,14 @@ def _example_entry(plan, view, adjacency):
 
     def happens(z):
         if view == "server":
-            return tuple(_every_round(sampler, participation(z, rows)) for rows, _ in worst)
-        return tuple(_some_rounds(sampler, s, participation(z, rows)) for rows, s in worst)
+            return tuple(every_round(sampler, participation(z, rows)) for rows, _ in worst)
+        return tuple(some_rounds(sampler, s, participation(z, rows)) for rows, s in worst)
 
     happens(own)                                          # refuses now what it would refuse later
-    overflow = (sampler.capacity if sampler.independent else 1) * sum(_rows_overflow(r, sizes) for r in releases)
-    return Entry("example", view, adjacency, happens, own, overflow, _absent(plan, view),
-                 caveats=_who(plan, view))
+    slip = lambda rows: sum(_rows_overflow(r, rows) for r in releases)
+    overflow = (sampler.capacity if sampler.independent else 1) * slip(sizes)
+    return Entry("example", view, adjacency, happens, own, overflow, absent(plan, view), one=participation, slip=slip,
+                 caveats=who(plan, view))
 
 
 def _step(batches, count, adjacency, rows, noise):
@@ -126,14 +161,13 @@ def _step(batches, count, adjacency, rows, noise):
         return noise, count
     if scheme == "poisson":
         return (events.poisson(_rate(batches, rows), noise) if adjacency == "add_remove" else noise), count
-    if scheme == "with_replacement":
-        check.fail("jfl.guarantee", "batches it can analyse", "batches.with_replacement",
-                   "A row drawn m times moves the sum m times: use batches.without_replacement or batches.poisson.")
     if adjacency != "replace_one":
         check.fail("jfl.guarantee", f"adjacency 'replace_one' for batches.{scheme}", f"{adjacency!r}",
                    "One row more changes who else is in a batch: use batches.poisson for add_remove.")
     if scheme == "epochs":
         return noise, math.ceil(count / math.ceil(rows / size))
+    if scheme == "with_replacement":
+        return events.with_replacement(size, rows, noise), count
     if scheme != "without_replacement":
         check.fail("jfl.guarantee", "a scheme of jfl.batches", f"scheme={scheme!r}")
     if rows < size and batches.short != "all":
@@ -144,71 +178,14 @@ def _step(batches, count, adjacency, rows, noise):
 
 def _rate(batches, rows):
     given = np.asarray(batches.rate if batches.rate is not None else batches.expected, np.float32)
-    return _drawn(given if batches.rate is not None else min(np.float32(1), given / np.float32(rows)))
-
-
-def _drawn(rate):
-    """The probability that a uniform float32, a multiple of 2^-23, lies below the float32 that `rate` is."""
-    return math.ceil(float(np.float32(rate)) * 2**23) / 2**23
+    return drawn(given if batches.rate is not None else min(np.float32(1), given / np.float32(rows)))
 
 
 def _rows_overflow(release, sizes):
     batches = release.batches
     if batches.scheme != "poisson" or batches.batch is None:
         return 0.0
-    return release.count * max(_tail(batches.batch, n, _rate(batches, n)) for n in np.unique(sizes))
-
-
-def _tail(capacity, trials, rate):
-    if capacity >= trials:
-        return 0.0
-    from scipy import stats  # half a second: not at import
-    return float(stats.binom.sf(capacity, trials, rate))
-
-
-# --- who takes part -------------------------------------------------------------------------------------------------
-
-def _share(sampler):
-    """The probability that one draw takes a client: a number, or one for each client."""
-    if sampler.scheme == "with_replacement":
-        return 1 / sampler.clients if sampler.share is None else np.asarray(sampler.share, np.float64)
-    if sampler.scheme == "poisson":
-        return _drawn(np.asarray(sampler.rate))
-    return sampler.capacity / sampler.clients if sampler.scheme == "without_replacement" else 1.0
-
-
-def _every_round(sampler, inner):
-    turns = sampler.capacity if sampler.independent else 1          # how often a client may run in one round
-    return events.repeat(inner, turns)
-
-
-def _some_rounds(sampler, share, inner):
-    if sampler.scheme == "full" or share >= 1:
-        return _every_round(sampler, inner)
-    if sampler.scheme != "with_replacement":
-        return events.participation(share, inner)
-    if sampler.independent:                               # each draw is a chance of its own
-        return events.repeat(events.participation(share, inner), sampler.capacity)
-    return events.participation(-math.expm1(sampler.capacity * math.log1p(-share)), inner)
-
-
-def _absent(plan, view):
-    return view == "third_party" and plan.sampler.scheme != "full"
-
-
-def _who(plan, view):
-    return () if plan.sampler.scheme == "full" else (EVERY_ROUND,) if view == "server" else (HONEST,)
-
-
-def _frontier(sizes, share):
-    """Pairs (rows, share) such that every client has at least the rows and at most the share of one of them."""
-    pairs, most = [], -1.0
-    for rows, s in sorted(set(zip(sizes.tolist(), share.tolist())), key=lambda p: (p[0], -p[1])):
-        if s > most:
-            pairs.append((rows, s))
-            most = s
-    cuts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
-    return [(pairs[c[0]][0], pairs[c[-1]][1]) for c in cuts]
+    return release.count * max(tail(batches.batch, n, _rate(batches, n)) for n in np.unique(sizes))
 
 
 # --- clients ------------------------------------------------------------------------------------------------------
@@ -219,15 +196,15 @@ def _uploads(plan):
     if own is None:
         return []
     sampler, adjacency = plan.sampler, plan.upload.adjacency or "replace_one"
-    share = float(np.max(_share(sampler)))
+    share = float(np.max(share_of(sampler)))
 
     def happens(view):
         if view == "server":
-            return lambda z: (_every_round(sampler, events.gaussian(z)),)
-        return lambda z: (_some_rounds(sampler, share, events.gaussian(z)),)
+            return lambda z: (every_round(sampler, events.gaussian(z)),)
+        return lambda z: (some_rounds(sampler, share, events.gaussian(z)),)
 
-    return [Entry("client", view, adjacency, happens(view), own, _cohort_overflow(sampler), _absent(plan, view),
-                  caveats=_who(plan, view)) for view in VIEWS]
+    return [Entry("client", view, adjacency, happens(view), own, _cohort_overflow(sampler), absent(plan, view),
+                  one=lambda z, rows: events.gaussian(z), caveats=who(plan, view)) for view in VIEWS]
 
 
 def _release(plan):
@@ -243,7 +220,7 @@ def _release(plan):
     except ValueError as error:
         return [_refused("client", "third_party", adjacency, error)]
     return [Entry("client", "third_party", adjacency, happens, own, _cohort_overflow(sampler),
-                  caveats=_who(plan, "third_party"))]
+                  caveats=who(plan, "third_party"))]
 
 
 def _release_multiplier(plan):
@@ -257,18 +234,20 @@ def _release_multiplier(plan):
 
 def _cohort(plan, adjacency, noise):
     sampler, scheme = plan.sampler, plan.sampler.scheme
-    if scheme == "with_replacement":
-        check.fail("jfl.guarantee", "a sampler it can analyse for unit='client'", "sampling.with_replacement",
-                   "A client drawn m times counts m times: use sampling.without_replacement or sampling.poisson.")
+    if scheme == "with_replacement" and plan.algorithm.stateful:
+        check.fail("jfl.guarantee", "a sampler it can analyse for unit='client' and clients that remember",
+                   "sampling.with_replacement", "Use sampling.without_replacement or sampling.poisson.")
     if scheme == "full" or (scheme == "poisson" and adjacency == "replace_one"):
         return noise
     if scheme == "poisson":
-        return events.poisson(_share(sampler), noise)
-    if scheme != "without_replacement":
+        return events.poisson(share_of(sampler), noise)
+    if scheme not in ("with_replacement", "without_replacement"):
         check.fail("jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}")
     if adjacency != "replace_one":
-        check.fail("jfl.guarantee", "adjacency 'replace_one' for sampling.without_replacement", f"{adjacency!r}",
+        check.fail("jfl.guarantee", f"adjacency 'replace_one' for sampling.{scheme}", f"{adjacency!r}",
                    "One client more changes the cohort of the others: use sampling.poisson for add_remove.")
+    if scheme == "with_replacement":                      # a client drawn m times moves the sum m times
+        return events.with_replacement(sampler.capacity, 1 / np.max(share_of(sampler)), noise)
     # what a client remembers depends on rounds that the replaced client did not see: hidden sampling gains nothing
     if plan.algorithm.stateful or sampler.capacity >= sampler.clients:
         return noise
@@ -278,7 +257,7 @@ def _cohort(plan, adjacency, noise):
 def _cohort_overflow(sampler):
     if sampler.scheme != "poisson":
         return 0.0
-    return _tail(sampler.capacity, sampler.clients, _share(sampler))
+    return tail(sampler.capacity, sampler.clients, share_of(sampler))
 
 
 def _implied(plan, entry):
@@ -290,11 +269,12 @@ def _implied(plan, entry):
     if entry.adjacency == "replace_one":
         return entry._replace(unit="example", implied=True, caveats=entry.caveats + (IMPLIED,))
     sampler = plan.sampler
-    share = float(np.max(_share(sampler)))
+    share = float(np.max(share_of(sampler)))
 
     def happens(z):
         noise = events.gaussian(z / 2)
-        return (_every_round(sampler, noise) if entry.view == "server" else _some_rounds(sampler, share, noise),)
+        return (every_round(sampler, noise) if entry.view == "server" else some_rounds(sampler, share, noise),)
 
     return entry._replace(unit="example", events=happens, overflow=0.0, implied=True,
-                          mixture=_absent(plan, entry.view), caveats=entry.caveats + (IMPLIED_TWICE,))
+                          one=entry.one and (lambda z, rows: events.gaussian(z / 2)),
+                          mixture=absent(plan, entry.view), caveats=entry.caveats + (IMPLIED_TWICE,))

@@ -17,7 +17,7 @@ import numpy as np
 from .. import check, tree
 from ..core import Mechanism
 from ..kernels.normals import normals
-from .stages import Stage, clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total  # noqa: F401
+from .stages import Stage
 
 ROLES = ("row", "sum", "noise", "post")
 ADJACENCIES = ("add_remove", "replace_one")
@@ -38,6 +38,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     Errors   ValueError unless the roles run row -> sum -> noise -> post with exactly one sum, at most one noise, and
              a row stage that bounds what the noise covers.
 
+    >>> from jfl.privacy.stages import clip_l2, gaussian, total
     >>> chain(gaussian(1.0), clip_l2(1.0), total())
     Traceback (most recent call last):
     ...

@@ -165,6 +165,18 @@ def epsilon(orders, curve, delta):
 
 
 @float64
+def delta(orders, curve, epsilon):
+    """The smallest delta at `epsilon` that a curve proves; never above 1.
+
+    Shapes   orders [n], curve [..., n] -> [...].
+    Source   as `convert`.
+    """
+    log_delta = (orders - 1) * (curve - epsilon + jnp.log1p(-1 / orders)) - jnp.log(orders)
+    variation = 0.5 * jnp.log(-jnp.expm1(-curve))
+    return jnp.exp(jnp.minimum(jnp.min(jnp.minimum(log_delta, variation), axis=-1), 0.0))
+
+
+@float64
 def gaussian_delta(epsilon, mu):
     """Exact delta at `epsilon` >= 0 of Gaussian releases with mu^2 = the sum of 1 / z^2.
 
@@ -213,7 +225,7 @@ def profile_grid(rate, z, k, nodes):
 
 
 def _profile_moment(orders, rate, z, k, nodes):
-    """log of the integral of a (a - 1) (t^(a - 2) + t^(-a - 1)) profile e^e; and whether the points reach far enough."""
+    """log of the integral of a (a - 1) (t^(a - 2) + t^(-a - 1)) profile e^e; and whether the points reach."""
     x, _, ratio, shared = profile_grid(rate, z, k, nodes)
     a = orders[:, None]
     inner = jnp.log(a * (a - 1)) + jnp.logaddexp((a - 2) * ratio, -(a + 1) * ratio) + shared

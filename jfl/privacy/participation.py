@@ -1,0 +1,120 @@
+"""How often a client takes part: what a sampler says, and what is planned, asserted, likely or seen."""
+import math
+
+import numpy as np
+
+from .. import check
+from ..core import Plan, Sampler
+from . import events
+
+EVERY_ROUND = "planned worst case: the client participates in every round"
+HONEST = "cohort drawn honestly and not revealed to the third party"
+ASSERTED = "asserted, not enforced: no client participates more than {} times"
+LIKELY = ("participations are at most their quantile but for probability {:g}, which delta includes; cohorts drawn "
+          "honestly and without regard to data")
+SEEN = "participations as they happened, not as planned: a description of this run, not a guarantee"
+VIEWS = ("server", "third_party")
+GROUPS = 16      # of clients, in the search for the worst one
+
+
+def share_of(sampler: Sampler):
+    """The probability that one draw takes a client: a number, or one for each client."""
+    if sampler.scheme == "with_replacement":
+        return 1 / sampler.clients if sampler.share is None else np.asarray(sampler.share, np.float64)
+    if sampler.scheme == "poisson":
+        return drawn(np.asarray(sampler.rate))
+    return sampler.capacity / sampler.clients if sampler.scheme == "without_replacement" else 1.0
+
+
+def drawn(rate):
+    """The probability that a uniform float32, a multiple of 2^-23, lies below the float32 that `rate` is."""
+    return math.ceil(float(np.float32(rate)) * 2**23) / 2**23
+
+
+def tail(capacity, trials, rate):
+    """The probability that a binomial number exceeds `capacity`."""
+    if capacity >= trials:
+        return 0.0
+    from scipy import stats  # half a second: not at import
+    return float(stats.binom.sf(capacity, trials, rate))
+
+
+def every_round(sampler, inner):
+    """`inner` as often as a client may run in one round."""
+    return events.repeat(inner, _turns(sampler))
+
+
+def some_rounds(sampler, share, inner):
+    """`inner` if the client is drawn."""
+    if sampler.scheme == "full" or share >= 1:
+        return every_round(sampler, inner)
+    if sampler.independent:                               # each draw is a chance of its own
+        return events.repeat(events.participation(share, inner), sampler.capacity)
+    return events.participation(_chance(sampler, share), inner)
+
+
+def absent(plan: Plan, view: str) -> bool:
+    """True if a client gains from the rounds in which it is absent."""
+    return view == "third_party" and plan.sampler.scheme != "full"
+
+
+def who(plan: Plan, view: str) -> tuple:
+    """The caveat about participation."""
+    return () if plan.sampler.scheme == "full" else (EVERY_ROUND,) if view == "server" else (HONEST,)
+
+
+def frontier(sizes, share):
+    """Pairs (rows, share) such that every client has at least the rows and at most the share of one of them."""
+    pairs, most = [], -1.0
+    for rows, s in sorted(set(zip(sizes.tolist(), share.tolist())), key=lambda p: (p[0], -p[1])):
+        if s > most:
+            pairs.append((rows, s))
+            most = s
+    cuts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
+    return [(pairs[c[0]][0], pairs[c[-1]][1]) for c in cuts]
+
+
+def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
+    """How often each client takes part in `rounds` rounds, at most; one way of knowing it, or the planned worst case.
+
+    Args     cap: no client more often (the engine does not enforce it); quantile: but for this probability, a client;
+             realised: Int[C], as it happened.
+    Shapes   -> (Int[C], failure probability, status, caveats).
+    Errors   ValueError unless at most one is given, and in range.
+    """
+    sampler, where = plan.sampler, "jfl.guarantee"
+    given = [name for name, v in dict(cap=cap, quantile=quantile, realised=realised).items() if v is not None]
+    if len(given) > 1:
+        check.fail(where, "one of cap, quantile and realised", " and ".join(given))
+    clients, trials = np.size(plan.fed.size), rounds * _turns(sampler)
+    planned = np.full(clients, trials)
+    if cap is not None:
+        check.whole(where, cap=cap)
+        return np.minimum(planned, cap), 0.0, "conditional", (ASSERTED.format(cap),)
+    if quantile is not None:
+        check.fraction(where, quantile=quantile)
+        if sampler.scheme == "full":
+            return planned, 0.0, "proved", ()
+        from scipy import stats  # half a second: not at import
+
+        chance = share_of(sampler) if sampler.independent else _chance(sampler, share_of(sampler))
+        most = stats.binom.isf(float(quantile), trials, np.broadcast_to(chance, clients))
+        return np.minimum(most.astype(int), trials), float(quantile), "proved", (LIKELY.format(quantile),)
+    if realised is not None:
+        seen = np.asarray(realised)
+        if seen.shape != (clients,) or seen.dtype.kind not in "iu" or (seen < 0).any() or (seen > trials).any():
+            check.fail(where, f"realised: whole numbers in 0..{trials}, Int[{clients}]", f"{realised!r}")
+        return seen, 0.0, "descriptive", (SEEN,)
+    return planned, 0.0, "proved", who(plan, "server")
+
+
+def _turns(sampler):
+    """How often a client may run in one round."""
+    return sampler.capacity if sampler.independent else 1
+
+
+def _chance(sampler, share):
+    """The probability of a round, from that of a draw."""
+    if sampler.scheme != "with_replacement":
+        return share
+    return -np.expm1(sampler.capacity * np.log1p(-share))

@@ -1,0 +1,151 @@
+"""Losses of one noisy step as masses on a uniform grid: pessimistic, optimistic, or rough for planning.
+
+Every step here is the pair "remove" of a sampled Gaussian, P = (1 - q) N(0, z^2) + q N(1, z^2) against Q = N(0, z^2),
+or is made of it:
+
+    remove    P against Q, for add_remove
+    add       Q against P, for add_remove: every loss with its sign changed
+    replace   for a sample of fixed size and replace_one: the part of P, Q with loss > 0, the same mirrored, and what
+              is left of the probability at loss 0
+
+The hockey-stick profile of "replace" is q * delta_G(log(1 + (e^eps - 1) / q)) for eps >= 0 and its mirror image below:
+no pair of neighbours has a larger one (Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11), and what dominates step by
+step dominates composed (Zhu, Dong, Wang, AISTATS 2022, Theorem 10).  q = 1 is the Gaussian itself in all three.
+
+Masses are differences of the smaller tail of the normal distribution, exact relative to themselves and not only to 1:
+a grid of rounding noise far out would come back through the FFT as real loss.  z is std over the sensitivity under the
+adjacency in use.  Everything computes in the caller's precision; `pld` calls it in float64.
+"""
+import math
+
+import jax.numpy as jnp
+from jax.scipy.special import erf, erfc
+
+DIRECTIONS = {"add_remove": ("remove", "add"), "replace_one": ("replace",)}
+ROUGH = 512                                               # nodes of a rough step
+FAR = 600.0                                               # exponents beyond are not taken
+
+
+def pessimistic(direction, rate, z, interval, start, size):
+    """A step that is never better than the true one: mass [size] at losses interval * (start + j), and lost mass.
+
+    The probabilities that P and Q give to a cell between two grid points are split over its ends so that both are kept
+    ("connect the dots").  By convexity of (p - e^eps q)_+ such a spread never lowers the profile.  What lies below the
+    grid is moved up to its first point; what lies above is lost: an outcome that reveals everything.
+
+    Shapes   size is static; all else may be traced -> Float64[size], Float64[].
+    Source   Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022.
+    """
+    losses = interval * (start + jnp.arange(size))
+    if direction == "remove":
+        mass, _, below, lost = _split(losses, interval, rate, z)
+        return mass.at[0].add(below[0]), lost[0]
+    if direction == "add":
+        _, mass, lost, below = _split(-losses[::-1], interval, rate, z)
+        return mass[::-1].at[0].add(below[1]), lost[1]
+    upper, _, below, lost = _split(jnp.maximum(losses, 0.0), interval, rate, z, floor=0.0)
+    _, lower, _, under = _split(jnp.maximum(-losses[::-1], 0.0), interval, rate, z, floor=0.0)
+    mass = (upper + lower[::-1]).at[0].add(below[0] + under[1])
+    return mass.at[_index_of_zero(start, size)].add(_even(rate, z)), lost[0]
+
+
+def optimistic(direction, rate, z, interval, start, size):
+    """A step that is never worse than the true one: mass [size], at losses interval * (start + j) + offset [size].
+
+    All outcomes with losses within half an interval of a grid point become one, which is post-processing; `offset`
+    is where their common loss lies beside the grid point.  What lies outside the grid is dropped.
+    """
+    edges = interval * (start - 0.5 + jnp.arange(size + 1))
+    if direction == "remove":
+        p, q = _masses(edges, rate, z)[:2]
+    elif direction == "add":
+        q, p = (m[::-1] for m in _masses(-edges[::-1], rate, z)[:2])
+    else:
+        p, q = _masses(jnp.maximum(edges, 0.0), rate, z)[:2]
+        mirrored_p, mirrored_q = _masses(jnp.maximum(-edges[::-1], 0.0), rate, z)[:2]
+        p, q = p + mirrored_q[::-1], q + mirrored_p[::-1]
+        even = jnp.where((-start >= 0) & (-start < size), _even(rate, z), 0.0)
+        p, q = (m.at[_index_of_zero(start, size)].add(even) for m in (p, q))
+    known = (p > 0) & (q > 0)
+    loss = jnp.log(jnp.where(known, p, 1.0)) - jnp.log(jnp.where(known, q, 1.0))
+    offset = jnp.clip(loss - interval * (start + jnp.arange(size)), -interval / 2, interval / 2)
+    return p, jnp.where(known, offset, -interval / 2)
+
+
+def rough(direction, rate, z):
+    """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid, never to prove."""
+    step = (28 + 2 / z) / ROUGH
+    before = jnp.floor((12 + 0.5 / z) / step)
+    s = 0.5 / z + step * (jnp.arange(ROUGH) - before)     # x / z, with a node at x = 1/2, where both densities meet
+    shift = s / z - 0.5 / z**2
+    loss = jnp.logaddexp(jnp.log1p(-rate), jnp.log(rate) + shift)
+    q = -s**2 / 2 - math.log(2 * math.pi) / 2 + jnp.log(step)
+    p = q + loss
+    if direction == "remove":
+        return loss, p
+    if direction == "add":
+        return -loss[::-1], q[::-1]
+    node = jnp.arange(ROUGH) - before
+    inside = jnp.where(node < 0, -jnp.inf, jnp.where(node > 0, 0.0, -math.log(2)))
+    loss = jnp.where(node > 0, loss, 0.0)
+    masses = jnp.concatenate([(q + inside)[::-1], jnp.log(_even(rate, z))[None], p + inside])
+    return jnp.concatenate([-loss[::-1], jnp.zeros(1), loss]), masses - jnp.log(jnp.sum(jnp.exp(masses)))
+
+
+def _split(losses, interval, rate, z, floor=None):
+    """Masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and above."""
+    p, q, below, above = _masses(losses, rate, z, floor)
+    first, last = losses[:-1], losses[1:]
+    # p - e^first q, without the difference of numbers near each other: rate * N(1) - (e^first - 1 + rate) * N(0)
+    near = last < FAR
+    factor = jnp.expm1(jnp.minimum(first, FAR)) + rate
+    excess = rate * _cells(losses, rate, z, 1 / z) - factor * _cells(losses, rate, z, 0.0)
+    high = jnp.clip(jnp.where(near & (q > 0), excess / -jnp.expm1(-interval), p), 0.0, p)   # else all of it goes up
+    high_q = jnp.clip(high * jnp.exp(-last), 0.0, q)
+    join = lambda low, high: jnp.pad(low, (0, 1)) + jnp.pad(high, (1, 0))
+    return join(p - high, high), join(q - high_q, high_q), below, above
+
+
+def _masses(losses, rate, z, floor=None):
+    """P [n-1] and Q [n-1] of the cells between n losses; (P, Q) between floor and the first, and above the last."""
+    q, moved = _cells(losses, rate, z, 0.0), _cells(losses, rate, z, 1 / z)
+    ends = jnp.stack([losses[0], losses[-1]])
+    s = _place(ends, rate, z)
+    mix = lambda plain, moved: ((1 - rate) * plain + rate * moved, plain)
+    above = mix(_tail(s[1]), _tail(s[1] - 1 / z))
+    if floor is None:
+        below = mix(_tail(-s[0]), _tail(1 / z - s[0]))
+    else:
+        bottom = jnp.stack([jnp.full_like(ends[0], floor), ends[0]])
+        below = mix(_cells(bottom, rate, z, 0.0)[0], _cells(bottom, rate, z, 1 / z)[0])
+    return mix(q, moved)[0], q, below, above
+
+
+def _cells(losses, rate, z, shift):
+    """Normal probability of the cells between losses, each from the tail where it is not a difference from 1."""
+    s = _place(losses, rate, z) - shift
+    tail, right = _tail(jnp.abs(s)), s >= 0
+    a, b, u, v = tail[:-1], tail[1:], right[:-1], right[1:]
+    return jnp.maximum(jnp.where(u, a - b, jnp.where(v, 1 - a - b, b - a)), 0.0)
+
+
+def _tail(s):
+    return erfc(s / math.sqrt(2)) / 2
+
+
+def _place(loss, rate, z):
+    """x / z where the pair "remove" has this loss; -inf for losses that it never has."""
+    small = jnp.expm1(jnp.minimum(loss, 30.0)) / rate
+    reached = small > -1
+    near = jnp.where(reached, jnp.log1p(jnp.where(reached, small, 0.0)), -jnp.inf)
+    far = loss - jnp.log(rate) + jnp.log1p((rate - 1) * jnp.exp(-jnp.maximum(loss, 30.0)))
+    return z * jnp.where(loss < 30, near, far) + 0.5 / z
+
+
+def _even(rate, z):
+    """Probability of loss 0 in "replace": what the two halves leave of 1."""
+    return (1 - rate) * erf(math.sqrt(0.125) / z)
+
+
+def _index_of_zero(start, size):
+    return jnp.clip(-start, 0, size - 1).astype(jnp.int32)
