@@ -69,13 +69,13 @@ def results(entries, out):
 
 def demo(title, lines, notes):
     """The lines of the demo, a row for each of their guarantees."""
-    rows = []
+    rows, private = [], []
     for line in lines:
         shown = [g for g in line["guarantees"] if "implied" not in " ".join(g["caveats"])] or line["guarantees"]
         first = (line["name"], f"{line['accuracy'].mean():.3f} ± {line['accuracy'].std():.3f}")
         for i, g in enumerate(shown):
             rows.append((*(("", "") if i else first), *privacy(g), "" if i else f"{line['seconds']:.1f}"))
-    private = [g for line in lines for g in line["guarantees"] if g["epsilon"] is not None]
+        private += shown
     table(title, [("run", False), ("accuracy", True), *PRIVACY, ("seconds", True)], rows,
           "\n".join([caveats(private), *notes]))
 
