@@ -21,11 +21,12 @@ def table(title, columns, rows, caption=None):
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
     shown = Table(title=title, box=box.SIMPLE_HEAD, caption=caption, title_justify="left", caption_justify="left")
     for name, right in columns:
         shown.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*(str(v) for v in row))
+        shown.add_row(*(Text(str(v)) for v in row))       # as it is: [n, 28] is no markup
     # a table in a file or a pipe is not cut to some terminal's width
     console = Console() if sys.stdout.isatty() else Console(width=150)
     console.print(shown)

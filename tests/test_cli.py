@@ -8,7 +8,7 @@ import tomllib
 import jax
 import pytest
 
-from jfl import assemble, cli, config
+from jfl import assemble, cli, config, console
 
 TINY = ["--clients", "6", "--min-rows", "8", "--model", "logistic", "--cohort", "3", "--batch", "4", "--steps", "2",
         "--rounds", "4", "--evaluate-every", "2"]
@@ -392,3 +392,8 @@ def test_algorithms_are_compared_with_what_some_of_them_need(tmp_path):
     losses = [run["loss"] for run in summary(tmp_path / "run")]
     assert len(set(losses)) == 4
     assert jfl("sweep", *TINY, "--mu", 0.5, "--sweep", "algorithm=fedavg,scaffold", "--out", tmp_path / "idle") == 2
+
+
+def test_a_table_shows_brackets_as_they_are(capsys):
+    console.table(None, [("a", False)], [("x [n, 28] in [0, 1]",)])
+    assert "x [n, 28] in [0, 1]" in capsys.readouterr().out
