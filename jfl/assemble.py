@@ -54,8 +54,27 @@ def federation(config: Config):
 def build(config: Config) -> tuple[Plan, Config]:
     """-> the plan, and the config with the noise multiplier it came to."""
     check.seed("config", seed=config.seed, partition_seed=config.partition_seed)
-    made, found = _build(dataclasses.replace(config, seed=0))
-    return made, dataclasses.replace(found, seed=config.seed)
+    check.choice("config", ("sound",), mode=config.mode)
+    check.choice("config", algorithms.__all__, algorithm=config.algorithm)
+    check.choice("config", models.__all__, model=config.model)
+    check.choice("config", (None, *sampling.__all__), sampler=config.sampler)
+    check.choice("config", batches.__all__, batch_sampler=config.batch_sampler)
+    check.choice("config", CLIPS, clip=config.clip)
+    check.choice("config", OPTIMIZERS, optimizer=config.optimizer, server_optimizer=config.server_optimizer)
+    if not 0 < config.delta < 1:
+        check.fail("config", "delta in (0, 1)", f"delta={config.delta!r}", "Below 1 / (number of examples) is usual.")
+    if config.noise_multiplier is not None and config.epsilon is not None:
+        check.fail("config", "either noise_multiplier or epsilon", "both")
+    the_view(config)                                      # refuses what is no view
+    check.whole("config", rounds=config.rounds)
+    check.positive("config", clip_norm=config.clip_norm)
+    if config.epsilon is None:
+        return _plan(config), config
+    draft = _plan(dataclasses.replace(config, noise_multiplier=1.0, epsilon=None))
+    z = calibrate(draft, epsilon=config.epsilon, delta=config.delta, rounds=config.rounds, unit=the_unit(config),
+                  view=the_view(config), adjacency=config.adjacency)
+    found = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
+    return _plan(found), found
 
 
 def refuse_idle(*configs: Config):
@@ -83,32 +102,6 @@ def _idle(config: Config) -> dict:
              *((f, "noise_multiplier or epsilon", noise) for f in ("clip", "clip_norm", "delta", "view", "adjacency")),
              ("allow_empty", "sampler='poisson'", config.sampler == "poisson" or config.rate is not None))
     return {f: need for f, need, holds in table if not holds and getattr(config, f) != FIELDS[f].default}
-
-
-@functools.lru_cache(maxsize=64)
-def _build(config: Config) -> tuple[Plan, Config]:
-    """One plan for all seeds: the seeds of a sweep share it, and it is calibrated once."""
-    check.choice("config", ("sound",), mode=config.mode)
-    check.choice("config", algorithms.__all__, algorithm=config.algorithm)
-    check.choice("config", models.__all__, model=config.model)
-    check.choice("config", (None, *sampling.__all__), sampler=config.sampler)
-    check.choice("config", batches.__all__, batch_sampler=config.batch_sampler)
-    check.choice("config", CLIPS, clip=config.clip)
-    check.choice("config", OPTIMIZERS, optimizer=config.optimizer, server_optimizer=config.server_optimizer)
-    if not 0 < config.delta < 1:
-        check.fail("config", "delta in (0, 1)", f"delta={config.delta!r}", "Below 1 / (number of examples) is usual.")
-    if config.noise_multiplier is not None and config.epsilon is not None:
-        check.fail("config", "either noise_multiplier or epsilon", "both")
-    the_view(config)                                      # refuses what is no view
-    check.whole("config", rounds=config.rounds)
-    check.positive("config", clip_norm=config.clip_norm)
-    if config.epsilon is None:
-        return _plan(config), config
-    draft = _plan(dataclasses.replace(config, noise_multiplier=1.0, epsilon=None))
-    z = calibrate(draft, epsilon=config.epsilon, delta=config.delta, rounds=config.rounds, unit=the_unit(config),
-                  view=the_view(config), adjacency=config.adjacency)
-    found = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
-    return _plan(found), found
 
 
 def _plan(config: Config) -> Plan:

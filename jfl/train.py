@@ -15,7 +15,6 @@ from .checkpoint import Store, resume_attempt, write
 from .config import Config
 from .data.federation import checksum
 from .privacy import accounting
-from .privacy.bounds import check_delta
 from .round import start
 from .simulate import HealthError, scan, schedule, simulate
 from .sweep import points_of
@@ -27,6 +26,7 @@ except ImportError:          # not on Windows: there two processes in one direct
     fcntl = None
 
 LOCK = ".lock"
+SELECTION = "choosing among the points of the sweep is not counted"
 
 
 def claim(out, resume: bool) -> Path:
@@ -92,7 +92,6 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
         check.fail("config", f"checkpoint_every to be a multiple of evaluate_every={every}", f"checkpoint_every={save_every}",
                    "A checkpoint is written behind an evaluation.")
     planned = np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
-    check_delta(config.delta)
     epsilons(plan, config, planned)                       # refuses now what it would refuse at the end
     jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))       # and shapes that do not fit
     facts = dict(config=json.loads(json.dumps(report.plain(dataclasses.asdict(config)))), data=checksum(plan.fed))
@@ -103,10 +102,10 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
 
 
 def _state(plan, config, out, resume, facts):
-    """-> the run to go on with, its Store, history, seconds, and rounds to charge beyond those of the run."""
+    """-> the run to go on with, its Store, history, seconds, rounds released twice, rounds released beyond the end."""
     store, run = Store(out), start(jax.random.key(config.seed), plan)
     if not resume or not _files(out):
-        return run, store, {}, 0.0, 0
+        return run, store, {}, 0.0, 0, 0
     journal = store.journal()
     if journal is None:
         check.fail("--resume", f"a run with its journal in {out}", "a directory without one", "Which rounds were seen "
@@ -119,15 +118,17 @@ def _state(plan, config, out, resume, facts):
         run, history, spent = store.restore(run), meta["history"], meta["seconds"]
         if int(run.round) > config.rounds:
             check.fail("--rounds", f">= {int(run.round)}, the rounds done", config.rounds)
-    run, extra = resume_attempt(run, journal)
-    if int(run.attempt) == journal["attempt"]:            # rounds of this very program beyond where it is to stop now
-        extra += max(0, journal["until"] - config.rounds)
-    return run, store, history, spent, extra
+    run, recomputed = resume_attempt(run, journal)
+    # rounds of this very program beyond where it is to stop now: charged, but not kept as released twice, since a
+    # longer run would release the same again
+    same = int(run.attempt) == journal["attempt"]
+    return run, store, history, spent, recomputed, max(0, journal["until"] - config.rounds) if same else 0
 
 
 def _train(asked, plan, config, out, state, facts, planned, save_every, watch):
-    run, store, history, spent, recomputed = state
-    eps = epsilons(plan, config, planned + recomputed)
+    run, store, history, spent, recomputed, beyond = state
+    charged = recomputed + beyond
+    eps = epsilons(plan, config, planned + charged)
     eps = {} if eps is None else dict(zip(planned.tolist(), eps.tolist()))
     write(out / "config.toml", configs.dump(dataclasses.asdict(asked), "jfl train --config config.toml --out DIR"))
     key, done = jax.random.key(config.seed), int(run.round)
@@ -152,9 +153,9 @@ def _train(asked, plan, config, out, state, facts, planned, save_every, watch):
     store.close()
 
     total, compiling = spent + time.perf_counter() - begun, report.compile_seconds() - compiling
-    guarantees = report.privacy(plan, config.rounds + recomputed, config.delta)
-    eps = epsilons(plan, config, np.asarray(history["round"]) + recomputed)
-    values = dataclasses.asdict(config) | dict(recomputed=recomputed)
+    guarantees = report.privacy(plan, config.rounds + charged, config.delta)
+    eps = epsilons(plan, config, np.asarray(history["round"]) + charged)
+    values = dataclasses.asdict(config) | dict(recomputed=recomputed, beyond=beyond)
     seconds = dict(compile=compiling, total=total, per_round=max(0.0, total - compiling) / config.rounds)
     entry = report.entry(config.algorithm, values, config.seed, history, guarantees, seconds)
     report.save(out, [entry], report.rows(config.algorithm, config.seed, history, eps),
@@ -214,19 +215,15 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
         check.fail("sweep", "one number of rounds and evaluations for all points", "an axis of them",
                    "Run one sweep for each.")
     grid = [dict(seed=config.seed) | p for p in points_of(axes)]
-    check_delta(config.delta)
-
-    plans = {}                                            # all of them are built and checked before the first runs
-
-    def make_plan(**fields):
-        plan, found = assemble.build(dataclasses.replace(config, **fields))
-        return plans.setdefault(id(plan), (plan, found))[0]
-
     assemble.refuse_idle(*(dataclasses.replace(config, **point) for point in grid))
-    traced = set()
+    # every plan is built, calibrated and checked before the first runs, and once for all its seeds
+    built, traced = {}, set()
     for point in grid:
-        plan = make_plan(**point)
-        epsilons(plan, plans[id(plan)][1], [config.rounds])
+        check.seed("sweep", seed=point["seed"])
+        if _setting(point) in built:
+            continue
+        plan, found = built[_setting(point)] = assemble.build(dataclasses.replace(config, **point))
+        epsilons(plan, found, [config.rounds])
         shape = jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan))
         if shape not in traced:
             jax.eval_shape(lambda key, plan=plan: scan(start(key, plan), plan, [1]), jax.random.key(0))
@@ -235,25 +232,32 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
         claim(out, resume=False)
         write(out / "config.toml", configs.dump(dict(dataclasses.asdict(config), sweep=axes),
                                                 "jfl sweep --config config.toml --out DIR"))
-        return _sweep(config, axes, grid, make_plan, out, strict)
+        return _sweep(config, axes, grid, built, out, strict)
 
 
-def _sweep(config, axes, grid, make_plan, out, strict):
+def _setting(point: dict) -> tuple:
+    """What a point is but for its seed."""
+    return tuple((k, v) for k, v in point.items() if k != "seed")
+
+
+def _sweep(config, axes, grid, built, out, strict):
     names, begun, compiled = list(axes), time.perf_counter(), report.compile_seconds()
     try:
-        result = run_sweep(make_plan, points=grid, rounds=config.rounds, evaluate_every=config.evaluate_every,
+        result = run_sweep(lambda **point: built[_setting(point)][0], points=grid, rounds=config.rounds, evaluate_every=config.evaluate_every,
                            tolerate=config.tolerate())
     except HealthError as error:                          # all failed: the report says so, then the exit code
         result = error.run
     total, compiled = time.perf_counter() - begun, (report.compile_seconds() - compiled) / len(result.points)
     entries, table, groups, proved = [], [], {}, {}
     for i, (point, plan) in enumerate(zip(result.points, result.plans)):
-        found = assemble.build(dataclasses.replace(config, **point))[1]
+        found = dataclasses.replace(built[_setting(point)][1], seed=point["seed"])
         history = report.lists(result.metrics, i)
         name = f"{found.algorithm} " + " ".join(f"{k}={point[k]}" for k in names if k != "seed")
         same = name.strip()
         if same not in proved:
-            proved[same] = report.privacy(plan, config.rounds, config.delta), epsilons(plan, found, history["round"])
+            proved[same] = report.privacy(plan, config.rounds, found.delta), epsilons(plan, found, history["round"])
+            for g in proved[same][0]:
+                g["caveats"].append(SELECTION)
         guarantees, eps = proved[same]
         took = float(result.seconds[i])                   # a point's share, as is `compiled`
         seconds = dict(compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds)
@@ -266,8 +270,9 @@ def _sweep(config, axes, grid, make_plan, out, strict):
             g = groups.setdefault(same, dict(label=f"{same}, " + _label(guarantees, found), round=history["round"],
                                              accuracy=[], epsilon=_epsilon(guarantees, found)))
             g["accuracy"].append(history["accuracy"])
-    report.save(out, entries, table, report.manifest(result.plans, assemble.the_partition(dataclasses.replace(config, **grid[0])), groups=result.groups,
-                                                     seconds=total, seeds=sorted({p["seed"] for p in result.points})))
+    first = assemble.the_partition(dataclasses.replace(config, **grid[0]))         # the manifest shows the first point's data
+    report.save(out, entries, table, report.manifest(result.plans, first, groups=result.groups, seconds=total,
+                                                     seeds=sorted({p["seed"] for p in result.points})))
     if groups:
         report.picture(out / "sweep.png", list(groups.values())[:16], f"sweep over {', '.join(names)} on {config.dataset}")
     if result.failed.all() or (strict and result.failed.any()):

@@ -274,3 +274,14 @@ def test_a_damaged_checkpoint_is_named(half):
             path.write_bytes(b"")
     with pytest.raises(ValueError, match="checkpoints/4: need a readable checkpoint"):
         train.train(STATEFUL, half, resume=True)
+
+
+def test_rounds_beyond_the_end_are_not_released_twice_by_a_longer_run(half):
+    journal = json.loads((half / "journal.json").read_text())
+    (half / "journal.json").write_text(json.dumps(journal | dict(until=6)))        # killed between 4 and 6
+    entry = train.train(dataclasses.replace(STATEFUL, rounds=5), half, resume=True)
+    assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 1)
+    entry = train.train(STATEFUL, half, resume=True)
+    assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 0)
+    worth = guarantee(assemble.build(STATEFUL)[0], 6, STATEFUL.delta).epsilon
+    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(worth)

@@ -397,3 +397,19 @@ def test_algorithms_are_compared_with_what_some_of_them_need(tmp_path):
 def test_a_table_shows_brackets_as_they_are(capsys):
     console.table(None, [("a", False)], [("x [n, 28] in [0, 1]",)])
     assert "x [n, 28] in [0, 1]" in capsys.readouterr().out
+
+
+def test_a_sweep_calibrates_each_setting_once_and_says_what_is_not_counted(tmp_path, monkeypatch):
+    calls, calibrate = [], assemble.calibrate
+    monkeypatch.setattr(assemble, "calibrate", lambda *a, **k: calls.append(k["epsilon"]) or calibrate(*a, **k))
+    assert jfl("sweep", *TINY, "--sweep", "epsilon=5,9", "--sweep", "seed=0,1,2", "--out", tmp_path / "run") == 0
+    assert sorted(calls) == [5.0, 9.0]
+    for run in summary(tmp_path / "run"):
+        assert all(any("choosing among" in c for c in g["caveats"]) for g in run["privacy"])
+
+
+def test_a_sweep_over_delta_proves_each_at_its_own(tmp_path):
+    assert jfl("sweep", *TINY, "--noise-multiplier", 2, "--sweep", "delta=0.001,1e-06", "--out", tmp_path / "run") == 0
+    loose, tight = ([(g["delta"], g["epsilon"]) for g in run["privacy"]] for run in summary(tmp_path / "run"))
+    assert {d for d, _ in loose} == {1e-3} and {d for d, _ in tight} == {1e-6}
+    assert all(a < b for (_, a), (_, b) in zip(loose, tight, strict=True))
