@@ -83,7 +83,7 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None) 
     """Run the lines that are not in `out` yet -> a plain dict of results and verdicts, also written there as JSON."""
     if experiment.special:
         return experiment.special(name, experiment, Path(out), quick)
-    out, results, figures, more = Path(out), {}, {}, {}
+    out, results, more = Path(out), {}, {}
     only = only or (experiment.quick_lines if quick else None)
     unknown = sorted(set(only or ()) - set(experiment.lines))
     if unknown:
@@ -101,9 +101,9 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None) 
             print(f"{name} {line}: not run.  {error}", file=sys.stderr)      # data that are not on this machine
             continue
         more[line] = experiment.columns(config) if experiment.columns else {}
-        results[line] = figures[line] = _line(entries)
-        more[line] |= {k: float(v[:, -1].mean()) for k, v in figures[line].trace.items()}
-        print(f"{name} {line}: accuracy {figures[line].accuracy.mean():.4f}", file=sys.stderr)
+        results[line] = _line(entries)
+        more[line] |= {k: float(v[:, -1].mean()) for k, v in results[line].trace.items()}
+        print(f"{name} {line}: accuracy {results[line].accuracy.mean():.4f}", file=sys.stderr)
     verdicts = [(c.text, *c.check(results)) for c in experiment.claims]
     rows = [(n, f"{r.accuracy.mean():.4f} ± {r.accuracy.std():.4f}", str(experiment.paper.get(n, "")), _shown(r.claimed),
              _shown(r.proved), f"{r.seconds:.3g}", *map(_shown, more[n].values())) for n, r in results.items()]

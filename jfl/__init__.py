@@ -5,6 +5,7 @@ from . import heterogeneity as heterogeneity
 from . import models as models
 from . import printed as printed
 from . import sampling as sampling
+from . import schedules as schedules
 from .algorithms import algorithm as algorithm
 from .core import Guarantee as Guarantee
 from .data import datasets as datasets
@@ -15,11 +16,14 @@ from .local import grad as grad
 from .local import private_grad as private_grad
 from .models import task as task
 from .plan import plan as plan
+from .privacy import bands as bands
+from .privacy import wavelet as wavelet
 from .privacy.accounting import epsilons as epsilons
 from .privacy.accounting import guarantee as guarantee
 from .privacy.accounting import guarantees as guarantees
 from .privacy.calibration import calibrate as calibrate
 from .privacy.mechanism import chain as chain
+from .privacy.stages import bounded as bounded
 from .privacy.stages import clip_adaptive as clip_adaptive
 from .privacy.stages import clip_l2 as clip_l2
 from .privacy.stages import clip_per_layer as clip_per_layer

@@ -7,21 +7,25 @@ import numpy as np
 import optax
 
 from . import algorithms, batches, check, models, printed, sampling, schedules
-from .config import FIELDS, Config, the_unit, the_view
+from .config import Config, the_unit, the_view
 from .core import Plan
-from .data import datasets, partition, transform
+from .data import corrupt, datasets, partition, transform
 from .data.federation import federate
 from .local import grad, private_grad
 from .plan import plan
+from .privacy import bands, wavelet
 from .privacy.calibration import calibrate, calibrate_per_client
 from .privacy.mechanism import chain
-from .privacy.stages import clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
+from .privacy.stages import bounded, clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
 
 OPTIMIZERS = dict(sgd=optax.sgd, momentum=functools.partial(optax.sgd, momentum=0.9), adam=optax.adam,
                   adagrad=optax.adagrad, yogi=optax.yogi)
 CLIPS = ("flat", "per_layer", "adaptive")
+NOISES = ("isotropic", "ellipsoid", "weighted", "published")
+BANDS = ("flat", "per_layer", "pixels")
 DATA = ("dataset", "synthetic_alpha", "synthetic_beta", "preprocess", "clients", "holdout", "partition", "alpha",
-        "classes_per_client", "share", "rows_per_client", "exponent", "min_rows", "partition_seed")
+        "classes_per_client", "share", "rows_per_client", "exponent", "min_rows", "partition_seed", "groups", "group_rows",
+        "group_noise")
 
 
 @functools.lru_cache(maxsize=8)
@@ -39,6 +43,10 @@ def _dataset(name, preprocess, **options):
 def the_partition(config: Config):
     seed = config.partition_seed
     check.choice("config", partition.__all__, partition=config.partition)
+    if config.group_rows:
+        check.choice("config", ("iid", "labels", "dirichlet"), partition=config.partition)
+        few = config.classes_per_client if config.partition == "labels" else None
+        return partition.sizes(_by_group(config, "group_rows"), classes_per_client=few, seed=seed)
     if config.partition == "natural":
         return partition.natural(seed=seed)
     if config.partition == "similarity":
@@ -61,7 +69,19 @@ def _federation(config: Config):
     options = dict(alpha=config.synthetic_alpha, beta=config.synthetic_beta, clients=config.clients,
                    rows=config.rows_per_client or 5000, seed=config.partition_seed)
     data = _dataset(config.dataset, config.preprocess, **options if config.dataset == "synthetic" else {})
-    return federate(data, the_partition(config), holdout=config.holdout)
+    fed = federate(data, the_partition(config), holdout=config.holdout)
+    if config.group_noise:
+        fed = corrupt.salt_and_pepper(fed, _by_group(config, "group_noise"), seed=config.partition_seed)
+    return fed
+
+
+def _by_group(config, name):
+    """The value of each client, from those of the groups."""
+    values, groups = getattr(config, name), config.groups
+    if len(values) != len(groups) or sum(groups) != config.clients:
+        check.fail("config", f"a value of {name} for each of the groups, whose sizes add up to clients={config.clients}",
+                   f"{name}={values!r}, groups={groups!r}")
+    return [v for v, size in zip(values, groups) for _ in range(size)]
 
 
 def federation(config: Config):
@@ -89,9 +109,20 @@ def build(config: Config) -> tuple[Plan, Config]:
     check.whole("config", rounds=config.rounds)
     check.positive("config", clip_norm=config.clip_norm)
     check.positive("config", clip_decay=config.clip_decay, noise_decay=config.noise_decay)
-    if config.mode == "as_printed" and the_unit(config) != "example":
-        check.fail("config", "unit = example and noise for mode='as_printed'", f"unit={the_unit(config)!r}",
-                   "The papers' formulas are for noise in local steps.")
+    check.choice("config", NOISES, noise_shape=config.noise_shape)
+    check.choice("config", BANDS, bands=config.bands)
+    check.choice("config", wavelet.READINGS, reading=config.reading)
+    published, unit = config.noise_shape == "published", the_unit(config)
+    if published and config.mode != "as_printed":
+        check.fail("config", "mode='as_printed' for noise_shape='published'", f"mode={config.mode!r}",
+                   "It does not have the privacy that it states: proved and claimed are shown side by side.")
+    if config.noise_shape != "isotropic" and config.clip != "flat":
+        check.fail("config", "clip='flat' beside noise_shape", f"clip={config.clip!r}", "A shape brings its own clip.")
+    if config.algorithm == "padpfl" and unit == "example":
+        check.fail("config", "unit = client for padpfl", "unit='example'", "Its noise is on the clipped upload.")
+    if config.mode == "as_printed" and not published and unit != ("client" if config.algorithm == "padpfl" else "example"):
+        check.fail("config", "unit = example and noise for mode='as_printed'", f"unit={unit!r}",
+                   "The papers' formulas are for noise in local steps; padpfl's for unit='client'.")
     if config.algorithm == "output_perturbation":
         if the_unit(config) == "client":
             check.fail("config", "unit = example for output_perturbation", "unit='client'", "Use fedavg.")
@@ -102,6 +133,9 @@ def build(config: Config) -> tuple[Plan, Config]:
         return _plan(config, config.noise_multiplier), config
     draft = _plan(config, 1.0)
     target = dict(epsilon=config.epsilon, delta=config.delta, rounds=config.rounds, view=the_view(config))
+    if config.mode == "as_printed" and config.algorithm == "padpfl":
+        stds = [printed.calibrate(draft, paper=config.paper, **target | dict(view=v)) for v in ("server", "third_party")]
+        return _plan(config, stds), config
     if config.mode == "as_printed":
         z = printed.calibrate(draft, paper=config.paper, **target)
     elif config.per_client_noise:
@@ -114,49 +148,6 @@ def build(config: Config) -> tuple[Plan, Config]:
     return _plan(found, z), found
 
 
-def refuse_idle(*configs: Config):
-    """Refuse a field that was set and changes nothing in any of these: a flag that is ignored looks like a result."""
-    idle = [_idle(c) for c in configs]
-    for field in idle[0]:
-        if all(field in i for i in idle):
-            check.fail("config", f"{idle[0][field]} for {field}", f"{field}={getattr(configs[0], field)!r} without it",
-                       f"Leave {field} out.")
-
-
-def _idle(config: Config) -> dict:
-    """Fields that are not their default and have no effect -> what they need for one."""
-    noise = config.noise_multiplier is not None or config.epsilon is not None
-    local = config.algorithm != "fedsgd"
-    adaptive, trained = config.algorithm == "addpnfl", local and config.algorithm != "output_perturbation"
-    table = (("mu", "algorithm='fedprox'", config.algorithm == "fedprox"),
-             ("warm_rounds", "algorithm='scaffold'", config.algorithm == "scaffold"),
-             *((f, "algorithm='addpnfl'", adaptive) for f in ("adaptivity", "beta1", "beta2", "second_moment_of")),
-             ("server_optimizer", "an algorithm other than 'addpnfl'", not adaptive),
-             ("paper", "mode='as_printed'", config.mode == "as_printed"),
-             ("mode", "noise_multiplier or epsilon", noise),
-             ("per_client_noise", "epsilon, unit='example' and mode='sound'",
-              config.epsilon is not None and config.mode == "sound" and config.unit in (None, "example")),
-             *((f, "noise_multiplier or epsilon", noise) for f in ("clip_decay", "noise_decay")),
-             ("latency_spread", "sampler='first_responders'", config.sampler == "first_responders"),
-             ("steps", "an algorithm with local steps", local), ("optimizer", "an algorithm with local steps", trained),
-             ("server_lr", "an algorithm with local steps (fedsgd: lr is the server's)", local),
-             ("alpha", "partition='dirichlet'", config.partition == "dirichlet"),
-             *((f, "dataset='synthetic'", config.dataset == "synthetic") for f in ("synthetic_alpha", "synthetic_beta")),
-             ("classes_per_client", "partition 'shards' or 'labels'", config.partition in ("shards", "labels")),
-             ("share", "partition='similarity'", config.partition == "similarity"),
-             ("rows_per_client", "partition 'labels' or 'similarity', or dataset='synthetic'",
-              config.partition in ("labels", "similarity") or config.dataset == "synthetic"),
-             ("exponent", "partition 'power_law' or 'labels'", config.partition in ("power_law", "labels")),
-             ("min_rows", "partition 'dirichlet', 'power_law' or 'labels'",
-              config.partition in ("dirichlet", "power_law", "labels")),
-             ("hidden", "model='mlp'", config.model == "mlp"),
-             ("batch", "a batch_sampler other than 'full'", config.batch_sampler != "full"),
-             ("clip_norm", "noise_multiplier or epsilon", noise or config.algorithm == "output_perturbation"),
-             *((f, "noise_multiplier or epsilon", noise) for f in ("clip", "delta", "view", "adjacency")),
-             ("allow_empty", "sampler='poisson'", config.sampler == "poisson" or config.rate is not None))
-    return {f: need for f, need, holds in table if not holds and getattr(config, f) != FIELDS[f].default}
-
-
 def _plan(config: Config, noise) -> Plan:
     """The plan, with this noise: a multiplier, one for each client, a function of the round, or None."""
     fed = federation(config)
@@ -167,12 +158,37 @@ def _plan(config: Config, noise) -> Plan:
         batch = batches.without_replacement(config.batch, short="all" if unit is None else "error")
     else:
         batch = getattr(batches, config.batch_sampler)(*(() if config.batch_sampler == "full" else (config.batch,)))
-    release = _chain(config, task, noise, divide(expected)) if unit == "client" else None
-    return plan(fed, task, _algorithm(config, fed, task, batch, noise), sampler, release=release, weights=config.weights,
-                adjacency=config.adjacency if unit == "client" else None)
+    upload = release = None
+    if config.algorithm == "padpfl" and unit == "client":
+        upload, release = _padpfl_chains(config, task, noise)
+    elif unit == "client":
+        release = _chain(config, task, noise, divide(expected))
+    weights = schedules.impact(config.impact, config.groups) if config.impact else config.weights
+    return plan(fed, task, _algorithm(config, fed, task, batch, noise), sampler, upload=upload, release=release,
+                weights=weights, adjacency=config.adjacency if unit == "client" and upload is None else None)
+
+
+def _padpfl_chains(config, task, noise):
+    """Noise on what a client uploads; as printed a pair of stds, of which the second is the server's, of the mean."""
+    if not isinstance(noise, list):
+        return _chain(config, task, noise), None
+    client, server = noise
+    clip, clients = clip_l2(config.clip_norm), config.clients
+    upload = chain(clip, total(), gaussian(std=client))
+    if not server:
+        return upload, None
+    return upload, chain(bounded(config.clip_norm, "upload"), total(), gaussian(std=server * clients), divide(clients))
 
 
 def _algorithm(config, fed, task, batch, noise):
+    made = _made(config, fed, task, batch, noise)
+    if config.average_from is None:
+        return made
+    check.whole("config", least=0, average_from=config.average_from)
+    return algorithms.averaged(made, config.average_from)
+
+
+def _made(config, fed, task, batch, noise):
     example, l2 = the_unit(config) == "example", config.l2 or None
     make = getattr(algorithms, config.algorithm)
     per_step = config.algorithm == "fedsgd"
@@ -187,10 +203,10 @@ def _algorithm(config, fed, task, batch, noise):
         chain_ = _chain(config, task, noise) if example else chain(clip_l2(config.clip_norm), total())
         printed_ = example and config.mode == "as_printed"
         return make(grad(task.loss, l2=l2), chain_, clip_steps="last" if printed_ else "all", **options)
-    if not per_step:
+    if not per_step and config.algorithm != "padpfl":
         options["optimizer"] = OPTIMIZERS[config.optimizer]
-    options |= {f: getattr(config, f) for f, algorithm in (("mu", "fedprox"), ("warm_rounds", "scaffold"))
-                if algorithm == config.algorithm}
+    options |= {f: getattr(config, f) for f, used in (("mu", ("fedprox", "padpfl")), ("warm_rounds", ("scaffold",)),
+                                                      ("upload", ("padpfl",))) if config.algorithm in used}
     if not example:
         return make(grad(task.loss, l2=l2), **options)
     if config.batch_sampler != "full":
@@ -252,5 +268,27 @@ def _chain(config, task, noise, *post):
         noise = schedules.exponential(noise, config.noise_decay, config.rounds)
     elif config.noise_decay != 1:
         check.fail("config", "one noise multiplier for all clients beside noise_decay", "per_client_noise or as_printed")
-    stage = gaussian(std=noise) if callable(noise) and config.mode == "as_printed" else gaussian(noise)
-    return chain(first, total(), stage, *post, adjacency=config.adjacency if the_unit(config) == "example" else None)
+    adjacency = config.adjacency if the_unit(config) == "example" else None
+    if config.noise_shape != "isotropic":
+        first, stage = _shaped(config, task, bound, noise)
+    else:
+        stage = gaussian(std=noise) if callable(noise) and config.mode == "as_printed" else gaussian(noise)
+    return chain(first, total(), stage, *post, adjacency=adjacency)
+
+
+def _shaped(config, task, bound, noise):
+    """clip and noise along the bands of a contribution."""
+    like = jax.eval_shape(task.init, jax.random.key(0))
+    if config.algorithm == "scaffold" and the_unit(config) == "client":
+        like = (like, like)                               # a difference and a change of control variate
+    fed = federation(config)
+    found = bands.pixels(like, fed.x.shape[1:]) if config.bands == "pixels" else getattr(bands, config.bands)(like)
+    if config.noise_shape == "published":
+        if callable(bound) or np.ndim(noise) or callable(noise):
+            check.fail("config", "one clip norm and noise multiplier for noise_shape='published'", "some that change")
+        heaviest = fed.size.max() / fed.size.mean() if config.weights == "size" and the_unit(config) == "client" else 1.0
+        return wavelet.published(config.reading, bound, noise, found, calibration="lemma2" if config.lemma2 else "plain",
+                                 max_weight=float(heaviest), unsound=True)
+    shape = wavelet.weighted(found) if config.noise_shape == "weighted" else \
+        wavelet.ellipsoid(found, config.band_exponent)
+    return wavelet.clip_ellipsoid(bound, shape), gaussian(noise, shape=shape)

@@ -264,8 +264,9 @@ def _calibrate(args):
         found, plan = accountant.solve_config(config, command.over, config.epsilon)
         value = getattr(found, command.over)
         if value is None:                                 # one for each client or round
-            value = report.noise(plan, found.rounds)[0]
-            print(f"noise_multiplier = {value[0]:.6g} to {value[1]:.6g}")
+            value = report.noise(plan, found.rounds)
+            print(f"noise_multiplier = {value[0][0]:.6g} to {value[0][1]:.6g}" if value else
+                  "noise_multiplier: none that an accountant could read, as printed")
         else:
             print(f"{command.over} = {value:.6g}")
         _worth(plan, found, command.plot, config.epsilon)

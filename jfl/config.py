@@ -13,7 +13,7 @@ class Config:
     """One experiment.  Fields that are None follow from the others."""
 
     algorithm: str = "fedavg"
-    """fedavg | fedsgd | fedprox | scaffold | dpnfl | addpnfl | output_perturbation"""
+    """fedavg | fedsgd | fedprox | scaffold | dpnfl | addpnfl | output_perturbation | padpfl"""
     dataset: str = "digits"
     """digits | mnist | fashion_mnist | emnist | cifar10 | svhn | adult | synthetic"""
     synthetic_alpha: float = 0.0
@@ -38,6 +38,12 @@ class Config:
     """dirichlet, power_law and labels: least rows of a client"""
     clients: int = 50
     """number of clients"""
+    groups: tuple[int, ...] = ()
+    """sizes of groups of clients, one after another, for group_rows, group_noise and impact"""
+    group_rows: tuple[int, ...] = ()
+    """rows of a client of each group; of all classes, or with partition='labels' of classes_per_client"""
+    group_noise: tuple[float, ...] = ()
+    """part of the pixels that salt and pepper spoils in each group's rows"""
     holdout: float = 0.0
     """fraction of each client's rows kept for its own test"""
     partition_seed: int = 0
@@ -73,7 +79,9 @@ class Config:
     lr_schedule: str = "constant"
     """constant | inverse_sqrt | inverse: lr over sqrt(t + 1) or t + 1, t the rounds done (the server's lr too)"""
     mu: float = 0.1
-    """fedprox: pull to the server's model"""
+    """fedprox and padpfl: pull to the server's model"""
+    upload: str = "model"
+    """padpfl: model | difference: what a client clips and uploads"""
     warm_rounds: float | None = None
     """scaffold: first rounds that only find control variates"""
     adaptivity: float = 1e-3
@@ -88,14 +96,28 @@ class Config:
     """L2 regularisation, outside the clip"""
     weights: str = "uniform"
     """of clients: uniform | size"""
+    impact: tuple[float, ...] = ()
+    """instead of weights: ratios of the groups' impact factors"""
+    average_from: int | None = None
+    """judge the mean of the models from this round on; None: the last model"""
     unit: str | None = None
-    """what the noise protects: example (noise in every local step) | client (noise on the aggregate)"""
+    """what the noise protects: example (noise in every local step) | client (noise on the aggregate; padpfl: on uploads)"""
     clip: str = "flat"
     """flat | per_layer | adaptive (client level only)"""
     clip_norm: float = 1.0
     """bound on a contribution (adaptive: the first one)"""
     noise_multiplier: float | None = None
     """standard deviation of the noise over the sensitivity; None: no privacy"""
+    noise_shape: str = "isotropic"
+    """isotropic | ellipsoid | weighted (as the wavelet paper weighs) | published (its own mechanism, mode as_printed)"""
+    bands: str = "per_layer"
+    """of a noise_shape: flat | per_layer | pixels (the levels of images)"""
+    band_exponent: float = 0.25
+    """ellipsoid: of the expected energies; 0 is isotropic"""
+    reading: str = "R1"
+    """published: R1 to R6, what it clips"""
+    lemma2: bool = False
+    """published: with the smaller noise of its Lemma 2"""
     epsilon: float | None = None
     """instead of noise_multiplier: calibrate to this epsilon, for the worst client (li2025 as printed: of one round)"""
     per_client_noise: bool = False
@@ -113,7 +135,7 @@ class Config:
     mode: str = "sound"
     """sound: epsilon chooses the noise by the proved accountant; as_printed: by the paper's formula"""
     paper: str | None = None
-    """as_printed: noble2022 | chen2024 | li2025; default the paper of the algorithm"""
+    """as_printed: noble2022 | chen2024 | li2025 | ranaweera2025 | talaei2024; default that of algorithm or noise"""
     seed: int = 0
     """of the run"""
     allow_empty: bool = False
@@ -168,8 +190,9 @@ def coerce(name: str, value, where: str):
         return None
     if "tuple" in str(kind):
         items = value if isinstance(value, (list, tuple)) else [value]
-        if all(isinstance(v, int) and not isinstance(v, bool) for v in items):
-            return tuple(items)
+        wanted = (int, float) if "float" in str(kind) else int
+        if all(isinstance(v, wanted) and not isinstance(v, bool) for v in items):
+            return tuple(float(v) for v in items) if wanted is not int else tuple(items)
     elif "float" in str(kind):
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
@@ -216,4 +239,5 @@ def the_unit(config: Config) -> str | None:
 def the_view(config: Config) -> str:
     if config.view is not None:
         check.choice("config", ("server", "third_party"), view=config.view)
-    return config.view or ("third_party" if the_unit(config) == "client" else "server")
+    aggregate = the_unit(config) == "client" and config.algorithm != "padpfl"
+    return config.view or ("third_party" if aggregate else "server")

@@ -50,6 +50,7 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
     # whether a client uploads is seen: only what it uploads can be hidden
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
     algorithm = _bind_rows(algorithm)
+    _declared(algorithm, upload, release)
     _levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.releases))
     result = Plan(fed, task, algorithm, sampler, upload, release, _weights(weights, fed, sampler),
                   0, paired_noise)
@@ -88,6 +89,27 @@ def _divisor(mechanism, site):
     if "divide_by_weight" in names and (site == "upload" or mech.noisy(mechanism)):
         check.fail("plan", f"a public divisor in {site}", 'divide("weight")',
                    "Who came is data: where the release adds noise, divide by the expected cohort.")
+
+
+def _declared(algorithm, upload, release):
+    """A bound that is declared instead of clipped holds where it is said to."""
+    names = lambda m: [s.name for s in m.stages] if m is not None else []
+    if "bounded" in names(upload) or any("bounded" in names(r.mechanism) for r in algorithm.releases):
+        check.fail("plan", 'bounded(..., "upload") in release only', "it in a client's own chain", "Clip there.")
+    if "prox_erm" in names(upload) + names(release):
+        check.fail("plan", 'bounded(..., "prox_erm") in a client\'s own chain', "it elsewhere")
+    if "bounded" not in names(release):
+        return
+    if upload is None or not mech.clips(upload):
+        check.fail("plan", 'an upload with a clip beside bounded(..., "upload")', f"upload={upload!r}")
+    if names(release)[0] != "bounded" or names(release)[1] != "total":
+        check.fail("plan", 'bounded(..., "upload") alone among the row stages of release', names(release))
+    if check.concrete((upload, release)) and not mech.scheduled(upload):
+        most, said = mech.limit(upload), float(mech.bound(release))
+        if most > said * (1 + 1e-6):
+            check.fail("plan", "a bound in release of at least the upload's", f"{said:g} for {most:g}")
+    elif mech.scheduled(upload):
+        check.fail("plan", 'a fixed clip norm in upload beside bounded(..., "upload")', "a function of the round")
 
 
 def _levels(clients, release, *own):

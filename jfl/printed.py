@@ -8,22 +8,28 @@ import numpy as np
 from . import check
 from .core import Fn, Guarantee, Plan
 from .local import rates
-from .papers import chen2024, li2025, noble2022
+from .papers import chen2024, li2025, noble2022, talaei2024
+from .privacy import ledger, mechanism
 from .privacy.mechanism import bound, noisy
 from .privacy.sites import levels
 from .privacy.tight import smallest
+from .privacy.worth import overflowing
 
 PAPERS = dict(fedavg="noble2022", fedsgd="noble2022", scaffold="noble2022", dpnfl="chen2024", addpnfl="chen2024",
-              output_perturbation="li2025")
+              output_perturbation="li2025", padpfl="talaei2024")
+NAMES = tuple(dict.fromkeys(PAPERS.values())) + ("ranaweera2025",)
+UPLINKS = 1          # uploads of a client that an eavesdropper sees: talaei2024 gives no number
 
 
 def claimed(plan: Plan, rounds: int, delta: float = 1e-5, paper: str | None = None, view: str = "server") -> Guarantee:
-    """What a paper's formula says of `rounds` rounds: status "claimed", unit example, replace_one, the worst client.
+    """What a paper's formula says of `rounds` rounds: status "claimed", the worst client.
 
     Args     paper: "noble2022" (either view), "chen2024" or "li2025" (what the server sees; its epsilon is of one
-             round, and of the whole run by its Theorem 2 with c_0 = 1); None: the paper of the algorithm.
-    Errors   ValueError where the formula is not for such a plan: noise in local steps of clipped examples, batches of
-             a fixed size, one multiplier for noble2022.
+             round, and of the whole run by its Theorem 2 with c_0 = 1): unit example, replace_one.  "ranaweera2025":
+             the multiplier that `wavelet.published` states, through an accountant.  "talaei2024": each broadcast for
+             the view third_party, one upload for the view server.  None: the paper of the algorithm or of the noise.
+    Errors   ValueError where the formula is not for such a plan; for the first three, noise in local steps of clipped
+             examples, batches of a fixed size, one multiplier for noble2022.
 
     >>> PAPERS["scaffold"]
     'noble2022'
@@ -31,8 +37,9 @@ def claimed(plan: Plan, rounds: int, delta: float = 1e-5, paper: str | None = No
     paper = _paper(plan, paper)
     check.choice("jfl.printed", ("server", "third_party"), view=view)
     check.whole("jfl.printed", rounds=rounds)
-    value, method, caveats = _CLAIMS[paper](plan, rounds, delta, view)
-    return Guarantee(value, float(delta), "example", "replace_one", view, method, "claimed", caveats)
+    check.choice("jfl.printed", views(plan, paper), view=view)
+    value, method, caveats, *kind = _CLAIMS[paper](plan, rounds, delta, view)
+    return Guarantee(value, float(delta), *(kind or ("example", "replace_one")), view, method, "claimed", caveats)
 
 
 def calibrate(plan: Plan, *, epsilon: float, rounds: int, delta: float = 1e-5, paper: str | None = None,
@@ -41,6 +48,7 @@ def calibrate(plan: Plan, *, epsilon: float, rounds: int, delta: float = 1e-5, p
 
     The plan gives everything but the noise; put the result into its chain.  `guarantee` says what it is worth.
 
+    For talaei2024 it is a std: of an upload for the view server, else of the release, 0 where uploads have enough.
     Errors   ValueError as `claimed`; for noble2022 also where its bound cannot reach epsilon, whatever the noise.
     """
     paper = _paper(plan, paper)
@@ -56,12 +64,25 @@ def claims(plan: Plan, rounds: int, delta: float, paper: str | None = None) -> t
 
 def views(plan: Plan, paper: str | None = None) -> tuple:
     """The views of which a paper speaks."""
-    return ("server", "third_party") if _paper(plan, paper) == "noble2022" else ("server",)
+    paper = _paper(plan, paper)
+    if paper == "ranaweera2025":
+        return ("third_party",) if mechanism.claimed(plan.release) is not None else ("server",)
+    return ("server", "third_party") if paper in ("noble2022", "talaei2024") else ("server",)
 
 
 def _paper(plan, paper):
-    paper = PAPERS.get(plan.algorithm.name) if paper is None else paper
-    check.choice("jfl.printed", tuple(dict.fromkeys(PAPERS.values())), paper=paper)
+    chains = (plan.release, *(r.mechanism for r in plan.algorithm.releases))
+    wavelet = any(mechanism.claimed(m) is not None for m in chains)
+    paper = ("ranaweera2025" if wavelet else PAPERS.get(plan.algorithm.name)) if paper is None else paper
+    check.choice("jfl.printed", NAMES, paper=paper)
+    if paper == "ranaweera2025" and not wavelet:
+        check.fail("jfl.printed", "noise of wavelet.published for ranaweera2025", "other noise")
+    if paper == "talaei2024" and (plan.algorithm.name != "padpfl" or plan.sampler.scheme != "full"
+                                  or not noisy(plan.upload)):
+        check.fail("jfl.printed", "algorithms.padpfl, all clients and noisy uploads for talaei2024",
+                   f"{plan.algorithm.name}, sampling.{plan.sampler.scheme}, upload={plan.upload!r}")
+    if paper in ("ranaweera2025", "talaei2024"):
+        return paper
     release = plan.algorithm.releases[0] if plan.algorithm.releases else None
     if release is None or len(plan.algorithm.releases) > 1 or release.batches.scheme not in (
             "without_replacement", "epochs", "with_replacement") or (release.batches.scheme != "without_replacement"
@@ -193,5 +214,72 @@ def _li_noise(plan, epsilon, rounds, delta, view):
     return Fn(printed_std, dict(constant=np.asarray(std, np.float32), work_lr=work.lr), dict(steps=release.steps))
 
 
-_CLAIMS = dict(noble2022=_noble, chen2024=_chen, li2025=_li)
-_NOISES = dict(noble2022=_noble_noise, chen2024=_chen_noise, li2025=_li_noise)
+# --- Ranaweera et al. 2025 ------------------------------------------------------------------------------------------
+
+def _ranaweera_entry(plan, view):
+    unit = "client" if view == "third_party" else "example"
+    chain = plan.release if unit == "client" else plan.algorithm.releases[0].mechanism
+    return next(e for e in ledger.entries(plan, 1) if (e.unit, e.view) == (unit, view)), float(mechanism.claimed(chain))
+
+
+def _ranaweera_epsilon(entry, z, rounds, delta):
+    if entry.refusal:
+        raise ValueError(entry.refusal)
+    # sampling as it is, and an accountant of Renyi bounds, as the paper has it; an overflow is not its concern
+    return float(overflowing(entry._replace(z=z, overflow=0.0), np.array([rounds]), delta)[0][0])
+
+
+def _ranaweera(plan, rounds, delta, view):
+    entry, z = _ranaweera_entry(plan, view)
+    return (_ranaweera_epsilon(entry, z, rounds, delta), "ranaweera2025, section 4.2, at its own multiplier",
+            ("the sensitivity of the weighted coefficients is not what it is taken for",), entry.unit, entry.adjacency)
+
+
+def _ranaweera_noise(plan, epsilon, rounds, delta, view):
+    entry, _ = _ranaweera_entry(plan, view)
+    return smallest("jfl.printed", lambda z: _ranaweera_epsilon(entry, z, rounds, delta), epsilon)
+
+
+# --- Talaei, Izadi 2024 -------------------------------------------------------------------------------------------
+
+def _talaei_run(plan, rounds, delta):
+    """clip norm of an upload, impact factors [rounds or 1, C], rows of the smallest client, the Gaussian's factor."""
+    weights = [plan.weights] if not isinstance(plan.weights, Fn) else [plan.weights(r) for r in range(rounds)]
+    impact = np.stack([np.asarray(w, np.float64) for w in weights])
+    impact = impact / impact.sum(1, keepdims=True)
+    return (float(bound(plan.upload)), impact, int(_rows(plan).min()), float(talaei2024.gaussian_factor(delta)))
+
+
+def _talaei_std(plan):
+    """What is added to an upload, and to the average of all."""
+    server = 0.0
+    if noisy(plan.release):
+        most = float(np.max(np.asarray(plan.weights(0) if isinstance(plan.weights, Fn) else plan.weights)))
+        server = mechanism.multiplier(plan.release, most) * float(mechanism.sensitivity(plan.release, max_weight=most))
+        server /= mechanism.denominator(plan.release) or 1.0
+    return mechanism.multiplier(plan.upload) * float(mechanism.sensitivity(plan.upload)), server
+
+
+def _talaei(plan, rounds, delta, view):
+    clip_norm, impact, rows, factor = _talaei_run(plan, rounds, delta)
+    client, server = _talaei_std(plan)
+    sensitivity = float(talaei2024.client_sensitivity_paper(clip_norm, rows))
+    if view == "server":
+        return (sensitivity * UPLINKS * factor / client, f"talaei2024, eq. (8), R = {UPLINKS}",
+                (talaei2024.client_noise_std_printed.claim.why, "the server sees every upload, not R of them"))
+    total = np.hypot([float(talaei2024.aggregated_client_std(client, p)) for p in impact], server)
+    value = float((sensitivity * impact.max(1) * rounds * factor / total).max())
+    return value, "talaei2024, Theorem 1", (talaei2024.required_std_printed.claim.why, "of each round alone")
+
+
+def _talaei_noise(plan, epsilon, rounds, delta, view):
+    clip_norm, impact, rows, factor = _talaei_run(plan, rounds, delta)
+    if view == "server":
+        return float(talaei2024.client_noise_std_printed(clip_norm, UPLINKS, factor, rows, epsilon, strict=False).value)
+    return max(float(talaei2024.server_noise_std_printed(clip_norm, UPLINKS, rounds, factor, p, rows, epsilon,
+                                                         strict=False).value) for p in impact)
+
+
+_CLAIMS = dict(noble2022=_noble, chen2024=_chen, li2025=_li, ranaweera2025=_ranaweera, talaei2024=_talaei)
+_NOISES = dict(noble2022=_noble_noise, chen2024=_chen_noise, li2025=_li_noise, ranaweera2025=_ranaweera_noise,
+               talaei2024=_talaei_noise)

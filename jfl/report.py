@@ -13,9 +13,7 @@ from . import check
 from .checkpoint import identity, write
 from .core import Guarantee, Metrics, Plan
 from .data.federation import describe
-from .privacy import accounting
-from .privacy.mechanism import noisy
-from .privacy.sites import levels
+from .privacy import accounting, ledger
 
 COLUMNS = ("name", "seed", "round", "accuracy", "client_accuracy", "loss", "train_loss", "clip_fraction",
            "clip_norm", "update_norm", "cohort", "epsilon")
@@ -120,9 +118,9 @@ def save(directory, runs: list[dict], table: list[dict], manifest: dict):
 
 
 def noise(plan: Plan, rounds: int) -> list:
-    """Least and largest noise multiplier of the rounds and clients of each noisy chain, as it ran."""
-    chains = [r.mechanism for r in plan.algorithm.releases] + [plan.upload, plan.release]
-    found = [levels(m, rounds, plan.sampler.clients) for m in chains if noisy(m) and m.adjacency is not None]
+    """Least and largest noise multiplier of the rounds and clients of each noisy chain, as the ledger reads it."""
+    listed = [e for e in ledger.entries(plan, rounds) if not (e.implied or e.refusal)]
+    found = {(e.unit, z.tobytes()): z for e in listed for z in e.z}.values()
     return [[float(z.min()), float(z.max())] for z in found]
 
 

@@ -1,16 +1,18 @@
-"""Learning rates, and other numbers, that fall as training goes on.
+"""Learning rates, and other numbers, that change as training goes on; weights of clients, which may change too.
 
 A schedule is a `Fn` of a clock, a whole number that may be traced.  As a client's `lr` it is called with
 round * steps + step, as a server's with the round.  `every` says how many ticks of the clock share a value:
 every = steps gives a client the clock of rounds, constant within a round.  Floats are leaves, so that a sweep over
-them is a vmap; whole numbers shape the program.
+them is a vmap; whole numbers shape the program, but for the breakpoints of `piecewise`.
 """
 import jax.numpy as jnp
+import numpy as np
 
 from . import check
 from .core import Fn
 
-__all__ = ["inverse_sqrt", "inverse", "theory", "theory_rounds", "exponential"]
+__all__ = ["inverse_sqrt", "inverse", "theory", "theory_rounds", "exponential", "piecewise", "impact"]
+LAST = 2**31 - 1       # of the clock
 
 
 def _inverse_sqrt(clock, *, lr, offset, every):
@@ -103,6 +105,70 @@ def exponential(initial, decay, total: int) -> Fn:
     check.positive(where, initial=initial, decay=decay)
     check.whole(where, total=total)
     return Fn(_exponential, dict(initial=check.scalar(initial), decay=check.scalar(decay)), dict(total=total))
+
+
+def _piecewise(clock, *, breakpoints, values):
+    return jnp.asarray(values)[jnp.searchsorted(breakpoints, clock, side="right", method="compare_all")]
+
+
+def piecewise(breakpoints, values) -> Fn:
+    """values[i] from breakpoints[i-1] on, until before breakpoints[i]; the last value stays.
+
+    For plan(weights=...), values of shape [C] are impact factors that change with the round (`impact`).
+
+    Shapes   breakpoints [k] whole numbers; values: k + 1 of one shape [...], numbers or arrays; clock Int[] -> [...].
+    Speed    breakpoints and values are leaves: other numbers, or a sweep over them, need no other program.
+    Errors   ValueError unless 0 < breakpoints[0] < breakpoints[1] < ... and there are k + 1 finite values of one shape.
+    Source   Talaei and Izadi, 2024: impact factors p^(t), of which two groups change places after round 10.
+
+    >>> rate = piecewise([10, 20], [0.3, 0.2, 0.1])
+    >>> [round(float(rate(t)), 4) for t in (0, 9, 10, 19, 20, 500)]
+    [0.3, 0.3, 0.2, 0.2, 0.1, 0.1]
+    """
+    where, begin = "schedules.piecewise", 0
+    if np.ndim(breakpoints) != 1 or not hasattr(values, "__len__"):
+        check.fail(where, "breakpoints and values, a list of each", f"{breakpoints!r} and {values!r}")
+    for at in breakpoints:
+        check.whole(where, "Breakpoints rise, and the first is not 0.", least=begin + 1, breakpoint=at)
+        begin = int(at)
+    if begin > LAST:
+        check.fail(where, f"breakpoints <= {LAST}", begin)
+    values = list(values)
+    shapes = sorted({np.shape(value) for value in values})
+    if len(values) != len(breakpoints) + 1 or len(shapes) > 1:
+        check.fail(where, f"{len(breakpoints) + 1} values of one shape, one more than breakpoints",
+                   f"{len(values)} of shape {', '.join(map(str, shapes))}")
+    if check.concrete(values):
+        with np.errstate(over="ignore"):
+            values = np.asarray(values, np.float32)
+        if not np.isfinite(values).all():
+            check.fail(where, "finite values (as float32)", f"{values!r}")
+    else:
+        values = jnp.stack(values).astype(jnp.float32)
+    return Fn(_piecewise, dict(breakpoints=np.asarray(breakpoints, np.int32), values=values))
+
+
+def impact(ratios, groups):
+    """Weights of clients that come in groups: p_g = ratio_g / sum_h ratio_h size_h for every member of group g.
+
+    Shapes   ratios [G], groups [G] sizes -> Float64[C], C = sum of sizes, in the order of the groups; the sum is 1.
+    Privacy  `plan(weights=...)` takes them as public: ratios must not be computed from the data of clients.
+    Errors   ValueError unless ratios are >= 0 with a positive sum and groups are whole, at least 1.
+    Source   Talaei and Izadi, 2024: what gives the impact factors they quote, 0-1-2 -> 0, 1/60, 1/30.
+
+    >>> impact((0, 1, 2), (2, 1, 1)).round(4).tolist()
+    [0.0, 0.0, 0.3333, 0.6667]
+    """
+    where = "schedules.impact"
+    check.nonnegative(where, ratios=ratios)
+    if np.ndim(ratios) != 1 or np.shape(ratios) != np.shape(groups):
+        check.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
+    for group, count in enumerate(groups):
+        check.whole(where, **{f"groups[{group}]": count})
+    ratios, groups = np.asarray(ratios, np.float64), np.asarray(groups)
+    if not ratios.sum() > 0:
+        check.fail(where, "ratios with a positive sum", f"{ratios!r}", "Somebody must count.")
+    return np.repeat(ratios / (ratios @ groups), groups)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

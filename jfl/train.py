@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from . import assemble, check, printed, report
+from . import assemble, check, idle, printed, report
 from . import config as configs
 from .checkpoint import Store, resume_attempt, write
 from .config import Config
@@ -91,7 +91,7 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) 
     """
     out = claim(out, resume)
     asked = config
-    assemble.refuse_idle(config)
+    idle.refuse_idle(config)
     plan, config = assemble.build(config)
     every = int(schedule(config.rounds, None)[0]) if config.evaluate_every is None else config.evaluate_every
     schedule(config.rounds, every)                        # refuses what is no cadence
@@ -230,7 +230,7 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
         check.fail("sweep", "one number of rounds and evaluations for all points", "an axis of them",
                    "Run one sweep for each.")
     grid = [dict(seed=config.seed) | p for p in points_of(axes)]
-    assemble.refuse_idle(*(dataclasses.replace(config, **point) for point in grid))
+    idle.refuse_idle(*(dataclasses.replace(config, **point) for point in grid))
     # every plan is built, calibrated and checked before the first runs, and once for all its seeds
     built, traced = {}, set()
     for point in grid:

@@ -14,7 +14,7 @@ from experiments import common
 from experiments import noble2022 as paper
 from experiments import noble2022_runs as runs
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Line
-from jfl import assemble, heterogeneity, printed, report
+from jfl import assemble, heterogeneity, idle, printed, report
 from jfl.config import Config
 from jfl.papers import noble2022
 from jfl.simulate import simulate
@@ -59,7 +59,7 @@ def test_lines_on_synthetic_make_plans(name):
         if values.get("epsilon"):
             values |= dict(epsilon=None, noise_multiplier=1.0)
         made = Config(**values)
-        assemble.refuse_idle(made)
+        idle.refuse_idle(made)
         same = (made.algorithm, made.steps, made.batch_sampler, made.mode, made.noise_multiplier is None)
         if same not in seen:
             seen.add(same)

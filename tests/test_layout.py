@@ -23,21 +23,23 @@ PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 
 # A module imports from floors below its own, or from its own package on its own floor.  A new module gets a floor here.
 FLOORS = [
-    "kernels.conv kernels.normals kernels.bookkeeping kernels.philox kernels.haar kernels.dispatch",
-    "core check tree keys",
-    "data.prepared data.deal data.datasets data.partition data.federation data.corrupt data.synthetic data.transform data.adult models metrics sampling schedules "
-    "privacy.stages privacy.events privacy.rdp privacy.mechanism checkpoint",
+    "kernels.bookkeeping kernels.conv kernels.dispatch kernels.haar kernels.normals kernels.philox",
+    "core check tree keys taps",
+    "data.prepared data.deal data.datasets data.partition data.federation data.corrupt data.synthetic data.transform "
+    "data.adult models metrics sampling schedules checkpoint "
+    "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.mechanism",
     "batches privacy.bounds privacy.classic privacy.concentrated privacy.many privacy.participation privacy.pld "
-    "privacy.profiles privacy.rounds privacy.sites privacy.spectra privacy.tight privacy.wbk",
-    "local privacy.ledger privacy.audit heterogeneity papers.claims papers.noble2022 papers.noble2022_gaps papers.noble2022_theory "
-    "papers.chen2024 papers.chen2024_theory papers.li2025 papers.li2025_theory",
+    "privacy.profiles privacy.rounds privacy.sites privacy.client_sites privacy.spectra privacy.tight privacy.wbk",
+    "local privacy.ledger privacy.audit heterogeneity proxy papers.claims papers.noble2022 papers.noble2022_gaps "
+    "papers.noble2022_theory papers.chen2024 papers.chen2024_theory papers.li2025 papers.li2025_theory "
+    "papers.ranaweera2025 papers.ranaweera2025_theory papers.talaei2024 papers.talaei2024_theory",
     "privacy.accounting privacy.calibration privacy.clients privacy.worth",
-    "algorithms.base algorithms.fedavg algorithms.fedprox algorithms.fedsgd algorithms.scaffold "
-    "algorithms.dpnfl algorithms.addpnfl algorithms.output_perturbation algorithms.dynamic",
+    "algorithms.base algorithms.fedavg algorithms.fedprox algorithms.fedsgd algorithms.scaffold algorithms.dpnfl "
+    "algorithms.addpnfl algorithms.output_perturbation algorithms.padpfl algorithms.averaged algorithms.band_energies",
     "plan printed round",
     "simulate mesh",
     "sweep",
-    "config report",
+    "config report idle",
     "assemble",
     "accountant console train demo",
     "cli",
@@ -48,9 +50,9 @@ FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default
 # packages whose import is slow, optional or loud: only inside the function that needs them
 HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "orbax", "tyro", "rich",
          "h5py", "PIL", "array_record"}
-PUBLIC = """HealthError REPOSITORY algorithm algorithms batches calibrate chain clip_adaptive clip_l2 clip_per_layer
+PUBLIC = """HealthError REPOSITORY algorithm algorithms bands batches bounded calibrate chain clip_adaptive clip_l2 clip_per_layer
 datasets divide epsilons federate gaussian grad guarantee Guarantee guarantees heterogeneity models partition plan printed private_grad round
-sampling scan simulate start sweep task total transform""".split()
+sampling scan schedules simulate start sweep task total transform wavelet""".split()
 
 
 def relative(name, node):

@@ -7,7 +7,7 @@ from conftest import make_federation, squared, start_params
 from test_accounting import NOISY
 
 import jfl
-from jfl import assemble, batches, core, local, printed, report, sampling
+from jfl import assemble, batches, core, idle, local, printed, report, sampling
 from jfl import config as configs
 from jfl.privacy import events, tight
 from jfl.schedules import inverse_sqrt
@@ -169,7 +169,7 @@ def test_configs_of_changing_and_own_noise(monkeypatch):
     (dict(algorithm="addpnfl", server_optimizer="adam"), "other than 'addpnfl'")])
 def test_fields_without_effect_are_refused(changes, match):
     with pytest.raises(ValueError, match=match):
-        assemble.refuse_idle(dataclasses.replace(BASE, **changes))
+        idle.refuse_idle(dataclasses.replace(BASE, **changes))
 
 
 # --- what an attack found ------------------------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def test_output_perturbation_has_one_clip(changes, match):
 
 
 def test_a_clip_without_noise_is_a_field_of_output_perturbation():
-    assemble.refuse_idle(dataclasses.replace(BASE, algorithm="output_perturbation", clip_norm=2.0))
+    idle.refuse_idle(dataclasses.replace(BASE, algorithm="output_perturbation", clip_norm=2.0))
     with pytest.raises(ValueError, match="clip_norm"):
-        assemble.refuse_idle(dataclasses.replace(BASE, clip_norm=2.0))
+        idle.refuse_idle(dataclasses.replace(BASE, clip_norm=2.0))
 
 
 def test_the_noise_that_ran_is_written_down(monkeypatch):

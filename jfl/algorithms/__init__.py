@@ -1,12 +1,14 @@
 """One algorithm a file.  What is listed here inherits the contract tests and the command line."""
 from .addpnfl import adaptive as adaptive
 from .addpnfl import addpnfl as addpnfl
+from .averaged import averaged as averaged
 from .base import algorithm as algorithm
 from .dpnfl import dpnfl as dpnfl
 from .fedavg import fedavg as fedavg
 from .fedprox import fedprox as fedprox
 from .fedsgd import fedsgd as fedsgd
 from .output_perturbation import output_perturbation as output_perturbation
+from .padpfl import padpfl as padpfl
 from .scaffold import scaffold as scaffold
 
-__all__ = ["addpnfl", "dpnfl", "fedavg", "fedprox", "fedsgd", "output_perturbation", "scaffold"]
+__all__ = ["addpnfl", "dpnfl", "fedavg", "fedprox", "fedsgd", "output_perturbation", "padpfl", "scaffold"]

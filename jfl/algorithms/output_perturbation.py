@@ -13,16 +13,18 @@ def _init(params, *, step):
     return step.init(params), ()
 
 
-def _client(ctx, keys, server, own, rows, *, work, mechanism, clip_steps):
+def _client(ctx, keys, server, own, rows, *, work, mechanism, mu, clip_steps):
     chain = mech.at(mechanism, ctx.round)
     limit = mech.bound(chain)
 
     def clip(g, w, s):
         factor = jnp.minimum(1.0, limit / jnp.maximum(tree.norm(g), jnp.finfo(jnp.float32).tiny))
-        return tree.scale(factor if clip_steps == "all" else jnp.where(s == work.steps - 1, factor, 1.0), g)
+        g = tree.scale(factor if clip_steps == "all" else jnp.where(s == work.steps - 1, factor, 1.0), g)
+        return g if mu is None else tree.axpy(mu, tree.sub(w, server.params), g)
 
     trained, _, rates, seen = local.train(work, ctx, keys, server.params, rows, clip)
-    # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long, whatever the rows
+    # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long, whatever the rows (with a
+    # pull of lr * mu > 1 it may be longer, and the chain's clip sees to it)
     mean = tree.scale(1 / rates, tree.sub(trained, server.params))
     if clip_steps == "all":
         alone = tree.map(lambda x: x[None], mean)
@@ -37,13 +39,14 @@ def _server(ctx, server, diff, *, step):
 
 
 def output_perturbation(grad, mechanism, *, lr=0.1, steps=10, batch=without_replacement(8), server_lr=1.0,
-                        server_optimizer=optax.sgd, clip_steps="all"):
+                        server_optimizer=optax.sgd, clip_steps="all", mu=None):
     """FedAvg whose clients clip every minibatch gradient and add noise once, to the model they upload.
 
     Args     grad: jfl.grad(loss), or a private_grad without noise for gradients clipped example by example.
              mechanism: chain(clip_l2(G), total(), gaussian(z)), for the mean gradient of a round.  Its clip norm also
              clips each step.  A change of one row may change all gradients of the round, by 2 G each; so noise of
              z * 2 G * (sum of learning rates) in the model covers every such change.
+             mu: pull to the server's model, as in FedProx; it reads no row, and with lr * mu <= 1 it only shortens.
              clip_steps: "all"; "last" is the algorithm as printed, which clips the last step only and proves nothing.
     Privacy  one release a participation, of an example under replace_one; a row that no batch of the round drew is
              not in it, which is the only gain from sampling.
@@ -56,8 +59,10 @@ def output_perturbation(grad, mechanism, *, lr=0.1, steps=10, batch=without_repl
                    "Noise is added once a round, by `mechanism`.")
     mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True)
     check.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
+    if mu is not None:
+        check.nonnegative("output_perturbation", mu=mu)
     work = local.work(grad, batch, lr=lr, steps=steps)
     step = dict(step=local.server_step(server_lr, server_optimizer))
-    client = Fn(_client, dict(work=work, mechanism=mechanism), dict(clip_steps=clip_steps))
+    client = Fn(_client, dict(work=work, mechanism=mechanism, mu=None if mu is None else check.scalar(mu)), dict(clip_steps=clip_steps))
     released = Release(mechanism if clip_steps == "all" else None, batch, 1, steps)
     return algorithm(Fn(_init, step), client, Fn(_server, step), releases=(released,), name="output_perturbation")

@@ -135,24 +135,42 @@ def labelled(labels, clients, rng, *, classes_per_client, rows, exponent, min_ro
     total = len(labels) if rows is None else rows * clients
     _enough("labels", len(labels), clients, min_rows if rows is None else rows, "min_rows" if rows is None else "rows")
     by_class = [rng.permutation(members) for members in _by_class("labels", labels)]
-    have = np.array([len(members) for members in by_class])
-    if classes_per_client > len(have):
-        check.fail("partition.labels", "classes_per_client <= number of classes",
-                   f"classes_per_client={classes_per_client} for {len(have)} classes")
     sizes = rng.permutation(floored(total, np.arange(1, clients + 1) ** -exponent, min_rows)[0])
+    return _classed("labels", by_class, sizes, classes_per_client, rng)
+
+
+def sized(labels, clients, rng, *, rows, classes_per_client):
+    if sum(rows) > len(labels):
+        check.fail("partition.sizes", f"sum of rows <= {len(labels)} rows of the data", sum(rows),
+                   "Lower rows, or take fewer clients.")
+    if classes_per_client is not None:
+        by_class = [rng.permutation(members) for members in _by_class("sizes", labels)]
+        return _classed("sizes", by_class, np.array(rows), classes_per_client, rng)
+    return np.split(rng.permutation(len(labels)), np.cumsum(rows))[:-1], _free(len(labels), sum(rows))
+
+
+def _classed(name, by_class, sizes, per_client, rng):
+    """Clients of given sizes with rows of exactly `per_client` classes each."""
+    have, clients = np.array([len(members) for members in by_class]), len(sizes)
+    if per_client > len(have):
+        check.fail(f"partition.{name}", "classes_per_client <= number of classes",
+                   f"classes_per_client={per_client} for {len(have)} classes")
     for _ in range(20):
-        take = _levelled(_drawn(sizes, have, classes_per_client, rng), have)
+        take = _levelled(_drawn(sizes, have, per_client, rng), have)
         if take is not None:
             break
     else:
-        check.fail("partition.labels", f"classes that fill {clients} clients of {sizes.min()} to {sizes.max()} rows with "
-                   f"exactly {classes_per_client} of them each",
+        check.fail(f"partition.{name}", f"classes that fill {clients} clients of {sizes.min()} to {sizes.max()} rows with "
+                   f"exactly {per_client} of them each",
                    f"classes of {have.min()} to {have.max()} rows, and 20 deals that do not fit",
-                   "Lower rows (a remainder helps), clients or exponent, or raise classes_per_client.")
+                   "Lower rows (a remainder helps) or clients, make sizes more alike, or raise classes_per_client.")
     cuts = [np.split(members, np.cumsum(part)) for members, part in zip(by_class, take.T, strict=True)]
-    free = len(labels) - int(sizes.sum())
     return ([np.concatenate([parts[client] for parts in cuts]) for client in range(clients)],
-            f"{free} of {len(labels)} rows have no owner" if free else "")
+            _free(have.sum(), sizes.sum()))
+
+
+def _free(rows, owned):
+    return f"{rows - owned} of {rows} rows have no owner" if rows > owned else ""
 
 
 def _drawn(sizes, have, per_client, rng):

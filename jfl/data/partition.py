@@ -1,8 +1,8 @@
 """Partitions: which rows belong to which client.  A partition is made first and applied to the labels later.
 
 Axes: n rows, C clients.  Host only (NumPy Generator); imports jfl.check and its neighbour deal.  Every partition here
-depends on the labels and its seed alone and gives no row to two clients; `labels` and `similarity` may leave rows that
-nobody owns, the others use every row.  A new one is a factory here and a function in `deal`.
+depends on the labels and its seed alone and gives no row to two clients; `labels`, `similarity` and `sizes` may leave
+rows that nobody owns, the others use every row.  A new one is a factory here and a function in `deal`.
 """
 import dataclasses
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import numpy as np
 from .. import check
 from . import deal
 
+# those that a config can name; `sizes` takes a number for each client
 __all__ = ["dirichlet", "iid", "labels", "natural", "power_law", "shards", "similarity"]
 
 
@@ -175,6 +176,32 @@ def similarity(clients: int, share: float, rows: int | None = None, by: str = "c
     check.choice("partition.similarity", ("class", "sorted"), by=by)
     return _partition("similarity", clients, seed, partial(deal.similarity, share=float(share), by=by,
                                                            rows=None if rows is None else int(rows)))
+
+
+def sizes(rows, *, classes_per_client: int | None = None, seed: int = 0) -> Partition:
+    """Client c gets exactly rows[c] rows: dealt at random, or of exactly `classes_per_client` classes.
+
+    Split    None: iid.  A number: classes are drawn, and filled in parts as equal as the data allow, as in `labels`.
+             Rows that remain have no owner, and the note says how many.
+    Units    rows: a whole number for each client, at least classes_per_client.
+    Errors   ValueError if the rows are too few, or if 20 deals do not fit the classes.
+    Source   Talaei and Izadi, 2024, section on experiments: sizes([50] * 20 + [120] * 20 + [271] * 20), and
+             sizes([150] * 60, classes_per_client=...), which they leave open.
+
+    >>> [len(rows) for rows in sizes([2, 3, 1])([0, 1, 0, 1, 0, 1, 0])]
+    [2, 3, 1]
+    """
+    if isinstance(rows, str) or np.ndim(rows) != 1 or not len(rows):
+        check.fail("partition.sizes", "rows, a whole number for each client", f"rows={rows!r}", "Give [150] * 60.")
+    least = 1
+    if classes_per_client is not None:
+        check.whole("partition.sizes", classes_per_client=classes_per_client)
+        least = classes_per_client = int(classes_per_client)
+    for client, count in enumerate(rows):
+        check.whole("partition.sizes", "A client needs a row of each of its classes.", least=least,
+                    **{f"rows[{client}]": count})
+    return _partition("sizes", len(rows), seed, partial(deal.sized, rows=tuple(int(count) for count in rows),
+                                                        classes_per_client=classes_per_client))
 
 
 def natural(owners=None, seed: int = 0) -> Partition:

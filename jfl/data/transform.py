@@ -1,15 +1,21 @@
 """Features before learning: Dataset -> Dataset.  Labels, owners and caveats stay; caveats may be added.
 
+`public` takes rows away instead.
+
 Axes: n training rows, m test rows, d features.  Imports jfl.check and its neighbour datasets; NumPy and scipy.linalg.
 """
+from typing import NamedTuple
+
 import numpy as np
 from scipy import linalg
 
 from .. import check
 from .datasets import Dataset, _dataset
 
+# the steps that a config can name
 __all__ = ["flatten", "pca", "standardise", "unit_norm"]
 
+PUBLIC = 4             # the random stream of a seed that draws public rows; partitions use others
 BLOCK = 1 << 13        # rows turned to float64 at once
 
 
@@ -79,6 +85,41 @@ def pca(dataset: Dataset, components: int, public=None) -> Dataset:
     return _changed(f"pca({components})", dataset, *(_flat(part) @ axes32 - offset for part in (x, x_test)), caveat=None
                     if public is not None else f"{components} principal components of the private training rows, "
                     "without noise")
+
+
+class Public(NamedTuple):
+    """Rows that may be read without noise."""
+    x: np.ndarray        # [p, ...]
+    y: np.ndarray        # [p]
+
+
+def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]:
+    """Random training rows that everyone may read, and the dataset without them: no client gets one.
+
+    Shapes   Public: x [rows, ...], y [rows], in random order; the other n - rows keep theirs, and their owners.
+    Privacy  sound only because these rows are taken as public: whatever is measured on them (`jfl.proxy`) says nothing
+             about the rows that stay, which are private as before.  In a study with a private data set it is an
+             assumption, so the dataset gets a caveat that goes with every guarantee.
+    Errors   ValueError unless 1 <= rows < n.
+
+    >>> from . import datasets
+    >>> proxy, rest = public(datasets.digits(), 100)
+    >>> proxy.x.shape, rest.x.shape
+    ((100, 8, 8, 1), (1338, 8, 8, 1))
+    """
+    if not isinstance(dataset, Dataset):
+        check.fail("transform.public", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays.")
+    check.whole("transform.public", rows=rows)
+    check.whole("transform.public", least=0, seed=seed)
+    n = len(dataset.x)
+    if rows >= n:
+        check.fail("transform.public", f"fewer than the {n} training rows", f"rows={rows}")
+    order = np.random.default_rng([seed, PUBLIC]).permutation(n)
+    proxy, rest = order[:rows], np.sort(order[rows:])
+    owners = None if dataset.owners is None else dataset.owners[rest]
+    left = dataset._replace(x=dataset.x[rest], y=dataset.y[rest], owners=owners)
+    return Public(dataset.x[proxy], dataset.y[proxy]), _changed(
+        f"public({rows})", left, left.x, left.x_test, f"{rows} rows of the training set were treated as public")
 
 
 def _rows(name, dataset):

@@ -39,7 +39,7 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
 
 def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | None = None, view: str = "server",
               adjacency: str | None = None, *, cap: int | None = None, quantile: float | None = None,
-              realised=None) -> Guarantee:
+              realised=None, uplinks: int = 0) -> Guarantee:
     """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
 
     Args     plan: a Plan; or a list of (plan, rounds) that follow each other on the same clients, without `rounds`.
@@ -47,6 +47,7 @@ def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | 
              one may give `cap`, the most participations of a client (asserted: nothing enforces it), `quantile`, a
              probability with which a client may exceed the number that counts (paid from delta), or `realised`
              Int[C], the participations of a run (descriptive, not a guarantee).
+             uplinks: how many uploads of a client a third party sees beside all models (PADPFL's eavesdropper).
     Units    unit "example" | "client"; view "server" (sees every upload) | "third_party" (sees models);
              adjacency "add_remove" | "replace_one", only needed where both are proved.
     Privacy  of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and says so.
@@ -61,13 +62,16 @@ def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | 
     choices(unit, view, adjacency)
     if not entries:
         return _bare(delta, unit, adjacency, view)
+    if uplinks:
+        return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told)
     entry = choose("jfl.guarantee", plan, entries, unit, view, adjacency)
     if not told:
         return guarantee_of(entry, rounds, delta)
     how_often, beta, status, caveats = participations(plan, rounds, delta, view, options)
     entry = counted(entry, plan, rounds, how_often)
     entry = entry._replace(caveats=tuple(c for c in entry.caveats if c != ledger.EVERY_ROUND) + caveats)
-    return guarantee_of(entry, 1, delta - beta)._replace(delta=float(delta), status=status)
+    found = guarantee_of(entry, 1, delta - beta)
+    return found._replace(delta=float(delta), status=found.status if status == "proved" else status)
 
 
 def epsilons(plan: Plan, rounds, delta: float = 1e-5, unit: str | None = None, view: str = "server",
@@ -87,6 +91,27 @@ def epsilons(plan: Plan, rounds, delta: float = 1e-5, unit: str | None = None, v
     if not entries or not times.size:
         return np.where(times > 0, math.inf, 0.0)
     return overflowing(choose("jfl.epsilons", plan, entries, unit, view, adjacency), times, delta)[0]
+
+
+def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
+    """A round whose upload is seen is worth that upload: what leaves the server adds no more of that client."""
+    check.whole("jfl.guarantee", uplinks=uplinks)
+    if view != "third_party" or told or uplinks > rounds:
+        check.fail("jfl.guarantee", "view='third_party' and at most `rounds` beside uplinks, and no cap, quantile or "
+                   "realised", f"view={view!r}, uplinks={uplinks}, rounds={rounds}",
+                   "The server sees all uploads.")
+    seen, rest = (choose("jfl.guarantee", plan, entries_of(plan, rounds, delta), unit, v, adjacency)
+                  for v in ("server", view))
+    if (seen.unit, seen.adjacency) != (rest.unit, rest.adjacency):
+        check.fail("jfl.guarantee", "one unit and adjacency for uploads and models", f"{seen.unit}, {seen.adjacency}; "
+                   f"{rest.unit}, {rest.adjacency}", "Give unit= and adjacency=.")
+    if seen.series or rest.series:                        # whichever rounds leak: count all of both
+        parts, times = (seen, rest), (rounds, rounds)
+    else:
+        parts, times = ((seen, rest), (uplinks, rounds - uplinks)) if uplinks < rounds else ((seen,), (rounds,))
+    joined = ledger.joined(parts, times)
+    caveats = joined.caveats + (f"the third party sees at most {uplinks} uploads of a client",)
+    return guarantee_of(joined._replace(view=view, caveats=caveats), 1, delta)
 
 
 def _bare(delta, unit, adjacency, view):

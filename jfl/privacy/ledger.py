@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import check
 from ..core import Plan
-from . import events, sites
+from . import client_sites, events, sites
 from .mechanism import noisy
 from .participation import EVERY_ROUND as EVERY_ROUND
 from .participation import HONEST as HONEST
@@ -31,7 +31,7 @@ def entries(plan: Plan, rounds: int = 1) -> list[Entry]:
     if not check.concrete(plan):
         check.fail("jfl.guarantee", "a plan of concrete values", "traced ones", "Call it outside jit and vmap.")
     own = sites.examples(plan, rounds)
-    clients = sites.uploads(plan, rounds) + sites.release(plan, rounds)
+    clients = client_sites.uploads(plan, rounds) + client_sites.release(plan, rounds)
     proved = any(not e.refusal for e in own)
     listed = own + clients + ([] if proved else [_implied(plan, e) for e in clients])
     return [e._replace(caveats=e.caveats + _travelling(plan, e)) for e in listed]
@@ -53,7 +53,7 @@ def concatenate(segments) -> list[Entry]:
     listed = [entries(plan, rounds) for plan, rounds in segments]
     kind = lambda e: (e.unit, e.view, e.adjacency)
     # noise on uploads and on the release may both prove it: all ways through the segments, of which one is chosen
-    return [_joined(parts, [rounds for _, rounds in segments]) for parts in itertools.product(*listed)
+    return [joined(parts, [rounds for _, rounds in segments]) for parts in itertools.product(*listed)
             if len({kind(e) for e in parts}) == 1]
 
 
@@ -64,7 +64,8 @@ def run(entry: Entry, z, rounds) -> tuple:
     return tuple(events.repeat(e, rounds) for e in entry.events(z))
 
 
-def _joined(parts, rounds):
+def joined(parts, rounds):
+    """Entries one after another, each for its number of rounds, as one."""
     def happens(z):
         found = [run(p, each, r) for p, each, r in zip(parts, z, rounds)]
         if math.prod(map(len, found)) > COMBINATIONS:
@@ -78,7 +79,9 @@ def _joined(parts, rounds):
     return parts[0]._replace(
         events=happens, z=tuple(p.z for p in parts), overflow=sum(p.overflow * r for p, r in zip(parts, rounds)),
         mixture=any(p.mixture for p in parts), implied=any(p.implied for p in parts), one=None, series=False,
-        refusal=refusals[0] if refusals else "", caveats=sum((p.caveats for p in parts), ()))
+        refusal=refusals[0] if refusals else "",
+        status="conditional" if any(p.status != "proved" for p in parts) else "proved",
+        caveats=sum((p.caveats for p in parts), ()))
 
 
 def only_the_release(plan: Plan) -> bool:
@@ -105,7 +108,7 @@ def _implied(plan, entry):
     share = float(np.max(share_of(sampler)))
 
     def one(z, rows, client):
-        return events.gaussian(sites.level(z[0] if isinstance(z, tuple) else z, client) / 2)
+        return events.gaussian(sites.level(z, client) / 2)
 
     def happens(z):
         clients = range(z[0].shape[1]) if isinstance(z, tuple) else [0]

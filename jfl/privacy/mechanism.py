@@ -18,7 +18,8 @@ import numpy as np
 from .. import check, tree
 from ..core import Fn, Mechanism
 from ..kernels.normals import normals
-from .stages import Stage
+from . import bands
+from .stages import After, Stage
 
 ROLES = ("row", "sum", "noise", "post")
 ADJACENCIES = ("add_remove", "replace_one")
@@ -102,21 +103,29 @@ def initial(mechanism: Mechanism):
     return jnp.asarray(states[0], jnp.float32) if states else ()
 
 
-def bound(mechanism: Mechanism, state=None):
-    """L2 bound of one contribution of weight 1, in the units of the sum."""
+def bound(mechanism: Mechanism, state=None, shape=None):
+    """Bound of one contribution of weight 1, in the units of the sum: Euclidean, or in the norm of a shape."""
     state = initial(mechanism) if state is None else state
-    value = math.inf
-    for s in _of(mechanism, "row"):
-        value = s.bound(state, value)
-    return value
+    rows = _of(mechanism, "row")
+    return rows[-1].bound(state, shape) if rows else math.inf
+
+
+def limit(mechanism: Mechanism) -> float:
+    """The bound of one contribution after public divisors: what an upload may add to a release."""
+    return float(bound(mechanism)) / (denominator(mechanism) or 1.0)
+
+
+def shape(mechanism: Mechanism):
+    """The shape of the noise; None if it is isotropic, or none."""
+    return next((s.shape for s in _of(mechanism, "noise")), None)
 
 
 def sensitivity(mechanism: Mechanism, state=None, max_weight=1.0):
-    """How far one neighbour moves the sum: bound * max_weight, twice that under replace_one."""
+    """How far one neighbour moves the sum, in the norm of the noise: bound * max_weight, twice that under replace_one."""
     if mechanism.adjacency is None:
         check.fail("chain", "an adjacency before noise is added", "adjacency=None",
                    "jfl.plan binds it from the samplers; on its own, pass chain(..., adjacency=\"add_remove\").")
-    return (2.0 if mechanism.adjacency == "replace_one" else 1.0) * bound(mechanism, state) * max_weight
+    return (2.0 if mechanism.adjacency == "replace_one" else 1.0) * bound(mechanism, state, shape(mechanism)) * max_weight
 
 
 def _now(value, round_):
@@ -163,6 +172,11 @@ def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0):
     return value if value.ndim else float(value)
 
 
+def claimed(mechanism: Mechanism | None):
+    """The multiplier that a paper states for the noise; None if none does."""
+    return next((s.claimed for s in _of(mechanism, "noise")), None) if mechanism is not None else None
+
+
 def multiplier_follows(mechanism: Mechanism) -> bool:
     """True if the noise is stated in units of the sensitivity, whatever that is."""
     return not any(s.absolute for s in _of(mechanism, "noise"))
@@ -205,15 +219,20 @@ def finish(mechanism: Mechanism, key, state, value, *, max_weight=1.0, realised=
     Args     realised: what a divisor that is not a number stands for: the client's rows, or the cohort's weight.
              client: whose noise it is, where each client has its own level.
     """
+    after = After(realised)
     for s in _of(mechanism, "noise"):
         level = s.noise if jnp.ndim(s.noise) == 0 else s.noise.at[client].get(mode="fill", fill_value=jnp.nan)
         sigma = jnp.asarray(level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32)
-        value = tree.map(lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, normals(key, value))
+        after = after._replace(std=sigma, shape=s.shape)
+        if s.shape is None:
+            value = tree.map(lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, normals(key, value))
+        else:
+            value = tree.add(value, bands.noise(s.shape.bands, key, sigma / s.shape.scales, value))
     for s in mechanism.stages:
         if s.update is not None:
             state, value = s.update(state, value)
     for s in _of(mechanism, "post"):
-        value = s.apply(value, realised)
+        value, after = s.apply(value, after)
     return value, state
 
 

@@ -1,4 +1,4 @@
-"""Where a plan adds noise, and what it is worth there: an entry for every site, unit and view.
+"""Where clients add noise for their examples, and what it is worth: an entry for every site, unit and view.
 
 An entry is what an accountant needs and no more.  What it assumes beyond the plan travels with it as caveats; what it
 cannot analyse becomes its `refusal`, so that the other entries can still be listed.
@@ -15,6 +15,8 @@ from . import events
 from .mechanism import multiplier_follows, multipliers, noisy, scheduled
 from .participation import VIEWS, absent, drawn, every_round, frontier, share_of, some_rounds, tail, who
 
+CONVEX = "only for losses that are convex and Lipschitz as its sensitivity assumes, solved as exactly as it assumes"
+
 
 class Entry(NamedTuple):
     """One thing to guarantee."""
@@ -30,6 +32,7 @@ class Entry(NamedTuple):
     slip: Callable | None = None # rows -> probability, a participation, that a row drawn finds no slot
     series: bool = False         # the noise changes: events hold multipliers [rounds]
     refusal: str = ""            # why there is no epsilon
+    status: str = "proved"       # proved | conditional
     caveats: tuple = ()
 
 
@@ -56,8 +59,9 @@ def changing(plan: Plan) -> bool:
         scheduled(m) for m in (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases)))
 
 
-def level(z, client=0):
-    """A client's own multiplier, a number or [rounds], out of `levels`; other numbers hold for all."""
+def level(z, client=0, release=0):
+    """A client's own multiplier, a number or [rounds], out of an entry's z; other numbers hold for all."""
+    z = z[release] if isinstance(z, tuple) else z
     if np.ndim(z) < 2:
         return z
     column = z[:, client if z.shape[1] > 1 else 0]
@@ -110,8 +114,7 @@ def _example_entry(plan, view, adjacency, rounds):
     def participation(z, rows, client):
         parts = []
         for i, r in enumerate(releases):
-            each = level(z[i] if isinstance(z, tuple) else z, client)
-            step, count = _step(r, adjacency, int(rows), events.gaussian(each))
+            step, count = _step(r, adjacency, int(rows), events.gaussian(level(z, client, i)))
             parts.append(events.repeat(step, count))
         return parts[0] if len(parts) == 1 else events.compose(*parts)
 
@@ -122,10 +125,12 @@ def _example_entry(plan, view, adjacency, rounds):
         return tuple(some_rounds(sampler, s, p) for p, s in found)
 
     happens(own)                                          # refuses now what it would refuse later
+    convex = any(s.name == "prox_erm" for r in releases for s in r.mechanism.stages)
     slip = lambda rows: sum(_rows_overflow(r, rows) for r in releases)
     overflow = (sampler.capacity if sampler.independent else 1) * slip(sizes[present])
     return Entry("example", view, adjacency, happens, own, overflow, absent(plan, view), one=participation, slip=slip,
-                 series=any(len(z) > 1 for z in own), caveats=who(plan, view))
+                 series=any(len(z) > 1 for z in own), status="conditional" if convex else "proved",
+                 caveats=who(plan, view) + ((CONVEX,) if convex else ()))
 
 
 def _step(release, adjacency, rows, noise):
@@ -177,87 +182,3 @@ def _rows_overflow(release, sizes):
     if batches.scheme != "poisson" or batches.batch is None:
         return 0.0
     return release.count * max(release.steps, 1) * max(tail(batches.batch, n, _rate(batches, n)) for n in np.unique(sizes))
-
-
-# --- clients ------------------------------------------------------------------------------------------------------
-
-def uploads(plan: Plan, rounds: int) -> list[Entry]:
-    """Noise on each client's own upload; what other clients add is not counted."""
-    if not noisy(plan.upload):
-        return []
-    sampler, adjacency = plan.sampler, plan.upload.adjacency or "replace_one"
-    share = np.broadcast_to(share_of(sampler), (sampler.clients,))
-    try:
-        own = (levels(plan.upload, rounds, sampler.clients),)
-    except ValueError as error:
-        return [refused("client", view, adjacency, error) for view in VIEWS]
-    worst = kinds(np.ones(share.shape, int), share, own)
-
-    def one(z, rows, client):
-        return events.gaussian(level(z[0] if isinstance(z, tuple) else z, client))
-
-    def happens(view):
-        if view == "server":
-            return lambda z: tuple(every_round(sampler, one(z, 0, c)) for _, _, c in worst)
-        return lambda z: tuple(some_rounds(sampler, s, one(z, 0, c)) for _, s, c in worst)
-
-    return [Entry("client", view, adjacency, happens(view), own, cohort_overflow(sampler), absent(plan, view),
-                  one=one, series=len(own[0]) > 1, caveats=who(plan, view)) for view in VIEWS]
-
-
-def release(plan: Plan, rounds: int) -> list[Entry]:
-    """Noise of the server: for those who see models only."""
-    if not noisy(plan.release):
-        return []
-    sampler = plan.sampler
-    adjacency = plan.release.adjacency or ("add_remove" if sampler.scheme == "poisson" else "replace_one")
-    try:
-        own = (_release_levels(plan, rounds),)
-        happens = lambda z: (_cohort(plan, adjacency, events.gaussian(level(z[0] if isinstance(z, tuple) else z))),)
-        happens(own)
-    except ValueError as error:
-        return [refused("client", "third_party", adjacency, error)]
-    mixture = plan.algorithm.stateful and sampler.scheme == "without_replacement"
-    return [Entry("client", "third_party", adjacency, happens, own, cohort_overflow(sampler), mixture,
-                  series=len(own[0]) > 1, caveats=who(plan, "third_party"))]
-
-
-def _release_levels(plan, rounds):
-    weights = plan.weights
-    if multiplier_follows(plan.release):                  # noise in units of the sensitivity follows the weights
-        return levels(plan.release, rounds, 1)
-    if not isinstance(weights, Fn):
-        return levels(plan.release, rounds, 1, lambda round_: float(np.max(np.asarray(weights))))
-    each = [float(np.max(np.asarray(weights(r)))) for r in range(rounds)]
-    found = levels(plan.release, rounds, 1)
-    return found / np.array(each)[:, None]
-
-
-def _cohort(plan, adjacency, noise):
-    sampler, scheme = plan.sampler, plan.sampler.scheme
-    if scheme == "with_replacement" and plan.algorithm.stateful:
-        check.fail("jfl.guarantee", "a sampler it can analyse for unit='client' and clients that remember",
-                   "sampling.with_replacement", "Use sampling.without_replacement or sampling.poisson.")
-    if scheme in ("full", "first_responders") or (scheme == "poisson" and adjacency == "replace_one"):
-        return noise
-    if scheme == "poisson":
-        return events.poisson(share_of(sampler), noise)
-    if scheme not in ("with_replacement", "without_replacement"):
-        check.fail("jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}")
-    if adjacency != "replace_one":
-        check.fail("jfl.guarantee", f"adjacency 'replace_one' for sampling.{scheme}", f"{adjacency!r}",
-                   "One client more changes the cohort of the others: use sampling.poisson for add_remove.")
-    if scheme == "with_replacement":                      # a client drawn m times moves the sum m times
-        return events.with_replacement(sampler.capacity, 1 / np.max(share_of(sampler)), noise)
-    if sampler.capacity >= sampler.clients:
-        return noise
-    if plan.algorithm.stateful:
-        # what others remember tells who came with them, so cohorts are taken as seen: only absence protects
-        return events.participation(share_of(sampler), noise)
-    return events.without_replacement(sampler.capacity, sampler.clients, noise)
-
-
-def cohort_overflow(sampler):
-    if sampler.scheme != "poisson":
-        return 0.0
-    return tail(sampler.capacity, sampler.clients, share_of(sampler))

@@ -2,27 +2,47 @@
 
 Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; everything after the sum sees only sums.
 """
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import check, tree
-from ..core import Fn, record, static
+from ..core import Array, Fn, record, static
+from . import bands
 
 
 @record
 class Stage:
     """One step of a chain; which functions it has depends on its role."""
-    apply: Fn | None         # row: (state, row) -> row, clipped;  noise: none;  post: (value, realised) -> value
-    bound: Fn | None = None  # row: (state, bound) -> bound of one contribution
+    apply: Fn | None         # row: (state, row) -> row, clipped;  noise: none;  post: (value, After) -> value, After
+    bound: Fn | None = None  # row: (state, shape) -> bound of one contribution, in the norm of the shape
     noise: Any = None        # noise: z or std; [C] one a client; Fn of the round
+    shape: Any = None        # noise: a Shape; None: isotropic
     state: Any = None        # row: what it remembers between releases, at the start
     update: Fn | None = None     # row: (state, release) -> state, release
     name: str = static(default="")
     role: str = static(default="row")
     absolute: bool = static(default=False)    # noise is a std, not a multiplier
+    claimed: Any = None      # noise: the multiplier that a paper states for it
+
+
+@record
+class Shape:
+    """A norm of contributions, ||scales * Haar coefficients||, and the noise that is isotropic in it.
+
+    Noise of the shape has in band b a standard deviation of 1 / scales[b] of what it is in the shape's own units.
+    """
+    bands: Any               # jfl.privacy.bands.Bands
+    scales: Array            # Float[bands], > 0
+
+
+class After(NamedTuple):
+    """What post-processing may know of a sum: public numbers, and the noise in it."""
+    realised: Any = None     # what a divisor that is not a number stands for: the client's rows, or the cohort's weight
+    std: Any = None          # of the noise, in the norm of the shape; None without noise
+    shape: Any = None
 
 
 def _level(where, do="", **given):
@@ -54,8 +74,13 @@ def _clip_l2(state, row, *, bound):
     return _shrink(bound, row)
 
 
-def _its_bound(state, before, *, bound):
-    return bound
+def _stretch(shape):
+    """How much longer than its Euclidean norm a contribution may be in the norm of `shape`."""
+    return 1.0 if shape is None else jnp.max(shape.scales)
+
+
+def _its_bound(state, shape, *, bound):
+    return bound * _stretch(shape)
 
 
 def clip_l2(bound) -> Stage:
@@ -86,9 +111,16 @@ def _clip_per_layer(state, row, *, bounds, layers):
     return treedef.unflatten([x for x, _ in pairs]), jnp.any(jnp.array([c for _, c in pairs]))
 
 
-def _layers_bound(state, before, *, bounds, layers):
+def _layers_bound(state, shape, *, bounds, layers):
     limits = jnp.stack([jnp.asarray(b, jnp.float32) for b in jax.tree.leaves(bounds)])
-    return jnp.sqrt(jnp.sum(jnp.square(limits)) * (layers if limits.size == 1 else 1))
+    if shape is None:
+        return jnp.sqrt(jnp.sum(jnp.square(limits)) * (layers if limits.size == 1 else 1))
+    # a leaf is as long as its own bands make it; blocks of several leaves are taken at their worst
+    longest = [jnp.max(shape.scales[bands.blocks(shape.bands) == b]) for b in range(len(shape.bands.blocks))]
+    each = jnp.zeros(layers)
+    for block, most in zip(shape.bands.blocks, longest):
+        each = each.at[np.array(block.leaves)].set(most)
+    return jnp.sqrt(jnp.sum(jnp.square(limits * each)))
 
 
 def clip_per_layer(bounds, layers: int | None = None) -> Stage:
@@ -124,7 +156,9 @@ def _clip_adaptive(state, row, *, indicator, quantile, lr, count):
     return (clipped, state * indicator * (bit - 0.5)), over
 
 
-def _adaptive_bound(state, before, *, indicator, quantile, lr, count):
+def _adaptive_bound(state, shape, *, indicator, quantile, lr, count):
+    if shape is not None:
+        check.fail("clip_adaptive", "isotropic noise", "noise of a shape", "One coordinate more has no band.")
     return state * jnp.sqrt(1 + jnp.square(indicator) / 4)
 
 
@@ -154,6 +188,27 @@ def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1) -> Sta
                  update=Fn(_adapt, data), name="clip_adaptive")
 
 
+def _as_it_is(state, row, *, value):
+    return row, jnp.zeros((), bool)
+
+
+def _declared(state, shape, *, value):
+    return value * _stretch(shape)
+
+
+def bounded(value, reason: str) -> Stage:
+    """Declare, without clipping, that a contribution is at most `value` long.
+
+    Args     reason: "upload": in `release`, where the upload's own clip sees to it (`jfl.plan` checks that it does).
+             "prox_erm": in a client, by strong convexity of its problem: a guarantee that rests on it is "conditional".
+    Units    as of `clip_l2`.
+    """
+    check.choice("bounded", ("upload", "prox_erm"), reason=reason)
+    check.positive("bounded", value=value)
+    data = dict(value=check.scalar(value))
+    return Stage(Fn(_as_it_is, data), Fn(_declared, data), name="bounded" if reason == "upload" else reason)
+
+
 # --- sum, noise, post ----------------------------------------------------------------------------------------------
 
 def total() -> Stage:
@@ -161,11 +216,12 @@ def total() -> Stage:
     return Stage(None, name="total", role="sum")
 
 
-def gaussian(noise_multiplier=None, *, std=None) -> Stage:
+def gaussian(noise_multiplier=None, *, std=None, shape: Shape | None = None) -> Stage:
     """Add N(0, sigma^2) to every coordinate, sigma = noise_multiplier * sensitivity of the sum.
 
     Units    noise_multiplier: dimensionless, > 0; or std: sigma itself, in the units of the sum.  Either may be a
              function of the round; and, in `private_grad` and in `upload`, Float[C], one number for each client.
+             shape: noise of a shape of `jfl.wavelet`; the sensitivity is then measured in its norm.
     Errors   ValueError unless exactly one is given and > 0 (leave the stage out for no noise).
     """
     if (noise_multiplier is None) == (std is None):
@@ -178,15 +234,16 @@ def gaussian(noise_multiplier=None, *, std=None) -> Stage:
         value = jnp.asarray(value, jnp.float32)
     else:
         value = _level("gaussian", "Leave the stage out for no noise.", **{name: value})
-    return Stage(None, noise=value, name="gaussian", role="noise", absolute=std is not None)
+    return Stage(None, noise=value, shape=shape, name="gaussian", role="noise", absolute=std is not None)
 
 
-def _divide(value, realised, *, n):
-    return tree.map(lambda x: x / jnp.asarray(n, x.dtype), value)
+def _divide(value, after, *, n):
+    value = tree.map(lambda x: x / jnp.asarray(n, x.dtype), value)
+    return value, after if after.std is None else after._replace(std=after.std / n)
 
 
-def _divide_realised(value, realised):
-    return tree.map(lambda x: x / jnp.where(realised > 0, realised, 1).astype(x.dtype), value)
+def _divide_realised(value, after):
+    return _divide(value, after, n=jnp.where(after.realised > 0, after.realised, 1))
 
 
 def divide(n) -> Stage:

@@ -21,7 +21,7 @@ def guarantee_of(entry, rounds, delta):
     if entry.mixture and method != EXACT:
         method += ", participation mixture"
     return Guarantee(value, float(delta), entry.unit, entry.adjacency, entry.view, method,
-                     caveats=tuple(dict.fromkeys(entry.caveats)))
+                     entry.status, tuple(dict.fromkeys(entry.caveats)))
 
 
 def tight_of(entry, rounds, delta):

@@ -1,0 +1,77 @@
+"""PADPFL (Talaei, Izadi, 2024): FedProx solves, clipped models, impact factors; NbAFL (Wei et al., 2020) with equal ones."""
+import jax.numpy as jnp
+import optax
+
+from .. import check, local, tree
+from ..batches import full, gather
+from ..core import Fn, Mechanism, Release
+from ..privacy import mechanism as mech
+from .base import algorithm
+
+
+def _init(params, *, step):
+    return step.init(params), jnp.zeros(())
+
+
+def _client(ctx, keys, server, own, rows, *, work, mu, mechanism, most, upload):
+    start = server.params
+    pull = lambda g, w, s: tree.axpy(mu, tree.sub(w, start), g)
+    trained, _, _, seen = local.train(work, ctx, keys, start, rows, pull)
+    inexact = _inexactness(work.grad.loss, ctx, start, trained, rows, mu)
+    if most is not None:                                  # a solve that stops too early voids what rests on it
+        seen = seen._replace(overflow=seen.overflow + (~(inexact <= most)).astype(jnp.int32))
+    payload = trained if upload == "model" else tree.sub(trained, start)
+    if mechanism is not None:
+        alone = tree.map(lambda x: x[None], payload)
+        payload, _ = mech.release(mech.at(mechanism, ctx.round), keys.noise, (), alone, jnp.ones(1), client=ctx.client)
+    return payload, inexact, seen
+
+
+def _inexactness(loss, ctx, start, trained, rows, mu):
+    """||gradient of the proximal problem|| where the client stopped, over that where it started; over all its rows."""
+    slots = jnp.arange(rows.index.shape[0])
+    everything = gather(rows, slots, slots < rows.size)
+    at = lambda w: local.grad(loss)(None, w, everything, ctx)[0]
+    return tree.norm(tree.axpy(mu, tree.sub(trained, start), at(trained))) / jnp.maximum(
+        tree.norm(at(start)), jnp.finfo(jnp.float32).tiny)
+
+
+def _server(ctx, server, release, *, step, upload):
+    return step(ctx, server, tree.sub(release, server.params) if upload == "model" else release)
+
+
+def padpfl(grad, *, mu=0.1, lr=0.02, steps=5, batch=full(), upload="model", mechanism=None, inexactness=None,
+           server_lr=1.0, server_optimizer=optax.sgd):
+    """Clients solve loss + (mu / 2) ||w - w_server||^2 inexactly; the server takes the weighted mean of their models.
+
+    The impact factors are `jfl.plan(weights=...)`: fixed, of `jfl.schedules.impact`, or a function of the round.  All
+    clients take part (`sampling.full`).  Noise of the paper's kind, on a clipped upload and on what is broadcast:
+
+        plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
+             release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
+
+    Args     upload: "model", as printed; "difference" of models, whose clip norm may be far smaller: usable noise.
+             mechanism: instead of a noisy upload, a chain inside the client, for its examples:
+             chain(bounded(sensitivity, "prox_erm"), total(), gaussian(z)), with the sensitivity of
+             `jfl.papers.talaei2024`; conditional on convex Lipschitz losses.
+             inexactness: what a solve must reach, in (0, 1]; one that does not counts in Health and stops the run.
+    What the solves reached is in `run.own`, [C], of each client's last round: a measurement, outside any guarantee.
+    Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
+    Source   Talaei, Izadi, 2024, Algorithm 1; the clip on a model bounds a client by 2 B, not by 2 B / rows.
+    """
+    check.nonnegative("padpfl", mu=mu)
+    check.choice("padpfl", ("model", "difference"), upload=upload)
+    if inexactness is not None:
+        check.fraction("padpfl", inexactness=inexactness)
+    if mechanism is not None:
+        if not isinstance(mechanism, Mechanism) or not mech.clips(mechanism) or mech.adaptive(mechanism):
+            check.fail("padpfl", 'mechanism = chain(bounded(..., "prox_erm"), total(), gaussian(z))', f"{mechanism!r}")
+        if inexactness is None and any(s.name == "prox_erm" for s in mechanism.stages):
+            check.fail("padpfl", "inexactness beside a prox_erm bound, which rests on it", "none")
+        mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True)
+    work = local.work(grad, batch, lr=lr, steps=steps)
+    step = dict(step=local.server_step(server_lr, server_optimizer))
+    most = None if inexactness is None else check.scalar(inexactness)
+    client = Fn(_client, dict(work=work, mu=check.scalar(mu), mechanism=mechanism, most=most), dict(upload=upload))
+    released = work.releases() if mechanism is None else (Release(mechanism, batch, 1, steps),)
+    return algorithm(Fn(_init, step), client, Fn(_server, step, dict(upload=upload)), releases=released, name="padpfl")

@@ -1,0 +1,236 @@
+"""Orthonormal Haar transforms along one axis, or two at once (a square pyramid), in O(m).
+
+Coefficients come in the order base, finest details (level 1), ..., root detail (level L); a detail is left
+minus right.  Lengths are padded with zeros to a power of two, m = 2 ** L.  The un-normalised transform of
+Ranaweera et al., 2025, has means and half differences: it is `analysis(x) / sqrt(leaves(m))`.
+
+A "piece" is what one level has of one kind of detail, without the coefficients that see padding alone: those
+are zero in an analysis and reach nothing in a synthesis.  Work on pieces needs no gather and moves no padding.
+"""
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+PATHS = ("auto", "xla", "pallas", "interpret")
+
+
+def height(*lengths) -> int:
+    """L, the levels of the tree over the longest of `lengths`."""
+    return (max(lengths) - 1).bit_length()
+
+
+def layout(*lengths) -> tuple:
+    """(level, grid of the piece, grid with padding) of every piece in order; the base has level 0.
+
+    >>> layout(3)
+    ((0, (1,), (1,)), (1, (2,), (2,)), (2, (1,), (1,)))
+    """
+    top, base = height(*lengths), (1,) * len(lengths)
+    out = [(0, base, base)]
+    for level in range(1, top + 1):
+        grid = tuple(-(-d // 2**level) for d in lengths)
+        out += [(level, grid, (2 ** (top - level),) * len(lengths))] * (2 ** len(lengths) - 1)
+    return tuple(out)
+
+
+# --- pieces -------------------------------------------------------------------------------------------------
+
+def split(x, axes=(-1,)) -> tuple:
+    """The pieces of x along `axes`, as `layout` of their lengths lists them.
+
+    Two axes have three pieces a level: (low, high), (high, low), (high, high).
+    """
+    axes = tuple(a % x.ndim for a in axes)
+    details = []
+    for _ in range(height(*(x.shape[a] for a in axes))):
+        pad = [(0, x.shape[a] % 2 if a in axes else 0) for a in range(x.ndim)]
+        parts = [jnp.pad(x, pad)]
+        for axis in axes:
+            halves = [[lax.slice_in_dim(p, i, None, 2, axis) for i in (0, 1)] for p in parts]
+            parts = [part for left, right in halves for part in (left + right, left - right)]
+        x, *finer = [part * 0.5 ** (len(axes) / 2) for part in parts]
+        details += finer
+    return (x, *details)
+
+
+def merge(pieces, lengths, axes=(-1,)):
+    """The array of these pieces: the inverse of `split`, and its transpose."""
+    x, *details = pieces
+    axes = tuple(a % x.ndim for a in axes)
+    kinds = 2 ** len(axes) - 1
+    for level in reversed(range(height(*lengths))):
+        parts = [x, *details[level * kinds:(level + 1) * kinds]]
+        for axis in reversed(axes):
+            parts = [_interleave(low + high, low - high, axis) for low, high in zip(parts[::2], parts[1::2])]
+        x = parts[0] * 0.5 ** (len(axes) / 2)
+        for axis, d in zip(axes, lengths):
+            x = lax.slice_in_dim(x, 0, -(-d // 2**level), axis=axis)
+    return x
+
+
+def _interleave(even, odd, axis):
+    shape = list(even.shape)
+    shape[axis] *= 2
+    return jnp.stack([even, odd], axis + 1).reshape(shape)
+
+
+def join(pieces, lengths, axes=(-1,)):
+    """All coefficients of these pieces, padding included, on one axis of m or m * m in the place of `axes`."""
+    first, out = axes[0] % pieces[0].ndim, []
+    for piece, (_, grid, full) in zip(pieces, layout(*lengths)):
+        pad = [(0, 0)] * piece.ndim
+        pad[first:first + len(grid)] = [(0, f - g) for f, g in zip(full, grid)]
+        shape = piece.shape[:first] + (math.prod(full),) + piece.shape[first + len(grid):]
+        out.append(jnp.pad(piece, pad).reshape(shape))
+    return jnp.concatenate(out, first)
+
+
+def cut(coefficients, lengths, axis=-1) -> tuple:
+    """The pieces of coefficients that stand on `axis`, without padding: the inverse of `join`."""
+    axis, start, out = axis % coefficients.ndim, 0, []
+    for _, grid, full in layout(*lengths):
+        piece = lax.slice_in_dim(coefficients, start, start + math.prod(full), axis=axis)
+        piece = piece.reshape(piece.shape[:axis] + full + piece.shape[axis + 1:])
+        for i, g in enumerate(grid):
+            piece = lax.slice_in_dim(piece, 0, g, axis=axis + i)
+        out.append(piece)
+        start += math.prod(full)
+    return tuple(out)
+
+
+# --- one axis -----------------------------------------------------------------------------------------------
+
+def analysis(x, path: str = "auto"):
+    """x [..., d] -> coefficients [..., m], m the next power of two.
+
+    "auto" is XLA: no benchmark on an accelerator has shown that the Pallas kernel is faster.
+
+    Args     path: "auto", "xla", "pallas", or "interpret" (the Pallas kernel where there is no accelerator).
+
+    >>> c = analysis(jnp.array([4.0, 8, 1, 9, 8, 4, 5, 3])) / jnp.sqrt(leaves(8))
+    >>> [round(float(v), 4) for v in c]
+    [5.25, -2.0, -4.0, 2.0, 1.0, 0.5, 1.0, 0.25]
+    """
+    d = x.shape[-1]
+    if _path("analysis", path) == "xla":
+        return join(split(x), (d,))
+    pad = [(0, 0)] * (x.ndim - 1) + [(0, 2 ** height(d) - d)]
+    return _pallas(jnp.pad(x, pad), True, path == "interpret")
+
+
+def synthesis(coefficients, length: int, path: str = "auto"):
+    """coefficients [..., m] -> x [..., length]: the inverse of `analysis`, without the padding."""
+    _padded("synthesis", coefficients, 2 ** height(length), length)
+    if _path("synthesis", path) == "xla":
+        return merge(cut(coefficients, (length,)), (length,))
+    return _pallas(coefficients, False, path == "interpret")[..., :length]
+
+
+def levels(m: int):
+    """NumPy Int[m], m a power of two: the level of each coefficient, 1 (finest) to L (root); the base has 0.
+
+    >>> levels(8).tolist()
+    [0, 1, 1, 1, 1, 2, 2, 3]
+    """
+    return _each("levels", m, 1, lambda level, top: level)
+
+
+def leaves(m: int):
+    """NumPy Int[m]: how many entries each coefficient is made of, 2 ** level; the base, all m.
+
+    >>> leaves(8).tolist()
+    [8, 2, 2, 2, 2, 4, 4, 8]
+    """
+    return _each("leaves", m, 1, lambda level, top: 2 ** (level or top))
+
+
+# --- two axes -----------------------------------------------------------------------------------------------
+
+def analysis2(x):
+    """x [..., h, w] -> coefficients [..., m * m] of the pyramid on the smallest square, m = 2 ** L, around x.
+
+    Each level splits a square in four: means, which the next level splits, and three kinds of details.
+
+    >>> analysis2(jnp.ones((2, 2))).tolist()
+    [2.0, 0.0, 0.0, 0.0]
+    """
+    return join(split(x, (-2, -1)), x.shape[-2:], (-2, -1))
+
+
+def synthesis2(coefficients, shape):
+    """coefficients [..., m * m] -> x [..., h, w]: the inverse of `analysis2`, without the padding."""
+    _padded("synthesis2", coefficients, 4 ** height(*shape), shape)
+    return merge(cut(coefficients, shape), shape, (-2, -1))
+
+
+def levels2(m: int):
+    """NumPy Int[m * m]: the level of each coefficient of the pyramid; the base has 0.
+
+    >>> levels2(4).tolist()
+    [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
+    """
+    return _each("levels2", m, 2, lambda level, top: level)
+
+
+def _each(where, m, dimensions, value):
+    if m < 1 or m & (m - 1):
+        raise ValueError(f"haar.{where}: need m to be a power of two; got {m!r}. It is the padded length.")
+    with jax.ensure_compile_time_eval():                  # numbers, also where the caller is being traced
+        return jax.device_get(jnp.concatenate([jnp.full(math.prod(full), value(level, height(m)))
+                                               for level, _, full in layout(*(m,) * dimensions)]))
+
+
+def _padded(where, coefficients, size, shape):
+    if coefficients.shape[-1] != size:
+        raise ValueError(f"haar.{where}: need {size} coefficients for {shape}; got {coefficients.shape[-1]}. "
+                         "Pass the lengths that were analysed.")
+
+
+def _path(where, path):
+    if path not in PATHS:
+        raise ValueError(f"haar.{where}: need path to be one of {', '.join(map(repr, PATHS))}; got {path!r}.")
+    return "xla" if path == "auto" else path
+
+
+# --- the kernel: all levels of a row at once ----------------------------------------------------------------
+
+def _sign(dtype):
+    return 1 - 2 * lax.broadcasted_iota(jnp.int32, (1, 1, 2), 2).astype(dtype)
+
+
+def _analysis_kernel(x_ref, out_ref):
+    x, start = x_ref[...], 1
+    while (half := x.shape[-1] // 2):
+        pairs = x.reshape(1, half, 2)
+        x = pairs.sum(-1) * 0.5**0.5
+        out_ref[:, pl.ds(start, half)] = (pairs * _sign(x.dtype)).sum(-1) * 0.5**0.5
+        start += half
+    out_ref[:, pl.ds(0, 1)] = x
+
+
+def _synthesis_kernel(c_ref, out_ref):
+    m = c_ref.shape[-1]
+    x = c_ref[:, pl.ds(0, 1)]
+    while (n := x.shape[-1]) < m:
+        details = c_ref[:, pl.ds(m - 2 * n + 1, n)]
+        x = ((x[..., None] + _sign(x.dtype) * details[..., None]) * 0.5**0.5).reshape(1, 2 * n)
+    out_ref[...] = x
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _pallas(x, forward, interpret):
+    rows, m = x.size // x.shape[-1], x.shape[-1]
+    block = pl.BlockSpec((1, m), lambda i: (i, 0))
+    kernel = _analysis_kernel if forward else _synthesis_kernel
+    call = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((rows, m), x.dtype), grid=(rows,),
+                          in_specs=[block], out_specs=block, interpret=interpret)
+    return call(x.reshape(rows, m)).reshape(x.shape)
+
+
+# the gradient of an orthonormal map is its inverse
+_pallas.defvjp(lambda x, forward, interpret: (_pallas(x, forward, interpret), None),
+               lambda forward, interpret, _, g: (_pallas(g, not forward, interpret),))
