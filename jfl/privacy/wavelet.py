@@ -48,7 +48,7 @@ def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
              estimate (`jfl.algorithms.band_energies`); None: the spectrum of natural images, which reads no data.
     Source   spec of Ranaweera et al., 2025, section 3.6: not in the paper.
     """
-    if not check.concrete(exponent) or not np.isfinite(exponent):
+    if check.concrete(exponent) and not np.all(np.isfinite(exponent)):
         check.fail("wavelet.ellipsoid", "a finite exponent", f"{exponent!r}")
     if energies is None:
         return shape(bands, jnp.asarray(haar.prior(bands)) ** (jnp.asarray(exponent, jnp.float32) / 2))
@@ -126,6 +126,9 @@ def _bands_bound(state, shape, *, bounds, bands):
 
 def clip_bands(bounds, bands: Bands) -> Stage:
     """Shrink each band of a contribution on its own: Float[bands] bounds on the orthonormal coefficients.
+
+    What is clipped, summed and made noisy are the coefficients with those of padding; dropping the padding comes last,
+    and is post-processing, though a contribution without it may look longer than its bound.
 
     Privacy  the bound of a contribution is the root of the sum of squared bounds, each in units of its band's noise:
              bands with multipliers sigma_b are one release with 1 / sigma^2 = sum of 1 / sigma_b^2.
