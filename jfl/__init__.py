@@ -4,10 +4,12 @@ from . import batches as batches
 from . import heterogeneity as heterogeneity
 from . import models as models
 from . import printed as printed
+from . import proxy as proxy
 from . import sampling as sampling
 from . import schedules as schedules
 from .algorithms import algorithm as algorithm
 from .core import Guarantee as Guarantee
+from .data import corrupt as corrupt
 from .data import datasets as datasets
 from .data import partition as partition
 from .data import transform as transform

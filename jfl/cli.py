@@ -265,8 +265,7 @@ def _calibrate(args):
         value = getattr(found, command.over)
         if value is None:                                 # one for each client or round
             value = report.noise(plan, found.rounds)
-            print(f"noise_multiplier = {value[0][0]:.6g} to {value[0][1]:.6g}" if value else
-                  "noise_multiplier: none that an accountant could read, as printed")
+            print("noise_multiplier " + (f"= {value[0][0]:.6g} to {value[0][1]:.6g}" if value else "of no known privacy"))
         else:
             print(f"{command.over} = {value:.6g}")
         _worth(plan, found, command.plot, config.epsilon)

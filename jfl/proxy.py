@@ -1,8 +1,9 @@
 """What public rows tell before a private run: clip norms, and how gradients spread over bands.
 
-A clip norm or a band energy that is measured on private rows leaks, and no accountant counts it.  Here all is measured
-on rows that everyone may read, such as `jfl.transform.public` sets aside: sound exactly as long as these rows are
-public, and no client has them.  Without such rows give a fixed clip, `jfl.clip_adaptive`, or a private estimate.
+A clip norm or a band energy that is measured on private rows leaks, and no accountant counts it.  Here all is
+measured on rows that everyone may read, such as `jfl.transform.public` sets aside: sound exactly as long as these
+rows are public, and no client has them.  Without such rows give a fixed clip, `jfl.clip_adaptive`, or a private
+estimate.
 
     public, rest = jfl.transform.public(jfl.datasets.mnist(), 1000)
     clip = jfl.clip_l2(jfl.proxy.median_norm(task, params, *public))
@@ -30,7 +31,8 @@ def gradient_norms(task, params, x, y, *, microbatch: int | None = None):
     Shapes   x [p, ...], y [p] -> Float[p]; traceable.
     Args     microbatch: rows whose gradients are held at once; None: as many as fit about 64 MB.
 
-    >>> gradient_norms(lambda w, x, y: 0.5 * (x @ w - y) ** 2, jnp.zeros(2), jnp.eye(2), jnp.array([3., -4.])).tolist()
+    >>> loss = lambda w, x, y: 0.5 * (x @ w - y) ** 2
+    >>> gradient_norms(loss, jnp.zeros(2), jnp.eye(2), jnp.array([3., -4.])).tolist()
     [3.0, 4.0]
     """
     return _norms(*_arguments("proxy.gradient_norms", task, params, x, y, microbatch))
@@ -95,11 +97,12 @@ def band_report(energies, bands) -> list[dict]:
     """Whether noise that follows the bands would help: an entry for each block that is transformed on its own.
 
     Entry    block: its number; size: its coefficients m, with those of padding; energy: its part of the sum; shares:
-             p_b of its bands, n_b coefficients each; leaves: s_b, entries under a coefficient; mean_leaves: sum p_b s_b.
-             ratio_weighted, ratio_optimal: noise power at equal privacy and without binding clip, over that of
-             isotropic noise; below 1 is better.  weighted: the weights of the paper, (sum p_b s_b) (sum n_b / s_b) / m,
-             which wins only below about 3 leaves.  optimal: (sum sqrt(p_b n_b))^2 / m, never above 1, near 1 where
-             neighbours have nothing in common.  nan for a block without energy.
+             p_b of its bands, n_b coefficients each; leaves: s_b, entries under a coefficient; mean_leaves:
+             sum p_b s_b.  ratio_weighted, ratio_optimal: noise power at equal privacy and without binding clip, over
+             that of isotropic noise; below 1 is better.  weighted: the weights of the paper,
+             (sum p_b s_b) (sum n_b / s_b) / m, which wins only below about 3 leaves.  optimal:
+             (sum sqrt(p_b n_b))^2 / m, never above 1, near 1 where neighbours have nothing in common.  nan for a
+             block without energy.
     Args     energies Float[bands], of `band_energies` or of a private estimate: it reads no rows.
     Privacy  nothing to add to what the energies cost.
     Source   Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy and Schwarz.
@@ -119,7 +122,7 @@ def band_report(energies, bands) -> list[dict]:
     return entries
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
+# --- parts --------------------------------------------------------------------------------------------------
 
 def _arguments(where, task, params, x, y, microbatch):
     loss = task.loss if isinstance(task, Task) else task
@@ -127,7 +130,8 @@ def _arguments(where, task, params, x, y, microbatch):
         check.fail(where, "a Task, or a loss (params, x, y) -> scalar", f"{loss!r}")
     x, y = jnp.asarray(x), jnp.asarray(y)
     if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
-        check.fail(where, "public rows x [p, ...] and y [p, ...], p >= 1", f"shapes {list(x.shape)} and {list(y.shape)}")
+        check.fail(where, "public rows x [p, ...] and y [p, ...], p >= 1",
+                   f"shapes {list(x.shape)} and {list(y.shape)}")
     if microbatch is None:
         microbatch = ROOM // max(tree.size(params), 1)
     else:

@@ -116,9 +116,9 @@ def piecewise(breakpoints, values) -> Fn:
 
     For plan(weights=...), values of shape [C] are impact factors that change with the round (`impact`).
 
-    Shapes   breakpoints [k] whole numbers; values: k + 1 of one shape [...], numbers or arrays; clock Int[] -> [...].
+    Shapes   breakpoints [k] whole numbers; values: k + 1 of one shape [...]; clock Int[] -> [...].
     Speed    breakpoints and values are leaves: other numbers, or a sweep over them, need no other program.
-    Errors   ValueError unless 0 < breakpoints[0] < breakpoints[1] < ... and there are k + 1 finite values of one shape.
+    Errors   ValueError unless 0 < breakpoints[0] < breakpoints[1] < ..., with k + 1 finite values of one shape.
     Source   Talaei and Izadi, 2024: impact factors p^(t), of which two groups change places after round 10.
 
     >>> rate = piecewise([10, 20], [0.3, 0.2, 0.1])

@@ -51,7 +51,7 @@ FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default
 HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "orbax", "tyro", "rich",
          "h5py", "PIL", "array_record"}
 PUBLIC = """HealthError REPOSITORY algorithm algorithms bands batches bounded calibrate chain clip_adaptive clip_l2 clip_per_layer
-datasets divide epsilons federate gaussian grad guarantee Guarantee guarantees heterogeneity models partition plan printed private_grad round
+corrupt datasets divide epsilons federate gaussian grad guarantee Guarantee guarantees heterogeneity models partition plan printed private_grad proxy round
 sampling scan schedules simulate start sweep task total transform wavelet""".split()
 
 

@@ -75,10 +75,9 @@ def test_median_by_a_plain_loop(task):
 
 
 def test_public_rows_of_transform():
-    public, rest = transform.public(jfl.datasets.digits(), 20)
+    public, _ = transform.public(jfl.datasets.digits(), 20)
     clip = proxy.median_norm(lambda w, x, y: -jax.nn.log_softmax(x.ravel() @ w)[y], jnp.zeros((64, 10)), *public)
-    x = public.x.reshape(20, -1)
-    want = np.linalg.norm(x, axis=1) * math.sqrt(0.9)          # softmax - one-hot at zero logits
+    want = np.linalg.norm(public.x.reshape(20, -1), axis=1) * math.sqrt(0.9)       # softmax - one-hot at zero logits
     assert math.isclose(clip, np.median(want), rel_tol=1e-5) and jfl.clip_l2(clip) is not None
 
 
@@ -108,14 +107,18 @@ def test_update_norms_by_plain_loops():
 
 
 def test_update_norms_draw_batches():
-    """One step on one row of two: the norm is that of one of its gradients; clients draw each for themselves."""
-    x, y = rows(2)
-    x, y = jnp.tile(x, (6, 1)), jnp.tile(y, 6)
-    each = 0.1 * np.linalg.norm(gradients(x, y), axis=1)[:2]
-    got = np.asarray(proxy.update_norms(squared, start_params(), x, y, clients=6, steps=1, lr=0.1, key=jax.random.key(0),
-                                        batch=jfl.batches.without_replacement(1)))
-    near = np.abs(got[:, None] - each) < 1e-6
-    assert near.any(1).all() and near.any(0).all()
+    """One row a client, drawn half of the time, by each client for itself and anew in each step."""
+    x, y = rows(12)
+    each = np.linalg.norm(gradients(x, y), axis=1)
+    got = np.asarray(proxy.update_norms(squared, start_params(), x, y, clients=12, steps=1, lr=0.1, key=jax.random.key(0),
+                                        batch=jfl.batches.poisson(rate=0.5, capacity=1)))
+    drawn = got > 0
+    assert 0 < drawn.sum() < 12
+    assert len({int(np.abs(0.1 * each - norm).argmin()) for norm in got[drawn]}) == drawn.sum()
+    np.testing.assert_allclose(np.abs(0.1 * each - got[drawn][:, None]).min(1), 0, atol=1e-6)
+    twice = np.asarray(proxy.update_norms(squared, start_params(), x, y, clients=12, steps=2, lr=0.1,
+                                          key=jax.random.key(0), batch=jfl.batches.poisson(rate=0.5, capacity=1)))
+    assert (twice[drawn] > 0).all() and 0 < (twice[~drawn] > 0).sum()
 
 
 @pytest.mark.parametrize("options, message", [
@@ -171,21 +174,14 @@ def test_band_energies_add_up(make):
         assert not np.allclose(got, energies(bands, jax.tree.map(lambda *g: sum(g) / 5, *each)), rtol=0.2)
 
 
-def energies_of(m, shares):
-    """Bands of one vector of length m: base first, then level 1 (finest) to the root."""
-    bands = haar.flat(jnp.zeros(m))
-    assert haar.count(bands) == 1 + int(math.log2(m))
-    return np.asarray(shares, float), bands
-
-
 @pytest.mark.parametrize("m, shares, mean, weighted, optimal", [
     (1024, [2**-10, *(2.0 ** -np.arange(1, 11))], 11.0, 3.667, 1.0),                       # white
     (1024, [0, 1, *[0] * 9], 2.0, 0.6667, 0.5),                                            # all in the finest
     (8, [1, 0, 0, 0], 8.0, 2.75, 1 / 8),                                                   # constant
     (8, [0.1, 0.2, 0.3, 0.4], 0.8 + 0.4 + 1.2 + 3.2, 1.925, None)])
 def test_band_report_of_a_vector(m, shares, mean, weighted, optimal):
-    shares, bands = energies_of(m, shares)
-    height = np.arange(1, haar.count(bands))
+    shares, bands = np.array(shares, float), haar.flat(jnp.zeros(m))       # base first, then finest to root
+    height = np.arange(1, 1 + int(math.log2(m)))
     entry, = proxy.band_report(7 * shares, bands)
     np.testing.assert_allclose(entry["shares"], shares, rtol=1e-12)
     assert entry["block"] == 0 and entry["size"] == m and math.isclose(entry["energy"], 7)

@@ -97,9 +97,9 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
     """Random training rows that everyone may read, and the dataset without them: no client gets one.
 
     Shapes   Public: x [rows, ...], y [rows], in random order; the other n - rows keep theirs, and their owners.
-    Privacy  sound only because these rows are taken as public: whatever is measured on them (`jfl.proxy`) says nothing
-             about the rows that stay, which are private as before.  In a study with a private data set it is an
-             assumption, so the dataset gets a caveat that goes with every guarantee.
+    Privacy  sound only because these rows are taken as public: whatever is measured on them (`jfl.proxy`) says
+             nothing about the rows that stay, which are private as before.  In a study with a private data set it
+             is an assumption, so the dataset gets a caveat that goes with every guarantee.
     Errors   ValueError unless 1 <= rows < n.
 
     >>> from . import datasets
