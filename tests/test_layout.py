@@ -39,8 +39,8 @@ FLOORS = [
     "plan printed round",
     "simulate mesh",
     "sweep",
-    "config report idle",
-    "assemble",
+    "config report",
+    "assemble idle",
     "accountant console train demo",
     "cli",
 ]

@@ -94,21 +94,27 @@ def epsilons(plan: Plan, rounds, delta: float = 1e-5, unit: str | None = None, v
 
 
 def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
-    """A round whose upload is seen is worth that upload: what leaves the server adds no more of that client."""
+    """Rounds whose upload is seen are worth that upload: what leaves the server adds no more of that client.
+
+    The uploads of the others leak too.  Where theirs are seen their noise hides nobody; at worst they are all seen in
+    the same rounds, and in others than the client's own: 1 / variance is convex.
+    """
     check.whole("jfl.guarantee", uplinks=uplinks)
     if view != "third_party" or told or uplinks > rounds:
         check.fail("jfl.guarantee", "view='third_party' and at most `rounds` beside uplinks, and no cap, quantile or "
                    "realised", f"view={view!r}, uplinks={uplinks}, rounds={rounds}",
                    "The server sees all uploads.")
-    seen, rest = (choose("jfl.guarantee", plan, entries_of(plan, rounds, delta), unit, v, adjacency)
-                  for v in ("server", view))
+    pick = lambda view, others: choose("jfl.guarantee", plan, ledger.entries(plan, rounds, others), unit, view, adjacency)
+    seen, alone, rest = pick("server", True), pick(view, False), pick(view, True)
     if (seen.unit, seen.adjacency) != (rest.unit, rest.adjacency):
         check.fail("jfl.guarantee", "one unit and adjacency for uploads and models", f"{seen.unit}, {seen.adjacency}; "
                    f"{rest.unit}, {rest.adjacency}", "Give unit= and adjacency=.")
-    if seen.series or rest.series:                        # whichever rounds leak: count all of both
-        parts, times = (seen, rest), (rounds, rounds)
+    if seen.series or rest.series:                        # whichever rounds leak: count both in all of them
+        times = ((seen, rounds), (alone, rounds))
     else:
-        parts, times = ((seen, rest), (uplinks, rounds - uplinks)) if uplinks < rounds else ((seen,), (rounds,))
+        exposed = min(uplinks, rounds - uplinks)
+        times = ((seen, uplinks), (alone, exposed), (rest, rounds - uplinks - exposed))
+    parts, times = zip(*((e, n) for e, n in times if n))
     joined = ledger.joined(parts, times)
     caveats = joined.caveats + (f"the third party sees at most {uplinks} uploads of a client",)
     return guarantee_of(joined._replace(view=view, caveats=caveats), 1, delta)

@@ -11,8 +11,11 @@ from .sites import Entry, kinds, level, levels, refused
 OTHERS = "counts the noise of the other clients, who are taken not to help the third party"
 
 
-def uploads(plan: Plan, rounds: int) -> list[Entry]:
-    """Noise on each client's own upload; a third party meets it in a sum, with the noise of the others."""
+def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
+    """Noise on each client's own upload; a third party meets it in a sum, with the noise of the others.
+
+    Args     others: False for a third party that knows their noise.
+    """
     if not noisy(plan.upload):
         return []
     sampler, adjacency = plan.sampler, plan.upload.adjacency or "replace_one"
@@ -37,13 +40,15 @@ def uploads(plan: Plan, rounds: int) -> list[Entry]:
     weights = _weights(plan, rounds)
 
     def summed_up(z, rows, client):
-        return _column(_in_the_sum(weights, z[0] if isinstance(z, tuple) else np.full((1, 1), z)), client)
+        return _column(_in_the_sum(weights, z[0] if isinstance(z, tuple) else np.full((1, 1), z), 0.0,
+                                   others), client)
 
     all_ = lambda z: tuple(summed_up(z, 0, c) for c in _unlike(weights, own[0]))
-    return [server, entry("third_party", all_, summed_up, max(len(own[0]), len(weights)) > 1, (OTHERS,))]
+    return [server, entry("third_party", all_, summed_up, max(len(own[0]), len(weights)) > 1,
+                          (OTHERS,) if others else ())]
 
 
-def release(plan: Plan, rounds: int) -> list[Entry]:
+def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     """Noise of the server: for those who see models only.  Noise of the uploads that it sums counts too."""
     if not noisy(plan.release):
         return []
@@ -59,9 +64,9 @@ def release(plan: Plan, rounds: int) -> list[Entry]:
             unit = float(bound(plan.release)) / limit(plan.upload) * weights.max(1, keepdims=True)
 
             def happens(z):
-                both = _in_the_sum(weights, theirs, unit * (z[0] if isinstance(z, tuple) else z))
+                both = _in_the_sum(weights, theirs, unit * (z[0] if isinstance(z, tuple) else z), others)
                 return tuple(_column(both, c) for c in _unlike(weights, theirs))
-            series, caveats = max(len(own[0]), len(weights), len(theirs)) > 1, caveats + (OTHERS,)
+            series, caveats = max(len(own[0]), len(weights), len(theirs)) > 1, caveats + ((OTHERS,) if others else ())
         happens(own)
     except ValueError as error:
         return [refused("client", "third_party", adjacency, error)]
@@ -84,9 +89,10 @@ def _weights(plan, rounds):
     return np.asarray(plan.weights, np.float64)[None]
 
 
-def _in_the_sum(weights, z, more=0.0):
+def _in_the_sum(weights, z, more, others):
     """Multipliers [rounds or 1, C] of a client in the weighted sum of all: the noise is everybody's, the shift its own."""
-    std = np.sqrt(np.sum(np.square(weights * z), axis=1, keepdims=True) + np.square(more))
+    noise = np.square(weights * z)
+    std = np.sqrt((noise.sum(1, keepdims=True) if others else noise) + np.square(more))
     with np.errstate(divide="ignore"):
         return np.minimum(std / weights, 1e12)            # a client of weight 0 is not in it
 

@@ -23,15 +23,16 @@ IMPLIED = "implied by the client-level guarantee"
 IMPLIED_TWICE = "implied by the client-level noise: an example moves an upload by up to twice its bound"
 
 
-def entries(plan: Plan, rounds: int = 1) -> list[Entry]:
+def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     """All that the noise of the first `rounds` rounds of a plan may protect; empty without noise.
 
+    Args     others: whether noise of other clients counts for a third party.
     Errors   ValueError if the plan holds traced values: a ledger is kept on the host.
     """
     if not check.concrete(plan):
         check.fail("jfl.guarantee", "a plan of concrete values", "traced ones", "Call it outside jit and vmap.")
     own = sites.examples(plan, rounds)
-    clients = client_sites.uploads(plan, rounds) + client_sites.release(plan, rounds)
+    clients = client_sites.uploads(plan, rounds, others) + client_sites.release(plan, rounds, others)
     proved = any(not e.refusal for e in own)
     listed = own + clients + ([] if proved else [_implied(plan, e) for e in clients])
     return [e._replace(caveats=e.caveats + _travelling(plan, e)) for e in listed]
