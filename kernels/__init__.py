@@ -1,1 +1,1 @@
-"""Arrays in, arrays out; imports jax only.  Installed as `jfl.kernels`."""
+"""Arrays in, arrays out; imports jax and numpy only.  Installed as `jfl.kernels`."""

@@ -11,6 +11,7 @@ from scipy import stats
 import jfl
 from jfl import bands, printed, wavelet
 from jfl.papers import ranaweera2025 as paper
+from jfl.papers import ranaweera2025_theory as theory
 from jfl.privacy import mechanism as mech
 
 KEY = jax.random.key(3)
@@ -74,8 +75,7 @@ def test_energies_decide_the_shape():
         want = (energies / bands.sizes(made)) ** (exponent / 2)
         np.testing.assert_allclose(std / std[0], want / want[0], rtol=1e-5)
     std = 1 / np.asarray(wavelet.optimal(made, energies).scales, np.float64)
-    want = np.asarray(paper.optimal_band_std(1.0, np.sqrt(energies), bands.sizes(made), 1.0), np.float64) \
-        if hasattr(paper, "optimal_band_std") else (energies / bands.sizes(made)) ** 0.25
+    want = np.asarray(theory.optimal_band_std(1.0, np.sqrt(energies), bands.sizes(made)))
     np.testing.assert_allclose(std / std[0], want / want[0], rtol=1e-5)
 
 

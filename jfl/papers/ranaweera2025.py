@@ -207,7 +207,8 @@ def dynamic_mu(rate, epsilon, delta, rho, rounds: int) -> float:
 def dynamic_epsilon(rate, mus, delta) -> float:
     """A proved epsilon of Poisson samples at multipliers 1 / mus, mus [T], on the host."""
     mus, times = np.unique(np.asarray(mus, np.float64), return_counts=True)
-    return tight.epsilon(events.series(events.poisson(rate, events.gaussian(1 / mus)), times), delta)[0]
+    each = events.gaussian(1 / mus)
+    return tight.epsilon(events.series(events.poisson(rate, each) if rate < 1 else each, times), delta)[0]
 
 
 # --- audit -----------------------------------------------------------------------------------------------------------
@@ -281,20 +282,19 @@ def _setting(name, m, sigma):
     return m, sigma
 
 
-@rdp.float64
-@jnp.vectorize
-def _nominal(rate, sigma, steps, delta):
-    return rdp.epsilon(ORDERS, steps * rdp.poisson(ORDERS, rate, sigma), delta)
+_nominal = rdp.float64(jnp.vectorize(
+    lambda rate, sigma, steps, delta: rdp.epsilon(ORDERS, steps * rdp.poisson(ORDERS, rate, sigma), delta)))
+
+
+def _release(m, key, sigma, entry):
+    z = sigma * jax.random.normal(key, (m,))
+    x = z[:1] / m                                         # the base; then levels from the root down
+    for n in (2**i for i in range(m.bit_length() - 1)):
+        d = z[n:2 * n] * (n / m)                          # half differences above m / n leaves
+        x = jnp.stack([x + d, x - d], axis=-1).ravel()
+    return entry + x
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scores(m, keys, sigma, entry):
-    def one(key):
-        z = sigma * jax.random.normal(key, (m,))
-        x = z[:1] / m                                     # the base; then levels from the root down
-        for n in (2**i for i in range(m.bit_length() - 1)):
-            d = z[n:2 * n] * (n / m)                      # half differences of m / n leaves
-            x = jnp.stack([x + d, x - d], axis=-1).ravel()
-        return (entry + x).sum()
-
-    return jax.lax.map(one, keys, batch_size=64)
+    return jax.lax.map(lambda key: _release(m, key, sigma, entry).sum(), keys, batch_size=64)

@@ -106,7 +106,7 @@ def noise_power_ratio(m, calibration: str = "plain"):
     return privacy.haar_coordinate_variance(m, 1.0) * factor**2
 
 
-@claim("section 4.3", "unsound", "the same sigma is not the same privacy; energy falls by 3, with Lemma 2 by 3 times this")
+@claim("section 4.3", "unsound", "the same sigma is not the same privacy; energy falls by 3, or 3 times this")
 def variance_saved(m):
     """(2 + log2 m) / 2, by which the noise variance is said to fall at the same privacy."""
     return privacy.lemma1_variance_bound(m, 1.0)
@@ -180,7 +180,7 @@ def theorem3_terms(c: Constants, lrs) -> Terms:
                  bend * c.diversity * (c.growth + steps))
 
 
-@claim("Theorem 3", "unverified", "the literature's constants, its own are lost; noise of local steps adds to the drift")
+@claim("Theorem 3", "unverified", "the literature's constants; its own are lost, and local noise adds to the drift")
 def theorem3(c: Constants, gap, lrs, gradients_2, strict: bool = True) -> Checked:
     """Delta_t gap + c_t + gradient |sum q_j grad F_j(w_j)|^2 + B_t sum of lr_k^2 such squares: bounds E F(w) - F*.
 
