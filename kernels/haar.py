@@ -179,9 +179,11 @@ def levels2(m: int):
 def _each(where, m, dimensions, value):
     if m < 1 or m & (m - 1):
         raise ValueError(f"haar.{where}: need m to be a power of two; got {m!r}. It is the padded length.")
+    out = []
+    for level, _, full in layout(*(m,) * dimensions):
+        out += [value(level, height(m))] * math.prod(full)
     with jax.ensure_compile_time_eval():                  # numbers, also where the caller is being traced
-        return jax.device_get(jnp.concatenate([jnp.full(math.prod(full), value(level, height(m)))
-                                               for level, _, full in layout(*(m,) * dimensions)]))
+        return jax.device_get(jnp.array(out))
 
 
 def _padded(where, coefficients, size, shape):

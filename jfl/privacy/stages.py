@@ -56,8 +56,8 @@ def _level(where, do="", **given):
 
 # --- row stages ---------------------------------------------------------------------------------------------------
 
-def _shrink(bound, row):
-    norm = tree.norm(row)
+def _shrink(bound, row, norm=None):
+    norm = tree.norm(row) if norm is None else norm
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
 
     def one(x):

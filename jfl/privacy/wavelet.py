@@ -18,7 +18,7 @@ from .. import check
 from ..core import Fn
 from . import bands as haar
 from .bands import Bands
-from .stages import Shape, Stage, _level, clip_l2, gaussian
+from .stages import Shape, Stage, _level, _shrink, clip_l2, gaussian
 
 READINGS = ("R1", "R2", "R3", "R4", "R5", "R6")
 CALIBRATIONS = ("plain", "lemma2")
@@ -81,15 +81,8 @@ def _one_each(where, bands, least=None, **values):
 
 # --- clips --------------------------------------------------------------------------------------------------------
 
-def _shrunk(row, norm, bound, change):
-    factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-    return change(factor), jnp.any(norm > bound)
-
-
 def _clip_ellipsoid(state, row, *, bound, shape):
-    norm = jnp.sqrt((haar.energies(shape.bands, row) * shape.scales**2).sum())
-    ones = jnp.ones(haar.count(shape.bands))
-    return _shrunk(row, norm, bound, lambda factor: haar.scale(shape.bands, factor * ones, row))
+    return _shrink(bound, row, jnp.sqrt((haar.energies(shape.bands, row) * shape.scales**2).sum()))
 
 
 def _ellipsoid_bound(state, other, *, bound, shape):
@@ -115,7 +108,8 @@ def clip_ellipsoid(bound, shape: Shape) -> Stage:
 
 def _clip_bands(state, row, *, bounds, bands):
     norms = jnp.sqrt(haar.energies(bands, row))
-    return _shrunk(row, norms, bounds, lambda factors: haar.scale(bands, factors, row))
+    factors = jnp.minimum(1.0, bounds / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
+    return haar.scale(bands, factors, row), jnp.any(norms > bounds)
 
 
 def _bands_bound(state, shape, *, bounds, bands):
