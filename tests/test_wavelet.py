@@ -237,7 +237,7 @@ def test_a_round_is_the_loop_of_the_paper():
     clip, noise = wavelet.published("R5", 0.9, 0.5, MADE)
     plan = plan_of(jfl.chain(clip, jfl.total(), noise, jfl.divide(4.0)))
     run = jfl.start(jax.random.key(1), plan)
-    after, _ = jfl.round(run, plan)
+    after, _ = jax.jit(jfl.round)(run, plan)
     base = stream(noise_key(run, plan), Stream.ROWS, 0)
     fed, m = plan.fed, 4
     x, y = np.asarray(fed.x, np.float64), np.asarray(fed.y, np.float64)
@@ -245,6 +245,7 @@ def test_a_round_is_the_loop_of_the_paper():
     w = np.array([4.0, 2, 2, 4])
     shape = wavelet.weighted(MADE)
     mean = np.zeros(4)
+    draw = jax.jit(lambda k: bands.noise(MADE, k, 0.5 * 0.9 / shape.scales, start_params()))
     for c in range(CLIENTS):
         params = flat(start_params())                     # b, then w
         key = jax.random.fold_in(jax.random.fold_in(base, c), 0)
@@ -254,7 +255,7 @@ def test_a_round_is_the_loop_of_the_paper():
                 residual = params[0] + x[i] @ params[1:] - y[i]
                 coefficients = h @ (residual * np.concatenate([[1.0], x[i]]))
                 total += coefficients / max(1, np.linalg.norm(w * coefficients) / 0.9)
-            drawn = bands.noise(MADE, jax.random.fold_in(key, s), 0.5 * 0.9 / np.asarray(shape.scales), start_params())
+            drawn = draw(jax.random.fold_in(key, s))
             params = params - 0.2 * (np.linalg.solve(h, total) + flat(drawn)) / 4.0
         mean += (params - flat(start_params())) / CLIENTS
     np.testing.assert_allclose(flat(after.server.params), flat(start_params()) + mean, rtol=2e-4, atol=2e-5)
@@ -309,6 +310,9 @@ def test_calibrated_noise_of_a_shape_is_that_of_isotropic_noise():
 
 # --- post-processing -------------------------------------------------------------------------------------------------
 
+RELEASE = jax.jit(lambda chain, row: mech.release(chain, KEY, (), row, jnp.ones(1))[0])
+
+
 def james_stein(c, sizes, std):
     energy = np.sum(c**2)
     return c * (max(0.0, 1 - (sizes - 2) * std**2 / energy) if sizes >= 3 else 1.0)
@@ -325,7 +329,7 @@ def test_denoisers_against_a_loop(seed, layout, shaped):
 
     def after(*post):
         chain = jfl.chain(jfl.clip_l2(5.0), jfl.total(), noise, jfl.divide(3.0), *post, adjacency="add_remove")
-        return mech.release(chain, KEY, (), row, jnp.ones(1))[0]
+        return RELEASE(chain, row)
 
     noisy = after()
     sizes, levels = bands.sizes(made), bands.levels(made)
@@ -360,6 +364,37 @@ def test_denoisers_need_noise_and_their_own_bands():
                       wavelet.james_stein(LAYOUTS["flat"]), adjacency="add_remove")
     with pytest.raises(ValueError, match="bands of the noise"):
         mech.release(chain, KEY, (), row, jnp.ones(1))
+
+
+# --- energies, privately ------------------------------------------------------------------------------------------
+
+def test_private_energies_and_what_both_plans_cost():
+    made = bands.flat(PARAMS)
+    fed = make_federation()
+
+    def estimate(z):
+        alg = jfl.algorithms.band_energies(squared, made, noise_multiplier=z)
+        return jfl.plan(fed, jfl.task(start_params(), squared), alg, jfl.sampling.full(CLIENTS))
+
+    out = jfl.simulate(KEY, estimate(1e-6), rounds=2)
+    x, y, w = np.asarray(fed.x, np.float64), np.asarray(fed.y, np.float64), flat(start_params())
+    clients = []
+    for c in range(CLIENTS):
+        own = np.asarray(fed.index[c][:fed.size[c]])
+        g = (w[0] + x[own] @ w[1:] - y[own])[:, None] * np.concatenate([np.ones((len(own), 1)), x[own]], 1)
+        q = np.array([[.5, .5, .5, .5], [.5**.5, -.5**.5, 0, 0], [0, 0, .5**.5, -.5**.5], [.5, .5, -.5, -.5]])
+        e = (g @ q.T) ** 2
+        clients.append((np.stack([e[:, 0], e[:, 1] + e[:, 2], e[:, 3]], 1) / e.sum(1, keepdims=True)).mean(0))
+    np.testing.assert_allclose(np.asarray(out.run.server.energies), np.mean(clients, 0), atol=1e-4)
+    np.testing.assert_allclose(flat(out.params), w)
+    one = jfl.guarantee(estimate(5.0), 1)
+    training = plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(5.0), jfl.divide(4.0)))
+    alone, both = jfl.guarantee(training, 3), jfl.guarantee([(estimate(5.0), 1), (training, 3)], delta=1e-5)
+    exact = jfl.guarantee(plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(5.0 / np.sqrt(7 / 6)),
+                                            jfl.divide(4.0))), 3)
+    assert max(one.epsilon, alone.epsilon) < both.epsilon and both.epsilon == pytest.approx(exact.epsilon, rel=1e-4)
+    with pytest.raises(ValueError, match="bands of jfl.bands"):
+        jfl.algorithms.band_energies(squared, PARAMS, noise_multiplier=1.0)
 
 
 # --- iterate averaging -----------------------------------------------------------------------------------------------

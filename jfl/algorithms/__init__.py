@@ -2,6 +2,7 @@
 from .addpnfl import adaptive as adaptive
 from .addpnfl import addpnfl as addpnfl
 from .averaged import averaged as averaged
+from .band_energies import band_energies as band_energies
 from .base import algorithm as algorithm
 from .dpnfl import dpnfl as dpnfl
 from .fedavg import fedavg as fedavg

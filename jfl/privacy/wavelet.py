@@ -132,6 +132,23 @@ def clip_bands(bounds, bands: Bands) -> Stage:
     return Stage(Fn(_clip_bands, data), Fn(_bands_bound, data), name="clip_bands")
 
 
+def _shares(state, row, *, bands):
+    energies = haar.energies(bands, row)
+    return energies / jnp.maximum(energies.sum(), jnp.finfo(jnp.float32).tiny), jnp.zeros((), bool)
+
+
+def _one(state, shape, *, bands):
+    if shape is not None:
+        check.fail("wavelet.shares", "isotropic noise", "noise of a shape", "Shares have no bands of their own.")
+    return 1.0
+
+
+def shares(bands: Bands) -> Stage:
+    """Turn each contribution into its bands' shares of its energy, Float32[bands]: >= 0, they add up to at most 1."""
+    data = dict(bands=bands)
+    return Stage(Fn(_shares, data), Fn(_one, data), name="shares")
+
+
 # --- as the paper has it ------------------------------------------------------------------------------------------
 
 def published(reading: str, bound, noise_multiplier, bands: Bands, *, calibration: str = "plain", max_weight=1.0,

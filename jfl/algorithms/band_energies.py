@@ -1,0 +1,53 @@
+"""A private look at which bands hold the energy of per-example gradients, to choose the shape of the noise by."""
+from typing import Any
+
+import jax.numpy as jnp
+
+from .. import check, local
+from ..batches import full, gather
+from ..core import Diagnostics, Fn, record
+from ..privacy import wavelet
+from ..privacy.bands import Bands, count
+from ..privacy.mechanism import chain
+from ..privacy.stages import divide, gaussian, total
+from .base import algorithm
+
+
+@record
+class State:
+    params: Any          # as they were: nothing is trained
+    energies: Any        # Float[bands], the mean share of each band, of the rounds so far
+
+
+def _init(params, *, bands):
+    return State(params, jnp.zeros(count(bands))), ()
+
+
+def _client(ctx, keys, server, own, rows, *, grad, batch):
+    at, mask, overflow = batch.draw(keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
+    shares, (loss, clipped) = grad(keys.noise, server.params, gather(rows, at, mask), ctx)
+    return shares, own, Diagnostics(loss, clipped, overflow)
+
+
+def _server(ctx, server, shares):
+    done = ctx.round.astype(jnp.float32)
+    return State(server.params, (done * server.energies + shares) / (done + 1))
+
+
+def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor="size"):
+    """One round estimates the mean share of each band in an example's gradient energy, with noise.
+
+    An example contributes its shares, which are >= 0 and add up to 1, so their length is at most 1 whatever the
+    gradient.  Nothing is trained.  `out.run.server.energies` may be a little negative; for `wavelet.ellipsoid` take
+    jnp.maximum(energies, 0).
+
+    Args     batch: which rows a client looks at; divisor: of their sum: "size", or the expected rows of a batch.
+    Privacy  one release an example and round.  It is a plan of its own: both together have
+             jfl.guarantee([(estimate, 1), (training, rounds)], delta=...).
+    """
+    if not isinstance(bands, Bands):
+        check.fail("band_energies", "bands of jfl.bands", f"{bands!r}")
+    mechanism = chain(wavelet.shares(bands), total(), gaussian(noise_multiplier), divide(divisor))
+    grad = local.private_grad(loss, mechanism)
+    return algorithm(Fn(_init, dict(bands=bands)), Fn(_client, dict(grad=grad, batch=batch)), _server,
+                     releases=local.work(grad, batch, lr=1.0, steps=1).releases(), name="band_energies")
