@@ -16,9 +16,11 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.S)
 
 
-def test_the_ten_lines_run(capsys):
-    exec(compile(blocks("python")[0], "README.md", "exec"), {})        # as a user would paste them
-    accuracy, text = capsys.readouterr().out.split("\n", 1)
+def test_the_ten_lines_run(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)                       # 200 rounds: code that runs fast, as a user has it
+    out = subprocess.run([sys.executable, "-c", blocks("python")[0]], capture_output=True, text=True, timeout=600, cwd=ROOT)
+    assert out.returncode == 0, out.stderr
+    accuracy, text = out.stdout.split("\n", 1)
     assert float(accuracy) > 0.6
     assert "unit: example" in text and "view: server" in text
 
