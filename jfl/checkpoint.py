@@ -80,7 +80,7 @@ def unpack(leaves: dict, like: Run) -> Run:
     for i, x in enumerate(wanted):
         value = leaves[f"{i:04d}"]
         if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
-            value = jax.random.wrap_key_data(value, impl=str(jax.random.key_impl(x)))
+            value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(x))
         out.append(jax.numpy.asarray(value))
     return treedef.unflatten(out)
 

@@ -129,7 +129,7 @@ def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict
     import flax
     import optax
     return dict(versions=identity() | dict(optax=optax.__version__, flax=flax.__version__),
-                kernels=dict(gradients="vmap", normals="flat threefry"), noise=noise(plans[0], rounds), data=describe(plans[0].fed, partition),
+                kernels=dict(gradients="vmap", normals="philox4x32-10, fused"), noise=noise(plans[0], rounds), data=describe(plans[0].fed, partition),
                 written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **more)
 
 

@@ -1,21 +1,98 @@
-"""Standard normals for a whole pytree, drawn as one flat vector.
+"""Standard normals for a whole pytree, drawn as one flat vector: from counters to N(0, 1) in one loop.
 
-One draw padded to a multiple of 256 is measurably faster than a draw a leaf: on a CPU a (784, 10) leaf of its own
-costs 2.8 times as much a value.
+One block of Philox (128 bits) makes two normals by Box & Muller: 62 bits give the radius, 34 the angle.  A normal
+depends on the key and its position only, never on how long the vector is or how it is cut into leaves.
+
+What bounds the speed is arithmetic (20 products of 32 bits a block) and, after it, memory.  XLA for CPU has no loop
+with two results, and computes an expression anew for every reader; a complex number is one result that holds both
+normals, and the concatenation of two halves is what no reader repeats.
 """
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-LANE = 256
+from . import philox
+
+TILE = 256               # pairs whose first normals, then whose second normals, lie side by side
+GENERATORS = ("philox", "key")
 
 
-def normals(key, like):
-    """A pytree of independent float32 N(0, 1) with the shapes of `like`."""
+def normals(key, like, generator: str = "philox"):
+    """A pytree of independent float32 N(0, 1) with the shapes of `like`.
+
+    Args     key: any key of two or four words (threefry2x32, rbg, `philox.PHILOX`).
+             generator: "philox" derives the noise from the key's words by Philox4x32-10, whatever its type;
+             "key" draws it as jax.random.normal does, by the key's own generator and the inverse error function.
+    Privacy  "philox": the radius has 62 bits, so normals reach 9.3 standard deviations and miss 2^-63 of the mass;
+             the computed pair is within 3e-7 r + 6e-8 / r of the exact one at distance r from 0.  "key": from 23
+             bits, so at most 5.42, missing 6e-8.  Both are floats on a grid, which exact differential privacy does
+             not allow for.
+    Errors   ValueError for another generator, a key of another size, or 2^33 values.
+    Source   Box & Muller, Ann. Math. Stat. 29 (1958); Salmon et al., SC 2011.
+    """
+    if generator not in GENERATORS:
+        raise ValueError(f"normals: need a generator out of {GENERATORS}; got {generator!r}.")
     leaves, treedef = jax.tree.flatten(like)
     total = sum(x.size for x in leaves)
-    flat = jax.random.normal(key, (-(-total // LANE) * LANE,), jnp.float32)
+    draw = _by_philox if generator == "philox" else _by_key
+    flat = draw(key, -(-total // (2 * TILE)))
     out, start = [], 0
     for x in leaves:
-        out.append(jax.lax.slice(flat, (start,), (start + x.size,)).reshape(x.shape))
+        out.append(lax.slice(flat, (start,), (start + x.size,)).reshape(x.shape))
         start += x.size
     return treedef.unflatten(out)
+
+
+def _by_key(key, tiles: int):
+    """One draw padded to tiles: on a CPU a (784, 10) leaf of its own costs 2.8 times as much a value."""
+    return jax.random.normal(key, (tiles * 2 * TILE,), jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=1)          # alone it rounds as it does inside a program
+def _by_philox(key, tiles: int):
+    if tiles >= 2 ** 24:
+        raise ValueError(f"normals: need less than 2^33 values of one key; got {tiles * 2 * TILE}.")
+    if tiles == 0:
+        return jnp.zeros((0,), jnp.float32)
+    cuts = (0, tiles // 2, tiles) if tiles > 1 else (0, 1)
+    parts = [lax.complex(*pair(*philox.blocks(key, np.uint32(a * TILE) + lax.iota(np.uint32, (b - a) * TILE))))
+             for a, b in zip(cuts, cuts[1:])]
+    pairs = jnp.concatenate(parts).reshape(tiles, 1, TILE)
+    return jnp.concatenate([lax.real(pairs), lax.imag(pairs)], 1).reshape(-1)
+
+
+def pair(w0, w1, w2, w3):
+    """Four random words -> two independent normals, by polynomials that a compiler turns into plain vector code.
+
+    Shapes   UInt32[...] -> two Float32[...].
+    """
+    f, signed = np.float32, lambda w: lax.bitcast_convert_type(w, jnp.int32)
+    number = lambda w: lax.convert_element_type(signed(w), jnp.float32)
+    flip = lambda x, sign: lax.bitcast_convert_type(
+        lax.bitcast_convert_type(x, jnp.uint32) ^ (sign & np.uint32(1 << 31)), jnp.float32)
+    # u 2^31 with 62 bits, never 0, at most 2^31: small u, the tail, keep all their digits
+    u = number(w0 >> np.uint32(1)) + (number(w2 >> np.uint32(1)) + f(0.5)) * f(2.0 ** -31)
+    # -log u = -(exponent - 31) log 2 - log1p(m), m in [sqrt(1/2) - 1, sqrt(2) - 1]
+    raw = signed(u)
+    shifted = raw - np.int32(0x3F3504F3)
+    exponent = lax.convert_element_type(shifted >> np.int32(23), jnp.float32)
+    m = lax.bitcast_convert_type(raw - (shifted & np.int32(-1 << 23)), jnp.float32) - f(1)
+    m2 = m * m
+    a, b, c, d = (f(p) + f(q) * m for p, q in LOG)
+    minus_log = (f(31) - exponent) * f(np.log(2)) - m * ((a + b * m2) + (c + d * m2) * (m2 * m2))
+    radius = jnp.sqrt(minus_log)                     # over sqrt(2), which cos(pi/4 + t) = (cos t - sin t) / sqrt(2) returns
+    t = number(w1) * f(np.pi / 4 * 2.0 ** -31)       # [-pi/4, pi/4]: a quarter turn; two signs choose which
+    t2 = t * t
+    cos = f(1) + t2 * (f(COS[0]) + t2 * (f(COS[1]) + t2 * f(COS[2])))
+    sin = t + t * t2 * (f(SIN[0]) + t2 * (f(SIN[1]) + t2 * f(SIN[2])))
+    return flip(radius * (cos - sin), w3), flip(radius * (cos + sin), w3 << np.uint32(1))
+
+
+# Least greatest absolute error on the ranges above: 3.4e-8, 3.2e-8 and 1.8e-9, below half a float32's last digit at 1.
+LOG = ((0.9999998211860657, -0.5000066757202148), (0.33336183428764343, -0.24959343671798706),
+       (0.1987304538488388, -0.17333467304706573), (0.16419996321201324, -0.10102237015962601))
+COS = (-0.49999895, 0.04165629, -0.00135978)
+SIN = (-0.16666651, 0.00833198, -0.00019496)

@@ -16,6 +16,7 @@ import pytest
 from conftest import CLIENTS, SIZES, close, flat, make_algorithm, squared, start_params
 
 import jfl
+from jfl.kernels.normals import normals
 from jfl.keys import Stream, stream
 from jfl.round import noise_key
 
@@ -177,7 +178,7 @@ ADAPTIVE = dict(quantile=0.6, lr=0.4, indicator=0.3)
 def draws(key, plan, batches, steps, dim):
     """Everything random of a run, from the addresses (seed, round, stream, client, turn, step)."""
     noise = noise_key(jfl.start(key, plan), plan)
-    normal = lambda k, n: jax.random.normal(k, (256,))[:n]           # one flat vector, leaves in tree order
+    normal = lambda k, n: normals(k, jnp.zeros(n))                   # one flat vector, leaves in tree order
     slots = plan.fed.index.shape[1]
 
     def one_round(r):

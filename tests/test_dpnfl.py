@@ -397,7 +397,9 @@ def test_first_responders_never_gain(site):
     fast = guarantees_of(jfl.sampling.first_responders(CLIENTS, COHORT, LATENCY))
     assert full and full.keys() == fast.keys()
     for key, g in fast.items():
-        assert g.epsilon == pytest.approx(full[key].epsilon)
+        # the sum of all has everybody's noise in it, whoever is fast
+        better = site == "upload" and key[1] == "third_party"
+        assert g.epsilon > 1.5 * full[key].epsilon if better else g.epsilon == pytest.approx(full[key].epsilon)
         assert any("every round" in c for c in g.caveats) and not any("honest" in c for c in g.caveats)
 
 

@@ -12,6 +12,7 @@ from test_algorithms import clip, draws, example_gradient, falling
 
 import jfl
 from jfl import core
+from jfl.kernels.normals import normals
 from jfl.privacy import bounds, events, tight
 from jfl.round import round as one_round
 
@@ -67,7 +68,7 @@ def once_a_round(key, plan):
     def one(r):
         cohort = plan.sampler.draw(stream(key, Stream.COHORT, r))
         address = lambda i, turn: jax.random.fold_in(jax.random.fold_in(stream(noise, Stream.ROWS, r), i), turn)
-        return jax.vmap(lambda i, turn: jax.random.normal(address(i, turn), (256,))[:4])(cohort.ids, cohort.turn)
+        return jax.vmap(lambda i, turn: normals(address(i, turn), jnp.zeros(4)))(cohort.ids, cohort.turn)
 
     return jax.vmap(one)(jnp.arange(ROUNDS))
 

@@ -225,7 +225,7 @@ def finish(mechanism: Mechanism, key, state, value, *, max_weight=1.0, realised=
         sigma = jnp.asarray(level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32)
         after = after._replace(std=sigma, shape=s.shape)
         if s.shape is None:
-            value = tree.map(lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, normals(key, value))
+            value = tree.map(lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, normals(key, value, s.generator))
         else:
             value = tree.add(value, bands.noise(s.shape.bands, key, sigma / s.shape.scales, value))
     for s in mechanism.stages:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import check, tree
 from ..core import Array, Fn, record, static
+from ..kernels.normals import GENERATORS
 from . import bands
 
 
@@ -26,6 +27,7 @@ class Stage:
     role: str = static(default="row")
     absolute: bool = static(default=False)    # noise is a std, not a multiplier
     claimed: Any = None      # noise: the multiplier that a paper states for it
+    generator: str = static(default="philox")      # noise: of kernels.normals
 
 
 @record
@@ -216,12 +218,14 @@ def total() -> Stage:
     return Stage(None, name="total", role="sum")
 
 
-def gaussian(noise_multiplier=None, *, std=None, shape: Shape | None = None) -> Stage:
+def gaussian(noise_multiplier=None, *, std=None, shape: Shape | None = None, generator: str = "philox") -> Stage:
     """Add N(0, sigma^2) to every coordinate, sigma = noise_multiplier * sensitivity of the sum.
 
     Units    noise_multiplier: dimensionless, > 0; or std: sigma itself, in the units of the sum.  Either may be a
              function of the round; and, in `private_grad` and in `upload`, Float[C], one number for each client.
              shape: noise of a shape of `jfl.wavelet`; the sensitivity is then measured in its norm.
+             generator: "philox", counters to normals in one pass; "key", as jax.random.normal does with the key of the
+             run (threefry unless you chose another), several times slower.  Noise of a shape is always "philox".
     Errors   ValueError unless exactly one is given and > 0 (leave the stage out for no noise).
     """
     if (noise_multiplier is None) == (std is None):
@@ -234,7 +238,9 @@ def gaussian(noise_multiplier=None, *, std=None, shape: Shape | None = None) -> 
         value = jnp.asarray(value, jnp.float32)
     else:
         value = _level("gaussian", "Leave the stage out for no noise.", **{name: value})
-    return Stage(None, noise=value, shape=shape, name="gaussian", role="noise", absolute=std is not None)
+    check.choice("gaussian", GENERATORS if shape is None else ("philox",), generator=generator)
+    return Stage(None, noise=value, shape=shape, name="gaussian", role="noise", absolute=std is not None,
+                 generator=generator)
 
 
 def _divide(value, after, *, n):
