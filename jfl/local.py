@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from . import check, tree
+from . import check, taps, tree
 from .batches import gather
 from .core import Batch, Batches, Diagnostics, Fn, Mechanism, Release, record, static
 from .privacy import mechanism as mech
 
-GRAD_PATHS = ("auto", "vmap")
+GRAD_PATHS = ("auto", "bookkeeping", "vmap")
 
 
 @record
@@ -27,6 +27,12 @@ class Grad:
     def __call__(self, key, params, batch: Batch, ctx):
         g, aux = (_mean if self.mechanism is None else _private)(self, key, params, batch, ctx)
         return (g if self.l2 is None else tree.axpy(self.l2, params, g)), aux
+
+
+def _clip(mechanism):
+    """The row stage that book-keeping serves, or None where the rows meet others."""
+    rows = [s for s in mechanism.stages if s.role == "row"]
+    return rows[0] if len(rows) == 1 and rows[0].name in ("clip_l2", "clip_per_layer") else None
 
 
 def _as_fn(function) -> Fn:
@@ -51,10 +57,13 @@ def private_grad(loss, mechanism: Mechanism, *, l2=None, microbatch: int | None 
              chain(clip_l2(1.0), total(), gaussian(1.1), divide(16)).
              l2: adds l2 * params after clipping and noise: it depends on no example, so it is not clipped.
              microbatch: examples whose gradients are held at once; None: the batch.
-             path: how per-example gradients are had; "auto" chooses.
+             path: "bookkeeping" has the clipped sum from activations and backprops, at the cost of a plain gradient,
+             for a chain with one clip_l2 or clip_per_layer and parameters with a rule (see `jfl.taps`); "vmap" forms
+             every example's gradient; "auto" forms only those of the parameters without a rule.
     Privacy  noise is drawn anew for every (round, client, step).  What an epsilon is worth depends on how batches
              and clients are drawn: see `jfl.guarantee`.
-    Errors   ValueError for an adaptive clip: one clip norm must serve all clients of a round.
+    Errors   ValueError for an adaptive clip: one clip norm must serve all clients of a round; with
+             path="bookkeeping", for another chain, or (when it runs) a parameter without a rule.
     Source   Abadi et al., CCS 2016, Algorithm 1.
     """
     if not isinstance(mechanism, Mechanism):
@@ -67,6 +76,9 @@ def private_grad(loss, mechanism: Mechanism, *, l2=None, microbatch: int | None 
     if microbatch is not None:
         check.whole("private_grad", microbatch=microbatch)
     check.choice("private_grad", GRAD_PATHS, path=path)
+    if path == "bookkeeping" and _clip(mechanism) is None:
+        check.fail("private_grad", "one row stage, clip_l2 or clip_per_layer, for path=\"bookkeeping\"",
+                   " -> ".join(s.name for s in mechanism.stages), "Use path=\"auto\" or \"vmap\".")
     return Grad(_as_fn(loss), mechanism, None if l2 is None else check.scalar(l2), microbatch, path)
 
 
@@ -87,11 +99,46 @@ def _private(self, key, params, batch, ctx):
     return g, (loss / rows, partial.clipped / rows)
 
 
+def _book(self: Grad, params, x, y):
+    """The loss read for book-keeping; None where every gradient must be formed.  x, y: one example."""
+    stage = _clip(self.mechanism)
+    if self.path == "vmap" or stage is None:
+        return None
+    if stage.name == "clip_per_layer" and stage.apply.static["layers"] != len(jax.tree.leaves(params)):
+        return None                                       # the stage itself says what is wrong
+    book = taps.read(self.loss, params, x, y)
+    if self.path == "bookkeeping" and book.why_not:
+        check.fail("private_grad", "a rule for every parameter, for path=\"bookkeeping\"",
+                   "; ".join(f"{name}: {why}" for name, why in book.why_not.items()),
+                   "Use path=\"auto\", which forms per-example gradients for these alone.")
+    return book if book.rules else None
+
+
+def gradient_path(plan) -> str:
+    """How a plan has its private gradients: "bookkeeping" (then which leaves have no rule), "vmap", or "none"."""
+    private = lambda node: isinstance(node, Grad) and node.mechanism is not None
+    grads = [g for g in jax.tree.leaves(plan.algorithm, is_leaf=private) if private(g)]
+    params = jax.eval_shape(plan.task.init, jax.random.key(0))
+    example = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (plan.fed.x, plan.fed.y)]
+    books = [_book(g, params, *example) for g in grads]
+    return " and ".join(dict.fromkeys("vmap" if b is None else taps.words(b) for b in books)) or "none"
+
+
 def clipped_sum(self: Grad, params, batch: Batch, weight):
     """Clipped gradients of a batch, summed -> Partial, sum of losses.  The one place where a faster path plugs in."""
+    book = _book(self, params, *jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), (batch.x, batch.y)))
+
     def some(rows: Batch, w):
-        losses, grads = jax.vmap(jax.value_and_grad(self.loss), (None, 0, 0))(params, rows.x, rows.y)
-        return mech.contribute(self.mechanism, (), grads, w), jnp.where(w != 0, losses, 0.0).sum()
+        if book is None:
+            losses, grads = jax.vmap(jax.value_and_grad(self.loss), (None, 0, 0))(params, rows.x, rows.y)
+            partial = mech.contribute(self.mechanism, (), grads, w)
+        else:
+            bounds, = _clip(self.mechanism).apply.data.values()
+            value, over, losses = taps.clipped_sum(book, self.loss, params, rows.x, rows.y, w, jax.tree.leaves(bounds),
+                                                   together=_clip(self.mechanism).name == "clip_l2")
+            count = lambda x: x.sum().astype(jnp.float32)
+            partial = mech.Partial(value, count(w != 0), count(over & (w != 0)), count(w))
+        return partial, jnp.where(w != 0, losses, 0.0).sum()
 
     size = weight.shape[0]
     if self.microbatch is None or self.microbatch >= size:

@@ -13,6 +13,7 @@ from . import check
 from .checkpoint import identity, write
 from .core import Guarantee, Metrics, Plan
 from .data.federation import describe
+from .local import gradient_path
 from .privacy import accounting, ledger
 
 COLUMNS = ("name", "seed", "round", "accuracy", "client_accuracy", "loss", "train_loss", "clip_fraction",
@@ -124,12 +125,21 @@ def noise(plan: Plan, rounds: int) -> list:
     return [[float(z.min()), float(z.max())] for z in found]
 
 
+def _generators(plan: Plan) -> str:
+    """Where the noise comes from: of each noisy chain, once."""
+    words = dict(philox="philox4x32-10, fused", key="the key's own")
+    chains = [r.mechanism for r in plan.algorithm.releases] + [plan.upload, plan.release]
+    used = [words[s.generator] for m in chains if m is not None for s in m.stages if s.role == "noise"]
+    return " and ".join(dict.fromkeys(used)) or "none"
+
+
 def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict:
     """What it takes to get the same numbers again; the noise that ran, of the first plan."""
     import flax
     import optax
     return dict(versions=identity() | dict(optax=optax.__version__, flax=flax.__version__),
-                kernels=dict(gradients="vmap", normals="philox4x32-10, fused"), noise=noise(plans[0], rounds), data=describe(plans[0].fed, partition),
+                kernels=dict(gradients=gradient_path(plans[0]), normals=_generators(plans[0])),
+                noise=noise(plans[0], rounds), data=describe(plans[0].fed, partition),
                 written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **more)
 
 

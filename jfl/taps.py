@@ -1,0 +1,291 @@
+"""Which parameters of a loss have a rule for clipped gradient sums, and the numbers the rules need.
+
+The loss of one example is traced to a jaxpr, so that every use of every parameter is seen, in whatever
+library it was written.  A leaf that meets the data once, in a matrix product, a convolution or a table lookup,
+gets a tap: a zero added to what comes out, whose gradient is the backprop there.  A leaf that enters
+elementwise (a bias, a scale) has gradients no larger than the activations, and they are formed.  Every other
+leaf (used twice, in a loop, under a function that is not linear) has no rule: its gradients are formed as well,
+as vmap(grad) would.
+"""
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+from jax.extend.core import primitives as p
+
+from .kernels.bookkeeping import Formed, Lookup, patches, product, shrink
+
+# the same numbers in another shape: a gradient passes with its norm
+VIEWS = (p.reshape_p, p.transpose_p, p.squeeze_p, p.broadcast_in_dim_p, p.convert_element_type_p, p.copy_p)
+ELEMENTWISE = (p.add_p, p.sub_p, p.mul_p, p.div_p, p.max_p, p.min_p)
+MODES = (jax.lax.GatherScatterMode.FILL_OR_DROP, jax.lax.GatherScatterMode.CLIP,
+         jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+class Rule(NamedTuple):
+    """How one leaf meets the data."""
+    leaf: int
+    shape: tuple         # of the tap
+    dtype: Any
+    apply: Any           # operands of the equation -> its output, what to record
+    gather: Any          # (records, backprops) [N, ...] -> Formed, Product or Lookup
+    back: Any            # a sum in the rule's shape -> in the leaf's
+
+
+class Book(NamedTuple):
+    """A loss, read."""
+    jaxpr: Any           # (leaves of the parameters, of the loss, of x, of y) -> loss; no inner jit
+    rules: dict          # index of an equation -> Rule
+    why_not: dict        # name of a leaf -> why it has no rule
+
+
+def read(loss, params, x, y) -> Book:
+    """Find the rule of every leaf.
+
+    Shapes   loss: a pytree, such as Fn; x, y: one example, as arrays or jax.ShapeDtypeStruct.
+
+    >>> loss = jax.tree_util.Partial(lambda w, x, y: jnp.tanh(x @ w["in"]) @ w["out"] + jnp.abs(w["out"]).sum())
+    >>> read(loss, {"in": jnp.ones((3, 2)), "out": jnp.ones(2)}, jnp.ones(3), 0).why_not
+    {'out': 'it is used 2 times'}
+    """
+    closed = jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
+    flat = jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)
+    equations, paths = flat.jaxpr.eqns, jax.tree_util.tree_leaves_with_path(params)
+    inputs = flat.jaxpr.invars[:len(paths)]
+    uses = {}
+    for at, equation in enumerate(equations):
+        for side, v in enumerate(equation.invars):
+            if not isinstance(v, Literal):
+                uses.setdefault(v, []).append((at, side))
+    for v in flat.jaxpr.outvars:
+        if not isinstance(v, Literal):
+            uses.setdefault(v, []).append((None, 0))
+    ends = [_follow(equations, uses, v) for v in inputs]
+    data = _reached(equations, flat.jaxpr.invars[-len(jax.tree.leaves((x, y))):])
+    rules, why_not = {}, {}
+    for leaf, ((path, _), v, (views, end)) in enumerate(zip(paths, inputs, ends)):
+        if not isinstance(end, str):
+            at, side = end
+            if data.isdisjoint(equations[at].outvars):
+                end = f"it enters {equations[at].primitive.name} before it meets the data"
+            else:
+                end = _rule(equations[at], side, views, leaf, v.aval)
+            if isinstance(end, Rule):
+                rules[at] = end
+                continue
+        if end and v.aval.size > 1:                          # of one number the gradient is one number
+            why_not[jax.tree_util.keystr(path, simple=True, separator="/") or "params"] = end
+    return Book(flat, rules, why_not)
+
+
+def _reached(equations, start) -> set:
+    """The variables that depend on those in `start`."""
+    found = set(start)
+    for equation in equations:
+        if any(v in found for v in equation.invars if not isinstance(v, Literal)):
+            found.update(equation.outvars)
+    return found
+
+
+def _follow(equations, uses, v):
+    """From a leaf through views to its one use -> views, (equation, operand) or why there is none."""
+    views = []
+    while True:
+        found = uses.get(v, [])
+        if not found:
+            return views, ""                                 # not used: its gradient is zero
+        if len(found) > 1:
+            return views, f"it is used {len(found)} times"
+        (at, side), = found
+        if at is None:
+            return views, "it is the loss itself"
+        made, = equations[at].outvars if len(equations[at].outvars) == 1 else (None,)
+        if equations[at].primitive not in VIEWS or not jnp.issubdtype(made.aval.dtype, jnp.floating):
+            return views, (at, side)
+        views.append(equations[at])
+        v = made
+
+
+def _rule(equation, side, views, leaf, aval):
+    """The Rule of a leaf that `equation` uses as operand `side`; "" for an elementwise use, or why none fits."""
+    if equation.primitive in ELEMENTWISE:
+        return ""
+    operands, out = [v.aval for v in equation.invars], equation.outvars[0].aval
+    make = RULES.get(equation.primitive)
+    parts = make and make(equation.params, side, [v.shape for v in operands], out)
+    if not parts:
+        return f"it enters {equation.primitive.name}"
+    if operands[side].size != aval.size:
+        return "it is repeated before it is used"
+    apply, gather, back = parts
+    bind = lambda w, other: _bind(equation, (other, w) if side else (w, other))[0]
+
+    def whole(total):
+        """Back through the views, whose types do not matter here: rounding comes last."""
+        view = lambda w: functools.reduce(lambda x, e: x if e.primitive is p.convert_element_type_p else
+                                          e.primitive.bind(x, **e.params), views, w)
+        wide = jax.ShapeDtypeStruct(aval.shape, total.dtype)
+        return jax.linear_transpose(view, wide)(back(total))[0].astype(aval.dtype)
+
+    ordered = lambda *operands: apply(bind, operands[side], operands[1 - side])
+    return Rule(leaf, out.shape, out.dtype, ordered, gather, whole)
+
+
+# --- the three rules -----------------------------------------------------------------------------------------
+# (params, side, shapes of the operands, output) -> apply, gather, back; None where they do not fit;
+# apply: (bind, leaf, other operand) -> output, record;  gather: (records, backprops) -> Formed, Product or Lookup
+
+def _matmul(params, side, shapes, out):
+    mine, theirs = ([tuple(d[s]) for d in params["dimension_numbers"]] for s in (side, 1 - side))
+    free = lambda dims, shape: tuple(d for d in range(len(shape)) if d not in dims[0] + dims[1])
+    here, there = free(mine, shapes[side]), free(theirs, shapes[1 - side])
+    order = mine[1] + mine[0] + here
+    size = lambda dims, shape: math.prod(shape[d] for d in dims)
+    e, i, o = (size(dims, shapes[side]) for dims in (mine[1], mine[0], here))
+    places = size(there, shapes[1 - side])
+
+    def apply(bind, leaf, other):
+        return bind(leaf, other), other.transpose(theirs[1] + there + theirs[0]).reshape(e, places, i)
+
+    def gather(a, b):
+        b = b.reshape((-1, e, places, o) if side else (-1, e, o, places))
+        return product(a, b if side else b.swapaxes(2, 3))
+
+    def back(total):
+        return total.reshape([shapes[side][d] for d in order]).transpose(np.argsort(order))
+
+    return apply, gather, back
+
+
+def _conv(params, side, shapes, out):
+    if side == 0 or params["batch_group_count"] != 1:
+        return None
+    dims, groups = params["dimension_numbers"], params["feature_group_count"]
+    last = lambda spec: (spec[0], *spec[2:], spec[1])          # batch (or output), space, features
+    kernel = (*dims.rhs_spec[2:], dims.rhs_spec[1], dims.rhs_spec[0])
+    sizes = [shapes[1][d] for d in kernel]
+    window, o = sizes[:-2], sizes[-1] // groups
+    where = window, *(params[k] for k in ("window_strides", "padding", "lhs_dilation", "rhs_dilation"))
+    shape = [out.shape[d] for d in last(dims.out_spec)]
+    places = math.prod(shape[:-1])
+
+    def apply(bind, leaf, other):
+        """As a matrix product: see kernels.conv."""
+        a = patches(other.transpose(last(dims.lhs_spec)), *where)
+        a = a.reshape(places, math.prod(window), groups, -1).transpose(2, 0, 1, 3).reshape(groups, places, -1)
+        w = leaf.transpose(kernel).reshape(-1, groups, o)
+        value = jnp.einsum("gpi,igo->pgo", a, w, precision=params["precision"],
+                           preferred_element_type=params["preferred_element_type"])
+        return value.reshape(shape).transpose(np.argsort(last(dims.out_spec))), a
+
+    def gather(a, b):
+        b = b.transpose(0, *(d + 1 for d in last(dims.out_spec))).reshape(-1, places, groups, o)
+        return product(a, b.swapaxes(1, 2))
+
+    def back(total):
+        return total.swapaxes(0, 1).reshape(sizes).transpose(np.argsort(kernel))
+
+    return apply, gather, back
+
+
+def _lookup(params, side, shapes, out):
+    dims, (size, *row) = params["dimension_numbers"], shapes[0] or (0,)
+    at, mode = shapes[1][:-1], params["mode"]
+    plain = (dims.collapsed_slice_dims == (0,) == dims.start_index_map and not dims.operand_batching_dims
+             and tuple(params["slice_sizes"]) == (1, *row)
+             and dims.offset_dims == tuple(range(len(at), len(at) + len(row))))
+    if side or not plain or mode not in MODES:
+        return None
+
+    def apply(bind, leaf, other):
+        rows = other.reshape(-1).astype(jnp.int32)
+        past = jnp.where((rows < 0) | (rows >= size), size, rows)
+        return bind(leaf, other), past if mode != jax.lax.GatherScatterMode.CLIP else jnp.clip(rows, 0, size - 1)
+
+    return apply, lambda a, b: Lookup(a, b.reshape(*a.shape, -1), size), lambda total: total.reshape(shapes[0])
+
+
+RULES = {p.dot_general_p: _matmul, p.conv_general_dilated_p: _conv, p.gather_p: _lookup}
+
+
+# --- running it ----------------------------------------------------------------------------------------------
+
+def _bind(equation, operands):
+    with equation.ctx.manager:
+        made = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+    return made if equation.primitive.multiple_results else [made]
+
+
+def _run(closed, args, hooks=None):
+    """The values of a jaxpr, inner jits unfolded; `hooks`: index of an equation -> what runs in its place."""
+    env = dict(zip([*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *args]))
+    value = lambda v: v.val if isinstance(v, Literal) else env[v]
+    for at, equation in enumerate(closed.jaxpr.eqns):
+        operands = [value(v) for v in equation.invars]
+        if hooks and at in hooks:
+            made = [hooks[at](*operands)]
+        elif equation.primitive is p.jit_p:
+            made = _run(equation.params["jaxpr"], operands)
+        else:
+            made = _bind(equation, operands)
+        env.update(zip(equation.outvars, made))
+    return [value(v) for v in closed.jaxpr.outvars]
+
+
+def rows(book: Book, loss, params, x, y):
+    """One forward and one backward pass -> losses [N]; for each leaf its gradients, and their sum's way back to it.
+
+    Shapes   x, y: leaves [N, ...].
+    """
+    leaves = jax.tree.leaves(params)
+    ruled = {rule.leaf: at for at, rule in book.rules.items()}
+    formed = {leaf: leaves[leaf] for leaf in range(len(leaves)) if leaf not in ruled}
+    taps = {at: jnp.zeros(rule.shape, rule.dtype) for at, rule in book.rules.items()}
+
+    def one(formed, taps, x, y):
+        records = {}
+
+        def hook(at):
+            def run(*operands):
+                made, records[at] = book.rules[at].apply(*operands)
+                return made + taps[at]
+            return run
+
+        held = [formed.get(leaf, w) for leaf, w in enumerate(leaves)]
+        value, = _run(book.jaxpr, [*held, *jax.tree.leaves((loss, x, y))], {at: hook(at) for at in taps})
+        return value, records
+
+    derive = jax.vmap(jax.value_and_grad(one, (0, 1), has_aux=True), (None, None, 0, 0))
+    (losses, records), (g, backprops) = derive(formed, taps, x, y)
+    parts = []
+    for leaf, w in enumerate(leaves):
+        at = ruled.get(leaf)
+        parts.append((Formed(g[leaf]), lambda total, w=w: total.astype(w.dtype)) if at is None else
+                     (book.rules[at].gather(records[at], backprops[at]), book.rules[at].back))
+    return losses, parts
+
+
+def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
+    """The sum of clipped gradients -> tree like params; Bool[N], which were clipped; losses [N].
+
+    Args     bounds: one for all leaves together, or for each leaf; or one for every leaf.
+    """
+    losses, parts = rows(book, loss, params, x, y)
+    squares = [part.squares() for part, _ in parts]
+    norms = [jnp.sqrt(sum(squares))] * len(parts) if together else [jnp.sqrt(s) for s in squares]
+    leaves, form = jax.tree.flatten(params)
+    bounds = list(bounds) * len(parts) if len(bounds) == 1 else bounds
+    sums = []
+    for (part, back), norm, bound, leaf in zip(parts, norms, bounds, leaves):
+        factor = jnp.where(weight != 0, weight * shrink(norm, bound, leaf.dtype), 0.0)
+        sums.append(back(part.total(factor)))
+    return form.unflatten(sums), jnp.any(jnp.stack([n > b for n, b in zip(norms, bounds)]), 0), losses
+
+
+def words(book: Book) -> str:
+    """What a manifest says of a book."""
+    return "bookkeeping" + (f" (vmap for {', '.join(book.why_not)})" if book.why_not else "")

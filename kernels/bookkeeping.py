@@ -1,0 +1,125 @@
+"""Norms and clipped sums of per-example gradients from activations and backprops, without the gradients.
+
+A linear layer's gradient on one example is a sum of outer products, a^T b: `a` [P, I] came in, `b` [P, O] is
+the derivative by what went out, at P positions.  Its norm and a weighted sum over examples follow from a and b
+alone (Goodfellow, 2015; Bu et al., ICML 2023, who keep book of both instead of a second backward pass).
+
+Each kind of leaf has two functions: `squares()`, Float[N], and `total(factor)`, the sum of factor[n] times
+gradient n.  A factor of exactly 0 removes an example, whatever it holds.  Everything is at least float32 and at
+full matmul precision, also where a device would rather use less: a clip norm is a promise.
+"""
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+FULL = jax.lax.Precision.HIGHEST
+
+
+def _wide(x):
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _held(factor, x):
+    """Rows of `x` whose factor is not 0; `where`, since 0 * nan is nan."""
+    return jnp.where(factor.reshape(factor.shape + (1,) * (x.ndim - 1)) != 0, x, jnp.zeros((), x.dtype))
+
+
+def _scaled(factor, x):
+    return _held(factor, factor.reshape(factor.shape + (1,) * (x.ndim - 1)).astype(x.dtype) * x)
+
+
+def shrink(norm, bound, dtype):
+    """What a gradient of this norm is multiplied with; nan if it is not finite: it must not vanish unseen."""
+    factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+    if jnp.finfo(dtype).bits < 32:                        # rounding the sum may grow it by eps / 2
+        factor = jnp.where(norm > bound, factor * (1 - float(jnp.finfo(dtype).eps)), factor)
+    return jnp.where(jnp.isfinite(norm), factor, jnp.nan)
+
+
+class Formed(NamedTuple):
+    """Gradients that are small enough to be held: g [N, ...]."""
+    g: jax.Array
+
+    def squares(self):
+        return jnp.square(_wide(self.g)).sum(tuple(range(1, self.g.ndim)))
+
+    def total(self, factor):
+        return _scaled(factor, _wide(self.g)).sum(0)
+
+
+class Product(NamedTuple):
+    """Gradients a^T b, for each of E blocks (groups of a convolution): a [N, E, P, I], b [N, E, P, O]."""
+    a: jax.Array
+    b: jax.Array
+
+    def squares(self):
+        """For P positions, <a a^T, b b^T>, and a little more.
+
+        Outer products may cancel: then rounding makes that difference of large numbers too small, and the row
+        would be clipped too late.  With a bound of the rounding added it is clipped too early at worst.
+        """
+        a, b = _wide(self.a), _wide(self.b)
+        own = jnp.square(a).sum(3) * jnp.square(b).sum(3)
+        if a.shape[2] == 1:
+            return own.sum((1, 2))
+        gram = lambda x: jnp.einsum("nepi,neqi->nepq", x, x, precision=FULL)
+        slack = 8 * float(jnp.finfo(a.dtype).eps) * jnp.square(jnp.sqrt(own).sum(2))
+        return jnp.maximum((gram(a) * gram(b)).sum((2, 3)) + slack, 0).sum(1)
+
+    def total(self, factor):
+        a, b = _held(factor, _wide(self.a)), _scaled(factor, _wide(self.b))
+        return jnp.einsum("nepi,nepo->eio", a, b, precision=FULL)
+
+
+def product(a, b):
+    """`Product`, or `Formed` where the gradients cost less than the Gram matrices of their positions."""
+    p, i, o = a.shape[2], a.shape[3], b.shape[3]
+    if p == 1 or 2 * p * p < i * o:
+        return Product(a, b)
+    return Formed(jnp.einsum("nepi,nepo->neio", _wide(a), _wide(b), precision=FULL))
+
+
+class Lookup(NamedTuple):
+    """Rows taken from a table: at Int[N, P], in range or equal to `size`, which is no row; b [N, P, D]."""
+    at: jax.Array
+    b: jax.Array
+    size: int
+
+    def squares(self):
+        """Positions of one row add up before they are squared."""
+        b = jnp.where(self.at[..., None] < self.size, _wide(self.b), 0)
+        p = self.at.shape[1]
+        if p == 1:
+            return jnp.square(b).sum((1, 2))
+        same = self.at[:, :, None] == self.at[:, None, :]
+        first = ~jnp.any(same & jnp.tri(p, k=-1, dtype=bool), 2)
+        rows = jnp.einsum("npq,nqd->npd", same.astype(b.dtype), b, precision=FULL)
+        return jnp.where(first, jnp.square(rows).sum(2), 0).sum(1)
+
+    def total(self, factor):
+        b = _scaled(factor, _wide(self.b))
+        table = jnp.zeros((self.size,) + b.shape[2:], b.dtype)
+        return table.at[self.at.reshape(-1)].add(b.reshape((-1,) + b.shape[2:]), mode="drop")
+
+
+def patches(x, window, strides, padding, x_dilation, dilation):
+    """What a convolution multiplies its kernel with, as slices.
+
+    Shapes   x [N, *space, C] -> [N, *places, prod(window) * C].
+    Args     padding: (low, high) of each spatial axis; x_dilation, dilation: of the input and of the kernel.
+    """
+    around = [(*p, d - 1) for p, d in zip(padding, x_dilation)]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])
+    space = x.shape[1:-1]
+    places = [(n - (k - 1) * d - 1) // s + 1 for n, k, d, s in zip(space, window, dilation, strides)]
+    slices = []
+    for flat in range(math.prod(window)):
+        offset = []
+        for k, d in zip(reversed(window), reversed(dilation)):
+            flat, at = divmod(flat, k)
+            offset.insert(0, at * d)
+        end = [o + (n - 1) * s + 1 for o, n, s in zip(offset, places, strides)]
+        slices.append(jax.lax.slice(x, (0, *offset, 0), (x.shape[0], *end, x.shape[-1]), (1, *strides, 1)))
+    return jnp.concatenate(slices, -1)
