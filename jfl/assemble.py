@@ -120,6 +120,11 @@ def build(config: Config) -> tuple[Plan, Config]:
         check.fail("config", "clip='flat' beside noise_shape", f"clip={config.clip!r}", "A shape brings its own clip.")
     if config.algorithm == "padpfl" and unit == "example":
         check.fail("config", "unit = client for padpfl", "unit='example'", "Its noise is on the clipped upload.")
+    plain = (config.clip, config.noise_shape, config.clip_decay, config.noise_decay) == ("flat", "isotropic", 1, 1)
+    if config.algorithm == "padpfl" and config.mode == "as_printed" and not plain:
+        check.fail("config", "a flat clip and isotropic noise, both constant, for padpfl in mode='as_printed'", "others")
+    if config.average_from is not None and config.average_from >= config.rounds:
+        check.fail("config", f"average_from < rounds={config.rounds}", f"average_from={config.average_from}")
     if config.mode == "as_printed" and not published and unit != ("client" if config.algorithm == "padpfl" else "example"):
         check.fail("config", "unit = example and noise for mode='as_printed'", f"unit={unit!r}",
                    "The papers' formulas are for noise in local steps; padpfl's for unit='client'.")
@@ -286,7 +291,9 @@ def _shaped(config, task, bound, noise):
     if config.noise_shape == "published":
         if callable(bound) or np.ndim(noise) or callable(noise):
             check.fail("config", "one clip norm and noise multiplier for noise_shape='published'", "some that change")
-        heaviest = fed.size.max() / fed.size.mean() if config.weights == "size" and the_unit(config) == "client" else 1.0
+        weights = np.asarray(schedules.impact(config.impact, config.groups) if config.impact else
+                             fed.size if config.weights == "size" else np.ones(1))
+        heaviest = weights.max() / weights.mean() if the_unit(config) == "client" else 1.0
         return wavelet.published(config.reading, bound, noise, found, calibration="lemma2" if config.lemma2 else "plain",
                                  max_weight=float(heaviest), unsound=True)
     shape = wavelet.weighted(found) if config.noise_shape == "weighted" else \

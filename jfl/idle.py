@@ -19,7 +19,7 @@ def _idle(config: Config) -> dict:
     adaptive = config.algorithm == "addpnfl"
     trained = local and config.algorithm not in ("output_perturbation", "padpfl")
     shaped = config.noise_shape != "isotropic"
-    published = config.noise_shape == "published"
+    published, grouped = config.noise_shape == "published", bool(config.group_rows)
     table = (("mu", "algorithm 'fedprox' or 'padpfl'", config.algorithm in ("fedprox", "padpfl")),
              ("upload", "algorithm='padpfl'", config.algorithm == "padpfl"),
              ("groups", "group_rows, group_noise or impact", bool(config.group_rows + config.group_noise + config.impact)),
@@ -38,15 +38,16 @@ def _idle(config: Config) -> dict:
              ("latency_spread", "sampler='first_responders'", config.sampler == "first_responders"),
              ("steps", "an algorithm with local steps", local), ("optimizer", "an algorithm with local steps", trained),
              ("server_lr", "an algorithm with local steps (fedsgd: lr is the server's)", local),
-             ("alpha", "partition='dirichlet'", config.partition == "dirichlet"),
+             ("alpha", "partition='dirichlet' and no group_rows", config.partition == "dirichlet" and not grouped),
              *((f, "dataset='synthetic'", config.dataset == "synthetic") for f in ("synthetic_alpha", "synthetic_beta")),
              ("classes_per_client", "partition 'shards' or 'labels'", config.partition in ("shards", "labels")),
              ("share", "partition='similarity'", config.partition == "similarity"),
-             ("rows_per_client", "partition 'labels' or 'similarity', or dataset='synthetic'",
-              config.partition in ("labels", "similarity") or config.dataset == "synthetic"),
-             ("exponent", "partition 'power_law' or 'labels'", config.partition in ("power_law", "labels")),
-             ("min_rows", "partition 'dirichlet', 'power_law' or 'labels'",
-              config.partition in ("dirichlet", "power_law", "labels")),
+             ("rows_per_client", "partition 'labels' or 'similarity', or dataset='synthetic', and no group_rows",
+              (config.partition in ("labels", "similarity") or config.dataset == "synthetic") and not grouped),
+             ("exponent", "partition 'power_law' or 'labels', and no group_rows",
+              config.partition in ("power_law", "labels") and not grouped),
+             ("min_rows", "partition 'dirichlet', 'power_law' or 'labels', and no group_rows",
+              config.partition in ("dirichlet", "power_law", "labels") and not grouped),
              ("hidden", "model='mlp'", config.model == "mlp"),
              ("batch", "a batch_sampler other than 'full'", config.batch_sampler != "full"),
              ("clip_norm", "noise_multiplier or epsilon", noise or config.algorithm == "output_perturbation"),

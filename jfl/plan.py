@@ -50,7 +50,7 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
     # whether a client uploads is seen: only what it uploads can be hidden
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
     algorithm = _bind_rows(algorithm)
-    _declared(algorithm, upload, release)
+    _declared(algorithm, sampler, upload, release)
     _levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.releases))
     result = Plan(fed, task, algorithm, sampler, upload, release, _weights(weights, fed, sampler),
                   0, paired_noise)
@@ -67,6 +67,9 @@ def _fits(fed, task, algorithm, sampler):
             check.fail("plan", f"a {kind.__name__} (from {make})", f"{type(value).__name__}")
     if fed.index.shape[0] != sampler.clients:
         check.fail("plan", "one number of clients", f"federation {fed.index.shape[0]}, sampler {sampler.clients}")
+    if algorithm.name == "padpfl" and sampler.scheme != "full" and algorithm.client.static.get("upload") == "model":
+        check.fail("plan", "sampling.full for padpfl(upload=\"model\"): a mean of models needs weights that add up to 1",
+                   f"sampling.{sampler.scheme}", 'Use upload="difference".')
     if sampler.independent and algorithm.stateful:
         check.fail("plan", "a sampler that runs a client once a round, for an algorithm whose clients remember",
                    "with_replacement(independent=True)", "Use independent=False.")
@@ -91,24 +94,33 @@ def _divisor(mechanism, site):
                    "Who came is data: where the release adds noise, divide by the expected cohort.")
 
 
-def _declared(algorithm, upload, release):
+def _declared(algorithm, sampler, upload, release):
     """A bound that is declared instead of clipped holds where it is said to."""
     names = lambda m: [s.name for s in m.stages] if m is not None else []
     if "bounded" in names(upload) or any("bounded" in names(r.mechanism) for r in algorithm.releases):
         check.fail("plan", 'bounded(..., "upload") in release only', "it in a client's own chain", "Clip there.")
-    if "prox_erm" in names(upload) + names(release):
-        check.fail("plan", 'bounded(..., "prox_erm") in a client\'s own chain', "it elsewhere")
+    if "prox_erm" in names(upload) + names(release) or any(
+            "prox_erm" in names(r.mechanism) and not (r.steps and algorithm.name == "padpfl") for r in algorithm.releases):
+        check.fail("plan", 'bounded(..., "prox_erm") in algorithms.padpfl(mechanism=...) only', "it elsewhere",
+                   "Its bound rests on solves whose inexactness is checked.")
     if "bounded" not in names(release):
         return
     if upload is None or not mech.clips(upload):
         check.fail("plan", 'an upload with a clip beside bounded(..., "upload")', f"upload={upload!r}")
+    if any(s.role == "post" and s.name != "divide" for s in upload.stages):
+        check.fail("plan", 'an upload that only divides after its noise beside bounded(..., "upload")', names(upload))
+    if mech.noisy(upload) and (sampler.scheme != "full" or release.adjacency == "add_remove"):
+        # who takes part would show in the variance
+        check.fail("plan", 'sampling.full and replace_one beside noisy uploads and bounded(..., "upload")',
+                   f"sampling.{sampler.scheme}, {release.adjacency}", "Clip in release instead.")
     if names(release)[0] != "bounded" or names(release)[1] != "total":
         check.fail("plan", 'bounded(..., "upload") alone among the row stages of release', names(release))
-    if check.concrete((upload, release)) and not mech.scheduled(upload):
+    fixed = not any(isinstance(v, Fn) for s in upload.stages if s.role == "row" for v in s.bound.data.values())
+    if check.concrete((upload, release)) and fixed:
         most, said = mech.limit(upload), float(mech.bound(release))
         if most > said * (1 + 1e-6):
             check.fail("plan", "a bound in release of at least the upload's", f"{said:g} for {most:g}")
-    elif mech.scheduled(upload):
+    elif not fixed:
         check.fail("plan", 'a fixed clip norm in upload beside bounded(..., "upload")', "a function of the round")
 
 

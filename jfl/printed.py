@@ -98,6 +98,14 @@ def _paper(plan, paper):
     return paper
 
 
+def _client_data(plan):
+    """Hyperparameters of the client, also under algorithms.averaged."""
+    data = plan.algorithm.client.data
+    while "inner" in data:
+        data = data["inner"].data
+    return data
+
+
 def _rows(plan):
     sizes = np.asarray(plan.fed.size).reshape(-1)
     return np.where(sizes > 0, sizes, sizes.max())        # a client without rows claims nothing
@@ -106,7 +114,7 @@ def _rows(plan):
 def _own(plan, rounds):
     """Noise multipliers [rounds or 1, clients or 1] of the client's own noise."""
     alg = plan.algorithm
-    mechanism = alg.client.data["mechanism"] if alg.releases[0].steps else alg.releases[0].mechanism
+    mechanism = _client_data(plan)["mechanism"] if alg.releases[0].steps else alg.releases[0].mechanism
     if not noisy(mechanism):
         check.fail("jfl.printed", "noise of the client's own", "none")
     return levels(mechanism, rounds, plan.sampler.clients)
@@ -176,7 +184,7 @@ def _chen_noise(plan, epsilon, rounds, delta, view):
 def _li_run(plan, rounds):
     """steps, sampling rate of a round for each client, and the last and summed learning rates [rounds]."""
     release = plan.algorithm.releases[0]
-    work = plan.algorithm.client.data["work"]
+    work = _client_data(plan)["work"]
     used = release.steps * release.batches.batch
     if (used > _rows(plan)).any():
         check.fail("jfl.printed", f"at least steps * batch = {used} rows in every client", f"{_rows(plan).min()}",
@@ -207,10 +215,10 @@ def printed_std(round_, *, constant, work_lr, steps):
 
 def _li_noise(plan, epsilon, rounds, delta, view):
     release = plan.algorithm.releases[0]
-    clip_norm = float(bound(plan.algorithm.client.data["mechanism"]))
+    clip_norm = float(bound(_client_data(plan)["mechanism"]))
     std = li2025.noise_std_printed(1.0, release.steps, clip_norm, release.batches.batch, _rows(plan), epsilon, delta,
                                    strict=False).value
-    work = plan.algorithm.client.data["work"]
+    work = _client_data(plan)["work"]
     return Fn(printed_std, dict(constant=np.asarray(std, np.float32), work_lr=work.lr), dict(steps=release.steps))
 
 

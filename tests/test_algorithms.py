@@ -14,9 +14,9 @@ import numpy as np
 import optax
 import pytest
 from conftest import CLIENTS, SIZES, close, flat, make_algorithm, squared, start_params
+from jfl.kernels.normals import normals
 
 import jfl
-from jfl.kernels.normals import normals
 from jfl.keys import Stream, stream
 from jfl.round import noise_key
 

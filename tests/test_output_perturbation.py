@@ -8,11 +8,11 @@ import pytest
 from conftest import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jfl.kernels.normals import normals
 from test_algorithms import clip, draws, example_gradient, falling
 
 import jfl
 from jfl import core
-from jfl.kernels.normals import normals
 from jfl.privacy import bounds, events, tight
 from jfl.round import round as one_round
 

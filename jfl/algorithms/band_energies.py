@@ -1,4 +1,5 @@
 """A private look at which bands hold the energy of per-example gradients, to choose the shape of the noise by."""
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -6,6 +7,7 @@ import jax.numpy as jnp
 from .. import check, local
 from ..batches import full, gather
 from ..core import Diagnostics, Fn, record
+from ..privacy import mechanism as mech
 from ..privacy import wavelet
 from ..privacy.bands import Bands, count
 from ..privacy.mechanism import chain
@@ -25,6 +27,7 @@ def _init(params, *, bands):
 
 def _client(ctx, keys, server, own, rows, *, grad, batch):
     at, mask, overflow = batch.draw(keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
+    grad = dataclasses.replace(grad, mechanism=mech.at(grad.mechanism, ctx.round))
     shares, (loss, clipped) = grad(keys.noise, server.params, gather(rows, at, mask), ctx)
     return shares, own, Diagnostics(loss, clipped, overflow)
 
@@ -34,19 +37,21 @@ def _server(ctx, server, shares):
     return State(server.params, (done * server.energies + shares) / (done + 1))
 
 
-def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor="size"):
+def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor=None):
     """One round estimates the mean share of each band in an example's gradient energy, with noise.
 
     An example contributes its shares, which are >= 0 and add up to 1, so their length is at most 1 whatever the
     gradient.  Nothing is trained.  `out.run.server.energies` may be a little negative; for `wavelet.ellipsoid` take
     jnp.maximum(energies, 0).
 
-    Args     batch: which rows a client looks at; divisor: of their sum: "size", or the expected rows of a batch.
+    Args     batch: which rows a client looks at; divisor: of their sum; None: the rows of a batch, of all rows "size".
     Privacy  one release an example and round.  It is a plan of its own: both together have
              jfl.guarantee([(estimate, 1), (training, rounds)], delta=...).
     """
     if not isinstance(bands, Bands):
         check.fail("band_energies", "bands of jfl.bands", f"{bands!r}")
+    divisor = divisor if divisor is not None else batch.batch if batch.scheme != "poisson" and batch.batch else \
+        float(batch.expected) if batch.expected is not None else "size"
     mechanism = chain(wavelet.shares(bands), total(), gaussian(noise_multiplier), divide(divisor))
     grad = local.private_grad(loss, mechanism)
     return algorithm(Fn(_init, dict(bands=bands)), Fn(_client, dict(grad=grad, batch=batch)), _server,

@@ -57,6 +57,8 @@ def output_perturbation(grad, mechanism, *, lr=0.1, steps=10, batch=without_repl
     if getattr(grad, "mechanism", None) is not None and mech.noisy(grad.mechanism):
         check.fail("output_perturbation", "a grad without noise", "a noisy private_grad",
                    "Noise is added once a round, by `mechanism`.")
+    if any(s.name == "prox_erm" for s in mechanism.stages):
+        check.fail("output_perturbation", "a clip", 'bounded(..., "prox_erm")', "Use padpfl(mechanism=...).")
     mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True)
     check.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
     if mu is not None:

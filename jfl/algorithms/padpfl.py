@@ -23,7 +23,7 @@ def _client(ctx, keys, server, own, rows, *, work, mu, mechanism, most, upload):
     payload = trained if upload == "model" else tree.sub(trained, start)
     if mechanism is not None:
         alone = tree.map(lambda x: x[None], payload)
-        payload, _ = mech.release(mech.at(mechanism, ctx.round), keys.noise, (), alone, jnp.ones(1), client=ctx.client)
+        payload, _ = mech.release(mech.at(mechanism, ctx.round), keys.noise, (), alone, jnp.ones(1), realised=ctx.size, client=ctx.client)
     return payload, inexact, seen
 
 
@@ -52,9 +52,10 @@ def padpfl(grad, *, mu=0.1, lr=0.02, steps=5, batch=full(), upload="model", mech
 
     Args     upload: "model", as printed; "difference" of models, whose clip norm may be far smaller: usable noise.
              mechanism: instead of a noisy upload, a chain inside the client, for its examples:
-             chain(bounded(sensitivity, "prox_erm"), total(), gaussian(z)), with the sensitivity of
-             `jfl.papers.talaei2024`; conditional on convex Lipschitz losses.
-             inexactness: what a solve must reach, in (0, 1]; one that does not counts in Health and stops the run.
+             chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), s from `jfl.papers.talaei2024.client_sensitivity`,
+             which is of an exchange, and replace_one doubles a bound; conditional on convex Lipschitz losses.
+             inexactness: what a solve must reach, in (0, 1]; one that does not counts as an overflow in Health, which
+             stops the run: give more steps or a larger lr.
     What the solves reached is in `run.own`, [C], of each client's last round: a measurement, outside any guarantee.
     Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
     Source   Talaei, Izadi, 2024, Algorithm 1; the clip on a model bounds a client by 2 B, not by 2 B / rows.
@@ -66,6 +67,8 @@ def padpfl(grad, *, mu=0.1, lr=0.02, steps=5, batch=full(), upload="model", mech
     if mechanism is not None:
         if not isinstance(mechanism, Mechanism) or not mech.clips(mechanism) or mech.adaptive(mechanism):
             check.fail("padpfl", 'mechanism = chain(bounded(..., "prox_erm"), total(), gaussian(z))', f"{mechanism!r}")
+        if any(s.name == "prox_erm" for s in mechanism.stages) and getattr(grad, "l2", None) is not None:
+            check.fail("padpfl", "a grad without l2 beside a prox_erm bound", "l2", "Put it into the loss.")
         if inexactness is None and any(s.name == "prox_erm" for s in mechanism.stages):
             check.fail("padpfl", "inexactness beside a prox_erm bound, which rests on it", "none")
         mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True)

@@ -57,6 +57,8 @@ def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | 
     options = dict(cap=cap, quantile=quantile, realised=realised)
     told = any(v is not None for v in options.values())
     if not isinstance(plan, Plan):
+        if uplinks:
+            check.fail("jfl.guarantee", "one plan beside uplinks", "segments", "Take the server's view of all of them.")
         return _segments(plan, rounds, delta, unit, view, adjacency, told)
     entries = entries_of(plan, rounds, delta)
     choices(unit, view, adjacency)

@@ -5,7 +5,9 @@ import numpy as np
 
 from .. import check
 from ..core import Plan
+from .client_sites import summed
 from .clients import KINDS, extents
+from .mechanism import noisy
 from .sites import changing
 from .tight import largest, smallest
 from .worth import Overflow, choices, choose, entries_of, overflowing, tight_of
@@ -16,7 +18,8 @@ def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = 
     """The noise multiplier, or the number of rounds, with which a plan's `guarantee` is at most `epsilon`.
 
     over="noise_multiplier": the plan gives everything but the multiplier: put any in its chain, and the result in its
-    place.  Where an algorithm releases several times, all releases get it; where the noise changes from round to
+    place.  Where noise on uploads and on the release both prove it, the better one is found, the other as it is.
+    Where an algorithm releases several times, all releases get it; where the noise changes from round to
     round, it is that of the first round, and the others keep their ratio to it.
     over="rounds": the largest number of rounds of the plan as it is; 0 where even one is too many.
 
@@ -63,6 +66,9 @@ def calibrate_per_client(plan: Plan, *, epsilon: float, delta: float = 1e-5, rou
     entry = choose("jfl.calibrate_per_client", plan, found, "example", view, None) if found else None
     if entry is None or entry.one is None:
         check.fail("jfl.calibrate_per_client", "noise of the client's own", "none", "Use private_grad or upload.")
+    if view == "third_party" and noisy(plan.upload) and summed(plan):
+        check.fail("jfl.calibrate_per_client", "view='server' for noise on uploads", "view='third_party'",
+                   "In a sum the noise of all clients counts for each of them: use jfl.calibrate.")
     extent, left, once = extents(plan, entry, rounds, delta, view, dict(cap=cap, quantile=quantile, realised=None))
     alike, first, which = np.unique(np.stack([sizes, extent]), axis=1, return_index=True, return_inverse=True)
     each = [0.0 if sizes[c] == 0 or extent[c] == 0 else _noise(

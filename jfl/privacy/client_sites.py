@@ -37,15 +37,15 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     if not summed(plan):
         alone = lambda z: tuple(some_rounds(sampler, s, one(z, 0, c)) for _, s, c in worst)
         return [server, entry("third_party", alone, one, len(own[0]) > 1)]
-    weights = _weights(plan, rounds)
+    shares = weights(plan, rounds)
 
     def summed_up(z, rows, client):
-        return _column(_in_the_sum(weights, z[0] if isinstance(z, tuple) else np.full((1, 1), z), 0.0,
+        return _column(_in_the_sum(shares, z[0] if isinstance(z, tuple) else np.full((1, 1), z), 0.0,
                                    others), client)
 
-    all_ = lambda z: tuple(summed_up(z, 0, c) for c in _unlike(weights, own[0]))
-    return [server, entry("third_party", all_, summed_up, max(len(own[0]), len(weights)) > 1,
-                          (OTHERS,) if others else ())]
+    all_ = lambda z: tuple(summed_up(z, 0, c) for c in _unlike(shares, own[0]))
+    own = (_every_round(own[0], shares),)
+    return [server, entry("third_party", all_, summed_up, len(own[0]) > 1, (OTHERS,) if others else ())]
 
 
 def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
@@ -59,14 +59,15 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
         happens = lambda z: (_cohort(plan, adjacency, events.gaussian(level(z))),)
         series = len(own[0]) > 1
         if noisy(plan.upload) and summed(plan) and adjacency == "replace_one" and shape(plan.release) is None:
-            weights, theirs = _weights(plan, rounds), levels(plan.upload, rounds, sampler.clients)
+            shares, theirs = weights(plan, rounds), levels(plan.upload, rounds, sampler.clients)
             # in units of what a client of weight 1 may change
-            unit = float(bound(plan.release)) / limit(plan.upload) * weights.max(1, keepdims=True)
+            unit = float(bound(plan.release)) / limit(plan.upload) * shares.max(1, keepdims=True)
 
             def happens(z):
-                both = _in_the_sum(weights, theirs, unit * (z[0] if isinstance(z, tuple) else z), others)
-                return tuple(_column(both, c) for c in _unlike(weights, theirs))
-            series, caveats = max(len(own[0]), len(weights), len(theirs)) > 1, caveats + ((OTHERS,) if others else ())
+                both = _in_the_sum(shares, theirs, unit * (z[0] if isinstance(z, tuple) else z), others)
+                return tuple(_column(both, c) for c in _unlike(shares, theirs))
+            own = (_every_round(own[0], np.zeros((max(len(shares), len(theirs)), 1))),)
+            series, caveats = len(own[0]) > 1, caveats + ((OTHERS,) if others else ())
         happens(own)
     except ValueError as error:
         return [refused("client", "third_party", adjacency, error)]
@@ -82,8 +83,13 @@ def summed(plan: Plan) -> bool:
     return straight and plain and plan.sampler.scheme == "full" and shape(plan.upload) is None
 
 
-def _weights(plan, rounds):
-    """Float64[rounds or 1, C]."""
+def _every_round(z, like):
+    """Levels with a row for each round if `like` has one: noise that is alike meets weights that are not."""
+    return np.broadcast_to(z, (max(len(z), len(like)), z.shape[1]))
+
+
+def weights(plan, rounds):
+    """Aggregation weights, Float64[rounds or 1, C]."""
     if isinstance(plan.weights, Fn):
         return np.stack([np.asarray(plan.weights(r), np.float64) for r in range(rounds)])
     return np.asarray(plan.weights, np.float64)[None]
@@ -93,8 +99,7 @@ def _in_the_sum(weights, z, more, others):
     """Multipliers [rounds or 1, C] of a client in the weighted sum of all: the noise is everybody's, the shift its own."""
     noise = np.square(weights * z)
     std = np.sqrt((noise.sum(1, keepdims=True) if others else noise) + np.square(more))
-    with np.errstate(divide="ignore"):
-        return np.minimum(std / weights, 1e12)            # a client of weight 0 is not in it
+    return np.where(weights > 0, np.minimum(std / np.where(weights > 0, weights, 1.0), 1e12), 1e12)    # 0: not in it
 
 
 def _column(found, client):

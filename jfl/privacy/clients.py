@@ -6,6 +6,8 @@ import numpy as np
 from .. import check
 from ..core import Plan
 from . import events, ledger
+from .client_sites import summed, weights
+from .mechanism import noisy
 from .participation import counts, share_of, some_rounds, turns
 from .sites import kinds
 from .worth import choices, choose, entries_of, guarantee_of, overflowing
@@ -33,6 +35,7 @@ def epsilons_per_client(plan: Plan, rounds: int, delta: float = 1e-5, view: str 
         return np.where(sizes > 0, guarantee_of(entry, rounds, delta).epsilon, 0.0)
     extent, left, once = extents(plan, entry, rounds, delta, view, options)
     columns = [np.broadcast_to(z, (len(z), len(sizes))) for z in entry.z]
+    columns += [weights(plan, rounds)] if noisy(plan.upload) and summed(plan) else []
     alike, first, which = np.unique(np.concatenate([sizes[None], extent[None], *columns]), axis=1, return_index=True,
                                     return_inverse=True)
     worth = lambda e: guarantee_of(e, 1, left).epsilon if len(first) <= KINDS else overflowing(e, np.ones(1), left)[0][0]

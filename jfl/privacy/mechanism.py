@@ -227,7 +227,8 @@ def finish(mechanism: Mechanism, key, state, value, *, max_weight=1.0, realised=
         if s.shape is None:
             value = tree.map(lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, normals(key, value, s.generator))
         else:
-            value = tree.add(value, bands.noise(s.shape.bands, key, sigma / s.shape.scales, value))
+            drawn = bands.noise(s.shape.bands, key, sigma / s.shape.scales, value)
+            value = tree.map(lambda x, n: x + n.astype(x.dtype), value, drawn)
     for s in mechanism.stages:
         if s.update is not None:
             state, value = s.update(state, value)

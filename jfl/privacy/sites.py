@@ -55,7 +55,7 @@ def levels(mechanism, rounds: int, clients: int, max_weight=lambda round_: 1.0):
 def changing(plan: Plan) -> bool:
     """True if the noise is not the same in every round."""
     fixed_std = noisy(plan.release) and not multiplier_follows(plan.release)
-    return (fixed_std and isinstance(plan.weights, Fn)) or any(
+    return ((fixed_std or noisy(plan.upload)) and isinstance(plan.weights, Fn)) or any(
         scheduled(m) for m in (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases)))
 
 

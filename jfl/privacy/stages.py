@@ -53,7 +53,15 @@ def _level(where, do="", **given):
     if callable(value):
         return value if isinstance(value, Fn) else Fn(value)
     check.positive(where, do, **{name: value})
+    _not_tiny(where, **{name: value})
     return check.scalar(value)
+
+
+def _not_tiny(where, **given):
+    """Squares of norms must not underflow: a sensitivity of 0 would be no noise."""
+    for name, value in given.items():
+        if check.concrete(value) and np.min(np.asarray(value, np.float64)) < 1e-15:
+            check.fail(where, f"{name} >= 1e-15", f"{value!r}", "Smaller ones are lost in float32; scale the loss.")
 
 
 # --- row stages ---------------------------------------------------------------------------------------------------
@@ -143,6 +151,7 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
         check.fail("clip_per_layer", "one bound, or one for each leaf", f"bounds={bounds!r}")
     for b in limits:
         check.positive("clip_per_layer", bound=b)
+        _not_tiny("clip_per_layer", bound=b)
     if len(limits) == 1:
         if layers is None:
             check.fail("clip_per_layer", "layers=... beside a single bound", f"bounds={bounds!r}",

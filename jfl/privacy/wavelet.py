@@ -11,6 +11,7 @@ so a noise multiplier is the true one whatever is combined.
 """
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,7 +19,7 @@ from .. import check
 from ..core import Fn
 from . import bands as haar
 from .bands import Bands
-from .stages import Shape, Stage, _level, _shrink, clip_l2, gaussian
+from .stages import Shape, Stage, _level, _not_tiny, _shrink, clip_l2, gaussian
 
 READINGS = ("R1", "R2", "R3", "R4", "R5", "R6")
 CALIBRATIONS = ("plain", "lemma2")
@@ -50,6 +51,8 @@ def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
     """
     if check.concrete(exponent) and not np.all(np.isfinite(exponent)):
         check.fail("wavelet.ellipsoid", "a finite exponent", f"{exponent!r}")
+    if check.concrete(exponent) and np.max(np.abs(exponent)) > 4:
+        check.fail("wavelet.ellipsoid", "an exponent within -4 and 4", f"{exponent!r}", "0 to 1/2 is usual.")
     if energies is None:
         return shape(bands, jnp.asarray(haar.prior(bands)) ** (jnp.asarray(exponent, jnp.float32) / 2))
     _one_each("wavelet.ellipsoid", bands, least=0.0, energies=energies)
@@ -109,6 +112,9 @@ def clip_ellipsoid(bound, shape: Shape) -> Stage:
 def _clip_bands(state, row, *, bounds, bands):
     norms = jnp.sqrt(haar.energies(bands, row))
     factors = jnp.minimum(1.0, bounds / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
+    half = [x.dtype for x in jax.tree.leaves(row) if jnp.finfo(x.dtype).bits < 32]
+    if half:
+        check.fail("wavelet.clip_bands", "float32 parameters", f"{half[0]}", "Rounding would mix the bands again.")
     return haar.scale(bands, factors, row), jnp.any(norms > bounds)
 
 
@@ -128,6 +134,7 @@ def clip_bands(bounds, bands: Bands) -> Stage:
              bands with multipliers sigma_b are one release with 1 / sigma^2 = sum of 1 / sigma_b^2.
     """
     _one_each("wavelet.clip_bands", bands, bounds=bounds)
+    _not_tiny("wavelet.clip_bands", bounds=bounds)
     data = dict(bounds=jnp.asarray(bounds, jnp.float32), bands=bands)
     return Stage(Fn(_clip_bands, data), Fn(_bands_bound, data), name="clip_bands")
 

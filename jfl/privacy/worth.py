@@ -87,7 +87,8 @@ def choose(where, plan, entries, unit, view, adjacency):
     good = [e for e in fit if not e.refusal]
     if good and len({(e.unit, e.adjacency) for e in fit}) == 1:
         # noise on the uploads and on the release: each proves it alone, so take the one that does better
-        fit = [min(good, key=_rough)]
+        rounds = max((len(z) for e in good if e.series for z in e.z), default=1)
+        fit = [min(good, key=lambda e: _rough(e, rounds))]
     if len(fit) == 1:
         if fit[0].refusal:
             raise ValueError(fit[0].refusal)
@@ -102,9 +103,8 @@ def choose(where, plan, entries, unit, view, adjacency):
                f"{names}, which fits {len(fit)} of them", f"{because}Choices: {options or 'none'}.")
 
 
-def _rough(entry):
-    """A quick epsilon, to rank entries by."""
-    rounds = max(len(z) for z in entry.z) if entry.series else 1
+def _rough(entry, rounds):
+    """A quick epsilon of so many rounds, to rank entries by."""
     try:
         return overflowing(entry, np.array([rounds]), 1e-5)[0][0]
     except Overflow:
