@@ -23,9 +23,8 @@ OPTIMIZERS = dict(sgd=optax.sgd, momentum=functools.partial(optax.sgd, momentum=
 CLIPS = ("flat", "per_layer", "adaptive")
 NOISES = ("isotropic", "ellipsoid", "weighted", "published")
 BANDS = ("flat", "per_layer", "pixels")
-DATA = ("dataset", "synthetic_alpha", "synthetic_beta", "preprocess", "clients", "holdout", "partition", "alpha",
-        "classes_per_client", "share", "rows_per_client", "exponent", "min_rows", "partition_seed", "groups", "group_rows",
-        "group_noise")
+DATA = """dataset synthetic_alpha synthetic_beta preprocess clients holdout partition alpha classes_per_client share
+rows_per_client exponent min_rows partition_seed groups group_rows group_noise""".split()
 
 
 @functools.lru_cache(maxsize=8)
