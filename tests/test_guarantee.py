@@ -180,6 +180,22 @@ def test_segments_of_changing_noise(renyi):
     close(got, eps_of(events.compose(*(fixed(0.1, z, 3, 100) for z in levels(4)), fixed(0.1, 3.0, 30, 100))), 1e-5)
 
 
+def test_a_later_segment_says_where_its_rounds_begin(renyi):
+    """simulate(start=...) goes on counting: two halves are the whole, and not twice the first half."""
+    plan = make(chain(0.5, jfl.gaussian(calming)))
+    whole = accounting.guarantee(plan, 8).epsilon
+    close(accounting.guarantee([(plan, 4), (plan, 4, 4)]).epsilon, whole, 1e-6)
+    close(accounting.guarantee([(plan, 4, 0), (plan, 4, 4)]).epsilon, whole, 1e-6)
+    assert accounting.guarantee([(plan, 4), (plan, 4, 0)]).epsilon < 0.99 * whole
+    with pytest.raises(ValueError, match="first"):
+        accounting.guarantee([(plan, 4), (plan, 4)])
+    for site in ("upload", "release"):
+        noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(calming))
+        plan = make(**{site: noise})
+        close(accounting.guarantee([(plan, 3), (plan, 5, 3)], view="third_party", unit="client").epsilon,
+              accounting.guarantee(plan, 8, view="third_party", unit="client").epsilon, 1e-5)
+
+
 def test_changing_noise_with_all_bounds():
     plan = make(chain(0.5, jfl.gaussian(calming)))
     g = accounting.guarantee(plan, 7)

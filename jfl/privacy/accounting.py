@@ -42,7 +42,8 @@ def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | 
               realised=None, uplinks: int = 0) -> Guarantee:
     """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
 
-    Args     plan: a Plan; or a list of (plan, rounds) that follow each other on the same clients, without `rounds`.
+    Args     plan: a Plan; or a list of (plan, rounds) that follow each other on the same clients, without `rounds`;
+             (plan, rounds, first) where noise follows the round and a later segment begins with round `first`.
              The server sees who takes part, so by default every client counts as taking part in every round; instead
              one may give `cap`, the most participations of a client (asserted: nothing enforces it), `quantile`, a
              probability with which a client may exceed the number that counts (paid from delta), or `realised`
@@ -130,12 +131,12 @@ def _bare(delta, unit, adjacency, view):
 def _segments(segments, rounds, delta, unit, view, adjacency, told):
     segments = list(segments)
     if rounds is not None or told or not segments or not all(
-            isinstance(s, tuple) and len(s) == 2 and isinstance(s[0], Plan) for s in segments):
+            isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan) for s in segments):
         check.fail("jfl.guarantee", "a Plan and rounds, or a list of (plan, rounds) alone", f"rounds={rounds!r}",
                    "Participation options are for one plan.")
     check_delta(delta)
     choices(unit, view, adjacency)
-    if not all(ledger.entries(plan) for plan, _ in segments):
+    if not all(ledger.entries(plan) for plan, *_ in segments):
         return _bare(delta, unit, adjacency, view)        # one segment without noise, and nothing is proved
     entries = ledger.concatenate(segments)
     return guarantee_of(choose("jfl.guarantee", segments[0][0], entries, unit, view, adjacency), 1, delta)

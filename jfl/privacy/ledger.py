@@ -1,4 +1,5 @@
 """From a plan to what its rounds release about an example or a client, for each view."""
+import dataclasses
 import functools
 import itertools
 import math
@@ -6,9 +7,9 @@ import math
 import numpy as np
 
 from .. import check
-from ..core import Plan
+from ..core import Fn, Plan
 from . import client_sites, events, sites
-from .mechanism import noisy
+from .mechanism import later, noisy
 from .participation import EVERY_ROUND as EVERY_ROUND
 from .participation import HONEST as HONEST
 from .participation import VIEWS as VIEWS
@@ -41,11 +42,18 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
 def concatenate(segments) -> list[Entry]:
     """What several plans, one after another for the rounds of each, release together about the same clients.
 
-    Args     segments: (plan, rounds) pairs.
+    Args     segments: (plan, rounds), or (plan, rounds, first) with the number of the segment's first round, which a
+             plan whose noise follows the round needs where it is not the first: `simulate(start=...)` goes on counting,
+             a new run begins at 0.
     Shapes   the entries are of one "round" that is the whole run, one for each unit, view and adjacency that all
              plans have.
     Errors   ValueError as `entries`, or if the plans differ in their number of clients.
     """
+    for plan, _, *first in segments[1:]:
+        if sites.changing(plan) and not first:
+            check.fail("jfl.guarantee", "(plan, rounds, first) for a later segment whose noise follows the round",
+                       "(plan, rounds)", "first is the round it begins with: 0 for a new run.")
+    segments = [(_begun(plan, *first) if first else plan, rounds) for plan, rounds, *first in segments]
     counts = {int(np.size(plan.fed.size)) for plan, _ in segments}
     if len(counts) > 1:
         check.fail("jfl.guarantee", "segments with the same clients", f"{sorted(counts)} clients")
@@ -56,6 +64,15 @@ def concatenate(segments) -> list[Entry]:
     # noise on uploads and on the release may both prove it: all ways through the segments, of which one is chosen
     return [joined(parts, [rounds for _, rounds in segments]) for parts in itertools.product(*listed)
             if len({kind(e) for e in parts}) == 1]
+
+
+def _begun(plan, first):
+    """What the accountant reads of a plan, from round `first` on."""
+    check.whole("jfl.guarantee", least=0, first=first)
+    releases = tuple(dataclasses.replace(r, mechanism=later(r.mechanism, first)) for r in plan.algorithm.releases)
+    return dataclasses.replace(plan, algorithm=dataclasses.replace(plan.algorithm, releases=releases),
+                               upload=later(plan.upload, first), release=later(plan.release, first),
+                               weights=later(plan.weights, first) if isinstance(plan.weights, Fn) else plan.weights)
 
 
 def run(entry: Entry, z, rounds) -> tuple:

@@ -149,6 +149,27 @@ def at(mechanism: Mechanism, round_) -> Mechanism:
     return Mechanism(tuple(resolve(s) for s in mechanism.stages), mechanism.adjacency)
 
 
+def _shifted(round_, *, of, first):
+    return of(round_ + first)
+
+
+def later(value, first: int):
+    """A mechanism, or a function of the round, that begins at round `first`."""
+    if isinstance(value, Fn):
+        return Fn(_shifted, dict(of=value), dict(first=first))
+    if value is None or not scheduled(value):
+        return value
+
+    def move(f):
+        shift = lambda v: later(v, first) if isinstance(v, Fn) else v
+        return f and Fn(f.function, {k: shift(v) for k, v in f.data.items()}, f.static)
+
+    stages = (dataclasses.replace(s, apply=move(s.apply), bound=move(s.bound),
+                                  noise=later(s.noise, first) if isinstance(s.noise, Fn) else s.noise)
+              for s in value.stages)
+    return Mechanism(tuple(stages), value.adjacency)
+
+
 def scheduled(mechanism: Mechanism | None) -> bool:
     """True if a clip norm or the noise is a function of the round."""
     held = [v for s in (mechanism.stages if mechanism else ()) for f in (s.apply, s.bound) if f for v in f.data.values()]

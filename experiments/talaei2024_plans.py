@@ -1,0 +1,146 @@
+"""Plans of Talaei, Izadi, 2024: the scenarios as configs, clients that swap their quality, and what noise is worth.
+
+A config whose `impact` and `group_noise` hold the groups twice is of scenario 4: the second half counts from round
+SWAP on.  Every seed has a split of its own, as well as a start and noise.
+"""
+import dataclasses
+import functools
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfl import assemble, printed, report
+from jfl.checkpoint import identity
+from jfl.config import Config
+from jfl.papers import talaei2024_theory as paper
+from jfl.privacy import accounting
+from jfl.simulate import simulate
+from jfl.sweep import points_of
+from jfl.sweep import sweep as run_points
+
+SWAP = paper.SCENARIOS[4].swap_round
+VIEWS = ("server", "third_party")
+SPLITS = dict(labels=dict(partition="labels", classes_per_client=2), iid=dict(partition="iid"))
+COMMON = dict(algorithm="padpfl", dataset="mnist", model="mlp", hidden=(64,), batch_sampler="full", steps=5, mu=0.1,
+              lr=paper.LR, rounds=paper.ROUNDS, delta=paper.DELTA)
+
+
+def clip_of(hidden: int) -> float:
+    """A public bound on the weights of 784-hidden-10: 1.5 times the norm that they are expected to start with."""
+    return round(1.5 * (hidden + 10) ** 0.5, 1)
+
+
+def scenario(number: int) -> dict:
+    """Config fields of a scenario's groups."""
+    found = paper.SCENARIOS[number]
+    stages = (0,) if found.swap_round is None else (0, found.swap_round)
+    noise = [paper.DENSITY[q] for t in stages for q in paper.qualities_at(found, t)]
+    groups = tuple(g.clients for g in found.groups)
+    return dict(groups=groups, clients=sum(groups), group_rows=tuple(g.rows for g in found.groups),
+                group_noise=tuple(noise) if any(noise) else ())
+
+
+def impact(number: int, assignment: str) -> dict:
+    """Config fields of an assignment of impact factors."""
+    found = paper.SCENARIOS[number]
+    stages = (0,) if found.swap_round is None else (0, found.swap_round)
+    return dict(impact=tuple(float(r) for t in stages for r in paper.ratios_at(found, assignment, t)))
+
+
+def stages(config) -> list:
+    """(config, rounds) of each stage of a run.  Noise is made for all rounds of the run, in each of them."""
+    groups = len(config.groups)
+    if len(config.impact) <= groups and len(config.group_noise) <= groups:
+        return [(config, config.rounds)]
+    cut = min(SWAP, config.rounds - 1)
+    halves = lambda name, i: getattr(config, name)[i * groups:(i + 1) * groups]
+    return [(dataclasses.replace(config, impact=halves("impact", i), group_noise=halves("group_noise", i)), rounds)
+            for i, rounds in enumerate((cut, config.rounds - cut))]
+
+
+@functools.lru_cache(maxsize=32)
+def _owned(config):
+    """The federation of a config without rows that nobody owns: the program reads all that there are."""
+    fed = assemble.federation(config)
+    index, size = np.asarray(fed.index), np.asarray(fed.size)
+    held = np.arange(index.shape[1]) < size[:, None]
+    rows, place = np.unique(index[held], return_inverse=True)
+    index = np.zeros_like(index)
+    index[held] = place
+    return dataclasses.replace(fed, x=jnp.asarray(np.asarray(fed.x)[rows]), y=jnp.asarray(np.asarray(fed.y)[rows]),
+                               index=jnp.asarray(index))
+
+
+def build(config):
+    """The plan of one stage, as `jfl.assemble.build` has it, on the rows that have an owner."""
+    plan, _ = assemble.build(config)
+    return dataclasses.replace(plan, fed=_owned(Config(**{n: getattr(config, n) for n in assemble.DATA})))
+
+
+def proved(plans, view: str, delta: float, **options):
+    """The guarantee of (plan, rounds) pairs that follow each other; their weights must not change within a stage."""
+    if len(plans) == 1:
+        return accounting.guarantee(*plans[0], delta, view=view, **options)
+    return accounting.guarantee(plans, delta=delta, view=view, **options)
+
+
+def privacy(plans, config) -> list:
+    """What is proved for both views, and what the paper claims of a run as printed."""
+    found = [report.row(proved(plans, view, config.delta)) for view in VIEWS]
+    if config.mode == "as_printed":
+        found += [report.row(g) for g in printed.claims(plans[0][0], config.rounds, config.delta)]
+    return found
+
+
+def sweep(config, axes, out):
+    """As `jfl.train.sweep` over seeds, each with its own split; two stages, where quality is swapped."""
+    points, parts = points_of(axes), stages(config)
+    begun, compiled = time.perf_counter(), report.compile_seconds()
+    of = lambda part, seed: build(dataclasses.replace(part, partition_seed=seed))
+    if len(parts) == 1:
+        result = run_points(lambda seed: of(config, seed), points=points, rounds=config.rounds,
+                            evaluate_every=config.evaluate_every)
+        found = [report.lists(result.metrics, i) for i in range(len(points))]
+    else:
+        found = [one_by_one(jax.random.key(p["seed"]), [(of(part, p["seed"]), rounds) for part, rounds in parts],
+                            config.evaluate_every or 1) for p in points]
+    spent = time.perf_counter() - begun, report.compile_seconds() - compiled
+    rows = privacy([(of(part, points[0]["seed"]), rounds) for part, rounds in parts], config)
+    whole, part = (s / len(points) for s in spent)
+    seconds = dict(total=whole, compile=part, per_round=max(0.0, whole - part) / config.rounds)
+    entries = [report.entry(config.algorithm, dataclasses.asdict(config), p["seed"], metrics, rows, seconds)
+               | dict(trace={"test loss": metrics["loss"]}) for p, metrics in zip(points, found)]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").write_text(json.dumps(report.plain(dict(runs=entries)), indent=1))
+    return entries
+
+
+def one_by_one(key, plans, evaluate_every):
+    """The metrics of plans that go on where the one before stopped, as lists."""
+    run, found = None, {}
+    for plan, rounds in plans:
+        out = simulate(key, plan, rounds, evaluate_every=evaluate_every, start=run)
+        run = out.run
+        for name, values in report.lists(out.metrics).items():
+            found[name] = values if name not in found or values is None else found[name] + values
+    return found
+
+
+def budgets(config) -> dict:
+    """What a line's noise is worth in both views."""
+    names = ("ε server", "ε third party")
+    if config.epsilon is None:
+        return dict.fromkeys(names)
+    plans = [(build(part), rounds) for part, rounds in stages(config)]
+    return dict(zip(names, (proved(plans, view, config.delta).epsilon for view in VIEWS)))
+
+
+def written(out, found):
+    """`found` as plain values with versions, also in out/results.json."""
+    found = report.plain(found | dict(versions=identity()))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    return found
