@@ -100,6 +100,8 @@ def make_algorithm(name, grad, steps=2, batch=None, **options):
     factory = getattr(jfl.algorithms, name)
     if "steps" in inspect.signature(factory).parameters or name == "fedprox":
         options["steps"] = steps
+    if name == "padpfl":                              # a mean of models needs all of them
+        options["upload"] = "difference"
     if name == "output_perturbation":                 # its noise comes after the steps
         own = getattr(grad, "mechanism", None)
         options["mechanism"] = own or jfl.chain(jfl.clip_l2(0.8), jfl.total())
