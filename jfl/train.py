@@ -15,6 +15,7 @@ from .checkpoint import Store, resume_attempt, write
 from .config import Config
 from .data.federation import checksum
 from .privacy import accounting
+from .privacy.worth import Overflow
 from .round import start
 from .simulate import HealthError, scan, schedule, simulate
 from .sweep import points_of
@@ -62,13 +63,16 @@ def alone(out: Path):
 
 def epsilons(plan, config, rounds):
     """Epsilon after each number of rounds for the chosen unit and view; None where nothing is proved."""
-    if configs.the_unit(config) is None:
+    if (unit := configs.the_unit(config)) is None:
         return None
-    found = accounting.epsilons(plan, np.asarray(rounds), config.delta, configs.the_unit(config),
-                                configs.the_view(config), config.adjacency)
+    try:
+        found = accounting.epsilons(plan, np.asarray(rounds), config.delta, unit, configs.the_view(config), config.adjacency)
+    except Overflow:                                      # so little noise that no delta is left for a full batch
+        found = np.full(np.shape(rounds), np.inf)
+        if config.mode == "sound":
+            raise
     if not np.isfinite(found).all() and config.mode == "sound":
-        check.fail("config", "noise that proves something", f"epsilon={found.max()} at delta={config.delta:g}",
-                   "Raise delta or the noise.")
+        check.fail("config", "noise that proves something", f"epsilon={found.max()} at delta={config.delta:g}", "Raise the noise.")
     return found
 
 

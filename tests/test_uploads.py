@@ -9,7 +9,7 @@ from conftest import make_federation, squared, start_params
 from scipy import optimize, stats
 
 import jfl
-from jfl import assemble, idle, printed
+from jfl import assemble, idle, printed, train
 from jfl.algorithms import padpfl
 from jfl.config import Config
 from jfl.core import Fn
@@ -208,3 +208,13 @@ def test_a_function_of_weights_is_kept_whole():
     assert isinstance(plan.weights, Fn)
     out = jfl.simulate(jax.random.key(0), plan, rounds=5)
     assert np.isfinite(np.asarray(out.metrics.loss)).all() and out.run.own.shape == (C,)
+
+
+def test_a_paper_without_any_proof_still_runs(tmp_path):
+    """Poisson batches, and so little true noise that no delta is left for an overflow: nothing proved, and a claim."""
+    config = dataclasses.replace(BASE, batch_sampler="poisson", batch=16, noise_shape="published", mode="as_printed", epsilon=4.0,
+                                 rounds=2, clients=4)
+    entry = train.train(config, tmp_path / "run")
+    nothing, claim = entry["privacy"]
+    assert (nothing["status"], claim["status"]) == ("no guarantee", "claimed") and nothing["epsilon"] is None
+    assert claim["epsilon"] == pytest.approx(4.0, rel=1e-3)

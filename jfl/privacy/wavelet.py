@@ -10,6 +10,7 @@ so a noise multiplier is the true one whatever is combined.
     jfl.chain(jfl.wavelet.clip_ellipsoid(1.0, shape), jfl.total(), jfl.gaussian(1.1, shape=shape), jfl.divide(16))
 """
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +37,15 @@ def shape(bands: Bands, std) -> Shape:
     Shapes   std Float[bands], > 0.
     """
     _one_each("wavelet.shape", bands, std=std)
-    std, sizes = jnp.asarray(std, jnp.float32), jnp.asarray(haar.sizes(bands), jnp.float32)
+    std, sizes = jnp.asarray(std, jnp.float32), jnp.asarray(_kept(bands), jnp.float32)
     return Shape(bands, jnp.sqrt((sizes * std**2).sum() / sizes.sum()) / std)
+
+
+def _kept(bands):
+    """Float64[bands]: coefficients of each band, less what padding takes: of white noise, its mean energy there."""
+    sizes, at = np.asarray(haar.sizes(bands)), np.asarray(haar.blocks(bands))
+    entries = np.array([sum(math.prod(bands.shapes[i]) for i in block.leaves) for block in bands.blocks])
+    return sizes * (entries / np.bincount(at, sizes))[at]
 
 
 def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
@@ -211,7 +219,7 @@ def _noise_of_bands(where, bands, after):
 
 
 def _james_stein(value, after, *, bands):
-    std, sizes = _noise_of_bands("wavelet.james_stein", bands, after), jnp.asarray(haar.sizes(bands), jnp.float32)
+    std, sizes = _noise_of_bands("wavelet.james_stein", bands, after), jnp.asarray(_kept(bands), jnp.float32)
     energy = jnp.maximum(haar.energies(bands, value), jnp.finfo(jnp.float32).tiny)
     factor = jnp.where(sizes >= 3, jnp.maximum(0.0, 1 - (sizes - 2) * std**2 / energy), 1.0)
     return haar.scale(bands, factor, value), after
@@ -234,7 +242,7 @@ def _soft(value, after, *, bands, rule):
         length = np.array([sizes[blocks == b].sum() for b in blocks])
         limit = std * np.sqrt(2 * np.log(np.maximum(length, 2))).astype(np.float32)
     else:
-        signal = haar.energies(bands, value) / jnp.asarray(sizes, jnp.float32) - std**2
+        signal = haar.energies(bands, value) / jnp.asarray(_kept(bands), jnp.float32) - std**2
         limit = jnp.where(signal > 0, std**2 / jnp.sqrt(jnp.maximum(signal, jnp.finfo(jnp.float32).tiny)), jnp.inf)
     limit = jnp.where(level > 0, limit, 0.0)               # never a base, nor what has no levels
 
