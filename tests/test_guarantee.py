@@ -111,6 +111,7 @@ def test_largest_numbers():
         assert tight.largest("test", quick, lambda n, most=most: 0.5 if n <= most else 2.0, 1.0) == most
 
 
+@pytest.mark.slow
 def test_rounds_and_rates():
     event = events.poisson(0.01, events.gaussian(1.0))
     times = tight.solve_rounds(event, 2.0, DELTA)

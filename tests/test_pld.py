@@ -201,6 +201,7 @@ def test_tails_and_lost_mass_compose():
         np.testing.assert_allclose(many.moments, [14.0, 3.5])
 
 
+@pytest.mark.slow
 def test_the_lower_end_counts_how_far_steps_lie_beside_the_grid():
     """Offsets that add up: many steps whose losses all lie in a few cells."""
     with jax.enable_x64(True):
