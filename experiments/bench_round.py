@@ -5,6 +5,7 @@
 Real MNIST, 100 clients of 600 rows.  W1: softmax regression, cohort 10, 5 steps, batch 10.  W2: MLP 784-200-10, cohort
 20, 50 steps, batch 20.  The variants of a workload take turns, so that a busy machine slows all alike; a row is the
 median, the ratio is to "private", and `compile` is the first call's time.  `none` clips nothing and adds nothing.
+A call is 20 rounds of W1 or one of W2; with noise it also computes, once, the digest of all data that noise keys hold.
 """
 import argparse
 import json
