@@ -11,7 +11,7 @@ import numpy as np
 
 from jfl import algorithms, assemble, batches, models, printed, report, sampling, schedules
 from jfl.checkpoint import identity
-from jfl.local import grad
+from jfl.gradients import grad
 from jfl.papers import li2025
 from jfl.plan import plan
 from jfl.privacy import accounting

@@ -19,7 +19,7 @@ from jfl.kernels import haar
 from jfl import algorithms, batches, datasets, models, partition, proxy, sampling, transform, wavelet
 from jfl.core import Fn, Task
 from jfl.data.federation import federate
-from jfl.local import grad, private_grad
+from jfl.gradients import grad, private_grad
 from jfl.plan import plan
 from jfl.privacy import bands as bands_of
 from jfl.privacy.mechanism import chain

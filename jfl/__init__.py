@@ -14,8 +14,8 @@ from .data import datasets as datasets
 from .data import partition as partition
 from .data import transform as transform
 from .data.federation import federate as federate
-from .local import grad as grad
-from .local import private_grad as private_grad
+from .gradients import grad as grad
+from .gradients import private_grad as private_grad
 from .models import task as task
 from .plan import plan as plan
 from .privacy import bands as bands
@@ -32,6 +32,7 @@ from .privacy.stages import clip_per_layer as clip_per_layer
 from .privacy.stages import divide as divide
 from .privacy.stages import gaussian as gaussian
 from .privacy.stages import total as total
+from .round import fingerprint as fingerprint
 from .round import round as round
 from .round import start as start
 from .simulate import HealthError as HealthError

@@ -11,7 +11,7 @@ from .config import Config, the_unit, the_view
 from .core import Plan
 from .data import corrupt, datasets, partition, transform
 from .data.federation import federate
-from .local import grad, private_grad
+from .gradients import grad, private_grad
 from .plan import plan
 from .privacy import bands, wavelet
 from .privacy.calibration import calibrate, calibrate_per_client

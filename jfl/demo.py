@@ -8,7 +8,7 @@ import numpy as np
 from . import algorithms, batches, models, report, sampling
 from .data import datasets, partition
 from .data.federation import federate
-from .local import grad, private_grad
+from .gradients import grad, private_grad
 from .plan import plan
 from .privacy.accounting import epsilons
 from .privacy.calibration import calibrate

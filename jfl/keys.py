@@ -6,6 +6,7 @@ would be free of it.
 """
 import enum
 import hashlib
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,12 @@ def as_key(key):
 
 
 def stream(key, name: Stream, round_):
-    return jax.random.fold_in(jax.random.fold_in(key, int(name)), round_)
+    return jax.random.fold_in(jax.random.fold_in(key, name), round_)
+
+
+def streams(key, names, round_):
+    """One key of each stream, [len(names)]; together, since on a CPU a generator costs by the call, not by the key."""
+    return jax.vmap(lambda name: stream(key, name, round_))(jnp.array(names, jnp.int32))
 
 
 def noise_base(key, digest, attempt):
@@ -119,6 +125,27 @@ def bits(x, mask=None):
         h = mix(mix(raw + jnp.uint32(salt)) ^ place)
         out.append(jnp.sum(h if mask is None else jnp.where(mask, h, 0), dtype=jnp.uint32))
     return jnp.stack(out)
+
+
+_bits = jax.jit(bits)
+_known: dict = {}        # id of an array -> a weak reference to it, its digest
+
+
+def bits_once(x):
+    """bits(x), kept for as long as the array lives, if it is a jax array: those never change."""
+    if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
+        return bits(x)
+    known = _known.get(id(x))
+    if known is None or known[0]() is not x:
+        with jax.ensure_compile_time_eval():              # a number, also inside a trace that only closes over x
+            known = _known[id(x)] = weakref.ref(x), np.asarray(_bits(x))
+        weakref.finalize(x, _forget, id(x), known[0])
+    return known[1]
+
+
+def _forget(name, reference):
+    if _known.get(name, (None,))[0] is reference:
+        del _known[name]
 
 
 def fold(*digests):

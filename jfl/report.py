@@ -13,7 +13,7 @@ from . import check
 from .checkpoint import identity, write
 from .core import Guarantee, Metrics, Plan
 from .data.federation import describe
-from .local import gradient_path
+from .gradients import gradient_path
 from .privacy import accounting, ledger
 
 COLUMNS = ("name", "seed", "round", "accuracy", "client_accuracy", "loss", "train_loss", "clip_fraction",

@@ -12,7 +12,7 @@ from .core import Health, Metrics, Plan, Run
 from .keys import as_key
 from .metrics import evaluate
 from .privacy import mechanism as mech
-from .round import Seen, noise_key, round, start
+from .round import Seen, fingerprint, noise_key, round, start
 
 
 class Output(NamedTuple):
@@ -30,12 +30,15 @@ class HealthError(RuntimeError):
         self.run, self.health = run, health
 
 
-def scan(run: Run, plan: Plan, rounds) -> tuple[Run, Metrics]:
+def scan(run: Run, plan: Plan, rounds, data=None) -> tuple[Run, Metrics]:
     """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
 
+    Args     data: jfl.fingerprint(plan.fed), computed before; without it the program reads all data once, to key the
+             noise.
     Shapes   rounds: Int[E], the rounds before each evaluation; metrics have leaves [E].
+    Privacy  the fingerprint keeps two runs on different data from sharing noise: never pass that of other data.
     """
-    noise = noise_key(run, plan)
+    noise = noise_key(run, plan, data)
 
     def until_evaluation(run, count):
         nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
@@ -59,8 +62,8 @@ def _metrics(run, plan, sums):
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _scan(run, plan, rounds):
-    return scan(run, plan, rounds)
+def _scan(run, plan, rounds, data):
+    return scan(run, plan, rounds, data)
 
 
 _start = jax.jit(start)
@@ -99,7 +102,7 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     check.choice("simulate", Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(tolerate)})
     counts = schedule(rounds, evaluate_every)
     run = _start(as_key(key), plan) if start is None else _resumable(start, plan)
-    run, metrics = _scan(run, plan, counts)
+    run, metrics = _scan(run, plan, counts, fingerprint(plan.fed))
     stop_if_unhealthy(run, tolerate)
     return Output(run, metrics, plan.algorithm.params(run.server))
 

@@ -13,7 +13,7 @@ from . import check
 from .core import Health, Metrics, Plan
 from .keys import as_key
 from .plan import client_bytes
-from .round import start
+from .round import fingerprint, start
 from .simulate import HealthError, scan, schedule
 
 MEMORY = 2 ** 32     # bytes for the points computed at once
@@ -144,7 +144,8 @@ def _group(plans: list[Plan], keys, counts, memory):
     for begin in range(0, len(plans), block):
         at = [min(begin + i, len(plans) - 1) for i in range(block)]          # the last block repeats its last point
         varied = tuple(jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m)
-        health, metrics, params = _points(keys[jnp.array(at)], varied, shared, counts, treedef=treedef, mapped=mapped)
+        data = jnp.stack([fingerprint(plans[i].fed) for i in at])
+        health, metrics, params = _points(keys[jnp.array(at)], data, varied, shared, counts, treedef=treedef, mapped=mapped)
         health, metrics, params = jax.tree.map(np.asarray, (health, metrics, params))
         for i in range(min(block, len(plans) - begin)):
             out.append(tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in (health, metrics, params)))
@@ -155,14 +156,14 @@ def _same(a, b) -> bool:
     return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
 
 
-def _points_impl(keys, varied, shared, counts, *, treedef, mapped):
-    def point(key, varied):
+def _points_impl(keys, data, varied, shared, counts, *, treedef, mapped):
+    def point(key, data, varied):
         v, s = iter(varied), iter(shared)
         plan = treedef.unflatten([next(v) if m else next(s) for m in mapped])
-        run, metrics = scan(start(key, plan), plan, counts)
+        run, metrics = scan(start(key, plan), plan, counts, data)
         return run.health, metrics, plan.algorithm.params(run.server)
 
-    return jax.vmap(point)(keys, varied)
+    return jax.vmap(point)(keys, data, varied)
 
 
 _points = jax.jit(_points_impl, static_argnames=("treedef", "mapped"))

@@ -70,6 +70,9 @@ class Product(NamedTuple):
 
     def total(self, factor):
         a, b = _held(factor, _wide(self.a)), _scaled(factor, _wide(self.b))
+        if a.shape[1] == 1:                               # a plain matrix product: a third faster on a CPU
+            a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
+            return jnp.dot(b.T, a, precision=FULL).T[None]
         return jnp.einsum("nepi,nepo->eio", a, b, precision=FULL)
 
 

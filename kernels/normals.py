@@ -5,7 +5,8 @@ depends on the key and its position only, never on how long the vector is or how
 
 What bounds the speed is arithmetic (20 products of 32 bits a block) and, after it, memory.  XLA for CPU has no loop
 with two results, and computes an expression anew for every reader; a complex number is one result that holds both
-normals, and the concatenation of two halves is what no reader repeats.
+normals, and a branch that is always taken, which the compiler cannot know, is where no reader reaches in: the pairs
+are written once and read where they are added.
 """
 import functools
 
@@ -57,11 +58,19 @@ def _by_philox(key, tiles: int):
         raise ValueError(f"normals: need less than 2^33 values of one key; got {tiles * 2 * TILE}.")
     if tiles == 0:
         return jnp.zeros((0,), jnp.float32)
-    cuts = (0, tiles // 2, tiles) if tiles > 1 else (0, 1)
-    parts = [lax.complex(*pair(*philox.blocks(key, np.uint32(a * TILE) + lax.iota(np.uint32, (b - a) * TILE))))
-             for a, b in zip(cuts, cuts[1:])]
-    pairs = jnp.concatenate(parts).reshape(tiles, 1, TILE)
-    return jnp.concatenate([lax.real(pairs), lax.imag(pairs)], 1).reshape(-1)
+    pairs = lax.platform_dependent(key, cpu=functools.partial(_written, tiles), default=functools.partial(_pairs, tiles))
+    pairs = jnp.broadcast_to(pairs.reshape(tiles, 1, TILE), (tiles, 2, TILE))
+    second = lax.broadcasted_iota(np.int32, pairs.shape, 1) == 1
+    return jnp.where(second, lax.imag(pairs), lax.real(pairs)).reshape(-1)
+
+
+def _pairs(tiles, key):
+    return lax.complex(*pair(*philox.blocks(key, lax.iota(np.uint32, tiles * TILE))))
+
+
+def _written(tiles, key):
+    always = lax.optimization_barrier(jnp.bool_(True))
+    return lax.cond(always, functools.partial(_pairs, tiles), lambda _: jnp.zeros(tiles * TILE, jnp.complex64), key)
 
 
 def pair(w0, w1, w2, w3):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jfl.kernels.bookkeeping import Formed, Lookup, Product, patches, product, shrink
 
 import jfl
-from jfl import local, taps
+from jfl import gradients, taps
 from jfl.core import Batch, Fn
 
 KEY = jax.random.key(0)
@@ -128,7 +128,7 @@ def problem(make, shape):
 def sums(loss, stage, params, x, y, weight, **options):
     """Partial and loss of two clients."""
     grad = jfl.private_grad(loss, jfl.chain(stage, jfl.total()), **options)
-    one = lambda p, x, y, w: local.clipped_sum(grad, p, Batch(x, y, w != 0), w)
+    one = lambda p, x, y, w: gradients.clipped_sum(grad, p, Batch(x, y, w != 0), w)
     return jax.vmap(one)(params, x, y, weight)
 
 
@@ -234,7 +234,7 @@ def test_leaves_of_the_loss_are_data():
 
     def total(slope, path):
         grad = jfl.private_grad(Fn(loss.function, dict(slope=slope)), jfl.chain(jfl.clip_l2(3.0), jfl.total()), path=path)
-        return local.clipped_sum(grad, params, Batch(x, y, w != 0), w)
+        return gradients.clipped_sum(grad, params, Batch(x, y, w != 0), w)
     slopes = jnp.array([0.5, 1.0, 4.0])
     fast, plain = jax.jit(lambda s: [jax.vmap(functools.partial(total, path=p))(s) for p in ("bookkeeping", "vmap")])(slopes)
     close(fast, plain)
@@ -251,7 +251,7 @@ def test_in_a_scan_and_in_parts():
         grad = jfl.private_grad(loss, jfl.chain(jfl.clip_l2(0.7), jfl.total()), path=path, microbatch=microbatch)
 
         def step(w, _):
-            part, loss_ = local.clipped_sum(grad, w, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0])
+            part, loss_ = gradients.clipped_sum(grad, w, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0])
             return jax.tree.map(lambda a, g: a - 0.1 * g, w, part.value), (part.clipped, part.rows, part.weight, loss_)
         return jax.lax.scan(step, params, None, 3)
     plain = train("vmap", None)
@@ -265,7 +265,7 @@ def test_no_gradient_of_an_example_is_held():
 
     def largest(path):
         grad = jfl.private_grad(loss, jfl.chain(jfl.clip_l2(1.0), jfl.total()), path=path)
-        run = lambda p: local.clipped_sum(grad, p, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0])
+        run = lambda p: gradients.clipped_sum(grad, p, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0])
         closed = jax.make_jaxpr(run)(jax.tree.map(lambda w: w[0], params))
         return max(v.aval.size for e in closed.jaxpr.eqns for v in e.outvars)
     assert largest("vmap") >= ROWS * 50 * 40 and largest("auto") <= 50 * 40
@@ -295,7 +295,7 @@ def test_a_gradient_that_is_not_finite_poisons_the_sum(bad):
     @jax.jit
     def values(w):
         grads = [jfl.private_grad(loss, jfl.chain(jfl.clip_l2(1.0), jfl.total()), path=p) for p in ("bookkeeping", "vmap")]
-        return [local.clipped_sum(g, params, Batch(x, y, w != 0), w)[0].value for g in grads]
+        return [gradients.clipped_sum(g, params, Batch(x, y, w != 0), w)[0].value for g in grads]
     assert all(np.isnan(flat(v)).any() for v in values(all_)) and np.isfinite(flat(values(but_one))).all()
 
 
@@ -375,15 +375,15 @@ def test_a_run_by_either_path():
 
 def test_the_path_is_known():
     """For the manifest: which path a plan takes, and which leaves take another."""
-    assert local.gradient_path(make_plan()) == "bookkeeping"
-    assert local.gradient_path(make_plan(stage=jfl.clip_per_layer(1.0, 4))) == "bookkeeping"
-    assert local.gradient_path(make_plan(path="vmap")) == "vmap"
+    assert gradients.gradient_path(make_plan()) == "bookkeeping"
+    assert gradients.gradient_path(make_plan(stage=jfl.clip_per_layer(1.0, 4))) == "bookkeeping"
+    assert gradients.gradient_path(make_plan(path="vmap")) == "vmap"
     shared = functools.partial(jfl.models.classifier, module=Shared())
-    assert local.gradient_path(make_plan(shared)) == "bookkeeping (vmap for same/bias, same/kernel)"
-    assert local.gradient_path(make_plan(functools.partial(jfl.models.classifier, module=nn.Dense(3)))) == "bookkeeping"
+    assert gradients.gradient_path(make_plan(shared)) == "bookkeeping (vmap for same/bias, same/kernel)"
+    assert gradients.gradient_path(make_plan(functools.partial(jfl.models.classifier, module=nn.Dense(3)))) == "bookkeeping"
     fed = make_federation()
     plain = jfl.plan(fed, jfl.task(start_params(), squared), jfl.algorithms.fedsgd(jfl.grad(squared)), jfl.sampling.full(CLIENTS))
-    assert local.gradient_path(plain) == "none"
+    assert gradients.gradient_path(plain) == "none"
 
 
 def test_what_book_keeping_cannot_do_is_refused():
@@ -403,5 +403,5 @@ def test_two_clips_go_the_other_way():
     loss, params, x, y = problem(*COVERED["mlp"])
     grad = jfl.private_grad(loss, jfl.chain(jfl.clip_per_layer(1.0, 6), jfl.clip_l2(0.1), jfl.total()))
     one = jax.tree.map(lambda w: w[0], params)
-    value = jax.jit(lambda w: local.clipped_sum(grad, one, Batch(x[0], y[0], w != 0), w))(jnp.eye(ROWS)[0])[0].value
+    value = jax.jit(lambda w: gradients.clipped_sum(grad, one, Batch(x[0], y[0], w != 0), w))(jnp.eye(ROWS)[0])[0].value
     assert np.linalg.norm(flat(value)) <= 0.1 * (1 + 1e-5)

@@ -5,7 +5,9 @@ capacities, padding, evaluation or where it was stopped.
 """
 import dataclasses
 import functools
+import gc
 import importlib
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,7 @@ from conftest import (
 )
 
 import jfl
+from jfl import keys
 from jfl.core import Cohort, Fn, Sampler
 from jfl.keys import Stream, stream
 from jfl.round import digest, noise_key
@@ -340,6 +343,28 @@ def test_digest_tells_plans_apart(fed, task):
     assert all(tuple(np.asarray(digest(s))) == digests["base"] for s in stored)
     # the same inside and outside of a program
     assert tuple(np.asarray(jax.jit(digest)(plans["base"]))) == digests["base"]
+
+
+def test_fingerprint_is_computed_once_and_forgotten(fed, task, monkeypatch):
+    plan, held = noisy_plan("fedavg", fed, task), [jnp.arange(12.0).reshape(3, 4)]
+    first = keys.bits_once(held[0])
+    assert same_bits(first, keys.bits(held[0])) and id(held[0]) in keys._known
+    monkeypatch.setattr(keys, "_bits", lambda x: 1 / 0)                     # not again
+    assert keys.bits_once(held[0]) is first
+    monkeypatch.undo()
+    name = id(held[0])
+    held.clear()
+    gc.collect()
+    assert name not in keys._known
+    stale = keys._known[id(fed.x)] = (weakref.ref(jnp.zeros(1)), np.zeros(2, np.uint32))      # an id given again
+    assert same_bits(jfl.fingerprint(fed)[2], keys.bits(fed.x)) and keys._known[id(fed.x)] is not stale
+    # the same noise with and without, and other noise for other data
+    run = jfl.start(jax.random.key(1), plan)
+    after = jax.jit(lambda run, plan, *data: jfl.scan(run, plan, [2], *data)[0].server.params)
+    given = after(run, plan, jfl.fingerprint(fed))
+    assert close(given, after(run, plan)) is None
+    assert same_bits(given, jfl.simulate(jax.random.key(1), plan, 2, evaluate_every=2).params)
+    assert not same_bits(given, after(run, plan, jfl.fingerprint(dataclasses.replace(fed, x=fed.x + 1))))
 
 
 def test_digest_does_not_see_microbatches_or_row_capacities(fed, task):

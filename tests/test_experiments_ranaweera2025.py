@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import common, ranaweera2025, ranaweera2025_plans, ranaweera2025_study
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Line
-from jfl import idle, local, wavelet
+from jfl import gradients, idle, wavelet
 from jfl.config import Config
 from jfl.core import Batch
 from jfl.papers import ranaweera2025_theory as theory
@@ -134,7 +134,7 @@ def clipped(plan, x, y, at):
     """The clipped sum of one batch, at the params `at`."""
     found = plan.algorithm.client.data["work"].grad
     batch = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(x), bool))
-    return jax.jit(lambda w: local.clipped_sum(found, w, batch, jnp.ones(len(x)))[0].value)(at)
+    return jax.jit(lambda w: gradients.clipped_sum(found, w, batch, jnp.ones(len(x)))[0].value)(at)
 
 
 def of_coefficients(kernel):

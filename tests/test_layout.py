@@ -28,7 +28,7 @@ FLOORS = [
     "data.prepared data.deal data.datasets data.partition data.federation data.corrupt data.synthetic data.transform "
     "data.adult models metrics sampling schedules checkpoint "
     "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.mechanism",
-    "batches privacy.bounds privacy.classic privacy.concentrated privacy.many privacy.participation privacy.pld "
+    "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.many privacy.participation privacy.pld "
     "privacy.profiles privacy.rounds privacy.sites privacy.client_sites privacy.spectra privacy.tight privacy.wbk",
     "local privacy.ledger privacy.audit heterogeneity proxy papers.claims papers.noble2022 papers.noble2022_gaps "
     "papers.noble2022_theory papers.chen2024 papers.chen2024_theory papers.li2025 papers.li2025_theory "
@@ -51,7 +51,7 @@ FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default
 HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "orbax", "tyro", "rich",
          "h5py", "PIL", "array_record"}
 PUBLIC = """HealthError REPOSITORY algorithm algorithms bands batches bounded calibrate chain clip_adaptive clip_l2 clip_per_layer
-corrupt datasets divide epsilons federate gaussian grad guarantee Guarantee guarantees heterogeneity models partition plan printed private_grad proxy round
+corrupt datasets divide epsilons federate fingerprint gaussian grad guarantee Guarantee guarantees heterogeneity models partition plan printed private_grad proxy round
 sampling scan schedules simulate start sweep task total transform wavelet""".split()
 
 

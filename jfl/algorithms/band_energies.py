@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .. import check, local
+from .. import check, gradients, local
 from ..batches import full, gather
 from ..core import Diagnostics, Fn, record
 from ..privacy import mechanism as mech
@@ -53,6 +53,6 @@ def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor
     divisor = divisor if divisor is not None else batch.batch if batch.scheme != "poisson" and batch.batch else \
         float(batch.expected) if batch.expected is not None else "size"
     mechanism = chain(wavelet.shares(bands), total(), gaussian(noise_multiplier), divide(divisor))
-    grad = local.private_grad(loss, mechanism)
+    grad = gradients.private_grad(loss, mechanism)
     return algorithm(Fn(_init, dict(bands=bands)), Fn(_client, dict(grad=grad, batch=batch)), _server,
                      releases=local.work(grad, batch, lr=1.0, steps=1).releases(), name="band_energies")
