@@ -193,7 +193,7 @@ def _algorithm(config, fed, task, batch, noise):
 
 
 def _made(config, fed, task, batch, noise):
-    example, l2 = the_unit(config) == "example", config.l2 or None
+    example, how = the_unit(config) == "example", dict(l2=config.l2 or None, compute=config.compute)
     make = getattr(algorithms, config.algorithm)
     per_step = config.algorithm == "fedsgd"
     options = dict(batch=batch, lr=_rate(config, config.lr, 1 if per_step else config.steps))
@@ -206,18 +206,18 @@ def _made(config, fed, task, batch, noise):
     if config.algorithm == "output_perturbation":
         chain_ = _chain(config, task, noise) if example else chain(clip_l2(config.clip_norm), total())
         printed_ = example and config.mode == "as_printed"
-        return make(grad(task.loss, l2=l2), chain_, clip_steps="last" if printed_ else "all", **options)
+        return make(grad(task.loss, **how), chain_, clip_steps="last" if printed_ else "all", **options)
     if not per_step and config.algorithm != "padpfl":
         options["optimizer"] = OPTIMIZERS[config.optimizer]
     options |= {f: getattr(config, f) for f, used in (("mu", ("fedprox", "padpfl")), ("warm_rounds", ("scaffold",)),
                                                       ("upload", ("padpfl",))) if config.algorithm in used}
     if not example:
-        return make(grad(task.loss, l2=l2), **options)
+        return make(grad(task.loss, **how), **options)
     if config.batch_sampler != "full":
         divisor = config.batch
     else:                                                 # under add_remove a client's own size is no public number
         divisor = float(fed.size.sum()) / config.clients if config.adjacency == "add_remove" else "size"
-    return make(private_grad(task.loss, _chain(config, task, noise, divide(divisor)), l2=l2), **options)
+    return make(private_grad(task.loss, _chain(config, task, noise, divide(divisor)), **how), **options)
 
 
 def _rate(config, lr, every):

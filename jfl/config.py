@@ -52,6 +52,8 @@ class Config:
     """logistic | mlp | cnn"""
     hidden: tuple[int, ...] = (64,)
     """mlp: widths of the hidden layers"""
+    compute: str = "float32"
+    """type of the local steps' forward and backward passes: float32 | bfloat16 | float16; never of clip norms or noise"""
     sampler: str | None = None
     """of clients: full | without_replacement | with_replacement | poisson | first_responders; default by cohort, rate"""
     latency_spread: float = 3.0

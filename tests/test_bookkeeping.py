@@ -373,6 +373,34 @@ def test_a_run_by_either_path():
     assert 0 < outs[0].metrics.clip_fraction[-1] < 1
 
 
+@pytest.mark.parametrize("path", ["bookkeeping", "vmap"])
+def test_a_coarse_forward_pass_keeps_the_bound(path):
+    """Of bfloat16 the gradient is coarse, its clip norm is not: what one row adds stays within the bound, in float32."""
+    loss, params, x, y = problem(*COVERED["cnn"])
+    bound = 0.05
+    run = jax.jit(functools.partial(sums, loss, jfl.clip_l2(bound)), static_argnames=("path", "compute"))
+    worst = 0.0
+    for row in range(3):
+        weight = jnp.zeros((2, ROWS)).at[:, row].set(1.0)
+        part, _ = run(params, x, y, weight, path=path, compute="bfloat16")
+        assert {v.dtype for v in jax.tree.leaves(part.value)} == {jnp.dtype("float32")}
+        norms = np.sqrt(sum(np.square(np.float64(v)).sum(tuple(range(1, v.ndim))) for v in jax.tree.leaves(part.value)))
+        assert (np.asarray(part.clipped) == 1).all() and (norms <= bound * (1 + 1e-6)).all()
+        worst = max(worst, abs(norms / bound - 1).max())
+        fine = run(params, x, y, weight, path=path)[0].value
+        off = [float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in zip(*map(jax.tree.leaves, (part.value, fine)))]
+        assert 1e-4 < max(off) < 0.2                       # it is coarse, and it is the gradient
+    assert worst < 1e-5                                     # a norm in bfloat16 would be off by about 1e-3
+
+
+def test_the_type_is_known_and_checked():
+    plan = make_plan(compute="bfloat16")
+    assert gradients.gradient_path(plan) == "bookkeeping in bfloat16"
+    assert {v.dtype for v in jax.tree.leaves(jfl.simulate(KEY, plan, 1).params)} == {jnp.dtype("float32")}
+    with pytest.raises(ValueError, match="compute"):
+        make_plan(compute="int8")
+
+
 def test_the_path_is_known():
     """For the manifest: which path a plan takes, and which leaves take another."""
     assert gradients.gradient_path(make_plan()) == "bookkeeping"
