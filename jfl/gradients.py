@@ -97,12 +97,19 @@ def private_grad(loss, mechanism: Mechanism, *, l2=None, microbatch: int | None 
 
 
 def _mean(self, key, params, batch, ctx):
+    loss = taps.products(self.loss, params, *_example(batch))
+
     def mean_loss(w):
-        losses = jax.vmap(self.loss, (None, 0, 0))(w, batch.x, batch.y)
+        losses = jax.vmap(loss, (None, 0, 0))(w, batch.x, batch.y)
         return jnp.where(batch.mask, losses, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
 
     loss, g = jax.value_and_grad(mean_loss)(params)
     return g, (loss, jnp.zeros(()))
+
+
+def _example(batch):
+    """Shapes of the x and y of one example."""
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), (batch.x, batch.y))
 
 
 def _private(self, key, params, batch, ctx):
@@ -145,7 +152,7 @@ def _type(grad: Grad) -> str:
 
 def clipped_sum(self: Grad, params, batch: Batch, weight):
     """Clipped gradients of a batch, summed -> Partial, sum of losses.  The one place where a faster path plugs in."""
-    book = _book(self, params, *jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), (batch.x, batch.y)))
+    book = _book(self, params, *_example(batch))
 
     def some(rows: Batch, w):
         if book is None:
