@@ -1,86 +1,283 @@
-"""What clipping and noise cost inside a round: book-keeping against vmap(grad), generators, and no noise; one process.
+"""What a round costs: jfl's own variants, a sweep, DP-SCAFFOLD and scaling, and peers on the same workloads.
 
-    JFL_DATA_DIR=... python experiments/bench_round.py
+    JFL_DATA_DIR=... python experiments/bench_round.py [--only W1 W2 ...] [--peers --python fedjax=PATH torch=PATH jax=PATH]
 
-Real MNIST, 100 clients of 600 rows.  W1: softmax regression, cohort 10, 5 steps, batch 10.  W2: MLP 784-200-10, cohort
-20, 50 steps, batch 20.  The variants of a workload take turns, so that a busy machine slows all alike; a row is the
-median, the ratio is to "private", and `compile` is the first call's time.  `none` clips nothing and adds nothing.
-A call is 20 rounds of W1 or one of W2; with noise it also computes, once, the digest of all data that noise keys hold.
+W1  record-level DP-FedAvg, softmax regression, cohort 10, 5 steps, batch 10 (real MNIST, 100 clients of 600 rows)
+W2  the same with MLP 784-200-10, cohort 20, 50 steps, batch 20
+W3  client-level DP-FedAvg, CNN of 206,922 parameters, cohort 50, one epoch of 12 steps, batch 50
+W4  a sweep: W1 at 8 noise multipliers and 8 seeds, 20 rounds, against 64 runs one after another
+W5  the shape of pfl-research's CIFAR-10 benchmark (random pixels): 1,000 clients of 50, cohort 50, 5 steps of 10
+W6  DP-SCAFFOLD on the synthetic problem of Noble et al.: 100 clients of 4,000 rows, cohort 20, 50 steps, batch 800
+scaling  W1 with random rows: cohort, clients, parameters and local steps, one at a time
+
+Variants of a workload take turns in one process, so that a busy machine slows all alike; `ratio` is to "private".
+Every variant and every peer also has a process of its own, for its peak memory (from the warm-up on) and `first`, its
+first round with compilation or start-up.  A tool's rows are medians.  Peers without their packages are named and
+skipped; see bench_peers/README.md.  Rows are added to those of the same workloads in --out.
 """
 import argparse
 import json
 import os
 import pathlib
 import platform
-import resource
 import statistics
 import subprocess
+import sys
+import tempfile
 import time
+from types import SimpleNamespace
 
-import jax
-
-import jfl
-from jfl.checkpoint import identity
+import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[1]
-WORKLOADS = dict(W1=dict(hidden=(), cohort=10, steps=5, batch=10, rounds=20), W2=dict(hidden=(200,), cohort=20, steps=50, batch=20, rounds=1))
-VARIANTS = dict(private=dict(), threefry=dict(generator="key"), clipped=dict(noise=False), none=dict(clip=False),
-                vmap=dict(path="vmap"))
+PEERS = pathlib.Path(__file__).parent / "bench_peers"
+sys.path.insert(0, str(PEERS))
+
+import common  # noqa: E402  (bench_peers is a folder of scripts)
+
+OWN = dict(record=("private", "threefry", "vmap", "clipped", "plain"), client=("private", "plain"))
+ROUNDS = dict(W1=20)                                       # rounds in a timed block, where not 1
+# driver, environment, modes; a driver says itself which workloads it can do
+TOOLS = (("fedjax_peer", "fedjax", dict(record=("jit", "control"), client=("jit",))),
+         ("opacus_peer", "torch", dict(record=("hooks", "ghost"), client=("plain",))),
+         ("pfl_peer", "torch", dict(record=("vmap", "ghost"), client=("central",))),
+         ("flower_peer", "torch", dict(record=("hooks", "ghost"), client=("client",))),
+         ("optax_peer", "jax", dict(record=("optax", "jax_privacy"), client=())))
+PUBLISHED_W6 = 39.0      # CPU seconds a round of the code published with Noble et al., timed on a machine like ours
 
 
-def make(fed, hidden, cohort, steps, batch, path="auto", generator="philox", noise=True, clip=True, **_):
-    task = jfl.models.mlp(fed, hidden) if hidden else jfl.models.logistic(fed)
-    stages = [jfl.clip_l2(1.0), jfl.total()] + [jfl.gaussian(1.0, generator=generator)] * noise + [jfl.divide(batch)]
-    grad = jfl.private_grad(task.loss, jfl.chain(*stages), path=path) if clip else jfl.grad(task.loss)
-    alg = jfl.algorithms.fedavg(grad, lr=0.1, steps=steps, batch=jfl.batches.without_replacement(batch))
-    return jfl.plan(fed, task, alg, jfl.sampling.without_replacement(100, cohort))
+def data(workload, folder) -> pathlib.Path:
+    """The .npz that every tool reads."""
+    path = folder / ("random.npz" if workload == "W5" else "mnist.npz")
+    if not path.exists() and workload == "W5":
+        rng = np.random.default_rng(0)
+        np.savez(path, x=rng.normal(size=(50_000, 32, 32, 3)).astype(np.float32),
+                 y=rng.integers(0, 10, 50_000).astype(np.int32), index=rng.permutation(50_000).reshape(1000, 50))
+    elif not path.exists():
+        import jfl
+        fed = jfl.federate(jfl.datasets.mnist(), jfl.partition.iid(100))
+        np.savez(path, x=np.asarray(fed.x).reshape(len(fed.x), -1), y=np.asarray(fed.y), index=np.asarray(fed.index))
+    return path
 
 
-def measure(name, fed, repeats, left_out):
-    settings = WORKLOADS[name]
-    rounds = settings["rounds"]
-    runs, times, first = {}, {}, {}
-    for variant, options in VARIANTS.items():
-        if variant in left_out:
-            continue
-        plan = make(fed, **settings, **options)
-        state = jfl.start(jax.random.key(0), plan)
-        step = jax.jit(lambda run, plan: jfl.scan(run, plan, [rounds])[0])
-        begun = time.perf_counter()
-        compiled = step.lower(state, plan).compile()
-        first[variant] = time.perf_counter() - begun
-        runs[variant] = lambda compiled=compiled, state=state, plan=plan: jax.block_until_ready(compiled(state, plan))
-        runs[variant]()
-        times[variant] = []
+def turns(runs, repeats):
+    """Seconds and CPU seconds of every function, called in turn."""
+    times = {name: [] for name in runs}
     for _ in range(repeats):
-        for variant, run in runs.items():
-            begun = time.perf_counter()
+        for name, run in runs.items():
+            wall, cpu = time.perf_counter(), time.process_time()
             run()
-            times[variant].append((time.perf_counter() - begun) / rounds)
-    middle = {v: statistics.median(t) for v, t in times.items()}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    for variant, t in middle.items():
-        yield dict(workload=name, variant=variant, median=t, best=min(times[variant]), ratio=t / middle["private"],
-                   compile=first[variant], repeats=repeats, peak_mib=peak)
+            times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {name: [statistics.median(column) for column in zip(*t)] for name, t in times.items()}
+
+
+def machine():
+    """FLOP/s of a large matrix product and bytes/s of a large copy, read and written, on this device."""
+    import jax
+    import jax.numpy as jnp
+    a, x = jnp.ones((2048, 2048)), jnp.ones(2 ** 26)
+    product, copy = jax.jit(jnp.matmul), jax.jit(jnp.negative)
+    runs = dict(product=lambda: product(a, a).block_until_ready(), copy=lambda: copy(x).block_until_ready())
+    for run in runs.values():
+        run()
+    t = turns(runs, 5)
+    return 2 * 2048 ** 3 / t["product"][0], 2 * x.nbytes / t["copy"][0]
+
+
+def floor(spec, flops, bandwidth):
+    """Least seconds of a round on a device: its products, and every client's model and rows once a step.
+
+    A step reads a model and writes it; noise, gradients and activations are counted as if they never left the chip.
+    """
+    examples = spec.cohort * spec.steps * spec.batch
+    features = np.prod(getattr(spec, "image", 784))
+    moved = 4 * (2 * spec.cohort * spec.steps * spec.parameters + examples * features)
+    return max(6 * spec.products * examples / flops, moved / bandwidth)
+
+
+def variants(workload, path, repeats):
+    """jfl's variants of a workload in this process."""
+    import own
+    spec = SimpleNamespace(**common.WORKLOADS[workload])
+    block, runs = ROUNDS.get(workload, 1), {}
+    for mode in OWN[spec.level]:
+        run, _ = own.build(SimpleNamespace(**vars(spec), block=block), common.load(path), mode)
+        done = []
+        run(1 + block, done.append)
+        runs[mode] = lambda run=run: run(1 + block, lambda wait: wait())
+    # a call plays 1 + block rounds
+    seconds = {mode: [t / (1 + block) for t in pair] for mode, pair in turns(runs, repeats).items()}
+    flops, bandwidth = machine()
+    least = floor(spec, flops, bandwidth)
+    for mode, (wall, cpu) in seconds.items():
+        yield dict(workload=workload, tool="jfl", mode=mode, seconds=wall, cpu_seconds=cpu,
+                   ratio=wall / seconds["private"][0], floor=least, over_floor=wall / least, gflops=flops / 1e9,
+                   gbytes=bandwidth / 1e9, repeats=repeats, one_process=True)
+
+
+def alone(workload, script, python, mode, path, repeats):
+    """One tool in a process of its own."""
+    rounds = ROUNDS.get(workload, 1)
+    command = [python, f"{script}.py", "--workload", workload, "--data", str(path), "--rounds", str(rounds),
+               "--repeats", str(repeats), "--mode", mode]
+    done = subprocess.run(command, cwd=PEERS, capture_output=True, text=True, timeout=1800)
+    try:
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        said = dict(tool=script.removesuffix("_peer"), mode=mode, workload=workload,
+                    skipped=f"exit code {done.returncode}: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
+    if "skipped" not in said:
+        said |= {k: statistics.median(said[k]) for k in ("seconds", "cpu_seconds")} | dict(repeats=repeats)
+    return said
+
+
+def sweep(path, repeats):
+    """W4 over 64 times W1."""
+    import jax
+    import own
+
+    import jfl
+    spec = SimpleNamespace(**common.WORKLOADS["W1"])
+    fed = own.federation(common.load(path))
+
+    def plan(noise):
+        return own.make(SimpleNamespace(**vars(spec) | dict(noise=float(noise))), fed, "private")
+
+    noises, rounds = np.linspace(0.5, 4.0, 8), 20
+    many = lambda: jfl.sweep(plan, noise=list(noises), seed=range(8), rounds=rounds, evaluate_every=rounds)
+    one = lambda: jax.block_until_ready(jfl.simulate(jax.random.key(0), plan(1.0), rounds, evaluate_every=rounds))
+    begun = time.perf_counter()
+    many()
+    first = time.perf_counter() - begun
+    one()
+    t = turns(dict(many=many, one=one), repeats)
+    yield dict(workload="W4", tool="jfl", mode="private", seconds=t["many"][0], cpu_seconds=t["many"][1], first=first,
+               of_64_runs=t["many"][0] / (64 * t["one"][0]), repeats=repeats, rounds=rounds, peak_mib=common.peak_mib())
+
+
+def scaffold(repeats):
+    """W6, against the CPU seconds of the published code."""
+    import jax
+    import own
+
+    import jfl
+    fed = jfl.federate(jfl.datasets.synthetic(0.0, 0.0), jfl.partition.natural())
+    task = jfl.models.logistic(fed)
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(60.0), jfl.divide(800))
+    alg = jfl.algorithms.scaffold(jfl.private_grad(task.loss, chain), lr=0.01, steps=50,
+                                  batch=jfl.batches.without_replacement(800))
+    plan = jfl.plan(fed, task, alg, jfl.sampling.without_replacement(100, 20))
+    play, state = own.program(plan), jfl.start(jax.random.key(0), plan)
+    begun = time.perf_counter()
+    state = jax.block_until_ready(play(state, plan, 1))
+    first = time.perf_counter() - begun
+    run = lambda: jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, 1))
+    wall, cpu = turns(dict(run=run), repeats)["run"]
+    yield dict(workload="W6", tool="jfl", mode="private", seconds=wall, cpu_seconds=cpu, first=first, repeats=repeats,
+               published_over_ours_cpu=PUBLISHED_W6 / cpu, peak_mib=common.peak_mib())
+
+
+SCALES = dict(cohort=(10, 30, 100, 300, 1000), clients=(100, 1000, 10_000, 100_000), hidden=(0, 50, 200, 800), steps=(5, 50, 500))
+
+
+def scaled(axis, value, repeats):
+    """W1 with one number changed; rows are random, 20 a client."""
+    import jax
+    import own
+    spec = SimpleNamespace(**common.WORKLOADS["W1"] | dict(clients=1000, rows=20))
+    setattr(spec, axis, value if axis != "hidden" else (value,) * (value > 0))
+    rng = np.random.default_rng(0)
+    features = 784 if axis != "clients" else 50           # 100,000 clients of 784 features would be 6 GB
+    x = rng.normal(size=(spec.clients, spec.rows, features)).astype(np.float32)
+    plan = own.make(spec, own.federation(SimpleNamespace(x=x, y=rng.integers(0, 10, x.shape[:2]).astype(np.int32))), "private")
+    import jfl
+    del x
+    common.forget_peak()
+    play, state = own.program(plan), jfl.start(jax.random.key(0), plan)
+    begun = time.perf_counter()
+    jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, 1))
+    first = time.perf_counter() - begun
+    rounds = 10 if value * (axis in ("cohort", "steps")) < 300 else 2
+    run = lambda: jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, rounds))
+    run()
+    wall, cpu = turns(dict(run=run), repeats)["run"]
+    yield dict(workload="scaling", tool="jfl", mode=f"{axis}={value}", seconds=wall / rounds, cpu_seconds=cpu / rounds,
+               first=first, repeats=repeats, peak_mib=common.peak_mib())
+
+
+def child(words, path, repeats):
+    """The part of the work that this process is for, a JSON line a row."""
+    kind, *rest = words
+    rows = dict(variants=lambda w: variants(w, path, repeats), W4=lambda: sweep(path, repeats),
+                W6=lambda: scaffold(repeats), scaling=lambda a, v: scaled(a, int(v), repeats))[kind](*rest)
+    for row in rows:
+        print("row " + json.dumps(row), flush=True)
+
+
+def apart(words, path, repeats):
+    """`child` in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, "--repeats", str(repeats), "--data", str(path), "--child", *words],
+                          capture_output=True, text=True)
+    if done.returncode:
+        yield dict(workload=words[-1], tool="jfl", mode=words[0], skipped=(done.stderr.strip() or "?").splitlines()[-1])
+    yield from (json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("row "))
+
+
+def jobs(args, folder):
+    """Every row, as it comes."""
+    for workload in args.only:
+        few = args.repeats if workload in ("W1", "W4", "W6") else max(3, args.repeats // 2)
+        if workload == "scaling":
+            for axis, values in SCALES.items():
+                for value in values:
+                    yield from apart(["scaling", axis, str(value)], folder / "none", 3)
+        elif workload in ("W4", "W6"):
+            yield from apart([workload], data(workload, folder), few)
+        else:
+            level, path = common.WORKLOADS[workload]["level"], data(workload, folder)
+            yield from apart(["variants", workload], path, few)
+            for mode in OWN[level]:
+                yield alone(workload, "own", sys.executable, mode, path, few)
+            for script, environment, modes in TOOLS if args.peers else ():
+                for mode in modes[level]:
+                    yield alone(workload, script, args.python.get(environment, sys.executable), mode, path, few)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [*common.WORKLOADS, "W4", "W6", "scaling"]
     parser.add_argument("--out", default=str(ROOT / "experiments" / "results" / "round.json"))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--without", nargs="*", default=(), choices=list(VARIANTS), help="variants to leave out")
+    parser.add_argument("--repeats", type=int, default=7, help="timed blocks; about half as many for slow workloads")
+    parser.add_argument("--only", nargs="+", default=sorted(known), choices=known, metavar="WORKLOAD")
+    parser.add_argument("--peers", action="store_true", help="time the peers too")
+    parser.add_argument("--python", nargs="+", default=[], metavar="ENVIRONMENT=PATH", help="fedjax, torch, jax")
+    parser.add_argument("--data", type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    fed = jfl.federate(jfl.datasets.mnist(), jfl.partition.iid(100))
-    rows = []
-    for name in WORKLOADS:
-        for row in measure(name, fed, args.repeats, args.without):
-            rows.append(row)
-            print(f"{name} {row['variant']:9} {1e3 * row['median']:10.2f} ms a round   {row['ratio']:6.2f} x   "
-                  f"compile {row['compile']:5.1f} s   peak so far {row['peak_mib']} MiB", flush=True)
+    if args.child:
+        return child(args.child, args.data, args.repeats)
+    args.python = dict(pair.split("=", 1) for pair in args.python)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    about = dict(versions=identity(), commit=commit, device=jax.devices()[0].device_kind, cpus=os.cpu_count(),
-                 machine=platform.machine(), load=os.getloadavg()[0])
-    pathlib.Path(args.out).write_text(json.dumps(dict(about=about, rows=rows), indent=1) + "\n")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in jobs(args, pathlib.Path(folder)):
+            rows.append(row | dict(commit=commit, load=os.getloadavg()[0]))
+            print("  ".join(f"{row.get(k) or '':<10}" for k in ("workload", "tool", "mode")) + "  " + (
+                f"skipped: {row['skipped']}" if "skipped" in row else
+                "  ".join(f"{k} {row[k]:.4g}" for k in row if isinstance(row[k], float))), flush=True)
+    save(pathlib.Path(args.out), rows)
+
+
+def save(out, rows):
+    """Rows of workloads and tools that were timed before stay, unless they were timed again."""
+    import jax
+
+    from jfl.checkpoint import identity
+    same = lambda row: (row["workload"], row["tool"], row["mode"], bool(row.get("one_process")))
+    again = {same(row) for row in rows}
+    old = json.loads(out.read_text())["rows"] if out.exists() else []
+    about = dict(versions=identity(), device=jax.devices()[0].device_kind, cpus=os.cpu_count(), machine=platform.machine())
+    out.write_text(json.dumps(dict(about=about, rows=[r for r in old if same(r) not in again] + rows), indent=1) + "\n")
 
 
 if __name__ == "__main__":

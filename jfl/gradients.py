@@ -156,7 +156,8 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
 
     def some(rows: Batch, w):
         if book is None:
-            losses, grads = jax.vmap(jax.value_and_grad(self.loss), (None, 0, 0))(params, rows.x, rows.y)
+            loss = taps.products(self.loss, params, *_example(batch))
+            losses, grads = jax.vmap(jax.value_and_grad(loss), (None, 0, 0))(params, rows.x, rows.y)
             partial = mech.contribute(self.mechanism, (), grads, w)
         else:
             bounds, = _clip(self.mechanism).apply.data.values()

@@ -115,11 +115,21 @@ def bits(x, mask=None):
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
+    if mask is not None or x.size <= BLOCK:
+        return _sums(x, 0, mask)
+    rows = max(1, BLOCK * x.shape[0] // x.size)       # large arrays by blocks of rows: nothing of their size is written
+    whole = x.shape[0] // rows
+    some = lambda i, total: total + _sums(jax.lax.dynamic_slice_in_dim(x, i * rows, rows), i * rows)
+    return jax.lax.fori_loop(0, whole, some, _sums(x[whole * rows:], whole * rows))
+
+
+def _sums(x, first, mask=None):
     x = x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.uint32)
     raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
     place = jnp.zeros(raw.shape, jnp.uint32)
     for axis in range(raw.ndim):                      # places by coordinates: padding an axis moves nothing
-        place = mix(place + jax.lax.broadcasted_iota(jnp.uint32, raw.shape, axis) + jnp.uint32(0x9E3779B9 + axis))
+        place = mix(place + jax.lax.broadcasted_iota(jnp.uint32, raw.shape, axis)
+                    + jnp.uint32(first if axis == 0 else 0) + jnp.uint32(0x9E3779B9 + axis))
     out = []
     for salt in (0x2545F491, 0x1B873593):
         h = mix(mix(raw + jnp.uint32(salt)) ^ place)
@@ -127,6 +137,7 @@ def bits(x, mask=None):
     return jnp.stack(out)
 
 
+BLOCK = 2 ** 18
 _bits = jax.jit(bits)
 _known: dict = {}        # id of an array -> a weak reference to it, its digest
 

@@ -26,6 +26,20 @@ ROUNDS = 10
 WORDS, NORMALS, SPLIT, FOLD = range(4)             # the uses of a key: never renumber
 
 
+def _by_halves(a, b):
+    """The upper 32 bits of a product, for jax before 0.10.2, which has no name for them.
+
+    >>> hex(_by_halves(jnp.uint32(0xFFFFFFFF), jnp.uint32(0xFFFFFFFF)))
+    '0xfffffffe'
+    """
+    low, high = (lambda x: x & np.uint32(0xFFFF)), (lambda x: x >> np.uint32(16))
+    middle = high(a) * low(b) + high(low(a) * low(b))
+    return high(a) * high(b) + high(middle) + high(low(a) * high(b) + low(middle))
+
+
+mulhi = getattr(lax, "mulhi", _by_halves)
+
+
 def block(key, counter, rounds: int = ROUNDS):
     """Four words of `counter` under `key`: Philox4x32.
 
@@ -39,7 +53,7 @@ def block(key, counter, rounds: int = ROUNDS):
     k0, k1, c0, c1, c2, c3 = jnp.broadcast_arrays(*key, *counter)
     m0, m1 = (jnp.full_like(c0, m) for m in MULTIPLIERS)
     for _ in range(rounds):
-        c0, c1, c2, c3 = lax.mulhi(m1, c2) ^ c1 ^ k0, m1 * c2, lax.mulhi(m0, c0) ^ c3 ^ k1, m0 * c0
+        c0, c1, c2, c3 = mulhi(m1, c2) ^ c1 ^ k0, m1 * c2, mulhi(m0, c0) ^ c3 ^ k1, m0 * c0
         k0, k1 = k0 + np.uint32(WEYL[0]), k1 + np.uint32(WEYL[1])
     return c0, c1, c2, c3
 

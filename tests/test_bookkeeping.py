@@ -373,6 +373,24 @@ def test_a_run_by_either_path():
     assert 0 < outs[0].metrics.clip_fraction[-1] < 1
 
 
+@pytest.mark.parametrize("name", ["conv", "conv_of_lines"])
+def test_plain_gradients_multiply_matrices(name):
+    """A model's own convolutions, whatever they are: the same gradient, and no convolution once clients have weights of
+    their own; jax's plain gradient has some."""
+    loss, params, x, y = problem(*COVERED[name])
+    batch = Batch(x, y, jnp.ones((2, ROWS), bool))
+    mine = jax.jit(jax.vmap(lambda p, b: jfl.grad(loss)(None, p, b, None)[0]))
+    plain = jax.jit(jax.vmap(jax.grad(lambda p, b: jax.vmap(loss, (None, 0, 0))(p, b.x, b.y).mean())))
+    close(mine(params, batch), plain(params, batch), rtol=1e-4, atol=1e-5)
+    has = lambda f: " convolution(" in f.lower(params, batch).as_text("hlo")
+    assert has(plain) and not has(mine)
+
+
+def test_a_loss_without_convolutions_is_left_alone():
+    loss, params, x, y = problem(*COVERED["dense_at_many_positions"])
+    assert taps.products(loss, *example(params, x, y)) is loss
+
+
 @pytest.mark.parametrize("path", ["bookkeeping", "vmap"])
 def test_a_coarse_forward_pass_keeps_the_bound(path):
     """Of bfloat16 the gradient is coarse, its clip norm is not: what one row adds stays within the bound, in float32."""

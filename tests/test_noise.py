@@ -223,6 +223,14 @@ def test_noise_is_drawn_once():
     assert products(plain, 1) >= 2 * products(plain, 0) > 0
 
 
+def test_upper_halves_of_products():
+    """What stands in for lax.mulhi, which jax has from 0.10.2 on."""
+    a, b = np.random.default_rng(0).integers(0, 2 ** 32, (2, 2000), dtype=np.uint64)
+    a[:4], b[:4] = (0, 2 ** 32 - 1, 2 ** 32 - 1, 2 ** 16), (5, 2 ** 32 - 1, 1, 2 ** 16)
+    high = philox._by_halves(jnp.asarray(a, jnp.uint32), jnp.asarray(b, jnp.uint32))
+    assert np.array_equal(high, (a * b) >> np.uint64(32))
+
+
 # --- statistics ----------------------------------------------------------------------------------------------------
 
 def two_sided(z):

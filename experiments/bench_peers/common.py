@@ -17,13 +17,16 @@ from types import SimpleNamespace
 
 import numpy as np
 
+# products: multiplications of one example's forward pass; a gradient takes twice as many again
 _MNIST = dict(clients=100, rows=600, lr=0.1, clip=1.0, noise=1.0)
 WORKLOADS = dict(
-    W1=dict(_MNIST, level="record", hidden=(), cohort=10, steps=5, batch=10, parameters=7_850),
-    W2=dict(_MNIST, level="record", hidden=(200,), cohort=20, steps=50, batch=20, parameters=159_010),
-    W3=dict(_MNIST, level="client", image=(28, 28, 1), cohort=50, steps=12, batch=50, parameters=206_922),
+    W1=dict(_MNIST, level="record", hidden=(), cohort=10, steps=5, batch=10, parameters=7_850, products=7_840),
+    W2=dict(_MNIST, level="record", hidden=(200,), cohort=20, steps=50, batch=20, parameters=159_010,
+            products=158_800),
+    W3=dict(_MNIST, level="client", image=(28, 28, 1), cohort=50, steps=12, batch=50, parameters=206_922,
+            products=1_218_048),
     W5=dict(level="client", image=(32, 32, 3), clients=1000, rows=50, lr=0.1, clip=0.4, noise=1.0,
-            cohort=50, steps=5, batch=10, parameters=1_626_442))
+            cohort=50, steps=5, batch=10, parameters=1_626_442, products=16_835_200))
 NOTES = dict(record="", client="noise multiplier 1; W5 without the dropout of pfl's benchmark")
 
 
@@ -213,7 +216,7 @@ def main(tool, build, modes, packages, install, missing=None, notes=None):
         parser.add_argument("--control", dest="mode", action="store_const", const="control")
     parser.add_argument("--check", action="store_true", help="check clipping, averaging and noise, and stop")
     args = parser.parse_args()
-    spec = SimpleNamespace(**WORKLOADS[args.workload])
+    spec = SimpleNamespace(**WORKLOADS[args.workload], block=args.rounds)
     able = modes.get(spec.level, ())
     mode = args.mode or (able[0] if able else None)
     about = dict(tool=tool, mode=mode, workload=args.workload)
