@@ -203,6 +203,7 @@ def test_normals_of_a_key():
 GOLDEN = [1.9241338, -0.0016903298, 1.0947169]
 
 
+@pytest.mark.skipif(not hasattr(jax.lax, "mulhi"), reason="before jax 0.10.2 products have no name to be counted by")
 def test_noise_is_drawn_once():
     """Two normals cost one block, and one block only however many read them: XLA would compute a plain expression anew
     for each half of a pair and for each reader, twice or four times the work, unseen."""
