@@ -541,7 +541,7 @@ def test_caveats_travel():
     (make(NOISY()), {}), (make(NOISY()), {"view": "third_party"}), (poisson_plan(), {}),
     (poisson_plan(batch=batches.poisson(8.0, capacity=34), sizes=np.full(CLIENTS, 200)), {}),
     (make(release=NOISY()), {"view": "third_party"}), (make(upload=NOISY()), {"unit": "client"})])
-@pytest.mark.parametrize("target", [1.0, 6.0])
+@pytest.mark.parametrize("target", [1.0, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_calibrated_plans_keep_their_promise(plan, options, target):
     z = jfl.calibrate(plan, epsilon=target, rounds=20, **options)
 

@@ -175,29 +175,53 @@ ADAPTIVE = dict(quantile=0.6, lr=0.4, indicator=0.3)
 
 # --- what is drawn -------------------------------------------------------------------------------------------------
 
-def draws(key, plan, batches, steps, dim):
-    """Everything random of a run, from the addresses (seed, round, stream, client, turn, step)."""
-    noise = noise_key(jfl.start(key, plan), plan)
+def each_round(draw, *of_round):
+    return jax.vmap(draw)(jnp.arange(ROUNDS), *of_round)
+
+
+def address(base, id_, turn):
+    return jax.random.fold_in(jax.random.fold_in(base, id_), turn)
+
+
+# programs of their own, not one of each case: cases share samplers, batch rules and shapes
+
+@jax.jit
+def cohorts(key, sampler):
+    return each_round(lambda r: sampler.draw(stream(key, Stream.COHORT, r)))
+
+
+@functools.partial(jax.jit, static_argnames=("slots", "steps"))
+def batches_of(key, batches, sizes, ids, turn, slots, steps):
+    """Slots and mask of each step of each client of each round."""
+    def slot(r, id_, turn):
+        own = address(stream(key, Stream.BATCH, r), id_, turn)
+        size = sizes.at[id_].get(mode="fill", fill_value=0)
+        return jax.vmap(lambda s: batches.draw(own, s, size, slots)[:2])(jnp.arange(steps))
+    return each_round(lambda r, ids, turn: jax.vmap(functools.partial(slot, r))(ids, turn), ids, turn)
+
+
+@functools.partial(jax.jit, static_argnames=("steps", "dim"))
+def normals_of(noise, ids, turn, steps, dim):
+    """Standard normals: rows [rounds, clients, steps, 4], uploads [rounds, clients, dim], releases [rounds, dim + 1]."""
     normal = lambda k, n: normals(k, jnp.zeros(n))                   # one flat vector, leaves in tree order
-    slots = plan.fed.index.shape[1]
 
-    def one_round(r):
-        cohort = plan.sampler.draw(stream(key, Stream.COHORT, r))
+    def slot(r, id_, turn):
+        rows_key = address(stream(noise, Stream.ROWS, r), id_, turn)
+        rows = jax.vmap(lambda s: normal(jax.random.fold_in(rows_key, s), 4))(jnp.arange(steps))
+        return rows, normal(address(stream(noise, Stream.UPLOAD, r), id_, turn), dim)
 
-        def slot(id_, turn):
-            address = lambda base: jax.random.fold_in(jax.random.fold_in(base, id_), turn)
-            own = address(stream(key, Stream.BATCH, r))
-            at, mask, _ = jax.vmap(lambda s: batches.draw(own, s, plan.fed.size.at[id_].get(mode="fill", fill_value=0),
-                                                          slots))(jnp.arange(steps))
-            rows_key = address(stream(noise, Stream.ROWS, r))
-            rows = jax.vmap(lambda s: normal(jax.random.fold_in(rows_key, s), 4))(jnp.arange(steps))
-            return at, mask, rows, normal(address(stream(noise, Stream.UPLOAD, r)), dim)
+    def one_round(r, ids, turn):
+        return *jax.vmap(functools.partial(slot, r))(ids, turn), normal(stream(noise, Stream.RELEASE, r), dim + 1)
+    return each_round(one_round, ids, turn)
 
-        at, mask, rows, upload = jax.vmap(slot)(cohort.ids, cohort.turn)
-        return dict(ids=cohort.ids, count=cohort.count, slots=at, mask=mask, rows=rows, upload=upload,
-                    release=normal(stream(noise, Stream.RELEASE, r), dim + 1))
 
-    return jax.vmap(one_round)(jnp.arange(ROUNDS))
+def draws(key, noise, plan, batches, steps, dim):
+    """Everything random of a run, from the addresses (seed, round, stream, client, turn, step)."""
+    cohort = cohorts(key, plan.sampler)
+    at, mask = batches_of(key, batches, plan.fed.size, cohort.ids, cohort.turn, slots=plan.fed.index.shape[1], steps=steps)
+    rows, upload, release = normals_of(noise, cohort.ids, cohort.turn, steps=steps, dim=dim)
+    return dict(ids=cohort.ids, turn=cohort.turn, count=cohort.count, slots=at, mask=mask, rows=rows, upload=upload,
+                release=release)
 
 
 # --- the pseudo-code -----------------------------------------------------------------------------------------------
@@ -316,12 +340,11 @@ def run_numpy(case, fed, d, wrong=()):
     return types.SimpleNamespace(params=w, control=control, own=own, norm=norm)
 
 
-@functools.cache
-def _compiled(steps, dim):
-    """Draws and run in one program."""
-    def both(key, plan, batches):
-        return draws(key, plan, batches, steps, dim), jfl.scan(jfl.start(key, plan), plan, [ROUNDS])[0]
-    return jax.jit(both)
+@jax.jit
+def run_jfl(key, plan):
+    """(the key of its noise, the run) of jfl."""
+    begun = jfl.start(key, plan)
+    return noise_key(begun, plan), jfl.scan(begun, plan, [ROUNDS])[0]
 
 
 @functools.cache
@@ -330,8 +353,9 @@ def outcome(case):
     from conftest import make_federation
     fed = make_federation()
     plan = build(case, fed, jfl.task(start_params(), squared))
-    dim = 8 if case.algorithm == "scaffold" else 4
-    d, run = _compiled(case.steps, dim)(jax.random.key(3), plan, plan.algorithm.releases[0].batches)
+    key = jax.random.key(3)
+    noise, run = run_jfl(key, plan)
+    d = draws(key, noise, plan, plan.algorithm.releases[0].batches, case.steps, 8 if case.algorithm == "scaffold" else 4)
     return jax.tree.map(np.asarray, d), run, fed
 
 

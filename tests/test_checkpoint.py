@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import same_bits
+from jax.experimental.compilation_cache import compilation_cache
 
 from jfl import assemble, checkpoint, config, train
 from jfl.checkpoint import Store, resume_attempt
@@ -40,6 +41,20 @@ def files(out):
     return sorted((str(p.relative_to(out)), p.stat().st_mtime_ns) for p in out.rglob("*") if p.is_file())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs(tmp_path_factory):
+    """Compiled programs are kept, as by the command line: these runs are one program, started often."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (str(tmp_path_factory.mktemp("programs")), 0.0)):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()                       # it holds the folder of its first use
+    yield
+    for name, value in zip(names, before):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """The stateful run without a stop."""
@@ -48,11 +63,17 @@ def straight(tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="module")
+def stopped_at_four(straight, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "half"
+    train.train(dataclasses.replace(STATEFUL, rounds=4), out)
+    return out
+
+
 @pytest.fixture
-def half(straight, tmp_path):
-    """The same run, stopped after four of its six rounds."""
-    train.train(dataclasses.replace(STATEFUL, rounds=4), tmp_path / "run")
-    return tmp_path / "run"
+def half(stopped_at_four, tmp_path):
+    """The same run, stopped after four of its six rounds; a copy for each test."""
+    return shutil.copytree(stopped_at_four, tmp_path / "run")
 
 
 def elsewhere(monkeypatch):

@@ -275,7 +275,8 @@ def test_a_small_demo(tmp_path, capsys):
 
 @pytest.mark.parametrize("args, unit, view, adjacency", [
     (["--batch", 16, "--rows", 600, "--steps", 5], "example", "server", "add_remove"),
-    (["--rate", 0.1, "--cohort", 10, "--clients", 50], "example", "third_party", "add_remove"),
+    pytest.param(["--rate", 0.1, "--cohort", 10, "--clients", 50], "example", "third_party", "add_remove",
+                 marks=pytest.mark.slow),
     (["--unit", "client", "--cohort", 10, "--clients", 50, "--sampler", "without_replacement"], "client", "third_party",
      "replace_one"),
     (["--sampler", "full"], "example", "server", "replace_one"),
@@ -332,7 +333,7 @@ def test_help_shows_examples(capsys):
 def test_as_a_program(tmp_path):
     run = lambda *args: subprocess.run([sys.executable, "-m", "jfl.cli", *args], capture_output=True, text=True, cwd=tmp_path,
                                        timeout=120)
-    assert run("epsilon", "--rate", "0.01").returncode == 0
+    assert run("epsilon", "--sampler", "full").returncode == 0
     bad = run("train", "--lr", "0", "--out", "run")
     assert bad.returncode == 2 and "lr" in bad.stderr and "Traceback" not in bad.stderr
     assert [p.name for p in tmp_path.iterdir()] == []

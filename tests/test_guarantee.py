@@ -122,7 +122,7 @@ def test_rounds_and_rates():
     assert tight.epsilon(events.repeat(events.poisson(rate * 1.01, events.gaussian(1.0)), 1000), DELTA)[0] > 2.0
 
 
-@pytest.mark.parametrize("target", [1.0, 6.0])
+@pytest.mark.parametrize("target", [1.0, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_calibrated_plans_keep_their_promise(target):
     plan = lambda z: make(NOISY(z, adjacency="add_remove"), batches.poisson(8.0))
     z = jfl.calibrate(plan(1.0), epsilon=target, rounds=ROUNDS)

@@ -9,14 +9,15 @@ from conftest import CLIENTS, SIZES, close, flat, make_federation, squared, star
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jfl.kernels.normals import normals
-from test_algorithms import clip, draws, example_gradient, falling
+from test_algorithms import ROUNDS, address, clip, draws, each_round, example_gradient, falling, run_jfl
 
 import jfl
 from jfl import core
+from jfl.keys import Stream, stream
 from jfl.privacy import bounds, events, tight
 from jfl.round import round as one_round
 
-ROUNDS, STEPS, CLIP = 3, 4, 0.7
+STEPS, CLIP = 4, 0.7
 LEVELS = (0.5, 1.1, 2.0, 0.8, 1.4, 0.6, 1.0)
 
 
@@ -48,29 +49,19 @@ def outcome(noise, clip_steps):
     plan = jfl.plan(fed, jfl.task(start_params(), squared), algorithm(noise, clip_steps),
                     jfl.sampling.without_replacement(CLIENTS, 3), weights="size")
     key = jax.random.key(8)
-
-    @jax.jit
-    def both(key, plan):
-        base = draws(key, plan, jfl.batches.without_replacement(3), STEPS, 4)
-        return base, once_a_round(key, plan), jfl.scan(jfl.start(key, plan), plan, [ROUNDS])[0]
-
-    d, noises, run = both(key, plan)
+    noise, run = run_jfl(key, plan)
+    d = draws(key, noise, plan, jfl.batches.without_replacement(3), STEPS, 4)
+    noises = once_a_round(noise, d["ids"], d["turn"])
     return jax.tree.map(np.asarray, d), np.asarray(noises), run, fed
 
 
-def once_a_round(key, plan):
+@jax.jit
+def once_a_round(noise, ids, turn):
     """The normals at the address of (round, client), without a step."""
-    from jfl.keys import Stream, stream
-    from jfl.round import noise_key
-
-    noise = noise_key(jfl.start(key, plan), plan)
-
-    def one(r):
-        cohort = plan.sampler.draw(stream(key, Stream.COHORT, r))
-        address = lambda i, turn: jax.random.fold_in(jax.random.fold_in(stream(noise, Stream.ROWS, r), i), turn)
-        return jax.vmap(lambda i, turn: normals(address(i, turn), jnp.zeros(4)))(cohort.ids, cohort.turn)
-
-    return jax.vmap(one)(jnp.arange(ROUNDS))
+    def one(r, ids, turn):
+        base = stream(noise, Stream.ROWS, r)
+        return jax.vmap(lambda i, turn: normals(address(base, i, turn), jnp.zeros(4)))(ids, turn)
+    return each_round(one, ids, turn)
 
 
 def run_numpy(noise, clip_steps, d, noises, fed, wrong=""):

@@ -59,13 +59,17 @@ def test_golden_brackets(call, cases):
         inside(got, *bracket)
 
 
-def test_heterogeneous_rounds_and_full_batches_beside_samples():
+def test_full_batches_beside_samples():
+    mixed = events.compose(events.repeat(events.gaussian(5.0), 10), sampled(0.1, 2.0, 100))
+    inside(pld.epsilon(mixed, 1e-6)[0], 4.0553279271, 4.0558334453)
+
+
+@pytest.mark.slow                                         # the test above composes two kinds of rounds
+def test_heterogeneous_rounds():
     rounds = events.compose(sampled(0.5, 4.0, 3), sampled(0.25, 2.0, 7), sampled(0.125, 1.0, 11))
     got, width = pld.epsilon(rounds, 1e-4)
     inside(got, 3.1727616637, 3.1738117445)
     assert width <= 1e-3 * got + 1e-4
-    mixed = events.compose(events.repeat(events.gaussian(5.0), 10), sampled(0.1, 2.0, 100))
-    inside(pld.epsilon(mixed, 1e-6)[0], 4.0553279271, 4.0558334453)
 
 
 @pytest.mark.parametrize("args, delta, want", [           # participation seen, each client's own noise alone
@@ -227,6 +231,7 @@ def test_agrees_with_dp_accounting():
         assert abs(float(pld.poisson(rate, z, times, delta, COARSE)) - want) <= 2e-4 * want + 1e-5
 
 
+@pytest.mark.slow                                         # test_between_bounds_at_all_sizes, on a grid
 def test_never_above_renyi_bounds():
     grid = np.array([(q, z, t, d) for q in (1e-4, 1e-2, 0.3) for z in (0.5, 1.0, 8.0)
                      for t in (1, 1000) for d in (1e-9, 1e-3)])
@@ -411,6 +416,7 @@ def test_epsilons_after_many_numbers_of_times():
             pld.epsilons(event, times, delta)
 
 
+@pytest.mark.slow                                         # on the grid that users take; test_transforms on a small one
 def test_jit_vmap_and_float64():
     assert pld.poisson(np.float32(0.25), 2, np.int64(10), np.float32(2.0**-10), COARSE).dtype == jnp.float64
     rates = np.array([0.1, 0.25])

@@ -77,7 +77,11 @@ TABLE = {
 HOST = {rdp: {"float64", "profile_grid"}, wbk: {"interpolate"}, concentrated: set(), classic: {"round_rate"}, rounds: set(),
         pld: {"epsilon", "pld_epsilon", "epsilons", "delta"}, many: set(), bounds: {"above", "epsilon", "delta", "bounds", "check_delta"}}
 RUNS = ("poisson", "without_replacement")                 # of pld: one compilation serves several tests
-CASES = [(module, name) for module in TABLE for name in TABLE[module]]
+# slow to compile, and beside "upper lower", which has samples of fixed size too
+SECOND = "without_replacement"
+HEAVY = pytest.param(pld, SECOND, marks=pytest.mark.slow)
+CASES = [HEAVY if (module, name) == (pld, SECOND) else pytest.param(module, name)
+         for module in TABLE for name in TABLE[module]]
 name_of = lambda value: getattr(value, "__name__", value).split(".")[-1]
 
 
@@ -130,7 +134,7 @@ def test_jit_vmap_and_scan(module, name):
     assert np.isfinite(want).all() and np.ptp(want) > 0
 
 
-@pytest.mark.parametrize("module, name", [c for c in CASES if not case(*c)[2]], ids=name_of)
+@pytest.mark.parametrize("module, name", [c for c in CASES if not case(*c.values)[2]], ids=name_of)
 def test_gradients(module, name):
     """Beside differences of five points.  A grid moves with its numbers, by parts of its width: hence the large step."""
     _, values, _ = case(module, name)
@@ -148,7 +152,7 @@ def test_gradients(module, name):
 EXTREMES = [a.ravel() for a in np.meshgrid([1e-6, 1e-2, 1.0], [0.1, 1.0, 1000.0], [1.0, 1e6], [1e-12, 0.5])]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == SECOND else n for n in RUNS])
 def test_slopes_of_a_loss_distribution_are_finite_at_extremes(name):
     """Also where the grid proves nothing; and at rate 1 they are those of the exact Gaussian."""
     with jax.enable_x64(True):
