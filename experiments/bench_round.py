@@ -178,7 +178,7 @@ def scaffold(repeats):
                published_over_ours_cpu=PUBLISHED_W6 / cpu, peak_mib=common.peak_mib())
 
 
-SCALES = dict(cohort=(10, 30, 100, 300, 1000), clients=(100, 1000, 10_000, 100_000), hidden=(0, 50, 200, 800), steps=(5, 50, 500))
+SCALES = dict(cohort=(10, 100, 1000), clients=(100, 10_000, 100_000), hidden=(0, 200, 800), steps=(5, 50, 500))
 
 
 def scaled(axis, value, repeats):

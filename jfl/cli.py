@@ -1,4 +1,4 @@
-"""The command line: `jfl demo | train | sweep | epsilon | calibrate | list`."""
+"""The command line: `jfl demo | train | sweep | report | epsilon | calibrate | list`."""
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from . import accountant, check, console, demo, report, train
+from . import accountant, check, console, demo, page, report, train
 from . import config as configs
 from .assemble import build
 from .config import Config
@@ -20,6 +20,7 @@ COMMANDS = dict(
     demo="real digits, fifty clients, three levels of privacy: a table and a picture in a minute",
     train="one run in a directory, with checkpoints and --resume",
     sweep="many runs as few programs: any field may take several values",
+    report="one page of runs, sweeps and experiments, in HTML and Markdown: tables, pictures, guarantees, settings",
     epsilon="what a run is worth: epsilon of numbers on the command line, or of a config",
     calibrate="the noise multiplier, the rounds or the sampling rate for an epsilon",
     list="algorithms, datasets, partitions, samplers, models, optimizers")
@@ -100,21 +101,7 @@ def _config(command):
 # --- demo ---------------------------------------------------------------------------------------------------------
 
 def _demo(args):
-    @dataclasses.dataclass
-    class Demo:
-        """What privacy costs: real handwritten digits held by fifty clients, without privacy, at record level and at
-        client level.
-
-        example: jfl demo --out runs/demo
-        """
-        out: Path = Path("runs/demo")
-        """directory for summary.json, metrics.csv, manifest.json and the picture; an earlier demo there is replaced"""
-        rounds: int | None = None
-        """fewer rounds than the demo's own, to try it"""
-        seeds: int = 3
-        """runs of each setting"""
-
-    command = _parse(Demo, args, "demo")
+    command = _parse(demo.Demo, args, "demo")
     check.whole("jfl demo", seeds=command.seeds, rounds=1 if command.rounds is None else command.rounds)
     out = train.claim(command.out, resume=(command.out / "demo.png").exists())
     begun = time.perf_counter()
@@ -280,6 +267,13 @@ def _calibrate(args):
     _numbers(found, z, c.epsilon)
 
 
+# --- report ---------------------------------------------------------------------------------------------------------
+
+def _report(args):
+    c = _parse(page.flags(), args, "report")
+    print(page.main(c.directories, c.out, c.tensorboard))
+
+
 # --- list -----------------------------------------------------------------------------------------------------------
 
 def _list(args):
@@ -294,7 +288,7 @@ def _list(args):
     console.names()
 
 
-RUN = dict(demo=_demo, train=_train, sweep=_sweep, epsilon=_epsilon, calibrate=_calibrate, list=_list)
+RUN = dict(demo=_demo, train=_train, sweep=_sweep, report=_report, epsilon=_epsilon, calibrate=_calibrate, list=_list)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,5 @@
 """The demo: what privacy costs on real handwritten digits held by fifty clients.  `settings` is written to be copied."""
+import dataclasses
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,21 @@ TITLE = "1,797 handwritten digits, 50 clients, Dirichlet(0.3)"
 NOTES = ("A client is one of fifty: hiding all its rows takes a large share of what is learned, so client-level "
          "epsilons are large, or accuracies low.",
          "The settings were chosen on these digits; that choice is not in any epsilon.")
+
+
+@dataclasses.dataclass
+class Demo:
+    """What privacy costs: real handwritten digits held by fifty clients, without privacy, at record level and at
+    client level.
+
+    example: jfl demo --out runs/demo
+    """
+    out: Path = Path("runs/demo")
+    """directory for summary.json, metrics.csv, manifest.json and the picture; an earlier demo there is replaced"""
+    rounds: int | None = None
+    """fewer rounds than the demo's own, to try it"""
+    seeds: int = 3
+    """runs of each setting"""
 
 
 class Part(NamedTuple):

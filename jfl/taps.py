@@ -8,22 +8,19 @@ leaf (used twice, in a loop, under a function that is not linear) has no rule: i
 as vmap(grad) would.
 """
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Literal
 from jax.extend.core import primitives as p
 
-from .kernels.bookkeeping import Formed, Lookup, patches, product, shrink
+from .kernels.bookkeeping import Formed, shrink
+from .rules import RULES, convolution
 
 # the same numbers in another shape: a gradient passes with its norm
 VIEWS = (p.reshape_p, p.transpose_p, p.squeeze_p, p.broadcast_in_dim_p, p.convert_element_type_p, p.copy_p)
 ELEMENTWISE = (p.add_p, p.sub_p, p.mul_p, p.div_p, p.max_p, p.min_p)
-MODES = (jax.lax.GatherScatterMode.FILL_OR_DROP, jax.lax.GatherScatterMode.CLIP,
-         jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
 class Rule(NamedTuple):
@@ -135,83 +132,6 @@ def _rule(equation, side, views, leaf, aval):
     return Rule(leaf, out.shape, out.dtype, ordered, gather, whole)
 
 
-# --- the three rules -----------------------------------------------------------------------------------------
-# (params, side, shapes of the operands, output) -> apply, gather, back; None where they do not fit;
-# apply: (bind, leaf, other operand) -> output, record;  gather: (records, backprops) -> Formed, Product or Lookup
-
-def _matmul(params, side, shapes, out):
-    mine, theirs = ([tuple(d[s]) for d in params["dimension_numbers"]] for s in (side, 1 - side))
-    free = lambda dims, shape: tuple(d for d in range(len(shape)) if d not in dims[0] + dims[1])
-    here, there = free(mine, shapes[side]), free(theirs, shapes[1 - side])
-    order = mine[1] + mine[0] + here
-    size = lambda dims, shape: math.prod(shape[d] for d in dims)
-    e, i, o = (size(dims, shapes[side]) for dims in (mine[1], mine[0], here))
-    places = size(there, shapes[1 - side])
-
-    def apply(bind, leaf, other):
-        return bind(leaf, other), other.transpose(theirs[1] + there + theirs[0]).reshape(e, places, i)
-
-    def gather(a, b):
-        b = b.reshape((-1, e, places, o) if side else (-1, e, o, places))
-        return product(a, b if side else b.swapaxes(2, 3))
-
-    def back(total):
-        return total.reshape([shapes[side][d] for d in order]).transpose(np.argsort(order))
-
-    return apply, gather, back
-
-
-def _conv(params, side, shapes, out):
-    if side == 0 or params["batch_group_count"] != 1:
-        return None
-    dims, groups = params["dimension_numbers"], params["feature_group_count"]
-    last = lambda spec: (spec[0], *spec[2:], spec[1])          # batch (or output), space, features
-    kernel = (*dims.rhs_spec[2:], dims.rhs_spec[1], dims.rhs_spec[0])
-    sizes = [shapes[1][d] for d in kernel]
-    window, o = sizes[:-2], sizes[-1] // groups
-    where = window, *(params[k] for k in ("window_strides", "padding", "lhs_dilation", "rhs_dilation"))
-    shape = [out.shape[d] for d in last(dims.out_spec)]
-    places = math.prod(shape[:-1])
-
-    def apply(bind, leaf, other):
-        """As a matrix product: see kernels.conv."""
-        a = patches(other.transpose(last(dims.lhs_spec)), *where)
-        a = a.reshape(places, math.prod(window), groups, -1).transpose(2, 0, 1, 3).reshape(groups, places, -1)
-        w = leaf.transpose(kernel).reshape(-1, groups, o)
-        value = jnp.einsum("gpi,igo->pgo", a, w, precision=params["precision"],
-                           preferred_element_type=params["preferred_element_type"])
-        return value.reshape(shape).transpose(np.argsort(last(dims.out_spec))), a
-
-    def gather(a, b):
-        b = b.transpose(0, *(d + 1 for d in last(dims.out_spec))).reshape(-1, places, groups, o)
-        return product(a, b.swapaxes(1, 2))
-
-    def back(total):
-        return total.swapaxes(0, 1).reshape(sizes).transpose(np.argsort(kernel))
-
-    return apply, gather, back
-
-
-def _lookup(params, side, shapes, out):
-    dims, (size, *row) = params["dimension_numbers"], shapes[0] or (0,)
-    at, mode = shapes[1][:-1], params["mode"]
-    plain = (dims.collapsed_slice_dims == (0,) == dims.start_index_map and not dims.operand_batching_dims
-             and tuple(params["slice_sizes"]) == (1, *row)
-             and dims.offset_dims == tuple(range(len(at), len(at) + len(row))))
-    if side or not plain or mode not in MODES:
-        return None
-
-    def apply(bind, leaf, other):
-        rows = other.reshape(-1).astype(jnp.int32)
-        past = jnp.where((rows < 0) | (rows >= size), size, rows)
-        return bind(leaf, other), past if mode != jax.lax.GatherScatterMode.CLIP else jnp.clip(rows, 0, size - 1)
-
-    return apply, lambda a, b: Lookup(a, b.reshape(*a.shape, -1), size), lambda total: total.reshape(shapes[0])
-
-
-RULES = {p.dot_general_p: _matmul, p.conv_general_dilated_p: _conv, p.gather_p: _lookup}
-
-
 # --- running it ----------------------------------------------------------------------------------------------
 
 def _bind(equation, operands):
@@ -248,7 +168,7 @@ def products(loss, params, x, y):
     for at, equation in enumerate(flat.jaxpr.eqns):
         if equation.primitive is p.conv_general_dilated_p:
             shapes, out = [v.aval.shape for v in equation.invars], equation.outvars[0].aval
-            if parts := _conv(equation.params, 1, shapes, out):
+            if parts := convolution(equation.params, 1, shapes, out):
                 hooks[at] = lambda x, w, apply=parts[0]: apply(None, w, x)[0]
     if not hooks:
         return loss

@@ -24,8 +24,8 @@ PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 # A module imports from floors below its own, or from its own package on its own floor.  A new module gets a floor here.
 FLOORS = [
     "kernels.bookkeeping kernels.conv kernels.dispatch kernels.haar kernels.normals kernels.philox",
-    "core check tree keys taps",
-    "data.prepared data.deal data.datasets data.partition data.federation data.corrupt data.synthetic data.transform "
+    "core check tree keys rules",
+    "taps data.prepared data.deal data.datasets data.partition data.federation data.corrupt data.synthetic data.transform "
     "data.adult models metrics sampling schedules checkpoint "
     "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.mechanism",
     "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.many privacy.participation privacy.pld "
@@ -42,6 +42,7 @@ FLOORS = [
     "config report",
     "assemble idle",
     "accountant console train demo",
+    "markup tables", "figures", "sources", "sections", "page",
     "cli",
 ]
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}
@@ -49,7 +50,7 @@ FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}
 FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default=len(FLOORS)) for p in PACKAGES}
 # packages whose import is slow, optional or loud: only inside the function that needs them
 HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "orbax", "tyro", "rich",
-         "h5py", "PIL", "array_record"}
+         "h5py", "PIL", "array_record", "tensorboardX"}
 PUBLIC = """HealthError REPOSITORY algorithm algorithms bands batches bounded calibrate chain clip_adaptive clip_l2 clip_per_layer
 corrupt datasets divide epsilons federate fingerprint gaussian grad guarantee Guarantee guarantees heterogeneity models partition plan printed private_grad proxy round
 sampling scan schedules simulate start sweep task total transform wavelet""".split()

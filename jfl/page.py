@@ -1,0 +1,92 @@
+"""`jfl report`: runs, sweeps and experiments as one page to hand on, in HTML and in Markdown; what is written where."""
+import dataclasses
+import re
+from pathlib import Path
+
+from . import check, markup, sections, sources, tables
+from .checkpoint import write
+
+MINE = re.compile(r"picture-\d+\.png")
+
+
+def flags():
+    """The class of what `jfl report` takes on the command line."""
+    from tyro.conf import Positional
+
+    @dataclasses.dataclass(frozen=True)
+    class Report:
+        """One page of runs: a table, pictures, guarantees with their caveats, settings, versions, how to run it again.
+
+        example: jfl report runs/first runs/sweep --out report.html
+        """
+        directories: Positional[tuple[Path, ...]] = ()
+        """folders of jfl train, sweep or demo, or of an experiment"""
+        out: Path | None = None
+        """the page, FILE.html; FILE.md and FILE_files are written beside it.  Default, of one folder: report.html in it"""
+        tensorboard: Path | None = None
+        """also write the curves as TensorBoard event files into this new directory (needs jfl[tensorboard])"""
+
+    return Report
+
+
+def main(directories, out: Path | None = None, tensorboard: Path | None = None) -> str:
+    """Write the page of some folders, FILE.md and FILE_files beside it -> what was written, in words.
+
+    Takes    out: FILE.html; default report.html in the folder, if there is one.  tensorboard: a new directory for the
+             curves as event files too.
+    Errors   ValueError for a folder that is no finished run, or an `out` that is something else; nothing is written.
+    """
+    if not directories:
+        check.fail("jfl report", "at least one directory of a run", "none", "jfl report runs/train")
+    found = [sources.read(d, label) for d, label in zip(directories, _labels(directories))]
+    if out is None and len(found) > 1:
+        check.fail("jfl report", "--out FILE.html for several directories", "none")
+    out = found[0].path / "report.html" if out is None else Path(out)
+    beside, folder = _places(out)
+    document = sections.assemble(found)
+    text, pictures = markup.markdown(document, folder.name)
+    page = markup.page(document)
+    if tensorboard is not None:
+        _tensorboard(tensorboard, found)
+    for old in folder.glob("*") if folder.exists() else ():
+        old.unlink()
+    folder.mkdir(exist_ok=True)
+    for name, content in pictures.items():
+        (folder / name).write_bytes(content)
+    write(beside, text)
+    write(out, page)
+    more = "" if tensorboard is None else f", and curves in {tensorboard}"
+    return f"Report: {out} and {beside}{more}"
+
+
+def _labels(directories):
+    """Their own names, or paths where two names are the same."""
+    names = [Path(d).resolve().name for d in directories]
+    return [n if names.count(n) == 1 else str(d) for n, d in zip(names, directories)]
+
+
+def _places(out) -> tuple[Path, Path]:
+    """The Markdown file and the folder of pictures beside `out`; nothing but an earlier report stands there."""
+    if out.suffix.lower() not in (".html", ".htm"):
+        check.fail("--out", "a file that ends in .html", str(out))
+    if not out.parent.is_dir():
+        check.fail("--out", "a file in a directory that is there", str(out), "Make it first, or choose another.")
+    beside, folder = out.with_suffix(".md"), out.with_name(out.stem + "_files")
+    do = "Choose another: nothing but an earlier report is overwritten."
+    for path, head in ((out, markup.HEAD), (beside, markup.MARKDOWN_HEAD)):
+        if path.exists() or path.is_symlink():
+            if not path.is_file() or not path.read_bytes().startswith(head.encode()):
+                check.fail("--out", "a new file or an earlier report", f"{path}, which is something else", do)
+    mine = folder.is_dir() and all(MINE.fullmatch(p.name) and p.is_file() for p in folder.iterdir())
+    if folder.exists() and not mine:
+        check.fail("--out", "a new folder for pictures or an earlier one", f"{folder}, which is something else", do)
+    return beside, folder
+
+
+def _tensorboard(logdir, found):
+    rows, hparams = [], {}
+    for label, part in sources.parts(found):
+        prefix = "" if len(sources.parts(found)) == 1 else f"{label} "
+        rows += [r | dict(name=prefix + r["name"]) for r in part.rows]
+        hparams |= {prefix + e["name"]: e["config"] for e in part.runs}
+    tables.tensorboard(logdir, rows, hparams)

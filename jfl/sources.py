@@ -1,0 +1,214 @@
+"""What lies in the folder of a run, a sweep, the demo or an experiment, read again and checked.
+
+A folder that is half-written, or of another version's making, is refused: a report of part of it would look whole.
+"""
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from . import check, report, tables
+from .figures import Setting, several
+
+ENTRY = dict(name=str, algorithm=str, dataset=str, rounds=int, seed=int, accuracy=dict, seconds=dict, privacy=list,
+             config=dict)
+GUARANTEE = dict(unit=str, adjacency=str, view=str, delta=(int, float), epsilon=(int, float, type(None)), method=str,
+                 status=str, caveats=list)
+FINISH = "A run that was stopped goes on with jfl train --resume."
+METRICS = ("accuracy", "loss", "clip_fraction", "update_norm")
+
+
+class Source(NamedTuple):
+    """One folder.  An experiment has `results` and its lines as sources of their own."""
+    label: str
+    path: Path
+    kind: str                    # train | sweep | demo | line | experiment
+    runs: list = []
+    rows: list = []
+    manifest: dict = {}
+    config: str = ""             # config.toml
+    results: dict = {}
+    lines: list = []
+
+
+class Group(NamedTuple):
+    """The seeds of one setting of a source."""
+    source: Source
+    setting: Setting
+    runs: list                   # of summary.json, failed ones left out
+    failed: int
+    config: dict
+    guarantees: list
+
+
+def read(path, label: str | None = None) -> Source:
+    """The folder of a run or an experiment -> Source.
+
+    Errors   ValueError naming the file for what no run wrote, wrote by half, or wrote in another form.
+    """
+    path = Path(path)
+    label = label or path.resolve().name
+    if not path.is_dir():
+        check.fail("jfl report", "folders of runs", f"{path}, which is {'a file' if path.exists() else 'not there'}")
+    if (path / "results.json").exists():
+        return _experiment(path, label)
+    if (path / "summary.json").exists():
+        kind = "demo" if (path / "demo.png").exists() else "train"
+        return _run(path, label, kind)
+    if (path / "config.toml").exists() or (path / "journal.json").exists():
+        check.fail("jfl report", "a finished run", f"{path} without summary.json", FINISH)
+    check.fail("jfl report", "a folder with a run (summary.json) or an experiment (results.json)", str(path),
+               "A folder of such folders is given as several: jfl report runs/* --out report.html.")
+
+
+def _run(path, label, kind, needed=True) -> Source:
+    """`needed`: metrics.csv and manifest.json too, as every command writes them."""
+    runs = _summary(path / "summary.json")
+    manifest, rows = {}, []
+    if needed or (path / "manifest.json").exists():
+        manifest = _json(path / "manifest.json")
+        _has(path / "manifest.json", "versions", manifest, dict(versions=dict))
+        _has(path / "manifest.json", "data and seeds", dict(data={}, seeds=[]) | manifest, dict(data=dict, seeds=list))
+    if needed or (path / "metrics.csv").exists():
+        rows = tables.read(path / "metrics.csv")
+        there = {(r["name"], r["seed"]) for r in rows}
+        lost = [f"{e['name']} seed={e['seed']}" for e in runs if (e["name"], e["seed"]) not in there]
+        if lost:
+            check.fail(str(path / "metrics.csv"), "rows of every run in summary.json", f"none of {', '.join(lost[:3])}",
+                       "It may be half-written.")
+    config = path / "config.toml"
+    try:
+        config = config.read_text(encoding="utf-8") if config.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        check.fail(str(config), "a TOML file", str(error))
+    if kind == "train" and "\n[sweep]" in config:
+        kind = "sweep"
+    return Source(label, path, kind, runs, rows, manifest, config)
+
+
+def _json(path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        check.fail(str(path), "the JSON that a run wrote", f"{type(error).__name__}: {error}", "It may be half-written.")
+    if not isinstance(found, dict):
+        check.fail(str(path), "a JSON object", type(found).__name__)
+    return found
+
+
+def _summary(path) -> list:
+    found = _json(path)
+    if set(found) != {"runs"} or not isinstance(found["runs"], list) or not found["runs"]:
+        check.fail(str(path), "runs as this version of jfl writes them: an object with a list of runs alone",
+                   f"keys {', '.join(found) or 'none'}" if set(found) != {"runs"} else "no list of runs",
+                   "Use the jfl that wrote it.")
+    for i, entry in enumerate(found["runs"]):
+        _has(path, f"run {i}", entry, ENTRY)
+        _has(path, f"run {i}, accuracy", entry["accuracy"], dict(final=(int, float, type(None))))
+        if not entry["privacy"]:
+            check.fail(f"{path}, run {i}", "what is proved, if only that nothing is", "an empty list")
+        for g in entry["privacy"]:
+            _has(path, f"run {i}, privacy", g, GUARANTEE)
+            if not all(isinstance(c, str) for c in g["caveats"]):
+                check.fail(f"{path}, run {i}, privacy", "caveats in words", repr(g["caveats"])[:60])
+    return found["runs"]
+
+
+def _has(path, where, found, needed):
+    """Refuse what lacks a field, or holds one of another type."""
+    if not isinstance(found, dict):
+        check.fail(f"{path}, {where}", "an object", type(found).__name__)
+    for key, kind in needed.items():
+        if key not in found or isinstance(found[key], bool) or not isinstance(found[key], kind):
+            check.fail(f"{path}, {where}", f"{key} as this version of jfl writes it",
+                       repr(found[key])[:60] if key in found else f"keys {', '.join(map(str, found))}",
+                       "Use the jfl that wrote it.")
+
+
+def _experiment(path, label) -> Source:
+    results = _json(path / "results.json")
+    lines = results.get("lines", {})
+    if not {"experiment", "title", "verdicts", "lines", "columns", "claims"} & set(results):
+        check.fail(str(path / "results.json"), "what an experiment wrote", f"keys {', '.join(results) or 'none'}")
+    if not isinstance(lines, dict):
+        check.fail(str(path / "results.json"), "lines by name", type(lines).__name__)
+    for name, line in lines.items():
+        _has(path / "results.json", f"line {name}", line, {})
+        seen = line.get("accuracy", [])
+        if not isinstance(seen, list) or not all(isinstance(a, (int, float, type(None))) for a in seen):
+            check.fail(f"{path / 'results.json'}, line {name}", "accuracies of seeds", repr(seen)[:60])
+    for claim in claims(results):
+        _has(path / "results.json", "a verdict", claim, dict(claim=str, verdict=str))
+    for key in ("columns", "rows"):
+        if not isinstance(results.get(key, []), list):
+            check.fail(str(path / "results.json"), f"a list of {key}", type(results[key]).__name__)
+    folders = {name: path / name.replace(" ", "_").replace("/", "_") for name in lines}
+    # a sweep of an experiment's own may leave a summary alone
+    sources = [_run(folder, name, "line", needed=False) for name, folder in folders.items()
+               if (folder / "summary.json").exists()]
+    return Source(label, path, "experiment", results=results, lines=sources)
+
+
+def claims(results: dict) -> list:
+    """The statements that an experiment checked."""
+    found = results.get("verdicts", results.get("claims", []))
+    return found if isinstance(found, list) else []
+
+
+def parts(found: list[Source]) -> list[tuple]:
+    """The sources that hold runs, each with a name of its own; the lines of an experiment are such."""
+    parts = [(s, p) for s in found for p in (s.lines or [s])]
+    return [(p.label if s is p or len(found) == 1 else f"{s.label}: {p.label}", p) for s, p in parts]
+
+
+def groups(sources: list[Source]) -> list[Group]:
+    """The settings of all sources, in their order; where there are several sources a label says whose."""
+    out = []
+    for source in sources:
+        inner = source.lines or ([source] if source.runs else [])
+        prefix = f"{source.label}: " if len(sources) > 1 else ""
+        for part in inner:
+            names = list(dict.fromkeys(e["name"] for e in part.runs))
+            for name in names:
+                shown = name if part is source else part.label if len(names) == 1 else f"{part.label}, {name}"
+                out.append(_group(part, name, prefix + shown))
+    return out
+
+
+def _group(source, name, label):
+    entries = [e for e in source.runs if e["name"] == name]
+    good = [e for e in entries if not e.get("failed")]
+    # where seeds differ in what is proved, as those with data of their own do, the weakest stands for all
+    worst = max(good or entries, key=lambda e: _or_inf(proved(e["privacy"])["epsilon"]))
+    seeds = {e["seed"] for e in good}
+    rows: dict = {}
+    for r in source.rows:
+        if r["name"] == name and r["seed"] in seeds:
+            rows.setdefault(r["seed"], {})[r["round"]] = r
+    final = [e["accuracy"]["final"] for e in good if e["accuracy"]["final"] is not None]
+    return Group(source, Setting(label, _curves(list(rows.values())), final, worst["privacy"], worst["dataset"]), good,
+                 len(entries) - len(good), worst["config"], worst["privacy"])
+
+
+def _or_inf(value):
+    return float("inf") if value is None else value
+
+
+def proved(guarantees: list) -> dict:
+    """The guarantee to show if there is room for one, and no claim among the candidates."""
+    own = [g for g in guarantees if g["status"] != "claimed"]
+    if own:
+        return report.best(own)
+    return dict(guarantees[0], epsilon=None, method="none", status="no guarantee", caveats=[])
+
+
+def _curves(seeds: list[dict]) -> dict:
+    """metric -> rounds [E] that every seed has, and values [seeds, E]."""
+    if not seeds:
+        return {}
+    rounds = sorted(set.intersection(*(set(s) for s in seeds)))
+    out = {}
+    for metric in METRICS:
+        values = [[s[r].get(metric) for r in rounds] for s in seeds]
+        if rounds and any(v is not None for line in values for v in line):
+            out[metric] = rounds, several(values)
+    return out

@@ -1,0 +1,559 @@
+"""jfl report: what a page says, what it refuses, that it is harmless and asks for nothing; rows and event files."""
+import csv
+import html.parser
+import json
+import re
+import shutil
+import struct
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+from conftest import noisy_release, squared
+
+import jfl
+from jfl import cli, figures, markup, page, report, sections, sources, tables
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>|$\\frac$"
+FLOATS = ("accuracy", "loss", "train_loss", "clip_fraction", "update_norm", "cohort")
+VERSIONS = dict(jfl="0.1.0", jax="0.10.2", device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def guarantee(epsilon=2.0, status="proved", unit="example", view="server", method="pld", caveats=("float32 noise",),
+              adjacency="add_remove", delta=1e-5):
+    return dict(unit=unit, adjacency=adjacency, view=view, delta=delta, epsilon=epsilon, method=method,
+                status=status if epsilon is not None else "no guarantee", caveats=list(caveats))
+
+
+def made(folder, settings=None, config="algorithm = \"fedavg\"\n", manifest=None, table=True):
+    """A folder as a command leaves it; settings: name -> (accuracies of seeds, guarantees, more of the entry)."""
+    settings = settings or {"fedavg": ([0.8, 0.9, 1.0], [guarantee()], {})}
+    folder.mkdir(parents=True)
+    runs, rows = [], []
+    for name, (finals, guarantees, more) in settings.items():
+        for seed, final in enumerate(finals):
+            history = dict(round=[1, 2], **{k: [0.5, 0.25] for k in FLOATS}) | dict(accuracy=[final / 2, final])
+            values = dict(algorithm="fedavg", dataset=more.get("dataset", "digits"), lr=0.1, name=name)
+            entry = report.entry(name, values, seed, history, guarantees, dict(compile=0.0, total=1.0, per_round=0.1))
+            runs.append(entry | {k: v for k, v in more.items() if k != "failed"}
+                        | (dict(failed=dict(nonfinite=1)) if seed in more.get("failed", ()) else {}))
+            rows += report.rows(name, seed, history)
+    facts = dict(clients=5, rows=40, min_size=4, median_size=8.0, max_size=12, label_spread=0.5, checksum="abc")
+    report.save(folder, runs, rows, manifest or dict(versions=VERSIONS, seeds=[0, 1, 2], data=facts,
+                                                     written="2026-01-01T00:00:00Z"))
+    if not table:
+        (folder / "metrics.csv").unlink()
+        (folder / "manifest.json").unlink()
+    if config:
+        (folder / "config.toml").write_text(config)
+    return folder
+
+
+class Tables(html.parser.HTMLParser):
+    """Tables of a page: caption -> rows of cells, and every tag with its attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.tags, self.words, self._in = {}, [], "", None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("caption", "th", "td"):
+            self._in, self._text = tag, ""
+        if tag == "tr":
+            self._row = []
+        if tag == "table":
+            self._rows = []
+
+    def handle_data(self, data):
+        self.words += data
+        if self._in:
+            self._text += data
+
+    def handle_endtag(self, tag):
+        if tag == "caption":
+            self._caption = self._text
+        if tag in ("th", "td"):
+            self._row.append(self._text)
+        if tag == "tr":
+            self._rows.append(self._row)
+        if tag == "table":
+            self.tables[self._caption] = self._rows
+        if tag == self._in:
+            self._in = None
+
+
+def shown(*folders):
+    """The page without its pictures, which take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sections, "_pictures", lambda groups: [])
+        return Tables(markup.page(sections.assemble([sources.read(f) for f in folders])))
+
+
+HEAD, ALL = "Final test accuracy and what is proved of it", "Every guarantee and claim of every setting"
+
+
+def records(parsed, caption):
+    head, *rows = parsed.tables[caption]
+    return [dict(zip(head, r)) for r in rows]
+
+
+# --- a real run ------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "sweep"
+    assert cli.main(["sweep", "--clients", "6", "--min-rows", "8", "--model", "logistic", "--batch", "4",
+                     "--steps", "1", "--rounds", "2", "--evaluate-every", "1", "--unit", "client", "--sampler", "full",
+                     "--sweep", "noise-multiplier=1.5", "--sweep", "seed=0,1", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def reported(swept):
+    """Its page, where it is put by itself."""
+    page.main([swept])
+    return swept / "report.html"
+
+
+def test_the_page_of_a_real_sweep(swept, reported, capsys):
+    first = {p.name: p.read_bytes() for p in [swept / "report.html", swept / "report.md",
+                                              *(swept / "report_files").iterdir()]}
+    runs = json.loads((swept / "summary.json").read_text())["runs"]
+    rows = records(Tables(first["report.html"].decode()), HEAD)
+    for i, row in enumerate(rows):
+        pair = np.array([r["accuracy"]["final"] for r in runs[2 * i:2 * i + 2]])
+        half = 12.7062047 * abs(pair[0] - pair[1]) / 2        # t of one degree of freedom; std / sqrt(2)
+        best = report.best(runs[2 * i]["privacy"])
+        assert row["setting"] == runs[2 * i]["name"] and row["seeds"] == "2"
+        assert row["final accuracy"] == f"{pair.mean():.4f} ± {half:.4f}"
+        assert (row["proved ε"], row["status"]) == (f"{best['epsilon']:.4g}", "proved")
+        assert row["view"] == best["view"].replace("_", " ")
+    assert len(rows) == 1 and "claimed ε" not in rows[0]
+    text = first["report.md"].decode()
+    assert f"| {rows[0]['final accuracy']} |" in text and "jfl sweep --config" in text
+    assert "Choosing among the points of the sweep is not counted." in text
+    assert re.findall(r"<(report_files/[^>]+)>", text) == [f"report_files/picture-{i}.png" for i in (1, 2, 3)]
+    assert all(content.startswith(b"\x89PNG") for name, content in first.items() if name.startswith("picture"))
+    assert first["report.html"].count(b"<svg") == 3
+    # an earlier report is replaced, by the same bytes
+    (swept / "report_files" / "picture-9.png").write_bytes(b"of an earlier report")
+    assert cli.main(["report", str(swept)]) == 0
+    assert str(reported) in capsys.readouterr().out
+    assert {p.name for p in (swept / "report_files").iterdir()} == {n for n in first if n.startswith("picture")}
+    assert (swept / "report.html").read_bytes() == first["report.html"]
+
+
+# --- what it says ----------------------------------------------------------------------------------------------------
+
+def test_claimed_and_proved_stand_apart(tmp_path):
+    claim = guarantee(0.5, "claimed", method="paper, Theorem 1", caveats=("of another unit",))
+    parsed = shown(made(tmp_path / "run", {
+        "both": ([0.9], [guarantee(7.0), claim], {}),
+        "claim alone": ([0.9], [claim], {}),
+        "cond": ([0.9], [guarantee(3.0, "conditional"), guarantee(1.0, view="third_party")], {}),
+        "nothing": ([0.9], [guarantee(None, caveats=("No noise",))], {})}))
+    both, alone, cond, nothing = records(parsed, HEAD)
+    assert (both["claimed ε"], both["proved ε"], both["status"]) == ("0.5 (server)", "7", "proved")
+    assert (alone["claimed ε"], alone["proved ε"], alone["status"]) == ("0.5 (server)", "none", "no guarantee")
+    assert (cond["claimed ε"], cond["proved ε"], cond["status"]) == ("", "3", "conditional")
+    assert (nothing["proved ε"], nothing["δ"], nothing["unit"]) == ("none", "", "")
+    assert [r["status"] for r in records(parsed, ALL)] == ["proved", "claimed", "claimed", "conditional", "proved",
+                                                          "no guarantee"]
+    assert "Of another unit." in parsed.words and "No noise." in parsed.words
+    numbers = {r["caveats"] for r in records(parsed, ALL) if r["status"] == "claimed"}
+    assert numbers == {"2"}
+
+
+def test_failed_seeds_are_counted_and_left_out(tmp_path):
+    parsed = shown(made(tmp_path / "run", {"fedavg": ([0.8, 0.1, 1.0], [guarantee()], dict(failed=(1,)))}))
+    row, = records(parsed, HEAD)
+    assert row["seeds"] == "2 (+1 failed)" and row["final accuracy"].startswith("0.9000 ± 1.27")
+    group, = sources.groups([sources.read(tmp_path / "run")])
+    np.testing.assert_array_equal(group.setting.curves["accuracy"][1][:, -1], [0.8, 1.0])
+
+
+def test_the_weakest_of_seeds_that_differ_stands_for_all(tmp_path):
+    folder = made(tmp_path / "run")
+    found = json.loads((folder / "summary.json").read_text())
+    found["runs"][1]["privacy"] = [guarantee(9.0)]
+    (folder / "summary.json").write_text(json.dumps(found))
+    assert records(shown(folder), HEAD)[0]["proved ε"] == "9"
+
+
+def test_several_folders_stand_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
+    one, other = made(tmp_path / "a" / "run"), made(tmp_path / "b" / "run", config=None)
+    words = page.main([one, other], tmp_path / "both.html")
+    assert "both.md" in words
+    parsed = Tables((tmp_path / "both.html").read_text())
+    assert [r["setting"] for r in records(parsed, HEAD)] == [f"{one}: fedavg", f"{other}: fedavg"]
+    assert records(parsed, "Rows and clients")[0] == {
+        "data of": f"{one}; {other}", "clients": "5", "rows": "40", "smallest": "4", "median": "8", "largest": "12",
+        "label spread": "0.5", "checksum": "abc"}
+    assert f"jfl train --config {one}/config.toml --out NEW" in parsed.words
+    assert f"# {other}: its config.toml is not there" in parsed.words
+
+
+def test_how_to_run_it_again(tmp_path):
+    demo = made(tmp_path / "demo dir", config=None)
+    (demo / "demo.png").write_bytes(b"")
+    sweep = made(tmp_path / "it's", config="lr = 1\n\n[sweep]\nseed = [0]\n")
+    words = shown(demo, sweep).words
+    assert "jfl demo --rounds 2 --seeds 3 --out NEW" in words
+    assert f"jfl sweep --config '{tmp_path}/it'\"'\"'s/config.toml' --out NEW" in words
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    folder = tmp_path / "fig"
+    made(folder / "DP,_K=5", config="lr = 1\n\n[sweep]\nseed = [0]\n")
+    made(folder / "bare", table=False)
+    line = dict(accuracy=[0.5, 0.7], loss=[1, 1], epsilon_claimed=1.25, epsilon_proved=None, seconds_per_round=0.5,
+                paper=0.8)
+    (folder / "results.json").write_text(json.dumps(dict(
+        experiment="fig", title="A figure", quick=True, seeds=[0, 1], lines={"DP, K=5": line, "bare": line | {"bits": 3}},
+        verdicts=[dict(claim="it rises", verdict="not confirmed", seen="it falls")], versions=VERSIONS,
+        columns=["m", "value"], rows=[["8", 0.125]], caption="of eight")))
+    return folder
+
+
+def test_an_experiment_has_its_verdicts(experiment):
+    parsed = shown(experiment)
+    first, other = records(parsed, "Lines of the experiment, ε of the view that it speaks of")
+    assert list(first.values())[:6] == ["DP, K=5", "0.8", "0.6000 ± 1.2706", "2", "1.25", ""]
+    assert list(first)[4:6] == ["claimed ε", "proved ε"]
+    assert other["bits"] == "3"
+    assert records(parsed, "The paper's claims, checked on these results") == [
+        {"claim": "it rises", "verdict": "not confirmed", "why: what was seen": "it falls"}]
+    assert records(parsed, "Numbers of the experiment") == [{"m": "8", "value": "0.125"}] and "of eight" in parsed.words
+    assert "A quick run" in parsed.words and "python -m experiments.MODULE fig --quick --out NEW" in parsed.words
+    assert [r["setting"] for r in records(parsed, HEAD)] == ["DP, K=5", "bare"]
+
+
+# --- harmless ---------------------------------------------------------------------------------------------------------
+
+def evil(tmp_path):
+    folder = made(tmp_path / "<img src=x>", {EVIL: ([0.5, 0.6], [guarantee(caveats=(EVIL,), method=EVIL)], {})},
+                  config=f"# {EVIL}\n````\n", manifest=dict(versions={EVIL: EVIL}, data=dict(clients=1, caveats=[EVIL])))
+    (folder / "results.json").write_text(json.dumps(dict(
+        experiment=EVIL, title=EVIL, lines={EVIL.replace("/", "_"): dict(accuracy=[0.5], paper=EVIL)},
+        verdicts=[dict(claim=EVIL, verdict=EVIL, seen=EVIL)], columns=[EVIL], rows=[[EVIL]], caption=EVIL)))
+    alone = tmp_path / "plain"
+    shutil.copytree(folder, alone)
+    (alone / "results.json").unlink()
+    return folder, alone
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """The page of folders that say what they should not."""
+    folder = tmp_path_factory.mktemp("hostile")
+    page.main(evil(folder), folder / "out.html")
+    return folder / "out.html"
+
+
+def test_what_files_say_is_shown_and_not_run(hostile):
+    text, mark = hostile.read_text(), hostile.with_suffix(".md").read_text()
+    parsed = Tables(text)
+    tags = {tag for tag, _ in parsed.tags}
+    assert not tags & {"script", "img", "iframe", "object", "form"}
+    assert not [a for _, attrs in parsed.tags for a in attrs if a.startswith("on")]
+    assert parsed.words.count("<script>alert(1)</script>") > 10
+    outside = re.sub(r"(?sm)^(```+)\n.*?\n\1\n", "", mark)             # but for code
+    assert "<script" not in outside and "<img" not in outside and "`````" in mark
+    rows = [line for line in outside.splitlines() if line.startswith("|")]
+    head, = [r for r in rows if r.startswith("| setting | seeds")]
+    assert {len(re.findall(r"(?<!\\)\|", r)) for r in rows[:3]} == {head.count("|")}
+    for tag, attrs in parsed.tags:
+        for name in ("src", "href", "xlink:href"):
+            assert attrs.get(name, "#").startswith(("#", "data:")), (tag, attrs)
+    assert "default-src 'none'" in text and "@import" not in text
+    assert not re.search(r"url\((?!#)", text.split("</head>")[1])
+    assert set(re.findall(r"https?://[^\"' ]*", text)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+
+
+def test_it_can_be_read_by_all(reported):
+    text = reported.read_text()
+    parsed = Tables(text)
+    assert all(attrs.get("scope") in ("col", "row") for tag, attrs in parsed.tags if tag == "th")
+    pictures = [attrs for tag, attrs in parsed.tags if tag == "svg"]
+    assert len(pictures) == 3 and all(a["role"] == "img" and len(a["aria-label"]) > 20 for a in pictures)
+    ids = [attrs["id"] for _, attrs in parsed.tags if "id" in attrs]
+    assert len(set(ids)) == len(ids)
+    links = [a["href"][1:] for _, a in parsed.tags if a.get("href", "").startswith("#")]
+    links += [a["xlink:href"][1:] for _, a in parsed.tags if "xlink:href" in a] + re.findall(r"url\(#([^)]+)\)", text)
+    assert links and set(links) <= set(ids)
+    assert ("html", {"lang": "en"}) in parsed.tags and "prefers-color-scheme: dark" in text
+    assert figures.INK not in text.split("</head>")[1] and "currentColor" in text
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+def edit(name, change):
+    def apply(folder):
+        found = json.loads((folder / name).read_text())
+        found = change(found) or found
+        (folder / name).write_text(json.dumps(found))
+    return apply
+
+
+def cut(name):
+    return lambda folder: (folder / name).write_text((folder / name).read_text()[:-20])
+
+
+def gone(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def csv_cell(old, new):
+    return lambda f: (f / "metrics.csv").write_text((f / "metrics.csv").read_text().replace(old, new, 1))
+
+
+BROKEN = dict(
+    empty=(lambda f: [p.unlink() for p in f.iterdir()], "need a folder with a run"),
+    running=(gone("summary.json"), "need a finished run"),
+    half=(cut("summary.json"), "summary.json: need the JSON that a run wrote"),
+    half_manifest=(cut("manifest.json"), "manifest.json: need the JSON"),
+    half_table=(cut("metrics.csv"), "half-written"),
+    no_table=(gone("metrics.csv"), "metrics.csv: need the table"),
+    no_manifest=(gone("manifest.json"), "manifest.json: need the JSON"),
+    version=(edit("summary.json", lambda s: s | dict(version=2)), "keys runs, version"),
+    no_runs=(edit("summary.json", lambda s: dict(runs=[])), "no list of runs"),
+    other=(edit("summary.json", lambda s: [1]), "need a JSON object; got list"),
+    field=(edit("summary.json", lambda s: s["runs"][0].pop("privacy") and None), "run 0: need privacy as this version"),
+    type_=(edit("summary.json", lambda s: s["runs"][1].update(seed="1")), "run 1: need seed as this version"),
+    nothing_proved=(edit("summary.json", lambda s: s["runs"][1].update(privacy=[])), "need what is proved"),
+    guarantee=(edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(epsilon="2")), "need epsilon as this"),
+    manifest=(edit("manifest.json", lambda m: dict(data={})), "need versions as this version"),
+    facts=(edit("manifest.json", lambda m: m | dict(data=[1])), "need data as this version"),
+    caveat=(edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(caveats=[{}])), "need caveats in words"),
+    accuracies=(lambda f: (f / "results.json").write_text('{"lines": {"a": {"accuracy": ["b"]}}}'), "need accuracies of seeds"),
+    number=(csv_cell("0.4", "x.4"), "line 2: need a number accuracy; got 'x.4'"),
+    lost=(lambda f: (f / "metrics.csv").write_text(re.sub("(?m)^fedavg,2.*\n", "", (f / "metrics.csv").read_text())),
+          "need rows of every run in summary.json; got none of fedavg seed=2"),
+    header=(csv_cell("round,", "turn,"), "with columns round"),
+    results=(lambda f: (f / "results.json").write_text("{}"), "need what an experiment wrote"),
+    lines=(lambda f: (f / "results.json").write_text('{"lines": [1]}'), "need lines by name"),
+    verdicts=(lambda f: (f / "results.json").write_text('{"verdicts": [{"claim": "a"}]}'), "need verdict as this version"),
+)
+
+
+@pytest.mark.parametrize("change, words", BROKEN.values(), ids=BROKEN)
+def test_broken_folders_are_refused_and_nothing_is_written(tmp_path, capsys, change, words):
+    folder = made(tmp_path / "run")
+    change(folder)
+    assert cli.main(["report", str(folder), "--out", str(tmp_path / "out.html")]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "need " in said and "; got " in said
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("args, words", [
+    (["nowhere"], "which is not there"), (["file"], "is a file"), ([], "at least one directory"),
+    (["run", "run"], "--out FILE.html"), (["run", "--out", "page.txt"], "ends in .html"),
+    (["run", "--out", "no/page.html"], "a directory that is there"),
+    (["run", "--out", "mine.html"], "mine.html, which is something else"),
+    (["run", "--out", "notes.html"], "notes.md, which is something else"),
+    (["run", "--out", "photos.html"], "photos_files, which is something else"),
+    (["run", "--out", "folder.html"], "folder.html, which is something else")])
+def test_what_is_no_earlier_report_stays(tmp_path, capsys, monkeypatch, args, words):
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / "run")
+    (tmp_path / "photos_files").mkdir()
+    (tmp_path / "folder.html").mkdir()
+    for name in ("file", "mine.html", "notes.md", "photos_files/holiday.png"):
+        (tmp_path / name).write_text("<!doctype html> mine")
+    before = {p: p.read_bytes() if p.is_file() else None for p in tmp_path.rglob("*")}
+    assert cli.main(["report", *args]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "; got " in said
+    assert {p: p.read_bytes() if p.is_file() else None for p in tmp_path.rglob("*")} == before
+
+
+# --- pictures ----------------------------------------------------------------------------------------------------------
+
+def setting(label, final, guarantees, dataset="digits"):
+    return figures.Setting(label, {"accuracy": ([1, 2], np.array([[f / 2, f] for f in final]))}, final, guarantees, dataset)
+
+
+def drawn(ax):
+    """x, y and whether it is filled, of every mark in a panel."""
+    return sorted((float(line.get_xdata()[0]), float(line.get_ydata()[0]), line.get_markerfacecolor() != "none")
+                  for line in ax.lines if line.get_marker() in "oD")
+
+
+def test_only_what_compares_shares_an_axis():
+    settings = [
+        setting("a", [0.8, 0.9], [guarantee(2.0), guarantee(1.0, view="third_party"), guarantee(0.5, "claimed")]),
+        setting("b", [0.7], [guarantee(4.0), guarantee(0.1, "claimed", method="paper, one round"),
+                             guarantee(40.0, caveats=("implied by the client-level noise",))]),
+        setting("c", [0.6], [guarantee(8.0, delta=1e-3), guarantee(0.01, "conditional")]),
+        setting("none", [0.95], [guarantee(None)]), setting("elsewhere", [0.99], [guarantee(None)], "mnist")]
+    assert figures.promises(settings) == [
+        ("example", "add_remove", "server", 1e-5), ("example", "add_remove", "server", 1e-3),
+        ("example", "add_remove", "third_party", 1e-5)]
+    figure = figures.frontier(settings)
+    server, other, third = figure.axes
+    assert drawn(server) == [(0.5, pytest.approx(0.85), False), (2.0, pytest.approx(0.85), True), (4.0, 0.7, True)]
+    assert drawn(other) == [(8.0, 0.6, True)] and drawn(third) == [(1.0, pytest.approx(0.85), True)]
+    for ax in figure.axes:
+        dashed = [line.get_ydata()[0] for line in ax.lines if line.get_linestyle() == "--"]
+        assert dashed == [0.95]
+    words = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert words == ["a", "b", "c", "none", "proved", "claimed"]
+    assert figures.frontier([setting("none", [0.9], [guarantee(None)])]) is None
+
+
+def test_curves_have_bands_over_seeds():
+    figure = figures.curves([setting("$x^$", [0.8, 0.9, 0.4], []), setting("one", [0.5], [])], ("accuracy", "loss"))
+    ax, = figure.axes
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), [0.35, 0.7])
+    band, = ax.collections
+    points = band.get_paths()[0].vertices
+    assert (points[:, 1].min(), points[:, 1].max()) == pytest.approx((0.2, 0.9))
+    assert ax.lines[0].get_color() == figures.INK and ax.lines[1].get_color() == report.PALETTE[1]
+    svg = figures.svg(figure)
+    assert "$x^$" in svg and figures.INK not in svg and svg == figures.svg(figure)
+    assert figures.curves([setting("one", [0.5], [])], ("clip_fraction",)) is None
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------------
+
+def make_plan(fed, task):
+    def of(lr=0.1, z=1.0):
+        algorithm = jfl.algorithms.fedavg(jfl.grad(squared), lr=lr, steps=1, batch=jfl.batches.without_replacement(2))
+        return jfl.plan(fed, task, algorithm, jfl.sampling.full(fed.size.shape[0]), release=noisy_release(z=z))
+    return of
+
+
+def test_tidy_rows_of_a_run_and_a_sweep(fed, task, tmp_path):
+    of = make_plan(fed, task)
+    out = jfl.simulate(jax.random.key(7), of(), 3, evaluate_every=2)
+    rows = tables.tidy(out)
+    assert all(set(r) == set(report.COLUMNS) for r in rows)
+    assert [(r["name"], r["seed"], r["round"], r["epsilon"]) for r in rows] == [("run", 7, 2, None), ("run", 7, 3, None)]
+    np.testing.assert_array_equal([r["loss"] for r in rows], out.metrics.loss)
+    named = tables.tidy(out, of(), delta=1e-5)
+    best = jfl.guarantee(of(), 3, 1e-5, unit="client", view="third_party")
+    assert named[0]["name"] == "fedavg" and named[0]["epsilon"] < named[1]["epsilon"]
+    assert 0.99 * best.epsilon <= named[1]["epsilon"] < 1.5 * best.epsilon
+
+    swept = jfl.sweep(of, z=[1.0, 2.0], seed=[3, 4], rounds=2, evaluate_every=1)
+    rows = tables.tidy(swept, delta=1e-5)
+    assert [(r["name"], r["seed"], r["round"], r["z"]) for r in rows] == [
+        (f"fedavg z={z}", s, i, z) for z in (1.0, 2.0) for s in (3, 4) for i in (1, 2)]
+    np.testing.assert_array_equal([r["loss"] for r in rows], np.ravel(swept.metrics.loss))
+    assert rows[0]["epsilon"] == rows[2]["epsilon"] > rows[4]["epsilon"] > 0
+
+    tables.write(tmp_path / "rows.csv", rows)
+    tables.write(tmp_path / "rows.jsonl", rows)
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == rows
+    assert tables.read(tmp_path / "rows.csv") == rows
+    with (tmp_path / "rows.csv").open() as file:
+        assert next(csv.reader(file)) == [*rows[0]]
+    for bad, words in ((lambda: tables.tidy(3), "what jfl.simulate"), (lambda: tables.tidy(out, delta=1e-5), "the plan"),
+                       (lambda: tables.write(tmp_path / "rows.txt", rows), "ends in .csv or .jsonl"),
+                       (lambda: tables.write(tmp_path / "none.csv", []), "at least one row")):
+        with pytest.raises(ValueError, match=words):
+            bad()
+    several = out._replace(metrics=jax.tree.map(lambda x: np.stack([x, x]), out.metrics))
+    with pytest.raises(ValueError, match="one run"):
+        tables.tidy(several)
+
+
+def test_keys_that_no_number_made_keep_their_words():
+    assert tables._seed(jax.random.key(5)) == 5 == tables._seed(np.int64(5))
+    one, other = (tables._seed(k) for k in jax.random.split(jax.random.key(0)))
+    assert isinstance(one, str) and one != other
+
+
+def test_intervals():
+    mean, half = tables.interval([0.1, 0.2, 0.3, 0.4])
+    assert mean == pytest.approx(0.25) and half == pytest.approx(3.182446 * 0.1290994 / 2, rel=1e-6)
+    assert tables.interval([0.5]) == (0.5, None)
+
+
+# --- TensorBoard ---------------------------------------------------------------------------------------------------------
+
+def events(folder):
+    """What an event file holds: (tag, step) -> value, and texts by tag."""
+    from tensorboardX.proto import event_pb2
+    path, = folder.glob("events*")
+    content, at, scalars, texts = path.read_bytes(), 0, {}, {}
+    while at < len(content):
+        size, = struct.unpack_from("<Q", content, at)         # length, its checksum, the record, its checksum
+        for value in event_pb2.Event.FromString(content[at + 12:at + 12 + size]).summary.value:
+            event = event_pb2.Event.FromString(content[at + 12:at + 12 + size])
+            if value.WhichOneof("value") == "simple_value":
+                scalars[value.tag, event.step] = value.simple_value
+            else:
+                texts[value.tag] = value.tensor.string_val[0].decode()
+        at += 16 + size
+    return scalars, texts
+
+
+def test_event_files_hold_the_curves(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("tensorboardX", reason='needs pip install "jfl[tensorboard]"')
+    folder = made(tmp_path / "run", {"a/b": ([0.8, 0.9], [guarantee()], {}), "a|b": ([0.5], [guarantee()], {})})
+    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
+    command = ["report", str(folder), "--out", str(tmp_path / "out.html"), "--tensorboard", str(tmp_path / "logs")]
+    assert cli.main(command) == 0
+    found = sorted((tmp_path / "logs").iterdir())
+    assert [f.name for f in found] == ["a_b (2) seed=0", "a_b seed=0", "a_b seed=1"]
+    scalars, texts = events(found[2])
+    assert {tag for tag, _ in scalars} == set(FLOATS) and {step for _, step in scalars} == {1, 2}
+    assert scalars["accuracy", 2] == pytest.approx(0.9) and scalars["accuracy", 1] == pytest.approx(0.45)
+    (tag, text), = texts.items()
+    assert tag.startswith("hparams") and "lr = 0.1" in text
+    assert cli.main(command) == 2 and "empty or new directory" in capsys.readouterr().err
+
+
+def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    with pytest.raises(ValueError, match=re.escape('pip install "jfl[tensorboard]"')):
+        tables.tensorboard(tmp_path / "logs", report.rows("a", 0, dict(round=[1], loss=[1.0])))
+    assert not (tmp_path / "logs").exists()
+
+
+# --- a real browser --------------------------------------------------------------------------------------------------------
+
+def browse(tmp_path, target, *more):
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium on this machine: the page was not looked at in a browser")
+    return subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+         "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", *more, target.as_uri()],
+        capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("scheme, paper", [
+    pytest.param("light", (255, 255, 255), marks=pytest.mark.slow), ("dark", (20, 23, 26))])
+def test_a_browser_shows_it(reported, tmp_path, scheme, paper):
+    from matplotlib.image import imread
+    seen = browse(tmp_path, reported, f"--screenshot={tmp_path / 'seen.png'}", "--window-size=900,1400",
+                  f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}")
+    assert not re.search(r"CONSOLE|ERR_|Refused", seen.stderr), seen.stderr
+    image = imread(tmp_path / "seen.png")[..., :3]
+    assert image.shape[:2] == (1400, 900)
+    np.testing.assert_allclose(image[0, 0] * 255, paper, atol=1)
+    far = np.abs(image - image[0, 0]).max(-1) > 0.6              # words and axes, against the paper, in both
+    assert far.mean() > 0.005 and far[700:].mean() > 0.001
+
+
+def test_what_a_browser_makes_of_hostile_files(hostile, tmp_path):
+    seen = browse(tmp_path, hostile, "--dump-dom")
+    assert not re.search(r"CONSOLE|ERR_|Refused", seen.stderr), seen.stderr
+    tags = [tag for tag, _ in Tables(seen.stdout).tags]
+    assert "script" not in tags and "img" not in tags and tags.count("svg") >= 2 and tags.count("table") >= 5
