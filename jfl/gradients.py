@@ -48,6 +48,11 @@ def _coarse(params, x, y, *, loss, dtype):
     return loss(jax.tree.map(cast, params), jax.tree.map(cast, x), y).astype(jnp.float32)
 
 
+def exact(loss: Fn) -> Fn:
+    """The loss in float32, whatever the steps compute in."""
+    return loss.data["loss"] if loss.function is _coarse else loss
+
+
 def grad(loss, *, l2=None, compute: str = "float32") -> Grad:
     """The mean gradient of `loss` over the rows of a batch: no privacy.
 

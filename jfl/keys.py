@@ -46,6 +46,9 @@ def noise_base(key, digest, attempt):
     return key
 
 
+# A class that moved keeps the name it had, so that recorded results can be computed again.
+MOVED = {"jfl.gradients.Grad": "jfl.local.Grad"}
+
 # --- digest: what runs, as 64 bits ------------------------------------------------------------------------------
 
 def structure(value, seen=()) -> str:
@@ -79,7 +82,8 @@ def structure(value, seen=()) -> str:
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     fields = {k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_")}
-    return f"{type(value).__module__}.{type(value).__qualname__}{structure(fields, seen)}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    return f"{MOVED.get(name, name)}{structure(fields, seen)}"
 
 
 def _code(code) -> str:
@@ -139,24 +143,32 @@ def _sums(x, first, mask=None):
 
 BLOCK = 2 ** 18
 _bits = jax.jit(bits)
-_known: dict = {}        # id of an array -> a weak reference to it, its digest
+_owned: dict = {}        # id of an array -> a weak reference to it, its digest once it is known
+
+
+def own(x):
+    """Say that nobody else holds the memory of the jax array `x`, so that its digest may be kept: `x`.
+
+    An array that shares memory with numpy (device_put, dlpack) may change under jax; such a one is never owned.
+    """
+    reference = weakref.ref(x)
+    _owned[id(x)] = [reference, None]
+    weakref.finalize(x, lambda name: _owned.pop(name) if _owned.get(name, (None,))[0] is reference else None, id(x))
+    return x
 
 
 def bits_once(x):
-    """bits(x), kept for as long as the array lives, if it is a jax array: those never change."""
-    if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
-        return bits(x)
-    known = _known.get(id(x))
+    """bits(x), kept for as long as the array lives where it is owned."""
+    known = _owned.get(id(x))
     if known is None or known[0]() is not x:
-        with jax.ensure_compile_time_eval():              # a number, also inside a trace that only closes over x
-            known = _known[id(x)] = weakref.ref(x), np.asarray(_bits(x))
-        weakref.finalize(x, _forget, id(x), known[0])
+        return bits(x) if isinstance(x, jax.core.Tracer) else _number(x)
+    known[1] = _number(x) if known[1] is None else known[1]
     return known[1]
 
 
-def _forget(name, reference):
-    if _known.get(name, (None,))[0] is reference:
-        del _known[name]
+def _number(x):
+    with jax.ensure_compile_time_eval():                  # also inside a trace that only closes over x
+        return np.asarray(_bits(x))
 
 
 def fold(*digests):

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from . import check, tree
-from .batches import gather
+from .batches import FLOYD, gather
 from .core import Batches, Diagnostics, Fn, Release, record, static
 from .gradients import Grad
 from .privacy import mechanism as mech
 
-AHEAD = 2 ** 15      # slots a client up to which the batches of all steps are drawn at once: one call of the generator
+AHEAD = 2 ** 10      # rows of a client up to which all steps' batches are drawn at once: one call of the generator
 
 
 # --- optimizers ----------------------------------------------------------------------------------------------------
@@ -121,7 +121,9 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0):
     def drawn(s):
         return work.batches.draw(keys.batch, s, rows.size, slots), jax.random.fold_in(keys.noise, s)
 
-    ahead = work.steps * slots <= AHEAD
+    # only what costs its batch and not all of the client's rows, for every client of a round
+    ahead = work.batches.scheme in ("without_replacement", "with_replacement") and work.batches.batch <= FLOYD \
+        and work.steps * work.batches.batch <= AHEAD
 
     def step(carry, at_step):
         s, draws = at_step

@@ -140,11 +140,11 @@ def _group(plans: list[Plan], keys, counts, memory):
     shared = tuple(x for x, m in zip(leaves[0], mapped) if not m)
     point = client_bytes(plans[0]) * (plans[0].chunk or plans[0].sampler.capacity)
     block = int(max(1, min(len(plans), memory // point)))
-    out = []
+    out, known = [], {id(fed): fingerprint(fed) for fed in {id(p.fed): p.fed for p in plans}.values()}
     for begin in range(0, len(plans), block):
         at = [min(begin + i, len(plans) - 1) for i in range(block)]          # the last block repeats its last point
         varied = tuple(jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m)
-        data = jnp.stack([fingerprint(plans[i].fed) for i in at])
+        data = jnp.stack([known[id(plans[i].fed)] for i in at])
         health, metrics, params = _points(keys[jnp.array(at)], data, varied, shared, counts, treedef=treedef, mapped=mapped)
         health, metrics, params = jax.tree.map(np.asarray, (health, metrics, params))
         for i in range(min(block, len(plans) - begin)):

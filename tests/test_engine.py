@@ -346,18 +346,31 @@ def test_digest_tells_plans_apart(fed, task):
 
 
 def test_fingerprint_is_computed_once_and_forgotten(fed, task, monkeypatch):
-    plan, held = noisy_plan("fedavg", fed, task), [jnp.arange(12.0).reshape(3, 4)]
+    plan, held = noisy_plan("fedavg", fed, task), [keys.own(jnp.arange(12.0).reshape(3, 4))]
     first = keys.bits_once(held[0])
-    assert same_bits(first, keys.bits(held[0])) and id(held[0]) in keys._known
+    assert same_bits(first, keys.bits(held[0]))
     monkeypatch.setattr(keys, "_bits", lambda x: 1 / 0)                     # not again
     assert keys.bits_once(held[0]) is first
     monkeypatch.undo()
     name = id(held[0])
+    assert name in keys._owned
     held.clear()
     gc.collect()
-    assert name not in keys._known
-    stale = keys._known[id(fed.x)] = (weakref.ref(jnp.zeros(1)), np.zeros(2, np.uint32))      # an id given again
-    assert same_bits(jfl.fingerprint(fed)[2], keys.bits(fed.x)) and keys._known[id(fed.x)] is not stale
+    assert name not in keys._owned
+    other = jnp.arange(5.0)
+    monkeypatch.setitem(keys._owned, id(other), [weakref.ref(jnp.zeros(1)), np.zeros(2, np.uint32)])      # an id given again
+    assert same_bits(keys.bits_once(other), keys.bits(other))
+    # memory that somebody else can write to is read every time
+    mine = np.zeros(4096, np.float32)
+    shared = jax.dlpack.from_dlpack(mine)
+    before = keys.bits_once(shared)
+    mine[0] = 1
+    assert same_bits(keys.bits_once(shared), keys.bits(shared)) and (np.asarray(shared)[0] != 1 or not same_bits(before, keys.bits(shared)))
+    real = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(4))
+    assert id(real.x) in keys._owned and id(real.y) in keys._owned
+    for bad in (np.zeros(2, np.uint32), np.zeros((0, 2), np.uint32), jnp.zeros((4, 2)), 0):
+        with pytest.raises(ValueError, match="fingerprint"):
+            jfl.scan(jfl.start(KEY, plan), plan, [1], bad)
     # the same noise with and without, and other noise for other data
     run = jfl.start(jax.random.key(1), plan)
     after = jax.jit(lambda run, plan, *data: jfl.scan(run, plan, [2], *data)[0].server.params)
@@ -365,6 +378,15 @@ def test_fingerprint_is_computed_once_and_forgotten(fed, task, monkeypatch):
     assert close(given, after(run, plan)) is None
     assert same_bits(given, jfl.simulate(jax.random.key(1), plan, 2, evaluate_every=2).params)
     assert not same_bits(given, after(run, plan, jfl.fingerprint(dataclasses.replace(fed, x=fed.x + 1))))
+
+
+def test_batches_drawn_ahead_are_those_of_the_loop(fed, task, monkeypatch):
+    local = importlib.import_module("jfl.local")
+    run = lambda: jax.jit(lambda key, plan: jfl.scan(jfl.start(key, plan), plan, [2])[0].server.params)(
+        KEY, noisy_plan("fedavg", fed, task, batch=jfl.batches.without_replacement(2, short="all")))
+    ahead = run()
+    monkeypatch.setattr(local, "AHEAD", 0)
+    close(ahead, run(), rtol=1e-6, atol=1e-7)
 
 
 def test_digest_does_not_see_microbatches_or_row_capacities(fed, task):

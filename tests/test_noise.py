@@ -232,6 +232,15 @@ def test_upper_halves_of_products():
     assert np.array_equal(high, (a * b) >> np.uint64(32))
 
 
+def test_normals_inside_shard_map():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    draw = lambda key: jax.vmap(lambda key: normals(key, jnp.zeros(600)))(key)
+    mapped = jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec)
+    several = jax.random.split(jax.random.key(0), 2)
+    assert np.array_equal(jax.jit(mapped)(several), jax.jit(draw)(several))
+
+
 # --- statistics ----------------------------------------------------------------------------------------------------
 
 def two_sided(z):

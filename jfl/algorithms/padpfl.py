@@ -31,7 +31,7 @@ def _inexactness(loss, ctx, start, trained, rows, mu):
     """||gradient of the proximal problem|| where the client stopped, over that where it started; over all its rows."""
     slots = jnp.arange(rows.index.shape[0])
     everything = gather(rows, slots, slots < rows.size)
-    at = lambda w: gradients.grad(loss)(None, w, everything, ctx)[0]
+    at = lambda w: gradients.grad(gradients.exact(loss))(None, w, everything, ctx)[0]
     return tree.norm(tree.axpy(mu, tree.sub(trained, start), at(trained))) / jnp.maximum(
         tree.norm(at(start)), jnp.finfo(jnp.float32).tiny)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from .. import check
 from ..core import Federation
+from ..keys import own
 from .datasets import Dataset, _checked
 from .partition import Partition, natural
 from .prepared import digest
@@ -49,7 +50,7 @@ def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federati
     index, size = _padded([part[k:] for part, k in zip(rows, kept, strict=True)])
     test_index, test_size = _padded([part[:k] for part, k in zip(rows, kept, strict=True)])
     # jnp.array copies; asarray may share memory with the caller, who could change the rows of a run later.
-    return Federation(*(jnp.array(value) for value in (x, y, index, size, x_test, y_test, test_index, test_size)),
+    return Federation(*(own(jnp.array(value)) for value in (x, y, index, size, x_test, y_test, test_index, test_size)),
                       classes=classes, caveats=tuple(getattr(dataset, "caveats", ())))
 
 
