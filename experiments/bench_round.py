@@ -13,7 +13,7 @@ scaling  W1 with random rows: cohort, clients, parameters and local steps, one a
 Variants of a workload take turns in one process, so that a busy machine slows all alike; `ratio` is to "private".
 Every variant and every peer also has a process of its own, for its peak memory (from the warm-up on) and `first`, its
 first round with compilation or start-up.  A tool's rows are medians.  Peers without their packages are named and
-skipped; see bench_peers/README.md.  Rows are added to those of the same workloads in --out.
+skipped; see bench_peers/README.md.  A row in --out is replaced when it is timed again.
 """
 import argparse
 import json
@@ -259,26 +259,23 @@ def main():
         return child(args.child, args.data, args.repeats)
     args.python = dict(pair.split("=", 1) for pair in args.python)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for row in jobs(args, pathlib.Path(folder)):
-            rows.append(row | dict(commit=commit, load=os.getloadavg()[0]))
+            save(pathlib.Path(args.out), row | dict(commit=commit, load=os.getloadavg()[0]))
             print("  ".join(f"{row.get(k) or '':<10}" for k in ("workload", "tool", "mode")) + "  " + (
                 f"skipped: {row['skipped']}" if "skipped" in row else
                 "  ".join(f"{k} {row[k]:.4g}" for k in row if isinstance(row[k], float))), flush=True)
-    save(pathlib.Path(args.out), rows)
 
 
-def save(out, rows):
-    """Rows of workloads and tools that were timed before stay, unless they were timed again."""
+def save(out, row):
+    """Add a row, or put it in the place of an older one; what was timed stays if the rest is stopped."""
     import jax
 
     from jfl.checkpoint import identity
     same = lambda row: (row["workload"], row["tool"], row["mode"], bool(row.get("one_process")))
-    again = {same(row) for row in rows}
     old = json.loads(out.read_text())["rows"] if out.exists() else []
     about = dict(versions=identity(), device=jax.devices()[0].device_kind, cpus=os.cpu_count(), machine=platform.machine())
-    out.write_text(json.dumps(dict(about=about, rows=[r for r in old if same(r) not in again] + rows), indent=1) + "\n")
+    out.write_text(json.dumps(dict(about=about, rows=[r for r in old if same(r) != same(row)] + [row]), indent=1) + "\n")
 
 
 if __name__ == "__main__":
