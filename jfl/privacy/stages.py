@@ -69,7 +69,6 @@ def _not_tiny(where, **given):
 def _shrink(bound, row, norm=None):
     norm = tree.norm(row) if norm is None else norm
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-    factor = jnp.where(jnp.isfinite(norm), factor, jnp.nan)      # a row that overflows must not vanish unseen
 
     def one(x):
         if jnp.finfo(x.dtype).bits >= 32:
