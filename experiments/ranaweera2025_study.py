@@ -22,6 +22,7 @@ from jfl import report
 from jfl.checkpoint import identity
 from jfl.privacy import accounting
 from jfl.sweep import sweep
+from jfl.tables import interval
 
 from .ranaweera2025_plans import CLIP, Model, coefficients, maker, rows
 
@@ -137,15 +138,6 @@ def chosen(lines, name):
 
 # --- what came of it -------------------------------------------------------------------------------------------------
 
-def interval(values):
-    """Mean and half the width of the 95 % t-interval."""
-    from scipy import stats
-
-    values = np.asarray(values, float)
-    n = len(values)
-    return float(values.mean()), float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / n**0.5) if n > 1 else float("nan")
-
-
 def table(lines, models=MODELS, groups=GROUPS):
     """A row for each model, level and variant with reported seeds: accuracy, and the paired difference to iso."""
     found = {}
@@ -159,7 +151,7 @@ def table(lines, models=MODELS, groups=GROUPS):
         iso = found.get((f"{model},pixels", level, "iso"), {})
         both = [s for s in mine if s in iso]
         accuracy, first = interval([100 * r["test"] for r in mine.values()]), next(iter(mine.values()))
-        gain = interval([100 * (mine[s]["test"] - iso[s]["test"]) for s in both]) if both else (None, None)
+        gain = interval([100 * (mine[s]["test"] - iso[s]["test"]) for s in both]) if len(both) > 1 else (None, None)
         rows.append(dict(
             model=model, variant=variant, level=level, multiplier=first["multiplier"],
             epsilon_proved=proved(models[model], level),

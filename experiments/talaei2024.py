@@ -12,10 +12,11 @@ import numpy as np
 from jfl import console
 from jfl.papers import talaei2024 as paper
 from jfl.papers import talaei2024_theory as theory
+from jfl.tables import interval
 
 from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, main
 from .talaei2024_plans import COMMON, SPLITS, budgets, clip_of, impact, scenario, sweep, written
-from .talaei2024_study import interval, study
+from .talaei2024_study import study
 
 SMALL = dict(upload="difference", clip_norm=0.2, lr=0.2)
 MODES = dict(printed=dict(mode="as_printed", unit="client", clip_norm=clip_of(64)),
@@ -34,7 +35,7 @@ def lower(one, other):
         a, b = results[one].loss, results[other].loss
         if len(a) != len(b) or len(a) < 2:
             return UNKNOWN, f"{len(a)} and {len(b)} seeds; {a.mean():.3f} and {b.mean():.3f}"
-        mean, half = interval(a - b).values()
+        mean, half = interval(a - b)
         return (CONFIRMED if mean + half < 0 else NOT), f"{a.mean():.3f} - {b.mean():.3f} = {mean:.3f} ± {half:.3f}"
     return check
 

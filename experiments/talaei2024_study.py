@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jfl import console, report
+from jfl import console, report, tables
 from jfl.config import Config
 from jfl.papers import talaei2024_theory as theory
 from jfl.sweep import sweep as run_points
@@ -121,13 +121,7 @@ def chosen(cells, number, assignment, setting) -> dict:
 
 def interval(values):
     """Mean and half width of its 95 % t-interval; of one value, None."""
-    from scipy import stats
-
-    values = np.asarray(values, float)
-    if len(values) < 2:
-        return dict(mean=float(values.mean()), half=None)
-    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return dict(mean=float(values.mean()), half=float(half))
+    return dict(zip(("mean", "half"), tables.interval(values)))
 
 
 def summary(cells) -> list:

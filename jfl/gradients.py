@@ -157,11 +157,12 @@ def _type(grad: Grad) -> str:
 
 def clipped_sum(self: Grad, params, batch: Batch, weight):
     """Clipped gradients of a batch, summed -> Partial, sum of losses.  The one place where a faster path plugs in."""
-    book = _book(self, params, *_example(batch))
+    example = _example(batch)
+    book = _book(self, params, *example)
 
     def some(rows: Batch, w):
         if book is None:
-            loss = taps.products(self.loss, params, *_example(batch))
+            loss = taps.products(self.loss, params, *example)
             losses, grads = jax.vmap(jax.value_and_grad(loss), (None, 0, 0))(params, rows.x, rows.y)
             partial = mech.contribute(self.mechanism, (), grads, w)
         else:

@@ -43,7 +43,7 @@ def matmul(params, side, shapes, out):
 
 
 def convolution(params, side, shapes, out):
-    if side == 0 or params["batch_group_count"] != 1:
+    if side == 0 or params["batch_group_count"] != 1 or 0 in out.shape:
         return None
     dims, groups = params["dimension_numbers"], params["feature_group_count"]
     last = lambda spec: (spec[0], *spec[2:], spec[1])          # batch (or output), space, features

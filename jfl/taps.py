@@ -49,8 +49,7 @@ def read(loss, params, x, y) -> Book:
     >>> read(loss, {"in": jnp.ones((3, 2)), "out": jnp.ones(2)}, jnp.ones(3), 0).why_not
     {'out': 'it is used 2 times'}
     """
-    closed = jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
-    flat = jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)
+    flat = _flat(loss, params, x, y)
     equations, paths = flat.jaxpr.eqns, jax.tree_util.tree_leaves_with_path(params)
     inputs = flat.jaxpr.invars[:len(paths)]
     uses = {}
@@ -77,6 +76,12 @@ def read(loss, params, x, y) -> Book:
         if end and v.aval.size > 1:                          # of one number the gradient is one number
             why_not[jax.tree_util.keystr(path, simple=True, separator="/") or "params"] = end
     return Book(flat, rules, why_not)
+
+
+def _flat(loss, params, x, y):
+    """The jaxpr (leaves of params, of loss, of x, of y) -> loss, inner jits unfolded."""
+    closed = jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
+    return jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)
 
 
 def _reached(equations, start) -> set:
@@ -160,11 +165,9 @@ def products(loss, params, x, y):
     """`loss` with its convolutions as matrix products of patches, or itself where there are none.
 
     Under vmap over clients a convolution becomes a grouped one, and inside a loop its backward pass is slow on a CPU:
-    for a small CNN ten times slower than this.  The values are the same up to rounding.
+    for a small CNN seven times slower than this.  The values are the same up to rounding.
     """
-    closed = jax.make_jaxpr(lambda *args: loss(*args))(params, x, y)
-    flat = jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)
-    hooks = {}
+    flat, hooks = _flat(loss, params, x, y), {}
     for at, equation in enumerate(flat.jaxpr.eqns):
         if equation.primitive is p.conv_general_dilated_p:
             shapes, out = [v.aval.shape for v in equation.invars], equation.outvars[0].aval
@@ -172,7 +175,7 @@ def products(loss, params, x, y):
                 hooks[at] = lambda x, w, apply=parts[0]: apply(None, w, x)[0]
     if not hooks:
         return loss
-    return lambda params, x, y: _run(flat, jax.tree.leaves((params, x, y)), hooks)[0]
+    return lambda params, x, y: _run(flat, jax.tree.leaves((params, loss, x, y)), hooks)[0]
 
 
 def rows(book: Book, loss, params, x, y):

@@ -6,7 +6,7 @@ qualities can be compared on the same draws.
 
 Privacy  given public levels, each row is changed by itself: neighbours stay neighbours and caveats stay as they are.
 
-Axes: n rows, C clients.  Host only, NumPy; imports jfl.core and jfl.check.
+Axes: n rows, C clients.  Host only, NumPy; imports jfl.check, jfl.core and jfl.keys.
 """
 import dataclasses
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import check
 from ..core import Federation
+from ..keys import own
 
 __all__ = ["label_noise", "salt_and_pepper"]
 
@@ -57,7 +58,7 @@ def salt_and_pepper(fed: Federation, density, *, seed: int = 0, low=None, high=N
         u = rng.random(part.shape)
         part[u < half] = low
         part[u >= 1 - half] = high
-    return dataclasses.replace(fed, x=jnp.array(x))
+    return dataclasses.replace(fed, x=own(jnp.array(x)))
 
 
 def label_noise(fed: Federation, share, *, seed: int = 0, held_out: bool = False) -> Federation:
@@ -78,7 +79,7 @@ def label_noise(fed: Federation, share, *, seed: int = 0, held_out: bool = False
     y, rng = np.array(fed.y), np.random.default_rng([seed, LABELS])
     u, other = rng.random(len(y)), rng.integers(1, fed.classes, len(y))
     y = np.where(u < levels, (y + other) % fed.classes, y).astype(y.dtype)
-    return dataclasses.replace(fed, y=jnp.array(y))
+    return dataclasses.replace(fed, y=own(jnp.array(y)))
 
 
 def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
