@@ -5,7 +5,10 @@ one seed in 25,000 (seeds are fixed), and each check has a generator that it mus
 """
 import functools
 import itertools
+import os
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -203,7 +206,6 @@ def test_normals_of_a_key():
 GOLDEN = [1.9241338, -0.0016903298, 1.0947169]
 
 
-@pytest.mark.skipif(not hasattr(jax.lax, "mulhi"), reason="before jax 0.10.2 products have no name to be counted by")
 def test_noise_is_drawn_once():
     """Two normals cost one block, and one block only however many read them: XLA would compute a plain expression anew
     for each half of a pair and for each reader, twice or four times the work, unseen."""
@@ -215,7 +217,7 @@ def test_noise_is_drawn_once():
         text = jax.jit(f).lower(jax.random.key(0), jnp.ones(3000)).compile().as_text()
         if noise is normals:                         # the pairs are in memory, so no reader computes them
             assert re.search(r"c64\[\d+\]\S* conditional\(", text), "the branch is gone"
-        return sum(int(n) for n in re.findall(r"= u32\[(\d+)\]\S* mulhi\(", text))
+        return sum(int(n) for n in re.findall(r"= u64\[(\d+)\]\S* multiply\(", text))
 
     blocks = -(-3000 // (2 * TILE)) * TILE
     for twice in (0, 1):
@@ -225,20 +227,31 @@ def test_noise_is_drawn_once():
 
 
 def test_upper_halves_of_products():
-    """What stands in for lax.mulhi, which jax has from 0.10.2 on."""
     a, b = np.random.default_rng(0).integers(0, 2 ** 32, (2, 2000), dtype=np.uint64)
     a[:4], b[:4] = (0, 2 ** 32 - 1, 2 ** 32 - 1, 2 ** 16), (5, 2 ** 32 - 1, 1, 2 ** 16)
-    high = philox._by_halves(jnp.asarray(a, jnp.uint32), jnp.asarray(b, jnp.uint32))
-    assert np.array_equal(high, (a * b) >> np.uint64(32))
+    high = philox._high(jnp.asarray(a, jnp.uint32), jnp.asarray(b, jnp.uint32))
+    assert high.dtype == jnp.uint32 and np.array_equal(high, (a * b) >> np.uint64(32))
 
 
-def test_normals_inside_shard_map():
-    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("d")
-    draw = lambda key: jax.vmap(lambda key: normals(key, jnp.zeros(600)))(key)
-    mapped = jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec)
-    several = jax.random.split(jax.random.key(0), 2)
-    assert np.array_equal(jax.jit(mapped)(several), jax.jit(draw)(several))
+DEVICES = """
+import jax, jax.numpy as jnp, numpy as np
+from jfl.kernels.normals import normals
+assert jax.device_count() == 4
+mesh, spec = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)), jax.sharding.PartitionSpec("d")
+draw = lambda keys: jax.vmap(lambda key: normals(key, jnp.zeros(600)))(keys)
+keys = jax.random.split(jax.random.key(0), 8)
+one = jax.jit(draw)(keys)
+spread = jax.jit(draw)(jax.device_put(keys, jax.NamedSharding(mesh, spec)))
+assert len(spread.sharding.device_set) == 4 and np.array_equal(spread, one), "jit"
+assert np.array_equal(jax.jit(jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec))(keys), one), "shard_map"
+"""
+
+
+def test_normals_on_several_devices():
+    flags = "--xla_force_host_platform_device_count=4"
+    done = subprocess.run([sys.executable, "-c", DEVICES], env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu"),
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------
