@@ -4,7 +4,7 @@
     python -m experiments.noble2022 fig2b --quick --out runs/fig2b
 
 Every line is a directory that `jfl sweep` could have made.  Claims are checked on the results, and come out as
-confirmed, not confirmed, or cannot be checked, with the reason.
+confirmed, not confirmed, or cannot be checked, with the reason.  results.json says which command made it.
 """
 import argparse
 import dataclasses
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from jfl import console, report
-from jfl.checkpoint import identity
+from jfl.checkpoint import identity, write
 from jfl.config import Config
 from jfl.train import sweep
 
@@ -79,10 +79,15 @@ def close(one, other, within=0.02):
     return check
 
 
-def run(name: str, experiment: Experiment, out, quick: bool = False, only=None) -> dict:
-    """Run the lines that are not in `out` yet -> a plain dict of results and verdicts, also written there as JSON."""
+def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, module: str | None = None) -> dict:
+    """Run the lines that are not in `out` yet -> a plain dict of results and verdicts, also in out/results.json.
+
+    `module`: of experiments, which has it under this name; it is kept, so that a reader can run it again.
+    """
+    command = dict(experiment=name, quick=quick) | (dict(module=module) if module else {}) | (
+        dict(only=list(only)) if only else {})
     if experiment.special:
-        return experiment.special(name, experiment, Path(out), quick)
+        return keep(out, experiment.special(name, experiment, Path(out), quick), command)
     out, results, more = Path(out), {}, {}
     only = only or (experiment.quick_lines if quick else None)
     unknown = sorted(set(only or ()) - set(experiment.lines))
@@ -114,11 +119,19 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None) 
         rows, "Accuracies lie outside every guarantee.")
     if verdicts:
         console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts, "")
-    found = dict(experiment=name, title=experiment.title, quick=quick, seeds=list(seeds), lines={
+    found = dict(title=experiment.title, seeds=list(seeds), lines={
         n: dict(accuracy=r.accuracy.tolist(), loss=r.loss.tolist(), epsilon_claimed=r.claimed, epsilon_proved=r.proved,
                 seconds_per_round=r.seconds, paper=experiment.paper.get(n), **more[n]) for n, r in results.items()},
         verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts], versions=identity())
-    (out / "results.json").write_text(json.dumps(report.plain(found), indent=1, ensure_ascii=False) + "\n")
+    keep(out, found, command)
+    return command | found
+
+
+def keep(out, found: dict, command: dict) -> dict:
+    """`found` as plain values, in out/results.json behind the command that made it and the number of its format."""
+    found = report.plain(command | {k: v for k, v in found.items() if k not in command})
+    Path(out).mkdir(parents=True, exist_ok=True)
+    write(Path(out) / "results.json", json.dumps(dict(format=report.FORMAT) | found, indent=1, ensure_ascii=False) + "\n")
     return found
 
 
@@ -170,5 +183,5 @@ def main(module: str, experiments: dict, argv=None) -> int:
         return 0
     out = args.out or f"runs/{module}/{args.name}{'-quick' if args.quick else ''}"
     Path(out).mkdir(parents=True, exist_ok=True)
-    run(args.name, experiments[args.name], out, args.quick, args.lines)
+    run(args.name, experiments[args.name], out, args.quick, args.lines, module)
     return 0

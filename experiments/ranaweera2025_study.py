@@ -25,6 +25,7 @@ from jfl.sweep import sweep
 from jfl.tables import interval
 
 from .ranaweera2025_plans import CLIP, Model, coefficients, maker, rows
+from .store import Store
 
 DELTA, BLOCK = 1e-5, 12        # runs at once
 TUNE, SEEDS = (1000,), tuple(range(5))
@@ -64,8 +65,8 @@ def accuracy(predict, params, x, y):
     return (jax.vmap(predict, (None, 0))(params, x).argmax(-1) == y).mean()
 
 
-def measure(model, cells, out, tag):
-    """Run (variant, level, k, seed) cells in blocks of one program; each a line of JSON in `out`."""
+def measure(model, cells, store, tag):
+    """Run (variant, level, k, seed) cells in blocks of one program; each a record."""
     makers, made, rounds = {}, {}, model.options()["rounds"]
 
     def make(variant, level, k):
@@ -82,16 +83,16 @@ def measure(model, cells, out, tag):
         result = sweep(make, rounds=rounds, evaluate_every=rounds, memory=1e12, tolerate=("empty_cohort",),
                        points=[dict(zip(("variant", "level", "k", "seed"), c)) for c in padded])
         spent = (time.process_time() - begun[0]) / len(some), (time.time() - begun[1]) / len(some)
+        records = []
         for i, (variant, level, k, seed) in enumerate(some):
             plan = result.plans[i]
             validation, test = (float(accuracy(plan.task.predict, result.params[i], *part))
                                 for part in judged(model, plan.fed.x.ndim == 2))
-            line = dict(tag=tag, variant=variant, level=level, multiplier=model.levels[level], k=k, seed=seed,
-                        validation=validation, test=test, failed=bool(result.failed[i]),
-                        clip_norm=makers[variant][1], clipped=float(result.metrics.clip_fraction[i][-1]),
-                        cpu=spent[0], wall=spent[1])
-            with open(out, "a") as file:
-                file.write(json.dumps(report.plain(line)) + "\n")
+            records.append(dict(
+                tag=tag, variant=variant, level=level, multiplier=model.levels[level], k=k, seed=seed,
+                validation=validation, test=test, failed=bool(result.failed[i]), clip_norm=makers[variant][1],
+                clipped=float(result.metrics.clip_fraction[i][-1]), cpu=spent[0], wall=spent[1]))
+        store.put(records)
 
 
 def grid(model, variant, level):
@@ -111,19 +112,23 @@ def run(name, out, models=MODELS, groups=GROUPS, tune=TUNE, seeds=SEEDS):
 
     Cells that are in `out` already are not run again.
     """
-    model = models[name.split(",")[0]]
+    model, store = models[name.split(",")[0]], stored(out)
     wanted = [(v, level) for level in ONLY.get(name, range(len(model.levels))) for v in groups[name]]
     for tag, cells in (("tune", [(v, at, k, s) for v, at in wanted for k in grid(model, v, at) for s in tune]),
                        ("report", [(v, at, None, s) for v, at in wanted for s in seeds])):
         if tag == "report":
-            best = chosen(read(out), name)
+            best = chosen(store.records(), name)
             cells = [(v, at, best[v, at], s) for v, at, _, s in cells]
-        done = {(r["variant"], r["level"], r["k"], r["seed"]) for r in read(out) if r["tag"] == f"{name} {tag}"}
-        measure(model, [c for c in cells if c not in done], out, f"{name} {tag}")
+        measure(model, [c for c in cells if (f"{name} {tag}", *c) not in store.found], store, f"{name} {tag}")
 
 
-def read(out):
-    return [json.loads(line) for line in Path(out).read_text().splitlines()] if Path(out).exists() else []
+def stored(out) -> Store:
+    """The cells in a file, by their tag, variant, level, learning rate and seed."""
+    return Store(out, lambda r: (r["tag"], r["variant"], r["level"], r["k"], r["seed"]))
+
+
+def read(out) -> list:
+    return stored(out).records()
 
 
 def chosen(lines, name):
@@ -242,7 +247,8 @@ def collect(out, results, models=MODELS, groups=GROUPS, runs=None):
     found |= dict(study=report.plain(study), finding=study["finding"], versions=identity())
     for path in sorted(Path(runs).glob("*/results.json")) if runs else ():
         left = json.loads(path.read_text())
-        found.setdefault("experiments", {})[left.pop("experiment")] = left
+        if left["experiment"] != "study":                 # which is collected above
+            found.setdefault("experiments", {})[left.pop("experiment")] = left
     kept.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     picture(cells, Path(results) / "ranaweera2025_study.png")
     return found["study"]
@@ -258,7 +264,8 @@ def special(name, experiment, out, quick):
         groups = {"linear,pixels": ("iso", "prior:0.5", "weighted")}
     for group in groups:
         run(group, out / "cells.jsonl", models, groups, seeds=SEEDS[:2] if quick else SEEDS)
-    return collect(out / "cells.jsonl", out, models, groups)
+    study = collect(out / "cells.jsonl", out, models, groups)
+    return dict(title=experiment.title, finding=study["finding"], study=study, versions=identity())
 
 
 def main(argv=None):

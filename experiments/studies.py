@@ -8,6 +8,7 @@ learning rate is chosen from a small grid by test accuracy, on seeds and splits 
 epsilon.  Every run and every guarantee is a line of cells.jsonl under the hash of its config and of jfl's source, so a
 study that stopped goes on where it was.  Data that are not on this machine are named as skipped.
 """
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -27,42 +28,21 @@ from jfl.simulate import HealthError
 from jfl.sweep import sweep as run_points
 from jfl.tables import interval
 
-from .common import Experiment, main
+from .common import Experiment, keep, main
+from .store import Store
 from .studies_picture import picture, show
 from .studies_plans import PLANS
 
+FAST = "jax_disable_most_optimizations"
 SLACK = 1e-5                 # of a calibrated epsilon, which a float32 multiplier may miss
 BLIND = ("lr", "server_lr", "mu", "upload", "preprocess")               # fields that no accounting reads
 STEPPED = ("fedavg", "fedprox", "scaffold", "dpnfl", "addpnfl")         # alike in how often they release
 
 
-class Store:
-    """Results by the hash of what was asked, one JSON line each."""
-
-    def __init__(self, path: Path):
-        self.path, self.found = path, {}
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        for one in lines:
-            if one.endswith("\n"):                        # a line that was cut off is computed again
-                record = json.loads(one)
-                self.found[record["key"]] = record
-        if lines and not lines[-1].endswith("\n"):
-            path.write_text("".join(lines[:-1]))
-
-    @staticmethod
-    def key(kind: str, config: Config, more=()) -> str:
-        asked = [kind, identity()["source"], report.plain(dataclasses.asdict(config)), list(more)]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:20]
-
-    def put(self, records: dict):
-        self.found |= records
-        with open(self.path, "a") as file:
-            file.writelines(json.dumps(report.plain(dict(r, key=k))) + "\n" for k, r in records.items())
-
-    def get(self, key: str, compute) -> dict:
-        if key not in self.found:
-            self.put({key: compute()})
-        return self.found[key]
+def key(kind: str, config: Config, more=()) -> str:
+    """What is asked for: of a config and of jfl's source."""
+    asked = [kind, identity()["source"], report.plain(dataclasses.asdict(config)), list(more)]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:20]
 
 
 # --- noise and what it proves ----------------------------------------------------------------------------------------
@@ -80,10 +60,10 @@ def with_noise(store: Store, config: Config, splits) -> tuple[Config, dict | Non
         blind = {f: FIELDS[f].default for f in BLIND if config.algorithm != "padpfl" or f != "upload"}
         alike = dataclasses.replace(config, **blind, partition_seed=splits[0],
                                     algorithm="fedavg" if config.algorithm in STEPPED else config.algorithm)
-        z = store.get(Store.key("noise", alike), lambda: dict(z=assemble.build(alike)[1].noise_multiplier))["z"]
+        z = store.get(key("noise", alike), lambda: dict(z=assemble.build(alike)[1].noise_multiplier))["z"]
         config = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
     shown = dataclasses.replace(config, **{f: FIELDS[f].default for f in ("lr", "server_lr")})
-    worst = store.get(Store.key("privacy", shown, splits), lambda: _worst(shown, splits))
+    worst = store.get(key("privacy", shown, splits), lambda: _worst(shown, splits))
     if target is not None and worst["epsilon"] > target * (1 + SLACK):
         raise ValueError(f"experiments.studies: need noise of an epsilon of {target:g} for all splits of "
                          f"{config.algorithm}; got {worst['epsilon']:.6g}.  Give all clients equally many rows.")
@@ -118,7 +98,7 @@ def claims_of(config: Config) -> dict:
 
 def measure(store: Store, wanted: list[Config], note=lambda text: None):
     """Run the configs that are not stored yet, those of one structure and number of rounds as one vmapped sweep."""
-    left = [c for c in dict.fromkeys(wanted) if Store.key("run", c) not in store.found]
+    left = [c for c in dict.fromkeys(wanted) if key("run", c) not in store.found]
     plans, groups = {c: assemble.build(c)[0] for c in left}, {}
     for c in left:
         groups.setdefault((c.rounds, jax.tree.structure(plans[c])), []).append(c)
@@ -130,16 +110,16 @@ def measure(store: Store, wanted: list[Config], note=lambda text: None):
         except HealthError as error:                      # all of them failed
             result = error.run
         seconds = (time.perf_counter() - begun) / len(some)
-        store.put({Store.key("run", c): dict(
-            accuracy=float(np.asarray(result.metrics.accuracy)[i, -1]),
+        store.put([dict(
+            key=key("run", c), accuracy=float(np.asarray(result.metrics.accuracy)[i, -1]),
             loss=float(np.asarray(result.metrics.loss)[i, -1]),
-            failed=bool(result.failed[i]), seconds=seconds) for i, c in enumerate(some)})
+            failed=bool(result.failed[i]), seconds=seconds) for i, c in enumerate(some)])
         note(f"{some[0].algorithm} on {some[0].dataset}, {len(some)} runs of {seconds:.2f} s")
 
 
 def accuracy(store, config):
     """Of a run that is stored; None if it failed."""
-    found = store.found[Store.key("run", config)]
+    found = store.found[key("run", config)]
     return None if found["failed"] else found["accuracy"]
 
 
@@ -190,7 +170,7 @@ def accounted(store: Store, cells, study, note) -> list[dict]:
     rows = []
     for cell in cells:
         config = Config(**cell.fields)
-        found = store.get(Store.key("claimed", config), lambda config=config: claims_of(config))
+        found = store.get(key("claimed", config), lambda config=config: claims_of(config))
         rows.append(dict(panel=cell.panel, line=cell.line, x=found["claimed"], mean=found["epsilon"], half=None,
                          values={}, failed=0, stated=cell.x, claimed=found["claimed"],
                          claimed_method=found["claimed_method"], **_promise(found),
@@ -201,8 +181,24 @@ def accounted(store: Store, cells, study, note) -> list[dict]:
 
 # --- a study ---------------------------------------------------------------------------------------------------------
 
+@contextlib.contextmanager
+def cheap_code(quick):
+    """Of a quick run, which mostly compiles: compile with few optimisations."""
+    before = jax.config.read(FAST)
+    jax.config.update(FAST, quick or before)
+    try:
+        yield
+    finally:
+        jax.config.update(FAST, before)
+
+
 def study(name, experiment, out, quick) -> dict:
     """Run what is not in out/cells.jsonl yet -> results.json and NAME.png in `out`, and the tables."""
+    with cheap_code(quick):
+        return _study(name, Path(out), quick)
+
+
+def _study(name, out, quick):
     out.mkdir(parents=True, exist_ok=True)
     begun, plan, store = time.perf_counter(), PLANS[name](quick), Store(out / "cells.jsonl")
     note = lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
@@ -224,13 +220,12 @@ def study(name, experiment, out, quick) -> dict:
     show(plan, rows, verdicts, skipped, quick)
     if rows:
         picture(out / f"{name}.png", plan, rows, quick)
-    found = report.plain(dict(
-        study=name, title=plan.title, quick=quick, rows=rows, verdicts=verdicts, skipped=skipped,
+    return keep(out, dict(
+        study=name, title=plan.title, xlabel=plan.xlabel, rows=rows, verdicts=verdicts, skipped=skipped,
         interval="95 % t-interval over seeds, each with its own split; comparisons are paired, and not corrected for "
                  "their number", chosen_by="mean test accuracy on the seeds tuned_on, which is in no epsilon",
-        seconds=time.perf_counter() - begun, versions=identity()))
-    (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    return found
+        seconds=time.perf_counter() - begun,
+        versions=identity() | dict(optimised=not jax.config.read(FAST))), dict(experiment=name, quick=quick))
 
 
 def _experiment(make):

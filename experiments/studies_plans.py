@@ -85,7 +85,7 @@ def rates(*values, of="lr"):
 
 
 ALIKE, RATES = ("fedavg", "fedprox", "scaffold", "dpnfl"), dict(example=(0.1, 0.3, 1, 3), client=(0.03, 0.1, 0.3, 1, 3))
-ALGORITHMS = dict(                             # the grids; quick runs have the same, since they mostly compile
+ALGORITHMS = dict(                             # the grids
     example=dict.fromkeys(ALIKE, RATES["example"]) | dict(
         fedsgd=(0.3, 1, 3, 10), addpnfl=(0.003, 0.01, 0.03, 0.1), output_perturbation=(0.03, 0.1, 0.3, 1)),
     client=dict.fromkeys((*ALIKE, "padpfl"), RATES["client"]) | dict(
@@ -100,13 +100,12 @@ DATA = dict(
     adult=dict(dataset="adult", partition="iid", clients=100, batch=40, steps=5, rounds=30),
     digits=dict(dataset="digits", partition="labels", classes_per_client=10, rows_per_client=70, clients=20, batch=14,
                 steps=5, rounds=12))
-SMALL = dict(clients=20, rows_per_client=100, batch=16, rounds=12)
 TITLES = dict(mnist="MNIST, iid", synthetic="Synthetic(1,1), natural", adult="Adult, iid", digits="digits, iid")
-# of a quick run: compiling is most of it, and every algorithm is a program
-SHORT = {("digits", "example"): ("fedavg", "fedsgd", "scaffold"), ("digits", "client"): ("fedavg",),
-         ("synthetic", "example"): ("fedavg", "scaffold")}
+# of a quick run: compiling is most of it, and every algorithm at every level is a program
+SHORT = dict(example=("fedavg", "scaffold"), client=("fedavg",))
+few = lambda values, quick: values[-3:-1] if quick else values          # quick runs choose between two rates
 SEEDS, TUNE = tuple(range(5)), (100, 101)
-QUICK = dict(seeds=SEEDS, tune=TUNE[:1], together=True)
+QUICK = dict(seeds=SEEDS[:3], tune=TUNE[:1], together=True)
 
 
 def line(algorithm, values, **fields):
@@ -121,19 +120,16 @@ def line(algorithm, values, **fields):
 def frontier(quick):
     epsilons = dict(example=(4.0, 16.0) if quick else (1.0, 2.0, 4.0, 8.0),
                     client=(8.0, 32.0) if quick else (2.0, 4.0, 8.0, 16.0))
-    sets = dict(digits=DATA["digits"], synthetic=DATA["synthetic"] | SMALL) if quick else \
-        {k: DATA[k] for k in ("mnist", "synthetic", "adult")}
+    sets = {k: DATA[k] for k in (("digits",) if quick else ("mnist", "synthetic", "adult"))}
     cells, claims = [], []
     for data, base in sets.items():
         for level, where in LEVELS.items():
             panel = f"{TITLES[data]}: {level} level"
-            names = {n: v for n, v in ALGORITHMS[level].items() if not quick or n in SHORT.get((data, level), ())}
-            if not names:
-                continue
+            names = {n: v for n, v in ALGORITHMS[level].items() if not quick or n in SHORT[level]}
             for name, values in names.items():
-                fields, grid = line(name, values, **base)
+                fields, grid = line(name, few(values, quick), **base)
                 cells += [Cell(panel, NAMES[name], e, fields | where | dict(epsilon=e), grid) for e in epsilons[level]]
-            fields, grid = line("fedavg", PLAIN, **base)
+            fields, grid = line("fedavg", few(PLAIN, quick), **base)
             cells.append(Cell(panel, "FedAvg" + NONE, None, fields, grid))
             at = lambda name, e, panel=panel: (panel, NAMES[name], e)
             low, high = epsilons[level][0], epsilons[level][-1]
@@ -158,29 +154,30 @@ def frontier(quick):
 # --- 2: heterogeneity ------------------------------------------------------------------------------------------------
 
 def heterogeneity(quick):
-    few, alphas = ((1, 10), (0.1, 10.0)) if quick else ((1, 2, 5, 10), (0.1, 0.3, 1.0, 10.0))
+    labels, alphas = ((1, 10), (0.1, 10.0)) if quick else ((1, 2, 5, 10), (0.1, 0.3, 1.0, 10.0))
     names = ("fedavg", "scaffold") if quick else ("fedavg", "fedprox", "scaffold", "dpnfl")
     base = DATA["digits"] | dict(rows_per_client=60) if quick else DATA["mnist"] | dict(rows_per_client=500)
     base = {k: v for k, v in base.items() if k not in ("classes_per_client", "partition")}
     data, epsilons = ("digits", (8.0, 32.0)) if quick else ("MNIST", (8.0, 8.0))
     by_labels, by_alpha = (f"{data} by {what} level, ε = {e:g}" for what, e in zip(
         ("classes a client: example", "Dirichlet α: client"), epsilons))
-    kinds = {by_labels: [(c, dict(partition="labels", classes_per_client=c)) for c in few],
+    kinds = {by_labels: [(c, dict(partition="labels", classes_per_client=c)) for c in labels],
              by_alpha: [(a, dict(partition="dirichlet", alpha=a, min_rows=base["batch"], rows_per_client=None))
                         for a in alphas]}
     cells, claims = [], []
     for (panel, splits), (level, where), epsilon in zip(kinds.items(), LEVELS.items(), epsilons):
         for name in (mine := names[:1] if quick and level == "client" else names):
-            noisy, grid = line(name, ALGORITHMS[level][name], **base)
-            plain, wide = line(name, PLAIN, **base)
+            noisy, grid = line(name, few(ALGORITHMS[level][name], quick), **base)
+            plain, wide = line(name, few(PLAIN, quick), **base)
             for x, split in splits:
-                cells += [Cell(panel, NAMES[name], x, noisy | where | split | dict(epsilon=epsilon), grid),
-                          Cell(panel, NAMES[name] + NONE, x, plain | split, wide)]
+                cells.append(Cell(panel, NAMES[name], x, noisy | where | split | dict(epsilon=epsilon), grid))
+                if not quick or name == "fedavg":
+                    cells.append(Cell(panel, NAMES[name] + NONE, x, plain | split, wide))
         one, last = splits[0][0], splits[-1][0]
         for end, what in (("", "with noise"), (NONE, "without")):
             claims.append(Claim(f"{panel}: {what}, heterogeneity costs FedAvg accuracy",
                                 above(((panel, "FedAvg" + end, last), (panel, "FedAvg" + end, one)))))
-            if "scaffold" in mine:
+            if "scaffold" in mine and not (quick and end):
                 claims.append(Claim(f"{panel}: {what}, SCAFFOLD ends above FedAvg where clients differ most",
                                     above(((panel, "SCAFFOLD" + end, one), (panel, "FedAvg" + end, one)))))
     return Study("Accuracy against heterogeneity, at one proved epsilon and without noise",
@@ -200,8 +197,9 @@ def steps(quick):
         for k in ks:
             shape = base | dict(steps=k, rounds=rounds(k))
             cells += [Cell(panel, f"{level}, ε = {e:g}", k, shape | LEVELS[level] | dict(model="logistic", epsilon=e),
-                           rates(*RATES[level])) for level, e in budgets]
-            cells.append(Cell(panel, "FedAvg" + NONE, k, shape | dict(model="logistic"), rates(*PLAIN)))
+                           rates(*few(RATES[level], quick))) for level, e in budgets]
+            if not quick:
+                cells.append(Cell(panel, "FedAvg" + NONE, k, shape | dict(model="logistic"), rates(*PLAIN)))
         first, last = ks[0], ks[-1]
         name = lambda level: next(f"{v}, ε = {e:g}" for v, e in reversed(budgets) if v == level)
         own, whole = name("example"), name("client")
@@ -234,22 +232,23 @@ def cohort(quick):
     for m in sizes:
         shape = base | dict(cohort=m)
         for level, (epsilon, z) in noise.items():
-            grid = rates(*RATES[level])
+            grid = rates(*few(RATES[level], quick))
             cells += [Cell(fixed, level, m, shape | LEVELS[level] | dict(epsilon=epsilon), grid),
                       Cell(free, level, m, shape | LEVELS[level] | dict(noise_multiplier=z), grid)]
-        cells += [Cell(p, "FedAvg" + NONE, m, shape, rates(*PLAIN)) for p in (fixed, free)]
-    few, many = sizes[0], sizes[-1]
+        cells += [Cell(p, "FedAvg" + NONE, m, shape, rates(*PLAIN)) for p in (fixed, free) if not quick]
+    least, many = sizes[0], sizes[-1]
     eps = lambda rows, level, m: rows[free, level, m]["epsilon"]
-    shown = lambda level: lambda rows: f"{eps(rows, level, few):.4g} at {few}, {eps(rows, level, many):.4g} at {many}"
+    shown = lambda level: lambda rows: f"{eps(rows, level, least):.4g} at {least}, {eps(rows, level, many):.4g} at {many}"
     claims = [Claim(f"fixed ε, {level}: the largest cohort ends above the smallest",
-                    above(((fixed, level, many), (fixed, level, few)))) for level in noise]
+                    above(((fixed, level, many), (fixed, level, least)))) for level in noise]
     claims += [
         Claim("fixed noise, client: a larger cohort is seen more often, and epsilon grows",
-              proved(lambda rows: eps(rows, "client", many) > 1.05 * eps(rows, "client", few), shown("client"))),
+              proved(lambda rows: eps(rows, "client", many) > 1.05 * eps(rows, "client", least), shown("client"))),
         Claim("fixed noise, example: the server's epsilon does not depend on the cohort", proved(
-            lambda rows: abs(eps(rows, "example", many) / eps(rows, "example", few) - 1) < 1e-3, shown("example"))),
-        Claim("without noise the largest cohort is within 0.02 of the smallest",
-              within(0.02, ((fixed, "FedAvg" + NONE, many), (fixed, "FedAvg" + NONE, few))))]
+            lambda rows: abs(eps(rows, "example", many) / eps(rows, "example", least) - 1) < 1e-3, shown("example")))]
+    if not quick:
+        claims.append(Claim("without noise the largest cohort is within 0.02 of the smallest",
+                            within(0.02, ((fixed, "FedAvg" + NONE, many), (fixed, "FedAvg" + NONE, least)))))
     return Study(f"Cohort size of {base['clients']} clients: FedAvg", "clients a round", tuple(cells), tuple(claims),
                  **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)))
 
@@ -262,7 +261,7 @@ def claimed(quick):
     noble = noble2022.SYNTHETIC
     drawn = dict(dataset="synthetic", partition="natural", model="logistic")
     stated = dict.fromkeys(printed.NAMES, (4.0, 16.0) if quick else (1.0, 4.0, 16.0))
-    stated["noble2022"] = (8.0, 16.0) if quick else (8.0, 13.0, 20.0)        # no noise reaches much less by its bound
+    stated["noble2022"] = (8.0, 16.0) if quick else (14.0, 16.0, 20.0)       # no noise reaches less than 12.9 by its bound
     of = {                                     # paper: unit, view, small settings, settings
         "noble2022": ("example", "server" if quick else "third_party", dict(algorithm="scaffold", cohort=5), drawn | dict(
             clients=noble.users, cohort=int(noble.user_ratio * noble.users), rows_per_client=5000, batch=800,

@@ -5,7 +5,6 @@ models with a small clip norm; noise is calibrated to what the server sees, or t
 models alone.  Clip norm and learning rate are chosen on other splits, by loss.  Beside it: without noise, and as
 printed (clipped models, noise for the sensitivity that is false) with the epsilon that this noise proves.
 """
-import json
 import subprocess
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from jfl.papers import talaei2024_theory as theory
 from jfl.sweep import sweep as run_points
 
 from .common import CONFIRMED, NOT
+from .store import Store
 from .talaei2024_plans import COMMON, SPLITS, VIEWS, build, impact, privacy, scenario, written
 
 EPSILONS = (5.0, 20.0, 100.0)
@@ -72,20 +72,15 @@ def block(number, seed, choices, every, quick=False):
 def study(name, experiment, out, quick):
     """Choose on OTHERS, run SEEDS, one JSON line for each run in out/cells.jsonl; a study that stopped goes on."""
     out.mkdir(parents=True, exist_ok=True)
-    path = out / "cells.jsonl"
-    cells = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    store = stored(out / "cells.jsonl")
 
     def compute(number, seed, choices, every):
-        done = {(c["scenario"], c["seed"], c["assignment"], c["setting"], c.get("clip_norm"), c.get("lr"))
-                for c in cells}
         left = [(a, s, m) for a, s, m in choices
-                if (number, seed, a, s, m.get("clip_norm"), m.get("lr")) not in done]
+                if (number, seed, a, s, m.get("clip_norm"), m.get("lr")) not in store.found]
         if not left:
             return
         found = block(number, seed, left, every, quick)
-        with open(path, "a") as file:
-            file.writelines(json.dumps(c, ensure_ascii=False) + "\n" for c in found)
-        cells.extend(found)
+        store.put(found)
         print(f"{name}: scenario {number}, seed {seed}, {len(left)} runs of {found[0]['seconds']:.2f} s", flush=True)
 
     rounds = settings(1, "equal", "no noise", quick)["rounds"]
@@ -94,8 +89,13 @@ def study(name, experiment, out, quick):
             compute(number, seed, [(a, s, m) for a, s in pairs for m in grid(number, s) if len(grid(number, s)) > 1],
                     rounds)
         for seed in SEEDS[:2] if quick else SEEDS:
-            compute(number, seed, [(a, s, chosen(cells, number, a, s)) for a, s in pairs], max(1, rounds // 6))
-    return collect(out, cells, quick)
+            compute(number, seed, [(a, s, chosen(store.records(), number, a, s)) for a, s in pairs], max(1, rounds // 6))
+    return collect(out, store.records(), quick)
+
+
+def stored(path) -> Store:
+    """The runs in a file, by their scenario, split, assignment, setting and point of the grid."""
+    return Store(path, lambda r: (r["scenario"], r["seed"], r["assignment"], r["setting"], r.get("clip_norm"), r.get("lr")))
 
 
 def grid(number, setting) -> list:

@@ -17,12 +17,16 @@ def flags():
     class Report:
         """One page of runs: a table, pictures, guarantees with their caveats, settings, versions, how to run it again.
 
+        Of experiments: the claims that were checked, what holds, and how far lines are apart.
+
         example: jfl report runs/first runs/sweep --out report.html
         """
         directories: Positional[tuple[Path, ...]] = ()
-        """folders of jfl train, sweep or demo, or of an experiment"""
+        """folders of jfl train, sweep or demo, or of an experiment; files of experiments' results, such as
+        experiments/results/li2025.json"""
         out: Path | None = None
-        """the page, FILE.html; FILE.md and FILE_files are written beside it.  Default, of one folder: report.html in it"""
+        """the page, FILE.html; FILE.md and FILE_files are written beside it.  Default, of one folder: report.html in it;
+        of one file: the same name with .html"""
         tensorboard: Path | None = None
         """also write the curves as TensorBoard event files into this new directory (needs jfl[tensorboard])"""
 
@@ -30,18 +34,20 @@ def flags():
 
 
 def main(directories, out: Path | None = None, tensorboard: Path | None = None) -> str:
-    """Write the page of some folders, FILE.md and FILE_files beside it -> what was written, in words.
+    """Write the page of some folders or files, FILE.md and FILE_files beside it -> what was written, in words.
 
-    Takes    out: FILE.html; default report.html in the folder, if there is one.  tensorboard: a new directory for the
-             curves as event files too.
-    Errors   ValueError for a folder that is no finished run, or an `out` that is something else; nothing is written.
+    Takes    out: FILE.html; default, of one, report.html in the folder or the file's name.  tensorboard: a new
+             directory for the curves as event files too.
+    Errors   ValueError for a folder that is no finished run, a file that is no experiment's, or an `out` that is
+             something else; nothing is written.
     """
     if not directories:
-        check.fail("jfl report", "at least one directory of a run", "none", "jfl report runs/train")
+        check.fail("jfl report", "at least one directory of a run, or one file of results", "none", "jfl report runs/train")
     found = [sources.read(d, label) for d, label in zip(directories, _labels(directories))]
     if out is None and len(found) > 1:
-        check.fail("jfl report", "--out FILE.html for several directories", "none")
-    out = found[0].path / "report.html" if out is None else Path(out)
+        check.fail("jfl report", "--out FILE.html for several directories or files", "none")
+    first = found[0].path
+    out = Path(out) if out is not None else first / "report.html" if first.is_dir() else first.with_suffix(".html")
     beside, folder = _places(out)
     document = sections.assemble(found)
     text, pictures = markup.markdown(document, folder.name)

@@ -16,6 +16,7 @@ from .data.federation import describe
 from .gradients import gradient_path
 from .privacy import accounting, ledger
 
+FORMAT = 1           # of summary.json and results.json: who reads them refuses another
 COLUMNS = ("name", "seed", "round", "accuracy", "client_accuracy", "loss", "train_loss", "clip_fraction",
            "clip_norm", "update_norm", "cohort", "epsilon")
 SERIES = [f for f in Metrics.__dataclass_fields__ if f != "round"]
@@ -115,7 +116,7 @@ def save(directory, runs: list[dict], table: list[dict], manifest: dict):
     writer.writerows(table)
     write(directory / "metrics.csv", text.getvalue())
     write(directory / "manifest.json", json.dumps(plain(manifest), indent=1))
-    write(directory / "summary.json", json.dumps(dict(runs=plain(runs)), indent=1, allow_nan=False))
+    write(directory / "summary.json", json.dumps(dict(format=FORMAT, runs=plain(runs)), indent=1, allow_nan=False))
 
 
 def noise(plan: Plan, rounds: int) -> list:

@@ -5,7 +5,8 @@ Nothing is computed again: an epsilon is the one that was proved when the run wa
 import json
 import shlex
 
-from . import figures, sources, tables
+from . import comparison, figures, sources
+from .comparison import accuracy, cell
 from .markup import Code, Document, Fold, Items, Picture, Section, Table, Text
 
 OUTSIDE = ("Accuracies, losses, clip fractions and update norms lie outside every guarantee, and so does choosing among "
@@ -16,16 +17,20 @@ DATA = dict(clients="clients", rows="rows", min_size="smallest", median_size="me
             held_out="held out", test_rows="test rows", classes="classes", label_spread="label spread",
             partition="partition", caveats="caveats", checksum="checksum")
 WORDS = ("partition", "caveats", "checksum")          # facts that are no numbers
+MADE = dict(experiment="an experiment", collection="a collection of {} experiments", study="a study")
 MANIFEST = ("kernels", "noise", "seeds", "written", "groups", "recomputed", "attempt", "seconds", "commit")
 
 
 def assemble(found: list) -> Document:
     """The document of some sources."""
     groups = sources.groups(found)
-    made = [f"jfl {s.kind}" if s.kind != "experiment" else s.kind for s in found]
+    made = [MADE.get(s.kind, f"jfl {s.kind}").format(len(s.experiments) - 1) for s in found]
     when = [f", {s.manifest['written']}" if "written" in s.manifest else "" for s in found]
     sections = [Section("Results", _headline(groups) + _pictures(groups))] if groups else []
-    sections += [Section(f"Claims: {s.label}" if len(found) > 1 else "Claims", _claims(s)) for s in found if s.results]
+    tried = [s for s in found if s.experiments]
+    if sum(len(s.experiments) for s in tried) > 1:
+        sections.append(Section("What holds", [Text(OUTSIDE), *comparison.overview(tried)]))
+    sections += [Section(f"Claims: {s.label}" if len(found) > 1 else "Claims", comparison.blocks(s)) for s in tried]
     sections += [Section("Guarantees", _guarantees(groups))] if groups else []
     parts = sources.parts(found)
     held = [(n, p) for n, p in parts if p.manifest.get("data")]
@@ -42,20 +47,13 @@ def _headline(groups):
         best, claims = sources.proved(g.guarantees), [c for c in g.guarantees if c["status"] == "claimed"]
         none = best["epsilon"] is None
         rows.append((g.setting.label, f"{len(g.runs)}" + (f" (+{g.failed} failed)" if g.failed else ""),
-                     _accuracy(g.setting.final), "; ".join(map(_claimed, claims)), *_numbers(best),
+                     accuracy(g.setting.final), "; ".join(map(_claimed, claims)), *_numbers(best),
                      *(["", "", ""] if none else _who(best)), best["method"], best["status"]))
     columns = [("setting", False), ("seeds", True), ("final accuracy", True), ("claimed ε", True), ("proved ε", True),
                ("δ", True), ("unit", False), ("adjacency", False), ("view", False), ("method", False), ("status", False)]
     if not any(r[3] for r in rows):
         columns, rows = [c for c in columns if c[0] != "claimed ε"], [r[:3] + r[4:] for r in rows]
     return [Text(OUTSIDE), Table("Final test accuracy and what is proved of it", columns, rows), Text(BETWEEN, quiet=True)]
-
-
-def _accuracy(values):
-    if not values:
-        return ""
-    mean, half = tables.interval(values)
-    return f"{mean:.4f}" + ("" if half is None else f" ± {half:.4f}")
 
 
 def _numbers(g):
@@ -73,7 +71,7 @@ def _claimed(g):
 
 def _pictures(groups):
     settings = [g.setting for g in groups]
-    who = "; ".join(f"{s.label}: {_accuracy(s.final)}" for s in settings[:8]) + ("; and more" if len(settings) > 8 else "")
+    who = "; ".join(f"{s.label}: {accuracy(s.final)}" for s in settings[:8]) + ("; and more" if len(settings) > 8 else "")
     more = f" The first {figures.SHOWN} of {len(settings)} settings are drawn." if len(settings) > figures.SHOWN else ""
     panels = len(figures.promises(settings))
     less = f" The {figures.PANELS} most frequent of {panels} promises are drawn." if panels > figures.PANELS else ""
@@ -89,47 +87,6 @@ def _pictures(groups):
          "hold what it takes to tell them apart." + more)]
     return [Picture(alt, caption, figures.png(f), figures.svg(f)) for f, alt, caption in drawn if f is not None] or [
         Text("These runs left no rows to draw.", quiet=True)]
-
-
-def _claims(source):
-    results, blocks = source.results, [Text(str(source.results.get("title", "")))]
-    if results.get("quick"):
-        blocks.append(Text("A quick run, at small settings: it shows that the experiment works, not what it finds."))
-    seen = {n: [a for a in v.get("accuracy", ()) if a is not None] for n, v in results.get("lines", {}).items()}
-    lines = {n: v for n, v in results.get("lines", {}).items() if seen[n]}
-    if lines:
-        known = ("accuracy", "paper", "epsilon_claimed", "epsilon_proved", "seconds_per_round")
-        more = list(dict.fromkeys(k for v in lines.values() for k in v if k not in (*known, "loss")))
-        rows = [(n, _cell(v.get("paper")), _accuracy(seen[n]), len(seen[n]),
-                 *(_cell(v.get(k)) for k in (*known[2:], *more))) for n, v in lines.items()]
-        heads = ("paper's figure", "ours", "seeds", "claimed ε", "proved ε", "s/round", *more)
-        blocks.append(Table("Lines of the experiment, ε of the view that it speaks of",
-                            [("line", False), *((h, True) for h in heads)], rows))
-    if results.get("columns") and results.get("rows"):
-        rows = [[_cell(v) for v in (r if isinstance(r, list) else [r])] for r in results["rows"]]
-        columns = [(str(c), i > 0) for i, c in enumerate(results["columns"])]
-        blocks.append(Table("Numbers of the experiment", columns, rows))
-    if results.get("caption"):
-        blocks.append(Text(str(results["caption"]), quiet=True))
-    found = sources.claims(results)
-    if found:
-        heads = dict(claim="claim", paper="paper's figure", ours="ours", seeds="seeds", epsilon_claimed="claimed ε",
-                     epsilon_proved="proved ε", verdict="verdict", seen="why: what was seen", why="why")
-        given = dict.fromkeys(k for c in found for k in c)
-        keys = [k for k in heads if k in given] + [k for k in given if k not in heads]
-        blocks.append(Table("The paper's claims, checked on these results", [(heads.get(k, k), False) for k in keys],
-                            [[_cell(c.get(k)) for k in keys] for c in found]))
-    elif results.get("verdict"):
-        blocks.append(Text(f"Verdict: {results['verdict']}."))
-    return blocks
-
-
-def _cell(value):
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False)
-    return "" if value is None else str(value)
 
 
 def _guarantees(groups):
@@ -170,14 +127,14 @@ def _joined(rows):
 
 def _fact(value):
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_cell(v)}" for k, v in value.items() if v not in ("", None))
-    return "; ".join(map(_cell, value)) if isinstance(value, list) else _cell(value)
+        return ", ".join(f"{k} {cell(v)}" for k, v in value.items() if v not in ("", None))
+    return "; ".join(map(cell, value)) if isinstance(value, list) else cell(value)
 
 
 def _settings(groups, parts):
     keys = list(dict.fromkeys(k for g in groups for k in g.config))
     differ = [k for k in keys if len({json.dumps(g.config[k]) for g in groups if k in g.config}) > 1]
-    rows = [(g.setting.label, *(_cell(g.config.get(k)) for k in differ)) for g in groups]
+    rows = [(g.setting.label, *(cell(g.config.get(k)) for k in differ)) for g in groups]
     blocks = [Table("Fields that differ", [("setting", False), *((k, True) for k in differ)], rows)] if differ else []
     blocks += [Fold(f"{g.setting.label}: all fields, as resolved", [Code("\n".join(
         f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in g.config.items() if v is not None))]) for g in groups[:64]]
@@ -186,7 +143,9 @@ def _settings(groups, parts):
 
 def _versions(found, parts):
     have = [(n, p.manifest) for n, p in parts if p.manifest]
-    have += [(s.label, s.results) for s in found if isinstance(s.results.get("versions"), dict)]
+    for s in found:
+        have += [(f"{s.label}: {e.name}" if e.name and len(s.experiments) > 1 else s.label,
+                  dict(versions=e.versions) | ({"seeds": e.seeds} if e.seeds else {})) for e in s.experiments if e.versions]
     if not have:
         return [Text("These results do not say what made them.")]
     flat = [m["versions"] | {k: m[k] for k in MANIFEST if k in m} for _, m in have]
@@ -197,7 +156,8 @@ def _versions(found, parts):
                     [(k, _fact(flat[0].get(k))) for k in same])] if same else []
     rows = _joined([(n, *(_fact(f.get(k)) for k in differ)) for (n, _), f in zip(have, flat)])
     blocks += [Table("What differs", [("made by", False), *((k, False) for k in differ)], rows)] if differ else []
-    return blocks + [Text("noise: least and largest noise multiplier of each noisy chain of the first setting.", True)]
+    noise = "noise: least and largest noise multiplier of each noisy chain of the first setting."
+    return blocks + ([Text(noise, True)] if "noise" in keys else [])
 
 
 def _again(found):
@@ -209,9 +169,8 @@ def _again(found):
             # its parts have rounds of their own, unless one number was asked for
             asked = f" --rounds {rounds.pop()}" if len(rounds) == 1 else ""
             lines.append(f"jfl demo{asked} --seeds {len(seeds)} --out NEW")
-        elif s.kind == "experiment":
-            module, name = (shlex.quote(str(s.results.get(k, d))) for k, d in (("module", "MODULE"), ("experiment", "NAME")))
-            lines.append(f"python -m experiments.{module} {name}{' --quick' * bool(s.results.get('quick'))} --out NEW")
+        elif s.experiments:
+            lines += _experiments(s)
             files = [shlex.quote(str(p.path / "config.toml")) for p in s.lines if p.config]
             lines += [f"jfl sweep --config {f} --out NEW" for f in files]
         elif s.config:
@@ -221,6 +180,21 @@ def _again(found):
         if recomputed := s.manifest.get("recomputed"):
             lines.append(f"# {' '.join(s.label.split())}: {recomputed} rounds ran twice with new noise; a straight run does not")
     words = "On the versions and devices above the same commands give the same numbers. NEW is a new directory"
-    if any(s.kind == "experiment" and "module" not in s.results for s in found):
+    if any(line.startswith("python -m experiments.MODULE") for line in lines):
         words += "; MODULE is the paper's module, such as noble2022, which the results do not name"
     return [Text(words + "."), Code("\n".join(lines))]
+
+
+def _experiments(source):
+    """The commands of a source's experiments, as far as it names their module."""
+    if source.kind == "collection" and source.path.suffix == ".json" and not any(e.module for e in source.experiments):
+        names = ", ".join(" ".join(e.name.split()) for e in source.experiments if e.name)
+        return [f"python -m experiments.{shlex.quote(source.path.stem)} --list",
+                f"# {' '.join(source.label.split())} collects {names}: what was reduced is told above"]
+    named = [e for e in source.experiments if e.module] or source.experiments[:1]
+    lines = []
+    for e in named:
+        module, name = (shlex.quote(v or d) for v, d in ((e.module, "MODULE"), (e.name, "NAME")))
+        only = " --lines " + " ".join(map(shlex.quote, e.only)) if e.only else ""
+        lines.append(f"python -m experiments.{module} {name}{' --quick' * e.quick}{only} --out NEW")
+    return lines

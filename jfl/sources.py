@@ -2,11 +2,11 @@
 
 A folder that is half-written, or of another version's making, is refused: a report of part of it would look whole.
 """
-import json
 from pathlib import Path
 from typing import NamedTuple
 
-from . import check, report, tables
+from . import check, collected, report, tables
+from .collected import has
 from .figures import Setting, several
 
 ENTRY = dict(name=str, algorithm=str, dataset=str, rounds=int, seed=int, accuracy=dict, seconds=dict, privacy=list,
@@ -18,15 +18,15 @@ METRICS = ("accuracy", "loss", "clip_fraction", "update_norm")
 
 
 class Source(NamedTuple):
-    """One folder.  An experiment has `results` and its lines as sources of their own."""
+    """One folder, or one file of experiments, whose lines may be sources of their own."""
     label: str
     path: Path
-    kind: str                    # train | sweep | demo | line | experiment
+    kind: str                    # train | sweep | demo | line | experiment | study | collection
     runs: list = []
     rows: list = []
     manifest: dict = {}
     config: str = ""             # config.toml
-    results: dict = {}
+    experiments: list = []       # of collected.Experiment
     lines: list = []
 
 
@@ -41,14 +41,17 @@ class Group(NamedTuple):
 
 
 def read(path, label: str | None = None) -> Source:
-    """The folder of a run or an experiment -> Source.
+    """The folder of a run or an experiment, or a file of experiments' results -> Source.
 
     Errors   ValueError naming the file for what no run wrote, wrote by half, or wrote in another form.
     """
     path = Path(path)
     label = label or path.resolve().name
+    if path.is_file():
+        found = collected.read(path)
+        return Source(label.removesuffix(".json"), path, _kind(found), experiments=found)
     if not path.is_dir():
-        check.fail("jfl report", "folders of runs", f"{path}, which is {'a file' if path.exists() else 'not there'}")
+        check.fail("jfl report", "folders of runs, or files of experiments' results", f"{path}, which is not there")
     if (path / "results.json").exists():
         return _experiment(path, label)
     if (path / "summary.json").exists():
@@ -65,9 +68,9 @@ def _run(path, label, kind, needed=True) -> Source:
     runs = _summary(path / "summary.json")
     manifest, rows = {}, []
     if needed or (path / "manifest.json").exists():
-        manifest = _json(path / "manifest.json")
-        _has(path / "manifest.json", "versions", manifest, dict(versions=dict))
-        _has(path / "manifest.json", "data and seeds", dict(data={}, seeds=[]) | manifest, dict(data=dict, seeds=list))
+        manifest = collected.load(path / "manifest.json")
+        has(path / "manifest.json", "versions", manifest, dict(versions=dict))
+        has(path / "manifest.json", "data and seeds", dict(data={}, seeds=[]) | manifest, dict(data=dict, seeds=list))
     if needed or (path / "metrics.csv").exists():
         rows = tables.read(path / "metrics.csv")
         there = {(r["name"], r["seed"]) for r in rows}
@@ -85,73 +88,36 @@ def _run(path, label, kind, needed=True) -> Source:
     return Source(label, path, kind, runs, rows, manifest, config)
 
 
-def _json(path) -> dict:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        check.fail(str(path), "the JSON that a run wrote", f"{type(error).__name__}: {error}", "It may be half-written.")
-    if not isinstance(found, dict):
-        check.fail(str(path), "a JSON object", type(found).__name__)
-    return found
-
-
 def _summary(path) -> list:
-    found = _json(path)
-    if set(found) != {"runs"} or not isinstance(found["runs"], list) or not found["runs"]:
+    found = collected.load(path)
+    other = set(found) - {"format"} != {"runs"}           # a file from before formats had a number has runs alone
+    if other or not isinstance(found["runs"], list) or not found["runs"]:
         check.fail(str(path), "runs as this version of jfl writes them: an object with a list of runs alone",
-                   f"keys {', '.join(found) or 'none'}" if set(found) != {"runs"} else "no list of runs",
+                   f"keys {', '.join(found) or 'none'}" if other else "no list of runs",
                    "Use the jfl that wrote it.")
     for i, entry in enumerate(found["runs"]):
-        _has(path, f"run {i}", entry, ENTRY)
-        _has(path, f"run {i}, accuracy", entry["accuracy"], dict(final=(int, float, type(None))))
+        has(path, f"run {i}", entry, ENTRY)
+        has(path, f"run {i}, accuracy", entry["accuracy"], dict(final=(int, float, type(None))))
         if not entry["privacy"]:
             check.fail(f"{path}, run {i}", "what is proved, if only that nothing is", "an empty list")
         for g in entry["privacy"]:
-            _has(path, f"run {i}, privacy", g, GUARANTEE)
+            has(path, f"run {i}, privacy", g, GUARANTEE)
             if not all(isinstance(c, str) for c in g["caveats"]):
                 check.fail(f"{path}, run {i}, privacy", "caveats in words", repr(g["caveats"])[:60])
     return found["runs"]
 
 
-def _has(path, where, found, needed):
-    """Refuse what lacks a field, or holds one of another type."""
-    if not isinstance(found, dict):
-        check.fail(f"{path}, {where}", "an object", type(found).__name__)
-    for key, kind in needed.items():
-        if key not in found or isinstance(found[key], bool) or not isinstance(found[key], kind):
-            check.fail(f"{path}, {where}", f"{key} as this version of jfl writes it",
-                       repr(found[key])[:60] if key in found else f"keys {', '.join(map(str, found))}",
-                       "Use the jfl that wrote it.")
-
-
 def _experiment(path, label) -> Source:
-    results = _json(path / "results.json")
-    lines = results.get("lines", {})
-    if not {"experiment", "title", "verdicts", "lines", "columns", "claims"} & set(results):
-        check.fail(str(path / "results.json"), "what an experiment wrote", f"keys {', '.join(results) or 'none'}")
-    if not isinstance(lines, dict):
-        check.fail(str(path / "results.json"), "lines by name", type(lines).__name__)
-    for name, line in lines.items():
-        _has(path / "results.json", f"line {name}", line, {})
-        seen = line.get("accuracy", [])
-        if not isinstance(seen, list) or not all(isinstance(a, (int, float, type(None))) for a in seen):
-            check.fail(f"{path / 'results.json'}, line {name}", "accuracies of seeds", repr(seen)[:60])
-    for claim in claims(results):
-        _has(path / "results.json", "a verdict", claim, dict(claim=str, verdict=str))
-    for key in ("columns", "rows"):
-        if not isinstance(results.get(key, []), list):
-            check.fail(str(path / "results.json"), f"a list of {key}", type(results[key]).__name__)
-    folders = {name: path / name.replace(" ", "_").replace("/", "_") for name in lines}
+    found = collected.read(path / "results.json")
+    folders = {line.name: path / line.name.replace(" ", "_").replace("/", "_") for e in found for line in e.lines}
     # a sweep of an experiment's own may leave a summary alone
-    sources = [_run(folder, name, "line", needed=False) for name, folder in folders.items()
-               if (folder / "summary.json").exists()]
-    return Source(label, path, "experiment", results=results, lines=sources)
+    lines = [_run(folder, name, "line", needed=False) for name, folder in folders.items()
+             if (folder / "summary.json").exists()]
+    return Source(label, path, _kind(found), experiments=found, lines=lines)
 
 
-def claims(results: dict) -> list:
-    """The statements that an experiment checked."""
-    found = results.get("verdicts", results.get("claims", []))
-    return found if isinstance(found, list) else []
+def _kind(experiments) -> str:
+    return "collection" if len(experiments) > 1 else "study" if experiments[0].points else "experiment"
 
 
 def parts(found: list[Source]) -> list[tuple]:

@@ -1,4 +1,7 @@
-"""The studies: cells that are plans, noise that reaches its epsilon, claims that can fail, and a study that goes on."""
+"""The studies: cells that are plans, noise that reaches its epsilon, claims that can fail, and a study that goes on.
+
+Also what all experiments share: the records of runs, and results that say which command made them.
+"""
 import dataclasses
 import json
 import sys
@@ -9,10 +12,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from experiments import studies, studies_plans
-from experiments.common import CONFIRMED, NOT, UNKNOWN, Claim
+from experiments import common, ranaweera2025_study, studies, studies_plans, talaei2024_study
+from experiments.common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
+from experiments.store import Store
 from experiments.studies_plans import PLANS, Cell, Study
-from jfl import assemble
+from jfl import assemble, report, sections, sources
 from jfl.config import FIELDS, Config
 from jfl.idle import refuse_idle
 from jfl.privacy import accounting
@@ -81,7 +85,7 @@ def test_experiments_have_their_panels_and_the_command_lists_them(capsys):
 # --- noise -----------------------------------------------------------------------------------------------------------
 
 def test_noise_reaches_the_target_and_not_much_less(tmp_path):
-    store = studies.Store(tmp_path / "cells.jsonl")
+    store = Store(tmp_path / "cells.jsonl")
     for changes in (dict(), dict(algorithm="scaffold", lr=0.1), dict(algorithm="padpfl", upload="difference")):
         config, worth = studies.with_noise(store, Config(**NOISY | changes), (0, 1))
         assert config.epsilon is None and 0.97 * 20 <= worth["epsilon"] <= 20 * (1 + 1e-5)
@@ -137,7 +141,10 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
     assert found["verdicts"][0]["verdict"] == UNKNOWN        # what it compares with was not run
     assert (tmp_path / "out" / "tiny.png").stat().st_size > 10_000
     same = json.loads(json.dumps(found["rows"]))
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["rows"] == same
+    kept = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert kept["rows"] == same and (kept["format"], kept["xlabel"]) == (report.FORMAT, "ε")
+    point, = sources.read(tmp_path / "out").experiments[0].points                       # and the page has it
+    assert point["epsilon"] == noisy["epsilon"] and point["panel"] == "a"
 
     ran.clear()                                              # all is there: nothing runs, and the rows are the same
     monkeypatch.setattr(studies, "_worst", None)             # nor is anything accounted
@@ -152,23 +159,97 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
 def test_a_result_belongs_to_its_config(tmp_path):
     base = Config(**TINY)
     others = (dataclasses.replace(base, lr=0.31), dataclasses.replace(base, seed=1))
-    keys = {studies.Store.key("run", c) for c in (base, *others)}
-    assert len(keys | {studies.Store.key("noise", base)}) == 4 and studies.Store.key("run", Config(**TINY)) in keys
+    keys = {studies.key("run", c) for c in (base, *others)}
+    assert len(keys | {studies.key("noise", base)}) == 4 and studies.key("run", Config(**TINY)) in keys
 
 
 def test_a_failed_run_is_not_chosen_and_not_averaged(tmp_path, monkeypatch):
     study = tiny()
-    store = studies.Store(tmp_path / "cells.jsonl")
+    store = Store(tmp_path / "cells.jsonl")
 
     def measure(store, wanted, note=None):
         for c in wanted:
             failed = c.lr == 0.5 and c.seed == 7 and c.noise_multiplier is not None or (c.seed, c.lr) == (1, 0.05)
-            store.put({studies.Store.key("run", c): dict(accuracy=0.9 if c.lr == 0.5 else 0.8, failed=failed)})
+            store.put([dict(key=studies.key("run", c), accuracy=0.9 if c.lr == 0.5 else 0.8, failed=failed)])
 
     monkeypatch.setattr(studies, "measure", measure)
     noisy, plain = studies.trained(store, study.cells, study, None)
     assert noisy["chosen"] == {"lr": 0.05} and noisy["failed"] == 1 and list(noisy["values"]) == [0]
     assert noisy["half"] is None and plain["values"] == {0: 0.9, 1: 0.9}
+
+
+# --- records -----------------------------------------------------------------------------------------------------------
+
+def test_a_line_that_was_cut_off_is_computed_again(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    store = Store(path)
+    assert store.records() == [] and not path.exists()
+    store.put([dict(key="a", x=1), dict(key="b", x=float("nan"))])
+    assert store.get("a", None) == dict(key="a", x=1) and store.found["b"]["x"] is None
+    whole = path.read_bytes()
+    for cut in (whole + b'{"key": "c", "x', whole + b'{"key": "c"}', whole + "{\"key\": \"ε".encode()[:-1]):
+        path.write_bytes(cut)                                # also a whole record without its end of line
+        store = Store(path)
+        assert list(store.found) == ["a", "b"] and path.read_bytes() == cut             # reading changes nothing
+        assert store.get("c", lambda: dict(x="ε\u2028")) == dict(key="c", x="ε\u2028")
+        assert path.read_bytes().startswith(whole) and list(Store(path).found) == ["a", "b", "c"]
+        store.put([dict(key="a", x=2)])
+        assert Store(path).found["a"]["x"] == 2 and len(path.read_bytes().splitlines()) == 4
+    path.write_bytes(whole + b'{"key": "c"')
+    store = Store(path)
+    path.write_bytes(whole + b'{"key": "c"}\n{"key": "d"')  # another process went on
+    store.put([dict(key="e")])
+    assert list(Store(path).found) == ["a", "b", "c", "e"]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"x": 1}', ""])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    (tmp_path / "cells.jsonl").write_text('{"key": "a"}\n' + line + '\n{"key": "b"}\n')
+    with pytest.raises(ValueError, match=r"cells\.jsonl, line 2: need a record of a run; got .*Take the line out"):
+        Store(tmp_path / "cells.jsonl")
+
+
+@pytest.mark.parametrize("stored, one, other", [
+    (ranaweera2025_study.stored,
+     '{"tag": "linear,pixels tune", "variant": "iso", "level": 0, "multiplier": 1.3, "k": 2, "seed": 1000, "test": 0.5}',
+     '{"tag": "linear,pixels report", "variant": "iso", "level": 0, "multiplier": 1.3, "k": 2, "seed": 0, "test": 0.6}'),
+    (talaei2024_study.stored,
+     '{"scenario": 1, "assignment": "equal", "setting": "printed ε=5", "seed": 100, "loss": [1.0]}',
+     '{"scenario": 1, "assignment": "equal", "setting": "server ε=5", "seed": 100, "clip_norm": 0.2, "lr": 0.05, "loss": [2]}')])
+def test_records_of_the_older_studies_are_read(tmp_path, stored, one, other):
+    path = tmp_path / "cells.jsonl"
+    path.write_text(f"{one}\n{other}\n{one[:20]}")
+    store = stored(path)
+    assert store.records() == [json.loads(one), json.loads(other)]
+    store.put([json.loads(one)])
+    assert len(store.found) == 2 and len(path.read_text().splitlines()) == 3
+    if stored is ranaweera2025_study.stored:
+        assert ("linear,pixels report", "iso", 0, 2, 0) in store.found and ranaweera2025_study.read(path) == store.records()
+    else:
+        assert (1, 100, "equal", "server ε=5", 0.2, 0.05) in store.found and (1, 100, "equal", "printed ε=5", None, None) in \
+            store.found
+
+
+# --- the command that made it ------------------------------------------------------------------------------------------
+
+def test_results_say_which_command_made_them(tmp_path, capsys):
+    def special(name, experiment, out, quick):
+        (out / "results.json").write_text("{}")              # as some write their own
+        return dict(title=experiment.title, quick=quick, verdicts=[])
+
+    lines = {"one": {}, "the other": {}}
+    entries = [dict(accuracy=dict(final=0.5), loss=1.0, seconds=dict(per_round=0.1), privacy=[], config={})]
+    experiments = dict(alone=Experiment("special", {}, {}, special=special),
+                       lines=Experiment("of lines", TINY, lines, sweep=lambda config, axes, folder: folder.mkdir() or entries))
+    for args, line in ((["alone"], "alone"), (["alone", "--quick"], "alone --quick"), (["lines"], "lines"),
+                       (["lines", "--quick", "--lines", "the other"], "lines --quick --lines 'the other'")):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        assert common.main("some2025", experiments, [*args, "--out", str(out)]) == 0
+        kept = json.loads((out / "results.json").read_text())
+        assert kept["format"] == report.FORMAT and kept["title"] == experiments[args[0]].title
+        words = str(sections._again([sources.read(out)]))
+        assert f"python -m experiments.some2025 {line} --out NEW" in words and "MODULE" not in words
+    assert common.run("alone", experiments["alone"], tmp_path / "0").keys() == {"experiment", "quick", "title", "verdicts"}
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------
@@ -213,7 +294,7 @@ def test_claims_of_epsilons():
 def test_what_a_paper_claims_stands_beside_what_is_proved(tmp_path):
     cell = [c for c in PLANS["claimed"](True).cells if c.line == "talaei2024"][:1]
     study = Study("claimed", "claimed ε", tuple(cell), y="epsilon")
-    found, = studies.accounted(studies.Store(tmp_path / "cells.jsonl"), cell, study, lambda text: None)
+    found, = studies.accounted(Store(tmp_path / "cells.jsonl"), cell, study, lambda text: None)
     assert found["x"] == found["claimed"] == pytest.approx(cell[0].x, rel=1e-4)
     assert found["epsilon"] > 10 * found["claimed"] and found["view"] == "third_party"
     assert studies_plans.covers("talaei2024")({("", "talaei2024", 4.0): found})[0] == NOT

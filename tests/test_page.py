@@ -6,6 +6,7 @@ import re
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,11 +14,12 @@ import pytest
 from conftest import noisy_release, squared
 
 import jfl
-from jfl import cli, figures, markup, page, report, sections, sources, tables
+from jfl import cli, collected, comparison, figures, markup, page, panels, report, sections, sources, tables
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>|$\\frac$"
 FLOATS = ("accuracy", "loss", "train_loss", "clip_fraction", "update_norm", "cohort")
 VERSIONS = dict(jfl="0.1.0", jax="0.10.2", device="cpu")
+RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +98,7 @@ def shown(*folders):
     """The page without its pictures, which take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sections, "_pictures", lambda groups: [])
+        patch.setattr(comparison, "_picture", lambda e: [])
         return Tables(markup.page(sections.assemble([sources.read(f) for f in folders])))
 
 
@@ -230,14 +233,167 @@ def experiment(tmp_path):
 def test_an_experiment_has_its_verdicts(experiment):
     parsed = shown(experiment)
     first, other = records(parsed, "Lines of the experiment, ε of the view that it speaks of")
-    assert list(first.values())[:6] == ["DP, K=5", "0.8", "0.6000 ± 1.2706", "2", "1.25", ""]
-    assert list(first)[4:6] == ["claimed ε", "proved ε"]
-    assert other["bits"] == "3"
+    assert list(first.values()) == ["DP, K=5", "0.8", "0.6000 ± 1.2706", "2", "1.25", "", "1", "0.5", ""]
+    assert list(first)[4:] == ["claimed ε", "proved ε", "loss", "s/round", "bits"] and other["bits"] == "3"
     assert records(parsed, "The paper's claims, checked on these results") == [
         {"claim": "it rises", "verdict": "not confirmed", "why: what was seen": "it falls"}]
     assert records(parsed, "Numbers of the experiment") == [{"m": "8", "value": "0.125"}] and "of eight" in parsed.words
     assert "A quick run" in parsed.words and "python -m experiments.MODULE fig --quick --out NEW" in parsed.words
     assert [r["setting"] for r in records(parsed, HEAD)] == ["DP, K=5", "bare"]
+
+
+def test_the_line_that_runs_an_experiment_again(experiment):
+    def again(**more):
+        edit("results.json", lambda r: r | more)(experiment)
+        return shown(experiment).words
+
+    assert "python -m experiments.noble2022 fig --quick --out NEW" in (words := again(module="noble2022"))
+    assert "MODULE" not in words
+    assert "python -m experiments.noble2022 fig --lines 'DP, K=5' bare --out NEW" in again(
+        quick=False, only=["DP, K=5", "bare"])
+    assert "python -m experiments.'x; rm' fig --lines" in again(module="x; rm")       # words of a file are one word
+
+
+def test_files_of_before_formats_had_a_number_are_read(tmp_path, experiment):
+    folder = made(tmp_path / "run")
+    for path in (folder / "summary.json", experiment / "results.json"):
+        found = json.loads(path.read_text())
+        assert found.pop("format", 1) == 1
+        path.write_text(json.dumps(found))
+    assert json.loads((experiment / "bare" / "summary.json").read_text())["format"] == report.FORMAT == 1
+    assert len(records(shown(folder), HEAD)) == 1 and len(records(shown(experiment), HEAD)) == 2
+
+
+# --- collections -------------------------------------------------------------------------------------------------------
+
+PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
+LINES = "Lines of the experiment, ε of the view that it speaks of"
+
+
+def verdicts(value):
+    """All verdicts in a file, wherever they stand."""
+    if isinstance(value, dict):
+        own = [value["verdict"]] if {"claim", "verdict"} <= set(value) else []
+        return own + [v for inner in value.values() for v in verdicts(inner)]
+    return [v for inner in value for v in verdicts(inner)] if isinstance(value, list) else []
+
+
+def test_the_five_papers_stand_on_one_page():
+    parsed = shown(*(RESULTS / f"{p}.json" for p in PAPERS))
+    for paper, row in zip(PAPERS, records(parsed, "Claims that were checked"), strict=True):
+        given = verdicts(json.loads((RESULTS / f"{paper}.json").read_text()))
+        assert row["results"] == paper and row["claims"] == str(len(given)) and len(given) >= 5
+        assert [row[v] for v in comparison.VERDICTS] == [str(given.count(v)) for v in comparison.VERDICTS]
+    apart = {r["experiment"]: r for r in records(parsed, "How far lines are apart: final test accuracy")}
+    clock = json.loads((RESULTS / "li2025.json").read_text())["experiments"]["clock"]["lines"]
+    means = {n: v["accuracy"] for n, v in clock.items()}
+    row = apart["li2025: clock"]
+    ends = [choose(means, key=means.get) for choose in (min, max)]
+    assert [row["least accurate"], row["most accurate"]] == [f"{means[n]:.3f}: {n}" for n in ends]
+    assert row["points apart"] == f"{100 * (max(means.values()) - min(means.values())):.1f}" and row["lines"] == "6"
+    pairs = [(v["epsilon_claimed"], v["epsilon_proved"]) for v in clock.values() if v["epsilon_claimed"] is not None]
+    assert row["claimed ε holds"] == f"{sum(b is not None and b <= a for a, b in pairs)} of {len(pairs)}"
+    for part in ("noble2022: table1_small", "chen2024: fig1ab", "ranaweera2025: study, linear, noise multiplier 1.33",
+                 "ranaweera2025: sample_mnist", "talaei2024: study, scenario 3"):
+        assert part in apart
+    assert "python -m experiments.chen2024 --list" in parsed.words and "MODULE" not in parsed.words
+    made_by = [*records(parsed, "The same everywhere"), *records(parsed, "What differs")]
+    assert "7a797fea70a850b8" in str(made_by) and "seeds" in str(made_by)
+
+
+@pytest.mark.parametrize("paper, experiment, line, cells", [
+    ("chen2024", "fig3", "Synthetic-IID DPNFL", {"ours": "0.4578", "std over seeds": "0.0059", "seeds": "2",
+                                                 "paper's figure": "78.35 ± 0.29", "claimed ε": "0.3", "proved ε": "0.1153"}),
+    ("li2025", "clock", "mnist iid no privacy", {"ours": "0.8397", "std over seeds": "0.0016", "seeds": "3", "loss": "0.8847"}),
+    ("noble2022", "table1", "sigma=10, K=1", {"ours": "0.6111", "seeds": "2", "claimed ε": "3", "proved ε": "0.4311",
+                                              "rounds": "542", "noise multiplier": "10"}),
+    ("noble2022", "fig1_nol2_small", "DP-FedAvg, K=50, (5,5), no l2", {"ln(F - F*), at the end": "-0.511", "seeds": "1"}),
+    ("noble2022", "table1_small", "K=1, proved epsilon 3", {"ours": "0.6188", "noise multiplier": "0.2197"}),
+    ("ranaweera2025", "client_mnist", "vanilla σ=3", {"ours": "0.6518 ± 0.0158", "seeds": "5", "proved ε": "1.836"}),
+    ("ranaweera2025", "study, linear, noise multiplier 1.33", "prior:0.1", {
+        "ours": "0.8768 ± 0.0059", "points above iso": "+0.43 ± 0.63", "proved ε": "0.2023", "k": "16"}),
+    ("talaei2024", "study, scenario 1", "no noise, lr 0.02: 0-1-2", {
+        "ours": "0.7381 ± 0.0257", "loss": "1.161 ± 0.016", "loss less equal": "-0.0739 ± 0.018", "proved ε": ""}),
+    ("talaei2024", "study, scenario 1", "third_party ε=5: equal", {"proved ε": "5", "ε proved server": "123.3"}),
+    ("talaei2024", "study, scenario 1", "server ε=100: equal", {"proved ε": "100", "ε proved third party": "4.236"})])
+def test_lines_of_a_collection_are_those_of_its_file(paper, experiment, line, cells):
+    found = {e.name: e for e in collected.read(RESULTS / f"{paper}.json")}
+    table = comparison._numbers(found[experiment])[0]
+    assert table.caption == LINES
+    row = next(dict(zip([n for n, _ in table.columns], r)) for r in table.rows if r[0] == line)
+    assert {k: row[k] for k in cells} == cells
+    assert ("std over seeds" in row) == (paper in ("chen2024", "li2025") or experiment == "table1")
+
+
+def test_settings_seeds_and_reductions_of_a_collection_are_told(tmp_path):
+    parsed = shown(RESULTS / "talaei2024.json")
+    facts = {r["what"]: r["value"] for r in records(parsed, "As the file gives them")}
+    assert '"batch_sampler": "full"' in facts["settings"] and facts["chosen_on"] == "[100]"
+    assert len(records(parsed, "grid")) == 132 and "Impact factors help in one cell of all" in parsed.words
+    assert "seeds 0, 1, 2, 3, 4" in parsed.words and "7880527f22bd8359" in parsed.words
+    parsed = shown(RESULTS / "noble2022.json")
+    assert "Numbers of table1: full size, 2 seeds" in parsed.words and "epsilons are given for full sizes only" in parsed.words
+    assert records(parsed, "Numbers of the experiment")[0]["run"] == "scaffold"
+
+
+NOT_COLLECTED = dict(
+    benchmark='{"about": "speed", "rows": [{"seconds": 1}]}', summary='{"runs": []}', list_="[]", half='{"experiments": {',
+    inner='{"experiments": {"a": []}}', names='{"experiments": [1], "study": {"rows": []}}', cell='{"cells": [{"scenario": 1}]}',
+    line='{"lines": {"a": {"b": {"accuracy_mean": "0.5"}}}}', row='{"study": {"rows": [{"model": "a"}]}}',
+    point='{"study": "a", "title": "b", "rows": [{"panel": "a", "line": "b", "x": "1", "mean": 1, "half": 1}]}',
+    promise='{"study": "a", "title": "b", "rows": [{"panel": "a", "line": "b", "x": 1, "mean": 1, "half": 1, "claimed": "2"}]}',
+    percent='{"study": {"rows": [{"model": "a", "variant": "b", "multiplier": 1, "gain": 0, "gain_95": 0, "seeds": '
+            '{"0": "80"}, "epsilon_proved": 1}]}}',
+    seeds='{"title": "a", "seeds": {"a": 1}}', std='{"lines": {"a": {"mean": 0.5, "std": "0.1"}}}')
+
+
+@pytest.mark.parametrize("text", NOT_COLLECTED.values(), ids=NOT_COLLECTED)
+def test_other_files_are_refused_by_name(tmp_path, capsys, text):
+    (tmp_path / "some.json").write_text(text)
+    assert cli.main(["report", str(tmp_path / "some.json"), "--out", str(tmp_path / "out.html")]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/some.json" in said and "need " in said and "; got " in said
+    assert [p.name for p in tmp_path.iterdir()] == ["some.json"]
+
+
+def point(panel, line, x, mean, **more):
+    return dict(panel=panel, line=line, x=x, mean=mean, half=0.01, values={"0": mean, "1": mean}, failed=0, seeds=[0, 1],
+                chosen={"lr": 0.3}, epsilon=x, delta=1e-5, unit="example", adjacency="replace_one", view="server",
+                method="pld", caveats=["float32 noise"], config=dict(lr=0.3, rounds=12, epsilon=x)) | more
+
+
+POINTS = [point("a", "FedAvg", 4.0, 0.5), point("a", "FedAvg", 16.0, 0.7), point("a", "SCAFFOLD", 4.0, 0.6, failed=1),
+          point("a", "FedAvg, no noise", None, 0.9, **dict.fromkeys(("epsilon", "delta", "unit", "caveats")))]
+
+
+def study(folder, points, **more):
+    folder.mkdir(exist_ok=True)
+    (folder / "frontier.json").write_text(json.dumps(dict(
+        format=1, module="studies", experiment="frontier", quick=True, study="frontier", title="Frontier", xlabel="proved ε",
+        rows=points, verdicts=[dict(claim="it gains", verdict="confirmed", seen="+0.2")], interval="95 %",
+        versions=VERSIONS) | more))
+    return folder / "frontier.json"
+
+
+def test_a_study_has_its_points_and_guarantees(tmp_path):
+    parsed = shown(study(tmp_path, POINTS))
+    first, _, third, level = records(parsed, "Points of the study, each with the guarantee of its runs")
+    assert (first["line"], first["proved ε"], first["accuracy"], first["seeds"]) == ("FedAvg", "4", "0.5000 ± 0.0100", "2")
+    assert (first["proved ε"], first["δ"], first["unit"], first["adjacency"]) == ("4", "1e-05", "example", "replace one")
+    assert (third["failed"], level["proved ε"], level["δ"], first["chosen"]) == ("1", "none", "", "lr = 0.3")
+    assert records(parsed, "The study's claims, checked on these results")[0]["verdict"] == "confirmed"
+    assert records(parsed, "The same for all points") == [{"field": "lr", "value": "0.3"}, {"field": "rounds", "value": "12"}]
+    assert "python -m experiments.studies frontier --quick --out NEW" in parsed.words
+    both = shown(tmp_path / "frontier.json", RESULTS / "li2025.json")
+    row = records(both, "How far lines are apart: final test accuracy")[0]
+    assert (row["experiment"], row["least accurate"]) == ("frontier (quick)", "0.500: a: FedAvg at 4")
+    assert row["points apart"] == "40.0" and row["claimed ε holds"] == ""
+    edit("frontier.json", lambda s: s.pop("module") and None)(tmp_path)      # none but the studies write such
+    assert "python -m experiments.studies frontier --quick --out NEW" in shown(tmp_path / "frontier.json").words
+    points = [point("p", "li2025", 4.0, None, claimed=4.0, epsilon=None), point("p", "noble", 4.0, 2.0, claimed=4.0, epsilon=2.0)]
+    both = shown(study(tmp_path, points), RESULTS / "li2025.json")
+    assert records(both, "How far lines are apart: final test accuracy")[0]["claimed ε holds"] == "1 of 2"
+    assert "of li2025" in comparison._picture(collected.read(tmp_path / "frontier.json")[0])[0].caption
 
 
 # --- harmless ---------------------------------------------------------------------------------------------------------
@@ -327,7 +483,9 @@ BROKEN = dict(
     half_table=(cut("metrics.csv"), "half-written"),
     no_table=(gone("metrics.csv"), "metrics.csv: need the table"),
     no_manifest=(gone("manifest.json"), "manifest.json: need the JSON"),
-    version=(edit("summary.json", lambda s: s | dict(version=2)), "keys runs, version"),
+    version=(edit("summary.json", lambda s: s | dict(version=2)), "keys format, runs, version"),
+    format_=(edit("summary.json", lambda s: s | dict(format=2)), "summary.json: need format 1, which is what this version"),
+    flag=(edit("summary.json", lambda s: s | dict(format=True)), "got format True"),
     no_runs=(edit("summary.json", lambda s: dict(runs=[])), "no list of runs"),
     other=(edit("summary.json", lambda s: [1]), "need a JSON object; got list"),
     field=(edit("summary.json", lambda s: s["runs"][0].pop("privacy") and None), "run 0: need privacy as this version"),
@@ -337,12 +495,13 @@ BROKEN = dict(
     manifest=(edit("manifest.json", lambda m: dict(data={})), "need versions as this version"),
     facts=(edit("manifest.json", lambda m: m | dict(data=[1])), "need data as this version"),
     caveat=(edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(caveats=[{}])), "need caveats in words"),
-    accuracies=(lambda f: (f / "results.json").write_text('{"lines": {"a": {"accuracy": ["b"]}}}'), "need accuracies of seeds"),
+    accuracies=(lambda f: (f / "results.json").write_text('{"lines": {"a": {"accuracy": ["b"]}}}'), "need accuracies and losses"),
     number=(csv_cell("0.4", "x.4"), "line 2: need a number accuracy; got 'x.4'"),
     lost=(lambda f: (f / "metrics.csv").write_text(re.sub("(?m)^fedavg,2.*\n", "", (f / "metrics.csv").read_text())),
           "need rows of every run in summary.json; got none of fedavg seed=2"),
     header=(csv_cell("round,", "turn,"), "with columns round"),
     results=(lambda f: (f / "results.json").write_text("{}"), "need what an experiment wrote"),
+    results_format=(lambda f: (f / "results.json").write_text('{"format": "1", "title": "a"}'), "got format '1'"),
     lines=(lambda f: (f / "results.json").write_text('{"lines": [1]}'), "need lines by name"),
     verdicts=(lambda f: (f / "results.json").write_text('{"verdicts": [{"claim": "a"}]}'), "need verdict as this version"),
 )
@@ -359,7 +518,7 @@ def test_broken_folders_are_refused_and_nothing_is_written(tmp_path, capsys, cha
 
 
 @pytest.mark.parametrize("args, words", [
-    (["nowhere"], "which is not there"), (["file"], "is a file"), ([], "at least one directory"),
+    (["nowhere"], "which is not there"), (["file"], "file: need the JSON that a run wrote"), ([], "at least one directory"),
     (["run", "run"], "--out FILE.html"), (["run", "--out", "page.txt"], "ends in .html"),
     (["run", "--out", "no/page.html"], "a directory that is there"),
     (["run", "--out", "mine.html"], "mine.html, which is something else"),
@@ -425,6 +584,57 @@ def test_curves_have_bands_over_seeds():
     svg = figures.svg(figure)
     assert "$x^$" in svg and figures.INK not in svg and svg == figures.svg(figure)
     assert figures.curves([setting("one", [0.5], [])], ("clip_fraction",)) is None
+
+
+def test_lines_are_drawn_below_each_other():
+    found = [collected.Line("$a^$", 0.8, 0.1, claimed=0.3, proved=0.25), collected.Line("b", 0.5, std=0.05, claimed=2.0),
+             collected.Line("gone"), collected.Line("c", 0.9)]
+    figure = panels.lines(found)
+    ax, = figure.axes
+    marks = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in marks] == [(0.8, 0), (0.5, 1), (0.9, 2)]
+    assert [line.get_markerfacecolor() == "none" for line in marks] == [False, True, True]
+    bars = [c.get_segments()[0][:, 0] for c in ax.collections]
+    np.testing.assert_allclose(bars, [[0.7, 0.9], [0.45, 0.55]])
+    assert [t.get_text() for t in ax.texts] == ["$a^$", "ε 0.3 claimed, 0.25 proved", "b", "ε 2 claimed", "c", ""]
+    assert "$a^$" in figures.svg(figure) and panels.lines(found[:1]) is None
+
+
+def test_a_study_is_drawn_in_panels():
+    figure = panels.study([*POINTS, point("b $x^$", "FedAvg", 1.0, 0.4), point("b $x^$", "FedAvg", 2.0, None)], "ε")
+    one, other = figure.axes
+    assert one.get_title() == "a" and other.get_title() == "b $x^$" and "b $x^$" in figures.svg(figure)
+    assert [list(line.get_xdata()) for line in one.lines][:2] == [[4.0, 16.0], [4.0]]
+    assert list(one.lines[2].get_ydata()) == [0.9, 0.9] and one.lines[2].get_linestyle() == "--"
+    assert one.lines[2].get_color() == one.lines[0].get_color() != one.lines[1].get_color()
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["FedAvg", "SCAFFOLD", "FedAvg, no noise"]
+    assert len(other.lines[0].get_xdata()) == 1
+    claimed = panels.study([point("a", "p", 4.0, 2.0, claimed=4.0), point("a", "p", 8.0, 20.0, claimed=8.0)], "claimed ε")
+    assert claimed.axes[0].get_yscale() == "log" and claimed.axes[0].lines[-1].get_linestyle() == ":"
+    assert panels.study([point("a", "p", 4.0, None)], "ε") is None
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory):
+    """The page of a paper's collection and of a study, with their pictures."""
+    out = tmp_path_factory.mktemp("collection") / "out.html"
+    assert cli.main(["report", str(RESULTS / "talaei2024.json"), str(study(out.parent / "in", POINTS)), "--out", str(out)]) == 0
+    return out
+
+
+def test_a_page_of_collections_has_pictures(collection, tmp_path):
+    text, mark = collection.read_text(), collection.with_suffix(".md").read_text()
+    parsed = Tables(text)
+    pictures = [attrs["aria-label"] for tag, attrs in parsed.tags if tag == "svg"]
+    assert [p.split(":")[0] for p in pictures] == ["study, scenario 1", "study, scenario 3", "frontier"]
+    assert mark.count("picture-") == 3 and "| confirmed |" in mark
+    ids = [attrs["id"] for _, attrs in parsed.tags if "id" in attrs]
+    assert len(set(ids)) == len(ids)
+    shutil.copy(RESULTS / "talaei2024.json", tmp_path / "mine.json")                 # by itself it is put beside the file
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "_picture", lambda e: [])
+        assert str(tmp_path / "mine.html") in page.main([tmp_path / "mine.json"])
+    assert (tmp_path / "mine.md").exists()
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------
