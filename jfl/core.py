@@ -241,7 +241,8 @@ class Guarantee(NamedTuple):
     caveats: tuple = ()
 
     def __str__(self):
-        eps = "no guarantee" if self.epsilon == float("inf") else f"epsilon = {self.epsilon:.4g}"
-        text = (f"{eps} at delta = {self.delta:.3g} ({self.status}; unit: {self.unit}, adjacency: {self.adjacency}, "
+        none = self.epsilon == float("inf")
+        eps, status = ("no guarantee", "") if none else (f"epsilon = {self.epsilon:.4g}", f"{self.status}; ")
+        text = (f"{eps} at delta = {self.delta:.3g} ({status}unit: {self.unit}, adjacency: {self.adjacency}, "
                 f"view: {self.view}, method: {self.method})")
         return text + "".join(f"\n  caveat: {c}" for c in self.caveats)

@@ -276,6 +276,13 @@ def test_traceable():
     assert all(np.isfinite(v) for v in jax.tree.leaves(slopes)) and float(slopes.event.event.noise_multiplier) < 0
 
 
+def test_slopes_are_finite_beyond_the_reach_of_the_grid():
+    """What is not taken must not turn the slope to nan: here all powers of the ratio underflow."""
+    for curve in (rdp.poisson, rdp.without_replacement):
+        slope = float(jax.grad(lambda z, curve=curve: curve(1e5, 0.1, z))(0.02))
+        close(slope, -1e5 / 0.02**3, 1e-6)
+
+
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0])

@@ -451,3 +451,10 @@ def test_two_clips_go_the_other_way():
     one = jax.tree.map(lambda w: w[0], params)
     value = jax.jit(lambda w: gradients.clipped_sum(grad, one, Batch(x[0], y[0], w != 0), w))(jnp.eye(ROWS)[0])[0].value
     assert np.linalg.norm(flat(value)) <= 0.1 * (1 + 1e-5)
+
+
+def test_a_loss_that_fails_says_of_what_rows():
+    """Rows of another shape than a user thought: jax's own error, and what one example is."""
+    with pytest.raises(TypeError, match="dot_general") as error:
+        taps.read(Fn(lambda w, x, y: (jnp.ones(3) @ x @ w).sum()), jnp.ones(9), jnp.ones((2, 5)), 0)
+    assert any("x and y are float32[2, 5] and" in note for note in error.value.__notes__)

@@ -20,7 +20,7 @@ from .tight import solve_rate as solve_rate
 from .tight import solve_rounds as solve_rounds
 from .worth import choices, choose, entries_of, guarantee_of, overflowing
 
-BARE = "no mechanism adds noise"
+BARE = "no mechanism that the plan declares adds noise"
 
 
 def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee, ...]:

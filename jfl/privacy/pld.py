@@ -17,6 +17,9 @@ from . import events, profiles, rdp, spectra
 SIZES = (2**14, 2**17, 2**20)                             # grids tried until the width is small
 RELATIVE, ABSOLUTE = 1e-3, 1e-4                           # width that is small
 NOISE, RATE = (0.02, 1e6), 1e-9                           # z and rates that are taken
+FEW = 1e-6                                                # of delta, which a lower end gives up
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True,
+         "xla_cpu_use_fusion_emitters": False}            # a third of the compilation of what runs for milliseconds
 WIDE = 8                                                  # runs that are computed side by side
 
 
@@ -25,6 +28,9 @@ def _wide(function):
     def wide(groups, direction, delta, size, grid=None):
         with jax.enable_x64(True):
             groups, delta, grid = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), (groups, delta, grid))
+            # a grid does not move when slopes are taken: what it proves does
+            still = jax.lax.stop_gradient((groups, delta, grid))
+            grid = spectra.plan(still[0], direction, size, still[1]) if grid is None else still[2]
             return function(groups, direction, delta, size, grid)
     return wide
 
@@ -35,32 +41,31 @@ def upper(groups, direction, delta, size, grid=None):
 
     Slopes need `jax.enable_x64(True)` around them: on the way back a spectrum follows the caller's default.
     """
-    grid = _held(groups, direction, size, delta, grid)
-    composed = spectra.compose_upper(groups, direction, grid, size)
-    found = profiles.reached(profiles.hockey_stick, composed, delta)[1]
-    return jnp.where(jnp.isnan(found), jnp.inf, found)
+    return _highest(spectra.compose_upper(groups, direction, grid, size), delta)
 
 
 @_wide
 def lower(groups, direction, delta, size, grid=None):
     """Traceable, as `upper`: an epsilon below which the same distribution has more than `delta`."""
-    grid = _held(groups, direction, size, delta, grid)
-    few = 1e-6 * delta
-    composed, reach = spectra.compose_lower(groups, direction, grid, size, few)
+    composed = spectra.compose_lower(groups, direction, grid, size, FEW * delta)
+    return _lowest(*composed, grid.tilt, delta)
+
+
+def _highest(composed, delta):
+    found = profiles.reached(profiles.hockey_stick, composed, delta)[1]
+    return jnp.where(jnp.isnan(found), jnp.inf, found)
+
+
+def _lowest(composed, reach, tilt, delta):
+    few = FEW * delta
 
     def known(composed, epsilon):
-        came_back = jnp.exp(jnp.minimum(composed.stray - grid.tilt * epsilon, 0.0))
+        came_back = jnp.exp(jnp.minimum(composed.stray - tilt * epsilon, 0.0))
         return profiles.hockey_stick(composed, epsilon) - came_back - jax.lax.stop_gradient(few)
     first = jnp.maximum(composed.losses[0], 0.0)
     found = profiles.reached(known, composed, delta)[0]
     found = jnp.where(known(composed, first) > delta, found - jnp.maximum(reach, -composed.losses[-1]), 0.0)
     return jnp.where(found > 0, found, 0.0)
-
-
-def _held(groups, direction, size, delta, grid):
-    """A grid does not move when slopes are taken: what it proves does."""
-    groups, delta, grid = jax.lax.stop_gradient((groups, delta, grid))
-    return spectra.plan(groups, direction, size, delta) if grid is None else grid
 
 
 # --- many runs at once ---------------------------------------------------------------------------------------------
@@ -91,10 +96,11 @@ def without_replacement(rate, z, times, delta, size=2**14):
 @functools.cache
 def _many(adjacency, size):
     def proved(rate, z, times, delta):
-        one = events.Gaussian(z[None])
-        event = events.Poisson(rate[None], one) if adjacency == "add_remove" else \
-            events.WithoutReplacement(rate[None], jnp.ones(1), one)
-        return _proved(((event, times[None]),), adjacency, delta, size)
+        groups = ((events.Poisson(rate[None], events.Gaussian(z[None])), times[None]),)
+        found = [upper(groups, d, delta, size) for d in profiles.DIRECTIONS[adjacency]]
+        # no gain from sampling: what is left where a grid proves nothing
+        whole = rdp.gaussian_epsilon(jnp.sqrt(spectra.total_precision(groups)), delta)
+        return jnp.minimum(jnp.max(jnp.stack(found)), whole)
 
     one = jax.custom_jvp(proved)
 
@@ -107,18 +113,11 @@ def _many(adjacency, size):
     def all_runs(*runs):
         shape = jnp.broadcast_shapes(*(r.shape for r in runs))
         flat = tuple(jnp.broadcast_to(r, shape).ravel() for r in runs)
-        return jax.lax.map(lambda run: one(*run), flat, batch_size=min(WIDE, flat[0].size)).reshape(shape)
+        width = min(WIDE, flat[0].size)                   # whole batches, or the rest is compiled by itself
+        flat = tuple(jnp.pad(r, (0, -r.size % width), mode="edge") for r in flat)
+        found = jax.lax.map(lambda run: one(*run), flat, batch_size=width)
+        return found[:math.prod(shape)].reshape(shape)
     return rdp.float64(all_runs)
-
-
-def _proved(groups, adjacency, delta, size):
-    found = [upper(groups, d, delta, size) for d in profiles.DIRECTIONS[adjacency]]
-    return jnp.minimum(jnp.max(jnp.stack(found)), _whole(groups, delta))
-
-
-def _whole(groups, delta):
-    """Exact epsilon without any gain from sampling: what is left where a grid proves nothing."""
-    return rdp.gaussian_epsilon(jnp.sqrt(spectra.total_precision(groups)), delta)
 
 
 # --- events --------------------------------------------------------------------------------------------------------
@@ -144,16 +143,13 @@ def pld_epsilon(event, times, delta) -> tuple[float, float]:
     >>> 1.8277 < value < 1.8287 and 0 <= width < 0.002
     True
     """
-    where = "pld_epsilon"
     times, delta = np.broadcast_arrays(np.asarray(times, np.float64), np.asarray(delta, np.float64))
-    check.positive(where, times=times)
+    check.positive("pld_epsilon", times=times)
     if not np.all((delta > 0) & (delta < 1)):
-        check.fail(where, "delta in (0, 1)", f"{delta!r}")
+        check.fail("pld_epsilon", "delta in (0, 1)", f"{delta!r}")
     parts = _groups(event)
-    found = np.array([_refine(*parts, t, d) for t, d in zip(times.ravel(), delta.ravel())]).reshape(-1, 2)
-    if times.ndim == 0:
-        return float(found[0, 0]), float(found[0, 1])
-    return found[:, 0].reshape(times.shape), found[:, 1].reshape(times.shape)
+    found = np.array([_refine(*parts, t, d) for t, d in zip(times.ravel(), delta.ravel())]).reshape(*times.shape, 2)
+    return (found[..., 0], found[..., 1]) if times.ndim else tuple(map(float, found))
 
 
 def epsilons(event, times, delta: float) -> np.ndarray:
@@ -184,60 +180,68 @@ def delta(event, epsilon, times=1, size=2**17) -> float:
     check.nonnegative("pld.delta", epsilon=epsilon)
     check.positive("pld.delta", times=times)
     groups, adjacency = _groups(event)
-    return float(_delta(adjacency, size)(groups, float(times), float(epsilon)))
+    groups = tuple((part, n * float(times)) for part, n in groups)
+    return max(float(_program(_most)(composed=_above(groups, way, size, epsilon=epsilon)[1], epsilon=epsilon))
+               for way in profiles.DIRECTIONS[adjacency])
 
 
 def _refine(groups, adjacency, times, delta, sizes=SIZES):
-    best, floor = np.inf, 0.0
+    groups = tuple((part, n * times) for part, n in groups)
+    precision = sum(np.sum(spectra.precision(event) * n) for event, n in groups)
+    best, floor = float(rdp.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
+    small = lambda: best - floor <= RELATIVE * best + ABSOLUTE
     for size in sizes:
-        high, low = (float(v) for v in _bracket(adjacency, size)(groups, times, delta))
-        best, floor = np.fmin(best, high), np.fmax(floor, low)
-        if best - floor <= RELATIVE * best + ABSOLUTE:
+        grids, ends = {}, {}
+        for way in profiles.DIRECTIONS[adjacency]:
+            grids[way], composed = _above(groups, way, size, delta=delta)
+            ends[way] = float(_program(_highest)(composed=composed, delta=delta))
+        best = min(best, max(ends.values()))
+        # the direction with more epsilon first: once the width is small, the other's lower end decides nothing
+        for way in sorted(ends, key=ends.get, reverse=True):
+            if not small():
+                lower = _program(spectra.compose_lower, direction=way, size=size)
+                composed, reach = lower(groups=groups, grid=grids[way], few=FEW * delta)
+                read = dict(composed=composed, reach=reach, tilt=grids[way].tilt, delta=delta)
+                floor = max(floor, float(_program(_lowest)(**read)))
+        if small():
             break
     return best, max(best - floor, 0.0)
 
 
-def _scoped(function):
-    compiled = jax.jit(function)
-
-    def scoped(*args):
-        with jax.enable_x64(True):
-            return compiled(*jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), args))
-    return scoped
+def _above(groups, way, size, **at):
+    grid = _program(spectra.plan, direction=way)(groups=groups, size=size, **at)
+    return grid, _program(spectra.compose_upper, direction=way, size=size)(groups=groups, grid=grid)
 
 
-@functools.cache
-def _bracket(adjacency, size):
-    def bracket(groups, times, delta):
-        groups = tuple((event, n * times) for event, n in groups)
-        ends = []
-        for direction in profiles.DIRECTIONS[adjacency]:
-            grid = spectra.plan(groups, direction, size, delta)
-            ends.append((upper(groups, direction, delta, size, grid), lower(groups, direction, delta, size, grid)))
-        high, low = (jnp.max(jnp.stack(end)) for end in zip(*ends))
-        return jnp.minimum(high, _whole(groups, delta)), low
-    return _scoped(bracket)
+def _most(composed, epsilon):
+    value = profiles.hockey_stick(composed, epsilon)
+    # below the window nothing is known but that delta is at most 1
+    return jnp.where((epsilon >= composed.losses[0]) & (value < 1), value, 1.0)
 
 
 @functools.cache
-def _delta(adjacency, size):
-    def at(groups, times, epsilon):
-        groups = tuple((event, n * times) for event, n in groups)
-        found = []
-        for direction in profiles.DIRECTIONS[adjacency]:
-            grid = spectra.plan(groups, direction, size, epsilon=epsilon)
-            composed = spectra.compose_upper(groups, direction, grid, size)
-            value = profiles.hockey_stick(composed, epsilon)
-            # below the window nothing is known but that delta is at most 1
-            found.append(jnp.where((epsilon >= composed.losses[0]) & (value < 1), value, 1.0))
-        return jnp.max(jnp.stack(found))
-    return _scoped(at)
+def _program(function, **fixed):
+    """`function` in float64.  Plans, compositions and readings are compiled apart: a plan serves grids of all sizes,
+    and a reading all events."""
+    return rdp.float64(functools.partial(function, **fixed), compiler_options=_quick())
+
+
+@functools.cache
+def _quick():
+    """`QUICK` on a CPU that knows these options."""
+    try:
+        jax.jit(jnp.negative, compiler_options=QUICK)(0.0)
+    except jax.errors.JaxRuntimeError:
+        return None
+    return QUICK if jax.default_backend() == "cpu" else None
 
 
 def _groups(event):
     """The parts of an event, equal ones counted, those of one shape stacked; and the adjacency."""
     counted, shapes, kinds = {}, {}, set()
     for part, times in _flat(event, 1.0, kinds):
+        if not isinstance(part, events.Participation):    # one form for all, so that few are compiled
+            part = events.Participation(1.0, events.Compose((events.Repeat(part, 1.0),)))
         leaves, shape = jax.tree.flatten(part)
         key = (shape, tuple(map(float, leaves)))
         counted[key] = counted.get(key, 0.0) + times
@@ -256,7 +260,7 @@ def _groups(event):
 
 
 def _flat(event, times, kinds):
-    """(part, times) that compose to the event; a part is a Gaussian, a sample of one, or a Participation."""
+    """(part, times) that compose to the event; a part is a Gaussian on a sample of either kind, or a Participation."""
     if isinstance(event, events.Repeat):
         return _flat(event.event, times * float(event.times), kinds)
     if isinstance(event, events.Compose):
@@ -266,7 +270,7 @@ def _flat(event, times, kinds):
         inner = tuple(events.Repeat(part, n) for part, n in _flat(event.event, 1.0, kinds))
         return [(events.Participation(event.probability, events.Compose(inner)), times)]
     if isinstance(event, events.Gaussian):
-        return [(_gaussian(event), times)]
+        return [(events.Poisson(1.0, _gaussian(event)), times)]
     if isinstance(event, (events.Poisson, events.WithoutReplacement)):
         kinds.add(type(event))
         for inner in _leaves(event.event):
@@ -277,9 +281,7 @@ def _flat(event, times, kinds):
         rate = float(event.rate if isinstance(event, events.Poisson) else event.sample / event.population)
         if not RATE <= rate <= 1:
             check.fail("pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}")
-        if isinstance(event, events.Poisson):
-            return [(events.Poisson(rate, one), times)]
-        return [(events.WithoutReplacement(rate, 1.0, one), times)]
+        return [(events.Poisson(rate, one), times)]       # directions tell the kinds apart
     check.fail("pld_epsilon", "an event of gaussian, poisson, without_replacement, repeat, compose and participation",
                f"events.{type(event).__name__}", "No privacy loss distribution is known here for it.")
 

@@ -14,7 +14,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import erf, log_ndtr, logsumexp
+from jax.scipy.special import erf, log_ndtr
 
 NODES = 1024                             # points of an integral
 TAIL = 10.0                              # integrals reach this many standard deviations beyond the last mode
@@ -22,15 +22,15 @@ LEGENDRE = np.polynomial.legendre.leggauss(16)
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
 
 
-def float64(function):
-    """Compile `function` for float64 arrays, whatever jax's default is."""
-    compiled = jax.jit(function)
+def float64(function, **options):
+    """Compile `function` for float64, whatever jax's default is: arrays, or trees of them by name; options of jax.jit."""
+    compiled = jax.jit(function, **options)
 
-    @functools.wraps(function)
-    def scoped(*args):
+    def scoped(*args, **trees):
         with jax.enable_x64(True):
-            return compiled(*(jnp.asarray(a, jnp.float64) for a in args))
-    return scoped
+            trees = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), trees)
+            return compiled(*(jnp.asarray(a, jnp.float64) for a in args), **trees)
+    return functools.update_wrapper(scoped, function)
 
 
 @float64
@@ -64,7 +64,7 @@ def poisson(orders, rate, z):
     x = -TAIL * z + step * jnp.arange(NODES)
     u = q * jnp.expm1((2 * x - 1) / (2 * z**2))
     log_weight = jnp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
-    inner = logsumexp(_log_excess(orders[:, None], u) + log_weight, axis=1)
+    inner = _log_mean_excess(orders[:, None], u, log_weight)
     curve = jnp.logaddexp(inner, 0.0).reshape(whole.shape) / (orders.reshape(whole.shape) - 1)
     return _within_reach(orders.reshape(whole.shape) + TAIL * z <= x[-1], rate, curve, whole)
 
@@ -247,29 +247,36 @@ def _profile_moment(orders, rate, z, k, nodes):
     """log of the integral of a (a - 1) (t^(a - 2) + t^(-a - 1)) profile e^e; and whether the points reach."""
     x, _, ratio, shared = profile_grid(rate, z, k, nodes)
     a = orders[:, None]
-    inner = jnp.log(a * (a - 1)) + jnp.logaddexp((a - 2) * ratio, -(a + 1) * ratio) + shared
-    return logsumexp(inner, axis=1), jnp.maximum(orders, 2.0) + TAIL * z / k <= x[-1]
+    # the first of both is larger where the ratio is above 1
+    inner, mirrored = (a - 2) * ratio + shared, -(a + 1) * ratio + shared
+    top = jax.lax.stop_gradient(jnp.max(inner, axis=1, keepdims=True))
+    total = jnp.sum(jnp.exp(inner - top) + jnp.exp(mirrored - top), axis=1)
+    return jnp.log(orders * (orders - 1)) + jnp.log(total) + top[:, 0], jnp.maximum(orders, 2.0) + TAIL * z / k <= x[-1]
 
 
 def _within_reach(reached, rate, sampled, whole):
     return jnp.where(reached & (rate < 1), jnp.minimum(sampled, whole), whole)
 
 
-def _log_excess(a, u):
-    """log((1 + u)^a - 1 - a u) for a > 1, u > -1, without cancellation or overflow."""
+def _log_mean_excess(a, u, log_weight):
+    """log of the sum over u [m] of weight * ((1 + u)^a - 1 - a u), for a [n, 1] > 1, u > -1: without cancellation or
+    overflow, and with one exponential for each pair."""
+    # log(1 + u) - u, for all orders
+    tiny = jnp.abs(u) < 0.05
+    v, series = jnp.where(tiny, u, 0.0), 0.0
+    for k in range(14, 1, -1):
+        series = (-1) ** (k + 1) / k + v * series
+    short = jnp.where(tiny, v**2 * series, jnp.log1p(u) - u)
     power = a * jnp.log1p(u)
-    near = jnp.abs(a * u) < 0.1
-    far = ~near & (power > 1)
-    # binomial series from the second term on; ratio of terms at most 0.1
-    v = jnp.where(near, u, 0.0)
-    series = 1.0
-    for k in range(16, 2, -1):
-        series = 1 + (a - k + 1) / k * v * series
-    square = jnp.log(a * (a - 1) / 2) + 2 * jnp.log(jnp.maximum(jnp.abs(u), 1e-150))
-    middle = jnp.where(near | far, 1.0, jnp.expm1(jnp.minimum(power, 1.0)) - a * u)
-    # every branch keeps its unused inputs in range: a nan there would poison the gradient of the used one
-    gap = jnp.where(far, jnp.log1p(a * jnp.where(far, u, 1.0)) - power, -1.0)
-    return jnp.where(near, square + jnp.log(series), jnp.where(far, power + jnp.log1p(-jnp.exp(gap)), jnp.log(middle)))
+    top = jax.lax.stop_gradient(jnp.max(jnp.maximum(power, 0.0) + log_weight, axis=1, keepdims=True))
+    # near 1 the power is e^p - 1 - p more than 1 + p, by a series whose terms fall by p / 4 or more
+    near = jnp.abs(power) < 0.25
+    p, series = jnp.where(near, power, 0.0), 1.0
+    for k in range(13, 2, -1):
+        series = 1 + p * series / k
+    large = jnp.where(near, 0.0, jnp.exp(power + log_weight - top))
+    rest = jnp.exp(log_weight) * jnp.where(near, p**2 / 2 * series + a * short, -1 - a * u)
+    return jnp.log(jnp.sum(large, axis=1) + jnp.exp(-top[:, 0]) * jnp.sum(rest, axis=1)) + top[:, 0]
 
 
 def _log_profile(s, d):
