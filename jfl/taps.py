@@ -83,7 +83,7 @@ def _flat(loss, params, x, y):
     try:
         closed = jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
     except Exception as error:                           # whose rows a user may have thought of another shape
-        shapes = [f"{v.dtype}{list(v.shape)}" for v in jax.tree.leaves((x, y))]
+        shapes = [f"{jnp.result_type(v)}{list(jnp.shape(v))}" for v in jax.tree.leaves((x, y))]
         error.add_note(f"In the loss of one example, whose x and y are {' and '.join(shapes)}.")
         raise
     return jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)
