@@ -33,7 +33,7 @@ def summary(out):
         raise AssertionError(f"{name} is not JSON")
 
     found = json.loads((out / "summary.json").read_text(), parse_constant=refuse)
-    assert set(found) == {"runs"}
+    assert set(found) == {"format", "runs"} and found["format"] == 1
     for run in found["runs"]:
         assert set(run) - {"failed"} == ENTRY
         assert set(run["accuracy"]) == {"final", "best"} and set(run["seconds"]) == {"compile", "total", "per_round"}
