@@ -181,9 +181,10 @@ def _bound(event, times, delta):
 
 def _values(event, orders, parts):
     """Curves [parts, n]."""
-    compiled = _compiled_curve if parts == 1 else _compiled_each
+    # one event as it stands: its parts are compiled programs, which all events share
+    of = curve if parts == 1 else _compiled_each
     with jax.enable_x64(True):
-        found = [np.asarray(compiled(event, block)) for block in orders.reshape(-1, BLOCK)]
+        found = [np.asarray(of(event, block)) for block in orders.reshape(-1, BLOCK)]
     return np.concatenate([f.reshape(parts, -1) for f in found], axis=1)
 
 
@@ -191,7 +192,6 @@ def _convert(orders, values, delta):
     return np.asarray(rdp.convert(orders, values, delta[:, None]))
 
 
-_compiled_curve = jax.jit(curve)
 _compiled_each = jax.jit(lambda event, orders: _each(
     jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event), jnp.asarray(orders, jnp.float64)))
 
