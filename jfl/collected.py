@@ -5,6 +5,7 @@ study stands beside them), lines of lines (noble2022), and cells of one study (t
 nothing else knows of them.
 """
 import json
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ POINT = dict(epsilon=NUMBER, claimed=NUMBER, stated=NUMBER, failed=NUMBER) | dic
 WORDS = dict(reduced="At reduced size", note="Note", finding="Finding", caption="", verdict="Verdict")
 HEADS = dict(epsilon_claimed="claimed ε", epsilon_proved="proved ε", seconds_per_round="s/round",
              noise_multiplier="noise multiplier")
+VERDICTS = ("confirmed", "not confirmed", "cannot be checked")
 MADE = {"experiment", "title", "verdicts", "claims", "lines", "columns"}       # an experiment's file has one of these
 
 
@@ -56,8 +58,8 @@ def load(path) -> dict:
     Errors   ValueError naming the file for what is no such JSON, or of another format.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_number, parse_float=_number)
+    except (OSError, ValueError, RecursionError) as error:
         check.fail(str(path), "the JSON that a run wrote", f"{type(error).__name__}: {error}", "It may be half-written.")
     if not isinstance(found, dict):
         check.fail(str(path), "a JSON object", type(found).__name__)
@@ -66,6 +68,12 @@ def load(path) -> dict:
         check.fail(str(path), f"format {report.FORMAT}, which is what this version of jfl reads", f"format {given!r}",
                    "Use the jfl that wrote it.")
     return found
+
+
+def _number(text) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no number that a run writes")
+    return value
 
 
 def has(path, where, found, needed):
@@ -113,6 +121,10 @@ def _one(path, name, found, **given) -> Experiment:
     """`given`: fields that the rest of the file says."""
     has(path, f"experiment {name}", found, {})
     lines, verdicts = found.get("lines", {}), found.get("verdicts", found.get("claims", []))
+    if {"verdicts", "claims"} <= set(found):
+        check.fail(str(path), "verdicts or claims", "both")
+    if not isinstance(found.get("quick", False), bool):
+        check.fail(str(path), "quick = true or false", repr(found["quick"])[:60])
     if not isinstance(lines, dict):
         check.fail(str(path), "lines by name", type(lines).__name__)
     for key, value in dict(verdicts=verdicts, **{k: found.get(k, []) for k in ("columns", "rows", "seeds")}).items():
@@ -120,10 +132,12 @@ def _one(path, name, found, **given) -> Experiment:
             check.fail(str(path), f"a list of {key}", type(value).__name__)
     for claim in verdicts:
         has(path, "a verdict", claim, dict(claim=str, verdict=str))
+        if claim["verdict"] not in VERDICTS:
+            check.fail(str(path), f"a verdict out of {', '.join(VERDICTS)}", repr(claim["verdict"])[:60])
     seeds = found.get("seeds", [])
-    seeds = seeds if isinstance(seeds, list) else list(range(min(seeds, 1000)))
+    seeds, count = (seeds, len(seeds)) if isinstance(seeds, list) else ([], seeds)
     rows, points = found.get("rows", []), []
-    if "study" in found and not isinstance(found["study"], dict) and _objects(rows):
+    if "study" in found and not isinstance(found["study"], dict):
         points, rows = rows, []
         for r in points:
             has(path, "a point of the study", r, dict(panel=str, line=str, x=NUMBER, mean=NUMBER, half=NUMBER))
@@ -131,14 +145,18 @@ def _one(path, name, found, **given) -> Experiment:
     known = {*MADE, *WORDS, "format", "module", "study", "quick", "only", "seeds", "rows", "versions", "commit", "paper",
              "xlabel"}
     found_tables, settings = _rest({k: v for k, v in found.items() if k not in known})
-    if rows and found.get("columns"):
+    if bool(rows) > bool(found.get("columns")):
+        check.fail(str(path), "columns that name the cells of rows", "rows alone")
+    if rows:
         listed = [[*r] if isinstance(r, list) else [r] for r in rows]
+        if any(len(r) != len(found["columns"]) for r in listed):
+            check.fail(str(path), f"rows of {len(found['columns'])} cells, one a column", "others")
         found_tables.insert(0, ("Numbers of the experiment", [str(c) for c in found["columns"]], listed))
     return Experiment(**dict(
         name=str(name), title=str(found.get("title", found.get("paper", ""))),
         module=str(found.get("module", "studies" if points else "")), quick=bool(found.get("quick")),
         only=[str(n) for n in found["only"]] if isinstance(found.get("only"), list) else [], seeds=seeds,
-        notes=_notes(found), lines=[_line(path, n, v, len(seeds)) for n, v in lines.items()], points=points,
+        notes=_notes(found), lines=[_line(path, n, v, count) for n, v in lines.items()], points=points,
         xlabel=str(found.get("xlabel", "")), tables=found_tables, verdicts=verdicts, settings=settings,
         versions=_versions(found)) | given)
 
@@ -173,6 +191,8 @@ def _line(path, name, found, seeds) -> Line:
     numbers = dict(std=found.get("std", found.get("accuracy_std")), claimed=found.get("epsilon_claimed"),
                    proved=found.get("epsilon_proved"), seeds=len(count) if isinstance(count, list) else count)
     has(path, where, numbers, dict.fromkeys(numbers, NUMBER))
+    if any(v is not None and v < 0 for v in numbers.values()):
+        check.fail(f"{path}, {where}", "a std, an epsilon and seeds >= 0", json.dumps(numbers))
     known = ("accuracy", "mean", "accuracy_mean", "std", "accuracy_std", "seeds", "paper", "loss", "epsilon_claimed",
              "epsilon_proved", "trace")
     if numbers["seeds"] == 1:                             # of one seed it is no spread
@@ -196,7 +216,9 @@ def _rest(found) -> tuple[list, dict]:
         if not _objects(value):
             facts[key] = value
             continue
-        rows = [{key: n} | v for n, v in value.items()] if isinstance(value, dict) else value
+        if isinstance(value, dict):                       # a field of the same name keeps its column
+            value = [{key if key not in v else f"{key}: name": n} | v for n, v in value.items()]
+        rows = value
         columns = list(dict.fromkeys(k for r in rows for k in r))
         made.append((key, [str(c) for c in columns], [[r.get(c) for c in columns] for r in rows]))
     return made, facts

@@ -2,10 +2,9 @@
 import json
 
 from . import figures, panels, tables
-from .collected import Experiment
+from .collected import VERDICTS, Experiment
 from .markup import Fold, Items, Picture, Table, Text
 
-VERDICTS = ("confirmed", "not confirmed", "cannot be checked")
 QUICK = "A quick run, at small settings: it shows that the experiment works, not what it finds."
 HEADS = dict(experiment="experiment", claim="claim", paper="paper's figure", ours="ours", seeds="seeds",
              epsilon_claimed="claimed ε", epsilon_proved="proved ε", verdict="verdict", seen="why: what was seen", why="why")

@@ -241,7 +241,7 @@ class Guarantee(NamedTuple):
     caveats: tuple = ()
 
     def __str__(self):
-        none = self.epsilon == float("inf")
+        none = self.epsilon == float("inf") and self.status == "proved"
         eps, status = ("no guarantee", "") if none else (f"epsilon = {self.epsilon:.4g}", f"{self.status}; ")
         text = (f"{eps} at delta = {self.delta:.3g} ({status}unit: {self.unit}, adjacency: {self.adjacency}, "
                 f"view: {self.view}, method: {self.method})")

@@ -149,7 +149,8 @@ _owned: dict = {}        # id of an array -> a weak reference to it, its digest 
 def own(x):
     """Say that nobody else holds the memory of the jax array `x`, so that its digest may be kept: `x`.
 
-    An array that shares memory with numpy (device_put, dlpack) may change under jax; such a one is never owned.
+    An array that shares memory with numpy (device_put, dlpack) may change under jax; such a one is never owned, and
+    who writes through a dlpack view of an owned one breaks jax's own rule.
     """
     reference = weakref.ref(x)
     _owned[id(x)] = [reference, None]

@@ -102,6 +102,9 @@ def _summary(path) -> list:
             check.fail(f"{path}, run {i}", "what is proved, if only that nothing is", "an empty list")
         for g in entry["privacy"]:
             has(path, f"run {i}, privacy", g, GUARANTEE)
+            if g["status"] not in ("no guarantee", "claimed") if g["epsilon"] is None else g["epsilon"] < 0:
+                check.fail(f"{path}, run {i}, privacy", 'epsilon >= 0, or null with status "no guarantee"',
+                           f"epsilon={g['epsilon']!r}, status={g['status']!r}")
             if not all(isinstance(c, str) for c in g["caveats"]):
                 check.fail(f"{path}, run {i}, privacy", "caveats in words", repr(g["caveats"])[:60])
     return found["runs"]

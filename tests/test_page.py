@@ -403,7 +403,7 @@ def evil(tmp_path):
                   config=f"# {EVIL}\n````\n", manifest=dict(versions={EVIL: EVIL}, data=dict(clients=1, caveats=[EVIL])))
     (folder / "results.json").write_text(json.dumps(dict(
         experiment=EVIL, title=EVIL, lines={EVIL.replace("/", "_"): dict(accuracy=[0.5], paper=EVIL)},
-        verdicts=[dict(claim=EVIL, verdict=EVIL, seen=EVIL)], columns=[EVIL], rows=[[EVIL]], caption=EVIL)))
+        verdicts=[dict(claim=EVIL, verdict="confirmed", seen=EVIL)], columns=[EVIL], rows=[[EVIL]], caption=EVIL)))
     alone = tmp_path / "plain"
     shutil.copytree(folder, alone)
     (alone / "results.json").unlink()
@@ -504,6 +504,20 @@ BROKEN = dict(
     results_format=(lambda f: (f / "results.json").write_text('{"format": "1", "title": "a"}'), "got format '1'"),
     lines=(lambda f: (f / "results.json").write_text('{"lines": [1]}'), "need lines by name"),
     verdicts=(lambda f: (f / "results.json").write_text('{"verdicts": [{"claim": "a"}]}'), "need verdict as this version"),
+    unproved=(edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(epsilon=None, status="proved")),
+              'or null with status "no guarantee"; got epsilon=None'),
+    below=(edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(epsilon=-1.0)), "got epsilon=-1.0"),
+    **{name: (lambda f, text=text: (f / "results.json").write_text(text), words) for name, text, words in (
+        ("infinite", '{"lines": {"a": {"accuracy": [1e999]}}}', "1e999 is no number"),
+        ("nan", '{"lines": {"a": {"accuracy": [NaN]}}}', "NaN is no number"),
+        ("deep", '{"lines": ' + 100_000 * "[", "RecursionError"),
+        ("negative", '{"lines": {"a": {"accuracy": [0.5], "epsilon_proved": -5}}}', "an epsilon and seeds >= 0"),
+        ("partly", '{"verdicts": [{"claim": "a", "verdict": "partly"}]}', "got 'partly'"),
+        ("both", '{"verdicts": [], "claims": []}', "need verdicts or claims; got both"),
+        ("nameless", '{"title": "a", "rows": [[1]]}', "columns that name the cells"),
+        ("ragged", '{"title": "a", "columns": ["b"], "rows": [[1, 2]]}', "rows of 1 cells"),
+        ("point", '{"study": "a", "title": "a", "rows": [1]}', "a point of the study: need an object"),
+        ("quick", '{"title": "a", "quick": "no"}', "need quick = true or false"))},
 )
 
 

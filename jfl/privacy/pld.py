@@ -113,7 +113,7 @@ def _many(adjacency, size):
     def all_runs(*runs):
         shape = jnp.broadcast_shapes(*(r.shape for r in runs))
         flat = tuple(jnp.broadcast_to(r, shape).ravel() for r in runs)
-        width = min(WIDE, flat[0].size)                   # whole batches, or the rest is compiled by itself
+        width = max(1, min(WIDE, flat[0].size))                   # whole batches, or the rest is compiled by itself
         flat = tuple(jnp.pad(r, (0, -r.size % width), mode="edge") for r in flat)
         found = jax.lax.map(lambda run: one(*run), flat, batch_size=width)
         return found[:math.prod(shape)].reshape(shape)
