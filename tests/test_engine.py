@@ -39,7 +39,10 @@ sim, sweeps = importlib.import_module("jfl.simulate"), importlib.import_module("
 KEY = jax.random.key(4)
 EMPTY = ("empty_cohort",)
 # dpnfl is fedavg by another name, which is tested, and its programs would be compiled once more
-every_algorithm = pytest.mark.parametrize("name", [n for n in jfl.algorithms.__all__ if n != "dpnfl"])
+# dpnfl is fedavg; these differ from it in the local step alone, and wait for the slow run
+ALIKE = ("fedprox", "fedsgd", "output_perturbation")
+every_algorithm = pytest.mark.parametrize("name", [
+    pytest.param(n, marks=pytest.mark.slow if n in ALIKE else ()) for n in jfl.algorithms.__all__ if n != "dpnfl"])
 
 
 def test_dpnfl_is_fedavg_by_another_name():
