@@ -152,7 +152,7 @@ def _entries(folder, config, seeds, sweep):
 
 def _line(entries):
     good = [e for e in entries if not e.get("failed")]
-    proved = [g for g in entries[0]["privacy"] if g["status"] != "claimed" and g["epsilon"] is not None]
+    proved = [g for g in entries[0]["privacy"] if g["status"] == "proved" and g["epsilon"] is not None]
     claims = [g for g in entries[0]["privacy"] if g["status"] == "claimed"]
     view = entries[0]["config"].get("view") or (proved[0]["view"] if proved else "server")
     proved = [g for g in proved if g["view"] == view] or proved

@@ -161,7 +161,7 @@ def choose(store: Store, grid: list) -> tuple[int, list]:
 
 
 def _promise(worth):
-    keys = ("epsilon", "delta", "unit", "adjacency", "view", "method", "caveats")
+    keys = ("epsilon", "delta", "unit", "adjacency", "view", "method", "status", "caveats")
     return dict.fromkeys(keys) if worth is None else {k: worth[k] for k in keys}
 
 

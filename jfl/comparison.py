@@ -8,7 +8,7 @@ from .markup import Fold, Items, Picture, Table, Text
 QUICK = "A quick run, at small settings: it shows that the experiment works, not what it finds."
 HEADS = dict(experiment="experiment", claim="claim", paper="paper's figure", ours="ours", seeds="seeds",
              epsilon_claimed="claimed ε", epsilon_proved="proved ε", verdict="verdict", seen="why: what was seen", why="why")
-PROMISE = ("delta", "unit", "adjacency", "view", "method")
+PROMISE = ("delta", "unit", "adjacency", "view", "method", "status")
 
 
 def cell(value) -> str:
