@@ -17,10 +17,11 @@ import numpy as np
 
 from jfl import console, report
 from jfl.checkpoint import identity, write
+from jfl.collected import VERDICTS
 from jfl.config import Config
 from jfl.train import sweep
 
-CONFIRMED, NOT, UNKNOWN = "confirmed", "not confirmed", "cannot be checked"
+CONFIRMED, NOT, UNKNOWN = VERDICTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +124,7 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
         n: dict(accuracy=r.accuracy.tolist(), loss=r.loss.tolist(), epsilon_claimed=r.claimed, epsilon_proved=r.proved,
                 seconds_per_round=r.seconds, paper=experiment.paper.get(n), **more[n]) for n, r in results.items()},
         verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts], versions=identity())
-    keep(out, found, command)
-    return command | found
+    return keep(out, found, command)
 
 
 def keep(out, found: dict, command: dict) -> dict:

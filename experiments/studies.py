@@ -28,7 +28,7 @@ from jfl.simulate import HealthError
 from jfl.sweep import sweep as run_points
 from jfl.tables import interval
 
-from .common import Experiment, keep, main
+from .common import Experiment, main
 from .store import Store
 from .studies_picture import picture, show
 from .studies_plans import PLANS
@@ -193,7 +193,7 @@ def cheap_code(quick):
 
 
 def study(name, experiment, out, quick) -> dict:
-    """Run what is not in out/cells.jsonl yet -> results.json and NAME.png in `out`, and the tables."""
+    """Run what is not in out/cells.jsonl yet -> what came of it; NAME.png in `out`, and the tables."""
     with cheap_code(quick):
         return _study(name, Path(out), quick)
 
@@ -220,12 +220,12 @@ def _study(name, out, quick):
     show(plan, rows, verdicts, skipped, quick)
     if rows:
         picture(out / f"{name}.png", plan, rows, quick)
-    return keep(out, dict(
+    return report.plain(dict(
         study=name, title=plan.title, xlabel=plan.xlabel, rows=rows, verdicts=verdicts, skipped=skipped,
         interval="95 % t-interval over seeds, each with its own split; comparisons are paired, and not corrected for "
                  "their number", chosen_by="mean test accuracy on the seeds tuned_on, which is in no epsilon",
         seconds=time.perf_counter() - begun,
-        versions=identity() | dict(optimised=not jax.config.read(FAST))), dict(experiment=name, quick=quick))
+        versions=identity() | dict(optimised=not jax.config.read(FAST))))
 
 
 def _experiment(make):

@@ -129,7 +129,8 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
     ran, real = [], studies.run_points
     monkeypatch.setattr(studies, "run_points", lambda *a, points, **k: ran.append(len(points)) or real(
         *a, points=points, **k))
-    found = studies.study("tiny", None, tmp_path / "out", True)
+    run = lambda: common.run("tiny", studies._experiment(lambda quick: study), tmp_path / "out", True, module="studies")
+    found = run()
     told = capsys.readouterr()
     assert "SKIPPED: mnist" in told.out and "SKIPPED: mnist" in told.err and "datasets.mnist" in found["skipped"]["mnist"]
     assert ran == [2, 2]                                     # to choose, and to report
@@ -148,11 +149,11 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
 
     ran.clear()                                              # all is there: nothing runs, and the rows are the same
     monkeypatch.setattr(studies, "_worst", None)             # nor is anything accounted
-    assert studies.study("tiny", None, tmp_path / "out", True)["rows"] == found["rows"] and not ran
+    assert run()["rows"] == found["rows"] and not ran
     path = tmp_path / "out" / "cells.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-2]) + lines[-2][:20])    # killed while it wrote the last two
-    again = studies.study("tiny", None, tmp_path / "out", True)
+    again = run()
     assert ran == [2] and again["rows"][0]["mean"] == pytest.approx(noisy["mean"], abs=1e-6)
 
 
