@@ -75,7 +75,7 @@ def build(config: Config):
 
 
 def sweep(config: Config, axes: dict, out) -> list[dict]:
-    """Entries of a line, as `jfl.train.sweep`, of the plan that `build` makes; its trace is accuracy over the rounds."""
+    """Entries of a line, as `jfl.sweeps.sweep`, of the plan that `build` makes; its trace is accuracy over the rounds."""
     plan, compiled = build(config), report.compile_seconds()
     result = jfl.sweep(lambda seed: plan, rounds=config.rounds, evaluate_every=config.evaluate_every, **axes)
     compiled = (report.compile_seconds() - compiled) / len(result.points)

@@ -19,7 +19,7 @@ from jfl import console, report
 from jfl.checkpoint import identity, write
 from jfl.collected import VERDICTS
 from jfl.config import Config
-from jfl.train import sweep
+from jfl.sweeps import sweep
 
 CONFIRMED, NOT, UNKNOWN = VERDICTS
 

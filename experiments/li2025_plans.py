@@ -63,7 +63,7 @@ def multiplier(config, fed):
 
 
 def sweep(config, axes, out, clock="step"):
-    """As `jfl.train.sweep` over seeds, for the plans of `build` and what the server sees -> entries, also in `out`."""
+    """As `jfl.sweeps.sweep` over seeds, for the plans of `build` and what the server sees -> entries, also in `out`."""
     made, points = build(config, clock), points_of(axes)
     begun, compiled = time.perf_counter(), report.compile_seconds()
     result = run_points(lambda: made, points=points, rounds=config.rounds, evaluate_every=config.evaluate_every)

@@ -49,7 +49,7 @@ def objective(task, params, fed, l2):
 
 
 def watched(config, axes, out):
-    """As `jfl.train.sweep` over seeds, and at each evaluation GAP and RATIO of the server's model, as a "trace"."""
+    """As `jfl.sweeps.sweep` over seeds, and at each evaluation GAP and RATIO of the server's model, as a "trace"."""
     out = claim(out, resume=False)
     (plan, found), best = assemble.build(config), optimum(config).value
     guarantees, entries, table = privacy(plan, found, config.rounds), [], []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jfl import assemble, console, report, train
+from jfl import assemble, console, report, sweeps, train
 from jfl.config import the_unit, the_view
 from jfl.core import Guarantee
 from jfl.privacy import ledger
@@ -18,12 +18,12 @@ from .li2025_plans import written
 
 
 def runs(config, axes, out):
-    """As `jfl.train.sweep`, but also where the true epsilon is so large that a draw without a slot takes all of delta.
+    """As `jfl.sweeps.sweep`, but also where the true epsilon is so large that a draw without a slot takes all of delta.
 
     What is proved is then conditional: as if no draw overflowed, which has a probability below 1e-12 in a run.
     """
     try:
-        return train.sweep(config, axes, out)
+        return sweeps.sweep(config, axes, out)
     except Overflow:
         made, _ = assemble.build(config)
     points, begun, unit, view = points_of(axes), time.perf_counter(), the_unit(config), the_view(config)

@@ -96,7 +96,7 @@ def privacy(plans, config) -> list:
 
 
 def sweep(config, axes, out):
-    """As `jfl.train.sweep` over seeds, each with its own split; two stages, where quality is swapped."""
+    """As `jfl.sweeps.sweep` over seeds, each with its own split; two stages, where quality is swapped."""
     points, parts = points_of(axes), stages(config)
     begun, compiled = time.perf_counter(), report.compile_seconds()
     of = lambda part, seed: build(dataclasses.replace(part, partition_seed=seed))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from . import accountant, check, console, demo, page, report, train
+from . import accountant, check, console, demo, page, report, sweeps, train
 from . import config as configs
 from .assemble import build
 from .config import Config
@@ -176,7 +176,7 @@ def _sweep(args):
             raise ValueError(f"--sweep: need NAME=VALUE,VALUE,...; got {text!r}.")
     if not axes:
         raise ValueError("jfl sweep: need fields that vary; got none. Give --sweep lr=0.1,0.3 or a table [sweep].")
-    entries = train.sweep(_config(command), axes, command.out, command.strict)
+    entries = sweeps.sweep(_config(command), axes, command.out, command.strict)
     console.results(entries, command.out)
 
 

@@ -42,7 +42,7 @@ FLOORS = [
     "config report",
     "assemble idle",
     "accountant console train demo",
-    "markup tables", "figures collected", "sources panels", "comparison", "sections", "page",
+    "sweeps", "markup tables", "figures collected", "sources panels", "comparison", "sections", "page",
     "cli",
 ]
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}
