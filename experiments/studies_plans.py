@@ -155,7 +155,7 @@ def frontier(quick):
 
 def heterogeneity(quick):
     labels, alphas = ((1, 10), (0.1, 10.0)) if quick else ((1, 2, 5, 10), (0.1, 0.3, 1.0, 10.0))
-    names = ("fedavg", "scaffold") if quick else ("fedavg", "fedprox", "scaffold", "dpnfl")
+    names = ("fedavg", "scaffold")
     base = DATA["digits"] | dict(rows_per_client=60) if quick else DATA["mnist"] | dict(rows_per_client=500)
     base = {k: v for k, v in base.items() if k not in ("classes_per_client", "partition")}
     data, epsilons = ("digits", (8.0, 32.0)) if quick else ("MNIST", (8.0, 8.0))
@@ -187,7 +187,7 @@ def heterogeneity(quick):
 # --- 3: local steps --------------------------------------------------------------------------------------------------
 
 def steps(quick):
-    ks = (1, 6) if quick else (1, 2, 5, 10, 20)
+    ks = (1, 6) if quick else (1, 2, 5, 10)
     base = DATA["digits"] if quick else DATA["mnist"]
     total = base["rounds"] * ks[-1] // 2
     panels = {f"{base['rounds']} rounds": lambda k: base["rounds"], f"{total} local steps in all": lambda k: total // k}

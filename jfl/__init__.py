@@ -2,6 +2,7 @@
 from . import algorithms as algorithms
 from . import batches as batches
 from . import heterogeneity as heterogeneity
+from . import mesh as mesh
 from . import models as models
 from . import printed as printed
 from . import proxy as proxy
@@ -14,6 +15,7 @@ from .data import datasets as datasets
 from .data import partition as partition
 from .data import transform as transform
 from .data.federation import federate as federate
+from .data.population import population as population
 from .gradients import grad as grad
 from .gradients import private_grad as private_grad
 from .models import task as task

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+INT32 = 2 ** 31 - 1
+
 
 class Checked(NamedTuple):
     """A value and the preconditions that it misses; under a trace, `holds` is the array to test."""
@@ -23,14 +25,36 @@ def fail(where: str, need: str, got, do: str = ""):
     raise ValueError(f"{where}: need {need}; got {got}. {do}".rstrip())
 
 
-def _test(where, ok, need, do, values):
+def shown(value) -> str:
+    """A value in a message: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:        # of somebody's class; of a whole number with more digits than Python prints
+        text = f"a {type(value).__name__} that cannot be printed"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def array(where: str, name: str, value, do: str = "") -> np.ndarray:
+    """`value` as an array of NumPy; refused where that is none, as of lists of unequal length or of keys."""
+    try:
+        return np.asarray(value)
+    except Exception as error:        # NumPy, JAX and what pretends to be an array have no common error
+        fail(where, f"{name} as an array", f"{type(value).__name__}: {str(error)[:200]}", do)
+
+
+def ndim(where: str, name: str, value) -> int:
+    return array(where, name, value).ndim if concrete(value) else np.ndim(value)
+
+
+def _test(where, ok, need, do, single, values):
+    need = f"one number {need}" if single else need
     for name, value in values.items():
         if not concrete(value):
             continue
-        array = np.asarray(value)
+        found = array(where, name, value, do)
         # as the float32 that runs: 1e-60 would be no noise at all
-        if array.dtype.kind not in "iuf" or not np.all(ok(_float32(array))):
-            fail(where, f"{name} {need}", f"{name}={value!r}", do)
+        if found.dtype.kind not in "iuf" or single and found.ndim or not np.all(ok(_float32(found))):
+            fail(where, f"{name} {need}", f"{name}={shown(value)}", do)
 
 
 def _float32(array):
@@ -38,44 +62,66 @@ def _float32(array):
         return array.astype(np.float32)
 
 
-def positive(where: str, do: str = "", **values):
-    """Refuse values that are not finite and > 0 (`not >` also refuses nan)."""
-    _test(where, lambda v: (v > 0) & np.isfinite(v), "> 0 and finite", do, values)
+def positive(where: str, do: str = "", single: bool = False, **values):
+    """Refuse values that are not finite and > 0 (`not >` also refuses nan); with `single` also arrays."""
+    _test(where, lambda v: (v > 0) & np.isfinite(v), "> 0 and finite", do, single, values)
 
 
-def nonnegative(where: str, do: str = "", **values):
-    _test(where, lambda v: (v >= 0) & np.isfinite(v), ">= 0 and finite", do, values)
+def nonnegative(where: str, do: str = "", single: bool = False, **values):
+    _test(where, lambda v: (v >= 0) & np.isfinite(v), ">= 0 and finite", do, single, values)
 
 
-def fraction(where: str, do: str = "", **values):
-    _test(where, lambda v: (v > 0) & (v <= 1), "in (0, 1]", do, values)
+def fraction(where: str, do: str = "", single: bool = False, **values):
+    _test(where, lambda v: (v > 0) & (v <= 1), "in (0, 1]", do, single, values)
 
 
-def whole(where: str, do: str = "", least: int = 1, **values) -> None:
-    """Whole numbers that shape a program: Python or NumPy integers, at least `least`."""
+def whole(where: str, do: str = "", least: int = 1, most: int = INT32, **values) -> None:
+    """Whole numbers that shape a program: Python or NumPy integers, `least` to `most`."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-            fail(where, f"a whole number {name} >= {least}", f"{name}={value!r}", do)
+            fail(where, f"a whole number {name} >= {least}", f"{name}={shown(value)}", do)
+        if value > most:
+            fail(where, f"a whole number {name} <= {most}", f"{name}={shown(value)}", do)
 
 
 def seed(where: str, **values) -> None:
     """Seeds of jax.random.key: another one beyond 32 bits would be the same run."""
+    whole(where, "Keys have 32 bits of seed.", least=0, most=2 ** 32 - 1, **values)
+
+
+def several(where: str, **values) -> tuple:
+    """A list, tuple or array of one dimension as a tuple."""
+    (name, value), = values.items()
+    if not (isinstance(value, (list, tuple)) or isinstance(value, np.ndarray) and value.ndim == 1):
+        fail(where, f"{name}, a list", f"{name}={shown(value)}")
+    return tuple(value)
+
+
+def kind(where: str, wanted: type, make: str, **values):
+    """Refuse what is not of the type that `make` gives."""
     for name, value in values.items():
-        whole(where, least=0, **{name: value})
-        if value >= 2 ** 32:
-            fail(where, f"{name} < 2**32", f"{name}={value!r}", "Keys have 32 bits of seed.")
+        if not isinstance(value, wanted):
+            fail(where, f"{name} of {make}, a {wanted.__name__}", f"{name}={shown(value)}")
+
+
+def on_device(where: str, fed) -> None:
+    """Refuse a population, whose rows stay on the host."""
+    if fed.host is not None:
+        fail(where, "a federation with its rows on the device", "a jfl.population, whose rows stay on the host",
+             "jfl.simulate takes it; for other work make a smaller federation of some of its rows.")
 
 
 def choice(where: str, options, **values):
     for name, value in values.items():
-        if value not in options:
-            fail(where, f"{name} to be one of {', '.join(map(repr, options))}", f"{name}={value!r}")
+        # an array, whose comparison is no bool, is none of them
+        if not isinstance(value, (str, bool, np.bool_, type(None))) or value not in options:
+            fail(where, f"{name} to be one of {', '.join(map(repr, options))}", f"{name}={shown(value)}")
 
 
 def scalar(value):
     """A hyperparameter as a leaf: float32 on the host, arrays and tracers as they are."""
     if np.ndim(value):
-        fail("hyperparameter", "one number", f"{value!r}", "For several values use jfl.sweep, or jax.vmap.")
+        fail("hyperparameter", "one number", shown(value), "For several values use jfl.sweep, or jax.vmap.")
     if isinstance(value, (jax.Array, jax.core.Tracer)):
         return value
     return np.asarray(value, np.float32)

@@ -67,6 +67,7 @@ class Federation:
     test_size: Array     # Int[C]
     classes: int = static(default=0)      # 0: not a classification problem
     caveats: tuple = static(default=())   # sentences about the rows that belong beside every guarantee
+    host: Any = static(default=None)      # data.population.Population: rows that stay on the host; x, y, index have none
 
 
 class Rows(NamedTuple):
@@ -169,6 +170,14 @@ class Cohort(NamedTuple):
     overflow: Array      # Int[]; clients drawn that found no slot
 
 
+class Feed(NamedTuple):
+    """A cohort and what was fetched for it, where rows or client states stay on the host; leaves [chunks, slots, ...]."""
+    slots: tuple         # ids, count, turn
+    overflow: Array      # Int[]; clients drawn that found no slot
+    rows: tuple          # x [.., N, ...], y [.., N]
+    own: Tree            # what the clients remember
+
+
 @record
 class Sampler:
     """Who takes part, and what an accountant may assume about it."""
@@ -194,6 +203,7 @@ class Plan:
     weights: Any                          # [C] array with mean 1, or Fn(round) -> [C]
     chunk: int = static(default=0)        # clients computed at once; 0: all
     paired_noise: bool = static(default=False)       # sweep points share noise: voids their joint guarantee
+    mesh: Any = static(default=None)      # jax.sharding.Mesh whose axis "clients" shares each cohort; None: one device
 
 
 class Health(NamedTuple):

@@ -114,6 +114,7 @@ def smoothness(fed: Federation, loss: str = "softmax", *, l2: float = 0.0, bias:
     """
     check.choice("smoothness", tuple(CURVATURE), loss=loss)
     check.nonnegative("smoothness", l2=l2)
+    check.on_device("smoothness", fed)
     x, top = np.asarray(fed.x, np.float64).reshape(fed.x.shape[0], -1), []
     for index, size in zip(np.asarray(fed.index), np.asarray(fed.size), strict=True):
         rows = x[index[:size]]
@@ -134,6 +135,7 @@ def optimum(task: Task, fed: Federation, l2: float, client: int | None = None, *
     """
     check.positive("optimum", "Without regularisation a client of one class has no minimiser.", l2=l2)
     check.positive("optimum", tolerance=tolerance)
+    check.on_device("optimum", fed)
     check.whole("optimum", steps=steps)
     clients = len(fed.size)
     if client is not None:
@@ -175,6 +177,7 @@ def _loss(task) -> Fn:
 
 
 def _chunk(where, fed, chunk):
+    check.on_device(where, fed)
     if chunk is None:
         return max(1, min(len(fed.size), ROOM // max(fed.index.shape[1] * (fed.x[:1].size + 1), 1)))
     check.whole(where, chunk=chunk)

@@ -143,6 +143,7 @@ def _sums(x, first, mask=None):
 
 BLOCK = 2 ** 18
 _bits = jax.jit(bits)
+placed = jax.jit(_sums)  # of a block of rows that begins at row `first`: the digest of an array is the sum of its blocks'
 _owned: dict = {}        # id of an array -> a weak reference to it, its digest once it is known
 
 

@@ -202,8 +202,8 @@ def _scaled(round_, *, of, share):
 def client_bytes(plan: Plan) -> float:
     """An estimate of what one client of a round holds: models, optimizer state, per-example gradients."""
     params = tree.size(jax.eval_shape(plan.task.init, jax.random.key(0)))
-    rows = 0
+    rows, slots = 0, plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
     for r in plan.algorithm.releases:
         if r.mechanism is not None:
-            rows = max(rows, 2 * (r.batches.batch or plan.fed.index.shape[-1]))
+            rows = max(rows, 2 * (r.batches.batch or slots))
     return 4.0 * params * (8 + rows)

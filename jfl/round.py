@@ -1,13 +1,15 @@
 """One round as one program: draw a cohort, run its clients, release, update the server."""
 import dataclasses
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from . import check, tree
-from .core import Array, Batches, Context, Federation, Fn, Health, Keys, Plan, Rows, Run
+from .core import Array, Batches, Cohort, Context, Federation, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
 from .gradients import Grad
 from .keys import Stream, as_key, bits, bits_once, fold, noise_base, stream, streams, structure, words
 from .privacy import mechanism as mech
@@ -37,8 +39,10 @@ def start(key, plan: Plan) -> Run:
 def fingerprint(fed: Federation):
     """UInt32[4, 2]: digests of who owns which rows, and of the rows.
 
-    Reads all data (0.05 s for the 47 million numbers of MNIST on two cores); of arrays that `jfl.federate` made once.
+    Reads all data, where they are not known of a population (0.05 s for the 47 million numbers of MNIST on two cores); of arrays that `jfl.federate` made once.
     """
+    if fed.host is not None:
+        return jnp.asarray(fed.host.digest)
     return _owners(fed.index, fed.size, bits_once(fed.x), bits_once(fed.y))
 
 
@@ -79,72 +83,141 @@ def noise_key(run: Run, plan: Plan, data=None):
 def round(run: Run, plan: Plan, noise=None) -> tuple[Run, Seen]:
     """One round.  Pure: jit it, scan it, vmap it; `noise` is noise_key(run, plan), which a loop computes once.
 
-    The cohort is summed chunk by chunk, so only `plan.chunk` clients' models are held at once.
+    The cohort is summed chunk by chunk, so only `plan.chunk` clients' models are held at once; the devices of
+    `plan.mesh` take equal parts of the chunks.
     """
-    alg, sampler, fed = plan.algorithm, plan.sampler, plan.fed
+    check.on_device("round", plan.fed)
     noise = noise_key(run, plan) if noise is None else noise
-    weights = plan.weights(run.round) if isinstance(plan.weights, Fn) else plan.weights
     cohort_key, batch_key = streams(run.key, (Stream.COHORT, Stream.BATCH), run.round)
-    *own_keys, release_key = streams(noise, (Stream.ROWS, Stream.UPLOAD, Stream.RELEASE), run.round)
-    cohort = sampler.draw(cohort_key)
-    upload, release = (m and mech.at(m, run.round) for m in (plan.upload, plan.release))
+    cohort, keys, plan = plan.sampler.draw(cohort_key), _keys(run, batch_key, noise), at(plan, run.round)
+    slots = chunks(cohort, plan)
+    sums, new = _cohort(run, plan, keys, slots, None)
+    taken = jnp.where(slots[1] > 0, slots[0], plan.sampler.clients).reshape(-1)
+    own = tree.put(run.own, taken, tree.map(lambda x: x.reshape((-1,) + x.shape[2:]), new))
+    return _serve(dataclasses.replace(run, own=own), plan, keys, slots, cohort.overflow, sums)
 
-    def client(own, id_, turn):
+
+def fed_round(run: Run, plan: Plan, noise, feed: Feed) -> tuple[Run, Seen, Any]:
+    """A round of a cohort that was fetched -> run, what is seen of it, what its clients remember."""
+    keys, plan = _keys(run, stream(run.key, Stream.BATCH, run.round), noise), at(plan, run.round)
+    sums, new = _cohort(run, plan, keys, feed.slots, (feed.rows, feed.own))
+    return *_serve(run, plan, keys, feed.slots, feed.overflow, sums), new
+
+
+def draw(key, plan: Plan, round_) -> Cohort:
+    """The cohort of a round, of the run with this key."""
+    return plan.sampler.draw(stream(key, Stream.COHORT, round_))
+
+
+def at(plan: Plan, round_) -> Plan:
+    """The plan of one round: weights, clip norms and noise that change from round to round have their value."""
+    upload, release = (m and mech.at(m, round_) for m in (plan.upload, plan.release))
+    weights = plan.weights(round_) if isinstance(plan.weights, Fn) else plan.weights
+    return dataclasses.replace(plan, upload=upload, release=release, weights=weights)
+
+
+class _Keys(NamedTuple):
+    batch: Key
+    own: Key             # [2]: of local steps, of uploads
+    release: Key
+
+
+def _keys(run, batch, noise):
+    keys = streams(noise, (Stream.ROWS, Stream.UPLOAD, Stream.RELEASE), run.round)
+    return _Keys(batch, keys[:2], keys[2])
+
+
+def chunks(cohort: Cohort, plan: Plan) -> tuple:
+    """ids, count and turn as [chunks, slots of a chunk], filled up with empty slots; each device has equally many."""
+    count, size = layout(plan)
+    pad = count * size - plan.sampler.capacity
+    fill = (plan.sampler.clients, 0, 0)
+    return tuple(jnp.pad(x, (0, pad), constant_values=f).reshape(count, size)
+                 for x, f in zip((cohort.ids, cohort.count, cohort.turn), fill))
+
+
+def layout(plan: Plan) -> tuple[int, int]:
+    """How many chunks, and slots in each."""
+    slots, devices = plan.sampler.capacity, 1 if plan.mesh is None else plan.mesh.shape["clients"]
+    size = min(plan.chunk or slots, -(-slots // devices))
+    return -(-slots // (size * devices)) * devices, size
+
+
+def _cohort(run, plan, keys, slots, fetched):
+    """-> the sums over all clients of a cohort, and what each remembers [chunks, slots, ...]."""
+    if plan.mesh is None:
+        return _chunks(run, plan, keys, slots, fetched)
+
+    def part(*args):                                      # a vmap over sweep points cannot see into closures here
+        sums, new = _chunks(*args)
+        return jax.lax.psum(sums, "clients"), new
+
+    every, share = PartitionSpec(), PartitionSpec("clients")
+    split = jax.shard_map(part, mesh=plan.mesh, in_specs=(every, every, every, share, share), out_specs=(every, share),
+                          check_vma=False)
+    return split(run, plan, keys, slots, fetched)
+
+
+def _chunks(run, plan, keys, slots, fetched):
+    """The chunks of one device, one after another."""
+    some = functools.partial(_some, run, plan, keys)
+    first = tree.map(lambda x: x[0], (slots, fetched))
+    if slots[0].shape[0] == 1:
+        sums, new = some(*first)
+        return sums, tree.map(lambda x: x[None], new)
+    zeros = tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(some, *first)[0])
+
+    def add(sums, chunk):
+        more, new = some(*chunk)
+        return tree.add(sums, more), new
+
+    return jax.lax.scan(add, zeros, (slots, fetched))
+
+
+def _some(run, plan, keys, slots, fetched):
+    """A chunk of the cohort -> what is summed over chunks, what its clients remember."""
+    alg, sampler, fed, weights = plan.algorithm, plan.sampler, plan.fed, plan.weights
+    ids, count, turn = slots
+    taken = count > 0
+
+    def client(own, id_, turn, rows):
         """One slot; an empty one computes on zeros and weighs nothing."""
         address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)
-        rows_key, upload_key = jax.vmap(address)(jnp.stack(own_keys))
+        rows_key, upload_key = jax.vmap(address)(keys.own)
         size = fed.size.at[id_].get(mode="fill", fill_value=0)
         ctx = Context(run.round, id_, size, weights.at[id_].get(mode="fill", fill_value=0), sampler.clients,
                       jnp.asarray(sampler.expected, jnp.float32))
-        rows = Rows(fed.x, fed.y, fed.index.at[id_].get(mode="fill", fill_value=0), size)
-        payload, own, seen = alg.client(ctx, Keys(address(batch_key), rows_key), run.server, own, rows)
-        if upload is not None:
+        if rows is None:
+            rows = Rows(fed.x, fed.y, fed.index.at[id_].get(mode="fill", fill_value=0), size)
+        else:
+            rows = Rows(*rows, jnp.arange(rows[1].shape[0], dtype=jnp.int32), size)
+        payload, own, seen = alg.client(ctx, Keys(address(keys.batch), rows_key), run.server, own, rows)
+        if plan.upload is not None:
             alone = tree.map(lambda x: x[None], payload)
-            payload, _ = mech.release(upload, upload_key, (), alone, jnp.ones(1), client=id_)
+            payload, _ = mech.release(plan.upload, upload_key, (), alone, jnp.ones(1), client=id_)
         return payload, own, seen
 
-    def some(own, slots):
-        """A chunk of the cohort -> what is summed over chunks, what its clients remember."""
-        ids, count, turn = slots
-        taken = count > 0
-        payload, new, watched = jax.vmap(client)(tree.take(own, ids), ids, turn)
-        part = mech.contribute(release, run.mechanism, payload, weights.at[ids].get(mode="fill", fill_value=0) * count)
-        bad = taken & ~jax.vmap(tree.finite)((payload, new))
-        sums = jax.tree.map(lambda x: jnp.where(taken, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype), watched)
-        return (part, sums, bad.sum(dtype=jnp.int32)), tree.put(own, jnp.where(taken, ids, sampler.clients), new)
+    rows, own = (None, tree.take(run.own, ids)) if fetched is None else fetched
+    payload, new, watched = jax.vmap(client)(own, ids, turn, rows)
+    part = mech.contribute(plan.release, run.mechanism, payload, weights.at[ids].get(mode="fill", fill_value=0) * count)
+    bad = taken & ~jax.vmap(tree.finite)((payload, new))
+    sums = jax.tree.map(lambda x: jnp.where(taken, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype), watched)
+    return (part, sums, bad.sum(dtype=jnp.int32)), new
 
-    def add(carry, slots):
-        sums, own = some(carry[1], slots)
-        return (tree.add(carry[0], sums), own), None
 
-    chunks = _chunks(cohort, plan)
-    if chunks[0].shape[0] == 1:
-        sums, own = some(run.own, tree.map(lambda x: x[0], chunks))
-    else:
-        zeros = jax.eval_shape(some, run.own, tree.map(lambda x: x[0], chunks))[0]
-        zeros = tree.map(lambda s: jnp.zeros(s.shape, s.dtype), zeros)
-        (sums, own), _ = jax.lax.scan(add, (zeros, run.own), chunks)
-    total, watched, bad = sums
-
-    released, state = mech.finish(release, release_key, run.mechanism, total.value,
-                                  max_weight=weights.max(), realised=total.weight)
+def _serve(run, plan, keys, slots, overflow, sums):
+    """What the server does with the sums of a cohort."""
+    sampler, (total, watched, bad) = plan.sampler, sums
+    released, state = mech.finish(plan.release, keys.release, run.mechanism, total.value,
+                                  max_weight=plan.weights.max(), realised=total.weight)
     ctx = Context(run.round, jnp.int32(sampler.clients), jnp.int32(0), jnp.float32(1), sampler.clients,
                   jnp.asarray(sampler.expected, jnp.float32))
-    server = alg.server(ctx, run.server, released)
-    present = (cohort.count > 0).sum()
+    server = plan.algorithm.server(ctx, run.server, released)
+    present = (slots[1] > 0).sum()
     health = Health(run.health.nonfinite + bad + (~tree.finite((server, state))).astype(jnp.int32),
-                    run.health.overflow + cohort.overflow + watched.overflow,
+                    run.health.overflow + overflow + watched.overflow,
                     run.health.empty_cohort + (present == 0).astype(jnp.int32))
-    slots = jnp.maximum(present, 1).astype(jnp.float32)
-    clipped = total.clipped / jnp.maximum(total.rows, 1) if mech.clips(plan.release) else watched.clipped / slots
-    seen = Seen(jnp.float32(1), present.astype(jnp.float32), watched.loss / slots, clipped, tree.norm(released))
-    return Run(run.round + 1, run.key, run.attempt, server, own, state, health), seen
-
-
-def _chunks(cohort, plan):
-    """The cohort's slots as [chunks, plan.chunk], filled up with empty ones."""
-    slots = (cohort.ids, cohort.count, cohort.turn)
-    size = plan.chunk or plan.sampler.capacity
-    pad = -plan.sampler.capacity % size
-    fill = (plan.sampler.clients, 0, 0)
-    return tuple(jnp.pad(x, (0, pad), constant_values=f).reshape(-1, size) for x, f in zip(slots, fill))
+    many = jnp.maximum(present, 1).astype(jnp.float32)
+    clipped = total.clipped / jnp.maximum(total.rows, 1) if mech.clips(plan.release) else watched.clipped / many
+    seen = Seen(jnp.float32(1), present.astype(jnp.float32), watched.loss / many, clipped, tree.norm(released))
+    return Run(run.round + 1, run.key, run.attempt, server, run.own, state, health), seen

@@ -12,6 +12,8 @@ from .core import Array, Cohort, Fn, Sampler, record
 
 OVERFLOW = 1e-12
 HORIZON = 1_000_000
+SPARE = 10           # standard deviations of how many draws bring so many new clients
+MANY = 2 ** 15       # from so many clients on a draw costs what its cohort costs, not what the population does
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "first_responders"]
 
 
@@ -45,6 +47,42 @@ def _fits(where, clients, cohort):
                    "Use sampling.full for everyone, or sampling.with_replacement.")
 
 
+def below(words, rate):
+    """Where UInt32 words, as numbers in [0, 1), lie below a rate: with its probability, less at most 2^-32."""
+    high = jnp.floor(rate * 2.0 ** 16)                    # exact: a float32 is split, not rounded
+    low = jnp.floor((rate * 2.0 ** 16 - high) * 2.0 ** 16)
+    high, low, top = high.astype(jnp.uint32), low.astype(jnp.uint32), words >> 16
+    return (top < high) | ((top == high) & (words & 0xFFFF < low))
+
+
+def subset(key, clients: int, most: int, count):
+    """Int[most]: `count` <= most different clients, uniform, then anything; most <= clients / 2.
+
+    The first that are new among independent draws.  Should they be too few, which has a chance below 1e-9, all are
+    drawn again: a choice that treats all clients alike.
+    """
+    enough = -clients * np.log1p(-most / clients)         # draws until so many are new, on average
+    tries = int(np.ceil(enough + SPARE * np.sqrt(enough) + SPARE))
+    place = jnp.arange(tries, dtype=jnp.int32)
+
+    def new(attempt):
+        drawn = jax.random.randint(jax.random.fold_in(key, attempt), (tries,), 0, clients, jnp.int32)
+        value, at = jax.lax.sort((drawn, place), num_keys=2)
+        first = jnp.concatenate([jnp.ones(1, bool), value[1:] != value[:-1]])
+        return drawn, jnp.zeros(tries, bool).at[at].set(first)
+
+    def again(state):
+        attempt = state[0] + 1
+        return attempt, *new(attempt)
+
+    _, drawn, first = jax.lax.while_loop(lambda s: s[2].sum() < count, again, (jnp.int32(0), *new(0)))
+    return drawn[jnp.nonzero(first, size=most, fill_value=0)[0]]
+
+
+def _draw_few(key, *, clients, cohort):
+    return _cohort(subset(key, clients, cohort, cohort), clients)
+
+
 def _draw_without(key, *, clients, cohort):
     return _cohort(jax.lax.top_k(jax.random.bits(key, (clients,)), cohort)[1].astype(jnp.int32), clients)
 
@@ -60,8 +98,13 @@ def without_replacement(clients: int, cohort: int) -> Sampler:
     [0, 1, 2, 3, 4]
     """
     _fits("sampling.without_replacement", clients, cohort)
-    return Sampler(Fn(_draw_without, static=dict(clients=clients, cohort=cohort)), check.scalar(cohort),
+    draw = _draw_few if _few(clients, cohort) else _draw_without
+    return Sampler(Fn(draw, static=dict(clients=clients, cohort=cohort)), check.scalar(cohort),
                    scheme="without_replacement", clients=clients, capacity=cohort)
+
+
+def _few(clients, cohort):
+    return clients >= MANY and 2 * cohort <= clients
 
 
 def _draw_with(key, *, share, clients, cohort, independent):
@@ -106,20 +149,46 @@ def with_replacement(clients: int, cohort: int, weights=None, independent: bool 
 
 
 def tail_capacity(trials: int, rate: float, where: str) -> int:
-    """The smallest capacity that Binomial(trials, rate) exceeds with probability below OVERFLOW / HORIZON."""
+    """A capacity that Binomial(trials, rate) exceeds with probability below OVERFLOW / HORIZON.
+
+    The smallest, if it is at most half of `trials`; otherwise all, which nothing exceeds.
+    """
     if not check.concrete(rate):
         check.fail(where, "capacity=... when the rate is traced", "capacity=None",
                    "A program's shapes cannot depend on a traced number.")
     from scipy import stats  # half a second: not at import
 
-    # widened by one part in 1e6: the rate that runs is the nearest float32
-    return int(min(trials, stats.binom.isf(OVERFLOW / HORIZON, trials, min(1.0, float(rate) * (1 + 1e-6))) + 1))
+    # widened by one part in 1e6: the rate that runs is the nearest float32; by halving, since isf is lost below 1e-16
+    law, low, high = stats.binom(trials, min(1.0, float(rate) * (1 + 1e-6))), 0, trials
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if law.sf(middle) < OVERFLOW / HORIZON else (middle + 1, high)
+    return low if 2 * low <= trials else trials
 
 
 def _draw_poisson(key, *, rate, clients, capacity):
-    chosen = jax.random.uniform(key, (clients,)) < rate
+    chosen = below(jax.random.bits(key, (clients,)), rate)
     ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
     return _cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
+
+
+def _draw_poisson_few(key, *, rate, steps, clients, capacity):
+    """The number of clients from its law, then who: no word for each client."""
+    many, who = jax.random.split(key)
+    high, low = jax.random.bits(many, (2,))
+    count = ((steps[0] < high) | ((steps[0] == high) & (steps[1] <= low))).sum(dtype=jnp.int32)
+    taken = jnp.minimum(count, capacity)
+    ids = jnp.where(jnp.arange(capacity) < taken, subset(who, clients, capacity, taken), clients)
+    return _cohort(ids, clients, count - taken)
+
+
+def _binomial(clients, rate, capacity):
+    """UInt32[2, capacity + 1]: P(at most k clients) for k = 0..capacity, in 2^-64."""
+    from scipy import stats
+
+    law = stats.binom(clients, np.float64(np.float32(rate)))
+    scaled = np.minimum(np.floor(law.cdf(np.arange(capacity + 1)) * 2.0 ** 64), 2.0 ** 64 - 2048).astype(np.uint64)
+    return jnp.asarray(np.stack([scaled >> np.uint64(32), scaled & np.uint64(0xFFFFFFFF)]).astype(np.uint32))
 
 
 def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
@@ -127,8 +196,9 @@ def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
 
     Shapes   K = capacity.
     Units    rate in (0, 1]; capacity in clients.
-    Privacy  add_remove of one client: Poisson subsampling at `rate`, exact while nothing overflows; the accountant
-             adds the probability of an overflow to delta.
+    Privacy  add_remove of one client: Poisson subsampling at `rate` (in float32; of 2^15 clients or more the number
+             that join is drawn from its law in float64, within 1e-12); the accountant adds the probability of an
+             overflow to delta.
     Errors   ValueError if rate is outside (0, 1] or capacity is not in 1..clients.
     Source   Abadi et al., CCS 2016, section 3.1.
 
@@ -144,8 +214,11 @@ def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
     if capacity > clients:
         check.fail("sampling.poisson", f"capacity <= clients={clients}", f"capacity={capacity}",
                    "Leave capacity out: it is then chosen from the rate.")
-    rate = check.scalar(rate)
-    return Sampler(Fn(_draw_poisson, dict(rate=rate), dict(clients=clients, capacity=capacity)), rate * clients,
+    data, rate = dict(rate=check.scalar(rate)), check.scalar(rate)
+    draw = _draw_poisson
+    if _few(clients, capacity) and check.concrete(rate):
+        draw, data = _draw_poisson_few, data | dict(steps=_binomial(clients, rate, capacity))
+    return Sampler(Fn(draw, data, dict(clients=clients, capacity=capacity)), rate * clients,
                    rate=rate, scheme="poisson", clients=clients, capacity=capacity)
 
 

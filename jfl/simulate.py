@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import check, tree
+from . import check, stream, tree
+from . import mesh as meshes
 from .core import Health, Metrics, Plan, Run
 from .keys import as_key
 from .metrics import evaluate
@@ -61,12 +62,15 @@ def _metrics(run, plan, sums):
                    mean(sums.update_norm), mean(sums.clients), run.mechanism if mech.adaptive(plan.release) else None)
 
 
+_measured = jax.jit(_metrics)
+
+
 @functools.partial(jax.jit, donate_argnums=0)
 def _scan(run, plan, rounds, data):
     return scan(run, plan, rounds, data)
 
 
-_start = jax.jit(start)
+_start, _noise_key = jax.jit(start), jax.jit(noise_key)
 
 
 def schedule(rounds: int, every: int | None) -> np.ndarray:
@@ -84,7 +88,7 @@ def round_up(x) -> int:
 
 
 def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None, start: Run | None = None,
-             tolerate=()) -> Output:
+             tolerate=(), mesh=None) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
     Args     key: jax.random.key(seed); everything is addressed from it, so evaluating more often, chunking or
@@ -93,29 +97,53 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
              start: a state to go on from (`out.run`), under this plan or another with the same clients and state;
              `key` is then not used.
              tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
+             mesh: devices that share each cohort: "auto", a number, or a mesh as jfl.mesh.devices makes; None: one.
     Returns  Output(run, metrics with leaves [evaluations], params).
     Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was empty; ValueError
              where `start` does not fit the plan.
 
-    Plans of one structure share one compiled program, whatever their numbers.
+    Plans of one structure share one compiled program, whatever their numbers.  Of a `jfl.population` each round is one
+    program, while the next cohort's rows are fetched; what clients remember is then in numpy arrays.
     """
     check.choice("simulate", Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(tolerate)})
     counts = schedule(rounds, evaluate_every)
-    run = _start(as_key(key), plan) if start is None else _resumable(start, plan)
-    run, metrics = _scan(run, plan, counts, fingerprint(plan.fed))
+    mesh = meshes.devices(plan.mesh if mesh is None else mesh)
+    key, data = as_key(key), fingerprint(plan.fed)
+    plan, key, data = meshes.spread((dataclasses.replace(plan, mesh=mesh), key, data), mesh)
+    if plan.fed.host is not None:
+        run, metrics = _fed(stream.start(key, plan) if start is None else _resumable(start, plan), plan, counts, data)
+    else:
+        run = _start(key, plan) if start is None else meshes.spread(_resumable(start, plan), mesh)
+        run, metrics = _scan(run, plan, meshes.spread(counts, mesh), data)
     stop_if_unhealthy(run, tolerate)
     return Output(run, metrics, plan.algorithm.params(run.server))
 
 
+def _fed(run: Run, plan: Plan, counts, data) -> tuple[Run, Metrics]:
+    """As `scan`, of a population."""
+    found, states = [], run.own
+    run = meshes.spread(dataclasses.replace(run, own=()), plan.mesh)
+    noise = _noise_key(run, plan, data)
+    with stream.Feeder(run, states, plan, noise, int(counts.sum())) as feeder:
+        for count in counts:
+            sums = Seen(*(jnp.zeros(()) for _ in Seen._fields))
+            for _ in range(count):
+                run, sums = feeder.round(run, sums)
+            found.append(_measured(run, plan, sums))
+    return dataclasses.replace(run, own=states), jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+
 def _resumable(run: Run, plan: Plan) -> Run:
     """A copy of `run` (the program consumes what it is given) that fits `plan`."""
-    fresh = jax.eval_shape(_start, run.key, plan)
+    fresh = jax.eval_shape(start, run.key, plan)
     same = jax.tree.structure(fresh) == jax.tree.structure(run) and all(
         a.shape == b.shape and a.dtype == b.dtype for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(run)))
     if not same:
         describe = lambda r: jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", dataclasses.asdict(r)["server"])
         check.fail("simulate(start=...)", f"a state like this plan's, {describe(fresh)}", f"{describe(run)}",
                    "Use the plan that made it, or one with the same algorithm, model and clients.")
+    if plan.fed.host is not None:
+        return dataclasses.replace(jax.tree.map(jnp.copy, dataclasses.replace(run, own=())), own=stream.copied(run.own))
     return jax.tree.map(jnp.copy, run)
 
 

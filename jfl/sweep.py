@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import check
+from . import mesh as meshes
 from .core import Health, Metrics, Plan
 from .keys import as_key
 from .plan import client_bytes
@@ -42,14 +43,15 @@ def points_of(axes: dict) -> list[dict]:
 
 
 def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_every: int | None = None,
-          memory: float = MEMORY, strict: bool = False, tolerate=(), **axes) -> Sweep:
+          memory: float = MEMORY, strict: bool = False, tolerate=(), mesh=None, **axes) -> Sweep:
     """Run `make_plan(**point)` at every point; points that share their static part are one vmapped program.
 
     Args     make_plan: hyperparameters -> plan.  It is called once for each point, on the host, so every value is
              checked before anything compiles.
              **axes: lists of values (their cartesian product), or points: a list of dicts.
              seed: an axis of its own, default 0: the key of the run; also passed on if make_plan takes `seed`.
-             memory: bytes for the points computed at once.
+             memory: bytes for the points computed at once, on each device.
+             mesh: devices that share the points: "auto", a number, or a mesh as jfl.mesh.devices makes; None: one.
              strict: raise HealthError if any point fails, not only if all do.
     Returns  Sweep, in the order of the points.  Every point equals a run of its own with jax.random.key(seed), and
              has noise of its own, also where points share a seed (see keys.py).
@@ -63,6 +65,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     if not points:
         check.fail("sweep", "at least one point", "none")
     counts = schedule(rounds, evaluate_every)
+    meshes.devices(mesh, len(points))                     # refuses what is none
     takes = inspect.signature(make_plan).parameters
     wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
     points = [p if "seed" in p else dict(p, seed=0) for p in points]
@@ -76,6 +79,8 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
         plans.append(made[at])
     plans = _same_padding(plans)
 
+    for p in plans:
+        check.on_device("sweep", p.fed)
     groups: dict = {}
     for i, plan in enumerate(plans):
         shapes = tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(plan))
@@ -84,7 +89,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     for members in groups.values():
         begun = time.perf_counter()
         for i, result in zip(members, _group([plans[i] for i in members], jnp.stack([seeds[i] for i in members]),
-                                             counts, memory)):
+                                             counts, memory, meshes.devices(mesh, len(members)))):
             results[i] = result
         seconds[members] = (time.perf_counter() - begun) / len(members)
 
@@ -132,20 +137,24 @@ def _same_padding(plans):
     return plans
 
 
-def _group(plans: list[Plan], keys, counts, memory):
+def _group(plans: list[Plan], keys, counts, memory, mesh):
     """Run plans of one structure as one vmapped program, a block of points at a time."""
     leaves = [jax.tree.leaves(p) for p in plans]
+    plans = [dataclasses.replace(p, mesh=mesh) for p in plans]
     treedef = jax.tree.structure(plans[0])
     mapped = tuple(any(not _same(column[0], x) for x in column[1:]) for column in zip(*leaves))
     shared = tuple(x for x, m in zip(leaves[0], mapped) if not m)
     point = client_bytes(plans[0]) * (plans[0].chunk or plans[0].sampler.capacity)
-    block = int(max(1, min(len(plans), memory // point)))
+    lines = 1 if mesh is None else mesh.shape.get("points", 1)                # each device takes equally many
+    block = lines * int(max(1, min(-(-len(plans) // lines), memory // point)))
+    shared, counts = meshes.spread((shared, jnp.asarray(counts)), mesh)
     out, known = [], {id(fed): fingerprint(fed) for fed in {id(p.fed): p.fed for p in plans}.values()}
     for begin in range(0, len(plans), block):
         at = [min(begin + i, len(plans) - 1) for i in range(block)]          # the last block repeats its last point
         varied = tuple(jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m)
         data = jnp.stack([known[id(plans[i].fed)] for i in at])
-        health, metrics, params = _points(keys[jnp.array(at)], data, varied, shared, counts, treedef=treedef, mapped=mapped)
+        mine = meshes.spread((keys[jnp.array(at)], data, varied), mesh, "points" if lines > 1 else None)
+        health, metrics, params = _points(*mine, shared, counts, treedef=treedef, mapped=mapped)
         health, metrics, params = jax.tree.map(np.asarray, (health, metrics, params))
         for i in range(min(block, len(plans) - begin)):
             out.append(tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in (health, metrics, params)))
@@ -163,7 +172,10 @@ def _points_impl(keys, data, varied, shared, counts, *, treedef, mapped):
         run, metrics = scan(start(key, plan), plan, counts, data)
         return run.health, metrics, plan.algorithm.params(run.server)
 
-    return jax.vmap(point)(keys, data, varied)
+    if (mesh := treedef.unflatten(mapped).mesh) is None:
+        return jax.vmap(point)(keys, data, varied)
+    found = jax.vmap(point, spmd_axis_name="points" if "points" in mesh.shape else None)(keys, data, varied)
+    return jax.lax.with_sharding_constraint(found, meshes.everywhere(mesh))
 
 
 _points = jax.jit(_points_impl, static_argnames=("treedef", "mapped"))

@@ -25,7 +25,7 @@ PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 FLOORS = [
     "kernels.bookkeeping kernels.conv kernels.dispatch kernels.haar kernels.normals kernels.philox",
     "core check tree keys rules",
-    "taps data.prepared data.deal data.datasets data.partition data.federation data.corrupt data.synthetic data.transform "
+    "taps data.prepared data.deal data.datasets data.partition data.federation data.population data.corrupt data.synthetic data.transform "
     "data.adult models metrics sampling schedules checkpoint "
     "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.mechanism",
     "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.many privacy.participation privacy.pld "
@@ -37,12 +37,13 @@ FLOORS = [
     "algorithms.base algorithms.fedavg algorithms.fedprox algorithms.fedsgd algorithms.scaffold algorithms.dpnfl "
     "algorithms.addpnfl algorithms.output_perturbation algorithms.padpfl algorithms.averaged algorithms.band_energies",
     "plan printed round",
-    "simulate mesh",
+    "mesh stream",
+    "simulate",
     "sweep",
     "config report",
-    "assemble idle",
-    "accountant console train demo",
-    "sweeps", "markup tables", "figures collected", "sources panels", "comparison", "sections", "page",
+    "assemble idle points",
+    "accountant cluster console train demo",
+    "sweeps", "commands", "markup tables", "figures collected", "sources panels", "comparison", "sections", "page",
     "cli",
 ]
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}
@@ -50,9 +51,9 @@ FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}
 FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default=len(FLOORS)) for p in PACKAGES}
 # packages whose import is slow, optional or loud: only inside the function that needs them
 HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "orbax", "tyro", "rich",
-         "h5py", "PIL", "array_record", "tensorboardX"}
+         "h5py", "PIL", "array_record", "tensorboardX", "ray"}
 PUBLIC = """HealthError REPOSITORY algorithm algorithms bands batches bounded calibrate chain clip_adaptive clip_l2 clip_per_layer
-corrupt datasets divide epsilons federate fingerprint gaussian grad guarantee Guarantee guarantees heterogeneity models partition plan printed private_grad proxy round
+corrupt datasets divide epsilons federate fingerprint gaussian grad guarantee Guarantee guarantees heterogeneity mesh models partition plan population printed private_grad proxy round
 sampling scan schedules simulate start sweep task total transform wavelet""".split()
 
 

@@ -48,9 +48,10 @@ def salt_and_pepper(fed: Federation, density, *, seed: int = 0, low=None, high=N
         check.fail(where, "features of float", f"dtype {fed.x.dtype}", "Tokens are no numbers.")
     x = np.array(fed.x)
     low, high = x.min() if low is None else low, x.max() if high is None else high
-    if np.ndim(low) or np.ndim(high) or not -np.inf < low <= high < np.inf:
-        check.fail(where, "two finite numbers low <= high", f"low={low!r}, high={high!r}")
-    low, high = (np.asarray(value, x.dtype) for value in (low, high))
+    ends = [check.array(where, name, value) for name, value in dict(low=low, high=high).items()]
+    if any(end.ndim or end.dtype.kind not in "iuf" for end in ends) or not -np.inf < ends[0] <= ends[1] < np.inf:
+        check.fail(where, "two finite numbers low <= high", f"low={check.shown(low)}, high={check.shown(high)}")
+    low, high = (end.astype(x.dtype) for end in ends)
     rng, shape = np.random.default_rng([seed, PIXELS]), x.shape[1:]
     step = max(1, ROOM // max(x[:1].size, 1))
     for at in range(0, len(x), step):                     # a view of x: every row is drawn for, in order
@@ -88,13 +89,15 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
     if not isinstance(fed, Federation) or not check.concrete((fed, value)):
         check.fail(where, f"a Federation and {name} that can be read now", f"{type(fed).__name__} and {value!r}",
                    "See jfl.federate; corrupt before jax.jit.")
-    check.whole(where, least=0, seed=seed)
+    check.on_device(where, fed)
+    check.seed(where, seed=seed)
     check.choice(where, (False, True), held_out=held_out)
+    check.nonnegative(where, "0 leaves a client's rows as they are.", **{name: value})
     clients, given = len(fed.size), np.asarray(value, np.float64)
     if given.shape not in ((), (clients,)):
         check.fail(where, f"one {name}, or one for each of {clients} clients", f"shape {list(given.shape)}")
-    if not np.all((given >= 0) & (given <= 1)):
-        check.fail(where, f"{name} in [0, 1]", f"{name}={value!r}", "0 leaves a client's rows as they are.")
+    if np.any(given > 1):
+        check.fail(where, f"{name} in [0, 1]", f"{name}={check.shown(value)}", "0 leaves a client's rows as they are.")
     given = np.broadcast_to(given, clients)
     parts = [(*_entries(fed.index, fed.size), given), (*_entries(fed.test_index, fed.test_size), given * held_out)]
     rows, owner = (np.concatenate([part[k] for part in parts]) for k in (0, 1))

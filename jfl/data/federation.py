@@ -55,8 +55,11 @@ def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federati
 
 
 def checksum(fed: Federation) -> str:
-    """16 hexadecimal digits of the sha256 over all arrays: rows, labels, owners, test sets."""
-    return digest(*_arrays(fed), np.int64(fed.classes))[:16]
+    """16 hexadecimal digits of the sha256 over all arrays: rows, labels, owners, test sets.
+
+    Of a population over the digest of its rows, so that another one than of the same rows on the device.
+    """
+    return digest(*_arrays(fed), np.int64(fed.classes), *([] if fed.host is None else [fed.host.digest]))[:16]
 
 
 def describe(fed: Federation, partition=None) -> dict:
@@ -66,6 +69,7 @@ def describe(fed: Federation, partition=None) -> dict:
     clients of the total variation distance between their class shares and those of all: 0 is iid, 1 - 1/classes
     one class each (equal classes), None for regression.  With the partition, also what it had to change.
     """
+    check.on_device("describe", fed)
     _, y, index, size, _, y_test, _, test_size = _arrays(fed)
     facts = {"clients": len(size), "rows": int(size.sum()), "slots": int(index.size), "min_size": int(size.min()),
              "median_size": float(np.median(size)), "max_size": int(size.max()), "held_out": int(test_size.sum()),

@@ -1,0 +1,158 @@
+"""Populations that outgrow the device: rows stay on the host or on disk, and only a cohort's travel.
+
+Axes: n rows, C clients, N slots of the largest client, K slots of a cohort.
+"""
+import mmap
+
+import jax.numpy as jnp
+import numpy as np
+
+from .. import check
+from ..core import Federation
+from ..keys import bits, own, placed
+from .datasets import _checked
+
+BLOCK = 2 ** 22      # numbers read at once when all are looked at
+__all__ = ["population"]
+
+
+def population(rows, sizes, *, test, order=None, classes: int | None = None, fields=("image", "label"), prepare=None,
+               caveats: tuple = ()) -> Federation:
+    """A federation whose rows stay where they are: `jfl.simulate` fetches those of each cohort while the device works.
+
+    Takes    rows: (x, y), two arrays of n rows, also memory-mapped ones (np.load(..., mmap_mode="r")); or a data source
+             with len and [i], or __getitems__, whose items are (x, y) or dicts with `fields` (TFDS's data_source,
+             ArrayRecord).
+             sizes Int[C]: how many rows each client has, client after client.
+             order Int[n]: where a client's rows are not next to each other, the row numbers of the first client, the
+             second, and so on; each row once.
+             test=(x_test, y_test): central test rows; they go to the device.
+             prepare: from the x that is read to features, [m, ...] to [m, ...], such as lambda x: x / np.float32(255).
+             classes: 0 for regression; None: one more than the largest label.
+    Shapes   of the federation: x [0, ...], index Int32[C, 0], size Int[C]; fed.host holds the rows.
+    Privacy  as of federate.  All rows are read once, here: for their checks, and for the digest that keys the noise;
+             do not change them later.
+    Errors   ValueError on rows that `datasets.arrays` refuses, sizes that do not add up, an order that is none.
+    Costs    12 bytes a client on the host, 4 on the device; 4 bytes a number for the rows of two cohorts.
+
+    >>> x, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
+    >>> fed = population((x, y), sizes=[1, 2, 3], test=(x, y))
+    >>> fed.host.fetch(np.array([2, 0]))[0].shape, fed.size.tolist()
+    ((2, 3, 6), [1, 2, 3])
+    """
+    where = "population"
+    read, n, arrays = _reader(rows, fields, prepare)
+    sizes = np.asarray(sizes)
+    if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iu" or sizes.min() < 1:
+        check.fail(where, "sizes Int[C], each at least 1", f"{sizes.dtype}{list(sizes.shape)}")
+    owned = int(sizes.sum(dtype=np.int64))
+    if order is None and owned > n:
+        check.fail(where, f"sizes that add up to at most {n} rows", owned)
+    if n >= 2 ** 31:
+        check.fail(where, "fewer than 2^31 rows", n)
+    if order is not None:
+        order = np.asarray(order)
+        if order.shape != (owned,) or order.dtype.kind not in "iu" or order.min() < 0 or order.max() >= n:
+            check.fail(where, f"order Int[{owned}] of row numbers below {n}", f"{order.dtype}{list(order.shape)}")
+        if np.bincount(order, minlength=1).max() > 1:
+            check.fail(where, "one owner a row", f"row {np.bincount(order).argmax()} in order more than once")
+    if not isinstance(test, tuple | list) or len(test) != 2:
+        check.fail(where, "test=(x_test, y_test)", type(test).__name__)
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    host = Population(read, offsets, order, int(sizes.max()), arrays, None, None)
+    host, classes, digest, like = _looked_at(host, n, test, classes, where)
+    x_test, y_test = _checked(where, *like, *test, classes)[2:4]
+    host.digest = digest
+    size = jnp.asarray(sizes.astype(np.int32))
+    blank = (jnp.zeros((0, *like[0].shape[1:]), host.kind[0]), jnp.zeros(0, host.kind[1]), jnp.zeros((len(sizes), 0), jnp.int32))
+    none = jnp.zeros((len(sizes), 0), jnp.int32), jnp.zeros(len(sizes), jnp.int32)
+    return Federation(*(own(v) for v in (*blank, size, jnp.array(x_test), jnp.array(y_test), *none)),
+                      classes=classes, caveats=tuple(caveats), host=host)
+
+
+class Population:
+    """Where the rows are; equal only to itself, so that a program is compiled for it once."""
+
+    def __init__(self, read, offsets, order, slots, arrays, kind, digest):
+        self.read, self.offsets, self.order, self.slots = read, offsets, order, slots
+        self.arrays, self.kind, self.digest = arrays, kind, digest
+
+    def rows(self, ids):
+        """Row numbers of clients [m, N] and where there are any, Bool[m, N]; an id past the end has none."""
+        there = ids < len(self.offsets) - 1
+        first = self.offsets[np.where(there, ids, 0)]
+        size = np.where(there, self.offsets[np.where(there, ids, 0) + 1] - first, 0)
+        mask = np.arange(self.slots) < size[:, None]
+        at = np.where(mask, first[:, None] + np.arange(self.slots), 0)
+        return (at if self.order is None else np.where(mask, self.order[at], 0)), mask
+
+    def fetch(self, ids):
+        """x [m, N, ...] and y [m, N] of clients `ids`; zeros where a client has no more rows."""
+        at, mask = self.rows(np.asarray(ids))
+        found = self.read(at[mask])
+        out = []
+        for value, kind in zip(found, self.kind):
+            held = np.zeros(mask.shape + value.shape[1:], kind)
+            held[mask] = value
+            out.append(held)
+        self.forget()
+        return tuple(out)
+
+    def forget(self):
+        """Let go of the pages of memory-mapped files: they stay in the system's cache, not in this process."""
+        for x in self.arrays:
+            held = getattr(x, "_mmap", None)
+            if held is not None and hasattr(mmap, "MADV_DONTNEED") and x.mode in ("r", "r+"):
+                held.madvise(mmap.MADV_DONTNEED)
+
+
+def _reader(rows, fields, prepare):
+    """-> row numbers to (x, y), how many rows, and the arrays behind it."""
+    prepared = (lambda x: x) if prepare is None else prepare
+    if isinstance(rows, tuple | list):
+        if len(rows) != 2 or np.ndim(rows[1]) != 1 or len(rows[0]) != len(rows[1]):
+            check.fail("population", "rows = (x, y) of equally many rows, or a data source",
+                       f"{[list(np.shape(v)) for v in rows]}")
+        x, y = (v if isinstance(v, np.ndarray) else np.asarray(v) for v in rows)
+        return lambda at: (prepared(x[at]), y[at]), len(y), (x, y)
+    if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
+        check.fail("population", "rows = (x, y), or a data source with len and [i]", type(rows).__name__)
+    many = getattr(rows, "__getitems__", lambda at: [rows[i] for i in at])
+
+    def read(at):
+        items = [tuple(i[f] for f in fields) if isinstance(i, dict) else tuple(i) for i in many([int(a) for a in at])]
+        x, y = zip(*items, strict=True)
+        return prepared(np.stack(x)), np.asarray(y)
+
+    return read, len(rows), ()
+
+
+def _looked_at(host, n, test, classes, where):
+    """All rows once: their kinds, that they are finite and labelled, and UInt32[4, 2], as fingerprint of a federation."""
+    total, most, like = [np.zeros(2, np.uint32)] * 2, -1, None
+    step = max(1, BLOCK // np.asarray(host.read(np.arange(1))[0]).size)
+    for first in range(0, n, step):
+        at = np.arange(first, min(first + step, n))
+        x, y = (np.asarray(v) for v in host.read(at))
+        if x.dtype.kind == "f":
+            x = x.astype(np.float32, copy=False)
+        likely = classes if classes is not None or y.dtype.kind == "f" else max(int(y.max(initial=0)), most) + 1
+        try:
+            x, y, *_, found = _checked(f"{where}, rows from {first} on", x, y, x[:1], y[:1], likely)
+        except ValueError:
+            host.forget()
+            raise
+        if like is not None and (x.shape[1:], x.dtype, y.dtype) != (like[0].shape[1:], *host.kind):
+            check.fail(where, f"rows like the first, {like[0].dtype}{list(like[0].shape[1:])}", f"{x.dtype}{list(x.shape[1:])}")
+        like, host.kind, most = (x[:1], y[:1]), (x.dtype, y.dtype), max(most, int(found) - 1)
+        total = [t + np.asarray(placed(v, first)) for t, v in zip(total, (x, y))]
+        host.forget()
+    if classes is None:
+        classes = max(most, int(np.max(test[1], initial=0))) + 1 if host.kind[1].kind == "i" else None
+    clients = len(host.offsets) - 1
+    owners, step = np.zeros(2, np.uint32), max(1, BLOCK // host.slots)
+    for first in range(0, clients, step):
+        at, mask = host.rows(np.arange(first, min(first + step, clients)))
+        owners = owners + np.asarray(placed(at.astype(np.int32), first, mask))
+    sizes = np.diff(host.offsets).astype(np.int32)
+    return host, classes, np.stack([owners, np.asarray(bits(sizes)), *total]), like

@@ -1,0 +1,95 @@
+"""Devices and hosts: which of them share a run or a sweep.
+
+A mesh has the axes "points", over which the points of a sweep are spread, and "clients", over which each cohort is.
+Every draw is addressed, so that the same seed gives the same cohorts, batches and noise on any number of devices; what
+is summed differs by the order of summation.
+"""
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from . import check
+
+AXES = ("points", "clients")
+__all__ = ["connect", "devices"]
+
+
+def devices(mesh="auto", points: int = 1) -> Mesh | None:
+    """The mesh that an argument `mesh=` names; None for one device alone.
+
+    Args     mesh: None; "auto", all devices of all hosts; a number of devices; or a jax.sharding.Mesh with an axis
+             "clients", for a sweep also "points".
+             points: of a sweep; they are spread over as many devices as they keep busy, clients over the rest.
+    Errors   ValueError where there are fewer devices, or axes of other names.
+
+    >>> devices(None) is None
+    True
+    """
+    if mesh is None:
+        return None
+    if isinstance(mesh, Mesh):
+        if not set(mesh.axis_names) <= set(AXES) or "clients" not in mesh.axis_names:
+            check.fail("mesh", 'axes "clients" and, for a sweep, "points"', mesh.axis_names)
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    every = jax.devices()
+    if mesh != "auto":
+        check.whole("mesh", devices=mesh)
+        if mesh > len(every):
+            check.fail("mesh", f"at most the {len(every)} devices that are here", mesh,
+                       "To try on a CPU: XLA_FLAGS=--xla_force_host_platform_device_count=8.")
+        if jax.process_count() > 1 and mesh != len(every):
+            check.fail("mesh", f"all {len(every)} devices of the {jax.process_count()} processes", mesh, 'Use mesh="auto".')
+        every = every[:mesh]
+    if len(every) == 1:
+        return None
+    lines = max(d for d in range(1, len(every) + 1) if len(every) % d == 0 and d <= points)
+    return jax.make_mesh((lines, len(every) // lines), AXES, devices=every, axis_types=(AxisType.Auto,) * 2)
+
+
+def everywhere(mesh: Mesh) -> NamedSharding:
+    """Whole on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def spread(tree, mesh: Mesh | None, axis=None):
+    """Arrays put on all devices of a mesh, whole, or split along `axis` of it; every host has the same ones."""
+    if mesh is None:
+        return tree
+    sharding = NamedSharding(mesh, PartitionSpec(axis)) if axis else everywhere(mesh)
+
+    def put(x):
+        if isinstance(x, jax.Array) and x.sharding == sharding:
+            return x
+        if jax.process_count() == 1:
+            return jax.device_put(x, sharding)
+        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(put(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return jax.make_array_from_callback(np.shape(x), sharding, np.asarray(x).__getitem__)
+
+    return jax.tree.map(put, tree)
+
+
+def whole(tree):
+    """What is on a mesh, as numpy arrays of this host."""
+    return jax.tree.map(np.asarray, tree)
+
+
+def connect(coordinator: str | None = None, processes: int | None = None, process: int | None = None, **options):
+    """Join the processes of a run, one on each host: call it first, alike on all of them, then use mesh="auto".
+
+    Without arguments JAX finds them itself under SLURM, Open MPI, Kubernetes with its indexed jobs, and on TPU pods;
+    elsewhere say coordinator="HOST:PORT" of process 0, how many processes and which one this is.  On CPUs they talk
+    over gloo.
+
+    Errors   ValueError where the numbers do not fit, RuntimeError where the others do not come (initialization_timeout
+             seconds, default 300).
+    """
+    told = (coordinator, processes, process)
+    if any(v is not None for v in told):
+        if None in told:
+            check.fail("connect", "coordinator, processes and process together, or none of them", told)
+        check.whole("connect", processes=processes)
+        check.whole("connect", least=0, process=process)
+        if process >= processes:
+            check.fail("connect", f"process below processes={processes}", process, "Count from 0.")
+    jax.distributed.initialize(coordinator, processes, process, **options)
