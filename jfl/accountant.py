@@ -148,7 +148,7 @@ def one_round(c: Numbers, noise_multiplier, rate=None):
 def event(c: Numbers, noise_multiplier, rate=None):
     """The event of all rounds."""
     rounds = ROUNDS if c.rounds is None else c.rounds
-    check.whole("jfl", rounds=rounds)
+    check.whole("jfl", most=10 ** 12, rounds=rounds)
     return events.repeat(one_round(c, noise_multiplier, rate), rounds)
 
 
@@ -273,7 +273,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
         lines = {bounds.SAMPLED: np.asarray(rdp.epsilon(ORDERS, renyi, delta)),
                  bounds.EXACT: np.asarray(rdp.gaussian_epsilon(np.sqrt(points * float(spectra.precision(one))), delta))}
         try:
-            lines = {tight.LOSS_DISTRIBUTION: pld.epsilons(one, points, delta)} | lines
+            lines = ({tight.LOSS_DISTRIBUTION: pld.epsilons(one, points, delta)} if delta >= tight.FINEST else {}) | lines
         except ValueError:                                # numbers outside its range
             pass
     mine = guarantee.method.split(",")[0]

@@ -47,13 +47,14 @@ def ndim(where: str, name: str, value) -> int:
 
 
 def _test(where, ok, need, do, single, values):
-    need = f"one number {need}" if single else need
     for name, value in values.items():
         if not concrete(value):
             continue
         found = array(where, name, value, do)
+        if single and found.ndim:
+            fail(where, f"a single number {name} {need}", f"{name}={shown(value)}", do)
         # as the float32 that runs: 1e-60 would be no noise at all
-        if found.dtype.kind not in "iuf" or single and found.ndim or not np.all(ok(_float32(found))):
+        if found.dtype.kind not in "iuf" or not np.all(ok(_float32(found))):
             fail(where, f"{name} {need}", f"{name}={shown(value)}", do)
 
 
@@ -78,7 +79,7 @@ def fraction(where: str, do: str = "", single: bool = False, **values):
 def whole(where: str, do: str = "", least: int = 1, most: int = INT32, **values) -> None:
     """Whole numbers that shape a program: Python or NumPy integers, `least` to `most`."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, numbers.Integral) or value < least:
             fail(where, f"a whole number {name} >= {least}", f"{name}={shown(value)}", do)
         if value > most:
             fail(where, f"a whole number {name} <= {most}", f"{name}={shown(value)}", do)
@@ -114,7 +115,7 @@ def on_device(where: str, fed) -> None:
 def choice(where: str, options, **values):
     for name, value in values.items():
         # an array, whose comparison is no bool, is none of them
-        if not isinstance(value, (str, bool, np.bool_, type(None))) or value not in options:
+        if not isinstance(value, (str, numbers.Number, np.bool_, type(None))) or value not in options:
             fail(where, f"{name} to be one of {', '.join(map(repr, options))}", f"{name}={shown(value)}")
 
 

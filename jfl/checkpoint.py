@@ -1,11 +1,10 @@
-"""Runs on disk: checkpoints by orbax, and a journal of rounds whose release may have been seen.
+"""Checkpoints of a run directory: one file each, complete and undamaged or refused.
 
-A checkpoint is complete or not there.  Before rounds are computed the journal says how far they will go, and under
-which program.  A run that is killed and resumed computes some rounds again: by the same program they give the same
-release, which counts once; by another one they are new releases, so the run's `attempt` is raised, which changes its
-noise, and they count twice.
+A checkpoint is a line that names the format, a line of JSON, and the bytes of the arrays.  The first line has the
+digest of the second, which has that of the arrays, so a file that was cut or in which a bit fell is noticed.
 """
-import dataclasses
+import contextlib
+import errno
 import functools
 import hashlib
 import importlib
@@ -13,8 +12,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,28 +23,64 @@ import numpy as np
 from . import check
 from .core import Run
 
+MAGIC, FORMAT = "jfl-checkpoint", 2       # format 1 was a folder
+KEPT = 2
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
+# what else than XLA_FLAGS makes another program of the same code
+SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable",
+            "jax_numpy_dtype_promotion", "jax_disable_most_optimizations")
+VARIABLES = ("NPROC", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
 
-def write(path, text: str):
-    """Write a text file so that a reader sees the old one or the new one."""
+
+def write(path, content):
+    """Write a file, a text or parts of bytes, so that a reader, also after a crash, sees the old one or the new one."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            for part in [content.encode()] if isinstance(content, str) else content:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:                              # of a write or a flush it names no file
+        error.filename = str(path)
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):                # what went wrong above is what to tell
+            temporary.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):                        # the new name is on the disk too; not on Windows
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            if error.errno != errno.EINVAL:               # of a file system that cannot
+                raise
+        finally:
+            os.close(folder)
+
+
+def temporary(path) -> bool:
+    """True for a file that `write` was killed over."""
+    return bool(TEMPORARY.fullmatch(Path(path).name))
 
 
 def identity() -> dict:
     """The program and machine on which the same rounds give the same bits."""
     version = importlib.metadata.version
+    settings = {k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS}       # some are values only
+    settings |= {k: os.environ[k] for k in VARIABLES if k in os.environ}
+    processor, features = _processor()
     return dict(jfl=version("jfl"), source=_source(), jax=jax.__version__, jaxlib=version("jaxlib"),
                 numpy=np.__version__, backend=jax.default_backend(), device=jax.devices()[0].device_kind,
-                devices=jax.device_count(), machine=platform.machine(), processor=_processor(),
-                flags=os.environ.get("XLA_FLAGS", ""))
+                devices=jax.device_count(), machine=platform.machine(), processor=processor, features=features,
+                cores=_cores(), flags=os.environ.get("XLA_FLAGS", ""),
+                settings=" ".join(f"{k}={v}" for k, v in settings.items()))
+
+
+def _cores() -> int:
+    """CPU cores this process may use: sums are divided among them, so their last bits follow the number."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 @functools.cache
@@ -56,14 +93,15 @@ def _source() -> str:
 
 
 @functools.cache
-def _processor() -> str:
-    """The model of the CPU: compiled code follows it."""
+def _processor() -> tuple[str, str]:
+    """The model of the CPU and a digest of its features, of which a virtual machine may hide some."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+        return platform.processor(), ""
+    found = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
+    features = found.get("flags") or found.get("Features") or ""
+    return found.get("model name") or platform.processor(), _digest([features.encode()])[:8]
 
 
 def pack(run: Run) -> dict:
@@ -85,109 +123,98 @@ def unpack(leaves: dict, like: Run) -> Run:
     return treedef.unflatten(out)
 
 
+class Saved(NamedTuple):
+    """What a checkpoint holds; `digest` is that of its state."""
+    meta: dict
+    leaves: dict
+    digest: str
+
+
 class Store:
-    """The checkpoints of one run directory: the last two, and the journal."""
+    """The checkpoints of one run directory: the last two."""
 
     def __init__(self, directory):
         self.directory = Path(directory).absolute()
-        self.journal_path = self.directory / "journal.json"
-        self._open = None
+        self.folder = self.directory / "checkpoints"
 
-    @property
-    def _manager(self):
-        import orbax.checkpoint as ocp
-        if self._open is None:
-            options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False, create=True)
-            self._open = ocp.CheckpointManager(self.directory / "checkpoints", options=options)
-        return self._open
+    def rounds(self) -> list[int]:
+        """The rounds of the complete checkpoints, the last one first."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((int(p.name) for p in found if p.name.isdecimal()), reverse=True)
 
     def latest(self) -> int | None:
-        """The round of the last complete checkpoint."""
-        return self._manager.latest_step() if (self.directory / "checkpoints").is_dir() else None
+        return next(iter(self.rounds()), None)
 
     def save(self, run: Run, meta: dict):
-        """Save a run and a JSON-able record beside it; returns when it is complete."""
-        import orbax.checkpoint as ocp
+        """Save a run and a JSON-able record beside it; it is on the disk when this returns.  Older ones go then."""
         leaves = pack(run)
-        self._manager.save(int(run.round), args=ocp.args.Composite(
-            run=ocp.args.StandardSave(leaves), meta=ocp.args.JsonSave(meta | dict(arrays=_arrays(leaves)))))
-        self._manager.wait_until_finished()
+        payload = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves.values()]
+        head = json.dumps(dict(jfl=importlib.metadata.version("jfl"), meta=meta, arrays=_arrays(leaves),
+                               digest=_digest(payload))).encode() + b"\n"
+        self.folder.mkdir(exist_ok=True)
+        write(self.folder / str(int(run.round)), [f"{MAGIC} {FORMAT} {_digest([head])}\n".encode(), head, *payload])
+        for old in self.rounds()[KEPT:]:
+            (self.folder / str(old)).unlink()
 
-    def meta(self) -> dict:
-        import orbax.checkpoint as ocp
-        return self._read(meta=ocp.args.JsonRestore())["meta"]
+    def load(self) -> Saved:
+        """The last checkpoint.
 
-    def _read(self, **items):
-        import orbax.checkpoint as ocp
-        step = self.latest()
-        try:
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
-        except Exception as error:           # orbax, tensorstore and JSON have no common error
-            check.fail(f"checkpoint {self.directory}/checkpoints/{step}", "a readable checkpoint",
-                       f"{type(error).__name__}: {str(error)[:200]}",
-                       "Remove that folder to go on from the one before: rounds since are computed again.")
+        Errors   ValueError if it is of another format, was cut or has other bytes than were written.
+        """
+        path = self.folder / str(self.latest())
+        where = f"checkpoint {path}"
+        if path.is_dir():
+            _foreign(where, "a folder, format 1")
+        with open(path, "rb") as file:
+            first, head, payload = file.readline(), file.readline(), file.read()
+        words = first.decode("ascii", "replace").split()
+        if len(words) != 3 or words[0] != MAGIC or not words[1].isdecimal():
+            _damaged(path, "another first line")
+        if int(words[1]) != FORMAT:
+            _foreign(where, f"format {words[1]}")
+        if words[2] != _digest([head]):
+            _damaged(path, "another digest of its record")
+        record = json.loads(head)
+        if record["digest"] != _digest([payload]):
+            _damaged(path, f"another digest of its {len(payload)} bytes of arrays")
+        leaves, begin = {}, 0
+        for name, (kind, shape) in record["arrays"].items():
+            kind, count = jax.numpy.dtype(kind), int(np.prod(shape, dtype=np.int64))
+            leaves[name] = np.frombuffer(payload, kind, count, begin).reshape(shape)
+            begin += count * kind.itemsize
+        return Saved(record["meta"], leaves, record["digest"])
 
-    def restore(self, like: Run) -> Run:
-        """The last complete run; `like` is one of the same plan.
+    def restore(self, like: Run, saved: Saved | None = None) -> Run:
+        """The last complete run, or that of `saved`; `like` is one of the same plan.
 
         Errors   ValueError if its arrays are not those of `like`.
         """
-        import orbax.checkpoint as ocp
-        blank = {k: np.zeros_like(v) for k, v in pack(like).items()}
-        needed, found = _arrays(blank), self.meta()["arrays"]
+        leaves = (self.load() if saved is None else saved).leaves
+        needed, found = _arrays(pack(like)), _arrays(leaves)
         if needed != found:
             other = [f"{k}: {found.get(k)} there, {needed.get(k)} here" for k in sorted(needed.keys() | found.keys())
                      if needed.get(k) != found.get(k)]
             check.fail(f"checkpoint {self.directory}", "the arrays of this plan", "; ".join(other[:5]),
                        "Resume with the config that made it.")
-        return unpack(self._read(run=ocp.args.StandardRestore(blank))["run"], like)
-
-    def close(self):
-        if self._open is not None:
-            self._open.close()
-            self._open = None
-
-    # --- journal ----------------------------------------------------------------------------------------------
-
-    def journal(self) -> dict | None:
-        try:
-            found = json.loads(self.journal_path.read_text())
-            if not {"until", "attempt", "recomputed", "identity"} <= found.keys():
-                raise ValueError(f"it holds {sorted(found)}")
-            return found
-        except FileNotFoundError:
-            return None
-        except (ValueError, AttributeError, TypeError) as error:
-            check.fail(f"journal {self.journal_path}", "the JSON that a run wrote", str(error),
-                       "Without it nobody knows which rounds were seen: start in another directory.")
-
-    def announce(self, until: int, attempt: int, recomputed: int, **facts):
-        """Say before computing them which rounds may be seen from now on; `facts` name what is run.
-
-        An earlier try of the same program that went further stays the furthest.
-        """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        before = self.journal()
-        if before is not None and (before["attempt"], before["identity"]) == (attempt, identity()):
-            until = max(until, before["until"])
-        write(self.journal_path, json.dumps(dict(facts, until=until, attempt=attempt, recomputed=recomputed,
-                                                 identity=identity()), indent=1))
+        return unpack(leaves, like)
 
 
 def _arrays(leaves: dict) -> dict:
-    return {k: f"{v.dtype}{list(v.shape)}" for k, v in leaves.items()}
+    return {k: [str(v.dtype), list(v.shape)] for k, v in leaves.items()}
 
 
-def resume_attempt(run: Run, journal: dict | None) -> tuple[Run, int]:
-    """-> the run to go on with, and how many rounds were released more than once.
+def _digest(parts) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
-    Rounds past the checkpoint that the journal announced are released again.  On the same program and machine they
-    are the same; otherwise they get new noise and count.
-    """
-    if journal is None:
-        return run, 0
-    again = max(0, journal["until"] - int(run.round))
-    attempt, recomputed = max(journal["attempt"], int(run.attempt)), journal["recomputed"]
-    if again and journal["identity"] != identity():
-        attempt, recomputed = attempt + 1, recomputed + again
-    return dataclasses.replace(run, attempt=jax.numpy.int32(attempt)), recomputed
+
+def _foreign(where, got):
+    check.fail(where, f"format {FORMAT}", got, "Another version of jfl wrote it: resume with that version, or start in "
+               "another directory with another --seed.")
+
+
+def _damaged(path, got):
+    check.fail(f"checkpoint {path}", "the file as it was written", f"{got}, so it was cut or damaged",
+               "Remove that file to go on from the one before: rounds since are computed again.")

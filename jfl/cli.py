@@ -1,21 +1,18 @@
 """The command line: `jfl demo | train | sweep | report | epsilon | calibrate | list`."""
-import contextlib
 import dataclasses
 import importlib.metadata
 import os
 import sys
 import time
-from pathlib import Path
 
 import jax
 
-from . import accountant, check, console, demo, page, report, sweeps, train
-from . import config as configs
+from . import accountant, check, commands, console, demo, page, report, train
 from .assemble import build
-from .config import Config
+from .commands import command_of, config_of, from_file, parse
 from .simulate import HealthError
 
-OK, USAGE, UNHEALTHY = 0, 2, 3
+OK, USAGE, UNHEALTHY, INTERRUPTED = 0, 2, 3, 130
 COMMANDS = dict(
     demo="real digits, fifty clients, three levels of privacy: a table and a picture in a minute",
     train="one run in a directory, with checkpoints and --resume",
@@ -27,7 +24,7 @@ COMMANDS = dict(
 
 
 def main(argv=None) -> int:
-    """Run one command -> exit code: 0 done, 2 bad usage or config, 3 stopped by Health."""
+    """Run one command -> exit code: 0 done, 2 bad usage or config, 3 stopped by Health, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
         print("usage: jfl COMMAND [--help] ...\n\nDifferentially private federated learning in JAX.\n")
@@ -50,8 +47,13 @@ def main(argv=None) -> int:
         print(f"jfl {args[0]}: stopped. {error}", file=sys.stderr)
         return UNHEALTHY
     except (ValueError, OSError) as error:
-        print(f"jfl {args[0]}: {str(error).removeprefix(f'jfl {args[0]}: ')}", file=sys.stderr)
+        print(f"jfl {args[0]}: {str(error).removeprefix(f'jfl {args[0]}: ')}", file=sys.stderr, flush=True)
+        if jax.distributed.is_initialized():              # without waiting for processes that are gone
+            os._exit(USAGE)
         return USAGE
+    except KeyboardInterrupt:
+        print(f"jfl {args[0]}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _cache():
@@ -61,47 +63,10 @@ def _cache():
         jax.config.update("jax_compilation_cache_dir", os.path.join(os.path.expanduser(base), "programs"))
 
 
-def _parse(kind, args, name, default=None):
-    import tyro
-    return tyro.cli(kind, args=args, prog=f"jfl {name}", **({} if default is None else {"default": default}))
-
-
-def _from_file(args) -> tuple[dict, list]:
-    """The values of --config FILE, and the other arguments: flags win over the file."""
-    rest, values, i = [], {}, 0
-    while i < len(args):
-        if args[i] == "--config" or args[i].startswith("--config="):
-            inline = args[i].partition("=")[2]
-            if not inline and i + 1 == len(args):
-                raise ValueError("--config: need a TOML file; got nothing.")
-            values |= configs.load(inline or args[i + 1])
-            i += 1 if inline else 2
-        else:
-            rest.append(args[i])
-            i += 1
-    return values, rest
-
-
-def _command(kind, args, name):
-    """Parse a command whose flags are the fields of Config and a few of its own -> it, and the axes of a sweep."""
-    values, rest = _from_file(args)
-    axes = values.pop("sweep", {})
-    # noise given as a flag replaces noise given in the file, in either form
-    for one, other in (("noise-multiplier", "epsilon"), ("epsilon", "noise-multiplier")):
-        flags = {a.split("=")[0].replace("_", "-") for a in rest}
-        if f"--{one}" in flags and f"--{other}" not in flags:
-            values.pop(other.replace("-", "_"), None)
-    return _parse(kind, rest, name, kind(**values)), axes
-
-
-def _config(command):
-    return Config(**{k: getattr(command, k) for k in configs.FIELDS})
-
-
 # --- demo ---------------------------------------------------------------------------------------------------------
 
 def _demo(args):
-    command = _parse(demo.Demo, args, "demo")
+    command = parse(demo.Demo, args, "demo")
     check.whole("jfl demo", seeds=command.seeds, rounds=1 if command.rounds is None else command.rounds)
     out = train.claim(command.out, resume=(command.out / "demo.png").exists())
     begun = time.perf_counter()
@@ -114,89 +79,16 @@ def _demo(args):
     print(f"Results and demo.png are in {out}")
 
 
-# --- train, sweep ---------------------------------------------------------------------------------------------------
-
-def _train(args):
-    @dataclasses.dataclass(frozen=True)
-    class Train(Config):
-        """Train one model and keep it in a directory.
-
-        example: jfl train --algorithm scaffold --dataset digits --clients 50 --cohort 10 --rounds 60 --steps 20
-        --batch 16 --lr 0.5 --clip-norm 1 --noise-multiplier 1.1 --out runs/scaffold
-
-        --config FILE.toml sets fields; flags win over it.
-        """
-        out: Path = Path("runs/train")
-        """run directory: new or empty, unless --resume"""
-        resume: bool = False
-        """go on from the last checkpoint in --out"""
-
-    command, axes = _command(Train, args, "train")
-    if axes:
-        raise ValueError("jfl train: need a config without [sweep]; got one. Use jfl sweep --config.")
-    config = _config(command)
-    if configs.the_unit(config) == "client" and config.view is None:
-        print(f"Guarantees are for view {configs.the_view(config)}: the server adds the noise, so it sees uploads without.",
-              file=sys.stderr)
-    with console.progress() as bar:
-        task = bar.add_task("jfl train", total=config.rounds, note="compiling")
-
-        def watch(round, accuracy, loss, epsilon):
-            seen = (("loss", loss), ("accuracy", accuracy), ("ε", epsilon))
-            bar.update(task, completed=round, note="  ".join(f"{k} {v:.3g}" for k, v in seen if v is not None))
-
-        entry = train.train(config, command.out, command.resume, watch)
-    console.results([entry], command.out)
-
-
-def _sweep(args):
-    import tyro
-
-    @dataclasses.dataclass(frozen=True)
-    class Sweep(Config):
-        """Run every combination of some fields' values; points that share their shapes are one program.
-
-        example: jfl sweep --rounds 40 --sweep lr=0.1,0.3 --sweep noise-multiplier=0.5,1 --sweep seed=0,1,2
-
-        --config FILE.toml sets fields, and its table [sweep] lists of values; flags win over it.
-        """
-        out: Path = Path("runs/sweep")
-        """run directory: new or empty"""
-        sweep: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-        """NAME=VALUE,VALUE,...; once for each field that varies"""
-        strict: bool = False
-        """exit with 3 if any point fails, not only if all do"""
-
-    command, axes = _command(Sweep, args, "sweep")
-    for text in command.sweep:
-        name, _, values = text.partition("=")
-        name = name.replace("-", "_")
-        axes[name] = [configs.coerce(name, _value(v), "--sweep") for v in values.split(",") if v]
-        if not axes[name]:
-            raise ValueError(f"--sweep: need NAME=VALUE,VALUE,...; got {text!r}.")
-    if not axes:
-        raise ValueError("jfl sweep: need fields that vary; got none. Give --sweep lr=0.1,0.3 or a table [sweep].")
-    entries = sweeps.sweep(_config(command), axes, command.out, command.strict)
-    console.results(entries, command.out)
-
-
-def _value(text):
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
-
-
 # --- accounting ---------------------------------------------------------------------------------------------------------
 
 def _configured(kind, args, name):
     """epsilon and calibrate of a config, with the flags of their own that `kind` adds."""
-    command, axes = _command(kind, args, name)
+    command, axes = command_of(kind, args, name)
     if axes:
         raise ValueError(f"jfl {name}: need a config without [sweep]; got one.")
     if command.plot is not None:
         report.picture_file(command.plot)
-    return _config(command), command
+    return config_of(command), command
 
 
 def _from_config(args):
@@ -221,7 +113,7 @@ def _epsilon(args):
         plan, config = build(config)
         _worth(plan, config, command.plot)
         return
-    c = _parse(accountant.Epsilon, args, "epsilon")
+    c = parse(accountant.Epsilon, args, "epsilon")
     _numbers(c, c.noise_multiplier)
 
 
@@ -247,7 +139,7 @@ def _calibrate(args):
     if _from_config(args):
         config, command = _configured(accountant.ConfigCalibrate, args, "calibrate")
         if command.over == "rounds" and config.noise_multiplier is None:      # --epsilon replaced it
-            config = dataclasses.replace(config, noise_multiplier=_from_file(args)[0].get("noise_multiplier"))
+            config = dataclasses.replace(config, noise_multiplier=from_file(args)[0].get("noise_multiplier"))
         found, plan = accountant.solve_config(config, command.over, config.epsilon)
         value = getattr(found, command.over)
         if value is None:                                 # one for each client or round
@@ -257,7 +149,7 @@ def _calibrate(args):
             print(f"{command.over} = {value:.6g}")
         _worth(plan, found, command.plot, config.epsilon)
         return
-    c = _parse(accountant.Calibrate, args, "calibrate")
+    c = parse(accountant.Calibrate, args, "calibrate")
     if c.plot is not None:
         report.picture_file(c.plot)
     found, z = accountant.solve(c)
@@ -270,7 +162,7 @@ def _calibrate(args):
 # --- report ---------------------------------------------------------------------------------------------------------
 
 def _report(args):
-    c = _parse(page.flags(), args, "report")
+    c = parse(page.flags(), args, "report")
     print(page.main(c.directories, c.out, c.tensorboard))
 
 
@@ -284,11 +176,11 @@ def _list(args):
         example: jfl list
         """
 
-    _parse(List, args, "list")
+    parse(List, args, "list")
     console.names()
 
 
-RUN = dict(demo=_demo, train=_train, sweep=_sweep, report=_report, epsilon=_epsilon, calibrate=_calibrate, list=_list)
+RUN = dict(demo=_demo, train=commands.train, sweep=commands.sweep, report=_report, epsilon=_epsilon, calibrate=_calibrate, list=_list)
 
 if __name__ == "__main__":
     sys.exit(main())

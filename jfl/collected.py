@@ -5,7 +5,6 @@ study stands beside them), lines of lines (noble2022), and cells of one study (t
 nothing else knows of them.
 """
 import json
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +57,7 @@ def load(path) -> dict:
     Errors   ValueError naming the file for what is no such JSON, or of another format.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_number, parse_float=_number)
+        found = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_number, parse_float=_number, parse_int=_number)
     except (OSError, ValueError, RecursionError) as error:
         check.fail(str(path), "the JSON that a run wrote", f"{type(error).__name__}: {error}", "It may be half-written.")
     if not isinstance(found, dict):
@@ -70,10 +69,12 @@ def load(path) -> dict:
     return found
 
 
-def _number(text) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is no number that a run writes")
-    return value
+def _number(text) -> float | int:
+    """A number of a size that tables and pictures can show."""
+    value, whole = float(text), text.lstrip("-").isdigit()
+    if not abs(value) <= (2 ** 62 if whole else 1e100):       # nor nan
+        raise ValueError(f"{text[:40]} is no number that a run writes")
+    return int(text) if whole else value
 
 
 def has(path, where, found, needed):

@@ -1,6 +1,8 @@
 """One experiment as plain values: what a TOML file holds and what the command line sets."""
 import dataclasses
 import difflib
+import json
+import math
 import tomllib
 
 from . import check
@@ -165,7 +167,7 @@ def load(path) -> dict:
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:      # numbers and nesting beyond Python's limits are no TOML error
         check.fail("config", "a readable TOML file", f"{path}: {error}")
     axes = values.pop("sweep", {})
     if not isinstance(axes, dict):
@@ -194,10 +196,10 @@ def coerce(name: str, value, where: str):
         items = value if isinstance(value, (list, tuple)) else [value]
         wanted = (int, float) if "float" in str(kind) else int
         if all(isinstance(v, wanted) and not isinstance(v, bool) for v in items):
-            return tuple(float(v) for v in items) if wanted is not int else tuple(items)
+            return tuple(_float(v) for v in items) if wanted is not int else tuple(items)
     elif "float" in str(kind):
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
+            return _float(value)
     elif "int" in str(kind):
         if isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -206,7 +208,14 @@ def coerce(name: str, value, where: str):
             return value
     elif isinstance(value, str):
         return value
-    check.fail(where, f"{name} of type {text}", f"{value!r}")
+    check.fail(where, f"{name} of type {text}", check.shown(value))
+
+
+def _float(value) -> float:
+    try:
+        return float(value)
+    except OverflowError:                                 # a whole number beyond 1e308
+        return math.inf if value > 0 else -math.inf
 
 
 def dump(values: dict, comment: str = "") -> str:
@@ -216,7 +225,7 @@ def dump(values: dict, comment: str = "") -> str:
             return str(v).lower()
         if isinstance(v, (list, tuple)):
             return "[" + ", ".join(map(one, v)) + "]"
-        return repr(float(v)) if isinstance(v, float) else str(v) if isinstance(v, int) else '"' + str(v) + '"'
+        return repr(float(v)) if isinstance(v, float) else str(v) if isinstance(v, int) else json.dumps(v, ensure_ascii=False)
 
     axes = values.get("sweep") or {}
     lines = [f"# {comment}"] if comment else []

@@ -59,7 +59,7 @@ def grad(loss, *, l2=None, compute: str = "float32") -> Grad:
     `l2` adds l2 * params, the gradient of (l2 / 2) ||params||^2; `compute` is as in `private_grad`.
     """
     if l2 is not None:
-        check.nonnegative("grad", l2=l2)
+        check.nonnegative("grad", single=True, l2=l2)
     return Grad(_computed(loss, compute, "grad"), None, None if l2 is None else check.scalar(l2))
 
 
@@ -91,7 +91,7 @@ def private_grad(loss, mechanism: Mechanism, *, l2=None, microbatch: int | None 
         check.fail("private_grad", "a fixed clip", "clip_adaptive",
                    "All clients of a round share one clip norm: use clip_adaptive in plan(release=...).")
     if l2 is not None:
-        check.nonnegative("private_grad", l2=l2)
+        check.nonnegative("private_grad", single=True, l2=l2)
     if microbatch is not None:
         check.whole("private_grad", microbatch=microbatch)
     check.choice("private_grad", GRAD_PATHS, path=path)

@@ -54,11 +54,11 @@ def _ready(lr, *, transformation):
     return transformation.transformation
 
 
-def rate(lr):
+def rate(lr, name="lr"):
     """A learning rate: a number (traced data), or a schedule of round * T + step."""
     if callable(lr):
         return lr if isinstance(lr, Fn) else Fn(lr)
-    check.positive("lr", lr=lr)
+    check.positive("algorithm", single=True, **{name: lr})
     return check.scalar(lr)
 
 
@@ -167,4 +167,4 @@ class ServerStep:
 
 def server_step(lr, optimizer_=optax.sgd) -> ServerStep:
     """The server optimizer: optax.sgd at 1.0 is plain averaging, optax.adam is FedAdam."""
-    return ServerStep(rate(lr), optimizer(optimizer_))
+    return ServerStep(rate(lr, "server_lr"), optimizer(optimizer_))

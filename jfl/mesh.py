@@ -4,13 +4,19 @@ A mesh has the axes "points", over which the points of a sweep are spread, and "
 Every draw is addressed, so that the same seed gives the same cohorts, batches and noise on any number of devices; what
 is summed differs by the order of summation.
 """
+import contextlib
+import hashlib
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from . import check
 
 AXES = ("points", "clients")
+LOST = ("gloo", "connection", "socket closed", "heartbeat", "coordination", "unavailable", "nccl")     # in messages
 __all__ = ["connect", "devices"]
 
 
@@ -69,11 +75,6 @@ def spread(tree, mesh: Mesh | None, axis=None):
     return jax.tree.map(put, tree)
 
 
-def whole(tree):
-    """What is on a mesh, as numpy arrays of this host."""
-    return jax.tree.map(np.asarray, tree)
-
-
 def connect(coordinator: str | None = None, processes: int | None = None, process: int | None = None, **options):
     """Join the processes of a run, one on each host: call it first, alike on all of them, then use mesh="auto".
 
@@ -92,4 +93,51 @@ def connect(coordinator: str | None = None, processes: int | None = None, proces
         check.whole("connect", least=0, process=process)
         if process >= processes:
             check.fail("connect", f"process below processes={processes}", process, "Count from 0.")
+    jax.config.update("jax_enable_recoverability", True)  # a lost process is an error here, not an abort
     jax.distributed.initialize(coordinator, processes, process, **options)
+
+
+def lead() -> bool:
+    """True in the process that reads and writes files: the first, or the only one."""
+    return jax.process_index() == 0
+
+
+def agree(tree):
+    """The leaves of process 0, in all processes."""
+    if jax.process_count() == 1:
+        return tree
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    plain = jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), tree)
+    sent = multihost_utils.broadcast_one_to_all(plain)
+    back = lambda x, v: jax.random.wrap_key_data(v, impl=jax.random.key_impl(x)) if is_key(x) else v
+    return jax.tree.map(back, tree, jax.tree.map(jnp.asarray, sent))
+
+
+def alike(where: str, text: str):
+    """Refuse, in all processes, unless they say the same.
+
+    Errors   ValueError naming the processes that differ from the first.
+    """
+    if jax.process_count() > 1:
+        mine = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+        every = np.asarray(multihost_utils.process_allgather(mine))
+        if other := [i for i, digest in enumerate(every) if not np.array_equal(digest, every[0])]:
+            check.fail(where, "the same config, data and versions in all processes", f"others in {other} than in 0",
+                       "Give all processes the same command, but for --process.")
+
+
+@contextlib.contextmanager
+def together():
+    """Of several processes, say in one line that another one is gone.
+
+    Errors   ConnectionError in place of what the runtime says of it.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1 or not any(word in str(error).lower() for word in LOST):
+            raise
+        raise ConnectionError(
+            f"process {jax.process_index()}: need all {jax.process_count()} processes of the run; got one that is gone "
+            f"({str(error).splitlines()[0][:200]}). Read its own message; rounds since the last checkpoint are computed "
+            "again by --resume, also with another number of processes.") from None

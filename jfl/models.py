@@ -27,9 +27,18 @@ def task(params, loss, predict=None) -> Task:
     (3,)
     """
     if not callable(loss):
-        check.fail("task", "loss, a pure function (params, x, y) -> scalar", f"{loss!r}")
-    init = Fn(params) if callable(params) else Fn(_fixed, dict(params=jax.tree.map(jnp.asarray, params)))
+        check.fail("task", "loss, a pure function (params, x, y) -> scalar", check.shown(loss))
+    if predict is not None and not callable(predict):
+        check.fail("task", "predict, a pure function (params, x) -> logits, or None", check.shown(predict))
+    init = Fn(params) if callable(params) else Fn(_fixed, dict(params=_arrays(params)))
     return Task(init, loss if isinstance(loss, Fn) else Fn(loss), None if predict is None else Fn(predict))
+
+
+def _arrays(params):
+    try:
+        return jax.tree.map(jnp.asarray, params)
+    except Exception as error:        # whatever JAX says of what is no number
+        check.fail("task", "params, a pytree of numbers, or a function key -> params", f"{type(error).__name__}: {str(error)[:200]}")
 
 
 def _init(key, *, module, shape):
@@ -46,6 +55,7 @@ def _cross_entropy(params, x, y, *, module):
 
 def classifier(fed: Federation, module: nn.Module) -> Task:
     """Cross-entropy of any flax module that maps one example to `fed.classes` logits."""
+    check.kind("models", Federation, "jfl.federate", fed=fed)
     if fed.classes < 2:
         check.fail("models", "a federation with class labels", f"classes={fed.classes}",
                    "For other problems use jfl.task(params, loss).")
@@ -95,22 +105,27 @@ class _Cnn(nn.Module):
 
 def logistic(fed: Federation) -> Task:
     """Softmax regression, started at zero.  For L2 regularisation give l2 to `grad` or `private_grad`."""
+    check.kind("models.logistic", Federation, "jfl.federate", fed=fed)
     return classifier(fed, _Mlp((), fed.classes))
 
 
 def mlp(fed: Federation, hidden=(64,)) -> Task:
     """Dense layers with ReLU."""
+    check.kind("models.mlp", Federation, "jfl.federate", fed=fed)
+    hidden = check.several("models.mlp", hidden=hidden)
     for width in hidden:
         check.whole("models.mlp", hidden=width)
-    return classifier(fed, _Mlp(tuple(hidden), fed.classes))
+    return classifier(fed, _Mlp(hidden, fed.classes))
 
 
 def cnn(fed: Federation, channels=(16, 32), dense: int = 128) -> Task:
     """3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then one dense layer; images [H, W] or [H, W, C]."""
+    check.kind("models.cnn", Federation, "jfl.federate", fed=fed)
+    channels = check.several("models.cnn", channels=channels)
     if len(fed.x.shape) not in (3, 4):
         check.fail("models.cnn", "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}")
     check.whole("models.cnn", dense=dense, **{f"channels[{i}]": c for i, c in enumerate(channels)})
     if min(fed.x.shape[1:3]) < 2 ** len(channels):
         check.fail("models.cnn", f"images of at least {2 ** len(channels)} pixels a side for {len(channels)} poolings",
                    f"{tuple(fed.x.shape[1:3])}")
-    return classifier(fed, _Cnn(tuple(channels), dense, fed.classes))
+    return classifier(fed, _Cnn(channels, dense, fed.classes))

@@ -102,7 +102,7 @@ def exponential(initial, decay, total: int) -> Fn:
     [1.0, 0.5, 0.25]
     """
     where = "schedules.exponential"
-    check.positive(where, initial=initial, decay=decay)
+    check.positive(where, single=True, initial=initial, decay=decay)
     check.whole(where, total=total)
     return Fn(_exponential, dict(initial=check.scalar(initial), decay=check.scalar(decay)), dict(total=total))
 
@@ -126,23 +126,25 @@ def piecewise(breakpoints, values) -> Fn:
     [0.3, 0.3, 0.2, 0.2, 0.1, 0.1]
     """
     where, begin = "schedules.piecewise", 0
-    if np.ndim(breakpoints) != 1 or not hasattr(values, "__len__"):
-        check.fail(where, "breakpoints and values, a list of each", f"{breakpoints!r} and {values!r}")
+    if not hasattr(values, "__len__") or not isinstance(values, list | tuple) and np.ndim(values) < 1 \
+            or check.array(where, "breakpoints", breakpoints).ndim != 1:
+        check.fail(where, "breakpoints and values, a list of each", f"{check.shown(breakpoints)} and {check.shown(values)}")
     for at in breakpoints:
         check.whole(where, "Breakpoints rise, and the first is not 0.", least=begin + 1, breakpoint=at)
         begin = int(at)
     if begin > LAST:
         check.fail(where, f"breakpoints <= {LAST}", begin)
     values = list(values)
-    shapes = sorted({np.shape(value) for value in values})
+    shapes = sorted({(check.array(where, "values", value) if check.concrete(value) else value).shape for value in values})
     if len(values) != len(breakpoints) + 1 or len(shapes) > 1:
         check.fail(where, f"{len(breakpoints) + 1} values of one shape, one more than breakpoints",
                    f"{len(values)} of shape {', '.join(map(str, shapes))}")
     if check.concrete(values):
+        given = np.asarray(values)
         with np.errstate(over="ignore"):
-            values = np.asarray(values, np.float32)
+            values = given.astype(np.float32) if given.dtype.kind in "iuf" else np.array(np.nan)
         if not np.isfinite(values).all():
-            check.fail(where, "finite values (as float32)", f"{values!r}")
+            check.fail(where, "finite values (as float32)", check.shown(given))
     else:
         values = jnp.stack(values).astype(jnp.float32)
     return Fn(_piecewise, dict(breakpoints=np.asarray(breakpoints, np.int32), values=values))
@@ -161,7 +163,7 @@ def impact(ratios, groups):
     """
     where = "schedules.impact"
     check.nonnegative(where, ratios=ratios)
-    if np.ndim(ratios) != 1 or np.shape(ratios) != np.shape(groups):
+    if np.ndim(ratios) != 1 or np.shape(ratios) != check.array(where, "groups", groups).shape:
         check.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
     for group, count in enumerate(groups):
         check.whole(where, **{f"groups[{group}]": count})
@@ -174,13 +176,13 @@ def impact(ratios, groups):
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 def _bound(where, every, **numbers):
-    check.positive(where, **numbers)
+    check.positive(where, single=True, **numbers)
     check.whole(where, every=every)
     return {name: check.scalar(value) for name, value in numbers.items()}, dict(every=every)
 
 
 def _convex(where, strong_convexity, smoothness, steps):
-    check.positive(where, strong_convexity=strong_convexity, smoothness=smoothness)
+    check.positive(where, single=True, strong_convexity=strong_convexity, smoothness=smoothness)
     check.whole(where, steps=steps)
     if check.concrete((strong_convexity, smoothness)) and smoothness < strong_convexity:
         check.fail(where, "smoothness >= strong_convexity", f"{smoothness!r} < {strong_convexity!r}",

@@ -110,12 +110,13 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
     key, data = as_key(key), fingerprint(plan.fed)
     plan, key, data = meshes.spread((dataclasses.replace(plan, mesh=mesh), key, data), mesh)
-    if plan.fed.host is not None:
-        run, metrics = _fed(stream.start(key, plan) if start is None else _resumable(start, plan), plan, counts, data)
-    else:
-        run = _start(key, plan) if start is None else meshes.spread(_resumable(start, plan), mesh)
-        run, metrics = _scan(run, plan, meshes.spread(counts, mesh), data)
-    stop_if_unhealthy(run, tolerate)
+    with meshes.together():
+        if plan.fed.host is not None:
+            run, metrics = _fed(stream.start(key, plan) if start is None else _resumable(start, plan), plan, counts, data)
+        else:
+            run = _start(key, plan) if start is None else meshes.spread(_resumable(start, plan), mesh)
+            run, metrics = _scan(run, plan, meshes.spread(counts, mesh), data)
+        stop_if_unhealthy(run, tolerate)                  # waits for the run
     return Output(run, metrics, plan.algorithm.params(run.server))
 
 

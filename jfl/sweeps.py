@@ -5,25 +5,35 @@ import time
 import jax
 import numpy as np
 
-from . import assemble, check, idle, report
+from . import assemble, check, idle, points, report
 from . import config as configs
 from .checkpoint import write
 from .config import Config
+from .core import Health
+from .data.federation import checksum
+from .points import Block, Local, Results
 from .round import start
 from .simulate import HealthError, scan
 from .sweep import points_of
-from .sweep import sweep as run_sweep
-from .train import alone, claim, claims, epsilons, privacy, shown_epsilon, shown_label
+from .train import LOCK, alone, claim, claims, epsilons, privacy, shown_epsilon, shown_label
 
 SELECTION = "choosing among the points of the sweep is not counted"
+FILE = "points.jsonl"
 
 
-def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
+def sweep(config: Config, axes: dict, out, strict: bool = False, *, resume: bool = False, engine=None,
+          block: int | None = None, watch=lambda **seen: None) -> list[dict]:
     """Run the cartesian product of `axes` over config fields in directory `out` -> entries of summary.json.
 
-    Points that share their static part are one program.  A point that fails is marked; the others go on.
+    Points that share their static part are one program, in blocks.  A point that fails is marked; the others go on.
+    What is done is in OUT/points.jsonl: a sweep that was stopped goes on with `resume`.
+
+    Args     engine: points.Local(), in this process, or cluster.Ray(...), over machines.
+             block: points of a block at most; default what memory holds, and a size that suits the engine.
+             watch(completed=..., total=..., note=...), some of them, as points are done.
+    Errors   ValueError before anything is written; HealthError if all points failed, with `strict` if any did.
     """
-    out = claim(out, resume=False)
+    out = claim(out, resume)
     for name, values in axes.items():
         for value in values:
             configs.coerce(name, value, "sweep")
@@ -32,8 +42,12 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
     if "rounds" in axes or "evaluate_every" in axes:
         check.fail("sweep", "one number of rounds and evaluations for all points", "an axis of them",
                    "Run one sweep for each.")
+    if block is not None:
+        check.whole("sweep", block=block)
     grid = [dict(seed=config.seed) | p for p in points_of(axes)]
     idle.refuse_idle(*(dataclasses.replace(config, **point) for point in grid))
+    facts = points.plain(dict(config=dataclasses.asdict(config), axes=axes, code=points.code()))
+    known = _stored(out, facts, resume).head              # refuses before plans are built
     # every plan is built, calibrated and checked before the first runs, and once for all its seeds
     built, traced = {}, set()
     for point in grid:
@@ -43,14 +57,23 @@ def sweep(config: Config, axes: dict, out, strict: bool = False) -> list[dict]:
         plan, found = built[_setting(point)] = assemble.build(dataclasses.replace(config, **point))
         epsilons(plan, found, [config.rounds]), claims(plan, found, config.rounds)
         shape = jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan))
-        if shape not in traced:
+        if known is None and shape not in traced:
             jax.eval_shape(lambda key, plan=plan: scan(start(key, plan), plan, [1]), jax.random.key(0))
             traced.add(shape)
-    with alone(out):
-        claim(out, resume=False)
-        write(out / "config.toml", configs.dump(dict(dataclasses.asdict(config), sweep=axes),
-                                                "jfl sweep --config config.toml --out DIR"))
-        return _sweep(config, axes, grid, built, out, strict)
+    every = _every(grid, built)
+    keys = [points.key(c, data) for c, data in zip(every.configs, every.data)]
+    with (engine or Local()).open(watch) as at, alone(out):
+        claim(out, resume)                                # again, now that nobody else can write
+        store = _stored(out, facts, resume)
+        if store.head is None:
+            store.begin(facts | dict(programs=[[[keys[i] for i in members] for members in group] for group in points.programs(
+                every.plans, at.memory, block or at.most(len(grid)))]))
+            write(out / "config.toml", configs.dump(dict(dataclasses.asdict(config), sweep=axes),
+                                                    "jfl sweep --config config.toml --out DIR"))
+        elif {k for group in store.head["programs"] for members in group for k in members} != set(keys):
+            check.fail(f"sweep {out}", "the data that it was made from", "other data",
+                       "Resume with the same data, or start in another directory.")
+        return _sweep(config, axes, grid, keys, every, store, at, out, strict, watch)
 
 
 def _setting(point: dict) -> tuple:
@@ -58,18 +81,47 @@ def _setting(point: dict) -> tuple:
     return tuple((k, v) for k, v in point.items() if k != "seed")
 
 
-def _sweep(config, axes, grid, built, out, strict):
-    names, begun, compiled = list(axes), time.perf_counter(), report.compile_seconds()
-    try:
-        result = run_sweep(lambda **point: built[_setting(point)][0], points=grid, rounds=config.rounds, evaluate_every=config.evaluate_every,
-                           tolerate=config.tolerate())
-    except HealthError as error:                          # all failed: the report says so, then the exit code
-        result = error.run
-    total, compiled = time.perf_counter() - begun, (report.compile_seconds() - compiled) / len(result.points)
+def _every(grid, built) -> Block:
+    """All points, as if they were one block."""
+    found = [built[_setting(p)] for p in grid]
+    sums = {id(plan.fed): checksum(plan.fed) for plan in {id(plan.fed): plan for plan, _ in found}.values()}
+    plans = {id(plan): plan for plan, _ in found}
+    plans = dict(zip(plans, points.widened(list(plans.values()), points.widths(list(plans.values())))))
+    return Block(list(range(len(grid))), [dataclasses.replace(c, seed=p["seed"]) for p, (_, c) in zip(grid, found)],
+                 [sums[id(plan.fed)] for plan, _ in found], [plans[id(plan)] for plan, _ in found], len(grid))
+
+
+def _stored(out, facts, resume) -> Results:
+    """What is there of this very sweep."""
+    store = Results(out / FILE)
+    if not resume:
+        return store
+    if not store.path.exists() and out.is_dir() and any(p.name != LOCK for p in out.iterdir()):
+        check.fail("--resume", f"a sweep with its {FILE} in {out}", "a directory without one", "Start in another directory.")
+    if store.head is not None:
+        old, new = ({f"{part} {k}".removeprefix("config "): v for part in facts for k, v in x[part].items()}
+                    for x in (store.head, facts))
+        differ = [f"{k}: {old.get(k)!r} there, {new.get(k)!r} here" for k in old | new if old.get(k) != new.get(k)]
+        if differ:
+            check.fail(f"sweep {out}", "the config, the axes and the program that made it", "; ".join(differ),
+                       f"jfl sweep --config {out}/config.toml --resume --out {out} has the same values; a sweep by "
+                       "another program starts in another directory.")
+    return store
+
+
+def _sweep(config, axes, grid, keys, every, store, at, out, strict, watch):
+    names, begun, place = list(axes), time.perf_counter(), {k: i for i, k in enumerate(keys)}
+    blocks = [Block(*([x[place[k]] for k in members] for x in every[:4]), len(group[0]))
+              for group in store.head["programs"] for members in group if not store.found.keys() >= set(members)]
+    resumed = sum(k in store.found for k in keys)
+    watch(completed=resumed, total=len(grid), note="compiling")
+    for done, records in at.run(blocks, points.widths(every.plans)):
+        store.put([dict(key=keys[i], point=grid[i]) | r for i, r in zip(done.at, records)])
+        watch(completed=sum(k in store.found for k in keys), note=f"{at.name}, {at.nodes} nodes" * (at.nodes > 1))
+    records, total = [store.found[k] for k in keys], time.perf_counter() - begun
     entries, table, groups, proved = [], [], {}, {}
-    for i, (point, plan) in enumerate(zip(result.points, result.plans)):
-        found = dataclasses.replace(built[_setting(point)][1], seed=point["seed"])
-        history = report.lists(result.metrics, i)
+    for point, found, plan, record in zip(grid, every.configs, every.plans, records):
+        history = record["history"]
         name = f"{found.algorithm} " + " ".join(f"{k}={point[k]}" for k in names if k != "seed")
         same = name.strip()
         if same not in proved:
@@ -77,23 +129,28 @@ def _sweep(config, axes, grid, built, out, strict):
             for g in proved[same][0]:
                 g["caveats"].append(SELECTION)
         guarantees, eps = proved[same]
-        took = float(result.seconds[i])                   # a point's share, as is `compiled`
+        took, compiled = record["seconds"], record["compile"]          # a point's share of its block's
         seconds = dict(compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds)
         entry = report.entry(same, dataclasses.asdict(found), found.seed, history, guarantees, seconds)
-        if result.failed[i]:
-            entry["failed"] = {k: int(v[i]) for k, v in result.health._asdict().items()}
+        if any(n for f, n in record["health"].items() if f not in found.tolerate()):
+            entry["failed"] = record["health"]
         entries.append(entry)
         table += report.rows(same, found.seed, history, eps)
-        if not result.failed[i] and history.get("accuracy"):
+        if "failed" not in entry and history.get("accuracy"):
             g = groups.setdefault(same, dict(label=f"{same}, " + shown_label(guarantees, found), round=history["round"],
                                              accuracy=[], epsilon=shown_epsilon(guarantees, found)))
             g["accuracy"].append(history["accuracy"])
     first = assemble.the_partition(dataclasses.replace(config, **grid[0]))         # the manifest shows the first point's data
-    report.save(out, entries, table, report.manifest(result.plans, first, config.rounds, groups=result.groups, seconds=total,
-                                                     seeds=sorted({p["seed"] for p in result.points})))
+    ran = dict(name=at.name, nodes=at.nodes, workers=len({r["worker"] for r in records}),
+               devices=sorted({r["device"] for r in records}), resumed=resumed)
+    report.save(out, entries, table, report.manifest(
+        every.plans, first, config.rounds, groups=len(store.head["programs"]), seconds=total,
+        seeds=sorted({p["seed"] for p in grid}), engine=ran))
     if groups:
         report.picture(out / "sweep.png", list(groups.values())[:16], f"sweep over {', '.join(names)} on {config.dataset}")
-    if result.failed.all() or (strict and result.failed.any()):
-        raise HealthError(f"sweep: need a healthy point; {int(result.failed.sum())} of {len(entries)} failed. Results are "
-                          f"in {out}.", None, result.health)
+    failed = sum("failed" in e for e in entries)
+    if failed == len(entries) or (strict and failed):
+        health = Health(*(np.array([r["health"][f] for r in records]) for f in Health._fields))
+        raise HealthError(f"sweep: need a healthy point; {failed} of {len(entries)} failed. Results are in {out}.",
+                          None, health)
     return entries

@@ -141,6 +141,8 @@ def _row(path, line, cells):
             continue
         try:
             out[key] = None if text == "" else int(text) if key in ("seed", "round") else float(text)
+            if text and not abs(out[key]) < (2 ** 62 if key in ("seed", "round") else 1e100):
+                raise ValueError                          # nan too
         except ValueError:
             if key in report.COLUMNS:
                 check.fail(f"{path}, line {line}", f"a number {key}", repr(text))

@@ -11,9 +11,11 @@ import numpy as np
 
 from . import assemble, check, idle, printed, report
 from . import config as configs
-from .checkpoint import Store, resume_attempt, write
+from . import mesh as meshes
+from .checkpoint import Store, temporary, write
 from .config import Config
 from .data.federation import checksum
+from .journal import Branch, Journal, rejoin
 from .privacy import accounting
 from .privacy.worth import Overflow
 from .round import start
@@ -42,20 +44,41 @@ def claim(out, resume: bool) -> Path:
 
 
 def _files(out: Path) -> bool:
-    return out.is_dir() and any(p.name != LOCK for p in out.iterdir())
+    return out.is_dir() and any(p.name != LOCK and not temporary(p) for p in out.iterdir())
 
 
 @contextlib.contextmanager
 def alone(out: Path):
     """Hold a run directory: two processes in one would release twice what is accounted once."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / LOCK, "w") as file:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / LOCK, "a")
+    except OSError as error:
+        check.fail("--out", "a place that can be written", f"{error.filename}: {error.strerror}")
+    with file:
         try:
             if fcntl is not None:                         # the kernel lets go of the lock, also after a kill
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             check.fail("--out", "a directory that no other process runs in", f"{out}", "Wait for it, or use another.")
+        except OSError as error:
+            check.fail("--out", "a file system with locks", f"{out}: {error.strerror}", "Two processes in one directory would "
+                       "go unnoticed: use a local directory.")
         yield
+
+
+@contextlib.contextmanager
+def told(out: Path, store: Store):
+    """A disk that is full or cannot be written, in words: what is lost, what is kept, how to go on."""
+    try:
+        yield
+    except ConnectionError:                               # of the terminal, or of another process
+        raise
+    except OSError as error:
+        last = store.latest()
+        kept = f"round {last} in {out}" if last else "none"
+        raise OSError(f"run {out}: need a disk that can be written; got {error.strerror or error}, for "
+                      f"{error.filename or 'a file'}. Last good checkpoint: {kept}. Make room, then --resume goes on.") from None
 
 
 def epsilons(plan, config, rounds):
@@ -82,61 +105,100 @@ def claims(plan, config, rounds) -> tuple:
     return () if config.mode == "sound" else printed.claims(plan, rounds, config.delta, config.paper)
 
 
-def train(config: Config, out, resume: bool = False, watch=lambda **seen: None) -> dict:
-    """Train one plan in directory `out` -> its entry of summary.json.
+def train(config: Config, out, resume: bool = False, watch=lambda **seen: None, mesh=None) -> dict | None:
+    """Train one plan in directory `out` -> its entry of summary.json; None in other processes than the first.
 
     Rounds run in segments that end at evaluations; a checkpoint is complete before the next segment begins.
-    `watch(round, accuracy, loss, epsilon)` is called after each evaluation.
+    `watch(round, accuracy, loss, epsilon)` is called after each evaluation.  `mesh` as of simulate; of several processes
+    (jfl.mesh.connect) the first one reads and writes, the others compute.
 
-    Errors   ValueError before anything is written; HealthError with the last good checkpoint kept.
+    Errors   ValueError before anything is written; HealthError, or OSError of a disk or of a process that is gone, with
+             the last good checkpoint kept.
     """
+    mesh = meshes.devices(mesh)
+    if not meshes.lead():
+        return _follow(config, mesh)
     out = claim(out, resume)
     asked = config
     idle.refuse_idle(config)
     plan, config = assemble.build(config)
-    every = int(schedule(config.rounds, None)[0]) if config.evaluate_every is None else config.evaluate_every
-    schedule(config.rounds, every)                        # refuses what is no cadence
+    every, planned = _planned(config)
     save_every = every if config.checkpoint_every is None else config.checkpoint_every
     check.whole("config", checkpoint_every=save_every)
     if save_every % every:
         check.fail("config", f"checkpoint_every to be a multiple of evaluate_every={every}", f"checkpoint_every={save_every}",
                    "A checkpoint is written behind an evaluation.")
-    planned = np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
     epsilons(plan, config, planned), claims(plan, config, config.rounds)      # refuse now what they would at the end
     jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))       # and shapes that do not fit
-    facts = dict(config=json.loads(json.dumps(report.plain(dataclasses.asdict(config)))), data=checksum(plan.fed))
-    _state(plan, config, out, resume, facts)[1].close()   # refuses before anything is written, also what was stored
-    with alone(out):
+    facts = _facts(plan, config)
+    with meshes.together():
+        meshes.alike("jfl train", str(facts))
+    with alone(out):                                      # also for reading: what another process writes would not fit together
         claim(out, resume)                                # again, now that nobody else can write
-        return _train(asked, plan, config, out, _state(plan, config, out, resume, facts), facts, planned, save_every, watch)
+        store, journal = Store(out), Journal(out, 1 if mesh is None else mesh.size)
+        run, branch, history, spent, beyond = _state(plan, config, out, resume, facts, store, journal)
+        with told(out, store):
+            for left in (p for folder in (out, store.folder) if folder.is_dir() for p in folder.iterdir() if temporary(p)):
+                left.unlink()
+            if journal.read() is None:                    # before any other file: one with files and no journal is refused
+                journal.announce(0, branch, **facts)
+            return _train(asked, plan, config, out, meshes.agree(run), branch, history, spent, beyond, facts, store,
+                          journal, planned, save_every, watch, mesh)
 
 
-def _state(plan, config, out, resume, facts):
-    """-> the run to go on with, its Store, history, seconds, rounds released twice, rounds released beyond the end."""
-    store, run = Store(out), start(jax.random.key(config.seed), plan)
+def _follow(config, mesh):
+    """The part of a process that is not the first: it computes the same rounds, and touches no file."""
+    plan, config = assemble.build(config)
+    key = jax.random.key(config.seed)
+    with meshes.together():
+        meshes.alike("jfl train", str(_facts(plan, config)))
+        run = meshes.agree(start(key, plan))
+    _, planned = _planned(config)
+    while (done := int(run.round)) < config.rounds:
+        n = int(planned[np.searchsorted(planned, done, side="right")]) - done
+        run = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh).run
+
+
+def _facts(plan, config) -> dict:
+    """What is run: stored beside it, and compared before it goes on."""
+    return dict(config=json.loads(json.dumps(report.plain(dataclasses.asdict(config)))), data=checksum(plan.fed))
+
+
+def _planned(config):
+    """Rounds between evaluations, and after which rounds they are."""
+    every = int(schedule(config.rounds, None)[0]) if config.evaluate_every is None else config.evaluate_every
+    schedule(config.rounds, every)                        # refuses what is no cadence
+    return every, np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
+
+
+def _state(plan, config, out, resume, facts, store, journal):
+    """-> the run to go on with, its branch, history, seconds, and rounds released beyond the end."""
+    run = start(jax.random.key(config.seed), plan)
     if not resume or not _files(out):
-        return run, store, {}, 0.0, 0, 0
-    journal = store.journal()
-    if journal is None:
+        return run, Branch(), {}, 0.0, 0
+    record = journal.read()
+    if record is None:
         check.fail("--resume", f"a run with its journal in {out}", "a directory without one", "Which rounds were seen "
-                   "is not known: start in another directory.")
-    _same(journal, facts, out)
-    history, spent = {}, 0.0
-    if store.latest() is not None:
-        meta = store.meta()
-        _same(meta, facts, out)
-        run, history, spent = store.restore(run), meta["history"], meta["seconds"]
+                   "is not known: start in another directory with another --seed.")
+    _same(record, facts, out)
+    if store.latest() is None:
+        history, spent, (run, branch) = {}, 0.0, rejoin(run, record, devices=journal.devices)
+    else:
+        saved = store.load()
+        _same(saved.meta, facts, out)
+        run, history, spent = store.restore(run, saved), saved.meta["history"], saved.meta["seconds"]
         if int(run.round) > config.rounds:
             check.fail("--rounds", f">= {int(run.round)}, the rounds done", config.rounds)
-    run, recomputed = resume_attempt(run, journal)
+        run, branch = rejoin(run, record, Branch(*saved.meta["branch"]), saved.digest, journal.devices)
     # rounds of this very program beyond where it is to stop now: charged, but not kept as released twice, since a
     # longer run would release the same again
-    same = int(run.attempt) == journal["attempt"]
-    return run, store, history, spent, recomputed, max(0, journal["until"] - config.rounds) if same else 0
+    same = branch.attempt == record["attempt"]
+    return run, branch, history, spent, max(0, record["until"] - config.rounds) if same else 0
 
 
-def _train(asked, plan, config, out, state, facts, planned, save_every, watch):
-    run, store, history, spent, recomputed, beyond = state
+def _train(asked, plan, config, out, run, branch, history, spent, beyond, facts, store, journal, planned, save_every, watch,
+           mesh):
+    recomputed = branch.recomputed
     charged = recomputed + beyond
     eps = epsilons(plan, config, planned + charged)
     eps = {} if eps is None else dict(zip(planned.tolist(), eps.tolist()))
@@ -146,9 +208,10 @@ def _train(asked, plan, config, out, state, facts, planned, save_every, watch):
     begun, compiling = time.perf_counter(), report.compile_seconds()
     while done < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
-        store.announce(done + n, int(run.attempt), recomputed, **facts)
+        journal.announce(done + n, branch, **facts)
+        (out / "summary.json").unlink(missing_ok=True)    # of a shorter run: its epsilon does not hold from here on
         try:
-            result = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate())
+            result = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh)
         except HealthError as error:
             raise HealthError(f"{error} Last good checkpoint: " + (f"round {saved} in {out}" if saved else "none") + ".",
                               error.run, error.health) from None
@@ -157,10 +220,9 @@ def _train(asked, plan, config, out, state, facts, planned, save_every, watch):
         for k, values in seen.items():
             history.setdefault(k, []).extend(values)
         if done - saved >= save_every or done == config.rounds:
-            store.save(run, dict(facts, history=history, seconds=spent + time.perf_counter() - begun))
+            store.save(run, dict(facts, branch=branch, history=history, seconds=spent + time.perf_counter() - begun))
             saved = done
         watch(round=done, accuracy=(seen.get("accuracy") or [None])[-1], loss=seen["loss"][-1], epsilon=eps.get(done))
-    store.close()
 
     total, compiling = spent + time.perf_counter() - begun, report.compile_seconds() - compiling
     guarantees = privacy(plan, config, config.rounds + charged)

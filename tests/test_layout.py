@@ -36,9 +36,9 @@ FLOORS = [
     "privacy.accounting privacy.calibration privacy.clients privacy.worth",
     "algorithms.base algorithms.fedavg algorithms.fedprox algorithms.fedsgd algorithms.scaffold algorithms.dpnfl "
     "algorithms.addpnfl algorithms.output_perturbation algorithms.padpfl algorithms.averaged algorithms.band_energies",
-    "plan printed round",
-    "mesh stream",
-    "simulate",
+    "plan printed round mesh",
+    "stream",
+    "simulate journal",
     "sweep",
     "config report",
     "assemble idle points",
@@ -50,7 +50,7 @@ FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}
 # a package stands where its highest module stands: importing it imports that
 FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default=len(FLOORS)) for p in PACKAGES}
 # packages whose import is slow, optional or loud: only inside the function that needs them
-HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "orbax", "tyro", "rich",
+HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "tyro", "rich",
          "h5py", "PIL", "array_record", "tensorboardX", "ray"}
 PUBLIC = """HealthError REPOSITORY algorithm algorithms bands batches bounded calibrate chain clip_adaptive clip_l2 clip_per_layer
 corrupt datasets divide epsilons federate fingerprint gaussian grad guarantee Guarantee guarantees heterogeneity mesh models partition plan population printed private_grad proxy round

@@ -58,8 +58,8 @@ def _decayed(decay, old, new):
 
 def _check(where, second_moment_of, adaptivity, initial, **decays):
     check.choice(where, ("diff", "momentum"), second_moment_of=second_moment_of)
-    check.positive(where, adaptivity=adaptivity)
-    check.nonnegative(where, **decays, **({} if initial is None else dict(initial=initial)))
+    check.positive(where, single=True, adaptivity=adaptivity)
+    check.nonnegative(where, single=True, **decays, **({} if initial is None else dict(initial=initial)))
     for name, value in decays.items():
         if check.concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
             check.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")

@@ -43,7 +43,7 @@ def averaged(algorithm: Algorithm, first=0) -> Algorithm:
     """
     if not isinstance(algorithm, Algorithm):
         check.fail("averaged", "an algorithm of jfl.algorithms", f"{algorithm!r}")
-    check.nonnegative("averaged", first=first)
+    check.nonnegative("averaged", single=True, first=first)
     server = dict(inner=algorithm.server, params=algorithm.params, first=check.scalar(first))
     return dataclasses.replace(algorithm, init=Fn(_init, dict(inner=algorithm.init)), params=Fn(_mean),
                                client=Fn(_client, dict(inner=algorithm.client)), server=Fn(_server, server))

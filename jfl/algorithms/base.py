@@ -1,5 +1,6 @@
 """How an algorithm is put together."""
-from ..core import Algorithm, Fn
+from .. import check
+from ..core import Algorithm, Fn, Release
 
 
 def _params(server):
@@ -19,5 +20,7 @@ def algorithm(init, client, server, *, releases=(), params=_params, name="algori
     Write functions at module level and bind their hyperparameters with jfl.core.Fn: then plans that differ in a
     number share one compiled program.
     """
+    if not isinstance(releases, (list, tuple)) or not all(isinstance(r, Release) for r in releases):
+        check.fail("algorithm", "releases, a tuple of jfl.core.Release", check.shown(releases), "() claims nothing about examples.")
     init, client, server, params = (f if isinstance(f, Fn) else Fn(f) for f in (init, client, server, params))
     return Algorithm(init, client, server, params, tuple(releases), name, stateful)

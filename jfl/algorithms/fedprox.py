@@ -18,7 +18,7 @@ def fedprox(grad, *, mu=0.1, **fedavg_options):
     The pull reads no example: it comes after clipping and noise and costs no privacy.  `mu` >= 0; all else as
     `fedavg`.
     """
-    check.nonnegative("fedprox", mu=mu)
+    check.nonnegative("fedprox", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)
     data = dict(base.client.data, mu=check.scalar(mu))
     return dataclasses.replace(base, client=Fn(_client, data), name="fedprox")

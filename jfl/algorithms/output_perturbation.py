@@ -62,7 +62,7 @@ def output_perturbation(grad, mechanism, *, lr=0.1, steps=10, batch=without_repl
     mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True)
     check.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
     if mu is not None:
-        check.nonnegative("output_perturbation", mu=mu)
+        check.nonnegative("output_perturbation", single=True, mu=mu)
     work = local.work(grad, batch, lr=lr, steps=steps)
     step = dict(step=local.server_step(server_lr, server_optimizer))
     client = Fn(_client, dict(work=work, mechanism=mechanism, mu=None if mu is None else check.scalar(mu)), dict(clip_steps=clip_steps))

@@ -60,10 +60,10 @@ def padpfl(grad, *, mu=0.1, lr=0.02, steps=5, batch=full(), upload="model", mech
     Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
     Source   Talaei, Izadi, 2024, Algorithm 1; the clip on a model bounds a client by 2 B, not by 2 B / rows.
     """
-    check.nonnegative("padpfl", mu=mu)
+    check.nonnegative("padpfl", single=True, mu=mu)
     check.choice("padpfl", ("model", "difference"), upload=upload)
     if inexactness is not None:
-        check.fraction("padpfl", inexactness=inexactness)
+        check.fraction("padpfl", single=True, inexactness=inexactness)
     if mechanism is not None:
         if not isinstance(mechanism, Mechanism) or not mech.clips(mechanism) or mech.adaptive(mechanism):
             check.fail("padpfl", 'mechanism = chain(bounded(..., "prox_erm"), total(), gaussian(z))', f"{mechanism!r}")

@@ -66,7 +66,7 @@ def scaffold(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=
     """
     work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     if warm_rounds is not None:
-        check.nonnegative("scaffold", warm_rounds=warm_rounds)
+        check.nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
     warm = None if warm_rounds is None else check.scalar(warm_rounds)
     both = dict(step=local.server_step(server_lr, server_optimizer), warm=warm,
                 scale=Fn(_rates, dict(lr=work.lr), dict(steps=steps)))

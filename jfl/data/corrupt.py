@@ -47,7 +47,7 @@ def salt_and_pepper(fed: Federation, density, *, seed: int = 0, low=None, high=N
     if not jnp.issubdtype(fed.x.dtype, jnp.floating):
         check.fail(where, "features of float", f"dtype {fed.x.dtype}", "Tokens are no numbers.")
     x = np.array(fed.x)
-    low, high = x.min() if low is None else low, x.max() if high is None else high
+    low, high = float(x.min()) if low is None else low, float(x.max()) if high is None else high
     ends = [check.array(where, name, value) for name, value in dict(low=low, high=high).items()]
     if any(end.ndim or end.dtype.kind not in "iuf" for end in ends) or not -np.inf < ends[0] <= ends[1] < np.inf:
         check.fail(where, "two finite numbers low <= high", f"low={check.shown(low)}, high={check.shown(high)}")

@@ -55,8 +55,8 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     >>> digits().x.shape, digits().x_test.shape
     ((1438, 8, 8, 1), (359, 8, 8, 1))
     """
-    check.fraction("datasets.digits", test_fraction=test_fraction)
-    check.whole("datasets.digits", least=0, seed=seed)
+    check.fraction("datasets.digits", single=True, test_fraction=test_fraction)
+    check.seed("datasets.digits", seed=seed)
     from sklearn.datasets import load_digits
     images, labels = load_digits(return_X_y=True)
     rng = np.random.default_rng(seed)
@@ -189,7 +189,7 @@ def _checked(where, x, y, x_test, y_test, classes):
     if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
         check.fail(where, "rows of x and x_test of one shape and kind",
                    f"x {x.dtype}{list(x.shape)}, x_test {x_test.dtype}{list(x_test.shape)}")
-    labels = {"y": (np.asarray(y), len(x)), "y_test": (np.asarray(y_test), len(x_test))}
+    labels = {"y": (check.array(where, "y", y), len(x)), "y_test": (check.array(where, "y_test", y_test), len(x_test))}
     for key, (value, rows) in labels.items():
         if value.shape != (rows,):
             check.fail(where, f"{key} of shape [{rows}], one label a row", f"shape {list(value.shape)}",
@@ -216,7 +216,7 @@ def _checked(where, x, y, x_test, y_test, classes):
 
 
 def _features(where, key, value):
-    value = np.asarray(value)
+    value = check.array(where, key, value)
     if value.ndim == 0 or len(value) < 1:
         check.fail(where, f"at least one row in {key}", f"shape {list(value.shape)}")
     if value.dtype == np.uint8:

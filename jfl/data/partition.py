@@ -27,7 +27,8 @@ class Partition:
 
     def assign(self, labels) -> tuple[list[np.ndarray], str]:
         """Labels [n] -> rows of each client, and a sentence for the manifest (empty: nothing to say)."""
-        labels, where = np.asarray(labels), f"partition.{self.name}"
+        where = f"partition.{self.name}"
+        labels = check.array(where, "labels", labels)
         if self.split is None:
             check.fail(where, "the owners of the rows", "none", "federate(dataset, partition.natural()) takes the "
                        "dataset's; else give one owner a row.")
@@ -75,8 +76,7 @@ def dirichlet(clients: int, alpha: float, min_rows: int = 1, balanced: bool = Fa
     >>> min(len(rows) for rows in split(np.arange(100) % 10))
     20
     """
-    _single("dirichlet", alpha=alpha)
-    check.positive("partition.dirichlet", "Small alpha is heterogeneous, 100 nearly iid.", alpha=alpha)
+    check.positive("partition.dirichlet", "Small alpha is heterogeneous, 100 nearly iid.", single=True, alpha=alpha)
     check.whole("partition.dirichlet", least=0, min_rows=min_rows)
     check.choice("partition.dirichlet", (False, True), balanced=balanced)
     return _partition("dirichlet", clients, seed, partial(deal.dirichlet, alpha=float(alpha), min_rows=int(min_rows),
@@ -120,9 +120,8 @@ def labels(clients: int, classes_per_client: int, rows: int | None = None, expon
     >>> sorted(int(y[rows].mean()) for rows in labels(4, 1, rows=24)(y))
     [0, 0, 0, 1]
     """
-    _single("labels", exponent=exponent)
     check.whole("partition.labels", classes_per_client=classes_per_client)
-    check.nonnegative("partition.labels", exponent=exponent)
+    check.nonnegative("partition.labels", single=True, exponent=exponent)
     least = classes_per_client if min_rows is None else min_rows
     check.whole("partition.labels", "A client needs a row of each of its classes.", least=classes_per_client,
                 min_rows=least)
@@ -143,8 +142,7 @@ def power_law(clients: int, exponent: float = 1.0, min_rows: int = 1, seed: int 
     >>> sorted(len(rows) for rows in power_law(clients=4, exponent=1)(np.zeros(25, int)))
     [3, 4, 6, 12]
     """
-    _single("power_law", exponent=exponent)
-    check.nonnegative("partition.power_law", exponent=exponent)
+    check.nonnegative("partition.power_law", single=True, exponent=exponent)
     check.whole("partition.power_law", min_rows=min_rows)
     return _partition("power_law", clients, seed, partial(deal.power_law, exponent=float(exponent),
                                                           min_rows=int(min_rows)))
@@ -167,8 +165,7 @@ def similarity(clients: int, share: float, rows: int | None = None, by: str = "c
     >>> [np.unique(y[rows]).tolist() for rows in similarity(10, 0.0)(y)[:3]]
     [[0], [1], [2]]
     """
-    _single("similarity", share=share)
-    check.nonnegative("partition.similarity", "1 is iid, 0 one kind a client.", share=share)
+    check.nonnegative("partition.similarity", "1 is iid, 0 one kind a client.", single=True, share=share)
     if share > 1:
         check.fail("partition.similarity", "share in [0, 1]", f"share={share!r}", "1 is iid, 0 one kind a client.")
     if rows is not None:
@@ -191,7 +188,7 @@ def sizes(rows, *, classes_per_client: int | None = None, seed: int = 0) -> Part
     >>> [len(rows) for rows in sizes([2, 3, 1])([0, 1, 0, 1, 0, 1, 0])]
     [2, 3, 1]
     """
-    if isinstance(rows, str) or np.ndim(rows) != 1 or not len(rows):
+    if isinstance(rows, str) or check.array("partition.sizes", "rows", rows).ndim != 1 or not len(rows):
         check.fail("partition.sizes", "rows, a whole number for each client", f"rows={rows!r}", "Give [150] * 60.")
     least = 1
     if classes_per_client is not None:
@@ -214,9 +211,9 @@ def natural(owners=None, seed: int = 0) -> Partition:
     [[0, 2], [1]]
     """
     if owners is None:
-        check.whole("partition.natural", least=0, seed=seed)
+        check.seed("partition.natural", seed=seed)
         return Partition("natural", 0, int(seed), None)
-    owners = np.asarray(owners)
+    owners = check.array("partition.natural", "owners", owners)
     if owners.ndim != 1 or not len(owners) or owners.dtype.kind not in "biuUS":
         check.fail("partition.natural", "one owner a row, integers or strings",
                    f"shape {list(owners.shape)}, dtype {owners.dtype}")
@@ -226,12 +223,5 @@ def natural(owners=None, seed: int = 0) -> Partition:
 
 def _partition(name, clients, seed, split):
     check.whole(f"partition.{name}", clients=clients)
-    check.whole(f"partition.{name}", least=0, seed=seed)
+    check.seed(f"partition.{name}", seed=seed)
     return Partition(name, int(clients), int(seed), split)
-
-
-def _single(name, **values):
-    for key, value in values.items():
-        if np.ndim(value):
-            check.fail(f"partition.{name}", f"a single number {key}", f"{key}={value!r}",
-                       "Make one partition for each value.")

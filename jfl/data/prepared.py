@@ -43,6 +43,8 @@ def read(where, name, data_dir, download) -> tuple[dict, str]:
 
 def _places(data_dir) -> list[Path]:
     if data_dir is not None:
+        if not isinstance(data_dir, (str, os.PathLike)):
+            check.fail("datasets", "data_dir, a path", check.shown(data_dir))
         return [Path(data_dir).expanduser(), Path(data_dir).expanduser() / "tfds"]
     own = os.environ.get("JFL_DATA_DIR")
     places = [Path(own).expanduser() / "tfds", Path(own).expanduser()] if own else []

@@ -7,6 +7,7 @@ import numpy as np
 from .. import check
 from . import deal
 
+MOST = 2 ** 31       # numbers in x: 8 GiB
 MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "lognormal", "power_law")
 
 
@@ -15,8 +16,11 @@ def generate(where, alpha, beta, clients, rows, features, classes, label_noise, 
     """x, y, x_test, y_test and the owner of each training row; the arguments are those of `datasets.synthetic`."""
     check.whole(where, clients=clients, features=features, min_rows=min_rows)
     check.whole(where, least=2, classes=classes)
-    check.whole(where, least=0, seed=seed)
-    check.nonnegative(where, alpha=alpha, beta=beta, label_noise=label_noise, test_fraction=test_fraction, skew=skew)
+    check.seed(where, seed=seed)
+    numbers = dict(alpha=alpha, beta=beta, label_noise=label_noise, test_fraction=test_fraction, skew=skew)
+    check.nonnegative(where, single=True, **numbers)
+    alpha, beta, label_noise, test_fraction, skew = map(float, numbers.values())
+    clients, features, classes, min_rows = map(int, (clients, features, classes, min_rows))
     check.choice(where, MEANS, means=means)
     check.choice(where, SCALES, scale=scale)
     check.choice(where, (False, True), iid=iid)
@@ -27,6 +31,10 @@ def generate(where, alpha, beta, clients, rows, features, classes, label_noise, 
     if iid and (alpha or beta):
         check.fail(where, "alpha = beta = 0 beside iid=True", f"alpha={alpha!r}, beta={beta!r}",
                    "One classifier for all clients has no spread.")
+    count = check.array(where, "rows", rows)
+    if count.dtype.kind in "iu" and count.size and float(count.mean()) * clients * features > MOST or features * classes > MOST:
+        check.fail(where, f"at most {MOST} numbers in x and in a classifier", f"clients={clients}, rows={check.shown(rows)}, "
+                   f"features={features}, classes={classes}", "Lower one of them.")
     size = _sizes(where, rows, clients, sizes, skew, min_rows, seed)
     test = np.minimum(np.round(test_fraction * size).astype(int), size - 1)
     if not test.any():
@@ -74,6 +82,7 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
                        f"{size.dtype}{list(size.shape)} and sizes={sizes!r}")
         return size
     check.whole(where, rows=rows)
+    rows = int(rows)
     if sizes == "equal":
         return np.full(clients, rows)
     if min_rows > rows:

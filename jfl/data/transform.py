@@ -110,7 +110,7 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
     if not isinstance(dataset, Dataset):
         check.fail("transform.public", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays.")
     check.whole("transform.public", rows=rows)
-    check.whole("transform.public", least=0, seed=seed)
+    check.seed("transform.public", seed=seed)
     n = len(dataset.x)
     if rows >= n:
         check.fail("transform.public", f"fewer than the {n} training rows", f"rows={rows}")
@@ -137,7 +137,7 @@ def _flat(x):
 def _fitted(name, x, public):
     if public is None:
         return _flat(x)
-    public = np.asarray(public)
+    public = check.array(f"transform.{name}", "public", public)
     if public.shape[1:] != x.shape[1:] or public.dtype.kind not in "buif" or not len(public):
         check.fail(f"transform.{name}", f"public rows of numbers, shape [p, {', '.join(map(str, x.shape[1:]))}]",
                    f"{public.dtype}{list(public.shape)}")

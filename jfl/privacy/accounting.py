@@ -18,7 +18,7 @@ from .tight import epsilon as epsilon
 from .tight import solve_noise as solve_noise
 from .tight import solve_rate as solve_rate
 from .tight import solve_rounds as solve_rounds
-from .worth import choices, choose, entries_of, guarantee_of, overflowing
+from .worth import MOST, choices, choose, entries_of, guarantee_of, overflowing
 
 BARE = "no mechanism that the plan declares adds noise"
 
@@ -57,6 +57,7 @@ def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | 
     """
     options = dict(cap=cap, quantile=quantile, realised=realised)
     told = any(v is not None for v in options.values())
+    check.whole("jfl.guarantee", least=0, most=MOST, uplinks=uplinks)
     if not isinstance(plan, Plan):
         if uplinks:
             check.fail("jfl.guarantee", "one plan beside uplinks", "segments", "Take the server's view of all of them.")
@@ -86,7 +87,7 @@ def epsilons(plan: Plan, rounds, delta: float = 1e-5, unit: str | None = None, v
     Shapes   rounds Int[m] >= 0 -> Float64[m], which does not fall as rounds grow.
     Errors   ValueError as `guarantee`.
     """
-    times = np.asarray(rounds)
+    times = check.array("jfl.epsilons", "rounds", rounds)
     if times.ndim != 1 or times.dtype.kind not in "iu" or (times < 0).any():
         check.fail("jfl.epsilons", "rounds: whole numbers >= 0, Int[m]", f"{rounds!r}")
     entries = entries_of(plan, max(int(times.max(initial=1)), 1), delta)
@@ -102,7 +103,6 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
     The uploads of the others leak too.  Where theirs are seen their noise hides nobody; at worst they are all seen in
     the same rounds, and in others than the client's own: 1 / variance is convex.
     """
-    check.whole("jfl.guarantee", uplinks=uplinks)
     if view != "third_party" or told or uplinks > rounds:
         check.fail("jfl.guarantee", "view='third_party' and at most `rounds` beside uplinks, and no cap, quantile or "
                    "realised", f"view={view!r}, uplinks={uplinks}, rounds={rounds}",
@@ -129,7 +129,7 @@ def _bare(delta, unit, adjacency, view):
 
 
 def _segments(segments, rounds, delta, unit, view, adjacency, told):
-    segments = list(segments)
+    segments = list(segments) if isinstance(segments, (list, tuple)) else []
     if rounds is not None or told or not segments or not all(
             isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan) for s in segments):
         check.fail("jfl.guarantee", "a Plan and rounds, or a list of (plan, rounds) alone", f"rounds={rounds!r}",

@@ -72,17 +72,18 @@ def pixels(like, shape, leaves=None) -> Bands:
              leaves: positions of the leaves to transform, in tree order; None: all that fit.
     Errors   ValueError if no leaf fits, or one of `leaves` does not.
     """
-    where, shape = "bands.pixels", tuple(shape)
+    where = "bands.pixels"
+    shape = check.several(where, shape=shape)
     if not 1 <= len(shape) <= 3:
         check.fail(where, "shape (d,), (h, w) or (h, w, c)", f"{shape}")
     for n in shape:
         check.whole(where, length=n)
     shapes = _shapes(where, like)
     fits = [i for i, s in enumerate(shapes) if s and s[0] == math.prod(shape) and math.prod(shape[:2]) > 1]
-    chosen = fits if leaves is None else list(leaves)
-    if not chosen or set(chosen) - set(fits):
+    chosen = fits if leaves is None else check.several(where, leaves=leaves)
+    if not chosen or not all(type(i) is int and i in fits for i in chosen):
         check.fail(where, f"leaves with {math.prod(shape)} entries on their first axis",
-                   f"shapes {[shapes[i] if 0 <= i < len(shapes) else None for i in chosen] or list(shapes)}",
+                   f"shapes {list(shapes)}, leaves={check.shown(leaves)}",
                    "Bands follow the pixels of a dense layer's weight; use bands.per_layer for other models.")
     grids = [shape[:2] if i in chosen else (1,) for i in range(len(shapes))]
     columns = [(math.prod(s) // math.prod(grid),) for s, grid in zip(shapes, grids)]
@@ -100,6 +101,7 @@ def _shapes(where, like):
 
 def _table(bands) -> np.ndarray:
     """Float64[4, n]: block, level, leaves and size of each band."""
+    check.kind("bands", Bands, "jfl.bands", bands=bands)
     rows = []
     for i, block in enumerate(bands.blocks):
         top, split, columns = haar.height(*block.grid), 2 ** len(block.grid), math.prod(block.columns)

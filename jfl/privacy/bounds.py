@@ -261,5 +261,6 @@ def _law(event, loss):
 
 
 def check_delta(delta):
-    if not (np.ndim(delta) == 0 and 0 < float(delta) < 1):
-        check.fail("jfl.guarantee", "delta in (0, 1)", f"delta={delta!r}", "Below 1 / (number of examples) is usual.")
+    found = check.array("jfl.guarantee", "delta", delta)
+    if found.ndim or found.dtype.kind not in "iuf" or not 0 < found < 1:
+        check.fail("jfl.guarantee", "delta in (0, 1)", f"delta={check.shown(delta)}", "Below 1 / (number of examples) is usual.")

@@ -28,6 +28,7 @@ def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = 
     Errors   ValueError as `guarantee`; if the plan has no noise stage; if epsilon is out of reach of a multiplier.
     """
     check.choice("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
+    check.positive("jfl.calibrate", epsilon=epsilon)
     if (rounds is None) != (over == "rounds"):
         check.fail("jfl.calibrate", "rounds, unless over='rounds' finds them", f"rounds={rounds!r}, over={over!r}")
     entries = entries_of(plan, 1 if rounds is None else rounds, delta)

@@ -95,7 +95,7 @@ def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
         check.whole(where, cap=cap)
         return np.minimum(planned, cap), 0.0, "conditional", (ASSERTED.format(cap),)
     if quantile is not None:
-        check.fraction(where, quantile=quantile)
+        check.fraction(where, single=True, quantile=quantile)
         if sampler.scheme in UNKNOWN:
             return planned, 0.0, "proved", who(plan, "server")
         from scipy import stats  # half a second: not at import
@@ -104,7 +104,7 @@ def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
         most = stats.binom.isf(float(quantile), trials, np.broadcast_to(chance, clients))
         return np.minimum(most.astype(int), trials), float(quantile), "proved", (LIKELY.format(quantile),)
     if realised is not None:
-        seen = np.asarray(realised)
+        seen = check.array(where, "realised", realised)
         if seen.shape != (clients,) or seen.dtype.kind not in "iu" or (seen < 0).any() or (seen > trials).any():
             check.fail(where, f"realised: whole numbers in 0..{trials}, Int[{clients}]", f"{realised!r}")
         return seen, 0.0, "descriptive", (SEEN,)

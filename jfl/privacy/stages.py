@@ -52,7 +52,7 @@ def _level(where, do="", **given):
     (name, value), = given.items()
     if callable(value):
         return value if isinstance(value, Fn) else Fn(value)
-    check.positive(where, do, **{name: value})
+    check.positive(where, do, single=True, **{name: value})
     _not_tiny(where, **{name: value})
     return check.scalar(value)
 
@@ -150,7 +150,7 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
     if not limits:
         check.fail("clip_per_layer", "one bound, or one for each leaf", f"bounds={bounds!r}")
     for b in limits:
-        check.positive("clip_per_layer", bound=b)
+        check.positive("clip_per_layer", single=True, bound=b)
         _not_tiny("clip_per_layer", bound=b)
     if len(limits) == 1:
         if layers is None:
@@ -192,8 +192,8 @@ def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1) -> Sta
     Errors   ValueError outside those ranges; refused inside `private_grad` (a client keeps no clip norm).
     Source   Andrew et al., NeurIPS 2021, with the joint release of one vector.
     """
-    check.positive("clip_adaptive", initial=initial, count=count, lr=lr, indicator=indicator)
-    check.fraction("clip_adaptive", quantile=quantile)
+    check.positive("clip_adaptive", single=True, initial=initial, count=count, lr=lr, indicator=indicator)
+    check.fraction("clip_adaptive", single=True, quantile=quantile)
     data = {k: check.scalar(v) for k, v in dict(indicator=indicator, quantile=quantile, lr=lr, count=count).items()}
     return Stage(Fn(_clip_adaptive, data), Fn(_adaptive_bound, data), state=check.scalar(initial),
                  update=Fn(_adapt, data), name="clip_adaptive")
@@ -215,7 +215,7 @@ def bounded(value, reason: str) -> Stage:
     Units    as of `clip_l2`.
     """
     check.choice("bounded", ("upload", "prox_erm"), reason=reason)
-    check.positive("bounded", value=value)
+    check.positive("bounded", single=True, value=value)
     data = dict(value=check.scalar(value))
     return Stage(Fn(_as_it_is, data), Fn(_declared, data), name="bounded" if reason == "upload" else reason)
 
@@ -240,7 +240,7 @@ def gaussian(noise_multiplier=None, *, std=None, shape: Shape | None = None, gen
     if (noise_multiplier is None) == (std is None):
         check.fail("gaussian", "either noise_multiplier or std", f"noise_multiplier={noise_multiplier!r}, std={std!r}")
     name, value = ("std", std) if noise_multiplier is None else ("noise_multiplier", noise_multiplier)
-    if not callable(value) and np.ndim(value) == 1:
+    if not callable(value) and check.ndim("gaussian", name, value) == 1:
         check.positive("gaussian", **{name: value})
         if not np.size(value):
             check.fail("gaussian", f"{name} of each client", "none")
@@ -272,5 +272,5 @@ def divide(n) -> Stage:
     if isinstance(n, str):
         check.choice("divide", ("size", "weight"), n=n)
         return Stage(Fn(_divide_realised), name=f"divide_by_{n}", role="post")
-    check.positive("divide", n=n)
+    check.positive("divide", single=True, n=n)
     return Stage(Fn(_divide, dict(n=check.scalar(n))), name="divide", role="post")

@@ -16,6 +16,7 @@ LOSS_DISTRIBUTION = "pld"
 PARTS = 64                                                # of an event, in one privacy-loss distribution
 CLIENTS = 8                                               # that are refined while looking for the worst one
 LEAST = np.float32(1e-3)                                  # noise multiplier that is tried
+FINEST = 1e-25                                            # delta below which rounding eats a distribution's gain
 REPEATS = 1e7                                             # beyond, the grid's slack is larger than its gain
 
 
@@ -69,7 +70,7 @@ def epsilon_of(found, times: int, delta: float) -> tuple[float, str]:
 
 def _distribution(event, times, delta):
     """The epsilon of the privacy-loss distribution; inf where there is none, or none that could be better."""
-    if not takes(event, times):
+    if delta < FINEST or not takes(event, times):
         return math.inf, LOSS_DISTRIBUTION
     try:
         return pld.pld_epsilon(_spread(event), times, delta)[0], LOSS_DISTRIBUTION

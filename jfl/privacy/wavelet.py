@@ -58,10 +58,9 @@ def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
              (on MNIST it gained less than energies of public rows, and in one setting of seven only).
     Source   spec of Ranaweera et al., 2025, section 3.6: not in the paper.
     """
-    if check.concrete(exponent) and not np.all(np.isfinite(exponent)):
-        check.fail("wavelet.ellipsoid", "a finite exponent", f"{exponent!r}")
-    if check.concrete(exponent) and np.max(np.abs(exponent)) > 4:
-        check.fail("wavelet.ellipsoid", "an exponent within -4 and 4", f"{exponent!r}", "0 to 1/2 is usual.")
+    given = check.array("wavelet.ellipsoid", "exponent", exponent) if check.concrete(exponent) else np.zeros(())
+    if given.ndim or given.dtype.kind not in "iuf" or not abs(given) <= 4:
+        check.fail("wavelet.ellipsoid", "an exponent within -4 and 4", check.shown(exponent), "0 to 1/2 is usual.")
     if energies is None:
         return shape(bands, jnp.asarray(haar.prior(bands)) ** (jnp.asarray(exponent, jnp.float32) / 2))
     _one_each("wavelet.ellipsoid", bands, least=0.0, energies=energies)
@@ -84,9 +83,8 @@ def weighted(bands: Bands) -> Shape:
 
 def _one_each(where, bands, least=None, **values):
     (name, value), = values.items()
-    if not isinstance(bands, Bands):
-        check.fail(where, "bands of jfl.bands", f"{bands!r}")
-    if np.shape(value) != (haar.count(bands),):
+    check.kind(where, Bands, "jfl.bands", bands=bands)
+    if check.ndim(where, name, value) != 1 or np.shape(value) != (haar.count(bands),):
         check.fail(where, f"one of {name} for each of {haar.count(bands)} bands", f"shape {np.shape(value)}")
     (check.positive if least is None else check.nonnegative)(where, **values)
 
@@ -182,7 +180,8 @@ def published(reading: str, bound, noise_multiplier, bands: Bands, *, calibratio
     """
     check.choice("wavelet.published", READINGS, reading=reading)
     check.choice("wavelet.published", CALIBRATIONS, calibration=calibration)
-    check.positive("wavelet.published", bound=bound, noise_multiplier=noise_multiplier, max_weight=max_weight)
+    check.positive("wavelet.published", single=True, bound=bound, noise_multiplier=noise_multiplier, max_weight=max_weight)
+    check.choice("wavelet.published", (False, True), unsound=unsound)
     sound = reading in ("R5", "R6") and calibration == "plain"
     if not (sound or unsound):
         check.fail("wavelet.published", "unsound=True for a mechanism without the privacy that it states",

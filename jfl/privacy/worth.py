@@ -4,11 +4,12 @@ import math
 import numpy as np
 
 from .. import check
-from ..core import Guarantee
+from ..core import Guarantee, Plan
 from . import events, ledger
 from .bounds import EXACT, bounds, check_delta
 from .tight import epsilon_of
 
+MOST = 10 ** 12      # rounds
 
 class Overflow(ValueError):
     """No epsilon settles: draws that find no slot take all of delta."""
@@ -69,7 +70,8 @@ def overflowing(entry, times, delta):
 # --- choice --------------------------------------------------------------------------------------------------------
 
 def entries_of(plan, rounds, delta):
-    check.whole("jfl.guarantee", rounds=rounds)
+    check.kind("jfl.guarantee", Plan, "jfl.plan", plan=plan)
+    check.whole("jfl.guarantee", most=MOST, rounds=rounds)
     check_delta(delta)
     return ledger.entries(plan, rounds)
 

@@ -1,0 +1,37 @@
+"""What tests/test_hosts.py runs in each of several processes: `python tests/on_hosts.py PROCESSES PROCESS PORT NAME...`.
+
+Process 0 prints a JSON line of results for each case.
+"""
+import json
+import sys
+
+import jax
+import numpy as np
+from conftest import flat, make_federation, noisy_grad, squared, start_params
+from test_scale import on_host
+
+import jfl
+
+
+def results(names, mesh=None):
+    """Of a run with rows on the device (fedavg), and of one with rows on the host whose clients remember (scaffold)."""
+    fed = make_federation()
+    for name in names:
+        rows = dict(fedavg=fed, scaffold=on_host(fed))[name]
+        algorithm = getattr(jfl.algorithms, name)(noisy_grad(), lr=0.3, steps=2, batch=jfl.batches.without_replacement(3))
+        plan = jfl.plan(rows, jfl.task(start_params(), squared), algorithm, jfl.sampling.without_replacement(7, 5))
+        first = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=2, mesh=mesh)
+        out = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=1, mesh=mesh, start=first.run)
+        yield name, flat((out.params, out.metrics.loss, out.run.own))
+
+
+def main(processes, process, port, *names):
+    jfl.mesh.connect(f"127.0.0.1:{port}", int(processes), int(process))
+    assert jax.process_count() == int(processes) == len(jax.devices())
+    for name, values in results(names, "auto"):
+        if jfl.mesh.lead():
+            print(json.dumps(dict(name=name, values=np.asarray(values).tolist())), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
