@@ -123,11 +123,11 @@ def poisson(batch: float | None = None, *, rate=None, capacity: int | None = Non
     if (batch is None) == (rate is None):
         check.fail("batches.poisson", "either batch (expected rows) or rate", f"batch={batch!r}, rate={rate!r}")
     if batch is not None:
-        check.positive("batches.poisson", batch=batch)
+        check.positive("batches.poisson", single=True, batch=batch)
         if capacity is None:
             capacity = _chernoff(float(batch))
     else:
-        check.fraction("batches.poisson", rate=rate)
+        check.fraction("batches.poisson", single=True, rate=rate)
         if capacity is None:
             check.fail("batches.poisson", "capacity beside rate", "capacity=None",
                        "Reserve about rate * rows + 8 * sqrt(rate * rows) + 30 slots, or give batch instead.")

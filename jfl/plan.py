@@ -183,7 +183,7 @@ def _weights(weights, fed, sampler):
     if isinstance(weights, str):
         check.choice("plan", ("uniform", "size"), weights=weights)
         weights = fed.size if weights == "size" else jnp.ones(clients)
-    if np.shape(weights) != (clients,):
+    if check.ndim("plan", "weights", weights) != 1 or np.shape(weights) != (clients,):
         check.fail("plan", f'weights "uniform", "size", one number for each of {clients} clients, or a function of the '
                    "round", f"shape {np.shape(weights)}")
     check.nonnegative("plan", weights=weights)

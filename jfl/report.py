@@ -238,8 +238,11 @@ def _figure(size):
 
 def _save(figure, path):
     temporary = path.with_name("." + path.name)
-    figure.savefig(temporary, dpi=140, format=path.suffix[1:].lower())
-    temporary.replace(path)
+    try:
+        figure.savefig(temporary, dpi=140, format=path.suffix[1:].lower())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def picture(path, groups: list[dict], title: str):

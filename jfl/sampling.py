@@ -207,7 +207,8 @@ def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
     True
     """
     check.whole("sampling.poisson", clients=clients)
-    check.fraction("sampling.poisson", rate=rate)
+    clients = int(clients)
+    check.fraction("sampling.poisson", single=True, rate=rate)
     if capacity is None:
         capacity = tail_capacity(clients, rate, "sampling.poisson")
     check.whole("sampling.poisson", capacity=capacity)
@@ -262,7 +263,7 @@ def first_responders(clients: int, cohort: int, latency=None, *, jitter=1.0) -> 
     """
     where = "sampling.first_responders"
     _fits(where, clients, cohort)
-    check.fraction(where, jitter=jitter)
+    check.fraction(where, single=True, jitter=jitter)
     if latency is None:
         return without_replacement(clients, cohort)
     check.positive(where, latency=latency)

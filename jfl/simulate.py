@@ -79,8 +79,8 @@ def schedule(rounds: int, every: int | None) -> np.ndarray:
     if every is None:
         every = max(1, round_up(rounds / 20))
     check.whole("simulate", evaluate_every=every)
-    full, rest = divmod(rounds, every)
-    return np.array([every] * full + [rest] * (rest > 0), np.int32)
+    full, rest = divmod(int(rounds), int(every))
+    return np.append(np.full(full, every, np.int32), np.full(rest > 0, rest, np.int32))
 
 
 def round_up(x) -> int:
@@ -105,7 +105,12 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     Plans of one structure share one compiled program, whatever their numbers.  Of a `jfl.population` each round is one
     program, while the next cohort's rows are fetched; what clients remember is then in numpy arrays.
     """
-    check.choice("simulate", Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(tolerate)})
+    check.kind("simulate", Plan, "jfl.plan", plan=plan)
+    if not isinstance(key, (jax.Array, np.ndarray)):
+        check.fail("simulate", "a key such as jax.random.key(0)", check.shown(key))
+    check.choice("simulate", Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(check.several("simulate", tolerate=tolerate))})
+    if start is not None:
+        check.kind("simulate", Run, "an earlier output", start=start)
     counts = schedule(rounds, evaluate_every)
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
     key, data = as_key(key), fingerprint(plan.fed)

@@ -54,8 +54,9 @@ def copied(states):
         x, step = np.asarray(x), max(1, BLOCK * len(x) // max(x.size, 1))
         out = np.zeros(x.shape, x.dtype)
         for i in range(0, len(x), step):
-            if x[i:i + step].any():
-                out[i:i + step] = x[i:i + step]
+            some = x[i:i + step]
+            there = np.flatnonzero(some.reshape(len(some), -1).any(1))
+            out[i + there] = some[there]
         return out
 
     return jax.tree.map(one, states)

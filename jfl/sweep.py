@@ -64,6 +64,8 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     points = points_of(axes) if points is None else [dict(p) for p in points]
     if not points:
         check.fail("sweep", "at least one point", "none")
+    if not callable(make_plan):
+        check.fail("sweep", "make_plan, a function that gives a plan", check.shown(make_plan))
     counts = schedule(rounds, evaluate_every)
     meshes.devices(mesh, len(points))                     # refuses what is none
     takes = inspect.signature(make_plan).parameters

@@ -39,6 +39,8 @@ def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federati
     check.nonnegative("federate", holdout=holdout)
     if np.ndim(holdout) or holdout >= 1:
         check.fail("federate", "holdout in [0, 1)", f"holdout={holdout!r}", "0.2 keeps a fifth of each client.")
+    if not callable(partition):
+        check.fail("federate", "a partition of jfl.partition, or a function of the labels", check.shown(partition))
     rows = _owned(_bound(partition, dataset)(y), len(y))
     rng = np.random.default_rng([getattr(partition, "seed", 0), 1])     # not the stream that dealt the rows
     rows = [rng.permutation(part) for part in rows]
