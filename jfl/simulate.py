@@ -80,7 +80,7 @@ def schedule(rounds: int, every: int | None) -> np.ndarray:
         every = max(1, round_up(rounds / 20))
     check.whole("simulate", evaluate_every=every)
     full, rest = divmod(int(rounds), int(every))
-    return np.append(np.full(full, every, np.int32), np.full(rest > 0, rest, np.int32))
+    return np.append(np.full(full, every, np.int32), np.full(int(rest > 0), rest, np.int32))
 
 
 def round_up(x) -> int:
