@@ -6,6 +6,7 @@ is read once the round before has written it, and written back once a round.
 import concurrent.futures
 import dataclasses
 import functools
+import mmap
 
 import jax
 import jax.numpy as jnp
@@ -43,16 +44,26 @@ def start(key, plan: Plan) -> Run:
 
     def every(x):
         x = np.asarray(x)
-        return np.repeat(x, clients, 0) if x.any() else np.zeros((clients, *x.shape[1:]), x.dtype)
+        return np.repeat(x, clients, 0) if x.any() else _zeros((clients, *x.shape[1:]), x.dtype)
 
     return dataclasses.replace(run, own=jax.tree.map(every, run.own))
+
+
+def _zeros(shape, dtype):
+    """Zeros that take memory by the small page that is written; np.zeros of this size takes pages of 2 MB."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if size < BLOCK or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return np.zeros(shape, dtype)
+    held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    held.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(held, dtype).reshape(shape)
 
 
 def copied(states):
     """A copy that leaves zeros without memory."""
     def one(x):
         x, step = np.asarray(x), max(1, BLOCK * len(x) // max(x.size, 1))
-        out = np.zeros(x.shape, x.dtype)
+        out = _zeros(x.shape, x.dtype)
         for i in range(0, len(x), step):
             some = x[i:i + step]
             there = np.flatnonzero(some.reshape(len(some), -1).any(1))

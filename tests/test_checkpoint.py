@@ -134,7 +134,9 @@ cli.main(sys.argv[3:])
 """
 
 
-@pytest.mark.parametrize("where, at, last", [("computing", 6, 4), ("saving", 4, 2), ("computing", 1, None)])
+@pytest.mark.parametrize("where, at, last", [
+    pytest.param("computing", 6, 4, marks=pytest.mark.slow), ("saving", 4, 2),
+    pytest.param("computing", 1, None, marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_to_the_straight_one(straight, programs, tmp_path, where, at, last):
     out = tmp_path / "run"
     (tmp_path / "run.toml").write_text(config.dump(dataclasses.asdict(STATEFUL)))

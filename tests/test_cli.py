@@ -399,6 +399,7 @@ def test_conflicting_numbers_are_refused(capsys):
     assert "rate" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_algorithms_are_compared_with_what_some_of_them_need(tmp_path):
     assert jfl("sweep", *TINY, "--mu", 0.5, "--sweep", "algorithm=fedavg,fedprox,scaffold,fedsgd", "--out", tmp_path / "run") == 0
     losses = [run["loss"] for run in summary(tmp_path / "run")]

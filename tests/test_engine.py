@@ -38,9 +38,8 @@ from jfl.round import digest, noise_key
 sim, sweeps = importlib.import_module("jfl.simulate"), importlib.import_module("jfl.sweep")
 KEY = jax.random.key(4)
 EMPTY = ("empty_cohort",)
-# dpnfl is fedavg by another name, which is tested, and its programs would be compiled once more
-# dpnfl is fedavg; these differ from it in the local step alone, and wait for the slow run
-ALIKE = ("fedprox", "fedsgd", "output_perturbation")
+# dpnfl is fedavg; these differ from it in the local step or the server's alone, and wait for the slow run
+ALIKE = ("fedprox", "fedsgd", "output_perturbation", "addpnfl")
 every_algorithm = pytest.mark.parametrize("name", [
     pytest.param(n, marks=pytest.mark.slow if n in ALIKE else ()) for n in jfl.algorithms.__all__ if n != "dpnfl"])
 

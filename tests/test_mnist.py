@@ -15,6 +15,7 @@ def fed():
     return jfl.federate(jfl.datasets.mnist(), jfl.partition.iid(clients=100))
 
 
+@pytest.mark.slow
 def test_fedavg_learns_mnist(fed):
     task = jfl.models.logistic(fed)
     alg = jfl.algorithms.fedavg(jfl.grad(task.loss), lr=0.3, steps=20, batch=jfl.batches.without_replacement(20))

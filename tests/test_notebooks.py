@@ -14,6 +14,8 @@ from jfl.printed import NAMES
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "experiments").glob("*.ipynb"))
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+# each takes half a minute even when it is short: two in every run, all of them in the slow one
+OFTEN = ("quickstart", "read_a_paper")
 
 # literals of each notebook that make it long, and what stands in their place when every cell is run in seconds
 SHORTER = {
@@ -133,7 +135,8 @@ def read_a_paper(text, whole):
     assert len(re.findall(r"noise that is worth ε = 8 (?:costs|gains|changes)", text)) == len(trained)
 
 
-@by_name
+@pytest.mark.parametrize("path", [pytest.param(p, marks=() if p.stem in OFTEN else pytest.mark.slow) for p in NOTEBOOKS],
+                         ids=lambda p: p.stem)
 def test_every_cell_runs(path):
     """All cells and all calls, with fewer rounds and runs."""
     notebook = nbformat.read(path, 4)

@@ -174,6 +174,7 @@ def test_fields_without_effect_are_refused(changes, match):
 
 # --- what an attack found ------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_noise_that_follows_the_rounds_does_not_go_on(tmp_path, monkeypatch):
     """More rounds would mean other noise from the start: what was proved would not be what ran."""
     from jfl import train
