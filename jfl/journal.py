@@ -2,7 +2,7 @@
 
 Before rounds are computed the journal says how far they will go.  A run that is killed and resumed computes some rounds
 again.  The same program, from the state from which it began, gives the same releases, and they count once.  Anything
-else gives new ones: the run's `attempt` is raised, which changes its noise, and they count twice.
+else gives new ones: the run's `attempt` is raised, which changes its noise, cohorts and batches, and they count twice.
 """
 import dataclasses
 import hashlib
@@ -31,9 +31,9 @@ class Branch(NamedTuple):
     recomputed: int = 0          # rounds released before, and released again as something else
 
 
-def program(devices: int = 1) -> dict:
-    """identity(), how many devices share a cohort, and the process where a program does not give the same bits twice."""
-    found = checkpoint.identity() | dict(shared=devices)
+def program(layout: str = "") -> dict:
+    """identity(), how a cohort is divided, and the process where a program does not give the same bits twice."""
+    found = checkpoint.identity() | dict(layout=layout)
     if found["backend"] not in ("cpu", "tpu") and DETERMINISTIC not in found["flags"].split():
         found["process"] = PROCESS
     return found
@@ -42,11 +42,11 @@ def program(devices: int = 1) -> dict:
 class Journal:
     """The file journal.json of a run directory; it is on the disk before what it announces is computed.
 
-    `devices` share a cohort: another number sums in another order.
+    `layout` says over how many processes and devices a cohort is divided.
     """
 
-    def __init__(self, directory, devices: int = 1):
-        self.path, self.devices = Path(directory).absolute() / "journal.json", devices
+    def __init__(self, directory, layout: str = ""):
+        self.path, self.layout = Path(directory).absolute() / "journal.json", layout
 
     def read(self) -> dict | None:
         """The last record; None if there is no file.
@@ -73,7 +73,7 @@ class Journal:
         An earlier try of the same branch and program that went further stays the furthest.
         """
         before = self.read()
-        record = dict(facts, format=FORMAT, **branch._asdict(), program=program(self.devices))
+        record = dict(facts, format=FORMAT, **branch._asdict(), program=program(self.layout))
         if before is not None and all(before[k] == record[k] for k in ("attempt", "origin", "program")):
             until = max(until, before["until"])
         record["until"] = until
@@ -84,7 +84,7 @@ def _digest(record: dict) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def rejoin(run: Run, journal: dict, saved: Branch | None = None, state: str = BEGINNING, devices: int = 1) -> tuple[Run, Branch]:
+def rejoin(run: Run, journal: dict, saved: Branch | None = None, state: str = BEGINNING, layout: str = "") -> tuple[Run, Branch]:
     """-> the run to go on with, and its branch.
 
     Args     journal: what Journal.read gave.
@@ -100,7 +100,7 @@ def rejoin(run: Run, journal: dict, saved: Branch | None = None, state: str = BE
         check.fail("--resume", f"a journal that is not older than the checkpoint of round {done}",
                    f"one of attempt {last.attempt} up to round {journal['until']}", LOST)
     again = max(0, journal["until"] - done)
-    if journal["program"] == program(devices) and (state == last.origin or saved is not None and saved[:2] == last[:2]):
+    if journal["program"] == program(layout) and (state == last.origin or saved is not None and saved[:2] == last[:2]):
         branch = last
     elif again and last.attempt == LAST_ATTEMPT:
         check.fail("--resume", "an attempt that has a noise of its own", f"{last.attempt}, the last",

@@ -21,6 +21,7 @@ class Stream(enum.IntEnum):
     ROWS = 3          # noise of local steps
     UPLOAD = 4        # noise of a client's upload
     RELEASE = 5       # noise of the server's release
+    AGAIN = 6         # cohorts and batches of a later attempt
 
 
 def as_key(key):

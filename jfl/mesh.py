@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from . import check
 
 AXES = ("points", "clients")
+ROOM = 2000          # bytes of a refusal that travel
 LOST = ("gloo", "connection", "socket closed", "heartbeat", "coordination", "unavailable", "nccl")     # in messages
 __all__ = ["connect", "devices"]
 
@@ -55,6 +56,25 @@ def devices(mesh="auto", points: int = 1) -> Mesh | None:
 def everywhere(mesh: Mesh) -> NamedSharding:
     """Whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def layout(mesh: Mesh | None, machine: str) -> str:
+    """How a cohort is divided, and a digest of what each process says of its machine: another way has other last bits."""
+    shape = "" if mesh is None or mesh.size == 1 else f"{dict(mesh.shape)}"
+    if jax.process_count() == 1:
+        return f"1 process {shape}".strip()
+    mine = np.frombuffer(hashlib.sha256(machine.encode()).digest(), np.uint8)
+    with together():
+        every = np.asarray(multihost_utils.process_allgather(mine))
+    return f"{jax.process_count()} processes {shape} {hashlib.sha256(every.tobytes()).hexdigest()[:16]}"
+
+
+def one_device(tree):
+    """What was spread over several devices of this process, on the first one."""
+    if jax.process_count() > 1:
+        return tree
+    many = lambda x: isinstance(x, jax.Array) and len(x.sharding.device_set) > 1
+    return jax.tree.map(lambda x: jax.device_put(x, jax.local_devices()[0]) if many(x) else x, tree)
 
 
 def spread(tree, mesh: Mesh | None, axis=None):
@@ -113,17 +133,41 @@ def agree(tree):
     return jax.tree.map(back, tree, jax.tree.map(jnp.asarray, sent))
 
 
-def alike(where: str, text: str):
-    """Refuse, in all processes, unless they say the same.
+def exchange(where: str, text: str = "", refusal: str = ""):
+    """Of several processes: what one refuses all refuse, and so they do if they say different texts.
 
-    Errors   ValueError naming the processes that differ from the first.
+    Errors   ValueError with the first refusal, or naming the processes whose text differs from the first one's.
     """
-    if jax.process_count() > 1:
-        mine = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-        every = np.asarray(multihost_utils.process_allgather(mine))
-        if other := [i for i, digest in enumerate(every) if not np.array_equal(digest, every[0])]:
-            check.fail(where, "the same config, data and versions in all processes", f"others in {other} than in 0",
-                       "Give all processes the same command, but for --process.")
+    if jax.process_count() == 1:
+        return
+    said = refusal.encode()[:ROOM].ljust(ROOM)
+    mine = np.frombuffer(hashlib.sha256(text.encode()).digest() + said, np.uint8)
+    every = np.asarray(multihost_utils.process_allgather(mine))
+    for i, words in enumerate(every[:, 32:]):
+        if message := words.tobytes().decode(errors="replace").strip():
+            raise ValueError(message if i == jax.process_index() else f"process {i} refuses: {message}")
+    if other := [i for i, one in enumerate(every) if not np.array_equal(one, every[0])]:
+        check.fail(where, "the same config, data and versions in all processes", f"others in {other} than in 0",
+                   "Give all processes the same command, but for --process.")
+
+
+@contextlib.contextmanager
+def in_step(where: str):
+    """Give what all processes do before they begin a function to say that this one is ready; a refusal before is all's."""
+    done = []
+
+    def ready(text: str):
+        done.append(True)
+        with together():
+            exchange(where, text)
+
+    try:
+        yield ready
+    except (ValueError, OSError) as error:
+        if not done and jax.process_count() > 1:
+            with together():
+                exchange(where, refusal=str(error) or type(error).__name__)
+        raise
 
 
 @contextlib.contextmanager

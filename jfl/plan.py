@@ -29,6 +29,9 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
              paired_noise: points of a sweep with one seed share noise; their joint release is then not private.
     Errors   ValueError where the parts do not fit: see the message.
     """
+    if not jax.config.jax_threefry_partitionable:
+        check.fail("plan", "jax_threefry_partitionable=True", "False", "Without it a draw depends on how many slots are "
+                   "reserved, and two runs could share noise on different cohorts.")
     _fits(fed, task, algorithm, sampler)
     implied = sampling.adjacency(sampler)
     if adjacency is not None:

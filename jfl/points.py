@@ -169,7 +169,7 @@ class Results:
             except (ValueError, KeyError, TypeError) as error:
                 check.fail(f"{self.path}, line {number}", "a point of a sweep", f"{type(error).__name__}: {error}",
                            "Start in another directory." if number == 1 else
-                           "Take the line out: its point is then computed again.")
+                           "Start in another directory with another seed.")
 
     def _parts(self) -> tuple[bytes, bytes, bytes]:
         """Lines that are whole, the end of the last one, and what was cut off."""

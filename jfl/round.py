@@ -12,6 +12,7 @@ from . import check, tree
 from .core import Array, Batches, Cohort, Context, Federation, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
 from .gradients import Grad
 from .keys import Stream, as_key, bits, bits_once, fold, noise_base, stream, streams, structure, words
+from .mesh import devices
 from .privacy import mechanism as mech
 
 
@@ -87,8 +88,9 @@ def round(run: Run, plan: Plan, noise=None) -> tuple[Run, Seen]:
     `plan.mesh` take equal parts of the chunks.
     """
     check.on_device("round", plan.fed)
+    plan = dataclasses.replace(plan, mesh=devices(plan.mesh))
     noise = noise_key(run, plan) if noise is None else noise
-    cohort_key, batch_key = streams(run.key, (Stream.COHORT, Stream.BATCH), run.round)
+    cohort_key, batch_key = streams(draws_key(run), (Stream.COHORT, Stream.BATCH), run.round)
     cohort, keys, plan = plan.sampler.draw(cohort_key), _keys(run, batch_key, noise), at(plan, run.round)
     slots = chunks(cohort, plan)
     sums, new = _cohort(run, plan, keys, slots, None)
@@ -99,13 +101,22 @@ def round(run: Run, plan: Plan, noise=None) -> tuple[Run, Seen]:
 
 def fed_round(run: Run, plan: Plan, noise, feed: Feed) -> tuple[Run, Seen, Any]:
     """A round of a cohort that was fetched -> run, what is seen of it, what its clients remember."""
-    keys, plan = _keys(run, stream(run.key, Stream.BATCH, run.round), noise), at(plan, run.round)
+    keys, plan = _keys(run, stream(draws_key(run), Stream.BATCH, run.round), noise), at(plan, run.round)
     sums, new = _cohort(run, plan, keys, feed.slots, (feed.rows, feed.own))
     return *_serve(run, plan, keys, feed.slots, feed.overflow, sums), new
 
 
+def draws_key(run: Run):
+    """The key of cohorts and batches.
+
+    A round that is released twice is charged as two samples, so another attempt draws its own: noise of its own on the
+    same sample would only be averaged away.
+    """
+    return jax.lax.select(run.attempt > 0, stream(run.key, Stream.AGAIN, run.attempt), run.key)
+
+
 def draw(key, plan: Plan, round_) -> Cohort:
-    """The cohort of a round, of the run with this key."""
+    """The cohort of a round, of the run with this draws_key."""
     return plan.sampler.draw(stream(key, Stream.COHORT, round_))
 
 

@@ -12,6 +12,7 @@ from .core import Array, Cohort, Fn, Sampler, record
 
 OVERFLOW = 1e-12
 HORIZON = 1_000_000
+TRIES = 8            # words for a draw with replacement, of which the first that favours nobody counts
 SPARE = 10           # standard deviations of how many draws bring so many new clients
 MANY = 2 ** 15       # from so many clients on a draw costs what its cohort costs, not what the population does
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "first_responders"]
@@ -61,14 +62,16 @@ def subset(key, clients: int, most: int, count):
     The first that are new among independent draws.  Should they be too few, which has a chance below 1e-9, all are
     drawn again: a choice that treats all clients alike.
     """
-    enough = -clients * np.log1p(-most / clients)         # draws until so many are new, on average
+    whole = 2 ** 32 // clients * clients                  # words beyond would make some clients likelier
+    enough = -clients * np.log1p(-most / clients) * 2.0 ** 32 / whole       # draws until so many are new, on average
     tries = int(np.ceil(enough + SPARE * np.sqrt(enough) + SPARE))
     place = jnp.arange(tries, dtype=jnp.int32)
 
     def new(attempt):
-        drawn = jax.random.randint(jax.random.fold_in(key, attempt), (tries,), 0, clients, jnp.int32)
+        words = jax.random.bits(jax.random.fold_in(key, attempt), (tries,))
+        drawn = jnp.where(words <= np.uint32(whole - 1), words % np.uint32(clients), clients).astype(jnp.int32)
         value, at = jax.lax.sort((drawn, place), num_keys=2)
-        first = jnp.concatenate([jnp.ones(1, bool), value[1:] != value[:-1]])
+        first = jnp.concatenate([jnp.ones(1, bool), value[1:] != value[:-1]]) & (value < clients)
         return drawn, jnp.zeros(tries, bool).at[at].set(first)
 
     def again(state):
@@ -108,8 +111,12 @@ def _few(clients, cohort):
 
 
 def _draw_with(key, *, share, clients, cohort, independent):
-    if share is None:
+    if share is None and clients < MANY:
         drawn = jax.random.randint(key, (cohort,), 0, clients)
+    elif share is None:                                   # randint of many is a remainder of 32 bits
+        words, whole = jax.random.bits(key, (TRIES, cohort)), 2 ** 32 // clients * clients
+        good = jnp.argmax(words <= np.uint32(whole - 1), 0)
+        drawn = words[good, jnp.arange(cohort)] % np.uint32(clients)
     else:
         edges = jnp.cumsum(share)
         at = jax.random.uniform(key, (cohort,), maxval=edges[-1])
@@ -187,7 +194,9 @@ def _binomial(clients, rate, capacity):
     from scipy import stats
 
     law = stats.binom(clients, np.float64(np.float32(rate)))
-    scaled = np.minimum(np.floor(law.cdf(np.arange(capacity + 1)) * 2.0 ** 64), 2.0 ** 64 - 2048).astype(np.uint64)
+    chance = law.cdf(np.arange(capacity + 1))
+    # what float64 calls certain is exceeded by one word of 2^64, not by the last 2,048: an overflow is rarer than 1e-18
+    scaled = np.where(chance < 1, np.floor(np.where(chance < 1, chance, 0) * 2.0 ** 64).astype(np.uint64), np.uint64(2 ** 64 - 1))
     return jnp.asarray(np.stack([scaled >> np.uint64(32), scaled & np.uint64(0xFFFFFFFF)]).astype(np.uint32))
 
 

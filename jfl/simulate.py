@@ -88,7 +88,7 @@ def round_up(x) -> int:
 
 
 def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None, start: Run | None = None,
-             tolerate=(), mesh=None) -> Output:
+             tolerate=(), mesh=None, data=None) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
     Args     key: jax.random.key(seed); everything is addressed from it, so evaluating more often, chunking or
@@ -98,6 +98,7 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
              `key` is then not used.
              tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
              mesh: devices that share each cohort: "auto", a number, or a mesh as jfl.mesh.devices makes; None: one.
+             data: jfl.fingerprint(plan.fed), computed before; never that of other data.
     Returns  Output(run, metrics with leaves [evaluations], params).
     Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was empty; ValueError
              where `start` does not fit the plan.
@@ -113,13 +114,14 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
         check.kind("simulate", Run, "an earlier output", start=start)
     counts = schedule(rounds, evaluate_every)
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
-    key, data = as_key(key), fingerprint(plan.fed)
+    key, data = as_key(key), fingerprint(plan.fed) if data is None else data
     plan, key, data = meshes.spread((dataclasses.replace(plan, mesh=mesh), key, data), mesh)
     with meshes.together():
         if plan.fed.host is not None:
             run, metrics = _fed(stream.start(key, plan) if start is None else _resumable(start, plan), plan, counts, data)
         else:
-            run = _start(key, plan) if start is None else meshes.spread(_resumable(start, plan), mesh)
+            run = _start(key, plan) if start is None else _resumable(start, plan)
+            run = meshes.one_device(run) if mesh is None else meshes.spread(run, mesh)
             run, metrics = _scan(run, plan, meshes.spread(counts, mesh), data)
         stop_if_unhealthy(run, tolerate)                  # waits for the run
     return Output(run, metrics, plan.algorithm.params(run.server))

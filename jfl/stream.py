@@ -9,18 +9,17 @@ import functools
 import mmap
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import tree
 from .core import Feed, Plan, Run
 from .mesh import everywhere
-from .round import Seen, chunks, draw, fed_round
+from .round import Seen, chunks, draw, draws_key, fed_round
 from .round import start as _whole
 
 BLOCK = 2 ** 18      # numbers of a state copied at once
-_start = jax.jit(_whole)
+_start, _draws_key = jax.jit(_whole), jax.jit(draws_key)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 2))
@@ -77,7 +76,7 @@ class Feeder:
     """Runs rounds and holds what stays on the host: `with Feeder(run, states, plan, noise, rounds) as feeder`."""
 
     def __init__(self, run: Run, states, plan: Plan, noise, rounds: int):
-        self.plan, self.noise, self.key, self.host = plan, noise, jnp.copy(run.key), plan.fed.host
+        self.plan, self.noise, self.key, self.host = plan, noise, _draws_key(run), plan.fed.host
         self.next, self.last = int(run.round), int(run.round) + rounds
         self.states = states                              # numpy arrays [C, ...], written in place
         self.pool, self.coming = concurrent.futures.ThreadPoolExecutor(1), None

@@ -12,13 +12,14 @@ import numpy as np
 from . import assemble, check, idle, printed, report
 from . import config as configs
 from . import mesh as meshes
-from .checkpoint import Store, temporary, write
+from .checkpoint import Store, identity, temporary, write
 from .config import Config
 from .data.federation import checksum
 from .journal import Branch, Journal, rejoin
 from .privacy import accounting
+from .privacy import mechanism as mech
 from .privacy.worth import Overflow
-from .round import start
+from .round import fingerprint, start
 from .simulate import HealthError, scan, schedule, simulate
 
 try:
@@ -115,9 +116,13 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None, 
     Errors   ValueError before anything is written; HealthError, or OSError of a disk or of a process that is gone, with
              the last good checkpoint kept.
     """
-    mesh = meshes.devices(mesh)
-    if not meshes.lead():
-        return _follow(config, mesh)
+    with meshes.in_step("jfl train") as ready:
+        mesh = meshes.devices(mesh)
+        layout = meshes.layout(mesh, str(identity()))
+        return _lead(config, out, resume, watch, mesh, layout, ready) if meshes.lead() else _follow(config, mesh, ready)
+
+
+def _lead(config, out, resume, watch, mesh, layout, ready):
     out = claim(out, resume)
     asked = config
     idle.refuse_idle(config)
@@ -131,12 +136,11 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None, 
     epsilons(plan, config, planned), claims(plan, config, config.rounds)      # refuse now what they would at the end
     jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))       # and shapes that do not fit
     facts = _facts(plan, config)
-    with meshes.together():
-        meshes.alike("jfl train", str(facts))
     with alone(out):                                      # also for reading: what another process writes would not fit together
         claim(out, resume)                                # again, now that nobody else can write
-        store, journal = Store(out), Journal(out, 1 if mesh is None else mesh.size)
+        store, journal = Store(out), Journal(out, layout)
         run, branch, history, spent, beyond = _state(plan, config, out, resume, facts, store, journal)
+        ready(_words(facts))
         with told(out, store):
             for left in (p for folder in (out, store.folder) if folder.is_dir() for p in folder.iterdir() if temporary(p)):
                 left.unlink()
@@ -146,17 +150,27 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None, 
                           journal, planned, save_every, watch, mesh)
 
 
-def _follow(config, mesh):
+def _follow(config, mesh, ready):
     """The part of a process that is not the first: it computes the same rounds, and touches no file."""
     plan, config = assemble.build(config)
-    key = jax.random.key(config.seed)
+    key, (_, planned) = jax.random.key(config.seed), _planned(config)
+    ready(_words(_facts(plan, config)))
     with meshes.together():
-        meshes.alike("jfl train", str(_facts(plan, config)))
         run = meshes.agree(start(key, plan))
-    _, planned = _planned(config)
+    plan, data = _spread(plan, mesh)
     while (done := int(run.round)) < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
-        run = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh).run
+        run = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh, data=data).run
+
+
+def _spread(plan, mesh):
+    """The plan on all devices, once for all segments, and the fingerprint of its data."""
+    return meshes.spread((plan, fingerprint(plan.fed)), mesh)
+
+
+def _words(facts) -> str:
+    """What all processes of a run must share."""
+    return str(facts) + str({k: v for k, v in identity().items() if k in ("jfl", "source", "jax", "jaxlib", "packages")})
 
 
 def _facts(plan, config) -> dict:
@@ -182,14 +196,19 @@ def _state(plan, config, out, resume, facts, store, journal):
                    "is not known: start in another directory with another --seed.")
     _same(record, facts, out)
     if store.latest() is None:
-        history, spent, (run, branch) = {}, 0.0, rejoin(run, record, devices=journal.devices)
+        history, spent, (run, branch) = {}, 0.0, rejoin(run, record, layout=journal.layout)
     else:
         saved = store.load()
         _same(saved.meta, facts, out)
         run, history, spent = store.restore(run, saved), saved.meta["history"], saved.meta["seconds"]
         if int(run.round) > config.rounds:
             check.fail("--rounds", f">= {int(run.round)}, the rounds done", config.rounds)
-        run, branch = rejoin(run, record, Branch(*saved.meta["branch"]), saved.digest, journal.devices)
+        run, branch = rejoin(run, record, Branch(*saved.meta["branch"]), saved.digest, journal.layout)
+    sites = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
+    if branch.recomputed and any(mech.calms(m, config.rounds) for m in sites):
+        check.fail("--resume", "the program and machine that began, where the noise grows from round to round",
+                   f"another one, which releases {branch.recomputed} rounds again", "Rounds that are released twice are charged "
+                   "as later ones, which have more noise: start in another directory with another --seed.")
     # rounds of this very program beyond where it is to stop now: charged, but not kept as released twice, since a
     # longer run would release the same again
     same = branch.attempt == record["attempt"]
@@ -206,12 +225,13 @@ def _train(asked, plan, config, out, run, branch, history, spent, beyond, facts,
     key, done = jax.random.key(config.seed), int(run.round)
     saved = done
     begun, compiling = time.perf_counter(), report.compile_seconds()
+    placed, data = _spread(plan, mesh)
     while done < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
         journal.announce(done + n, branch, **facts)
         (out / "summary.json").unlink(missing_ok=True)    # of a shorter run: its epsilon does not hold from here on
         try:
-            result = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh)
+            result = simulate(key, placed, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh, data=data)
         except HealthError as error:
             raise HealthError(f"{error} Last good checkpoint: " + (f"round {saved} in {out}" if saved else "none") + ".",
                               error.run, error.health) from None

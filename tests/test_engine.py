@@ -32,7 +32,7 @@ import jfl
 from jfl import keys
 from jfl.core import Cohort, Fn, Sampler
 from jfl.keys import Stream, stream
-from jfl.round import digest, noise_key
+from jfl.round import digest, draws_key, noise_key
 
 # jfl.simulate and jfl.round are functions; their modules are reached by name
 sim, sweeps = importlib.import_module("jfl.simulate"), importlib.import_module("jfl.sweep")
@@ -208,13 +208,13 @@ def test_noise_is_never_ignored(name, site, fed, task):
         sites = {} if site == "rows" else {site: chain}
         plan = jfl.plan(fed, task, make_algorithm(name, grad), jfl.sampling.full(CLIENTS), paired_noise=True, **sites)
         start = jfl.start(KEY, plan)
-        one, two = (_round(dataclasses.replace(start, attempt=jnp.int32(a)), plan) for a in (0, 1))
-        return flat(one.server.params) - flat(two.server.params)           # an attempt changes the noise only
+        one, two = (_round(start, plan, noise_key(dataclasses.replace(start, attempt=jnp.int32(a)), plan)) for a in (0, 1))
+        return flat(one.server.params) - flat(two.server.params)           # of the same cohort and batches
     quiet, loud = moved(1e-4), moved(50.0)
     assert np.linalg.norm(loud) > 20 * np.linalg.norm(quiet) > 0
 
 
-_round = jax.jit(lambda run, plan: jfl.round(run, plan)[0])
+_round = jax.jit(lambda run, plan, noise=None: jfl.round(run, plan, noise)[0])
 
 
 def lopsided(round_):
@@ -294,7 +294,8 @@ def test_every_address_is_a_key_of_its_own(fed, task):
     """Streams, rounds, clients, turns, steps and attempts: no two keys of a run are equal."""
     plan = noisy_plan("fedavg", fed, task)
     run = jfl.start(KEY, plan)
-    bases = [("data", run.key)] + [(f"attempt{a}", noise_key(dataclasses.replace(run, attempt=jnp.int32(a)), plan))
+    later = dataclasses.replace(run, attempt=jnp.int32(1))
+    bases = [("data", run.key), ("data again", draws_key(later))] + [(f"attempt{a}", noise_key(dataclasses.replace(run, attempt=jnp.int32(a)), plan))
                                    for a in (0, 1)]
     keys = {}
     for where, base in bases:
@@ -312,7 +313,7 @@ def test_every_address_is_a_key_of_its_own(fed, task):
     assert len(distinct) == len(keys)
 
 
-def test_a_raised_attempt_changes_noise_only(fed, task, base):
+def test_a_raised_attempt_changes_the_run(fed, task, base):
     plan, out = base("fedavg")
     fresh = jfl.start(KEY, plan)
     again = run4(plan, start=dataclasses.replace(fresh, attempt=jnp.int32(1)))

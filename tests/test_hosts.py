@@ -114,4 +114,13 @@ def test_processes_that_differ_are_refused(tmp_path):
     command = ["-m", "jfl.cli", "train", *RUN, "--out", tmp_path / "run", "--coordinator", f"127.0.0.1:{port}", "--processes", 2]
     for _, error, code in ended([begin(*command, "--process", i, "--lr", 0.1 + i) for i in range(2)]):
         assert code == 2 and "the same config" in error and "Traceback" not in error, error[-2000:]
-    assert not (tmp_path / "run").exists()
+    assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+@pytest.mark.slow
+def test_what_the_first_process_refuses_all_refuse(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    port = free_port()
+    command = ["-m", "jfl.cli", "train", *RUN, "--out", tmp_path, "--coordinator", f"127.0.0.1:{port}", "--processes", 2]
+    for _, error, code in ended([begin(*command, "--process", i) for i in range(2)]):
+        assert code == 2 and "an empty or new directory" in error and "Traceback" not in error, error[-2000:]

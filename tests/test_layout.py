@@ -25,7 +25,7 @@ PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 FLOORS = [
     "kernels.bookkeeping kernels.conv kernels.dispatch kernels.haar kernels.normals kernels.philox",
     "core check tree keys rules",
-    "taps data.prepared data.deal data.datasets data.partition data.federation data.population data.corrupt data.synthetic data.transform "
+    "mesh taps data.prepared data.deal data.datasets data.partition data.federation data.population data.corrupt data.synthetic data.transform "
     "data.adult models metrics sampling schedules checkpoint "
     "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.mechanism",
     "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.many privacy.participation privacy.pld "
@@ -36,7 +36,7 @@ FLOORS = [
     "privacy.accounting privacy.calibration privacy.clients privacy.worth",
     "algorithms.base algorithms.fedavg algorithms.fedprox algorithms.fedsgd algorithms.scaffold algorithms.dpnfl "
     "algorithms.addpnfl algorithms.output_perturbation algorithms.padpfl algorithms.averaged algorithms.band_energies",
-    "plan printed round mesh",
+    "plan printed round",
     "stream",
     "simulate journal",
     "sweep",

@@ -20,7 +20,8 @@ from scipy import stats
 import jfl
 from jfl import sampling
 from jfl.data import checksum
-from jfl.round import draw, fingerprint
+from jfl.keys import Stream, stream
+from jfl.round import draw, draws_key, fingerprint
 
 MANY = sampling.MANY
 
@@ -110,6 +111,16 @@ def test_poisson_capacity_is_the_tail_and_not_all_clients():
     assert jfl.sampling.poisson(50, 0.2).capacity == 50
 
 
+def test_the_law_of_how_many_join_is_no_more_likely_to_overflow_than_is_charged():
+    """The table's last entries are those of the binomial law, and only one word of 2^64 lies beyond the last one."""
+    high, low = np.asarray(sampling._binomial(MANY, 0.002, 150)).astype(object)
+    steps = [int(h) * 2 ** 32 + int(w) for h, w in zip(high, low)]
+    assert steps == sorted(steps) and steps[-1] == 2 ** 64 - 1
+    law = stats.binom(MANY, float(np.float32(0.002)))
+    for k in (40, 66, 90):
+        assert abs(steps[k] / 2 ** 64 - law.cdf(k)) < 1e-15
+
+
 def test_an_overflow_of_a_rare_draw_is_counted():
     sampler = jfl.sampling.poisson(MANY, 0.002, capacity=60)
     found = [draw_of(sampler)(jax.random.key(s)) for s in range(12)]
@@ -124,6 +135,23 @@ def test_capacity_changes_no_draw_of_many_clients():
         one, two = (draw_of(s)(jax.random.key(seed)) for s in (a, b))
         n = int((one.count > 0).sum())
         assert np.array_equal(np.asarray(one.ids)[:n], np.asarray(two.ids)[:n]) and int((two.count > 0).sum()) == n
+
+
+# --- rounds that are released again --------------------------------------------------------------------------------------
+
+def test_another_attempt_draws_its_own_cohorts_and_batches():
+    """Charged as another sample, it is one: noise of its own on the same sample would only be averaged away."""
+    plan = make_plan(make_federation(), "fedavg")
+    run = jfl.start(jax.random.key(0), plan)
+    again = dataclasses.replace(run, attempt=jnp.int32(1))
+    cohorts = jax.vmap(lambda key, r: draw(key, plan, r).ids, (None, 0))
+    ids = [np.asarray(cohorts(draws_key(r), jnp.arange(20))) for r in (run, again)]
+    assert np.mean(np.sort(ids[0]) != np.sort(ids[1])) > 0.3
+    assert same_bits(draws_key(run), run.key)             # what was recorded before stays
+    batches = plan.algorithm.client.data["work"].batches
+    slots = jax.vmap(lambda key, r: batches.draw(stream(key, Stream.BATCH, r), 0, 9, 9)[0], (None, 0))
+    drawn = [np.asarray(slots(draws_key(r), jnp.arange(20))) for r in (run, again)]
+    assert np.mean(drawn[0] != drawn[1]) > 0.3
 
 
 # --- rows on the host ----------------------------------------------------------------------------------------------------

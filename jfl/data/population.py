@@ -42,7 +42,7 @@ def population(rows, sizes, *, test, order=None, classes: int | None = None, fie
     """
     where = "population"
     read, n, arrays = _reader(rows, fields, prepare)
-    sizes = np.asarray(sizes)
+    sizes = check.array(where, "sizes", sizes)
     if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iu" or sizes.min() < 1:
         check.fail(where, "sizes Int[C], each at least 1", f"{sizes.dtype}{list(sizes.shape)}")
     owned = int(sizes.sum(dtype=np.int64))
@@ -51,7 +51,7 @@ def population(rows, sizes, *, test, order=None, classes: int | None = None, fie
     if n >= 2 ** 31:
         check.fail(where, "fewer than 2^31 rows", n)
     if order is not None:
-        order = np.asarray(order)
+        order = check.array(where, "order", order)
         if order.shape != (owned,) or order.dtype.kind not in "iu" or order.min() < 0 or order.max() >= n:
             check.fail(where, f"order Int[{owned}] of row numbers below {n}", f"{order.dtype}{list(order.shape)}")
         if np.bincount(order, minlength=1).max() > 1:
@@ -120,9 +120,13 @@ def _reader(rows, fields, prepare):
     many = getattr(rows, "__getitems__", lambda at: [rows[i] for i in at])
 
     def read(at):
-        items = [tuple(i[f] for f in fields) if isinstance(i, dict) else tuple(i) for i in many([int(a) for a in at])]
-        x, y = zip(*items, strict=True)
-        return prepared(np.stack(x)), np.asarray(y)
+        items = many([int(a) for a in at])
+        try:
+            x, y = zip(*(tuple(i[f] for f in fields) if isinstance(i, dict) else i for i in items), strict=True)
+            return prepared(np.stack(x)), np.asarray(y)
+        except (KeyError, TypeError, ValueError) as error:
+            check.fail("population", f"items (x, y), or dicts with {' and '.join(fields)}, of one shape",
+                       f"{type(error).__name__}: {str(error)[:200]} in rows from {at[0]} on")
 
     return read, len(rows), ()
 
@@ -130,7 +134,7 @@ def _reader(rows, fields, prepare):
 def _looked_at(host, n, test, classes, where):
     """All rows once: their kinds, that they are finite and labelled, and UInt32[4, 2], as fingerprint of a federation."""
     total, most, like = [np.zeros(2, np.uint32)] * 2, -1, None
-    step = max(1, BLOCK // np.asarray(host.read(np.arange(1))[0]).size)
+    step = max(1, BLOCK // max(1, np.asarray(host.read(np.arange(1))[0]).size))
     for first in range(0, n, step):
         at = np.arange(first, min(first + step, n))
         x, y = (np.asarray(v) for v in host.read(at))

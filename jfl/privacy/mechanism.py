@@ -211,6 +211,14 @@ def multipliers(mechanism: Mechanism | None, rounds: int, max_weight=lambda roun
     return np.array(values)
 
 
+def calms(mechanism: Mechanism | None, rounds: int) -> bool:
+    """True if some of the first `rounds` rounds has less noise than a later one."""
+    if not (noisy(mechanism) and scheduled(mechanism)):
+        return False
+    levels = np.asarray(multipliers(mechanism, rounds))
+    return levels.ndim > 0 and bool(np.any(np.diff(levels, axis=0) > 0))
+
+
 def contribute(mechanism: Mechanism, state, rows, weight) -> Partial:
     """Row stages, weights and the sum.
 
