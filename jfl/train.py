@@ -136,6 +136,8 @@ def _lead(config, out, resume, watch, mesh, layout, ready):
     epsilons(plan, config, planned), claims(plan, config, config.rounds)      # refuse now what they would at the end
     jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))       # and shapes that do not fit
     facts = _facts(plan, config)
+    if resume and _files(out):
+        _recorded(Journal(out), out)                      # a directory of something else gets no lock
     with alone(out):                                      # also for reading: what another process writes would not fit together
         claim(out, resume)                                # again, now that nobody else can write
         store, journal = Store(out), Journal(out, layout)
@@ -157,15 +159,10 @@ def _follow(config, mesh, ready):
     ready(_words(_facts(plan, config)))
     with meshes.together():
         run = meshes.agree(start(key, plan))
-    plan, data = _spread(plan, mesh)
+    plan, data = meshes.spread((plan, fingerprint(plan.fed)), mesh)
     while (done := int(run.round)) < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
         run = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh, data=data).run
-
-
-def _spread(plan, mesh):
-    """The plan on all devices, once for all segments, and the fingerprint of its data."""
-    return meshes.spread((plan, fingerprint(plan.fed)), mesh)
 
 
 def _words(facts) -> str:
@@ -185,15 +182,20 @@ def _planned(config):
     return every, np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
 
 
+def _recorded(journal, out) -> dict:
+    found = journal.read()
+    if found is None:
+        check.fail("--resume", f"a run with its journal in {out}", "a directory without one", "Which rounds were seen "
+                   "is not known: start in another directory with another --seed.")
+    return found
+
+
 def _state(plan, config, out, resume, facts, store, journal):
     """-> the run to go on with, its branch, history, seconds, and rounds released beyond the end."""
     run = start(jax.random.key(config.seed), plan)
     if not resume or not _files(out):
         return run, Branch(), {}, 0.0, 0
-    record = journal.read()
-    if record is None:
-        check.fail("--resume", f"a run with its journal in {out}", "a directory without one", "Which rounds were seen "
-                   "is not known: start in another directory with another --seed.")
+    record = _recorded(journal, out)
     _same(record, facts, out)
     if store.latest() is None:
         history, spent, (run, branch) = {}, 0.0, rejoin(run, record, layout=journal.layout)
@@ -225,7 +227,7 @@ def _train(asked, plan, config, out, run, branch, history, spent, beyond, facts,
     key, done = jax.random.key(config.seed), int(run.round)
     saved = done
     begun, compiling = time.perf_counter(), report.compile_seconds()
-    placed, data = _spread(plan, mesh)
+    placed, data = meshes.spread((plan, fingerprint(plan.fed)), mesh)         # once for all segments
     while done < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
         journal.announce(done + n, branch, **facts)

@@ -60,7 +60,7 @@ def straight(tmp_path_factory):
 def computed(monkeypatch):
     """The blocks that are computed from now on."""
     blocks, compute = [], points.compute
-    monkeypatch.setattr(points, "compute", lambda block, *memory: blocks.append(block) or compute(block, *memory))
+    monkeypatch.setattr(points, "compute", lambda block, *memory, **how: blocks.append(block) or compute(block, *memory, **how))
     return blocks
 
 
@@ -78,10 +78,10 @@ def test_a_sweep_keeps_every_point_once(straight):
 def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(straight, tmp_path, monkeypatch, computed):
     out, compute, seen = tmp_path / "run", points.compute, []
 
-    def stopped(block, *memory):
+    def stopped(block, *memory, **how):
         if computed:
             raise KeyboardInterrupt
-        return compute(block, *memory)
+        return compute(block, *memory, **how)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(points, "compute", stopped)
