@@ -4,18 +4,22 @@ A mesh has the axes "points", over which the points of a sweep are spread, and "
 Every draw is addressed, so that the same seed gives the same cohorts, batches and noise on any number of devices; what
 is summed differs by the order of summation.
 """
+import atexit
 import contextlib
 import hashlib
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import distributed
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from . import check
 
 AXES = ("points", "clients")
+GOODBYE = 20         # seconds
 ROOM = 2000          # bytes of a refusal that travel
 LOST = ("gloo", "connection", "socket closed", "heartbeat", "coordination", "unavailable", "nccl")     # in messages
 __all__ = ["connect", "devices"]
@@ -115,6 +119,17 @@ def connect(coordinator: str | None = None, processes: int | None = None, proces
             check.fail("connect", f"process below processes={processes}", process, "Count from 0.")
     jax.config.update("jax_enable_recoverability", True)  # a lost process is an error here, not an abort
     jax.distributed.initialize(coordinator, processes, process, **options)
+    atexit.register(_leave)                               # before JAX's own end
+
+
+def _leave():
+    """At the end wait for the others, a while: the service that they say goodbye to runs in process 0."""
+    client = distributed.global_state.client              # JAX has no public name for it
+    if client is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            client.wait_at_barrier("jfl: the end", 1000 * GOODBYE)
+            if lead():
+                time.sleep(1)
 
 
 def lead() -> bool:
