@@ -299,7 +299,7 @@ def test_every_address_is_a_key_of_its_own(fed, task):
                                    for a in (0, 1)]
     keys = {}
     for where, base in bases:
-        for s in Stream:
+        for s in set(Stream) - {Stream.AGAIN}:            # whose keys are such a base
             for r in range(2):
                 k = stream(base, s, r)
                 keys[where, s, r] = k
@@ -318,7 +318,7 @@ def test_a_raised_attempt_changes_the_run(fed, task, base):
     fresh = jfl.start(KEY, plan)
     again = run4(plan, start=dataclasses.replace(fresh, attempt=jnp.int32(1)))
     assert not np.allclose(flat(again.params), flat(out.params), atol=1e-3)
-    assert same_bits(again.metrics.cohort, out.metrics.cohort)
+    assert not same_bits(again.metrics.cohort, out.metrics.cohort)           # Poisson cohorts of its own
     assert same_bits(run4(plan, start=fresh).params, out.params)
 
 
