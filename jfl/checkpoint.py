@@ -73,10 +73,16 @@ def identity() -> dict:
     processor, features = _processor()
     return dict(jfl=version("jfl"), source=_source(), jax=jax.__version__, jaxlib=version("jaxlib"),
                 numpy=np.__version__, packages=" ".join(f"{p} {version(p)}" for p in ("flax", "optax")),
-                platform=jax.devices()[0].client.platform_version, backend=jax.default_backend(), device=jax.devices()[0].device_kind,
+                platform=jax.devices()[0].client.platform_version, backend=jax.default_backend(),
+                device=jax.devices()[0].device_kind,
                 devices=jax.device_count(), machine=platform.machine(), processor=processor, features=features,
                 cores=_cores(), flags=os.environ.get("XLA_FLAGS", ""),
                 settings=" ".join(f"{k}={v}" for k, v in settings.items()))
+
+
+def code() -> dict:
+    """What processes must share to compute parts of one run or sweep."""
+    return {k: v for k, v in identity().items() if k in ("jfl", "source", "jax", "jaxlib", "numpy", "packages")}
 
 
 def _cores() -> int:

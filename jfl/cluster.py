@@ -12,12 +12,11 @@ import warnings
 
 import jax
 
-from . import assemble, check, points
-from .checkpoint import identity
+from . import assemble, check, checkpoint, points
 from .config import Config
 from .data.federation import checksum
 from .points import AT_ONCE, Block
-from .sweep import MEMORY
+from .sweep import MEMORY, widened
 
 RETRIES = 5          # of a block whose worker or machine was lost
 WAIT = 10.0          # seconds without a worker after which it is said what is waited for
@@ -77,7 +76,7 @@ class Cluster:
         self.remote = ray.remote(num_cpus=options.cpus, num_gpus=gpus, max_retries=RETRIES,
                                  scheduling_strategy="SPREAD", **env)
         # one worker says who it is, so that one of another jfl refuses before anything is written
-        ref = self.remote(look).remote(points.code())
+        ref = self.remote(look).remote(checkpoint.code())
         if not ray.wait([ref], timeout=WAIT)[0]:
             watch(note=f"waiting for a worker with {_words(need)}")
         self.accelerator = self._get(ref)
@@ -92,7 +91,7 @@ class Cluster:
         """-> (block, records) of each, in the order in which they are done; a block that is lost is tried again."""
         # on a CPU, compiled code is for one processor; with a GPU, Ray takes a new process for each task
         cache = jax.config.jax_compilation_cache_dir if self.local or self.accelerator else None
-        remote, code, pending = self.remote(work), points.code(), {}
+        remote, code, pending = self.remote(work), checkpoint.code(), {}
         try:
             for b in blocks:
                 sent = [(dataclasses.asdict(c), data, points.numbers(p)) for c, data, p in zip(b.configs, b.data, b.plans)]
@@ -125,7 +124,7 @@ class Cluster:
 
 def look(code: dict):
     """-> bytes for the points of a block on this worker's accelerator, None for a CPU; a text if it must refuse."""
-    return _refusal("the driver's code", code, points.code()) or \
+    return _refusal("the driver's code", code, checkpoint.code()) or \
         (None if jax.default_backend() == "cpu" else points.memory())
 
 
@@ -135,7 +134,7 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
     Args     sent: of each point the values of its config, the checksum of its data, the digest of its numbers.
     """
     import ray
-    if refusal := _refusal("the driver's code", code, points.code()):
+    if refusal := _refusal("the driver's code", code, checkpoint.code()):
         return refusal
     if cache and jax.config.jax_compilation_cache_dir is None:
         with contextlib.suppress(OSError):                # a folder of the driver's machine: perhaps none here
@@ -154,8 +153,8 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
             plans.append(made[setting])
     except ValueError as error:
         return str(error)
-    block = Block([], configs, [], points.widened(plans, widths), size)
-    me, at = identity(), ray.get_runtime_context()
+    block = Block([], configs, [], widened(plans, widths), size)
+    me, at = checkpoint.identity(), ray.get_runtime_context()
     who = dict(worker=f"{at.get_node_id()[:8]}/{os.getpid()}", device=f"{me['backend']} {me['device']}")
     own = memory if jax.default_backend() == "cpu" else points.memory()
     return [who | record for record in points.compute(block, own)]

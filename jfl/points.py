@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from . import check, report
+from . import check, checkpoint, report
 from . import mesh as meshes
-from .checkpoint import identity
 from .config import Config
 from .core import Health, Plan
 from .plan import client_bytes
-from .sweep import MEMORY
+from .sweep import MEMORY, static_groups
 from .sweep import sweep as run_sweep
 
 AT_ONCE = 8          # points of a block on a CPU: 32 at once take longer there than 8 after 8
@@ -39,11 +37,6 @@ class Block(NamedTuple):
     size: int           # of the program: a smaller block repeats its last point, as all of a group share one program
 
 
-def code() -> dict:
-    """What two processes must share for their points to be of one sweep."""
-    return {k: v for k, v in identity().items() if k in ("jfl", "source", "jax", "jaxlib", "numpy")}
-
-
 def plain(value):
     """As JSON gives it back."""
     return json.loads(json.dumps(report.plain(value)))
@@ -51,7 +44,7 @@ def plain(value):
 
 def key(config: Config, data: str) -> str:
     """Of a point: its config, the data's checksum, jfl's own source."""
-    text = json.dumps([plain(dataclasses.asdict(config)), data, code()["source"]], sort_keys=True)
+    text = json.dumps([plain(dataclasses.asdict(config)), data, checkpoint.code()["source"]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -63,22 +56,6 @@ def numbers(plan: Plan) -> str:
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------
-
-def widths(plans: list[Plan]) -> dict:
-    """The widest tables of rows: with those, points that differ in who owns which row share a program."""
-    return {name: max(getattr(p.fed, name).shape[-1] for p in plans) for name in ("index", "test_index")}
-
-
-def widened(plans: list[Plan], to: dict) -> list[Plan]:
-    """The plans with tables of rows of these widths; a draw does not depend on them."""
-    made = {}
-    for p in plans:
-        if id(p.fed) not in made:
-            missing = {name: width - getattr(p.fed, name).shape[-1] for name, width in to.items()}
-            made[id(p.fed)] = dataclasses.replace(p.fed, **{
-                name: jnp.pad(getattr(p.fed, name), ((0, 0), (0, n))) for name, n in missing.items() if n})
-    return [dataclasses.replace(p, fed=made[id(p.fed)]) for p in plans]
-
 
 def memory() -> float:
     """Bytes for the points that this process computes at once."""
@@ -92,11 +69,8 @@ def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[in
     Args     plans: of equal widths.
              memory: bytes for the points of a block;  most: how many there may be at all.
     """
-    groups, out = {}, []
-    for i, plan in enumerate(plans):
-        shapes = tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(plan))
-        groups.setdefault((jax.tree.structure(plan), shapes), []).append(i)
-    for members in groups.values():
+    out = []
+    for members in static_groups(plans):
         plan = plans[members[0]]
         fit = memory // (client_bytes(plan) * (plan.chunk or plan.sampler.capacity))
         count = math.ceil(len(members) / max(1, min(fit, most)))
@@ -140,7 +114,7 @@ class Local:
 
     def run(self, blocks: list[Block], widths: dict):
         """-> (block, records) of each, as it is done."""
-        who = dict(worker="local", device=f"{jax.default_backend()} {identity()['device']}")
+        who = dict(worker="local", device=f"{jax.default_backend()} {checkpoint.identity()['device']}")
         for block in blocks:
             yield block, [who | record for record in compute(block, mesh=self.mesh)]
 
@@ -168,7 +142,6 @@ class Results:
                         "key", "worker", "device", "seconds", "compile", "health", "history")})
             except (ValueError, KeyError, TypeError) as error:
                 check.fail(f"{self.path}, line {number}", "a point of a sweep", f"{type(error).__name__}: {error}",
-                           "Start in another directory." if number == 1 else
                            "Start in another directory with another seed.")
 
     def _parts(self) -> tuple[bytes, bytes, bytes]:

@@ -40,7 +40,8 @@ def start(key, plan: Plan) -> Run:
 def fingerprint(fed: Federation):
     """UInt32[4, 2]: digests of who owns which rows, and of the rows.
 
-    Reads all data, where they are not known of a population (0.05 s for the 47 million numbers of MNIST on two cores); of arrays that `jfl.federate` made once.
+    Reads all data (0.05 s for the 47 million numbers of MNIST on two cores); of arrays that `jfl.federate` made once, of
+    a population when it was made.
     """
     if fed.host is not None:
         return jnp.asarray(fed.host.digest)

@@ -224,8 +224,8 @@ def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
     if capacity > clients:
         check.fail("sampling.poisson", f"capacity <= clients={clients}", f"capacity={capacity}",
                    "Leave capacity out: it is then chosen from the rate.")
-    data, rate = dict(rate=check.scalar(rate)), check.scalar(rate)
-    draw = _draw_poisson
+    rate = check.scalar(rate)
+    draw, data = _draw_poisson, dict(rate=rate)
     if _few(clients, capacity) and check.concrete(rate):
         draw, data = _draw_poisson_few, data | dict(steps=_binomial(clients, rate, capacity))
     return Sampler(Fn(draw, data, dict(clients=clients, capacity=capacity)), rate * clients,

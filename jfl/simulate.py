@@ -109,7 +109,8 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     check.kind("simulate", Plan, "jfl.plan", plan=plan)
     if not isinstance(key, (jax.Array, np.ndarray)):
         check.fail("simulate", "a key such as jax.random.key(0)", check.shown(key))
-    check.choice("simulate", Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(check.several("simulate", tolerate=tolerate))})
+    given = check.several("simulate", tolerate=tolerate)
+    check.choice("simulate", Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(given)})
     if start is not None:
         check.kind("simulate", Run, "an earlier output", start=start)
     counts = schedule(rounds, evaluate_every)

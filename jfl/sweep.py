@@ -79,16 +79,12 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
         if at not in made:                        # one plan for all seeds, so that what they share stays shared
             made[at] = make_plan(**given)
         plans.append(made[at])
-    plans = _same_padding(plans)
-
     for p in plans:
         check.on_device("sweep", p.fed)
-    groups: dict = {}
-    for i, plan in enumerate(plans):
-        shapes = tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(plan))
-        groups.setdefault((jax.tree.structure(plan), shapes), []).append(i)
+    plans = widened(plans, widths(plans))
+    groups = static_groups(plans)
     results, seconds = [None] * len(plans), np.zeros(len(plans))
-    for members in groups.values():
+    for members in groups:
         begun = time.perf_counter()
         for i, result in zip(members, _group([plans[i] for i in members], jnp.stack([seeds[i] for i in members]),
                                              counts, memory, meshes.devices(mesh, len(members)))):
@@ -125,18 +121,35 @@ def _stack_metrics(all_metrics):
     return Metrics(**out)
 
 
-def _same_padding(plans):
-    """Partitions of one sweep get one width, so that they share a program; a draw does not depend on padding."""
-    for kind in ("index", "test_index"):
-        width = max(getattr(p.fed, kind).shape[-1] for p in plans)
-        padded = {}
-        for i, p in enumerate(plans):
-            table = getattr(p.fed, kind)
-            if table.shape[-1] < width:
-                if id(table) not in padded:
-                    padded[id(table)] = jnp.pad(table, ((0, 0), (0, width - table.shape[-1])))
-                plans[i] = dataclasses.replace(p, fed=dataclasses.replace(p.fed, **{kind: padded[id(table)]}))
-    return plans
+def widths(plans: list[Plan]) -> dict:
+    """The widest tables of rows: with those, points that differ in who owns which row share a program."""
+    return {name: max(getattr(p.fed, name).shape[-1] for p in plans) for name in ("index", "test_index")}
+
+
+def widened(plans: list[Plan], to: dict) -> list[Plan]:
+    """The plans with tables of rows of these widths; a draw does not depend on them."""
+    tables, feds = {}, {}
+
+    def wide(table, width):
+        if table.shape[-1] == width:
+            return table
+        if id(table) not in tables:                       # what plans share stays shared
+            tables[id(table)] = jnp.pad(table, ((0, 0), (0, width - table.shape[-1])))
+        return tables[id(table)]
+
+    for p in plans:
+        if id(p.fed) not in feds:
+            feds[id(p.fed)] = dataclasses.replace(p.fed, **{n: wide(getattr(p.fed, n), w) for n, w in to.items()})
+    return [dataclasses.replace(p, fed=feds[id(p.fed)]) for p in plans]
+
+
+def static_groups(plans: list[Plan]) -> list[list[int]]:
+    """Where the plans stand that share a program: of one structure, with arrays of one shape and type."""
+    groups: dict = {}
+    for i, plan in enumerate(plans):
+        shapes = tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(plan))
+        groups.setdefault((jax.tree.structure(plan), shapes), []).append(i)
+    return list(groups.values())
 
 
 def _group(plans: list[Plan], keys, counts, memory, mesh):

@@ -5,7 +5,7 @@ import time
 import jax
 import numpy as np
 
-from . import assemble, check, idle, points, report
+from . import assemble, check, checkpoint, idle, points, report
 from . import config as configs
 from .checkpoint import write
 from .config import Config
@@ -14,7 +14,7 @@ from .data.federation import checksum
 from .points import Block, Local, Results
 from .round import start
 from .simulate import HealthError, scan
-from .sweep import points_of
+from .sweep import points_of, widened, widths
 from .train import LOCK, alone, claim, claims, epsilons, privacy, shown_epsilon, shown_label
 
 SELECTION = "choosing among the points of the sweep is not counted"
@@ -46,7 +46,7 @@ def sweep(config: Config, axes: dict, out, strict: bool = False, *, resume: bool
         check.whole("sweep", block=block)
     grid = [dict(seed=config.seed) | p for p in points_of(axes)]
     idle.refuse_idle(*(dataclasses.replace(config, **point) for point in grid))
-    facts = points.plain(dict(config=dataclasses.asdict(config), axes=axes, code=points.code()))
+    facts = points.plain(dict(config=dataclasses.asdict(config), axes=axes, code=checkpoint.code()))
     known = _stored(out, facts, resume).head              # refuses before plans are built
     # every plan is built, calibrated and checked before the first runs, and once for all its seeds
     built, traced = {}, set()
@@ -86,7 +86,7 @@ def _every(grid, built) -> Block:
     found = [built[_setting(p)] for p in grid]
     sums = {id(plan.fed): checksum(plan.fed) for plan in {id(plan.fed): plan for plan, _ in found}.values()}
     plans = {id(plan): plan for plan, _ in found}
-    plans = dict(zip(plans, points.widened(list(plans.values()), points.widths(list(plans.values())))))
+    plans = dict(zip(plans, widened(list(plans.values()), widths(list(plans.values())))))
     return Block(list(range(len(grid))), [dataclasses.replace(c, seed=p["seed"]) for p, (_, c) in zip(grid, found)],
                  [sums[id(plan.fed)] for plan, _ in found], [plans[id(plan)] for plan, _ in found], len(grid))
 
@@ -115,7 +115,7 @@ def _sweep(config, axes, grid, keys, every, store, at, out, strict, watch):
               for group in store.head["programs"] for members in group if not store.found.keys() >= set(members)]
     resumed = sum(k in store.found for k in keys)
     watch(completed=resumed, total=len(grid), note="compiling")
-    for done, records in at.run(blocks, points.widths(every.plans)):
+    for done, records in at.run(blocks, widths(every.plans)):
         store.put([dict(key=keys[i], point=grid[i]) | r for i, r in zip(done.at, records)])
         watch(completed=sum(k in store.found for k in keys), note=f"{at.name}, {at.nodes} nodes" * (at.nodes > 1))
     records, total = [store.found[k] for k in keys], time.perf_counter() - begun

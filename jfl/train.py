@@ -12,7 +12,7 @@ import numpy as np
 from . import assemble, check, idle, printed, report
 from . import config as configs
 from . import mesh as meshes
-from .checkpoint import Store, identity, temporary, write
+from .checkpoint import Store, code, identity, temporary, write
 from .config import Config
 from .data.federation import checksum
 from .journal import Branch, Journal, rejoin
@@ -142,7 +142,7 @@ def _lead(config, out, resume, watch, mesh, layout, ready):
         claim(out, resume)                                # again, now that nobody else can write
         store, journal = Store(out), Journal(out, layout)
         run, branch, history, spent, beyond = _state(plan, config, out, resume, facts, store, journal)
-        ready(_words(facts))
+        ready(f"{facts} {code()}")
         with told(out, store):
             for left in (p for folder in (out, store.folder) if folder.is_dir() for p in folder.iterdir() if temporary(p)):
                 left.unlink()
@@ -156,18 +156,13 @@ def _follow(config, mesh, ready):
     """The part of a process that is not the first: it computes the same rounds, and touches no file."""
     plan, config = assemble.build(config)
     key, (_, planned) = jax.random.key(config.seed), _planned(config)
-    ready(_words(_facts(plan, config)))
+    ready(f"{_facts(plan, config)} {code()}")
     with meshes.together():
         run = meshes.agree(start(key, plan))
     plan, data = meshes.spread((plan, fingerprint(plan.fed)), mesh)
     while (done := int(run.round)) < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
         run = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh, data=data).run
-
-
-def _words(facts) -> str:
-    """What all processes of a run must share."""
-    return str(facts) + str({k: v for k, v in identity().items() if k in ("jfl", "source", "jax", "jaxlib", "packages")})
 
 
 def _facts(plan, config) -> dict:

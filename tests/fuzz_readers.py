@@ -7,6 +7,7 @@ raised it, with the bytes that did; the fuzz goes on.  Findings that were fixed 
 """
 import copy
 import csv
+import hashlib
 import io
 import json
 import math
@@ -51,7 +52,8 @@ seed = [0, 1]
 lr = [0.1, 0.2]
 """
 PERSON = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K"
-JOURNAL = dict(until=3, attempt=0, recomputed=0, identity=dict(jax="1"), config=dict(lr=0.1), data="abc")
+JOURNAL = dict(format=2, until=3, attempt=0, origin="round 0", recomputed=0, program=dict(jax="1"), config=dict(lr=0.1), data="abc")
+JOURNAL["digest"] = hashlib.sha256(json.dumps(JOURNAL, sort_keys=True).encode()).hexdigest()       # one that is read
 ODD = [None, True, False, 0, -1, 1, 2**31, 2**64, 10**400, 0.5, -0.5, 1e308, 1e-300, "", "a", "é∞\n\0|$", "1", [], {}, [[]],
        [None], {"": None}, [0, 1], ["a", None], "nan", "../x"]
 

@@ -12,13 +12,14 @@ import types
 
 import pytest
 
-from jfl import assemble, cluster, points, sweeps
+from jfl import assemble, checkpoint, cluster, points, sweeps
 from jfl.cluster import Ray
 from jfl.config import Config
+from jfl.sweep import widened, widths
 
 CONFIG = Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, l2=1.0, rounds=4, evaluate_every=2)
 AXES = dict(lr=[0.1, 0.2, 1e30], seed=[0, 1])             # the last rate fails
-CODE = points.code()
+CODE = checkpoint.code()
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason='needs Ray: pip install "jfl[ray]"')
 
 
@@ -124,9 +125,9 @@ def test_another_sweep_does_not_go_on(straight, tmp_path, computed, config, axes
 
 
 def test_another_source_or_other_data_do_not_go_on(straight, tmp_path, computed, monkeypatch):
-    out, code = shutil.copytree(straight, tmp_path / "run"), points.code()
+    out, code = shutil.copytree(straight, tmp_path / "run"), checkpoint.code()
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="code source: .* there, 'other' here"):
-        patch.setattr(points, "code", lambda: code | dict(source="other"))
+        patch.setattr(checkpoint, "code", lambda: code | dict(source="other"))
         run(out, resume=True)
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="data"):
         patch.setattr(sweeps, "checksum", lambda fed: "other")
@@ -159,7 +160,7 @@ def test_the_order_of_axes_may_change(straight, tmp_path, computed):
 def test_blocks_hold_every_point_once_and_fit():
     build = lambda **fields: assemble.build(dataclasses.replace(CONFIG, **fields))[0]
     few, others = [build(partition_seed=s) for s in range(7)], [build(algorithm="scaffold")] * 3
-    plans = points.widened(few + others, points.widths(few + others))
+    plans = widened(few + others, widths(few + others))
     assert len({p.fed.index.shape for p in plans}) == 1 < len({p.fed.index.shape for p in few})
     assert points.programs(plans, 1e12, 3) == [[[0, 3, 6], [1, 4], [2, 5]], [[7, 8, 9]]]
     one = points.client_bytes(plans[0]) * plans[0].chunk
@@ -260,8 +261,8 @@ def _refuses(config):
 
 
 @pytest.mark.parametrize("function, target, name, other, words", [
-    ("look", points, "code", lambda: CODE | dict(source="old"), "source .* on the driver, old on a worker"),
-    ("work", points, "code", lambda: CODE | dict(jax="old"), "jax .* on the driver, old on a worker"),
+    ("look", checkpoint, "code", lambda: CODE | dict(source="old"), "source .* on the driver, old on a worker"),
+    ("work", checkpoint, "code", lambda: CODE | dict(jax="old"), "jax .* on the driver, old on a worker"),
     ("work", cluster, "checksum", lambda fed: "old", "data .* on the driver, old on a worker"),
     ("work", points, "numbers", lambda plan: "old", "noise.*numbers .* on the driver, old on a worker"),
     ("work", assemble, "build", _refuses, "^config: need a dataset that is there; got none.$"),
@@ -347,8 +348,8 @@ def test_a_cluster_of_this_machine_comes_and_goes(tmp_path, monkeypatch):
     assert [r["history"] for r in sorted(lines(tmp_path / "ray"), key=lambda r: r["key"])] == \
         [r["history"] for r in sorted(lines(tmp_path / "local"), key=lambda r: r["key"])]
     # what a task refuses comes out as it is, and is not tried again
-    code = points.code()
-    monkeypatch.setattr(points, "code", lambda: code | dict(source="old"))
+    code = checkpoint.code()
+    monkeypatch.setattr(checkpoint, "code", lambda: code | dict(source="old"))
     with pytest.raises(ValueError, match="^--engine ray: need .* source old on the driver, .* on a worker"):
         run(tmp_path / "other", engine=engine)
     assert not (tmp_path / "other").exists() and not ray.is_initialized()
