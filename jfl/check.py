@@ -34,6 +34,11 @@ def shown(value) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+def cause(error) -> str:
+    """Somebody else's error in a message."""
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
 def array(where: str, name: str, value, do: str = "") -> np.ndarray:
     """`value` as an array of NumPy; refused where that is none, as of lists of unequal length or of keys."""
     try:
@@ -105,8 +110,40 @@ def kind(where: str, wanted: type, make: str, **values):
             fail(where, f"{name} of {make}, a {wanted.__name__}", f"{name}={shown(value)}")
 
 
+def key(where: str, value):
+    """One typed key; an old one, of uint32, is wrapped."""
+    try:
+        found = value if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(value)
+    except Exception:        # of whatever it is
+        found = None
+    if found is None or found.shape:
+        fail(where, "a key such as jax.random.key(0)", shown(value))
+    return found
+
+
+def arrays(where: str, name: str, tree, dtype=None):
+    """A pytree with leaves of JAX; refused where one is no number."""
+    try:
+        return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
+    except Exception as error:        # whatever JAX says of it
+        fail(where, f"{name}, a pytree of numbers", cause(error))
+
+
+def gradient(where: str, loss, params, *row):
+    """Refuse a loss without a gradient at such params and such a row; it is traced, and nothing computed."""
+    try:
+        kinds = {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(jax.grad(loss), params, *row))}
+        got = "" if kinds and all(jnp.issubdtype(k, jnp.floating) for k in kinds) else f"params of {sorted(map(str, kinds))}"
+    except Exception as error:        # the loss is the user's, and so is its error
+        got = cause(error)
+    if got:
+        fail(where, "params, a pytree of floats, and rows that fit the loss, a pure (params, x, y) -> scalar", got)
+
+
 def on_device(where: str, fed) -> None:
-    """Refuse a population, whose rows stay on the host."""
+    """Refuse a population, whose rows stay on the host, and what is no federation."""
+    if not hasattr(fed, "host"):
+        fail(where, "fed of jfl.federate, a Federation", f"fed={shown(fed)}")
     if fed.host is not None:
         fail(where, "a federation with its rows on the device", "a jfl.population, whose rows stay on the host",
              "jfl.simulate takes it; for other work make a smaller federation of some of its rows.")

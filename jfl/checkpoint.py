@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import sys
 import uuid
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,9 @@ KEPT = 2
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 # what else than XLA_FLAGS makes another program of the same code
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable",
-            "jax_numpy_dtype_promotion", "jax_disable_most_optimizations")
+            "jax_numpy_dtype_promotion", "jax_disable_most_optimizations", "jax_random_seed_offset", "jax_disable_jit",
+            "jax_optimization_level", "jax_exec_time_optimization_effort", "jax_softmax_custom_jvp",
+            "jax_cpu_collectives_implementation")
 VARIABLES = ("NPROC", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
 
 
@@ -71,18 +74,25 @@ def identity() -> dict:
     settings = {k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS}       # some are values only
     settings |= {k: os.environ[k] for k in VARIABLES if k in os.environ}
     processor, features = _processor()
-    return dict(jfl=version("jfl"), source=_source(), jax=jax.__version__, jaxlib=version("jaxlib"),
+    return dict(jfl=version("jfl"), source=_source(), python=f"{platform.python_version()} -O{sys.flags.optimize}",
+                jax=jax.__version__, jaxlib=version("jaxlib"),
                 numpy=np.__version__, packages=" ".join(f"{p} {version(p)}" for p in ("flax", "optax")),
                 platform=jax.devices()[0].client.platform_version, backend=jax.default_backend(),
                 device=jax.devices()[0].device_kind,
                 devices=jax.device_count(), machine=platform.machine(), processor=processor, features=features,
-                cores=_cores(), flags=os.environ.get("XLA_FLAGS", ""),
+                cores=_cores(), flags=_flags(),
                 settings=" ".join(f"{k}={v}" for k, v in settings.items()))
 
 
 def code() -> dict:
     """What processes must share to compute parts of one run or sweep."""
-    return {k: v for k, v in identity().items() if k in ("jfl", "source", "jax", "jaxlib", "numpy", "packages")}
+    return {k: v for k, v in identity().items() if k in ("jfl", "source", "python", "jax", "jaxlib", "numpy", "packages")}
+
+
+def _flags() -> str:
+    """XLA_FLAGS, which may be the name of a file."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return flags if flags.lstrip()[:1] in ("", "-") or not os.path.isfile(flags) else Path(flags).read_text()
 
 
 def _cores() -> int:

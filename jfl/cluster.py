@@ -16,6 +16,7 @@ from . import assemble, check, checkpoint, points
 from .config import Config
 from .data.federation import checksum
 from .points import AT_ONCE, Block
+from .round import recipe
 from .sweep import MEMORY, widened
 
 RETRIES = 5          # of a block whose worker or machine was lost
@@ -94,7 +95,7 @@ class Cluster:
         remote, code, pending = self.remote(work), checkpoint.code(), {}
         try:
             for b in blocks:
-                sent = [(dataclasses.asdict(c), data, points.numbers(p)) for c, data, p in zip(b.configs, b.data, b.plans)]
+                sent = [(dataclasses.asdict(c), data, recipe(p)) for c, data, p in zip(b.configs, b.data, b.plans)]
                 pending[remote.remote(sent, b.size, widths, code, self.memory, cache)] = b
             while pending:
                 done, _ = self.ray.wait(list(pending), num_returns=1)
@@ -131,7 +132,7 @@ def look(code: dict):
 def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, cache: str | None):
     """Compute a block -> its records, or as a text why not: what is refused once is not tried again.
 
-    Args     sent: of each point the values of its config, the checksum of its data, the digest of its numbers.
+    Args     sent: of each point the values of its config, the checksum of its data, the recipe of its plan.
     """
     import ray
     if refusal := _refusal("the driver's code", code, checkpoint.code()):
@@ -143,12 +144,12 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
             jax.config.update("jax_compilation_cache_dir", cache)
     try:
         configs, plans, made = [Config(**values) for values, _, _ in sent], [], {}
-        for config, (_, data, numbers) in zip(configs, sent):
+        for config, (_, data, made_of) in zip(configs, sent):
             setting = dataclasses.replace(config, seed=0)             # points that differ in their seed share a plan
             if setting not in made:
                 made[setting] = plan = assemble.build(config)[0]
-                if refusal := _refusal("the driver's data and noise", dict(data=data, numbers=numbers),
-                                       dict(data=checksum(plan.fed), numbers=points.numbers(plan))):
+                if refusal := _refusal("the driver's data and noise", dict(data=data, plan=made_of),
+                                       dict(data=checksum(plan.fed), plan=recipe(plan))):
                     return refusal
             plans.append(made[setting])
     except ValueError as error:

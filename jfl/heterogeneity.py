@@ -49,14 +49,16 @@ class Gap(NamedTuple):
 
 def client_weights(fed: Federation, weights="size") -> np.ndarray:
     """p [C] with sum 1: "size" (rows of a client over all rows), "uniform" (1 / C), or numbers >= 0 to normalise."""
+    check.kind("client_weights", Federation, "jfl.federate", fed=fed)
     size = np.asarray(fed.size, np.float64)
     if isinstance(weights, str):
-        check.choice("heterogeneity", ("size", "uniform"), weights=weights)
+        check.choice("client_weights", ("size", "uniform"), weights=weights)
         weights = size if weights == "size" else np.ones_like(size)
-    weights = np.asarray(weights, np.float64)
-    if weights.shape != size.shape or not np.all(weights >= 0) or not 0 < weights.sum() < np.inf:
-        check.fail("heterogeneity", f"weights >= 0 of shape [{len(size)}] with a positive sum", f"{weights!r}")
-    return weights / weights.sum()
+    found = check.array("client_weights", "weights", weights)
+    p = found.astype(np.float64) if found.dtype.kind in "iuf" and found.shape == size.shape else np.zeros(1)
+    if not np.all(p >= 0) or not 0 < p.sum() < np.inf:
+        check.fail("client_weights", f"weights >= 0 of shape [{len(size)}] with a positive sum", check.shown(weights))
+    return p / p.sum()
 
 
 def client_gradients(task, params, fed: Federation, *, l2=0.0, chunk: int | None = None):
@@ -69,8 +71,9 @@ def client_gradients(task, params, fed: Federation, *, l2=0.0, chunk: int | None
     >>> client_gradients(lambda w, x, y: x @ w, jnp.zeros(1), fed).tolist()
     [[1.0], [3.0]]
     """
-    check.nonnegative("client_gradients", l2=l2)
-    return _gradients(_loss(task), params, fed, l2, _chunk("client_gradients", fed, chunk))
+    check.nonnegative("client_gradients", single=True, l2=l2)
+    l2 = float(l2) if check.concrete(l2) else l2
+    return _gradients(*_problem("client_gradients", task, params, fed), l2, _chunk("client_gradients", fed, chunk))
 
 
 def gradient_dissimilarity(task, params, fed: Federation, weights="size", *, l2=0.0,
@@ -81,8 +84,8 @@ def gradient_dissimilarity(task, params, fed: Federation, weights="size", *, l2=
     Source   Noble et al., AISTATS 2022, section 5 (variance and log_ratio, weights="uniform"); Chen et al., TKDE 2024,
              Definition 4 (variance bounds Gamma_n^2, largest Gamma_0^2).
     """
-    grads = client_gradients(task, params, fed, l2=l2, chunk=chunk)
     p = jnp.asarray(client_weights(fed, weights), jnp.float32)
+    grads = client_gradients(task, params, fed, l2=l2, chunk=chunk)
     mean = tree.map(lambda g: jnp.tensordot(p, g, 1), grads)
     each, square = _squares(tree.sub(grads, mean)), _squares(grads)
     square_mean = tree.norm(mean) ** 2
@@ -96,11 +99,12 @@ def gradient_variance(task, params, fed: Federation, *, batch: int | None = None
              (size - 1), and 0 for a client with no more rows than that.
     Source   Li et al., Mathematics 2025, Assumption 3; Chen et al., TKDE 2024, Assumption 1(b), of a batch.
     """
-    loss, chunk = _loss(task), _chunk("gradient_variance", fed, chunk)
-    variance = _variances(loss, params, fed, _gradients(loss, params, fed, 0.0, chunk))
+    if batch is not None:
+        check.whole("gradient_variance", batch=batch)
+    problem = _problem("gradient_variance", task, params, fed)
+    variance = _variances(*problem, _gradients(*problem, 0.0, _chunk("gradient_variance", fed, chunk)))
     if batch is None:
         return variance
-    check.whole("gradient_variance", batch=batch)
     left = jnp.maximum(fed.size - batch, 0) / jnp.maximum(fed.size - 1, 1)
     return variance * left / batch
 
@@ -113,7 +117,8 @@ def smoothness(fed: Federation, loss: str = "softmax", *, l2: float = 0.0, bias:
     Source   Li et al., Mathematics 2025; Boehning, 1992, for the 1/2.
     """
     check.choice("smoothness", tuple(CURVATURE), loss=loss)
-    check.nonnegative("smoothness", l2=l2)
+    check.choice("smoothness", (False, True), bias=bias)
+    check.nonnegative("smoothness", single=True, l2=l2)
     check.on_device("smoothness", fed)
     x, top = np.asarray(fed.x, np.float64).reshape(fed.x.shape[0], -1), []
     for index, size in zip(np.asarray(fed.index), np.asarray(fed.size), strict=True):
@@ -133,8 +138,8 @@ def optimum(task: Task, fed: Federation, l2: float, client: int | None = None, *
     Errors   ValueError if the tolerance is not reached: the loss is not convex, or l2 is too small for `steps`.
     Source   Li et al., Mathematics 2025, and Chen et al., TKDE 2024, ask for 1e-8.
     """
-    check.positive("optimum", "Without regularisation a client of one class has no minimiser.", l2=l2)
-    check.positive("optimum", tolerance=tolerance)
+    check.positive("optimum", "Without regularisation a client of one class has no minimiser.", single=True, l2=l2)
+    check.positive("optimum", single=True, tolerance=tolerance)
     check.on_device("optimum", fed)
     check.whole("optimum", steps=steps)
     clients = len(fed.size)
@@ -169,15 +174,18 @@ def _largest(rows) -> float:
 
 # --- gradients ------------------------------------------------------------------------------------------------------
 
-def _loss(task) -> Fn:
+def _problem(where, task, params, fed, dtype=None):
+    """The arguments of a gradient, if there is one; `dtype` is that of the floats of x where they are cast."""
+    check.on_device(where, fed)
     loss = task.loss if isinstance(task, Task) else task
     if not callable(loss):
-        check.fail("heterogeneity", "a Task, or a loss (params, x, y) -> scalar", f"{loss!r}")
-    return loss if isinstance(loss, Fn) else Fn(loss)
+        check.fail(where, "a Task, or a loss (params, x, y) -> scalar", check.shown(loss))
+    kind = dtype if dtype and jnp.issubdtype(fed.x.dtype, jnp.floating) else fed.x.dtype
+    check.gradient(where, loss, params, *(jax.ShapeDtypeStruct(v.shape[1:], k) for v, k in ((fed.x, kind), (fed.y, fed.y.dtype))))
+    return loss if isinstance(loss, Fn) else Fn(loss), tree.map(jnp.asarray, params), fed
 
 
 def _chunk(where, fed, chunk):
-    check.on_device(where, fed)
     if chunk is None:
         return max(1, min(len(fed.size), ROOM // max(fed.index.shape[1] * (fed.x[:1].size + 1), 1)))
     check.whole(where, chunk=chunk)
@@ -266,10 +274,11 @@ def _solve(task, fed, l2, client, p, start, tolerance, steps):
     from scipy.optimize import minimize
     with jax.enable_x64(True):
         if start is None:
+            check.kind("optimum", Task, "jfl.task, or a start beside a loss", task=task)
             start = tree.zeros_like(jax.eval_shape(task.init, jax.random.key(0)))
-        start = tree.map(lambda w: jnp.asarray(w, jnp.float64), start)
+        start = check.arrays("optimum", "start", start, jnp.float64)
         flat, shaped = jax.flatten_util.ravel_pytree(start)
-        rest = (_loss(task), fed, *map(jnp.asarray, _blocks(fed, client, p)), jnp.float64(l2))
+        rest = (_problem("optimum", task, start, fed, jnp.float64)[0], fed, *map(jnp.asarray, _blocks(fed, client, p)), jnp.float64(l2))
 
         def at(w):
             value, gradient = _objective(shaped(jnp.asarray(w)), *rest)

@@ -31,9 +31,9 @@ class Branch(NamedTuple):
     recomputed: int = 0          # rounds released before, and released again as something else
 
 
-def program(layout: str = "") -> dict:
-    """identity(), how a cohort is divided, and the process where a program does not give the same bits twice."""
-    found = checkpoint.identity() | dict(layout=layout)
+def program(**made) -> dict:
+    """identity(), what else `made` the bits of a round, and the process where a program does not give them twice."""
+    found = checkpoint.identity() | made
     if found["backend"] not in ("cpu", "tpu") and DETERMINISTIC not in found["flags"].split():
         found["process"] = PROCESS
     return found
@@ -42,11 +42,11 @@ def program(layout: str = "") -> dict:
 class Journal:
     """The file journal.json of a run directory; it is on the disk before what it announces is computed.
 
-    `layout` says over how many processes and devices a cohort is divided.
+    `made` says what its program is beside the machine: the layout of its devices, the recipe of its plan.
     """
 
-    def __init__(self, directory, layout: str = ""):
-        self.path, self.layout = Path(directory).absolute() / "journal.json", layout
+    def __init__(self, directory, **made: str):
+        self.path, self.made = Path(directory).absolute() / "journal.json", made
 
     def read(self) -> dict | None:
         """The last record; None if there is no file.
@@ -73,7 +73,7 @@ class Journal:
         An earlier try of the same branch and program that went further stays the furthest.
         """
         before = self.read()
-        record = dict(facts, format=FORMAT, **branch._asdict(), program=program(self.layout))
+        record = dict(facts, format=FORMAT, **branch._asdict(), program=program(**self.made))
         if before is not None and all(before[k] == record[k] for k in ("attempt", "origin", "program")):
             until = max(until, before["until"])
         record["until"] = until
@@ -84,10 +84,10 @@ def _digest(record: dict) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def rejoin(run: Run, journal: dict, saved: Branch | None = None, state: str = BEGINNING, layout: str = "") -> tuple[Run, Branch]:
+def rejoin(run: Run, journal: dict, saved: Branch | None = None, state: str = BEGINNING, **made: str) -> tuple[Run, Branch]:
     """-> the run to go on with, and its branch.
 
-    Args     journal: what Journal.read gave.
+    Args     journal: what Journal.read gave;  made: as of Journal.
              saved, state: the branch and the digest of the checkpoint that `run` comes from; without one, `run` is at
              round 0.
     Errors   ValueError if the checkpoint knows of more than the journal.
@@ -100,7 +100,7 @@ def rejoin(run: Run, journal: dict, saved: Branch | None = None, state: str = BE
         check.fail("--resume", f"a journal that is not older than the checkpoint of round {done}",
                    f"one of attempt {last.attempt} up to round {journal['until']}", LOST)
     again = max(0, journal["until"] - done)
-    if journal["program"] == program(layout) and (state == last.origin or saved is not None and saved[:2] == last[:2]):
+    if journal["program"] == program(**made) and (state == last.origin or saved is not None and saved[:2] == last[:2]):
         branch = last
     elif again and last.attempt == LAST_ATTEMPT:
         check.fail("--resume", "an attempt that has a noise of its own", f"{last.attempt}, the last",

@@ -43,7 +43,7 @@ def devices(mesh="auto", points: int = 1) -> Mesh | None:
             check.fail("mesh", 'axes "clients" and, for a sweep, "points"', mesh.axis_names)
         return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     every = jax.devices()
-    if mesh != "auto":
+    if not isinstance(mesh, str) or mesh != "auto":       # an array has no truth of its own
         check.whole("mesh", devices=mesh)
         if mesh > len(every):
             check.fail("mesh", f"at most the {len(every)} devices that are here", mesh,
@@ -55,6 +55,11 @@ def devices(mesh="auto", points: int = 1) -> Mesh | None:
         return None
     lines = max(d for d in range(1, len(every) + 1) if len(every) % d == 0 and d <= points)
     return jax.make_mesh((lines, len(every) // lines), AXES, devices=every, axis_types=(AxisType.Auto,) * 2)
+
+
+def shared(mesh: Mesh | None) -> bool:
+    """True if several processes have a part of it."""
+    return mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from . import check, checkpoint, report
 from . import mesh as meshes
@@ -24,6 +23,7 @@ from .plan import client_bytes
 from .sweep import MEMORY, static_groups
 from .sweep import sweep as run_sweep
 
+WHATEVER = 2.0 ** 100         # bytes: blocks were cut to fit before
 AT_ONCE = 8          # points of a block on a CPU: 32 at once take longer there than 8 after 8
 SHARE = 0.25         # of an accelerator's memory for what `client_bytes` estimates
 
@@ -46,13 +46,6 @@ def key(config: Config, data: str) -> str:
     """Of a point: its config, the data's checksum, jfl's own source."""
     text = json.dumps([plain(dataclasses.asdict(config)), data, checkpoint.code()["source"]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def numbers(plan: Plan) -> str:
-    """A digest of all numbers of a plan but its data: noise that was calibrated elsewhere is the same noise."""
-    rest = [getattr(plan, f.name) for f in dataclasses.fields(plan) if f.name != "fed"]
-    parts = [f"{np.asarray(x).dtype}{np.shape(x)}".encode() + np.asarray(x).tobytes() for x in jax.tree.leaves(rest)]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------
@@ -79,7 +72,7 @@ def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[in
     return out
 
 
-def compute(block: Block, memory: float = math.inf, mesh=None) -> list[dict]:
+def compute(block: Block, memory: float = WHATEVER, mesh=None) -> list[dict]:
     """Run a block -> for each point its history, as lists over evaluations, its Health and its share of the seconds."""
     begun, compiled = time.perf_counter(), report.compile_seconds()
     at = [min(i, len(block.plans) - 1) for i in range(block.size)]
@@ -131,22 +124,21 @@ class Results:
 
     def __init__(self, path):
         self.path, self.found, self.head = Path(path), {}, None
-        whole, end, _ = self._parts()
+        whole, end, _ = (self.path.read_bytes() if self.path.exists() else b"").rpartition(b"\n")
+        self.size = len(whole + end)                      # of the lines that are whole
         for number, line in enumerate(whole.split(b"\n") if end else (), 1):
             try:
                 record = json.loads(line)
+                if record.pop("digest", None) != _digest(record):
+                    raise ValueError("another digest")
                 if number == 1:
                     self.head = {k: record[k] for k in ("config", "axes", "code", "programs")}
                 else:
                     self.found.setdefault(record["key"], {k: record[k] for k in (
                         "key", "worker", "device", "seconds", "compile", "health", "history")})
-            except (ValueError, KeyError, TypeError) as error:
-                check.fail(f"{self.path}, line {number}", "a point of a sweep", f"{type(error).__name__}: {error}",
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                check.fail(f"{self.path}, line {number}", "a line as a sweep wrote it", f"{type(error).__name__}: {error}",
                            "Start in another directory with another seed.")
-
-    def _parts(self) -> tuple[bytes, bytes, bytes]:
-        """Lines that are whole, the end of the last one, and what was cut off."""
-        return (self.path.read_bytes() if self.path.exists() else b"").rpartition(b"\n")
 
     def begin(self, head: dict):
         self.head = plain(head)
@@ -160,13 +152,17 @@ class Results:
 
     def _add(self, lines):
         try:
-            whole, end, rest = self._parts()
-            if rest:
-                os.truncate(self.path, len(whole + end))
+            text = "".join(json.dumps(r | dict(digest=_digest(r)), ensure_ascii=False) + "\n" for r in lines).encode()
             with open(self.path, "ab") as file:
-                file.write("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in lines).encode())
+                file.truncate(self.size)                  # what was cut off goes
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
+            self.size += len(text)
         except OSError as error:
             raise OSError(f"sweep {self.path.parent}: need a disk that can be written; got {error.strerror}. The points in "
                           f"{self.path.name} are kept: make room, then --resume goes on.") from None
+
+
+def _digest(record: dict) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:24]

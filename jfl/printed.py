@@ -10,6 +10,7 @@ from .core import Fn, Guarantee, Plan
 from .local import rates
 from .papers import chen2024, li2025, noble2022, talaei2024
 from .privacy import ledger, mechanism
+from .privacy.bounds import check_delta
 from .privacy.mechanism import bound, noisy
 from .privacy.sites import levels
 from .privacy.tight import smallest
@@ -34,10 +35,7 @@ def claimed(plan: Plan, rounds: int, delta: float = 1e-5, paper: str | None = No
     >>> PAPERS["scaffold"]
     'noble2022'
     """
-    paper = _paper(plan, paper)
-    check.choice("jfl.printed", ("server", "third_party"), view=view)
-    check.whole("jfl.printed", rounds=rounds)
-    check.choice("jfl.printed", views(plan, paper), view=view)
+    paper = _asked(plan, rounds, delta, paper, view)
     value, method, caveats, *kind = _CLAIMS[paper](plan, rounds, delta, view)
     return Guarantee(value, float(delta), *(kind or ("example", "replace_one")), view, method, "claimed", caveats)
 
@@ -51,9 +49,8 @@ def calibrate(plan: Plan, *, epsilon: float, rounds: int, delta: float = 1e-5, p
     For talaei2024 it is a std: of an upload for the view server, else of the release, 0 where uploads have enough.
     Errors   ValueError as `claimed`; for noble2022 also where its bound cannot reach epsilon, whatever the noise.
     """
-    paper = _paper(plan, paper)
-    check.positive("jfl.printed", epsilon=epsilon)
-    check.choice("jfl.printed", views(plan, paper), view=view)
+    paper = _asked(plan, rounds, delta, paper, view)
+    check.positive("jfl.printed", single=True, epsilon=epsilon)
     return _NOISES[paper](plan, float(epsilon), rounds, delta, view)
 
 
@@ -70,7 +67,16 @@ def views(plan: Plan, paper: str | None = None) -> tuple:
     return ("server", "third_party") if paper in ("noble2022", "talaei2024") else ("server",)
 
 
+def _asked(plan, rounds, delta, paper, view):
+    paper = _paper(plan, paper)
+    check.whole("jfl.printed", rounds=rounds)
+    check_delta(delta)
+    check.choice("jfl.printed", views(plan, paper), view=view)
+    return paper
+
+
 def _paper(plan, paper):
+    check.kind("jfl.printed", Plan, "jfl.plan", plan=plan)
     chains = (plan.release, *(r.mechanism for r in plan.algorithm.releases))
     wavelet = any(mechanism.claimed(m) is not None for m in chains)
     paper = ("ranaweera2025" if wavelet else PAPERS.get(plan.algorithm.name)) if paper is None else paper
@@ -189,8 +195,9 @@ def _li_run(plan, rounds):
     if (used > _rows(plan)).any():
         check.fail("jfl.printed", f"at least steps * batch = {used} rows in every client", f"{_rows(plan).min()}",
                    "Its sampling rate is their ratio.")
-    last = np.array([float(rates(work.lr, r * release.steps + release.steps - 1, 1)) for r in range(rounds)])
-    total = np.array([float(rates(work.lr, r * release.steps, release.steps)) for r in range(rounds)])
+    begins = release.steps * np.arange(rounds if callable(work.lr) else 1)        # of a rate that is fixed, once
+    last = np.array([float(rates(work.lr, b + release.steps - 1, 1)) for b in begins])
+    total = np.array([float(rates(work.lr, b, release.steps)) for b in begins])
     return release.steps, used / _rows(plan), last, total
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from . import check, tree
 from .batches import gather
 from .core import Batches, Fn, Rows, Task
-from .keys import as_key
 from .privacy import bands as haar
 
 __all__ = ["band_energies", "band_report", "gradient_norms", "median_norm", "update_norms"]
@@ -49,9 +48,10 @@ def median_norm(task, params, x, y, *, quantile: float = 0.5, microbatch: int | 
     3.5
     """
     where = "proxy.median_norm"
-    if np.ndim(quantile) or not 0 <= quantile <= 1:
-        check.fail(where, "quantile in [0, 1]", f"quantile={quantile!r}", "0.5 is the median.")
-    return _quantile(where, _norms(*_arguments(where, task, params, x, y, microbatch)), quantile)
+    found = check.array(where, "quantile", quantile)
+    if found.ndim or found.dtype.kind not in "iuf" or not 0 <= found <= 1:
+        check.fail(where, "quantile in [0, 1]", f"quantile={check.shown(quantile)}", "0.5 is the median.")
+    return _quantile(where, _norms(*_arguments(where, task, params, x, y, microbatch)), float(found))
 
 
 def update_norms(task, params, x, y, *, clients: int, steps: int, batch: Batches, lr, key):
@@ -68,15 +68,16 @@ def update_norms(task, params, x, y, *, clients: int, steps: int, batch: Batches
     where = "proxy.update_norms"
     loss, params, x, y, _ = _arguments(where, task, params, x, y, None)
     check.whole(where, clients=clients, steps=steps)
-    check.positive(where, lr=lr)
+    check.positive(where, single=True, lr=lr)
+    key = check.key(where, key)
     if not isinstance(batch, Batches):
-        check.fail(where, "batch = a batch sampler such as jfl.batches.without_replacement(16)", f"{batch!r}")
+        check.fail(where, "batch = a batch sampler such as jfl.batches.without_replacement(16)", check.shown(batch))
     rows = len(x) // clients
     least = batch.batch if batch.scheme == "without_replacement" and batch.short == "error" else 1
     if rows < least:
         check.fail(where, f"at least {least} of the public rows for each client",
                    f"{len(x)} rows for {clients} clients", "Take fewer clients, or a smaller batch.")
-    return _updates(loss, params, x, y, batch, check.scalar(lr), as_key(key), clients, steps)
+    return _updates(loss, params, x, y, batch, check.scalar(lr), key, clients, steps)
 
 
 def band_energies(task, params, x, y, bands, *, microbatch: int | None = None):
@@ -89,6 +90,7 @@ def band_energies(task, params, x, y, bands, *, microbatch: int | None = None):
     Args     bands: of `jfl.bands`, for `params`.  microbatch: as `gradient_norms`.
     Privacy  sound if the rows are public.
     """
+    check.kind("proxy.band_energies", haar.Bands, "jfl.bands", bands=bands)
     loss, params, x, y, microbatch = _arguments("proxy.band_energies", task, params, x, y, microbatch)
     return _energies(loss, params, x, y, bands, microbatch)
 
@@ -107,9 +109,10 @@ def band_report(energies, bands) -> list[dict]:
     Privacy  nothing to add to what the energies cost.
     Source   Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy and Schwarz.
     """
-    energies, count = np.asarray(energies, np.float64), haar.count(bands)
-    if energies.shape != (count,) or not np.all((energies >= 0) & np.isfinite(energies)):
-        check.fail("proxy.band_report", f"finite energies >= 0, one for each of {count} bands", f"{energies!r}")
+    found, count = check.array("proxy.band_report", "energies", energies), haar.count(bands)
+    if found.shape != (count,) or found.dtype.kind not in "iuf" or not np.all((found >= 0) & np.isfinite(found)):
+        check.fail("proxy.band_report", f"finite energies >= 0, one for each of {count} bands", check.shown(energies))
+    energies = found.astype(np.float64)
     blocks, sizes, leaves = (np.asarray(part(bands), np.float64) for part in (haar.blocks, haar.sizes, haar.leaves))
     entries = []
     for block in np.unique(blocks):
@@ -127,11 +130,16 @@ def band_report(energies, bands) -> list[dict]:
 def _arguments(where, task, params, x, y, microbatch):
     loss = task.loss if isinstance(task, Task) else task
     if not callable(loss):
-        check.fail(where, "a Task, or a loss (params, x, y) -> scalar", f"{loss!r}")
-    x, y = jnp.asarray(x), jnp.asarray(y)
+        check.fail(where, "a Task, or a loss (params, x, y) -> scalar", check.shown(loss))
+    try:
+        x, y = jnp.asarray(x), jnp.asarray(y)
+    except Exception as error:        # whatever JAX says of what is no number
+        check.fail(where, "public rows x [p, ...] and y [p, ...] of numbers", check.cause(error))
     if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
         check.fail(where, "public rows x [p, ...] and y [p, ...], p >= 1",
                    f"shapes {list(x.shape)} and {list(y.shape)}")
+    check.gradient(where, loss, params, *(jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (x, y)))
+    params = tree.map(jnp.asarray, params)
     if microbatch is None:
         microbatch = ROOM // max(tree.size(params), 1)
     else:

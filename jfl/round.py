@@ -1,6 +1,7 @@
 """One round as one program: draw a cohort, run its clients, release, update the server."""
 import dataclasses
 import functools
+import hashlib
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec
 from . import check, tree
 from .core import Array, Batches, Cohort, Context, Federation, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
 from .gradients import Grad
-from .keys import Stream, as_key, bits, bits_once, fold, noise_base, stream, streams, structure, words
+from .keys import Stream, bits, bits_once, fold, noise_base, stream, streams, structure, words
 from .mesh import devices
 from .privacy import mechanism as mech
 
@@ -27,7 +28,8 @@ class Seen(NamedTuple):
 
 def start(key, plan: Plan) -> Run:
     """The state before the first round; parameters come from the seed's INIT stream."""
-    key = as_key(key)
+    check.kind("start", Plan, "jfl.plan", plan=plan)
+    key = check.key("start", key)
     server, own = plan.algorithm.init(plan.task.init(stream(key, Stream.INIT, 0)))
     clients = plan.sampler.clients
     own = tree.map(lambda x: jnp.broadcast_to(x, (clients,) + x.shape), own)
@@ -43,6 +45,7 @@ def fingerprint(fed: Federation):
     Reads all data (0.05 s for the 47 million numbers of MNIST on two cores); of arrays that `jfl.federate` made once, of
     a population when it was made.
     """
+    check.kind("fingerprint", Federation, "jfl.federate", fed=fed)
     if fed.host is not None:
         return jnp.asarray(fed.host.digest)
     return _owners(fed.index, fed.size, bits_once(fed.x), bits_once(fed.y))
@@ -58,11 +61,27 @@ def digest(plan: Plan, data=None):
     """UInt32[2]: what runs, its hyperparameters and its data.  Capacities, chunks and padding do not count."""
     if plan.paired_noise:
         return jnp.zeros(2, jnp.uint32)
-    sampler = dataclasses.replace(plan.sampler, draw=Fn(plan.sampler.draw.function), capacity=0)
-    algorithm = jax.tree.map(_as_computed, plan.algorithm, is_leaf=lambda n: isinstance(n, (Batches, Grad)))
-    parts = (plan.task, algorithm, sampler, plan.upload, plan.release, plan.weights)
+    parts = _parts(plan)
     leaves = [bits(x) for x in jax.tree.leaves(parts)]
     return fold(words(structure(parts)), *leaves, *(fingerprint(plan.fed) if data is None else data))
+
+
+def _parts(plan):
+    sampler = dataclasses.replace(plan.sampler, draw=Fn(plan.sampler.draw.function), capacity=0)
+    algorithm = jax.tree.map(_as_computed, plan.algorithm, is_leaf=lambda n: isinstance(n, (Batches, Grad)))
+    return plan.task, algorithm, sampler, plan.upload, plan.release, plan.weights
+
+
+def recipe(plan: Plan, key=None) -> str:
+    """A digest of what draws and noise follow from, but for the data: of two that differ, neither repeats the other.
+
+    It is of the functions' code as Python compiled it, and of every number, also those that were calibrated.
+    """
+    rest = [getattr(plan, f.name) for f in dataclasses.fields(plan) if f.name not in ("fed", "mesh")]
+    is_key = lambda x: jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key)
+    found = [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves((rest, key))]
+    parts = [f"{x.dtype}{x.shape}".encode() + x.tobytes() for x in found]
+    return hashlib.sha256(b"\0".join([structure(_parts(plan)).encode(), *parts])).hexdigest()[:16]
 
 
 def _as_computed(node):
@@ -76,8 +95,9 @@ def _as_computed(node):
 
 def noise_key(run: Run, plan: Plan, data=None):
     """The key all noise of a run descends from; `data` is fingerprint(plan.fed), where a caller has it."""
-    if data is not None and (np.shape(data) != (4, 2) or jnp.result_type(data) != jnp.uint32):
-        check.fail("scan", "data = jfl.fingerprint(plan.fed), UInt32[4, 2]", f"{jnp.result_type(data)}{list(np.shape(data))}",
+    found = data if data is None or not check.concrete(data) else check.array("scan", "data", data)
+    if found is not None and (found.shape != (4, 2) or found.dtype != jnp.uint32):
+        check.fail("scan", "data = jfl.fingerprint(plan.fed), UInt32[4, 2]", f"{found.dtype}{list(found.shape)}",
                    "Without the digest of its data two runs could share noise.")
     return noise_base(run.key, digest(plan, data), run.attempt)
 
@@ -88,6 +108,8 @@ def round(run: Run, plan: Plan, noise=None) -> tuple[Run, Seen]:
     The cohort is summed chunk by chunk, so only `plan.chunk` clients' models are held at once; the devices of
     `plan.mesh` take equal parts of the chunks.
     """
+    check.kind("round", Run, "jfl.start", run=run)
+    check.kind("round", Plan, "jfl.plan", plan=plan)
     check.on_device("round", plan.fed)
     plan = dataclasses.replace(plan, mesh=devices(plan.mesh))
     noise = noise_key(run, plan) if noise is None else noise

@@ -110,25 +110,22 @@ def _few(clients, cohort):
     return clients >= MANY and 2 * cohort <= clients
 
 
-def _draw_with(key, *, share, clients, cohort, independent):
-    if share is None and clients < MANY:
+def _draw_with(key, *, edges, clients, cohort, independent):
+    if edges is not None:
+        drawn = jnp.searchsorted(edges, jax.random.bits(key, (cohort,)), side="right")
+    elif clients < MANY:
         drawn = jax.random.randint(key, (cohort,), 0, clients)
-    elif share is None:                                   # randint of many is a remainder of 32 bits
+    else:                                                 # randint of many is a remainder of 32 bits
         words, whole = jax.random.bits(key, (TRIES, cohort)), 2 ** 32 // clients * clients
         good = jnp.argmax(words <= np.uint32(whole - 1), 0)
         drawn = words[good, jnp.arange(cohort)] % np.uint32(clients)
-    else:
-        edges = jnp.cumsum(share)
-        at = jax.random.uniform(key, (cohort,), maxval=edges[-1])
-        drawn = jnp.minimum(jnp.searchsorted(edges, at, side="right"), clients - 1)
     drawn = jnp.sort(drawn.astype(jnp.int32))
     first = jnp.searchsorted(drawn, drawn, side="left").astype(jnp.int32)
     turn = jnp.arange(cohort, dtype=jnp.int32) - first
     if independent:
         return Cohort(drawn, jnp.ones(cohort, jnp.int32), turn, jnp.zeros((), jnp.int32))
     count = jnp.searchsorted(drawn, drawn, side="right").astype(jnp.int32) - first
-    head = turn == 0
-    return Cohort(jnp.where(head, drawn, clients), jnp.where(head, count, 0), jnp.zeros_like(turn),
+    return Cohort(jnp.where(turn == 0, drawn, clients), jnp.where(turn == 0, count, 0), jnp.zeros_like(turn),
                   jnp.zeros((), jnp.int32))
 
 
@@ -139,20 +136,28 @@ def with_replacement(clients: int, cohort: int, weights=None, independent: bool 
     and noise (and releases m times as much about its examples).
 
     Shapes   K = cohort; weights Float[C].
-    Privacy  replace_one of one client that remembers nothing; a client drawn m times is charged for it.
+    Privacy  replace_one of one client that remembers nothing; a client drawn m times is charged for it.  Probabilities
+             are multiples of 2^-32, at least one, as drawn and as charged.  No traced weights.
     Errors   ValueError unless weights are C finite numbers > 0.
     """
     check.whole("sampling.with_replacement", clients=clients, cohort=cohort)
-    share = None
+    check.choice("sampling.with_replacement", (False, True), independent=independent)
+    share = edges = None
     if weights is not None:
         check.positive("sampling.with_replacement", weights=weights)
-        share = jnp.asarray(weights, jnp.float32)
-        if share.shape != (clients,):
-            check.fail("sampling.with_replacement", f"one weight for each of {clients} clients", f"shape {share.shape}")
-        share = share / share.sum()
-    return Sampler(Fn(_draw_with, dict(share=share), dict(clients=clients, cohort=cohort, independent=independent)),
+        if not check.concrete(weights) or np.shape(weights) != (clients,):
+            check.fail("sampling.with_replacement", f"one weight, not traced, for each of {clients} clients", check.shown(weights))
+        share, edges = _shares(np.asarray(weights, np.float64))
+    return Sampler(Fn(_draw_with, dict(edges=edges), dict(clients=clients, cohort=cohort, independent=independent)),
                    check.scalar(cohort), share, scheme="with_replacement", clients=clients, capacity=cohort,
                    independent=independent)
+
+
+def _shares(weights):
+    """-> Float32[C], and the UInt32[C - 1] between which a word belongs to a client: exactly that share of all words."""
+    clients, sums = len(weights), np.cumsum(weights)
+    ends = np.round(sums / sums[-1] * (2 ** 32 - clients)).astype(np.int64) + np.arange(1, clients + 1)     # one word at least
+    return jnp.asarray(np.diff(ends, prepend=0) / 2.0 ** 32, jnp.float32), jnp.asarray(ends[:-1].astype(np.uint32))
 
 
 def tail_capacity(trials: int, rate: float, where: str) -> int:
@@ -288,8 +293,7 @@ def participation(sampler: Sampler) -> np.ndarray:
     """Float[C]: the probability that a client takes part in a round."""
     clients, cohort = sampler.clients, float(sampler.expected)
     if sampler.scheme == "first_responders":
-        check.fail("sampling.participation", "a scheme whose chances have a closed form", f"scheme={sampler.scheme!r}",
-                   "Count them in draws of the sampler.")
+        check.fail("sampling.participation", "a scheme with a closed form", sampler.scheme, "Count them in draws of the sampler.")
     if sampler.scheme == "with_replacement":
         share = np.full(clients, 1 / clients) if sampler.share is None else np.asarray(sampler.share, np.float64)
         return -np.expm1(sampler.capacity * np.log1p(-np.minimum(share, 1 - 1e-16)))

@@ -10,10 +10,11 @@ import numpy as np
 from . import check, stream, tree
 from . import mesh as meshes
 from .core import Health, Metrics, Plan, Run
-from .keys import as_key
 from .metrics import evaluate
 from .privacy import mechanism as mech
-from .round import Seen, fingerprint, noise_key, round, start
+from .round import Seen, fingerprint, noise_key, recipe, round, start
+
+EVALUATIONS = 10 ** 7        # of a run: more is a slip
 
 
 class Output(NamedTuple):
@@ -39,6 +40,11 @@ def scan(run: Run, plan: Plan, rounds, data=None) -> tuple[Run, Metrics]:
     Shapes   rounds: Int[E], the rounds before each evaluation; metrics have leaves [E].
     Privacy  the fingerprint keeps two runs on different data from sharing noise: never pass that of other data.
     """
+    check.kind("scan", Run, "jfl.start", run=run)
+    check.kind("scan", Plan, "jfl.plan", plan=plan)
+    found = check.array("scan", "rounds", rounds) if check.concrete(rounds) else rounds
+    if found.ndim != 1 or not jnp.issubdtype(found.dtype, jnp.integer):
+        check.fail("scan", "rounds Int[E], those before each evaluation", check.shown(rounds))
     noise = noise_key(run, plan, data)
 
     def until_evaluation(run, count):
@@ -80,7 +86,16 @@ def schedule(rounds: int, every: int | None) -> np.ndarray:
         every = max(1, round_up(rounds / 20))
     check.whole("simulate", evaluate_every=every)
     full, rest = divmod(int(rounds), int(every))
+    if full > EVALUATIONS:
+        check.fail("simulate", f"at most {EVALUATIONS} evaluations", f"rounds={rounds}, evaluate_every={every}", "Evaluate more rarely.")
     return np.append(np.full(full, every, np.int32), np.full(int(rest > 0), rest, np.int32))
+
+
+def tolerated(where: str, tolerate) -> tuple:
+    """The names of Health counts that may be above 0."""
+    given = check.several(where, tolerate=tolerate)
+    check.choice(where, Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(given)})
+    return given
 
 
 def round_up(x) -> int:
@@ -107,15 +122,18 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     program, while the next cohort's rows are fetched; what clients remember is then in numpy arrays.
     """
     check.kind("simulate", Plan, "jfl.plan", plan=plan)
-    if not isinstance(key, (jax.Array, np.ndarray)):
-        check.fail("simulate", "a key such as jax.random.key(0)", check.shown(key))
-    given = check.several("simulate", tolerate=tolerate)
-    check.choice("simulate", Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(given)})
+    key, tolerate = check.key("simulate", key), tolerated("simulate", tolerate)
+    found = None if data is None else check.array("simulate", "data", data)
+    if data is not None and (found.shape, found.dtype) != ((4, 2), np.uint32):
+        check.fail("simulate", "data = jfl.fingerprint(plan.fed), UInt32[4, 2]", f"{found.dtype}{list(found.shape)}")
     if start is not None:
         check.kind("simulate", Run, "an earlier output", start=start)
     counts = schedule(rounds, evaluate_every)
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
-    key, data = as_key(key), fingerprint(plan.fed) if data is None else data
+    data = fingerprint(plan.fed) if data is None else data
+    with meshes.together():
+        if meshes.shared(mesh):                           # noise that differs from process to process would be no error
+            meshes.exchange("simulate", f"{recipe(plan, key)} {np.asarray(data).tolist()} {counts.tolist()}")
     plan, key, data = meshes.spread((dataclasses.replace(plan, mesh=mesh), key, data), mesh)
     with meshes.together():
         if plan.fed.host is not None:

@@ -12,10 +12,9 @@ import numpy as np
 from . import check
 from . import mesh as meshes
 from .core import Health, Metrics, Plan
-from .keys import as_key
 from .plan import client_bytes
-from .round import fingerprint, start
-from .simulate import HealthError, scan, schedule
+from .round import fingerprint, recipe, start
+from .simulate import HealthError, scan, schedule, tolerated
 
 MEMORY = 2 ** 32     # bytes for the points computed at once
 
@@ -61,14 +60,19 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     """
     if points is not None and axes:
         check.fail("sweep", "either points or axes", f"both: {sorted(axes)}")
-    points = points_of(axes) if points is None else [dict(p) for p in points]
-    if not points:
-        check.fail("sweep", "at least one point", "none")
-    if not callable(make_plan):
-        check.fail("sweep", "make_plan, a function that gives a plan", check.shown(make_plan))
+    points = points_of(axes) if points is None else check.several("sweep", points=points)
+    if not points or not all(isinstance(p, dict) and all(isinstance(k, str) for k in p) for p in points):
+        check.fail("sweep", "at least one point, each a dict of arguments of make_plan", check.shown(points))
+    check.positive("sweep", single=True, memory=memory)
+    check.choice("sweep", (False, True), strict=strict)
+    tolerate = tolerated("sweep", tolerate)
     counts = schedule(rounds, evaluate_every)
     meshes.devices(mesh, len(points))                     # refuses what is none
-    takes = inspect.signature(make_plan).parameters
+    try:
+        signature = inspect.signature(make_plan)
+    except (TypeError, ValueError):
+        check.fail("sweep", "make_plan, a function that gives a plan", check.shown(make_plan))
+    takes = signature.parameters
     wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
     points = [p if "seed" in p else dict(p, seed=0) for p in points]
     seeds = [_key(p["seed"]) for p in points]
@@ -76,13 +80,22 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     for p in points:
         given = {k: v for k, v in p.items() if k != "seed" or wants_seed}
         at = tuple((k, type(v), v if isinstance(v, (int, float, str)) else id(v)) for k, v in sorted(given.items()))
+        try:
+            signature.bind(**given)
+        except TypeError as error:
+            check.fail("sweep", f"make_plan{signature} to take {sorted(given)}", check.cause(error))
         if at not in made:                        # one plan for all seeds, so that what they share stays shared
             made[at] = make_plan(**given)
         plans.append(made[at])
     for p in plans:
+        check.kind("sweep", Plan, "make_plan", plan=p)
         check.on_device("sweep", p.fed)
     plans = widened(plans, widths(plans))
     groups = static_groups(plans)
+    if meshes.shared(meshes.devices(mesh, len(points))):
+        with meshes.together():
+            data = [np.asarray(fingerprint(fed)).tolist() for fed in {id(p.fed): p.fed for p in plans}.values()]
+            meshes.exchange("sweep", f"{[recipe(p, key) for p, key in zip(plans, seeds)]} {data} {counts.tolist()}")
     results, seconds = [None] * len(plans), np.zeros(len(plans))
     for members in groups:
         begun = time.perf_counter()
@@ -103,7 +116,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
 
 def _key(seed):
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        return as_key(seed)
+        return check.key("sweep", seed)
     check.seed("sweep", seed=seed)
     return jax.random.key(int(seed))
 

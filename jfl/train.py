@@ -19,7 +19,7 @@ from .journal import Branch, Journal, rejoin
 from .privacy import accounting
 from .privacy import mechanism as mech
 from .privacy.worth import Overflow
-from .round import fingerprint, start
+from .round import fingerprint, recipe, start
 from .simulate import HealthError, scan, schedule, simulate
 
 try:
@@ -140,9 +140,10 @@ def _lead(config, out, resume, watch, mesh, layout, ready):
         _recorded(Journal(out), out)                      # a directory of something else gets no lock
     with alone(out):                                      # also for reading: what another process writes would not fit together
         claim(out, resume)                                # again, now that nobody else can write
-        store, journal = Store(out), Journal(out, layout)
+        made = recipe(plan, jax.random.key(config.seed))
+        store, journal = Store(out), Journal(out, layout=layout, recipe=made)
         run, branch, history, spent, beyond = _state(plan, config, out, resume, facts, store, journal)
-        ready(f"{facts} {code()}")
+        ready(f"{facts} {code()} {made}")
         with told(out, store):
             for left in (p for folder in (out, store.folder) if folder.is_dir() for p in folder.iterdir() if temporary(p)):
                 left.unlink()
@@ -156,7 +157,7 @@ def _follow(config, mesh, ready):
     """The part of a process that is not the first: it computes the same rounds, and touches no file."""
     plan, config = assemble.build(config)
     key, (_, planned) = jax.random.key(config.seed), _planned(config)
-    ready(f"{_facts(plan, config)} {code()}")
+    ready(f"{_facts(plan, config)} {code()} {recipe(plan, key)}")
     with meshes.together():
         run = meshes.agree(start(key, plan))
     plan, data = meshes.spread((plan, fingerprint(plan.fed)), mesh)
@@ -193,14 +194,14 @@ def _state(plan, config, out, resume, facts, store, journal):
     record = _recorded(journal, out)
     _same(record, facts, out)
     if store.latest() is None:
-        history, spent, (run, branch) = {}, 0.0, rejoin(run, record, layout=journal.layout)
+        history, spent, (run, branch) = {}, 0.0, rejoin(run, record, **journal.made)
     else:
         saved = store.load()
         _same(saved.meta, facts, out)
         run, history, spent = store.restore(run, saved), saved.meta["history"], saved.meta["seconds"]
         if int(run.round) > config.rounds:
             check.fail("--rounds", f">= {int(run.round)}, the rounds done", config.rounds)
-        run, branch = rejoin(run, record, Branch(*saved.meta["branch"]), saved.digest, journal.layout)
+        run, branch = rejoin(run, record, Branch(*saved.meta["branch"]), saved.digest, **journal.made)
     sites = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
     if branch.recomputed and any(mech.calms(m, config.rounds) for m in sites):
         check.fail("--resume", "the program and machine that began, where the noise grows from round to round",

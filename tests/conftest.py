@@ -9,6 +9,7 @@ if not os.environ.get("JFL_TEST_OPTIMIZED"):
                                         "--xla_cpu_use_fusion_emitters=false"]).strip()
 
 import inspect
+from pathlib import Path
 
 import hypothesis
 import jax
@@ -107,6 +108,15 @@ def make_algorithm(name, grad, steps=2, batch=None, **options):
         options["mechanism"] = own or jfl.chain(jfl.clip_l2(0.8), jfl.total())
         grad = grad if own is None else jfl.grad(grad.loss, l2=grad.l2)
     return factory(grad, batch=batch or jfl.batches.without_replacement(3), **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Each compiled program keeps pages mapped, and Linux maps 65,530 of a process: beyond that it dies."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_text().count("\n") > 20_000:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,12 @@ def results(names, mesh=None):
 def main(processes, process, port, *names):
     jfl.mesh.connect(f"127.0.0.1:{port}", int(processes), int(process))
     assert jax.process_count() == int(processes) == len(jax.devices())
+    plan = jfl.plan(make_federation(), jfl.task(start_params(), squared),
+                    jfl.algorithms.fedavg(noisy_grad(), lr=0.3, batch=jfl.batches.without_replacement(3)), jfl.sampling.full(7))
+    if names == ("apart",):
+        jfl.simulate(jax.random.key(int(process)), plan, 2, mesh="auto")
+    if names == ("sweep apart",):
+        jfl.sweep(lambda: plan, seed=[0, int(process)], rounds=2, mesh="auto")
     for name, values in results(names, "auto"):
         if jfl.mesh.lead():
             print(json.dumps(dict(name=name, values=np.asarray(values).tolist())), flush=True)

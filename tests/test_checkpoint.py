@@ -247,6 +247,40 @@ def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkey
     assert summary["runs"][0]["privacy"][0]["epsilon"] == worth[0]
 
 
+def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatch):
+    """What noise descends from is compared itself: here a key moves, and what names the program does not say so."""
+    stopped(half, 6)
+    same = checkpoint.identity()
+    monkeypatch.setattr(checkpoint, "identity", lambda: same)
+    jax.config.update("jax_random_seed_offset", 5)
+    try:
+        entry = train.train(STATEFUL, half, resume=True)
+        assert entry["config"]["recomputed"] == 2 and int(final(STATEFUL, half).attempt) == 1
+    finally:
+        jax.config.update("jax_random_seed_offset", 0)
+
+
+RECIPE = """
+import jax
+from jfl import assemble, checkpoint
+from jfl.config import Config
+from jfl.round import recipe
+plan, _ = assemble.build(Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, noise_multiplier=1.0))
+print(recipe(plan, jax.random.key(0)), checkpoint.code()["python"])
+"""
+
+
+def test_python_that_compiles_otherwise_is_another_program():
+    """Noise follows from the functions' compiled code: without docstrings and assertions it is another one."""
+    def of(level):
+        done = subprocess.run([sys.executable, "-c", RECIPE], env=os.environ | dict(PYTHONOPTIMIZE=level),
+                              capture_output=True, text=True, check=True)
+        return done.stdout.split(" ", 1)
+
+    one, again, other = of("0"), of("0"), of("2")
+    assert one == again and one[0] != other[0] and one[1] != other[1]
+
+
 def test_another_program_with_nothing_to_recompute_counts_once(half, monkeypatch):
     elsewhere(monkeypatch)
     assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
@@ -257,21 +291,27 @@ def branch_of(half):
     return Branch(*saved.meta["branch"]), saved.digest
 
 
+def recorded(out):
+    """What the program of a run was beside the machine."""
+    found = Journal(out).read()["program"]
+    return {k: found[k] for k in ("layout", "recipe")}
+
+
 def test_the_furthest_round_is_remembered_through_several_stops(monkeypatch, half):
     """Seen up to round 10; killed again at round 5 of the second try; then another program goes on from 4."""
-    run, book, made = final(STATEFUL, half), Journal(half), branch_of(half)
+    run, book, made = final(STATEFUL, half), Journal(half, **recorded(half)), branch_of(half)
     stopped(half, 10)
-    again, branch = rejoin(run, book.read(), *made)
+    again, branch = rejoin(run, book.read(), *made, **book.made)
     assert (int(again.attempt), branch.recomputed) == (0, 0)
     book.announce(5, branch)
     elsewhere(monkeypatch)
-    again, branch = rejoin(run, book.read(), *made)
+    again, branch = rejoin(run, book.read(), *made, **book.made)
     assert (int(again.attempt), branch.recomputed) == (1, 6)
     book.announce(5, branch)                   # and this program is killed on its way to 5 as well
-    assert rejoin(run, book.read(), *made)[1] == branch
+    assert rejoin(run, book.read(), *made, **book.made)[1] == branch
     other = dict(checkpoint.identity(), jax="0.0.1")
     monkeypatch.setattr(checkpoint, "identity", lambda: other)
-    again, branch = rejoin(run, book.read(), *made)
+    again, branch = rejoin(run, book.read(), *made, **book.made)
     assert (int(again.attempt), branch.recomputed) == (2, 7)
 
 
@@ -321,7 +361,7 @@ def test_a_journal_that_forgot_is_refused(half, knows):
 def test_the_last_attempt_is_not_passed(half, monkeypatch):
     rewrite(half, attempt=2 ** 31 - 1, until=6)
     run, record = final(STATEFUL, half), Journal(half).read()
-    assert int(rejoin(run, record | dict(until=4), Branch(), "state 4")[0].attempt) == 2 ** 31 - 1
+    assert int(rejoin(run, record | dict(until=4), Branch(), "state 4", **recorded(half))[0].attempt) == 2 ** 31 - 1
     with pytest.raises(ValueError, match="another --seed"):
         rejoin(run, record, Branch(), "state 4")
 
@@ -334,7 +374,7 @@ def test_where_bits_are_not_repeated_every_process_is_a_program(monkeypatch):
     monkeypatch.setattr(journal, "PROCESS", "another")
     assert mine != journal.program()
     gpu["flags"] = f"--xla_a=1 {journal.DETERMINISTIC}"
-    assert journal.program() == gpu | dict(layout="")
+    assert journal.program() == gpu
 
 
 def test_a_finished_run_that_goes_on_has_no_summary_until_it_ends(half, monkeypatch):

@@ -138,13 +138,18 @@ def test_another_source_or_other_data_do_not_go_on(straight, tmp_path, computed,
     assert not computed
 
 
-def test_a_line_that_is_no_point_is_named(straight, tmp_path):
+def test_a_line_that_is_not_as_it_was_written_is_named(straight, tmp_path):
     out = shutil.copytree(straight, tmp_path / "run")
     text = (out / sweeps.FILE).read_text().splitlines()
-    for number, bad in ((3, "{}"), (4, "half a li")):
+    edited, other = json.loads(text[2]), json.loads(text[3])
+    edited["history"]["loss"][0] = 0.1
+    swapped = json.dumps(json.loads(text[2]) | dict(key=other["key"]))
+    for number, bad in ((3, "{}"), (4, "half a li"), (3, json.dumps(edited)), (3, swapped), (2, "[]"), (1, text[1])):
         (out / sweeps.FILE).write_text("\n".join([*text[:number - 1], bad, *text[number:]]) + "\n")
-        with pytest.raises(ValueError, match=f"line {number}: need a point"):
+        with pytest.raises(ValueError, match=f"line {number}: need a line as a sweep wrote it"):
             run(out, resume=True)
+    (out / sweeps.FILE).write_text("\n".join([text[0], text[1], json.dumps(json.loads(text[2])), *text[3:]]) + "\n")
+    run(out, resume=True)
 
 
 def test_the_order_of_axes_may_change(straight, tmp_path, computed):
@@ -264,7 +269,7 @@ def _refuses(config):
     ("look", checkpoint, "code", lambda: CODE | dict(source="old"), "source .* on the driver, old on a worker"),
     ("work", checkpoint, "code", lambda: CODE | dict(jax="old"), "jax .* on the driver, old on a worker"),
     ("work", cluster, "checksum", lambda fed: "old", "data .* on the driver, old on a worker"),
-    ("work", points, "numbers", lambda plan: "old", "noise.*numbers .* on the driver, old on a worker"),
+    ("work", cluster, "recipe", lambda plan: "old", "noise.*plan .* on the driver, old on a worker"),
     ("work", assemble, "build", _refuses, "^config: need a dataset that is there; got none.$"),
 ])
 def test_a_worker_that_differs_is_refused(tmp_path, pretended, monkeypatch, computed, function, target, name, other, words):

@@ -6,9 +6,11 @@ import contextlib
 import io
 import json
 import re
+import sys
 import warnings
 from decimal import Decimal
 from fractions import Fraction
+from unittest import mock
 
 import fuzz_readers as readers
 import hypothesis.extra.numpy as hnp
@@ -29,13 +31,17 @@ from jfl import (
     config,
     corrupt,
     datasets,
+    heterogeneity,
     partition,
+    printed,
+    proxy,
     sampling,
     schedules,
     train,
     transform,
     wavelet,
 )
+from jfl.privacy import bands as haar
 
 FEW = settings(max_examples=120, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=6000)
@@ -67,6 +73,40 @@ SYNTHETIC = dict(alpha=0.0, beta=0.0, clients=3, rows=60, features=4, classes=3,
                  iid=False, sizes="equal", skew=2.0, min_rows=5, test_fraction=0.2, seed=0)
 
 
+TASK, PARAMS, SEED = jfl.task(start_params(), squared), start_params(), jax.random.key(0)
+XP, YP = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32), np.arange(8, dtype=np.float32)
+PLAN = jfl.plan(REAL, TASK, algorithms.fedavg(GRAD, steps=2, batch=BATCH), sampling.full(7))
+
+
+def claimable(algorithm, upload=None, release=None, of=None):
+    return jfl.plan(REAL, TASK, algorithm, of or sampling.full(7), upload=upload, release=release)
+
+
+UPLOADS = claimable(algorithms.fedavg(PLAIN, batch=BATCH), upload=ONCE)      # an exact Gaussian, which costs little
+# a plan for each paper
+CLAIMED = dict(
+    noble2022=PLAN, chen2024=claimable(algorithms.dpnfl(GRAD, batch=BATCH)),
+    li2025=claimable(algorithms.output_perturbation(PLAIN, mechanism=ONCE, steps=1, batch=BATCH)),
+    ranaweera2025=claimable(algorithms.fedavg(PLAIN, batch=BATCH), release=jfl.chain(*(
+        (pair := wavelet.published("R5", 1.0, 1.0, BANDS))[0], jfl.total(), pair[1], jfl.divide(3.0))), of=sampling.without_replacement(7, 3)),
+    talaei2024=claimable(algorithms.padpfl(PLAIN, mu=0.1, batch=BATCH), upload=jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0))))
+
+
+class Begun(Exception):
+    """A run would begin now: nothing is wrong with what it was asked."""
+
+
+def begins(function, *steps):
+    """`function` up to the first of `steps`, module:name, which would compute for long."""
+    def until(**given):
+        with contextlib.ExitStack() as stack, contextlib.suppress(Begun):
+            for step in steps:
+                module, name = step.split(":")
+                stack.enter_context(mock.patch.object(sys.modules[module], name, side_effect=Begun))
+            return function(**given)
+    return until
+
+
 def dealt(make):
     return lambda **given: make(**given)(Y)
 
@@ -74,6 +114,9 @@ def dealt(make):
 def at_3(make):
     return lambda **given: make(**given)(jnp.int32(3))
 
+
+FEW_CLIENTS = make_federation(sizes=(3, 4))
+PROXY = dict(task=squared, params=PARAMS, x=XP, y=YP)
 
 # where -> (function, arguments that it takes): a wild value replaces one or two of them
 API = {
@@ -140,9 +183,60 @@ API = {
     "wavelet.clip_bands": (wavelet.clip_bands, dict(bounds=np.ones(4), bands=BANDS)),
     "wavelet.published": (wavelet.published, dict(reading="R1", bound=1.0, noise_multiplier=1.0, bands=BANDS, calibration="plain",
                                                   max_weight=1.0, unsound=True)),
+    "sampling.with_replacement": (sampling.with_replacement, dict(clients=3, cohort=2, weights=[1.0, 2.0, 3.0], independent=False)),
+    "sampling.poisson": (sampling.poisson, dict(clients=3, rate=0.5, capacity=2)),
+    "sampling.poisson ": (sampling.poisson, dict(clients=3, rate=0.5)),
+    "sampling.first_responders": (sampling.first_responders, dict(clients=3, cohort=2, latency=[1.0, 2.0, 3.0], jitter=0.5)),
+    "batches.poisson": (batches.poisson, dict(batch=3.0)),
+    "batches.poisson ": (batches.poisson, dict(rate=0.5, capacity=3)),
+    "transform.unit_norm": (transform.unit_norm, dict(dataset=ROWS)),
+    "dpnfl": (algorithms.dpnfl, dict(grad=GRAD, **LOCAL)),
+    "client_weights": (heterogeneity.client_weights, dict(fed=FEW_CLIENTS, weights="size")),
+    "client_gradients": (heterogeneity.client_gradients, dict(task=TASK, params=PARAMS, fed=FEW_CLIENTS, l2=0.1, chunk=2)),
+    "gradient_dissimilarity": (heterogeneity.gradient_dissimilarity,
+                               dict(task=squared, params=PARAMS, fed=FEW_CLIENTS, weights="size", l2=0.1, chunk=None)),
+    "gradient_variance": (heterogeneity.gradient_variance, dict(task=TASK, params=PARAMS, fed=FEW_CLIENTS, batch=2, chunk=2)),
+    "smoothness": (heterogeneity.smoothness, dict(fed=FED, loss="softmax", l2=0.1, bias=True)),
+    "optimum": (heterogeneity.optimum, dict(task=TASK, fed=FEW_CLIENTS, l2=0.1, client=1, weights="size", start=PARAMS, tolerance=1e-6, steps=50)),
+    "objective_gap": (heterogeneity.objective_gap, dict(task=TASK, fed=FEW_CLIENTS, l2=0.1, weights="uniform", tolerance=1e-6)),
+    "proxy.gradient_norms": (proxy.gradient_norms, PROXY | dict(microbatch=2)),
+    "proxy.median_norm": (proxy.median_norm, PROXY | dict(quantile=0.5, microbatch=2)),
+    "proxy.update_norms": (begins(proxy.update_norms, "jfl.proxy:_updates"),
+                           PROXY | dict(clients=2, steps=2, batch=BATCH, lr=0.1, key=SEED)),
+    "proxy.band_energies": (proxy.band_energies, PROXY | dict(bands=BANDS, microbatch=2)),
+    "proxy.band_report": (proxy.band_report, dict(energies=np.ones(haar.count(BANDS)), bands=BANDS)),
+    **{f"jfl.printed claimed {p}": (printed.claimed, dict(plan=plan, rounds=2, delta=1e-5, paper=p, view=printed.views(plan)[0]))
+       for p, plan in CLAIMED.items()},
+    **{f"jfl.printed calibrate {p}": (printed.calibrate, dict(plan=plan, epsilon=50.0, rounds=2, delta=1e-5, paper=p, view=printed.views(plan)[0]))
+       for p, plan in CLAIMED.items() if p in ("noble2022", "li2025", "talaei2024")},      # those that are a formula
+    "jfl.printed claims": (printed.claims, dict(plan=PLAN, rounds=2, delta=1e-5, paper=None)),
+    "jfl.printed views": (printed.views, dict(plan=PLAN, paper=None)),
+    "simulate": (begins(jfl.simulate, "jfl.simulate:_scan"),
+                 dict(key=SEED, plan=PLAN, rounds=2, evaluate_every=1, start=None, tolerate=(), mesh=None, data=None)),
+    "sweep": (begins(jfl.sweep, "jfl.sweep:_group"),
+              dict(make_plan=lambda lr: PLAN, rounds=2, points=None, lr=[0.1, 0.2], seed=0, evaluate_every=1, memory=1e9, strict=False,
+                   tolerate=(), mesh=None)),
+    "sweep ": (begins(jfl.sweep, "jfl.sweep:_group"), dict(make_plan=lambda **given: PLAN, rounds=2, points=[dict(a=1), dict(seed=2)])),
+    "scan": (begins(jfl.scan, "jfl.round:noise_base"), dict(run=jfl.start(SEED, PLAN), plan=PLAN, rounds=[1, 1], data=np.zeros((4, 2), np.uint32))),
+    "round": (begins(jfl.round, "jfl.round:noise_key"), dict(run=jfl.start(SEED, PLAN), plan=PLAN)),
+    "start": (jfl.start, dict(key=SEED, plan=PLAN)),
+    "fingerprint": (jfl.fingerprint, dict(fed=REAL)),
+    "mesh": (jfl.mesh.devices, dict(mesh="auto", points=2)),
+    "plan ": (jfl.plan, dict(fed=REAL, task=TASK, algorithm=algorithms.fedavg(GRAD, batch=BATCH), sampler=sampling.full(7), memory=1e9)),
+    "plan": (jfl.plan, dict(fed=REAL, task=TASK, algorithm=algorithms.fedavg(GRAD, batch=BATCH), sampler=sampling.full(7), upload=None,
+                            release=CHAIN, weights="uniform", adjacency=None, chunk=2, memory=1e9, paired_noise=False)),
+    "federate": (jfl.federate, dict(dataset=(X, Y), partition=partition.iid(3), holdout=0.2, test=(X, Y))),
+    "population": (jfl.population, dict(rows=(X, Y), sizes=[10, 30], test=(X, Y), order=None, classes=4, fields=("a", "b"), prepare=None, caveats=())),
+    "jfl.guarantee": (jfl.guarantee, dict(plan=UPLOADS, rounds=3, delta=1e-5, unit="client", view="server", adjacency=None, cap=2, quantile=None,
+                                          realised=None, uplinks=0)),
+    "jfl.guarantees": (jfl.guarantees, dict(plan=UPLOADS, rounds=3, delta=1e-5)),
+    "jfl.epsilons": (jfl.epsilons, dict(plan=UPLOADS, rounds=[1, 2], delta=1e-5, unit="client", view="server", adjacency=None)),
+    "jfl.calibrate": (jfl.calibrate, dict(plan=UPLOADS, epsilon=2.0, delta=1e-5, rounds=3, unit="client", view="server", adjacency=None,
+                                          over="noise_multiplier")),
 }
 # what a function is made of says its own name
-PARTS = ("algorithm", "optimizer", "gaussian", "divide", "bands", "datasets", "models", "clip_l2", "private_grad")
+PARTS = ("algorithm", "optimizer", "gaussian", "divide", "bands", "datasets", "models", "clip_l2", "private_grad", "client_weights",
+         "client_gradients", "optimum", "jfl.guarantee", "simulate", "noble2022", "chen2024", "li2025", "talaei2024", "mesh", "scan")
 
 
 def answered(where, function, given):
@@ -154,7 +248,7 @@ def answered(where, function, given):
     except ValueError as error:
         said = str(error)
         assert readers.FORM.match(said), (where, given, said)
-        assert said.startswith(where.strip()) or said.startswith(PARTS), (where, given, said)
+        assert said.startswith(where.split()[0]) or said.startswith(PARTS), (where, given, said)
         assert len(said) < 3000, (where, said[:200])
         return said
 
@@ -211,11 +305,40 @@ def test_arguments_that_no_fuzz_may_miss(where):
     (lambda: jfl.epsilons(None, [1]), "plan of jfl.plan"),
     (lambda: jfl.private_grad(squared, CHAIN, l2=10**5000), "cannot be printed"),
     (lambda: algorithms.band_energies(squared, None, noise_multiplier=1.0), "bands of jfl.bands"),
+    (lambda: sampling.with_replacement(3, 2, independent=[1]), "independent to be one of"),
+    (lambda: jfl.simulate(SEED, PLAN, 10**9, evaluate_every=1), "at most 10000000 evaluations"),
+    (lambda: jfl.simulate(SEED, PLAN, 2, data=np.zeros(3)), "simulate: need data = jfl.fingerprint"),
+    (lambda: jfl.simulate(jax.random.split(SEED), PLAN, 2), "a key such as"),
+    (lambda: proxy.update_norms(**PROXY, clients=2, steps=2, batch=BATCH, lr=0.1, key=3), "a key such as"),
+    (lambda: jfl.scan(None, PLAN, [1]), "run of jfl.start"),
+    (lambda: jfl.scan(jfl.start(SEED, PLAN), None, [1]), "plan of jfl.plan"),
+    (lambda: jfl.scan(jfl.start(SEED, PLAN), PLAN, 3), "rounds Int[E]"),
+    (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, a=[1]), "to take ['a']"),
+    (lambda: jfl.sweep(lambda lr: None, rounds=2, lr=[1]), "plan of make_plan"),
+    (lambda: jfl.sweep(lambda **given: PLAN, rounds=2, points=[{1: 2}]), "each a dict of arguments"),
+    (lambda: jfl.sweep(lambda **given: PLAN, rounds=2, points=["ab"]), "each a dict of arguments"),
+    (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], memory=None), "memory > 0"),
+    (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], strict="no"), "strict to be one of"),
+    (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], tolerate=None), "tolerate, a list"),
+    (lambda: heterogeneity.optimum(squared, FEW_CLIENTS, 0.1), "jfl.task, or a start beside a loss"),
+    (lambda: heterogeneity.client_weights(FED, ["1"] * 7), "weights >= 0 of shape [7]"),
+    (lambda: heterogeneity.client_gradients(lambda w, x, y: y, {}, FEW_CLIENTS), "a pytree of floats"),
 ])
 def test_found_by_the_fuzz(call, words):
     with pytest.raises(ValueError, match=re.escape(words)) as caught:
         call()
     assert readers.FORM.match(str(caught.value))
+
+
+def test_what_the_checks_must_not_refuse():
+    """Params of plain numbers; rates that are fixed, of more rounds than a loop ends; old keys; a loss of one dtype alone."""
+    plain = {"b": 0.2, "w": np.array([0.5, -0.3, 0.1])}
+    assert proxy.median_norm(squared, plain, XP, YP) == proxy.median_norm(squared, PARAMS, XP, YP)
+    assert printed.claimed(CLAIMED["li2025"], 10**9).epsilon == printed.claimed(CLAIMED["li2025"], 1).epsilon
+    begins(jfl.simulate, "jfl.simulate:_scan")(key=jax.random.PRNGKey(0), plan=PLAN, rounds=10**9)
+    strict = lambda w, x, y: (jax.lax.mul(x, w["w"]).sum() - y) ** 2
+    start = {"w": np.zeros(3, int)}
+    assert heterogeneity.optimum(strict, FEW_CLIENTS, 0.1, start=start).gradient_norm < 1e-8
 
 
 ACCOUNTED = dict(delta=(None, "a", np.nan, 0, 1, 10**400, RAGGED, KEY, [1e-5]), rounds=(None, 0, -1, 10**400, 2.5, RAGGED, True),
@@ -250,10 +373,6 @@ NAMED = dict(algorithm=algorithms.__all__, partition=partition.__all__, sampler=
 SMALL = dict(dataset="digits", partition="iid", clients=4, model="logistic", rounds=2, steps=1, batch=2, noise_multiplier=1.0)
 # what would be slow although it is right; the rest is refused or stops before a program is compiled
 SLOW = {"epsilon", "delta", "per_client_noise", "clip_decay", "noise_decay", "dataset", "preprocess"}
-
-
-class Begun(Exception):
-    """A run would begin now: nothing is wrong with what it was asked."""
 
 
 @contextlib.contextmanager

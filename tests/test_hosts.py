@@ -109,12 +109,23 @@ def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp
 
 
 @pytest.mark.slow
-def test_processes_that_differ_are_refused(tmp_path):
+@pytest.mark.parametrize("arguments, environment", [(["--lr", "0.2"], {}), ([], dict(PYTHONOPTIMIZE="2"))])
+def test_processes_that_differ_are_refused(tmp_path, arguments, environment):
+    """Also where the config is one, but Python compiles it otherwise: each process would add a noise of its own."""
     port = free_port()
     command = ["-m", "jfl.cli", "train", *RUN, "--out", tmp_path / "run", "--coordinator", f"127.0.0.1:{port}", "--processes", 2]
-    for _, error, code in ended([begin(*command, "--process", i, "--lr", 0.1 + i) for i in range(2)]):
+    for _, error, code in ended([begin(*command, "--process", 0), begin(*command, "--process", 1, *arguments, **environment)]):
         assert code == 2 and "the same config" in error and "Traceback" not in error, error[-2000:]
     assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["apart", "sweep apart"])
+def test_calls_that_differ_are_refused(name):
+    """Of jfl.simulate and jfl.sweep, by a script that gives each process a seed of its own."""
+    port = free_port()
+    for _, error, code in ended([begin(HERE / "on_hosts.py", 2, i, port, name) for i in range(2)]):
+        assert code == 1 and "need the same config, data and versions in all processes" in error, error[-2000:]
 
 
 @pytest.mark.slow

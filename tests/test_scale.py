@@ -251,6 +251,31 @@ def test_bad_rows_of_a_population_are_found_where_they_are():
         jfl.population((x, y), sizes=[5, 5], test=(x[:5], y[:5]))
 
 
+@pytest.mark.parametrize("later, message", [
+    (lambda at, x, y: [(x[at[0]], y[at[0]])], r"rows of shape \[2\], as at first; got \[1, 2\]"),
+    (lambda at, x, y: [(x[a, :1], y[a]) for a in at], "rows of shape"),
+    (lambda at, x, y: [(x[a], y[a] + 5) for a in at], "labels below 3, as at first; got 5")])
+def test_rows_that_change_after_they_were_read_are_noticed(later, message):
+    """By their number, shape and labels; one row would otherwise stand for all of a cohort."""
+    class Rows:
+        def __len__(self):
+            return len(x)
+
+        def __getitems__(self, at):
+            return (later if begun else lambda at, x, y: [(x[a], y[a]) for a in at])(at, x, y)
+
+        def __getitem__(self, i):
+            return x[i], y[i]
+
+    begun = False
+    x, y = np.ones((12, 2), np.float32), np.arange(12) % 3
+    fed = jfl.population(Rows(), [3, 4, 5], test=(x, y))
+    assert fed.host.fetch(np.array([1]))[0].shape == (1, 5, 2)
+    begun = True
+    with pytest.raises(ValueError, match=message):
+        fed.host.fetch(np.array([1]))
+
+
 def test_what_needs_rows_on_the_device_says_so():
     plan = make_plan(on_host(make_federation()))
     for call in (lambda: jfl.round(jfl.start(jax.random.key(0), plan), plan), lambda: jfl.sweep(lambda: plan, rounds=1),

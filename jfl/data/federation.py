@@ -41,7 +41,12 @@ def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federati
         check.fail("federate", "holdout in [0, 1)", f"holdout={holdout!r}", "0.2 keeps a fifth of each client.")
     if not callable(partition):
         check.fail("federate", "a partition of jfl.partition, or a function of the labels", check.shown(partition))
-    rows = _owned(_bound(partition, dataset)(y), len(y))
+    dealer = _bound(partition, dataset)
+    try:
+        rows = list(dealer(y))
+    except TypeError as error:        # of a function of the user's own, or of what it gives
+        check.fail("federate", "a partition that gives a list of row numbers for each client", check.cause(error))
+    rows = _owned(rows, len(y))
     rng = np.random.default_rng([getattr(partition, "seed", 0), 1])     # not the stream that dealt the rows
     rows = [rng.permutation(part) for part in rows]
     kept = [_held_out(len(part), holdout) for part in rows]
@@ -109,7 +114,7 @@ def _parts(dataset, test):
 
 def _owned(rows, n):
     """The partition's lists, tested: a row with two owners would be charged to each, and protected by neither."""
-    rows = [np.asarray(part) for part in rows]
+    rows = [check.array("federate", f"rows of client {client}", part) for client, part in enumerate(rows)]
     empty = [client for client, part in enumerate(rows) if part.size == 0]
     if empty or not rows:
         check.fail("federate", "rows for every client", f"none for {_named(empty)}" if empty else "no clients",

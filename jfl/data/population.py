@@ -13,6 +13,7 @@ from ..keys import bits, own, placed
 from .datasets import _checked
 
 BLOCK = 2 ** 22      # numbers read at once when all are looked at
+CHANGED = "Rows must stay as they were when the population was made: begin again."
 __all__ = ["population"]
 
 
@@ -42,6 +43,7 @@ def population(rows, sizes, *, test, order=None, classes: int | None = None, fie
     """
     where = "population"
     read, n, arrays = _reader(rows, fields, prepare)
+    caveats = check.several(where, caveats=caveats)
     sizes = check.array(where, "sizes", sizes)
     if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iu" or sizes.min() < 1:
         check.fail(where, "sizes Int[C], each at least 1", f"{sizes.dtype}{list(sizes.shape)}")
@@ -62,12 +64,12 @@ def population(rows, sizes, *, test, order=None, classes: int | None = None, fie
     host = Population(read, offsets, order, int(sizes.max()), arrays, None, None)
     host, classes, digest, like = _looked_at(host, n, test, classes, where)
     x_test, y_test = _checked(where, *like, *test, classes)[2:4]
-    host.digest = digest
+    host.digest, host.shape, host.classes = digest, like[0].shape[1:], classes
     size = jnp.asarray(sizes.astype(np.int32))
     blank = (jnp.zeros((0, *like[0].shape[1:]), host.kind[0]), jnp.zeros(0, host.kind[1]), jnp.zeros((len(sizes), 0), jnp.int32))
     none = jnp.zeros((len(sizes), 0), jnp.int32), jnp.zeros(len(sizes), jnp.int32)
     return Federation(*(own(v) for v in (*blank, size, jnp.array(x_test), jnp.array(y_test), *none)),
-                      classes=classes, caveats=tuple(caveats), host=host)
+                      classes=classes, caveats=caveats, host=host)
 
 
 class Population:
@@ -75,7 +77,8 @@ class Population:
 
     def __init__(self, read, offsets, order, slots, arrays, kind, digest):
         self.read, self.offsets, self.order, self.slots = read, offsets, order, slots
-        self.arrays, self.kind, self.digest = arrays, kind, digest
+        self.arrays, self.kind, self.digest = arrays, kind, digest       # kind: the types of x and y
+        self.shape, self.classes = None, 0                               # of a row of x, of y
 
     def rows(self, ids):
         """Row numbers of clients [m, N] and where there are any, Bool[m, N]; an id past the end has none."""
@@ -89,12 +92,16 @@ class Population:
     def fetch(self, ids):
         """x [m, N, ...] and y [m, N] of clients `ids`; zeros where a client has no more rows."""
         at, mask = self.rows(np.asarray(ids))
-        found = self.read(at[mask])
-        out = []
-        for value, kind in zip(found, self.kind):
-            held = np.zeros(mask.shape + value.shape[1:], kind)
+        found = [np.asarray(v) for v in self.read(at[mask])]
+        count, out = int(mask.sum()), []
+        for value, kind, rest in zip(found, self.kind, (self.shape, ())):
+            if value.shape != (count, *rest):
+                check.fail("population", f"{count} rows of shape {list(rest)}, as at first", list(value.shape), CHANGED)
+            held = np.zeros(mask.shape + rest, kind)
             held[mask] = value
             out.append(held)
+        if self.classes and count and not 0 <= found[1].min() <= found[1].max() < self.classes:
+            check.fail("population", f"labels below {self.classes}, as at first", f"{found[1].min()} to {found[1].max()}", CHANGED)
         self.forget()
         return tuple(out)
 
@@ -108,14 +115,24 @@ class Population:
 
 def _reader(rows, fields, prepare):
     """-> row numbers to (x, y), how many rows, and the arrays behind it."""
-    prepared = (lambda x: x) if prepare is None else prepare
+    def prepared(x):
+        if prepare is None:
+            return x
+        try:
+            found = np.asarray(prepare(x))
+        except Exception as error:        # of a function of the user's own
+            check.fail("population", "prepare, a function from x [m, ...] to [m, ...]", check.cause(error))
+        if found.shape[:1] != x.shape[:1]:
+            check.fail("population", "prepare, a function from x [m, ...] to [m, ...]", f"{list(found.shape)} of {list(x.shape)}")
+        return found
+
     if isinstance(rows, tuple | list):
         if len(rows) != 2 or np.ndim(rows[1]) != 1 or len(rows[0]) != len(rows[1]):
             check.fail("population", "rows = (x, y) of equally many rows, or a data source",
                        f"{[list(np.shape(v)) for v in rows]}")
         x, y = (v if isinstance(v, np.ndarray) else np.asarray(v) for v in rows)
         return lambda at: (prepared(x[at]), y[at]), len(y), (x, y)
-    if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
+    if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__") or getattr(rows, "ndim", 1) == 0:
         check.fail("population", "rows = (x, y), or a data source with len and [i]", type(rows).__name__)
     many = getattr(rows, "__getitems__", lambda at: [rows[i] for i in at])
 

@@ -21,7 +21,9 @@ GROUPS = 16      # of clients, in the search for the worst one
 def share_of(sampler: Sampler):
     """The probability that one draw takes a client: a number, or one for each client."""
     if sampler.scheme == "with_replacement":
-        return 1 / sampler.clients if sampler.share is None else np.asarray(sampler.share, np.float64)
+        if sampler.share is None:
+            return 1 / sampler.clients
+        return np.minimum(np.nextafter(np.asarray(sampler.share), np.float32(1)), 1).astype(np.float64)   # not below what is drawn
     if sampler.scheme == "poisson":
         return drawn(np.asarray(sampler.rate))
     return sampler.capacity / sampler.clients if sampler.scheme == "without_replacement" else 1.0
