@@ -25,6 +25,7 @@ def rows(clients=3, count=10, features=784):
     return SimpleNamespace(x=rng.normal(size=(clients, count, features)).astype("f4"), y=rng.integers(0, 10, (clients, count)).astype("i4"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["private", "vmap"])
 def test_the_driver_clips_averages_and_adds_noise(drivers, mode):
     common, own = drivers
@@ -32,6 +33,7 @@ def test_the_driver_clips_averages_and_adds_noise(drivers, mode):
     assert said["off_reference_clip_1"] < 1e-5 and abs(said["noise_over_wanted"] - 1) < 0.04
 
 
+@pytest.mark.slow
 def test_the_check_can_fail(drivers, monkeypatch):
     """Without a clip, or with twice the noise."""
     common, own = drivers

@@ -63,7 +63,7 @@ def test_matched_noise_has_the_power_of_the_published():
     assert np.mean(falling**-2.0) == pytest.approx(1 / 9, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sample_mnist", "client_mnist"])
+@pytest.mark.parametrize("name", ["sample_mnist", pytest.param("client_mnist", marks=pytest.mark.slow)])
 def test_a_run_shows_what_is_claimed_beside_what_is_proved(name, tmp_path, capsys):
     experiment = ranaweera2025.EXPERIMENTS[name]
     # all rows or clients in every step, whose accounting is exact: a bound on sampling compiles for long
@@ -142,6 +142,7 @@ def of_coefficients(kernel):
     return ranaweera2025_plans.coefficients(image.transpose(2, 0, 1)[..., None]).T
 
 
+@pytest.mark.slow
 def test_scaled_coefficients_are_the_ellipsoid_on_pixels():
     model = dataclasses.replace(TINY, name="6")
     shape = ranaweera2025_plans.shape_named(model, "unit:0.5")
@@ -188,8 +189,8 @@ def test_noise_of_coefficients_is_the_shape_on_pixels():
     assert np.allclose(down["Dense_0"]["kernel"], -(np.asarray(scale)[:, None] ** -2.0) * np.ones(10))
 
 
-@pytest.mark.parametrize("model, variants", [
-    (TINY, ("iso", "weighted")), pytest.param(CLIENTS, ("iso", "prior:0.5"), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model, variants", [(TINY, ("iso", "weighted")), (CLIENTS, ("iso", "prior:0.5"))])
 def test_a_group_is_tuned_run_and_collected(model, variants, tmp_path, monkeypatch):
     of = dict(linear=model), {"linear,pixels": variants}
     monkeypatch.setattr(ranaweera2025_study, "BLOCK", 4)

@@ -213,6 +213,7 @@ def test_clip_and_rate_are_chosen_on_other_splits():
     assert talaei2024_study.chosen(cells, 1, "equal", "server ε=20") == points[2]
 
 
+@pytest.mark.slow
 def test_a_tiny_study(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(talaei2024_study, "CELLS", {1: [(a, "third_party ε=20") for a in ("equal", "0-1-2")]})
     monkeypatch.setattr(talaei2024_study, "CLIPS", (0.2,))

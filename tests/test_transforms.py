@@ -77,10 +77,10 @@ TABLE = {
 HOST = {rdp: {"float64", "profile_grid"}, wbk: {"interpolate"}, concentrated: set(), classic: {"round_rate"}, rounds: set(),
         pld: {"epsilon", "pld_epsilon", "epsilons", "delta"}, many: set(), bounds: {"above", "epsilon", "delta", "bounds", "check_delta"}}
 RUNS = ("poisson", "without_replacement")                 # of pld: one compilation serves several tests
-# slow to compile, and beside "upper lower", which has samples of fixed size too
+# slow to compile, and beside "poisson", which calls the same; gradients of runs take the first of RUNS
 SECOND = "without_replacement"
-HEAVY = pytest.param(pld, SECOND, marks=pytest.mark.slow)
-CASES = [HEAVY if (module, name) == (pld, SECOND) else pytest.param(module, name)
+HEAVY = {(pld, SECOND), (pld, "upper lower"), (many, "noise_multipliers")}
+CASES = [pytest.param(module, name, marks=pytest.mark.slow if (module, name) in HEAVY else ())
          for module in TABLE for name in TABLE[module]]
 name_of = lambda value: getattr(value, "__name__", value).split(".")[-1]
 
