@@ -54,6 +54,8 @@ lr = [0.1, 0.2]
 PERSON = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K"
 JOURNAL = dict(format=2, until=3, attempt=0, origin="round 0", recomputed=0, program=dict(jax="1"), config=dict(lr=0.1), data="abc")
 JOURNAL["digest"] = hashlib.sha256(json.dumps(JOURNAL, sort_keys=True).encode()).hexdigest()       # one that is read
+POINTS = [dict(config={}, axes=dict(lr=[0.1]), code={}, programs=[[["a"]]]),
+          dict(key="a", worker="local", device="cpu", seconds=0.5, compile=0.1, health=dict(nonfinite=0), history=dict(loss=[0.5]))]
 ODD = [None, True, False, 0, -1, 1, 2**31, 2**64, 10**400, 0.5, -0.5, 1e308, 1e-300, "", "a", "é∞\n\0|$", "1", [], {}, [[]],
        [None], {"": None}, [0, 1], ["a", None], "nan", "../x"]
 
@@ -184,6 +186,19 @@ def journal(folder, data):
     assert found is None or isinstance(found, dict)
 
 
+def points(folder, data):
+    """points.jsonl of a sweep's folder; a mutation has the digests of what it says."""
+    from jfl.points import Results, _digest
+    lines = text_of(data, [POINTS])
+    if len(data) > 1 and data[0] % 2:
+        tree = json.loads(lines)
+        made = [r | dict(digest=_digest(r)) if isinstance(r, dict) else r for r in tree] if isinstance(tree, list) else [tree]
+        lines = "".join(json.dumps(r) + "\n" for r in made).encode()
+    (folder / "points.jsonl").write_bytes(lines)
+    found = Results(folder / "points.jsonl")
+    assert all(key == r["key"] for key, r in found.found.items())
+
+
 def arrays(folder, data):
     """Arrays of any type and shape -> a Dataset of finite numbers."""
     import numpy as np
@@ -218,12 +233,12 @@ def _npz():
 
 
 TARGETS = dict(config=config, summary=summary, manifest=manifest, metrics=metrics, results=results, adult=adult, cache=cache,
-               journal=journal, arrays=arrays)
+               journal=journal, points=points, arrays=arrays)
 
 
 def seeds(name) -> list:
     """Inputs that are read without an error, and some that are half of one."""
-    trees = dict(summary=[SUMMARY], manifest=[MANIFEST], results=RESULTS, journal=[JOURNAL]).get(name)
+    trees = dict(summary=[SUMMARY], manifest=[MANIFEST], results=RESULTS, journal=[JOURNAL], points=[POINTS]).get(name)
     if trees is not None:
         return [b"\0" + json.dumps(t).encode() for t in trees] + [bytes([1, i, 9 * i, 5, 3]) for i in range(len(trees))]
     return dict(config=[TOML.encode(), b"a = 1", b"[sweep]\nlr = [1]"], metrics=[METRICS.encode()], cache=[_npz()],
