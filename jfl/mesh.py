@@ -7,6 +7,7 @@ is summed differs by the order of summation.
 import atexit
 import contextlib
 import hashlib
+import re
 import time
 
 import jax
@@ -198,8 +199,10 @@ def together():
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1 or not any(word in str(error).lower() for word in LOST):
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        # a collective that fails while NumPy takes its result is a ValueError with the runtime's words
+        runtime = isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z_]+: ", str(error))
+        if jax.process_count() == 1 or not runtime or not any(word in str(error).lower() for word in LOST):
             raise
         raise ConnectionError(
             f"process {jax.process_index()}: need all {jax.process_count()} processes of the run; got one that is gone "

@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+from jfl import mesh as jfl_mesh
 from jfl.mesh import LOST
 
 HERE = Path(__file__).parent
@@ -117,6 +119,18 @@ def test_processes_that_differ_are_refused(tmp_path, arguments, environment):
     for _, error, code in ended([begin(*command, "--process", 0), begin(*command, "--process", 1, *arguments, **environment)]):
         assert code == 2 and "the same config" in error and "Traceback" not in error, error[-2000:]
     assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("error, expected", [
+    (ValueError("UNKNOWN: Gloo AllGather failed: Read error: Connection reset by peer"), ConnectionError),
+    (jax.errors.JaxRuntimeError("UNAVAILABLE: Socket closed"), ConnectionError),
+    (ValueError("config: need a connection; got none."), ValueError),
+    (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), jax.errors.JaxRuntimeError)])
+def test_what_says_that_a_process_is_gone(monkeypatch, error, expected):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(expected) as caught, jfl_mesh.together():
+        raise error
+    assert (caught.value is error) == (expected is type(error))
 
 
 @pytest.mark.slow
