@@ -94,7 +94,7 @@ def with_replacement(batch: int) -> Batches:
 
 def _draw_poisson(key, step, size, n, *, rate, expected, batch):
     rate = jnp.minimum(expected / jnp.maximum(size, 1), 1.0) if rate is None else rate
-    chosen = below(jax.random.bits(jax.random.fold_in(key, step), (n,)), rate) & (jnp.arange(n) < size)
+    chosen = below(jax.random.bits(jax.random.fold_in(key, step), (n,), jnp.uint32), rate) & (jnp.arange(n) < size)
     slots = jnp.nonzero(chosen, size=batch, fill_value=n)[0].astype(jnp.int32)
     return slots, slots < n, jnp.maximum(chosen.sum() - batch, 0).astype(jnp.int32)
 

@@ -110,6 +110,13 @@ def kind(where: str, wanted: type, make: str, **values):
             fail(where, f"{name} of {make}, a {wanted.__name__}", f"{name}={shown(value)}")
 
 
+def memory(where: str, value) -> float:
+    """Bytes, at most 2^100: infinity stands for no limit."""
+    value = 2.0 ** 100 if isinstance(value, float) and value == np.inf else value
+    positive(where, single=True, memory=value)
+    return float(value)
+
+
 def key(where: str, value):
     """One typed key; an old one, of uint32, is wrapped."""
     try:

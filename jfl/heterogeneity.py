@@ -55,7 +55,7 @@ def client_weights(fed: Federation, weights="size") -> np.ndarray:
         check.choice("client_weights", ("size", "uniform"), weights=weights)
         weights = size if weights == "size" else np.ones_like(size)
     found = check.array("client_weights", "weights", weights)
-    p = found.astype(np.float64) if found.dtype.kind in "iuf" and found.shape == size.shape else np.zeros(1)
+    p = found.astype(np.float64) if found.dtype.kind in "biufV" and found.shape == size.shape else np.zeros(1)
     if not np.all(p >= 0) or not 0 < p.sum() < np.inf:
         check.fail("client_weights", f"weights >= 0 of shape [{len(size)}] with a positive sum", check.shown(weights))
     return p / p.sum()

@@ -5,6 +5,7 @@ what runs, so that two points of a sweep that share a seed share cohorts and bat
 would be free of it.
 """
 import enum
+import functools
 import hashlib
 import weakref
 
@@ -52,39 +53,49 @@ MOVED = {"jfl.gradients.Grad": "jfl.local.Grad"}
 
 # --- digest: what runs, as 64 bits ------------------------------------------------------------------------------
 
-def structure(value, seen=()) -> str:
-    """A text that names the static part of `value` alike in every process: no addresses, no ids."""
+def structure(value, seen=(), held=False) -> str:
+    """A text that names the static part of `value` alike in every process: no addresses, no ids.
+
+    Of arrays it is the shape, as their numbers are leaves; those `held` by a function are none: of them it has a digest.
+    """
+    inner = functools.partial(structure, held=held)
     if isinstance(value, (str, int, float, bool, complex, bytes, type(None), type(...), enum.Enum)):
         return repr(value)
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        if held and not isinstance(value, jax.core.Tracer):
+            plain = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+            return hashlib.sha256(np.asarray(plain).tobytes()).hexdigest()[:16]
         return f"array{tuple(value.shape)}{value.dtype}"
     if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__}({','.join(structure(v, seen) for v in value)})"
+        return f"{type(value).__name__}({','.join(inner(v, seen) for v in value)})"
     if isinstance(value, (set, frozenset)):           # their order differs from process to process
-        return f"{type(value).__name__}({','.join(sorted(structure(v, seen) for v in value))})"
+        return f"{type(value).__name__}({','.join(sorted(inner(v, seen) for v in value))})"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{structure(v, seen)}" for k, v in sorted(value.items(), key=str)) + "}"
+        return "{" + ",".join(f"{k}:{inner(v, seen)}" for k, v in sorted(value.items(), key=str)) + "}"
     if id(value) in seen:
         return "..."
     seen = seen + (id(value),)
     if hasattr(value, "__wrapped__"):                 # jax.jit and other decorators
-        return f"{type(value).__name__}({structure(value.__wrapped__, seen)})"
+        return f"{type(value).__name__}({inner(value.__wrapped__, seen)})"
     if hasattr(value, "__self__") and hasattr(value, "__func__"):      # a bound method
-        return f"method({structure(value.__self__, seen)},{structure(value.__func__, seen)})"
+        return f"method({inner(value.__self__, seen)},{inner(value.__func__, seen)})"
     if hasattr(value, "__code__"):                    # a function: its code and what it closes over
-        held = [_cell(c, seen) for c in value.__closure__ or ()]
-        held += [structure(value.__defaults__, seen), structure(value.__kwdefaults__, seen)]
-        return f"{value.__module__}.{value.__qualname__}:{_code(value.__code__)}({','.join(held)})"
+        within = [_cell(c, seen) for c in value.__closure__ or ()]
+        within += [structure(value.__defaults__, seen, True), structure(value.__kwdefaults__, seen, True)]
+        return f"{value.__module__}.{value.__qualname__}:{_code(value.__code__)}({','.join(within)})"
     if hasattr(value, "tree_flatten"):                # Fn
         children, aux = value.tree_flatten()
-        return f"{type(value).__name__}({structure(children, seen)},{structure(aux, seen)})"
-    if hasattr(value, "func") and hasattr(value, "keywords"):          # functools.partial
-        return f"partial({structure(value.func, seen)},{structure(value.args, seen)},{structure(value.keywords, seen)})"
+        return f"{type(value).__name__}({inner(children, seen)},{inner(aux, seen)})"
+    if hasattr(value, "func") and hasattr(value, "keywords"):          # functools.partial; JAX's own has leaves
+        held = held or not isinstance(value, jax.tree_util.Partial)
+        return f"partial({inner(value.func, seen)},{structure(value.args, seen, held)},{structure(value.keywords, seen, held)})"
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
-    fields = {k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_")}
+    slots = [n for c in type(value).__mro__ for n in vars(c).get("__slots__", ()) if hasattr(value, n)]
+    fields = {n: getattr(value, n) for n in slots} | getattr(value, "__dict__", {})
+    fields = {k: v for k, v in fields.items() if not k.startswith("_")}
     name = f"{type(value).__module__}.{type(value).__qualname__}"
-    return f"{MOVED.get(name, name)}{structure(fields, seen)}"
+    return f"{MOVED.get(name, name)}{inner(fields, seen)}"
 
 
 def _code(code) -> str:
@@ -98,9 +109,7 @@ def _cell(cell, seen):
         content = cell.cell_contents
     except ValueError:
         return "empty"
-    if isinstance(content, (np.ndarray, np.generic, jax.Array)) and not isinstance(content, jax.core.Tracer):
-        return hashlib.sha256(np.asarray(content).tobytes()).hexdigest()[:16]
-    return structure(content, seen)
+    return structure(content, seen, True)
 
 
 def words(text: str) -> np.ndarray:

@@ -59,8 +59,8 @@ def devices(mesh="auto", points: int = 1) -> Mesh | None:
 
 
 def shared(mesh: Mesh | None) -> bool:
-    """True if several processes have a part of it."""
-    return mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
+    """True if all of several processes have a part of it."""
+    return mesh is not None and 1 < len({d.process_index for d in mesh.devices.flat}) == jax.process_count()
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:

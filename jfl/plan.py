@@ -33,7 +33,7 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
         check.fail("plan", "jax_threefry_partitionable=True", "False", "Without it a draw depends on how many slots are "
                    "reserved, and two runs could share noise on different cohorts.")
     _fits(fed, task, algorithm, sampler)
-    check.positive("plan", single=True, memory=memory)
+    memory = check.memory("plan", memory)
     check.choice("plan", (False, True), paired_noise=paired_noise)
     implied = sampling.adjacency(sampler)
     if adjacency is not None:

@@ -23,7 +23,6 @@ from .plan import client_bytes
 from .sweep import MEMORY, static_groups
 from .sweep import sweep as run_sweep
 
-WHATEVER = 2.0 ** 100         # bytes: blocks were cut to fit before
 AT_ONCE = 8          # points of a block on a CPU: 32 at once take longer there than 8 after 8
 SHARE = 0.25         # of an accelerator's memory for what `client_bytes` estimates
 
@@ -72,7 +71,7 @@ def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[in
     return out
 
 
-def compute(block: Block, memory: float = WHATEVER, mesh=None) -> list[dict]:
+def compute(block: Block, memory: float = math.inf, mesh=None) -> list[dict]:
     """Run a block -> for each point its history, as lists over evaluations, its Health and its share of the seconds."""
     begun, compiled = time.perf_counter(), report.compile_seconds()
     at = [min(i, len(block.plans) - 1) for i in range(block.size)]
@@ -129,8 +128,8 @@ class Results:
         for number, line in enumerate(whole.split(b"\n") if end else (), 1):
             try:
                 record = json.loads(line)
-                if record.pop("digest", None) != _digest(record):
-                    raise ValueError("another digest")
+                if (said := record.pop("digest", "none, as of another version of jfl")) != _digest(record):
+                    raise ValueError(f"another digest than {said}")
                 if number == 1:
                     self.head = {k: record[k] for k in ("config", "axes", "code", "programs")}
                 else:
@@ -154,6 +153,8 @@ class Results:
         try:
             text = "".join(json.dumps(r | dict(digest=_digest(r)), ensure_ascii=False) + "\n" for r in lines).encode()
             with open(self.path, "ab") as file:
+                if file.tell() < self.size:
+                    raise OSError(0, "a file that became shorter")
                 file.truncate(self.size)                  # what was cut off goes
                 file.write(text)
                 file.flush()

@@ -72,14 +72,15 @@ def _parts(plan):
     return plan.task, algorithm, sampler, plan.upload, plan.release, plan.weights
 
 
-def recipe(plan: Plan, key=None) -> str:
-    """A digest of what draws and noise follow from, but for the data: of two that differ, neither repeats the other.
+def recipe(plan: Plan, begun=None) -> str:
+    """A digest of what draws and noise follow from, but for the data: where it differs, they may.
 
-    It is of the functions' code as Python compiled it, and of every number, also those that were calibrated.
+    It is of the functions' code as Python compiled it, and of every number, also those that were calibrated; `begun`
+    is the key, or more of the state a run begins from.
     """
     rest = [getattr(plan, f.name) for f in dataclasses.fields(plan) if f.name not in ("fed", "mesh")]
     is_key = lambda x: jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key)
-    found = [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves((rest, key))]
+    found = [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves((rest, plan.sampler.capacity, begun))]
     parts = [f"{x.dtype}{x.shape}".encode() + x.tobytes() for x in found]
     return hashlib.sha256(b"\0".join([structure(_parts(plan)).encode(), *parts])).hexdigest()[:16]
 

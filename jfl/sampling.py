@@ -68,7 +68,7 @@ def subset(key, clients: int, most: int, count):
     place = jnp.arange(tries, dtype=jnp.int32)
 
     def new(attempt):
-        words = jax.random.bits(jax.random.fold_in(key, attempt), (tries,))
+        words = jax.random.bits(jax.random.fold_in(key, attempt), (tries,), jnp.uint32)
         drawn = jnp.where(words <= np.uint32(whole - 1), words % np.uint32(clients), clients).astype(jnp.int32)
         value, at = jax.lax.sort((drawn, place), num_keys=2)
         first = jnp.concatenate([jnp.ones(1, bool), value[1:] != value[:-1]]) & (value < clients)
@@ -87,7 +87,7 @@ def _draw_few(key, *, clients, cohort):
 
 
 def _draw_without(key, *, clients, cohort):
-    return _cohort(jax.lax.top_k(jax.random.bits(key, (clients,)), cohort)[1].astype(jnp.int32), clients)
+    return _cohort(jax.lax.top_k(jax.random.bits(key, (clients,), jnp.uint32), cohort)[1].astype(jnp.int32), clients)
 
 
 def without_replacement(clients: int, cohort: int) -> Sampler:
@@ -112,11 +112,11 @@ def _few(clients, cohort):
 
 def _draw_with(key, *, edges, clients, cohort, independent):
     if edges is not None:
-        drawn = jnp.searchsorted(edges, jax.random.bits(key, (cohort,)), side="right")
+        drawn = jnp.searchsorted(edges, jax.random.bits(key, (cohort,), jnp.uint32), side="right")
     elif clients < MANY:
         drawn = jax.random.randint(key, (cohort,), 0, clients)
     else:                                                 # randint of many is a remainder of 32 bits
-        words, whole = jax.random.bits(key, (TRIES, cohort)), 2 ** 32 // clients * clients
+        words, whole = jax.random.bits(key, (TRIES, cohort), jnp.uint32), 2 ** 32 // clients * clients
         good = jnp.argmax(words <= np.uint32(whole - 1), 0)
         drawn = words[good, jnp.arange(cohort)] % np.uint32(clients)
     drawn = jnp.sort(drawn.astype(jnp.int32))
@@ -179,7 +179,7 @@ def tail_capacity(trials: int, rate: float, where: str) -> int:
 
 
 def _draw_poisson(key, *, rate, clients, capacity):
-    chosen = below(jax.random.bits(key, (clients,)), rate)
+    chosen = below(jax.random.bits(key, (clients,), jnp.uint32), rate)
     ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
     return _cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
 
@@ -187,7 +187,7 @@ def _draw_poisson(key, *, rate, clients, capacity):
 def _draw_poisson_few(key, *, rate, steps, clients, capacity):
     """The number of clients from its law, then who: no word for each client."""
     many, who = jax.random.split(key)
-    high, low = jax.random.bits(many, (2,))
+    high, low = jax.random.bits(many, (2,), jnp.uint32)
     count = ((steps[0] < high) | ((steps[0] == high) & (steps[1] <= low))).sum(dtype=jnp.int32)
     taken = jnp.minimum(count, capacity)
     ids = jnp.where(jnp.arange(capacity) < taken, subset(who, clients, capacity, taken), clients)
@@ -246,7 +246,7 @@ class Responders(Sampler):
 
 def _draw_responders(key, *, latency, jitter, clients, cohort):
     # a small number is a fast answer; taken from the end where float32 is fine, or the fastest of many would tie
-    late = jnp.invert(jax.random.bits(key, (clients,)))
+    late = jnp.invert(jax.random.bits(key, (clients,), jnp.uint32))
     wait = latency * (1 - jitter - jitter * jnp.log1p(-(late.astype(jnp.float32) + 0.5) * 2.0 ** -32))
     ids = jnp.arange(clients, dtype=jnp.int32)
     return _cohort(jax.lax.sort((wait, late, ids), num_keys=2)[2][:cohort], clients)

@@ -133,7 +133,8 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     data = fingerprint(plan.fed) if data is None else data
     with meshes.together():
         if meshes.shared(mesh):                           # noise that differs from process to process would be no error
-            meshes.exchange("simulate", f"{recipe(plan, key)} {np.asarray(data).tolist()} {counts.tolist()}")
+            begun = (key, 0, 0) if start is None else (start.key, int(start.round), int(start.attempt))
+            meshes.exchange("simulate", f"{recipe(plan, begun)} {np.asarray(data).tolist()} {counts.tolist()}")
     plan, key, data = meshes.spread((dataclasses.replace(plan, mesh=mesh), key, data), mesh)
     with meshes.together():
         if plan.fed.host is not None:

@@ -63,7 +63,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     points = points_of(axes) if points is None else check.several("sweep", points=points)
     if not points or not all(isinstance(p, dict) and all(isinstance(k, str) for k in p) for p in points):
         check.fail("sweep", "at least one point, each a dict of arguments of make_plan", check.shown(points))
-    check.positive("sweep", single=True, memory=memory)
+    memory = check.memory("sweep", memory)
     check.choice("sweep", (False, True), strict=strict)
     tolerate = tolerated("sweep", tolerate)
     counts = schedule(rounds, evaluate_every)
@@ -74,7 +74,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
         check.fail("sweep", "make_plan, a function that gives a plan", check.shown(make_plan))
     takes = signature.parameters
     wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    points = [p if "seed" in p else dict(p, seed=0) for p in points]
+    points = [dict(seed=0) | p for p in points]
     seeds = [_key(p["seed"]) for p in points]
     plans, made = [], {}
     for p in points:

@@ -152,6 +152,15 @@ def test_a_line_that_is_not_as_it_was_written_is_named(straight, tmp_path):
     run(out, resume=True)
 
 
+def test_a_file_that_became_shorter_is_not_made_longer(straight, tmp_path):
+    out = shutil.copytree(straight, tmp_path / "run")
+    store = points.Results(out / sweeps.FILE)
+    (out / sweeps.FILE).write_bytes((out / sweeps.FILE).read_bytes()[:40])
+    with pytest.raises(OSError, match="became shorter"):
+        store.put([dict(key="new")])
+    assert len((out / sweeps.FILE).read_bytes()) == 40
+
+
 def test_the_order_of_axes_may_change(straight, tmp_path, computed):
     out = shutil.copytree(straight, tmp_path / "run")
     run(out, axes=dict(reversed(AXES.items())), resume=True)

@@ -348,6 +348,32 @@ def test_digest_tells_plans_apart(fed, task):
     assert tuple(np.asarray(jax.jit(digest)(plans["base"]))) == digests["base"]
 
 
+class Slots:
+    __slots__ = ("scale",)
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
+def _closes_over(held):
+    return lambda x: (x, held)
+
+
+@pytest.mark.parametrize("make", [
+    lambda a: _closes_over(a), lambda a: _closes_over({"k": [a]}), lambda a: _closes_over(Slots(a)),
+    lambda a: functools.partial(_closes_over, a), lambda a: functools.partial(_closes_over, held=(a,)),
+    lambda a: _closes_over(functools.partial(_closes_over, a)), lambda a: (lambda x, held=(a,): (x, held)),
+    lambda a: _closes_over((np.float32(a[0]),)), lambda a: _closes_over(jax.random.key(int(a[0])))],
+    ids=["bare", "container", "slots", "partial", "keyword", "inside", "default", "scalar", "key"])
+def test_numbers_that_a_function_holds_are_in_its_name(make):
+    """They are constants of the program: two losses that differ there alone must not share noise."""
+    one, same, other = (keys.structure(make(np.array(v, np.float32))) for v in ([1, 2], [1, 2], [2, 2]))
+    assert one == same != other
+    # leaves are named by their shape: a program gives them their numbers
+    tree = jax.tree_util.Partial(_closes_over, jnp.ones(2)), {"a": [np.ones(2)]}
+    assert keys.structure(tree) == keys.structure(jax.tree.map(lambda x: x + 1, tree))
+
+
 def test_fingerprint_is_computed_once_and_forgotten(fed, task, monkeypatch):
     plan, held = noisy_plan("fedavg", fed, task), [keys.own(jnp.arange(12.0).reshape(3, 4))]
     first = keys.bits_once(held[0])

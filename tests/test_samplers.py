@@ -262,6 +262,26 @@ def test_shares_are_those_that_are_drawn(clients, weights):
         np.testing.assert_array_equal(found, np.r_[np.arange(clients), np.arange(clients)][:50])
 
 
+@pytest.mark.parametrize("make", [
+    lambda: sampling.without_replacement(50, 7), lambda: sampling.with_replacement(4, 3, weights=SHARE), lambda: sampling.poisson(50, 0.3),
+    lambda: sampling.without_replacement(40_000, 100), lambda: sampling.with_replacement(40_000, 100), lambda: sampling.poisson(40_000, 0.01),
+    lambda: sampling.first_responders(20, 5, np.arange(1.0, 21))])
+def test_draws_are_the_same_in_64_bits(make):
+    """Words stay words of 32 bits where JAX is told to take 64: an edge or a rate would mean something else."""
+    here = make().draw(KEY)
+    with jax.enable_x64(True):
+        there = make().draw(KEY)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(here), jax.tree.leaves(there)))
+    assert len(set(np.asarray(here.ids).tolist())) > 1
+
+
+def test_poisson_batches_are_the_same_in_64_bits():
+    here = batches.poisson(3.0).draw(KEY, 1, 30, 40)
+    with jax.enable_x64(True):
+        there = batches.poisson(3.0).draw(KEY, 1, 30, 40)
+    assert all(np.array_equal(a, b) for a, b in zip(here, there)) and here[1].any()
+
+
 def test_participation():
     assert sampling.participation(sampling.full(4)).tolist() == [1.0] * 4
     np.testing.assert_allclose(sampling.participation(sampling.without_replacement(8, 2)), 0.25)

@@ -92,15 +92,17 @@ class Population:
     def fetch(self, ids):
         """x [m, N, ...] and y [m, N] of clients `ids`; zeros where a client has no more rows."""
         at, mask = self.rows(np.asarray(ids))
-        found = [np.asarray(v) for v in self.read(at[mask])]
         count, out = int(mask.sum()), []
+        if not count:                                     # of a process whose slots are all empty
+            return tuple(np.zeros(mask.shape + rest, kind) for kind, rest in zip(self.kind, (self.shape, ())))
+        found = [np.asarray(v) for v in self.read(at[mask])]
         for value, kind, rest in zip(found, self.kind, (self.shape, ())):
             if value.shape != (count, *rest):
                 check.fail("population", f"{count} rows of shape {list(rest)}, as at first", list(value.shape), CHANGED)
             held = np.zeros(mask.shape + rest, kind)
             held[mask] = value
             out.append(held)
-        if self.classes and count and not 0 <= found[1].min() <= found[1].max() < self.classes:
+        if self.classes and not 0 <= found[1].min() <= found[1].max() < self.classes:
             check.fail("population", f"labels below {self.classes}, as at first", f"{found[1].min()} to {found[1].max()}", CHANGED)
         self.forget()
         return tuple(out)
