@@ -154,7 +154,8 @@ class Results:
             text = "".join(json.dumps(r | dict(digest=_digest(r)), ensure_ascii=False) + "\n" for r in lines).encode()
             with open(self.path, "ab") as file:
                 if file.tell() < self.size:
-                    raise OSError(0, "a file that became shorter")
+                    check.fail(str(self.path), f"the {self.size} bytes that this sweep left", f"{file.tell()}: another hand "
+                               "changed it", "Start in another directory with another seed.")
                 file.truncate(self.size)                  # what was cut off goes
                 file.write(text)
                 file.flush()
