@@ -47,7 +47,7 @@ class Case:
 
 
 CASES = [
-    Case(), Case("biased", server_lr=COHORT / CLIENTS), Case("normalised", lr=falling, server_lr=falling),
+    Case(), Case("biased", lr=2 * LR, server_lr=COHORT / CLIENTS), Case("normalised", lr=falling, server_lr=falling),
     Case(second="diff", lr=falling, server_lr=falling), Case("multinomial", second="momentum")]
 SAMPLERS = dict(multinomial=lambda: jfl.sampling.with_replacement(CLIENTS, COHORT, weights=SIZES),
                 normalised=lambda: jfl.sampling.first_responders(CLIENTS, COHORT, LATENCY, jitter=0.5))
@@ -125,7 +125,7 @@ def agree(case, wrong=""):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_papers_loop(case):
     agree(case)
-    assert np.abs(outcome(case)[1] - flat(start_params())).max() > 0.01         # it moved, whatever the noise
+    assert np.abs(outcome(case)[1] - flat(start_params())).max() > 0.05
 
 
 @pytest.mark.parametrize("wrong, case", [
