@@ -5,7 +5,6 @@ again.  The same program, from the state from which it began, gives the same rel
 else gives new ones: the run's `attempt` is raised, which changes its noise, cohorts and batches, and they count twice.
 """
 import dataclasses
-import hashlib
 import json
 import uuid
 from pathlib import Path
@@ -63,7 +62,7 @@ class Journal:
         if kind != FORMAT:
             check.fail(f"journal {self.path}", f"format {FORMAT}", f"format {kind}", "Another version of jfl wrote it: resume "
                        "with that version, or start in another directory with another --seed.")
-        if found.pop("digest", None) != _digest(found):
+        if found.pop("digest", None) != checkpoint.signature(found):
             check.fail(f"journal {self.path}", "the file as it was written", "another digest", LOST)
         return found
 
@@ -77,11 +76,7 @@ class Journal:
         if before is not None and all(before[k] == record[k] for k in ("attempt", "origin", "program")):
             until = max(until, before["until"])
         record["until"] = until
-        checkpoint.write(self.path, json.dumps(dict(record, digest=_digest(record)), indent=1))
-
-
-def _digest(record: dict) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        checkpoint.write(self.path, json.dumps(dict(record, digest=checkpoint.signature(record)), indent=1))
 
 
 def rejoin(run: Run, journal: dict, saved: Branch | None = None, state: str = BEGINNING, **made: str) -> tuple[Run, Branch]:

@@ -25,13 +25,6 @@ class Stream(enum.IntEnum):
     AGAIN = 6         # cohorts and batches of a later attempt
 
 
-def as_key(key):
-    """A typed key; old-style uint32 keys are wrapped."""
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return key
-    return jax.random.wrap_key_data(key)
-
-
 def stream(key, name: Stream, round_):
     return jax.random.fold_in(jax.random.fold_in(key, name), round_)
 

@@ -128,7 +128,7 @@ class Results:
         for number, line in enumerate(whole.split(b"\n") if end else (), 1):
             try:
                 record = json.loads(line)
-                if (said := record.pop("digest", "none, as of another version of jfl")) != _digest(record):
+                if (said := record.pop("digest", "none, as of another version of jfl")) != checkpoint.signature(record):
                     raise ValueError(f"another digest than {said}")
                 if number == 1:
                     self.head = {k: record[k] for k in ("config", "axes", "code", "programs")}
@@ -151,7 +151,7 @@ class Results:
 
     def _add(self, lines):
         try:
-            text = "".join(json.dumps(r | dict(digest=_digest(r)), ensure_ascii=False) + "\n" for r in lines).encode()
+            text = "".join(json.dumps(r | dict(digest=checkpoint.signature(r)), ensure_ascii=False) + "\n" for r in lines).encode()
             with open(self.path, "ab") as file:
                 if file.tell() < self.size:
                     check.fail(str(self.path), f"the {self.size} bytes that this sweep left", f"{file.tell()}: another hand "
@@ -164,7 +164,3 @@ class Results:
         except OSError as error:
             raise OSError(f"sweep {self.path.parent}: need a disk that can be written; got {error.strerror}. The points in "
                           f"{self.path.name} are kept: make room, then --resume goes on.") from None
-
-
-def _digest(record: dict) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:24]

@@ -188,11 +188,12 @@ def journal(folder, data):
 
 def points(folder, data):
     """points.jsonl of a sweep's folder; a mutation has the digests of what it says."""
-    from jfl.points import Results, _digest
+    from jfl.checkpoint import signature
+    from jfl.points import Results
     lines = text_of(data, [POINTS])
     if len(data) > 1 and data[0] % 2:
         tree = json.loads(lines)
-        made = [r | dict(digest=_digest(r)) if isinstance(r, dict) else r for r in tree] if isinstance(tree, list) else [tree]
+        made = [r | dict(digest=signature(r)) if isinstance(r, dict) else r for r in tree] if isinstance(tree, list) else [tree]
         lines = "".join(json.dumps(r) + "\n" for r in made).encode()
     (folder / "points.jsonl").write_bytes(lines)
     found = Results(folder / "points.jsonl")
