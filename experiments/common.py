@@ -3,7 +3,7 @@
     python -m experiments.noble2022 --list
     python -m experiments.noble2022 fig2b --quick --out runs/fig2b
 
-Every line is a directory that `jfl sweep` could have made.  Claims are checked on the results, and come out as
+Every line is a directory that `jfl sweep` could have made, and nothing is run twice (`cells`).  Claims are checked on the results, and come out as
 confirmed, not confirmed, or cannot be checked, with the reason.  results.json says which command made it.
 """
 import argparse
@@ -21,7 +21,10 @@ from jfl.collected import VERDICTS
 from jfl.config import Config
 from jfl.sweeps import sweep
 
+from . import cells
+
 CONFIRMED, NOT, UNKNOWN = VERDICTS
+CELLS = ".cells"             # out of sight of a shell's *: jfl report runs/noble2022/*
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,16 +83,19 @@ def close(one, other, within=0.02):
     return check
 
 
-def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, module: str | None = None) -> dict:
-    """Run the lines that are not in `out` yet -> a plain dict of results and verdicts, also in out/results.json.
+def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, module: str | None = None,
+        kept=None) -> dict:
+    """Run what is not in `kept` yet -> a plain dict of results and verdicts, also in out/results.json.
 
+    `kept`: a directory of runs that experiments share (see `cells`); default one in `out`.
     `module`: of experiments, which has it under this name; it is kept, so that a reader can run it again.
     """
     command = dict(experiment=name, quick=quick) | (dict(module=module) if module else {}) | (
         dict(only=list(only)) if only else {})
     if experiment.special:
         return keep(out, experiment.special(name, experiment, Path(out), quick), command)
-    out, results, more = Path(out), {}, {}
+    out, results, more, seconds = Path(out), {}, {}, 0.0
+    kept = out / CELLS if kept is None else Path(kept)
     only = only or (experiment.quick_lines if quick else None)
     unknown = sorted(set(only or ()) - set(experiment.lines))
     if unknown:
@@ -100,7 +106,7 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
             continue
         config = Config(**{**experiment.base, **changes, **(experiment.quick if quick else {})})
         try:
-            entries = _entries(out / line.replace(" ", "_").replace("/", "_"), config, seeds, experiment.sweep)
+            entries = cells.line(out / line.replace(" ", "_").replace("/", "_"), kept, config, seeds, experiment.sweep)
         except ValueError as error:
             if not str(error).startswith("datasets."):
                 raise
@@ -108,6 +114,7 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
             continue
         more[line] = experiment.columns(config) if experiment.columns else {}
         results[line] = _line(entries)
+        seconds += sum(e["seconds"]["total"] for e in entries)
         more[line] |= {k: float(v[:, -1].mean()) for k, v in results[line].trace.items()}
         print(f"{name} {line}: accuracy {results[line].accuracy.mean():.4f}", file=sys.stderr)
     verdicts = [(c.text, *c.check(results)) for c in experiment.claims]
@@ -120,7 +127,7 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
         rows, "Accuracies lie outside every guarantee.")
     if verdicts:
         console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts, "")
-    found = dict(title=experiment.title, seeds=list(seeds), lines={
+    found = dict(title=experiment.title, seeds=list(seeds), seconds=seconds, lines={
         n: dict(accuracy=r.accuracy.tolist(), loss=r.loss.tolist(), epsilon_claimed=r.claimed, epsilon_proved=r.proved,
                 seconds_per_round=r.seconds, paper=experiment.paper.get(n), **more[n]) for n, r in results.items()},
         verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts], versions=identity())
@@ -133,21 +140,6 @@ def keep(out, found: dict, command: dict) -> dict:
     Path(out).mkdir(parents=True, exist_ok=True)
     write(Path(out) / "results.json", json.dumps(dict(format=report.FORMAT) | found, indent=1, ensure_ascii=False) + "\n")
     return found
-
-
-def _entries(folder, config, seeds, sweep):
-    """The entries of a line: as they lie there, if its config is the same, else computed."""
-    summary = folder / "summary.json"
-    asked = report.plain(dataclasses.asdict(config))
-    if summary.exists():
-        runs = json.loads(summary.read_text())["runs"]
-        kept = json.loads((folder / "asked.json").read_text()) if (folder / "asked.json").exists() else None
-        if kept == json.loads(json.dumps([asked, list(seeds)])):
-            return runs
-        raise ValueError(f"{folder}: need a new directory, or the same settings; got results of others.")
-    entries = sweep(config, dict(seed=list(seeds)), folder)
-    (folder / "asked.json").write_text(json.dumps([asked, list(seeds)]))
-    return json.loads(json.dumps(entries))
 
 
 def _line(entries):
@@ -176,6 +168,8 @@ def main(module: str, experiments: dict, argv=None) -> int:
     parser.add_argument("--quick", action="store_true", help="small settings, one seed")
     parser.add_argument("--out", default=None, help="directory of the results; default runs/MODULE/NAME")
     parser.add_argument("--lines", nargs="*", help="only these lines")
+    parser.add_argument("--cells", default=None, help="directory of the runs, which figures share; default runs/MODULE/"
+                        f"{CELLS}, or OUT/{CELLS} if --out is given")
     args = parser.parse_args(argv)
     if args.list or args.name is None:
         for name, e in experiments.items():
@@ -183,5 +177,6 @@ def main(module: str, experiments: dict, argv=None) -> int:
         return 0
     out = args.out or f"runs/{module}/{args.name}{'-quick' if args.quick else ''}"
     Path(out).mkdir(parents=True, exist_ok=True)
-    run(args.name, experiments[args.name], out, args.quick, args.lines, module)
+    kept = args.cells or f"{args.out or f'runs/{module}'}/{CELLS}"
+    run(args.name, experiments[args.name], out, args.quick, args.lines, module, kept)
     return 0
