@@ -41,14 +41,14 @@ def keeps(before, after, within=0.02):
 
 
 def lead(ours, others, small, large):
-    """A check that one line leads the best of others by more at one setting than at another."""
+    """A check that one line leads the best of others at one setting, and by more than at another."""
     def check_(results):
         at = {e: [f"{n} {e}" for n in (ours, *others)] for e in (small, large)}
         if not all(n in results for names in at.values() for n in names):
             return UNKNOWN, "lines that were not run"
         one, other = (results[mine].accuracy.mean() - max(results[n].accuracy.mean() for n in rest)
                       for mine, *rest in at.values())
-        return (CONFIRMED if one > other else NOT), f"{one:+.3f} at {small}, {other:+.3f} at {large}"
+        return (CONFIRMED if one > max(other, 0.0) else NOT), f"{one:+.3f} at {small}, {other:+.3f} at {large}"
     return check_
 
 

@@ -3,7 +3,7 @@
     python -m experiments.noble2022 --list
     python -m experiments.noble2022 fig2b --quick --out runs/fig2b
 
-Every line is a directory that `jfl sweep` could have made, and nothing is run twice (`cells`).  Claims are checked on the results, and come out as
+Every line is a directory as `jfl sweep` leaves it, and nothing is run twice (`cells`).  Claims are checked on the results, and come out as
 confirmed, not confirmed, or cannot be checked, with the reason.  results.json says which command made it.
 """
 import argparse
@@ -19,6 +19,7 @@ from jfl import console, report
 from jfl.checkpoint import identity, write
 from jfl.collected import VERDICTS
 from jfl.config import Config
+from jfl.simulate import HealthError
 from jfl.sweeps import sweep
 
 from . import cells
@@ -94,7 +95,7 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
         dict(only=list(only)) if only else {})
     if experiment.special:
         return keep(out, experiment.special(name, experiment, Path(out), quick), command)
-    out, results, more, seconds = Path(out), {}, {}, 0.0
+    out, results, more, unread, failed, seconds = Path(out), {}, {}, {}, {}, 0.0
     kept = out / CELLS if kept is None else Path(kept)
     only = only or (experiment.quick_lines if quick else None)
     unknown = sorted(set(only or ()) - set(experiment.lines))
@@ -107,17 +108,28 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
         config = Config(**{**experiment.base, **changes, **(experiment.quick if quick else {})})
         try:
             entries = cells.line(out / line.replace(" ", "_").replace("/", "_"), kept, config, seeds, experiment.sweep)
+        except HealthError as error:
+            entries, failed[line] = [], str(error)
         except ValueError as error:
-            if not str(error).startswith("datasets."):
+            if not str(error).startswith("datasets.") or config.dataset in ("digits", "synthetic"):
                 raise
-            print(f"{name} {line}: not run.  {error}", file=sys.stderr)      # data that are not on this machine
+            told = config.dataset in unread
+            print(f"{name} {line}: not run{'' if told else f'.  {error}'}", file=sys.stderr)
+            unread[config.dataset] = str(error).partition("; got")[0]    # data that are not on this machine; no paths
+            continue
+        seconds += sum(e["seconds"]["total"] for e in entries)
+        if all(e.get("failed") for e in entries):
+            failed.setdefault(line, "all of its runs failed")
+            print(f"{name} {line}: {failed[line]}", file=sys.stderr)
             continue
         more[line] = experiment.columns(config) if experiment.columns else {}
         results[line] = _line(entries)
-        seconds += sum(e["seconds"]["total"] for e in entries)
-        more[line] |= {k: float(v[:, -1].mean()) for k, v in results[line].trace.items()}
+        # a "curve" is of accuracies, and ends at one that is there already
+        more[line] |= {k: float(v[:, -1].mean()) for k, v in results[line].trace.items() if k != "curve"}
         print(f"{name} {line}: accuracy {results[line].accuracy.mean():.4f}", file=sys.stderr)
     verdicts = [(c.text, *c.check(results)) for c in experiment.claims]
+    if unread and not only:
+        verdicts = [(t, v, s + f"; not to be read here: {', '.join(unread)}" * (v == UNKNOWN)) for t, v, s in verdicts]
     rows = [(n, f"{r.accuracy.mean():.4f} ± {r.accuracy.std():.4f}", str(experiment.paper.get(n, "")), _shown(r.claimed),
              _shown(r.proved), f"{r.seconds:.3g}", *map(_shown, more[n].values())) for n, r in results.items()]
     headings = dict.fromkeys(h for line in more.values() for h in line)
@@ -130,7 +142,8 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
     found = dict(title=experiment.title, seeds=list(seeds), seconds=seconds, lines={
         n: dict(accuracy=r.accuracy.tolist(), loss=r.loss.tolist(), epsilon_claimed=r.claimed, epsilon_proved=r.proved,
                 seconds_per_round=r.seconds, paper=experiment.paper.get(n), **more[n]) for n, r in results.items()},
-        verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts], versions=identity())
+        verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts], versions=identity(),
+        **{k: v for k, v in dict(unread=unread, failed=failed).items() if v})
     return keep(out, found, command)
 
 

@@ -68,6 +68,8 @@ def interior(*names):
 def beats(floor):
     """A check that every line ends above `floor`."""
     def check(results):
+        if not results:
+            return UNKNOWN, "no line was run"
         poor = [n for n, line in results.items() if line.accuracy.mean() <= floor]
         return (NOT if poor else CONFIRMED), f"{len(poor)} of {len(results)} do not: {', '.join(poor) or '-'}"
     return check

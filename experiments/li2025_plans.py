@@ -62,6 +62,11 @@ def multiplier(config, fed):
     return float(li2025.noise_multiplier(config.epsilon, config.delta, rate_of(config, fed)))
 
 
+def health(result, i) -> dict:
+    """What an entry says of a point that failed."""
+    return dict(failed={k: int(v[i]) for k, v in result.health._asdict().items()}) if result.failed[i] else {}
+
+
 def sweep(config, axes, out, clock="step"):
     """As `jfl.sweeps.sweep` over seeds, for the plans of `build` and what the server sees -> entries, also in `out`."""
     made, points = build(config, clock), points_of(axes)
@@ -74,7 +79,7 @@ def sweep(config, axes, out, clock="step"):
     whole, part = (s / len(points) for s in spent)
     seconds = dict(total=whole, compile=part, per_round=max(0.0, whole - part) / config.rounds)
     entries = [report.entry(config.algorithm, dataclasses.asdict(config), p["seed"], report.lists(result.metrics, i),
-                            proved, seconds) for i, p in enumerate(points)]
+                            proved, seconds) | health(result, i) for i, p in enumerate(points)]
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").write_text(json.dumps(report.plain(dict(runs=entries)), indent=1))
     return entries

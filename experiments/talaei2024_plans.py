@@ -21,6 +21,8 @@ from jfl.simulate import simulate
 from jfl.sweep import points_of
 from jfl.sweep import sweep as run_points
 
+from .li2025_plans import health
+
 SWAP = paper.SCENARIOS[4].swap_round
 VIEWS = ("server", "third_party")
 SPLITS = dict(labels=dict(partition="labels", classes_per_client=2), iid=dict(partition="iid"))
@@ -103,8 +105,9 @@ def sweep(config, axes, out):
     if len(parts) == 1:
         result = run_points(lambda seed: of(config, seed), points=points, rounds=config.rounds,
                             evaluate_every=config.evaluate_every)
-        found = [report.lists(result.metrics, i) for i in range(len(points))]
+        found, said = zip(*((report.lists(result.metrics, i), health(result, i)) for i in range(len(points))))
     else:
+        said = [{}] * len(points)                         # simulate raises
         found = [one_by_one(jax.random.key(p["seed"]), [(of(part, p["seed"]), rounds) for part, rounds in parts],
                             config.evaluate_every or 1) for p in points]
     spent = time.perf_counter() - begun, report.compile_seconds() - compiled
@@ -112,7 +115,7 @@ def sweep(config, axes, out):
     whole, part = (s / len(points) for s in spent)
     seconds = dict(total=whole, compile=part, per_round=max(0.0, whole - part) / config.rounds)
     entries = [report.entry(config.algorithm, dataclasses.asdict(config), p["seed"], metrics, rows, seconds)
-               | dict(trace={"test loss": metrics["loss"]}) for p, metrics in zip(points, found)]
+               | dict(trace={"test loss": metrics["loss"]}) | bad for p, metrics, bad in zip(points, found, said)]
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").write_text(json.dumps(report.plain(dict(runs=entries)), indent=1))
     return entries

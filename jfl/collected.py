@@ -1,8 +1,7 @@
 """Experiments in one form, whatever wrote them: the results.json of one, or a file that collects those of a paper.
 
-The collections grew with their papers and have four forms: experiments by name (chen2024, li2025, ranaweera2025, whose
-study stands beside them), lines of lines (noble2022), and cells of one study (talaei2024).  Each has one reader here;
-nothing else knows of them.
+A collection holds experiments by name, and may have a study beside them (ranaweera2025), or the cells of one study
+(talaei2024).  Each form has one reader here; nothing else knows of them.
 """
 import json
 from pathlib import Path
@@ -94,12 +93,10 @@ def read(path) -> list[Experiment]:
     Errors   ValueError naming the file for what is neither.
     """
     found = load(path)
-    if any(isinstance(found.get(k), dict) for k in ("experiments", "study")):
-        return _by_name(path, found)
     if isinstance(found.get("cells"), list):
         return _of_cells(path, found)
-    if _nested(found.get("lines")):
-        return _of_lines(path, found)
+    if any(isinstance(found.get(k), dict) for k in ("experiments", "study")):
+        return _by_name(path, found)
     if not MADE & set(found):
         check.fail(str(path), "what an experiment wrote, or the collection of a paper's experiments",
                    f"keys {', '.join(found) or 'none'}")
@@ -110,10 +107,6 @@ def _objects(value) -> bool:
     """A list or a dict of objects, at least one."""
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     return bool(inner) and all(isinstance(v, dict) for v in inner)
-
-
-def _nested(lines) -> bool:
-    return isinstance(lines, dict) and _objects(lines) and all(map(_objects, lines.values()))
 
 
 # --- one experiment --------------------------------------------------------------------------------------------------
@@ -232,11 +225,15 @@ def _whole(path, found, *without) -> Experiment:
     return _one(path, "", {k: v for k, v in found.items() if k not in {"experiment", "module", *without}})
 
 
-def _by_name(path, found):
-    """{experiments: {name: results}}, and a study as {rows: a dict for each variant of a model at a noise level}."""
+def _named(path, found) -> list:
     if not isinstance(found.get("experiments", {}), dict):
         check.fail(str(path), "experiments by name", type(found["experiments"]).__name__)
-    out = [_whole(path, found, "experiments", "study"), *(_one(path, n, v) for n, v in found.get("experiments", {}).items())]
+    return [_one(path, n, v) for n, v in found.get("experiments", {}).items()]
+
+
+def _by_name(path, found):
+    """{experiments: {name: results}}, and a study as {rows: a dict for each variant of a model at a noise level}."""
+    out = [_whole(path, found, "experiments", "study"), *_named(path, found)]
     study = found.get("study", {})
     if not study:
         return out
@@ -258,18 +255,8 @@ def _by_name(path, found):
                   for (model, z), lines in levels.items()]
 
 
-def _of_lines(path, found):
-    """{lines: {experiment: {line: results}}, reduced: {experiment: its size}}, and experiments of rows beside them."""
-    reduced = found.get("reduced") if isinstance(found.get("reduced"), dict) else {}
-    beside = {k: v for k, v in found.items() if isinstance(v, dict) and {"columns", "rows"} <= set(v)}
-    words = {k: v for k, v in reduced.items() if k not in found["lines"]}
-    whole = _whole(path, found | dict(reduced=words), "lines", *beside)
-    return [whole, *(_one(path, n, dict(title=reduced.get(n, ""), lines=lines)) for n, lines in found["lines"].items()),
-            *(_one(path, n, v) for n, v in beside.items())]
-
-
 def _of_cells(path, found):
-    """{cells: a dict for each scenario, setting and assignment, claims}: the lines of each scenario."""
+    """{cells: a dict for each scenario, setting and assignment, claims}: their lines; experiments by name beside them."""
     scenarios: dict = {}
     for cell in found["cells"]:
         has(path, "a cell", cell, dict(scenario=int, setting=str, assignment=str, seeds=list, accuracy=dict, loss=dict))
@@ -282,9 +269,10 @@ def _of_cells(path, found):
         mine = Line(f"{cell['setting']}: {cell['assignment']}", cell["accuracy"]["mean"], cell["accuracy"]["half"],
                     seeds=len(cell["seeds"]), more={k: v for k, v in more.items() if v is not None}, **epsilons)
         scenarios.setdefault(cell["scenario"], []).append(mine)
-    whole = _one(path, found.get("experiment", "study"), {k: v for k, v in found.items() if k not in ("cells", "experiment")})
-    return [whole, *(Experiment(f"study, scenario {n}", "Impact factors at one noise", lines=lines)
-                     for n, lines in scenarios.items())]
+    known = ("cells", "experiment", "experiments")
+    whole = _one(path, found.get("experiment", "study"), {k: v for k, v in found.items() if k not in known})
+    return [whole, *_named(path, found), *(Experiment(f"study, scenario {n}", "Impact factors at one noise", lines=lines)
+                                           for n, lines in scenarios.items())]
 
 
 def _spread(value):

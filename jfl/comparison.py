@@ -39,15 +39,18 @@ def overview(sources: list) -> list:
         counted.append((_label(source), source.experiments[0].title, len(given), *(given.count(v) for v in VERDICTS)))
         for e in source.experiments:
             if row := _apart(e):
-                apart.append((f"{source.label}: {e.name}" if len(source.experiments) > 1 else _label(source), *row))
+                took = e.settings.get("seconds")
+                apart.append((f"{source.label}: {e.name}" if len(source.experiments) > 1 else _label(source), *row,
+                              f"{took / 60:.3g}" if isinstance(took, float) else ""))
     columns = [("results", False), ("of", False), ("claims", True), *((v, True) for v in VERDICTS)]
     blocks = [_filled("Claims that were checked", columns, counted)] if any(c[2] for c in counted) else []
     if apart:
         blocks += [Table("How far lines are apart: final test accuracy", [
             ("experiment", False), ("lines", True), ("least accurate", False), ("most accurate", False),
-            ("points apart", True), ("claimed ε holds", True)], apart),
-            Text("The last column counts, of the lines with a claimed ε, those whose proved ε is no larger; of the others "
-                 "only a larger ε is proved, or none. Lines without noise are among those compared.", quiet=True),
+            ("points apart", True), ("claimed ε holds", True), ("minutes", True)], apart),
+            Text("Claimed ε holds: of the lines with a claimed ε, those whose proved ε is no larger; of the others "
+                 "only a larger ε is proved, or none. Lines without noise are among those compared. Minutes: of all its "
+                 "runs, on the machine that they ran on.", quiet=True),
             Text("Below, ± is half of a 95 % interval of the mean over seeds (Student's t); where a file holds too little "
                  "for one, the standard deviation over seeds stands in a column of its own.", quiet=True)]
     return blocks

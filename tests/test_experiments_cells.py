@@ -1,13 +1,15 @@
 """Runs of experiments are kept by what was asked for, shared among figures, and go on where they stopped."""
+import contextlib
 import csv
 import dataclasses
 import functools
 import json
 
+import jax
 import pytest
 
 from experiments import cells, common
-from experiments.common import Experiment
+from experiments.common import Claim, Experiment
 from jfl import sources, sweeps
 from jfl.config import Config
 
@@ -108,18 +110,83 @@ def test_a_sweep_of_an_experiments_own_begins_again(tmp_path):
     assert begun[2:] == [("round", [0, 1])]
 
 
-def test_what_a_key_holds(monkeypatch):
-    config = Config(**TINY)
-    base = cells.key(config, sweeps.sweep)
-    assert base == cells.key(dataclasses.replace(config, seed=3), sweeps.sweep)
-    assert base != cells.key(dataclasses.replace(config, partition_seed=3), sweeps.sweep)
+def test_what_a_key_holds(monkeypatch, tmp_path):
+    config, key = Config(**TINY), lambda c: cells.key(c, sweeps.sweep)
+    base = key(config)
+    assert base == key(dataclasses.replace(config, seed=3)) != key(dataclasses.replace(config, partition_seed=3))
+    with jax.enable_x64(True):
+        assert base != key(config)                        # other draws
+    monkeypatch.setattr(cells.datasets, "mnist", lambda: digits._replace(x=digits.x + 0.5))
+    digits, other = cells.datasets.digits(), dataclasses.replace(config, dataset="mnist")
+    one = key(other)
+    cells._rows.cache_clear()
+    monkeypatch.setattr(cells.datasets, "mnist", lambda: digits)
+    assert one != key(other)                              # the rows that lie on disk
+    cells._rows.cache_clear()
     monkeypatch.setattr(cells, "code", lambda: dict(source="another"))
-    assert base != cells.key(config, sweeps.sweep)
+    assert base != key(config)
 
 
 def test_folders_of_another_making_are_left_alone(tmp_path):
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "summary.json").write_text("mine")
-    with pytest.raises(ValueError, match="slow: need a new directory, or a line of an experiment"):
+    with pytest.raises(ValueError, match="slow: need a new directory, or a line of an experiment.*got one with summary.json"):
         common.run("tiny", figure(), tmp_path)
     assert (tmp_path / "slow" / "summary.json").read_text() == "mine"
+
+
+def test_rows_of_another_run_do_not_stay(tmp_path):
+    made, where = figure(only=dict(lr=0.1)), tmp_path / "only"
+    common.run("tiny", made, tmp_path)
+    assert (where / "metrics.csv").exists()
+
+    def bare(config, axes, out):
+        entries = sweeps.sweep(config, axes, out)
+        for name in cells.ROWS:
+            (out / name).unlink()
+        return entries
+
+    common.run("tiny", dataclasses.replace(made, sweep=bare), tmp_path)
+    assert not (where / "metrics.csv").exists() and not (where / "manifest.json").exists()
+    assert sources.read(tmp_path).lines[0].rows == []
+
+
+def test_more_seeds_after_a_stop_begin_with_what_is_there(tmp_path, monkeypatch):
+    made, put, save, stored = figure(only=dict(lr=0.1)), sweeps.Results.put, sweeps.report.save, []
+    monkeypatch.setattr(sweeps.Results, "put", lambda store, records: stored.append(len(records)) or put(store, records))
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeps.report, "save", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        common.run("tiny", made, tmp_path)
+    monkeypatch.setattr(sweeps.report, "save", save)
+    found = common.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2)), tmp_path)
+    assert sum(stored) == 3 and len(found["lines"]["only"]["accuracy"]) == 3
+    home, = (tmp_path / common.CELLS).iterdir()
+    assert sorted(p.name for p in home.iterdir() if p.is_dir()) == ["0-1", "2"]
+
+
+def test_who_only_reads_waits_for_nobody(tmp_path):
+    common.run("tiny", figure(), tmp_path)
+    with contextlib.ExitStack() as held:
+        for home in (tmp_path / common.CELLS).iterdir():
+            held.enter_context(cells.alone(home))
+        common.run("tiny", figure(), tmp_path)
+        with pytest.raises(ValueError, match="a directory that no other process runs in"):
+            common.run("tiny", figure((5,)), tmp_path)
+
+
+def test_failed_runs_are_told_and_kept(tmp_path, capsys):
+    claims = (Claim("far", common.close("good", "bad")),)
+    bad = dict(lr=1e30, clip_norm=1e30, noise_multiplier=1.0)
+    made = dataclasses.replace(figure(good=dict(lr=0.1), bad=bad, last=dict(lr=0.2)), claims=claims)
+    for _ in range(2):                                    # as they were computed, and as they are kept
+        found = common.run("tiny", made, tmp_path)
+        assert list(found["lines"]) == ["good", "last"] and list(found["failed"]) == ["bad"]
+        assert found["verdicts"][0]["verdict"] == common.UNKNOWN and "tiny bad: all of its runs failed" in capsys.readouterr().err
+    # seeds that fail alone are those that fail beside others
+    found = common.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2)), tmp_path)
+    assert list(found["failed"]) == ["bad"]
+    assert sources.read(tmp_path).lines

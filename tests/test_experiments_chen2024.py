@@ -164,6 +164,8 @@ def test_list(capsys):
     (paper.lead("a", ("b", "c"), "1", "2"),
      {"a 1": line(.6), "b 1": line(.4), "c 1": line(.3), "a 2": line(.7), "b 2": line(.6), "c 2": line(.69)},
      {"a 1": line(.6), "b 1": line(.4), "c 1": line(.59), "a 2": line(.7), "b 2": line(.6), "c 2": line(.5)}),
+    (paper.lead("a", ("b",), "1", "2"), {"a 1": line(.6), "b 1": line(.5), "a 2": line(.7), "b 2": line(.9)},
+     {"a 1": line(.5), "b 1": line(.6), "a 2": line(.7), "b 2": line(.9)}),           # behind both times, if less
     (paper.most([paper.keeps("a", "b"), paper.keeps("b", "a")]), dict(a=line(.5), b=line(.5)),
      dict(a=line(.5), b=line(.6))),
 ])
