@@ -259,6 +259,18 @@ def test_calibrated_clients_reach_the_same_epsilon(renyi):
     assert accounting.guarantee(plan, 30).epsilon == found.max()
 
 
+def test_many_clients_that_reach_one_epsilon_reach_it_together(monkeypatch):
+    """All are the worst one: a search that stops at some of them may not say more than the bound of all."""
+    monkeypatch.setattr(clients, "KINDS", 3)
+    monkeypatch.setattr(calibration, "KINDS", 3)
+    sizes = np.arange(20, 44)
+    z = calibration.calibrate_per_client(make(NOISY(), sizes=sizes), epsilon=1.0, rounds=3)
+    plan = make(NOISY(z), sizes=sizes)
+    each = accounting.epsilons_per_client(plan, rounds=3)
+    found = accounting.guarantee(plan, 3)
+    assert each.max() * (1 - 1e-12) <= found.epsilon <= min(1.0, accounting.epsilons(plan, [3])[0])
+
+
 def test_many_kinds_of_clients_are_quick(monkeypatch):
     """Beyond some number, Renyi bounds: sound, a little above."""
     sizes = 50 + np.arange(CLIENTS) // 4

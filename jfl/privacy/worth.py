@@ -6,7 +6,7 @@ import numpy as np
 from .. import check
 from ..core import Guarantee, Plan
 from . import events, ledger
-from .bounds import EXACT, bounds, check_delta
+from .bounds import EXACT, SAMPLED, bounds, check_delta
 from .tight import epsilon_of
 
 MOST = 10 ** 12      # rounds
@@ -31,10 +31,11 @@ def tight_of(entry, rounds, delta):
     if not found:                                         # nobody takes part
         return 0.0, EXACT
     # the Renyi bound says what an overflow costs at most; with less epsilon it costs less
-    first, _ = overflowing(entry, np.array([rounds]), delta)
+    first, exact = overflowing(entry, np.array([rounds]), delta)
     beta = entry.overflow * rounds
     left = delta - beta * (1 + math.exp(min(first[0], 700))) if beta else delta
-    return epsilon_of(found, 1, left * (1 - 1e-9) if beta else left)
+    # of many clients it holds for the last one too, where a search stops before
+    return min((float(first[0]), EXACT if exact[0] else SAMPLED), epsilon_of(found, 1, left * (1 - 1e-9) if beta else left))
 
 
 def overflowing(entry, times, delta):
