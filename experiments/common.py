@@ -70,7 +70,7 @@ def ordered(*names, margin=0.0):
         means = [results[n].accuracy.mean() for n in names]
         errors = [results[n].accuracy.std() / np.sqrt(len(results[n].accuracy)) for n in names]
         holds = all(a - b > margin + np.hypot(s, t) for a, b, s, t in zip(means, means[1:], errors, errors[1:]))
-        return (CONFIRMED if holds else NOT), " > ".join(f"{m:.3f}" for m in means)
+        return (CONFIRMED if holds else NOT), ", ".join(f"{m:.3f}" for m in means)
     return check
 
 

@@ -101,7 +101,8 @@ def beats(pairs, key=None):
     """
     def check(results):
         seen = [_difference(results, a, b, key) for a, b in _run(pairs, results)]
-        text = f"better by {', '.join(f'{d:.3f}' for d, _ in seen)}; {len(seen)} of {len(pairs)} pairs run"
+        better = [f"better by {', '.join(f'{d:.3f}' for d, _ in seen)}"] if seen else []
+        text = "; ".join([*better, f"{len(seen)} of {len(pairs)} pairs run"])
         if any(d <= e for d, e in seen):
             return NOT, text
         return (CONFIRMED if len(seen) == len(pairs) else UNKNOWN), text
@@ -114,7 +115,7 @@ def grows(pairs, key=None):
         seen = [_difference(results, a, b, key)[0] for a, b in _run(pairs, results)]
         if len(seen) < len(pairs):
             return UNKNOWN, f"{len(seen)} of {len(pairs)} pairs run"
-        return (CONFIRMED if all(np.diff(seen) > 0) else NOT), " < ".join(f"{d:.3f}" for d in seen)
+        return (CONFIRMED if all(np.diff(seen) > 0) else NOT), "better by " + ", ".join(f"{d:.3f}" for d in seen)
     return check
 
 
