@@ -18,6 +18,8 @@ from jfl.algorithms import addpnfl, dpnfl, fedavg, scaffold
 from jfl.config import Config
 from jfl.privacy.calibration import calibrate_per_client
 
+from .common import failure
+
 MAKE = dict(addpnfl=addpnfl, dpnfl=dpnfl, fedavg=fedavg, scaffold=scaffold)
 
 
@@ -84,10 +86,7 @@ def sweep(config: Config, axes: dict, out) -> list[dict]:
         history, took = report.lists(result.metrics, i), float(result.seconds[i])
         seconds = dict(compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds)
         entry = report.entry(config.algorithm, dataclasses.asdict(config), point["seed"], history, worth, seconds)
-        entry["trace"] = dict(curve=history["accuracy"])
-        if result.failed[i]:
-            entry["failed"] = {k: int(v[i]) for k, v in result.health._asdict().items()}
-        entries.append(entry)
+        entries.append(entry | dict(trace=dict(curve=history["accuracy"])) | failure(result, i))
         rows += report.rows(config.algorithm, point["seed"], history)
     out.mkdir(parents=True, exist_ok=True)
     report.save(out, entries, rows, report.manifest([plan], seeds=[p["seed"] for p in result.points]))

@@ -155,6 +155,11 @@ def keep(out, found: dict, command: dict) -> dict:
     return found
 
 
+def failure(result, i) -> dict:
+    """What the entry of point i of a `jfl.sweep` says if it failed."""
+    return dict(failed={k: int(v[i]) for k, v in result.health._asdict().items()}) if result.failed[i] else {}
+
+
 def _line(entries):
     good = [e for e in entries if not e.get("failed")]
     proved = [g for g in entries[0]["privacy"] if g["status"] == "proved" and g["epsilon"] is not None]

@@ -20,6 +20,8 @@ from jfl.privacy.stages import clip_l2, gaussian, total
 from jfl.sweep import points_of
 from jfl.sweep import sweep as run_points
 
+from .common import failure
+
 FAILURE = 1e-8          # a client may exceed the participations that are counted; paid from delta
 
 
@@ -62,11 +64,6 @@ def multiplier(config, fed):
     return float(li2025.noise_multiplier(config.epsilon, config.delta, rate_of(config, fed)))
 
 
-def health(result, i) -> dict:
-    """What an entry says of a point that failed."""
-    return dict(failed={k: int(v[i]) for k, v in result.health._asdict().items()}) if result.failed[i] else {}
-
-
 def sweep(config, axes, out, clock="step"):
     """As `jfl.sweeps.sweep` over seeds, for the plans of `build` and what the server sees -> entries, also in `out`."""
     made, points = build(config, clock), points_of(axes)
@@ -79,7 +76,7 @@ def sweep(config, axes, out, clock="step"):
     whole, part = (s / len(points) for s in spent)
     seconds = dict(total=whole, compile=part, per_round=max(0.0, whole - part) / config.rounds)
     entries = [report.entry(config.algorithm, dataclasses.asdict(config), p["seed"], report.lists(result.metrics, i),
-                            proved, seconds) | health(result, i) for i, p in enumerate(points)]
+                            proved, seconds) | failure(result, i) for i, p in enumerate(points)]
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").write_text(json.dumps(report.plain(dict(runs=entries)), indent=1))
     return entries

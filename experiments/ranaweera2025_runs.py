@@ -13,8 +13,8 @@ from jfl.privacy import ledger
 from jfl.privacy.worth import Overflow, overflowing
 from jfl.sweep import points_of, sweep
 
-from .common import CONFIRMED, NOT, UNKNOWN
-from .li2025_plans import health, written
+from .common import CONFIRMED, NOT, UNKNOWN, failure
+from .li2025_plans import written
 
 
 def runs(config, axes, out):
@@ -36,7 +36,7 @@ def runs(config, axes, out):
                       ("as if no draw overflowed",))
     both = [report.row(g) for g in (worth, *train.claims(made, config, config.rounds))]
     found = [report.entry(config.algorithm, dataclasses.asdict(config), p["seed"], report.lists(result.metrics, i), both,
-                          seconds) | health(result, i) for i, p in enumerate(points)]
+                          seconds) | failure(result, i) for i, p in enumerate(points)]
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").write_text(json.dumps(report.plain(dict(runs=found)), indent=1))
     return found

@@ -21,7 +21,7 @@ from jfl.simulate import simulate
 from jfl.sweep import points_of
 from jfl.sweep import sweep as run_points
 
-from .li2025_plans import health
+from .common import failure
 
 SWAP = paper.SCENARIOS[4].swap_round
 VIEWS = ("server", "third_party")
@@ -105,7 +105,7 @@ def sweep(config, axes, out):
     if len(parts) == 1:
         result = run_points(lambda seed: of(config, seed), points=points, rounds=config.rounds,
                             evaluate_every=config.evaluate_every)
-        found, said = zip(*((report.lists(result.metrics, i), health(result, i)) for i in range(len(points))))
+        found, said = zip(*((report.lists(result.metrics, i), failure(result, i)) for i in range(len(points))))
     else:
         said = [{}] * len(points)                         # simulate raises
         found = [one_by_one(jax.random.key(p["seed"]), [(of(part, p["seed"]), rounds) for part, rounds in parts],

@@ -8,9 +8,10 @@ import json
 import jax
 import pytest
 
+import jfl
 from experiments import cells, common
 from experiments.common import Claim, Experiment
-from jfl import sources, sweeps
+from jfl import assemble, sources, sweeps
 from jfl.config import Config
 
 TINY = dict(dataset="digits", partition="iid", clients=4, rounds=2, steps=1, batch=4, evaluate_every=1)
@@ -190,3 +191,10 @@ def test_failed_runs_are_told_and_kept(tmp_path, capsys):
     found = common.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2)), tmp_path)
     assert list(found["failed"]) == ["bad"]
     assert sources.read(tmp_path).lines
+
+
+def test_a_point_that_failed_is_marked():
+    plans = [assemble.build(Config(**TINY, lr=lr, clip_norm=clip, noise_multiplier=1.0))[0]
+             for lr, clip in ((0.1, 1.0), (1e30, 1e30))]
+    result = jfl.sweep(lambda which: plans[which], points=[dict(which=0, seed=0), dict(which=1, seed=0)], rounds=2)
+    assert common.failure(result, 0) == {} and common.failure(result, 1)["failed"]["nonfinite"] > 0
