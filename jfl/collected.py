@@ -40,6 +40,7 @@ class Experiment(NamedTuple):
     quick: bool = False
     only: list = []                  # the lines that were asked for, if not all
     seeds: list = []
+    seconds: float | None = None     # of all its runs
     notes: list = []
     lines: list = []
     points: list = []                # of a study: dicts with panel, line, x, mean and half of an interval, a guarantee
@@ -117,6 +118,7 @@ def _one(path, name, found, **given) -> Experiment:
     lines, verdicts = found.get("lines", {}), found.get("verdicts", found.get("claims", []))
     if {"verdicts", "claims"} <= set(found):
         check.fail(str(path), "verdicts or claims", "both")
+    has(path, f"experiment {name}", {"seconds": found.get("seconds")}, dict(seconds=NUMBER))
     if not isinstance(found.get("quick", False), bool):
         check.fail(str(path), "quick = true or false", repr(found["quick"])[:60])
     if not isinstance(lines, dict):
@@ -136,8 +138,8 @@ def _one(path, name, found, **given) -> Experiment:
         for r in points:
             has(path, "a point of the study", r, dict(panel=str, line=str, x=NUMBER, mean=NUMBER, half=NUMBER))
             has(path, "a point of the study", {k: r.get(k) for k in POINT}, POINT)
-    known = {*MADE, *WORDS, "format", "module", "study", "quick", "only", "seeds", "rows", "versions", "commit", "paper",
-             "xlabel"}
+    known = {*MADE, *WORDS, "format", "module", "study", "quick", "only", "seeds", "seconds", "rows", "versions", "commit",
+             "paper", "xlabel"}
     found_tables, settings = _rest({k: v for k, v in found.items() if k not in known})
     if bool(rows) > bool(found.get("columns")):
         check.fail(str(path), "columns that name the cells of rows", "rows alone")
@@ -150,7 +152,7 @@ def _one(path, name, found, **given) -> Experiment:
         name=str(name), title=str(found.get("title", found.get("paper", ""))),
         module=str(found.get("module", "studies" if points else "")), quick=bool(found.get("quick")),
         only=[str(n) for n in found["only"]] if isinstance(found.get("only"), list) else [], seeds=seeds,
-        notes=_notes(found), lines=[_line(path, n, v, count) for n, v in lines.items()], points=points,
+        seconds=found.get("seconds"), notes=_notes(found), lines=[_line(path, n, v, count) for n, v in lines.items()], points=points,
         xlabel=str(found.get("xlabel", "")), tables=found_tables, verdicts=verdicts, settings=settings,
         versions=_versions(found)) | given)
 

@@ -39,9 +39,8 @@ def overview(sources: list) -> list:
         counted.append((_label(source), source.experiments[0].title, len(given), *(given.count(v) for v in VERDICTS)))
         for e in source.experiments:
             if row := _apart(e):
-                took = e.settings.get("seconds")
                 apart.append((f"{source.label}: {e.name}" if len(source.experiments) > 1 else _label(source), *row,
-                              f"{took / 60:.3g}" if isinstance(took, float) else ""))
+                              _minutes(e)))
     columns = [("results", False), ("of", False), ("claims", True), *((v, True) for v in VERDICTS)]
     blocks = [_filled("Claims that were checked", columns, counted)] if any(c[2] for c in counted) else []
     if apart:
@@ -94,7 +93,8 @@ def blocks(source) -> list:
             out += [*_numbers(e), *_said(e), *_verdicts([e])]
         elif inner := [*(_said(e) if e is not first else ()), *_numbers(e)]:
             words = f"Numbers of {_named(e)}" if e is not first else "Facts of the collection"
-            out.append(Fold(words + (f" ({_seeds(e)})" if e.seeds else ""), inner))
+            ran = [_seeds(e)] * bool(e.seeds) + [f"{_minutes(e)} minutes"] * bool(_minutes(e))
+            out.append(Fold(words + (f" ({'; '.join(ran)})" if ran else ""), inner))
     return out
 
 
@@ -104,6 +104,10 @@ def _named(e):
 
 def _seeds(e):
     return f"seed {e.seeds[0]}" if len(e.seeds) == 1 else f"seeds {', '.join(map(str, e.seeds))}"
+
+
+def _minutes(e):
+    return "" if e.seconds is None else f"{e.seconds / 60:.3g}"
 
 
 def _said(e):

@@ -30,8 +30,8 @@ def test_experiments_are_added_and_replaced(tmp_path, capsys):
     assert collect.main(["chen2024", str(results(run / "new", seconds=7.0, experiment="fig2")), "--into", str(into)]) == 0
     assert capsys.readouterr().out.strip() == str(into / "chen2024.json")
     again = {e.name: e for e in collected.read(into / "chen2024.json")}
-    assert again["fig1"].lines[1].mean == pytest.approx(0.15) and again["fig2"].settings["seconds"] == 7.0
-    assert again["fig1"].settings["seconds"] == 0.4 and again["fig1"].module == "chen2024"
+    assert again["fig1"].lines[1].mean == pytest.approx(0.15) and again["fig2"].seconds == 7.0
+    assert again["fig1"].seconds == 0.4 and again["fig1"].module == "chen2024"
 
 
 @pytest.mark.parametrize("changes, words", [
