@@ -198,7 +198,7 @@ def svg(figure) -> str:
 def png(figure) -> bytes:
     """The figure on white, for where an SVG cannot follow the page."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=120, facecolor="white", metadata={"Software": None})
+    figure.savefig(out, format="png", dpi=90, facecolor="white", metadata={"Software": None})
     return out.getvalue()
 
 
