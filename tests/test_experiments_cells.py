@@ -4,9 +4,13 @@ import csv
 import dataclasses
 import functools
 import json
+import sys
+from pathlib import Path
 
 import jax
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jfl
 from experiments import cells, common

@@ -1,7 +1,11 @@
 """What experiments left is gathered in the file of their paper."""
 import json
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import collect, common
 from experiments.common import Claim, Experiment
@@ -52,7 +56,7 @@ def test_quick_runs_are_left_out_and_a_study_is_kept(tmp_path, capsys):
     collect.collect("chen2024", [results(tmp_path / "good"), results(tmp_path / "fast", quick=True)], tmp_path)
     assert "fast/results.json: left out, of a quick run" in capsys.readouterr().err
     assert list(json.loads((tmp_path / "chen2024.json").read_text())["experiments"]) == ["fig1"]
-    talaei = common.Path(__file__).parents[1] / "experiments" / "results" / "talaei2024.json"
+    talaei = Path(__file__).parents[1] / "experiments" / "results" / "talaei2024.json"
     before = [e.name for e in collected.read(talaei)]
     (tmp_path / "talaei2024.json").write_text(talaei.read_text())
     file = collect.collect("talaei2024", [results(tmp_path / "more", module="talaei2024", experiment="fig99")], tmp_path)

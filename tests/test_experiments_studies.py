@@ -239,9 +239,17 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
         return dict(title=experiment.title, quick=quick, verdicts=[])
 
     lines = {"one": {}, "the other": {}}
-    entries = [dict(accuracy=dict(final=0.5), loss=1.0, seconds=dict(per_round=0.1), privacy=[], config={})]
+
+    def sweep(config, axes, folder):
+        entries = [dict(name="a", algorithm="fedavg", dataset="digits", rounds=1, seed=s, accuracy=dict(final=0.5), loss=1.0,
+                        seconds=dict(total=0.1, per_round=0.1), privacy=[dict(
+                            unit="example", adjacency="replace_one", view="server", delta=1e-5, epsilon=None, method="none",
+                            status="no guarantee", caveats=[])], config={}) for s in axes["seed"]]
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(dict(runs=entries)))
+
     experiments = dict(alone=Experiment("special", {}, {}, special=special),
-                       lines=Experiment("of lines", TINY, lines, sweep=lambda config, axes, folder: folder.mkdir() or entries))
+                       lines=Experiment("of lines", TINY, lines, sweep=sweep))
     for args, line in ((["alone"], "alone"), (["alone", "--quick"], "alone --quick"), (["lines"], "lines"),
                        (["lines", "--quick", "--lines", "the other"], "lines --quick --lines 'the other'")):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
