@@ -2,6 +2,8 @@
 
 `key` belongs to one client and one round.  A draw depends on (key, step, size) and never on N, the padding.
 """
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from .core import Batch, Batches, Fn, Rows
 from .sampling import HORIZON, OVERFLOW, below
 
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "epochs"]
-FLOYD = 64      # up to this batch Floyd's walk is faster than sorting N numbers
+FLOYD = 64      # up to this batch Floyd's walk is faster than marking what was drawn
 
 
 def adjacency(batches: Batches) -> str:
@@ -55,13 +57,36 @@ def _floyd(key, size, batch):
     return jax.lax.fori_loop(0, batch, put, jnp.zeros(batch, jnp.int32))
 
 
+def _tries(batch):
+    """Uniform draws that hold `batch` distinct numbers of 2 * batch or more.
+
+    It takes 1.39 * batch on average, with a deviation of 0.78 * sqrt(batch): with a margin of 12 deviations and 20 draws
+    the probability of fewer is below 1e-20 for any batch above 64, and much less than the draws' own grain of 2^-32.
+    """
+    return math.ceil(2 * math.log(2) * batch + 9.4 * math.sqrt(batch) + 20)
+
+
+def _distinct(key, size, batch, n):
+    """A uniform subset of `batch` of range(size): the first distinct ones of uniform draws; size > batch.
+
+    Those left out are drawn instead where they are fewer, so that the draws are O(batch) and not size log(size).
+    """
+    tries, every = _tries(batch), jnp.arange(2 * batch)
+    few, at = size < 2 * batch, jnp.arange(tries)
+    drawn = jax.random.randint(key, (tries,), 0, jnp.maximum(size, 1), jnp.int32)
+    seen = jnp.full(max(n, 2 * batch), tries).at[drawn].min(at)          # the first draw of each number
+    new = seen[drawn] == at
+    last = jnp.searchsorted(jnp.cumsum(new), jnp.where(few, size - batch, batch))       # the draw that completes
+    left = (seen[:2 * batch] > last) & (every < size)
+    pad = lambda x: jnp.pad(x, (0, max(tries, 2 * batch) - len(x)))
+    member, number = (jnp.where(few, pad(a), pad(b)) for a, b in ((left, new), (every, drawn)))
+    place = jnp.cumsum(member) - 1
+    return jnp.zeros(batch, jnp.int32).at[jnp.where(member, place, batch)].set(number.astype(jnp.int32), mode="drop")
+
+
 def _draw_without(key, step, size, n, *, batch):
     key, every = jax.random.fold_in(key, step), jnp.arange(batch)
-    if batch <= FLOYD:
-        slots = _floyd(key, size, batch)
-    else:
-        score = jax.random.uniform(key, (max(n, batch),))
-        slots = jax.lax.top_k(jnp.where(jnp.arange(max(n, batch)) < size, score, -1.0), batch)[1].astype(jnp.int32)
+    slots = _floyd(key, size, batch) if batch <= FLOYD else _distinct(key, size, batch, n)
     return jnp.where(size > batch, slots, every), every < size, _none()
 
 

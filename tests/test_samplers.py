@@ -4,6 +4,7 @@ Laws are tested on the joint outcome (the whole subset, not one marginal), by ch
 same test must reject a sampler that is slightly wrong.
 """
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -301,25 +302,47 @@ def test_cohorts_depend_on_the_key_and_only_on_it(sampler):
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("branch", ["floyd", "top_k"])
-def test_batches_without_replacement_are_uniform_over_subsets(branch, monkeypatch):
-    if branch == "top_k":
+@pytest.mark.parametrize("size", [4, 5, 6, 9])                # of 3: all but one or two drawn as those left out, and more
+@pytest.mark.parametrize("branch", ["floyd", "distinct"])
+def test_batches_without_replacement_are_uniform_over_subsets(branch, size, monkeypatch):
+    if branch == "distinct":
         monkeypatch.setattr(batches, "FLOYD", 0)
-    n = 60_000
-    slots, mask, overflow = draw_rows(batches.without_replacement(3), n, size=6)
-    assert mask.all() and (overflow == 0).all() and slots.min() >= 0 and slots.max() < 6
-    found = subset_counts(codes(slots, mask, 9), 6, 3)
-    assert not rejects(found, np.full(20, 1 / 20))
-    favoured = np.array([1.1 if 5 in s else 1.0 for s in itertools.combinations(range(6), 3)])
-    assert rejects(np.random.default_rng(0).multinomial(n, favoured / favoured.sum()), np.full(20, 1 / 20))
+    n, many = 60_000, math.comb(size, 3)
+    slots, mask, overflow = draw_rows(batches.without_replacement(3), n, size=size)
+    assert mask.all() and (overflow == 0).all() and slots.min() >= 0 and slots.max() < size
+    found = subset_counts(codes(slots, mask, 9), size, 3)
+    assert not rejects(found, np.full(many, 1 / many))
+    favoured = np.array([1.1 if size - 1 in s else 1.0 for s in itertools.combinations(range(size), 3)])
+    assert rejects(np.random.default_rng(0).multinomial(n, favoured / favoured.sum()), np.full(many, 1 / many))
 
 
-def test_large_batches_without_replacement():
-    """The branch for more than 64 rows as it is: the one row that is left out is uniform."""
-    slots, mask, _ = draw_rows(batches.without_replacement(66), 20_000, size=67, width=80)
-    assert mask.all() and all(len(set(s)) == 66 for s in slots[:100]) and slots.max() < 67
-    left = 67 * 66 // 2 - slots.sum(1)
-    assert not rejects(np.bincount(left, minlength=67), np.full(67, 1 / 67))
+@pytest.mark.parametrize("batch", [65, 400, 3000])
+def test_draws_suffice_for_large_batches(batch):
+    """What `_tries` says: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20; of fewer draws, not."""
+    def too_few(draws):
+        chance, held = np.eye(1, batch + 1)[0], np.arange(batch)                  # of each count of distinct numbers
+        for _ in range(draws):
+            rise = chance[:batch] * (1 - held / (2 * batch))
+            chance[:batch] -= rise
+            chance[1:] += rise
+        return chance[:batch].sum()
+
+    assert too_few(batches._tries(batch)) < 1e-20
+    assert too_few(batches._tries(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
+
+
+@pytest.mark.parametrize("size", [67, 131, 132, 300])
+def test_large_batches_without_replacement(size):
+    """The branch for more than 64 rows as it is: exactly 66 distinct ones, each row in and left out equally often."""
+    n = 20_000
+    slots, mask, _ = draw_rows(batches.without_replacement(66), n, size=size, width=310)
+    assert mask.all() and slots.min() >= 0 and slots.max() < size and (np.diff(np.sort(slots, 1), axis=1) > 0).all()
+    if size == 67:                                                               # one is left out: independent draws
+        assert not rejects(np.bincount(67 * 66 // 2 - slots.sum(1), minlength=67), np.full(67, 1 / 67))
+    share = 66 / size
+    off = lambda counts: np.abs(counts - n * share).max() / math.sqrt(n * share * (1 - share))
+    assert off(np.bincount(slots.ravel(), minlength=size)) < 5.5                 # 300 normals: false alarm < 2e-5
+    assert off(np.bincount(np.minimum(slots, size - 2).ravel(), minlength=size)) > 5.5
 
 
 def test_steps_of_a_round_are_independent():
@@ -395,7 +418,7 @@ def test_short_clients():
         assert draw_rows(scheme, 3, size=0)[1].sum() == 0                           # nobody's rows are nobody's
 
 
-SCHEMES = dict(full=batches.full(), floyd=batches.without_replacement(3), top_k=batches.without_replacement(66, short="all"),
+SCHEMES = dict(full=batches.full(), floyd=batches.without_replacement(3), distinct=batches.without_replacement(66, short="all"),
                with_replacement=batches.with_replacement(4), poisson=batches.poisson(3.0),
                rate=batches.poisson(rate=0.4, capacity=9), epochs=batches.epochs(3))
 
@@ -403,7 +426,7 @@ SCHEMES = dict(full=batches.full(), floyd=batches.without_replacement(3), top_k=
 @pytest.mark.parametrize("name", SCHEMES)
 def test_draws_never_depend_on_padding(name):
     """Nor on anything but (key, step, size)."""
-    scheme, size = SCHEMES[name], 100 if name == "top_k" else 7
+    scheme, size = SCHEMES[name], 100 if name == "distinct" else 7
     for step in (0, 5):
         narrow = draw_rows(scheme, 40, size=size, width=size, step=step)
         wide = draw_rows(scheme, 40, size=size, width=4 * size + 3, step=step)
