@@ -1,28 +1,32 @@
 """Runs of experiments under the hash of what was asked for: who asks again has them, whichever figure it is for.
 
-    CELLS/HASH/0-1-2         a sweep over seeds 0, 1, 2 of one config, as `sweep(config, axes, directory)` left it
-    CELLS/HASH/3-4.part      one that was stopped, or runs
+    CELLS/HASH/0-1-2         seeds 0, 1, 2 of one config, as a sweep over them would have left them
+    CELLS/HASH/3-4.part      what was stopped, or runs
     OUT/LINE                 a line of a figure: what those hold of its seeds, and cells.json, which names them
 
 Nothing is computed twice: figures share lines, and more seeds are only the new ones.  The hash is of the config, of the
-rows where they lie on disk, of jfl's source, that of the sweep, versions, JAX's settings and the kind of device.
+rows where they lie on disk, of jfl's source, that of what makes the plans, versions, JAX's settings and the kind of device.
 """
+import contextlib
 import csv
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from jfl import check, datasets, report, sweeps
+from jfl import check, datasets, report
 from jfl.checkpoint import code, identity, temporary, write
 from jfl.config import Config
 from jfl.data.prepared import digest
 from jfl.simulate import HealthError
 from jfl.train import alone
+
+from .together import Plans, Point, blocks
 
 MARK, PART, ROWS = "cells.json", ".part", ("metrics.csv", "manifest.json")
 MATTERS = ("settings", "backend", "device", "flags")         # besides code(): what draws and rounding follow from
@@ -42,54 +46,86 @@ def _rows(dataset: str) -> str:
     return digest(data.x, data.y, data.x_test, data.y_test)
 
 
-def key(config: Config, sweep) -> str:
+def _named(how) -> list:
+    """What a function is, or functions are: by name and source."""
+    if isinstance(how, functools.partial):
+        return [_named(how.func), how.args, how.keywords]
+    if callable(how):
+        return [how.__module__, how.__qualname__, _source(how.__module__)]
+    return [(f.name, _named(v) if callable(v) else v) for f in dataclasses.fields(how) for v in [getattr(how, f.name)]]
+
+
+def key(config: Config, how) -> str:
     """What is asked for, but for its seeds: a config, its data, and what runs it.
 
     Errors   ValueError where the data cannot be read.
     """
-    inner, args, more = sweep, (), {}
-    if isinstance(sweep, functools.partial):
-        inner, args, more = sweep.func, sweep.args, sweep.keywords
     where = identity()
     asked = [dataclasses.asdict(config) | dict(seed=0), _rows(config.dataset), code(), {k: where[k] for k in MATTERS},
-             inner.__module__, inner.__qualname__, _source(inner.__module__), args, more]
+             _named(how)]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=repr).encode()).hexdigest()[:20]
 
 
-def line(folder: Path, cells: Path, config: Config, seeds, sweep) -> list[dict]:
-    """The entries of a line, one for each seed, computed where they are not in `cells`; `folder` shows them.
+def lines(folders: dict, cells: Path, configs: dict, seeds, how):
+    """Yields (name, entries, one for each seed) of lines, as they are there; computed where they are not in `cells`.
 
-    Errors   ValueError for a folder that holds something else, or if another process runs the same; what `sweep` raises.
+    Args     folders: name -> directory that shows the line;  configs: name -> Config.
+             how: `together.Plans`, or a function (config, axes, directory) -> entries, which runs a line alone.
+    Errors   ValueError, before anything runs, for a folder that holds something else, for configs that cannot run, or if
+             another process runs the same.  HealthError in place of entries, where a function of its own raised it.
     """
+    for folder in folders.values():
+        _free(folder)
+    homes = {name: cells / key(config, how) for name, config in configs.items()}
+    missing = lambda home: [s for s in seeds if s not in _finished(home)]
+    with contextlib.ExitStack() as held:
+        for home in dict.fromkeys(h for h in homes.values() if missing(h)):           # who only reads waits for nobody
+            held.enter_context(alone(home))
+            for part in home.glob("*" + PART):            # of a run that was stopped
+                shutil.rmtree(part)
+        told, asked = set(), {homes[n]: c for n, c in configs.items()}
+        done = _together(asked, missing, how) if isinstance(how, Plans) else _alone(asked, missing, how)
+        for error in itertools.chain([{}], done):
+            for name, home in homes.items():
+                if name not in told and (home in error or not missing(home)):
+                    told.add(name)
+                    yield name, error.get(home) or _show(folders[name], _finished(home), seeds)
+
+
+def _together(asked, missing, plans):
+    """Run the seeds that are not there in blocks of all lines."""
+    left = [Point(home, config, s) for home, config in asked.items() for s in missing(home)]
+    for block in blocks(left, plans) if left else ():
+        for home, entries, rows, manifest in block:
+            part = home / ("-".join(str(e["seed"]) for e in entries) + PART)
+            part.mkdir()
+            report.save(part, entries, rows, manifest)
+            part.rename(part.with_suffix(""))
+        yield {}
+
+
+def _alone(asked, missing, sweep):
+    """Run the seeds that are not there line by line."""
+    for home, config in asked.items():
+        if not (left := missing(home)):
+            continue
+        part = home / ("-".join(map(str, left)) + PART)
+        try:
+            sweep(config, dict(seed=left), part)
+        except HealthError as error:
+            if not (part / "summary.json").exists():      # else all of these seeds failed, which is a result
+                yield {home: error}
+                continue
+        part.rename(part.with_suffix(""))
+        yield {}
+
+
+def _free(folder):
+    """Refuse a directory that is not of a line, or not of this kind."""
     others = [p for p in folder.iterdir() if not temporary(p)] if folder.exists() and not (folder / MARK).exists() else []
     if others:
         check.fail(str(folder), "a new directory, or a line of an experiment that keeps its runs in cells",
                    f"one with {others[0].name}, of another making or of an earlier version", "Move it, or give another --out.")
-    home = cells / key(config, sweep)
-    if not set(seeds) <= set(_finished(home)):            # who only reads waits for nobody
-        with alone(home):
-            _run(home, config, seeds, sweep)
-    return _show(folder, _finished(home), seeds)
-
-
-def _run(home, config, seeds, sweep):
-    """Compute the seeds that are not there, in what was stopped first."""
-    goes_on = sweep is sweeps.sweep                       # point by point; the others begin again
-    for part in home.glob("*" + PART):
-        if not (goes_on and (part / sweeps.FILE).exists()):
-            shutil.rmtree(part)
-    stopped = [[int(s) for s in p.stem.split("-")] for p in home.glob("*" + PART)]
-    for some in [s for s in stopped if set(s) <= set(seeds)] + [list(seeds)]:
-        left = [s for s in some if s not in _finished(home)]
-        if not left:
-            continue
-        part = home / ("-".join(map(str, left)) + PART)
-        try:
-            sweep(config, dict(seed=left), part, **(dict(resume=True) if part.exists() else {}))
-        except HealthError:                               # all of these seeds failed, which is a result
-            if not (part / "summary.json").exists():
-                raise
-        part.rename(part.with_suffix(""))
 
 
 def _finished(home: Path) -> dict:

@@ -10,7 +10,7 @@ import numpy as np
 from jfl.papers import chen2024_theory as theory
 
 from .chen2024_bounds import accountants, bounds
-from .chen2024_plans import sweep
+from .chen2024_plans import RUNS
 from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, main, ordered
 
 # --- claims ----------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def _figure1(data):
               Claim("NonPrivate is about constant", flat("balanced NonPrivate", "unbalanced NonPrivate")),
               Claim("curves are rougher when unbalanced", rougher("unbalanced AdDPNFL", "balanced AdDPNFL")))
     return Experiment(f"{data}: test accuracy of five algorithms", DATA[data], lines, claims, QUICK, paper=figures,
-                      sweep=sweep, quick_lines=tuple(n for n in lines if n.startswith("balanced")))
+                      runs=RUNS, quick_lines=tuple(n for n in lines if n.startswith("balanced")))
 
 
 SYNTHETIC = dict(LINEAR, dataset="synthetic", rows_per_client=750, min_rows=125)         # a fifth are test rows
@@ -188,7 +188,7 @@ def _budgets(data):
         lead("AdDPNFL", PRIVATE[:3], *(f"ε={e:g}" for e in (EPSILONS[0], EPSILONS[-1])))))
     lines["NonPrivate"] = algorithm("NonPrivate", _deep(data))
     return Experiment(
-        f"{data}: test accuracy against epsilon", DATA[data], lines, claims, QUICK, sweep=sweep,
+        f"{data}: test accuracy against epsilon", DATA[data], lines, claims, QUICK, runs=RUNS,
         quick_lines=tuple(f"{n} ε={e:g}" for n in ("DPNFL", "AdDPNFL") for e in EPSILONS))
 
 
@@ -198,7 +198,7 @@ def _degrees(settings, base, title, deep=False):
              for n in ("NonPrivate", "AdDPNFL", "DPNFL")]
     still.append(_peak((first, between[len(between) // 2], last), "DPSCAFFOLD"))
     return Experiment(title, {}, _settings(settings, base, deep), (*still, *_across(settings, dict(DPFedAvg=-1))), QUICK,
-                      sweep=sweep, quick_lines=tuple(f"{s} AdDPNFL" for s in (first, last)))
+                      runs=RUNS, quick_lines=tuple(f"{s} AdDPNFL" for s in (first, last)))
 
 
 def _adaptivities(data):
@@ -209,7 +209,7 @@ def _adaptivities(data):
         (Claim("AdDPNFL varies little with π", flat(*lines)),
          Claim("AdDPNFL stays above DPNFL", most([ordered(n, "DPNFL") for n in lines]))), QUICK,
         paper={n: theory.FIGURE7_UNBALANCED[data.lower()]["AdDPNFL"] for n in lines} | {
-            "DPNFL": theory.FIGURE7_UNBALANCED[data.lower()]["DPNFL"]}, sweep=sweep)
+            "DPNFL": theory.FIGURE7_UNBALANCED[data.lower()]["DPNFL"]}, runs=RUNS)
 
 
 def _figure5():
@@ -217,7 +217,7 @@ def _figure5():
     lines = {"uniform": {}, "MD": dict(sampler="with_replacement"), "biased FedAvg": dict(server_lr=0.1)}     # r / n
     return Experiment("unbalanced MNIST: DPNFL without noise, by how clients are drawn and averaged", base, lines,
                       (Claim("uniform is best, biased FedAvg worst", ordered("uniform", "MD", "biased FedAvg")),
-                       Claim("uniform is smoother than MD", rougher("MD", "uniform"))), QUICK, sweep=sweep)
+                       Claim("uniform is smoother than MD", rougher("MD", "uniform"))), QUICK, runs=RUNS)
 
 
 def _figure2():
@@ -225,7 +225,7 @@ def _figure2():
              for k, v in five(data, dict(fields, **UNEQUAL[data]), _deep(data)).items()}
     claims = (*(c for data in DATA for c in ranking(data)), Claim("harder data, lower accuracy", most([ordered(
         *(f"{data} {n}" for data in DATA)) for n in theory.ALGORITHMS])))
-    return Experiment("four unbalanced data sets: final accuracy", {}, lines, claims, QUICK, range(5), sweep=sweep,
+    return Experiment("four unbalanced data sets: final accuracy", {}, lines, claims, QUICK, range(5), runs=RUNS,
                       quick_lines=tuple(lines)[:5])
 
 
@@ -233,12 +233,12 @@ _LINEAR, _DEEP = _settings(SETTINGS, SYNTHETIC), _settings(PSI, DIRICHLET, deep=
 EXPERIMENTS = dict(
     fig1ab=_figure1("MNIST"), fig1cd=_figure1("FMNIST"), fig1ef=_figure1("SVHN"), fig1gh=_figure1("CIFAR10"),
     fig2=_figure2(),
-    fig3=Experiment("Synthetic: softmax regression", {}, _LINEAR, FIGURE3, QUICK, paper=TABLE2, sweep=sweep,
+    fig3=Experiment("Synthetic: softmax regression", {}, _LINEAR, FIGURE3, QUICK, paper=TABLE2, runs=RUNS,
                     quick_lines=tuple(_LINEAR)[:5]),
-    fig4=Experiment("CIFAR-10, Dirichlet: network", {}, _DEEP, FIGURE4, QUICK, paper=TABLE2, sweep=sweep,
+    fig4=Experiment("CIFAR-10, Dirichlet: network", {}, _DEEP, FIGURE4, QUICK, paper=TABLE2, runs=RUNS,
                     quick_lines=tuple(_DEEP)[:5]),
     table2=Experiment("Table II: final accuracy", {}, _LINEAR | _DEEP, (*FIGURE3, *FIGURE4), QUICK, range(5), TABLE2,
-                      sweep, quick_lines=tuple(_LINEAR)[:5]),
+                      RUNS, quick_lines=tuple(_LINEAR)[:5]),
     fig5=_figure5(), fig6a=_budgets("MNIST"), fig6b=_budgets("SVHN"),
     fig6c=_degrees({f"Synthetic({u},{u})": dict(partition="natural", synthetic_alpha=float(u), synthetic_beta=float(u))
                     for u in DEGREES}, SYNTHETIC, "Synthetic(u, u): accuracy against u"),
@@ -247,7 +247,7 @@ EXPERIMENTS = dict(
     fig7a=_adaptivities("MNIST"), fig7b=_adaptivities("SVHN"),
     dirichlet_mnist=Experiment(
         "in place of fig4: MNIST, Dirichlet, softmax regression", {},
-        _settings(PSI, dict(LINEAR, dataset="mnist", partition="dirichlet")), FIGURE4, QUICK, sweep=sweep,
+        _settings(PSI, dict(LINEAR, dataset="mnist", partition="dirichlet")), FIGURE4, QUICK, runs=RUNS,
         quick_lines=tuple(_DEEP)[:5]),
     accountants=Experiment("the noise of (0.3, 1e-2) by five accountants, and Theorem 5", {}, {}, special=accountants),
     bounds=Experiment("Adult, softmax regression: bounds beside the measured gap", {}, {}, special=bounds))

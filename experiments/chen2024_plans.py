@@ -7,7 +7,6 @@ Dirichlet  clients of equal size, class shares ~ Dir(alpha * classes * share of 
 noise      as_printed reaches epsilon by the paper's tCDP and the expected participations, for every algorithm alike;
            sound reaches it for each client by the proved accountant, which charges every round.  Unit: one record
 """
-import dataclasses
 import functools
 
 import numpy as np
@@ -18,7 +17,7 @@ from jfl.algorithms import addpnfl, dpnfl, fedavg, scaffold
 from jfl.config import Config
 from jfl.privacy.calibration import calibrate_per_client
 
-from .common import failure
+from .together import Plans
 
 MAKE = dict(addpnfl=addpnfl, dpnfl=dpnfl, fedavg=fedavg, scaffold=scaffold)
 
@@ -76,23 +75,6 @@ def build(config: Config):
     return plan(calibrate_per_client(draft, **target))
 
 
-def sweep(config: Config, axes: dict, out) -> list[dict]:
-    """Entries of a line, as `jfl.sweeps.sweep`, of the plan that `build` makes; its trace is accuracy over the rounds."""
-    plan, compiled = build(config), report.compile_seconds()
-    result = jfl.sweep(lambda seed: plan, rounds=config.rounds, evaluate_every=config.evaluate_every, **axes)
-    compiled = (report.compile_seconds() - compiled) / len(result.points)
-    worth, entries, rows = privacy(plan, config), [], []
-    for i, point in enumerate(result.points):
-        history, took = report.lists(result.metrics, i), float(result.seconds[i])
-        seconds = dict(compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds)
-        entry = report.entry(config.algorithm, dataclasses.asdict(config), point["seed"], history, worth, seconds)
-        entries.append(entry | dict(trace=dict(curve=history["accuracy"])) | failure(result, i))
-        rows += report.rows(config.algorithm, point["seed"], history)
-    out.mkdir(parents=True, exist_ok=True)
-    report.save(out, entries, rows, report.manifest([plan], seeds=[p["seed"] for p in result.points]))
-    return entries
-
-
 _proved = {}
 
 
@@ -114,3 +96,11 @@ def _short(plan, config):
     """The Renyi bound, of a run so short that nobody waits for a smaller one."""
     value = float(jfl.epsilons(plan, [config.rounds], config.delta, "example", "server")[0])
     return jfl.Guarantee(value, config.delta, "example", "replace_one", "server", "rdp")
+
+
+def made(config):
+    return build(config), config
+
+
+RUNS = Plans(made, privacy=privacy, epsilons=None, partition=None,
+             trace=(("curve", "accuracy"),))

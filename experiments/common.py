@@ -1,10 +1,11 @@
-"""Named experiments: lines of a figure or table as configs, run as sweeps, with claims that are checked.
+"""Named experiments: lines of a figure or table as configs, run as few programs, with claims that are checked.
 
     python -m experiments.noble2022 --list
     python -m experiments.noble2022 fig2b --quick --out runs/fig2b
 
-Every line is a directory as `jfl sweep` leaves it, and nothing is run twice (`cells`).  Claims are checked on the results, and come out as
-confirmed, not confirmed, or cannot be checked, with the reason.  results.json says which command made it.
+Every line is a directory as `jfl sweep` leaves it, lines that share a program run as one (`together`), and nothing is run
+twice (`cells`).  Claims are checked on the results, and come out as confirmed, not confirmed, or cannot be checked, with
+the reason.  results.json says which command made it.
 """
 import argparse
 import dataclasses
@@ -20,9 +21,9 @@ from jfl.checkpoint import identity, write
 from jfl.collected import VERDICTS
 from jfl.config import Config
 from jfl.simulate import HealthError
-from jfl.sweeps import sweep
 
 from . import cells
+from .together import Plans
 
 CONFIRMED, NOT, UNKNOWN = VERDICTS
 CELLS = ".cells"             # out of sight of a shell's *: jfl report runs/noble2022/*
@@ -45,7 +46,7 @@ class Experiment:
     quick: dict = dataclasses.field(default_factory=dict)        # fields for a run of seconds to a minute
     seeds: tuple = (0, 1, 2)
     paper: dict = dataclasses.field(default_factory=dict)        # line -> the figure that the paper prints
-    sweep: Callable = sweep                                      # (config, axes, directory) -> entries of a line
+    runs: Plans | Callable = Plans()         # makes their plans; or runs one: (config, axes, directory) -> entries
     quick_lines: tuple | None = None                             # a quick run does these; None: all
     columns: Callable | None = None                              # config of a line -> {heading: more to show of it}
     special: Callable | None = None              # (name, experiment, out, quick) -> dict: a run that is not of lines
@@ -59,7 +60,7 @@ class Line:
     proved: float | None         # epsilon of the server, else of the third party
     claimed: float | None
     seconds: float               # a round, of one seed
-    trace: dict = dataclasses.field(default_factory=dict)        # what a sweep of its own measured: [seeds, evaluations]
+    trace: dict = dataclasses.field(default_factory=dict)        # what its plans are shown by: [seeds, evaluations]
 
 
 def ordered(*names, margin=0.0):
@@ -102,14 +103,13 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
     if unknown:
         raise ValueError(f"{name}: need lines of {', '.join(experiment.lines)}; got {', '.join(unknown)}.")
     seeds = experiment.seeds[:1 if quick else None]
+    configs, folders, found = {}, {}, {}
     for line, changes in experiment.lines.items():
         if only and line not in only:
             continue
         config = Config(**{**experiment.base, **changes, **(experiment.quick if quick else {})})
         try:
-            entries = cells.line(out / line.replace(" ", "_").replace("/", "_"), kept, config, seeds, experiment.sweep)
-        except HealthError as error:
-            entries, failed[line] = [], str(error)
+            cells.key(config, experiment.runs)
         except ValueError as error:
             if not str(error).startswith("datasets.") or config.dataset in ("digits", "synthetic"):
                 raise
@@ -117,16 +117,21 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
             print(f"{name} {line}: not run{'' if told else f'.  {error}'}", file=sys.stderr)
             unread[config.dataset] = str(error).partition("; got")[0]    # data that are not on this machine; no paths
             continue
-        seconds += sum(e["seconds"]["total"] for e in entries)
-        if all(e.get("failed") for e in entries):
-            failed.setdefault(line, "all of its runs failed")
+        configs[line], folders[line] = config, out / line.replace(" ", "_").replace("/", "_")
+    for line, entries in cells.lines(folders, kept, configs, seeds, experiment.runs):
+        if isinstance(entries, HealthError) or all(e.get("failed") for e in entries):
+            failed[line] = str(entries) if isinstance(entries, HealthError) else "all of its runs failed"
             print(f"{name} {line}: {failed[line]}", file=sys.stderr)
-            continue
-        more[line] = experiment.columns(config) if experiment.columns else {}
-        results[line] = _line(entries)
+            entries = [] if isinstance(entries, HealthError) else entries
+        else:
+            found[line] = _line(entries)
+            print(f"{name} {line}: accuracy {found[line].accuracy.mean():.4f}", file=sys.stderr)
+        seconds += sum(e["seconds"]["total"] for e in entries)
+    for line in [n for n in configs if n in found]:       # in the order of the figure, not of the programs
+        results[line] = found[line]
+        more[line] = experiment.columns(configs[line]) if experiment.columns else {}
         # a "curve" is of accuracies, and ends at one that is there already
         more[line] |= {k: float(v[:, -1].mean()) for k, v in results[line].trace.items() if k != "curve"}
-        print(f"{name} {line}: accuracy {results[line].accuracy.mean():.4f}", file=sys.stderr)
     verdicts = [(c.text, *c.check(results)) for c in experiment.claims]
     if unread and not only:
         verdicts = [(t, v, s + f"; not to be read here: {', '.join(unread)}" * (v == UNKNOWN)) for t, v, s in verdicts]
@@ -153,11 +158,6 @@ def keep(out, found: dict, command: dict) -> dict:
     Path(out).mkdir(parents=True, exist_ok=True)
     write(Path(out) / "results.json", json.dumps(dict(format=report.FORMAT) | found, indent=1, ensure_ascii=False) + "\n")
     return found
-
-
-def failure(result, i) -> dict:
-    """What the entry of point i of a `jfl.sweep` says if it failed."""
-    return dict(failed={k: int(v[i]) for k, v in result.health._asdict().items()}) if result.failed[i] else {}
 
 
 def _line(entries):

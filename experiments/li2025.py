@@ -14,7 +14,7 @@ from jfl import console
 
 from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, Line, close, main
 from .li2025_bounds import bounds
-from .li2025_plans import budgets, sweep, written
+from .li2025_plans import budgets, runs, written
 
 MAJORITY = 12435 / 16281                     # of Adult's test rows: who always says no has this accuracy
 EPSILONS = (0.1, 0.5, 1.0, 5.0, 10.0)        # of one round
@@ -154,7 +154,7 @@ def figure(title, data, lines, claims, few, clock="step"):
     if data == "adult":
         claims = [*claims, Claim(f"every line beats the majority class, {MAJORITY:.4f}", beats(MAJORITY))]
     return Experiment(title, {**COMMON, **DATA.get(data, {})}, lines, tuple(claims), dict(rounds=20), tuple(range(5)),
-                      sweep=functools.partial(sweep, clock=clock),
+                      runs=runs(clock),
                       columns=functools.partial(budgets, clock=clock), quick_lines=few)
 def by_round():
     lines = {f"{d} {s} {m}": {**DATA[d], **SPLITS[s], **changes} for d in DATA for s in SPLITS for m, changes in {

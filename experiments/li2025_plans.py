@@ -3,9 +3,8 @@
 Learning rates fall with the local steps and the server only averages; the schedules of a config count rounds and move
 the server's rate too.  `epsilon` of a config is of one round here.
 """
-import dataclasses
+import functools
 import json
-import time
 
 import numpy as np
 
@@ -17,10 +16,8 @@ from jfl.plan import plan
 from jfl.privacy import accounting
 from jfl.privacy.mechanism import chain
 from jfl.privacy.stages import clip_l2, gaussian, total
-from jfl.sweep import points_of
-from jfl.sweep import sweep as run_points
 
-from .common import failure
+from .together import Plans
 
 FAILURE = 1e-8          # a client may exceed the participations that are counted; paid from delta
 
@@ -64,22 +61,20 @@ def multiplier(config, fed):
     return float(li2025.noise_multiplier(config.epsilon, config.delta, rate_of(config, fed)))
 
 
-def sweep(config, axes, out, clock="step"):
-    """As `jfl.sweeps.sweep` over seeds, for the plans of `build` and what the server sees -> entries, also in `out`."""
-    made, points = build(config, clock), points_of(axes)
-    begun, compiled = time.perf_counter(), report.compile_seconds()
-    result = run_points(lambda: made, points=points, rounds=config.rounds, evaluate_every=config.evaluate_every)
-    spent = time.perf_counter() - begun, report.compile_seconds() - compiled
-    proved = [report.row(accounting.guarantee(made, config.rounds, config.delta, view="server"))]
+def privacy(plan, config):
+    """What the server is proved to learn, and what the paper claims of a run as printed."""
+    found = [report.row(accounting.guarantee(plan, config.rounds, config.delta, view="server"))]
     if config.mode == "as_printed":
-        proved.append(report.row(printed.claimed(made, config.rounds, config.delta)))
-    whole, part = (s / len(points) for s in spent)
-    seconds = dict(total=whole, compile=part, per_round=max(0.0, whole - part) / config.rounds)
-    entries = [report.entry(config.algorithm, dataclasses.asdict(config), p["seed"], report.lists(result.metrics, i),
-                            proved, seconds) | failure(result, i) for i, p in enumerate(points)]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(json.dumps(report.plain(dict(runs=entries)), indent=1))
-    return entries
+        found.append(report.row(printed.claimed(plan, config.rounds, config.delta)))
+    return found
+
+
+def made(config, clock="step"):
+    return build(config, clock), config
+
+
+def runs(clock="step"):
+    return Plans(functools.partial(made, clock=clock), privacy=privacy, epsilons=None)
 
 
 def budgets(config, clock="step"):

@@ -97,7 +97,7 @@ KS = (50, 100)
 def watched_figure(title, columns, key, claims, updates=KS, data="synthetic", more=None):
     better = beats(against(columns, updates, "DP-FedAvg", "DP-FedSGD"), key)
     claims = (Claim("DP-SCAFFOLD-warm ends better than DP-FedAvg and DP-FedSGD", better), *claims)
-    return Experiment(title, DATA[data], grid(data, updates, columns) | (more or {}), claims, QUICK, sweep=watched)
+    return Experiment(title, DATA[data], grid(data, updates, columns) | (more or {}), claims, QUICK, runs=watched)
 
 
 def on_synthetic(title, key, *claims, more=None):

@@ -26,7 +26,7 @@ from jfl.papers import ranaweera2025_theory as theory
 from . import common, ranaweera2025_study
 from .common import Claim, Experiment
 from .noble2022_runs import beats, grows
-from .ranaweera2025_runs import reproduces, runs, told, understated, verdict
+from .ranaweera2025_runs import RUNS, reproduces, told, understated, verdict
 
 SIGMAS = dict(zip(("small", "medium", "large"), theory.SIGMAS))
 DATA = dict(mnist="mnist", fmnist="fashion_mnist", cifar10="cifar10")
@@ -98,7 +98,7 @@ def figure(name, full):
                Claim("the sound ellipsoid is above DP", beats(at("ellipsoid", "vanilla")))]
     few = ("no privacy", *(f"{line} σ=3" for line in ("vanilla", "WAV R1 plain", "WAV R1 lemma2", "matched lemma2", "R5")))
     return Experiment(title, base, lines, tuple(claims), dict(rounds=5, clients=base["clients"] // 2), quick_lines=few,
-                      paper=paper, sweep=runs)
+                      paper=paper, runs=RUNS)
 
 
 def table3(full):
@@ -118,7 +118,7 @@ def table3(full):
         claims += [Claim(f"3. WAV is above DP with {optimizer}, {data}", beats(pairs)),
                    Claim(f"2. its gain grows with σ, {optimizer}, {data}", grows(pairs))]
     return Experiment("Table 3, DP-Adam and DP-AdaGrad, R1 lemma2, " + ("as in the paper" if full else "reduced"), base,
-                      lines, tuple(claims), dict(rounds=3, clients=5), paper=paper, sweep=runs,
+                      lines, tuple(claims), dict(rounds=3, clients=5), paper=paper, runs=RUNS,
                       quick_lines=tuple(n for n in lines if "σ=3" in n))
 
 

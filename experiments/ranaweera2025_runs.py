@@ -1,45 +1,44 @@
 """What the experiments on Ranaweera et al., 2025, need beyond `common`: runs whose epsilon is huge, checks, tables."""
-import dataclasses
-import json
-import time
 from pathlib import Path
 
 import numpy as np
 
-from jfl import assemble, console, report, sweeps, train
+from jfl import console, report, train
 from jfl.config import the_unit, the_view
 from jfl.core import Guarantee
 from jfl.privacy import ledger
 from jfl.privacy.worth import Overflow, overflowing
-from jfl.sweep import points_of, sweep
 
-from .common import CONFIRMED, NOT, UNKNOWN, failure
+from .common import CONFIRMED, NOT, UNKNOWN
 from .li2025_plans import written
+from .together import Plans, proved
 
 
-def runs(config, axes, out):
-    """As `jfl.sweeps.sweep`, but also where the true epsilon is so large that a draw without a slot takes all of delta.
+def privacy(plan, config):
+    """As of `jfl sweep`, but also where the true epsilon is so large that a draw without a slot takes all of delta.
 
     What is proved is then conditional: as if no draw overflowed, which has a probability below 1e-12 in a run.
     """
     try:
-        return sweeps.sweep(config, axes, out)
+        return proved(plan, config)
     except Overflow:
-        made, _ = assemble.build(config)
-    points, begun, unit, view = points_of(axes), time.perf_counter(), the_unit(config), the_view(config)
-    result = sweep(lambda: made, points=points, rounds=config.rounds, evaluate_every=config.evaluate_every,
-                   tolerate=config.tolerate())
-    seconds = dict(total=time.perf_counter() - begun, per_round=(time.perf_counter() - begun) / config.rounds)
-    entry = next(e for e in ledger.entries(made, config.rounds) if (e.unit, e.view) == (unit, view))
+        unit, view = the_unit(config), the_view(config)
+    entry = next(e for e in ledger.entries(plan, config.rounds) if (e.unit, e.view) == (unit, view))
     value = overflowing(entry._replace(overflow=0.0), np.array([config.rounds]), config.delta)[0][0]
     worth = Guarantee(float(value), config.delta, unit, entry.adjacency, view, "bounds of the engine", "conditional",
                       ("as if no draw overflowed",))
-    both = [report.row(g) for g in (worth, *train.claims(made, config, config.rounds))]
-    found = [report.entry(config.algorithm, dataclasses.asdict(config), p["seed"], report.lists(result.metrics, i), both,
-                          seconds) | failure(result, i) for i, p in enumerate(points)]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(json.dumps(report.plain(dict(runs=found)), indent=1))
-    return found
+    return [report.row(g) for g in (worth, *train.claims(plan, config, config.rounds))]
+
+
+def epsilons(plan, config, rounds):
+    """None, as where nothing is proved, if all of delta is taken."""
+    try:
+        return train.epsilons(plan, config, rounds)
+    except Overflow:
+        return None
+
+
+RUNS = Plans(privacy=privacy, epsilons=epsilons)
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from jfl.papers import talaei2024_theory as theory
 from jfl.tables import interval
 
 from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, main
-from .talaei2024_plans import COMMON, SPLITS, budgets, clip_of, impact, scenario, sweep, written
+from .talaei2024_plans import COMMON, RUNS, SPLITS, budgets, clip_of, impact, scenario, swapped, written
 from .talaei2024_study import study
 
 SMALL = dict(upload="difference", clip_norm=0.2, lr=0.2)
@@ -61,7 +61,7 @@ def figure(name) -> Experiment:
               for split in SPLITS for mode in modes for a, b in theory.STATEMENTS[name]]
     few = [n for n in lines if n.startswith("labels") and not n.startswith("labels sound")]
     return Experiment(f"scenario {number}, {'with' if private else 'without'} noise: loss", COMMON | scenario(number),
-                      lines, tuple(claims), QUICK, tuple(range(5)), sweep=sweep, columns=budgets,
+                      lines, tuple(claims), QUICK, tuple(range(5)), runs=RUNS if theory.SCENARIOS[number].swap_round is None else swapped, columns=budgets,
                       quick_lines=tuple(few))
 
 

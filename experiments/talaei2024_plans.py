@@ -18,12 +18,11 @@ from jfl.config import Config
 from jfl.papers import talaei2024_theory as paper
 from jfl.privacy import accounting
 from jfl.simulate import simulate
-from jfl.sweep import points_of
-from jfl.sweep import sweep as run_points
 
-from .common import failure
+from .together import Plans
 
 SWAP = paper.SCENARIOS[4].swap_round
+LOSS = "test loss"
 VIEWS = ("server", "third_party")
 SPLITS = dict(labels=dict(partition="labels", classes_per_client=2), iid=dict(partition="iid"))
 COMMON = dict(algorithm="padpfl", dataset="mnist", model="mlp", hidden=(64,), batch_sampler="full", steps=5, mu=0.1,
@@ -97,28 +96,32 @@ def privacy(plans, config) -> list:
     return found
 
 
-def sweep(config, axes, out):
-    """As `jfl.sweeps.sweep` over seeds, each with its own split; two stages, where quality is swapped."""
-    points, parts = points_of(axes), stages(config)
-    begun, compiled = time.perf_counter(), report.compile_seconds()
-    of = lambda part, seed: build(dataclasses.replace(part, partition_seed=seed))
-    if len(parts) == 1:
-        result = run_points(lambda seed: of(config, seed), points=points, rounds=config.rounds,
-                            evaluate_every=config.evaluate_every)
-        found, said = zip(*((report.lists(result.metrics, i), failure(result, i)) for i in range(len(points))))
-    else:
-        said = [{}] * len(points)                         # simulate raises
-        found = [one_by_one(jax.random.key(p["seed"]), [(of(part, p["seed"]), rounds) for part, rounds in parts],
-                            config.evaluate_every or 1) for p in points]
+def of_seed(config):
+    """Each seed has its own split."""
+    return build(dataclasses.replace(config, partition_seed=config.seed)), config
+
+
+def swapped(config, axes, out):
+    """As `jfl.sweeps.sweep` over seeds, each with its own split, in two stages."""
+    begun, compiled, parts = time.perf_counter(), report.compile_seconds(), stages(config)
+    of = {s: [(of_seed(dataclasses.replace(part, seed=s))[0], rounds) for part, rounds in parts] for s in axes["seed"]}
+    found = {s: one_by_one(jax.random.key(s), plans, config.evaluate_every or 1) for s, plans in of.items()}
     spent = time.perf_counter() - begun, report.compile_seconds() - compiled
-    rows = privacy([(of(part, points[0]["seed"]), rounds) for part, rounds in parts], config)
-    whole, part = (s / len(points) for s in spent)
+    rows = privacy(next(iter(of.values())), config)
+    whole, part = (s / len(of) for s in spent)
     seconds = dict(total=whole, compile=part, per_round=max(0.0, whole - part) / config.rounds)
-    entries = [report.entry(config.algorithm, dataclasses.asdict(config), p["seed"], metrics, rows, seconds)
-               | dict(trace={"test loss": metrics["loss"]}) | bad for p, metrics, bad in zip(points, found, said)]
+    entries = [report.entry(config.algorithm, dataclasses.asdict(config), s, metrics, rows, seconds)
+               | dict(trace={LOSS: metrics["loss"]}) for s, metrics in found.items()]
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").write_text(json.dumps(report.plain(dict(runs=entries)), indent=1))
     return entries
+
+
+def whole_run(plan, config):
+    return privacy([(plan, config.rounds)], config)
+
+
+RUNS = Plans(of_seed, True, whole_run, epsilons=None, trace=((LOSS, "loss"),))
 
 
 def one_by_one(key, plans, evaluate_every):

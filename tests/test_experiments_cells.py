@@ -12,10 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import jfl
 from experiments import cells, common
 from experiments.common import Claim, Experiment
-from jfl import assemble, sources, sweeps
+from experiments.together import Plans
+from jfl import points, sources, sweeps
 from jfl.config import Config
 
 TINY = dict(dataset="digits", partition="iid", clients=4, rounds=2, steps=1, batch=4, evaluate_every=1)
@@ -23,14 +23,14 @@ TINY = dict(dataset="digits", partition="iid", clients=4, rounds=2, steps=1, bat
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The (learning rate, seeds) of the sweeps that run."""
-    seen, real = [], sweeps._sweep
+    """The [(learning rate, seed)] of the programs that run."""
+    seen, real = [], points.compute
 
-    def watched(config, axes, *args):
-        seen.append((config.lr, axes["seed"]))
-        return real(config, axes, *args)
+    def watched(block, **more):
+        seen.append([(c.lr, c.seed) for c in block.configs])
+        return real(block, **more)
 
-    monkeypatch.setattr(sweeps, "_sweep", watched)
+    monkeypatch.setattr(points, "compute", watched)
     return seen
 
 
@@ -41,9 +41,9 @@ def figure(seeds=(0, 1), **lines):
 def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, ran):
     kept = tmp_path / "cells"
     one = common.run("one", figure(), tmp_path / "one", kept=kept)
-    assert ran == [(0.1, [0, 1]), (0.5, [0, 1])]
+    assert ran == [[(0.1, 0), (0.1, 1), (0.5, 0), (0.5, 1)]]          # the lines of a figure are one program
     other = common.run("other", figure((2, 1), quick=dict(lr=0.5), new=dict(lr=0.2)), tmp_path / "other", kept=kept)
-    assert ran[2:] == [(0.5, [2]), (0.2, [2, 1])]
+    assert ran[1:] == [[(0.5, 2), (0.2, 2), (0.2, 1)]]
     assert other["lines"]["quick"]["accuracy"][1] == one["lines"]["fast"]["accuracy"][1]
     assert other["lines"]["quick"]["accuracy"][0] != one["lines"]["fast"]["accuracy"][0]
     assert 0 < one["seconds"] and other["seconds"] < 60
@@ -60,34 +60,76 @@ def test_a_changed_field_runs_its_line_alone(tmp_path, ran):
     common.run("tiny", figure(), tmp_path)
     before = json.loads((tmp_path / "fast" / "summary.json").read_text())
     common.run("tiny", figure(slow=dict(lr=0.1), fast=dict(lr=0.7)), tmp_path)
-    assert ran[2:] == [(0.7, [0, 1])]
+    assert ran[1:] == [[(0.7, 0), (0.7, 1)]]
     assert json.loads((tmp_path / "fast" / "summary.json").read_text())["runs"][0]["config"]["lr"] == 0.7
     common.run("tiny", figure(), tmp_path)                # and nothing was lost
-    assert len(ran) == 3 and json.loads((tmp_path / "fast" / "summary.json").read_text()) == before
+    assert len(ran) == 2 and json.loads((tmp_path / "fast" / "summary.json").read_text()) == before
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
+@pytest.fixture
+def small(monkeypatch):
+    """Blocks of two points."""
+    monkeypatch.setattr(points, "AT_ONCE", 2)
+
+
+def stopped_after(monkeypatch, blocks):
+    """Runs are stopped in the middle of the block after so many."""
+    real, left = points.compute, [blocks]
+
+    def compute(block):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return real(block)
+
+    monkeypatch.setattr(points, "compute", compute)
+    return lambda: monkeypatch.setattr(points, "compute", real)
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, small, ran):
     whole = common.run("tiny", figure(), tmp_path / "whole")["lines"]
-    put, save, stored = sweeps.Results.put, sweeps.report.save, []
-    monkeypatch.setattr(sweeps.Results, "put", lambda store, records: stored.append(len(records)) or put(store, records))
-
-    def stopped(*args):
-        raise KeyboardInterrupt                           # all points of the first line are stored, no summary is written
-
-    monkeypatch.setattr(sweeps.report, "save", stopped)
+    assert ran == [[(0.1, 0), (0.5, 0)], [(0.1, 1), (0.5, 1)]]
+    again = stopped_after(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
         common.run("tiny", figure(), tmp_path / "cut")
-    part, = (tmp_path / "cut" / common.CELLS).glob("*/0-1.part")
-    assert sum(stored) == 2 and (part / sweeps.FILE).exists() and not list((tmp_path / "cut").glob("*/summary.json"))
-    monkeypatch.setattr(sweeps.report, "save", save)
-    again = common.run("tiny", figure(), tmp_path / "cut")["lines"]
-    assert sum(stored) == 4                               # two more, of the second line
-    assert {n: f["accuracy"] for n, f in again.items()} == {n: f["accuracy"] for n, f in whole.items()}
+    again()
+    # what was done is kept, also where a field of the other line has changed since
+    other = common.run("tiny", figure(slow=dict(lr=0.1), fast=dict(lr=0.7)), tmp_path / "cut")["lines"]
+    assert ran[3:] == [[(0.1, 1), (0.7, 1)], [(0.7, 0)]] and other["slow"]["accuracy"] == whole["slow"]["accuracy"]
+    found = common.run("tiny", figure(), tmp_path / "cut")["lines"]
+    assert ran[5:] == [[(0.5, 1)]]
+    assert {n: f["accuracy"] for n, f in found.items()} == {n: f["accuracy"] for n, f in whole.items()}
+    assert list(found) == ["slow", "fast"]
     assert not list((tmp_path / "cut" / common.CELLS).glob("*/*.part"))
 
 
+def test_a_line_among_others_is_as_alone(tmp_path, ran):
+    """Metrics, guarantees, rows and manifest; what is of another structure or length is a program of its own."""
+    lines = dict(base={}, noisy=dict(clip_norm=0.5, noise_multiplier=2.0), louder=dict(clip_norm=0.5, noise_multiplier=4.0),
+                 longer=dict(rounds=3), split=dict(partition="dirichlet", partition_seed=3))
+    common.run("tiny", figure((0, 3), **lines), tmp_path)
+    assert sorted(map(len, ran)) == [2, 4, 4]             # base and split, noisy and louder
+    for line, fields in lines.items():
+        sweeps.sweep(Config(**TINY | fields), dict(seed=[0, 3]), tmp_path / "alone" / line)
+        mine, alone = (json.loads((p / line / "summary.json").read_text())["runs"] for p in (tmp_path, tmp_path / "alone"))
+        for a, b in zip(mine, alone, strict=True):
+            assert a["accuracy"] == b["accuracy"] and a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+            assert [g["epsilon"] for g in a["privacy"]] == [g["epsilon"] for g in b["privacy"]] and a["config"] == b["config"]
+        mine, alone = (list(csv.DictReader(open(p / line / "metrics.csv"))) for p in (tmp_path, tmp_path / "alone"))
+        assert [(r["seed"], r["round"], r["epsilon"], r["accuracy"]) for r in mine] \
+            == [(r["seed"], r["round"], r["epsilon"], r["accuracy"]) for r in alone]
+        mine, alone = (json.loads((p / line / "manifest.json").read_text()) for p in (tmp_path, tmp_path / "alone"))
+        assert mine["seeds"] == [0, 3] and all(mine[k] == alone[k] for k in ("noise", "data", "kernels", "versions"))
+
+
+def test_all_lines_are_checked_before_the_first_one_runs(tmp_path, ran):
+    with pytest.raises(ValueError, match="cohort"):
+        common.run("tiny", figure(good={}, bad=dict(cohort=9)), tmp_path)
+    assert ran == [] and not list(tmp_path.glob("*/summary.json"))
+
+
 def test_a_run_that_was_killed_before_its_first_point_begins_again(tmp_path):
-    home = tmp_path / common.CELLS / cells.key(Config(**TINY, lr=0.1), sweeps.sweep) / "0-1.part"
+    home = tmp_path / common.CELLS / cells.key(Config(**TINY, lr=0.1), Plans()) / "0-1.part"
     home.mkdir(parents=True)
     (home / "half").write_text("")
     assert len(common.run("tiny", figure(slow=dict(lr=0.1)), tmp_path)["lines"]["slow"]["accuracy"]) == 2
@@ -105,18 +147,18 @@ def test_a_sweep_of_an_experiments_own_begins_again(tmp_path):
             raise KeyboardInterrupt
         return sweeps.sweep(config, axes, out)
 
-    made = dataclasses.replace(figure(only=dict(lr=0.1)), sweep=own)
+    made = dataclasses.replace(figure(only=dict(lr=0.1)), runs=own)
     with pytest.raises(KeyboardInterrupt):
         common.run("tiny", made, tmp_path)
     found = common.run("tiny", made, tmp_path)
     assert len(begun) == 2 and len(found["lines"]["only"]["accuracy"]) == 2
     # another clock is another run, under the same config
-    common.run("tiny", dataclasses.replace(made, sweep=functools.partial(own, clock="round")), tmp_path)
+    common.run("tiny", dataclasses.replace(made, runs=functools.partial(own, clock="round")), tmp_path)
     assert begun[2:] == [("round", [0, 1])]
 
 
 def test_what_a_key_holds(monkeypatch, tmp_path):
-    config, key = Config(**TINY), lambda c: cells.key(c, sweeps.sweep)
+    config, key = Config(**TINY), lambda c: cells.key(c, Plans())
     base = key(config)
     assert base == key(dataclasses.replace(config, seed=3)) != key(dataclasses.replace(config, partition_seed=3))
     with jax.enable_x64(True):
@@ -151,26 +193,20 @@ def test_rows_of_another_run_do_not_stay(tmp_path):
             (out / name).unlink()
         return entries
 
-    common.run("tiny", dataclasses.replace(made, sweep=bare), tmp_path)
+    common.run("tiny", dataclasses.replace(made, runs=bare), tmp_path)
     assert not (where / "metrics.csv").exists() and not (where / "manifest.json").exists()
     assert sources.read(tmp_path).lines[0].rows == []
 
 
-def test_more_seeds_after_a_stop_begin_with_what_is_there(tmp_path, monkeypatch):
-    made, put, save, stored = figure(only=dict(lr=0.1)), sweeps.Results.put, sweeps.report.save, []
-    monkeypatch.setattr(sweeps.Results, "put", lambda store, records: stored.append(len(records)) or put(store, records))
-
-    def stopped(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sweeps.report, "save", stopped)
+def test_more_seeds_after_a_stop_begin_with_what_is_there(tmp_path, monkeypatch, small, ran):
+    made, again = figure((0, 1, 2), only=dict(lr=0.1)), stopped_after(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
         common.run("tiny", made, tmp_path)
-    monkeypatch.setattr(sweeps.report, "save", save)
-    found = common.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2)), tmp_path)
-    assert sum(stored) == 3 and len(found["lines"]["only"]["accuracy"]) == 3
+    again()
+    found = common.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2, 3)), tmp_path)
+    assert sum(map(len, ran)) == 4 and len(found["lines"]["only"]["accuracy"]) == 4
     home, = (tmp_path / common.CELLS).iterdir()
-    assert sorted(p.name for p in home.iterdir() if p.is_dir()) == ["0-1", "2"]
+    assert sorted(p.name for p in home.iterdir() if p.is_dir()) == ["0-2", "1-3"]
 
 
 def test_who_only_reads_waits_for_nobody(tmp_path):
@@ -195,10 +231,3 @@ def test_failed_runs_are_told_and_kept(tmp_path, capsys):
     found = common.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2)), tmp_path)
     assert list(found["failed"]) == ["bad"]
     assert sources.read(tmp_path).lines
-
-
-def test_a_point_that_failed_is_marked():
-    plans = [assemble.build(Config(**TINY, lr=lr, clip_norm=clip, noise_multiplier=1.0))[0]
-             for lr, clip in ((0.1, 1.0), (1e30, 1e30))]
-    result = jfl.sweep(lambda which: plans[which], points=[dict(which=0, seed=0), dict(which=1, seed=0)], rounds=2)
-    assert common.failure(result, 0) == {} and common.failure(result, 1)["failed"]["nonfinite"] > 0

@@ -84,7 +84,7 @@ def test_budgets_of_the_three_kinds_of_lines():
 def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, capsys):
     lines = {m: dict(epsilon=0.5, **changes) for m, changes in li2025.MODES.items()}
     experiment = Experiment("digits", DIGITS, lines, (common.Claim("equal", common.close("printed", "sound", 0.0)),),
-                            seeds=(0, 1), sweep=li2025_plans.sweep, columns=li2025_plans.budgets)
+                            seeds=(0, 1), runs=li2025_plans.runs(), columns=li2025_plans.budgets)
     found = common.run("tiny", experiment, tmp_path)
     printed, sound = found["lines"].values()
     assert all(len(v["accuracy"]) == 2 and 0 < v["accuracy"][0] <= 1 for v in (printed, sound))

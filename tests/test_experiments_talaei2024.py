@@ -120,9 +120,13 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch
     lines = {"printed": printed_, "third": dict(view="third_party"),
              "swapped": dict(group_rows=(20, 20), group_noise=SWAPPED["group_noise"], impact=SWAPPED["impact"])}
     experiment = Experiment("digits", NOISY, lines, (common.Claim("x", talaei2024.lower("third", "printed")),),
-                            seeds=(0, 1), sweep=talaei2024_plans.sweep, columns=talaei2024_plans.budgets)
+                            seeds=(0, 1), runs=talaei2024_plans.swapped, columns=talaei2024_plans.budgets)
     found = common.run("tiny", experiment, tmp_path)
     printed_, third, swapped = found["lines"].values()
+    together = dataclasses.replace(experiment, runs=talaei2024_plans.RUNS, lines=dict(list(lines.items())[:2]))
+    for line, other in common.run("tiny", together, tmp_path / "together")["lines"].items():     # as one program
+        assert other["epsilon_proved"] == found["lines"][line]["epsilon_proved"]
+        np.testing.assert_allclose(other["loss"], found["lines"][line]["loss"], rtol=1e-4)
     assert printed_["epsilon_claimed"] == pytest.approx(20, rel=1e-4) and printed_["epsilon_proved"] > 1000
     assert third["epsilon_proved"] == pytest.approx(20, rel=1e-4) and third["ε server"] > 40
     assert swapped["epsilon_proved"] == swapped["ε server"] == pytest.approx(20, rel=1e-4)

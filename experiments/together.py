@@ -1,0 +1,116 @@
+"""Lines of an experiment as vmapped programs: the points of all lines that share their static part, in blocks.
+
+A point is a config and a seed.  Lines differ in noise, rates, schedules, partitions; what is no leaf of their plans, and
+the number of rounds, makes another program.
+"""
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from jfl import assemble, idle, points, report, train
+from jfl.config import Config
+from jfl.core import Plan
+from jfl.sweep import widened, widths
+
+
+def assembled(config: Config):
+    """As `jfl sweep` makes them."""
+    idle.refuse_idle(config)
+    return assemble.build(config)
+
+
+def proved(plan: Plan, config: Config) -> list[dict]:
+    """As `jfl sweep` has it; refuses a sound config whose noise proves nothing."""
+    train.epsilons(plan, config, [config.rounds])
+    return train.privacy(plan, config, config.rounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plans:
+    """How the config of a line becomes the plans of its seeds, and what is told of them.
+
+    build      config -> the plan, and the config with what was found, such as a noise multiplier
+    seeded     every seed of a config has a plan of its own, such as another split
+    privacy    (plan, config) -> its guarantees, as rows of a report
+    epsilons   (plan, config, rounds) -> epsilon after each of them; None: not in the table
+    partition  config -> what the manifest says of the split
+    trace      name -> the metric that a figure shows under it
+    """
+    build: Callable = assembled
+    seeded: bool = False
+    privacy: Callable = proved
+    epsilons: Callable | None = train.epsilons
+    partition: Callable | None = assemble.the_partition
+    trace: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One run: a seed of a line, which is kept in `home`."""
+    home: Path
+    config: Config
+    seed: int
+
+
+def blocks(asked: list[Point], plans: Plans):
+    """Check all points, then run them; yields for each block, of each home in it, what to save of its seeds.
+
+    That is (home, entries of summary.json, rows of metrics.csv, manifest).
+
+    Errors   ValueError of any point before the first one runs.
+    """
+    built = {}
+    for p in asked:
+        if (which := (p.home, p.seed * plans.seeded)) not in built:
+            built[which] = plans.build(dataclasses.replace(p.config, seed=p.seed))
+    made = [built[p.home, p.seed * plans.seeded] for p in asked]
+    proved, groups, rows = {}, {}, _rows([plan for plan, _ in made])
+    for i, (p, (plan, found)) in enumerate(zip(asked, made)):
+        if p.home not in proved:                          # seeds of a line may differ in which rows, and not in how many
+            proved[p.home] = plans.privacy(plan, found)
+        groups.setdefault((found.rounds, found.evaluate_every, rows[i]), []).append(i)
+    epsilons, engine = {}, points.Local()
+    for group in groups.values():
+        mine = [made[i][0] for i in group]
+        mine = widened(mine, widths(mine))
+        for program in points.programs(mine, points.memory(), engine.most(len(group))):
+            for members in program:
+                at = [group[m] for m in members]
+                configs = [dataclasses.replace(made[i][1], seed=asked[i].seed) for i in at]
+                records = points.compute(points.Block(at, configs, [], [mine[m] for m in members], len(program[0])))
+                homes = {}
+                for i, config, record in zip(at, configs, records):
+                    homes.setdefault(asked[i].home, []).append((made[i][0], config, record))
+                yield [(home, *_told(plans, proved[home], epsilons, home, runs))
+                       for home, runs in homes.items()]
+
+
+def _rows(plans) -> list[int]:
+    """Which plans are on the same rows, whoever owns them: others would be stacked in a program, data set by data set."""
+    kinds, known = [], {}
+    for fed in {id(p.fed): p.fed for p in plans}.values():
+        same = (k for k, x in enumerate(kinds) if x is fed.x or (x.shape == fed.x.shape and bool((x == fed.x).all())))
+        known[id(fed)] = next(same, len(kinds))
+        if known[id(fed)] == len(kinds):
+            kinds.append(fed.x)
+    return [known[id(p.fed)] for p in plans]
+
+
+def _told(plans, proved, epsilons, home, runs):
+    """What to save of the runs (plan, config, record) of a line."""
+    entries, table, (first, config, _) = [], [], runs[0]
+    for _, config, record in runs:
+        took, compiled, history = record["seconds"], record["compile"], record["history"]
+        seconds = dict(compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds)
+        entry = report.entry(config.algorithm, dataclasses.asdict(config), config.seed, history, proved, seconds)
+        if plans.trace:
+            entry["trace"] = {name: history[metric] for name, metric in plans.trace}
+        if any(n for f, n in record["health"].items() if f not in config.tolerate()):
+            entry["failed"] = record["health"]
+        if home not in epsilons:
+            epsilons[home] = plans.epsilons(first, config, history["round"]) if plans.epsilons else None
+        entries.append(entry)
+        table += report.rows(config.algorithm, config.seed, history, epsilons[home])
+    manifest = report.manifest([first], plans.partition(config) if plans.partition else None, config.rounds,
+                               seeds=[e["seed"] for e in entries])
+    return entries, table, manifest
