@@ -51,8 +51,11 @@ def _named(how) -> list:
     if isinstance(how, functools.partial):
         return [_named(how.func), how.args, how.keywords]
     if callable(how):
+        if how.__name__ == "<lambda>":
+            check.fail(how.__module__, "functions with a name: runs are kept under it", "a lambda")
         return [how.__module__, how.__qualname__, _source(how.__module__)]
-    return [(f.name, _named(v) if callable(v) else v) for f in dataclasses.fields(how) for v in [getattr(how, f.name)]]
+    fields = {f.name: getattr(how, f.name) for f in dataclasses.fields(how)}
+    return [_source(type(how).__module__), {n: _named(v) if callable(v) else v for n, v in fields.items()}]
 
 
 def key(config: Config, how) -> str:
@@ -71,53 +74,65 @@ def lines(folders: dict, cells: Path, configs: dict, seeds, how):
 
     Args     folders: name -> directory that shows the line;  configs: name -> Config.
              how: `together.Plans`, or a function (config, axes, directory) -> entries, which runs a line alone.
-    Errors   ValueError, before anything runs, for a folder that holds something else, for configs that cannot run, or if
-             another process runs the same.  HealthError in place of entries, where a function of its own raised it.
+    Errors   ValueError for a folder that holds something else, for configs that cannot run, or if another process runs
+             the same; with Plans before anything runs.  HealthError in place of entries, where a function raised it.
     """
     for folder in folders.values():
         _free(folder)
-    homes = {name: cells / key(config, how) for name, config in configs.items()}
+    homes, told = {name: cells / key(config, how) for name, config in configs.items()}, set()
     missing = lambda home: [s for s in seeds if s not in _finished(home)]
-    with contextlib.ExitStack() as held:
-        for home in dict.fromkeys(h for h in homes.values() if missing(h)):           # who only reads waits for nobody
-            held.enter_context(alone(home))
-            for part in home.glob("*" + PART):            # of a run that was stopped
-                shutil.rmtree(part)
-        told, asked = set(), {homes[n]: c for n, c in configs.items()}
-        done = _together(asked, missing, how) if isinstance(how, Plans) else _alone(asked, missing, how)
-        for error in itertools.chain([{}], done):
-            for name, home in homes.items():
-                if name not in told and (home in error or not missing(home)):
-                    told.add(name)
-                    yield name, error.get(home) or _show(folders[name], _finished(home), seeds)
+    asked = {homes[name]: config for name, config in configs.items()}
+    done = _together(asked, missing, how) if isinstance(how, Plans) else _alone(asked, missing, how)
+    for failed in itertools.chain([{}], done):
+        for name, home in homes.items():
+            if name not in told and (home in failed or not missing(home)):
+                told.add(name)
+                yield name, failed.get(home) or _show(folders[name], _finished(home), seeds)
+
+
+@contextlib.contextmanager
+def _held(home):
+    """Who only reads waits for nobody; who runs, runs alone."""
+    with alone(home):
+        for part in home.glob("*" + PART):                # of a run that was stopped
+            shutil.rmtree(part)
+        yield
 
 
 def _together(asked, missing, plans):
     """Run the seeds that are not there in blocks of all lines."""
-    left = [Point(home, config, s) for home, config in asked.items() for s in missing(home)]
-    for block in blocks(left, plans) if left else ():
-        for home, entries, rows, manifest in block:
-            part = home / ("-".join(str(e["seed"]) for e in entries) + PART)
-            part.mkdir()
-            report.save(part, entries, rows, manifest)
-            part.rename(part.with_suffix(""))
-        yield {}
+    with contextlib.ExitStack() as every:
+        held = {home: every.enter_context(contextlib.ExitStack()) for home in asked if missing(home)}
+        for home, lock in held.items():
+            lock.enter_context(_held(home))
+        left = [Point(home, asked[home], s) for home in held for s in missing(home)]
+        for block in blocks(left, plans) if left else ():
+            for home, entries, rows, manifest in block:
+                part = home / ("-".join(str(e["seed"]) for e in entries) + PART)
+                part.mkdir()
+                report.save(part, entries, rows, manifest)
+                part.rename(part.with_suffix(""))
+                if not missing(home):
+                    held[home].close()                    # others may have it now
+            yield {}
 
 
 def _alone(asked, missing, sweep):
     """Run the seeds that are not there line by line."""
     for home, config in asked.items():
-        if not (left := missing(home)):
-            continue
-        part = home / ("-".join(map(str, left)) + PART)
-        try:
-            sweep(config, dict(seed=left), part)
-        except HealthError as error:
-            if not (part / "summary.json").exists():      # else all of these seeds failed, which is a result
-                yield {home: error}
-                continue
-        part.rename(part.with_suffix(""))
-        yield {}
+        failed = {}
+        if missing(home):
+            with _held(home):
+                left = missing(home)
+                part = home / ("-".join(map(str, left)) + PART)
+                try:
+                    sweep(config, dict(seed=left), part) if left else None
+                except HealthError as error:
+                    if not (part / "summary.json").exists():      # else all of these seeds failed, which is a result
+                        failed[home] = error
+                if left and not failed:
+                    part.rename(part.with_suffix(""))
+        yield failed
 
 
 def _free(folder):

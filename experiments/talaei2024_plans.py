@@ -121,7 +121,7 @@ def whole_run(plan, config):
     return privacy([(plan, config.rounds)], config)
 
 
-RUNS = Plans(of_seed, True, whole_run, epsilons=None, trace=((LOSS, "loss"),))
+RUNS = Plans(of_seed, True, whole_run, epsilons=None, partition=None, trace=((LOSS, "loss"),))
 
 
 def one_by_one(key, plans, evaluate_every):

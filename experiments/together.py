@@ -7,10 +7,18 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
+import numpy as np
+
 from jfl import assemble, idle, points, report, train
 from jfl.config import Config
 from jfl.core import Plan
+from jfl.round import start
+from jfl.simulate import scan
 from jfl.sweep import widened, widths
+from jfl.sweeps import SELECTION
+
+AT_ONCE = 64         # points of a block at most: what is lost if it is stopped
 
 
 def assembled(config: Config):
@@ -22,7 +30,7 @@ def assembled(config: Config):
 def proved(plan: Plan, config: Config) -> list[dict]:
     """As `jfl sweep` has it; refuses a sound config whose noise proves nothing."""
     train.epsilons(plan, config, [config.rounds])
-    return train.privacy(plan, config, config.rounds)
+    return [g | dict(caveats=[*g["caveats"], SELECTION]) for g in train.privacy(plan, config, config.rounds)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +71,21 @@ def blocks(asked: list[Point], plans: Plans):
     for p in asked:
         if (which := (p.home, p.seed * plans.seeded)) not in built:
             built[which] = plans.build(dataclasses.replace(p.config, seed=p.seed))
-    made = [built[p.home, p.seed * plans.seeded] for p in asked]
-    proved, groups, rows = {}, {}, _rows([plan for plan, _ in made])
+    made = _shared([built[p.home, p.seed * plans.seeded] for p in asked])
+    proved, groups, traced = {}, {}, set()
     for i, (p, (plan, found)) in enumerate(zip(asked, made)):
         if p.home not in proved:                          # seeds of a line may differ in which rows, and not in how many
             proved[p.home] = plans.privacy(plan, found)
-        groups.setdefault((found.rounds, found.evaluate_every, rows[i]), []).append(i)
+        # another data set would be stacked beside the first one in a program, row by row
+        groups.setdefault((found.rounds, found.evaluate_every, id(plan.fed.x)), []).append(i)
+        if (shape := (jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan)))) not in traced:
+            jax.eval_shape(lambda key, plan=plan: scan(start(key, plan), plan, [1]), jax.random.key(0))
+            traced.add(shape)
     epsilons, engine = {}, points.Local()
     for group in groups.values():
         mine = [made[i][0] for i in group]
         mine = widened(mine, widths(mine))
-        for program in points.programs(mine, points.memory(), engine.most(len(group))):
+        for program in points.programs(mine, points.memory(), min(AT_ONCE, engine.most(len(group)))):
             for members in program:
                 at = [group[m] for m in members]
                 configs = [dataclasses.replace(made[i][1], seed=asked[i].seed) for i in at]
@@ -85,15 +97,18 @@ def blocks(asked: list[Point], plans: Plans):
                        for home, runs in homes.items()]
 
 
-def _rows(plans) -> list[int]:
-    """Which plans are on the same rows, whoever owns them: others would be stacked in a program, data set by data set."""
-    kinds, known = [], {}
-    for fed in {id(p.fed): p.fed for p in plans}.values():
-        same = (k for k, x in enumerate(kinds) if x is fed.x or (x.shape == fed.x.shape and bool((x == fed.x).all())))
-        known[id(fed)] = next(same, len(kinds))
-        if known[id(fed)] == len(kinds):
-            kinds.append(fed.x)
-    return [known[id(p.fed)] for p in plans]
+def _shared(made):
+    """The (plan, config) pairs with one array for rows that are the same, whoever owns them."""
+    kept, feds = {}, {}
+
+    def one(name, x):
+        known = kept.setdefault((name, x.shape, x.dtype), [])
+        same = next((k for k in known if k is x or bool((k == x).all())), None)
+        return x if same is None and known.append(x) is None else same
+
+    for fed in {id(plan.fed): plan.fed for plan, _ in made}.values():
+        feds[id(fed)] = dataclasses.replace(fed, **{n: one(n, getattr(fed, n)) for n in ("x", "y", "x_test", "y_test")})
+    return [(dataclasses.replace(plan, fed=feds[id(plan.fed)]), found) for plan, found in made]
 
 
 def _told(plans, proved, epsilons, home, runs):

@@ -249,7 +249,7 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
         (folder / "summary.json").write_text(json.dumps(dict(runs=entries)))
 
     experiments = dict(alone=Experiment("special", {}, {}, special=special),
-                       lines=Experiment("of lines", TINY, lines, sweep=sweep))
+                       lines=Experiment("of lines", TINY, lines, runs=sweep))
     for args, line in ((["alone"], "alone"), (["alone", "--quick"], "alone --quick"), (["lines"], "lines"),
                        (["lines", "--quick", "--lines", "the other"], "lines --quick --lines 'the other'")):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
