@@ -72,16 +72,18 @@ def blocks(asked: list[Point], plans: Plans):
         if (which := (p.home, p.seed * plans.seeded)) not in built:
             built[which] = plans.build(dataclasses.replace(p.config, seed=p.seed))
     made = _shared([built[p.home, p.seed * plans.seeded] for p in asked])
-    proved, groups, traced = {}, {}, set()
-    for i, (p, (plan, found)) in enumerate(zip(asked, made)):
-        if p.home not in proved:                          # seeds of a line may differ in which rows, and not in how many
-            proved[p.home] = plans.privacy(plan, found)
+    proved, curves, groups, traced = {}, {}, {}, set()
+    # of a line, another split with as many rows is worth the same
+    worth = [(p.home, np.asarray(plan.fed.size).tobytes()) for p, (plan, _) in zip(asked, made)]
+    for i, (plan, found) in enumerate(made):
+        if worth[i] not in proved:
+            proved[worth[i]] = plans.privacy(plan, found)
         # another data set would be stacked beside the first one in a program, row by row
         groups.setdefault((found.rounds, found.evaluate_every, id(plan.fed.x)), []).append(i)
         if (shape := (jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan)))) not in traced:
             jax.eval_shape(lambda key, plan=plan: scan(start(key, plan), plan, [1]), jax.random.key(0))
             traced.add(shape)
-    epsilons, engine = {}, points.Local()
+    engine = points.Local()
     for group in groups.values():
         mine = [made[i][0] for i in group]
         mine = widened(mine, widths(mine))
@@ -92,9 +94,11 @@ def blocks(asked: list[Point], plans: Plans):
                 records = points.compute(points.Block(at, configs, [], [mine[m] for m in members], len(program[0])))
                 homes = {}
                 for i, config, record in zip(at, configs, records):
-                    homes.setdefault(asked[i].home, []).append((made[i][0], config, record))
-                yield [(home, *_told(plans, proved[home], epsilons, home, runs))
-                       for home, runs in homes.items()]
+                    if plans.epsilons and worth[i] not in curves:
+                        curves[worth[i]] = plans.epsilons(made[i][0], config, record["history"]["round"])
+                    homes.setdefault(asked[i].home, []).append(
+                        (made[i][0], config, record, proved[worth[i]], curves.get(worth[i])))
+                yield [(home, *_told(plans, runs)) for home, runs in homes.items()]
 
 
 def _shared(made):
@@ -103,18 +107,21 @@ def _shared(made):
 
     def one(name, x):
         known = kept.setdefault((name, x.shape, x.dtype), [])
-        same = next((k for k in known if k is x or bool((k == x).all())), None)
-        return x if same is None and known.append(x) is None else same
+        for k in known:
+            if k is x or bool((k == x).all()):
+                return k
+        known.append(x)
+        return x
 
     for fed in {id(plan.fed): plan.fed for plan, _ in made}.values():
         feds[id(fed)] = dataclasses.replace(fed, **{n: one(n, getattr(fed, n)) for n in ("x", "y", "x_test", "y_test")})
     return [(dataclasses.replace(plan, fed=feds[id(plan.fed)]), found) for plan, found in made]
 
 
-def _told(plans, proved, epsilons, home, runs):
-    """What to save of the runs (plan, config, record) of a line."""
-    entries, table, (first, config, _) = [], [], runs[0]
-    for _, config, record in runs:
+def _told(plans, runs):
+    """The entries, rows and manifest of the runs (plan, config, record, guarantees, epsilons) of a line."""
+    entries, table, (first, config, *_) = [], [], runs[0]
+    for _, config, record, proved, epsilons in runs:
         took, compiled, history = record["seconds"], record["compile"], record["history"]
         seconds = dict(compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds)
         entry = report.entry(config.algorithm, dataclasses.asdict(config), config.seed, history, proved, seconds)
@@ -122,10 +129,8 @@ def _told(plans, proved, epsilons, home, runs):
             entry["trace"] = {name: history[metric] for name, metric in plans.trace}
         if any(n for f, n in record["health"].items() if f not in config.tolerate()):
             entry["failed"] = record["health"]
-        if home not in epsilons:
-            epsilons[home] = plans.epsilons(first, config, history["round"]) if plans.epsilons else None
         entries.append(entry)
-        table += report.rows(config.algorithm, config.seed, history, epsilons[home])
+        table += report.rows(config.algorithm, config.seed, history, epsilons)
     manifest = report.manifest([first], plans.partition(config) if plans.partition else None, config.rounds,
                                seeds=[e["seed"] for e in entries])
     return entries, table, manifest

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from experiments import cells, common
 from experiments.common import Claim, Experiment
 from experiments.together import Plans
-from jfl import points, sources, sweeps
+from jfl import assemble, points, sources, sweeps, train
 from jfl.config import Config
 
 TINY = dict(dataset="digits", partition="iid", clients=4, rounds=2, steps=1, batch=4, evaluate_every=1)
@@ -120,6 +120,22 @@ def test_a_line_among_others_is_as_alone(tmp_path, ran):
             == [(r["seed"], r["round"], r["epsilon"], r["accuracy"]) for r in alone]
         mine, alone = (json.loads((p / line / "manifest.json").read_text()) for p in (tmp_path, tmp_path / "alone"))
         assert mine["seeds"] == [0, 3] and all(mine[k] == alone[k] for k in ("noise", "data", "kernels", "versions"))
+
+
+def split_by_seed(config):
+    return assemble.build(dataclasses.replace(config, partition_seed=config.seed))
+
+
+def test_every_seed_has_the_epsilon_of_its_own_split(tmp_path):
+    noisy = dict(clip_norm=0.5, noise_multiplier=2.0, partition="dirichlet", alpha=0.5)
+    made = dataclasses.replace(figure((0, 1, 0), line=noisy, other=noisy | dict(lr=0.1)), runs=Plans(split_by_seed, True))
+    common.run("tiny", made, tmp_path)
+    for line in ("line", "other"):
+        shown = [g["epsilon"] for e in json.loads((tmp_path / line / "summary.json").read_text())["runs"]
+                 for g in e["privacy"] if (g["unit"], g["view"]) == ("example", "server")]
+        own = [g["epsilon"] for s in (0, 1, 0) for g in train.privacy(*split_by_seed(Config(**TINY | noisy, seed=s)), 2)
+               if (g["unit"], g["view"]) == ("example", "server")]
+        assert shown == own and shown[0] != shown[1]
 
 
 def test_all_lines_are_checked_before_the_first_one_runs(tmp_path, ran):
