@@ -250,6 +250,8 @@ def test_what_is_done_or_not_begun_is_free_for_others(tmp_path, small, together)
     running = cells.lines({n: tmp_path / n for n in configs}, tmp_path / "cells", configs, (0, 1), how)
     for name, _ in running:
         assert len(get(name, f"other-{name}")[0][1]) == 2
+        with cells.alone(tmp_path / "cells" / cells.key(configs[name], how)):
+            pass                                          # more of its seeds can run
         if name == "a" and together:                      # c is in a block to come, and its rows are of this process
             with pytest.raises(ValueError, match="no other process"):
                 get("c", "early", (2,))
