@@ -121,16 +121,15 @@ def _alone(asked, missing, sweep):
     """Run the seeds that are not there line by line."""
     for home, config in asked.items():
         failed = {}
-        if missing(home):
-            with _held(home):
-                left = missing(home)
+        with _held(home) if missing(home) else contextlib.nullcontext():
+            if left := missing(home):                     # another process may have done them meanwhile
                 part = home / ("-".join(map(str, left)) + PART)
                 try:
-                    sweep(config, dict(seed=left), part) if left else None
+                    sweep(config, dict(seed=left), part)
                 except HealthError as error:
                     if not (part / "summary.json").exists():      # else all of these seeds failed, which is a result
                         failed[home] = error
-                if left and not failed:
+                if not failed:
                     part.rename(part.with_suffix(""))
         yield failed
 

@@ -61,8 +61,8 @@ def figure(name) -> Experiment:
               for split in SPLITS for mode in modes for a, b in theory.STATEMENTS[name]]
     few = [n for n in lines if n.startswith("labels") and not n.startswith("labels sound")]
     return Experiment(f"scenario {number}, {'with' if private else 'without'} noise: loss", COMMON | scenario(number),
-                      lines, tuple(claims), QUICK, tuple(range(5)), runs=RUNS if theory.SCENARIOS[number].swap_round is None else swapped, columns=budgets,
-                      quick_lines=tuple(few))
+                      lines, tuple(claims), QUICK, tuple(range(5)), columns=budgets, quick_lines=tuple(few),
+                      runs=RUNS if theory.SCENARIOS[number].swap_round is None else swapped)
 
 
 # --- noise, and the argument for it ----------------------------------------------------------------------------------
