@@ -29,16 +29,15 @@ def stream(key, name: Stream, round_):
     return jax.random.fold_in(jax.random.fold_in(key, name), round_)
 
 
-def streams(key, names, round_):
-    """One key of each stream, [len(names)]; together, since on a CPU a generator costs by the call, not by the key."""
-    return jax.vmap(lambda name: stream(key, name, round_))(jnp.array(names, jnp.int32))
+def streams(keys, names, round_):
+    """Of each key a stream, [len(names)]; together, since on a CPU a generator costs by the call, not by the key."""
+    return jax.vmap(lambda key, name: stream(key, name, round_))(jnp.stack(keys), jnp.array(names, jnp.int32))
 
 
 def noise_base(key, digest, attempt):
     """The key all noise of a run descends from; `digest` UInt32[2]."""
-    for word in (digest[0], digest[1], attempt):
-        key = jax.random.fold_in(key, word)
-    return key
+    words = jnp.concatenate([jnp.asarray(digest, jnp.uint32), jnp.asarray(attempt, jnp.uint32)[None]])
+    return jax.lax.scan(lambda key, word: (jax.random.fold_in(key, word), None), key, words)[0]
 
 
 # A class that moved keeps the name it had, so that recorded results can be computed again.
@@ -123,16 +122,37 @@ def bits(x, mask=None):
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if mask is not None or x.size <= BLOCK:
-        return _sums(x, 0, mask)
+        return placed(x, 0, mask)
     rows = max(1, BLOCK * x.shape[0] // x.size)       # large arrays by blocks of rows: nothing of their size is written
     whole = x.shape[0] // rows
-    some = lambda i, total: total + _sums(jax.lax.dynamic_slice_in_dim(x, i * rows, rows), i * rows)
-    return jax.lax.fori_loop(0, whole, some, _sums(x[whole * rows:], whole * rows))
+    some = lambda i, total: total + placed(jax.lax.dynamic_slice_in_dim(x, i * rows, rows), i * rows)
+    return jax.lax.fori_loop(0, whole, some, placed(x[whole * rows:], whole * rows))
 
 
-def _sums(x, first, mask=None):
+def together(arrays):
+    """bits of each array, those of one shape at once: a plan holds dozens of numbers, and a program all of their arithmetic."""
+    out, alike = [None] * len(arrays), {}
+    for i, x in enumerate(map(jnp.asarray, arrays)):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or x.size > BLOCK:
+            out[i] = bits(x)
+        else:
+            alike.setdefault(x.shape, []).append((i, _raw(x)))
+    for members in alike.values():
+        at, raw = zip(*members)
+        for i, found in zip(at, jax.vmap(lambda x: placed(x, 0))(jnp.stack(raw))):
+            out[i] = found
+    return out
+
+
+def _raw(x):
     x = x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.uint32)
-    raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+@jax.jit                 # traced once for each shape
+def placed(x, first, mask=None):
+    """bits of a block of rows that begins at row `first`: the digest of an array is the sum of its blocks'."""
+    raw = _raw(x)
     place = jnp.zeros(raw.shape, jnp.uint32)
     for axis in range(raw.ndim):                      # places by coordinates: padding an axis moves nothing
         place = mix(place + jax.lax.broadcasted_iota(jnp.uint32, raw.shape, axis)
@@ -146,7 +166,6 @@ def _sums(x, first, mask=None):
 
 BLOCK = 2 ** 18
 _bits = jax.jit(bits)
-placed = jax.jit(_sums)  # of a block of rows that begins at row `first`: the digest of an array is the sum of its blocks'
 _owned: dict = {}        # id of an array -> a weak reference to it, its digest once it is known
 
 
@@ -176,9 +195,7 @@ def _number(x):
         return np.asarray(_bits(x))
 
 
-def fold(*digests):
-    """Digests in order, as one."""
-    total = jnp.zeros(2, jnp.uint32)
-    for d in digests:
-        total = mix(total * jnp.uint32(0x01000193) + jnp.asarray(d, jnp.uint32) + jnp.uint32(0x9E3779B9))
-    return total
+def fold(digests):
+    """Digests UInt32[n, 2] in order, as one."""
+    step = lambda total, d: (mix(total * jnp.uint32(0x01000193) + d + jnp.uint32(0x9E3779B9)), None)
+    return jax.lax.scan(step, jnp.zeros(2, jnp.uint32), digests)[0]
