@@ -374,6 +374,31 @@ def test_numbers_that_a_function_holds_are_in_its_name(make):
     assert keys.structure(tree) == keys.structure(jax.tree.map(lambda x: x + 1, tree))
 
 
+def test_digests_stay():
+    """What was recorded is computed again with the noise it had: numbers of before digests were computed together."""
+    arrays = [jnp.arange(3), jnp.array([True, False]), jnp.zeros((0, 3)), jnp.float32(3), jnp.int32(-4), np.float64(2.5),
+              True, 3, jnp.full((2, 2), 1.5, jnp.bfloat16), np.arange(5, dtype=np.uint8)]
+    each = [[3711373080, 2811566788], [1093992701, 2645924836], [0, 0], [55889158, 3791149972], [1771209380, 3135555480],
+            [2407640659, 746243098], [1195905986, 602357950], [4048253297, 3528159540], [2490799225, 1629255214],
+            [1536387282, 1615139863]]
+    large = jnp.arange(3.0 * 100_000).reshape(-1, 3)                          # by blocks of rows
+    key = jax.random.key(1)
+    for found in (keys.together([*arrays, large, key]), jax.jit(keys.together)([*arrays, large, key])):
+        assert np.array_equal(found[:-2], each)
+        assert same_bits(found[-2], keys.bits(large)) and same_bits(found[-1], keys.bits(key))
+    assert np.array_equal(keys.together(arrays[::-1]), each[::-1]) and keys.together([]) == []
+    total = [0, 0]
+    for d in each:                                            # MurmurHash3's finaliser, in plain integers
+        for i in (0, 1):
+            x = (total[i] * 0x01000193 + d[i] + 0x9E3779B9) % 2 ** 32
+            x = (x ^ x >> 16) * 0x85EBCA6B % 2 ** 32
+            x = (x ^ x >> 13) * 0xC2B2AE35 % 2 ** 32
+            total[i] = x ^ x >> 16
+    assert np.array_equal(keys.fold(jnp.array(each, jnp.uint32)), total)
+    folded = functools.reduce(jax.random.fold_in, (*map(np.uint32, total), 2), key)
+    assert same_bits(keys.noise_base(key, jnp.array(total, jnp.uint32), jnp.int32(2)), folded)
+
+
 def test_fingerprint_is_computed_once_and_forgotten(fed, task, monkeypatch):
     plan, held = noisy_plan("fedavg", fed, task), [keys.own(jnp.arange(12.0).reshape(3, 4))]
     first = keys.bits_once(held[0])
