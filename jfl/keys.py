@@ -29,15 +29,16 @@ def stream(key, name: Stream, round_):
     return jax.random.fold_in(jax.random.fold_in(key, name), round_)
 
 
-def streams(keys, names, round_):
-    """Of each key a stream, [len(names)]; together, since on a CPU a generator costs by the call, not by the key."""
-    return jax.vmap(lambda key, name: stream(key, name, round_))(jnp.stack(keys), jnp.array(names, jnp.int32))
+def streams(key, names, round_):
+    """One key of each stream, [len(names)]; together, since on a CPU a generator costs by the call, not by the key."""
+    return jax.vmap(lambda name: stream(key, name, round_))(jnp.array(names, jnp.int32))
 
 
 def noise_base(key, digest, attempt):
     """The key all noise of a run descends from; `digest` UInt32[2]."""
-    words = jnp.concatenate([jnp.asarray(digest, jnp.uint32), jnp.asarray(attempt, jnp.uint32)[None]])
-    return jax.lax.scan(lambda key, word: (jax.random.fold_in(key, word), None), key, words)[0]
+    for word in (digest[0], digest[1], attempt):
+        key = jax.random.fold_in(key, word)
+    return key
 
 
 # A class that moved keeps the name it had, so that recorded results can be computed again.
@@ -126,17 +127,17 @@ def bits(x, mask=None):
     rows = max(1, BLOCK * x.shape[0] // x.size)       # large arrays by blocks of rows: nothing of their size is written
     whole = x.shape[0] // rows
     some = lambda i, total: total + placed(jax.lax.dynamic_slice_in_dim(x, i * rows, rows), i * rows)
-    return jax.lax.fori_loop(0, whole, some, placed(x[whole * rows:], whole * rows))
+    return jax.lax.fori_loop(0, whole, some, placed(x[whole * rows:], np.uint32(whole * rows)))
 
 
 def together(arrays):
-    """bits of each array, those of one shape at once: a plan holds dozens of numbers, and a program all of their arithmetic."""
+    """bits of each array, small ones of one shape at once: a plan holds dozens, and a program all of their arithmetic."""
     out, alike = [None] * len(arrays), {}
     for i, x in enumerate(map(jnp.asarray, arrays)):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or x.size > BLOCK:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or x.size > SMALL:
             out[i] = bits(x)
         else:
-            alike.setdefault(x.shape, []).append((i, _raw(x)))
+            alike.setdefault((x.shape, jax.typeof(x).sharding), []).append((i, _raw(x)))
     for members in alike.values():
         at, raw = zip(*members)
         for i, found in zip(at, jax.vmap(lambda x: placed(x, 0))(jnp.stack(raw))):
@@ -165,6 +166,7 @@ def placed(x, first, mask=None):
 
 
 BLOCK = 2 ** 18
+SMALL = 2 ** 10          # numbers of an array that is copied beside others
 _bits = jax.jit(bits)
 _owned: dict = {}        # id of an array -> a weak reference to it, its digest once it is known
 
@@ -195,7 +197,8 @@ def _number(x):
         return np.asarray(_bits(x))
 
 
+@jax.jit
 def fold(digests):
     """Digests UInt32[n, 2] in order, as one."""
     step = lambda total, d: (mix(total * jnp.uint32(0x01000193) + d + jnp.uint32(0x9E3779B9)), None)
-    return jax.lax.scan(step, jnp.zeros(2, jnp.uint32), digests)[0]
+    return jax.lax.scan(step, 0 * digests[0], digests)[0]        # under shard_map a sum varies as what is added

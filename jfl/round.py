@@ -114,8 +114,8 @@ def round(run: Run, plan: Plan, noise=None) -> tuple[Run, Seen]:
     check.on_device("round", plan.fed)
     plan = dataclasses.replace(plan, mesh=devices(plan.mesh))
     noise = noise_key(run, plan) if noise is None else noise
-    keys, cohort_key = _keys(run, noise)
-    cohort, plan = plan.sampler.draw(cohort_key), at(plan, run.round)
+    cohort_key, batch_key = streams(draws_key(run), (Stream.COHORT, Stream.BATCH), run.round)
+    cohort, keys, plan = plan.sampler.draw(cohort_key), _keys(run, batch_key, noise), at(plan, run.round)
     slots = chunks(cohort, plan)
     sums, new = _cohort(run, plan, keys, slots, None)
     taken = jnp.where(slots[1] > 0, slots[0], plan.sampler.clients).reshape(-1)
@@ -125,7 +125,7 @@ def round(run: Run, plan: Plan, noise=None) -> tuple[Run, Seen]:
 
 def fed_round(run: Run, plan: Plan, noise, feed: Feed) -> tuple[Run, Seen, Any]:
     """A round of a cohort that was fetched -> run, what is seen of it, what its clients remember."""
-    keys, plan = _keys(run, noise)[0], at(plan, run.round)
+    keys, plan = _keys(run, stream(draws_key(run), Stream.BATCH, run.round), noise), at(plan, run.round)
     sums, new = _cohort(run, plan, keys, feed.slots, (feed.rows, feed.own))
     return *_serve(run, plan, keys, feed.slots, feed.overflow, sums), new
 
@@ -152,15 +152,14 @@ def at(plan: Plan, round_) -> Plan:
 
 
 class _Keys(NamedTuple):
-    own: Key             # [3]: of a client's batches, of its local steps, of its upload
+    batch: Key
+    own: Key             # [2]: of local steps, of uploads
     release: Key
 
 
-def _keys(run, noise):
-    """-> the keys of a round, and that of its cohort."""
-    drawn, names = draws_key(run), (Stream.COHORT, Stream.BATCH, Stream.ROWS, Stream.UPLOAD, Stream.RELEASE)
-    keys = streams([drawn] * 2 + [noise] * 3, names, run.round)
-    return _Keys(keys[1:4], keys[4]), keys[0]
+def _keys(run, batch, noise):
+    keys = streams(noise, (Stream.ROWS, Stream.UPLOAD, Stream.RELEASE), run.round)
+    return _Keys(batch, keys[:2], keys[2])
 
 
 def chunks(cohort: Cohort, plan: Plan) -> tuple:
@@ -219,7 +218,7 @@ def _some(run, plan, keys, slots, fetched):
     def client(own, id_, turn, rows):
         """One slot; an empty one computes on zeros and weighs nothing."""
         address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)
-        batch_key, rows_key, upload_key = jax.vmap(address)(keys.own)
+        rows_key, upload_key = jax.vmap(address)(keys.own)
         size = fed.size.at[id_].get(mode="fill", fill_value=0)
         ctx = Context(run.round, id_, size, weights.at[id_].get(mode="fill", fill_value=0), sampler.clients,
                       jnp.asarray(sampler.expected, jnp.float32))
@@ -227,7 +226,7 @@ def _some(run, plan, keys, slots, fetched):
             rows = Rows(fed.x, fed.y, fed.index.at[id_].get(mode="fill", fill_value=0), size)
         else:
             rows = Rows(*rows, jnp.arange(rows[1].shape[0], dtype=jnp.int32), size)
-        payload, own, seen = alg.client(ctx, Keys(batch_key, rows_key), run.server, own, rows)
+        payload, own, seen = alg.client(ctx, Keys(address(keys.batch), rows_key), run.server, own, rows)
         if plan.upload is not None:
             alone = tree.map(lambda x: x[None], payload)
             payload, _ = mech.release(plan.upload, upload_key, (), alone, jnp.ones(1), client=id_)
