@@ -395,6 +395,8 @@ def test_digests_stay():
             x = (x ^ x >> 13) * 0xC2B2AE35 % 2 ** 32
             total[i] = x ^ x >> 16
     assert np.array_equal(keys.fold(jnp.array(each, jnp.uint32)), total)
+    folded = functools.reduce(jax.random.fold_in, (*map(np.uint32, total), 2), key)
+    assert same_bits(keys.noise_base(key, jnp.array(total, jnp.uint32), jnp.int32(2)), folded)
     # whatever else a user's program does with the numbers: here they lie on a mesh, there they vary along it
     mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
     lies = lambda *axes: jax.device_put(jnp.arange(4.0), jax.NamedSharding(mesh, jax.P(*axes)))
