@@ -48,6 +48,8 @@ def _rows(dataset: str) -> str:
 
 def _named(how) -> list:
     """What a function is, or functions are: by name and source."""
+    if isinstance(how, tuple):
+        return [*map(_named, how)]
     if isinstance(how, functools.partial):
         return [_named(how.func), how.args, how.keywords]
     if callable(how):
@@ -63,9 +65,16 @@ def key(config: Config, how) -> str:
 
     Errors   ValueError where the data cannot be read.
     """
+    return hashed(dataclasses.asdict(config) | dict(seed=0), *about(config.dataset, how))
+
+
+def about(dataset: str, *how) -> list:
+    """What a run follows from besides its settings: rows, jfl, versions, JAX's settings, the kind of device, what runs it."""
     where = identity()
-    asked = [dataclasses.asdict(config) | dict(seed=0), _rows(config.dataset), code(), {k: where[k] for k in MATTERS},
-             _named(how)]
+    return [_rows(dataset), code(), {k: where[k] for k in MATTERS}, *map(_named, how)]
+
+
+def hashed(*asked) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=repr).encode()).hexdigest()[:20]
 
 

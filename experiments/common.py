@@ -55,12 +55,19 @@ class Experiment:
 @dataclasses.dataclass(frozen=True)
 class Line:
     """What came of one line, over its seeds."""
-    accuracy: np.ndarray         # [seeds], at the end
+    accuracy: np.ndarray         # [seeds], at the end; of those that did not fail
     loss: np.ndarray             # [seeds]
     proved: float | None         # epsilon of the server, else of the third party
     claimed: float | None
     seconds: float               # a round, of one seed
     trace: dict = dataclasses.field(default_factory=dict)        # what its plans are shown by: [seeds, evaluations]
+    seeds: tuple = ()            # of accuracy
+    failed: tuple = ()           # the other ones
+
+
+def standard_error(values) -> float:
+    """Of the mean of values of seeds; 0 of one seed, whose verdicts are of what it shows alone."""
+    return float(values.std(ddof=1) / len(values)**0.5) if len(values) > 1 else 0.0
 
 
 def ordered(*names, margin=0.0):
@@ -69,7 +76,7 @@ def ordered(*names, margin=0.0):
         if not all(n in results for n in names):
             return UNKNOWN, "lines that were not run"
         means = [results[n].accuracy.mean() for n in names]
-        errors = [results[n].accuracy.std() / np.sqrt(len(results[n].accuracy)) for n in names]
+        errors = [standard_error(results[n].accuracy) for n in names]
         holds = all(a - b > margin + np.hypot(s, t) for a, b, s, t in zip(means, means[1:], errors, errors[1:]))
         return (CONFIRMED if holds else NOT), ", ".join(f"{m:.3f}" for m in means)
     return check
@@ -119,24 +126,30 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
             continue
         configs[line], folders[line] = config, out / line.replace(" ", "_").replace("/", "_")
     for line, entries in cells.lines(folders, kept, configs, seeds, experiment.runs):
+        (out / "results.json").unlink(missing_ok=True)    # of an earlier run, whose lines are no longer all there
         if isinstance(entries, HealthError) or all(e.get("failed") for e in entries):
             failed[line] = str(entries) if isinstance(entries, HealthError) else "all of its runs failed"
             print(f"{name} {line}: {failed[line]}", file=sys.stderr)
             entries = [] if isinstance(entries, HealthError) else entries
         else:
             found[line] = _line(entries)
-            print(f"{name} {line}: accuracy {found[line].accuracy.mean():.4f}", file=sys.stderr)
+            print(f"{name} {line}: accuracy {found[line].accuracy.mean():.4f}{_missing(found[line])}", file=sys.stderr)
         seconds += sum(e["seconds"]["total"] for e in entries)
     for line in [n for n in configs if n in found]:       # in the order of the figure, not of the programs
         results[line] = found[line]
         more[line] = experiment.columns(configs[line]) if experiment.columns else {}
         # a "curve" is of accuracies, and ends at one that is there already
         more[line] |= {k: float(v[:, -1].mean()) for k, v in results[line].trace.items() if k != "curve"}
-    verdicts = [(c.text, *c.check(results)) for c in experiment.claims]
+    # the seeds that did not fail are no sample of all
+    whole, partly = {n: r for n, r in results.items() if not r.failed}, [n for n, r in results.items() if r.failed]
+    verdicts = [(c.text, *c.check(whole)) for c in experiment.claims]
+    if partly:
+        verdicts = [(t, v, s + f"; seeds failed of {', '.join(partly)}" * (v == UNKNOWN)) for t, v, s in verdicts]
     if unread and not only:
         verdicts = [(t, v, s + f"; not to be read here: {', '.join(unread)}" * (v == UNKNOWN)) for t, v, s in verdicts]
-    rows = [(n, f"{r.accuracy.mean():.4f} ± {r.accuracy.std():.4f}", str(experiment.paper.get(n, "")), _shown(r.claimed),
-             _shown(r.proved), f"{r.seconds:.3g}", *map(_shown, more[n].values())) for n, r in results.items()]
+    rows = [(n, f"{r.accuracy.mean():.4f} ± {r.accuracy.std():.4f}{_missing(r)}", str(experiment.paper.get(n, "")),
+             _shown(r.claimed), _shown(r.proved), f"{r.seconds:.3g}", *map(_shown, more[n].values()))
+            for n, r in results.items()]
     headings = dict.fromkeys(h for line in more.values() for h in line)
     console.table(experiment.title + (" (quick)" if quick else ""), [
         ("line", False), ("accuracy", True), ("paper", True), ("ε claimed", True), ("ε proved", True), ("s/round", True),
@@ -145,8 +158,9 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
     if verdicts:
         console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts, "")
     found = dict(title=experiment.title, seeds=list(seeds), seconds=seconds, lines={
-        n: dict(accuracy=r.accuracy.tolist(), loss=r.loss.tolist(), epsilon_claimed=r.claimed, epsilon_proved=r.proved,
-                seconds_per_round=r.seconds, paper=experiment.paper.get(n), **more[n]) for n, r in results.items()},
+        n: dict(seeds=r.seeds, failed=r.failed, accuracy=r.accuracy.tolist(), loss=r.loss.tolist(),
+                epsilon_claimed=r.claimed, epsilon_proved=r.proved, seconds_per_round=r.seconds,
+                paper=experiment.paper.get(n), **more[n]) for n, r in results.items()},
         verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts], versions=identity(),
         **{k: v for k, v in dict(unread=unread, failed=failed).items() if v})
     return keep(out, found, command)
@@ -162,16 +176,27 @@ def keep(out, found: dict, command: dict) -> dict:
 
 def _line(entries):
     good = [e for e in entries if not e.get("failed")]
-    proved = [g for g in entries[0]["privacy"] if g["status"] == "proved" and g["epsilon"] is not None]
-    claims = [g for g in entries[0]["privacy"] if g["status"] == "claimed"]
-    view = entries[0]["config"].get("view") or (proved[0]["view"] if proved else "server")
-    proved = [g for g in proved if g["view"] == view] or proved
-    claims = [g for g in claims if g["view"] == view] or claims
+    # seeds with splits of their own have an epsilon each: that of the line is the largest, and none if one has none
+    proved, claimed = max(map(_worth, entries), key=lambda w: np.inf if w[0] is None else w[0])
     values = lambda key: np.array([e[key] for e in good], float)
     accuracy = np.array([e["accuracy"]["final"] for e in good], float)
-    return Line(accuracy, values("loss"), proved[0]["epsilon"] if proved else None,
-                claims[0]["epsilon"] if claims else None, float(np.mean([e["seconds"]["per_round"] for e in entries])),
-                {k: np.array([e["trace"][k] for e in good], float) for k in good[0].get("trace", ())})
+    return Line(accuracy, values("loss"), proved, claimed, float(np.mean([e["seconds"]["per_round"] for e in entries])),
+                {k: np.array([e["trace"][k] for e in good], float) for k in good[0].get("trace", ())},
+                tuple(e["seed"] for e in good), tuple(e["seed"] for e in entries if e.get("failed")))
+
+
+def _worth(entry):
+    """The epsilon that is proved of a run, and the one that is claimed."""
+    proved = [g for g in entry["privacy"] if g["status"] == "proved" and g["epsilon"] is not None]
+    claims = [g for g in entry["privacy"] if g["status"] == "claimed"]
+    view = entry["config"].get("view") or (proved[0]["view"] if proved else "server")
+    proved = [g for g in proved if g["view"] == view] or proved
+    claims = [g for g in claims if g["view"] == view] or claims
+    return proved[0]["epsilon"] if proved else None, claims[0]["epsilon"] if claims else None
+
+
+def _missing(line):
+    return f" ({len(line.failed)} of {len(line.failed) + len(line.seeds)} seeds failed)" if line.failed else ""
 
 
 def _shown(value):

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -18,12 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfl import report
+from jfl import check, report
 from jfl.checkpoint import identity
 from jfl.privacy import accounting
 from jfl.sweep import sweep
 from jfl.tables import interval
 
+from .cells import about, hashed
 from .ranaweera2025_plans import CLIP, Model, coefficients, maker, rows
 from .store import Store
 
@@ -91,12 +93,20 @@ def measure(model, cells, store, tag):
             records.append(dict(
                 tag=tag, variant=variant, level=level, multiplier=model.levels[level], k=k, seed=seed,
                 validation=validation, test=test, failed=bool(result.failed[i]), clip_norm=makers[variant][1],
-                clipped=float(result.metrics.clip_fraction[i][-1]), cpu=spent[0], wall=spent[1]))
+                clipped=float(result.metrics.clip_fraction[i][-1]), cpu=spent[0], wall=spent[1],
+                made=made_by(model, level)))
         store.put(records)
 
 
 def grid(model, variant, level):
     return tuple(k * WIDER.get(variant, 1) for k in model.grid[level])
+
+
+@functools.cache
+def made_by(model, level) -> str:
+    """What the cells of a level follow from, but for variant, rate and seed."""
+    one = dataclasses.replace(model, levels=model.levels[level], grid=())
+    return hashed(one, *about(model.dataset, measure, maker))
 
 
 @functools.cache
@@ -113,22 +123,29 @@ def run(name, out, models=MODELS, groups=GROUPS, tune=TUNE, seeds=SEEDS):
     Cells that are in `out` already are not run again.
     """
     model, store = models[name.split(",")[0]], stored(out)
+    place = lambda tag, cell: (f"{name} {tag}", *cell, made_by(model, cell[1]))
     wanted = [(v, level) for level in ONLY.get(name, range(len(model.levels))) for v in groups[name]]
     for tag, cells in (("tune", [(v, at, k, s) for v, at in wanted for k in grid(model, v, at) for s in tune]),
                        ("report", [(v, at, None, s) for v, at in wanted for s in seeds])):
         if tag == "report":
-            best = chosen(store.records(), name)
+            best = chosen(of_these(store.records(), models), name)
             cells = [(v, at, best[v, at], s) for v, at, _, s in cells]
-        measure(model, [c for c in cells if (f"{name} {tag}", *c) not in store.found], store, f"{name} {tag}")
+        measure(model, [c for c in cells if place(tag, c) not in store.found], store, f"{name} {tag}")
 
 
 def stored(out) -> Store:
-    """The cells in a file, by their tag, variant, level, learning rate and seed."""
-    return Store(out, lambda r: (r["tag"], r["variant"], r["level"], r["k"], r["seed"]))
+    """The cells in a file, by their tag, variant, level, learning rate and seed, and what made them."""
+    return Store(out, lambda r: (r["tag"], r["variant"], r["level"], r["k"], r["seed"], r.get("made")))
 
 
 def read(out) -> list:
     return stored(out).records()
+
+
+def of_these(lines, models=MODELS) -> list:
+    """The cells of these settings and of this version: a quick study may have left others there."""
+    made = {(name, level): made_by(m, level) for name, m in models.items() for level in range(len(m.levels))}
+    return [r for r in lines if r.get("made", 0) == made.get((r["tag"].split(",")[0], r["level"]))]
 
 
 def chosen(lines, name):
@@ -236,7 +253,11 @@ def collect(out, results, models=MODELS, groups=GROUPS, runs=None):
 
     `runs`: also what the other experiments left in the directories there.
     """
-    lines = read(out)
+    lines, others = of_these(every := read(out), models), "of other settings or another version"
+    if not lines:
+        check.fail(str(out), "cells of these settings and this version", f"{len(every)} {others}", "Run the groups again.")
+    if len(lines) < len(every):
+        print(f"{out}: {len(every) - len(lines)} of {len(every)} cells left out, {others}", file=sys.stderr)
     cells = table(lines, models, groups)
     settings = {m: dict(model=v.name, unit=v.unit, levels=v.levels, grid=v.grid, **v.options()) for m, v in models.items()}
     study = dict(dataset=[v.dataset for v in models.values()][0], delta=DELTA, clip=CLIP, tuning_seeds=TUNE, wider=WIDER,

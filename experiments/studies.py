@@ -5,13 +5,12 @@
 
 All points are vmapped sweeps, one program for each static group.  Noise is calibrated to the proved epsilon.  A
 learning rate is chosen from a small grid by test accuracy, on seeds and splits of its own; that choice is in no
-epsilon.  Every run and every guarantee is a line of cells.jsonl under the hash of its config and of jfl's source, so a
+epsilon.  Every run and every guarantee is a line of cells.jsonl under the hash of its config, rows and program, so a
 study that stopped goes on where it was.  Data that are not on this machine are named as skipped.
 """
 import contextlib
 import dataclasses
 import hashlib
-import json
 import math
 import sys
 import time
@@ -28,21 +27,22 @@ from jfl.simulate import HealthError
 from jfl.sweep import sweep as run_points
 from jfl.tables import interval
 
+from .cells import about, hashed
 from .common import Experiment, main
 from .store import Store
 from .studies_picture import picture, show
 from .studies_plans import PLANS
 
 FAST = "jax_disable_most_optimizations"
+SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 SLACK = 1e-5                 # of a calibrated epsilon, which a float32 multiplier may miss
 BLIND = ("lr", "server_lr", "mu", "upload", "preprocess")               # fields that no accounting reads
 STEPPED = ("fedavg", "fedprox", "scaffold", "dpnfl", "addpnfl")         # alike in how often they release
 
 
 def key(kind: str, config: Config, more=()) -> str:
-    """What is asked for: of a config and of jfl's source."""
-    asked = [kind, identity()["source"], report.plain(dataclasses.asdict(config)), list(more)]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:20]
+    """What is asked for, of a config: with its rows, jfl, this file and where it runs."""
+    return hashed(kind, report.plain(dataclasses.asdict(config)), list(more), SOURCE, *about(config.dataset))
 
 
 # --- noise and what it proves ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from jfl.config import Config
 from jfl.papers import talaei2024_theory as theory
 from jfl.sweep import sweep as run_points
 
+from .cells import key as made_by
 from .common import CONFIRMED, NOT
 from .store import Store
 from .talaei2024_plans import COMMON, SPLITS, VIEWS, build, impact, privacy, scenario, written
@@ -72,16 +73,20 @@ def block(number, seed, choices, every, quick=False):
 def study(name, experiment, out, quick):
     """Choose on OTHERS, run SEEDS, one JSON line for each run in out/cells.jsonl; a study that stopped goes on."""
     out.mkdir(parents=True, exist_ok=True)
-    store = stored(out / "cells.jsonl")
+    store, mine = stored(out / "cells.jsonl"), {}        # mine: of what is kept, what this study asks for
+
+    def asked(number, seed, assignment, setting, more):
+        config = Config(**settings(number, assignment, setting, quick) | dict(partition_seed=seed))
+        return number, seed, assignment, setting, more.get("clip_norm"), more.get("lr"), made_by(config, (block, build))
 
     def compute(number, seed, choices, every):
-        left = [(a, s, m) for a, s, m in choices
-                if (number, seed, a, s, m.get("clip_norm"), m.get("lr")) not in store.found]
-        if not left:
-            return
-        found = block(number, seed, left, every, quick)
-        store.put(found)
-        print(f"{name}: scenario {number}, seed {seed}, {len(left)} runs of {found[0]['seconds']:.2f} s", flush=True)
+        keys = {asked(number, seed, *choice): choice for choice in choices}
+        left = {k: choice for k, choice in keys.items() if k not in store.found}
+        if left:
+            found = block(number, seed, list(left.values()), every, quick)
+            store.put([record | dict(made=k[-1]) for k, record in zip(left, found, strict=True)])
+            print(f"{name}: scenario {number}, seed {seed}, {len(left)} runs of {found[0]['seconds']:.2f} s", flush=True)
+        mine.update((k, store.found[k]) for k in keys)
 
     rounds = settings(1, "equal", "no noise", quick)["rounds"]
     for number, pairs in CELLS.items():
@@ -89,13 +94,14 @@ def study(name, experiment, out, quick):
             compute(number, seed, [(a, s, m) for a, s in pairs for m in grid(number, s) if len(grid(number, s)) > 1],
                     rounds)
         for seed in SEEDS[:2] if quick else SEEDS:
-            compute(number, seed, [(a, s, chosen(store.records(), number, a, s)) for a, s in pairs], max(1, rounds // 6))
-    return collect(out, store.records(), quick)
+            compute(number, seed, [(a, s, chosen(mine.values(), number, a, s)) for a, s in pairs], max(1, rounds // 6))
+    return collect(out, list(mine.values()), quick)
 
 
 def stored(path) -> Store:
-    """The runs in a file, by their scenario, split, assignment, setting and point of the grid."""
-    return Store(path, lambda r: (r["scenario"], r["seed"], r["assignment"], r["setting"], r.get("clip_norm"), r.get("lr")))
+    """The runs in a file, by their scenario, split, assignment, setting, point of the grid, and what made them."""
+    return Store(path, lambda r: (r["scenario"], r["seed"], r["assignment"], r["setting"], r.get("clip_norm"), r.get("lr"),
+                                  r.get("made")))
 
 
 def grid(number, setting) -> list:

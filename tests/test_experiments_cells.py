@@ -103,6 +103,22 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, small, ran):
     assert not list((tmp_path / "cut" / common.CELLS).glob("*/*.part"))
 
 
+def test_results_of_an_earlier_run_do_not_stay_beside_lines_of_this_one(tmp_path, monkeypatch, small):
+    common.run("tiny", dataclasses.replace(figure(), quick=dict(steps=1)), tmp_path, quick=True)
+    before = (tmp_path / "results.json").read_bytes()
+    (tmp_path / "slow").rename(tmp_path / "aside")
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="a new directory"):
+        common.run("tiny", figure(), tmp_path)
+    assert (tmp_path / "results.json").read_bytes() == before            # nothing was written yet
+    (tmp_path / "slow" / "notes").unlink()
+    stopped_after(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):                               # in the last line
+        common.run("tiny", figure(fast=dict(lr=0.5), last=dict(lr=0.7), slow=dict(lr=0.9)), tmp_path)
+    assert not (tmp_path / "results.json").exists()
+
+
 def test_a_line_among_others_is_as_alone(tmp_path, ran):
     """Metrics, guarantees, rows and manifest; what is of another length is a program of its own."""
     noisy = dict(clip_norm=0.5, noise_multiplier=2.0)
@@ -137,6 +153,12 @@ def test_every_seed_has_the_epsilon_of_its_own_split(tmp_path):
         own = [g["epsilon"] for s in (0, 1, 0) for g in train.privacy(*split_by_seed(Config(**TINY | noisy, seed=s)), 2)
                if (g["unit"], g["view"]) == ("example", "server")]
         assert shown == own and shown[0] != shown[1]
+    found = json.loads((tmp_path / "results.json").read_text())["lines"]["line"]
+    assert found["epsilon_proved"] == max(own) and found["seeds"] == [0, 1, 0] and found["failed"] == []
+    entries = json.loads((tmp_path / "line" / "summary.json").read_text())["runs"]
+    for e in entries[1:]:
+        e["privacy"] = []
+    assert common._line(entries).proved is None           # one of them has none
 
 
 def test_all_lines_are_checked_before_the_first_one_runs(tmp_path, ran):
@@ -271,3 +293,19 @@ def test_failed_runs_are_told_and_kept(tmp_path, capsys):
     found = common.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2)), tmp_path)
     assert list(found["failed"]) == ["bad"]
     assert sources.read(tmp_path).lines
+
+
+def test_seeds_that_fail_are_told_and_decide_no_claim(tmp_path, capsys):
+    """Of a Poisson cohort that may be empty."""
+    line = dict(sampler="poisson", rate=0.4, partition="iid")
+    claims = (Claim("far", common.close("good", "some")), Claim("near", common.close("good", "good")))
+    made = dataclasses.replace(figure(range(6), good={}, some=line), claims=claims)
+    found = common.run("tiny", made, tmp_path)
+    good, some = found["lines"]["good"], found["lines"]["some"]
+    assert some["seeds"] and some["failed"] and sorted(some["seeds"] + some["failed"]) == list(range(6))
+    assert len(some["accuracy"]) == len(some["loss"]) == len(some["seeds"]) and (good["failed"], len(good["seeds"])) == ([], 6)
+    far, near = found["verdicts"]
+    assert far["verdict"] == common.UNKNOWN and far["seen"].endswith("; seeds failed of some")
+    assert near["verdict"] == common.CONFIRMED and "failed" not in near["seen"]
+    told = capsys.readouterr()
+    assert told.err.count(text := f"({len(some['failed'])} of 6 seeds failed)") == 1 and text in told.out

@@ -211,6 +211,28 @@ def test_a_group_is_tuned_run_and_collected(model, variants, tmp_path, monkeypat
     assert "isotropic" in found["finding"] and json.loads((tmp_path / "ranaweera2025.json").read_text())["study"]
 
 
+def test_cells_of_other_settings_are_neither_used_nor_collected(tmp_path, monkeypatch, capsys):
+    ran, path, groups = [], tmp_path / "cells.jsonl", {"linear,pixels": ("iso",)}
+    longer = dataclasses.replace(TINY, fields=(("batch", 20), ("rounds", 4)))
+
+    def measure(model, cells, store, tag):
+        ran.extend((tag, c[-1]) for c in cells)
+        store.put([dict(tag=tag, variant=v, level=level, multiplier=model.levels[level], k=k, seed=seed, validation=0.5,
+                        test=0.5, failed=False, clip_norm=1.0, clipped=0.5, cpu=0.0, wall=0.0,
+                        made=ranaweera2025_study.made_by(model, level)) for v, level, k, seed in cells])
+
+    monkeypatch.setattr(ranaweera2025_study, "measure", measure)
+    for model, new in ((TINY, 6), (TINY, 0), (longer, 6), (dataclasses.replace(TINY, levels=(2.0, 9.0)), 3)):
+        before = len(ran)
+        ranaweera2025_study.run("linear,pixels", path, dict(linear=model), groups, seeds=(0,))
+        assert len(ran) - before == new                   # a level keeps its cells where the other one changes
+    assert {r["level"] for r in ranaweera2025_study.of_these(ranaweera2025_study.read(path), dict(linear=longer))} == {0, 1}
+    other = dict(linear=dataclasses.replace(TINY, unit="client"))
+    with pytest.raises(ValueError, match="need cells of these settings and this version; got 15 of other settings"):
+        ranaweera2025_study.collect(path, tmp_path, other, groups)
+    ranaweera2025_study.made_by.cache_clear()
+
+
 def test_learning_rates_are_chosen_on_other_rows_and_seeds():
     cell = lambda k, validation, test, seed=1000, failed=False, tag="tune": dict(
         tag=f"g {tag}", variant="v", level=0, k=k, seed=seed, validation=validation, test=test, failed=failed)

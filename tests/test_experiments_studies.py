@@ -7,12 +7,13 @@ import json
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from experiments import common, ranaweera2025_study, studies, studies_plans, talaei2024_study
+from experiments import cells, common, ranaweera2025_study, studies, studies_plans, talaei2024_study
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
 from experiments.store import Store
 from experiments.studies_plans import PLANS, Cell, Study
@@ -162,6 +163,18 @@ def test_a_result_belongs_to_its_config(tmp_path):
     others = (dataclasses.replace(base, lr=0.31), dataclasses.replace(base, seed=1))
     keys = {studies.key("run", c) for c in (base, *others)}
     assert len(keys | {studies.key("noise", base)}) == 4 and studies.key("run", Config(**TINY)) in keys
+    with jax.enable_x64(True):
+        assert studies.key("run", base) not in keys           # other draws
+
+
+def test_a_result_belongs_to_its_rows(monkeypatch):
+    digits, found = cells.datasets.digits(), set()
+    for shift in (0.0, 0.5, 0.0):
+        monkeypatch.setattr(cells.datasets, "adult", lambda shift=shift: digits._replace(x=digits.x + shift))
+        cells._rows.cache_clear()
+        found.add(studies.key("run", Config(**TINY | dict(dataset="adult"))))
+    cells._rows.cache_clear()
+    assert len(found) == 2
 
 
 def test_a_failed_run_is_not_chosen_and_not_averaged(tmp_path, monkeypatch):
@@ -225,10 +238,12 @@ def test_records_of_the_older_studies_are_read(tmp_path, stored, one, other):
     store.put([json.loads(one)])
     assert len(store.found) == 2 and len(path.read_text().splitlines()) == 3
     if stored is ranaweera2025_study.stored:
-        assert ("linear,pixels report", "iso", 0, 2, 0) in store.found and ranaweera2025_study.read(path) == store.records()
+        # what made them is unknown: they are read, and stand for nothing
+        assert ("linear,pixels report", "iso", 0, 2, 0, None) in store.found
+        assert ranaweera2025_study.read(path) == store.records()
     else:
-        assert (1, 100, "equal", "server ε=5", 0.2, 0.05) in store.found and (1, 100, "equal", "printed ε=5", None, None) in \
-            store.found
+        assert (1, 100, "equal", "server ε=5", 0.2, 0.05, None) in store.found
+        assert (1, 100, "equal", "printed ε=5", None, None, None) in store.found
 
 
 # --- the command that made it ------------------------------------------------------------------------------------------

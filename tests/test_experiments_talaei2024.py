@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jfl
-from experiments import common, talaei2024, talaei2024_plans, talaei2024_study
+from experiments import cells, common, talaei2024, talaei2024_plans, talaei2024_study
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Experiment, Line
 from jfl import assemble, printed, schedules
 from jfl.config import Config
@@ -215,6 +215,24 @@ def test_clip_and_rate_are_chosen_on_other_splits():
     cells = [cell(1, "server ε=20", "equal", 100, abs(i - 2), **p) for i, p in enumerate(points)]
     cells += [cell(1, "server ε=20", "equal", 0, -5.0, **points[0])]       # what a study runs on decides nothing
     assert talaei2024_study.chosen(cells, 1, "equal", "server ε=20") == points[2]
+
+
+def test_a_full_study_takes_no_runs_of_a_quick_one(tmp_path, monkeypatch):
+    ran, fed = [], cells._rows
+
+    def block(number, seed, choices, every, quick=False):
+        ran.append((seed, quick))
+        worth = [dict(view=v, epsilon=7.0, status="proved") for v in ("server", "third_party")]
+        return [cell(number, s, a, seed, 0.25 if quick else 0.75, privacy=worth, **m) for a, s, m in choices]
+
+    monkeypatch.setattr(cells, "_rows", lambda dataset: "" if dataset == "mnist" else fed(dataset))
+    monkeypatch.setattr(talaei2024_study, "block", block)
+    monkeypatch.setattr(talaei2024_study, "CELLS", {1: [("equal", "printed ε=20")]})
+    study = lambda quick: talaei2024_study.study("study", None, tmp_path, quick)["cells"][0]
+    quick, full = study(True), study(False)
+    assert (quick["loss"]["mean"], quick["seeds"], full["loss"]["mean"], full["seeds"]) == (0.25, [0, 1], 0.75, list(range(5)))
+    assert ran == [(s, True) for s in range(2)] + [(s, False) for s in range(5)]
+    assert study(True)["loss"]["mean"] == 0.25 and study(False)["loss"]["mean"] == 0.75 and len(ran) == 7
 
 
 @pytest.mark.slow
