@@ -11,13 +11,9 @@ from jfl.papers import chen2024_theory as theory
 
 from .chen2024_bounds import accountants, bounds
 from .chen2024_plans import RUNS
-from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, main, ordered
+from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, main, ordered, standard_error
 
 # --- claims ----------------------------------------------------------------------------------------------------------
-
-def _error(line):
-    return line.accuracy.std() / np.sqrt(len(line.accuracy))
-
 
 def changes(before, after, sign):
     """A check that accuracy rises (sign 1) or falls (-1) from one line to another, by more than the standard error."""
@@ -26,7 +22,7 @@ def changes(before, after, sign):
             return UNKNOWN, "lines that were not run"
         one, other = results[before], results[after]
         gap = other.accuracy.mean() - one.accuracy.mean()
-        return (CONFIRMED if sign * gap > np.hypot(_error(one), _error(other)) else NOT), f"{gap:+.3f}"
+        return (CONFIRMED if sign * gap > np.hypot(*(standard_error(r.accuracy) for r in (one, other))) else NOT), f"{gap:+.3f}"
     return check_
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jfl import console
 
-from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, Line, close, main
+from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, Line, close, main, standard_error
 from .li2025_bounds import bounds
 from .li2025_plans import budgets, runs, written
 
@@ -31,7 +31,7 @@ MODES = dict(printed=dict(mode="as_printed"), sound={})
 
 def noise(*lines):
     """Two standard errors of the difference of two lines' means."""
-    return 2 * np.sqrt(sum(line.accuracy.var() / len(line.accuracy) for line in lines))
+    return 2 * np.sqrt(sum(standard_error(line.accuracy)**2 for line in lines))
 
 
 def known(*names):

@@ -17,7 +17,7 @@ from jfl.papers import noble2022_theory as theory
 from jfl.simulate import schedule, simulate
 from jfl.train import claim, privacy
 
-from .common import CONFIRMED, NOT, UNKNOWN
+from .common import CONFIRMED, NOT, UNKNOWN, standard_error
 
 GAP, RATIO = "ln(F - F*)", "dissimilarity"     # natural logarithms, as the authors plot; RATIO: see heterogeneity
 MARKS = (50, 100, 200, 300, 400)
@@ -87,7 +87,7 @@ def _ends(line, key):
 
 def _difference(results, one, other, key):
     a, b = (_ends(results[n], key) for n in (one, other))
-    return a.mean() - b.mean(), math.hypot(a.std() / len(a) ** 0.5, b.std() / len(b) ** 0.5)
+    return a.mean() - b.mean(), math.hypot(standard_error(a), standard_error(b))
 
 
 def _run(pairs, results):
@@ -109,13 +109,24 @@ def beats(pairs, key=None):
     return check
 
 
-def grows(pairs, key=None):
-    """By how much the first of a pair ends better rises along the pairs."""
+def not_worse(pairs):
+    """The first of each pair does not end less accurate by more than a standard error."""
     def check(results):
-        seen = [_difference(results, a, b, key)[0] for a, b in _run(pairs, results)]
+        seen = [_difference(results, a, b, None) for a, b in _run(pairs, results)]
         if len(seen) < len(pairs):
             return UNKNOWN, f"{len(seen)} of {len(pairs)} pairs run"
-        return (CONFIRMED if all(np.diff(seen) > 0) else NOT), "better by " + ", ".join(f"{d:.3f}" for d in seen)
+        return (CONFIRMED if all(d >= -e for d, e in seen) else NOT), "better by " + ", ".join(f"{d:.3f}" for d, _ in seen)
+    return check
+
+
+def grows(pairs, key=None):
+    """By how much the first of a pair ends better rises along the pairs, each time by more than its standard error."""
+    def check(results):
+        seen = [_difference(results, a, b, key) for a, b in _run(pairs, results)]
+        if len(seen) < len(pairs):
+            return UNKNOWN, f"{len(seen)} of {len(pairs)} pairs run"
+        rises = [b - a > math.hypot(e, f) for (a, e), (b, f) in zip(seen, seen[1:])]
+        return (CONFIRMED if all(rises) else NOT), "better by " + ", ".join(f"{d:.3f} ± {e:.3f}" for d, e in seen)
     return check
 
 
@@ -151,40 +162,42 @@ def no_effect(lines, draws, key=GAP):
 
 
 def unimodal(lines):
-    """Accuracy rises along the lines and then falls, and its top is not at an end."""
+    """Mean accuracy rises along the lines and then falls, and its top is above both ends by more than a standard error."""
     def check(results):
         if not all(n in results for n in lines):
             return UNKNOWN, "lines that were not run"
         means = [results[n].accuracy.mean() for n in lines]
         top = int(np.argmax(means))
-        holds = 0 < top < len(means) - 1 and all(np.diff(means[:top + 1]) > 0) and all(np.diff(means[top:]) < 0)
+        above = [_difference(results, lines[top], lines[end], None) for end in (0, -1)]
+        holds = all(np.diff(means[:top + 1]) > 0) and all(np.diff(means[top:]) < 0) and all(d > e for d, e in above)
         return (CONFIRMED if holds else NOT), " ".join(f"{m:.3f}" for m in means)
     return check
 
 
 def as_published(published, within):
-    """What was run of `published` (line -> accuracy) comes within this of it."""
+    """All of `published` (line -> accuracy) comes within this of it; lines that were not run leave it open."""
     def check(results):
         gaps = {n: float(results[n].accuracy.mean() - v) for n, v in published.items() if n in results}
-        if not gaps:
-            return UNKNOWN, "lines that were not run"
-        return (CONFIRMED if max(map(abs, gaps.values())) <= within else NOT), \
-            "; ".join(f"{n}: {v:+.3f}" for n, v in gaps.items())
+        return _within(gaps, within, gaps.keys() == published.keys()), "; ".join(f"{n}: {v:+.3f}" for n, v in gaps.items())
     return check
 
 
+def _within(gaps, within, whole):
+    if any(abs(v) > within for v in gaps.values()):
+        return NOT
+    return CONFIRMED if whole else UNKNOWN
+
+
 def as_drawn(curves, within=0.15):
-    """Where the marks were evaluated, GAP lies within this of the published curves (line -> values at MARKS)."""
+    """Where the marks were evaluated, GAP lies within this of all published curves (line -> values at MARKS)."""
     def check(results):
-        gaps = {}
+        gaps, drawn = {}, set()
         for n, values in curves.items():
             for mark, value in zip(MARKS, values, strict=True):
                 if n in results and mark in (rounds := results[n].trace["round"][0].tolist()):
                     gaps[f"{n}, {mark}"] = float(results[n].trace[GAP][:, rounds.index(mark)].mean() - value)
-        if not gaps:
-            return UNKNOWN, "no mark was evaluated"
-        return (CONFIRMED if max(map(abs, gaps.values())) <= within else NOT), \
-            "; ".join(f"{n}: {v:+.2f}" for n, v in gaps.items())
+                    drawn.add(n)
+        return _within(gaps, within, drawn == curves.keys()), "; ".join(f"{n}: {v:+.2f}" for n, v in gaps.items())
     return check
 
 

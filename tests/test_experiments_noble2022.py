@@ -126,7 +126,7 @@ def test_the_view_of_a_line_is_that_of_its_config():
         ("server", "proved", 3.0), ("third_party", "proved", 1.0), ("server", "claimed", 5.0),
         ("third_party", "claimed", 2.0))]
     entry = dict(privacy=guarantees, config=dict(view="third_party"), loss=0.0, accuracy=dict(final=0.4),
-                 seconds=dict(per_round=1.0))
+                 seconds=dict(per_round=1.0), seed=0)
     seen = common._line([entry])
     assert (seen.proved, seen.claimed, seen.trace) == (1.0, 2.0, {})
     seen = common._line([entry | dict(config=dict(view=None), trace=dict(a=[1, 2]))])
@@ -228,6 +228,26 @@ def test_grows_and_about():
     assert runs.about([("a", "x")], 0, 1)(results)[0] == UNKNOWN
 
 
+    noisy = dict(a=line([0.5, 0.5]), b=line([0.4, 0.4]), c=line([0.6, 0.7]), d=line([0.5, 0.5]))
+    verdict, seen = runs.grows([("a", "b"), ("c", "d")])(noisy)         # by 0.05 ± 0.05
+    assert verdict == NOT and seen == "better by 0.100 ± 0.000, 0.150 ± 0.050"
+
+
+def test_not_worse():
+    results = dict(a=line([0.5, 0.52]), b=line([0.51, 0.53]), c=line([0.55, 0.57]))
+    check = lambda *pairs: runs.not_worse(pairs)(results)[0]
+    assert check(("b", "a")) == check(("a", "b")) == CONFIRMED          # by less than its error
+    assert check(("a", "c")) == check(("b", "a"), ("a", "c")) == NOT and check(("a", "x")) == UNKNOWN
+
+
+def test_errors_are_of_samples():
+    assert common.standard_error(np.array([0.0, 1.0, 2.0])) == pytest.approx(1 / 3**0.5)
+    assert common.standard_error(np.array([0.4])) == 0.0
+    results = dict(a=line([0.50, 0.54]), b=line([0.489, 0.491]))        # by 0.03; n in place of n - 1 would be 0.014
+    assert common.ordered("a", "b", margin=0.012)(results)[0] == NOT
+    assert common.ordered("a", "b", margin=0.009)(results)[0] == CONFIRMED
+
+
 def test_unsteady():
     wide, narrow = line([0.3, 0.5, 0.7]), line([0.49, 0.5, 0.51])
     assert runs.unsteady(["n", "w"], ["w", "n"])(dict(n=narrow, w=wide))[0] == CONFIRMED
@@ -246,6 +266,8 @@ def test_no_effect():
 def test_unimodal():
     results = {n: line(v) for n, v in dict(a=0.1, b=0.3, c=0.2, d=0.25).items()}
     assert runs.unimodal("abc")(results)[0] == CONFIRMED and runs.unimodal("abcd")(results)[0] == NOT
+    noisy = {n: line([v - 0.2, v + 0.2]) for n, v in dict(a=0.3, b=0.301, c=0.2).items()}
+    assert runs.unimodal("abc")(noisy)[0] == NOT                        # a top that seeds do not show
     assert runs.unimodal("ab")(results)[0] == NOT and runs.unimodal("axc")(results)[0] == UNKNOWN
 
 
@@ -254,9 +276,12 @@ def test_against_published_figures():
     assert runs.as_published(dict(a=0.45), 0.03)(results)[0] == CONFIRMED
     assert runs.as_published(dict(a=0.45, b=0.4), 0.03)(results)[0] == NOT
     assert runs.as_published(dict(x=0.45), 0.03)(results)[0] == UNKNOWN
+    assert runs.as_published(dict(a=0.45, x=0.45), 0.03)(results)[0] == UNKNOWN         # of what ran nothing is off
+    assert runs.as_published(dict(b=0.45, x=0.45), 0.03)(results)[0] == NOT
     curve = dict(a=(0.3, 0.1, 0.0, 0.0, 0.0))
     verdict, seen = runs.as_drawn(curve)(dict(a=gap([0.35, 0.2])))
     assert verdict == CONFIRMED and "a, 50: +0.05" in seen and "a, 100: +0.10" in seen
+    assert runs.as_drawn(curve | dict(x=curve["a"]))(dict(a=gap([0.35, 0.2])))[0] == UNKNOWN
     assert runs.as_drawn(curve)(dict(a=gap([0.35, 0.3])))[0] == NOT
     assert runs.as_drawn(curve)(dict(a=gap([0.35], rounds=(60,))))[0] == UNKNOWN
 
