@@ -12,6 +12,7 @@ from . import check, report, tables
 NUMBER = (int, float, type(None))
 POINT = dict(epsilon=NUMBER, claimed=NUMBER, stated=NUMBER, failed=NUMBER) | dict.fromkeys(
     ("values", "chosen", "config"), (dict, type(None))) | dict(caveats=(list, type(None)))       # where there are such
+LOST = dict(failed="Failed", unread="Not run")       # lines that are not there: line -> why, data -> why
 WORDS = dict(reduced="At reduced size", note="Note", finding="Finding", caption="", verdict="Verdict")
 HEADS = dict(epsilon_claimed="claimed ε", epsilon_proved="proved ε", seconds_per_round="s/round",
              noise_multiplier="noise multiplier")
@@ -25,7 +26,7 @@ class Line(NamedTuple):
     mean: float | None = None        # accuracy
     half: float | None = None        # of its 95 % interval, where there is one
     std: float | None = None         # over seeds, where the file holds no more
-    seeds: int | None = None
+    seeds: int | str | None = None   # in words where some failed
     paper: object = None             # as the paper prints it
     claimed: float | None = None
     proved: float | None = None
@@ -42,6 +43,7 @@ class Experiment(NamedTuple):
     seeds: list = []
     seconds: float | None = None     # of all its runs
     notes: list = []
+    lost: list = []                  # those of the notes that tell of lines which are not there
     lines: list = []
     points: list = []                # of a study: dicts with panel, line, x, mean and half of an interval, a guarantee
     xlabel: str = ""
@@ -112,13 +114,13 @@ def _objects(value) -> bool:
 
 # --- one experiment --------------------------------------------------------------------------------------------------
 
-def _one(path, name, found, **given) -> Experiment:
-    """`given`: fields that the rest of the file says."""
+def _one(path, name, found) -> Experiment:
     has(path, f"experiment {name}", found, {})
     lines, verdicts = found.get("lines", {}), found.get("verdicts", found.get("claims", []))
+    failed, kinds = found.get("failed", {}), dict(seconds=NUMBER, failed=dict, unread=dict)
     if {"verdicts", "claims"} <= set(found):
         check.fail(str(path), "verdicts or claims", "both")
-    has(path, f"experiment {name}", {"seconds": found.get("seconds")}, dict(seconds=NUMBER))
+    has(path, f"experiment {name}", dict(seconds=None, failed={}, unread={}) | {k: found[k] for k in kinds if k in found}, kinds)
     if not isinstance(found.get("quick", False), bool):
         check.fail(str(path), "quick = true or false", repr(found["quick"])[:60])
     if not isinstance(lines, dict):
@@ -138,8 +140,8 @@ def _one(path, name, found, **given) -> Experiment:
         for r in points:
             has(path, "a point of the study", r, dict(panel=str, line=str, x=NUMBER, mean=NUMBER, half=NUMBER))
             has(path, "a point of the study", {k: r.get(k) for k in POINT}, POINT)
-    known = {*MADE, *WORDS, "format", "module", "study", "quick", "only", "seeds", "seconds", "rows", "versions", "commit",
-             "paper", "xlabel"}
+    known = {*MADE, *WORDS, *LOST, "format", "module", "study", "quick", "only", "seeds", "seconds", "rows", "versions",
+             "commit", "paper", "xlabel"}
     found_tables, settings = _rest({k: v for k, v in found.items() if k not in known})
     if bool(rows) > bool(found.get("columns")):
         check.fail(str(path), "columns that name the cells of rows", "rows alone")
@@ -148,19 +150,22 @@ def _one(path, name, found, **given) -> Experiment:
         if any(len(r) != len(found["columns"]) for r in listed):
             check.fail(str(path), f"rows of {len(found['columns'])} cells, one a column", "others")
         found_tables.insert(0, ("Numbers of the experiment", [str(c) for c in found["columns"]], listed))
-    return Experiment(**dict(
+    lines = [_line(path, n, v, count) for n, v in lines.items()] + [
+        Line(n, seeds=_counted(0, count)) for n in failed if n not in lines]
+    lost = _notes(found, LOST)
+    return Experiment(
         name=str(name), title=str(found.get("title", found.get("paper", ""))),
         module=str(found.get("module", "studies" if points else "")), quick=bool(found.get("quick")),
         only=[str(n) for n in found["only"]] if isinstance(found.get("only"), list) else [], seeds=seeds,
-        seconds=found.get("seconds"), notes=_notes(found), lines=[_line(path, n, v, count) for n, v in lines.items()], points=points,
+        seconds=found.get("seconds"), notes=_notes(found) + lost, lost=lost, lines=lines, points=points,
         xlabel=str(found.get("xlabel", "")), tables=found_tables, verdicts=verdicts, settings=settings,
-        versions=_versions(found)) | given)
+        versions=_versions(found))
 
 
-def _notes(found) -> list:
+def _notes(found, words=WORDS) -> list:
     """What is said in words, with what it is."""
     out = []
-    for key, word in WORDS.items():
+    for key, word in words.items():
         value = found.get(key)
         said = [f"{k}: {v}" for k, v in value.items()] if isinstance(value, dict) else [value] if value else []
         out += [f"{word}: {s}" if word else str(s) for s in said]
@@ -183,22 +188,28 @@ def _line(path, name, found, seeds) -> Line:
             check.fail(f"{path}, {where}", "accuracies and losses of seeds", repr(values)[:60])
     good = [a for a in _listed(seen) if a is not None]
     mean, half = tables.interval(good) if good else (None, None)
-    count = found.get("seeds", len(good) if isinstance(seen, list) else seeds or None)
-    numbers = dict(std=found.get("std", found.get("accuracy_std")), claimed=found.get("epsilon_claimed"),
-                   proved=found.get("epsilon_proved"), seeds=len(count) if isinstance(count, list) else count)
+    counts = dict(seeds=len(good) if isinstance(seen, list) else seeds or None, failed=None)
+    counts = {k: found.get(k, v) for k, v in counts.items()}          # or a list of them
+    numbers = dict(std=found.get("std", found.get("accuracy_std")), claimed=found.get("epsilon_claimed"), proved=found.get(
+        "epsilon_proved"), **{k: len(v) if isinstance(v, list) else v for k, v in counts.items()})
     has(path, where, numbers, dict.fromkeys(numbers, NUMBER))
     if any(v is not None and v < 0 for v in numbers.values()):
         check.fail(f"{path}, {where}", "a std, an epsilon and seeds >= 0", json.dumps(numbers))
-    known = ("accuracy", "mean", "accuracy_mean", "std", "accuracy_std", "seeds", "paper", "loss", "epsilon_claimed",
-             "epsilon_proved", "trace")
+    known = ("accuracy", "mean", "accuracy_mean", "std", "accuracy_std", "seeds", "failed", "paper", "loss",
+             "epsilon_claimed", "epsilon_proved", "trace")
     if numbers["seeds"] == 1:                             # of one seed it is no spread
         numbers["std"] = None
+    numbers["seeds"] = _counted(numbers["seeds"], numbers.pop("failed"))
     losses = [v for v in _listed(loss) if v is not None]
     more = {"loss": sum(losses) / len(losses)} if losses else {}
     more |= {HEADS.get(k, k): v for k, v in found.items() if k not in known}
     if isinstance(trace := found.get("trace"), dict):
         more |= {f"{k}, at the end": v[-1] for k, v in trace.items() if k != "round" and isinstance(v, list) and v}
     return Line(name, mean, half, paper=found.get("paper"), more=more, **numbers)
+
+
+def _counted(seeds, failed):
+    return f"{seeds or 0} (+{failed} failed)" if failed else seeds
 
 
 def _listed(value) -> list:
@@ -222,9 +233,12 @@ def _rest(found) -> tuple[list, dict]:
 
 # --- collections -----------------------------------------------------------------------------------------------------
 
-def _whole(path, found, *without) -> Experiment:
-    """What a collection says of all its experiments."""
-    return _one(path, "", {k: v for k, v in found.items() if k not in {"experiment", "module", *without}})
+def _whole(path, name, found, named, without) -> Experiment:
+    """What a collection says of all its experiments, and which of their lines are not there: what they say is folded."""
+    whole, lost = _one(path, name, {k: v for k, v in found.items() if k not in without}), {}
+    for words, name in ((words, e.name) for e in named for words in e.lost):
+        lost.setdefault(words, []).append(name)
+    return whole._replace(notes=whole.notes + [f"{words} ({', '.join(names)})" for words, names in lost.items()])
 
 
 def _named(path, found) -> list:
@@ -235,7 +249,8 @@ def _named(path, found) -> list:
 
 def _by_name(path, found):
     """{experiments: {name: results}}, and a study as {rows: a dict for each variant of a model at a noise level}."""
-    out = [_whole(path, found, "experiments", "study"), *_named(path, found)]
+    named = _named(path, found)
+    out = [_whole(path, "", found, named, ("experiments", "study", "experiment", "module")), *named]
     study = found.get("study", {})
     if not study:
         return out
@@ -252,7 +267,7 @@ def _by_name(path, found):
         levels.setdefault((r["model"], r["multiplier"]), []).append(
             _line(path, r["variant"], percent | {"points above iso": above} | of, 0))
     again = dict(module=str(found.get("module", "")), quick=bool(found.get("quick")))
-    out.append(_one(path, "study", {k: v for k, v in study.items() if k not in ("rows", "finding")}, **again))
+    out.append(_one(path, "study", {k: v for k, v in study.items() if k not in ("rows", "finding")})._replace(**again))
     return out + [Experiment(f"study, {model}, noise multiplier {z:.3g}", "Shapes of noise at one proved ε", lines=lines)
                   for (model, z), lines in levels.items()]
 
@@ -271,10 +286,10 @@ def _of_cells(path, found):
         mine = Line(f"{cell['setting']}: {cell['assignment']}", cell["accuracy"]["mean"], cell["accuracy"]["half"],
                     seeds=len(cell["seeds"]), more={k: v for k, v in more.items() if v is not None}, **epsilons)
         scenarios.setdefault(cell["scenario"], []).append(mine)
-    known = ("cells", "experiment", "experiments")
-    whole = _one(path, found.get("experiment", "study"), {k: v for k, v in found.items() if k not in known})
-    return [whole, *_named(path, found), *(Experiment(f"study, scenario {n}", "Impact factors at one noise", lines=lines)
-                                           for n, lines in scenarios.items())]
+    named = _named(path, found)
+    whole = _whole(path, found.get("experiment", "study"), found, named, ("cells", "experiment", "experiments"))
+    return [whole, *named, *(Experiment(f"study, scenario {n}", "Impact factors at one noise", lines=lines)
+                             for n, lines in scenarios.items())]
 
 
 def _spread(value):

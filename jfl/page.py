@@ -38,22 +38,26 @@ def main(directories, out: Path | None = None, tensorboard: Path | None = None) 
 
     Takes    out: FILE.html; default, of one, report.html in the folder or the file's name.  tensorboard: a new
              directory for the curves as event files too.
-    Errors   ValueError for a folder that is no finished run, a file that is no experiment's, or an `out` that is
-             something else; nothing is written.
+    Errors   ValueError for a folder that is no finished run, a file that is no experiment's, one of them given twice,
+             or an `out` that is something else; nothing is written.
     """
     if not directories:
         check.fail("jfl report", "at least one directory of a run, or one file of results", "none", "jfl report runs/train")
-    found = [sources.read(d, label) for d, label in zip(directories, _labels(directories))]
-    if out is None and len(found) > 1:
+    if out is None and len(directories) > 1:
         check.fail("jfl report", "--out FILE.html for several directories or files", "none")
+    found = [sources.read(d, label) for d, label in zip(directories, _labels(directories))]
     first = found[0].path
     out = Path(out) if out is not None else first / "report.html" if first.is_dir() else first.with_suffix(".html")
     beside, folder = _places(out)
-    document = sections.assemble(found)
-    text, pictures = markup.markdown(document, folder.name)
-    page = markup.page(document)
-    if tensorboard is not None:
-        _tensorboard(tensorboard, found)
+    try:
+        document = sections.assemble(found)
+        text, pictures = markup.markdown(document, folder.name)
+        page = markup.page(document)
+        f"{text}{page}{out}{tensorboard}".encode()
+    except UnicodeEncodeError as error:                   # a folder's name may be any bytes
+        check.fail("jfl report", "names and words that UTF-8 can hold", ascii(error.object[:error.end].splitlines()[-1][-60:]),
+                   "Rename the folder, or mend the file that says so.")
+    more = "" if tensorboard is None else _tensorboard(tensorboard, found)
     for old in folder.glob("*") if folder.exists() else ():
         old.unlink()
     folder.mkdir(exist_ok=True)
@@ -61,14 +65,17 @@ def main(directories, out: Path | None = None, tensorboard: Path | None = None) 
         (folder / name).write_bytes(content)
     write(beside, text)
     write(out, page)
-    more = "" if tensorboard is None else f", and curves in {tensorboard}"
     return f"Report: {out} and {beside}{more}"
 
 
 def _labels(directories):
     """Their own names, or paths where two names are the same."""
-    names = [Path(d).resolve().name for d in directories]
-    return [n if names.count(n) == 1 else str(d) for n, d in zip(names, directories)]
+    names, paths, places = zip(*((sources.called(d), str(d), Path(d).resolve()) for d in directories))
+    for i, place in enumerate(places):
+        if place in places[:i]:
+            check.fail("jfl report", "each directory or file once",
+                       f"{paths[places.index(place)]} and {paths[i]}, which are one", "Give it once: its seeds would count twice.")
+    return [n if names.count(n) == 1 and n not in paths else p for n, p in zip(names, paths)]
 
 
 def _places(out) -> tuple[Path, Path]:
@@ -89,10 +96,15 @@ def _places(out) -> tuple[Path, Path]:
     return beside, folder
 
 
-def _tensorboard(logdir, found):
-    rows, hparams = [], {}
-    for label, part in sources.parts(found):
-        prefix = "" if len(sources.parts(found)) == 1 else f"{label} "
+def _tensorboard(logdir, found) -> str:
+    """Write the curves -> what was written, in words."""
+    parts, rows, hparams, failed = sources.parts(found), [], {}, set()
+    for label, part in parts:
+        prefix = "" if len(parts) == 1 else f"{label} "
+        hparams |= {(prefix + e["name"], e["seed"]): e["config"] for e in part.runs}
+        failed |= {(prefix + e["name"], e["seed"]) for e in part.runs if e.get("failed")}
         rows += [r | dict(name=prefix + r["name"]) for r in part.rows]
-        hparams |= {prefix + e["name"]: e["config"] for e in part.runs}
-    tables.tensorboard(logdir, rows, hparams)
+    rows = [r | dict(failed=(r["name"], r["seed"]) in failed) for r in rows]
+    folders = tables.tensorboard(logdir, rows, hparams)
+    lost = len({(r["name"], r["seed"]) for r in rows if r["failed"]})
+    return f", and curves in {logdir}" + (f"; {lost} of its {len(folders)} runs failed, as their names say" if lost else "")

@@ -5,7 +5,7 @@ Nothing is computed again: an epsilon is the one that was proved when the run wa
 import json
 import shlex
 
-from . import comparison, figures, sources
+from . import comparison, figures, sources, tables
 from .comparison import accuracy, cell
 from .markup import Code, Document, Fold, Items, Picture, Section, Table, Text
 
@@ -44,7 +44,7 @@ def assemble(found: list) -> Document:
 def _headline(groups):
     rows = []
     for g in groups:
-        best, claims = sources.proved(g.guarantees), [c for c in g.guarantees if c["status"] == "claimed"]
+        best, claims = tables.proved(g.guarantees), [c for c in g.guarantees if c["status"] == "claimed"]
         none = best["epsilon"] is None
         rows.append((g.setting.label, f"{len(g.runs)}" + (f" (+{g.failed} failed)" if g.failed else ""),
                      accuracy(g.setting.final), "; ".join(map(_claimed, claims)), *_numbers(best),
@@ -71,7 +71,7 @@ def _claimed(g):
 
 def _pictures(groups):
     settings = [g.setting for g in groups]
-    who = "; ".join(f"{s.label}: {accuracy(s.final)}" for s in settings[:8]) + ("; and more" if len(settings) > 8 else "")
+    who = "; ".join(f"{s.label}: {accuracy(s.final) or 'none'}" for s in settings[:8]) + ("; and more" if len(settings) > 8 else "")
     more = f" The first {figures.SHOWN} of {len(settings)} settings are drawn." if len(settings) > figures.SHOWN else ""
     panels = len(figures.promises(settings))
     less = f" The {figures.PANELS} most frequent of {panels} promises are drawn." if panels > figures.PANELS else ""

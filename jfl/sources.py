@@ -5,7 +5,7 @@ A folder that is half-written, or of another version's making, is refused: a rep
 from pathlib import Path
 from typing import NamedTuple
 
-from . import check, collected, report, tables
+from . import check, collected, tables
 from .collected import has
 from .figures import Setting, several
 
@@ -46,10 +46,10 @@ def read(path, label: str | None = None) -> Source:
     Errors   ValueError naming the file for what no run wrote, wrote by half, or wrote in another form.
     """
     path = Path(path)
-    label = label or path.resolve().name
+    label = label or called(path)
     if path.is_file():
         found = collected.read(path)
-        return Source(label.removesuffix(".json"), path, _kind(found), experiments=found)
+        return Source(label, path, _kind(found), experiments=found)
     if not path.is_dir():
         check.fail("jfl report", "folders of runs, or files of experiments' results", f"{path}, which is not there")
     if (path / "results.json").exists():
@@ -59,8 +59,18 @@ def read(path, label: str | None = None) -> Source:
         return _run(path, label, kind)
     if (path / "config.toml").exists() or (path / "journal.json").exists():
         check.fail("jfl report", "a finished run", f"{path} without summary.json", FINISH)
+    # lines that are done have a cells.json; before the first of them there are the cells alone
+    if any(path.glob("*/cells.json")) or [p.name for p in path.iterdir()] == [".cells"]:
+        check.fail("jfl report", "a finished experiment", f"{path} without results.json: it was interrupted, or still runs",
+                   "Run it again: its cells are kept, so only what is missing is computed.")
     check.fail("jfl report", "a folder with a run (summary.json) or an experiment (results.json)", str(path),
                "A folder of such folders is given as several: jfl report runs/* --out report.html.")
+
+
+def called(path) -> str:
+    """The name of a folder, or of a file without its ending."""
+    name = Path(path).resolve().name
+    return name.removesuffix(".json") if Path(path).is_file() else name
 
 
 def _run(path, label, kind, needed=True) -> Source:
@@ -147,7 +157,7 @@ def _group(source, name, label):
     entries = [e for e in source.runs if e["name"] == name]
     good = [e for e in entries if not e.get("failed")]
     # where seeds differ in what is proved, as those with data of their own do, the weakest stands for all
-    worst = max(good or entries, key=lambda e: _or_inf(proved(e["privacy"])["epsilon"]))
+    worst = max(good or entries, key=lambda e: _or_inf(tables.proved(e["privacy"])["epsilon"]))
     seeds = {e["seed"] for e in good}
     rows: dict = {}
     for r in source.rows:
@@ -160,14 +170,6 @@ def _group(source, name, label):
 
 def _or_inf(value):
     return float("inf") if value is None else value
-
-
-def proved(guarantees: list) -> dict:
-    """The guarantee to show if there is room for one, and no claim among the candidates."""
-    own = [g for g in guarantees if g["status"] != "claimed"]
-    if own:
-        return report.best(own)
-    return dict(guarantees[0], epsilon=None, method="none", status="no guarantee", caveats=[])
 
 
 def _curves(seeds: list[dict]) -> dict:

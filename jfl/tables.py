@@ -4,9 +4,11 @@ A row is one evaluation of one run, with the columns of metrics.csv.  Nothing he
 a run gives back arrays, and these are read off afterwards.
 """
 import csv
+import hashlib
 import io
 import json
 import math
+import sys
 from pathlib import Path
 
 import jax
@@ -20,20 +22,23 @@ from .privacy import accounting
 
 FORMATS = (".csv", ".jsonl")
 KEYS = ("name", "seed")
+PROMISE = ("unit", "adjacency", "view", "delta", "status")       # of an epsilon: what it is that it promises
+WHOLE = 100          # signs of a value that a name has as it is
+STEM = 150           # bytes of a name in that of a folder, which may have 255
 
 
 def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> list[dict]:
     """Metrics of `jfl.simulate` or `jfl.sweep` as rows, one a point, seed and round; pandas.DataFrame(rows) is a frame.
 
     Takes    result: an Output or a Sweep.  plan: what made an Output, for its name and epsilon; a Sweep knows its own.
-             delta: with it `epsilon` is filled in, after so many rounds, for the unit and view that `report.best`
-             shows; what is not proved is None.
-    Returns  dicts with the columns of report.COLUMNS, None where nothing is defined; of a Sweep, a point's numbers and
-             names follow as columns of their own.  `seed` is the number of jax.random.key(seed), or a key's words.
-    Privacy  all but `round` and `epsilon` lie outside every guarantee.
+             delta: with it `epsilon` is filled in, after so many rounds, for the guarantee that `proved` shows, and
+             columns unit, adjacency, view, delta and status say which: epsilons compare only where those are the same.
+             What is not proved is None, and status says what it is: "conditional", "no guarantee".
+    Returns  dicts with the columns of report.COLUMNS, None where nothing is defined; of a Sweep, `failed` (leave those
+             rows out of a mean) and a point's numbers and names as columns of their own, point_NAME where there is a
+             column NAME.  `seed` is the number of jax.random.key(seed), or a key's words.
+    Privacy  all but `round`, `epsilon` and what it promises lie outside every guarantee.
     Errors   ValueError for what is neither, for several runs in one Output, and for a delta without a plan.
-
-    Points of a sweep that failed (`sweep.failed`) are among the rows: leave them out of a mean.
 
     >>> from types import SimpleNamespace as Record
     >>> import jax, jfl
@@ -51,27 +56,48 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         if delta is not None and plan is None:
             check.fail("tables.tidy", "the plan of the run for its epsilon", "plan=None")
         history = report.lists(result.metrics)
-        return report.rows("run" if plan is None else plan.algorithm.name, _seed(result.run.key), history,
-                           _epsilons(plan, history, delta))
-    out, proved = [], {}
+        epsilon, promise = _epsilons(plan, history, delta)
+        name = "run" if plan is None else plan.algorithm.name
+        return [r | promise for r in report.rows(name, _seed(result.run.key), history, epsilon)]
+    out, known, taken = [], {}, {*report.COLUMNS, "failed", *(PROMISE if delta is not None else ())}
     for i, (point, made) in enumerate(zip(result.points, result.plans)):
         history = report.lists(result.metrics, i)
         values = {k: _value(v) for k, v in point.items() if k != "seed"}
-        if id(made) not in proved:                        # seeds share a plan
-            proved[id(made)] = _epsilons(made, history, delta)
+        if id(made) not in known:                         # seeds share a plan
+            known[id(made)] = _epsilons(made, history, delta)
+        epsilon, promise = known[id(made)]
         name = " ".join([made.algorithm.name, *(f"{k}={v}" for k, v in values.items())])
-        more = {k if k not in report.COLUMNS else f"point_{k}": v for k, v in values.items()}
-        out += [r | more for r in report.rows(name, _seed(point["seed"]), history, proved[id(made)])]
+        more = promise | dict(failed=bool(result.failed[i]))
+        more |= {k if k not in taken else f"point_{k}": v for k, v in values.items()}
+        out += [r | more for r in report.rows(name, _seed(point["seed"]), history, epsilon)]
     return out
 
 
 def _epsilons(plan, history, delta):
+    """Epsilons after so many rounds, None where none is proved, and the columns that say what they promise."""
     if delta is None:
-        return None
-    best = report.best(report.privacy(plan, history["round"][-1], delta))
+        return None, {}
+    best = proved(report.privacy(plan, history["round"][-1], delta))
+    promise = {k: best[k] for k in PROMISE}
     if best["epsilon"] is None:
-        return None
-    return accounting.epsilons(plan, np.asarray(history["round"]), delta, best["unit"], best["view"])
+        return None, promise | dict(unit=None, adjacency=None, view=None)
+    rounds = np.asarray(history["round"])
+    return accounting.epsilons(plan, rounds, delta, best["unit"], best["view"], best["adjacency"]), promise
+
+
+def proved(guarantees: list[dict]) -> dict:
+    """The guarantee to show if there is room for one: the best that is proved, or one without epsilon that says why.
+
+    >>> one = dict(unit="client", view="server", epsilon=2.0, status="conditional", caveats=[])
+    >>> shown = proved([one, one | dict(status="claimed")])
+    >>> shown["epsilon"], shown["status"]
+    (None, 'conditional')
+    """
+    own = [g for g in guarantees if g["status"] != "claimed"]
+    if good := [g for g in own if g["status"] == "proved"]:
+        return report.best(good)
+    return dict(report.best(own), epsilon=None) if own else dict(
+        guarantees[0], epsilon=None, method="none", status="no guarantee", caveats=[])
 
 
 def _seed(seed):
@@ -88,7 +114,18 @@ def _value(value):
     """A hyperparameter of a point as a number or as words."""
     if isinstance(value, (str, bool, int, float, type(None))):
         return value
-    return np.asarray(value).item() if np.ndim(value) == 0 and hasattr(value, "dtype") else str(value)
+    if hasattr(value, "dtype") and np.ndim(value) == 0:
+        return np.asarray(value).item()
+    with np.printoptions(threshold=sys.maxsize, linewidth=sys.maxsize, floatmode="unique"):      # every number of an array
+        words = str(value)
+    if len(words) <= WHOLE:
+        return words
+    kind = f"{value.dtype}{[*value.shape]}" if hasattr(value, "dtype") else type(value).__name__
+    return f"{kind} {_digest(words)}"
+
+
+def _digest(words) -> str:
+    return hashlib.sha256(words.encode(errors="backslashreplace")).hexdigest()[:8]
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -146,7 +183,7 @@ def _row(path, line, cells):
         except ValueError:
             if key in report.COLUMNS:
                 check.fail(f"{path}, line {line}", f"a number {key}", repr(text))
-            out[key] = text
+            out[key] = {"True": True, "False": False}.get(text, text)
     if out["seed"] is None or out["round"] is None:
         check.fail(f"{path}, line {line}", "a seed and a round", "an empty cell")
     return out
@@ -169,7 +206,8 @@ def interval(values) -> tuple[float, float | None]:
 def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[Path]:
     """Rows as TensorBoard event files, a folder for each name and seed, the step is the round -> those folders.
 
-    Takes    rows of `tidy` or `read`; hparams: name -> dict of settings, shown as text beside the curves.
+    Takes    rows of `tidy` or `read`; those that `failed` have it in the name of their folder.
+             hparams: (name, seed) -> dict of settings, shown as text beside the curves.
     Errors   ValueError without the package tensorboardX (pip install "jfl[tensorboard]"), without rows, for a folder
              with files in it: TensorBoard would show old and new points as one curve.
     """
@@ -189,12 +227,15 @@ def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[P
     folders = []
     for (name, seed), group in runs.items():
         stem = "".join(c if c.isalnum() or c in "=.,-+ " else "_" for c in str(name)).strip(" .") or "run"
-        folder = logdir / f"{stem} seed={seed}"
+        if len(whole := stem.encode()) > STEM:
+            stem = f"{whole[:STEM].decode(errors='ignore')} {_digest(str(name))}"
+        end = f" seed={seed}" + " failed" * bool(group[0].get("failed"))
+        folder = logdir / (stem + end)
         if folder in folders:                             # two names that differ in a sign that folders do without
-            folder = logdir / f"{stem} ({len(folders)}) seed={seed}"
+            folder = logdir / f"{stem} ({len(folders)}){end}"
         folders.append(folder)
         with SummaryWriter(str(folder)) as writer:
-            settings = {k: v for k, v in (hparams or {}).get(name, {}).items() if v is not None}
+            settings = {k: v for k, v in (hparams or {}).get((name, seed), {}).items() if v is not None}
             if settings:                                  # TensorBoard shows Markdown
                 writer.add_text("hparams", "".join(f"    {k} = {v}\n" for k, v in settings.items()), 0)
             for r in group:

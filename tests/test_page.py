@@ -7,11 +7,13 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import noisy_release, squared
+from conftest import noisy_grad, noisy_release, squared
 
 import jfl
 from jfl import cli, collected, comparison, figures, markup, page, panels, report, sections, sources, tables
@@ -164,14 +166,16 @@ def test_claimed_and_proved_stand_apart(tmp_path):
         "both": ([0.9], [guarantee(7.0), claim], {}),
         "claim alone": ([0.9], [claim], {}),
         "cond": ([0.9], [guarantee(3.0, "conditional"), guarantee(1.0, view="third_party")], {}),
+        "cond alone": ([0.9], [guarantee(3.0, "conditional")], {}),
         "nothing": ([0.9], [guarantee(None, caveats=("No noise",))], {})}))
-    both, alone, cond, nothing = records(parsed, HEAD)
+    both, alone, cond, bare, nothing = records(parsed, HEAD)
     assert (both["claimed ε"], both["proved ε"], both["status"]) == ("0.5 (server)", "7", "proved")
     assert (alone["claimed ε"], alone["proved ε"], alone["status"]) == ("0.5 (server)", "none", "no guarantee")
-    assert (cond["claimed ε"], cond["proved ε"], cond["status"]) == ("", "3", "conditional")
+    assert (cond["claimed ε"], cond["proved ε"], cond["view"], cond["status"]) == ("", "1", "third party", "proved")
+    assert (bare["proved ε"], bare["δ"], bare["unit"], bare["status"]) == ("none", "", "", "conditional")
     assert (nothing["proved ε"], nothing["δ"], nothing["unit"]) == ("none", "", "")
     assert [r["status"] for r in records(parsed, ALL)] == ["proved", "claimed", "claimed", "conditional", "proved",
-                                                          "no guarantee"]
+                                                          "conditional", "no guarantee"]
     assert "Of another unit." in parsed.words and "No noise." in parsed.words
     numbers = {r["caveats"] for r in records(parsed, ALL) if r["status"] == "claimed"}
     assert numbers == {"2"}
@@ -205,6 +209,35 @@ def test_several_folders_stand_side_by_side(tmp_path, monkeypatch):
         "label spread": "0.5", "checksum": "abc"}
     assert f"jfl train --config {one}/config.toml --out NEW" in parsed.words
     assert f"# {other}: its config.toml is not there" in parsed.words
+
+
+def test_two_of_one_name_are_told_apart_and_one_stands_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
+    monkeypatch.setattr(comparison, "_picture", lambda e: [])
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / "li2025")
+    shutil.copy(study(tmp_path / "in", POINTS), "li2025.json")
+    page.main(["li2025.json", "li2025"], tmp_path / "two.html")
+    parsed = Tables((tmp_path / "two.html").read_text())
+    assert "jfl report: li2025.json, li2025" in parsed.words and "Claims: li2025.json" in parsed.words
+    made(tmp_path / "b" / "li2025.json")
+    assert page._labels(["li2025.json", "b"]) == ["li2025", "b"]
+    assert page._labels(given := ["li2025.json", "li2025", "b/li2025.json"]) == given
+    (tmp_path / "link").symlink_to("li2025")
+    for again in ("li2025/", "link"):
+        assert cli.main(["report", "li2025", again, "--out", "out.html"]) == 2
+        assert f"need each directory or file once; got li2025 and {Path(again)}, which are one" in capsys.readouterr().err
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_a_name_that_utf8_cannot_hold_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
+    folder = made(tmp_path / "lat\udce9")                           # of bytes in another code
+    for more in ([], ["--out", str(tmp_path / "out.html")]):
+        assert cli.main(["report", str(folder), *more]) == 2
+        assert "need names and words that UTF-8 can hold; got '# jfl report: lat\\udce9'" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == [folder.name]
+    assert sorted(p.name for p in folder.iterdir()) == ["config.toml", "manifest.json", "metrics.csv", "summary.json"]
 
 
 def test_how_to_run_it_again(tmp_path):
@@ -252,6 +285,32 @@ def test_the_line_that_runs_an_experiment_again(experiment):
     assert "python -m experiments.noble2022 fig --lines 'DP, K=5' bare --out NEW" in again(
         quick=False, only=["DP, K=5", "bare"])
     assert "python -m experiments.'x; rm' fig --lines" in again(module="x; rm")       # words of a file are one word
+
+
+def test_lines_and_seeds_that_failed_are_told(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "_picture", lambda e: [])
+    monkeypatch.setattr(figures, "png", lambda f: b"")                # what takes the time
+    monkeypatch.setattr(figures, "svg", lambda f: "")
+    made(experiment / "all", {"fedavg": ([0.1, 0.1], [guarantee()], dict(failed=(0, 1)))})
+    edit("results.json", lambda r: r["lines"]["bare"].update(accuracy=[0.5], seeds=[0], failed=[1]))(experiment)
+    edit("results.json", lambda r: r | dict(failed=dict(all="all of its runs failed", thrown="NaN"),
+                                            unread=dict(svhn="need data")))(experiment)
+    parsed = shown(experiment)
+    rows = [("DP, K=5", "2"), ("bare", "1 (+1 failed)"), ("all", "0 (+2 failed)"), ("thrown", "0 (+2 failed)")]
+    assert [(r["line"], r["seeds"]) for r in records(parsed, LINES)] == rows
+    assert [(r["setting"], r["seeds"]) for r in records(parsed, HEAD)][2:] == [("all", "0 (+2 failed)")]
+    notes = ["Failed: all: all of its runs failed", "Failed: thrown: NaN", "Not run: svhn: need data"]
+    inner = {k: v for k, v in json.loads((experiment / "results.json").read_text()).items() if k != "format"}
+    (tmp_path / "some.json").write_text(json.dumps(dict(experiments=dict(fig=inner, fig2=inner))))
+    collection = sections.assemble([sources.read(tmp_path / "some.json")])
+    alone = sections.assemble([sources.read(experiment)])
+    assert "bare: 0.9000 ± 0.2484; all: none." in alone.sections[0].blocks[3].alt
+    for document, after in ((alone, ""), (collection, " (fig, fig2)")):
+        claims, = (s.blocks for s in document.sections if s.heading == "Claims")
+        visible = [words for b in claims if isinstance(b, markup.Items) for words in b.items]
+        assert [w for w in visible if w.startswith(("Failed", "Not run"))] == [n + after for n in notes]
+        assert not any("As the file gives them" in str(s) for s in document.sections)
+    assert collected.read(tmp_path / "some.json")[1].lines[1].seeds == "1 (+1 failed)"
 
 
 def test_files_of_before_formats_had_a_number_are_read(tmp_path, experiment):
@@ -484,6 +543,10 @@ def csv_cell(old, new):
 BROKEN = dict(
     empty=(lambda f: [p.unlink() for p in f.iterdir()], "need a folder with a run"),
     running=(gone("summary.json"), "need a finished run"),
+    interrupted=(lambda f: [gone("summary.json")(f), gone("config.toml")(f), (f / "line").mkdir(), (f / "line" / "cells.json").touch()],
+                 "run without results.json: it was interrupted, or still runs. Run it again: its cells are kept"),
+    begun=(lambda f: [p.unlink() for p in f.iterdir()] + [(f / ".cells").mkdir()], "need a finished experiment"),
+    reasons=(lambda f: (f / "results.json").write_text('{"title": "a", "failed": ["a"]}'), "need failed as this version"),
     half=(cut("summary.json"), "summary.json: need the JSON that a run wrote"),
     half_manifest=(cut("manifest.json"), "manifest.json: need the JSON"),
     half_table=(cut("metrics.csv"), "half-written"),
@@ -685,6 +748,9 @@ def test_tidy_rows_of_a_run_and_a_sweep(fed, task, tmp_path):
         (f"fedavg z={z}", s, i, z) for z in (1.0, 2.0) for s in (3, 4) for i in (1, 2)]
     np.testing.assert_array_equal([r["loss"] for r in rows], np.ravel(swept.metrics.loss))
     assert rows[0]["epsilon"] == rows[2]["epsilon"] > rows[4]["epsilon"] > 0
+    told = dict(unit="client", adjacency=best.adjacency, view="third_party", delta=1e-5, status="proved")
+    assert all({k: r[k] for k in told} == told and r["failed"] is False for r in rows)
+    assert {k: named[0][k] for k in told} == told and "failed" not in named[0]
 
     tables.write(tmp_path / "rows.csv", rows)
     tables.write(tmp_path / "rows.jsonl", rows)
@@ -700,6 +766,36 @@ def test_tidy_rows_of_a_run_and_a_sweep(fed, task, tmp_path):
     several = out._replace(metrics=jax.tree.map(lambda x: np.stack([x, x]), out.metrics))
     with pytest.raises(ValueError, match="one run"):
         tables.tidy(several)
+
+
+def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monkeypatch):
+    def of(grad, **more):
+        algorithm = jfl.algorithms.fedavg(grad, lr=0.1, steps=1, batch=jfl.batches.without_replacement(2))
+        return jfl.plan(fed, task, algorithm, jfl.sampling.full(fed.size.shape[0]), **more)
+
+    plans = [of(jfl.grad(squared), release=noisy_release()), of(noisy_grad()), of(jfl.grad(squared))]
+    seen = jfl.core.Metrics(np.array(3 * [[1, 2]]), np.ones((3, 2)), None, None, *np.ones((4, 3, 2)))
+    swept = SimpleNamespace(points=[dict(seed=0, delta=d, failed=1) for d in (1, 2, 3)], plans=plans, metrics=seen,
+                            failed=np.array([False, True, False]))
+    rows = tables.tidy(swept, delta=1e-5)
+    assert [(r["unit"], r["view"], r["delta"], r["status"], r["failed"], r["point_delta"]) for r in rows[1::2]] == [
+        ("client", "third_party", 1e-5, "proved", False, 1), ("example", "server", 1e-5, "proved", True, 2),
+        (None, None, 1e-5, "no guarantee", False, 3)]
+    assert [r["adjacency"] for r in rows[1::2]] == ["replace_one", "replace_one", None]
+    assert rows[1]["epsilon"] > 0 < rows[3]["epsilon"] and rows[5]["epsilon"] is None and rows[1]["point_failed"] == 1
+    assert [r["delta"] for r in tables.tidy(swept)] == [1, 1, 2, 2, 3, 3]       # without epsilons nothing is in its way
+    monkeypatch.setattr(report, "privacy", lambda *_: [guarantee(3.0, "conditional")])
+    assert {(r["epsilon"], r["unit"], r["status"]) for r in tables.tidy(swept, delta=1e-5)} == {(None, None, "conditional")}
+
+
+def test_arrays_have_names_of_their_own():
+    one, other, near = np.ones(1001, np.float32), np.ones(1001, np.float32), np.ones(1001, np.float32)
+    other[500], near[500] = 9, np.nextafter(np.float32(1), np.float32(2))
+    names = [tables._value(v) for v in (one, other, near, jnp.array(other), [one], [other])]
+    assert names[1] == names[3] and len(set(names)) == 5
+    assert re.fullmatch(r"float32\[1001\] [0-9a-f]{8}", names[0]) and names[4].startswith("list ")
+    assert tables._value(np.array([0.5, 1 / 3])) == "[0.5                0.3333333333333333]"
+    assert tables._value(jnp.float32(0.5)) == 0.5 and tables._value((1, 2)) == "(1, 2)"
 
 
 def test_keys_that_no_number_made_keep_their_words():
@@ -747,6 +843,24 @@ def test_event_files_hold_the_curves(tmp_path, capsys, monkeypatch):
     (tag, text), = texts.items()
     assert tag.startswith("hparams") and "lr = 0.1" in text
     assert cli.main(command) == 2 and "empty or new directory" in capsys.readouterr().err
+
+
+def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("tensorboardX", reason='needs pip install "jfl[tensorboard]"')
+    folder = made(tmp_path / "run", {"fedavg": ([0.8, 0.9, 0.7], [guarantee()], dict(failed=(1,)))})
+    edit("summary.json", lambda s: [e["config"].update(seed=e["seed"]) for e in s["runs"]] and None)(folder)
+    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
+    assert cli.main(["report", str(folder), "--tensorboard", str(tmp_path / "logs")]) == 0
+    assert f"curves in {tmp_path / 'logs'}; 1 of its 3 runs failed, as their names say" in capsys.readouterr().out
+    found = sorted((tmp_path / "logs").iterdir())
+    assert [f.name for f in found] == ["fedavg seed=0", "fedavg seed=1 failed", "fedavg seed=2"]
+    for seed, run in enumerate(found):
+        text, = events(run)[1].values()
+        assert f"    seed = {seed}\n" in text
+    # folders hold 255 bytes; names that differ behind those stay apart
+    rows = [r for end in "ab" for r in report.rows("fedavg " + 200 * "é" + end, 0, dict(round=[1], loss=[1.0]))]
+    one, other = tables.tensorboard(tmp_path / "long", rows)
+    assert one != other and all(re.fullmatch("fedavg é{71} [0-9a-f]{8} seed=0", f.name) and f.exists() for f in (one, other))
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
