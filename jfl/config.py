@@ -190,7 +190,7 @@ def coerce(name: str, value, where: str):
     kind = FIELDS[name].type
     text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
     optional = "None" in str(kind)
-    if value is None and optional:
+    if optional and (value is None or value == "none"):  # the word, where a flag or TOML has no other for it
         return None
     if "tuple" in str(kind):
         items = value if isinstance(value, (list, tuple)) else [value]
@@ -204,11 +204,12 @@ def coerce(name: str, value, where: str):
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     elif "bool" in str(kind):
-        if isinstance(value, bool):
-            return value
+        if isinstance(value, bool) or value in ("true", "false"):
+            return value in (True, "true")
     elif isinstance(value, str):
         return value
-    check.fail(where, f"{name} of type {text}", check.shown(value))
+    words = " (true or false)" if "bool" in str(kind) else " (or none)" if optional else ""
+    check.fail(where, f"{name} of type {text}{words}", check.shown(value))
 
 
 def _float(value) -> float:

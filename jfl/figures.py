@@ -5,12 +5,14 @@ and the manifest a noise multiplier of the first setting; the noise's own norm a
 and the number of parameters, which no file holds.  So the norm is drawn as what it is.
 """
 import io
+import json
 import math
 from typing import NamedTuple
 
 import numpy as np
 
 from . import report
+from .assemble import DATA
 from .tables import interval
 
 INK = "#1f2328"              # words, axes and the first line: on a page, the colour of its words
@@ -32,7 +34,12 @@ class Setting(NamedTuple):
     curves: dict         # metric -> (rounds [E], values [seeds, E])
     final: list          # accuracy of each seed at the end
     guarantees: list     # of dict, as in summary.json
-    dataset: str = ""
+    data: object = ""    # equal where the data are
+
+
+def data_of(entries: list[dict]) -> frozenset:
+    """Which data the runs of a setting have, of their entries in summary.json: equal where the data are the same."""
+    return frozenset(json.dumps([e["dataset"], *(e["config"].get(k) for k in DATA)]) for e in entries)
 
 
 def curves(settings: list[Setting], metrics: tuple):
@@ -101,7 +108,7 @@ def frontier(settings: list[Setting]):
     for ax, promise in zip(axes, panels):
         seen = []
         inside = lambda s, promise=promise: any(_drawn(g) and _promise(g) == promise for g in s.guarantees)
-        datasets = {s.dataset for s in settings if inside(s)}
+        same = [s.data for s in settings if inside(s)]
         for i, s in enumerate(settings):
             colour, _ = _look(i)
             mean, half = interval(s.final)
@@ -109,7 +116,7 @@ def frontier(settings: list[Setting]):
             for g in s.guarantees:
                 if _drawn(g) and _promise(g) == promise:
                     found[g["status"]] = min(found.get(g["status"], math.inf), g["epsilon"])
-            if s.dataset in datasets and not any(_drawn(g) for g in s.guarantees):
+            if s.data in same and not any(_drawn(g) for g in s.guarantees):
                 ax.axhline(mean, color=colour, ls="--", lw=1.2)
                 handles[i] = Line2D([], [], color=colour, ls="--", lw=1.2)
             if len(found) > 1:
@@ -119,10 +126,7 @@ def frontier(settings: list[Setting]):
                 if status == "proved" or i not in handles:
                     handles[i] = Line2D([], [], color=colour, ls="none", ms=7, **MARKS[status])
                 seen.append(epsilon)
-        ax.set_xscale("log")
-        low, high = min(seen) / 1.6, max(seen) * 1.6
-        ax.set_xlim(low, high)
-        _ticks(ax, low, high)
+        report.epsilon_axis(ax, seen)
         unit, adjacency, view, delta = promise
         ax.set(xlabel=f"ε at δ = {delta:.3g}", title=f"{unit}, {adjacency.replace('_', ' ')}, seen by {_view(view)}")
         _sober(ax)

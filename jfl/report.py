@@ -1,8 +1,10 @@
 """What a run leaves behind: summary.json, metrics.csv, manifest.json and pictures."""
+import contextlib
 import csv
 import io
 import json
 import math
+import re
 import tempfile
 import textwrap
 import time
@@ -24,10 +26,11 @@ SERIES = [f for f in Metrics.__dataclass_fields__ if f != "round"]
 PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 VIEWS = dict(server="server", third_party="third party")
 PICTURES = (".png", ".svg", ".pdf")
+# how the pages of `jfl report` begin, as jfl.markup says, which stands above this module
+PAGES = {"report.md": b"<!-- jfl report -->\n", "report.html": b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+         b'<meta name="generator" content="jfl report">\n'}
 METHODS = dict(pld=("privacy-loss distribution (pld)", PALETTE[1]), rdp=("Rényi (rdp)", PALETTE[3]),
                gaussian_exact=("exact Gaussian, no gain from sampling (gaussian_exact)", PALETTE[5]))
-
-
 _compiling = []      # seconds of every compilation since the first call of `compile_seconds`
 
 
@@ -88,24 +91,15 @@ def entry(name: str, config: dict, seed: int, metrics: dict, guarantees: list, s
 
 def rows(name: str, seed: int, metrics: dict, epsilon=None) -> list[dict]:
     """Rows of metrics.csv, one an evaluation."""
-    out = []
-    for i, r in enumerate(metrics["round"]):
-        row = dict(name=name, seed=seed, round=r, epsilon=None if epsilon is None else plain(epsilon[i]))
-        for key in SERIES:
-            values = metrics.get(key)
-            row[key] = None if values is None else plain(values[i])
-        out.append(row)
-    return out
+    return [dict(name=name, seed=seed, round=r, epsilon=None if epsilon is None else plain(epsilon[i]))
+            | {k: None if metrics.get(k) is None else plain(metrics[k][i]) for k in SERIES}
+            for i, r in enumerate(metrics["round"])]
 
 
 def lists(metrics: Metrics, point: int | None = None) -> dict:
     """Metrics as plain lists over evaluations, of one point of a sweep if given."""
-    out = {}
-    for key in Metrics.__dataclass_fields__:
-        value = getattr(metrics, key)
-        if value is not None:
-            out[key] = plain(np.asarray(value if point is None else value[point]).tolist())
-    return out
+    values = {k: getattr(metrics, k) for k in Metrics.__dataclass_fields__}
+    return {k: plain(np.asarray(v if point is None else v[point]).tolist()) for k, v in values.items() if v is not None}
 
 
 def save(directory, runs: list[dict], table: list[dict], manifest: dict):
@@ -117,6 +111,20 @@ def save(directory, runs: list[dict], table: list[dict], manifest: dict):
     write(directory / "metrics.csv", text.getvalue())
     write(directory / "manifest.json", json.dumps(plain(manifest), indent=1))
     write(directory / "summary.json", json.dumps(dict(format=FORMAT, runs=plain(runs)), indent=1, allow_nan=False))
+
+
+def void(directory):
+    """Remove what states an epsilon of fewer rounds: summary.json, its picture, and a page that `jfl report` wrote."""
+    for name in ("summary.json", "accuracy.png"):
+        (directory / name).unlink(missing_ok=True)
+    pages = [p for p in map(directory.joinpath, PAGES) if p.is_file() and p.read_bytes().startswith(PAGES[p.name])]
+    folder = directory / "report_files"
+    mine = [p for p in folder.iterdir() if re.fullmatch(r"picture-\d+\.png", p.name)] if pages and folder.is_dir() else []
+    for path in pages + mine:
+        path.unlink()
+    if pages:
+        with contextlib.suppress(OSError):                # not there, or somebody's own files in it
+            folder.rmdir()
 
 
 def noise(plan: Plan, rounds: int) -> list:
@@ -219,30 +227,38 @@ def _beside(ax, places, low, high):
         last = at
 
 
-def _plain_ticks(axis, low, high):
-    """1, 2, 5 of each decade, or the decades alone, as plain numbers."""
+def _plain_ticks(axis, low, high, first=()):
+    """1, 2, 5 of each decade, or the decades alone, as plain numbers; some others first."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     parts = (1, 2, 5) if len(decades) < 6 else (1,)
     ticks = [m * 10.0 ** d for d in decades for m in parts if low <= m * 10.0 ** d <= high]
+    ticks = [*first, *ticks[::max(1, len(ticks) // 8)]]
     axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
     axis.set_ticks([], minor=True)
 
 
-def _figure(size):
+def epsilon_axis(ax, epsilons):
+    """A logarithmic axis with a place for each of some epsilons: 0, which has no logarithm, stands left of the others."""
+    known = [e for e in epsilons if e > 0] or [1e-3]
+    low, high = max(min(known) / 1.8, 1e-300), min(max(known) * 1.8, 1e300)
+    zero = [0.0] * (0 in epsilons)
+    ax.set_xscale("symlog", linthresh=low, linscale=0.4)          # logarithmic from low on
+    ax.set_xlim(-low / 3 if zero else low, high)
+    _plain_ticks(ax.xaxis, low, high, zero)
+
+
+def _figure(size, *shape, **options):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    return figure, figure.subplots(*shape, **options)
 
 
 def _save(figure, path):
-    temporary = path.with_name("." + path.name)
-    try:
-        figure.savefig(temporary, dpi=140, format=path.suffix[1:].lower())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    out = io.BytesIO()
+    figure.savefig(out, dpi=140, format=path.suffix[1:].lower())
+    write(path, [out.getvalue()])
 
 
 def picture(path, groups: list[dict], title: str):
@@ -250,11 +266,7 @@ def picture(path, groups: list[dict], title: str):
 
     groups: dicts of label, round [E], accuracy [seeds, E], epsilon (None: no guarantee).
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
+    figure, (left, right) = _figure((10.5, 4.2), 1, 2, width_ratios=(1.35, 1))
     for colour, g in zip(PALETTE * len(groups), groups):
         accuracy = np.asarray(g["accuracy"], float)
         mean, spread = accuracy.mean(0), accuracy.std(0)
@@ -270,14 +282,8 @@ def picture(path, groups: list[dict], title: str):
                            fontsize=8, color=colour)
     left.set(xlabel="round", ylabel="test accuracy", title="accuracy against round (mean ± std over seeds)")
     left.legend(fontsize=8, loc="lower right", frameon=False)
-    known = sorted({g["epsilon"] for g in groups if g["epsilon"] is not None})
-    if known:
-        right.set_xscale("log")
-        right.set_xlim(known[0] / 2, known[-1] * 2)
-        decades = range(math.floor(math.log10(known[0] / 2)), math.ceil(math.log10(known[-1] * 2)) + 1)
-        ticks = [m * 10.0 ** d for d in decades for m in (1, 2, 5) if known[0] / 2 <= m * 10.0 ** d <= known[-1] * 2]
-        right.set_xticks(ticks, [f"{e:g}" for e in ticks])
-        right.minorticks_off()
+    if known := [g["epsilon"] for g in groups if g["epsilon"] is not None]:
+        epsilon_axis(right, known)
     else:
         right.set_xticks([])
     right.set(xlabel="ε (see the legend for its unit and view)", ylabel="final test accuracy",
@@ -290,6 +296,4 @@ def picture(path, groups: list[dict], title: str):
     left.set_ylim(max(0, min(low)), min(1, max(high)))
     right.set_ylim(left.get_ylim())
     figure.suptitle(title, fontsize=11)
-    temporary = path.with_name("." + path.name)
-    figure.savefig(temporary, dpi=140, format="png")
-    temporary.replace(path)
+    _save(figure, path)

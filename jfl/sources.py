@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from . import check, collected, tables
 from .collected import has
-from .figures import Setting, several
+from .figures import Setting, data_of, several
 
 ENTRY = dict(name=str, algorithm=str, dataset=str, rounds=int, seed=int, accuracy=dict, seconds=dict, privacy=list,
              config=dict)
@@ -164,8 +164,8 @@ def _group(source, name, label):
         if r["name"] == name and r["seed"] in seeds:
             rows.setdefault(r["seed"], {})[r["round"]] = r
     final = [e["accuracy"]["final"] for e in good if e["accuracy"]["final"] is not None]
-    return Group(source, Setting(label, _curves(list(rows.values())), final, worst["privacy"], worst["dataset"]), good,
-                 len(entries) - len(good), worst["config"], worst["privacy"])
+    setting = Setting(label, _curves(list(rows.values())), final, worst["privacy"], data_of(good or entries))
+    return Group(source, setting, good, len(entries) - len(good), worst["config"], worst["privacy"])
 
 
 def _or_inf(value):

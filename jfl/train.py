@@ -227,7 +227,7 @@ def _train(asked, plan, config, out, run, branch, history, spent, beyond, facts,
     while done < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
         journal.announce(done + n, branch, **facts)
-        (out / "summary.json").unlink(missing_ok=True)    # of a shorter run: its epsilon does not hold from here on
+        report.void(out)                                  # of a shorter run: its epsilon does not hold from here on
         try:
             result = simulate(key, placed, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh, data=data)
         except HealthError as error:

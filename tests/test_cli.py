@@ -8,7 +8,7 @@ import tomllib
 import jax
 import pytest
 
-from jfl import assemble, cli, config, console
+from jfl import assemble, cli, config, console, markup, report
 
 TINY = ["--clients", "6", "--min-rows", "8", "--model", "logistic", "--cohort", "3", "--batch", "4", "--steps", "2",
         "--rounds", "4", "--evaluate-every", "2"]
@@ -105,6 +105,40 @@ def test_client_level_calibrates_for_the_view_it_names(tmp_path, capsys):
     assert mine["view"] == "third_party" and 3.99 < mine["epsilon"] <= 4
     assert run["config"]["noise_multiplier"] > 0
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["epsilon"] == 4.0
+
+
+def test_what_states_an_epsilon_of_fewer_rounds_goes(tmp_path, capsys):
+    """Before a longer run begins: of pages and pictures those that are jfl's own."""
+    out = tmp_path / "run"
+    command = ["train", *TINY, "--noise-multiplier", 1, "--out", out]
+    assert jfl(*command) == 0 and jfl("report", out) == 0
+    assert report.PAGES == {"report.html": markup.HEAD.encode(), "report.md": markup.MARKDOWN_HEAD.encode()}
+    pages = {p.name for p in out.iterdir()} & {"report.html", "report.md", "report_files", "accuracy.png"}
+    assert len(pages) == 4
+    (out / "report_files" / "mine.png").write_text("mine")
+    assert jfl(*command, "--resume") == 0                      # nothing to add: it stands
+    assert pages < {p.name for p in out.iterdir()}
+    assert jfl(*command, "--resume", "--rounds", 6) == 0
+    assert {p.name for p in out.iterdir()} & pages == {"accuracy.png", "report_files"} and summary(out)[0]["rounds"] == 6
+    assert [p.name for p in (out / "report_files").iterdir()] == ["mine.png"]
+    (out / "report.md").write_text("my notes")
+    report.void(out)
+    assert (out / "report.md").read_text() == "my notes" and not (out / "summary.json").exists()
+
+
+def test_words_for_what_flags_cannot_say(tmp_path, capsys):
+    """none, true and false among the values of a sweep: a baseline without noise is a point like others."""
+    assert jfl("sweep", *TINY, "--sweep", "noise_multiplier=none,1", "--out", tmp_path / "a") == 0
+    runs = {r["config"]["noise_multiplier"]: r for r in summary(tmp_path / "a")}
+    assert set(runs) == {None, 1.0} and all(g["epsilon"] is None for g in runs[None]["privacy"])
+    assert any(g["epsilon"] and g["status"] == "proved" for g in runs[1.0]["privacy"])
+    assert jfl("report", tmp_path / "a", "--out", tmp_path / "a.html") == 0
+    assert [config.coerce("allow_empty", v, "") for v in ("true", "false", True)] == [True, False, True]
+    assert config.coerce("view", "none", "") is None and config.coerce("preprocess", "none", "") == "none"
+    for name, value, words in (("allow_empty", "yes", r"bool \(true or false\); got 'yes'"),
+                               ("noise_multiplier", "some", r"None \(or none\); got 'some'"), ("lr", "none", "float; got 'none'")):
+        with pytest.raises(ValueError, match=f"--sweep: need {name} of type .*{words}"):
+            config.coerce(name, value, "--sweep")
 
 
 def test_an_empty_poisson_cohort_stops_unless_allowed(tmp_path, capsys):

@@ -656,6 +656,32 @@ def test_only_what_compares_shares_an_axis():
     assert figures.frontier([setting("none", [0.9], [guarantee(None)])]) is None
 
 
+def test_only_the_same_data_share_a_dashed_line():
+    entry = lambda **config: dict(dataset="synthetic", config=dict(synthetic_alpha=0.0, lr=0.1) | config)
+    one = figures.data_of([entry(), entry()])
+    assert one == figures.data_of([entry(lr=0.5)])                # what is no field of data makes no other data
+    other = figures.data_of([entry(synthetic_alpha=1.0)])
+    assert len({one, other, figures.data_of([entry(), entry(partition="iid")]),
+                figures.data_of([entry() | dict(dataset="digits")])}) == 4
+    settings = [setting("a", [0.3], [guarantee(2.0)], one), setting("b", [0.4], [guarantee(None)], one),
+                setting("elsewhere", [0.7], [guarantee(None)], other)]
+    ax, = figures.frontier(settings).axes
+    assert [line.get_ydata()[0] for line in ax.lines if line.get_linestyle() == "--"] == [0.4]
+
+
+@pytest.mark.parametrize("epsilons", [(0.0,), (0.0, 0.2), (0.0, 1e-6, 50.0), (1.0, 8.0), (1e-320, 1e300)])
+def test_an_epsilon_of_nothing_has_a_place(epsilons, tmp_path):
+    """0 has no logarithm: it stands left of all others, under its own name."""
+    ax, = figures.frontier([setting("a", [0.3], [guarantee(e)]) for e in epsilons]).axes
+    at = ax.transAxes.inverted().transform(ax.transData.transform([(e, 0.3) for e in epsilons]))[:, 0]
+    assert (np.diff(at) > 0.01).all() and (at[0] > 0.01 and at[-1] < 0.99 or min(epsilons) == 1e-320)
+    shown = {t.get_text() for t in ax.get_xticklabels()}
+    assert ("0" in shown) == (epsilons[0] == 0) and len(shown) > 1 - (max(epsilons) == 0)
+    groups = [dict(label="a", round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=e) for e in epsilons]
+    report.picture(tmp_path / "p.png", groups, "")
+    assert (tmp_path / "p.png").stat().st_size > 5000
+
+
 def test_curves_have_bands_over_seeds():
     figure = figures.curves([setting("$x^$", [0.8, 0.9, 0.4], []), setting("one", [0.5], [])], ("accuracy", "loss"))
     ax, = figure.axes
