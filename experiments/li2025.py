@@ -49,7 +49,7 @@ def never_below(*pairs):
         mean = lambda n: results[n].accuracy.mean()
         below = [f"{a} {mean(a):.3f} < {b} {mean(b):.3f}" for a, b in pairs
                  if mean(a) < mean(b) - noise(results[a], results[b])]
-        seen = below or [f"{mean(a):.3f} ≥ {mean(b):.3f}" for a, b in pairs]
+        seen = below or [f"{mean(a):.3f} {'≥' if mean(a) >= mean(b) else '≈'} {mean(b):.3f}" for a, b in pairs]
         return (NOT if below else CONFIRMED), ", ".join(seen)
     return check
 
