@@ -222,7 +222,8 @@ EXPERIMENTS = dict(
         against(PAIRED, KS, "DP-FedAvg"), 0.05, 0.15))),
     fig4=on_synthetic("gradient dissimilarity", RATIO),
     fig5=watched_figure("Synthetic: train loss, alpha alone", ALPHAS, GAP, (
-        Claim("alpha makes a difference: no, it does not change the law of the labels, columns differ as draws do",
+        Claim("alpha makes a difference: no, it does not change the law of the labels, columns differ as draws do "
+              "(of three of each, one time in five not)",
               no_effect([f"DP-SCAFFOLD-warm, K=50, {c}" for c in ALPHAS],
                         ["DP-SCAFFOLD-warm, K=50, alpha=0", *DRAWS])),), more=DRAWS),
     fig6=watched_figure("Synthetic: train loss, beta alone", BETAS, GAP, tuple(

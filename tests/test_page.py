@@ -371,9 +371,10 @@ def test_the_five_papers_stand_on_one_page():
                                               "proved ε": "0.4311", "paper's figure": "27.41 ± 0.71 %"}),
     ("noble2022", "fig1", "DP-FedAvg, K=50, (5,5), no l2", {"ours": "0.7298 ± 0.0283", "seeds": "3", "claimed ε": "12.91",
                                                             "proved ε": "0.8601", "ln(F - F*)": "-1.326"}),
-    ("noble2022", "fig5_small", "DP-SCAFFOLD-warm, K=50, alpha=0", {"ln(F - F*), at the end": "-2.157", "seeds": "1"}),
+    ("noble2022", "fig5", "DP-SCAFFOLD-warm, K=50, alpha=0, draw 2", {"ln(F - F*)": "-3.582", "seeds": "3"}),
+    ("noble2022", "fedavg_eta1_small", "FedAvg, eta 0 = 1", {"ln(F - F*), at the end": "-2.248", "seeds": "1"}),
     ("noble2022", "table1_small", "K=1, proved epsilon 3", {"ours": "0.6188", "noise multiplier": "0.2197"}),
-    ("ranaweera2025", "client_mnist", "vanilla σ=3", {"ours": "0.6518 ± 0.0158", "seeds": "5", "proved ε": "1.836"}),
+    ("ranaweera2025", "client_mnist", "vanilla σ=3", {"ours": "0.6558 ± 0.0386", "seeds": "5", "proved ε": "1.836"}),
     ("ranaweera2025", "study, linear, noise multiplier 1.33", "prior:0.1", {
         "ours": "0.8768 ± 0.0059", "points above iso": "+0.43 ± 0.63", "proved ε": "0.2023", "k": "16"}),
     ("talaei2024", "study, scenario 1", "no noise, lr 0.02: 0-1-2", {
