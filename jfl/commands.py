@@ -131,7 +131,7 @@ def sweep(args):
         out: Path = Path("runs/sweep")
         """run directory: new or empty, unless --resume"""
         sweep: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-        """NAME=VALUE,VALUE,...; once for each field that varies"""
+        """NAME=VALUE,VALUE,...; once for each field that varies; none, true and false are values too"""
         strict: bool = False
         """exit with 3 if any point fails, not only if all do"""
         resume: bool = False

@@ -220,8 +220,10 @@ def _float(value) -> float:
 
 
 def dump(values: dict, comment: str = "") -> str:
-    """TOML of flat values; None is left out."""
+    """TOML of flat values; None is left out, but among the values of a sweep, where it is the word none."""
     def one(v):
+        if v is None:
+            return '"none"'
         if isinstance(v, bool):
             return str(v).lower()
         if isinstance(v, (list, tuple)):

@@ -123,6 +123,7 @@ def main(out: Path, rounds: int | None = None, seeds: int = 3, advance=lambda no
                               seconds=took * len(points) / len(result.points)))
     advance("writing")
     out.mkdir(parents=True, exist_ok=True)
+    report.void(out)                                      # of another demo, with another number of rounds
     report.save(out, entries, table, report.manifest(
         [found[0][1]], split, seconds=dict(compile=report.compile_seconds() - compiling,
                                            total=time.perf_counter() - begun), seeds=list(range(seeds))))

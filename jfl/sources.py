@@ -164,7 +164,7 @@ def _group(source, name, label):
         if r["name"] == name and r["seed"] in seeds:
             rows.setdefault(r["seed"], {})[r["round"]] = r
     final = [e["accuracy"]["final"] for e in good if e["accuracy"]["final"] is not None]
-    setting = Setting(label, _curves(list(rows.values())), final, worst["privacy"], data_of(good or entries))
+    setting = Setting(label, _curves(list(rows.values())), final, worst["privacy"], data_of(entries))
     return Group(source, setting, good, len(entries) - len(good), worst["config"], worst["privacy"])
 
 

@@ -133,6 +133,8 @@ def test_words_for_what_flags_cannot_say(tmp_path, capsys):
     assert set(runs) == {None, 1.0} and all(g["epsilon"] is None for g in runs[None]["privacy"])
     assert any(g["epsilon"] and g["status"] == "proved" for g in runs[1.0]["privacy"])
     assert jfl("report", tmp_path / "a", "--out", tmp_path / "a.html") == 0
+    assert config.load(tmp_path / "a" / "config.toml")["sweep"] == dict(noise_multiplier=[None, 1.0])
+    assert jfl("sweep", "--config", tmp_path / "a" / "config.toml", "--out", tmp_path / "a", "--resume") == 0
     assert [config.coerce("allow_empty", v, "") for v in ("true", "false", True)] == [True, False, True]
     assert config.coerce("view", "none", "") is None and config.coerce("preprocess", "none", "") == "none"
     for name, value, words in (("allow_empty", "yes", r"bool \(true or false\); got 'yes'"),
@@ -311,7 +313,9 @@ def test_a_small_demo(tmp_path, capsys):
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("ε", "unit", "adjacency", "view", "δ", "seconds", "±", "example", "client"))
+    (out / "report.md").write_bytes(report.PAGES["report.md"] + b"of the first")
     assert jfl("demo", "--rounds", 2, "--seeds", 2, "--out", out) == 0          # replaces the first
+    assert not (out / "report.md").exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     assert jfl("demo", "--out", tmp_path / "other") == 2
