@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jfl import console, report
+from jfl import check, console, report
 from jfl.checkpoint import identity, write
 from jfl.collected import VERDICTS
 from jfl.config import Config
@@ -125,8 +125,12 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
             unread[config.dataset] = str(error).partition("; got")[0]    # data that are not on this machine; no paths
             continue
         configs[line], folders[line] = config, out / line.replace(" ", "_").replace("/", "_")
+    if not configs and (out / "results.json").exists():
+        check.fail(name, "data of at least one line", f"{', '.join(unread)} that cannot be read here",
+                   f"{out / 'results.json'} of an earlier run stands as it was.")
     for line, entries in cells.lines(folders, kept, configs, seeds, experiment.runs):
         (out / "results.json").unlink(missing_ok=True)    # of an earlier run, whose lines are no longer all there
+        report.void(out)                                  # nor what a page says of them
         if isinstance(entries, HealthError) or all(e.get("failed") for e in entries):
             failed[line] = str(entries) if isinstance(entries, HealthError) else "all of its runs failed"
             print(f"{name} {line}: {failed[line]}", file=sys.stderr)
@@ -177,7 +181,9 @@ def keep(out, found: dict, command: dict) -> dict:
 def _line(entries):
     good = [e for e in entries if not e.get("failed")]
     # seeds with splits of their own have an epsilon each: that of the line is the largest, and none if one has none
-    proved, claimed = max(map(_worth, entries), key=lambda w: np.inf if w[0] is None else w[0])
+    proved, claimed = zip(*map(_worth, entries))
+    proved = None if None in proved else max(proved)
+    claimed = max((c for c in claimed if c is not None), default=None)
     values = lambda key: np.array([e[key] for e in good], float)
     accuracy = np.array([e["accuracy"]["final"] for e in good], float)
     return Line(accuracy, values("loss"), proved, claimed, float(np.mean([e["seconds"]["per_round"] for e in entries])),

@@ -27,7 +27,7 @@ PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#C
 VIEWS = dict(server="server", third_party="third party")
 PICTURES = (".png", ".svg", ".pdf")
 # how the pages of `jfl report` begin, as jfl.markup says, which stands above this module
-PAGES = {"report.md": b"<!-- jfl report -->\n", "report.html": b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+PAGES = {".md": b"<!-- jfl report -->\n", ".html": b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
          b'<meta name="generator" content="jfl report">\n'}
 METHODS = dict(pld=("privacy-loss distribution (pld)", PALETTE[1]), rdp=("Rényi (rdp)", PALETTE[3]),
                gaussian_exact=("exact Gaussian, no gain from sampling (gaussian_exact)", PALETTE[5]))
@@ -114,17 +114,17 @@ def save(directory, runs: list[dict], table: list[dict], manifest: dict):
 
 
 def void(directory):
-    """Remove what states an epsilon of fewer rounds: summary.json, its picture, and a page that `jfl report` wrote."""
-    for name in ("summary.json", "accuracy.png"):
-        (directory / name).unlink(missing_ok=True)
-    pages = [p for p in map(directory.joinpath, PAGES) if p.is_file() and p.read_bytes().startswith(PAGES[p.name])]
-    folder = directory / "report_files"
-    mine = [p for p in folder.iterdir() if re.fullmatch(r"picture-\d+\.png", p.name)] if pages and folder.is_dir() else []
-    for path in pages + mine:
-        path.unlink()
-    if pages:
-        with contextlib.suppress(OSError):                # not there, or somebody's own files in it
-            folder.rmdir()
+    """Remove what states an epsilon of other rounds: summary.json, and pages that `jfl report` wrote beside it."""
+    (directory / "summary.json").unlink(missing_ok=True)
+    mine = lambda path: path.suffix in PAGES and path.is_file() and path.read_bytes().startswith(PAGES[path.suffix])
+    for page in filter(mine, list(directory.iterdir())):
+        page.unlink()
+        folder = page.with_name(f"{page.stem}_files")
+        if folder.is_dir() and not folder.is_symlink():
+            for path in [p for p in folder.iterdir() if re.fullmatch(r"picture-\d+\.png", p.name)]:
+                path.unlink()
+            with contextlib.suppress(OSError):            # other files in it
+                folder.rmdir()
 
 
 def noise(plan: Plan, rounds: int) -> list:

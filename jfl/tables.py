@@ -68,7 +68,10 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         epsilon, promise = known[id(made)]
         name = " ".join([made.algorithm.name, *(f"{k}={v}" for k, v in values.items())])
         more = promise | dict(failed=bool(result.failed[i]))
-        more |= {k if k not in taken else f"point_{k}": v for k, v in values.items()}
+        for k, v in values.items():
+            while k in taken or k in more:
+                k = f"point_{k}"
+            more[k] = v
         out += [r | more for r in report.rows(name, _seed(point["seed"]), history, epsilon)]
     return out
 
@@ -183,7 +186,7 @@ def _row(path, line, cells):
         except ValueError:
             if key in report.COLUMNS:
                 check.fail(f"{path}, line {line}", f"a number {key}", repr(text))
-            out[key] = {"True": True, "False": False}.get(text, text)
+            out[key] = {"True": True, "False": False}.get(text, text) if key == "failed" else text
     if out["seed"] is None or out["round"] is None:
         check.fail(f"{path}, line {line}", "a seed and a round", "an empty cell")
     return out

@@ -228,6 +228,7 @@ def _train(asked, plan, config, out, run, branch, history, spent, beyond, facts,
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
         journal.announce(done + n, branch, **facts)
         report.void(out)                                  # of a shorter run: its epsilon does not hold from here on
+        (out / "accuracy.png").unlink(missing_ok=True)
         try:
             result = simulate(key, placed, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh, data=data)
         except HealthError as error:

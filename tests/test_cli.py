@@ -112,7 +112,8 @@ def test_what_states_an_epsilon_of_fewer_rounds_goes(tmp_path, capsys):
     out = tmp_path / "run"
     command = ["train", *TINY, "--noise-multiplier", 1, "--out", out]
     assert jfl(*command) == 0 and jfl("report", out) == 0
-    assert report.PAGES == {"report.html": markup.HEAD.encode(), "report.md": markup.MARKDOWN_HEAD.encode()}
+    assert report.PAGES == {".html": markup.HEAD.encode(), ".md": markup.MARKDOWN_HEAD.encode()}
+    assert jfl("report", out, "--out", out / "index.html") == 0
     pages = {p.name for p in out.iterdir()} & {"report.html", "report.md", "report_files", "accuracy.png"}
     assert len(pages) == 4
     (out / "report_files" / "mine.png").write_text("mine")
@@ -120,10 +121,15 @@ def test_what_states_an_epsilon_of_fewer_rounds_goes(tmp_path, capsys):
     assert pages < {p.name for p in out.iterdir()}
     assert jfl(*command, "--resume", "--rounds", 6) == 0
     assert {p.name for p in out.iterdir()} & pages == {"accuracy.png", "report_files"} and summary(out)[0]["rounds"] == 6
-    assert [p.name for p in (out / "report_files").iterdir()] == ["mine.png"]
+    assert [p.name for p in (out / "report_files").iterdir()] == ["mine.png"] and not list(out.glob("index*"))
     (out / "report.md").write_text("my notes")
+    (out / "linked.md").write_bytes(report.PAGES[".md"])
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "picture-1.png").write_text("mine")
+    (out / "linked_files").symlink_to(tmp_path / "elsewhere")
     report.void(out)
     assert (out / "report.md").read_text() == "my notes" and not (out / "summary.json").exists()
+    assert (tmp_path / "elsewhere" / "picture-1.png").exists() and not (out / "linked.md").exists()
 
 
 def test_words_for_what_flags_cannot_say(tmp_path, capsys):
@@ -313,9 +319,10 @@ def test_a_small_demo(tmp_path, capsys):
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("ε", "unit", "adjacency", "view", "δ", "seconds", "±", "example", "client"))
-    (out / "report.md").write_bytes(report.PAGES["report.md"] + b"of the first")
+    (out / "report.md").write_bytes(report.PAGES[".md"] + b"of the first")
+    (out / "accuracy.png").write_text("mine")
     assert jfl("demo", "--rounds", 2, "--seeds", 2, "--out", out) == 0          # replaces the first
-    assert not (out / "report.md").exists()
+    assert not (out / "report.md").exists() and (out / "accuracy.png").read_text() == "mine"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     assert jfl("demo", "--out", tmp_path / "other") == 2

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from experiments import cells, common
 from experiments.common import Claim, Experiment
 from experiments.together import Plans
-from jfl import assemble, points, sources, sweeps, train
+from jfl import assemble, check, points, report, sources, sweeps, train
 from jfl.config import Config
 
 TINY = dict(dataset="digits", partition="iid", clients=4, rounds=2, steps=1, batch=4, evaluate_every=1)
@@ -113,10 +113,22 @@ def test_results_of_an_earlier_run_do_not_stay_beside_lines_of_this_one(tmp_path
         common.run("tiny", figure(), tmp_path)
     assert (tmp_path / "results.json").read_bytes() == before            # nothing was written yet
     (tmp_path / "slow" / "notes").unlink()
+    (tmp_path / "report.md").write_bytes(report.PAGES[".md"])            # a page of the earlier results
     stopped_after(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):                               # in the last line
         common.run("tiny", figure(fast=dict(lr=0.5), last=dict(lr=0.7), slow=dict(lr=0.9)), tmp_path)
-    assert not (tmp_path / "results.json").exists()
+    assert not (tmp_path / "results.json").exists() and not (tmp_path / "report.md").exists()
+
+
+def test_results_stay_where_no_data_can_be_read(tmp_path, ran, monkeypatch):
+    common.run("tiny", figure(), tmp_path)
+    before = (tmp_path / "results.json").read_bytes()
+    monkeypatch.setattr(cells, "_rows", cells._rows.__wrapped__)
+    monkeypatch.setattr(cells.datasets, "mnist", lambda: check.fail("datasets.mnist", "prepared data", "none"))
+    with pytest.raises(ValueError, match="tiny: need data of at least one line; got mnist that cannot be read"):
+        common.run("tiny", figure(slow=dict(dataset="mnist")), tmp_path)
+    assert (tmp_path / "results.json").read_bytes() == before
+    assert common.run("tiny", figure(slow=dict(dataset="mnist")), tmp_path / "new")["unread"]
 
 
 def test_a_line_among_others_is_as_alone(tmp_path, ran):
@@ -159,6 +171,10 @@ def test_every_seed_has_the_epsilon_of_its_own_split(tmp_path):
     for e in entries[1:]:
         e["privacy"] = []
     assert common._line(entries).proved is None           # one of them has none
+    claim = dict(status="claimed", view="server", unit="example")
+    for e, claimed in zip(entries, (1.0, 9.0, 2.0)):
+        e["privacy"] = [*e["privacy"], claim | dict(epsilon=claimed)]
+    assert common._line(entries).claimed == 9.0
 
 
 def test_all_lines_are_checked_before_the_first_one_runs(tmp_path, ran):

@@ -116,11 +116,12 @@ def test_the_list_names_all_experiments(capsys):
     (li2025.interior("a", "b", "c"), (0.5, 0.8, 0.6), (0.9, 0.8, 0.6)),
     (li2025.interior("a", "b", "c"), (0.5, 0.8, 0.6), (0.5, 0.8, 0.8)),
     (li2025.small_harm("a", "b", "c"), (0.7, 0.8, 0.79), (0.7, 0.8, 0.77)),
-    (li2025.beats(0.75), (0.8, 0.76, 0.9), (0.8, 0.75, 0.9))])
+    (li2025.beats(0.75, "abc"), (0.8, 0.76, 0.9), (0.8, 0.75, 0.9))])
 def test_checks_go_both_ways(check, good, bad):
     results = lambda means: {n: line(m - 0.001, m + 0.001) for n, m in zip("abc", means)}
     assert check(results(good))[0] == CONFIRMED
     assert check(results(bad))[0] == NOT
+    assert check({n: r for n, r in results(good).items() if n != "c"})[0] == UNKNOWN        # not run, or seeds failed
 
 
 def test_noise_of_seeds_is_no_difference():

@@ -278,12 +278,15 @@ def test_against_published_figures():
     assert runs.as_published(dict(x=0.45), 0.03)(results)[0] == UNKNOWN
     assert runs.as_published(dict(a=0.45, x=0.45), 0.03)(results)[0] == UNKNOWN         # of what ran nothing is off
     assert runs.as_published(dict(b=0.45, x=0.45), 0.03)(results)[0] == NOT
-    curve = dict(a=(0.3, 0.1, 0.0, 0.0, 0.0))
-    verdict, seen = runs.as_drawn(curve)(dict(a=gap([0.35, 0.2])))
-    assert verdict == CONFIRMED and "a, 50: +0.05" in seen and "a, 100: +0.10" in seen
-    assert runs.as_drawn(curve | dict(x=curve["a"]))(dict(a=gap([0.35, 0.2])))[0] == UNKNOWN
-    assert runs.as_drawn(curve)(dict(a=gap([0.35, 0.3])))[0] == NOT
+    curve, every = dict(a=(0.3, 0.1, 0.0, -0.1)), dict(rounds=(100, 200, 300, 400))
+    near = gap([0.35, 0.2, 0.0, -0.1], **every)
+    verdict, seen = runs.as_drawn(curve)(dict(a=near))
+    assert verdict == CONFIRMED and "a, 100: +0.05" in seen and "a, 200: +0.10" in seen
+    assert runs.as_drawn(curve | dict(x=curve["a"]))(dict(a=near))[0] == UNKNOWN
+    assert runs.as_drawn(curve)(dict(a=gap([0.35, 0.2], rounds=(100, 200))))[0] == UNKNOWN      # not all marks
+    assert runs.as_drawn(curve)(dict(a=gap([0.35, 0.3, 0.0, 0.0], **every)))[0] == NOT
     assert runs.as_drawn(curve)(dict(a=gap([0.35], rounds=(60,))))[0] == UNKNOWN
+    assert runs.as_published(dict(a=0.45), 0.03)(dict(a=line(float("nan"))))[0] == NOT
 
 
 @pytest.mark.parametrize("alpha", [1.0, 5.0])

@@ -795,7 +795,7 @@ def test_tidy_rows_of_a_run_and_a_sweep(fed, task, tmp_path):
         tables.tidy(several)
 
 
-def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monkeypatch):
+def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monkeypatch, tmp_path):
     def of(grad, **more):
         algorithm = jfl.algorithms.fedavg(grad, lr=0.1, steps=1, batch=jfl.batches.without_replacement(2))
         return jfl.plan(fed, task, algorithm, jfl.sampling.full(fed.size.shape[0]), **more)
@@ -811,6 +811,13 @@ def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monk
     assert [r["adjacency"] for r in rows[1::2]] == ["replace_one", "replace_one", None]
     assert rows[1]["epsilon"] > 0 < rows[3]["epsilon"] and rows[5]["epsilon"] is None and rows[1]["point_failed"] == 1
     assert [r["delta"] for r in tables.tidy(swept)] == [1, 1, 2, 2, 3, 3]       # without epsilons nothing is in its way
+    for p in swept.points:
+        p |= dict(point_delta="True")
+    both = tables.tidy(swept, delta=1e-5)
+    assert [(r["point_delta"], r["point_point_delta"]) for r in both[1::2]] == [(d, "True") for d in (1, 2, 3)]
+    tables.write(tmp_path / "rows.csv", both)
+    back = tables.read(tmp_path / "rows.csv")
+    assert back[2]["failed"] is True and back[2]["point_point_delta"] == "True"
     monkeypatch.setattr(report, "privacy", lambda *_: [guarantee(3.0, "conditional")])
     assert {(r["epsilon"], r["unit"], r["status"]) for r in tables.tidy(swept, delta=1e-5)} == {(None, None, "conditional")}
 
