@@ -125,9 +125,9 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
             unread[config.dataset] = str(error).partition("; got")[0]    # data that are not on this machine; no paths
             continue
         configs[line], folders[line] = config, out / line.replace(" ", "_").replace("/", "_")
-    if not configs and (out / "results.json").exists():
+    if not configs and any(out.glob(f"*/{cells.MARK}")):
         check.fail(name, "data of at least one line", f"{', '.join(unread)} that cannot be read here",
-                   f"{out / 'results.json'} of an earlier run stands as it was.")
+                   f"The lines of an earlier run in {out} stand as they were.")
     for line, entries in cells.lines(folders, kept, configs, seeds, experiment.runs):
         (out / "results.json").unlink(missing_ok=True)    # of an earlier run, whose lines are no longer all there
         report.void(out)                                  # nor what a page says of them
