@@ -148,12 +148,9 @@ def test_imports_inside_functions_are_for_heavy_packages():
                 assert not any(f == h or f.startswith(h + ".") for f in found for h in HEAVY), f"{name}: {found} on top"
 
 
-def test_modules_are_short_and_say_what_they_are():
-    for name, path in FILES.items():
-        text = path.read_text()
-        assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
-        limit = 100 if name.startswith("algorithms") else 300
-        assert len(text.splitlines()) <= limit, f"{path} has {len(text.splitlines())} lines, more than {limit}"
+def test_modules_say_what_they_are():
+    for path in FILES.values():
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
 
 
 IMPORT = """
