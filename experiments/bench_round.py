@@ -168,7 +168,7 @@ def scaffold(repeats):
     alg = jfl.algorithms.scaffold(jfl.private_grad(task.loss, chain), lr=0.01, steps=50,
                                   batch=jfl.batches.without_replacement(800))
     plan = jfl.plan(fed, task, alg, jfl.sampling.without_replacement(100, 20))
-    play, state = own.program(plan), jfl.start(jax.random.key(0), plan)
+    play, state = own.program(plan), jfl.init(jax.random.key(0), plan)
     begun = time.perf_counter()
     state = jax.block_until_ready(play(state, plan, 1))
     first = time.perf_counter() - begun
@@ -194,7 +194,7 @@ def scaled(axis, value, repeats):
     import jfl
     del x
     common.forget_peak()
-    play, state = own.program(plan), jfl.start(jax.random.key(0), plan)
+    play, state = own.program(plan), jfl.init(jax.random.key(0), plan)
     begun = time.perf_counter()
     jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, 1))
     first = time.perf_counter() - begun
@@ -271,10 +271,10 @@ def save(out, row):
     """Add a row, or put it in the place of an older one; what was timed stays if the rest is stopped."""
     import jax
 
-    from jfl.checkpoint import identity
+    from jfl.checkpoint import environment
     same = lambda row: (row["workload"], row["tool"], row["mode"], bool(row.get("one_process")))
     old = json.loads(out.read_text())["rows"] if out.exists() else []
-    about = dict(versions=identity(), device=jax.devices()[0].device_kind, cpus=os.cpu_count(), machine=platform.machine())
+    about = dict(versions=environment(), device=jax.devices()[0].device_kind, cpus=os.cpu_count(), machine=platform.machine())
     out.write_text(json.dumps(dict(about=about, rows=[r for r in old if same(r) != same(row)] + [row]), indent=1) + "\n")
 
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import jfl
-from jfl.checkpoint import identity
+from jfl.checkpoint import environment
 
 ROWS, FEATURES, CLASSES, COHORT = 20, 32, 10, 1000
 CLIENTS = (10 ** 4, 10 ** 5, 10 ** 6)
@@ -159,7 +159,7 @@ def main():
         rows.append(child("devices", 4096, 256, None, steps, batch))
     for devices in (2, 4, 8):
         rows.append(child("devices", 4096, 256, devices, 5, 10, devices=devices))
-    facts = dict(rows=rows, features=FEATURES, classes=CLASSES, rows_per_client=ROWS, versions=identity(),
+    facts = dict(rows=rows, features=FEATURES, classes=CLASSES, rows_per_client=ROWS, versions=environment(),
                  command="python experiments/bench_scale.py")
     Path(args.out).write_text(json.dumps(facts, indent=1) + "\n")
 

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from jfl import check, datasets, report
-from jfl.checkpoint import code, identity, temporary, write
+from jfl.checkpoint import code, environment, temporary, write
 from jfl.config import Config
 from jfl.data.prepared import digest
 from jfl.simulate import HealthError
@@ -70,7 +70,7 @@ def key(config: Config, how) -> str:
 
 def about(dataset: str, *how) -> list:
     """What a run follows from besides its settings: rows, jfl, versions, JAX's settings, the kind of device, what runs it."""
-    where = identity()
+    where = environment()
     return [_rows(dataset), code(), {k: where[k] for k in MATTERS}, *map(_named, how)]
 
 

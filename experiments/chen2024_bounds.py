@@ -7,7 +7,7 @@ import numpy as np
 
 import jfl
 from jfl import console, heterogeneity, report, schedules, tree
-from jfl.checkpoint import identity
+from jfl.checkpoint import environment
 from jfl.papers import chen2024 as paper
 from jfl.papers import chen2024_theory as theory
 
@@ -78,7 +78,7 @@ def problem(dataset="adult", clients=50, per_round=10, steps=10, batch=10, min_r
 def along(plan, seeds, counts):
     """Parameters after each number of rounds in `counts`: leaves [points, seeds, ...], the start first."""
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    run = jax.vmap(lambda key: jfl.start(key, plan))(keys)
+    run = jax.vmap(lambda key: jfl.init(key, plan))(keys)
     move = jax.jit(jax.vmap(lambda run, plan, n: jfl.scan(run, plan, n)[0], (0, None, None)))
     points = [plan.algorithm.params(run.server)]
     for n in np.diff(counts, prepend=0):
@@ -153,7 +153,7 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
 def _told(name, experiment, out, quick, verdicts, **found):
     console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts)
     found = report.plain(dict(experiment=name, title=experiment.title, quick=quick, **found, verdicts=[
-        dict(claim=c, verdict=v, seen=s) for c, v, s in verdicts], versions=identity()))
+        dict(claim=c, verdict=v, seen=s) for c, v, s in verdicts], versions=environment()))
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return found

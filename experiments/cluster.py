@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from jfl import report
-from jfl.checkpoint import identity, write
+from jfl.checkpoint import environment, write
 from jfl.cluster import Ray
 from jfl.config import Config
 from jfl.sweeps import FILE, sweep
@@ -99,7 +99,7 @@ def main(argv=None):
         sweep(CONFIG, AXES, folder / "local", block=BLOCK)
         local = time.perf_counter() - begun
         found = dict(local_seconds=local) | shot(CONFIG, AXES, BLOCK, folder) | compared(folder)
-    found = dict(about=identity(), block=BLOCK, axes=AXES) | found
+    found = dict(about=environment(), block=BLOCK, axes=AXES) | found
     write(args.out, json.dumps(report.plain(found), indent=1) + "\n")
     print(json.dumps({k: v for k, v in found.items() if k not in ("about", "axes")}, indent=1))
 

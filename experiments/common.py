@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from jfl import check, console, report
-from jfl.checkpoint import identity, write
+from jfl.checkpoint import environment, write
 from jfl.collected import VERDICTS
 from jfl.config import Config
 from jfl.simulate import HealthError
@@ -165,7 +165,7 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
         n: dict(seeds=r.seeds, failed=r.failed, accuracy=r.accuracy.tolist(), loss=r.loss.tolist(),
                 epsilon_claimed=r.claimed, epsilon_proved=r.proved, seconds_per_round=r.seconds,
                 paper=experiment.paper.get(n), **more[n]) for n, r in results.items()},
-        verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts], versions=identity(),
+        verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts], versions=environment(),
         **{k: v for k, v in dict(unread=unread, failed=failed).items() if v})
     return keep(out, found, command)
 

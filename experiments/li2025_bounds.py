@@ -11,8 +11,7 @@ from jfl import assemble, console, models, schedules
 from jfl import heterogeneity as het
 from jfl.config import Config
 from jfl.papers import li2025_theory
-from jfl.round import noise_key, start
-from jfl.round import round as one_round
+from jfl.round import init, noise_key, one_round
 
 from .common import CONFIRMED, NOT
 from .li2025_plans import build, multiplier, written
@@ -22,10 +21,11 @@ from .li2025_plans import build, multiplier, written
 def _trajectories(keys, made, counts):
     """Params of each seed after each of `counts` rounds more: leaves [seeds, evaluations]."""
     def segment(run, rounds):
-        run = jax.lax.fori_loop(0, rounds, lambda _, r: one_round(r, made, noise_key(r, made))[0], run)
+        noise = noise_key(run)
+        run = jax.lax.fori_loop(0, rounds, lambda _, r: one_round(r, made, noise)[0], run)
         return run, made.algorithm.params(run.server)
 
-    return jax.vmap(lambda key: jax.lax.scan(segment, start(key, made), counts)[1])(keys)
+    return jax.vmap(lambda key: jax.lax.scan(segment, init(key, made), counts)[1])(keys)
 
 
 @jax.jit

@@ -9,7 +9,7 @@ import json
 import numpy as np
 
 from jfl import algorithms, assemble, batches, models, printed, report, sampling, schedules
-from jfl.checkpoint import identity
+from jfl.checkpoint import environment
 from jfl.gradients import grad
 from jfl.papers import li2025
 from jfl.plan import plan
@@ -105,7 +105,7 @@ def budgets(config, clock="step"):
 
 def written(out, found):
     """`found` as plain values with versions, also in out/results.json."""
-    found = report.plain(found | dict(versions=identity()))
+    found = report.plain(found | dict(versions=environment()))
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return found

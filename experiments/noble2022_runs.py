@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfl import assemble, console, heterogeneity, report
-from jfl.checkpoint import identity
+from jfl.checkpoint import environment
 from jfl.config import Config
 from jfl.papers import noble2022, noble2022_gaps
 from jfl.papers import noble2022_theory as theory
@@ -204,7 +204,7 @@ def as_drawn(curves, within=0.15):
 
 def _told(out, title, columns, rows, caption, **found):
     console.table(title, [(c, i > 0) for i, c in enumerate(columns)], rows, caption)
-    found = report.plain(found | dict(title=title, columns=list(columns), rows=rows, caption=caption, versions=identity()))
+    found = report.plain(found | dict(title=title, columns=list(columns), rows=rows, caption=caption, versions=environment()))
     (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return found
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfl import check, report
-from jfl.checkpoint import identity
+from jfl.checkpoint import environment
 from jfl.privacy import accounting
 from jfl.sweep import sweep
 from jfl.tables import interval
@@ -265,7 +265,7 @@ def collect(out, results, models=MODELS, groups=GROUPS, runs=None):
     kept = Path(results) / "ranaweera2025.json"
     found = dict(paper="Ranaweera et al., arXiv 2503.21154", note="seconds are of 2 shared and busy CPU cores") | (
         json.loads(kept.read_text()) if kept.exists() else {})
-    found |= dict(study=report.plain(study), finding=study["finding"], versions=identity())
+    found |= dict(study=report.plain(study), finding=study["finding"], versions=environment())
     for path in sorted(Path(runs).glob("*/results.json")) if runs else ():
         left = json.loads(path.read_text())
         if left["experiment"] != "study":                 # which is collected above
@@ -286,7 +286,7 @@ def special(name, experiment, out, quick):
     for group in groups:
         run(group, out / "cells.jsonl", models, groups, seeds=SEEDS[:2] if quick else SEEDS)
     study = collect(out / "cells.jsonl", out, models, groups)
-    return dict(title=experiment.title, finding=study["finding"], study=study, versions=identity())
+    return dict(title=experiment.title, finding=study["finding"], study=study, versions=environment())
 
 
 def main(argv=None):

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jfl import assemble, printed, report
-from jfl.checkpoint import identity
+from jfl.checkpoint import environment
 from jfl.config import FIELDS, Config, the_unit, the_view
 from jfl.privacy import accounting
 from jfl.simulate import HealthError
@@ -225,7 +225,7 @@ def _study(name, out, quick):
         interval="95 % t-interval over seeds, each with its own split; comparisons are paired, and not corrected for "
                  "their number", chosen_by="mean test accuracy on the seeds tuned_on, which is in no epsilon",
         seconds=time.perf_counter() - begun,
-        versions=identity() | dict(optimised=not jax.config.read(FAST))))
+        versions=environment() | dict(optimised=not jax.config.read(FAST))))
 
 
 def _experiment(make):

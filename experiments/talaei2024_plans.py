@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfl import assemble, printed, report
-from jfl.checkpoint import identity
+from jfl.checkpoint import environment
 from jfl.config import Config
 from jfl.papers import talaei2024_theory as paper
 from jfl.privacy import accounting
@@ -146,7 +146,7 @@ def budgets(config) -> dict:
 
 def written(out, found):
     """`found` as plain values with versions, also in out/results.json."""
-    found = report.plain(found | dict(versions=identity()))
+    found = report.plain(found | dict(versions=environment()))
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return found

@@ -13,7 +13,7 @@ import numpy as np
 from jfl import assemble, idle, points, report, train
 from jfl.config import Config
 from jfl.core import Plan
-from jfl.round import start
+from jfl.round import init
 from jfl.simulate import scan
 from jfl.sweep import widened, widths
 from jfl.sweeps import SELECTION
@@ -81,7 +81,7 @@ def blocks(asked: list[Point], plans: Plans):
         # another data set would be stacked beside the first one in a program, row by row
         groups.setdefault((found.rounds, found.evaluate_every, id(plan.fed.x)), []).append(i)
         if (shape := (jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan)))) not in traced:
-            jax.eval_shape(lambda key, plan=plan: scan(start(key, plan), plan, [1]), jax.random.key(0))
+            jax.eval_shape(lambda key, plan=plan: scan(init(key, plan), plan, [1]), jax.random.key(0))
             traced.add(shape)
     engine = points.Local()
     for group in groups.values():

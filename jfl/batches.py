@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import check
-from .core import Batch, Batches, Fn, Rows
+from .core import Batch, Batches, Fn, Rows, named
 from .sampling import HORIZON, OVERFLOW, below
 
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "epochs"]
@@ -32,6 +32,7 @@ def _none():
     return jnp.zeros((), jnp.int32)
 
 
+@named("batches.full")
 def _draw_full(key, step, size, n):
     slots = jnp.arange(n)
     return slots, slots < size, _none()
@@ -84,6 +85,7 @@ def _distinct(key, size, batch, n):
     return jnp.zeros(batch, jnp.int32).at[jnp.where(member, place, batch)].set(number.astype(jnp.int32), mode="drop")
 
 
+@named("batches.without_replacement")
 def _draw_without(key, step, size, n, *, batch):
     key, every = jax.random.fold_in(key, step), jnp.arange(batch)
     slots = _floyd(key, size, batch) if batch <= FLOYD else _distinct(key, size, batch, n)
@@ -103,6 +105,7 @@ def without_replacement(batch: int, short: str = "error") -> Batches:
     return Batches(Fn(_draw_without, static=dict(batch=batch)), "without_replacement", batch, short)
 
 
+@named("batches.with_replacement")
 def _draw_with(key, step, size, n, *, batch):
     slots = jax.random.randint(jax.random.fold_in(key, step), (batch,), 0, jnp.maximum(size, 1))
     return slots, jnp.broadcast_to(size > 0, (batch,)), _none()
@@ -117,6 +120,7 @@ def with_replacement(batch: int) -> Batches:
     return Batches(Fn(_draw_with, static=dict(batch=batch)), "with_replacement", batch)
 
 
+@named("batches.poisson")
 def _draw_poisson(key, step, size, n, *, rate, expected, batch):
     rate = jnp.minimum(expected / jnp.maximum(size, 1), 1.0) if rate is None else rate
     chosen = below(jax.random.bits(jax.random.fold_in(key, step), (n,), jnp.uint32), rate) & (jnp.arange(n) < size)
@@ -162,6 +166,7 @@ def poisson(batch: float | None = None, *, rate=None, capacity: int | None = Non
     return Batches(Fn(_draw_poisson, data, dict(batch=capacity)), "poisson", capacity, rate=rate, expected=expected)
 
 
+@named("batches.epochs")
 def _draw_epochs(key, step, size, n, *, batch):
     per_epoch = jnp.maximum(-(-size // batch), 1)
     score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,))

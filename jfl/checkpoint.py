@@ -68,8 +68,8 @@ def temporary(path) -> bool:
     return bool(TEMPORARY.fullmatch(Path(path).name))
 
 
-def identity() -> dict:
-    """The program and machine on which the same rounds give the same bits."""
+def environment() -> dict:
+    """The environment record: the program and machine on which the same rounds give the same bits."""
     version = importlib.metadata.version
     settings = {k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS}       # some are values only
     settings |= {k: os.environ[k] for k in VARIABLES if k in os.environ}
@@ -79,14 +79,14 @@ def identity() -> dict:
                 numpy=np.__version__, packages=" ".join(f"{p} {version(p)}" for p in ("flax", "optax")),
                 platform=jax.devices()[0].client.platform_version, backend=jax.default_backend(),
                 device=jax.devices()[0].device_kind,
-                devices=jax.device_count(), machine=platform.machine(), processor=processor, features=features,
+                devices=jax.device_count(), processes=jax.process_count(), machine=platform.machine(), processor=processor, features=features,
                 cores=_cores(), flags=_flags(),
                 settings=" ".join(f"{k}={v}" for k, v in settings.items()))
 
 
 def code() -> dict:
     """What processes must share to compute parts of one run or sweep."""
-    return {k: v for k, v in identity().items() if k in ("jfl", "source", "python", "jax", "jaxlib", "numpy", "packages")}
+    return {k: v for k, v in environment().items() if k in ("jfl", "source", "python", "jax", "jaxlib", "numpy", "packages")}
 
 
 def _flags() -> str:

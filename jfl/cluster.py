@@ -12,11 +12,10 @@ import warnings
 
 import jax
 
-from . import assemble, check, checkpoint, points
+from . import assemble, check, checkpoint, identity, points
 from .config import Config
 from .data.federation import checksum
 from .points import AT_ONCE, Block
-from .round import recipe
 from .sweep import MEMORY, widened
 
 RETRIES = 5          # of a block whose worker or machine was lost
@@ -95,7 +94,7 @@ class Cluster:
         remote, code, pending = self.remote(work), checkpoint.code(), {}
         try:
             for b in blocks:
-                sent = [(dataclasses.asdict(c), data, recipe(p)) for c, data, p in zip(b.configs, b.data, b.plans)]
+                sent = [(dataclasses.asdict(c), data, identity.signature(identity.describe(p))) for c, data, p in zip(b.configs, b.data, b.plans)]
                 pending[remote.remote(sent, b.size, widths, code, self.memory, cache)] = b
             while pending:
                 done, _ = self.ray.wait(list(pending), num_returns=1)
@@ -132,7 +131,7 @@ def look(code: dict):
 def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, cache: str | None):
     """Compute a block -> its records, or as a text why not: what is refused once is not tried again.
 
-    Args     sent: of each point the values of its config, the checksum of its data, the recipe of its plan.
+    Args     sent: of each point the values of its config, the checksum of its data, the signature of its plan's description.
     """
     import ray
     if refusal := _refusal("the driver's code", code, checkpoint.code()):
@@ -149,13 +148,13 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
             if setting not in made:
                 made[setting] = plan = assemble.build(config)[0]
                 if refusal := _refusal("the driver's data and noise", dict(data=data, plan=made_of),
-                                       dict(data=checksum(plan.fed), plan=recipe(plan))):
+                                       dict(data=checksum(plan.fed), plan=identity.signature(identity.describe(plan)))):
                     return refusal
             plans.append(made[setting])
     except ValueError as error:
         return str(error)
     block = Block([], configs, [], widened(plans, widths), size)
-    me, at = checkpoint.identity(), ray.get_runtime_context()
+    me, at = checkpoint.environment(), ray.get_runtime_context()
     who = dict(worker=f"{at.get_node_id()[:8]}/{os.getpid()}", device=f"{me['backend']} {me['device']}")
     own = memory if jax.default_backend() == "cpu" else points.memory()
     return [who | record for record in points.compute(block, own)]

@@ -1,4 +1,4 @@
-"""The vocabulary: records without behaviour.  Read this file first; it imports nothing of jfl.
+"""The vocabulary: records without behaviour.  Read this file first; of jfl it imports hashes alone.
 
 Axes, named once and used everywhere:
     C clients   K cohort slots   N rows per client (padded)   B batch   T local steps   R rounds   S sweep points
@@ -11,6 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import hashing
 
 Array = jax.Array
 Key = jax.Array
@@ -25,6 +29,43 @@ def static(**options):
 def record(cls):
     """Class decorator: a frozen dataclass that is a pytree."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+NAMED: dict = {}     # registered names -> where their function or class was written
+
+
+def named(name: str):
+    """Give a function or class the name by which the identity of a plan knows it, in place of its source.
+
+    The noise of a run follows from the identity of its plan (`jfl.describe`).  A function of your own is known there by
+    its name and its source, so that an edit gives other noise.  A named one is known by `name` alone, beside the values
+    that it closes over: choose another name when it computes something else.
+
+    Args:
+      name: a name that nothing else in your plans has.
+
+    Returns:
+      A decorator that returns what it is given.
+
+    Example:
+      >>> @named("my.loss")
+      ... def loss(params, x, y):
+      ...     return (params @ x - y) ** 2
+      >>> loss._registered_name
+      'my.loss'
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"named: need a name, a text; got {name!r}.")
+
+    def register(value):
+        place = f"{value.__module__}.{value.__qualname__}"
+        if name in NAMED and place.startswith("jfl.") and NAMED[name] != place:
+            raise ValueError(f"named: need one name for one thing; got {name!r} for {NAMED[name]} and {place}.")
+        NAMED[name] = place
+        value._registered_name = name
+        return value
+
+    return register
 
 
 @jax.tree_util.register_pytree_node_class
@@ -54,9 +95,13 @@ class Fn:
         return cls(structure[0], children[0], dict(structure[1]))
 
 
-@record
+@dataclasses.dataclass(frozen=True)
 class Federation:
-    """One copy of the rows, and who owns them: an index, not a padded copy, so a client costs 4 bytes a slot."""
+    """One copy of the rows, and who owns them: an index, not a padded copy, so a client costs 4 bytes a slot.
+
+    A federation knows the identity of its data, from which its runs have their noise.  It is computed where one is
+    made, also by `dataclasses.replace`; functions of pytrees carry it along.
+    """
     x: Array             # [n, ...] float
     y: Array             # [n] int or float
     index: Array         # Int[C, N] rows of each client; slots past size[c] hold 0
@@ -68,6 +113,46 @@ class Federation:
     classes: int = static(default=0)      # 0: not a classification problem
     caveats: tuple = static(default=())   # sentences about the rows that belong beside every guarantee
     host: Any = static(default=None)      # data.population.Population: rows that stay on the host; x, y, index have none
+    identity: Array = dataclasses.field(init=False, default=None, repr=False, compare=False)      # UInt32[4], of the data
+
+    def __post_init__(self):
+        for name in ("x", "y", "index", "size"):          # a copy of our own: nobody writes into it behind the identity
+            value = getattr(self, name)
+            if not isinstance(value, jax.core.Tracer) and not hashing.owned(value):
+                object.__setattr__(self, name, hashing.own(jnp.array(value)))
+        object.__setattr__(self, "identity", self.data_identity())
+
+    def data_identity(self):
+        """UInt32[4] of the rows and owners as they are now."""
+        if self.host is not None:
+            return self.host.identity
+        rows = self.x, self.y, self.index, self.size
+        if np.ndim(self.size) == 1:
+            return hashing.of_data(*rows)
+        together = hashing.of_arrays(rows)                # several partitions, stacked: an identity for each
+        places = np.arange(np.prod(self.size.shape[:-1]), dtype=np.uint32).reshape(self.size.shape[:-1])
+        return np.stack([hashing.combine(together, hashing.of_number(i)) for i in places.reshape(-1)]).reshape(
+            places.shape + (hashing.WORDS,))
+
+
+_FEDERATION = tuple(f.name for f in dataclasses.fields(Federation) if not f.metadata.get("static"))
+_FACTS = tuple(f.name for f in dataclasses.fields(Federation) if f.metadata.get("static"))
+
+
+def _take_apart(fed):
+    keys = map(jax.tree_util.GetAttrKey, _FEDERATION)
+    return list(zip(keys, (getattr(fed, n) for n in _FEDERATION))), tuple(getattr(fed, n) for n in _FACTS)
+
+
+def _put_together(facts, arrays):
+    """As it was: the identity is one of the arrays, and is not computed again."""
+    fed = object.__new__(Federation)
+    for name, value in (*zip(_FEDERATION, arrays), *zip(_FACTS, facts)):
+        object.__setattr__(fed, name, value)
+    return fed
+
+
+jax.tree_util.register_pytree_with_keys(Federation, _take_apart, _put_together)
 
 
 class Rows(NamedTuple):
@@ -217,7 +302,9 @@ class Health(NamedTuple):
 class Run:
     """All state of a run: one pytree to donate, vmap, save and resume."""
     round: Array
-    key: Key
+    key: Key             # of cohorts, batches and the first parameters; noise follows from more, see identity.py
+    identity: Array      # UInt32[4], of the plan that ran last
+    history: Array       # UInt32[4], of the plans before it and of the rounds at which they ended; 0 at first
     attempt: Array       # raised when rounds are computed again under another program; part of every noise key
     server: Tree
     own: Tree            # [C, ...]

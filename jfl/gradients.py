@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from . import check, taps, tree
-from .core import Batch, Fn, Mechanism, record, static
+from .core import Batch, Fn, Mechanism, named, record, static
 from .privacy import mechanism as mech
 
 GRAD_PATHS = ("auto", "bookkeeping", "vmap")
@@ -42,6 +42,7 @@ def _computed(loss, dtype, where) -> Fn:
     return loss if dtype == "float32" else Fn(_coarse, dict(loss=loss), dict(dtype=dtype))
 
 
+@named("gradients.computed_in")
 def _coarse(params, x, y, *, loss, dtype):
     """The loss of one example in another type.  Casts are inside, so derivatives by `params` come out as they went in."""
     cast = lambda v: v.astype(dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v

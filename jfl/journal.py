@@ -31,8 +31,8 @@ class Branch(NamedTuple):
 
 
 def program(**made) -> dict:
-    """identity(), what else `made` the bits of a round, and the process where a program does not give them twice."""
-    found = checkpoint.identity() | made
+    """environment(), what else `made` the bits of a round, and the process where a program does not give them twice."""
+    found = checkpoint.environment() | made
     if found["backend"] not in ("cpu", "tpu") and DETERMINISTIC not in found["flags"].split():
         found["process"] = PROCESS
     return found
@@ -41,7 +41,7 @@ def program(**made) -> dict:
 class Journal:
     """The file journal.json of a run directory; it is on the disk before what it announces is computed.
 
-    `made` says what its program is beside the machine: the layout of its devices, the recipe of its plan.
+    `made` says what its program is beside the machine: the layout of its devices.
     """
 
     def __init__(self, directory, **made: str):

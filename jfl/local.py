@@ -9,7 +9,7 @@ import optax
 
 from . import check, tree
 from .batches import FLOYD, gather
-from .core import Batches, Diagnostics, Fn, Release, record, static
+from .core import Batches, Diagnostics, Fn, Release, named, record, static
 from .gradients import Grad
 from .privacy import mechanism as mech
 
@@ -50,6 +50,7 @@ class _Held:
         return hash(self.transformation)
 
 
+@named("local.optimizer")
 def _ready(lr, *, transformation):
     return transformation.transformation
 

@@ -5,12 +5,13 @@ import optax
 from flax import linen as nn
 
 from . import check
-from .core import Federation, Fn, Task
+from .core import Federation, Fn, Task, named
 from .kernels.conv import conv_same, max_pool2
 
 __all__ = ["logistic", "mlp", "cnn"]
 
 
+@named("models.fixed")
 def _fixed(key, *, params):
     return params
 
@@ -41,14 +42,17 @@ def _arrays(params):
         check.fail("task", "params, a pytree of numbers, or a function key -> params", f"{type(error).__name__}: {str(error)[:200]}")
 
 
+@named("models.init")
 def _init(key, *, module, shape):
     return module.init(key, jnp.zeros(shape, jnp.float32))["params"]
 
 
+@named("models.predict")
 def _predict(params, x, *, module):
     return module.apply({"params": params}, x)
 
 
+@named("models.cross_entropy")
 def _cross_entropy(params, x, y, *, module):
     return optax.softmax_cross_entropy_with_integer_labels(_predict(params, x, module=module), y)
 

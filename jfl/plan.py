@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import batches, check, sampling, tree
-from .core import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task
+from .core import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
 from .privacy import mechanism as mech
 from .privacy.mechanism import bind, chain
 from .privacy.stages import divide, total
@@ -197,6 +197,7 @@ def _weights(weights, fed, sampler):
     return _scaled(None, of=jnp.asarray(weights), share=share)
 
 
+@named("plan.weights")
 def _scaled(round_, *, of, share):
     """p / q, with p the weights' distribution over clients and q the clients' share of draws: mean 1 for uniform q."""
     values = jnp.asarray(of(round_) if isinstance(of, Fn) else of, jnp.float32)

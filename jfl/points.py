@@ -106,7 +106,7 @@ class Local:
 
     def run(self, blocks: list[Block], widths: dict):
         """-> (block, records) of each, as it is done."""
-        who = dict(worker="local", device=f"{jax.default_backend()} {checkpoint.identity()['device']}")
+        who = dict(worker="local", device=f"{jax.default_backend()} {checkpoint.environment()['device']}")
         for block in blocks:
             yield block, [who | record for record in compute(block, mesh=self.mesh)]
 

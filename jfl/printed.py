@@ -6,7 +6,7 @@ status and what is wrong with it; `jfl.guarantee` is what the noise that ran is 
 import numpy as np
 
 from . import check
-from .core import Fn, Guarantee, Plan
+from .core import Fn, Guarantee, Plan, named
 from .local import rates
 from .papers import chen2024, li2025, noble2022, talaei2024
 from .privacy import ledger, mechanism
@@ -214,6 +214,7 @@ def _li(plan, rounds, delta, view):
     return once, "li2025, eq. (20), one round", caveats
 
 
+@named("printed.std")
 def printed_std(round_, *, constant, work_lr, steps):
     """The std of Algorithm 1 as printed, in units of the mean gradient of a round: lr^2 constant / (sum of lr)."""
     last = rates(work_lr, round_ * steps + steps - 1, 1)

@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from . import check
-from .checkpoint import identity, write
+from . import check, identity
+from .checkpoint import environment, write
 from .core import Guarantee, Metrics, Plan
 from .data.federation import describe
 from .gradients import gradient_path
@@ -146,9 +146,9 @@ def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict
     """What it takes to get the same numbers again; the noise that ran, of the first plan."""
     import flax
     import optax
-    return dict(versions=identity() | dict(optax=optax.__version__, flax=flax.__version__),
+    return dict(versions=environment() | dict(optax=optax.__version__, flax=flax.__version__),
                 kernels=dict(gradients=gradient_path(plans[0]), normals=_generators(plans[0])),
-                noise=noise(plans[0], rounds), data=describe(plans[0].fed, partition),
+                noise=noise(plans[0], rounds), data=describe(plans[0].fed, partition), plan=identity.describe(plans[0]),
                 written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **more)
 
 

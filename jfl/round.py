@@ -1,18 +1,15 @@
 """One round as one program: draw a cohort, run its clients, release, update the server."""
 import dataclasses
 import functools
-import hashlib
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
-from . import check, tree
-from .core import Array, Batches, Cohort, Context, Federation, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
-from .gradients import Grad
-from .keys import Stream, bits, bits_once, fold, noise_base, stream, streams, structure, together, words
+from . import check, hashing, identity, tree
+from .core import Array, Cohort, Context, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
+from .keys import Stream, noise_base, stream, streams
 from .mesh import devices
 from .privacy import mechanism as mech
 
@@ -26,94 +23,74 @@ class Seen(NamedTuple):
     update_norm: Array
 
 
-def start(key, plan: Plan) -> Run:
-    """The state before the first round; parameters come from the seed's INIT stream."""
-    check.kind("start", Plan, "jfl.plan", plan=plan)
-    key = check.key("start", key)
+def init(key, plan: Plan) -> Run:
+    """The state of a run before its first round.
+
+    Args:
+      key: jax.random.key(seed).  The first parameters, cohorts and batches follow from it alone, the noise from it and
+        from what the plan is (`jfl.describe`).
+      plan: a Plan.
+
+    Returns:
+      A Run, for `jfl.scan`, `jfl.run_round` or `jfl.simulate(start=...)`.
+    """
+    check.kind("init", Plan, "jfl.plan", plan=plan)
+    return begin(key, plan, identity.for_noise(plan))
+
+
+def begin(key, plan: Plan, words) -> Run:
+    """`init`, where identity.for_noise(plan) is known."""
+    key = check.key("init", key)
     server, own = plan.algorithm.init(plan.task.init(stream(key, Stream.INIT, 0)))
     clients = plan.sampler.clients
     own = tree.map(lambda x: jnp.broadcast_to(x, (clients,) + x.shape), own)
-    zeros = [jnp.zeros((), jnp.int32) for _ in range(5)]
+    zeros = [jnp.zeros((), jnp.int32) for _ in range(2 + len(Health._fields))]
     # copies, so that a run may be donated without taking the plan or the key along
     key, server, state = jax.tree.map(jnp.copy, (key, server, mech.initial(plan.release)))
-    return Run(zeros[0], key, zeros[1], server, own, state, Health(*zeros[2:]))
+    history = jnp.zeros(hashing.WORDS, jnp.uint32)
+    return Run(zeros[0], key, jnp.asarray(words), history, zeros[1], server, own, state, Health(*zeros[2:]))
 
 
-def fingerprint(fed: Federation):
-    """UInt32[4, 2]: digests of who owns which rows, and of the rows.
+def enter(run: Run, words) -> Run:
+    """The run as it goes on under the plan with this identity.
 
-    Reads all data (0.05 s for the 47 million numbers of MNIST on two cores); of arrays that `jfl.federate` made once, of
-    a population when it was made.
+    From round 1 on another plan than the last one begins a noise of its own, also where two runs come from different
+    plans, or from one at different rounds.
     """
-    check.kind("fingerprint", Federation, "jfl.federate", fed=fed)
-    if fed.host is not None:
-        return jnp.asarray(fed.host.digest)
-    return _owners(fed.index, fed.size, bits_once(fed.x), bits_once(fed.y))
+    words = jnp.asarray(words)
+    other = (run.round > 0) & jnp.any(run.identity != words)
+    left = hashing.combine(hashing.combine(run.history, run.identity), hashing.of_number(run.round))
+    return dataclasses.replace(run, identity=words, history=jnp.where(other, left, run.history))
 
 
-@jax.jit
-def _owners(index, size, *rows):
-    owned = jnp.arange(index.shape[-1])[None] < size[:, None]
-    return jnp.stack([bits(index, owned), bits(size), *rows])
+def noise_key(run: Run):
+    """The key all noise of a run that has entered its plan descends from."""
+    return noise_base(run.key, hashing.combine(run.history, run.identity), run.attempt)
 
 
-def digest(plan: Plan, data=None):
-    """UInt32[2]: what runs, its hyperparameters and its data.  Capacities, chunks and padding do not count."""
-    if plan.paired_noise:
-        return jnp.zeros(2, jnp.uint32)
-    parts = _parts(plan)
-    found = fingerprint(plan.fed) if data is None else data
-    return fold(jnp.stack([words(structure(parts)), *together(jax.tree.leaves(parts)), *found]))
-
-
-def _parts(plan):
-    sampler = dataclasses.replace(plan.sampler, draw=Fn(plan.sampler.draw.function), capacity=0)
-    algorithm = jax.tree.map(_as_computed, plan.algorithm, is_leaf=lambda n: isinstance(n, (Batches, Grad)))
-    return plan.task, algorithm, sampler, plan.upload, plan.release, plan.weights
-
-
-def recipe(plan: Plan, begun=None) -> str:
-    """A digest of what draws and noise follow from, but for the data: where it differs, they may.
-
-    It is of the functions' code as Python compiled it, and of every number, also those that were calibrated; `begun`
-    is the key, or more of the state a run begins from.
-    """
-    rest = [getattr(plan, f.name) for f in dataclasses.fields(plan) if f.name not in ("fed", "mesh")]
-    is_key = lambda x: jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key)
-    found = [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves((rest, plan.sampler.capacity, begun))]
-    parts = [f"{x.dtype}{x.shape}".encode() + x.tobytes() for x in found]
-    return hashlib.sha256(b"\0".join([structure(_parts(plan)).encode(), *parts])).hexdigest()[:16]
-
-
-def _as_computed(node):
-    """A node without what only says how it is stored or computed."""
-    if isinstance(node, Grad):
-        return dataclasses.replace(node, microbatch=None, path="auto")
-    if isinstance(node, Batches) and node.scheme == "poisson":
-        return dataclasses.replace(node, draw=Fn(node.draw.function, node.draw.data), batch=None)
-    return node
-
-
-def noise_key(run: Run, plan: Plan, data=None):
-    """The key all noise of a run descends from; `data` is fingerprint(plan.fed), where a caller has it."""
-    found = data if data is None or not check.concrete(data) else check.array("scan", "data", data)
-    if found is not None and (found.shape != (4, 2) or found.dtype != jnp.uint32):
-        check.fail("scan", "data = jfl.fingerprint(plan.fed), UInt32[4, 2]", f"{found.dtype}{list(found.shape)}",
-                   "Without the digest of its data two runs could share noise.")
-    return noise_base(run.key, digest(plan, data), run.attempt)
-
-
-def round(run: Run, plan: Plan, noise=None) -> tuple[Run, Seen]:
-    """One round.  Pure: jit it, scan it, vmap it; `noise` is noise_key(run, plan), which a loop computes once.
+def run_round(run: Run, plan: Plan) -> tuple[Run, Seen]:
+    """One round.  Pure: jit it, scan it, vmap it.
 
     The cohort is summed chunk by chunk, so only `plan.chunk` clients' models are held at once; the devices of
     `plan.mesh` take equal parts of the chunks.
+
+    Args:
+      run: of `jfl.init`, or of an earlier round.
+      plan: a Plan; another one than that of the round before has noise of its own.
+
+    Returns:
+      The run after the round, and what the experimenter sees of it, which no guarantee covers.
     """
-    check.kind("round", Run, "jfl.start", run=run)
-    check.kind("round", Plan, "jfl.plan", plan=plan)
-    check.on_device("round", plan.fed)
+    check.kind("run_round", Run, "jfl.init", run=run)
+    check.kind("run_round", Plan, "jfl.plan", plan=plan)
+    run = enter(run, identity.for_noise(plan))
+    return one_round(run, plan, noise_key(run))
+
+
+def one_round(run: Run, plan: Plan, noise) -> tuple[Run, Seen]:
+    """`run_round` of a run that has entered its plan; `noise` is noise_key(run), which a loop computes once."""
+    check.on_device("run_round", plan.fed)
     plan = dataclasses.replace(plan, mesh=devices(plan.mesh))
-    noise = noise_key(run, plan) if noise is None else noise
     cohort_key, batch_key = streams(draws_key(run), (Stream.COHORT, Stream.BATCH), run.round)
     cohort, keys, plan = plan.sampler.draw(cohort_key), _keys(run, batch_key, noise), at(plan, run.round)
     slots = chunks(cohort, plan)
@@ -255,4 +232,4 @@ def _serve(run, plan, keys, slots, overflow, sums):
     many = jnp.maximum(present, 1).astype(jnp.float32)
     clipped = total.clipped / jnp.maximum(total.rows, 1) if mech.clips(plan.release) else watched.clipped / many
     seen = Seen(jnp.float32(1), present.astype(jnp.float32), watched.loss / many, clipped, tree.norm(released))
-    return Run(run.round + 1, run.key, run.attempt, server, run.own, state, health), seen
+    return dataclasses.replace(run, round=run.round + 1, server=server, mechanism=state, health=health), seen

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import check
-from .core import Array, Cohort, Fn, Sampler, record
+from .core import Array, Cohort, Fn, Sampler, named, record
 
 OVERFLOW = 1e-12
 HORIZON = 1_000_000
@@ -27,6 +27,7 @@ def _cohort(ids, clients, overflow=0):
     return Cohort(ids, (ids < clients).astype(jnp.int32), jnp.zeros_like(ids), jnp.asarray(overflow, jnp.int32))
 
 
+@named("sampling.full")
 def _draw_full(key, *, clients):
     return _cohort(jnp.arange(clients), clients)
 
@@ -82,10 +83,12 @@ def subset(key, clients: int, most: int, count):
     return drawn[jnp.nonzero(first, size=most, fill_value=0)[0]]
 
 
+@named("sampling.without_replacement_few")
 def _draw_few(key, *, clients, cohort):
     return _cohort(subset(key, clients, cohort, cohort), clients)
 
 
+@named("sampling.without_replacement")
 def _draw_without(key, *, clients, cohort):
     return _cohort(jax.lax.top_k(jax.random.bits(key, (clients,), jnp.uint32), cohort)[1].astype(jnp.int32), clients)
 
@@ -110,6 +113,7 @@ def _few(clients, cohort):
     return clients >= MANY and 2 * cohort <= clients
 
 
+@named("sampling.with_replacement")
 def _draw_with(key, *, edges, clients, cohort, independent):
     if edges is not None:
         drawn = jnp.searchsorted(edges, jax.random.bits(key, (cohort,), jnp.uint32), side="right")
@@ -178,12 +182,14 @@ def tail_capacity(trials: int, rate: float, where: str) -> int:
     return low if 2 * low <= trials else trials
 
 
+@named("sampling.poisson")
 def _draw_poisson(key, *, rate, clients, capacity):
     chosen = below(jax.random.bits(key, (clients,), jnp.uint32), rate)
     ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
     return _cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
 
 
+@named("sampling.poisson_few")
 def _draw_poisson_few(key, *, rate, steps, clients, capacity):
     """The number of clients from its law, then who: no word for each client."""
     many, who = jax.random.split(key)
@@ -244,6 +250,7 @@ class Responders(Sampler):
     jitter: Array | None = None
 
 
+@named("sampling.first_responders")
 def _draw_responders(key, *, latency, jitter, clients, cohort):
     # a small number is a fast answer; taken from the end where float32 is fine, or the fastest of many would tie
     late = jnp.invert(jax.random.bits(key, (clients,), jnp.uint32))

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import check
-from .core import Fn
+from .core import Fn, named
 
 __all__ = ["inverse_sqrt", "inverse", "theory", "theory_rounds", "exponential", "piecewise", "impact"]
 LAST = 2**31 - 1       # of the clock
 
 
+@named("schedules.inverse_sqrt")
 def _inverse_sqrt(clock, *, lr, offset, every):
     return lr / jnp.sqrt(clock // every + offset)
 
@@ -32,6 +33,7 @@ def inverse_sqrt(lr, every: int = 1, offset=1.0) -> Fn:
     return Fn(_inverse_sqrt, *_bound("schedules.inverse_sqrt", every, lr=lr, offset=offset))
 
 
+@named("schedules.inverse")
 def _inverse(clock, *, lr, offset, every):
     return lr / (clock // every + offset)
 
@@ -47,6 +49,7 @@ def inverse(lr, every: int = 1, offset=1.0) -> Fn:
     return Fn(_inverse, *_bound("schedules.inverse", every, lr=lr, offset=offset))
 
 
+@named("schedules.theory")
 def _theory(clock, *, strong_convexity, smoothness, steps):
     return 2 / (strong_convexity * (jnp.maximum(8 * smoothness / strong_convexity, steps) + clock))
 
@@ -66,6 +69,7 @@ def theory(strong_convexity, smoothness, steps: int) -> Fn:
     return Fn(_theory, _convex("schedules.theory", strong_convexity, smoothness, steps), dict(steps=steps))
 
 
+@named("schedules.theory_rounds")
 def _theory_rounds(clock, *, strong_convexity, smoothness, steps, every):
     return 4 / (steps * (strong_convexity * (clock // every) + 16 * smoothness))
 
@@ -87,6 +91,7 @@ def theory_rounds(strong_convexity, smoothness, steps: int, every: int | None = 
     return Fn(_theory_rounds, data, dict(steps=steps, every=every))
 
 
+@named("schedules.exponential")
 def _exponential(clock, *, initial, decay, total):
     return initial * jnp.power(decay, clock / total)
 
@@ -107,6 +112,7 @@ def exponential(initial, decay, total: int) -> Fn:
     return Fn(_exponential, dict(initial=check.scalar(initial), decay=check.scalar(decay)), dict(total=total))
 
 
+@named("schedules.piecewise")
 def _piecewise(clock, *, breakpoints, values):
     return jnp.asarray(values)[jnp.searchsorted(breakpoints, clock, side="right", method="compare_all")]
 

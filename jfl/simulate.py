@@ -1,18 +1,19 @@
 """The only loop: rounds inside one program, with an evaluation every so many."""
 import dataclasses
 import functools
+import warnings
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import check, stream, tree
+from . import check, identity, stream, tree
 from . import mesh as meshes
 from .core import Health, Metrics, Plan, Run
 from .metrics import evaluate
 from .privacy import mechanism as mech
-from .round import Seen, fingerprint, noise_key, recipe, round, start
+from .round import Seen, begin, enter, noise_key, one_round
 
 EVALUATIONS = 10 ** 7        # of a run: more is a slip
 
@@ -35,24 +36,41 @@ class HealthError(RuntimeError):
 def scan(run: Run, plan: Plan, rounds, data=None) -> tuple[Run, Metrics]:
     """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
 
-    Args     data: jfl.fingerprint(plan.fed), computed before; without it the program reads all data once, to key the
-             noise.
-    Shapes   rounds: Int[E], the rounds before each evaluation; metrics have leaves [E].
-    Privacy  the fingerprint keeps two runs on different data from sharing noise: never pass that of other data.
+    Args:
+      run: of `jfl.init`, or of earlier rounds.
+      plan: a Plan.
+      rounds: Int[E], the rounds before each evaluation.
+      data: no longer used.
+
+    Returns:
+      The run after all rounds, and metrics with leaves [E].
     """
-    check.kind("scan", Run, "jfl.start", run=run)
+    check.kind("scan", Run, "jfl.init", run=run)
     check.kind("scan", Plan, "jfl.plan", plan=plan)
+    _no_data("scan", data)
     found = check.array("scan", "rounds", rounds) if check.concrete(rounds) else rounds
     if found.ndim != 1 or not jnp.issubdtype(found.dtype, jnp.integer):
         check.fail("scan", "rounds Int[E], those before each evaluation", check.shown(rounds))
-    noise = noise_key(run, plan, data)
+    return scan_as(run, plan, rounds, identity.for_noise(plan))
+
+
+def _no_data(where, data):
+    if data is not None:
+        warnings.warn(f"{where}: data= is no longer used; a federation knows the identity of its data. Leave it out.",
+                      DeprecationWarning, stacklevel=3)
+
+
+def scan_as(run: Run, plan: Plan, rounds, words) -> tuple[Run, Metrics]:
+    """`scan`, where identity.for_noise(plan) is known."""
+    run = enter(run, words)
+    noise = noise_key(run)
 
     def until_evaluation(run, count):
         nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
 
         def one(_, carry):
             run, sums = carry
-            run, seen = round(run, plan, noise)
+            run, seen = one_round(run, plan, noise)
             return run, tree.add(sums, seen)
 
         run, sums = jax.lax.fori_loop(0, count, one, (run, nothing))
@@ -72,11 +90,11 @@ _measured = jax.jit(_metrics)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _scan(run, plan, rounds, data):
-    return scan(run, plan, rounds, data)
+def _scan(run, plan, rounds, words):
+    return scan_as(run, plan, rounds, words)
 
 
-_start, _noise_key = jax.jit(start), jax.jit(noise_key)
+_begin, _enter, _noise_key = jax.jit(begin), jax.jit(enter), jax.jit(noise_key)
 
 
 def schedule(rounds: int, every: int | None) -> np.ndarray:
@@ -113,7 +131,7 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
              `key` is then not used.
              tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
              mesh: devices that share each cohort: "auto", a number, or a mesh as jfl.mesh.devices makes; None: one.
-             data: jfl.fingerprint(plan.fed), computed before; never that of other data.
+             data: no longer used.
     Returns  Output(run, metrics with leaves [evaluations], params).
     Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was empty; ValueError
              where `start` does not fit the plan.
@@ -123,35 +141,34 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     """
     check.kind("simulate", Plan, "jfl.plan", plan=plan)
     key, tolerate = check.key("simulate", key), tolerated("simulate", tolerate)
-    found = None if data is None else check.array("simulate", "data", data)
-    if data is not None and (found.shape, found.dtype) != ((4, 2), np.uint32):
-        check.fail("simulate", "data = jfl.fingerprint(plan.fed), UInt32[4, 2]", f"{found.dtype}{list(found.shape)}")
+    _no_data("simulate", data)
     if start is not None:
         check.kind("simulate", Run, "an earlier output", start=start)
     counts = schedule(rounds, evaluate_every)
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
-    data = fingerprint(plan.fed) if data is None else data
+    words = identity.for_noise(plan)
     with meshes.together():
         if meshes.shared(mesh):                           # noise that differs from process to process would be no error
-            begun = (key, 0, 0) if start is None else (start.key, int(start.round), int(start.attempt))
-            meshes.exchange("simulate", f"{recipe(plan, begun)} {np.asarray(data).tolist()} {counts.tolist()}")
-    plan, key, data = meshes.spread((dataclasses.replace(plan, mesh=mesh), key, data), mesh)
+            begun = (key, 0, 0) if start is None else (start.key, int(start.round), int(start.attempt), start.history.tolist())
+            meshes.exchange("simulate", f"{identity.words(plan).tolist()} {begun} {counts.tolist()}")
+    plan, key, words = meshes.spread((dataclasses.replace(plan, mesh=mesh), key, words), mesh)
     with meshes.together():
         if plan.fed.host is not None:
-            run, metrics = _fed(stream.start(key, plan) if start is None else _resumable(start, plan), plan, counts, data)
+            run = stream.start(key, plan, words) if start is None else _resumable(start, plan)
+            run, metrics = _fed(run, plan, counts, words)
         else:
-            run = _start(key, plan) if start is None else _resumable(start, plan)
+            run = _begin(key, plan, words) if start is None else _resumable(start, plan)
             run = meshes.one_device(run) if mesh is None else meshes.spread(run, mesh)
-            run, metrics = _scan(run, plan, meshes.spread(counts, mesh), data)
+            run, metrics = _scan(run, plan, meshes.spread(counts, mesh), words)
         stop_if_unhealthy(run, tolerate)                  # waits for the run
     return Output(run, metrics, plan.algorithm.params(run.server))
 
 
-def _fed(run: Run, plan: Plan, counts, data) -> tuple[Run, Metrics]:
+def _fed(run: Run, plan: Plan, counts, words) -> tuple[Run, Metrics]:
     """As `scan`, of a population."""
     found, states = [], run.own
-    run = meshes.spread(dataclasses.replace(run, own=()), plan.mesh)
-    noise = _noise_key(run, plan, data)
+    run = _enter(meshes.spread(dataclasses.replace(run, own=()), plan.mesh), words)
+    noise = _noise_key(run)
     with stream.Feeder(run, states, plan, noise, int(counts.sum())) as feeder:
         for count in counts:
             sums = Seen(*(jnp.zeros(()) for _ in Seen._fields))
@@ -163,7 +180,7 @@ def _fed(run: Run, plan: Plan, counts, data) -> tuple[Run, Metrics]:
 
 def _resumable(run: Run, plan: Plan) -> Run:
     """A copy of `run` (the program consumes what it is given) that fits `plan`."""
-    fresh = jax.eval_shape(start, run.key, plan)
+    fresh = jax.eval_shape(begin, run.key, plan, run.identity)
     same = jax.tree.structure(fresh) == jax.tree.structure(run) and all(
         a.shape == b.shape and a.dtype == b.dtype for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(run)))
     if not same:

@@ -15,11 +15,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from . import tree
 from .core import Feed, Plan, Run
 from .mesh import everywhere
-from .round import Seen, chunks, draw, draws_key, fed_round
-from .round import start as _whole
+from .round import Seen, begin, chunks, draw, draws_key, fed_round
 
 BLOCK = 2 ** 18      # numbers of a state copied at once
-_start, _draws_key = jax.jit(_whole), jax.jit(draws_key)
+_begin, _draws_key = jax.jit(begin), jax.jit(draws_key)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 2))
@@ -36,10 +35,10 @@ def _drawn(key, plan, round_):
     return chunks(cohort, plan), cohort.overflow
 
 
-def start(key, plan: Plan) -> Run:
+def start(key, plan: Plan, words) -> Run:
     """The state before the first round; what clients remember in numpy arrays, where zeros take no memory yet."""
     sampler, clients = plan.sampler, plan.sampler.clients
-    run = _start(key, dataclasses.replace(plan, sampler=dataclasses.replace(sampler, clients=1)))
+    run = _begin(key, dataclasses.replace(plan, sampler=dataclasses.replace(sampler, clients=1)), words)
 
     def every(x):
         x = np.asarray(x)

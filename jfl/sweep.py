@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import check
+from . import check, identity
 from . import mesh as meshes
 from .core import Health, Metrics, Plan
 from .plan import client_bytes
-from .round import fingerprint, recipe, start
-from .simulate import HealthError, scan, schedule, tolerated
+from .round import begin
+from .simulate import HealthError, scan_as, schedule, tolerated
 
 MEMORY = 2 ** 32     # bytes for the points computed at once
 
@@ -53,7 +53,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
              mesh: devices that share the points: "auto", a number, or a mesh as jfl.mesh.devices makes; None: one.
              strict: raise HealthError if any point fails, not only if all do.
     Returns  Sweep, in the order of the points.  Every point equals a run of its own with jax.random.key(seed), and
-             has noise of its own, also where points share a seed (see keys.py).
+             has noise of its own, also where points share a seed (see identity.py).
 
     >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]
     [0.1, 0.1, 0.2, 0.2]
@@ -91,16 +91,16 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
         check.kind("sweep", Plan, "make_plan", plan=p)
         check.on_device("sweep", p.fed)
     plans = widened(plans, widths(plans))
-    groups = static_groups(plans)
+    groups, words = static_groups(plans), identity.of_many(plans)
+    _apart(points, seeds, words, groups)
     if meshes.shared(meshes.devices(mesh, len(points))):
         with meshes.together():
-            data = [np.asarray(fingerprint(fed)).tolist() for fed in {id(p.fed): p.fed for p in plans}.values()]
-            meshes.exchange("sweep", f"{[recipe(p, key) for p, key in zip(plans, seeds)]} {data} {counts.tolist()}")
+            meshes.exchange("sweep", f"{[(w.tolist(), key) for w, key in zip(words, seeds)]} {counts.tolist()}")
     results, seconds = [None] * len(plans), np.zeros(len(plans))
     for members in groups:
         begun = time.perf_counter()
         for i, result in zip(members, _group([plans[i] for i in members], jnp.stack([seeds[i] for i in members]),
-                                             counts, memory, meshes.devices(mesh, len(members)))):
+                                             [words[i] for i in members], counts, memory, meshes.devices(mesh, len(members)))):
             results[i] = result
         seconds[members] = (time.perf_counter() - begun) / len(members)
 
@@ -165,7 +165,22 @@ def static_groups(plans: list[Plan]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _group(plans: list[Plan], keys, counts, memory, mesh):
+def _apart(points, seeds, words, groups):
+    """Refuse points with one seed and one identity that would be compiled apart.
+
+    They have the same noise, and two programs may add in another order: their difference would be free of it.
+    """
+    seen = {}
+    for number, members in enumerate(groups):
+        for i in members:
+            known = seen.setdefault((np.asarray(jax.random.key_data(seeds[i])).tobytes(), words[i].tobytes()), (number, i))
+            if known[0] != number:
+                check.fail("sweep", "points that differ in what they compute, or in their seed",
+                           f"{check.shown(points[known[1]])} and {check.shown(points[i])}, which differ in how it is computed alone (a chunk, "
+                           "a capacity, a gradient path)", "Give them different seeds, or run one of them.")
+
+
+def _group(plans: list[Plan], keys, words, counts, memory, mesh):
     """Run plans of one structure as one vmapped program, a block of points at a time."""
     leaves = [jax.tree.leaves(p) for p in plans]
     plans = [dataclasses.replace(p, mesh=mesh) for p in plans]
@@ -176,15 +191,15 @@ def _group(plans: list[Plan], keys, counts, memory, mesh):
     lines = 1 if mesh is None else mesh.shape.get("points", 1)                # each device takes equally many
     block = lines * int(max(1, min(-(-len(plans) // lines), memory // point)))
     shared, counts = meshes.spread((shared, jnp.asarray(counts)), mesh)
-    out, known = [], {id(fed): fingerprint(fed) for fed in {id(p.fed): p.fed for p in plans}.values()}
-    for begin in range(0, len(plans), block):
-        at = [min(begin + i, len(plans) - 1) for i in range(block)]          # the last block repeats its last point
+    out = []
+    noise = np.stack([np.zeros_like(w) if p.paired_noise else w for p, w in zip(plans, words)])
+    for first in range(0, len(plans), block):
+        at = [min(first + i, len(plans) - 1) for i in range(block)]          # the last block repeats its last point
         varied = tuple(jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m)
-        data = jnp.stack([known[id(plans[i].fed)] for i in at])
-        mine = meshes.spread((keys[jnp.array(at)], data, varied), mesh, "points" if lines > 1 else None)
+        mine = meshes.spread((keys[jnp.array(at)], jnp.asarray(noise[at]), varied), mesh, "points" if lines > 1 else None)
         health, metrics, params = _points(*mine, shared, counts, treedef=treedef, mapped=mapped)
         health, metrics, params = jax.tree.map(np.asarray, (health, metrics, params))
-        for i in range(min(block, len(plans) - begin)):
+        for i in range(min(block, len(plans) - first)):
             out.append(tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in (health, metrics, params)))
     return out
 
@@ -193,16 +208,16 @@ def _same(a, b) -> bool:
     return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
 
 
-def _points_impl(keys, data, varied, shared, counts, *, treedef, mapped):
-    def point(key, data, varied):
+def _points_impl(keys, words, varied, shared, counts, *, treedef, mapped):
+    def point(key, words, varied):
         v, s = iter(varied), iter(shared)
         plan = treedef.unflatten([next(v) if m else next(s) for m in mapped])
-        run, metrics = scan(start(key, plan), plan, counts, data)
+        run, metrics = scan_as(begin(key, plan, words), plan, counts, words)
         return run.health, metrics, plan.algorithm.params(run.server)
 
     if (mesh := treedef.unflatten(mapped).mesh) is None:
-        return jax.vmap(point)(keys, data, varied)
-    found = jax.vmap(point, spmd_axis_name="points" if "points" in mesh.shape else None)(keys, data, varied)
+        return jax.vmap(point)(keys, words, varied)
+    found = jax.vmap(point, spmd_axis_name="points" if "points" in mesh.shape else None)(keys, words, varied)
     return jax.lax.with_sharding_constraint(found, meshes.everywhere(mesh))
 
 

@@ -12,7 +12,7 @@ from .config import Config
 from .core import Health
 from .data.federation import checksum
 from .points import Block, Local, Results
-from .round import start
+from .round import init
 from .simulate import HealthError, scan
 from .sweep import points_of, widened, widths
 from .train import LOCK, alone, claim, claims, epsilons, privacy, shown_epsilon, shown_label
@@ -58,7 +58,7 @@ def sweep(config: Config, axes: dict, out, strict: bool = False, *, resume: bool
         epsilons(plan, found, [config.rounds]), claims(plan, found, config.rounds)
         shape = jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan))
         if known is None and shape not in traced:
-            jax.eval_shape(lambda key, plan=plan: scan(start(key, plan), plan, [1]), jax.random.key(0))
+            jax.eval_shape(lambda key, plan=plan: scan(init(key, plan), plan, [1]), jax.random.key(0))
             traced.add(shape)
     every = _every(grid, built)
     keys = [points.key(c, data) for c, data in zip(every.configs, every.data)]

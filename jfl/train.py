@@ -9,17 +9,17 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from . import assemble, check, idle, printed, report
+from . import assemble, check, identity, idle, printed, report
 from . import config as configs
 from . import mesh as meshes
-from .checkpoint import Store, code, identity, temporary, write
+from .checkpoint import Store, code, environment, temporary, write
 from .config import Config
 from .data.federation import checksum
 from .journal import Branch, Journal, rejoin
 from .privacy import accounting
 from .privacy import mechanism as mech
 from .privacy.worth import Overflow
-from .round import fingerprint, recipe, start
+from .round import init
 from .simulate import HealthError, scan, schedule, simulate
 
 try:
@@ -118,7 +118,7 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None, 
     """
     with meshes.in_step("jfl train") as ready:
         mesh = meshes.devices(mesh)
-        layout = meshes.layout(mesh, str(identity()))
+        layout = meshes.layout(mesh, str(environment()))
         return _lead(config, out, resume, watch, mesh, layout, ready) if meshes.lead() else _follow(config, mesh, ready)
 
 
@@ -134,16 +134,15 @@ def _lead(config, out, resume, watch, mesh, layout, ready):
         check.fail("config", f"checkpoint_every to be a multiple of evaluate_every={every}", f"checkpoint_every={save_every}",
                    "A checkpoint is written behind an evaluation.")
     epsilons(plan, config, planned), claims(plan, config, config.rounds)      # refuse now what they would at the end
-    jax.eval_shape(lambda key: scan(start(key, plan), plan, [1]), jax.random.key(0))       # and shapes that do not fit
+    jax.eval_shape(lambda key: scan(init(key, plan), plan, [1]), jax.random.key(0))       # and shapes that do not fit
     facts = _facts(plan, config)
     if resume and _files(out):
         _recorded(Journal(out), out)                      # a directory of something else gets no lock
     with alone(out):                                      # also for reading: what another process writes would not fit together
         claim(out, resume)                                # again, now that nobody else can write
-        made = recipe(plan, jax.random.key(config.seed))
-        store, journal = Store(out), Journal(out, layout=layout, recipe=made)
+        store, journal = Store(out), Journal(out, layout=layout)
         run, branch, history, spent, beyond = _state(plan, config, out, resume, facts, store, journal)
-        ready(f"{facts} {code()} {made}")
+        ready(f"{facts} {code()}")
         with told(out, store):
             for left in (p for folder in (out, store.folder) if folder.is_dir() for p in folder.iterdir() if temporary(p)):
                 left.unlink()
@@ -157,18 +156,19 @@ def _follow(config, mesh, ready):
     """The part of a process that is not the first: it computes the same rounds, and touches no file."""
     plan, config = assemble.build(config)
     key, (_, planned) = jax.random.key(config.seed), _planned(config)
-    ready(f"{_facts(plan, config)} {code()} {recipe(plan, key)}")
+    ready(f"{_facts(plan, config)} {code()}")
     with meshes.together():
-        run = meshes.agree(start(key, plan))
-    plan, data = meshes.spread((plan, fingerprint(plan.fed)), mesh)
+        run = meshes.agree(init(key, plan))
+    plan = meshes.spread(plan, mesh)
     while (done := int(run.round)) < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
-        run = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh, data=data).run
+        run = simulate(key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh).run
 
 
 def _facts(plan, config) -> dict:
     """What is run: stored beside it, and compared before it goes on."""
-    return dict(config=json.loads(json.dumps(report.plain(dataclasses.asdict(config)))), data=checksum(plan.fed))
+    return dict(config=json.loads(json.dumps(report.plain(dataclasses.asdict(config)))), data=checksum(plan.fed),
+                plan=json.loads(json.dumps(identity.describe(plan))))
 
 
 def _planned(config):
@@ -188,7 +188,7 @@ def _recorded(journal, out) -> dict:
 
 def _state(plan, config, out, resume, facts, store, journal):
     """-> the run to go on with, its branch, history, seconds, and rounds released beyond the end."""
-    run = start(jax.random.key(config.seed), plan)
+    run = init(jax.random.key(config.seed), plan)
     if not resume or not _files(out):
         return run, Branch(), {}, 0.0, 0
     record = _recorded(journal, out)
@@ -223,14 +223,14 @@ def _train(asked, plan, config, out, run, branch, history, spent, beyond, facts,
     key, done = jax.random.key(config.seed), int(run.round)
     saved = done
     begun, compiling = time.perf_counter(), report.compile_seconds()
-    placed, data = meshes.spread((plan, fingerprint(plan.fed)), mesh)         # once for all segments
+    placed = meshes.spread(plan, mesh)                    # once for all segments
     while done < config.rounds:
         n = int(planned[np.searchsorted(planned, done, side="right")]) - done
         journal.announce(done + n, branch, **facts)
         report.void(out)                                  # of a shorter run: its epsilon does not hold from here on
         (out / "accuracy.png").unlink(missing_ok=True)
         try:
-            result = simulate(key, placed, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh, data=data)
+            result = simulate(key, placed, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh)
         except HealthError as error:
             raise HealthError(f"{error} Last good checkpoint: " + (f"round {saved} in {out}" if saved else "none") + ".",
                               error.run, error.health) from None
@@ -278,6 +278,9 @@ def _same(stored: dict, facts: dict, out):
     if stored["data"] != facts["data"]:
         check.fail(f"checkpoint {out}", f"the data it was made from, {stored['data']}", facts["data"],
                    "Resume with the same data, or start in another directory.")
+    if lines := identity.differences(stored["plan"], facts["plan"]):
+        check.fail(f"checkpoint {out}", "the plan that made it", "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" * (
+            len(lines) > 5)), "Another plan has other noise: start in another directory.")
 
 
 def _mine(guarantees, config):

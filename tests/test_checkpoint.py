@@ -80,7 +80,7 @@ def half(stopped_at_four, tmp_path):
 
 def elsewhere(monkeypatch):
     """Resume under another program: here, another version."""
-    other = dict(checkpoint.identity(), jax="0.0.0")
+    other = dict(checkpoint.environment(), jax="0.0.0")
     monkeypatch.setattr(checkpoint, "identity", lambda: other)
 
 
@@ -250,7 +250,7 @@ def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkey
 def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatch):
     """What noise descends from is compared itself: here a key moves, and what names the program does not say so."""
     stopped(half, 6)
-    same = checkpoint.identity()
+    same = checkpoint.environment()
     monkeypatch.setattr(checkpoint, "identity", lambda: same)
     jax.config.update("jax_random_seed_offset", 5)
     try:
@@ -309,7 +309,7 @@ def test_the_furthest_round_is_remembered_through_several_stops(monkeypatch, hal
     assert (int(again.attempt), branch.recomputed) == (1, 6)
     book.announce(5, branch)                   # and this program is killed on its way to 5 as well
     assert rejoin(run, book.read(), *made, **book.made)[1] == branch
-    other = dict(checkpoint.identity(), jax="0.0.1")
+    other = dict(checkpoint.environment(), jax="0.0.1")
     monkeypatch.setattr(checkpoint, "identity", lambda: other)
     again, branch = rejoin(run, book.read(), *made, **book.made)
     assert (int(again.attempt), branch.recomputed) == (2, 7)
@@ -367,7 +367,7 @@ def test_the_last_attempt_is_not_passed(half, monkeypatch):
 
 
 def test_where_bits_are_not_repeated_every_process_is_a_program(monkeypatch):
-    gpu = dict(checkpoint.identity(), backend="gpu")
+    gpu = dict(checkpoint.environment(), backend="gpu")
     monkeypatch.setattr(checkpoint, "identity", lambda: dict(gpu))
     mine = journal.program()
     assert mine == journal.program()
@@ -391,22 +391,22 @@ def test_a_finished_run_that_goes_on_has_no_summary_until_it_ends(half, monkeypa
 
 
 def test_the_identity_sees_flags_that_change_bits(monkeypatch):
-    before = checkpoint.identity()
+    before = checkpoint.environment()
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    assert checkpoint.identity() != before
+    assert checkpoint.environment() != before
     assert json.loads(json.dumps(before)) == before
 
 
 def test_the_identity_sees_the_cores_and_settings_that_change_bits(monkeypatch):
-    before = checkpoint.identity()
+    before = checkpoint.environment()
     assert before["cores"] == len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(99)))
-    assert checkpoint.identity() == before | dict(cores=99)
+    assert checkpoint.environment() == before | dict(cores=99)
     monkeypatch.undo()
     with jax.default_matmul_precision("bfloat16"):
-        assert checkpoint.identity()["settings"] != before["settings"]
+        assert checkpoint.environment()["settings"] != before["settings"]
     monkeypatch.setenv("NPROC", "1")
-    assert checkpoint.identity()["settings"] != before["settings"]
+    assert checkpoint.environment()["settings"] != before["settings"]
 
 
 def test_writing_replaces_a_file_whole(tmp_path, monkeypatch):

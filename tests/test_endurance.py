@@ -30,7 +30,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 from jfl import assemble, cli, config, report, train
-from jfl.checkpoint import Store, identity, temporary
+from jfl.checkpoint import Store, environment, temporary
 from jfl.journal import Journal
 from jfl.privacy.accounting import guarantee
 
@@ -385,7 +385,7 @@ def measure(out: Path, kills: int, seed: int, parts=("runs", "checks")):
         if "checks" in parts:
             found["checks"] = [row | dict(message=row["message"].replace(name, ""))
                                for part in (full_disks, read_only, another_user, misfits, two_at_once) for row in part(folder)]
-    found |= dict(seed=seed, cores=os.cpu_count(), versions=identity())      # starts a backend: after the last fork
+    found |= dict(seed=seed, cores=os.cpu_count(), versions=environment())      # starts a backend: after the last fork
     out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 

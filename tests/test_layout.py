@@ -24,7 +24,9 @@ PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 # A module imports from floors below its own, or from its own package on its own floor.  A new module gets a floor here.
 FLOORS = [
     "kernels.bookkeeping kernels.conv kernels.dispatch kernels.haar kernels.normals kernels.philox",
+    "hashing",
     "core check tree keys rules",
+    "identity",
     "mesh taps data.prepared data.deal data.datasets data.partition data.federation data.population data.corrupt data.synthetic data.transform "
     "data.adult models metrics sampling schedules checkpoint "
     "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.mechanism",
@@ -37,6 +39,7 @@ FLOORS = [
     "algorithms.base algorithms.fedavg algorithms.fedprox algorithms.fedsgd algorithms.scaffold algorithms.dpnfl "
     "algorithms.addpnfl algorithms.output_perturbation algorithms.padpfl algorithms.averaged algorithms.band_energies",
     "plan printed round",
+    "deprecated",
     "stream",
     "simulate journal",
     "sweep",
@@ -53,7 +56,7 @@ FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default
 HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "tyro", "rich",
          "h5py", "PIL", "array_record", "tensorboardX", "ray"}
 PUBLIC = """HealthError REPOSITORY algorithm algorithms bands batches bounded calibrate chain clip_adaptive clip_l2 clip_per_layer
-corrupt datasets divide epsilons federate fingerprint gaussian grad guarantee Guarantee guarantees heterogeneity mesh models partition plan population printed private_grad proxy round
+corrupt datasets describe divide epsilons federate fingerprint gaussian grad guarantee Guarantee guarantees heterogeneity init mesh models named partition plan population printed private_grad proxy round run_round
 sampling scan schedules simulate start sweep task total transform wavelet""".split()
 
 

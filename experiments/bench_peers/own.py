@@ -14,7 +14,8 @@ try:
     from flax import linen as nn
 
     import jfl
-    from jfl.round import noise_key
+    from jfl import identity
+    from jfl.round import enter, noise_key, one_round
     missing = None
 except ImportError as error:
     missing = error
@@ -64,11 +65,12 @@ def make(spec, fed, mode, sampler=None):
 
 def program(plan):
     """(state, plan, rounds) -> state, compiled for any number of rounds; nothing is evaluated."""
-    data = jfl.fingerprint(plan.fed)
+    words = identity.for_noise(plan)
 
     def block(run, plan, rounds):
-        noise = noise_key(run, plan, data)
-        return jax.lax.fori_loop(0, rounds, lambda _, run: jfl.round(run, plan, noise)[0], run)
+        run = enter(run, words)
+        noise = noise_key(run)
+        return jax.lax.fori_loop(0, rounds, lambda _, run: one_round(run, plan, noise)[0], run)
 
     return jax.jit(block, donate_argnums=0)
 
@@ -77,7 +79,7 @@ def build(spec, data, mode):
     if hasattr(spec, "image"):
         data.x = data.x.reshape(*data.x.shape[:2], *spec.image)
     plan = make(spec, federation(data), mode)
-    state = jfl.start(jax.random.key(0), plan)
+    state = jfl.init(jax.random.key(0), plan)
     play = program(plan)
 
     def run(rounds, tick):

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 
 from .. import check, tree
-from ..core import Fn
+from ..core import Fn, named
 from .dpnfl import dpnfl
 
 
@@ -16,6 +16,7 @@ class Moments(NamedTuple):
     second: Any          # nu, of each coordinate
 
 
+@named("addpnfl.adaptive")
 def adaptive(learning_rate, b1=0.9, b2=0.99, adaptivity=1e-3, second_moment_of="diff", initial=None):
     """FedAdam's server as an optax transformation: Adam without bias correction, `adaptivity` outside the root.
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .. import check, tree
-from ..core import Algorithm, Fn, record
+from ..core import Algorithm, Fn, named, record
 
 
 @record
@@ -14,21 +14,25 @@ class State:
     mean: Any            # of the models after the rounds that count
 
 
+@named("averaged.init")
 def _init(params, *, inner):
     server, own = inner(params)
     return State(server, params), own
 
 
+@named("averaged.client")
 def _client(ctx, keys, server, own, rows, *, inner):
     return inner(ctx, keys, server.inner, own, rows)
 
 
+@named("averaged.server")
 def _server(ctx, server, release, *, inner, params, first):
     moved = inner(ctx, server.inner, release)
     share = 1 / jnp.maximum(ctx.round - first + 1, 1)      # up to the first that counts, the model itself
     return State(moved, tree.map(lambda m, w: m + share.astype(m.dtype) * (w - m), server.mean, params(moved)))
 
 
+@named("averaged.params")
 def _mean(server):
     return server.mean
 

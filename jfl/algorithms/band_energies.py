@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from .. import check, gradients, local
 from ..batches import full, gather
-from ..core import Diagnostics, Fn, record
+from ..core import Diagnostics, Fn, named, record
 from ..privacy import mechanism as mech
 from ..privacy import wavelet
 from ..privacy.bands import Bands, count
@@ -21,10 +21,12 @@ class State:
     energies: Any        # Float[bands], the mean share of each band, of the rounds so far
 
 
+@named("band_energies.init")
 def _init(params, *, bands):
     return State(params, jnp.zeros(count(bands))), ()
 
 
+@named("band_energies.client")
 def _client(ctx, keys, server, own, rows, *, grad, batch):
     at, mask, overflow = batch.draw(keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
     grad = dataclasses.replace(grad, mechanism=mech.at(grad.mechanism, ctx.round))
@@ -32,6 +34,7 @@ def _client(ctx, keys, server, own, rows, *, grad, batch):
     return shares, own, Diagnostics(loss, clipped, overflow)
 
 
+@named("band_energies.server")
 def _server(ctx, server, shares):
     done = ctx.round.astype(jnp.float32)
     return State(server.params, (done * server.energies + shares) / (done + 1))

@@ -1,8 +1,9 @@
 """How an algorithm is put together."""
 from .. import check
-from ..core import Algorithm, Fn, Release
+from ..core import Algorithm, Fn, Release, named
 
 
+@named("algorithm.params")
 def _params(server):
     return getattr(server, "params", server)
 

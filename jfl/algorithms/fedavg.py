@@ -3,19 +3,22 @@ import optax
 
 from .. import local, tree
 from ..batches import without_replacement
-from ..core import Fn
+from ..core import Fn, named
 from .base import algorithm
 
 
+@named("fedavg.init")
 def _init(params, *, step):
     return step.init(params), ()
 
 
+@named("fedavg.client")
 def _client(ctx, keys, server, own, rows, *, work):
     trained, _, _, seen = local.train(work, ctx, keys, server.params, rows)
     return tree.sub(trained, server.params), own, seen
 
 
+@named("fedavg.server")
 def _server(ctx, server, diff, *, step):
     return step(ctx, server, diff)
 

@@ -2,10 +2,11 @@
 import dataclasses
 
 from .. import check, local, tree
-from ..core import Fn
+from ..core import Fn, named
 from .fedavg import fedavg
 
 
+@named("fedprox.client")
 def _client(ctx, keys, server, own, rows, *, work, mu):
     pull = lambda g, w, s: tree.axpy(mu, tree.sub(w, server.params), g)
     trained, _, _, seen = local.train(work, ctx, keys, server.params, rows, pull)

@@ -3,19 +3,22 @@ import optax
 
 from .. import local, tree
 from ..batches import full
-from ..core import Fn
+from ..core import Fn, named
 from .base import algorithm
 
 
+@named("fedsgd.init")
 def _init(params, *, step):
     return step.init(params), ()
 
 
+@named("fedsgd.client")
 def _client(ctx, keys, server, own, rows, *, work):
     _, gradient, _, seen = local.train(work, ctx, keys, server.params, rows)
     return tree.scale(-1.0, gradient), own, seen
 
 
+@named("fedsgd.server")
 def _server(ctx, server, descent, *, step):
     return step(ctx, server, descent)
 

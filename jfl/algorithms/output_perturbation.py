@@ -4,15 +4,17 @@ import optax
 
 from .. import check, local, tree
 from ..batches import without_replacement
-from ..core import Fn, Mechanism, Release
+from ..core import Fn, Mechanism, Release, named
 from ..privacy import mechanism as mech
 from .base import algorithm
 
 
+@named("output_perturbation.init")
 def _init(params, *, step):
     return step.init(params), ()
 
 
+@named("output_perturbation.client")
 def _client(ctx, keys, server, own, rows, *, work, mechanism, mu, clip_steps):
     chain = mech.at(mechanism, ctx.round)
     limit = mech.bound(chain)
@@ -34,6 +36,7 @@ def _client(ctx, keys, server, own, rows, *, work, mechanism, mu, clip_steps):
     return tree.scale(rates, mean), own, seen
 
 
+@named("output_perturbation.server")
 def _server(ctx, server, diff, *, step):
     return step(ctx, server, diff)
 

@@ -4,15 +4,17 @@ import optax
 
 from .. import check, gradients, local, tree
 from ..batches import full, gather
-from ..core import Fn, Mechanism, Release
+from ..core import Fn, Mechanism, Release, named
 from ..privacy import mechanism as mech
 from .base import algorithm
 
 
+@named("padpfl.init")
 def _init(params, *, step):
     return step.init(params), jnp.zeros(())
 
 
+@named("padpfl.client")
 def _client(ctx, keys, server, own, rows, *, work, mu, mechanism, most, upload):
     start = server.params
     pull = lambda g, w, s: tree.axpy(mu, tree.sub(w, start), g)
@@ -36,6 +38,7 @@ def _inexactness(loss, ctx, start, trained, rows, mu):
         tree.norm(at(start)), jnp.finfo(jnp.float32).tiny)
 
 
+@named("padpfl.server")
 def _server(ctx, server, release, *, step, upload):
     return step(ctx, server, tree.sub(release, server.params) if upload == "model" else release)
 

@@ -6,7 +6,7 @@ import optax
 
 from .. import check, local, tree
 from ..batches import without_replacement
-from ..core import Fn, record
+from ..core import Fn, named, record
 from .base import algorithm
 
 
@@ -22,11 +22,13 @@ class Payload(NamedTuple):
     control: Any         # change of c_i times the sum of learning rates: the two halves then share units and a clip
 
 
+@named("scaffold.init")
 def _init(params, *, step, scale, warm):
     server = step.init(params)
     return State(server.params, server.optimizer, tree.zeros_like(params)), tree.zeros_like(params)
 
 
+@named("scaffold.client")
 def _client(ctx, keys, server, own, rows, *, work, warm):
     drift = tree.sub(server.control, own)
     # warm rounds look at the gradients of the first model, and neither the clients nor the server move
@@ -36,6 +38,7 @@ def _client(ctx, keys, server, own, rows, *, work, warm):
     return Payload(tree.sub(trained, server.params), tree.scale(rates, tree.sub(mean, own))), mean, seen
 
 
+@named("scaffold.server")
 def _server(ctx, server, release, *, step, scale, warm):
     moved = step(ctx, local.Server(server.params, server.optimizer), release.diff)
     if warm is not None:
@@ -46,6 +49,7 @@ def _server(ctx, server, release, *, step, scale, warm):
                  tree.axpy(ctx.cohort / ctx.clients / rates, release.control, server.control))
 
 
+@named("scaffold.rates")
 def _rates(round_, *, lr, steps):
     return local.rates(lr, round_ * steps, steps)
 

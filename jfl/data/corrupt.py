@@ -6,7 +6,7 @@ qualities can be compared on the same draws.
 
 Privacy  given public levels, each row is changed by itself: neighbours stay neighbours and caveats stay as they are.
 
-Axes: n rows, C clients.  Host only, NumPy; imports jfl.check, jfl.core and jfl.keys.
+Axes: n rows, C clients.  Host only, NumPy; imports jfl.check, jfl.core and jfl.hashing.
 """
 import dataclasses
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import check
 from ..core import Federation
-from ..keys import own
+from ..hashing import own
 
 __all__ = ["label_noise", "salt_and_pepper"]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import check
 from ..core import Federation
-from ..keys import own
+from ..hashing import own
 from .datasets import Dataset, _checked
 from .partition import Partition, natural
 from .prepared import digest
@@ -66,7 +66,7 @@ def checksum(fed: Federation) -> str:
 
     Of a population over the digest of its rows, so that another one than of the same rows on the device.
     """
-    return digest(*_arrays(fed), np.int64(fed.classes), *([] if fed.host is None else [fed.host.digest]))[:16]
+    return digest(*_arrays(fed), np.int64(fed.classes), *([] if fed.host is None else [fed.host.identity]))[:16]
 
 
 def describe(fed: Federation, partition=None) -> dict:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import check
 from ..core import Federation
-from ..keys import bits, own, placed
+from ..hashing import Rows, own
 from .datasets import _checked
 
 BLOCK = 2 ** 22      # numbers read at once when all are looked at
@@ -62,9 +62,9 @@ def population(rows, sizes, *, test, order=None, classes: int | None = None, fie
         check.fail(where, "test=(x_test, y_test)", type(test).__name__)
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     host = Population(read, offsets, order, int(sizes.max()), arrays, None, None)
-    host, classes, digest, like = _looked_at(host, n, test, classes, where)
+    host, classes, identity, like = _looked_at(host, n, test, classes, where)
     x_test, y_test = _checked(where, *like, *test, classes)[2:4]
-    host.digest, host.shape, host.classes = digest, like[0].shape[1:], classes
+    host.identity, host.shape, host.classes = identity, like[0].shape[1:], classes
     size = jnp.asarray(sizes.astype(np.int32))
     blank = (jnp.zeros((0, *like[0].shape[1:]), host.kind[0]), jnp.zeros(0, host.kind[1]), jnp.zeros((len(sizes), 0), jnp.int32))
     none = jnp.zeros((len(sizes), 0), jnp.int32), jnp.zeros(len(sizes), jnp.int32)
@@ -75,9 +75,9 @@ def population(rows, sizes, *, test, order=None, classes: int | None = None, fie
 class Population:
     """Where the rows are; equal only to itself, so that a program is compiled for it once."""
 
-    def __init__(self, read, offsets, order, slots, arrays, kind, digest):
+    def __init__(self, read, offsets, order, slots, arrays, kind, identity):
         self.read, self.offsets, self.order, self.slots = read, offsets, order, slots
-        self.arrays, self.kind, self.digest = arrays, kind, digest       # kind: the types of x and y
+        self.arrays, self.kind, self.identity = arrays, kind, identity       # kind: the types of x and y
         self.shape, self.classes = None, 0                               # of a row of x, of y
 
     def rows(self, ids):
@@ -151,8 +151,8 @@ def _reader(rows, fields, prepare):
 
 
 def _looked_at(host, n, test, classes, where):
-    """All rows once: their kinds, that they are finite and labelled, and UInt32[4, 2], as fingerprint of a federation."""
-    total, most, like = [np.zeros(2, np.uint32)] * 2, -1, None
+    """All rows once: their kinds, that they are finite and labelled, and their identity, as of a federation of them."""
+    total, most, like = Rows(), -1, None
     step = max(1, BLOCK // max(1, np.asarray(host.read(np.arange(1))[0]).size))
     for first in range(0, n, step):
         at = np.arange(first, min(first + step, n))
@@ -168,14 +168,13 @@ def _looked_at(host, n, test, classes, where):
         if like is not None and (x.shape[1:], x.dtype, y.dtype) != (like[0].shape[1:], *host.kind):
             check.fail(where, f"rows like the first, {like[0].dtype}{list(like[0].shape[1:])}", f"{x.dtype}{list(x.shape[1:])}")
         like, host.kind, most = (x[:1], y[:1]), (x.dtype, y.dtype), max(most, int(found) - 1)
-        total = [t + np.asarray(placed(v, first)) for t, v in zip(total, (x, y))]
+        total.add(x, y)
         host.forget()
     if classes is None:
         classes = max(most, int(np.max(test[1], initial=0))) + 1 if host.kind[1].kind == "i" else None
     clients = len(host.offsets) - 1
-    owners, step = np.zeros(2, np.uint32), max(1, BLOCK // host.slots)
+    step = max(1, BLOCK // host.slots)
     for first in range(0, clients, step):
         at, mask = host.rows(np.arange(first, min(first + step, clients)))
-        owners = owners + np.asarray(placed(at.astype(np.int32), first, mask))
-    sizes = np.diff(host.offsets).astype(np.int32)
-    return host, classes, np.stack([owners, np.asarray(bits(sizes)), *total]), like
+        total.own(at[mask])
+    return host, classes, total.words(np.diff(host.offsets)), like

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check, tree
-from ..core import Fn, Mechanism
+from ..core import Fn, Mechanism, named
 from ..kernels.normals import normals
 from . import bands
 from .stages import After, Stage
@@ -149,6 +149,7 @@ def at(mechanism: Mechanism, round_) -> Mechanism:
     return Mechanism(tuple(resolve(s) for s in mechanism.stages), mechanism.adjacency)
 
 
+@named("mechanism.later")
 def _shifted(round_, *, of, first):
     return of(round_ + first)
 

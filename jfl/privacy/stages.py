@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check, tree
-from ..core import Array, Fn, record, static
+from ..core import Array, Fn, named, record, static
 from ..kernels.normals import GENERATORS
 from . import bands
 
@@ -80,6 +80,7 @@ def _shrink(bound, row, norm=None):
     return tree.map(one, row), norm > bound
 
 
+@named("stages.clip_l2")
 def _clip_l2(state, row, *, bound):
     return _shrink(bound, row)
 
@@ -89,6 +90,7 @@ def _stretch(shape):
     return 1.0 if shape is None else jnp.max(shape.scales)
 
 
+@named("stages.clip_l2.bound")
 def _its_bound(state, shape, *, bound):
     return bound * _stretch(shape)
 
@@ -110,6 +112,7 @@ def clip_l2(bound) -> Stage:
     return Stage(Fn(_clip_l2, data), Fn(_its_bound, data), name="clip_l2")
 
 
+@named("stages.clip_per_layer")
 def _clip_per_layer(state, row, *, bounds, layers):
     leaves, treedef = jax.tree.flatten(row)
     limits = jax.tree.leaves(bounds)
@@ -121,6 +124,7 @@ def _clip_per_layer(state, row, *, bounds, layers):
     return treedef.unflatten([x for x, _ in pairs]), jnp.any(jnp.array([c for _, c in pairs]))
 
 
+@named("stages.clip_per_layer.bound")
 def _layers_bound(state, shape, *, bounds, layers):
     limits = jnp.stack([jnp.asarray(b, jnp.float32) for b in jax.tree.leaves(bounds)])
     if shape is None:
@@ -161,18 +165,21 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
     return Stage(Fn(_clip_per_layer, data, fixed), Fn(_layers_bound, data, fixed), name="clip_per_layer")
 
 
+@named("stages.clip_adaptive")
 def _clip_adaptive(state, row, *, indicator, quantile, lr, count):
     clipped, over = _shrink(state, row)
     bit = jnp.where(over, 0.0, 1.0)
     return (clipped, state * indicator * (bit - 0.5)), over
 
 
+@named("stages.clip_adaptive.bound")
 def _adaptive_bound(state, shape, *, indicator, quantile, lr, count):
     if shape is not None:
         check.fail("clip_adaptive", "isotropic noise", "noise of a shape", "One coordinate more has no band.")
     return state * jnp.sqrt(1 + jnp.square(indicator) / 4)
 
 
+@named("stages.clip_adaptive.update")
 def _adapt(state, value, *, indicator, quantile, lr, count):
     value, coordinate = value
     below = coordinate / (state * indicator * count) + 0.5
@@ -199,10 +206,12 @@ def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1) -> Sta
                  update=Fn(_adapt, data), name="clip_adaptive")
 
 
+@named("stages.bounded")
 def _as_it_is(state, row, *, value):
     return row, jnp.zeros((), bool)
 
 
+@named("stages.bounded.bound")
 def _declared(state, shape, *, value):
     return value * _stretch(shape)
 
@@ -252,11 +261,13 @@ def gaussian(noise_multiplier=None, *, std=None, shape: Shape | None = None, gen
                  generator=generator)
 
 
+@named("stages.divide")
 def _divide(value, after, *, n):
     value = tree.map(lambda x: x / jnp.asarray(n, x.dtype), value)
     return value, after if after.std is None else after._replace(std=after.std / n)
 
 
+@named("stages.divide_realised")
 def _divide_realised(value, after):
     return _divide(value, after, n=jnp.where(after.realised > 0, after.realised, 1))
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
-from ..core import Fn
+from ..core import Fn, named
 from . import bands as haar
 from .bands import Bands
 from .stages import Shape, Stage, _level, _not_tiny, _shrink, clip_l2, gaussian
@@ -91,10 +91,12 @@ def _one_each(where, bands, least=None, **values):
 
 # --- clips --------------------------------------------------------------------------------------------------------
 
+@named("wavelet.clip_ellipsoid")
 def _clip_ellipsoid(state, row, *, bound, shape):
     return _shrink(bound, row, jnp.sqrt((haar.energies(shape.bands, row) * shape.scales**2).sum()))
 
 
+@named("wavelet.clip_ellipsoid.bound")
 def _ellipsoid_bound(state, other, *, bound, shape):
     if other is None:
         return bound / jnp.min(shape.scales)
@@ -116,6 +118,7 @@ def clip_ellipsoid(bound, shape: Shape) -> Stage:
     return Stage(Fn(_clip_ellipsoid, data), Fn(_ellipsoid_bound, data), name="clip_ellipsoid")
 
 
+@named("wavelet.clip_bands")
 def _clip_bands(state, row, *, bounds, bands):
     norms = jnp.sqrt(haar.energies(bands, row))
     factors = jnp.minimum(1.0, bounds / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
@@ -125,6 +128,7 @@ def _clip_bands(state, row, *, bounds, bands):
     return haar.scale(bands, factors, row), jnp.any(norms > bounds)
 
 
+@named("wavelet.clip_bands.bound")
 def _bands_bound(state, shape, *, bounds, bands):
     if shape is None or shape.bands == bands:
         return jnp.sqrt(jnp.sum(jnp.square(bounds * (1.0 if shape is None else shape.scales))))
@@ -146,11 +150,13 @@ def clip_bands(bounds, bands: Bands) -> Stage:
     return Stage(Fn(_clip_bands, data), Fn(_bands_bound, data), name="clip_bands")
 
 
+@named("wavelet.shares")
 def _shares(state, row, *, bands):
     energies = haar.energies(bands, row)
     return energies / jnp.maximum(energies.sum(), jnp.finfo(jnp.float32).tiny), jnp.zeros((), bool)
 
 
+@named("wavelet.shares.bound")
 def _one(state, shape, *, bands):
     if shape is not None:
         check.fail("wavelet.shares", "isotropic noise", "noise of a shape", "Shares have no bands of their own.")
@@ -217,6 +223,7 @@ def _noise_of_bands(where, bands, after):
     return after.std / after.shape.scales
 
 
+@named("wavelet.james_stein")
 def _james_stein(value, after, *, bands):
     std, sizes = _noise_of_bands("wavelet.james_stein", bands, after), jnp.asarray(_kept(bands), jnp.float32)
     energy = jnp.maximum(haar.energies(bands, value), jnp.finfo(jnp.float32).tiny)
@@ -233,6 +240,7 @@ def james_stein(bands: Bands) -> Stage:
     return Stage(Fn(_james_stein, dict(bands=bands)), name="james_stein", role="post")
 
 
+@named("wavelet.soft_threshold")
 def _soft(value, after, *, bands, rule):
     std, level = _noise_of_bands("wavelet.soft_threshold", bands, after), np.asarray(haar.levels(bands))
     sizes = np.asarray(haar.sizes(bands))

@@ -1,0 +1,194 @@
+"""Hashes of 128 bits, alike on the host (NumPy) and inside a program (jax.numpy), and digests of data on the host.
+
+They tell different plans and different data apart; nobody is expected to forge them.
+"""
+import hashlib
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+WORDS = 4
+SALTS = (0x2545F491, 0x1B873593, 0xC2B2AE3D, 0x27D4EB2F)
+BLOCK = 2 ** 16          # numbers that NumPy hashes at once: they stay in the cache
+
+
+def mix(x):
+    """A bijective scrambling of uint32 (the finaliser of MurmurHash3)."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))
+
+
+def combine(first, second):
+    """One hash of two, in this order.
+
+    Args:
+      first, second: UInt32[4], of NumPy or of JAX.
+
+    Returns:
+      UInt32[4]; every word depends on all words of both.
+    """
+    xp = jnp if isinstance(first, jax.Array) or isinstance(second, jax.Array) else np
+    word = mix(mix(first + np.uint32(0x9E3779B9)) ^ second)
+    for shift in (1, 2):                                  # each word takes in its neighbours, then the other two
+        word = mix(word * np.uint32(0x01000193) + xp.roll(word, shift, -1))
+    return word
+
+
+def of_text(text: str) -> np.ndarray:
+    """UInt32[4] of a text."""
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:4 * WORDS], np.uint32)
+
+
+def of_number(value):
+    """UInt32[4] that holds one whole number, such as a round."""
+    xp = jnp if isinstance(value, jax.Array) else np
+    return xp.broadcast_to(xp.asarray(value).astype(np.uint32), (WORDS,)) ^ np.array(SALTS, np.uint32)
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
+
+def raw(x):
+    """The bits of an array as UInt32[n], of NumPy for NumPy's arrays; -0 counts as 0."""
+    if isinstance(x, jax.Array):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.key_data(x).reshape(-1).astype(jnp.uint32)
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            x = jnp.stack([x.real, x.imag], -1)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            x = jnp.where(x == 0, jnp.zeros((), x.dtype), x)
+        if x.dtype == bool:
+            return x.astype(jnp.uint32).reshape(-1)
+        size = x.dtype.itemsize
+        bits = jax.lax.bitcast_convert_type(x, {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32))
+        return bits.astype(jnp.uint32).reshape(-1)
+    x = np.asarray(x)
+    if x.dtype.kind == "c":
+        x = np.stack([x.real, x.imag], -1)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = np.where(x == 0, np.zeros((), x.dtype), x)
+    x = np.ascontiguousarray(x).reshape(-1)
+    if x.dtype == bool:
+        return x.astype(np.uint32)
+    return x.view({1: np.uint8, 2: np.uint16}.get(x.dtype.itemsize, np.uint32)).astype(np.uint32)
+
+
+def _sums(words, places):
+    """UInt32[4]: what numbers at their places add to a hash, modulo 2^32; so the order of work is free."""
+    xp, place = (jnp, mix(places)) if isinstance(words, jax.Array) else (np, mix(places))
+    return xp.stack([mix(mix(words + np.uint32(s)) ^ place).sum(dtype=np.uint32) for s in SALTS])
+
+
+def of_arrays(arrays):
+    """UInt32[4] of the numbers in a list of arrays; what is concrete is hashed on the host, the rest in the program.
+
+    The shapes and types of the arrays are not in it: whoever needs them adds a text.
+    """
+    total, first, small = np.zeros(WORDS, np.uint32), 0, {True: [], False: []}
+    for x in arrays:
+        traced = isinstance(x, jax.core.Tracer)
+        words = raw(x) if traced else raw(_on_host(x))
+        start, first = np.uint32(first % 2 ** 32), first + words.size
+        if words.size <= SMALL and (not traced or jax.typeof(x).sharding.mesh.empty):
+            small[traced].append((words, np.arange(words.size, dtype=np.uint32) + start))
+        elif traced:
+            total = total + _sums(words, jax.lax.iota(jnp.uint32, words.size) + start)
+        else:
+            for begin in range(0, words.size, BLOCK):
+                part = words[begin:begin + BLOCK]
+                total = total + _sums(part, np.arange(begin, begin + part.size, dtype=np.uint32) + start)
+    for traced, parts in small.items():                   # at once: a plan holds dozens of single numbers
+        if parts:
+            words, places = zip(*parts)
+            total = total + _sums((jnp if traced else np).concatenate(words), np.concatenate(places))
+    return total
+
+
+SMALL = 2 ** 10          # numbers of an array that is copied beside others
+
+
+def _on_host(x):
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        with jax.ensure_compile_time_eval():
+            return np.asarray(jax.random.key_data(x))
+    return np.asarray(x)
+
+
+# --- data ----------------------------------------------------------------------------------------------------------
+
+_owned: dict = {}        # id of an array -> a weak reference to it, the sha256 of its bytes once it is known
+
+
+def own(x):
+    """Say that nobody else holds the memory of the jax array `x`, so that its digest may be kept: `x`.
+
+    An array that shares memory with NumPy (device_put, dlpack) may change under JAX; such a one is never owned, and
+    who writes through a dlpack view of an owned one breaks JAX's own rule.
+    """
+    reference = weakref.ref(x)
+    _owned[id(x)] = [reference, None]
+    weakref.finalize(x, lambda name: _owned.pop(name) if _owned.get(name, (None,))[0] is reference else None, id(x))
+    return x
+
+
+def owned(x) -> bool:
+    known = _owned.get(id(x))
+    return known is not None and known[0]() is x
+
+
+def digest(x) -> bytes:
+    """The sha256 of an array's bytes; of an array that jfl owns it is computed once."""
+    known = _owned[id(x)] if owned(x) else [None, None]
+    if known[1] is None:
+        known[1] = hashlib.sha256(_bytes(x)).digest()
+    return known[1]
+
+
+def _bytes(x):
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
+class Rows:
+    """The identity of data that come block by block: rows, labels, and which rows each client owns, in their order."""
+
+    def __init__(self):
+        self.x, self.y, self.owners = (hashlib.sha256() for _ in range(3))
+        self.kind = ""
+
+    def add(self, x, y):
+        self.x.update(_bytes(x))
+        self.y.update(_bytes(y))
+        self.kind = _kind(x, y)
+
+    def own(self, rows):
+        """Row numbers of the next clients."""
+        self.owners.update(_bytes(np.asarray(rows, np.int32)))
+
+    def words(self, sizes) -> np.ndarray:
+        return _data((self.x.digest(), self.y.digest(), self.owners.digest()), sizes, self.kind)
+
+
+def of_data(x, y, index, size):
+    """UInt32[4] of the rows and of who owns which; padding of `index` does not count.
+
+    Concrete arrays are read on the host.  Traced ones are read in the program, and give another number than the same
+    values do on the host.
+    """
+    if any(isinstance(v, jax.core.Tracer) for v in (x, y, index, size)):
+        x, y, index, size = map(jnp.asarray, (x, y, index, size))
+        there = jnp.arange(index.shape[-1]) < size[..., None]
+        return of_arrays([x, y, jnp.where(there, index, 0), size])
+    host, sizes = np.asarray(index), np.asarray(size)
+    owners = hashlib.sha256(_bytes(host[np.arange(host.shape[-1]) < sizes[..., None]].astype(np.int32))).digest()
+    return _data((digest(x), digest(y), owners), sizes, _kind(x, y))
+
+
+def _kind(x, y):
+    return f"{x.dtype}{tuple(x.shape[1:])} {y.dtype}{tuple(y.shape[1:])}"
+
+
+def _data(digests, sizes, kind):
+    found = hashlib.sha256(b"".join([*digests, _bytes(np.asarray(sizes, np.int32)), kind.encode()])).digest()
+    return np.frombuffer(found[:4 * WORDS], np.uint32)
