@@ -343,8 +343,8 @@ def run_numpy(case, fed, d, wrong=()):
 @jax.jit
 def run_jfl(key, plan):
     """(the key of its noise, the run) of jfl."""
-    begun = jfl.start(key, plan)
-    return noise_key(begun, plan), jfl.scan(begun, plan, [ROUNDS])[0]
+    begun = jfl.init(key, plan)
+    return noise_key(begun), jfl.scan(begun, plan, [ROUNDS])[0]
 
 
 @functools.cache
@@ -400,8 +400,8 @@ def test_control_is_option_two():
     case = CASES[18]
     _, _, fed = outcome(case)
     plan = build(dataclasses.replace(case, sampler="full", server="sgd"), fed, jfl.task(start_params(), squared))
-    step = jax.jit(lambda run, p: jfl.round(run, p)[0])
-    before = step(jfl.start(jax.random.key(5), plan), plan)
+    step = jax.jit(lambda run, p: jfl.run_round(run, p)[0])
+    before = step(jfl.init(jax.random.key(5), plan), plan)
     after = step(before, plan)
     mean_diff = (flat(after.server.params) - flat(before.server.params)) / SERVER_LR
     own = lambda run: np.concatenate([np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1)

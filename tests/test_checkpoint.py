@@ -20,7 +20,7 @@ from jfl import assemble, checkpoint, config, journal, train
 from jfl.checkpoint import Store
 from jfl.journal import Branch, Journal, rejoin
 from jfl.privacy.accounting import guarantee
-from jfl.round import start
+from jfl.round import init
 
 TINY = config.Config(clients=6, min_rows=8, model="logistic", sampler="without_replacement", cohort=3, batch=4, steps=2,
                      rounds=6, evaluate_every=1, checkpoint_every=2)
@@ -81,7 +81,7 @@ def half(stopped_at_four, tmp_path):
 def elsewhere(monkeypatch):
     """Resume under another program: here, another version."""
     other = dict(checkpoint.environment(), jax="0.0.0")
-    monkeypatch.setattr(checkpoint, "identity", lambda: other)
+    monkeypatch.setattr(checkpoint, "environment", lambda: other)
 
 
 # --- the same bits ------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatc
     """What noise descends from is compared itself: here a key moves, and what names the program does not say so."""
     stopped(half, 6)
     same = checkpoint.environment()
-    monkeypatch.setattr(checkpoint, "identity", lambda: same)
+    monkeypatch.setattr(checkpoint, "environment", lambda: same)
     jax.config.update("jax_random_seed_offset", 5)
     try:
         entry = train.train(STATEFUL, half, resume=True)
@@ -310,7 +310,7 @@ def test_the_furthest_round_is_remembered_through_several_stops(monkeypatch, hal
     book.announce(5, branch)                   # and this program is killed on its way to 5 as well
     assert rejoin(run, book.read(), *made, **book.made)[1] == branch
     other = dict(checkpoint.environment(), jax="0.0.1")
-    monkeypatch.setattr(checkpoint, "identity", lambda: other)
+    monkeypatch.setattr(checkpoint, "environment", lambda: other)
     again, branch = rejoin(run, book.read(), *made, **book.made)
     assert (int(again.attempt), branch.recomputed) == (2, 7)
 
@@ -368,7 +368,7 @@ def test_the_last_attempt_is_not_passed(half, monkeypatch):
 
 def test_where_bits_are_not_repeated_every_process_is_a_program(monkeypatch):
     gpu = dict(checkpoint.environment(), backend="gpu")
-    monkeypatch.setattr(checkpoint, "identity", lambda: dict(gpu))
+    monkeypatch.setattr(checkpoint, "environment", lambda: dict(gpu))
     mine = journal.program()
     assert mine == journal.program()
     monkeypatch.setattr(journal, "PROCESS", "another")

@@ -167,8 +167,8 @@ def _updates(plan, ids, count):
     def one(ids, count):
         sampler = dataclasses.replace(plan.sampler, draw=Fn(_given, dict(ids=ids, count=count)))
         here = dataclasses.replace(plan, sampler=sampler)
-        before = jfl.start(jax.random.key(0), here)
-        moved = jax.tree.map(jnp.subtract, jfl.round(before, here)[0].server.params, before.server.params)
+        before = jfl.init(jax.random.key(0), here)
+        moved = jax.tree.map(jnp.subtract, jfl.run_round(before, here)[0].server.params, before.server.params)
         return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(moved)])
     return jax.vmap(one)(ids, count)
 
@@ -232,7 +232,7 @@ def test_biased_fedavg_is_uniform_in_smaller_steps():
     def step(server_lr):
         algorithm = dpnfl(jfl.grad(squared), lr=0.1, steps=2, server_lr=server_lr, batch=jfl.batches.full())
         plan = jfl.plan(fed, task, algorithm, jfl.sampling.without_replacement(6, PAIR), weights="size")
-        start = jfl.start(jax.random.key(1), plan)
+        start = jfl.init(jax.random.key(1), plan)
         return plan.sampler.draw, flat(_round(start, plan).server.params) - flat(start_params())
 
     draw, biased = step(PAIR / 6)
@@ -242,7 +242,7 @@ def test_biased_fedavg_is_uniform_in_smaller_steps():
     close(biased, sum(P6[i] * each_alone()[i] for i in ids))
 
 
-_round = jax.jit(lambda run, plan: jfl.round(run, plan)[0])
+_round = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
 
 
 # --- the server of AdDPNFL -----------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_great_adaptivity_is_a_scaled_dpnfl():
     def after(make, **options):
         algorithm = make(paper_grad(), lr=LR, steps=STEPS, batch=jfl.batches.without_replacement(ROWS), **options)
         plan = jfl.plan(fed, task, algorithm, sampler, weights="size", paired_noise=True)
-        run = jfl.start(jax.random.key(2), plan)
+        run = jfl.init(jax.random.key(2), plan)
         for _ in range(3):
             run = _round(run, plan)
         return flat(run.server.params)
@@ -357,7 +357,7 @@ def moves():
         algorithm = dpnfl(jfl.private_grad(still, chain), lr=Fn(_from_table, dict(table=table)), steps=STEPS,
                           batch=jfl.batches.without_replacement(ROWS))
         plan = jfl.plan(fed, jfl.task(jnp.zeros(WIDE), still), algorithm, jfl.sampling.full(1), paired_noise=True)
-        return jfl.round(jfl.start(jax.random.key(6), plan), plan)[0].server.params
+        return jfl.run_round(jfl.init(jax.random.key(6), plan), plan)[0].server.params
     tables = np.concatenate([np.diag(rates), rates[None]])
     return rates, np.asarray(jax.jit(jax.vmap(one))(jnp.asarray(tables, jnp.float32)), np.float64)
 

@@ -58,7 +58,7 @@ def test_every_line_is_a_plan_that_traces():
             deals.add(deal)
             if kind not in traced:
                 traced.add(kind)
-                jax.eval_shape(lambda key, plan=plan: jfl.scan(jfl.start(key, plan), plan, [1]), jax.random.key(0))
+                jax.eval_shape(lambda key, plan=plan: jfl.scan(jfl.init(key, plan), plan, [1]), jax.random.key(0))
     assert len(deals) == 6 and len(traced) == 6
 
 

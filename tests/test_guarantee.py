@@ -329,7 +329,7 @@ def test_the_mean_is_over_the_cohort_that_came(fed, task):
     alg = jfl.algorithms.fedavg(jfl.grad(squared), batch=batches.without_replacement(3))
     normal = jfl.chain(jfl.total(), jfl.divide("weight"))
     plan = jfl.plan(fed, task, alg, sampling.without_replacement(7, 3), weights="size", release=normal)
-    assert np.isfinite(np.asarray(jfl.round(jfl.start(jax.random.key(0), plan), plan)[0].server.params["b"]))
+    assert np.isfinite(np.asarray(jfl.run_round(jfl.init(jax.random.key(0), plan), plan)[0].server.params["b"]))
     noisy = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide("weight"))
     for site in ("release", "upload"):
         with pytest.raises(ValueError, match="public divisor"):

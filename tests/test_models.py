@@ -121,7 +121,7 @@ def test_a_users_own_loss(fed):
     assert task.predict is None and np.array_equal(flat(task.init(KEY)), flat(start_params()))
     drawn = jfl.task(lambda key: {"b": jnp.float32(0), "w": jax.random.normal(key, (3,))}, squared)
     plan = jfl.plan(fed, drawn, jfl.algorithms.fedsgd(jfl.grad(squared), lr=0.2), jfl.sampling.full(CLIENTS))
-    a, b = (jfl.start(jax.random.key(s), plan).server.params for s in (0, 1))
+    a, b = (jfl.init(jax.random.key(s), plan).server.params for s in (0, 1))
     assert not np.allclose(flat(a), flat(b))
     out = jfl.simulate(KEY, plan, 20, evaluate_every=20)
     assert out.metrics.train_loss[0] < 5 and out.metrics.accuracy is None

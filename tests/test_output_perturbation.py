@@ -15,7 +15,7 @@ import jfl
 from jfl import core
 from jfl.keys import Stream, stream
 from jfl.privacy import bounds, events, tight
-from jfl.round import round as one_round
+from jfl.round import run_round as one_round
 
 STEPS, CLIP = 4, 0.7
 LEVELS = (0.5, 1.1, 2.0, 0.8, 1.4, 0.6, 1.0)
@@ -118,7 +118,7 @@ SUM = sum(falling(s) for s in range(STEPS))
 @functools.cache
 def _upload():
     plan = _silent_plan()
-    return jax.jit(lambda fed: flat_tree(one_round(jfl.start(jax.random.key(0), plan), replace(plan, fed))[0].server.params))
+    return jax.jit(lambda fed: flat_tree(one_round(jfl.init(jax.random.key(0), plan), replace(plan, fed))[0].server.params))
 
 
 def flat_tree(t):

@@ -18,7 +18,7 @@ from jfl.keys import Stream, stream
 from jfl.papers import talaei2024 as paper
 from jfl.privacy.stages import Stage
 from jfl.round import noise_key
-from jfl.round import round as one_round
+from jfl.round import run_round as one_round
 
 ROUNDS, STEPS, MU, SERVER_LR, DELTA = 3, 3, 0.3, 0.9, 0.01
 RATIOS, GROUPS = (0, 1, 2), (2, 3, 2)
@@ -75,7 +75,7 @@ def made(case):
 def drawn_and_run(key, plan):
     """What is drawn at the addresses of (round, client), and the run that drew it."""
     batches, slots = plan.algorithm.releases[0].batches, plan.fed.index.shape[1]
-    noise = noise_key(jfl.start(key, plan), plan)
+    noise = noise_key(jfl.init(key, plan))
     normal = lambda k: normals(k, jnp.zeros(4))
 
     def client(r, i):
@@ -87,7 +87,7 @@ def drawn_and_run(key, plan):
 
     drawn = jax.vmap(lambda r: jax.vmap(lambda i: client(r, i))(jnp.arange(CLIENTS)))(jnp.arange(ROUNDS))
     release = jax.vmap(lambda r: normal(stream(noise, Stream.RELEASE, r)))(jnp.arange(ROUNDS))
-    return dict(drawn, release=release), jfl.scan(jfl.start(key, plan), plan, [ROUNDS])[0]
+    return dict(drawn, release=release), jfl.scan(jfl.init(key, plan), plan, [ROUNDS])[0]
 
 
 @functools.cache
@@ -162,7 +162,7 @@ def test_equal_clients_and_factors_are_nbafl():
     other = jfl.plan(fed, jfl.task(start_params(), squared), jfl.algorithms.fedprox(
         jfl.grad(squared), mu=MU, lr=falling, steps=STEPS, batch=jfl.batches.full(), server_lr=SERVER_LR),
         jfl.sampling.full(CLIENTS))
-    runs = [jfl.scan(jfl.start(jax.random.key(0), p), p, [ROUNDS])[0].server.params for p in (mine, other)]
+    runs = [jfl.scan(jfl.init(jax.random.key(0), p), p, [ROUNDS])[0].server.params for p in (mine, other)]
     close(*runs, rtol=1e-5, atol=1e-6)
     plan = plan_of(fed=fed, sites=chains(2.0, 1.0, 1.0))
     for rounds in (2, 30):
@@ -178,7 +178,7 @@ def test_a_broadcast_has_the_noise_of_all():
     dim, z, z_server, bound = 40_000, 0.3, 0.3, 0.5
     still = lambda w, x, y: 0.0 * w.sum()
     plan = plan_of(IMPACT, chains(bound, z, z_server), loss=still, params=jnp.zeros(dim), server_lr=1.0, steps=1)
-    step = jax.jit(lambda k, p: one_round(jfl.start(k, p), p)[0].server.params)
+    step = jax.jit(lambda k, p: one_round(jfl.init(k, p), p)[0].server.params)
     got = np.asarray(step(jax.random.key(2), plan), float)
     client, server = z * 2 * bound, z_server * 2 * bound * IMPACT.max()
     error = 5 * np.sqrt(2 / dim)
@@ -406,7 +406,7 @@ def _moves(plan, one, other):
     def end(x, y):
         row = plan.fed.index[0, 0]
         fed = dataclasses.replace(plan.fed, x=plan.fed.x.at[row].set(x), y=plan.fed.y.at[row].set(y))
-        params = one_round(jfl.start(jax.random.key(0), plan), dataclasses.replace(plan, fed=fed))[0].server.params
+        params = one_round(jfl.init(jax.random.key(0), plan), dataclasses.replace(plan, fed=fed))[0].server.params
         return jnp.concatenate([jnp.ravel(v) for v in jax.tree.leaves(params)])
 
     return jnp.linalg.norm(end(*one) - end(*other)) / SERVER_LR

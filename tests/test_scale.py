@@ -142,7 +142,7 @@ def test_capacity_changes_no_draw_of_many_clients():
 def test_another_attempt_draws_its_own_cohorts_and_batches():
     """Charged as another sample, it is one: noise of its own on the same sample would only be averaged away."""
     plan = make_plan(make_federation(), "fedavg")
-    run = jfl.start(jax.random.key(0), plan)
+    run = jfl.init(jax.random.key(0), plan)
     again = dataclasses.replace(run, attempt=jnp.int32(1))
     cohorts = jax.vmap(lambda key, r: draw(key, plan, r).ids, (None, 0))
     ids = [np.asarray(cohorts(draws_key(r), jnp.arange(20))) for r in (run, again)]
@@ -278,8 +278,8 @@ def test_rows_that_change_after_they_were_read_are_noticed(later, message):
 
 def test_what_needs_rows_on_the_device_says_so():
     plan = make_plan(on_host(make_federation()))
-    for call in (lambda: jfl.round(jfl.start(jax.random.key(0), plan), plan), lambda: jfl.sweep(lambda: plan, rounds=1),
-                 lambda: jfl.scan(jfl.start(jax.random.key(0), plan), plan, [1])):
+    for call in (lambda: jfl.run_round(jfl.init(jax.random.key(0), plan), plan), lambda: jfl.sweep(lambda: plan, rounds=1),
+                 lambda: jfl.scan(jfl.init(jax.random.key(0), plan), plan, [1])):
         with pytest.raises(ValueError, match="rows stay on the host"):
             call()
 

@@ -246,9 +246,9 @@ def test_a_round_is_the_loop_of_the_paper():
     from jfl.round import noise_key
     clip, noise = wavelet.published("R5", 0.9, 0.5, MADE)
     plan = plan_of(jfl.chain(clip, jfl.total(), noise, jfl.divide(4.0)))
-    run = jfl.start(jax.random.key(1), plan)
-    after, _ = jax.jit(jfl.round)(run, plan)
-    base = stream(noise_key(run, plan), Stream.ROWS, 0)
+    run = jfl.init(jax.random.key(1), plan)
+    after, _ = jax.jit(jfl.run_round)(run, plan)
+    base = stream(noise_key(run), Stream.ROWS, 0)
     fed, m = plan.fed, 4
     x, y = np.asarray(fed.x, np.float64), np.asarray(fed.y, np.float64)
     h = np.array([[.25, .25, .25, .25], [.5, -.5, 0, 0], [0, 0, .5, -.5], [.25, .25, -.25, -.25]])
@@ -416,9 +416,9 @@ def test_averaged_is_the_mean_of_the_models(first):
     import dataclasses
     averaged = dataclasses.replace(plan, algorithm=jfl.algorithms.averaged(plan.algorithm, first), paired_noise=True)
     plan = dataclasses.replace(plan, paired_noise=True)   # the digest would give the two other noise
-    runs, models = jfl.start(KEY, plan), []
-    mean = jfl.start(KEY, averaged)
-    step = jax.jit(jfl.round)
+    runs, models = jfl.init(KEY, plan), []
+    mean = jfl.init(KEY, averaged)
+    step = jax.jit(jfl.run_round)
     for r in range(5):
         runs, _ = step(runs, plan)
         mean, _ = step(mean, averaged)
