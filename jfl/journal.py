@@ -41,7 +41,7 @@ def program(**made) -> dict:
 class Journal:
     """The file journal.json of a run directory; it is on the disk before what it announces is computed.
 
-    `made` says what its program is beside the machine: the layout of its devices.
+    `made` says what its program is beside the machine: the layout of its devices, the key that its seed became.
     """
 
     def __init__(self, directory, **made: str):

@@ -41,9 +41,9 @@ def plain(value):
     return json.loads(json.dumps(report.plain(value)))
 
 
-def key(config: Config, data: str) -> str:
-    """Of a point: its config, the data's checksum, jfl's own source."""
-    text = json.dumps([plain(dataclasses.asdict(config)), data, checkpoint.code()["source"]], sort_keys=True)
+def key(config: Config, data: str, plan: str) -> str:
+    """Of a point: its config, the data's checksum, the signature of its plan's description, jfl's own source."""
+    text = json.dumps([plain(dataclasses.asdict(config)), data, plan, checkpoint.code()["source"]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -131,7 +131,7 @@ class Results:
                 if (said := record.pop("digest", "none, as of another version of jfl")) != checkpoint.signature(record):
                     raise ValueError(f"another digest than {said}")
                 if number == 1:
-                    self.head = {k: record[k] for k in ("config", "axes", "code", "programs")}
+                    self.head = {k: record[k] for k in ("config", "axes", "code", "plan", "programs")}
                 else:
                     self.found.setdefault(record["key"], {k: record[k] for k in (
                         "key", "worker", "device", "seconds", "compile", "health", "history")})

@@ -5,7 +5,7 @@ import time
 import jax
 import numpy as np
 
-from . import assemble, check, checkpoint, idle, points, report
+from . import assemble, check, checkpoint, identity, idle, points, report
 from . import config as configs
 from .checkpoint import write
 from .config import Config
@@ -61,17 +61,20 @@ def sweep(config: Config, axes: dict, out, strict: bool = False, *, resume: bool
             jax.eval_shape(lambda key, plan=plan: scan(init(key, plan), plan, [1]), jax.random.key(0))
             traced.add(shape)
     every = _every(grid, built)
-    keys = [points.key(c, data) for c, data in zip(every.configs, every.data)]
+    said = {id(plan): identity.describe(plan) for plan in every.plans}
+    keys = [points.key(c, data, identity.signature(said[id(plan)])) for c, data, plan in zip(every.configs, every.data, every.plans)]
+    first = points.plain(said[id(every.plans[0])])
     with (engine or Local()).open(watch) as at, alone(out):
         claim(out, resume)                                # again, now that nobody else can write
         store = _stored(out, facts, resume)
         if store.head is None:
-            store.begin(facts | dict(programs=[[[keys[i] for i in members] for members in group] for group in points.programs(
+            store.begin(facts | dict(plan=first, programs=[[[keys[i] for i in members] for members in group] for group in points.programs(
                 every.plans, at.memory, block or at.most(len(grid)))]))
             write(out / "config.toml", configs.dump(dict(dataclasses.asdict(config), sweep=axes),
                                                     "jfl sweep --config config.toml --out DIR"))
         elif {k for group in store.head["programs"] for members in group for k in members} != set(keys):
-            check.fail(f"sweep {out}", "the data that it was made from", "other data",
+            lines = identity.differences(store.head["plan"], first)
+            check.fail(f"sweep {out}", "the data and plans that it was made from", "; ".join(lines[:5]) or "others",
                        "Resume with the same data, or start in another directory.")
         return _sweep(config, axes, grid, keys, every, store, at, out, strict, watch)
 

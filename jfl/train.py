@@ -140,7 +140,8 @@ def _lead(config, out, resume, watch, mesh, layout, ready):
         _recorded(Journal(out), out)                      # a directory of something else gets no lock
     with alone(out):                                      # also for reading: what another process writes would not fit together
         claim(out, resume)                                # again, now that nobody else can write
-        store, journal = Store(out), Journal(out, layout=layout)
+        key = jax.random.key_data(jax.random.key(config.seed)).tolist()
+        store, journal = Store(out), Journal(out, layout=layout, key=str(key))
         run, branch, history, spent, beyond = _state(plan, config, out, resume, facts, store, journal)
         ready(f"{facts} {code()}")
         with told(out, store):

@@ -31,7 +31,7 @@ ADAPTIVE = dataclasses.replace(TINY, unit="client", clip="adaptive", noise_multi
 def final(settings, out):
     """The run in the last checkpoint of a directory."""
     plan, _ = assemble.build(settings)
-    return Store(out).restore(start(jax.random.key(settings.seed), plan))
+    return Store(out).restore(init(jax.random.key(settings.seed), plan))
 
 
 def table(out):
@@ -260,25 +260,23 @@ def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatc
         jax.config.update("jax_random_seed_offset", 0)
 
 
-RECIPE = """
-import jax
-from jfl import assemble, checkpoint
+IDENTITY = """
+from jfl import assemble, checkpoint, identity
 from jfl.config import Config
-from jfl.round import recipe
 plan, _ = assemble.build(Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, noise_multiplier=1.0))
-print(recipe(plan, jax.random.key(0)), checkpoint.code()["python"])
+print(identity.signature(identity.describe(plan)), checkpoint.code()["python"])
 """
 
 
-def test_python_that_compiles_otherwise_is_another_program():
-    """Noise follows from the functions' compiled code: without docstrings and assertions it is another one."""
+def test_python_that_compiles_otherwise_has_the_same_noise_and_is_another_program():
+    """Noise does not follow from compiled code; what computes it is in the environment record."""
     def of(level):
-        done = subprocess.run([sys.executable, "-c", RECIPE], env=os.environ | dict(PYTHONOPTIMIZE=level),
+        done = subprocess.run([sys.executable, "-c", IDENTITY], env=os.environ | dict(PYTHONOPTIMIZE=level),
                               capture_output=True, text=True, check=True)
         return done.stdout.split(" ", 1)
 
     one, again, other = of("0"), of("0"), of("2")
-    assert one == again and one[0] != other[0] and one[1] != other[1]
+    assert one == again and one[0] == other[0] and one[1] != other[1]
 
 
 def test_another_program_with_nothing_to_recompute_counts_once(half, monkeypatch):
@@ -294,7 +292,7 @@ def branch_of(half):
 def recorded(out):
     """What the program of a run was beside the machine."""
     found = Journal(out).read()["program"]
-    return {k: found[k] for k in ("layout", "recipe")}
+    return {k: found[k] for k in ("layout", "key")}
 
 
 def test_the_furthest_round_is_remembered_through_several_stops(monkeypatch, half):

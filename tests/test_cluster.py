@@ -278,7 +278,7 @@ def _refuses(config):
     ("look", checkpoint, "code", lambda: CODE | dict(source="old"), "source .* on the driver, old on a worker"),
     ("work", checkpoint, "code", lambda: CODE | dict(jax="old"), "jax .* on the driver, old on a worker"),
     ("work", cluster, "checksum", lambda fed: "old", "data .* on the driver, old on a worker"),
-    ("work", cluster, "recipe", lambda plan: "old", "noise.*plan .* on the driver, old on a worker"),
+    ("work", cluster.identity, "signature", lambda plan: "old", "noise.*plan .* on the driver, old on a worker"),
     ("work", assemble, "build", _refuses, "^config: need a dataset that is there; got none.$"),
 ])
 def test_a_worker_that_differs_is_refused(tmp_path, pretended, monkeypatch, computed, function, target, name, other, words):

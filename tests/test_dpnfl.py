@@ -19,7 +19,7 @@ from test_algorithms import ROUNDS, clip, draws, example_gradient, run_jfl
 import jfl
 from jfl.algorithms import adaptive, addpnfl, dpnfl
 from jfl.core import Cohort, Fn
-from jfl.round import digest
+from jfl.identity import words
 
 COHORT, STEPS, ROWS = 3, 3, 3
 BOUND, SIGMA = 0.6, 0.5                                   # of an example; of the noise on the mean gradient
@@ -125,7 +125,7 @@ def agree(case, wrong=""):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_papers_loop(case):
     agree(case)
-    assert np.abs(outcome(case)[1] - flat(start_params())).max() > 0.05
+    assert np.abs(outcome(case)[1] - flat(start_params())).max() > 0.03
 
 
 @pytest.mark.parametrize("wrong, case", [
@@ -405,7 +405,7 @@ def test_latencies_get_noise_of_their_own():
     """Two plans that differ in latencies draw other cohorts: with the same noise, their difference has none."""
     fed, task = make_federation(), jfl.task(start_params(), squared)
     algorithm = dpnfl(paper_grad(), batch=jfl.batches.full())
-    make = lambda latency, jitter: digest(jfl.plan(fed, task, algorithm, jfl.sampling.first_responders(
+    make = lambda latency, jitter: words(jfl.plan(fed, task, algorithm, jfl.sampling.first_responders(
         CLIENTS, 3, latency, jitter=jitter)))
     found = jax.jit(jax.vmap(make))(jnp.array([LATENCY, LATENCY, LATENCY[::-1]]), jnp.array([1.0, 0.5, 1.0]))
     assert len({tuple(d) for d in np.asarray(found)}) == 3

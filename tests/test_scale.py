@@ -21,7 +21,7 @@ import jfl
 from jfl import sampling
 from jfl.data import checksum
 from jfl.keys import Stream, stream
-from jfl.round import draw, draws_key, fingerprint
+from jfl.round import draw, draws_key
 
 MANY = sampling.MANY
 
@@ -177,7 +177,7 @@ def make_plan(fed, name="scaffold", **options):
 def test_a_population_is_the_same_run(name, options, tmp_path):
     fed = make_federation()
     host = on_host(fed, tmp_path / "x.npy")
-    assert np.array_equal(np.asarray(fingerprint(fed)), np.asarray(fingerprint(host)))
+    assert np.array_equal(np.asarray(fed.identity), np.asarray(host.identity))
     near, far = (jfl.simulate(jax.random.key(1), make_plan(f, name, **options), 5, evaluate_every=2) for f in (fed, host))
     close((near.params, near.metrics, near.run.own), (far.params, far.metrics, far.run.own))
     other = jfl.simulate(jax.random.key(2), make_plan(host, name, **options), 5, evaluate_every=2)
@@ -220,7 +220,7 @@ def test_rows_come_from_a_data_source_too():
     test = (np.asarray(fed.x_test), np.asarray(fed.y_test))
     a = jfl.population((x, y), size, test=test)
     b = jfl.population(Source(), size, test=test)
-    assert np.array_equal(a.host.digest, b.host.digest) and a.classes == b.classes == 3
+    assert np.array_equal(a.identity, b.identity) and a.classes == b.classes == 3
     for one, two in zip(a.host.fetch(np.array([6, 2, 7])), b.host.fetch(np.array([6, 2, 7]))):
         assert np.array_equal(one, two) and not two[2].any()              # an id past the end has no rows
     doubled = jfl.population((x, y), size, test=test, prepare=lambda v: 2 * v)
@@ -231,7 +231,7 @@ def test_another_row_is_another_noise_and_another_checksum():
     fed = make_federation()
     changed = dataclasses.replace(fed, x=fed.x.at[-1, 0].add(1.0))
     a, b = on_host(fed), on_host(changed)
-    assert not np.array_equal(a.host.digest, b.host.digest) and checksum(a) != checksum(b)
+    assert not np.array_equal(a.identity, b.identity) and checksum(a) != checksum(b)
 
 
 @pytest.mark.parametrize("change, message", [
