@@ -30,11 +30,8 @@ def combine(first, second):
     Returns:
       UInt32[4]; every word depends on all words of both.
     """
-    xp = jnp if isinstance(first, jax.Array) or isinstance(second, jax.Array) else np
-    word = mix(mix(first + np.uint32(0x9E3779B9)) ^ second)
-    for shift in (1, 2):                                  # each word takes in its neighbours, then the other two
-        word = mix(word * np.uint32(0x01000193) + xp.roll(word, shift, -1))
-    return word
+    word = mix(first * np.uint32(0x01000193) + second + np.uint32(0x9E3779B9))
+    return mix(word ^ (word.sum(-1, dtype=np.uint32, keepdims=True) * np.uint32(0x85EBCA77)))
 
 
 def of_text(text: str) -> np.ndarray:
@@ -77,7 +74,7 @@ def raw(x):
 
 def _sums(words, places):
     """UInt32[4]: what numbers at their places add to a hash, modulo 2^32; so the order of work is free."""
-    xp, place = (jnp, mix(places)) if isinstance(words, jax.Array) else (np, mix(places))
+    xp, place = jnp if isinstance(words, jax.Array) else np, mix(places)
     return xp.stack([mix(mix(words + np.uint32(s)) ^ place).sum(dtype=np.uint32) for s in SALTS])
 
 

@@ -32,13 +32,17 @@ def streams(key, names, round_):
     return jax.vmap(lambda name: stream(key, name, round_))(jnp.array(names, jnp.int32))
 
 
-def noise_base(key, words, attempt):
-    """The key all noise of a run descends from.
+def noise_words(identity, history, attempt):
+    """UInt32[4] from which, with its key, all noise of a run follows.
 
     Args:
-      key: the run's.
-      words: UInt32[4], of the run's history and of the identity of the plan that runs (see identity.py).
+      identity: UInt32[4], of the plan that runs (see identity.py).
+      history: UInt32[4], of the plans before it.
       attempt: Int[]; another one has other noise.
     """
-    found = hashing.combine(jnp.asarray(words), hashing.of_number(jnp.asarray(attempt)))
-    return jax.random.fold_in(jax.random.fold_in(key, found[0]), found[1])
+    return hashing.combine(hashing.combine(history, identity), hashing.of_number(attempt))
+
+
+def noise_base(key, words):
+    """The key all noise of a run descends from: of its own key and noise_words."""
+    return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])

@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from . import check, hashing, identity, tree
 from .core import Array, Cohort, Context, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
-from .keys import Stream, noise_base, stream, streams
+from .keys import Stream, noise_base, noise_words, stream, streams
 from .mesh import devices
 from .privacy import mechanism as mech
 
@@ -55,17 +56,17 @@ def enter(run: Run, words) -> Run:
     """The run as it goes on under the plan with this identity.
 
     From round 1 on another plan than the last one begins a noise of its own, also where two runs come from different
-    plans, or from one at different rounds.
+    plans, or from one at different rounds.  On the host for a concrete run of NumPy's arrays.
     """
-    words = jnp.asarray(words)
-    other = (run.round > 0) & jnp.any(run.identity != words)
+    other = (run.round > 0) & (run.identity != words).any()
     left = hashing.combine(hashing.combine(run.history, run.identity), hashing.of_number(run.round))
-    return dataclasses.replace(run, identity=words, history=jnp.where(other, left, run.history))
+    xp = jnp if any(isinstance(x, jax.Array) for x in (words, run.history, run.round)) else np
+    return dataclasses.replace(run, identity=xp.asarray(words), history=xp.where(other, left, run.history))
 
 
 def noise_key(run: Run):
     """The key all noise of a run that has entered its plan descends from."""
-    return noise_base(run.key, hashing.combine(run.history, run.identity), run.attempt)
+    return noise_base(run.key, noise_words(run.identity, run.history, run.attempt))
 
 
 def run_round(run: Run, plan: Plan) -> tuple[Run, Seen]:

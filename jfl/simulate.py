@@ -11,6 +11,7 @@ import numpy as np
 from . import check, identity, stream, tree
 from . import mesh as meshes
 from .core import Health, Metrics, Plan, Run
+from .keys import noise_base, noise_words
 from .metrics import evaluate
 from .privacy import mechanism as mech
 from .round import Seen, begin, enter, noise_key, one_round
@@ -51,7 +52,8 @@ def scan(run: Run, plan: Plan, rounds, data=None) -> tuple[Run, Metrics]:
     found = check.array("scan", "rounds", rounds) if check.concrete(rounds) else rounds
     if found.ndim != 1 or not jnp.issubdtype(found.dtype, jnp.integer):
         check.fail("scan", "rounds Int[E], those before each evaluation", check.shown(rounds))
-    return scan_as(run, plan, rounds, identity.for_noise(plan))
+    run = enter(run, identity.for_noise(plan))
+    return scan_from(run, plan, rounds, noise_key(run))
 
 
 def _no_data(where, data):
@@ -60,11 +62,8 @@ def _no_data(where, data):
                       DeprecationWarning, stacklevel=3)
 
 
-def scan_as(run: Run, plan: Plan, rounds, words) -> tuple[Run, Metrics]:
-    """`scan`, where identity.for_noise(plan) is known."""
-    run = enter(run, words)
-    noise = noise_key(run)
-
+def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
+    """`scan` of a run that has entered its plan; `noise` is its noise_key."""
     def until_evaluation(run, count):
         nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
 
@@ -91,10 +90,10 @@ _measured = jax.jit(_metrics)
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _scan(run, plan, rounds, words):
-    return scan_as(run, plan, rounds, words)
+    return scan_from(run, plan, rounds, noise_base(run.key, words))
 
 
-_begin, _enter, _noise_key = jax.jit(begin), jax.jit(enter), jax.jit(noise_key)
+_begin, _noise_base = jax.jit(begin), jax.jit(noise_base)
 
 
 def schedule(rounds: int, every: int | None) -> np.ndarray:
@@ -151,24 +150,33 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
         if meshes.shared(mesh):                           # noise that differs from process to process would be no error
             begun = (key, 0, 0) if start is None else (start.key, int(start.round), int(start.attempt), start.history.tolist())
             meshes.exchange("simulate", f"{identity.words(plan).tolist()} {begun} {counts.tolist()}")
-    plan, key, words = meshes.spread((dataclasses.replace(plan, mesh=mesh), key, words), mesh)
+    plan, key = meshes.spread((dataclasses.replace(plan, mesh=mesh), key), mesh)
     with meshes.together():
+        fresh = stream.start if plan.fed.host is not None else _begin
+        run = fresh(key, plan, words) if start is None else _resumable(start, plan)
+        run, words = _entered(run, words)
         if plan.fed.host is not None:
-            run = stream.start(key, plan, words) if start is None else _resumable(start, plan)
             run, metrics = _fed(run, plan, counts, words)
         else:
-            run = _begin(key, plan, words) if start is None else _resumable(start, plan)
             run = meshes.one_device(run) if mesh is None else meshes.spread(run, mesh)
-            run, metrics = _scan(run, plan, meshes.spread(counts, mesh), words)
+            run, metrics = _scan(run, plan, meshes.spread(counts, mesh), meshes.spread(words, mesh))
         stop_if_unhealthy(run, tolerate)                  # waits for the run
     return Output(run, metrics, plan.algorithm.params(run.server))
+
+
+def _entered(run: Run, words):
+    """A concrete run that has entered its plan, and its noise_words: hashed here, where it costs no program."""
+    names = ("round", "identity", "history", "attempt")
+    there = enter(dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words)
+    run = dataclasses.replace(run, identity=jnp.asarray(there.identity), history=jnp.asarray(there.history))
+    return run, noise_words(there.identity, there.history, there.attempt)
 
 
 def _fed(run: Run, plan: Plan, counts, words) -> tuple[Run, Metrics]:
     """As `scan`, of a population."""
     found, states = [], run.own
-    run = _enter(meshes.spread(dataclasses.replace(run, own=()), plan.mesh), words)
-    noise = _noise_key(run)
+    run = meshes.spread(dataclasses.replace(run, own=()), plan.mesh)
+    noise = _noise_base(run.key, meshes.spread(words, plan.mesh))
     with stream.Feeder(run, states, plan, noise, int(counts.sum())) as feeder:
         for count in counts:
             sums = Seen(*(jnp.zeros(()) for _ in Seen._fields))

@@ -12,9 +12,10 @@ import numpy as np
 from . import check, identity
 from . import mesh as meshes
 from .core import Health, Metrics, Plan
+from .keys import noise_base, noise_words
 from .plan import client_bytes
 from .round import begin
-from .simulate import HealthError, scan_as, schedule, tolerated
+from .simulate import HealthError, scan_from, schedule, tolerated
 
 MEMORY = 2 ** 32     # bytes for the points computed at once
 
@@ -192,7 +193,8 @@ def _group(plans: list[Plan], keys, words, counts, memory, mesh):
     block = lines * int(max(1, min(-(-len(plans) // lines), memory // point)))
     shared, counts = meshes.spread((shared, jnp.asarray(counts)), mesh)
     out = []
-    noise = np.stack([np.zeros_like(w) if p.paired_noise else w for p, w in zip(plans, words)])
+    known = [np.zeros_like(w) if p.paired_noise else w for p, w in zip(plans, words)]
+    noise = np.stack([np.stack([w, noise_words(w, np.zeros_like(w), 0)]) for w in known])        # [points, 2, 4]
     for first in range(0, len(plans), block):
         at = [min(first + i, len(plans) - 1) for i in range(block)]          # the last block repeats its last point
         varied = tuple(jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m)
@@ -212,7 +214,7 @@ def _points_impl(keys, words, varied, shared, counts, *, treedef, mapped):
     def point(key, words, varied):
         v, s = iter(varied), iter(shared)
         plan = treedef.unflatten([next(v) if m else next(s) for m in mapped])
-        run, metrics = scan_as(begin(key, plan, words), plan, counts, words)
+        run, metrics = scan_from(begin(key, plan, words[0]), plan, counts, noise_base(key, words[1]))
         return run.health, metrics, plan.algorithm.params(run.server)
 
     if (mesh := treedef.unflatten(mapped).mesh) is None:
