@@ -1,4 +1,4 @@
-"""The vocabulary: records without behaviour.  Read this file first; it imports nothing of jfl.
+"""The vocabulary: records without behaviour.  Read this file first; it imports only how records print.
 
 Axes, named once and used everywhere:
     C clients   K cohort slots   N rows per client (padded)   B batch   T local steps   R rounds   S sweep points
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from . import printing
+
 Array = jax.Array
 Key = jax.Array
 Tree = Any
@@ -23,8 +25,10 @@ def static(**options):
 
 
 def record(cls):
-    """Class decorator: a frozen dataclass that is a pytree."""
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+    """Class decorator: a frozen dataclass that is a pytree, and prints without its arrays."""
+    if cls.__repr__ is object.__repr__:
+        cls.__repr__ = printing.record
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(cls))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -42,9 +46,7 @@ class Fn:
     def __call__(self, *args):
         return self.function(*args, **self.data, **self.static)
 
-    def __repr__(self):
-        name = getattr(self.function, "__qualname__", repr(self.function))
-        return f"Fn({name}, {self.data}, {self.static})"
+    __repr__ = printing.function
 
     def tree_flatten(self):
         return (self.data,), (self.function, tuple(sorted(self.static.items())))
@@ -68,6 +70,7 @@ class Federation:
     classes: int = static(default=0)      # 0: not a classification problem
     caveats: tuple = static(default=())   # sentences about the rows that belong beside every guarantee
     host: Any = static(default=None)      # data.population.Population: rows that stay on the host; x, y, index have none
+    __repr__ = printing.federation
 
 
 class Rows(NamedTuple):
@@ -91,6 +94,7 @@ class Task:
     init: Fn                              # key -> params
     loss: Fn                              # (params, x, y) -> scalar, one example
     predict: Fn | None = None             # (params, x) -> logits of one example; None: no accuracy
+    __repr__ = printing.task
 
 
 @record
@@ -102,6 +106,7 @@ class Batches:
     short: str = static(default="error")  # a client with fewer rows than a batch: "error" | "all"
     rate: Array | None = None             # poisson: probability of a row; None: expected / size
     expected: float | None = None         # poisson: expected rows of a batch
+    __repr__ = printing.batches
 
 
 @record
@@ -109,6 +114,7 @@ class Mechanism:
     """Many masked contributions in, one release out: the only privacy boundary.  Built by `chain`."""
     stages: tuple                         # of Stage; roles run row -> sum -> noise -> post
     adjacency: str | None = static(default=None)     # add_remove | replace_one | None (bound by `plan`)
+    __repr__ = printing.mechanism
 
 
 class Context(NamedTuple):
@@ -160,6 +166,7 @@ class Algorithm:
     releases: tuple = ()                  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
+    __repr__ = printing.algorithm
 
 
 class Cohort(NamedTuple):
@@ -189,6 +196,7 @@ class Sampler:
     clients: int = static(default=0)
     capacity: int = static(default=0)     # slots K
     independent: bool = static(default=False)        # with_replacement: a repeated client runs again
+    __repr__ = printing.sampler
 
 
 @record
@@ -204,6 +212,7 @@ class Plan:
     chunk: int = static(default=0)        # clients computed at once; 0: all
     paired_noise: bool = static(default=False)       # sweep points share noise: voids their joint guarantee
     mesh: Any = static(default=None)      # jax.sharding.Mesh whose axis "clients" shares each cohort; None: one device
+    __repr__ = printing.plan
 
 
 class Health(NamedTuple):
@@ -223,6 +232,7 @@ class Run:
     own: Tree            # [C, ...]
     mechanism: Tree      # what the release remembers (an adaptive clip norm)
     health: Health
+    __repr__ = printing.run
 
 
 @record
@@ -237,6 +247,7 @@ class Metrics:
     update_norm: Array                    # of what the server applied, mean since the last evaluation
     cohort: Array                         # mean clients a round
     clip_norm: Array | None = None        # of an adaptive release
+    __repr__ = printing.metrics
 
 
 class Guarantee(NamedTuple):

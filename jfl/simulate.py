@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import check, stream, tree
+from . import check, printing, stream, tree
 from . import mesh as meshes
 from .core import Health, Metrics, Plan, Run
 from .metrics import evaluate
@@ -22,6 +22,7 @@ class Output(NamedTuple):
     run: Run
     metrics: Metrics     # leaves [evaluations]
     params: Any
+    __repr__ = printing.output
 
 
 class HealthError(RuntimeError):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import check
+from . import check, printing
 from . import mesh as meshes
 from .core import Health, Metrics, Plan
 from .plan import client_bytes
@@ -29,6 +29,7 @@ class Sweep(NamedTuple):
     params: Any          # list of params
     groups: int          # programs compiled
     seconds: np.ndarray  # Float[S]: a point's share of its group's time, compilation included
+    __repr__ = printing.sweep
 
 
 def points_of(axes: dict) -> list[dict]:
