@@ -222,8 +222,8 @@ def test_a_loss_may_close_over_an_import(fed):
     def make():
         import functools as tools
 
-        import optax as library
         import jax.numpy as numbers
+        import optax as library
 
         def loss(params, x, y):
             logits = tools.reduce(numbers.matmul, (x, params))
