@@ -129,6 +129,9 @@ def stage(self) -> str:
         return f"{self.name}({level}{', shape=...' if self.shape is not None else ''})"
     if self.name.startswith("divide_by_"):
         return f'divide("{self.name.removeprefix("divide_by_")}")'
+    if self.name in ("bounded", "prox_erm"):
+        reason = "upload" if self.name == "bounded" else self.name
+        return f'bounded({_level(self.bound.data["value"])}, "{reason}")'
     held = [] if self.state is None else [value(self.state)]
     for f in (self.bound or self.apply,):
         held += [] if f is None or held else [_level(v) for v in f.data.values()]

@@ -61,7 +61,8 @@ def linen_loss(module):
 
 @pytest.mark.parametrize("module, words", [
     (Normed(False), [BY]), (Normed(True), [BY]), (Normed(None), [BY]),
-    (Dropped(False), ["Dropout", "deterministic=True"]), (Dropped(None), ["Dropout", "deterministic=True"])], ids=repr)
+    (Dropped(False), ["Dropout", "deterministic=True"]), (Dropped(None), ["Dropout", "deterministic=True"])],
+    ids=["batch", "average", "unset", "random", "open"])
 def test_linen_modules_that_mix_examples_or_draw(fed, module, words):
     """In a ready-made task, and in a loss of the user's own."""
     params = Dropped(True).init(KEY, fed.x[0])["params"]
@@ -134,7 +135,8 @@ def test_linen_modules_are_no_parameters(fed):
         jfl.models.classifier(fed, nnx.Linear(3, 3, rngs=nnx.Rngs(0)))
 
 
-@pytest.mark.parametrize("params", [jnp.zeros(3, int), {"w": jnp.zeros(3), "steps": 2}, {"key": KEY}, [True]], ids=str)
+@pytest.mark.parametrize("params", [jnp.zeros(3, int), {"w": jnp.zeros(3), "steps": 2}, {"key": KEY}, [True]],
+                         ids=["int", "some", "key", "bool"])
 def test_what_has_no_gradient_is_no_parameter(params):
     with pytest.raises(ValueError, match="task: need params, a pytree of .*number"):
         jfl.task(params, lambda w, x, y: 0.0)
