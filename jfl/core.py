@@ -1,4 +1,4 @@
-"""The vocabulary: records without behaviour.  Read this file first; of jfl it imports hashes alone.
+"""The vocabulary: records without behaviour.  Read this file first; of jfl it imports hashes and how records print.
 
 Axes, named once and used everywhere:
     C clients   K cohort slots   N rows per client (padded)   B batch   T local steps   R rounds   S sweep points
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import hashing
+from . import hashing, printing
 
 Array = jax.Array
 Key = jax.Array
@@ -27,8 +27,10 @@ def static(**options):
 
 
 def record(cls):
-    """Class decorator: a frozen dataclass that is a pytree."""
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+    """Class decorator: a frozen dataclass that is a pytree, and prints without its arrays."""
+    if cls.__repr__ is object.__repr__:
+        cls.__repr__ = printing.record
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(cls))
 
 
 NAMED: dict = {}     # registered names -> where their function or class was written
@@ -83,9 +85,7 @@ class Fn:
     def __call__(self, *args):
         return self.function(*args, **self.data, **self.static)
 
-    def __repr__(self):
-        name = getattr(self.function, "__qualname__", repr(self.function))
-        return f"Fn({name}, {self.data}, {self.static})"
+    __repr__ = printing.function
 
     def tree_flatten(self):
         return (self.data,), (self.function, tuple(sorted(self.static.items())))
@@ -134,6 +134,8 @@ class Federation:
         return np.stack([hashing.combine(together, hashing.of_number(i)) for i in places.reshape(-1)]).reshape(
             places.shape + (hashing.WORDS,))
 
+    __repr__ = printing.federation
+
 
 _FEDERATION = tuple(f.name for f in dataclasses.fields(Federation) if not f.metadata.get("static"))
 _FACTS = tuple(f.name for f in dataclasses.fields(Federation) if f.metadata.get("static"))
@@ -176,6 +178,7 @@ class Task:
     init: Fn                              # key -> params
     loss: Fn                              # (params, x, y) -> scalar, one example
     predict: Fn | None = None             # (params, x) -> logits of one example; None: no accuracy
+    __repr__ = printing.task
 
 
 @record
@@ -187,6 +190,7 @@ class Batches:
     short: str = static(default="error")  # a client with fewer rows than a batch: "error" | "all"
     rate: Array | None = None             # poisson: probability of a row; None: expected / size
     expected: float | None = None         # poisson: expected rows of a batch
+    __repr__ = printing.batches
 
 
 @record
@@ -194,6 +198,7 @@ class Mechanism:
     """Many masked contributions in, one release out: the only privacy boundary.  Built by `chain`."""
     stages: tuple                         # of Stage; roles run row -> sum -> noise -> post
     adjacency: str | None = static(default=None)     # add_remove | replace_one | None (bound by `plan`)
+    __repr__ = printing.mechanism
 
 
 class Context(NamedTuple):
@@ -245,6 +250,7 @@ class Algorithm:
     releases: tuple = ()                  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
+    __repr__ = printing.algorithm
 
 
 class Cohort(NamedTuple):
@@ -274,6 +280,7 @@ class Sampler:
     clients: int = static(default=0)
     capacity: int = static(default=0)     # slots K
     independent: bool = static(default=False)        # with_replacement: a repeated client runs again
+    __repr__ = printing.sampler
 
 
 @record
@@ -289,6 +296,7 @@ class Plan:
     chunk: int = static(default=0)        # clients computed at once; 0: all
     paired_noise: bool = static(default=False)       # sweep points share noise: voids their joint guarantee
     mesh: Any = static(default=None)      # jax.sharding.Mesh whose axis "clients" shares each cohort; None: one device
+    __repr__ = printing.plan
 
 
 class Health(NamedTuple):
@@ -310,6 +318,7 @@ class Run:
     own: Tree            # [C, ...]
     mechanism: Tree      # what the release remembers (an adaptive clip norm)
     health: Health
+    __repr__ = printing.run
 
 
 @record
@@ -324,6 +333,7 @@ class Metrics:
     update_norm: Array                    # of what the server applied, mean since the last evaluation
     cohort: Array                         # mean clients a round
     clip_norm: Array | None = None        # of an adaptive release
+    __repr__ = printing.metrics
 
 
 class Guarantee(NamedTuple):

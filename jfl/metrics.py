@@ -2,9 +2,18 @@
 import jax
 import jax.numpy as jnp
 
+from . import frameworks
 from .core import Federation, Task
 
 BLOCK = 2048     # test rows evaluated at once
+
+
+def _predicted(task: Task, params, x):
+    try:
+        return jnp.argmax(task.predict(params, x), -1)
+    except Exception as error:        # of somebody's module
+        frameworks.explain("predict", error, f"x is {x.dtype}{list(x.shape)}")
+        raise
 
 
 def _mean(per_row, rows, mask):
@@ -19,7 +28,7 @@ def evaluate(task: Task, params, fed: Federation):
         loss = task.loss(params, x, y)
         if task.predict is None:
             return loss, jnp.zeros(())
-        return loss, (jnp.argmax(task.predict(params, x), -1) == y).astype(jnp.float32)
+        return loss, (_predicted(task, params, x) == y).astype(jnp.float32)
 
     loss, accuracy = _mean(row, (fed.x_test, fed.y_test), jnp.ones(fed.y_test.shape[0], bool))
     return loss, None if task.predict is None else accuracy, client_accuracy(task, params, fed)
@@ -31,7 +40,7 @@ def client_accuracy(task: Task, params, fed: Federation):
         return None
 
     def client(index, size):
-        hit = jax.vmap(lambda i: jnp.argmax(task.predict(params, fed.x[i]), -1) == fed.y[i])(index)
+        hit = jax.vmap(lambda i: _predicted(task, params, fed.x[i]) == fed.y[i])(index)
         held = jnp.arange(index.shape[0]) < size
         return jnp.where(held, hit, False).sum() / jnp.maximum(size, 1)
 

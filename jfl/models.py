@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from . import check
+from . import check, frameworks
 from .core import Federation, Fn, Task, named
 from .kernels.conv import conv_same, max_pool2
 
@@ -19,9 +19,11 @@ def _fixed(key, *, params):
 def task(params, loss, predict=None) -> Task:
     """A user's own problem.
 
-    Args     params: the starting point, a pytree; or a pure function key -> params.
+    Args     params: the starting point, a pytree of floats; or a pure function key -> params.  An equinox module whose
+             leaves are all arrays of floats is such a pytree; of others, and of flax.nnx, pass the part that is.
              loss: pure (params, x, y) -> scalar, for one example.
              predict: pure (params, x) -> logits of one example; without it no accuracy is computed.
+    Errors   ValueError for what cannot be trained (modules, leaves that are no floats, statistics of BatchNorm).
 
     >>> t = task(jnp.zeros(3), lambda w, x, y: (x @ w - y) ** 2)
     >>> t.init(jax.random.key(0)).shape
@@ -31,15 +33,11 @@ def task(params, loss, predict=None) -> Task:
         check.fail("task", "loss, a pure function (params, x, y) -> scalar", check.shown(loss))
     if predict is not None and not callable(predict):
         check.fail("task", "predict, a pure function (params, x) -> logits, or None", check.shown(predict))
-    init = Fn(params) if callable(params) else Fn(_fixed, dict(params=_arrays(params)))
+    frameworks.function("task", "loss", loss, "(params, x, y) -> scalar")
+    frameworks.function("task", "predict", predict, "(params, x) -> logits")
+    draws = callable(params) and frameworks.library(params) is None
+    init = Fn(params) if draws else Fn(_fixed, dict(params=frameworks.parameters("task", params)))
     return Task(init, loss if isinstance(loss, Fn) else Fn(loss), None if predict is None else Fn(predict))
-
-
-def _arrays(params):
-    try:
-        return jax.tree.map(jnp.asarray, params)
-    except Exception as error:        # whatever JAX says of what is no number
-        check.fail("task", "params, a pytree of numbers, or a function key -> params", f"{type(error).__name__}: {str(error)[:200]}")
 
 
 @named("models.init")
@@ -63,8 +61,24 @@ def classifier(fed: Federation, module: nn.Module) -> Task:
     if fed.classes < 2:
         check.fail("models", "a federation with class labels", f"classes={fed.classes}",
                    "For other problems use jfl.task(params, loss).")
+    if not isinstance(module, nn.Module):
+        check.fail("models", "a flax.linen module", check.shown(module), "For others use jfl.task(params, loss, predict).")
     shape = tuple(fed.x.shape[1:])
-    logits = jax.eval_shape(lambda k: module.apply(module.init(k, jnp.zeros(shape)), jnp.zeros(shape)), jax.random.key(0))
+
+    def whole(key):
+        variables = module.init(key, jnp.zeros(shape))
+        return variables, module.apply(variables, jnp.zeros(shape))
+
+    try:
+        variables, logits = jax.eval_shape(whole, jax.random.key(0))
+    except Exception as error:        # of somebody's module
+        frameworks.explain("models", error, f"x is float32{list(shape)}")
+        raise
+    if "batch_stats" in variables:
+        check.fail("models", "a module without BatchNorm", "variables in batch_stats", frameworks.BATCH_NORM)
+    if set(variables) != {"params"}:
+        check.fail("models", "a module with parameters, and no other variables", f"collections {sorted(variables)}",
+                   "For others use jfl.task(params, loss, predict).")
     if logits.shape != (fed.classes,):
         check.fail("models", f"a module from one example {shape} to logits ({fed.classes},)", f"{logits.shape}",
                    "It is called on one example, without a batch axis.")

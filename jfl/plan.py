@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import batches, check, sampling, tree
+from . import batches, check, frameworks, sampling, tree
 from .core import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
 from .privacy import mechanism as mech
 from .privacy.mechanism import bind, chain
@@ -60,10 +60,11 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
     _levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.releases))
     result = Plan(fed, task, algorithm, sampler, upload, release, _weights(weights, fed, sampler),
                   0, paired_noise)
+    each = client_bytes(result)
     if chunk is not None:
         check.whole("plan", chunk=chunk)
         return dataclasses.replace(result, chunk=min(chunk, sampler.capacity))
-    return dataclasses.replace(result, chunk=int(max(1, min(sampler.capacity, memory // client_bytes(result)))))
+    return dataclasses.replace(result, chunk=int(max(1, min(sampler.capacity, memory // each))))
 
 
 def _fits(fed, task, algorithm, sampler):
@@ -213,9 +214,18 @@ def _scaled(round_, *, of, share):
     return values / values.sum() / share
 
 
+def _initial(task: Task):
+    """Shapes of the parameters; refuses what an init function makes that cannot be trained."""
+    try:
+        return jax.eval_shape(lambda key: frameworks.parameters("task", task.init(key)), jax.random.key(0))
+    except Exception as error:        # of somebody's function
+        frameworks.explain("task", error)
+        raise
+
+
 def client_bytes(plan: Plan) -> float:
     """An estimate of what one client of a round holds: models, optimizer state, per-example gradients."""
-    params = tree.size(jax.eval_shape(plan.task.init, jax.random.key(0)))
+    params = tree.size(_initial(plan.task))
     rows, slots = 0, plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
     for r in plan.algorithm.releases:
         if r.mechanism is not None:

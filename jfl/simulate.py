@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import check, identity, stream, tree
+from . import check, identity, printing, stream, tree
 from . import mesh as meshes
 from .core import Health, Metrics, Plan, Run
 from .keys import noise_base, noise_words
@@ -24,6 +24,7 @@ class Output(NamedTuple):
     run: Run
     metrics: Metrics     # leaves [evaluations]
     params: Any
+    __repr__ = printing.output
 
 
 class HealthError(RuntimeError):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import check, identity
+from . import check, identity, printing
 from . import mesh as meshes
 from .core import Health, Metrics, Plan
 from .keys import noise_base, noise_words
@@ -30,6 +30,7 @@ class Sweep(NamedTuple):
     params: Any          # list of params
     groups: int          # programs compiled
     seconds: np.ndarray  # Float[S]: a point's share of its group's time, compilation included
+    __repr__ = printing.sweep
 
 
 def points_of(axes: dict) -> list[dict]:

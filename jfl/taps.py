@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 from jax.extend.core import primitives as p
 
+from . import frameworks
 from .kernels.bookkeeping import Formed, shrink
 from .rules import RULES, convolution
 
@@ -84,6 +85,7 @@ def _flat(loss, params, x, y):
         closed = jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
     except Exception as error:                           # whose rows a user may have thought of another shape
         shapes = [f"{jnp.result_type(v)}{list(jnp.shape(v))}" for v in jax.tree.leaves((x, y))]
+        frameworks.explain("the loss", error, f"x and y are {' and '.join(shapes)}")
         error.add_note(f"In the loss of one example, whose x and y are {' and '.join(shapes)}.")
         raise
     return jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)

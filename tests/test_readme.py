@@ -1,5 +1,6 @@
 """What the README says is so."""
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -18,20 +19,92 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.S)
 
 
-def test_the_ten_lines_run(monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS", raising=False)                       # 200 rounds: code that runs fast, as a user has it
-    out = subprocess.run([sys.executable, "-c", blocks("python")[0]], capture_output=True, text=True, timeout=600, cwd=ROOT)
+def test_the_ten_lines_run(monkeypatch, tmp_path):
+    """As a newcomer has it: the accuracy on the first line, then a proved epsilon of at most 8.
+
+    Over 32 seeds the accuracy is 0.86 with a deviation of 0.02 and a least one of 0.80.
+    """
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    out = subprocess.run([sys.executable, "-c", blocks("python")[0]], capture_output=True, text=True, timeout=600, cwd=tmp_path)
     assert out.returncode == 0, out.stderr
     accuracy, text = out.stdout.split("\n", 1)
-    assert float(accuracy) > 0.6
+    assert 0.6 <= float(accuracy) <= 1
+    found = re.match(r"epsilon = (\S+) at delta = 1e-05 \(proved; ", text)
+    assert found and 0 < float(found[1]) <= 8, text
     assert "unit: example" in text and "view: server" in text
+
+
+RUN = """
+import json, sys, traceback
+pages = json.load(open(sys.argv[1]))
+namespace = {}
+for page, blocks in pages:
+    for number, text in enumerate(blocks):
+        try:
+            exec(compile(text, f"{page}, Python block {number + 1}", "exec"), namespace)
+        except BaseException:
+            traceback.print_exc()
+            sys.exit(f"{page}, Python block {number + 1} does not run:\\n{text}")
+# what was pasted is an algorithm: it is traced in a plan
+jax, jfl, batch = namespace["jax"], namespace["jfl"], namespace["jfl"].batches.full()
+plan = jfl.plan(namespace["fed"], namespace["task"], namespace["fedavg"](namespace["grad"], batch=batch), jfl.sampling.full(clients=50))
+jax.eval_shape(lambda key: jfl.scan(jfl.start(key, plan), plan, jax.numpy.ones(1, int)), jax.random.key(0))
+"""
+
+
+@pytest.mark.parametrize("docs, devices", [(False, 2), pytest.param(True, 8, marks=pytest.mark.slow)], ids=["README", "docs"])
+def test_every_python_block_runs(docs, devices, monkeypatch, tmp_path):
+    """As pasted one after another, the README first; on several devices, which the pages speak of."""
+    flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={devices}"
+    monkeypatch.setenv("XLA_FLAGS", flags.strip())
+    pages = [("README.md", blocks("python"))]
+    assert len(pages[0][1]) >= 3
+    for page in sorted((ROOT / "docs").glob("*.md")) if docs else ():
+        pages.append((f"docs/{page.name}", re.findall(r"```python\n(.*?)```", page.read_text(), re.S)))
+    (tmp_path / "blocks.json").write_text(json.dumps(pages))
+    out = subprocess.run([sys.executable, "-c", RUN, "blocks.json"], capture_output=True, text=True, timeout=900, cwd=tmp_path)
+    assert out.returncode == 0, out.stderr[-4000:]
+
+
+NAMES = """
+import json, sys
+import jfl
+missing = []
+for name in json.loads(sys.argv[1]):
+    value = jfl
+    try:
+        for part in name.split(".")[1:]:
+            value = getattr(value, part)
+    except AttributeError as error:
+        missing.append(f"{name}: {error}")
+print(json.dumps(missing))
+"""
+
+
+def named() -> list:
+    """Every jfl.… in backticks, or in a Python block, of the README and the docs."""
+    found = set()
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text()
+        code = re.findall(r"```python\n(.*?)```", text, re.S) + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+        found |= {name for part in code for name in re.findall(r"(?<![\w./-])jfl(?:\.[A-Za-z_]\w*)+", part)}
+    return sorted(found)
+
+
+def test_every_name_resolves_after_a_bare_import():
+    names = named()
+    assert len(names) > 30 and {"jfl.tables.tidy", "jfl.papers", "jfl.printed", "jfl.privacy.pld"} <= set(names)
+    out = subprocess.run([sys.executable, "-c", NAMES, json.dumps(names)], capture_output=True, text=True, check=True)
+    assert json.loads(out.stdout) == []
 
 
 def test_the_algorithm_shown_is_the_one_that_runs():
     source = (ROOT / "jfl" / "algorithms" / "fedavg.py").read_text()
     without_docstring = re.sub(r'    """Clients take.*?"""\n', "", source, flags=re.S)
-    shown, = (b for b in blocks("python") if b.startswith("def _init"))
-    assert shown.strip() in without_docstring
+    shown, = (b for b in blocks("python") if "def _init" in b)
+    assert shown[shown.index("def _init"):].strip() in without_docstring
+    above = shown[:shown.index("def _init")].split("\n")
+    assert all(line.startswith(("import ", "from ")) for line in above if line)
 
 
 def test_the_tables_show_the_committed_numbers():

@@ -1,4 +1,5 @@
 """One algorithm a file.  What is listed here inherits the contract tests and the command line."""
+from ..lazy import submodules as _submodules
 from .addpnfl import adaptive as adaptive
 from .addpnfl import addpnfl as addpnfl
 from .averaged import averaged as averaged
@@ -13,3 +14,5 @@ from .padpfl import padpfl as padpfl
 from .scaffold import scaffold as scaffold
 
 __all__ = ["addpnfl", "dpnfl", "fedavg", "fedprox", "fedsgd", "output_perturbation", "padpfl", "scaffold"]
+
+__getattr__, __dir__ = _submodules(__name__, __path__)

@@ -1,7 +1,10 @@
 """Data: rows (`datasets`), who owns them (`partition`), and both as one record (`federate`)."""
+from ..lazy import submodules as _submodules
 from . import datasets as datasets
 from . import partition as partition
 from . import transform as transform
 from .federation import checksum as checksum
 from .federation import describe as describe
 from .federation import federate as federate
+
+__getattr__, __dir__ = _submodules(__name__, __path__)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import check, tree
+from .. import check, printing, tree
 from ..core import Array, Fn, named, record, static
 from ..kernels.normals import GENERATORS
 from . import bands
@@ -28,6 +28,7 @@ class Stage:
     absolute: bool = static(default=False)    # noise is a std, not a multiplier
     claimed: Any = None      # noise: the multiplier that a paper states for it
     generator: str = static(default="philox")      # noise: of kernels.normals
+    __repr__ = printing.stage
 
 
 @record
