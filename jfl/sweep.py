@@ -14,6 +14,7 @@ from . import mesh as meshes
 from .core import Health, Metrics, Plan
 from .keys import noise_base, noise_words
 from .plan import client_bytes
+from .privacy import segments
 from .round import begin
 from .simulate import HealthError, scan_from, schedule, tolerated
 
@@ -30,6 +31,7 @@ class Sweep(NamedTuple):
     params: Any          # list of params
     groups: int          # programs compiled
     seconds: np.ndarray  # Float[S]: a point's share of its group's time, compilation included
+    caveats: tuple = ()  # sentences that belong beside the guarantees of several points
     __repr__ = printing.sweep
 
 
@@ -56,6 +58,8 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
              strict: raise HealthError if any point fails, not only if all do.
     Returns  Sweep, in the order of the points.  Every point equals a run of its own with jax.random.key(seed), and
              has noise of its own, also where points share a seed (see identity.py).
+    Privacy  points that share a seed share cohorts and batches, and are no independent samples: `caveats` says so, and
+             jfl.guarantee([(plan, rounds, 0), ...]) accounts several of them together.
 
     >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]
     [0.1, 0.1, 0.2, 0.2]
@@ -109,7 +113,8 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     metrics = _stack_metrics([r[1] for r in results])
     health = Health(*(np.array([int(getattr(r[0], f)) for r in results]) for f in Health._fields))
     failed = np.any([getattr(health, f) > 0 for f in Health._fields if f not in tolerate], axis=0)
-    out = Sweep(points, plans, metrics, health, failed, [r[2] for r in results], len(groups), seconds)
+    out = Sweep(points, plans, metrics, health, failed, [r[2] for r in results], len(groups), seconds,
+                segments.sharing(plans, [p["seed"] for p in points]))
     if failed.all() or (strict and failed.any()):
         raise HealthError(f"sweep: need a healthy point; {int(failed.sum())} of {len(points)} failed: "
                           f"{ {f: getattr(health, f).tolist() for f in Health._fields} }.", out, health)

@@ -12,6 +12,7 @@ from .config import Config
 from .core import Health
 from .data.federation import checksum
 from .points import Block, Local, Results
+from .privacy import segments
 from .round import init
 from .simulate import HealthError, scan
 from .sweep import points_of, widened, widths
@@ -123,6 +124,7 @@ def _sweep(config, axes, grid, keys, every, store, at, out, strict, watch):
         watch(completed=sum(k in store.found for k in keys), note=f"{at.name}, {at.nodes} nodes" * (at.nodes > 1))
     records, total = [store.found[k] for k in keys], time.perf_counter() - begun
     entries, table, groups, proved = [], [], {}, {}
+    caveats = [SELECTION, *segments.sharing(every.plans, [p["seed"] for p in grid])]
     for point, found, plan, record in zip(grid, every.configs, every.plans, records):
         history = record["history"]
         name = f"{found.algorithm} " + " ".join(f"{k}={point[k]}" for k in names if k != "seed")
@@ -130,7 +132,7 @@ def _sweep(config, axes, grid, keys, every, store, at, out, strict, watch):
         if same not in proved:
             proved[same] = privacy(plan, found, config.rounds), epsilons(plan, found, history["round"])
             for g in proved[same][0]:
-                g["caveats"].append(SELECTION)
+                g["caveats"] += caveats
         guarantees, eps = proved[same]
         took, compiled = record["seconds"], record["compile"]          # a point's share of its block's
         seconds = dict(compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds)

@@ -446,9 +446,10 @@ def test_clients_behind_the_server():
     assert (g.unit, g.adjacency, g.method) == ("client", "replace_one", "rdp")
     assert g.epsilon == eps(fixed(0.25, 1.0, 50, CLIENTS))
     with pytest.raises(ValueError, match="sees every upload before.*Choices: unit='client', view='third_party'"):
-        accounting.guarantee(plan, 50)
+        accounting.guarantee(plan, 50, view="server")
     with pytest.raises(ValueError, match="sees every upload before"):
-        accounting.guarantee(plan, 50, unit="client")
+        accounting.guarantee(plan, 50, unit="client", view="server")
+    assert accounting.guarantee(plan, 50) == accounting.guarantee(plan, 50, unit="client") == g
     implied = accounting.guarantee(plan, 50, unit="example", view="third_party")
     assert implied.epsilon == g.epsilon and ledger.IMPLIED in implied.caveats
     # clients that remember: only absence protects
@@ -527,7 +528,7 @@ def test_a_plan_without_noise_says_so():
     (make(NOISY()), {"unit": "user"}, "unit to be one of"),
     (make(NOISY()), {"rounds": 0}, "a whole number rounds"),
     (make(NOISY()), {"delta": 1.0}, r"delta in \(0, 1\)"),
-    (make(NOISY(), upload=NOISY()), {}, "fits 2 of them.*unit='client', view='server'")])
+    (make(NOISY(), upload=NOISY()), {}, "fits 2 of them for view='server'.*unit='client', view='server'")])
 def test_refusals_of_plans(plan, options, match):
     with pytest.raises(ValueError, match=match):
         accounting.guarantee(plan, **{"rounds": 50} | options)

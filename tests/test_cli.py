@@ -464,6 +464,7 @@ def test_a_sweep_calibrates_each_setting_once_and_says_what_is_not_counted(tmp_p
     assert sorted(calls) == [5.0, 9.0]
     for run in summary(tmp_path / "run"):
         assert all(any("choosing among" in c for c in g["caveats"]) for g in run["privacy"])
+        assert all(any("share a seed share cohorts and batches" in c for c in g["caveats"]) for g in run["privacy"])
 
 
 def test_a_sweep_over_delta_proves_each_at_its_own(tmp_path):

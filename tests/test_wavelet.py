@@ -399,7 +399,7 @@ def test_private_energies_and_what_both_plans_cost():
     np.testing.assert_allclose(flat(out.params), w)
     one = jfl.guarantee(estimate(5.0), 1)
     training = plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(5.0), jfl.divide(4.0)))
-    alone, both = jfl.guarantee(training, 3), jfl.guarantee([(estimate(5.0), 1), (training, 3)], delta=1e-5)
+    alone, both = jfl.guarantee(training, 3), jfl.guarantee([(estimate(5.0), 1, 0), (training, 3, 0)], delta=1e-5)
     exact = jfl.guarantee(plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(5.0 / np.sqrt(7 / 6)),
                                             jfl.divide(4.0))), 3)
     assert max(one.epsilon, alone.epsilon) < both.epsilon and both.epsilon == pytest.approx(exact.epsilon, rel=1e-4)

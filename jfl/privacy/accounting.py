@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import check
 from ..core import Guarantee, Plan
-from . import ledger
+from . import ledger, segments
 from .bounds import check_delta
 from .bounds import curve as curve
 from .clients import counted, participations
@@ -37,23 +37,31 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
     return tuple(found)
 
 
-def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | None = None, view: str = "server",
+def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | None = None, view: str | None = None,
               adjacency: str | None = None, *, cap: int | None = None, quantile: float | None = None,
-              realised=None, uplinks: int = 0) -> Guarantee:
+              realised=None, uplinks: int = 0, seeds=None) -> Guarantee:
     """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
 
-    Args     plan: a Plan; or a list of (plan, rounds) that follow each other on the same clients, without `rounds`;
-             (plan, rounds, first) where noise follows the round and a later segment begins with round `first`.
+    Args     plan: a Plan; or, without `rounds`, a list of segments on the same clients, runs or parts of runs:
+             (plan, rounds) goes on where the segment before it ended, as simulate(start=...) does;
+             (plan, rounds, first) begins with round `first`, 0 for a new run, such as a point of a sweep.
+             seeds: of segments.  None: one seed for all.  Runs of one seed share cohorts and batches, so segments
+             whose rounds overlap are accounted together: one sample, and inside it the noise of all of them.
+             "different", or a whole number for each segment, equal for equal seeds: asserted, not checked.
              The server sees who takes part, so by default every client counts as taking part in every round; instead
              one may give `cap`, the most participations of a client (asserted: nothing enforces it), `quantile`, a
              probability with which a client may exceed the number that counts (paid from delta), or `realised`
              Int[C], the participations of a run (descriptive, not a guarantee).
              uplinks: how many uploads of a client a third party sees beside all models (PADPFL's eavesdropper).
-    Units    unit "example" | "client"; view "server" (sees every upload) | "third_party" (sees models);
+    Units    unit "example" | "client"; view "server" (sees every upload) | "third_party" (sees models); None: the
+             only view that has an answer, or the server's where both have; the result names it.
              adjacency "add_remove" | "replace_one", only needed where both are proved.
-    Privacy  of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and says so.
+    Privacy  of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and says so.  Of segments
+             that share a sample, of plans that were all chosen before the first of them ran.
     Errors   ValueError, with the choices there are, unless exactly one guarantee fits; and with the reason and a
              remedy where this accountant cannot analyse the plan.
+
+    Two learning rates with one seed, 100 rounds each: jfl.guarantee([(plan_a, 100, 0), (plan_b, 100, 0)]).
     """
     options = dict(cap=cap, quantile=quantile, realised=realised)
     told = any(v is not None for v in options.values())
@@ -61,7 +69,9 @@ def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | 
     if not isinstance(plan, Plan):
         if uplinks:
             check.fail("jfl.guarantee", "one plan beside uplinks", "segments", "Take the server's view of all of them.")
-        return _segments(plan, rounds, delta, unit, view, adjacency, told)
+        return _segments(plan, rounds, delta, unit, view, adjacency, told, seeds)
+    if seeds is not None:
+        check.fail("jfl.guarantee", "a list of segments beside seeds", "one plan", "One run has one seed.")
     entries = entries_of(plan, rounds, delta)
     choices(unit, view, adjacency)
     if not entries:
@@ -71,18 +81,19 @@ def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | 
     entry = choose("jfl.guarantee", plan, entries, unit, view, adjacency)
     if not told:
         return guarantee_of(entry, rounds, delta)
-    how_often, beta, status, caveats = participations(plan, rounds, delta, view, options)
+    how_often, beta, status, caveats = participations(plan, rounds, delta, entry.view, options)
     entry = counted(entry, plan, rounds, how_often)
     entry = entry._replace(caveats=tuple(c for c in entry.caveats if c != ledger.EVERY_ROUND) + caveats)
     found = guarantee_of(entry, 1, delta - beta)
     return found._replace(delta=float(delta), status=found.status if status == "proved" else status)
 
 
-def epsilons(plan: Plan, rounds, delta: float = 1e-5, unit: str | None = None, view: str = "server",
+def epsilons(plan: Plan, rounds, delta: float = 1e-5, unit: str | None = None, view: str | None = None,
              adjacency: str | None = None) -> np.ndarray:
     """An epsilon after each of many numbers of rounds, at the cost of about one: Renyi bounds and exact Gaussians.
 
-    `guarantee` also tries privacy-loss distributions, and is then a little smaller.
+    `guarantee` also tries privacy-loss distributions, and is then a little smaller.  Without `view` they are of the
+    view that `guarantee` names: jfl.guarantee(plan, 1, delta).view.
 
     Shapes   rounds Int[m] >= 0 -> Float64[m], which does not fall as rounds grow.
     Errors   ValueError as `guarantee`.
@@ -124,19 +135,19 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
 
 
 def _bare(delta, unit, adjacency, view):
-    return Guarantee(math.inf, float(delta), unit or "example", adjacency or "replace_one", view, "none",
+    return Guarantee(math.inf, float(delta), unit or "example", adjacency or "replace_one", view or "server", "none",
                      caveats=(BARE,))
 
 
-def _segments(segments, rounds, delta, unit, view, adjacency, told):
-    segments = list(segments) if isinstance(segments, (list, tuple)) else []
-    if rounds is not None or told or not segments or not all(
-            isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan) for s in segments):
+def _segments(given, rounds, delta, unit, view, adjacency, told, seeds):
+    given = list(given) if isinstance(given, (list, tuple)) else []
+    if rounds is not None or told or not given or not all(
+            isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan) for s in given):
         check.fail("jfl.guarantee", "a Plan and rounds, or a list of (plan, rounds) alone", f"rounds={rounds!r}",
                    "Participation options are for one plan.")
     check_delta(delta)
     choices(unit, view, adjacency)
-    if not all(ledger.entries(plan) for plan, *_ in segments):
+    if not all(ledger.entries(plan) for plan, *_ in given):
         return _bare(delta, unit, adjacency, view)        # one segment without noise, and nothing is proved
-    entries = ledger.concatenate(segments)
-    return guarantee_of(choose("jfl.guarantee", segments[0][0], entries, unit, view, adjacency), 1, delta)
+    entries = segments.concatenate(given, seeds)
+    return guarantee_of(choose("jfl.guarantee", given[0][0], entries, unit, view, adjacency), 1, delta)

@@ -14,7 +14,7 @@ from .worth import Overflow, choices, choose, entries_of, overflowing, tight_of
 
 
 def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = None, unit: str | None = None,
-              view: str = "server", adjacency: str | None = None, over: str = "noise_multiplier"):
+              view: str | None = None, adjacency: str | None = None, over: str = "noise_multiplier"):
     """The noise multiplier, or the number of rounds, with which a plan's `guarantee` is at most `epsilon`.
 
     over="noise_multiplier": the plan gives everything but the multiplier: put any in its chain, and the result in its
@@ -22,6 +22,7 @@ def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = 
     Where an algorithm releases several times, all releases get it; where the noise changes from round to
     round, it is that of the first round, and the others keep their ratio to it.
     over="rounds": the largest number of rounds of the plan as it is; 0 where even one is too many.
+    Without `view` it is of the view that `guarantee` names.
 
     Shapes   epsilon [...] -> [...]; a Python number for one.
     Units    a multiplier is std / sensitivity, a float32, rounded to the safe side.
@@ -50,7 +51,7 @@ def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = 
     return found[0] if np.ndim(epsilon) == 0 else np.reshape(found, np.shape(epsilon))
 
 
-def calibrate_per_client(plan: Plan, *, epsilon: float, delta: float = 1e-5, rounds: int, view: str = "server",
+def calibrate_per_client(plan: Plan, *, epsilon: float, delta: float = 1e-5, rounds: int, view: str | None = None,
                          cap: int | None = None, quantile: float | None = None) -> np.ndarray:
     """The noise multiplier with which the examples of each client reach `epsilon`: little rows, much noise.
 
@@ -67,10 +68,10 @@ def calibrate_per_client(plan: Plan, *, epsilon: float, delta: float = 1e-5, rou
     entry = choose("jfl.calibrate_per_client", plan, found, "example", view, None) if found else None
     if entry is None or entry.one is None:
         check.fail("jfl.calibrate_per_client", "noise of the client's own", "none", "Use private_grad or upload.")
-    if view == "third_party" and noisy(plan.upload) and summed(plan):
+    if entry.view == "third_party" and noisy(plan.upload) and summed(plan):
         check.fail("jfl.calibrate_per_client", "view='server' for noise on uploads", "view='third_party'",
                    "In a sum the noise of all clients counts for each of them: use jfl.calibrate.")
-    extent, left, once = extents(plan, entry, rounds, delta, view, dict(cap=cap, quantile=quantile, realised=None))
+    extent, left, once = extents(plan, entry, rounds, delta, dict(cap=cap, quantile=quantile, realised=None))
     alike, first, which = np.unique(np.stack([sizes, extent]), axis=1, return_index=True, return_inverse=True)
     each = [0.0 if sizes[c] == 0 or extent[c] == 0 else _noise(
         lambda z, c=c: once(z, c)._replace(z=z), epsilon, 1, left, len(first) <= KINDS) for c in first]

@@ -29,14 +29,19 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     def one(z, rows, client):
         return events.gaussian(level(z, client))
 
-    def entry(view, happens, one, series, caveats=()):
+    def entry(view, happens, one, series, attends, differ, caveats=()):
         return Entry("client", view, adjacency, happens, own, cohort_overflow(sampler), absent(plan, view), one=one,
+                     steps=lambda z, rows, client: [(one(z, rows, client), 1)], attends=attends,
+                     clients=_all(sampler, share if view == "third_party" else 0.0), differ=differ,
                      series=series, caveats=who(plan, view) + caveats)
 
-    server = entry("server", lambda z: tuple(every_round(sampler, one(z, 0, c)) for _, _, c in worst), one, len(own[0]) > 1)
+    always = lambda share, upload: every_round(sampler, upload)
+    server = entry("server", lambda z: tuple(every_round(sampler, one(z, 0, c)) for _, _, c in worst), one,
+                   len(own[0]) > 1, always, own)
     if not summed(plan):
         alone = lambda z: tuple(some_rounds(sampler, s, one(z, 0, c)) for _, s, c in worst)
-        return [server, entry("third_party", alone, one, len(own[0]) > 1)]
+        absence = lambda share, upload: some_rounds(sampler, share, upload)
+        return [server, entry("third_party", alone, one, len(own[0]) > 1, absence, own)]
     shares = weights(plan, rounds)
 
     def summed_up(z, rows, client):
@@ -45,7 +50,8 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
 
     all_ = lambda z: tuple(summed_up(z, 0, c) for c in _unlike(shares, own[0]))
     own = (_every_round(own[0], shares),)
-    return [server, entry("third_party", all_, summed_up, len(own[0]) > 1, (OTHERS,) if others else ())]
+    return [server, entry("third_party", all_, summed_up, len(own[0]) > 1, None, (*own, shares),
+                          (OTHERS,) if others else ())]
 
 
 def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
@@ -56,16 +62,20 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     adjacency = plan.release.adjacency or ("add_remove" if sampler.scheme == "poisson" else "replace_one")
     try:
         own = (_release_levels(plan, rounds),)
-        happens = lambda z: (_cohort(plan, adjacency, events.gaussian(level(z))),)
-        series = len(own[0]) > 1
+        steps = lambda z, rows, client: [(_cohort(plan, adjacency, events.gaussian(level(z))), 1)]
+        happens = lambda z: (steps(z, 0, 0)[0][0],)
+        series, differ = len(own[0]) > 1, ()
         if noisy(plan.upload) and summed(plan) and adjacency == "replace_one" and shape(plan.release) is None:
             shares, theirs = weights(plan, rounds), levels(plan.upload, rounds, sampler.clients)
             # in units of what a client of weight 1 may change
             unit = float(bound(plan.release)) / limit(plan.upload) * shares.max(1, keepdims=True)
 
-            def happens(z):
-                both = _in_the_sum(shares, theirs, unit * (z[0] if isinstance(z, tuple) else z), others)
-                return tuple(_column(both, c) for c in _unlike(shares, theirs))
+            def both(z):
+                return _in_the_sum(shares, theirs, unit * (z[0] if isinstance(z, tuple) else z), others)
+
+            happens = lambda z: tuple(_column(both(z), c) for c in _unlike(shares, theirs))
+            steps = lambda z, rows, client: [(_column(both(z), client), 1)]
+            differ = (shares, theirs)
             own = (_every_round(own[0], np.zeros((max(len(shares), len(theirs)), 1))),)
             series, caveats = len(own[0]) > 1, caveats + ((OTHERS,) if others else ())
         happens(own)
@@ -73,7 +83,13 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
         return [refused("client", "third_party", adjacency, error)]
     mixture = plan.algorithm.stateful and sampler.scheme == "without_replacement"
     return [Entry("client", "third_party", adjacency, happens, own, cohort_overflow(sampler), mixture,
-                  series=series, caveats=caveats)]
+                  steps=steps, drawn="clients", clients=_all(sampler, 0.0), differ=differ, series=series, caveats=caveats)]
+
+
+def _all(sampler, share):
+    """Every client, as those of an entry that asks for no rows."""
+    number = np.arange(sampler.clients)
+    return np.ones(number.shape, int), np.broadcast_to(share, number.shape), number
 
 
 def summed(plan: Plan) -> bool:

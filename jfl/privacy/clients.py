@@ -15,9 +15,11 @@ from .worth import choices, choose, entries_of, guarantee_of, overflowing
 KINDS = 64           # of clients, for each of which a privacy-loss distribution is computed
 
 
-def epsilons_per_client(plan: Plan, rounds: int, delta: float = 1e-5, view: str = "server", *, cap: int | None = None,
-                        quantile: float | None = None, realised=None) -> np.ndarray:
+def epsilons_per_client(plan: Plan, rounds: int, delta: float = 1e-5, view: str | None = None, *,
+                        cap: int | None = None, quantile: float | None = None, realised=None) -> np.ndarray:
     """The epsilon of the examples of each client, which its rows, its participation and its noise decide.
+
+    Without `view` it is of the view that jfl.guarantee(plan, rounds, delta, "example") names.
 
     Shapes   -> Float64[C]; 0 for a client without rows or rounds, inf without noise.
     Privacy  unit "example", for the adjacency of the plan; sizes and rates are public.  The largest is `guarantee`'s,
@@ -33,7 +35,7 @@ def epsilons_per_client(plan: Plan, rounds: int, delta: float = 1e-5, view: str 
     entry = choose("jfl.epsilons_per_client", plan, found, "example", view, None)
     if entry.one is None:                                 # the noise of the release protects all alike
         return np.where(sizes > 0, guarantee_of(entry, rounds, delta).epsilon, 0.0)
-    extent, left, once = extents(plan, entry, rounds, delta, view, options)
+    extent, left, once = extents(plan, entry, rounds, delta, options)
     columns = [np.broadcast_to(z, (len(z), len(sizes))) for z in entry.z]
     columns += [weights(plan, rounds)] if noisy(plan.upload) and summed(plan) else []
     alike, first, which = np.unique(np.concatenate([sizes[None], extent[None], *columns]), axis=1, return_index=True,
@@ -43,9 +45,10 @@ def epsilons_per_client(plan: Plan, rounds: int, delta: float = 1e-5, view: str 
     return np.array(each)[which.reshape(-1)]
 
 
-def extents(plan, entry, rounds, delta, view, options):
+def extents(plan, entry, rounds, delta, options):
     """How much each client takes part [C], the delta that is left, and (z, client) -> its entry for the whole run."""
     sizes = np.asarray(plan.fed.size).reshape(-1)
+    view = entry.view
     if view == "server":
         often, beta, _, _ = participations(plan, rounds, delta, view, options)
         return often, delta - beta, lambda z, c: counted(entry._replace(z=z), plan, rounds, often, c)

@@ -1,15 +1,13 @@
 """From a plan to what its rounds release about an example or a client, for each view."""
-import dataclasses
 import functools
-import itertools
 import math
 
 import numpy as np
 
 from .. import check
-from ..core import Fn, Plan
+from ..core import Plan
 from . import client_sites, events, sites
-from .mechanism import later, noisy
+from .mechanism import noisy
 from .participation import EVERY_ROUND as EVERY_ROUND
 from .participation import HONEST as HONEST
 from .participation import VIEWS as VIEWS
@@ -37,42 +35,6 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     proved = any(not e.refusal for e in own)
     listed = own + clients + ([] if proved else [_implied(plan, e) for e in clients])
     return [e._replace(caveats=e.caveats + _travelling(plan, e)) for e in listed]
-
-
-def concatenate(segments) -> list[Entry]:
-    """What several plans, one after another for the rounds of each, release together about the same clients.
-
-    Args     segments: (plan, rounds), or (plan, rounds, first) with the number of the segment's first round, which a
-             plan whose noise follows the round needs where it is not the first: `simulate(start=...)` goes on counting,
-             a new run begins at 0.
-    Shapes   the entries are of one "round" that is the whole run, one for each unit, view and adjacency that all
-             plans have.
-    Errors   ValueError as `entries`, or if the plans differ in their number of clients.
-    """
-    for plan, _, *first in segments[1:]:
-        if sites.changing(plan) and not first:
-            check.fail("jfl.guarantee", "(plan, rounds, first) for a later segment whose noise follows the round",
-                       "(plan, rounds)", "first is the round it begins with: 0 for a new run.")
-    segments = [(_begun(plan, *first) if first else plan, rounds) for plan, rounds, *first in segments]
-    counts = {int(np.size(plan.fed.size)) for plan, _ in segments}
-    if len(counts) > 1:
-        check.fail("jfl.guarantee", "segments with the same clients", f"{sorted(counts)} clients")
-    for _, rounds in segments:
-        check.whole("jfl.guarantee", most=10 ** 12, rounds=rounds)
-    listed = [entries(plan, rounds) for plan, rounds in segments]
-    kind = lambda e: (e.unit, e.view, e.adjacency)
-    # noise on uploads and on the release may both prove it: all ways through the segments, of which one is chosen
-    return [joined(parts, [rounds for _, rounds in segments]) for parts in itertools.product(*listed)
-            if len({kind(e) for e in parts}) == 1]
-
-
-def _begun(plan, first):
-    """What the accountant reads of a plan, from round `first` on."""
-    check.whole("jfl.guarantee", least=0, first=first)
-    releases = tuple(dataclasses.replace(r, mechanism=later(r.mechanism, first)) for r in plan.algorithm.releases)
-    return dataclasses.replace(plan, algorithm=dataclasses.replace(plan.algorithm, releases=releases),
-                               upload=later(plan.upload, first), release=later(plan.release, first),
-                               weights=later(plan.weights, first) if isinstance(plan.weights, Fn) else plan.weights)
 
 
 def run(entry: Entry, z, rounds) -> tuple:
@@ -128,10 +90,15 @@ def _implied(plan, entry):
     def one(z, rows, client):
         return events.gaussian(sites.level(z, client) / 2)
 
+    def attends(share, upload):
+        return every_round(sampler, upload) if entry.view == "server" else some_rounds(sampler, share, upload)
+
     def happens(z):
         clients = range(z[0].shape[1]) if isinstance(z, tuple) else [0]
-        return tuple(every_round(sampler, one(z, 0, c)) if entry.view == "server" else
-                     some_rounds(sampler, share, one(z, 0, c)) for c in clients)
+        return tuple(attends(share, one(z, 0, c)) for c in clients)
 
+    counted = [np.full(sampler.clients, v) for v in (1, share)]
     return entry._replace(unit="example", events=happens, overflow=0.0, implied=True, one=entry.one and one,
+                          steps=lambda z, rows, client: [(one(z, rows, client), 1)], attends=attends, drawn="",
+                          clients=(*counted, np.arange(sampler.clients)), differ=entry.z,
                           mixture=absent(plan, entry.view), caveats=entry.caveats + (IMPLIED_TWICE,))

@@ -30,6 +30,11 @@ class Entry(NamedTuple):
     implied: bool = False        # by another unit's guarantee
     one: Callable | None = None  # (z, rows, client) -> the event of one of its participations
     slip: Callable | None = None # rows -> probability, a participation, that a row drawn finds no slot
+    steps: Callable | None = None    # (z, rows, client) -> (event of a release, how often in a participation), ...
+    attends: Callable | None = None  # (share, event of a participation) -> that of a round; None: steps are of a round
+    drawn: str = ""              # what the samples inside `steps` are drawn from: rows | clients
+    clients: tuple = ()          # rows [n], share [n] and number [n] of the clients that count
+    differ: tuple = ()           # arrays [m, 1 or n] in which clients differ beside those
     series: bool = False         # the noise changes: events hold multipliers [rounds]
     refusal: str = ""            # why there is no epsilon
     status: str = "proved"       # proved | conditional
@@ -109,26 +114,28 @@ def _example_entry(plan, view, adjacency, rounds):
         check.fail("jfl.guarantee", "a client with rows", "none")
     own = tuple(levels(r.mechanism, rounds, len(sizes)) for r in releases)
     theirs = tuple(z if z.shape[1] == 1 else z[:, present] for z in own)
-    worst = kinds(sizes[present], np.zeros(present.shape) if view == "server" else share[present], theirs)
+    counted = sizes[present], np.zeros(present.shape) if view == "server" else share[present], present
+    worst = kinds(*counted[:2], theirs)
+
+    def steps(z, rows, client):
+        return [_step(r, adjacency, int(rows), events.gaussian(level(z, client, i))) for i, r in enumerate(releases)]
 
     def participation(z, rows, client):
-        parts = []
-        for i, r in enumerate(releases):
-            step, count = _step(r, adjacency, int(rows), events.gaussian(level(z, client, i)))
-            parts.append(events.repeat(step, count))
+        parts = [events.repeat(step, count) for step, count in steps(z, rows, client)]
         return parts[0] if len(parts) == 1 else events.compose(*parts)
 
+    def attends(share, participation):
+        return every_round(sampler, participation) if view == "server" else some_rounds(sampler, share, participation)
+
     def happens(z):
-        found = ((participation(z, rows, present[c]), s) for rows, s, c in worst)
-        if view == "server":
-            return tuple(every_round(sampler, p) for p, _ in found)
-        return tuple(some_rounds(sampler, s, p) for p, s in found)
+        return tuple(attends(s, participation(z, rows, present[c])) for rows, s, c in worst)
 
     happens(own)                                          # refuses now what it would refuse later
     convex = any(s.name == "prox_erm" for r in releases for s in r.mechanism.stages)
     slip = lambda rows: sum(_rows_overflow(r, rows) for r in releases)
     overflow = (sampler.capacity if sampler.independent else 1) * slip(sizes[present])
     return Entry("example", view, adjacency, happens, own, overflow, absent(plan, view), one=participation, slip=slip,
+                 steps=steps, attends=attends, drawn="rows", clients=counted, differ=theirs,
                  series=any(len(z) > 1 for z in own), status="conditional" if convex else "proved",
                  caveats=who(plan, view) + ((CONVEX,) if convex else ()))
 

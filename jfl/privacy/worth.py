@@ -79,11 +79,35 @@ def entries_of(plan, rounds, delta):
 
 def choices(unit, view, adjacency):
     check.choice("jfl.guarantee", (None, "example", "client"), unit=unit)
-    check.choice("jfl.guarantee", ledger.VIEWS, view=view)
+    check.choice("jfl.guarantee", (None, *ledger.VIEWS), view=view)
     check.choice("jfl.guarantee", (None, "add_remove", "replace_one"), adjacency=adjacency)
 
 
 def choose(where, plan, entries, unit, view, adjacency):
+    """The one entry that answers; without a view, of the server's where it has one, else of a third party's."""
+    errors = []
+    for one in (view,) if view else ledger.VIEWS:
+        fit = _fit(entries, unit, one, adjacency)
+        if len(fit) == 1 and not fit[0].refusal:
+            return fit[0]
+        errors.append((len(fit), fit[0].refusal if len(fit) == 1 else ""))
+    refusals = [refusal for _, refusal in errors if refusal]
+    if refusals:
+        raise ValueError(refusals[0])
+    names = ", ".join([f"{n}={v!r}" for n, v in dict(unit=unit, view=view, adjacency=adjacency).items() if v] or ["neither unit nor view"])
+    fits = f"{errors[0][0]} of them" if view else " and ".join(
+        f"{n} of them for view={v!r}" for (n, _), v in zip(errors, ledger.VIEWS))
+    options = "; ".join(dict.fromkeys(f"unit={e.unit!r}, view={e.view!r}, adjacency={e.adjacency!r}" for e in entries
+                                      if not (e.refusal or e.implied)))
+    because = ""
+    if view == "server" and not errors[0][0] and ledger.only_the_release(plan):
+        because = "The server sees every upload before the noise of the release is added. "
+    check.fail(where, "one guarantee that this plan's noise can prove", f"{names}, which fits {fits}",
+               f"{because}Choices: {options or 'none'}.")
+
+
+def _fit(entries, unit, view, adjacency):
+    """The entries that answer for a view, the better one where two prove the same."""
     fit = [e for e in entries if e.view == view and unit in (None, e.unit) and adjacency in (None, e.adjacency)]
     if len(fit) > 1:
         fit = [e for e in fit if not e.implied] or fit
@@ -92,18 +116,7 @@ def choose(where, plan, entries, unit, view, adjacency):
         # noise on the uploads and on the release: each proves it alone, so take the one that does better
         rounds = max((len(z) for e in good if e.series for z in e.z), default=1)
         fit = [min(good, key=lambda e: _rough(e, rounds))]
-    if len(fit) == 1:
-        if fit[0].refusal:
-            raise ValueError(fit[0].refusal)
-        return fit[0]
-    names = ", ".join(f"unit={u!r}" for u in (unit,) if u) + (", " if unit else "") + f"view={view!r}"
-    options = "; ".join(f"unit={e.unit!r}, view={e.view!r}, adjacency={e.adjacency!r}" for e in entries
-                        if not (e.refusal or e.implied))
-    because = ""
-    if not fit and view == "server" and ledger.only_the_release(plan):
-        because = "The server sees every upload before the noise of the release is added. "
-    check.fail(where, "one guarantee that this plan's noise can prove",
-               f"{names}, which fits {len(fit)} of them", f"{because}Choices: {options or 'none'}.")
+    return fit
 
 
 def _rough(entry, rounds):
