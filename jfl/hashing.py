@@ -178,7 +178,9 @@ def of_data(x, y, index, size):
         there = jnp.arange(index.shape[-1]) < size[..., None]
         return of_arrays([x, y, jnp.where(there, index, 0), size])
     host, sizes = np.asarray(index), np.asarray(size)
-    owners = hashlib.sha256(_bytes(host[np.arange(host.shape[-1]) < sizes[..., None]].astype(np.int32))).digest()
+    if host.shape[:-1] == sizes.shape:                    # else nothing can be trained on it: it is told apart all the same
+        host = host[np.arange(host.shape[-1]) < sizes[..., None]]
+    owners = hashlib.sha256(_bytes(host.astype(np.int32))).digest()
     return _data((digest(x), digest(y), owners), sizes, _kind(x, y))
 
 
