@@ -135,7 +135,7 @@ def test_under_transformations(plan, out):
         return 0
 
     jax.make_jaxpr(look)(plan, out)
-    jax.vmap(lambda key: look(jfl.start(key, plan)))(jax.random.split(KEY, 3))
+    jax.vmap(lambda key: look(jfl.init(key, plan)))(jax.random.split(KEY, 3))
     jax.eval_shape(lambda p: look(p.algorithm, p.fed, p.release, p.sampler, p.task), plan)
     assert len(seen) == 8 and "float32[] traced" in seen[0] and "scaffold" in seen[0]
     assert "12 parameters" in seen[0] and "health not known here" in seen[1]

@@ -48,7 +48,7 @@ for page, blocks in pages:
 # what was pasted is an algorithm: it is traced in a plan
 jax, jfl, batch = namespace["jax"], namespace["jfl"], namespace["jfl"].batches.full()
 plan = jfl.plan(namespace["fed"], namespace["task"], namespace["fedavg"](namespace["grad"], batch=batch), jfl.sampling.full(clients=50))
-jax.eval_shape(lambda key: jfl.scan(jfl.start(key, plan), plan, jax.numpy.ones(1, int)), jax.random.key(0))
+jax.eval_shape(lambda key: jfl.scan(jfl.init(key, plan), plan, jax.numpy.ones(1, int)), jax.random.key(0))
 """
 
 

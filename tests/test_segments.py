@@ -377,7 +377,7 @@ def test_algorithms_of_the_library_draw_alike():
 @jax.jit
 def _released(keys, plan):
     """What a step released, as the server reads it off the model."""
-    move = jax.vmap(lambda key: jfl.round(jfl.start(key, plan), plan)[0].server.params[0])(keys)
+    move = jax.vmap(lambda key: jfl.run_round(jfl.init(key, plan), plan)[0].server.params[0])(keys)
     return -4.0 * move / plan.algorithm.client.data["work"].lr
 
 
