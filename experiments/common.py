@@ -151,14 +151,15 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
         verdicts = [(t, v, s + f"; seeds failed of {', '.join(partly)}" * (v == UNKNOWN)) for t, v, s in verdicts]
     if unread and not only:
         verdicts = [(t, v, s + f"; not to be read here: {', '.join(unread)}" * (v == UNKNOWN)) for t, v, s in verdicts]
-    rows = [(n, f"{r.accuracy.mean():.4f} ± {r.accuracy.std():.4f}{_missing(r)}", str(experiment.paper.get(n, "")),
+    rows = [(n, f"{report.plus_minus(*report.interval(r.accuracy))}{_missing(r)}", str(experiment.paper.get(n, "")),
              _shown(r.claimed), _shown(r.proved), f"{r.seconds:.3g}", *map(_shown, more[n].values()))
             for n, r in results.items()]
     headings = dict.fromkeys(h for line in more.values() for h in line)
     console.table(experiment.title + (" (quick)" if quick else ""), [
         ("line", False), ("accuracy", True), ("paper", True), ("ε claimed", True), ("ε proved", True), ("s/round", True),
         *((h, True) for h in headings)],
-        rows, "Accuracies lie outside every guarantee.")
+        rows, f"{report.PLUS_MINUS}  In the paper's figures it is what the paper means by it.  Accuracies lie outside every "
+        "guarantee.")
     if verdicts:
         console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts, "")
     found = dict(title=experiment.title, seeds=list(seeds), seconds=seconds, lines={

@@ -127,7 +127,7 @@ def bounds(name, experiment, out, quick):
             begun = time.perf_counter()
             seen = cells[f"{line}, {run}"] = against(config, run, seeds)
             seen["seconds"] = time.perf_counter() - begun
-            rows.append((line, run, int(seen["steps"][-1]), f"{seen['gap'][-1]:.3g} ± {seen['error'][-1]:.1g}",
+            rows.append((line, run, int(seen["steps"][-1]), f"{seen['gap'][-1]:.3g} (standard error {seen['error'][-1]:.1g})",
                          *_above(seen["printed"], seen["gap"]), *_above(seen["ours"], seen["gap"]),
                          _clips(config, seen)))
     title = f"{experiment.title}: F(w) - F* and bounds, mean of {len(seeds)} seeds"

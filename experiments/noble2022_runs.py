@@ -126,7 +126,7 @@ def grows(pairs, key=None):
         if len(seen) < len(pairs):
             return UNKNOWN, f"{len(seen)} of {len(pairs)} pairs run"
         rises = [b - a > math.hypot(e, f) for (a, e), (b, f) in zip(seen, seen[1:])]
-        return (CONFIRMED if all(rises) else NOT), "better by " + ", ".join(f"{d:.3f} ± {e:.3f}" for d, e in seen)
+        return (CONFIRMED if all(rises) else NOT), "better by " + ", ".join(f"{d:.3f} (standard error {e:.3f})" for d, e in seen)
     return check
 
 
@@ -278,7 +278,7 @@ def bounds(name, experiment, out, quick):
         rate = theory.scaffold_rate if warm else theory.fedavg_rate
         for t, gap in zip((s - warm for s in stops), np.array(gaps).T):
             one, other = (rate(p._replace(rounds=t), "strongly_convex", strict=False) for p in (printed, exact))
-            rows.append([algorithm, t, f"{gap.mean():.3e} ± {gap.std():.1e}", f"{float(one.value):.3e}",
+            rows.append([algorithm, t, f"{gap.mean():.3e} (std {gap.std():.1e})", f"{float(one.value):.3e}",
                          f"{float(other.value):.3e}", f"{math.log10(float(other.value) / gap.mean()):+.2f}",
                          "; ".join(other.failed) or "all hold"])
             below += [f"{algorithm}, {t}"] if float(other.value) < gap.mean() and not other.failed else []

@@ -29,7 +29,7 @@ def show(plan, rows, verdicts, skipped, quick):
         ("panel", False), ("line", False), *((h, True) for h in (
             (plan.xlabel, "accuracy") if plan.y == "accuracy" else ("ε stated", "ε claimed"))),
         ("ε proved", True), ("δ", True), ("unit", False), ("adjacency", False), ("view", False), ("method", False),
-        ("chosen", False)], cells, "Means with 95 % t-intervals.  Accuracies lie outside every guarantee, and so does the "
+        ("chosen", False)], cells, f"{report.PLUS_MINUS}  Accuracies lie outside every guarantee, and so does the "
         "choice of rates, made on other seeds." if plan.y == "accuracy" else "Nothing was trained.")
     console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], [
         (v["claim"], v["verdict"], v["seen"]) for v in verdicts])

@@ -29,7 +29,7 @@ def assembled(config: Config):
 
 def proved(plan: Plan, config: Config) -> list[dict]:
     """As `jfl sweep` has it; refuses a sound config whose noise proves nothing."""
-    train.epsilons(plan, config, [config.rounds])
+    train.epsilons(plan, config, [config.rounds], most=0)
     return [g | dict(caveats=[*g["caveats"], SELECTION]) for g in train.privacy(plan, config, config.rounds)]
 
 

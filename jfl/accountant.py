@@ -21,6 +21,7 @@ from .privacy.worth import overflowing
 POINTS = 24                                               # numbers of rounds of a curve
 ORDERS = 1 + np.geomspace(1e-5, 1e7, 1024)
 ROUNDS = 100                                              # if none are given
+SMALL = 1e-3                                              # epsilon below which it takes over a thousand rows to show
 CALIBRATED = ("rounds", "rate", "batch", "cohort")
 SOLVED = ("noise_multiplier", "rounds", "rate")
 
@@ -161,6 +162,19 @@ def worth(c: Numbers, noise_multiplier: float) -> Guarantee:
     caveats = ((HONEST,) if sampled and hidden else () if hidden else (EVERY_ROUND,)) + (SIMULATION,)
     return Guarantee(value, c.delta, c.unit, kind, "third_party" if hidden else "server", method,
                      caveats=caveats + ((PUBLIC,) if kind == "add_remove" else ()))
+
+
+def noise_warning(guarantee: Guarantee, noise_multiplier: float) -> str:
+    """A sentence for an epsilon so small that a model of usual size of data would be noise; "" for others.
+
+    By group privacy n rows (clients) change the odds of a result by a factor of at most e^(n epsilon), apart from a
+    probability of at most n e^(n epsilon) delta: up to 1 / epsilon and 0.1 / delta of them show almost nothing.
+    """
+    if guarantee.epsilon >= SMALL:
+        return ""
+    unit, hidden = "rows" if guarantee.unit == "example" else "clients", min(1 / max(guarantee.epsilon, 1e-300), 0.1 / guarantee.delta)
+    return (f"epsilon {guarantee.epsilon:.3g} at delta {guarantee.delta:.3g} (noise multiplier {noise_multiplier:.3g}) hides even "
+            f"{hidden:.2g} {unit} together almost wholly: trained on no more than so many, a model is noise.")
 
 
 def words(c: Numbers, noise_multiplier) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from . import check
 from .core import Run
 
-MAGIC, FORMAT = "jfl-checkpoint", 2       # format 1 was a folder
+MAGIC, FORMAT = "jfl-checkpoint", 3       # format 1 was a folder; 2 had no identity of a plan
 KEPT = 2
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 # what else than XLA_FLAGS makes another program of the same code

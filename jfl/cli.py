@@ -47,12 +47,13 @@ def main(argv=None) -> int:
         print(f"jfl {args[0]}: stopped. {error}", file=sys.stderr)
         return UNHEALTHY
     except (ValueError, OSError) as error:
-        print(f"jfl {args[0]}: {str(error).removeprefix(f'jfl {args[0]}: ')}", file=sys.stderr, flush=True)
+        said = str(error).removeprefix("jfl: ").removeprefix(f"jfl {args[0]}: ")
+        print(f"jfl {args[0]}: {said}", file=sys.stderr, flush=True)
         if jax.distributed.is_initialized():              # without waiting for processes that are gone
             os._exit(USAGE)
         return USAGE
-    except KeyboardInterrupt:
-        print(f"jfl {args[0]}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:                     # with words of what is kept, where something may be
+        print(f"jfl {args[0]}: interrupted. {stop}".rstrip(), file=sys.stderr, flush=True)
         return INTERRUPTED
 
 
@@ -111,13 +112,15 @@ def _epsilon(args):
     if _from_config(args):
         config, command = _configured(accountant.ConfigEpsilon, args, "epsilon")
         plan, config = build(config)
-        _worth(plan, config, command.plot)
+        _worth("epsilon", plan, config, command.plot)
         return
     c = parse(accountant.Epsilon, args, "epsilon")
-    _numbers(c, c.noise_multiplier)
+    _numbers("epsilon", c, c.noise_multiplier)
 
 
-def _worth(plan, config, plot, target=None):
+def _worth(name, plan, config, plot, target=None):
+    if text := train.noise_warning(plan, config):
+        console.warn(name, text)
     guarantees, curve = accountant.worth_of(plan, config.rounds, config.delta, train.claims(plan, config, config.rounds))
     console.table(f"{config.rounds} rounds", console.PRIVACY, [console.privacy(g) for g in guarantees],
                   console.caveats(guarantees))
@@ -126,10 +129,12 @@ def _worth(plan, config, plot, target=None):
     _drawn(curve, plot, f"{config.algorithm} on {config.dataset}, noise multiplier {shown}, {config.rounds} rounds", target)
 
 
-def _numbers(c, z, target=None):
+def _numbers(name, c, z, target=None):
     if c.plot is not None:
         report.picture_file(c.plot)
     guarantee, rounds = accountant.worth(c, z), c.rounds or accountant.ROUNDS
+    if text := accountant.noise_warning(guarantee, z):
+        console.warn(name, text)
     console.show(guarantee, z)
     _drawn(accountant.curve(accountant.one_round(c, z), rounds, c.delta, guarantee), c.plot,
            accountant.words(c, z), target)
@@ -147,7 +152,7 @@ def _calibrate(args):
             print("noise_multiplier " + (f"= {value[0][0]:.6g} to {value[0][1]:.6g}" if value else "of no known privacy"))
         else:
             print(f"{command.over} = {value:.6g}")
-        _worth(plan, found, command.plot, config.epsilon)
+        _worth("calibrate", plan, found, command.plot, config.epsilon)
         return
     c = parse(accountant.Calibrate, args, "calibrate")
     if c.plot is not None:
@@ -156,7 +161,7 @@ def _calibrate(args):
     for name in accountant.CALIBRATED:
         if getattr(found, name) != getattr(c, name):
             print(f"{name} = {getattr(found, name):.9g}")
-    _numbers(found, z, c.epsilon)
+    _numbers("calibrate", found, z, c.epsilon)
 
 
 # --- report ---------------------------------------------------------------------------------------------------------

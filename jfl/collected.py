@@ -17,6 +17,7 @@ WORDS = dict(reduced="At reduced size", note="Note", finding="Finding", caption=
 HEADS = dict(epsilon_claimed="claimed ε", epsilon_proved="proved ε", seconds_per_round="s/round",
              noise_multiplier="noise multiplier")
 VERDICTS = ("confirmed", "not confirmed", "cannot be checked")
+NUMBERS = "Numbers of the experiment"
 MADE = {"experiment", "title", "verdicts", "claims", "lines", "columns"}       # an experiment's file has one of these
 
 
@@ -96,14 +97,26 @@ def read(path) -> list[Experiment]:
     Errors   ValueError naming the file for what is neither.
     """
     found = load(path)
-    if isinstance(found.get("cells"), list):
-        return _of_cells(path, found)
-    if any(isinstance(found.get(k), dict) for k in ("experiments", "study")):
-        return _by_name(path, found)
-    if not MADE & set(found):
-        check.fail(str(path), "what an experiment wrote, or the collection of a paper's experiments",
-                   f"keys {', '.join(found) or 'none'}")
-    return [_one(path, found.get("experiment", found.get("study", "")), found)]
+    if isinstance(found.get("cells"), list) and "nbformat" not in found:      # a notebook has cells too
+        experiments = _of_cells(path, found)
+    elif any(isinstance(found.get(k), dict) for k in ("experiments", "study")):
+        experiments = _by_name(path, found)
+    elif MADE & set(found):
+        experiments = [_one(path, found.get("experiment", found.get("study", "")), found)]
+    else:
+        experiments = []
+    if not any(map(_holds_results, experiments)):
+        check.fail(str(path), "what an experiment wrote (lines with accuracies, points, claims that were checked, or a table "
+                   "with a title), or the collection of a paper's experiments", f"keys {', '.join(found) or 'none'}",
+                   "A run, a sweep or a demo is given by its folder.")
+    return experiments
+
+
+def _holds_results(e: Experiment) -> bool:
+    """False for what has no more than a key in common with an experiment, as a file of something else may."""
+    lines = any(v is not None for line in e.lines for v in (line.mean, line.proved, line.claimed, line.more.get("loss")))
+    table = bool(e.name or e.title) and any(caption == NUMBERS for caption, *_ in e.tables)
+    return bool(lines or table or e.points or e.verdicts or e.lost)
 
 
 def _objects(value) -> bool:
@@ -149,7 +162,7 @@ def _one(path, name, found) -> Experiment:
         listed = [[*r] if isinstance(r, list) else [r] for r in rows]
         if any(len(r) != len(found["columns"]) for r in listed):
             check.fail(str(path), f"rows of {len(found['columns'])} cells, one a column", "others")
-        found_tables.insert(0, ("Numbers of the experiment", [str(c) for c in found["columns"]], listed))
+        found_tables.insert(0, (NUMBERS, [str(c) for c in found["columns"]], listed))
     lines = [_line(path, n, v, count) for n, v in lines.items()] + [
         Line(n, seeds=_counted(0, count)) for n in failed if n not in lines]
     lost = _notes(found, LOST)

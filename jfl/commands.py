@@ -3,10 +3,12 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
+import shlex
 import sys
 from pathlib import Path
 
-from . import check, cluster, console, mesh, points, sweeps
+from . import check, checkpoint, cluster, console, mesh, points, sweeps
 from . import config as configs
 from . import train as runs
 from .config import Config
@@ -16,6 +18,9 @@ ENGINES = ("local", "ray")
 
 def parse(kind, args, name, default=None):
     import tyro
+    for before, given in zip((f"jfl {name}", *args), args):
+        if not given or re.fullmatch(r"--[\w-]+=", given):
+            check.fail(f"jfl {name}", f"a value for {given.rstrip('=') or before}", "an empty one")
     return tyro.cli(kind, args=args, prog=f"jfl {name}", **({} if default is None else {"default": default}))
 
 
@@ -84,16 +89,17 @@ def train(args):
         runs.train(config, command.out, command.resume, mesh=share)
         return
     if configs.the_unit(config) == "client" and config.view is None:
-        print(f"Guarantees are for view {configs.the_view(config)}: the server adds the noise, so it sees uploads without.",
+        print(f"Guarantees are for view {configs.the_view(config)}: the server itself sees each upload before it adds the noise.",
               file=sys.stderr)
     with console.progress() as bar:
-        task = bar.add_task("jfl train", total=config.rounds, note="compiling")
+        task = bar.add_task("jfl train", total=config.rounds, note="checking, then compiling")
 
         def watch(round, accuracy, loss, epsilon):
             seen = (("loss", loss), ("accuracy", accuracy), ("ε", epsilon))
             bar.update(task, completed=round, note="  ".join(f"{k} {v:.3g}" for k, v in seen if v is not None))
 
-        entry = runs.train(config, command.out, command.resume, watch, share)
+        with _kept(command, "train"):
+            entry = runs.train(config, command.out, command.resume, watch, share, functools.partial(console.warn, "train"))
     console.results([entry], command.out)
 
 
@@ -150,9 +156,13 @@ def sweep(args):
         """ray: GPUs that a block of points takes; default 1 where the cluster has some"""
 
     command, axes = command_of(Sweep, args, "sweep")
+    given = set()
     for text in command.sweep:
         name, _, values = text.partition("=")
         name = name.replace("-", "_")
+        if name in given:
+            check.fail("--sweep", f"{name} once, with all its values", f"it again as {text!r}", f"Give --sweep {name}=VALUE,VALUE.")
+        given.add(name)
         axes[name] = [configs.coerce(name, _value(v), "--sweep") for v in values.split(",") if v]
         if not axes[name]:
             raise ValueError(f"--sweep: need NAME=VALUE,VALUE,...; got {text!r}.")
@@ -161,8 +171,10 @@ def sweep(args):
     engine = _engine(command)
     with console.progress() as bar:
         task = bar.add_task("jfl sweep", total=math.prod(map(len, axes.values())), note="checking")
-        entries = sweeps.sweep(config_of(command), axes, command.out, command.strict, resume=command.resume, engine=engine,
-                               block=command.block, watch=functools.partial(bar.update, task))
+        with _kept(command, "sweep"):
+            entries = sweeps.sweep(config_of(command), axes, command.out, command.strict, resume=command.resume, engine=engine,
+                                   block=command.block, watch=functools.partial(bar.update, task),
+                                   warn=functools.partial(console.warn, "sweep"))
     console.results(entries, command.out)
 
 
@@ -177,6 +189,38 @@ def _engine(command):
     if given:
         check.fail("jfl sweep", f"--engine ray beside {' and '.join(given)}", f"--engine {command.engine}")
     return points.Local(_count(command.devices))
+
+
+@contextlib.contextmanager
+def _kept(command, name):
+    """Of a run that is interrupted say what is kept, and which command goes on with it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(interrupted(command, name)) from None
+
+
+def interrupted(command, name: str) -> str:
+    """What is kept in --out of a run or a sweep that was interrupted, and the command that goes on."""
+    out = Path(command.out)
+    if name == "train":
+        done, begun = checkpoint.Store(out).latest(), (out / "journal.json").exists()
+        kept = f"the checkpoint of round {done}" if done else "what was asked for, but no checkpoint yet"
+    else:
+        done, begun = 0, (out / sweeps.FILE).exists()
+        if begun:
+            done = len(points.Results(out / sweeps.FILE).found)
+        kept = f"{done} points" if done != 1 else "1 point"
+    if not begun:
+        return f"Nothing was computed yet, and nothing is kept in {out}: give the same command again."
+    if not (out / "config.toml").exists():
+        return f"Kept in {out}: {kept}. Go on with the same command and --resume."
+    # what config.toml does not hold
+    more = [word for field in dataclasses.fields(command) if field.name not in (*configs.FIELDS, "out", "resume", "sweep")
+            and (value := getattr(command, field.name)) != field.default
+            for word in ([f"--{field.name.replace('_', '-')}"] + [str(value)] * (value is not True))]
+    again = shlex.join(["jfl", name, "--config", str(out / "config.toml"), "--resume", "--out", str(out), *more])
+    return f"Kept in {out}: {kept}. Go on with: {again}"
 
 
 def _value(text):

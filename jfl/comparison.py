@@ -2,8 +2,9 @@
 import json
 
 from . import figures, panels, tables
-from .collected import VERDICTS, Experiment
+from .collected import NUMBERS, VERDICTS, Experiment
 from .markup import Fold, Items, Picture, Table, Text
+from .report import PLUS_MINUS, plus_minus
 
 QUICK = "A quick run, at small settings: it shows that the experiment works, not what it finds."
 HEADS = dict(experiment="experiment", claim="claim", paper="paper's figure", ours="ours", seeds="seeds",
@@ -22,11 +23,7 @@ def cell(value) -> str:
 
 def accuracy(values) -> str:
     """Mean and half of its 95 % interval."""
-    return _interval(*tables.interval(values)) if values else ""
-
-
-def _interval(mean, half):
-    return "" if mean is None else f"{mean:.4f}" + ("" if half is None else f" ± {half:.4f}")
+    return plus_minus(*tables.interval(values)) if values else ""
 
 
 # --- all of them together --------------------------------------------------------------------------------------------
@@ -50,8 +47,8 @@ def overview(sources: list) -> list:
             Text("Claimed ε holds: of the lines with a claimed ε, those whose proved ε is no larger; of the others "
                  "only a larger ε is proved, or none. Lines without noise are among those compared. Minutes: of all its "
                  "runs, on the machine that they ran on.", quiet=True),
-            Text("Below, ± is half of a 95 % interval of the mean over seeds (Student's t); where a file holds too little "
-                 "for one, the standard deviation over seeds stands in a column of its own.", quiet=True)]
+            Text(f"Below, {PLUS_MINUS} Where a file holds too little for one, the standard deviation over seeds stands in a "
+                 "column of its own. In a paper's own figures ± is what the paper means by it.", quiet=True)]
     return blocks
 
 
@@ -157,7 +154,7 @@ def _numbers(e: Experiment):
         more = list(dict.fromkeys(k for line in e.lines for k in line.more))
         columns = [("line", False), *((h, True) for h in ("paper's figure", "ours", "std over seeds", "seeds", "claimed ε",
                                                           "proved ε", *more))]
-        rows = [(line.name, cell(line.paper), _interval(line.mean, line.half), cell(line.std), cell(line.seeds),
+        rows = [(line.name, cell(line.paper), plus_minus(line.mean, line.half), cell(line.std), cell(line.seeds),
                  cell(line.claimed), cell(line.proved), *(cell(line.more.get(k)) for k in more)) for line in e.lines]
         # a claim without a proof beside it is news: that column stays
         stays = ("proved ε",) if any(line.claimed is not None for line in e.lines) else ()
@@ -166,7 +163,7 @@ def _numbers(e: Experiment):
         out += _points(e)
     for caption, names, rows in e.tables:
         numbers = [all(isinstance(r[i], (int, float, type(None))) for r in rows if i < len(r)) for i in range(len(names))]
-        single = caption == "Numbers of the experiment"
+        single = caption == NUMBERS
         columns = [(n, i > 0 if single else right) for i, (n, right) in enumerate(zip(names, numbers))]
         out.append(Table(caption, columns, [[cell(v) for v in r] for r in rows]))
     if e.settings:
@@ -190,7 +187,7 @@ def _points(e: Experiment):
     rows = []
     for p in e.points:
         at = [caveats.setdefault(str(c), len(caveats) + 1) for c in p.get("caveats") or ()]
-        rows.append((p["panel"], p["line"], "" if claims else cell(p["x"]), "" if claims else _interval(p["mean"], p["half"]),
+        rows.append((p["panel"], p["line"], "" if claims else cell(p["x"]), "" if claims else plus_minus(p["mean"], p["half"]),
                      "" if claims else str(len(p.get("values") or ())), cell(p.get("failed") or None),
                      ", ".join(f"{k} = {cell(v)}" for k, v in (p.get("chosen") or {}).items()), cell(p.get("stated")),
                      cell(p.get("claimed")), cell(p.get("epsilon")) or "none",

@@ -1,8 +1,6 @@
 """What the commands print: a progress bar, tables, and the caveats that travel with an epsilon."""
 import sys
 
-import numpy as np
-
 from . import algorithms, batches, models, report, sampling
 from .assemble import OPTIMIZERS
 from .data import datasets, partition
@@ -63,7 +61,7 @@ def results(entries, out):
 
     def over(values):
         values = [v for v in values if v is not None]
-        return "" if not values else f"{np.mean(values):.4f}" + (f" ± {np.std(values):.4f}" if len(values) > 1 else "")
+        return report.plus_minus(*report.interval(values)) if values else ""
 
     printed = any(g["status"] == "claimed" for e in entries for g in e["privacy"])
     for name, group in groups.items():
@@ -75,8 +73,8 @@ def results(entries, out):
                      f"{sum(e['seconds']['total'] for e in group):.1f}"))
     beside = [("ε claimed", True)] if printed else []
     table(None, [("run", False), ("seeds", True), ("accuracy", True), ("loss", True), *beside, *PRIVACY, ("seconds", True)],
-          rows, caveats([report.best(e["privacy"]) for e in entries]
-                        + [g for e in entries for g in e["privacy"] if g["status"] == "claimed"]))
+          rows, _meaning(rows) + caveats([report.best(e["privacy"]) for e in entries]
+                                         + [g for e in entries for g in e["privacy"] if g["status"] == "claimed"]))
     print(f"Results are in {out}")
 
 
@@ -85,12 +83,22 @@ def demo(title, lines, notes):
     rows, private = [], []
     for line in lines:
         shown = [g for g in line["guarantees"] if "implied" not in " ".join(g["caveats"])] or line["guarantees"]
-        first = (line["name"], f"{line['accuracy'].mean():.3f} ± {line['accuracy'].std():.3f}")
+        first = (line["name"], report.plus_minus(*report.interval(line["accuracy"]), digits=3))
         for i, g in enumerate(shown):
             rows.append((*(("", "") if i else first), *privacy(g), "" if i else f"{line['seconds']:.1f}"))
         private += shown
     table(title, [("run", False), ("accuracy", True), *PRIVACY, ("seconds", True)], rows,
-          "\n".join([caveats(private), *notes]))
+          _meaning(rows) + "\n".join([caveats(private), *notes]))
+
+
+def _meaning(rows) -> str:
+    """What ± stands for, where a table has one."""
+    return f"{report.PLUS_MINUS}\n" if any("±" in str(cell) for row in rows for cell in row) else ""
+
+
+def warn(command, text):
+    """A warning on stderr, above a progress bar if there is one."""
+    print(f"jfl {command}: warning: {text}", file=sys.stderr, flush=True)
 
 
 def names():

@@ -11,7 +11,6 @@ from .data import datasets, partition
 from .data.federation import federate
 from .gradients import grad, private_grad
 from .plan import plan
-from .privacy.accounting import epsilons
 from .privacy.calibration import calibrate
 from .privacy.mechanism import chain
 from .privacy.stages import clip_l2, divide, gaussian, total
@@ -109,13 +108,15 @@ def main(out: Path, rounds: int | None = None, seeds: int = 3, advance=lambda no
             share = took / len(result.points)
             seconds = dict(compile=compiled / len(result.points), total=share,
                            per_round=max(0.0, took - compiled) / len(result.points) / length)
+            evaluated = report.lists(result.metrics, points[0])["round"]
+            eps = report.epsilons(made, evaluated, DELTA, best["unit"], best["view"], best["adjacency"],
+                                  last=best["epsilon"]) if part.private else None
             for i in points:
                 history, seed = report.lists(result.metrics, i), result.points[i]["seed"]
                 values = dict(algorithm="fedavg", dataset="digits", clients=CLIENTS, delta=DELTA, rounds=length,
                               noise_multiplier=z if part.private else None)
                 entries.append(report.entry(name, values, seed, history, guarantees, seconds))
-                eps = epsilons(made, [int(r) for r in history["round"]], DELTA, best["unit"], best["view"])
-                table += report.rows(name, seed, history, eps if part.private else None)
+                table += report.rows(name, seed, history, eps)
             accuracy = np.asarray(result.metrics.accuracy)[points]
             groups.append(dict(label=f"{part.name}, {report.label([best])}", round=history["round"], accuracy=accuracy,
                                epsilon=best["epsilon"]))

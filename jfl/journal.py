@@ -15,7 +15,7 @@ import jax
 from . import check, checkpoint
 from .core import Run
 
-FORMAT = 2
+FORMAT = 3
 BEGINNING = "round 0"
 LAST_ATTEMPT = 2 ** 31 - 1
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"

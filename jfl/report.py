@@ -10,13 +10,14 @@ import textwrap
 import time
 
 import numpy as np
+from scipy.special import stdtrit
 
 from . import check, identity
 from .checkpoint import environment, write
-from .core import Guarantee, Metrics, Plan
+from .core import Fn, Guarantee, Metrics, Plan
 from .data.federation import describe
 from .gradients import gradient_path
-from .privacy import accounting, ledger
+from .privacy import accounting, ledger, mechanism
 
 FORMAT = 1           # of summary.json and results.json: who reads them refuses another
 COLUMNS = ("name", "seed", "round", "accuracy", "client_accuracy", "loss", "train_loss", "clip_fraction",
@@ -31,6 +32,9 @@ PAGES = {".md": b"<!-- jfl report -->\n", ".html": b'<!doctype html>\n<html lang
          b'<meta name="generator" content="jfl report">\n'}
 METHODS = dict(pld=("privacy-loss distribution (pld)", PALETTE[1]), rdp=("Rényi (rdp)", PALETTE[3]),
                gaussian_exact=("exact Gaussian, no gain from sampling (gaussian_exact)", PALETTE[5]))
+TIGHT, MANY = 32, 128    # evaluations whose epsilon is proved as tightly as that of the whole run; by Renyi bounds
+GAIN = 1e-3          # of an epsilon, for which a privacy-loss distribution is worth its time
+PLUS_MINUS = "± is half of a 95 % interval of the mean over seeds (Student's t)."
 _compiling = []      # seconds of every compilation since the first call of `compile_seconds`
 
 
@@ -73,6 +77,124 @@ def row(g: Guarantee) -> dict:
     """A guarantee as JSON holds it: an infinite epsilon is null, and the status says why."""
     return dict(unit=g.unit, adjacency=g.adjacency, view=g.view, delta=g.delta, epsilon=plain(g.epsilon),
                 method=g.method, status=g.status if math.isfinite(g.epsilon) else "no guarantee", caveats=list(g.caveats))
+
+
+def epsilons(plan: Plan, rounds, delta: float, unit: str | None = None, view: str = "server",
+             adjacency: str | None = None, *, last: float | None = None, most: int = TIGHT) -> np.ndarray:
+    """Epsilon after each of some numbers of rounds, as `jfl.guarantee` proves it: the last one is that of the whole run.
+
+    A privacy-loss distribution takes about a tenth of a second for each number of rounds, a Renyi bound a hundredth.  So
+    beyond `most` numbers of rounds some get the Renyi bound alone, and beyond MANY some get none of their own: what is
+    proved of the next number that has one holds of fewer rounds too.
+
+    Args:
+        rounds: Int[m], ascending.
+        last: the epsilon after the last of them, where it is known.
+        most: how many are computed as `guarantee` does, the last among them; 0: none, and `last` is left aside.
+
+    Returns:
+        Float64[m], which does not fall as rounds grow.
+
+    Raises:
+        ValueError: as `jfl.guarantee`.
+
+    Privacy:
+        What the first rounds release is part of what all rounds release, so what is proved of more rounds holds of fewer.
+    """
+    rounds = np.asarray(rounds)
+    count, found = len(rounds), np.full(len(rounds), np.inf)
+    own, proved = _some(count, MANY), lambda i: accounting.guarantee(plan, int(rounds[i]), delta, unit, view, adjacency).epsilon
+    found[own] = accounting.epsilons(plan, rounds[own], delta, unit, view, adjacency)
+    if most and count:
+        quick, found[-1] = found[-1], last if last is not None else proved(-1) if rounds[-1] > 0 else 0.0
+        if found[-1] < (1 - GAIN) * quick:                # else Renyi bounds and exact Gaussians do as well
+            for i in _some(count, most)[:-1]:
+                found[i] = proved(i) if rounds[i] > 0 else 0.0
+    return np.minimum.accumulate(found[::-1])[::-1]
+
+
+def _some(count: int, most: int) -> np.ndarray:
+    """At most so many of the places 0, ... count - 1, the last among them: dense at the beginning, where epsilon grows fast."""
+    if count <= most:
+        return np.arange(count)
+    if most < 2:
+        return np.arange(count)[count - most:]
+    early, late = np.geomspace(1, count, most // 2), np.linspace(count, 1, most - most // 2 + 1)[:-1]
+    return np.unique(np.append(early, late).round().astype(int)) - 1
+
+
+def signal_to_noise(plan: Plan, rounds: int) -> float | None:
+    """The largest sum that the contributions of a run can reach in one direction, over the noise's standard deviation there.
+
+    It takes for granted that all clipped contributions of all rounds point the same way.  Training sees far less, so below
+    1 nothing is learned.
+
+    Returns:
+        The ratio at the site with the smallest one; None without noise.
+    """
+    cohort, rows = float(plan.sampler.expected), float(np.max(np.asarray(plan.fed.size)))
+    heaviest = lambda round_: float(np.max(np.asarray(plan.weights(round_) if isinstance(plan.weights, Fn) else plan.weights)))
+    # how many contributions one release sums up, and how many releases of the run add their noise to one another
+    sites = [(plan.release, cohort, rounds, heaviest), (plan.upload, 1.0, rounds * cohort, lambda round_: 1.0)]
+    for release in plan.algorithm.releases:
+        batch = release.batches
+        rate = None if batch.rate is None else float(np.max(np.asarray(batch.rate)))
+        drawn = batch.expected if batch.expected is not None else rows * rate if rate is not None else batch.batch
+        held = rows if release.steps or drawn is None else float(drawn)
+        sites.append((release.mechanism, held, rounds * cohort * release.count, lambda round_: 1.0))
+    found = [float(summed * math.sqrt(times) / np.min(mechanism.multipliers(chain, rounds, heaviest)))
+             for chain, summed, times, heaviest in sites if mechanism.noisy(chain)]
+    return min(found, default=None)
+
+
+def noise_warning(plan: Plan, rounds: int, unit: str, epsilon: float | None, delta: float) -> str:
+    """A sentence for a run whose model is noise, whatever its data; "" for others.
+
+    It says so only where that can be shown: where all contributions of the run together stay below the noise, or where
+    all rows (of unit "client": all clients) change the odds of any result by less than a factor of e (group privacy).
+    """
+    ratio = signal_to_noise(plan, rounds)
+    levels = noise(plan, rounds)
+    multiplier = f"noise multiplier {min(low for low, _ in levels):.3g}" if levels else "this noise"
+    if ratio is not None and ratio < 1:
+        return (f"this trains on noise: at {multiplier} all contributions of all {rounds} rounds, if they pointed the same way, "
+                f"would add up to at most {ratio:.2g} standard deviations of the noise in that one direction. Lower the noise, or raise "
+                "epsilon.")
+    units, what = (int(np.sum(np.asarray(plan.fed.size))), "rows") if unit == "example" else (int(np.size(plan.fed.size)), "clients")
+    if epsilon is not None and units * epsilon < 1:
+        factor = math.exp(units * epsilon)
+        return (f"this trains on noise: at epsilon {epsilon:.3g} all {units} {what} together change the odds of any result by a "
+                f"factor of at most {factor:.4g}, apart from a probability of {min(1, units * factor * delta):.2g}. Raise epsilon, "
+                "or lower the noise.")
+    return ""
+
+
+def interval(values) -> tuple[float, float | None]:
+    """Mean and half the width of its 95 % interval (Student's t); None with fewer than two values.
+
+    >>> [round(v, 4) for v in interval([0.8, 0.9, 1.0])]
+    [0.9, 0.2484]
+    """
+    values = np.asarray(values, float)
+    if values.size < 2:
+        return float(values.mean()), None
+    return float(values.mean()), float(stdtrit(values.size - 1, 0.975) * values.std(ddof=1) / math.sqrt(values.size))
+
+
+def plus_minus(mean: float | None, half: float | None, digits: int = 4) -> str:
+    """A mean with half of its 95 % interval, as all tables show it; of one seed the mean alone.
+
+    >>> plus_minus(*interval([0.8, 0.9, 1.0])), plus_minus(0.9, None, 2)
+    ('0.9000 ± 0.2484', '0.90')
+    """
+    if mean is None:
+        return ""
+    return _fixed(mean, digits) + ("" if half is None else f" ± {_fixed(half, digits)}")
+
+
+def _fixed(value, digits) -> str:
+    """With so many digits behind the point, unless it is huge: losses of a run that diverges are."""
+    return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
 
 
 def best(guarantees: list[dict]) -> dict:
@@ -262,32 +384,33 @@ def _save(figure, path):
 
 
 def picture(path, groups: list[dict], title: str):
-    """Accuracy against round with bands over seeds, and accuracy against epsilon.
+    """Accuracy against round with bands from the least to the largest seed, and against epsilon with 95 % intervals.
 
     groups: dicts of label, round [E], accuracy [seeds, E], epsilon (None: no guarantee).
     """
     figure, (left, right) = _figure((10.5, 4.2), 1, 2, width_ratios=(1.35, 1))
     for colour, g in zip(PALETTE * len(groups), groups):
         accuracy = np.asarray(g["accuracy"], float)
-        mean, spread = accuracy.mean(0), accuracy.std(0)
+        mean, (_, half) = accuracy.mean(0), interval(accuracy[:, -1])
         left.plot(g["round"], mean, color=colour, label=g["label"], lw=1.8)
-        left.fill_between(g["round"], mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
+        if len(accuracy) > 1:                             # of one seed there is no band
+            left.fill_between(g["round"], accuracy.min(0), accuracy.max(0), color=colour, alpha=0.15, lw=0)
         if g["epsilon"] is None:
             right.axhline(mean[-1], color=colour, ls="--", lw=1.2)
             right.annotate("no privacy", (0.02, mean[-1]), xycoords=("axes fraction", "data"), va="bottom",
                            fontsize=8, color=colour)
         else:
-            right.errorbar(g["epsilon"], mean[-1], spread[-1], fmt="o", color=colour, capsize=4, ms=6)
+            right.errorbar(g["epsilon"], mean[-1], half, fmt="o", color=colour, capsize=4, ms=6)
             right.annotate(f"{g['epsilon']:.3g}", (g["epsilon"], mean[-1]), xytext=(6, 5), textcoords="offset points",
                            fontsize=8, color=colour)
-    left.set(xlabel="round", ylabel="test accuracy", title="accuracy against round (mean ± std over seeds)")
+    left.set(xlabel="round", ylabel="test accuracy", title="accuracy against round (mean and range of seeds)")
     left.legend(fontsize=8, loc="lower right", frameon=False)
     if known := [g["epsilon"] for g in groups if g["epsilon"] is not None]:
         epsilon_axis(right, known)
     else:
         right.set_xticks([])
     right.set(xlabel="ε (see the legend for its unit and view)", ylabel="final test accuracy",
-              title="privacy against utility")
+              title="privacy against utility (bars: 95 % intervals)")
     for ax in (left, right):
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)

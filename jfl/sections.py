@@ -8,11 +8,11 @@ import shlex
 from . import comparison, figures, sources, tables
 from .comparison import accuracy, cell
 from .markup import Code, Document, Fold, Items, Picture, Section, Table, Text
+from .report import PLUS_MINUS
 
 OUTSIDE = ("Accuracies, losses, clip fractions and update norms lie outside every guarantee, and so does choosing among "
            "the settings of a table.")
-BETWEEN = ("± is half of a 95 % interval of the mean over seeds (Student's t); bands in pictures go from the least to the "
-           "largest seed.")
+BETWEEN = f"{PLUS_MINUS} Bands in pictures go from the least to the largest seed."
 DATA = dict(clients="clients", rows="rows", min_size="smallest", median_size="median", max_size="largest",
             held_out="held out", test_rows="test rows", classes="classes", label_spread="label spread",
             partition="partition", caveats="caveats", checksum="checksum")

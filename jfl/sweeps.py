@@ -16,14 +16,15 @@ from .privacy import segments
 from .round import init
 from .simulate import HealthError, scan
 from .sweep import points_of, widened, widths
-from .train import LOCK, alone, claim, claims, epsilons, privacy, shown_epsilon, shown_label
+from .train import LOCK, alone, claim, claims, epsilons, noise_warning, privacy, shown_epsilon, shown_label
 
 SELECTION = "choosing among the points of the sweep is not counted"
 FILE = "points.jsonl"
+TIGHT = 256          # evaluations of all settings together whose epsilon is proved as tightly as that of a whole run
 
 
 def sweep(config: Config, axes: dict, out, strict: bool = False, *, resume: bool = False, engine=None,
-          block: int | None = None, watch=lambda **seen: None) -> list[dict]:
+          block: int | None = None, watch=lambda **seen: None, warn=lambda text: None) -> list[dict]:
     """Run the cartesian product of `axes` over config fields in directory `out` -> entries of summary.json.
 
     Points that share their static part are one program, in blocks.  A point that fails is marked; the others go on.
@@ -32,6 +33,7 @@ def sweep(config: Config, axes: dict, out, strict: bool = False, *, resume: bool
     Args     engine: points.Local(), in this process, or cluster.Ray(...), over machines.
              block: points of a block at most; default what memory holds, and a size that suits the engine.
              watch(completed=..., total=..., note=...), some of them, as points are done.
+             warn(text), once before the first point where some have so much noise that nothing can be learned.
     Errors   ValueError before anything is written; HealthError if all points failed, with `strict` if any did.
     """
     out = claim(out, resume)
@@ -50,17 +52,23 @@ def sweep(config: Config, axes: dict, out, strict: bool = False, *, resume: bool
     facts = points.plain(dict(config=dataclasses.asdict(config), axes=axes, code=checkpoint.code()))
     known = _stored(out, facts, resume).head              # refuses before plans are built
     # every plan is built, calibrated and checked before the first runs, and once for all its seeds
-    built, traced = {}, set()
+    built, traced, warnings = {}, set(), {}
     for point in grid:
         check.seed("sweep", seed=point["seed"])
         if _setting(point) in built:
             continue
         plan, found = built[_setting(point)] = assemble.build(dataclasses.replace(config, **point))
-        epsilons(plan, found, [config.rounds]), claims(plan, found, config.rounds)
+        epsilons(plan, found, [config.rounds], most=0), claims(plan, found, config.rounds)
+        if text := noise_warning(plan, found):
+            warnings[_setting(point)] = text
         shape = jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan))
         if known is None and shape not in traced:
             jax.eval_shape(lambda key, plan=plan: scan(init(key, plan), plan, [1]), jax.random.key(0))
             traced.add(shape)
+    if warnings:
+        worst = next(iter(warnings))
+        words = " ".join(f"{k}={v}" for k, v in worst) or "each point"
+        warn(f"{len(warnings)} of {len(built)} settings, {'the first ' * (len(warnings) > 1)}{words}: {warnings[worst]}")
     every = _every(grid, built)
     said = {id(plan): identity.describe(plan) for plan in every.plans}
     keys = [points.key(c, data, identity.signature(said[id(plan)])) for c, data, plan in zip(every.configs, every.data, every.plans)]
@@ -125,13 +133,16 @@ def _sweep(config, axes, grid, keys, every, store, at, out, strict, watch):
     records, total = [store.found[k] for k in keys], time.perf_counter() - begun
     entries, table, groups, proved = [], [], {}, {}
     caveats = [SELECTION, *segments.sharing(every.plans, [p["seed"] for p in grid])]
+    most = max(1, TIGHT // len({_setting(p) for p in grid}))
     for point, found, plan, record in zip(grid, every.configs, every.plans, records):
         history = record["history"]
         name = f"{found.algorithm} " + " ".join(f"{k}={point[k]}" for k in names if k != "seed")
         same = name.strip()
         if same not in proved:
-            proved[same] = privacy(plan, found, config.rounds), epsilons(plan, found, history["round"])
-            for g in proved[same][0]:
+            guarantees = privacy(plan, found, config.rounds)
+            last = shown_epsilon(guarantees, found)
+            proved[same] = guarantees, epsilons(plan, found, history["round"], last, min(most, report.TIGHT))
+            for g in guarantees:
                 g["caveats"] += caveats
         guarantees, eps = proved[same]
         took, compiled = record["seconds"], record["compile"]          # a point's share of its block's

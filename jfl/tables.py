@@ -13,12 +13,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from scipy.special import stdtrit
 
 from . import check, report
 from .checkpoint import write as write_text
 from .core import Plan
-from .privacy import accounting
+from .report import interval as interval
 
 FORMATS = (".csv", ".jsonl")
 KEYS = ("name", "seed")
@@ -85,7 +84,7 @@ def _epsilons(plan, history, delta):
     if best["epsilon"] is None:
         return None, promise | dict(unit=None, adjacency=None, view=None)
     rounds = np.asarray(history["round"])
-    return accounting.epsilons(plan, rounds, delta, best["unit"], best["view"], best["adjacency"]), promise
+    return report.epsilons(plan, rounds, delta, best["unit"], best["view"], best["adjacency"], last=best["epsilon"]), promise
 
 
 def proved(guarantees: list[dict]) -> dict:
@@ -190,18 +189,6 @@ def _row(path, line, cells):
     if out["seed"] is None or out["round"] is None:
         check.fail(f"{path}, line {line}", "a seed and a round", "an empty cell")
     return out
-
-
-def interval(values) -> tuple[float, float | None]:
-    """Mean and half the width of its 95 % interval (Student's t); None with fewer than two values.
-
-    >>> [round(v, 4) for v in interval([0.8, 0.9, 1.0])]
-    [0.9, 0.2484]
-    """
-    values = np.asarray(values, float)
-    if values.size < 2:
-        return float(values.mean()), None
-    return float(values.mean()), float(stdtrit(values.size - 1, 0.975) * values.std(ddof=1) / math.sqrt(values.size))
 
 
 # --- TensorBoard ----------------------------------------------------------------------------------------------------

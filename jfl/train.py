@@ -16,7 +16,6 @@ from .checkpoint import Store, code, environment, temporary, write
 from .config import Config
 from .data.federation import checksum
 from .journal import Branch, Journal, rejoin
-from .privacy import accounting
 from .privacy import mechanism as mech
 from .privacy.worth import Overflow
 from .round import init
@@ -32,6 +31,8 @@ LOCK = ".lock"
 
 def claim(out, resume: bool) -> Path:
     """The run directory, checked but not made: a run that is refused leaves nothing behind."""
+    if not str(out):
+        check.fail("--out", "the name of a directory", "an empty one", "For the current directory give a dot.")
     out = Path(out)
     if out.exists() and not out.is_dir():
         check.fail("--out", "a directory", f"{out} is a file")
@@ -82,12 +83,18 @@ def told(out: Path, store: Store):
                       f"{error.filename or 'a file'}. Last good checkpoint: {kept}. Make room, then --resume goes on.") from None
 
 
-def epsilons(plan, config, rounds):
-    """Epsilon after each number of rounds for the chosen unit and view; None where nothing is proved."""
+def epsilons(plan, config, rounds, last=None, most=report.TIGHT):
+    """Epsilon after each number of rounds for the chosen unit and view, as `report.epsilons`; None where nothing is proved.
+
+    Args:
+        last: what `shown_epsilon` gives for the last of them, where it is known.
+        most: 0 only refuses what would be refused at the end, by quick bounds.
+    """
     if (unit := configs.the_unit(config)) is None:
         return None
     try:
-        found = accounting.epsilons(plan, np.asarray(rounds), config.delta, unit, configs.the_view(config), config.adjacency)
+        found = report.epsilons(plan, np.asarray(rounds), config.delta, unit, configs.the_view(config), config.adjacency,
+                                last=last, most=most)
     except Overflow:                                      # so little noise that no delta is left for a full batch
         found = np.full(np.shape(rounds), np.inf)
         if config.mode == "sound":
@@ -95,6 +102,17 @@ def epsilons(plan, config, rounds):
     if not np.isfinite(found).all() and config.mode == "sound":
         check.fail("config", "noise that proves something", f"epsilon={found.max()} at delta={config.delta:g}", "Raise the noise.")
     return found
+
+
+def noise_warning(plan, config) -> str:
+    """A sentence for a run that trains on noise; "" for others."""
+    if (unit := configs.the_unit(config)) is None:
+        return ""
+    try:
+        epsilon = report.epsilons(plan, [config.rounds], config.delta, unit, configs.the_view(config), config.adjacency, most=0)[0]
+    except ValueError:                                    # nothing is proved: the noise is large or small all the same
+        epsilon = None
+    return report.noise_warning(plan, config.rounds, unit, epsilon, config.delta)
 
 
 def privacy(plan, config, rounds) -> list[dict]:
@@ -106,11 +124,13 @@ def claims(plan, config, rounds) -> tuple:
     return () if config.mode == "sound" else printed.claims(plan, rounds, config.delta, config.paper)
 
 
-def train(config: Config, out, resume: bool = False, watch=lambda **seen: None, mesh=None) -> dict | None:
+def train(config: Config, out, resume: bool = False, watch=lambda **seen: None, mesh=None,
+          warn=lambda text: None) -> dict | None:
     """Train one plan in directory `out` -> its entry of summary.json; None in other processes than the first.
 
     Rounds run in segments that end at evaluations; a checkpoint is complete before the next segment begins.
-    `watch(round, accuracy, loss, epsilon)` is called after each evaluation.  `mesh` as of simulate; of several processes
+    `watch(round, accuracy, loss, epsilon)` is called after each evaluation, and `warn(text)` before the first round where
+    the noise is so large that nothing can be learned.  `mesh` as of simulate; of several processes
     (jfl.mesh.connect) the first one reads and writes, the others compute.
 
     Errors   ValueError before anything is written; HealthError, or OSError of a disk or of a process that is gone, with
@@ -119,25 +139,31 @@ def train(config: Config, out, resume: bool = False, watch=lambda **seen: None, 
     with meshes.in_step("jfl train") as ready:
         mesh = meshes.devices(mesh)
         layout = meshes.layout(mesh, str(environment()))
-        return _lead(config, out, resume, watch, mesh, layout, ready) if meshes.lead() else _follow(config, mesh, ready)
+        return _lead(config, out, resume, watch, mesh, layout, ready, warn) if meshes.lead() else _follow(config, mesh, ready)
 
 
-def _lead(config, out, resume, watch, mesh, layout, ready):
+def _lead(config, out, resume, watch, mesh, layout, ready, warn):
     out = claim(out, resume)
     asked = config
+    record = _recorded(Journal(out), out) if resume and _files(out) else None      # a directory of something else gets no lock
+    if record is not None:                                # before data are read and anything is computed
+        _same_config(record["config"], asked, out)
+        _long_enough(Store(out).latest() or 0, config)
     idle.refuse_idle(config)
     plan, config = assemble.build(config)
+    facts = _facts(plan, config)
+    if record is not None:
+        _same(record, facts, out)
     every, planned = _planned(config)
     save_every = every if config.checkpoint_every is None else config.checkpoint_every
     check.whole("config", checkpoint_every=save_every)
     if save_every % every:
         check.fail("config", f"checkpoint_every to be a multiple of evaluate_every={every}", f"checkpoint_every={save_every}",
                    "A checkpoint is written behind an evaluation.")
-    epsilons(plan, config, planned), claims(plan, config, config.rounds)      # refuse now what they would at the end
+    epsilons(plan, config, [config.rounds], most=0), claims(plan, config, config.rounds)      # refuse now what they would at the end
     jax.eval_shape(lambda key: scan(init(key, plan), plan, [1]), jax.random.key(0))       # and shapes that do not fit
-    facts = _facts(plan, config)
-    if resume and _files(out):
-        _recorded(Journal(out), out)                      # a directory of something else gets no lock
+    if text := noise_warning(plan, config):
+        warn(text)
     with alone(out):                                      # also for reading: what another process writes would not fit together
         claim(out, resume)                                # again, now that nobody else can write
         key = jax.random.key_data(jax.random.key(config.seed)).tolist()
@@ -200,8 +226,7 @@ def _state(plan, config, out, resume, facts, store, journal):
         saved = store.load()
         _same(saved.meta, facts, out)
         run, history, spent = store.restore(run, saved), saved.meta["history"], saved.meta["seconds"]
-        if int(run.round) > config.rounds:
-            check.fail("--rounds", f">= {int(run.round)}, the rounds done", config.rounds)
+        _long_enough(int(run.round), config)
         run, branch = rejoin(run, record, Branch(*saved.meta["branch"]), saved.digest, **journal.made)
     sites = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
     if branch.recomputed and any(mech.calms(m, config.rounds) for m in sites):
@@ -218,10 +243,12 @@ def _train(asked, plan, config, out, run, branch, history, spent, beyond, facts,
            mesh):
     recomputed = branch.recomputed
     charged = recomputed + beyond
-    eps = epsilons(plan, config, planned + charged)
-    eps = {} if eps is None else dict(zip(planned.tolist(), eps.tolist()))
     write(out / "config.toml", configs.dump(dataclasses.asdict(asked), "jfl train --config config.toml --out DIR"))
     key, done = jax.random.key(config.seed), int(run.round)
+    guarantees = privacy(plan, config, config.rounds + charged)
+    evaluated = [*history.get("round", ()), *(r for r in planned.tolist() if r > done)]
+    eps = epsilons(plan, config, np.asarray(evaluated) + charged, last=shown_epsilon(guarantees, config))
+    eps = {} if eps is None else dict(zip(evaluated, eps.tolist()))
     saved = done
     begun, compiling = time.perf_counter(), report.compile_seconds()
     placed = meshes.spread(plan, mesh)                    # once for all segments
@@ -245,12 +272,10 @@ def _train(asked, plan, config, out, run, branch, history, spent, beyond, facts,
         watch(round=done, accuracy=(seen.get("accuracy") or [None])[-1], loss=seen["loss"][-1], epsilon=eps.get(done))
 
     total, compiling = spent + time.perf_counter() - begun, report.compile_seconds() - compiling
-    guarantees = privacy(plan, config, config.rounds + charged)
-    eps = epsilons(plan, config, np.asarray(history["round"]) + charged)
     values = dataclasses.asdict(config) | dict(recomputed=recomputed, beyond=beyond)
     seconds = dict(compile=compiling, total=total, per_round=max(0.0, total - compiling) / config.rounds)
     entry = report.entry(config.algorithm, values, config.seed, history, guarantees, seconds)
-    report.save(out, [entry], report.rows(config.algorithm, config.seed, history, eps),
+    report.save(out, [entry], report.rows(config.algorithm, config.seed, history, [eps.get(r) for r in history["round"]]),
                 report.manifest([plan], assemble.the_partition(config), config.rounds, seeds=[config.seed], recomputed=recomputed,
                                 attempt=int(run.attempt)))
     if history.get("accuracy"):
@@ -260,10 +285,20 @@ def _train(asked, plan, config, out, run, branch, history, spent, beyond, facts,
     return entry
 
 
-def _same(stored: dict, facts: dict, out):
-    """A run goes on if all but its length and cadence is the same."""
-    old, new = stored["config"], facts["config"]
-    differ = [k for k in new if k not in configs.RUN_ONLY and old.get(k) != new[k]]
+def _same_config(old: dict, asked: Config, out):
+    """As `_same`, of what was asked for: what follows from an epsilon is found, and compared, later."""
+    new = json.loads(json.dumps(report.plain(dataclasses.asdict(asked))))
+    later = ("noise_multiplier", "epsilon") if asked.epsilon is not None else ()
+    _refuse_changes(old, new, [k for k in new if k not in (*configs.RUN_ONLY, *later) and old.get(k) != new[k]], out)
+
+
+def _long_enough(done: int, config):
+    if done > config.rounds:
+        check.fail("--rounds", f">= {done}, the rounds done", config.rounds)
+
+
+def _refuse_changes(old: dict, new: dict, differ: list, out):
+    """Refuse the fields that differ, with both values."""
     if differ:
         do = f"jfl train --config {out}/config.toml --resume --out {out} has the same values."
         if differ == ["noise_multiplier"]:
@@ -271,6 +306,12 @@ def _same(stored: dict, facts: dict, out):
                    f"--noise-multiplier {old.get('noise_multiplier')!r} instead of --epsilon.")
         check.fail(f"checkpoint {out}", "the config that made it",
                    "; ".join(f"{k}: {old.get(k)!r} there, {new[k]!r} here" for k in differ), do)
+
+
+def _same(stored: dict, facts: dict, out):
+    """A run goes on if all but its length and cadence is the same."""
+    old, new = stored["config"], facts["config"]
+    _refuse_changes(old, new, [k for k in new if k not in configs.RUN_ONLY and old.get(k) != new[k]], out)
     # noise of each client or round is found anew from epsilon and rounds, and what ran was the old one
     follows = new["clip_decay"] != 1 or new["noise_decay"] != 1 or new["epsilon"] is not None
     if follows and old["rounds"] != new["rounds"]:
@@ -287,8 +328,8 @@ def _same(stored: dict, facts: dict, out):
 def _mine(guarantees, config):
     unit, view = configs.the_unit(config), configs.the_view(config)
     fit = [g for g in guarantees if g["status"] != "claimed" and g["unit"] == unit and g["view"] == view
-           and g["epsilon"] is not None]
-    return fit[0] if fit else None
+           and g["epsilon"] is not None and config.adjacency in (None, g["adjacency"])]
+    return min(fit, key=lambda g: g["epsilon"], default=None)
 
 
 def shown_epsilon(guarantees, config):

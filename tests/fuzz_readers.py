@@ -52,7 +52,7 @@ seed = [0, 1]
 lr = [0.1, 0.2]
 """
 PERSON = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K"
-JOURNAL = dict(format=2, until=3, attempt=0, origin="round 0", recomputed=0, program=dict(jax="1"), config=dict(lr=0.1), data="abc")
+JOURNAL = dict(format=3, until=3, attempt=0, origin="round 0", recomputed=0, program=dict(jax="1"), config=dict(lr=0.1), data="abc")
 JOURNAL["digest"] = hashlib.sha256(json.dumps(JOURNAL, sort_keys=True).encode()).hexdigest()       # one that is read
 POINTS = [dict(config={}, axes=dict(lr=[0.1]), code={}, plan={}, programs=[[["a"]]]),
           dict(key="a", worker="local", device="cpu", seconds=0.5, compile=0.1, health=dict(nonfinite=0), history=dict(loss=[0.5]))]

@@ -1,14 +1,17 @@
 """The command line: exit codes, files, flags over files, and nothing written for bad input."""
 import csv
 import json
+import shlex
 import subprocess
 import sys
 import tomllib
 
 import jax
+import numpy as np
 import pytest
 
-from jfl import assemble, cli, config, console, markup, report
+from jfl import assemble, cli, commands, config, console, markup, points, report, train
+from jfl.privacy import accounting
 
 TINY = ["--clients", "6", "--min-rows", "8", "--model", "logistic", "--cohort", "3", "--batch", "4", "--steps", "2",
         "--rounds", "4", "--evaluate-every", "2"]
@@ -62,8 +65,7 @@ def test_train_writes_a_run(trained):
     assert [int(r["round"]) for r in rows] == [2, 4]
     assert float(rows[-1]["accuracy"]) == run["accuracy"]["final"]
     server = next(g for g in run["privacy"] if g["view"] == "server")
-    # beside evaluations by quick bounds, in the summary by the tightest
-    assert 0.4 * float(rows[-1]["epsilon"]) < server["epsilon"] <= float(rows[-1]["epsilon"])
+    assert server["method"] == "pld" and float(rows[-1]["epsilon"]) == server["epsilon"]
     assert 0 < float(rows[0]["epsilon"]) < float(rows[1]["epsilon"])
     manifest = json.loads((trained / "manifest.json").read_text())
     assert {"versions", "kernels", "data", "seeds"} <= set(manifest)
@@ -77,13 +79,23 @@ def test_its_config_runs_it_again(trained, tmp_path):
     assert (tmp_path / "again" / "metrics.csv").read_text() == (trained / "metrics.csv").read_text()
 
 
-def test_resume_goes_on(trained, tmp_path, capsys):
+def test_resume_goes_on(trained, tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
     assert jfl("train", "--config", trained / "config.toml", "--rounds", 2, "--out", out) == 0
     assert jfl("train", "--config", trained / "config.toml", "--out", out) == 2           # not without --resume
     assert "--resume" in capsys.readouterr().err
     assert jfl("train", "--config", trained / "config.toml", "--out", out, "--lr", 0.01, "--resume") == 2
     assert "lr: 0.3 there, 0.01 here" in capsys.readouterr().err
+    with monkeypatch.context() as patched:                # refused before data are read and anything is computed
+        patched.setattr(assemble, "build", lambda *_: pytest.fail("built before the refusal"))
+        for flags, words in ((["--lr", 0.01], "lr: 0.3 there"), (["--rounds", 1], ">= 2, the rounds done")):
+            assert jfl("train", "--config", trained / "config.toml", "--out", out, *flags, "--resume") == 2
+            assert words in capsys.readouterr().err
+    with monkeypatch.context() as patched:                # data, and noise that is calibrated, before anything is traced
+        patched.setattr(train, "scan", lambda *_: pytest.fail("traced before the refusal"))
+        patched.setattr(train, "epsilons", lambda *_, **__: pytest.fail("accounted before the refusal"))
+        assert jfl("train", "--config", trained / "config.toml", "--out", out, "--epsilon", 3, "--resume") == 2
+        assert "noise_multiplier: 1.5 there" in capsys.readouterr().err
     assert jfl("train", "--config", trained / "config.toml", "--out", out, "--resume") == 0
     assert (out / "metrics.csv").read_text() == (trained / "metrics.csv").read_text()
 
@@ -169,6 +181,176 @@ def test_a_run_that_diverges_stops_with_3_and_keeps_its_checkpoint(tmp_path, cap
     assert summary(out)[0]["rounds"] == kept
 
 
+# --- one epsilon, one meaning of ± ---------------------------------------------------------------------------------
+
+SAMPLED = ["--unit", "client", "--sampler", "poisson", "--noise-multiplier", 2, "--allow-empty"]      # pld proves less than rdp
+
+
+def test_a_run_has_one_epsilon(tmp_path, monkeypatch, capsys):
+    """In the bar, in metrics.csv, in the table, in summary.json and in the rows of a data frame, to the digit."""
+    seen, train = [], commands.runs.train
+    monkeypatch.setattr(commands.runs, "train", lambda config, out, resume, watch, *rest: train(
+        config, out, resume, lambda **what: (seen.append(what["epsilon"]), watch(**what)), *rest))
+    assert jfl("train", *TINY, *SAMPLED, "--evaluate-every", 1, "--out", tmp_path / "run") == 0
+    shown = capsys.readouterr().out
+    run, = summary(tmp_path / "run")
+    mine, = (g for g in run["privacy"] if g["unit"] == "client")
+    rows = [float(r["epsilon"]) for r in table(tmp_path / "run")]
+    assert seen == rows and rows[-1] == mine["epsilon"] and mine["method"].startswith("pld")
+    assert rows == sorted(rows) and f"{mine['epsilon']:.4g}" in shown
+    # the rows between are proved as tightly as the last one
+    plan, found = assemble.build(config.Config(**config.load(tmp_path / "run" / "config.toml")))
+    assert rows == [accounting.guarantee(plan, r, found.delta, "client", "third_party").epsilon for r in (1, 2, 3, 4)]
+    assert rows[-1] < 0.999 * accounting.epsilons(plan, [4], found.delta, "client", "third_party")[0]
+
+
+def test_a_sweep_has_one_epsilon_a_setting(tmp_path):
+    assert jfl("sweep", *TINY, *SAMPLED, "--sweep", "noise_multiplier=2,4", "--out", tmp_path / "run") == 0
+    worth = {r["name"]: next(g["epsilon"] for g in r["privacy"] if g["unit"] == "client") for r in summary(tmp_path / "run")}
+    last = {r["name"]: float(r["epsilon"]) for r in table(tmp_path / "run") if r["round"] == "4"}
+    assert last == worth and len(set(worth.values())) == 2
+
+
+def test_epsilons_of_many_evaluations_never_fall_and_end_in_the_guarantee():
+    plan, _ = assemble.build(config.Config(clients=6, min_rows=8, model="logistic", sampler="poisson", cohort=3, unit="client",
+                                           noise_multiplier=4.0))
+    after, client = np.arange(1, 301), ("client", "third_party")
+    found = report.epsilons(plan, after, 1e-5, *client)
+    quick = accounting.epsilons(plan, after, 1e-5, *client)
+    assert found[-1] == accounting.guarantee(plan, 300, 1e-5, *client).epsilon < quick[-1]
+    assert (np.diff(found) >= 0).all() and (found <= quick[np.minimum(np.arange(300) + 16, 299)]).all()
+    assert len(set(found)) >= 28 and found[0] < 0.2 * found[-1]
+    assert report.epsilons(plan, [3, 5], 1e-5, *client, last=0.5).tolist()[-1] == 0.5
+    assert report.epsilons(plan, after[:3], 1e-5, *client, most=0).tolist() == quick[:3].tolist()
+    for count in (1, 2, 31, 32, 33, 1000):
+        for most in (0, 1, 2, 3, 32):
+            places = report._some(count, most)
+            assert len(places) <= max(most, 0) or count <= most
+            assert most == 0 or places[-1] == count - 1 and (np.diff(places) > 0).all()
+
+
+def test_plus_minus_means_one_thing(tmp_path, capsys):
+    """Half of a 95 % interval: in the table of a sweep as on its page, and it says so; of one seed nothing."""
+    assert jfl("sweep", *TINY, "--sweep", "seed=0,1,2", "--out", tmp_path / "three") == 0
+    shown = capsys.readouterr().out
+    words = report.plus_minus(*report.interval([r["accuracy"]["final"] for r in summary(tmp_path / "three")]))
+    assert words.count("±") == 1 and words in shown and report.PLUS_MINUS in shown
+    assert jfl("report", tmp_path / "three", "--out", tmp_path / "page.html") == 0
+    assert words in (tmp_path / "page.md").read_text() and report.PLUS_MINUS in (tmp_path / "page.md").read_text()
+    capsys.readouterr()
+    assert jfl("train", *TINY, "--out", tmp_path / "one") == 0
+    assert "±" not in capsys.readouterr().out
+    line = dict(name="a", accuracy=np.array([0.8, 0.9, 1.0]), seconds=1.0, guarantees=summary(tmp_path / "one")[0]["privacy"])
+    console.demo("demo", [line], [])
+    shown = capsys.readouterr().out
+    assert "0.900 ± 0.248" in shown and report.PLUS_MINUS in shown
+    console.demo("demo", [line | dict(accuracy=np.array([0.8]))], [])
+    shown = capsys.readouterr().out
+    assert "0.800" in shown and "±" not in shown
+
+
+# --- noise without a signal ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("flags, figure", [
+    (["--epsilon", 1e-12], "noise multiplier"), (["--noise-multiplier", 1e7], "1e+07"),
+    (["--noise-multiplier", 1e7, "--unit", "client"], "1e+07")])
+def test_a_run_on_noise_warns_once(tmp_path, capsys, flags, figure):
+    assert jfl("train", *TINY, *flags, "--out", tmp_path / "run") in (0, 3)
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == 1 and "trains on noise" in said and figure in said
+
+
+def test_a_usual_run_does_not_warn(tmp_path, capsys):
+    assert jfl("train", *TINY, *SAMPLED, "--rounds", 2, "--out", tmp_path / "run") == 0
+    assert jfl("epsilon", *QUICK) == 0 and jfl("calibrate", "--epsilon", 2, *QUICK) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_sweep_and_the_accountant_warn_of_noise(tmp_path, capsys):
+    assert jfl("sweep", *TINY, "--sweep", "noise_multiplier=1,1e7,1e8", "--out", tmp_path / "run") in (0, 3)
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == 1 and "2 of 3 settings, the first noise_multiplier=10000000.0: this trains on noise" in said
+    for command in (["epsilon", *QUICK, "--noise-multiplier", 1e30], ["calibrate", *QUICK, "--epsilon", 1e-12]):
+        assert jfl(*command) == 0
+        said = capsys.readouterr().err
+        assert said.count("warning: ") == 1 and "epsilon 0 at delta 1e-05" in said and "a model is noise" in said
+    (tmp_path / "c.toml").write_text("epsilon = 1e-12\nclients = 6\nmodel = 'logistic'\n")
+    assert jfl("epsilon", "--config", tmp_path / "c.toml") == 0
+    assert capsys.readouterr().err.count("warning: ") == 1
+
+
+def test_the_signal_is_all_contributions_of_a_run_in_one_direction():
+    """Against sums that are taken here: at the least noise that warns they reach one standard deviation."""
+    made = lambda **fields: assemble.build(config.Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, **fields))[0]
+    z, rounds = 50.0, 9
+    # 9 rounds with 3 clients; each noise has std z times what one client moves
+    client = made(unit="client", noise_multiplier=z)
+    assert report.signal_to_noise(client, rounds) == pytest.approx(rounds * 3 / (z * rounds**0.5))
+    # 9 rounds with 3 clients with 2 steps with 4 rows
+    example = made(noise_multiplier=z)
+    assert report.signal_to_noise(example, rounds) == pytest.approx(rounds * 3 * 2 * 4 / (z * (rounds * 3 * 2)**0.5))
+    assert report.signal_to_noise(made(), rounds) is None
+    least = 3 * 3
+    for factor, warns in ((0.99, False), (1.01, True)):
+        plan = made(unit="client", noise_multiplier=factor * least)
+        assert bool(report.noise_warning(plan, rounds, "client", 1.0, 1e-5)) == warns
+    few = made(noise_multiplier=5.0)                      # a signal there may be, but so few rows cannot show at such an epsilon
+    assert "all 1438 rows together" in report.noise_warning(few, rounds, "example", 1e-4, 1e-5)
+    assert not report.noise_warning(few, rounds, "example", 1.0, 1e-5)
+
+
+# --- interrupted ----------------------------------------------------------------------------------------------------
+
+def again(said):
+    """The command that a message names."""
+    return shlex.split(said.split("Go on with: ")[1].splitlines()[0])[1:]
+
+
+@pytest.mark.parametrize("at, kept", [(2, "the checkpoint of round 2"), (1, "no checkpoint yet")])
+def test_an_interrupted_run_says_how_it_goes_on(trained, tmp_path, capsys, monkeypatch, at, kept):
+    calls, simulate = [], train.simulate
+
+    def stop(*args, **options):
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return simulate(*args, **options)
+
+    monkeypatch.setattr(train, "simulate", stop)
+    out = tmp_path / "the run"
+    assert jfl("train", "--config", trained / "config.toml", "--out", out) == 130
+    said = capsys.readouterr().err
+    assert "interrupted. Kept in" in said and kept in said and "Traceback" not in said
+    assert not (out / "summary.json").exists() and not [p for p in out.rglob(".*") if p.name != ".lock"]
+    assert jfl(*again(said)) == 0 and table(out) == table(trained)
+
+
+def test_an_interrupted_run_before_anything_is_kept(tmp_path, capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(assemble, "build", stop)
+    assert jfl("train", *TINY, "--out", tmp_path / "run") == 130
+    assert "nothing is kept" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
+    calls, compute = [], points.compute
+
+    def stop(*args, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return compute(*args, **options)
+
+    monkeypatch.setattr(points, "compute", stop)
+    out = tmp_path / "run"
+    assert jfl("sweep", *TINY, "--sweep", "seed=0,1,2", "--block", 1, "--strict", "--out", out) == 130
+    said = capsys.readouterr().err
+    assert f"Kept in {out}: 1 point." in said and "--block 1" in said and "--strict" in said
+    assert jfl(*again(said)) == 0 and [r["seed"] for r in summary(out)] == [0, 1, 2]
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, words", [
@@ -233,11 +415,25 @@ def test_bad_files_exit_2_and_write_nothing(tmp_path, capsys, text, words):
                                   ["sweep", "--sweep", "rounds=1,2"], ["sweep", "--sweep", "lr=0.1,-1"],
                                   ["sweep", "--sweep", "lr=0.1", "--engine", "dask"], ["sweep", "--sweep", "lr=0.1", "--block", "0"],
                                   ["sweep", "--sweep", "lr=0.1", "--address", "here:6379"],
-                                  ["sweep", "--sweep", "lr=0.1", "--gpus-per-task", "0"]])
+                                  ["sweep", "--sweep", "lr=0.1", "--gpus-per-task", "0"],
+                                  ["train", *TINY, "--out", ""], ["train", *TINY, "--out="], ["sweep", "--sweep", "lr=0.1", "--out", ""],
+                                  ["demo", "--out", ""], ["report", ""], ["report", "--out", ""], ["epsilon", "--rate", "0.1", "--plot", ""],
+                                  ["sweep", "--sweep", "lr=0.1", "--sweep", "lr=0.3"],
+                                  ["sweep", "--sweep", "noise-multiplier=1", "--sweep", "noise_multiplier=2"]])
 def test_bad_commands_exit_2(args, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert jfl(*args) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_name_and_an_axis_twice_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert jfl("train", "--out", "") == 2 and "need a value for --out; got an empty one" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--out: need the name of a directory"):
+        train.train(config.Config(), "")
+    assert jfl("sweep", "--sweep", "lr=0.1", "--sweep", "lr=0.3") == 2
+    assert "need lr once, with all its values; got it again as 'lr=0.3'" in capsys.readouterr().err
+    assert jfl("epsilon") == 2 and capsys.readouterr().err.startswith("jfl epsilon: need rate")
 
 
 def test_a_file_is_no_run_directory(tmp_path, capsys):
@@ -316,6 +512,8 @@ def test_a_small_demo(tmp_path, capsys):
     assert len(runs) == 2 * 5 and {r["seed"] for r in runs} == {0, 1}
     kinds = {(g["unit"], g["view"]) for r in runs for g in r["privacy"] if g["epsilon"] is not None}
     assert {("example", "server"), ("client", "third_party")} <= kinds
+    worth = {r["name"]: report.best(r["privacy"])["epsilon"] for r in runs}
+    assert {r["name"]: float(r["epsilon"]) if r["epsilon"] else None for r in table(out) if r["round"] == "2"} == worth
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("ε", "unit", "adjacency", "view", "δ", "seconds", "±", "example", "client"))

@@ -230,7 +230,7 @@ def test_grows_and_about():
 
     noisy = dict(a=line([0.5, 0.5]), b=line([0.4, 0.4]), c=line([0.6, 0.7]), d=line([0.5, 0.5]))
     verdict, seen = runs.grows([("a", "b"), ("c", "d")])(noisy)         # by 0.05 ± 0.05
-    assert verdict == NOT and seen == "better by 0.100 ± 0.000, 0.150 ± 0.050"
+    assert verdict == NOT and seen == "better by 0.100 (standard error 0.000), 0.150 (standard error 0.050)"
 
 
 def test_not_worse():

@@ -403,6 +403,9 @@ def test_settings_seeds_and_reductions_of_a_collection_are_told(tmp_path):
 
 
 NOT_COLLECTED = dict(
+    title='{"title": "glossary"}', frame='{"columns": ["a"], "index": [0], "data": [[1]]}', datasette='{"columns": ["a"], "rows": [[1]]}',
+    logged='{"experiment": "a", "lr": 0.1}', no_lines='{"lines": {}}', drawn='{"lines": {"a": {"width": 2}}}', no_cells='{"cells": []}',
+    nothing='{"experiments": {"a": {"x": 1}}}', no_study='{"study": {"rows": []}}', no_claims='{"verdicts": []}',
     benchmark='{"about": "speed", "rows": [{"seconds": 1}]}', summary='{"runs": []}', list_="[]", half='{"experiments": {',
     inner='{"experiments": {"a": []}}', names='{"experiments": [1], "study": {"rows": []}}', cell='{"cells": [{"scenario": 1}]}',
     line='{"experiments": {"a": {"lines": {"b": {"accuracy_mean": "0.5"}}}}}', row='{"study": {"rows": [{"model": "a"}]}}',

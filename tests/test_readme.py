@@ -6,10 +6,9 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from jfl import collected
+from jfl import collected, report
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -112,14 +111,14 @@ def test_the_tables_show_the_committed_numbers():
     rows = json.loads((results / "mnist.json").read_text())
     assert len(rows) == 7
     for row in rows:
-        assert f"| {row['accuracy']:.4f} ± {row['std']:.4f} |" in README
+        assert f"| {row['accuracy']:.4f} | {row['std']:.4f} |" in README
         assert row["command"].split("--model logistic")[1] in README
         for g in row["privacy"]:
             assert g["epsilon"] is None or f"| {g['epsilon']:.2f} |" in README
     runs = json.loads((results / "demo.json").read_text())["runs"]
     for name in {r["name"] for r in runs}:
         final = [r["accuracy"]["final"] for r in runs if r["name"] == name]
-        assert f"| {np.mean(final):.3f} ± {np.std(final):.3f} |" in README
+        assert f"| {report.plus_minus(*report.interval(final), digits=3)} |" in README
 
 
 def test_the_page_of_the_papers_is_of_the_committed_results():
