@@ -505,7 +505,7 @@ DAMAGES = dict(
     longer=(lambda p: p.write_bytes(p.read_bytes() + b"0"), "bytes of arrays"),
     flipped=(lambda p: flip(p, -5), "bytes of arrays"),
     record=(lambda p: flip(p, 200), "its record"),
-    foreign=(lambda p: p.write_bytes(p.read_bytes().replace(b"jfl-checkpoint 2 ", b"jfl-checkpoint 3 ", 1)), "format 3"),
+    foreign=(lambda p: p.write_bytes(p.read_bytes().replace(b"jfl-checkpoint 3 ", b"jfl-checkpoint 4 ", 1)), "format 4"),
     folder=(lambda p: (p.unlink(), p.mkdir()), "a folder"))
 
 
