@@ -176,6 +176,8 @@ def _resumable(run: Run, plan: Plan) -> Run:
 
 
 ADVICE = dict(nonfinite="Lower the learning rate, clip, or look for bad rows.",
+              nonfinite_rows='Lower the learning rate or look for bad rows; or pass tolerate=("nonfinite_rows",): they '
+              'count as zero, and a run that does not stop does not show that they are there.',
               overflow="Give the sampler a larger capacity: the guarantee does not cover this run.",
               empty_cohort='Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson round is legal.')
 

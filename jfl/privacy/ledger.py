@@ -17,6 +17,8 @@ from .participation import absent, every_round, share_of, some_rounds
 from .sites import Entry as Entry
 
 SIMULATION = "float32 noise from a simulation PRNG, not for deployment"
+STOPS = ("a run that stops on rows that are not finite reveals that they are there: with tolerate=('nonfinite_rows',) "
+         "they count as zero instead")
 PUBLIC = "sizes, rates and weights are public constants"
 PAIRED = "sweep points that share a seed share noise"
 COMBINATIONS = 4096
@@ -110,7 +112,7 @@ def only_the_release(plan: Plan) -> bool:
 def _travelling(plan, entry):
     uneven = entry.unit == "client" and (callable(plan.weights) or np.ptp(np.asarray(plan.weights)) > 0)
     public = entry.adjacency == "add_remove" or uneven
-    return ((SIMULATION,) + ((PUBLIC,) if public else ()) + ((PAIRED,) if plan.paired_noise else ())
+    return ((SIMULATION, STOPS) + ((PUBLIC,) if public else ()) + ((PAIRED,) if plan.paired_noise else ())
             + tuple(getattr(plan.fed, "caveats", ())))
 
 
