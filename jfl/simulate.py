@@ -11,6 +11,7 @@ from . import check, stream, tree
 from . import mesh as meshes
 from .core import Health, Metrics, Plan, Run
 from .metrics import evaluate
+from .privacy import floors
 from .privacy import mechanism as mech
 from .round import Seen, fingerprint, noise_key, recipe, round, start
 
@@ -116,7 +117,7 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
              data: jfl.fingerprint(plan.fed), computed before; never that of other data.
     Returns  Output(run, metrics with leaves [evaluations], params).
     Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was empty; ValueError
-             where `start` does not fit the plan.
+             where `start` does not fit the plan, or a clip norm or noise falls below 1e-15 in one of the rounds.
 
     Plans of one structure share one compiled program, whatever their numbers.  Of a `jfl.population` each round is one
     program, while the next cohort's rows are fetched; what clients remember is then in numpy arrays.
@@ -129,6 +130,7 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     if start is not None:
         check.kind("simulate", Run, "an earlier output", start=start)
     counts = schedule(rounds, evaluate_every)
+    floors.lasting("simulate", plan, rounds, 0 if start is None else int(start.round))
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
     data = fingerprint(plan.fed) if data is None else data
     with meshes.together():

@@ -13,6 +13,7 @@ from . import check
 from . import mesh as meshes
 from .core import Health, Metrics, Plan
 from .plan import client_bytes
+from .privacy import floors
 from .round import fingerprint, recipe, start
 from .simulate import HealthError, scan, schedule, tolerated
 
@@ -90,6 +91,8 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     for p in plans:
         check.kind("sweep", Plan, "make_plan", plan=p)
         check.on_device("sweep", p.fed)
+    for p in made.values():
+        floors.lasting("sweep", p, rounds)
     plans = widened(plans, widths(plans))
     groups = static_groups(plans)
     if meshes.shared(meshes.devices(mesh, len(points))):

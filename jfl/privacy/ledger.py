@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import check
 from ..core import Fn, Plan
-from . import client_sites, events, sites
+from . import client_sites, events, floors, sites
 from .mechanism import later, noisy
 from .participation import EVERY_ROUND as EVERY_ROUND
 from .participation import HONEST as HONEST
@@ -30,10 +30,12 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     """All that the noise of the first `rounds` rounds of a plan may protect; empty without noise.
 
     Args     others: whether noise of other clients counts for a third party.
-    Errors   ValueError if the plan holds traced values: a ledger is kept on the host.
+    Errors   ValueError if the plan holds traced values: a ledger is kept on the host; if a clip norm or noise that is a
+             function of the round falls below 1e-15 in one of the rounds.
     """
     if not check.concrete(plan):
         check.fail("jfl.guarantee", "a plan of concrete values", "traced ones", "Call it outside jit and vmap.")
+    floors.lasting("jfl.guarantee", plan, rounds)
     own = sites.examples(plan, rounds)
     clients = client_sites.uploads(plan, rounds, others) + client_sites.release(plan, rounds, others)
     proved = any(not e.refusal for e in own)

@@ -12,7 +12,6 @@ so a noise multiplier is the true one whatever is combined.
 import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
