@@ -327,6 +327,13 @@ def test_a_clip_norm_below_the_floor_never_runs():
     assert float(audit_scores(np.asarray(without), np.asarray(with_), 0.0, DELTA).epsilon) < 0.6
 
 
+def test_a_clip_below_the_floor_lets_nothing_through_without_noise_either():
+    m = chain(clip_l2(FALLING), total())
+    for round_, bad in ((20, 0), (50, 1)):
+        part = mech.contribute(mech.at(m, jnp.int32(round_)), (), jnp.full((1, 4), 1e-20), jnp.ones(1))
+        assert int(part.nonfinite) == bad and bool((part.value == 0).all()) == bool(bad)
+
+
 @pytest.mark.parametrize("bound", [0.0, 1e-20])
 def test_a_traced_clip_norm_below_the_floor_is_nan(bound):
     run = jax.jit(lambda b: mech.release(chain(clip_l2(b), total(), gaussian(1.0), adjacency="add_remove"), KEY, (),
