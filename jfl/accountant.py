@@ -15,7 +15,7 @@ from .config import Config
 from .core import Guarantee
 from .privacy import bounds, events, ledger, pld, rdp, spectra, tight
 from .privacy.calibration import calibrate as calibrate_plan
-from .privacy.ledger import EVERY_ROUND, HONEST, PUBLIC, SIMULATION
+from .privacy.ledger import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
 from .privacy.worth import overflowing
 
 POINTS = 24                                               # numbers of rounds of a curve
@@ -159,7 +159,7 @@ def worth(c: Numbers, noise_multiplier: float) -> Guarantee:
     hidden = c.unit == "client" or c.cohort is not None
     kind = "add_remove" if c.sampler == "poisson" else "replace_one"
     sampled = c.sampler != "full" if c.unit == "client" else c.cohort is not None
-    caveats = ((HONEST,) if sampled and hidden else () if hidden else (EVERY_ROUND,)) + (SIMULATION,)
+    caveats = ((HONEST,) if sampled and hidden else () if hidden else (EVERY_ROUND,)) + (SIMULATION, STOPS)
     return Guarantee(value, c.delta, c.unit, kind, "third_party" if hidden else "server", method,
                      caveats=caveats + ((PUBLIC,) if kind == "add_remove" else ()))
 

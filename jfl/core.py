@@ -222,6 +222,7 @@ class Diagnostics(NamedTuple):
     loss: Array          # mean training loss over the local steps
     clipped: Array       # fraction of rows that were clipped
     overflow: Array      # rows drawn that found no slot
+    nonfinite: Array = 0 # rows that counted as zero, since their gradient was not finite
 
 
 @record
@@ -304,6 +305,7 @@ class Health(NamedTuple):
     nonfinite: Array     # clients or server states with a value that is not finite
     overflow: Array      # clients or rows that were drawn and found no slot
     empty_cohort: Array  # rounds without a client
+    nonfinite_rows: Array     # rows, or clients, that met a clip with a value that is not finite: they counted as zero
 
 
 @record

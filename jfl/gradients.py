@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from . import check, taps, tree
-from .core import Batch, Fn, Mechanism, named, record, static
+from .core import Batch, Diagnostics, Fn, Mechanism, named, record, static
 from .privacy import mechanism as mech
 
 GRAD_PATHS = ("auto", "bookkeeping", "vmap")
@@ -22,8 +22,13 @@ class Grad:
     path: str = static(default="auto")
 
     def __call__(self, key, params, batch: Batch, ctx):
-        g, aux = (_mean if self.mechanism is None else _private)(self, key, params, batch, ctx)
-        return (g if self.l2 is None else tree.axpy(self.l2, params, g)), aux
+        g, seen = self.watched(key, params, batch, ctx)
+        return g, (seen.loss, seen.clipped)
+
+    def watched(self, key, params, batch: Batch, ctx) -> tuple:
+        """-> gradient, Diagnostics: with the number of rows that counted as zero, since they were not finite."""
+        g, seen = (_mean if self.mechanism is None else _private)(self, key, params, batch, ctx)
+        return (g if self.l2 is None else tree.axpy(self.l2, params, g)), seen
 
 
 def _clip(mechanism):
@@ -79,7 +84,9 @@ def private_grad(loss, mechanism: Mechanism, *, l2=None, microbatch: int | None 
              compute: the type in which the loss is computed forward and backward, "bfloat16" or "float16" for speed on
              an accelerator; parameters, clip norms, sums and noise stay float32.
     Privacy  a clip norm is measured in float32 on the very gradient that is added, so a coarse `compute` changes the
-             gradient, never its bound: epsilon is the same.
+             gradient, never its bound: epsilon is the same.  Of parameters in half precision too, gradients are
+             clipped, summed and made noisy in float32; the result is rounded to their type.
+             A row whose gradient is not finite counts as zero: Health.nonfinite_rows counts it and stops the run.
              noise is drawn anew for every (round, client, step).  What an epsilon is worth depends on how batches
              and clients are drawn: see `jfl.guarantee`.
     Errors   ValueError for an adaptive clip: one clip norm must serve all clients of a round; with
@@ -110,7 +117,11 @@ def _mean(self, key, params, batch, ctx):
         return jnp.where(batch.mask, losses, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
 
     loss, g = jax.value_and_grad(mean_loss)(params)
-    return g, (loss, jnp.zeros(()))
+    return g, _seen(loss, jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+
+def _seen(loss, clipped, nonfinite):
+    return Diagnostics(loss, clipped, jnp.zeros((), jnp.int32), nonfinite)
 
 
 def _example(batch):
@@ -121,9 +132,9 @@ def _example(batch):
 def _private(self, key, params, batch, ctx):
     weight = batch.mask.astype(jnp.float32)
     partial, loss = clipped_sum(self, params, batch, weight)
-    g, _ = mech.finish(self.mechanism, key, (), partial.value, realised=ctx.size, client=ctx.client)
+    g, _ = mech.finish(self.mechanism, key, (), partial.value, realised=ctx.size, client=ctx.client, form=partial.form)
     rows = jnp.maximum(partial.rows, 1.0)
-    return g, (loss / rows, partial.clipped / rows)
+    return g, _seen(loss / rows, partial.clipped / rows, partial.nonfinite)
 
 
 def _book(self: Grad, params, x, y):
@@ -168,10 +179,12 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
             partial = mech.contribute(self.mechanism, (), grads, w)
         else:
             bounds, = _clip(self.mechanism).apply.data.values()
-            value, over, losses = taps.clipped_sum(book, self.loss, params, rows.x, rows.y, w, jax.tree.leaves(bounds),
-                                                   together=_clip(self.mechanism).name == "clip_l2")
+            value, over, finite, losses = taps.clipped_sum(
+                book, self.loss, params, rows.x, rows.y, w, jax.tree.leaves(bounds),
+                together=_clip(self.mechanism).name == "clip_l2")
             count = lambda x: x.sum().astype(jnp.float32)
-            partial = mech.Partial(value, count(w != 0), count(over & (w != 0)), count(w))
+            partial = mech.Partial(value, count(w != 0), count(over & finite & (w != 0)), count(w),
+                                   (~finite & (w != 0)).sum(dtype=jnp.int32), tree.form(params))
         return partial, jnp.where(w != 0, losses, 0.0).sum()
 
     size = weight.shape[0]

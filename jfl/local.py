@@ -105,12 +105,13 @@ def work(grad: Grad, batches: Batches, *, lr, steps: int, optimizer=optax.sgd) -
     return Work(grad, batches, rate(lr), globals()["optimizer"](optimizer), steps)
 
 
-def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0):
+def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=False):
     """Local steps from `params` -> (trained params, mean gradient, sum of learning rates, Diagnostics).
 
     `moving` scales the updates, but not what is returned of gradients and rates: 0 only looks.
     `correct(gradient, params, step)` changes a gradient after the mechanism (a drift, a proximal pull): post-processing of
     a release, as long as it reads no example.  The mean gradient is taken before `correct`.
+    `drop`: a step whose gradient is not finite has a zero gradient, and is counted among the rows that did.
     """
     clock = ctx.round * work.steps
     slots = rows.index.shape[0]
@@ -130,15 +131,20 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0):
         s, draws = at_step
         w, state, mean, seen = carry
         (at, mask, overflow), key = draws if ahead else drawn(s)
-        g, (loss, clipped) = gradient(key, w, gather(rows, at, mask), ctx)
+        g, look = gradient.watched(key, w, gather(rows, at, mask), ctx)
+        if drop:
+            lost = ~tree.finite(g)
+            g = tree.map(lambda x: jnp.where(lost, jnp.zeros((), x.dtype), x), g)
+            look = look._replace(nonfinite=look.nonfinite + lost)
         mean = tree.axpy(1.0 / work.steps, g, mean)
         lr = _at(work.lr, clock + s)
         updates, state = work.optimizer(lr).update(g if correct is None else correct(g, w, s), state, w)
-        seen = Diagnostics(seen.loss + loss / work.steps, seen.clipped + clipped / work.steps, seen.overflow + overflow)
+        seen = Diagnostics(seen.loss + look.loss / work.steps, seen.clipped + look.clipped / work.steps,
+                           seen.overflow + overflow, seen.nonfinite + look.nonfinite)
         updates = updates if isinstance(moving, float) and moving == 1.0 else tree.scale(moving, updates)
         return (optax.apply_updates(w, updates), state, mean, seen), lr
 
-    nothing = Diagnostics(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
+    nothing = Diagnostics(*(jnp.zeros((), kind) for kind in (jnp.float32, jnp.float32, jnp.int32, jnp.int32)))
     start, every = (params, state, tree.zeros_like(params), nothing), jnp.arange(work.steps)
     (w, _, mean, seen), rates = jax.lax.scan(step, start, (every, jax.vmap(drawn)(every) if ahead else None))
     return w, mean, rates.sum(), seen

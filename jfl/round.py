@@ -205,14 +205,13 @@ def _some(run, plan, keys, slots, fetched):
         else:
             rows = Rows(*rows, jnp.arange(rows[1].shape[0], dtype=jnp.int32), size)
         payload, own, seen = alg.client(ctx, Keys(address(keys.batch), rows_key), run.server, own, rows)
-        if plan.upload is not None:
-            alone = tree.map(lambda x: x[None], payload)
-            payload, _ = mech.release(plan.upload, upload_key, (), alone, jnp.ones(1), client=id_)
-        return payload, own, seen
+        sent = payload if plan.upload is None else mech.alone(plan.upload, upload_key, payload, client=id_)[0]
+        return sent, payload, own, seen
 
     rows, own = (None, tree.take(run.own, ids)) if fetched is None else fetched
-    payload, new, watched = jax.vmap(client)(own, ids, turn, rows)
-    part = mech.contribute(plan.release, run.mechanism, payload, weights.at[ids].get(mode="fill", fill_value=0) * count)
+    sent, payload, new, watched = jax.vmap(client)(own, ids, turn, rows)
+    part = mech.contribute(plan.release, run.mechanism, sent, weights.at[ids].get(mode="fill", fill_value=0) * count)
+    part = dataclasses.replace(part, form=tree.form(payload))       # the types that the server knows
     bad = taken & ~jax.vmap(tree.finite)((payload, new))
     sums = jax.tree.map(lambda x: jnp.where(taken, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype), watched)
     return (part, sums, bad.sum(dtype=jnp.int32)), new
@@ -222,14 +221,17 @@ def _serve(run, plan, keys, slots, overflow, sums):
     """What the server does with the sums of a cohort."""
     sampler, (total, watched, bad) = plan.sampler, sums
     released, state = mech.finish(plan.release, keys.release, run.mechanism, total.value,
-                                  max_weight=plan.weights.max(), realised=total.weight)
+                                  max_weight=plan.weights.max(), realised=total.weight, form=total.form)
     ctx = Context(run.round, jnp.int32(sampler.clients), jnp.int32(0), jnp.float32(1), sampler.clients,
                   jnp.asarray(sampler.expected, jnp.float32))
     server = plan.algorithm.server(ctx, run.server, released)
     present = (slots[1] > 0).sum()
-    health = Health(run.health.nonfinite + bad + (~tree.finite((server, state))).astype(jnp.int32),
+    # a client that meets a clip counts as zero where it is not finite
+    met, lost = (0, jnp.maximum(bad, total.nonfinite)) if mech.clips(plan.release) or mech.clips(plan.upload) else (bad, 0)
+    health = Health(run.health.nonfinite + met + (~tree.finite((server, state))).astype(jnp.int32),
                     run.health.overflow + overflow + watched.overflow,
-                    run.health.empty_cohort + (present == 0).astype(jnp.int32))
+                    run.health.empty_cohort + (present == 0).astype(jnp.int32),
+                    run.health.nonfinite_rows + lost + watched.nonfinite)
     many = jnp.maximum(present, 1).astype(jnp.float32)
     clipped = total.clipped / jnp.maximum(total.rows, 1) if mech.clips(plan.release) else watched.clipped / many
     seen = Seen(jnp.float32(1), present.astype(jnp.float32), watched.loss / many, clipped, tree.norm(released))

@@ -13,6 +13,7 @@ from . import mesh as meshes
 from .core import Health, Metrics, Plan, Run
 from .keys import noise_base, noise_words
 from .metrics import evaluate
+from .privacy import floors
 from .privacy import mechanism as mech
 from .round import Seen, begin, enter, noise_key, one_round
 
@@ -134,7 +135,7 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
              data: no longer used.
     Returns  Output(run, metrics with leaves [evaluations], params).
     Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was empty; ValueError
-             where `start` does not fit the plan.
+             where `start` does not fit the plan, or a clip norm or noise falls below 1e-15 in one of the rounds.
 
     Plans of one structure share one compiled program, whatever their numbers.  Of a `jfl.population` each round is one
     program, while the next cohort's rows are fetched; what clients remember is then in numpy arrays.
@@ -145,6 +146,7 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     if start is not None:
         check.kind("simulate", Run, "an earlier output", start=start)
     counts = schedule(rounds, evaluate_every)
+    floors.lasting("simulate", plan, rounds, 0 if start is None else int(start.round))
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
     words = identity.for_noise(plan)
     with meshes.together():
@@ -202,6 +204,8 @@ def _resumable(run: Run, plan: Plan) -> Run:
 
 
 ADVICE = dict(nonfinite="Lower the learning rate, clip, or look for bad rows.",
+              nonfinite_rows='Lower the learning rate or look for bad rows; or pass tolerate=("nonfinite_rows",): they '
+              'count as zero, and a run that does not stop does not show that they are there.',
               overflow="Give the sampler a larger capacity: the guarantee does not cover this run.",
               empty_cohort='Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson round is legal.')
 

@@ -14,7 +14,7 @@ from . import mesh as meshes
 from .core import Health, Metrics, Plan
 from .keys import noise_base, noise_words
 from .plan import client_bytes
-from .privacy import segments
+from .privacy import floors, segments
 from .round import begin
 from .simulate import HealthError, scan_from, schedule, tolerated
 
@@ -96,6 +96,8 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     for p in plans:
         check.kind("sweep", Plan, "make_plan", plan=p)
         check.on_device("sweep", p.fed)
+    for p in made.values():
+        floors.lasting("sweep", p, rounds)
     plans = widened(plans, widths(plans))
     groups, words = static_groups(plans), identity.of_many(plans)
     _apart(points, seeds, words, groups)

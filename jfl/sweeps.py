@@ -166,7 +166,7 @@ def _sweep(config, axes, grid, keys, every, store, at, out, strict, watch):
         report.picture(out / "sweep.png", list(groups.values())[:16], f"sweep over {', '.join(names)} on {config.dataset}")
     failed = sum("failed" in e for e in entries)
     if failed == len(entries) or (strict and failed):
-        health = Health(*(np.array([r["health"][f] for r in records]) for f in Health._fields))
+        health = Health(*(np.array([r["health"].get(f, 0) for r in records]) for f in Health._fields))
         raise HealthError(f"sweep: need a healthy point; {failed} of {len(entries)} failed. Results are in {out}.",
                           None, health)
     return entries

@@ -134,11 +134,11 @@ def _rule(equation, side, views, leaf, aval):
     bind = lambda w, other: _bind(equation, (other, w) if side else (w, other))[0]
 
     def whole(total):
-        """Back through the views, whose types do not matter here: rounding comes last."""
+        """Back through the views, whose types do not matter here: rounding comes last, after the noise."""
         view = lambda w: functools.reduce(lambda x, e: x if e.primitive is p.convert_element_type_p else
                                           e.primitive.bind(x, **e.params), views, w)
         wide = jax.ShapeDtypeStruct(aval.shape, total.dtype)
-        return jax.linear_transpose(view, wide)(back(total))[0].astype(aval.dtype)
+        return jax.linear_transpose(view, wide)(back(total))[0]
 
     ordered = lambda *operands: apply(bind, operands[side], operands[1 - side])
     return Rule(leaf, out.shape, out.dtype, ordered, gather, whole)
@@ -211,28 +211,32 @@ def rows(book: Book, loss, params, x, y):
     derive = jax.vmap(jax.value_and_grad(one, (0, 1), has_aux=True), (None, None, 0, 0))
     (losses, records), (g, backprops) = derive(formed, taps, x, y)
     parts = []
-    for leaf, w in enumerate(leaves):
+    for leaf in range(len(leaves)):
         at = ruled.get(leaf)
-        parts.append((Formed(g[leaf]), lambda total, w=w: total.astype(w.dtype)) if at is None else
+        parts.append((Formed(g[leaf]), lambda total: total) if at is None else
                      (book.rules[at].gather(records[at], backprops[at]), book.rules[at].back))
     return losses, parts
 
 
 def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
-    """The sum of clipped gradients -> tree like params; Bool[N], which were clipped; losses [N].
+    """The sum of clipped gradients -> tree like params; Bool[N], which were clipped, which were finite; losses [N].
+
+    A gradient whose norm is not finite in float32 adds exactly nothing: its activations and backprops are masked out.
 
     Args     bounds: one for all leaves together, or for each leaf; or one for every leaf.
+    Shapes   the sum is float32 at least, also of parameters in half precision.
     """
     losses, parts = rows(book, loss, params, x, y)
     squares = [part.squares() for part, _ in parts]
     norms = [jnp.sqrt(sum(squares))] * len(parts) if together else [jnp.sqrt(s) for s in squares]
-    leaves, form = jax.tree.flatten(params)
+    finite = jnp.all(jnp.isfinite(jnp.stack(norms)), 0)
     bounds = list(bounds) * len(parts) if len(bounds) == 1 else bounds
     sums = []
-    for (part, back), norm, bound, leaf in zip(parts, norms, bounds, leaves):
-        factor = jnp.where(weight != 0, weight * shrink(norm, bound, leaf.dtype), 0.0)
+    for (part, back), norm, bound in zip(parts, norms, bounds):
+        factor = jnp.where(finite & (weight != 0), weight * shrink(norm, bound), 0.0)
         sums.append(back(part.total(factor)))
-    return form.unflatten(sums), jnp.any(jnp.stack([n > b for n, b in zip(norms, bounds)]), 0), losses
+    over = jnp.any(jnp.stack([n > b for n, b in zip(norms, bounds)]), 0)
+    return jax.tree.structure(params).unflatten(sums), over, finite, losses
 
 
 def words(book: Book) -> str:

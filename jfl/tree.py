@@ -32,6 +32,30 @@ def norm(t):
                         for x in jax.tree.leaves(t)))
 
 
+def wide(t):
+    """Float leaves in float32 at least: sums are not to be rounded more coarsely than that."""
+    return map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)) if _floating(x) else x, t)
+
+
+def form(t) -> tuple:
+    """The structure and the types of a tree, hashable: what `cast` brings a tree back to."""
+    leaves, treedef = jax.tree.flatten(t)
+    return treedef, tuple(x.dtype for x in leaves)
+
+
+def cast(t, form: tuple):
+    """Float leaves in the types of `form`; a tree of another structure stays as it is."""
+    leaves, treedef = jax.tree.flatten(t)
+    if treedef != form[0]:
+        return t
+    return treedef.unflatten([x.astype(d) if _floating(x) and jnp.issubdtype(d, jnp.floating) else x
+                              for x, d in zip(leaves, form[1])])
+
+
+def _floating(x):
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
 def size(t) -> int:
     return sum(x.size for x in jax.tree.leaves(t))
 

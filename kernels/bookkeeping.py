@@ -30,12 +30,10 @@ def _scaled(factor, x):
     return _held(factor, factor.reshape(factor.shape + (1,) * (x.ndim - 1)).astype(x.dtype) * x)
 
 
-def shrink(norm, bound, dtype):
-    """What a gradient of this norm is multiplied with; nan if it is not finite: it must not vanish unseen."""
+def shrink(norm, bound):
+    """What a gradient of this norm is multiplied with; 0 if the norm is not finite."""
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-    if jnp.finfo(dtype).bits < 32:                        # rounding the sum may grow it by eps / 2
-        factor = jnp.where(norm > bound, factor * (1 - float(jnp.finfo(dtype).eps)), factor)
-    return jnp.where(jnp.isfinite(norm), factor, jnp.nan)
+    return jnp.where(jnp.isfinite(norm), factor, 0.0)
 
 
 class Formed(NamedTuple):

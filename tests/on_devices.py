@@ -1,7 +1,9 @@
-"""What tests/test_scale.py runs on 8 CPU devices of one process: `python tests/on_devices.py short|long`.
+"""What tests/test_scale.py runs on 8 CPU devices of one process: `python tests/on_devices.py short|long|half`.
 
 Prints a JSON line for each case: how far its results are from those of one device, and from another seed's.
 """
+import dataclasses
+import importlib
 import itertools
 import json
 import sys
@@ -46,6 +48,18 @@ def grids(meshes, name):
         report(dict(sweep=name, mesh=str(dict(mesh.shape) if hasattr(mesh, "shape") else mesh)), go(0, mesh), one, other)
 
 
+def sums(dtype, chunk, mesh, seed):
+    """What the clients of a round add up to, before the noise."""
+    part = importlib.import_module("jfl.round")
+    params = jax.tree.map(lambda x: x.astype(dtype), start_params())
+    algorithm = jfl.algorithms.fedavg(jfl.grad(squared), lr=0.3, steps=2, batch=jfl.batches.without_replacement(3))
+    plan = jfl.plan(DEVICE, jfl.task(params, squared), algorithm, jfl.sampling.full(7), release=noisy_release(), chunk=chunk)
+    plan, key = dataclasses.replace(plan, mesh=jfl.mesh.devices(mesh)), jax.random.key(seed)
+    run, keys = jfl.init(key, plan), part._Keys(key, jax.random.split(key, 2), key)
+    found = jax.jit(lambda run, plan: part._cohort(run, plan, keys, part.chunks(plan.sampler.draw(key), plan), None)[0][0].value)
+    return flat(found(run, plan))
+
+
 def report(what, found, one, other):
     print(json.dumps(dict(what, apart=float(np.abs(found - one).max()), other_seed=float(np.abs(other - one).max()))))
 
@@ -56,6 +70,11 @@ def main(kind):
         runs(make("device", "scaffold", chunk=1), [8], fed="device")
         runs(make("host", "scaffold"), [8], fed="host")
         grids([jax.make_mesh((2, 4), ("points", "clients"))], "fedavg")
+        return
+    if kind == "half":                                    # chunks and devices are added up in float32
+        for dtype, mesh in itertools.product(("bfloat16", "float16"), (2, 8)):
+            one, other = (sums(dtype, None, None, seed) for seed in (0, 1))
+            report(dict(dtype=dtype, mesh=mesh), sums(dtype, 1, mesh, 0), one, other)
         return
     meshes = [1, 2, 4, 8, "auto"]
     for fed, name, chunk in itertools.product(FEDS, ("fedavg", "scaffold"), (None, 2)):

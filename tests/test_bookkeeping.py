@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLIENTS, close, flat, make_federation, squared, start_params
+from conftest import CLIENTS, close, flat, make_federation, same_bits, squared, start_params
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -272,38 +272,47 @@ def test_no_gradient_of_an_example_is_held():
 
 
 def test_half_precision():
-    """bfloat16 parameters: norms in float32, and one row does not grow past its bound by rounding."""
+    """bfloat16 parameters: norms and sums in float32, so a row within its bound, and the type is kept for the release."""
     loss, params, x, y = problem(lambda: layers(nn.Dense(5), nn.tanh, nn.Dense(4)), (3, 6))
     half = jax.tree.map(lambda w: w.astype(jnp.bfloat16), params)
     for part, _ in check_sums(loss, half, x, y, rtol=0.02, atol=0.02):
-        assert all(v.dtype == jnp.bfloat16 for v in jax.tree.leaves(part.value))
+        assert all(v.dtype == jnp.float32 for v in jax.tree.leaves(part.value))
+        assert set(part.form[1]) == {jnp.dtype("bfloat16")}
     alone = jnp.eye(ROWS)[:, None].repeat(2, 1)
     values = jax.jit(jax.vmap(lambda w: sums(loss, jfl.clip_l2(0.011), half, x, y, w)[0].value))(alone)
     squares = sum(np.square(np.asarray(v[:, 0], "f8")).reshape(ROWS, -1).sum(1) for v in jax.tree.leaves(values))
-    assert (np.sqrt(squares) <= 0.011).all() and (squares > 0).all()
+    assert (np.sqrt(squares) <= 0.011 * (1 + 1e-6)).all() and (squares > 0).all()
 
 
 # --- what is not finite, and what nearly cancels ------------------------------------------------------------------------
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 1e25])
-def test_a_gradient_that_is_not_finite_poisons_the_sum(bad):
-    """In both paths; 1e25 is finite, but its square is not, and neither is its gradient."""
-    loss = Fn(squared)
-    params = start_params()
-    x = jnp.ones((4, 3)).at[2, 1].set(bad)
-    y, all_, but_one = jnp.ones(4), jnp.ones(4), jnp.ones(4).at[2].set(0.0)
+@pytest.mark.parametrize("stage", [jfl.clip_l2(1.0), jfl.clip_per_layer((1.0, 0.5))], ids=["l2", "layers"])
+def test_a_gradient_that_is_not_finite_counts_as_zero(bad, stage):
+    """In both paths, also in blocks; 1e25 is finite, but its square is not, and neither is its gradient."""
+    loss, params, y = Fn(squared), start_params(), jnp.ones(4)
+    all_, but_one = jnp.ones(4), jnp.ones(4).at[2].set(0.0)
+
     @jax.jit
-    def values(w):
-        grads = [jfl.private_grad(loss, jfl.chain(jfl.clip_l2(1.0), jfl.total()), path=p) for p in ("bookkeeping", "vmap")]
-        return [gradients.clipped_sum(g, params, Batch(x, y, w != 0), w)[0].value for g in grads]
-    assert all(np.isnan(flat(v)).any() for v in values(all_)) and np.isfinite(flat(values(but_one))).all()
+    def parts(x, w):
+        grads = [jfl.private_grad(loss, jfl.chain(stage, jfl.total()), path=p, microbatch=m)
+                 for p in ("bookkeeping", "vmap") for m in (None, 3)]
+        return [gradients.clipped_sum(g, params, Batch(x, y, w != 0), w)[0] for g in grads]
+
+    x = jnp.ones((4, 3))
+    for with_it, without in zip(parts(x.at[2, 1].set(bad), all_), parts(x, but_one)):
+        assert same_bits(with_it.value, without.value) and np.isfinite(flat(without.value)).all()
+        assert int(with_it.nonfinite) == 1 and int(without.nonfinite) == 0
+        assert float(with_it.rows) == 4 and float(with_it.clipped) == float(without.clipped)
 
 
-def test_a_product_that_overflows_is_not_lost():
-    """Activations and backprops are finite, the gradient is not: a factor of 0 would hide it."""
-    part = Product(jnp.full((1, 1, 1, 2), 1e18), jnp.full((1, 1, 1, 2), 1e21))
-    factor = shrink(jnp.sqrt(part.squares()), 1.0, jnp.float32)
-    assert np.isnan(part.total(factor)).all()
+def test_a_product_that_overflows_is_left_out():
+    """Activations and backprops are finite, the gradient is not: its norm says so, and masks both of them."""
+    a, b = (jnp.full((2, 1, 1, 2), v).at[1].set(0.5) for v in (1e18, 1e21))
+    norm = jnp.sqrt(Product(a, b).squares())
+    assert np.isfinite(norm).tolist() == [False, True]
+    both, second = Product(a, b).total(shrink(norm, 1.0)), Product(a[1:], b[1:]).total(shrink(norm[1:], 1.0))
+    assert same_bits(both, second) and np.isfinite(both).all()
 
 
 @pytest.mark.parametrize("common", [10.0, 1e3, 1e5])

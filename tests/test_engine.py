@@ -421,12 +421,12 @@ def test_nan_data_and_explosions_are_reported(fed, task):
 
 
 def test_one_bad_client_is_not_hidden_by_clipping(fed, task):
-    """A clipped nan is a nan, not a zero: counted, also where the client has weight 0."""
+    """A clipped nan counts as zero, and is counted, also where the client has weight 0."""
     bad = dataclasses.replace(fed, x=fed.x.at[fed.index[2, :8]].set(jnp.inf))
     plan = jfl.plan(bad, task, make_algorithm("fedsgd", jfl.grad(squared)), jfl.sampling.full(CLIENTS),
                     release=noisy_release(), weights=jnp.ones(CLIENTS).at[2].set(0.0))
     run = _round(jfl.init(KEY, plan), plan)
-    assert int(run.health.nonfinite) == 1 and np.isfinite(flat(run.server.params)).all()
+    assert int(run.health.nonfinite_rows) == 1 and int(run.health.nonfinite) == 0 and np.isfinite(flat(run.server.params)).all()
 
 
 def test_overflow_is_counted(fed, task):
@@ -445,7 +445,7 @@ def test_empty_cohorts_are_counted_and_may_be_tolerated(fed, task):
     rare = noisy_plan("fedavg", fed, task, sampler=jfl.sampling.poisson(CLIENTS, 1e-6, capacity=CLIENTS))
     with pytest.raises(jfl.HealthError, match="empty_cohort=4") as error:
         jfl.simulate(KEY, rare, 4, evaluate_every=2)
-    assert error.value.health == dict(nonfinite=0, overflow=0, empty_cohort=4)
+    assert error.value.health == dict(nonfinite=0, overflow=0, empty_cohort=4, nonfinite_rows=0)
     out = run4(rare)
     assert np.isfinite(flat(out.params)).all() and np.asarray(out.metrics.cohort).tolist() == [0.0, 0.0]
     with pytest.raises(ValueError, match="tolerate"):

@@ -315,6 +315,11 @@ def test_eight_devices_are_one():
     judge(on_devices("short"), 3)
 
 
+def test_devices_add_up_half_precision_in_float32():
+    """One client a chunk on 2 and on 8 devices against all at once: in half precision they would differ by 1e-3."""
+    judge(on_devices("half"), 4)
+
+
 @pytest.mark.slow
 def test_any_number_of_devices_is_one():
     """1, 2, 4, 8 devices; any chunk; stateless and stateful; rows on device and host; client noise; sweeps."""

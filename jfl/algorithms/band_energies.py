@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from .. import check, gradients, local
 from ..batches import full, gather
-from ..core import Diagnostics, Fn, named, record
+from ..core import Fn, named, record
 from ..privacy import mechanism as mech
 from ..privacy import wavelet
 from ..privacy.bands import Bands, count
@@ -30,8 +30,8 @@ def _init(params, *, bands):
 def _client(ctx, keys, server, own, rows, *, grad, batch):
     at, mask, overflow = batch.draw(keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
     grad = dataclasses.replace(grad, mechanism=mech.at(grad.mechanism, ctx.round))
-    shares, (loss, clipped) = grad(keys.noise, server.params, gather(rows, at, mask), ctx)
-    return shares, own, Diagnostics(loss, clipped, overflow)
+    shares, seen = grad.watched(keys.noise, server.params, gather(rows, at, mask), ctx)
+    return shares, own, seen._replace(overflow=overflow)
 
 
 @named("band_energies.server")

@@ -24,15 +24,15 @@ def _client(ctx, keys, server, own, rows, *, work, mechanism, mu, clip_steps):
         g = tree.scale(factor if clip_steps == "all" else jnp.where(s == work.steps - 1, factor, 1.0), g)
         return g if mu is None else tree.axpy(mu, tree.sub(w, server.params), g)
 
-    trained, _, rates, seen = local.train(work, ctx, keys, server.params, rows, clip)
+    trained, _, rates, seen = local.train(work, ctx, keys, server.params, rows, clip, drop=True)
     # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long, whatever the rows (with a
     # pull of lr * mu > 1 it may be longer, and the chain's clip sees to it)
     mean = tree.scale(1 / rates, tree.sub(trained, server.params))
     if clip_steps == "all":
-        alone = tree.map(lambda x: x[None], mean)
-        mean, _ = mech.release(chain, keys.noise, (), alone, jnp.ones(1), realised=ctx.size, client=ctx.client)
-    else:
-        mean, _ = mech.finish(chain, keys.noise, (), mean, realised=ctx.size, client=ctx.client)
+        form = tree.form(mean)
+        mean, lost = mech.alone(chain, keys.noise, mean, realised=ctx.size, client=ctx.client)
+        return tree.cast(tree.scale(rates, mean), form), own, seen._replace(nonfinite=seen.nonfinite + lost)
+    mean, _ = mech.finish(chain, keys.noise, (), mean, realised=ctx.size, client=ctx.client)
     return tree.scale(rates, mean), own, seen
 
 

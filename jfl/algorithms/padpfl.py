@@ -21,12 +21,15 @@ def _client(ctx, keys, server, own, rows, *, work, mu, mechanism, most, upload):
     trained, _, _, seen = local.train(work, ctx, keys, start, rows, pull)
     inexact = _inexactness(work.grad.loss, ctx, start, trained, rows, mu)
     if most is not None:                                  # a solve that stops too early voids what rests on it
-        seen = seen._replace(overflow=seen.overflow + (~(inexact <= most)).astype(jnp.int32))
+        # but for one that is not finite: it counts as zero, and nothing rests on it
+        short = tree.finite(trained) & ~(inexact <= most)
+        seen = seen._replace(overflow=seen.overflow + short.astype(jnp.int32))
     payload = trained if upload == "model" else tree.sub(trained, start)
     if mechanism is not None:
-        alone = tree.map(lambda x: x[None], payload)
-        payload, _ = mech.release(mech.at(mechanism, ctx.round), keys.noise, (), alone, jnp.ones(1), realised=ctx.size, client=ctx.client)
-    return payload, inexact, seen
+        form = tree.form(payload)
+        payload, lost = mech.alone(mech.at(mechanism, ctx.round), keys.noise, payload, realised=ctx.size, client=ctx.client)
+        payload, seen = tree.cast(payload, form), seen._replace(nonfinite=seen.nonfinite + lost)
+    return payload, jnp.where(jnp.isfinite(inexact), inexact, jnp.finfo(jnp.float32).max), seen
 
 
 def _inexactness(loss, ctx, start, trained, rows, mu):

@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import check
 from ..core import Plan
-from . import client_sites, events, sites
+from . import client_sites, events, floors, sites
 from .mechanism import noisy
 from .participation import EVERY_ROUND as EVERY_ROUND
 from .participation import HONEST as HONEST
@@ -15,6 +15,8 @@ from .participation import absent, every_round, share_of, some_rounds
 from .sites import Entry as Entry
 
 SIMULATION = "float32 noise from a simulation PRNG, not for deployment"
+STOPS = ("a run that stops on rows that are not finite reveals that they are there: with tolerate=('nonfinite_rows',) "
+         "they count as zero instead")
 PUBLIC = "sizes, rates and weights are public constants"
 PAIRED = "sweep points that share a seed share noise"
 COMBINATIONS = 4096
@@ -26,10 +28,12 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     """All that the noise of the first `rounds` rounds of a plan may protect; empty without noise.
 
     Args     others: whether noise of other clients counts for a third party.
-    Errors   ValueError if the plan holds traced values: a ledger is kept on the host.
+    Errors   ValueError if the plan holds traced values: a ledger is kept on the host; if a clip norm or noise that is a
+             function of the round falls below 1e-15 in one of the rounds.
     """
     if not check.concrete(plan):
         check.fail("jfl.guarantee", "a plan of concrete values", "traced ones", "Call it outside jit and vmap.")
+    floors.lasting("jfl.guarantee", plan, rounds)
     own = sites.examples(plan, rounds)
     clients = client_sites.uploads(plan, rounds, others) + client_sites.release(plan, rounds, others)
     proved = any(not e.refusal for e in own)
@@ -72,7 +76,7 @@ def only_the_release(plan: Plan) -> bool:
 def _travelling(plan, entry):
     uneven = entry.unit == "client" and (callable(plan.weights) or np.ptp(np.asarray(plan.weights)) > 0)
     public = entry.adjacency == "add_remove" or uneven
-    return ((SIMULATION,) + ((PUBLIC,) if public else ()) + ((PAIRED,) if plan.paired_noise else ())
+    return ((SIMULATION, STOPS) + ((PUBLIC,) if public else ()) + ((PAIRED,) if plan.paired_noise else ())
             + tuple(getattr(plan.fed, "caveats", ())))
 
 

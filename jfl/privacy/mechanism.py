@@ -9,28 +9,32 @@ A mechanism works in two halves, so that a cohort can be summed chunk by chunk:
 """
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import check, tree
-from ..core import Fn, Mechanism, named
+from ..core import Fn, Mechanism, named, record, static
 from ..kernels.normals import normals
 from . import bands
-from .stages import After, Stage
+from .stages import FLOOR, After, Stage
 
 ROLES = ("row", "sum", "noise", "post")
 ADJACENCIES = ("add_remove", "replace_one")
+LAWS = ("gaussian",)
 
 
-class Partial(NamedTuple):
+@record
+class Partial:
     """A sum under way."""
-    value: Any           # the masked, weighted sum
+    value: Any           # the masked, weighted sum: float32 or wider, also of contributions in half precision
     rows: Any            # contributions so far
     clipped: Any         # of them clipped
     weight: Any          # the sum of their weights
+    nonfinite: Any       # contributions that counted as zero, since they were not finite
+    form: tuple = static()       # tree.form of a contribution, whose types a release gets back
 
 
 def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
@@ -59,6 +63,10 @@ protects nobody.
                    "Noise before the sum is added once a row, and a clip after it protects nobody.")
     if order.count(2) > 1:
         check.fail("chain", "at most one noise stage", got, "Two Gaussians are one: add their variances.")
+    laws = [s.name for s in stages if s.role == "noise" and s.law not in LAWS]
+    if laws:
+        check.fail("chain", f"noise of a law out of {', '.join(LAWS)}, such as gaussian(1.1)", f"a noise stage {laws[0]!r}",
+                   "What is drawn and accounted is Gaussian, whatever a stage is called.")
     if 2 in order and order[0] != 0:
         check.fail("chain", "a bound before the noise", got, "Start with clip_l2(...): noise hides only what is bounded.")
     if sum(s.state is not None for s in stages) > 1 or (order.count(0) > 1 and any(s.state is not None for s in stages)):
@@ -132,7 +140,7 @@ def _now(value, round_):
     if not isinstance(value, Fn):
         return value
     value = jnp.asarray(value(round_), jnp.float32)
-    return jnp.where(value > 0, value, jnp.nan)           # Health stops a clip or a noise that is none
+    return jnp.where(value >= FLOOR, value, jnp.nan)      # Health stops a clip or a noise that is none
 
 
 def at(mechanism: Mechanism, round_) -> Mechanism:
@@ -223,53 +231,89 @@ def calms(mechanism: Mechanism | None, rounds: int) -> bool:
 def contribute(mechanism: Mechanism, state, rows, weight) -> Partial:
     """Row stages, weights and the sum.
 
-    Shapes   rows: leaves [n, ...]; weight Float[n], 0 for a slot that holds nothing.
+    A contribution that is not finite after the row stages counts as zero; without a row stage it stays as it is.
+
+    Args:
+        rows: leaves [n, ...].  Those in half precision are widened first: clipped, weighted and summed in float32.
+        weight: Float[n], 0 for a slot that holds nothing.
+
+    Privacy:
+        A sum in half precision would be rounded before the noise, and one row can turn the rounding of every
+        coordinate.  A contribution that is not finite would tell itself apart in any noise.
     """
+    form, rows = tree.form(rows), tree.wide(rows)
+
     def one(row):
         clipped = jnp.zeros((), bool)
         for s in _of(mechanism, "row"):
             row, over = s.apply(state, row)
             clipped = clipped | over
-        return row, clipped
+        return row, clipped, tree.finite(row)
 
-    rows, clipped = jax.vmap(one)(rows) if clips(mechanism) else (rows, jnp.zeros(weight.shape, bool))
-    held = weight != 0
+    held = counts = weight != 0
+    clipped = bad = jnp.zeros(weight.shape, bool)
+    if clips(mechanism):
+        rows, clipped, finite = jax.vmap(one)(rows)
+        counts, bad = held & finite, held & ~finite
 
     def weighted(x):
-        w = weight.reshape(weight.shape + (1,) * (x.ndim - 1)).astype(x.dtype)
-        return jnp.where(w != 0, w * x, jnp.zeros((), x.dtype)).sum(0)
+        w, kept = (v.reshape(weight.shape + (1,) * (x.ndim - 1)) for v in (weight, counts))
+        return jnp.where(kept, w.astype(x.dtype) * x, jnp.zeros((), x.dtype)).sum(0)
 
-    return Partial(tree.map(weighted, rows), held.sum().astype(jnp.float32),
-                   (clipped & held).sum().astype(jnp.float32), weight.sum().astype(jnp.float32))
+    count = lambda x: x.sum().astype(jnp.float32)
+    return Partial(tree.map(weighted, rows), count(held), count(clipped & counts), count(weight),
+                   bad.sum(dtype=jnp.int32), form)
 
 
-def finish(mechanism: Mechanism, key, state, value, *, max_weight=1.0, realised=None, client=None):
+def finish(mechanism: Mechanism, key, state, value, *, max_weight=1.0, realised=None, client=None, form=None):
     """Noise and post-processing of a finished sum -> release, new state.
 
-    Args     realised: what a divisor that is not a number stands for: the client's rows, or the cohort's weight.
-             client: whose noise it is, where each client has its own level.
+    Args:
+        value: the sum.
+        realised: what a divisor that is not a number stands for: the client's rows, or the cohort's weight.
+        client: whose noise it is, where each client has its own level.
+        form: `tree.form` of a contribution: the release is rounded to its types, after everything else.  None: of the sum.
+
+    Privacy:
+        Noise is added in float32 at least.  Noise or a bound below what float32 can hold becomes nan: Health stops it.
     """
-    after = After(realised)
+    after, form, value = After(realised), tree.form(value) if form is None else form, tree.wide(value)
     for s in _of(mechanism, "noise"):
         level = s.noise if jnp.ndim(s.noise) == 0 else s.noise.at[client].get(mode="fill", fill_value=jnp.nan)
         sigma = jnp.asarray(level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32)
+        sigma = jnp.where((bound(mechanism, state, s.shape) >= FLOOR) & _lasts(sigma), sigma, jnp.nan)
         after = after._replace(std=sigma, shape=s.shape)
         if s.shape is None:
             value = tree.map(lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, normals(key, value, s.generator))
         else:
-            drawn = bands.noise(s.shape.bands, key, sigma / s.shape.scales, value)
+            stds = sigma / s.shape.scales
+            drawn = bands.noise(s.shape.bands, key, jnp.where(_lasts(stds), stds, jnp.nan), value)
             value = tree.map(lambda x, n: x + n.astype(x.dtype), value, drawn)
     for s in mechanism.stages:
         if s.update is not None:
             state, value = s.update(state, value)
     for s in _of(mechanism, "post"):
         value, after = s.apply(value, after)
-    return value, state
+    return tree.cast(value, form), state
+
+
+def _lasts(std):
+    return std >= jnp.finfo(jnp.float32).tiny
 
 
 def release(mechanism: Mechanism, key, state, rows, weight, **options):
     """`contribute` and `finish` at once -> release, new state."""
-    return finish(mechanism, key, state, contribute(mechanism, state, rows, weight).value, **options)
+    part = contribute(mechanism, state, rows, weight)
+    return finish(mechanism, key, state, part.value, form=part.form, **options)
+
+
+def alone(mechanism: Mechanism, key, row, **options):
+    """The release of one contribution, in float32 at least -> release; 1 if it counted as zero, since it was not finite.
+
+    Not rounded to the contribution's type: what is summed next must not be.
+    """
+    part = contribute(mechanism, (), tree.map(lambda x: x[None], row), jnp.ones(1))
+    return finish(mechanism, key, (), part.value, **options)[0], part.nonfinite
 
 
 def denominator(mechanism: Mechanism) -> float | None:

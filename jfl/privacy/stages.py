@@ -26,6 +26,7 @@ class Stage:
     name: str = static(default="")
     role: str = static(default="row")
     absolute: bool = static(default=False)    # noise is a std, not a multiplier
+    law: str = static(default="")             # noise: its distribution; "gaussian" is the one that is drawn
     claimed: Any = None      # noise: the multiplier that a paper states for it
     generator: str = static(default="philox")      # noise: of kernels.normals
     __repr__ = printing.stage
@@ -48,6 +49,9 @@ class After(NamedTuple):
     shape: Any = None
 
 
+FLOOR = np.float32(1e-15)    # of clip norms and of noise: below, squares of norms underflow in float32
+
+
 def _level(where, do="", **given):
     """A positive number as a leaf, or a function of the round."""
     (name, value), = given.items()
@@ -61,24 +65,19 @@ def _level(where, do="", **given):
 def _not_tiny(where, **given):
     """Squares of norms must not underflow: a sensitivity of 0 would be no noise."""
     for name, value in given.items():
-        if check.concrete(value) and np.min(np.asarray(value, np.float64)) < 1e-15:
-            check.fail(where, f"{name} >= 1e-15", f"{value!r}", "Smaller ones are lost in float32; scale the loss.")
+        if check.concrete(value) and np.min(np.asarray(value, np.float32)) < FLOOR:
+            check.fail(where, f"{name} >= {FLOOR:g}", f"{value!r}", "Smaller ones are lost in float32; scale the loss.")
 
 
 # --- row stages ---------------------------------------------------------------------------------------------------
 
 def _shrink(bound, row, norm=None):
+    whole = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
+    if whole:
+        check.fail("clip", "contributions of floats", f"{whole[0]}", "Cast them before they are clipped.")
     norm = tree.norm(row) if norm is None else norm
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-
-    def one(x):
-        if jnp.finfo(x.dtype).bits >= 32:
-            return jnp.asarray(factor, x.dtype) * x
-        # rounding to half precision may grow a value by eps / 2: stay below the bound all the same
-        safe = jnp.where(norm > bound, factor * (1 - float(jnp.finfo(x.dtype).eps)), 1.0)
-        return (safe * x.astype(jnp.float32)).astype(x.dtype)
-
-    return tree.map(one, row), norm > bound
+    return tree.scale(factor, row), norm > bound
 
 
 @named("stages.clip_l2")
@@ -167,27 +166,32 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
 
 
 @named("stages.clip_adaptive")
-def _clip_adaptive(state, row, *, indicator, quantile, lr, count):
-    clipped, over = _shrink(state, row)
+def _clip_adaptive(state, row, *, indicator, quantile, lr, count, floor):
+    norm = jnp.maximum(state, floor)
+    clipped, over = _shrink(norm, row)
     bit = jnp.where(over, 0.0, 1.0)
-    return (clipped, state * indicator * (bit - 0.5)), over
+    return (clipped, norm * indicator * (bit - 0.5)), over
 
 
 @named("stages.clip_adaptive.bound")
-def _adaptive_bound(state, shape, *, indicator, quantile, lr, count):
+def _adaptive_bound(state, shape, *, indicator, quantile, lr, count, floor):
     if shape is not None:
         check.fail("clip_adaptive", "isotropic noise", "noise of a shape", "One coordinate more has no band.")
-    return state * jnp.sqrt(1 + jnp.square(indicator) / 4)
+    return jnp.maximum(state, floor) * jnp.sqrt(1 + jnp.square(indicator) / 4)
 
 
 @named("stages.clip_adaptive.update")
-def _adapt(state, value, *, indicator, quantile, lr, count):
+def _adapt(state, value, *, indicator, quantile, lr, count, floor):
     value, coordinate = value
-    below = coordinate / (state * indicator * count) + 0.5
-    return state * jnp.exp(-lr * (below - quantile)), value
+    norm = jnp.maximum(state, floor)
+    below = coordinate / (norm * indicator * count) + 0.5
+    return jnp.maximum(norm * jnp.exp(-lr * (below - quantile)), floor), value
 
 
-def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1) -> Stage:
+LEAST = 1e-6     # of its first value: how far an adaptive clip norm may fall by default
+
+
+def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1, floor=None) -> Stage:
     """Clip to a norm that follows a quantile of the contributions' norms, privately, inside the same release.
 
     Each contribution carries one more coordinate, C * indicator * (bit - 1/2), where the bit says that its norm is
@@ -195,15 +199,25 @@ def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1) -> Sta
     joint one: nothing else is to be accounted.  C moves by exp(-lr * (noisy fraction - quantile)).
 
     Units    initial: C of the first release, > 0; count: the public, expected number of contributions;
-             quantile in (0, 1]; indicator: weight of the bit, larger for a less noisy C and a little more noise.
-    Privacy  bound C * sqrt(1 + indicator^2 / 4).
+             quantile in (0, 1]; indicator: weight of the bit, larger for a less noisy C and a little more noise;
+             floor: C never falls below it, at least 1e-15; None: the larger of 1e-15 and a millionth of `initial`.
+    Privacy  bound C * sqrt(1 + indicator^2 / 4).  Far below 1e-15 float32 could measure no norm, and add no noise.
     Errors   ValueError outside those ranges; refused inside `private_grad` (a client keeps no clip norm).
     Source   Andrew et al., NeurIPS 2021, with the joint release of one vector.
     """
     check.positive("clip_adaptive", single=True, initial=initial, count=count, lr=lr, indicator=indicator)
     check.fraction("clip_adaptive", single=True, quantile=quantile)
-    data = {k: check.scalar(v) for k, v in dict(indicator=indicator, quantile=quantile, lr=lr, count=count).items()}
-    return Stage(Fn(_clip_adaptive, data), Fn(_adaptive_bound, data), state=check.scalar(initial),
+    _not_tiny("clip_adaptive", initial=initial)
+    if floor is not None:
+        check.positive("clip_adaptive", single=True, floor=floor)
+        _not_tiny("clip_adaptive", floor=floor)
+        if check.concrete((floor, initial)) and floor > initial:
+            check.fail("clip_adaptive", "floor <= initial", f"floor={floor!r}, initial={initial!r}")
+    initial = check.scalar(initial)
+    floor = (jnp if isinstance(initial, jax.Array) else np).maximum(LEAST * initial, FLOOR) if floor is None else floor
+    data = {k: check.scalar(v) for k, v in dict(indicator=indicator, quantile=quantile, lr=lr, count=count,
+                                                floor=floor).items()}
+    return Stage(Fn(_clip_adaptive, data), Fn(_adaptive_bound, data), state=initial,
                  update=Fn(_adapt, data), name="clip_adaptive")
 
 
@@ -226,6 +240,7 @@ def bounded(value, reason: str) -> Stage:
     """
     check.choice("bounded", ("upload", "prox_erm"), reason=reason)
     check.positive("bounded", single=True, value=value)
+    _not_tiny("bounded", value=value)
     data = dict(value=check.scalar(value))
     return Stage(Fn(_as_it_is, data), Fn(_declared, data), name="bounded" if reason == "upload" else reason)
 
@@ -252,14 +267,16 @@ def gaussian(noise_multiplier=None, *, std=None, shape: Shape | None = None, gen
     name, value = ("std", std) if noise_multiplier is None else ("noise_multiplier", noise_multiplier)
     if not callable(value) and check.ndim("gaussian", name, value) == 1:
         check.positive("gaussian", **{name: value})
-        if not np.size(value):
+        if np.size(value):
+            _not_tiny("gaussian", **{name: value})
+        else:
             check.fail("gaussian", f"{name} of each client", "none")
         value = jnp.asarray(value, jnp.float32)
     else:
         value = _level("gaussian", "Leave the stage out for no noise.", **{name: value})
     check.choice("gaussian", GENERATORS if shape is None else ("philox",), generator=generator)
     return Stage(None, noise=value, shape=shape, name="gaussian", role="noise", absolute=std is not None,
-                 generator=generator)
+                 law="gaussian", generator=generator)
 
 
 @named("stages.divide")
