@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import make_federation, squared, start_params
 from test_accounting import CLIENTS, COHORT, NOISY, close, eps, fixed, make, poisson_plan
 
 import jfl
@@ -454,3 +455,27 @@ def test_the_view_with_an_answer():
         accounting.guarantee(released, 5, view="server")
     with pytest.raises(ValueError, match="view='server' beside cap"):
         accounting.guarantee(released, 5, cap=2)
+
+
+# --- several releases of one algorithm -------------------------------------------------------------------------------
+
+def twice(z, scheme):
+    """An algorithm of a user's own that trains twice on batches of one key; both releases are declared."""
+    fed = make_federation(sizes=(40,) * 3)
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(z))
+    one = jfl.algorithms.fedsgd(jfl.private_grad(squared, chain), batch=scheme)
+    both = dataclasses.replace(one, releases=one.releases * 2)
+    return [jfl.plan(fed, jfl.task(start_params(), squared), a, jfl.sampling.full(3)) for a in (one, both)]
+
+
+@pytest.mark.parametrize("scheme", [jfl.batches.poisson(rate=0.1, capacity=40), jfl.batches.without_replacement(4)],
+                         ids=["poisson", "without replacement"])
+def test_releases_of_one_algorithm_are_no_independent_samples(scheme):
+    """Two releases on one sample of q = 0.1 tell a row apart with a chance of q: no epsilon of two samples covers that."""
+    (one, both), delta = twice(2.0, scheme), 1e-5
+    single, found = (jfl.guarantee(p, 1, delta, unit="example", view="server") for p in (one, both))
+    independent = jfl.guarantee(one, 2, delta, unit="example", view="server").epsilon
+
+    unamplified = tight.epsilon(events.repeat(events.gaussian(2.0), 2), delta)[0]
+    assert found.epsilon == pytest.approx(unamplified, rel=1e-6) and found.epsilon > 1.5 * independent > single.epsilon
+    assert any("one sample" in c for c in found.caveats) and not any("one sample" in c for c in single.caveats)

@@ -170,6 +170,22 @@ def participation(probability, event) -> Participation:
     return Participation(_number(where, check.fraction, probability=probability), _known(where, event))
 
 
+def seen(event):
+    """One release whose sample is known: a Gaussian, without a gain.
+
+    Args:
+        event: a Gaussian, or a sample of one; drawn with replacement, an element may be all of it.
+
+    Example:
+        >>> seen(poisson(0.1, gaussian(2.0))) == gaussian(2.0), seen(with_replacement(4, 100, gaussian(2.0))) == gaussian(0.5)
+        (True, True)
+    """
+    if isinstance(event, Gaussian):
+        return event
+    copies = event.draws if isinstance(event, WithReplacement) else 1.0
+    return gaussian(seen(event.event).noise_multiplier / copies)
+
+
 KINDS = (Gaussian, Poisson, WithoutReplacement, WithReplacement, Repeat, Compose, Series, Participation)
 
 

@@ -17,6 +17,8 @@ from .participation import VIEWS, absent, drawn, every_round, frontier, share_of
 
 CONVEX = "only for losses that are convex and Lipschitz as its sensitivity assumes, solved as exactly as it assumes"
 
+SITES = "the releases of one algorithm may draw one sample: it counts as seen, without a gain"
+
 
 class Entry(NamedTuple):
     """One thing to guarantee."""
@@ -121,8 +123,10 @@ def _example_entry(plan, view, adjacency, rounds):
         return [_step(r, adjacency, int(rows), events.gaussian(level(z, client, i))) for i, r in enumerate(releases)]
 
     def participation(z, rows, client):
-        parts = [events.repeat(step, count) for step, count in steps(z, rows, client)]
-        return parts[0] if len(parts) == 1 else events.compose(*parts)
+        found = steps(z, rows, client)
+        if len(found) == 1:
+            return events.repeat(*found[0])
+        return events.compose(*(events.repeat(events.seen(step), count) for step, count in found))
 
     def attends(share, participation):
         return every_round(sampler, participation) if view == "server" else some_rounds(sampler, share, participation)
@@ -137,7 +141,7 @@ def _example_entry(plan, view, adjacency, rounds):
     return Entry("example", view, adjacency, happens, own, overflow, absent(plan, view), one=participation, slip=slip,
                  steps=steps, attends=attends, drawn="rows", clients=counted, differ=theirs,
                  series=any(len(z) > 1 for z in own), status="conditional" if convex else "proved",
-                 caveats=who(plan, view) + ((CONVEX,) if convex else ()))
+                 caveats=who(plan, view) + ((CONVEX,) if convex else ()) + ((SITES,) if len(releases) > 1 else ()))
 
 
 def _step(release, adjacency, rows, noise):
