@@ -163,7 +163,7 @@ def test_rows_that_nobody_owns_never_matter(name, task):
         return jfl.plan(make_federation(junk=junk), task, algorithm,
                         jfl.sampling.poisson(CLIENTS, 0.4, capacity=CLIENTS))
     clean, dirty = run4(at(7.0)), run4(at(np.nan))
-    assert same_bits(clean.run, dirty.run)
+    assert same_bits(dataclasses.replace(clean.run, identity=dirty.run.identity), dirty.run)        # other data they are
 
 
 @every_algorithm
