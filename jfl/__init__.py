@@ -53,6 +53,7 @@ from .privacy.stages import clip_per_layer as clip_per_layer
 from .privacy.stages import divide as divide
 from .privacy.stages import gaussian as gaussian
 from .privacy.stages import total as total
+from .privacy.taint import check_privacy as check_privacy
 from .round import init as init
 from .round import run_round as run_round
 from .simulate import HealthError as HealthError
@@ -71,7 +72,7 @@ REPOSITORY = "OWNER/jfl"
 __all__ = [
     "Algorithm", "Context", "Diagnostics", "Federation", "Fn", "Guarantee", "Health", "HealthError",
     "Keys", "Mechanism", "Metrics", "Output", "Plan", "REPOSITORY", "Release", "Rows", "Run", "Sweep",
-    "Task", "algorithm", "algorithms", "bands", "batches", "bounded", "calibrate", "chain",
+    "Task", "algorithm", "algorithms", "bands", "batches", "bounded", "calibrate", "chain", "check_privacy",
     "clip_adaptive", "clip_l2", "clip_per_layer", "corrupt", "datasets", "describe", "divide", "epsilons", "federate",
     "gaussian", "grad", "guarantee", "guarantees", "heterogeneity", "init", "mesh", "models",
     "named",

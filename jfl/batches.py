@@ -10,6 +10,7 @@ import numpy as np
 
 from . import check
 from .core import Batch, Batches, Fn, Rows, named
+from .privacy import marks
 from .sampling import HORIZON, OVERFLOW, below
 
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "epochs"]
@@ -25,7 +26,13 @@ def gather(rows: Rows, slots, mask) -> Batch:
     """The rows in `slots`, one by one; zeros where a slot is masked out: 0 * nan would reach a gradient."""
     at = rows.index[jnp.where(mask, slots, 0)]
     held = lambda x: jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
-    return Batch(held(rows.x[at]), held(rows.y[at]), mask)
+    return marks.batch(Batch(held(rows.x[at]), held(rows.y[at]), mask), rows, slots, mask)
+
+
+def drawn(batches: Batches, key, step, size, n: int):
+    """`batches.draw`, marked as such: an algorithm that draws by this and reads by `gather` can be checked."""
+    slots, mask, overflow = batches.draw(key, step, size, n)
+    return *marks.slots((slots, mask), batches, key, step, size), overflow
 
 
 def _none():

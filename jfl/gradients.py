@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from . import check, taps, tree
 from .core import Batch, Diagnostics, Fn, Mechanism, named, record, static
+from .privacy import marks
 from .privacy import mechanism as mech
 
 GRAD_PATHS = ("auto", "bookkeeping", "vmap")
@@ -130,9 +131,11 @@ def _example(batch):
 
 
 def _private(self, key, params, batch, ctx):
+    batch = marks.example(batch)
     weight = batch.mask.astype(jnp.float32)
     partial, loss = clipped_sum(self, params, batch, weight)
-    g, _ = mech.finish(self.mechanism, key, (), partial.value, realised=ctx.size, client=ctx.client, form=partial.form)
+    value = marks.bounded(partial.value, self.mechanism, batch.mask, "examples")
+    g, _ = mech.finish(self.mechanism, key, (), value, realised=ctx.size, client=ctx.client, form=partial.form)
     rows = jnp.maximum(partial.rows, 1.0)
     return g, _seen(loss / rows, partial.clipped / rows, partial.nonfinite)
 

@@ -9,6 +9,7 @@ import optax
 
 from . import check, tree
 from .batches import FLOYD, gather
+from .batches import drawn as draw
 from .core import Batches, Diagnostics, Fn, Release, named, record, static
 from .gradients import Grad
 from .privacy import mechanism as mech
@@ -121,7 +122,7 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
     state = _set_clock(work.optimizer(_at(work.lr, clock)).init(params), clock)
 
     def drawn(s):
-        return work.batches.draw(keys.batch, s, rows.size, slots), jax.random.fold_in(keys.noise, s)
+        return draw(work.batches, keys.batch, s, rows.size, slots), jax.random.fold_in(keys.noise, s)
 
     # only what costs its batch and not all of the client's rows, for every client of a round
     ahead = work.batches.scheme in ("without_replacement", "with_replacement") and work.batches.batch <= FLOYD \

@@ -7,7 +7,7 @@ import numpy as np
 
 from . import batches, check, frameworks, sampling, tree
 from .core import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
-from .privacy import floors
+from .privacy import floors, taint
 from .privacy import mechanism as mech
 from .privacy.mechanism import bind, chain
 from .privacy.stages import divide, total
@@ -63,6 +63,7 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
                   0, paired_noise)
     each = client_bytes(result)
     floors.lasting("plan", result, 1)                     # the others when it is known how many rounds there are
+    taint.refuse("plan", result)
     if chunk is not None:
         check.whole("plan", chunk=chunk)
         return dataclasses.replace(result, chunk=min(chunk, sampler.capacity))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfl
-from jfl import batches, core, sampling
+from jfl import batches, core, sampling, tree
 from jfl.privacy import accounting, bounds, events, ledger, participation, rdp, tight
 from jfl.privacy.mechanism import chain
 from jfl.privacy.stages import clip_l2, divide, gaussian, total
@@ -339,9 +339,9 @@ def make(rows=None, batch=BATCH, count=3, sampler=COHORT, upload=None, release=P
     fed = core.Federation(jnp.zeros((1, 1)), jnp.zeros(1, int), jnp.zeros((CLIENTS, 1), int), jnp.asarray(sizes),
                           jnp.zeros((1, 1)), jnp.zeros(1, int), jnp.zeros((CLIENTS, 0), int),
                           jnp.zeros(CLIENTS, int))
-    nothing = core.Fn(abs)
-    alg = core.Algorithm(nothing, nothing, nothing, nothing, (core.Release(rows, batch, count), *more),
-                         stateful=stateful)
+    nothing, releases = core.Fn(abs), (core.Release(rows, batch, count), *more)
+    client = core.Fn(tree.add, dict(held=releases))       # jfl's own, and holds what is declared
+    alg = core.Algorithm(nothing, client, nothing, nothing, releases, stateful=stateful)
     return core.Plan(fed, core.Task(nothing, nothing), alg, sampler, upload, release,
                      jnp.ones(CLIENTS) if weights is None else weights, paired_noise=paired)
 

@@ -30,9 +30,10 @@ FLOORS = [
     "identity frameworks",
     "mesh taps data.prepared data.deal data.datasets data.partition data.federation data.population data.corrupt data.synthetic data.transform "
     "data.adult models metrics sampling schedules checkpoint "
-    "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.mechanism",
+    "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.marks privacy.mechanism",
     "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.floors privacy.many privacy.participation privacy.pld "
-    "privacy.profiles privacy.rounds privacy.sites privacy.client_sites privacy.spectra privacy.tight privacy.wbk",
+    "privacy.profiles privacy.rounds privacy.sites privacy.client_sites privacy.spectra privacy.tight privacy.wbk "
+    "privacy.copies privacy.flow privacy.taint",
     "local privacy.ledger privacy.audit heterogeneity proxy papers.claims papers.noble2022 papers.noble2022_gaps "
     "papers.noble2022_theory papers.chen2024 papers.chen2024_theory papers.li2025 papers.li2025_theory "
     "papers.ranaweera2025 papers.ranaweera2025_theory papers.talaei2024 papers.talaei2024_theory",
@@ -57,7 +58,7 @@ FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default
 HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "tyro", "rich",
          "h5py", "PIL", "array_record", "tensorboardX", "ray"}
 PUBLIC = """Algorithm Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metrics Output Plan
-REPOSITORY Release Rows Run Sweep Task algorithm algorithms bands batches bounded calibrate chain
+REPOSITORY Release Rows Run Sweep Task algorithm algorithms bands batches bounded calibrate chain check_privacy
 clip_adaptive clip_l2 clip_per_layer corrupt datasets describe divide epsilons federate fingerprint gaussian
 grad guarantee guarantees heterogeneity init mesh models named partition plan population printed private_grad
 proxy round run_round sampling scan schedules simulate start sweep task total transform wavelet""".split()

@@ -7,7 +7,7 @@ from conftest import make_federation, squared, start_params
 from test_accounting import NOISY
 
 import jfl
-from jfl import assemble, batches, core, idle, local, printed, report, sampling
+from jfl import assemble, batches, core, idle, local, printed, report, sampling, tree
 from jfl import config as configs
 from jfl.privacy import events, tight
 from jfl.schedules import inverse_sqrt
@@ -21,7 +21,8 @@ def made(name, z, clients, cohort, rows, batch, steps, sizes=None):
                           zeros[:, :0], np.zeros(clients, int))
     nothing = core.Fn(abs)
     release = core.Release(NOISY(z), batches.without_replacement(batch, short="all"), steps)
-    alg = core.Algorithm(nothing, nothing, nothing, nothing, (release,), name)
+    client = core.Fn(tree.add, dict(held=release))        # jfl's own, and holds what is declared
+    alg = core.Algorithm(nothing, client, nothing, nothing, (release,), name)
     return core.Plan(fed, core.Task(nothing, nothing), alg, sampling.without_replacement(clients, cohort), None,
                      jfl.chain(jfl.total()), np.ones(clients))
 

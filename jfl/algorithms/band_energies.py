@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .. import check, gradients, local
-from ..batches import full, gather
+from ..batches import drawn, full, gather
 from ..core import Fn, named, record
 from ..privacy import mechanism as mech
 from ..privacy import wavelet
@@ -28,7 +28,7 @@ def _init(params, *, bands):
 
 @named("band_energies.client")
 def _client(ctx, keys, server, own, rows, *, grad, batch):
-    at, mask, overflow = batch.draw(keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
+    at, mask, overflow = drawn(batch, keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
     grad = dataclasses.replace(grad, mechanism=mech.at(grad.mechanism, ctx.round))
     shares, seen = grad.watched(keys.noise, server.params, gather(rows, at, mask), ctx)
     return shares, own, seen._replace(overflow=overflow)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import check
 from ..core import Guarantee, Plan
-from . import ledger, segments
+from . import ledger, segments, taint
 from .bounds import check_delta
 from .bounds import curve as curve
 from .clients import counted, participations
@@ -105,7 +105,9 @@ def epsilons(plan: Plan, rounds, delta: float = 1e-5, unit: str | None = None, v
     choices(unit, view, adjacency)
     if not entries or not times.size:
         return np.where(times > 0, math.inf, 0.0)
-    return overflowing(choose("jfl.epsilons", plan, entries, unit, view, adjacency), times, delta)[0]
+    entry = choose("jfl.epsilons", plan, entries, unit, view, adjacency)
+    taint.warn("jfl.epsilons", entry)
+    return overflowing(entry, times, delta)[0]
 
 
 def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):

@@ -5,6 +5,7 @@ import numpy as np
 
 from .. import check
 from ..core import Plan
+from . import taint
 from .client_sites import summed
 from .clients import KINDS, extents
 from .mechanism import noisy
@@ -38,6 +39,7 @@ def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = 
         check.fail("jfl.calibrate", "a chain with a noise stage", "a plan without noise",
                    "Put gaussian(1.0) into it: the multiplier is ignored and found.")
     entry = choose("jfl.calibrate", plan, entries, unit, view, adjacency)
+    taint.warn("jfl.calibrate", entry)
     if over == "noise_multiplier":
         # noise that changes from round to round keeps its course
         course = tuple(v / v[:1] for v in entry.z) if entry.series else None
@@ -68,6 +70,7 @@ def calibrate_per_client(plan: Plan, *, epsilon: float, delta: float = 1e-5, rou
     entry = choose("jfl.calibrate_per_client", plan, found, "example", view, None) if found else None
     if entry is None or entry.one is None:
         check.fail("jfl.calibrate_per_client", "noise of the client's own", "none", "Use private_grad or upload.")
+    taint.warn("jfl.calibrate_per_client", entry)
     if entry.view == "third_party" and noisy(plan.upload) and summed(plan):
         check.fail("jfl.calibrate_per_client", "view='server' for noise on uploads", "view='third_party'",
                    "In a sum the noise of all clients counts for each of them: use jfl.calibrate.")

@@ -5,7 +5,7 @@ import numpy as np
 
 from .. import check
 from ..core import Plan
-from . import events, ledger
+from . import events, ledger, taint
 from .client_sites import summed, weights
 from .mechanism import noisy
 from .participation import counts, share_of, some_rounds, turns
@@ -33,6 +33,7 @@ def epsilons_per_client(plan: Plan, rounds: int, delta: float = 1e-5, view: str 
     choices(None, view, None)
     options = dict(cap=cap, quantile=quantile, realised=realised)
     entry = choose("jfl.epsilons_per_client", plan, found, "example", view, None)
+    taint.warn("jfl.epsilons_per_client", entry)
     if entry.one is None:                                 # the noise of the release protects all alike
         return np.where(sizes > 0, guarantee_of(entry, rounds, delta).epsilon, 0.0)
     extent, left, once = extents(plan, entry, rounds, delta, options)

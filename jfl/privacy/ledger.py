@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import check
 from ..core import Plan
-from . import client_sites, events, floors, sites
+from . import client_sites, events, floors, sites, taint
 from .mechanism import noisy
 from .participation import EVERY_ROUND as EVERY_ROUND
 from .participation import HONEST as HONEST
@@ -38,7 +38,7 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     clients = client_sites.uploads(plan, rounds, others) + client_sites.release(plan, rounds, others)
     proved = any(not e.refusal for e in own)
     listed = own + clients + ([] if proved else [_implied(plan, e) for e in clients])
-    return [e._replace(caveats=e.caveats + _travelling(plan, e)) for e in listed]
+    return taint.judged(plan, [e._replace(caveats=e.caveats + _travelling(plan, e)) for e in listed])
 
 
 def run(entry: Entry, z, rounds) -> tuple:

@@ -18,7 +18,7 @@ import numpy as np
 from .. import check, tree
 from ..core import Fn, Mechanism, named, record, static
 from ..kernels.normals import normals
-from . import bands
+from . import bands, marks
 from .stages import FLOOR, After, Stage
 
 ROLES = ("row", "sum", "noise", "post")
@@ -260,9 +260,10 @@ def contribute(mechanism: Mechanism, state, rows, weight) -> Partial:
         w, kept = (v.reshape(weight.shape + (1,) * (x.ndim - 1)) for v in (weight, counts))
         return jnp.where(kept, w.astype(x.dtype) * x, jnp.zeros((), x.dtype)).sum(0)
 
-    count = lambda x: x.sum().astype(jnp.float32)
-    return Partial(tree.map(weighted, rows), count(held), count(clipped & counts), count(weight),
-                   bad.sum(dtype=jnp.int32), form)
+    value, count = tree.map(weighted, rows), lambda x: x.sum().astype(jnp.float32)
+    if weight.shape == (1,) and clips(mechanism):
+        value = marks.bounded(value, mechanism, weight, "single")
+    return Partial(value, count(held), count(clipped & counts), count(weight), bad.sum(dtype=jnp.int32), form)
 
 
 def finish(mechanism: Mechanism, key, state, value, *, max_weight=1.0, realised=None, client=None, form=None):
@@ -278,17 +279,19 @@ def finish(mechanism: Mechanism, key, state, value, *, max_weight=1.0, realised=
         Noise is added in float32 at least.  Noise or a bound below what float32 can hold becomes nan: Health stops it.
     """
     after, form, value = After(realised), tree.form(value) if form is None else form, tree.wide(value)
+    summed, noise_key = value, marks.noise_key(key)
     for s in _of(mechanism, "noise"):
         level = s.noise if jnp.ndim(s.noise) == 0 else s.noise.at[client].get(mode="fill", fill_value=jnp.nan)
         sigma = jnp.asarray(level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32)
         sigma = jnp.where((bound(mechanism, state, s.shape) >= FLOOR) & _lasts(sigma), sigma, jnp.nan)
         after = after._replace(std=sigma, shape=s.shape)
         if s.shape is None:
-            value = tree.map(lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, normals(key, value, s.generator))
+            value = tree.map(lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, normals(noise_key, value, s.generator))
         else:
             stds = sigma / s.shape.scales
-            drawn = bands.noise(s.shape.bands, key, jnp.where(_lasts(stds), stds, jnp.nan), value)
+            drawn = bands.noise(s.shape.bands, noise_key, jnp.where(_lasts(stds), stds, jnp.nan), value)
             value = tree.map(lambda x, n: x + n.astype(x.dtype), value, drawn)
+        value = marks.release(value, summed, key, mechanism, max_weight=max_weight, client=client)
     for s in mechanism.stages:
         if s.update is not None:
             state, value = s.update(state, value)
