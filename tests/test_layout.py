@@ -28,7 +28,7 @@ FLOORS = [
     "mesh taps data.prepared data.deal data.datasets data.partition data.federation data.population data.corrupt data.synthetic data.transform "
     "data.adult models metrics sampling schedules checkpoint "
     "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.mechanism",
-    "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.many privacy.participation privacy.pld "
+    "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.many privacy.multiplicity privacy.participation privacy.pld "
     "privacy.profiles privacy.rounds privacy.sites privacy.client_sites privacy.spectra privacy.tight privacy.wbk",
     "local privacy.ledger privacy.audit heterogeneity proxy papers.claims papers.noble2022 papers.noble2022_gaps "
     "papers.noble2022_theory papers.chen2024 papers.chen2024_theory papers.li2025 papers.li2025_theory "
