@@ -283,9 +283,12 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
     values, exact = bounds.bounds((one,), points, np.full(len(points), float(delta)))
     lines = {bounds.EXACT if exact.all() else f"{bounds.SAMPLED} or {bounds.EXACT}": values}
     if tight.takes(one, rounds):
-        renyi = points[:, None] * np.asarray(bounds.curve(one, ORDERS))
-        lines = {bounds.SAMPLED: np.asarray(rdp.epsilon(ORDERS, renyi, delta)),
-                 bounds.EXACT: np.asarray(rdp.gaussian_epsilon(np.sqrt(points * float(spectra.precision(one))), delta))}
+        # draws that repeat more often than is counted are paid for, as in `bounds`
+        counted, rare = bounds._multiplicities(one, delta / rounds / 100)
+        left = delta - rare * points
+        renyi = points[:, None] * np.asarray(bounds.curve(counted, ORDERS))
+        lines = {bounds.SAMPLED: np.asarray(rdp.epsilon(ORDERS, renyi, left[:, None])),
+                 bounds.EXACT: np.asarray(rdp.gaussian_epsilon(np.sqrt(points * float(spectra.precision(counted))), left))}
         try:
             lines = ({tight.LOSS_DISTRIBUTION: pld.epsilons(one, points, delta)} if delta >= tight.FINEST else {}) | lines
         except ValueError:                                # numbers outside its range

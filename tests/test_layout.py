@@ -31,7 +31,7 @@ FLOORS = [
     "mesh taps data.prepared data.deal data.datasets data.partition data.federation data.population data.corrupt data.synthetic data.transform "
     "data.adult models metrics sampling schedules checkpoint "
     "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.marks privacy.mechanism",
-    "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.floors privacy.many privacy.participation privacy.pld "
+    "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.floors privacy.many privacy.multiplicity privacy.participation privacy.pld "
     "privacy.profiles privacy.rounds privacy.sites privacy.client_sites privacy.spectra privacy.tight privacy.wbk "
     "privacy.copies privacy.flow privacy.taint",
     "local privacy.ledger privacy.audit heterogeneity proxy papers.claims papers.noble2022 papers.noble2022_gaps "

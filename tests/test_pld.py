@@ -454,7 +454,7 @@ def test_arrays_of_times_and_order_of_parts():
 @pytest.mark.parametrize("event, word", [
     (events.poisson(0.1, events.poisson(0.1, events.gaussian(1))), "Poisson"),
     (events.without_replacement(1, 9, events.participation(0.1, events.gaussian(1))), "Participation"),
-    (events.with_replacement(1, 9, events.gaussian(1)), "WithReplacement"),
+    (events.with_replacement(1, 9, events.poisson(0.1, events.gaussian(1))), "WithReplacement"),
     (events.compose(sampled(0.1, 1.0), fixed(0.1, 1.0)), "adjacency"),
     (events.gaussian(1e-3), "noise multiplier"), (sampled(1e-12, 1.0), "rate")])
 def test_refuses_what_it_cannot_analyse(event, word):

@@ -12,12 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
-from . import events, profiles, rdp, spectra
+from . import bounds, events, profiles, rdp, spectra
 
 SIZES = (2**14, 2**17, 2**20)                             # grids tried until the width is small
 RELATIVE, ABSOLUTE = 1e-3, 1e-4                           # width that is small
 NOISE, RATE = (0.02, 1e6), 1e-9                           # z and rates that are taken
 FEW = 1e-6                                                # of delta, which a lower end gives up
+RARE = 1e-6                                               # of delta, for more copies than are counted
+LEAST = 1e-20                                             # of the same, where delta is sought
+COPIES = 128                                              # of an element in a sample, at most
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True,
          "xla_cpu_use_fusion_emitters": False}            # a third of the compilation of what runs for milliseconds
 WIDE = 8                                                  # runs that are computed side by side
@@ -130,14 +133,13 @@ def epsilon(event, delta) -> tuple[float, float]:
 def pld_epsilon(event, times, delta) -> tuple[float, float]:
     """An epsilon that is proved for `event`, `times` times, at `delta`; and its width: at most so much is too much.
 
-    The width is against the same pairs of distributions on an infinitely fine grid.  For sampling without replacement
-    those pairs may be worse than any data set.  Refinement stops at 1e-3 of epsilon + 1e-4, or at 2^20 points.
+    The width is against the same pairs of distributions on an infinitely fine grid.  For samples of fixed size, with or
+    without replacement, those pairs may be worse than any data set.  Refinement stops at 1e-3 of epsilon + 1e-4, or at 2^20 points.
 
     Shapes   times and delta may be arrays, which broadcast: then so is the result.
     Units    times: whole, >= 1; delta in (0, 1).
     Privacy  of the unit and adjacency for which the event was built; both directions of add_remove.
-    Errors   ValueError for draws with replacement, a sample of a sample, two adjacencies in one event, and numbers
-             out of range.
+    Errors   ValueError for a sample of a sample, two adjacencies in one event, and numbers out of range.
 
     >>> value, width = pld_epsilon(events.poisson(0.01, events.gaussian(1.0)), 1000, 1e-5)
     >>> 1.8277 < value < 1.8287 and 0 <= width < 0.002
@@ -147,8 +149,9 @@ def pld_epsilon(event, times, delta) -> tuple[float, float]:
     check.positive("pld_epsilon", times=times)
     if not np.all((delta > 0) & (delta < 1)):
         check.fail("pld_epsilon", "delta in (0, 1)", f"{delta!r}")
-    parts = _groups(event)
-    found = np.array([_refine(*parts, t, d) for t, d in zip(times.ravel(), delta.ravel())]).reshape(*times.shape, 2)
+    *parts, rare = _groups(event, RARE * np.min(delta) / np.max(times))
+    found = np.array([_refine(*parts, t, d - rare * t) for t, d in zip(times.ravel(), delta.ravel())])
+    found = found.reshape(*times.shape, 2)
     return (found[..., 0], found[..., 1]) if times.ndim else tuple(map(float, found))
 
 
@@ -164,8 +167,8 @@ def epsilons(event, times, delta: float) -> np.ndarray:
     check.positive("pld.epsilons", times=times)
     if not 0 < delta < 1:
         check.fail("pld.epsilons", "delta in (0, 1)", f"{delta!r}")
-    parts = _groups(event)
-    return np.array([_refine(*parts, float(t), delta, SIZES[:-1])[0] for t in times])
+    *parts, rare = _groups(event, RARE * delta / np.max(times))
+    return np.array([_refine(*parts, float(t), delta - rare * float(t), SIZES[:-1])[0] for t in times])
 
 
 def delta(event, epsilon, times=1, size=2**17) -> float:
@@ -179,10 +182,11 @@ def delta(event, epsilon, times=1, size=2**17) -> float:
     """
     check.nonnegative("pld.delta", epsilon=epsilon)
     check.positive("pld.delta", times=times)
-    groups, adjacency = _groups(event)
+    groups, adjacency, rare = _groups(event, LEAST / float(times))
     groups = tuple((part, n * float(times)) for part, n in groups)
-    return max(float(_program(_most)(composed=_above(groups, way, size, epsilon=epsilon)[1], epsilon=epsilon))
-               for way in profiles.DIRECTIONS[adjacency])
+    found = max(float(_program(_most)(composed=_above(groups, way, size, epsilon=epsilon)[1], epsilon=epsilon))
+                for way in profiles.DIRECTIONS[adjacency])
+    return min(found + rare * float(times), 1.0)
 
 
 def _refine(groups, adjacency, times, delta, sizes=SIZES):
@@ -236,31 +240,33 @@ def _quick():
     return QUICK if jax.default_backend() == "cpu" else None
 
 
-def _groups(event):
-    """The parts of an event, equal ones counted, those of one shape stacked; and the adjacency."""
+def _groups(event, loss):
+    """The parts of an event, equal ones counted, those of one shape stacked; the adjacency; and what of delta it takes,
+    at most `loss`, that an element is drawn more often than is counted."""
+    event, rare = bounds._multiplicities(event, loss)
     counted, shapes, kinds = {}, {}, set()
     for part, times in _flat(event, 1.0, kinds):
         if not isinstance(part, events.Participation):    # one form for all, so that few are compiled
             part = events.Participation(1.0, events.Compose((events.Repeat(part, 1.0),)))
         leaves, shape = jax.tree.flatten(part)
-        key = (shape, tuple(map(float, leaves)))
+        key = (shape, tuple(tuple(v.tolist()) if np.ndim(v) else float(v) for v in leaves))
         counted[key] = counted.get(key, 0.0) + times
     if len(kinds) > 1:
-        check.fail("pld_epsilon", "one adjacency in an event", "poisson (add_remove) and without_replacement "
+        check.fail("pld_epsilon", "one adjacency in an event", "poisson (add_remove) and with or without_replacement "
                    "(replace_one)", "Use one kind of sampling throughout.")
     for (shape, leaves), times in counted.items():
-        shapes.setdefault(shape, []).append((leaves, times))
+        shapes.setdefault((shape, tuple(map(np.size, leaves))), []).append((leaves, times))
     groups = []
-    for shape, rows in shapes.items():
+    for (shape, _), rows in shapes.items():
         # lengths that are powers of two, so that a few more rounds compile nothing anew: nothing, zero times
         rows += [(rows[0][0], 0.0)] * (2 ** math.ceil(math.log2(len(rows))) - len(rows))
         leaves, times = zip(*rows)
-        groups.append((jax.tree.unflatten(shape, list(np.array(leaves).T)), np.array(times)))
-    return tuple(groups), ({events.WithoutReplacement: "replace_one"}.get(*kinds) if kinds else None) or "add_remove"
+        groups.append((jax.tree.unflatten(shape, list(map(np.array, zip(*leaves)))), np.array(times)))
+    return tuple(groups), next(iter(kinds), "add_remove"), rare
 
 
 def _flat(event, times, kinds):
-    """(part, times) that compose to the event; a part is a Gaussian on a sample of either kind, or a Participation."""
+    """(part, times) that compose to the event; a part is a Gaussian on a sample of any kind, or a Participation."""
     if isinstance(event, events.Repeat):
         return _flat(event.event, times * float(event.times), kinds)
     if isinstance(event, events.Compose):
@@ -271,19 +277,39 @@ def _flat(event, times, kinds):
         return [(events.Participation(event.probability, events.Compose(inner)), times)]
     if isinstance(event, events.Gaussian):
         return [(events.Poisson(1.0, _gaussian(event)), times)]
-    if isinstance(event, (events.Poisson, events.WithoutReplacement)):
-        kinds.add(type(event))
+    if isinstance(event, (events.Poisson, events.WithoutReplacement, events.Multiplicity)):
+        kinds.add("add_remove" if isinstance(event, events.Poisson) else "replace_one")
         for inner in _leaves(event.event):
             if not isinstance(inner, events.Gaussian):
-                check.fail("pld_epsilon", f"Gaussians inside events.{type(event).__name__}",
-                           f"events.{type(inner).__name__}", "Sample once; use participation for the clients.")
+                name = "WithReplacement" if isinstance(event, events.Multiplicity) else type(event).__name__
+                check.fail("pld_epsilon", f"Gaussians inside events.{name}", f"events.{type(inner).__name__}",
+                           "Sample once; use participation for the clients.")
         one = _gaussian(events.Gaussian(float(spectra.precision(event.event)) ** -0.5))
-        rate = float(event.rate if isinstance(event, events.Poisson) else event.sample / event.population)
-        if not RATE <= rate <= 1:
-            check.fail("pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}")
-        return [(events.Poisson(rate, one), times)]       # directions tell the kinds apart
-    check.fail("pld_epsilon", "an event of gaussian, poisson, without_replacement, repeat, compose and participation",
-               f"events.{type(event).__name__}", "No privacy loss distribution is known here for it.")
+        if isinstance(event, events.Multiplicity):
+            return [(_copies(event, one), times)]
+        return [(_sampled(event.rate if isinstance(event, events.Poisson) else event.sample / event.population, one), times)]
+    check.fail("pld_epsilon", "an event of gaussian, poisson, with or without_replacement, repeat, compose and "
+               "participation", f"events.{type(event).__name__}", "No privacy loss distribution is known here for it.")
+
+
+def _sampled(rate, one):
+    rate = float(rate)
+    if not RATE <= rate <= 1:
+        check.fail("pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}")
+    return events.Poisson(rate, one)                      # directions tell the kinds apart
+
+
+def _copies(event, one):
+    """As a sample of one, or a Gaussian of more sensitivity, where the law leaves no other number of copies."""
+    if event.most == 1:
+        return _sampled(event.law[1], one)
+    if event.law[int(event.most)] == 1:
+        return events.Poisson(1.0, _gaussian(events.Gaussian(one.noise_multiplier / float(event.most))))
+    if event.most > COPIES:
+        check.fail("pld_epsilon", f"an element that is hardly ever drawn more than {COPIES} times", f"{event.most:g} times",
+                   "Renyi bounds serve other values.")
+    _sampled(np.sum(event.law[1:]), one)
+    return events.Multiplicity(np.asarray(event.law), float(event.most), one)
 
 
 def _leaves(event):

@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import erf, erfc
 
+from . import multiplicity
+
 DIRECTIONS = {"add_remove": ("remove", "add"), "replace_one": ("replace",)}
 ROUGH = 512                                               # nodes of a rough step
 FAR = 600.0                                               # exponents beyond are not taken
@@ -78,6 +80,8 @@ def optimistic(direction, rate, z, interval, start, size):
 
 def rough(direction, rate, z):
     """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid, never to prove."""
+    if jnp.ndim(rate):
+        return multiplicity.rough(rate, z)
     step = (28 + 2 / z) / ROUGH
     before = jnp.floor((12 + 0.5 / z) / step)
     s = 0.5 / z + step * (jnp.arange(ROUGH) - before)     # x / z, with a node at x = 1/2, where both densities meet
@@ -157,12 +161,15 @@ def reached(function, composed, level):
 
 def _split(losses, interval, rate, z, floor=None):
     """Masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and above."""
-    p, q, below, above = _masses(losses, rate, z, floor)
     first, last = losses[:-1], losses[1:]
-    # p - e^first q, without the difference of numbers near each other: rate * N(1) - (e^first - 1 + rate) * N(0)
     near = last < FAR
-    factor = jnp.expm1(jnp.minimum(first, FAR)) + rate
-    excess = rate * _cells(losses, rate, z, 1 / z) - factor * _cells(losses, rate, z, 0.0)
+    if jnp.ndim(rate):
+        p, q, below, above, excess = multiplicity.masses(losses, rate, z)
+    else:
+        p, q, below, above = _masses(losses, rate, z, floor)
+        # p - e^first q, without the difference of numbers near each other: rate * N(1) - (e^first - 1 + rate) * N(0)
+        factor = jnp.expm1(jnp.minimum(first, FAR)) + rate
+        excess = rate * _cells(losses, rate, z, 1 / z) - factor * _cells(losses, rate, z, 0.0)
     high = jnp.clip(jnp.where(near & (q > 0), excess / -jnp.expm1(-interval), p), 0.0, p)   # else all of it goes up
     high_q = jnp.clip(high * jnp.exp(-last), 0.0, q)
     join = lambda low, high: jnp.pad(low, (0, 1)) + jnp.pad(high, (1, 0))
@@ -171,6 +178,8 @@ def _split(losses, interval, rate, z, floor=None):
 
 def _masses(losses, rate, z, floor=None):
     """P [n-1] and Q [n-1] of the cells between n losses; (P, Q) between floor and the first, and above the last."""
+    if jnp.ndim(rate):
+        return multiplicity.masses(losses, rate, z)[:4]
     q, moved = _cells(losses, rate, z, 0.0), _cells(losses, rate, z, 1 / z)
     ends = jnp.stack([losses[0], losses[-1]])
     s = _place(ends, rate, z)
@@ -210,6 +219,8 @@ def _place(loss, rate, z):
 
 def _even(rate, z):
     """Probability of loss 0 in "replace": what the two halves leave of 1."""
+    if jnp.ndim(rate):
+        return multiplicity.even(rate, z)
     return (1 - rate) * erf(math.sqrt(0.125) / z)
 
 

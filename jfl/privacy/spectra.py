@@ -100,6 +100,8 @@ def _fold(event, leaf):
         return leaf(event.rate, precision(event.event) ** -0.5)
     if isinstance(event, events.WithoutReplacement):
         return leaf(event.sample / event.population, precision(event.event) ** -0.5)
+    if isinstance(event, events.Multiplicity):
+        return leaf(event.law, precision(event.event) ** -0.5)
     if isinstance(event, events.Repeat):
         return _power(_fold(event.event, leaf), event.times)
     if isinstance(event, events.Participation):
@@ -130,11 +132,13 @@ def _steps(groups):
 
 
 def precision(event):
-    """Sum of 1 / z^2 of an event, as if all of it always took part."""
+    """Sum of 1 / z^2 of an event, as if all of it always took part, and with all copies that may be drawn."""
     if isinstance(event, events.Repeat):
         return event.times * precision(event.event)
     if isinstance(event, events.Compose):
         return sum(precision(e) for e in event.events)
+    if isinstance(event, events.Multiplicity):
+        return event.most**2 * precision(event.event)
     return event.noise_multiplier ** -2.0 if isinstance(event, events.Gaussian) else precision(event.event)
 
 

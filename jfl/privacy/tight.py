@@ -83,8 +83,8 @@ def takes(event, times=1) -> bool:
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))
     kinds = quick._kinds(event)
-    sampled = kinds & {events.Poisson, events.WithoutReplacement, events.Participation}
-    return bool(sampled) and events.WithReplacement not in kinds and _parts(event) <= PARTS and times <= REPEATS
+    sampled = kinds & {events.Poisson, events.WithoutReplacement, events.WithReplacement, events.Participation}
+    return bool(sampled) and _parts(event) <= PARTS and times <= REPEATS
 
 
 def _spread(event):
