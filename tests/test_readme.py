@@ -100,6 +100,7 @@ def test_every_name_resolves_after_a_bare_import():
 def test_the_algorithm_shown_is_the_one_that_runs():
     source = (ROOT / "jfl" / "algorithms" / "fedavg.py").read_text()
     without_docstring = re.sub(r'    """Clients take.*?"""\n', "", source, flags=re.S)
+    without_docstring = re.sub(r"^@named\(.*\)\n", "", without_docstring, flags=re.M)       # jfl's own names; a user needs none
     shown, = (b for b in blocks("python") if "def _init" in b)
     assert shown[shown.index("def _init"):].strip() in without_docstring
     above = shown[:shown.index("def _init")].split("\n")
