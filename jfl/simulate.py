@@ -111,10 +111,10 @@ def schedule(rounds: int, every: int | None) -> np.ndarray:
 
 
 def tolerated(where: str, tolerate) -> tuple:
-    """The names of Health counts that may be above 0."""
+    """The names of Health counts that may be above 0; who tolerates what is not finite tolerates such rows too."""
     given = check.several(where, tolerate=tolerate)
     check.choice(where, Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(given)})
-    return given
+    return given + (("nonfinite_rows",) if "nonfinite" in given else ())
 
 
 def round_up(x) -> int:

@@ -209,6 +209,8 @@ def test_a_row_that_is_not_finite_counts_as_zero(name):
         with pytest.raises(jfl.HealthError, match="nonfinite_rows=.*tolerate") as error:
             jfl.simulate(KEY, plan, 2, evaluate_every=2)
         assert error.value.health == health
+        alike = jfl.simulate(KEY, plan, 2, evaluate_every=2, tolerate=("nonfinite",))       # of all that is not finite
+        assert same_bits(alike.params, out.params)
 
 
 def test_what_counts_as_zero_is_exactly_zero():
