@@ -65,6 +65,7 @@ def named(name: str):
             raise ValueError(f"named: need one name for one thing; got {name!r} for {NAMED[name]} and {place}.")
         NAMED[name] = place
         value._registered_name = name
+        value._registered_code = getattr(value, "__code__", None)        # a wrapper that copies the name has another
         return value
 
     return register
@@ -120,7 +121,11 @@ class Federation:
             value = getattr(self, name)
             if not isinstance(value, jax.core.Tracer) and not hashing.owned(value):
                 object.__setattr__(self, name, hashing.own(jnp.array(value)))
-        object.__setattr__(self, "identity", self.data_identity())
+        words = self.data_identity()
+        if not isinstance(words, jax.core.Tracer):
+            with jax.ensure_compile_time_eval():
+                words = jnp.asarray(words)
+        object.__setattr__(self, "identity", words)
 
     def data_identity(self):
         """UInt32[4] of the rows and owners as they are now."""

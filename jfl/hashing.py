@@ -49,27 +49,25 @@ def of_number(value):
 
 def raw(x):
     """The bits of an array as UInt32[n], of NumPy for NumPy's arrays; -0 counts as 0."""
-    if isinstance(x, jax.Array):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.key_data(x).reshape(-1).astype(jnp.uint32)
-        if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            x = jnp.stack([x.real, x.imag], -1)
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            x = jnp.where(x == 0, jnp.zeros((), x.dtype), x)
-        if x.dtype == bool:
-            return x.astype(jnp.uint32).reshape(-1)
-        size = x.dtype.itemsize
-        bits = jax.lax.bitcast_convert_type(x, {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32))
-        return bits.astype(jnp.uint32).reshape(-1)
-    x = np.asarray(x)
-    if x.dtype.kind == "c":
-        x = np.stack([x.real, x.imag], -1)
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        x = np.where(x == 0, np.zeros((), x.dtype), x)
-    x = np.ascontiguousarray(x).reshape(-1)
+    xp = jnp if isinstance(x, jax.Array) else np
+    x = x if xp is jnp else np.asarray(x)
+    if xp is jnp and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(x).reshape(-1).astype(jnp.uint32)
+    if str(x.dtype) in ("int4", "uint4", "int2", "uint2"):
+        x = x.astype(np.int8)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = xp.stack([x.real, x.imag], -1)
     if x.dtype == bool:
-        return x.astype(np.uint32)
-    return x.view({1: np.uint8, 2: np.uint16}.get(x.dtype.itemsize, np.uint32)).astype(np.uint32)
+        return x.astype(np.uint32).reshape(-1)
+    kind = {1: np.uint8, 2: np.uint16}.get(x.dtype.itemsize, np.uint32)
+    floats, parts = jnp.issubdtype(x.dtype, jnp.floating), max(1, x.dtype.itemsize // 4)
+    bits = jax.lax.bitcast_convert_type(x, kind).reshape(-1) if xp is jnp else np.ascontiguousarray(x).reshape(-1).view(kind)
+    if floats:                                            # by their bits: a program may take tiny numbers for 0
+        words = bits.reshape(-1, parts)
+        sign = words[:, -1:] << np.array(1, kind)
+        zero = (sign == 0) & (words[:, :-1] == 0).all(-1, keepdims=True)
+        bits = xp.where(zero, np.zeros((), kind), words).reshape(-1)
+    return bits.astype(np.uint32)
 
 
 def _sums(words, places):

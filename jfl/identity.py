@@ -8,6 +8,8 @@ user's, static arguments, shapes, types) with the bits of every numeric leaf in 
 What it cannot see: a value that a function reads from a file, a clock or the state of an object in C; attributes that
 a function looks up by a computed name; a state of a run that is changed by hand.
 """
+import contextlib
+import copyreg
 import dataclasses
 import dis
 import enum
@@ -17,7 +19,10 @@ import inspect
 import io
 import json
 import linecache
+import logging
+import os
 import sys
+import sysconfig
 import tokenize
 import types
 
@@ -41,13 +46,16 @@ NOT_PART = {
     "batches.poisson": ("batch",),
 }
 # Their functions are known by name: what they do does not change between two points of a sweep.
-LIBRARIES = frozenset({"jax", "jaxlib", "numpy", "scipy", "optax", "flax", "equinox", "chex", "haiku", "distrax", "ml_dtypes",
-                       "orbax", "builtins", *sys.stdlib_module_names} - {"__main__"})
-# What a class has that says nothing of what its objects compute, and what flax keeps in a module for itself.
+LIBRARIES = frozenset(("jax", "jaxlib", "numpy", "scipy", "optax", "flax", "equinox", "chex", "haiku", "distrax", "ml_dtypes",
+                       "orbax", "builtins"))
+# What a class has that says nothing of what its objects compute.
 SILENT = frozenset("""__module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __annotate__ __annotate_func__
 __dataclass_fields__ __dataclass_params__ __match_args__ __firstlineno__ __static_attributes__ __abstractmethods__ _abc_impl
-__parameters__ __orig_bases__ __slots__ __hash__ __classcell__ __annotations_cache__ _registered_name
-_state _id _parent_ref parent scope""".split())
+__parameters__ __orig_bases__ __slots__ __hash__ __classcell__ __annotations_cache__ __slotnames__ _registered_name
+_registered_code""".split())
+FLAX = frozenset("_state _id _parent_ref parent scope".split())          # what flax keeps in a module for itself
+WRITTEN = frozenset("""__init__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__ __new__
+__replace__""".split())                                      # what dataclasses and named tuples write into a class
 
 
 def words(plan: Plan):
@@ -57,7 +65,11 @@ def words(plan: Plan):
       plan: a Plan; of concrete values it is read on the host, of traced ones in the program.
 
     Returns:
-      UInt32[4], the same on either way.
+      UInt32[4], the same on either way.  A traced array that a function closes over counts in the program, a concrete one
+      in the description: they give different words.
+
+    Raises:
+      ValueError: for a federation whose rows were swapped behind it, and for functions that hold what cannot be read.
 
     Example:
       >>> import jfl
@@ -68,27 +80,61 @@ def words(plan: Plan):
       (True, False)
     """
     check.kind("identity", Plan, "jfl.plan", plan=plan)
+    as_made(plan.fed)
+    return _words(plan, Reader.plan)
+
+
+def of_start(plan: Plan):
+    """UInt32[4] of what the state before the first round follows from, beside its key: the history of a run begins with it.
+
+    So two runs of one seed that start from other parameters have noise of their own, also where they run one plan.
+    """
+    return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else _words(plan, Reader.start)
+
+
+def _words(plan, read):
     reader = Reader()
-    text = reader.text(reader.plan(plan))
+    with _readable():
+        text = reader.text(read(reader, plan))
     return hashing.combine(hashing.of_text(text), hashing.of_arrays(reader.leaves))
 
 
-def of_many(plans: list) -> list:
+@contextlib.contextmanager
+def _readable():
+    try:
+        yield
+    except RecursionError:
+        check.fail("jfl.describe", "functions and objects that hold each other a few hundred deep at most", "deeper ones, or "
+                   "a container that holds itself", "Give the function that holds them a name: jfl.named(\"...\")(function).")
+
+
+def as_made(fed: Federation):
+    """Refuse a concrete federation whose arrays were swapped behind it: it has the identity of other rows."""
+    if check.concrete(fed) and np.ndim(fed.size) == 1 and not np.array_equal(np.asarray(fed.identity), fed.data_identity()):
+        check.fail("jfl.plan", "a federation with the rows and owners it was made of", "other ones, put into it as a pytree",
+                   "Use dataclasses.replace(fed, x=..., y=...): its identity, from which noise follows, is then computed again.")
+
+
+def of_many(plans: list, read=None) -> list:
     """`words` of many plans of concrete values; those of one structure are read once.
 
     Args:
       plans: of Plan.
+      read: Reader.plan, or Reader.start for of_start.
 
     Returns:
       A list of UInt32[4], in the order of the plans.
     """
-    known, out = {}, []
+    known, out, read = {}, [], read or Reader.plan
+    for fed in {id(p.fed): p.fed for p in plans}.values():
+        as_made(fed)
     for plan in plans:
         leaves, shape = jax.tree.flatten(plan)
         kinds = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
         if (shape, kinds) not in known:
             reader = Reader()
-            tree = reader.plan(shape.unflatten(map(_Place, range(len(leaves)))))
+            with _readable():
+                tree = read(reader, shape.unflatten(map(_Place, range(len(leaves)))))
             places = reader.leaves                        # of a number: where it is among the leaves of the pytree
             reader.leaves = [_in_its_type(leaves[x.at]) if isinstance(x, _Place) else x for x in places]
             known[shape, kinds] = places, hashing.of_text(reader.text(tree))
@@ -129,8 +175,10 @@ def describe(plan: Plan) -> dict:
     check.kind("describe", Plan, "jfl.plan", plan=plan)
     if not check.concrete(plan):
         check.fail("jfl.describe", "a plan of concrete values", "traced ones", "Call it outside jit and vmap.")
+    as_made(plan.fed)
     reader = Reader()
-    return reader.shown(reader.plan(plan))
+    with _readable():
+        return reader.shown(reader.plan(plan))
 
 
 def signature(description: dict) -> str:
@@ -164,8 +212,9 @@ def is_ours(function) -> bool:
 
 
 def registered(function) -> str | None:
-    """The name that `jfl.named` gave; a class does not inherit it."""
-    return getattr(function, "__dict__", {}).get("_registered_name")
+    """The name that `jfl.named` gave to this very function or class: no subclass has it, and no wrapper that copied it."""
+    given = getattr(function, "__dict__", {})
+    return given.get("_registered_name") if given.get("_registered_code") is getattr(function, "__code__", None) else None
 
 
 def _module(value) -> str:
@@ -177,6 +226,32 @@ def _module(value) -> str:
 
 def _top(value) -> str:
     return _module(value).split(".")[0]
+
+
+@functools.cache
+def _library(top: str) -> bool:
+    """True for a package whose functions go by their names: JAX and its kin, Python's own, and what is installed."""
+    if top in LIBRARIES:
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None:
+        return top in sys.stdlib_module_names and top != "__main__"
+    return any(file.startswith(path + os.sep) for path in set(sysconfig.get_paths().values()))
+
+
+def _by_name(value) -> dict:
+    """What a library made, by its name; of a package that is not JAX's kin or Python's own, with its version."""
+    top = _top(value)
+    version = "" if top in LIBRARIES or top in sys.stdlib_module_names else getattr(sys.modules.get(top), "__version__", "")
+    return {"library": f"{top}.{value.__qualname__}"} | ({"version": str(version)} if version else {})
+
+
+def _is_theirs(cls) -> bool:
+    """True for a class that its library holds under its name; what a library makes of a user's class is the user's."""
+    found = sys.modules.get(_module(cls))
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls and _library(_top(cls))
 
 
 class Leaf:
@@ -191,9 +266,7 @@ class Reader:
 
     def __init__(self):
         self.leaves: list = []
-        self.path: list = []                              # ids of what is being read, against circles
-        self.circle = _NONE                               # the outermost place in the path to which a circle went back
-        self.known: dict = {}                             # id -> value, what was read of it; the value is held, so its id stays
+        self.known: dict = {}                             # id -> value, what stands for it; the value is held, so its id stays
 
     # --- results ------------------------------------------------------------------------------------------------
 
@@ -211,6 +284,11 @@ class Reader:
         return [self.shown(v) for v in tree] if isinstance(tree, list) else tree
 
     # --- a plan -------------------------------------------------------------------------------------------------
+
+    def start(self, plan: Plan) -> dict:
+        """What `jfl.init` reads of a plan."""
+        return {"params": self.data(plan.task.init), "state": self.data(plan.algorithm.init), "clients": plan.sampler.clients,
+                "mechanism": [self.data(s.state) for s in plan.release.stages]}
 
     def plan(self, plan: Plan) -> dict:
         found = {"data": self.leaf(plan.fed.identity), "classes": plan.fed.classes}
@@ -236,7 +314,7 @@ class Reader:
         if isinstance(value, Federation):
             return {"data": self.leaf(value.identity), "classes": value.classes}
         if isinstance(value, dict):
-            return {str(k): self.data(v) for k, v in sorted(value.items(), key=lambda kv: str(kv[0]))}
+            return {_key(k): self.data(v) for k, v in sorted(value.items(), key=lambda kv: _key(kv[0]))}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return {"tuple": self.type(type(value)), **{f: self.data(getattr(value, f)) for f in value._fields}}
         if isinstance(value, (list, tuple)):
@@ -272,28 +350,28 @@ class Reader:
 
     def static(self, value):
         """What belongs to the structure of a program: its value counts as it is, numbers to the last digit."""
-        if value is None or isinstance(value, (bool, str)):
+        if value is None or type(value) in (bool, str):
             return value
         if isinstance(value, enum.Enum):
-            return str(value)
+            return {"enum": f"{type(value).__qualname__}.{value.name}", "value": self.static(value._value_)}
         if type(value) in (int, float):
             return _number(value)
-        if isinstance(value, (int, float, complex, bytes, type(...), range, slice)):
+        if type(value) in (complex, bytes, range, type(...)):
             return repr(value)
-        if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        if isinstance(value, slice):
+            return {"slice": [self.static(v) for v in (value.start, value.stop, value.step)]}
+        if isinstance(value, jax.Array) or type(value) is np.ndarray or isinstance(value, np.generic):
             return self._held(value)
         if isinstance(value, np.dtype):
             return str(value)
-        if isinstance(value, (tuple, list)):
-            if hasattr(value, "_fields"):
-                return {"tuple": self.type(type(value)), **{f: self.static(getattr(value, f)) for f in value._fields}}
+        if type(value) in (tuple, list):
             return [self.static(v) for v in value]
-        if isinstance(value, (set, frozenset)):           # their order differs from process to process
-            return {"set": sorted((self.static(v) for v in value), key=lambda v: json.dumps(v, sort_keys=True, default=str))}
-        if isinstance(value, (dict, types.MappingProxyType)):
-            return {str(k): self.static(v) for k, v in sorted(value.items(), key=lambda kv: str(kv[0]))}
-        if isinstance(value, types.ModuleType):
-            return self._whole_module(value)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return {"tuple": self.type(type(value)), **{f: self.static(getattr(value, f)) for f in value._fields}}
+        if type(value) in (set, frozenset):               # their order differs from process to process
+            return {"set": sorted(_alone(v) for v in value)}
+        if type(value) in (dict, types.MappingProxyType):
+            return {"dict": [[self.static(k), self.static(v)] for k, v in value.items()]}
         return self._once(value)
 
     def _held(self, value):
@@ -307,43 +385,46 @@ class Reader:
         return {"array": list(value.shape), "type": str(value.dtype), "checksum": _checksum(value)}
 
     def _once(self, value):
-        """Functions, classes and objects: each is read once, and a circle ends where it closes."""
-        if id(value) in self.path:
-            place = self.path.index(id(value))
-            self.circle = min(self.circle, place)
-            return {"again": len(self.path) - place}
+        """Functions, classes, objects and modules: each is read once, and then stands as a number, also inside a circle."""
         if id(value) in self.known:
             return self.known[id(value)][1]
-        depth, outer, self.circle = len(self.path), self.circle, _NONE
-        self.path.append(id(value))
+        self.known[id(value)] = value, {"same as": len(self.known)}
         found = self._read(value)
-        self.path.pop()
-        if self.circle >= depth:                          # it says the same wherever it is met
+        if all(isinstance(v, (str, bool)) for v in found.values()):         # a name says it as shortly as a number
             self.known[id(value)] = value, found
-            self.circle = _NONE
-        self.circle = min(outer, self.circle)
         return found
 
     def _read(self, value):
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, Fn) or (is_ours(type(value)) and _is_pytree(value)):
-            return self.data(value)
+            found = self.data(value)
+            return found if isinstance(found, dict) else {"pytree": found}
         if isinstance(value, types.FunctionType):
             return self._function(value)
+        if isinstance(value, types.ModuleType):
+            return self._whole_module(value)
         if isinstance(value, types.MethodType):
             return {"method": self.static(value.__func__), "of": self.static(value.__self__)}
-        if isinstance(value, functools.partial):
+        if type(value) is functools.partial:
             return {"partial": self.static(value.func), "args": self.static(value.args), "keywords": self.static(value.keywords)}
         if isinstance(value, (staticmethod, classmethod)):
-            return self.static(value.__func__)
-        if isinstance(value, property):
+            return {"function": self.static(value.__func__)}
+        if type(value) is property:
             return {"property": [self.static(f) for f in (value.fget, value.fset, value.fdel)]}
-        if hasattr(value, "__wrapped__"):                 # jax.jit, jax.custom_jvp, jax.custom_vjp
-            parts = {n: self.static(vars(value)[n]) for n in ("jvp", "fwd", "bwd") if n in getattr(value, "__dict__", {})}
+        if _library(_top(type(value))) and hasattr(value, "__wrapped__"):    # jax.jit, jax.custom_jvp, jax.custom_vjp
+            given = getattr(value, "__dict__", {})
+            parts = {n: self.static(given[n]) for n in ("jvp", "fwd", "bwd", "vmap_rule", "nondiff_argnums") if n in given}
             return {"wrapped": type(value).__name__, "function": self.static(value.__wrapped__), **parts}
-        if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)):
-            return {"library": f"{_top(value) or 'builtins'}.{getattr(value, '__qualname__', value.__name__)}"}
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+                              types.MethodWrapperType, types.ClassMethodDescriptorType)):
+            of = getattr(value, "__self__", None)
+            own = {} if of is None or isinstance(of, types.ModuleType) else {"of": self.static(of)}
+            return {"library": f"{_top(value) or 'builtins'}.{getattr(value, '__qualname__', value.__name__)}"} | own
+        if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
+            return {"library": f"numpy.{value.__name__}"}
+        if isinstance(value, logging.Logger):
+            return {"logger": value.name}
         return self._object(value)
 
     def _function(self, value):
@@ -351,8 +432,8 @@ class Reader:
             found = {"jfl" if is_ours(value) else "named": name}
         elif is_ours(value):
             found = {"jfl": value.__qualname__, "registered": False}
-        elif _top(value) in LIBRARIES:
-            found = {"library": f"{_top(value)}.{value.__qualname__}"}
+        elif _library(_top(value)):
+            found = _by_name(value)
         else:
             return self._users(value)
         return found | self._bound(value)
@@ -362,7 +443,9 @@ class Reader:
         found = {}
         if value.__defaults__ or value.__kwdefaults__:
             found["defaults"] = self.static([value.__defaults__, value.__kwdefaults__])
-        closed = dict(zip(value.__code__.co_freevars, value.__closure__ or ()))
+        closed = {k: v for k, v in zip(value.__code__.co_freevars, value.__closure__ or ()) if k not in ("dispatch_cache", "cache_token")}
+        if not is_ours(value) and not _library(_top(value)) and (more := {k: v for k, v in vars(value).items() if k not in SILENT}):
+            found["attributes"] = self.static(more)
         if closed:
             found["holds"] = {k: self._cell(v, k, value) for k, v in sorted(closed.items())}
         return found
@@ -389,23 +472,27 @@ class Reader:
             if name in value.__code__.co_freevars:
                 continue
             if name.startswith("import "):
-                named[name] = self._imported(name.removeprefix("import "))
+                named[name] = self._imported(name.removeprefix("import "), value.__globals__.get("__package__") or "")
             elif name in value.__globals__:
                 content = value.__globals__[name]
                 module = isinstance(content, types.ModuleType)
                 named[name] = self._module_as_used(content, chains) if module else self.static(content)
         return found | self._bound(value) | ({"globals": named} if named else {})
 
-    def _imported(self, name):
-        module = sys.modules.get(name.lstrip("."))
-        return self._whole_module(module) if module is not None else {"module": name}
+    def _imported(self, name, package):
+        """A module that a function imports: of a user's, everything."""
+        bare = name.lstrip(".")
+        full = f"{package.rsplit('.', len(name) - len(bare) - 1)[0]}.{bare}".strip(".") if name != bare else bare
+        module = sys.modules.get(full)
+        return self.static(module) if module is not None else {"module": full}
 
     def _module_as_used(self, module, chains):
         """A module by what a function takes from it: `chains` are the attributes it names."""
-        if module.__name__.split(".")[0] in LIBRARIES | {"jfl"}:
+        top = module.__name__.split(".")[0]
+        if top == "jfl" or _library(top):
             return {"module": module.__name__}
         if () in chains:                                  # passed on whole
-            return self._whole_module(module)
+            return self.static(module)
         found = {}
         for chain in sorted(chains):
             content, at = module, 0
@@ -415,10 +502,10 @@ class Reader:
         return {"module": module.__name__, "uses": found}
 
     def _whole_module(self, module):
-        if module.__name__.split(".")[0] in LIBRARIES | {"jfl"}:
+        top = module.__name__.split(".")[0]
+        if top == "jfl" or _library(top):
             return {"module": module.__name__}
-        lines = linecache.getlines(getattr(module, "__file__", None) or "", module.__dict__)
-        return {"module": module.__name__, "source": _hash(_plain("".join(lines)))}
+        return {"module": module.__name__, "values": {k: self.static(v) for k, v in sorted(vars(module).items()) if not k.startswith("__")}}
 
     def type(self, cls):
         return self.static(cls) if isinstance(cls, type) else str(cls)
@@ -426,24 +513,44 @@ class Reader:
     def _class(self, cls):
         if is_ours(cls):
             return {"jfl": registered(cls) or cls.__qualname__}
-        if _top(cls) in LIBRARIES:
-            return {"library": f"{_top(cls)}.{cls.__qualname__}"}
+        if _is_theirs(cls):
+            return _by_name(cls)
         if name := registered(cls):
             return {"named": name}
-        members = {k: self.static(v) for k, v in sorted(vars(cls).items()) if k not in SILENT and not _generated(v)}
+        if issubclass(cls, enum.Enum):
+            return {"enum": cls.__qualname__, "members": {k: self.static(v._value_) for k, v in cls.__members__.items()}}
+        members = {k: self.static(v) for k, v in sorted(vars(cls).items()) if k not in SILENT and not _generated(v, cls)}
         return {"class": cls.__qualname__, "bases": [self.static(b) for b in cls.__bases__ if b is not object], "members": members}
 
     def _object(self, value):
-        """An object by its class and its fields; private ones too, where the class is a user's."""
+        """An object by its class and its fields, private ones too; one of a library without fields by its pickled state."""
         cls = type(value)
-        slots = [n for c in cls.__mro__ for n in _names(vars(c).get("__slots__", ())) if hasattr(value, n)]
-        fields = {n: getattr(value, n) for n in slots} | dict(getattr(value, "__dict__", {}))
-        hidden = _top(cls) in LIBRARIES or is_ours(cls)
-        fields = {k: v for k, v in sorted(fields.items()) if k not in SILENT and not (hidden and k.startswith("_"))}
-        return {"object": self.static(cls), **({"fields": {k: self.static(v) for k, v in fields.items()}} if fields else {})}
+        slots = [n for c in cls.__mro__ for n in _names(vars(c).get("__slots__", ()))]
+        slots = [n if not n.startswith("__") or n.endswith("__") else f"_{c.__name__.lstrip('_')}{n}" for c in cls.__mro__
+                 for n in _names(vars(c).get("__slots__", ()))] if slots else []
+        fields = {n: getattr(value, n) for n in slots if n != "__dict__" and hasattr(value, n)} | dict(getattr(value, "__dict__", {}))
+        left = FLAX if any(c.__module__ == "flax.linen.module" and c.__name__ == "Module" for c in cls.__mro__) else ()
+        fields = {k: self.static(v) for k, v in sorted(fields.items()) if k not in left}
+        found = {"object": self.static(cls), **({"fields": fields} if fields else {})}
+        for kind in (dict, list, tuple, set, frozenset, str, bytes, int, float):       # a subclass, with its content
+            if isinstance(value, kind):
+                found["content"] = self.static(kind(value))
+        if isinstance(value, np.ndarray):
+            found["content"] = self._held(np.asarray(value))
+        if not fields and "content" not in found and not is_ours(cls) and _is_theirs(cls):
+            found["state"] = self._pickled(value)
+        return found
 
-
-_NONE = sys.maxsize
+    def _pickled(self, value):
+        """What a library's object would write of itself; nothing where it cannot."""
+        try:
+            state = copyreg.dispatch_table.get(type(value), lambda v: v.__reduce_ex__(4))(value)
+        except Exception:        # locks, files, generators: whatever their class says
+            return "none"
+        if not isinstance(state, tuple):
+            return str(state)
+        items = [list(v) if hasattr(v, "__next__") else v for v in state[1:]]
+        return [self.static(v) for v in items if not (isinstance(v, tuple) and value in [x for x in v if x is value])]
 
 
 def _is_pytree(value) -> bool:
@@ -460,7 +567,18 @@ def _in_its_type(value):
 
 def _number(value):
     """A Python number in JSON: whole ones and finite floats as they are."""
-    return value if isinstance(value, int) or np.isfinite(value) else repr(value)
+    return value if isinstance(value, int) or np.isfinite(value) else {"float": repr(value)}
+
+
+def _key(value) -> str:
+    """The key of a dict in a pytree: a text as it is, another one with its type."""
+    return value if isinstance(value, str) else f"{type(value).__name__} {value!r}"
+
+
+def _alone(value) -> str:
+    """The description of a value by itself."""
+    reader = Reader()
+    return reader.text(reader.static(value))
 
 
 def _names(slots):
@@ -490,14 +608,14 @@ def _shown(x):
 
 # --- functions of a user's own ---------------------------------------------------------------------------------------
 
-def _generated(member) -> bool:
+def _generated(member, cls) -> bool:
     """True for what dataclasses and named tuples write into a class: it follows from the fields."""
-    member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)) or type(member).__name__ == "_tuplegetter":
         return True
+    member = getattr(member, "__func__", member)
     member = inspect.unwrap(member) if isinstance(member, types.FunctionType) else member
-    return isinstance(member, types.FunctionType) and member.__code__.co_filename.startswith("<string>") \
-        and member.__name__.startswith("__")
+    return isinstance(member, types.FunctionType) and member.__name__ in WRITTEN and \
+        member.__code__.co_filename.startswith("<string>") and ("__dataclass_fields__" in vars(cls) or issubclass(cls, tuple))
 
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"}
@@ -512,8 +630,9 @@ def _uses(code) -> dict:
     [('jnp', {('linalg', 'norm')}), ('len', {()})]
     """
     found: dict = {}
-    name, chain = None, ()
+    name, chain, before = None, (), []
     for step in [*dis.get_instructions(code), None]:
+        before = [*before[-2:], getattr(step, "argval", None)]          # the level and the names of an import stand before it
         if name is not None and step is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             chain += (step.argval,)
             continue
@@ -523,7 +642,7 @@ def _uses(code) -> dict:
         if step is not None and step.opname in _LOADS:
             name, chain = step.argval, ()
         elif step is not None and step.opname == "IMPORT_NAME":
-            found.setdefault(f"import {step.argval}", set()).add(())
+            found.setdefault("import " + "." * (before[0] if isinstance(before[0], int) else 0) + step.argval, set()).add(())
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             for k, v in _uses(inner).items():
@@ -563,7 +682,8 @@ def _source(function) -> str | None:
         if code.co_name == "<lambda>":
             part = _plain(f"({_body(code, lines)})")
             arguments = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
-            return _hash(f"lambda {arguments}: {part}")
+            kinds = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 12
+            return _hash(f"lambda {kinds} {arguments}: {part}")
         return _hash(_plain("".join(inspect.getblock(lines[code.co_firstlineno - 1:]))))
     except (tokenize.TokenError, IndentationError, SyntaxError, ValueError):
         return None

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import batches, check, frameworks, sampling, tree
+from . import batches, check, frameworks, identity, sampling, tree
 from .core import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
 from .privacy import floors, taint
 from .privacy import mechanism as mech
@@ -34,7 +34,7 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
         check.fail("plan", "jax_threefry_partitionable=True", "False", "Without it a draw depends on how many slots are "
                    "reserved, and two runs could share noise on different cohorts.")
     _fits(fed, task, algorithm, sampler)
-    _as_made(fed)
+    identity.as_made(fed)
     memory = check.memory("plan", memory)
     check.choice("plan", (False, True), paired_noise=paired_noise)
     implied = sampling.adjacency(sampler)
@@ -92,13 +92,6 @@ def _fits(fed, task, algorithm, sampler):
                 check.fail("plan", f"at least batch={b.batch} rows in every client", f"{len(few)} clients with fewer, "
                            f"first client {few[0]} with {sizes[few[0]]}", "Raise min_rows of the partition, lower "
                            'batch, or use batches.without_replacement(batch, short="all").')
-
-
-def _as_made(fed):
-    """A federation whose arrays were swapped behind it (by a function of pytrees) has the identity of other rows."""
-    if check.concrete(fed) and not np.array_equal(np.asarray(fed.identity), fed.data_identity()):
-        check.fail("jfl.plan", "a federation with the rows and owners it was made of", "other ones, put into it as a pytree",
-                   "Use dataclasses.replace(fed, x=..., y=...): its identity, from which noise follows, is then computed again.")
 
 
 def _divisor(mechanism, site):

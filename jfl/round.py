@@ -36,11 +36,11 @@ def init(key, plan: Plan) -> Run:
       A Run, for `jfl.scan`, `jfl.run_round` or `jfl.simulate(start=...)`.
     """
     check.kind("init", Plan, "jfl.plan", plan=plan)
-    return begin(key, plan, identity.for_noise(plan))
+    return begin(key, plan, identity.for_noise(plan), identity.of_start(plan))
 
 
-def begin(key, plan: Plan, words) -> Run:
-    """`init`, where identity.for_noise(plan) is known."""
+def begin(key, plan: Plan, words, history) -> Run:
+    """`init`, where identity.for_noise(plan) and identity.of_start(plan) are known."""
     key = check.key("init", key)
     server, own = plan.algorithm.init(plan.task.init(stream(key, Stream.INIT, 0)))
     clients = plan.sampler.clients
@@ -48,15 +48,15 @@ def begin(key, plan: Plan, words) -> Run:
     zeros = [jnp.zeros((), jnp.int32) for _ in range(2 + len(Health._fields))]
     # copies, so that a run may be donated without taking the plan or the key along
     key, server, state = jax.tree.map(jnp.copy, (key, server, mech.initial(plan.release)))
-    history = jnp.zeros(hashing.WORDS, jnp.uint32)
-    return Run(zeros[0], key, jnp.asarray(words), history, zeros[1], server, own, state, Health(*zeros[2:]))
+    return Run(zeros[0], key, jnp.asarray(words), jnp.asarray(history), zeros[1], server, own, state, Health(*zeros[2:]))
 
 
 def enter(run: Run, words) -> Run:
     """The run as it goes on under the plan with this identity.
 
     From round 1 on another plan than the last one begins a noise of its own, also where two runs come from different
-    plans, or from one at different rounds.  On the host for a concrete run of NumPy's arrays.
+    plans, or from one at different rounds.  At round 0 nothing has run: what a run was begun for does not matter, but for
+    what its state follows from.  On the host for a concrete run of NumPy's arrays.
     """
     other = (run.round > 0) & (run.identity != words).any()
     left = hashing.combine(hashing.combine(run.history, run.identity), hashing.of_number(run.round))

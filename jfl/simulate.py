@@ -156,7 +156,7 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     plan, key = meshes.spread((dataclasses.replace(plan, mesh=mesh), key), mesh)
     with meshes.together():
         fresh = stream.start if plan.fed.host is not None else _begin
-        run = fresh(key, plan, words) if start is None else _resumable(start, plan)
+        run = fresh(key, plan, words, identity.of_start(plan)) if start is None else _resumable(start, plan)
         run, words = _entered(run, words)
         if plan.fed.host is not None:
             run, metrics = _fed(run, plan, counts, words)
@@ -191,7 +191,7 @@ def _fed(run: Run, plan: Plan, counts, words) -> tuple[Run, Metrics]:
 
 def _resumable(run: Run, plan: Plan) -> Run:
     """A copy of `run` (the program consumes what it is given) that fits `plan`."""
-    fresh = jax.eval_shape(begin, run.key, plan, run.identity)
+    fresh = jax.eval_shape(begin, run.key, plan, run.identity, run.history)
     same = jax.tree.structure(fresh) == jax.tree.structure(run) and all(
         a.shape == b.shape and a.dtype == b.dtype for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(run)))
     if not same:

@@ -35,10 +35,10 @@ def _drawn(key, plan, round_):
     return chunks(cohort, plan), cohort.overflow
 
 
-def start(key, plan: Plan, words) -> Run:
+def start(key, plan: Plan, words, history) -> Run:
     """The state before the first round; what clients remember in numpy arrays, where zeros take no memory yet."""
     sampler, clients = plan.sampler, plan.sampler.clients
-    run = _begin(key, dataclasses.replace(plan, sampler=dataclasses.replace(sampler, clients=1)), words)
+    run = _begin(key, dataclasses.replace(plan, sampler=dataclasses.replace(sampler, clients=1)), words, history)
 
     def every(x):
         x = np.asarray(x)

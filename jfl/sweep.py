@@ -100,7 +100,7 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
         floors.lasting("sweep", p, rounds)
     plans = widened(plans, widths(plans))
     groups, words = static_groups(plans), identity.of_many(plans)
-    _apart(points, seeds, words, groups)
+    _apart(points, plans, seeds, words, groups)
     if meshes.shared(meshes.devices(mesh, len(points))):
         with meshes.together():
             meshes.exchange("sweep", f"{[(w.tolist(), key) for w, key in zip(words, seeds)]} {counts.tolist()}")
@@ -174,19 +174,19 @@ def static_groups(plans: list[Plan]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _apart(points, seeds, words, groups):
+def _apart(points, plans, seeds, words, groups):
     """Refuse points with one seed and one identity that would be compiled apart.
 
     They have the same noise, and two programs may add in another order: their difference would be free of it.
     """
     seen = {}
     for number, members in enumerate(groups):
-        for i in members:
+        for i in (i for i in members if not plans[i].paired_noise):
             known = seen.setdefault((np.asarray(jax.random.key_data(seeds[i])).tobytes(), words[i].tobytes()), (number, i))
             if known[0] != number:
                 check.fail("sweep", "points that differ in what they compute, or in their seed",
                            f"{check.shown(points[known[1]])} and {check.shown(points[i])}, which differ in how it is computed alone (a chunk, "
-                           "a capacity, a gradient path)", "Give them different seeds, or run one of them.")
+                           "a capacity, a gradient path, a function that is made anew for each point)", "Give them different seeds, or run one of them.")
 
 
 def _group(plans: list[Plan], keys, words, counts, memory, mesh):
@@ -201,8 +201,9 @@ def _group(plans: list[Plan], keys, words, counts, memory, mesh):
     block = lines * int(max(1, min(-(-len(plans) // lines), memory // point)))
     shared, counts = meshes.spread((shared, jnp.asarray(counts)), mesh)
     out = []
-    known = [np.zeros_like(w) if p.paired_noise else w for p, w in zip(plans, words)]
-    noise = np.stack([np.stack([w, noise_words(w, np.zeros_like(w), 0)]) for w in known])        # [points, 2, 4]
+    begun, zero = identity.of_many(plans, identity.Reader.start), np.zeros(identity.hashing.WORDS, np.uint32)
+    known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
+    noise = np.stack([np.stack([w, h, noise_words(w, h, 0)]) for w, h in known])         # [points, 3, 4]
     for first in range(0, len(plans), block):
         at = [min(first + i, len(plans) - 1) for i in range(block)]          # the last block repeats its last point
         varied = tuple(jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m)
@@ -222,7 +223,7 @@ def _points_impl(keys, words, varied, shared, counts, *, treedef, mapped):
     def point(key, words, varied):
         v, s = iter(varied), iter(shared)
         plan = treedef.unflatten([next(v) if m else next(s) for m in mapped])
-        run, metrics = scan_from(begin(key, plan, words[0]), plan, counts, noise_base(key, words[1]))
+        run, metrics = scan_from(begin(key, plan, words[0], words[1]), plan, counts, noise_base(key, words[2]))
         return run.health, metrics, plan.algorithm.params(run.server)
 
     if (mesh := treedef.unflatten(mapped).mesh) is None:

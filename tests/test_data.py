@@ -774,7 +774,7 @@ def test_checksum_sees_every_array():
         leaves, structure = jax.tree.flatten(fed)
         leaves[leaf] = leaves[leaf].at[(0,) * leaves[leaf].ndim].add(1)
         sums.add(checksum(jax.tree.unflatten(structure, leaves)))
-    sums.add(checksum(Federation(*jax.tree.leaves(fed), classes=9)))
+    sums.add(checksum(Federation(*jax.tree.leaves(fed)[:8], classes=9)))
     assert len(sums) == 10 and all(re.fullmatch("[0-9a-f]{16}", text) for text in sums)
 
 

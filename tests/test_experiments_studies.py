@@ -251,7 +251,7 @@ def test_records_of_the_older_studies_are_read(tmp_path, stored, one, other):
 def test_results_say_which_command_made_them(tmp_path, capsys):
     def special(name, experiment, out, quick):
         (out / "results.json").write_text("{}")              # as some write their own
-        return dict(title=experiment.title, quick=quick, verdicts=[])
+        return dict(title=experiment.title, quick=quick, verdicts=[dict(claim="c", verdict="confirmed", seen="s")])
 
     lines = {"one": {}, "the other": {}}
 

@@ -342,7 +342,7 @@ def test_what_the_checks_must_not_refuse():
 
 
 ACCOUNTED = dict(delta=(None, "a", np.nan, 0, 1, 10**400, RAGGED, KEY, [1e-5]), rounds=(None, 0, -1, 10**400, 2.5, RAGGED, True),
-                 unit=("user", RAGGED, np.array(["example"]), 3), view=(None, "all", KEY), adjacency=("none", np.zeros(0)))
+                 unit=("user", RAGGED, np.array(["example"]), 3), view=("nobody", "all", KEY), adjacency=("none", np.zeros(0)))
 
 
 @pytest.fixture(scope="module")

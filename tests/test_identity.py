@@ -1,8 +1,15 @@
 """What gives a run its noise: the identity of its plan, the plans before it, and nothing that only says how it is computed."""
+import collections
 import dataclasses
+import enum
+import fractions
 import functools
+import importlib
 import json
+import logging
+import operator
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +17,7 @@ import textwrap
 import types
 from pathlib import Path
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,13 +64,13 @@ def of_loss(loss, fed):
 
 def arrays():
     return [np.arange(3), np.array([True, False]), np.zeros((0, 3)), np.float32(3), np.int32(-4), np.float64(2.5), np.full((2, 2), 1.5, jnp.bfloat16),
-            np.arange(5, dtype=np.uint8), np.arange(3.0 * 50_000, dtype=np.float32).reshape(-1, 3), np.float16([1.5, -2])]
+            np.arange(5, dtype=np.uint8), np.float32([1e-40, -1e-45, 0]), np.arange(3.0 * 50_000, dtype=np.float32).reshape(-1, 3), np.float16([1.5, -2])]
 
 
 def test_hashes_are_alike_on_the_host_and_in_a_program():
     held = [jnp.asarray(x) for x in arrays()] + [jax.random.key(1)]
     host = hashing.of_arrays(held)
-    assert isinstance(host, np.ndarray) and same_bits(host, jax.jit(hashing.of_arrays)(held))
+    assert isinstance(host, np.ndarray) and not np.array_equal(host, hashing.of_arrays([*held[:7], *held[8:]])) and same_bits(host, jax.jit(hashing.of_arrays)(held))
     # some concrete, some traced
     assert same_bits(host, jax.jit(lambda part: hashing.of_arrays([*held[:4], *part, *held[7:]]))(held[4:7]))
     both = jax.jit(hashing.combine)(jnp.asarray(host), jnp.uint32([1, 2, 3, 4]))
@@ -375,7 +383,110 @@ def test_circles_end():
 
     held = {}
     held["self"] = lambda x: held and x
-    assert said(one) == said(one) != said(two) and "again" in said(held["self"])
+    assert said(one) == said(one) != said(two) and "same as" in said(held["self"])
+    # objects that all hold each other, and shared ones, are said once
+    ring = [types.SimpleNamespace() for _ in range(8)]
+    for node in ring:
+        node.others = [other for other in ring if other is not node]
+    assert len(said(lambda x: (x, ring))) < 20_000
+    mine = []
+    mine.append(mine)
+    with pytest.raises(ValueError, match="jfl.describe: need .* jfl.named"):
+        of_loss(lambda p, x, y: squared(p, x, y) * len(mine), make_federation())
+
+
+def decorated(factor):
+    @functools.wraps(jfl.named("decorated")(lambda z: z))
+    def inner(z):
+        return factor * z
+    return inner
+
+
+def with_attribute(factor):
+    def inner(z):
+        return inner.factor * z
+    inner.factor = factor
+    return inner
+
+
+class Fields:
+    def __init__(self, **fields):
+        vars(self).update(fields)
+
+    def __call__(self, z):
+        return z
+
+
+def enum_of(value):
+    return enum.Enum("Sizes", dict(SMALL=value)).SMALL
+
+
+def remat(factor):
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, z):
+            return factor * z
+    return nn.remat(Block)()
+
+
+class Wrapping:
+    def __init__(self, factor):
+        functools.update_wrapper(self, jnp.tanh)
+        self.factor = factor
+
+    def __call__(self, z):
+        return self.factor * z
+
+
+class Answers:
+    """A config whose every unknown attribute has an answer."""
+    def __init__(self, **fields):
+        self._fields_ = fields
+
+    def __getattr__(self, name):
+        return self.__dict__.get("_fields_", {}).get(name)
+
+
+@pytest.mark.parametrize("make", [
+    lambda v: flax.core.FrozenDict(a=v), decorated, with_attribute, lambda v: Fields(scope=v), lambda v: Fields(parent=v),
+    lambda v: Fields(_state=v), enum_of, lambda v: {"a": 1, "b": 2} if v == 1.0 else {"b": 2, "a": 1},
+    lambda v: {1: v, "1": 0.0}, lambda v: {"a": v}.get, remat, Wrapping, lambda v: Answers(a=v), collections.deque, fractions.Fraction,
+    lambda v: operator.itemgetter(int(v)), lambda v: re.compile("a" * int(v)), lambda v: slice(int(v)), lambda v: (lambda *a: a) if v == 1.0 else (
+        lambda a: a), lambda v: collections.OrderedDict(a=v), lambda v: np.ma.masked_array([1.0, 2.0], [v == 1.0, False])],
+    ids=lambda f: "")
+def test_what_else_a_function_may_hold(make):
+    """Each of these changes what is computed, and two values of it have two descriptions; equal ones have one."""
+    values = [[v] if make is collections.deque else v for v in (1.0, 1.0, 2.0)]
+    one, same, other = (said(_closes_over(make(v))) for v in values)
+    assert one == same != other
+
+
+def test_functions_that_import(tmp_path, monkeypatch):
+    """What a function imports when it runs is a part of it, also from its own package."""
+    package = tmp_path / "jfl_test_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "settings.py").write_text("FACTOR = 1.0\n")
+    (package / "loss.py").write_text("def loss(z):\n    from .settings import FACTOR\n    return FACTOR * z\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module, settings = (importlib.import_module(f"jfl_test_package.{name}") for name in ("loss", "settings"))
+    before = said(module.loss)
+    settings.FACTOR = 2.0
+    assert said(module.loss) != before
+    settings.FACTOR = 1.0
+    assert said(module.loss) == before
+
+
+def test_a_memory_that_fills_is_no_part_of_a_library():
+    """Else a run would have another noise after its program was traced."""
+    @functools.singledispatch
+    def form(z):
+        return 2 * z
+    holds = lambda z: form(z) + logging.getLogger("jfl.test").level
+    before = said(holds)
+    form(jnp.ones(()))
+    logging.getLogger(f"jfl.test.{id(before)}")
+    assert said(holds) == before
 
 
 # --- what gives a call its noise ---------------------------------------------------------------------------------------
@@ -384,9 +495,9 @@ def flat_loss(params, x, y):
     return 0.0 * params["a"].sum()
 
 
-def still(fed, value=0.0):
+def still(fed, value=0.0, lr=0.1):
     """A plan whose release is noise alone: every gradient is 0."""
-    algorithm = jfl.algorithms.fedavg(jfl.grad(flat_loss), batch=jfl.batches.full(), steps=1)
+    algorithm = jfl.algorithms.fedavg(jfl.grad(flat_loss), lr=lr, batch=jfl.batches.full(), steps=1)
     return jfl.plan(fed, jfl.task({"a": jnp.full(256, value)}, flat_loss), algorithm, jfl.sampling.full(CLIENTS),
                     release=jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0)))
 
@@ -425,8 +536,10 @@ def test_histories(plans):
     second, at2 = noises(at1, a, 1)
     assert alike(first[0], straight[0]) and alike(second[0], straight[1])
     assert alike(noises(at2, a, 1)[0][0], straight[2])                       # the same plan again equals the straight run
-    # at round 0 only the identity changes: what a run was begun for does not matter
-    assert alike(noises(jfl.init(KEY, a), b, 1)[0][0], noises(jfl.init(KEY, b), b, 1)[0][0])
+    # at round 0 only the identity changes: what a run was begun for does not matter, but for its first parameters
+    faster = dataclasses.replace(a, algorithm=still(make_federation(), lr=0.2).algorithm)
+    assert alike(noises(jfl.init(KEY, a), faster, 1)[0][0], noises(jfl.init(KEY, faster), faster, 1)[0][0])
+    assert not alike(noises(jfl.init(KEY, a), b, 1)[0][0], noises(jfl.init(KEY, b), b, 1)[0][0])
     # two branches of one run
     assert not alike(noises(at1, b, 1)[0][0], noises(at1, c, 1)[0][0])
     # A -> C against B -> C, at one round and with one seed
@@ -462,7 +575,7 @@ def test_simulate_scan_and_rounds_have_one_noise(fed, task):
         run, _ = _round(run, plan)
     close(ours.run.server, scanned.server)
     close(ours.run.server, run.server)
-    assert same_bits(ours.run.identity, identity.words(plan)) and not np.asarray(ours.run.history).any()
+    assert same_bits(ours.run.identity, identity.words(plan)) and same_bits(ours.run.history, identity.of_start(plan))
     assert same_bits(noise_key(ours.run), noise_key(run))
 
 
@@ -523,6 +636,8 @@ def test_a_federation_whose_arrays_were_swapped_behind_it_is_refused(fed, task):
     swapped = shape.unflatten([leaves[0] + 1, *leaves[1:]])
     with pytest.raises(ValueError, match="need a federation with the rows and owners it was made of"):
         noisy_plan("fedavg", swapped, task)
+    with pytest.raises(ValueError, match="need a federation with the rows and owners it was made of"):
+        identity.words(dataclasses.replace(noisy_plan("fedavg", fed, task), fed=swapped))
     fine = dataclasses.replace(fed, x=fed.x + 1)
     assert words(noisy_plan("fedavg", fine, task)) != words(noisy_plan("fedavg", fed, task))
 

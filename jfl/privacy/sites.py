@@ -116,6 +116,7 @@ def _example_entry(plan, view, adjacency, rounds):
         check.fail("jfl.guarantee", "a client with rows", "none")
     own = tuple(levels(r.mechanism, rounds, len(sizes)) for r in releases)
     theirs = tuple(z if z.shape[1] == 1 else z[:, present] for z in own)
+    sampled = [r for r in releases if r.batches.scheme != "full"]
     counted = sizes[present], np.zeros(present.shape) if view == "server" else share[present], present
     worst = kinds(*counted[:2], theirs)
 
@@ -124,9 +125,10 @@ def _example_entry(plan, view, adjacency, rounds):
 
     def participation(z, rows, client):
         found = steps(z, rows, client)
-        if len(found) == 1:
-            return events.repeat(*found[0])
-        return events.compose(*(events.repeat(events.seen(step), count) for step, count in found))
+        if len(sampled) > 1:                              # their batches follow from one key: they may be one sample
+            found = [(events.seen(step), count) for step, count in found]
+        parts = [events.repeat(step, count) for step, count in found]
+        return parts[0] if len(parts) == 1 else events.compose(*parts)
 
     def attends(share, participation):
         return every_round(sampler, participation) if view == "server" else some_rounds(sampler, share, participation)
@@ -141,7 +143,7 @@ def _example_entry(plan, view, adjacency, rounds):
     return Entry("example", view, adjacency, happens, own, overflow, absent(plan, view), one=participation, slip=slip,
                  steps=steps, attends=attends, drawn="rows", clients=counted, differ=theirs,
                  series=any(len(z) > 1 for z in own), status="conditional" if convex else "proved",
-                 caveats=who(plan, view) + ((CONVEX,) if convex else ()) + ((SITES,) if len(releases) > 1 else ()))
+                 caveats=who(plan, view) + ((CONVEX,) if convex else ()) + ((SITES,) if len(sampled) > 1 else ()))
 
 
 def _step(release, adjacency, rows, noise):
