@@ -161,7 +161,7 @@ def describe(plan: Plan) -> dict:
 
     It is what a run directory stores and what `--resume` and sweeps compare.  Functions of jfl stand under their
     registered names; a function of your own under its name with a hash of its source and the values it holds; arrays
-    by shape, type and checksum.
+    by shape, type and checksum.  The shapes of the model's parameters stand beside them.
 
     Args:
       plan: a Plan of concrete values.
@@ -178,7 +178,9 @@ def describe(plan: Plan) -> dict:
     as_made(plan.fed)
     reader = Reader()
     with _readable():
-        return reader.shown(reader.plan(plan))
+        found = reader.shown(reader.plan(plan))
+    shapes, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(plan.task.init, jax.random.key(0)))
+    return found | {"parameters": {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in shapes}}
 
 
 def signature(description: dict) -> str:

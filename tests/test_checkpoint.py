@@ -213,6 +213,19 @@ def test_a_checkpoint_without_its_journal_is_refused(half):
         train.train(STATEFUL, half, resume=True)
 
 
+def test_another_plan_is_refused_with_what_differs(half):
+    """The config may be the same and the plan another one, of another version of jfl or of a user's own function."""
+    plan = Journal(half).read()["plan"]
+    assert plan["algorithm"]["name"] == STATEFUL.algorithm and plan["parameters"]
+    before = {p.name: p.read_bytes() for p in half.iterdir() if p.is_file()}
+    rewrite(half, plan=plan | dict(weights=2.5))
+    with pytest.raises(ValueError, match="need the plan that made it; got weights: 2.5 there, .* here. Another plan has other noise"):
+        train.train(STATEFUL, half, resume=True)
+    (half / "journal.json").write_bytes(before["journal.json"])
+    assert {p.name: p.read_bytes() for p in half.iterdir() if p.is_file()} == before          # nothing was written
+    assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
+
+
 # --- rounds that may have been seen ---------------------------------------------------------------------------------
 
 def stopped(half, until):

@@ -130,6 +130,7 @@ def test_identity_tells_plans_apart(fed, task):
     # the same inside and outside of a program, alone and among others
     assert tuple(np.asarray(jax.jit(identity.words)(plans["base"])).tolist()) == found["base"]
     assert [tuple(w.tolist()) for w in identity.of_many(list(plans.values()))] == list(found.values())
+    assert jfl.describe(plans["base"])["parameters"] == {"['b']": "float32[]", "['w']": "float32[3]"}
     # equal identities are equal descriptions, and the other way round
     said = {k: json.dumps(jfl.describe(v), sort_keys=True) for k, v in plans.items()}
     assert len(set(said.values())) == len(plans) and all("0x" not in v for v in said.values())
