@@ -238,7 +238,8 @@ def _library(top: str) -> bool:
     file = getattr(sys.modules.get(top), "__file__", None)
     if file is None:
         return top in sys.stdlib_module_names and top != "__main__"
-    return any(file.startswith(path + os.sep) for path in set(sysconfig.get_paths().values()))
+    paths = sysconfig.get_paths()                         # not the prefix, where a user's own files may lie
+    return any(file.startswith(paths[name] + os.sep) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def _by_name(value) -> dict:
