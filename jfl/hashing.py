@@ -84,7 +84,7 @@ def of_arrays(arrays):
     total, first, small = np.zeros(WORDS, np.uint32), 0, {True: [], False: []}
     for x in arrays:
         traced = isinstance(x, jax.core.Tracer)
-        words = raw(x) if traced else raw(_on_host(x))
+        words = raw(x) if traced else raw(on_host(x))
         start, first = np.uint32(first % 2 ** 32), first + words.size
         if words.size <= SMALL and (not traced or jax.typeof(x).sharding.mesh.empty):
             small[traced].append((words, np.arange(words.size, dtype=np.uint32) + start))
@@ -104,7 +104,8 @@ def of_arrays(arrays):
 SMALL = 2 ** 10          # numbers of an array that is copied beside others
 
 
-def _on_host(x):
+def on_host(x):
+    """An array as NumPy's; a key as its data."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         with jax.ensure_compile_time_eval():
             return np.asarray(jax.random.key_data(x))

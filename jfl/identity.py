@@ -382,7 +382,7 @@ class Reader:
         if isinstance(value, jax.core.Tracer):
             return self.leaf(value)
         if isinstance(value, jax.Array):
-            value = hashing._on_host(value)
+            value = hashing.on_host(value)
         if value.dtype == object:
             return [self.static(v) for v in value.reshape(-1).tolist()]
         return {"array": list(value.shape), "type": str(value.dtype), "checksum": _checksum(value)}
@@ -528,9 +528,8 @@ class Reader:
     def _object(self, value):
         """An object by its class and its fields, private ones too; one of a library without fields by its pickled state."""
         cls = type(value)
-        slots = [n for c in cls.__mro__ for n in _names(vars(c).get("__slots__", ()))]
-        slots = [n if not n.startswith("__") or n.endswith("__") else f"_{c.__name__.lstrip('_')}{n}" for c in cls.__mro__
-                 for n in _names(vars(c).get("__slots__", ()))] if slots else []
+        hidden = lambda n: n.startswith("__") and not n.endswith("__")    # then Python puts the name of the class before it
+        slots = [f"_{c.__name__.lstrip('_')}{n}" if hidden(n) else n for c in cls.__mro__ for n in _names(vars(c).get("__slots__", ()))]
         fields = {n: getattr(value, n) for n in slots if n != "__dict__" and hasattr(value, n)} | dict(getattr(value, "__dict__", {}))
         left = FLAX if any(c.__module__ == "flax.linen.module" and c.__name__ == "Module" for c in cls.__mro__) else ()
         fields = {k: self.static(v) for k, v in sorted(fields.items()) if k not in left}
@@ -601,7 +600,7 @@ def _hash(content) -> str:
 
 
 def _shown(x):
-    x = hashing._on_host(x)
+    x = hashing.on_host(x)
     if x.ndim == 0 and x.dtype.kind in "iub":
         return x.item()
     if x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating):
