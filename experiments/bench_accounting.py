@@ -18,8 +18,8 @@ import time
 import jax
 import numpy as np
 
-from jfl.privacy import events, many, pld
-from jfl.privacy.bounds import epsilon
+from jfl.privacy.accountants import events, pld, rdp_batched
+from jfl.privacy.accountants.rdp_events import epsilon
 
 RATE, Z, STEPS, DELTA = 0.01, 1.0, 1000, 1e-5
 ROOT = pathlib.Path(__file__).parents[1]
@@ -47,9 +47,9 @@ def ours():
     thousand = [v[:1000] for v in grid(1000)]
     event = events.repeat(events.poisson(RATE, events.gaussian(Z)), STEPS)
     yield "rdp, one value (epsilon of an event)", 20, lambda: epsilon(event, DELTA)[0]
-    yield "rdp, one value (many.epsilons)", 50, lambda: many.epsilons(RATE, Z, STEPS, DELTA)
-    yield "rdp, 10,000 values", 3, lambda: many.epsilons(rate, z, steps, DELTA)
-    yield "rdp, 10,000 calibrations to epsilon 1", 3, lambda: many.noise_multipliers(rate, steps, 1.0, DELTA)
+    yield "rdp, one value (many.epsilons)", 50, lambda: rdp_batched.epsilons(RATE, Z, STEPS, DELTA)
+    yield "rdp, 10,000 values", 3, lambda: rdp_batched.epsilons(rate, z, steps, DELTA)
+    yield "rdp, 10,000 calibrations to epsilon 1", 3, lambda: rdp_batched.noise_multipliers(rate, steps, 1.0, DELTA)
     yield "pld, one value (2^14 points)", 20, lambda: pld.poisson(RATE, Z, STEPS, DELTA)
     yield "pld, one value with its width (refined)", 3, lambda: pld.pld_epsilon(event, 1, DELTA)[0]
     yield "pld, 1,000 values", 2, lambda: pld.poisson(*thousand, DELTA)

@@ -271,7 +271,7 @@ def save(out, row):
     """Add a row, or put it in the place of an older one; what was timed stays if the rest is stopped."""
     import jax
 
-    from jfl.checkpoint import environment
+    from jfl.runs.checkpoint import environment
     same = lambda row: (row["workload"], row["tool"], row["mode"], bool(row.get("one_process")))
     old = json.loads(out.read_text())["rows"] if out.exists() else []
     about = dict(versions=environment(), device=jax.devices()[0].device_kind, cpus=os.cpu_count(), machine=platform.machine())

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import jfl
-from jfl.checkpoint import environment
+from jfl.runs.checkpoint import environment
 
 ROWS, FEATURES, CLASSES, COHORT = 20, 32, 10, 1000
 CLIENTS = (10 ** 4, 10 ** 5, 10 ** 6)

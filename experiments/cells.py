@@ -19,12 +19,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from jfl import check, datasets, report
-from jfl.checkpoint import code, environment, temporary, write
-from jfl.config import Config
-from jfl.data.prepared import digest
-from jfl.simulate import HealthError
-from jfl.train import alone
+from jfl import datasets
+from jfl.core import checks
+from jfl.data.tfds import digest
+from jfl.engine.simulate import HealthError
+from jfl.runs import record
+from jfl.runs.checkpoint import code, environment, temporary, write
+from jfl.runs.config import Config
+from jfl.runs.train import alone
 
 from .together import Plans, Point, blocks
 
@@ -54,7 +56,7 @@ def _named(how) -> list:
         return [_named(how.func), how.args, how.keywords]
     if callable(how):
         if how.__name__ == "<lambda>":
-            check.fail(how.__module__, "functions with a name: runs are kept under it", "a lambda")
+            checks.fail(how.__module__, "functions with a name: runs are kept under it", "a lambda")
         return [how.__module__, how.__qualname__, _source(how.__module__)]
     fields = {f.name: getattr(how, f.name) for f in dataclasses.fields(how)}
     return [_source(type(how).__module__), {n: _named(v) if callable(v) else v for n, v in fields.items()}]
@@ -119,7 +121,7 @@ def _together(asked, missing, plans):
             for home, entries, rows, manifest in block:
                 part = home / ("-".join(str(e["seed"]) for e in entries) + PART)
                 part.mkdir()
-                report.save(part, entries, rows, manifest)
+                record.save(part, entries, rows, manifest)
                 part.rename(part.with_suffix(""))
                 if not missing(home):
                     held[home].close()                    # others may have it now
@@ -147,7 +149,7 @@ def _free(folder):
     """Refuse a directory that is not of a line, or not of this kind."""
     others = [p for p in folder.iterdir() if not temporary(p)] if folder.exists() and not (folder / MARK).exists() else []
     if others:
-        check.fail(str(folder), "a new directory, or a line of an experiment that keeps its runs in cells",
+        checks.fail(str(folder), "a new directory, or a line of an experiment that keeps its runs in cells",
                    f"one with {others[0].name}, of another making or of an earlier version", "Move it, or give another --out.")
 
 
@@ -167,9 +169,9 @@ def _show(folder: Path, found: dict, seeds) -> list[dict]:
         head = next(iter(tables.values()))[0]
         rows = [dict(zip(head, r)) for s in seeds for r in tables[found[s][0]][1:] if r[head.index("seed")] == str(s)]
         manifest = json.loads((places[0] / "manifest.json").read_text()) | dict(seeds=list(seeds))
-        report.save(folder, entries, rows, manifest)
+        record.save(folder, entries, rows, manifest)
     else:
         for name in ROWS:                                 # of a run that this one is not
             (folder / name).unlink(missing_ok=True)
-        write(folder / "summary.json", json.dumps(dict(format=report.FORMAT, runs=entries), indent=1))
+        write(folder / "summary.json", json.dumps(dict(format=record.FORMAT, runs=entries), indent=1))
     return entries

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from jfl.papers import chen2024_theory as theory
+from jfl.papers.chen2024 import theory
 
 from .chen2024_bounds import accountants, bounds
 from .chen2024_plans import RUNS

@@ -6,10 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import jfl
-from jfl import console, heterogeneity, report, schedules, tree
-from jfl.checkpoint import environment
-from jfl.papers import chen2024 as paper
-from jfl.papers import chen2024_theory as theory
+from jfl import schedules
+from jfl.analysis import heterogeneity
+from jfl.cli import console
+from jfl.core import pytrees
+from jfl.papers.chen2024 import privacy as paper
+from jfl.papers.chen2024 import theory
+from jfl.runs import record
+from jfl.runs.checkpoint import environment
 
 from .common import CONFIRMED, NOT
 
@@ -66,10 +70,10 @@ def problem(dataset="adult", clients=50, per_round=10, steps=10, batch=10, min_r
                                    batch=jfl.batches.without_replacement(batch))
         return jfl.plan(fed, task, alg, jfl.sampling.without_replacement(clients, per_round), weights="size")
 
-    noise = jfl.printed.calibrate(plan(1.0), epsilon=epsilon, delta=1e-2, rounds=rounds, paper="chen2024")
+    noise = jfl.papers.as_printed.calibrate(plan(1.0), epsilon=epsilon, delta=1e-2, rounds=rounds, paper="chen2024")
     gap = heterogeneity.objective_gap(task, fed, l2)
     p = heterogeneity.client_weights(fed)
-    dim = tree.size(task.init(jax.random.key(0)))
+    dim = pytrees.size(task.init(jax.random.key(0)))
     noise_2 = dim * float(p @ (noise * 2 * clip / batch) ** 2)
     known = theory.Constants(clients, per_round, steps, big, clip, noise_2, l2, objective_gap=gap.value, dim=dim)
     return plan(noise), known, gap.pooled
@@ -152,7 +156,7 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
 
 def _told(name, experiment, out, quick, verdicts, **found):
     console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts)
-    found = report.plain(dict(experiment=name, title=experiment.title, quick=quick, **found, verdicts=[
+    found = record.plain(dict(experiment=name, title=experiment.title, quick=quick, **found, verdicts=[
         dict(claim=c, verdict=v, seen=s) for c, v, s in verdicts], versions=environment()))
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")

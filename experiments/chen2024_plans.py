@@ -12,10 +12,13 @@ import functools
 import numpy as np
 
 import jfl
-from jfl import assemble, printed, report, schedules
+from jfl import schedules
 from jfl.algorithms import addpnfl, dpnfl, fedavg, scaffold
-from jfl.config import Config
+from jfl.papers import as_printed
 from jfl.privacy.calibration import calibrate_per_client
+from jfl.runs import build as assemble
+from jfl.runs import record
+from jfl.runs.config import Config
 
 from .together import Plans
 
@@ -71,7 +74,7 @@ def build(config: Config):
         return plan(None)
     draft, target = plan(1.0), dict(epsilon=config.epsilon, delta=config.delta, rounds=config.rounds)
     if config.mode == "as_printed":
-        return plan(printed.calibrate(draft, paper="chen2024", **target))
+        return plan(as_printed.calibrate(draft, paper="chen2024", **target))
     return plan(calibrate_per_client(draft, **target))
 
 
@@ -88,8 +91,8 @@ def privacy(plan, config: Config) -> list[dict]:
     if key not in _proved:                                # the algorithms of a figure share their noise
         _proved[key] = _short(plan, config) if config.rounds * config.steps <= 100 else jfl.guarantee(
             plan, config.rounds, config.delta, "example", "server")
-    told = (printed.claimed(plan, config.rounds, config.delta, "chen2024"),) if config.mode == "as_printed" else ()
-    return [report.row(g) for g in (_proved[key], *told)]
+    told = (as_printed.claimed(plan, config.rounds, config.delta, "chen2024"),) if config.mode == "as_printed" else ()
+    return [record.row(g) for g in (_proved[key], *told)]
 
 
 def _short(plan, config):

@@ -15,11 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from jfl import report
-from jfl.checkpoint import environment, write
-from jfl.cluster import Ray
-from jfl.config import Config
-from jfl.sweeps import FILE, sweep
+from jfl.runs import record
+from jfl.runs.checkpoint import environment, write
+from jfl.runs.config import Config
+from jfl.runs.on_ray import Ray
+from jfl.runs.sweep import FILE, sweep
 
 CONFIG = Config(cohort=10, noise_multiplier=1.0, rounds=60)
 AXES = dict(algorithm=["fedavg", "scaffold"], lr=[0.1, 0.2, 0.3], noise_multiplier=[1.0, 2.0], seed=[0, 1])
@@ -100,7 +100,7 @@ def main(argv=None):
         local = time.perf_counter() - begun
         found = dict(local_seconds=local) | shot(CONFIG, AXES, BLOCK, folder) | compared(folder)
     found = dict(about=environment(), block=BLOCK, axes=AXES) | found
-    write(args.out, json.dumps(report.plain(found), indent=1) + "\n")
+    write(args.out, json.dumps(record.plain(found), indent=1) + "\n")
     print(json.dumps({k: v for k, v in found.items() if k not in ("about", "axes")}, indent=1))
 
 

@@ -12,8 +12,9 @@ import re
 import sys
 from pathlib import Path
 
-from jfl import check, collected
-from jfl.checkpoint import write
+from jfl.core import checks
+from jfl.report import collected
+from jfl.runs.checkpoint import write
 
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 FLAT = re.compile(r"\[\n\s*([^\[\]{}]*?)\n\s*\]")       # of an indented file: a list of plain values
@@ -35,11 +36,11 @@ def collect(module: str, folders, into) -> Path:
             print(f"{path}: left out, of a quick run", file=sys.stderr)
             continue
         if one.get("module") != module or one.get("experiment") in {None, *found}:
-            check.fail(str(path), f"an experiment of {module}, each once",
+            checks.fail(str(path), f"an experiment of {module}, each once",
                        f"{one.get('experiment')} of {one.get('module')}" + " again" * (one.get("experiment") in found))
         lost = before.get(one["experiment"], {}).get("lines", {}).keys() - one.get("lines", {}).keys()
         if lost:
-            check.fail(str(path), f"all lines that {file} has", f"none of {', '.join(sorted(lost)[:3])}",
+            checks.fail(str(path), f"all lines that {file} has", f"none of {', '.join(sorted(lost)[:3])}",
                        "Take the experiment out of that file first, if the new one is to stand for it.")
         found[one["experiment"]] = {k: v for k, v in one.items() if k not in ("format", "experiment")}
     every = before | found

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from jfl import check, console, report
-from jfl.checkpoint import environment, write
-from jfl.collected import VERDICTS
-from jfl.config import Config
-from jfl.simulate import HealthError
+from jfl.cli import console
+from jfl.core import checks as check
+from jfl.engine.simulate import HealthError
+from jfl.report.collected import VERDICTS
+from jfl.runs import record
+from jfl.runs.checkpoint import environment, write
+from jfl.runs.config import Config
 
 from . import cells
 from .together import Plans
@@ -38,7 +40,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One figure or table: `base` fields of jfl.config.Config, and for each line what differs from them."""
+    """One figure or table: `base` fields of jfl.runs.config.Config, and for each line what differs from them."""
     title: str
     base: dict
     lines: dict
@@ -130,7 +132,7 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
                    f"The lines of an earlier run in {out} stand as they were.")
     for line, entries in cells.lines(folders, kept, configs, seeds, experiment.runs):
         (out / "results.json").unlink(missing_ok=True)    # of an earlier run, whose lines are no longer all there
-        report.void(out)                                  # nor what a page says of them
+        record.void(out)                                  # nor what a page says of them
         if isinstance(entries, HealthError) or all(e.get("failed") for e in entries):
             failed[line] = str(entries) if isinstance(entries, HealthError) else "all of its runs failed"
             print(f"{name} {line}: {failed[line]}", file=sys.stderr)
@@ -151,14 +153,14 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
         verdicts = [(t, v, s + f"; seeds failed of {', '.join(partly)}" * (v == UNKNOWN)) for t, v, s in verdicts]
     if unread and not only:
         verdicts = [(t, v, s + f"; not to be read here: {', '.join(unread)}" * (v == UNKNOWN)) for t, v, s in verdicts]
-    rows = [(n, f"{report.plus_minus(*report.interval(r.accuracy))}{_missing(r)}", str(experiment.paper.get(n, "")),
+    rows = [(n, f"{record.plus_minus(*record.interval(r.accuracy))}{_missing(r)}", str(experiment.paper.get(n, "")),
              _shown(r.claimed), _shown(r.proved), f"{r.seconds:.3g}", *map(_shown, more[n].values()))
             for n, r in results.items()]
     headings = dict.fromkeys(h for line in more.values() for h in line)
     console.table(experiment.title + (" (quick)" if quick else ""), [
         ("line", False), ("accuracy", True), ("paper", True), ("ε claimed", True), ("ε proved", True), ("s/round", True),
         *((h, True) for h in headings)],
-        rows, f"{report.PLUS_MINUS}  In the paper's figures it is what the paper means by it.  Accuracies lie outside every "
+        rows, f"{record.PLUS_MINUS}  In the paper's figures it is what the paper means by it.  Accuracies lie outside every "
         "guarantee.")
     if verdicts:
         console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts, "")
@@ -173,9 +175,9 @@ def run(name: str, experiment: Experiment, out, quick: bool = False, only=None, 
 
 def keep(out, found: dict, command: dict) -> dict:
     """`found` as plain values, in out/results.json behind the command that made it and the number of its format."""
-    found = report.plain(command | {k: v for k, v in found.items() if k not in command})
+    found = record.plain(command | {k: v for k, v in found.items() if k not in command})
     Path(out).mkdir(parents=True, exist_ok=True)
-    write(Path(out) / "results.json", json.dumps(dict(format=report.FORMAT) | found, indent=1, ensure_ascii=False) + "\n")
+    write(Path(out) / "results.json", json.dumps(dict(format=record.FORMAT) | found, indent=1, ensure_ascii=False) + "\n")
     return found
 
 

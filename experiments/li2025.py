@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from jfl import console
+from jfl.cli import console
 
 from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, Line, close, main, standard_error
 from .li2025_bounds import bounds

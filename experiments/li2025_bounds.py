@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfl import assemble, console, models, schedules
-from jfl import heterogeneity as het
-from jfl.config import Config
-from jfl.papers import li2025_theory
-from jfl.round import init, noise_key, one_round
+from jfl import models, schedules
+from jfl.analysis import heterogeneity as het
+from jfl.cli import console
+from jfl.engine.round import init, noise_key, one_round
+from jfl.papers.li2025 import theory
+from jfl.runs import build as assemble
+from jfl.runs.config import Config
 
 from .common import CONFIRMED, NOT
 from .li2025_plans import build, multiplier, written
@@ -63,16 +65,16 @@ def theorem(config, found, run):
     shares, cohort = np.full(clients, 1 / clients), config.cohort or clients
     sampling_ = "full" if cohort == clients else config.sampler or "without_replacement"
     q, g = config.steps, config.clip_norm
-    base = float(li2025_theory.gradient_term(shares, found["variance"], config.batch, q, g, found["smoothness"],
+    base = float(theory.gradient_term(shares, found["variance"], config.batch, q, g, found["smoothness"],
                                              found["gap"]))
-    paper = float(li2025_theory.sampling_term_printed(sampling_, q, g, clients, cohort))
-    ours = float(li2025_theory.sampling_term(sampling_, q, g, shares, cohort))
+    paper = float(theory.sampling_term_printed(sampling_, q, g, clients, cohort))
+    ours = float(theory.sampling_term(sampling_, q, g, shares, cohort))
     if run == "no noise":
         return base + paper, base + ours
     rows = int(np.asarray(fed.size).sum())
-    theirs = float(li2025_theory.noise_term_printed(found["dim"], q, g, config.batch, rows, found["smoothness"],
+    theirs = float(theory.noise_term_printed(found["dim"], q, g, config.batch, rows, found["smoothness"],
                                                     config.epsilon, config.delta))
-    sound = float(li2025_theory.noise_term(found["dim"], q, g, shares, multiplier(config, fed), sampling_, cohort))
+    sound = float(theory.noise_term(found["dim"], q, g, shares, multiplier(config, fed), sampling_, cohort))
     return base + paper + theirs, (base + ours + sound if run == "sound" else None)
 
 
@@ -93,8 +95,8 @@ def against(config, run, seeds):
                                     wide(np.repeat(1 / size / len(size), size)), wide(config.l2))
     gaps, steps = np.asarray(values) - found["optimum"], rounds * config.steps
     terms, rest = theorem(config, found, run), (found["distance"], found["mu"], found["smoothness"], config.steps)
-    paper = li2025_theory.bound_gap_printed(steps, terms[0], *rest, strict=False)
-    ours = None if terms[1] is None else li2025_theory.bound_gap(steps, terms[1], *rest)
+    paper = theory.bound_gap_printed(steps, terms[0], *rest, strict=False)
+    ours = None if terms[1] is None else theory.bound_gap(steps, terms[1], *rest)
     return dict(steps=steps, gap=gaps.mean(0), error=gaps.std(0) / np.sqrt(len(seeds)),
                 printed=np.asarray(paper.value), ours=None if ours is None else np.asarray(ours), failed=paper.failed,
                 norm=float(np.asarray(norms).max()))
@@ -110,9 +112,9 @@ def rounds_needed(config, found, target, run):
     rest = target, found["distance"], found["mu"], found["smoothness"]
     terms = lambda q: theorem(dataclasses.replace(config, steps=q), found, run)[1]
     most = int(np.asarray(assemble.federation(config).size).min()) // config.batch
-    best = li2025_theory.optimal_local_steps(terms, *rest, most=most)
+    best = theory.optimal_local_steps(terms, *rest, most=most)
     tried = sorted({1, 2, 5, 10, 20, most, best} & set(range(1, most + 1)))
-    return best, {q: float(li2025_theory.steps_to_accuracy(target, terms(q), *rest[1:], q)) / q for q in tried}
+    return best, {q: float(theory.steps_to_accuracy(target, terms(q), *rest[1:], q)) / q for q in tried}
 
 
 def bounds(name, experiment, out, quick):

@@ -8,14 +8,18 @@ import json
 
 import numpy as np
 
-from jfl import algorithms, assemble, batches, models, printed, report, sampling, schedules
-from jfl.checkpoint import environment
-from jfl.gradients import grad
-from jfl.papers import li2025
-from jfl.plan import plan
-from jfl.privacy import accounting
-from jfl.privacy.mechanism import chain
-from jfl.privacy.stages import clip_l2, gaussian, total
+from jfl import algorithms, models, sampling, schedules
+from jfl.engine.plan import plan
+from jfl.gradients.per_example import grad
+from jfl.papers import as_printed
+from jfl.papers.li2025 import privacy as li2025
+from jfl.privacy import guarantees
+from jfl.privacy.mechanisms.chain import chain
+from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
+from jfl.runs import build as assemble
+from jfl.runs import record
+from jfl.runs.checkpoint import environment
+from jfl.sampling import batches
 
 from .together import Plans
 
@@ -23,7 +27,7 @@ FAILURE = 1e-8          # a client may exceed the participations that are counte
 
 
 def build(config, clock="step", lr=None):
-    """The plan of a config: not as `jfl.assemble.build` where epsilon and learning rates are concerned.
+    """The plan of a config: not as `jfl.runs.build.build` where epsilon and learning rates are concerned.
 
     Args     config: `epsilon` is of one round in both modes; algorithm fedavg (nothing is clipped) or
              output_perturbation.
@@ -46,7 +50,7 @@ def build(config, clock="step", lr=None):
     if config.epsilon is None:
         return make()
     if config.mode == "as_printed":
-        noise = printed.calibrate(make(gaussian(1.0)), epsilon=config.epsilon, rounds=config.rounds,
+        noise = as_printed.calibrate(make(gaussian(1.0)), epsilon=config.epsilon, rounds=config.rounds,
                                   delta=config.delta)
         return make(gaussian(std=noise), clip_steps="last")
     return make(gaussian(multiplier(config, fed)))
@@ -63,9 +67,9 @@ def multiplier(config, fed):
 
 def privacy(plan, config):
     """What the server is proved to learn, and what the paper claims of a run as printed."""
-    found = [report.row(accounting.guarantee(plan, config.rounds, config.delta, view="server"))]
+    found = [record.row(guarantees.guarantee(plan, config.rounds, config.delta, view="server"))]
     if config.mode == "as_printed":
-        found.append(report.row(printed.claimed(plan, config.rounds, config.delta)))
+        found.append(record.row(as_printed.claimed(plan, config.rounds, config.delta)))
     return found
 
 
@@ -92,7 +96,7 @@ def budgets(config, clock="step"):
     share = min(1.0, (config.cohort or config.clients) / config.clients)
     claimed = float(li2025.total_epsilon_heuristic(config.epsilon, rate, share, config.rounds).epsilon)
     if config.mode == "sound":
-        counted = accounting.guarantee(build(config), config.rounds, config.delta, view="server", quantile=FAILURE)
+        counted = guarantees.guarantee(build(config), config.rounds, config.delta, view="server", quantile=FAILURE)
         once = float(li2025.round_epsilon(multiplier(config, fed), config.delta, rate))
         return dict(zip(names, (once, once, counted.epsilon, claimed)))
     rates = config.lr / np.sqrt(1 + (steps if clock == "step" else 0 * steps))
@@ -105,7 +109,7 @@ def budgets(config, clock="step"):
 
 def written(out, found):
     """`found` as plain values with versions, also in out/results.json."""
-    found = report.plain(found | dict(versions=environment()))
+    found = record.plain(found | dict(versions=environment()))
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return found

@@ -7,8 +7,8 @@ rows.
 """
 import sys
 
-from jfl import assemble
-from jfl.papers import noble2022
+from jfl.papers.noble2022 import privacy
+from jfl.runs import build
 
 from .common import Claim, Experiment, close, main, ordered
 from .noble2022_runs import (
@@ -31,7 +31,7 @@ from .noble2022_runs import (
 METHODS = ("DP-SCAFFOLD-warm", "DP-FedAvg", "DP-FedSGD", "SCAFFOLD-warm", "FedAvg", "FedSGD")
 GAMMAS = (100, 10, 0)                          # % of a client's rows that are iid
 PAIRS = ((0, 0), (1, 1), (5, 5))               # alpha, beta
-RUNS = dict(synthetic=noble2022.SYNTHETIC, femnist=noble2022.FEMNIST, mnist=noble2022.MNIST)
+RUNS = dict(synthetic=privacy.SYNTHETIC, femnist=privacy.FEMNIST, mnist=privacy.MNIST)
 # eta_0 of METHODS: those of FedSGD, and of mnist, are ours
 ETA = dict(synthetic=(1.0, 1.0, 1.0, 3.0, 10.0, 1.0), femnist=(1.0, 1.0, 1.0, 10.0, 30.0, 1.0),
            mnist=(0.1, 0.1, 0.1, 1.0, 1.0, 1.0))
@@ -166,15 +166,15 @@ def cell(sigma_g, steps, rounds, **changes):
 
 def table(title, alpha, beta, published):
     lines, paper, accuracy = {}, {}, {}
-    for sigma_g, row, rounds in zip(noble2022.TABLE_SIGMAS, published, noble2022.TABLE1_ROUNDS, strict=True):
-        for steps, (mean, std), t in zip(noble2022.TABLE_UPDATES, row, rounds, strict=True):
+    for sigma_g, row, rounds in zip(privacy.TABLE_SIGMAS, published, privacy.TABLE1_ROUNDS, strict=True):
+        for steps, (mean, std), t in zip(privacy.TABLE_UPDATES, row, rounds, strict=True):
             name = f"sigma={sigma_g}, K={steps}"
             lines[name] = cell(sigma_g, steps, t)
             paper[name], accuracy[name] = f"{mean:.2f} ± {std:.2f} %", mean / 100
-    rows = {s: [f"sigma={s}, K={k}" for k in noble2022.TABLE_UPDATES] for s in noble2022.TABLE_SIGMAS}
+    rows = {s: [f"sigma={s}, K={k}" for k in privacy.TABLE_UPDATES] for s in privacy.TABLE_SIGMAS}
     claims = (*(Claim(f"accuracy is unimodal in K, sigma {s}", unimodal(names)) for s, names in rows.items()),
               *(Claim(f"sigma 10 and 20 are similar, K={k}", close(f"sigma=10, K={k}", f"sigma=20, K={k}"))
-                for k in noble2022.TABLE_UPDATES),
+                for k in privacy.TABLE_UPDATES),
               Claim("K = 40 allows too few rounds: it is worst but for K = 1", beats(
                   [(n, rows[10][-1]) for n in rows[10][1:-1]])),
               Claim("accuracies as printed, to 3 points", as_published(accuracy, 0.03)))
@@ -183,16 +183,16 @@ def table(title, alpha, beta, published):
 
 def table_sound():
     """Table 1 by the proved accountant: less noise in its rounds, or more rounds at its least noise."""
-    epsilon, lines = noble2022.TABLE_EPSILON, {}
-    for steps, t, most in zip(noble2022.TABLE_UPDATES, noble2022.TABLE1_ROUNDS[0], SOUND_ROUNDS, strict=True):
+    epsilon, lines = privacy.TABLE_EPSILON, {}
+    for steps, t, most in zip(privacy.TABLE_UPDATES, privacy.TABLE1_ROUNDS[0], SOUND_ROUNDS, strict=True):
         lines[f"K={steps}, its rounds"] = cell(1, steps, t, mode="sound", noise_multiplier=None, epsilon=epsilon)
         lines[f"K={steps}, sigma=10, all rounds"] = cell(10, steps, most)
     paper = {f"K={k}, its rounds": f"{m:.2f} ± {s:.2f} % at sigma 10" for k, (m, s) in zip(
-        noble2022.TABLE_UPDATES, noble2022.TABLE1[0], strict=True)}
+        privacy.TABLE_UPDATES, privacy.TABLE1[0], strict=True)}
     claims = (Claim("K = 40 is not worse than K = 10 if it gets the rounds that are proved", not_worse(
         [("K=40, sigma=10, all rounds", "K=10, its rounds")])),)
     return Experiment("Table 1 at a proved epsilon of 3", TABLE | spread(5, 5), lines, claims, QUICK, paper=paper,
-                      columns=lambda config: {"sigma_g": assemble.build(config)[1].noise_multiplier})
+                      columns=lambda config: {"sigma_g": build.build(config)[1].noise_multiplier})
 
 
 def recalibrated(data, stated, fields):
@@ -205,10 +205,10 @@ def recalibrated(data, stated, fields):
          "noise by proof, server": by(mode="sound", view="server"),
          "no noise": method("SCAFFOLD-warm", data, 50) | fields},
         (Claim("the proved noise is more accurate than the paper's", beats([("noise by proof", "noise as run")])),),
-        QUICK, columns=lambda config: {"sigma_g": assemble.build(config)[1].noise_multiplier or 0.0})
+        QUICK, columns=lambda config: {"sigma_g": build.build(config)[1].noise_multiplier or 0.0})
 
 
-fig9, fig10 = (of_ratios(f"Figure {n}", t, w) for n, t, w in ((9, noble2022.FIG9, "l"), (10, noble2022.FIG10, "s")))
+fig9, fig10 = (of_ratios(f"Figure {n}", t, w) for n, t, w in ((9, privacy.FIG9, "l"), (10, privacy.FIG10, "s")))
 ONE = cell(10, 10, 428)
 EXPERIMENTS = dict(
     fig1=on_synthetic("train loss", GAP,
@@ -231,8 +231,8 @@ EXPERIMENTS = dict(
     fig7=on_classes("FEMNIST: accuracy", "femnist", KS),
     fig8=watched_figure("FEMNIST: gradient dissimilarity", SHARED, RATIO, (), data="femnist"),
     **{f"fig9_{data}": e for data, e in fig9.items()}, **{f"fig10_{data}": e for data, e in fig10.items()},
-    table1=table("Table 1: DP-SCAFFOLD on Synthetic(5,5), epsilon 3 by the paper", 5, 5, noble2022.TABLE1),
-    table4=table("Table 4: DP-SCAFFOLD on Synthetic(0,0), epsilon 3 by the paper", 0, 0, noble2022.TABLE4),
+    table1=table("Table 1: DP-SCAFFOLD on Synthetic(5,5), epsilon 3 by the paper", 5, 5, privacy.TABLE1),
+    table4=table("Table 4: DP-SCAFFOLD on Synthetic(0,0), epsilon 3 by the paper", 0, 0, privacy.TABLE4),
     table1_sound=table_sound(),
     equal_eps=recalibrated("synthetic", 13.0, spread(5, 5)), equal_eps_mnist=recalibrated("mnist", 7.2, dict(share=0.0)),
     warm=Experiment("Warm and cold start of DP-SCAFFOLD, Synthetic(5,5)", TABLE | spread(5, 5), {

@@ -9,13 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfl import assemble, console, heterogeneity, report
-from jfl.checkpoint import environment
-from jfl.config import Config
-from jfl.papers import noble2022, noble2022_gaps
-from jfl.papers import noble2022_theory as theory
-from jfl.simulate import schedule, simulate
-from jfl.train import claim, privacy
+from jfl.analysis import heterogeneity
+from jfl.cli import console
+from jfl.engine.simulate import schedule, simulate
+from jfl.papers.noble2022 import gaps as noble2022_gaps
+from jfl.papers.noble2022 import privacy as noble2022
+from jfl.papers.noble2022 import theory
+from jfl.runs import build, record
+from jfl.runs.checkpoint import environment
+from jfl.runs.config import Config
+from jfl.runs.train import claim, privacy
 
 from .common import CONFIRMED, NOT, UNKNOWN, standard_error
 
@@ -27,13 +30,13 @@ MARKS = (100, 200, 300, 400)        # that are evaluated, of those that were rea
 
 @functools.lru_cache(maxsize=8)
 def _optimum(config):
-    plan, _ = assemble.build(config)
+    plan, _ = build.build(config)
     return heterogeneity.optimum(plan.task, plan.fed, config.l2, weights="uniform", tolerance=1e-5)
 
 
 def optimum(config):
     """The minimiser of the objective of a config of a convex model."""
-    return _optimum(Config(**{n: getattr(config, n) for n in (*assemble.DATA, "model", "l2")}))
+    return _optimum(Config(**{n: getattr(config, n) for n in (*build.DATA, "model", "l2")}))
 
 
 @jax.jit
@@ -49,17 +52,17 @@ def objective(task, params, fed, l2):
 
 
 def watched(config, axes, out):
-    """As `jfl.sweeps.sweep` over seeds, and at each evaluation GAP and RATIO of the server's model, as a "trace"."""
+    """As `jfl.runs.sweep.sweep` over seeds, and at each evaluation GAP and RATIO of the server's model, as a "trace"."""
     out = claim(out, resume=False)
-    (plan, found), best = assemble.build(config), optimum(config).value
+    (plan, found), best = build.build(config), optimum(config).value
     guarantees, entries, table = privacy(plan, found, config.rounds), [], []
     for seed in axes["seed"]:
         run, history, trace = None, {}, {"round": [], GAP: [], RATIO: []}
-        begun, compiled, apart = time.perf_counter(), report.compile_seconds(), 0.0
+        begun, compiled, apart = time.perf_counter(), record.compile_seconds(), 0.0
         for count in schedule(config.rounds, config.evaluate_every).tolist():
             result = jax.block_until_ready(simulate(jax.random.key(seed), plan, count, evaluate_every=count, start=run))
-            run, pause, compiling = result.run, time.perf_counter(), report.compile_seconds()
-            for key, values in report.lists(result.metrics).items():
+            run, pause, compiling = result.run, time.perf_counter(), record.compile_seconds()
+            for key, values in record.lists(result.metrics).items():
                 history.setdefault(key, []).extend(values)
             spread_ = heterogeneity.gradient_dissimilarity(plan.task, result.params, plan.fed, "uniform", l2=config.l2)
             above = float(objective(plan.task, result.params, plan.fed, config.l2)) - best
@@ -67,14 +70,14 @@ def watched(config, axes, out):
             trace[GAP].append(math.log(max(above, 1e-7)))                     # float32 sees no less
             trace[RATIO].append(float(spread_.log_ratio))
             apart += time.perf_counter() - pause
-            compiled += report.compile_seconds() - compiling
-        total, compiling = time.perf_counter() - begun - apart, report.compile_seconds() - compiled
+            compiled += record.compile_seconds() - compiling
+        total, compiling = time.perf_counter() - begun - apart, record.compile_seconds() - compiled
         seconds = dict(compile=compiling, total=total, per_round=max(0.0, total - compiling) / config.rounds)
         values = dataclasses.asdict(dataclasses.replace(found, seed=seed))
-        entries.append(report.entry(config.algorithm, values, seed, history, guarantees, seconds) | dict(trace=trace))
-        table += report.rows(config.algorithm, seed, history)
+        entries.append(record.entry(config.algorithm, values, seed, history, guarantees, seconds) | dict(trace=trace))
+        table += record.rows(config.algorithm, seed, history)
     out.mkdir(parents=True, exist_ok=True)
-    report.save(out, entries, table, report.manifest([plan], assemble.the_partition(config), seeds=list(axes["seed"])))
+    record.save(out, entries, table, record.manifest([plan], build.the_partition(config), seeds=list(axes["seed"])))
     return entries
 
 
@@ -204,7 +207,7 @@ def as_drawn(curves, within=0.15):
 
 def _told(out, title, columns, rows, caption, **found):
     console.table(title, [(c, i > 0) for i, c in enumerate(columns)], rows, caption)
-    found = report.plain(found | dict(title=title, columns=list(columns), rows=rows, caption=caption, versions=environment()))
+    found = record.plain(found | dict(title=title, columns=list(columns), rows=rows, caption=caption, versions=environment()))
     (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return found
 
@@ -245,9 +248,9 @@ def bounds(name, experiment, out, quick):
     rows, below, kept = [], [], {}
     for algorithm, changes in experiment.lines.items():
         config = dataclasses.replace(base, **changes)
-        fed, best = assemble.federation(config), optimum(config)
+        fed, best = build.federation(config), optimum(config)
         part, users = config.cohort / config.clients, config.clients
-        plan, _ = assemble.build(config)
+        plan, _ = build.build(config)
         x0, warm = plan.task.init(jax.random.key(0)), int(config.warm_rounds or 0)
         problem = theory.Problem(
             float(heterogeneity.smoothness(fed, l2=config.l2).max()), part, users, config.steps, 1, 0.0, 0.0,
@@ -255,7 +258,7 @@ def bounds(name, experiment, out, quick):
             float(objective(plan.task, x0, fed, config.l2)) - best.value, config.l2)
         lr = theory.scaffold_local_lr(problem, "strongly_convex") if warm else theory.fedavg_local_lr(problem)
         config = dataclasses.replace(config, lr=float(lr), server_lr=math.sqrt(part * users))
-        plan, _ = assemble.build(config)
+        plan, _ = build.build(config)
         stops = [warm + int(t) for t in np.geomspace(10, config.rounds, 6)]
         gaps, points = [], [x0]
         for seed in experiment.seeds:

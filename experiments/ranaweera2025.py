@@ -20,8 +20,7 @@ import numpy as np
 from jfl.kernels import haar
 
 from jfl import bands, wavelet
-from jfl.papers import ranaweera2025 as privacy
-from jfl.papers import ranaweera2025_theory as theory
+from jfl.papers.ranaweera2025 import privacy, theory
 
 from . import common, ranaweera2025_study
 from .common import Claim, Experiment

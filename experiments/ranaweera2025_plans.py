@@ -16,14 +16,16 @@ import numpy as np
 import optax
 from jfl.kernels import haar
 
-from jfl import algorithms, batches, datasets, models, partition, proxy, sampling, transform, wavelet
-from jfl.core import Fn, Task
+from jfl import algorithms, datasets, models, partition, sampling, transforms, wavelet
+from jfl.analysis import public_data
+from jfl.core.records import Fn, Task
 from jfl.data.federation import federate
-from jfl.gradients import grad, private_grad
-from jfl.plan import plan
-from jfl.privacy import bands as bands_of
-from jfl.privacy.mechanism import chain
-from jfl.privacy.stages import clip_l2, clip_per_layer, divide, gaussian, total
+from jfl.engine.plan import plan
+from jfl.gradients.per_example import grad, private_grad
+from jfl.privacy.mechanisms import haar_bands as bands_of
+from jfl.privacy.mechanisms.chain import chain
+from jfl.privacy.mechanisms.stages import clip_l2, clip_per_layer, divide, gaussian, total
+from jfl.sampling import batches
 
 DATASET, PUBLIC, VALIDATION = "mnist", 1000, 5000     # rows set aside: for clips and energies, and to choose by
 CLIP = 0.5                                            # of the median norm of public contributions
@@ -56,7 +58,7 @@ class Rows(NamedTuple):
 @functools.lru_cache(maxsize=2)
 def rows(model: Model) -> Rows:
     """The parts of its data set, each image of length 1."""
-    aside, rest = transform.public(transform.unit_norm(getattr(datasets, model.dataset)()), model.public)
+    aside, rest = transforms.public(transforms.unit_norm(getattr(datasets, model.dataset)()), model.public)
     cut = len(rest.x) - model.validation
     return Rows(tuple(aside), (rest.x[:cut], rest.y[:cut]), (rest.x[cut:], rest.y[cut:]), (rest.x_test, rest.y_test))
 
@@ -230,7 +232,7 @@ def energies(model):
     pixel = pixel_bands(model)
     if model.unit == "example":
         start = dense(model).init(jax.random.key(0))
-        return np.asarray(proxy.band_energies(dense(model), start, *rows(model).public, pixel))
+        return np.asarray(public_data.band_energies(dense(model), start, *rows(model).public, pixel))
     return np.asarray(jax.vmap(functools.partial(bands_of.energies, pixel))(contributions(model))).mean(0)
 
 

@@ -3,11 +3,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jfl import console, report, train
-from jfl.config import the_unit, the_view
-from jfl.core import Guarantee
-from jfl.privacy import ledger
-from jfl.privacy.worth import Overflow, overflowing
+from jfl.cli import console
+from jfl.core.records import Guarantee
+from jfl.privacy.entry_guarantees import Overflow, overflowing
+from jfl.privacy.ledger import entries
+from jfl.runs import record, train
+from jfl.runs.config import the_unit, the_view
 
 from .common import CONFIRMED, NOT, UNKNOWN
 from .li2025_plans import written
@@ -23,11 +24,11 @@ def privacy(plan, config):
         return proved(plan, config)
     except Overflow:
         unit, view = the_unit(config), the_view(config)
-    entry = next(e for e in ledger.entries(plan, config.rounds) if (e.unit, e.view) == (unit, view))
+    entry = next(e for e in entries.entries(plan, config.rounds) if (e.unit, e.view) == (unit, view))
     value = overflowing(entry._replace(overflow=0.0), np.array([config.rounds]), config.delta)[0][0]
     worth = Guarantee(float(value), config.delta, unit, entry.adjacency, view, "bounds of the engine", "conditional",
                       ("as if no draw overflowed",))
-    return [report.row(g) for g in (worth, *train.claims(plan, config, config.rounds))]
+    return [record.row(g) for g in (worth, *train.claims(plan, config, config.rounds))]
 
 
 def epsilons(plan, config, rounds):

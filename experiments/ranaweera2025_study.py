@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfl import check, report
-from jfl.checkpoint import environment
-from jfl.privacy import accounting
-from jfl.sweep import sweep
-from jfl.tables import interval
+from jfl.core import checks
+from jfl.engine.sweep import sweep
+from jfl.privacy import guarantees
+from jfl.runs import record
+from jfl.runs.checkpoint import environment
+from jfl.runs.tables import interval
 
 from .cells import about, hashed
 from .ranaweera2025_plans import CLIP, Model, coefficients, maker, rows
@@ -114,7 +115,7 @@ def proved(model, level, variant="iso"):
     """The epsilon of a variant at a level: what every sound variant of that noise multiplier has."""
     plan = maker(model, variant)[0](model.levels[level], 1.0)
     view = "server" if model.unit == "example" else "third_party"
-    return accounting.guarantee(plan, model.options()["rounds"], DELTA, model.unit, view).epsilon
+    return guarantees.guarantee(plan, model.options()["rounds"], DELTA, model.unit, view).epsilon
 
 
 def run(name, out, models=MODELS, groups=GROUPS, tune=TUNE, seeds=SEEDS):
@@ -229,7 +230,7 @@ def picture(rows, out):
             iso = next(r for r in rows if (r["model"], r["level"], r["variant"]) == (model, level, "iso"))
             at = np.array([names[model].index(r["variant"]) + 0.22 * (i - (len(levels) - 1) / 2) for r in some])
             gains = np.array([r["gain"] for r in some])
-            colour = report.PALETTE[(1, 3, 5)[i]]
+            colour = record.PALETTE[(1, 3, 5)[i]]
             inside = gains >= -limit
             ax.errorbar(gains[inside], at[inside], xerr=np.array([r["gain_95"] for r in some])[inside], fmt="o", ms=4,
                         capsize=2, color=colour, label=f"σ = {iso['multiplier']:.3g}, ε = {iso['epsilon_proved']:.2g}: "
@@ -255,7 +256,7 @@ def collect(out, results, models=MODELS, groups=GROUPS, runs=None):
     """
     lines, others = of_these(every := read(out), models), "of other settings or another version"
     if not lines:
-        check.fail(str(out), "cells of these settings and this version", f"{len(every)} {others}", "Run the groups again.")
+        checks.fail(str(out), "cells of these settings and this version", f"{len(every)} {others}", "Run the groups again.")
     if len(lines) < len(every):
         print(f"{out}: {len(every) - len(lines)} of {len(every)} cells left out, {others}", file=sys.stderr)
     cells = table(lines, models, groups)
@@ -265,7 +266,7 @@ def collect(out, results, models=MODELS, groups=GROUPS, runs=None):
     kept = Path(results) / "ranaweera2025.json"
     found = dict(paper="Ranaweera et al., arXiv 2503.21154", note="seconds are of 2 shared and busy CPU cores") | (
         json.loads(kept.read_text()) if kept.exists() else {})
-    found |= dict(study=report.plain(study), finding=study["finding"], versions=environment())
+    found |= dict(study=record.plain(study), finding=study["finding"], versions=environment())
     for path in sorted(Path(runs).glob("*/results.json")) if runs else ():
         left = json.loads(path.read_text())
         if left["experiment"] != "study":                 # which is collected above

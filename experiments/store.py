@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-from jfl import check, report
+from jfl.core import checks
+from jfl.runs import record as report
 
 
 class Store:
@@ -25,7 +26,7 @@ class Store:
                 record = json.loads(line)
                 self.found[key(record)] = record
             except (ValueError, KeyError, TypeError) as error:
-                check.fail(f"{self.path}, line {number}", "a record of a run", f"{type(error).__name__}: {error}",
+                checks.fail(f"{self.path}, line {number}", "a record of a run", f"{type(error).__name__}: {error}",
                            "Take the line out: its run is then computed again.")
 
     def _parts(self) -> tuple[bytes, bytes, bytes]:

@@ -19,13 +19,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jfl import assemble, printed, report
-from jfl.checkpoint import environment
-from jfl.config import FIELDS, Config, the_unit, the_view
-from jfl.privacy import accounting
-from jfl.simulate import HealthError
-from jfl.sweep import sweep as run_points
-from jfl.tables import interval
+from jfl.engine.simulate import HealthError
+from jfl.engine.sweep import sweep as run_points
+from jfl.papers import as_printed
+from jfl.privacy import guarantees
+from jfl.runs import build, record
+from jfl.runs.checkpoint import environment
+from jfl.runs.config import FIELDS, Config, the_unit, the_view
+from jfl.runs.tables import interval
 
 from .cells import about, hashed
 from .common import Experiment, main
@@ -42,7 +43,7 @@ STEPPED = ("fedavg", "fedprox", "scaffold", "dpnfl", "addpnfl")         # alike 
 
 def key(kind: str, config: Config, more=()) -> str:
     """What is asked for, of a config: with its rows, jfl, this file and where it runs."""
-    return hashed(kind, report.plain(dataclasses.asdict(config)), list(more), SOURCE, *about(config.dataset))
+    return hashed(kind, record.plain(dataclasses.asdict(config)), list(more), SOURCE, *about(config.dataset))
 
 
 # --- noise and what it proves ----------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ def with_noise(store: Store, config: Config, splits) -> tuple[Config, dict | Non
         blind = {f: FIELDS[f].default for f in BLIND if config.algorithm != "padpfl" or f != "upload"}
         alike = dataclasses.replace(config, **blind, partition_seed=splits[0],
                                     algorithm="fedavg" if config.algorithm in STEPPED else config.algorithm)
-        z = store.get(key("noise", alike), lambda: dict(z=assemble.build(alike)[1].noise_multiplier))["z"]
+        z = store.get(key("noise", alike), lambda: dict(z=build.build(alike)[1].noise_multiplier))["z"]
         config = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
     shown = dataclasses.replace(config, **{f: FIELDS[f].default for f in ("lr", "server_lr")})
     worst = store.get(key("privacy", shown, splits), lambda: _worst(shown, splits))
@@ -74,20 +75,20 @@ def _worst(config, splits):
     """The guarantee of the split that has the weakest one; splits of equal sizes are one."""
     found = {}
     for seed in splits:
-        plan, _ = assemble.build(dataclasses.replace(config, partition_seed=seed))
+        plan, _ = build.build(dataclasses.replace(config, partition_seed=seed))
         sizes = tuple(np.sort(np.asarray(plan.fed.size))) if the_unit(config) == "example" else ()
         if sizes not in found:
-            found[sizes] = report.row(accounting.guarantee(plan, config.rounds, config.delta, the_unit(config),
+            found[sizes] = record.row(guarantees.guarantee(plan, config.rounds, config.delta, the_unit(config),
                                                            the_view(config), config.adjacency))
     return max(found.values(), key=lambda g: math.inf if g["epsilon"] is None else g["epsilon"])
 
 
 def claims_of(config: Config) -> dict:
     """What a paper claims of a plan as printed, and what is proved of it in the same view."""
-    plan, found = assemble.build(config)
-    told = printed.claimed(plan, config.rounds, config.delta, config.paper, config.view)
+    plan, found = build.build(config)
+    told = as_printed.claimed(plan, config.rounds, config.delta, config.paper, config.view)
     try:
-        worth = report.row(accounting.guarantee(plan, config.rounds, config.delta, config.unit, config.view))
+        worth = record.row(guarantees.guarantee(plan, config.rounds, config.delta, config.unit, config.view))
     except ValueError as error:                           # it proves nothing
         worth = dict(unit=config.unit, adjacency="replace_one", view=config.view, delta=config.delta, epsilon=None,
                      method="none", status="no guarantee", caveats=[str(error)])
@@ -99,7 +100,7 @@ def claims_of(config: Config) -> dict:
 def measure(store: Store, wanted: list[Config], note=lambda text: None):
     """Run the configs that are not stored yet, those of one structure and number of rounds as one vmapped sweep."""
     left = [c for c in dict.fromkeys(wanted) if key("run", c) not in store.found]
-    plans, groups = {c: assemble.build(c)[0] for c in left}, {}
+    plans, groups = {c: build.build(c)[0] for c in left}, {}
     for c in left:
         groups.setdefault((c.rounds, jax.tree.structure(plans[c])), []).append(c)
     for (rounds, _), some in groups.items():
@@ -148,7 +149,7 @@ def trained(store: Store, cells, study, note) -> list[dict]:
             failed=len(values) - len(good), seeds=list(study.seeds), tuned_on=list(study.tune), chosen=cell.grid[i],
             grid=[dict(point, accuracy=v) for point, v in zip(cell.grid, scores)],
             at_edge=len(cell.grid) > 2 and i in (0, len(cell.grid) - 1), target=cell.fields.get("epsilon"),
-            noise_multiplier=config.noise_multiplier, **_promise(worth), config=report.plain(dataclasses.asdict(config))))
+            noise_multiplier=config.noise_multiplier, **_promise(worth), config=record.plain(dataclasses.asdict(config))))
     return rows
 
 
@@ -174,7 +175,7 @@ def accounted(store: Store, cells, study, note) -> list[dict]:
         rows.append(dict(panel=cell.panel, line=cell.line, x=found["claimed"], mean=found["epsilon"], half=None,
                          values={}, failed=0, stated=cell.x, claimed=found["claimed"],
                          claimed_method=found["claimed_method"], **_promise(found),
-                         config=report.plain(dataclasses.asdict(config))))
+                         config=record.plain(dataclasses.asdict(config))))
         note(f"{cell.line}, stated {cell.x:g}")
     return rows
 
@@ -206,7 +207,7 @@ def _study(name, out, quick):
     for cell in plan.cells:
         if cell.fields["dataset"] not in skipped:
             try:
-                assemble.federation(Config(**cell.fields))
+                build.federation(Config(**cell.fields))
             except ValueError as error:
                 if not str(error).startswith("datasets."):
                     raise
@@ -220,7 +221,7 @@ def _study(name, out, quick):
     show(plan, rows, verdicts, skipped, quick)
     if rows:
         picture(out / f"{name}.png", plan, rows, quick)
-    return report.plain(dict(
+    return record.plain(dict(
         study=name, title=plan.title, xlabel=plan.xlabel, rows=rows, verdicts=verdicts, skipped=skipped,
         interval="95 % t-interval over seeds, each with its own split; comparisons are paired, and not corrected for "
                  "their number", chosen_by="mean test accuracy on the seeds tuned_on, which is in no epsilon",

@@ -4,7 +4,8 @@ import sys
 
 import numpy as np
 
-from jfl import console, report
+from jfl.cli import console
+from jfl.runs import record
 
 from .studies_plans import NONE
 
@@ -29,7 +30,7 @@ def show(plan, rows, verdicts, skipped, quick):
         ("panel", False), ("line", False), *((h, True) for h in (
             (plan.xlabel, "accuracy") if plan.y == "accuracy" else ("ε stated", "ε claimed"))),
         ("ε proved", True), ("δ", True), ("unit", False), ("adjacency", False), ("view", False), ("method", False),
-        ("chosen", False)], cells, f"{report.PLUS_MINUS}  Accuracies lie outside every guarantee, and so does the "
+        ("chosen", False)], cells, f"{record.PLUS_MINUS}  Accuracies lie outside every guarantee, and so does the "
         "choice of rates, made on other seeds." if plan.y == "accuracy" else "Nothing was trained.")
     console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], [
         (v["claim"], v["verdict"], v["seen"]) for v in verdicts])
@@ -56,7 +57,7 @@ def picture(path, plan, rows, quick):
             mine = [r for r in rows if (r["panel"], r["line"]) == (panel, name)
                     and (r["mean"] is not None or not accuracies)]
             i, plain = bases.index(name.removesuffix(NONE)), name.endswith(NONE)
-            look = dict(color=report.PALETTE[i % len(report.PALETTE)], lw=1.7, label=name,
+            look = dict(color=record.PALETTE[i % len(record.PALETTE)], lw=1.7, label=name,
                         ls="--" if plain else "-", marker=None if plain else "osDv^P*X"[i % 8], ms=5)
             mean = np.array([top if r["mean"] is None else r["mean"] for r in mine])
             half = np.array([r["half"] or 0.0 for r in mine])

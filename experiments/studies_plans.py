@@ -7,10 +7,10 @@ split.  With fixed-size cohorts and batches, neighbours replace one example or o
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jfl import printed
-from jfl.papers import noble2022
-from jfl.papers import talaei2024_theory as talaei2024
-from jfl.tables import interval
+from jfl.papers import as_printed
+from jfl.papers.noble2022 import privacy
+from jfl.papers.talaei2024 import theory as talaei2024
+from jfl.runs.tables import interval
 
 from .common import CONFIRMED, NOT, UNKNOWN, Claim
 
@@ -19,7 +19,7 @@ NONE = ", no noise"          # ends the name of a line without noise
 
 
 class Cell(NamedTuple):
-    """One point of a picture: fields of jfl.config.Config, and the fields to choose from on other seeds."""
+    """One point of a picture: fields of jfl.runs.config.Config, and the fields to choose from on other seeds."""
     panel: str
     line: str
     x: float | None              # None: a level across the panel
@@ -258,9 +258,9 @@ def cohort(quick):
 def claimed(quick):
     """The papers' formulas choose the noise for the epsilon that is stated; sizes of a paper, or small ones."""
     small = dict(dataset="digits", partition="iid", clients=20, model="logistic", rounds=20, steps=5, batch=16)
-    noble = noble2022.SYNTHETIC
+    noble = privacy.SYNTHETIC
     drawn = dict(dataset="synthetic", partition="natural", model="logistic")
-    stated = dict.fromkeys(printed.NAMES, (4.0, 16.0) if quick else (1.0, 4.0, 16.0))
+    stated = dict.fromkeys(as_printed.NAMES, (4.0, 16.0) if quick else (1.0, 4.0, 16.0))
     stated["noble2022"] = (8.0, 16.0) if quick else (13.0, 16.0, 20.0)      # they state 13; no noise reaches 12.9
     of = {                                     # paper: unit, view, small settings, settings
         "noble2022": ("example", "server" if quick else "third_party", dict(algorithm="scaffold", cohort=5), drawn | dict(

@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 
-from jfl import console
-from jfl.papers import talaei2024 as paper
-from jfl.papers import talaei2024_theory as theory
-from jfl.tables import interval
+from jfl.cli import console
+from jfl.papers.talaei2024 import privacy as paper
+from jfl.papers.talaei2024 import theory
+from jfl.runs.tables import interval
 
 from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, main
 from .talaei2024_plans import COMMON, RUNS, SPLITS, budgets, clip_of, impact, scenario, swapped, written

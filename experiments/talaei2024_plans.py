@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfl import assemble, printed, report
-from jfl.checkpoint import environment
-from jfl.config import Config
-from jfl.papers import talaei2024_theory as paper
-from jfl.privacy import accounting
-from jfl.simulate import simulate
+from jfl.engine.simulate import simulate
+from jfl.papers import as_printed
+from jfl.papers.talaei2024 import theory as paper
+from jfl.privacy import guarantees
+from jfl.runs import build as assemble
+from jfl.runs import record
+from jfl.runs.checkpoint import environment
+from jfl.runs.config import Config
 
 from .together import Plans
 
@@ -76,7 +78,7 @@ def _owned(config):
 
 
 def build(config):
-    """The plan of one stage, as `jfl.assemble.build` has it, on the rows that have an owner."""
+    """The plan of one stage, as `jfl.runs.build.build` has it, on the rows that have an owner."""
     plan, _ = assemble.build(config)
     return dataclasses.replace(plan, fed=_owned(Config(**{n: getattr(config, n) for n in assemble.DATA})))
 
@@ -84,15 +86,15 @@ def build(config):
 def proved(plans, view: str, delta: float, **options):
     """The guarantee of (plan, rounds) pairs that follow each other; their weights must not change within a stage."""
     if len(plans) == 1:
-        return accounting.guarantee(*plans[0], delta, view=view, **options)
-    return accounting.guarantee(plans, delta=delta, view=view, **options)
+        return guarantees.guarantee(*plans[0], delta, view=view, **options)
+    return guarantees.guarantee(plans, delta=delta, view=view, **options)
 
 
 def privacy(plans, config) -> list:
     """What is proved for both views, and what the paper claims of a run as printed."""
-    found = [report.row(proved(plans, view, config.delta)) for view in VIEWS]
+    found = [record.row(proved(plans, view, config.delta)) for view in VIEWS]
     if config.mode == "as_printed":
-        found += [report.row(g) for g in printed.claims(plans[0][0], config.rounds, config.delta)]
+        found += [record.row(g) for g in as_printed.claims(plans[0][0], config.rounds, config.delta)]
     return found
 
 
@@ -102,18 +104,18 @@ def of_seed(config):
 
 
 def swapped(config, axes, out):
-    """As `jfl.sweeps.sweep` over seeds, each with its own split, in two stages."""
-    begun, compiled, parts = time.perf_counter(), report.compile_seconds(), stages(config)
+    """As `jfl.runs.sweep.sweep` over seeds, each with its own split, in two stages."""
+    begun, compiled, parts = time.perf_counter(), record.compile_seconds(), stages(config)
     of = {s: [(of_seed(dataclasses.replace(part, seed=s))[0], rounds) for part, rounds in parts] for s in axes["seed"]}
     found = {s: one_by_one(jax.random.key(s), plans, config.evaluate_every or 1) for s, plans in of.items()}
-    spent = time.perf_counter() - begun, report.compile_seconds() - compiled
+    spent = time.perf_counter() - begun, record.compile_seconds() - compiled
     rows = privacy(next(iter(of.values())), config)
     whole, part = (s / len(of) for s in spent)
     seconds = dict(total=whole, compile=part, per_round=max(0.0, whole - part) / config.rounds)
-    entries = [report.entry(config.algorithm, dataclasses.asdict(config), s, metrics, rows, seconds)
+    entries = [record.entry(config.algorithm, dataclasses.asdict(config), s, metrics, rows, seconds)
                | dict(trace={LOSS: metrics["loss"]}) for s, metrics in found.items()]
     out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(json.dumps(report.plain(dict(runs=entries)), indent=1))
+    (out / "summary.json").write_text(json.dumps(record.plain(dict(runs=entries)), indent=1))
     return entries
 
 
@@ -130,7 +132,7 @@ def one_by_one(key, plans, evaluate_every):
     for plan, rounds in plans:
         out = simulate(key, plan, rounds, evaluate_every=evaluate_every, start=run)
         run = out.run
-        for name, values in report.lists(out.metrics).items():
+        for name, values in record.lists(out.metrics).items():
             found[name] = values if name not in found or values is None else found[name] + values
     return found
 
@@ -146,7 +148,7 @@ def budgets(config) -> dict:
 
 def written(out, found):
     """`found` as plain values with versions, also in out/results.json."""
-    found = report.plain(found | dict(versions=environment()))
+    found = record.plain(found | dict(versions=environment()))
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return found

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jfl import console, report, tables
-from jfl.config import Config
-from jfl.papers import talaei2024_theory as theory
-from jfl.sweep import sweep as run_points
+from jfl.cli import console
+from jfl.engine.sweep import sweep as run_points
+from jfl.papers.talaei2024 import theory
+from jfl.runs import record as report
+from jfl.runs import tables
+from jfl.runs.config import Config
 
 from .cells import key as made_by
 from .common import CONFIRMED, NOT

@@ -10,20 +10,23 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jfl import assemble, idle, points, report, train
-from jfl.config import Config
-from jfl.core import Plan
-from jfl.round import init
-from jfl.simulate import scan
-from jfl.sweep import widened, widths
-from jfl.sweeps import SELECTION
+from jfl.core.records import Plan
+from jfl.engine.round import init
+from jfl.engine.simulate import scan
+from jfl.engine.sweep import widened, widths
+from jfl.runs import blocks as points
+from jfl.runs import build as assemble
+from jfl.runs import record as report
+from jfl.runs import train, unused_options
+from jfl.runs.config import Config
+from jfl.runs.sweep import SELECTION
 
 AT_ONCE = 64         # points of a block at most: what is lost if it is stopped
 
 
 def assembled(config: Config):
     """As `jfl sweep` makes them."""
-    idle.refuse_idle(config)
+    unused_options.refuse_idle(config)
     return assemble.build(config)
 
 

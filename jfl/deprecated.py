@@ -3,9 +3,9 @@ import warnings
 
 import numpy as np
 
-from . import check
-from . import round as rounds
-from .core import Federation
+from .core import checks
+from .core.records import Federation
+from .engine import round as rounds
 
 
 def _gone(old, new):
@@ -27,5 +27,5 @@ def start(key, plan):
 def fingerprint(fed):
     """The identity of a federation's data, which nothing takes as an argument any more."""
     _gone("fingerprint", "federation.identity, and no longer needed")
-    check.kind("fingerprint", Federation, "jfl.federate", fed=fed)
+    checks.kind("fingerprint", Federation, "jfl.federate", fed=fed)
     return np.asarray(fed.identity)

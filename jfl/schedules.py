@@ -8,8 +8,8 @@ them is a vmap; whole numbers shape the program, but for the breakpoints of `pie
 import jax.numpy as jnp
 import numpy as np
 
-from . import check
-from .core import Fn, named
+from .core import checks
+from .core.records import Fn, named
 
 __all__ = ["inverse_sqrt", "inverse", "theory", "theory_rounds", "exponential", "piecewise", "impact"]
 LAST = 2**31 - 1       # of the clock
@@ -87,7 +87,7 @@ def theory_rounds(strong_convexity, smoothness, steps: int, every: int | None = 
     where = "schedules.theory_rounds"
     data = _convex(where, strong_convexity, smoothness, steps)
     every = steps if every is None else every
-    check.whole(where, every=every)
+    checks.whole(where, every=every)
     return Fn(_theory_rounds, data, dict(steps=steps, every=every))
 
 
@@ -107,9 +107,9 @@ def exponential(initial, decay, total: int) -> Fn:
     [1.0, 0.5, 0.25]
     """
     where = "schedules.exponential"
-    check.positive(where, single=True, initial=initial, decay=decay)
-    check.whole(where, total=total)
-    return Fn(_exponential, dict(initial=check.scalar(initial), decay=check.scalar(decay)), dict(total=total))
+    checks.positive(where, single=True, initial=initial, decay=decay)
+    checks.whole(where, total=total)
+    return Fn(_exponential, dict(initial=checks.scalar(initial), decay=checks.scalar(decay)), dict(total=total))
 
 
 @named("schedules.piecewise")
@@ -133,24 +133,24 @@ def piecewise(breakpoints, values) -> Fn:
     """
     where, begin = "schedules.piecewise", 0
     if not hasattr(values, "__len__") or not isinstance(values, list | tuple) and np.ndim(values) < 1 \
-            or check.array(where, "breakpoints", breakpoints).ndim != 1:
-        check.fail(where, "breakpoints and values, a list of each", f"{check.shown(breakpoints)} and {check.shown(values)}")
+            or checks.array(where, "breakpoints", breakpoints).ndim != 1:
+        checks.fail(where, "breakpoints and values, a list of each", f"{checks.shown(breakpoints)} and {checks.shown(values)}")
     for at in breakpoints:
-        check.whole(where, "Breakpoints rise, and the first is not 0.", least=begin + 1, breakpoint=at)
+        checks.whole(where, "Breakpoints rise, and the first is not 0.", least=begin + 1, breakpoint=at)
         begin = int(at)
     if begin > LAST:
-        check.fail(where, f"breakpoints <= {LAST}", begin)
+        checks.fail(where, f"breakpoints <= {LAST}", begin)
     values = list(values)
-    shapes = sorted({(check.array(where, "values", value) if check.concrete(value) else value).shape for value in values})
+    shapes = sorted({(checks.array(where, "values", value) if checks.concrete(value) else value).shape for value in values})
     if len(values) != len(breakpoints) + 1 or len(shapes) > 1:
-        check.fail(where, f"{len(breakpoints) + 1} values of one shape, one more than breakpoints",
+        checks.fail(where, f"{len(breakpoints) + 1} values of one shape, one more than breakpoints",
                    f"{len(values)} of shape {', '.join(map(str, shapes))}")
-    if check.concrete(values):
+    if checks.concrete(values):
         given = np.asarray(values)
         with np.errstate(over="ignore"):
             values = given.astype(np.float32) if given.dtype.kind in "iuf" else np.array(np.nan)
         if not np.isfinite(values).all():
-            check.fail(where, "finite values (as float32)", check.shown(given))
+            checks.fail(where, "finite values (as float32)", checks.shown(given))
     else:
         values = jnp.stack(values).astype(jnp.float32)
     return Fn(_piecewise, dict(breakpoints=np.asarray(breakpoints, np.int32), values=values))
@@ -168,29 +168,29 @@ def impact(ratios, groups):
     [0.0, 0.0, 0.3333, 0.6667]
     """
     where = "schedules.impact"
-    check.nonnegative(where, ratios=ratios)
-    if np.ndim(ratios) != 1 or np.shape(ratios) != check.array(where, "groups", groups).shape:
-        check.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
+    checks.nonnegative(where, ratios=ratios)
+    if np.ndim(ratios) != 1 or np.shape(ratios) != checks.array(where, "groups", groups).shape:
+        checks.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
     for group, count in enumerate(groups):
-        check.whole(where, **{f"groups[{group}]": count})
+        checks.whole(where, **{f"groups[{group}]": count})
     ratios, groups = np.asarray(ratios, np.float64), np.asarray(groups)
     if not ratios.sum() > 0:
-        check.fail(where, "ratios with a positive sum", f"{ratios!r}", "Somebody must count.")
+        checks.fail(where, "ratios with a positive sum", f"{ratios!r}", "Somebody must count.")
     return np.repeat(ratios / (ratios @ groups), groups)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 def _bound(where, every, **numbers):
-    check.positive(where, single=True, **numbers)
-    check.whole(where, every=every)
-    return {name: check.scalar(value) for name, value in numbers.items()}, dict(every=every)
+    checks.positive(where, single=True, **numbers)
+    checks.whole(where, every=every)
+    return {name: checks.scalar(value) for name, value in numbers.items()}, dict(every=every)
 
 
 def _convex(where, strong_convexity, smoothness, steps):
-    check.positive(where, single=True, strong_convexity=strong_convexity, smoothness=smoothness)
-    check.whole(where, steps=steps)
-    if check.concrete((strong_convexity, smoothness)) and smoothness < strong_convexity:
-        check.fail(where, "smoothness >= strong_convexity", f"{smoothness!r} < {strong_convexity!r}",
+    checks.positive(where, single=True, strong_convexity=strong_convexity, smoothness=smoothness)
+    checks.whole(where, steps=steps)
+    if checks.concrete((strong_convexity, smoothness)) and smoothness < strong_convexity:
+        checks.fail(where, "smoothness >= strong_convexity", f"{smoothness!r} < {strong_convexity!r}",
                    "A mu-strongly convex and L-smooth function has mu <= L.")
-    return dict(strong_convexity=check.scalar(strong_convexity), smoothness=check.scalar(smoothness))
+    return dict(strong_convexity=checks.scalar(strong_convexity), smoothness=checks.scalar(smoothness))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import jfl
-from jfl.core import Federation
+from jfl.core.records import Federation
 
 # examples are the same in every run: a red test is red for everyone
 hypothesis.settings.register_profile("jfl", derandomize=True, deadline=None)

@@ -106,7 +106,7 @@ def text_of(data: bytes, seeds) -> bytes:
 
 def config(folder, data):
     """A TOML file -> the fields of a Config, which go through a file again."""
-    from jfl import config as configs
+    from jfl.runs import config as configs
     (folder / "c.toml").write_bytes(data)
     values = configs.load(folder / "c.toml")
     (folder / "d.toml").write_text(configs.dump(values), encoding="utf-8")
@@ -118,7 +118,8 @@ def config(folder, data):
 
 def _page(found):
     """Everything but the pictures that a report makes of sources."""
-    from jfl import comparison, markup, sections
+    from jfl.report import comparison, sections
+    from jfl.report import document as markup
     kept = sections._pictures, comparison._picture
     sections._pictures = comparison._picture = lambda of: []
     try:
@@ -129,7 +130,7 @@ def _page(found):
 
 
 def _folder(folder, **files):
-    from jfl import sources
+    from jfl.report import sources
     whole = dict(summary=json.dumps(SUMMARY).encode(), manifest=json.dumps(MANIFEST).encode(), metrics=METRICS.encode()) | files
     for name, content in whole.items():
         (folder / (name + (".csv" if name == "metrics" else ".json"))).write_bytes(content)
@@ -153,7 +154,7 @@ def metrics(folder, data):
 
 def results(folder, data):
     """results.json of an experiment, or a collection of a paper's experiments -> its page."""
-    from jfl import sources
+    from jfl.report import sources
     (folder / "r.json").write_bytes(text_of(data, RESULTS))
     _page([sources.read(folder / "r.json")])
 
@@ -172,15 +173,15 @@ def adult(folder, data):
 
 def cache(folder, data):
     """A cached dataset -> its arrays, or None with a warning."""
-    from jfl.data import prepared
+    from jfl.data import tfds
     (folder / "c.npz").write_bytes(data)
-    found = prepared._load(folder / "c.npz")
+    found = tfds._load(folder / "c.npz")
     assert found is None or {"x", "y", "x_test", "y_test", "classes", "checksum"} <= set(found)
 
 
 def journal(folder, data):
     """journal.json of a run's folder."""
-    from jfl.journal import Journal
+    from jfl.runs.journal import Journal
     (folder / "journal.json").write_bytes(text_of(data, [JOURNAL]))
     found = Journal(folder).read()
     assert found is None or isinstance(found, dict)
@@ -188,8 +189,8 @@ def journal(folder, data):
 
 def points(folder, data):
     """points.jsonl of a sweep's folder; a mutation has the digests of what it says."""
-    from jfl.checkpoint import signature
-    from jfl.points import Results
+    from jfl.runs.blocks import Results
+    from jfl.runs.checkpoint import signature
     lines = text_of(data, [POINTS])
     if len(data) > 1 and data[0] % 2:
         tree = json.loads(lines)
@@ -225,11 +226,11 @@ def arrays(folder, data):
 def _npz():
     import numpy as np
 
-    from jfl.data import prepared
+    from jfl.data import tfds
     stored = dict(x=np.zeros((2, 1, 1, 1), np.uint8), y=np.zeros(2, np.int32), x_test=np.zeros((1, 1, 1, 1), np.uint8),
                   y_test=np.zeros(1, np.int32), classes=np.int32(2))
     file = io.BytesIO()
-    np.savez(file, **stored, checksum=np.array(prepared._stored_digest(stored)))
+    np.savez(file, **stored, checksum=np.array(tfds._stored_digest(stored)))
     return file.getvalue()
 
 
@@ -252,7 +253,7 @@ def seeds(name) -> list:
 def fuzz(name, seconds):
     import atheris
     with atheris.instrument_imports(include=["jfl", "tomllib", "csv", "json"]):
-        import jfl.cli  # noqa: F401
+        import jfl.cli.main  # noqa: F401
     warnings.simplefilter("ignore")
     seen = set()
     with tempfile.TemporaryDirectory() as made:

@@ -50,7 +50,7 @@ def grids(meshes, name):
 
 def sums(dtype, chunk, mesh, seed):
     """What the clients of a round add up to, before the noise."""
-    part = importlib.import_module("jfl.round")
+    part = importlib.import_module("jfl.engine.round")
     params = jax.tree.map(lambda x: x.astype(dtype), start_params())
     algorithm = jfl.algorithms.fedavg(jfl.grad(squared), lr=0.3, steps=2, batch=jfl.batches.without_replacement(3))
     plan = jfl.plan(DEVICE, jfl.task(params, squared), algorithm, jfl.sampling.full(7), release=noisy_release(), chunk=chunk)

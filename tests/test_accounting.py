@@ -12,10 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfl
-from jfl import batches, core, sampling, tree
-from jfl.privacy import accounting, bounds, events, ledger, participation, rdp, tight
-from jfl.privacy.mechanism import chain
-from jfl.privacy.stages import clip_l2, divide, gaussian, total
+from jfl import sampling
+from jfl.core import pytrees, records
+from jfl.privacy import guarantees
+from jfl.privacy.accountants import events, rdp, rdp_events
+from jfl.privacy.accountants import tightest as tight
+from jfl.privacy.ledger import entries, participation
+from jfl.privacy.mechanisms.chain import chain
+from jfl.privacy.mechanisms.stages import clip_l2, divide, gaussian, total
+from jfl.sampling import batches
 
 DATA = pathlib.Path(os.environ.get("JFL_DATA_DIR", pathlib.Path(__file__).parents[2] / "shared" / "data"))
 DELTA = 1e-5
@@ -36,7 +41,7 @@ def distributions():
 
 
 def eps(event, delta=DELTA):
-    return bounds.epsilon(event, delta)[0]
+    return rdp_events.epsilon(event, delta)[0]
 
 
 def close(got, want, rel):
@@ -58,7 +63,7 @@ def fixed(rate, z, times=1, population=10**6):
     (1.0, 1000, 1e-5, 633.9298513356146), (5.0, 1, 1e-2, 0.263231209774083), (50.0, 1, 1e-5, 0.058632255306096163),
     (10.0, 10000, 1e-7, 101.18920932101022), (20.0, 1, 1e-2, 0.025041110444832027)])
 def test_gaussians_compose_exactly(z, times, delta, want):
-    assert bounds.epsilon(events.repeat(events.gaussian(z), times), delta)[1] == "gaussian_exact"
+    assert rdp_events.epsilon(events.repeat(events.gaussian(z), times), delta)[1] == "gaussian_exact"
     close(eps(events.repeat(events.gaussian(z), times), delta), want, 1e-9)
 
 
@@ -95,7 +100,7 @@ def test_fixed_size_curve():
     (0.05, 4.0, 10**5, 1e-2, 18.623661401859394, 18.62463393110196),
     (0.1, 1.5, 1, 1e-7, 1.3984918622524247, 1.4099260737645771)])
 def test_poisson_epsilon_is_at_its_infimum(q, z, times, delta, low, high):
-    got, method = bounds.epsilon(poisson(q, z, times), delta)
+    got, method = rdp_events.epsilon(poisson(q, z, times), delta)
     assert low * (1 - 1e-9) <= got <= min(high, low * (1 + 1e-4)) and method == "rdp"
 
 
@@ -157,7 +162,7 @@ def test_golden_file():
             got = eps(events.compose(*(poisson(*term) for term in p["terms_q_sigma_count"])), p["delta"])
             assert v["eps_bracket"][0] * (1 - 1e-6) <= got <= v["eps_rdp_exact_same_orders"] * (1 + 1e-9), e["id"]
         elif e["kind"] == "calibration" and p["q"] < 1:
-            z = accounting.solve_noise(lambda z, p=p: poisson(p["q"], z, p["T"]), p["target_eps"], p["delta"])
+            z = guarantees.solve_noise(lambda z, p=p: poisson(p["q"], z, p["T"]), p["target_eps"], p["delta"])
             assert v["sigma_pld_dpa"] < z <= v["sigma_rdp_dpa"] * (1 + 2e-6), e["id"]
         else:
             continue
@@ -272,7 +277,7 @@ def test_traceable():
             close(jax.jit(jax.vmap(at))(jnp.array([0.8, 2.5])), direct, 1e-12)
             close(jax.grad(at)(2.5), (float(at(2.5 + 1e-5)) - float(at(2.5 - 1e-5))) / 2e-5, 1e-6)
     with jax.enable_x64(True):
-        slopes = jax.grad(lambda e: accounting.curve(e, orders).sum())(poisson(0.05, 2.0, 10))
+        slopes = jax.grad(lambda e: guarantees.curve(e, orders).sum())(poisson(0.05, 2.0, 10))
     assert all(np.isfinite(v) for v in jax.tree.leaves(slopes)) and float(slopes.event.event.noise_multiplier) < 0
 
 
@@ -287,7 +292,7 @@ def test_slopes_are_finite_beyond_the_reach_of_the_grid():
 
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
 def test_solved_noise_is_safe_and_tight(target):
-    z = accounting.solve_noise(lambda z: poisson(0.02, z, 500), target, DELTA)
+    z = guarantees.solve_noise(lambda z: poisson(0.02, z, 500), target, DELTA)
     assert z == float(np.float32(z))
     assert target * (1 - 1e-3) <= eps(poisson(0.02, z, 500)) <= target
     assert eps(poisson(0.02, z * (1 - 1e-3), 500)) > target
@@ -295,9 +300,9 @@ def test_solved_noise_is_safe_and_tight(target):
 
 def test_solve_noise_refuses():
     with pytest.raises(ValueError, match="epsilon > 0"):
-        accounting.solve_noise(events.gaussian, float("nan"), DELTA)
+        guarantees.solve_noise(events.gaussian, float("nan"), DELTA)
     with pytest.raises(ValueError, match="that noise can reach"):
-        accounting.solve_noise(lambda z: events.repeat(events.gaussian(z), 10**9), 1e-4, 1e-12)
+        guarantees.solve_noise(lambda z: events.repeat(events.gaussian(z), 10**9), 1e-4, 1e-12)
 
 
 @pytest.mark.parametrize("make, match", [
@@ -336,13 +341,13 @@ def make(rows=None, batch=BATCH, count=3, sampler=COHORT, upload=None, release=P
          stateful=False, paired=False, more=()):
     """A plan of records: the ledger looks at nothing else."""
     sizes = np.full(CLIENTS, 100) if sizes is None else np.asarray(sizes)
-    fed = core.Federation(jnp.zeros((1, 1)), jnp.zeros(1, int), jnp.zeros((CLIENTS, 1), int), jnp.asarray(sizes),
+    fed = records.Federation(jnp.zeros((1, 1)), jnp.zeros(1, int), jnp.zeros((CLIENTS, 1), int), jnp.asarray(sizes),
                           jnp.zeros((1, 1)), jnp.zeros(1, int), jnp.zeros((CLIENTS, 0), int),
                           jnp.zeros(CLIENTS, int))
-    nothing, releases = core.Fn(abs), (core.Release(rows, batch, count), *more)
-    client = core.Fn(tree.add, dict(held=releases))       # jfl's own, and holds what is declared
-    alg = core.Algorithm(nothing, client, nothing, nothing, releases, stateful=stateful)
-    return core.Plan(fed, core.Task(nothing, nothing), alg, sampler, upload, release,
+    nothing, releases = records.Fn(abs), (records.Release(rows, batch, count), *more)
+    client = records.Fn(pytrees.add, dict(held=releases))       # jfl's own, and holds what is declared
+    alg = records.Algorithm(nothing, client, nothing, nothing, releases, stateful=stateful)
+    return records.Plan(fed, records.Task(nothing, nothing), alg, sampler, upload, release,
                      jnp.ones(CLIENTS) if weights is None else weights, paired_noise=paired)
 
 
@@ -351,19 +356,19 @@ def poisson_plan(**changes):
 
 
 def test_examples_seen_by_the_server():
-    g = accounting.guarantee(make(NOISY()), 50, DELTA)
+    g = guarantees.guarantee(make(NOISY()), 50, DELTA)
     assert (g.unit, g.view, g.adjacency, g.method, g.status, g.delta) == (
         "example", "server", "replace_one", "rdp", "proved", DELTA)
     assert g.epsilon == eps(fixed(0.1, 1.0, 150, 100)) and type(g.epsilon) is float
-    assert ledger.SIMULATION in g.caveats and ledger.EVERY_ROUND in g.caveats and ledger.PUBLIC not in g.caveats
+    assert entries.SIMULATION in g.caveats and entries.EVERY_ROUND in g.caveats and entries.PUBLIC not in g.caveats
     assert "epsilon" in str(g)
 
 
 def test_examples_seen_by_a_third_party():
-    g = accounting.guarantee(make(NOISY()), 50, DELTA, view="third_party")
-    assert g.method == "rdp, participation mixture" and ledger.HONEST in g.caveats
+    g = guarantees.guarantee(make(NOISY()), 50, DELTA, view="third_party")
+    assert g.method == "rdp, participation mixture" and entries.HONEST in g.caveats
     assert g.epsilon == eps(events.repeat(events.participation(0.25, fixed(0.1, 1.0, 3, 100)), 50))
-    assert len(accounting.guarantees(make(NOISY()), 50)) == 2
+    assert len(guarantees.guarantees(make(NOISY()), 50)) == 2
 
 
 @pytest.mark.parametrize("batch, want", [
@@ -375,48 +380,48 @@ def test_examples_seen_by_a_third_party():
 def test_batches_charge_the_smallest_client(batch, want):
     sizes = np.full(CLIENTS, 100)
     sizes[3], sizes[4] = 40, 0                            # a client without rows has nothing to lose
-    close(accounting.guarantee(make(NOISY(), batch, sizes=sizes), 50).epsilon, eps(want), 1e-12)
+    close(guarantees.guarantee(make(NOISY(), batch, sizes=sizes), 50).epsilon, eps(want), 1e-12)
 
 
 def test_poisson_batches():
-    g = accounting.guarantee(poisson_plan(), 50)
-    assert g.adjacency == "add_remove" and ledger.PUBLIC in g.caveats
+    g = guarantees.guarantee(poisson_plan(), 50)
+    assert g.adjacency == "add_remove" and entries.PUBLIC in g.caveats
     close(g.epsilon, eps(poisson(0.08, 1.0, 150)), 1e-5)
     assert g.epsilon >= eps(poisson(np.float32(0.08), 1.0, 150))          # the draw is in steps of 2^-23, rounded up
     given = batches.poisson(rate=0.5, capacity=100)
-    close(accounting.guarantee(poisson_plan(batch=given), 50).epsilon, eps(poisson(0.5, 1.0, 150)), 1e-12)
+    close(guarantees.guarantee(poisson_plan(batch=given), 50).epsilon, eps(poisson(0.5, 1.0, 150)), 1e-12)
 
 
 def test_overflow_is_paid_from_delta():
     from scipy import stats
 
     tight = poisson_plan(batch=batches.poisson(8.0, capacity=30), sizes=np.full(CLIENTS, 200))
-    g = accounting.guarantee(tight, 50)
+    g = guarantees.guarantee(tight, 50)
     beta = 150 * stats.binom.sf(30, 200, 0.04)
     left = DELTA - beta * (1 + math.exp(g.epsilon))
     assert 1e-3 < 1 - left / DELTA < 0.5
     event = poisson(math.ceil(float(np.float32(0.04)) * 2**23) / 2**23, 1.0, 150)
     assert eps(event) < eps(event, left) <= g.epsilon <= eps(event, left) * (1 + 1e-6)
     with pytest.raises(ValueError, match="Raise the capacity"):
-        accounting.guarantee(poisson_plan(batch=batches.poisson(8.0, capacity=12)), 50)
-    assert accounting.guarantees(poisson_plan(batch=batches.poisson(8.0, capacity=12)), 50) == ()
+        guarantees.guarantee(poisson_plan(batch=batches.poisson(8.0, capacity=12)), 50)
+    assert guarantees.guarantees(poisson_plan(batch=batches.poisson(8.0, capacity=12)), 50) == ()
 
 
 def test_several_releases_add_up():
-    more = (core.Release(NOISY(2.0), batches.full(), 1),)
-    got = accounting.guarantee(make(NOISY(), more=more), 50).epsilon
+    more = (records.Release(NOISY(2.0), batches.full(), 1),)
+    got = guarantees.guarantee(make(NOISY(), more=more), 50).epsilon
     inner = events.compose(fixed(0.1, 1.0, 3, 100), events.gaussian(2.0))
     close(got, eps(events.repeat(inner, 50)), 1e-12)
-    assert accounting.guarantee(make(NOISY(), more=(core.Release(None, batches.full(), 1),)), 50).method == "none"
+    assert guarantees.guarantee(make(NOISY(), more=(records.Release(None, batches.full(), 1),)), 50).method == "none"
     # the true multiplier counts, however the noise was stated: std 0.5 over 2 * 0.5
-    got = accounting.guarantee(make(NOISY(std=0.5)), 50).epsilon
-    assert got == accounting.guarantee(make(NOISY(0.5)), 50).epsilon
+    got = guarantees.guarantee(make(NOISY(std=0.5)), 50).epsilon
+    assert got == guarantees.guarantee(make(NOISY(0.5)), 50).epsilon
 
 
 def test_who_takes_part():
-    share = lambda sampler: accounting.guarantee(make(NOISY(), sampler=sampler), 50, view="third_party").epsilon
+    share = lambda sampler: guarantees.guarantee(make(NOISY(), sampler=sampler), 50, view="third_party").epsilon
     want = lambda share: eps(events.repeat(events.participation(share, fixed(0.1, 1.0, 3, 100)), 50))
-    server = accounting.guarantee(make(NOISY()), 50).epsilon
+    server = guarantees.guarantee(make(NOISY()), 50).epsilon
     assert share(sampling.full(CLIENTS)) == server > share(COHORT)
     close(share(sampling.poisson(CLIENTS, 0.25)), want(0.25), 1e-5)
     close(share(sampling.with_replacement(CLIENTS, 5)), want(1 - 0.95**5), 1e-12)
@@ -425,13 +430,13 @@ def test_who_takes_part():
     # each of five draws may run the client again
     often = sampling.with_replacement(CLIENTS, 5, independent=True)
     close(share(often), eps(events.repeat(events.participation(0.05, fixed(0.1, 1.0, 3, 100)), 250)), 1e-12)
-    close(accounting.guarantee(make(NOISY(), sampler=often), 10).epsilon, server, 1e-12)
+    close(guarantees.guarantee(make(NOISY(), sampler=often), 10).epsilon, server, 1e-12)
 
 
 def test_worst_client_when_sizes_and_shares_differ():
     sizes, weights = np.arange(50, 50 + CLIENTS), np.arange(1, CLIENTS + 1)[::-1] ** 2
     plan = make(NOISY(), sampler=sampling.with_replacement(CLIENTS, 5, weights), sizes=sizes)
-    got = accounting.guarantee(plan, 50, view="third_party").epsilon
+    got = guarantees.guarantee(plan, 50, view="third_party").epsilon
     each = [eps(events.repeat(events.participation(1 - (1 - w / weights.sum()) ** 5, fixed(10 / n, 1, 3, int(n))), 50))
             for n, w in zip(sizes[:3], weights[:3])]
     close(got, max(each), 1e-5)
@@ -442,44 +447,44 @@ def test_worst_client_when_sizes_and_shares_differ():
 
 def test_clients_behind_the_server():
     plan = make(release=NOISY())
-    g = accounting.guarantee(plan, 50, view="third_party")
+    g = guarantees.guarantee(plan, 50, view="third_party")
     assert (g.unit, g.adjacency, g.method) == ("client", "replace_one", "rdp")
     assert g.epsilon == eps(fixed(0.25, 1.0, 50, CLIENTS))
     with pytest.raises(ValueError, match="sees every upload before.*Choices: unit='client', view='third_party'"):
-        accounting.guarantee(plan, 50, view="server")
+        guarantees.guarantee(plan, 50, view="server")
     with pytest.raises(ValueError, match="sees every upload before"):
-        accounting.guarantee(plan, 50, unit="client", view="server")
-    assert accounting.guarantee(plan, 50) == accounting.guarantee(plan, 50, unit="client") == g
-    implied = accounting.guarantee(plan, 50, unit="example", view="third_party")
-    assert implied.epsilon == g.epsilon and ledger.IMPLIED in implied.caveats
+        guarantees.guarantee(plan, 50, unit="client", view="server")
+    assert guarantees.guarantee(plan, 50) == guarantees.guarantee(plan, 50, unit="client") == g
+    implied = guarantees.guarantee(plan, 50, unit="example", view="third_party")
+    assert implied.epsilon == g.epsilon and entries.IMPLIED in implied.caveats
     # clients that remember: only absence protects
-    hidden = accounting.guarantee(make(release=NOISY(), stateful=True), 50, view="third_party")
+    hidden = guarantees.guarantee(make(release=NOISY(), stateful=True), 50, view="third_party")
     assert hidden.epsilon == eps(events.repeat(events.participation(0.25, events.gaussian(1.0)), 50)) > g.epsilon
-    assert hidden.method == "rdp, participation mixture" and ledger.HONEST in hidden.caveats
+    assert hidden.method == "rdp, participation mixture" and entries.HONEST in hidden.caveats
 
 
 def test_clients_joining_on_their_own():
     plan = make(release=NOISY(adjacency="add_remove"), sampler=sampling.poisson(CLIENTS, 0.25), stateful=True)
-    g = accounting.guarantee(plan, 50, view="third_party")
-    assert g.adjacency == "add_remove" and ledger.PUBLIC in g.caveats
+    g = guarantees.guarantee(plan, 50, view="third_party")
+    assert g.adjacency == "add_remove" and entries.PUBLIC in g.caveats
     close(g.epsilon, eps(poisson(0.25, 1.0, 50)), 1e-5)
     # a changed example moves a present client's upload by up to twice the bound
-    implied = accounting.guarantee(plan, 50, unit="example", view="third_party")
+    implied = guarantees.guarantee(plan, 50, unit="example", view="third_party")
     close(implied.epsilon, eps(events.repeat(events.participation(0.25, events.gaussian(0.5)), 50)), 1e-5)
     small = make(release=NOISY(adjacency="add_remove"), sampler=sampling.poisson(CLIENTS, 0.25, capacity=8))
     with pytest.raises(ValueError, match="Raise the capacity"):
-        accounting.guarantee(small, 50, view="third_party")
+        guarantees.guarantee(small, 50, view="third_party")
 
 
 def test_noise_on_uploads():
     plan = make(upload=NOISY(2.0))
-    server = accounting.guarantee(plan, 50)
-    third = accounting.guarantee(plan, 50, view="third_party")
+    server = guarantees.guarantee(plan, 50)
+    third = guarantees.guarantee(plan, 50, view="third_party")
     assert (server.unit, server.view, server.method) == ("client", "server", "gaussian_exact")
     assert server.epsilon == eps(events.repeat(events.gaussian(2.0), 50))
     assert third.epsilon == eps(events.repeat(events.participation(0.25, events.gaussian(2.0)), 50)) < server.epsilon
-    assert accounting.guarantee(plan, 50, unit="example").epsilon == server.epsilon
-    assert {(g.unit, g.view) for g in accounting.guarantees(make(NOISY(), upload=NOISY(2.0)), 50)} == {
+    assert guarantees.guarantee(plan, 50, unit="example").epsilon == server.epsilon
+    assert {(g.unit, g.view) for g in guarantees.guarantees(make(NOISY(), upload=NOISY(2.0)), 50)} == {
         ("example", "server"), ("example", "third_party"), ("client", "server"), ("client", "third_party")}
 
 
@@ -492,24 +497,24 @@ def test_weights():
     weights = jnp.ones(CLIENTS).at[0].set(2.0)
     relative = make(release=NOISY(), weights=weights)
     stated = make(release=NOISY(std=1.0), weights=weights)
-    third = lambda plan: accounting.guarantee(plan, 50, view="third_party")
-    assert third(relative).epsilon == third(make(release=NOISY())).epsilon and ledger.PUBLIC in third(relative).caveats
+    third = lambda plan: guarantees.guarantee(plan, 50, view="third_party")
+    assert third(relative).epsilon == third(make(release=NOISY())).epsilon and entries.PUBLIC in third(relative).caveats
     assert third(stated).epsilon == third(make(release=NOISY(0.5))).epsilon       # std 1 over 2 * 0.5 * weight 2
-    changing = core.Fn(jnp.ones)
+    changing = records.Fn(jnp.ones)
     assert third(make(release=NOISY(), weights=changing)).epsilon == third(relative).epsilon
     # a fixed std beside weights of the round: each round has a multiplier of its own
-    rising = core.Fn(lambda round_: jnp.ones(CLIENTS).at[0].set(1.0 + round_))
-    got = accounting.guarantee(make(release=NOISY(std=1.0), weights=rising), 3, view="third_party").epsilon
+    rising = records.Fn(lambda round_: jnp.ones(CLIENTS).at[0].set(1.0 + round_))
+    got = guarantees.guarantee(make(release=NOISY(std=1.0), weights=rising), 3, view="third_party").epsilon
     close(got, eps(events.compose(*(fixed(0.25, 1 / w, 1, CLIENTS) for w in scaled(3)))), 1e-6)
     close(got, eps(events.series(events.without_replacement(5, 20, events.gaussian(1 / scaled(3))), np.ones(3))), 1e-6)
 
 
 def test_a_plan_without_noise_says_so():
     for view in ("server", "third_party"):
-        g = accounting.guarantee(make(), 50, view=view, unit="client")
-        assert g.epsilon == math.inf and g.method == "none" and g.caveats == (accounting.BARE,) and g.unit == "client"
-    assert accounting.guarantees(make(), 50) == ()
-    assert accounting.epsilons(make(), [0, 5]).tolist() == [0.0, math.inf]
+        g = guarantees.guarantee(make(), 50, view=view, unit="client")
+        assert g.epsilon == math.inf and g.method == "none" and g.caveats == (guarantees.BARE,) and g.unit == "client"
+    assert guarantees.guarantees(make(), 50) == ()
+    assert guarantees.epsilons(make(), [0, 5]).tolist() == [0.0, math.inf]
     with pytest.raises(ValueError, match="noise stage"):
         jfl.calibrate(make(), epsilon=1.0, rounds=5)
 
@@ -518,7 +523,7 @@ def test_a_plan_without_noise_says_so():
     (make(NOISY(adjacency="add_remove"), batches.with_replacement(10)), {}, "'replace_one' for batches.with_repl"),
     (make(NOISY(), sizes=np.full(CLIENTS, 7)), {}, "at least batch=10 rows"),
     (make(NOISY(adjacency="add_remove")), {}, "adjacency 'replace_one' for batches.without_replacement"),
-    (make(NOISY(), more=(core.Release(NOISY(adjacency="add_remove"), batches.poisson(8.0), 1),)), {},
+    (make(NOISY(), more=(records.Release(NOISY(adjacency="add_remove"), batches.poisson(8.0), 1),)), {},
      "one adjacency for all releases"),
     (make(release=NOISY(), sampler=sampling.with_replacement(CLIENTS, 5), stateful=True), {"view": "third_party"},
      "sampling.without_replacement or sampling.poisson"),
@@ -531,18 +536,18 @@ def test_a_plan_without_noise_says_so():
     (make(NOISY(), upload=NOISY()), {}, "fits 2 of them for view='server'.*unit='client', view='server'")])
 def test_refusals_of_plans(plan, options, match):
     with pytest.raises(ValueError, match=match):
-        accounting.guarantee(plan, **{"rounds": 50} | options)
+        guarantees.guarantee(plan, **{"rounds": 50} | options)
 
 
 def test_traced_plans_are_refused():
     with pytest.raises(ValueError, match="outside jit"):
-        jax.jit(lambda w: accounting.guarantee(make(NOISY(), weights=w), 5).epsilon)(jnp.ones(CLIENTS))
+        jax.jit(lambda w: guarantees.guarantee(make(NOISY(), weights=w), 5).epsilon)(jnp.ones(CLIENTS))
 
 
 def test_caveats_travel():
-    assert ledger.PAIRED in accounting.guarantee(make(NOISY(), paired=True), 50).caveats
-    assert not {ledger.EVERY_ROUND, ledger.HONEST, ledger.PAIRED} & set(
-        accounting.guarantee(make(NOISY(), sampler=sampling.full(CLIENTS)), 50).caveats)
+    assert entries.PAIRED in guarantees.guarantee(make(NOISY(), paired=True), 50).caveats
+    assert not {entries.EVERY_ROUND, entries.HONEST, entries.PAIRED} & set(
+        guarantees.guarantee(make(NOISY(), sampler=sampling.full(CLIENTS)), 50).caveats)
 
 
 @pytest.mark.parametrize("plan, options", [
@@ -559,7 +564,7 @@ def test_calibrated_plans_keep_their_promise(plan, options, target):
         rows, = plan.algorithm.releases
         again = make(put(rows.mechanism), rows.batches, rows.count, plan.sampler, put(plan.upload), put(plan.release),
                      sizes=plan.fed.size)
-        return accounting.guarantee(again, 20, **options).epsilon
+        return guarantees.guarantee(again, 20, **options).epsilon
 
     assert target * (1 - 1e-3) <= at(z) <= target
 
@@ -568,11 +573,11 @@ def test_many_rounds_at_once():
     for plan, options in ((make(NOISY()), {"view": "third_party"}), (make(upload=NOISY()), {"unit": "client"}),
                           (poisson_plan(batch=batches.poisson(8.0, capacity=34), sizes=np.full(CLIENTS, 200)), {})):
         rounds = np.array([0, 1, 2, 5, 50])
-        got = accounting.epsilons(plan, rounds, **options)
+        got = guarantees.epsilons(plan, rounds, **options)
         assert got.dtype == np.float64 and got[0] == 0 and (np.diff(got) > 0).all()
-        close(got[1:], [accounting.guarantee(plan, int(r), **options).epsilon for r in rounds[1:]], 1e-5)
+        close(got[1:], [guarantees.guarantee(plan, int(r), **options).epsilon for r in rounds[1:]], 1e-5)
     with pytest.raises(ValueError, match="whole numbers"):
-        accounting.epsilons(plan, [1.5])
+        guarantees.epsilons(plan, [1.5])
 
 
 # --- draws with replacement ----------------------------------------------------------------------------------------
@@ -640,21 +645,21 @@ def test_attack_on_a_row_of_a_visible_client():
 
 
 def test_rare_repeats_are_paid_from_delta():
-    event, lost = bounds._multiplicities(with_replacement(50, 600, 1.0, 1000), 1e-7)
+    event, lost = rdp_events._multiplicities(with_replacement(50, 600, 1.0, 1000), 1e-7)
     assert 0 < lost <= 1e-7 and event.event.most < 12
     close(event.event.law.sum(), 1.0, 1e-12)
-    whole = bounds.curve(events.with_replacement(5, 20, events.gaussian(2.0)), np.array([1.5, 2.0, 4.0]))
+    whole = rdp_events.curve(events.with_replacement(5, 20, events.gaussian(2.0)), np.array([1.5, 2.0, 4.0]))
     close(whole, rdp.with_replacement(np.array([1.5, 2.0, 4.0]), binomial(5, 20), 2.0), 1e-12)
 
 
 def test_plans_that_draw_with_replacement():
-    rows = accounting.guarantee(make(NOISY(), batches.with_replacement(10)), 20)
-    assert rows.epsilon == eps(with_replacement(10, 100, 1.0, 60)) > accounting.guarantee(make(NOISY()), 20).epsilon
+    rows = guarantees.guarantee(make(NOISY(), batches.with_replacement(10)), 20)
+    assert rows.epsilon == eps(with_replacement(10, 100, 1.0, 60)) > guarantees.guarantee(make(NOISY()), 20).epsilon
     plan = make(release=NOISY(2.0), sampler=sampling.with_replacement(CLIENTS, 5))
-    clients = accounting.guarantee(plan, 20, view="third_party")
+    clients = guarantees.guarantee(plan, 20, view="third_party")
     assert clients.unit == "client" and clients.epsilon == eps(with_replacement(5, CLIENTS, 2.0, 20))
     weighted = make(release=NOISY(2.0), sampler=sampling.with_replacement(CLIENTS, 5, np.arange(1, CLIENTS + 1)))
-    close(accounting.guarantee(weighted, 20, view="third_party").epsilon, eps(with_replacement(5, 210 / 20, 2.0, 20)), 1e-5)
+    close(guarantees.guarantee(weighted, 20, view="third_party").epsilon, eps(with_replacement(5, 210 / 20, 2.0, 20)), 1e-5)
 
 
 # --- participation, segments, other unknowns ------------------------------------------------------------------------
@@ -663,11 +668,11 @@ def test_participation_of_clients():
     sizes = np.full(CLIENTS, 100)
     sizes[3], sizes[4] = 40, 0
     plan = make(NOISY(), sizes=sizes)
-    planned = accounting.guarantee(plan, 50)
-    capped = accounting.guarantee(plan, 50, cap=5)
+    planned = guarantees.guarantee(plan, 50)
+    capped = guarantees.guarantee(plan, 50, cap=5)
     assert capped.status == "conditional" and any("asserted" in c for c in capped.caveats)
-    assert capped.epsilon == eps(events.repeat(fixed(0.25, 1.0, 3, 40), 5)) and ledger.EVERY_ROUND not in capped.caveats
-    likely = accounting.guarantee(plan, 50, quantile=1e-6)
+    assert capped.epsilon == eps(events.repeat(fixed(0.25, 1.0, 3, 40), 5)) and entries.EVERY_ROUND not in capped.caveats
+    likely = guarantees.guarantee(plan, 50, quantile=1e-6)
     from scipy import stats
 
     times = int(stats.binom.isf(1e-6, 50, 0.25))
@@ -675,11 +680,11 @@ def test_participation_of_clients():
     assert likely.epsilon == eps(events.repeat(fixed(0.25, 1.0, 3, 40), times), DELTA - 1e-6) < planned.epsilon
     assert any("1e-06" in c for c in likely.caveats)
     seen = np.arange(CLIENTS)
-    told = accounting.guarantee(plan, 50, realised=seen)
-    each = accounting.epsilons_per_client(plan, 50, realised=seen)
+    told = guarantees.guarantee(plan, 50, realised=seen)
+    each = guarantees.epsilons_per_client(plan, 50, realised=seen)
     assert told.status == "descriptive" and told.epsilon == each.max()
     assert each[0] == 0 and each[4] == 0 and each[7] == eps(events.repeat(fixed(0.1, 1.0, 3, 100), 7))
-    assert accounting.guarantee(plan, 50, realised=np.zeros(CLIENTS, int)).epsilon == 0
+    assert guarantees.guarantee(plan, 50, realised=np.zeros(CLIENTS, int)).epsilon == 0
 
 
 def test_epsilon_of_each_client():
@@ -687,14 +692,14 @@ def test_epsilon_of_each_client():
     sizes[3], sizes[4] = 40, 0
     plan = make(NOISY(), sizes=sizes)
     for view in ("server", "third_party"):
-        each = accounting.epsilons_per_client(plan, 50, view=view)
+        each = guarantees.epsilons_per_client(plan, 50, view=view)
         assert each.shape == (CLIENTS,) and each[4] == 0 and each[3] == each.max()
-        close(each.max(), accounting.guarantee(plan, 50, view=view).epsilon, 1e-12)
+        close(each.max(), guarantees.guarantee(plan, 50, view=view).epsilon, 1e-12)
         assert (each[[0, 1, 19]] == each[0]).all() and each[0] < each[3]
-    assert accounting.epsilons_per_client(make(), 5).tolist() == [math.inf] * CLIENTS
+    assert guarantees.epsilons_per_client(make(), 5).tolist() == [math.inf] * CLIENTS
     overflow = poisson_plan(batch=batches.poisson(8.0, capacity=34), sizes=np.full(CLIENTS, 200))
-    close(accounting.epsilons_per_client(overflow, 20)[0], accounting.guarantee(overflow, 20).epsilon, 1e-9)
-    noisy = accounting.guarantee(make(upload=NOISY(2.0)), 50, cap=3, unit="client")
+    close(guarantees.epsilons_per_client(overflow, 20)[0], guarantees.guarantee(overflow, 20).epsilon, 1e-9)
+    noisy = guarantees.guarantee(make(upload=NOISY(2.0)), 50, cap=3, unit="client")
     assert noisy.epsilon == eps(events.repeat(events.gaussian(2.0), 3))
 
 
@@ -703,43 +708,43 @@ def test_epsilon_of_each_client():
     (dict(realised=np.full(CLIENTS, 51)), "whole numbers in 0..50"), (dict(cap=3, view="third_party"), "view='server'")])
 def test_refusals_of_participation(options, match):
     with pytest.raises(ValueError, match=match):
-        accounting.guarantee(make(NOISY()), 50, **options)
+        guarantees.guarantee(make(NOISY()), 50, **options)
 
 
 def test_segments_add_up():
     first, second = make(NOISY()), make(NOISY(2.0), batches.full())
-    got = accounting.guarantee([(first, 10), (second, 20)], delta=DELTA)
+    got = guarantees.guarantee([(first, 10), (second, 20)], delta=DELTA)
     want = events.compose(fixed(0.1, 1.0, 30, 100), events.repeat(events.gaussian(2.0), 60))
     close(got.epsilon, eps(want), 1e-12)
-    assert accounting.guarantee([(first, 30)], delta=DELTA).epsilon == pytest.approx(accounting.guarantee(first, 30).epsilon)
-    assert accounting.guarantee([(first, 10), (make(), 1)]).epsilon == math.inf
+    assert guarantees.guarantee([(first, 30)], delta=DELTA).epsilon == pytest.approx(guarantees.guarantee(first, 30).epsilon)
+    assert guarantees.guarantee([(first, 10), (make(), 1)]).epsilon == math.inf
     tight = poisson_plan(batch=batches.poisson(8.0, capacity=30), sizes=np.full(CLIENTS, 200))
-    close(accounting.guarantee([(tight, 20), (tight, 30)]).epsilon, accounting.guarantee(tight, 50).epsilon, 1e-6)
-    third = accounting.guarantee([(first, 10), (second, 20)], view="third_party").epsilon
+    close(guarantees.guarantee([(tight, 20), (tight, 30)]).epsilon, guarantees.guarantee(tight, 50).epsilon, 1e-6)
+    third = guarantees.guarantee([(first, 10), (second, 20)], view="third_party").epsilon
     assert third < got.epsilon
     with pytest.raises(ValueError, match="a list of"):
-        accounting.guarantee([(first, 10)], 5)
+        guarantees.guarantee([(first, 10)], 5)
 
 
 def test_delta_inverts_epsilon():
     for event, target in ((poisson(0.01, 1.0, 1000), 1e-8), (events.gaussian(1.0), 1e-5),
                           (with_replacement(5, 50, 2.0, 10), 1e-3)):
-        reached = bounds.delta(event, eps(event, target) * (1 + 1e-9))
+        reached = rdp_events.delta(event, eps(event, target) * (1 + 1e-9))
         assert target * 0.99 <= reached <= target * 1.001
-    assert bounds.delta(events.gaussian(1000.0), 1.0) < 1e-200
+    assert rdp_events.delta(events.gaussian(1000.0), 1.0) < 1e-200
 
 
 def test_other_unknowns():
     event = events.poisson(0.01, events.gaussian(1.0))
-    times = accounting.solve_rounds(event, 2.0, DELTA)
+    times = guarantees.solve_rounds(event, 2.0, DELTA)
     assert eps(events.repeat(event, times)) <= 2.0 < eps(events.repeat(event, times + 1))
-    assert accounting.solve_rounds(events.gaussian(0.1), 1.0, DELTA) == 0
-    rate = accounting.solve_rate(lambda q: poisson(q, 1.0, 500), 2.0, DELTA)
+    assert guarantees.solve_rounds(events.gaussian(0.1), 1.0, DELTA) == 0
+    rate = guarantees.solve_rate(lambda q: poisson(q, 1.0, 500), 2.0, DELTA)
     assert rate == np.float32(rate) and 2.0 * (1 - 1e-3) <= eps(poisson(rate, 1.0, 500)) <= 2.0
-    assert accounting.solve_rate(lambda q: poisson(q, 100.0, 5), 2.0, DELTA) == 1.0
+    assert guarantees.solve_rate(lambda q: poisson(q, 100.0, 5), 2.0, DELTA) == 1.0
     plan = make(NOISY(5.0))
     most = jfl.calibrate(plan, epsilon=2.0, over="rounds")
-    assert accounting.guarantee(plan, most).epsilon <= 2.0 < accounting.guarantee(plan, most + 1).epsilon
+    assert guarantees.guarantee(plan, most).epsilon <= 2.0 < guarantees.guarantee(plan, most + 1).epsilon
     several = jfl.calibrate(plan, epsilon=np.array([1.0, 4.0]), rounds=20)
     assert several.shape == (2,) and several[0] > several[1]
     assert several[0] == jfl.calibrate(plan, epsilon=1.0, rounds=20)
@@ -752,7 +757,7 @@ def test_a_scan_carries_the_curve():
     with jax.enable_x64(True):
         step = lambda total, z: (total + rdp.poisson(orders, 0.05, z), rdp.epsilon(orders, total, DELTA))
         total, _ = jax.lax.scan(step, jnp.zeros(4), jnp.array([1.0, 2.0, 2.0]))
-    close(total, accounting.curve(events.compose(poisson(0.05, 1.0), poisson(0.05, 2.0, 2)), orders), 1e-12)
+    close(total, guarantees.curve(events.compose(poisson(0.05, 1.0), poisson(0.05, 2.0, 2)), orders), 1e-12)
 
 
 def test_noise_at_two_sites_proves_the_better_of_both():

@@ -17,8 +17,8 @@ from conftest import CLIENTS, SIZES, close, flat, make_algorithm, squared, start
 from jfl.kernels.normals import normals
 
 import jfl
-from jfl.keys import Stream, stream
-from jfl.round import noise_key
+from jfl.core.random_streams import Stream, stream
+from jfl.engine.round import noise_key
 
 ROUNDS = 3
 LR, SERVER_LR, MU = 0.15, 0.9, 0.3

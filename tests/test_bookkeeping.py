@@ -9,11 +9,11 @@ from conftest import CLIENTS, close, flat, make_federation, same_bits, squared, 
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jfl.kernels.bookkeeping import Formed, Lookup, Product, patches, product, shrink
+from jfl.kernels.ghost_sums import Formed, Lookup, Product, patches, product, shrink
 
 import jfl
-from jfl import gradients, taps
-from jfl.core import Batch, Fn
+from jfl.core.records import Batch, Fn
+from jfl.gradients import ghost, per_example
 
 KEY = jax.random.key(0)
 ROWS = 5
@@ -128,7 +128,7 @@ def problem(make, shape):
 def sums(loss, stage, params, x, y, weight, **options):
     """Partial and loss of two clients."""
     grad = jfl.private_grad(loss, jfl.chain(stage, jfl.total()), **options)
-    one = lambda p, x, y, w: gradients.clipped_sum(grad, p, Batch(x, y, w != 0), w)
+    one = lambda p, x, y, w: per_example.clipped_sum(grad, p, Batch(x, y, w != 0), w)
     return jax.vmap(one)(params, x, y, weight)
 
 
@@ -178,7 +178,7 @@ def check_sums(loss, params, x, y, weight=WEIGHTS, rtol=2e-4, atol=2e-5):
 def test_equal_to_vmap(name):
     """Two clients with their own parameters and weights; rows of weight 0 hold nan."""
     loss, params, x, y = problem(*COVERED[name])
-    assert not taps.read(loss, *example(params, x, y)).why_not
+    assert not ghost.read(loss, *example(params, x, y)).why_not
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jnp.where((WEIGHTS == 0).reshape(WEIGHTS.shape + (1,) * (x.ndim - 2)), jnp.nan, x)
     check_sums(loss, params, x, y)
@@ -189,7 +189,7 @@ def test_without_a_rule(name):
     """The leaf is named with its reason; its gradients are formed, and the result is the same."""
     make, shape, reasons = REFUSED[name]
     loss, params, x, y = problem(make, shape)
-    book = taps.read(loss, *example(params, x, y))
+    book = ghost.read(loss, *example(params, x, y))
     assert set(book.why_not) == set(reasons) and book.rules
     for leaf, reason in reasons.items():
         assert any(r in book.why_not[leaf] for r in reason.split("|")), book.why_not
@@ -204,7 +204,7 @@ def test_without_a_rule(name):
 def test_random_architectures(widths, positions, norm, bias):
     parts = [p for w in widths for p in (nn.Dense(w, use_bias=bias), *([nn.LayerNorm()] if norm else []), nn.softplus)]
     loss, params, x, y = problem(lambda: layers(*parts), (*positions, 3))
-    assert not taps.read(loss, *example(params, x, y)).why_not
+    assert not ghost.read(loss, *example(params, x, y)).why_not
     check_sums(loss, params, x, y)
 
 
@@ -221,7 +221,7 @@ def test_any_loss_and_no_flax():
     two = lambda v: jnp.stack([v, v])
     params, x, y = jax.tree.map(two, params), two(x), two(jnp.arange(5.0))
     loss = Fn(loss)
-    assert not taps.read(loss, *example(params, x, y)).why_not
+    assert not ghost.read(loss, *example(params, x, y)).why_not
     flat_clip = check_sums(loss, params, x, y)[0][0]
     assert not np.any(flat_clip.value["rest"]) and np.all(flat_clip.value["heat"] != 0)
 
@@ -234,7 +234,7 @@ def test_leaves_of_the_loss_are_data():
 
     def total(slope, path):
         grad = jfl.private_grad(Fn(loss.function, dict(slope=slope)), jfl.chain(jfl.clip_l2(3.0), jfl.total()), path=path)
-        return gradients.clipped_sum(grad, params, Batch(x, y, w != 0), w)
+        return per_example.clipped_sum(grad, params, Batch(x, y, w != 0), w)
     slopes = jnp.array([0.5, 1.0, 4.0])
     fast, plain = jax.jit(lambda s: [jax.vmap(functools.partial(total, path=p))(s) for p in ("bookkeeping", "vmap")])(slopes)
     close(fast, plain)
@@ -251,7 +251,7 @@ def test_in_a_scan_and_in_parts():
         grad = jfl.private_grad(loss, jfl.chain(jfl.clip_l2(0.7), jfl.total()), path=path, microbatch=microbatch)
 
         def step(w, _):
-            part, loss_ = gradients.clipped_sum(grad, w, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0])
+            part, loss_ = per_example.clipped_sum(grad, w, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0])
             return jax.tree.map(lambda a, g: a - 0.1 * g, w, part.value), (part.clipped, part.rows, part.weight, loss_)
         return jax.lax.scan(step, params, None, 3)
     plain = train("vmap", None)
@@ -265,7 +265,7 @@ def test_no_gradient_of_an_example_is_held():
 
     def largest(path):
         grad = jfl.private_grad(loss, jfl.chain(jfl.clip_l2(1.0), jfl.total()), path=path)
-        run = lambda p: gradients.clipped_sum(grad, p, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0])
+        run = lambda p: per_example.clipped_sum(grad, p, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0])
         closed = jax.make_jaxpr(run)(jax.tree.map(lambda w: w[0], params))
         return max(v.aval.size for e in closed.jaxpr.eqns for v in e.outvars)
     assert largest("vmap") >= ROWS * 50 * 40 and largest("auto") <= 50 * 40
@@ -297,7 +297,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(bad, stage):
     def parts(x, w):
         grads = [jfl.private_grad(loss, jfl.chain(stage, jfl.total()), path=p, microbatch=m)
                  for p in ("bookkeeping", "vmap") for m in (None, 3)]
-        return [gradients.clipped_sum(g, params, Batch(x, y, w != 0), w)[0] for g in grads]
+        return [per_example.clipped_sum(g, params, Batch(x, y, w != 0), w)[0] for g in grads]
 
     x = jnp.ones((4, 3))
     for with_it, without in zip(parts(x.at[2, 1].set(bad), all_), parts(x, but_one)):
@@ -397,7 +397,7 @@ def test_plain_gradients_multiply_matrices(name):
 
 def test_a_loss_without_convolutions_is_left_alone():
     loss, params, x, y = problem(*COVERED["dense_at_many_positions"])
-    assert taps.products(loss, *example(params, x, y)) is loss
+    assert ghost.products(loss, *example(params, x, y)) is loss
 
 
 @pytest.mark.parametrize("path", ["bookkeeping", "vmap"])
@@ -422,7 +422,7 @@ def test_a_coarse_forward_pass_keeps_the_bound(path):
 
 def test_the_type_is_known_and_checked():
     plan = make_plan(compute="bfloat16")
-    assert gradients.gradient_path(plan) == "bookkeeping in bfloat16"
+    assert per_example.gradient_path(plan) == "bookkeeping in bfloat16"
     assert {v.dtype for v in jax.tree.leaves(jfl.simulate(KEY, plan, 1).params)} == {jnp.dtype("float32")}
     with pytest.raises(ValueError, match="compute"):
         make_plan(compute="int8")
@@ -430,15 +430,15 @@ def test_the_type_is_known_and_checked():
 
 def test_the_path_is_known():
     """For the manifest: which path a plan takes, and which leaves take another."""
-    assert gradients.gradient_path(make_plan()) == "bookkeeping"
-    assert gradients.gradient_path(make_plan(stage=jfl.clip_per_layer(1.0, 4))) == "bookkeeping"
-    assert gradients.gradient_path(make_plan(path="vmap")) == "vmap"
+    assert per_example.gradient_path(make_plan()) == "bookkeeping"
+    assert per_example.gradient_path(make_plan(stage=jfl.clip_per_layer(1.0, 4))) == "bookkeeping"
+    assert per_example.gradient_path(make_plan(path="vmap")) == "vmap"
     shared = functools.partial(jfl.models.classifier, module=Shared())
-    assert gradients.gradient_path(make_plan(shared)) == "bookkeeping (vmap for same/bias, same/kernel)"
-    assert gradients.gradient_path(make_plan(functools.partial(jfl.models.classifier, module=nn.Dense(3)))) == "bookkeeping"
+    assert per_example.gradient_path(make_plan(shared)) == "bookkeeping (vmap for same/bias, same/kernel)"
+    assert per_example.gradient_path(make_plan(functools.partial(jfl.models.classifier, module=nn.Dense(3)))) == "bookkeeping"
     fed = make_federation()
     plain = jfl.plan(fed, jfl.task(start_params(), squared), jfl.algorithms.fedsgd(jfl.grad(squared)), jfl.sampling.full(CLIENTS))
-    assert gradients.gradient_path(plain) == "none"
+    assert per_example.gradient_path(plain) == "none"
 
 
 def test_what_book_keeping_cannot_do_is_refused():
@@ -458,12 +458,12 @@ def test_two_clips_go_the_other_way():
     loss, params, x, y = problem(*COVERED["mlp"])
     grad = jfl.private_grad(loss, jfl.chain(jfl.clip_per_layer(1.0, 6), jfl.clip_l2(0.1), jfl.total()))
     one = jax.tree.map(lambda w: w[0], params)
-    value = jax.jit(lambda w: gradients.clipped_sum(grad, one, Batch(x[0], y[0], w != 0), w))(jnp.eye(ROWS)[0])[0].value
+    value = jax.jit(lambda w: per_example.clipped_sum(grad, one, Batch(x[0], y[0], w != 0), w))(jnp.eye(ROWS)[0])[0].value
     assert np.linalg.norm(flat(value)) <= 0.1 * (1 + 1e-5)
 
 
 def test_a_loss_that_fails_says_of_what_rows():
     """Rows of another shape than a user thought: jax's own error, and what one example is."""
     with pytest.raises(TypeError, match="dot_general") as error:
-        taps.read(Fn(lambda w, x, y: (jnp.ones(3) @ x @ w).sum()), jnp.ones(9), jnp.ones((2, 5)), 0)
+        ghost.read(Fn(lambda w, x, y: (jnp.ones(3) @ x @ w).sum()), jnp.ones(9), jnp.ones((2, 5)), 0)
     assert any("x and y are float32[2, 5] and" in note for note in error.value.__notes__)

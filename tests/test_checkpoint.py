@@ -16,11 +16,11 @@ import pytest
 from conftest import same_bits
 from jax.experimental.compilation_cache import compilation_cache
 
-from jfl import assemble, checkpoint, config, journal, train
-from jfl.checkpoint import Store
-from jfl.journal import Branch, Journal, rejoin
-from jfl.privacy.accounting import guarantee
-from jfl.round import init
+from jfl.engine.round import init
+from jfl.privacy.guarantees import guarantee
+from jfl.runs import build, checkpoint, config, journal, train
+from jfl.runs.checkpoint import Store
+from jfl.runs.journal import Branch, Journal, rejoin
 
 TINY = config.Config(clients=6, min_rows=8, model="logistic", sampler="without_replacement", cohort=3, batch=4, steps=2,
                      rounds=6, evaluate_every=1, checkpoint_every=2)
@@ -30,7 +30,7 @@ ADAPTIVE = dataclasses.replace(TINY, unit="client", clip="adaptive", noise_multi
 
 def final(settings, out):
     """The run in the last checkpoint of a directory."""
-    plan, _ = assemble.build(settings)
+    plan, _ = build.build(settings)
     return Store(out).restore(init(jax.random.key(settings.seed), plan))
 
 
@@ -252,7 +252,7 @@ def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkey
     run = final(STATEFUL, half)
     assert entry["config"]["recomputed"] == 2 and int(run.attempt) == 1
     assert not same_bits(run.server, final(STATEFUL, straight).server)
-    plan, _ = assemble.build(STATEFUL)
+    plan, _ = build.build(STATEFUL)
     worth = [p["epsilon"] for p in entry["privacy"] if p["view"] == "server"]
     assert worth == [pytest.approx(guarantee(plan, 8, STATEFUL.delta).epsilon)]
     assert worth[0] > 1.01 * guarantee(plan, 6, STATEFUL.delta).epsilon
@@ -437,7 +437,7 @@ def test_leaves_come_back_as_they_were(half):
 def test_rounds_announced_beyond_the_end_are_charged(half):
     stopped(half, 9)                           # killed in a longer run of this plan
     entry = train.train(dataclasses.replace(STATEFUL, rounds=4), half, resume=True)
-    worth = guarantee(assemble.build(STATEFUL)[0], 9, STATEFUL.delta).epsilon
+    worth = guarantee(build.build(STATEFUL)[0], 9, STATEFUL.delta).epsilon
     assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(worth)
 
 
@@ -569,5 +569,5 @@ def test_rounds_beyond_the_end_are_not_released_twice_by_a_longer_run(half):
     assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 1)
     entry = train.train(STATEFUL, half, resume=True)
     assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 0)
-    worth = guarantee(assemble.build(STATEFUL)[0], 6, STATEFUL.delta).epsilon
+    worth = guarantee(build.build(STATEFUL)[0], 6, STATEFUL.delta).epsilon
     assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(worth)

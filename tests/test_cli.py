@@ -10,8 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from jfl import assemble, cli, commands, config, console, markup, points, report, train
-from jfl.privacy import accounting
+from jfl.cli import console, main
+from jfl.cli import runs as commands
+from jfl.privacy import guarantees
+from jfl.report import document
+from jfl.runs import blocks, build, config, record, train
 
 TINY = ["--clients", "6", "--min-rows", "8", "--model", "logistic", "--cohort", "3", "--batch", "4", "--steps", "2",
         "--rounds", "4", "--evaluate-every", "2"]
@@ -28,7 +31,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def jfl(*args) -> int:
-    return cli.main([str(a) for a in args])
+    return main.main([str(a) for a in args])
 
 
 def summary(out):
@@ -87,7 +90,7 @@ def test_resume_goes_on(trained, tmp_path, capsys, monkeypatch):
     assert jfl("train", "--config", trained / "config.toml", "--out", out, "--lr", 0.01, "--resume") == 2
     assert "lr: 0.3 there, 0.01 here" in capsys.readouterr().err
     with monkeypatch.context() as patched:                # refused before data are read and anything is computed
-        patched.setattr(assemble, "build", lambda *_: pytest.fail("built before the refusal"))
+        patched.setattr(build, "build", lambda *_: pytest.fail("built before the refusal"))
         for flags, words in ((["--lr", 0.01], "lr: 0.3 there"), (["--rounds", 1], ">= 2, the rounds done")):
             assert jfl("train", "--config", trained / "config.toml", "--out", out, *flags, "--resume") == 2
             assert words in capsys.readouterr().err
@@ -124,7 +127,7 @@ def test_what_states_an_epsilon_of_fewer_rounds_goes(tmp_path, capsys):
     out = tmp_path / "run"
     command = ["train", *TINY, "--noise-multiplier", 1, "--out", out]
     assert jfl(*command) == 0 and jfl("report", out) == 0
-    assert report.PAGES == {".html": markup.HEAD.encode(), ".md": markup.MARKDOWN_HEAD.encode()}
+    assert record.PAGES == {".html": document.HEAD.encode(), ".md": document.MARKDOWN_HEAD.encode()}
     assert jfl("report", out, "--out", out / "index.html") == 0
     pages = {p.name for p in out.iterdir()} & {"report.html", "report.md", "report_files", "accuracy.png"}
     assert len(pages) == 4
@@ -135,11 +138,11 @@ def test_what_states_an_epsilon_of_fewer_rounds_goes(tmp_path, capsys):
     assert {p.name for p in out.iterdir()} & pages == {"accuracy.png", "report_files"} and summary(out)[0]["rounds"] == 6
     assert [p.name for p in (out / "report_files").iterdir()] == ["mine.png"] and not list(out.glob("index*"))
     (out / "report.md").write_text("my notes")
-    (out / "linked.md").write_bytes(report.PAGES[".md"])
+    (out / "linked.md").write_bytes(record.PAGES[".md"])
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "picture-1.png").write_text("mine")
     (out / "linked_files").symlink_to(tmp_path / "elsewhere")
-    report.void(out)
+    record.void(out)
     assert (out / "report.md").read_text() == "my notes" and not (out / "summary.json").exists()
     assert (tmp_path / "elsewhere" / "picture-1.png").exists() and not (out / "linked.md").exists()
 
@@ -199,9 +202,9 @@ def test_a_run_has_one_epsilon(tmp_path, monkeypatch, capsys):
     assert seen == rows and rows[-1] == mine["epsilon"] and mine["method"].startswith("pld")
     assert rows == sorted(rows) and f"{mine['epsilon']:.4g}" in shown
     # the rows between are proved as tightly as the last one
-    plan, found = assemble.build(config.Config(**config.load(tmp_path / "run" / "config.toml")))
-    assert rows == [accounting.guarantee(plan, r, found.delta, "client", "third_party").epsilon for r in (1, 2, 3, 4)]
-    assert rows[-1] < 0.999 * accounting.epsilons(plan, [4], found.delta, "client", "third_party")[0]
+    plan, found = build.build(config.Config(**config.load(tmp_path / "run" / "config.toml")))
+    assert rows == [guarantees.guarantee(plan, r, found.delta, "client", "third_party").epsilon for r in (1, 2, 3, 4)]
+    assert rows[-1] < 0.999 * guarantees.epsilons(plan, [4], found.delta, "client", "third_party")[0]
 
 
 def test_a_sweep_has_one_epsilon_a_setting(tmp_path):
@@ -212,19 +215,19 @@ def test_a_sweep_has_one_epsilon_a_setting(tmp_path):
 
 
 def test_epsilons_of_many_evaluations_never_fall_and_end_in_the_guarantee():
-    plan, _ = assemble.build(config.Config(clients=6, min_rows=8, model="logistic", sampler="poisson", cohort=3, unit="client",
+    plan, _ = build.build(config.Config(clients=6, min_rows=8, model="logistic", sampler="poisson", cohort=3, unit="client",
                                            noise_multiplier=4.0))
     after, client = np.arange(1, 301), ("client", "third_party")
-    found = report.epsilons(plan, after, 1e-5, *client)
-    quick = accounting.epsilons(plan, after, 1e-5, *client)
-    assert found[-1] == accounting.guarantee(plan, 300, 1e-5, *client).epsilon < quick[-1]
+    found = record.epsilons(plan, after, 1e-5, *client)
+    quick = guarantees.epsilons(plan, after, 1e-5, *client)
+    assert found[-1] == guarantees.guarantee(plan, 300, 1e-5, *client).epsilon < quick[-1]
     assert (np.diff(found) >= 0).all() and (found <= quick[np.minimum(np.arange(300) + 16, 299)]).all()
     assert len(set(found)) >= 28 and found[0] < 0.2 * found[-1]
-    assert report.epsilons(plan, [3, 5], 1e-5, *client, last=0.5).tolist()[-1] == 0.5
-    assert report.epsilons(plan, after[:3], 1e-5, *client, most=0).tolist() == quick[:3].tolist()
+    assert record.epsilons(plan, [3, 5], 1e-5, *client, last=0.5).tolist()[-1] == 0.5
+    assert record.epsilons(plan, after[:3], 1e-5, *client, most=0).tolist() == quick[:3].tolist()
     for count in (1, 2, 31, 32, 33, 1000):
         for most in (0, 1, 2, 3, 32):
-            places = report._some(count, most)
+            places = record._some(count, most)
             assert len(places) <= max(most, 0) or count <= most
             assert most == 0 or places[-1] == count - 1 and (np.diff(places) > 0).all()
 
@@ -233,17 +236,17 @@ def test_plus_minus_means_one_thing(tmp_path, capsys):
     """Half of a 95 % interval: in the table of a sweep as on its page, and it says so; of one seed nothing."""
     assert jfl("sweep", *TINY, "--sweep", "seed=0,1,2", "--out", tmp_path / "three") == 0
     shown = capsys.readouterr().out
-    words = report.plus_minus(*report.interval([r["accuracy"]["final"] for r in summary(tmp_path / "three")]))
-    assert words.count("±") == 1 and words in shown and report.PLUS_MINUS in shown
+    words = record.plus_minus(*record.interval([r["accuracy"]["final"] for r in summary(tmp_path / "three")]))
+    assert words.count("±") == 1 and words in shown and record.PLUS_MINUS in shown
     assert jfl("report", tmp_path / "three", "--out", tmp_path / "page.html") == 0
-    assert words in (tmp_path / "page.md").read_text() and report.PLUS_MINUS in (tmp_path / "page.md").read_text()
+    assert words in (tmp_path / "page.md").read_text() and record.PLUS_MINUS in (tmp_path / "page.md").read_text()
     capsys.readouterr()
     assert jfl("train", *TINY, "--out", tmp_path / "one") == 0
     assert "±" not in capsys.readouterr().out
     line = dict(name="a", accuracy=np.array([0.8, 0.9, 1.0]), seconds=1.0, guarantees=summary(tmp_path / "one")[0]["privacy"])
     console.demo("demo", [line], [])
     shown = capsys.readouterr().out
-    assert "0.900 ± 0.248" in shown and report.PLUS_MINUS in shown
+    assert "0.900 ± 0.248" in shown and record.PLUS_MINUS in shown
     console.demo("demo", [line | dict(accuracy=np.array([0.8]))], [])
     shown = capsys.readouterr().out
     assert "0.800" in shown and "±" not in shown
@@ -281,22 +284,22 @@ def test_a_sweep_and_the_accountant_warn_of_noise(tmp_path, capsys):
 
 def test_the_signal_is_all_contributions_of_a_run_in_one_direction():
     """Against sums that are taken here: at the least noise that warns they reach one standard deviation."""
-    made = lambda **fields: assemble.build(config.Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, **fields))[0]
+    made = lambda **fields: build.build(config.Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, **fields))[0]
     z, rounds = 50.0, 9
     # 9 rounds with 3 clients; each noise has std z times what one client moves
     client = made(unit="client", noise_multiplier=z)
-    assert report.signal_to_noise(client, rounds) == pytest.approx(rounds * 3 / (z * rounds**0.5))
+    assert record.signal_to_noise(client, rounds) == pytest.approx(rounds * 3 / (z * rounds**0.5))
     # 9 rounds with 3 clients with 2 steps with 4 rows
     example = made(noise_multiplier=z)
-    assert report.signal_to_noise(example, rounds) == pytest.approx(rounds * 3 * 2 * 4 / (z * (rounds * 3 * 2)**0.5))
-    assert report.signal_to_noise(made(), rounds) is None
+    assert record.signal_to_noise(example, rounds) == pytest.approx(rounds * 3 * 2 * 4 / (z * (rounds * 3 * 2)**0.5))
+    assert record.signal_to_noise(made(), rounds) is None
     least = 3 * 3
     for factor, warns in ((0.99, False), (1.01, True)):
         plan = made(unit="client", noise_multiplier=factor * least)
-        assert bool(report.noise_warning(plan, rounds, "client", 1.0, 1e-5)) == warns
+        assert bool(record.noise_warning(plan, rounds, "client", 1.0, 1e-5)) == warns
     few = made(noise_multiplier=5.0)                      # a signal there may be, but so few rows cannot show at such an epsilon
-    assert "all 1438 rows together" in report.noise_warning(few, rounds, "example", 1e-4, 1e-5)
-    assert not report.noise_warning(few, rounds, "example", 1.0, 1e-5)
+    assert "all 1438 rows together" in record.noise_warning(few, rounds, "example", 1e-4, 1e-5)
+    assert not record.noise_warning(few, rounds, "example", 1.0, 1e-5)
 
 
 # --- interrupted ----------------------------------------------------------------------------------------------------
@@ -329,13 +332,13 @@ def test_an_interrupted_run_before_anything_is_kept(tmp_path, capsys, monkeypatc
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(assemble, "build", stop)
+    monkeypatch.setattr(build, "build", stop)
     assert jfl("train", *TINY, "--out", tmp_path / "run") == 130
     assert "nothing is kept" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
-    calls, compute = [], points.compute
+    calls, compute = [], blocks.compute
 
     def stop(*args, **options):
         calls.append(1)
@@ -343,7 +346,7 @@ def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch)
             raise KeyboardInterrupt
         return compute(*args, **options)
 
-    monkeypatch.setattr(points, "compute", stop)
+    monkeypatch.setattr(blocks, "compute", stop)
     out = tmp_path / "run"
     assert jfl("sweep", *TINY, "--sweep", "seed=0,1,2", "--block", 1, "--strict", "--out", out) == 130
     said = capsys.readouterr().err
@@ -401,7 +404,7 @@ def test_bad_flags_exit_2_and_write_nothing(tmp_path, capsys, flags, words):
     ("lr = true", "lr"),
     ("rounds = 1.5", "rounds"),
     ("lr = ", "TOML"),
-    ("[sweep]\nlr = [0.1, 0.2]", "jfl sweep"),
+    ("[sweep]\nlr = [0.1, 0.2]", "jfl.engine.sweep"),
 ])
 def test_bad_files_exit_2_and_write_nothing(tmp_path, capsys, text, words):
     (tmp_path / "c.toml").write_text(text)
@@ -468,7 +471,7 @@ def test_flags_win_over_the_file(tmp_path):
     dict(sampler="with_replacement", weights="size"), dict(model="mlp", server_optimizer="momentum", l2=0.01),
 ])
 def test_every_name_builds_a_plan(fields):
-    plan, found = assemble.build(config.Config(**(dict(clients=6, cohort=3, min_rows=16, model="logistic") | fields)))
+    plan, found = build.build(config.Config(**(dict(clients=6, cohort=3, min_rows=16, model="logistic") | fields)))
     assert plan.algorithm.name == found.algorithm
 
 
@@ -512,12 +515,12 @@ def test_a_small_demo(tmp_path, capsys):
     assert len(runs) == 2 * 5 and {r["seed"] for r in runs} == {0, 1}
     kinds = {(g["unit"], g["view"]) for r in runs for g in r["privacy"] if g["epsilon"] is not None}
     assert {("example", "server"), ("client", "third_party")} <= kinds
-    worth = {r["name"]: report.best(r["privacy"])["epsilon"] for r in runs}
+    worth = {r["name"]: record.best(r["privacy"])["epsilon"] for r in runs}
     assert {r["name"]: float(r["epsilon"]) if r["epsilon"] else None for r in table(out) if r["round"] == "2"} == worth
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("ε", "unit", "adjacency", "view", "δ", "seconds", "±", "example", "client"))
-    (out / "report.md").write_bytes(report.PAGES[".md"] + b"of the first")
+    (out / "report.md").write_bytes(record.PAGES[".md"] + b"of the first")
     (out / "accuracy.png").write_text("mine")
     assert jfl("demo", "--rounds", 2, "--seeds", 2, "--out", out) == 0          # replaces the first
     assert not (out / "report.md").exists() and (out / "accuracy.png").read_text() == "mine"
@@ -535,7 +538,7 @@ def test_a_small_demo(tmp_path, capsys):
     (["--sampler", "full"], "example", "server", "replace_one"),
 ])
 def test_epsilon_and_calibrate_agree(capsys, args, unit, view, adjacency):
-    from jfl import accountant
+    from jfl.cli import accounting as accountant
     assert jfl("calibrate", "--epsilon", 3, "--rounds", 20, *args) == 0
     shown = capsys.readouterr().out
     assert all(word in shown for word in (unit, view, adjacency, "1e-05", "not for deployment"))
@@ -548,7 +551,7 @@ def test_epsilon_and_calibrate_agree(capsys, args, unit, view, adjacency):
 
 def test_local_steps_cost_a_client_nothing(capsys):
     """One release a round, whatever the client did before."""
-    from jfl.accountant import Numbers, worth
+    from jfl.cli.accounting import Numbers, worth
     few, many = (worth(Numbers(unit="client", rate=0.2, steps=s), 2.0).epsilon for s in (1, 50))
     assert few == many
 
@@ -578,7 +581,7 @@ def test_list_names_everything(capsys):
 
 def test_help_shows_examples(capsys):
     assert jfl("--help") == 0 and "example: jfl" in capsys.readouterr().out
-    for command in cli.COMMANDS:
+    for command in main.COMMANDS:
         assert jfl(command, "--help") == 0
         assert f"example: jfl {command}" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
@@ -613,15 +616,15 @@ def test_a_flag_without_effect_is_refused(flags, named, tmp_path, capsys):
     (dict(adjacency="add_remove", batch_sampler="full", batch=16), "add_remove"), (dict(batch_sampler="full"), "replace_one"),
     (dict(adjacency="add_remove", batch_sampler="poisson"), "add_remove"), (dict(adjacency="replace_one"), "replace_one")])
 def test_adjacency_of_examples_is_what_was_asked_for(fields, adjacency):
-    from jfl.privacy.accounting import guarantee
-    made, _ = assemble.build(config.Config(clients=6, cohort=3, model="logistic", noise_multiplier=3.0, **fields))
+    from jfl.privacy.guarantees import guarantee
+    made, _ = build.build(config.Config(clients=6, cohort=3, model="logistic", noise_multiplier=3.0, **fields))
     assert guarantee(made, 3, 1e-5, unit="example").adjacency == adjacency
 
 
 @pytest.mark.parametrize("fields", [dict(adjacency="add_remove"), dict(adjacency="replace_one", batch_sampler="poisson")])
 def test_an_adjacency_that_the_batches_do_not_have_is_refused(fields):
     with pytest.raises(ValueError, match="adjacency"):
-        assemble.build(config.Config(clients=6, cohort=3, model="logistic", noise_multiplier=3.0, **fields))
+        build.build(config.Config(clients=6, cohort=3, model="logistic", noise_multiplier=3.0, **fields))
 
 
 @pytest.mark.parametrize("seeds", ["0,4294967296", "0,99999999999999999999", "0,-1", "1,1"])
@@ -656,8 +659,8 @@ def test_a_table_shows_brackets_as_they_are(capsys):
 
 
 def test_a_sweep_calibrates_each_setting_once_and_says_what_is_not_counted(tmp_path, monkeypatch):
-    calls, calibrate = [], assemble.calibrate
-    monkeypatch.setattr(assemble, "calibrate", lambda *a, **k: calls.append(k["epsilon"]) or calibrate(*a, **k))
+    calls, calibrate = [], build.calibrate
+    monkeypatch.setattr(build, "calibrate", lambda *a, **k: calls.append(k["epsilon"]) or calibrate(*a, **k))
     assert jfl("sweep", *TINY, "--sweep", "epsilon=5,9", "--sweep", "seed=0,1,2", "--out", tmp_path / "run") == 0
     assert sorted(calls) == [5.0, 9.0]
     for run in summary(tmp_path / "run"):
@@ -692,12 +695,12 @@ def test_epsilon_shows_every_method_and_draws(tmp_path, capsys):
     last, rounds = lines_of(shown)
     assert set(last) == {"pld", "rdp", "gaussian_exact"} and rounds == [1, 2, 5, 10, 20]
     assert last["pld"] < last["rdp"] < last["gaussian_exact"] and f"{last['pld']:.4g} *" in shown
-    from jfl import accountant
+    from jfl.cli import accounting as accountant
     guarantee = accountant.worth(accountant.Numbers(rate=0.1, rounds=20), 1.0)
     assert guarantee.method == "pld" and float(f"{guarantee.epsilon:.4g}") == last["pld"]
     curve = accountant.curve(accountant.one_round(accountant.Numbers(rate=0.1), 1.0), 20, 1e-5, guarantee)
-    from jfl.privacy import bounds, events, rdp
-    both = bounds.epsilon(events.repeat(events.poisson(0.1, events.gaussian(1.0)), 20), 1e-5)[0]
+    from jfl.privacy.accountants import events, rdp, rdp_events
+    both = rdp_events.epsilon(events.repeat(events.poisson(0.1, events.gaussian(1.0)), 20), 1e-5)[0]
     assert both <= curve.lines["rdp"][-1] <= both * (1 + 1e-3)
     assert curve.lines["gaussian_exact"][-1] == pytest.approx(float(rdp.gaussian_epsilon(20**0.5, 1e-5)))
     assert all((line[1:] >= line[:-1]).all() for line in curve.lines.values())
@@ -720,10 +723,10 @@ def test_a_picture_says_what_it_shows(tmp_path, capsys):
                                          ("file/curve.png", "directory"), ("folder.png", "ends in")])
 @pytest.mark.parametrize("command", ["epsilon", "calibrate"])
 def test_a_picture_that_cannot_be_written_is_refused_first(tmp_path, capsys, monkeypatch, command, name, words):
-    from jfl import accountant
+    from jfl.cli import accounting as accountant
     monkeypatch.setattr(accountant, "worth", lambda *_: pytest.fail("computed before the refusal"))
     monkeypatch.setattr(accountant, "solve", lambda *_: pytest.fail("computed before the refusal"))
-    monkeypatch.setattr(cli, "build", lambda *_: pytest.fail("computed before the refusal"))
+    monkeypatch.setattr(main, "build", lambda *_: pytest.fail("computed before the refusal"))
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "run.toml").write_text("epsilon = 3.0\n")
@@ -745,7 +748,7 @@ def test_calibrate_other_unknowns(capsys, args, name, more):
 
     import tyro
 
-    from jfl import accountant
+    from jfl.cli import accounting as accountant
     command = ["--epsilon", 2, "--noise-multiplier", 1.5, *args]
     assert jfl("calibrate", *command) == 0
     shown = capsys.readouterr().out
@@ -797,8 +800,8 @@ def test_pictures_of_curves_at_extremes(tmp_path):
 
     import numpy as np
 
-    from jfl import report
-    from jfl.core import Guarantee
+    from jfl.core.records import Guarantee
+    from jfl.runs import record
     one = lambda e: Guarantee(e, 1e-5, "client", "replace_one", "third_party", "pld")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -806,5 +809,5 @@ def test_pictures_of_curves_at_extremes(tmp_path):
                 ([1, 2, 3], {"pld": [0.0, 0.0, 0.0], "rdp": [0.0, 0.0, 0.0]}), ([1], {"pld": [0.5]}),
                 ([1, 10], {"pld": [1e-6, 1.0], "rdp": [1.0, np.inf], "gaussian_exact": [1e3, 1e9]})]):
             lines = {k: np.array(v) for k, v in lines.items()}
-            report.curves(tmp_path / f"{i}.png", np.array(rounds), lines, one(lines["pld"][-1]), "a setting")
+            record.curves(tmp_path / f"{i}.png", np.array(rounds), lines, one(lines["pld"][-1]), "a setting")
             assert (tmp_path / f"{i}.png").stat().st_size > 5000

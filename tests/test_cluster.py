@@ -12,10 +12,12 @@ import types
 
 import pytest
 
-from jfl import assemble, checkpoint, cluster, points, sweeps
-from jfl.cluster import Ray
-from jfl.config import Config
-from jfl.sweep import widened, widths
+from jfl.engine.sweep import widened, widths
+from jfl.runs import blocks as points
+from jfl.runs import build as assemble
+from jfl.runs import checkpoint, on_ray, sweep
+from jfl.runs.config import Config
+from jfl.runs.on_ray import Ray
 
 CONFIG = Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, l2=1.0, rounds=4, evaluate_every=2)
 AXES = dict(lr=[0.1, 0.2, 1e30], seed=[0, 1])             # the last rate fails
@@ -24,11 +26,11 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason='
 
 
 def run(out, config=CONFIG, axes=AXES, **more):
-    return sweeps.sweep(config, axes, out, block=2, **more)
+    return sweep.sweep(config, axes, out, block=2, **more)
 
 
 def lines(out):
-    return [json.loads(line) for line in (out / sweeps.FILE).read_text().splitlines()[1:]]
+    return [json.loads(line) for line in (out / sweep.FILE).read_text().splitlines()[1:]]
 
 
 def runs(out):
@@ -45,8 +47,8 @@ def same(out, other):
 def quick():
     """Pictures, and programs that are traced to be refused, are of test_cli.py; here they would be most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeps, "scan", lambda run, plan, rounds: run)
-        patch.setattr(sweeps.report, "picture", lambda *args: None)
+        patch.setattr(sweep, "scan", lambda run, plan, rounds: run)
+        patch.setattr(sweep.report, "picture", lambda *args: None)
         yield
 
 
@@ -105,10 +107,10 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(straight, tmp_pat
 @pytest.mark.parametrize("kept, blocks", [(0.5, 3), (1.5, 3), (4.9, 2), (5, 1)])
 def test_a_line_that_was_cut_off_is_not_there(straight, tmp_path, computed, kept, blocks):
     """Kept are so many lines, of which the first is the head; a block of which a point is there is run as a whole."""
-    whole, out = (straight / sweeps.FILE).read_bytes().splitlines(keepends=True), tmp_path / "run"
+    whole, out = (straight / sweep.FILE).read_bytes().splitlines(keepends=True), tmp_path / "run"
     out.mkdir()
     part = whole[int(kept)][:int(kept % 1 * len(whole[int(kept)]))]
-    (out / sweeps.FILE).write_bytes(b"".join(whole[:int(kept)]) + part)
+    (out / sweep.FILE).write_bytes(b"".join(whole[:int(kept)]) + part)
     run(out, resume=True)
     assert len(computed) == blocks and len(lines(out)) == len({r["key"] for r in lines(out)}) == 6
     same(out, straight)
@@ -121,7 +123,7 @@ def test_another_sweep_does_not_go_on(straight, tmp_path, computed, config, axes
     out = shutil.copytree(straight, tmp_path / "run")
     with pytest.raises(ValueError, match=words):
         run(out, dataclasses.replace(CONFIG, **config), AXES | axes, resume=True)
-    assert not computed and (out / sweeps.FILE).read_bytes() == (straight / sweeps.FILE).read_bytes()
+    assert not computed and (out / sweep.FILE).read_bytes() == (straight / sweep.FILE).read_bytes()
 
 
 def test_another_source_or_other_data_do_not_go_on(straight, tmp_path, computed, monkeypatch):
@@ -130,35 +132,35 @@ def test_another_source_or_other_data_do_not_go_on(straight, tmp_path, computed,
         patch.setattr(checkpoint, "code", lambda: code | dict(source="other"))
         run(out, resume=True)
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="data"):
-        patch.setattr(sweeps, "checksum", lambda fed: "other")
+        patch.setattr(sweep, "checksum", lambda fed: "other")
         run(out, resume=True)
-    (out / sweeps.FILE).unlink()
-    with pytest.raises(ValueError, match=sweeps.FILE):
+    (out / sweep.FILE).unlink()
+    with pytest.raises(ValueError, match=sweep.FILE):
         run(out, resume=True)
     assert not computed
 
 
 def test_a_line_that_is_not_as_it_was_written_is_named(straight, tmp_path):
     out = shutil.copytree(straight, tmp_path / "run")
-    text = (out / sweeps.FILE).read_text().splitlines()
+    text = (out / sweep.FILE).read_text().splitlines()
     edited, other = json.loads(text[2]), json.loads(text[3])
     edited["history"]["loss"][0] = 0.1
     swapped = json.dumps(json.loads(text[2]) | dict(key=other["key"]))
     for number, bad in ((3, "{}"), (4, "half a li"), (3, json.dumps(edited)), (3, swapped), (2, "[]"), (1, text[1])):
-        (out / sweeps.FILE).write_text("\n".join([*text[:number - 1], bad, *text[number:]]) + "\n")
+        (out / sweep.FILE).write_text("\n".join([*text[:number - 1], bad, *text[number:]]) + "\n")
         with pytest.raises(ValueError, match=f"line {number}: need a line as a sweep wrote it"):
             run(out, resume=True)
-    (out / sweeps.FILE).write_text("\n".join([text[0], text[1], json.dumps(json.loads(text[2])), *text[3:]]) + "\n")
+    (out / sweep.FILE).write_text("\n".join([text[0], text[1], json.dumps(json.loads(text[2])), *text[3:]]) + "\n")
     run(out, resume=True)
 
 
 def test_a_file_that_became_shorter_is_not_made_longer(straight, tmp_path):
     out = shutil.copytree(straight, tmp_path / "run")
-    store = points.Results(out / sweeps.FILE)
-    (out / sweeps.FILE).write_bytes((out / sweeps.FILE).read_bytes()[:40])
+    store = points.Results(out / sweep.FILE)
+    (out / sweep.FILE).write_bytes((out / sweep.FILE).read_bytes()[:40])
     with pytest.raises(ValueError, match="points.jsonl: need the .* bytes .* got 40: another hand"):
         store.put([dict(key="new")])
-    assert len((out / sweeps.FILE).read_bytes()) == 40
+    assert len((out / sweep.FILE).read_bytes()) == 40
 
 
 def test_the_order_of_axes_may_change(straight, tmp_path, computed):
@@ -252,7 +254,7 @@ def test_over_a_cluster_the_numbers_are_the_same(straight, tmp_path, pretended, 
     engine = json.loads((tmp_path / "run" / "manifest.json").read_text())["engine"]
     assert engine == dict(name="ray", nodes=2, workers=1, devices=["cpu cpu"], resumed=0)
     assert lines(tmp_path / "run")[0]["worker"] == f"01234567/{os.getpid()}" and not pretended.is_initialized()
-    assert pretended.options[-1] == dict(num_cpus=1.0, num_gpus=0.0, max_retries=cluster.RETRIES, scheduling_strategy="SPREAD")
+    assert pretended.options[-1] == dict(num_cpus=1.0, num_gpus=0.0, max_retries=on_ray.RETRIES, scheduling_strategy="SPREAD")
 
 
 def test_a_cluster_sets_the_size_of_blocks(pretended):
@@ -277,19 +279,19 @@ def _refuses(config):
 @pytest.mark.parametrize("function, target, name, other, words", [
     ("look", checkpoint, "code", lambda: CODE | dict(source="old"), "source .* on the driver, old on a worker"),
     ("work", checkpoint, "code", lambda: CODE | dict(jax="old"), "jax .* on the driver, old on a worker"),
-    ("work", cluster, "checksum", lambda fed: "old", "data .* on the driver, old on a worker"),
-    ("work", cluster.identity, "signature", lambda plan: "old", "noise.*plan .* on the driver, old on a worker"),
+    ("work", on_ray, "checksum", lambda fed: "old", "data .* on the driver, old on a worker"),
+    ("work", on_ray.identity, "signature", lambda plan: "old", "noise.*plan .* on the driver, old on a worker"),
     ("work", assemble, "build", _refuses, "^config: need a dataset that is there; got none.$"),
 ])
 def test_a_worker_that_differs_is_refused(tmp_path, pretended, monkeypatch, computed, function, target, name, other, words):
-    original = getattr(cluster, function)
+    original = getattr(on_ray, function)
 
     def there(*args):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, other)
             return original(*args)
 
-    monkeypatch.setattr(cluster, function, there)
+    monkeypatch.setattr(on_ray, function, there)
     with pytest.raises(ValueError, match=words):
         run(tmp_path / "run", engine=Ray())
     assert not computed and not pretended.is_initialized() and (tmp_path / "run").exists() == (function == "work")
@@ -298,7 +300,7 @@ def test_a_worker_that_differs_is_refused(tmp_path, pretended, monkeypatch, comp
 @pytest.mark.parametrize("kind, words", [("RayError", "6 tries of a block were lost"),
                                          ("RayTaskError", "XlaRuntimeError: out of")])
 def test_a_block_that_is_lost_leaves_the_others(straight, tmp_path, pretended, monkeypatch, computed, kind, words):
-    out, work = tmp_path / "run", cluster.work
+    out, work = tmp_path / "run", on_ray.work
 
     def fails(*args):
         if computed:
@@ -308,7 +310,7 @@ def test_a_block_that_is_lost_leaves_the_others(straight, tmp_path, pretended, m
         return work(*args)
 
     with monkeypatch.context() as patch, pytest.raises(ValueError, match=f"{words}.*--resume"):
-        patch.setattr(cluster, "work", fails)
+        patch.setattr(on_ray, "work", fails)
         run(out, engine=Ray())
     assert len(lines(out)) == 2 and pretended.gone
     run(out, resume=True)                                 # goes on, also here
@@ -342,7 +344,7 @@ CLI = ["--clients", "6", "--min-rows", "8", "--model", "logistic", "--cohort", "
 @pytest.mark.slow
 def test_workers_that_are_killed_lose_and_double_nothing(tmp_path):
     from experiments import cluster as experiment
-    sweeps.sweep(LONG, MANY, tmp_path / "local", block=2)
+    sweep.sweep(LONG, MANY, tmp_path / "local", block=2)
     found = experiment.shot(LONG, MANY, 2, tmp_path)
     assert [k["what"] for k in found["kills"]] == ["process", "machine"]
     found = experiment.compared(tmp_path)
@@ -376,14 +378,14 @@ def test_a_driver_that_is_killed_goes_on(tmp_path, engine, monkeypatch):
     command = [sys.executable, "-m", "jfl.cli", "sweep", *CLI, "--engine", engine]
     out = tmp_path / "run"
     child = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while child.poll() is None and not ((out / sweeps.FILE).exists() and (out / sweeps.FILE).read_bytes().count(b"\n") > 2):
+    while child.poll() is None and not ((out / sweep.FILE).exists() and (out / sweep.FILE).read_bytes().count(b"\n") > 2):
         time.sleep(0.1)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    kept = (out / sweeps.FILE).read_bytes()
+    kept = (out / sweep.FILE).read_bytes()
     assert 2 <= len(kept.splitlines()) - 1 < 12 and not (out / "summary.json").exists()
     assert subprocess.run([*command, "--out", str(out), "--resume"], capture_output=True).returncode == 0
-    assert (out / sweeps.FILE).read_bytes().startswith(kept.rpartition(b"\n")[0])
+    assert (out / sweep.FILE).read_bytes().startswith(kept.rpartition(b"\n")[0])
     assert len(lines(out)) == len({r["key"] for r in lines(out)}) == 12
-    sweeps.sweep(LONG, MANY, tmp_path / "straight", block=2)
+    sweep.sweep(LONG, MANY, tmp_path / "straight", block=2)
     same(out, tmp_path / "straight")

@@ -9,8 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jfl.privacy import bounds, classic, events, many, rdp, rounds, wbk
-from jfl.privacy import concentrated as cdp
+from jfl.privacy.accountants import (
+    approximate_dp,
+    events,
+    local_steps,
+    rdp,
+    rdp_batched,
+    rdp_events,
+    wang2019,
+)
+from jfl.privacy.accountants import zcdp as cdp
 
 DATA = pathlib.Path(os.environ.get("JFL_DATA_DIR", pathlib.Path(__file__).parents[2] / "shared" / "data"))
 WHOLE = np.arange(2.0, 129)
@@ -87,45 +95,45 @@ def test_concentrated_is_traceable_and_says_what_holds():
 # --- classical -------------------------------------------------------------------------------------------------------
 
 def test_gaussian_noise_scales():
-    close(classic.gaussian_sigma(2.0, 0.5, 1e-5), 2 * math.sqrt(2 * math.log(1.25e5)) / 0.5, 1e-12)
+    close(approximate_dp.gaussian_sigma(2.0, 0.5, 1e-5), 2 * math.sqrt(2 * math.log(1.25e5)) / 0.5, 1e-12)
     with pytest.raises(ValueError, match="epsilon <= 1: use analytic_sigma"):
-        classic.gaussian_sigma(1.0, 1.5, 1e-5)
+        approximate_dp.gaussian_sigma(1.0, 1.5, 1e-5)
     for epsilon in (0.0, 0.1, 1.0, 10.0, 300.0):
         for delta in (1e-10, 1e-5, 0.3):
-            sigma = float(classic.analytic_sigma(2.0, epsilon, delta))
+            sigma = float(approximate_dp.analytic_sigma(2.0, epsilon, delta))
             reached = float(rdp.gaussian_delta(epsilon, 2 / sigma))
             assert delta * (1 - 1e-9) <= reached <= delta * (1 + 1e-12)
             if 0 < epsilon <= 1:
-                assert sigma <= float(classic.gaussian_sigma(2.0, epsilon, delta))
+                assert sigma <= float(approximate_dp.gaussian_sigma(2.0, epsilon, delta))
 
 
 @pytest.mark.parametrize("rows, steps, epsilon, want", [             # Li, Wang, Wu: multiplier that a round needs
     (600, 5, 0.1, 3.756), (600, 5, 0.5, 1.594), (600, 5, 1, 1.185), (600, 5, 5, 0.568), (600, 1, 0.5, 0.913),
     (600, 20, 0.5, 3.244), (325, 5, 0.5, 2.111), (325, 5, 1, 1.470)])
 def test_noise_of_a_round(rows, steps, epsilon, want):
-    rate = float(classic.round_rate(10, steps, rows, "wor_round"))
-    inner = classic.local_budget(epsilon, 1e-5, rate)
-    np.testing.assert_allclose(float(classic.analytic_sigma(1.0, *inner)), want, atol=6e-4)
-    close(classic.amplify(*inner, rate), (epsilon, 1e-5), 1e-12)
+    rate = float(approximate_dp.round_rate(10, steps, rows, "wor_round"))
+    inner = approximate_dp.local_budget(epsilon, 1e-5, rate)
+    np.testing.assert_allclose(float(approximate_dp.analytic_sigma(1.0, *inner)), want, atol=6e-4)
+    close(approximate_dp.amplify(*inner, rate), (epsilon, 1e-5), 1e-12)
 
 
 def test_round_rates_are_ordered_and_refuse():
-    q = [float(classic.round_rate(10, 5, 600, s)) for s in ("wor_round", "independent", "with_replacement")]
+    q = [float(approximate_dp.round_rate(10, 5, 600, s)) for s in ("wor_round", "independent", "with_replacement")]
     close(q, [1 / 12, 1 - (1 - 1 / 60) ** 5, 1 - (1 - 1 / 600) ** 50], 1e-12)
     assert q[0] > q[1] > q[2]
-    assert float(classic.round_rate(10, 5, 10, "independent")) == 1.0
+    assert float(approximate_dp.round_rate(10, 5, 10, "independent")) == 1.0
     with pytest.raises(ValueError, match="at least 50 rows"):
-        classic.round_rate(10, 5, 40, "wor_round")
+        approximate_dp.round_rate(10, 5, 40, "wor_round")
 
 
 def test_composition_and_amplification():
-    eps, delta = classic.compose_advanced(0.1, 1e-7, 100, 1e-5)
+    eps, delta = approximate_dp.compose_advanced(0.1, 1e-7, 100, 1e-5)
     close((eps, delta), (0.1 * math.sqrt(200 * math.log(1e5)) + 10 * math.expm1(0.1), 1.1e-5 + 9e-6), 1e-9)
-    close(classic.compose_advanced(0.1, 0.0, 1, 1e-5)[0], 0.1)          # never above adding up
-    close(classic.amplify(1000.0, 1e-5, 0.1)[0], 1000 + math.log(0.1))
-    close(classic.amplify(1e-12, 1e-5, 1e-3)[0], 1e-15)
+    close(approximate_dp.compose_advanced(0.1, 0.0, 1, 1e-5)[0], 0.1)          # never above adding up
+    close(approximate_dp.amplify(1000.0, 1e-5, 0.1)[0], 1000 + math.log(0.1))
+    close(approximate_dp.amplify(1e-12, 1e-5, 1e-3)[0], 1e-15)
     with pytest.raises(ValueError, match="delta < rate"):
-        classic.local_budget(1.0, 0.2, 0.1)
+        approximate_dp.local_budget(1.0, 0.2, 0.1)
 
 
 # --- published series ------------------------------------------------------------------------------------------------
@@ -135,32 +143,32 @@ def test_composition_and_amplification():
     (500, 50, 50, 3.315, (0.052, 0.197), (1.85, 4.46))])
 def test_series_for_samples_of_fixed_size(rows, batch, steps, std, fine, coarse):
     z, q = std * batch / 2, batch / rows
-    for series, want in ((wbk.refined, fine), (wbk.crude, coarse)):
+    for series, want in ((wang2019.refined, fine), (wang2019.crude, coarse)):
         curve = 10 * steps * np.asarray(series(WHOLE, q, z))
         got = [float(rdp.epsilon(WHOLE, curve, d)) for d in (1e-2, 1e-5)]
         np.testing.assert_allclose(got, want, atol=6e-3 if want[0] > 1 else 6e-4)
 
 
 def test_series_at_a_setting_with_known_digits():
-    close(wbk.refined([2.0, 8.0, 32.0], 0.2, 10.0), [1.607e-3, 6.750e-3, 2.515e-2], 3e-4)
+    close(wang2019.refined([2.0, 8.0, 32.0], 0.2, 10.0), [1.607e-3, 6.750e-3, 2.515e-2], 3e-4)
     orders = np.array([2.0, 3, 4, 8, 16, 32, 64])
-    close(wbk.crude(orders, 0.01, 0.5), [0.010860441335991565, 0.1531053534206894, 2.092308467353219,
+    close(wang2019.crude(orders, 0.01, 0.5), [0.010860441335991565, 0.1531053534206894, 2.092308467353219,
                                          10.835969384744052, 27.134028280316702, 59.26863552351423, 123.33273421075114])
     for z in (0.5, 1.0, 10.0):
-        tight, fine, coarse = (np.asarray(f(orders[:-1], 0.2, z)) for f in (rdp.without_replacement, wbk.refined, wbk.crude))
+        tight, fine, coarse = (np.asarray(f(orders[:-1], 0.2, z)) for f in (rdp.without_replacement, wang2019.refined, wang2019.crude))
         assert (tight <= fine * (1 + 1e-9)).all() and (fine <= coarse * (1 + 1e-12)).all()
 
 
 def test_series_between_whole_orders():
-    one, two, three = (np.asarray(wbk.crude([a], 0.1, 3.0))[0] for a in (1.5, 2.0, 3.0))
+    one, two, three = (np.asarray(wang2019.crude([a], 0.1, 3.0))[0] for a in (1.5, 2.0, 3.0))
     close(one, two)                                       # (a - 1) times it, on a chord from 0
-    close(wbk.crude([2.5], 0.1, 3.0), [(0.5 * 1 * two + 0.5 * 2 * three) / 1.5])
+    close(wang2019.crude([2.5], 0.1, 3.0), [(0.5 * 1 * two + 0.5 * 2 * three) / 1.5])
     with jax.enable_x64(True):
-        slope = jax.grad(lambda z: wbk.refined([8.0], 0.1, z)[0])(3.0)
-        ends = [float(wbk.refined([8.0], 0.1, z)[0]) for z in (3 - 1e-5, 3 + 1e-5)]
+        slope = jax.grad(lambda z: wang2019.refined([8.0], 0.1, z)[0])(3.0)
+        ends = [float(wang2019.refined([8.0], 0.1, z)[0]) for z in (3 - 1e-5, 3 + 1e-5)]
     close(slope, (ends[1] - ends[0]) / 2e-5, 1e-6)
     with pytest.raises(ValueError, match="concrete orders"):
-        jax.jit(lambda a: wbk.crude(a, 0.1, 1.0))(jnp.array([2.0]))
+        jax.jit(lambda a: wang2019.crude(a, 0.1, 1.0))(jnp.array([2.0]))
 
 
 @pytest.mark.parametrize("clients, rate, steps, z, rounds_, delta, want", [
@@ -168,8 +176,8 @@ def test_series_between_whole_orders():
 def test_a_published_two_level_number(clients, rate, steps, z, rounds_, delta, want):
     """Noble et al. apply the series to clients and rows; claimed, not proved, and reproduced for reading it."""
     orders = np.linspace(1.5, 12, 1051)
-    inner = lambda j: steps * wbk.wor_rdp(np.arange(2.0, len(j) + 2), 0.2, lambda i: i / (2 * z**2 * clients * rate))
-    curve = rounds_ * np.asarray(wbk.wor_rdp(orders, rate, inner))
+    inner = lambda j: steps * wang2019.wor_rdp(np.arange(2.0, len(j) + 2), 0.2, lambda i: i / (2 * z**2 * clients * rate))
+    curve = rounds_ * np.asarray(wang2019.wor_rdp(orders, rate, inner))
     close(np.min(curve + math.log(1 / delta) / (orders - 1)), want, 2e-3)
 
 
@@ -178,17 +186,17 @@ def test_a_published_two_level_number(clients, rate, steps, z, rounds_, delta, w
 def test_bounds_of_a_round():
     orders = np.array([1.5, 2.0, 8.0, 32.0])
     step = lambda z: np.asarray(rdp.without_replacement(orders, 0.2, z))
-    first = np.asarray(rounds.participates(orders, 0.2, 50, step(60.0)))
-    shared = np.asarray(rounds.last_step_shared(orders, 0.2, 50, step(60.0), step(60 * math.sqrt(20))))
+    first = np.asarray(local_steps.participates(orders, 0.2, 50, step(60.0)))
+    shared = np.asarray(local_steps.last_step_shared(orders, 0.2, 50, step(60.0), step(60 * math.sqrt(20))))
     assert (shared < first).all() and (shared > 0.97 * first).all()
-    alone = rounds.last_step_shared(orders, 0.2, 1, step(60.0), step(60 * math.sqrt(20)))
+    alone = local_steps.last_step_shared(orders, 0.2, 1, step(60.0), step(60 * math.sqrt(20)))
     close(alone, rdp.participation(orders, 0.2, step(60 * math.sqrt(20))))
     # one step, and in every round: the mixture over being drawn of a Gaussian of the cohort
-    once = rounds.nonexpansive(orders, 1.0, 1, 0.2, 3.0, 20)
+    once = local_steps.nonexpansive(orders, 1.0, 1, 0.2, 3.0, 20)
     close(once, rdp.participation(orders, 0.2, rdp.gaussian(orders, 3 * math.sqrt(20))), 1e-12)
-    close(rounds.nonexpansive(orders, 1.0, 4, 1.0, 3.0, 20), rdp.gaussian(orders, 3 * math.sqrt(20) / 4), 1e-12)
+    close(local_steps.nonexpansive(orders, 1.0, 4, 1.0, 3.0, 20), rdp.gaussian(orders, 3 * math.sqrt(20) / 4), 1e-12)
     two = [math.comb(3, b) * 0.2**b * 0.8 ** (3 - b) * math.exp(b**2 / (20 * 9)) for b in range(4)]
-    close(rounds.nonexpansive(2.0, 1.0, 3, 0.2, 3.0, 20), math.log(sum(two)), 1e-12)
+    close(local_steps.nonexpansive(2.0, 1.0, 3, 0.2, 3.0, 20), math.log(sum(two)), 1e-12)
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------
@@ -199,15 +207,15 @@ def configurations(n, seed=0):
             10 ** r.uniform(-9, -4, n))
 
 
-@pytest.mark.parametrize("scheme", many.SCHEMES)
+@pytest.mark.parametrize("scheme", rdp_batched.SCHEMES)
 def test_many_agree_with_one_by_one(scheme):
     q, z, steps, delta = configurations(12)
-    got = np.asarray(many.epsilons(q, z, steps, delta, scheme))
+    got = np.asarray(rdp_batched.epsilons(q, z, steps, delta, scheme))
     each = []
     for one in zip(q, z, steps, delta):
         sample = (events.poisson(one[0], events.gaussian(one[1])) if scheme == "poisson" else
                   events.without_replacement(round(one[0] * 1e6), 10**6, events.gaussian(one[1])))
-        each.append(bounds.epsilon(events.repeat(sample, one[2]), one[3])[0])
+        each.append(rdp_events.epsilon(events.repeat(sample, one[2]), one[3])[0])
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, each, rtol=1e-4)
     assert (got >= np.array(each) * (1 - 1e-5)).all()
@@ -217,24 +225,24 @@ def test_many_use_the_same_curves():
     orders = np.array([1.001, 1.5, 2.0, 8.0, 20.0])
     with jax.enable_x64(True):
         for z in (0.7, 2.0, 100.0):
-            for quick, exact in ((many._poisson, rdp.poisson), (many._without_replacement, rdp.without_replacement)):
+            for quick, exact in ((rdp_batched._poisson, rdp.poisson), (rdp_batched._without_replacement, rdp.without_replacement)):
                 close(quick(jnp.asarray(0.01), jnp.asarray(z))(jnp.asarray(orders)), exact(orders, 0.01, z), 1e-8)
 
 
 def test_many_calibrations_are_safe_and_tight():
     q, _, steps, delta = configurations(40, 1)
     target = np.geomspace(0.2, 8, 40)
-    z, reached = (np.asarray(v) for v in many.noise_multipliers(q, steps, target, delta))
+    z, reached = (np.asarray(v) for v in rdp_batched.noise_multipliers(q, steps, target, delta))
     assert (reached <= target).all() and (z == z.astype(np.float32)).all()
     assert np.mean(reached >= target * (1 - 1e-3)) > 0.9 and (reached >= 0.9 * target).all()
     for i in (0, 13, 39):                                 # the thorough search agrees that they suffice
         event = events.repeat(events.poisson(q[i], events.gaussian(z[i])), steps[i])
-        assert bounds.epsilon(event, delta[i])[0] <= target[i] * (1 + 1e-9)
+        assert rdp_events.epsilon(event, delta[i])[0] <= target[i] * (1 + 1e-9)
 
 
 def test_many_at_the_extremes():
     q, z, steps, delta = np.meshgrid([1e-6, 1e-2, 1.0], [0.1, 1.0, 1000.0], [1.0, 1e6], [1e-12, 1e-3])
-    got = np.asarray(many.epsilons(q, z, steps, delta))
+    got = np.asarray(rdp_batched.epsilons(q, z, steps, delta))
     plain = np.asarray(rdp.gaussian_epsilon(np.sqrt(steps) / z, delta))
     assert np.isfinite(got).all() and (got >= 0).all() and (got <= plain).all()
     one = np.asarray(rdp.gaussian_epsilon(1 / z, np.minimum(delta / q, 0.999)))      # one release, exactly
@@ -243,16 +251,16 @@ def test_many_at_the_extremes():
 
 
 def test_many_inside_a_program():
-    values = many.epsilons(0.01, np.array([1.0, 2.0]), 1000.0, 1e-5)
+    values = rdp_batched.epsilons(0.01, np.array([1.0, 2.0]), 1000.0, 1e-5)
     with jax.enable_x64(True):
         z = jnp.array([1.0, 2.0])
-        close(jax.jit(jax.vmap(lambda z: many.epsilons(0.01, z, 1000.0, 1e-5)))(z), values, 1e-12)
-        _, scanned = jax.lax.scan(lambda c, z: (c, many.epsilons(0.01, z, 1000.0, 1e-5)), 0, z)
+        close(jax.jit(jax.vmap(lambda z: rdp_batched.epsilons(0.01, z, 1000.0, 1e-5)))(z), values, 1e-12)
+        _, scanned = jax.lax.scan(lambda c, z: (c, rdp_batched.epsilons(0.01, z, 1000.0, 1e-5)), 0, z)
     close(scanned, values, 1e-12)
     with pytest.raises(ValueError, match=r"rate in \(0, 1\]"):
-        many.epsilons(1.5, 1.0, 10, 1e-5)
+        rdp_batched.epsilons(1.5, 1.0, 10, 1e-5)
     with pytest.raises(ValueError, match="scheme to be one of"):
-        many.epsilons(0.5, 1.0, 10, 1e-5, "full")
+        rdp_batched.epsilons(0.5, 1.0, 10, 1e-5, "full")
 
 
 # --- golden file -----------------------------------------------------------------------------------------------------
@@ -284,8 +292,8 @@ def test_golden_file():
             close(rdp.delta(orders, curve, p["epsilon"]), v["delta_dpa"], 2e-5)
         elif e["kind"] == "wor_gaussian_replace_one" and "rdp_orders" in v:
             orders = np.array(v["rdp_orders"], float)
-            close(wbk.refined(orders, p["q"], p["z"]), v["rdp_per_step_thm27_exact"])
-            close(wbk.crude(orders, p["q"], p["z"]), v["rdp_per_step_thm9_exact"])
+            close(wang2019.refined(orders, p["q"], p["z"]), v["rdp_per_step_thm27_exact"])
+            close(wang2019.crude(orders, p["q"], p["z"]), v["rdp_per_step_thm9_exact"])
         elif e["kind"] == "chen2024_tcdp" and "eps_rdp_thm27" in v and "B" in p and "rho_step" in v:
             q = p["B"] / p["n_i"]
             found = cdp.tcdp_amplify(1 / (2 * p["z"] ** 2), q, strict=False)
@@ -293,15 +301,15 @@ def test_golden_file():
             close(found.value[1], v["omega"])
             assert ("rho <= 0.1" not in found.failed) is v["cond_rho_le_0p1"]
             assert ("rate <= 0.1" not in found.failed) is v["cond_q_le_0p1"]
-            curve = p["K"] * p["tau"] * np.asarray(wbk.refined(WHOLE, q, p["z"]))
+            curve = p["K"] * p["tau"] * np.asarray(wang2019.refined(WHOLE, q, p["z"]))
             close(rdp.epsilon(WHOLE, curve, v.get("delta", 1e-2)), v["eps_rdp_thm27"], 1e-6)
         elif e["kind"] == "li2025_dpfedavg":
-            q = float(classic.round_rate(p["b"], p["Q"], p["n_k"], "wor_round"))
+            q = float(approximate_dp.round_rate(p["b"], p["Q"], p["n_k"], "wor_round"))
             close(q, v["q"])
-            close(classic.round_rate(p["b"], p["Q"], p["n_k"], "independent"), v["q_true_incl_prob"])
+            close(approximate_dp.round_rate(p["b"], p["Q"], p["n_k"], "independent"), v["q_true_incl_prob"])
             at_base = float(rdp.gaussian_epsilon(1 / v["z"], v["base_delta"]))
             close(at_base, v["base_eps_exact_at_base_delta"], 1e-8)
-            close(classic.amplify(at_base, v["base_delta"], q)[0], v["eps_round_rigorous_sens_4QGeta"], 1e-8)
+            close(approximate_dp.amplify(at_base, v["base_delta"], q)[0], v["eps_round_rigorous_sens_4QGeta"], 1e-8)
         else:
             continue
         seen += 1

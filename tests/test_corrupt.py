@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from jfl.core import Federation
-from jfl.data import corrupt, datasets, federate, partition, transform
+from jfl.core.records import Federation
+from jfl.data import corruption, datasets, federate, partition, transforms
 
 ALARM = 1e-9
 quick = settings(derandomize=True, deadline=None, max_examples=40)
@@ -47,7 +47,7 @@ def held(fed, client):
 
 def test_each_client_has_its_density():
     fed, density = federate(grey(), partition.iid(4)), np.array([0.0, 0.05, 0.25, 1.0])
-    noisy = corrupt.salt_and_pepper(fed, density, low=0, high=1)
+    noisy = corruption.salt_and_pepper(fed, density, low=0, high=1)
     for client, p in enumerate(density):
         before, after = (np.asarray(x)[own(fed, client)] for x in (fed.x, noisy.x))
         flipped = before != after
@@ -65,11 +65,11 @@ def test_each_client_has_its_density():
 
 def test_only_training_rows_change():
     fed = federate(grey(), partition.sizes([60, 100, 20]), holdout=0.25)
-    noisy, x = corrupt.salt_and_pepper(fed, 0.5, low=0, high=1), np.asarray(fed.x)
+    noisy, x = corruption.salt_and_pepper(fed, 0.5, low=0, high=1), np.asarray(fed.x)
     changed = (np.asarray(noisy.x) != x).any((1, 2))
     trained = np.sort(np.concatenate([own(fed, c) for c in range(3)]))
     assert np.array_equal(np.flatnonzero(changed), trained)
-    also = (np.asarray(corrupt.salt_and_pepper(fed, 0.5, held_out=True).x) != x).any((1, 2))
+    also = (np.asarray(corruption.salt_and_pepper(fed, 0.5, held_out=True).x) != x).any((1, 2))
     assert np.array_equal(np.flatnonzero(also), np.union1d(trained, np.concatenate([held(fed, c) for c in range(3)])))
     assert also.sum() == 180 and changed.sum() == 135
     for field in dataclasses.fields(Federation):
@@ -80,43 +80,43 @@ def test_only_training_rows_change():
 
 def test_a_row_is_spoilt_alike_under_every_partition():
     data = grey()
-    x = [np.asarray(corrupt.salt_and_pepper(federate(data, split), 0.3, seed=4).x)
+    x = [np.asarray(corruption.salt_and_pepper(federate(data, split), 0.3, seed=4).x)
          for split in (partition.iid(4), partition.iid(7, seed=2), partition.dirichlet(5, 0.3))]
     assert np.array_equal(x[0], x[1]) and np.array_equal(x[0], x[2])
-    other = np.asarray(corrupt.salt_and_pepper(federate(data, partition.iid(4)), 0.3, seed=5).x)
+    other = np.asarray(corruption.salt_and_pepper(federate(data, partition.iid(4)), 0.3, seed=5).x)
     assert ((other != x[0]).any((1, 2))).all()
 
 
 def test_the_order_of_clients_and_the_size_of_a_block_change_nothing(monkeypatch):
     fed, density, turn = federate(grey(), partition.power_law(4)), np.array([0.0, 0.1, 0.4, 0.9]), np.array([2, 0, 3, 1])
-    noisy = corrupt.salt_and_pepper(fed, density)
+    noisy = corruption.salt_and_pepper(fed, density)
     turned = dataclasses.replace(fed, index=fed.index[turn], size=fed.size[turn])
-    assert np.array_equal(corrupt.salt_and_pepper(turned, density[turn]).x, noisy.x)
+    assert np.array_equal(corruption.salt_and_pepper(turned, density[turn]).x, noisy.x)
     for room in (1, 600, 7 * 600 + 5):
-        monkeypatch.setattr(corrupt, "ROOM", room)
-        assert np.array_equal(corrupt.salt_and_pepper(fed, density).x, noisy.x)
+        monkeypatch.setattr(corruption, "ROOM", room)
+        assert np.array_equal(corruption.salt_and_pepper(fed, density).x, noisy.x)
 
 
 @given(a=st.floats(0, 1), b=st.floats(0, 1))
 @settings(quick, max_examples=20)
 def test_more_density_spoils_more_of_the_same(a, b):
     fed = federate(grey(30, (9, 9)), partition.iid(3))
-    less, more = (np.asarray(corrupt.salt_and_pepper(fed, p, low=0, high=1).x) for p in sorted((a, b)))
+    less, more = (np.asarray(corruption.salt_and_pepper(fed, p, low=0, high=1).x) for p in sorted((a, b)))
     touched = less != np.asarray(fed.x)
     assert np.array_equal(less[touched], more[touched])
 
 
 def test_levels_of_salt_and_pepper():
     fed = federate(grey(), partition.iid(2))
-    x = np.asarray(corrupt.salt_and_pepper(fed, 1.0).x)
+    x = np.asarray(corruption.salt_and_pepper(fed, 1.0).x)
     assert set(np.unique(x)) == {np.asarray(fed.x).min(), np.asarray(fed.x).max()}
-    assert set(np.unique(corrupt.salt_and_pepper(fed, 1.0, low=-3, high=0.5).x)) == {-3.0, 0.5}
+    assert set(np.unique(corruption.salt_and_pepper(fed, 1.0, low=-3, high=0.5).x)) == {-3.0, 0.5}
     half = dataclasses.replace(fed, x=fed.x.astype(jnp.bfloat16))
-    noisy = corrupt.salt_and_pepper(half, 0.3)
+    noisy = corruption.salt_and_pepper(half, 0.3)
     assert noisy.x.dtype == jnp.bfloat16 and jax.tree.structure(noisy) == jax.tree.structure(half)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(noisy))
-    assert float(jax.jit(lambda fed: (fed.x == 0.5).mean())(corrupt.salt_and_pepper(fed, 1, low=0, high=0.5))) > 0.4
-    np.testing.assert_array_equal(corrupt.salt_and_pepper(fed, 0).x, fed.x)
+    assert float(jax.jit(lambda fed: (fed.x == 0.5).mean())(corruption.salt_and_pepper(fed, 1, low=0, high=0.5))) > 0.4
+    np.testing.assert_array_equal(corruption.salt_and_pepper(fed, 0).x, fed.x)
 
 
 # --- labels ---------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_levels_of_salt_and_pepper():
 def test_label_noise():
     data = datasets.arrays(np.zeros((8000, 1)), np.arange(8000) % 4, np.zeros((2, 1)), [0, 3], classes=4)
     fed, share = federate(data, partition.iid(3), holdout=0.1), np.array([0.0, 0.3, 1.0])
-    noisy = corrupt.label_noise(fed, share)
+    noisy = corruption.label_noise(fed, share)
     before, after = np.asarray(fed.y), np.asarray(noisy.y)
     for client, p in enumerate(share):
         rows = own(fed, client)
@@ -135,10 +135,10 @@ def test_label_noise():
         assert np.array_equal(before[held(fed, client)], after[held(fed, client)])
     assert noisy.y.dtype == fed.y.dtype and after.min() == 0 and after.max() == 3
     assert np.array_equal(noisy.x, fed.x) and np.array_equal(noisy.y_test, fed.y_test)
-    assert (np.asarray(corrupt.label_noise(fed, 1.0, held_out=True).y) != before).all()
+    assert (np.asarray(corruption.label_noise(fed, 1.0, held_out=True).y) != before).all()
     other = federate(data, partition.iid(9, seed=1))
-    assert np.array_equal(corrupt.label_noise(other, 0.3).y, corrupt.label_noise(federate(data, partition.iid(2)), 0.3).y)
-    assert not np.array_equal(corrupt.label_noise(other, 0.3).y, corrupt.label_noise(other, 0.3, seed=1).y)
+    assert np.array_equal(corruption.label_noise(other, 0.3).y, corruption.label_noise(federate(data, partition.iid(2)), 0.3).y)
+    assert not np.array_equal(corruption.label_noise(other, 0.3).y, corruption.label_noise(other, 0.3, seed=1).y)
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def shared(density, test=False):
     fed = federate(grey(12, (2, 2)), partition.natural(np.arange(12) // 4))
     index = fed.index.at[0, 0].set(3) if test else fed.index.at[0].set(jnp.array([3, 0, 1, 2])).at[1, 2].set(3)
     held_out = dict(test_index=jnp.full((3, 1), 3), test_size=jnp.array([1, 0, 0])) if test else {}
-    return corrupt.salt_and_pepper(dataclasses.replace(fed, index=index, **held_out), density)
+    return corruption.salt_and_pepper(dataclasses.replace(fed, index=index, **held_out), density)
 
 
 def test_a_row_of_two_clients():
@@ -169,23 +169,23 @@ def test_a_row_of_two_clients():
     (dict(density=0.1, held_out=2), "held_out to be one of")])
 def test_salt_and_pepper_refuses(options, message):
     with pytest.raises(ValueError, match="corrupt.salt_and_pepper: need .*" + message):
-        corrupt.salt_and_pepper(federate(grey(12, (2, 2)), partition.iid(3)), **options)
+        corruption.salt_and_pepper(federate(grey(12, (2, 2)), partition.iid(3)), **options)
 
 
 def test_corrupt_refuses_what_it_cannot_read():
     fed = federate(grey(12, (2, 2)), partition.iid(3))
     with pytest.raises(ValueError, match="corrupt before jax.jit"):
-        jax.jit(lambda fed: corrupt.salt_and_pepper(fed, 0.1).x)(fed)
+        jax.jit(lambda fed: corruption.salt_and_pepper(fed, 0.1).x)(fed)
     with pytest.raises(ValueError, match="corrupt before jax.jit"):
-        jax.jit(lambda p: corrupt.salt_and_pepper(fed, p).x)(0.1)
+        jax.jit(lambda p: corruption.salt_and_pepper(fed, p).x)(0.1)
     with pytest.raises(ValueError, match="a Federation"):
-        corrupt.salt_and_pepper(grey(), 0.1)
+        corruption.salt_and_pepper(grey(), 0.1)
     with pytest.raises(ValueError, match="features of float; got dtype int32"):
-        corrupt.salt_and_pepper(dataclasses.replace(fed, x=fed.x.astype(jnp.int32)), 0.1)
+        corruption.salt_and_pepper(dataclasses.replace(fed, x=fed.x.astype(jnp.int32)), 0.1)
     with pytest.raises(ValueError, match="corrupt.label_noise: need at least two classes; got classes=0"):
-        corrupt.label_noise(dataclasses.replace(fed, classes=0), 0.1)
+        corruption.label_noise(dataclasses.replace(fed, classes=0), 0.1)
     with pytest.raises(ValueError, match=r"corrupt.label_noise: need share in \[0, 1\]"):
-        corrupt.label_noise(fed, [0.1, 2, 0.1])
+        corruption.label_noise(fed, [0.1, 2, 0.1])
 
 
 # --- sizes ----------------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def numbered(kind=float):
 @pytest.mark.parametrize("kind", [float, int])
 def test_public_rows_leave_the_data(kind):
     data = numbered(kind)
-    proxy, rest = transform.public(data, 12)
+    proxy, rest = transforms.public(data, 12)
     assert proxy._fields == ("x", "y") and proxy.x.shape == (12, 1)
     ids, left = proxy.x[:, 0].astype(int), rest.x[:, 0].astype(int)
     assert np.array_equal(np.sort(np.concatenate([ids, left])), np.arange(50))
@@ -277,17 +277,17 @@ def test_public_rows_leave_the_data(kind):
     assert rest.name == "own, public(12)" and rest.classes == 5 and rest.checksum != data.checksum
     assert np.array_equal(rest.x_test, data.x_test) and rest.x.dtype == data.x.dtype
     assert federate(rest, partition.natural()).caveats == rest.caveats
-    assert np.array_equal(transform.public(data, 12)[0].x, proxy.x)
-    assert not np.array_equal(transform.public(data, 12, seed=1)[0].x, proxy.x)
+    assert np.array_equal(transforms.public(data, 12)[0].x, proxy.x)
+    assert not np.array_equal(transforms.public(data, 12, seed=1)[0].x, proxy.x)
     proxy.x[:] = 7                                       # copies: the data do not follow
     assert np.array_equal(data.x[:, 0], np.arange(50))
 
 
 def test_public_rows_are_drawn_at_random():
     data = numbered()._replace(owners=None)
-    drawn = np.concatenate([transform.public(data, 10, seed=s)[0].x[:, 0] for s in range(100)]).astype(int)
+    drawn = np.concatenate([transforms.public(data, 10, seed=s)[0].x[:, 0] for s in range(100)]).astype(int)
     assert all(within(count, 100, 0.2) for count in np.bincount(drawn, minlength=50))
-    assert transform.public(data, 10)[1].owners is None
+    assert transforms.public(data, 10)[1].owners is None
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -295,6 +295,6 @@ def test_public_rows_are_drawn_at_random():
     ((5, -1), "got seed=-1")])
 def test_public_refuses(arguments, message):
     with pytest.raises(ValueError, match="transform.public: need .*" + message):
-        transform.public(numbered(), *arguments)
+        transforms.public(numbered(), *arguments)
     with pytest.raises(ValueError, match="need a Dataset; got int"):
-        transform.public(3, 1)
+        transforms.public(3, 1)

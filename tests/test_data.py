@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from jfl.assemble import federation
-from jfl.config import Config
-from jfl.core import Federation
-from jfl.data import checksum, datasets, describe, federate, partition, prepared, transform
+from jfl.core.records import Federation
+from jfl.data import checksum, datasets, describe, federate, partition, tfds, transforms
+from jfl.runs.build import federation
+from jfl.runs.config import Config
 
 quick = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -493,8 +493,8 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def decodes(monkeypatch):
     """Counts how often files are decoded rather than read from the cache."""
-    calls, decode = [], prepared._decode
-    monkeypatch.setattr(prepared, "_decode", lambda *args: calls.append(args) or decode(*args))
+    calls, decode = [], tfds._decode
+    monkeypatch.setattr(tfds, "_decode", lambda *args: calls.append(args) or decode(*args))
     return calls
 
 
@@ -558,17 +558,17 @@ def test_damaged_cache_is_decoded_again(place, decodes):
             again = datasets.mnist()
         assert len(decodes) == count and again.checksum == data.checksum
         np.testing.assert_array_equal(again.y, data.y)
-        assert file.read_bytes() == whole or prepared._load(file) is not None          # written anew
+        assert file.read_bytes() == whole or tfds._load(file) is not None          # written anew
     rng = np.random.default_rng(0)
     for _ in range(60):                                    # a flipped byte anywhere: noticed, or without effect
         at = rng.integers(len(whole)) if rng.random() < 0.5 else len(whole) - 1 - rng.integers(600)
         file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.integers(8))]) + whole[at + 1:])
         try:
             with pytest.warns(RuntimeWarning):
-                stored = prepared._load(file)
+                stored = tfds._load(file)
             assert stored is None
         except pytest.fail.Exception:
-            np.testing.assert_array_equal(prepared._load(file)["y"], data.y)
+            np.testing.assert_array_equal(tfds._load(file)["y"], data.y)
 
 
 def test_cache_is_written_in_one_piece(place, decodes, monkeypatch):
@@ -744,7 +744,7 @@ def test_owners_and_caveats_of_the_dataset():
 def test_fields_of_a_config_reach_the_data():
     fed = federation(Config(dataset="synthetic", partition="natural", clients=4, rows_per_client=50, synthetic_beta=2.0,
                             preprocess="standardise,unit_norm", partition_seed=3))
-    made = transform.unit_norm(transform.standardise(datasets.synthetic(0.0, 2.0, clients=4, rows=50, seed=3)))
+    made = transforms.unit_norm(transforms.standardise(datasets.synthetic(0.0, 2.0, clients=4, rows=50, seed=3)))
     assert checksum(fed) == checksum(federate(made, partition.natural(seed=3))) and len(fed.caveats) == 1
     fed = federation(Config(partition="labels", clients=20, classes_per_client=3, rows_per_client=40, preprocess="pca:7"))
     assert set(fed.size.tolist()) == {40} and fed.x.shape == (1438, 7)

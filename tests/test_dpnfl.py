@@ -18,8 +18,8 @@ from test_algorithms import ROUNDS, clip, draws, example_gradient, run_jfl
 
 import jfl
 from jfl.algorithms import adaptive, addpnfl, dpnfl
-from jfl.core import Cohort, Fn
-from jfl.identity import words
+from jfl.core.identity import words
+from jfl.core.records import Cohort, Fn
 
 COHORT, STEPS, ROWS = 3, 3, 3
 BOUND, SIGMA = 0.6, 0.5                                   # of an example; of the noise on the mean gradient
@@ -238,7 +238,7 @@ def test_biased_fedavg_is_uniform_in_smaller_steps():
     draw, biased = step(PAIR / 6)
     _, uniform = step(1.0)
     close(biased, PAIR / 6 * uniform)
-    ids = np.asarray(draw(jfl.keys.stream(jax.random.key(1), jfl.keys.Stream.COHORT, 0)).ids)
+    ids = np.asarray(draw(jfl.core.random_streams.stream(jax.random.key(1), jfl.core.random_streams.Stream.COHORT, 0)).ids)
     close(biased, sum(P6[i] * each_alone()[i] for i in ids))
 
 
@@ -262,7 +262,7 @@ def test_golden_step(second):
         close(state.second, np.array([1.0099e-4, 4.0099e-4]), rtol=1e-5, atol=0)
     algorithm = addpnfl(jfl.grad(squared), second_moment_of=second)               # the paper's values by default
     begun, _ = algorithm.init(jnp.zeros(2))
-    ctx = jfl.core.Context(jnp.int32(0), 0, 0, 1.0, 1, 1.0)
+    ctx = jfl.Context(jnp.int32(0), 0, 0, 1.0, 1, 1.0)
     close(algorithm.server(ctx, begun, jnp.asarray(DIFF, jnp.float32)).params, STEP[second], rtol=2e-6)
 
 

@@ -29,17 +29,18 @@ import pytest
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
-from jfl import assemble, cli, config, report, train
-from jfl.checkpoint import Store, environment, temporary
-from jfl.journal import Journal
-from jfl.privacy.accounting import guarantee
+from jfl.cli import main
+from jfl.privacy.guarantees import guarantee
+from jfl.runs import build, config, record, train
+from jfl.runs.checkpoint import Store, environment, temporary
+from jfl.runs.journal import Journal
 
 PLAN = config.Config(clients=6, min_rows=8, model="logistic", sampler="without_replacement", cohort=3, batch=4, steps=2,
                      algorithm="scaffold", noise_multiplier=1.0, evaluate_every=1, checkpoint_every=2)
 # flags that change the program's name and not its bits, nor its place in the cache
 PROGRAMS = ("", "--xla_dump_max_hlo_modules=7", "--xla_dump_max_hlo_modules=8")
 PARTS = dict(state=(train, "_state"), journal=(Journal, "announce"), config=(train, "write"), compute=(train, "simulate"),
-             checkpoint=(Store, "save"), report=(report, "save"), picture=(report, "picture"))
+             checkpoint=(Store, "save"), report=(record, "save"), picture=(record, "picture"))
 NAMES = ("start", *PARTS, "between", "end")
 DONE = "none: it had ended"
 BASE = os.environ.get("XLA_FLAGS", "")
@@ -67,7 +68,7 @@ class Try:
                 os.setuid(user)
             for part, (owner, name) in PARTS.items():
                 setattr(owner, name, self._marked(part, getattr(owner, name), program, log, before))
-            code = cli.main(["train", *args])
+            code = main.main(["train", *args])
             self.seen[0] = NAMES.index("end")
             time.sleep(0.02)                              # so that a kill can hit the end
         finally:
@@ -142,7 +143,7 @@ def apart(function, *args):
 
 
 def worth(rounds):
-    plan, settings = assemble.build(dataclasses.replace(PLAN, rounds=rounds))
+    plan, settings = build.build(dataclasses.replace(PLAN, rounds=rounds))
     return guarantee(plan, rounds, settings.delta).epsilon
 
 

@@ -27,13 +27,13 @@ from conftest import (
 )
 
 import jfl
-from jfl.core import Cohort, Fn, Sampler
-from jfl.identity import words
-from jfl.keys import Stream, stream
-from jfl.round import draws_key, noise_key, one_round
+from jfl.core.identity import words
+from jfl.core.random_streams import Stream, stream
+from jfl.core.records import Cohort, Fn, Sampler
+from jfl.engine.round import draws_key, noise_key, one_round
 
 # jfl.simulate and jfl.round are functions; their modules are reached by name
-sim, sweeps = importlib.import_module("jfl.simulate"), importlib.import_module("jfl.sweep")
+sim, sweeps = importlib.import_module("jfl.engine.simulate"), importlib.import_module("jfl.engine.sweep")
 KEY = jax.random.key(4)
 EMPTY = ("empty_cohort",)
 # dpnfl is fedavg; these differ from it in the local step or the server's alone, and wait for the slow run
@@ -569,8 +569,8 @@ def test_plan_refuses_what_does_not_fit(fed, task):
 def test_samplers_imply_the_adjacency_that_runs(batch, adjacency, fed, task):
     algorithm = make_algorithm("fedavg", noisy_grad(), batch=batch)
     plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
-    chains = [n for n in jax.tree.leaves(plan.algorithm, is_leaf=lambda n: isinstance(n, jfl.core.Mechanism))
-              if isinstance(n, jfl.core.Mechanism)]
+    chains = [n for n in jax.tree.leaves(plan.algorithm, is_leaf=lambda n: isinstance(n, jfl.Mechanism))
+              if isinstance(n, jfl.Mechanism)]
     assert len(chains) == 2 and {c.adjacency for c in chains} == {adjacency}      # what runs and what is accounted
     for sampler, implied in ((jfl.sampling.poisson(CLIENTS, 0.5), "add_remove"),
                              (jfl.sampling.without_replacement(CLIENTS, 3), "replace_one"),

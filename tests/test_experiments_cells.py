@@ -15,8 +15,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from experiments import cells, common
 from experiments.common import Claim, Experiment
 from experiments.together import Plans
-from jfl import assemble, check, points, report, sources, sweeps, train
-from jfl.config import Config
+from jfl.core import checks
+from jfl.report import sources
+from jfl.runs import blocks as points
+from jfl.runs import build, record, sweep, train
+from jfl.runs.config import Config
 
 TINY = dict(dataset="digits", partition="iid", clients=4, rounds=2, steps=1, batch=4, evaluate_every=1)
 
@@ -113,7 +116,7 @@ def test_results_of_an_earlier_run_do_not_stay_beside_lines_of_this_one(tmp_path
         common.run("tiny", figure(), tmp_path)
     assert (tmp_path / "results.json").read_bytes() == before            # nothing was written yet
     (tmp_path / "slow" / "notes").unlink()
-    (tmp_path / "report.md").write_bytes(report.PAGES[".md"])            # a page of the earlier results
+    (tmp_path / "report.md").write_bytes(record.PAGES[".md"])            # a page of the earlier results
     stopped_after(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):                               # in the last line
         common.run("tiny", figure(fast=dict(lr=0.5), last=dict(lr=0.7), slow=dict(lr=0.9)), tmp_path)
@@ -124,7 +127,7 @@ def test_results_stay_where_no_data_can_be_read(tmp_path, ran, monkeypatch):
     common.run("tiny", figure(), tmp_path)
     before = (tmp_path / "results.json").read_bytes()
     monkeypatch.setattr(cells, "_rows", cells._rows.__wrapped__)
-    monkeypatch.setattr(cells.datasets, "mnist", lambda: check.fail("datasets.mnist", "prepared data", "none"))
+    monkeypatch.setattr(cells.datasets, "mnist", lambda: checks.fail("datasets.mnist", "prepared data", "none"))
     with pytest.raises(ValueError, match="tiny: need data of at least one line; got mnist that cannot be read"):
         common.run("tiny", figure(slow=dict(dataset="mnist")), tmp_path)
     assert (tmp_path / "results.json").read_bytes() == before
@@ -139,7 +142,7 @@ def test_a_line_among_others_is_as_alone(tmp_path, ran):
     common.run("tiny", figure((0, 3), **lines), tmp_path)
     assert sorted(map(len, ran)) == [2, 6]
     for line, fields in lines.items():
-        sweeps.sweep(Config(**TINY | fields), dict(seed=[0, 3]), tmp_path / "alone" / line)
+        sweep.sweep(Config(**TINY | fields), dict(seed=[0, 3]), tmp_path / "alone" / line)
         mine, alone = (json.loads((p / line / "summary.json").read_text())["runs"] for p in (tmp_path, tmp_path / "alone"))
         for a, b in zip(mine, alone, strict=True):
             assert a["accuracy"] == b["accuracy"] and a["loss"] == pytest.approx(b["loss"], rel=1e-5)
@@ -152,7 +155,7 @@ def test_a_line_among_others_is_as_alone(tmp_path, ran):
 
 
 def split_by_seed(config):
-    return assemble.build(dataclasses.replace(config, partition_seed=config.seed))
+    return build.build(dataclasses.replace(config, partition_seed=config.seed))
 
 
 def test_every_seed_has_the_epsilon_of_its_own_split(tmp_path):
@@ -200,7 +203,7 @@ def test_a_sweep_of_an_experiments_own_begins_again(tmp_path):
             out.mkdir(parents=True)
             (out / "half").write_text("")
             raise KeyboardInterrupt
-        return sweeps.sweep(config, axes, out)
+        return sweep.sweep(config, axes, out)
 
     made = dataclasses.replace(figure(only=dict(lr=0.1)), runs=own)
     with pytest.raises(KeyboardInterrupt):
@@ -247,7 +250,7 @@ def test_rows_of_another_run_do_not_stay(tmp_path):
     assert (where / "metrics.csv").exists()
 
     def bare(config, axes, out):
-        entries = sweeps.sweep(config, axes, out)
+        entries = sweep.sweep(config, axes, out)
         for name in cells.ROWS:
             (out / name).unlink()
         return entries
@@ -282,7 +285,7 @@ def test_who_only_reads_waits_for_nobody(tmp_path):
 def test_what_is_done_or_not_begun_is_free_for_others(tmp_path, small, together):
     """Another figure has the lines that a running one has done, and those that it runs later."""
     configs = {n: Config(**TINY, lr=lr) for n, lr in (("a", 0.1), ("b", 0.2), ("c", 0.3))}
-    how = Plans() if together else sweeps.sweep
+    how = Plans() if together else sweep.sweep
     get = lambda name, where, seeds=(0, 1): list(cells.lines({name: tmp_path / where}, tmp_path / "cells",
                                                              {name: configs[name]}, seeds, how))
     running = cells.lines({n: tmp_path / n for n in configs}, tmp_path / "cells", configs, (0, 1), how)

@@ -17,7 +17,7 @@ from experiments import chen2024_bounds as numbers
 from experiments import chen2024_plans as plans
 from experiments import common
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Line
-from jfl.config import Config
+from jfl.runs.config import Config
 
 SMALL = dict(clients=10, cohort=3, batch=4, steps=2, rounds=4, evaluate_every=1, hidden=(3,), min_rows=20)
 PLACES = dict(mnist="digits", fashion_mnist="digits", svhn="digits", cifar10="digits")

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import collect, common
 from experiments.common import Claim, Experiment
-from jfl import collected
+from jfl.report import collected
 
 TINY = dict(dataset="digits", partition="iid", clients=4, rounds=1, steps=1, batch=4, evaluate_every=1)
 

@@ -14,10 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import common, li2025, li2025_bounds, li2025_plans
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Experiment, Line
-from jfl import assemble, heterogeneity, local
-from jfl.config import Config
-from jfl.papers import li2025 as paper
-from jfl.papers import li2025_theory as theory
+from jfl.analysis import heterogeneity
+from jfl.local import training
+from jfl.papers.li2025 import privacy as paper
+from jfl.papers.li2025 import theory
+from jfl.runs import build
+from jfl.runs.config import Config
 
 DIGITS = dict(algorithm="output_perturbation", dataset="digits", model="logistic", preprocess="flatten", clients=4,
               cohort=2, partition="iid", batch_sampler="epochs", batch=10, steps=2, rounds=3, lr=0.05, delta=1e-5)
@@ -37,7 +39,7 @@ def test_every_line_is_a_plan_of_the_paper(name):
     assert set(experiment.quick_lines) <= set(experiment.lines)
     for title, changes in experiment.lines.items():
         config = Config(**{**experiment.base, **changes})
-        fed = assemble.federation(config)
+        fed = build.federation(config)
         rows = dict(mnist=600, adult=325)[config.dataset]
         assert fed.size.tolist() == [rows] * 100 and config.steps * config.batch <= rows, title
         kinds = [len(set(np.asarray(fed.y)[i])) for i in np.asarray(fed.index)[:, :rows]]
@@ -67,7 +69,7 @@ def test_rates_fall_with_local_steps_or_rounds_and_the_server_averages():
 def test_budgets_of_the_three_kinds_of_lines():
     config = Config(**{**DIGITS, "steps": 1})
     assert set(li2025_plans.budgets(config).values()) == {None}
-    rate = 10 / int(assemble.federation(config).size.min())
+    rate = 10 / int(build.federation(config).size.min())
     printed = li2025_plans.budgets(dataclasses.replace(config, epsilon=0.5, mode="as_printed"))
     # with one step a round the printed sensitivity is twice the sound one, and the noise is shrunk by lr
     level = 2 * 0.05 * float(paper.noise_multiplier_printed(0.5, 1e-5, rate, strict=False).value)
@@ -163,7 +165,7 @@ def test_claims_across_data_read_what_was_left(tmp_path, capsys):
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 def test_objectives_in_float64_against_numpy():
-    fed = assemble.federation(Config(**CONVEX))
+    fed = build.federation(Config(**CONVEX))
     task, r = li2025_plans.models.logistic(fed), np.random.default_rng(0)
     params = jax.tree.map(lambda v: r.normal(size=(2, 3, *v.shape)), task.init(jax.random.key(0)))
     rows, weight = np.arange(7), np.arange(1, 8) / 28
@@ -187,7 +189,7 @@ def test_bounds_beside_a_tiny_run(tmp_path, capsys):
     found = common.run("bounds", experiment, tmp_path, quick=True)
     config, told = Config(**{**CONVEX, "rounds": 3}), found["constants"]
     assert set(found["runs"]) == {f"base, {r}" for r in ("no noise", "printed", "sound")}
-    fed = assemble.federation(config)
+    fed = build.federation(config)
     task = li2025_plans.models.logistic(fed)
     start = heterogeneity.optimum(task, fed, 0.1, weights="uniform")
     assert told["optimum"] == pytest.approx(start.value, abs=1e-10) and told["gap"] > 0 and told["mu"] == 0.1
@@ -222,4 +224,4 @@ def test_theory_runs_take_the_rates_of_the_theorem(monkeypatch):
     with pytest.raises(RuntimeError, match="far enough"):
         li2025_bounds.against(config, "sound", (0,))
     smooth = li2025_bounds.constants(li2025_bounds._problem(config))["smoothness"]
-    assert float(local.rates(taken["lr"], 0, 1)) == pytest.approx(2 / (0.1 * max(8 * smooth / 0.1, 2)))
+    assert float(training.rates(taken["lr"], 0, 1)) == pytest.approx(2 / (0.1 * max(8 * smooth / 0.1, 2)))

@@ -14,10 +14,12 @@ from experiments import common
 from experiments import noble2022 as paper
 from experiments import noble2022_runs as runs
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Line
-from jfl import assemble, heterogeneity, idle, printed, report
-from jfl.config import Config
-from jfl.papers import noble2022
-from jfl.simulate import simulate
+from jfl.analysis import heterogeneity
+from jfl.engine.simulate import simulate
+from jfl.papers import as_printed
+from jfl.papers.noble2022 import privacy
+from jfl.runs import build, record, unused_options
+from jfl.runs.config import Config
 
 TINY = dict(clients=6, cohort=3, rows_per_client=20, batch=4, steps=2, rounds=4, evaluate_every=2)
 FEW = dict(clients=20, cohort=4, rows_per_client=100, batch=16)
@@ -59,11 +61,11 @@ def test_lines_on_synthetic_make_plans(name):
         if values.get("epsilon"):
             values |= dict(epsilon=None, noise_multiplier=1.0)
         made = Config(**values)
-        idle.refuse_idle(made)
+        unused_options.refuse_idle(made)
         same = (made.algorithm, made.steps, made.batch_sampler, made.mode, made.noise_multiplier is None)
         if same not in seen:
             seen.add(same)
-            assert assemble.build(made)[0].algorithm.name == made.algorithm
+            assert build.build(made)[0].algorithm.name == made.algorithm
 
 
 @pytest.mark.parametrize("name", ["fig2b", "fig9_mnist", "fig10_mnist", "equal_eps_mnist"])
@@ -81,7 +83,7 @@ def test_lines_on_mnist_are_consistent(name):
 def test_femnist_says_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setenv("JFL_DATA_DIR", str(tmp_path))
     with pytest.raises(ValueError, match="emnist"):
-        assemble.build(config(paper.EXPERIMENTS["fig2a"], "DP-FedAvg, K=50, 0%"))
+        build.build(config(paper.EXPERIMENTS["fig2a"], "DP-FedAvg, K=50, 0%"))
 
 
 def test_steps_and_noise_of_lines():
@@ -100,7 +102,7 @@ def test_steps_and_noise_of_lines():
 def run_of(made):
     """What the paper's accountant needs to know."""
     held = 0.2 if made.dataset == "synthetic" else made.holdout
-    return noble2022.Setting(made.noise_multiplier, made.cohort / made.clients, made.batch / (
+    return privacy.Setting(made.noise_multiplier, made.cohort / made.clients, made.batch / (
         made.rows_per_client * (1 - held)), made.steps, made.rounds, made.clients, made.delta)
 
 
@@ -109,7 +111,7 @@ def run_of(made):
     ("fig2a", "DP-FedAvg, K=50, 10%", "fig2a"), ("fig7", "DP-SCAFFOLD-warm, K=100, 0%", "fig7 K=100"),
     ("fig2b", "DP-SCAFFOLD-warm, K=50, 0%", "fig2b")])
 def test_lines_are_the_runs_of_the_stated_epsilon(name, line_, place):
-    assert run_of(config(paper.EXPERIMENTS[name], line_)) == pytest.approx(noble2022.STATED[place][0])
+    assert run_of(config(paper.EXPERIMENTS[name], line_)) == pytest.approx(privacy.STATED[place][0])
 
 
 @pytest.mark.parametrize("name", ["table1", "table4", "fig9_synthetic", "fig10_synthetic", "fig10_mnist"])
@@ -117,7 +119,7 @@ def test_rounds_fit_the_epsilon_of_the_paper(name):
     """Nearly all of it is spent; a cohort is rounded down, which the paper's own number is not."""
     stated = 3.0 if "table" in name or "mnist" in name else 5.0
     for n in list(paper.EXPERIMENTS[name].lines)[::5]:
-        spent = noble2022.third_party_epsilon(*run_of(config(paper.EXPERIMENTS[name], n)))
+        spent = privacy.third_party_epsilon(*run_of(config(paper.EXPERIMENTS[name], n)))
         assert 0.99 * stated < spent < 1.003 * stated
 
 
@@ -135,8 +137,8 @@ def test_the_view_of_a_line_is_that_of_its_config():
 
 @pytest.mark.parametrize("k", [10, 40])
 def test_rounds_of_the_proved_epsilon(k):
-    at = noble2022.TABLE_UPDATES.index(k)
-    assert paper.SOUND_ROUNDS[at] == noble2022.proved_rounds(3.0, 10.0, 0.05, 0.2, k, 100, 1 / 400_000)
+    at = privacy.TABLE_UPDATES.index(k)
+    assert paper.SOUND_ROUNDS[at] == privacy.proved_rounds(3.0, 10.0, 0.05, 0.2, k, 100, 1 / 400_000)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -144,7 +146,7 @@ def test_rounds_of_the_proved_epsilon(k):
 def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
     def claims(plan, config, rounds):                     # what is proved takes seconds, and has tests of its own
         return [] if config.noise_multiplier is None else [
-            report.row(printed.claimed(plan, rounds, config.delta, view=config.view))]
+            record.row(as_printed.claimed(plan, rounds, config.delta, view=config.view))]
 
     monkeypatch.setattr(runs, "privacy", claims)
     experiment = dataclasses.replace(paper.EXPERIMENTS["fig1"], quick=TINY | dict(l2=0.1))
@@ -160,7 +162,7 @@ def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
     entry = json.loads((tmp_path / "FedAvg,_K=50,_(5,5)" / "summary.json").read_text())["runs"][0]
     assert entry["trace"]["round"] == [2, 4] and len(entry["trace"][runs.GAP]) == 2
     made = Config(**{**experiment.base, **experiment.lines[names[1]], **experiment.quick})
-    plan, _ = assemble.build(made)
+    plan, _ = build.build(made)
     params = simulate(jax.random.key(0), plan, 4).params
     best = runs.optimum(made)
     x, y = (np.asarray(v, np.float64) for v in (plan.fed.x, plan.fed.y))
@@ -198,7 +200,7 @@ def test_bounds(tmp_path, capsys):
 
 
 def test_worth(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(noble2022, "proved_noise", lambda epsilon, *run, bound: dict(P1=6.2, server=12.9)[bound])
+    monkeypatch.setattr(privacy, "proved_noise", lambda epsilon, *run, bound: dict(P1=6.2, server=12.9)[bound])
     found = common.run("worth", paper.EXPERIMENTS["worth"], tmp_path, quick=True)
     assert found["rows"] == [["fig1", "13", "12.9", "0.938", "2.19", "60", "15.9", "6.2", "12.9"]]
     assert "0.383" in capsys.readouterr().out

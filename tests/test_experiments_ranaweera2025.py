@@ -13,12 +13,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import common, ranaweera2025, ranaweera2025_plans, ranaweera2025_study
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Line
-from jfl import gradients, idle, wavelet
-from jfl.config import Config
-from jfl.core import Batch
-from jfl.papers import ranaweera2025_theory as theory
-from jfl.privacy import rdp
-from jfl.privacy.stages import gaussian
+from jfl import wavelet
+from jfl.core.records import Batch
+from jfl.gradients import per_example
+from jfl.papers.ranaweera2025 import theory
+from jfl.privacy.accountants import rdp
+from jfl.privacy.mechanisms.stages import gaussian
+from jfl.runs import unused_options
+from jfl.runs.config import Config
 
 SMALL = dict(dataset="digits", rows_per_client=60, clients=4, rounds=2, steps=1,
              adjacency="add_remove")
@@ -39,7 +41,7 @@ def test_every_line_is_a_config_that_uses_all_its_fields():
         assert set(experiment.quick_lines or ()) <= set(experiment.lines)
         assert set(experiment.paper) <= set(experiment.lines)
         for changes in experiment.lines.values():
-            idle.refuse_idle(Config(**{**experiment.base, **changes}))
+            unused_options.refuse_idle(Config(**{**experiment.base, **changes}))
 
 
 def test_the_list_names_all_of_the_paper(capsys):
@@ -134,7 +136,7 @@ def clipped(plan, x, y, at):
     """The clipped sum of one batch, at the params `at`."""
     found = plan.algorithm.client.data["work"].grad
     batch = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(x), bool))
-    return jax.jit(lambda w: gradients.clipped_sum(found, w, batch, jnp.ones(len(x)))[0].value)(at)
+    return jax.jit(lambda w: per_example.clipped_sum(found, w, batch, jnp.ones(len(x)))[0].value)(at)
 
 
 def of_coefficients(kernel):

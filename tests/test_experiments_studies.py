@@ -17,10 +17,12 @@ from experiments import cells, common, ranaweera2025_study, studies, studies_pla
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
 from experiments.store import Store
 from experiments.studies_plans import PLANS, Cell, Study
-from jfl import assemble, report, sections, sources
-from jfl.config import FIELDS, Config
-from jfl.idle import refuse_idle
-from jfl.privacy import accounting
+from jfl.privacy import guarantees
+from jfl.report import sections, sources
+from jfl.runs import build as assemble
+from jfl.runs import record
+from jfl.runs.config import FIELDS, Config
+from jfl.runs.unused_options import refuse_idle
 
 TINY = dict(dataset="digits", partition="iid", clients=4, model="logistic", batch=16, steps=1, rounds=2)
 NOISY = TINY | dict(unit="client", view="third_party", epsilon=20.0)
@@ -90,7 +92,7 @@ def test_noise_reaches_the_target_and_not_much_less(tmp_path):
     for changes in (dict(), dict(algorithm="scaffold", lr=0.1), dict(algorithm="padpfl", upload="difference")):
         config, worth = studies.with_noise(store, Config(**NOISY | changes), (0, 1))
         assert config.epsilon is None and 0.97 * 20 <= worth["epsilon"] <= 20 * (1 + 1e-5)
-        again = accounting.guarantee(assemble.build(config)[0], 2, 1e-5, "client", "third_party")
+        again = guarantees.guarantee(assemble.build(config)[0], 2, 1e-5, "client", "third_party")
         assert again.epsilon == pytest.approx(worth["epsilon"], rel=1e-6)
         assert (worth["unit"], worth["view"], worth["adjacency"]) == ("client", "third_party", "replace_one")
     kinds = [r for r in store.found.values() if "z" in r]
@@ -144,7 +146,7 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
     assert (tmp_path / "out" / "tiny.png").stat().st_size > 10_000
     same = json.loads(json.dumps(found["rows"]))
     kept = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert kept["rows"] == same and (kept["format"], kept["xlabel"]) == (report.FORMAT, "ε")
+    assert kept["rows"] == same and (kept["format"], kept["xlabel"]) == (record.FORMAT, "ε")
     point, = sources.read(tmp_path / "out").experiments[0].points                       # and the page has it
     assert point["epsilon"] == noisy["epsilon"] and point["panel"] == "a"
 
@@ -270,7 +272,7 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
         assert common.main("some2025", experiments, [*args, "--out", str(out)]) == 0
         kept = json.loads((out / "results.json").read_text())
-        assert kept["format"] == report.FORMAT and kept["title"] == experiments[args[0]].title
+        assert kept["format"] == record.FORMAT and kept["title"] == experiments[args[0]].title
         words = str(sections._again([sources.read(out)]))
         assert f"python -m experiments.some2025 {line} --out NEW" in words and "MODULE" not in words
     assert common.run("alone", experiments["alone"], tmp_path / "0").keys() == {"experiment", "quick", "title", "verdicts"}

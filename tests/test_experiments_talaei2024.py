@@ -14,10 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import jfl
 from experiments import cells, common, talaei2024, talaei2024_plans, talaei2024_study
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Experiment, Line
-from jfl import assemble, printed, schedules
-from jfl.config import Config
-from jfl.papers import talaei2024 as paper
-from jfl.papers import talaei2024_theory as theory
+from jfl import schedules
+from jfl.papers import as_printed
+from jfl.papers.talaei2024 import privacy as paper
+from jfl.papers.talaei2024 import theory
+from jfl.runs import build
+from jfl.runs.config import Config
 
 DIGITS = dict(algorithm="padpfl", dataset="digits", model="logistic", batch_sampler="full", steps=2, rounds=4, lr=0.1,
               delta=0.01, partition="iid", groups=(2, 2), clients=4, group_rows=(20, 30), impact=(1.0, 2.0))
@@ -72,7 +74,7 @@ def test_the_lines_of_all_figures():
 
 def test_a_smaller_federation_is_the_same_one():
     config = Config(**DIGITS)
-    whole, owned = assemble.federation(config), talaei2024_plans.build(config).fed
+    whole, owned = build.federation(config), talaei2024_plans.build(config).fed
     assert owned.x.shape[0] == 100 < whole.x.shape[0]
     for i, size in enumerate(whole.size.tolist()):
         for of in ("x", "y"):
@@ -140,7 +142,7 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch
     made = talaei2024_plans.build(Config(**{**NOISY, **lines["printed"]}))
     want = paper.client_noise_std_printed(2.0, 1, float(paper.gaussian_factor(0.01)), 20, 20.0, strict=False).value
     assert float(made.upload.stages[-1].noise) == pytest.approx(float(want), rel=1e-6)
-    assert printed.claimed(made, 4, 0.01).status == "claimed"
+    assert as_printed.claimed(made, 4, 0.01).status == "claimed"
 
 
 def test_the_list_names_all_experiments(capsys):

@@ -28,11 +28,12 @@ from hypothesis import strategies as st
 
 import jfl
 from jfl import chain, clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
-from jfl.core import Batch, Context, Diagnostics, Health
-from jfl.papers.ranaweera2025 import audit_scores
-from jfl.privacy import floors, ledger
-from jfl.privacy import mechanism as mech
-from jfl.privacy.stages import FLOOR, Stage
+from jfl.core.records import Batch, Context, Diagnostics, Health
+from jfl.papers.ranaweera2025.privacy import audit_scores
+from jfl.privacy.ledger import entries
+from jfl.privacy.mechanisms import chain as mech
+from jfl.privacy.mechanisms import float_floors
+from jfl.privacy.mechanisms.stages import FLOOR, Stage
 
 KEY = jax.random.key(0)
 DTYPES = ["bfloat16", "float16", "float32"]
@@ -150,7 +151,7 @@ def half_plan(fed, dtype, site, name="fedavg", **options):
 @pytest.mark.parametrize("site", list(SITES))
 def test_cohorts_are_summed_in_float32_and_the_server_sees_its_own_type(fed, site):
     """Of bfloat16: chunk by chunk, and uploads whose noise or bound counts in the release are not rounded before it."""
-    module = importlib.import_module("jfl.round")
+    module = importlib.import_module("jfl.engine.round")
     plan = half_plan(fed, "bfloat16", site, chunk=2)
     run = jfl.init(KEY, plan)
     keys = module._Keys(KEY, jax.random.split(KEY, 2), KEY)
@@ -258,9 +259,9 @@ def test_diagnostics_of_three_go_on(fed):
 def test_a_guarantee_says_what_a_stop_reveals(fed):
     for site in SITES:
         for g in jfl.guarantees(half_plan(fed, "float32", site), 2):
-            assert ledger.STOPS in g.caveats
+            assert entries.STOPS in g.caveats
     plain = jfl.plan(fed, jfl.task(start_params(), squared), make_algorithm("fedavg", jfl.grad(squared)), jfl.sampling.full(CLIENTS))
-    assert ledger.STOPS not in jfl.guarantee(plan=plain, rounds=1).caveats
+    assert entries.STOPS not in jfl.guarantee(plan=plain, rounds=1).caveats
 
 
 # --- clip norms and noise that vanish ------------------------------------------------------------------------------------
@@ -300,15 +301,15 @@ def test_a_schedule_that_falls_too_far_is_refused(fed, site):
 
 def test_every_round_is_looked_at(fed, monkeypatch):
     """In blocks, also where only the last round is bad; and where a run goes on."""
-    monkeypatch.setattr(floors, "BLOCK", 8)
+    monkeypatch.setattr(float_floors, "BLOCK", 8)
     spike = chain(clip_l2(jfl.schedules.piecewise([36], [1.0, 1e-20])), total(), gaussian(1.0))
     late = jfl.plan(fed, jfl.task(start_params(), squared), make_algorithm("fedavg", jfl.grad(squared)),
                     jfl.sampling.full(CLIENTS), release=spike)
-    floors.lasting("here", late, 36)
-    floors.lasting("here", late, 6, 30)
+    float_floors.lasting("here", late, 36)
+    float_floors.lasting("here", late, 6, 30)
     for rounds, first in ((37, 0), (7, 30), (1, 36), (10**6, 0)):
         with pytest.raises(ValueError, match="in round 36"):
-            floors.lasting("here", late, rounds, first)
+            float_floors.lasting("here", late, rounds, first)
     with pytest.raises(ValueError, match="in round 0"):
         jfl.plan(fed, late.task, late.algorithm, late.sampler, release=chain(clip_l2(lambda r: 1e-20 + 0.0 * r), total(), gaussian(1.0)))
 

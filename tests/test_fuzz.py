@@ -24,24 +24,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import jfl
-from jfl import (
-    algorithms,
-    batches,
-    cli,
-    config,
-    corrupt,
-    datasets,
-    heterogeneity,
-    partition,
-    printed,
-    proxy,
-    sampling,
-    schedules,
-    train,
-    transform,
-    wavelet,
-)
-from jfl.privacy import bands as haar
+from jfl import algorithms, corruption, datasets, partition, sampling, schedules, transforms, wavelet
+from jfl.analysis import heterogeneity, public_data
+from jfl.cli import main
+from jfl.papers import as_printed
+from jfl.privacy.mechanisms import haar_bands as haar
+from jfl.runs import config, train
+from jfl.sampling import batches
 
 FEW = settings(max_examples=120, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=6000)
@@ -171,12 +160,12 @@ API = {
     "schedules.exponential": (at_3(schedules.exponential), dict(initial=1.0, decay=0.5, total=3)),
     "schedules.piecewise": (schedules.piecewise, dict(breakpoints=[2], values=[1.0, 2.0])),
     "schedules.impact": (schedules.impact, dict(ratios=[1.0, 2.0], groups=[1, 2])),
-    "transform.flatten": (transform.flatten, dict(dataset=ROWS)),
-    "transform.standardise": (transform.standardise, dict(dataset=ROWS, public=X)),
-    "transform.pca": (transform.pca, dict(dataset=ROWS, components=1, public=X)),
-    "transform.public": (transform.public, dict(dataset=ROWS, rows=2, seed=0)),
-    "corrupt.salt_and_pepper": (corrupt.salt_and_pepper, dict(fed=REAL, density=0.1, seed=0, low=0, high=1, held_out=False)),
-    "corrupt.label_noise": (corrupt.label_noise, dict(fed=FED, share=0.1, seed=0, held_out=False)),
+    "transforms.flatten": (transforms.flatten, dict(dataset=ROWS)),
+    "transforms.standardise": (transforms.standardise, dict(dataset=ROWS, public=X)),
+    "transforms.pca": (transforms.pca, dict(dataset=ROWS, components=1, public=X)),
+    "transforms.public": (transforms.public, dict(dataset=ROWS, rows=2, seed=0)),
+    "corrupt.salt_and_pepper": (corruption.salt_and_pepper, dict(fed=REAL, density=0.1, seed=0, low=0, high=1, held_out=False)),
+    "corrupt.label_noise": (corruption.label_noise, dict(fed=FED, share=0.1, seed=0, held_out=False)),
     "bands.pixels": (lambda **given: jfl.bands.pixels({"k": jnp.zeros((64, 3))}, **given), dict(shape=(8, 8, 1), leaves=None)),
     "wavelet.ellipsoid": (wavelet.ellipsoid, dict(bands=BANDS, exponent=0.25, energies=None)),
     "wavelet.clip_ellipsoid": (lambda bound: wavelet.clip_ellipsoid(bound, wavelet.weighted(BANDS)), dict(bound=1.0)),
@@ -189,7 +178,7 @@ API = {
     "sampling.first_responders": (sampling.first_responders, dict(clients=3, cohort=2, latency=[1.0, 2.0, 3.0], jitter=0.5)),
     "batches.poisson": (batches.poisson, dict(batch=3.0)),
     "batches.poisson ": (batches.poisson, dict(rate=0.5, capacity=3)),
-    "transform.unit_norm": (transform.unit_norm, dict(dataset=ROWS)),
+    "transforms.unit_norm": (transforms.unit_norm, dict(dataset=ROWS)),
     "dpnfl": (algorithms.dpnfl, dict(grad=GRAD, **LOCAL)),
     "client_weights": (heterogeneity.client_weights, dict(fed=FEW_CLIENTS, weights="size")),
     "client_gradients": (heterogeneity.client_gradients, dict(task=TASK, params=PARAMS, fed=FEW_CLIENTS, l2=0.1, chunk=2)),
@@ -199,18 +188,18 @@ API = {
     "smoothness": (heterogeneity.smoothness, dict(fed=FED, loss="softmax", l2=0.1, bias=True)),
     "optimum": (heterogeneity.optimum, dict(task=TASK, fed=FEW_CLIENTS, l2=0.1, client=1, weights="size", start=PARAMS, tolerance=1e-6, steps=50)),
     "objective_gap": (heterogeneity.objective_gap, dict(task=TASK, fed=FEW_CLIENTS, l2=0.1, weights="uniform", tolerance=1e-6)),
-    "proxy.gradient_norms": (proxy.gradient_norms, PROXY | dict(microbatch=2)),
-    "proxy.median_norm": (proxy.median_norm, PROXY | dict(quantile=0.5, microbatch=2)),
-    "proxy.update_norms": (begins(proxy.update_norms, "jfl.proxy:_updates"),
+    "proxy.gradient_norms": (public_data.gradient_norms, PROXY | dict(microbatch=2)),
+    "proxy.median_norm": (public_data.median_norm, PROXY | dict(quantile=0.5, microbatch=2)),
+    "proxy.update_norms": (begins(public_data.update_norms, "jfl.analysis.public_data:_updates"),
                            PROXY | dict(clients=2, steps=2, batch=BATCH, lr=0.1, key=SEED)),
-    "proxy.band_energies": (proxy.band_energies, PROXY | dict(bands=BANDS, microbatch=2)),
-    "proxy.band_report": (proxy.band_report, dict(energies=np.ones(haar.count(BANDS)), bands=BANDS)),
-    **{f"jfl.printed claimed {p}": (printed.claimed, dict(plan=plan, rounds=2, delta=1e-5, paper=p, view=printed.views(plan)[0]))
+    "proxy.band_energies": (public_data.band_energies, PROXY | dict(bands=BANDS, microbatch=2)),
+    "proxy.band_report": (public_data.band_report, dict(energies=np.ones(haar.count(BANDS)), bands=BANDS)),
+    **{f"jfl.papers.as_printed claimed {p}": (as_printed.claimed, dict(plan=plan, rounds=2, delta=1e-5, paper=p, view=as_printed.views(plan)[0]))
        for p, plan in CLAIMED.items()},
-    **{f"jfl.printed calibrate {p}": (printed.calibrate, dict(plan=plan, epsilon=50.0, rounds=2, delta=1e-5, paper=p, view=printed.views(plan)[0]))
+    **{f"jfl.papers.as_printed calibrate {p}": (as_printed.calibrate, dict(plan=plan, epsilon=50.0, rounds=2, delta=1e-5, paper=p, view=as_printed.views(plan)[0]))
        for p, plan in CLAIMED.items() if p in ("noble2022", "li2025", "talaei2024")},      # those that are a formula
-    "jfl.printed claims": (printed.claims, dict(plan=PLAN, rounds=2, delta=1e-5, paper=None)),
-    "jfl.printed views": (printed.views, dict(plan=PLAN, paper=None)),
+    "jfl.papers.as_printed claims": (as_printed.claims, dict(plan=PLAN, rounds=2, delta=1e-5, paper=None)),
+    "jfl.papers.as_printed views": (as_printed.views, dict(plan=PLAN, paper=None)),
     "simulate": (begins(jfl.simulate, "jfl.simulate:_scan"),
                  dict(key=SEED, plan=PLAN, rounds=2, evaluate_every=1, start=None, tolerate=(), mesh=None)),
     "sweep": (begins(jfl.sweep, "jfl.sweep:_group"),
@@ -293,14 +282,14 @@ def test_arguments_that_no_fuzz_may_miss(where):
     (lambda: sampling.full(10**12), "clients <= 2147483647"),
     (lambda: algorithms.fedavg(GRAD, server_lr=-1.0), "server_lr > 0"),
     (lambda: algorithms.fedavg(GRAD, steps=10**12), "steps <= 2147483647"),
-    (lambda: corrupt.label_noise(FED, 0.1, seed=np.timedelta64("NaT")), "a whole number seed"),
+    (lambda: corruption.label_noise(FED, 0.1, seed=np.timedelta64("NaT")), "a whole number seed"),
     (lambda: jfl.models.mlp(None), "fed of jfl.federate"),
     (lambda: jfl.models.mlp(FED, 64), "hidden, a list"),
     (lambda: jfl.task("params", squared), "pytree of numbers"),
     (lambda: schedules.inverse_sqrt(0.1, every=2**31), "every <= 2147483647"),
     (lambda: schedules.piecewise([1], jnp.float32(2)), "a list of each"),
     (lambda: partition.iid(3).assign(RAGGED), "labels as an array"),
-    (lambda: corrupt.label_noise(FED, "many"), "share >= 0"),
+    (lambda: corruption.label_noise(FED, "many"), "share >= 0"),
     (lambda: jfl.guarantee(None, 3), "a Plan and rounds"),
     (lambda: jfl.epsilons(None, [1]), "plan of jfl.plan"),
     (lambda: jfl.private_grad(squared, CHAIN, l2=10**5000), "cannot be printed"),
@@ -309,7 +298,7 @@ def test_arguments_that_no_fuzz_may_miss(where):
     (lambda: jfl.simulate(SEED, PLAN, 10**9, evaluate_every=1), "at most 10000000 evaluations"),
     (lambda: jfl.describe(None), "plan of jfl.plan"),
     (lambda: jfl.simulate(jax.random.split(SEED), PLAN, 2), "a key such as"),
-    (lambda: proxy.update_norms(**PROXY, clients=2, steps=2, batch=BATCH, lr=0.1, key=3), "a key such as"),
+    (lambda: public_data.update_norms(**PROXY, clients=2, steps=2, batch=BATCH, lr=0.1, key=3), "a key such as"),
     (lambda: jfl.scan(None, PLAN, [1]), "run of jfl.init"),
     (lambda: jfl.scan(jfl.init(SEED, PLAN), None, [1]), "plan of jfl.plan"),
     (lambda: jfl.scan(jfl.init(SEED, PLAN), PLAN, 3), "rounds Int[E]"),
@@ -333,8 +322,8 @@ def test_found_by_the_fuzz(call, words):
 def test_what_the_checks_must_not_refuse():
     """Params of plain numbers; rates that are fixed, of more rounds than a loop ends; old keys; a loss of one dtype alone."""
     plain = {"b": 0.2, "w": np.array([0.5, -0.3, 0.1])}
-    assert proxy.median_norm(squared, plain, XP, YP) == proxy.median_norm(squared, PARAMS, XP, YP)
-    assert printed.claimed(CLAIMED["li2025"], 10**9).epsilon == printed.claimed(CLAIMED["li2025"], 1).epsilon
+    assert public_data.median_norm(squared, plain, XP, YP) == public_data.median_norm(squared, PARAMS, XP, YP)
+    assert as_printed.claimed(CLAIMED["li2025"], 10**9).epsilon == as_printed.claimed(CLAIMED["li2025"], 1).epsilon
     begins(jfl.simulate, "jfl.simulate:_scan")(key=jax.random.PRNGKey(0), plan=PLAN, rounds=10**9)
     strict = lambda w, x, y: (jax.lax.mul(x, w["w"]).sum() - y) ** 2
     start = {"w": np.zeros(3, int)}
@@ -385,12 +374,12 @@ def told(monkeypatch, argv):
     """A command in this process -> its exit code, None where a run would begin, and what it said on stderr."""
     said = io.StringIO()
     with monkeypatch.context() as patch, contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        for module in (train, cli.commands):
+        for module in (train, main.commands):
             if hasattr(module, "alone"):
                 patch.setattr(module, "alone", not_begun)
-        patch.setattr("jfl.sweeps.alone", not_begun)
+        patch.setattr("jfl.runs.sweep.alone", not_begun)
         try:
-            code = cli.main([str(a) for a in argv])
+            code = main.main([str(a) for a in argv])
         except Begun:
             code = None
     return code, said.getvalue()
@@ -471,7 +460,7 @@ def numbers_of(folder):
 def test_a_run_that_goes_wrong_leaves_no_nan(tmp_path):
     """A point of a sweep goes where its loss is no number: it is left empty, the other is whole, all files are JSON."""
     out, small = tmp_path / "out", [f"--{k.replace('_', '-')}={v}" for k, v in SMALL.items() if k != "noise_multiplier"]
-    assert cli.main(["sweep", *small, "--sweep", "lr=0.1,1e38", "--out", str(out)]) == 0
+    assert main.main(["sweep", *small, "--sweep", "lr=0.1,1e38", "--out", str(out)]) == 0
     numbers_of(out)
     good, bad = json.loads((out / "summary.json").read_text())["runs"]
     assert good["loss"] > 0 and (bad["loss"] is None or bad["failed"])

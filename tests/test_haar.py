@@ -10,7 +10,7 @@ from jfl.kernels import haar
 from jfl.kernels.normals import normals
 from scipy.stats import chi2, norm
 
-from jfl.privacy import bands
+from jfl.privacy.mechanisms import haar_bands
 
 GOLDEN = np.array([4, 8, 1, 9, 8, 4, 5, 3], np.float32)
 GOLDEN_H = np.array([5.25, -2, -4, 2, 1, 0.5, 1, 0.25])
@@ -18,7 +18,7 @@ GOLDEN_H = np.array([5.25, -2, -4, 2, 1, 0.5, 1, 0.25])
 
 # one program is compiled much faster than its operations one by one
 analysis, analysis2 = jax.jit(haar.analysis, static_argnums=1), jax.jit(haar.analysis2)
-analyse, energies, optimal = (jax.jit(f, static_argnums=0) for f in (bands.analyse, bands.energies, bands.optimal))
+analyse, energies, optimal = (jax.jit(f, static_argnums=0) for f in (haar_bands.analyse, haar_bands.energies, haar_bands.optimal))
 
 
 def orthonormal(m):
@@ -192,17 +192,17 @@ LIKE = {"b": jax.ShapeDtypeStruct((3,), jnp.float32), "s": jax.ShapeDtypeStruct(
         "w": jax.ShapeDtypeStruct((30, 2), jnp.float32)}
 # name -> bands, (block, level, leaves, size) of each band
 TABLE = {
-    "flat": (bands.flat(LIKE), [(0, 0, 64, 1), *[(0, k, 2**k, 64 >> k) for k in range(1, 7)]]),
-    "per_layer": (bands.per_layer(LIKE), [(0, 0, 4, 1), (0, 1, 2, 2), (0, 2, 4, 1), (1, -1, 1, 1), (2, 0, 64, 1),
+    "flat": (haar_bands.flat(LIKE), [(0, 0, 64, 1), *[(0, k, 2**k, 64 >> k) for k in range(1, 7)]]),
+    "per_layer": (haar_bands.per_layer(LIKE), [(0, 0, 4, 1), (0, 1, 2, 2), (0, 2, 4, 1), (1, -1, 1, 1), (2, 0, 64, 1),
                                           *[(2, k, 2**k, 64 >> k) for k in range(1, 7)]]),
-    "plain": (bands.plain(LIKE), [(0, -1, 1, 64)]),
-    "image": (bands.pixels(LIKE, (5, 6)), [(0, -1, 1, 3), (1, -1, 1, 1), (2, 0, 64, 2), (2, 1, 4, 96), (2, 2, 16, 24),
+    "plain": (haar_bands.plain(LIKE), [(0, -1, 1, 64)]),
+    "image": (haar_bands.pixels(LIKE, (5, 6)), [(0, -1, 1, 3), (1, -1, 1, 1), (2, 0, 64, 2), (2, 1, 4, 96), (2, 2, 16, 24),
                                            (2, 3, 64, 6)]),
-    "colours": (bands.pixels(LIKE, (3, 5, 2)), [(0, -1, 1, 3), (1, -1, 1, 1), (2, 0, 64, 4), (2, 1, 4, 192),
+    "colours": (haar_bands.pixels(LIKE, (3, 5, 2)), [(0, -1, 1, 3), (1, -1, 1, 1), (2, 0, 64, 4), (2, 1, 4, 192),
                                                 (2, 2, 16, 48), (2, 3, 64, 12)]),
-    "signal": (bands.pixels(LIKE, [30]), [(0, -1, 1, 3), (1, -1, 1, 1), (2, 0, 32, 2),
+    "signal": (haar_bands.pixels(LIKE, [30]), [(0, -1, 1, 3), (1, -1, 1, 1), (2, 0, 32, 2),
                                           *[(2, k, 2**k, 64 >> k) for k in range(1, 6)]]),
-    "chosen": (bands.pixels(LIKE, (3,), leaves=[0]), [(0, 0, 4, 1), (0, 1, 2, 2), (0, 2, 4, 1), (1, -1, 1, 1),
+    "chosen": (haar_bands.pixels(LIKE, (3,), leaves=[0]), [(0, 0, 4, 1), (0, 1, 2, 2), (0, 2, 4, 1), (1, -1, 1, 1),
                                                       (2, -1, 1, 60)]),
 }
 each_maker = pytest.mark.parametrize("name", ["flat", "per_layer", "plain", "image", "signal"])
@@ -216,14 +216,14 @@ def contribution(seed=0, dtype=np.float32):
 @pytest.mark.parametrize("name", TABLE)
 def test_bands_are_where_they_are_said_to_be(name):
     b, table = TABLE[name]
-    assert bands.count(b) == len(table)
-    columns = [f(b).tolist() for f in (bands.blocks, bands.levels, bands.leaves, bands.sizes)]
+    assert haar_bands.count(b) == len(table)
+    columns = [f(b).tolist() for f in (haar_bands.blocks, haar_bands.levels, haar_bands.leaves, haar_bands.sizes)]
     assert list(zip(*columns)) == table
     tree = contribution()
     coefficients = analyse(b, tree)
-    wide = [np.broadcast_to(i, c.shape) for i, c in zip(bands.ids(b), coefficients)]
+    wide = [np.broadcast_to(i, c.shape) for i, c in zip(haar_bands.ids(b), coefficients)]
     energy = sum(np.bincount(np.ravel(i), np.ravel(c) ** 2, len(table)) for i, c in zip(wide, coefficients))
-    assert sum(np.bincount(np.ravel(i), minlength=len(table)) for i in wide).tolist() == bands.sizes(b).tolist()
+    assert sum(np.bincount(np.ravel(i), minlength=len(table)) for i in wide).tolist() == haar_bands.sizes(b).tolist()
     np.testing.assert_allclose(energies(b, tree), energy, rtol=1e-5)
     np.testing.assert_allclose(energy.sum(), np.square(flat(tree)).sum(), rtol=1e-5)
 
@@ -236,19 +236,19 @@ def test_transforms_of_bands(name):
 
     @jax.jit
     def run(tree, other):
-        c, half = bands.analyse(b, tree), jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+        c, half = haar_bands.analyse(b, tree), jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
         many = jax.tree.map(lambda *x: jnp.stack(x), tree, other)
         return dict(
-            back=bands.synthesise(b, c, tree), same=bands.scale(b, jnp.ones(n), tree),
-            scaled=bands.scale(b, values, tree), times=tuple(x * values[i] for x, i in zip(c, bands.ids(b))), c=c,
-            slope=jax.grad(lambda t: bands.energies(b, t) @ values / 2)(tree), mirrored=bands.scale(b, values, other),
-            half=(half, bands.scale(b, jnp.ones(n), half), bands.synthesise(b, bands.analyse(b, half), half)),
-            energies=jax.vmap(lambda t: bands.energies(b, t))(many))
+            back=haar_bands.synthesise(b, c, tree), same=haar_bands.scale(b, jnp.ones(n), tree),
+            scaled=haar_bands.scale(b, values, tree), times=tuple(x * values[i] for x, i in zip(c, haar_bands.ids(b))), c=c,
+            slope=jax.grad(lambda t: haar_bands.energies(b, t) @ values / 2)(tree), mirrored=haar_bands.scale(b, values, other),
+            half=(half, haar_bands.scale(b, jnp.ones(n), half), haar_bands.synthesise(b, haar_bands.analyse(b, half), half)),
+            energies=jax.vmap(lambda t: haar_bands.energies(b, t))(many))
 
     out = run(tree, other)
     close(out["back"], tree, atol=1e-5)
     close(out["same"], tree, atol=1e-5)
-    close(out["scaled"], jax.jit(lambda c: bands.synthesise(b, c, tree))(out["times"]), atol=1e-5)
+    close(out["scaled"], jax.jit(lambda c: haar_bands.synthesise(b, c, tree))(out["times"]), atol=1e-5)
     # it is symmetric, and half the gradient of the energies that it weighs
     np.testing.assert_allclose(flat(out["scaled"]) @ flat(other), flat(tree) @ flat(out["mirrored"]), rtol=1e-4)
     close(out["slope"], out["scaled"], atol=1e-5)
@@ -267,31 +267,31 @@ def test_pixels_of_each_column():
 
 
 def test_bands_are_structure():
-    b = bands.pixels(LIKE, (5, 6))
+    b = haar_bands.pixels(LIKE, (5, 6))
     assert not jax.tree.leaves(b) and b == TABLE["image"][0] and hash(b) == hash(TABLE["image"][0])
-    assert b != TABLE["colours"][0] and bands.flat(contribution()) == TABLE["flat"][0]
+    assert b != TABLE["colours"][0] and haar_bands.flat(contribution()) == TABLE["flat"][0]
     compiled = []
-    run = jax.jit(lambda b, t: compiled.append(0) or bands.energies(b, t))
-    run(b, contribution()), run(bands.pixels(contribution(), (5, 6)), contribution(1))
+    run = jax.jit(lambda b, t: compiled.append(0) or haar_bands.energies(b, t))
+    run(b, contribution()), run(haar_bands.pixels(contribution(), (5, 6)), contribution(1))
     assert len(compiled) == 1
 
 
 @pytest.mark.parametrize("call, where", [
-    (lambda b, t: bands.analyse(b, [t]*2), "analyse"), (lambda b, t: bands.energies(b, t["w"]), "energies"),
-    (lambda b, t: bands.energies(b, t | {"w": t["w"].T}), "energies"),
-    (lambda b, t: bands.scale(b, jnp.ones(6), t | {"b": jnp.ones(4)}), "scale"),
-    (lambda b, t: bands.scale(b, jnp.ones(5), t), "scale"), (lambda b, t: bands.scale(b, 1.0, t), "scale"),
-    (lambda b, t: bands.noise(b, jax.random.key(0), jnp.ones(7), t), "noise"),
-    (lambda b, t: bands.noise(b, jax.random.key(0), jnp.ones(6), [t]*2), "noise"),
-    (lambda b, t: bands.synthesise(b, analyse(b, t), t["w"]), "synthesise"),
-    (lambda b, t: bands.pixels(t, (28, 28)), "pixels"), (lambda b, t: bands.pixels(t, (5, 6), leaves=[0]), "pixels"),
-    (lambda b, t: bands.pixels(t, (5, 6), leaves=[7]), "pixels"), (lambda b, t: bands.pixels(t, ()), "pixels"),
-    (lambda b, t: bands.pixels(t, (5, 6.0)), "pixels"), (lambda b, t: bands.pixels(t, (5, 6), leaves=()), "pixels"),
-    (lambda b, t: bands.flat({}), "flat"), (lambda b, t: bands.plain(jnp.ones((0, 3))), "plain"),
-    (lambda b, t: bands.optimal(b, -jnp.ones(6)), "optimal"), (lambda b, t: bands.optimal(b, jnp.ones(5)), "optimal"),
-    (lambda b, t: bands.optimal(b, jnp.ones(6), utility=0.0), "optimal"),
-    (lambda b, t: bands.family(b, jnp.full(6, jnp.nan), 0.5), "family"),
-    (lambda b, t: bands.family(b, jnp.ones(6), 0.5, floor=0.0), "family")])
+    (lambda b, t: haar_bands.analyse(b, [t]*2), "analyse"), (lambda b, t: haar_bands.energies(b, t["w"]), "energies"),
+    (lambda b, t: haar_bands.energies(b, t | {"w": t["w"].T}), "energies"),
+    (lambda b, t: haar_bands.scale(b, jnp.ones(6), t | {"b": jnp.ones(4)}), "scale"),
+    (lambda b, t: haar_bands.scale(b, jnp.ones(5), t), "scale"), (lambda b, t: haar_bands.scale(b, 1.0, t), "scale"),
+    (lambda b, t: haar_bands.noise(b, jax.random.key(0), jnp.ones(7), t), "noise"),
+    (lambda b, t: haar_bands.noise(b, jax.random.key(0), jnp.ones(6), [t]*2), "noise"),
+    (lambda b, t: haar_bands.synthesise(b, analyse(b, t), t["w"]), "synthesise"),
+    (lambda b, t: haar_bands.pixels(t, (28, 28)), "pixels"), (lambda b, t: haar_bands.pixels(t, (5, 6), leaves=[0]), "pixels"),
+    (lambda b, t: haar_bands.pixels(t, (5, 6), leaves=[7]), "pixels"), (lambda b, t: haar_bands.pixels(t, ()), "pixels"),
+    (lambda b, t: haar_bands.pixels(t, (5, 6.0)), "pixels"), (lambda b, t: haar_bands.pixels(t, (5, 6), leaves=()), "pixels"),
+    (lambda b, t: haar_bands.flat({}), "flat"), (lambda b, t: haar_bands.plain(jnp.ones((0, 3))), "plain"),
+    (lambda b, t: haar_bands.optimal(b, -jnp.ones(6)), "optimal"), (lambda b, t: haar_bands.optimal(b, jnp.ones(5)), "optimal"),
+    (lambda b, t: haar_bands.optimal(b, jnp.ones(6), utility=0.0), "optimal"),
+    (lambda b, t: haar_bands.family(b, jnp.full(6, jnp.nan), 0.5), "family"),
+    (lambda b, t: haar_bands.family(b, jnp.ones(6), 0.5, floor=0.0), "family")])
 def test_bands_refuse(call, where):
     with pytest.raises(ValueError, match=rf"^bands\.{where}: need .*; got "):
         call(TABLE["image"][0], contribution())
@@ -311,15 +311,15 @@ def assert_covariance(samples, sigma, alarm=1e-6):
 
 
 @pytest.mark.parametrize("name, b, like, sigma, wrong", [
-    ("paper", bands.flat(jnp.ones(8)), jnp.ones(8), closed_form(8), np.eye(8) / 3),
-    ("padded", bands.flat(jnp.ones(6)), jnp.ones(6), closed_form(8)[:6, :6], closed_form(8)[2:, 2:]),
-    ("columns", bands.pixels(jnp.ones((4, 2)), (4,)), jnp.ones((4, 2)), np.kron(closed_form(4), np.eye(2)),
+    ("paper", haar_bands.flat(jnp.ones(8)), jnp.ones(8), closed_form(8), np.eye(8) / 3),
+    ("padded", haar_bands.flat(jnp.ones(6)), jnp.ones(6), closed_form(8)[:6, :6], closed_form(8)[2:, 2:]),
+    ("columns", haar_bands.pixels(jnp.ones((4, 2)), (4,)), jnp.ones((4, 2)), np.kron(closed_form(4), np.eye(2)),
      np.kron(np.eye(2), closed_form(4)))])
 def test_covariance_of_the_noise(name, b, like, sigma, wrong):
     draws = 20_000
-    stds = jnp.asarray(bands.leaves(b) ** -0.5, jnp.float32)
+    stds = jnp.asarray(haar_bands.leaves(b) ** -0.5, jnp.float32)
     keys = jax.random.split(jax.random.key(3), draws)
-    samples = jax.jit(jax.vmap(lambda k: bands.noise(b, k, stds, like)))(keys).reshape(draws, -1)
+    samples = jax.jit(jax.vmap(lambda k: haar_bands.noise(b, k, stds, like)))(keys).reshape(draws, -1)
     assert_covariance(samples, sigma)
     for other in (wrong, 1.12 * sigma, sigma / 1.12):     # power: 5 % of a standard deviation too little or too much
         with pytest.raises(AssertionError):
@@ -337,8 +337,8 @@ def test_noise_of_bands(name):
     @jax.jit
     def run(key):
         half = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), LIKE)
-        samples = jax.vmap(lambda k: bands.noise(b, k, stds, half))(jax.random.split(key, draws))
-        return samples, jax.vmap(lambda t: bands.scale(b, stds**2, t))(units)
+        samples = jax.vmap(lambda k: haar_bands.noise(b, k, stds, half))(jax.random.split(key, draws))
+        return samples, jax.vmap(lambda t: haar_bands.scale(b, stds**2, t))(units)
 
     wide = lambda t: np.concatenate([np.asarray(t[k]).reshape(len(t[k]), -1) for k in "bsw"], 1)
     samples, square = run(key)
@@ -349,7 +349,7 @@ def test_noise_of_bands(name):
     inside = lambda ratio: bool(np.all((low < ratio) & (ratio < high)))
     assert inside(ratio) and not inside(1.1**2 * ratio) and not inside(0.9**2 * ratio)
     if name == "plain":                                   # isotropic noise, draw for draw
-        same = jax.jit(lambda k: (bands.noise(b, k, jnp.ones(1), LIKE), normals(k, LIKE)))
+        same = jax.jit(lambda k: (haar_bands.noise(b, k, jnp.ones(1), LIKE), normals(k, LIKE)))
         assert same_bits(*same(key))
 
 
@@ -358,20 +358,20 @@ def test_noise_of_bands(name):
 def test_prior():
     image, signal = TABLE["image"][0], TABLE["signal"][0]
     mean = (2 * 64 + 96 * 4 + 24 * 16 + 6 * 64) / 128     # of all coefficients of the pyramid
-    assert bands.prior(image).tolist() == [mean, mean, 64, 4, 16, 64]
-    assert bands.prior(image, 0.5).tolist()[2:] == [8, 2, 4, 8]
-    assert bands.prior(signal).tolist()[2:] == [32, 2, 4, 8, 16, 32]
-    assert bands.prior(image).dtype == np.float32
+    assert haar_bands.prior(image).tolist() == [mean, mean, 64, 4, 16, 64]
+    assert haar_bands.prior(image, 0.5).tolist()[2:] == [8, 2, 4, 8]
+    assert haar_bands.prior(signal).tolist()[2:] == [32, 2, 4, 8, 16, 32]
+    assert haar_bands.prior(image).dtype == np.float32
     for b, table in TABLE.values():
-        assert bands.prior(b, 0.0).tolist() == [1.0] * len(table)
-    assert bands.prior(TABLE["plain"][0]).tolist() == [1.0]
+        assert haar_bands.prior(b, 0.0).tolist() == [1.0] * len(table)
+    assert haar_bands.prior(TABLE["plain"][0]).tolist() == [1.0]
 
 
 @settings(max_examples=16)
 @given(st.sampled_from(sorted(TABLE)), st.integers(0, 10**6), st.booleans())
 def test_optimal_allocation(name, seed, weighted):
     b, table = TABLE[name]
-    r, n = np.random.default_rng(seed), bands.sizes(b)
+    r, n = np.random.default_rng(seed), haar_bands.sizes(b)
     c2 = r.uniform(0.1, 10, len(table)) ** 2
     a = r.uniform(0.2, 5, len(table)) if weighted else np.ones(len(table))
     t2 = np.asarray(optimal(b, c2, a), np.float64) ** 2
@@ -382,16 +382,16 @@ def test_optimal_allocation(name, seed, weighted):
 
 
 def test_families_of_allocations():
-    b, n = TABLE["image"][0], bands.sizes(TABLE["image"][0])
+    b, n = TABLE["image"][0], haar_bands.sizes(TABLE["image"][0])
     energies = n * np.array([1, 4, 9, 16, 0, 1e-12])
     each = np.array([1, 4, 9, 16, 16e-6, 16e-6]) / 16    # two bands stand on the floor
-    np.testing.assert_allclose(bands.family(b, energies, 0.5), each**0.25, rtol=1e-5)
-    np.testing.assert_allclose(bands.family(b, energies, 0.5, floor=0.5)[-1], 0.25**0.25, rtol=1e-5)
-    np.testing.assert_allclose(bands.family(b, energies, 1.0), each**0.5, rtol=1e-5)
-    np.testing.assert_allclose(bands.family(b, energies, 0.5), bands.optimal(b, energies), rtol=1e-6)
-    np.testing.assert_allclose(bands.optimal(b, energies, floor=0.1)[-1], 0.01**0.25, rtol=1e-5)
-    assert bands.family(b, energies, 0.0).tolist() == bands.family(b, 0 * energies, 0.5).tolist() == [1.0] * 6
-    assert bands.optimal(b, 0 * energies).tolist() == [1.0] * 6
-    close(optimal(b, energies), bands.optimal(b, energies))
-    prior = bands.prior(b)                                # and from no data
-    np.testing.assert_allclose(bands.family(b, n * prior, 0.25), (prior / prior.max()) ** 0.125, rtol=1e-5)
+    np.testing.assert_allclose(haar_bands.family(b, energies, 0.5), each**0.25, rtol=1e-5)
+    np.testing.assert_allclose(haar_bands.family(b, energies, 0.5, floor=0.5)[-1], 0.25**0.25, rtol=1e-5)
+    np.testing.assert_allclose(haar_bands.family(b, energies, 1.0), each**0.5, rtol=1e-5)
+    np.testing.assert_allclose(haar_bands.family(b, energies, 0.5), haar_bands.optimal(b, energies), rtol=1e-6)
+    np.testing.assert_allclose(haar_bands.optimal(b, energies, floor=0.1)[-1], 0.01**0.25, rtol=1e-5)
+    assert haar_bands.family(b, energies, 0.0).tolist() == haar_bands.family(b, 0 * energies, 0.5).tolist() == [1.0] * 6
+    assert haar_bands.optimal(b, 0 * energies).tolist() == [1.0] * 6
+    close(optimal(b, energies), haar_bands.optimal(b, energies))
+    prior = haar_bands.prior(b)                                # and from no data
+    np.testing.assert_allclose(haar_bands.family(b, n * prior, 0.25), (prior / prior.max()) ** 0.125, rtol=1e-5)

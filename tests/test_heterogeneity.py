@@ -6,8 +6,8 @@ import pytest
 from conftest import SIZES, flat, make_federation, squared, start_params
 
 import jfl
-from jfl import heterogeneity as het
-from jfl.core import Federation
+from jfl.analysis import heterogeneity as het
+from jfl.core.records import Federation
 
 L2 = 0.3
 

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from jfl import mesh as jfl_mesh
-from jfl.mesh import LOST
+from jfl.engine import devices as jfl_mesh
+from jfl.engine.devices import LOST
 
 HERE = Path(__file__).parent
 RUN = """--algorithm scaffold --clients 12 --cohort 6 --rounds 24 --steps 2 --batch 8 --noise-multiplier 1.1

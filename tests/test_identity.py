@@ -36,9 +36,9 @@ from conftest import (
 from flax import linen as nn
 
 import jfl
-from jfl import hashing, identity
-from jfl.core import Federation
-from jfl.round import noise_key
+from jfl.core import hashing, identity
+from jfl.core.records import Federation
+from jfl.engine.round import noise_key
 
 KEY = jax.random.key(4)
 ROOT = Path(__file__).parents[1]

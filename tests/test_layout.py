@@ -22,46 +22,41 @@ FILES |= {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sorted
 FILES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 
-# A module imports from floors below its own, or from its own package on its own floor.  A new module gets a floor here.
+# The rooms, from the ground up.  A module imports from its own room, or from a room on a lower floor.
 FLOORS = [
-    "kernels.bookkeeping kernels.conv kernels.dispatch kernels.haar kernels.normals kernels.philox",
-    "hashing printing lazy",
-    "core check tree keys rules",
-    "identity frameworks",
-    "mesh taps data.prepared data.deal data.datasets data.partition data.federation data.population data.corrupt data.synthetic data.transform "
-    "data.adult models metrics sampling schedules checkpoint "
-    "privacy.bands privacy.stages privacy.wavelet privacy.events privacy.rdp privacy.marks privacy.mechanism",
-    "batches gradients privacy.bounds privacy.classic privacy.concentrated privacy.floors privacy.many privacy.multiplicity privacy.participation privacy.pld "
-    "privacy.profiles privacy.rounds privacy.sites privacy.client_sites privacy.spectra privacy.tight privacy.wbk "
-    "privacy.copies privacy.flow privacy.taint",
-    "local privacy.ledger privacy.audit heterogeneity proxy papers.claims papers.noble2022 papers.noble2022_gaps "
-    "papers.noble2022_theory papers.chen2024 papers.chen2024_theory papers.li2025 papers.li2025_theory "
-    "papers.ranaweera2025 papers.ranaweera2025_theory papers.talaei2024 papers.talaei2024_theory",
-    "privacy.accounting privacy.calibration privacy.clients privacy.segments privacy.worth",
-    "algorithms.base algorithms.fedavg algorithms.fedprox algorithms.fedsgd algorithms.scaffold algorithms.dpnfl "
-    "algorithms.addpnfl algorithms.output_perturbation algorithms.padpfl algorithms.averaged algorithms.band_energies",
-    "plan printed round",
-    "deprecated",
-    "stream",
-    "simulate journal",
-    "sweep",
-    "config report",
-    "assemble idle points",
-    "accountant cluster console train demo",
-    "sweeps", "commands", "markup tables", "figures collected", "sources panels", "comparison", "sections", "page",
+    "kernels",
+    "core",
+    "data models sampling schedules",
+    "privacy.mechanisms privacy.accountants",
+    "gradients analysis",
+    "privacy.taint",
+    "privacy.ledger",
+    "privacy",
+    "local",
+    "algorithms",
+    "engine",
+    "papers deprecated",
+    "runs",
+    "report",
     "cli",
 ]
-FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names.split()}
-# a package stands where its highest module stands: importing it imports that
-FLOOR |= {p: max([i for n, i in FLOOR.items() if n.startswith(p + ".")], default=len(FLOORS)) for p in PACKAGES}
+FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms.split()}
+
+
+def room_of(name):
+    """The room of a module: the longest name in `FLOORS` that its name begins with."""
+    parts = name.split(".")
+    return next((r for k in range(len(parts), 0, -1) if (r := ".".join(parts[:k])) in FLOOR), None)
+
+
 # packages whose import is slow, optional or loud: only inside the function that needs them
 HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "tyro", "rich",
          "h5py", "PIL", "array_record", "tensorboardX", "ray"}
 PUBLIC = """Algorithm Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metrics Output Plan
 REPOSITORY Release Rows Run Sweep Task algorithm algorithms bands batches bounded calibrate chain check_privacy
-clip_adaptive clip_l2 clip_per_layer corrupt datasets describe divide epsilons federate fingerprint gaussian
-grad guarantee guarantees heterogeneity init mesh models named partition plan population printed private_grad
-proxy round run_round sampling scan schedules simulate start sweep task total transform wavelet""".split()
+clip_adaptive clip_l2 clip_per_layer corruption datasets describe divide epsilons federate fingerprint gaussian
+grad guarantee guarantees heterogeneity init mesh models named partition plan population private_grad
+public_data round run_round sampling scan schedules simulate start sweep task total transforms wavelet""".split()
 EARLIER = {"fingerprint", "round", "start"}          # names that warn, and go
 
 
@@ -88,21 +83,30 @@ def edges():
                     assert target.split(".")[0] not in ("jfl", "kernels"), f"{name}: import {target} relatively"
 
 
-def test_every_module_has_a_floor():
-    missing = [n for n in FILES if n not in PACKAGES and n != "__init__" and n not in FLOOR]
-    assert not missing, f"give {missing} a floor in FLOORS"
+def test_every_module_is_in_a_room():
+    stray = [n for n in FILES if n != "__init__" and room_of(n) is None]
+    assert not stray, f"{stray} stand in no room: move them into one, or draw a new room in FLOORS"
+    assert len([p for p in (ROOT / "jfl").glob("*.py") if p.name != "__init__.py"]) <= 8
 
 
 def test_imports_go_down():
     for name, target in edges():
-        if name in PACKAGES or name == "__init__":
-            assert name == "__init__" or target == "lazy" or target == name or target.startswith(name), \
-                f"{name} re-exports {target}"
+        mine, theirs = room_of(name), room_of(target)
+        if name == "__init__" or target in ("core.lazy", "core.earlier_names"):     # how packages offer their modules
             continue
-        assert target in FLOOR, f"{name} imports {target!r}, which has no floor"
-        same = FLOOR[target] == FLOOR[name] and target.split(".")[0] == name.split(".")[0] and "." in name
-        assert FLOOR[target] < FLOOR[name] or same, \
-            f"{name} (floor {FLOOR[name]}) imports {target} (floor {FLOOR[target]})"
+        assert theirs is not None, f"{name} imports {target!r}, which stands in no room"
+        assert mine == theirs or FLOOR[theirs] < FLOOR[mine], f"{name} imports {target}, from {theirs} up or across to {mine}"
+
+
+def test_accountants_know_no_plan():
+    for name, target in edges():
+        if room_of(name) == "privacy.accountants":
+            assert target.split(".")[-1] != "records" and room_of(target) in ("core", "privacy.accountants"), (name, target)
+
+
+def test_what_is_proved_imports_no_paper():
+    for name, target in edges():
+        assert room_of(target) != "papers" or room_of(name) in ("papers", "runs", "report", "cli"), (name, target)
 
 
 def test_no_cycles():
@@ -113,7 +117,7 @@ def test_no_cycles():
 
     def visit(name):
         assert name not in path, " -> ".join(path[path.index(name):] + [name])
-        if name in done or name in PACKAGES:
+        if name in done or name in PACKAGES or name == "__init__":
             return
         path.append(name)
         for target in sorted(below.get(name, ())):
@@ -148,7 +152,7 @@ def test_imports_inside_functions_are_for_heavy_packages():
                         else {a.name for a in node.names}
                     fine = all(any(f == h or f.startswith(h + ".") for h in HEAVY) for f in found)
                     # the command line starts fast only if it imports what a command needs when it needs it
-                    assert (fine and not relative_) or name in ("cli", "demo", "report", "config"), \
+                    assert (fine and not relative_) or name in ("cli.main", "cli.demo", "runs.record", "runs.config"), \
                         f"{name}: {function.name if hasattr(function, 'name') else 'lambda'} imports {sorted(found)}"
         for node in tree.body:
             if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, "level", 0):
@@ -246,7 +250,7 @@ def test_what_is_no_module_is_no_attribute():
     for package in (jfl, jfl.privacy, jfl.papers, jfl.data, jfl.algorithms):
         with pytest.raises(AttributeError, match="nothing"):
             package.nothing  # noqa: B018
-    assert {"tables", "printed", "plan"} <= set(dir(jfl)) and {"many", "pld"} <= set(dir(jfl.privacy))
+    assert {"runs", "privacy", "plan"} <= set(dir(jfl)) and {"pld", "rdp_batched"} <= set(dir(jfl.privacy.accountants))
     assert "noble2022" in dir(jfl.papers)
 
 
@@ -308,3 +312,28 @@ def test_no_leftovers():
     for path in [*FILES.values(), *sorted((ROOT / "tests").glob("*.py"))]:
         found = marks.search(path.read_text())
         assert not found, f"{path}: {found.group()}"
+
+
+OLD_PATHS = """
+import importlib, warnings
+import jfl
+from jfl.core import earlier_names
+for old, new in earlier_names.MODULES.items():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        module = importlib.import_module(old)
+    assert module is importlib.import_module(new) and module.__spec__.name == new, (old, module)
+    assert [w.category for w in told] == [DeprecationWarning] and new in str(told[0].message), (old, told)
+assert all(callable(getattr(jfl, name)) for name in ("plan", "simulate", "sweep", "round"))
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    from jfl.core import Plan
+    from jfl.report import privacy
+assert Plan is jfl.Plan and privacy is importlib.import_module("jfl.runs.record").privacy
+assert len(told) >= 2 and all(w.category is DeprecationWarning for w in told), told
+"""
+
+
+def test_paths_of_the_release_before_answer_and_warn():
+    """In a process of its own: a path that has answered once is known from then on."""
+    subprocess.run([sys.executable, "-c", OLD_PATHS], check=True)

@@ -19,8 +19,8 @@ from scipy import stats
 
 import jfl
 from jfl import chain, clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
-from jfl.core import Batch
-from jfl.privacy import mechanism as mech
+from jfl.core.records import Batch
+from jfl.privacy.mechanisms import chain as mech
 
 ALARM = 1e-6
 ROWS = 5

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jfl.kernels.conv import conv_same, max_pool2
 
 import jfl
-from jfl.core import Batch, Federation
+from jfl.core.records import Batch, Federation
 
 KEY = jax.random.key(0)
 

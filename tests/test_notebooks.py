@@ -9,7 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 import jfl
-from jfl.printed import NAMES
+from jfl.papers.as_printed import NAMES
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "experiments").glob("*.ipynb"))

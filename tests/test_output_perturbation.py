@@ -12,10 +12,10 @@ from jfl.kernels.normals import normals
 from test_algorithms import ROUNDS, address, clip, draws, each_round, example_gradient, falling, run_jfl
 
 import jfl
-from jfl import core
-from jfl.keys import Stream, stream
-from jfl.privacy import bounds, events, tight
-from jfl.round import run_round as one_round
+from jfl.core import records
+from jfl.core.random_streams import Stream, stream
+from jfl.engine.round import run_round as one_round
+from jfl.privacy.accountants import events, rdp_events, tightest
 
 STEPS, CLIP = 4, 0.7
 LEVELS = (0.5, 1.1, 2.0, 0.8, 1.4, 0.6, 1.0)
@@ -27,7 +27,7 @@ def printed_std(round_, *, scale):
 
 
 NOISES = dict(number=lambda: jfl.gaussian(0.9), levels=lambda: jfl.gaussian(jnp.array(LEVELS)),
-              printed=lambda: jfl.gaussian(std=core.Fn(printed_std, dict(scale=50 * jnp.array(LEVELS)))))
+              printed=lambda: jfl.gaussian(std=records.Fn(printed_std, dict(scale=50 * jnp.array(LEVELS)))))
 
 
 def std_of(noise, round_, client):
@@ -165,12 +165,12 @@ def replace_rows(fed, x, y):
     (jfl.batches.poisson(rate=0.25, capacity=9), 1 - 0.75 ** STEPS)],
     ids=["without", "with", "epochs", "more_than_an_epoch", "full", "poisson"])
 def test_a_row_is_protected_by_its_absence_from_the_round(batch, rate, monkeypatch):
-    monkeypatch.setattr(tight, "takes", lambda *args: False)
+    monkeypatch.setattr(tightest, "takes", lambda *args: False)
     fed = make_federation(sizes=(5,) * CLIENTS)
     plan = jfl.plan(fed, jfl.task(start_params(), squared), algorithm(batch=batch), jfl.sampling.full(CLIENTS))
     g = jfl.guarantee(plan, 20, 1e-5)
     noise = events.gaussian(np.float32(0.9))
-    want = bounds.epsilon(events.repeat(events.touched(rate, noise) if rate < 1 else noise, 20), 1e-5)
+    want = rdp_events.epsilon(events.repeat(events.touched(rate, noise) if rate < 1 else noise, 20), 1e-5)
     assert (g.unit, g.adjacency, g.view) == ("example", "replace_one", "server")
     np.testing.assert_allclose(g.epsilon, want[0], rtol=1e-6)
 
@@ -178,7 +178,7 @@ def test_a_row_is_protected_by_its_absence_from_the_round(batch, rate, monkeypat
 def test_one_step_is_the_sampled_gaussian():
     """At one step of one batch the event is that of any noisy step."""
     noise = events.gaussian(1.3)
-    assert bounds.epsilon(events.touched(0.25, noise), 1e-5) == bounds.epsilon(events.without_replacement(1, 4, noise), 1e-5)
+    assert rdp_events.epsilon(events.touched(0.25, noise), 1e-5) == rdp_events.epsilon(events.without_replacement(1, 4, noise), 1e-5)
 
 
 def test_as_printed_proves_nothing():

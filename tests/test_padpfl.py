@@ -13,12 +13,13 @@ from jfl.kernels.normals import normals
 from test_algorithms import LEVELS, by_round, clip, example_gradient, falling
 
 import jfl
-from jfl import printed, schedules
-from jfl.keys import Stream, stream
-from jfl.papers import talaei2024 as paper
-from jfl.privacy.stages import Stage
-from jfl.round import noise_key
-from jfl.round import run_round as one_round
+from jfl import schedules
+from jfl.core.random_streams import Stream, stream
+from jfl.engine.round import noise_key
+from jfl.engine.round import run_round as one_round
+from jfl.papers import as_printed as printed
+from jfl.papers.talaei2024 import privacy as paper
+from jfl.privacy.mechanisms.stages import Stage
 
 ROUNDS, STEPS, MU, SERVER_LR, DELTA = 3, 3, 0.3, 0.9, 0.01
 RATIOS, GROUPS = (0, 1, 2), (2, 3, 2)

@@ -16,7 +16,10 @@ import pytest
 from conftest import noisy_grad, noisy_release, squared
 
 import jfl
-from jfl import cli, collected, comparison, figures, markup, page, panels, report, sections, sources, tables
+from jfl.cli import main
+from jfl.report import collected, comparison, page, panels, plots, sections, sources
+from jfl.report import document as markup
+from jfl.runs import record, tables
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>|$\\frac$"
 FLOATS = ("accuracy", "loss", "train_loss", "clip_fraction", "update_norm", "cohort")
@@ -46,12 +49,12 @@ def made(folder, settings=None, config="algorithm = \"fedavg\"\n", manifest=None
         for seed, final in enumerate(finals):
             history = dict(round=[1, 2], **{k: [0.5, 0.25] for k in FLOATS}) | dict(accuracy=[final / 2, final])
             values = dict(algorithm="fedavg", dataset=more.get("dataset", "digits"), lr=0.1, name=name)
-            entry = report.entry(name, values, seed, history, guarantees, dict(compile=0.0, total=1.0, per_round=0.1))
+            entry = record.entry(name, values, seed, history, guarantees, dict(compile=0.0, total=1.0, per_round=0.1))
             runs.append(entry | {k: v for k, v in more.items() if k != "failed"}
                         | (dict(failed=dict(nonfinite=1)) if seed in more.get("failed", ()) else {}))
-            rows += report.rows(name, seed, history)
+            rows += record.rows(name, seed, history)
     facts = dict(clients=5, rows=40, min_size=4, median_size=8.0, max_size=12, label_spread=0.5, checksum="abc")
-    report.save(folder, runs, rows, manifest or dict(versions=VERSIONS, seeds=[0, 1, 2], data=facts,
+    record.save(folder, runs, rows, manifest or dict(versions=VERSIONS, seeds=[0, 1, 2], data=facts,
                                                      written="2026-01-01T00:00:00Z"))
     if not table:
         (folder / "metrics.csv").unlink()
@@ -117,7 +120,7 @@ def records(parsed, caption):
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     out = tmp_path_factory.mktemp("page") / "sweep"
-    assert cli.main(["sweep", "--clients", "6", "--min-rows", "8", "--model", "logistic", "--batch", "4",
+    assert main.main(["sweep", "--clients", "6", "--min-rows", "8", "--model", "logistic", "--batch", "4",
                      "--steps", "1", "--rounds", "2", "--evaluate-every", "1", "--unit", "client", "--sampler", "full",
                      "--sweep", "noise-multiplier=1.5", "--sweep", "seed=0,1", "--out", str(out)]) == 0
     return out
@@ -138,7 +141,7 @@ def test_the_page_of_a_real_sweep(swept, reported, capsys):
     for i, row in enumerate(rows):
         pair = np.array([r["accuracy"]["final"] for r in runs[2 * i:2 * i + 2]])
         half = 12.7062047 * abs(pair[0] - pair[1]) / 2        # t of one degree of freedom; std / sqrt(2)
-        best = report.best(runs[2 * i]["privacy"])
+        best = record.best(runs[2 * i]["privacy"])
         assert row["setting"] == runs[2 * i]["name"] and row["seeds"] == "2"
         assert row["final accuracy"] == f"{pair.mean():.4f} ± {half:.4f}"
         assert (row["proved ε"], row["status"]) == (f"{best['epsilon']:.4g}", "proved")
@@ -152,7 +155,7 @@ def test_the_page_of_a_real_sweep(swept, reported, capsys):
     assert first["report.html"].count(b"<svg") == 3
     # an earlier report is replaced, by the same bytes
     (swept / "report_files" / "picture-9.png").write_bytes(b"of an earlier report")
-    assert cli.main(["report", str(swept)]) == 0
+    assert main.main(["report", str(swept)]) == 0
     assert str(reported) in capsys.readouterr().out
     assert {p.name for p in (swept / "report_files").iterdir()} == {n for n in first if n.startswith("picture")}
     assert (swept / "report.html").read_bytes() == first["report.html"]
@@ -225,7 +228,7 @@ def test_two_of_one_name_are_told_apart_and_one_stands_once(tmp_path, monkeypatc
     assert page._labels(given := ["li2025.json", "li2025", "b/li2025.json"]) == given
     (tmp_path / "link").symlink_to("li2025")
     for again in ("li2025/", "link"):
-        assert cli.main(["report", "li2025", again, "--out", "out.html"]) == 2
+        assert main.main(["report", "li2025", again, "--out", "out.html"]) == 2
         assert f"need each directory or file once; got li2025 and {Path(again)}, which are one" in capsys.readouterr().err
     assert not (tmp_path / "out.html").exists()
 
@@ -234,7 +237,7 @@ def test_a_name_that_utf8_cannot_hold_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sections, "_pictures", lambda groups: [])
     folder = made(tmp_path / "lat\udce9")                           # of bytes in another code
     for more in ([], ["--out", str(tmp_path / "out.html")]):
-        assert cli.main(["report", str(folder), *more]) == 2
+        assert main.main(["report", str(folder), *more]) == 2
         assert "need names and words that UTF-8 can hold; got '# jfl report: lat\\udce9'" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == [folder.name]
     assert sorted(p.name for p in folder.iterdir()) == ["config.toml", "manifest.json", "metrics.csv", "summary.json"]
@@ -289,8 +292,8 @@ def test_the_line_that_runs_an_experiment_again(experiment):
 
 def test_lines_and_seeds_that_failed_are_told(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "_picture", lambda e: [])
-    monkeypatch.setattr(figures, "png", lambda f: b"")                # what takes the time
-    monkeypatch.setattr(figures, "svg", lambda f: "")
+    monkeypatch.setattr(plots, "png", lambda f: b"")                # what takes the time
+    monkeypatch.setattr(plots, "svg", lambda f: "")
     made(experiment / "all", {"fedavg": ([0.1, 0.1], [guarantee()], dict(failed=(0, 1)))})
     edit("results.json", lambda r: r["lines"]["bare"].update(accuracy=[0.5], seeds=[0], failed=[1]))(experiment)
     edit("results.json", lambda r: r | dict(failed=dict(all="all of its runs failed", thrown="NaN"),
@@ -319,7 +322,7 @@ def test_files_of_before_formats_had_a_number_are_read(tmp_path, experiment):
         found = json.loads(path.read_text())
         assert found.pop("format", 1) == 1
         path.write_text(json.dumps(found))
-    assert json.loads((experiment / "bare" / "summary.json").read_text())["format"] == report.FORMAT == 1
+    assert json.loads((experiment / "bare" / "summary.json").read_text())["format"] == record.FORMAT == 1
     assert len(records(shown(folder), HEAD)) == 1 and len(records(shown(experiment), HEAD)) == 2
 
 
@@ -419,7 +422,7 @@ NOT_COLLECTED = dict(
 @pytest.mark.parametrize("text", NOT_COLLECTED.values(), ids=NOT_COLLECTED)
 def test_other_files_are_refused_by_name(tmp_path, capsys, text):
     (tmp_path / "some.json").write_text(text)
-    assert cli.main(["report", str(tmp_path / "some.json"), "--out", str(tmp_path / "out.html")]) == 2
+    assert main.main(["report", str(tmp_path / "some.json"), "--out", str(tmp_path / "out.html")]) == 2
     said = capsys.readouterr().err
     assert f"{tmp_path}/some.json" in said and "need " in said and "; got " in said
     assert [p.name for p in tmp_path.iterdir()] == ["some.json"]
@@ -519,7 +522,7 @@ def test_it_can_be_read_by_all(reported):
     links += [a["xlink:href"][1:] for _, a in parsed.tags if "xlink:href" in a] + re.findall(r"url\(#([^)]+)\)", text)
     assert links and set(links) <= set(ids)
     assert ("html", {"lang": "en"}) in parsed.tags and "prefers-color-scheme: dark" in text
-    assert figures.INK not in text.split("</head>")[1] and "currentColor" in text
+    assert plots.INK not in text.split("</head>")[1] and "currentColor" in text
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
@@ -598,7 +601,7 @@ BROKEN = dict(
 def test_broken_folders_are_refused_and_nothing_is_written(tmp_path, capsys, change, words):
     folder = made(tmp_path / "run")
     change(folder)
-    assert cli.main(["report", str(folder), "--out", str(tmp_path / "out.html")]) == 2
+    assert main.main(["report", str(folder), "--out", str(tmp_path / "out.html")]) == 2
     said = capsys.readouterr().err
     assert words in said and "need " in said and "; got " in said
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
@@ -620,7 +623,7 @@ def test_what_is_no_earlier_report_stays(tmp_path, capsys, monkeypatch, args, wo
     for name in ("file", "mine.html", "notes.md", "photos_files/holiday.png"):
         (tmp_path / name).write_text("<!doctype html> mine")
     before = {p: p.read_bytes() if p.is_file() else None for p in tmp_path.rglob("*")}
-    assert cli.main(["report", *args]) == 2
+    assert main.main(["report", *args]) == 2
     said = capsys.readouterr().err
     assert words in said and "; got " in said
     assert {p: p.read_bytes() if p.is_file() else None for p in tmp_path.rglob("*")} == before
@@ -629,7 +632,7 @@ def test_what_is_no_earlier_report_stays(tmp_path, capsys, monkeypatch, args, wo
 # --- pictures ----------------------------------------------------------------------------------------------------------
 
 def setting(label, final, guarantees, dataset="digits"):
-    return figures.Setting(label, {"accuracy": ([1, 2], np.array([[f / 2, f] for f in final]))}, final, guarantees, dataset)
+    return plots.Setting(label, {"accuracy": ([1, 2], np.array([[f / 2, f] for f in final]))}, final, guarantees, dataset)
 
 
 def drawn(ax):
@@ -645,10 +648,10 @@ def test_only_what_compares_shares_an_axis():
                              guarantee(40.0, caveats=("implied by the client-level noise",))]),
         setting("c", [0.6], [guarantee(8.0, delta=1e-3), guarantee(0.01, "conditional")]),
         setting("none", [0.95], [guarantee(None)]), setting("elsewhere", [0.99], [guarantee(None)], "mnist")]
-    assert figures.promises(settings) == [
+    assert plots.promises(settings) == [
         ("example", "add_remove", "server", 1e-5), ("example", "add_remove", "server", 1e-3),
         ("example", "add_remove", "third_party", 1e-5)]
-    figure = figures.frontier(settings)
+    figure = plots.frontier(settings)
     server, other, third = figure.axes
     assert drawn(server) == [(0.5, pytest.approx(0.85), False), (2.0, pytest.approx(0.85), True), (4.0, 0.7, True)]
     assert drawn(other) == [(8.0, 0.6, True)] and drawn(third) == [(1.0, pytest.approx(0.85), True)]
@@ -657,46 +660,46 @@ def test_only_what_compares_shares_an_axis():
         assert dashed == [0.95]
     words = [t.get_text() for t in figure.legends[0].get_texts()]
     assert words == ["a", "b", "c", "none", "proved", "claimed"]
-    assert figures.frontier([setting("none", [0.9], [guarantee(None)])]) is None
+    assert plots.frontier([setting("none", [0.9], [guarantee(None)])]) is None
 
 
 def test_only_the_same_data_share_a_dashed_line():
     entry = lambda **config: dict(dataset="synthetic", config=dict(synthetic_alpha=0.0, lr=0.1) | config)
-    one = figures.data_of([entry(), entry()])
-    assert one == figures.data_of([entry(lr=0.5)])                # what is no field of data makes no other data
-    other = figures.data_of([entry(synthetic_alpha=1.0)])
-    assert len({one, other, figures.data_of([entry(), entry(partition="iid")]),
-                figures.data_of([entry() | dict(dataset="digits")])}) == 4
+    one = plots.data_of([entry(), entry()])
+    assert one == plots.data_of([entry(lr=0.5)])                # what is no field of data makes no other data
+    other = plots.data_of([entry(synthetic_alpha=1.0)])
+    assert len({one, other, plots.data_of([entry(), entry(partition="iid")]),
+                plots.data_of([entry() | dict(dataset="digits")])}) == 4
     settings = [setting("a", [0.3], [guarantee(2.0)], one), setting("b", [0.4], [guarantee(None)], one),
                 setting("elsewhere", [0.7], [guarantee(None)], other)]
-    ax, = figures.frontier(settings).axes
+    ax, = plots.frontier(settings).axes
     assert [line.get_ydata()[0] for line in ax.lines if line.get_linestyle() == "--"] == [0.4]
 
 
 @pytest.mark.parametrize("epsilons", [(0.0,), (0.0, 0.2), (0.0, 1e-6, 50.0), (1.0, 8.0), (1e-320, 1e300)])
 def test_an_epsilon_of_nothing_has_a_place(epsilons, tmp_path):
     """0 has no logarithm: it stands left of all others, under its own name."""
-    ax, = figures.frontier([setting("a", [0.3], [guarantee(e)]) for e in epsilons]).axes
+    ax, = plots.frontier([setting("a", [0.3], [guarantee(e)]) for e in epsilons]).axes
     at = ax.transAxes.inverted().transform(ax.transData.transform([(e, 0.3) for e in epsilons]))[:, 0]
     assert (np.diff(at) > 0.01).all() and (at[0] > 0.01 and at[-1] < 0.99 or min(epsilons) == 1e-320)
     shown = {t.get_text() for t in ax.get_xticklabels()}
     assert ("0" in shown) == (epsilons[0] == 0) and len(shown) > 1 - (max(epsilons) == 0)
     groups = [dict(label="a", round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=e) for e in epsilons]
-    report.picture(tmp_path / "p.png", groups, "")
+    record.picture(tmp_path / "p.png", groups, "")
     assert (tmp_path / "p.png").stat().st_size > 5000
 
 
 def test_curves_have_bands_over_seeds():
-    figure = figures.curves([setting("$x^$", [0.8, 0.9, 0.4], []), setting("one", [0.5], [])], ("accuracy", "loss"))
+    figure = plots.curves([setting("$x^$", [0.8, 0.9, 0.4], []), setting("one", [0.5], [])], ("accuracy", "loss"))
     ax, = figure.axes
     np.testing.assert_allclose(ax.lines[0].get_ydata(), [0.35, 0.7])
     band, = ax.collections
     points = band.get_paths()[0].vertices
     assert (points[:, 1].min(), points[:, 1].max()) == pytest.approx((0.2, 0.9))
-    assert ax.lines[0].get_color() == figures.INK and ax.lines[1].get_color() == report.PALETTE[1]
-    svg = figures.svg(figure)
-    assert "$x^$" in svg and figures.INK not in svg and svg == figures.svg(figure)
-    assert figures.curves([setting("one", [0.5], [])], ("clip_fraction",)) is None
+    assert ax.lines[0].get_color() == plots.INK and ax.lines[1].get_color() == record.PALETTE[1]
+    svg = plots.svg(figure)
+    assert "$x^$" in svg and plots.INK not in svg and svg == plots.svg(figure)
+    assert plots.curves([setting("one", [0.5], [])], ("clip_fraction",)) is None
 
 
 def test_lines_are_drawn_below_each_other():
@@ -710,13 +713,13 @@ def test_lines_are_drawn_below_each_other():
     bars = [c.get_segments()[0][:, 0] for c in ax.collections]
     np.testing.assert_allclose(bars, [[0.7, 0.9], [0.45, 0.55]])
     assert [t.get_text() for t in ax.texts] == ["$a^$", "ε 0.3 claimed, 0.25 proved", "b", "ε 2 claimed", "c", ""]
-    assert "$a^$" in figures.svg(figure) and panels.lines(found[:1]) is None
+    assert "$a^$" in plots.svg(figure) and panels.lines(found[:1]) is None
 
 
 def test_a_study_is_drawn_in_panels():
     figure = panels.study([*POINTS, point("b $x^$", "FedAvg", 1.0, 0.4), point("b $x^$", "FedAvg", 2.0, None)], "ε")
     one, other = figure.axes
-    assert one.get_title() == "a" and other.get_title() == "b $x^$" and "b $x^$" in figures.svg(figure)
+    assert one.get_title() == "a" and other.get_title() == "b $x^$" and "b $x^$" in plots.svg(figure)
     assert [list(line.get_xdata()) for line in one.lines][:2] == [[4.0, 16.0], [4.0]]
     assert list(one.lines[2].get_ydata()) == [0.9, 0.9] and one.lines[2].get_linestyle() == "--"
     assert one.lines[2].get_color() == one.lines[0].get_color() != one.lines[1].get_color()
@@ -731,7 +734,7 @@ def test_a_study_is_drawn_in_panels():
 def collection(tmp_path_factory):
     """The page of a paper's collection and of a study, with their pictures."""
     out = tmp_path_factory.mktemp("collection") / "out.html"
-    assert cli.main(["report", str(RESULTS / "talaei2024.json"), str(study(out.parent / "in", POINTS)), "--out", str(out)]) == 0
+    assert main.main(["report", str(RESULTS / "talaei2024.json"), str(study(out.parent / "in", POINTS)), "--out", str(out)]) == 0
     return out
 
 
@@ -764,7 +767,7 @@ def test_tidy_rows_of_a_run_and_a_sweep(fed, task, tmp_path):
     of = make_plan(fed, task)
     out = jfl.simulate(jax.random.key(7), of(), 3, evaluate_every=2)
     rows = tables.tidy(out)
-    assert all(set(r) == set(report.COLUMNS) for r in rows)
+    assert all(set(r) == set(record.COLUMNS) for r in rows)
     assert [(r["name"], r["seed"], r["round"], r["epsilon"]) for r in rows] == [("run", 7, 2, None), ("run", 7, 3, None)]
     np.testing.assert_array_equal([r["loss"] for r in rows], out.metrics.loss)
     named = tables.tidy(out, of(), delta=1e-5)
@@ -804,7 +807,7 @@ def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monk
         return jfl.plan(fed, task, algorithm, jfl.sampling.full(fed.size.shape[0]), **more)
 
     plans = [of(jfl.grad(squared), release=noisy_release()), of(noisy_grad()), of(jfl.grad(squared))]
-    seen = jfl.core.Metrics(np.array(3 * [[1, 2]]), np.ones((3, 2)), None, None, *np.ones((4, 3, 2)))
+    seen = jfl.Metrics(np.array(3 * [[1, 2]]), np.ones((3, 2)), None, None, *np.ones((4, 3, 2)))
     swept = SimpleNamespace(points=[dict(seed=0, delta=d, failed=1) for d in (1, 2, 3)], plans=plans, metrics=seen,
                             failed=np.array([False, True, False]))
     rows = tables.tidy(swept, delta=1e-5)
@@ -821,7 +824,7 @@ def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monk
     tables.write(tmp_path / "rows.csv", both)
     back = tables.read(tmp_path / "rows.csv")
     assert back[2]["failed"] is True and back[2]["point_point_delta"] == "True"
-    monkeypatch.setattr(report, "privacy", lambda *_: [guarantee(3.0, "conditional")])
+    monkeypatch.setattr(record, "privacy", lambda *_: [guarantee(3.0, "conditional")])
     assert {(r["epsilon"], r["unit"], r["status"]) for r in tables.tidy(swept, delta=1e-5)} == {(None, None, "conditional")}
 
 
@@ -871,7 +874,7 @@ def test_event_files_hold_the_curves(tmp_path, capsys, monkeypatch):
     folder = made(tmp_path / "run", {"a/b": ([0.8, 0.9], [guarantee()], {}), "a|b": ([0.5], [guarantee()], {})})
     monkeypatch.setattr(sections, "_pictures", lambda groups: [])
     command = ["report", str(folder), "--out", str(tmp_path / "out.html"), "--tensorboard", str(tmp_path / "logs")]
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     found = sorted((tmp_path / "logs").iterdir())
     assert [f.name for f in found] == ["a_b (2) seed=0", "a_b seed=0", "a_b seed=1"]
     scalars, texts = events(found[2])
@@ -879,7 +882,7 @@ def test_event_files_hold_the_curves(tmp_path, capsys, monkeypatch):
     assert scalars["accuracy", 2] == pytest.approx(0.9) and scalars["accuracy", 1] == pytest.approx(0.45)
     (tag, text), = texts.items()
     assert tag.startswith("hparams") and "lr = 0.1" in text
-    assert cli.main(command) == 2 and "empty or new directory" in capsys.readouterr().err
+    assert main.main(command) == 2 and "empty or new directory" in capsys.readouterr().err
 
 
 def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
@@ -887,7 +890,7 @@ def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
     folder = made(tmp_path / "run", {"fedavg": ([0.8, 0.9, 0.7], [guarantee()], dict(failed=(1,)))})
     edit("summary.json", lambda s: [e["config"].update(seed=e["seed"]) for e in s["runs"]] and None)(folder)
     monkeypatch.setattr(sections, "_pictures", lambda groups: [])
-    assert cli.main(["report", str(folder), "--tensorboard", str(tmp_path / "logs")]) == 0
+    assert main.main(["report", str(folder), "--tensorboard", str(tmp_path / "logs")]) == 0
     assert f"curves in {tmp_path / 'logs'}; 1 of its 3 runs failed, as their names say" in capsys.readouterr().out
     found = sorted((tmp_path / "logs").iterdir())
     assert [f.name for f in found] == ["fedavg seed=0", "fedavg seed=1 failed", "fedavg seed=2"]
@@ -895,7 +898,7 @@ def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
         text, = events(run)[1].values()
         assert f"    seed = {seed}\n" in text
     # folders hold 255 bytes; names that differ behind those stay apart
-    rows = [r for end in "ab" for r in report.rows("fedavg " + 200 * "é" + end, 0, dict(round=[1], loss=[1.0]))]
+    rows = [r for end in "ab" for r in record.rows("fedavg " + 200 * "é" + end, 0, dict(round=[1], loss=[1.0]))]
     one, other = tables.tensorboard(tmp_path / "long", rows)
     assert one != other and all(re.fullmatch("fedavg é{71} [0-9a-f]{8} seed=0", f.name) and f.exists() for f in (one, other))
 
@@ -903,7 +906,7 @@ def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
 def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
     with pytest.raises(ValueError, match=re.escape('pip install "jfl[tensorboard]"')):
-        tables.tensorboard(tmp_path / "logs", report.rows("a", 0, dict(round=[1], loss=[1.0])))
+        tables.tensorboard(tmp_path / "logs", record.rows("a", 0, dict(round=[1], loss=[1.0])))
     assert not (tmp_path / "logs").exists()
 
 

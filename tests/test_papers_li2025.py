@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jfl import local, schedules
+from jfl import schedules
+from jfl.local import training
 from jfl.papers import claims
-from jfl.papers import li2025 as li
-from jfl.papers import li2025_theory as theory
-from jfl.privacy import classic, rdp, wbk
+from jfl.papers.li2025 import privacy as li
+from jfl.papers.li2025 import theory
+from jfl.privacy.accountants import approximate_dp, rdp, wang2019
 
 DATA = pathlib.Path(os.environ.get("JFL_DATA_DIR", pathlib.Path(__file__).parents[2] / "shared" / "data"))
 MNIST = 5 * 10 / 600                           # rate of a round
@@ -44,14 +45,14 @@ def test_schedules(schedule, formula):
     ticks = np.arange(60)
     want = [formula(t) for t in ticks.tolist()]
     close([float(schedule(t)) for t in ticks.tolist()], want, 1e-6)                       # clocks in Python
-    close(jax.jit(jax.vmap(lambda t: local._at(schedule, t)))(jnp.asarray(ticks)), want, 1e-6)    # and traced
-    assert local.rate(schedule) is schedule
+    close(jax.jit(jax.vmap(lambda t: training._at(schedule, t)))(jnp.asarray(ticks)), want, 1e-6)    # and traced
+    assert training.rate(schedule) is schedule
 
 
 def test_a_schedule_serves_clients_and_servers_and_sweeps():
     fn = schedules.inverse_sqrt(0.04, every=5)
-    close(local.rates(fn, 3 * 5, 5), 5 * 0.04 / 2, 1e-6)                                  # constant within a round
-    server = local.server_step(schedules.inverse_sqrt(1.0))
+    close(training.rates(fn, 3 * 5, 5), 5 * 0.04 / 2, 1e-6)                                  # constant within a round
+    server = training.server_step(schedules.inverse_sqrt(1.0))
     after = server(type("Context", (), dict(round=jnp.int32(3))), server.init(jnp.zeros(2)), jnp.ones(2))
     close(after.params, [0.5, 0.5], 1e-6)
     many = jax.vmap(lambda lr, offset: schedules.inverse(lr, 2, offset))(jnp.array([1.0, 2.0]), jnp.array([1.0, 3.0]))
@@ -89,12 +90,12 @@ def test_schedules_refuse(make, says):
 
 def test_golden_pairs():
     close(li.sigma(1.0, 0.5, 1e-5).value, 9.6896105)
-    close(classic.analytic_sigma(1.0, [0.5, 1.0, 3.0], [1e-5, 1e-5, 1.2e-4]), [7.0318267, 3.7306316, 1.2091799])
+    close(approximate_dp.analytic_sigma(1.0, [0.5, 1.0, 3.0], [1e-5, 1e-5, 1.2e-4]), [7.0318267, 3.7306316, 1.2091799])
     close(li.amplify_simple(1.0, 1e-5, 0.1).value, (0.2, 1e-6))
     close(li.amplify_simple(1.0, 1e-5, 0.8).value, (1.0, 8e-6))           # no gain from one half on
-    close(classic.amplify(1.0, 1e-5, 0.1)[0], 0.1585651, 3e-7)
+    close(approximate_dp.amplify(1.0, 1e-5, 0.1)[0], 0.1585651, 3e-7)
     close(li.round_rates(10, 5, 600), (0.0833333, 0.0806015, 0.0800195), 1e-6)
-    close(classic.local_budget(0.5, 1e-5, MNIST), (2.1730065, 1.2e-4))
+    close(approximate_dp.local_budget(0.5, 1e-5, MNIST), (2.1730065, 1.2e-4))
     close(li.noise_multiplier(0.5, 1e-5, MNIST), 1.5941362)
 
 
@@ -179,7 +180,7 @@ def test_golden_series():
     orders = np.arange(2, 21)
     golden = np.array([series(int(a), MNIST, 1.5941362) for a in orders])
     close(golden[[0, 1, 2, 6]], [0.0133046, 0.0211344, 0.0296446, 0.0689575], 3e-6)
-    refined = np.asarray(wbk.refined(orders, MNIST, 1.5941362))
+    refined = np.asarray(wang2019.refined(orders, MNIST, 1.5941362))
     close(refined[:3], golden[:3], 1e-12)
     assert np.all(refined <= golden * (1 + 1e-12))                        # the smaller of two series, term by term
     z = float(li.noise_multiplier(0.5, 1e-5, MNIST))
@@ -202,7 +203,7 @@ def test_composition_by_rounds():
     for z, times in ((1.6, 3), (30.0, 400)):
         basic = times * float(li.round_epsilon(z, 1e-5 / times, MNIST))
         each = li.round_epsilon(z, 1e-5 / times / 2, MNIST)
-        advanced = float(classic.compose_advanced(float(each), 1e-5 / times / 2, times, 5e-6)[0])
+        advanced = float(approximate_dp.compose_advanced(float(each), 1e-5 / times / 2, times, 5e-6)[0])
         assert (basic < advanced) == (times == 3)
         close(li.total_epsilon(z, MNIST, times, 1e-5, "A").epsilon, min(basic, advanced), 1e-9)
 
@@ -274,10 +275,10 @@ def test_bad_input_is_refused(call, says):
 def test_where_simple_amplification_is_true(epsilon, rate):
     simple = float(li.amplify_simple(epsilon, 1e-5, rate, strict=False).value[0])
     if epsilon <= 1.2564:
-        assert simple >= float(classic.amplify(epsilon, 1e-5, rate)[0]) * (1 - 1e-9)
+        assert simple >= float(approximate_dp.amplify(epsilon, 1e-5, rate)[0]) * (1 - 1e-9)
     else:
         assert float(li.amplify_simple(epsilon, 1e-5, 1e-6, strict=False).value[0]) \
-            < float(classic.amplify(epsilon, 1e-5, 1e-6)[0])
+            < float(approximate_dp.amplify(epsilon, 1e-5, 1e-6)[0])
 
 
 @given(rate=st.floats(0.01, 1.0), part=st.floats(0.01, 1.0))

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jfl.papers import claims, noble2022_gaps
-from jfl.papers import noble2022 as nbd
-from jfl.papers import noble2022_theory as theory
-from jfl.privacy import bounds, events, rdp, wbk
+from jfl.papers import claims
+from jfl.papers.noble2022 import gaps, theory
+from jfl.papers.noble2022 import privacy as nbd
+from jfl.privacy.accountants import events, rdp, rdp_events, wang2019
 
 RUNS = {"synthetic": nbd.SYNTHETIC, "femnist": nbd.FEMNIST, "mnist": nbd.MNIST}
 DELTA = nbd.SYNTHETIC.delta
@@ -33,7 +33,7 @@ PRINTED = [                                               # paper, P1 on a serie
 @pytest.mark.parametrize("run, paper, series, p1, p1a, server", PRINTED)
 def test_epsilons_of_the_experiments(run, paper, series, p1, p1a, server):
     close(nbd.third_party_epsilon(*run), paper, rel=0, atol=0.0051)
-    step = wbk.refined(nbd.ORDERS, run.data_ratio, run.sigma_g)
+    step = wang2019.refined(nbd.ORDERS, run.data_ratio, run.sigma_g)
     total = run.rounds * np.asarray(nbd.curves.participates(nbd.ORDERS, run.user_ratio, run.local_updates, step))
     close(rdp.epsilon(nbd.ORDERS, total, run.delta), series, rel=0, atol=0.0051)
     # the printed ones were found on fewer orders: ours are as small, or smaller by at most half a percent
@@ -179,7 +179,7 @@ def test_proved_epsilons_agree_with_the_ledger():
     run = nbd.FEMNIST
     one = events.repeat(events.without_replacement(400, 2000, events.gaussian(run.sigma_g)), run.local_updates)
     for bound, event in (("P1", events.participation(0.2, one)), ("server", one)):
-        want, _ = bounds.epsilon(events.repeat(event, run.rounds), run.delta)
+        want, _ = rdp_events.epsilon(events.repeat(event, run.rounds), run.delta)
         close(nbd.proved_epsilon(*run, bound=bound), want, rel=2e-4)
 
 
@@ -212,8 +212,8 @@ def test_tight_curve_of_a_sample():
     tight = np.asarray(rdp.without_replacement(orders, 0.2, 10.0))
     close(tight, [4.2652e-4, 1.70744e-3, 6.92353e-3], rel=1e-5)
     assert (np.asarray(rdp.poisson(orders, 0.2, 10.0)) < tight).all()
-    assert (tight < np.asarray(wbk.refined(orders, 0.2, 10.0))).all()
-    assert (np.asarray(wbk.refined(orders, 0.2, 10.0)) <= np.asarray(wbk.crude(orders, 0.2, 10.0))).all()
+    assert (tight < np.asarray(wang2019.refined(orders, 0.2, 10.0))).all()
+    assert (np.asarray(wang2019.refined(orders, 0.2, 10.0)) <= np.asarray(wang2019.crude(orders, 0.2, 10.0))).all()
 
 
 @pytest.mark.parametrize("function", [nbd.third_party_epsilon, nbd.proved_epsilon])
@@ -242,7 +242,7 @@ def test_what_no_run_can_have_is_refused(change):
 
 @pytest.mark.parametrize("sigma, cohort, attained, allowed", [(1.0, 20, 0.383, 0.126), (2.0, 100, 0.197, 0.028)])
 def test_two_steps_reveal_what_the_claim_hides(sigma, cohort, attained, allowed):
-    found = noble2022_gaps.round_counterexample(sigma, cohort, 800)
+    found = gaps.round_counterexample(sigma, cohort, 800)
     assert (round(found.attained, 3), round(found.allowed, 3)) == (attained, allowed)
     # the attack itself, in units of one sensitivity S = 2 C / batch: uploads add up, the bit is C = batch / 2 high
     chance, runs = np.random.default_rng(0), 100_000
@@ -253,28 +253,28 @@ def test_two_steps_reveal_what_the_claim_hides(sigma, cohort, attained, allowed)
             total = batch / 2 * np.sign(first) + sigma * math.sqrt(2 * cohort) * chance.standard_normal(runs)
             high.append(np.mean(total > 0))
         # standard error below 0.0023: five of them are a false alarm in 10^6
-        assert abs(high[1] - high[0] - noble2022_gaps.round_counterexample(sigma, cohort, batch).attained) < 0.012
+        assert abs(high[1] - high[0] - gaps.round_counterexample(sigma, cohort, batch).attained) < 0.012
 
 
 def test_a_record_gains_by_absence_less_than_its_user():
-    found = noble2022_gaps.participation_counterexample(1000, 0.01, 1000, 1.0, 1e-6)
+    found = gaps.participation_counterexample(1000, 0.01, 1000, 1.0, 1e-6)
     assert [round(v, 2) for v in found] == [2.47, 1.10, 5.95]
     proved = nbd.proved_epsilon(1.0, 0.01, 1.0, 1, 1000, 1000, 1e-6, bound="P1a")
     assert found.exact < proved < 1.12 * found.exact      # 6.58, a bound on the same release
     # everybody takes part: one Gaussian
-    close(noble2022_gaps.participation_counterexample(5, 1.0, 40, 1.0, 1e-5).exact,
+    close(gaps.participation_counterexample(5, 1.0, 40, 1.0, 1e-5).exact,
           rdp.gaussian_epsilon(math.sqrt(40 / 5), 1e-5), rel=1e-7)
     # one round: l times the profile
-    once = noble2022_gaps.participation_counterexample(50, 0.1, 1, 0.5, 1e-4).exact
+    once = gaps.participation_counterexample(50, 0.1, 1, 0.5, 1e-4).exact
     close(0.1 * float(rdp.gaussian_delta(once, 1 / (0.5 * math.sqrt(5)))), 1e-4, rel=1e-6)
 
 
 def test_leverage_of_one_step():
-    users = noble2022_gaps.leverage_k1(100, 20, 100)
+    users = gaps.leverage_k1(100, 20, 100)
     assert abs(users.mean() - 2.0) < 0.1 and 2.3 < users.max() < 2.9
-    close(noble2022_gaps.leverage_k1(6, 6, 10), np.ones(6), rel=1e-9)     # all take part: nothing is lost
+    close(gaps.leverage_k1(6, 6, 10), np.ones(6), rel=1e-9)     # all take part: nothing is lost
     # by least squares: what of a user's signal no other noise explains
-    got = noble2022_gaps.leverage_k1(5, 2, 7, seed=3)
+    got = gaps.leverage_k1(5, 2, 7, seed=3)
     chance, came = np.random.default_rng(3), np.zeros((7, 5), bool)
     for row in came:
         row[chance.choice(5, 2, replace=False)] = True
@@ -289,23 +289,23 @@ def test_leverage_of_one_step():
     close(np.trace(hat), 7)                               # mean leverage 1 / cohort: 14 columns
     close(got, [2 * np.linalg.norm(hat[np.ix_(owner == u, owner == u)], 2) for u in range(5)], rel=1e-7)
     with pytest.raises(ValueError, match="cohort <= users"):
-        noble2022_gaps.leverage_k1(4, 5, 10)
+        gaps.leverage_k1(4, 5, 10)
 
 
 def test_clipping():
-    close(noble2022_gaps.median_multiplier(30.0, 4), 15.0)
-    close(noble2022_gaps.user_sensitivity(1.5, 0.2), 15.0)
-    close(noble2022_gaps.quantile_multiplier(3.0, 4.0), 2.4)
-    close(noble2022_gaps.quantile_multiplier(3.0, 2.0, "add_remove"), 2.4)
-    for bad in (lambda: noble2022_gaps.quantile_multiplier(3.0, 0.0), lambda: noble2022_gaps.user_sensitivity(1.0, 0.0),
-                lambda: noble2022_gaps.median_multiplier(3.0, 0),
-                lambda: noble2022_gaps.quantile_multiplier(1.0, 1.0, "zero_out")):
+    close(gaps.median_multiplier(30.0, 4), 15.0)
+    close(gaps.user_sensitivity(1.5, 0.2), 15.0)
+    close(gaps.quantile_multiplier(3.0, 4.0), 2.4)
+    close(gaps.quantile_multiplier(3.0, 2.0, "add_remove"), 2.4)
+    for bad in (lambda: gaps.quantile_multiplier(3.0, 0.0), lambda: gaps.user_sensitivity(1.0, 0.0),
+                lambda: gaps.median_multiplier(3.0, 0),
+                lambda: gaps.quantile_multiplier(1.0, 1.0, "zero_out")):
         with pytest.raises(ValueError):
             bad()
 
 
 def test_every_claim_says_what_is_wrong_with_it():
-    for module, least in ((nbd, 12), (noble2022_gaps, 6), (theory, 13)):
+    for module, least in ((nbd, 12), (gaps, 6), (theory, 13)):
         found = claims.of(module)
         assert len(found) >= least
         assert all(c.why for c in found if c.verdict in ("unsound", "ours", "conditional"))

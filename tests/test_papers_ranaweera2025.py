@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jfl.papers import claims
-from jfl.papers import ranaweera2025 as paper
-from jfl.papers import ranaweera2025_theory as theory
-from jfl.privacy import rdp
+from jfl.papers.ranaweera2025 import privacy as paper
+from jfl.papers.ranaweera2025 import theory
+from jfl.privacy.accountants import rdp
 
 SIGMAS = (1.0, 1.5, 3.0)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jfl.papers import claims
-from jfl.papers import talaei2024 as paper
-from jfl.papers import talaei2024_theory as theory
+from jfl.papers.talaei2024 import privacy as paper
+from jfl.papers.talaei2024 import theory
 
 C = 3.1075114601
 QUALITY, EQUAL, SIZE = (((0, 1, 2), (20, 20, 20)), ((1, 1, 1), (20, 20, 20)), ((1, 3, 5), (20, 20, 20)))

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
-from jfl.privacy import bounds, events, pld, profiles, rdp, rounds, spectra
+from jfl.privacy.accountants import events, pld, pld_compose, pld_step, rdp, rdp_events
+from jfl.privacy.accountants import local_steps as rounds
 
 DATA = pathlib.Path(os.environ.get("JFL_DATA_DIR", pathlib.Path(__file__).parents[2] / "shared" / "data"))
 GOLDEN = DATA / "golden_accounting.json"
@@ -155,10 +156,10 @@ def test_one_step_is_its_profile(rate, z, delta):
 def grid_of(direction):
     def run(rate, z, times, delta, epsilon):
         groups = ((events.Poisson(rate[None], events.Gaussian(z[None])), times[None]),)
-        grid = spectra.plan(groups, direction, COARSE, delta)
-        up = spectra.compose_upper(groups, direction, grid, COARSE)
-        low, reach = spectra.compose_lower(groups, direction, grid, COARSE, 1e-9)
-        return profiles.hockey_stick(up, epsilon), profiles.hockey_stick(low, epsilon + jnp.maximum(reach, 0)) - 1e-9
+        grid = pld_compose.plan(groups, direction, COARSE, delta)
+        up = pld_compose.compose_upper(groups, direction, grid, COARSE)
+        low, reach = pld_compose.compose_lower(groups, direction, grid, COARSE, 1e-9)
+        return pld_step.hockey_stick(up, epsilon), pld_step.hockey_stick(low, epsilon + jnp.maximum(reach, 0)) - 1e-9
     return rdp.float64(run)
 
 
@@ -181,8 +182,8 @@ def test_masses_keep_both_probabilities_and_the_profile():
     rate, z, interval, start, size = 0.2, 0.8, 0.05, -40, 200
     with jax.enable_x64(True):
         for direction in ("remove", "add", "replace"):
-            mass, lost = map(np.asarray, profiles.pessimistic(direction, rate, z, interval, start, size))
-            low, offset = map(np.asarray, profiles.optimistic(direction, rate, z, interval, start, size))
+            mass, lost = map(np.asarray, pld_step.pessimistic(direction, rate, z, interval, start, size))
+            low, offset = map(np.asarray, pld_step.optimistic(direction, rate, z, interval, start, size))
             at = interval * (start + np.arange(size))
             assert abs(mass.sum() + lost - 1) < 1e-13
             for e in np.arange(0.0, 3.0, 0.025):
@@ -199,14 +200,14 @@ def test_nothing_vanishes_at_the_ends_of_a_grid():
     with jax.enable_x64(True):
         for direction, rate in (("remove", 1.0), ("add", 1.0), ("replace", 1.0), ("remove", 0.3), ("replace", 0.3)):
             for start in (-30, -10, 3):
-                mass, lost = profiles.pessimistic(direction, rate, 0.8, 0.05, start, 40)
+                mass, lost = pld_step.pessimistic(direction, rate, 0.8, 0.05, start, 40)
                 assert abs(float(mass.sum() + lost) - 1) < 1e-12 and lost > 1e-4
 
 
 def test_tails_and_lost_mass_compose():
     with jax.enable_x64(True):
-        part = spectra.Part(jnp.array([2.0, 0.5]), jnp.ones(1, complex), jnp.asarray(1e-3), jnp.zeros(2))
-        some, many = spectra._mixture(part, 0.25), spectra._power(part, 7.0)
+        part = pld_compose.Part(jnp.array([2.0, 0.5]), jnp.ones(1, complex), jnp.asarray(1e-3), jnp.zeros(2))
+        some, many = pld_compose._mixture(part, 0.25), pld_compose._power(part, 7.0)
         np.testing.assert_allclose(some.moments, np.log(0.75 + 0.25 * np.exp([2.0, 0.5])), rtol=1e-14)
         np.testing.assert_allclose([some.lost, many.lost], [0.25e-3, 1 - 0.999**7], rtol=1e-12)
         np.testing.assert_allclose(many.moments, [14.0, 3.5])
@@ -218,12 +219,12 @@ def test_the_lower_end_counts_how_far_steps_lie_beside_the_grid():
     with jax.enable_x64(True):
         groups = ((events.Poisson(jnp.full(1, 0.01), events.Gaussian(jnp.full(1, 1.0))), jnp.full(1, 1000.0)),)
         for size in (2**9, 2**10, 2**11):
-            grid = spectra.plan(groups, "remove", size, 1e-5)
-            far, reach = spectra.compose_lower(groups, "remove", grid, size, 1e-11)
+            grid = pld_compose.plan(groups, "remove", size, 1e-5)
+            far, reach = pld_compose.compose_lower(groups, "remove", grid, size, 1e-11)
             low = float(pld.lower(groups, "remove", 1e-5, size, grid))
             assert low <= 1.8283 and abs(float(reach)) > 1e-4
             # before the shift by the reach, these losses have just delta
-            assert low == 0 or 0.99e-5 <= float(profiles.hockey_stick(far, low + reach)) <= 1.01e-5
+            assert low == 0 or 0.99e-5 <= float(pld_step.hockey_stick(far, low + reach)) <= 1.01e-5
 
 
 # --- beside other accountants --------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def test_bounds_of_a_round_are_above_clients_that_attack():
     assert holds(p1a, all_but_last) and holds(p1, all_but_last) and not holds(p2, all_but_last)
     assert holds(p1, all_of_them) and not holds(p1a, all_of_them)
     event = events.participation(share, fixed(rate, z, steps))
-    assert holds(np.asarray(bounds.curve(event, orders)), all_of_them)
+    assert holds(np.asarray(rdp_events.curve(event, orders)), all_of_them)
 
 
 @pytest.mark.parametrize("share, rate, z, steps, times", [(0.3, 0.2, 0.8, 3, 8), (0.6, 0.5, 2.0, 5, 6)])
@@ -327,13 +328,13 @@ def test_attack_on_a_row_in_a_batch_of_a_client(share, rate, z, steps, times):
             x = z * rng.normal(size=runs) + (rng.random(runs) < rate)
             total += np.log1p(rate * np.expm1((2 * x - 1) / (2 * z**2))) * seen
     event = nested(share, rate, z, steps, times)
-    tight, renyi = pld.epsilons(event, [1], delta)[0], bounds.epsilon(event, delta)[0]
+    tight, renyi = pld.epsilons(event, [1], delta)[0], rdp_events.epsilon(event, delta)[0]
     worth = [-np.expm1(np.minimum(e - total, 0)) for e in (tight, renyi)]
     for w in worth:
         assert w.mean() <= delta + 5 * w.std() / math.sqrt(runs)
     assert tight < renyi and worth[0].mean() >= delta / 2  # near: one-sided, where the bound is symmetric
     # a row drawn among all clients' rows, as if its client were not seen: caught
-    hidden = bounds.epsilon(events.repeat(fixed(share * rate, z, steps), times), delta)[0]
+    hidden = rdp_events.epsilon(events.repeat(fixed(share * rate, z, steps), times), delta)[0]
     assert np.mean(-np.expm1(np.minimum(hidden - total, 0))) > delta
 
 
@@ -363,7 +364,7 @@ def test_any_window_is_an_upper_bound():
     with jax.enable_x64(True):
         groups = ((events.Poisson(jnp.full(1, 0.1), events.Gaussian(jnp.full(1, 2.0))), jnp.full(1, 100.0)),)
         exact = 2.33740                                   # of "remove" on 2^17 points
-        grid = jax.jit(lambda: spectra.plan(groups, "remove", 2**13, 1e-5))()
+        grid = jax.jit(lambda: pld_compose.plan(groups, "remove", 2**13, 1e-5))()
         ends = jax.jit(lambda grid: (pld.upper(groups, "remove", 1e-5, 2**13, grid),
                                      pld.lower(groups, "remove", 1e-5, 2**13, grid)))
         for change in ({"window": grid.window + 3000}, {"window": grid.window - 4000}, {"tilt": grid.tilt * 2},

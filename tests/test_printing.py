@@ -10,7 +10,7 @@ import pytest
 from conftest import CLIENTS, make_federation, noisy_grad, noisy_release, squared, start_params
 
 import jfl
-from jfl import local
+from jfl.local import training
 
 KEY = jax.random.key(0)
 
@@ -83,7 +83,7 @@ def test_the_parts(plan, out):
     for part in (plan.algorithm, plan.sampler, plan.release, *plan.release.stages, *plan.algorithm.releases, plan.algorithm.client,
                  plan.algorithm.server, out.run.server, noisy_grad(), plan.algorithm.releases[0].batches):
         assert "\n" not in short(part)
-    assert len(repr(local.Server(jnp.zeros((300, 300)), {"m": np.ones(400)}))) < 100
+    assert len(repr(training.Server(jnp.zeros((300, 300)), {"m": np.ones(400)}))) < 100
     assert repr(jfl.Fn(squared, dict(lr=np.float32(0.1), w=np.zeros((5, 2))), dict(steps=3))) == \
         "Fn(squared, lr=0.1, w=float64[5,2], steps=3)"
 

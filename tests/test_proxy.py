@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfl
-from jfl import proxy, schedules
-from jfl.core import Fn
-from jfl.data import transform
-from jfl.privacy import bands as haar
+from jfl import schedules
+from jfl.analysis import public_data
+from jfl.core.records import Fn
+from jfl.data import transforms
+from jfl.privacy.mechanisms import haar_bands as haar
 
 ROWS = 7
 
@@ -36,7 +37,7 @@ def gradients(x, y):
 @pytest.mark.parametrize("microbatch", [None, 1, 3, 100])
 def test_gradient_norms(microbatch):
     x, y = rows()
-    got = proxy.gradient_norms(squared, start_params(), x, y, microbatch=microbatch)
+    got = public_data.gradient_norms(squared, start_params(), x, y, microbatch=microbatch)
     close(got, np.linalg.norm(gradients(x, y), axis=1))
     assert got.shape == (ROWS,)
 
@@ -47,7 +48,7 @@ def test_blocks_bound_what_is_held():
     loss = Fn(lambda w, x, y: (x @ w).sum() * y)
 
     def largest(microbatch):
-        text = str(jax.make_jaxpr(lambda x: proxy.gradient_norms(loss, params, x, jnp.ones(64), microbatch=microbatch))(x))
+        text = str(jax.make_jaxpr(lambda x: public_data.gradient_norms(loss, params, x, jnp.ones(64), microbatch=microbatch))(x))
         return "64,50,50]" in text, "8,50,50]" in text
 
     assert largest(64) == (True, False) and largest(8) == (False, True)
@@ -56,27 +57,27 @@ def test_blocks_bound_what_is_held():
 def test_default_blocks_follow_the_size_of_the_model(monkeypatch):
     x, y = rows()
     for room, block in ((4 * 3, 3), (1, 1), (10**6, ROWS)):
-        monkeypatch.setattr(proxy, "ROOM", room)
-        assert proxy._arguments("here", squared, start_params(), x, y, None)[-1] == block
+        monkeypatch.setattr(public_data, "ROOM", room)
+        assert public_data._arguments("here", squared, start_params(), x, y, None)[-1] == block
 
 
 @given(quantile=st.sampled_from([0.0, 0.25, 0.5, 0.9, 1.0]), n=st.sampled_from([1, 2, 9]))
 def test_median_and_quantiles(quantile, n):
     x, y = rows(12)
     want = np.linalg.norm(gradients(x, y), axis=1)
-    got = proxy.median_norm(squared, start_params(), x[:n], y[:n], quantile=quantile, microbatch=1)
+    got = public_data.median_norm(squared, start_params(), x[:n], y[:n], quantile=quantile, microbatch=1)
     assert type(got) is float and math.isclose(got, np.quantile(want[:n], quantile), rel_tol=2e-5)
 
 
 def test_median_by_a_plain_loop(task):
     x, y = rows()
     each = sorted(float(np.linalg.norm(flat(jax.grad(squared)(start_params(), x[i], y[i])))) for i in range(ROWS))
-    assert math.isclose(proxy.median_norm(task, start_params(), x, y), each[ROWS // 2], rel_tol=1e-5)
+    assert math.isclose(public_data.median_norm(task, start_params(), x, y), each[ROWS // 2], rel_tol=1e-5)
 
 
 def test_public_rows_of_transform():
-    public, _ = transform.public(jfl.datasets.digits(), 20)
-    clip = proxy.median_norm(lambda w, x, y: -jax.nn.log_softmax(x.ravel() @ w)[y], jnp.zeros((64, 10)), *public)
+    public, _ = transforms.public(jfl.datasets.digits(), 20)
+    clip = public_data.median_norm(lambda w, x, y: -jax.nn.log_softmax(x.ravel() @ w)[y], jnp.zeros((64, 10)), *public)
     want = np.linalg.norm(public.x.reshape(20, -1), axis=1) * math.sqrt(0.9)       # softmax - one-hot at zero logits
     assert math.isclose(clip, np.median(want), rel_tol=1e-5) and jfl.clip_l2(clip) is not None
 
@@ -85,7 +86,7 @@ def test_update_norms_by_plain_loops():
     """Full batches of disjoint rows: every update is in the set of those that can be, and no row comes twice."""
     x, y = rows(7)
     lr, steps = 0.05, 3
-    got = proxy.update_norms(squared, start_params(), x, y, clients=3, steps=steps, batch=jfl.batches.full(), lr=lr,
+    got = public_data.update_norms(squared, start_params(), x, y, clients=3, steps=steps, batch=jfl.batches.full(), lr=lr,
                              key=jax.random.key(1))
 
     def moved(pair):
@@ -99,9 +100,9 @@ def test_update_norms_by_plain_loops():
     for pair, norm in zip(found, got):
         assert math.isclose(pairs[pair], float(norm), rel_tol=1e-4)
     assert got.shape == (3,) and len({i for pair in found for i in pair}) == 6
-    same = proxy.update_norms(squared, start_params(), x, y, clients=3, steps=steps, batch=jfl.batches.full(), lr=lr,
+    same = public_data.update_norms(squared, start_params(), x, y, clients=3, steps=steps, batch=jfl.batches.full(), lr=lr,
                               key=jax.random.key(1))
-    other = proxy.update_norms(squared, start_params(), x, y, clients=3, steps=steps, batch=jfl.batches.full(), lr=lr,
+    other = public_data.update_norms(squared, start_params(), x, y, clients=3, steps=steps, batch=jfl.batches.full(), lr=lr,
                                key=jax.random.key(2))
     assert same_bits(got, same) and not same_bits(got, other)
 
@@ -110,13 +111,13 @@ def test_update_norms_draw_batches():
     """One row a client, drawn half of the time, by each client for itself and anew in each step."""
     x, y = rows(12)
     each = np.linalg.norm(gradients(x, y), axis=1)
-    got = np.asarray(proxy.update_norms(squared, start_params(), x, y, clients=12, steps=1, lr=0.1, key=jax.random.key(0),
+    got = np.asarray(public_data.update_norms(squared, start_params(), x, y, clients=12, steps=1, lr=0.1, key=jax.random.key(0),
                                         batch=jfl.batches.poisson(rate=0.5, capacity=1)))
     drawn = got > 0
     assert 0 < drawn.sum() < 12
     assert len({int(np.abs(0.1 * each - norm).argmin()) for norm in got[drawn]}) == drawn.sum()
     np.testing.assert_allclose(np.abs(0.1 * each - got[drawn][:, None]).min(1), 0, atol=1e-6)
-    twice = np.asarray(proxy.update_norms(squared, start_params(), x, y, clients=12, steps=2, lr=0.1,
+    twice = np.asarray(public_data.update_norms(squared, start_params(), x, y, clients=12, steps=2, lr=0.1,
                                           key=jax.random.key(0), batch=jfl.batches.poisson(rate=0.5, capacity=1)))
     assert (twice[drawn] > 0).all() and 0 < (twice[~drawn] > 0).sum()
 
@@ -130,23 +131,23 @@ def test_update_norms_refuse(options, message):
     x, y = rows()
     options = dict(dict(clients=2, steps=1, lr=0.1, batch=jfl.batches.full(), key=jax.random.key(0)), **options)
     with pytest.raises(ValueError, match="proxy.update_norms: need .*" + message):
-        proxy.update_norms(squared, start_params(), x, y, **options)
+        public_data.update_norms(squared, start_params(), x, y, **options)
 
 
 def test_rows_are_checked():
     x, y = rows()
     for bad in ((x, y[:3]), (x[:0], y[:0]), (x[0, 0], y)):
         with pytest.raises(ValueError, match="proxy.gradient_norms: need public rows"):
-            proxy.gradient_norms(squared, start_params(), *bad)
+            public_data.gradient_norms(squared, start_params(), *bad)
     with pytest.raises(ValueError, match="got microbatch=0"):
-        proxy.gradient_norms(squared, start_params(), x, y, microbatch=0)
+        public_data.gradient_norms(squared, start_params(), x, y, microbatch=0)
     with pytest.raises(ValueError, match="need a Task, or a loss"):
-        proxy.median_norm(3, start_params(), x, y)
+        public_data.median_norm(3, start_params(), x, y)
     for quantile in (1.5, -0.1, float("nan"), [0.5]):
         with pytest.raises(ValueError, match=r"quantile in \[0, 1\]"):
-            proxy.median_norm(squared, start_params(), x, y, quantile=quantile)
+            public_data.median_norm(squared, start_params(), x, y, quantile=quantile)
     with pytest.raises(ValueError, match="finite gradients; got 1 rows of 7 without"):
-        proxy.median_norm(squared, start_params(), x.at[2, 0].set(jnp.nan), y)
+        public_data.median_norm(squared, start_params(), x.at[2, 0].set(jnp.nan), y)
 
 
 # --- bands ----------------------------------------------------------------------------------------------------------
@@ -163,13 +164,13 @@ LIKE = {"b": jnp.zeros(3), "w": jnp.zeros((8, 2))}
 def test_band_energies_add_up(make):
     r, bands = np.random.default_rng(1), make(LIKE)
     x, y = jnp.asarray(r.normal(size=(5, 8)), jnp.float32), jnp.asarray(r.normal(size=5), jnp.float32)
-    got = np.asarray(proxy.band_energies(bilinear, LIKE, x, y, bands))
+    got = np.asarray(public_data.band_energies(bilinear, LIKE, x, y, bands))
     gradient, energies = jax.jit(jax.grad(bilinear)), jax.jit(haar.energies)
     each = [gradient(LIKE, x[i], y[i]) for i in range(5)]
     close(got, np.mean([energies(bands, g) for g in each], 0), atol=1e-5)
     mean_square = np.mean([(flat(g) ** 2).sum() for g in each])
     assert math.isclose(got.sum(), mean_square, rel_tol=1e-5) and got.shape == (haar.count(bands),)
-    close(proxy.band_energies(bilinear, LIKE, x, y, bands, microbatch=2), got, rtol=1e-5)
+    close(public_data.band_energies(bilinear, LIKE, x, y, bands, microbatch=2), got, rtol=1e-5)
     if haar.count(bands) > 1:                            # of rows, not of their mean
         assert not np.allclose(got, energies(bands, jax.tree.map(lambda *g: sum(g) / 5, *each)), rtol=0.2)
 
@@ -182,7 +183,7 @@ def test_band_energies_add_up(make):
 def test_band_report_of_a_vector(m, shares, mean, weighted, optimal):
     shares, bands = np.array(shares, float), haar.flat(jnp.zeros(m))       # base first, then finest to root
     height = np.arange(1, 1 + int(math.log2(m)))
-    entry, = proxy.band_report(7 * shares, bands)
+    entry, = public_data.band_report(7 * shares, bands)
     np.testing.assert_allclose(entry["shares"], shares, rtol=1e-12)
     assert entry["block"] == 0 and entry["size"] == m and math.isclose(entry["energy"], 7)
     assert entry["leaves"] == [float(m), *(2.0**height)]
@@ -199,7 +200,7 @@ def test_band_report_of_blocks():
     bands = haar.pixels(LIKE, (4, 2))
     blocks, sizes, leaves = haar.blocks(bands), haar.sizes(bands), haar.leaves(bands)
     energies = np.arange(1.0, 1 + haar.count(bands))
-    report = proxy.band_report(energies, bands)
+    report = public_data.band_report(energies, bands)
     assert [entry["block"] for entry in report] == [0, 1] and len(report[1]["shares"]) > 2
     assert report[0] == dict(block=0, size=3, energy=1.0, shares=[1.0], leaves=[1.0], mean_leaves=1.0,
                              ratio_weighted=pytest.approx(1), ratio_optimal=pytest.approx(1))
@@ -210,11 +211,11 @@ def test_band_report_of_blocks():
             power = bound * (sizes[at] / scales**2).sum()                   # of noise that is isotropic in it
             assert math.isclose(entry[key], power / (energies[at].sum() * sizes[at].sum()), rel_tol=1e-9)
         assert entry["ratio_optimal"] <= 1 + 1e-12
-    empty = proxy.band_report(np.where(blocks == 1, 0.0, 1.0), bands)
+    empty = public_data.band_report(np.where(blocks == 1, 0.0, 1.0), bands)
     assert empty[1]["energy"] == 0 and all(map(math.isnan, empty[1]["shares"])) and math.isnan(empty[1]["ratio_weighted"])
     for bad in (energies[:-1], -energies, energies * np.nan):
         with pytest.raises(ValueError, match="proxy.band_report: need finite energies >= 0"):
-            proxy.band_report(bad, bands)
+            public_data.band_report(bad, bands)
 
 
 # --- schedules by pieces --------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from jfl import collected, report
+from jfl.report import collected
+from jfl.runs import record
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -92,7 +93,7 @@ def named() -> list:
 
 def test_every_name_resolves_after_a_bare_import():
     names = named()
-    assert len(names) > 30 and {"jfl.tables.tidy", "jfl.papers", "jfl.printed", "jfl.privacy.pld"} <= set(names)
+    assert len(names) > 30 and {"jfl.runs.tables.tidy", "jfl.papers", "jfl.papers.as_printed", "jfl.privacy.accountants.pld"} <= set(names)
     out = subprocess.run([sys.executable, "-c", NAMES, json.dumps(names)], capture_output=True, text=True, check=True)
     assert json.loads(out.stdout) == []
 
@@ -119,7 +120,7 @@ def test_the_tables_show_the_committed_numbers():
     runs = json.loads((results / "demo.json").read_text())["runs"]
     for name in {r["name"] for r in runs}:
         final = [r["accuracy"]["final"] for r in runs if r["name"] == name]
-        assert f"| {report.plus_minus(*report.interval(final), digits=3)} |" in README
+        assert f"| {record.plus_minus(*record.interval(final), digits=3)} |" in README
 
 
 def test_the_page_of_the_papers_is_of_the_committed_results():

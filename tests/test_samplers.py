@@ -14,8 +14,9 @@ from conftest import CLIENTS
 from scipy import stats
 
 import jfl
-from jfl import batches, sampling
-from jfl.privacy.participation import share_of
+from jfl import sampling
+from jfl.privacy.ledger.participation import share_of
+from jfl.sampling import batches
 
 ALARM = 1e-6
 KEY = jax.random.key(2)
@@ -441,7 +442,7 @@ def test_draws_never_depend_on_padding(name):
 
 
 def test_gather_reads_zeros_in_empty_slots():
-    rows = jfl.core.Rows(jnp.arange(20.0)[:, None], jnp.arange(20), jnp.array([7, 3, 0, 0]), jnp.int32(2))
+    rows = jfl.Rows(jnp.arange(20.0)[:, None], jnp.arange(20), jnp.array([7, 3, 0, 0]), jnp.int32(2))
     got = batches.gather(rows, jnp.array([1, 9, 0]), jnp.array([True, False, True]))
     assert got.y.tolist() == [3, 0, 7] and got.mask.tolist() == [True, False, True]
 

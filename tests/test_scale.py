@@ -19,9 +19,9 @@ from scipy import stats
 
 import jfl
 from jfl import sampling
+from jfl.core.random_streams import Stream, stream
 from jfl.data import checksum
-from jfl.keys import Stream, stream
-from jfl.round import draw, draws_key
+from jfl.engine.round import draw, draws_key
 
 MANY = sampling.MANY
 

@@ -11,9 +11,13 @@ from conftest import make_federation, squared, start_params
 from test_accounting import CLIENTS, COHORT, NOISY, close, eps, fixed, make, poisson_plan
 
 import jfl
-from jfl import batches, core, identity, sampling
-from jfl.privacy import accounting, events, ledger, segments, tight
-from jfl.privacy.participation import drawn
+from jfl import sampling
+from jfl.core import identity, records
+from jfl.privacy import guarantees
+from jfl.privacy.accountants import events, tightest
+from jfl.privacy.ledger import entries, segments
+from jfl.privacy.ledger.participation import drawn
+from jfl.sampling import batches
 
 ROUNDS = 20
 
@@ -22,7 +26,7 @@ ROUNDS = 20
 def renyi_alone(request, monkeypatch):
     """Most tests ask which events are found: without loss distributions, which compile for seconds."""
     if "distributions" not in request.fixturenames:
-        monkeypatch.setattr(tight, "takes", lambda *args: False)
+        monkeypatch.setattr(tightest, "takes", lambda *args: False)
 
 
 @pytest.fixture
@@ -41,7 +45,7 @@ def plain(*levels):
 
 
 def found(*given, **options):
-    return accounting.guarantee([g if isinstance(g, tuple) else (g, ROUNDS, 0) for g in given], **options)
+    return guarantees.guarantee([g if isinstance(g, tuple) else (g, ROUNDS, 0) for g in given], **options)
 
 
 def third(*given, **options):
@@ -127,7 +131,7 @@ def test_overflow_of_a_shared_draw_is_paid_once():
 
 # --- draws that are not the same -------------------------------------------------------------------------------------
 
-UNKNOWN = core.Fn(max)
+UNKNOWN = records.Fn(max)
 
 
 def drawn_by(plan, client):
@@ -142,7 +146,7 @@ def shuffled(plan):
     lambda: make(NOISY(2.0), batches.without_replacement(20)),
     lambda: shuffled(make(NOISY(2.0))), lambda: make(NOISY(2.0), sizes=np.full(CLIENTS, 101)),
     lambda: drawn_by(make(NOISY(2.0)), UNKNOWN), lambda: make(NOISY(2.0), batches.epochs(100)),
-    lambda: make(NOISY(2.0), count=2, more=(core.Release(NOISY(2.0), batches.without_replacement(10), 1),))])
+    lambda: make(NOISY(2.0), count=2, more=(records.Release(NOISY(2.0), batches.without_replacement(10), 1),))])
 def test_what_is_not_the_same_draw_counts_as_seen(other):
     one, other = make(NOISY(1.0)), other()
     got = found((one, 10, 0), (other, 4, 0))
@@ -271,14 +275,14 @@ def test_examples_of_clients_that_join_on_their_own():
 
 def test_equal_plans_are_one_release():
     one, again = make(NOISY(1.0)), make(NOISY(1.0))
-    whole = accounting.guarantee(one, 15).epsilon
+    whole = guarantees.guarantee(one, 15).epsilon
     got = found((one, 10, 0), (again, 10, 5))
     close(got.epsilon, whole, 1e-9)
     assert segments.ONCE in got.caveats
     close(found((one, 10, 5), (again, 10, 0), (one, 3, 9)).epsilon, whole, 1e-9)
-    close(found((one, 10, 0), (again, 10, 0)).epsilon, accounting.guarantee(one, 10).epsilon, 1e-9)
+    close(found((one, 10, 0), (again, 10, 0)).epsilon, guarantees.guarantee(one, 10).epsilon, 1e-9)
     twice = found((one, 10, 0), (again, 10, 0), seeds="different")
-    close(twice.epsilon, accounting.guarantee(one, 20).epsilon, 1e-9)
+    close(twice.epsilon, guarantees.guarantee(one, 20).epsilon, 1e-9)
     assert segments.ONCE not in twice.caveats
 
 
@@ -298,14 +302,14 @@ def test_the_same_plan_after_different_ones_is_not_the_same_release():
 def test_seeds_of_segments():
     one, other = make(NOISY(1.0)), make(NOISY(2.0))
     pairs = [(p, ROUNDS, 0) for p in (one, other, one, other)]
-    got = accounting.guarantee(pairs, seeds=[0, 0, 1, 1])
+    got = guarantees.guarantee(pairs, seeds=[0, 0, 1, 1])
     close(got.epsilon, eps(fixed(0.1, both(1.0, 2.0), 2 * 3 * ROUNDS, 100)), 1e-9)
     assert segments.SEEDS in got.caveats and segments.CHOSEN in got.caveats and got.status == "conditional"
     for bad in ("same", [0, 1], [0, 1, 2, -1], 3, [0.5] * 4):
         with pytest.raises(ValueError, match="seeds"):
-            accounting.guarantee(pairs, seeds=bad)
+            guarantees.guarantee(pairs, seeds=bad)
     with pytest.raises(ValueError, match="a list of segments beside seeds"):
-        accounting.guarantee(one, 5, seeds="different")
+        guarantees.guarantee(one, 5, seeds="different")
 
 
 def test_plans_that_share_noise_are_refused():
@@ -314,9 +318,9 @@ def test_plans_that_share_noise_are_refused():
         found(one, other)
     with pytest.raises(ValueError, match="paired_noise"):
         found(one, make(NOISY(1.0), paired=True))
-    assert found(one, other, seeds="different").epsilon == accounting.guarantee([(one, ROUNDS), (other, ROUNDS)]).epsilon
-    close(found(one, one).epsilon, accounting.guarantee(one, ROUNDS).epsilon, 1e-9)
-    assert ledger.PAIRED in found((one, 5, 0), (other, 5, 5)).caveats
+    assert found(one, other, seeds="different").epsilon == guarantees.guarantee([(one, ROUNDS), (other, ROUNDS)]).epsilon
+    close(found(one, one).epsilon, guarantees.guarantee(one, ROUNDS).epsilon, 1e-9)
+    assert entries.PAIRED in found((one, 5, 0), (other, 5, 5)).caveats
 
 
 def test_segments_without_an_overlap_stay_as_they_were():
@@ -324,11 +328,11 @@ def test_segments_without_an_overlap_stay_as_they_were():
     one, other = make(NOISY(1.0)), make(NOISY(2.0), batches.full())
     for given in ([(one, 10), (other, 20)], [(other, 20), (one, 10)], [(one, 10, 0), (other, 20, 10)],
                   [(one, 10, 20), (other, 20, 0)], [(one, 5), (one, 7)]):
-        parts = [next(e for e in ledger.entries(p, n) if e.view == "server") for p, n, *_ in given]
-        want = ledger.joined(parts, [n for _, n, *_ in given])
-        assert accounting.guarantee(given).epsilon == eps(want.events(want.z)[0])
-    assert segments.FOLLOWING in accounting.guarantee([(one, 10), (one, 20)]).caveats
-    assert segments.FOLLOWING not in accounting.guarantee([(one, 10, 0), (one, 20, 10)]).caveats
+        parts = [next(e for e in entries.entries(p, n) if e.view == "server") for p, n, *_ in given]
+        want = entries.joined(parts, [n for _, n, *_ in given])
+        assert guarantees.guarantee(given).epsilon == eps(want.events(want.z)[0])
+    assert segments.FOLLOWING in guarantees.guarantee([(one, 10), (one, 20)]).caveats
+    assert segments.FOLLOWING not in guarantees.guarantee([(one, 10, 0), (one, 20, 10)]).caveats
     with pytest.raises(ValueError, match="the same clients"):
         found(one, dataclasses.replace(other, fed=dataclasses.replace(other.fed, size=jnp.ones(3, int))))
     with pytest.raises(ValueError, match="first >= 0"):
@@ -353,7 +357,7 @@ def learning_rates(present=True, batch=None):
     x = np.zeros((40, 1), np.float32)
     x[0] = present
     table = jnp.arange(40, dtype=jnp.int32)[None]
-    fed = core.Federation(jnp.asarray(x), jnp.zeros(40), table, jnp.array([40]), jnp.asarray(x[:1]), jnp.zeros(1),
+    fed = records.Federation(jnp.asarray(x), jnp.zeros(40), table, jnp.array([40]), jnp.asarray(x[:1]), jnp.zeros(1),
                           jnp.zeros((1, 0), jnp.int32), jnp.zeros(1, jnp.int32))
     grad = jfl.private_grad(linear, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(4.0)))
     task = jfl.task(jnp.zeros(1), linear)
@@ -368,7 +372,7 @@ def test_algorithms_of_the_library_draw_alike():
     make_plan = lambda alg: dataclasses.replace(plans[0], algorithm=jfl.plan(
         plans[0].fed, plans[0].task, alg, sampling.full(1)).algorithm)
     batch = batches.poisson(rate=0.1, capacity=40)
-    others = [jfl.algorithms.scaffold(grad, steps=1, batch=batch), jfl.algorithms.averaged(jfl.algorithms.fedprox(
+    others = [jfl.algorithms.scaffold(grad, steps=1, batch=batch), jfl.algorithms.iterate_averaging(jfl.algorithms.fedprox(
         grad, steps=1, batch=batch))]
     for other in map(make_plan, others):
         close(found(plans[0], other, unit="example").epsilon,
@@ -436,25 +440,25 @@ def test_the_view_with_an_answer():
     """Nobody named a view: the only one that answers, or the server's where both do."""
     released, steps = make(release=NOISY(2.0)), make(NOISY())
     for plan, view in ((released, "third_party"), (steps, "server"), (make(upload=NOISY()), "server"), (make(), "server")):
-        got = accounting.guarantee(plan, 5)
-        assert got == accounting.guarantee(plan, 5, view=view) and got.view == view
-        np.testing.assert_array_equal(accounting.epsilons(plan, [1, 5]), accounting.epsilons(plan, [1, 5], view=view))
+        got = guarantees.guarantee(plan, 5)
+        assert got == guarantees.guarantee(plan, 5, view=view) and got.view == view
+        np.testing.assert_array_equal(guarantees.epsilons(plan, [1, 5]), guarantees.epsilons(plan, [1, 5], view=view))
         if got.epsilon < math.inf:
             for over in (dict(rounds=5), dict(over="rounds")):
                 assert jfl.calibrate(plan, epsilon=9.0, **over) == jfl.calibrate(plan, epsilon=9.0, view=view, **over)
     both_of = make(NOISY(), release=NOISY(2.0))
-    assert accounting.guarantee(both_of, 5).unit == "example" and accounting.guarantee(both_of, 5).view == "server"
-    assert accounting.guarantee(both_of, 5, unit="client").view == "third_party"
-    assert accounting.epsilons_per_client(released, 5).max() == accounting.guarantee(released, 5, unit="example").epsilon
-    assert accounting.guarantee([(steps, 5), (released, 5)], unit="example").view == "third_party"
+    assert guarantees.guarantee(both_of, 5).unit == "example" and guarantees.guarantee(both_of, 5).view == "server"
+    assert guarantees.guarantee(both_of, 5, unit="client").view == "third_party"
+    assert guarantees.epsilons_per_client(released, 5).max() == guarantees.guarantee(released, 5, unit="example").epsilon
+    assert guarantees.guarantee([(steps, 5), (released, 5)], unit="example").view == "third_party"
     with pytest.raises(ValueError, match="fits 0 of them for view='server' and 0 of them for view='third_party'.*Choices: unit='example'"):
-        accounting.guarantee(steps, 5, unit="client")
+        guarantees.guarantee(steps, 5, unit="client")
     with pytest.raises(ValueError, match="fits 2 of them for view='server'.*Choices"):
-        accounting.guarantee(make(NOISY(), upload=NOISY()), 5)
+        guarantees.guarantee(make(NOISY(), upload=NOISY()), 5)
     with pytest.raises(ValueError, match="sees every upload before"):
-        accounting.guarantee(released, 5, view="server")
+        guarantees.guarantee(released, 5, view="server")
     with pytest.raises(ValueError, match="view='server' beside cap"):
-        accounting.guarantee(released, 5, cap=2)
+        guarantees.guarantee(released, 5, cap=2)
 
 
 # --- several releases of one algorithm -------------------------------------------------------------------------------
@@ -476,6 +480,6 @@ def test_releases_of_one_algorithm_are_no_independent_samples(scheme):
     single, found = (jfl.guarantee(p, 1, delta, unit="example", view="server") for p in (one, both))
     independent = jfl.guarantee(one, 2, delta, unit="example", view="server").epsilon
 
-    unamplified = tight.epsilon(events.repeat(events.gaussian(2.0), 2), delta)[0]
+    unamplified = tightest.epsilon(events.repeat(events.gaussian(2.0), 2), delta)[0]
     assert found.epsilon == pytest.approx(unamplified, rel=1e-6) and found.epsilon > 1.5 * independent > single.epsilon
     assert any("one sample" in c for c in found.caveats) and not any("one sample" in c for c in single.caveats)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jfl.data import adult, checksum, datasets, federate, partition, synthetic, transform
+from jfl.data import adult, checksum, datasets, federate, partition, synthetic, transforms
 
 # Synthetic(alpha, beta)
 
@@ -281,15 +281,15 @@ def images(rows=60, seed=0):
         owners=np.arange(rows) % 4, caveats=("before",))
 
 
-TRANSFORMS = {"flatten": transform.flatten, "unit_norm": transform.unit_norm, "standardise": transform.standardise,
-              "pca": lambda data, **options: transform.pca(data, 5, **options)}
+TRANSFORMS = {"flatten": transforms.flatten, "unit_norm": transforms.unit_norm, "standardise": transforms.standardise,
+              "pca": lambda data, **options: transforms.pca(data, 5, **options)}
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_keep_the_rest(name):
     data = images()
     new = TRANSFORMS[name](data)
-    assert set(transform.__all__) == set(TRANSFORMS)
+    assert set(transforms.__all__) == set(TRANSFORMS)
     for key in ("y", "y_test", "owners"):
         np.testing.assert_array_equal(getattr(new, key), getattr(data, key))
     assert new.classes == 3 and new.checksum != data.checksum and new.x.dtype == np.float32
@@ -313,19 +313,19 @@ def test_transforms_keep_the_rest(name):
 
 def test_flatten_and_unit_norm():
     data = images()
-    np.testing.assert_array_equal(transform.flatten(data).x, data.x.reshape(60, 12))
-    new = transform.unit_norm(data)
+    np.testing.assert_array_equal(transforms.flatten(data).x, data.x.reshape(60, 12))
+    new = transforms.unit_norm(data)
     assert new.x.shape == (60, 4, 3)
     np.testing.assert_allclose((new.x**2).sum((1, 2)), 1, rtol=1e-6)
     np.testing.assert_allclose(new.x_test * np.linalg.norm(data.x_test.reshape(9, -1), axis=1)[:, None, None],
                                data.x_test, rtol=1e-6)
-    zero = transform.unit_norm(datasets.arrays([[0, 0.0], [3, 4]], [0, 1], [[0, 2.0]], [0]))
+    zero = transforms.unit_norm(datasets.arrays([[0, 0.0], [3, 4]], [0, 1], [[0, 2.0]], [0]))
     np.testing.assert_allclose(zero.x, [[0, 0], [0.6, 0.8]])
 
 
 def test_standardise():
     data = images()
-    new = transform.standardise(data)
+    new = transforms.standardise(data)
     assert new.x.shape == (60, 4, 3)
     np.testing.assert_allclose(new.x.mean(0), 0, atol=1e-6)
     spread = np.ones((4, 3))
@@ -334,16 +334,16 @@ def test_standardise():
     np.testing.assert_allclose(new.x_test[0] - new.x[0], np.where(spread, 1 / np.where(spread, data.x.std(0), 1), 0),
                                rtol=1e-4)
     tenth = np.full((10, 4, 3), 0.1)                       # a mean of ten times 0.1 is not 0.1
-    assert tenth.sum(0)[0, 0] / 10 != 0.1 and not transform.standardise(data, public=tenth).x.any()
+    assert tenth.sum(0)[0, 0] / 10 != 0.1 and not transforms.standardise(data, public=tenth).x.any()
     far = datasets.arrays(np.array([[4e4], [4e4 + 1], [4e4 + 2]]), [0, 1, 0], [[4e4]], [0])       # little spread, large mean
-    np.testing.assert_allclose(transform.standardise(far).x[:, 0], [-1.2247448, 0, 1.2247448], rtol=1e-3)
+    np.testing.assert_allclose(transforms.standardise(far).x[:, 0], [-1.2247448, 0, 1.2247448], rtol=1e-3)
 
 
 def test_pca_is_that_of_scikit_learn(monkeypatch):
     from sklearn.decomposition import PCA
     data = images()
-    monkeypatch.setattr(transform, "BLOCK", 7)            # blocks do not matter
-    new, peer = transform.pca(data, 5), PCA(5, svd_solver="full").fit(data.x.reshape(60, 12).astype(float))
+    monkeypatch.setattr(transforms, "BLOCK", 7)            # blocks do not matter
+    new, peer = transforms.pca(data, 5), PCA(5, svd_solver="full").fit(data.x.reshape(60, 12).astype(float))
     for ours, rows in ((new.x, data.x), (new.x_test, data.x_test)):
         theirs = peer.transform(rows.reshape(len(rows), 12).astype(float))
         sign = np.sign((ours * theirs).sum(0))
@@ -356,11 +356,11 @@ def test_pca_is_that_of_scikit_learn(monkeypatch):
 @pytest.mark.parametrize("components, rows", [(13, 60), (5, 5), (0, 60)])
 def test_pca_refuses_too_many(components, rows):
     with pytest.raises(ValueError, match="transform.pca: need .*components"):
-        transform.pca(images(rows), components)
+        transforms.pca(images(rows), components)
 
 
 def test_transforms_chain():
     """The preparation of Noble et al.: standardise, then unit norm; and a caveat once."""
-    data = transform.unit_norm(transform.standardise(datasets.synthetic(0.0, 0.0, **SMALL)))
+    data = transforms.unit_norm(transforms.standardise(datasets.synthetic(0.0, 0.0, **SMALL)))
     assert data.name == "synthetic(0, 0), standardise, unit_norm" and len(data.caveats) == 1
     assert checksum(federate(data, partition.natural())) == checksum(federate(data, partition.natural(data.owners)))

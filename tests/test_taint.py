@@ -21,11 +21,15 @@ from conftest import (
 )
 
 import jfl
-from jfl import batches, local, tree
-from jfl.core import Diagnostics, Fn, Keys, Release
-from jfl.privacy import accounting, calibration, marks, stages, taint
-from jfl.privacy import mechanism as mech
-from jfl.privacy.stages import Stage
+from jfl.core import marks, pytrees
+from jfl.core.records import Diagnostics, Fn, Keys, Release
+from jfl.local import training
+from jfl.privacy import calibration, guarantees
+from jfl.privacy.mechanisms import chain as mech
+from jfl.privacy.mechanisms import stages
+from jfl.privacy.mechanisms.stages import Stage
+from jfl.privacy.taint import checker as taint
+from jfl.sampling import batches
 
 STEPS = 2
 FULL = jfl.sampling.full(CLIENTS)
@@ -37,7 +41,7 @@ def chained(**options):
 
 
 def work(loss=squared, batch=None, steps=STEPS, **options):
-    return local.work(jfl.private_grad(loss, chained(), **options), batch or batches.without_replacement(3), lr=0.1, steps=steps)
+    return training.work(jfl.private_grad(loss, chained(), **options), batch or batches.without_replacement(3), lr=0.1, steps=steps)
 
 
 def init(params, *, step):
@@ -50,7 +54,7 @@ def serve(ctx, server, diff, *, step):
 
 def build(client, times=1, own=None, releases=None, wanted=None, stateful=False, task=None, **options):
     """A plan of a client of the user's own, around the parts of FedAvg."""
-    wanted, step = wanted or work(**options), dict(step=local.server_step(1.0))
+    wanted, step = wanted or work(**options), dict(step=training.server_step(1.0))
     begin = init if own is None else (lambda params, *, step: (step.init(params), own))
     algorithm = jfl.algorithm(Fn(begin, step), Fn(client, dict(work=wanted)), Fn(serve, step), stateful=stateful,
                               releases=wanted.releases() * times if releases is None else releases, name="mine")
@@ -58,8 +62,8 @@ def build(client, times=1, own=None, releases=None, wanted=None, stateful=False,
 
 
 def diff_of(work, ctx, keys, server, rows):
-    trained, _, _, seen = local.train(work, ctx, keys, server.params, rows)
-    return tree.sub(trained, server.params), seen
+    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows)
+    return pytrees.sub(trained, server.params), seen
 
 
 def verdict(plan):
@@ -106,7 +110,7 @@ def test_algorithms_with_options(fed, task):
     made = dict(
         clipped=a.output_perturbation(no_noise(noisy_grad()), whole, steps=2, batch=few, mu=0.1),
         epochs=a.output_perturbation(jfl.grad(squared), whole, steps=2, batch=batches.epochs(3)),
-        averaged=importlib.import_module("jfl.algorithms.averaged").averaged(make_algorithm("scaffold", noisy_grad())),
+        averaged=importlib.import_module("jfl.algorithms.iterate_averaging").averaged(make_algorithm("scaffold", noisy_grad())),
         energies=importlib.import_module("jfl.algorithms.band_energies").band_energies(squared, haar, noise_multiplier=1.0, batch=few),
         prox=a.padpfl(jfl.grad(squared), batch=few, steps=2, mechanism=prox, inexactness=0.9),
         both=a.padpfl(noisy_grad(), batch=few, steps=2, mechanism=whole))
@@ -148,7 +152,7 @@ def test_every_kind_of_noise(stage):
         shape=(jfl.wavelet.clip_ellipsoid(1.0, shape), jfl.gaussian(1.0, shape=shape)),
         key=(jfl.clip_l2(1.0), jfl.gaussian(1.0, generator="key")))[stage]
     grad = jfl.private_grad(squared, jfl.chain(clip, jfl.total(), noise, jfl.divide(3.0)))
-    plan = build(fedavg_client, wanted=local.work(grad, batches.without_replacement(3), lr=0.1, steps=STEPS))
+    plan = build(fedavg_client, wanted=training.work(grad, batches.without_replacement(3), lr=0.1, steps=STEPS))
     assert verdict(plan)[1].status == "proved"
     segments = [(plan, 3, 0), (plan, 3, 3)]
     assert jfl.guarantee(segments).status == "proved"
@@ -157,14 +161,14 @@ def test_every_kind_of_noise(stage):
 # --- what users write, and passes ------------------------------------------------------------------------------------
 
 def fedavg_client(ctx, keys, server, own, rows, *, work):
-    trained, _, _, seen = local.train(work, ctx, keys, server.params, rows)
-    return tree.sub(trained, server.params), own, seen
+    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows)
+    return pytrees.sub(trained, server.params), own, seen
 
 
 def pulled_client(ctx, keys, server, own, rows, *, work):
-    pull = lambda g, w, s: tree.axpy(0.1, tree.sub(w, server.params), g)
-    trained, _, _, seen = local.train(work, ctx, keys, server.params, rows, pull)
-    return tree.scale(rows.size / 5, tree.sub(trained, server.params)), own, seen       # sizes are public
+    pull = lambda g, w, s: pytrees.axpy(0.1, pytrees.sub(w, server.params), g)
+    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows, pull)
+    return pytrees.scale(rows.size / 5, pytrees.sub(trained, server.params)), own, seen       # sizes are public
 
 
 def twice_client(ctx, keys, server, own, rows, *, work):
@@ -172,7 +176,7 @@ def twice_client(ctx, keys, server, own, rows, *, work):
     apart = lambda i: Keys(jax.random.fold_in(keys.batch, i), jax.random.fold_in(keys.noise, i))
     first, seen = diff_of(work, ctx, apart(0), server, rows)
     second, _ = diff_of(work, ctx, apart(1), server, rows)
-    return tree.sub(first, second), own, seen
+    return pytrees.sub(first, second), own, seen
 
 
 def split_client(ctx, keys, server, own, rows, *, work):
@@ -181,10 +185,10 @@ def split_client(ctx, keys, server, own, rows, *, work):
         batch, noise, w = carry
         batch, drawn = jax.random.split(batch)
         noise, added = jax.random.split(noise)
-        w, _, _, seen = local.train(work, ctx, Keys(drawn, added), w, rows)
+        w, _, _, seen = training.train(work, ctx, Keys(drawn, added), w, rows)
         return (batch, noise, w), seen
     (_, _, w), seen = jax.lax.scan(one, (keys.batch, keys.noise, server.params), length=3)
-    return tree.sub(w, server.params), own, jax.tree.map(lambda x: x[0], seen)
+    return pytrees.sub(w, server.params), own, jax.tree.map(lambda x: x[0], seen)
 
 
 def by_hand_client(ctx, keys, server, own, rows, *, work):
@@ -200,16 +204,16 @@ def loop_client(ctx, keys, server, own, rows, *, work):
     def step(s, w):
         at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
         g, _ = work.grad(jax.random.fold_in(keys.noise, 3 + s), w, batches.gather(rows, at, mask), ctx)
-        return tree.axpy(-0.1, g, w)
+        return pytrees.axpy(-0.1, g, w)
     w = jax.lax.fori_loop(0, STEPS, step, server.params)
-    return jax.lax.cond(ctx.round < 3, lambda: tree.sub(w, server.params), lambda: tree.zeros_like(w)), own, NOTHING
+    return jax.lax.cond(ctx.round < 3, lambda: pytrees.sub(w, server.params), lambda: pytrees.zeros_like(w)), own, NOTHING
 
 
 def clipped_whole_client(ctx, keys, server, own, rows, *, work):
     """Output perturbation of one's own: a whole contribution, clipped and noisy, of whatever was done to its batches."""
     plain = dataclasses.replace(work, grad=jfl.grad(squared))
     moved, seen = diff_of(plain, ctx, keys, server, rows)
-    alone = tree.map(lambda x: x[None], moved)
+    alone = pytrees.map(lambda x: x[None], moved)
     out, _ = mech.release(work.grad.mechanism, keys.noise, (), alone, jnp.ones(1))
     return out, own, seen
 
@@ -218,7 +222,7 @@ def remembering_client(ctx, keys, server, own, rows, *, work):
     """What is kept may be data, as long as it stays."""
     moved, seen = diff_of(work, ctx, keys, server, rows)
     everything = batches.gather(rows, jnp.arange(rows.index.shape[0]), jnp.arange(rows.index.shape[0]) < rows.size)
-    return tree.add(moved, own["noisy"]), dict(noisy=moved, kept=everything.y.sum()), seen
+    return pytrees.add(moved, own["noisy"]), dict(noisy=moved, kept=everything.y.sum()), seen
 
 
 def bare_adversary(w, x, y):
@@ -235,7 +239,7 @@ def whole_release():
 
 def whole_work():
     grad = jfl.private_grad(squared, chained(adjacency="replace_one"))
-    return local.work(grad, batches.without_replacement(3), lr=0.1, steps=STEPS)
+    return training.work(grad, batches.without_replacement(3), lr=0.1, steps=STEPS)
 
 
 def whole(client, **options):
@@ -246,11 +250,11 @@ FINE = dict(
     fedavg=lambda: build(fedavg_client), pulled=lambda: build(pulled_client), twice=lambda: build(twice_client, 2),
     in_a_loop=lambda: build(split_client, 3), more_declared=lambda: build(fedavg_client, 2),
     by_hand=lambda: build(by_hand_client, steps=1), own_loop=lambda: build(loop_client), whole=lambda: whole(clipped_whole_client),
-    remembers=lambda: build(remembering_client, own=dict(noisy=tree.zeros_like(start_params()), kept=jnp.zeros(())),
+    remembers=lambda: build(remembering_client, own=dict(noisy=pytrees.zeros_like(start_params()), kept=jnp.zeros(())),
                             stateful=True),
     loss=lambda: build(fedavg_client, loss=bare_adversary),
     averaged=lambda: jfl.plan(make_federation(), jfl.task(start_params(), squared), importlib.import_module(
-        "jfl.algorithms.averaged").averaged(build(fedavg_client).algorithm), FULL))
+        "jfl.algorithms.iterate_averaging").averaged(build(fedavg_client).algorithm), FULL))
 
 
 @pytest.mark.parametrize("name", FINE)
@@ -300,13 +304,13 @@ def one_key(ctx, keys, server, own, rows, *, work):
     """The noise of both trainings is the same, and the difference has none."""
     first, seen = diff_of(work, ctx, keys, server, rows)
     second, _ = diff_of(dataclasses.replace(work, lr=0.2 * jnp.ones(())), ctx, keys, server, rows)
-    return tree.sub(first, second), own, seen
+    return pytrees.sub(first, second), own, seen
 
 
 def one_draw(ctx, keys, server, own, rows, *, work):
     first, seen = diff_of(work, ctx, Keys(keys.batch, jax.random.fold_in(keys.noise, 0)), server, rows)
     second, _ = diff_of(work, ctx, Keys(keys.batch, jax.random.fold_in(keys.noise, 1)), server, rows)
-    return tree.add(first, second), own, seen
+    return pytrees.add(first, second), own, seen
 
 
 def split_alike(ctx, keys, server, own, rows, *, work):
@@ -314,7 +318,7 @@ def split_alike(ctx, keys, server, own, rows, *, work):
     apart = lambda noise, i: Keys(jax.random.fold_in(keys.batch, i), noise)
     first, seen = diff_of(work, ctx, apart(jax.random.split(keys.noise, 3)[1], 0), server, rows)
     second, _ = diff_of(work, ctx, apart(jax.random.fold_in(keys.noise, 1), 1), server, rows)
-    return tree.sub(first, second), own, seen
+    return pytrees.sub(first, second), own, seen
 
 
 def constant_key(ctx, keys, server, own, rows, *, work):
@@ -325,9 +329,9 @@ def same_in_every_step(ctx, keys, server, own, rows, *, work):
     def step(w, s):
         at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
         g, _ = work.grad(keys.noise, w, batches.gather(rows, at, mask), ctx)
-        return tree.axpy(-0.1, g, w), None
+        return pytrees.axpy(-0.1, g, w), None
     w, _ = jax.lax.scan(step, server.params, jnp.arange(STEPS))
-    return tree.sub(w, server.params), own, NOTHING
+    return pytrees.sub(w, server.params), own, NOTHING
 
 
 def unclipped(ctx, keys, server, own, rows, *, work):
@@ -339,19 +343,19 @@ def unclipped(ctx, keys, server, own, rows, *, work):
 def twice_as_much(ctx, keys, server, own, rows, *, work):
     """A sum of two bounded sums is no bounded sum."""
     moved, seen = diff_of(dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows)
-    part = mech.contribute(work.grad.mechanism, (), tree.map(lambda x: x[None], moved), jnp.ones(1)).value
-    return mech.finish(work.grad.mechanism, keys.noise, (), tree.add(part, part))[0], own, seen
+    part = mech.contribute(work.grad.mechanism, (), pytrees.map(lambda x: x[None], moved), jnp.ones(1)).value
+    return mech.finish(work.grad.mechanism, keys.noise, (), pytrees.add(part, part))[0], own, seen
 
 
 def heavier(ctx, keys, server, own, rows, *, work):
     moved, seen = diff_of(dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows)
-    out, _ = mech.release(work.grad.mechanism, keys.noise, (), tree.map(lambda x: x[None], moved), 7.0 * jnp.ones(1))
+    out, _ = mech.release(work.grad.mechanism, keys.noise, (), pytrees.map(lambda x: x[None], moved), 7.0 * jnp.ones(1))
     return out, own, seen
 
 
 def quieter(ctx, keys, server, own, rows, *, work):
     moved, seen = diff_of(dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows)
-    out, _ = mech.release(work.grad.mechanism, keys.noise, (), tree.map(lambda x: x[None], moved), jnp.ones(1), max_weight=1e-3)
+    out, _ = mech.release(work.grad.mechanism, keys.noise, (), pytrees.map(lambda x: x[None], moved), jnp.ones(1), max_weight=1e-3)
     return out, own, seen
 
 
@@ -412,7 +416,7 @@ def after_the_noise(ctx, keys, server, own, rows, *, work):
     """payload = release + raw - release."""
     moved, seen = diff_of(work, ctx, keys, server, rows)
     raw, _ = diff_of(dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows)
-    return tree.sub(tree.add(moved, raw), moved), own, seen
+    return pytrees.sub(pytrees.add(moved, raw), moved), own, seen
 
 
 def its_own_noise_away(ctx, keys, server, own, rows, *, work):
@@ -421,7 +425,7 @@ def its_own_noise_away(ctx, keys, server, own, rows, *, work):
 
     at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
     g, _ = work.grad(keys.noise, server.params, batches.gather(rows, at, mask), ctx)
-    return tree.sub(g, tree.scale(1.1 * 2 * 0.8 / 3, normals(keys.noise, g))), own, NOTHING
+    return pytrees.sub(g, pytrees.scale(1.1 * 2 * 0.8 / 3, normals(keys.noise, g))), own, NOTHING
 
 
 def of_the_whole_batch(ctx, keys, server, own, rows, *, work):
@@ -433,17 +437,17 @@ def of_the_whole_batch(ctx, keys, server, own, rows, *, work):
 
 def from_a_bare_start(ctx, keys, server, own, rows, *, work):
     """Private gradients at a model that was trained on the rows."""
-    bare, _, _, _ = local.train(dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server.params, rows)
-    trained, _, _, seen = local.train(work, ctx, keys, bare, rows)
-    return tree.sub(trained, bare), own, seen
+    bare, _, _, _ = training.train(dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server.params, rows)
+    trained, _, _, seen = training.train(work, ctx, keys, bare, rows)
+    return pytrees.sub(trained, bare), own, seen
 
 
 def other_batches(ctx, keys, server, own, rows, *, work):
     """Declared as three rows, computed on all."""
     def step(w, s):
         g, _ = work.grad(jax.random.fold_in(keys.noise, s), w, _mine(rows), ctx)
-        return tree.axpy(-0.1, g, w), None
-    return tree.sub(jax.lax.scan(step, server.params, jnp.arange(STEPS))[0], server.params), own, NOTHING
+        return pytrees.axpy(-0.1, g, w), None
+    return pytrees.sub(jax.lax.scan(step, server.params, jnp.arange(STEPS))[0], server.params), own, NOTHING
 
 
 def one_row_often(ctx, keys, server, own, rows, *, work):
@@ -451,8 +455,8 @@ def one_row_often(ctx, keys, server, own, rows, *, work):
     def step(w, s):
         at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
         g, _ = work.grad(jax.random.fold_in(keys.noise, s), w, batches.gather(rows, 0 * at, mask), ctx)
-        return tree.axpy(-0.1, g, w), None
-    return tree.sub(jax.lax.scan(step, server.params, jnp.arange(STEPS))[0], server.params), own, NOTHING
+        return pytrees.axpy(-0.1, g, w), None
+    return pytrees.sub(jax.lax.scan(step, server.params, jnp.arange(STEPS))[0], server.params), own, NOTHING
 
 
 def who_was_drawn(ctx, keys, server, own, rows, *, work):
@@ -473,14 +477,14 @@ def until_it_fits(ctx, keys, server, own, rows, *, work):
         at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
         return s + 1, work.grad(jax.random.fold_in(keys.noise, s), server.params, batches.gather(rows, at, mask), ctx)[0]
     return jax.lax.while_loop(lambda c: (c[0] < 1) | (jnp.abs(c[1]["b"]) > 0.1), again,
-                              (0, tree.zeros_like(server.params)))[1], own, NOTHING
+                              (0, pytrees.zeros_like(server.params)))[1], own, NOTHING
 
 
 def of_a_tangent(ctx, keys, server, own, rows, *, work):
     """The derivative of a release has no noise."""
     at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
     batch = batches.gather(rows, at, mask)
-    _, slope = jax.jvp(lambda w: work.grad(keys.noise, w, batch, ctx)[0], (server.params,), (tree.map(jnp.ones_like, server.params),))
+    _, slope = jax.jvp(lambda w: work.grad(keys.noise, w, batch, ctx)[0], (server.params,), (pytrees.map(jnp.ones_like, server.params),))
     return slope, own, NOTHING
 
 
@@ -527,7 +531,7 @@ def test_every_answer_says_so():
     written = importlib.import_module("jfl.report").privacy(plan, 3, 1e-5)
     assert all(g["status"] == "conditional" and taint.DECLARED in g["caveats"] for g in written) and written
     bare = (lambda p: jfl.epsilons(p, np.arange(1, 3)), lambda p: jfl.calibrate(p, epsilon=9.0, rounds=2),
-            lambda p: accounting.epsilons_per_client(p, 2), lambda p: calibration.calibrate_per_client(p, epsilon=9.0, rounds=2))
+            lambda p: guarantees.epsilons_per_client(p, 2), lambda p: calibration.calibrate_per_client(p, epsilon=9.0, rounds=2))
     for ask in bare:
         with pytest.warns(UserWarning, match=taint.DECLARED):
             ask(plan)
@@ -619,7 +623,7 @@ def test_what_a_user_says_of_samplers_and_releases(fed, task):
 def test_whole_clients(fed, task):
     """Noise that comes later protects a client, as long as its function reads its own rows and says what it keeps."""
     def plan(client, own=None, **options):
-        bare = local.work(jfl.grad(squared), batches.without_replacement(3), lr=0.1, steps=STEPS)
+        bare = training.work(jfl.grad(squared), batches.without_replacement(3), lr=0.1, steps=STEPS)
         algorithm = build(client, own=own, releases=(), wanted=bare, **options).algorithm
         return jfl.plan(fed, task, algorithm, jfl.sampling.without_replacement(CLIENTS, 3), release=noisy_release())
 
@@ -678,14 +682,14 @@ def test_every_function_is_looked_at(task):
         leak = lambda: 0.0 * jnp.asarray(x).sum()
         more = dict(
             init=lambda params: jax.tree.map(lambda v: v + leak() if hasattr(v, "dtype") and v.dtype == jnp.float32 else v, f(params)),
-            client=lambda *a: (tree.map(lambda v: v + leak(), (out := f(*a))[0]), *out[1:]),
-            server=lambda *a: tree.map(lambda v: v + leak(), f(*a)), params=lambda s: tree.map(lambda v: v + leak(), f(s)))
+            client=lambda *a: (pytrees.map(lambda v: v + leak(), (out := f(*a))[0]), *out[1:]),
+            server=lambda *a: pytrees.map(lambda v: v + leak(), f(*a)), params=lambda s: pytrees.map(lambda v: v + leak(), f(s)))
         return dataclasses.replace(plain, **{part: Fn(more[part])})
-    stage = lambda state, row, *, bound: (tree.map(lambda v: v + 0 * jnp.asarray(x).sum(), row), jnp.zeros((), bool))
+    stage = lambda state, row, *, bound: (pytrees.map(lambda v: v + 0 * jnp.asarray(x).sum(), row), jnp.zeros((), bool))
     data = dict(bound=np.float32(1.0))
-    server = optax.GradientTransformation(lambda p: (), lambda g, s, p=None: (tree.map(lambda v: v * y.sum(), g), s))
+    server = optax.GradientTransformation(lambda p: (), lambda g, s, p=None: (pytrees.map(lambda v: v * y.sum(), g), s))
     attempts = dict(
-        task=lambda: jfl.plan(fed, jfl.task(lambda key: tree.map(lambda v: v + jnp.asarray(x).sum(), start_params()), squared), plain, FULL),
+        task=lambda: jfl.plan(fed, jfl.task(lambda key: pytrees.map(lambda v: v + jnp.asarray(x).sum(), start_params()), squared), plain, FULL),
         weights=lambda: jfl.plan(fed, task, plain, FULL, weights=lambda round_: jnp.ones(CLIENTS) + 0 * y.sum()),
         bound=lambda: jfl.plan(fed, task, plain, FULL, weights=Fn(_weighed, dict(by=fed.y))),
         gradient=lambda: jfl.plan(fed, task, make_algorithm("fedavg", jfl.private_grad(by_gradient(x), chained())), FULL),
@@ -748,12 +752,12 @@ def test_a_loss_that_calls_python_is_declared(fed, task):
 # --- whose function --------------------------------------------------------------------------------------------------
 
 def test_own_functions():
-    @functools.wraps(local.train)
+    @functools.wraps(training.train)
     def wrapped(*args):
-        return local.train(*args)
+        return training.train(*args)
 
-    assert taint.own(local.train) and not taint.own(wrapped) and not taint.own(squared) and not taint.own(optax.sgd)
-    assert not taint.own(functools.partial(local.train)) and not taint.own(print)
+    assert taint.own(training.train) and not taint.own(wrapped) and not taint.own(squared) and not taint.own(optax.sgd)
+    assert not taint.own(functools.partial(training.train)) and not taint.own(print)
 
 
 # --- cost ------------------------------------------------------------------------------------------------------------
@@ -761,10 +765,10 @@ def test_own_functions():
 def test_points_of_a_sweep_are_traced_once(monkeypatch):
     taint._traces.clear()
     count, trace = [], taint._trace
-    monkeypatch.setattr(taint, "_trace", lambda *args: count.append(1) or trace(*args))
+    monkeypatch.setattr(check, "_trace", lambda *args: count.append(1) or trace(*args))
     def plan(z):
         grad = jfl.private_grad(squared, jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(z), jfl.divide(3.0)))
-        return build(fedavg_client, wanted=local.work(grad, batches.without_replacement(3), lr=0.01 * z, steps=STEPS))
+        return build(fedavg_client, wanted=training.work(grad, batches.without_replacement(3), lr=0.01 * z, steps=STEPS))
     for z in np.linspace(1.0, 2.0, 20):
         assert jfl.guarantee(plan(float(z)), 3).status == "proved"
     assert len(count) == 1
@@ -804,6 +808,6 @@ def test_marks_under_every_transformation():
     np.testing.assert_allclose(jax.checkpoint(out)(keys[0], v[0]), each[0], rtol=1e-6)
     slope = jax.jit(jax.vmap(jax.grad(lambda v, key: out(key, v).sum()), (0, 0)))(v, keys)
     np.testing.assert_allclose(slope, np.ones((4, 3)), rtol=1e-5)                # the clip does not bite
-    mesh = jfl.mesh.Mesh(np.array(jax.devices()[:1]), ("clients",))
+    mesh = jfl.engine.devices.Mesh(np.array(jax.devices()[:1]), ("clients",))
     spread = jax.shard_map(jax.vmap(out), mesh=mesh, in_specs=jax.P("clients"), out_specs=jax.P("clients"))
     np.testing.assert_allclose(spread(keys, v), each, rtol=1e-6)

@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jfl.privacy import bounds, classic, concentrated, events, many, pld, rdp, rounds, wbk
+from jfl.privacy.accountants import (
+    approximate_dp,
+    events,
+    local_steps,
+    pld,
+    rdp,
+    rdp_batched,
+    rdp_events,
+    wang2019,
+    zcdp,
+)
 
 ORDERS = np.array([1.5, 2.0, 8.0])
 SMALL = 2**10                                             # points of a loss distribution: as many programs, less time
@@ -34,52 +44,52 @@ TABLE = {
         delta=(lambda z: rdp.delta(ORDERS, rdp.gaussian(ORDERS, z), 1.0), SIGMAS),
         gaussian_delta=(lambda mu: rdp.gaussian_delta(1.0, mu), SIGMAS),
         gaussian_epsilon=(lambda mu: rdp.gaussian_epsilon(mu, 2.0**-17), SIGMAS)),
-    wbk: dict(
-        crude=(lambda z: wbk.crude(ORDERS, 0.125, z), SIGMAS),
-        refined=(lambda z: wbk.refined(ORDERS, 0.125, z), SIGMAS),
-        wor_rdp=(lambda z: wbk.wor_rdp(ORDERS, 0.125, lambda j: j / (2 * jnp.asarray(z, jnp.float64) ** 2)), SIGMAS)),
-    concentrated: dict(
-        gaussian=(lambda z: concentrated.gaussian(1.0, z), SIGMAS),
-        compose=(lambda r: concentrated.compose(r * np.array([1.0, 2.0])), CURVES),
-        to_dp_classical=(lambda r: concentrated.to_dp_classical(r, 2.0**-17), CURVES),
-        to_dp=(lambda r: concentrated.to_dp(r, 2.0**-17), CURVES),
-        tcdp_compose=(lambda r: concentrated.tcdp_compose(r * np.array([1.0, 2.0]), np.array([30.0, 20.0]))[0], CURVES),
-        tcdp_to_dp=(lambda r: concentrated.tcdp_to_dp(r, 100.0, 2.0**-17, strict=False).value, CURVES),
-        tcdp_to_dp_any=(lambda r: concentrated.tcdp_to_dp_any(r, 20.0, 2.0**-17), CURVES),
-        tcdp_amplify=(lambda r: jnp.stack(concentrated.tcdp_amplify(r, 2.0**-6, strict=False).value), CURVES),
-        tcdp_calibrate=(lambda e: concentrated.tcdp_calibrate(2.0**-6, 300, e, 2.0**-7, strict=False).value, SIGMAS)),
-    classic: dict(
-        gaussian_sigma=(lambda e: classic.gaussian_sigma(1.0, e, 2.0**-17), SHARES),
-        analytic_sigma=(lambda s: classic.analytic_sigma(s, 1.0, 2.0**-17), SIGMAS),
-        compose_basic=(lambda e: jnp.stack(classic.compose_basic(e, 2.0**-20, 4)), SHARES),
-        compose_advanced=(lambda e: jnp.stack(classic.compose_advanced(e, 2.0**-20, 500, 2.0**-20)), CURVES),
-        amplify=(lambda e: jnp.stack(classic.amplify(e, 2.0**-20, 0.25)), SIGMAS),
-        local_budget=(lambda e: jnp.stack(classic.local_budget(e, 2.0**-20, 0.25)), SIGMAS)),
-    rounds: dict(
-        participates=(lambda z: rounds.participates(ORDERS, 0.25, 3, rdp.gaussian(ORDERS, z)), SIGMAS),
-        last_step_shared=(lambda z: rounds.last_step_shared(ORDERS, 0.25, 3, rdp.gaussian(ORDERS, z),
+    wang2019: dict(
+        crude=(lambda z: wang2019.crude(ORDERS, 0.125, z), SIGMAS),
+        refined=(lambda z: wang2019.refined(ORDERS, 0.125, z), SIGMAS),
+        wor_rdp=(lambda z: wang2019.wor_rdp(ORDERS, 0.125, lambda j: j / (2 * jnp.asarray(z, jnp.float64) ** 2)), SIGMAS)),
+    zcdp: dict(
+        gaussian=(lambda z: zcdp.gaussian(1.0, z), SIGMAS),
+        compose=(lambda r: zcdp.compose(r * np.array([1.0, 2.0])), CURVES),
+        to_dp_classical=(lambda r: zcdp.to_dp_classical(r, 2.0**-17), CURVES),
+        to_dp=(lambda r: zcdp.to_dp(r, 2.0**-17), CURVES),
+        tcdp_compose=(lambda r: zcdp.tcdp_compose(r * np.array([1.0, 2.0]), np.array([30.0, 20.0]))[0], CURVES),
+        tcdp_to_dp=(lambda r: zcdp.tcdp_to_dp(r, 100.0, 2.0**-17, strict=False).value, CURVES),
+        tcdp_to_dp_any=(lambda r: zcdp.tcdp_to_dp_any(r, 20.0, 2.0**-17), CURVES),
+        tcdp_amplify=(lambda r: jnp.stack(zcdp.tcdp_amplify(r, 2.0**-6, strict=False).value), CURVES),
+        tcdp_calibrate=(lambda e: zcdp.tcdp_calibrate(2.0**-6, 300, e, 2.0**-7, strict=False).value, SIGMAS)),
+    approximate_dp: dict(
+        gaussian_sigma=(lambda e: approximate_dp.gaussian_sigma(1.0, e, 2.0**-17), SHARES),
+        analytic_sigma=(lambda s: approximate_dp.analytic_sigma(s, 1.0, 2.0**-17), SIGMAS),
+        compose_basic=(lambda e: jnp.stack(approximate_dp.compose_basic(e, 2.0**-20, 4)), SHARES),
+        compose_advanced=(lambda e: jnp.stack(approximate_dp.compose_advanced(e, 2.0**-20, 500, 2.0**-20)), CURVES),
+        amplify=(lambda e: jnp.stack(approximate_dp.amplify(e, 2.0**-20, 0.25)), SIGMAS),
+        local_budget=(lambda e: jnp.stack(approximate_dp.local_budget(e, 2.0**-20, 0.25)), SIGMAS)),
+    local_steps: dict(
+        participates=(lambda z: local_steps.participates(ORDERS, 0.25, 3, rdp.gaussian(ORDERS, z)), SIGMAS),
+        last_step_shared=(lambda z: local_steps.last_step_shared(ORDERS, 0.25, 3, rdp.gaussian(ORDERS, z),
                                                            rdp.gaussian(ORDERS, 2 * z)), SIGMAS),
-        nonexpansive=(lambda z: rounds.nonexpansive(ORDERS, 0.25, 3, 0.125, z, 4), SIGMAS)),
+        nonexpansive=(lambda z: local_steps.nonexpansive(ORDERS, 0.25, 3, 0.125, z, 4), SIGMAS)),
     pld: dict(
         poisson=(lambda z: pld.poisson(0.25, z, 10, 2.0**-17, SMALL), SIGMAS),
         without_replacement=(lambda z: pld.without_replacement(0.25, z, 10, 2.0**-17, SMALL), SIGMAS),
         **{"upper lower": (lambda z: jnp.stack([end(groups(z), "replace", 2.0**-17, SMALL)
                                                 for end in (pld.upper, pld.lower)]), SIGMAS)}),
-    many: dict(
-        epsilons=(lambda z: many.epsilons(0.25, z, 10, 2.0**-17), SIGMAS),
-        noise_multipliers=(lambda e: jnp.stack(many.noise_multipliers(0.25, 10, e, 2.0**-17)), SIGMAS,
+    rdp_batched: dict(
+        epsilons=(lambda z: rdp_batched.epsilons(0.25, z, 10, 2.0**-17), SIGMAS),
+        noise_multipliers=(lambda e: jnp.stack(rdp_batched.noise_multipliers(0.25, 10, e, 2.0**-17)), SIGMAS,
                            "a float32, rounded up")),
-    bounds: dict(
-        curve=(lambda z: bounds.curve(events.repeat(events.participation(0.25, events.compose(
+    rdp_events: dict(
+        curve=(lambda z: rdp_events.curve(events.repeat(events.participation(0.25, events.compose(
             events.poisson(0.125, events.gaussian(z)), events.gaussian(8.0))), 3), ORDERS), SIGMAS)),
 }
 # on concrete numbers alone, or parts of the others
-HOST = {rdp: {"float64", "profile_grid"}, wbk: {"interpolate"}, concentrated: set(), classic: {"round_rate"}, rounds: set(),
-        pld: {"epsilon", "pld_epsilon", "epsilons", "delta"}, many: set(), bounds: {"above", "epsilon", "delta", "bounds", "check_delta"}}
+HOST = {rdp: {"float64", "profile_grid"}, wang2019: {"interpolate"}, zcdp: set(), approximate_dp: {"round_rate"}, local_steps: set(),
+        pld: {"epsilon", "pld_epsilon", "epsilons", "delta"}, rdp_batched: set(), rdp_events: {"above", "epsilon", "delta", "bounds", "check_delta"}}
 RUNS = ("poisson", "without_replacement")                 # of pld: one compilation serves several tests
 # slow to compile, and beside "poisson", which calls the same; gradients of runs take the first of RUNS
 SECOND = "without_replacement"
-HEAVY = {(pld, SECOND), (pld, "upper lower"), (many, "noise_multipliers")}
+HEAVY = {(pld, SECOND), (pld, "upper lower"), (rdp_batched, "noise_multipliers")}
 CASES = [pytest.param(module, name, marks=pytest.mark.slow if (module, name) in HEAVY else ())
          for module in TABLE for name in TABLE[module]]
 name_of = lambda value: getattr(value, "__name__", value).split(".")[-1]
@@ -145,7 +155,7 @@ def test_gradients(module, name):
         for v in values[:, 1]:
             at = lambda factor, v=v: float(both(v * (1 + factor * step))[0][0])
             want = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step * v)
-            np.testing.assert_allclose(both(v)[1], want, rtol=1.5e-3 if far else 1e-4 if module is many else 1e-6)
+            np.testing.assert_allclose(both(v)[1], want, rtol=1.5e-3 if far else 1e-4 if module is rdp_batched else 1e-6)
             assert want != 0
 
 
@@ -167,7 +177,7 @@ def test_slopes_of_a_loss_distribution_are_finite_at_extremes(name):
 def test_slopes_of_many_are_finite_at_extremes():
     q, z, t, d = EXTREMES
     with jax.enable_x64(True):
-        slope = np.asarray(jax.grad(lambda z: jnp.sum(many.epsilons(q, z, t, d)))(jnp.asarray(z)))
+        slope = np.asarray(jax.grad(lambda z: jnp.sum(rdp_batched.epsilons(q, z, t, d)))(jnp.asarray(z)))
         whole = jax.grad(lambda z: jnp.sum(rdp.gaussian_epsilon(jnp.sqrt(t) / z, d)))(jnp.asarray(z))
     assert np.isfinite(slope).all() and (slope <= 1e-9).all()
     np.testing.assert_allclose(slope[q == 1], whole[q == 1], rtol=1e-6)
@@ -191,7 +201,7 @@ def test_what_is_free_stays_free():
 def test_the_slope_of_calibrated_noise():
     """sigma of one Gaussian in epsilon and delta: a root, whose slope is not that of its bisection."""
     with jax.enable_x64(True):
-        of = lambda e, d: classic.analytic_sigma(1.0, e, d)
+        of = lambda e, d: approximate_dp.analytic_sigma(1.0, e, d)
         in_epsilon, in_delta = jax.grad(of, (0, 1))(1.0, 1e-5)
         h = 1e-5
         close = lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6)

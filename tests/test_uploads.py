@@ -9,10 +9,11 @@ from conftest import make_federation, squared, start_params
 from scipy import optimize, stats
 
 import jfl
-from jfl import assemble, idle, printed, train
 from jfl.algorithms import padpfl
-from jfl.config import Config
-from jfl.core import Fn
+from jfl.core.records import Fn
+from jfl.papers import as_printed
+from jfl.runs import build, train, unused_options
+from jfl.runs.config import Config
 from jfl.schedules import piecewise
 
 C, DELTA = 4, 1e-5
@@ -57,7 +58,7 @@ def test_the_sum_has_everybodys_noise(weights, p, z_upload, z_release):
     assert found.epsilon == pytest.approx(want, rel=1e-4) and any("other clients" in c for c in found.caveats)
     np.testing.assert_allclose(jfl.epsilons(plan, [6], DELTA, **THIRD), found.epsilon, rtol=1e-4)
     if z_release is None and 0 not in p:
-        each = jfl.privacy.accounting.epsilons_per_client(plan, 6, DELTA, view="third_party")
+        each = jfl.privacy.guarantees.epsilons_per_client(plan, 6, DELTA, view="third_party")
         np.testing.assert_allclose(each, [exact(np.full(6, s)) for s in shifts(p, z_upload, 0.0)], rtol=1e-3)
 
 
@@ -156,7 +157,7 @@ PADPFL = dataclasses.replace(BASE, algorithm="padpfl", unit="client", mode="as_p
     (dataclasses.replace(BASE, noise_multiplier=1.0, noise_shape="ellipsoid", clip="per_layer"), "clip='flat'")])
 def test_configs_that_are_refused(config, need):
     with pytest.raises(ValueError, match=need):
-        assemble.build(config)
+        build.build(config)
 
 
 @pytest.mark.parametrize("changes, field", [
@@ -166,14 +167,14 @@ def test_configs_that_are_refused(config, need):
     (dict(groups=(5, 5), impact=(1.0, 2.0), weights="size"), "weights")])
 def test_fields_without_effect(changes, field):
     with pytest.raises(ValueError, match=f"for {field};"):
-        idle.refuse_idle(dataclasses.replace(BASE, **changes))
+        unused_options.refuse_idle(dataclasses.replace(BASE, **changes))
 
 
 def test_padpfl_as_printed_and_as_proved():
     config = dataclasses.replace(PADPFL, groups=(4, 4, 2), impact=(0.0, 1.0, 2.0), group_noise=(.5, .25, .05))
-    idle.refuse_idle(config)
-    plan, _ = assemble.build(config)
-    up, down = printed.claims(plan, 5, 0.01)
+    unused_options.refuse_idle(config)
+    plan, _ = build.build(config)
+    up, down = as_printed.claims(plan, 5, 0.01)
     assert up.epsilon == pytest.approx(5.0) and down.epsilon == pytest.approx(5.0) and up.status == "claimed"
     proved = jfl.guarantee(plan, 5, 0.01, unit="client")
     assert proved.epsilon > 1000 * up.epsilon
@@ -181,7 +182,7 @@ def test_padpfl_as_printed_and_as_proved():
     rows, c = int(np.min(plan.fed.size)), np.sqrt(2 * np.log(1.25 / 0.01))
     assert float(plan.upload.stages[-1].noise) == pytest.approx(2 * 20 * c / (rows * 5), rel=1e-5)
     tighter = dataclasses.replace(config, mode="sound", upload="difference", clip_norm=1.0, epsilon=5.0, view="third_party")
-    sound, found = assemble.build(tighter)
+    sound, found = build.build(tighter)
     assert jfl.guarantee(sound, 5, 0.01, **THIRD).epsilon == pytest.approx(5.0, rel=1e-3)
     assert found.noise_multiplier is not None
 
@@ -189,17 +190,17 @@ def test_padpfl_as_printed_and_as_proved():
 def test_published_noise_follows_impact():
     config = dataclasses.replace(BASE, noise_shape="published", reading="R5", mode="as_printed", unit="client", noise_multiplier=2.0,
                                  groups=(8, 2), impact=(1.0, 3.0), weights="uniform")
-    plan, _ = assemble.build(config)
+    plan, _ = build.build(config)
     truth = jfl.guarantee(plan, 5, DELTA, **THIRD).epsilon
-    claim = printed.claimed(plan, 5, DELTA, view="third_party").epsilon
-    even = jfl.guarantee(assemble.build(dataclasses.replace(config, groups=(), impact=()))[0], 5, DELTA, **THIRD).epsilon
+    claim = as_printed.claimed(plan, 5, DELTA, view="third_party").epsilon
+    even = jfl.guarantee(build.build(dataclasses.replace(config, groups=(), impact=()))[0], 5, DELTA, **THIRD).epsilon
     assert truth == pytest.approx(even, rel=1e-4) and claim < truth
 
 
 def test_a_claim_is_read_through_an_average():
     config = Config(dataset="digits", partition="iid", clients=10, rounds=5, steps=2, batch=5, model="logistic",
                     algorithm="output_perturbation", mode="as_printed", noise_multiplier=1.0)
-    claims = [printed.claimed(assemble.build(dataclasses.replace(config, average_from=a))[0], 5, DELTA).epsilon for a in (None, 2)]
+    claims = [as_printed.claimed(build.build(dataclasses.replace(config, average_from=a))[0], 5, DELTA).epsilon for a in (None, 2)]
     assert claims[0] == claims[1]
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import jfl
-from jfl import bands, printed, wavelet
-from jfl.papers import ranaweera2025 as paper
-from jfl.papers import ranaweera2025_theory as theory
-from jfl.privacy import mechanism as mech
+from jfl import bands, wavelet
+from jfl.papers import as_printed
+from jfl.papers.ranaweera2025 import privacy as paper
+from jfl.papers.ranaweera2025 import theory
+from jfl.privacy.mechanisms import chain as mech
 
 KEY = jax.random.key(3)
 LIKE = {"a": jnp.zeros((4, 2)), "b": jnp.zeros(3), "c": jnp.zeros(())}
@@ -242,8 +243,8 @@ def plan_of(chain, fed=None, **options):
 
 def test_a_round_is_the_loop_of_the_paper():
     """DP-SGD-WAV, R5: transform, clip weighted coefficients, sum, noise, back, divide; then FedAvg."""
-    from jfl.keys import Stream, stream
-    from jfl.round import noise_key
+    from jfl.core.random_streams import Stream, stream
+    from jfl.engine.round import noise_key
     clip, noise = wavelet.published("R5", 0.9, 0.5, MADE)
     plan = plan_of(jfl.chain(clip, jfl.total(), noise, jfl.divide(4.0)))
     run = jfl.init(jax.random.key(1), plan)
@@ -300,14 +301,14 @@ def test_the_ledger_reads_the_true_multiplier():
     want = jfl.guarantee(plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(2.0 / np.sqrt(4) / 2), jfl.divide(4.0))),
                          rounds=3, delta=1e-5)
     assert found.epsilon == pytest.approx(want.epsilon, rel=1e-5)
-    claim = printed.claimed(plan, 3, 1e-5)
+    claim = as_printed.claimed(plan, 3, 1e-5)
     stated = jfl.guarantee(plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(2.0), jfl.divide(4.0))), rounds=3, delta=1e-5)
     assert claim.status == "claimed" and claim.epsilon == pytest.approx(stated.epsilon, rel=0.02)
     assert claim.epsilon < found.epsilon / 3
-    z = printed.calibrate(plan, epsilon=claim.epsilon, rounds=3)
+    z = as_printed.calibrate(plan, epsilon=claim.epsilon, rounds=3)
     assert z == pytest.approx(2.0, rel=1e-3)
     with pytest.raises(ValueError, match="wavelet.published"):
-        printed.claimed(plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(2.0), jfl.divide(4.0))), 3, 1e-5,
+        as_printed.claimed(plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(2.0), jfl.divide(4.0))), 3, 1e-5,
                         paper="ranaweera2025")
 
 
@@ -414,7 +415,7 @@ def test_averaged_is_the_mean_of_the_models(first):
     chain = jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(0.3), jfl.divide(4.0))
     plan = plan_of(chain)
     import dataclasses
-    averaged = dataclasses.replace(plan, algorithm=jfl.algorithms.averaged(plan.algorithm, first), paired_noise=True)
+    averaged = dataclasses.replace(plan, algorithm=jfl.algorithms.iterate_averaging(plan.algorithm, first), paired_noise=True)
     plan = dataclasses.replace(plan, paired_noise=True)   # the digest would give the two other noise
     runs, models = jfl.init(KEY, plan), []
     mean = jfl.init(KEY, averaged)
@@ -428,7 +429,7 @@ def test_averaged_is_the_mean_of_the_models(first):
         np.testing.assert_allclose(flat(averaged.algorithm.params(mean.server)), want, rtol=1e-5)
     assert jfl.guarantee(averaged, 5).epsilon == jfl.guarantee(plan, 5).epsilon
     with pytest.raises(ValueError, match="an algorithm of"):
-        jfl.algorithms.averaged(chain)
+        jfl.algorithms.iterate_averaging(chain)
 
 
 assert FEATURES == 3

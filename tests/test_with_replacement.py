@@ -8,8 +8,9 @@ from conftest import make_federation, squared, start_params
 from scipy import optimize, special, stats
 
 import jfl
-from jfl import accountant, sampling
-from jfl.privacy import bounds, events, multiplicity, pld, profiles, rdp, tight
+from jfl import sampling
+from jfl.cli import accounting
+from jfl.privacy.accountants import events, pld, pld_step, rdp, rdp_events, tightest, with_replacement
 
 tail = stats.norm.sf
 CASES = [(4, 8, 1.0), (4, 2, 5.0), (3, 40, 0.3), (2, 1.05, 0.8)]
@@ -69,11 +70,11 @@ def on_a_grid(law, z, interval, start, size):
 
 
 def pessimistic(direction, size, law, z, interval, start):
-    return profiles.pessimistic(direction, law, z, interval, start, size)
+    return pld_step.pessimistic(direction, law, z, interval, start, size)
 
 
 def optimistic(direction, size, law, z, interval, start):
-    return profiles.optimistic(direction, law, z, interval, start, size)
+    return pld_step.optimistic(direction, law, z, interval, start, size)
 
 
 def above(epsilon, losses, mass, lost=0.0):
@@ -134,8 +135,8 @@ def test_rows_in_a_plane_lose_no_more():
 def test_epsilon_of_one_release(draws, population, z, delta, want):
     got, width = pld.epsilon(drawn(draws, population, z), delta)
     assert want <= got <= want * (1 + 1e-4) + 1e-5 and got - width <= want
-    assert tight.epsilon(drawn(draws, population, z), delta) == (got, "pld")
-    assert got < 0.9 * bounds.epsilon(drawn(draws, population, z), delta)[0]
+    assert tightest.epsilon(drawn(draws, population, z), delta) == (got, "pld")
+    assert got < 0.9 * rdp_events.epsilon(drawn(draws, population, z), delta)[0]
 
 
 # --- several releases ----------------------------------------------------------------------------------------------
@@ -200,13 +201,13 @@ def audited(draws, population, z, times, delta, runs=200_000, alarm=1e-6):
 def test_audits_stay_below(draws, population, z, times, delta):
     """False alarms: one in a million for each of the 3 attacks, which are the same in every run."""
     found = audited(draws, population, z, times, delta)
-    proved = tight.epsilon(drawn(draws, population, z, times), delta)[0]
-    assert 0.6 * proved < found <= proved < 0.75 * bounds.epsilon(drawn(draws, population, z, times), delta)[0]
+    proved = tightest.epsilon(drawn(draws, population, z, times), delta)[0]
+    assert 0.6 * proved < found <= proved < 0.75 * rdp_events.epsilon(drawn(draws, population, z, times), delta)[0]
     # the half that must fail: a repeated row counted once, as if all draws were distinct
-    once = tight.epsilon(fixed(1 - (1 - 1 / population)**draws, z, times), delta)[0]
+    once = tightest.epsilon(fixed(1 - (1 - 1 / population)**draws, z, times), delta)[0]
     assert found > once
     # and all copies, but with half of the sensitivity, as if the changed row moved from the middle to one end
-    assert found > tight.epsilon(drawn(draws, population, 2 * z, times), delta)[0]
+    assert found > tightest.epsilon(drawn(draws, population, 2 * z, times), delta)[0]
 
 
 # --- what must hold ------------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def test_audits_stay_below(draws, population, z, times, delta):
     (1, 9, 1.5, 10, 1e-5)])
 def test_between_what_is_attained_and_renyi_and_monotone(draws, population, z, times, delta):
     got, width = pld.epsilon(drawn(draws, population, z, times), delta)
-    assert got <= bounds.epsilon(drawn(draws, population, z, times), delta)[0] * (1 + 1e-3) + 1e-4
+    assert got <= rdp_events.epsilon(drawn(draws, population, z, times), delta)[0] * (1 + 1e-3) + 1e-4
     single = optimize.brentq(lambda e: one_end(e, binomial(draws, population), z) - delta, 0, 100) \
         if one_end(0.0, binomial(draws, population), z) > delta else 0.0
     assert got >= single
@@ -228,10 +229,10 @@ def test_between_what_is_attained_and_renyi_and_monotone(draws, population, z, t
 def test_ends_are_known_ones():
     for times, delta in ((1, 1e-5), (40, 1e-6)):
         assert pld.epsilon(drawn(1, 20, 1.5, times), delta) == pld.epsilon(fixed(1 / 20, 1.5, times), delta)
-        whole = tight.epsilon(drawn(3, 1, 6.0, times), delta)[0]
-        np.testing.assert_allclose(whole, tight.epsilon(events.repeat(events.gaussian(2.0), times), delta)[0], rtol=1e-3)
+        whole = tightest.epsilon(drawn(3, 1, 6.0, times), delta)[0]
+        np.testing.assert_allclose(whole, tightest.epsilon(events.repeat(events.gaussian(2.0), times), delta)[0], rtol=1e-3)
     # hardly ever another element: all copies count, not one
-    assert pld.epsilon(drawn(3, 1 + 1e-4, 6.0), 1e-5)[0] > 0.99 * tight.epsilon(events.gaussian(2.0), 1e-5)[0]
+    assert pld.epsilon(drawn(3, 1 + 1e-4, 6.0), 1e-5)[0] > 0.99 * tightest.epsilon(events.gaussian(2.0), 1e-5)[0]
     # as a law of copies too
     for one, two in zip(on_a_grid(np.array([0.95, 0.05]), 1.5, 0.01, -200, 1000)[1], on_a_grid(0.05, 1.5, 0.01, -200, 1000)[1]):
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-13)
@@ -240,7 +241,7 @@ def test_ends_are_known_ones():
 @pytest.mark.parametrize("draws, population, z", [(4, 1 + 1e-6, 1.0), (7, 7e8, 0.05), (7, 5, 0.02), (7, 3, 1e3), (7, 1e3, 40.0)])
 def test_extreme_laws_keep_their_mass(draws, population, z):
     law = binomial(draws, population)
-    loss, log_mass = map(np.asarray, program(multiplicity.rough)(np.append(law, np.zeros(-len(law) % 8)), z))
+    loss, log_mass = map(np.asarray, program(with_replacement.rough)(np.append(law, np.zeros(-len(law) % 8)), z))
     assert (np.diff(loss) >= 0).all() and not np.isnan(log_mass).any()
     e = min(0.5 / z**2, 300.0)
     for interval in (1e-4, 0.02, 3.0, e / 50):
@@ -254,7 +255,7 @@ def test_rare_repeats_are_paid_from_delta():
     """A law without what hardly happens is no smaller than the whole law, and hardly larger."""
     event, delta = drawn(7, 70, 2.0, 20), 1e-5
     cut = pld.epsilon(event, delta)[0]
-    counted, rare = bounds._multiplicities(event, pld.RARE * delta)
+    counted, rare = rdp_events._multiplicities(event, pld.RARE * delta)
     assert 0 < rare <= pld.RARE * delta and counted.event.most < 7
     groups, adjacency, nothing = pld._groups(event, 0.0)
     whole = pld._refine(groups, adjacency, 1.0, delta)[0]
@@ -267,15 +268,15 @@ def test_composes_with_the_rest():
     parts = events.compose(events.repeat(one, 6), events.repeat(one, 6))
     np.testing.assert_allclose(pld.epsilon(parts, delta)[0], alone, rtol=1e-9)
     mixed = events.compose(events.repeat(one, 12), fixed(0.1, 1.5, 5), events.gaussian(8.0))
-    assert alone < tight.epsilon(mixed, delta)[0] <= bounds.epsilon(mixed, delta)[0]
+    assert alone < tightest.epsilon(mixed, delta)[0] <= rdp_events.epsilon(mixed, delta)[0]
     absent = events.repeat(events.participation(0.3, events.repeat(one, 3)), 4)
-    found, method = tight.epsilon(absent, delta)
+    found, method = tightest.epsilon(absent, delta)
     assert method == "pld" and found < alone
     levels = events.series(events.with_replacement(4, 40, events.gaussian(np.array([1.5, 2.0]))), np.array([12, 0]))
-    np.testing.assert_allclose(tight.epsilon(levels, delta)[0], alone, rtol=1e-9)
+    np.testing.assert_allclose(tightest.epsilon(levels, delta)[0], alone, rtol=1e-9)
     shared = events.with_replacement(4, 40, events.repeat(events.gaussian(3.0), 4))      # a Gaussian of 1.5
     np.testing.assert_allclose(pld.epsilon(events.repeat(shared, 12), delta)[0], alone, rtol=1e-9)
-    assert 0.98 * delta < tight.delta(events.repeat(one, 12), alone) <= delta * 1.0001
+    assert 0.98 * delta < tightest.delta(events.repeat(one, 12), alone) <= delta * 1.0001
     with pytest.raises(ValueError, match="one adjacency"):
         pld.epsilon(events.compose(one, events.poisson(0.1, events.gaussian(1.0))), delta)
 
@@ -284,7 +285,7 @@ def test_too_many_copies_are_left_to_renyi():
     event = drawn(400, 2, 300.0)
     with pytest.raises(ValueError, match="128 times"):
         pld.epsilon(event, 1e-5)
-    assert tight._distribution(event, 1, 1e-5)[0] == math.inf
+    assert tightest._distribution(event, 1, 1e-5)[0] == math.inf
 
 
 def test_plans_take_it():
@@ -294,12 +295,12 @@ def test_plans_take_it():
     rows = jfl.algorithms.fedavg(jfl.private_grad(squared, noise(1.0)), steps=2, batch=jfl.batches.with_replacement(4))
     plan = jfl.plan(full, task, rows, sampling.full(6))
     found = jfl.guarantee(plan, 5)
-    assert found.method == "pld" and found.epsilon == tight.epsilon(drawn(4, 40, 1.0, 10), 1e-5)[0]
+    assert found.method == "pld" and found.epsilon == tightest.epsilon(drawn(4, 40, 1.0, 10), 1e-5)[0]
     release = lambda z: jfl.plan(full, task, jfl.algorithms.fedavg(jfl.grad(squared)), sampling.with_replacement(6, 3),
                                  release=noise(z))
     found = jfl.guarantee(release(2.0), 5, view="third_party")
-    assert found.method == "pld" and found.epsilon == tight.epsilon(drawn(3, 6, 2.0, 5), 1e-5)[0]
-    line = accountant.curve(drawn(3, 6, 2.0), 5, 1e-5, found).lines
+    assert found.method == "pld" and found.epsilon == tightest.epsilon(drawn(3, 6, 2.0, 5), 1e-5)[0]
+    line = accounting.curve(drawn(3, 6, 2.0), 5, 1e-5, found).lines
     assert (line["pld"] <= line["rdp"]).all() and line["pld"][-1] == found.epsilon
     assert (line["gaussian_exact"] >= line["pld"]).all()
 
@@ -307,6 +308,6 @@ def test_plans_take_it():
 @pytest.mark.slow                                         # a search asks for many epsilons
 def test_noise_for_an_epsilon():
     event = lambda z: drawn(3, 6, z, 5)
-    target = tight.epsilon(event(2.0), 1e-5)[0]
-    z = tight.solve_noise(event, target, 1e-5)
-    assert 1.999 < z <= 2.0001 and tight.epsilon(event(z), 1e-5)[0] <= target
+    target = tightest.epsilon(event(2.0), 1e-5)[0]
+    z = tightest.solve_noise(event, target, 1e-5)
+    assert 1.999 < z <= 2.0001 and tightest.epsilon(event(z), 1e-5)[0] <= target

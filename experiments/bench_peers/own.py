@@ -14,8 +14,8 @@ try:
     from flax import linen as nn
 
     import jfl
-    from jfl import identity
-    from jfl.round import enter, noise_key, one_round
+    from jfl.core import identity
+    from jfl.engine.round import enter, noise_key, one_round
     missing = None
 except ImportError as error:
     missing = error

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .. import check, tree
-from ..core import Fn, named
+from ..core import checks, pytrees
+from ..core.records import Fn, named
 from .dpnfl import dpnfl
 
 
@@ -41,29 +41,29 @@ def adaptive(learning_rate, b1=0.9, b2=0.99, adaptivity=1e-3, second_moment_of="
 
     def init(params):
         first = adaptivity * adaptivity if initial is None else initial
-        return Moments(tree.zeros_like(params), tree.map(lambda x: jnp.full_like(x, first), params))
+        return Moments(pytrees.zeros_like(params), pytrees.map(lambda x: jnp.full_like(x, first), params))
 
     def update(gradient, state, params=None):
         first = _decayed(b1, state.first, gradient)
         seen = first if second_moment_of == "momentum" else gradient
-        second = _decayed(b2, state.second, tree.map(jnp.square, seen))
-        step = tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second)
+        second = _decayed(b2, state.second, pytrees.map(jnp.square, seen))
+        step = pytrees.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second)
         return step, Moments(first, second)
 
     return optax.GradientTransformation(init, update)
 
 
 def _decayed(decay, old, new):
-    return tree.map(lambda o, n: (decay * o + (1 - decay) * n).astype(o.dtype), old, new)
+    return pytrees.map(lambda o, n: (decay * o + (1 - decay) * n).astype(o.dtype), old, new)
 
 
 def _check(where, second_moment_of, adaptivity, initial, **decays):
-    check.choice(where, ("diff", "momentum"), second_moment_of=second_moment_of)
-    check.positive(where, single=True, adaptivity=adaptivity)
-    check.nonnegative(where, single=True, **decays, **({} if initial is None else dict(initial=initial)))
+    checks.choice(where, ("diff", "momentum"), second_moment_of=second_moment_of)
+    checks.positive(where, single=True, adaptivity=adaptivity)
+    checks.nonnegative(where, single=True, **decays, **({} if initial is None else dict(initial=initial)))
     for name, value in decays.items():
-        if check.concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
-            check.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
+        if checks.concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
+            checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
 
 
 def addpnfl(grad, *, lr=0.1, steps=10, server_lr=0.01, beta1=0.9, beta2=0.99, adaptivity=1e-3,
@@ -79,10 +79,10 @@ def addpnfl(grad, *, lr=0.1, steps=10, server_lr=0.01, beta1=0.9, beta2=0.99, ad
     """
     _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
     if "server_optimizer" in dpnfl_options:
-        check.fail("addpnfl", "no server_optimizer beside its own", f"{dpnfl_options['server_optimizer']!r}",
+        checks.fail("addpnfl", "no server_optimizer beside its own", f"{dpnfl_options['server_optimizer']!r}",
                    "For another optax server use dpnfl(server_optimizer=...).")
     data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity) | ({} if initial is None else dict(initial=initial))
-    server = Fn(adaptive, {name: check.scalar(value) for name, value in data.items()},
+    server = Fn(adaptive, {name: checks.scalar(value) for name, value in data.items()},
                 dict(second_moment_of=second_moment_of))
     base = dpnfl(grad, lr=lr, steps=steps, server_lr=server_lr, server_optimizer=server, **dpnfl_options)
     return dataclasses.replace(base, name="addpnfl")

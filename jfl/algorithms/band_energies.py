@@ -4,14 +4,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .. import check, gradients, local
-from ..batches import drawn, full, gather
-from ..core import Fn, named, record
-from ..privacy import mechanism as mech
-from ..privacy import wavelet
-from ..privacy.bands import Bands, count
-from ..privacy.mechanism import chain
-from ..privacy.stages import divide, gaussian, total
+from ..core import checks
+from ..core.records import Fn, named, record
+from ..gradients import per_example
+from ..local import training
+from ..privacy.mechanisms import chain as mech
+from ..privacy.mechanisms import wavelet
+from ..privacy.mechanisms.chain import chain
+from ..privacy.mechanisms.haar_bands import Bands, count
+from ..privacy.mechanisms.stages import divide, gaussian, total
+from ..sampling.batches import drawn, full, gather
 from .base import algorithm
 
 
@@ -52,10 +54,10 @@ def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor
              jfl.guarantee([(estimate, 1, 0), (training, rounds, 0)], delta=...).
     """
     if not isinstance(bands, Bands):
-        check.fail("band_energies", "bands of jfl.bands", f"{bands!r}")
+        checks.fail("band_energies", "bands of jfl.bands", f"{bands!r}")
     divisor = divisor if divisor is not None else batch.batch if batch.scheme != "poisson" and batch.batch else \
         float(batch.expected) if batch.expected is not None else "size"
     mechanism = chain(wavelet.shares(bands), total(), gaussian(noise_multiplier), divide(divisor))
-    grad = gradients.private_grad(loss, mechanism)
+    grad = per_example.private_grad(loss, mechanism)
     return algorithm(Fn(_init, dict(bands=bands)), Fn(_client, dict(grad=grad, batch=batch)), _server,
-                     releases=local.work(grad, batch, lr=1.0, steps=1).releases(), name="band_energies")
+                     releases=training.work(grad, batch, lr=1.0, steps=1).releases(), name="band_energies")

@@ -1,9 +1,10 @@
 """FedAvg (McMahan et al., AISTATS 2017, Algorithm 1), with any server optimizer (Reddi et al., ICLR 2021)."""
 import optax
 
-from .. import local, tree
-from ..batches import without_replacement
-from ..core import Fn, named
+from ..core import pytrees
+from ..core.records import Fn, named
+from ..local import training
+from ..sampling.batches import without_replacement
 from .base import algorithm
 
 
@@ -14,8 +15,8 @@ def _init(params, *, step):
 
 @named("fedavg.client")
 def _client(ctx, keys, server, own, rows, *, work):
-    trained, _, _, seen = local.train(work, ctx, keys, server.params, rows)
-    return tree.sub(trained, server.params), own, seen
+    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows)
+    return pytrees.sub(trained, server.params), own, seen
 
 
 @named("fedavg.server")
@@ -37,7 +38,7 @@ def fedavg(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=op
     >>> fedavg(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), lr=0.5).name
     'fedavg'
     """
-    work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
-    step = dict(step=local.server_step(server_lr, server_optimizer))
+    work = training.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
+    step = dict(step=training.server_step(server_lr, server_optimizer))
     return algorithm(Fn(_init, step), Fn(_client, dict(work=work)), Fn(_server, step), releases=work.releases(),
                      name="fedavg")

@@ -1,16 +1,17 @@
 """FedProx (Li et al., MLSys 2020, Algorithm 2): FedAvg with a pull to the server's model."""
 import dataclasses
 
-from .. import check, local, tree
-from ..core import Fn, named
+from ..core import checks, pytrees
+from ..core.records import Fn, named
+from ..local import training
 from .fedavg import fedavg
 
 
 @named("fedprox.client")
 def _client(ctx, keys, server, own, rows, *, work, mu):
-    pull = lambda g, w, s: tree.axpy(mu, tree.sub(w, server.params), g)
-    trained, _, _, seen = local.train(work, ctx, keys, server.params, rows, pull)
-    return tree.sub(trained, server.params), own, seen
+    pull = lambda g, w, s: pytrees.axpy(mu, pytrees.sub(w, server.params), g)
+    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows, pull)
+    return pytrees.sub(trained, server.params), own, seen
 
 
 def fedprox(grad, *, mu=0.1, **fedavg_options):
@@ -19,7 +20,7 @@ def fedprox(grad, *, mu=0.1, **fedavg_options):
     The pull reads no example: it comes after clipping and noise and costs no privacy.  `mu` >= 0; all else as
     `fedavg`.
     """
-    check.nonnegative("fedprox", single=True, mu=mu)
+    checks.nonnegative("fedprox", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)
-    data = dict(base.client.data, mu=check.scalar(mu))
+    data = dict(base.client.data, mu=checks.scalar(mu))
     return dataclasses.replace(base, client=Fn(_client, data), name="fedprox")

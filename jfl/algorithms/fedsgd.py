@@ -1,9 +1,10 @@
 """FedSGD (McMahan et al., AISTATS 2017): one gradient a client, one step on the server."""
 import optax
 
-from .. import local, tree
-from ..batches import full
-from ..core import Fn, named
+from ..core import pytrees
+from ..core.records import Fn, named
+from ..local import training
+from ..sampling.batches import full
 from .base import algorithm
 
 
@@ -14,8 +15,8 @@ def _init(params, *, step):
 
 @named("fedsgd.client")
 def _client(ctx, keys, server, own, rows, *, work):
-    _, gradient, _, seen = local.train(work, ctx, keys, server.params, rows)
-    return tree.scale(-1.0, gradient), own, seen
+    _, gradient, _, seen = training.train(work, ctx, keys, server.params, rows)
+    return pytrees.scale(-1.0, gradient), own, seen
 
 
 @named("fedsgd.server")
@@ -28,7 +29,7 @@ def fedsgd(grad, *, lr=0.1, batch=full(), server_optimizer=optax.sgd):
 
     Releases the (noisy) gradient, once a round.
     """
-    work = local.work(grad, batch, lr=1.0, steps=1)
-    step = dict(step=local.server_step(lr, server_optimizer))
+    work = training.work(grad, batch, lr=1.0, steps=1)
+    step = dict(step=training.server_step(lr, server_optimizer))
     return algorithm(Fn(_init, step), Fn(_client, dict(work=work)), Fn(_server, step), releases=work.releases(),
                      name="fedsgd")

@@ -2,10 +2,11 @@
 import jax.numpy as jnp
 import optax
 
-from .. import check, local, tree
-from ..batches import without_replacement
-from ..core import Fn, Mechanism, Release, named
-from ..privacy import mechanism as mech
+from ..core import checks, pytrees
+from ..core.records import Fn, Mechanism, Release, named
+from ..local import training
+from ..privacy.mechanisms import chain as mech
+from ..sampling.batches import without_replacement
 from .base import algorithm
 
 
@@ -20,20 +21,20 @@ def _client(ctx, keys, server, own, rows, *, work, mechanism, mu, clip_steps):
     limit = mech.bound(chain)
 
     def clip(g, w, s):
-        factor = jnp.minimum(1.0, limit / jnp.maximum(tree.norm(g), jnp.finfo(jnp.float32).tiny))
-        g = tree.scale(factor if clip_steps == "all" else jnp.where(s == work.steps - 1, factor, 1.0), g)
-        return g if mu is None else tree.axpy(mu, tree.sub(w, server.params), g)
+        factor = jnp.minimum(1.0, limit / jnp.maximum(pytrees.norm(g), jnp.finfo(jnp.float32).tiny))
+        g = pytrees.scale(factor if clip_steps == "all" else jnp.where(s == work.steps - 1, factor, 1.0), g)
+        return g if mu is None else pytrees.axpy(mu, pytrees.sub(w, server.params), g)
 
-    trained, _, rates, seen = local.train(work, ctx, keys, server.params, rows, clip, drop=True)
+    trained, _, rates, seen = training.train(work, ctx, keys, server.params, rows, clip, drop=True)
     # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long, whatever the rows (with a
     # pull of lr * mu > 1 it may be longer, and the chain's clip sees to it)
-    mean = tree.scale(1 / rates, tree.sub(trained, server.params))
+    mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
     if clip_steps == "all":
-        form = tree.form(mean)
+        form = pytrees.form(mean)
         mean, lost = mech.alone(chain, keys.noise, mean, realised=ctx.size, client=ctx.client)
-        return tree.cast(tree.scale(rates, mean), form), own, seen._replace(nonfinite=seen.nonfinite + lost)
+        return pytrees.cast(pytrees.scale(rates, mean), form), own, seen._replace(nonfinite=seen.nonfinite + lost)
     mean, _ = mech.finish(chain, keys.noise, (), mean, realised=ctx.size, client=ctx.client)
-    return tree.scale(rates, mean), own, seen
+    return pytrees.scale(rates, mean), own, seen
 
 
 @named("output_perturbation.server")
@@ -56,18 +57,18 @@ def output_perturbation(grad, mechanism, *, lr=0.1, steps=10, batch=without_repl
     Source   Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step.
     """
     if not isinstance(mechanism, Mechanism) or not mech.clips(mechanism) or mech.adaptive(mechanism):
-        check.fail("output_perturbation", "mechanism = chain(clip_l2(G), total(), gaussian(z))", f"{mechanism!r}")
+        checks.fail("output_perturbation", "mechanism = chain(clip_l2(G), total(), gaussian(z))", f"{mechanism!r}")
     if getattr(grad, "mechanism", None) is not None and mech.noisy(grad.mechanism):
-        check.fail("output_perturbation", "a grad without noise", "a noisy private_grad",
+        checks.fail("output_perturbation", "a grad without noise", "a noisy private_grad",
                    "Noise is added once a round, by `mechanism`.")
     if any(s.name == "prox_erm" for s in mechanism.stages):
-        check.fail("output_perturbation", "a clip", 'bounded(..., "prox_erm")', "Use padpfl(mechanism=...).")
+        checks.fail("output_perturbation", "a clip", 'bounded(..., "prox_erm")', "Use padpfl(mechanism=...).")
     mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True)
-    check.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
+    checks.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
     if mu is not None:
-        check.nonnegative("output_perturbation", single=True, mu=mu)
-    work = local.work(grad, batch, lr=lr, steps=steps)
-    step = dict(step=local.server_step(server_lr, server_optimizer))
-    client = Fn(_client, dict(work=work, mechanism=mechanism, mu=None if mu is None else check.scalar(mu)), dict(clip_steps=clip_steps))
+        checks.nonnegative("output_perturbation", single=True, mu=mu)
+    work = training.work(grad, batch, lr=lr, steps=steps)
+    step = dict(step=training.server_step(server_lr, server_optimizer))
+    client = Fn(_client, dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.scalar(mu)), dict(clip_steps=clip_steps))
     released = Release(mechanism if clip_steps == "all" else None, batch, 1, steps)
     return algorithm(Fn(_init, step), client, Fn(_server, step), releases=(released,), name="output_perturbation")

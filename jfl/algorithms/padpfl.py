@@ -2,10 +2,12 @@
 import jax.numpy as jnp
 import optax
 
-from .. import check, gradients, local, tree
-from ..batches import full, gather
-from ..core import Fn, Mechanism, Release, named
-from ..privacy import mechanism as mech
+from ..core import checks, pytrees
+from ..core.records import Fn, Mechanism, Release, named
+from ..gradients import per_example
+from ..local import training
+from ..privacy.mechanisms import chain as mech
+from ..sampling.batches import full, gather
 from .base import algorithm
 
 
@@ -17,18 +19,18 @@ def _init(params, *, step):
 @named("padpfl.client")
 def _client(ctx, keys, server, own, rows, *, work, mu, mechanism, most, upload):
     start = server.params
-    pull = lambda g, w, s: tree.axpy(mu, tree.sub(w, start), g)
-    trained, _, _, seen = local.train(work, ctx, keys, start, rows, pull)
+    pull = lambda g, w, s: pytrees.axpy(mu, pytrees.sub(w, start), g)
+    trained, _, _, seen = training.train(work, ctx, keys, start, rows, pull)
     inexact = _inexactness(work.grad.loss, ctx, start, trained, rows, mu)
     if most is not None:                                  # a solve that stops too early voids what rests on it
         # but for one that is not finite: it counts as zero, and nothing rests on it
-        short = tree.finite(trained) & ~(inexact <= most)
+        short = pytrees.finite(trained) & ~(inexact <= most)
         seen = seen._replace(overflow=seen.overflow + short.astype(jnp.int32))
-    payload = trained if upload == "model" else tree.sub(trained, start)
+    payload = trained if upload == "model" else pytrees.sub(trained, start)
     if mechanism is not None:
-        form = tree.form(payload)
+        form = pytrees.form(payload)
         payload, lost = mech.alone(mech.at(mechanism, ctx.round), keys.noise, payload, realised=ctx.size, client=ctx.client)
-        payload, seen = tree.cast(payload, form), seen._replace(nonfinite=seen.nonfinite + lost)
+        payload, seen = pytrees.cast(payload, form), seen._replace(nonfinite=seen.nonfinite + lost)
     return payload, jnp.where(jnp.isfinite(inexact), inexact, jnp.finfo(jnp.float32).max), seen
 
 
@@ -36,14 +38,14 @@ def _inexactness(loss, ctx, start, trained, rows, mu):
     """||gradient of the proximal problem|| where the client stopped, over that where it started; over all its rows."""
     slots = jnp.arange(rows.index.shape[0])
     everything = gather(rows, slots, slots < rows.size)
-    at = lambda w: gradients.grad(gradients.exact(loss))(None, w, everything, ctx)[0]
-    return tree.norm(tree.axpy(mu, tree.sub(trained, start), at(trained))) / jnp.maximum(
-        tree.norm(at(start)), jnp.finfo(jnp.float32).tiny)
+    at = lambda w: per_example.grad(per_example.exact(loss))(None, w, everything, ctx)[0]
+    return pytrees.norm(pytrees.axpy(mu, pytrees.sub(trained, start), at(trained))) / jnp.maximum(
+        pytrees.norm(at(start)), jnp.finfo(jnp.float32).tiny)
 
 
 @named("padpfl.server")
 def _server(ctx, server, release, *, step, upload):
-    return step(ctx, server, tree.sub(release, server.params) if upload == "model" else release)
+    return step(ctx, server, pytrees.sub(release, server.params) if upload == "model" else release)
 
 
 def padpfl(grad, *, mu=0.1, lr=0.02, steps=5, batch=full(), upload="model", mechanism=None, inexactness=None,
@@ -58,7 +60,7 @@ def padpfl(grad, *, mu=0.1, lr=0.02, steps=5, batch=full(), upload="model", mech
 
     Args     upload: "model", as printed; "difference" of models, whose clip norm may be far smaller: usable noise.
              mechanism: instead of a noisy upload, a chain inside the client, for its examples:
-             chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), s from `jfl.papers.talaei2024.client_sensitivity`,
+             chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), s from `jfl.papers.talaei2024.privacy.client_sensitivity`,
              which is of an exchange, and replace_one doubles a bound; conditional on convex Lipschitz losses.
              inexactness: what a solve must reach, in (0, 1]; one that does not counts as an overflow in Health, which
              stops the run: give more steps or a larger lr.
@@ -66,21 +68,21 @@ def padpfl(grad, *, mu=0.1, lr=0.02, steps=5, batch=full(), upload="model", mech
     Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
     Source   Talaei, Izadi, 2024, Algorithm 1; the clip on a model bounds a client by 2 B, not by 2 B / rows.
     """
-    check.nonnegative("padpfl", single=True, mu=mu)
-    check.choice("padpfl", ("model", "difference"), upload=upload)
+    checks.nonnegative("padpfl", single=True, mu=mu)
+    checks.choice("padpfl", ("model", "difference"), upload=upload)
     if inexactness is not None:
-        check.fraction("padpfl", single=True, inexactness=inexactness)
+        checks.fraction("padpfl", single=True, inexactness=inexactness)
     if mechanism is not None:
         if not isinstance(mechanism, Mechanism) or not mech.clips(mechanism) or mech.adaptive(mechanism):
-            check.fail("padpfl", 'mechanism = chain(bounded(..., "prox_erm"), total(), gaussian(z))', f"{mechanism!r}")
+            checks.fail("padpfl", 'mechanism = chain(bounded(..., "prox_erm"), total(), gaussian(z))', f"{mechanism!r}")
         if any(s.name == "prox_erm" for s in mechanism.stages) and getattr(grad, "l2", None) is not None:
-            check.fail("padpfl", "a grad without l2 beside a prox_erm bound", "l2", "Put it into the loss.")
+            checks.fail("padpfl", "a grad without l2 beside a prox_erm bound", "l2", "Put it into the loss.")
         if inexactness is None and any(s.name == "prox_erm" for s in mechanism.stages):
-            check.fail("padpfl", "inexactness beside a prox_erm bound, which rests on it", "none")
+            checks.fail("padpfl", "inexactness beside a prox_erm bound, which rests on it", "none")
         mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True)
-    work = local.work(grad, batch, lr=lr, steps=steps)
-    step = dict(step=local.server_step(server_lr, server_optimizer))
-    most = None if inexactness is None else check.scalar(inexactness)
-    client = Fn(_client, dict(work=work, mu=check.scalar(mu), mechanism=mechanism, most=most), dict(upload=upload))
+    work = training.work(grad, batch, lr=lr, steps=steps)
+    step = dict(step=training.server_step(server_lr, server_optimizer))
+    most = None if inexactness is None else checks.scalar(inexactness)
+    client = Fn(_client, dict(work=work, mu=checks.scalar(mu), mechanism=mechanism, most=most), dict(upload=upload))
     released = work.releases() if mechanism is None else (Release(mechanism, batch, 1, steps),)
     return algorithm(Fn(_init, step), client, Fn(_server, step, dict(upload=upload)), releases=released, name="padpfl")

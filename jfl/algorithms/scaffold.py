@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from .. import check, local, tree
-from ..batches import without_replacement
-from ..core import Fn, named, record
+from ..core import checks, pytrees
+from ..core.records import Fn, named, record
+from ..local import training
+from ..sampling.batches import without_replacement
 from .base import algorithm
 
 
@@ -25,33 +26,33 @@ class Payload(NamedTuple):
 @named("scaffold.init")
 def _init(params, *, step, scale, warm):
     server = step.init(params)
-    return State(server.params, server.optimizer, tree.zeros_like(params)), tree.zeros_like(params)
+    return State(server.params, server.optimizer, pytrees.zeros_like(params)), pytrees.zeros_like(params)
 
 
 @named("scaffold.client")
 def _client(ctx, keys, server, own, rows, *, work, warm):
-    drift = tree.sub(server.control, own)
+    drift = pytrees.sub(server.control, own)
     # warm rounds look at the gradients of the first model, and neither the clients nor the server move
     moving = 1.0 if warm is None else jnp.where(ctx.round < warm, 0.0, 1.0)
-    trained, mean, rates, seen = local.train(work, ctx, keys, server.params, rows, lambda g, w, s: tree.add(g, drift), moving)
+    trained, mean, rates, seen = training.train(work, ctx, keys, server.params, rows, lambda g, w, s: pytrees.add(g, drift), moving)
     # option II's c_i - c + (x - y) / (K lr) is the mean gradient of plain SGD; this form holds for any optimizer
-    return Payload(tree.sub(trained, server.params), tree.scale(rates, tree.sub(mean, own))), mean, seen
+    return Payload(pytrees.sub(trained, server.params), pytrees.scale(rates, pytrees.sub(mean, own))), mean, seen
 
 
 @named("scaffold.server")
 def _server(ctx, server, release, *, step, scale, warm):
-    moved = step(ctx, local.Server(server.params, server.optimizer), release.diff)
+    moved = step(ctx, training.Server(server.params, server.optimizer), release.diff)
     if warm is not None:
-        still = local.Server(server.params, server.optimizer)
-        moved = tree.map(lambda old, new: jnp.where(ctx.round < warm, old, new), still, moved)
+        still = training.Server(server.params, server.optimizer)
+        moved = pytrees.map(lambda old, new: jnp.where(ctx.round < warm, old, new), still, moved)
     rates = scale(ctx.round)
     return State(moved.params, moved.optimizer,
-                 tree.axpy(ctx.cohort / ctx.clients / rates, release.control, server.control))
+                 pytrees.axpy(ctx.cohort / ctx.clients / rates, release.control, server.control))
 
 
 @named("scaffold.rates")
 def _rates(round_, *, lr, steps):
-    return local.rates(lr, round_ * steps, steps)
+    return training.rates(lr, round_ * steps, steps)
 
 
 def scaffold(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=optax.sgd,
@@ -68,11 +69,11 @@ def scaffold(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=
              noise, until it fills their clip norm.  FedAvg suits that level better.  Noise of local steps leaves c
              with the next c_i.
     """
-    work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
+    work = training.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     if warm_rounds is not None:
-        check.nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
-    warm = None if warm_rounds is None else check.scalar(warm_rounds)
-    both = dict(step=local.server_step(server_lr, server_optimizer), warm=warm,
+        checks.nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
+    warm = None if warm_rounds is None else checks.scalar(warm_rounds)
+    both = dict(step=training.server_step(server_lr, server_optimizer), warm=warm,
                 scale=Fn(_rates, dict(lr=work.lr), dict(steps=steps)))
     return algorithm(Fn(_init, both), Fn(_client, dict(work=work, warm=warm)), Fn(_server, both),
                      releases=work.releases(), name="scaffold", stateful=True)

@@ -1,8 +1,8 @@
 """Data: rows (`datasets`), who owns them (`partition`), and both as one record (`federate`)."""
-from ..lazy import submodules as _submodules
+from ..core.lazy import submodules as _submodules
 from . import datasets as datasets
 from . import partition as partition
-from . import transform as transform
+from . import transforms as transforms
 from .federation import checksum as checksum
 from .federation import describe as describe
 from .federation import federate as federate

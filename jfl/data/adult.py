@@ -1,14 +1,14 @@
 """UCI Adult from its two published files, without pandas: one line a person, encoded by a fixed vocabulary.
 
-Imports jfl.check, its neighbour prepared, and NumPy; scikit-learn inside the function that downloads.
+Imports jfl.core.checks, its neighbour prepared, and NumPy; scikit-learn inside the function that downloads.
 """
 import warnings
 from pathlib import Path
 
 import numpy as np
 
-from .. import check
-from . import prepared
+from ..core import checks
+from . import tfds
 
 FILES = {"adult.data": 32561, "adult.test": 16281}        # published rows
 
@@ -45,12 +45,12 @@ COLUMNS = tuple(NUMBERS) + tuple(f"{name}={value}" for name, values in CATEGORIE
 
 def read(where, data_dir, download) -> tuple:
     """x [32561, 105] and y, x_test [16281, 105] and y_test, from the first place that has both files."""
-    places = [place / "adult" for place in prepared._places(data_dir)]
+    places = [place / "adult" for place in tfds._places(data_dir)]
     if download and not _found(places):
         _download(where, places[0])
     folder = _found(places)
     if folder is None:
-        check.fail(where, "the files adult.data and adult.test of UCI Adult", f"nothing in {', '.join(map(str, places))}",
+        checks.fail(where, "the files adult.data and adult.test of UCI Adult", f"nothing in {', '.join(map(str, places))}",
                    "Put the two files of the UCI repository into a folder DIR/adult and set JFL_DATA_DIR=DIR or pass "
                    "data_dir=DIR.  download=True gets OpenML's copy from here.")
     parts = []
@@ -72,18 +72,18 @@ def _parse(where, path):
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        check.fail(where, f"a readable file {path}", f"{type(error).__name__}: {error}")
+        checks.fail(where, f"a readable file {path}", f"{type(error).__name__}: {error}")
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("|"):             # adult.test begins with a comment
             continue
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != len(ATTRIBUTES) + 1:
-            check.fail(where, f"{len(ATTRIBUTES) + 1} fields a line", f"{len(fields)} in {path}, line {number}")
+            checks.fail(where, f"{len(ATTRIBUTES) + 1} fields a line", f"{len(fields)} in {path}, line {number}")
         rows.append(fields[:-1])
         marks.append(fields[-1].removesuffix("."))               # adult.test ends its labels with a full stop
         at.append(number)
     if not rows:
-        check.fail(where, "at least one row", f"none in {path}")
+        checks.fail(where, "at least one row", f"none in {path}")
     columns = dict(zip(ATTRIBUTES, zip(*rows, strict=True), strict=True))
 
     def told(name, values, known):
@@ -93,14 +93,14 @@ def _parse(where, path):
             return np.array([numbers[value] for value in values])
         except KeyError as error:
             line = at[values.index(error.args[0])]
-            check.fail(where, f"a published value of {name}", f"{error.args[0]!r} in {path}, line {line}")
+            checks.fail(where, f"a published value of {name}", f"{error.args[0]!r} in {path}, line {line}")
 
     x = np.zeros((len(rows), len(COLUMNS)), np.float32)
     for i, name in enumerate(NUMBERS):
         whole = [value.isdecimal() for value in columns[name]]
         if not all(whole):
             bad = whole.index(False)
-            check.fail(where, f"a whole number {name}", f"{columns[name][bad]!r} in {path}, line {at[bad]}")
+            checks.fail(where, f"a whole number {name}", f"{columns[name][bad]!r} in {path}, line {at[bad]}")
         x[:, i] = np.array(columns[name], np.float64) / ATTRIBUTES[name]
     first = len(NUMBERS)
     for name, known in CATEGORIES.items():
@@ -117,17 +117,17 @@ def _download(where, folder):
     try:
         found = fetch_openml("adult", version=2, as_frame=False, parser="liac-arff", cache=False)
     except Exception as error:        # whatever the network, the host or the disk came up with
-        check.fail(where, "a download that works", f"{type(error).__name__}: {error}",
+        checks.fail(where, "a download that works", f"{type(error).__name__}: {error}",
                    "Get the files on a machine with a network and pass data_dir=...")
     columns = [_texts(found, found.data[:, found.feature_names.index(name)], name) for name in ATTRIBUTES]
     lines = [", ".join(fields) for fields in zip(*columns, found.target, strict=True)]
     train, test = FILES.values()
     if len(lines) != train + test:
-        check.fail(where, f"{train + test} rows from OpenML", len(lines), "Get the files of the UCI repository.")
+        checks.fail(where, f"{train + test} rows from OpenML", len(lines), "Get the files of the UCI repository.")
     # The first persons of the two files, as published: another order would be another split.
     for at, age, weight in ((0, "25", "226802"), (test, "39", "77516")):
         if (columns[0][at], columns[2][at]) != (age, weight):
-            check.fail(where, "OpenML's rows in the order test, train", f"another person at row {at}",
+            checks.fail(where, "OpenML's rows in the order test, train", f"another person at row {at}",
                        "Get the files of the UCI repository.")
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in {"adult.test": lines[:test], "adult.data": lines[test:]}.items():

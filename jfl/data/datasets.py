@@ -1,16 +1,16 @@
 """Datasets: rows and labels as NumPy arrays on the host, checked once, where they enter.
 
-Axes: n training rows, m test rows.  Imports jfl.check and NumPy; scikit-learn and tensorflow_datasets are imported
+Axes: n training rows, m test rows.  Imports jfl.core.checks and NumPy; scikit-learn and tensorflow_datasets are imported
 by the functions that read them.  A new dataset is one function and one name in `__all__`.
 """
 from typing import NamedTuple
 
 import numpy as np
 
-from .. import check
+from ..core import checks
 from . import adult as uci
-from . import prepared
 from . import synthetic as generator
+from . import tfds
 
 __all__ = ["adult", "arrays", "cifar10", "digits", "emnist", "fashion_mnist", "mnist", "svhn", "synthetic"]
 
@@ -55,8 +55,8 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     >>> digits().x.shape, digits().x_test.shape
     ((1438, 8, 8, 1), (359, 8, 8, 1))
     """
-    check.fraction("datasets.digits", single=True, test_fraction=test_fraction)
-    check.seed("datasets.digits", seed=seed)
+    checks.fraction("datasets.digits", single=True, test_fraction=test_fraction)
+    checks.seed("datasets.digits", seed=seed)
     from sklearn.datasets import load_digits
     images, labels = load_digits(return_X_y=True)
     rng = np.random.default_rng(seed)
@@ -65,7 +65,7 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
         rows = rng.permutation(np.flatnonzero(labels == label))
         test[rows[:round(test_fraction * len(rows))]] = True
     if test.all() or not test.any():
-        check.fail("datasets.digits", "rows on both sides of the split", f"test_fraction={test_fraction!r}",
+        checks.fail("datasets.digits", "rows on both sides of the split", f"test_fraction={test_fraction!r}",
                    "Take 0.2.")
     x = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     return _dataset("datasets.digits", x[~test], labels[~test], x[test], labels[test], 10, "digits")
@@ -96,7 +96,7 @@ def emnist(split: str = "balanced", data_dir=None, download: bool = False) -> Da
     Memory   byclass has 697,932 + 116,323 rows: 2.6 GB as float32.
     Source   Cohen et al., arXiv:1702.05373.
     """
-    check.choice("datasets.emnist", EMNIST_SPLITS, split=split)
+    checks.choice("datasets.emnist", EMNIST_SPLITS, split=split)
     data = _prepared(f"emnist/{split}", data_dir, download)
     # The published files hold every image transposed, and tensorflow_datasets passes them on as they are.
     data = data._replace(x=_upright(data.x), x_test=_upright(data.x_test))
@@ -178,26 +178,26 @@ def synthetic(alpha: float = 0.0, beta: float = 0.0, clients: int = 100, rows=50
 
 def _dataset(where, x, y, x_test, y_test, classes, name, digest=None) -> Dataset:
     x, y, x_test, y_test, classes = _checked(where, x, y, x_test, y_test, classes)
-    return Dataset(x, y, x_test, y_test, classes, name, digest or prepared.digest(x, y, x_test, y_test))
+    return Dataset(x, y, x_test, y_test, classes, name, digest or tfds.digest(x, y, x_test, y_test))
 
 
 def _checked(where, x, y, x_test, y_test, classes):
     """The five in their final types, or a ValueError that names the first bad row."""
     if classes is not None:
-        check.whole(where, "classes=0 is for regression, None counts them.", least=0, classes=classes)
+        checks.whole(where, "classes=0 is for regression, None counts them.", least=0, classes=classes)
     x, x_test = _features(where, "x", x), _features(where, "x_test", x_test)
     if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
-        check.fail(where, "rows of x and x_test of one shape and kind",
+        checks.fail(where, "rows of x and x_test of one shape and kind",
                    f"x {x.dtype}{list(x.shape)}, x_test {x_test.dtype}{list(x_test.shape)}")
-    labels = {"y": (check.array(where, "y", y), len(x)), "y_test": (check.array(where, "y_test", y_test), len(x_test))}
+    labels = {"y": (checks.array(where, "y", y), len(x)), "y_test": (checks.array(where, "y_test", y_test), len(x_test))}
     for key, (value, rows) in labels.items():
         if value.shape != (rows,):
-            check.fail(where, f"{key} of shape [{rows}], one label a row", f"shape {list(value.shape)}",
+            checks.fail(where, f"{key} of shape [{rows}], one label a row", f"shape {list(value.shape)}",
                        "Use .ravel() for a column, .argmax(-1) for one-hot labels.")
         if value.dtype.kind not in "buif":
-            check.fail(where, f"{key} of numbers", f"dtype {value.dtype}", "Number the classes from 0.")
+            checks.fail(where, f"{key} of numbers", f"dtype {value.dtype}", "Number the classes from 0.")
         if classes != 0 and value.dtype.kind == "f":
-            check.fail(where, f"{key} of integers", f"dtype {value.dtype}",
+            checks.fail(where, f"{key} of integers", f"dtype {value.dtype}",
                        "Use y.astype(int) for classes, jfl.datasets.arrays(..., classes=0) for regression.")
     if classes == 0:
         y, y_test = (_finite(where, key, value.astype(np.float32)) for key, (value, _) in labels.items())
@@ -205,29 +205,29 @@ def _checked(where, x, y, x_test, y_test, classes):
     if classes is None:
         classes = max(1 + max(int(value.max()) for value, _ in labels.values()), 1)
     if classes > INT32:
-        check.fail(where, f"at most {INT32} classes", classes, "Number the classes from 0.")
+        checks.fail(where, f"at most {INT32} classes", classes, "Number the classes from 0.")
     for key, (value, _) in labels.items():
         bad = np.flatnonzero((value < 0) | (value >= classes))
         if bad.size:
-            check.fail(where, f"labels in [0, {classes})", f"{key}[{bad[0]}] = {value[bad[0]]}",
+            checks.fail(where, f"labels in [0, {classes})", f"{key}[{bad[0]}] = {value[bad[0]]}",
                        "Number the classes from 0, or pass the right `classes`.")
     y, y_test = (value.astype(np.int32, copy=False) for value, _ in labels.values())
     return x, y, x_test, y_test, int(classes)
 
 
 def _features(where, key, value):
-    value = check.array(where, key, value)
+    value = checks.array(where, key, value)
     if value.ndim == 0 or len(value) < 1:
-        check.fail(where, f"at least one row in {key}", f"shape {list(value.shape)}")
+        checks.fail(where, f"at least one row in {key}", f"shape {list(value.shape)}")
     if value.dtype == np.uint8:
-        check.fail(where, f"{key} as float, or as a wider integer for tokens", "uint8",
+        checks.fail(where, f"{key} as float, or as a wider integer for tokens", "uint8",
                    f"Images: {key} / 255.  Tokens: {key}.astype('int32').")
     if value.dtype.kind in "iu":
         if value.size and (value.min() < -INT32 or value.max() > INT32):
-            check.fail(where, f"integers in {key} that fit int32", f"{value.min()} to {value.max()}")
+            checks.fail(where, f"integers in {key} that fit int32", f"{value.min()} to {value.max()}")
         return value.astype(np.int32, copy=False)
     if value.dtype.kind not in "bf":
-        check.fail(where, f"{key} of numbers", f"dtype {value.dtype}")
+        checks.fail(where, f"{key} of numbers", f"dtype {value.dtype}")
     with np.errstate(over="ignore"):         # a float64 too large for float32 becomes inf and is refused below
         return _finite(where, key, value.astype(np.float32, copy=False))
 
@@ -236,14 +236,14 @@ def _finite(where, key, value):
     good = np.isfinite(value)
     if not good.all():
         rows = np.flatnonzero(~good.reshape(len(value), -1).all(1))
-        check.fail(where, f"finite {key} (as float32)", f"nan or inf in {len(rows)} row(s), the first is {rows[0]}",
+        checks.fail(where, f"finite {key} (as float32)", f"nan or inf in {len(rows)} row(s), the first is {rows[0]}",
                    "Drop or fill these rows.")
     return value
 
 
 def _prepared(name, data_dir, download) -> Dataset:
     where = f"datasets.{name}"
-    stored, checksum = prepared.read(where, name, data_dir, download)
+    stored, checksum = tfds.read(where, name, data_dir, download)
     x, x_test = (stored[key].astype(np.float32) for key in ("x", "x_test"))
     x /= 255
     x_test /= 255

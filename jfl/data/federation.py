@@ -1,16 +1,16 @@
 """From a dataset and a partition to a `core.Federation`: one copy of the rows and an index of who owns them.
 
-Axes: n rows, m test rows, C clients, N and Nt slots.  Imports jfl.core, jfl.check and its neighbours.
+Axes: n rows, m test rows, C clients, N and Nt slots.  Imports jfl.core, jfl.core.checks and its neighbours.
 """
 import jax.numpy as jnp
 import numpy as np
 
-from .. import check
-from ..core import Federation
-from ..hashing import own
+from ..core import checks
+from ..core.hashing import own
+from ..core.records import Federation
 from .datasets import Dataset, _checked
 from .partition import Partition, natural
-from .prepared import digest
+from .tfds import digest
 
 __all__ = ["checksum", "describe", "federate"]
 
@@ -36,23 +36,23 @@ def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federati
     ((10, 108), (10, 36))
     """
     x, y, x_test, y_test, classes = _parts(dataset, test)
-    check.nonnegative("federate", holdout=holdout)
+    checks.nonnegative("federate", holdout=holdout)
     if np.ndim(holdout) or holdout >= 1:
-        check.fail("federate", "holdout in [0, 1)", f"holdout={holdout!r}", "0.2 keeps a fifth of each client.")
+        checks.fail("federate", "holdout in [0, 1)", f"holdout={holdout!r}", "0.2 keeps a fifth of each client.")
     if not callable(partition):
-        check.fail("federate", "a partition of jfl.partition, or a function of the labels", check.shown(partition))
+        checks.fail("federate", "a partition of jfl.partition, or a function of the labels", checks.shown(partition))
     dealer = _bound(partition, dataset)
     try:
         rows = list(dealer(y))
     except TypeError as error:        # of a function of the user's own, or of what it gives
-        check.fail("federate", "a partition that gives a list of row numbers for each client", check.cause(error))
+        checks.fail("federate", "a partition that gives a list of row numbers for each client", checks.cause(error))
     rows = _owned(rows, len(y))
     rng = np.random.default_rng([getattr(partition, "seed", 0), 1])     # not the stream that dealt the rows
     rows = [rng.permutation(part) for part in rows]
     kept = [_held_out(len(part), holdout) for part in rows]
     short = [client for client, part in enumerate(rows) if holdout and len(part) < 2]
     if short:
-        check.fail("federate", "two rows a client for a holdout", f"one row at {_named(short)}",
+        checks.fail("federate", "two rows a client for a holdout", f"one row at {_named(short)}",
                    "Give the partition min_rows=2, or take fewer clients.")
     index, size = _padded([part[k:] for part, k in zip(rows, kept, strict=True)])
     test_index, test_size = _padded([part[:k] for part, k in zip(rows, kept, strict=True)])
@@ -76,7 +76,7 @@ def describe(fed: Federation, partition=None) -> dict:
     clients of the total variation distance between their class shares and those of all: 0 is iid, 1 - 1/classes
     one class each (equal classes), None for regression.  With the partition, also what it had to change.
     """
-    check.on_device("describe", fed)
+    checks.on_device("describe", fed)
     _, y, index, size, _, y_test, _, test_size = _arrays(fed)
     facts = {"clients": len(size), "rows": int(size.sum()), "slots": int(index.size), "min_size": int(size.min()),
              "median_size": float(np.median(size)), "max_size": int(size.max()), "held_out": int(test_size.sum()),
@@ -93,7 +93,7 @@ def _bound(partition, dataset):
         return partition
     owners = getattr(dataset, "owners", None)
     if owners is None:
-        check.fail("federate", "a dataset that names the owners of its rows for partition.natural()",
+        checks.fail("federate", "a dataset that names the owners of its rows for partition.natural()",
                    repr(getattr(dataset, "name", type(dataset).__name__)),
                    "Pass them, partition.natural(owners), or take another partition.")
     return natural(owners, partition.seed)
@@ -104,28 +104,28 @@ def _parts(dataset, test):
     classes = dataset.classes if isinstance(dataset, Dataset) else None
     values = dataset[:4] if isinstance(dataset, Dataset) else dataset
     if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
-        check.fail(where, "test=(x_test, y_test)", type(test).__name__)
+        checks.fail(where, "test=(x_test, y_test)", type(test).__name__)
     if not isinstance(values, tuple | list) or len(values) != 4 and (len(values) != 2 or test is None):
         got = f"{len(values)} arrays" if isinstance(values, tuple | list) else type(dataset).__name__
-        check.fail(where, "a Dataset, (x, y, x_test, y_test), or (x, y) and test=(x_test, y_test)", got,
+        checks.fail(where, "a Dataset, (x, y, x_test, y_test), or (x, y) and test=(x_test, y_test)", got,
                    "See jfl.datasets.arrays.")
     return _checked(where, *values[:2], *(values[2:] if test is None else test), classes)
 
 
 def _owned(rows, n):
     """The partition's lists, tested: a row with two owners would be charged to each, and protected by neither."""
-    rows = [check.array("federate", f"rows of client {client}", part) for client, part in enumerate(rows)]
+    rows = [checks.array("federate", f"rows of client {client}", part) for client, part in enumerate(rows)]
     empty = [client for client, part in enumerate(rows) if part.size == 0]
     if empty or not rows:
-        check.fail("federate", "rows for every client", f"none for {_named(empty)}" if empty else "no clients",
+        checks.fail("federate", "rows for every client", f"none for {_named(empty)}" if empty else "no clients",
                    "Give the partition min_rows=1 or more, or take fewer clients.")
     for client, part in enumerate(rows):
         if part.ndim != 1 or part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= n:
-            check.fail("federate", f"a partition that gives row numbers in [0, {n})",
+            checks.fail("federate", f"a partition that gives row numbers in [0, {n})",
                        f"{part.dtype}{list(part.shape)} for client {client}")
     owners = np.bincount(np.concatenate(rows), minlength=n)
     if owners.max() > 1:
-        check.fail("federate", "one owner a row", f"row {owners.argmax()} given {owners.max()} times",
+        checks.fail("federate", "one owner a row", f"row {owners.argmax()} given {owners.max()} times",
                    "Let the partition use each row once.")
     return rows
 

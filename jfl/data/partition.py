@@ -1,6 +1,6 @@
 """Partitions: which rows belong to which client.  A partition is made first and applied to the labels later.
 
-Axes: n rows, C clients.  Host only (NumPy Generator); imports jfl.check and its neighbour deal.  Every partition here
+Axes: n rows, C clients.  Host only (NumPy Generator); imports jfl.core.checks and its neighbour deal.  Every partition here
 depends on the labels and its seed alone and gives no row to two clients; `labels`, `similarity` and `sizes` may leave
 rows that nobody owns, the others use every row.  A new one is a factory here and a function in `deal`.
 """
@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from .. import check
-from . import deal
+from ..core import checks
+from . import assignment
 
 # those that a config can name; `sizes` takes a number for each client
 __all__ = ["dirichlet", "iid", "labels", "natural", "power_law", "shards", "similarity"]
@@ -28,14 +28,14 @@ class Partition:
     def assign(self, labels) -> tuple[list[np.ndarray], str]:
         """Labels [n] -> rows of each client, and a sentence for the manifest (empty: nothing to say)."""
         where = f"partition.{self.name}"
-        labels = check.array(where, "labels", labels)
+        labels = checks.array(where, "labels", labels)
         if self.split is None:
-            check.fail(where, "the owners of the rows", "none", "federate(dataset, partition.natural()) takes the "
+            checks.fail(where, "the owners of the rows", "none", "federate(dataset, partition.natural()) takes the "
                        "dataset's; else give one owner a row.")
         if labels.ndim != 1:
-            check.fail(where, "labels of shape [n]", f"shape {list(labels.shape)}")
+            checks.fail(where, "labels of shape [n]", f"shape {list(labels.shape)}")
         if len(labels) < self.clients:
-            check.fail(where, "at least one row a client", f"{len(labels)} rows for {self.clients} clients",
+            checks.fail(where, "at least one row a client", f"{len(labels)} rows for {self.clients} clients",
                        "Take fewer clients.")
         return self.split(labels, self.clients, np.random.default_rng(self.seed))
 
@@ -56,7 +56,7 @@ def iid(clients: int, seed: int = 0) -> Partition:
     >>> [len(rows) for rows in iid(3)([0, 1, 0, 1, 0, 1, 0])]
     [3, 2, 2]
     """
-    return _partition("iid", clients, seed, partial(deal.iid))
+    return _partition("iid", clients, seed, partial(assignment.iid))
 
 
 def dirichlet(clients: int, alpha: float, min_rows: int = 1, balanced: bool = False, seed: int = 0) -> Partition:
@@ -76,10 +76,10 @@ def dirichlet(clients: int, alpha: float, min_rows: int = 1, balanced: bool = Fa
     >>> min(len(rows) for rows in split(np.arange(100) % 10))
     20
     """
-    check.positive("partition.dirichlet", "Small alpha is heterogeneous, 100 nearly iid.", single=True, alpha=alpha)
-    check.whole("partition.dirichlet", least=0, min_rows=min_rows)
-    check.choice("partition.dirichlet", (False, True), balanced=balanced)
-    return _partition("dirichlet", clients, seed, partial(deal.dirichlet, alpha=float(alpha), min_rows=int(min_rows),
+    checks.positive("partition.dirichlet", "Small alpha is heterogeneous, 100 nearly iid.", single=True, alpha=alpha)
+    checks.whole("partition.dirichlet", least=0, min_rows=min_rows)
+    checks.choice("partition.dirichlet", (False, True), balanced=balanced)
+    return _partition("dirichlet", clients, seed, partial(assignment.dirichlet, alpha=float(alpha), min_rows=int(min_rows),
                                                           balanced=bool(balanced)))
 
 
@@ -97,8 +97,8 @@ def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partitio
     >>> {len(np.unique(y[rows])) for rows in shards(clients=10, classes_per_client=3)(y)}
     {3}
     """
-    check.whole("partition.shards", classes_per_client=classes_per_client)
-    return _partition("shards", clients, seed, partial(deal.shards, classes_per_client=int(classes_per_client)))
+    checks.whole("partition.shards", classes_per_client=classes_per_client)
+    return _partition("shards", clients, seed, partial(assignment.shards, classes_per_client=int(classes_per_client)))
 
 
 def labels(clients: int, classes_per_client: int, rows: int | None = None, exponent: float = 0.0,
@@ -120,15 +120,15 @@ def labels(clients: int, classes_per_client: int, rows: int | None = None, expon
     >>> sorted(int(y[rows].mean()) for rows in labels(4, 1, rows=24)(y))
     [0, 0, 0, 1]
     """
-    check.whole("partition.labels", classes_per_client=classes_per_client)
-    check.nonnegative("partition.labels", single=True, exponent=exponent)
+    checks.whole("partition.labels", classes_per_client=classes_per_client)
+    checks.nonnegative("partition.labels", single=True, exponent=exponent)
     least = classes_per_client if min_rows is None else min_rows
-    check.whole("partition.labels", "A client needs a row of each of its classes.", least=classes_per_client,
+    checks.whole("partition.labels", "A client needs a row of each of its classes.", least=classes_per_client,
                 min_rows=least)
     if rows is not None:
-        check.whole("partition.labels", "It is the mean of a client, and min_rows the least.", least=least, rows=rows)
+        checks.whole("partition.labels", "It is the mean of a client, and min_rows the least.", least=least, rows=rows)
     return _partition("labels", clients, seed, partial(
-        deal.labelled, classes_per_client=int(classes_per_client), rows=None if rows is None else int(rows),
+        assignment.labelled, classes_per_client=int(classes_per_client), rows=None if rows is None else int(rows),
         exponent=float(exponent), min_rows=int(least)))
 
 
@@ -142,9 +142,9 @@ def power_law(clients: int, exponent: float = 1.0, min_rows: int = 1, seed: int 
     >>> sorted(len(rows) for rows in power_law(clients=4, exponent=1)(np.zeros(25, int)))
     [3, 4, 6, 12]
     """
-    check.nonnegative("partition.power_law", single=True, exponent=exponent)
-    check.whole("partition.power_law", min_rows=min_rows)
-    return _partition("power_law", clients, seed, partial(deal.power_law, exponent=float(exponent),
+    checks.nonnegative("partition.power_law", single=True, exponent=exponent)
+    checks.whole("partition.power_law", min_rows=min_rows)
+    return _partition("power_law", clients, seed, partial(assignment.power_law, exponent=float(exponent),
                                                           min_rows=int(min_rows)))
 
 
@@ -165,13 +165,13 @@ def similarity(clients: int, share: float, rows: int | None = None, by: str = "c
     >>> [np.unique(y[rows]).tolist() for rows in similarity(10, 0.0)(y)[:3]]
     [[0], [1], [2]]
     """
-    check.nonnegative("partition.similarity", "1 is iid, 0 one kind a client.", single=True, share=share)
+    checks.nonnegative("partition.similarity", "1 is iid, 0 one kind a client.", single=True, share=share)
     if share > 1:
-        check.fail("partition.similarity", "share in [0, 1]", f"share={share!r}", "1 is iid, 0 one kind a client.")
+        checks.fail("partition.similarity", "share in [0, 1]", f"share={share!r}", "1 is iid, 0 one kind a client.")
     if rows is not None:
-        check.whole("partition.similarity", rows=rows)
-    check.choice("partition.similarity", ("class", "sorted"), by=by)
-    return _partition("similarity", clients, seed, partial(deal.similarity, share=float(share), by=by,
+        checks.whole("partition.similarity", rows=rows)
+    checks.choice("partition.similarity", ("class", "sorted"), by=by)
+    return _partition("similarity", clients, seed, partial(assignment.similarity, share=float(share), by=by,
                                                            rows=None if rows is None else int(rows)))
 
 
@@ -188,16 +188,16 @@ def sizes(rows, *, classes_per_client: int | None = None, seed: int = 0) -> Part
     >>> [len(rows) for rows in sizes([2, 3, 1])([0, 1, 0, 1, 0, 1, 0])]
     [2, 3, 1]
     """
-    if isinstance(rows, str) or check.array("partition.sizes", "rows", rows).ndim != 1 or not len(rows):
-        check.fail("partition.sizes", "rows, a whole number for each client", f"rows={rows!r}", "Give [150] * 60.")
+    if isinstance(rows, str) or checks.array("partition.sizes", "rows", rows).ndim != 1 or not len(rows):
+        checks.fail("partition.sizes", "rows, a whole number for each client", f"rows={rows!r}", "Give [150] * 60.")
     least = 1
     if classes_per_client is not None:
-        check.whole("partition.sizes", classes_per_client=classes_per_client)
+        checks.whole("partition.sizes", classes_per_client=classes_per_client)
         least = classes_per_client = int(classes_per_client)
     for client, count in enumerate(rows):
-        check.whole("partition.sizes", "A client needs a row of each of its classes.", least=least,
+        checks.whole("partition.sizes", "A client needs a row of each of its classes.", least=least,
                     **{f"rows[{client}]": count})
-    return _partition("sizes", len(rows), seed, partial(deal.sized, rows=tuple(int(count) for count in rows),
+    return _partition("sizes", len(rows), seed, partial(assignment.sized, rows=tuple(int(count) for count in rows),
                                                         classes_per_client=classes_per_client))
 
 
@@ -211,17 +211,17 @@ def natural(owners=None, seed: int = 0) -> Partition:
     [[0, 2], [1]]
     """
     if owners is None:
-        check.seed("partition.natural", seed=seed)
+        checks.seed("partition.natural", seed=seed)
         return Partition("natural", 0, int(seed), None)
-    owners = check.array("partition.natural", "owners", owners)
+    owners = checks.array("partition.natural", "owners", owners)
     if owners.ndim != 1 or not len(owners) or owners.dtype.kind not in "biuUS":
-        check.fail("partition.natural", "one owner a row, integers or strings",
+        checks.fail("partition.natural", "one owner a row, integers or strings",
                    f"shape {list(owners.shape)}, dtype {owners.dtype}")
     names, numbers = np.unique(owners, return_inverse=True)
-    return _partition("natural", len(names), seed, partial(deal.natural, numbers))
+    return _partition("natural", len(names), seed, partial(assignment.natural, numbers))
 
 
 def _partition(name, clients, seed, split):
-    check.whole(f"partition.{name}", clients=clients)
-    check.seed(f"partition.{name}", seed=seed)
+    checks.whole(f"partition.{name}", clients=clients)
+    checks.seed(f"partition.{name}", seed=seed)
     return Partition(name, int(clients), int(seed), split)

@@ -1,11 +1,11 @@
 """Synthetic(alpha, beta): rows of clients that differ in their classifier and in where their points lie.
 
-Axes: C clients, d features, k classes.  Imports jfl.check, its neighbour deal, and NumPy.
+Axes: C clients, d features, k classes.  Imports jfl.core.checks, its neighbour deal, and NumPy.
 """
 import numpy as np
 
-from .. import check
-from . import deal
+from ..core import checks
+from . import assignment
 
 MOST = 2 ** 31       # numbers in x: 8 GiB
 MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "lognormal", "power_law")
@@ -14,31 +14,31 @@ MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "logn
 def generate(where, alpha, beta, clients, rows, features, classes, label_noise, means, scale, iid, sizes, skew, min_rows,
              test_fraction, seed) -> tuple:
     """x, y, x_test, y_test and the owner of each training row; the arguments are those of `datasets.synthetic`."""
-    check.whole(where, clients=clients, features=features, min_rows=min_rows)
-    check.whole(where, least=2, classes=classes)
-    check.seed(where, seed=seed)
+    checks.whole(where, clients=clients, features=features, min_rows=min_rows)
+    checks.whole(where, least=2, classes=classes)
+    checks.seed(where, seed=seed)
     numbers = dict(alpha=alpha, beta=beta, label_noise=label_noise, test_fraction=test_fraction, skew=skew)
-    check.nonnegative(where, single=True, **numbers)
+    checks.nonnegative(where, single=True, **numbers)
     alpha, beta, label_noise, test_fraction, skew = map(float, numbers.values())
     clients, features, classes, min_rows = map(int, (clients, features, classes, min_rows))
-    check.choice(where, MEANS, means=means)
-    check.choice(where, SCALES, scale=scale)
-    check.choice(where, (False, True), iid=iid)
-    check.choice(where, SIZES, sizes=sizes)
+    checks.choice(where, MEANS, means=means)
+    checks.choice(where, SCALES, scale=scale)
+    checks.choice(where, (False, True), iid=iid)
+    checks.choice(where, SIZES, sizes=sizes)
     if label_noise > 1 or test_fraction >= 1:
-        check.fail(where, "label_noise in [0, 1] and test_fraction in [0, 1)",
+        checks.fail(where, "label_noise in [0, 1] and test_fraction in [0, 1)",
                    f"label_noise={label_noise!r}, test_fraction={test_fraction!r}")
     if iid and (alpha or beta):
-        check.fail(where, "alpha = beta = 0 beside iid=True", f"alpha={alpha!r}, beta={beta!r}",
+        checks.fail(where, "alpha = beta = 0 beside iid=True", f"alpha={alpha!r}, beta={beta!r}",
                    "One classifier for all clients has no spread.")
-    count = check.array(where, "rows", rows)
+    count = checks.array(where, "rows", rows)
     if count.dtype.kind in "iu" and count.size and float(count.mean()) * clients * features > MOST or features * classes > MOST:
-        check.fail(where, f"at most {MOST} numbers in x and in a classifier", f"clients={clients}, rows={check.shown(rows)}, "
+        checks.fail(where, f"at most {MOST} numbers in x and in a classifier", f"clients={clients}, rows={checks.shown(rows)}, "
                    f"features={features}, classes={classes}", "Lower one of them.")
     size = _sizes(where, rows, clients, sizes, skew, min_rows, seed)
     test = np.minimum(np.round(test_fraction * size).astype(int), size - 1)
     if not test.any():
-        check.fail(where, "at least one test row in all", f"none of {size.sum()} rows at test_fraction={test_fraction!r}",
+        checks.fail(where, "at least one test row in all", f"none of {size.sum()} rows at test_fraction={test_fraction!r}",
                    "Raise test_fraction or rows.")
     # As a number of standard deviations; each client has a stream of its own.
     alpha, beta = (value if scale == "std" else value ** 0.5 for value in (alpha, beta))
@@ -78,19 +78,19 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
     if np.ndim(rows):
         size = np.asarray(rows)
         if sizes != "equal" or size.shape != (clients,) or size.dtype.kind not in "iu" or size.min() < 1:
-            check.fail(where, f"rows of each client, {clients} whole numbers >= 1, and no other sizes",
+            checks.fail(where, f"rows of each client, {clients} whole numbers >= 1, and no other sizes",
                        f"{size.dtype}{list(size.shape)} and sizes={sizes!r}")
         return size
-    check.whole(where, rows=rows)
+    checks.whole(where, rows=rows)
     rows = int(rows)
     if sizes == "equal":
         return np.full(clients, rows)
     if min_rows > rows:
-        check.fail(where, "min_rows <= rows, the mean of a client", f"min_rows={min_rows!r}, rows={rows!r}")
+        checks.fail(where, "min_rows <= rows, the mean of a client", f"min_rows={min_rows!r}, rows={rows!r}")
     rng = np.random.default_rng([seed, 2])
     if sizes == "power_law":
         share = np.arange(1, clients + 1) ** -float(skew)
     else:
         logs = np.sort(skew * rng.standard_normal(clients))[::-1]
         share = np.exp(logs - logs[0])
-    return rng.permutation(deal.floored(rows * clients, share, min_rows)[0])
+    return rng.permutation(assignment.floored(rows * clients, share, min_rows)[0])

@@ -9,7 +9,7 @@ reports.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .. import check
+from ..core import checks
 
 VERDICTS = {
     "rigorous": "holds as stated",
@@ -31,7 +31,7 @@ class Claim(NamedTuple):
 
 def claim(place: str, verdict: str, why: str = ""):
     """Decorator: the function keeps its behaviour and gets a `claim`."""
-    check.choice("claim", tuple(VERDICTS), verdict=verdict)
+    checks.choice("claim", tuple(VERDICTS), verdict=verdict)
 
     def mark(function):
         function.claim = Claim(place, verdict, why, function)

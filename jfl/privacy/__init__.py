@@ -1,8 +1,9 @@
 """What protects whom, and by how much.
 
-`mechanism` adds the noise; `ledger` says what a plan releases as `events`; `rdp` bounds their divergence;
-`accounting` turns that into a guarantee or a noise multiplier.
+`mechanisms` add the noise; `ledger` says what a plan releases, and to whom; `accountants` bound what that tells about
+one person; `guarantees` and `calibration` turn the bounds into epsilon or into a noise multiplier; `taint` checks that
+no row leaves without noise.
 """
-from ..lazy import submodules as _submodules
+from ..core.lazy import submodules as _submodules
 
 __getattr__, __dir__ = _submodules(__name__, __path__)

@@ -3,15 +3,15 @@ import math
 
 import numpy as np
 
-from .. import check
-from ..core import Plan
-from . import taint
-from .client_sites import summed
-from .clients import KINDS, extents
-from .mechanism import noisy
-from .sites import changing
-from .tight import largest, smallest
-from .worth import Overflow, choices, choose, entries_of, overflowing, tight_of
+from ..core import checks
+from ..core.records import Plan
+from .accountants.tightest import largest, smallest
+from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
+from .ledger.client_level import summed
+from .ledger.example_level import changing
+from .mechanisms.chain import noisy
+from .per_client import KINDS, extents
+from .taint import checker as taint
 
 
 def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = None, unit: str | None = None,
@@ -29,14 +29,14 @@ def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = 
     Units    a multiplier is std / sensitivity, a float32, rounded to the safe side.
     Errors   ValueError as `guarantee`; if the plan has no noise stage; if epsilon is out of reach of a multiplier.
     """
-    check.choice("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
-    check.positive("jfl.calibrate", epsilon=epsilon)
+    checks.choice("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
+    checks.positive("jfl.calibrate", epsilon=epsilon)
     if (rounds is None) != (over == "rounds"):
-        check.fail("jfl.calibrate", "rounds, unless over='rounds' finds them", f"rounds={rounds!r}, over={over!r}")
+        checks.fail("jfl.calibrate", "rounds, unless over='rounds' finds them", f"rounds={rounds!r}, over={over!r}")
     entries = entries_of(plan, 1 if rounds is None else rounds, delta)
     choices(unit, view, adjacency)
     if not entries:
-        check.fail("jfl.calibrate", "a chain with a noise stage", "a plan without noise",
+        checks.fail("jfl.calibrate", "a chain with a noise stage", "a plan without noise",
                    "Put gaussian(1.0) into it: the multiplier is ignored and found.")
     entry = choose("jfl.calibrate", plan, entries, unit, view, adjacency)
     taint.warn("jfl.calibrate", entry)
@@ -47,7 +47,7 @@ def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = 
         found = [_noise(at, target, rounds, delta) for target in np.ravel(epsilon)]
     else:
         if changing(plan):
-            check.fail("jfl.calibrate", "the same noise in every round for over='rounds'", "a function of the round",
+            checks.fail("jfl.calibrate", "the same noise in every round for over='rounds'", "a function of the round",
                        "Look along jfl.epsilons(plan, range(...)).")
         found = [_rounds(entry, target, delta) for target in np.ravel(epsilon)]
     return found[0] if np.ndim(epsilon) == 0 else np.reshape(found, np.shape(epsilon))
@@ -69,10 +69,10 @@ def calibrate_per_client(plan: Plan, *, epsilon: float, delta: float = 1e-5, rou
     choices(None, view, None)
     entry = choose("jfl.calibrate_per_client", plan, found, "example", view, None) if found else None
     if entry is None or entry.one is None:
-        check.fail("jfl.calibrate_per_client", "noise of the client's own", "none", "Use private_grad or upload.")
+        checks.fail("jfl.calibrate_per_client", "noise of the client's own", "none", "Use private_grad or upload.")
     taint.warn("jfl.calibrate_per_client", entry)
     if entry.view == "third_party" and noisy(plan.upload) and summed(plan):
-        check.fail("jfl.calibrate_per_client", "view='server' for noise on uploads", "view='third_party'",
+        checks.fail("jfl.calibrate_per_client", "view='server' for noise on uploads", "view='third_party'",
                    "In a sum the noise of all clients counts for each of them: use jfl.calibrate.")
     extent, left, once = extents(plan, entry, rounds, delta, dict(cap=cap, quantile=quantile, realised=None))
     alike, first, which = np.unique(np.stack([sizes, extent]), axis=1, return_index=True, return_inverse=True)
@@ -80,7 +80,7 @@ def calibrate_per_client(plan: Plan, *, epsilon: float, delta: float = 1e-5, rou
         lambda z, c=c: once(z, c)._replace(z=z), epsilon, 1, left, len(first) <= KINDS) for c in first]
     values = np.array(each, np.float32)[which.reshape(-1)]
     if not values.any():
-        check.fail("jfl.calibrate_per_client", "a client that takes part", "none that counts", "Lower quantile.")
+        checks.fail("jfl.calibrate_per_client", "a client that takes part", "none that counts", "Lower quantile.")
     return np.where(values > 0, values, values[values > 0].min(initial=np.inf))
 
 

@@ -1,0 +1,137 @@
+"""What the commands print: a progress bar, tables, and the caveats that travel with an epsilon."""
+import sys
+
+from .. import algorithms
+from ..data import datasets, partition
+from ..models import tasks
+from ..runs import record
+from ..runs.build import OPTIMIZERS
+from ..sampling import batches, clients
+
+
+def progress():
+    """A progress bar on stderr, with a field `note`."""
+    from rich import progress as bars
+    from rich.console import Console
+    return bars.Progress(bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
+                         bars.TimeElapsedColumn(), bars.TextColumn("{task.fields[note]}"), console=Console(stderr=True))
+
+
+def table(title, columns, rows, caption=None):
+    """Print rows under columns of (name, right-aligned)."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+    shown = Table(title=title, box=box.SIMPLE_HEAD, caption=caption, title_justify="left", caption_justify="left")
+    for name, right in columns:
+        shown.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(str(v)) for v in row))       # as it is: [n, 28] is no markup
+    # a table in a file or a pipe is not cut to some terminal's width
+    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console.print(shown)
+
+
+PRIVACY = [("ε", True), ("δ", True), ("unit", False), ("adjacency", False), ("view", False), ("method", False)]
+
+
+def privacy(g: dict) -> tuple:
+    """The cells under PRIVACY."""
+    if g["epsilon"] is None:
+        return ("none", "", "", "", "", g["method"])
+    method = f"claimed: {g['method']}" if g["status"] == "claimed" else g["method"]
+    return f"{g['epsilon']:.4g}", f"{g['delta']:.0e}", g["unit"], g["adjacency"], g["view"], method
+
+
+def caveats(guarantees) -> str:
+    seen = dict.fromkeys(c for g in guarantees if g["epsilon"] is not None
+                         for c in (f"claim: {c}" if g["status"] == "claimed" else c for c in g["caveats"]))
+    return "\n".join(["Accuracy and losses lie outside every guarantee."] + [f"{c[0].upper()}{c[1:]}." for c in seen])
+
+
+def claimed(guarantees) -> str:
+    """What the paper says, for each view."""
+    once = lambda g: ", one round" if "one round" in g["method"] else ""
+    return ", ".join(f"{g['epsilon']:.4g} ({g['view'].replace('_', ' ')}{once(g)})" for g in guarantees if g["status"] == "claimed")
+
+
+def results(entries, out):
+    """The runs of a summary: a row for each setting, over its seeds."""
+    groups, rows = {}, []
+    for e in entries:
+        groups.setdefault(e["name"], []).append(e)
+
+    def over(values):
+        values = [v for v in values if v is not None]
+        return record.plus_minus(*record.interval(values)) if values else ""
+
+    printed = any(g["status"] == "claimed" for e in entries for g in e["privacy"])
+    for name, group in groups.items():
+        good = [e for e in group if not e.get("failed")]
+        accuracy, failed = over(e["accuracy"]["final"] for e in good), len(group) - len(good)
+        rows.append((name, len(group), f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
+                     over(e["loss"] for e in good), *([claimed(group[0]["privacy"])] if printed else []),
+                     *privacy(record.best(group[0]["privacy"])),
+                     f"{sum(e['seconds']['total'] for e in group):.1f}"))
+    beside = [("ε claimed", True)] if printed else []
+    table(None, [("run", False), ("seeds", True), ("accuracy", True), ("loss", True), *beside, *PRIVACY, ("seconds", True)],
+          rows, _meaning(rows) + caveats([record.best(e["privacy"]) for e in entries]
+                                         + [g for e in entries for g in e["privacy"] if g["status"] == "claimed"]))
+    print(f"Results are in {out}")
+
+
+def demo(title, lines, notes):
+    """The lines of the demo, a row for each of their guarantees."""
+    rows, private = [], []
+    for line in lines:
+        shown = [g for g in line["guarantees"] if "implied" not in " ".join(g["caveats"])] or line["guarantees"]
+        first = (line["name"], record.plus_minus(*record.interval(line["accuracy"]), digits=3))
+        for i, g in enumerate(shown):
+            rows.append((*(("", "") if i else first), *privacy(g), "" if i else f"{line['seconds']:.1f}"))
+        private += shown
+    table(title, [("run", False), ("accuracy", True), *PRIVACY, ("seconds", True)], rows,
+          _meaning(rows) + "\n".join([caveats(private), *notes]))
+
+
+def _meaning(rows) -> str:
+    """What ± stands for, where a table has one."""
+    return f"{record.PLUS_MINUS}\n" if any("±" in str(cell) for row in rows for cell in row) else ""
+
+
+def warn(command, text):
+    """A warning on stderr, above a progress bar if there is one."""
+    print(f"jfl {command}: warning: {text}", file=sys.stderr, flush=True)
+
+
+def names():
+    """Everything that a config can name, with the first sentence of its docstring."""
+    rows = []
+    for kind, module in dict(algorithm=algorithms, dataset=datasets, partition=partition, sampler=clients,
+                             batch_sampler=batches, model=tasks).items():
+        for name in module.__all__:
+            if name not in ("arrays", "natural"):
+                text = " ".join((getattr(module, name).__doc__ or "").strip().split("\n\n")[0].split())
+                rows.append((kind, name, text.split(". ")[0].rstrip(".:")))
+    rows += [("optimizer", name, "on clients or server (optax)") for name in OPTIMIZERS]
+    table(None, [("kind", False), ("name", False), ("what it is", False)], rows)
+
+
+def curve(c):
+    """Epsilon after a few numbers of rounds, by each method; the smallest of a row is marked."""
+    at = [i for i, r in enumerate(c.rounds) if r in record.milestones(int(c.rounds[-1]))]
+    rows = []
+    for i in at:
+        each = [line[i] for line in c.lines.values()]
+        rows.append((c.rounds[i], *(f"{v:.4g}" + (" *" if v == min(each) and len(each) > 1 else "  ") for v in each)))
+    g = c.guarantee
+    print(f"ε against rounds ({g.unit}, {g.adjacency}, {g.view}, δ = {g.delta:g})")
+    table(None, [("rounds", True), *((f"{m}  ", True) for m in c.lines)], rows, "* proves least." if len(c.lines) > 1 else None)
+
+
+def show(guarantee, z):
+    """One guarantee of bare numbers."""
+    found = record.row(guarantee)
+    table(None, [("noise multiplier", True), *PRIVACY], [(f"{z:.6g}", *privacy(found))],
+          "Noise multiplier is standard deviation over sensitivity: the clip norm under add_remove, twice it under "
+          "replace_one.\n" + caveats([found]))

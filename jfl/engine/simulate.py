@@ -1,0 +1,222 @@
+"""The only loop: rounds inside one program, with an evaluation every so many."""
+import dataclasses
+import functools
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core import checks, identity, printing, pytrees
+from ..core.random_streams import noise_base, noise_words
+from ..core.records import Health, Metrics, Plan, Run
+from ..privacy.mechanisms import chain as mech
+from ..privacy.mechanisms import float_floors
+from . import devices as meshes
+from . import host_feed
+from .metrics import evaluate
+from .round import Seen, begin, enter, noise_key, one_round
+
+EVALUATIONS = 10 ** 7        # of a run: more is a slip
+
+
+class Output(NamedTuple):
+    """What a simulation gives back.  `metrics` and what it holds lie outside the guarantee; `params` is the release."""
+    run: Run
+    metrics: Metrics     # leaves [evaluations]
+    params: Any
+    __repr__ = printing.output
+
+
+class HealthError(RuntimeError):
+    """A run that must not be trusted; `run` is its state (of a sweep: the Sweep), `health` the counts."""
+
+    def __init__(self, message, run, health):
+        super().__init__(message)
+        self.run, self.health = run, health
+
+
+def scan(run: Run, plan: Plan, rounds, data=None) -> tuple[Run, Metrics]:
+    """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
+
+    Args:
+      run: of `jfl.init`, or of earlier rounds.
+      plan: a Plan.
+      rounds: Int[E], the rounds before each evaluation.
+      data: no longer used.
+
+    Returns:
+      The run after all rounds, and metrics with leaves [E].
+    """
+    checks.kind("scan", Run, "jfl.init", run=run)
+    checks.kind("scan", Plan, "jfl.plan", plan=plan)
+    _no_data("scan", data)
+    found = checks.array("scan", "rounds", rounds) if checks.concrete(rounds) else rounds
+    if found.ndim != 1 or not jnp.issubdtype(found.dtype, jnp.integer):
+        checks.fail("scan", "rounds Int[E], those before each evaluation", checks.shown(rounds))
+    run = enter(run, identity.for_noise(plan))
+    return scan_from(run, plan, rounds, noise_key(run))
+
+
+def _no_data(where, data):
+    if data is not None:
+        warnings.warn(f"{where}: data= is no longer used; a federation knows the identity of its data. Leave it out.",
+                      DeprecationWarning, stacklevel=3)
+
+
+def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
+    """`scan` of a run that has entered its plan; `noise` is its noise_key."""
+    def until_evaluation(run, count):
+        nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
+
+        def one(_, carry):
+            run, sums = carry
+            run, seen = one_round(run, plan, noise)
+            return run, pytrees.add(sums, seen)
+
+        run, sums = jax.lax.fori_loop(0, count, one, (run, nothing))
+        return run, _metrics(run, plan, sums)
+
+    return jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
+
+
+def _metrics(run, plan, sums):
+    loss, accuracy, client_accuracy = evaluate(plan.task, plan.algorithm.params(run.server), plan.fed)
+    mean = lambda x: x / jnp.maximum(sums.rounds, 1)
+    return Metrics(run.round, loss, accuracy, client_accuracy, mean(sums.loss), mean(sums.clipped),
+                   mean(sums.update_norm), mean(sums.clients), run.mechanism if mech.adaptive(plan.release) else None)
+
+
+_measured = jax.jit(_metrics)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _scan(run, plan, rounds, words):
+    return scan_from(run, plan, rounds, noise_base(run.key, words))
+
+
+_begin, _noise_base = jax.jit(begin), jax.jit(noise_base)
+
+
+def schedule(rounds: int, every: int | None) -> np.ndarray:
+    """Int[E]: rounds before each evaluation; the last may be fewer.  Default: about twenty evaluations."""
+    checks.whole("simulate", rounds=rounds)
+    if every is None:
+        every = max(1, round_up(rounds / 20))
+    checks.whole("simulate", evaluate_every=every)
+    full, rest = divmod(int(rounds), int(every))
+    if full > EVALUATIONS:
+        checks.fail("simulate", f"at most {EVALUATIONS} evaluations", f"rounds={rounds}, evaluate_every={every}", "Evaluate more rarely.")
+    return np.append(np.full(full, every, np.int32), np.full(int(rest > 0), rest, np.int32))
+
+
+def tolerated(where: str, tolerate) -> tuple:
+    """The names of Health counts that may be above 0; who tolerates what is not finite tolerates such rows too."""
+    given = checks.several(where, tolerate=tolerate)
+    checks.choice(where, Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(given)})
+    return given + (("nonfinite_rows",) if "nonfinite" in given else ())
+
+
+def round_up(x) -> int:
+    return int(np.ceil(x))
+
+
+def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None, start: Run | None = None,
+             tolerate=(), mesh=None, data=None) -> Output:
+    """Run `rounds` rounds of `plan` as one XLA program.
+
+    Args     key: jax.random.key(seed); everything is addressed from it, so evaluating more often, chunking or
+             stopping and going on changes no draw.
+             evaluate_every: rounds between evaluations; default about twenty evaluations.
+             start: a state to go on from (`out.run`), under this plan or another with the same clients and state;
+             `key` is then not used.
+             tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
+             mesh: devices that share each cohort: "auto", a number, or a mesh as jfl.engine.devices.devices makes; None: one.
+             data: no longer used.
+    Returns  Output(run, metrics with leaves [evaluations], params).
+    Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was empty; ValueError
+             where `start` does not fit the plan, or a clip norm or noise falls below 1e-15 in one of the rounds.
+
+    Plans of one structure share one compiled program, whatever their numbers.  Of a `jfl.population` each round is one
+    program, while the next cohort's rows are fetched; what clients remember is then in numpy arrays.
+    """
+    checks.kind("simulate", Plan, "jfl.plan", plan=plan)
+    key, tolerate = checks.key("simulate", key), tolerated("simulate", tolerate)
+    _no_data("simulate", data)
+    if start is not None:
+        checks.kind("simulate", Run, "an earlier output", start=start)
+    counts = schedule(rounds, evaluate_every)
+    float_floors.lasting("simulate", plan, rounds, 0 if start is None else int(start.round))
+    mesh = meshes.devices(plan.mesh if mesh is None else mesh)
+    words = identity.for_noise(plan)
+    with meshes.together():
+        if meshes.shared(mesh):                           # noise that differs from process to process would be no error
+            begun = (key, 0, 0) if start is None else (start.key, int(start.round), int(start.attempt), start.history.tolist())
+            meshes.exchange("simulate", f"{identity.words(plan).tolist()} {begun} {counts.tolist()}")
+    plan, key = meshes.spread((dataclasses.replace(plan, mesh=mesh), key), mesh)
+    with meshes.together():
+        fresh = host_feed.start if plan.fed.host is not None else _begin
+        run = fresh(key, plan, words, identity.of_start(plan)) if start is None else _resumable(start, plan)
+        run, words = _entered(run, words)
+        if plan.fed.host is not None:
+            run, metrics = _fed(run, plan, counts, words)
+        else:
+            run = meshes.one_device(run) if mesh is None else meshes.spread(run, mesh)
+            run, metrics = _scan(run, plan, meshes.spread(counts, mesh), meshes.spread(words, mesh))
+        stop_if_unhealthy(run, tolerate)                  # waits for the run
+    return Output(run, metrics, plan.algorithm.params(run.server))
+
+
+def _entered(run: Run, words):
+    """A concrete run that has entered its plan, and its noise_words: hashed here, where it costs no program."""
+    names = ("round", "identity", "history", "attempt")
+    there = enter(dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words)
+    run = dataclasses.replace(run, identity=jnp.asarray(there.identity), history=jnp.asarray(there.history))
+    return run, noise_words(there.identity, there.history, there.attempt)
+
+
+def _fed(run: Run, plan: Plan, counts, words) -> tuple[Run, Metrics]:
+    """As `scan`, of a population."""
+    found, states = [], run.own
+    run = meshes.spread(dataclasses.replace(run, own=()), plan.mesh)
+    noise = _noise_base(run.key, meshes.spread(words, plan.mesh))
+    with host_feed.Feeder(run, states, plan, noise, int(counts.sum())) as feeder:
+        for count in counts:
+            sums = Seen(*(jnp.zeros(()) for _ in Seen._fields))
+            for _ in range(count):
+                run, sums = feeder.round(run, sums)
+            found.append(_measured(run, plan, sums))
+    return dataclasses.replace(run, own=states), jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+
+def _resumable(run: Run, plan: Plan) -> Run:
+    """A copy of `run` (the program consumes what it is given) that fits `plan`."""
+    fresh = jax.eval_shape(begin, run.key, plan, run.identity, run.history)
+    same = jax.tree.structure(fresh) == jax.tree.structure(run) and all(
+        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(run)))
+    if not same:
+        describe = lambda r: jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", dataclasses.asdict(r)["server"])
+        checks.fail("simulate(start=...)", f"a state like this plan's, {describe(fresh)}", f"{describe(run)}",
+                   "Use the plan that made it, or one with the same algorithm, model and clients.")
+    if plan.fed.host is not None:
+        return dataclasses.replace(jax.tree.map(jnp.copy, dataclasses.replace(run, own=())), own=host_feed.copied(run.own))
+    return jax.tree.map(jnp.copy, run)
+
+
+ADVICE = dict(nonfinite="Lower the learning rate, clip, or look for bad rows.",
+              nonfinite_rows='Lower the learning rate or look for bad rows; or pass tolerate=("nonfinite_rows",): they '
+              'count as zero, and a run that does not stop does not show that they are there.',
+              overflow="Give the sampler a larger capacity: the guarantee does not cover this run.",
+              empty_cohort='Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson round is legal.')
+
+
+def stop_if_unhealthy(run: Run, tolerate=()):
+    """Raise HealthError for a concrete run that counted trouble."""
+    if not checks.concrete(run.health):
+        return
+    health = {k: int(v) for k, v in run.health._asdict().items()}
+    bad = {k: v for k, v in health.items() if v > 0 and k not in tolerate}
+    if bad:
+        text = " ".join(f"{k}={v}. {ADVICE[k]}" for k, v in bad.items())
+        raise HealthError(f"simulate: need a healthy run; by round {int(run.round)} counted {text}", run, health)

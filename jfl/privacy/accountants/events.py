@@ -1,0 +1,214 @@
+"""What a run releases about one unit, as a small tree: nothing here computes an epsilon.
+
+A noise multiplier is std / sensitivity *under the adjacency in use*: the sensitivity of replace_one is twice the
+clip norm, so an event means the same whatever the adjacency.  Numbers become float64 when an event is built, whatever
+they were (an accountant that treats np.float32(2) unlike 2.0 is wrong without a word).  Every event is a pytree whose
+leaves are its numbers, so a new multiplier or number of rounds compiles nothing anew.
+"""
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core import checks
+
+
+def _event(cls):
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@_event
+class Gaussian:
+    noise_multiplier: Any
+
+
+@_event
+class Poisson:
+    rate: Any
+    event: Any
+
+
+@_event
+class WithoutReplacement:
+    sample: Any
+    population: Any
+    event: Any
+
+
+@_event
+class WithReplacement:
+    draws: Any
+    population: Any
+    event: Any
+
+
+@_event
+class Multiplicity:
+    """What bounds make of WithReplacement: an element counts k times with probability law[k]."""
+    law: Any
+    most: Any
+    event: Any
+
+
+@_event
+class Repeat:
+    event: Any
+    times: Any
+
+
+@_event
+class Compose:
+    events: tuple
+
+
+@_event
+class Series:
+    """Releases with noise of their own: multipliers [n] in the Gaussians of `event`, each times[n] times."""
+    event: Any
+    times: Any
+
+
+@_event
+class Participation:
+    probability: Any
+    event: Any
+
+
+def gaussian(noise_multiplier) -> Gaussian:
+    """One release of a sum plus N(0, (noise_multiplier * sensitivity)^2).
+
+    Units    noise_multiplier: dimensionless, > 0.
+    Errors   ValueError unless it is finite and > 0.
+
+    >>> gaussian(np.float32(2)) == gaussian(2)
+    True
+    """
+    return Gaussian(_number("events.gaussian", checks.positive, noise_multiplier=noise_multiplier))
+
+
+def poisson(rate, event) -> Poisson:
+    """`event` on a sample that each element joins on its own with probability `rate`; for add_remove.
+
+    Units    rate in (0, 1].
+    Errors   ValueError outside that range.
+    """
+    return Poisson(_number("events.poisson", checks.fraction, rate=rate), _known("events.poisson", event))
+
+
+def without_replacement(sample, population, event) -> WithoutReplacement:
+    """`event` on `sample` distinct elements of `population`, all subsets alike; for replace_one.
+
+    Errors   ValueError unless both are whole and 1 <= sample <= population.
+    """
+    where = "events.without_replacement"
+    sample, population = _whole(where, sample=sample), _whole(where, population=population)
+    if checks.concrete((sample, population)) and np.any(sample > population):
+        checks.fail(where, "sample <= population", f"sample={sample:g}, population={population:g}")
+    return WithoutReplacement(sample, population, _known(where, event))
+
+
+def with_replacement(draws, population, event) -> WithReplacement:
+    """`event` on `draws` independent draws from `population`, an element as often as it is drawn; for replace_one.
+
+    The noise multiplier is that of an element drawn once.
+
+    Units    population: the inverse of the probability that a draw takes the element, >= 1, whole or not.
+    Errors   ValueError unless draws is whole.
+    """
+    where = "events.with_replacement"
+    draws, population = _whole(where, draws=draws), _number(where, checks.positive, population=population)
+    if checks.concrete(population) and np.any(population < 1):
+        checks.fail(where, "population >= 1", f"population={population:g}")
+    return WithReplacement(draws, population, _known(where, event))
+
+
+def repeat(event, times) -> Repeat:
+    """`event`, `times` times with fresh randomness; later ones may depend on what earlier ones released."""
+    return Repeat(_known("events.repeat", event), _whole("events.repeat", times=times))
+
+
+def compose(*events) -> Compose:
+    """All of `events`, one after another; later ones may depend on what earlier ones released."""
+    return Compose(tuple(_known("events.compose", e) for e in events))
+
+
+def touched(rate, event) -> WithoutReplacement:
+    """`event`, which an element reaches with probability `rate` and then as often as it may; for replace_one.
+
+    The noise multiplier covers all that the element can do; noise added once a round (output perturbation) is so.
+
+    Units    rate in (0, 1].
+    Source   Li, Wang, Wu, 2025, section III: the two neighbours agree unless the element is drawn.
+    """
+    where = "events.touched"
+    return WithoutReplacement(_number(where, checks.fraction, rate=rate), np.float64(1.0), _known(where, event))
+
+
+def series(event, times) -> Series:
+    """`event` with each of its noise multipliers Float[n] in turn, times Float[n] >= 0 each, one after another.
+
+    >>> import jfl.privacy.accountants.rdp_events as bounds
+    >>> one = bounds.epsilon(series(gaussian(np.array([1.0, 2.0])), np.array([1, 4])), 1e-5)
+    >>> one == bounds.epsilon(compose(gaussian(1.0), repeat(gaussian(2.0), 4)), 1e-5)
+    True
+    """
+    return Series(_known("events.series", event), _number("events.series", checks.nonnegative, times=times))
+
+
+def participation(probability, event) -> Participation:
+    """`event` of one record, if the client that holds it takes part, which may be visible.
+
+    The gain is `probability`, not its square: a client differs from the others by more than any noise hides, so only
+    its absence protects the record.
+
+    Units    probability in (0, 1], the same whatever the data.
+    Errors   ValueError outside that range.
+    """
+    where = "events.participation"
+    return Participation(_number(where, checks.fraction, probability=probability), _known(where, event))
+
+
+def seen(event):
+    """One release whose sample is known: a Gaussian, without a gain.
+
+    Args:
+        event: a Gaussian, or a sample of one; drawn with replacement, an element may be all of it.
+
+    Example:
+        >>> seen(poisson(0.1, gaussian(2.0))) == gaussian(2.0), seen(with_replacement(4, 100, gaussian(2.0))) == gaussian(0.5)
+        (True, True)
+    """
+    if isinstance(event, Gaussian):
+        return event
+    copies = event.draws if isinstance(event, WithReplacement) else 1.0
+    return gaussian(seen(event.event).noise_multiplier / copies)
+
+
+KINDS = (Gaussian, Poisson, WithoutReplacement, WithReplacement, Repeat, Compose, Series, Participation)
+
+
+def _known(where, event):
+    if not isinstance(event, KINDS):
+        checks.fail(where, "an event such as events.gaussian(1.1)", f"{event!r}")
+    return event
+
+
+def _number(where, test, **named):
+    (name, value), = named.items()
+    if isinstance(value, jax.core.Tracer):
+        return value
+    array = np.asarray(value)
+    if not (array.dtype.kind in "iuf" or jnp.issubdtype(array.dtype, jnp.floating)):
+        checks.fail(where, f"a number {name}", f"{name}={value!r}")
+    array = array.astype(np.float64)
+    test(where, **{name: array})
+    return array[()] if array.ndim == 0 else array
+
+
+def _whole(where, **named):
+    value = _number(where, checks.positive, **named)
+    if checks.concrete(value) and np.any(value != np.floor(value)):
+        checks.fail(where, f"a whole number {next(iter(named))}", f"{value!r}")
+    return value

@@ -1,0 +1,299 @@
+"""Where the bands of a contribution lie: Haar transforms of its leaves, without any data.
+
+A contribution is cut into blocks, each block is transformed, and the coefficients of one level are a band.
+The transform is orthonormal: energies of bands add up to the squared norm, and equal noise in all of them is
+isotropic.  Structure only, static in a program; functions are pure and work under jit, vmap and grad.
+
+    bands = pixels(params, (28, 28))           # the levels of the images that a first layer sees
+    energies(bands, gradient)                  # Float32[count(bands)]
+
+Bands stand block by block, in a block the base first, then level 1 (finest) to the root.
+"""
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core import checks
+from ...core.records import record, static
+from ...kernels import haar
+from ...kernels.normals import normals
+
+
+class Block(NamedTuple):
+    """Leaves transformed together, as an array of shape grid + columns; a grid of one point is a plain band."""
+    leaves: tuple        # positions in tree order
+    grid: tuple          # lengths of the transformed axes, (d,) or (h, w)
+    columns: tuple = ()  # or (n,), all transformed alike
+
+
+@record
+class Bands:
+    """The blocks of a contribution, and the shapes of the leaves that it must have."""
+    blocks: tuple = static()
+    shapes: tuple = static()
+
+
+# --- makers -------------------------------------------------------------------------------------------------
+
+def flat(like) -> Bands:
+    """All leaves as one vector in tree order: its base and each of its levels.
+
+    `like` is, here and below, a contribution or its shapes.
+
+    >>> count(flat(jnp.zeros(1000))), count(per_layer([jnp.zeros(4), jnp.zeros(())]))
+    (11, 4)
+    """
+    shapes = _shapes("bands.flat", like)
+    return Bands((Block(tuple(range(len(shapes))), (sum(map(math.prod, shapes)),)),), shapes)
+
+
+def per_layer(like) -> Bands:
+    """Each leaf as a vector of its own; leaves of one entry are plain bands."""
+    shapes = _shapes("bands.per_layer", like)
+    return Bands(tuple(Block((i,), (math.prod(s),)) for i, s in enumerate(shapes)), shapes)
+
+
+def plain(like) -> Bands:
+    """One band of all entries: isotropic."""
+    shapes = _shapes("bands.plain", like)
+    return Bands((Block(tuple(range(len(shapes))), (1,), (sum(map(math.prod, shapes)),)),), shapes)
+
+
+def pixels(like, shape, leaves=None) -> Bands:
+    """The levels of an image, on the leading axis of the leaves that have an entry there for each pixel.
+
+    That is the weight of a dense layer on images, [h * w, n] or [h * w * c, n]; its columns share the levels.
+    Every other leaf is one plain band.
+
+    Args     shape: (h, w) or (h, w, c) for the two-dimensional pyramid, (d,) for a signal.
+             leaves: positions of the leaves to transform, in tree order; None: all that fit.
+    Errors   ValueError if no leaf fits, or one of `leaves` does not.
+    """
+    where = "bands.pixels"
+    shape = checks.several(where, shape=shape)
+    if not 1 <= len(shape) <= 3:
+        checks.fail(where, "shape (d,), (h, w) or (h, w, c)", f"{shape}")
+    for n in shape:
+        checks.whole(where, length=n)
+    shapes = _shapes(where, like)
+    fits = [i for i, s in enumerate(shapes) if s and s[0] == math.prod(shape) and math.prod(shape[:2]) > 1]
+    chosen = fits if leaves is None else checks.several(where, leaves=leaves)
+    if not chosen or not all(type(i) is int and i in fits for i in chosen):
+        checks.fail(where, f"leaves with {math.prod(shape)} entries on their first axis",
+                   f"shapes {list(shapes)}, leaves={checks.shown(leaves)}",
+                   "Bands follow the pixels of a dense layer's weight; use bands.per_layer for other models.")
+    grids = [shape[:2] if i in chosen else (1,) for i in range(len(shapes))]
+    columns = [(math.prod(s) // math.prod(grid),) for s, grid in zip(shapes, grids)]
+    return Bands(tuple(Block((i,), *block) for i, block in enumerate(zip(grids, columns))), shapes)
+
+
+def _shapes(where, like):
+    shapes = tuple(tuple(np.shape(x)) for x in jax.tree.leaves(like))
+    if not shapes or 0 in map(math.prod, shapes):
+        checks.fail(where, "a contribution whose leaves have entries", f"shapes {list(shapes)}")
+    return shapes
+
+
+# --- what the bands are -------------------------------------------------------------------------------------
+
+def _table(bands) -> np.ndarray:
+    """Float64[4, n]: block, level, leaves and size of each band."""
+    checks.kind("bands", Bands, "jfl.bands", bands=bands)
+    rows = []
+    for i, block in enumerate(bands.blocks):
+        top, split, columns = haar.height(*block.grid), 2 ** len(block.grid), math.prod(block.columns)
+        rows.append((i, 0 if top else -1, split**top, columns))
+        rows += [(i, level, split**level, (split - 1) * split ** (top - level) * columns)
+                 for level in range(1, top + 1)]
+    return np.array(rows, np.float64).T
+
+
+def count(bands: Bands) -> int:
+    return _table(bands).shape[1]
+
+
+def blocks(bands: Bands) -> np.ndarray:
+    """Int[n]: the block of each band."""
+    return _table(bands)[0].astype(int)
+
+
+def levels(bands: Bands) -> np.ndarray:
+    """Int[n]: 1 (finest) to L (root); the base has 0, a plain band -1."""
+    return _table(bands)[1].astype(int)
+
+
+def leaves(bands: Bands) -> np.ndarray:
+    """Float64[n]: entries that a coefficient is made of: 2^l or 4^l, the base as the root; plain bands 1."""
+    return _table(bands)[2]
+
+
+def sizes(bands: Bands) -> np.ndarray:
+    """Float64[n]: coefficients of each band, with those of padding.
+
+    >>> sizes(pixels({"b": jnp.zeros(10), "w": jnp.zeros((784, 10))}, (28, 28))).tolist()
+    [10.0, 10.0, 7680.0, 1920.0, 480.0, 120.0, 30.0]
+    """
+    return _table(bands)[3]
+
+
+def ids(bands: Bands) -> tuple:
+    """The band of each coefficient, NumPy Int arrays that broadcast against those of `analyse`."""
+    full = [[math.prod(f) for _, _, f in haar.layout(*block.grid)] for block in bands.blocks]
+    return tuple(np.repeat(at, f).reshape((-1,) + (1,) * len(block.columns))
+                 for block, at, f in zip(bands.blocks, _homes(bands), full))
+
+
+# --- transforms ---------------------------------------------------------------------------------------------
+
+def _checked(where, bands, tree):
+    values, treedef = jax.tree.flatten(tree)
+    got = tuple(tuple(np.shape(x)) for x in values)
+    if got != bands.shapes:
+        checks.fail(where, f"leaves of shapes {list(bands.shapes)}", f"{list(got)}",
+                   "Make the bands of this contribution.")
+    return values, treedef
+
+
+def _one_each(where, bands, values):
+    values, n = jnp.asarray(values, jnp.float32), count(bands)
+    if values.shape != (n,):
+        checks.fail(where, f"one value for each of {n} bands", f"shape {values.shape}")
+    return values
+
+
+def _axes(block):
+    return tuple(range(len(block.grid)))
+
+
+def _split(bands, values):
+    """For each block its pieces, float32, each inside one band."""
+    out = []
+    for block in bands.blocks:
+        mine = [jnp.asarray(values[i]).astype(jnp.float32).reshape(-1) for i in block.leaves]
+        x = mine[0] if len(mine) == 1 else jnp.concatenate(mine)
+        out.append(haar.split(x.reshape(block.grid + block.columns), _axes(block)))
+    return out
+
+
+def _merge(bands, pieces, like, treedef):
+    """The tree of these pieces, with the dtypes of `like`."""
+    out = [None] * len(like)
+    for block, mine in zip(bands.blocks, pieces):
+        x, start = haar.merge(mine, block.grid, _axes(block)).reshape(-1), 0
+        for i in block.leaves:
+            shape, end = bands.shapes[i], start + math.prod(bands.shapes[i])
+            out[i], start = x[start:end].reshape(shape).astype(like[i].dtype), end
+    return treedef.unflatten(out)
+
+
+def _homes(bands):
+    """For each block the bands of its pieces."""
+    out, start = [], 0
+    for block in bands.blocks:
+        out.append([start + level for level, _, _ in haar.layout(*block.grid)])
+        start = out[-1][-1] + 1
+    return out
+
+
+def _times(bands, values, pieces):
+    return [[x * values[b] for x, b in zip(mine, at)] for mine, at in zip(pieces, _homes(bands))]
+
+
+def analyse(bands: Bands, tree) -> tuple:
+    """Orthonormal coefficients of each block, float32: [m, ...], or [m * m, ...] of a pyramid, by columns."""
+    pieces = _split(bands, _checked("bands.analyse", bands, tree)[0])
+    return tuple(haar.join(mine, block.grid, _axes(block)) for block, mine in zip(bands.blocks, pieces))
+
+
+def synthesise(bands: Bands, coefficients, like):
+    """The inverse of `analyse`: a tree with the shapes and dtypes of `like`."""
+    values, treedef = _checked("bands.synthesise", bands, like)
+    pieces = [haar.cut(c, block.grid, 0) for block, c in zip(bands.blocks, coefficients)]
+    return _merge(bands, pieces, values, treedef)
+
+
+def energies(bands: Bands, tree):
+    """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree."""
+    out = [0.0] * count(bands)
+    for mine, at in zip(_split(bands, _checked("bands.energies", bands, tree)[0]), _homes(bands)):
+        for x, b in zip(mine, at):
+            out[b] += jnp.sum(jnp.square(x))
+    return jnp.stack(out)
+
+
+def scale(bands: Bands, values, tree):
+    """Each band of the tree times its value: Q^T diag(values) Q tree.
+
+    Shapes   values Float[n]; the result has the shapes and dtypes of `tree`.
+    """
+    like, treedef = _checked("bands.scale", bands, tree)
+    pieces = _times(bands, _one_each("bands.scale", bands, values), _split(bands, like))
+    return _merge(bands, pieces, like, treedef)
+
+
+def noise(bands: Bands, key, stds, like):
+    """Gaussian noise with standard deviation stds[b] in every coefficient of band b: a float32 tree.
+
+    Coefficients that reach padding alone are not drawn: they would be dropped.
+
+    Shapes   stds Float[n].
+    """
+    _, treedef = _checked("bands.noise", bands, like)
+    floats = [jax.ShapeDtypeStruct(s, jnp.float32) for s in bands.shapes]
+    drawn = [[jax.ShapeDtypeStruct(grid + block.columns, jnp.float32) for _, grid, _ in haar.layout(*block.grid)]
+             for block in bands.blocks]
+    pieces = _times(bands, _one_each("bands.noise", bands, stds), normals(key, drawn))
+    return _merge(bands, pieces, floats, treedef)
+
+
+# --- how much noise where -----------------------------------------------------------------------------------
+
+def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
+    """Float32[n]: expected energy of one coefficient, from no data, in units of that of a finest one.
+
+    2^(l * exponent) on a line and 4^(l * exponent) on a pyramid, the base as the root; exponent 1 on a pyramid
+    is the 1 / f^2 law of natural images.  A plain band has the mean over all transformed coefficients: nothing is
+    known of it, so as much is expected of each of its entries as of an entry of the transformed leaves.
+
+    Source   spec of Ranaweera et al., 2025, section 3.10: not in the paper.
+    """
+    n, shaped = sizes(bands), levels(bands) >= 0
+    energy = leaves(bands) ** exponent
+    if shaped.any():
+        energy[~shaped] = (n * energy)[shaped].sum() / n[shaped].sum()
+    return energy.astype(np.float32)
+
+
+def optimal(bands: Bands, energies, utility=1.0, floor=1e-3):
+    """Float32[n]: relative noise stds of the least total of utility * variance, at equal privacy.
+
+    They minimise sum_b a_b n_b t_b^2 where sum_b C_b^2 / t_b^2 is given: t_b^2 ~ C_b / sqrt(a_b n_b).
+
+    Args     energies: Float[n], C_b^2, of one contribution (not of a mean), public or privately estimated.
+             utility: a_b > 0, a number or Float[n], what a unit of noise variance costs.
+             floor: no root mean square coefficient counts as less than this fraction of the largest: no band is
+             frozen.
+    Source   spec of Ranaweera et al., 2025, section 3.6: not in the paper.
+    """
+    checks.positive("bands.optimal", utility=utility, floor=floor)
+    return (_variances("bands.optimal", bands, energies, floor) / jnp.asarray(utility, jnp.float32)) ** 0.25
+
+
+def family(bands: Bands, energies, beta, floor=1e-3):
+    """Float32[n]: relative noise stds, (C_b^2 / n_b)^(beta / 2): beta = 0 is isotropic, 1/2 is `optimal`.
+
+    Args     as of `optimal`; energies sizes(bands) * prior(bands) need no data.
+    """
+    checks.positive("bands.family", floor=floor)
+    return _variances("bands.family", bands, energies, floor) ** (jnp.asarray(beta, jnp.float32) / 2)
+
+
+def _variances(where, bands, energies, floor):
+    """Energy of a coefficient in each band, relative to the largest; without any energy all alike."""
+    checks.nonnegative(where, energies=energies)
+    each = _one_each(where, bands, energies) / sizes(bands).astype(np.float32)
+    top = jnp.max(each)
+    return jnp.maximum(jnp.where(top > 0, each / jnp.where(top > 0, top, 1.0), 1.0), floor**2)

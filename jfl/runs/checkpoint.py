@@ -1,0 +1,242 @@
+"""Checkpoints of a run directory: one file each, complete and undamaged or refused.
+
+A checkpoint is a line that names the format, a line of JSON, and the bytes of the arrays.  The first line has the
+digest of the second, which has that of the arrays, so a file that was cut or in which a bit fell is noticed.
+"""
+import contextlib
+import errno
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ..core import checks
+from ..core.records import Run
+
+MAGIC, FORMAT = "jfl-checkpoint", 3       # format 1 was a folder; 2 had no identity of a plan
+KEPT = 2
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
+# what else than XLA_FLAGS makes another program of the same code
+SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable",
+            "jax_numpy_dtype_promotion", "jax_disable_most_optimizations", "jax_random_seed_offset", "jax_disable_jit",
+            "jax_optimization_level", "jax_exec_time_optimization_effort", "jax_softmax_custom_jvp",
+            "jax_cpu_collectives_implementation")
+VARIABLES = ("NPROC", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
+
+
+def write(path, content):
+    """Write a file, a text or parts of bytes, so that a reader, also after a crash, sees the old one or the new one."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with open(temporary, "wb") as file:
+            for part in [content.encode()] if isinstance(content, str) else content:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:                              # of a write or a flush it names no file
+        error.filename = str(path)
+        raise
+    finally:
+        with contextlib.suppress(OSError):                # what went wrong above is what to tell
+            temporary.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):                        # the new name is on the disk too; not on Windows
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            if error.errno != errno.EINVAL:               # of a file system that cannot
+                raise
+        finally:
+            os.close(folder)
+
+
+def temporary(path) -> bool:
+    """True for a file that `write` was killed over."""
+    return bool(TEMPORARY.fullmatch(Path(path).name))
+
+
+def environment() -> dict:
+    """The environment record: the program and machine on which the same rounds give the same bits."""
+    version = importlib.metadata.version
+    settings = {k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS}       # some are values only
+    settings |= {k: os.environ[k] for k in VARIABLES if k in os.environ}
+    processor, features = _processor()
+    return dict(jfl=version("jfl"), source=_source(), python=f"{platform.python_version()} -O{sys.flags.optimize}",
+                jax=jax.__version__, jaxlib=version("jaxlib"),
+                numpy=np.__version__, packages=" ".join(f"{p} {version(p)}" for p in ("flax", "optax")),
+                platform=jax.devices()[0].client.platform_version, backend=jax.default_backend(),
+                device=jax.devices()[0].device_kind,
+                devices=jax.device_count(), processes=jax.process_count(), machine=platform.machine(), processor=processor, features=features,
+                cores=_cores(), flags=_flags(),
+                settings=" ".join(f"{k}={v}" for k, v in settings.items()))
+
+
+def code() -> dict:
+    """What processes must share to compute parts of one run or sweep."""
+    return {k: v for k, v in environment().items() if k in ("jfl", "source", "python", "jax", "jaxlib", "numpy", "packages")}
+
+
+def _flags() -> str:
+    """XLA_FLAGS, which may be the name of a file."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return flags if flags.lstrip()[:1] in ("", "-") or not os.path.isfile(flags) else Path(flags).read_text()
+
+
+def _cores() -> int:
+    """CPU cores this process may use: sums are divided among them, so their last bits follow the number."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+@functools.cache
+def _source() -> str:
+    """jfl's own code: in a working copy the version does not change with it."""
+    package = Path(__file__).parent
+    kernels = Path(importlib.import_module("jfl.kernels").__file__).parent
+    parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+@functools.cache
+def _processor() -> tuple[str, str]:
+    """The model of the CPU and a digest of its features, of which a virtual machine may hide some."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor(), ""
+    found = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
+    features = found.get("flags") or found.get("Features") or ""
+    return found.get("model name") or platform.processor(), _digest([features.encode()])[:8]
+
+
+def pack(run: Run) -> dict:
+    """The leaves of a run by number, keys as their data."""
+    plain = [jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+             for x in jax.tree.leaves(run)]
+    return {f"{i:04d}": np.asarray(x) for i, x in enumerate(plain)}
+
+
+def unpack(leaves: dict, like: Run) -> Run:
+    """The run that `pack` took apart; `like` gives the structure."""
+    wanted, treedef = jax.tree.flatten(like)
+    out = []
+    for i, x in enumerate(wanted):
+        value = leaves[f"{i:04d}"]
+        if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+            value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(x))
+        out.append(jax.numpy.asarray(value))
+    return treedef.unflatten(out)
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds; `digest` is that of its state."""
+    meta: dict
+    leaves: dict
+    digest: str
+
+
+class Store:
+    """The checkpoints of one run directory: the last two."""
+
+    def __init__(self, directory):
+        self.directory = Path(directory).absolute()
+        self.folder = self.directory / "checkpoints"
+
+    def rounds(self) -> list[int]:
+        """The rounds of the complete checkpoints, the last one first."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((int(p.name) for p in found if p.name.isdecimal()), reverse=True)
+
+    def latest(self) -> int | None:
+        return next(iter(self.rounds()), None)
+
+    def save(self, run: Run, meta: dict):
+        """Save a run and a JSON-able record beside it; it is on the disk when this returns.  Older ones go then."""
+        leaves = pack(run)
+        payload = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves.values()]
+        head = json.dumps(dict(jfl=importlib.metadata.version("jfl"), meta=meta, arrays=_arrays(leaves),
+                               digest=_digest(payload))).encode() + b"\n"
+        self.folder.mkdir(exist_ok=True)
+        write(self.folder / str(int(run.round)), [f"{MAGIC} {FORMAT} {_digest([head])}\n".encode(), head, *payload])
+        for old in self.rounds()[KEPT:]:
+            (self.folder / str(old)).unlink()
+
+    def load(self) -> Saved:
+        """The last checkpoint.
+
+        Errors   ValueError if it is of another format, was cut or has other bytes than were written.
+        """
+        path = self.folder / str(self.latest())
+        where = f"checkpoint {path}"
+        if path.is_dir():
+            _foreign(where, "a folder, format 1")
+        with open(path, "rb") as file:
+            first, head, payload = file.readline(), file.readline(), file.read()
+        words = first.decode("ascii", "replace").split()
+        if len(words) != 3 or words[0] != MAGIC or not words[1].isdecimal():
+            _damaged(path, "another first line")
+        if int(words[1]) != FORMAT:
+            _foreign(where, f"format {words[1]}")
+        if words[2] != _digest([head]):
+            _damaged(path, "another digest of its record")
+        record = json.loads(head)
+        if record["digest"] != _digest([payload]):
+            _damaged(path, f"another digest of its {len(payload)} bytes of arrays")
+        leaves, begin = {}, 0
+        for name, (kind, shape) in record["arrays"].items():
+            kind, count = jax.numpy.dtype(kind), int(np.prod(shape, dtype=np.int64))
+            leaves[name] = np.frombuffer(payload, kind, count, begin).reshape(shape)
+            begin += count * kind.itemsize
+        return Saved(record["meta"], leaves, record["digest"])
+
+    def restore(self, like: Run, saved: Saved | None = None) -> Run:
+        """The last complete run, or that of `saved`; `like` is one of the same plan.
+
+        Errors   ValueError if its arrays are not those of `like`.
+        """
+        leaves = (self.load() if saved is None else saved).leaves
+        needed, found = _arrays(pack(like)), _arrays(leaves)
+        if needed != found:
+            other = [f"{k}: {found.get(k)} there, {needed.get(k)} here" for k in sorted(needed.keys() | found.keys())
+                     if needed.get(k) != found.get(k)]
+            checks.fail(f"checkpoint {self.directory}", "the arrays of this plan", "; ".join(other[:5]),
+                       "Resume with the config that made it.")
+        return unpack(leaves, like)
+
+
+def _arrays(leaves: dict) -> dict:
+    return {k: [str(v.dtype), list(v.shape)] for k, v in leaves.items()}
+
+
+def signature(record: dict) -> str:
+    """A digest of what a record of JSON says, in whatever order."""
+    return _digest([json.dumps(record, sort_keys=True).encode()])
+
+
+def _digest(parts) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def _foreign(where, got):
+    checks.fail(where, f"format {FORMAT}", got, "Another version of jfl wrote it: resume with that version, or start in "
+               "another directory with another --seed.")
+
+
+def _damaged(path, got):
+    checks.fail(f"checkpoint {path}", "the file as it was written", f"{got}, so it was cut or damaged",
+               "Remove that file to go on from the one before: rounds since are computed again.")
