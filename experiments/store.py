@@ -1,4 +1,6 @@
-"""What was run, in a file of one JSON line each, so that a study that stopped goes on where it was."""
+"""What was run, in a file of one JSON line each, so that a study that stopped goes on where it
+was."""
+
 import json
 import os
 from collections.abc import Callable, Hashable
@@ -11,7 +13,8 @@ from jfl.runs import record as report
 class Store:
     """The records in a file by what was asked for; of two for the same the later counts.
 
-    A last line that was cut off is not there: it is taken out of the file before the next one is added.
+    A last line that was cut off is not there: it is taken out of the file before the next one is
+    added.
 
     Args     key: record -> what was asked for.
     Errors   ValueError naming the file and the line that is no record.
@@ -26,8 +29,12 @@ class Store:
                 record = json.loads(line)
                 self.found[key(record)] = record
             except (ValueError, KeyError, TypeError) as error:
-                checks.fail(f"{self.path}, line {number}", "a record of a run", f"{type(error).__name__}: {error}",
-                           "Take the line out: its run is then computed again.")
+                checks.fail(
+                    f"{self.path}, line {number}",
+                    "a record of a run",
+                    f"{type(error).__name__}: {error}",
+                    "Take the line out: its run is then computed again.",
+                )
 
     def _parts(self) -> tuple[bytes, bytes, bytes]:
         """Lines that are whole, the end of the last one, and what was cut off."""
@@ -39,7 +46,7 @@ class Store:
     def put(self, records: list[dict]):
         """Add records, each as a line of the file."""
         records = [report.plain(r) for r in records]
-        if self.cut:                                      # seen again now: another process may have written since
+        if self.cut:  # seen again now: another process may have written since
             whole, end, rest = self._parts()
             if rest:
                 os.truncate(self.path, len(whole + end))

@@ -1,4 +1,5 @@
 """Names of earlier versions; each warns, and goes with the next release."""
+
 import warnings
 
 import numpy as np
@@ -9,7 +10,11 @@ from .engine import round as rounds
 
 
 def _gone(old, new):
-    warnings.warn(f"jfl.{old} is now {new}; the old name goes with the next release.", DeprecationWarning, stacklevel=3)
+    warnings.warn(
+        f"jfl.{old} is now {new}; the old name goes with the next release.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
 def round(run, plan, noise=None):

@@ -1,18 +1,29 @@
-"""Learning rates, and other numbers, that change as training goes on; weights of clients, which may change too.
+"""Learning rates, and other numbers, that change as training goes on; weights of clients, which may
+change too.
 
-A schedule is a `Fn` of a clock, a whole number that may be traced.  As a client's `lr` it is called with
-round * steps + step, as a server's with the round.  `every` says how many ticks of the clock share a value:
-every = steps gives a client the clock of rounds, constant within a round.  Floats are leaves, so that a sweep over
-them is a vmap; whole numbers shape the program, but for the breakpoints of `piecewise`.
+A schedule is a `Fn` of a clock, a whole number that may be traced.  As a client's `lr` it is called
+with round * steps + step, as a server's with the round.  `every` says how many ticks of the clock
+share a value: every = steps gives a client the clock of rounds, constant within a round.  Floats
+are leaves, so that a sweep over them is a vmap; whole numbers shape the program, but for the
+breakpoints of `piecewise`.
 """
+
 import jax.numpy as jnp
 import numpy as np
 
 from .core import checks
 from .core.records import Fn, named
 
-__all__ = ["inverse_sqrt", "inverse", "theory", "theory_rounds", "exponential", "piecewise", "impact"]
-LAST = 2**31 - 1       # of the clock
+__all__ = [
+    "inverse_sqrt",
+    "inverse",
+    "theory",
+    "theory_rounds",
+    "exponential",
+    "piecewise",
+    "impact",
+]
+LAST = 2**31 - 1  # of the clock
 
 
 @named("schedules.inverse_sqrt")
@@ -25,7 +36,8 @@ def inverse_sqrt(lr, every: int = 1, offset=1.0) -> Fn:
 
     Shapes   clock Int[] -> Float[].
     Errors   ValueError unless lr and offset are > 0 and every is whole, at least 1.
-    Source   experiments of Li, Wang, Wu, 2025 (lr 0.04 and 0.01), and of Chen et al., 2024 (every = steps).
+    Source   experiments of Li, Wang, Wu, 2025 (lr 0.04 and 0.01), and of Chen et al., 2024 (every =
+             steps).
 
     >>> [round(float(inverse_sqrt(0.04, every=5)(t)), 4) for t in (0, 4, 5, 15)]
     [0.04, 0.04, 0.0283, 0.02]
@@ -55,7 +67,8 @@ def _theory(clock, *, strong_convexity, smoothness, steps):
 
 
 def theory(strong_convexity, smoothness, steps: int) -> Fn:
-    """2 / (mu (a + clock)) with a = max(8 L / mu, steps), for mu-strongly convex and L-smooth losses.
+    """2 / (mu (a + clock)) with a = max(8 L / mu, steps), for mu-strongly convex and L-smooth
+    losses.
 
     It starts at 1 / (4 L) or below, and falls by half at most within a round.
 
@@ -66,7 +79,9 @@ def theory(strong_convexity, smoothness, steps: int) -> Fn:
     >>> [round(float(theory(0.5, 1.0, 10)(t)), 4) for t in (0, 16)]
     [0.25, 0.125]
     """
-    return Fn(_theory, _convex("schedules.theory", strong_convexity, smoothness, steps), dict(steps=steps))
+    return Fn(
+        _theory, _convex("schedules.theory", strong_convexity, smoothness, steps), dict(steps=steps)
+    )
 
 
 @named("schedules.theory_rounds")
@@ -77,7 +92,8 @@ def _theory_rounds(clock, *, strong_convexity, smoothness, steps, every):
 def theory_rounds(strong_convexity, smoothness, steps: int, every: int | None = None) -> Fn:
     """4 / (steps (mu round + 16 L)): as `theory`, for steps that share the rate of their round.
 
-    Args     every: ticks of the clock in a round.  None: steps, for a client; 1 for a clock in rounds.
+    Args     every: ticks of the clock in a round.  None: steps, for a client; 1 for a clock in
+             rounds.
     Shapes, Errors   as `theory`.
     Source   Chen et al., 2024, Theorem 1.
 
@@ -109,42 +125,70 @@ def exponential(initial, decay, total: int) -> Fn:
     where = "schedules.exponential"
     checks.positive(where, single=True, initial=initial, decay=decay)
     checks.whole(where, total=total)
-    return Fn(_exponential, dict(initial=checks.scalar(initial), decay=checks.scalar(decay)), dict(total=total))
+    return Fn(
+        _exponential,
+        dict(initial=checks.scalar(initial), decay=checks.scalar(decay)),
+        dict(total=total),
+    )
 
 
 @named("schedules.piecewise")
 def _piecewise(clock, *, breakpoints, values):
-    return jnp.asarray(values)[jnp.searchsorted(breakpoints, clock, side="right", method="compare_all")]
+    return jnp.asarray(values)[
+        jnp.searchsorted(breakpoints, clock, side="right", method="compare_all")
+    ]
 
 
 def piecewise(breakpoints, values) -> Fn:
     """values[i] from breakpoints[i-1] on, until before breakpoints[i]; the last value stays.
 
-    For plan(weights=...), values of shape [C] are impact factors that change with the round (`impact`).
+    For plan(weights=...), values of shape [C] are impact factors that change with the round
+    (`impact`).
 
     Shapes   breakpoints [k] whole numbers; values: k + 1 of one shape [...]; clock Int[] -> [...].
-    Speed    breakpoints and values are leaves: other numbers, or a sweep over them, need no other program.
-    Errors   ValueError unless 0 < breakpoints[0] < breakpoints[1] < ..., with k + 1 finite values of one shape.
-    Source   Talaei and Izadi, 2024: impact factors p^(t), of which two groups change places after round 10.
+    Speed    breakpoints and values are leaves: other numbers, or a sweep over them, need no other
+    program.
+    Errors   ValueError unless 0 < breakpoints[0] < breakpoints[1] < ..., with k + 1 finite values
+             of one shape.
+    Source   Talaei and Izadi, 2024: impact factors p^(t), of which two groups change places after
+             round 10.
 
     >>> rate = piecewise([10, 20], [0.3, 0.2, 0.1])
     >>> [round(float(rate(t)), 4) for t in (0, 9, 10, 19, 20, 500)]
     [0.3, 0.3, 0.2, 0.2, 0.1, 0.1]
     """
     where, begin = "schedules.piecewise", 0
-    if not hasattr(values, "__len__") or not isinstance(values, list | tuple) and np.ndim(values) < 1 \
-            or checks.array(where, "breakpoints", breakpoints).ndim != 1:
-        checks.fail(where, "breakpoints and values, a list of each", f"{checks.shown(breakpoints)} and {checks.shown(values)}")
+    if (
+        not hasattr(values, "__len__")
+        or not isinstance(values, list | tuple)
+        and np.ndim(values) < 1
+        or checks.array(where, "breakpoints", breakpoints).ndim != 1
+    ):
+        checks.fail(
+            where,
+            "breakpoints and values, a list of each",
+            f"{checks.shown(breakpoints)} and {checks.shown(values)}",
+        )
     for at in breakpoints:
-        checks.whole(where, "Breakpoints rise, and the first is not 0.", least=begin + 1, breakpoint=at)
+        checks.whole(
+            where, "Breakpoints rise, and the first is not 0.", least=begin + 1, breakpoint=at
+        )
         begin = int(at)
     if begin > LAST:
         checks.fail(where, f"breakpoints <= {LAST}", begin)
     values = list(values)
-    shapes = sorted({(checks.array(where, "values", value) if checks.concrete(value) else value).shape for value in values})
+    shapes = sorted(
+        {
+            (checks.array(where, "values", value) if checks.concrete(value) else value).shape
+            for value in values
+        }
+    )
     if len(values) != len(breakpoints) + 1 or len(shapes) > 1:
-        checks.fail(where, f"{len(breakpoints) + 1} values of one shape, one more than breakpoints",
-                   f"{len(values)} of shape {', '.join(map(str, shapes))}")
+        checks.fail(
+            where,
+            f"{len(breakpoints) + 1} values of one shape, one more than breakpoints",
+            f"{len(values)} of shape {', '.join(map(str, shapes))}",
+        )
     if checks.concrete(values):
         given = np.asarray(values)
         with np.errstate(over="ignore"):
@@ -157,12 +201,16 @@ def piecewise(breakpoints, values) -> Fn:
 
 
 def impact(ratios, groups):
-    """Weights of clients that come in groups: p_g = ratio_g / sum_h ratio_h size_h for every member of group g.
+    """Weights of clients that come in groups: p_g = ratio_g / sum_h ratio_h size_h for every member
+    of group g.
 
-    Shapes   ratios [G], groups [G] sizes -> Float64[C], C = sum of sizes, in the order of the groups; the sum is 1.
-    Privacy  `plan(weights=...)` takes them as public: ratios must not be computed from the data of clients.
+    Shapes   ratios [G], groups [G] sizes -> Float64[C], C = sum of sizes, in the order of the
+             groups; the sum is 1.
+    Privacy  `plan(weights=...)` takes them as public: ratios must not be computed from the data of
+             clients.
     Errors   ValueError unless ratios are >= 0 with a positive sum and groups are whole, at least 1.
-    Source   Talaei and Izadi, 2024: what gives the impact factors they quote, 0-1-2 -> 0, 1/60, 1/30.
+    Source   Talaei and Izadi, 2024: what gives the impact factors they quote, 0-1-2 -> 0, 1/60,
+             1/30.
 
     >>> impact((0, 1, 2), (2, 1, 1)).round(4).tolist()
     [0.0, 0.0, 0.3333, 0.6667]
@@ -179,7 +227,9 @@ def impact(ratios, groups):
     return np.repeat(ratios / (ratios @ groups), groups)
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
+# --- parts
+# --------------------------------------------------------------------------------------------------
+
 
 def _bound(where, every, **numbers):
     checks.positive(where, single=True, **numbers)
@@ -191,6 +241,12 @@ def _convex(where, strong_convexity, smoothness, steps):
     checks.positive(where, single=True, strong_convexity=strong_convexity, smoothness=smoothness)
     checks.whole(where, steps=steps)
     if checks.concrete((strong_convexity, smoothness)) and smoothness < strong_convexity:
-        checks.fail(where, "smoothness >= strong_convexity", f"{smoothness!r} < {strong_convexity!r}",
-                   "A mu-strongly convex and L-smooth function has mu <= L.")
-    return dict(strong_convexity=checks.scalar(strong_convexity), smoothness=checks.scalar(smoothness))
+        checks.fail(
+            where,
+            "smoothness >= strong_convexity",
+            f"{smoothness!r} < {strong_convexity!r}",
+            "A mu-strongly convex and L-smooth function has mu <= L.",
+        )
+    return dict(
+        strong_convexity=checks.scalar(strong_convexity), smoothness=checks.scalar(smoothness)
+    )

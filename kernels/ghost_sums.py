@@ -1,13 +1,17 @@
-"""Norms and clipped sums of per-example gradients from activations and backprops, without the gradients.
+"""Norms and clipped sums of per-example gradients from activations and backprops, without the
+gradients.
 
-A linear layer's gradient on one example is a sum of outer products, a^T b: `a` [P, I] came in, `b` [P, O] is
-the derivative by what went out, at P positions.  Its norm and a weighted sum over examples follow from a and b
-alone (Goodfellow, 2015; Bu et al., ICML 2023, who keep book of both instead of a second backward pass).
+A linear layer's gradient on one example is a sum of outer products, a^T b: `a` [P, I] came in, `b`
+[P, O] is the derivative by what went out, at P positions.  Its norm and a weighted sum over
+examples follow from a and b alone (Goodfellow, 2015; Bu et al., ICML 2023, who keep book of both
+instead of a second backward pass).
 
-Each kind of leaf has two functions: `squares()`, Float[N], and `total(factor)`, the sum of factor[n] times
-gradient n.  A factor of exactly 0 removes an example, whatever it holds.  Everything is at least float32 and at
-full matmul precision, also where a device would rather use less: a clip norm is a promise.
+Each kind of leaf has two functions: `squares()`, Float[N], and `total(factor)`, the sum of
+factor[n] times gradient n.  A factor of exactly 0 removes an example, whatever it holds.
+Everything is at least float32 and at full matmul precision, also where a device would rather use
+less: a clip norm is a promise.
 """
+
 import math
 from typing import NamedTuple
 
@@ -23,7 +27,9 @@ def _wide(x):
 
 def _held(factor, x):
     """Rows of `x` whose factor is not 0; `where`, since 0 * nan is nan."""
-    return jnp.where(factor.reshape(factor.shape + (1,) * (x.ndim - 1)) != 0, x, jnp.zeros((), x.dtype))
+    return jnp.where(
+        factor.reshape(factor.shape + (1,) * (x.ndim - 1)) != 0, x, jnp.zeros((), x.dtype)
+    )
 
 
 def _scaled(factor, x):
@@ -38,6 +44,7 @@ def shrink(norm, bound):
 
 class Formed(NamedTuple):
     """Gradients that are small enough to be held: g [N, ...]."""
+
     g: jax.Array
 
     def squares(self):
@@ -48,15 +55,18 @@ class Formed(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Gradients a^T b, for each of E blocks (groups of a convolution): a [N, E, P, I], b [N, E, P, O]."""
+    """Gradients a^T b, for each of E blocks (groups of a convolution): a [N, E, P, I], b [N, E, P,
+    O]."""
+
     a: jax.Array
     b: jax.Array
 
     def squares(self):
         """For P positions, <a a^T, b b^T>, and a little more.
 
-        Outer products may cancel: then rounding makes that difference of large numbers too small, and the row
-        would be clipped too late.  With a bound of the rounding added it is clipped too early at worst.
+        Outer products may cancel: then rounding makes that difference of large numbers too small,
+        and the row would be clipped too late.  With a bound of the rounding added it is clipped too
+        early at worst.
         """
         a, b = _wide(self.a), _wide(self.b)
         own = jnp.square(a).sum(3) * jnp.square(b).sum(3)
@@ -68,14 +78,15 @@ class Product(NamedTuple):
 
     def total(self, factor):
         a, b = _held(factor, _wide(self.a)), _scaled(factor, _wide(self.b))
-        if a.shape[1] == 1:                               # a plain matrix product: a third faster on a CPU
+        if a.shape[1] == 1:  # a plain matrix product: a third faster on a CPU
             a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
             return jnp.dot(b.T, a, precision=FULL).T[None]
         return jnp.einsum("nepi,nepo->eio", a, b, precision=FULL)
 
 
 def product(a, b):
-    """`Product`, or `Formed` where the gradients cost less than the Gram matrices of their positions."""
+    """`Product`, or `Formed` where the gradients cost less than the Gram matrices of their
+    positions."""
     p, i, o = a.shape[2], a.shape[3], b.shape[3]
     if p == 1 or 2 * p * p < i * o:
         return Product(a, b)
@@ -83,7 +94,9 @@ def product(a, b):
 
 
 class Lookup(NamedTuple):
-    """Rows taken from a table: at Int[N, P], in range or equal to `size`, which is no row; b [N, P, D]."""
+    """Rows taken from a table: at Int[N, P], in range or equal to `size`, which is no row; b [N, P,
+    D]."""
+
     at: jax.Array
     b: jax.Array
     size: int
@@ -109,12 +122,15 @@ def patches(x, window, strides, padding, x_dilation, dilation):
     """What a convolution multiplies its kernel with, as slices.
 
     Shapes   x [N, *space, C] -> [N, *places, prod(window) * C].
-    Args     padding: (low, high) of each spatial axis; x_dilation, dilation: of the input and of the kernel.
+    Args     padding: (low, high) of each spatial axis; x_dilation, dilation: of the input and of
+             the kernel.
     """
     around = [(*p, d - 1) for p, d in zip(padding, x_dilation)]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])
     space = x.shape[1:-1]
-    places = [(n - (k - 1) * d - 1) // s + 1 for n, k, d, s in zip(space, window, dilation, strides)]
+    places = [
+        (n - (k - 1) * d - 1) // s + 1 for n, k, d, s in zip(space, window, dilation, strides)
+    ]
     slices = []
     for flat in range(math.prod(window)):
         offset = []
@@ -122,5 +138,7 @@ def patches(x, window, strides, padding, x_dilation, dilation):
             flat, at = divmod(flat, k)
             offset.insert(0, at * d)
         end = [o + (n - 1) * s + 1 for o, n, s in zip(offset, places, strides)]
-        slices.append(jax.lax.slice(x, (0, *offset, 0), (x.shape[0], *end, x.shape[-1]), (1, *strides, 1)))
+        slices.append(
+            jax.lax.slice(x, (0, *offset, 0), (x.shape[0], *end, x.shape[-1]), (1, *strides, 1))
+        )
     return jnp.concatenate(slices, -1)

@@ -1,12 +1,15 @@
 """Orthonormal Haar transforms along one axis, or two at once (a square pyramid), in O(m).
 
-Coefficients come in the order base, finest details (level 1), ..., root detail (level L); a detail is left
-minus right.  Lengths are padded with zeros to a power of two, m = 2 ** L.  The un-normalised transform of
-Ranaweera et al., 2025, has means and half differences: it is `analysis(x) / sqrt(leaves(m))`.
+Coefficients come in the order base, finest details (level 1), ..., root detail (level L); a detail
+is left minus right.  Lengths are padded with zeros to a power of two, m = 2 ** L.  The
+un-normalised transform of Ranaweera et al., 2025, has means and half differences: it is
+`analysis(x) / sqrt(leaves(m))`.
 
-A "piece" is what one level has of one kind of detail, without the coefficients that see padding alone: those
-are zero in an analysis and reach nothing in a synthesis.  Work on pieces needs no gather and moves no padding.
+A "piece" is what one level has of one kind of detail, without the coefficients that see padding
+alone: those are zero in an analysis and reach nothing in a synthesis.  Work on pieces needs no
+gather and moves no padding.
 """
+
 import functools
 import math
 
@@ -37,7 +40,9 @@ def layout(*lengths) -> tuple:
     return tuple(out)
 
 
-# --- pieces -------------------------------------------------------------------------------------------------
+# --- pieces
+# -------------------------------------------------------------------------------------------------
+
 
 def split(x, axes=(-1,)) -> tuple:
     """The pieces of x along `axes`, as `layout` of their lengths lists them.
@@ -63,9 +68,12 @@ def merge(pieces, lengths, axes=(-1,)):
     axes = tuple(a % x.ndim for a in axes)
     kinds = 2 ** len(axes) - 1
     for level in reversed(range(height(*lengths))):
-        parts = [x, *details[level * kinds:(level + 1) * kinds]]
+        parts = [x, *details[level * kinds : (level + 1) * kinds]]
         for axis in reversed(axes):
-            parts = [_interleave(low + high, low - high, axis) for low, high in zip(parts[::2], parts[1::2])]
+            parts = [
+                _interleave(low + high, low - high, axis)
+                for low, high in zip(parts[::2], parts[1::2])
+            ]
         x = parts[0] * 0.5 ** (len(axes) / 2)
         for axis, d in zip(axes, lengths):
             x = lax.slice_in_dim(x, 0, -(-d // 2**level), axis=axis)
@@ -79,12 +87,13 @@ def _interleave(even, odd, axis):
 
 
 def join(pieces, lengths, axes=(-1,)):
-    """All coefficients of these pieces, padding included, on one axis of m or m * m in the place of `axes`."""
+    """All coefficients of these pieces, padding included, on one axis of m or m * m in the place of
+    `axes`."""
     first, out = axes[0] % pieces[0].ndim, []
     for piece, (_, grid, full) in zip(pieces, layout(*lengths)):
         pad = [(0, 0)] * piece.ndim
-        pad[first:first + len(grid)] = [(0, f - g) for f, g in zip(full, grid)]
-        shape = piece.shape[:first] + (math.prod(full),) + piece.shape[first + len(grid):]
+        pad[first : first + len(grid)] = [(0, f - g) for f, g in zip(full, grid)]
+        shape = piece.shape[:first] + (math.prod(full),) + piece.shape[first + len(grid) :]
         out.append(jnp.pad(piece, pad).reshape(shape))
     return jnp.concatenate(out, first)
 
@@ -94,7 +103,7 @@ def cut(coefficients, lengths, axis=-1) -> tuple:
     axis, start, out = axis % coefficients.ndim, 0, []
     for _, grid, full in layout(*lengths):
         piece = lax.slice_in_dim(coefficients, start, start + math.prod(full), axis=axis)
-        piece = piece.reshape(piece.shape[:axis] + full + piece.shape[axis + 1:])
+        piece = piece.reshape(piece.shape[:axis] + full + piece.shape[axis + 1 :])
         for i, g in enumerate(grid):
             piece = lax.slice_in_dim(piece, 0, g, axis=axis + i)
         out.append(piece)
@@ -102,14 +111,17 @@ def cut(coefficients, lengths, axis=-1) -> tuple:
     return tuple(out)
 
 
-# --- one axis -----------------------------------------------------------------------------------------------
+# --- one axis
+# -----------------------------------------------------------------------------------------------
+
 
 def analysis(x, path: str = "auto"):
     """x [..., d] -> coefficients [..., m], m the next power of two.
 
     "auto" is XLA: no benchmark on an accelerator has shown that the Pallas kernel is faster.
 
-    Args     path: "auto", "xla", "pallas", or "interpret" (the Pallas kernel where there is no accelerator).
+    Args     path: "auto", "xla", "pallas", or "interpret" (the Pallas kernel where there is no
+             accelerator).
 
     >>> c = analysis(jnp.array([4.0, 8, 1, 9, 8, 4, 5, 3])) / jnp.sqrt(leaves(8))
     >>> [round(float(v), 4) for v in c]
@@ -131,7 +143,8 @@ def synthesis(coefficients, length: int, path: str = "auto"):
 
 
 def levels(m: int):
-    """NumPy Int[m], m a power of two: the level of each coefficient, 1 (finest) to L (root); the base has 0.
+    """NumPy Int[m], m a power of two: the level of each coefficient, 1 (finest) to L (root); the
+    base has 0.
 
     >>> levels(8).tolist()
     [0, 1, 1, 1, 1, 2, 2, 3]
@@ -148,12 +161,16 @@ def leaves(m: int):
     return _each("leaves", m, 1, lambda level, top: 2 ** (level or top))
 
 
-# --- two axes -----------------------------------------------------------------------------------------------
+# --- two axes
+# -----------------------------------------------------------------------------------------------
+
 
 def analysis2(x):
-    """x [..., h, w] -> coefficients [..., m * m] of the pyramid on the smallest square, m = 2 ** L, around x.
+    """x [..., h, w] -> coefficients [..., m * m] of the pyramid on the smallest square, m = 2 ** L,
+    around x.
 
-    Each level splits a square in four: means, which the next level splits, and three kinds of details.
+    Each level splits a square in four: means, which the next level splits, and three kinds of
+    details.
 
     >>> analysis2(jnp.ones((2, 2))).tolist()
     [2.0, 0.0, 0.0, 0.0]
@@ -162,7 +179,8 @@ def analysis2(x):
 
 
 def synthesis2(coefficients, shape):
-    """coefficients [..., m * m] -> x [..., h, w]: the inverse of `analysis2`, without the padding."""
+    """coefficients [..., m * m] -> x [..., h, w]: the inverse of `analysis2`, without the
+    padding."""
     _padded("synthesis2", coefficients, 4 ** height(*shape), shape)
     return merge(cut(coefficients, shape), shape, (-2, -1))
 
@@ -178,27 +196,35 @@ def levels2(m: int):
 
 def _each(where, m, dimensions, value):
     if m < 1 or m & (m - 1):
-        raise ValueError(f"haar.{where}: need m to be a power of two; got {m!r}. It is the padded length.")
+        raise ValueError(
+            f"haar.{where}: need m to be a power of two; got {m!r}. It is the padded length."
+        )
     out = []
     for level, _, full in layout(*(m,) * dimensions):
         out += [value(level, height(m))] * math.prod(full)
-    with jax.ensure_compile_time_eval():                  # numbers, also where the caller is being traced
+    with jax.ensure_compile_time_eval():  # numbers, also where the caller is being traced
         return jax.device_get(jnp.array(out))
 
 
 def _padded(where, coefficients, size, shape):
     if coefficients.shape[-1] != size:
-        raise ValueError(f"haar.{where}: need {size} coefficients for {shape}; got {coefficients.shape[-1]}. "
-                         "Pass the lengths that were analysed.")
+        raise ValueError(
+            f"haar.{where}: need {size} coefficients for {shape}; got {coefficients.shape[-1]}. "
+            "Pass the lengths that were analysed."
+        )
 
 
 def _path(where, path):
     if path not in PATHS:
-        raise ValueError(f"haar.{where}: need path to be one of {', '.join(map(repr, PATHS))}; got {path!r}.")
+        raise ValueError(
+            f"haar.{where}: need path to be one of {', '.join(map(repr, PATHS))}; got {path!r}."
+        )
     return "xla" if path == "auto" else path
 
 
-# --- the kernel: all levels of a row at once ----------------------------------------------------------------
+# --- the kernel: all levels of a row at once
+# ----------------------------------------------------------------
+
 
 def _sign(dtype):
     return 1 - 2 * lax.broadcasted_iota(jnp.int32, (1, 1, 2), 2).astype(dtype)
@@ -206,7 +232,7 @@ def _sign(dtype):
 
 def _analysis_kernel(x_ref, out_ref):
     x, start = x_ref[...], 1
-    while (half := x.shape[-1] // 2):
+    while half := x.shape[-1] // 2:
         pairs = x.reshape(1, half, 2)
         x = pairs.sum(-1) * 0.5**0.5
         out_ref[:, pl.ds(start, half)] = (pairs * _sign(x.dtype)).sum(-1) * 0.5**0.5
@@ -228,11 +254,19 @@ def _pallas(x, forward, interpret):
     rows, m = x.size // x.shape[-1], x.shape[-1]
     block = pl.BlockSpec((1, m), lambda i: (i, 0))
     kernel = _analysis_kernel if forward else _synthesis_kernel
-    call = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((rows, m), x.dtype), grid=(rows,),
-                          in_specs=[block], out_specs=block, interpret=interpret)
+    call = pl.pallas_call(
+        kernel,
+        out_shape=jax.ShapeDtypeStruct((rows, m), x.dtype),
+        grid=(rows,),
+        in_specs=[block],
+        out_specs=block,
+        interpret=interpret,
+    )
     return call(x.reshape(rows, m)).reshape(x.shape)
 
 
 # the gradient of an orthonormal map is its inverse
-_pallas.defvjp(lambda x, forward, interpret: (_pallas(x, forward, interpret), None),
-               lambda forward, interpret, _, g: (_pallas(g, not forward, interpret),))
+_pallas.defvjp(
+    lambda x, forward, interpret: (_pallas(x, forward, interpret), None),
+    lambda forward, interpret, _, g: (_pallas(g, not forward, interpret),),
+)

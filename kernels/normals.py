@@ -1,13 +1,16 @@
-"""Standard normals for a whole pytree, drawn as one flat vector: from counters to N(0, 1) in one loop.
+"""Standard normals for a whole pytree, drawn as one flat vector: from counters to N(0, 1) in one
+loop.
 
-One block of Philox (128 bits) makes two normals by Box & Muller: 62 bits give the radius, 34 the angle.  A normal
-depends on the key and its position only, never on how long the vector is or how it is cut into leaves.
+One block of Philox (128 bits) makes two normals by Box & Muller: 62 bits give the radius, 34 the
+angle.  A normal depends on the key and its position only, never on how long the vector is or how it
+is cut into leaves.
 
-What bounds the speed is arithmetic (20 products of 32 bits a block) and, after it, memory.  XLA for CPU has no loop
-with two results, and computes an expression anew for every reader; a complex number is one result that holds both
-normals, and a branch that is always taken, which the compiler cannot know, is where no reader reaches in: the pairs
-are written once and read where they are added.
+What bounds the speed is arithmetic (20 products of 32 bits a block) and, after it, memory.  XLA for
+CPU has no loop with two results, and computes an expression anew for every reader; a complex number
+is one result that holds both normals, and a branch that is always taken, which the compiler cannot
+know, is where no reader reaches in: the pairs are written once and read where they are added.
 """
+
 import functools
 
 import jax
@@ -17,7 +20,7 @@ from jax import lax
 
 from . import philox
 
-TILE = 256               # pairs whose first normals, then whose second normals, lie side by side
+TILE = 256  # pairs whose first normals, then whose second normals, lie side by side
 GENERATORS = ("philox", "key")
 
 
@@ -25,12 +28,13 @@ def normals(key, like, generator: str = "philox"):
     """A pytree of independent float32 N(0, 1) with the shapes of `like`.
 
     Args     key: any key of two or four words (threefry2x32, rbg, `philox.PHILOX`).
-             generator: "philox" derives the noise from the key's words by Philox4x32-10, whatever its type;
-             "key" draws it as jax.random.normal does, by the key's own generator and the inverse error function.
-    Privacy  "philox": the radius has 62 bits, so normals reach 9.3 standard deviations and miss 2^-63 of the mass;
-             the computed pair is within 3e-7 r + 6e-8 / r of the exact one at distance r from 0.  "key": from 23
-             bits, so at most 5.42, missing 6e-8.  Both are floats on a grid, which exact differential privacy does
-             not allow for.
+             generator: "philox" derives the noise from the key's words by Philox4x32-10, whatever
+             its type; "key" draws it as jax.random.normal does, by the key's own generator and the
+             inverse error function.
+    Privacy  "philox": the radius has 62 bits, so normals reach 9.3 standard deviations and miss
+             2^-63 of the mass; the computed pair is within 3e-7 r + 6e-8 / r of the exact one at
+             distance r from 0.  "key": from 23 bits, so at most 5.42, missing 6e-8.  Both are
+             floats on a grid, which exact differential privacy does not allow for.
     Errors   ValueError for another generator, a key of another size, or 2^33 values.
     Source   Box & Muller, Ann. Math. Stat. 29 (1958); Salmon et al., SC 2011.
     """
@@ -48,17 +52,20 @@ def normals(key, like, generator: str = "philox"):
 
 
 def _by_key(key, tiles: int):
-    """One draw padded to tiles: on a CPU a (784, 10) leaf of its own costs 2.8 times as much a value."""
+    """One draw padded to tiles: on a CPU a (784, 10) leaf of its own costs 2.8 times as much a
+    value."""
     return jax.random.normal(key, (tiles * 2 * TILE,), jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnums=1)          # alone it rounds as it does inside a program
+@functools.partial(jax.jit, static_argnums=1)  # alone it rounds as it does inside a program
 def _by_philox(key, tiles: int):
-    if tiles >= 2 ** 24:
+    if tiles >= 2**24:
         raise ValueError(f"normals: need less than 2^33 values of one key; got {tiles * 2 * TILE}.")
     if tiles == 0:
         return jnp.zeros((0,), jnp.float32)
-    pairs = lax.platform_dependent(key, cpu=functools.partial(_written, tiles), default=functools.partial(_pairs, tiles))
+    pairs = lax.platform_dependent(
+        key, cpu=functools.partial(_written, tiles), default=functools.partial(_pairs, tiles)
+    )
     pairs = jnp.broadcast_to(pairs.reshape(tiles, 1, TILE), (tiles, 2, TILE))
     second = lax.broadcasted_iota(np.int32, pairs.shape, 1) == 1
     return jnp.where(second, lax.imag(pairs), lax.real(pairs)).reshape(-1)
@@ -71,21 +78,25 @@ def _pairs(tiles, key):
 def _written(tiles, key):
     always = lax.optimization_barrier(jnp.bool_(True))
     # zeros that follow from the key: under shard_map both branches must vary alike
-    never = lambda key: jnp.broadcast_to((philox.words(key)[0] & np.uint32(0)).astype(jnp.complex64), (tiles * TILE,))
+    never = lambda key: jnp.broadcast_to(
+        (philox.words(key)[0] & np.uint32(0)).astype(jnp.complex64), (tiles * TILE,)
+    )
     return lax.cond(always, functools.partial(_pairs, tiles), never, key)
 
 
 def pair(w0, w1, w2, w3):
-    """Four random words -> two independent normals, by polynomials that a compiler turns into plain vector code.
+    """Four random words -> two independent normals, by polynomials that a compiler turns into plain
+    vector code.
 
     Shapes   UInt32[...] -> two Float32[...].
     """
     f, signed = np.float32, lambda w: lax.bitcast_convert_type(w, jnp.int32)
     number = lambda w: lax.convert_element_type(signed(w), jnp.float32)
     flip = lambda x, sign: lax.bitcast_convert_type(
-        lax.bitcast_convert_type(x, jnp.uint32) ^ (sign & np.uint32(1 << 31)), jnp.float32)
+        lax.bitcast_convert_type(x, jnp.uint32) ^ (sign & np.uint32(1 << 31)), jnp.float32
+    )
     # u 2^31 with 62 bits, never 0, at most 2^31: small u, the tail, keep all their digits
-    u = number(w0 >> np.uint32(1)) + (number(w2 >> np.uint32(1)) + f(0.5)) * f(2.0 ** -31)
+    u = number(w0 >> np.uint32(1)) + (number(w2 >> np.uint32(1)) + f(0.5)) * f(2.0**-31)
     # -log u = -(exponent - 31) log 2 - log1p(m), m in [sqrt(1/2) - 1, sqrt(2) - 1]
     raw = signed(u)
     shifted = raw - np.int32(0x3F3504F3)
@@ -94,16 +105,25 @@ def pair(w0, w1, w2, w3):
     m2 = m * m
     a, b, c, d = (f(p) + f(q) * m for p, q in LOG)
     minus_log = (f(31) - exponent) * f(np.log(2)) - m * ((a + b * m2) + (c + d * m2) * (m2 * m2))
-    radius = jnp.sqrt(minus_log)                     # over sqrt(2), which cos(pi/4 + t) = (cos t - sin t) / sqrt(2) returns
-    t = number(w1) * f(np.pi / 4 * 2.0 ** -31)       # [-pi/4, pi/4]: a quarter turn; two signs choose which
+    radius = jnp.sqrt(
+        minus_log
+    )  # over sqrt(2), which cos(pi/4 + t) = (cos t - sin t) / sqrt(2) returns
+    t = number(w1) * f(
+        np.pi / 4 * 2.0**-31
+    )  # [-pi/4, pi/4]: a quarter turn; two signs choose which
     t2 = t * t
     cos = f(1) + t2 * (f(COS[0]) + t2 * (f(COS[1]) + t2 * f(COS[2])))
     sin = t + t * t2 * (f(SIN[0]) + t2 * (f(SIN[1]) + t2 * f(SIN[2])))
     return flip(radius * (cos - sin), w3), flip(radius * (cos + sin), w3 << np.uint32(1))
 
 
-# Least greatest absolute error on the ranges above: 3.4e-8, 3.2e-8 and 1.8e-9, below half a float32's last digit at 1.
-LOG = ((0.9999998211860657, -0.5000066757202148), (0.33336183428764343, -0.24959343671798706),
-       (0.1987304538488388, -0.17333467304706573), (0.16419996321201324, -0.10102237015962601))
+# Least greatest absolute error on the ranges above: 3.4e-8, 3.2e-8 and 1.8e-9, below half a
+# float32's last digit at 1.
+LOG = (
+    (0.9999998211860657, -0.5000066757202148),
+    (0.33336183428764343, -0.24959343671798706),
+    (0.1987304538488388, -0.17333467304706573),
+    (0.16419996321201324, -0.10102237015962601),
+)
 COS = (-0.49999895, 0.04165629, -0.00135978)
 SIN = (-0.16666651, 0.00833198, -0.00019496)

@@ -1,19 +1,22 @@
-"""Philox4x32-10 as a jax key type: `jax.random.key(0, impl=PHILOX)` works with split, fold_in, jit, vmap and scan.
+"""Philox4x32-10 as a jax key type: `jax.random.key(0, impl=PHILOX)` works with split, fold_in, jit,
+vmap and scan.
 
-A key is four words: the cipher's key (k0, k1) and the upper half (h0, h1) of its 128-bit counter.  What is drawn from
-a key encrypts the counters (index, use, h0, h1), and `use` tells words, normals, split and fold_in apart, so no two
-uses of a key see the same block.  Children of a key are whole blocks, of which a cipher has no two alike: split(key)[i]
-and fold_in(key, i) differ for any two i by construction, and children of different keys collide like random
-128-bit numbers.
+A key is four words: the cipher's key (k0, k1) and the upper half (h0, h1) of its 128-bit counter.
+What is drawn from a key encrypts the counters (index, use, h0, h1), and `use` tells words, normals,
+split and fold_in apart, so no two uses of a key see the same block.  Children of a key are whole
+blocks, of which a cipher has no two alike: split(key)[i] and fold_in(key, i) differ for any two i
+by construction, and children of different keys collide like random 128-bit numbers.
 
-jax has a type "philox4x32" of its own: two words, one of a block's four words used, and fold_in(key, i) the same key as
-split(key)[i].
+jax has a type "philox4x32" of its own: two words, one of a block's four words used, and
+fold_in(key, i) the same key as split(key)[i].
 
-Philox4x32 passes BigCrush from 7 rounds on; 10 is the paper's safe choice and the only one here.  It is a generator
-for simulation, not a cipher for secrets.
+Philox4x32 passes BigCrush from 7 rounds on; 10 is the paper's safe choice and the only one here.
+It is a generator for simulation, not a cipher for secrets.
 
-Source   Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, sections 3.3 and 4.
+Source   Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
+         sections 3.3 and 4.
 """
+
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -23,17 +26,21 @@ from jax import lax
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
-WORDS, NORMALS, SPLIT, FOLD = range(4)             # the uses of a key: never renumber
+WORDS, NORMALS, SPLIT, FOLD = range(4)  # the uses of a key: never renumber
 
 
 def _high(a, b):
-    """The upper 32 bits of a product of two UInt32, by way of 64 bits: one instruction, where 32 x 32 -> 64 is one.
+    """The upper 32 bits of a product of two UInt32, by way of 64 bits: one instruction, where 32 x
+    32 -> 64 is one.
 
-    lax.mulhi is no faster, jax has it from 0.10.2 on only, and a program on several devices cannot hold it.
+    lax.mulhi is no faster, jax has it from 0.10.2 on only, and a program on several devices cannot
+    hold it.
     """
-    with jax.enable_x64(True):                       # here alone: 64 bits go no further
+    with jax.enable_x64(True):  # here alone: 64 bits go no further
         product = lax.convert_element_type(a, np.uint64) * lax.convert_element_type(b, np.uint64)
-        return lax.convert_element_type(lax.shift_right_logical(product, lax.full_like(product, 32)), np.uint32)
+        return lax.convert_element_type(
+            lax.shift_right_logical(product, lax.full_like(product, 32)), np.uint32
+        )
 
 
 def block(key, counter, rounds: int = ROUNDS):
@@ -57,8 +64,8 @@ def block(key, counter, rounds: int = ROUNDS):
 def _draw(data, index, use: int):
     """The blocks of a key's words `data` at `index` -> four UInt32[...], one block an index.
 
-    The index is mixed with k0: that keeps indices apart, and keeps XLA from moving the first products, which would
-    depend on the index alone, out of a loop over keys into memory.
+    The index is mixed with k0: that keeps indices apart, and keeps XLA from moving the first
+    products, which would depend on the index alone, out of a loop over keys into memory.
     """
     return block((data[0], data[1]), (index ^ data[0], jnp.uint32(use), data[2], data[3]))
 
@@ -66,7 +73,13 @@ def _draw(data, index, use: int):
 def _seed(seed):
     """A seed's 64 bits are the cipher's key; of a seed of 32 bits, k1 is 0."""
     high = lax.shift_right_logical(seed, lax.convert_element_type(32, seed.dtype))
-    return jnp.stack([*(lax.convert_element_type(x, np.uint32) for x in (seed, high)), jnp.uint32(0), jnp.uint32(0)])
+    return jnp.stack(
+        [
+            *(lax.convert_element_type(x, np.uint32) for x in (seed, high)),
+            jnp.uint32(0),
+            jnp.uint32(0),
+        ]
+    )
 
 
 def _split(data, shape):
@@ -79,40 +92,57 @@ def _fold_in(data, number):
 
 
 def _random_bits(data, width: int, shape):
-    """Word j of a key is word j % 4 of its block j // 4, so a longer draw begins with the shorter one.
+    """Word j of a key is word j % 4 of its block j // 4, so a longer draw begins with the shorter
+    one.
 
-    Numbers of 8 and 16 bits take a word each and keep its lowest bits; numbers of 64 bits take two, the lower first.
+    Numbers of 8 and 16 bits take a word each and keep its lowest bits; numbers of 64 bits take two,
+    the lower first.
     """
     size = int(np.prod(shape, dtype=np.int64))
     count = size * (2 if width == 64 else 1)
-    if count > 2 ** 34:
-        raise ValueError(f"philox: need at most 2^34 words of one key; got {count}. Use fold_in for more.")
-    words = jnp.stack(_draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS), -1).reshape(-1)[:count]
+    if count > 2**34:
+        raise ValueError(
+            f"philox: need at most 2^34 words of one key; got {count}. Use fold_in for more."
+        )
+    words = jnp.stack(_draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS), -1).reshape(-1)[
+        :count
+    ]
     if width != 64:
         return lax.convert_element_type(words, np.dtype(f"uint{width}")).reshape(shape)
     low, high = (lax.convert_element_type(words[i::2], np.uint64) for i in (0, 1))
     return (low | high << np.uint64(32)).reshape(shape)
 
 
-PHILOX = jax.extend.random.define_prng_impl(key_shape=(4,), seed=_seed, split=_split, random_bits=_random_bits,
-                                            fold_in=_fold_in, name="jfl-philox4x32", tag="plx")
+PHILOX = jax.extend.random.define_prng_impl(
+    key_shape=(4,),
+    seed=_seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="jfl-philox4x32",
+    tag="plx",
+)
 
 
 def words(key):
     """The four words of a key of any type with two or four of its own.
 
-    Two words k (threefry) become (k, "jfl-", "key2"): nothing is lost, so keys that differ stay different.
+    Two words k (threefry) become (k, "jfl-", "key2"): nothing is lost, so keys that differ stay
+    different.
     """
     data = jax.random.key_data(key)
     if data.shape == (4,):
         return data
     if data.shape != (2,):
-        raise ValueError(f"philox: need a key of two or four words; got {key.dtype} of shape {key.shape}.")
+        raise ValueError(
+            f"philox: need a key of two or four words; got {key.dtype} of shape {key.shape}."
+        )
     return jnp.concatenate([data, jnp.array([0x2D6C666A, 0x3279656B], jnp.uint32)])
 
 
 def blocks(key, index):
-    """The blocks `index` of a key of any type, apart from all that jax.random draws from it: for fused kernels.
+    """The blocks `index` of a key of any type, apart from all that jax.random draws from it: for
+    fused kernels.
 
     Shapes   index UInt32[...] -> four UInt32[...].
     """

@@ -1,12 +1,19 @@
-"""Shared tiny problems.  Compiling is most of the time of these tests: few programs, small shapes, cheap code."""
+"""Shared tiny problems.  Compiling is most of the time of these tests: few programs, small shapes,
+cheap code."""
+
 import os
 
-# Cheap code for the CPU compiles about three times faster, and these programs run for milliseconds.  A speed
-# measurement or a doubt about an optimisation sets JFL_TEST_OPTIMIZED=1.
+# Cheap code for the CPU compiles about three times faster, and these programs run for milliseconds.
+# A speed measurement or a doubt about an optimisation sets JFL_TEST_OPTIMIZED=1.
 if not os.environ.get("JFL_TEST_OPTIMIZED"):
-    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0",
-                                        "--xla_llvm_disable_expensive_passes=true",
-                                        "--xla_cpu_use_fusion_emitters=false"]).strip()
+    os.environ["XLA_FLAGS"] = " ".join(
+        [
+            os.environ.get("XLA_FLAGS", ""),
+            "--xla_backend_optimization_level=0",
+            "--xla_llvm_disable_expensive_passes=true",
+            "--xla_cpu_use_fusion_emitters=false",
+        ]
+    ).strip()
 
 import inspect
 from pathlib import Path
@@ -26,19 +33,24 @@ hypothesis.settings.load_profile("jfl")
 
 SIZES = (3, 5, 8, 4, 6, 9, 5)
 CLIENTS, FEATURES = len(SIZES), 3
-JUNK = 4          # rows that nobody owns, row 0 among them: padding points there
+JUNK = 4  # rows that nobody owns, row 0 among them: padding points there
 
 
 def make_federation(seed=0, sizes=SIZES, classes=0, pad=0, junk=None, held_out=0):
-    """A federation built by hand: rows in a random order, an index for each client, `pad` more columns than needed.
+    """A federation built by hand: rows in a random order, an index for each client, `pad` more
+    columns than needed.
 
     `junk` fills the rows that nobody owns.
     """
     r = np.random.default_rng(seed)
     n = sum(sizes) + JUNK
     x = r.normal(size=(n, FEATURES)).astype(np.float32)
-    y = r.integers(0, classes, n).astype(np.int32) if classes else r.normal(size=n).astype(np.float32)
-    owned = 1 + r.permutation(n - 1)[:sum(sizes)]
+    y = (
+        r.integers(0, classes, n).astype(np.int32)
+        if classes
+        else r.normal(size=n).astype(np.float32)
+    )
+    owned = 1 + r.permutation(n - 1)[: sum(sizes)]
     if junk is not None:
         free = np.setdiff1d(np.arange(n), owned)
         x[free] = junk
@@ -46,12 +58,25 @@ def make_federation(seed=0, sizes=SIZES, classes=0, pad=0, junk=None, held_out=0
             y[free] = junk
     index, begin = np.zeros((len(sizes), max(sizes) + pad), np.int32), 0
     for c, size in enumerate(sizes):
-        index[c, :size] = owned[begin:begin + size]
+        index[c, :size] = owned[begin : begin + size]
         begin += size
     test = index[:, :held_out]
     x_test = r.normal(size=(6, FEATURES)).astype(np.float32)
-    y_test = r.integers(0, classes, 6).astype(np.int32) if classes else r.normal(size=6).astype(np.float32)
-    arrays = (x, y, index, np.array(sizes, np.int32), x_test, y_test, test, np.full(len(sizes), held_out, np.int32))
+    y_test = (
+        r.integers(0, classes, 6).astype(np.int32)
+        if classes
+        else r.normal(size=6).astype(np.float32)
+    )
+    arrays = (
+        x,
+        y,
+        index,
+        np.array(sizes, np.int32),
+        x_test,
+        y_test,
+        test,
+        np.full(len(sizes), held_out, np.int32),
+    )
     return Federation(*map(jnp.asarray, arrays), classes=classes)
 
 
@@ -71,8 +96,10 @@ def flat(tree) -> np.ndarray:
 
 def raw(tree):
     """Leaves as NumPy arrays; keys as their data."""
-    return [np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
-            for x in jax.tree.leaves(tree)]
+    return [
+        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+        for x in jax.tree.leaves(tree)
+    ]
 
 
 def same_bits(a, b):
@@ -88,12 +115,17 @@ def close(a, b, rtol=2e-5, atol=2e-6):
 
 
 def noisy_grad(divisor=3.0, z=1.1, bound=0.8, **options):
-    return jfl.private_grad(squared, jfl.chain(jfl.clip_l2(bound), jfl.total(), jfl.gaussian(z), jfl.divide(divisor)),
-                            **options)
+    return jfl.private_grad(
+        squared,
+        jfl.chain(jfl.clip_l2(bound), jfl.total(), jfl.gaussian(z), jfl.divide(divisor)),
+        **options,
+    )
 
 
 def noisy_release(divisor=3.0, z=0.7, bound=0.5, **options):
-    return jfl.chain(jfl.clip_l2(bound), jfl.total(), jfl.gaussian(z), jfl.divide(divisor), **options)
+    return jfl.chain(
+        jfl.clip_l2(bound), jfl.total(), jfl.gaussian(z), jfl.divide(divisor), **options
+    )
 
 
 def make_algorithm(name, grad, steps=2, batch=None, **options):
@@ -101,9 +133,9 @@ def make_algorithm(name, grad, steps=2, batch=None, **options):
     factory = getattr(jfl.algorithms, name)
     if "steps" in inspect.signature(factory).parameters or name == "fedprox":
         options["steps"] = steps
-    if name == "padpfl":                              # a mean of models needs all of them
+    if name == "padpfl":  # a mean of models needs all of them
         options["upload"] = "difference"
-    if name == "output_perturbation":                 # its noise comes after the steps
+    if name == "output_perturbation":  # its noise comes after the steps
         own = getattr(grad, "mechanism", None)
         options["mechanism"] = own or jfl.chain(jfl.clip_l2(0.8), jfl.total())
         grad = grad if own is None else jfl.grad(grad.loss, l2=grad.l2)
@@ -112,7 +144,8 @@ def make_algorithm(name, grad, steps=2, batch=None, **options):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_programs():
-    """Each compiled program keeps pages mapped, and Linux maps 65,530 of a process: beyond that it dies."""
+    """Each compiled program keeps pages mapped, and Linux maps 65,530 of a process: beyond that it
+    dies."""
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_text().count("\n") > 20_000:

@@ -1,7 +1,9 @@
-"""What tests/test_hosts.py runs in each of several processes: `python tests/on_hosts.py PROCESSES PROCESS PORT NAME...`.
+"""What tests/test_hosts.py runs in each of several processes: `python tests/on_hosts.py PROCESSES
+PROCESS PORT NAME...`.
 
 Process 0 prints a JSON line of results for each case.
 """
+
 import json
 import sys
 
@@ -14,12 +16,20 @@ import jfl
 
 
 def results(names, mesh=None):
-    """Of a run with rows on the device (fedavg), and of one with rows on the host whose clients remember (scaffold)."""
+    """Of a run with rows on the device (fedavg), and of one with rows on the host whose clients
+    remember (scaffold)."""
     fed = make_federation()
     for name in names:
         rows = dict(fedavg=fed, scaffold=on_host(fed))[name]
-        algorithm = getattr(jfl.algorithms, name)(noisy_grad(), lr=0.3, steps=2, batch=jfl.batches.without_replacement(3))
-        plan = jfl.plan(rows, jfl.task(start_params(), squared), algorithm, jfl.sampling.without_replacement(7, 5))
+        algorithm = getattr(jfl.algorithms, name)(
+            noisy_grad(), lr=0.3, steps=2, batch=jfl.batches.without_replacement(3)
+        )
+        plan = jfl.plan(
+            rows,
+            jfl.task(start_params(), squared),
+            algorithm,
+            jfl.sampling.without_replacement(7, 5),
+        )
         first = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=2, mesh=mesh)
         out = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=1, mesh=mesh, start=first.run)
         yield name, flat((out.params, out.metrics.loss, out.run.own))
@@ -28,8 +38,12 @@ def results(names, mesh=None):
 def main(processes, process, port, *names):
     jfl.mesh.connect(f"127.0.0.1:{port}", int(processes), int(process))
     assert jax.process_count() == int(processes) == len(jax.devices())
-    plan = jfl.plan(make_federation(), jfl.task(start_params(), squared),
-                    jfl.algorithms.fedavg(noisy_grad(), lr=0.3, batch=jfl.batches.without_replacement(3)), jfl.sampling.full(7))
+    plan = jfl.plan(
+        make_federation(),
+        jfl.task(start_params(), squared),
+        jfl.algorithms.fedavg(noisy_grad(), lr=0.3, batch=jfl.batches.without_replacement(3)),
+        jfl.sampling.full(7),
+    )
     if names == ("apart",):
         jfl.simulate(jax.random.key(int(process)), plan, 2, mesh="auto")
     if names == ("sweep apart",):

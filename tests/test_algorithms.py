@@ -1,9 +1,11 @@
 """Each algorithm against a plain NumPy loop of its pseudo-code.
 
-The loop takes from jfl only what is drawn (cohorts, batch slots, standard normals) at the documented addresses; all
-else (gradients, clipping, noise scales, divisors, local steps, weights, control variates, server steps) it computes
-itself, in float64, on flat parameter vectors.  A loop with one deliberate mistake must disagree.
+The loop takes from jfl only what is drawn (cohorts, batch slots, standard normals) at the
+documented addresses; all else (gradients, clipping, noise scales, divisors, local steps, weights,
+control variates, server steps) it computes itself, in float64, on flat parameter vectors.  A loop
+with one deliberate mistake must disagree.
 """
+
 import dataclasses
 import functools
 import types
@@ -37,14 +39,14 @@ def falling(step):
 
 def shrinking(round_):
     """A clip norm that falls, as in Dynamic DP-SGD."""
-    return 0.6 * 0.7 ** round_
+    return 0.6 * 0.7**round_
 
 
 def calming(round_):
-    return 1.1 * 0.8 ** round_
+    return 1.1 * 0.8**round_
 
 
-LEVELS = (0.5, 1.1, 2.0, 0.8, 1.4, 0.6, 1.0)         # a noise multiplier for each client
+LEVELS = (0.5, 1.1, 2.0, 0.8, 1.4, 0.6, 1.0)  # a noise multiplier for each client
 
 
 SAMPLERS = dict(
@@ -53,8 +55,11 @@ SAMPLERS = dict(
     poisson=lambda: jfl.sampling.poisson(CLIENTS, 0.45, capacity=CLIENTS),
     multiplicity=lambda: jfl.sampling.with_replacement(CLIENTS, 6),
     shares=lambda: jfl.sampling.with_replacement(CLIENTS, 6, weights=SHARES),
-    independent=lambda: jfl.sampling.with_replacement(CLIENTS, 6, independent=True))
-EXPECTED = dict(full=7.0, without=3.0, poisson=0.45 * 7, multiplicity=6.0, shares=6.0, independent=6.0)
+    independent=lambda: jfl.sampling.with_replacement(CLIENTS, 6, independent=True),
+)
+EXPECTED = dict(
+    full=7.0, without=3.0, poisson=0.45 * 7, multiplicity=6.0, shares=6.0, independent=6.0
+)
 BATCHES = dict(
     full=lambda: jfl.batches.full(),
     without=lambda: jfl.batches.without_replacement(3),
@@ -62,28 +67,30 @@ BATCHES = dict(
     with_=lambda: jfl.batches.with_replacement(4),
     poisson=lambda: jfl.batches.poisson(3.0),
     rate=lambda: jfl.batches.poisson(rate=0.6, capacity=9),
-    epochs=lambda: jfl.batches.epochs(3))
+    epochs=lambda: jfl.batches.epochs(3),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One line of the table below: who, on which batches, with which noise."""
+
     algorithm: str
     sampler: str = "without"
     batch: str = "without"
-    rows: tuple | None = None        # (clip, z, divisor) of examples
-    upload: tuple | None = None      # (clip, z) of a client's upload
-    release: tuple | None = None     # (clip, z, divisor) of the cohort
+    rows: tuple | None = None  # (clip, z, divisor) of examples
+    upload: tuple | None = None  # (clip, z) of a client's upload
+    release: tuple | None = None  # (clip, z, divisor) of the cohort
     adaptive: bool = False
     weights: object = "uniform"
     server: str = "sgd"
     client: str = "sgd"
     lr: object = LR
-    adjacency: str | None = None     # of the release
+    adjacency: str | None = None  # of the release
     l2: float = 0.0
     microbatch: int | None = None
     chunk: int | None = None
-    warm: float | None = None        # rounds that only find control variates
+    warm: float | None = None  # rounds that only find control variates
 
     @property
     def steps(self):
@@ -91,8 +98,11 @@ class Case:
 
     def __str__(self):
         name = lambda v: tuple(map(name, v)) if isinstance(v, tuple) else getattr(v, "__name__", v)
-        shown = [f"{f.name}={name(getattr(self, f.name))}"
-                 for f in dataclasses.fields(self)[1:] if getattr(self, f.name) != f.default]
+        shown = [
+            f"{f.name}={name(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)[1:]
+            if getattr(self, f.name) != f.default
+        ]
         return f"{self.algorithm}({', '.join(shown)})"
 
 
@@ -126,8 +136,12 @@ CASES = [
     Case("fedavg", release=(shrinking, calming, 3.0), rows=(0.6, LEVELS, 4.0), client="adagrad"),
     Case("fedavg", "independent", upload=(shrinking, LEVELS)),
 ]
-OPTIMIZERS = dict(sgd=optax.sgd, momentum=functools.partial(optax.sgd, momentum=0.9), adam=optax.adam,
-                  adagrad=optax.adagrad)
+OPTIMIZERS = dict(
+    sgd=optax.sgd,
+    momentum=functools.partial(optax.sgd, momentum=0.9),
+    adam=optax.adam,
+    adagrad=optax.adagrad,
+)
 
 
 def now(value, round_, client=None):
@@ -146,8 +160,12 @@ def build(case, fed, task):
         grad = jfl.grad(squared, l2=case.l2 or None)
     else:
         bound, z, divisor = case.rows
-        grad = jfl.private_grad(squared, jfl.chain(jfl.clip_l2(bound), jfl.total(), noise_stage(z),
-                                                   jfl.divide(divisor)), l2=case.l2 or None, microbatch=case.microbatch)
+        grad = jfl.private_grad(
+            squared,
+            jfl.chain(jfl.clip_l2(bound), jfl.total(), noise_stage(z), jfl.divide(divisor)),
+            l2=case.l2 or None,
+            microbatch=case.microbatch,
+        )
     options = dict(server_optimizer=OPTIMIZERS[case.server], batch=BATCHES[case.batch]())
     if case.algorithm == "fedsgd":
         options["lr"] = case.lr
@@ -163,17 +181,32 @@ def build(case, fed, task):
         upload = jfl.chain(jfl.clip_l2(case.upload[0]), jfl.total(), noise_stage(case.upload[1]))
     if case.release:
         bound, z, divisor = case.release
-        clip = jfl.clip_adaptive(bound, EXPECTED[case.sampler], **ADAPTIVE) if case.adaptive else jfl.clip_l2(bound)
+        clip = (
+            jfl.clip_adaptive(bound, EXPECTED[case.sampler], **ADAPTIVE)
+            if case.adaptive
+            else jfl.clip_l2(bound)
+        )
         release = jfl.chain(clip, jfl.total(), jfl.gaussian(z), jfl.divide(divisor))
     weights = jnp.array(case.weights) if isinstance(case.weights, tuple) else case.weights
-    return jfl.plan(fed, task, algorithm, SAMPLERS[case.sampler](), upload=upload, release=release, weights=weights,
-                    adjacency=case.adjacency, chunk=case.chunk)
+    return jfl.plan(
+        fed,
+        task,
+        algorithm,
+        SAMPLERS[case.sampler](),
+        upload=upload,
+        release=release,
+        weights=weights,
+        adjacency=case.adjacency,
+        chunk=case.chunk,
+    )
 
 
 ADAPTIVE = dict(quantile=0.6, lr=0.4, indicator=0.3)
 
 
-# --- what is drawn -------------------------------------------------------------------------------------------------
+# --- what is drawn
+# -------------------------------------------------------------------------------------------------
+
 
 def each_round(draw, *of_round):
     return jax.vmap(draw)(jnp.arange(ROUNDS), *of_round)
@@ -185,6 +218,7 @@ def address(base, id_, turn):
 
 # programs of their own, not one of each case: cases share samplers, batch rules and shapes
 
+
 @jax.jit
 def cohorts(key, sampler):
     return each_round(lambda r: sampler.draw(stream(key, Stream.COHORT, r)))
@@ -193,17 +227,22 @@ def cohorts(key, sampler):
 @functools.partial(jax.jit, static_argnames=("slots", "steps"))
 def batches_of(key, batches, sizes, ids, turn, slots, steps):
     """Slots and mask of each step of each client of each round."""
+
     def slot(r, id_, turn):
         own = address(stream(key, Stream.BATCH, r), id_, turn)
         size = sizes.at[id_].get(mode="fill", fill_value=0)
         return jax.vmap(lambda s: batches.draw(own, s, size, slots)[:2])(jnp.arange(steps))
-    return each_round(lambda r, ids, turn: jax.vmap(functools.partial(slot, r))(ids, turn), ids, turn)
+
+    return each_round(
+        lambda r, ids, turn: jax.vmap(functools.partial(slot, r))(ids, turn), ids, turn
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("steps", "dim"))
 def normals_of(noise, ids, turn, steps, dim):
-    """Standard normals: rows [rounds, clients, steps, 4], uploads [rounds, clients, dim], releases [rounds, dim + 1]."""
-    normal = lambda k, n: normals(k, jnp.zeros(n))                   # one flat vector, leaves in tree order
+    """Standard normals: rows [rounds, clients, steps, 4], uploads [rounds, clients, dim], releases
+    [rounds, dim + 1]."""
+    normal = lambda k, n: normals(k, jnp.zeros(n))  # one flat vector, leaves in tree order
 
     def slot(r, id_, turn):
         rows_key = address(stream(noise, Stream.ROWS, r), id_, turn)
@@ -211,20 +250,41 @@ def normals_of(noise, ids, turn, steps, dim):
         return rows, normal(address(stream(noise, Stream.UPLOAD, r), id_, turn), dim)
 
     def one_round(r, ids, turn):
-        return *jax.vmap(functools.partial(slot, r))(ids, turn), normal(stream(noise, Stream.RELEASE, r), dim + 1)
+        return *jax.vmap(functools.partial(slot, r))(ids, turn), normal(
+            stream(noise, Stream.RELEASE, r), dim + 1
+        )
+
     return each_round(one_round, ids, turn)
 
 
 def draws(key, noise, plan, batches, steps, dim):
     """Everything random of a run, from the addresses (seed, round, stream, client, turn, step)."""
     cohort = cohorts(key, plan.sampler)
-    at, mask = batches_of(key, batches, plan.fed.size, cohort.ids, cohort.turn, slots=plan.fed.index.shape[1], steps=steps)
+    at, mask = batches_of(
+        key,
+        batches,
+        plan.fed.size,
+        cohort.ids,
+        cohort.turn,
+        slots=plan.fed.index.shape[1],
+        steps=steps,
+    )
     rows, upload, release = normals_of(noise, cohort.ids, cohort.turn, steps=steps, dim=dim)
-    return dict(ids=cohort.ids, turn=cohort.turn, count=cohort.count, slots=at, mask=mask, rows=rows, upload=upload,
-                release=release)
+    return dict(
+        ids=cohort.ids,
+        turn=cohort.turn,
+        count=cohort.count,
+        slots=at,
+        mask=mask,
+        rows=rows,
+        upload=upload,
+        release=release,
+    )
 
 
-# --- the pseudo-code -----------------------------------------------------------------------------------------------
+# --- the pseudo-code
+# -----------------------------------------------------------------------------------------------
+
 
 def clip(v, bound):
     return v * min(1.0, bound / np.linalg.norm(v)) if np.any(v) else v
@@ -241,20 +301,28 @@ def descend(w, gradient, state, lr, kind):
     if kind == "adam":
         t = state["t"] = state.get("t", 0) + 1
         state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * gradient
-        state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * gradient ** 2
-        gradient = state["m"] / (1 - 0.9 ** t) / (np.sqrt(state["v"] / (1 - 0.999 ** t)) + 1e-8)
+        state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * gradient**2
+        gradient = state["m"] / (1 - 0.9**t) / (np.sqrt(state["v"] / (1 - 0.999**t)) + 1e-8)
     if kind == "adagrad":
-        state["s"] = state.get("s", 0.1) + gradient ** 2
+        state["s"] = state.get("s", 0.1) + gradient**2
         gradient = gradient / np.sqrt(state["s"] + 1e-7)
     return w - lr * gradient
 
 
 def client_weights(case, round_):
     """Distribution over clients divided by the client's share of draws, by hand."""
-    given = dict(uniform=np.ones(CLIENTS), size=np.array(SIZES, float)).get(case.weights) \
-        if isinstance(case.weights, str) else np.asarray(case.weights if isinstance(case.weights, tuple)
-                                                         else by_round(round_), float)
-    share = np.array(SHARES) / sum(SHARES) if case.sampler == "shares" else np.full(CLIENTS, 1 / CLIENTS)
+    given = (
+        dict(uniform=np.ones(CLIENTS), size=np.array(SIZES, float)).get(case.weights)
+        if isinstance(case.weights, str)
+        else np.asarray(
+            case.weights if isinstance(case.weights, tuple) else by_round(round_), float
+        )
+    )
+    share = (
+        np.array(SHARES) / sum(SHARES)
+        if case.sampler == "shares"
+        else np.full(CLIENTS, 1 / CLIENTS)
+    )
     return given / given.sum() / share
 
 
@@ -264,7 +332,10 @@ def local_gradient(case, w, x, y, noise, size, wrong, r, i):
         g = sum((example_gradient(w, a, b) for a, b in zip(x, y)), np.zeros(4)) / max(len(x), 1)
     else:
         bound, z, divisor = case.rows
-        bound, z = now(bound, 0 if "first_round" in wrong else r), now(z, r, 0 if "shared_level" in wrong else i)
+        bound, z = (
+            now(bound, 0 if "first_round" in wrong else r),
+            now(z, r, 0 if "shared_level" in wrong else i),
+        )
         divisor = size if divisor == "size" else divisor
         per_example = [example_gradient(w, a, b) for a, b in zip(x, y)]
         if "batch_clip" in wrong:
@@ -272,13 +343,19 @@ def local_gradient(case, w, x, y, noise, size, wrong, r, i):
         neighbours = 1 if case.batch in ("poisson", "rate") or "one_sided" in wrong else 2
         total = sum((clip(g, bound) for g in per_example), np.zeros(4))
         sigma = z * neighbours * bound
-        g = total / divisor + sigma * noise if "noise_on_mean" in wrong else (total + sigma * noise) / divisor
+        g = (
+            total / divisor + sigma * noise
+            if "noise_on_mean" in wrong
+            else (total + sigma * noise) / divisor
+        )
     return g + case.l2 * w
 
 
-def run_numpy(case, fed, d, wrong=()):
+def run_numpy(case, fed, d, wrong=()):  # noqa: C901
     """The whole run -> params, control, own, clip norm."""
-    x, y, index = (np.asarray(v, np.float64 if i < 2 else int) for i, v in enumerate((fed.x, fed.y, fed.index)))
+    x, y, index = (
+        np.asarray(v, np.float64 if i < 2 else int) for i, v in enumerate((fed.x, fed.y, fed.index))
+    )
     scaffold = case.algorithm == "scaffold"
     w, memory = flat(start_params()), {}
     control, own = np.zeros(4), np.zeros((CLIENTS, 4))
@@ -287,7 +364,9 @@ def run_numpy(case, fed, d, wrong=()):
         still = case.warm is not None and r < case.warm and "never_warm" not in wrong
         norm = norm if norm is None or case.adaptive else now(case.release[0], r)
         weights, total, coordinate, new_own = client_weights(case, r), 0.0, 0.0, own.copy()
-        lrs = [case.lr(r * case.steps + s) if callable(case.lr) else case.lr for s in range(case.steps)]
+        lrs = [
+            case.lr(r * case.steps + s) if callable(case.lr) else case.lr for s in range(case.steps)
+        ]
         for k, (i, count) in enumerate(zip(d["ids"][r], d["count"][r])):
             if count == 0:
                 continue
@@ -308,7 +387,7 @@ def run_numpy(case, fed, d, wrong=()):
                 new_own[i] = mean
             if case.upload:
                 bound, z = now(case.upload[0], r), now(case.upload[1], r, i)
-                payload = clip(payload, bound) + z * 2 * bound * d["upload"][r, k][:payload.size]
+                payload = clip(payload, bound) + z * 2 * bound * d["upload"][r, k][: payload.size]
             if "weight_before_clip" in wrong:
                 payload = weights[i] * count * payload
             over = norm is not None and np.linalg.norm(payload) > norm
@@ -320,13 +399,18 @@ def run_numpy(case, fed, d, wrong=()):
         if case.release:
             _, z, divisor = case.release
             z = now(z, r)
-            adjacency = case.adjacency or ("add_remove" if case.sampler == "poisson" else "replace_one")
+            adjacency = case.adjacency or (
+                "add_remove" if case.sampler == "poisson" else "replace_one"
+            )
             neighbours = 1 if adjacency == "add_remove" or "one_sided" in wrong else 2
             kappa = ADAPTIVE["indicator"] if case.adaptive else 0.0
-            sigma = z * neighbours * norm * np.sqrt(1 + kappa ** 2 / 4) * weights.max()
+            sigma = z * neighbours * norm * np.sqrt(1 + kappa**2 / 4) * weights.max()
             noise = d["release"][r]
-            released = total / divisor + sigma * noise[:dim] if "release_on_mean" in wrong \
+            released = (
+                total / divisor + sigma * noise[:dim]
+                if "release_on_mean" in wrong
                 else (total + sigma * noise[:dim]) / divisor
+            )
             if case.adaptive:
                 seen = norm * kappa * coordinate + ("exact_clip" not in wrong) * sigma * noise[dim]
                 below = seen / (norm * kappa * EXPECTED[case.sampler]) + 0.5
@@ -351,11 +435,19 @@ def run_jfl(key, plan):
 def outcome(case):
     """(draws, run, federation) of jfl for a case, computed once for all tests."""
     from conftest import make_federation
+
     fed = make_federation()
     plan = build(case, fed, jfl.task(start_params(), squared))
     key = jax.random.key(3)
     noise, run = run_jfl(key, plan)
-    d = draws(key, noise, plan, plan.algorithm.releases[0].batches, case.steps, 8 if case.algorithm == "scaffold" else 4)
+    d = draws(
+        key,
+        noise,
+        plan,
+        plan.algorithm.releases[0].batches,
+        case.steps,
+        8 if case.algorithm == "scaffold" else 4,
+    )
     return jax.tree.map(np.asarray, d), run, fed
 
 
@@ -377,34 +469,58 @@ def agree(case, wrong=()):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_numpy(case):
     want = agree(case)
-    assert np.abs(want.params - flat(start_params())).max() > 0.01          # something was learned or noised
+    assert (
+        np.abs(want.params - flat(start_params())).max() > 0.01
+    )  # something was learned or noised
 
 
 MISTAKES = [
-    ("noise_on_mean", CASES[1]), ("batch_clip", CASES[1]), ("shared_noise", CASES[1]), ("one_sided", CASES[3]),
-    ("weight_before_clip", CASES[3]), ("release_on_mean", CASES[2]), ("one_sided", CASES[2]),
-    ("control_sign", CASES[17]), ("control_sign", CASES[19]), ("exact_clip", CASES[11]), ("never_warm", CASES[22]),
-    ("never_warm", CASES[23]), ("first_round", CASES[24]), ("shared_level", CASES[25])]
+    ("noise_on_mean", CASES[1]),
+    ("batch_clip", CASES[1]),
+    ("shared_noise", CASES[1]),
+    ("one_sided", CASES[3]),
+    ("weight_before_clip", CASES[3]),
+    ("release_on_mean", CASES[2]),
+    ("one_sided", CASES[2]),
+    ("control_sign", CASES[17]),
+    ("control_sign", CASES[19]),
+    ("exact_clip", CASES[11]),
+    ("never_warm", CASES[22]),
+    ("never_warm", CASES[23]),
+    ("first_round", CASES[24]),
+    ("shared_level", CASES[25]),
+]
 
 
-@pytest.mark.parametrize("mistake, case", MISTAKES, ids=[f"{m}-{i}" for i, (m, _) in enumerate(MISTAKES)])
+@pytest.mark.parametrize(
+    "mistake, case", MISTAKES, ids=[f"{m}-{i}" for i, (m, _) in enumerate(MISTAKES)]
+)
 def test_a_wrong_loop_disagrees(mistake, case):
     with pytest.raises(AssertionError):
         agree(case, wrong=(mistake,))
 
 
-# --- SCAFFOLD's own identities -------------------------------------------------------------------------------------
+# --- SCAFFOLD's own identities
+# -------------------------------------------------------------------------------------
+
 
 def test_control_is_option_two():
-    """c_i becomes c_i - c + (x - y) / (K lr), which for plain SGD is the mean of the (noisy) gradients."""
+    """c_i becomes c_i - c + (x - y) / (K lr), which for plain SGD is the mean of the (noisy)
+    gradients."""
     case = CASES[18]
     _, _, fed = outcome(case)
-    plan = build(dataclasses.replace(case, sampler="full", server="sgd"), fed, jfl.task(start_params(), squared))
+    plan = build(
+        dataclasses.replace(case, sampler="full", server="sgd"),
+        fed,
+        jfl.task(start_params(), squared),
+    )
     step = jax.jit(lambda run, p: jfl.run_round(run, p)[0])
     before = step(jfl.init(jax.random.key(5), plan), plan)
     after = step(before, plan)
     mean_diff = (flat(after.server.params) - flat(before.server.params)) / SERVER_LR
-    own = lambda run: np.concatenate([np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1)
+    own = lambda run: np.concatenate(
+        [np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1
+    )
     c = flat(before.server.control)
     # over the full cohort the mean of x - y is minus the released difference
     option_two = own(before).mean(0) - c - mean_diff / (case.steps * LR)
@@ -412,9 +528,12 @@ def test_control_is_option_two():
     assert np.abs(own(after)).max() > 0.1
 
 
-@pytest.mark.parametrize("case", [CASES[17], CASES[18], CASES[20]], ids=["full", "without_replacement", "poisson"])
+@pytest.mark.parametrize(
+    "case", [CASES[17], CASES[18], CASES[20]], ids=["full", "without_replacement", "poisson"]
+)
 def test_control_is_the_mean_of_the_clients(case):
-    """With equal weights and no clip or noise on what is sent, c = mean c_i: also under record-level noise."""
+    """With equal weights and no clip or noise on what is sent, c = mean c_i: also under
+    record-level noise."""
     case = dataclasses.replace(case, upload=None, release=None, server="sgd")
     _, run, _ = outcome(case)
     own = np.concatenate([np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1)
@@ -422,28 +541,40 @@ def test_control_is_the_mean_of_the_clients(case):
     assert np.abs(own).max() > 0.1
 
 
-# --- estimates -----------------------------------------------------------------------------------------------------
+# --- estimates
+# --------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("weights", ["uniform", "size", ARRAY], ids=["uniform", "size", "array"])
-@pytest.mark.parametrize("sampler", ["full", "without", "poisson", "multiplicity", "shares", "independent"])
+@pytest.mark.parametrize(
+    "sampler", ["full", "without", "poisson", "multiplicity", "shares", "independent"]
+)
 def test_the_release_is_unbiased(fed, task, sampler, weights):
-    """The mean release over cohorts is the weighted mean over all clients (5 sigma; a biased form must fail)."""
+    """The mean release over cohorts is the weighted mean over all clients (5 sigma; a biased form
+    must fail)."""
     given = jnp.array(weights) if isinstance(weights, tuple) else weights
-    plan = jfl.plan(fed, task, make_algorithm("fedsgd", jfl.grad(squared)), SAMPLERS[sampler](), weights=given)
+    plan = jfl.plan(
+        fed, task, make_algorithm("fedsgd", jfl.grad(squared)), SAMPLERS[sampler](), weights=given
+    )
     value = np.arange(1.0, 8.0) ** 2
     cohorts = jax.jit(jax.vmap(plan.sampler.draw))(jax.random.split(jax.random.key(1), 4000))
     ids, count = np.asarray(cohorts.ids), np.asarray(cohorts.count)
     counted = np.append(np.asarray(plan.weights) * value, 0.0)[np.minimum(ids, CLIENTS)] * count
     estimates = counted.sum(1) / float(plan.sampler.expected)
-    p = dict(uniform=np.ones(7), size=np.array(SIZES, float)).get(weights) if isinstance(weights, str) \
+    p = (
+        dict(uniform=np.ones(7), size=np.array(SIZES, float)).get(weights)
+        if isinstance(weights, str)
         else np.array(weights)
+    )
     want = (p / p.sum()) @ value
     error = max(5 * estimates.std() / np.sqrt(len(estimates)), 1e-4 * want)
     assert abs(estimates.mean() - want) < error
     assert abs(estimates.mean() - 1.1 * want) > error
 
 
-# --- arguments -----------------------------------------------------------------------------------------------------
+# --- arguments
+# --------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name", jfl.algorithms.__all__)
 def test_bad_arguments_are_refused(name):

@@ -1,4 +1,6 @@
-"""What the benchmark times is what it says: jfl's driver against the numpy reference that every peer's driver is held to."""
+"""What the benchmark times is what it says: jfl's driver against the numpy reference that every
+peer's driver is held to."""
+
 import importlib
 import json
 import re
@@ -22,7 +24,10 @@ def drivers(monkeypatch):
 
 def rows(clients=3, count=10, features=784):
     rng = np.random.default_rng(0)
-    return SimpleNamespace(x=rng.normal(size=(clients, count, features)).astype("f4"), y=rng.integers(0, 10, (clients, count)).astype("i4"))
+    return SimpleNamespace(
+        x=rng.normal(size=(clients, count, features)).astype("f4"),
+        y=rng.integers(0, 10, (clients, count)).astype("i4"),
+    )
 
 
 @pytest.mark.slow
@@ -45,28 +50,40 @@ def test_the_check_can_fail(drivers, monkeypatch):
         common.check(loud, spec, rows(), "private")
 
 
-TOLD = {                     # a row of the README's table: tool, its modes
-    "**jfl**": ("jfl", ["private"]), "jfl with": ("jfl", ["vmap"]), "FedJAX, ": ("FedJAX", ["jit"]),
-    "FedJAX with": ("FedJAX", ["control"]), "loop over": ("optax loop", ["optax", "jax_privacy"]),
-    "PyTorch": ("PyTorch + Opacus", ["hooks", "ghost", "plain"]), "pfl": ("pfl-research", ["vmap", "ghost", "central"]),
-    "Flower": ("Flower", ["hooks", "ghost", "client"])}
+TOLD = {  # a row of the README's table: tool, its modes
+    "**jfl**": ("jfl", ["private"]),
+    "jfl with": ("jfl", ["vmap"]),
+    "FedJAX, ": ("FedJAX", ["jit"]),
+    "FedJAX with": ("FedJAX", ["control"]),
+    "loop over": ("optax loop", ["optax", "jax_privacy"]),
+    "PyTorch": ("PyTorch + Opacus", ["hooks", "ghost", "plain"]),
+    "pfl": ("pfl-research", ["vmap", "ghost", "central"]),
+    "Flower": ("Flower", ["hooks", "ghost", "client"]),
+}
 
 
 def test_the_readme_tells_what_was_timed():
     root = Path(__file__).parents[1]
-    timed = {(r["workload"], r["tool"], r["mode"]): r["seconds"] for r in json.loads(
-        (root / "experiments" / "results" / "round.json").read_text())["rows"] if "seconds" in r and not r.get("one_process")}
+    timed = {
+        (r["workload"], r["tool"], r["mode"]): r["seconds"]
+        for r in json.loads((root / "experiments" / "results" / "round.json").read_text())["rows"]
+        if "seconds" in r and not r.get("one_process")
+    }
     lines = (root / "README.md").read_text().split("## Speed")[1].split("\n\n")[2].splitlines()
     workloads, checked = re.findall(r"W\d", lines[0]), 0
     for start, (tool, modes) in TOLD.items():
-        line, = (one for one in lines if one.startswith(f"| {start}"))
+        (line,) = (one for one in lines if one.startswith(f"| {start}"))
         for workload, cell in zip(workloads, line.split("|")[2:]):
             told = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", cell)]
-            found = [timed[workload, tool, mode] for mode in modes if (workload, tool, mode) in timed]
+            found = [
+                timed[workload, tool, mode] for mode in modes if (workload, tool, mode) in timed
+            ]
             if told:
                 wanted = found + [t / timed[workload, "jfl", "private"] for t in found]
                 # two digits, or one after the point
-                assert all(abs(n - t) <= max(0.05 * t, 0.05 * (t > 0.5)) for n, t in zip(told, wanted)), (line, wanted)
+                assert all(
+                    abs(n - t) <= max(0.05 * t, 0.05 * (t > 0.5)) for n, t in zip(told, wanted)
+                ), (line, wanted)
                 assert len(told) in (len(found), len(wanted))
                 checked += len(told)
     assert checked > 50

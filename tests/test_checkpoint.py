@@ -1,4 +1,6 @@
-"""A run that stops, anyhow, goes on to the same bits; and no round that may have been seen goes uncounted."""
+"""A run that stops, anyhow, goes on to the same bits; and no round that may have been seen goes
+uncounted."""
+
 import contextlib
 import dataclasses
 import errno
@@ -22,8 +24,18 @@ from jfl.runs import build, checkpoint, config, journal, train
 from jfl.runs.checkpoint import Store
 from jfl.runs.journal import Branch, Journal, rejoin
 
-TINY = config.Config(clients=6, min_rows=8, model="logistic", sampler="without_replacement", cohort=3, batch=4, steps=2,
-                     rounds=6, evaluate_every=1, checkpoint_every=2)
+TINY = config.Config(
+    clients=6,
+    min_rows=8,
+    model="logistic",
+    sampler="without_replacement",
+    cohort=3,
+    batch=4,
+    steps=2,
+    rounds=6,
+    evaluate_every=1,
+    checkpoint_every=2,
+)
 STATEFUL = dataclasses.replace(TINY, algorithm="scaffold", noise_multiplier=1.0)
 ADAPTIVE = dataclasses.replace(TINY, unit="client", clip="adaptive", noise_multiplier=1.0)
 
@@ -39,18 +51,23 @@ def table(out):
 
 
 def files(out):
-    return sorted((str(p.relative_to(out)), p.stat().st_mtime_ns) for p in out.rglob("*") if p.is_file())
+    return sorted(
+        (str(p.relative_to(out)), p.stat().st_mtime_ns) for p in out.rglob("*") if p.is_file()
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def programs(tmp_path_factory):
-    """Compiled programs are kept, as by the command line: these runs are one program, started often."""
+    """Compiled programs are kept, as by the command line: these runs are one program, started
+    often."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = [getattr(jax.config, name) for name in names]
-    folder = tmp_path_factory.mktemp("cache")             # of the command line too, which takes the folder within
+    folder = tmp_path_factory.mktemp(
+        "cache"
+    )  # of the command line too, which takes the folder within
     for name, value in zip(names, (str(folder / "programs"), 0.0)):
         jax.config.update(name, value)
-    compilation_cache.reset_cache()                       # it holds the folder of its first use
+    compilation_cache.reset_cache()  # it holds the folder of its first use
     yield folder
     for name, value in zip(names, before):
         jax.config.update(name, value)
@@ -84,7 +101,9 @@ def elsewhere(monkeypatch):
     monkeypatch.setattr(checkpoint, "environment", lambda: other)
 
 
-# --- the same bits ------------------------------------------------------------------------------------------------
+# --- the same bits
+# ------------------------------------------------------------------------------------------------
+
 
 def test_a_resumed_run_is_the_straight_one_with_client_state(straight, half):
     train.train(STATEFUL, half, resume=True)
@@ -109,13 +128,15 @@ def test_a_finished_run_resumes_to_itself(straight, tmp_path):
 
 
 def test_the_last_two_checkpoints_are_kept(straight):
-    assert sorted(int(p.name) for p in (straight / "checkpoints").iterdir() if p.name.isdigit()) == [4, 6]
+    assert sorted(
+        int(p.name) for p in (straight / "checkpoints").iterdir() if p.name.isdigit()
+    ) == [4, 6]
 
 
 CHILD = """
 import os, signal, sys, pathlib
-from jfl import cli
-from jfl.journal import Journal
+from jfl.cli import main as cli
+from jfl.runs.journal import Journal
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 where, at = sys.argv[1], int(sys.argv[2])
 if where == "computing":                       # the journal is written, the rounds are not done
@@ -131,19 +152,29 @@ else:                                          # the checkpoint is written, but 
             return _move(source, target, *rest, **options)
         setattr(module, name, moved)
 cli.main(sys.argv[3:])
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.parametrize("where, at, last", [
-    pytest.param("computing", 6, 4, marks=pytest.mark.slow), ("saving", 4, 2),
-    pytest.param("computing", 1, None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "where, at, last",
+    [
+        pytest.param("computing", 6, 4, marks=pytest.mark.slow),
+        ("saving", 4, 2),
+        pytest.param("computing", 1, None, marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_run_resumes_to_the_straight_one(straight, programs, tmp_path, where, at, last):
     out = tmp_path / "run"
     (tmp_path / "run.toml").write_text(config.dump(dataclasses.asdict(STATEFUL)))
     command = ["train", "--config", str(tmp_path / "run.toml"), "--out", str(out)]
     env = dict(os.environ, JFL_CACHE_DIR=str(programs))
-    child = subprocess.run([sys.executable, "-c", CHILD, where, str(at), *command], env=env, capture_output=True, text=True,
-                           timeout=300)
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, where, str(at), *command],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert child.returncode == -signal.SIGKILL, child.stderr
     assert Store(out).latest() == last
     entry = train.train(STATEFUL, out, resume=True)
@@ -183,13 +214,17 @@ def test_the_journal_is_the_first_file(tmp_path, monkeypatch):
     assert seen == ["journal.json"]
 
 
-# --- what does not fit ----------------------------------------------------------------------------------------------
+# --- what does not fit
+# ----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("change", [dict(lr=0.123), dict(noise_multiplier=2.0), dict(seed=7), dict(model="mlp"),
-                                    dict(alpha=1.0)])
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(lr=0.123), dict(noise_multiplier=2.0), dict(seed=7), dict(model="mlp"), dict(alpha=1.0)],
+)
 def test_another_config_is_refused_and_named(half, change):
     before = files(half)
-    name, = change
+    (name,) = change
     with pytest.raises(ValueError, match=name):
         train.train(dataclasses.replace(STATEFUL, **change), half, resume=True)
     assert files(half) == before
@@ -214,19 +249,30 @@ def test_a_checkpoint_without_its_journal_is_refused(half):
 
 
 def test_another_plan_is_refused_with_what_differs(half):
-    """The config may be the same and the plan another one, of another version of jfl or of a user's own function."""
+    """The config may be the same and the plan another one, of another version of jfl or of a user's
+    own function."""
     plan = Journal(half).read()["plan"]
     assert plan["algorithm"]["name"] == STATEFUL.algorithm and plan["parameters"]
     before = {p.name: p.read_bytes() for p in half.iterdir() if p.is_file()}
     rewrite(half, plan=plan | dict(weights=2.5))
-    with pytest.raises(ValueError, match="need the plan that made it; got weights: 2.5 there, .* here. Another plan has other noise"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "need the plan that made it; got weights: 2.5 there, .* here. Another plan has other "
+            "noise"
+        ),
+    ):
         train.train(STATEFUL, half, resume=True)
     (half / "journal.json").write_bytes(before["journal.json"])
-    assert {p.name: p.read_bytes() for p in half.iterdir() if p.is_file()} == before          # nothing was written
+    assert {
+        p.name: p.read_bytes() for p in half.iterdir() if p.is_file()
+    } == before  # nothing was written
     assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
 
 
-# --- rounds that may have been seen ---------------------------------------------------------------------------------
+# --- rounds that may have been seen
+# ---------------------------------------------------------------------------------
+
 
 def stopped(half, until):
     """As if the process had died on its way to round `until`."""
@@ -235,7 +281,9 @@ def stopped(half, until):
 
 def rewrite(half, **changes):
     record = Journal(half).read() | changes
-    (half / "journal.json").write_text(json.dumps(dict(record, digest=checkpoint.signature(record))))
+    (half / "journal.json").write_text(
+        json.dumps(dict(record, digest=checkpoint.signature(record)))
+    )
 
 
 def test_the_same_program_counts_once(half):
@@ -261,7 +309,8 @@ def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkey
 
 
 def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatch):
-    """What noise descends from is compared itself: here a key moves, and what names the program does not say so."""
+    """What noise descends from is compared itself: here a key moves, and what names the program
+    does not say so."""
     stopped(half, 6)
     same = checkpoint.environment()
     monkeypatch.setattr(checkpoint, "environment", lambda: same)
@@ -274,18 +323,25 @@ def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatc
 
 
 IDENTITY = """
-from jfl import assemble, checkpoint, identity
-from jfl.config import Config
-plan, _ = assemble.build(Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, noise_multiplier=1.0))
+from jfl.core import identity
+from jfl.runs import build, checkpoint
+from jfl.runs.config import Config
+plan, _ = build.build(Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, noise_multiplier=1.0))
 print(identity.signature(identity.describe(plan)), checkpoint.code()["python"])
-"""
+"""  # noqa: E501
 
 
 def test_python_that_compiles_otherwise_has_the_same_noise_and_is_another_program():
     """Noise does not follow from compiled code; what computes it is in the environment record."""
+
     def of(level):
-        done = subprocess.run([sys.executable, "-c", IDENTITY], env=os.environ | dict(PYTHONOPTIMIZE=level),
-                              capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", IDENTITY],
+            env=os.environ | dict(PYTHONOPTIMIZE=level),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return done.stdout.split(" ", 1)
 
     one, again, other = of("0"), of("0"), of("2")
@@ -309,7 +365,8 @@ def recorded(out):
 
 
 def test_the_furthest_round_is_remembered_through_several_stops(monkeypatch, half):
-    """Seen up to round 10; killed again at round 5 of the second try; then another program goes on from 4."""
+    """Seen up to round 10; killed again at round 5 of the second try; then another program goes on
+    from 4."""
     run, book, made = final(STATEFUL, half), Journal(half, **recorded(half)), branch_of(half)
     stopped(half, 10)
     again, branch = rejoin(run, book.read(), *made, **book.made)
@@ -318,7 +375,7 @@ def test_the_furthest_round_is_remembered_through_several_stops(monkeypatch, hal
     elsewhere(monkeypatch)
     again, branch = rejoin(run, book.read(), *made, **book.made)
     assert (int(again.attempt), branch.recomputed) == (1, 6)
-    book.announce(5, branch)                   # and this program is killed on its way to 5 as well
+    book.announce(5, branch)  # and this program is killed on its way to 5 as well
     assert rejoin(run, book.read(), *made, **book.made)[1] == branch
     other = dict(checkpoint.environment(), jax="0.0.1")
     monkeypatch.setattr(checkpoint, "environment", lambda: other)
@@ -330,8 +387,11 @@ def at_round(run, done, attempt=0):
     return dataclasses.replace(run, round=jax.numpy.int32(done), attempt=jax.numpy.int32(attempt))
 
 
-def test_rounds_of_an_earlier_program_are_not_the_same_behind_a_later_one(half, tmp_path, monkeypatch):
-    """One program goes to 4, another on to 5; without the checkpoint of 4 that one computes the first one's rounds."""
+def test_rounds_of_an_earlier_program_are_not_the_same_behind_a_later_one(
+    half, tmp_path, monkeypatch
+):
+    """One program goes to 4, another on to 5; without the checkpoint of 4 that one computes the
+    first one's rounds."""
     run, book = final(STATEFUL, half), Journal(tmp_path)
     book.announce(4, Branch())
     elsewhere(monkeypatch)
@@ -370,9 +430,12 @@ def test_a_journal_that_forgot_is_refused(half, knows):
 
 
 def test_the_last_attempt_is_not_passed(half, monkeypatch):
-    rewrite(half, attempt=2 ** 31 - 1, until=6)
+    rewrite(half, attempt=2**31 - 1, until=6)
     run, record = final(STATEFUL, half), Journal(half).read()
-    assert int(rejoin(run, record | dict(until=4), Branch(), "state 4", **recorded(half))[0].attempt) == 2 ** 31 - 1
+    assert (
+        int(rejoin(run, record | dict(until=4), Branch(), "state 4", **recorded(half))[0].attempt)
+        == 2**31 - 1
+    )
     with pytest.raises(ValueError, match="another --seed"):
         rejoin(run, record, Branch(), "state 4")
 
@@ -435,10 +498,12 @@ def test_leaves_come_back_as_they_were(half):
 
 
 def test_rounds_announced_beyond_the_end_are_charged(half):
-    stopped(half, 9)                           # killed in a longer run of this plan
+    stopped(half, 9)  # killed in a longer run of this plan
     entry = train.train(dataclasses.replace(STATEFUL, rounds=4), half, resume=True)
     worth = guarantee(build.build(STATEFUL)[0], 9, STATEFUL.delta).epsilon
-    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(worth)
+    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(
+        worth
+    )
 
 
 def test_two_processes_in_one_directory_are_refused(half):
@@ -451,13 +516,19 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(half, monk
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(train.fcntl, "flock", flock)
-    with pytest.raises(ValueError, match="a file system with locks; got .*No locks available"), train.alone(half):
+    with (
+        pytest.raises(ValueError, match="a file system with locks; got .*No locks available"),
+        train.alone(half),
+    ):
         pass
 
 
 def test_a_lock_that_cannot_be_opened_is_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(ValueError, match="--out: need a place that can be written; got .*lock"), train.alone(tmp_path):
+    with (
+        pytest.raises(ValueError, match="--out: need a place that can be written; got .*lock"),
+        train.alone(tmp_path),
+    ):
         pass
 
 
@@ -477,12 +548,17 @@ def test_a_disk_that_fails_keeps_the_last_checkpoint_and_says_so(straight, half)
     with files_up_to(len(kept) // 2), pytest.raises(OSError) as error:
         train.train(STATEFUL, half, resume=True)
     message = str(error.value)
-    assert message.startswith(f"run {half}: need a disk that can be written; got File too large, for {half}/checkpoints/6.")
+    assert message.startswith(
+        f"run {half}: need a disk that can be written; got File too large, for "
+        f"{half}/checkpoints/6."
+    )
     assert f"Last good checkpoint: round 4 in {half}." in message and "--resume" in message
     assert (half / "checkpoints" / "4").read_bytes() == kept and Store(half).rounds() == [4, 2]
     assert not [p for p in half.rglob("*") if checkpoint.temporary(p)]
     train.train(STATEFUL, half, resume=True)
-    assert table(half) == table(straight) and same_bits(final(STATEFUL, half), final(STATEFUL, straight))
+    assert table(half) == table(straight) and same_bits(
+        final(STATEFUL, half), final(STATEFUL, straight)
+    )
 
 
 def test_a_disk_that_fails_at_once_leaves_nothing(tmp_path):
@@ -503,8 +579,17 @@ def test_a_place_that_cannot_be_written_is_refused_before_computing(tmp_path):
             train.train(STATEFUL, out)
 
 
-@pytest.mark.parametrize("text, words", [("{}", "format 1"), ("[]", "JSON"), ("3", "JSON"), ("{", "JSON"),
-                                         (None, "another digest"), ('{"format": 7}', "format 7")])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{}", "format 1"),
+        ("[]", "JSON"),
+        ("3", "JSON"),
+        ("{", "JSON"),
+        (None, "another digest"),
+        ('{"format": 7}', "format 7"),
+    ],
+)
 def test_a_journal_that_is_none_is_refused(text, words, half):
     path = half / "journal.json"
     path.write_text(path.read_text().replace('"until": 4', '"until": 3') if text is None else text)
@@ -518,8 +603,14 @@ DAMAGES = dict(
     longer=(lambda p: p.write_bytes(p.read_bytes() + b"0"), "bytes of arrays"),
     flipped=(lambda p: flip(p, -5), "bytes of arrays"),
     record=(lambda p: flip(p, 200), "its record"),
-    foreign=(lambda p: p.write_bytes(p.read_bytes().replace(b"jfl-checkpoint 3 ", b"jfl-checkpoint 4 ", 1)), "format 4"),
-    folder=(lambda p: (p.unlink(), p.mkdir()), "a folder"))
+    foreign=(
+        lambda p: p.write_bytes(
+            p.read_bytes().replace(b"jfl-checkpoint 3 ", b"jfl-checkpoint 4 ", 1)
+        ),
+        "format 4",
+    ),
+    folder=(lambda p: (p.unlink(), p.mkdir()), "a folder"),
+)
 
 
 def flip(path, at):
@@ -560,14 +651,18 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(straight, half):
     flip(half / "checkpoints" / "4", -1)
     (half / "checkpoints" / "4").unlink()
     assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
-    assert same_bits(final(STATEFUL, half), final(STATEFUL, straight)) and table(half) == table(straight)
+    assert same_bits(final(STATEFUL, half), final(STATEFUL, straight)) and table(half) == table(
+        straight
+    )
 
 
 def test_rounds_beyond_the_end_are_not_released_twice_by_a_longer_run(half):
-    stopped(half, 6)                           # killed between 4 and 6
+    stopped(half, 6)  # killed between 4 and 6
     entry = train.train(dataclasses.replace(STATEFUL, rounds=5), half, resume=True)
     assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 1)
     entry = train.train(STATEFUL, half, resume=True)
     assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 0)
     worth = guarantee(build.build(STATEFUL)[0], 6, STATEFUL.delta).epsilon
-    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(worth)
+    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(
+        worth
+    )

@@ -1,7 +1,10 @@
-"""Rows of bad quality, clients of given sizes, and public rows: exact counts, and draws that follow rows alone.
+"""Rows of bad quality, clients of given sizes, and public rows: exact counts, and draws that follow
+rows alone.
 
-False alarms: each statistical bound here holds with probability above 1 - 1e-9 under the law it tests.
+False alarms: each statistical bound here holds with probability above 1 - 1e-9 under the law it
+tests.
 """
+
 import dataclasses
 import json
 import pickle
@@ -19,7 +22,9 @@ from jfl.data import corruption, datasets, federate, partition, transforms
 
 ALARM = 1e-9
 quick = settings(derandomize=True, deadline=None, max_examples=40)
-MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])       # its labels
+MNIST = np.repeat(
+    np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+)  # its labels
 
 
 def grey(rows=240, pixels=(20, 30), test=7, classes=4):
@@ -27,7 +32,9 @@ def grey(rows=240, pixels=(20, 30), test=7, classes=4):
     rng = np.random.default_rng(5)
     x = rng.uniform(0.2, 0.8, (rows + test, *pixels)).astype(np.float32)
     y = rng.integers(0, classes, rows + test)
-    return datasets.arrays(x[:rows], y[:rows], x[rows:], y[rows:], classes=classes)._replace(caveats=("before",))
+    return datasets.arrays(x[:rows], y[:rows], x[rows:], y[rows:], classes=classes)._replace(
+        caveats=("before",)
+    )
 
 
 def within(count, trials, p):
@@ -36,14 +43,16 @@ def within(count, trials, p):
 
 
 def own(fed, client):
-    return np.asarray(fed.index[client, :fed.size[client]])
+    return np.asarray(fed.index[client, : fed.size[client]])
 
 
 def held(fed, client):
-    return np.asarray(fed.test_index[client, :fed.test_size[client]])
+    return np.asarray(fed.test_index[client, : fed.test_size[client]])
 
 
-# --- pixels ---------------------------------------------------------------------------------------------------------
+# --- pixels
+# --------------------------------------------------------------------------------------------------
+
 
 def test_each_client_has_its_density():
     fed, density = federate(grey(), partition.iid(4)), np.array([0.0, 0.05, 0.25, 1.0])
@@ -55,12 +64,15 @@ def test_each_client_has_its_density():
         count, trials = int(flipped.sum()), flipped.size
         assert within(count, trials, p)
         assert within(int(after[flipped].sum()), count, 0.5)
-        if 0 < p < 1:                             # power: 1.2 times as many would be seen, and so would equal rows
+        if 0 < p < 1:  # power: 1.2 times as many would be seen, and so would equal rows
             assert not within(int(1.2 * count), trials, p)
-            for counts, many in ((flipped.sum((1, 2)), flipped[0].size), (flipped.sum(0).ravel(), len(flipped))):
+            for counts, many in (
+                (flipped.sum((1, 2)), flipped[0].size),
+                (flipped.sum(0).ravel(), len(flipped)),
+            ):
                 spread = ((counts - many * p) ** 2).sum() / (many * p * (1 - p))
                 low, high = stats.chi2.ppf([ALARM / 2, 1 - ALARM / 2], len(counts))
-                assert 0.8 * low < spread < 1.25 * high      # the counts are nearly normal, not exactly
+                assert 0.8 * low < spread < 1.25 * high  # the counts are nearly normal, not exactly
 
 
 def test_only_training_rows_change():
@@ -70,7 +82,9 @@ def test_only_training_rows_change():
     trained = np.sort(np.concatenate([own(fed, c) for c in range(3)]))
     assert np.array_equal(np.flatnonzero(changed), trained)
     also = (np.asarray(corruption.salt_and_pepper(fed, 0.5, held_out=True).x) != x).any((1, 2))
-    assert np.array_equal(np.flatnonzero(also), np.union1d(trained, np.concatenate([held(fed, c) for c in range(3)])))
+    assert np.array_equal(
+        np.flatnonzero(also), np.union1d(trained, np.concatenate([held(fed, c) for c in range(3)]))
+    )
     assert also.sum() == 180 and changed.sum() == 135
     for field in dataclasses.fields(Federation):
         if field.name not in ("x", "identity"):
@@ -80,15 +94,21 @@ def test_only_training_rows_change():
 
 def test_a_row_is_spoilt_alike_under_every_partition():
     data = grey()
-    x = [np.asarray(corruption.salt_and_pepper(federate(data, split), 0.3, seed=4).x)
-         for split in (partition.iid(4), partition.iid(7, seed=2), partition.dirichlet(5, 0.3))]
+    x = [
+        np.asarray(corruption.salt_and_pepper(federate(data, split), 0.3, seed=4).x)
+        for split in (partition.iid(4), partition.iid(7, seed=2), partition.dirichlet(5, 0.3))
+    ]
     assert np.array_equal(x[0], x[1]) and np.array_equal(x[0], x[2])
     other = np.asarray(corruption.salt_and_pepper(federate(data, partition.iid(4)), 0.3, seed=5).x)
     assert ((other != x[0]).any((1, 2))).all()
 
 
 def test_the_order_of_clients_and_the_size_of_a_block_change_nothing(monkeypatch):
-    fed, density, turn = federate(grey(), partition.power_law(4)), np.array([0.0, 0.1, 0.4, 0.9]), np.array([2, 0, 3, 1])
+    fed, density, turn = (
+        federate(grey(), partition.power_law(4)),
+        np.array([0.0, 0.1, 0.4, 0.9]),
+        np.array([2, 0, 3, 1]),
+    )
     noisy = corruption.salt_and_pepper(fed, density)
     turned = dataclasses.replace(fed, index=fed.index[turn], size=fed.size[turn])
     assert np.array_equal(corruption.salt_and_pepper(turned, density[turn]).x, noisy.x)
@@ -101,7 +121,9 @@ def test_the_order_of_clients_and_the_size_of_a_block_change_nothing(monkeypatch
 @settings(quick, max_examples=20)
 def test_more_density_spoils_more_of_the_same(a, b):
     fed = federate(grey(30, (9, 9)), partition.iid(3))
-    less, more = (np.asarray(corruption.salt_and_pepper(fed, p, low=0, high=1).x) for p in sorted((a, b)))
+    less, more = (
+        np.asarray(corruption.salt_and_pepper(fed, p, low=0, high=1).x) for p in sorted((a, b))
+    )
     touched = less != np.asarray(fed.x)
     assert np.array_equal(less[touched], more[touched])
 
@@ -115,14 +137,25 @@ def test_levels_of_salt_and_pepper():
     noisy = corruption.salt_and_pepper(half, 0.3)
     assert noisy.x.dtype == jnp.bfloat16 and jax.tree.structure(noisy) == jax.tree.structure(half)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(noisy))
-    assert float(jax.jit(lambda fed: (fed.x == 0.5).mean())(corruption.salt_and_pepper(fed, 1, low=0, high=0.5))) > 0.4
+    assert (
+        float(
+            jax.jit(lambda fed: (fed.x == 0.5).mean())(
+                corruption.salt_and_pepper(fed, 1, low=0, high=0.5)
+            )
+        )
+        > 0.4
+    )
     np.testing.assert_array_equal(corruption.salt_and_pepper(fed, 0).x, fed.x)
 
 
-# --- labels ---------------------------------------------------------------------------------------------------------
+# --- labels
+# --------------------------------------------------------------------------------------------------
+
 
 def test_label_noise():
-    data = datasets.arrays(np.zeros((8000, 1)), np.arange(8000) % 4, np.zeros((2, 1)), [0, 3], classes=4)
+    data = datasets.arrays(
+        np.zeros((8000, 1)), np.arange(8000) % 4, np.zeros((2, 1)), [0, 3], classes=4
+    )
     fed, share = federate(data, partition.iid(3), holdout=0.1), np.array([0.0, 0.3, 1.0])
     noisy = corruption.label_noise(fed, share)
     before, after = np.asarray(fed.y), np.asarray(noisy.y)
@@ -130,29 +163,43 @@ def test_label_noise():
         rows = own(fed, client)
         wrong = (before != after)[rows]
         assert within(int(wrong.sum()), len(rows), p)
-        step = (after - before)[rows][wrong] % 4                    # each other class equally often
+        step = (after - before)[rows][wrong] % 4  # each other class equally often
         assert all(within(int((step == k).sum()), len(step), 1 / 3) for k in (1, 2, 3))
         assert np.array_equal(before[held(fed, client)], after[held(fed, client)])
     assert noisy.y.dtype == fed.y.dtype and after.min() == 0 and after.max() == 3
     assert np.array_equal(noisy.x, fed.x) and np.array_equal(noisy.y_test, fed.y_test)
     assert (np.asarray(corruption.label_noise(fed, 1.0, held_out=True).y) != before).all()
     other = federate(data, partition.iid(9, seed=1))
-    assert np.array_equal(corruption.label_noise(other, 0.3).y, corruption.label_noise(federate(data, partition.iid(2)), 0.3).y)
-    assert not np.array_equal(corruption.label_noise(other, 0.3).y, corruption.label_noise(other, 0.3, seed=1).y)
+    assert np.array_equal(
+        corruption.label_noise(other, 0.3).y,
+        corruption.label_noise(federate(data, partition.iid(2)), 0.3).y,
+    )
+    assert not np.array_equal(
+        corruption.label_noise(other, 0.3).y, corruption.label_noise(other, 0.3, seed=1).y
+    )
 
 
-# --- refusals -------------------------------------------------------------------------------------------------------
+# --- refusals
+# --------------------------------------------------------------------------------------------------
+
 
 def shared(density, test=False):
     """Clients 0 and 1 both own row 3; with `test`, client 0 also holds it out."""
     fed = federate(grey(12, (2, 2)), partition.natural(np.arange(12) // 4))
-    index = fed.index.at[0, 0].set(3) if test else fed.index.at[0].set(jnp.array([3, 0, 1, 2])).at[1, 2].set(3)
+    index = (
+        fed.index.at[0, 0].set(3)
+        if test
+        else fed.index.at[0].set(jnp.array([3, 0, 1, 2])).at[1, 2].set(3)
+    )
     held_out = dict(test_index=jnp.full((3, 1), 3), test_size=jnp.array([1, 0, 0])) if test else {}
     return corruption.salt_and_pepper(dataclasses.replace(fed, index=index, **held_out), density)
 
 
 def test_a_row_of_two_clients():
-    with pytest.raises(ValueError, match="one density for each row; got 0.1 and 0.2 for row 3, of client 0 and client 1"):
+    with pytest.raises(
+        ValueError,
+        match="one density for each row; got 0.1 and 0.2 for row 3, of client 0 and client 1",
+    ):
         shared([0.1, 0.2, 0.2])
     shared([0.1, 0.1, 0.7])
     with pytest.raises(ValueError, match="row 3, which client 0 trains on and holds out"):
@@ -160,13 +207,20 @@ def test_a_row_of_two_clients():
     assert shared(0.0, test=True) is not None
 
 
-@pytest.mark.parametrize("options, message", [
-    (dict(density=1.1), r"density in \[0, 1\]; got density=1.1"), (dict(density=-0.1), "got density=-0.1"),
-    (dict(density=float("nan")), "got density=nan"), (dict(density=[0.1, 0.2]), "one for each of 3 clients; got shape"),
-    (dict(density=0.1, low=1, high=0), "low <= high; got low=1, high=0"),
-    (dict(density=0.1, low=0, high=float("inf")), "two finite numbers"),
-    (dict(density=0.1, low=[0, 0]), "two finite numbers"), (dict(density=0.1, seed=-1), "got seed=-1"),
-    (dict(density=0.1, held_out=2), "held_out to be one of")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(density=1.1), r"density in \[0, 1\]; got density=1.1"),
+        (dict(density=-0.1), "got density=-0.1"),
+        (dict(density=float("nan")), "got density=nan"),
+        (dict(density=[0.1, 0.2]), "one for each of 3 clients; got shape"),
+        (dict(density=0.1, low=1, high=0), "low <= high; got low=1, high=0"),
+        (dict(density=0.1, low=0, high=float("inf")), "two finite numbers"),
+        (dict(density=0.1, low=[0, 0]), "two finite numbers"),
+        (dict(density=0.1, seed=-1), "got seed=-1"),
+        (dict(density=0.1, held_out=2), "held_out to be one of"),
+    ],
+)
 def test_salt_and_pepper_refuses(options, message):
     with pytest.raises(ValueError, match="corrupt.salt_and_pepper: need .*" + message):
         corruption.salt_and_pepper(federate(grey(12, (2, 2)), partition.iid(3)), **options)
@@ -182,13 +236,17 @@ def test_corrupt_refuses_what_it_cannot_read():
         corruption.salt_and_pepper(grey(), 0.1)
     with pytest.raises(ValueError, match="features of float; got dtype int32"):
         corruption.salt_and_pepper(dataclasses.replace(fed, x=fed.x.astype(jnp.int32)), 0.1)
-    with pytest.raises(ValueError, match="corrupt.label_noise: need at least two classes; got classes=0"):
+    with pytest.raises(
+        ValueError, match="corrupt.label_noise: need at least two classes; got classes=0"
+    ):
         corruption.label_noise(dataclasses.replace(fed, classes=0), 0.1)
     with pytest.raises(ValueError, match=r"corrupt.label_noise: need share in \[0, 1\]"):
         corruption.label_noise(fed, [0.1, 2, 0.1])
 
 
-# --- sizes ----------------------------------------------------------------------------------------------------------
+# --- sizes
+# --------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("classes", [None, 1, 4, 10])
 def test_sizes_of_the_paper(classes):
@@ -206,20 +264,27 @@ def test_sizes_of_the_paper(classes):
             assert len(held) == classes and held.max() - held.min() <= 1
     again = pickle.loads(pickle.dumps(split))(MNIST)
     assert all(np.array_equal(a, b) for a, b in zip(rows, again, strict=True))
-    assert not np.array_equal(rows[0], partition.sizes(want, classes_per_client=classes, seed=8)(MNIST)[0])
+    assert not np.array_equal(
+        rows[0], partition.sizes(want, classes_per_client=classes, seed=8)(MNIST)[0]
+    )
     facts = json.loads(json.dumps(split.describe(MNIST)))
     assert (facts["name"], facts["rows"], facts["classes_per_client"]) == ("sizes", want, classes)
 
 
-@given(rows=st.lists(st.integers(3, 40), min_size=1, max_size=12), classes=st.sampled_from([None, 1, 2, 3]),
-       seed=st.integers(0, 1000))
+@given(
+    rows=st.lists(st.integers(3, 40), min_size=1, max_size=12),
+    classes=st.sampled_from([None, 1, 2, 3]),
+    seed=st.integers(0, 1000),
+)
 @quick
 def test_sizes_are_exact_or_refused(rows, classes, seed):
     labels = np.random.default_rng(seed).integers(0, 3, 300)
     labels[:3] = range(3)
     split = partition.sizes(rows, classes_per_client=classes, seed=seed)
     if sum(rows) > 300:
-        with pytest.raises(ValueError, match="partition.sizes: need sum of rows <= 300 rows of the data; got"):
+        with pytest.raises(
+            ValueError, match="partition.sizes: need sum of rows <= 300 rows of the data; got"
+        ):
             split(labels)
         return
     try:
@@ -234,34 +299,64 @@ def test_sizes_are_exact_or_refused(rows, classes, seed):
 def test_sizes_use_all_rows_and_draw_classes():
     rows, note = partition.sizes(np.array([3, 7])).assign(np.linspace(0, 1, 10))
     assert note == "" and np.array_equal(np.sort(np.concatenate(rows)), np.arange(10))
-    sets = {tuple(np.unique(MNIST[partition.sizes([20] * 3, classes_per_client=2, seed=s)(MNIST)[0]])) for s in range(12)}
+    sets = {
+        tuple(np.unique(MNIST[partition.sizes([20] * 3, classes_per_client=2, seed=s)(MNIST)[0]]))
+        for s in range(12)
+    }
     assert len(sets) >= 6
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: partition.sizes([]), "a whole number for each client"), (lambda: partition.sizes(5), "Give .150. \\* 60"),
-    (lambda: partition.sizes("12"), "a whole number for each client"),
-    (lambda: partition.sizes([3, 0]), r"rows\[1\] >= 1; got rows\[1\]=0"), (lambda: partition.sizes([2.0]), "got rows"),
-    (lambda: partition.sizes([5, 2], classes_per_client=3), r"rows\[1\] >= 3; got rows\[1\]=2. A client needs a row of"),
-    (lambda: partition.sizes([5], classes_per_client=0), "got classes_per_client=0"),
-    (lambda: partition.sizes([5], seed=-1), "seed >= 0"),
-    (lambda: partition.sizes([6, 5])(np.arange(10)), "sum of rows <= 10 rows of the data; got 11. Lower rows"),
-    (lambda: partition.sizes([6, 5], classes_per_client=1)(np.arange(10) % 2), "sum of rows <= 10"),
-    (lambda: partition.sizes([5], classes_per_client=3)(np.arange(10) % 2), "classes_per_client=3 for 2 classes"),
-    (lambda: partition.sizes([6] * 3, classes_per_client=1)(np.arange(20) % 2), "classes that fill 3 clients of 6 to 6"),
-    (lambda: partition.sizes([5], classes_per_client=1)(np.linspace(0, 1, 9)), "integer labels")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: partition.sizes([]), "a whole number for each client"),
+        (lambda: partition.sizes(5), "Give .150. \\* 60"),
+        (lambda: partition.sizes("12"), "a whole number for each client"),
+        (lambda: partition.sizes([3, 0]), r"rows\[1\] >= 1; got rows\[1\]=0"),
+        (lambda: partition.sizes([2.0]), "got rows"),
+        (
+            lambda: partition.sizes([5, 2], classes_per_client=3),
+            r"rows\[1\] >= 3; got rows\[1\]=2. A client needs a row of",
+        ),
+        (lambda: partition.sizes([5], classes_per_client=0), "got classes_per_client=0"),
+        (lambda: partition.sizes([5], seed=-1), "seed >= 0"),
+        (
+            lambda: partition.sizes([6, 5])(np.arange(10)),
+            "sum of rows <= 10 rows of the data; got 11. Lower rows",
+        ),
+        (
+            lambda: partition.sizes([6, 5], classes_per_client=1)(np.arange(10) % 2),
+            "sum of rows <= 10",
+        ),
+        (
+            lambda: partition.sizes([5], classes_per_client=3)(np.arange(10) % 2),
+            "classes_per_client=3 for 2 classes",
+        ),
+        (
+            lambda: partition.sizes([6] * 3, classes_per_client=1)(np.arange(20) % 2),
+            "classes that fill 3 clients of 6 to 6",
+        ),
+        (
+            lambda: partition.sizes([5], classes_per_client=1)(np.linspace(0, 1, 9)),
+            "integer labels",
+        ),
+    ],
+)
 def test_sizes_refuse(make, message):
     with pytest.raises(ValueError, match="partition.sizes: need .*" + message):
         make()
 
 
-# --- public rows ----------------------------------------------------------------------------------------------------
+# --- public rows
+# --------------------------------------------------------------------------------------------------
+
 
 def numbered(kind=float):
     """Row i holds i, so that rows can be told."""
     n = np.arange(50)
-    return datasets.arrays(n[:, None].astype(kind), n % 5, np.full((3, 1), 99).astype(kind), [0, 1, 2], name="own")._replace(
-        owners=n % 7, caveats=("before",))
+    return datasets.arrays(
+        n[:, None].astype(kind), n % 5, np.full((3, 1), 99).astype(kind), [0, 1, 2], name="own"
+    )._replace(owners=n % 7, caveats=("before",))
 
 
 @pytest.mark.parametrize("kind", [float, int])
@@ -272,27 +367,39 @@ def test_public_rows_leave_the_data(kind):
     ids, left = proxy.x[:, 0].astype(int), rest.x[:, 0].astype(int)
     assert np.array_equal(np.sort(np.concatenate([ids, left])), np.arange(50))
     assert (np.diff(left) > 0).all() and not (np.diff(ids) > 0).all()
-    assert np.array_equal(proxy.y, ids % 5) and np.array_equal(rest.y, left % 5) and np.array_equal(rest.owners, left % 7)
+    assert (
+        np.array_equal(proxy.y, ids % 5)
+        and np.array_equal(rest.y, left % 5)
+        and np.array_equal(rest.owners, left % 7)
+    )
     assert rest.caveats == ("before", "12 rows of the training set were treated as public")
     assert rest.name == "own, public(12)" and rest.classes == 5 and rest.checksum != data.checksum
     assert np.array_equal(rest.x_test, data.x_test) and rest.x.dtype == data.x.dtype
     assert federate(rest, partition.natural()).caveats == rest.caveats
     assert np.array_equal(transforms.public(data, 12)[0].x, proxy.x)
     assert not np.array_equal(transforms.public(data, 12, seed=1)[0].x, proxy.x)
-    proxy.x[:] = 7                                       # copies: the data do not follow
+    proxy.x[:] = 7  # copies: the data do not follow
     assert np.array_equal(data.x[:, 0], np.arange(50))
 
 
 def test_public_rows_are_drawn_at_random():
     data = numbered()._replace(owners=None)
-    drawn = np.concatenate([transforms.public(data, 10, seed=s)[0].x[:, 0] for s in range(100)]).astype(int)
+    drawn = np.concatenate(
+        [transforms.public(data, 10, seed=s)[0].x[:, 0] for s in range(100)]
+    ).astype(int)
     assert all(within(count, 100, 0.2) for count in np.bincount(drawn, minlength=50))
     assert transforms.public(data, 10)[1].owners is None
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ((0,), "got rows=0"), ((50,), "fewer than the 50 training rows; got rows=50"), ((1.0,), "got rows=1.0"),
-    ((5, -1), "got seed=-1")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((0,), "got rows=0"),
+        ((50,), "fewer than the 50 training rows; got rows=50"),
+        ((1.0,), "got rows=1.0"),
+        ((5, -1), "got seed=-1"),
+    ],
+)
 def test_public_refuses(arguments, message):
     with pytest.raises(ValueError, match="transform.public: need .*" + message):
         transforms.public(numbered(), *arguments)

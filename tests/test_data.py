@@ -1,8 +1,10 @@
-"""Data: datasets are checked where they enter, partitions give no row twice, a federation only adds an index.
+"""Data: datasets are checked where they enter, partitions give no row twice, a federation only adds
+an index.
 
-Prepared datasets other than MNIST are not at hand everywhere, so small ones are written to disk in the format of
-tensorflow_datasets and read through the public functions.
+Prepared datasets other than MNIST are not at hand everywhere, so small ones are written to disk in
+the format of tensorflow_datasets and read through the public functions.
 """
+
 import io
 import json
 import os
@@ -39,11 +41,15 @@ MAKERS = {
     "balanced tiny": lambda c, seed: partition.dirichlet(c, 1e-4, balanced=True, seed=seed),
     "shards": lambda c, seed: partition.shards(c, 2, seed=seed),
     "power_law": lambda c, seed: partition.power_law(c, 1.3, min_rows=2, seed=seed),
-    "natural": lambda c, seed: partition.natural(np.resize(np.random.default_rng(seed).permutation(c), 200), seed=seed),
+    "natural": lambda c, seed: partition.natural(
+        np.resize(np.random.default_rng(seed).permutation(c), 200), seed=seed
+    ),
     "similarity": lambda c, seed: partition.similarity(c, 0.3, seed=seed),
     "similarity sorted": lambda c, seed: partition.similarity(c, 0.3, by="sorted", seed=seed),
 }
-MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])       # its labels
+MNIST = np.repeat(
+    np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+)  # its labels
 ADULT = np.repeat([0, 1], [24720, 7841])
 
 
@@ -55,7 +61,9 @@ def same(a, b):
 
 
 def test_every_factory_is_tested():
-    assert set(partition.__all__) == {name.split()[0].replace("balanced", "dirichlet") for name in MAKERS} | {"labels"}
+    assert set(partition.__all__) == {
+        name.split()[0].replace("balanced", "dirichlet") for name in MAKERS
+    } | {"labels"}
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -64,7 +72,9 @@ def test_every_factory_is_tested():
 def test_each_row_once_and_seeded(name, clients, classes, seed):
     labels = skewed(200, classes, seed)
     split = MAKERS[name](clients, seed)
-    if name == "shards" and (np.minimum(np.bincount(labels), clients).sum() < 2 * clients or 2 * clients < classes):
+    if name == "shards" and (
+        np.minimum(np.bincount(labels), clients).sum() < 2 * clients or 2 * clients < classes
+    ):
         with pytest.raises(ValueError, match="partition.shards"):
             split(labels)
         return
@@ -76,8 +86,14 @@ def test_each_row_once_and_seeded(name, clients, classes, seed):
     assert not same(rows, MAKERS[name](clients, seed + 1)(labels)) or name == "natural"
 
 
-@given(clients=st.integers(1, 30), rows=st.integers(30, 300), alpha=st.floats(1e-8, 1e8), part=st.floats(0, 1),
-       classes=st.integers(1, 20), balanced=st.booleans())
+@given(
+    clients=st.integers(1, 30),
+    rows=st.integers(30, 300),
+    alpha=st.floats(1e-8, 1e8),
+    part=st.floats(0, 1),
+    classes=st.integers(1, 20),
+    balanced=st.booleans(),
+)
 @quick
 def test_dirichlet_at_any_alpha(clients, rows, alpha, part, classes, balanced):
     least = int(part * (rows // clients))
@@ -90,7 +106,7 @@ def test_dirichlet_at_any_alpha(clients, rows, alpha, part, classes, balanced):
         assert max(map(len, got)) - min(map(len, got)) <= 1
     free = partition.dirichlet(clients, alpha, min_rows=0)(labels)
     missing = sum(max(least - len(part), 0) for part in free)
-    if not balanced:               # exactly the missing rows are moved, and the note says how many
+    if not balanced:  # exactly the missing rows are moved, and the note says how many
         assert note.startswith(f"{missing} of {rows} rows moved") if missing else note == ""
         assert split.describe(labels)["note"] == note
         kept = sum(len(np.intersect1d(a, b)) for a, b in zip(free, got, strict=True))
@@ -98,14 +114,17 @@ def test_dirichlet_at_any_alpha(clients, rows, alpha, part, classes, balanced):
 
 
 def test_moved_rows_are_drawn_from_all_classes():
-    """A donor gives random rows: if it gave its last class first, moving would add heterogeneity of its own."""
+    """A donor gives random rows: if it gave its last class first, moving would add heterogeneity of
+    its own."""
     labels, looked = np.arange(1000) % 10, 0
     for seed in range(20):
         free = partition.dirichlet(2, 1e-3, min_rows=0, seed=seed)(labels)
         poor = int(len(free[1]) < len(free[0]))
         if len(free[poor]) > 310:
             continue
-        moved = np.setdiff1d(partition.dirichlet(2, 1e-3, min_rows=450, seed=seed)(labels)[poor], free[poor])
+        moved = np.setdiff1d(
+            partition.dirichlet(2, 1e-3, min_rows=450, seed=seed)(labels)[poor], free[poor]
+        )
         donor = np.flatnonzero(np.bincount(labels[free[1 - poor]], minlength=10) == 100)
         assert len(donor) >= 6 and set(donor) <= set(labels[moved])
         looked += 1
@@ -113,7 +132,8 @@ def test_moved_rows_are_drawn_from_all_classes():
 
 
 def test_dirichlet_shares_have_the_right_law():
-    """Share of a class at one client ~ Beta(alpha, alpha (C - 1)); false alarm 1e-6 for each client looked at."""
+    """Share of a class at one client ~ Beta(alpha, alpha (C - 1)); false alarm 1e-6 for each client
+    looked at."""
     clients, classes, members, alpha = 5, 2000, 200, 2.0
     labels = np.repeat(np.arange(classes), members)
     rows = partition.dirichlet(clients, alpha, seed=3)(labels)
@@ -124,48 +144,69 @@ def test_dirichlet_shares_have_the_right_law():
             return stats.kstest(share, stats.beta(a, a * (clients - 1)).cdf).pvalue
 
         assert p_value(alpha) > 1e-6
-        assert p_value(2 * alpha) < 1e-6 and p_value(alpha / 2) < 1e-6             # power
+        assert p_value(2 * alpha) < 1e-6 and p_value(alpha / 2) < 1e-6  # power
 
 
 def test_dirichlet_cuts_favour_nobody():
-    """With few rows of many classes the last client must not collect what rounding leaves; false alarm 1e-6."""
+    """With few rows of many classes the last client must not collect what rounding leaves; false
+    alarm 1e-6."""
     labels = np.repeat(np.arange(400), 3)
-    sizes = np.array([[len(part) for part in partition.dirichlet(20, 1.0, min_rows=0, seed=seed)(labels)]
-                      for seed in range(20)])
+    sizes = np.array(
+        [
+            [len(part) for part in partition.dirichlet(20, 1.0, min_rows=0, seed=seed)(labels)]
+            for seed in range(20)
+        ]
+    )
 
     def fair(sizes):
         z = (sizes.mean(0) - sizes.mean()) / (sizes.std() / np.sqrt(len(sizes)))
         return np.abs(z).max() < stats.norm.isf(1e-6 / 40)
 
     assert fair(sizes)
-    assert not fair(sizes + 20 * (np.arange(20) == 19))              # power: a twentieth of a row of each class
+    assert not fair(sizes + 20 * (np.arange(20) == 19))  # power: a twentieth of a row of each class
 
 
 @pytest.mark.parametrize("balanced", [False, True])
 def test_small_alpha_is_heterogeneous(balanced):
     data = datasets.digits()
-    spread = [describe(federate(data, partition.dirichlet(20, a, balanced=balanced)))["label_spread"]
-              for a in (0.05, 0.5, 5.0, 500.0)]
+    spread = [
+        describe(federate(data, partition.dirichlet(20, a, balanced=balanced)))["label_spread"]
+        for a in (0.05, 0.5, 5.0, 500.0)
+    ]
     assert spread == sorted(spread, reverse=True)
     assert spread[0] > 0.6 and spread[-1] < 0.2
 
 
 def test_balanced_mixture_follows_the_prior():
-    """Large alpha: every client has the class shares of the whole, also where classes differ in size."""
+    """Large alpha: every client has the class shares of the whole, also where classes differ in
+    size."""
     labels = np.repeat([0, 1, 2], [6000, 3000, 1000])
     for rows in partition.dirichlet(10, 1e5, balanced=True)(labels):
         assert np.abs(np.bincount(labels[rows]) / 1000 - [0.6, 0.3, 0.1]).max() < 0.08
 
 
 def test_balanced_leftovers_fall_on_anybody():
-    """Whoever comes last has fewer classes to choose from: it must not be the same client in every seed."""
+    """Whoever comes last has fewer classes to choose from: it must not be the same client in every
+    seed."""
     labels = np.arange(1000) % 10
-    held = np.array([[len(np.unique(labels[rows])) for rows in
-                      partition.dirichlet(10, 0.1, balanced=True, seed=seed)(labels)] for seed in range(60)])
-    assert abs(held[:, 0].mean() - held[:, -1].mean()) < 0.8            # 1.4 apart if they came in order
+    held = np.array(
+        [
+            [
+                len(np.unique(labels[rows]))
+                for rows in partition.dirichlet(10, 0.1, balanced=True, seed=seed)(labels)
+            ]
+            for seed in range(60)
+        ]
+    )
+    assert abs(held[:, 0].mean() - held[:, -1].mean()) < 0.8  # 1.4 apart if they came in order
 
 
-@given(clients=st.integers(1, 25), k=st.integers(1, 6), classes=st.integers(1, 12), seed=st.integers(0, 1000))
+@given(
+    clients=st.integers(1, 25),
+    k=st.integers(1, 6),
+    classes=st.integers(1, 12),
+    seed=st.integers(0, 1000),
+)
 @quick
 def test_shards_give_exactly_k_classes(clients, k, classes, seed):
     labels = skewed(400, classes, seed)
@@ -183,11 +224,15 @@ def test_shards_give_exactly_k_classes(clients, k, classes, seed):
 def test_shards_are_even_and_mixed():
     labels = np.arange(1000) % 10
     assert {len(part) for part in partition.shards(20, 2)(labels)} == {50}
-    pairs = {tuple(np.unique(labels[part])) for seed in range(40) for part in partition.shards(20, 2, seed)(labels)}
-    assert len(pairs) == 45                                   # every pair of classes occurs
+    pairs = {
+        tuple(np.unique(labels[part]))
+        for seed in range(40)
+        for part in partition.shards(20, 2, seed)(labels)
+    }
+    assert len(pairs) == 45  # every pair of classes occurs
     deals = [partition.shards(20, 2, seed)(labels) for seed in range(60)]
     shared = sum(bool(np.intersect1d(labels[deal[0]], labels[deal[1]]).size) for deal in deals)
-    assert 5 <= shared <= 40                                  # neighbours are not dealt alike; 21 expected
+    assert 5 <= shared <= 40  # neighbours are not dealt alike; 21 expected
 
 
 @given(clients=st.integers(1, 40), exponent=st.floats(0, 4), part=st.floats(0, 1))
@@ -205,16 +250,28 @@ def test_power_law_sizes(clients, exponent, part):
 def test_power_law_sizes_are_not_in_order_of_the_id():
     size = [len(p) for p in partition.power_law(30, 1.0)(np.zeros(3000, int))]
     assert size != sorted(size, reverse=True) and partition.power_law(10, 4.0, min_rows=5).describe(
-        np.zeros(100, int))["note"].endswith("raised to min_rows = 5")
+        np.zeros(100, int)
+    )["note"].endswith("raised to min_rows = 5")
 
 
 def test_natural_keeps_owners():
     owners = np.array(["b", "a", "c", "a", "b", "b"])
-    assert [rows.tolist() for rows in partition.natural(owners)(np.zeros(6))] == [[1, 3], [0, 4, 5], [2]]
+    assert [rows.tolist() for rows in partition.natural(owners)(np.zeros(6))] == [
+        [1, 3],
+        [0, 4, 5],
+        [2],
+    ]
 
 
-@given(clients=st.integers(1, 25), k=st.integers(1, 6), classes=st.integers(1, 10), exponent=st.sampled_from([0, 0.7, 2]),
-       part=st.floats(0.05, 1), extra=st.integers(0, 3), seed=st.integers(0, 1000))
+@given(
+    clients=st.integers(1, 25),
+    k=st.integers(1, 6),
+    classes=st.integers(1, 10),
+    exponent=st.sampled_from([0, 0.7, 2]),
+    part=st.floats(0.05, 1),
+    extra=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
 @settings(quick, max_examples=120)
 def test_labels_give_exact_classes_and_sizes(clients, k, classes, exponent, part, extra, seed):
     labels, rows = skewed(400, classes, seed), max(int(part * 400 / clients), 1)
@@ -232,7 +289,11 @@ def test_labels_give_exact_classes_and_sizes(clients, k, classes, exponent, part
         assert k > classes or 3 * rows * clients > np.bincount(labels).min() or exponent
         return
     size = np.array([len(own) for own in got])
-    assert {len(np.unique(labels[own])) for own in got} == {k} and size.sum() == rows * clients and size.min() >= least
+    assert (
+        {len(np.unique(labels[own])) for own in got} == {k}
+        and size.sum() == rows * clients
+        and size.min() >= least
+    )
     assert len(np.unique(np.concatenate(got))) == rows * clients
     if not exponent:
         assert set(size) == {rows}
@@ -241,20 +302,27 @@ def test_labels_give_exact_classes_and_sizes(clients, k, classes, exponent, part
     assert same(got, pickle.loads(pickle.dumps(split))(labels))
 
 
-@pytest.mark.parametrize("labels, options, sizes", [
-    (ADULT, dict(classes_per_client=1, rows=325), (325, 325)),
-    (MNIST, dict(classes_per_client=4, rows=600), (600, 600)),
-    (MNIST, dict(classes_per_client=7), (600, 600)),
-    (MNIST, dict(classes_per_client=7, exponent=1.0, min_rows=100), (115, 11568)),
-    (MNIST, dict(classes_per_client=7, exponent=1.5, min_rows=100), (100, 23500)),
-])
+@pytest.mark.parametrize(
+    "labels, options, sizes",
+    [
+        (ADULT, dict(classes_per_client=1, rows=325), (325, 325)),
+        (MNIST, dict(classes_per_client=4, rows=600), (600, 600)),
+        (MNIST, dict(classes_per_client=7), (600, 600)),
+        (MNIST, dict(classes_per_client=7, exponent=1.0, min_rows=100), (115, 11568)),
+        (MNIST, dict(classes_per_client=7, exponent=1.5, min_rows=100), (100, 23500)),
+    ],
+)
 def test_labels_of_the_papers(labels, options, sizes):
     for seed in range(3):
         rows = partition.labels(100, seed=seed, **options)(labels)
         assert {len(np.unique(labels[own])) for own in rows} == {options["classes_per_client"]}
         size = np.array([len(own) for own in rows])
         assert abs(size.min() - sizes[0]) <= 1 and abs(size.max() - sizes[1]) <= 10
-        assert len(np.unique(np.concatenate(rows))) == size.sum() == (32500 if len(labels) == 32561 else 60000)
+        assert (
+            len(np.unique(np.concatenate(rows)))
+            == size.sum()
+            == (32500 if len(labels) == 32561 else 60000)
+        )
     if options["classes_per_client"] == 1:
         assert np.bincount([labels[own[0]] for own in rows]).tolist() == [76, 24]
 
@@ -264,29 +332,46 @@ def test_labels_are_drawn_at_random():
     labels = np.repeat(np.arange(5), [400, 100, 100, 100, 100])
     deals = [partition.labels(10, 2, rows=30, seed=seed)(labels) for seed in range(40)]
     sets = [[tuple(np.unique(labels[own])) for own in rows] for rows in deals]
-    assert len({pair for deal in sets for pair in deal}) == 10 and len({deal[0] for deal in sets}) >= 5
+    assert (
+        len({pair for deal in sets for pair in deal}) == 10 and len({deal[0] for deal in sets}) >= 5
+    )
     held = np.bincount([label for deal in sets for pair in deal for label in pair], minlength=5)
     assert held[0] > 1.4 * held[1:].max()
     size = [len(own) for own in partition.labels(30, 2, exponent=1.0)(np.arange(3000) % 5)]
     assert size != sorted(size, reverse=True)
 
 
-@given(clients=st.integers(1, 20), share=st.floats(0, 1), classes=st.integers(1, 6), part=st.floats(0.1, 1),
-       by=st.sampled_from(["class", "sorted"]), whole=st.booleans(), seed=st.integers(0, 1000))
+@given(
+    clients=st.integers(1, 20),
+    share=st.floats(0, 1),
+    classes=st.integers(1, 6),
+    part=st.floats(0.1, 1),
+    by=st.sampled_from(["class", "sorted"]),
+    whole=st.booleans(),
+    seed=st.integers(0, 1000),
+)
 @quick
 def test_similarity(clients, share, classes, part, by, whole, seed):
     labels, rows = skewed(300, classes, seed), max(int(part * 300 / clients), 1)
     total = 300 if whole else rows * clients
-    got, note = partition.similarity(clients, share, None if whole else rows, by, seed).assign(labels)
+    got, note = partition.similarity(clients, share, None if whole else rows, by, seed).assign(
+        labels
+    )
     size = np.array([len(own) for own in got])
-    assert size.sum() == total == len(np.unique(np.concatenate(got))) and size.max() - size.min() <= (1 if whole else 0)
-    mixed = np.round(share * size).astype(int)            # iid rows come first, the others are of one kind
+    assert size.sum() == total == len(
+        np.unique(np.concatenate(got))
+    ) and size.max() - size.min() <= (1 if whole else 0)
+    mixed = np.round(share * size).astype(int)  # iid rows come first, the others are of one kind
     rest = [labels[own[k:]] for own, k in zip(got, mixed, strict=True)]
     if by == "sorted":
         assert np.all(np.diff(np.concatenate(rest)) >= 0) and note == ""
     else:
         strange = sum(int((own != client % classes).sum()) for client, own in enumerate(rest))
-        assert note == (f"{strange} of {total} rows from another class, their own had run dry" if strange else "")
+        assert note == (
+            f"{strange} of {total} rows from another class, their own had run dry"
+            if strange
+            else ""
+        )
 
 
 def test_similarity_of_the_papers():
@@ -294,59 +379,106 @@ def test_similarity_of_the_papers():
     for share, most in ((0.0, 1.0), (0.1, 0.91), (1.0, 0.12)):
         rows = partition.similarity(60, share)(MNIST)
         top = np.array([np.bincount(MNIST[own], minlength=10).max() for own in rows]) / 1000
-        assert {len(own) for own in rows} == {1000} and np.median(top) == pytest.approx(most, abs=0.04)
+        assert {len(own) for own in rows} == {1000} and np.median(top) == pytest.approx(
+            most, abs=0.04
+        )
     rows = partition.similarity(10, 0.0, rows=500)(MNIST)
     assert [np.unique(MNIST[own]).tolist() for own in rows] == [[c] for c in range(10)]
     # the clients of a class that runs dry lose equally: class 5 has 5,421 rows for 6,000 slots
-    own = [int((MNIST[rows] == c % 10).sum()) for c, rows in enumerate(partition.similarity(60, 0.0)(MNIST))]
+    own = [
+        int((MNIST[rows] == c % 10).sum())
+        for c, rows in enumerate(partition.similarity(60, 0.0)(MNIST))
+    ]
     assert sorted(own[5::10]) == [903, 903, 903, 904, 904, 904]
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: partition.labels(5, 0), "got classes_per_client=0"),
-    (lambda: partition.labels(5, 2, min_rows=1), "min_rows >= 2; got min_rows=1. A client needs a row of each"),
-    (lambda: partition.labels(5, 2, rows=1), "rows >= 2; got rows=1"),
-    (lambda: partition.labels(5, 2, exponent=-1), "exponent >= 0"),
-    (lambda: partition.labels(5, 2, exponent=[1, 2]), "a single number exponent"),
-    (lambda: partition.labels(5, 3, rows=3)(np.zeros(10, int)), "rows * clients <= rows; got 3 * 5 > 10. Lower rows"),
-    (lambda: partition.labels(5, 3)(np.arange(10) % 2), "min_rows * clients <= rows; got 3 * 5 > 10"),
-    (lambda: partition.labels(2, 3)(np.arange(10) % 2), "got classes_per_client=3 for 2 classes"),
-    (lambda: partition.labels(3, 1, rows=6)(np.arange(20) % 2), "classes that fill 3 clients of 6 to 6 rows with exactly 1"),
-    (lambda: partition.labels(3, 2)(np.array([0] * 17 + [1])), "20 deals that do not fit"),
-    (lambda: partition.labels(3, 1)(np.linspace(0, 1, 9)), "need integer labels"),
-    (lambda: partition.similarity(5, -0.1), "share >= 0"),
-    (lambda: partition.similarity(5, 1.1), "share in [0, 1]; got share=1.1"),
-    (lambda: partition.similarity(5, float("nan")), "got share=nan"),
-    (lambda: partition.similarity(5, 0.1, by="label"), "to be one of 'class', 'sorted'"),
-    (lambda: partition.similarity(5, 0.1, rows=0), "got rows=0"),
-    (lambda: partition.similarity(5, 0.1, rows=3)(np.zeros(10, int)), "rows * clients <= rows; got 3 * 5 > 10"),
-    (lambda: partition.similarity(3, 0.5)(np.linspace(0, 1, 10)), "need integer labels"),
-    (lambda: partition.natural(seed=-1), "seed >= 0"),
-    (lambda: partition.natural()(np.zeros(4)), "need the owners of the rows; got none. federate(dataset"),
-    (lambda: partition.iid(0), "partition.iid: need a whole number clients >= 1; got clients=0"),
-    (lambda: partition.iid(2.0), "got clients=2.0"),
-    (lambda: partition.iid(3, seed=-1), "seed >= 0; got seed=-1"),
-    (lambda: partition.dirichlet(5, 0), "partition.dirichlet: need alpha > 0 and finite; got alpha=0"),
-    (lambda: partition.dirichlet(5, float("nan")), "got alpha=nan"),
-    (lambda: partition.dirichlet(5, float("inf")), "got alpha=inf"),
-    (lambda: partition.dirichlet(5, [0.1, 1.0]), "a single number alpha"),
-    (lambda: partition.dirichlet(5, 1.0, min_rows=-1), "min_rows >= 0; got min_rows=-1"),
-    (lambda: partition.dirichlet(5, 1.0, balanced="yes"), "got balanced='yes'"),
-    (lambda: partition.power_law(5, -1.0), "exponent >= 0 and finite; got exponent=-1.0"),
-    (lambda: partition.power_law(5, min_rows=0), "got min_rows=0"),
-    (lambda: partition.shards(5, 0), "got classes_per_client=0"),
-    (lambda: partition.natural([0.5, 1.0]), "integers or strings"),
-    (lambda: partition.natural([]), "one owner a row"),
-    (lambda: partition.iid(11)(np.zeros(10, int)), "at least one row a client; got 10 rows for 11 clients. Take fewer"),
-    (lambda: partition.iid(1)(np.zeros((10, 1))), "labels of shape [n]; got shape [10, 1]"),
-    (lambda: partition.dirichlet(3, 1.0, min_rows=4)(np.zeros(10, int)), "min_rows * clients <= rows; got 4 * 3 > 10"),
-    (lambda: partition.power_law(3, 1.0, min_rows=4)(np.zeros(10, int)), "got 4 * 3 > 10"),
-    (lambda: partition.dirichlet(3, 1.0)(np.linspace(0, 1, 10)), "need integer labels"),
-    (lambda: partition.shards(3, 3)(np.arange(10) % 2), "got classes_per_client=3 for 2 classes"),
-    (lambda: partition.shards(3, 2)(np.arange(10)), "3 clients * 2 classes = 6 shards for 10 classes"),
-    (lambda: partition.shards(9, 2)(np.array([0] + [1] * 20)), "18 shards wanted, 10 possible"),
-    (lambda: partition.natural([1, 2])(np.zeros(3)), "2 owners for 3 rows"),
-])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: partition.labels(5, 0), "got classes_per_client=0"),
+        (
+            lambda: partition.labels(5, 2, min_rows=1),
+            "min_rows >= 2; got min_rows=1. A client needs a row of each",
+        ),
+        (lambda: partition.labels(5, 2, rows=1), "rows >= 2; got rows=1"),
+        (lambda: partition.labels(5, 2, exponent=-1), "exponent >= 0"),
+        (lambda: partition.labels(5, 2, exponent=[1, 2]), "a single number exponent"),
+        (
+            lambda: partition.labels(5, 3, rows=3)(np.zeros(10, int)),
+            "rows * clients <= rows; got 3 * 5 > 10. Lower rows",
+        ),
+        (
+            lambda: partition.labels(5, 3)(np.arange(10) % 2),
+            "min_rows * clients <= rows; got 3 * 5 > 10",
+        ),
+        (
+            lambda: partition.labels(2, 3)(np.arange(10) % 2),
+            "got classes_per_client=3 for 2 classes",
+        ),
+        (
+            lambda: partition.labels(3, 1, rows=6)(np.arange(20) % 2),
+            "classes that fill 3 clients of 6 to 6 rows with exactly 1",
+        ),
+        (lambda: partition.labels(3, 2)(np.array([0] * 17 + [1])), "20 deals that do not fit"),
+        (lambda: partition.labels(3, 1)(np.linspace(0, 1, 9)), "need integer labels"),
+        (lambda: partition.similarity(5, -0.1), "share >= 0"),
+        (lambda: partition.similarity(5, 1.1), "share in [0, 1]; got share=1.1"),
+        (lambda: partition.similarity(5, float("nan")), "got share=nan"),
+        (lambda: partition.similarity(5, 0.1, by="label"), "to be one of 'class', 'sorted'"),
+        (lambda: partition.similarity(5, 0.1, rows=0), "got rows=0"),
+        (
+            lambda: partition.similarity(5, 0.1, rows=3)(np.zeros(10, int)),
+            "rows * clients <= rows; got 3 * 5 > 10",
+        ),
+        (lambda: partition.similarity(3, 0.5)(np.linspace(0, 1, 10)), "need integer labels"),
+        (lambda: partition.natural(seed=-1), "seed >= 0"),
+        (
+            lambda: partition.natural()(np.zeros(4)),
+            "need the owners of the rows; got none. federate(dataset",
+        ),
+        (
+            lambda: partition.iid(0),
+            "partition.iid: need a whole number clients >= 1; got clients=0",
+        ),
+        (lambda: partition.iid(2.0), "got clients=2.0"),
+        (lambda: partition.iid(3, seed=-1), "seed >= 0; got seed=-1"),
+        (
+            lambda: partition.dirichlet(5, 0),
+            "partition.dirichlet: need alpha > 0 and finite; got alpha=0",
+        ),
+        (lambda: partition.dirichlet(5, float("nan")), "got alpha=nan"),
+        (lambda: partition.dirichlet(5, float("inf")), "got alpha=inf"),
+        (lambda: partition.dirichlet(5, [0.1, 1.0]), "a single number alpha"),
+        (lambda: partition.dirichlet(5, 1.0, min_rows=-1), "min_rows >= 0; got min_rows=-1"),
+        (lambda: partition.dirichlet(5, 1.0, balanced="yes"), "got balanced='yes'"),
+        (lambda: partition.power_law(5, -1.0), "exponent >= 0 and finite; got exponent=-1.0"),
+        (lambda: partition.power_law(5, min_rows=0), "got min_rows=0"),
+        (lambda: partition.shards(5, 0), "got classes_per_client=0"),
+        (lambda: partition.natural([0.5, 1.0]), "integers or strings"),
+        (lambda: partition.natural([]), "one owner a row"),
+        (
+            lambda: partition.iid(11)(np.zeros(10, int)),
+            "at least one row a client; got 10 rows for 11 clients. Take fewer",
+        ),
+        (lambda: partition.iid(1)(np.zeros((10, 1))), "labels of shape [n]; got shape [10, 1]"),
+        (
+            lambda: partition.dirichlet(3, 1.0, min_rows=4)(np.zeros(10, int)),
+            "min_rows * clients <= rows; got 4 * 3 > 10",
+        ),
+        (lambda: partition.power_law(3, 1.0, min_rows=4)(np.zeros(10, int)), "got 4 * 3 > 10"),
+        (lambda: partition.dirichlet(3, 1.0)(np.linspace(0, 1, 10)), "need integer labels"),
+        (
+            lambda: partition.shards(3, 3)(np.arange(10) % 2),
+            "got classes_per_client=3 for 2 classes",
+        ),
+        (
+            lambda: partition.shards(3, 2)(np.arange(10)),
+            "3 clients * 2 classes = 6 shards for 10 classes",
+        ),
+        (lambda: partition.shards(9, 2)(np.array([0] + [1] * 20)), "18 shards wanted, 10 possible"),
+        (lambda: partition.natural([1, 2])(np.zeros(3)), "2 owners for 3 rows"),
+    ],
+)
 def test_partition_errors(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
@@ -357,12 +489,22 @@ def test_partition_errors(make, message):
 
 def test_digits():
     data = datasets.digits()
-    assert data.x.shape == (1438, 8, 8, 1) and data.x_test.shape == (359, 8, 8, 1) and data.classes == 10
-    assert data.x.dtype == np.float32 and data.y.dtype == np.int32 and data.x.min() == 0 and data.x.max() == 1
+    assert (
+        data.x.shape == (1438, 8, 8, 1)
+        and data.x_test.shape == (359, 8, 8, 1)
+        and data.classes == 10
+    )
+    assert (
+        data.x.dtype == np.float32
+        and data.y.dtype == np.int32
+        and data.x.min() == 0
+        and data.x.max() == 1
+    )
     whole = np.bincount(data.y) + np.bincount(data.y_test)
     assert whole.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert np.abs(np.bincount(data.y_test) - whole / 5).max() <= 0.5                   # stratified
+    assert np.abs(np.bincount(data.y_test) - whole / 5).max() <= 0.5  # stratified
     from sklearn.datasets import load_digits
+
     images = {image.tobytes() for image in (load_digits().images / 16).astype(np.float32)}
     rows = [image.tobytes() for image in np.concatenate([data.x, data.x_test])]
     assert set(rows) == images and len(rows) == 1797
@@ -374,7 +516,12 @@ def test_digits():
 
 def good():
     rng = np.random.default_rng(0)
-    return dict(x=rng.normal(size=(6, 3)), y=[0, 1, 2, 0, 1, 2], x_test=rng.normal(size=(2, 3)), y_test=[1, 2])
+    return dict(
+        x=rng.normal(size=(6, 3)),
+        y=[0, 1, 2, 0, 1, 2],
+        x_test=rng.normal(size=(2, 3)),
+        y_test=[1, 2],
+    )
 
 
 def put(values, at, value):
@@ -385,45 +532,71 @@ def put(values, at, value):
 
 def test_arrays():
     data = datasets.arrays(**good())
-    assert data.classes == 3 and data.x.dtype == data.x_test.dtype == np.float32 and data.name == "arrays"
-    assert len(data.checksum) == 64 and data.checksum != datasets.arrays(**good() | {"y_test": [1, 1]}).checksum
+    assert (
+        data.classes == 3
+        and data.x.dtype == data.x_test.dtype == np.float32
+        and data.name == "arrays"
+    )
+    assert (
+        len(data.checksum) == 64
+        and data.checksum != datasets.arrays(**good() | {"y_test": [1, 1]}).checksum
+    )
     tokens = datasets.arrays(np.array([[5, 7]]), [0], np.array([[1, 2]]), [0])
     assert tokens.x.dtype == np.int32
-    numbers = datasets.arrays(**good() | {"y": np.linspace(-1, 1, 6), "y_test": [0.5, 0.1]}, classes=0)
+    numbers = datasets.arrays(
+        **good() | {"y": np.linspace(-1, 1, 6), "y_test": [0.5, 0.1]}, classes=0
+    )
     assert numbers.classes == 0 and numbers.y.dtype == np.float32
-    assert datasets.arrays(**good() | {"y": np.array([0, 1] * 3, bool), "y_test": [True, False]}).y.dtype == np.int32
+    assert (
+        datasets.arrays(
+            **good() | {"y": np.array([0, 1] * 3, bool), "y_test": [True, False]}
+        ).y.dtype
+        == np.int32
+    )
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(x=put(good()["x"], (4, 1), np.nan)), "finite x (as float32); got nan or inf in 1 row(s), the first is 4."),
-    (dict(x_test=put(good()["x_test"], (1, 0), -np.inf)), "finite x_test (as float32); got nan or inf in 1 row(s), the first is 1"),
-    (dict(x=put(good()["x"], (3, 0), 1e300)), "the first is 3"),
-    (dict(x=np.zeros((0, 3))), "at least one row in x; got shape [0, 3]"),
-    (dict(x_test=np.zeros((0, 3))), "at least one row in x_test"),
-    (dict(x=3.0), "at least one row in x; got shape []"),
-    (dict(x=np.zeros((5, 3))), "y of shape [5], one label a row; got shape [6]"),
-    (dict(x_test=np.zeros((2, 4))), "x float32[6, 3], x_test float32[2, 4]"),
-    (dict(x_test=np.zeros((2, 3), int)), "x_test int32[2, 3]"),
-    (dict(x=np.zeros((6, 3), np.uint8)), "Images: x / 255"),
-    (dict(x=np.full((6, 3), 2**40)), "that fit int32"),
-    (dict(x=np.full((6, 3), "a")), "x of numbers"),
-    (dict(x=np.full((6, 3), None)), "x of numbers"),
-    (dict(y=np.zeros((6, 1), int)), "Use .ravel() for a column"),
-    (dict(y=np.eye(6)), "y of shape [6], one label a row; got shape [6, 6]"),
-    (dict(y=[0, 1, 2, -1, 0, 1]), "labels in [0, 3); got y[3] = -1"),
-    (dict(y=[-1] * 6, y_test=[-2, -1]), "labels in [0, 1); got y[0] = -1"),
-    (dict(classes=2), "labels in [0, 2); got y[2] = 2"),
-    (dict(y_test=[1, 5], classes=4), "labels in [0, 4); got y_test[1] = 5"),
-    (dict(y=[0, 1, 2, 2**40, 0, 1]), "classes"),
-    (dict(y=[0.0, 1, 2, 0, 1, 2]), "y of integers; got dtype float64"),
-    (dict(y=list("abcabc")), "Number the classes from 0"),
-    (dict(y=[0, 1, np.nan, 0, 1, 2.0], classes=0), "finite y (as float32); got nan or inf in 1 row(s), the first is 2"),
-    (dict(classes=-1), "classes >= 0; got classes=-1"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            dict(x=put(good()["x"], (4, 1), np.nan)),
+            "finite x (as float32); got nan or inf in 1 row(s), the first is 4.",
+        ),
+        (
+            dict(x_test=put(good()["x_test"], (1, 0), -np.inf)),
+            "finite x_test (as float32); got nan or inf in 1 row(s), the first is 1",
+        ),
+        (dict(x=put(good()["x"], (3, 0), 1e300)), "the first is 3"),
+        (dict(x=np.zeros((0, 3))), "at least one row in x; got shape [0, 3]"),
+        (dict(x_test=np.zeros((0, 3))), "at least one row in x_test"),
+        (dict(x=3.0), "at least one row in x; got shape []"),
+        (dict(x=np.zeros((5, 3))), "y of shape [5], one label a row; got shape [6]"),
+        (dict(x_test=np.zeros((2, 4))), "x float32[6, 3], x_test float32[2, 4]"),
+        (dict(x_test=np.zeros((2, 3), int)), "x_test int32[2, 3]"),
+        (dict(x=np.zeros((6, 3), np.uint8)), "Images: x / 255"),
+        (dict(x=np.full((6, 3), 2**40)), "that fit int32"),
+        (dict(x=np.full((6, 3), "a")), "x of numbers"),
+        (dict(x=np.full((6, 3), None)), "x of numbers"),
+        (dict(y=np.zeros((6, 1), int)), "Use .ravel() for a column"),
+        (dict(y=np.eye(6)), "y of shape [6], one label a row; got shape [6, 6]"),
+        (dict(y=[0, 1, 2, -1, 0, 1]), "labels in [0, 3); got y[3] = -1"),
+        (dict(y=[-1] * 6, y_test=[-2, -1]), "labels in [0, 1); got y[0] = -1"),
+        (dict(classes=2), "labels in [0, 2); got y[2] = 2"),
+        (dict(y_test=[1, 5], classes=4), "labels in [0, 4); got y_test[1] = 5"),
+        (dict(y=[0, 1, 2, 2**40, 0, 1]), "classes"),
+        (dict(y=[0.0, 1, 2, 0, 1, 2]), "y of integers; got dtype float64"),
+        (dict(y=list("abcabc")), "Number the classes from 0"),
+        (
+            dict(y=[0, 1, np.nan, 0, 1, 2.0], classes=0),
+            "finite y (as float32); got nan or inf in 1 row(s), the first is 2",
+        ),
+        (dict(classes=-1), "classes >= 0; got classes=-1"),
+    ],
+)
 def test_array_errors(change, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         datasets.arrays(**good() | change)
-    if "classes" not in change:               # a tuple, and a Dataset nobody checked, pass the same test
+    if "classes" not in change:  # a tuple, and a Dataset nobody checked, pass the same test
         values = [(good() | change)[key] for key in ("x", "y", "x_test", "y_test")]
         with pytest.raises(ValueError, match="federate"):
             federate(tuple(values), partition.iid(1))
@@ -434,11 +607,25 @@ def test_array_errors(change, message):
 # datasets that tensorflow_datasets prepared
 
 
-FAKES = {     # public call -> folder, image shape, classes declared, labels used, has an id
+FAKES = {  # public call -> folder, image shape, classes declared, labels used, has an id
     "mnist": (datasets.mnist, "mnist/3.0.1", (28, 28, 1), 10, (0, 10), False),
-    "fashion_mnist": (datasets.fashion_mnist, "fashion_mnist/3.0.1", (28, 28, 1), 10, (0, 10), False),
+    "fashion_mnist": (
+        datasets.fashion_mnist,
+        "fashion_mnist/3.0.1",
+        (28, 28, 1),
+        10,
+        (0, 10),
+        False,
+    ),
     "emnist/balanced": (datasets.emnist, "emnist/balanced/3.1.0", (28, 28, 1), 47, (0, 47), False),
-    "emnist/letters": (lambda: datasets.emnist("letters"), "emnist/letters/3.1.0", (28, 28, 1), 37, (1, 27), False),
+    "emnist/letters": (
+        lambda: datasets.emnist("letters"),
+        "emnist/letters/3.1.0",
+        (28, 28, 1),
+        37,
+        (1, 27),
+        False,
+    ),
     "cifar10": (datasets.cifar10, "cifar10/3.0.2", (32, 32, 3), 10, (0, 10), True),
     "svhn_cropped": (datasets.svhn, "svhn_cropped/3.1.0", (32, 32, 3), 10, (0, 10), True),
 }
@@ -446,18 +633,22 @@ ROWS = {"train": 23, "test": 7}
 
 
 def prepare(root, folder, shape, classes, labels, has_id, seed=0, file_format="array_record"):
-    """Write a small dataset as tensorflow_datasets prepares it; gives the images and labels of each split."""
+    """Write a small dataset as tensorflow_datasets prepares it; gives the images and labels of each
+    split."""
     features = pytest.importorskip("tensorflow_datasets").features
     from array_record.python.array_record_module import ArrayRecordWriter
     from PIL import Image
     from tensorflow_datasets.proto import tf_example_pb2
+
     folder_, name, version = root / folder, folder.split("/")[0], folder.split("/")[-1]
     folder_.mkdir(parents=True)
     rng, truth, splits = np.random.default_rng(seed), {}, []
     for split, rows in ROWS.items():
         images = rng.integers(0, 256, (rows, *shape), np.uint8)
         marks = np.concatenate([[labels[1] - 1, labels[0]], rng.integers(*labels, rows - 2)])
-        writer = ArrayRecordWriter(str(folder_ / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1")
+        writer = ArrayRecordWriter(
+            str(folder_ / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1"
+        )
         size = 0
         for i, (image, mark) in enumerate(zip(images, marks, strict=True)):
             png, example = io.BytesIO(), tf_example_pb2.Example()
@@ -470,9 +661,18 @@ def prepare(root, folder, shape, classes, labels, has_id, seed=0, file_format="a
             size += example.ByteSize()
         writer.close()
         truth[split] = images, marks
-        splits.append({"filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}", "name": split,
-                       "numBytes": str(size), "shardLengths": [str(rows)]})
-    parts = {"image": features.Image(shape=shape), "label": features.ClassLabel(num_classes=classes)}
+        splits.append(
+            {
+                "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+                "name": split,
+                "numBytes": str(size),
+                "shardLengths": [str(rows)],
+            }
+        )
+    parts = {
+        "image": features.Image(shape=shape),
+        "label": features.ClassLabel(num_classes=classes),
+    }
     record = features.FeaturesDict(parts | ({"id": features.Text()} if has_id else {}))
     record.save_config(str(folder_))
     info = {"fileFormat": file_format, "name": name, "version": version, "splits": splits}
@@ -502,7 +702,7 @@ def decodes(monkeypatch):
 def test_prepared_datasets(name, place, decodes):
     load, *facts = FAKES[name]
     truth = prepare(place / "data" / "tfds", *facts)
-    for _ in range(2):                                 # from the files, then from the cache
+    for _ in range(2):  # from the files, then from the cache
         data = load()
         for x, y, split in ((data.x, data.y, "train"), (data.x_test, data.y_test, "test")):
             images, marks = truth[split]
@@ -524,7 +724,7 @@ def test_where_data_are_found(place, decodes):
     prepare(place / "data", *facts, seed=2)
     assert datasets.mnist().checksum != default
     prepare(place / "data" / "tfds", *facts, seed=1)
-    assert datasets.mnist().checksum == default             # the same rows, wherever they lie
+    assert datasets.mnist().checksum == default  # the same rows, wherever they lie
     prepare(place / "own", *facts, seed=3)
     own = datasets.mnist(data_dir=place / "own").checksum
     assert own != default
@@ -532,8 +732,10 @@ def test_where_data_are_found(place, decodes):
     own = datasets.mnist(data_dir=place / "own").checksum
     prepare(place / "own", "mnist/3.0.10", *facts[1:], seed=4)
     newest = datasets.mnist(data_dir=str(place / "own")).checksum
-    assert newest != own                                    # 3.0.10 is newer than 3.0.9
-    (place / "own" / "mnist" / "3.0.10" / "dataset_info.json").unlink()     # preparation was interrupted
+    assert newest != own  # 3.0.10 is newer than 3.0.9
+    (
+        place / "own" / "mnist" / "3.0.10" / "dataset_info.json"
+    ).unlink()  # preparation was interrupted
     assert datasets.mnist(data_dir=place / "own").checksum == own
 
 
@@ -543,26 +745,35 @@ def test_damaged_cache_is_decoded_again(place, decodes):
     (file,) = (place / "cache").rglob("*.npz")
     whole = file.read_bytes()
     middle = len(whole) // 2
-    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1:]
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
     with np.load(file) as stored:
         swapped = dict(stored)
-    swapped["y"] = swapped["y"][::-1]                      # a valid archive with other labels
+    swapped["y"] = swapped["y"][::-1]  # a valid archive with other labels
     buffer = io.BytesIO()
     np.savez(buffer, **swapped)
     missing = io.BytesIO()
     np.savez(missing, **{key: swapped[key] for key in ("x", "checksum")})
-    bad = [b"", b"PK", whole[:-1], whole[:middle], flipped, buffer.getvalue(), missing.getvalue(), b"0" * len(whole)]
+    bad = [
+        b"",
+        b"PK",
+        whole[:-1],
+        whole[:middle],
+        flipped,
+        buffer.getvalue(),
+        missing.getvalue(),
+        b"0" * len(whole),
+    ]
     for count, content in enumerate(bad, start=2):
         file.write_bytes(content)
         with pytest.warns(RuntimeWarning, match="is damaged"):
             again = datasets.mnist()
         assert len(decodes) == count and again.checksum == data.checksum
         np.testing.assert_array_equal(again.y, data.y)
-        assert file.read_bytes() == whole or tfds._load(file) is not None          # written anew
+        assert file.read_bytes() == whole or tfds._load(file) is not None  # written anew
     rng = np.random.default_rng(0)
-    for _ in range(60):                                    # a flipped byte anywhere: noticed, or without effect
+    for _ in range(60):  # a flipped byte anywhere: noticed, or without effect
         at = rng.integers(len(whole)) if rng.random() < 0.5 else len(whole) - 1 - rng.integers(600)
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.integers(8))]) + whole[at + 1:])
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.integers(8))]) + whole[at + 1 :])
         try:
             with pytest.warns(RuntimeWarning):
                 stored = tfds._load(file)
@@ -582,12 +793,14 @@ def test_cache_is_written_in_one_piece(place, decodes, monkeypatch):
         patch.setattr(np, "savez", interrupted)
         with pytest.warns(RuntimeWarning, match="disk full.*JFL_CACHE_DIR"):
             datasets.mnist()
-    assert [path for path in (place / "cache").rglob("*") if path.is_file()] == []      # no half file, no leftovers
+    assert [
+        path for path in (place / "cache").rglob("*") if path.is_file()
+    ] == []  # no half file, no leftovers
 
     def refused(source, target):
         raise OSError("no rename")
 
-    with monkeypatch.context() as patch:                      # the rename alone makes the file appear
+    with monkeypatch.context() as patch:  # the rename alone makes the file appear
         patch.setattr(os, "replace", refused)
         with pytest.warns(RuntimeWarning, match="no rename"):
             datasets.mnist()
@@ -609,6 +822,7 @@ def test_unwritable_cache_only_warns(place, monkeypatch):
 
 def test_changed_files_are_decoded_again(place, decodes):
     import shutil
+
     facts = FAKES["mnist"][1:]
     prepare(place / "data", *facts, seed=1)
     first = datasets.mnist().checksum
@@ -620,8 +834,14 @@ def test_changed_files_are_decoded_again(place, decodes):
 def test_data_that_are_not_there(place, monkeypatch):
     with pytest.raises(ValueError) as error:
         datasets.emnist("byclass")
-    for part in ("datasets.emnist/byclass: need data prepared", str(place / "data" / "tfds" / "emnist" / "byclass"),
-                 'pip install "jfl[tfds]" tensorflow', "tfds build emnist/byclass", "JFL_DATA_DIR=DIR", "download=True"):
+    for part in (
+        "datasets.emnist/byclass: need data prepared",
+        str(place / "data" / "tfds" / "emnist" / "byclass"),
+        'pip install "jfl[tfds]" tensorflow',
+        "tfds build emnist/byclass",
+        "JFL_DATA_DIR=DIR",
+        "download=True",
+    ):
         assert part in str(error.value)
     with pytest.raises(ValueError, match=re.escape("'balanced', 'byclass'")):
         datasets.emnist("digit")
@@ -634,7 +854,7 @@ def test_damaged_source_and_missing_packages(place, monkeypatch):
     prepare(place / "data", *FAKES["cifar10"][1:])
     file = place / "data" / "cifar10" / "3.0.2" / "cifar10-train.array_record-00000-of-00001"
     whole = file.read_bytes()
-    file.write_bytes(whole[:len(whole) // 2])
+    file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="datasets.cifar10: need readable array_record files"):
         datasets.cifar10()
     file.write_bytes(whole)
@@ -643,7 +863,7 @@ def test_damaged_source_and_missing_packages(place, monkeypatch):
         with pytest.raises(ValueError, match=re.escape('pip install "jfl[tfds]"')):
             datasets.cifar10()
     datasets.cifar10()
-    with monkeypatch.context() as patch:             # a cache needs none of these packages
+    with monkeypatch.context() as patch:  # a cache needs none of these packages
         patch.setitem(__import__("sys").modules, "tensorflow_datasets", None)
         datasets.cifar10()
 
@@ -651,14 +871,41 @@ def test_damaged_source_and_missing_packages(place, monkeypatch):
 REAL = os.environ.get("JFL_DATA_DIR")
 
 
-@pytest.mark.skipif(not REAL, reason="real MNIST NOT tested: set JFL_DATA_DIR to a folder with tfds/mnist")
+@pytest.mark.skipif(
+    not REAL, reason="real MNIST NOT tested: set JFL_DATA_DIR to a folder with tfds/mnist"
+)
 def test_real_mnist():
-    """Counts of LeCun's files; reads through the user's own cache (the first time takes some seconds)."""
+    """Counts of LeCun's files; reads through the user's own cache (the first time takes some
+    seconds)."""
     data = datasets.mnist()
     assert data.x.shape == (60000, 28, 28, 1) and data.x_test.shape == (10000, 28, 28, 1)
-    assert np.bincount(data.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert np.bincount(data.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert abs(data.x.mean() - 0.1307) < 1e-4 and abs(data.x.std() - 0.3081) < 1e-4     # the published moments
+    assert np.bincount(data.y).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
+    assert np.bincount(data.y_test).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
+    assert (
+        abs(data.x.mean() - 0.1307) < 1e-4 and abs(data.x.std() - 0.3081) < 1e-4
+    )  # the published moments
 
 
 # federation
@@ -668,21 +915,36 @@ def filled(index, size):
     return [row[:k] for row, k in zip(np.asarray(index), np.asarray(size), strict=True)]
 
 
-@given(clients=st.integers(1, 12), alpha=st.floats(0.05, 10), holdout=st.sampled_from([0.0, 1e-6, 0.2, 0.5, 0.99]),
-       seed=st.integers(0, 100))
+@given(
+    clients=st.integers(1, 12),
+    alpha=st.floats(0.05, 10),
+    holdout=st.sampled_from([0.0, 1e-6, 0.2, 0.5, 0.99]),
+    seed=st.integers(0, 100),
+)
 @quick
 def test_federate_keeps_every_row_of_every_client(clients, alpha, holdout, seed):
     labels = skewed(120, 4, seed)
     x = np.arange(120, dtype=np.float32)[:, None]
     split = partition.dirichlet(clients, alpha, min_rows=2, seed=seed)
     fed = federate((x, labels, x[:3], labels[:3]), split, holdout=holdout)
-    assert isinstance(fed, Federation) and all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(fed))
-    assert {str(a.dtype) for a in (fed.index, fed.size, fed.test_index, fed.test_size, fed.y)} == {"int32"}
-    assert fed.index.shape == (clients, fed.size.max()) and fed.test_index.shape == (clients, fed.test_size.max())
+    assert isinstance(fed, Federation) and all(
+        isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(fed)
+    )
+    assert {str(a.dtype) for a in (fed.index, fed.size, fed.test_index, fed.test_size, fed.y)} == {
+        "int32"
+    }
+    assert fed.index.shape == (clients, fed.size.max()) and fed.test_index.shape == (
+        clients,
+        fed.test_size.max(),
+    )
     train, test = filled(fed.index, fed.size), filled(fed.test_index, fed.test_size)
     for own, a, b in zip(split(labels), train, test, strict=True):
-        assert np.array_equal(np.sort(np.concatenate([a, b])), np.sort(own))          # hence disjoint as well
-        assert len(a) >= 1 and len(b) == (min(max(round(holdout * len(own)), 1), len(own) - 1) if holdout else 0)
+        assert np.array_equal(
+            np.sort(np.concatenate([a, b])), np.sort(own)
+        )  # hence disjoint as well
+        assert len(a) >= 1 and len(b) == (
+            min(max(round(holdout * len(own)), 1), len(own) - 1) if holdout else 0
+        )
     for index, size in ((fed.index, fed.size), (fed.test_index, fed.test_size)):
         assert not np.any(np.asarray(index)[np.arange(index.shape[1]) >= np.asarray(size)[:, None]])
     np.testing.assert_array_equal(fed.x[fed.index[0, 0]], x[train[0][0]])
@@ -697,22 +959,29 @@ def test_rows_of_a_client_are_in_random_order():
     fed = federate((x, labels, x, labels), natural, holdout=0.2)
     for rows in (*filled(fed.index, fed.size), *filled(fed.test_index, fed.test_size)):
         # The first half of the slots holds all classes; sorted rows would show five.
-        assert len(np.unique(labels[rows[:len(rows) // 2]])) == 10
-    other = federate((x, labels, x, labels), partition.natural(np.zeros(1000, int), seed=1), holdout=0.2)
+        assert len(np.unique(labels[rows[: len(rows) // 2]])) == 10
+    other = federate(
+        (x, labels, x, labels), partition.natural(np.zeros(1000, int), seed=1), holdout=0.2
+    )
     assert checksum(other) != checksum(fed)
 
 
 def test_first_words_of_the_manual():
     fed = federate(datasets.digits(), partition.dirichlet(clients=50, alpha=0.3, min_rows=16))
-    assert fed.index.shape[0] == 50 and fed.size.min() >= 16 and fed.size.sum() == 1438 and fed.classes == 10
+    assert (
+        fed.index.shape[0] == 50
+        and fed.size.min() >= 16
+        and fed.size.sum() == 1438
+        and fed.classes == 10
+    )
     assert fed.test_index.shape == (50, 0) and not fed.test_size.any()
 
 
 def test_federate_copies():
     values = good()
-    memory = np.zeros(256, np.uint8)                 # aligned to 64 bytes, where JAX on a CPU would share it
+    memory = np.zeros(256, np.uint8)  # aligned to 64 bytes, where JAX on a CPU would share it
     start = -memory.ctypes.data % 64
-    x = memory[start:start + 72].view(np.float32).reshape(6, 3)
+    x = memory[start : start + 72].view(np.float32).reshape(6, 3)
     fed = federate((x, values["y"], values["x_test"], values["y_test"]), partition.iid(2))
     before = checksum(fed)
     x[:] = 7
@@ -722,18 +991,32 @@ def test_federate_copies():
 def test_central_test_rows_can_be_replaced():
     data = datasets.arrays(**good())
     other = np.ones((4, 3)), [0, 0, 1, 2]
-    for fed in (federate(data, partition.iid(2), test=other),
-                federate((data.x, data.y), partition.iid(2), test=other)):
-        assert fed.x_test.shape == (4, 3) and fed.y_test.tolist() == [0, 0, 1, 2] and fed.classes == 3
+    for fed in (
+        federate(data, partition.iid(2), test=other),
+        federate((data.x, data.y), partition.iid(2), test=other),
+    ):
+        assert (
+            fed.x_test.shape == (4, 3) and fed.y_test.tolist() == [0, 0, 1, 2] and fed.classes == 3
+        )
 
 
 def test_owners_and_caveats_of_the_dataset():
     data = datasets.arrays(**good())
-    assert data.owners is None and data.caveats == () and federate(data, partition.iid(2)).caveats == ()
+    assert (
+        data.owners is None
+        and data.caveats == ()
+        and federate(data, partition.iid(2)).caveats == ()
+    )
     data = data._replace(owners=np.array([7, 3, 7, 3, 3, 9]), caveats=("scaled by private rows",))
     fed = federate(data, partition.natural(seed=2))
-    assert [sorted(rows.tolist()) for rows in filled(fed.index, fed.size)] == [[1, 3, 4], [0, 2], [5]]
-    assert fed.caveats == ("scaled by private rows",) == jax.tree.map(lambda leaf: leaf, fed).caveats
+    assert [sorted(rows.tolist()) for rows in filled(fed.index, fed.size)] == [
+        [1, 3, 4],
+        [0, 2],
+        [5],
+    ]
+    assert (
+        fed.caveats == ("scaled by private rows",) == jax.tree.map(lambda leaf: leaf, fed).caveats
+    )
     facts = describe(fed, partition.natural(seed=2))
     assert json.loads(json.dumps(facts)) == facts and facts["caveats"] == ["scaled by private rows"]
     assert facts["partition"] == {"name": "natural", "seed": 2, "note": "owners from the dataset"}
@@ -742,18 +1025,44 @@ def test_owners_and_caveats_of_the_dataset():
 
 
 def test_fields_of_a_config_reach_the_data():
-    fed = federation(Config(dataset="synthetic", partition="natural", clients=4, rows_per_client=50, synthetic_beta=2.0,
-                            preprocess="standardise,unit_norm", partition_seed=3))
-    made = transforms.unit_norm(transforms.standardise(datasets.synthetic(0.0, 2.0, clients=4, rows=50, seed=3)))
-    assert checksum(fed) == checksum(federate(made, partition.natural(seed=3))) and len(fed.caveats) == 1
-    fed = federation(Config(partition="labels", clients=20, classes_per_client=3, rows_per_client=40, preprocess="pca:7"))
+    fed = federation(
+        Config(
+            dataset="synthetic",
+            partition="natural",
+            clients=4,
+            rows_per_client=50,
+            synthetic_beta=2.0,
+            preprocess="standardise,unit_norm",
+            partition_seed=3,
+        )
+    )
+    made = transforms.unit_norm(
+        transforms.standardise(datasets.synthetic(0.0, 2.0, clients=4, rows=50, seed=3))
+    )
+    assert (
+        checksum(fed) == checksum(federate(made, partition.natural(seed=3)))
+        and len(fed.caveats) == 1
+    )
+    fed = federation(
+        Config(
+            partition="labels",
+            clients=20,
+            classes_per_client=3,
+            rows_per_client=40,
+            preprocess="pca:7",
+        )
+    )
     assert set(fed.size.tolist()) == {40} and fed.x.shape == (1438, 7)
-    fed = federation(Config(partition="labels", clients=20, classes_per_client=3, exponent=1.0, min_rows=30))
+    fed = federation(
+        Config(partition="labels", clients=20, classes_per_client=3, exponent=1.0, min_rows=30)
+    )
     assert fed.size.min() == 30 and fed.size.max() > 200
     fed = federation(Config(partition="similarity", clients=10, share=0.5))
     assert checksum(fed) == checksum(federate(datasets.digits(), partition.similarity(10, 0.5)))
     fed = federation(Config(partition="power_law", clients=10))
-    assert checksum(fed) == checksum(federate(datasets.digits(), partition.power_law(10, 1.0, min_rows=16)))
+    assert checksum(fed) == checksum(
+        federate(datasets.digits(), partition.power_law(10, 1.0, min_rows=16))
+    )
     for bad in ("pca", "unit_norm:3", "whiten", "pca:x"):
         with pytest.raises(ValueError, match="config: need"):
             federation(Config(preprocess=bad))
@@ -782,39 +1091,73 @@ def test_describe():
     data = datasets.digits()
     split = partition.dirichlet(50, 0.1, min_rows=16)
     facts = describe(federate(data, split, holdout=0.2), split)
-    assert json.loads(json.dumps(facts)) == facts                              # plain values
-    assert facts["clients"] == 50 and facts["rows"] + facts["held_out"] == 1438 and facts["test_rows"] == 359
-    assert facts["slots"] == 50 * facts["max_size"] and facts["min_size"] <= facts["median_size"] <= facts["max_size"]
-    assert re.fullmatch(r"\d+ of 1438 rows moved so that every client has 16", facts["partition"]["note"])
+    assert json.loads(json.dumps(facts)) == facts  # plain values
+    assert (
+        facts["clients"] == 50
+        and facts["rows"] + facts["held_out"] == 1438
+        and facts["test_rows"] == 359
+    )
+    assert (
+        facts["slots"] == 50 * facts["max_size"]
+        and facts["min_size"] <= facts["median_size"] <= facts["max_size"]
+    )
+    assert re.fullmatch(
+        r"\d+ of 1438 rows moved so that every client has 16", facts["partition"]["note"]
+    )
     assert facts["partition"]["alpha"] == 0.1
     one_class = datasets.arrays(np.zeros((40, 1)), np.arange(40) % 4, np.zeros((1, 1)), [0])
     assert describe(federate(one_class, partition.shards(4, 1)))["label_spread"] == 0.75
     assert describe(federate(one_class, partition.natural(np.arange(40) // 4)))["label_spread"] == 0
-    assert "partition" not in describe(federate(one_class, lambda y: [np.arange(3)]), lambda y: None)
+    assert "partition" not in describe(
+        federate(one_class, lambda y: [np.arange(3)]), lambda y: None
+    )
 
 
-@pytest.mark.parametrize("options, message", [
-    (dict(partition=partition.dirichlet(6, 1e-4, min_rows=0)), "federate: need rows for every client; got none for client(s)"),
-    (dict(partition=lambda y: [np.array([0, 1]), np.array([], int)]), "none for client(s) 1. Give the partition min_rows=1"),
-    (dict(partition=lambda y: [np.arange(6)] + [np.array([], int)] * 12), "and 2 more"),
-    (dict(partition=lambda y: []), "got no clients"),
-    (dict(partition=lambda y: [np.array([0, 6])]), "row numbers in [0, 6)"),
-    (dict(partition=lambda y: [np.array([-1, 0])]), "row numbers in [0, 6)"),
-    (dict(partition=lambda y: [np.array([0.0, 1.0])]), "float64[2] for client 0"),
-    (dict(partition=lambda y: [np.array([0, 1]), np.array([1, 2])]), "need one owner a row; got row 1 given 2 times"),
-    (dict(holdout=1.0), "holdout in [0, 1); got holdout=1.0"),
-    (dict(holdout=-0.1), "got holdout=-0.1"),
-    (dict(holdout=float("nan")), "got holdout=nan"),
-    (dict(holdout="a"), "got holdout='a'"),
-    (dict(holdout=0.2, partition=partition.iid(5)), "two rows a client for a holdout; got one row at client(s) 1, 2, 3, 4"),
-    (dict(test=np.zeros((2, 3))), "need test=(x_test, y_test); got ndarray"),
-    (dict(test=(np.zeros((2, 4)), [0, 1])), "x_test float32[2, 4]"),
-    (dict(dataset=np.zeros((6, 3))), "a Dataset, (x, y, x_test, y_test)"),
-    (dict(dataset=(np.zeros((6, 3)), np.zeros(6, int))), "got 2 arrays"),
-    (dict(partition=partition.natural()), "names the owners of its rows for partition.natural(); got 'arrays'"),
-    (dict(dataset=datasets.arrays(**good())._replace(owners=np.arange(5)), partition=partition.natural()),
-     "5 owners for 6 rows"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            dict(partition=partition.dirichlet(6, 1e-4, min_rows=0)),
+            "federate: need rows for every client; got none for client(s)",
+        ),
+        (
+            dict(partition=lambda y: [np.array([0, 1]), np.array([], int)]),
+            "none for client(s) 1. Give the partition min_rows=1",
+        ),
+        (dict(partition=lambda y: [np.arange(6)] + [np.array([], int)] * 12), "and 2 more"),
+        (dict(partition=lambda y: []), "got no clients"),
+        (dict(partition=lambda y: [np.array([0, 6])]), "row numbers in [0, 6)"),
+        (dict(partition=lambda y: [np.array([-1, 0])]), "row numbers in [0, 6)"),
+        (dict(partition=lambda y: [np.array([0.0, 1.0])]), "float64[2] for client 0"),
+        (
+            dict(partition=lambda y: [np.array([0, 1]), np.array([1, 2])]),
+            "need one owner a row; got row 1 given 2 times",
+        ),
+        (dict(holdout=1.0), "holdout in [0, 1); got holdout=1.0"),
+        (dict(holdout=-0.1), "got holdout=-0.1"),
+        (dict(holdout=float("nan")), "got holdout=nan"),
+        (dict(holdout="a"), "got holdout='a'"),
+        (
+            dict(holdout=0.2, partition=partition.iid(5)),
+            "two rows a client for a holdout; got one row at client(s) 1, 2, 3, 4",
+        ),
+        (dict(test=np.zeros((2, 3))), "need test=(x_test, y_test); got ndarray"),
+        (dict(test=(np.zeros((2, 4)), [0, 1])), "x_test float32[2, 4]"),
+        (dict(dataset=np.zeros((6, 3))), "a Dataset, (x, y, x_test, y_test)"),
+        (dict(dataset=(np.zeros((6, 3)), np.zeros(6, int))), "got 2 arrays"),
+        (
+            dict(partition=partition.natural()),
+            "names the owners of its rows for partition.natural(); got 'arrays'",
+        ),
+        (
+            dict(
+                dataset=datasets.arrays(**good())._replace(owners=np.arange(5)),
+                partition=partition.natural(),
+            ),
+            "5 owners for 6 rows",
+        ),
+    ],
+)
 def test_federate_errors(options, message):
     given_ = dict(dataset=datasets.arrays(**good()), partition=partition.iid(2)) | options
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -1,12 +1,15 @@
-"""A run that is killed again and again, and disks that fail: what is measured is in experiments/results/endurance.json.
+"""A run that is killed again and again, and disks that fail: what is measured is in
+experiments/results/endurance.json.
 
-`python tests/test_endurance.py --out experiments/results/endurance.json` measures it anew (ten minutes on two cores,
-`--only runs` or `--only checks` a part of it); `pytest -m slow tests/test_endurance.py` does the same and judges it.
+`python tests/test_endurance.py --out experiments/results/endurance.json` measures it anew (ten
+minutes on two cores, `--only runs` or `--only checks` a part of it); `pytest -m slow
+tests/test_endurance.py` does the same and judges it.
 
-Each try is `jfl train`, in a process of its own that is forked before JAX has started a backend, so that a kill costs
-seconds.  What a try computes is logged beside its directory, before it does: the count of releases does not rest on
-the journal that it judges.
+Each try is `jfl train`, in a process of its own that is forked before JAX has started a backend, so
+that a kill costs seconds.  What a try computes is logged beside its directory, before it does: the
+count of releases does not rest on the journal that it judges.
 """
+
 import argparse
 import collections
 import contextlib
@@ -27,7 +30,9 @@ import pytest
 
 # for the tries, which are forked: cheap code, and all of it kept
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 from jfl.cli import main
 from jfl.privacy.guarantees import guarantee
@@ -35,19 +40,38 @@ from jfl.runs import build, config, record, train
 from jfl.runs.checkpoint import Store, environment, temporary
 from jfl.runs.journal import Journal
 
-PLAN = config.Config(clients=6, min_rows=8, model="logistic", sampler="without_replacement", cohort=3, batch=4, steps=2,
-                     algorithm="scaffold", noise_multiplier=1.0, evaluate_every=1, checkpoint_every=2)
+PLAN = config.Config(
+    clients=6,
+    min_rows=8,
+    model="logistic",
+    sampler="without_replacement",
+    cohort=3,
+    batch=4,
+    steps=2,
+    algorithm="scaffold",
+    noise_multiplier=1.0,
+    evaluate_every=1,
+    checkpoint_every=2,
+)
 # flags that change the program's name and not its bits, nor its place in the cache
 PROGRAMS = ("", "--xla_dump_max_hlo_modules=7", "--xla_dump_max_hlo_modules=8")
-PARTS = dict(state=(train, "_state"), journal=(Journal, "announce"), config=(train, "write"), compute=(train, "simulate"),
-             checkpoint=(Store, "save"), report=(record, "save"), picture=(record, "picture"))
+PARTS = dict(
+    state=(train, "_state"),
+    journal=(Journal, "announce"),
+    config=(train, "write"),
+    compute=(train, "simulate"),
+    checkpoint=(Store, "save"),
+    report=(record, "save"),
+    picture=(record, "picture"),
+)
 NAMES = ("start", *PARTS, "between", "end")
 DONE = "none: it had ended"
 BASE = os.environ.get("XLA_FLAGS", "")
 
 
 class Try:
-    """`jfl train` in a process of its own; `seen` is memory shared with it: where it is, and how often it was there."""
+    """`jfl train` in a process of its own; `seen` is memory shared with it: where it is, and how
+    often it was there."""
 
     def __init__(self, *args, program=0, log=None, before=(None, 0, None), user=None):
         self.seen = mmap.mmap(-1, 1 + len(NAMES))
@@ -70,7 +94,7 @@ class Try:
                 setattr(owner, name, self._marked(part, getattr(owner, name), program, log, before))
             code = main.main(["train", *args])
             self.seen[0] = NAMES.index("end")
-            time.sleep(0.02)                              # so that a kill can hit the end
+            time.sleep(0.02)  # so that a kill can hit the end
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -87,11 +111,14 @@ class Try:
                 run = options["start"]
                 with open(log, "a") as file:
                     for i in range(args[2]):
-                        file.write(json.dumps([int(run.round) + i, int(run.attempt), program]) + "\n")
+                        file.write(
+                            json.dumps([int(run.round) + i, int(run.attempt), program]) + "\n"
+                        )
             try:
                 return function(*args, **options)
             finally:
                 self.seen[0] = NAMES.index("between")
+
         return marked
 
     def reach(self, part, times=1) -> bool:
@@ -104,7 +131,7 @@ class Try:
 
     def kill(self) -> str | None:
         """SIGKILL to its process group -> where it was; None if it had ended well."""
-        with contextlib.suppress(ProcessLookupError):     # it may not have made its group yet
+        with contextlib.suppress(ProcessLookupError):  # it may not have made its group yet
             os.kill(self.pid, signal.SIGKILL)
             os.killpg(self.pid, signal.SIGKILL)
         code, errors = self.wait()
@@ -124,7 +151,12 @@ def result(out: Path):
     summary = json.loads((out / "summary.json").read_text())
     for run in summary["runs"]:
         run.pop("seconds")
-    return (out / "metrics.csv").read_text(), summary, (out / "config.toml").read_text(), Store(out).load().digest
+    return (
+        (out / "metrics.csv").read_text(),
+        summary,
+        (out / "config.toml").read_text(),
+        Store(out).load().digest,
+    )
 
 
 def apart(function, *args):
@@ -162,29 +194,44 @@ def straight(folder: Path, rounds: int) -> Path:
 
 
 def sound(out: Path, log: Path):
-    """What holds after every kill: the last checkpoint is whole, and nothing was computed that was not announced."""
+    """What holds after every kill: the last checkpoint is whole, and nothing was computed that was
+    not announced."""
     store, journal = Store(out), Journal(out).read() if out.exists() else None
     if store.latest() is not None:
         store.load()
     computed = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     if computed:
         assert journal is not None, "rounds were computed and there is no journal"
-        far = max(r for r, attempt, _ in computed if attempt == journal["attempt"]) + 1 if any(
-            attempt == journal["attempt"] for _, attempt, _ in computed) else 0
-        assert far <= journal["until"] and max(a for _, a, _ in computed) <= journal["attempt"], (journal, computed[-1])
+        far = (
+            max(r for r, attempt, _ in computed if attempt == journal["attempt"]) + 1
+            if any(attempt == journal["attempt"] for _, attempt, _ in computed)
+            else 0
+        )
+        assert far <= journal["until"] and max(a for _, a, _ in computed) <= journal["attempt"], (
+            journal,
+            computed[-1],
+        )
     return computed
 
 
 def killed(folder: Path, kills: int, seed: int, programs: int) -> dict:
-    """One run, killed at random moments and resumed until it is done; under one program or several in turn."""
+    """One run, killed at random moments and resumed until it is done; under one program or several
+    in turn."""
     rounds, at_end = 2 * kills // 3, kills // 6
     draw, out, log = random.Random(seed), folder / f"killed{seed}", folder / f"killed{seed}.jsonl"
-    reference, hit, ended, begun = straight(folder, rounds), collections.Counter(), 0, time.perf_counter()
-    whole = 3.0                                           # seconds of a try that is not killed, as seen so far
+    reference, hit, ended, begun = (
+        straight(folder, rounds),
+        collections.Counter(),
+        0,
+        time.perf_counter(),
+    )
+    whole = 3.0  # seconds of a try that is not killed, as seen so far
     while ended < at_end or hit.total() - hit[DONE] < kills:
         last = (Store(out).latest() or 0) if out.exists() else 0
-        attempt = Try(*command(folder, out, rounds, "--resume"), program=draw.randrange(programs), log=log)
-        if last == rounds:                                # all is computed: what is left are the files of the end
+        attempt = Try(
+            *command(folder, out, rounds, "--resume"), program=draw.randrange(programs), log=log
+        )
+        if last == rounds:  # all is computed: what is left are the files of the end
             ended += 1
             part = draw.choice(["config", "report", "report", "picture", "picture"])
             if attempt.reach(part):
@@ -206,16 +253,27 @@ def killed(folder: Path, kills: int, seed: int, programs: int) -> dict:
     by = collections.defaultdict(set)
     for r, attempt, program in computed:
         by[r, attempt].add(program)
-    return dict(kills=hit.total() - hit[DONE], where=dict(sorted(hit.items())), rounds=rounds,
-                programs=programs, equal=result(out) == result(reference), computed=len(computed), releases=len(by),
-                shared=sum(len(p) > 1 for p in by.values()), recomputed=run["config"]["recomputed"],
-                charged=rounds + run["config"]["recomputed"] + run["config"]["beyond"],
-                counted=run["privacy"][0]["epsilon"] == apart(worth, rounds + run["config"]["recomputed"]),
-                epsilon=run["privacy"][0]["epsilon"], unit=run["privacy"][0]["unit"], view=run["privacy"][0]["view"],
-                seconds=round(time.perf_counter() - begun, 1))
+    return dict(
+        kills=hit.total() - hit[DONE],
+        where=dict(sorted(hit.items())),
+        rounds=rounds,
+        programs=programs,
+        equal=result(out) == result(reference),
+        computed=len(computed),
+        releases=len(by),
+        shared=sum(len(p) > 1 for p in by.values()),
+        recomputed=run["config"]["recomputed"],
+        charged=rounds + run["config"]["recomputed"] + run["config"]["beyond"],
+        counted=run["privacy"][0]["epsilon"] == apart(worth, rounds + run["config"]["recomputed"]),
+        epsilon=run["privacy"][0]["epsilon"],
+        unit=run["privacy"][0]["unit"],
+        view=run["privacy"][0]["view"],
+        seconds=round(time.perf_counter() - begun, 1),
+    )
 
 
-# --- disks that fail, directories that do not fit --------------------------------------------------------------------
+# --- disks that fail, directories that do not fit
+# --------------------------------------------------------------------
 
 ROUNDS = 6
 
@@ -224,7 +282,9 @@ ROUNDS = 6
 def small_disk(folder: Path, size="2m"):
     """A file system of its own; None where this user may not mount one."""
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True
+    )
     try:
         yield None if done.returncode else folder
     finally:
@@ -242,34 +302,65 @@ def fill(disk: Path, left: int):
 
 def contents(out: Path) -> dict:
     """What is worth keeping: all files but those of the run that are rewritten as it goes."""
-    return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != ".lock"}
+    return {
+        str(p.relative_to(out)): p.read_bytes()
+        for p in out.rglob("*")
+        if p.is_file() and p.name != ".lock"
+    }
 
 
 def judged(row: dict, code, errors, words) -> dict:
     """A refusal in the words of the house: one line, where, what was needed, what came."""
-    lines = [line for line in errors.splitlines() if line.strip() and not line.startswith("jfl train ")]        # the progress bar
+    lines = [
+        line for line in errors.splitlines() if line.strip() and not line.startswith("jfl train ")
+    ]  # the progress bar
     message = lines[-1] if lines else ""
-    clear = len(lines) == 1 and message.startswith("jfl train: ") and "need " in message and "; got " in message
+    clear = (
+        len(lines) == 1
+        and message.startswith("jfl train: ")
+        and "need " in message
+        and "; got " in message
+    )
     return row | dict(code=code, clear=clear and words in message, message=message)
 
 
 def full_disks(folder: Path):
-    """A disk that fills up as a file is to be written: at each kind of file, with nothing or a page left."""
-    for part, times, left, kept in [("journal", 1, 0, None), ("config", 1, 0, None), ("checkpoint", 2, 4096, 2),
-                                    ("journal", 6, 0, 4), ("report", 1, 0, 6), ("picture", 1, 4096, 6)]:
+    """A disk that fills up as a file is to be written: at each kind of file, with nothing or a page
+    left."""
+    for part, times, left, kept in [
+        ("journal", 1, 0, None),
+        ("config", 1, 0, None),
+        ("checkpoint", 2, 4096, 2),
+        ("journal", 6, 0, 4),
+        ("report", 1, 0, 6),
+        ("picture", 1, 4096, 6),
+    ]:
         with small_disk(folder / f"disk-{part}-{times}") as disk:
             if disk is None:
                 return
             out = disk / "run"
             args = command(folder, out, ROUNDS)
-            code, errors = Try(*args, before=(part, times, functools.partial(fill, disk, left))).wait()
-            row = judged(dict(check=f"disk full, {part} {times}"), code, errors, "No space left on device")
+            code, errors = Try(
+                *args, before=(part, times, functools.partial(fill, disk, left))
+            ).wait()
+            row = judged(
+                dict(check=f"disk full, {part} {times}"), code, errors, "No space left on device"
+            )
             store = Store(out)
-            good = store.latest() == kept and (f"round {kept} in" if kept else "checkpoint: none") in errors
-            good = good and (kept is None or bool(store.load())) and not [p for p in out.rglob(".*") if temporary(p)]
+            good = (
+                store.latest() == kept
+                and (f"round {kept} in" if kept else "checkpoint: none") in errors
+            )
+            good = (
+                good
+                and (kept is None or bool(store.load()))
+                and not [p for p in out.rglob(".*") if temporary(p)]
+            )
             (disk / "filler").unlink()
             code, errors = Try(*args, "--resume").wait()
-            yield row | dict(good=good, resumed=code == 0 and result(out) == result(straight(folder, ROUNDS)))
+            yield row | dict(
+                good=good, resumed=code == 0 and result(out) == result(straight(folder, ROUNDS))
+            )
 
 
 def read_only(folder: Path):
@@ -283,9 +374,16 @@ def read_only(folder: Path):
         assert code == 0, errors
         before = contents(out)
         flip("ro")
-        again = judged(dict(check="resume on a read-only disk"), *Try(*args).wait(), "a place that can be written")
-        fresh = judged(dict(check="a new run on a read-only disk"), *Try(*command(folder, disk / "new", ROUNDS)).wait(),
-                       "a place that can be written")
+        again = judged(
+            dict(check="resume on a read-only disk"),
+            *Try(*args).wait(),
+            "a place that can be written",
+        )
+        fresh = judged(
+            dict(check="a new run on a read-only disk"),
+            *Try(*command(folder, disk / "new", ROUNDS)).wait(),
+            "a place that can be written",
+        )
         again["good"], fresh["good"] = contents(out) == before, not (disk / "new").exists()
         flip("rw")
         code, errors = Try(*args).wait()
@@ -307,7 +405,9 @@ def another_user(folder: Path):
         before = contents(out)
         os.chmod(out, 0o555)
         tried = Try(*command(folder, out, ROUNDS, "--resume"), user=65534).wait()
-        row = judged(dict(check="a directory of another user"), *tried, "a place that can be written")
+        row = judged(
+            dict(check="a directory of another user"), *tried, "a place that can be written"
+        )
         row["good"] = contents(out) == before
         os.chmod(out, 0o777)
         os.chmod(out / "checkpoints", 0o555)
@@ -321,7 +421,8 @@ def another_user(folder: Path):
 
 
 def misfits(folder: Path):
-    """Directories that are not of this run: nothing in them changes, and as they were they go on."""
+    """Directories that are not of this run: nothing in them changes, and as they were they go
+    on."""
     first = folder / "four"
     code, errors = Try(*command(folder, first, 4)).wait()
     assert code == 0, errors
@@ -330,16 +431,32 @@ def misfits(folder: Path):
         path.write_bytes(change(path.read_bytes()))
 
     cases = {
-        "a checkpoint of another format": (("checkpoints/4", lambda b: b.replace(b" 2 ", b" 9 ", 1)), (), "format 9"),
+        "a checkpoint of another format": (
+            ("checkpoints/4", lambda b: b.replace(b" 2 ", b" 9 ", 1)),
+            (),
+            "format 9",
+        ),
         "a checkpoint cut short": (("checkpoints/4", lambda b: b[:-100]), (), "cut or damaged"),
-        "a checkpoint with a bit flipped": (("checkpoints/4", lambda b: b[:-100] + bytes([b[-100] ^ 1]) + b[-99:]), (),
-                                            "cut or damaged"),
-        "a journal of another format": (("journal.json", lambda b: b.replace(b'"format": 2', b'"format": 9')), (), "format 9"),
-        "a journal with another number": (("journal.json", lambda b: b.replace(b'"until": 4', b'"until": 3')), (), "digest"),
+        "a checkpoint with a bit flipped": (
+            ("checkpoints/4", lambda b: b[:-100] + bytes([b[-100] ^ 1]) + b[-99:]),
+            (),
+            "cut or damaged",
+        ),
+        "a journal of another format": (
+            ("journal.json", lambda b: b.replace(b'"format": 2', b'"format": 9')),
+            (),
+            "format 9",
+        ),
+        "a journal with another number": (
+            ("journal.json", lambda b: b.replace(b'"until": 4', b'"until": 3')),
+            (),
+            "digest",
+        ),
         "a journal cut short": (("journal.json", lambda b: b[:100]), (), "journal"),
         "another config": (None, ("--lr", "0.123"), "lr"),
         "fewer rounds than done": (None, ("--rounds", "3"), "rounds"),
-        "a run there, and no --resume": (None, None, "empty or new directory")}
+        "a run there, and no --resume": (None, None, "empty or new directory"),
+    }
     rows, whole = [], contents(first)
     for name, (change, more, words) in cases.items():
         if change is not None:
@@ -351,7 +468,10 @@ def misfits(folder: Path):
         for path, content in whole.items():
             (first / path).write_bytes(content)
     code, errors = Try(*command(folder, first, ROUNDS, "--resume")).wait()
-    yield from (r | dict(resumed=code == 0 and result(first) == result(straight(folder, ROUNDS))) for r in rows)
+    yield from (
+        r | dict(resumed=code == 0 and result(first) == result(straight(folder, ROUNDS)))
+        for r in rows
+    )
 
 
 def two_at_once(folder: Path):
@@ -361,8 +481,11 @@ def two_at_once(folder: Path):
     assert first.reach("compute", 3)
     os.kill(first.pid, signal.SIGSTOP)
     before = contents(out)
-    row = judged(dict(check="two processes in one directory"), *Try(*command(folder, out, ROUNDS, "--resume")).wait(),
-                 "no other process")
+    row = judged(
+        dict(check="two processes in one directory"),
+        *Try(*command(folder, out, ROUNDS, "--resume")).wait(),
+        "no other process",
+    )
     row["good"] = contents(out) == before
     os.kill(first.pid, signal.SIGCONT)
     code, errors = first.wait()
@@ -370,10 +493,12 @@ def two_at_once(folder: Path):
 
 
 def measure(out: Path, kills: int, seed: int, parts=("runs", "checks")):
-    """Everything, in a folder that goes when it is done -> `out`, where parts that are not measured stay."""
+    """Everything, in a folder that goes when it is done -> `out`, where parts that are not measured
+    stay."""
     import matplotlib.backends.backend_agg  # noqa: F401  forked tries find them loaded
     import sklearn.datasets
     import tyro  # noqa: F401
+
     sklearn.datasets.load_digits()
     found = dict(title="Kills, full disks and directories that do not fit", runs=[], checks=[])
     if out.exists():
@@ -382,15 +507,25 @@ def measure(out: Path, kills: int, seed: int, parts=("runs", "checks")):
         folder = Path(name)
         os.environ["JFL_CACHE_DIR"] = str(folder / "cache")
         if "runs" in parts:
-            found["runs"] = [killed(folder, kills, seed, programs=1), killed(folder, kills // 4, seed + 1, len(PROGRAMS))]
+            found["runs"] = [
+                killed(folder, kills, seed, programs=1),
+                killed(folder, kills // 4, seed + 1, len(PROGRAMS)),
+            ]
         if "checks" in parts:
-            found["checks"] = [row | dict(message=row["message"].replace(name, ""))
-                               for part in (full_disks, read_only, another_user, misfits, two_at_once) for row in part(folder)]
-    found |= dict(seed=seed, cores=os.cpu_count(), versions=environment())      # starts a backend: after the last fork
+            found["checks"] = [
+                row | dict(message=row["message"].replace(name, ""))
+                for part in (full_disks, read_only, another_user, misfits, two_at_once)
+                for row in part(folder)
+            ]
+    found |= dict(
+        seed=seed, cores=os.cpu_count(), versions=environment()
+    )  # starts a backend: after the last fork
     out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
-# --- as tests ----------------------------------------------------------------------------------------------------------
+# --- as tests
+# --------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
@@ -404,15 +539,18 @@ def test_fifty_kills_change_nothing(found):
     run, _ = found["runs"]
     assert run["kills"] >= 50 and run["equal"] and run["counted"]
     assert len(run["where"]) >= 6 and {"compute", "journal", "checkpoint"} <= set(run["where"])
-    assert run["recomputed"] == run["shared"] == 0 and run["charged"] == run["releases"] == run["rounds"]
-    assert run["computed"] > run["rounds"]                # some rounds were computed more than once
+    assert (
+        run["recomputed"] == run["shared"] == 0
+        and run["charged"] == run["releases"] == run["rounds"]
+    )
+    assert run["computed"] > run["rounds"]  # some rounds were computed more than once
 
 
 @pytest.mark.slow
 def test_kills_between_programs_count_what_was_seen(found):
     _, run = found["runs"]
     assert run["kills"] >= 12 and run["recomputed"] > 0 and run["counted"]
-    assert run["shared"] == 0                             # no noise was used by two programs
+    assert run["shared"] == 0  # no noise was used by two programs
     assert run["charged"] >= run["releases"] > run["rounds"]
 
 

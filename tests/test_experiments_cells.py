@@ -1,4 +1,6 @@
-"""Runs of experiments are kept by what was asked for, shared among figures, and go on where they stopped."""
+"""Runs of experiments are kept by what was asked for, shared among figures, and go on where they
+stopped."""
+
 import contextlib
 import csv
 import dataclasses
@@ -21,7 +23,9 @@ from jfl.runs import blocks as points
 from jfl.runs import build, record, sweep, train
 from jfl.runs.config import Config
 
-TINY = dict(dataset="digits", partition="iid", clients=4, rounds=2, steps=1, batch=4, evaluate_every=1)
+TINY = dict(
+    dataset="digits", partition="iid", clients=4, rounds=2, steps=1, batch=4, evaluate_every=1
+)
 
 
 @pytest.fixture
@@ -38,25 +42,34 @@ def ran(monkeypatch):
 
 
 def figure(seeds=(0, 1), **lines):
-    return Experiment("tiny", TINY, lines or dict(slow=dict(lr=0.1), fast=dict(lr=0.5)), seeds=seeds)
+    return Experiment(
+        "tiny", TINY, lines or dict(slow=dict(lr=0.1), fast=dict(lr=0.5)), seeds=seeds
+    )
 
 
 def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, ran):
     kept = tmp_path / "cells"
     one = common.run("one", figure(), tmp_path / "one", kept=kept)
-    assert ran == [[(0.1, 0), (0.1, 1), (0.5, 0), (0.5, 1)]]          # the lines of a figure are one program
-    other = common.run("other", figure((2, 1), quick=dict(lr=0.5), new=dict(lr=0.2)), tmp_path / "other", kept=kept)
+    assert ran == [
+        [(0.1, 0), (0.1, 1), (0.5, 0), (0.5, 1)]
+    ]  # the lines of a figure are one program
+    other = common.run(
+        "other", figure((2, 1), quick=dict(lr=0.5), new=dict(lr=0.2)), tmp_path / "other", kept=kept
+    )
     assert ran[1:] == [[(0.5, 2), (0.2, 2), (0.2, 1)]]
     assert other["lines"]["quick"]["accuracy"][1] == one["lines"]["fast"]["accuracy"][1]
     assert other["lines"]["quick"]["accuracy"][0] != one["lines"]["fast"]["accuracy"][0]
     assert 0 < one["seconds"] and other["seconds"] < 60
-    # what it leaves is what a sweep leaves: a report reads it, with the curve of each seed from where it ran
+    # what it leaves is what a sweep leaves: a report reads it, with the curve of each seed from
+    # where it ran
     source = sources.read(tmp_path / "other")
     line = next(s for s in source.lines if s.label == "quick")
     assert [e["seed"] for e in line.runs] == [2, 1] and line.manifest["seeds"] == [2, 1]
     assert [(r["seed"], r["round"]) for r in line.rows] == [(2, 1), (2, 2), (1, 1), (1, 2)]
     first = list(csv.DictReader(open(tmp_path / "one" / "fast" / "metrics.csv")))
-    assert [r["loss"] for r in line.rows[2:]] == [float(r["loss"]) for r in first if r["seed"] == "1"]
+    assert [r["loss"] for r in line.rows[2:]] == [
+        float(r["loss"]) for r in first if r["seed"] == "1"
+    ]
 
 
 def test_a_changed_field_runs_its_line_alone(tmp_path, ran):
@@ -64,8 +77,11 @@ def test_a_changed_field_runs_its_line_alone(tmp_path, ran):
     before = json.loads((tmp_path / "fast" / "summary.json").read_text())
     common.run("tiny", figure(slow=dict(lr=0.1), fast=dict(lr=0.7)), tmp_path)
     assert ran[1:] == [[(0.7, 0), (0.7, 1)]]
-    assert json.loads((tmp_path / "fast" / "summary.json").read_text())["runs"][0]["config"]["lr"] == 0.7
-    common.run("tiny", figure(), tmp_path)                # and nothing was lost
+    assert (
+        json.loads((tmp_path / "fast" / "summary.json").read_text())["runs"][0]["config"]["lr"]
+        == 0.7
+    )
+    common.run("tiny", figure(), tmp_path)  # and nothing was lost
     assert len(ran) == 2 and json.loads((tmp_path / "fast" / "summary.json").read_text()) == before
 
 
@@ -97,16 +113,25 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, small, ran):
         common.run("tiny", figure(), tmp_path / "cut")
     again()
     # what was done is kept, also where a field of the other line has changed since
-    other = common.run("tiny", figure(slow=dict(lr=0.1), fast=dict(lr=0.7)), tmp_path / "cut")["lines"]
-    assert ran[3:] == [[(0.1, 1), (0.7, 1)], [(0.7, 0)]] and other["slow"]["accuracy"] == whole["slow"]["accuracy"]
+    other = common.run("tiny", figure(slow=dict(lr=0.1), fast=dict(lr=0.7)), tmp_path / "cut")[
+        "lines"
+    ]
+    assert (
+        ran[3:] == [[(0.1, 1), (0.7, 1)], [(0.7, 0)]]
+        and other["slow"]["accuracy"] == whole["slow"]["accuracy"]
+    )
     found = common.run("tiny", figure(), tmp_path / "cut")["lines"]
     assert ran[5:] == [[(0.5, 1)]]
-    assert {n: f["accuracy"] for n, f in found.items()} == {n: f["accuracy"] for n, f in whole.items()}
+    assert {n: f["accuracy"] for n, f in found.items()} == {
+        n: f["accuracy"] for n, f in whole.items()
+    }
     assert list(found) == ["slow", "fast"]
     assert not list((tmp_path / "cut" / common.CELLS).glob("*/*.part"))
 
 
-def test_results_of_an_earlier_run_do_not_stay_beside_lines_of_this_one(tmp_path, monkeypatch, small):
+def test_results_of_an_earlier_run_do_not_stay_beside_lines_of_this_one(
+    tmp_path, monkeypatch, small
+):
     common.run("tiny", dataclasses.replace(figure(), quick=dict(steps=1)), tmp_path, quick=True)
     before = (tmp_path / "results.json").read_bytes()
     (tmp_path / "slow").rename(tmp_path / "aside")
@@ -114,12 +139,14 @@ def test_results_of_an_earlier_run_do_not_stay_beside_lines_of_this_one(tmp_path
     (tmp_path / "slow" / "notes").write_text("mine")
     with pytest.raises(ValueError, match="a new directory"):
         common.run("tiny", figure(), tmp_path)
-    assert (tmp_path / "results.json").read_bytes() == before            # nothing was written yet
+    assert (tmp_path / "results.json").read_bytes() == before  # nothing was written yet
     (tmp_path / "slow" / "notes").unlink()
-    (tmp_path / "report.md").write_bytes(record.PAGES[".md"])            # a page of the earlier results
+    (tmp_path / "report.md").write_bytes(record.PAGES[".md"])  # a page of the earlier results
     stopped_after(monkeypatch, 2)
-    with pytest.raises(KeyboardInterrupt):                               # in the last line
-        common.run("tiny", figure(fast=dict(lr=0.5), last=dict(lr=0.7), slow=dict(lr=0.9)), tmp_path)
+    with pytest.raises(KeyboardInterrupt):  # in the last line
+        common.run(
+            "tiny", figure(fast=dict(lr=0.5), last=dict(lr=0.7), slow=dict(lr=0.9)), tmp_path
+        )
     assert not (tmp_path / "results.json").exists() and not (tmp_path / "report.md").exists()
 
 
@@ -127,8 +154,12 @@ def test_results_stay_where_no_data_can_be_read(tmp_path, ran, monkeypatch):
     common.run("tiny", figure(), tmp_path)
     before = (tmp_path / "results.json").read_bytes()
     monkeypatch.setattr(cells, "_rows", cells._rows.__wrapped__)
-    monkeypatch.setattr(cells.datasets, "mnist", lambda: checks.fail("datasets.mnist", "prepared data", "none"))
-    with pytest.raises(ValueError, match="tiny: need data of at least one line; got mnist that cannot be read"):
+    monkeypatch.setattr(
+        cells.datasets, "mnist", lambda: checks.fail("datasets.mnist", "prepared data", "none")
+    )
+    with pytest.raises(
+        ValueError, match="tiny: need data of at least one line; got mnist that cannot be read"
+    ):
         common.run("tiny", figure(slow=dict(dataset="mnist")), tmp_path)
     assert (tmp_path / "results.json").read_bytes() == before
     assert common.run("tiny", figure(slow=dict(dataset="mnist")), tmp_path / "new")["unread"]
@@ -137,21 +168,39 @@ def test_results_stay_where_no_data_can_be_read(tmp_path, ran, monkeypatch):
 def test_a_line_among_others_is_as_alone(tmp_path, ran):
     """Metrics, guarantees, rows and manifest; what is of another length is a program of its own."""
     noisy = dict(clip_norm=0.5, noise_multiplier=2.0)
-    lines = dict(noisy=noisy, louder=noisy | dict(noise_multiplier=4.0), longer=noisy | dict(rounds=3),
-                 split=noisy | dict(partition="dirichlet", partition_seed=3))
+    lines = dict(
+        noisy=noisy,
+        louder=noisy | dict(noise_multiplier=4.0),
+        longer=noisy | dict(rounds=3),
+        split=noisy | dict(partition="dirichlet", partition_seed=3),
+    )
     common.run("tiny", figure((0, 3), **lines), tmp_path)
     assert sorted(map(len, ran)) == [2, 6]
     for line, fields in lines.items():
         sweep.sweep(Config(**TINY | fields), dict(seed=[0, 3]), tmp_path / "alone" / line)
-        mine, alone = (json.loads((p / line / "summary.json").read_text())["runs"] for p in (tmp_path, tmp_path / "alone"))
+        mine, alone = (
+            json.loads((p / line / "summary.json").read_text())["runs"]
+            for p in (tmp_path, tmp_path / "alone")
+        )
         for a, b in zip(mine, alone, strict=True):
-            assert a["accuracy"] == b["accuracy"] and a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+            assert a["accuracy"] == b["accuracy"] and a["loss"] == pytest.approx(
+                b["loss"], rel=1e-5
+            )
             assert a["privacy"] == b["privacy"] and a["config"] == b["config"]
-        mine, alone = (list(csv.DictReader(open(p / line / "metrics.csv"))) for p in (tmp_path, tmp_path / "alone"))
-        assert [(r["seed"], r["round"], r["epsilon"], r["accuracy"]) for r in mine] \
-            == [(r["seed"], r["round"], r["epsilon"], r["accuracy"]) for r in alone]
-        mine, alone = (json.loads((p / line / "manifest.json").read_text()) for p in (tmp_path, tmp_path / "alone"))
-        assert mine["seeds"] == [0, 3] and all(mine[k] == alone[k] for k in ("noise", "data", "kernels", "versions"))
+        mine, alone = (
+            list(csv.DictReader(open(p / line / "metrics.csv")))
+            for p in (tmp_path, tmp_path / "alone")
+        )
+        assert [(r["seed"], r["round"], r["epsilon"], r["accuracy"]) for r in mine] == [
+            (r["seed"], r["round"], r["epsilon"], r["accuracy"]) for r in alone
+        ]
+        mine, alone = (
+            json.loads((p / line / "manifest.json").read_text())
+            for p in (tmp_path, tmp_path / "alone")
+        )
+        assert mine["seeds"] == [0, 3] and all(
+            mine[k] == alone[k] for k in ("noise", "data", "kernels", "versions")
+        )
 
 
 def split_by_seed(config):
@@ -160,20 +209,34 @@ def split_by_seed(config):
 
 def test_every_seed_has_the_epsilon_of_its_own_split(tmp_path):
     noisy = dict(clip_norm=0.5, noise_multiplier=2.0, partition="dirichlet", alpha=0.5)
-    made = dataclasses.replace(figure((0, 1, 0), line=noisy, other=noisy | dict(lr=0.1)), runs=Plans(split_by_seed, True))
+    made = dataclasses.replace(
+        figure((0, 1, 0), line=noisy, other=noisy | dict(lr=0.1)), runs=Plans(split_by_seed, True)
+    )
     common.run("tiny", made, tmp_path)
     for line in ("line", "other"):
-        shown = [g["epsilon"] for e in json.loads((tmp_path / line / "summary.json").read_text())["runs"]
-                 for g in e["privacy"] if (g["unit"], g["view"]) == ("example", "server")]
-        own = [g["epsilon"] for s in (0, 1, 0) for g in train.privacy(*split_by_seed(Config(**TINY | noisy, seed=s)), 2)
-               if (g["unit"], g["view"]) == ("example", "server")]
+        shown = [
+            g["epsilon"]
+            for e in json.loads((tmp_path / line / "summary.json").read_text())["runs"]
+            for g in e["privacy"]
+            if (g["unit"], g["view"]) == ("example", "server")
+        ]
+        own = [
+            g["epsilon"]
+            for s in (0, 1, 0)
+            for g in train.privacy(*split_by_seed(Config(**TINY | noisy, seed=s)), 2)
+            if (g["unit"], g["view"]) == ("example", "server")
+        ]
         assert shown == own and shown[0] != shown[1]
     found = json.loads((tmp_path / "results.json").read_text())["lines"]["line"]
-    assert found["epsilon_proved"] == max(own) and found["seeds"] == [0, 1, 0] and found["failed"] == []
+    assert (
+        found["epsilon_proved"] == max(own)
+        and found["seeds"] == [0, 1, 0]
+        and found["failed"] == []
+    )
     entries = json.loads((tmp_path / "line" / "summary.json").read_text())["runs"]
     for e in entries[1:]:
         e["privacy"] = []
-    assert common._line(entries).proved is None           # one of them has none
+    assert common._line(entries).proved is None  # one of them has none
     claim = dict(status="claimed", view="server", unit="example")
     for e, claimed in zip(entries, (1.0, 9.0, 2.0)):
         e["privacy"] = [*e["privacy"], claim | dict(epsilon=claimed)]
@@ -190,7 +253,10 @@ def test_a_run_that_was_killed_before_its_first_point_begins_again(tmp_path):
     home = tmp_path / common.CELLS / cells.key(Config(**TINY, lr=0.1), Plans()) / "0-1.part"
     home.mkdir(parents=True)
     (home / "half").write_text("")
-    assert len(common.run("tiny", figure(slow=dict(lr=0.1)), tmp_path)["lines"]["slow"]["accuracy"]) == 2
+    assert (
+        len(common.run("tiny", figure(slow=dict(lr=0.1)), tmp_path)["lines"]["slow"]["accuracy"])
+        == 2
+    )
 
 
 def test_a_sweep_of_an_experiments_own_begins_again(tmp_path):
@@ -211,25 +277,35 @@ def test_a_sweep_of_an_experiments_own_begins_again(tmp_path):
     found = common.run("tiny", made, tmp_path)
     assert len(begun) == 2 and len(found["lines"]["only"]["accuracy"]) == 2
     # another clock is another run, under the same config
-    common.run("tiny", dataclasses.replace(made, runs=functools.partial(own, clock="round")), tmp_path)
+    common.run(
+        "tiny", dataclasses.replace(made, runs=functools.partial(own, clock="round")), tmp_path
+    )
     assert begun[2:] == [("round", [0, 1])]
 
 
 def test_what_a_key_holds(monkeypatch, tmp_path):
     config, key = Config(**TINY), lambda c: cells.key(c, Plans())
     base = key(config)
-    assert base == key(dataclasses.replace(config, seed=3)) != key(dataclasses.replace(config, partition_seed=3))
+    assert (
+        base
+        == key(dataclasses.replace(config, seed=3))
+        != key(dataclasses.replace(config, partition_seed=3))
+    )
     with jax.enable_x64(True):
-        assert base != key(config)                        # other draws
+        assert base != key(config)  # other draws
     monkeypatch.setattr(cells.datasets, "mnist", lambda: digits._replace(x=digits.x + 0.5))
     digits, other = cells.datasets.digits(), dataclasses.replace(config, dataset="mnist")
     one = key(other)
     cells._rows.cache_clear()
     monkeypatch.setattr(cells.datasets, "mnist", lambda: digits)
-    assert one != key(other)                              # the rows that lie on disk
+    assert one != key(other)  # the rows that lie on disk
     cells._rows.cache_clear()
     seeded = dataclasses.replace(Plans(), seeded=True)
-    assert base != cells.key(config, seeded) != cells.key(config, dataclasses.replace(seeded, trace=(("curve", "loss"),)))
+    assert (
+        base
+        != cells.key(config, seeded)
+        != cells.key(config, dataclasses.replace(seeded, trace=(("curve", "loss"),)))
+    )
     with pytest.raises(ValueError, match="functions with a name.*got a lambda"):
         cells.key(config, dataclasses.replace(seeded, privacy=lambda plan, config: []))
     monkeypatch.setattr(cells, "code", lambda: dict(source="another"))
@@ -239,7 +315,10 @@ def test_what_a_key_holds(monkeypatch, tmp_path):
 def test_folders_of_another_making_are_left_alone(tmp_path):
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "summary.json").write_text("mine")
-    with pytest.raises(ValueError, match="slow: need a new directory, or a line of an experiment.*got one with summary.json"):
+    with pytest.raises(
+        ValueError,
+        match="slow: need a new directory, or a line of an experiment.*got one with summary.json",
+    ):
         common.run("tiny", figure(), tmp_path)
     assert (tmp_path / "slow" / "summary.json").read_text() == "mine"
 
@@ -267,7 +346,7 @@ def test_more_seeds_after_a_stop_begin_with_what_is_there(tmp_path, monkeypatch,
     again()
     found = common.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2, 3)), tmp_path)
     assert sum(map(len, ran)) == 4 and len(found["lines"]["only"]["accuracy"]) == 4
-    home, = (tmp_path / common.CELLS).iterdir()
+    (home,) = (tmp_path / common.CELLS).iterdir()
     assert sorted(p.name for p in home.iterdir() if p.is_dir()) == ["0-2", "1-3"]
 
 
@@ -286,14 +365,17 @@ def test_what_is_done_or_not_begun_is_free_for_others(tmp_path, small, together)
     """Another figure has the lines that a running one has done, and those that it runs later."""
     configs = {n: Config(**TINY, lr=lr) for n, lr in (("a", 0.1), ("b", 0.2), ("c", 0.3))}
     how = Plans() if together else sweep.sweep
-    get = lambda name, where, seeds=(0, 1): list(cells.lines({name: tmp_path / where}, tmp_path / "cells",
-                                                             {name: configs[name]}, seeds, how))
-    running = cells.lines({n: tmp_path / n for n in configs}, tmp_path / "cells", configs, (0, 1), how)
+    get = lambda name, where, seeds=(0, 1): list(
+        cells.lines({name: tmp_path / where}, tmp_path / "cells", {name: configs[name]}, seeds, how)
+    )
+    running = cells.lines(
+        {n: tmp_path / n for n in configs}, tmp_path / "cells", configs, (0, 1), how
+    )
     for name, _ in running:
         assert len(get(name, f"other-{name}")[0][1]) == 2
         with cells.alone(tmp_path / "cells" / cells.key(configs[name], how)):
-            pass                                          # more of its seeds can run
-        if name == "a" and together:                      # c is in a block to come, and its rows are of this process
+            pass  # more of its seeds can run
+        if name == "a" and together:  # c is in a block to come, and its rows are of this process
             with pytest.raises(ValueError, match="no other process"):
                 get("c", "early", (2,))
         elif name == "a":
@@ -304,10 +386,13 @@ def test_failed_runs_are_told_and_kept(tmp_path, capsys):
     claims = (Claim("far", common.close("good", "bad")),)
     bad = dict(lr=1e30, clip_norm=1e30, noise_multiplier=1.0)
     made = dataclasses.replace(figure(good=dict(lr=0.1), bad=bad, last=dict(lr=0.2)), claims=claims)
-    for _ in range(2):                                    # as they were computed, and as they are kept
+    for _ in range(2):  # as they were computed, and as they are kept
         found = common.run("tiny", made, tmp_path)
         assert list(found["lines"]) == ["good", "last"] and list(found["failed"]) == ["bad"]
-        assert found["verdicts"][0]["verdict"] == common.UNKNOWN and "tiny bad: all of its runs failed" in capsys.readouterr().err
+        assert (
+            found["verdicts"][0]["verdict"] == common.UNKNOWN
+            and "tiny bad: all of its runs failed" in capsys.readouterr().err
+        )
     # seeds that fail alone are those that fail beside others
     found = common.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2)), tmp_path)
     assert list(found["failed"]) == ["bad"]
@@ -317,14 +402,27 @@ def test_failed_runs_are_told_and_kept(tmp_path, capsys):
 def test_seeds_that_fail_are_told_and_decide_no_claim(tmp_path, capsys):
     """Of a Poisson cohort that may be empty."""
     line = dict(sampler="poisson", rate=0.4, partition="iid")
-    claims = (Claim("far", common.close("good", "some")), Claim("near", common.close("good", "good")))
+    claims = (
+        Claim("far", common.close("good", "some")),
+        Claim("near", common.close("good", "good")),
+    )
     made = dataclasses.replace(figure(range(6), good={}, some=line), claims=claims)
     found = common.run("tiny", made, tmp_path)
     good, some = found["lines"]["good"], found["lines"]["some"]
-    assert some["seeds"] and some["failed"] and sorted(some["seeds"] + some["failed"]) == list(range(6))
-    assert len(some["accuracy"]) == len(some["loss"]) == len(some["seeds"]) and (good["failed"], len(good["seeds"])) == ([], 6)
+    assert (
+        some["seeds"]
+        and some["failed"]
+        and sorted(some["seeds"] + some["failed"]) == list(range(6))
+    )
+    assert len(some["accuracy"]) == len(some["loss"]) == len(some["seeds"]) and (
+        good["failed"],
+        len(good["seeds"]),
+    ) == ([], 6)
     far, near = found["verdicts"]
     assert far["verdict"] == common.UNKNOWN and far["seen"].endswith("; seeds failed of some")
     assert near["verdict"] == common.CONFIRMED and "failed" not in near["seen"]
     told = capsys.readouterr()
-    assert told.err.count(text := f"({len(some['failed'])} of 6 seeds failed)") == 1 and text in told.out
+    assert (
+        told.err.count(text := f"({len(some['failed'])} of 6 seeds failed)") == 1
+        and text in told.out
+    )

@@ -1,4 +1,6 @@
-"""Experiments on Noble et al. 2022: plans of all lines, a watched run, the checks on made-up results, the bounds."""
+"""Experiments on Noble et al. 2022: plans of all lines, a watched run, the checks on made-up
+results, the bounds."""
+
 import dataclasses
 import json
 import sys
@@ -31,21 +33,32 @@ def config(experiment, line, **changes):
 
 def line(accuracy, **trace):
     accuracy = np.atleast_1d(np.asarray(accuracy, float))
-    return Line(accuracy, accuracy, None, None, 0.0, {k: np.asarray(v, float) for k, v in trace.items()})
+    return Line(
+        accuracy, accuracy, None, None, 0.0, {k: np.asarray(v, float) for k, v in trace.items()}
+    )
 
 
 def gap(*values, rounds=(50, 100)):
     return line([0.5] * len(values), **{runs.GAP: values, "round": [rounds] * len(values)})
 
 
-# --- lines -----------------------------------------------------------------------------------------------------------
+# --- lines
+# --------------------------------------------------------------------------------------------------
+
 
 def test_every_figure_and_table_is_there():
-    want = {f"fig{i}" for i in (1, 3, 4, 5, 6, 7, 8)} | {"fig2a", "fig2b", "table1", "table4"} | {
-        f"fig{i}_{d}" for i in (9, 10) for d in ("synthetic", "femnist", "mnist")}
+    want = (
+        {f"fig{i}" for i in (1, 3, 4, 5, 6, 7, 8)}
+        | {"fig2a", "fig2b", "table1", "table4"}
+        | {f"fig{i}_{d}" for i in (9, 10) for d in ("synthetic", "femnist", "mnist")}
+    )
     assert want < set(paper.EXPERIMENTS)
     sizes = {n: len(e.lines) for n, e in paper.EXPERIMENTS.items()}
-    assert sizes["fig1"] == 2 * 3 * 6 + 9 and sizes["fig3"] == 36 and sizes["fig2b"] == sizes["fig9_mnist"] == 18
+    assert (
+        sizes["fig1"] == 2 * 3 * 6 + 9
+        and sizes["fig3"] == 36
+        and sizes["fig2b"] == sizes["fig9_mnist"] == 18
+    )
     assert sizes["table1"] == sizes["table4"] == 25
 
 
@@ -62,7 +75,13 @@ def test_lines_on_synthetic_make_plans(name):
             values |= dict(epsilon=None, noise_multiplier=1.0)
         made = Config(**values)
         unused_options.refuse_idle(made)
-        same = (made.algorithm, made.steps, made.batch_sampler, made.mode, made.noise_multiplier is None)
+        same = (
+            made.algorithm,
+            made.steps,
+            made.batch_sampler,
+            made.mode,
+            made.noise_multiplier is None,
+        )
         if same not in seen:
             seen.add(same)
             assert build.build(made)[0].algorithm.name == made.algorithm
@@ -74,7 +93,9 @@ def test_lines_on_mnist_are_consistent(name):
     experiment = paper.EXPERIMENTS[name]
     for fields in experiment.lines.values():
         made = Config(**{**experiment.base, **fields})
-        assert made.batch <= made.rows_per_client * (1 - made.holdout) and made.cohort <= made.clients
+        assert (
+            made.batch <= made.rows_per_client * (1 - made.holdout) and made.cohort <= made.clients
+        )
         assert (made.warm_rounds is None) == (made.algorithm == "fedavg")
         assert made.warm_rounds is None or made.warm_rounds < made.rounds
         assert (made.view == "third_party") == (made.mode == "as_printed") or made.epsilon
@@ -88,7 +109,10 @@ def test_femnist_says_what_is_missing(monkeypatch, tmp_path):
 
 def test_steps_and_noise_of_lines():
     of = lambda name, line: config(paper.EXPERIMENTS[name], line)
-    assert of("fig1", "DP-SCAFFOLD-warm, K=50, (5,5)").lr == 0.1 and of("fig1", "FedAvg, K=100, (0,0)").lr == 0.5
+    assert (
+        of("fig1", "DP-SCAFFOLD-warm, K=50, (5,5)").lr == 0.1
+        and of("fig1", "FedAvg, K=100, (0,0)").lr == 0.5
+    )
     sgd = of("fig1", "DP-FedSGD, K=50, (0,0)")
     assert (sgd.steps, sgd.lr, sgd.noise_multiplier, sgd.warm_rounds) == (5, 1.0, 60.0, None)
     ten = of("fig10_synthetic", "DP-SCAFFOLD-warm, s=0.05, (5,5)")
@@ -102,19 +126,34 @@ def test_steps_and_noise_of_lines():
 def run_of(made):
     """What the paper's accountant needs to know."""
     held = 0.2 if made.dataset == "synthetic" else made.holdout
-    return privacy.Setting(made.noise_multiplier, made.cohort / made.clients, made.batch / (
-        made.rows_per_client * (1 - held)), made.steps, made.rounds, made.clients, made.delta)
+    return privacy.Setting(
+        made.noise_multiplier,
+        made.cohort / made.clients,
+        made.batch / (made.rows_per_client * (1 - held)),
+        made.steps,
+        made.rounds,
+        made.clients,
+        made.delta,
+    )
 
 
-@pytest.mark.parametrize("name, line_, place", [
-    ("fig1", "DP-SCAFFOLD-warm, K=50, (1,1)", "fig1"), ("fig1", "DP-FedAvg, K=100, (0,0)", "fig1 K=100"),
-    ("fig2a", "DP-FedAvg, K=50, 10%", "fig2a"), ("fig7", "DP-SCAFFOLD-warm, K=100, 0%", "fig7 K=100"),
-    ("fig2b", "DP-SCAFFOLD-warm, K=50, 0%", "fig2b")])
+@pytest.mark.parametrize(
+    "name, line_, place",
+    [
+        ("fig1", "DP-SCAFFOLD-warm, K=50, (1,1)", "fig1"),
+        ("fig1", "DP-FedAvg, K=100, (0,0)", "fig1 K=100"),
+        ("fig2a", "DP-FedAvg, K=50, 10%", "fig2a"),
+        ("fig7", "DP-SCAFFOLD-warm, K=100, 0%", "fig7 K=100"),
+        ("fig2b", "DP-SCAFFOLD-warm, K=50, 0%", "fig2b"),
+    ],
+)
 def test_lines_are_the_runs_of_the_stated_epsilon(name, line_, place):
     assert run_of(config(paper.EXPERIMENTS[name], line_)) == pytest.approx(privacy.STATED[place][0])
 
 
-@pytest.mark.parametrize("name", ["table1", "table4", "fig9_synthetic", "fig10_synthetic", "fig10_mnist"])
+@pytest.mark.parametrize(
+    "name", ["table1", "table4", "fig9_synthetic", "fig10_synthetic", "fig10_mnist"]
+)
 def test_rounds_fit_the_epsilon_of_the_paper(name):
     """Nearly all of it is spent; a cohort is rounded down, which the paper's own number is not."""
     stated = 3.0 if "table" in name or "mnist" in name else 5.0
@@ -124,11 +163,23 @@ def test_rounds_fit_the_epsilon_of_the_paper(name):
 
 
 def test_the_view_of_a_line_is_that_of_its_config():
-    guarantees = [dict(view=v, status=s, epsilon=e) for v, s, e in (
-        ("server", "proved", 3.0), ("third_party", "proved", 1.0), ("server", "claimed", 5.0),
-        ("third_party", "claimed", 2.0))]
-    entry = dict(privacy=guarantees, config=dict(view="third_party"), loss=0.0, accuracy=dict(final=0.4),
-                 seconds=dict(per_round=1.0), seed=0)
+    guarantees = [
+        dict(view=v, status=s, epsilon=e)
+        for v, s, e in (
+            ("server", "proved", 3.0),
+            ("third_party", "proved", 1.0),
+            ("server", "claimed", 5.0),
+            ("third_party", "claimed", 2.0),
+        )
+    ]
+    entry = dict(
+        privacy=guarantees,
+        config=dict(view="third_party"),
+        loss=0.0,
+        accuracy=dict(final=0.4),
+        seconds=dict(per_round=1.0),
+        seed=0,
+    )
     seen = common._line([entry])
     assert (seen.proved, seen.claimed, seen.trace) == (1.0, 2.0, {})
     seen = common._line([entry | dict(config=dict(view=None), trace=dict(a=[1, 2]))])
@@ -138,25 +189,35 @@ def test_the_view_of_a_line_is_that_of_its_config():
 @pytest.mark.parametrize("k", [10, 40])
 def test_rounds_of_the_proved_epsilon(k):
     at = privacy.TABLE_UPDATES.index(k)
-    assert paper.SOUND_ROUNDS[at] == privacy.proved_rounds(3.0, 10.0, 0.05, 0.2, k, 100, 1 / 400_000)
+    assert paper.SOUND_ROUNDS[at] == privacy.proved_rounds(
+        3.0, 10.0, 0.05, 0.2, k, 100, 1 / 400_000
+    )
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
+# --- runs
+# --------------------------------------------------------------------------------------------------
+
 
 def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
-    def claims(plan, config, rounds):                     # what is proved takes seconds, and has tests of its own
-        return [] if config.noise_multiplier is None else [
-            record.row(as_printed.claimed(plan, rounds, config.delta, view=config.view))]
+    def claims(plan, config, rounds):  # what is proved takes seconds, and has tests of its own
+        return (
+            []
+            if config.noise_multiplier is None
+            else [record.row(as_printed.claimed(plan, rounds, config.delta, view=config.view))]
+        )
 
     monkeypatch.setattr(runs, "privacy", claims)
     experiment = dataclasses.replace(paper.EXPERIMENTS["fig1"], quick=TINY | dict(l2=0.1))
     names = ["DP-FedAvg, K=50, (5,5)", "FedAvg, K=50, (5,5)"]
     found = common.run("fig1", experiment, tmp_path, quick=True, only=names)
     assert list(found["lines"]) == names and found["lines"][names[0]]["epsilon_claimed"] > 1
-    assert found["lines"][names[1]]["epsilon_claimed"] is None and "cannot be checked" in capsys.readouterr().out
+    assert (
+        found["lines"][names[1]]["epsilon_claimed"] is None
+        and "cannot be checked" in capsys.readouterr().out
+    )
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["lines"] == found["lines"] and stored["verdicts"][0]["verdict"] == UNKNOWN
-    again = common.run("fig1", experiment, tmp_path, quick=True, only=names)      # as it lies there
+    again = common.run("fig1", experiment, tmp_path, quick=True, only=names)  # as it lies there
     assert again["lines"] == found["lines"]
     # the trace is that of the server's model
     entry = json.loads((tmp_path / "FedAvg,_K=50,_(5,5)" / "summary.json").read_text())["runs"][0]
@@ -166,12 +227,21 @@ def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
     params = simulate(jax.random.key(0), plan, 4).params
     best = runs.optimum(made)
     x, y = (np.asarray(v, np.float64) for v in (plan.fed.x, plan.fed.y))
-    value = [np.log(np.exp(z := x @ np.asarray(p["Dense_0"]["kernel"]) + np.asarray(p["Dense_0"]["bias"])).sum(1)).mean()
-             - z[np.arange(len(y)), y.astype(int)].mean() + 0.05 * sum(np.sum(np.square(w)) for w in jax.tree.leaves(p))
-             for p in (params, best.params)]
+    value = [
+        np.log(
+            np.exp(
+                z := x @ np.asarray(p["Dense_0"]["kernel"]) + np.asarray(p["Dense_0"]["bias"])
+            ).sum(1)
+        ).mean()
+        - z[np.arange(len(y)), y.astype(int)].mean()
+        + 0.05 * sum(np.sum(np.square(w)) for w in jax.tree.leaves(p))
+        for p in (params, best.params)
+    ]
     assert np.exp(entry["trace"][runs.GAP][-1]) == pytest.approx(value[0] - value[1], rel=1e-2)
     assert best.value == pytest.approx(value[1], rel=1e-6)
-    ratio = heterogeneity.gradient_dissimilarity(plan.task, params, plan.fed, "uniform", l2=0.1).log_ratio
+    ratio = heterogeneity.gradient_dissimilarity(
+        plan.task, params, plan.fed, "uniform", l2=0.1
+    ).log_ratio
     assert entry["trace"][runs.RATIO][-1] == pytest.approx(float(ratio), rel=1e-3)
 
 
@@ -182,8 +252,19 @@ def test_list(capsys):
 
 
 def test_bounds(tmp_path, capsys):
-    experiment = dataclasses.replace(paper.EXPERIMENTS["bounds"], seeds=(0, 1), quick=dict(
-        clients=6, cohort=3, rows_per_client=25, steps=2, batch=4, rounds=60, noise_multiplier=0.1))
+    experiment = dataclasses.replace(
+        paper.EXPERIMENTS["bounds"],
+        seeds=(0, 1),
+        quick=dict(
+            clients=6,
+            cohort=3,
+            rows_per_client=25,
+            steps=2,
+            batch=4,
+            rounds=60,
+            noise_multiplier=0.1,
+        ),
+    )
     found = common.run("bounds", experiment, tmp_path, quick=True)
     assert json.loads((tmp_path / "results.json").read_text())["verdict"] == found["verdict"]
     assert [r[0] for r in found["rows"]] == ["scaffold"] * 6 + ["fedavg"] * 6
@@ -191,31 +272,40 @@ def test_bounds(tmp_path, capsys):
         gaps = np.array(kept["gaps"])
         assert gaps.shape == (2, 6) and (gaps > 0).all() and (gaps[:, -1] < gaps[:, 0]).all()
         assert 0.5 < kept["smoothness"] <= 1.5 and kept["strong_convexity"] == 0.5
-        assert gaps[:, 0].mean() < kept["gap"]                 # of the start
+        assert gaps[:, 0].mean() < kept["gap"]  # of the start
         # strong convexity and smoothness around the optimum
-        square = kept["distance"]**2 / 2
+        square = kept["distance"] ** 2 / 2
         assert kept["strong_convexity"] * square <= kept["gap"] <= kept["smoothness"] * square
         assert kept["dissimilarity_g"] > 0.1 and kept["noise"] > 0
-    assert all(float(r[4]) < float(r[3]) for r in found["rows"])         # exact noise and batches are less
+    assert all(float(r[4]) < float(r[3]) for r in found["rows"])  # exact noise and batches are less
 
 
 def test_worth(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(privacy, "proved_noise", lambda epsilon, *run, bound: dict(P1=6.2, server=12.9)[bound])
+    monkeypatch.setattr(
+        privacy, "proved_noise", lambda epsilon, *run, bound: dict(P1=6.2, server=12.9)[bound]
+    )
     found = common.run("worth", paper.EXPERIMENTS["worth"], tmp_path, quick=True)
     assert found["rows"] == [["fig1", "13", "12.9", "0.938", "2.19", "60", "15.9", "6.2", "12.9"]]
     assert "0.383" in capsys.readouterr().out
 
 
-# --- checks ----------------------------------------------------------------------------------------------------------
+# --- checks
+# --------------------------------------------------------------------------------------------------
+
 
 def test_beats():
-    good, bad = dict(a=line([0.5, 0.52]), b=line([0.4, 0.42])), dict(a=line([0.4, 0.5]), b=line([0.44, 0.44]))
-    assert runs.beats([("a", "b")])(good)[0] == CONFIRMED and runs.beats([("b", "a")])(good)[0] == NOT
-    assert runs.beats([("a", "b")])(bad)[0] == NOT                     # by less than its error
+    good, bad = (
+        dict(a=line([0.5, 0.52]), b=line([0.4, 0.42])),
+        dict(a=line([0.4, 0.5]), b=line([0.44, 0.44])),
+    )
+    assert (
+        runs.beats([("a", "b")])(good)[0] == CONFIRMED and runs.beats([("b", "a")])(good)[0] == NOT
+    )
+    assert runs.beats([("a", "b")])(bad)[0] == NOT  # by less than its error
     assert runs.beats([("a", "b"), ("a", "c")])(good)[0] == UNKNOWN
     assert runs.beats([("b", "a"), ("a", "c")])(good)[0] == NOT
     curves = dict(a=gap([1.0, -0.5]), b=gap([0.2, -0.1]))
-    assert runs.beats([("a", "b")], runs.GAP)(curves)[0] == CONFIRMED         # at the end, lower
+    assert runs.beats([("a", "b")], runs.GAP)(curves)[0] == CONFIRMED  # at the end, lower
     assert runs.beats([("b", "a")], runs.GAP)(curves)[0] == NOT
 
 
@@ -229,23 +319,29 @@ def test_grows_and_about():
     assert runs.about([("a", "b"), ("c", "d")], 0.0, 0.14)(results)[0] == NOT
     assert runs.about([("a", "x")], 0, 1)(results)[0] == UNKNOWN
 
-
     noisy = dict(a=line([0.5, 0.5]), b=line([0.4, 0.4]), c=line([0.6, 0.7]), d=line([0.5, 0.5]))
-    verdict, seen = runs.grows([("a", "b"), ("c", "d")])(noisy)         # by 0.05 ± 0.05
-    assert verdict == NOT and seen == "better by 0.100 (standard error 0.000), 0.150 (standard error 0.050)"
+    verdict, seen = runs.grows([("a", "b"), ("c", "d")])(noisy)  # by 0.05 ± 0.05
+    assert (
+        verdict == NOT
+        and seen == "better by 0.100 (standard error 0.000), 0.150 (standard error 0.050)"
+    )
 
 
 def test_not_worse():
     results = dict(a=line([0.5, 0.52]), b=line([0.51, 0.53]), c=line([0.55, 0.57]))
     check = lambda *pairs: runs.not_worse(pairs)(results)[0]
-    assert check(("b", "a")) == check(("a", "b")) == CONFIRMED          # by less than its error
-    assert check(("a", "c")) == check(("b", "a"), ("a", "c")) == NOT and check(("a", "x")) == UNKNOWN
+    assert check(("b", "a")) == check(("a", "b")) == CONFIRMED  # by less than its error
+    assert (
+        check(("a", "c")) == check(("b", "a"), ("a", "c")) == NOT and check(("a", "x")) == UNKNOWN
+    )
 
 
 def test_errors_are_of_samples():
     assert common.standard_error(np.array([0.0, 1.0, 2.0])) == pytest.approx(1 / 3**0.5)
     assert common.standard_error(np.array([0.4])) == 0.0
-    results = dict(a=line([0.50, 0.54]), b=line([0.489, 0.491]))        # by 0.03; n in place of n - 1 would be 0.014
+    results = dict(
+        a=line([0.50, 0.54]), b=line([0.489, 0.491])
+    )  # by 0.03; n in place of n - 1 would be 0.014
     assert common.ordered("a", "b", margin=0.012)(results)[0] == NOT
     assert common.ordered("a", "b", margin=0.009)(results)[0] == CONFIRMED
 
@@ -267,9 +363,11 @@ def test_no_effect():
 
 def test_unimodal():
     results = {n: line(v) for n, v in dict(a=0.1, b=0.3, c=0.2, d=0.25).items()}
-    assert runs.unimodal("abc")(results)[0] == CONFIRMED and runs.unimodal("abcd")(results)[0] == NOT
+    assert (
+        runs.unimodal("abc")(results)[0] == CONFIRMED and runs.unimodal("abcd")(results)[0] == NOT
+    )
     noisy = {n: line([v - 0.2, v + 0.2]) for n, v in dict(a=0.3, b=0.301, c=0.2).items()}
-    assert runs.unimodal("abc")(noisy)[0] == NOT                        # a top that seeds do not show
+    assert runs.unimodal("abc")(noisy)[0] == NOT  # a top that seeds do not show
     assert runs.unimodal("ab")(results)[0] == NOT and runs.unimodal("axc")(results)[0] == UNKNOWN
 
 
@@ -278,14 +376,18 @@ def test_against_published_figures():
     assert runs.as_published(dict(a=0.45), 0.03)(results)[0] == CONFIRMED
     assert runs.as_published(dict(a=0.45, b=0.4), 0.03)(results)[0] == NOT
     assert runs.as_published(dict(x=0.45), 0.03)(results)[0] == UNKNOWN
-    assert runs.as_published(dict(a=0.45, x=0.45), 0.03)(results)[0] == UNKNOWN         # of what ran nothing is off
+    assert (
+        runs.as_published(dict(a=0.45, x=0.45), 0.03)(results)[0] == UNKNOWN
+    )  # of what ran nothing is off
     assert runs.as_published(dict(b=0.45, x=0.45), 0.03)(results)[0] == NOT
     curve, every = dict(a=(0.3, 0.1, 0.0, -0.1)), dict(rounds=(100, 200, 300, 400))
     near = gap([0.35, 0.2, 0.0, -0.1], **every)
     verdict, seen = runs.as_drawn(curve)(dict(a=near))
     assert verdict == CONFIRMED and "a, 100: +0.05" in seen and "a, 200: +0.10" in seen
     assert runs.as_drawn(curve | dict(x=curve["a"]))(dict(a=near))[0] == UNKNOWN
-    assert runs.as_drawn(curve)(dict(a=gap([0.35, 0.2], rounds=(100, 200))))[0] == UNKNOWN      # not all marks
+    assert (
+        runs.as_drawn(curve)(dict(a=gap([0.35, 0.2], rounds=(100, 200))))[0] == UNKNOWN
+    )  # not all marks
     assert runs.as_drawn(curve)(dict(a=gap([0.35, 0.3, 0.0, 0.0], **every)))[0] == NOT
     assert runs.as_drawn(curve)(dict(a=gap([0.35], rounds=(60,))))[0] == UNKNOWN
     assert runs.as_published(dict(a=0.45), 0.03)(dict(a=line(float("nan"))))[0] == NOT
@@ -293,7 +395,8 @@ def test_against_published_figures():
 
 @pytest.mark.parametrize("alpha", [1.0, 5.0])
 def test_alpha_does_not_change_the_labels(alpha):
-    """The share of a client's largest class has one law for all alpha, and another for another beta."""
+    """The share of a client's largest class has one law for all alpha, and another for another
+    beta."""
     from scipy.stats import ks_2samp
 
     from jfl.data import datasets

@@ -1,4 +1,5 @@
 """`guarantee` with all its bounds, noise that changes over rounds and clients, and the inverses."""
+
 import functools
 import math
 
@@ -22,16 +23,24 @@ def sampled(view="server", rounds=ROUNDS):
     return guarantees.guarantee(make(NOISY()), rounds, view=view)
 
 
-# --- the smallest of all bounds ------------------------------------------------------------------------------------
+# --- the smallest of all bounds
+# ------------------------------------------------------------------------------------
+
 
 def test_the_smallest_bound_is_taken_and_named():
     g = sampled()
     event = events.repeat(fixed(0.1, 1.0, 3, 100), ROUNDS)
-    assert g.method == "pld" and g.epsilon == pld.pld_epsilon(event, 1, DELTA)[0] == tightest.epsilon(event, DELTA)[0]
+    assert (
+        g.method == "pld"
+        and g.epsilon == pld.pld_epsilon(event, 1, DELTA)[0] == tightest.epsilon(event, DELTA)[0]
+    )
     assert g.epsilon < 0.95 * rdp_events.epsilon(event, DELTA)[0]
     assert tightest.epsilon(events.repeat(events.gaussian(2.0), 9), DELTA)[1] == "gaussian_exact"
     assert tightest.epsilon(events.with_replacement(3, 50, events.gaussian(2.0)), DELTA)[1] == "pld"
-    assert guarantees.guarantee(make(NOISY()), ROUNDS, view="third_party").method == "pld, participation mixture"
+    assert (
+        guarantees.guarantee(make(NOISY()), ROUNDS, view="third_party").method
+        == "pld, participation mixture"
+    )
 
 
 def test_worst_client_with_loss_distributions():
@@ -39,9 +48,16 @@ def test_worst_client_with_loss_distributions():
     sizes, weights = np.arange(50, 50 + CLIENTS), np.arange(1, CLIENTS + 1)[::-1] ** 2
     plan = make(NOISY(), sampler=sampling.with_replacement(CLIENTS, 5, weights), sizes=sizes)
     got = guarantees.guarantee(plan, ROUNDS, view="third_party").epsilon
-    each = [tightest.epsilon(events.repeat(events.participation(1 - (1 - w / weights.sum()) ** 5,
-                                                             fixed(10 / n, 1, 3, int(n))), ROUNDS), DELTA)[0]
-            for n, w in zip(sizes[:3], weights[:3])]
+    each = [
+        tightest.epsilon(
+            events.repeat(
+                events.participation(1 - (1 - w / weights.sum()) ** 5, fixed(10 / n, 1, 3, int(n))),
+                ROUNDS,
+            ),
+            DELTA,
+        )[0]
+        for n, w in zip(sizes[:3], weights[:3])
+    ]
     close(got, max(each), 1e-4)
 
 
@@ -53,16 +69,23 @@ def test_deltas_invert_epsilons():
 
 
 def test_what_is_beyond_the_grid_is_still_proved():
-    for event in (events.repeat(events.poisson(0.01, events.gaussian(1.0)), 10**9), events.poisson(1e-12, events.gaussian(1)),
-                  events.repeat(events.poisson(0.1, events.gaussian(0.001)), 10),
-                  events.series(events.poisson(0.1, events.gaussian(np.linspace(1, 3, 70))), np.ones(70))):
+    for event in (
+        events.repeat(events.poisson(0.01, events.gaussian(1.0)), 10**9),
+        events.poisson(1e-12, events.gaussian(1)),
+        events.repeat(events.poisson(0.1, events.gaussian(0.001)), 10),
+        events.series(events.poisson(0.1, events.gaussian(np.linspace(1, 3, 70))), np.ones(70)),
+    ):
         assert tightest.epsilon(event, DELTA) == rdp_events.epsilon(event, DELTA)
 
 
 def test_overflow_is_paid_by_the_tight_bound_too():
     from scipy import stats
 
-    plan = make(NOISY(adjacency="add_remove"), batches.poisson(8.0, capacity=30), sizes=np.full(CLIENTS, 200))
+    plan = make(
+        NOISY(adjacency="add_remove"),
+        batches.poisson(8.0, capacity=30),
+        sizes=np.full(CLIENTS, 200),
+    )
     g = guarantees.guarantee(plan, 50)
     beta = 150 * stats.binom.sf(30, 200, 0.04)
     event = poisson(math.ceil(float(np.float32(0.04)) * 2**23) / 2**23, 1.0, 150)
@@ -70,7 +93,9 @@ def test_overflow_is_paid_by_the_tight_bound_too():
     assert tightest.epsilon(event, DELTA - beta * (1 + math.exp(g.epsilon)))[0] <= g.epsilon
 
 
-# --- inverses ------------------------------------------------------------------------------------------------------
+# --- inverses
+# --------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("target", [0.5, 4.0])
 def test_solved_noise_is_safe_and_tight(target):
@@ -82,13 +107,15 @@ def test_solved_noise_is_safe_and_tight(target):
 
 
 def test_solvers_return_what_they_tested():
-    """On any decreasing function, also with steps as refined grids have them, the answer passes its own test."""
+    """On any decreasing function, also with steps as refined grids have them, the answer passes its
+    own test."""
     for power, step in ((1.0, 0.0), (2.5, 0.0), (1.0, 0.01), (0.3, 0.003)):
         tried = {}
 
         def reached(z, power=power, step=step, tried=tried):
-            tried[z] = z ** -power * (1 + step * math.sin(50 * z))
+            tried[z] = z**-power * (1 + step * math.sin(50 * z))
             return tried[z]
+
         for target in (0.2, 1.0, 7.0):
             for first in (1.0, 3.7):
                 z = tightest.smallest("test", reached, target, first)
@@ -103,14 +130,17 @@ def test_solvers_return_what_they_tested():
 def test_few_evaluations():
     """The solver follows the slope: about ten evaluations where bisection needs twenty-five."""
     calls = []
-    tightest.smallest("test", lambda z: calls.append(z) or 5 * z ** -1.7 + 0.01 / z ** 4, 0.8, 3.0)
+    tightest.smallest("test", lambda z: calls.append(z) or 5 * z**-1.7 + 0.01 / z**4, 0.8, 3.0)
     assert len(calls) <= 14
 
 
 def test_largest_numbers():
     for most in (0, 1, 17, 12345):
         quick = lambda times, most=most: np.where(np.asarray(times) <= 0.8 * most, 0.5, 2.0)
-        assert tightest.largest("test", quick, lambda n, most=most: 0.5 if n <= most else 2.0, 1.0) == most
+        assert (
+            tightest.largest("test", quick, lambda n, most=most: 0.5 if n <= most else 2.0, 1.0)
+            == most
+        )
 
 
 @pytest.mark.slow
@@ -119,9 +149,19 @@ def test_rounds_and_rates():
     times = tightest.solve_rounds(event, 2.0, DELTA)
     reached = lambda n: tightest.epsilon(events.repeat(event, n), DELTA)[0]
     assert reached(times) <= 2.0 < reached(times + 1)
-    rate = tightest.solve_rate(lambda q: events.repeat(events.poisson(q, events.gaussian(1.0)), 1000), 2.0, DELTA)
-    assert tightest.epsilon(events.repeat(events.poisson(rate, events.gaussian(1.0)), 1000), DELTA)[0] <= 2.0
-    assert tightest.epsilon(events.repeat(events.poisson(rate * 1.01, events.gaussian(1.0)), 1000), DELTA)[0] > 2.0
+    rate = tightest.solve_rate(
+        lambda q: events.repeat(events.poisson(q, events.gaussian(1.0)), 1000), 2.0, DELTA
+    )
+    assert (
+        tightest.epsilon(events.repeat(events.poisson(rate, events.gaussian(1.0)), 1000), DELTA)[0]
+        <= 2.0
+    )
+    assert (
+        tightest.epsilon(
+            events.repeat(events.poisson(rate * 1.01, events.gaussian(1.0)), 1000), DELTA
+        )[0]
+        > 2.0
+    )
 
 
 @pytest.mark.parametrize("target", [1.0, pytest.param(6.0, marks=pytest.mark.slow)])
@@ -130,17 +170,23 @@ def test_calibrated_plans_keep_their_promise(target):
     z = jfl.calibrate(plan(1.0), epsilon=target, rounds=ROUNDS)
     assert target * (1 - 2e-3) <= guarantees.guarantee(plan(z), ROUNDS).epsilon <= target
     most = jfl.calibrate(plan(2.0), epsilon=target, over="rounds")
-    assert guarantees.guarantee(plan(2.0), most).epsilon <= target < guarantees.guarantee(plan(2.0), most + 1).epsilon
+    assert (
+        guarantees.guarantee(plan(2.0), most).epsilon
+        <= target
+        < guarantees.guarantee(plan(2.0), most + 1).epsilon
+    )
 
 
-# --- noise that changes --------------------------------------------------------------------------------------------
+# --- noise that changes
+# --------------------------------------------------------------------------------------------
+
 
 def falling_bound(round_):
-    return 0.5 * 0.9 ** round_
+    return 0.5 * 0.9**round_
 
 
 def calming(round_):
-    return 2.0 * 0.95 ** round_
+    return 2.0 * 0.95**round_
 
 
 def chain(bound, noise):
@@ -158,7 +204,7 @@ def test_noise_that_changes_over_rounds(renyi):
     close(guarantees.epsilons(plan, np.array([0, 3, 7])), [0, want(3), want(7)], 1e-4)
     # a fixed std over a clip norm that falls is more and more noise
     growing = make(chain(falling_bound, jfl.gaussian(std=1.0)))
-    each = [fixed(0.1, 1 / 0.9 ** r, 3, 100) for r in range(7)]
+    each = [fixed(0.1, 1 / 0.9**r, 3, 100) for r in range(7)]
     close(guarantees.guarantee(growing, 7).epsilon, eps_of(events.compose(*each)), 1e-5)
 
 
@@ -168,23 +214,40 @@ def test_changing_noise_in_every_place(renyi):
     server = guarantees.guarantee(make(upload=noise), 5)
     close(server.epsilon, eps_of(events.compose(*each)), 1e-6)
     third = guarantees.guarantee(make(upload=noise), 5, view="third_party")
-    close(third.epsilon, eps_of(events.compose(*(events.participation(0.25, e) for e in each))), 1e-5)
+    close(
+        third.epsilon, eps_of(events.compose(*(events.participation(0.25, e) for e in each))), 1e-5
+    )
     released = guarantees.guarantee(make(release=noise), 5, view="third_party")
-    close(released.epsilon, eps_of(events.compose(*(fixed(0.25, z, 1, CLIENTS) for z in levels(5)))), 1e-5)
+    close(
+        released.epsilon,
+        eps_of(events.compose(*(fixed(0.25, z, 1, CLIENTS) for z in levels(5)))),
+        1e-5,
+    )
     # a client that came twice may have come in the two rounds with the least noise
     capped = guarantees.guarantee(make(noise), 5, cap=2)
-    close(capped.epsilon, eps_of(events.compose(*(fixed(0.1, z, 3, 100) for z in levels(5)[-2:]))), 1e-5)
+    close(
+        capped.epsilon,
+        eps_of(events.compose(*(fixed(0.1, z, 3, 100) for z in levels(5)[-2:]))),
+        1e-5,
+    )
 
 
 def test_segments_of_changing_noise(renyi):
     plan = make(chain(0.5, jfl.gaussian(calming)))
     steady = make(NOISY(3.0))
     got = guarantees.guarantee([(plan, 4), (steady, 10)]).epsilon
-    close(got, eps_of(events.compose(*(fixed(0.1, z, 3, 100) for z in levels(4)), fixed(0.1, 3.0, 30, 100))), 1e-5)
+    close(
+        got,
+        eps_of(
+            events.compose(*(fixed(0.1, z, 3, 100) for z in levels(4)), fixed(0.1, 3.0, 30, 100))
+        ),
+        1e-5,
+    )
 
 
 def test_a_later_segment_says_where_its_rounds_begin(renyi):
-    """simulate(start=...) goes on counting: two halves are the whole, and not twice the first half."""
+    """simulate(start=...) goes on counting: two halves are the whole, and not twice the first
+    half."""
     plan = make(chain(0.5, jfl.gaussian(calming)))
     whole = guarantees.guarantee(plan, 4).epsilon
     close(guarantees.guarantee([(plan, 2), (plan, 2, 2)]).epsilon, whole, 1e-6)
@@ -195,8 +258,13 @@ def test_a_later_segment_says_where_its_rounds_begin(renyi):
     for site in ("upload", "release"):
         noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(calming))
         plan = make(**{site: noise})
-        close(guarantees.guarantee([(plan, 2), (plan, 3, 2)], view="third_party", unit="client").epsilon,
-              guarantees.guarantee(plan, 5, view="third_party", unit="client").epsilon, 1e-5)
+        close(
+            guarantees.guarantee(
+                [(plan, 2), (plan, 3, 2)], view="third_party", unit="client"
+            ).epsilon,
+            guarantees.guarantee(plan, 5, view="third_party", unit="client").epsilon,
+            1e-5,
+        )
 
 
 def test_changing_noise_with_all_bounds():
@@ -217,17 +285,22 @@ def test_changing_noise_is_calibrated_in_proportion(renyi):
 
 
 def scaled_calming(round_, *, first):
-    return first * 0.95 ** round_
+    return first * 0.95**round_
 
 
 def test_noise_that_ends_is_refused(renyi):
     dying = make(chain(0.5, jfl.gaussian(records.Fn(lambda r: 1.0 - 0.3 * r))))
     assert guarantees.guarantee(dying, 3).epsilon > 0
-    with pytest.raises(ValueError, match="noise of gaussian in private_grad >= 1e-15 .* in every round; got -0.2 in round 4"):
+    with pytest.raises(
+        ValueError,
+        match="noise of gaussian in private_grad >= 1e-15 .* in every round; got -0.2 in round 4",
+    ):
         guarantees.guarantee(dying, 5)
 
 
-# --- noise of each client ------------------------------------------------------------------------------------------
+# --- noise of each client
+# ------------------------------------------------------------------------------------------
+
 
 def test_each_client_has_its_noise(renyi):
     sizes = np.where(np.arange(CLIENTS) < 10, 100, 400)
@@ -247,14 +320,22 @@ def test_uploads_of_each_client(renyi):
     z = np.linspace(1, 3, CLIENTS).astype(np.float32)
     plan = make(upload=chain(0.5, jfl.gaussian(z)))
     assert guarantees.guarantee(plan, 9).epsilon == eps_of(events.repeat(events.gaussian(1.0), 9))
-    assert guarantees.guarantee(plan, 9, unit="example").epsilon == guarantees.guarantee(plan, 9).epsilon
+    assert (
+        guarantees.guarantee(plan, 9, unit="example").epsilon
+        == guarantees.guarantee(plan, 9).epsilon
+    )
 
 
 def test_calibrated_clients_reach_the_same_epsilon(renyi):
     sizes = np.full(CLIENTS, 100)
     sizes[:5], sizes[5] = 40, 0
     z = calibration.calibrate_per_client(make(NOISY(), sizes=sizes), epsilon=2.0, rounds=30)
-    assert z.dtype == np.float32 and z.shape == (CLIENTS,) and len(set(z.tolist())) == 2 and z[0] > z[-1]
+    assert (
+        z.dtype == np.float32
+        and z.shape == (CLIENTS,)
+        and len(set(z.tolist())) == 2
+        and z[0] > z[-1]
+    )
     plan = make(chain(0.5, jfl.gaussian(z)), sizes=sizes)
     found = per_client.epsilons_per_client(plan, 30)
     assert ((found <= 2.0) & (found > 2.0 * (1 - 1e-4)))[sizes > 0].all() and found[5] == 0
@@ -262,7 +343,8 @@ def test_calibrated_clients_reach_the_same_epsilon(renyi):
 
 
 def test_many_clients_that_reach_one_epsilon_reach_it_together(monkeypatch):
-    """All are the worst one: a search that stops at some of them may not say more than the bound of all."""
+    """All are the worst one: a search that stops at some of them may not say more than the bound of
+    all."""
     monkeypatch.setattr(per_client, "KINDS", 3)
     monkeypatch.setattr(calibration, "KINDS", 3)
     sizes = np.arange(20, 44)
@@ -281,7 +363,11 @@ def test_many_kinds_of_clients_are_quick(monkeypatch):
     monkeypatch.setattr(calibration, "KINDS", 3)
     monkeypatch.setattr(pld, "pld_epsilon", lambda event, times, delta: (0.1, 0.0))
     assert per_client.epsilons_per_client(few, 9).max() == 0.1
-    close(per_client.epsilons_per_client(many, 9), [eps_of(fixed(10 / n, 1.0, 27, int(n))) for n in sizes], 1e-9)
+    close(
+        per_client.epsilons_per_client(many, 9),
+        [eps_of(fixed(10 / n, 1.0, 27, int(n))) for n in sizes],
+        1e-9,
+    )
     assert calibration.calibrate_per_client(many, epsilon=2.0, rounds=9).max() > 0.5
     assert calibration.calibrate_per_client(few, epsilon=2.0, rounds=9).max() == tightest.LEAST
 
@@ -290,7 +376,9 @@ def test_levels_are_checked(fed, task):
     from conftest import squared
 
     wrong = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(np.ones(3)))
-    alg = jfl.algorithms.fedavg(jfl.private_grad(squared, wrong), batch=batches.without_replacement(3))
+    alg = jfl.algorithms.fedavg(
+        jfl.private_grad(squared, wrong), batch=batches.without_replacement(3)
+    )
     with pytest.raises(ValueError, match="one for each of 7 clients"):
         jfl.plan(fed, task, alg, sampling.full(7))
     plain = jfl.algorithms.fedavg(jfl.grad(squared), batch=batches.without_replacement(3))
@@ -300,18 +388,24 @@ def test_levels_are_checked(fed, task):
         jfl.gaussian(np.array([1.0, 0.0]))
 
 
-# --- who comes -----------------------------------------------------------------------------------------------------
+# --- who comes
+# --------------------------------------------------------------------------------------------------
+
 
 def test_responders_gain_nothing(renyi):
     """Fast clients may come in every round."""
-    plan = make(NOISY(), sampler=sampling.first_responders(CLIENTS, 5, latency=np.linspace(1, 9, CLIENTS)))
+    plan = make(
+        NOISY(), sampler=sampling.first_responders(CLIENTS, 5, latency=np.linspace(1, 9, CLIENTS))
+    )
     server = guarantees.guarantee(plan, 50)
     third = guarantees.guarantee(plan, 50, view="third_party")
     assert third.epsilon == server.epsilon == eps_of(fixed(0.1, 1.0, 150, 100))
     assert guarantees.ledger.EVERY_ROUND in third.caveats
     assert guarantees.guarantee(plan, 50, quantile=1e-7).epsilon >= server.epsilon
     released = make(release=NOISY(), sampler=plan.sampler)
-    assert guarantees.guarantee(released, 50, view="third_party").epsilon == eps_of(events.repeat(events.gaussian(1.0), 50))
+    assert guarantees.guarantee(released, 50, view="third_party").epsilon == eps_of(
+        events.repeat(events.gaussian(1.0), 50)
+    )
 
 
 @pytest.fixture
@@ -330,18 +424,26 @@ def test_the_mean_is_over_the_cohort_that_came(fed, task):
 
     alg = jfl.algorithms.fedavg(jfl.grad(squared), batch=batches.without_replacement(3))
     normal = jfl.chain(jfl.total(), jfl.divide("weight"))
-    plan = jfl.plan(fed, task, alg, sampling.without_replacement(7, 3), weights="size", release=normal)
-    assert np.isfinite(np.asarray(jfl.run_round(jfl.init(jax.random.key(0), plan), plan)[0].server.params["b"]))
+    plan = jfl.plan(
+        fed, task, alg, sampling.without_replacement(7, 3), weights="size", release=normal
+    )
+    assert np.isfinite(
+        np.asarray(jfl.run_round(jfl.init(jax.random.key(0), plan), plan)[0].server.params["b"])
+    )
     noisy = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide("weight"))
     for site in ("release", "upload"):
         with pytest.raises(ValueError, match="public divisor"):
             jfl.plan(fed, task, alg, sampling.full(7), **{site: noisy})
-    inside = jfl.algorithms.fedavg(jfl.private_grad(squared, noisy), batch=batches.without_replacement(3))
+    inside = jfl.algorithms.fedavg(
+        jfl.private_grad(squared, noisy), batch=batches.without_replacement(3)
+    )
     with pytest.raises(ValueError, match="divisor for examples"):
         jfl.plan(fed, task, inside, sampling.full(7))
 
 
-# --- what an attack found ------------------------------------------------------------------------------------------
+# --- what an attack found
+# ------------------------------------------------------------------------------------------
+
 
 def loud_first(round_):
     return 5.0 - 4.5 * (round_ == 0)
@@ -360,8 +462,12 @@ def test_a_client_may_run_often_in_the_loudest_round(renyi):
 
 def test_capped_runs_pay_for_the_overflow_of_large_clients():
     sizes = np.where(np.arange(CLIENTS) == 0, 200, 30)
-    plan = make(NOISY(adjacency="add_remove"), batches.poisson(rate=0.1, capacity=38), sizes=sizes,
-                sampler=sampling.full(CLIENTS))
+    plan = make(
+        NOISY(adjacency="add_remove"),
+        batches.poisson(rate=0.1, capacity=38),
+        sizes=sizes,
+        sampler=sampling.full(CLIENTS),
+    )
     for options in ({}, dict(cap=20)):
         with pytest.raises(ValueError, match="Raise the capacity"):
             guarantees.guarantee(plan, 20, **options)
@@ -396,20 +502,35 @@ def test_a_bound_that_is_none_is_not_reached():
         tightest.smallest("test", lambda z: math.nan, 1.0)
 
 
-@pytest.mark.parametrize("stages, match", [
-    (lambda: (jfl.clip_l2(lambda r: np.ones(7)), jfl.gaussian(1.0)), "one number a round from the function in clip_l2"),
-    (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: jax.numpy.ones((7, 2)))), "one noise level"),
-    (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: jax.numpy.ones(1))), "one noise level"),
-    (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: None)), "traceable function"),
-    (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: 1.0 if r < 3 else 2.0)), "jnp.where"),
-    (lambda: (jfl.clip_l2(1.0), jfl.gaussian(np.array([]))), "of each client")])
+@pytest.mark.parametrize(
+    "stages, match",
+    [
+        (
+            lambda: (jfl.clip_l2(lambda r: np.ones(7)), jfl.gaussian(1.0)),
+            "one number a round from the function in clip_l2",
+        ),
+        (
+            lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: jax.numpy.ones((7, 2)))),
+            "one noise level",
+        ),
+        (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: jax.numpy.ones(1))), "one noise level"),
+        (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: None)), "traceable function"),
+        (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: 1.0 if r < 3 else 2.0)), "jnp.where"),
+        (lambda: (jfl.clip_l2(1.0), jfl.gaussian(np.array([]))), "of each client"),
+    ],
+)
 def test_functions_of_the_round_have_a_shape(fed, task, stages, match):
     from conftest import squared
 
     with pytest.raises(ValueError, match=match):
         first, noise = stages()
         grad = jfl.private_grad(squared, jfl.chain(first, jfl.total(), noise))
-        jfl.plan(fed, task, jfl.algorithms.fedavg(grad, batch=batches.without_replacement(3)), sampling.full(7))
+        jfl.plan(
+            fed,
+            task,
+            jfl.algorithms.fedavg(grad, batch=batches.without_replacement(3)),
+            sampling.full(7),
+        )
 
 
 def test_weights_of_the_round_have_a_shape(fed, task):
@@ -423,13 +544,17 @@ def test_weights_of_the_round_have_a_shape(fed, task):
 
 def test_many_events_at_once_bound_each():
     """The worst of many is found among quick upper bounds, and is what each alone would give."""
-    each = [events.repeat(events.poisson(q, events.gaussian(z)), 50) for q, z in zip(np.linspace(0.01, 0.1, 7),
-                                                                                    np.linspace(2, 0.9, 7)[::-1])]
+    each = [
+        events.repeat(events.poisson(q, events.gaussian(z)), 50)
+        for q, z in zip(np.linspace(0.01, 0.1, 7), np.linspace(2, 0.9, 7)[::-1])
+    ]
     alone = [rdp_events.epsilon(e, DELTA)[0] for e in each]
     high = rdp_events.above(tuple(each), np.ones(1), np.full(1, DELTA))
     assert (high >= np.array(alone) * (1 - 1e-12)).all() and (high <= np.array(alone) * 1.15).all()
     assert rdp_events.bounds(tuple(each), np.ones(1), np.full(1, DELTA))[0][0] == max(alone)
-    assert tightest.epsilon_of(tuple(each), 1, DELTA)[0] == max(tightest.epsilon(e, DELTA)[0] for e in each)
+    assert tightest.epsilon_of(tuple(each), 1, DELTA)[0] == max(
+        tightest.epsilon(e, DELTA)[0] for e in each
+    )
 
 
 def test_a_bound_needs_clients(renyi):

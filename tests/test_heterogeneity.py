@@ -1,4 +1,6 @@
-"""Differences between clients, against closed forms in NumPy: quadratics, logistic regression, linear models."""
+"""Differences between clients, against closed forms in NumPy: quadratics, logistic regression,
+linear models."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ L2 = 0.3
 
 
 def owned(fed, client):
-    index = np.asarray(fed.index)[client, :int(fed.size[client])]
+    index = np.asarray(fed.index)[client, : int(fed.size[client])]
     return np.asarray(fed.x, np.float64)[index], np.asarray(fed.y, np.float64)[index]
 
 
@@ -50,23 +52,33 @@ def test_client_gradients(fed, task, chunk):
 @pytest.mark.parametrize("weights", ["size", "uniform", [1.0, 0, 2, 0, 0, 3, 1]])
 def test_dissimilarity(fed, task, weights):
     g = gradients(fed, flat(start_params()))
-    p = {"size": np.array(SIZES), "uniform": np.ones(7)}[weights] if isinstance(weights, str) else np.array(weights)
+    p = (
+        {"size": np.array(SIZES), "uniform": np.ones(7)}[weights]
+        if isinstance(weights, str)
+        else np.array(weights)
+    )
     p = p / p.sum()
     np.testing.assert_allclose(het.client_weights(fed, weights), p)
     mean, square = p @ g, (g**2).sum(1)
-    got = het.gradient_dissimilarity(squared, start_params(), fed, weights)              # a loss instead of a task
-    assert got.variance == pytest.approx(p @ square - mean @ mean, rel=1e-4)             # Noble's form of Chen's
+    got = het.gradient_dissimilarity(
+        squared, start_params(), fed, weights
+    )  # a loss instead of a task
+    assert got.variance == pytest.approx(
+        p @ square - mean @ mean, rel=1e-4
+    )  # Noble's form of Chen's
     assert got.log_ratio == pytest.approx(np.log(p @ square) - np.log(mean @ mean), abs=1e-4)
-    np.testing.assert_allclose(got.each, ((g - mean)**2).sum(1), rtol=1e-4)
+    np.testing.assert_allclose(got.each, ((g - mean) ** 2).sum(1), rtol=1e-4)
     assert got.largest == got.each.max() > got.variance
-    assert got.mean_square == pytest.approx(p @ square, rel=1e-4) and got.square_mean == pytest.approx(mean @ mean, rel=1e-4)
+    assert got.mean_square == pytest.approx(
+        p @ square, rel=1e-4
+    ) and got.square_mean == pytest.approx(mean @ mean, rel=1e-4)
 
 
 def test_gradient_variance(fed, task):
     w, want = flat(start_params()), []
     for x, y in parts(fed):
         rows = x * (x @ w - y)[:, None]
-        want.append(((rows - rows.mean(0))**2).sum(1).mean())
+        want.append(((rows - rows.mean(0)) ** 2).sum(1).mean())
     want, n = np.array(want), np.array(SIZES)
     np.testing.assert_allclose(het.gradient_variance(task, start_params(), fed), want, rtol=1e-4)
     got = het.gradient_variance(task, start_params(), fed, batch=4)
@@ -76,18 +88,21 @@ def test_gradient_variance(fed, task):
 def test_batch_variance_is_that_of_batches(fed, task):
     """All batches of 2 of the 4 rows of a client."""
     import itertools
+
     client = SIZES.index(4)
     x, y = list(parts(fed))[client]
     rows = x * (x @ flat(start_params()) - y)[:, None]
     means = np.array([rows[list(pair)].mean(0) for pair in itertools.combinations(range(4), 2)])
-    exact = ((means - rows.mean(0))**2).sum(1).mean()
-    assert het.gradient_variance(task, start_params(), fed, batch=2)[client] == pytest.approx(exact, rel=1e-4)
+    exact = ((means - rows.mean(0)) ** 2).sum(1).mean()
+    assert het.gradient_variance(task, start_params(), fed, batch=2)[client] == pytest.approx(
+        exact, rel=1e-4
+    )
 
 
 def ridge(x, y, weight, l2):
     h = x.T @ (weight[:, None] * x) + l2 * np.eye(x.shape[1])
     w = np.linalg.solve(h, x.T @ (weight * y))
-    return w, (weight * (x @ w - y)**2).sum() / 2 + l2 / 2 * w @ w
+    return w, (weight * (x @ w - y) ** 2).sum() / 2 + l2 / 2 * w @ w
 
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])
@@ -100,7 +115,10 @@ def test_optimum_and_gap_of_a_quadratic(fed, task, weights):
     assert got.pooled.gradient_norm <= 1e-8 and got.pooled.params["w"].dtype == np.float64
     np.testing.assert_allclose(flat(got.pooled.params), w, atol=1e-7)
     np.testing.assert_allclose(got.local, [value for _, value in local], atol=1e-9)
-    assert got.value == pytest.approx(best - p @ [value for _, value in local], abs=1e-9) and got.value > 0.01
+    assert (
+        got.value == pytest.approx(best - p @ [value for _, value in local], abs=1e-9)
+        and got.value > 0.01
+    )
     np.testing.assert_allclose(flat(het.optimum(task, fed, L2, 2).params), local[2][0], atol=1e-7)
 
 
@@ -108,7 +126,9 @@ def test_newton_finishes_what_lbfgs_leaves(fed, task):
     """Two steps of L-BFGS are far from 1e-8; a quadratic needs one step of Newton."""
     x, y = (np.concatenate(v) for v in zip(*parts(fed), strict=True))
     got = het.optimum(task, fed, L2, steps=2)
-    np.testing.assert_allclose(flat(got.params), ridge(x, y, np.full(len(y), 1 / len(y)), L2)[0], atol=1e-7)
+    np.testing.assert_allclose(
+        flat(got.params), ridge(x, y, np.full(len(y), 1 / len(y)), L2)[0], atol=1e-7
+    )
     with pytest.raises(ValueError, match="optimum: need a gradient of norm <= 1e-30; got"):
         het.optimum(task, fed, L2, tolerance=1e-30)
 
@@ -122,16 +142,24 @@ def labelled(split, rows=600, seed=0):
 
 def test_iid_is_small_and_one_class_is_large():
     gaps, spreads = [], []
-    for split in (jfl.partition.iid(4), jfl.partition.similarity(4, 0.5, rows=110), jfl.partition.labels(4, 1, rows=110)):
+    for split in (
+        jfl.partition.iid(4),
+        jfl.partition.similarity(4, 0.5, rows=110),
+        jfl.partition.labels(4, 1, rows=110),
+    ):
         data = labelled(split)
         task = jfl.models.logistic(data)
-        spreads.append(float(het.gradient_dissimilarity(task, task.init(jax.random.key(0)), data).variance))
+        spreads.append(
+            float(het.gradient_dissimilarity(task, task.init(jax.random.key(0)), data).variance)
+        )
         if split.name != "similarity":
             gaps.append(het.objective_gap(task, data, 0.05))
     assert 0 < gaps[0].value < 0.02 and gaps[1].value > 0.25
     assert spreads[0] < 0.2 * spreads[1] and spreads[1] < 0.5 * spreads[2]
-    worst = het.gradient_dissimilarity(task, jax.tree.map(jnp.float32, gaps[1].pooled.params), data, l2=0.05).largest
-    assert gaps[1].value <= worst / (2 * 0.05)             # F_c(w*) - F_c* <= ||grad F_c(w*)||^2 / (2 l2)
+    worst = het.gradient_dissimilarity(
+        task, jax.tree.map(jnp.float32, gaps[1].pooled.params), data, l2=0.05
+    ).largest
+    assert gaps[1].value <= worst / (2 * 0.05)  # F_c(w*) - F_c* <= ||grad F_c(w*)||^2 / (2 l2)
 
 
 def test_smoothness_bounds_the_hessian():
@@ -140,9 +168,11 @@ def test_smoothness_bounds_the_hessian():
     vector, shaped = jax.flatten_util.ravel_pytree(task.init(jax.random.key(0)))
     bound = het.smoothness(data, "softmax", l2=0.1)
     x, y = (jnp.asarray(v) for v in owned(data, 2))
-    hessian = jax.jit(jax.hessian(lambda w: jax.vmap(task.loss, (None, 0, 0))(shaped(w), x, y.astype(int)).mean()))
+    hessian = jax.jit(
+        jax.hessian(lambda w: jax.vmap(task.loss, (None, 0, 0))(shaped(w), x, y.astype(int)).mean())
+    )
     top = np.linalg.eigvalsh(np.asarray(hessian(vector), np.float64))[-1] + 0.1
-    assert top == pytest.approx(bound[2], rel=1e-4)                    # two classes at w = 0: the bound is met
+    assert top == pytest.approx(bound[2], rel=1e-4)  # two classes at w = 0: the bound is met
     design = np.concatenate([owned(data, 0)[0], np.ones((int(data.size[0]), 1))], 1)
     top = np.linalg.eigvalsh(design.T @ design)[-1] / len(design)
     assert het.smoothness(data, "logistic")[0] == pytest.approx(top / 4, rel=1e-6)
@@ -163,28 +193,36 @@ def test_lipschitz_gradients():
     task = jfl.models.logistic(data)
     bound, key = het.smoothness(data), jax.random.key(1)
     for i in range(5):
-        v, w = (jax.tree.map(lambda leaf, k=k: 3 * jax.random.normal(k, leaf.shape), task.init(key))
-                for k in jax.random.split(jax.random.fold_in(key, i)))
+        v, w = (
+            jax.tree.map(lambda leaf, k=k: 3 * jax.random.normal(k, leaf.shape), task.init(key))
+            for k in jax.random.split(jax.random.fold_in(key, i))
+        )
         change = [het.client_gradients(task, point, data) for point in (v, w)]
         for client in range(5):
             moved = np.linalg.norm(flat(jax.tree.map(lambda a, b, c=client: a[c] - b[c], *change)))
             assert moved <= bound[client] * np.linalg.norm(flat(jax.tree.map(jnp.subtract, v, w)))
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda fed, task: het.optimum(task, fed, 0.0), "optimum: need l2 > 0 and finite"),
-    (lambda fed, task: het.optimum(task, fed, 0.1, 7), "optimum: need client < 7; got client=7"),
-    (lambda fed, task: het.optimum(task, fed, 0.1, tolerance=0), "tolerance > 0"),
-    (lambda fed, task: het.client_weights(fed, "sizes"), "to be one of 'size', 'uniform'"),
-    (lambda fed, task: het.client_weights(fed, np.ones(3)), "weights >= 0 of shape \\[7\\]"),
-    (lambda fed, task: het.client_weights(fed, -np.ones(7)), "weights >= 0"),
-    (lambda fed, task: het.client_weights(fed, np.zeros(7)), "positive sum"),
-    (lambda fed, task: het.client_gradients(3, start_params(), fed), "a Task, or a loss"),
-    (lambda fed, task: het.client_gradients(task, start_params(), fed, chunk=0), "chunk >= 1"),
-    (lambda fed, task: het.client_gradients(task, start_params(), fed, l2=-1.0), "l2 >= 0"),
-    (lambda fed, task: het.gradient_variance(task, start_params(), fed, batch=0), "batch >= 1"),
-    (lambda fed, task: het.smoothness(fed, "hinge"), "to be one of 'logistic', 'softmax'"),
-])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda fed, task: het.optimum(task, fed, 0.0), "optimum: need l2 > 0 and finite"),
+        (
+            lambda fed, task: het.optimum(task, fed, 0.1, 7),
+            "optimum: need client < 7; got client=7",
+        ),
+        (lambda fed, task: het.optimum(task, fed, 0.1, tolerance=0), "tolerance > 0"),
+        (lambda fed, task: het.client_weights(fed, "sizes"), "to be one of 'size', 'uniform'"),
+        (lambda fed, task: het.client_weights(fed, np.ones(3)), "weights >= 0 of shape \\[7\\]"),
+        (lambda fed, task: het.client_weights(fed, -np.ones(7)), "weights >= 0"),
+        (lambda fed, task: het.client_weights(fed, np.zeros(7)), "positive sum"),
+        (lambda fed, task: het.client_gradients(3, start_params(), fed), "a Task, or a loss"),
+        (lambda fed, task: het.client_gradients(task, start_params(), fed, chunk=0), "chunk >= 1"),
+        (lambda fed, task: het.client_gradients(task, start_params(), fed, l2=-1.0), "l2 >= 0"),
+        (lambda fed, task: het.gradient_variance(task, start_params(), fed, batch=0), "batch >= 1"),
+        (lambda fed, task: het.smoothness(fed, "hinge"), "to be one of 'logistic', 'softmax'"),
+    ],
+)
 def test_errors(fed, task, make, message):
     with pytest.raises(ValueError, match=message):
         make(fed, task)
@@ -193,5 +231,7 @@ def test_errors(fed, task, make, message):
 def test_blocks_do_not_change_the_sum(fed, task, monkeypatch):
     whole = het.optimum(task, fed, L2)
     monkeypatch.setattr(het, "ROWS", 7)
-    np.testing.assert_allclose(flat(het.optimum(task, fed, L2).params), flat(whole.params), atol=1e-8)
+    np.testing.assert_allclose(
+        flat(het.optimum(task, fed, L2).params), flat(whole.params), atol=1e-8
+    )
     assert isinstance(fed, Federation) and sum(SIZES) % 7

@@ -1,4 +1,6 @@
-"""The shape of the package: who may import whom, what an import does, what is public and said about itself."""
+"""The shape of the package: who may import whom, what an import does, what is public and said about
+itself."""
+
 import ast
 import builtins
 import doctest
@@ -17,12 +19,19 @@ import pytest
 import jfl
 
 ROOT = Path(__file__).parents[1]
-FILES = {".".join(p.relative_to(ROOT / "jfl").with_suffix("").parts): p for p in sorted((ROOT / "jfl").rglob("*.py"))}
-FILES |= {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sorted((ROOT / "kernels").rglob("*.py"))}
+FILES = {
+    ".".join(p.relative_to(ROOT / "jfl").with_suffix("").parts): p
+    for p in sorted((ROOT / "jfl").rglob("*.py"))
+}
+FILES |= {
+    ".".join(p.relative_to(ROOT).with_suffix("").parts): p
+    for p in sorted((ROOT / "kernels").rglob("*.py"))
+}
 FILES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 
-# The rooms, from the ground up.  A module imports from its own room, or from a room on a lower floor.
+# The rooms, from the ground up.  A module imports from its own room, or from a room on a lower
+# floor.
 FLOORS = [
     "kernels",
     "core",
@@ -50,14 +59,26 @@ def room_of(name):
 
 
 # packages whose import is slow, optional or loud: only inside the function that needs them
-HEAVY = {"scipy.stats", "scipy.optimize", "sklearn", "tensorflow_datasets", "matplotlib", "tyro", "rich",
-         "h5py", "PIL", "array_record", "tensorboardX", "ray"}
+HEAVY = {
+    "scipy.stats",
+    "scipy.optimize",
+    "sklearn",
+    "tensorflow_datasets",
+    "matplotlib",
+    "tyro",
+    "rich",
+    "h5py",
+    "PIL",
+    "array_record",
+    "tensorboardX",
+    "ray",
+}
 PUBLIC = """Algorithm Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metrics Output Plan
 REPOSITORY Release Rows Run Sweep Task algorithm algorithms bands batches bounded calibrate chain check_privacy
 clip_adaptive clip_l2 clip_per_layer corruption datasets describe divide epsilons federate fingerprint gaussian
 grad guarantee guarantees heterogeneity init mesh models named partition plan population private_grad
-public_data round run_round sampling scan schedules simulate start sweep task total transforms wavelet""".split()
-EARLIER = {"fingerprint", "round", "start"}          # names that warn, and go
+public_data round run_round sampling scan schedules simulate start sweep task total transforms wavelet""".split()  # noqa: E501
+EARLIER = {"fingerprint", "round", "start"}  # names that warn, and go
 
 
 def relative(name, node):
@@ -65,7 +86,7 @@ def relative(name, node):
     package = name.split(".") if name in PACKAGES else name.split(".")[:-1]
     if name == "__init__":
         package = []
-    base = package[:len(package) - (node.level - 1)] if node.level > 1 else package
+    base = package[: len(package) - (node.level - 1)] if node.level > 1 else package
     base = base + (node.module or "").split(".") if node.module else base
     for alias in node.names:
         full = ".".join(base + [alias.name])
@@ -79,8 +100,12 @@ def edges():
                 for target in relative(name, node):
                     yield name, target
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                for target in [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]:
-                    assert target.split(".")[0] not in ("jfl", "kernels"), f"{name}: import {target} relatively"
+                for target in (
+                    [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+                ):
+                    assert target.split(".")[0] not in ("jfl", "kernels"), (
+                        f"{name}: import {target} relatively"
+                    )
 
 
 def test_every_module_is_in_a_room():
@@ -92,21 +117,34 @@ def test_every_module_is_in_a_room():
 def test_imports_go_down():
     for name, target in edges():
         mine, theirs = room_of(name), room_of(target)
-        if name == "__init__" or target in ("core.lazy", "core.earlier_names"):     # how packages offer their modules
+        if name == "__init__" or target in (
+            "core.lazy",
+            "core.earlier_names",
+        ):  # how packages offer their modules
             continue
         assert theirs is not None, f"{name} imports {target!r}, which stands in no room"
-        assert mine == theirs or FLOOR[theirs] < FLOOR[mine], f"{name} imports {target}, from {theirs} up or across to {mine}"
+        assert mine == theirs or FLOOR[theirs] < FLOOR[mine], (
+            f"{name} imports {target}, from {theirs} up or across to {mine}"
+        )
 
 
 def test_accountants_know_no_plan():
     for name, target in edges():
         if room_of(name) == "privacy.accountants":
-            assert target.split(".")[-1] != "records" and room_of(target) in ("core", "privacy.accountants"), (name, target)
+            assert target.split(".")[-1] != "records" and room_of(target) in (
+                "core",
+                "privacy.accountants",
+            ), (name, target)
 
 
 def test_what_is_proved_imports_no_paper():
     for name, target in edges():
-        assert room_of(target) != "papers" or room_of(name) in ("papers", "runs", "report", "cli"), (name, target)
+        assert room_of(target) != "papers" or room_of(name) in (
+            "papers",
+            "runs",
+            "report",
+            "cli",
+        ), (name, target)
 
 
 def test_no_cycles():
@@ -116,7 +154,7 @@ def test_no_cycles():
     done, path = set(), []
 
     def visit(name):
-        assert name not in path, " -> ".join(path[path.index(name):] + [name])
+        assert name not in path, " -> ".join(path[path.index(name) :] + [name])
         if name in done or name in PACKAGES or name == "__init__":
             return
         path.append(name)
@@ -135,8 +173,14 @@ def test_kernels_import_jax_and_numpy_only():
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, (ast.Import, ast.ImportFrom)):
                     own = isinstance(node, ast.ImportFrom) and node.level == 1
-                    for target in [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]:
-                        assert own or target.split(".")[0] in {"jax", "numpy"} | set(sys.stdlib_module_names), f"{name}: {target}"
+                    for target in (
+                        [a.name for a in node.names]
+                        if isinstance(node, ast.Import)
+                        else [node.module]
+                    ):
+                        assert own or target.split(".")[0] in {"jax", "numpy"} | set(
+                            sys.stdlib_module_names
+                        ), f"{name}: {target}"
 
 
 def test_imports_inside_functions_are_for_heavy_packages():
@@ -148,17 +192,33 @@ def test_imports_inside_functions_are_for_heavy_packages():
             for node in ast.walk(function):
                 if isinstance(node, (ast.Import, ast.ImportFrom)):
                     relative_ = isinstance(node, ast.ImportFrom) and node.level > 0
-                    found = {f"{node.module}.{a.name}" for a in node.names} if isinstance(node, ast.ImportFrom) \
+                    found = (
+                        {f"{node.module}.{a.name}" for a in node.names}
+                        if isinstance(node, ast.ImportFrom)
                         else {a.name for a in node.names}
+                    )
                     fine = all(any(f == h or f.startswith(h + ".") for h in HEAVY) for f in found)
-                    # the command line starts fast only if it imports what a command needs when it needs it
-                    assert (fine and not relative_) or name in ("cli.main", "cli.demo", "runs.record", "runs.config"), \
-                        f"{name}: {function.name if hasattr(function, 'name') else 'lambda'} imports {sorted(found)}"
+                    # the command line starts fast only if it imports what a command needs when it
+                    # needs it
+                    assert (fine and not relative_) or name in (
+                        "cli.main",
+                        "cli.demo",
+                        "runs.record",
+                        "runs.config",
+                    ), (
+                        f"{name}: {function.name if hasattr(function, 'name') else 'lambda'} "
+                        f"imports {sorted(found)}"
+                    )
         for node in tree.body:
             if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, "level", 0):
-                found = {f"{node.module}.{a.name}" for a in node.names} if isinstance(node, ast.ImportFrom) \
+                found = (
+                    {f"{node.module}.{a.name}" for a in node.names}
+                    if isinstance(node, ast.ImportFrom)
                     else {a.name for a in node.names}
-                assert not any(f == h or f.startswith(h + ".") for f in found for h in HEAVY), f"{name}: {found} on top"
+                )
+                assert not any(f == h or f.startswith(h + ".") for f in found for h in HEAVY), (
+                    f"{name}: {found} on top"
+                )
 
 
 def test_modules_say_what_they_are():
@@ -176,22 +236,28 @@ import jfl
 seconds = time.perf_counter() - begun
 print(json.dumps(dict(seconds=seconds, environment=dict(os.environ) == before, config=dict(jax.config.values) == values,
                       backends=list(xla_bridge._backends), modules=sorted(sys.modules))))
-"""
+"""  # noqa: E501
 
 
 def test_import_has_no_side_effects():
     runs = []
     for _ in range(3):
-        out = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True, cwd=ROOT)
+        out = subprocess.run(
+            [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True, cwd=ROOT
+        )
         assert out.stderr == ""
         runs.append(json.loads(out.stdout))
     first = runs[0]
-    assert first["environment"] and first["config"], "importing jfl changed the environment or jax's configuration"
+    assert first["environment"] and first["config"], (
+        "importing jfl changed the environment or jax's configuration"
+    )
     assert first["backends"] == [], "importing jfl started a backend"
-    slow = HEAVY - {"rich", "h5py", "PIL"}           # these may come with jax, flax and optax
+    slow = HEAVY - {"rich", "h5py", "PIL"}  # these may come with jax, flax and optax
     loaded = {h for h in slow for m in first["modules"] if m == h or m.startswith(h + ".")}
     assert not loaded, f"importing jfl loads {sorted(loaded)}"
-    assert not [m for m in first["modules"] if m.startswith("jfl.papers.")], "importing jfl loads a paper"
+    assert not [m for m in first["modules"] if m.startswith("jfl.papers.")], (
+        "importing jfl loads a paper"
+    )
     # two seconds on a quiet machine; shared ones are given three times that
     assert sorted(r["seconds"] for r in runs)[1] < 6
 
@@ -204,7 +270,9 @@ def exported():
             names |= {a.asname or a.name for a in node.names}
         elif isinstance(node, ast.Assign):
             names |= {t.id for target in node.targets for t in getattr(target, "elts", [target])}
-    return {n for n in names if not n.startswith("_")} | set(jfl.__all__)       # some modules come when they are named
+    return {n for n in names if not n.startswith("_")} | set(
+        jfl.__all__
+    )  # some modules come when they are named
 
 
 def test_public_names():
@@ -239,7 +307,12 @@ def test_every_module_can_be_named_after_a_bare_import():
     names = [n for n in FILES if n != "__init__" and not n.split(".")[-1].startswith("_")]
     # a name that a test before has imported would hide a module that cannot be reached
     for part in (names, [n for n in names if n.startswith(("papers.", "privacy."))][::-1]):
-        out = subprocess.run([sys.executable, "-c", f"NAMES = {part}\n{REACH}"], capture_output=True, text=True, check=True)
+        out = subprocess.run(
+            [sys.executable, "-c", f"NAMES = {part}\n{REACH}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         found = json.loads(out.stdout)
         modules = [n for n in part if found[n] == f"jfl.{n}"]
         assert all(found[n] is True for n in part if n not in modules), found
@@ -250,7 +323,9 @@ def test_what_is_no_module_is_no_attribute():
     for package in (jfl, jfl.privacy, jfl.papers, jfl.data, jfl.algorithms):
         with pytest.raises(AttributeError, match="nothing"):
             package.nothing  # noqa: B018
-    assert {"runs", "privacy", "plan"} <= set(dir(jfl)) and {"pld", "rdp_batched"} <= set(dir(jfl.privacy.accountants))
+    assert {"runs", "privacy", "plan"} <= set(dir(jfl)) and {"pld", "rdp_batched"} <= set(
+        dir(jfl.privacy.accountants)
+    )
     assert "noble2022" in dir(jfl.papers)
 
 
@@ -275,7 +350,9 @@ def test_public_modules_list_what_they_offer():
         assert module.__all__ and all(callable(getattr(module, n)) for n in module.__all__), name
 
 
-@pytest.mark.parametrize("name", sorted("jfl" if n == "__init__" else f"jfl.{n}" for n in FILES if n != "__main__"))
+@pytest.mark.parametrize(
+    "name", sorted("jfl" if n == "__init__" else f"jfl.{n}" for n in FILES if n != "__main__")
+)
 def test_doctests(name):
     module = importlib.import_module(name)
     assert doctest.testmod(module).failed == 0
@@ -292,8 +369,12 @@ def test_there_are_doctests():
 def test_paths_in_pyproject_exist():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     inner = project["tool"]["setuptools"]
-    paths = [project["project"]["readme"], *project["project"]["license-files"], *inner["package-dir"].values(),
-             *project["tool"]["pytest"]["ini_options"]["testpaths"]]
+    paths = [
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+        *inner["package-dir"].values(),
+        *project["tool"]["pytest"]["ini_options"]["testpaths"],
+    ]
     moved = inner["package-dir"]
     paths += [moved.get(p, p.replace(".", "/")) for p in inner["packages"]]
     for path in paths:
@@ -331,7 +412,7 @@ with warnings.catch_warnings(record=True) as told:
     from jfl.report import privacy
 assert Plan is jfl.Plan and privacy is importlib.import_module("jfl.runs.record").privacy
 assert len(told) >= 2 and all(w.category is DeprecationWarning for w in told), told
-"""
+"""  # noqa: E501
 
 
 def test_paths_of_the_release_before_answer_and_warn():

@@ -1,8 +1,10 @@
-"""The privacy boundary: sensitivity on real neighbours, the law and the independence of noise, refusals.
+"""The privacy boundary: sensitivity on real neighbours, the law and the independence of noise,
+refusals.
 
-Every statistical test states its false-alarm rate (1e-6) and has a half that must fail, so that it is known to see
-the error it is there for.
+Every statistical test states its false-alarm rate (1e-6) and has a half that must fail, so that it
+is known to see the error it is there for.
 """
+
 import functools
 import math
 import types
@@ -27,12 +29,18 @@ ROWS = 5
 KEY = jax.random.key(0)
 
 
-# --- sensitivity ---------------------------------------------------------------------------------------------------
+# --- sensitivity
+# --------------------------------------------------------------------------------------------------
+
 
 def _chain(kind, bound, adjacency):
-    stage = dict(l2=lambda: clip_l2(bound), layers=lambda: clip_per_layer((bound, 2.0 * bound)),
-                 layers_equal=lambda: clip_per_layer(bound, layers=2), adaptive=lambda: clip_adaptive(bound, 4.0, indicator=0.4),
-                 both=lambda: clip_l2(bound))[kind]()
+    stage = dict(
+        l2=lambda: clip_l2(bound),
+        layers=lambda: clip_per_layer((bound, 2.0 * bound)),
+        layers_equal=lambda: clip_per_layer(bound, layers=2),
+        adaptive=lambda: clip_adaptive(bound, 4.0, indicator=0.4),
+        both=lambda: clip_l2(bound),
+    )[kind]()
     stages = (stage, clip_per_layer((3 * bound, bound))) if kind == "both" else (stage,)
     return chain(*stages, total(), adjacency=adjacency)
 
@@ -42,12 +50,17 @@ def _sum(kind, adjacency, bound, rows, weight):
     """The sum a release adds noise to, and what is claimed of it."""
     m = _chain(kind, bound, adjacency)
     state = mech.initial(m)
-    return mech.contribute(m, state, rows, weight).value, mech.sensitivity(m, state, jnp.max(weight))
+    return mech.contribute(m, state, rows, weight).value, mech.sensitivity(
+        m, state, jnp.max(weight)
+    )
 
 
 def _rows(r, magnitude):
     scale = 10.0 ** (magnitude * r.uniform(-1, 1, (ROWS, 1)))
-    return {"a": (r.normal(size=(ROWS, 4)) * scale).astype("f4"), "b": (r.normal(size=(ROWS, 2, 2)) * scale[..., None]).astype("f4")}
+    return {
+        "a": (r.normal(size=(ROWS, 4)) * scale).astype("f4"),
+        "b": (r.normal(size=(ROWS, 2, 2)) * scale[..., None]).astype("f4"),
+    }
 
 
 def _gap(kind, adjacency, bound, rows, other, weight, at):
@@ -71,11 +84,18 @@ KINDS = ["l2", "layers", "layers_equal", "adaptive", "both"]
 
 @pytest.mark.parametrize("adjacency", mech.ADJACENCIES)
 @pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 2**31), log_bound=st.floats(-3, 2), magnitude=st.floats(0, 6), at=st.integers(0, ROWS - 1))
+@given(
+    seed=st.integers(0, 2**31),
+    log_bound=st.floats(-3, 2),
+    magnitude=st.floats(0, 6),
+    at=st.integers(0, ROWS - 1),
+)
 @settings(max_examples=40)
-def test_no_neighbour_moves_the_sum_further_than_claimed(kind, adjacency, seed, log_bound, magnitude, at):
+def test_no_neighbour_moves_the_sum_further_than_claimed(
+    kind, adjacency, seed, log_bound, magnitude, at
+):
     r = np.random.default_rng(seed)
-    bound, weight = np.float32(10 ** log_bound), r.uniform(0.0, 3.0, ROWS).astype("f4")
+    bound, weight = np.float32(10**log_bound), r.uniform(0.0, 3.0, ROWS).astype("f4")
     gap = _gap(kind, adjacency, bound, _rows(r, magnitude), _rows(r, magnitude), weight, at)
     assert gap <= 1 + 1e-4
 
@@ -83,55 +103,85 @@ def test_no_neighbour_moves_the_sum_further_than_claimed(kind, adjacency, seed, 
 @pytest.mark.parametrize("adjacency", mech.ADJACENCIES)
 @pytest.mark.parametrize("kind", ["l2", "layers", "layers_equal", "adaptive"])
 def test_the_claim_is_attained(kind, adjacency):
-    """Some neighbour comes within one per cent: less noise would be too little.  A claim twice as large would fail."""
+    """Some neighbour comes within one per cent: less noise would be too little.  A claim twice as
+    large would fail."""
     r = np.random.default_rng(1)
     weight = np.array([0.5, 1.0, 2.0, 1.0, 0.1], "f4")
     rows = _rows(r, 0.0)
     best = 0.0
-    for scale in (1e-3, 0.999, 1e3):             # below, at and above the bound
-        for k in rows:                            # leaves in proportion to their bounds' directions
+    for scale in (1e-3, 0.999, 1e3):  # below, at and above the bound
+        for k in rows:  # leaves in proportion to their bounds' directions
             unit = rows[k][2] / np.linalg.norm(rows[k][2])
-            rows[k][2] = unit * {"layers": 0.7 if k == "a" else 1.4, "l2": 0.495, "adaptive": 0.495}.get(kind, 0.7) * scale
+            rows[k][2] = (
+                unit
+                * {"layers": 0.7 if k == "a" else 1.4, "l2": 0.495, "adaptive": 0.495}.get(
+                    kind, 0.7
+                )
+                * scale
+            )
         other = {k: -v for k, v in rows.items()}
         best = max(best, _gap(kind, adjacency, np.float32(0.7), rows, other, weight, 2))
-    # under replace_one the adaptive bit cannot point both ways at full norm; its part of the bound is 4 per cent
+    # under replace_one the adaptive bit cannot point both ways at full norm; its part of the bound
+    # is 4 per cent
     least = 0.97 if kind == "adaptive" and adjacency == "replace_one" else 0.99
     assert least < best <= 1 + 1e-4
     assert best / 2 < least
 
 
 def test_sensitivity_by_hand():
-    assert mech.sensitivity(chain(clip_l2(0.5), total(), adjacency="add_remove")) == pytest.approx(0.5)
-    assert mech.sensitivity(chain(clip_l2(0.5), total(), adjacency="replace_one"), max_weight=3.0) == pytest.approx(3.0)
-    assert mech.sensitivity(chain(clip_per_layer(0.5, layers=4), total(), adjacency="add_remove")) == pytest.approx(1.0)
-    assert mech.sensitivity(chain(clip_adaptive(2.0, 5, indicator=0.2), total(), adjacency="add_remove")) == \
-        pytest.approx(2 * math.sqrt(1.01))
+    assert mech.sensitivity(chain(clip_l2(0.5), total(), adjacency="add_remove")) == pytest.approx(
+        0.5
+    )
+    assert mech.sensitivity(
+        chain(clip_l2(0.5), total(), adjacency="replace_one"), max_weight=3.0
+    ) == pytest.approx(3.0)
+    assert mech.sensitivity(
+        chain(clip_per_layer(0.5, layers=4), total(), adjacency="add_remove")
+    ) == pytest.approx(1.0)
+    assert mech.sensitivity(
+        chain(clip_adaptive(2.0, 5, indicator=0.2), total(), adjacency="add_remove")
+    ) == pytest.approx(2 * math.sqrt(1.01))
     assert mech.sensitivity(chain(total(), adjacency="add_remove")) == math.inf
     with pytest.raises(ValueError, match="adjacency"):
         mech.sensitivity(chain(clip_l2(1.0), total()))
-    with pytest.raises(ValueError, match="adjacency"):           # a chain that nobody bound adds no noise
-        mech.release(chain(clip_l2(1.0), total(), gaussian(1.0)), KEY, (), jnp.ones((2, 3)), jnp.ones(2))
+    with pytest.raises(ValueError, match="adjacency"):  # a chain that nobody bound adds no noise
+        mech.release(
+            chain(clip_l2(1.0), total(), gaussian(1.0)), KEY, (), jnp.ones((2, 3)), jnp.ones(2)
+        )
 
 
 def test_multiplier_is_what_runs():
     m = chain(clip_l2(0.5), total(), gaussian(std=3.0), adjacency="replace_one")
-    assert mech.multiplier(m) == pytest.approx(3.0) and mech.multiplier(m, max_weight=2.0) == pytest.approx(1.5)
+    assert mech.multiplier(m) == pytest.approx(3.0) and mech.multiplier(
+        m, max_weight=2.0
+    ) == pytest.approx(1.5)
     assert mech.multiplier(chain(clip_l2(0.5), total(), gaussian(1.1))) == float(np.float32(1.1))
     assert mech.multiplier(chain(clip_l2(0.5), total())) is None and mech.multiplier(None) is None
     with pytest.raises(ValueError, match="adaptive"):
-        mech.multiplier(chain(clip_adaptive(1.0, 3), total(), gaussian(std=1.0), adjacency="add_remove"))
-    assert mech.denominator(chain(total(), divide(4), divide(3))) == 12.0 and mech.denominator(chain(total())) is None
+        mech.multiplier(
+            chain(clip_adaptive(1.0, 3), total(), gaussian(std=1.0), adjacency="add_remove")
+        )
+    assert (
+        mech.denominator(chain(total(), divide(4), divide(3))) == 12.0
+        and mech.denominator(chain(total())) is None
+    )
 
 
 def test_layers_must_match_what_is_clipped():
     """A claim about fewer leaves than there are would understate the sensitivity."""
     rows = {"a": jnp.ones((ROWS, 4)), "b": jnp.ones((ROWS, 2, 2))}
-    for bad in (clip_per_layer(1.0, layers=1), clip_per_layer(1.0, layers=3), clip_per_layer((1.0, 1.0, 1.0))):
+    for bad in (
+        clip_per_layer(1.0, layers=1),
+        clip_per_layer(1.0, layers=3),
+        clip_per_layer((1.0, 1.0, 1.0)),
+    ):
         with pytest.raises(ValueError, match="clip_per_layer"):
             mech.contribute(chain(bad, total()), (), rows, jnp.ones(ROWS))
 
 
-# --- clipping ------------------------------------------------------------------------------------------------------
+# --- clipping
+# --------------------------------------------------------------------------------------------------
+
 
 def test_small_contributions_are_left_alone_and_zero_is_not_divided_by():
     """Clipping is not normalising."""
@@ -150,7 +200,8 @@ def test_small_contributions_are_left_alone_and_zero_is_not_divided_by():
 
 
 def test_the_clip_does_not_depend_on_data():
-    """A bound taken from the batch (a median, say) would move with it: nine large rows leave the tenth as it is."""
+    """A bound taken from the batch (a median, say) would move with it: nine large rows leave the
+    tenth as it is."""
     m = chain(clip_l2(1.0), total())
     small = jnp.array([[0.1, 0.2]])
     alone = mech.contribute(m, (), small, jnp.ones(1)).value
@@ -159,8 +210,11 @@ def test_the_clip_does_not_depend_on_data():
 
 
 @pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("stage", [clip_l2(1.0), clip_per_layer((1.0, 2.0)), clip_adaptive(1.0, 3), None],
-                         ids=["l2", "layers", "adaptive", "none"])
+@pytest.mark.parametrize(
+    "stage",
+    [clip_l2(1.0), clip_per_layer((1.0, 2.0)), clip_adaptive(1.0, 3), None],
+    ids=["l2", "layers", "adaptive", "none"],
+)
 def test_masked_rows_add_nothing(stage, junk):
     m = chain(*([stage] if stage else []), total())
     rows = {"a": jnp.ones((4, 3)), "b": jnp.arange(8.0).reshape(4, 2)}
@@ -173,7 +227,9 @@ def test_masked_rows_add_nothing(stage, junk):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_clipped_row_is_within_its_bound_in_float32(dtype):
     rows = (jax.random.normal(KEY, (300, 40)) * jnp.logspace(-1, 3, 300)[:, None]).astype(dtype)
-    clipped = jax.vmap(lambda row: mech.contribute(chain(clip_l2(1.0), total()), (), row[None], jnp.ones(1)).value)(rows)
+    clipped = jax.vmap(
+        lambda row: mech.contribute(chain(clip_l2(1.0), total()), (), row[None], jnp.ones(1)).value
+    )(rows)
     assert clipped.dtype == jnp.float32
     norms = np.linalg.norm(np.asarray(clipped, np.float64), axis=1)
     assert norms.max() <= 1 + 1e-6 and norms.max() > 0.99
@@ -187,7 +243,9 @@ def test_leaves_keep_their_dtype():
     assert np.isfinite(flat(out)).all()
 
 
-# --- noise ---------------------------------------------------------------------------------------------------------
+# --- noise
+# --------------------------------------------------------------------------------------------------
+
 
 def assert_std(samples, sigma):
     """The root mean square against sigma, by the chi-square law; a false alarm in 1e6."""
@@ -205,7 +263,8 @@ def assert_std_with_power(samples, sigma):
 
 
 def assert_uncorrelated(a, b):
-    """Two vectors of independent normals; a false alarm in 1e6, and a tenth of common variance must be seen."""
+    """Two vectors of independent normals; a false alarm in 1e6, and a tenth of common variance must
+    be seen."""
     limit = stats.norm.isf(ALARM / 2) / np.sqrt(a.size)
     seen = lambda u, v: abs(np.corrcoef(u.ravel(), v.ravel())[0, 1])
     assert seen(a, b) < limit
@@ -213,9 +272,12 @@ def assert_uncorrelated(a, b):
 
 
 LEAVES = {"a": (80_000,), "b": (300, 250), "c": (70_001,)}
-STAGES = dict(l2=(lambda: clip_l2(0.5), 0.5), layers=(lambda: clip_per_layer({"a": 0.3, "b": 0.4, "c": 1.2}), 1.3),
-              equal=(lambda: clip_per_layer(0.5, layers=3), 0.5 * math.sqrt(3)),
-              adaptive=(lambda: clip_adaptive(0.5, 4, indicator=0.6), 0.5 * math.sqrt(1.09)))
+STAGES = dict(
+    l2=(lambda: clip_l2(0.5), 0.5),
+    layers=(lambda: clip_per_layer({"a": 0.3, "b": 0.4, "c": 1.2}), 1.3),
+    equal=(lambda: clip_per_layer(0.5, layers=3), 0.5 * math.sqrt(3)),
+    adaptive=(lambda: clip_adaptive(0.5, 4, indicator=0.6), 0.5 * math.sqrt(1.09)),
+)
 
 
 def _noise(stages, key=KEY, adjacency="add_remove", **options):
@@ -235,7 +297,9 @@ def test_noise_has_the_scale_of_the_sensitivity(kind, adjacency, twice):
 
 
 def test_a_given_std_is_the_std():
-    out = _noise((clip_l2(0.5), total(), gaussian(std=0.2)), adjacency="replace_one", max_weight=9.0)
+    out = _noise(
+        (clip_l2(0.5), total(), gaussian(std=0.2)), adjacency="replace_one", max_weight=9.0
+    )
     assert_std_with_power(flat(out), 0.2)
 
 
@@ -246,22 +310,31 @@ def test_the_divisor_is_public():
         out, _ = mech.release(m, KEY, (), jnp.ones((4, 1)), (jnp.arange(4) < n).astype(jnp.float32))
         close(out, np.array([n / 4], "f4"))
     own = chain(clip_l2(1.0), total(), divide("size"))
-    close(mech.release(own, KEY, (), jnp.ones((4, 1)), jnp.ones(4), realised=jnp.int32(8))[0], np.array([0.5], "f4"))
-    close(mech.release(own, KEY, (), jnp.zeros((4, 1)), jnp.zeros(4), realised=jnp.int32(0))[0], np.array([0.0], "f4"))
+    close(
+        mech.release(own, KEY, (), jnp.ones((4, 1)), jnp.ones(4), realised=jnp.int32(8))[0],
+        np.array([0.5], "f4"),
+    )
+    close(
+        mech.release(own, KEY, (), jnp.zeros((4, 1)), jnp.zeros(4), realised=jnp.int32(0))[0],
+        np.array([0.0], "f4"),
+    )
 
 
 def test_noise_is_normal():
-    """Kolmogorov-Smirnov, a false alarm in 1e6; a Student law with the same variance must be seen."""
+    """Kolmogorov-Smirnov, a false alarm in 1e6; a Student law with the same variance must be
+    seen."""
     sample = flat(_noise((clip_l2(0.5), total(), gaussian(2.0)))) / 1.0
     assert stats.kstest(sample, "norm").pvalue > ALARM
     heavy = stats.t(6).rvs(sample.size, random_state=0) / np.sqrt(6 / 4)
     assert stats.kstest(heavy, "norm").pvalue < ALARM
-    assert np.abs(sample).max() > 4.0                                       # the tail is there
+    assert np.abs(sample).max() > 4.0  # the tail is there
 
 
 def test_noise_is_independent_over_leaves_keys_and_lanes():
     one = jax.tree.map(np.asarray, _noise((clip_l2(1.0), total(), gaussian(1.0))))
-    two = jax.tree.map(np.asarray, _noise((clip_l2(1.0), total(), gaussian(1.0)), key=jax.random.key(1)))
+    two = jax.tree.map(
+        np.asarray, _noise((clip_l2(1.0), total(), gaussian(1.0)), key=jax.random.key(1))
+    )
     a, b, c = (one[k].ravel()[:70_000] for k in "abc")
     for u, v in ((a, b), (a, c), (b, c), (one["a"], two["a"]), (one["c"], two["c"])):
         assert_uncorrelated(u, v)
@@ -272,20 +345,28 @@ def test_noise_is_independent_over_leaves_keys_and_lanes():
 
 
 def test_normals_are_one_flat_draw():
-    like = {"a": jnp.zeros((3, 5)), "b": jnp.zeros(()), "c": jnp.zeros((0, 2)), "d": jnp.zeros((3, 5), jnp.bfloat16)}
+    like = {
+        "a": jnp.zeros((3, 5)),
+        "b": jnp.zeros(()),
+        "c": jnp.zeros((0, 2)),
+        "d": jnp.zeros((3, 5), jnp.bfloat16),
+    }
     out = normals(KEY, like)
     assert jax.tree.map(jnp.shape, out) == jax.tree.map(jnp.shape, like)
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(out))
     values = flat(out)
     assert len(set(values)) == values.size == 31
-    close(flat(normals(KEY, like, "key")), np.asarray(jax.random.normal(KEY, (512,)), np.float64)[:31])
+    close(
+        flat(normals(KEY, like, "key")), np.asarray(jax.random.normal(KEY, (512,)), np.float64)[:31]
+    )
     many = jax.vmap(lambda k: normals(k, jnp.zeros(257)))(jax.random.split(KEY, 3))
     assert len(np.unique(many)) == 3 * 257
     close(many[1], normals(jax.random.split(KEY, 3)[1], jnp.zeros(257)))
 
 
 def test_the_bits_say_what_sigma_is():
-    """Noise over the sum of real rows is release minus sum: exactly z * sensitivity * normals, at any bound."""
+    """Noise over the sum of real rows is release minus sum: exactly z * sensitivity * normals, at
+    any bound."""
     for bound in (1e-3, 1.0, 50.0):
         m = chain(clip_l2(bound), total(), gaussian(0.9), divide(2), adjacency="replace_one")
         rows = jax.random.normal(KEY, (4, 6))
@@ -294,7 +375,9 @@ def test_the_bits_say_what_sigma_is():
         close(out, (total_ + 0.9 * 2 * bound * normals(KEY, total_)) / 2, rtol=1e-5)
 
 
-# --- adaptive clipping ---------------------------------------------------------------------------------------------
+# --- adaptive clipping
+# ---------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("initial", [0.01, 100.0])
@@ -318,7 +401,7 @@ def test_adaptive_clip_moves_by_the_noisy_coordinate_only():
     value, state = mech.release(m, KEY, mech.initial(m), rows, weight)
     clean = mech.contribute(m, mech.initial(m), rows, weight)
     noise = normals(KEY, clean.value)
-    sigma = 1.5 * 2.0 * math.sqrt(1 + 0.5 ** 2 / 4)
+    sigma = 1.5 * 2.0 * math.sqrt(1 + 0.5**2 / 4)
     close(value, clean.value[0] + sigma * noise[0], rtol=1e-5)
     exact = 2.0 * 0.5 * (3 - 4) / 2
     close(clean.value[1], np.float32(exact))
@@ -328,12 +411,17 @@ def test_adaptive_clip_moves_by_the_noisy_coordinate_only():
     assert float(clean.clipped) == 4
 
 
-# --- private gradients ---------------------------------------------------------------------------------------------
+# --- private gradients
+# ---------------------------------------------------------------------------------------------
+
 
 def _batch(n=5, seed=0):
     r = np.random.default_rng(seed)
-    return Batch(jnp.asarray(r.normal(size=(n, 3)), jnp.float32), jnp.asarray(r.normal(size=n), jnp.float32),
-                 jnp.array([True, True, False, True, True])[:n])
+    return Batch(
+        jnp.asarray(r.normal(size=(n, 3)), jnp.float32),
+        jnp.asarray(r.normal(size=n), jnp.float32),
+        jnp.array([True, True, False, True, True])[:n],
+    )
 
 
 def OWN(size):
@@ -343,7 +431,9 @@ def OWN(size):
 
 def _bound_grad(**options):
     g = noisy_grad(**options)
-    return type(g)(g.loss, mech.bind(g.mechanism, "replace_one", "test"), g.l2, g.microbatch, g.path)
+    return type(g)(
+        g.loss, mech.bind(g.mechanism, "replace_one", "test"), g.l2, g.microbatch, g.path
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 7])
@@ -371,27 +461,54 @@ def test_l2_is_outside_the_clip():
     without = _bound_grad()(KEY, params, _batch(), OWN(5))[0]
     close(flat(with_l2) - flat(without), 0.5 * flat(params), rtol=1e-5, atol=1e-5)
     plain = jfl.grad(squared, l2=0.5)(KEY, params, _batch(), OWN(5))[0]
-    close(flat(plain) - flat(jfl.grad(squared)(KEY, params, _batch(), OWN(5))[0]), 0.5 * flat(params), rtol=1e-4)
+    close(
+        flat(plain) - flat(jfl.grad(squared)(KEY, params, _batch(), OWN(5))[0]),
+        0.5 * flat(params),
+        rtol=1e-4,
+    )
 
 
 def test_an_empty_batch_is_noise():
     empty = _batch()._replace(mask=jnp.zeros(5, bool))
     g, (loss, clipped) = _bound_grad()(KEY, start_params(), empty, OWN(5))
-    close(g, jax.tree.map(lambda n: 1.1 * 2 * 0.8 * n / 3.0, normals(KEY, start_params())), rtol=1e-5)
+    close(
+        g, jax.tree.map(lambda n: 1.1 * 2 * 0.8 * n / 3.0, normals(KEY, start_params())), rtol=1e-5
+    )
     assert float(loss) == float(clipped) == 0.0
 
 
-# --- refusals ------------------------------------------------------------------------------------------------------
+# --- refusals
+# --------------------------------------------------------------------------------------------------
 
-BAD = [0, 0.0, -1.0, float("nan"), float("inf"), -float("inf"), "1", None, True, [1.0, -1.0], np.nan]
+BAD = [
+    0,
+    0.0,
+    -1.0,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    "1",
+    None,
+    True,
+    [1.0, -1.0],
+    np.nan,
+]
 
 
 MAKERS = {
-    "clip_l2": clip_l2, "per_layer": clip_per_layer, "per_layer[1]": lambda v: clip_per_layer((1.0, v)),
-    "layers": lambda v: clip_per_layer(v, layers=2), "adaptive": lambda v: clip_adaptive(v, 3),
-    "count": lambda v: clip_adaptive(1.0, v), "lr": lambda v: clip_adaptive(1.0, 3, lr=v),
-    "indicator": lambda v: clip_adaptive(1.0, 3, indicator=v), "quantile": lambda v: clip_adaptive(1.0, 3, quantile=v),
-    "gaussian": gaussian, "std": lambda v: gaussian(std=v), "divide": divide}
+    "clip_l2": clip_l2,
+    "per_layer": clip_per_layer,
+    "per_layer[1]": lambda v: clip_per_layer((1.0, v)),
+    "layers": lambda v: clip_per_layer(v, layers=2),
+    "adaptive": lambda v: clip_adaptive(v, 3),
+    "count": lambda v: clip_adaptive(1.0, v),
+    "lr": lambda v: clip_adaptive(1.0, 3, lr=v),
+    "indicator": lambda v: clip_adaptive(1.0, 3, indicator=v),
+    "quantile": lambda v: clip_adaptive(1.0, 3, quantile=v),
+    "gaussian": gaussian,
+    "std": lambda v: gaussian(std=v),
+    "divide": divide,
+}
 
 
 @pytest.mark.parametrize("bad", BAD, ids=repr)
@@ -401,17 +518,27 @@ def test_bad_numbers_are_refused(make, bad):
         MAKERS[make](bad)
 
 
-@pytest.mark.parametrize("make", ["clip_l2", "per_layer[1]", "adaptive", "gaussian", "std", "divide"])
+@pytest.mark.parametrize(
+    "make", ["clip_l2", "per_layer[1]", "adaptive", "gaussian", "std", "divide"]
+)
 def test_numbers_that_float32_cannot_hold_are_refused(make):
-    """Positive and finite as given, but 0 or infinite as what would run: a gaussian(1e-60) is no noise at all."""
+    """Positive and finite as given, but 0 or infinite as what would run: a gaussian(1e-60) is no
+    noise at all."""
     for bad in (1e-60, 1e60):
         with pytest.raises(ValueError, match="need"):
             MAKERS[make](bad)
 
 
 def test_one_number_is_asked_for():
-    """An array would be spread over coordinates, and no longer be the bound or the multiplier of a release."""
-    for make in (clip_l2, lambda v: gaussian(v[None]), lambda v: gaussian(std=v[None]), divide, lambda v: clip_adaptive(v, 3)):
+    """An array would be spread over coordinates, and no longer be the bound or the multiplier of a
+    release."""
+    for make in (
+        clip_l2,
+        lambda v: gaussian(v[None]),
+        lambda v: gaussian(std=v[None]),
+        divide,
+        lambda v: clip_adaptive(v, 3),
+    ):
         with pytest.raises(ValueError, match="need"):
             make(np.array([1.0, 2.0]))
 
@@ -440,13 +567,28 @@ def test_numbers_out_of_their_range_are_refused():
         jfl.private_grad(squared, clip_l2(1.0))
 
 
-@pytest.mark.parametrize("stages", [
-    (gaussian(1.0), clip_l2(1.0), total()), (clip_l2(1.0), gaussian(1.0), total()), (clip_l2(1.0), gaussian(1.0)),
-    (total(), gaussian(1.0)), (clip_l2(1.0), total(), divide(3), gaussian(1.0)), (clip_l2(1.0),), (),
-    (total(), clip_l2(1.0)), (clip_l2(1.0), total(), total()), (divide(3), clip_l2(1.0), total()),
-    (clip_l2(1.0), total(), gaussian(1.0), gaussian(1.0)), (clip_l2(1.0), clip_adaptive(1.0, 3), total()),
-    (clip_adaptive(1.0, 3), clip_adaptive(1.0, 3), total()), (clip_l2, total()), ("clip", total()),
-    (total(), gaussian(std=1.0))], ids=lambda s: "-".join(getattr(x, "name", getattr(x, "__name__", str(x))) for x in s)[:60])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        (gaussian(1.0), clip_l2(1.0), total()),
+        (clip_l2(1.0), gaussian(1.0), total()),
+        (clip_l2(1.0), gaussian(1.0)),
+        (total(), gaussian(1.0)),
+        (clip_l2(1.0), total(), divide(3), gaussian(1.0)),
+        (clip_l2(1.0),),
+        (),
+        (total(), clip_l2(1.0)),
+        (clip_l2(1.0), total(), total()),
+        (divide(3), clip_l2(1.0), total()),
+        (clip_l2(1.0), total(), gaussian(1.0), gaussian(1.0)),
+        (clip_l2(1.0), clip_adaptive(1.0, 3), total()),
+        (clip_adaptive(1.0, 3), clip_adaptive(1.0, 3), total()),
+        (clip_l2, total()),
+        ("clip", total()),
+        (total(), gaussian(std=1.0)),
+    ],
+    ids=lambda s: "-".join(getattr(x, "name", getattr(x, "__name__", str(x))) for x in s)[:60],
+)
 def test_bad_orders_are_refused(stages):
     with pytest.raises(ValueError, match="chain: need"):
         chain(*stages)
@@ -459,6 +601,13 @@ def test_unknown_adjacency_is_refused():
 
 def test_traced_numbers_pass():
     """They are judged on the host where they are known, and by Health where they are not."""
-    out = jax.jit(lambda b, z: mech.release(chain(clip_l2(b), total(), gaussian(z), divide(b), adjacency="add_remove"),
-                                            KEY, (), jnp.ones((2, 3)), jnp.ones(2))[0])(1.0, 2.0)
+    out = jax.jit(
+        lambda b, z: mech.release(
+            chain(clip_l2(b), total(), gaussian(z), divide(b), adjacency="add_remove"),
+            KEY,
+            (),
+            jnp.ones((2, 3)),
+            jnp.ones(2),
+        )[0]
+    )(1.0, 2.0)
     assert np.isfinite(out).all()

@@ -1,4 +1,5 @@
 """Ready-made models, users' own losses, and the convolution that stays a matmul."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,19 +25,38 @@ def images():
     r = np.random.default_rng(0)
     y = np.arange(28) % 2
     x = 0.1 * r.normal(size=(28, 6, 5)).astype("f4")
-    x[np.arange(28), :, :] += np.where(np.arange(5) < 2, 1.0, -1.0) * np.where(y, 1, -1)[:, None, None]
+    x[np.arange(28), :, :] += (
+        np.where(np.arange(5) < 2, 1.0, -1.0) * np.where(y, 1, -1)[:, None, None]
+    )
     index = np.arange(28, dtype=np.int32).reshape(7, 4)
-    arrays = (x.astype("f4"), y.astype(np.int32), index, np.full(7, 4, np.int32), x[:6].astype("f4"), y[:6].astype(np.int32),
-              np.zeros((7, 0), np.int32), np.zeros(7, np.int32))
+    arrays = (
+        x.astype("f4"),
+        y.astype(np.int32),
+        index,
+        np.full(7, 4, np.int32),
+        x[:6].astype("f4"),
+        y[:6].astype(np.int32),
+        np.zeros((7, 0), np.int32),
+        np.zeros(7, np.int32),
+    )
     return Federation(*map(jnp.asarray, arrays), classes=2)
 
 
 def lax_conv(x, kernel):
-    return jax.lax.conv_general_dilated(x[None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))[0]
+    return jax.lax.conv_general_dilated(
+        x[None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )[0]
 
 
-@pytest.mark.parametrize("shape, kernel", [((6, 5, 2), (3, 3, 2, 4)), ((4, 4, 1), (5, 3, 1, 2)), ((1, 3, 2), (1, 1, 2, 3)),
-                                           ((2, 2, 1), (3, 3, 1, 1))])
+@pytest.mark.parametrize(
+    "shape, kernel",
+    [
+        ((6, 5, 2), (3, 3, 2, 4)),
+        ((4, 4, 1), (5, 3, 1, 2)),
+        ((1, 3, 2), (1, 1, 2, 3)),
+        ((2, 2, 1), (3, 3, 1, 1)),
+    ],
+)
 def test_conv_same_is_a_convolution(shape, kernel):
     """Values and both gradients; also mapped over clients' own kernels."""
     x, k = jax.random.normal(KEY, shape), jax.random.normal(jax.random.key(1), kernel)
@@ -65,14 +85,28 @@ def _steps(task, fed, n=30, lr=0.5):
 
     @jax.jit
     def descend(w):
-        return jax.lax.scan(lambda w, _: ((lambda g: (jax.tree.map(lambda a, b: a - lr * b, w, g[0]), g[1][0]))(
-            grad(KEY, w, rows, jnp.int32(0)))), w, None, n)
+        return jax.lax.scan(
+            lambda w, _: (lambda g: (jax.tree.map(lambda a, b: a - lr * b, w, g[0]), g[1][0]))(
+                grad(KEY, w, rows, jnp.int32(0))
+            ),
+            w,
+            None,
+            n,
+        )
+
     w, losses = descend(task.init(KEY))
     return w, np.asarray(losses)
 
 
-@pytest.mark.parametrize("make", [jfl.models.logistic, lambda f: jfl.models.mlp(f, hidden=(8,)),
-                                  lambda f: jfl.models.cnn(f, channels=(2, 3), dense=4)], ids=["logistic", "mlp", "cnn"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        jfl.models.logistic,
+        lambda f: jfl.models.mlp(f, hidden=(8,)),
+        lambda f: jfl.models.cnn(f, channels=(2, 3), dense=4),
+    ],
+    ids=["logistic", "mlp", "cnn"],
+)
 def test_models_learn(make, images):
     task = make(images)
     w, losses = _steps(task, images)
@@ -85,8 +119,14 @@ def test_logistic_starts_at_zero_and_mlp_does_not(labelled):
     assert not np.any(flat(jfl.models.logistic(labelled).init(KEY)))
     a, b = (flat(jfl.models.mlp(labelled, hidden=(4,)).init(jax.random.key(s))) for s in (0, 1))
     assert np.any(a) and not np.allclose(a, b)
-    assert np.isclose(float(jfl.models.logistic(labelled).loss(jfl.models.logistic(labelled).init(KEY), labelled.x[0], 1)),
-                      np.log(3))
+    assert np.isclose(
+        float(
+            jfl.models.logistic(labelled).loss(
+                jfl.models.logistic(labelled).init(KEY), labelled.x[0], 1
+            )
+        ),
+        np.log(3),
+    )
 
 
 def test_two_tasks_of_one_model_share_programs(labelled):
@@ -104,14 +144,23 @@ def test_any_flax_module(labelled):
 def test_a_whole_run_with_accuracy(labelled):
     """Accuracies are what a hand count says."""
     task = jfl.models.logistic(labelled)
-    grad = jfl.private_grad(task.loss, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(0.5), jfl.divide(3)))
-    plan = jfl.plan(labelled, task, jfl.algorithms.fedsgd(grad, batch=jfl.batches.without_replacement(3)),
-                    jfl.sampling.full(CLIENTS))
+    grad = jfl.private_grad(
+        task.loss, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(0.5), jfl.divide(3))
+    )
+    plan = jfl.plan(
+        labelled,
+        task,
+        jfl.algorithms.fedsgd(grad, batch=jfl.batches.without_replacement(3)),
+        jfl.sampling.full(CLIENTS),
+    )
     out = jfl.simulate(KEY, plan, 2, evaluate_every=2)
     logits = lambda x: np.asarray(jax.vmap(lambda v: task.predict(out.params, v))(x))
     want = (logits(labelled.x_test).argmax(1) == np.asarray(labelled.y_test)).mean()
     np.testing.assert_allclose(out.metrics.accuracy, [want], rtol=1e-6)
-    own = [(logits(labelled.x[i]).argmax(1) == np.asarray(labelled.y[i])).mean() for i in np.asarray(labelled.test_index)]
+    own = [
+        (logits(labelled.x[i]).argmax(1) == np.asarray(labelled.y[i])).mean()
+        for i in np.asarray(labelled.test_index)
+    ]
     np.testing.assert_allclose(out.metrics.client_accuracy, [np.mean(own)], rtol=1e-6)
 
 
@@ -120,7 +169,9 @@ def test_a_users_own_loss(fed):
     task = jfl.task(start_params(), squared)
     assert task.predict is None and np.array_equal(flat(task.init(KEY)), flat(start_params()))
     drawn = jfl.task(lambda key: {"b": jnp.float32(0), "w": jax.random.normal(key, (3,))}, squared)
-    plan = jfl.plan(fed, drawn, jfl.algorithms.fedsgd(jfl.grad(squared), lr=0.2), jfl.sampling.full(CLIENTS))
+    plan = jfl.plan(
+        fed, drawn, jfl.algorithms.fedsgd(jfl.grad(squared), lr=0.2), jfl.sampling.full(CLIENTS)
+    )
     a, b = (jfl.init(jax.random.key(s), plan).server.params for s in (0, 1))
     assert not np.allclose(flat(a), flat(b))
     out = jfl.simulate(KEY, plan, 20, evaluate_every=20)

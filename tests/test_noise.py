@@ -1,8 +1,10 @@
 """Noise: the cipher against its paper, the key type, and a battery over four million normals.
 
-Every statistical check gives a p-value and alarms below 1e-6; there are about forty, so a sound generator alarms for
-one seed in 25,000 (seeds are fixed), and each check has a generator that it must refuse.
+Every statistical check gives a p-value and alarms below 1e-6; there are about forty, so a sound
+generator alarms for one seed in 25,000 (seeds are fixed), and each check has a generator that it
+must refuse.
 """
+
 import functools
 import itertools
 import os
@@ -20,15 +22,25 @@ from jfl.kernels.philox import PHILOX
 from scipy import stats
 
 ALARM = 1e-6
-SHAPE, SMALL = (32, 32, 4096), (8, 16, 4096)     # clients, steps, normals: 4.2e6, and 5e5 for what must be refused
+SHAPE, SMALL = (
+    (32, 32, 4096),
+    (8, 16, 4096),
+)  # clients, steps, normals: 4.2e6, and 5e5 for what must be refused
 TOP = 0xFFFFFFFF
-KNOWN = [((0, 0), (0, 0, 0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-         ((TOP, TOP), (TOP,) * 4, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-         ((0xA4093822, 0x299F31D0), (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-          "d16cfe09 94fdcceb 5001e420 24126ea1")]
+KNOWN = [
+    ((0, 0), (0, 0, 0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ((TOP, TOP), (TOP,) * 4, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (
+        (0xA4093822, 0x299F31D0),
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
+]
 
 
-# --- the cipher ----------------------------------------------------------------------------------------------------
+# --- the cipher
+# --------------------------------------------------------------------------------------------------
+
 
 def numpy_block(key, counter, rounds=10):
     """Philox4x32 as the paper writes it, in uint64."""
@@ -71,7 +83,7 @@ def avalanche(block):
     for bit in range(192):
         flips[bit // 32, bit, 0] = 1 << (bit % 32)
     run = jax.jit(lambda w: jnp.stack(block(tuple(w[:2]), tuple(w[2:])), -1))
-    changed = np.asarray(run(words ^ flips)) ^ np.asarray(run(words))            # [192, count, 4]
+    changed = np.asarray(run(words ^ flips)) ^ np.asarray(run(words))  # [192, count, 4]
     ones = np.stack([((changed >> np.uint32(b)) & np.uint32(1)).sum(1) for b in range(32)], -1)
     z = np.abs(ones - count / 2).max() / np.sqrt(count / 4)
     return min(1.0, 2 * stats.norm.sf(z) * 192 * 128)
@@ -80,23 +92,30 @@ def avalanche(block):
 def test_avalanche():
     assert avalanche(philox.block) > ALARM
     assert avalanche(functools.partial(philox.block, rounds=4)) < ALARM
-    assert avalanche(lambda k, c: philox.block(k, (c[0], c[1], c[2], c[3] & np.uint32(TOP >> 1)))) < ALARM
+    assert (
+        avalanche(lambda k, c: philox.block(k, (c[0], c[1], c[2], c[3] & np.uint32(TOP >> 1))))
+        < ALARM
+    )
 
 
-# --- the key type --------------------------------------------------------------------------------------------------
+# --- the key type
+# --------------------------------------------------------------------------------------------------
+
 
 def data(key):
     return np.asarray(jax.random.key_data(key))
 
 
 def test_words_of_a_key_are_the_blocks_of_its_counters():
-    key = jax.random.key(2 ** 31 - 2, impl=PHILOX)
-    assert data(key).tolist() == [2 ** 31 - 2, 0, 0, 0]
+    key = jax.random.key(2**31 - 2, impl=PHILOX)
+    assert data(key).tolist() == [2**31 - 2, 0, 0, 0]
     key = jax.random.fold_in(key, 7)
-    assert data(key).tolist() == numpy_draw([2 ** 31 - 2, 0, 0, 0], 7, philox.FOLD).tolist()
+    assert data(key).tolist() == numpy_draw([2**31 - 2, 0, 0, 0], 7, philox.FOLD).tolist()
     want = numpy_draw(data(key), np.arange(25), philox.WORDS).ravel()
     assert np.array_equal(jax.random.bits(key, (99,)), want[:99])
-    assert np.array_equal(jax.random.bits(key, (5, 7)), want[:35].reshape(5, 7))          # prefix, any shape
+    assert np.array_equal(
+        jax.random.bits(key, (5, 7)), want[:35].reshape(5, 7)
+    )  # prefix, any shape
     assert np.array_equal(jax.random.bits(key, (9,), jnp.uint8), want[:9].astype(np.uint8))
     assert np.array_equal(jax.random.bits(key, (9,), jnp.uint16), want[:9].astype(np.uint16))
     assert np.array_equal(jax.random.bits(key, ()), want[0])
@@ -104,9 +123,11 @@ def test_words_of_a_key_are_the_blocks_of_its_counters():
     with jax.enable_x64(True):
         long = np.asarray(jax.random.bits(key, (7,), jnp.uint64))
         assert np.array_equal(long, want[:14:2] + (want[1:14:2].astype(np.uint64) << np.uint64(32)))
-        assert data(jax.random.key(2 ** 40 + 5, impl=PHILOX)).tolist() == [5, 256, 0, 0]
+        assert data(jax.random.key(2**40 + 5, impl=PHILOX)).tolist() == [5, 256, 0, 0]
     children = jax.random.split(key, (2, 3))
-    assert np.array_equal(data(children).reshape(6, 4), numpy_draw(data(key), np.arange(6), philox.SPLIT))
+    assert np.array_equal(
+        data(children).reshape(6, 4), numpy_draw(data(key), np.arange(6), philox.SPLIT)
+    )
     assert 0.0 <= float(jax.random.uniform(key)) < 1.0
 
 
@@ -128,78 +149,116 @@ def test_one_draw_in_every_program(impl):
 
 
 def test_children_never_meet():
-    """Of one key: by construction.  Of a grid of addresses: no two of 2^17 keys, and no two first words, agree."""
+    """Of one key: by construction.  Of a grid of addresses: no two of 2^17 keys, and no two first
+    words, agree."""
     key = jax.random.key(0, impl=PHILOX)
-    grid = jax.jit(jax.vmap(lambda c: jax.vmap(lambda s: jax.random.fold_in(jax.random.fold_in(key, c), s))(
-        jnp.arange(256))))(jnp.arange(256))
-    several = np.concatenate([data(grid).reshape(-1, 4), data(jax.random.split(key, 2 ** 16))])
-    assert len(np.unique(several, axis=0)) == 2 ** 17
-    assert len(np.unique(several[:, :2].copy().view(np.uint64))) > 2 ** 17 - 2      # 64 bits: 5e-10 expected
+    grid = jax.jit(
+        jax.vmap(
+            lambda c: jax.vmap(lambda s: jax.random.fold_in(jax.random.fold_in(key, c), s))(
+                jnp.arange(256)
+            )
+        )
+    )(jnp.arange(256))
+    several = np.concatenate([data(grid).reshape(-1, 4), data(jax.random.split(key, 2**16))])
+    assert len(np.unique(several, axis=0)) == 2**17
+    assert (
+        len(np.unique(several[:, :2].copy().view(np.uint64))) > 2**17 - 2
+    )  # 64 bits: 5e-10 expected
     same = jax.random.fold_in(key, 5)
-    uses = [data(same), data(jax.random.split(key, 6)[5]), np.asarray(jax.random.bits(key, (24,)))[20:],
-            np.stack(philox.blocks(key, jnp.uint32(5)))]
+    uses = [
+        data(same),
+        data(jax.random.split(key, 6)[5]),
+        np.asarray(jax.random.bits(key, (24,)))[20:],
+        np.stack(philox.blocks(key, jnp.uint32(5))),
+    ]
     assert len(np.unique(np.concatenate(uses))) == 16
 
 
 def test_a_key_of_another_type_keeps_its_words():
     plain = jax.random.key(9)
     assert philox.words(plain).tolist() == [0, 9, 0x2D6C666A, 0x3279656B]
-    assert philox.words(jax.random.key(9, impl="rbg")).tolist() == data(jax.random.key(9, impl="rbg")).tolist()
-    odd = jax.extend.random.define_prng_impl(key_shape=(3,), seed=lambda s: jnp.zeros(3, jnp.uint32), split=None,
-                                             random_bits=None, fold_in=None, name="odd", tag="odd")
+    assert (
+        philox.words(jax.random.key(9, impl="rbg")).tolist()
+        == data(jax.random.key(9, impl="rbg")).tolist()
+    )
+    odd = jax.extend.random.define_prng_impl(
+        key_shape=(3,),
+        seed=lambda s: jnp.zeros(3, jnp.uint32),
+        split=None,
+        random_bits=None,
+        fold_in=None,
+        name="odd",
+        tag="odd",
+    )
     with pytest.raises(ValueError, match="two or four words"):
         normals(jax.random.key(0, impl=odd), jnp.zeros(3))
     with pytest.raises(ValueError, match="generator out of"):
         normals(plain, jnp.zeros(3), "threefry")
     with pytest.raises(ValueError, match="at most 2.34 words"):
-        jax.jit(lambda: jax.random.bits(jax.random.key(0, impl=PHILOX), (2 ** 17, 2 ** 17 + 1))).lower()
+        jax.jit(lambda: jax.random.bits(jax.random.key(0, impl=PHILOX), (2**17, 2**17 + 1))).lower()
     with pytest.raises(ValueError, match="less than 2.33"):
-        jax.eval_shape(lambda: normals(plain, jax.ShapeDtypeStruct((2 ** 17, 2 ** 17), jnp.float32)))
+        jax.eval_shape(lambda: normals(plain, jax.ShapeDtypeStruct((2**17, 2**17), jnp.float32)))
 
 
-# --- from words to normals -----------------------------------------------------------------------------------------
+# --- from words to normals
+# -----------------------------------------------------------------------------------------
+
 
 def exact(words):
     """Box & Muller in float64 from the words, as `pair` reads them."""
     w0, w1, w2, w3 = (np.asarray(w, np.uint32) for w in words)
-    u = (w0 >> np.uint32(1)) * 2.0 ** -31 + ((w2 >> np.uint32(1)) + 0.5) * 2.0 ** -62
+    u = (w0 >> np.uint32(1)) * 2.0**-31 + ((w2 >> np.uint32(1)) + 0.5) * 2.0**-62
     radius = np.sqrt(-2 * np.log(np.minimum(u, 1.0)))
-    angle = np.pi / 4 * (1 + w1.view(np.int32) * 2.0 ** -31)
+    angle = np.pi / 4 * (1 + w1.view(np.int32) * 2.0**-31)
     sign = lambda bit: np.where((w3 >> np.uint32(bit)) & np.uint32(1), -1.0, 1.0)
     return sign(31) * radius * np.cos(angle), sign(30) * radius * np.sin(angle)
 
 
 def test_every_word_gives_a_finite_normal_close_to_the_exact_one():
-    extremes = np.array([0, 1, 2, 255, 0x7FFFFFFF, 0x80000000, 0xC0000000, 0x5A827999, 0xFFFFFF00, TOP], np.uint32)
+    extremes = np.array(
+        [0, 1, 2, 255, 0x7FFFFFFF, 0x80000000, 0xC0000000, 0x5A827999, 0xFFFFFF00, TOP], np.uint32
+    )
     r = np.random.default_rng(2)
     some = r.integers(0, 1 << 32, (4, 300_000), dtype=np.uint32)
-    some[0] >>= r.integers(0, 32, some.shape[1]).astype(np.uint32)               # all sizes of radius
-    words = np.concatenate([np.array(list(itertools.product(extremes, repeat=4)), np.uint32).T, some], 1)
+    some[0] >>= r.integers(0, 32, some.shape[1]).astype(np.uint32)  # all sizes of radius
+    words = np.concatenate(
+        [np.array(list(itertools.product(extremes, repeat=4)), np.uint32).T, some], 1
+    )
     got, want = np.stack(jax.jit(pair)(*words)).astype(np.float64), np.stack(exact(words))
     assert np.isfinite(got).all()
-    radius = np.hypot(*want)                         # u has a float's digits, so near 1 the radius is on a coarse grid
+    radius = np.hypot(*want)  # u has a float's digits, so near 1 the radius is on a coarse grid
     assert (np.abs(got - want).max(0) <= 3e-7 * radius + 6e-8 / np.maximum(radius, 1e-9)).all()
-    assert np.abs(got).max() == pytest.approx(np.sqrt(2 * 63 * np.log(2)), rel=1e-6)      # 9.35
+    assert np.abs(got).max() == pytest.approx(np.sqrt(2 * 63 * np.log(2)), rel=1e-6)  # 9.35
 
 
 def test_normals_of_a_key():
-    """Where each normal comes from: tile, pair, half.  Never renumber: these are part of every recorded result."""
+    """Where each normal comes from: tile, pair, half.  Never renumber: these are part of every
+    recorded result."""
     key = jax.random.key(11)
     flat = np.asarray(normals(key, jnp.zeros(5 * TILE + 5)))
     first, second = exact(numpy_draw(philox.words(key), np.arange(3 * TILE), philox.NORMALS).T)
-    want = np.stack([first.reshape(3, TILE), second.reshape(3, TILE)], 1).ravel()[:flat.size]
+    want = np.stack([first.reshape(3, TILE), second.reshape(3, TILE)], 1).ravel()[: flat.size]
     np.testing.assert_allclose(flat, want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(normals(jax.random.key(0), jnp.zeros(3)), GOLDEN, atol=1e-6)
-    assert np.array_equal(normals(key, jnp.zeros(40)), flat[:40])                # position, not length
-    like = {"a": jnp.zeros((30, 17)), "b": jnp.zeros(()), "c": jnp.zeros((0, 4)), "d": jnp.zeros((2, 3, 129), jnp.bfloat16)}
+    assert np.array_equal(normals(key, jnp.zeros(40)), flat[:40])  # position, not length
+    like = {
+        "a": jnp.zeros((30, 17)),
+        "b": jnp.zeros(()),
+        "c": jnp.zeros((0, 4)),
+        "d": jnp.zeros((2, 3, 129), jnp.bfloat16),
+    }
     out = normals(key, like)
     assert jax.tree.map(jnp.shape, out) == jax.tree.map(jnp.shape, like)
     assert {x.dtype for x in jax.tree.leaves(out)} == {jnp.dtype(jnp.float32)}
     assert np.array_equal(np.concatenate([np.ravel(x) for x in jax.tree.leaves(out)]), flat)
     assert normals(key, {"a": jnp.zeros((0, 3))})["a"].shape == (0, 3)
-    assert np.array_equal(normals(key, jnp.zeros(9), "key"), jax.random.normal(key, (2 * TILE,))[:9])
+    assert np.array_equal(
+        normals(key, jnp.zeros(9), "key"), jax.random.normal(key, (2 * TILE,))[:9]
+    )
     mine = jax.random.key(11, impl=PHILOX)
-    assert np.array_equal(normals(mine, jnp.zeros(9), "key"), jax.random.normal(mine, (2 * TILE,))[:9])
+    assert np.array_equal(
+        normals(mine, jnp.zeros(9), "key"), jax.random.normal(mine, (2 * TILE,))[:9]
+    )
     assert not np.intersect1d(normals(mine, jnp.zeros(500)), flat).size
 
 
@@ -207,15 +266,17 @@ GOLDEN = [1.9241338, -0.0016903298, 1.0947169]
 
 
 def test_noise_is_drawn_once():
-    """Two normals cost one block, and one block only however many read them: XLA would compute a plain expression anew
-    for each half of a pair and for each reader, twice or four times the work, unseen."""
+    """Two normals cost one block, and one block only however many read them: XLA would compute a
+    plain expression anew for each half of a pair and for each reader, twice or four times the work,
+    unseen."""
+
     def products(noise, twice):
         def f(k, x):
             z = noise(k, x)
             return (x + z,) + ((3 * x * z).reshape(30, 100),) * twice
 
         text = jax.jit(f).lower(jax.random.key(0), jnp.ones(3000)).compile().as_text()
-        if noise is normals:                         # the pairs are in memory, so no reader computes them
+        if noise is normals:  # the pairs are in memory, so no reader computes them
             assert re.search(r"c64\[\d+\]\S* conditional\(", text), "the branch is gone"
         return sum(int(n) for n in re.findall(r"= u64\[(\d+)\]\S* multiply\(", text))
 
@@ -227,8 +288,8 @@ def test_noise_is_drawn_once():
 
 
 def test_upper_halves_of_products():
-    a, b = np.random.default_rng(0).integers(0, 2 ** 32, (2, 2000), dtype=np.uint64)
-    a[:4], b[:4] = (0, 2 ** 32 - 1, 2 ** 32 - 1, 2 ** 16), (5, 2 ** 32 - 1, 1, 2 ** 16)
+    a, b = np.random.default_rng(0).integers(0, 2**32, (2, 2000), dtype=np.uint64)
+    a[:4], b[:4] = (0, 2**32 - 1, 2**32 - 1, 2**16), (5, 2**32 - 1, 1, 2**16)
     high = philox._high(jnp.asarray(a, jnp.uint32), jnp.asarray(b, jnp.uint32))
     assert high.dtype == jnp.uint32 and np.array_equal(high, (a * b) >> np.uint64(32))
 
@@ -244,17 +305,23 @@ one = jax.jit(draw)(keys)
 spread = jax.jit(draw)(jax.device_put(keys, jax.NamedSharding(mesh, spec)))
 assert len(spread.sharding.device_set) == 4 and np.array_equal(spread, one), "jit"
 assert np.array_equal(jax.jit(jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec))(keys), one), "shard_map"
-"""
+"""  # noqa: E501
 
 
 def test_normals_on_several_devices():
     flags = "--xla_force_host_platform_device_count=4"
-    done = subprocess.run([sys.executable, "-c", DEVICES], env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu"),
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES],
+        env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu"),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-# --- statistics ----------------------------------------------------------------------------------------------------
+# --- statistics
+# --------------------------------------------------------------------------------------------------
+
 
 def two_sided(z):
     return float(2 * stats.norm.sf(abs(z)))
@@ -263,7 +330,7 @@ def two_sided(z):
 def moments(x):
     """E x^k up to the sixth."""
     of = stats.norm.moment
-    z = [(np.mean(x ** k) - of(k)) * np.sqrt(x.size / (of(2 * k) - of(k) ** 2)) for k in range(1, 7)]
+    z = [(np.mean(x**k) - of(k)) * np.sqrt(x.size / (of(2 * k) - of(k) ** 2)) for k in range(1, 7)]
     return min(1.0, 6 * two_sided(np.abs(z).max()))
 
 
@@ -274,7 +341,9 @@ def kolmogorov(x):
 def cells(*columns):
     """Chi-square of numbers in [0, 1) that should be uniform together."""
     count = 1024 if len(columns) == 1 else 64
-    place = functools.reduce(lambda p, u: p * count + (u * count).astype(int).clip(0, count - 1), columns, 0)
+    place = functools.reduce(
+        lambda p, u: p * count + (u * count).astype(int).clip(0, count - 1), columns, 0
+    )
     return stats.chisquare(np.bincount(place.ravel(), minlength=count ** len(columns))).pvalue
 
 
@@ -299,24 +368,32 @@ def lags(x):
     """Autocorrelation of a stream at every lag, of values and of squares."""
     half = x.shape[2] // 2
     worst = 0
-    for v in (x, (x ** 2 - 1) / np.sqrt(2)):
+    for v in (x, (x**2 - 1) / np.sqrt(2)):
         v = v.reshape(-1, 2 * half)
-        r = np.fft.irfft((np.abs(np.fft.rfft(v, axis=1)) ** 2).sum(0))[1:half + 1] / np.sqrt(v.size)
+        r = np.fft.irfft((np.abs(np.fft.rfft(v, axis=1)) ** 2).sum(0))[1 : half + 1] / np.sqrt(
+            v.size
+        )
         worst = max(worst, np.abs(r[:-1]).max(), abs(r[-1]) / np.sqrt(2))
     return min(1.0, 2 * half * two_sided(worst))
 
 
 def streams(x):
-    """Correlation of any two streams.  A sum of 4096 products has a heavier tail than a normal: 5 % at 7 sigma."""
+    """Correlation of any two streams.  A sum of 4096 products has a heavier tail than a normal: 5 %
+    at 7 sigma."""
     rows = x.reshape(-1, x.shape[2])
     corr = rows @ rows.T / np.sqrt(x.shape[2])
-    return min(1.0, len(rows) ** 2 / 2 * two_sided(np.abs(corr[np.triu_indices(len(rows), 1)]).max() / 1.05))
+    return min(
+        1.0,
+        len(rows) ** 2 / 2 * two_sided(np.abs(corr[np.triu_indices(len(rows), 1)]).max() / 1.05),
+    )
 
 
 def radius_and_angle(x):
     """Of a pair of Box & Muller."""
     tile = x.reshape(-1, 2, TILE)
-    return cells(np.exp(-(tile ** 2).sum(1) / 2), np.arctan2(tile[:, 1], tile[:, 0]) / (2 * np.pi) % 1)
+    return cells(
+        np.exp(-(tile**2).sum(1) / 2), np.arctan2(tile[:, 1], tile[:, 0]) / (2 * np.pi) % 1
+    )
 
 
 BATTERY = (moments, kolmogorov, bins, tails, neighbours, lags, streams, radius_and_angle)
@@ -325,31 +402,39 @@ BATTERY = (moments, kolmogorov, bins, tails, neighbours, lags, streams, radius_a
 def drawn(shape, draw=None, client=lambda c: c, step=lambda s: s):
     """Float64[clients, steps, normals] of addressed keys."""
     clients, steps, length = shape
-    draw = draw or (lambda key: normals(key, {"a": jnp.zeros(length // 4), "b": jnp.zeros((3, length // 4))}))
+    draw = draw or (
+        lambda key: normals(key, {"a": jnp.zeros(length // 4), "b": jnp.zeros((3, length // 4))})
+    )
     key = jax.random.key(20)
 
     def one(c, s):
         parts = draw(jax.random.fold_in(jax.random.fold_in(key, client(c)), step(s)))
         return jnp.concatenate([p.ravel() for p in jax.tree.leaves(parts)])
 
-    out = jax.jit(jax.vmap(lambda c: jax.lax.map(lambda s: one(c, s), jnp.arange(steps))))(jnp.arange(clients))
+    out = jax.jit(jax.vmap(lambda c: jax.lax.map(lambda s: one(c, s), jnp.arange(steps))))(
+        jnp.arange(clients)
+    )
     return np.asarray(out, np.float64)
 
 
 def by_words(change, rounds=10):
     """Normals from blocks that something is wrong with."""
+
     def draw(key):
         k = philox.words(key)
         index = jnp.arange(SMALL[2] // 2, dtype=jnp.uint32)
         parts = pair(*change(*philox.block((k[0], k[1]), (index ^ k[0], 1, k[2], k[3]), rounds)))
         return jnp.stack([p.reshape(-1, TILE) for p in parts], 1)
+
     return draw
 
 
 def test_normals_are_independent_and_normal():
     x = drawn(SHAPE)
     assert x.size > 4e6
-    assert all(check(x) > ALARM for check in BATTERY), {check.__name__: check(x) for check in BATTERY}
+    assert all(check(x) > ALARM for check in BATTERY), {
+        check.__name__: check(x) for check in BATTERY
+    }
 
 
 @functools.cache
@@ -362,9 +447,18 @@ WRONG = {
     "one stream for two steps": (streams, dict(step=lambda s: s % 15)),
     "two leaves alike": (lags, dict(draw=lambda k: [normals(k, jnp.zeros(2048))] * 2)),
     "two rounds": (neighbours, dict(draw=by_words(lambda *w: w, rounds=2))),
-    "radius from the angle's word": (radius_and_angle, dict(draw=by_words(lambda a, b, c, d: (b, b, c, d)))),
-    "a sign that is lost": (bins, dict(draw=by_words(lambda a, b, c, d: (a, b, c, d & jnp.uint32(1 << 31))))),
-    "a radius of ten bits": (tails, dict(draw=by_words(lambda a, b, c, d: (a | jnp.uint32(0x3FFFFF), b, c, d)))),
+    "radius from the angle's word": (
+        radius_and_angle,
+        dict(draw=by_words(lambda a, b, c, d: (b, b, c, d))),
+    ),
+    "a sign that is lost": (
+        bins,
+        dict(draw=by_words(lambda a, b, c, d: (a, b, c, d & jnp.uint32(1 << 31)))),
+    ),
+    "a radius of ten bits": (
+        tails,
+        dict(draw=by_words(lambda a, b, c, d: (a | jnp.uint32(0x3FFFFF), b, c, d))),
+    ),
     "half a percent too small": (moments, dict(draw=lambda k: 0.995 * normals(k, jnp.zeros(4096)))),
     "shifted": (kolmogorov, dict(draw=lambda k: 0.01 + normals(k, jnp.zeros(4096)))),
 }
@@ -377,7 +471,7 @@ def test_the_battery_refuses(name):
     assert check(drawn(SMALL, **options)) < ALARM
 
 
-def words_of(key, count=2 ** 20):
+def words_of(key, count=2**20):
     return np.asarray(jax.random.bits(key, (count,)))
 
 
@@ -386,27 +480,36 @@ def raw(words):
     n, out = words.size, {}
     ones = np.array([((words >> np.uint32(b)) & np.uint32(1)).sum() for b in range(32)])
     out["bits"] = min(1.0, 32 * two_sided(np.abs(ones - n / 2).max() / np.sqrt(n / 4)))
-    out["halves"] = min(stats.chisquare(np.bincount((words >> np.uint32(s)) & np.uint32(0xFFFF), minlength=65536)).pvalue
-                        for s in (0, 8, 16))
+    out["halves"] = min(
+        stats.chisquare(
+            np.bincount((words >> np.uint32(s)) & np.uint32(0xFFFF), minlength=65536)
+        ).pvalue
+        for s in (0, 8, 16)
+    )
     top = (words >> np.uint32(26)).astype(int).reshape(-1, 2)
     out["pairs"] = stats.chisquare(np.bincount(top[:, 0] * 64 + top[:, 1], minlength=4096)).pvalue
-    # Marsaglia's birthday spacings: 2^12 birthdays in a year of 2^32 days have Poisson(4) equal spacings
+    # Marsaglia's birthday spacings: 2^12 birthdays in a year of 2^32 days have Poisson(4) equal
+    # spacings
     spacings = np.sort(np.diff(np.sort(words.reshape(256, 4096).astype(np.int64), 1), axis=1), 1)
     equal, rate = (np.diff(spacings, axis=1) == 0).sum(), 256 * 4
-    out["birthdays"] = min(1.0, 2 * min(stats.poisson.cdf(equal, rate), stats.poisson.sf(equal - 1, rate)))
+    out["birthdays"] = min(
+        1.0, 2 * min(stats.poisson.cdf(equal, rate), stats.poisson.sf(equal - 1, rate))
+    )
     return out
 
 
 def test_raw_words():
     key = jax.random.key(1, impl=PHILOX)
-    first = jax.jit(jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), ())))(jnp.arange(2 ** 20))
-    children = data(jax.random.split(key, 2 ** 18)).ravel()
+    first = jax.jit(jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), ())))(
+        jnp.arange(2**20)
+    )
+    children = data(jax.random.split(key, 2**18)).ravel()
     for words in (words_of(key), np.asarray(first), children):
         bad = {name: p for name, p in raw(words).items() if not p > ALARM}
         assert not bad
-    count = np.arange(2 ** 20, dtype=np.uint32)
+    count = np.arange(2**20, dtype=np.uint32)
     assert raw(count * np.uint32(0x9E3779B1))["birthdays"] < ALARM
     assert raw(words_of(key) | np.uint32(count % 64 == 0))["bits"] < ALARM
-    assert raw(np.repeat(words_of(key, 2 ** 19), 2))["pairs"] < ALARM
-    few = numpy_block((1, 0), (count, 0, 0, 0), rounds=2).ravel()[:2 ** 20]
+    assert raw(np.repeat(words_of(key, 2**19), 2))["pairs"] < ALARM
+    few = numpy_block((1, 0), (count, 0, 0, 0), rounds=2).ravel()[: 2**20]
     assert min(raw(few).values()) < ALARM

@@ -1,4 +1,6 @@
-"""Noise once a round: the algorithm against a NumPy loop, its sensitivity on worst-case rows, and its epsilon."""
+"""Noise once a round: the algorithm against a NumPy loop, its sensitivity on worst-case rows, and
+its epsilon."""
+
 import functools
 
 import jax
@@ -9,7 +11,16 @@ from conftest import CLIENTS, SIZES, close, flat, make_federation, squared, star
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jfl.kernels.normals import normals
-from test_algorithms import ROUNDS, address, clip, draws, each_round, example_gradient, falling, run_jfl
+from test_algorithms import (
+    ROUNDS,
+    address,
+    clip,
+    draws,
+    each_round,
+    example_gradient,
+    falling,
+    run_jfl,
+)
 
 import jfl
 from jfl.core import records
@@ -26,28 +37,47 @@ def printed_std(round_, *, scale):
     return scale * falling(round_ * STEPS) ** 2
 
 
-NOISES = dict(number=lambda: jfl.gaussian(0.9), levels=lambda: jfl.gaussian(jnp.array(LEVELS)),
-              printed=lambda: jfl.gaussian(std=records.Fn(printed_std, dict(scale=50 * jnp.array(LEVELS)))))
+NOISES = dict(
+    number=lambda: jfl.gaussian(0.9),
+    levels=lambda: jfl.gaussian(jnp.array(LEVELS)),
+    printed=lambda: jfl.gaussian(std=records.Fn(printed_std, dict(scale=50 * jnp.array(LEVELS)))),
+)
 
 
 def std_of(noise, round_, client):
     if noise == "number":
         return 0.9 * 2 * CLIP
-    return LEVELS[client] * 2 * CLIP if noise == "levels" else 50 * LEVELS[client] * falling(round_ * STEPS) ** 2
+    return (
+        LEVELS[client] * 2 * CLIP
+        if noise == "levels"
+        else 50 * LEVELS[client] * falling(round_ * STEPS) ** 2
+    )
 
 
 def algorithm(noise="number", clip_steps="all", batch=None, **options):
     chain = jfl.chain(jfl.clip_l2(CLIP), jfl.total(), NOISES[noise]())
     return jfl.algorithms.output_perturbation(
-        jfl.grad(squared), chain, lr=falling, steps=STEPS, batch=batch or jfl.batches.without_replacement(3),
-        server_lr=0.9, clip_steps=clip_steps, **options)
+        jfl.grad(squared),
+        chain,
+        lr=falling,
+        steps=STEPS,
+        batch=batch or jfl.batches.without_replacement(3),
+        server_lr=0.9,
+        clip_steps=clip_steps,
+        **options,
+    )
 
 
 @functools.cache
 def outcome(noise, clip_steps):
     fed = make_federation()
-    plan = jfl.plan(fed, jfl.task(start_params(), squared), algorithm(noise, clip_steps),
-                    jfl.sampling.without_replacement(CLIENTS, 3), weights="size")
+    plan = jfl.plan(
+        fed,
+        jfl.task(start_params(), squared),
+        algorithm(noise, clip_steps),
+        jfl.sampling.without_replacement(CLIENTS, 3),
+        weights="size",
+    )
     key = jax.random.key(8)
     noise, run = run_jfl(key, plan)
     d = draws(key, noise, plan, jfl.batches.without_replacement(3), STEPS, 4)
@@ -58,14 +88,18 @@ def outcome(noise, clip_steps):
 @jax.jit
 def once_a_round(noise, ids, turn):
     """The normals at the address of (round, client), without a step."""
+
     def one(r, ids, turn):
         base = stream(noise, Stream.ROWS, r)
         return jax.vmap(lambda i, turn: normals(address(base, i, turn), jnp.zeros(4)))(ids, turn)
+
     return each_round(one, ids, turn)
 
 
 def run_numpy(noise, clip_steps, d, noises, fed, wrong=""):
-    x, y, index = (np.asarray(v, np.float64 if i < 2 else int) for i, v in enumerate((fed.x, fed.y, fed.index)))
+    x, y, index = (
+        np.asarray(v, np.float64 if i < 2 else int) for i, v in enumerate((fed.x, fed.y, fed.index))
+    )
     w = flat(start_params())
     sizes = np.array(SIZES, float)
     for r in range(ROUNDS):
@@ -86,23 +120,36 @@ def run_numpy(noise, clip_steps, d, noises, fed, wrong=""):
     return w
 
 
-@pytest.mark.parametrize("noise, clip_steps", [("number", "all"), ("levels", "all"), ("printed", "all"), ("number", "last")])
+@pytest.mark.parametrize(
+    "noise, clip_steps",
+    [("number", "all"), ("levels", "all"), ("printed", "all"), ("number", "last")],
+)
 def test_equals_numpy(noise, clip_steps):
     d, noises, run, fed = outcome(noise, clip_steps)
-    close(flat(run.server.params), run_numpy(noise, clip_steps, d, noises, fed), rtol=2e-5, atol=3e-6)
+    close(
+        flat(run.server.params), run_numpy(noise, clip_steps, d, noises, fed), rtol=2e-5, atol=3e-6
+    )
 
 
-@pytest.mark.parametrize("noise, wrong", [("number", "last_only"), ("number", "gradient_space"), ("levels", "shared")])
+@pytest.mark.parametrize(
+    "noise, wrong", [("number", "last_only"), ("number", "gradient_space"), ("levels", "shared")]
+)
 def test_a_wrong_loop_disagrees(noise, wrong):
     d, noises, run, fed = outcome(noise, "all")
     with pytest.raises(AssertionError):
-        close(flat(run.server.params), run_numpy(noise, "all", d, noises, fed, wrong), rtol=2e-5, atol=3e-6)
+        close(
+            flat(run.server.params),
+            run_numpy(noise, "all", d, noises, fed, wrong),
+            rtol=2e-5,
+            atol=3e-6,
+        )
 
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.1, 1.0, 100.0]))
 def test_no_row_moves_the_upload_further_than_its_noise_assumes(seed, scale):
-    """2 G (sum of learning rates) covers a change of one row; 0.9 of it does not cover the worst one."""
+    """2 G (sum of learning rates) covers a change of one row; 0.9 of it does not cover the worst
+    one."""
     assert moved(seed, scale) <= 2 * CLIP * SUM * (1 + 1e-5)
 
 
@@ -118,7 +165,11 @@ SUM = sum(falling(s) for s in range(STEPS))
 @functools.cache
 def _upload():
     plan = _silent_plan()
-    return jax.jit(lambda fed: flat_tree(one_round(jfl.init(jax.random.key(0), plan), replace(plan, fed))[0].server.params))
+    return jax.jit(
+        lambda fed: flat_tree(
+            one_round(jfl.init(jax.random.key(0), plan), replace(plan, fed))[0].server.params
+        )
+    )
 
 
 def flat_tree(t):
@@ -127,13 +178,16 @@ def flat_tree(t):
 
 def replace(plan, fed):
     import dataclasses
+
     return dataclasses.replace(plan, fed=fed)
 
 
 @functools.cache
 def _silent_plan():
     chain = jfl.chain(jfl.clip_l2(CLIP), jfl.total())
-    alg = jfl.algorithms.output_perturbation(jfl.grad(squared), chain, lr=falling, steps=STEPS, batch=jfl.batches.full())
+    alg = jfl.algorithms.output_perturbation(
+        jfl.grad(squared), chain, lr=falling, steps=STEPS, batch=jfl.batches.full()
+    )
     fed = make_federation(sizes=(4,))
     return jfl.plan(fed, jfl.task(start_params(), squared), alg, jfl.sampling.full(1))
 
@@ -154,23 +208,37 @@ def moved(seed, scale, opposite=False):
 
 def replace_rows(fed, x, y):
     import dataclasses
+
     return dataclasses.replace(fed, x=jnp.asarray(x), y=jnp.asarray(y))
 
 
-# --- epsilon -------------------------------------------------------------------------------------------------------
+# --- epsilon
+# --------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("batch, rate", [
-    (jfl.batches.without_replacement(2), 1 - (1 - 2 / 5) ** STEPS), (jfl.batches.with_replacement(2), 1 - (4 / 5) ** (2 * STEPS)),
-    (jfl.batches.epochs(1), STEPS / 5), (jfl.batches.epochs(2), 1.0), (jfl.batches.full(), 1.0),
-    (jfl.batches.poisson(rate=0.25, capacity=9), 1 - 0.75 ** STEPS)],
-    ids=["without", "with", "epochs", "more_than_an_epoch", "full", "poisson"])
+
+@pytest.mark.parametrize(
+    "batch, rate",
+    [
+        (jfl.batches.without_replacement(2), 1 - (1 - 2 / 5) ** STEPS),
+        (jfl.batches.with_replacement(2), 1 - (4 / 5) ** (2 * STEPS)),
+        (jfl.batches.epochs(1), STEPS / 5),
+        (jfl.batches.epochs(2), 1.0),
+        (jfl.batches.full(), 1.0),
+        (jfl.batches.poisson(rate=0.25, capacity=9), 1 - 0.75**STEPS),
+    ],
+    ids=["without", "with", "epochs", "more_than_an_epoch", "full", "poisson"],
+)
 def test_a_row_is_protected_by_its_absence_from_the_round(batch, rate, monkeypatch):
     monkeypatch.setattr(tightest, "takes", lambda *args: False)
     fed = make_federation(sizes=(5,) * CLIENTS)
-    plan = jfl.plan(fed, jfl.task(start_params(), squared), algorithm(batch=batch), jfl.sampling.full(CLIENTS))
+    plan = jfl.plan(
+        fed, jfl.task(start_params(), squared), algorithm(batch=batch), jfl.sampling.full(CLIENTS)
+    )
     g = jfl.guarantee(plan, 20, 1e-5)
     noise = events.gaussian(np.float32(0.9))
-    want = rdp_events.epsilon(events.repeat(events.touched(rate, noise) if rate < 1 else noise, 20), 1e-5)
+    want = rdp_events.epsilon(
+        events.repeat(events.touched(rate, noise) if rate < 1 else noise, 20), 1e-5
+    )
     assert (g.unit, g.adjacency, g.view) == ("example", "replace_one", "server")
     np.testing.assert_allclose(g.epsilon, want[0], rtol=1e-6)
 
@@ -178,12 +246,19 @@ def test_a_row_is_protected_by_its_absence_from_the_round(batch, rate, monkeypat
 def test_one_step_is_the_sampled_gaussian():
     """At one step of one batch the event is that of any noisy step."""
     noise = events.gaussian(1.3)
-    assert rdp_events.epsilon(events.touched(0.25, noise), 1e-5) == rdp_events.epsilon(events.without_replacement(1, 4, noise), 1e-5)
+    assert rdp_events.epsilon(events.touched(0.25, noise), 1e-5) == rdp_events.epsilon(
+        events.without_replacement(1, 4, noise), 1e-5
+    )
 
 
 def test_as_printed_proves_nothing():
     fed = make_federation()
-    plan = jfl.plan(fed, jfl.task(start_params(), squared), algorithm(clip_steps="last"), jfl.sampling.full(CLIENTS))
+    plan = jfl.plan(
+        fed,
+        jfl.task(start_params(), squared),
+        algorithm(clip_steps="last"),
+        jfl.sampling.full(CLIENTS),
+    )
     assert jfl.guarantee(plan, 5).epsilon == np.inf
 
 
@@ -196,7 +271,12 @@ def test_it_speaks_of_replaced_rows_only():
 def test_bad_arguments_are_refused():
     g, chain = jfl.grad(squared), jfl.chain(jfl.clip_l2(CLIP), jfl.total(), jfl.gaussian(1.0))
     make = jfl.algorithms.output_perturbation
-    for bad in (None, "noise", jfl.chain(jfl.total()), jfl.chain(jfl.clip_adaptive(1.0, 3), jfl.total())):
+    for bad in (
+        None,
+        "noise",
+        jfl.chain(jfl.total()),
+        jfl.chain(jfl.clip_adaptive(1.0, 3), jfl.total()),
+    ):
         with pytest.raises(ValueError, match="mechanism = chain"):
             make(g, bad)
     with pytest.raises(ValueError, match="without noise"):

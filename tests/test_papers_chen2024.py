@@ -1,4 +1,6 @@
-"""Chen et al., 2024: golden values, the claims that fail and where, and bounds against simulated runs."""
+"""Chen et al., 2024: golden values, the claims that fail and where, and bounds against simulated
+runs."""
+
 import itertools
 import math
 
@@ -20,17 +22,25 @@ def close(got, want, rel=1e-6):
     np.testing.assert_allclose(np.asarray(got), want, rtol=rel)
 
 
-# --- tCDP ------------------------------------------------------------------------------------------------------------
+# --- tCDP
+# --------------------------------------------------------------------------------------------------
+
 
 def test_gaussian_amplified_and_converted():
     rho = zcdp.gaussian(2 / 10, 6.766)
     close(rho, 4.36883868e-4, 1e-8)
     close(zcdp.tcdp_amplify(rho, 1 / 60).value, (1.57763619e-6, 2342.925), 1e-7)
-    for rho, omega, delta, want in ((0.01, 100, 1e-5, 0.6886140), (0.01, 5, 1e-5, 2.9282314), (1, 3, 1e-2, 5.3025851)):
+    for rho, omega, delta, want in (
+        (0.01, 100, 1e-5, 0.6886140),
+        (0.01, 5, 1e-5, 2.9282314),
+        (1, 3, 1e-2, 5.3025851),
+    ):
         close(privacy.lemma2(rho, omega, delta), want, 1e-7)
         printed = zcdp.tcdp_to_dp(rho, omega, delta, strict=False)
         fallback = rho * omega + math.log(1 / delta) / (omega - 1)
-        close(privacy.lemma2(rho, omega, delta), fallback if printed.failed else printed.value, 1e-12)
+        close(
+            privacy.lemma2(rho, omega, delta), fallback if printed.failed else printed.value, 1e-12
+        )
         assert float(zcdp.tcdp_to_dp_any(rho, omega, delta)) < want
     assert float(privacy.lemma2(0.0, math.inf, 1e-5)) == 0.0
     with pytest.raises(ValueError, match="omega > 1"):
@@ -47,7 +57,9 @@ def test_lemma2_is_the_best_order_up_to_omega(rho, omega, delta):
     assert best * (1 - 1e-4) <= float(privacy.lemma2(rho, omega, delta)) <= best * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("batch, rows, sigma", [(10, 600, 6.766), (50, 500, 3.315), (10, 100, 1.0), (10, 600, 0.5)])
+@pytest.mark.parametrize(
+    "batch, rows, sigma", [(10, 600, 6.766), (50, 500, 3.315), (10, 100, 1.0), (10, 600, 0.5)]
+)
 def test_lemma4_holds_and_is_loose(batch, rows, sigma):
     rho, q, z = float(zcdp.gaussian(2 / batch, sigma)), batch / rows, sigma * batch / 2
     small, omega = (float(v) for v in zcdp.tcdp_amplify(rho, q).value)
@@ -63,10 +75,21 @@ def test_theorem5_constants_of_a_client():
         close(rho, 26 * 3000 / (600 * sigma) ** 2, 1e-12)
         close(omega, (10 * sigma) ** 2 * math.log(60) / 8, 1e-12)
     # clip norm and noise together change nothing, and the batch is not in rho
-    close(privacy.dpnfl_tcdp(10, 300, 3.0, 10, 600, 21.0).value, privacy.dpnfl_tcdp(*MNIST, 7.0).value, 1e-12)
-    close(privacy.dpnfl_tcdp(10, 300, 1.0, 20, 600, 7.0).value[0], privacy.dpnfl_tcdp(*MNIST, 7.0).value[0], 1e-12)
+    close(
+        privacy.dpnfl_tcdp(10, 300, 3.0, 10, 600, 21.0).value,
+        privacy.dpnfl_tcdp(*MNIST, 7.0).value,
+        1e-12,
+    )
+    close(
+        privacy.dpnfl_tcdp(10, 300, 1.0, 20, 600, 7.0).value[0],
+        privacy.dpnfl_tcdp(*MNIST, 7.0).value[0],
+        1e-12,
+    )
     one = privacy.dpnfl_tcdp(1, 300, 1.0, 10, 600, 7.0).value
-    close(zcdp.tcdp_compose([float(one[0])] * 10, [float(one[1])] * 10), privacy.dpnfl_tcdp(*MNIST, 7.0).value)
+    close(
+        zcdp.tcdp_compose([float(one[0])] * 10, [float(one[1])] * 10),
+        privacy.dpnfl_tcdp(*MNIST, 7.0).value,
+    )
 
 
 def test_theorem5_does_not_calibrate():
@@ -80,7 +103,9 @@ def test_theorem5_does_not_calibrate():
     limit = privacy.theorem5_limit(10, 300, 10, 600)
     close(limit, 22.1776997, 1e-8)
     assert values[-1] < limit < values[-1] * (1 + 1e-9)
-    assert float(pairs[0][1]) > float(pairs[1][1]) > 0 and float(pairs[4][1]) == np.finfo(float).tiny
+    assert (
+        float(pairs[0][1]) > float(pairs[1][1]) > 0 and float(pairs[4][1]) == np.finfo(float).tiny
+    )
     # both come from Lemma 2 at its boundary
     rho, omega = privacy.dpnfl_tcdp(*MNIST, 0.5).value
     close(privacy.lemma2(rho, omega, float(pairs[0][1])), pairs[0][0], 1e-9)
@@ -94,9 +119,15 @@ def test_more_noise_is_more_privacy_at_a_delta_of_ones_own():
         assert (np.diff(privacy.dpnfl_epsilon(*MNIST, sigma, delta).value) < 0).all()
 
 
-@pytest.mark.parametrize("args, failed", [
-    ((10, 300, 1.0, 10, 50, 6.0), "rate <= 0.1"), ((10, 300, 1.0, 10, 600, math.sqrt(0.1)), "rho <= 0.1"),
-    ((10, 300, 1.0, 10, 7, 6.0), "batch <= rows"), ((10, 300, 1.0, 50, 500, 0.02), "rho <= 0.1")])
+@pytest.mark.parametrize(
+    "args, failed",
+    [
+        ((10, 300, 1.0, 10, 50, 6.0), "rate <= 0.1"),
+        ((10, 300, 1.0, 10, 600, math.sqrt(0.1)), "rho <= 0.1"),
+        ((10, 300, 1.0, 10, 7, 6.0), "batch <= rows"),
+        ((10, 300, 1.0, 50, 500, 0.02), "rho <= 0.1"),
+    ],
+)
 def test_preconditions(args, failed):
     for function in (privacy.dpnfl_tcdp, privacy.theorem5):
         with pytest.raises(ValueError, match=failed):
@@ -104,7 +135,8 @@ def test_preconditions(args, failed):
         assert failed in function(*args, strict=False).failed
     with pytest.raises(ValueError, match=failed):
         privacy.dpnfl_epsilon(*args, 1e-5)
-    # what comes instead holds: no sampling, the whole data of a client with fewer rows than the batch
+    # what comes instead holds: no sampling, the whole data of a client with fewer rows than the
+    # batch
     participations, steps, clip, batch, rows, sigma = args
     rho = participations * steps * 2 * (clip / (min(batch, rows) * sigma)) ** 2
     found = privacy.dpnfl_tcdp(*args, strict=False)
@@ -141,7 +173,9 @@ def test_many_clients_and_traces():
     assert traced.holds.tolist() == [True, False]
 
 
-# --- calibration -----------------------------------------------------------------------------------------------------
+# --- calibration
+# --------------------------------------------------------------------------------------------------
+
 
 def test_rho_star():
     close(privacy.rho_star(0.3, 1e-2), 0.0047328695, 1e-8)
@@ -149,8 +183,17 @@ def test_rho_star():
         close(privacy.lemma2(privacy.rho_star(epsilon, delta), math.inf, delta), epsilon, 1e-12)
 
 
-@pytest.mark.parametrize("args, sigma", [(MNIST, 6.7660), ((5, *MNIST[1:]), 4.7843), ((20, *MNIST[1:]), 9.5686),
-                                         ((50, *MNIST[1:]), 15.1293), (SVHN, 2.2641), (CIFAR, 3.3147)])
+@pytest.mark.parametrize(
+    "args, sigma",
+    [
+        (MNIST, 6.7660),
+        ((5, *MNIST[1:]), 4.7843),
+        ((20, *MNIST[1:]), 9.5686),
+        ((50, *MNIST[1:]), 15.1293),
+        (SVHN, 2.2641),
+        (CIFAR, 3.3147),
+    ],
+)
 def test_calibrated_noise(args, sigma):
     found = privacy.calibrate_sigma(0.3, 1e-2, *args)
     close(found.value, sigma, 2e-5)
@@ -170,26 +213,58 @@ def test_calibration_adds_noise_until_lemma2_applies():
     omega = float(privacy.dpnfl_tcdp(*args, sigma).value[1])
     close((omega - 1) ** 2 * rho, math.log(100), 1e-9)
     assert (omega - 1) ** 2 * rho >= math.log(100)
-    assert float(privacy.dpnfl_epsilon(*args, plain, 1e-2).value) > 0.3 > float(
-        privacy.dpnfl_epsilon(*args, sigma, 1e-2).value)
+    assert (
+        float(privacy.dpnfl_epsilon(*args, plain, 1e-2).value)
+        > 0.3
+        > float(privacy.dpnfl_epsilon(*args, sigma, 1e-2).value)
+    )
 
 
 def test_calibration_says_what_fails():
     with pytest.raises(ValueError, match="rate <= 0.1"):
         privacy.calibrate_sigma(0.3, 1e-2, 10, 50, 1.0, 50, 499)
-    found = privacy.calibrate_sigma(0.3, 1e-2, 10, 50, 1.0, 50, np.array([732, 499, 20]), strict=False)
+    found = privacy.calibrate_sigma(
+        0.3, 1e-2, 10, 50, 1.0, 50, np.array([732, 499, 20]), strict=False
+    )
     assert found.holds.tolist() == [True, False, False] and "batch <= rows" in found.failed
     close(found.value[0], 2.2641, 2e-5)
 
 
-# --- side by side ----------------------------------------------------------------------------------------------------
+# --- side by side
+# --------------------------------------------------------------------------------------------------
 
-TABLE = [(MNIST, 6.766, {"tcdp": (0.300, 0.472), "rdp_refined": (0.052, 0.195), "rdp_crude": (0.464, 1.307),
-                         "no_amplification": (6.22, 9.08)}),
-         (SVHN, 2.264, {"tcdp": (0.300, 0.472), "rdp_refined": (0.052, 0.197), "rdp_crude": (1.22, 3.08),
-                        "no_amplification": (1.28, 1.97)}),
-         (CIFAR, 3.315, {"tcdp": (0.300, 0.472), "rdp_refined": (0.052, 0.197), "rdp_crude": (1.85, 4.46),
-                         "no_amplification": (0.855, 1.331)})]
+TABLE = [
+    (
+        MNIST,
+        6.766,
+        {
+            "tcdp": (0.300, 0.472),
+            "rdp_refined": (0.052, 0.195),
+            "rdp_crude": (0.464, 1.307),
+            "no_amplification": (6.22, 9.08),
+        },
+    ),
+    (
+        SVHN,
+        2.264,
+        {
+            "tcdp": (0.300, 0.472),
+            "rdp_refined": (0.052, 0.197),
+            "rdp_crude": (1.22, 3.08),
+            "no_amplification": (1.28, 1.97),
+        },
+    ),
+    (
+        CIFAR,
+        3.315,
+        {
+            "tcdp": (0.300, 0.472),
+            "rdp_refined": (0.052, 0.197),
+            "rdp_crude": (1.85, 4.46),
+            "no_amplification": (0.855, 1.331),
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize("args, sigma, want", TABLE)
@@ -199,7 +274,10 @@ def test_table_of_bounds(args, sigma, want):
         for name, values in want.items():
             close(found[name], values[i], 1e-2)
         assert 2.3 < found["tcdp"] / found["rdp_refined"] < 6 and found["tcdp"] < found["rdp_crude"]
-        assert found["tight"] < 0.5 * found["rdp_refined"] and found["gaussian_exact"] < found["no_amplification"]
+        assert (
+            found["tight"] < 0.5 * found["rdp_refined"]
+            and found["gaussian_exact"] < found["no_amplification"]
+        )
         assert privacy.best_epsilon(*args, sigma, delta) == (found["tight"], "tight")
 
 
@@ -208,13 +286,21 @@ def test_refined_series():
 
 
 def test_what_each_bound_needs():
-    """Remark 6 compares with the crude bound; the refined one needs a third of the noise of tCDP, ours a seventh."""
+    """Remark 6 compares with the crude bound; the refined one needs a third of the noise of tCDP,
+    ours a seventh."""
     need = privacy.noise_needed(0.3, 1e-2, *MNIST)
-    assert 6 * need["tight"] < 3 * need["rdp_refined"] < need["tcdp"] < need["rdp_crude"] / 5 < need["gaussian_exact"]
+    assert (
+        6 * need["tight"]
+        < 3 * need["rdp_refined"]
+        < need["tcdp"]
+        < need["rdp_crude"] / 5
+        < need["gaussian_exact"]
+    )
     for name, sigma in need.items():
         less = privacy.compare(*MNIST, sigma * (1 - 1e-5), 1e-2)[name]
         assert privacy.compare(*MNIST, sigma, 1e-2)[name] <= 0.3 * (1 + 1e-12) < less, name
-    # the crude bound does not vanish with more noise: it waits until nothing can be seen at all, or for ever
+    # the crude bound does not vanish with more noise: it waits until nothing can be seen at all, or
+    # for ever
     assert 36_000 < privacy.noise_needed(0.3, 1e-5, *MNIST)["rdp_crude"] < 37_000
     assert privacy.noise_needed(0.02, 1e-5, 10, 400, 1.0, 50, 500)["rdp_crude"] == math.inf
 
@@ -242,27 +328,56 @@ def test_sensitivity(batch, clip, seed):
 
 
 def test_sensitivity_is_reached():
-    assert privacy.minibatch_sensitivity(1.5, 4) == 0.75 == 2 * privacy.minibatch_sensitivity(1.5, 4, "add_remove")
+    assert (
+        privacy.minibatch_sensitivity(1.5, 4)
+        == 0.75
+        == 2 * privacy.minibatch_sensitivity(1.5, 4, "add_remove")
+    )
     with pytest.raises(ValueError, match="adjacency"):
         privacy.minibatch_sensitivity(1.0, 4, "replace")
     assert privacy.covered("without_replacement", "replace_one")
-    assert not privacy.covered("poisson", "replace_one") and not privacy.covered("without_replacement", "add_remove")
+    assert not privacy.covered("poisson", "replace_one") and not privacy.covered(
+        "without_replacement", "add_remove"
+    )
 
 
-# --- how often a client takes part -----------------------------------------------------------------------------------
+# --- how often a client takes part
+# -----------------------------------------------------------------------------------
+
 
 def test_participation_quantiles():
     bound = privacy.participation_bound
-    assert [bound("quantile", t, 100, 10, beta=1e-6) for t in (50, 100, 200, 500)] == [20, 30, 47, 91]
-    assert [bound("quantile", t, 100, 10, beta=1e-4) for t in (50, 100, 200, 500)] == [17, 27, 43, 85]
-    assert [bound("expected_as_paper", t, 100, 10) for t in (100, 200, 500, 101)] == [10, 20, 50, 11]
+    assert [bound("quantile", t, 100, 10, beta=1e-6) for t in (50, 100, 200, 500)] == [
+        20,
+        30,
+        47,
+        91,
+    ]
+    assert [bound("quantile", t, 100, 10, beta=1e-4) for t in (50, 100, 200, 500)] == [
+        17,
+        27,
+        43,
+        85,
+    ]
+    assert [bound("expected_as_paper", t, 100, 10) for t in (100, 200, 500, 101)] == [
+        10,
+        20,
+        50,
+        11,
+    ]
     assert participation.tail(30, 100, 0.1) <= 1e-8 < participation.tail(29, 100, 0.1)
     share = np.array([0.001, 0.01, 0.2, 1.0])
     most = bound("quantile", 200, 100, 10, "md", share)
     for k, p in zip(most, 1 - (1 - share) ** 10):
-        assert participation.tail(k, 200, p) <= 1e-8 and (k == 200 or participation.tail(k - 1, 200, p) > 1e-8)
+        assert participation.tail(k, 200, p) <= 1e-8 and (
+            k == 200 or participation.tail(k - 1, 200, p) > 1e-8
+        )
     assert most[-1] == 200 and bound("quantile", 200, 100, 10, "md") == most[1]
-    assert bound("quantile", 200, 100, 10, "first_r_responders") == 200 == bound("quantile", 200, 10, 10)
+    assert (
+        bound("quantile", 200, 100, 10, "first_r_responders")
+        == 200
+        == bound("quantile", 200, 10, 10)
+    )
 
 
 def test_participation_told():
@@ -273,8 +388,12 @@ def test_participation_told():
     for kind, value in (("realised", 21), ("realised", None), ("cap", -1), ("cap", 2.5)):
         with pytest.raises(ValueError, match="given"):
             bound(kind, 20, given=value)
-    for options in (dict(kind="mean"), dict(kind="quantile", draw="poisson"), dict(kind="quantile", per_round=5),
-                    dict(kind="quantile", draw="md", share=1.5)):
+    for options in (
+        dict(kind="mean"),
+        dict(kind="quantile", draw="poisson"),
+        dict(kind="quantile", per_round=5),
+        dict(kind="quantile", draw="md", share=1.5),
+    ):
         with pytest.raises(ValueError):
             bound(**{"rounds": 20, **options})
 
@@ -289,13 +408,20 @@ def test_the_mean_is_no_bound():
 def test_claims_are_listed():
     for module, least in ((privacy, 10), (theory, 14)):
         listed = claims.of(module)
-        assert len(listed) >= least and all(c.verdict in claims.VERDICTS and c.place and c.why for c in listed)
+        assert len(listed) >= least and all(
+            c.verdict in claims.VERDICTS and c.place and c.why for c in listed
+        )
     verdicts = {c.function.__name__: c.verdict for m in (privacy, theory) for c in claims.of(m)}
     assert verdicts["theorem3"] == verdicts["noise_needed"] == verdicts["covered"] == "unsound"
-    assert verdicts["theorem2"] == "vacuous" and verdicts["theorem5"] == verdicts["theorem1"] == "conditional"
+    assert (
+        verdicts["theorem2"] == "vacuous"
+        and verdicts["theorem5"] == verdicts["theorem1"] == "conditional"
+    )
 
 
-# --- sampling and aggregation ----------------------------------------------------------------------------------------
+# --- sampling and aggregation
+# ----------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("n, r", [(5, 1), (5, 2), (5, 4), (5, 5), (1, 1), (4, 3)])
 def test_all_cohorts(n, r):
@@ -310,11 +436,17 @@ def test_all_cohorts(n, r):
     assert energy <= theory.cohort_energy_bound(updates, p, r) * (1 + 1e-12)
     biased = np.array([theory.aggregate(updates, p, c, "fedavg_biased") for c in cohorts])
     np.testing.assert_allclose(biased, each * (r / n), rtol=1e-12)
-    drawn = [(np.array(c), np.prod(p[list(c)])) for c in itertools.product(range(n), repeat=r) if n**r < 700]
+    drawn = [
+        (np.array(c), np.prod(p[list(c)]))
+        for c in itertools.product(range(n), repeat=r)
+        if n**r < 700
+    ]
     if drawn:
         md = sum(weight * theory.aggregate(updates, p, c, "md") for c, weight in drawn)
         np.testing.assert_allclose(md, full, atol=1e-12)
-    normalised = np.mean([theory.aggregate(updates, p, c, "fedavg_normalised") for c in cohorts], axis=0)
+    normalised = np.mean(
+        [theory.aggregate(updates, p, c, "fedavg_normalised") for c in cohorts], axis=0
+    )
     assert np.allclose(normalised, full) is (r == n)
     close(theory.aggregate(np.ones((n, 3)), p, cohorts[0], "fedavg_normalised"), 1.0, 1e-12)
 
@@ -326,7 +458,8 @@ def test_energy_bound_is_reached():
     close(theory.cohort_energy_bound(updates, p, 1), 15.0, 1e-12)
 
 
-# --- golden values of the theorems -----------------------------------------------------------------------------------
+# --- golden values of the theorems
+# -----------------------------------------------------------------------------------
 
 ONE = theory.Constants(100, 10, 5, 1.0, 1.0, 2.0, 0.1, variance_2=0.5, objective_gap=0.3, dim=10)
 TWO = theory.Constants(100, 10, 50, 1.0, 1.0, 2.0, dissimilarity_2=0.3)
@@ -353,9 +486,11 @@ def test_theorem1_follows_from_ours(ratio, steps):
 
 
 def test_theorem1_fails_for_few_of_many_clients():
-    """One client has all the weight and the same objective |w|^2 / 2 as the others; no noise, one step, r = 1.
+    """One client has all the weight and the same objective |w|^2 / 2 as the others; no noise, one
+    step, r = 1.
 
-    The second moment of w is m' = (1 - 2 a + n a^2) m, and G^2 is its maximum: the gap is above the printed bound.
+    The second moment of w is m' = (1 - 2 a + n a^2) m, and G^2 is its maximum: the gap is above the
+    printed bound.
     """
     clients, moments = 450, [1e-40]
     plain = theory.Constants(clients, 1, 1, 1.0, 1.0, strong_convexity=1.0)
@@ -367,14 +502,18 @@ def test_theorem1_fails_for_few_of_many_clients():
     printed = theory.theorem1(plain, worst, moments[0], strict=False)
     assert printed.failed == ("4 C <= H, with C that of theorem1_ours",)
     assert moments[worst] / 2 > 1.1 * printed.value
-    assert moments[worst] / 2 < theory.theorem1_ours(plain, worst, moments[0]).value < 20 * moments[worst] / 2
+    assert (
+        moments[worst] / 2
+        < theory.theorem1_ours(plain, worst, moments[0]).value
+        < 20 * moments[worst] / 2
+    )
 
 
 def test_theorem2():
     close(theory.theorem2_constants(TWO, 1e-4), (0.0022475625, 0.1848), 1e-9)
     found = theory.theorem2(TWO, 100, 2.3, 1e-4, strict=False)
     close(found.value, 92.45572, 1e-7)
-    assert found.failed == ("lr < 1 / (200 tau L)",)      # at the border
+    assert found.failed == ("lr < 1 / (200 tau L)",)  # at the border
     close(theory.theorem2_ours(TWO, 100, 2.3, 1e-4), 9.304052, 1e-7)
     edge = 1e-4 * (1 - 1e-9)
     assert theory.theorem2(TWO._replace(clients=99.69, per_round=1), 100, 2.3, edge).failed == ()
@@ -382,7 +521,9 @@ def test_theorem2():
         theory.theorem2(TWO._replace(clients=99.71, per_round=1), 100, 2.3, edge)
 
 
-@given(st.floats(1, 60), st.integers(1, 500), st.floats(1e-4, 0.99), st.floats(0, 10), st.floats(0, 10))
+@given(
+    st.floats(1, 60), st.integers(1, 500), st.floats(1e-4, 0.99), st.floats(0, 10), st.floats(0, 10)
+)
 @settings(max_examples=60)
 def test_theorem2_is_never_better_than_nothing(ratio, steps, part, noise, gamma):
     c = theory.Constants(ratio, 1, steps, 3.0, 0.7, noise, dissimilarity_2=gamma)
@@ -408,15 +549,24 @@ def test_theorem3_has_no_hypotheses():
     r = np.random.default_rng(3)
     size = 200_000
     log = lambda low, high: 10 ** r.uniform(low, high, size)
-    c = theory.Constants(100, 10, r.integers(1, 30, size), log(-4, 4), log(-4, 6), strong_convexity=log(-4, 4),
-                         dim=r.integers(1, 30, size))
+    c = theory.Constants(
+        100,
+        10,
+        r.integers(1, 30, size),
+        log(-4, 4),
+        log(-4, 6),
+        strong_convexity=log(-4, 4),
+        dim=r.integers(1, 30, size),
+    )
     beta2, adaptivity = r.uniform(0, 1, size), log(-6, 1)
     (a, b), (low, high) = theory.theorem3_intervals(c, beta2, adaptivity)
-    assert (a <= b).mean() > 0.01 and (low <= high).mean() > 0.01   # each can be had
+    assert (a <= b).mean() > 0.01 and (low <= high).mean() > 0.01  # each can be had
     assert not ((a <= b) & (low <= high)).any()
     # the algebra: sqrt(G / L) lies above one and below the other
     above, below = 4 * c.steps * np.sqrt(c.dim / beta2), 4 * beta2 / (3 * c.dim * c.steps)
-    assert (above > below).all() and np.allclose(above / below, 3 * c.dim**1.5 * c.steps**2 / beta2**1.5)
+    assert (above > below).all() and np.allclose(
+        above / below, 3 * c.dim**1.5 * c.steps**2 / beta2**1.5
+    )
     root = np.sqrt(c.gradient_bound / c.smoothness)
     assert ((a <= b) == (root >= above)).all() and not ((low <= high) & (root > below)).any()
     # and would not help: 30 G^2 / L stays, where G^2 / (2 lambda) is trivial
@@ -429,17 +579,30 @@ def test_theorem4():
     lr, server_lr, beta2, pi, rounds, gap = 1e-3, 0.5, 0.81, 0.1, 50, 7.0
     spread = 9 + 1.5 + 6 * 4 * 0.25
     first = gap / (lr * server_lr * 4 * rounds)
-    other = (3 + 0.5 * 2) * 4 * (6 * 4 * lr * 10.5 / pi**2 + lr * spread / pi**2 + 6 * 4 * lr * 0.25 / pi**2)
+    other = (
+        (3 + 0.5 * 2)
+        * 4
+        * (6 * 4 * lr * 10.5 / pi**2 + lr * spread / pi**2 + 6 * 4 * lr * 0.25 / pi**2)
+    )
     factor = 0.9 * lr * 4 * 3 / 3 + pi
-    want = {"printed": factor * (first + spread / (4 * pi) + other),
-            "unloosened": factor * (first + 5 * lr**2 * 4 * 4 * spread / (2 * pi) + other)}
+    want = {
+        "printed": factor * (first + spread / (4 * pi) + other),
+        "unloosened": factor * (first + 5 * lr**2 * 4 * 4 * spread / (2 * pi) + other),
+    }
     for variant in theory.VARIANTS:
-        found = theory.theorem4_order(c, rounds, gap, lr, server_lr, beta2, pi, variant, constant=3.0, strict=False)
+        found = theory.theorem4_order(
+            c, rounds, gap, lr, server_lr, beta2, pi, variant, constant=3.0, strict=False
+        )
         close(found.value, 3 * want[variant], 1e-12)
         assert found.failed == ("lr <= pi r / (80 n tau (G + server_lr L))",)
     with pytest.raises(ValueError, match="lr <= 1 /"):
         theory.theorem4_order(c, rounds, gap, 1.0, server_lr, beta2, pi)
-    assert theory.theorem4_order(c, rounds, gap, pi / (80 * 4 * 4 * 4) * 0.999, server_lr, beta2, pi).failed == ()
+    assert (
+        theory.theorem4_order(
+            c, rounds, gap, pi / (80 * 4 * 4 * 4) * 0.999, server_lr, beta2, pi
+        ).failed
+        == ()
+    )
 
 
 def test_remark4_has_a_term_that_stays():
@@ -448,8 +611,11 @@ def test_remark4_has_a_term_that_stays():
     floor = (9 + 1.5 + 6 * 4 * 0.25) / 4
     assert floor < at(1e14, "printed") < 1.01 * floor
     close(at(1e14, "unloosened") * 100, at(1e10, "unloosened"), 1e-2)
-    close(theory.remark4(c, 1e10, 7.0, 0.99, 0.1).value,
-          theory.theorem4_order(c, 1e10, 7.0, 1 / (2 * 4 * 1e5), math.sqrt(20), 0.99, 0.1).value, 1e-12)
+    close(
+        theory.remark4(c, 1e10, 7.0, 0.99, 0.1).value,
+        theory.theorem4_order(c, 1e10, 7.0, 1 / (2 * 4 * 1e5), math.sqrt(20), 0.99, 0.1).value,
+        1e-12,
+    )
     with pytest.raises(ValueError, match="server_lr L"):
         theory.remark4(c, 100, 7.0, 0.99, 0.1)
 
@@ -459,19 +625,28 @@ def test_remarks_about_what_bounds_grow_with():
     for name, value in larger.items():
         more = ONE._replace(**{name: value})
         assert theory.theorem1(more, 100, 1.0).value > theory.theorem1(ONE, 100, 1.0).value
-        assert theory.theorem3_constant(more, 0.99, 0.1) > theory.theorem3_constant(ONE, 0.99, 0.1) or name[0] == "g"
+        assert (
+            theory.theorem3_constant(more, 0.99, 0.1) > theory.theorem3_constant(ONE, 0.99, 0.1)
+            or name[0] == "g"
+        )
     # the step sizes of Theorem 1 make it fall as 1 / T
     close(theory.theorem1(ONE, 2e9, 1.0).value, theory.theorem1(ONE, 1e9, 1.0).value / 2, 1e-6)
     # more adaptivity lowers the constant of Theorem 3
     assert theory.theorem3_constant(ONE, 0.99, 0.2) < theory.theorem3_constant(ONE, 0.99, 0.1)
     for name, value in dict(dissimilarity_2=0.6, noise_2=4.0, per_round=5).items():
         more = TWO._replace(**{name: value})
-        assert theory.theorem2(more, 100, 2.3, 5e-5).value > theory.theorem2(TWO, 100, 2.3, 5e-5).value
-        assert theory.theorem4_order(more, 100, 2.3, 1e-7, 0.1, 0.99, 0.1).value > theory.theorem4_order(
-            TWO, 100, 2.3, 1e-7, 0.1, 0.99, 0.1).value
+        assert (
+            theory.theorem2(more, 100, 2.3, 5e-5).value > theory.theorem2(TWO, 100, 2.3, 5e-5).value
+        )
+        assert (
+            theory.theorem4_order(more, 100, 2.3, 1e-7, 0.1, 0.99, 0.1).value
+            > theory.theorem4_order(TWO, 100, 2.3, 1e-7, 0.1, 0.99, 0.1).value
+        )
 
 
-# --- bounds against runs ---------------------------------------------------------------------------------------------
+# --- bounds against runs
+# ---------------------------------------------------------------------------------------------
+
 
 class Quadratics:
     """f_i(w) = (w - c_i)' A_i (w - c_i) / 2 and runs of DPNFL on them, many at once."""
@@ -494,7 +669,8 @@ class Quadratics:
         return np.einsum("ij,...j->...i", self.mean, w - self.best)
 
     def run(self, seed, lr_of, rounds, steps, per_round, sigma, phi=0.3, repeats=300, begin=3.0):
-        """Losses and |grad f|^2 of each round [T + 1], the least G^2 along the run, and drift [T, steps]."""
+        """Losses and |grad f|^2 of each round [T + 1], the least G^2 along the run, and drift [T,
+        steps]."""
         r = np.random.default_rng(seed)
         clients, dim = self.c.shape
         w, seen, g2, drift = np.full((repeats, dim), begin), [], 0.0, []
@@ -504,7 +680,9 @@ class Quadratics:
             drift.append([])
             for _ in range(steps):
                 drift[-1].append(((v - w[:, None]) ** 2).sum(-1).mean(0).max())
-                g = np.einsum("nij,bnj->bni", self.a, v - self.c) + phi / math.sqrt(dim) * r.normal(size=v.shape)
+                g = np.einsum("nij,bnj->bni", self.a, v - self.c) + phi / math.sqrt(dim) * r.normal(
+                    size=v.shape
+                )
                 g2 = max(g2, (g**2).sum(-1).mean(0).max())
                 v = v - lr_of(t) * (g + sigma * r.normal(size=v.shape))
             cohort = np.argsort(r.random((repeats, clients)), axis=1)[:, :per_round]
@@ -514,17 +692,23 @@ class Quadratics:
         return gaps - self.loss(self.best), squares, g2, np.array(drift)
 
 
-@pytest.mark.parametrize("seed, per_round, steps, sigma", [(0, 2, 4, 0.5), (1, 1, 3, 2.0), (2, 6, 5, 0.0)])
+@pytest.mark.parametrize(
+    "seed, per_round, steps, sigma", [(0, 2, 4, 0.5), (1, 1, 3, 2.0), (2, 6, 5, 0.0)]
+)
 def test_bounds_hold_on_quadratics(seed, per_round, steps, sigma):
     q = Quadratics(seed)
     dim, rounds = 3, 60
-    plain = theory.Constants(6, per_round, steps, q.high, 1.0, dim * sigma**2, q.low, 0.09,
-                             objective_gap=q.loss(q.best))            # every f_i has minimum 0
+    plain = theory.Constants(
+        6, per_round, steps, q.high, 1.0, dim * sigma**2, q.low, 0.09, objective_gap=q.loss(q.best)
+    )  # every f_i has minimum 0
     lr_of = lambda t: theory.theorem1_lr(plain, t)
     gaps, _, g2, drift = q.run(seed, lr_of, rounds, steps, per_round, sigma)
     c = plain._replace(gradient_bound=math.sqrt(g2))
     distance = ((np.full(dim, 3.0) - q.best) ** 2).sum()
-    printed, ours = theory.theorem1(c, np.arange(1, 61), distance), theory.theorem1_ours(c, np.arange(1, 61), distance)
+    printed, ours = (
+        theory.theorem1(c, np.arange(1, 61), distance),
+        theory.theorem1_ours(c, np.arange(1, 61), distance),
+    )
     assert (gaps[1:] <= ours.value).all() and (ours.value <= printed.value).all()
     lr = lr_of(np.arange(rounds + 1))
     assert (drift.max(1) <= theory.drift_convex(c, lr)).all()
@@ -539,9 +723,13 @@ def test_bounds_hold_at_constant_rates(seed, per_round, steps, sigma):
     q = Quadratics(seed)
     for lr in (0.01, 1 / (8 * q.high * steps)):
         gaps, squares, g2, drift = q.run(seed, lambda t, lr=lr: lr, 60, steps, per_round, sigma)
-        apart = max((np.sum((np.einsum("nij,nj->ni", q.a, w - q.c) - q.grad(w)) ** 2, axis=1).max())
-                    for w in (np.full(3, 3.0), q.best))
-        c = theory.Constants(6, per_round, steps, q.high, math.sqrt(g2), 3 * sigma**2, client_dissimilarity_2=apart)
+        apart = max(
+            (np.sum((np.einsum("nij,nj->ni", q.a, w - q.c) - q.grad(w)) ** 2, axis=1).max())
+            for w in (np.full(3, 3.0), q.best)
+        )
+        c = theory.Constants(
+            6, per_round, steps, q.high, math.sqrt(g2), 3 * sigma**2, client_dissimilarity_2=apart
+        )
         means = np.cumsum(squares[:-1]) / np.arange(1, 61)
         assert (means <= theory.theorem2_ours(c, np.arange(1, 61), gaps[0], lr)).all()
         bound = theory.drift_nonconvex(c, lr, squares[:1])
@@ -553,7 +741,11 @@ def test_bounds_hold_at_constant_rates(seed, per_round, steps, sigma):
 def test_drift_golden():
     c = theory.Constants(10, 2, 3, 1.0, 2.0, 1.5, client_dissimilarity_2=0.5)
     close(theory.drift_convex(c, 0.1), 5 * 3 * 0.01 * (4 + 1.5 + 4 * 3 * 4), 1e-12)
-    close(theory.drift_nonconvex(c, 0.01, 2.0).value, 5 * 3 * 1e-4 * (5.5 + 9) + 30 * 9 * 1e-4 * 2, 1e-12)
+    close(
+        theory.drift_nonconvex(c, 0.01, 2.0).value,
+        5 * 3 * 1e-4 * (5.5 + 9) + 30 * 9 * 1e-4 * 2,
+        1e-12,
+    )
 
 
 def test_theorem2_ours_needs_its_cohort_term():
@@ -566,14 +758,27 @@ def test_theorem2_ours_needs_its_cohort_term():
     assert moments[-1] > moments[0] and np.mean(moments[:-1]) <= bound
 
 
-# --- reported --------------------------------------------------------------------------------------------------------
+# --- reported
+# --------------------------------------------------------------------------------------------------
+
 
 def test_reported_numbers():
-    apart = {s: row["NonPrivate"][0] - max(row[a][0] for a in theory.ALGORITHMS[:4]) for s, row in theory.TABLE2.items()}
+    apart = {
+        s: row["NonPrivate"][0] - max(row[a][0] for a in theory.ALGORITHMS[:4])
+        for s, row in theory.TABLE2.items()
+    }
     ahead = {s: row["AdDPNFL"][0] - row["DPSCAFFOLD"][0] for s, row in theory.TABLE2.items()}
     assert min(apart, key=apart.get) == "Synthetic(1,1)" and min(ahead, key=ahead.get) == "Dir(5)"
     close((min(apart.values()), min(ahead.values())), (5.54, 5.25), 1e-9)
-    for row in (*({a: v[0] for a, v in r.items()} for r in theory.TABLE2.values()), theory.FIGURE1_MNIST_BALANCED):
-        assert row["NonPrivate"] > row["AdDPNFL"] > row["DPNFL"] > max(row["DPFedAvg"], row["DPSCAFFOLD"])
+    for row in (
+        *({a: v[0] for a, v in r.items()} for r in theory.TABLE2.values()),
+        theory.FIGURE1_MNIST_BALANCED,
+    ):
+        assert (
+            row["NonPrivate"]
+            > row["AdDPNFL"]
+            > row["DPNFL"]
+            > max(row["DPFedAvg"], row["DPSCAFFOLD"])
+        )
     assert theory.FIGURE1_MNIST_BALANCED["NonPrivate"] == theory.NON_PRIVATE["mnist"]
     assert all(v["AdDPNFL"] > v["DPNFL"] for v in theory.FIGURE7_UNBALANCED.values())

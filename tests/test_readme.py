@@ -1,4 +1,5 @@
 """What the README says is so."""
+
 import json
 import os
 import pathlib
@@ -25,7 +26,13 @@ def test_the_ten_lines_run(monkeypatch, tmp_path):
     Over 32 seeds the accuracy is 0.86 with a deviation of 0.02 and a least one of 0.80.
     """
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    out = subprocess.run([sys.executable, "-c", blocks("python")[0]], capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    out = subprocess.run(
+        [sys.executable, "-c", blocks("python")[0]],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=tmp_path,
+    )
     assert out.returncode == 0, out.stderr
     accuracy, text = out.stdout.split("\n", 1)
     assert 0.6 <= float(accuracy) <= 1
@@ -49,20 +56,33 @@ for page, blocks in pages:
 jax, jfl, batch = namespace["jax"], namespace["jfl"], namespace["jfl"].batches.full()
 plan = jfl.plan(namespace["fed"], namespace["task"], namespace["fedavg"](namespace["grad"], batch=batch), jfl.sampling.full(clients=50))
 jax.eval_shape(lambda key: jfl.scan(jfl.init(key, plan), plan, jax.numpy.ones(1, int)), jax.random.key(0))
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.parametrize("docs, devices", [(False, 2), pytest.param(True, 8, marks=pytest.mark.slow)], ids=["README", "docs"])
+@pytest.mark.parametrize(
+    "docs, devices",
+    [(False, 2), pytest.param(True, 8, marks=pytest.mark.slow)],
+    ids=["README", "docs"],
+)
 def test_every_python_block_runs(docs, devices, monkeypatch, tmp_path):
-    """As pasted one after another, the README first; on several devices, which the pages speak of."""
+    """As pasted one after another, the README first; on several devices, which the pages speak
+    of."""
     flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={devices}"
     monkeypatch.setenv("XLA_FLAGS", flags.strip())
     pages = [("README.md", blocks("python"))]
     assert len(pages[0][1]) >= 3
     for page in sorted((ROOT / "docs").glob("*.md")) if docs else ():
-        pages.append((f"docs/{page.name}", re.findall(r"```python\n(.*?)```", page.read_text(), re.S)))
+        pages.append(
+            (f"docs/{page.name}", re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+        )
     (tmp_path / "blocks.json").write_text(json.dumps(pages))
-    out = subprocess.run([sys.executable, "-c", RUN, "blocks.json"], capture_output=True, text=True, timeout=900, cwd=tmp_path)
+    out = subprocess.run(
+        [sys.executable, "-c", RUN, "blocks.json"],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        cwd=tmp_path,
+    )
     assert out.returncode == 0, out.stderr[-4000:]
 
 
@@ -86,25 +106,40 @@ def named() -> list:
     found = set()
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = page.read_text()
-        code = re.findall(r"```python\n(.*?)```", text, re.S) + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
-        found |= {name for part in code for name in re.findall(r"(?<![\w./-])jfl(?:\.[A-Za-z_]\w*)+", part)}
+        code = re.findall(r"```python\n(.*?)```", text, re.S) + re.findall(
+            r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S)
+        )
+        found |= {
+            name
+            for part in code
+            for name in re.findall(r"(?<![\w./-])jfl(?:\.[A-Za-z_]\w*)+", part)
+        }
     return sorted(found)
 
 
 def test_every_name_resolves_after_a_bare_import():
     names = named()
-    assert len(names) > 30 and {"jfl.runs.tables.tidy", "jfl.papers", "jfl.papers.as_printed", "jfl.privacy.accountants.pld"} <= set(names)
-    out = subprocess.run([sys.executable, "-c", NAMES, json.dumps(names)], capture_output=True, text=True, check=True)
+    assert len(names) > 30 and {
+        "jfl.runs.tables.tidy",
+        "jfl.papers",
+        "jfl.papers.as_printed",
+        "jfl.privacy.accountants.pld",
+    } <= set(names)
+    out = subprocess.run(
+        [sys.executable, "-c", NAMES, json.dumps(names)], capture_output=True, text=True, check=True
+    )
     assert json.loads(out.stdout) == []
 
 
 def test_the_algorithm_shown_is_the_one_that_runs():
     source = (ROOT / "jfl" / "algorithms" / "fedavg.py").read_text()
     without_docstring = re.sub(r'    """Clients take.*?"""\n', "", source, flags=re.S)
-    without_docstring = re.sub(r"^@named\(.*\)\n", "", without_docstring, flags=re.M)       # jfl's own names; a user needs none
-    shown, = (b for b in blocks("python") if "def _init" in b)
-    assert shown[shown.index("def _init"):].strip() in without_docstring
-    above = shown[:shown.index("def _init")].split("\n")
+    without_docstring = re.sub(
+        r"^@named\(.*\)\n", "", without_docstring, flags=re.M
+    )  # jfl's own names; a user needs none
+    (shown,) = (b for b in blocks("python") if "def _init" in b)
+    assert shown[shown.index("def _init") :].strip() in without_docstring
+    above = shown[: shown.index("def _init")].split("\n")
     assert all(line.startswith(("import ", "from ")) for line in above if line)
 
 
@@ -131,7 +166,12 @@ def test_the_page_of_the_papers_is_of_the_committed_results():
         given = [c["verdict"] for e in found for c in e.verdicts]
         counts = " | ".join(map(str, [len(given), *map(given.count, collected.VERDICTS)]))
         assert f"| {paper} | {found[0].title.replace('_', chr(92) + '_')} | {counts} |" in page
-        assert all(f"{c['seen'][:20]}" in page.replace(chr(92), "") for e in found for c in e.verdicts if "|" not in c["seen"])
+        assert all(
+            f"{c['seen'][:20]}" in page.replace(chr(92), "")
+            for e in found
+            for c in e.verdicts
+            if "|" not in c["seen"]
+        )
     pictures = re.findall(r"\]\(<(papers_files/[^>]+)>\)", page)
     assert len(pictures) > 20 and all((results / p).exists() for p in pictures)
 
@@ -148,5 +188,10 @@ def test_every_file_named_exists():
 
 @pytest.mark.parametrize("command", ["demo", "train", "sweep", "epsilon", "calibrate", "list"])
 def test_every_command_helps(command):
-    out = subprocess.run([sys.executable, "-m", "jfl.cli", command, "--help"], capture_output=True, text=True, timeout=120)
+    out = subprocess.run(
+        [sys.executable, "-m", "jfl.cli", command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert out.returncode == 0 and "jfl " + command in out.stdout, out.stderr

@@ -1,8 +1,9 @@
 """Who takes part and which rows are used: the laws of the draws, and what they may not depend on.
 
-Laws are tested on the joint outcome (the whole subset, not one marginal), by chi-square with a false alarm in 1e6; the
-same test must reject a sampler that is slightly wrong.
+Laws are tested on the joint outcome (the whole subset, not one marginal), by chi-square with a
+false alarm in 1e6; the same test must reject a sampler that is slightly wrong.
 """
+
 import itertools
 import math
 
@@ -25,7 +26,9 @@ KEY = jax.random.key(2)
 def rejects(counts, probabilities):
     """True if the counts do not follow the probabilities; a false alarm in 1e6."""
     counts, p = np.asarray(counts, float), np.asarray(probabilities, float)
-    assert p.sum() == pytest.approx(1, abs=1e-6) and counts.sum() * p.min() > 5        # chi-square needs cells that are filled
+    assert (
+        p.sum() == pytest.approx(1, abs=1e-6) and counts.sum() * p.min() > 5
+    )  # chi-square needs cells that are filled
     expected = counts.sum() * p
     return stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), len(p) - 1) < ALARM
 
@@ -52,11 +55,18 @@ def subset_counts(seen, n, k):
     return found
 
 
-# --- clients -------------------------------------------------------------------------------------------------------
+# --- clients
+# --------------------------------------------------------------------------------------------------
+
 
 def test_full_takes_everyone():
     c = draw_clients(sampling.full(CLIENTS), 3)
-    assert (c.ids == np.arange(CLIENTS)).all() and (c.count == 1).all() and (c.turn == 0).all() and (c.overflow == 0).all()
+    assert (
+        (c.ids == np.arange(CLIENTS)).all()
+        and (c.count == 1).all()
+        and (c.turn == 0).all()
+        and (c.overflow == 0).all()
+    )
 
 
 def test_without_replacement_is_uniform_over_subsets():
@@ -73,14 +83,22 @@ def test_without_replacement_is_uniform_over_subsets():
 
 def _poisson_patterns(rate, clients):
     k = np.array([bin(i).count("1") for i in range(1 << clients)])
-    return rate ** k * (1 - rate) ** (clients - k)
+    return rate**k * (1 - rate) ** (clients - k)
 
 
 def test_poisson_is_independent_at_its_rate():
-    """All 2^5 patterns at once: rates and independence.  A rate that is 2 per cent off must be seen."""
+    """All 2^5 patterns at once: rates and independence.  A rate that is 2 per cent off must be
+    seen."""
     n, rate, clients = 200_000, 0.45, 5
-    count = lambda r: np.bincount(codes(*(lambda c: (c.ids, c.count > 0))(
-        draw_clients(sampling.poisson(clients, r, capacity=clients), n)), clients), minlength=64)[:32]
+    count = lambda r: np.bincount(
+        codes(
+            *(lambda c: (c.ids, c.count > 0))(
+                draw_clients(sampling.poisson(clients, r, capacity=clients), n)
+            ),
+            clients,
+        ),
+        minlength=64,
+    )[:32]
     assert not rejects(count(rate), _poisson_patterns(rate, clients))
     assert rejects(count(1.02 * rate), _poisson_patterns(rate, clients))
 
@@ -88,7 +106,11 @@ def test_poisson_is_independent_at_its_rate():
 def test_poisson_slots():
     c = draw_clients(sampling.poisson(CLIENTS, 0.4, capacity=CLIENTS), 500)
     taken = c.count > 0
-    assert ((c.ids < CLIENTS) == taken).all() and (c.ids[~taken] == CLIENTS).all() and (c.turn == 0).all()
+    assert (
+        ((c.ids < CLIENTS) == taken).all()
+        and (c.ids[~taken] == CLIENTS).all()
+        and (c.turn == 0).all()
+    )
     assert all(len(set(i[t])) == t.sum() for i, t in zip(c.ids, taken)) and (c.overflow == 0).all()
     all_in = draw_clients(sampling.poisson(CLIENTS, 1.0), 5)
     assert (all_in.count == 1).all()
@@ -97,15 +119,20 @@ def test_poisson_slots():
 
 
 def test_poisson_capacity_changes_who_fits_and_nothing_else():
-    wide, tight = (draw_clients(sampling.poisson(CLIENTS, 0.4, capacity=k), 500) for k in (CLIENTS, 4))
+    wide, tight = (
+        draw_clients(sampling.poisson(CLIENTS, 0.4, capacity=k), 500) for k in (CLIENTS, 4)
+    )
     fits = (wide.count > 0).sum(1) <= 4
     assert (wide.ids[fits, :4] == tight.ids[fits]).all() and (tight.overflow[fits] == 0).all()
     assert ((wide.count > 0).sum(1) - 4 == tight.overflow)[~fits].all() and (~fits).any()
 
 
-@pytest.mark.parametrize("clients, rate", [(1000, 0.01), (100, 0.3), (50, 0.9), (1_000_000, 1e-3), (20, 0.001)])
+@pytest.mark.parametrize(
+    "clients, rate", [(1000, 0.01), (100, 0.3), (50, 0.9), (1_000_000, 1e-3), (20, 0.001)]
+)
 def test_default_capacities_never_overflow(clients, rate):
-    """P(overflow) in a million rounds is below 1e-12, and the capacity is not larger than that needs."""
+    """P(overflow) in a million rounds is below 1e-12, and the capacity is not larger than that
+    needs."""
     capacity = sampling.poisson(clients, rate).capacity
     tail = lambda k: stats.binom.sf(k, clients, rate)
     assert tail(capacity) <= sampling.OVERFLOW / sampling.HORIZON
@@ -113,7 +140,10 @@ def test_default_capacities_never_overflow(clients, rate):
     expected = rate * clients
     rows = batches.poisson(expected).batch
     for size in (max(int(np.ceil(expected)), 1), clients, 10 * clients):
-        assert stats.binom.sf(rows, size, min(1.0, expected / size)) <= sampling.OVERFLOW / sampling.HORIZON ** 2
+        assert (
+            stats.binom.sf(rows, size, min(1.0, expected / size))
+            <= sampling.OVERFLOW / sampling.HORIZON**2
+        )
     assert rows < 3 * expected + 12 * np.sqrt(expected) + 50
 
 
@@ -128,7 +158,9 @@ def test_with_replacement_has_the_law_of_independent_draws(weights):
     times = np.zeros((n, 4), int)
     np.add.at(times, (np.repeat(np.arange(n), 3), np.minimum(c.ids, 3).ravel()), c.count.ravel())
     assert (times.sum(1) == 3).all() and ((c.count > 0) == (c.ids < 4)).all()
-    assert all(len(set(i[k > 0])) == (k > 0).sum() for i, k in zip(c.ids[:200], c.count[:200]))      # once a round
+    assert all(
+        len(set(i[k > 0])) == (k > 0).sum() for i, k in zip(c.ids[:200], c.count[:200])
+    )  # once a round
 
     def law(share):
         share = share / share.sum()
@@ -142,30 +174,44 @@ def test_with_replacement_has_the_law_of_independent_draws(weights):
 
 
 def test_independent_draws_have_turns():
-    one, many = (draw_clients(sampling.with_replacement(4, 6, independent=i), 200) for i in (False, True))
+    one, many = (
+        draw_clients(sampling.with_replacement(4, 6, independent=i), 200) for i in (False, True)
+    )
     assert (many.count == 1).all()
     for ids, turn, merged, count in zip(many.ids, many.turn, one.ids, one.count):
-        assert len(set(zip(ids, turn))) == 6                                        # every run has an address of its own
+        assert len(set(zip(ids, turn))) == 6  # every run has an address of its own
         assert {i: (ids == i).sum() for i in set(ids)} == {i: k for i, k in zip(merged, count) if k}
         assert all(sorted(turn[ids == i]) == list(range((ids == i).sum())) for i in set(ids))
 
 
-# --- first responders ----------------------------------------------------------------------------------------------
+# --- first responders
+# ----------------------------------------------------------------------------------------------
 
 MEANS = np.array([1.0, 1.5, 2.0, 3.0, 4.0])
 
 
 def _race(means, k):
-    """Probabilities of the subsets of the k fastest of exponential latencies: the next one is i at rate 1 / mean_i."""
+    """Probabilities of the subsets of the k fastest of exponential latencies: the next one is i at
+    rate 1 / mean_i."""
     rates, law = 1 / np.asarray(means), []
     for subset in itertools.combinations(range(len(means)), k):
-        law.append(sum(np.prod([rates[i] / (rates.sum() - rates[list(order[:n])].sum()) for n, i in enumerate(order)])
-                       for order in itertools.permutations(subset)))
+        law.append(
+            sum(
+                np.prod(
+                    [
+                        rates[i] / (rates.sum() - rates[list(order[:n])].sum())
+                        for n, i in enumerate(order)
+                    ]
+                )
+                for order in itertools.permutations(subset)
+            )
+        )
     return np.array(law)
 
 
 def test_first_responders_follow_the_race():
-    """All ten pairs of five exponential latencies.  One client that is ten per cent faster must be seen."""
+    """All ten pairs of five exponential latencies.  One client that is ten per cent faster must be
+    seen."""
     c = draw_clients(sampling.first_responders(5, 2, MEANS), 100_000)
     assert (c.count == 1).all() and (c.turn == 0).all() and (c.overflow == 0).all()
     found = subset_counts(codes(c.ids, c.count > 0, 5), 5, 2)
@@ -174,12 +220,14 @@ def test_first_responders_follow_the_race():
 
 
 def test_jitter_is_the_random_part_of_a_latency():
-    """Of two clients with means a < b, b is first if a is late by the fixed parts' gap and then loses the race."""
+    """Of two clients with means a < b, b is first if a is late by the fixed parts' gap and then
+    loses the race."""
     a, b, jitter, n = 1.0, 1.6, 0.4, 100_000
 
     def beaten(j):
         chance = np.exp(-(b - a) * (1 - j) / (a * j)) * a / (a + b)
         return np.array([chance, 1 - chance])
+
     ids = draw_clients(sampling.first_responders(2, 1, [a, b], jitter=jitter), n).ids[:, 0]
     counts = [(ids == 1).sum(), (ids == 0).sum()]
     assert not rejects(counts, beaten(jitter))
@@ -188,35 +236,47 @@ def test_jitter_is_the_random_part_of_a_latency():
 
 @pytest.mark.parametrize("jitter", [1.0, 1e-4])
 def test_equal_latencies_are_a_uniform_cohort(jitter):
-    """The same cohorts, to the client: also for thousands, whose latencies are closer than float32 can tell."""
+    """The same cohorts, to the client: also for thousands, whose latencies are closer than float32
+    can tell."""
     for clients, n in ((CLIENTS, 300), (5000, 20)):
         uniform = draw_clients(sampling.without_replacement(clients, 3), n)
-        alike = draw_clients(sampling.first_responders(clients, 3, np.full(clients, 7.3), jitter=jitter), n)
+        alike = draw_clients(
+            sampling.first_responders(clients, 3, np.full(clients, 7.3), jitter=jitter), n
+        )
         assert (np.sort(alike.ids) == np.sort(uniform.ids)).all()
     assert sampling.first_responders(CLIENTS, 3).scheme == "without_replacement"
-    assert (draw_clients(sampling.first_responders(CLIENTS, 3, jitter=jitter), 9).ids
-            == draw_clients(sampling.without_replacement(CLIENTS, 3), 9).ids).all()
+    assert (
+        draw_clients(sampling.first_responders(CLIENTS, 3, jitter=jitter), 9).ids
+        == draw_clients(sampling.without_replacement(CLIENTS, 3), 9).ids
+    ).all()
 
 
 def test_fast_clients_take_part_in_every_round():
-    """K_i = T for the fast and 0 for the slow as the random part vanishes; with it, K_i falls as the mean grows."""
+    """K_i = T for the fast and 0 for the slow as the random part vanishes; with it, K_i falls as
+    the mean grows."""
     rounds, means = 400, np.array([1.0, 9.0, 1.2, 9.5, 1.1, 9.9, 9.7])
 
     def times(jitter, m):
         ids = draw_clients(sampling.first_responders(CLIENTS, 3, m, jitter=jitter), rounds).ids
         return np.bincount(ids.ravel(), minlength=CLIENTS)
+
     assert times(0.01, means).tolist() == [rounds, 0, rounds, 0, rounds, 0, 0]
     spread = times(1.0, 2.0 ** np.arange(CLIENTS))
     assert (np.diff(spread) < 0).all() and spread.sum() == 3 * rounds and spread[-1] > 0
 
 
 def test_first_responders_come_in_order():
-    """The first of a large cohort are the small cohort; the unit of time does not matter; latencies may be traced."""
+    """The first of a large cohort are the small cohort; the unit of time does not matter; latencies
+    may be traced."""
     means = jnp.asarray(2.0 ** np.arange(CLIENTS))
-    small, large, minutes = (draw_clients(sampling.first_responders(CLIENTS, k, m, jitter=0.5), 100).ids
-                             for k, m in ((2, means), (5, means), (2, 64 * means)))
+    small, large, minutes = (
+        draw_clients(sampling.first_responders(CLIENTS, k, m, jitter=0.5), 100).ids
+        for k, m in ((2, means), (5, means), (2, 64 * means))
+    )
     assert (small == large[:, :2]).all() and (small == minutes).all()
-    traced = jax.jit(jax.vmap(lambda m, j: sampling.first_responders(CLIENTS, 1, m, jitter=j).draw(KEY).ids[0]))
+    traced = jax.jit(
+        jax.vmap(lambda m, j: sampling.first_responders(CLIENTS, 1, m, jitter=j).draw(KEY).ids[0])
+    )
     slow = jnp.stack([jnp.full(CLIENTS, 50.0).at[i].set(1.0) for i in range(CLIENTS)])
     assert traced(slow, jnp.full(CLIENTS, 1e-3)).tolist() == list(range(CLIENTS))
 
@@ -224,7 +284,11 @@ def test_first_responders_come_in_order():
 def test_what_first_responders_claim():
     sampler = sampling.first_responders(CLIENTS, 3, MEANS[[0, 1, 2, 3, 4, 0, 0]])
     assert sampler.scheme == "first_responders" and sampler.share is None and sampler.rate is None
-    assert float(sampler.expected) == 3 and sampler.capacity == 3 and sampling.adjacency(sampler) == "replace_one"
+    assert (
+        float(sampler.expected) == 3
+        and sampler.capacity == 3
+        and sampling.adjacency(sampler) == "replace_one"
+    )
     with pytest.raises(ValueError, match="closed form"):
         sampling.participation(sampler)
     for bad in (0.0, -1.0, float("nan"), float("inf"), "slow"):
@@ -244,32 +308,60 @@ def test_what_first_responders_claim():
             sampling.first_responders(7, bad)
 
 
-# --- what samplers have in common ----------------------------------------------------------------------------------
+# --- what samplers have in common
+# ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("clients, weights", [
-    (4, SHARE), (1, [3.0]), (100, np.r_[np.full(50, 3e-6), np.ones(50)]), (3, [1e-30, 1.0, 1e-30]), (90, None), (100_000, None)])
+
+@pytest.mark.parametrize(
+    "clients, weights",
+    [
+        (4, SHARE),
+        (1, [3.0]),
+        (100, np.r_[np.full(50, 3e-6), np.ones(50)]),
+        (3, [1e-30, 1.0, 1e-30]),
+        (90, None),
+        (100_000, None),
+    ],
+)
 def test_shares_are_those_that_are_drawn(clients, weights, monkeypatch):
-    """All 2^32 words, counted: none is nobody's, no client is without, and no client is charged for less than it has."""
-    sampler = sampling.with_replacement(clients, 2, weights=np.linspace(1, 2, clients) if weights is None else weights)
-    edges = np.r_[0, np.asarray(sampler.draw.data["edges"], np.int64), 2 ** 32]
-    drawn, charged = np.diff(edges) / 2.0 ** 32, share_of(sampler)
+    """All 2^32 words, counted: none is nobody's, no client is without, and no client is charged for
+    less than it has."""
+    sampler = sampling.with_replacement(
+        clients, 2, weights=np.linspace(1, 2, clients) if weights is None else weights
+    )
+    edges = np.r_[0, np.asarray(sampler.draw.data["edges"], np.int64), 2**32]
+    drawn, charged = np.diff(edges) / 2.0**32, share_of(sampler)
     assert drawn.min() > 0 and drawn.sum() == 1 and len(drawn) == clients
     assert (drawn <= charged).all() and np.allclose(charged, drawn, rtol=2e-7)
     wanted = np.linspace(1, 2, clients) if weights is None else np.asarray(weights)
-    np.testing.assert_allclose(drawn, wanted / wanted.sum(), rtol=1e-4, atol=clients / 2 ** 32)
+    np.testing.assert_allclose(drawn, wanted / wanted.sum(), rtol=1e-4, atol=clients / 2**32)
     # words at both ends of each client's part are its own
     words = np.stack([edges[:-1], edges[1:] - 1])[:, :40].astype(np.uint32).reshape(-1)
     monkeypatch.setattr(jax.random, "bits", lambda *_: jnp.asarray(words))
-    cohort = sampling.with_replacement(clients, len(words), np.linspace(1, 2, clients) if weights is None else weights, independent=True)
+    cohort = sampling.with_replacement(
+        clients,
+        len(words),
+        np.linspace(1, 2, clients) if weights is None else weights,
+        independent=True,
+    )
     np.testing.assert_array_equal(cohort.draw(KEY).ids, np.repeat(np.arange(min(clients, 40)), 2))
 
 
-@pytest.mark.parametrize("make", [
-    lambda: sampling.without_replacement(50, 7), lambda: sampling.with_replacement(4, 3, weights=SHARE), lambda: sampling.poisson(50, 0.3),
-    lambda: sampling.without_replacement(40_000, 100), lambda: sampling.with_replacement(40_000, 100), lambda: sampling.poisson(40_000, 0.01),
-    lambda: sampling.first_responders(20, 5, np.arange(1.0, 21))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sampling.without_replacement(50, 7),
+        lambda: sampling.with_replacement(4, 3, weights=SHARE),
+        lambda: sampling.poisson(50, 0.3),
+        lambda: sampling.without_replacement(40_000, 100),
+        lambda: sampling.with_replacement(40_000, 100),
+        lambda: sampling.poisson(40_000, 0.01),
+        lambda: sampling.first_responders(20, 5, np.arange(1.0, 21)),
+    ],
+)
 def test_draws_are_the_same_in_64_bits(make):
-    """Words stay words of 32 bits where JAX is told to take 64: an edge or a rate would mean something else."""
+    """Words stay words of 32 bits where JAX is told to take 64: an edge or a rate would mean
+    something else."""
     here = make().draw(KEY)
     with jax.enable_x64(True):
         there = make().draw(KEY)
@@ -289,21 +381,34 @@ def test_participation():
     np.testing.assert_allclose(sampling.participation(sampling.without_replacement(8, 2)), 0.25)
     np.testing.assert_allclose(sampling.participation(sampling.poisson(8, 0.3)), 0.3, rtol=1e-6)
     sampler = sampling.with_replacement(4, 3, weights=SHARE)
-    np.testing.assert_allclose(sampling.participation(sampler), 1 - (1 - SHARE / 10) ** 3, rtol=1e-6)
+    np.testing.assert_allclose(
+        sampling.participation(sampler), 1 - (1 - SHARE / 10) ** 3, rtol=1e-6
+    )
 
 
-@pytest.mark.parametrize("sampler", [sampling.without_replacement(CLIENTS, 3), sampling.poisson(CLIENTS, 0.5),
-                                     sampling.with_replacement(CLIENTS, 3),
-                                     sampling.first_responders(CLIENTS, 3, np.arange(1.0, 1 + CLIENTS))], ids=lambda s: s.scheme)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        sampling.without_replacement(CLIENTS, 3),
+        sampling.poisson(CLIENTS, 0.5),
+        sampling.with_replacement(CLIENTS, 3),
+        sampling.first_responders(CLIENTS, 3, np.arange(1.0, 1 + CLIENTS)),
+    ],
+    ids=lambda s: s.scheme,
+)
 def test_cohorts_depend_on_the_key_and_only_on_it(sampler):
     a, b, other = (draw_clients(sampler, 50, jax.random.key(s)) for s in (0, 0, 1))
     assert (a.ids == b.ids).all() and (a.ids != other.ids).any()
-    assert len({tuple(i) for i in a.ids}) > 5                                       # another round, another cohort
+    assert len({tuple(i) for i in a.ids}) > 5  # another round, another cohort
 
 
-# --- rows ----------------------------------------------------------------------------------------------------------
+# --- rows
+# --------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("size", [4, 5, 6, 9])                # of 3: all but one or two drawn as those left out, and more
+
+@pytest.mark.parametrize(
+    "size", [4, 5, 6, 9]
+)  # of 3: all but one or two drawn as those left out, and more
 @pytest.mark.parametrize("branch", ["floyd", "distinct"])
 def test_batches_without_replacement_are_uniform_over_subsets(branch, size, monkeypatch):
     if branch == "distinct":
@@ -313,15 +418,24 @@ def test_batches_without_replacement_are_uniform_over_subsets(branch, size, monk
     assert mask.all() and (overflow == 0).all() and slots.min() >= 0 and slots.max() < size
     found = subset_counts(codes(slots, mask, 9), size, 3)
     assert not rejects(found, np.full(many, 1 / many))
-    favoured = np.array([1.1 if size - 1 in s else 1.0 for s in itertools.combinations(range(size), 3)])
-    assert rejects(np.random.default_rng(0).multinomial(n, favoured / favoured.sum()), np.full(many, 1 / many))
+    favoured = np.array(
+        [1.1 if size - 1 in s else 1.0 for s in itertools.combinations(range(size), 3)]
+    )
+    assert rejects(
+        np.random.default_rng(0).multinomial(n, favoured / favoured.sum()), np.full(many, 1 / many)
+    )
 
 
 @pytest.mark.parametrize("batch", [65, 400, 3000])
 def test_draws_suffice_for_large_batches(batch):
-    """What `_tries` says: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20; of fewer draws, not."""
+    """What `_tries` says: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20;
+    of fewer draws, not."""
+
     def too_few(draws):
-        chance, held = np.eye(1, batch + 1)[0], np.arange(batch)                  # of each count of distinct numbers
+        chance, held = (
+            np.eye(1, batch + 1)[0],
+            np.arange(batch),
+        )  # of each count of distinct numbers
         for _ in range(draws):
             rise = chance[:batch] * (1 - held / (2 * batch))
             chance[:batch] -= rise
@@ -334,15 +448,23 @@ def test_draws_suffice_for_large_batches(batch):
 
 @pytest.mark.parametrize("size", [67, 131, 132, 300])
 def test_large_batches_without_replacement(size):
-    """The branch for more than 64 rows as it is: exactly 66 distinct ones, each row in and left out equally often."""
+    """The branch for more than 64 rows as it is: exactly 66 distinct ones, each row in and left out
+    equally often."""
     n = 20_000
     slots, mask, _ = draw_rows(batches.without_replacement(66), n, size=size, width=310)
-    assert mask.all() and slots.min() >= 0 and slots.max() < size and (np.diff(np.sort(slots, 1), axis=1) > 0).all()
-    if size == 67:                                                               # one is left out: independent draws
-        assert not rejects(np.bincount(67 * 66 // 2 - slots.sum(1), minlength=67), np.full(67, 1 / 67))
+    assert (
+        mask.all()
+        and slots.min() >= 0
+        and slots.max() < size
+        and (np.diff(np.sort(slots, 1), axis=1) > 0).all()
+    )
+    if size == 67:  # one is left out: independent draws
+        assert not rejects(
+            np.bincount(67 * 66 // 2 - slots.sum(1), minlength=67), np.full(67, 1 / 67)
+        )
     share = 66 / size
     off = lambda counts: np.abs(counts - n * share).max() / math.sqrt(n * share * (1 - share))
-    assert off(np.bincount(slots.ravel(), minlength=size)) < 5.5                 # 300 normals: false alarm < 2e-5
+    assert off(np.bincount(slots.ravel(), minlength=size)) < 5.5  # 300 normals: false alarm < 2e-5
     assert off(np.bincount(np.minimum(slots, size - 2).ravel(), minlength=size)) > 5.5
 
 
@@ -364,8 +486,11 @@ def test_batches_with_replacement_are_independent_draws():
     assert rejects(np.where(np.arange(25) % 6 == 0, 0.9, 1.0) * pairs, np.full(25, 1 / 25))
 
 
-@pytest.mark.parametrize("make", [lambda q: batches.poisson(5 * q), lambda q: batches.poisson(rate=q, capacity=5)],
-                         ids=["expected", "rate"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda q: batches.poisson(5 * q), lambda q: batches.poisson(rate=q, capacity=5)],
+    ids=["expected", "rate"],
+)
 def test_poisson_batches_are_independent_at_their_rate(make):
     n, rate = 200_000, 0.45
 
@@ -373,6 +498,7 @@ def test_poisson_batches_are_independent_at_their_rate(make):
         slots, mask, overflow = draw_rows(make(q), n, size=5)
         assert (overflow == 0).all()
         return np.bincount(codes(slots, mask, 9), minlength=32)
+
     assert not rejects(count(rate), _poisson_patterns(rate, 5))
     assert rejects(count(1.02 * rate), _poisson_patterns(rate, 5))
 
@@ -398,7 +524,7 @@ def test_epochs_cover_each_row_once(size, batch):
         assert sorted(used) == list(range(size))
         assert (mask[part].sum(1) == [min(batch, size - k * batch) for k in range(per_epoch)]).all()
         orders.append(tuple(used))
-    assert size < 6 or len(set(orders)) == 3                                        # shuffled anew
+    assert size < 6 or len(set(orders)) == 3  # shuffled anew
     assert (overflow == 0).all()
 
 
@@ -416,12 +542,18 @@ def test_short_clients():
     slots, mask, _ = draw_rows(batches.without_replacement(70, short="all"), 3, size=4)
     assert (mask.sum(1) == 4).all() and (slots[:, :4] == np.arange(4)).all()
     for scheme in SCHEMES.values():
-        assert draw_rows(scheme, 3, size=0)[1].sum() == 0                           # nobody's rows are nobody's
+        assert draw_rows(scheme, 3, size=0)[1].sum() == 0  # nobody's rows are nobody's
 
 
-SCHEMES = dict(full=batches.full(), floyd=batches.without_replacement(3), distinct=batches.without_replacement(66, short="all"),
-               with_replacement=batches.with_replacement(4), poisson=batches.poisson(3.0),
-               rate=batches.poisson(rate=0.4, capacity=9), epochs=batches.epochs(3))
+SCHEMES = dict(
+    full=batches.full(),
+    floyd=batches.without_replacement(3),
+    distinct=batches.without_replacement(66, short="all"),
+    with_replacement=batches.with_replacement(4),
+    poisson=batches.poisson(3.0),
+    rate=batches.poisson(rate=0.4, capacity=9),
+    epochs=batches.epochs(3),
+)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -433,31 +565,50 @@ def test_draws_never_depend_on_padding(name):
         wide = draw_rows(scheme, 40, size=size, width=4 * size + 3, step=step)
         for a, am, b, bm in zip(*narrow[:2], *wide[:2]):
             assert a[am].tolist() == b[bm].tolist()
-    again, other = (draw_rows(scheme, 40, size=size, width=size, key=k) for k in (KEY, jax.random.key(9)))
+    again, other = (
+        draw_rows(scheme, 40, size=size, width=size, key=k) for k in (KEY, jax.random.key(9))
+    )
     assert (again[0] == draw_rows(scheme, 40, size=size, width=size)[0]).all()
     if name != "full":
-        differ = lambda u, v: any(a[am].tolist() != b[bm].tolist() for a, am, b, bm in zip(*u[:2], *v[:2]))
+        differ = lambda u, v: any(
+            a[am].tolist() != b[bm].tolist() for a, am, b, bm in zip(*u[:2], *v[:2])
+        )
         assert differ(again, other)
         assert differ(again, draw_rows(scheme, 40, size=size, width=size, step=7))
 
 
 def test_gather_reads_zeros_in_empty_slots():
-    rows = jfl.Rows(jnp.arange(20.0)[:, None], jnp.arange(20), jnp.array([7, 3, 0, 0]), jnp.int32(2))
+    rows = jfl.Rows(
+        jnp.arange(20.0)[:, None], jnp.arange(20), jnp.array([7, 3, 0, 0]), jnp.int32(2)
+    )
     got = batches.gather(rows, jnp.array([1, 9, 0]), jnp.array([True, False, True]))
     assert got.y.tolist() == [3, 0, 7] and got.mask.tolist() == [True, False, True]
 
 
-# --- arguments -----------------------------------------------------------------------------------------------------
+# --- arguments
+# --------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("bad", [0, -1, 2.5, float("nan"), "3", None, True])
 def test_bad_whole_numbers_are_refused(bad):
-    for make in (sampling.full, lambda v: sampling.without_replacement(v, 1), lambda v: sampling.without_replacement(7, v),
-                 lambda v: sampling.with_replacement(v, 3), lambda v: sampling.with_replacement(7, v),
-                 lambda v: sampling.poisson(v, 0.5), batches.without_replacement, batches.with_replacement, batches.epochs):
+    for make in (
+        sampling.full,
+        lambda v: sampling.without_replacement(v, 1),
+        lambda v: sampling.without_replacement(7, v),
+        lambda v: sampling.with_replacement(v, 3),
+        lambda v: sampling.with_replacement(7, v),
+        lambda v: sampling.poisson(v, 0.5),
+        batches.without_replacement,
+        batches.with_replacement,
+        batches.epochs,
+    ):
         with pytest.raises(ValueError, match="whole number"):
             make(bad)
     if bad is not None:
-        for make in (lambda v: sampling.poisson(7, 0.5, capacity=v), lambda v: batches.poisson(rate=0.5, capacity=v)):
+        for make in (
+            lambda v: sampling.poisson(7, 0.5, capacity=v),
+            lambda v: batches.poisson(rate=0.5, capacity=v),
+        ):
             with pytest.raises(ValueError, match="capacity"):
                 make(bad)
 
@@ -485,7 +636,13 @@ def test_other_bad_arguments_are_refused():
         sampling.without_replacement(7, 8)
     with pytest.raises(ValueError, match="capacity <= clients"):
         sampling.poisson(7, 0.5, capacity=8)
-    for weights in ([1.0, 2.0], [1.0] * 6 + [0.0], [1.0] * 6 + [float("nan")], [1.0] * 6 + [-1.0], "size"):
+    for weights in (
+        [1.0, 2.0],
+        [1.0] * 6 + [0.0],
+        [1.0] * 6 + [float("nan")],
+        [1.0] * 6 + [-1.0],
+        "size",
+    ):
         with pytest.raises(ValueError, match="weight"):
             sampling.with_replacement(7, 3, weights=weights)
     with pytest.raises(ValueError, match="traced"):

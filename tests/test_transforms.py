@@ -1,4 +1,6 @@
-"""Every public accountant function under jit, vmap, scan and grad, and in float64 whatever the caller's default."""
+"""Every public accountant function under jit, vmap, scan and grad, and in float64 whatever the
+caller's default."""
+
 import functools
 import inspect
 
@@ -20,15 +22,23 @@ from jfl.privacy.accountants import (
 )
 
 ORDERS = np.array([1.5, 2.0, 8.0])
-SMALL = 2**10                                             # points of a loss distribution: as many programs, less time
-SIGMAS = np.array([[0.75, 1.0], [1.5, 4.0]])              # float32 numbers, so that both precisions see the same
+SMALL = 2**10  # points of a loss distribution: as many programs, less time
+SIGMAS = np.array(
+    [[0.75, 1.0], [1.5, 4.0]]
+)  # float32 numbers, so that both precisions see the same
 SHARES = np.array([[0.125, 0.25], [0.5, 0.75]])
 CURVES = np.array([[0.03125, 0.0625], [0.25, 1.0]])
 
 
 def groups(z):
-    return ((events.WithoutReplacement(jnp.full(1, 0.25), jnp.ones(1), events.Gaussian(jnp.reshape(z, 1))),
-             jnp.full(1, 10.0)),)
+    return (
+        (
+            events.WithoutReplacement(
+                jnp.full(1, 0.25), jnp.ones(1), events.Gaussian(jnp.reshape(z, 1))
+            ),
+            jnp.full(1, 10.0),
+        ),
+    )
 
 
 # module -> name -> (a function of one number, numbers [2, 2]) or (..., why it has no gradient)
@@ -37,61 +47,133 @@ TABLE = {
         gaussian=(lambda z: rdp.gaussian(ORDERS, z), SIGMAS),
         poisson=(lambda z: rdp.poisson(ORDERS, 0.125, z), SIGMAS),
         without_replacement=(lambda z: rdp.without_replacement(ORDERS, 0.125, z), SIGMAS),
-        with_replacement=(lambda z: rdp.with_replacement(ORDERS, np.array([0.5, 0.375, 0.125]), z), SIGMAS),
+        with_replacement=(
+            lambda z: rdp.with_replacement(ORDERS, np.array([0.5, 0.375, 0.125]), z),
+            SIGMAS,
+        ),
         participation=(lambda z: rdp.participation(ORDERS, 0.25, rdp.gaussian(ORDERS, z)), SIGMAS),
         convert=(lambda z: rdp.convert(ORDERS, rdp.gaussian(ORDERS, z), 2.0**-17), SIGMAS),
         epsilon=(lambda z: rdp.epsilon(ORDERS, rdp.gaussian(ORDERS, z), 2.0**-17), SIGMAS),
         delta=(lambda z: rdp.delta(ORDERS, rdp.gaussian(ORDERS, z), 1.0), SIGMAS),
         gaussian_delta=(lambda mu: rdp.gaussian_delta(1.0, mu), SIGMAS),
-        gaussian_epsilon=(lambda mu: rdp.gaussian_epsilon(mu, 2.0**-17), SIGMAS)),
+        gaussian_epsilon=(lambda mu: rdp.gaussian_epsilon(mu, 2.0**-17), SIGMAS),
+    ),
     wang2019: dict(
         crude=(lambda z: wang2019.crude(ORDERS, 0.125, z), SIGMAS),
         refined=(lambda z: wang2019.refined(ORDERS, 0.125, z), SIGMAS),
-        wor_rdp=(lambda z: wang2019.wor_rdp(ORDERS, 0.125, lambda j: j / (2 * jnp.asarray(z, jnp.float64) ** 2)), SIGMAS)),
+        wor_rdp=(
+            lambda z: wang2019.wor_rdp(
+                ORDERS, 0.125, lambda j: j / (2 * jnp.asarray(z, jnp.float64) ** 2)
+            ),
+            SIGMAS,
+        ),
+    ),
     zcdp: dict(
         gaussian=(lambda z: zcdp.gaussian(1.0, z), SIGMAS),
         compose=(lambda r: zcdp.compose(r * np.array([1.0, 2.0])), CURVES),
         to_dp_classical=(lambda r: zcdp.to_dp_classical(r, 2.0**-17), CURVES),
         to_dp=(lambda r: zcdp.to_dp(r, 2.0**-17), CURVES),
-        tcdp_compose=(lambda r: zcdp.tcdp_compose(r * np.array([1.0, 2.0]), np.array([30.0, 20.0]))[0], CURVES),
+        tcdp_compose=(
+            lambda r: zcdp.tcdp_compose(r * np.array([1.0, 2.0]), np.array([30.0, 20.0]))[0],
+            CURVES,
+        ),
         tcdp_to_dp=(lambda r: zcdp.tcdp_to_dp(r, 100.0, 2.0**-17, strict=False).value, CURVES),
         tcdp_to_dp_any=(lambda r: zcdp.tcdp_to_dp_any(r, 20.0, 2.0**-17), CURVES),
-        tcdp_amplify=(lambda r: jnp.stack(zcdp.tcdp_amplify(r, 2.0**-6, strict=False).value), CURVES),
-        tcdp_calibrate=(lambda e: zcdp.tcdp_calibrate(2.0**-6, 300, e, 2.0**-7, strict=False).value, SIGMAS)),
+        tcdp_amplify=(
+            lambda r: jnp.stack(zcdp.tcdp_amplify(r, 2.0**-6, strict=False).value),
+            CURVES,
+        ),
+        tcdp_calibrate=(
+            lambda e: zcdp.tcdp_calibrate(2.0**-6, 300, e, 2.0**-7, strict=False).value,
+            SIGMAS,
+        ),
+    ),
     approximate_dp: dict(
         gaussian_sigma=(lambda e: approximate_dp.gaussian_sigma(1.0, e, 2.0**-17), SHARES),
         analytic_sigma=(lambda s: approximate_dp.analytic_sigma(s, 1.0, 2.0**-17), SIGMAS),
         compose_basic=(lambda e: jnp.stack(approximate_dp.compose_basic(e, 2.0**-20, 4)), SHARES),
-        compose_advanced=(lambda e: jnp.stack(approximate_dp.compose_advanced(e, 2.0**-20, 500, 2.0**-20)), CURVES),
+        compose_advanced=(
+            lambda e: jnp.stack(approximate_dp.compose_advanced(e, 2.0**-20, 500, 2.0**-20)),
+            CURVES,
+        ),
         amplify=(lambda e: jnp.stack(approximate_dp.amplify(e, 2.0**-20, 0.25)), SIGMAS),
-        local_budget=(lambda e: jnp.stack(approximate_dp.local_budget(e, 2.0**-20, 0.25)), SIGMAS)),
+        local_budget=(lambda e: jnp.stack(approximate_dp.local_budget(e, 2.0**-20, 0.25)), SIGMAS),
+    ),
     local_steps: dict(
-        participates=(lambda z: local_steps.participates(ORDERS, 0.25, 3, rdp.gaussian(ORDERS, z)), SIGMAS),
-        last_step_shared=(lambda z: local_steps.last_step_shared(ORDERS, 0.25, 3, rdp.gaussian(ORDERS, z),
-                                                           rdp.gaussian(ORDERS, 2 * z)), SIGMAS),
-        nonexpansive=(lambda z: local_steps.nonexpansive(ORDERS, 0.25, 3, 0.125, z, 4), SIGMAS)),
+        participates=(
+            lambda z: local_steps.participates(ORDERS, 0.25, 3, rdp.gaussian(ORDERS, z)),
+            SIGMAS,
+        ),
+        last_step_shared=(
+            lambda z: local_steps.last_step_shared(
+                ORDERS, 0.25, 3, rdp.gaussian(ORDERS, z), rdp.gaussian(ORDERS, 2 * z)
+            ),
+            SIGMAS,
+        ),
+        nonexpansive=(lambda z: local_steps.nonexpansive(ORDERS, 0.25, 3, 0.125, z, 4), SIGMAS),
+    ),
     pld: dict(
         poisson=(lambda z: pld.poisson(0.25, z, 10, 2.0**-17, SMALL), SIGMAS),
-        without_replacement=(lambda z: pld.without_replacement(0.25, z, 10, 2.0**-17, SMALL), SIGMAS),
-        **{"upper lower": (lambda z: jnp.stack([end(groups(z), "replace", 2.0**-17, SMALL)
-                                                for end in (pld.upper, pld.lower)]), SIGMAS)}),
+        without_replacement=(
+            lambda z: pld.without_replacement(0.25, z, 10, 2.0**-17, SMALL),
+            SIGMAS,
+        ),
+        **{
+            "upper lower": (
+                lambda z: jnp.stack(
+                    [end(groups(z), "replace", 2.0**-17, SMALL) for end in (pld.upper, pld.lower)]
+                ),
+                SIGMAS,
+            )
+        },
+    ),
     rdp_batched: dict(
         epsilons=(lambda z: rdp_batched.epsilons(0.25, z, 10, 2.0**-17), SIGMAS),
-        noise_multipliers=(lambda e: jnp.stack(rdp_batched.noise_multipliers(0.25, 10, e, 2.0**-17)), SIGMAS,
-                           "a float32, rounded up")),
+        noise_multipliers=(
+            lambda e: jnp.stack(rdp_batched.noise_multipliers(0.25, 10, e, 2.0**-17)),
+            SIGMAS,
+            "a float32, rounded up",
+        ),
+    ),
     rdp_events: dict(
-        curve=(lambda z: rdp_events.curve(events.repeat(events.participation(0.25, events.compose(
-            events.poisson(0.125, events.gaussian(z)), events.gaussian(8.0))), 3), ORDERS), SIGMAS)),
+        curve=(
+            lambda z: rdp_events.curve(
+                events.repeat(
+                    events.participation(
+                        0.25,
+                        events.compose(
+                            events.poisson(0.125, events.gaussian(z)), events.gaussian(8.0)
+                        ),
+                    ),
+                    3,
+                ),
+                ORDERS,
+            ),
+            SIGMAS,
+        )
+    ),
 }
 # on concrete numbers alone, or parts of the others
-HOST = {rdp: {"float64", "profile_grid"}, wang2019: {"interpolate"}, zcdp: set(), approximate_dp: {"round_rate"}, local_steps: set(),
-        pld: {"epsilon", "pld_epsilon", "epsilons", "delta"}, rdp_batched: set(), rdp_events: {"above", "epsilon", "delta", "bounds", "check_delta"}}
-RUNS = ("poisson", "without_replacement")                 # of pld: one compilation serves several tests
-# slow to compile, and beside "poisson", which calls the same; gradients of runs take the first of RUNS
+HOST = {
+    rdp: {"float64", "profile_grid"},
+    wang2019: {"interpolate"},
+    zcdp: set(),
+    approximate_dp: {"round_rate"},
+    local_steps: set(),
+    pld: {"epsilon", "pld_epsilon", "epsilons", "delta"},
+    rdp_batched: set(),
+    rdp_events: {"above", "epsilon", "delta", "bounds", "check_delta"},
+}
+RUNS = ("poisson", "without_replacement")  # of pld: one compilation serves several tests
+# slow to compile, and beside "poisson", which calls the same; gradients of runs take the first of
+# RUNS
 SECOND = "without_replacement"
 HEAVY = {(pld, SECOND), (pld, "upper lower"), (rdp_batched, "noise_multipliers")}
-CASES = [pytest.param(module, name, marks=pytest.mark.slow if (module, name) in HEAVY else ())
-         for module in TABLE for name in TABLE[module]]
+CASES = [
+    pytest.param(module, name, marks=pytest.mark.slow if (module, name) in HEAVY else ())
+    for module in TABLE
+    for name in TABLE[module]
+]
 name_of = lambda value: getattr(value, "__name__", value).split(".")[-1]
 
 
@@ -103,8 +185,11 @@ def case(module, name):
 def test_no_accountant_is_forgotten():
     """A new public function of these modules belongs into TABLE, or into HOST."""
     for module, cases in TABLE.items():
-        public = {n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_")
-                  and f.__module__ == module.__name__}
+        public = {
+            n
+            for n, f in vars(module).items()
+            if inspect.isfunction(f) and not n.startswith("_") and f.__module__ == module.__name__
+        }
         covered = {name for names in cases for name in names.split()}
         assert public == covered | HOST[module], module.__name__
         assert not covered & HOST[module]
@@ -118,22 +203,28 @@ def sloped(name):
 
 @functools.cache
 def alone(module, name):
-    """Values at all numbers, and sum and slope at any number, by one program without vmap and scan."""
+    """Values at all numbers, and sum and slope at any number, by one program without vmap and
+    scan."""
     function, values, no_slope = case(module, name)
     with jax.enable_x64(True):
         if no_slope:
             both = lambda v: ((None, jax.jit(function)(v)), None)
         elif module is pld and name in RUNS:
-            both = lambda v: ((lambda value, slopes: ((value, value), slopes[0]))(*sloped(name)(0.25, v, 10.0, 2.0**-17)))
+            both = lambda v: (lambda value, slopes: ((value, value), slopes[0]))(
+                *sloped(name)(0.25, v, 10.0, 2.0**-17)
+            )
         else:
-            both = jax.jit(jax.value_and_grad(lambda v: (jnp.sum(function(v)), function(v)), has_aux=True))
+            both = jax.jit(
+                jax.value_and_grad(lambda v: (jnp.sum(function(v)), function(v)), has_aux=True)
+            )
         found = [np.asarray(both(v)[0][1]) for v in values.ravel()]
     return np.stack(found).reshape(2, 2, *found[0].shape), both
 
 
 @pytest.mark.parametrize("module, name", CASES, ids=name_of)
 def test_jit_vmap_and_scan(module, name):
-    """Inside the caller's program, with the caller's default of float32: the same numbers, in float64."""
+    """Inside the caller's program, with the caller's default of float32: the same numbers, in
+    float64."""
     function, values, _ = case(module, name)
     assert not jax.config.jax_enable_x64
     step = lambda count, row: (count + 1, jax.vmap(function)(row))
@@ -146,7 +237,8 @@ def test_jit_vmap_and_scan(module, name):
 
 @pytest.mark.parametrize("module, name", [c for c in CASES if not case(*c.values)[2]], ids=name_of)
 def test_gradients(module, name):
-    """Beside differences of five points.  A grid moves with its numbers, by parts of its width: hence the large step."""
+    """Beside differences of five points.  A grid moves with its numbers, by parts of its width:
+    hence the large step."""
     _, values, _ = case(module, name)
     _, both = alone(module, name)
     far = module is pld
@@ -155,43 +247,66 @@ def test_gradients(module, name):
         for v in values[:, 1]:
             at = lambda factor, v=v: float(both(v * (1 + factor * step))[0][0])
             want = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step * v)
-            np.testing.assert_allclose(both(v)[1], want, rtol=1.5e-3 if far else 1e-4 if module is rdp_batched else 1e-6)
+            np.testing.assert_allclose(
+                both(v)[1], want, rtol=1.5e-3 if far else 1e-4 if module is rdp_batched else 1e-6
+            )
             assert want != 0
 
 
-EXTREMES = [a.ravel() for a in np.meshgrid([1e-6, 1e-2, 1.0], [0.1, 1.0, 1000.0], [1.0, 1e6], [1e-12, 0.5])]
+EXTREMES = [
+    a.ravel() for a in np.meshgrid([1e-6, 1e-2, 1.0], [0.1, 1.0, 1000.0], [1.0, 1e6], [1e-12, 0.5])
+]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == SECOND else n for n in RUNS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == SECOND else n for n in RUNS]
+)
 def test_slopes_of_a_loss_distribution_are_finite_at_extremes(name):
     """Also where the grid proves nothing; and at rate 1 they are those of the exact Gaussian."""
     with jax.enable_x64(True):
         for run in zip(*EXTREMES):
             value, slopes = sloped(name)(*run)
             assert np.isfinite(value) and np.isfinite(slopes).all()
-            if run[0] == 1:
-                exact = jax.grad(lambda z: rdp.gaussian_epsilon(jnp.sqrt(run[2]) / z, run[3]))(run[1])  # noqa: B023
+            rate, noise_multiplier, steps, delta = run
+            if rate == 1:
+
+                def exactly(z, steps=steps, delta=delta):
+                    return rdp.gaussian_epsilon(jnp.sqrt(steps) / z, delta)
+
+                exact = jax.grad(exactly)(noise_multiplier)
                 np.testing.assert_allclose(slopes[0], exact, rtol=2e-3)
 
 
 def test_slopes_of_many_are_finite_at_extremes():
     q, z, t, d = EXTREMES
     with jax.enable_x64(True):
-        slope = np.asarray(jax.grad(lambda z: jnp.sum(rdp_batched.epsilons(q, z, t, d)))(jnp.asarray(z)))
-        whole = jax.grad(lambda z: jnp.sum(rdp.gaussian_epsilon(jnp.sqrt(t) / z, d)))(jnp.asarray(z))
+        slope = np.asarray(
+            jax.grad(lambda z: jnp.sum(rdp_batched.epsilons(q, z, t, d)))(jnp.asarray(z))
+        )
+        whole = jax.grad(lambda z: jnp.sum(rdp.gaussian_epsilon(jnp.sqrt(t) / z, d)))(
+            jnp.asarray(z)
+        )
     assert np.isfinite(slope).all() and (slope <= 1e-9).all()
     np.testing.assert_allclose(slope[q == 1], whole[q == 1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("mu, delta", [(1e-5, 1e-8), (0.01, 1e-5), (1.0, 1e-5), (30.0, 1e-12), (1e4, 1e-5)])
+@pytest.mark.parametrize(
+    "mu, delta", [(1e-5, 1e-8), (0.01, 1e-5), (1.0, 1e-5), (30.0, 1e-12), (1e4, 1e-5)]
+)
 def test_the_exact_gaussian_has_exact_slopes(mu, delta):
     epsilon, h = rdp.gaussian_epsilon, 1e-5
     with jax.enable_x64(True):
         in_mu, in_delta = map(float, jax.grad(epsilon, (0, 1))(mu, delta))
-        differences = (epsilon(mu * (1 + h), delta) - epsilon(mu * (1 - h), delta),
-                       epsilon(mu, delta * (1 + h)) - epsilon(mu, delta * (1 - h)))
-    np.testing.assert_allclose([in_mu * mu, in_delta * delta], np.array(differences, float) / (2 * h), rtol=1e-5,
-                               atol=1e-9 * float(epsilon(mu, delta)))
+        differences = (
+            epsilon(mu * (1 + h), delta) - epsilon(mu * (1 - h), delta),
+            epsilon(mu, delta * (1 + h)) - epsilon(mu, delta * (1 - h)),
+        )
+    np.testing.assert_allclose(
+        [in_mu * mu, in_delta * delta],
+        np.array(differences, float) / (2 * h),
+        rtol=1e-5,
+        atol=1e-9 * float(epsilon(mu, delta)),
+    )
 
 
 def test_what_is_free_stays_free():
@@ -199,7 +314,8 @@ def test_what_is_free_stays_free():
 
 
 def test_the_slope_of_calibrated_noise():
-    """sigma of one Gaussian in epsilon and delta: a root, whose slope is not that of its bisection."""
+    """sigma of one Gaussian in epsilon and delta: a root, whose slope is not that of its
+    bisection."""
     with jax.enable_x64(True):
         of = lambda e, d: approximate_dp.analytic_sigma(1.0, e, d)
         in_epsilon, in_delta = jax.grad(of, (0, 1))(1.0, 1e-5)

@@ -1,10 +1,13 @@
-"""What the drivers share: workloads, data, clock, and checks of a driver's arithmetic; numpy and stdlib only.
+"""What the drivers share: workloads, data, clock, and checks of a driver's arithmetic; numpy and
+stdlib only.
 
-A driver gives `main` its name and `build(spec, data, mode) -> (run, leaves)`.  `run(rounds, tick)` plays that many
-rounds and calls `tick(wait)` after each; `wait` (may be None) blocks until the round is computed.  `leaves()` is the
-server's model as a list of float arrays; dense models give weight [in, out], bias [out], layer by layer.  `data` holds
-x [clients, rows, ...] float32 and y [clients, rows] int32, each client's rows next to each other in memory.
+A driver gives `main` its name and `build(spec, data, mode) -> (run, leaves)`.  `run(rounds, tick)`
+plays that many rounds and calls `tick(wait)` after each; `wait` (may be None) blocks until the
+round is computed.  `leaves()` is the server's model as a list of float arrays; dense models give
+weight [in, out], bias [out], layer by layer.  `data` holds x [clients, rows, ...] float32 and y
+[clients, rows] int32, each client's rows next to each other in memory.
 """
+
 import argparse
 import gc
 import importlib.metadata
@@ -20,13 +23,51 @@ import numpy as np
 # products: multiplications of one example's forward pass; a gradient takes twice as many again
 _MNIST = dict(clients=100, rows=600, lr=0.1, clip=1.0, noise=1.0)
 WORKLOADS = dict(
-    W1=dict(_MNIST, level="record", hidden=(), cohort=10, steps=5, batch=10, parameters=7_850, products=7_840),
-    W2=dict(_MNIST, level="record", hidden=(200,), cohort=20, steps=50, batch=20, parameters=159_010,
-            products=158_800),
-    W3=dict(_MNIST, level="client", image=(28, 28, 1), cohort=50, steps=12, batch=50, parameters=206_922,
-            products=1_218_048),
-    W5=dict(level="client", image=(32, 32, 3), clients=1000, rows=50, lr=0.1, clip=0.4, noise=1.0,
-            cohort=50, steps=5, batch=10, parameters=1_626_442, products=16_835_200))
+    W1=dict(
+        _MNIST,
+        level="record",
+        hidden=(),
+        cohort=10,
+        steps=5,
+        batch=10,
+        parameters=7_850,
+        products=7_840,
+    ),
+    W2=dict(
+        _MNIST,
+        level="record",
+        hidden=(200,),
+        cohort=20,
+        steps=50,
+        batch=20,
+        parameters=159_010,
+        products=158_800,
+    ),
+    W3=dict(
+        _MNIST,
+        level="client",
+        image=(28, 28, 1),
+        cohort=50,
+        steps=12,
+        batch=50,
+        parameters=206_922,
+        products=1_218_048,
+    ),
+    W5=dict(
+        level="client",
+        image=(32, 32, 3),
+        clients=1000,
+        rows=50,
+        lr=0.1,
+        clip=0.4,
+        noise=1.0,
+        cohort=50,
+        steps=5,
+        batch=10,
+        parameters=1_626_442,
+        products=16_835_200,
+    ),
+)
 NOTES = dict(record="", client="noise multiplier 1; W5 without the dropout of pfl's benchmark")
 
 
@@ -46,9 +87,11 @@ def family() -> list:
     parents = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
         except OSError:
-            continue                                               # it ended meanwhile
+            continue  # it ended meanwhile
     found = [os.getpid()]
     for process in found:
         found += [child for child, parent in parents.items() if parent == process]
@@ -56,7 +99,8 @@ def family() -> list:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and of all its descendants, those still alive included."""
+    """User and system time of this process and of all its descendants, those still alive
+    included."""
     total = time.process_time() + sum(os.times()[2:4])
     for process in family()[1:]:
         try:
@@ -68,28 +112,33 @@ def cpu_seconds() -> float:
 
 
 def forget_peak():
-    """The peak of this process starts anew, so that copies made while reading the data do not count."""
+    """The peak of this process starts anew, so that copies made while reading the data do not
+    count."""
     gc.collect()
     try:
         pathlib.Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        pass                                                       # not allowed: the peak of the whole life
+        pass  # not allowed: the peak of the whole life
 
 
 def peak_mib() -> float:
-    """Each process's own peak of resident memory, summed over `family`; pages that they share count once for each."""
+    """Each process's own peak of resident memory, summed over `family`; pages that they share count
+    once for each."""
     total = 0.0
     for process in family():
         try:
             status = pathlib.Path(f"/proc/{process}/status").read_text()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        total += sum(
+            int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM")
+        )
     return total
 
 
 class Clock:
-    """`tick` after each round; the first is the warm-up, then blocks of `rounds`.  Memory counts from here on."""
+    """`tick` after each round; the first is the warm-up, then blocks of `rounds`.  Memory counts
+    from here on."""
 
     def __init__(self, rounds):
         forget_peak()
@@ -131,7 +180,8 @@ def sound(spec, before, after):
 
 
 def reference(params, data, spec) -> list:
-    """A round without noise in plain numpy, where a client's batch is all its rows; each example is clipped."""
+    """A round without noise in plain numpy, where a client's batch is all its rows; each example is
+    clipped."""
     models = []
     for x, y in zip(data.x, data.y):
         p = [leaf.astype(np.float64) for leaf in params]
@@ -155,12 +205,15 @@ def reference(params, data, spec) -> list:
 
 
 def check(build, spec, data, mode) -> dict:
-    """Three clients with a batch of rows each, so that all is known but the noise: clipping, averaging, noise.
+    """Three clients with a batch of rows each, so that all is known but the noise: clipping,
+    averaging, noise.
 
-    Record level: the model after a round against `reference`, at the workload's clipping norm and at a small one.
-    Client level: three clients alike, so that the mean of their clipped updates has the clipping norm.  Then the
-    standard deviation of the noise.
+    Record level: the model after a round against `reference`, at the workload's clipping norm and
+    at a small one.
+    Client level: three clients alike, so that the mean of their clipped updates has the clipping
+    norm.  Then the standard deviation of the noise.
     """
+
     def play(x, y, **change):
         tiny = dict(clients=3, rows=spec.batch, cohort=3, steps=2, noise=0.0)
         small = SimpleNamespace(**{**vars(spec), **tiny, **change})
@@ -173,7 +226,7 @@ def check(build, spec, data, mode) -> dict:
         return small, few, before, after, moved
 
     said = {}
-    x, y = data.x[:3, :spec.batch], data.y[:3, :spec.batch]
+    x, y = data.x[:3, : spec.batch], data.y[:3, : spec.batch]
     if spec.level == "client":
         x, y = np.stack([x[0]] * 3), np.stack([y[0]] * 3)
     for clip in (spec.clip, 1e-2):
@@ -182,19 +235,26 @@ def check(build, spec, data, mode) -> dict:
         bound = clip if spec.level == "client" else small.lr * small.steps * clip
         assert 0 < norm <= bound * 1.001, f"an update of norm {norm}, the bound is {bound}"
         if spec.level == "client":
-            assert clip > 1e-2 or norm > 0.99 * bound, f"an update of norm {norm} is not clipped to {bound}"
+            assert clip > 1e-2 or norm > 0.99 * bound, (
+                f"an update of norm {norm} is not clipped to {bound}"
+            )
         else:
             wanted = reference(before, few, small)
             off = max(np.abs(a - w).max() for a, w in zip(after, wanted)) / max(
-                np.abs(w - b).max() for w, b in zip(wanted, before))
-            allowed = 5e-3 if clip == 1e-2 else 2e-4               # small steps suffer more from float32 parameters
+                np.abs(w - b).max() for w, b in zip(wanted, before)
+            )
+            allowed = (
+                5e-3 if clip == 1e-2 else 2e-4
+            )  # small steps suffer more from float32 parameters
             assert off < allowed, f"off the numpy reference by {off:.2%} of its largest step"
             said[f"off_reference_clip_{clip:g}"] = off
         said[f"norm_over_bound_clip_{clip:g}"] = norm / bound
     small, *_, moved = play(x, y, clip=1e-2, noise=100.0)
     wanted = small.noise * small.clip / small.cohort
-    if spec.level == "record":                                     # every step of every client draws anew
-        wanted = small.noise * small.clip / small.batch * small.lr * (small.steps / small.cohort) ** 0.5
+    if spec.level == "record":  # every step of every client draws anew
+        wanted = (
+            small.noise * small.clip / small.batch * small.lr * (small.steps / small.cohort) ** 0.5
+        )
     said["noise_over_wanted"] = moved.std() / wanted
     assert abs(said["noise_over_wanted"] - 1) < 0.04, f"noise of {moved.std()}, wanted {wanted}"
     return {key: float(value) for key, value in said.items()}
@@ -203,8 +263,9 @@ def check(build, spec, data, mode) -> dict:
 def main(tool, build, modes, packages, install, missing=None, notes=None):
     """Parse, load, then check or time.
 
-    `modes` has a tuple for each level, record and client, its first the default; `missing` is the ImportError, if
-    any, `install` what to do about it; `notes` says, by level, what a reader of the numbers has to know.
+    `modes` has a tuple for each level, record and client, its first the default; `missing` is the
+    ImportError, if any, `install` what to do about it; `notes` says, by level, what a reader of the
+    numbers has to know.
     """
     parser = argparse.ArgumentParser(description=f"Rounds of {tool}.")
     parser.add_argument("--workload", required=True, choices=list(WORKLOADS))
@@ -214,7 +275,9 @@ def main(tool, build, modes, packages, install, missing=None, notes=None):
     parser.add_argument("--mode", choices=sorted(set(sum(modes.values(), ()))))
     if "control" in modes["record"]:
         parser.add_argument("--control", dest="mode", action="store_const", const="control")
-    parser.add_argument("--check", action="store_true", help="check clipping, averaging and noise, and stop")
+    parser.add_argument(
+        "--check", action="store_true", help="check clipping, averaging and noise, and stop"
+    )
     args = parser.parse_args()
     spec = SimpleNamespace(**WORKLOADS[args.workload], block=args.rounds)
     able = modes.get(spec.level, ())
@@ -241,6 +304,17 @@ def main(tool, build, modes, packages, install, missing=None, notes=None):
     sound(spec, before, after)
     versions = {name: version(name) for name in packages} | dict(python=platform.python_version())
     (first, _), *blocks = clock.blocks
-    print(json.dumps(dict(about, versions=versions, seconds=[wall for wall, _ in blocks],
-                          cpu_seconds=[cpu for _, cpu in blocks], first=first, peak_mib=clock.peak,
-                          parameters=sum(leaf.size for leaf in after), notes=(notes or {}).get(spec.level, ""))))
+    print(
+        json.dumps(
+            dict(
+                about,
+                versions=versions,
+                seconds=[wall for wall, _ in blocks],
+                cpu_seconds=[cpu for _, cpu in blocks],
+                first=first,
+                peak_mib=clock.peak,
+                parameters=sum(leaf.size for leaf in after),
+                notes=(notes or {}).get(spec.level, ""),
+            )
+        )
+    )

@@ -2,12 +2,14 @@
 
     python flower_peer.py --workload W1 --data FILE.npz --rounds 20 --repeats 5 --mode ghost
 
-Flower has no record-level DP: in W1 and W2 modes `hooks` and `ghost` put Opacus' two ways of clipping into the
-client.  W3 and W5 use its central DP with fixed clipping: mode `client` its client-side form (each actor clips), mode
-`server` its server-side form.  One actor for each CPU, one PyTorch thread each; actors map the data from a file, and
-keep model and data between messages.  A round ends when FedAvg has aggregated, seen through its server-side evaluation
-callback; `first` includes starting Ray.
+Flower has no record-level DP: in W1 and W2 modes `hooks` and `ghost` put Opacus' two ways of
+clipping into the client.  W3 and W5 use its central DP with fixed clipping: mode `client` its
+client-side form (each actor clips), mode `server` its server-side form.  One actor for each CPU,
+one PyTorch thread each; actors map the data from a file, and keep model and data between messages.
+A round ends when FedAvg has aggregated, seen through its server-side evaluation callback; `first`
+includes starting Ray.
 """
+
 import functools
 import json
 import os
@@ -36,6 +38,7 @@ try:
         FedAvg,
     )
     from flwr.simulation import run_simulation
+
     MISSING = opacus_peer.MISSING
 except ImportError as error:
     MISSING = error
@@ -47,7 +50,7 @@ def workplace(text):
     settings = json.loads(text)
     spec = SimpleNamespace(**settings["spec"])
     torch.set_num_threads(1)
-    torch.seed()                                                   # else every actor draws the same noise
+    torch.seed()  # else every actor draws the same noise
     folder = pathlib.Path(settings["folder"])
     x, y = (np.load(folder / f"{name}.npy", mmap_mode="c") for name in "xy")
     model = torch_models.network(spec)
@@ -63,7 +66,9 @@ def on_train(message, context):
     client = int(context.node_config["partition-id"])
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     train(x[client], y[client])
-    content = dict(arrays=ArrayRecord(model.state_dict()), metrics=MetricRecord({"num-examples": x.shape[1]}))
+    content = dict(
+        arrays=ArrayRecord(model.state_dict()), metrics=MetricRecord({"num-examples": x.shape[1]})
+    )
     return Message(content=RecordDict(content), reply_to=message)
 
 
@@ -81,29 +86,47 @@ def build(spec, data, mode):
     model = torch_models.network(spec)
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
-    def run(rounds, tick, keep=folder):                            # `keep`: the folder goes when this function goes
-        strategy = FedAvg(fraction_train=(spec.cohort + 0.5) / spec.clients, fraction_evaluate=0.0,
-                          min_train_nodes=spec.cohort, min_available_nodes=spec.clients,
-                          train_metrics_aggr_fn=lambda contents, key: MetricRecord(dict(clients=len(contents))))
+    def run(rounds, tick, keep=folder):  # `keep`: the folder goes when this function goes
+        strategy = FedAvg(
+            fraction_train=(spec.cohort + 0.5) / spec.clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=spec.cohort,
+            min_available_nodes=spec.clients,
+            train_metrics_aggr_fn=lambda contents, key: MetricRecord(dict(clients=len(contents))),
+        )
         if mode == "client":
-            strategy = DifferentialPrivacyClientSideFixedClipping(strategy, spec.noise, spec.clip, spec.cohort)
+            strategy = DifferentialPrivacyClientSideFixedClipping(
+                strategy, spec.noise, spec.clip, spec.cohort
+            )
         elif mode == "server":
-            strategy = DifferentialPrivacyServerSideFixedClipping(strategy, spec.noise, spec.clip, spec.cohort)
+            strategy = DifferentialPrivacyServerSideFixedClipping(
+                strategy, spec.noise, spec.clip, spec.cohort
+            )
         server, ended = ServerApp(), []
 
         @server.main()
         def main(grid, context):
             def after(number, arrays):
-                if number:                                         # 0: before the first
+                if number:  # 0: before the first
                     tick()
-            result = strategy.start(grid, ArrayRecord(model.state_dict()), rounds, evaluate_fn=after,
-                                    train_config=ConfigRecord(dict(settings=text)))
+
+            result = strategy.start(
+                grid,
+                ArrayRecord(model.state_dict()),
+                rounds,
+                evaluate_fn=after,
+                train_config=ConfigRecord(dict(settings=text)),
+            )
             model.load_state_dict(result.arrays.to_torch_state_dict())
             ended.extend(m["clients"] for m in result.train_metrics_clientapp.values())
 
         ray = dict(num_cpus=os.cpu_count(), include_dashboard=False, log_to_driver=False)
-        run_simulation(server, client_app(mode == "client"), spec.clients,
-                       backend_config=dict(client_resources=dict(num_cpus=1), init_args=ray))
+        run_simulation(
+            server,
+            client_app(mode == "client"),
+            spec.clients,
+            backend_config=dict(client_resources=dict(num_cpus=1), init_args=ray),
+        )
         assert ended == [spec.cohort] * rounds, f"Flower heard {ended} clients in {rounds} rounds"
 
     return run, lambda: torch_models.arrays(model.parameters())
@@ -112,6 +135,12 @@ def build(spec, data, mode):
 if __name__ == "__main__":
     import flower_peer as peer  # so that actors find the client's functions by name
 
-    common.main("Flower", peer.build, dict(record=("hooks", "ghost"), client=("client", "server")),
-                ("flwr", "ray", "torch", "opacus", "numpy"), 'pip install torch opacus "flwr[simulation]"', MISSING,
-                common.NOTES)
+    common.main(
+        "Flower",
+        peer.build,
+        dict(record=("hooks", "ghost"), client=("client", "server")),
+        ("flwr", "ray", "torch", "opacus", "numpy"),
+        'pip install torch opacus "flwr[simulation]"',
+        MISSING,
+        common.NOTES,
+    )

@@ -1,12 +1,14 @@
-"""A plain PyTorch loop over clients; Opacus clips each example's gradient and adds the noise in W1 and W2.
+"""A plain PyTorch loop over clients; Opacus clips each example's gradient and adds the noise in W1
+and W2.
 
     python opacus_peer.py --workload W1 --data FILE.npz --rounds 20 --repeats 5 --mode ghost
 
-Mode `hooks`: Opacus' per-sample gradients and DPOptimizer.  Mode `ghost`: its norms without per-sample gradients, two
-backward passes.  One wrapped model serves all clients.  Opacus has no federated or client-level layer, so W3 and W5
-are plain PyTorch (mode `plain`): local SGD, the update clipped, noise on the sum.  JFL_PEER_THREADS sets PyTorch's
-threads, else 2.
+Mode `hooks`: Opacus' per-sample gradients and DPOptimizer.  Mode `ghost`: its norms without
+per-sample gradients, two backward passes.  One wrapped model serves all clients.  Opacus has no
+federated or client-level layer, so W3 and W5 are plain PyTorch (mode `plain`): local SGD, the
+update clipped, noise on the sum.  JFL_PEER_THREADS sets PyTorch's threads, else 2.
 """
+
 import os
 
 import common
@@ -18,6 +20,7 @@ try:
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
     MISSING = None
 except ImportError as error:
     MISSING = error
@@ -25,7 +28,9 @@ except ImportError as error:
 
 def private_trainer(spec, model, mode):
     """train(x, y): the local DP-SGD steps of one client, on `model` in place."""
-    settings = dict(noise_multiplier=spec.noise, max_grad_norm=spec.clip, expected_batch_size=spec.batch)
+    settings = dict(
+        noise_multiplier=spec.noise, max_grad_norm=spec.clip, expected_batch_size=spec.batch
+    )
     sgd = torch.optim.SGD(model.parameters(), spec.lr)
     if mode == "hooks":
         wrapped = GradSampleModule(model)
@@ -41,6 +46,7 @@ def private_trainer(spec, model, mode):
             optimiser.zero_grad()
             loss(wrapped(bx), by).backward()
             optimiser.step()
+
     return train
 
 
@@ -74,7 +80,9 @@ def build(spec, data, mode):
                 train(x[client], y[client])
                 add_update(total)
             if mode == "plain":
-                torch._foreach_add_(total, [torch.randn_like(p) * (spec.noise * spec.clip) for p in total])
+                torch._foreach_add_(
+                    total, [torch.randn_like(p) * (spec.noise * spec.clip) for p in total]
+                )
             torch._foreach_add_(server, total, alpha=1 / spec.cohort)
             tick()
 
@@ -82,5 +90,12 @@ def build(spec, data, mode):
 
 
 if __name__ == "__main__":
-    common.main("PyTorch + Opacus", build, dict(record=("hooks", "ghost"), client=("plain",)),
-                ("torch", "opacus", "numpy"), "pip install torch opacus", MISSING, common.NOTES)
+    common.main(
+        "PyTorch + Opacus",
+        build,
+        dict(record=("hooks", "ghost"), client=("plain",)),
+        ("torch", "opacus", "numpy"),
+        "pip install torch opacus",
+        MISSING,
+        common.NOTES,
+    )

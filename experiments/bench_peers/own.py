@@ -1,9 +1,10 @@
 """jfl itself, by the protocol of its peers: a block of rounds is one program.
 
-Modes of record-level workloads: private; threefry (the key's own generator in place of Philox); vmap (every example's
-gradient is formed); clipped (no noise); plain (neither clip nor noise).  Of client-level ones: private; plain; coarse
-(local steps in bfloat16).
+Modes of record-level workloads: private; threefry (the key's own generator in place of Philox);
+vmap (every example's gradient is formed); clipped (no noise); plain (neither clip nor noise).  Of
+client-level ones: private; plain; coarse (local steps in bfloat16).
 """
+
 import functools
 
 import common
@@ -16,11 +17,13 @@ try:
     import jfl
     from jfl.core import identity
     from jfl.engine.round import enter, noise_key, one_round
+
     missing = None
 except ImportError as error:
     missing = error
 
 if missing is None:
+
     class Conv5(nn.Module):
         """W5: the layers of pfl-research's CNN, by flax's own convolution."""
 
@@ -33,7 +36,8 @@ if missing is None:
 
 
 def federation(data):
-    """Clients own the rows that are next to each other in memory; a row of each is the test set, which is not used."""
+    """Clients own the rows that are next to each other in memory; a row of each is the test set,
+    which is not used."""
     clients, rows = data.y.shape
     x, y = data.x.reshape(-1, *data.x.shape[2:]), data.y.reshape(-1)
     owned = lambda labels: np.arange(clients * rows).reshape(clients, rows)
@@ -42,25 +46,43 @@ def federation(data):
 
 def make(spec, fed, mode, sampler=None):
     """The plan of a workload."""
-    multiplier = spec.noise / 2            # replace one doubles the sensitivity: all tools add the same noise
+    multiplier = spec.noise / 2  # replace one doubles the sensitivity: all tools add the same noise
     if spec.level == "record":
         task = jfl.models.mlp(fed, spec.hidden) if spec.hidden else jfl.models.logistic(fed)
         generator = "key" if mode == "threefry" else "philox"
-        noise = [jfl.gaussian(multiplier, generator=generator)] if multiplier and mode != "clipped" else []
+        noise = (
+            [jfl.gaussian(multiplier, generator=generator)]
+            if multiplier and mode != "clipped"
+            else []
+        )
         chain = jfl.chain(jfl.clip_l2(spec.clip), jfl.total(), *noise, jfl.divide(spec.batch))
         path = "vmap" if mode == "vmap" else "auto"
-        grad = jfl.grad(task.loss) if mode == "plain" else jfl.private_grad(task.loss, chain, path=path)
+        grad = (
+            jfl.grad(task.loss)
+            if mode == "plain"
+            else jfl.private_grad(task.loss, chain, path=path)
+        )
         batch, release, chunk = jfl.batches.without_replacement(spec.batch), None, None
     else:
         task = jfl.models.cnn(fed) if spec.parameters < 1e6 else jfl.models.classifier(fed, Conv5())
         noise = [jfl.gaussian(multiplier)] if multiplier else []
         grad = jfl.grad(task.loss, compute="bfloat16" if mode == "coarse" else "float32")
         batch = jfl.batches.epochs(spec.batch)
-        release = None if mode == "plain" else jfl.chain(jfl.clip_l2(spec.clip), jfl.total(), *noise, jfl.divide(spec.cohort))
+        release = (
+            None
+            if mode == "plain"
+            else jfl.chain(jfl.clip_l2(spec.clip), jfl.total(), *noise, jfl.divide(spec.cohort))
+        )
         chunk = 1 if jax.default_backend() == "cpu" else None
     alg = jfl.algorithms.fedavg(grad, lr=spec.lr, steps=spec.steps, batch=batch)
-    return jfl.plan(fed, task, alg, sampler or jfl.sampling.without_replacement(spec.clients, spec.cohort), release=release,
-                    chunk=chunk)
+    return jfl.plan(
+        fed,
+        task,
+        alg,
+        sampler or jfl.sampling.without_replacement(spec.clients, spec.cohort),
+        release=release,
+        chunk=chunk,
+    )
 
 
 def program(plan):
@@ -97,6 +119,14 @@ def build(spec, data, mode):
 
 
 if __name__ == "__main__":
-    common.main("jfl", build, dict(record=("private", "threefry", "vmap", "clipped", "plain"),
-                                   client=("private", "plain", "coarse")),
-                ("jfl", "jax", "jaxlib", "flax", "optax", "numpy"), "pip install jfl", missing)
+    common.main(
+        "jfl",
+        build,
+        dict(
+            record=("private", "threefry", "vmap", "clipped", "plain"),
+            client=("private", "plain", "coarse"),
+        ),
+        ("jfl", "jax", "jaxlib", "flax", "optax", "numpy"),
+        "pip install jfl",
+        missing,
+    )

@@ -1,12 +1,15 @@
-"""pfl-research on PyTorch: its federated dataset, FederatedAveraging, simulated backend, central Gaussian mechanism.
+"""pfl-research on PyTorch: its federated dataset, FederatedAveraging, simulated backend, central
+Gaussian mechanism.
 
     python pfl_peer.py --workload W1 --data FILE.npz --rounds 20 --repeats 5 --mode vmap
 
-pfl has no record-level DP, so in W1 and W2 its local training step is replaced.  Mode `vmap`: per-example gradients
-by torch.func.vmap(grad), clipped, with noise.  Mode `ghost`: Opacus' ghost clipping in pfl's model.  W3 and W5 (mode
-`central`) are pfl's own all through, batches in a fixed order as pfl does it.  pfl samples users with replacement; here
-the sampler it is given deals cohorts without.  JFL_PEER_THREADS sets PyTorch's threads, else 2.
+pfl has no record-level DP, so in W1 and W2 its local training step is replaced.  Mode `vmap`:
+per-example gradients by torch.func.vmap(grad), clipped, with noise.  Mode `ghost`: Opacus' ghost
+clipping in pfl's model.  W3 and W5 (mode `central`) are pfl's own all through, batches in a fixed
+order as pfl does it.  pfl samples users with replacement; here the sampler it is given deals
+cohorts without.  JFL_PEER_THREADS sets PyTorch's threads, else 2.
 """
+
 import os
 
 import common
@@ -26,6 +29,7 @@ try:
     from pfl.model.pytorch import PyTorchModel
     from pfl.privacy.gaussian_mechanism import GaussianMechanism
     from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
+
     MISSING = None
 except ImportError as error:
     MISSING = error
@@ -33,21 +37,26 @@ except ImportError as error:
 
 def vmap_step(spec, model):
     """pfl's train step with clipped per-example gradients, and no change to the optimiser."""
+
     def loss(params, x, y):
         scores = torch.func.functional_call(model, params, (x[None],))
         return torch.nn.functional.cross_entropy(scores, y[None])
+
     grads = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))
 
     @torch.no_grad()
     def step(model, optimiser, batch, train_kwargs, train_step_args):
         params = dict(model.named_parameters())
         each = grads({name: p.detach() for name, p in params.items()}, *batch)
-        norms = torch.linalg.vector_norm(torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]), dim=0)
+        norms = torch.linalg.vector_norm(
+            torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]), dim=0
+        )
         scale = (spec.clip / norms).clamp(max=1.0)
         for name, p in params.items():
             total = torch.einsum("i,i...", scale, each[name])
             p.grad = (total + spec.noise * spec.clip * torch.randn_like(p)) / spec.batch
         optimiser.step()
+
     return step
 
 
@@ -62,14 +71,21 @@ def ghost(spec, model):
     wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=spec.clip)
 
     def optimiser(params, lr):
-        return DPOptimizerFastGradientClipping(torch.optim.SGD(params, lr), noise_multiplier=spec.noise,
-                                               max_grad_norm=spec.clip, expected_batch_size=spec.batch)
+        return DPOptimizerFastGradientClipping(
+            torch.optim.SGD(params, lr),
+            noise_multiplier=spec.noise,
+            max_grad_norm=spec.clip,
+            expected_batch_size=spec.batch,
+        )
 
     def step(model, optimiser, batch, train_kwargs, train_step_args):
         x, y = batch
         optimiser.zero_grad()
-        DPLossFastGradientClipping(model, optimiser, torch.nn.CrossEntropyLoss())(model(x), y).backward()
+        DPLossFastGradientClipping(model, optimiser, torch.nn.CrossEntropyLoss())(
+            model(x), y
+        ).backward()
         optimiser.step()
+
     return wrapped, step, optimiser
 
 
@@ -83,7 +99,9 @@ def build(spec, data, mode):
     elif mode == "ghost":
         network, step, optimiser = ghost(spec, network)
     network.loss = lambda x, y: torch.nn.functional.cross_entropy(network(x), y)
-    network.metrics = lambda x, y: {"rows": Weighted(len(y), 1)}   # pfl evaluates in the first round; costs nothing
+    network.metrics = lambda x, y: {
+        "rows": Weighted(len(y), 1)
+    }  # pfl evaluates in the first round; costs nothing
     model = PyTorchModel(network, optimiser, torch.optim.SGD(network.parameters(), 1.0))
     rng = np.random.default_rng(0)
 
@@ -106,22 +124,37 @@ def build(spec, data, mode):
     mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(spec.clip, spec.noise))
     backend = SimulatedBackend(dataset, dataset, [mechanism] if spec.level == "client" else [])
     epochs = 1 if spec.level == "record" else -(-spec.steps * spec.batch // x.shape[1])
-    local = NNTrainHyperParams(local_batch_size=spec.batch, local_num_epochs=epochs, local_learning_rate=spec.lr)
+    local = NNTrainHyperParams(
+        local_batch_size=spec.batch, local_num_epochs=epochs, local_learning_rate=spec.lr
+    )
 
     def run(rounds, tick):
         class Tick(TrainingProcessCallback):
             def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
                 tick()
                 return False, Metrics()
-        settings = NNAlgorithmParams(central_num_iterations=rounds, evaluation_frequency=rounds + 1,
-                                     train_cohort_size=spec.cohort, val_cohort_size=0)
+
+        settings = NNAlgorithmParams(
+            central_num_iterations=rounds,
+            evaluation_frequency=rounds + 1,
+            train_cohort_size=spec.cohort,
+            val_cohort_size=0,
+        )
         algorithm = Private() if step else FederatedAveraging()
-        algorithm.run(settings, backend, model, local, callbacks=[Tick()], send_metrics_to_platform=False)
+        algorithm.run(
+            settings, backend, model, local, callbacks=[Tick()], send_metrics_to_platform=False
+        )
 
     return run, lambda: torch_models.arrays(network.parameters())
 
 
 if __name__ == "__main__":
-    common.main("pfl-research", build, dict(record=("vmap", "ghost"), client=("central",)),
-                ("pfl", "torch", "opacus", "numpy"), "pip install torch pfl opacus", MISSING,
-                dict(common.NOTES, client="batches in a fixed order; " + common.NOTES["client"]))
+    common.main(
+        "pfl-research",
+        build,
+        dict(record=("vmap", "ghost"), client=("central",)),
+        ("pfl", "torch", "opacus", "numpy"),
+        "pip install torch pfl opacus",
+        MISSING,
+        dict(common.NOTES, client="batches in a fixed order; " + common.NOTES["client"]),
+    )

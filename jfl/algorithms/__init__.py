@@ -1,4 +1,5 @@
 """One algorithm a file.  What is listed here inherits the contract tests and the command line."""
+
 from ..core.lazy import submodules as _submodules
 from .addpnfl import adaptive as adaptive
 from .addpnfl import addpnfl as addpnfl
@@ -13,6 +14,15 @@ from .output_perturbation import output_perturbation as output_perturbation
 from .padpfl import padpfl as padpfl
 from .scaffold import scaffold as scaffold
 
-__all__ = ["addpnfl", "dpnfl", "fedavg", "fedprox", "fedsgd", "output_perturbation", "padpfl", "scaffold"]
+__all__ = [
+    "addpnfl",
+    "dpnfl",
+    "fedavg",
+    "fedprox",
+    "fedsgd",
+    "output_perturbation",
+    "padpfl",
+    "scaffold",
+]
 
 __getattr__, __dir__ = _submodules(__name__, __path__)

@@ -1,4 +1,5 @@
 """AdDPNFL (Chen et al., IEEE TKDE 2024, Algorithm 2): DPNFL's clients and an adaptive server."""
+
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -12,21 +13,26 @@ from .dpnfl import dpnfl
 
 
 class Moments(NamedTuple):
-    first: Any           # mu
-    second: Any          # nu, of each coordinate
+    first: Any  # mu
+    second: Any  # nu, of each coordinate
 
 
 @named("addpnfl.adaptive")
-def adaptive(learning_rate, b1=0.9, b2=0.99, adaptivity=1e-3, second_moment_of="diff", initial=None):
-    """FedAdam's server as an optax transformation: Adam without bias correction, `adaptivity` outside the root.
+def adaptive(
+    learning_rate, b1=0.9, b2=0.99, adaptivity=1e-3, second_moment_of="diff", initial=None
+):
+    """FedAdam's server as an optax transformation: Adam without bias correction, `adaptivity`
+    outside the root.
 
-    mu = b1 mu + (1 - b1) g,  nu = b2 nu + (1 - b2) g^2,  step = -learning_rate mu / (sqrt(nu) + adaptivity)
+    mu = b1 mu + (1 - b1) g,  nu = b2 nu + (1 - b2) g^2,  step = -learning_rate mu / (sqrt(nu) +
+    adaptivity)
 
-    As a server optimizer, g is minus the released difference: fedavg(..., server_optimizer=functools.partial(adaptive,
-    b1=0.5)).
+    As a server optimizer, g is minus the released difference: fedavg(...,
+    server_optimizer=functools.partial(adaptive, b1=0.5)).
 
-    Args     second_moment_of: "diff", g^2 as above; or "momentum", mu^2, as the text of the paper prints it.
-             initial: nu before the first step; None: adaptivity^2, the least that the paper's theorems allow.
+    Args     second_moment_of: "diff", g^2 as above; or "momentum", mu^2, as the text of the paper
+             prints it. initial: nu before the first step; None: adaptivity^2, the least that the
+               paper's theorems allow.
     Units    b1, b2 in [0, 1); adaptivity > 0, in units of g.
     Privacy  post-processing of what was released.
     Errors   ValueError outside those ranges.
@@ -41,13 +47,17 @@ def adaptive(learning_rate, b1=0.9, b2=0.99, adaptivity=1e-3, second_moment_of="
 
     def init(params):
         first = adaptivity * adaptivity if initial is None else initial
-        return Moments(pytrees.zeros_like(params), pytrees.map(lambda x: jnp.full_like(x, first), params))
+        return Moments(
+            pytrees.zeros_like(params), pytrees.map(lambda x: jnp.full_like(x, first), params)
+        )
 
     def update(gradient, state, params=None):
         first = _decayed(b1, state.first, gradient)
         seen = first if second_moment_of == "momentum" else gradient
         second = _decayed(b2, state.second, pytrees.map(jnp.square, seen))
-        step = pytrees.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second)
+        step = pytrees.map(
+            lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second
+        )
         return step, Moments(first, second)
 
     return optax.GradientTransformation(init, update)
@@ -60,29 +70,57 @@ def _decayed(decay, old, new):
 def _check(where, second_moment_of, adaptivity, initial, **decays):
     checks.choice(where, ("diff", "momentum"), second_moment_of=second_moment_of)
     checks.positive(where, single=True, adaptivity=adaptivity)
-    checks.nonnegative(where, single=True, **decays, **({} if initial is None else dict(initial=initial)))
+    checks.nonnegative(
+        where, single=True, **decays, **({} if initial is None else dict(initial=initial))
+    )
     for name, value in decays.items():
         if checks.concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
             checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
 
 
-def addpnfl(grad, *, lr=0.1, steps=10, server_lr=0.01, beta1=0.9, beta2=0.99, adaptivity=1e-3,
-            second_moment_of="diff", initial=None, **dpnfl_options):
-    """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second moment.
+def addpnfl(
+    grad,
+    *,
+    lr=0.1,
+    steps=10,
+    server_lr=0.01,
+    beta1=0.9,
+    beta2=0.99,
+    adaptivity=1e-3,
+    second_moment_of="diff",
+    initial=None,
+    **dpnfl_options,
+):
+    """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second
+    moment.
 
     Args     server_lr, beta1, beta2, adaptivity, second_moment_of, initial: of `adaptive`.
-             server_lr and lr may be schedules, of the round and of round * steps + step; in the paper's experiments
-             schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr, every=steps).
-             batch, optimizer: of the clients, as in `fedavg`.  How to aggregate is said in the plan: see `dpnfl`.
+             server_lr and lr may be schedules, of the round and of round * steps + step; in the
+             paper's experiments schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr,
+             every=steps).
+             batch, optimizer: of the clients, as in `fedavg`.  How to aggregate is said in the
+               plan: see `dpnfl`.
     Releases as `dpnfl`: the server's work is post-processing.
-    Errors   ValueError as `adaptive`; for a server_optimizer, which would replace what makes this algorithm.
+    Errors   ValueError as `adaptive`; for a server_optimizer, which would replace what makes this
+             algorithm.
     """
     _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
     if "server_optimizer" in dpnfl_options:
-        checks.fail("addpnfl", "no server_optimizer beside its own", f"{dpnfl_options['server_optimizer']!r}",
-                   "For another optax server use dpnfl(server_optimizer=...).")
-    data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity) | ({} if initial is None else dict(initial=initial))
-    server = Fn(adaptive, {name: checks.scalar(value) for name, value in data.items()},
-                dict(second_moment_of=second_moment_of))
-    base = dpnfl(grad, lr=lr, steps=steps, server_lr=server_lr, server_optimizer=server, **dpnfl_options)
+        checks.fail(
+            "addpnfl",
+            "no server_optimizer beside its own",
+            f"{dpnfl_options['server_optimizer']!r}",
+            "For another optax server use dpnfl(server_optimizer=...).",
+        )
+    data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity) | (
+        {} if initial is None else dict(initial=initial)
+    )
+    server = Fn(
+        adaptive,
+        {name: checks.scalar(value) for name, value in data.items()},
+        dict(second_moment_of=second_moment_of),
+    )
+    base = dpnfl(
+        grad, lr=lr, steps=steps, server_lr=server_lr, server_optimizer=server, **dpnfl_options
+    )
     return dataclasses.replace(base, name="addpnfl")

@@ -1,4 +1,6 @@
-"""A private look at which bands hold the energy of per-example gradients, to choose the shape of the noise by."""
+"""A private look at which bands hold the energy of per-example gradients, to choose the shape of
+the noise by."""
+
 import dataclasses
 from typing import Any
 
@@ -19,8 +21,8 @@ from .base import algorithm
 
 @record
 class State:
-    params: Any          # as they were: nothing is trained
-    energies: Any        # Float[bands], the mean share of each band, of the rounds so far
+    params: Any  # as they were: nothing is trained
+    energies: Any  # Float[bands], the mean share of each band, of the rounds so far
 
 
 @named("band_energies.init")
@@ -45,19 +47,32 @@ def _server(ctx, server, shares):
 def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor=None):
     """One round estimates the mean share of each band in an example's gradient energy, with noise.
 
-    An example contributes its shares, which are >= 0 and add up to 1, so their length is at most 1 whatever the
-    gradient.  Nothing is trained.  `out.run.server.energies` may be a little negative; for `wavelet.ellipsoid` take
-    jnp.maximum(energies, 0).
+    An example contributes its shares, which are >= 0 and add up to 1, so their length is at most 1
+    whatever the gradient.  Nothing is trained.  `out.run.server.energies` may be a little negative;
+    for `wavelet.ellipsoid` take jnp.maximum(energies, 0).
 
-    Args     batch: which rows a client looks at; divisor: of their sum; None: the rows of a batch, of all rows "size".
-    Privacy  one release an example and round.  It is a plan of its own, and a run of its own: both together have
-             jfl.guarantee([(estimate, 1, 0), (training, rounds, 0)], delta=...).
+    Args     batch: which rows a client looks at; divisor: of their sum; None: the rows of a batch,
+             of all rows "size".
+    Privacy  one release an example and round.  It is a plan of its own, and a run of its own: both
+             together have jfl.guarantee([(estimate, 1, 0), (training, rounds, 0)], delta=...).
     """
     if not isinstance(bands, Bands):
         checks.fail("band_energies", "bands of jfl.bands", f"{bands!r}")
-    divisor = divisor if divisor is not None else batch.batch if batch.scheme != "poisson" and batch.batch else \
-        float(batch.expected) if batch.expected is not None else "size"
+    divisor = (
+        divisor
+        if divisor is not None
+        else batch.batch
+        if batch.scheme != "poisson" and batch.batch
+        else float(batch.expected)
+        if batch.expected is not None
+        else "size"
+    )
     mechanism = chain(wavelet.shares(bands), total(), gaussian(noise_multiplier), divide(divisor))
     grad = per_example.private_grad(loss, mechanism)
-    return algorithm(Fn(_init, dict(bands=bands)), Fn(_client, dict(grad=grad, batch=batch)), _server,
-                     releases=training.work(grad, batch, lr=1.0, steps=1).releases(), name="band_energies")
+    return algorithm(
+        Fn(_init, dict(bands=bands)),
+        Fn(_client, dict(grad=grad, batch=batch)),
+        _server,
+        releases=training.work(grad, batch, lr=1.0, steps=1).releases(),
+        name="band_energies",
+    )

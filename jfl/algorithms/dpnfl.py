@@ -1,25 +1,32 @@
-"""DPNFL (Chen et al., IEEE TKDE 2024, Algorithm 1): FedAvg with clipping and noise in every local step."""
+"""DPNFL (Chen et al., IEEE TKDE 2024, Algorithm 1): FedAvg with clipping and noise in every local
+step."""
+
 import dataclasses
 
 from .fedavg import fedavg
 
 
 def dpnfl(grad, *, lr=0.1, steps=10, **fedavg_options):
-    """FedAvg with clipping and noise in every local step: `fedavg` under the paper's name, and its aggregations.
+    """FedAvg with clipping and noise in every local step: `fedavg` under the paper's name, and its
+    aggregations.
 
-    For noise of standard deviation sigma on the mean gradient of B rows, `grad` is private_grad(loss,
-    chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B))); a chain without a clip proves nothing, though the
-    paper prints none.  With p_i = n_i / sum n_j, n clients and r of them a round, the plan says how to aggregate:
+    For noise of standard deviation sigma on the mean gradient of B rows, `grad` is
+    private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B))); a chain
+    without a clip proves nothing, though the paper prints none.  With p_i = n_i / sum n_j, n
+    clients and r of them a round, the plan says how to aggregate:
 
-    uniform            sampling.without_replacement(n, r), weights="size": w + (n / r) sum p_i diff_i, unbiased
-    multinomial        sampling.with_replacement(n, r, weights=fed.size), weights="size": w + (1 / r) sum diff_i, a
-                       client drawn m times counting m times; unbiased
-    biased FedAvg      as uniform, with server_lr = r / n: w + sum p_i diff_i, the same path in smaller steps
-    normalised FedAvg  as uniform, with release=chain(total(), divide("weight")): w + sum p_i diff_i / sum p_i, biased
-                       where the p_i differ
-    first responders   sampling.first_responders(n, r, latency), weights="size": as uniform, biased to fast clients
+    uniform            sampling.without_replacement(n, r), weights="size": w + (n / r) sum p_i
+    diff_i, unbiased multinomial        sampling.with_replacement(n, r, weights=fed.size),
+                       weights="size": w + (1 / r) sum diff_i, a client drawn m times counting m
+                       times; unbiased
+    biased FedAvg      as uniform, with server_lr = r / n: w + sum p_i diff_i, the same path in
+    smaller steps normalised FedAvg  as uniform, with release=chain(total(), divide("weight")): w +
+                       sum p_i diff_i / sum p_i, biased where the p_i differ
+    first responders   sampling.first_responders(n, r, latency), weights="size": as uniform, biased
+    to fast clients
 
-    Releases `steps` noisy gradients a participation, and the difference of models that follows from them.
+    Releases `steps` noisy gradients a participation, and the difference of models that follows from
+    them.
 
     >>> import jfl
     >>> chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(std=10 * 0.5), jfl.divide(10))

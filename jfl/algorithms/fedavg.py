@@ -1,4 +1,6 @@
-"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1), with any server optimizer (Reddi et al., ICLR 2021)."""
+"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1), with any server optimizer (Reddi et al., ICLR
+2021)."""
+
 import optax
 
 from ..core import pytrees
@@ -24,15 +26,24 @@ def _server(ctx, server, diff, *, step):
     return step(ctx, server, diff)
 
 
-def fedavg(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=optax.sgd,
-           server_lr=1.0, server_optimizer=optax.sgd):
+def fedavg(
+    grad,
+    *,
+    lr=0.1,
+    steps=10,
+    batch=without_replacement(8),
+    optimizer=optax.sgd,
+    server_lr=1.0,
+    server_optimizer=optax.sgd,
+):
     """Clients take `steps` local steps; the server applies the released mean of their differences.
 
     Args     optimizer, server_optimizer: any optax factory or transformation.  FedAvgM is
-             functools.partial(optax.sgd, momentum=0.9), FedAdam optax.adam, FedAdagrad optax.adagrad on the server;
-             DP-Adam is optax.adam on the clients.
+             functools.partial(optax.sgd, momentum=0.9), FedAdam optax.adam, FedAdagrad
+             optax.adagrad on the server; DP-Adam is optax.adam on the clients.
              lr, server_lr: numbers or schedules, of round * steps + step and of the round.
-    Releases the difference of models, once a round; under record-level privacy `steps` noisy gradients before it.
+    Releases the difference of models, once a round; under record-level privacy `steps` noisy
+    gradients before it.
 
     >>> import jfl
     >>> fedavg(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), lr=0.5).name
@@ -40,5 +51,10 @@ def fedavg(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=op
     """
     work = training.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     step = dict(step=training.server_step(server_lr, server_optimizer))
-    return algorithm(Fn(_init, step), Fn(_client, dict(work=work)), Fn(_server, step), releases=work.releases(),
-                     name="fedavg")
+    return algorithm(
+        Fn(_init, step),
+        Fn(_client, dict(work=work)),
+        Fn(_server, step),
+        releases=work.releases(),
+        name="fedavg",
+    )

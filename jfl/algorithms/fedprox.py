@@ -1,4 +1,5 @@
 """FedProx (Li et al., MLSys 2020, Algorithm 2): FedAvg with a pull to the server's model."""
+
 import dataclasses
 
 from ..core import checks, pytrees
@@ -17,8 +18,8 @@ def _client(ctx, keys, server, own, rows, *, work, mu):
 def fedprox(grad, *, mu=0.1, **fedavg_options):
     """FedAvg whose local steps follow gradient + mu * (w - w_server).
 
-    The pull reads no example: it comes after clipping and noise and costs no privacy.  `mu` >= 0; all else as
-    `fedavg`.
+    The pull reads no example: it comes after clipping and noise and costs no privacy.  `mu` >= 0;
+    all else as `fedavg`.
     """
     checks.nonnegative("fedprox", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)

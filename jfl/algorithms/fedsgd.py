@@ -1,4 +1,5 @@
 """FedSGD (McMahan et al., AISTATS 2017): one gradient a client, one step on the server."""
+
 import optax
 
 from ..core import pytrees
@@ -25,11 +26,17 @@ def _server(ctx, server, descent, *, step):
 
 
 def fedsgd(grad, *, lr=0.1, batch=full(), server_optimizer=optax.sgd):
-    """Each client sends the gradient of one batch (default: all its rows); the server takes a step of size `lr`.
+    """Each client sends the gradient of one batch (default: all its rows); the server takes a step
+    of size `lr`.
 
     Releases the (noisy) gradient, once a round.
     """
     work = training.work(grad, batch, lr=1.0, steps=1)
     step = dict(step=training.server_step(lr, server_optimizer))
-    return algorithm(Fn(_init, step), Fn(_client, dict(work=work)), Fn(_server, step), releases=work.releases(),
-                     name="fedsgd")
+    return algorithm(
+        Fn(_init, step),
+        Fn(_client, dict(work=work)),
+        Fn(_server, step),
+        releases=work.releases(),
+        name="fedsgd",
+    )

@@ -1,4 +1,6 @@
-"""FedAvg with noise once a round, on the client's model (DP-FedAvg of Li, Wang, Wu, Mathematics 13(3), 2025)."""
+"""FedAvg with noise once a round, on the client's model (DP-FedAvg of Li, Wang, Wu, Mathematics
+13(3), 2025)."""
+
 import jax.numpy as jnp
 import optax
 
@@ -22,17 +24,24 @@ def _client(ctx, keys, server, own, rows, *, work, mechanism, mu, clip_steps):
 
     def clip(g, w, s):
         factor = jnp.minimum(1.0, limit / jnp.maximum(pytrees.norm(g), jnp.finfo(jnp.float32).tiny))
-        g = pytrees.scale(factor if clip_steps == "all" else jnp.where(s == work.steps - 1, factor, 1.0), g)
+        g = pytrees.scale(
+            factor if clip_steps == "all" else jnp.where(s == work.steps - 1, factor, 1.0), g
+        )
         return g if mu is None else pytrees.axpy(mu, pytrees.sub(w, server.params), g)
 
     trained, _, rates, seen = training.train(work, ctx, keys, server.params, rows, clip, drop=True)
-    # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long, whatever the rows (with a
-    # pull of lr * mu > 1 it may be longer, and the chain's clip sees to it)
+    # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long,
+    # whatever the rows (with a pull of lr * mu > 1 it may be longer, and the chain's clip sees to
+    # it)
     mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
     if clip_steps == "all":
         form = pytrees.form(mean)
         mean, lost = mech.alone(chain, keys.noise, mean, realised=ctx.size, client=ctx.client)
-        return pytrees.cast(pytrees.scale(rates, mean), form), own, seen._replace(nonfinite=seen.nonfinite + lost)
+        return (
+            pytrees.cast(pytrees.scale(rates, mean), form),
+            own,
+            seen._replace(nonfinite=seen.nonfinite + lost),
+        )
     mean, _ = mech.finish(chain, keys.noise, (), mean, realised=ctx.size, client=ctx.client)
     return pytrees.scale(rates, mean), own, seen
 
@@ -42,33 +51,70 @@ def _server(ctx, server, diff, *, step):
     return step(ctx, server, diff)
 
 
-def output_perturbation(grad, mechanism, *, lr=0.1, steps=10, batch=without_replacement(8), server_lr=1.0,
-                        server_optimizer=optax.sgd, clip_steps="all", mu=None):
-    """FedAvg whose clients clip every minibatch gradient and add noise once, to the model they upload.
+def output_perturbation(
+    grad,
+    mechanism,
+    *,
+    lr=0.1,
+    steps=10,
+    batch=without_replacement(8),
+    server_lr=1.0,
+    server_optimizer=optax.sgd,
+    clip_steps="all",
+    mu=None,
+):
+    """FedAvg whose clients clip every minibatch gradient and add noise once, to the model they
+    upload.
 
-    Args     grad: jfl.grad(loss), or a private_grad without noise for gradients clipped example by example.
-             mechanism: chain(clip_l2(G), total(), gaussian(z)), for the mean gradient of a round.  Its clip norm also
-             clips each step.  A change of one row may change all gradients of the round, by 2 G each; so noise of
-             z * 2 G * (sum of learning rates) in the model covers every such change.
-             mu: pull to the server's model, as in FedProx; it reads no row, and with lr * mu <= 1 it only shortens.
-             clip_steps: "all"; "last" is the algorithm as printed, which clips the last step only and proves nothing.
-    Privacy  one release a participation, of an example under replace_one; a row that no batch of the round drew is
-             not in it, which is the only gain from sampling.
+    Args     grad: jfl.grad(loss), or a private_grad without noise for gradients clipped example by
+             example. mechanism: chain(clip_l2(G), total(), gaussian(z)), for the mean gradient of a
+             round.  Its clip norm also clips each step.  A change of one row may change all
+             gradients of the round, by 2 G each; so noise of z * 2 G * (sum of learning rates) in
+             the model covers every such change.
+             mu: pull to the server's model, as in FedProx; it reads no row, and with lr * mu <= 1
+               it only shortens.
+             clip_steps: "all"; "last" is the algorithm as printed, which clips the last step only
+               and proves nothing.
+    Privacy  one release a participation, of an example under replace_one; a row that no batch of
+             the round drew is not in it, which is the only gain from sampling.
     Source   Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step.
     """
-    if not isinstance(mechanism, Mechanism) or not mech.clips(mechanism) or mech.adaptive(mechanism):
-        checks.fail("output_perturbation", "mechanism = chain(clip_l2(G), total(), gaussian(z))", f"{mechanism!r}")
+    if (
+        not isinstance(mechanism, Mechanism)
+        or not mech.clips(mechanism)
+        or mech.adaptive(mechanism)
+    ):
+        checks.fail(
+            "output_perturbation",
+            "mechanism = chain(clip_l2(G), total(), gaussian(z))",
+            f"{mechanism!r}",
+        )
     if getattr(grad, "mechanism", None) is not None and mech.noisy(grad.mechanism):
-        checks.fail("output_perturbation", "a grad without noise", "a noisy private_grad",
-                   "Noise is added once a round, by `mechanism`.")
+        checks.fail(
+            "output_perturbation",
+            "a grad without noise",
+            "a noisy private_grad",
+            "Noise is added once a round, by `mechanism`.",
+        )
     if any(s.name == "prox_erm" for s in mechanism.stages):
-        checks.fail("output_perturbation", "a clip", 'bounded(..., "prox_erm")', "Use padpfl(mechanism=...).")
+        checks.fail(
+            "output_perturbation",
+            "a clip",
+            'bounded(..., "prox_erm")',
+            "Use padpfl(mechanism=...).",
+        )
     mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True)
     checks.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
     if mu is not None:
         checks.nonnegative("output_perturbation", single=True, mu=mu)
     work = training.work(grad, batch, lr=lr, steps=steps)
     step = dict(step=training.server_step(server_lr, server_optimizer))
-    client = Fn(_client, dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.scalar(mu)), dict(clip_steps=clip_steps))
+    client = Fn(
+        _client,
+        dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.scalar(mu)),
+        dict(clip_steps=clip_steps),
+    )
     released = Release(mechanism if clip_steps == "all" else None, batch, 1, steps)
-    return algorithm(Fn(_init, step), client, Fn(_server, step), releases=(released,), name="output_perturbation")
+    return algorithm(
+        Fn(_init, step), client, Fn(_server, step), releases=(released,), name="output_perturbation"
+    )

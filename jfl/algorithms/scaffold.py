@@ -1,4 +1,6 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II; DP-SCAFFOLD(-warm): Noble et al., AISTATS 2022)."""
+"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II; DP-SCAFFOLD(-warm): Noble et
+al., AISTATS 2022)."""
+
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -15,28 +17,39 @@ from .base import algorithm
 class State:
     params: Any
     optimizer: Any
-    control: Any         # c, the mean of the clients' control variates
+    control: Any  # c, the mean of the clients' control variates
 
 
 class Payload(NamedTuple):
     diff: Any
-    control: Any         # change of c_i times the sum of learning rates: the two halves then share units and a clip
+    # change of c_i times the sum of learning rates: the two halves then share units and a clip
+    control: Any
 
 
 @named("scaffold.init")
 def _init(params, *, step, scale, warm):
     server = step.init(params)
-    return State(server.params, server.optimizer, pytrees.zeros_like(params)), pytrees.zeros_like(params)
+    return State(server.params, server.optimizer, pytrees.zeros_like(params)), pytrees.zeros_like(
+        params
+    )
 
 
 @named("scaffold.client")
 def _client(ctx, keys, server, own, rows, *, work, warm):
     drift = pytrees.sub(server.control, own)
-    # warm rounds look at the gradients of the first model, and neither the clients nor the server move
+    # warm rounds look at the gradients of the first model, and neither the clients nor the server
+    # move
     moving = 1.0 if warm is None else jnp.where(ctx.round < warm, 0.0, 1.0)
-    trained, mean, rates, seen = training.train(work, ctx, keys, server.params, rows, lambda g, w, s: pytrees.add(g, drift), moving)
-    # option II's c_i - c + (x - y) / (K lr) is the mean gradient of plain SGD; this form holds for any optimizer
-    return Payload(pytrees.sub(trained, server.params), pytrees.scale(rates, pytrees.sub(mean, own))), mean, seen
+    trained, mean, rates, seen = training.train(
+        work, ctx, keys, server.params, rows, lambda g, w, s: pytrees.add(g, drift), moving
+    )
+    # option II's c_i - c + (x - y) / (K lr) is the mean gradient of plain SGD; this form holds for
+    # any optimizer
+    return (
+        Payload(pytrees.sub(trained, server.params), pytrees.scale(rates, pytrees.sub(mean, own))),
+        mean,
+        seen,
+    )
 
 
 @named("scaffold.server")
@@ -46,8 +59,11 @@ def _server(ctx, server, release, *, step, scale, warm):
         still = training.Server(server.params, server.optimizer)
         moved = pytrees.map(lambda old, new: jnp.where(ctx.round < warm, old, new), still, moved)
     rates = scale(ctx.round)
-    return State(moved.params, moved.optimizer,
-                 pytrees.axpy(ctx.cohort / ctx.clients / rates, release.control, server.control))
+    return State(
+        moved.params,
+        moved.optimizer,
+        pytrees.axpy(ctx.cohort / ctx.clients / rates, release.control, server.control),
+    )
 
 
 @named("scaffold.rates")
@@ -55,25 +71,45 @@ def _rates(round_, *, lr, steps):
     return training.rates(lr, round_ * steps, steps)
 
 
-def scaffold(grad, *, lr=0.1, steps=10, batch=without_replacement(8), optimizer=optax.sgd,
-             server_lr=1.0, server_optimizer=optax.sgd, warm_rounds=None):
+def scaffold(
+    grad,
+    *,
+    lr=0.1,
+    steps=10,
+    batch=without_replacement(8),
+    optimizer=optax.sgd,
+    server_lr=1.0,
+    server_optimizer=optax.sgd,
+    warm_rounds=None,
+):
     """FedAvg with control variates: local steps follow gradient + c - c_i.
 
-    The drift is added after clipping and noise.  A client's c_i becomes the mean of its (noisy) gradients; with
-    uniform weights, a cohort without repeats and an unclipped, noiseless release, c stays the mean of all c_i.
+    The drift is added after clipping and noise.  A client's c_i becomes the mean of its (noisy)
+    gradients; with uniform weights, a cohort without repeats and an unclipped, noiseless release, c
+    stays the mean of all c_i.
 
-    Args     warm_rounds: the first rounds only find control variates, at the initial model (DP-SCAFFOLD-warm: about
-             4 / (share of clients in a cohort)).  They release as much as any other round, and are accounted so.
+    Args     warm_rounds: the first rounds only find control variates, at the initial model
+             (DP-SCAFFOLD-warm: about 4 / (share of clients in a cohort)).  They release as much as
+             any other round, and are accounted so.
     Releases the pair (difference, K lr * change of c_i): a client-level clip covers both together.
-    Noise    of a client-level release stays in c, which no later round corrects: clients move along the sum of all
-             noise, until it fills their clip norm.  FedAvg suits that level better.  Noise of local steps leaves c
-             with the next c_i.
+    Noise    of a client-level release stays in c, which no later round corrects: clients move along
+             the sum of all noise, until it fills their clip norm.  FedAvg suits that level better.
+             Noise of local steps leaves c with the next c_i.
     """
     work = training.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     if warm_rounds is not None:
         checks.nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
     warm = None if warm_rounds is None else checks.scalar(warm_rounds)
-    both = dict(step=training.server_step(server_lr, server_optimizer), warm=warm,
-                scale=Fn(_rates, dict(lr=work.lr), dict(steps=steps)))
-    return algorithm(Fn(_init, both), Fn(_client, dict(work=work, warm=warm)), Fn(_server, both),
-                     releases=work.releases(), name="scaffold", stateful=True)
+    both = dict(
+        step=training.server_step(server_lr, server_optimizer),
+        warm=warm,
+        scale=Fn(_rates, dict(lr=work.lr), dict(steps=steps)),
+    )
+    return algorithm(
+        Fn(_init, both),
+        Fn(_client, dict(work=work, warm=warm)),
+        Fn(_server, both),
+        releases=work.releases(),
+        name="scaffold",
+        stateful=True,
+    )

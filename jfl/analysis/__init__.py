@@ -1,4 +1,5 @@
 """What one measures before training: heterogeneity of clients, bounds from public data."""
+
 from ..core.lazy import submodules as _submodules
 
 __getattr__, __dir__ = _submodules(__name__, __path__)

@@ -1,10 +1,13 @@
-"""How far clients are from each other: gradients, objectives, and the constants that convergence bounds speak of.
+"""How far clients are from each other: gradients, objectives, and the constants that convergence
+bounds speak of.
 
-F = sum_c p_c F_c + (l2 / 2) ||w||^2, F_c the mean loss over the training rows of client c.  Everything here reads
-private rows without noise: for the experimenter, outside every guarantee.
+F = sum_c p_c F_c + (l2 / 2) ||w||^2, F_c the mean loss over the training rows of client c.
+Everything here reads private rows without noise: for the experimenter, outside every guarantee.
 
-Axes: C clients, N rows of a client (padded), n owned rows.  A task may be a `core.Task` or a loss of one example.
+Axes: C clients, N rows of a client (padded), n owned rows.  A task may be a `core.Task` or a loss
+of one example.
 """
+
 from typing import Any, NamedTuple
 
 import jax
@@ -15,26 +18,40 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from ..core import checks, pytrees
 from ..core.records import Array, Federation, Fn, Task
 
-__all__ = ["Dissimilarity", "Gap", "Optimum", "client_gradients", "client_weights", "gradient_dissimilarity",
-           "gradient_variance", "objective_gap", "optimum", "smoothness"]
+__all__ = [
+    "Dissimilarity",
+    "Gap",
+    "Optimum",
+    "client_gradients",
+    "client_weights",
+    "gradient_dissimilarity",
+    "gradient_variance",
+    "objective_gap",
+    "optimum",
+    "smoothness",
+]
 
-ROOM = 1 << 24         # floats that the rows or the gradients of a block may take
-ROWS = 4096            # rows of a block in `optimum`
-CURVATURE = dict(logistic=0.25, softmax=0.5)       # largest eigenvalue of the Hessian of the loss in the logits
+ROOM = 1 << 24  # floats that the rows or the gradients of a block may take
+ROWS = 4096  # rows of a block in `optimum`
+CURVATURE = dict(
+    logistic=0.25, softmax=0.5
+)  # largest eigenvalue of the Hessian of the loss in the logits
 
 
 class Dissimilarity(NamedTuple):
     """Client gradients g_c around their mean g = sum_c p_c g_c, at one point."""
-    variance: Array      # sum p_c ||g_c - g||^2 = sum p_c ||g_c||^2 - ||g||^2
-    log_ratio: Array     # log(sum p_c ||g_c||^2) - log ||g||^2; inf where g = 0
-    largest: Array       # max_c ||g_c - g||^2
-    each: Array          # [C] ||g_c - g||^2
-    mean_square: Array   # sum p_c ||g_c||^2
-    square_mean: Array   # ||g||^2
+
+    variance: Array  # sum p_c ||g_c - g||^2 = sum p_c ||g_c||^2 - ||g||^2
+    log_ratio: Array  # log(sum p_c ||g_c||^2) - log ||g||^2; inf where g = 0
+    largest: Array  # max_c ||g_c - g||^2
+    each: Array  # [C] ||g_c - g||^2
+    mean_square: Array  # sum p_c ||g_c||^2
+    square_mean: Array  # ||g||^2
 
 
 class Optimum(NamedTuple):
     """A minimiser, as float64 NumPy."""
+
     params: Any
     value: float
     gradient_norm: float
@@ -42,22 +59,32 @@ class Optimum(NamedTuple):
 
 class Gap(NamedTuple):
     """What clients would gain by minimising alone."""
-    value: float         # F* - sum_c p_c F_c*
-    pooled: Optimum      # of F
-    local: np.ndarray    # [C] F_c*
+
+    value: float  # F* - sum_c p_c F_c*
+    pooled: Optimum  # of F
+    local: np.ndarray  # [C] F_c*
 
 
 def client_weights(fed: Federation, weights="size") -> np.ndarray:
-    """p [C] with sum 1: "size" (rows of a client over all rows), "uniform" (1 / C), or numbers >= 0 to normalise."""
+    """p [C] with sum 1: "size" (rows of a client over all rows), "uniform" (1 / C), or numbers >= 0
+    to normalise."""
     checks.kind("client_weights", Federation, "jfl.federate", fed=fed)
     size = np.asarray(fed.size, np.float64)
     if isinstance(weights, str):
         checks.choice("client_weights", ("size", "uniform"), weights=weights)
         weights = size if weights == "size" else np.ones_like(size)
     found = checks.array("client_weights", "weights", weights)
-    p = found.astype(np.float64) if found.dtype.kind in "biufV" and found.shape == size.shape else np.zeros(1)
+    p = (
+        found.astype(np.float64)
+        if found.dtype.kind in "biufV" and found.shape == size.shape
+        else np.zeros(1)
+    )
     if not np.all(p >= 0) or not 0 < p.sum() < np.inf:
-        checks.fail("client_weights", f"weights >= 0 of shape [{len(size)}] with a positive sum", checks.shown(weights))
+        checks.fail(
+            "client_weights",
+            f"weights >= 0 of shape [{len(size)}] with a positive sum",
+            checks.shown(weights),
+        )
     return p / p.sum()
 
 
@@ -65,55 +92,81 @@ def client_gradients(task, params, fed: Federation, *, l2=0.0, chunk: int | None
     """The full gradient of each client's objective at `params`.
 
     Shapes   params as the task has them -> a tree of the same leaves with a first axis C.
-    Args     l2: adds l2 * params.  chunk: clients computed at once; None: as many as fit about 64 MB of rows.
+    Args     l2: adds l2 * params.  chunk: clients computed at once; None: as many as fit about 64
+             MB of rows.
 
-    >>> fed = Federation(*map(jnp.array, ([[1.], [3.]], [0., 0.], [[0], [1]], [1, 1], [[0.]], [0.], [[], []], [0, 0])))
+    >>> fed = Federation(
+    ...     *map(
+    ...         jnp.array,
+    ...         ([[1.0], [3.0]], [0.0, 0.0], [[0], [1]], [1, 1], [[0.0]], [0.0], [[], []], [0, 0]),
+    ...     )
+    ... )
     >>> client_gradients(lambda w, x, y: x @ w, jnp.zeros(1), fed).tolist()
     [[1.0], [3.0]]
     """
     checks.nonnegative("client_gradients", single=True, l2=l2)
     l2 = float(l2) if checks.concrete(l2) else l2
-    return _gradients(*_problem("client_gradients", task, params, fed), l2, _chunk("client_gradients", fed, chunk))
+    return _gradients(
+        *_problem("client_gradients", task, params, fed), l2, _chunk("client_gradients", fed, chunk)
+    )
 
 
-def gradient_dissimilarity(task, params, fed: Federation, weights="size", *, l2=0.0,
-                           chunk: int | None = None) -> Dissimilarity:
+def gradient_dissimilarity(
+    task, params, fed: Federation, weights="size", *, l2=0.0, chunk: int | None = None
+) -> Dissimilarity:
     """How much client gradients differ at `params`.
 
-    A bound needs these for all parameters; what can be had is the maximum over points of a trajectory.
-    Source   Noble et al., AISTATS 2022, section 5 (variance and log_ratio, weights="uniform"); Chen et al., TKDE 2024,
-             Definition 4 (variance bounds Gamma_n^2, largest Gamma_0^2).
+    A bound needs these for all parameters; what can be had is the maximum over points of a
+    trajectory.
+    Source   Noble et al., AISTATS 2022, section 5 (variance and log_ratio, weights="uniform"); Chen
+             et al., TKDE 2024, Definition 4 (variance bounds Gamma_n^2, largest Gamma_0^2).
     """
     p = jnp.asarray(client_weights(fed, weights), jnp.float32)
     grads = client_gradients(task, params, fed, l2=l2, chunk=chunk)
     mean = pytrees.map(lambda g: jnp.tensordot(p, g, 1), grads)
     each, square = _squares(pytrees.sub(grads, mean)), _squares(grads)
     square_mean = pytrees.norm(mean) ** 2
-    return Dissimilarity(p @ each, jnp.log(p @ square) - jnp.log(square_mean), each.max(), each, p @ square, square_mean)
+    return Dissimilarity(
+        p @ each,
+        jnp.log(p @ square) - jnp.log(square_mean),
+        each.max(),
+        each,
+        p @ square,
+        square_mean,
+    )
 
 
-def gradient_variance(task, params, fed: Federation, *, batch: int | None = None, chunk: int | None = None) -> Array:
-    """phi_c^2 [C]: the mean of ||gradient of a row - gradient of the client||^2 over a client's rows, at `params`.
+def gradient_variance(
+    task, params, fed: Federation, *, batch: int | None = None, chunk: int | None = None
+) -> Array:
+    """phi_c^2 [C]: the mean of ||gradient of a row - gradient of the client||^2 over a client's
+    rows, at `params`.
 
-    batch    the variance of the mean over a batch drawn without replacement instead: phi^2 / batch * (size - batch) /
-             (size - 1), and 0 for a client with no more rows than that.
-    Source   Li et al., Mathematics 2025, Assumption 3; Chen et al., TKDE 2024, Assumption 1(b), of a batch.
+    batch    the variance of the mean over a batch drawn without replacement instead: phi^2 / batch
+             * (size - batch) / (size - 1), and 0 for a client with no more rows than that.
+    Source   Li et al., Mathematics 2025, Assumption 3; Chen et al., TKDE 2024, Assumption 1(b), of
+             a batch.
     """
     if batch is not None:
         checks.whole("gradient_variance", batch=batch)
     problem = _problem("gradient_variance", task, params, fed)
-    variance = _variances(*problem, _gradients(*problem, 0.0, _chunk("gradient_variance", fed, chunk)))
+    variance = _variances(
+        *problem, _gradients(*problem, 0.0, _chunk("gradient_variance", fed, chunk))
+    )
     if batch is None:
         return variance
     left = jnp.maximum(fed.size - batch, 0) / jnp.maximum(fed.size - 1, 1)
     return variance * left / batch
 
 
-def smoothness(fed: Federation, loss: str = "softmax", *, l2: float = 0.0, bias: bool = True) -> np.ndarray:
+def smoothness(
+    fed: Federation, loss: str = "softmax", *, l2: float = 0.0, bias: bool = True
+) -> np.ndarray:
     """L_c [C]: F_c of a linear model is L_c-smooth; take the maximum for all.
 
-    L_c = curvature * (largest eigenvalue of X^T X / n_c) + l2, X the client's rows, with a column of ones for a bias;
-    curvature 1/4 for "logistic" (one logit) and 1/2 for "softmax".  A penalty h ||w||^2 has l2 = 2 h.
+    L_c = curvature * (largest eigenvalue of X^T X / n_c) + l2, X the client's rows, with a column
+    of ones for a bias; curvature 1/4 for "logistic" (one logit) and 1/2 for "softmax".  A penalty h
+    ||w||^2 has l2 = 2 h.
     Source   Li et al., Mathematics 2025; Boehning, 1992, for the 1/2.
     """
     checks.choice("smoothness", tuple(CURVATURE), loss=loss)
@@ -128,17 +181,33 @@ def smoothness(fed: Federation, loss: str = "softmax", *, l2: float = 0.0, bias:
     return CURVATURE[loss] * np.array(top) + float(l2)
 
 
-def optimum(task: Task, fed: Federation, l2: float, client: int | None = None, *, weights="size", start=None,
-            tolerance: float = 1e-8, steps: int = 5000) -> Optimum:
+def optimum(
+    task: Task,
+    fed: Federation,
+    l2: float,
+    client: int | None = None,
+    *,
+    weights="size",
+    start=None,
+    tolerance: float = 1e-8,
+    steps: int = 5000,
+) -> Optimum:
     """The minimiser of F, or of one client's objective, of a convex loss, in float64.
 
-    Method   L-BFGS, then Newton steps by conjugate gradients, which need no difference of values near the optimum.
-    Args     l2 > 0: without it a client of one class has no minimiser.  start: params; None: zeros.  tolerance: of
-             the gradient's norm.  steps: of L-BFGS at most.
-    Errors   ValueError if the tolerance is not reached: the loss is not convex, or l2 is too small for `steps`.
+    Method   L-BFGS, then Newton steps by conjugate gradients, which need no difference of values
+    near the optimum.
+    Args     l2 > 0: without it a client of one class has no minimiser.  start: params; None: zeros.
+             tolerance: of the gradient's norm.  steps: of L-BFGS at most.
+    Errors   ValueError if the tolerance is not reached: the loss is not convex, or l2 is too small
+             for `steps`.
     Source   Li et al., Mathematics 2025, and Chen et al., TKDE 2024, ask for 1e-8.
     """
-    checks.positive("optimum", "Without regularisation a client of one class has no minimiser.", single=True, l2=l2)
+    checks.positive(
+        "optimum",
+        "Without regularisation a client of one class has no minimiser.",
+        single=True,
+        l2=l2,
+    )
     checks.positive("optimum", single=True, tolerance=tolerance)
     checks.on_device("optimum", fed)
     checks.whole("optimum", steps=steps)
@@ -151,20 +220,29 @@ def optimum(task: Task, fed: Federation, l2: float, client: int | None = None, *
     return _solve(task, fed, float(l2), client, p, start, float(tolerance), steps)
 
 
-def objective_gap(task: Task, fed: Federation, l2: float, *, weights="size", tolerance: float = 1e-8) -> Gap:
-    """Gamma = F* - sum_c p_c F_c* >= 0, zero where one point is best for all clients; C + 1 convex problems.
+def objective_gap(
+    task: Task, fed: Federation, l2: float, *, weights="size", tolerance: float = 1e-8
+) -> Gap:
+    """Gamma = F* - sum_c p_c F_c* >= 0, zero where one point is best for all clients; C + 1 convex
+    problems.
 
     Errors   as `optimum`.
-    Source   Li et al., Mathematics 2025, section 4 (Gamma); Chen et al., TKDE 2024, Definition 3 (Gamma_s).
+    Source   Li et al., Mathematics 2025, section 4 (Gamma); Chen et al., TKDE 2024, Definition 3
+             (Gamma_s).
     """
     pooled = optimum(task, fed, l2, weights=weights, tolerance=tolerance)
-    local = np.array([optimum(task, fed, l2, client, start=pooled.params, tolerance=tolerance).value
-                      for client in range(len(fed.size))])
+    local = np.array(
+        [
+            optimum(task, fed, l2, client, start=pooled.params, tolerance=tolerance).value
+            for client in range(len(fed.size))
+        ]
+    )
     return Gap(pooled.value - float(client_weights(fed, weights) @ local), pooled, local)
 
 
 def _largest(rows) -> float:
-    """The largest eigenvalue of X^T X, by Lanczos without the product; a handful of rows or columns exactly."""
+    """The largest eigenvalue of X^T X, by Lanczos without the product; a handful of rows or columns
+    exactly."""
     if min(rows.shape) < 20:
         return np.linalg.norm(rows, 2) ** 2
     width = rows.shape[1]
@@ -172,16 +250,24 @@ def _largest(rows) -> float:
     return eigsh(product, k=1, v0=np.linspace(1, 2, width), tol=1e-10, return_eigenvectors=False)[0]
 
 
-# --- gradients ------------------------------------------------------------------------------------------------------
+# --- gradients
+# --------------------------------------------------------------------------------------------------
+
 
 def _problem(where, task, params, fed, dtype=None):
-    """The arguments of a gradient, if there is one; `dtype` is that of the floats of x where they are cast."""
+    """The arguments of a gradient, if there is one; `dtype` is that of the floats of x where they
+    are cast."""
     checks.on_device(where, fed)
     loss = task.loss if isinstance(task, Task) else task
     if not callable(loss):
         checks.fail(where, "a Task, or a loss (params, x, y) -> scalar", checks.shown(loss))
     kind = dtype if dtype and jnp.issubdtype(fed.x.dtype, jnp.floating) else fed.x.dtype
-    checks.gradient(where, loss, params, *(jax.ShapeDtypeStruct(v.shape[1:], k) for v, k in ((fed.x, kind), (fed.y, fed.y.dtype))))
+    checks.gradient(
+        where,
+        loss,
+        params,
+        *(jax.ShapeDtypeStruct(v.shape[1:], k) for v, k in ((fed.x, kind), (fed.y, fed.y.dtype))),
+    )
     return loss if isinstance(loss, Fn) else Fn(loss), pytrees.map(jnp.asarray, params), fed
 
 
@@ -202,7 +288,7 @@ def _gradients(loss, params, fed, l2, chunk):
     def one(client):
         index, size = client
         mask = jnp.arange(len(index)) < size
-        x, y = pytrees.keep(mask, (fed.x[index], fed.y[index]))         # 0 * nan would reach the gradient
+        x, y = pytrees.keep(mask, (fed.x[index], fed.y[index]))  # 0 * nan would reach the gradient
 
         def mean(w):
             losses = jax.vmap(loss, (None, 0, 0))(w, x, y)
@@ -229,10 +315,13 @@ def _variances(loss, params, fed, means):
     return jax.lax.map(one, (fed.index, fed.size, means))
 
 
-# --- optima ---------------------------------------------------------------------------------------------------------
+# --- optima
+# --------------------------------------------------------------------------------------------------
+
 
 def _blocks(fed, client, p):
-    """Rows in blocks of one shape for all clients, with the weight of each: p_c / n_c, 0 for padding."""
+    """Rows in blocks of one shape for all clients, with the weight of each: p_c / n_c, 0 for
+    padding."""
     index, size = np.asarray(fed.index), np.asarray(fed.size)
     filled = np.arange(index.shape[1]) < size[:, None]
     if client is None:
@@ -241,13 +330,17 @@ def _blocks(fed, client, p):
         rows, weight = index[client], filled[client] / size[client]
     block = min(ROWS, len(rows))
     pad = -len(rows) % block
-    rows, weight = np.pad(rows, (0, pad)).reshape(-1, block), np.pad(weight, (0, pad)).reshape(-1, block)
+    rows, weight = (
+        np.pad(rows, (0, pad)).reshape(-1, block),
+        np.pad(weight, (0, pad)).reshape(-1, block),
+    )
     return rows, weight
 
 
 @jax.jit
 def _objective(params, loss, fed, rows, weight, l2):
     """Value and gradient of the weighted mean loss with its penalty, a block of rows at a time."""
+
     def value(w, x, y, part):
         return jnp.where(part > 0, part * jax.vmap(loss, (None, 0, 0))(w, x, y), 0).sum()
 
@@ -257,7 +350,7 @@ def _objective(params, loss, fed, rows, weight, l2):
         x = x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
         return pytrees.add(total, jax.value_and_grad(value)(params, x, y, part)), None
 
-    start = l2 / 2 * sum(jnp.sum(w ** 2) for w in jax.tree.leaves(params)), pytrees.scale(l2, params)
+    start = l2 / 2 * sum(jnp.sum(w**2) for w in jax.tree.leaves(params)), pytrees.scale(l2, params)
     return jax.lax.scan(add, start, (rows, weight))[0]
 
 
@@ -266,26 +359,45 @@ def _newton(params, *rest):
     """One Newton step of a strongly convex objective, the system solved by conjugate gradients."""
     gradient = lambda w: _objective(w, *rest)[1]
     g = gradient(params)
-    step, _ = jax.scipy.sparse.linalg.cg(lambda v: jax.jvp(gradient, (params,), (v,))[1], g, tol=1e-4, maxiter=1000)
+    step, _ = jax.scipy.sparse.linalg.cg(
+        lambda v: jax.jvp(gradient, (params,), (v,))[1], g, tol=1e-4, maxiter=1000
+    )
     return pytrees.sub(params, step)
 
 
 def _solve(task, fed, l2, client, p, start, tolerance, steps):
     from scipy.optimize import minimize
+
     with jax.enable_x64(True):
         if start is None:
             checks.kind("optimum", Task, "jfl.task, or a start beside a loss", task=task)
             start = pytrees.zeros_like(jax.eval_shape(task.init, jax.random.key(0)))
         start = checks.arrays("optimum", "start", start, jnp.float64)
         flat, shaped = jax.flatten_util.ravel_pytree(start)
-        rest = (_problem("optimum", task, start, fed, jnp.float64)[0], fed, *map(jnp.asarray, _blocks(fed, client, p)), jnp.float64(l2))
+        rest = (
+            _problem("optimum", task, start, fed, jnp.float64)[0],
+            fed,
+            *map(jnp.asarray, _blocks(fed, client, p)),
+            jnp.float64(l2),
+        )
 
         def at(w):
             value, gradient = _objective(shaped(jnp.asarray(w)), *rest)
             return float(value), np.asarray(jax.flatten_util.ravel_pytree(gradient)[0])
 
-        found = minimize(at, np.asarray(flat), jac=True, method="L-BFGS-B", options=dict(
-            maxcor=30, maxiter=steps, maxfun=2 * steps, ftol=0.0, gtol=tolerance / max(flat.size, 1) ** 0.5))
+        found = minimize(
+            at,
+            np.asarray(flat),
+            jac=True,
+            method="L-BFGS-B",
+            options=dict(
+                maxcor=30,
+                maxiter=steps,
+                maxfun=2 * steps,
+                ftol=0.0,
+                gtol=tolerance / max(flat.size, 1) ** 0.5,
+            ),
+        )
         params, (value, gradient) = shaped(jnp.asarray(found.x)), at(found.x)
         for _ in range(10):
             norm = float(np.linalg.norm(gradient))
@@ -295,6 +407,10 @@ def _solve(task, fed, l2, client, p, start, tolerance, steps):
             value, gradient = at(jax.flatten_util.ravel_pytree(params)[0])
         norm = float(np.linalg.norm(gradient))
         if not norm <= tolerance:
-            checks.fail("optimum", f"a gradient of norm <= {tolerance:g}", f"{norm:.3g} after {found.nit} steps",
-                       "Raise l2 or steps; the loss must be convex.")
+            checks.fail(
+                "optimum",
+                f"a gradient of norm <= {tolerance:g}",
+                f"{norm:.3g} after {found.nit} steps",
+                "Raise l2 or steps; the loss must be convex.",
+            )
         return Optimum(jax.tree.map(np.asarray, params), value, norm)

@@ -1,15 +1,16 @@
 """What public rows tell before a private run: clip norms, and how gradients spread over bands.
 
-A clip norm or a band energy that is measured on private rows leaks, and no accountant counts it.  Here all is
-measured on rows that everyone may read, such as `jfl.transform.public` sets aside: sound exactly as long as these
-rows are public, and no client has them.  Without such rows give a fixed clip, `jfl.clip_adaptive`, or a private
-estimate.
+A clip norm or a band energy that is measured on private rows leaks, and no accountant counts it.
+Here all is measured on rows that everyone may read, such as `jfl.transform.public` sets aside:
+sound exactly as long as these rows are public, and no client has them.  Without such rows give a
+fixed clip, `jfl.clip_adaptive`, or a private estimate.
 
     public, rest = jfl.transform.public(jfl.datasets.mnist(), 1000)
     clip = jfl.clip_l2(jfl.analysis.public_data.median_norm(task, params, *public))
 
 Axes: p public rows.  A task may be a `core.Task` or a loss of one example.
 """
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +22,7 @@ from ..sampling.batches import gather
 
 __all__ = ["band_energies", "band_report", "gradient_norms", "median_norm", "update_norms"]
 
-ROOM = 1 << 24         # floats that the gradients of a block may take
+ROOM = 1 << 24  # floats that the gradients of a block may take
 
 
 def gradient_norms(task, params, x, y, *, microbatch: int | None = None):
@@ -31,38 +32,50 @@ def gradient_norms(task, params, x, y, *, microbatch: int | None = None):
     Args     microbatch: rows whose gradients are held at once; None: as many as fit about 64 MB.
 
     >>> loss = lambda w, x, y: 0.5 * (x @ w - y) ** 2
-    >>> gradient_norms(loss, jnp.zeros(2), jnp.eye(2), jnp.array([3., -4.])).tolist()
+    >>> gradient_norms(loss, jnp.zeros(2), jnp.eye(2), jnp.array([3.0, -4.0])).tolist()
     [3.0, 4.0]
     """
     return _norms(*_arguments("proxy.gradient_norms", task, params, x, y, microbatch))
 
 
-def median_norm(task, params, x, y, *, quantile: float = 0.5, microbatch: int | None = None) -> float:
-    """The median, or another quantile, of the gradient norms: a clip norm, to be fixed before the private run.
+def median_norm(
+    task, params, x, y, *, quantile: float = 0.5, microbatch: int | None = None
+) -> float:
+    """The median, or another quantile, of the gradient norms: a clip norm, to be fixed before the
+    private run.
 
-    Privacy  sound if the rows are public.  The median of private rows is not private, however it is used.
+    Privacy  sound if the rows are public.  The median of private rows is not private, however it is
+             used.
     Errors   ValueError unless 0 <= quantile <= 1 and all norms are finite.
     Source   Ranaweera et al., 2025: the clip norm is the median on a public proxy set, then frozen.
 
-    >>> median_norm(lambda w, x, y: 0.5 * (x @ w - y) ** 2, jnp.zeros(2), jnp.eye(2), jnp.array([3., -4.]))
+    >>> median_norm(
+    ...     lambda w, x, y: 0.5 * (x @ w - y) ** 2, jnp.zeros(2), jnp.eye(2), jnp.array([3.0, -4.0])
+    ... )
     3.5
     """
     where = "proxy.median_norm"
     found = checks.array(where, "quantile", quantile)
     if found.ndim or found.dtype.kind not in "iuf" or not 0 <= found <= 1:
-        checks.fail(where, "quantile in [0, 1]", f"quantile={checks.shown(quantile)}", "0.5 is the median.")
-    return _quantile(where, _norms(*_arguments(where, task, params, x, y, microbatch)), float(found))
+        checks.fail(
+            where, "quantile in [0, 1]", f"quantile={checks.shown(quantile)}", "0.5 is the median."
+        )
+    return _quantile(
+        where, _norms(*_arguments(where, task, params, x, y, microbatch)), float(found)
+    )
 
 
 def update_norms(task, params, x, y, *, clients: int, steps: int, batch: Batches, lr, key):
-    """||model difference|| of each of `clients` made-up clients after plain local SGD, for a clip of whole updates.
+    """||model difference|| of each of `clients` made-up clients after plain local SGD, for a clip
+    of whole updates.
 
-    Their median, float(np.median(...)), is to a release over clients what `median_norm` is to rows.  The public rows
-    are dealt at random, floor(p / clients) to each: choose `clients` so that they are about as large as real ones,
-    since a client with fewer rows moves more.
+    Their median, float(np.median(...)), is to a release over clients what `median_norm` is to rows.
+    The public rows are dealt at random, floor(p / clients) to each: choose `clients` so that they
+    are about as large as real ones, since a client with fewer rows moves more.
 
     Shapes   Float[clients].
-    Units    steps of rate lr from `params`, batches as `batch` draws them; all as in the private run.
+    Units    steps of rate lr from `params`, batches as `batch` draws them; all as in the private
+             run.
     Errors   ValueError for more clients than rows, or a batch larger than a client.
     """
     where = "proxy.update_norms"
@@ -71,17 +84,26 @@ def update_norms(task, params, x, y, *, clients: int, steps: int, batch: Batches
     checks.positive(where, single=True, lr=lr)
     key = checks.key(where, key)
     if not isinstance(batch, Batches):
-        checks.fail(where, "batch = a batch sampler such as jfl.batches.without_replacement(16)", checks.shown(batch))
+        checks.fail(
+            where,
+            "batch = a batch sampler such as jfl.batches.without_replacement(16)",
+            checks.shown(batch),
+        )
     rows = len(x) // clients
     least = batch.batch if batch.scheme == "without_replacement" and batch.short == "error" else 1
     if rows < least:
-        checks.fail(where, f"at least {least} of the public rows for each client",
-                   f"{len(x)} rows for {clients} clients", "Take fewer clients, or a smaller batch.")
+        checks.fail(
+            where,
+            f"at least {least} of the public rows for each client",
+            f"{len(x)} rows for {clients} clients",
+            "Take fewer clients, or a smaller batch.",
+        )
     return _updates(loss, params, x, y, batch, checks.scalar(lr), key, clients, steps)
 
 
 def band_energies(task, params, x, y, bands, *, microbatch: int | None = None):
-    """The mean over rows of the energy of a row's gradient in each band; their sum is the mean of ||gradient||^2.
+    """The mean over rows of the energy of a row's gradient in each band; their sum is the mean of
+    ||gradient||^2.
 
     Of rows, not of the mean gradient, since the noise is measured by what one row can do.  For
     `jfl.wavelet.ellipsoid` and `jfl.wavelet.optimal`.
@@ -91,41 +113,65 @@ def band_energies(task, params, x, y, bands, *, microbatch: int | None = None):
     Privacy  sound if the rows are public.
     """
     checks.kind("proxy.band_energies", haar.Bands, "jfl.bands", bands=bands)
-    loss, params, x, y, microbatch = _arguments("proxy.band_energies", task, params, x, y, microbatch)
+    loss, params, x, y, microbatch = _arguments(
+        "proxy.band_energies", task, params, x, y, microbatch
+    )
     return _energies(loss, params, x, y, bands, microbatch)
 
 
 def band_report(energies, bands) -> list[dict]:
-    """Whether noise that follows the bands would help: an entry for each block that is transformed on its own.
+    """Whether noise that follows the bands would help: an entry for each block that is transformed
+    on its own.
 
-    Entry    block: its number; size: its coefficients m, with those of padding; energy: its part of the sum; shares:
-             p_b of its bands, n_b coefficients each; leaves: s_b, entries under a coefficient; mean_leaves:
-             sum p_b s_b.  ratio_weighted, ratio_optimal: noise power at equal privacy and without binding clip, over
-             that of isotropic noise; below 1 is better.  weighted: the weights of the paper,
-             (sum p_b s_b) (sum n_b / s_b) / m, which wins only below about 3 leaves.  optimal:
-             (sum sqrt(p_b n_b))^2 / m, never above 1, near 1 where neighbours have nothing in common.  nan for a
-             block without energy.
+    Entry    block: its number; size: its coefficients m, with those of padding; energy: its part of
+             the sum; shares: p_b of its bands, n_b coefficients each; leaves: s_b, entries under a
+             coefficient; mean_leaves: sum p_b s_b.  ratio_weighted, ratio_optimal: noise power at
+             equal privacy and without binding clip, over that of isotropic noise; below 1 is
+             better.  weighted: the weights of the paper, (sum p_b s_b) (sum n_b / s_b) / m, which
+             wins only below about 3 leaves.  optimal: (sum sqrt(p_b n_b))^2 / m, never above 1,
+             near 1 where neighbours have nothing in common.  nan for a block without energy.
     Args     energies Float[bands], of `band_energies` or of a private estimate: it reads no rows.
     Privacy  nothing to add to what the energies cost.
-    Source   Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy and Schwarz.
+    Source   Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy
+             and Schwarz.
     """
     found, count = checks.array("proxy.band_report", "energies", energies), haar.count(bands)
-    if found.shape != (count,) or found.dtype.kind not in "iuf" or not np.all((found >= 0) & np.isfinite(found)):
-        checks.fail("proxy.band_report", f"finite energies >= 0, one for each of {count} bands", checks.shown(energies))
+    if (
+        found.shape != (count,)
+        or found.dtype.kind not in "iuf"
+        or not np.all((found >= 0) & np.isfinite(found))
+    ):
+        checks.fail(
+            "proxy.band_report",
+            f"finite energies >= 0, one for each of {count} bands",
+            checks.shown(energies),
+        )
     energies = found.astype(np.float64)
-    blocks, sizes, leaves = (np.asarray(part(bands), np.float64) for part in (haar.blocks, haar.sizes, haar.leaves))
+    blocks, sizes, leaves = (
+        np.asarray(part(bands), np.float64) for part in (haar.blocks, haar.sizes, haar.leaves)
+    )
     entries = []
     for block in np.unique(blocks):
         energy, n, s = (values[blocks == block] for values in (energies, sizes, leaves))
         p = energy / energy.sum() if energy.sum() > 0 else np.full(len(energy), np.nan)
-        entries.append(dict(
-            block=int(block), size=int(n.sum()), energy=float(energy.sum()), shares=p.tolist(), leaves=s.tolist(),
-            mean_leaves=float(p @ s), ratio_weighted=float((p @ s) * (n / s).sum() / n.sum()),
-            ratio_optimal=float(np.sqrt(p * n).sum() ** 2 / n.sum())))
+        entries.append(
+            dict(
+                block=int(block),
+                size=int(n.sum()),
+                energy=float(energy.sum()),
+                shares=p.tolist(),
+                leaves=s.tolist(),
+                mean_leaves=float(p @ s),
+                ratio_weighted=float((p @ s) * (n / s).sum() / n.sum()),
+                ratio_optimal=float(np.sqrt(p * n).sum() ** 2 / n.sum()),
+            )
+        )
     return entries
 
 
-# --- parts --------------------------------------------------------------------------------------------------
+# --- parts
+# --------------------------------------------------------------------------------------------------
+
 
 def _arguments(where, task, params, x, y, microbatch):
     loss = task.loss if isinstance(task, Task) else task
@@ -133,36 +179,57 @@ def _arguments(where, task, params, x, y, microbatch):
         checks.fail(where, "a Task, or a loss (params, x, y) -> scalar", checks.shown(loss))
     try:
         x, y = jnp.asarray(x), jnp.asarray(y)
-    except Exception as error:        # whatever JAX says of what is no number
+    except Exception as error:  # whatever JAX says of what is no number
         checks.fail(where, "public rows x [p, ...] and y [p, ...] of numbers", checks.cause(error))
     if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
-        checks.fail(where, "public rows x [p, ...] and y [p, ...], p >= 1",
-                   f"shapes {list(x.shape)} and {list(y.shape)}")
-    checks.gradient(where, loss, params, *(jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (x, y)))
+        checks.fail(
+            where,
+            "public rows x [p, ...] and y [p, ...], p >= 1",
+            f"shapes {list(x.shape)} and {list(y.shape)}",
+        )
+    checks.gradient(
+        where, loss, params, *(jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (x, y))
+    )
     params = pytrees.map(jnp.asarray, params)
     if microbatch is None:
         microbatch = ROOM // max(pytrees.size(params), 1)
     else:
         checks.whole(where, microbatch=microbatch)
-    return loss if isinstance(loss, Fn) else Fn(loss), params, x, y, max(1, min(int(microbatch), len(x)))
+    return (
+        loss if isinstance(loss, Fn) else Fn(loss),
+        params,
+        x,
+        y,
+        max(1, min(int(microbatch), len(x))),
+    )
 
 
 def _quantile(where, norms, quantile) -> float:
     norms = np.asarray(norms, np.float64)
     if not np.isfinite(norms).all():
-        checks.fail(where, "finite gradients", f"{int((~np.isfinite(norms)).sum())} rows of {len(norms)} without",
-                   "Start from other params.")
+        checks.fail(
+            where,
+            "finite gradients",
+            f"{int((~np.isfinite(norms)).sum())} rows of {len(norms)} without",
+            "Start from other params.",
+        )
     return float(np.quantile(norms, quantile))
 
 
 @jax.jit(static_argnames="microbatch")
 def _norms(loss, params, x, y, microbatch):
-    return jax.lax.map(lambda row: pytrees.norm(jax.grad(loss)(params, *row)), (x, y), batch_size=microbatch)
+    return jax.lax.map(
+        lambda row: pytrees.norm(jax.grad(loss)(params, *row)), (x, y), batch_size=microbatch
+    )
 
 
 @jax.jit(static_argnames="microbatch")
 def _energies(loss, params, x, y, bands, microbatch):
-    each = jax.lax.map(lambda row: haar.energies(bands, jax.grad(loss)(params, *row)), (x, y), batch_size=microbatch)
+    each = jax.lax.map(
+        lambda row: haar.energies(bands, jax.grad(loss)(params, *row)),
+        (x, y),
+        batch_size=microbatch,
+    )
     return each.mean(0)
 
 
@@ -170,7 +237,7 @@ def _energies(loss, params, x, y, bands, microbatch):
 def _updates(loss, params, x, y, batch, lr, key, clients, steps):
     rows = len(x) // clients
     deal, draws = jax.random.split(key)
-    index = jax.random.permutation(deal, len(x))[:clients * rows].reshape(clients, rows)
+    index = jax.random.permutation(deal, len(x))[: clients * rows].reshape(clients, rows)
     size = jnp.asarray(rows, jnp.int32)
 
     def one(client):

@@ -1,7 +1,9 @@
-"""`jfl epsilon` and `jfl calibrate`: what numbers on the command line or a config are worth, and how that grows.
+"""`jfl epsilon` and `jfl calibrate`: what numbers on the command line or a config are worth, and
+how that grows.
 
 Numbers become one round's event; a config becomes a plan, which the ledger reads.
 """
+
 import dataclasses
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +22,10 @@ from ..runs import record
 from ..runs.build import build
 from ..runs.config import Config
 
-POINTS = 24                                               # numbers of rounds of a curve
+POINTS = 24  # numbers of rounds of a curve
 ORDERS = 1 + np.geomspace(1e-5, 1e7, 1024)
-ROUNDS = 100                                              # if none are given
-SMALL = 1e-3                                              # epsilon below which it takes over a thousand rows to show
+ROUNDS = 100  # if none are given
+SMALL = 1e-3  # epsilon below which it takes over a thousand rows to show
 CALIBRATED = ("rounds", "rate", "batch", "cohort")
 SOLVED = ("noise_multiplier", "rounds", "rate")
 
@@ -35,7 +37,7 @@ class Numbers:
     rounds: int | None = None
     """communication rounds; default 100"""
     steps: int = 1
-    """local steps of a round: noisy releases of a client (unit example; unit client has one a round)"""
+    """local steps of a round: noisy releases of a client (unit example; unit client has one a round)"""  # noqa: E501
     sampler: str = "poisson"
     """of examples (unit example) or clients (unit client): full | without_replacement | poisson"""
     rate: float | None = None
@@ -45,7 +47,7 @@ class Numbers:
     rows: int | None = None
     """rows of a client"""
     cohort: int | None = None
-    """with clients: unit client instead of rate; unit example for a third party, which sees models only"""
+    """with clients: unit client instead of rate; unit example for a third party, which sees models only"""  # noqa: E501
     clients: int | None = None
     """number of clients"""
     unit: str = "example"
@@ -60,21 +62,24 @@ class Numbers:
 class Epsilon(Numbers):
     """What noise is worth.  With --config FILE.toml: of the run that the file describes.
 
-    example: jfl epsilon --noise-multiplier 1.1 --rounds 200 --steps 5 --batch 16 --rows 600 --plot epsilon.png
+    example: jfl epsilon --noise-multiplier 1.1 --rounds 200 --steps 5 --batch 16 --rows 600 --plot
+    epsilon.png
     """
+
     noise_multiplier: float = 1.0
     """standard deviation of the noise over the sensitivity"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibrate(Numbers):
-    """The noise multiplier for an epsilon; or the rounds, or the sampling rate.  With --config FILE.toml: for the
-    run that the file describes.
+    """The noise multiplier for an epsilon; or the rounds, or the sampling rate.  With --config
+    FILE.toml: for the run that the file describes.
 
     example: jfl calibrate --epsilon 4 --rounds 200 --steps 5 --batch 16 --rows 600
 
     example: jfl calibrate --epsilon 4 --over rounds --noise-multiplier 1.1 --rate 0.01
     """
+
     epsilon: float = 1.0
     """to reach"""
     over: str = "noise_multiplier"
@@ -89,6 +94,7 @@ class ConfigEpsilon(Config):
 
     example: jfl epsilon --config run.toml --rounds 200
     """
+
     plot: Path | None = None
     """picture of epsilon against rounds: FILE.png, .svg or .pdf"""
 
@@ -99,45 +105,69 @@ class ConfigCalibrate(ConfigEpsilon):
 
     example: jfl calibrate --config run.toml --epsilon 4
     """
+
     over: str = "noise_multiplier"
     """what to find: noise_multiplier | rounds"""
 
 
 class Curve(NamedTuple):
     """Epsilon against rounds, for each method that applies."""
-    rounds: np.ndarray           # [n], ascending
-    lines: dict                  # method -> Float64[n]
-    guarantee: Guarantee         # after the last of them
+
+    rounds: np.ndarray  # [n], ascending
+    lines: dict  # method -> Float64[n]
+    guarantee: Guarantee  # after the last of them
 
 
-# --- numbers -------------------------------------------------------------------------------------------------------
+# --- numbers
+# --------------------------------------------------------------------------------------------------
+
 
 def one_round(c: Numbers, noise_multiplier, rate=None):
-    """The event of one round: releases, sampled and repeated as the numbers say; `rate` instead of theirs."""
+    """The event of one round: releases, sampled and repeated as the numbers say; `rate` instead of
+    theirs."""
     checks.choice("jfl", ("example", "client"), unit=c.unit)
     checks.choice("jfl", ("full", "without_replacement", "poisson"), sampler=c.sampler)
     checks.whole("jfl", steps=c.steps)
-    given = {k: v for k, v in dict(batch=c.batch, rows=c.rows, cohort=c.cohort, clients=c.clients).items() if v is not None}
+    given = {
+        k: v
+        for k, v in dict(batch=c.batch, rows=c.rows, cohort=c.cohort, clients=c.clients).items()
+        if v is not None
+    }
     checks.whole("jfl", **given)
     names = _names(c)
     found = events.gaussian(noise_multiplier)
-    if c.rate is not None and names[0] in given and not (c.unit == "example" and names[0] == "cohort"):
+    if (
+        c.rate is not None
+        and names[0] in given
+        and not (c.unit == "example" and names[0] == "cohort")
+    ):
         checks.fail("jfl", f"either rate or {' and '.join(names)}", f"rate={c.rate}, {given}")
     if rate is not None:
-        found = events.poisson(rate, found) if c.sampler == "poisson" else \
-            events.WithoutReplacement(np.float64(rate), np.float64(1), found)
+        found = (
+            events.poisson(rate, found)
+            if c.sampler == "poisson"
+            else events.WithoutReplacement(np.float64(rate), np.float64(1), found)
+        )
     elif c.sampler == "full":
         if c.rate is not None:
             checks.fail("jfl", "no rate for sampler='full'", f"rate={c.rate}")
     elif c.sampler == "poisson" and c.rate is not None:
         found = events.poisson(c.rate, found)
     elif not all(n in given for n in names):
-        checks.fail("jfl", ("rate, or " if c.sampler == "poisson" else "") + f"{' and '.join(names)} for "
-                   f"sampler={c.sampler!r}", f"{given or 'neither'}", "Or --sampler full, without a gain from sampling.")
+        checks.fail(
+            "jfl",
+            ("rate, or " if c.sampler == "poisson" else "") + f"{' and '.join(names)} for "
+            f"sampler={c.sampler!r}",
+            f"{given or 'neither'}",
+            "Or --sampler full, without a gain from sampling.",
+        )
     else:
         taken, whole = (given[n] for n in names)
-        found = events.poisson(taken / whole, found) if c.sampler == "poisson" else \
-            events.without_replacement(taken, whole, found)
+        found = (
+            events.poisson(taken / whole, found)
+            if c.sampler == "poisson"
+            else events.without_replacement(taken, whole, found)
+        )
     if c.unit == "client":
         return found
     found = events.repeat(found, c.steps)
@@ -151,7 +181,7 @@ def one_round(c: Numbers, noise_multiplier, rate=None):
 def event(c: Numbers, noise_multiplier, rate=None):
     """The event of all rounds."""
     rounds = ROUNDS if c.rounds is None else c.rounds
-    checks.whole("jfl", most=10 ** 12, rounds=rounds)
+    checks.whole("jfl", most=10**12, rounds=rounds)
     return events.repeat(one_round(c, noise_multiplier, rate), rounds)
 
 
@@ -161,28 +191,51 @@ def worth(c: Numbers, noise_multiplier: float) -> Guarantee:
     hidden = c.unit == "client" or c.cohort is not None
     kind = "add_remove" if c.sampler == "poisson" else "replace_one"
     sampled = c.sampler != "full" if c.unit == "client" else c.cohort is not None
-    caveats = ((HONEST,) if sampled and hidden else () if hidden else (EVERY_ROUND,)) + (SIMULATION, STOPS)
-    return Guarantee(value, c.delta, c.unit, kind, "third_party" if hidden else "server", method,
-                     caveats=caveats + ((PUBLIC,) if kind == "add_remove" else ()))
+    caveats = ((HONEST,) if sampled and hidden else () if hidden else (EVERY_ROUND,)) + (
+        SIMULATION,
+        STOPS,
+    )
+    return Guarantee(
+        value,
+        c.delta,
+        c.unit,
+        kind,
+        "third_party" if hidden else "server",
+        method,
+        caveats=caveats + ((PUBLIC,) if kind == "add_remove" else ()),
+    )
 
 
 def noise_warning(guarantee: Guarantee, noise_multiplier: float) -> str:
-    """A sentence for an epsilon so small that a model of usual size of data would be noise; "" for others.
+    """A sentence for an epsilon so small that a model of usual size of data would be noise; "" for
+    others.
 
-    By group privacy n rows (clients) change the odds of a result by a factor of at most e^(n epsilon), apart from a
-    probability of at most n e^(n epsilon) delta: up to 1 / epsilon and 0.1 / delta of them show almost nothing.
+    By group privacy n rows (clients) change the odds of a result by a factor of at most e^(n
+    epsilon), apart from a probability of at most n e^(n epsilon) delta: up to 1 / epsilon and 0.1 /
+    delta of them show almost nothing.
     """
     if guarantee.epsilon >= SMALL:
         return ""
-    unit, hidden = "rows" if guarantee.unit == "example" else "clients", min(1 / max(guarantee.epsilon, 1e-300), 0.1 / guarantee.delta)
-    return (f"epsilon {guarantee.epsilon:.3g} at delta {guarantee.delta:.3g} (noise multiplier {noise_multiplier:.3g}) hides even "
-            f"{hidden:.2g} {unit} together almost wholly: trained on no more than so many, a model is noise.")
+    unit, hidden = (
+        "rows" if guarantee.unit == "example" else "clients",
+        min(1 / max(guarantee.epsilon, 1e-300), 0.1 / guarantee.delta),
+    )
+    return (
+        f"epsilon {guarantee.epsilon:.3g} at delta {guarantee.delta:.3g} (noise multiplier "
+        f"{noise_multiplier:.3g}) hides even "
+        f"{hidden:.2g} {unit} together almost wholly: trained on no more than so many, a model is "
+        f"noise."
+    )
 
 
 def words(c: Numbers, noise_multiplier) -> str:
     """The setting in a line, for a picture."""
     parts = [f"noise multiplier {noise_multiplier:.4g}", f"{c.sampler.replace('_', ' ')} sampling"]
-    parts += [f"{k} {getattr(c, k):.4g}" for k in ("rate", "batch", "rows", "cohort", "clients") if getattr(c, k) is not None]
+    parts += [
+        f"{k} {getattr(c, k):.4g}"
+        for k in ("rate", "batch", "rows", "cohort", "clients")
+        if getattr(c, k) is not None
+    ]
     return ", ".join(parts + ([f"{c.steps} steps a round"] if c.unit == "example" else []))
 
 
@@ -192,27 +245,45 @@ def noise_for(c: Numbers, target: float) -> float:
 
 
 def solve(c: Calibrate) -> tuple[Numbers, float]:
-    """The numbers with what was asked for filled in, so that they prove at most c.epsilon; and the noise multiplier."""
+    """The numbers with what was asked for filled in, so that they prove at most c.epsilon; and the
+    noise multiplier."""
     where = "jfl calibrate"
     checks.choice(where, SOLVED, over=c.over)
     if (c.noise_multiplier is None) != (c.over == "noise_multiplier"):
-        checks.fail(where, "noise_multiplier for --over rounds and --over rate, and for nothing else",
-                   f"noise_multiplier={c.noise_multiplier}, over={c.over!r}")
+        checks.fail(
+            where,
+            "noise_multiplier for --over rounds and --over rate, and for nothing else",
+            f"noise_multiplier={c.noise_multiplier}, over={c.over!r}",
+        )
     checks.positive(where, epsilon=c.epsilon)
     z = c.noise_multiplier
     if c.over == "noise_multiplier":
         return c, noise_for(c, c.epsilon)
     if c.over == "rounds":
         if c.rounds is not None:
-            checks.fail(where, "no rounds for --over rounds, which finds them", f"rounds={c.rounds}")
-        return dataclasses.replace(c, rounds=_some(tightest.solve_rounds(one_round(c, z), c.epsilon, c.delta), c)), z
+            checks.fail(
+                where, "no rounds for --over rounds, which finds them", f"rounds={c.rounds}"
+            )
+        return dataclasses.replace(
+            c, rounds=_some(tightest.solve_rounds(one_round(c, z), c.epsilon, c.delta), c)
+        ), z
     taken, whole = _names(c)
     if c.sampler == "full" or c.rate is not None or getattr(c, taken) is not None:
-        checks.fail(where, f"a sampler other than 'full', no rate and no {taken} for --over rate, which finds them",
-                   f"sampler={c.sampler!r}, rate={c.rate}, {taken}={getattr(c, taken)}")
+        checks.fail(
+            where,
+            (
+                f"a sampler other than 'full', no rate and no {taken} for --over rate, which finds "
+                f"them"
+            ),
+            f"sampler={c.sampler!r}, rate={c.rate}, {taken}={getattr(c, taken)}",
+        )
     if c.sampler != "poisson" and getattr(c, whole) is None:
-        checks.fail(where, f"{whole} for --over rate with sampler={c.sampler!r}", "none",
-                   f"The answer is a whole number {taken}.")
+        checks.fail(
+            where,
+            f"{whole} for --over rate with sampler={c.sampler!r}",
+            "none",
+            f"The answer is a whole number {taken}.",
+        )
     rate = tightest.solve_rate(lambda q: event(c, z, q), c.epsilon, c.delta)
     if c.sampler == "poisson":
         return dataclasses.replace(c, rate=rate), z
@@ -226,29 +297,50 @@ def _names(c):
 
 def _some(number, c):
     if number < 1:
-        checks.fail("jfl calibrate", f"an epsilon that one of {c.over} stays below", f"epsilon={c.epsilon:g}",
-                   "Raise epsilon, delta or the noise.")
+        checks.fail(
+            "jfl calibrate",
+            f"an epsilon that one of {c.over} stays below",
+            f"epsilon={c.epsilon:g}",
+            "Raise epsilon, delta or the noise.",
+        )
     return number
 
 
-# --- configs -------------------------------------------------------------------------------------------------------
+# --- configs
+# --------------------------------------------------------------------------------------------------
 
-def worth_of(plan, rounds: int, delta: float, claims: tuple = ()) -> tuple[list[dict], Curve | None]:
-    """All guarantees of a plan, claims, and the curve of the guarantee to show; none without a guarantee."""
+
+def worth_of(
+    plan, rounds: int, delta: float, claims: tuple = ()
+) -> tuple[list[dict], Curve | None]:
+    """All guarantees of a plan, claims, and the curve of the guarantee to show; none without a
+    guarantee."""
     found = record.privacy(plan, rounds, delta, claims)
     best = record.best(found)
     if best["epsilon"] is None:
         return found, None
-    alike = lambda e: ((e.unit, e.adjacency, e.view) == (best["unit"], best["adjacency"], best["view"])
-                       and e.implied == ("implied" in " ".join(best["caveats"])))
+    alike = lambda e: (
+        (e.unit, e.adjacency, e.view) == (best["unit"], best["adjacency"], best["view"])
+        and e.implied == ("implied" in " ".join(best["caveats"]))
+    )
     fit = [e for e in entries.entries(plan, rounds) if alike(e) and not (e.refusal or e.series)]
     if not fit:
         return found, None
     # noise on uploads and on the release: the better one counts
-    first, entry = min(((overflowing(e, np.array([rounds]), delta)[0][0], e) for e in fit), key=lambda pair: pair[0])
-    left = delta - entry.overflow * rounds * (1 + np.exp(first))    # of the whole run, so of fewer rounds too
-    worst = max(entry.events(entry.z), key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0])
-    return found, curve(worst, rounds, left, Guarantee(**best | dict(caveats=tuple(best["caveats"]))))
+    first, entry = min(
+        ((overflowing(e, np.array([rounds]), delta)[0][0], e) for e in fit),
+        key=lambda pair: pair[0],
+    )
+    left = delta - entry.overflow * rounds * (
+        1 + np.exp(first)
+    )  # of the whole run, so of fewer rounds too
+    worst = max(
+        entry.events(entry.z),
+        key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0],
+    )
+    return found, curve(
+        worst, rounds, left, Guarantee(**best | dict(caveats=tuple(best["caveats"])))
+    )
 
 
 def solve_config(config: Config, over: str, target: float | None) -> tuple[Config, object]:
@@ -258,8 +350,12 @@ def solve_config(config: Config, over: str, target: float | None) -> tuple[Confi
     if target is None:
         checks.fail(where, "epsilon in the config or --epsilon", "neither")
     if over == "rate":
-        checks.fail(where, "noise_multiplier or rounds for --over beside --config", "rate",
-                   "For a sampling rate give bare numbers instead of a config.")
+        checks.fail(
+            where,
+            "noise_multiplier or rounds for --over beside --config",
+            "rate",
+            "For a sampling rate give bare numbers instead of a config.",
+        )
     if over == "noise_multiplier":
         plan, found = build(dataclasses.replace(config, epsilon=target, noise_multiplier=None))
         return found, plan
@@ -267,33 +363,62 @@ def solve_config(config: Config, over: str, target: float | None) -> tuple[Confi
         checks.fail(where, "noise_multiplier for --over rounds", "none")
     config = dataclasses.replace(config, epsilon=None)
     plan, _ = build(config)
-    most = calibrate_plan(plan, epsilon=target, delta=config.delta, unit=configs.the_unit(config),
-                          view=configs.the_view(config), adjacency=config.adjacency, over="rounds")
+    most = calibrate_plan(
+        plan,
+        epsilon=target,
+        delta=config.delta,
+        unit=configs.the_unit(config),
+        view=configs.the_view(config),
+        adjacency=config.adjacency,
+        over="rounds",
+    )
     if most < 1:
-        checks.fail(where, "an epsilon that one round stays below", f"epsilon={target:g}", "Raise epsilon or the noise.")
+        checks.fail(
+            where,
+            "an epsilon that one round stays below",
+            f"epsilon={target:g}",
+            "Raise epsilon or the noise.",
+        )
     return dataclasses.replace(config, rounds=most), plan
 
 
-# --- curves --------------------------------------------------------------------------------------------------------
+# --- curves
+# --------------------------------------------------------------------------------------------------
+
 
 def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
     """Epsilon after 1, ... `rounds` rounds of the event `one`, by every method that applies.
 
-    The last point of the guarantee's own method is the guarantee's epsilon; other points are on a coarser grid.
+    The last point of the guarantee's own method is the guarantee's epsilon; other points are on a
+    coarser grid.
     """
-    points = np.unique(np.append(np.geomspace(1, rounds, POINTS), record.milestones(rounds)).round().astype(np.int64))
+    points = np.unique(
+        np.append(np.geomspace(1, rounds, POINTS), record.milestones(rounds))
+        .round()
+        .astype(np.int64)
+    )
     values, exact = rdp_events.bounds((one,), points, np.full(len(points), float(delta)))
-    lines = {rdp_events.EXACT if exact.all() else f"{rdp_events.SAMPLED} or {rdp_events.EXACT}": values}
+    lines = {
+        rdp_events.EXACT if exact.all() else f"{rdp_events.SAMPLED} or {rdp_events.EXACT}": values
+    }
     if tightest.takes(one, rounds):
         # draws that repeat more often than is counted are paid for, as in `bounds`
         counted, rare = rdp_events._multiplicities(one, delta / rounds / 100)
         left = delta - rare * points
         renyi = points[:, None] * np.asarray(rdp_events.curve(counted, ORDERS))
-        lines = {rdp_events.SAMPLED: np.asarray(rdp.epsilon(ORDERS, renyi, left[:, None])),
-                 rdp_events.EXACT: np.asarray(rdp.gaussian_epsilon(np.sqrt(points * float(pld_compose.precision(counted))), left))}
+        lines = {
+            rdp_events.SAMPLED: np.asarray(rdp.epsilon(ORDERS, renyi, left[:, None])),
+            rdp_events.EXACT: np.asarray(
+                rdp.gaussian_epsilon(np.sqrt(points * float(pld_compose.precision(counted))), left)
+            ),
+        }
         try:
-            lines = ({tightest.LOSS_DISTRIBUTION: pld.epsilons(one, points, delta)} if delta >= tightest.FINEST else {}) | lines
-        except ValueError:                                # numbers outside its range
+            lines = (
+                {tightest.LOSS_DISTRIBUTION: pld.epsilons(one, points, delta)}
+                if delta >= tightest.FINEST
+                else {}
+            ) | lines
+        except ValueError:  # numbers outside its range
             pass
     mine = guarantee.method.split(",")[0]
     if mine in lines:

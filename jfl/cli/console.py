@@ -1,4 +1,5 @@
 """What the commands print: a progress bar, tables, and the caveats that travel with an epsilon."""
+
 import sys
 
 from .. import algorithms
@@ -13,8 +14,15 @@ def progress():
     """A progress bar on stderr, with a field `note`."""
     from rich import progress as bars
     from rich.console import Console
-    return bars.Progress(bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
-                         bars.TimeElapsedColumn(), bars.TextColumn("{task.fields[note]}"), console=Console(stderr=True))
+
+    return bars.Progress(
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
+    )
 
 
 def table(title, columns, rows, caption=None):
@@ -23,17 +31,31 @@ def table(title, columns, rows, caption=None):
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-    shown = Table(title=title, box=box.SIMPLE_HEAD, caption=caption, title_justify="left", caption_justify="left")
+
+    shown = Table(
+        title=title,
+        box=box.SIMPLE_HEAD,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+    )
     for name, right in columns:
         shown.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(str(v)) for v in row))       # as it is: [n, 28] is no markup
+        shown.add_row(*(Text(str(v)) for v in row))  # as it is: [n, 28] is no markup
     # a table in a file or a pipe is not cut to some terminal's width
     console = Console() if sys.stdout.isatty() else Console(width=150)
     console.print(shown)
 
 
-PRIVACY = [("ε", True), ("δ", True), ("unit", False), ("adjacency", False), ("view", False), ("method", False)]
+PRIVACY = [
+    ("ε", True),
+    ("δ", True),
+    ("unit", False),
+    ("adjacency", False),
+    ("view", False),
+    ("method", False),
+]
 
 
 def privacy(g: dict) -> tuple:
@@ -45,15 +67,26 @@ def privacy(g: dict) -> tuple:
 
 
 def caveats(guarantees) -> str:
-    seen = dict.fromkeys(c for g in guarantees if g["epsilon"] is not None
-                         for c in (f"claim: {c}" if g["status"] == "claimed" else c for c in g["caveats"]))
-    return "\n".join(["Accuracy and losses lie outside every guarantee."] + [f"{c[0].upper()}{c[1:]}." for c in seen])
+    seen = dict.fromkeys(
+        c
+        for g in guarantees
+        if g["epsilon"] is not None
+        for c in (f"claim: {c}" if g["status"] == "claimed" else c for c in g["caveats"])
+    )
+    return "\n".join(
+        ["Accuracy and losses lie outside every guarantee."]
+        + [f"{c[0].upper()}{c[1:]}." for c in seen]
+    )
 
 
 def claimed(guarantees) -> str:
     """What the paper says, for each view."""
     once = lambda g: ", one round" if "one round" in g["method"] else ""
-    return ", ".join(f"{g['epsilon']:.4g} ({g['view'].replace('_', ' ')}{once(g)})" for g in guarantees if g["status"] == "claimed")
+    return ", ".join(
+        f"{g['epsilon']:.4g} ({g['view'].replace('_', ' ')}{once(g)})"
+        for g in guarantees
+        if g["status"] == "claimed"
+    )
 
 
 def results(entries, out):
@@ -70,14 +103,36 @@ def results(entries, out):
     for name, group in groups.items():
         good = [e for e in group if not e.get("failed")]
         accuracy, failed = over(e["accuracy"]["final"] for e in good), len(group) - len(good)
-        rows.append((name, len(group), f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
-                     over(e["loss"] for e in good), *([claimed(group[0]["privacy"])] if printed else []),
-                     *privacy(record.best(group[0]["privacy"])),
-                     f"{sum(e['seconds']['total'] for e in group):.1f}"))
+        rows.append(
+            (
+                name,
+                len(group),
+                f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
+                over(e["loss"] for e in good),
+                *([claimed(group[0]["privacy"])] if printed else []),
+                *privacy(record.best(group[0]["privacy"])),
+                f"{sum(e['seconds']['total'] for e in group):.1f}",
+            )
+        )
     beside = [("ε claimed", True)] if printed else []
-    table(None, [("run", False), ("seeds", True), ("accuracy", True), ("loss", True), *beside, *PRIVACY, ("seconds", True)],
-          rows, _meaning(rows) + caveats([record.best(e["privacy"]) for e in entries]
-                                         + [g for e in entries for g in e["privacy"] if g["status"] == "claimed"]))
+    table(
+        None,
+        [
+            ("run", False),
+            ("seeds", True),
+            ("accuracy", True),
+            ("loss", True),
+            *beside,
+            *PRIVACY,
+            ("seconds", True),
+        ],
+        rows,
+        _meaning(rows)
+        + caveats(
+            [record.best(e["privacy"]) for e in entries]
+            + [g for e in entries for g in e["privacy"] if g["status"] == "claimed"]
+        ),
+    )
     print(f"Results are in {out}")
 
 
@@ -85,13 +140,21 @@ def demo(title, lines, notes):
     """The lines of the demo, a row for each of their guarantees."""
     rows, private = [], []
     for line in lines:
-        shown = [g for g in line["guarantees"] if "implied" not in " ".join(g["caveats"])] or line["guarantees"]
+        shown = [g for g in line["guarantees"] if "implied" not in " ".join(g["caveats"])] or line[
+            "guarantees"
+        ]
         first = (line["name"], record.plus_minus(*record.interval(line["accuracy"]), digits=3))
         for i, g in enumerate(shown):
-            rows.append((*(("", "") if i else first), *privacy(g), "" if i else f"{line['seconds']:.1f}"))
+            rows.append(
+                (*(("", "") if i else first), *privacy(g), "" if i else f"{line['seconds']:.1f}")
+            )
         private += shown
-    table(title, [("run", False), ("accuracy", True), *PRIVACY, ("seconds", True)], rows,
-          _meaning(rows) + "\n".join([caveats(private), *notes]))
+    table(
+        title,
+        [("run", False), ("accuracy", True), *PRIVACY, ("seconds", True)],
+        rows,
+        _meaning(rows) + "\n".join([caveats(private), *notes]),
+    )
 
 
 def _meaning(rows) -> str:
@@ -107,11 +170,19 @@ def warn(command, text):
 def names():
     """Everything that a config can name, with the first sentence of its docstring."""
     rows = []
-    for kind, module in dict(algorithm=algorithms, dataset=datasets, partition=partition, sampler=clients,
-                             batch_sampler=batches, model=tasks).items():
+    for kind, module in dict(
+        algorithm=algorithms,
+        dataset=datasets,
+        partition=partition,
+        sampler=clients,
+        batch_sampler=batches,
+        model=tasks,
+    ).items():
         for name in module.__all__:
             if name not in ("arrays", "natural"):
-                text = " ".join((getattr(module, name).__doc__ or "").strip().split("\n\n")[0].split())
+                text = " ".join(
+                    (getattr(module, name).__doc__ or "").strip().split("\n\n")[0].split()
+                )
                 rows.append((kind, name, text.split(". ")[0].rstrip(".:")))
     rows += [("optimizer", name, "on clients or server (optax)") for name in OPTIMIZERS]
     table(None, [("kind", False), ("name", False), ("what it is", False)], rows)
@@ -123,15 +194,30 @@ def curve(c):
     rows = []
     for i in at:
         each = [line[i] for line in c.lines.values()]
-        rows.append((c.rounds[i], *(f"{v:.4g}" + (" *" if v == min(each) and len(each) > 1 else "  ") for v in each)))
+        rows.append(
+            (
+                c.rounds[i],
+                *(f"{v:.4g}" + (" *" if v == min(each) and len(each) > 1 else "  ") for v in each),
+            )
+        )
     g = c.guarantee
     print(f"ε against rounds ({g.unit}, {g.adjacency}, {g.view}, δ = {g.delta:g})")
-    table(None, [("rounds", True), *((f"{m}  ", True) for m in c.lines)], rows, "* proves least." if len(c.lines) > 1 else None)
+    table(
+        None,
+        [("rounds", True), *((f"{m}  ", True) for m in c.lines)],
+        rows,
+        "* proves least." if len(c.lines) > 1 else None,
+    )
 
 
 def show(guarantee, z):
     """One guarantee of bare numbers."""
     found = record.row(guarantee)
-    table(None, [("noise multiplier", True), *PRIVACY], [(f"{z:.6g}", *privacy(found))],
-          "Noise multiplier is standard deviation over sensitivity: the clip norm under add_remove, twice it under "
-          "replace_one.\n" + caveats([found]))
+    table(
+        None,
+        [("noise multiplier", True), *PRIVACY],
+        [(f"{z:.6g}", *privacy(found))],
+        "Noise multiplier is standard deviation over sensitivity: the clip norm under add_remove, "
+        "twice it under "
+        "replace_one.\n" + caveats([found]),
+    )

@@ -1,4 +1,6 @@
-"""The demo: what privacy costs on real handwritten digits held by fifty clients.  `settings` is written to be copied."""
+"""The demo: what privacy costs on real handwritten digits held by fifty clients.  `settings` is
+written to be copied."""
+
 import dataclasses
 import time
 from pathlib import Path
@@ -21,20 +23,24 @@ from ..sampling import batches, clients
 
 CLIENTS, DELTA, BUDGETS = 50, 1e-5, (2.0, 8.0)
 TITLE = "1,797 handwritten digits, 50 clients, Dirichlet(0.3)"
-NOTES = ("A client is one of fifty: hiding all its rows takes a large share of what is learned, so client-level "
-         "epsilons are large, or accuracies low.",
-         "The settings were chosen on these digits; that choice is not in any epsilon.")
+NOTES = (
+    "A client is one of fifty: hiding all its rows takes a large share of what is learned, so "
+    "client-level "
+    "epsilons are large, or accuracies low.",
+    "The settings were chosen on these digits; that choice is not in any epsilon.",
+)
 
 
 @dataclasses.dataclass
 class Demo:
-    """What privacy costs: real handwritten digits held by fifty clients, without privacy, at record level and at
-    client level.
+    """What privacy costs: real handwritten digits held by fifty clients, without privacy, at record
+    level and at client level.
 
     example: jfl demo --out runs/demo
     """
+
     out: Path = Path("runs/demo")
-    """directory for summary.json, metrics.csv, manifest.json and the picture; an earlier demo there is replaced"""
+    """directory for summary.json, metrics.csv, manifest.json and the picture; an earlier demo there is replaced"""  # noqa: E501
     rounds: int | None = None
     """fewer rounds than the demo's own, to try it"""
     seeds: int = 3
@@ -43,8 +49,9 @@ class Demo:
 
 class Part(NamedTuple):
     """One setting of the demo: plans that differ in their noise."""
+
     name: str
-    make_plan: object        # noise multiplier -> plan
+    make_plan: object  # noise multiplier -> plan
     private: bool
     rounds: int
 
@@ -53,38 +60,61 @@ def settings():
     """-> the partition of the digits, and the parts of the demo."""
     split = partition.dirichlet(clients=CLIENTS, alpha=0.3, min_rows=16)
     fed = federate(datasets.digits(), split)
-    network, linear = tasks.mlp(fed, hidden=(64,)), tasks.logistic(fed)      # noise grows with every parameter
+    network, linear = (
+        tasks.mlp(fed, hidden=(64,)),
+        tasks.logistic(fed),
+    )  # noise grows with every parameter
     everyone = clients.full(CLIENTS)
 
     def without_privacy(noise_multiplier):
-        alg = algorithms.fedavg(grad(network.loss), lr=0.5, steps=10, batch=batches.without_replacement(16))
+        alg = algorithms.fedavg(
+            grad(network.loss), lr=0.5, steps=10, batch=batches.without_replacement(16)
+        )
         return plan(fed, network, alg, clients.without_replacement(CLIENTS, 20))
 
     def record_level(noise_multiplier):
         """Noise in every local step: protects one example, also against the server."""
-        rows = fed.size.sum() / CLIENTS                                         # a public constant, not a client's own
-        mechanism = chain(clip_l2(1.0), total(), gaussian(noise_multiplier), divide(rows), adjacency="add_remove")
-        alg = algorithms.fedavg(private_grad(linear.loss, mechanism), lr=1.0, steps=2, batch=batches.full())
+        rows = fed.size.sum() / CLIENTS  # a public constant, not a client's own
+        mechanism = chain(
+            clip_l2(1.0), total(), gaussian(noise_multiplier), divide(rows), adjacency="add_remove"
+        )
+        alg = algorithms.fedavg(
+            private_grad(linear.loss, mechanism), lr=1.0, steps=2, batch=batches.full()
+        )
         return plan(fed, linear, alg, everyone)
 
     def client_level(noise_multiplier):
         """Noise on the aggregate: protects a whole client, against those who see models only."""
         release = chain(clip_l2(1.0), total(), gaussian(noise_multiplier), divide(CLIENTS))
-        alg = algorithms.fedavg(grad(linear.loss), lr=1.0, steps=10, batch=batches.without_replacement(16))
+        alg = algorithms.fedavg(
+            grad(linear.loss), lr=1.0, steps=10, batch=batches.without_replacement(16)
+        )
         return plan(fed, linear, alg, everyone, release=release, adjacency="add_remove")
 
-    return split, [Part("FedAvg", without_privacy, False, 80),
-                   Part("record-level DP-FedAvg", record_level, True, 30),
-                   Part("client-level DP-FedAvg", client_level, True, 20)]
+    return split, [
+        Part("FedAvg", without_privacy, False, 80),
+        Part("record-level DP-FedAvg", record_level, True, 30),
+        Part("client-level DP-FedAvg", client_level, True, 20),
+    ]
 
 
 def run(part: Part, rounds: int | None = None, seeds: int = 3):
-    """All budgets and seeds of a part as one vmapped sweep -> (budget, plan, points) of each budget, and the sweep."""
+    """All budgets and seeds of a part as one vmapped sweep -> (budget, plan, points) of each
+    budget, and the sweep."""
     rounds, noise = rounds or part.rounds, [0.0]
     if part.private:
         view = record.best(record.privacy(part.make_plan(1.0), rounds, DELTA))
-        noise = [calibrate(part.make_plan(1.0), epsilon=e, delta=DELTA, rounds=rounds, unit=view["unit"],
-                           view=view["view"]) for e in BUDGETS]
+        noise = [
+            calibrate(
+                part.make_plan(1.0),
+                epsilon=e,
+                delta=DELTA,
+                rounds=rounds,
+                unit=view["unit"],
+                view=view["view"],
+            )
+            for e in BUDGETS
+        ]
     result = sweep(part.make_plan, noise_multiplier=noise, seed=range(seeds), rounds=rounds)
     found = []
     for z in noise:
@@ -93,8 +123,11 @@ def run(part: Part, rounds: int | None = None, seeds: int = 3):
     return found, result
 
 
-def main(out: Path, rounds: int | None = None, seeds: int = 3, advance=lambda note: None) -> list[dict]:
-    """Run the demo, write summary.json, metrics.csv, manifest.json and demo.png -> lines of its table."""
+def main(
+    out: Path, rounds: int | None = None, seeds: int = 3, advance=lambda note: None
+) -> list[dict]:
+    """Run the demo, write summary.json, metrics.csv, manifest.json and demo.png -> lines of its
+    table."""
     begun, compiling = time.perf_counter(), record.compile_seconds()
     split, parts = settings()
     entries, table, groups, lines = [], [], [], []
@@ -109,27 +142,69 @@ def main(out: Path, rounds: int | None = None, seeds: int = 3, advance=lambda no
             best = record.best(guarantees)
             name = part.name + (f", ε = {best['epsilon']:.3g}" if part.private else "")
             share = took / len(result.points)
-            seconds = dict(compile=compiled / len(result.points), total=share,
-                           per_round=max(0.0, took - compiled) / len(result.points) / length)
+            seconds = dict(
+                compile=compiled / len(result.points),
+                total=share,
+                per_round=max(0.0, took - compiled) / len(result.points) / length,
+            )
             evaluated = record.lists(result.metrics, points[0])["round"]
-            eps = record.epsilons(made, evaluated, DELTA, best["unit"], best["view"], best["adjacency"],
-                                  last=best["epsilon"]) if part.private else None
+            eps = (
+                record.epsilons(
+                    made,
+                    evaluated,
+                    DELTA,
+                    best["unit"],
+                    best["view"],
+                    best["adjacency"],
+                    last=best["epsilon"],
+                )
+                if part.private
+                else None
+            )
             for i in points:
                 history, seed = record.lists(result.metrics, i), result.points[i]["seed"]
-                values = dict(algorithm="fedavg", dataset="digits", clients=CLIENTS, delta=DELTA, rounds=length,
-                              noise_multiplier=z if part.private else None)
+                values = dict(
+                    algorithm="fedavg",
+                    dataset="digits",
+                    clients=CLIENTS,
+                    delta=DELTA,
+                    rounds=length,
+                    noise_multiplier=z if part.private else None,
+                )
                 entries.append(record.entry(name, values, seed, history, guarantees, seconds))
                 table += record.rows(name, seed, history, eps)
             accuracy = np.asarray(result.metrics.accuracy)[points]
-            groups.append(dict(label=f"{part.name}, {record.label([best])}", round=history["round"], accuracy=accuracy,
-                               epsilon=best["epsilon"]))
-            lines.append(dict(name=part.name, accuracy=accuracy[:, -1], guarantees=guarantees,
-                              seconds=took * len(points) / len(result.points)))
+            groups.append(
+                dict(
+                    label=f"{part.name}, {record.label([best])}",
+                    round=history["round"],
+                    accuracy=accuracy,
+                    epsilon=best["epsilon"],
+                )
+            )
+            lines.append(
+                dict(
+                    name=part.name,
+                    accuracy=accuracy[:, -1],
+                    guarantees=guarantees,
+                    seconds=took * len(points) / len(result.points),
+                )
+            )
     advance("writing")
     out.mkdir(parents=True, exist_ok=True)
-    record.void(out)                                      # of another demo, with another number of rounds
-    record.save(out, entries, table, record.manifest(
-        [found[0][1]], split, seconds=dict(compile=record.compile_seconds() - compiling,
-                                           total=time.perf_counter() - begun), seeds=list(range(seeds))))
+    record.void(out)  # of another demo, with another number of rounds
+    record.save(
+        out,
+        entries,
+        table,
+        record.manifest(
+            [found[0][1]],
+            split,
+            seconds=dict(
+                compile=record.compile_seconds() - compiling, total=time.perf_counter() - begun
+            ),
+            seeds=list(range(seeds)),
+        ),
+    )
     record.picture(out / "demo.png", groups, TITLE)
     return lines

@@ -1,4 +1,5 @@
 """The command line: `jfl demo | train | sweep | report | epsilon | calibrate | list`."""
+
 import dataclasses
 import importlib.metadata
 import os
@@ -20,19 +21,29 @@ COMMANDS = dict(
     demo="real digits, fifty clients, three levels of privacy: a table and a picture in a minute",
     train="one run in a directory, with checkpoints and --resume",
     sweep="many runs as few programs: any field may take several values",
-    report="one page of runs, sweeps and experiments, in HTML and Markdown: tables, pictures, guarantees, settings",
+    report=(
+        "one page of runs, sweeps and experiments, in HTML and Markdown: tables, pictures, "
+        "guarantees, settings"
+    ),
     epsilon="what a run is worth: epsilon of numbers on the command line, or of a config",
     calibrate="the noise multiplier, the rounds or the sampling rate for an epsilon",
-    list="algorithms, datasets, partitions, samplers, models, optimizers")
+    list="algorithms, datasets, partitions, samplers, models, optimizers",
+)
 
 
 def main(argv=None) -> int:
-    """Run one command -> exit code: 0 done, 2 bad usage or config, 3 stopped by Health, 130 interrupted."""
+    """Run one command -> exit code: 0 done, 2 bad usage or config, 3 stopped by Health, 130
+    interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
-        print("usage: jfl COMMAND [--help] ...\n\nDifferentially private federated learning in JAX.\n")
+        print(
+            "usage: jfl COMMAND [--help] ...\n\nDifferentially private federated learning in JAX.\n"
+        )
         print("\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()))
-        print("\nexample: jfl train --algorithm scaffold --noise-multiplier 1.1 --rounds 60 --out runs/first")
+        print(
+            "\nexample: jfl train --algorithm scaffold --noise-multiplier 1.1 --rounds 60 --out "
+            "runs/first"
+        )
         return OK if args else USAGE
     if args[0] == "--version":
         print(importlib.metadata.version("jfl"))
@@ -44,7 +55,7 @@ def main(argv=None) -> int:
     try:
         RUN[args[0]](args[1:])
         return OK
-    except SystemExit as stop:                            # of the argument parser
+    except SystemExit as stop:  # of the argument parser
         return USAGE if stop.code else OK
     except HealthError as error:
         print(f"jfl {args[0]}: stopped. {error}", file=sys.stderr)
@@ -52,10 +63,10 @@ def main(argv=None) -> int:
     except (ValueError, OSError) as error:
         said = str(error).removeprefix("jfl: ").removeprefix(f"jfl {args[0]}: ")
         print(f"jfl {args[0]}: {said}", file=sys.stderr, flush=True)
-        if jax.distributed.is_initialized():              # without waiting for processes that are gone
+        if jax.distributed.is_initialized():  # without waiting for processes that are gone
             os._exit(USAGE)
         return USAGE
-    except KeyboardInterrupt as stop:                     # with words of what is kept, where something may be
+    except KeyboardInterrupt as stop:  # with words of what is kept, where something may be
         print(f"jfl {args[0]}: interrupted. {stop}".rstrip(), file=sys.stderr, flush=True)
         return INTERRUPTED
 
@@ -63,27 +74,41 @@ def main(argv=None) -> int:
 def _cache():
     """Compiled programs are kept between commands, in the user's cache folder."""
     if jax.config.jax_compilation_cache_dir is None:
-        base = os.environ.get("JFL_CACHE_DIR") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jfl")
-        jax.config.update("jax_compilation_cache_dir", os.path.join(os.path.expanduser(base), "programs"))
+        base = os.environ.get("JFL_CACHE_DIR") or os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jfl"
+        )
+        jax.config.update(
+            "jax_compilation_cache_dir", os.path.join(os.path.expanduser(base), "programs")
+        )
 
 
-# --- demo ---------------------------------------------------------------------------------------------------------
+# --- demo
+# --------------------------------------------------------------------------------------------------
+
 
 def _demo(args):
     command = parse(demo.Demo, args, "demo")
-    checks.whole("jfl demo", seeds=command.seeds, rounds=1 if command.rounds is None else command.rounds)
+    checks.whole(
+        "jfl demo", seeds=command.seeds, rounds=1 if command.rounds is None else command.rounds
+    )
     out = train.claim(command.out, resume=(command.out / "demo.png").exists())
     begun = time.perf_counter()
     with console.progress() as bar:
         task = bar.add_task("jfl demo", total=4, completed=-1, note="")
-        lines = demo.main(out, command.rounds, command.seeds, lambda note: bar.update(task, advance=1, note=note))
+        lines = demo.main(
+            out, command.rounds, command.seeds, lambda note: bar.update(task, advance=1, note=note)
+        )
         bar.update(task, completed=4, note="done")
     took = time.perf_counter() - begun
-    console.demo(f"jfl demo: {command.seeds} seeds each, {took:.0f} s with compilation", lines, demo.NOTES)
+    console.demo(
+        f"jfl demo: {command.seeds} seeds each, {took:.0f} s with compilation", lines, demo.NOTES
+    )
     print(f"Results and demo.png are in {out}")
 
 
-# --- accounting ---------------------------------------------------------------------------------------------------------
+# --- accounting
+# --------------------------------------------------------------------------------------------------
+
 
 def _configured(kind, args, name):
     """epsilon and calibrate of a config, with the flags of their own that `kind` adds."""
@@ -124,12 +149,23 @@ def _epsilon(args):
 def _worth(name, plan, config, plot, target=None):
     if text := train.noise_warning(plan, config):
         console.warn(name, text)
-    guarantees, curve = accounting.worth_of(plan, config.rounds, config.delta, train.claims(plan, config, config.rounds))
-    console.table(f"{config.rounds} rounds", console.PRIVACY, [console.privacy(g) for g in guarantees],
-                  console.caveats(guarantees))
+    guarantees, curve = accounting.worth_of(
+        plan, config.rounds, config.delta, train.claims(plan, config, config.rounds)
+    )
+    console.table(
+        f"{config.rounds} rounds",
+        console.PRIVACY,
+        [console.privacy(g) for g in guarantees],
+        console.caveats(guarantees),
+    )
     noise = record.noise(plan, config.rounds)
     shown = " to ".join(dict.fromkeys(f"{z:.4g}" for z in noise[0])) if noise else "none"
-    _drawn(curve, plot, f"{config.algorithm} on {config.dataset}, noise multiplier {shown}, {config.rounds} rounds", target)
+    _drawn(
+        curve,
+        plot,
+        f"{config.algorithm} on {config.dataset}, noise multiplier {shown}, {config.rounds} rounds",
+        target,
+    )
 
 
 def _numbers(name, c, z, target=None):
@@ -139,20 +175,29 @@ def _numbers(name, c, z, target=None):
     if text := accounting.noise_warning(guarantee, z):
         console.warn(name, text)
     console.show(guarantee, z)
-    _drawn(accounting.curve(accounting.one_round(c, z), rounds, c.delta, guarantee), c.plot,
-           accounting.words(c, z), target)
+    _drawn(
+        accounting.curve(accounting.one_round(c, z), rounds, c.delta, guarantee),
+        c.plot,
+        accounting.words(c, z),
+        target,
+    )
 
 
 def _calibrate(args):
     if _from_config(args):
         config, command = _configured(accounting.ConfigCalibrate, args, "calibrate")
-        if command.over == "rounds" and config.noise_multiplier is None:      # --epsilon replaced it
-            config = dataclasses.replace(config, noise_multiplier=from_file(args)[0].get("noise_multiplier"))
+        if command.over == "rounds" and config.noise_multiplier is None:  # --epsilon replaced it
+            config = dataclasses.replace(
+                config, noise_multiplier=from_file(args)[0].get("noise_multiplier")
+            )
         found, plan = accounting.solve_config(config, command.over, config.epsilon)
         value = getattr(found, command.over)
-        if value is None:                                 # one for each client or round
+        if value is None:  # one for each client or round
             value = record.noise(plan, found.rounds)
-            print("noise_multiplier " + (f"= {value[0][0]:.6g} to {value[0][1]:.6g}" if value else "of no known privacy"))
+            print(
+                "noise_multiplier "
+                + (f"= {value[0][0]:.6g} to {value[0][1]:.6g}" if value else "of no known privacy")
+            )
         else:
             print(f"{command.over} = {value:.6g}")
         _worth("calibrate", plan, found, command.plot, config.epsilon)
@@ -167,14 +212,18 @@ def _calibrate(args):
     _numbers("calibrate", found, z, c.epsilon)
 
 
-# --- report ---------------------------------------------------------------------------------------------------------
+# --- report
+# --------------------------------------------------------------------------------------------------
+
 
 def _report(args):
     c = parse(page.flags(), args, "report")
     print(page.main(c.directories, c.out, c.tensorboard))
 
 
-# --- list -----------------------------------------------------------------------------------------------------------
+# --- list
+# --------------------------------------------------------------------------------------------------
+
 
 def _list(args):
     @dataclasses.dataclass
@@ -188,7 +237,15 @@ def _list(args):
     console.names()
 
 
-RUN = dict(demo=_demo, train=runs.train, sweep=runs.sweep, report=_report, epsilon=_epsilon, calibrate=_calibrate, list=_list)
+RUN = dict(
+    demo=_demo,
+    train=runs.train,
+    sweep=runs.sweep,
+    report=_report,
+    epsilon=_epsilon,
+    calibrate=_calibrate,
+    list=_list,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

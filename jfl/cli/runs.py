@@ -1,4 +1,5 @@
 """`jfl train` and `jfl sweep`, and how a command's flags and its config file become one config."""
+
 import contextlib
 import dataclasses
 import functools
@@ -22,10 +23,13 @@ ENGINES = ("local", "ray")
 
 def parse(kind, args, name, default=None):
     import tyro
+
     for before, given in zip((f"jfl {name}", *args), args):
         if not given or re.fullmatch(r"--[\w-]+=", given):
             checks.fail(f"jfl {name}", f"a value for {given.rstrip('=') or before}", "an empty one")
-    return tyro.cli(kind, args=args, prog=f"jfl {name}", **({} if default is None else {"default": default}))
+    return tyro.cli(
+        kind, args=args, prog=f"jfl {name}", **({} if default is None else {"default": default})
+    )
 
 
 def from_file(args) -> tuple[dict, list]:
@@ -45,7 +49,8 @@ def from_file(args) -> tuple[dict, list]:
 
 
 def command_of(kind, args, name):
-    """Parse a command whose flags are the fields of Config and a few of its own -> it, and the axes of a sweep."""
+    """Parse a command whose flags are the fields of Config and a few of its own -> it, and the axes
+    of a sweep."""
     values, rest = from_file(args)
     axes = values.pop("sweep", {})
     # noise given as a flag replaces noise given in the file, in either form
@@ -60,18 +65,22 @@ def config_of(command):
     return Config(**{k: getattr(command, k) for k in configs.FIELDS})
 
 
-# --- train, sweep ---------------------------------------------------------------------------------------------------
+# --- train, sweep
+# --------------------------------------------------------------------------------------------------
+
 
 def train(args):
     @dataclasses.dataclass(frozen=True)
     class Train(Config):
         """Train one model and keep it in a directory.
 
-        example: jfl train --algorithm scaffold --dataset digits --clients 50 --cohort 10 --rounds 60 --steps 20
+        example: jfl train --algorithm scaffold --dataset digits --clients 50 --cohort 10 --rounds
+          60 --steps 20
         --batch 16 --lr 0.5 --clip-norm 1 --noise-multiplier 1.1 --out runs/scaffold
 
         --config FILE.toml sets fields; flags win over it.
         """
+
         out: Path = Path("runs/train")
         """run directory: new or empty, unless --resume"""
         resume: bool = False
@@ -79,7 +88,7 @@ def train(args):
         devices: str = "1"
         """how many devices of this machine share each cohort, or auto for all"""
         coordinator: str | None = None
-        """of a run over several processes: HOST:PORT of process 0, or auto where SLURM, Kubernetes or a TPU pod says it"""
+        """of a run over several processes: HOST:PORT of process 0, or auto where SLURM, Kubernetes or a TPU pod says it"""  # noqa: E501
         processes: int | None = None
         """how many processes there are, one on each host"""
         process: int | None = None
@@ -87,23 +96,41 @@ def train(args):
 
     command, axes = command_of(Train, args, "train")
     if axes:
-        raise ValueError("jfl train: need a config without [sweep]; got one. Use jfl sweep --config.")
+        raise ValueError(
+            "jfl train: need a config without [sweep]; got one. Use jfl sweep --config."
+        )
     config, share = config_of(command), _devices(command)
     if not mesh.lead():
         runs.train(config, command.out, command.resume, mesh=share)
         return
     if configs.the_unit(config) == "client" and config.view is None:
-        print(f"Guarantees are for view {configs.the_view(config)}: the server itself sees each upload before it adds the noise.",
-              file=sys.stderr)
+        print(
+            (
+                f"Guarantees are for view {configs.the_view(config)}: the server itself sees each "
+                f"upload before it adds the noise."
+            ),
+            file=sys.stderr,
+        )
     with console.progress() as bar:
         task = bar.add_task("jfl train", total=config.rounds, note="checking, then compiling")
 
         def watch(round, accuracy, loss, epsilon):
             seen = (("loss", loss), ("accuracy", accuracy), ("ε", epsilon))
-            bar.update(task, completed=round, note="  ".join(f"{k} {v:.3g}" for k, v in seen if v is not None))
+            bar.update(
+                task,
+                completed=round,
+                note="  ".join(f"{k} {v:.3g}" for k, v in seen if v is not None),
+            )
 
         with _kept(command, "train"):
-            entry = runs.train(config, command.out, command.resume, watch, share, functools.partial(console.warn, "train"))
+            entry = runs.train(
+                config,
+                command.out,
+                command.resume,
+                watch,
+                share,
+                functools.partial(console.warn, "train"),
+            )
     console.results([entry], command.out)
 
 
@@ -114,8 +141,17 @@ def _devices(command):
             checks.fail("jfl train", "--coordinator beside --processes and --process", "none")
         return _count(command.devices)
     if command.devices != "1":
-        checks.fail("jfl train", "either --devices or --coordinator", "both", "Several processes use all their devices.")
-    mesh.connect(None if command.coordinator == "auto" else command.coordinator, command.processes, command.process)
+        checks.fail(
+            "jfl train",
+            "either --devices or --coordinator",
+            "both",
+            "Several processes use all their devices.",
+        )
+    mesh.connect(
+        None if command.coordinator == "auto" else command.coordinator,
+        command.processes,
+        command.process,
+    )
     return "auto"
 
 
@@ -132,16 +168,19 @@ def sweep(args):
 
     @dataclasses.dataclass(frozen=True)
     class Sweep(Config):
-        """Run every combination of some fields' values; points that share their shapes are one program.
+        """Run every combination of some fields' values; points that share their shapes are one
+        program.
 
-        example: jfl sweep --rounds 40 --sweep lr=0.1,0.3 --sweep noise-multiplier=0.5,1 --sweep seed=0,1,2
+        example: jfl sweep --rounds 40 --sweep lr=0.1,0.3 --sweep noise-multiplier=0.5,1 --sweep
+          seed=0,1,2
 
         --config FILE.toml sets fields, and its table [sweep] lists of values; flags win over it.
         """
+
         out: Path = Path("runs/sweep")
         """run directory: new or empty, unless --resume"""
         sweep: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-        """NAME=VALUE,VALUE,...; once for each field that varies; none, true and false are values too"""
+        """NAME=VALUE,VALUE,...; once for each field that varies; none, true and false are values too"""  # noqa: E501
         strict: bool = False
         """exit with 3 if any point fails, not only if all do"""
         resume: bool = False
@@ -153,7 +192,7 @@ def sweep(args):
         engine: str = "local"
         """local | ray: over the machines of a Ray cluster, pip install "jfl[ray]" """
         address: str | None = None
-        """ray: of a running cluster; default $RAY_ADDRESS, or else a cluster of this machine, for the time of the sweep"""
+        """ray: of a running cluster; default $RAY_ADDRESS, or else a cluster of this machine, for the time of the sweep"""  # noqa: E501
         cpus_per_task: float = 1.0
         """ray: CPUs that a block of points takes"""
         gpus_per_task: float | None = None
@@ -165,20 +204,36 @@ def sweep(args):
         name, _, values = text.partition("=")
         name = name.replace("-", "_")
         if name in given:
-            checks.fail("--sweep", f"{name} once, with all its values", f"it again as {text!r}", f"Give --sweep {name}=VALUE,VALUE.")
+            checks.fail(
+                "--sweep",
+                f"{name} once, with all its values",
+                f"it again as {text!r}",
+                f"Give --sweep {name}=VALUE,VALUE.",
+            )
         given.add(name)
         axes[name] = [configs.coerce(name, _value(v), "--sweep") for v in values.split(",") if v]
         if not axes[name]:
             raise ValueError(f"--sweep: need NAME=VALUE,VALUE,...; got {text!r}.")
     if not axes:
-        raise ValueError("jfl sweep: need fields that vary; got none. Give --sweep lr=0.1,0.3 or a table [sweep].")
+        raise ValueError(
+            "jfl sweep: need fields that vary; got none. Give --sweep lr=0.1,0.3 or a table "
+            "[sweep]."
+        )
     engine = _engine(command)
     with console.progress() as bar:
         task = bar.add_task("jfl sweep", total=math.prod(map(len, axes.values())), note="checking")
         with _kept(command, "sweep"):
-            entries = sweeps.sweep(config_of(command), axes, command.out, command.strict, resume=command.resume, engine=engine,
-                                   block=command.block, watch=functools.partial(bar.update, task),
-                                   warn=functools.partial(console.warn, "sweep"))
+            entries = sweeps.sweep(
+                config_of(command),
+                axes,
+                command.out,
+                command.strict,
+                resume=command.resume,
+                engine=engine,
+                block=command.block,
+                watch=functools.partial(bar.update, task),
+                warn=functools.partial(console.warn, "sweep"),
+            )
     console.results(entries, command.out)
 
 
@@ -186,12 +241,22 @@ def _engine(command):
     checks.choice("jfl sweep", ENGINES, engine=command.engine)
     if command.engine == "ray":
         if command.devices != "1":
-            checks.fail("jfl sweep", "--engine local beside --devices", "--engine ray", "There a task takes --gpus-per-task.")
+            checks.fail(
+                "jfl sweep",
+                "--engine local beside --devices",
+                "--engine ray",
+                "There a task takes --gpus-per-task.",
+            )
         return on_ray.Ray(command.address, command.cpus_per_task, command.gpus_per_task)
-    given = [f"--{n.replace('_', '-')}" for n in ("address", "cpus_per_task", "gpus_per_task")
-             if getattr(command, n) != getattr(type(command), n)]
+    given = [
+        f"--{n.replace('_', '-')}"
+        for n in ("address", "cpus_per_task", "gpus_per_task")
+        if getattr(command, n) != getattr(type(command), n)
+    ]
     if given:
-        checks.fail("jfl sweep", f"--engine ray beside {' and '.join(given)}", f"--engine {command.engine}")
+        checks.fail(
+            "jfl sweep", f"--engine ray beside {' and '.join(given)}", f"--engine {command.engine}"
+        )
     return blocks.Local(_count(command.devices))
 
 
@@ -205,25 +270,38 @@ def _kept(command, name):
 
 
 def interrupted(command, name: str) -> str:
-    """What is kept in --out of a run or a sweep that was interrupted, and the command that goes on."""
+    """What is kept in --out of a run or a sweep that was interrupted, and the command that goes
+    on."""
     out = Path(command.out)
     if name == "train":
         done, begun = checkpoint.Store(out).latest(), (out / "journal.json").exists()
-        kept = f"the checkpoint of round {done}" if done else "what was asked for, but no checkpoint yet"
+        kept = (
+            f"the checkpoint of round {done}"
+            if done
+            else "what was asked for, but no checkpoint yet"
+        )
     else:
         done, begun = 0, (out / sweeps.FILE).exists()
         if begun:
             done = len(blocks.Results(out / sweeps.FILE).found)
         kept = f"{done} points" if done != 1 else "1 point"
     if not begun:
-        return f"Nothing was computed yet, and nothing is kept in {out}: give the same command again."
+        return (
+            f"Nothing was computed yet, and nothing is kept in {out}: give the same command again."
+        )
     if not (out / "config.toml").exists():
         return f"Kept in {out}: {kept}. Go on with the same command and --resume."
     # what config.toml does not hold
-    more = [word for field in dataclasses.fields(command) if field.name not in (*configs.FIELDS, "out", "resume", "sweep")
-            and (value := getattr(command, field.name)) != field.default
-            for word in ([f"--{field.name.replace('_', '-')}"] + [str(value)] * (value is not True))]
-    again = shlex.join(["jfl", name, "--config", str(out / "config.toml"), "--resume", "--out", str(out), *more])
+    more = [
+        word
+        for field in dataclasses.fields(command)
+        if field.name not in (*configs.FIELDS, "out", "resume", "sweep")
+        and (value := getattr(command, field.name)) != field.default
+        for word in ([f"--{field.name.replace('_', '-')}"] + [str(value)] * (value is not True))
+    ]
+    again = shlex.join(
+        ["jfl", name, "--config", str(out / "config.toml"), "--resume", "--out", str(out), *more]
+    )
     return f"Kept in {out}: {kept}. Go on with: {again}"
 
 

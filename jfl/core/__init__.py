@@ -1,4 +1,6 @@
-"""What everything stands on: records, pytrees, argument checks, random streams, the identity of a plan."""
+"""What everything stands on: records, pytrees, argument checks, random streams, the identity of a
+plan."""
+
 from .lazy import submodules as _submodules
 
 __getattr__, __dir__ = _submodules(__name__, __path__)

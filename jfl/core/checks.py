@@ -1,4 +1,5 @@
 """Errors a newcomer can act on: where, what was needed, what came, what to do."""
+
 import numbers
 from typing import Any, NamedTuple
 
@@ -6,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-INT32 = 2 ** 31 - 1
+INT32 = 2**31 - 1
 
 
 class Checked(NamedTuple):
     """A value and the preconditions that it misses; under a trace, `holds` is the array to test."""
+
     value: Any
     failed: tuple = ()
     holds: Any = True
@@ -29,7 +31,7 @@ def shown(value) -> str:
     """A value in a message: short, whatever it is."""
     try:
         text = repr(value)
-    except Exception:        # of somebody's class; of a whole number with more digits than Python prints
+    except Exception:  # of somebody's class; of a whole number with more digits than Python prints
         text = f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -40,10 +42,11 @@ def cause(error) -> str:
 
 
 def array(where: str, name: str, value, do: str = "") -> np.ndarray:
-    """`value` as an array of NumPy; refused where that is none, as of lists of unequal length or of keys."""
+    """`value` as an array of NumPy; refused where that is none, as of lists of unequal length or of
+    keys."""
     try:
         return np.asarray(value)
-    except Exception as error:        # NumPy, JAX and what pretends to be an array have no common error
+    except Exception as error:  # NumPy, JAX and what pretends to be an array have no common error
         fail(where, f"{name} as an array", f"{type(value).__name__}: {str(error)[:200]}", do)
 
 
@@ -69,7 +72,8 @@ def _float32(array):
 
 
 def positive(where: str, do: str = "", single: bool = False, **values):
-    """Refuse values that are not finite and > 0 (`not >` also refuses nan); with `single` also arrays."""
+    """Refuse values that are not finite and > 0 (`not >` also refuses nan); with `single` also
+    arrays."""
     _test(where, lambda v: (v > 0) & np.isfinite(v), "> 0 and finite", do, single, values)
 
 
@@ -84,7 +88,11 @@ def fraction(where: str, do: str = "", single: bool = False, **values):
 def whole(where: str, do: str = "", least: int = 1, most: int = INT32, **values) -> None:
     """Whole numbers that shape a program: Python or NumPy integers, `least` to `most`."""
     for name, value in values.items():
-        if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, numbers.Integral) or value < least:
+        if (
+            isinstance(value, (bool, np.timedelta64))
+            or not isinstance(value, numbers.Integral)
+            or value < least
+        ):
             fail(where, f"a whole number {name} >= {least}", f"{name}={shown(value)}", do)
         if value > most:
             fail(where, f"a whole number {name} <= {most}", f"{name}={shown(value)}", do)
@@ -92,12 +100,12 @@ def whole(where: str, do: str = "", least: int = 1, most: int = INT32, **values)
 
 def seed(where: str, **values) -> None:
     """Seeds of jax.random.key: another one beyond 32 bits would be the same run."""
-    whole(where, "Keys have 32 bits of seed.", least=0, most=2 ** 32 - 1, **values)
+    whole(where, "Keys have 32 bits of seed.", least=0, most=2**32 - 1, **values)
 
 
 def several(where: str, **values) -> tuple:
     """A list, tuple or array of one dimension as a tuple."""
-    (name, value), = values.items()
+    ((name, value),) = values.items()
     if not (isinstance(value, (list, tuple)) or isinstance(value, np.ndarray) and value.ndim == 1):
         fail(where, f"{name}, a list", f"{name}={shown(value)}")
     return tuple(value)
@@ -112,7 +120,7 @@ def kind(where: str, wanted: type, make: str, **values):
 
 def memory(where: str, value) -> float:
     """Bytes, at most 2^100: infinity stands for no limit."""
-    value = 2.0 ** 100 if isinstance(value, float) and value == np.inf else value
+    value = 2.0**100 if isinstance(value, float) and value == np.inf else value
     positive(where, single=True, memory=value)
     return float(value)
 
@@ -120,8 +128,12 @@ def memory(where: str, value) -> float:
 def key(where: str, value):
     """One typed key; an old one, of uint32, is wrapped."""
     try:
-        found = value if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(value)
-    except Exception:        # of whatever it is
+        found = (
+            value
+            if jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+            else jax.random.wrap_key_data(value)
+        )
+    except Exception:  # of whatever it is
         found = None
     if found is None or found.shape:
         fail(where, "a key such as jax.random.key(0)", shown(value))
@@ -132,19 +144,33 @@ def arrays(where: str, name: str, tree, dtype=None):
     """A pytree with leaves of JAX; refused where one is no number."""
     try:
         return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
-    except Exception as error:        # whatever JAX says of it
+    except Exception as error:  # whatever JAX says of it
         fail(where, f"{name}, a pytree of numbers", cause(error))
 
 
 def gradient(where: str, loss, params, *row):
-    """Refuse a loss without a gradient at such params and such a row; it is traced, and nothing computed."""
+    """Refuse a loss without a gradient at such params and such a row; it is traced, and nothing
+    computed."""
     try:
-        kinds = {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(jax.grad(loss), params, *row))}
-        got = "" if kinds and all(jnp.issubdtype(k, jnp.floating) for k in kinds) else f"params of {sorted(map(str, kinds))}"
-    except Exception as error:        # the loss is the user's, and so is its error
+        kinds = {
+            leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(jax.grad(loss), params, *row))
+        }
+        got = (
+            ""
+            if kinds and all(jnp.issubdtype(k, jnp.floating) for k in kinds)
+            else f"params of {sorted(map(str, kinds))}"
+        )
+    except Exception as error:  # the loss is the user's, and so is its error
         got = cause(error)
     if got:
-        fail(where, "params, a pytree of floats, and rows that fit the loss, a pure (params, x, y) -> scalar", got)
+        fail(
+            where,
+            (
+                "params, a pytree of floats, and rows that fit the loss, a pure (params, x, y) -> "
+                "scalar"
+            ),
+            got,
+        )
 
 
 def on_device(where: str, fed) -> None:
@@ -152,28 +178,45 @@ def on_device(where: str, fed) -> None:
     if not hasattr(fed, "host"):
         fail(where, "fed of jfl.federate, a Federation", f"fed={shown(fed)}")
     if fed.host is not None:
-        fail(where, "a federation with its rows on the device", "a jfl.population, whose rows stay on the host",
-             "jfl.simulate takes it; for other work make a smaller federation of some of its rows.")
+        fail(
+            where,
+            "a federation with its rows on the device",
+            "a jfl.population, whose rows stay on the host",
+            "jfl.simulate takes it; for other work make a smaller federation of some of its rows.",
+        )
 
 
 def choice(where: str, options, **values):
     for name, value in values.items():
         # an array, whose comparison is no bool, is none of them
-        if not isinstance(value, (str, numbers.Number, np.bool_, type(None))) or value not in options:
-            fail(where, f"{name} to be one of {', '.join(map(repr, options))}", f"{name}={shown(value)}")
+        if (
+            not isinstance(value, (str, numbers.Number, np.bool_, type(None)))
+            or value not in options
+        ):
+            fail(
+                where,
+                f"{name} to be one of {', '.join(map(repr, options))}",
+                f"{name}={shown(value)}",
+            )
 
 
 def scalar(value):
     """A hyperparameter as a leaf: float32 on the host, arrays and tracers as they are."""
     if np.ndim(value):
-        fail("hyperparameter", "one number", shown(value), "For several values use jfl.sweep, or jax.vmap.")
+        fail(
+            "hyperparameter",
+            "one number",
+            shown(value),
+            "For several values use jfl.sweep, or jax.vmap.",
+        )
     if isinstance(value, (jax.Array, jax.core.Tracer)):
         return value
     return np.asarray(value, np.float32)
 
 
 def checked(where: str, value, conditions: dict, strict: bool, do: str = "") -> Checked:
-    """`value` with those of `conditions` (name -> bool array) that fail; with `strict`, a failed one raises."""
+    """`value` with those of `conditions` (name -> bool array) that fail; with `strict`, a failed
+    one raises."""
     holds = jnp.all(jnp.stack(jnp.broadcast_arrays(*conditions.values())), axis=0)
     if not concrete(holds):
         return Checked(value, (), holds)

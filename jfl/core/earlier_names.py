@@ -1,4 +1,6 @@
-"""Module paths of the release before: each answers with today's module, warns, and goes with the next release."""
+"""Module paths of the release before: each answers with today's module, warns, and goes with the
+next release."""
+
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -109,7 +111,9 @@ MODULES = {
 
 def _warn(old: str, new: str, level: int):
     warnings.warn(
-        f"{old} is now {new}; the old name goes with the next release.", DeprecationWarning, stacklevel=level
+        f"{old} is now {new}; the old name goes with the next release.",
+        DeprecationWarning,
+        stacklevel=level,
     )
 
 
@@ -145,7 +149,7 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module):
-        module.__spec__ = self.spec          # the import system has put the old path's there
+        module.__spec__ = self.spec  # the import system has put the old path's there
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -159,7 +163,8 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 class Package(types.ModuleType):
-    """A package whose functions are not hidden by modules that once had their names (`import jfl.plan`)."""
+    """A package whose functions are not hidden by modules that once had their names (`import
+    jfl.plan`)."""
 
     def __setattr__(self, name, value):
         if isinstance(value, types.ModuleType) and callable(vars(self).get(name)):

@@ -1,7 +1,9 @@
-"""Hashes of 128 bits, alike on the host (NumPy) and inside a program (jax.numpy), and digests of data on the host.
+"""Hashes of 128 bits, alike on the host (NumPy) and inside a program (jax.numpy), and digests of
+data on the host.
 
 They tell different plans and different data apart; nobody is expected to forge them.
 """
+
 import hashlib
 import weakref
 
@@ -11,7 +13,7 @@ import numpy as np
 
 WORDS = 4
 SALTS = (0x2545F491, 0x1B873593, 0xC2B2AE3D, 0x27D4EB2F)
-BLOCK = 2 ** 16          # numbers that NumPy hashes at once: they stay in the cache
+BLOCK = 2**16  # numbers that NumPy hashes at once: they stay in the cache
 
 
 def mix(x):
@@ -36,16 +38,20 @@ def combine(first, second):
 
 def of_text(text: str) -> np.ndarray:
     """UInt32[4] of a text."""
-    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:4 * WORDS], np.uint32)
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[: 4 * WORDS], np.uint32)
 
 
 def of_number(value):
     """UInt32[4] that holds one whole number, such as a round."""
     xp = jnp if isinstance(value, jax.Array) else np
-    return xp.broadcast_to(xp.asarray(value).astype(np.uint32), (WORDS,)) ^ np.array(SALTS, np.uint32)
+    return xp.broadcast_to(xp.asarray(value).astype(np.uint32), (WORDS,)) ^ np.array(
+        SALTS, np.uint32
+    )
 
 
-# --- numbers -----------------------------------------------------------------------------------------------------
+# --- numbers
+# --------------------------------------------------------------------------------------------------
+
 
 def raw(x):
     """The bits of an array as UInt32[n], of NumPy for NumPy's arrays; -0 counts as 0."""
@@ -61,8 +67,12 @@ def raw(x):
         return x.astype(np.uint32).reshape(-1)
     kind = {1: np.uint8, 2: np.uint16}.get(x.dtype.itemsize, np.uint32)
     floats, parts = jnp.issubdtype(x.dtype, jnp.floating), max(1, x.dtype.itemsize // 4)
-    bits = jax.lax.bitcast_convert_type(x, kind).reshape(-1) if xp is jnp else np.ascontiguousarray(x).reshape(-1).view(kind)
-    if floats:                                            # by their bits: a program may take tiny numbers for 0
+    bits = (
+        jax.lax.bitcast_convert_type(x, kind).reshape(-1)
+        if xp is jnp
+        else np.ascontiguousarray(x).reshape(-1).view(kind)
+    )
+    if floats:  # by their bits: a program may take tiny numbers for 0
         words = bits.reshape(-1, parts)
         sign = words[:, -1:] << np.array(1, kind)
         zero = (sign == 0) & (words[:, :-1] == 0).all(-1, keepdims=True)
@@ -71,13 +81,15 @@ def raw(x):
 
 
 def _sums(words, places):
-    """UInt32[4]: what numbers at their places add to a hash, modulo 2^32; so the order of work is free."""
+    """UInt32[4]: what numbers at their places add to a hash, modulo 2^32; so the order of work is
+    free."""
     xp, place = jnp if isinstance(words, jax.Array) else np, mix(places)
     return xp.stack([mix(mix(words + np.uint32(s)) ^ place).sum(dtype=np.uint32) for s in SALTS])
 
 
 def of_arrays(arrays):
-    """UInt32[4] of the numbers in a list of arrays; what is concrete is hashed on the host, the rest in the program.
+    """UInt32[4] of the numbers in a list of arrays; what is concrete is hashed on the host, the
+    rest in the program.
 
     The shapes and types of the arrays are not in it: whoever needs them adds a text.
     """
@@ -85,23 +97,27 @@ def of_arrays(arrays):
     for x in arrays:
         traced = isinstance(x, jax.core.Tracer)
         words = raw(x) if traced else raw(on_host(x))
-        start, first = np.uint32(first % 2 ** 32), first + words.size
+        start, first = np.uint32(first % 2**32), first + words.size
         if words.size <= SMALL and (not traced or jax.typeof(x).sharding.mesh.empty):
             small[traced].append((words, np.arange(words.size, dtype=np.uint32) + start))
         elif traced:
             total = total + _sums(words, jax.lax.iota(jnp.uint32, words.size) + start)
         else:
             for begin in range(0, words.size, BLOCK):
-                part = words[begin:begin + BLOCK]
-                total = total + _sums(part, np.arange(begin, begin + part.size, dtype=np.uint32) + start)
-    for traced, parts in small.items():                   # at once: a plan holds dozens of single numbers
+                part = words[begin : begin + BLOCK]
+                total = total + _sums(
+                    part, np.arange(begin, begin + part.size, dtype=np.uint32) + start
+                )
+    for traced, parts in small.items():  # at once: a plan holds dozens of single numbers
         if parts:
             words, places = zip(*parts)
-            total = total + _sums((jnp if traced else np).concatenate(words), np.concatenate(places))
+            total = total + _sums(
+                (jnp if traced else np).concatenate(words), np.concatenate(places)
+            )
     return total
 
 
-SMALL = 2 ** 10          # numbers of an array that is copied beside others
+SMALL = 2**10  # numbers of an array that is copied beside others
 
 
 def on_host(x):
@@ -112,20 +128,27 @@ def on_host(x):
     return np.asarray(x)
 
 
-# --- data ----------------------------------------------------------------------------------------------------------
+# --- data
+# --------------------------------------------------------------------------------------------------
 
-_owned: dict = {}        # id of an array -> a weak reference to it, the sha256 of its bytes once it is known
+# id of an array -> a weak reference to it, the sha256 of its bytes once it is known
+_owned: dict = {}
 
 
 def own(x):
-    """Say that nobody else holds the memory of the jax array `x`, so that its digest may be kept: `x`.
+    """Say that nobody else holds the memory of the jax array `x`, so that its digest may be kept:
+    `x`.
 
-    An array that shares memory with NumPy (device_put, dlpack) may change under JAX; such a one is never owned, and
-    who writes through a dlpack view of an owned one breaks JAX's own rule.
+    An array that shares memory with NumPy (device_put, dlpack) may change under JAX; such a one is
+    never owned, and who writes through a dlpack view of an owned one breaks JAX's own rule.
     """
     reference = weakref.ref(x)
     _owned[id(x)] = [reference, None]
-    weakref.finalize(x, lambda name: _owned.pop(name) if _owned.get(name, (None,))[0] is reference else None, id(x))
+    weakref.finalize(
+        x,
+        lambda name: _owned.pop(name) if _owned.get(name, (None,))[0] is reference else None,
+        id(x),
+    )
     return x
 
 
@@ -147,7 +170,8 @@ def _bytes(x):
 
 
 class Rows:
-    """The identity of data that come block by block: rows, labels, and which rows each client owns, in their order."""
+    """The identity of data that come block by block: rows, labels, and which rows each client owns,
+    in their order."""
 
     def __init__(self):
         self.x, self.y, self.owners = (hashlib.sha256() for _ in range(3))
@@ -169,15 +193,17 @@ class Rows:
 def of_data(x, y, index, size):
     """UInt32[4] of the rows and of who owns which; padding of `index` does not count.
 
-    Concrete arrays are read on the host.  Traced ones are read in the program, and give another number than the same
-    values do on the host.
+    Concrete arrays are read on the host.  Traced ones are read in the program, and give another
+    number than the same values do on the host.
     """
     if any(isinstance(v, jax.core.Tracer) for v in (x, y, index, size)):
         x, y, index, size = map(jnp.asarray, (x, y, index, size))
         there = jnp.arange(index.shape[-1]) < size[..., None]
         return of_arrays([x, y, jnp.where(there, index, 0), size])
     host, sizes = np.asarray(index), np.asarray(size)
-    if host.shape[:-1] == sizes.shape:                    # else nothing can be trained on it: it is told apart all the same
+    if (
+        host.shape[:-1] == sizes.shape
+    ):  # else nothing can be trained on it: it is told apart all the same
         host = host[np.arange(host.shape[-1]) < sizes[..., None]]
     owners = hashlib.sha256(_bytes(host.astype(np.int32))).digest()
     return _data((digest(x), digest(y), owners), sizes, _kind(x, y))
@@ -188,5 +214,7 @@ def _kind(x, y):
 
 
 def _data(digests, sizes, kind):
-    found = hashlib.sha256(b"".join([*digests, _bytes(np.asarray(sizes, np.int32)), kind.encode()])).digest()
-    return np.frombuffer(found[:4 * WORDS], np.uint32)
+    found = hashlib.sha256(
+        b"".join([*digests, _bytes(np.asarray(sizes, np.int32)), kind.encode()])
+    ).digest()
+    return np.frombuffer(found[: 4 * WORDS], np.uint32)

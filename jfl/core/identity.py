@@ -1,13 +1,16 @@
-"""The identity of a plan: what it computes, read once, as a description for people and as 128 bits for the noise.
+"""The identity of a plan: what it computes, read once, as a description for people and as 128 bits
+for the noise.
 
-All noise of a run follows from its seed and from the identity of the plan that runs, so two plans that compute
-different things never share noise (their difference would be free of it), and one plan has the same noise in every
-process.  The identity is a hash of a *static description* (registered names of jfl's own functions, the source of a
-user's, static arguments, shapes, types) with the bits of every numeric leaf in the type that runs.
+All noise of a run follows from its seed and from the identity of the plan that runs, so two plans
+that compute different things never share noise (their difference would be free of it), and one plan
+has the same noise in every process.  The identity is a hash of a *static description* (registered
+names of jfl's own functions, the source of a user's, static arguments, shapes, types) with the bits
+of every numeric leaf in the type that runs.
 
-What it cannot see: a value that a function reads from a file, a clock or the state of an object in C; attributes that
-a function looks up by a computed name; a state of a run that is changed by hand.
+What it cannot see: a value that a function reads from a file, a clock or the state of an object in
+C; attributes that a function looks up by a computed name; a state of a run that is changed by hand.
 """
+
 import contextlib
 import copyreg
 import dataclasses
@@ -34,28 +37,49 @@ from jax.tree_util import default_registry
 from . import checks, hashing
 from .records import Federation, Fn, Plan
 
-# How a plan is stored and computed, not what: these are no part of its identity.  Neither are the number of rounds, the
-# cadence of evaluations and the padding of a federation, which no plan holds.
+# How a plan is stored and computed, not what: these are no part of its identity.  Neither are the
+# number of rounds, the cadence of evaluations and the padding of a federation, which no plan holds.
 NOT_PART = {
     "Plan": ("chunk", "mesh"),
     "Grad": ("microbatch", "path"),
-    "Sampler": ("capacity",),                             # an overflow voids the run: no cap is part of a mechanism
+    "Sampler": ("capacity",),  # an overflow voids the run: no cap is part of a mechanism
     "Responders": ("capacity",),
     "sampling.poisson": ("capacity",),
-    "sampling.poisson_few": ("capacity", "steps"),        # steps: the law up to the capacity
+    "sampling.poisson_few": ("capacity", "steps"),  # steps: the law up to the capacity
     "batches.poisson": ("batch",),
 }
 # Their functions are known by name: what they do does not change between two points of a sweep.
-LIBRARIES = frozenset(("jax", "jaxlib", "numpy", "scipy", "optax", "flax", "equinox", "chex", "haiku", "distrax", "ml_dtypes",
-                       "orbax", "builtins"))
+LIBRARIES = frozenset(
+    (
+        "jax",
+        "jaxlib",
+        "numpy",
+        "scipy",
+        "optax",
+        "flax",
+        "equinox",
+        "chex",
+        "haiku",
+        "distrax",
+        "ml_dtypes",
+        "orbax",
+        "builtins",
+    )
+)
 # What a class has that says nothing of what its objects compute.
-SILENT = frozenset("""__module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __annotate__ __annotate_func__
+SILENT = frozenset(
+    """__module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __annotate__ __annotate_func__
 __dataclass_fields__ __dataclass_params__ __match_args__ __firstlineno__ __static_attributes__ __abstractmethods__ _abc_impl
 __parameters__ __orig_bases__ __slots__ __hash__ __classcell__ __annotations_cache__ __slotnames__ _registered_name
-_registered_code""".split())
-FLAX = frozenset("_state _id _parent_ref parent scope".split())          # what flax keeps in a module for itself
-WRITTEN = frozenset("""__init__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__ __new__
-__replace__""".split())                                      # what dataclasses and named tuples write into a class
+_registered_code""".split()  # noqa: E501
+)
+FLAX = frozenset(
+    "_state _id _parent_ref parent scope".split()
+)  # what flax keeps in a module for itself
+WRITTEN = frozenset(
+    """__init__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__ __new__
+__replace__""".split()
+)  # what dataclasses and named tuples write into a class
 
 
 def words(plan: Plan):
@@ -65,18 +89,25 @@ def words(plan: Plan):
       plan: a Plan; of concrete values it is read on the host, of traced ones in the program.
 
     Returns:
-      UInt32[4], the same on either way.  A traced array that a function closes over counts in the program, a concrete one
+      UInt32[4], the same on either way.  A traced array that a function closes over counts in the
+      program, a concrete one
       in the description: they give different words.
 
     Raises:
-      ValueError: for a federation whose rows were swapped behind it, and for functions that hold what cannot be read.
+      ValueError: for a federation whose rows were swapped behind it, and for functions that hold
+      what cannot be read.
 
     Example:
       >>> import jfl
       >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(clients=5))
       >>> task, sampler = jfl.models.logistic(fed), jfl.sampling.full(5)
-      >>> plan = lambda lr: jfl.plan(fed, task, jfl.algorithms.fedavg(jfl.grad(task.loss), lr=lr), sampler)
-      >>> bool((words(plan(0.1)) == words(plan(0.1))).all()), bool((words(plan(0.1)) == words(plan(0.2))).all())
+      >>> plan = lambda lr: jfl.plan(
+      ...     fed, task, jfl.algorithms.fedavg(jfl.grad(task.loss), lr=lr), sampler
+      ... )
+      >>> (
+      ...     bool((words(plan(0.1)) == words(plan(0.1))).all()),
+      ...     bool((words(plan(0.1)) == words(plan(0.2))).all()),
+      ... )
       (True, False)
     """
     checks.kind("identity", Plan, "jfl.plan", plan=plan)
@@ -85,9 +116,11 @@ def words(plan: Plan):
 
 
 def of_start(plan: Plan):
-    """UInt32[4] of what the state before the first round follows from, beside its key: the history of a run begins with it.
+    """UInt32[4] of what the state before the first round follows from, beside its key: the history
+    of a run begins with it.
 
-    So two runs of one seed that start from other parameters have noise of their own, also where they run one plan.
+    So two runs of one seed that start from other parameters have noise of their own, also where
+    they run one plan.
     """
     return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else _words(plan, Reader.start)
 
@@ -104,15 +137,32 @@ def _readable():
     try:
         yield
     except RecursionError:
-        checks.fail("jfl.describe", "functions and objects that hold each other a few hundred deep at most", "deeper ones, or "
-                   "a container that holds itself", "Give the function that holds them a name: jfl.named(\"...\")(function).")
+        checks.fail(
+            "jfl.describe",
+            "functions and objects that hold each other a few hundred deep at most",
+            "deeper ones, or a container that holds itself",
+            'Give the function that holds them a name: jfl.named("...")(function).',
+        )
 
 
 def as_made(fed: Federation):
-    """Refuse a concrete federation whose arrays were swapped behind it: it has the identity of other rows."""
-    if checks.concrete(fed) and np.ndim(fed.size) == 1 and not np.array_equal(np.asarray(fed.identity), fed.data_identity()):
-        checks.fail("jfl.plan", "a federation with the rows and owners it was made of", "other ones, put into it as a pytree",
-                   "Use dataclasses.replace(fed, x=..., y=...): its identity, from which noise follows, is then computed again.")
+    """Refuse a concrete federation whose arrays were swapped behind it: it has the identity of
+    other rows."""
+    if (
+        checks.concrete(fed)
+        and np.ndim(fed.size) == 1
+        and not np.array_equal(np.asarray(fed.identity), fed.data_identity())
+    ):
+        checks.fail(
+            "jfl.plan",
+            "a federation with the rows and owners it was made of",
+            "other ones, put into it as a pytree",
+            (
+                "Use dataclasses.replace(fed, x=..., y=...): its identity, from which noise "
+                "follows, "
+                "is then computed again."
+            ),
+        )
 
 
 def of_many(plans: list, read=None) -> list:
@@ -135,8 +185,10 @@ def of_many(plans: list, read=None) -> list:
             reader = Reader()
             with _readable():
                 tree = read(reader, shape.unflatten(map(_Place, range(len(leaves)))))
-            places = reader.leaves                        # of a number: where it is among the leaves of the pytree
-            reader.leaves = [_in_its_type(leaves[x.at]) if isinstance(x, _Place) else x for x in places]
+            places = reader.leaves  # of a number: where it is among the leaves of the pytree
+            reader.leaves = [
+                _in_its_type(leaves[x.at]) if isinstance(x, _Place) else x for x in places
+            ]
             known[shape, kinds] = places, hashing.of_text(reader.text(tree))
         places, text = known[shape, kinds]
         numbers = [_in_its_type(leaves[x.at]) if isinstance(x, _Place) else x for x in places]
@@ -152,16 +204,18 @@ class _Place:
 
 
 def for_noise(plan: Plan):
-    """UInt32[4] from which the noise of a plan follows: its identity, or 0 where points of a sweep are to share noise."""
+    """UInt32[4] from which the noise of a plan follows: its identity, or 0 where points of a sweep
+    are to share noise."""
     return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else words(plan)
 
 
 def describe(plan: Plan) -> dict:
     """All that the identity of a plan is made of, nested and JSON-able.
 
-    It is what a run directory stores and what `--resume` and sweeps compare.  Functions of jfl stand under their
-    registered names; a function of your own under its name with a hash of its source and the values it holds; arrays
-    by shape, type and checksum.  The shapes of the model's parameters stand beside them.
+    It is what a run directory stores and what `--resume` and sweeps compare.  Functions of jfl
+    stand under their registered names; a function of your own under its name with a hash of its
+    source and the values it holds; arrays by shape, type and checksum.  The shapes of the model's
+    parameters stand beside them.
 
     Args:
       plan: a Plan of concrete values.
@@ -174,13 +228,24 @@ def describe(plan: Plan) -> dict:
     """
     checks.kind("describe", Plan, "jfl.plan", plan=plan)
     if not checks.concrete(plan):
-        checks.fail("jfl.describe", "a plan of concrete values", "traced ones", "Call it outside jit and vmap.")
+        checks.fail(
+            "jfl.describe",
+            "a plan of concrete values",
+            "traced ones",
+            "Call it outside jit and vmap.",
+        )
     as_made(plan.fed)
     reader = Reader()
     with _readable():
         found = reader.shown(reader.plan(plan))
-    shapes, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(plan.task.init, jax.random.key(0)))
-    return found | {"parameters": {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in shapes}}
+    shapes, _ = jax.tree_util.tree_flatten_with_path(
+        jax.eval_shape(plan.task.init, jax.random.key(0))
+    )
+    return found | {
+        "parameters": {
+            jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in shapes
+        }
+    }
 
 
 def signature(description: dict) -> str:
@@ -197,9 +262,17 @@ def differences(there, here, at="") -> list[str]:
     """
     if isinstance(there, dict) and isinstance(here, dict):
         keys = [*there, *(k for k in here if k not in there)]
-        return [line for k in keys for line in differences(there.get(k), here.get(k), f"{at}.{k}" if at else k)]
+        return [
+            line
+            for k in keys
+            for line in differences(there.get(k), here.get(k), f"{at}.{k}" if at else k)
+        ]
     if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        return [line for i, (a, b) in enumerate(zip(there, here)) for line in differences(a, b, f"{at}[{i}]")]
+        return [
+            line
+            for i, (a, b) in enumerate(zip(there, here))
+            for line in differences(a, b, f"{at}[{i}]")
+        ]
     return [] if there == here else [f"{at}: {_brief(there)} there, {_brief(here)} here"]
 
 
@@ -214,9 +287,14 @@ def is_ours(function) -> bool:
 
 
 def registered(function) -> str | None:
-    """The name that `jfl.named` gave to this very function or class: no subclass has it, and no wrapper that copied it."""
+    """The name that `jfl.named` gave to this very function or class: no subclass has it, and no
+    wrapper that copied it."""
     given = getattr(function, "__dict__", {})
-    return given.get("_registered_name") if given.get("_registered_code") is getattr(function, "__code__", None) else None
+    return (
+        given.get("_registered_name")
+        if given.get("_registered_code") is getattr(function, "__code__", None)
+        else None
+    )
 
 
 def _module(value) -> str:
@@ -232,25 +310,37 @@ def _top(value) -> str:
 
 @functools.cache
 def _library(top: str) -> bool:
-    """True for a package whose functions go by their names: JAX and its kin, Python's own, and what is installed."""
+    """True for a package whose functions go by their names: JAX and its kin, Python's own, and what
+    is installed."""
     if top in LIBRARIES:
         return True
     file = getattr(sys.modules.get(top), "__file__", None)
     if file is None:
         return top in sys.stdlib_module_names and top != "__main__"
-    paths = sysconfig.get_paths()                         # not the prefix, where a user's own files may lie
-    return any(file.startswith(paths[name] + os.sep) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    paths = sysconfig.get_paths()  # not the prefix, where a user's own files may lie
+    return any(
+        file.startswith(paths[name] + os.sep)
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    )
 
 
 def _by_name(value) -> dict:
-    """What a library made, by its name; of a package that is not JAX's kin or Python's own, with its version."""
+    """What a library made, by its name; of a package that is not JAX's kin or Python's own, with
+    its version."""
     top = _top(value)
-    version = "" if top in LIBRARIES or top in sys.stdlib_module_names else getattr(sys.modules.get(top), "__version__", "")
-    return {"library": f"{top}.{value.__qualname__}"} | ({"version": str(version)} if version else {})
+    version = (
+        ""
+        if top in LIBRARIES or top in sys.stdlib_module_names
+        else getattr(sys.modules.get(top), "__version__", "")
+    )
+    return {"library": f"{top}.{value.__qualname__}"} | (
+        {"version": str(version)} if version else {}
+    )
 
 
 def _is_theirs(cls) -> bool:
-    """True for a class that its library holds under its name; what a library makes of a user's class is the user's."""
+    """True for a class that its library holds under its name; what a library makes of a user's
+    class is the user's."""
     found = sys.modules.get(_module(cls))
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -269,9 +359,10 @@ class Reader:
 
     def __init__(self):
         self.leaves: list = []
-        self.known: dict = {}                             # id -> value, what stands for it; the value is held, so its id stays
+        self.known: dict = {}  # id -> value, what stands for it; the value is held, so its id stays
 
-    # --- results ------------------------------------------------------------------------------------------------
+    # --- results
+    # ------------------------------------------------------------------------------------------------  # noqa: E501
 
     def text(self, tree) -> str:
         """The static description: leaves by shape and type alone."""
@@ -286,12 +377,17 @@ class Reader:
             return {k: self.shown(v) for k, v in tree.items()}
         return [self.shown(v) for v in tree] if isinstance(tree, list) else tree
 
-    # --- a plan -------------------------------------------------------------------------------------------------
+    # --- a plan
+    # -------------------------------------------------------------------------------------------------  # noqa: E501
 
     def start(self, plan: Plan) -> dict:
         """What `jfl.init` reads of a plan."""
-        return {"params": self.data(plan.task.init), "state": self.data(plan.algorithm.init), "clients": plan.sampler.clients,
-                "mechanism": [self.data(s.state) for s in plan.release.stages]}
+        return {
+            "params": self.data(plan.task.init),
+            "state": self.data(plan.algorithm.init),
+            "clients": plan.sampler.clients,
+            "mechanism": [self.data(s.state) for s in plan.release.stages],
+        }
 
     def plan(self, plan: Plan) -> dict:
         found = {"data": self.leaf(plan.fed.identity), "classes": plan.fed.classes}
@@ -300,7 +396,8 @@ class Reader:
                 found[field.name] = self.data(getattr(plan, field.name))
         return found
 
-    # --- numbers and pytrees ------------------------------------------------------------------------------------
+    # --- numbers and pytrees
+    # ------------------------------------------------------------------------------------
 
     def leaf(self, value) -> Leaf:
         self.leaves.append(value if isinstance(value, _Place) else _in_its_type(value))
@@ -310,16 +407,27 @@ class Reader:
         """A pytree whose numbers are leaves."""
         if value is None or isinstance(value, (str, bytes, enum.Enum)):
             return self.static(value)
-        if isinstance(value, (_Place, bool, int, float, complex, np.ndarray, np.generic, jax.Array)):
-            return self.static(value) if getattr(value, "dtype", None) == np.dtype(object) else self.leaf(value)
+        if isinstance(
+            value, (_Place, bool, int, float, complex, np.ndarray, np.generic, jax.Array)
+        ):
+            return (
+                self.static(value)
+                if getattr(value, "dtype", None) == np.dtype(object)
+                else self.leaf(value)
+            )
         if isinstance(value, Fn):
             return self._function_of_plan(value)
         if isinstance(value, Federation):
             return {"data": self.leaf(value.identity), "classes": value.classes}
         if isinstance(value, dict):
-            return {_key(k): self.data(v) for k, v in sorted(value.items(), key=lambda kv: _key(kv[0]))}
+            return {
+                _key(k): self.data(v) for k, v in sorted(value.items(), key=lambda kv: _key(kv[0]))
+            }
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {"tuple": self.type(type(value)), **{f: self.data(getattr(value, f)) for f in value._fields}}
+            return {
+                "tuple": self.type(type(value)),
+                **{f: self.data(getattr(value, f)) for f in value._fields},
+            }
         if isinstance(value, (list, tuple)):
             return [self.data(v) for v in value]
         if not _is_pytree(value):
@@ -327,51 +435,82 @@ class Reader:
         if dataclasses.is_dataclass(value) and is_ours(type(value)):
             return self._record(value)
         leaves, fixed = default_registry.flatten_one_level(value)
-        return {"pytree": self.type(type(value)), "static": self.static(fixed), "leaves": [self.data(v) for v in leaves]}
+        return {
+            "pytree": self.type(type(value)),
+            "static": self.static(fixed),
+            "leaves": [self.data(v) for v in leaves],
+        }
 
     def _function_of_plan(self, value: Fn):
         name = registered(value.function) if is_ours(value.function) else None
         left = NOT_PART.get(name, ())
-        held = {k: self.data(v) for k, v in sorted(value.data.items()) if k not in left and v is not None}
+        held = {
+            k: self.data(v)
+            for k, v in sorted(value.data.items())
+            if k not in left and v is not None
+        }
         fixed = {k: self.static(v) for k, v in sorted(value.static.items()) if k not in left}
-        return {"function": self.static(value.function), **({"data": held} if held else {}), **({"static": fixed} if fixed else {})}
+        return {
+            "function": self.static(value.function),
+            **({"data": held} if held else {}),
+            **({"static": fixed} if fixed else {}),
+        }
 
     def _record(self, value):
         name = registered(type(value)) or type(value).__name__
-        left = NOT_PART.get(name, ()) + (("batch",) if name == "Batches" and value.scheme == "poisson" else ())
+        left = NOT_PART.get(name, ()) + (
+            ("batch",) if name == "Batches" and value.scheme == "poisson" else ()
+        )
         found = {"record": name}
         for field in dataclasses.fields(value):
             held = getattr(value, field.name)
             plain = field.metadata.get("static")
-            # what a field holds by default is not said: a new field with a default leaves recorded identities as they are
-            if field.name in left or held is None or (plain and isinstance(held, (bool, int, str, tuple)) and held == field.default):
+            # what a field holds by default is not said: a new field with a default leaves recorded
+            # identities as they are
+            if (
+                field.name in left
+                or held is None
+                or (plain and isinstance(held, (bool, int, str, tuple)) and held == field.default)
+            ):
                 continue
             found[field.name] = self.static(held) if plain else self.data(held)
         return found
 
-    # --- everything else ----------------------------------------------------------------------------------------
+    # --- everything else
+    # ----------------------------------------------------------------------------------------
 
     def static(self, value):
-        """What belongs to the structure of a program: its value counts as it is, numbers to the last digit."""
+        """What belongs to the structure of a program: its value counts as it is, numbers to the
+        last digit."""
         if value is None or type(value) in (bool, str):
             return value
         if isinstance(value, enum.Enum):
-            return {"enum": f"{type(value).__qualname__}.{value.name}", "value": self.static(value._value_)}
+            return {
+                "enum": f"{type(value).__qualname__}.{value.name}",
+                "value": self.static(value._value_),
+            }
         if type(value) in (int, float):
             return _number(value)
         if type(value) in (complex, bytes, range, type(...)):
             return repr(value)
         if isinstance(value, slice):
             return {"slice": [self.static(v) for v in (value.start, value.stop, value.step)]}
-        if isinstance(value, jax.Array) or type(value) is np.ndarray or isinstance(value, np.generic):
+        if (
+            isinstance(value, jax.Array)
+            or type(value) is np.ndarray
+            or isinstance(value, np.generic)
+        ):
             return self._held(value)
         if isinstance(value, np.dtype):
             return str(value)
         if type(value) in (tuple, list):
             return [self.static(v) for v in value]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {"tuple": self.type(type(value)), **{f: self.static(getattr(value, f)) for f in value._fields}}
-        if type(value) in (set, frozenset):               # their order differs from process to process
+            return {
+                "tuple": self.type(type(value)),
+                **{f: self.static(getattr(value, f)) for f in value._fields},
+            }
+        if type(value) in (set, frozenset):  # their order differs from process to process
             return {"set": sorted(_alone(v) for v in value)}
         if type(value) in (dict, types.MappingProxyType):
             return {"dict": [[self.static(k), self.static(v)] for k, v in value.items()]}
@@ -388,16 +527,19 @@ class Reader:
         return {"array": list(value.shape), "type": str(value.dtype), "checksum": _checksum(value)}
 
     def _once(self, value):
-        """Functions, classes, objects and modules: each is read once, and then stands as a number, also inside a circle."""
+        """Functions, classes, objects and modules: each is read once, and then stands as a number,
+        also inside a circle."""
         if id(value) in self.known:
             return self.known[id(value)][1]
         self.known[id(value)] = value, {"same as": len(self.known)}
         found = self._read(value)
-        if all(isinstance(v, (str, bool)) for v in found.values()):         # a name says it as shortly as a number
+        if all(
+            isinstance(v, (str, bool)) for v in found.values()
+        ):  # a name says it as shortly as a number
             self.known[id(value)] = value, found
         return found
 
-    def _read(self, value):
+    def _read(self, value):  # noqa: C901
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, Fn) or (is_ours(type(value)) and _is_pytree(value)):
@@ -410,20 +552,44 @@ class Reader:
         if isinstance(value, types.MethodType):
             return {"method": self.static(value.__func__), "of": self.static(value.__self__)}
         if type(value) is functools.partial:
-            return {"partial": self.static(value.func), "args": self.static(value.args), "keywords": self.static(value.keywords)}
+            return {
+                "partial": self.static(value.func),
+                "args": self.static(value.args),
+                "keywords": self.static(value.keywords),
+            }
         if isinstance(value, (staticmethod, classmethod)):
             return {"function": self.static(value.__func__)}
         if type(value) is property:
             return {"property": [self.static(f) for f in (value.fget, value.fset, value.fdel)]}
-        if _library(_top(type(value))) and hasattr(value, "__wrapped__"):    # jax.jit, jax.custom_jvp, jax.custom_vjp
+        if _library(_top(type(value))) and hasattr(
+            value, "__wrapped__"
+        ):  # jax.jit, jax.custom_jvp, jax.custom_vjp
             given = getattr(value, "__dict__", {})
-            parts = {n: self.static(given[n]) for n in ("jvp", "fwd", "bwd", "vmap_rule", "nondiff_argnums") if n in given}
-            return {"wrapped": type(value).__name__, "function": self.static(value.__wrapped__), **parts}
-        if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-                              types.MethodWrapperType, types.ClassMethodDescriptorType)):
+            parts = {
+                n: self.static(given[n])
+                for n in ("jvp", "fwd", "bwd", "vmap_rule", "nondiff_argnums")
+                if n in given
+            }
+            return {
+                "wrapped": type(value).__name__,
+                "function": self.static(value.__wrapped__),
+                **parts,
+            }
+        if isinstance(
+            value,
+            (
+                types.BuiltinFunctionType,
+                types.MethodDescriptorType,
+                types.WrapperDescriptorType,
+                types.MethodWrapperType,
+                types.ClassMethodDescriptorType,
+            ),
+        ):
             of = getattr(value, "__self__", None)
             own = {} if of is None or isinstance(of, types.ModuleType) else {"of": self.static(of)}
-            return {"library": f"{_top(value) or 'builtins'}.{getattr(value, '__qualname__', value.__name__)}"} | own
+            return {
+                "library": f"{_top(value) or 'builtins'}.{getattr(value, '__qualname__', value.__name__)}"  # noqa: E501
+            } | own
         if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
             return {"library": f"numpy.{value.__name__}"}
         if isinstance(value, logging.Logger):
@@ -446,8 +612,16 @@ class Reader:
         found = {}
         if value.__defaults__ or value.__kwdefaults__:
             found["defaults"] = self.static([value.__defaults__, value.__kwdefaults__])
-        closed = {k: v for k, v in zip(value.__code__.co_freevars, value.__closure__ or ()) if k not in ("dispatch_cache", "cache_token")}
-        if not is_ours(value) and not _library(_top(value)) and (more := {k: v for k, v in vars(value).items() if k not in SILENT}):
+        closed = {
+            k: v
+            for k, v in zip(value.__code__.co_freevars, value.__closure__ or ())
+            if k not in ("dispatch_cache", "cache_token")
+        }
+        if (
+            not is_ours(value)
+            and not _library(_top(value))
+            and (more := {k: v for k, v in vars(value).items() if k not in SILENT})
+        ):
             found["attributes"] = self.static(more)
         if closed:
             found["holds"] = {k: self._cell(v, k, value) for k, v in sorted(closed.items())}
@@ -467,7 +641,10 @@ class Reader:
         source = _source(value)
         found = {"function": value.__qualname__}
         if source is None:
-            found |= {"code": _code(value.__code__), "holds for": "Python {}.{}".format(*sys.version_info[:2])}
+            found |= {
+                "code": _code(value.__code__),
+                "holds for": "Python {}.{}".format(*sys.version_info[:2]),
+            }
         else:
             found["source"] = source
         named = {}
@@ -475,17 +652,25 @@ class Reader:
             if name in value.__code__.co_freevars:
                 continue
             if name.startswith("import "):
-                named[name] = self._imported(name.removeprefix("import "), value.__globals__.get("__package__") or "")
+                named[name] = self._imported(
+                    name.removeprefix("import "), value.__globals__.get("__package__") or ""
+                )
             elif name in value.__globals__:
                 content = value.__globals__[name]
                 module = isinstance(content, types.ModuleType)
-                named[name] = self._module_as_used(content, chains) if module else self.static(content)
+                named[name] = (
+                    self._module_as_used(content, chains) if module else self.static(content)
+                )
         return found | self._bound(value) | ({"globals": named} if named else {})
 
     def _imported(self, name, package):
         """A module that a function imports: of a user's, everything."""
         bare = name.lstrip(".")
-        full = f"{package.rsplit('.', len(name) - len(bare) - 1)[0]}.{bare}".strip(".") if name != bare else bare
+        full = (
+            f"{package.rsplit('.', len(name) - len(bare) - 1)[0]}.{bare}".strip(".")
+            if name != bare
+            else bare
+        )
         module = sys.modules.get(full)
         return self.static(module) if module is not None else {"module": full}
 
@@ -494,12 +679,16 @@ class Reader:
         top = module.__name__.split(".")[0]
         if top == "jfl" or _library(top):
             return {"module": module.__name__}
-        if () in chains:                                  # passed on whole
+        if () in chains:  # passed on whole
             return self.static(module)
         found = {}
         for chain in sorted(chains):
             content, at = module, 0
-            while at < len(chain) and isinstance(content, types.ModuleType) and hasattr(content, chain[at]):
+            while (
+                at < len(chain)
+                and isinstance(content, types.ModuleType)
+                and hasattr(content, chain[at])
+            ):
                 content, at = getattr(content, chain[at]), at + 1
             found[".".join(chain[:at])] = self.static(content)
         return {"module": module.__name__, "uses": found}
@@ -508,7 +697,12 @@ class Reader:
         top = module.__name__.split(".")[0]
         if top == "jfl" or _library(top):
             return {"module": module.__name__}
-        return {"module": module.__name__, "values": {k: self.static(v) for k, v in sorted(vars(module).items()) if not k.startswith("__")}}
+        return {
+            "module": module.__name__,
+            "values": {
+                k: self.static(v) for k, v in sorted(vars(module).items()) if not k.startswith("__")
+            },
+        }
 
     def type(self, cls):
         return self.static(cls) if isinstance(cls, type) else str(cls)
@@ -521,20 +715,56 @@ class Reader:
         if name := registered(cls):
             return {"named": name}
         if issubclass(cls, enum.Enum):
-            return {"enum": cls.__qualname__, "members": {k: self.static(v._value_) for k, v in cls.__members__.items()}}
-        members = {k: self.static(v) for k, v in sorted(vars(cls).items()) if k not in SILENT and not _generated(v, cls)}
-        return {"class": cls.__qualname__, "bases": [self.static(b) for b in cls.__bases__ if b is not object], "members": members}
+            return {
+                "enum": cls.__qualname__,
+                "members": {k: self.static(v._value_) for k, v in cls.__members__.items()},
+            }
+        members = {
+            k: self.static(v)
+            for k, v in sorted(vars(cls).items())
+            if k not in SILENT and not _generated(v, cls)
+        }
+        return {
+            "class": cls.__qualname__,
+            "bases": [self.static(b) for b in cls.__bases__ if b is not object],
+            "members": members,
+        }
 
     def _object(self, value):
-        """An object by its class and its fields, private ones too; one of a library without fields by its pickled state."""
+        """An object by its class and its fields, private ones too; one of a library without fields
+        by its pickled state."""
         cls = type(value)
-        hidden = lambda n: n.startswith("__") and not n.endswith("__")    # then Python puts the name of the class before it
-        slots = [f"_{c.__name__.lstrip('_')}{n}" if hidden(n) else n for c in cls.__mro__ for n in _names(vars(c).get("__slots__", ()))]
-        fields = {n: getattr(value, n) for n in slots if n != "__dict__" and hasattr(value, n)} | dict(getattr(value, "__dict__", {}))
-        left = FLAX if any(c.__module__ == "flax.linen.module" and c.__name__ == "Module" for c in cls.__mro__) else ()
+        hidden = lambda n: (
+            n.startswith("__") and not n.endswith("__")
+        )  # then Python puts the name of the class before it
+        slots = [
+            f"_{c.__name__.lstrip('_')}{n}" if hidden(n) else n
+            for c in cls.__mro__
+            for n in _names(vars(c).get("__slots__", ()))
+        ]
+        fields = {
+            n: getattr(value, n) for n in slots if n != "__dict__" and hasattr(value, n)
+        } | dict(getattr(value, "__dict__", {}))
+        left = (
+            FLAX
+            if any(
+                c.__module__ == "flax.linen.module" and c.__name__ == "Module" for c in cls.__mro__
+            )
+            else ()
+        )
         fields = {k: self.static(v) for k, v in sorted(fields.items()) if k not in left}
         found = {"object": self.static(cls), **({"fields": fields} if fields else {})}
-        for kind in (dict, list, tuple, set, frozenset, str, bytes, int, float):       # a subclass, with its content
+        for kind in (
+            dict,
+            list,
+            tuple,
+            set,
+            frozenset,
+            str,
+            bytes,
+            int,
+            float,
+        ):  # a subclass, with its content
             if isinstance(value, kind):
                 found["content"] = self.static(kind(value))
         if isinstance(value, np.ndarray):
@@ -547,12 +777,16 @@ class Reader:
         """What a library's object would write of itself; nothing where it cannot."""
         try:
             state = copyreg.dispatch_table.get(type(value), lambda v: v.__reduce_ex__(4))(value)
-        except Exception:        # locks, files, generators: whatever their class says
+        except Exception:  # locks, files, generators: whatever their class says
             return "none"
         if not isinstance(state, tuple):
             return str(state)
         items = [list(v) if hasattr(v, "__next__") else v for v in state[1:]]
-        return [self.static(v) for v in items if not (isinstance(v, tuple) and value in [x for x in v if x is value])]
+        return [
+            self.static(v)
+            for v in items
+            if not (isinstance(v, tuple) and value in [x for x in v if x is value])
+        ]
 
 
 def _is_pytree(value) -> bool:
@@ -596,7 +830,9 @@ def _checksum(x) -> str:
 
 
 def _hash(content) -> str:
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[
+        :16
+    ]
 
 
 def _shown(x):
@@ -604,28 +840,45 @@ def _shown(x):
     if x.ndim == 0 and x.dtype.kind in "iub":
         return x.item()
     if x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating):
-        return _number(float(str(x)))                     # 0.1, and not the float32 that is nearest to it
+        return _number(float(str(x)))  # 0.1, and not the float32 that is nearest to it
     return {"array": list(x.shape), "type": str(x.dtype), "checksum": _checksum(x)}
 
 
-# --- functions of a user's own ---------------------------------------------------------------------------------------
+# --- functions of a user's own
+# ---------------------------------------------------------------------------------------
+
 
 def _generated(member, cls) -> bool:
     """True for what dataclasses and named tuples write into a class: it follows from the fields."""
-    if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)) or type(member).__name__ == "_tuplegetter":
+    if (
+        isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType))
+        or type(member).__name__ == "_tuplegetter"
+    ):
         return True
     member = getattr(member, "__func__", member)
     member = inspect.unwrap(member) if isinstance(member, types.FunctionType) else member
-    return isinstance(member, types.FunctionType) and member.__name__ in WRITTEN and \
-        member.__code__.co_filename.startswith("<string>") and ("__dataclass_fields__" in vars(cls) or issubclass(cls, tuple))
+    return (
+        isinstance(member, types.FunctionType)
+        and member.__name__ in WRITTEN
+        and member.__code__.co_filename.startswith("<string>")
+        and ("__dataclass_fields__" in vars(cls) or issubclass(cls, tuple))
+    )
 
 
-_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"}
+_LOADS = {
+    "LOAD_GLOBAL",
+    "LOAD_NAME",
+    "LOAD_DEREF",
+    "LOAD_CLASSDEREF",
+    "LOAD_FROM_DICT_OR_DEREF",
+    "LOAD_FROM_DICT_OR_GLOBALS",
+}
 
 
 @functools.lru_cache(maxsize=4096)
 def _uses(code) -> dict:
-    """The names that a function and the functions inside it look up, each with the chains of attributes it takes.
+    """The names that a function and the functions inside it look up, each with the chains of
+    attributes it takes.
 
     >>> import jax.numpy as jnp
     >>> sorted(_uses((lambda x: jnp.linalg.norm(x) + len(x)).__code__).items())
@@ -634,17 +887,25 @@ def _uses(code) -> dict:
     found: dict = {}
     name, chain, before = None, (), []
     for step in [*dis.get_instructions(code), None]:
-        before = [*before[-2:], getattr(step, "argval", None)]          # the level and the names of an import stand before it
+        before = [
+            *before[-2:],
+            getattr(step, "argval", None),
+        ]  # the level and the names of an import stand before it
         if name is not None and step is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             chain += (step.argval,)
             continue
-        if name is not None and not (step is not None and step.opname in ("PUSH_NULL", "CACHE", "EXTENDED_ARG")):
+        if name is not None and not (
+            step is not None and step.opname in ("PUSH_NULL", "CACHE", "EXTENDED_ARG")
+        ):
             found.setdefault(name, set()).add(chain)
             name, chain = None, ()
         if step is not None and step.opname in _LOADS:
             name, chain = step.argval, ()
         elif step is not None and step.opname == "IMPORT_NAME":
-            found.setdefault("import " + "." * (before[0] if isinstance(before[0], int) else 0) + step.argval, set()).add(())
+            found.setdefault(
+                "import " + "." * (before[0] if isinstance(before[0], int) else 0) + step.argval,
+                set(),
+            ).add(())
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             for k, v in _uses(inner).items():
@@ -664,13 +925,21 @@ def _constant(value) -> str:
 
 
 def _same(a, b) -> bool:
-    return (a.co_code, a.co_names, a.co_name) == (b.co_code, b.co_names, b.co_name) and len(a.co_consts) == len(b.co_consts) and all(
-        _same(u, v) if isinstance(u, types.CodeType) and isinstance(v, types.CodeType) else _constant(u) == _constant(v)
-        for u, v in zip(a.co_consts, b.co_consts))
+    return (
+        (a.co_code, a.co_names, a.co_name) == (b.co_code, b.co_names, b.co_name)
+        and len(a.co_consts) == len(b.co_consts)
+        and all(
+            _same(u, v)
+            if isinstance(u, types.CodeType) and isinstance(v, types.CodeType)
+            else _constant(u) == _constant(v)
+            for u, v in zip(a.co_consts, b.co_consts)
+        )
+    )
 
 
 def _source(function) -> str | None:
-    """A hash of a function's source, comments and white space apart; None where Python has none that fits its code."""
+    """A hash of a function's source, comments and white space apart; None where Python has none
+    that fits its code."""
     code = function.__code__
     linecache.checkcache(code.co_filename)
     lines = linecache.getlines(code.co_filename, function.__globals__)
@@ -678,15 +947,28 @@ def _source(function) -> str | None:
         return None
     text = "".join(lines)
     # a file that was edited since it was imported has the source of another program
-    if not any(_same(code, written) for written in _compiled(text).get((code.co_firstlineno, code.co_name), ())):
+    if not any(
+        _same(code, written)
+        for written in _compiled(text).get((code.co_firstlineno, code.co_name), ())
+    ):
         return None
     try:
         if code.co_name == "<lambda>":
             part = _plain(f"({_body(code, lines)})")
-            arguments = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
-            kinds = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 12
+            arguments = code.co_varnames[
+                : code.co_argcount
+                + code.co_kwonlyargcount
+                + bool(code.co_flags & 4)
+                + bool(code.co_flags & 8)
+            ]
+            kinds = (
+                code.co_argcount,
+                code.co_posonlyargcount,
+                code.co_kwonlyargcount,
+                code.co_flags & 12,
+            )
             return _hash(f"lambda {kinds} {arguments}: {part}")
-        return _hash(_plain("".join(inspect.getblock(lines[code.co_firstlineno - 1:]))))
+        return _hash(_plain("".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))))
     except (tokenize.TokenError, IndentationError, SyntaxError, ValueError):
         return None
 
@@ -712,27 +994,37 @@ def _body(code, lines) -> str:
     if not spans:
         raise ValueError("no columns")
     begin, end = min((p[0], p[2]) for p in spans), max((p[1], p[3]) for p in spans)
-    part = [line.encode() for line in lines[begin[0] - 1:end[0]]]        # columns count bytes
-    part[-1] = part[-1][:end[1]]
-    part[0] = part[0][begin[1]:]
+    part = [line.encode() for line in lines[begin[0] - 1 : end[0]]]  # columns count bytes
+    part[-1] = part[-1][: end[1]]
+    part[0] = part[0][begin[1] :]
     return b"".join(part).decode()
 
 
 def _plain(text: str) -> str:
     """Source without comments and white space, the same for every version of Python."""
     out, lines, depth, begin = [], text.splitlines(keepends=True), 0, None
-    start, middle_end = getattr(tokenize, "FSTRING_START", None), getattr(tokenize, "FSTRING_END", None)
+    start, middle_end = (
+        getattr(tokenize, "FSTRING_START", None),
+        getattr(tokenize, "FSTRING_END", None),
+    )
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == start:                           # from 3.12 on a formatted string is several tokens: take its text
+        if token.type == start:  # from 3.12 on a formatted string is several tokens: take its text
             begin, depth = (begin or token.start) if depth else token.start, depth + 1
         elif token.type == middle_end:
             depth -= 1
             if not depth:
                 out.append(_between(lines, begin, token.end))
-        elif depth or token.type in (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER):
+        elif depth or token.type in (
+            tokenize.COMMENT,
+            tokenize.NL,
+            tokenize.ENCODING,
+            tokenize.ENDMARKER,
+        ):
             continue
         elif token.type in (tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE):
-            out.append({tokenize.INDENT: "{", tokenize.DEDENT: "}", tokenize.NEWLINE: ";"}[token.type])
+            out.append(
+                {tokenize.INDENT: "{", tokenize.DEDENT: "}", tokenize.NEWLINE: ";"}[token.type]
+            )
         else:
             out.append(token.string)
     return "\0".join(out)
@@ -740,5 +1032,11 @@ def _plain(text: str) -> str:
 
 def _between(lines, begin, end) -> str:
     if begin[0] == end[0]:
-        return lines[begin[0] - 1][begin[1]:end[1]]
-    return "".join([lines[begin[0] - 1][begin[1]:], *lines[begin[0]:end[0] - 1], lines[end[0] - 1][:end[1]]])
+        return lines[begin[0] - 1][begin[1] : end[1]]
+    return "".join(
+        [
+            lines[begin[0] - 1][begin[1] :],
+            *lines[begin[0] : end[0] - 1],
+            lines[end[0] - 1][: end[1]],
+        ]
+    )

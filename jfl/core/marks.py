@@ -1,11 +1,14 @@
-"""Marks that a program carries for `jfl.check_privacy`: what a mechanism did, as steps of a jaxpr that compute nothing.
+"""Marks that a program carries for `jfl.check_privacy`: what a mechanism did, as steps of a jaxpr
+that compute nothing.
 
-A mark hands its first `n` operands through and lowers to nothing, so a compiled program is the same with and without.
-Its other operands say what it is of (the key, the numbers of the mechanism), so that the check sees where they come
-from.  Derivatives pass by a mark: a tangent of a release has no noise of its own.
+A mark hands its first `n` operands through and lowers to nothing, so a compiled program is the same
+with and without. Its other operands say what it is of (the key, the numbers of the mechanism), so
+that the check sees where they come from.  Derivatives pass by a mark: a tangent of a release has no
+noise of its own.
 
 Only jfl sets marks.  One that is set by hand says what it says, and the check believes it.
 """
+
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
@@ -24,22 +27,26 @@ def _define(name):
         return primitive.bind(*primals, n=n, **params), list(tangents[:n])
 
     def batched(operands, dims, *, n, batch, **params):
-        size, = {x.shape[d] for x, d in zip(operands, dims) if d is not None}
+        (size,) = {x.shape[d] for x, d in zip(operands, dims) if d is not None}
         batch = batch + ((size, tuple(-1 if d is None else d for d in dims)),)
-        return primitive.bind(*operands, n=n, batch=batch, **params), list(dims[:n])       # nothing is moved
+        return primitive.bind(*operands, n=n, batch=batch, **params), list(
+            dims[:n]
+        )  # nothing is moved
 
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batched
-    mlir.register_lowering(primitive, lambda ctx, *operands, n, **_: list(operands[:n]), cacheable=False)
+    mlir.register_lowering(
+        primitive, lambda ctx, *operands, n, **_: list(operands[:n]), cacheable=False
+    )
     return primitive
 
 
-release_p = _define("jfl_release")       # a sum that was made noisy
-bounded_p = _define("jfl_bounded")       # a sum whose contributions a row stage bounded
-example_p = _define("jfl_example")       # a batch, whose rows go on one by one
-batch_p = _define("jfl_batch")           # the rows in some slots of the client's own
-slots_p = _define("jfl_slots")           # slots as a batch sampler drew them
-key_p = _define("jfl_noise_key")         # the key that a mechanism draws its noise from
+release_p = _define("jfl_release")  # a sum that was made noisy
+bounded_p = _define("jfl_bounded")  # a sum whose contributions a row stage bounded
+example_p = _define("jfl_example")  # a batch, whose rows go on one by one
+batch_p = _define("jfl_batch")  # the rows in some slots of the client's own
+slots_p = _define("jfl_slots")  # slots as a batch sampler drew them
+key_p = _define("jfl_noise_key")  # the key that a mechanism draws its noise from
 
 
 def _bind(primitive, value, *of, **params):
@@ -57,15 +64,24 @@ def release(noisy, summed, key, mechanism, *, max_weight, client):
     """`noisy` is `summed` with the noise of `mechanism`, drawn from `key`."""
     leaves, structure = jax.tree.flatten(mechanism)
     each = any(s.role == "noise" and jnp.ndim(s.noise) > 0 for s in mechanism.stages)
-    return _bind(release_p, noisy, *jax.tree.leaves(summed), key, jnp.asarray(max_weight, jnp.float32),
-                 jnp.int32(-1) if client is None else client, *leaves, structure=structure, each=each)
+    return _bind(
+        release_p,
+        noisy,
+        *jax.tree.leaves(summed),
+        key,
+        jnp.asarray(max_weight, jnp.float32),
+        jnp.int32(-1) if client is None else client,
+        *leaves,
+        structure=structure,
+        each=each,
+    )
 
 
 def bounded(value, mechanism, reference, kind: str):
     """`value` is a sum of contributions that the row stages of `mechanism` bounded.
 
-    Args     kind: "examples", one contribution of each row of the batch whose mask `reference` is; "single", one of
-             weight `reference`, of whatever it was made.
+    Args     kind: "examples", one contribution of each row of the batch whose mask `reference` is;
+             "single", one of weight `reference`, of whatever it was made.
     """
     leaves, structure = jax.tree.flatten(mechanism)
     return _bind(bounded_p, value, reference, *leaves, structure=structure, kind=kind)

@@ -1,35 +1,46 @@
 """How records print: what they are in a few lines, and no array.
 
-A repr must not fail: records are pytrees, so their leaves may be traced, stacked, deleted, or anything that somebody
-put there.  What cannot be read is left out.  Nothing here knows a class of jfl: records are read by their fields.
+A repr must not fail: records are pytrees, so their leaves may be traced, stacked, deleted, or
+anything that somebody put there.  What cannot be read is left out.  Nothing here knows a class of
+jfl: records are read by their fields.
 """
+
 import dataclasses
 import functools
 
 import jax
 import numpy as np
 
-WIDTH = 200          # characters of a line
-MANY = 8             # entries of a list or a dict that are shown
-DERIVED = ("scale", "params", "step")          # what algorithms bind that is no hyperparameter
+WIDTH = 200  # characters of a line
+MANY = 8  # entries of a list or a dict that are shown
+DERIVED = ("scale", "params", "step")  # what algorithms bind that is no hyperparameter
 
 
 def safe(text):
-    """Decorator: what cannot be computed becomes the name of the class; lines have at most WIDTH characters."""
+    """Decorator: what cannot be computed becomes the name of the class; lines have at most WIDTH
+    characters."""
+
     @functools.wraps(text)
     def short(self):
         try:
             lines = text(self).split("\n")
-        except Exception:        # leaves are whatever somebody put there
+        except Exception:  # leaves are whatever somebody put there
             return f"{type(self).__name__}(...)"
-        return "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH - 3]}..." for line in lines)
+        return "\n".join(
+            line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines
+        )
+
     return short
 
 
-# --- values ----------------------------------------------------------------------------------------------------------
+# --- values
+# --------------------------------------------------------------------------------------------------
+
 
 def _array(x) -> str:
-    return f"{x.dtype}[{','.join(map(str, x.shape))}]" + (" traced" if isinstance(x, jax.core.Tracer) else "")
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]" + (
+        " traced" if isinstance(x, jax.core.Tracer) else ""
+    )
 
 
 def _numbers(x):
@@ -38,7 +49,7 @@ def _numbers(x):
         return None
     try:
         found = np.asarray(x)
-    except Exception:        # a key, an array that was donated, or one of another process
+    except Exception:  # a key, an array that was donated, or one of another process
         return None
     return found if found.dtype.kind in "biuf" else None
 
@@ -72,7 +83,7 @@ def value(x) -> str:
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
         text = repr(x) if getattr(type(x).__repr__, "__module__", "") == __name__ else module(x)
         return text if "\n" not in text and len(text) <= 100 else f"{type(x).__name__}(...)"
-    if hasattr(x, "function") and hasattr(x, "static"):           # Fn
+    if hasattr(x, "function") and hasattr(x, "static"):  # Fn
         return repr(x)
     name = getattr(x, "__qualname__", None)
     return name if isinstance(name, str) else f"{type(x).__name__}(...)"
@@ -99,18 +110,24 @@ def _many(n, thing) -> str:
     return f"{n:,} {thing}" + "s" * (n != 1)
 
 
-# --- records ---------------------------------------------------------------------------------------------------------
+# --- records
+# --------------------------------------------------------------------------------------------------
+
 
 @safe
 def record(self) -> str:
     """A record without a text of its own: its fields, in one line."""
-    return f"{type(self).__name__}({_named((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))})"
+    return f"{type(self).__name__}({_named((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))})"  # noqa: E501
 
 
 @safe
 def module(self) -> str:
     """A flax module, or another dataclass of somebody else: its fields, in one line."""
-    shown = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in ("parent", "name")]
+    shown = [
+        (f.name, getattr(self, f.name))
+        for f in dataclasses.fields(self)
+        if f.name not in ("parent", "name")
+    ]
     return f"{type(self).__name__}({_named(shown)})"
 
 
@@ -146,7 +163,10 @@ def _level(x) -> str:
 @safe
 def mechanism(self) -> str:
     """A mechanism as the chain that made it."""
-    parts = [*map(repr, self.stages), *([] if self.adjacency is None else [f'adjacency="{self.adjacency}"'])]
+    parts = [
+        *map(repr, self.stages),
+        *([] if self.adjacency is None else [f'adjacency="{self.adjacency}"']),
+    ]
     return f"chain({', '.join(parts)})"
 
 
@@ -154,31 +174,45 @@ def mechanism(self) -> str:
 def batches(self) -> str:
     """A batch sampler as it was called."""
     size = self.batch if self.scheme != "poisson" else self.expected
-    given = [("rate", self.rate)] if self.rate is not None else [] if size is None else [(None, size)]
+    given = (
+        [("rate", self.rate)] if self.rate is not None else [] if size is None else [(None, size)]
+    )
     given += [("short", self.short)] if self.short != "error" else []
-    return f"{self.scheme}({', '.join(value(v) if k is None else f'{k}={value(v)}' for k, v in given)})"
+    return f"{self.scheme}({', '.join(value(v) if k is None else f'{k}={value(v)}' for k, v in given)})"  # noqa: E501
 
 
 @safe
 def sampler(self) -> str:
     """Who takes part in a round."""
     many = value(self.expected)
-    return f"{self.scheme}: {'about ' * (self.scheme == 'poisson')}{many} of {self.clients:,} clients a round"
+    return (
+        f"{self.scheme}: {'about ' * (self.scheme == 'poisson')}{many} of {self.clients:,} "
+        f"clients a round"
+    )
 
 
 def _settings(node, prefix="") -> dict:
-    """The hyperparameters bound to a client or a server: name -> value, those of local training unfolded."""
+    """The hyperparameters bound to a client or a server: name -> value, those of local training
+    unfolded."""
     out = {}
-    for name, x in ({**node.data, **node.static} if hasattr(node, "data") else _fields(node)).items():
-        if dataclasses.is_dataclass(x) and hasattr(x, "steps") and hasattr(x, "grad"):       # local training
+    for name, x in (
+        {**node.data, **node.static} if hasattr(node, "data") else _fields(node)
+    ).items():
+        if (
+            dataclasses.is_dataclass(x) and hasattr(x, "steps") and hasattr(x, "grad")
+        ):  # local training
             out |= _settings(x, prefix)
-        elif dataclasses.is_dataclass(x) and hasattr(x, "init") and hasattr(x, "optimizer"):  # a step of the server
+        elif (
+            dataclasses.is_dataclass(x) and hasattr(x, "init") and hasattr(x, "optimizer")
+        ):  # a step of the server
             out |= _settings(x, "server_")
-        elif dataclasses.is_dataclass(x) and hasattr(x, "loss"):                              # how gradients are made
+        elif dataclasses.is_dataclass(x) and hasattr(x, "loss"):  # how gradients are made
             out |= {prefix + "l2": x.l2} if getattr(x, "l2", None) is not None else {}
         elif name == "inner":
             out |= _settings(x, prefix)
-        elif x is not None and name not in DERIVED and not hasattr(x, "stages"):              # mechanisms have a line
+        elif (
+            x is not None and name not in DERIVED and not hasattr(x, "stages")
+        ):  # mechanisms have a line
             name = {"batches": "batch"}.get(name, name)
             out[prefix + name] = x
     return out
@@ -212,9 +246,12 @@ def _data(fed) -> str:
     if rows is None or rows.ndim != 1:
         return f"rows {_array(fed.x)}, owned as {_array(fed.size)}{classes}"
     held = int(np.sum(_numbers(fed.test_size)))
-    return (f"{_many(int(rows.sum()), 'row')} of {of}, {_between(rows, '{}')} a client"
-            f"{', on the host' if fed.host is not None else ''}; {_many(fed.y_test.shape[0], 'test row')}"
-            f"{f'; {held:,} held out by clients' if held else ''}{classes}")
+    return (
+        f"{_many(int(rows.sum()), 'row')} of {of}, {_between(rows, '{}')} a client"
+        f"{', on the host' if fed.host is not None else ''}; "
+        f"{_many(fed.y_test.shape[0], 'test row')}"
+        f"{f'; {held:,} held out by clients' if held else ''}{classes}"
+    )
 
 
 @safe
@@ -227,7 +264,7 @@ def federation(self) -> str:
 def _parameters(task) -> str:
     try:
         shapes = jax.eval_shape(task.init, jax.random.key(0))
-    except Exception:        # of a user's own function, or of leaves that are no numbers
+    except Exception:  # of a user's own function, or of leaves that are no numbers
         return "parameters of unknown shape"
     return f"{_many(_size(shapes), 'parameter')} in {_many(len(jax.tree.leaves(shapes)), 'array')}"
 
@@ -240,7 +277,11 @@ def task(self) -> str:
 
 def _name(f) -> str:
     """A bound function in a few words, without its numbers."""
-    return "none" if f is None else ", ".join([value(f.function), *(value(m) for m in f.static.values())])
+    return (
+        "none"
+        if f is None
+        else ", ".join([value(f.function), *(value(m) for m in f.static.values())])
+    )
 
 
 def _noise(mechanism) -> str:
@@ -257,14 +298,29 @@ def _weights(weights) -> str:
 @safe
 def plan(self) -> str:
     """A plan: everything that is run and accounted, in a dozen lines."""
-    lines = [f"Plan: {self.algorithm.name}, {_many(self.sampler.clients, 'client')}, {_parameters(self.task)}",
-             f"loss       {_name(self.task.loss)}",
-             f"algorithm  {self.algorithm!r}", f"data       {_data(self.fed)}", f"sampler    {self.sampler!r}"]
+    lines = [
+        (
+            f"Plan: {self.algorithm.name}, {_many(self.sampler.clients, 'client')}, "
+            f"{_parameters(self.task)}"
+        ),
+        f"loss       {_name(self.task.loss)}",
+        f"algorithm  {self.algorithm!r}",
+        f"data       {_data(self.fed)}",
+        f"sampler    {self.sampler!r}",
+    ]
     for site in self.algorithm.releases[:3]:
         often = _many(site.count, "release") + " a round"
-        lines.append(f"in clients {_noise(site.mechanism)}" + f"; {often}" * (site.mechanism is not None))
-    lines += [f"upload     {_noise(self.upload)}", f"release    {_noise(self.release)}", f"weights    {_weights(self.weights)}"]
-    lines += ["noise      is shared by points of a sweep: voids their joint guarantee"] * bool(self.paired_noise)
+        lines.append(
+            f"in clients {_noise(site.mechanism)}" + f"; {often}" * (site.mechanism is not None)
+        )
+    lines += [
+        f"upload     {_noise(self.upload)}",
+        f"release    {_noise(self.release)}",
+        f"weights    {_weights(self.weights)}",
+    ]
+    lines += ["noise      is shared by points of a sweep: voids their joint guarantee"] * bool(
+        self.paired_noise
+    )
     lines += [f"devices    {dict(self.mesh.shape)}"] if getattr(self.mesh, "shape", None) else []
     return "\n  ".join([*lines, "jfl.guarantee(plan, rounds, delta) gives epsilon"])
 
@@ -283,15 +339,24 @@ def run(self) -> str:
     own = _size(self.own)
     clients = f"; clients remember {own:,} numbers" if own else ""
     clip = f"; clip norm {value(self.mechanism)}" if jax.tree.leaves(self.mechanism) else ""
-    return (f"Run: after round {value(self.round)}, attempt {value(self.attempt)}; {_many(_size(self.server), 'number')} "
-            f"on the server{clients}{clip}; {_health(self.health)}")
+    return (
+        f"Run: after round {value(self.round)}, attempt {value(self.attempt)}; "
+        f"{_many(_size(self.server), 'number')} "
+        f"on the server{clients}{clip}; {_health(self.health)}"
+    )
 
 
 def _last(metrics, name) -> str:
     """A metric at the last evaluation: one number, or the range over the points of a sweep."""
     x = getattr(metrics, name)
     found = _numbers(x)
-    return "none" if x is None else _array(x) if found is None else _between(found[..., -1] if found.ndim else found, "{:.4g}")
+    return (
+        "none"
+        if x is None
+        else _array(x)
+        if found is None
+        else _between(found[..., -1] if found.ndim else found, "{:.4g}")
+    )
 
 
 def _final(metrics) -> str:
@@ -304,10 +369,17 @@ def metrics(self) -> str:
     """Metrics: how many evaluations, and the last one."""
     shape = np.shape(self.round)
     points = f"{' x '.join(map(str, shape[:-1]))} points, each " if len(shape) > 1 else ""
-    rest = [n for n in ("train_loss", "clip_fraction", "update_norm", "cohort", "clip_norm") if getattr(self, n) is not None]
+    rest = [
+        n
+        for n in ("train_loss", "clip_fraction", "update_norm", "cohort", "clip_norm")
+        if getattr(self, n) is not None
+    ]
     more = ", ".join(f"{n.replace('_', ' ')} {_last(self, n)}" for n in rest)
-    return (f"Metrics: {points}{_many(shape[-1] if shape else 1, 'evaluation')}, the last after round {_last(self, 'round')}"
-            f"\n  {_final(self)}\n  {more}\n  all but the round lie outside every guarantee")
+    return (
+        f"Metrics: {points}{_many(shape[-1] if shape else 1, 'evaluation')}, the last after round "
+        f"{_last(self, 'round')}"
+        f"\n  {_final(self)}\n  {more}\n  all but the round lie outside every guarantee"
+    )
 
 
 @safe
@@ -315,21 +387,41 @@ def output(self) -> str:
     """What a simulation gave back."""
     rounds = value(self.run.round)
     known = rounds if rounds.isdigit() else "..."
-    return "\n  ".join([
-        f"Output: {rounds} rounds, {_health(self.run.health)}",
-        f"final      {_final(self.metrics)} (outside every guarantee)",
-        f"metrics    {_many(int(np.size(self.metrics.round)), 'evaluation')}: .metrics.accuracy, .loss, ...",
-        f"params     {_many(_size(self.params), 'number')} in {_many(len(jax.tree.leaves(self.params)), 'array')}",
-        f"jfl.guarantee(plan, rounds={known}, delta=1e-5) gives epsilon"])
+    return "\n  ".join(
+        [
+            f"Output: {rounds} rounds, {_health(self.run.health)}",
+            f"final      {_final(self.metrics)} (outside every guarantee)",
+            (
+                f"metrics    {_many(int(np.size(self.metrics.round)), 'evaluation')}: "
+                f".metrics.accuracy, .loss, ..."
+            ),
+            (
+                f"params     {_many(_size(self.params), 'number')} in "
+                f"{_many(len(jax.tree.leaves(self.params)), 'array')}"
+            ),
+            f"jfl.guarantee(plan, rounds={known}, delta=1e-5) gives epsilon",
+        ]
+    )
 
 
 @safe
 def sweep(self) -> str:
     """What a sweep gave back."""
     varied = [k for k in self.points[0] if len({str(value(p.get(k))) for p in self.points}) > 1]
-    return "\n  ".join([
-        f"Sweep: {_many(len(self.points), 'point')}" + f" over {', '.join(varied)}" * bool(varied)
-        + f"; {_many(int(self.groups), 'program')}, {float(np.sum(self.seconds)):.3g} s; {int(np.sum(self.failed))} failed",
-        f"rounds     {_last(self.metrics, 'round')}",
-        f"final      {_final(self.metrics)} (outside every guarantee)",
-        "jfl.guarantee(sweep.plans[i], rounds, delta) gives the epsilon of point i; choosing the best point is in none"])
+    return "\n  ".join(
+        [
+            f"Sweep: {_many(len(self.points), 'point')}"
+            + f" over {', '.join(varied)}" * bool(varied)
+            + (
+                f"; {_many(int(self.groups), 'program')}, {float(np.sum(self.seconds)):.3g} s; "
+                f"{int(np.sum(self.failed))} failed"
+            ),
+            f"rounds     {_last(self.metrics, 'round')}",
+            f"final      {_final(self.metrics)} (outside every guarantee)",
+            (
+                "jfl.guarantee(sweep.plans[i], rounds, delta) gives the epsilon of point i; "
+                "choosing "
+                "the best point is in none"
+            ),
+        ]
+    )

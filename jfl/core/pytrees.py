@@ -1,4 +1,5 @@
 """Pytree arithmetic."""
+
 import jax
 import jax.numpy as jnp
 
@@ -28,13 +29,19 @@ def axpy(s, a, b):
 
 def norm(t):
     """The Euclidean norm of all leaves together, in float32 or better."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
-                        for x in jax.tree.leaves(t)))
+    return jnp.sqrt(
+        sum(
+            jnp.sum(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
+            for x in jax.tree.leaves(t)
+        )
+    )
 
 
 def wide(t):
     """Float leaves in float32 at least: sums are not to be rounded more coarsely than that."""
-    return map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)) if _floating(x) else x, t)
+    return map(
+        lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)) if _floating(x) else x, t
+    )
 
 
 def form(t) -> tuple:
@@ -48,8 +55,12 @@ def cast(t, form: tuple):
     leaves, treedef = jax.tree.flatten(t)
     if treedef != form[0]:
         return t
-    return treedef.unflatten([x.astype(d) if _floating(x) and jnp.issubdtype(d, jnp.floating) else x
-                              for x, d in zip(leaves, form[1])])
+    return treedef.unflatten(
+        [
+            x.astype(d) if _floating(x) and jnp.issubdtype(d, jnp.floating) else x
+            for x, d in zip(leaves, form[1])
+        ]
+    )
 
 
 def _floating(x):
@@ -78,4 +89,9 @@ def put(t, ids, rows):
 
 def keep(mask, t):
     """Rows where `mask` holds, zeros elsewhere; `where`, since 0 * nan is nan."""
-    return map(lambda x: jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, jnp.zeros((), x.dtype)), t)
+    return map(
+        lambda x: jnp.where(
+            mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, jnp.zeros((), x.dtype)
+        ),
+        t,
+    )

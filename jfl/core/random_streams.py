@@ -1,9 +1,10 @@
 """Named random streams: a draw is addressed by (seed, round, stream, client, step), never threaded.
 
-So slot order, capacity, chunk size, evaluation and resume cannot change a draw.  Noise keys also fold in the identity of
-the plan that runs, so that two points of a sweep that share a seed share cohorts and batches but never noise: their
-difference would be free of it.
+So slot order, capacity, chunk size, evaluation and resume cannot change a draw.  Noise keys also
+fold in the identity of the plan that runs, so that two points of a sweep that share a seed share
+cohorts and batches but never noise: their difference would be free of it.
 """
+
 import enum
 
 import jax
@@ -14,13 +15,14 @@ from . import hashing
 
 class Stream(enum.IntEnum):
     """Append, never renumber: a number is part of every recorded result."""
+
     INIT = 0
     COHORT = 1
     BATCH = 2
-    ROWS = 3          # noise of local steps
-    UPLOAD = 4        # noise of a client's upload
-    RELEASE = 5       # noise of the server's release
-    AGAIN = 6         # cohorts and batches of a later attempt
+    ROWS = 3  # noise of local steps
+    UPLOAD = 4  # noise of a client's upload
+    RELEASE = 5  # noise of the server's release
+    AGAIN = 6  # cohorts and batches of a later attempt
 
 
 def stream(key, name: Stream, round_):
@@ -28,7 +30,8 @@ def stream(key, name: Stream, round_):
 
 
 def streams(key, names, round_):
-    """One key of each stream, [len(names)]; together, since on a CPU a generator costs by the call, not by the key."""
+    """One key of each stream, [len(names)]; together, since on a CPU a generator costs by the call,
+    not by the key."""
     return jax.vmap(lambda name: stream(key, name, round_))(jnp.array(names, jnp.int32))
 
 

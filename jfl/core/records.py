@@ -1,11 +1,14 @@
-"""The vocabulary: records without behaviour.  Read this file first; of jfl it imports hashes and how records print.
+"""The vocabulary: records without behaviour.  Read this file first; of jfl it imports hashes and
+how records print.
 
 Axes, named once and used everywhere:
-    C clients   K cohort slots   N rows per client (padded)   B batch   T local steps   R rounds   S sweep points
+    C clients   K cohort slots   N rows per client (padded)   B batch   T local steps   R rounds   S
+    sweep points
 
-Every record is a frozen dataclass and a pytree.  Floats and arrays are leaves (traced data, a sweep is a vmap
-over them); fields marked `static` are structure (hashable, a new value compiles anew).
+Every record is a frozen dataclass and a pytree.  Floats and arrays are leaves (traced data, a sweep
+is a vmap over them); fields marked `static` are structure (hashable, a new value compiles anew).
 """
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,14 +36,16 @@ def record(cls):
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(cls))
 
 
-NAMED: dict = {}     # registered names -> where their function or class was written
+NAMED: dict = {}  # registered names -> where their function or class was written
 
 
 def named(name: str):
-    """Give a function or class the name by which the identity of a plan knows it, in place of its source.
+    """Give a function or class the name by which the identity of a plan knows it, in place of its
+    source.
 
-    The noise of a run follows from the identity of its plan (`jfl.describe`).  A function of your own is known there by
-    its name and its source, so that an edit gives other noise.  A named one is known by `name` alone, beside the values
+    The noise of a run follows from the identity of its plan (`jfl.describe`).  A function of your
+    own is known there by its name and its source, so that an edit gives other noise.  A named one
+    is known by `name` alone, beside the values
     that it closes over: choose another name when it computes something else.
 
     Args:
@@ -62,10 +67,14 @@ def named(name: str):
     def register(value):
         place = f"{value.__module__}.{value.__qualname__}"
         if name in NAMED and place.startswith("jfl.") and NAMED[name] != place:
-            raise ValueError(f"named: need one name for one thing; got {name!r} for {NAMED[name]} and {place}.")
+            raise ValueError(
+                f"named: need one name for one thing; got {name!r} for {NAMED[name]} and {place}."
+            )
         NAMED[name] = place
         value._registered_name = name
-        value._registered_code = getattr(value, "__code__", None)        # a wrapper that copies the name has another
+        value._registered_code = getattr(
+            value, "__code__", None
+        )  # a wrapper that copies the name has another
         return value
 
     return register
@@ -75,9 +84,9 @@ def named(name: str):
 class Fn:
     """A module-level function with its hyperparameters bound by name.
 
-    `Fn(step, data=dict(lr=0.1), static=dict(steps=5))` is called like `step`, with lr and steps filled in.  `data`
-    is a pytree and holds the leaves, `static` is hashable; so two Fns that differ in a float share one compiled
-    program, which closures cannot.
+    `Fn(step, data=dict(lr=0.1), static=dict(steps=5))` is called like `step`, with lr and steps
+    filled in.  `data` is a pytree and holds the leaves, `static` is hashable; so two Fns that
+    differ in a float share one compiled program, which closures cannot.
     """
 
     def __init__(self, function: Callable, data: dict | None = None, static: dict | None = None):
@@ -98,26 +107,41 @@ class Fn:
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
-    """One copy of the rows, and who owns them: an index, not a padded copy, so a client costs 4 bytes a slot.
+    """One copy of the rows, and who owns them: an index, not a padded copy, so a client costs 4
+    bytes a slot.
 
-    A federation knows the identity of its data, from which its runs have their noise.  It is computed where one is
-    made, also by `dataclasses.replace`; functions of pytrees carry it along.
+    A federation knows the identity of its data, from which its runs have their noise.  It is
+    computed where one is made, also by `dataclasses.replace`; functions of pytrees carry it along.
     """
-    x: Array             # [n, ...] float
-    y: Array             # [n] int or float
-    index: Array         # Int[C, N] rows of each client; slots past size[c] hold 0
-    size: Array          # Int[C]
-    x_test: Array        # [m, ...] central test rows
-    y_test: Array        # [m]
-    test_index: Array    # Int[C, Nt] each client's held-out rows, into x and y; Nt = 0 without held-out rows
-    test_size: Array     # Int[C]
-    classes: int = static(default=0)      # 0: not a classification problem
-    caveats: tuple = static(default=())   # sentences about the rows that belong beside every guarantee
-    host: Any = static(default=None)      # data.population.Population: rows that stay on the host; x, y, index have none
-    identity: Array = dataclasses.field(init=False, default=None, repr=False, compare=False)      # UInt32[4], of the data
+
+    x: Array  # [n, ...] float
+    y: Array  # [n] int or float
+    index: Array  # Int[C, N] rows of each client; slots past size[c] hold 0
+    size: Array  # Int[C]
+    x_test: Array  # [m, ...] central test rows
+    y_test: Array  # [m]
+    test_index: (
+        Array  # Int[C, Nt] each client's held-out rows, into x and y; Nt = 0 without held-out rows
+    )
+    test_size: Array  # Int[C]
+    classes: int = static(default=0)  # 0: not a classification problem
+    caveats: tuple = static(
+        default=()
+    )  # sentences about the rows that belong beside every guarantee
+    host: Any = static(
+        default=None
+    )  # data.population.Population: rows that stay on the host; x, y, index have none
+    identity: Array = dataclasses.field(
+        init=False, default=None, repr=False, compare=False
+    )  # UInt32[4], of the data
 
     def __post_init__(self):
-        for name in ("x", "y", "index", "size"):          # a copy of our own: nobody writes into it behind the identity
+        for name in (
+            "x",
+            "y",
+            "index",
+            "size",
+        ):  # a copy of our own: nobody writes into it behind the identity
             value = getattr(self, name)
             if not isinstance(value, jax.core.Tracer) and not hashing.owned(value):
                 object.__setattr__(self, name, hashing.own(jnp.array(value)))
@@ -134,10 +158,13 @@ class Federation:
         rows = self.x, self.y, self.index, self.size
         if np.ndim(self.size) == 1:
             return hashing.of_data(*rows)
-        together = hashing.of_arrays(rows)                # several partitions, stacked: an identity for each
-        places = np.arange(np.prod(self.size.shape[:-1]), dtype=np.uint32).reshape(self.size.shape[:-1])
-        return np.stack([hashing.combine(together, hashing.of_number(i)) for i in places.reshape(-1)]).reshape(
-            places.shape + (hashing.WORDS,))
+        together = hashing.of_arrays(rows)  # several partitions, stacked: an identity for each
+        places = np.arange(np.prod(self.size.shape[:-1]), dtype=np.uint32).reshape(
+            self.size.shape[:-1]
+        )
+        return np.stack(
+            [hashing.combine(together, hashing.of_number(i)) for i in places.reshape(-1)]
+        ).reshape(places.shape + (hashing.WORDS,))
 
     __repr__ = printing.federation
 
@@ -148,7 +175,9 @@ _FACTS = tuple(f.name for f in dataclasses.fields(Federation) if f.metadata.get(
 
 def _take_apart(fed):
     keys = map(jax.tree_util.GetAttrKey, _FEDERATION)
-    return list(zip(keys, (getattr(fed, n) for n in _FEDERATION))), tuple(getattr(fed, n) for n in _FACTS)
+    return list(zip(keys, (getattr(fed, n) for n in _FEDERATION))), tuple(
+        getattr(fed, n) for n in _FACTS
+    )
 
 
 def _put_together(facts, arrays):
@@ -164,80 +193,93 @@ jax.tree_util.register_pytree_with_keys(Federation, _take_apart, _put_together)
 
 class Rows(NamedTuple):
     """What one client can read: the shared rows and its own part of the index."""
-    x: Array             # [n, ...] shared by all clients
-    y: Array             # [n]
-    index: Array         # Int[N]
-    size: Array          # Int[]
+
+    x: Array  # [n, ...] shared by all clients
+    y: Array  # [n]
+    index: Array  # Int[N]
+    size: Array  # Int[]
 
 
 class Batch(NamedTuple):
     """Rows of one step; `mask` False marks a slot that holds no row."""
-    x: Array             # [B, ...]
-    y: Array             # [B]
-    mask: Array          # Bool[B]
+
+    x: Array  # [B, ...]
+    y: Array  # [B]
+    mask: Array  # Bool[B]
 
 
 @record
 class Task:
     """What is learned.  `loss` and `predict` speak of one example; `params` is drawn from a key."""
-    init: Fn                              # key -> params
-    loss: Fn                              # (params, x, y) -> scalar, one example
-    predict: Fn | None = None             # (params, x) -> logits of one example; None: no accuracy
+
+    init: Fn  # key -> params
+    loss: Fn  # (params, x, y) -> scalar, one example
+    predict: Fn | None = None  # (params, x) -> logits of one example; None: no accuracy
     __repr__ = printing.task
 
 
 @record
 class Batches:
     """Which of its rows a client uses in a step, and what an accountant may assume about it."""
-    draw: Fn             # (round key, step, size, N) -> slots Int[B], mask Bool[B], overflow Int[]
-    scheme: str = static()                # full | without_replacement | with_replacement | poisson | epochs
-    batch: int | None = static()          # slots of a batch (None: N); the size drawn, but for poisson
+
+    draw: Fn  # (round key, step, size, N) -> slots Int[B], mask Bool[B], overflow Int[]
+    scheme: str = static()  # full | without_replacement | with_replacement | poisson | epochs
+    batch: int | None = static()  # slots of a batch (None: N); the size drawn, but for poisson
     short: str = static(default="error")  # a client with fewer rows than a batch: "error" | "all"
-    rate: Array | None = None             # poisson: probability of a row; None: expected / size
-    expected: float | None = None         # poisson: expected rows of a batch
+    rate: Array | None = None  # poisson: probability of a row; None: expected / size
+    expected: float | None = None  # poisson: expected rows of a batch
     __repr__ = printing.batches
 
 
 @record
 class Mechanism:
-    """Many masked contributions in, one release out: the only privacy boundary.  Built by `chain`."""
-    stages: tuple                         # of Stage; roles run row -> sum -> noise -> post
-    adjacency: str | None = static(default=None)     # add_remove | replace_one | None (bound by `plan`)
+    """Many masked contributions in, one release out: the only privacy boundary.  Built by
+    `chain`."""
+
+    stages: tuple  # of Stage; roles run row -> sum -> noise -> post
+    adjacency: str | None = static(
+        default=None
+    )  # add_remove | replace_one | None (bound by `plan`)
     __repr__ = printing.mechanism
 
 
 class Context(NamedTuple):
     """What a client may know about the round it takes part in."""
+
     round: Array
-    client: Array        # id
-    size: Array          # its rows
-    weight: Array        # its aggregation weight, mean 1
-    clients: int         # C
-    cohort: Array        # expected clients a round
+    client: Array  # id
+    size: Array  # its rows
+    weight: Array  # its aggregation weight, mean 1
+    clients: int  # C
+    cohort: Array  # expected clients a round
 
 
 class Keys(NamedTuple):
     """Two streams, so that points of a sweep share batches but never noise."""
+
     batch: Key
     noise: Key
 
 
 class Diagnostics(NamedTuple):
     """Seen by the experimenter only: outside every guarantee."""
-    loss: Array          # mean training loss over the local steps
-    clipped: Array       # fraction of rows that were clipped
-    overflow: Array      # rows drawn that found no slot
-    nonfinite: Array = 0 # rows that counted as zero, since their gradient was not finite
+
+    loss: Array  # mean training loss over the local steps
+    clipped: Array  # fraction of rows that were clipped
+    overflow: Array  # rows drawn that found no slot
+    nonfinite: Array = 0  # rows that counted as zero, since their gradient was not finite
 
 
 @record
 class Release:
     """One site of an algorithm where data meet a mechanism: `count` releases a participation.
 
-    With `steps`, noise is added once to what so many steps made, under replace_one and with a sensitivity that
-    covers all that a row can do in them (output perturbation); 0: each release is one noisy step.
+    With `steps`, noise is added once to what so many steps made, under replace_one and with a
+    sensitivity that covers all that a row can do in them (output perturbation); 0: each release is
+    one noisy step.
     """
-    mechanism: Mechanism | None           # None: no privacy
+
+    mechanism: Mechanism | None  # None: no privacy
     batches: Batches
     count: int = static()
     steps: int = static(default=0)
@@ -249,11 +291,12 @@ class Algorithm:
 
     No vmap, mask, sampling, weighting or noise inside.  Build it with `jfl.algorithm`.
     """
-    init: Fn             # params -> server, own                      (own: what one client remembers)
-    client: Fn           # (ctx, keys, server, own, rows) -> payload, own, Diagnostics
-    server: Fn           # (ctx, server, release) -> server
-    params: Fn           # server -> params, for evaluation
-    releases: tuple = ()                  # of Release: what the ledger charges to the examples of a client
+
+    init: Fn  # params -> server, own                      (own: what one client remembers)
+    client: Fn  # (ctx, keys, server, own, rows) -> payload, own, Diagnostics
+    server: Fn  # (ctx, server, release) -> server
+    params: Fn  # server -> params, for evaluation
+    releases: tuple = ()  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
     __repr__ = printing.algorithm
@@ -261,69 +304,86 @@ class Algorithm:
 
 class Cohort(NamedTuple):
     """Who takes part in a round."""
-    ids: Array           # Int[K]; C marks an empty slot
-    count: Array         # Int[K]; times drawn, 0 for an empty slot
-    turn: Array          # Int[K]; how often the client came before in this cohort (0 but for independent draws)
-    overflow: Array      # Int[]; clients drawn that found no slot
+
+    ids: Array  # Int[K]; C marks an empty slot
+    count: Array  # Int[K]; times drawn, 0 for an empty slot
+    # Int[K]; how often the client came before in this cohort (0 but for independent draws)
+    turn: Array
+    overflow: Array  # Int[]; clients drawn that found no slot
 
 
 class Feed(NamedTuple):
-    """A cohort and what was fetched for it, where rows or client states stay on the host; leaves [chunks, slots, ...]."""
-    slots: tuple         # ids, count, turn
-    overflow: Array      # Int[]; clients drawn that found no slot
-    rows: tuple          # x [.., N, ...], y [.., N]
-    own: Tree            # what the clients remember
+    """A cohort and what was fetched for it, where rows or client states stay on the host; leaves
+    [chunks, slots, ...]."""
+
+    slots: tuple  # ids, count, turn
+    overflow: Array  # Int[]; clients drawn that found no slot
+    rows: tuple  # x [.., N, ...], y [.., N]
+    own: Tree  # what the clients remember
 
 
 @record
 class Sampler:
     """Who takes part, and what an accountant may assume about it."""
-    draw: Fn             # key -> Cohort
-    expected: Array      # expected clients a round: the public denominator
-    share: Array | None = None            # [C] each client's share of the draws; None: 1 / C
-    rate: Array | None = None             # poisson: probability of a client
+
+    draw: Fn  # key -> Cohort
+    expected: Array  # expected clients a round: the public denominator
+    share: Array | None = None  # [C] each client's share of the draws; None: 1 / C
+    rate: Array | None = None  # poisson: probability of a client
     scheme: str = static(default="full")  # full | without_replacement | with_replacement | poisson
     clients: int = static(default=0)
-    capacity: int = static(default=0)     # slots K
-    independent: bool = static(default=False)        # with_replacement: a repeated client runs again
+    capacity: int = static(default=0)  # slots K
+    independent: bool = static(default=False)  # with_replacement: a repeated client runs again
     __repr__ = printing.sampler
 
 
 @record
 class Plan:
     """The objects of one experiment together: what runs is what is accounted."""
+
     fed: Federation
     task: Task
     algorithm: Algorithm
     sampler: Sampler
-    upload: Mechanism | None              # noise on each client's own upload
-    release: Mechanism                    # from the cohort's uploads to what the server applies
-    weights: Any                          # [C] array with mean 1, or Fn(round) -> [C]
-    chunk: int = static(default=0)        # clients computed at once; 0: all
-    paired_noise: bool = static(default=False)       # sweep points share noise: voids their joint guarantee
-    mesh: Any = static(default=None)      # jax.sharding.Mesh whose axis "clients" shares each cohort; None: one device
+    upload: Mechanism | None  # noise on each client's own upload
+    release: Mechanism  # from the cohort's uploads to what the server applies
+    weights: Any  # [C] array with mean 1, or Fn(round) -> [C]
+    chunk: int = static(default=0)  # clients computed at once; 0: all
+    paired_noise: bool = static(
+        default=False
+    )  # sweep points share noise: voids their joint guarantee
+    mesh: Any = static(
+        default=None
+    )  # jax.sharding.Mesh whose axis "clients" shares each cohort; None: one device
     __repr__ = printing.plan
 
 
 class Health(NamedTuple):
     """Counted inside the program, judged on the host."""
-    nonfinite: Array     # clients or server states with a value that is not finite
-    overflow: Array      # clients or rows that were drawn and found no slot
+
+    nonfinite: Array  # clients or server states with a value that is not finite
+    overflow: Array  # clients or rows that were drawn and found no slot
     empty_cohort: Array  # rounds without a client
-    nonfinite_rows: Array     # rows, or clients, that met a clip with a value that is not finite: they counted as zero
+    # rows, or clients, that met a clip with a value that is not finite: they counted as zero
+    nonfinite_rows: Array
 
 
 @record
 class Run:
     """All state of a run: one pytree to donate, vmap, save and resume."""
+
     round: Array
-    key: Key             # of cohorts, batches and the first parameters; noise follows from more, see identity.py
-    identity: Array      # UInt32[4], of the plan that ran last
-    history: Array       # UInt32[4], of the plans before it and of the rounds at which they ended; 0 at first
-    attempt: Array       # raised when rounds are computed again under another program; part of every noise key
+    # of cohorts, batches and the first parameters; noise follows from more, see identity.py
+    key: Key
+    identity: Array  # UInt32[4], of the plan that ran last
+    history: (
+        Array  # UInt32[4], of the plans before it and of the rounds at which they ended; 0 at first
+    )
+    # raised when rounds are computed again under another program; part of every noise key
+    attempt: Array
     server: Tree
-    own: Tree            # [C, ...]
-    mechanism: Tree      # what the release remembers (an adaptive clip norm)
+    own: Tree  # [C, ...]
+    mechanism: Tree  # what the release remembers (an adaptive clip norm)
     health: Health
     __repr__ = printing.run
 
@@ -331,32 +391,39 @@ class Run:
 @record
 class Metrics:
     """One entry per evaluation.  All but `round` lie outside the guarantee."""
-    round: Array                          # rounds done
-    loss: Array                           # mean test loss
-    accuracy: Array | None                # test accuracy; None without Task.predict
-    client_accuracy: Array | None         # mean over clients of their own held-out accuracy
-    train_loss: Array                     # of the cohorts since the last evaluation
-    clip_fraction: Array                  # of uploads where the release clips, else of rows
-    update_norm: Array                    # of what the server applied, mean since the last evaluation
-    cohort: Array                         # mean clients a round
-    clip_norm: Array | None = None        # of an adaptive release
+
+    round: Array  # rounds done
+    loss: Array  # mean test loss
+    accuracy: Array | None  # test accuracy; None without Task.predict
+    client_accuracy: Array | None  # mean over clients of their own held-out accuracy
+    train_loss: Array  # of the cohorts since the last evaluation
+    clip_fraction: Array  # of uploads where the release clips, else of rows
+    update_norm: Array  # of what the server applied, mean since the last evaluation
+    cohort: Array  # mean clients a round
+    clip_norm: Array | None = None  # of an adaptive release
     __repr__ = printing.metrics
 
 
 class Guarantee(NamedTuple):
     """An epsilon is never a bare float.  All fields are plain Python values."""
+
     epsilon: float
     delta: float
-    unit: str            # example | client
-    adjacency: str       # add_remove | replace_one
-    view: str            # server | third_party
-    method: str          # which bound gave the number
-    status: str = "proved"                # proved | claimed | audited | conditional | descriptive
+    unit: str  # example | client
+    adjacency: str  # add_remove | replace_one
+    view: str  # server | third_party
+    method: str  # which bound gave the number
+    status: str = "proved"  # proved | claimed | audited | conditional | descriptive
     caveats: tuple = ()
 
     def __str__(self):
         none = self.epsilon == float("inf") and self.status == "proved"
-        eps, status = ("no guarantee", "") if none else (f"epsilon = {self.epsilon:.4g}", f"{self.status}; ")
-        text = (f"{eps} at delta = {self.delta:.3g} ({status}unit: {self.unit}, adjacency: {self.adjacency}, "
-                f"view: {self.view}, method: {self.method})")
+        eps, status = (
+            ("no guarantee", "") if none else (f"epsilon = {self.epsilon:.4g}", f"{self.status}; ")
+        )
+        text = (
+            f"{eps} at delta = {self.delta:.3g} ({status}unit: {self.unit}, adjacency: "
+            f"{self.adjacency}, "
+            f"view: {self.view}, method: {self.method})"
+        )
         return text + "".join(f"\n  caveat: {c}" for c in self.caveats)

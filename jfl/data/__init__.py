@@ -1,4 +1,5 @@
 """Data: rows (`datasets`), who owns them (`partition`), and both as one record (`federate`)."""
+
 from ..core.lazy import submodules as _submodules
 from . import datasets as datasets
 from . import partition as partition

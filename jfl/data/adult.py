@@ -1,7 +1,10 @@
-"""UCI Adult from its two published files, without pandas: one line a person, encoded by a fixed vocabulary.
+"""UCI Adult from its two published files, without pandas: one line a person, encoded by a fixed
+vocabulary.
 
-Imports jfl.core.checks, its neighbour prepared, and NumPy; scikit-learn inside the function that downloads.
+Imports jfl.core.checks, its neighbour prepared, and NumPy; scikit-learn inside the function that
+downloads.
 """
+
 import warnings
 from pathlib import Path
 
@@ -10,61 +13,85 @@ import numpy as np
 from ..core import checks
 from . import tfds
 
-FILES = {"adult.data": 32561, "adult.test": 16281}        # published rows
+FILES = {"adult.data": 32561, "adult.test": 16281}  # published rows
 
-# Published attributes in the order of the file.  A number is what the raw value is divided by, a round one near the
-# largest that the attribute can take; text is the list of categories, without "?", which says that nobody knows.
+# Published attributes in the order of the file.  A number is what the raw value is divided by, a
+# round one near the largest that the attribute can take; text is the list of categories, without
+# "?", which says that nobody knows.
 ATTRIBUTES = {
     "age": 100,
-    "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
+    "workclass": (
+        "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov "
+        "Without-pay Never-worked"
+    ),
     "fnlwgt": 1e6,
-    "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters 1st-4th "
-                 "10th Doctorate 5th-6th Preschool",
+    "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th "
+    "12th Masters 1st-4th "
+    "10th Doctorate 5th-6th Preschool",
     "education-num": 16,
-    "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
-                      "Married-AF-spouse",
-    "occupation": "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners "
-                  "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv "
-                  "Armed-Forces",
+    "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed "
+    "Married-spouse-absent "
+    "Married-AF-spouse",
+    "occupation": "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty "
+    "Handlers-cleaners "
+    "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv "
+    "Protective-serv "
+    "Armed-Forces",
     "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
     "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
     "sex": "Female Male",
     "capital-gain": 1e5,
     "capital-loss": 5000,
     "hours-per-week": 100,
-    "native-country": "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India Japan "
-                      "Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal "
-                      "Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua "
-                      "Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands",
+    "native-country": "United-States Cambodia England Puerto-Rico Canada Germany "
+    "Outlying-US(Guam-USVI-etc) India Japan "
+    "Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico "
+    "Portugal "
+    "Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala "
+    "Nicaragua "
+    "Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands",
 }
 INCOMES = ("<=50K", ">50K")
 NUMBERS = [name for name, kind in ATTRIBUTES.items() if not isinstance(kind, str)]
 CATEGORIES = {name: kind.split() for name, kind in ATTRIBUTES.items() if isinstance(kind, str)}
-COLUMNS = tuple(NUMBERS) + tuple(f"{name}={value}" for name, values in CATEGORIES.items() for value in values)
+COLUMNS = tuple(NUMBERS) + tuple(
+    f"{name}={value}" for name, values in CATEGORIES.items() for value in values
+)
 
 
 def read(where, data_dir, download) -> tuple:
-    """x [32561, 105] and y, x_test [16281, 105] and y_test, from the first place that has both files."""
+    """x [32561, 105] and y, x_test [16281, 105] and y_test, from the first place that has both
+    files."""
     places = [place / "adult" for place in tfds._places(data_dir)]
     if download and not _found(places):
         _download(where, places[0])
     folder = _found(places)
     if folder is None:
-        checks.fail(where, "the files adult.data and adult.test of UCI Adult", f"nothing in {', '.join(map(str, places))}",
-                   "Put the two files of the UCI repository into a folder DIR/adult and set JFL_DATA_DIR=DIR or pass "
-                   "data_dir=DIR.  download=True gets OpenML's copy from here.")
+        checks.fail(
+            where,
+            "the files adult.data and adult.test of UCI Adult",
+            f"nothing in {', '.join(map(str, places))}",
+            "Put the two files of the UCI repository into a folder DIR/adult and set "
+            "JFL_DATA_DIR=DIR or pass "
+            "data_dir=DIR.  download=True gets OpenML's copy from here.",
+        )
     parts = []
     for name, published in FILES.items():
         x, y = _parse(where, folder / name)
         if len(y) != published:
-            warnings.warn(f"jfl: {folder / name} has {len(y)} rows, the published file {published}.", RuntimeWarning,
-                          stacklevel=3)
+            warnings.warn(
+                f"jfl: {folder / name} has {len(y)} rows, the published file {published}.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         parts += [x, y]
     return tuple(parts)
 
 
 def _found(places) -> Path | None:
-    return next((place for place in places if all((place / name).is_file() for name in FILES)), None)
+    return next(
+        (place for place in places if all((place / name).is_file() for name in FILES)), None
+    )
 
 
 def _parse(where, path):
@@ -74,13 +101,17 @@ def _parse(where, path):
     except (OSError, UnicodeDecodeError) as error:
         checks.fail(where, f"a readable file {path}", f"{type(error).__name__}: {error}")
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.startswith("|"):             # adult.test begins with a comment
+        if not line.strip() or line.startswith("|"):  # adult.test begins with a comment
             continue
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != len(ATTRIBUTES) + 1:
-            checks.fail(where, f"{len(ATTRIBUTES) + 1} fields a line", f"{len(fields)} in {path}, line {number}")
+            checks.fail(
+                where,
+                f"{len(ATTRIBUTES) + 1} fields a line",
+                f"{len(fields)} in {path}, line {number}",
+            )
         rows.append(fields[:-1])
-        marks.append(fields[-1].removesuffix("."))               # adult.test ends its labels with a full stop
+        marks.append(fields[-1].removesuffix("."))  # adult.test ends its labels with a full stop
         at.append(number)
     if not rows:
         checks.fail(where, "at least one row", f"none in {path}")
@@ -93,14 +124,18 @@ def _parse(where, path):
             return np.array([numbers[value] for value in values])
         except KeyError as error:
             line = at[values.index(error.args[0])]
-            checks.fail(where, f"a published value of {name}", f"{error.args[0]!r} in {path}, line {line}")
+            checks.fail(
+                where, f"a published value of {name}", f"{error.args[0]!r} in {path}, line {line}"
+            )
 
     x = np.zeros((len(rows), len(COLUMNS)), np.float32)
     for i, name in enumerate(NUMBERS):
         whole = [value.isdecimal() for value in columns[name]]
         if not all(whole):
             bad = whole.index(False)
-            checks.fail(where, f"a whole number {name}", f"{columns[name][bad]!r} in {path}, line {at[bad]}")
+            checks.fail(
+                where, f"a whole number {name}", f"{columns[name][bad]!r} in {path}, line {at[bad]}"
+            )
         x[:, i] = np.array(columns[name], np.float64) / ATTRIBUTES[name]
     first = len(NUMBERS)
     for name, known in CATEGORIES.items():
@@ -112,30 +147,48 @@ def _parse(where, path):
 
 
 def _download(where, folder):
-    """OpenML's copy as the two published files.  It holds the rows of both in their order, those of adult.test first."""
+    """OpenML's copy as the two published files.  It holds the rows of both in their order, those of
+    adult.test first."""
     from sklearn.datasets import fetch_openml
+
     try:
         found = fetch_openml("adult", version=2, as_frame=False, parser="liac-arff", cache=False)
-    except Exception as error:        # whatever the network, the host or the disk came up with
-        checks.fail(where, "a download that works", f"{type(error).__name__}: {error}",
-                   "Get the files on a machine with a network and pass data_dir=...")
-    columns = [_texts(found, found.data[:, found.feature_names.index(name)], name) for name in ATTRIBUTES]
+    except Exception as error:  # whatever the network, the host or the disk came up with
+        checks.fail(
+            where,
+            "a download that works",
+            f"{type(error).__name__}: {error}",
+            "Get the files on a machine with a network and pass data_dir=...",
+        )
+    columns = [
+        _texts(found, found.data[:, found.feature_names.index(name)], name) for name in ATTRIBUTES
+    ]
     lines = [", ".join(fields) for fields in zip(*columns, found.target, strict=True)]
     train, test = FILES.values()
     if len(lines) != train + test:
-        checks.fail(where, f"{train + test} rows from OpenML", len(lines), "Get the files of the UCI repository.")
+        checks.fail(
+            where,
+            f"{train + test} rows from OpenML",
+            len(lines),
+            "Get the files of the UCI repository.",
+        )
     # The first persons of the two files, as published: another order would be another split.
     for at, age, weight in ((0, "25", "226802"), (test, "39", "77516")):
         if (columns[0][at], columns[2][at]) != (age, weight):
-            checks.fail(where, "OpenML's rows in the order test, train", f"another person at row {at}",
-                       "Get the files of the UCI repository.")
+            checks.fail(
+                where,
+                "OpenML's rows in the order test, train",
+                f"another person at row {at}",
+                "Get the files of the UCI repository.",
+            )
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in {"adult.test": lines[:test], "adult.data": lines[test:]}.items():
         (folder / name).write_text("\n".join(part) + "\n", encoding="ascii")
 
 
 def _texts(found, values, name):
-    """A column of OpenML as the texts of the file: categories come as numbers, an unknown value as nan."""
+    """A column of OpenML as the texts of the file: categories come as numbers, an unknown value as
+    nan."""
     if name in CATEGORIES:
         known = found.categories[name]
         return ["?" if np.isnan(v) else known[int(v)] for v in values.astype(float)]

@@ -1,13 +1,15 @@
 """Rows of bad quality, for studies of who should count how much: Federation -> Federation.
 
-What happens to a row depends on (seed, row number) and on the level of its owner alone, never on the partition or on
-the order of the clients; and a higher level spoils all that a lower one does, in the same way.  So clients of several
-qualities can be compared on the same draws.
+What happens to a row depends on (seed, row number) and on the level of its owner alone, never on
+the partition or on the order of the clients; and a higher level spoils all that a lower one does,
+in the same way.  So clients of several qualities can be compared on the same draws.
 
-Privacy  given public levels, each row is changed by itself: neighbours stay neighbours and caveats stay as they are.
+Privacy  given public levels, each row is changed by itself: neighbours stay neighbours and caveats
+         stay as they are.
 
 Axes: n rows, C clients.  Host only, NumPy; imports jfl.core.checks, jfl.core and jfl.core.hashing.
 """
+
 import dataclasses
 
 import jax.numpy as jnp
@@ -19,26 +21,31 @@ from ..core.records import Federation
 
 __all__ = ["label_noise", "salt_and_pepper"]
 
-PIXELS, LABELS = 2, 3      # random streams of a seed; partitions use others
-ROOM = 1 << 22             # draws held at once
+PIXELS, LABELS = 2, 3  # random streams of a seed; partitions use others
+ROOM = 1 << 22  # draws held at once
 
 
-def salt_and_pepper(fed: Federation, density, *, seed: int = 0, low=None, high=None,
-                    held_out: bool = False) -> Federation:
+def salt_and_pepper(
+    fed: Federation, density, *, seed: int = 0, low=None, high=None, held_out: bool = False
+) -> Federation:
     """Each pixel becomes `low` or `high`, half each, with probability `density`; the others stay.
 
     Shapes   density: a number, or Float[C], one for each client.
-    Units    density in [0, 1]; low <= high in units of fed.x, None: its least and its greatest value.
-    Rows     a client's training rows; its held-out rows with held_out=True.  Central test rows, and rows that nobody
-             owns, stay clean.
-    Privacy  as the module says, with low and high given; left out, they are read from all rows, without noise.
-    Errors   ValueError for densities outside [0, 1] or not one a client, tokens, or a row that belongs to clients of
-             different density, or is held out from its own training.
-    Source   Talaei and Izadi, 2024, section on experiments (clients of three qualities; their densities are unknown).
+    Units    density in [0, 1]; low <= high in units of fed.x, None: its least and its greatest
+    value. Rows     a client's training rows; its held-out rows with held_out=True.  Central test
+             rows, and rows that nobody owns, stay clean.
+    Privacy  as the module says, with low and high given; left out, they are read from all rows,
+             without noise.
+    Errors   ValueError for densities outside [0, 1] or not one a client, tokens, or a row that
+             belongs to clients of different density, or is held out from its own training.
+    Source   Talaei and Izadi, 2024, section on experiments (clients of three qualities; their
+             densities are unknown).
 
     >>> from . import federate, partition
     >>> rows = np.full((600, 100), 0.5), np.zeros(600, int)
-    >>> fed = salt_and_pepper(federate(rows, partition.iid(3), test=rows), [0, 0.2, 0.5], low=0, high=1)
+    >>> fed = salt_and_pepper(
+    ...     federate(rows, partition.iid(3), test=rows), [0, 0.2, 0.5], low=0, high=1
+    ... )
     >>> [round(float((fed.x[own] != 0.5).mean()), 1) for own in fed.index]
     [0.0, 0.2, 0.5]
     """
@@ -49,13 +56,20 @@ def salt_and_pepper(fed: Federation, density, *, seed: int = 0, low=None, high=N
     x = np.array(fed.x)
     low, high = float(x.min()) if low is None else low, float(x.max()) if high is None else high
     ends = [checks.array(where, name, value) for name, value in dict(low=low, high=high).items()]
-    if any(end.ndim or end.dtype.kind not in "iuf" for end in ends) or not -np.inf < ends[0] <= ends[1] < np.inf:
-        checks.fail(where, "two finite numbers low <= high", f"low={checks.shown(low)}, high={checks.shown(high)}")
+    if (
+        any(end.ndim or end.dtype.kind not in "iuf" for end in ends)
+        or not -np.inf < ends[0] <= ends[1] < np.inf
+    ):
+        checks.fail(
+            where,
+            "two finite numbers low <= high",
+            f"low={checks.shown(low)}, high={checks.shown(high)}",
+        )
     low, high = (end.astype(x.dtype) for end in ends)
     rng, shape = np.random.default_rng([seed, PIXELS]), x.shape[1:]
     step = max(1, ROOM // max(x[:1].size, 1))
-    for at in range(0, len(x), step):                     # a view of x: every row is drawn for, in order
-        part, half = x[at:at + step], levels[at:at + step].reshape(-1, *[1] * len(shape)) / 2
+    for at in range(0, len(x), step):  # a view of x: every row is drawn for, in order
+        part, half = x[at : at + step], levels[at : at + step].reshape(-1, *[1] * len(shape)) / 2
         u = rng.random(part.shape)
         part[u < half] = low
         part[u >= 1 - half] = high
@@ -63,7 +77,8 @@ def salt_and_pepper(fed: Federation, density, *, seed: int = 0, low=None, high=N
 
 
 def label_noise(fed: Federation, share, *, seed: int = 0, held_out: bool = False) -> Federation:
-    """Each label becomes one of the other classes, all equally likely, with probability `share`; rows stay.
+    """Each label becomes one of the other classes, all equally likely, with probability `share`;
+    rows stay.
 
     Shapes, Rows   as `salt_and_pepper`; share in [0, 1].
     Errors         as there, and ValueError for fewer than two classes.
@@ -76,7 +91,12 @@ def label_noise(fed: Federation, share, *, seed: int = 0, held_out: bool = False
     where = "corrupt.label_noise"
     levels = _levels(where, fed, seed, held_out, share=share)
     if fed.classes < 2:
-        checks.fail(where, "at least two classes", f"classes={fed.classes}", "There is no other label to take.")
+        checks.fail(
+            where,
+            "at least two classes",
+            f"classes={fed.classes}",
+            "There is no other label to take.",
+        )
     y, rng = np.array(fed.y), np.random.default_rng([seed, LABELS])
     u, other = rng.random(len(y)), rng.integers(1, fed.classes, len(y))
     y = np.where(u < levels, (y + other) % fed.classes, y).astype(y.dtype)
@@ -85,31 +105,50 @@ def label_noise(fed: Federation, share, *, seed: int = 0, held_out: bool = False
 
 def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
     """Float64 [n]: the level of each row's owner, 0 for rows that stay clean."""
-    (name, value), = level.items()
+    ((name, value),) = level.items()
     if not isinstance(fed, Federation) or not checks.concrete((fed, value)):
-        checks.fail(where, f"a Federation and {name} that can be read now", f"{type(fed).__name__} and {value!r}",
-                   "See jfl.federate; corrupt before jax.jit.")
+        checks.fail(
+            where,
+            f"a Federation and {name} that can be read now",
+            f"{type(fed).__name__} and {value!r}",
+            "See jfl.federate; corrupt before jax.jit.",
+        )
     checks.on_device(where, fed)
     checks.seed(where, seed=seed)
     checks.choice(where, (False, True), held_out=held_out)
     checks.nonnegative(where, "0 leaves a client's rows as they are.", **{name: value})
     clients, given = len(fed.size), np.asarray(value, np.float64)
     if given.shape not in ((), (clients,)):
-        checks.fail(where, f"one {name}, or one for each of {clients} clients", f"shape {list(given.shape)}")
+        checks.fail(
+            where, f"one {name}, or one for each of {clients} clients", f"shape {list(given.shape)}"
+        )
     if np.any(given > 1):
-        checks.fail(where, f"{name} in [0, 1]", f"{name}={checks.shown(value)}", "0 leaves a client's rows as they are.")
+        checks.fail(
+            where,
+            f"{name} in [0, 1]",
+            f"{name}={checks.shown(value)}",
+            "0 leaves a client's rows as they are.",
+        )
     given = np.broadcast_to(given, clients)
-    parts = [(*_entries(fed.index, fed.size), given), (*_entries(fed.test_index, fed.test_size), given * held_out)]
+    parts = [
+        (*_entries(fed.index, fed.size), given),
+        (*_entries(fed.test_index, fed.test_size), given * held_out),
+    ]
     rows, owner = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
     wanted = np.concatenate([of[clients_of] for _, clients_of, of in parts])
     order = np.argsort(rows, kind="stable")
     clash = np.flatnonzero((np.diff(rows[order]) == 0) & (np.diff(wanted[order]) != 0))
     if clash.size:
         one, two = order[clash[0]], order[clash[0] + 1]
-        checks.fail(where, f"one {name} for each row", f"{wanted[one]:g} and {wanted[two]:g} for row {rows[one]}, of "
-                   f"client {owner[one]} and client {owner[two]}" if owner[one] != owner[two] else
-                   f"row {rows[one]}, which client {owner[one]} trains on and holds out",
-                   "Let the partition give each row once; hold rows out by jfl.federate.")
+        checks.fail(
+            where,
+            f"one {name} for each row",
+            f"{wanted[one]:g} and {wanted[two]:g} for row {rows[one]}, of "
+            f"client {owner[one]} and client {owner[two]}"
+            if owner[one] != owner[two]
+            else f"row {rows[one]}, which client {owner[one]} trains on and holds out",
+            "Let the partition give each row once; hold rows out by jfl.federate.",
+        )
     levels = np.zeros(len(fed.x))
     levels[rows] = wanted
     return levels

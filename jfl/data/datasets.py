@@ -1,8 +1,10 @@
 """Datasets: rows and labels as NumPy arrays on the host, checked once, where they enter.
 
-Axes: n training rows, m test rows.  Imports jfl.core.checks and NumPy; scikit-learn and tensorflow_datasets are imported
-by the functions that read them.  A new dataset is one function and one name in `__all__`.
+Axes: n training rows, m test rows.  Imports jfl.core.checks and NumPy; scikit-learn and
+tensorflow_datasets are imported by the functions that read them.  A new dataset is one function and
+one name in `__all__`.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,17 @@ from . import adult as uci
 from . import synthetic as generator
 from . import tfds
 
-__all__ = ["adult", "arrays", "cifar10", "digits", "emnist", "fashion_mnist", "mnist", "svhn", "synthetic"]
+__all__ = [
+    "adult",
+    "arrays",
+    "cifar10",
+    "digits",
+    "emnist",
+    "fashion_mnist",
+    "mnist",
+    "svhn",
+    "synthetic",
+]
 
 EMNIST_SPLITS = ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")
 INT32 = 2**31 - 1
@@ -20,24 +32,30 @@ INT32 = 2**31 - 1
 
 class Dataset(NamedTuple):
     """Rows with their labels, and what identifies them."""
-    x: np.ndarray        # [n, ...] float32, or int32 for tokens
-    y: np.ndarray        # [n] int32, or float32 when classes == 0
-    x_test: np.ndarray   # [m, ...]
-    y_test: np.ndarray   # [m]
-    classes: int         # 0: not a classification problem
+
+    x: np.ndarray  # [n, ...] float32, or int32 for tokens
+    y: np.ndarray  # [n] int32, or float32 when classes == 0
+    x_test: np.ndarray  # [m, ...]
+    y_test: np.ndarray  # [m]
+    classes: int  # 0: not a classification problem
     name: str
-    checksum: str        # sha256 of the rows as they were stored or given
-    owners: np.ndarray | None = None     # [n] the client each training row was made for; None: rows without owners
-    caveats: tuple = ()  # what was done to the rows that no guarantee covers; `federate` hands it on
+    checksum: str  # sha256 of the rows as they were stored or given
+    owners: np.ndarray | None = (
+        None  # [n] the client each training row was made for; None: rows without owners
+    )
+    # what was done to the rows that no guarantee covers; `federate` hands it on
+    caveats: tuple = ()
 
 
 def arrays(x, y, x_test, y_test, classes: int | None = None, name: str = "arrays") -> Dataset:
     """Your own arrays.
 
     Shapes   x [n, ...], y [n], x_test [m, ...], y_test [m].
-    Units    x as a model shall see it: floats become float32, integers (tokens) int32; y integers in [0, classes).
-             classes=None counts them, classes=0 says that y is a number to regress on.
-    Errors   ValueError on shapes that disagree, no rows, nan or inf, labels that are not whole or out of range.
+    Units    x as a model shall see it: floats become float32, integers (tokens) int32; y integers
+             in [0, classes). classes=None counts them, classes=0 says that y is a number to regress
+             on.
+    Errors   ValueError on shapes that disagree, no rows, nan or inf, labels that are not whole or
+             out of range.
 
     >>> arrays([[0.0], [1.0]], [0, 1], [[0.5]], [1]).classes
     2
@@ -50,7 +68,8 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
 
     Shapes   x [n, 8, 8, 1], values in [0, 1]; 10 classes.
     Units    test_fraction in (0, 1), taken from each class (stratified), fixed by `seed`.
-    Source   Alpaydin and Kaynak, UCI repository, 1998 (its test half, as in sklearn.datasets.load_digits).
+    Source   Alpaydin and Kaynak, UCI repository, 1998 (its test half, as in
+             sklearn.datasets.load_digits).
 
     >>> digits().x.shape, digits().x_test.shape
     ((1438, 8, 8, 1), (359, 8, 8, 1))
@@ -58,15 +77,20 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     checks.fraction("datasets.digits", single=True, test_fraction=test_fraction)
     checks.seed("datasets.digits", seed=seed)
     from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     rng = np.random.default_rng(seed)
     test = np.zeros(len(labels), bool)
     for label in range(10):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        test[rows[:round(test_fraction * len(rows))]] = True
+        test[rows[: round(test_fraction * len(rows))]] = True
     if test.all() or not test.any():
-        checks.fail("datasets.digits", "rows on both sides of the split", f"test_fraction={test_fraction!r}",
-                   "Take 0.2.")
+        checks.fail(
+            "datasets.digits",
+            "rows on both sides of the split",
+            f"test_fraction={test_fraction!r}",
+            "Take 0.2.",
+        )
     x = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     return _dataset("datasets.digits", x[~test], labels[~test], x[test], labels[test], 10, "digits")
 
@@ -74,18 +98,20 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
 def mnist(data_dir=None, download: bool = False) -> Dataset:
     """MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
 
-    Read from data prepared by tensorflow_datasets, without TensorFlow, and decoded once: later calls read a cache.
-    Places   data_dir and data_dir/tfds; else $JFL_DATA_DIR/tfds, $JFL_DATA_DIR, $TFDS_DATA_DIR and
-             ~/tensorflow_datasets.  The cache is $JFL_CACHE_DIR, else jfl in the user's cache folder.
-    Errors   ValueError if the data are not there (it says where they were looked for and how to prepare them), if a
-             package is missing, or if the files cannot be read.
+    Read from data prepared by tensorflow_datasets, without TensorFlow, and decoded once: later
+    calls read a cache. Places   data_dir and data_dir/tfds; else $JFL_DATA_DIR/tfds, $JFL_DATA_DIR,
+             $TFDS_DATA_DIR and ~/tensorflow_datasets.  The cache is $JFL_CACHE_DIR, else jfl in the
+             user's cache folder.
+    Errors   ValueError if the data are not there (it says where they were looked for and how to
+             prepare them), if a package is missing, or if the files cannot be read.
     Source   LeCun, Cortes and Burges, 1998.
     """
     return _prepared("mnist", data_dir, download)
 
 
 def fashion_mnist(data_dir=None, download: bool = False) -> Dataset:
-    """Fashion-MNIST: shapes, places and errors as `mnist`.  Source: Xiao, Rasul and Vollgraf, arXiv:1708.07747."""
+    """Fashion-MNIST: shapes, places and errors as `mnist`.  Source: Xiao, Rasul and Vollgraf,
+    arXiv:1708.07747."""
     return _prepared("fashion_mnist", data_dir, download)
 
 
@@ -98,11 +124,13 @@ def emnist(split: str = "balanced", data_dir=None, download: bool = False) -> Da
     """
     checks.choice("datasets.emnist", EMNIST_SPLITS, split=split)
     data = _prepared(f"emnist/{split}", data_dir, download)
-    # The published files hold every image transposed, and tensorflow_datasets passes them on as they are.
+    # The published files hold every image transposed, and tensorflow_datasets passes them on as
+    # they are.
     data = data._replace(x=_upright(data.x), x_test=_upright(data.x_test))
     labels = np.concatenate([data.y, data.y_test])
     if split == "letters" and labels.min() >= 1 and labels.max() <= 26:
-        # Letters are numbered from 1 and 37 classes are declared; a classifier would get 11 that never occur.
+        # Letters are numbered from 1 and 37 classes are declared; a classifier would get 11 that
+        # never occur.
         data = data._replace(y=data.y - 1, y_test=data.y_test - 1, classes=26)
     return data
 
@@ -116,59 +144,97 @@ def cifar10(data_dir=None, download: bool = False) -> Dataset:
 
 
 def svhn(data_dir=None, download: bool = False) -> Dataset:
-    """Street view house numbers, cropped: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows; label 0 is the digit 0.
+    """Street view house numbers, cropped: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows; label 0
+    is the digit 0.
 
-    Places and errors as `mnist`; the 531,131 `extra` rows are not read.  Source: Netzer et al., 2011.
+    Places and errors as `mnist`; the 531,131 `extra` rows are not read.  Source: Netzer et al.,
+    2011.
     """
     return _prepared("svhn_cropped", data_dir, download)
 
 
 def adult(data_dir=None, download: bool = False) -> Dataset:
-    """UCI Adult: does a person earn more than 50,000 dollars?  x [32561, 105], 16,281 test rows, 2 classes.
+    """UCI Adult: does a person earn more than 50,000 dollars?  x [32561, 105], 16,281 test rows, 2
+    classes.
 
-    Columns  age / 100, fnlwgt / 1e6, education-num / 16, capital-gain / 1e5, capital-loss / 5000, hours-per-week /
-             100; then one 0-1 column for each of the 99 categories in the published attribute list.  The encoding
-             depends on no row.  An unknown value ("?") is zero in all columns of its attribute.  y = 1: more.
-    Places   the files adult/adult.data and adult/adult.test, where `mnist` looks.  download=True gets OpenML's copy
-             (adult, version 2; the test rows come first there) by scikit-learn, restores the published split, and
-             writes the two files.
-    Errors   ValueError if the files are not there or a line is not what the attribute list says; it names the line.
-             RuntimeWarning if they do not have the published 32,561 and 16,281 rows.
+    Columns  age / 100, fnlwgt / 1e6, education-num / 16, capital-gain / 1e5, capital-loss / 5000,
+             hours-per-week / 100; then one 0-1 column for each of the 99 categories in the
+             published attribute list.  The encoding depends on no row.  An unknown value ("?") is
+             zero in all columns of its attribute.  y = 1: more.
+    Places   the files adult/adult.data and adult/adult.test, where `mnist` looks.  download=True
+             gets OpenML's copy (adult, version 2; the test rows come first there) by scikit-learn,
+             restores the published split, and writes the two files.
+    Errors   ValueError if the files are not there or a line is not what the attribute list says; it
+             names the line. RuntimeWarning if they do not have the published 32,561 and 16,281
+             rows.
     Source   Becker and Kohavi, UCI repository, 1996.
     """
     return _dataset("datasets.adult", *uci.read("datasets.adult", data_dir, download), 2, "adult")
 
 
-def synthetic(alpha: float = 0.0, beta: float = 0.0, clients: int = 100, rows=5000, *, features: int = 40,
-              classes: int = 10, label_noise: float = 0.05, means: str = "entry", scale: str = "variance",
-              iid: bool = False, sizes: str = "equal", skew: float = 2.0, min_rows: int = 50,
-              test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """Synthetic(alpha, beta): every client has its own linear classifier and its own cloud of points.
+def synthetic(
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    clients: int = 100,
+    rows=5000,
+    *,
+    features: int = 40,
+    classes: int = 10,
+    label_noise: float = 0.05,
+    means: str = "entry",
+    scale: str = "variance",
+    iid: bool = False,
+    sizes: str = "equal",
+    skew: float = 2.0,
+    min_rows: int = 50,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """Synthetic(alpha, beta): every client has its own linear classifier and its own cloud of
+    points.
 
-    Client   W [features, classes] and b [classes] ~ N(u, 1); centre v [features] ~ N(B, 1); rows x ~ N(v, diag(j ^
-             -1.2)); y = argmax(x W + b), replaced with probability label_noise by a class drawn from all.
-             u has variance alpha and B variance beta (scale="std": standard deviation).  means="entry" draws one u
-             for each entry of W and b and one B for each feature; means="client" one u and one B a client.
-             iid=True: one W and b ~ N(0, 1) for all, v = 0; alpha and beta have no meaning and must be 0.
-    alpha    changes no law: one u for all entries adds the same number to every logit, and one u for each entry
-             multiplies all logits by sqrt(1 + alpha).  The argmax sees neither, so differences between clients grow
-             with beta alone, and are large at (0, 0) already.
-    Rows     `rows` of each client, training and test together: a number, or one number a client.  sizes="equal";
-             "lognormal" (skew: deviation of log size) or "power_law" (skew: exponent) share clients * rows so that
-             nobody has fewer than min_rows.  test_fraction in [0, 1) of each client's rows, rounded, become the
-             central test rows, at least one in all; held-out rows of each client are `federate(..., holdout=0.2)`.
-    Owners   `partition.natural()`, without arguments, gives every client its rows.  A client's rows depend on the
-             seed, its number and its size, not on how many others there are.
-    Source   Li et al., MLSys 2020 (FedProx), section 5.1.  As Noble et al., AISTATS 2022: the defaults, 100 clients
-             with 5,000 rows.  As Chen et al., TKDE 2024: features=60, means="client", scale="std", label_noise=0,
-             sizes="lognormal".
+    Client   W [features, classes] and b [classes] ~ N(u, 1); centre v [features] ~ N(B, 1); rows x
+    ~ N(v, diag(j ^
+             -1.2)); y = argmax(x W + b), replaced with probability label_noise by a class drawn
+             from all. u has variance alpha and B variance beta (scale="std": standard deviation).
+             means="entry" draws one u for each entry of W and b and one B for each feature;
+             means="client" one u and one B a client. iid=True: one W and b ~ N(0, 1) for all, v =
+             0; alpha and beta have no meaning and must be 0.
+    alpha    changes no law: one u for all entries adds the same number to every logit, and one u
+             for each entry multiplies all logits by sqrt(1 + alpha).  The argmax sees neither, so
+             differences between clients grow with beta alone, and are large at (0, 0) already.
+    Rows     `rows` of each client, training and test together: a number, or one number a client.
+             sizes="equal"; "lognormal" (skew: deviation of log size) or "power_law" (skew:
+             exponent) share clients * rows so that nobody has fewer than min_rows.  test_fraction
+             in [0, 1) of each client's rows, rounded, become the central test rows, at least one in
+             all; held-out rows of each client are `federate(..., holdout=0.2)`.
+    Owners   `partition.natural()`, without arguments, gives every client its rows.  A client's rows
+             depend on the seed, its number and its size, not on how many others there are.
+    Source   Li et al., MLSys 2020 (FedProx), section 5.1.  As Noble et al., AISTATS 2022: the
+             defaults, 100 clients with 5,000 rows.  As Chen et al., TKDE 2024: features=60,
+             means="client", scale="std", label_noise=0, sizes="lognormal".
 
     >>> synthetic(1.0, 1.0, clients=3, rows=10).x.shape
     (24, 40)
     """
     *values, owners = generator.generate(
-        "datasets.synthetic", alpha, beta, clients, rows, features, classes, label_noise, means, scale, iid, sizes, skew,
-        min_rows, test_fraction, seed)
+        "datasets.synthetic",
+        alpha,
+        beta,
+        clients,
+        rows,
+        features,
+        classes,
+        label_noise,
+        means,
+        scale,
+        iid,
+        sizes,
+        skew,
+        min_rows,
+        test_fraction,
+        seed,
+    )
     name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
     return _dataset("datasets.synthetic", *values, int(classes), name)._replace(owners=owners)
 
@@ -184,23 +250,46 @@ def _dataset(where, x, y, x_test, y_test, classes, name, digest=None) -> Dataset
 def _checked(where, x, y, x_test, y_test, classes):
     """The five in their final types, or a ValueError that names the first bad row."""
     if classes is not None:
-        checks.whole(where, "classes=0 is for regression, None counts them.", least=0, classes=classes)
+        checks.whole(
+            where, "classes=0 is for regression, None counts them.", least=0, classes=classes
+        )
     x, x_test = _features(where, "x", x), _features(where, "x_test", x_test)
     if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
-        checks.fail(where, "rows of x and x_test of one shape and kind",
-                   f"x {x.dtype}{list(x.shape)}, x_test {x_test.dtype}{list(x_test.shape)}")
-    labels = {"y": (checks.array(where, "y", y), len(x)), "y_test": (checks.array(where, "y_test", y_test), len(x_test))}
+        checks.fail(
+            where,
+            "rows of x and x_test of one shape and kind",
+            f"x {x.dtype}{list(x.shape)}, x_test {x_test.dtype}{list(x_test.shape)}",
+        )
+    labels = {
+        "y": (checks.array(where, "y", y), len(x)),
+        "y_test": (checks.array(where, "y_test", y_test), len(x_test)),
+    }
     for key, (value, rows) in labels.items():
         if value.shape != (rows,):
-            checks.fail(where, f"{key} of shape [{rows}], one label a row", f"shape {list(value.shape)}",
-                       "Use .ravel() for a column, .argmax(-1) for one-hot labels.")
+            checks.fail(
+                where,
+                f"{key} of shape [{rows}], one label a row",
+                f"shape {list(value.shape)}",
+                "Use .ravel() for a column, .argmax(-1) for one-hot labels.",
+            )
         if value.dtype.kind not in "buif":
-            checks.fail(where, f"{key} of numbers", f"dtype {value.dtype}", "Number the classes from 0.")
+            checks.fail(
+                where, f"{key} of numbers", f"dtype {value.dtype}", "Number the classes from 0."
+            )
         if classes != 0 and value.dtype.kind == "f":
-            checks.fail(where, f"{key} of integers", f"dtype {value.dtype}",
-                       "Use y.astype(int) for classes, jfl.datasets.arrays(..., classes=0) for regression.")
+            checks.fail(
+                where,
+                f"{key} of integers",
+                f"dtype {value.dtype}",
+                (
+                    "Use y.astype(int) for classes, jfl.datasets.arrays(..., classes=0) for "
+                    "regression."
+                ),
+            )
     if classes == 0:
-        y, y_test = (_finite(where, key, value.astype(np.float32)) for key, (value, _) in labels.items())
+        y, y_test = (
+            _finite(where, key, value.astype(np.float32)) for key, (value, _) in labels.items()
+        )
         return x, y, x_test, y_test, 0
     if classes is None:
         classes = max(1 + max(int(value.max()) for value, _ in labels.values()), 1)
@@ -209,8 +298,12 @@ def _checked(where, x, y, x_test, y_test, classes):
     for key, (value, _) in labels.items():
         bad = np.flatnonzero((value < 0) | (value >= classes))
         if bad.size:
-            checks.fail(where, f"labels in [0, {classes})", f"{key}[{bad[0]}] = {value[bad[0]]}",
-                       "Number the classes from 0, or pass the right `classes`.")
+            checks.fail(
+                where,
+                f"labels in [0, {classes})",
+                f"{key}[{bad[0]}] = {value[bad[0]]}",
+                "Number the classes from 0, or pass the right `classes`.",
+            )
     y, y_test = (value.astype(np.int32, copy=False) for value, _ in labels.values())
     return x, y, x_test, y_test, int(classes)
 
@@ -220,15 +313,23 @@ def _features(where, key, value):
     if value.ndim == 0 or len(value) < 1:
         checks.fail(where, f"at least one row in {key}", f"shape {list(value.shape)}")
     if value.dtype == np.uint8:
-        checks.fail(where, f"{key} as float, or as a wider integer for tokens", "uint8",
-                   f"Images: {key} / 255.  Tokens: {key}.astype('int32').")
+        checks.fail(
+            where,
+            f"{key} as float, or as a wider integer for tokens",
+            "uint8",
+            f"Images: {key} / 255.  Tokens: {key}.astype('int32').",
+        )
     if value.dtype.kind in "iu":
         if value.size and (value.min() < -INT32 or value.max() > INT32):
-            checks.fail(where, f"integers in {key} that fit int32", f"{value.min()} to {value.max()}")
+            checks.fail(
+                where, f"integers in {key} that fit int32", f"{value.min()} to {value.max()}"
+            )
         return value.astype(np.int32, copy=False)
     if value.dtype.kind not in "bf":
         checks.fail(where, f"{key} of numbers", f"dtype {value.dtype}")
-    with np.errstate(over="ignore"):         # a float64 too large for float32 becomes inf and is refused below
+    with np.errstate(
+        over="ignore"
+    ):  # a float64 too large for float32 becomes inf and is refused below
         return _finite(where, key, value.astype(np.float32, copy=False))
 
 
@@ -236,8 +337,12 @@ def _finite(where, key, value):
     good = np.isfinite(value)
     if not good.all():
         rows = np.flatnonzero(~good.reshape(len(value), -1).all(1))
-        checks.fail(where, f"finite {key} (as float32)", f"nan or inf in {len(rows)} row(s), the first is {rows[0]}",
-                   "Drop or fill these rows.")
+        checks.fail(
+            where,
+            f"finite {key} (as float32)",
+            f"nan or inf in {len(rows)} row(s), the first is {rows[0]}",
+            "Drop or fill these rows.",
+        )
     return value
 
 
@@ -247,7 +352,9 @@ def _prepared(name, data_dir, download) -> Dataset:
     x, x_test = (stored[key].astype(np.float32) for key in ("x", "x_test"))
     x /= 255
     x_test /= 255
-    return _dataset(where, x, stored["y"], x_test, stored["y_test"], int(stored["classes"]), name, checksum)
+    return _dataset(
+        where, x, stored["y"], x_test, stored["y_test"], int(stored["classes"]), name, checksum
+    )
 
 
 def _upright(x):

@@ -1,7 +1,10 @@
-"""From a dataset and a partition to a `core.Federation`: one copy of the rows and an index of who owns them.
+"""From a dataset and a partition to a `core.Federation`: one copy of the rows and an index of who
+owns them.
 
-Axes: n rows, m test rows, C clients, N and Nt slots.  Imports jfl.core, jfl.core.checks and its neighbours.
+Axes: n rows, m test rows, C clients, N and Nt slots.  Imports jfl.core, jfl.core.checks and its
+neighbours.
 """
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,17 +21,21 @@ __all__ = ["checksum", "describe", "federate"]
 def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federation:
     """The rows of `dataset`, owned as `partition` says.
 
-    Takes    a Dataset or a tuple (x, y, x_test, y_test); a partition, or any function of the labels that gives a list
-             of index arrays (rows nobody owns are allowed, rows with two owners are not).  test=(x_test, y_test)
-             replaces the central test rows, and completes a tuple (x, y).  partition.natural() without arguments
-             gives the rows to the owners that the dataset names.
-    Shapes   index Int32[C, N], N the largest client; test_index Int32[C, Nt], Nt = 0 without a holdout; slots past
-             the size hold 0.  Rows of a client are in random order (from the partition's seed).
-    Units    holdout in [0, 1): the fraction of each client's rows, rounded, that is kept for its own test; at least
-             one row stays on either side.  They leave the training rows, so min_rows counts both.
-    Privacy  the dataset's caveats (a standardisation by private rows) go with the federation, and from there to
-             every guarantee.
-    Errors   ValueError on data that `datasets.arrays` refuses, clients without rows, or with one row and a holdout.
+    Takes    a Dataset or a tuple (x, y, x_test, y_test); a partition, or any function of the labels
+             that gives a list of index arrays (rows nobody owns are allowed, rows with two owners
+             are not).  test=(x_test, y_test) replaces the central test rows, and completes a tuple
+             (x, y).  partition.natural() without arguments gives the rows to the owners that the
+             dataset names.
+    Shapes   index Int32[C, N], N the largest client; test_index Int32[C, Nt], Nt = 0 without a
+             holdout; slots past the size hold 0.  Rows of a client are in random order (from the
+             partition's seed).
+    Units    holdout in [0, 1): the fraction of each client's rows, rounded, that is kept for its
+             own test; at least one row stays on either side.  They leave the training rows, so
+             min_rows counts both.
+    Privacy  the dataset's caveats (a standardisation by private rows) go with the federation, and
+             from there to every guarantee.
+    Errors   ValueError on data that `datasets.arrays` refuses, clients without rows, or with one
+             row and a holdout.
 
     >>> from jfl.data import datasets, partition
     >>> fed = federate(datasets.digits(), partition.iid(clients=10), holdout=0.25)
@@ -38,50 +45,91 @@ def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federati
     x, y, x_test, y_test, classes = _parts(dataset, test)
     checks.nonnegative("federate", holdout=holdout)
     if np.ndim(holdout) or holdout >= 1:
-        checks.fail("federate", "holdout in [0, 1)", f"holdout={holdout!r}", "0.2 keeps a fifth of each client.")
+        checks.fail(
+            "federate",
+            "holdout in [0, 1)",
+            f"holdout={holdout!r}",
+            "0.2 keeps a fifth of each client.",
+        )
     if not callable(partition):
-        checks.fail("federate", "a partition of jfl.partition, or a function of the labels", checks.shown(partition))
+        checks.fail(
+            "federate",
+            "a partition of jfl.partition, or a function of the labels",
+            checks.shown(partition),
+        )
     dealer = _bound(partition, dataset)
     try:
         rows = list(dealer(y))
-    except TypeError as error:        # of a function of the user's own, or of what it gives
-        checks.fail("federate", "a partition that gives a list of row numbers for each client", checks.cause(error))
+    except TypeError as error:  # of a function of the user's own, or of what it gives
+        checks.fail(
+            "federate",
+            "a partition that gives a list of row numbers for each client",
+            checks.cause(error),
+        )
     rows = _owned(rows, len(y))
-    rng = np.random.default_rng([getattr(partition, "seed", 0), 1])     # not the stream that dealt the rows
+    rng = np.random.default_rng(
+        [getattr(partition, "seed", 0), 1]
+    )  # not the stream that dealt the rows
     rows = [rng.permutation(part) for part in rows]
     kept = [_held_out(len(part), holdout) for part in rows]
     short = [client for client, part in enumerate(rows) if holdout and len(part) < 2]
     if short:
-        checks.fail("federate", "two rows a client for a holdout", f"one row at {_named(short)}",
-                   "Give the partition min_rows=2, or take fewer clients.")
+        checks.fail(
+            "federate",
+            "two rows a client for a holdout",
+            f"one row at {_named(short)}",
+            "Give the partition min_rows=2, or take fewer clients.",
+        )
     index, size = _padded([part[k:] for part, k in zip(rows, kept, strict=True)])
     test_index, test_size = _padded([part[:k] for part, k in zip(rows, kept, strict=True)])
-    # jnp.array copies; asarray may share memory with the caller, who could change the rows of a run later.
-    return Federation(*(own(jnp.array(value)) for value in (x, y, index, size, x_test, y_test, test_index, test_size)),
-                      classes=classes, caveats=tuple(getattr(dataset, "caveats", ())))
+    # jnp.array copies; asarray may share memory with the caller, who could change the rows of a run
+    # later.
+    return Federation(
+        *(
+            own(jnp.array(value))
+            for value in (x, y, index, size, x_test, y_test, test_index, test_size)
+        ),
+        classes=classes,
+        caveats=tuple(getattr(dataset, "caveats", ())),
+    )
 
 
 def checksum(fed: Federation) -> str:
     """16 hexadecimal digits of the sha256 over all arrays: rows, labels, owners, test sets.
 
-    Of a population over the digest of its rows, so that another one than of the same rows on the device.
+    Of a population over the digest of its rows, so that another one than of the same rows on the
+    device.
     """
-    return digest(*_arrays(fed), np.int64(fed.classes), *([] if fed.host is None else [fed.host.identity]))[:16]
+    return digest(
+        *_arrays(fed), np.int64(fed.classes), *([] if fed.host is None else [fed.host.identity])
+    )[:16]
 
 
 def describe(fed: Federation, partition=None) -> dict:
     """Facts for the manifest, as plain Python values.
 
-    rows are training rows with an owner, slots the index entries they are stored in.  label_spread is the mean over
-    clients of the total variation distance between their class shares and those of all: 0 is iid, 1 - 1/classes
-    one class each (equal classes), None for regression.  With the partition, also what it had to change.
+    rows are training rows with an owner, slots the index entries they are stored in.  label_spread
+    is the mean over
+    clients of the total variation distance between their class shares and those of all: 0 is iid, 1
+    - 1/classes one class each (equal classes), None for regression.  With the partition, also what
+    it had to change.
     """
     checks.on_device("describe", fed)
     _, y, index, size, _, y_test, _, test_size = _arrays(fed)
-    facts = {"clients": len(size), "rows": int(size.sum()), "slots": int(index.size), "min_size": int(size.min()),
-             "median_size": float(np.median(size)), "max_size": int(size.max()), "held_out": int(test_size.sum()),
-             "test_rows": len(y_test), "classes": fed.classes, "label_spread": _spread(y, index, size, fed.classes),
-             "checksum": checksum(fed), "caveats": list(fed.caveats)}
+    facts = {
+        "clients": len(size),
+        "rows": int(size.sum()),
+        "slots": int(index.size),
+        "min_size": int(size.min()),
+        "median_size": float(np.median(size)),
+        "max_size": int(size.max()),
+        "held_out": int(test_size.sum()),
+        "test_rows": len(y_test),
+        "classes": fed.classes,
+        "label_spread": _spread(y, index, size, fed.classes),
+        "checksum": checksum(fed),
+        "caveats": list(fed.caveats),
+    }
     if hasattr(partition, "describe"):
         facts["partition"] = partition.describe(y)
     return facts
@@ -93,9 +141,12 @@ def _bound(partition, dataset):
         return partition
     owners = getattr(dataset, "owners", None)
     if owners is None:
-        checks.fail("federate", "a dataset that names the owners of its rows for partition.natural()",
-                   repr(getattr(dataset, "name", type(dataset).__name__)),
-                   "Pass them, partition.natural(owners), or take another partition.")
+        checks.fail(
+            "federate",
+            "a dataset that names the owners of its rows for partition.natural()",
+            repr(getattr(dataset, "name", type(dataset).__name__)),
+            "Pass them, partition.natural(owners), or take another partition.",
+        )
     return natural(owners, partition.seed)
 
 
@@ -105,33 +156,60 @@ def _parts(dataset, test):
     values = dataset[:4] if isinstance(dataset, Dataset) else dataset
     if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
         checks.fail(where, "test=(x_test, y_test)", type(test).__name__)
-    if not isinstance(values, tuple | list) or len(values) != 4 and (len(values) != 2 or test is None):
-        got = f"{len(values)} arrays" if isinstance(values, tuple | list) else type(dataset).__name__
-        checks.fail(where, "a Dataset, (x, y, x_test, y_test), or (x, y) and test=(x_test, y_test)", got,
-                   "See jfl.datasets.arrays.")
+    if (
+        not isinstance(values, tuple | list)
+        or len(values) != 4
+        and (len(values) != 2 or test is None)
+    ):
+        got = (
+            f"{len(values)} arrays" if isinstance(values, tuple | list) else type(dataset).__name__
+        )
+        checks.fail(
+            where,
+            "a Dataset, (x, y, x_test, y_test), or (x, y) and test=(x_test, y_test)",
+            got,
+            "See jfl.datasets.arrays.",
+        )
     return _checked(where, *values[:2], *(values[2:] if test is None else test), classes)
 
 
 def _owned(rows, n):
-    """The partition's lists, tested: a row with two owners would be charged to each, and protected by neither."""
-    rows = [checks.array("federate", f"rows of client {client}", part) for client, part in enumerate(rows)]
+    """The partition's lists, tested: a row with two owners would be charged to each, and protected
+    by neither."""
+    rows = [
+        checks.array("federate", f"rows of client {client}", part)
+        for client, part in enumerate(rows)
+    ]
     empty = [client for client, part in enumerate(rows) if part.size == 0]
     if empty or not rows:
-        checks.fail("federate", "rows for every client", f"none for {_named(empty)}" if empty else "no clients",
-                   "Give the partition min_rows=1 or more, or take fewer clients.")
+        checks.fail(
+            "federate",
+            "rows for every client",
+            f"none for {_named(empty)}" if empty else "no clients",
+            "Give the partition min_rows=1 or more, or take fewer clients.",
+        )
     for client, part in enumerate(rows):
         if part.ndim != 1 or part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= n:
-            checks.fail("federate", f"a partition that gives row numbers in [0, {n})",
-                       f"{part.dtype}{list(part.shape)} for client {client}")
+            checks.fail(
+                "federate",
+                f"a partition that gives row numbers in [0, {n})",
+                f"{part.dtype}{list(part.shape)} for client {client}",
+            )
     owners = np.bincount(np.concatenate(rows), minlength=n)
     if owners.max() > 1:
-        checks.fail("federate", "one owner a row", f"row {owners.argmax()} given {owners.max()} times",
-                   "Let the partition use each row once.")
+        checks.fail(
+            "federate",
+            "one owner a row",
+            f"row {owners.argmax()} given {owners.max()} times",
+            "Let the partition use each row once.",
+        )
     return rows
 
 
 def _named(clients):
-    return f"client(s) {', '.join(map(str, clients[:10]))}" + (f" and {len(clients) - 10} more" * (len(clients) > 10))
+    return f"client(s) {', '.join(map(str, clients[:10]))}" + (
+        f" and {len(clients) - 10} more" * (len(clients) > 10)
+    )
 
 
 def _held_out(size, holdout):
@@ -146,8 +224,19 @@ def _padded(rows):
 
 
 def _arrays(fed):
-    return [np.asarray(value) for value in (fed.x, fed.y, fed.index, fed.size, fed.x_test, fed.y_test,
-                                            fed.test_index, fed.test_size)]
+    return [
+        np.asarray(value)
+        for value in (
+            fed.x,
+            fed.y,
+            fed.index,
+            fed.size,
+            fed.x_test,
+            fed.y_test,
+            fed.test_index,
+            fed.test_size,
+        )
+    ]
 
 
 def _spread(y, index, size, classes):

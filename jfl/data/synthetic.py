@@ -1,23 +1,44 @@
-"""Synthetic(alpha, beta): rows of clients that differ in their classifier and in where their points lie.
+"""Synthetic(alpha, beta): rows of clients that differ in their classifier and in where their points
+lie.
 
 Axes: C clients, d features, k classes.  Imports jfl.core.checks, its neighbour deal, and NumPy.
 """
+
 import numpy as np
 
 from ..core import checks
 from . import assignment
 
-MOST = 2 ** 31       # numbers in x: 8 GiB
+MOST = 2**31  # numbers in x: 8 GiB
 MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "lognormal", "power_law")
 
 
-def generate(where, alpha, beta, clients, rows, features, classes, label_noise, means, scale, iid, sizes, skew, min_rows,
-             test_fraction, seed) -> tuple:
-    """x, y, x_test, y_test and the owner of each training row; the arguments are those of `datasets.synthetic`."""
+def generate(
+    where,
+    alpha,
+    beta,
+    clients,
+    rows,
+    features,
+    classes,
+    label_noise,
+    means,
+    scale,
+    iid,
+    sizes,
+    skew,
+    min_rows,
+    test_fraction,
+    seed,
+) -> tuple:
+    """x, y, x_test, y_test and the owner of each training row; the arguments are those of
+    `datasets.synthetic`."""
     checks.whole(where, clients=clients, features=features, min_rows=min_rows)
     checks.whole(where, least=2, classes=classes)
     checks.seed(where, seed=seed)
-    numbers = dict(alpha=alpha, beta=beta, label_noise=label_noise, test_fraction=test_fraction, skew=skew)
+    numbers = dict(
+        alpha=alpha, beta=beta, label_noise=label_noise, test_fraction=test_fraction, skew=skew
+    )
     checks.nonnegative(where, single=True, **numbers)
     alpha, beta, label_noise, test_fraction, skew = map(float, numbers.values())
     clients, features, classes, min_rows = map(int, (clients, features, classes, min_rows))
@@ -26,24 +47,50 @@ def generate(where, alpha, beta, clients, rows, features, classes, label_noise, 
     checks.choice(where, (False, True), iid=iid)
     checks.choice(where, SIZES, sizes=sizes)
     if label_noise > 1 or test_fraction >= 1:
-        checks.fail(where, "label_noise in [0, 1] and test_fraction in [0, 1)",
-                   f"label_noise={label_noise!r}, test_fraction={test_fraction!r}")
+        checks.fail(
+            where,
+            "label_noise in [0, 1] and test_fraction in [0, 1)",
+            f"label_noise={label_noise!r}, test_fraction={test_fraction!r}",
+        )
     if iid and (alpha or beta):
-        checks.fail(where, "alpha = beta = 0 beside iid=True", f"alpha={alpha!r}, beta={beta!r}",
-                   "One classifier for all clients has no spread.")
+        checks.fail(
+            where,
+            "alpha = beta = 0 beside iid=True",
+            f"alpha={alpha!r}, beta={beta!r}",
+            "One classifier for all clients has no spread.",
+        )
     count = checks.array(where, "rows", rows)
-    if count.dtype.kind in "iu" and count.size and float(count.mean()) * clients * features > MOST or features * classes > MOST:
-        checks.fail(where, f"at most {MOST} numbers in x and in a classifier", f"clients={clients}, rows={checks.shown(rows)}, "
-                   f"features={features}, classes={classes}", "Lower one of them.")
+    if (
+        count.dtype.kind in "iu"
+        and count.size
+        and float(count.mean()) * clients * features > MOST
+        or features * classes > MOST
+    ):
+        checks.fail(
+            where,
+            f"at most {MOST} numbers in x and in a classifier",
+            f"clients={clients}, rows={checks.shown(rows)}, features={features}, classes={classes}",
+            "Lower one of them.",
+        )
     size = _sizes(where, rows, clients, sizes, skew, min_rows, seed)
     test = np.minimum(np.round(test_fraction * size).astype(int), size - 1)
     if not test.any():
-        checks.fail(where, "at least one test row in all", f"none of {size.sum()} rows at test_fraction={test_fraction!r}",
-                   "Raise test_fraction or rows.")
+        checks.fail(
+            where,
+            "at least one test row in all",
+            f"none of {size.sum()} rows at test_fraction={test_fraction!r}",
+            "Raise test_fraction or rows.",
+        )
     # As a number of standard deviations; each client has a stream of its own.
-    alpha, beta = (value if scale == "std" else value ** 0.5 for value in (alpha, beta))
-    decay = (np.arange(1, features + 1) ** -0.6).astype(np.float32)          # deviation: Sigma_jj = j ^ -1.2
-    model = _classifier(np.random.default_rng([seed, 0]), features, classes, 0.0, means) if iid else None
+    alpha, beta = (value if scale == "std" else value**0.5 for value in (alpha, beta))
+    decay = (np.arange(1, features + 1) ** -0.6).astype(
+        np.float32
+    )  # deviation: Sigma_jj = j ^ -1.2
+    model = (
+        _classifier(np.random.default_rng([seed, 0]), features, classes, 0.0, means)
+        if iid
+        else None
+    )
     ends, test_ends = np.cumsum(size - test), np.cumsum(test)
     x, x_test = (np.empty((end[-1], features), np.float32) for end in (ends, test_ends))
     y, y_test = (np.empty(end[-1], np.int32) for end in (ends, test_ends))
@@ -58,8 +105,16 @@ def generate(where, alpha, beta, clients, rows, features, classes, label_noise, 
         other = rng.random(n) < label_noise
         label[other] = rng.integers(classes, size=other.sum())
         # Rows of a client have one law and no order, so the first are as good for training as any.
-        at, test_at = slice(ends[client] - (n - m), ends[client]), slice(test_ends[client] - m, test_ends[client])
-        x[at], y[at], x_test[test_at], y_test[test_at] = own[:n - m], label[:n - m], own[n - m:], label[n - m:]
+        at, test_at = (
+            slice(ends[client] - (n - m), ends[client]),
+            slice(test_ends[client] - m, test_ends[client]),
+        )
+        x[at], y[at], x_test[test_at], y_test[test_at] = (
+            own[: n - m],
+            label[: n - m],
+            own[n - m :],
+            label[n - m :],
+        )
     return x, y, x_test, y_test, np.repeat(np.arange(clients), size - test)
 
 
@@ -70,23 +125,37 @@ def _normal(rng, shape, spread, means, mean=None):
 
 
 def _classifier(rng, features, classes, spread, means):
-    shared = spread * rng.standard_normal() if means == "client" else None     # W and b have the same mean
-    return tuple(_normal(rng, shape, spread, means, shared) for shape in ((features, classes), (classes,)))
+    shared = (
+        spread * rng.standard_normal() if means == "client" else None
+    )  # W and b have the same mean
+    return tuple(
+        _normal(rng, shape, spread, means, shared) for shape in ((features, classes), (classes,))
+    )
 
 
 def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
     if np.ndim(rows):
         size = np.asarray(rows)
-        if sizes != "equal" or size.shape != (clients,) or size.dtype.kind not in "iu" or size.min() < 1:
-            checks.fail(where, f"rows of each client, {clients} whole numbers >= 1, and no other sizes",
-                       f"{size.dtype}{list(size.shape)} and sizes={sizes!r}")
+        if (
+            sizes != "equal"
+            or size.shape != (clients,)
+            or size.dtype.kind not in "iu"
+            or size.min() < 1
+        ):
+            checks.fail(
+                where,
+                f"rows of each client, {clients} whole numbers >= 1, and no other sizes",
+                f"{size.dtype}{list(size.shape)} and sizes={sizes!r}",
+            )
         return size
     checks.whole(where, rows=rows)
     rows = int(rows)
     if sizes == "equal":
         return np.full(clients, rows)
     if min_rows > rows:
-        checks.fail(where, "min_rows <= rows, the mean of a client", f"min_rows={min_rows!r}, rows={rows!r}")
+        checks.fail(
+            where, "min_rows <= rows, the mean of a client", f"min_rows={min_rows!r}, rows={rows!r}"
+        )
     rng = np.random.default_rng([seed, 2])
     if sizes == "power_law":
         share = np.arange(1, clients + 1) ** -float(skew)

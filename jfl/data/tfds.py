@@ -1,7 +1,10 @@
-"""Data prepared by tensorflow_datasets: find the folder, decode it once, keep the arrays in a checked cache.
+"""Data prepared by tensorflow_datasets: find the folder, decode it once, keep the arrays in a
+checked cache.
 
-Reading needs no TensorFlow.  Imports jfl.core.checks and NumPy; tensorflow_datasets inside the function that reads.
+Reading needs no TensorFlow.  Imports jfl.core.checks and NumPy; tensorflow_datasets inside the
+function that reads.
 """
+
 import hashlib
 import os
 import uuid
@@ -12,8 +15,10 @@ import numpy as np
 
 from ..core import checks
 
-LAYOUT = 1        # of the cache files: raise it when the decoding changes, and old files are not read again
-READ = 1000       # records read from disk at once
+LAYOUT = (
+    1  # of the cache files: raise it when the decoding changes, and old files are not read again
+)
+READ = 1000  # records read from disk at once
 
 
 def digest(*values) -> str:
@@ -33,11 +38,16 @@ def read(where, name, data_dir, download) -> tuple[dict, str]:
         _download(where, name, data_dir)
         folder = _find(name, data_dir)
     if folder is None:
-        checks.fail(where, "data prepared by tensorflow_datasets",
-                   "nothing in " + ", ".join(str(place / name) for place in _places(data_dir)),
-                   f"Prepare it once, where there is a network:  pip install \"jfl[tfds]\" tensorflow  and  "
-                   f"tfds build {name} --file_format=array_record --data_dir=DIR  (preparing needs TensorFlow, reading "
-                   "does not); then set JFL_DATA_DIR=DIR or pass data_dir=DIR.  download=True tries it from here.")
+        checks.fail(
+            where,
+            "data prepared by tensorflow_datasets",
+            "nothing in " + ", ".join(str(place / name) for place in _places(data_dir)),
+            f'Prepare it once, where there is a network:  pip install "jfl[tfds]" tensorflow  and  '
+            f"tfds build {name} --file_format=array_record --data_dir=DIR  (preparing needs "
+            f"TensorFlow, reading "
+            "does not); then set JFL_DATA_DIR=DIR or pass data_dir=DIR.  download=True tries it "
+            "from here.",
+        )
     return _cached(where, name, folder)
 
 
@@ -64,15 +74,21 @@ def _find(name, data_dir) -> Path | None:
 def _tfds(where):
     try:
         import tensorflow_datasets
+
         return tensorflow_datasets
     except ImportError as error:
         _missing(where, error)
 
 
 def _missing(where, error):
-    checks.fail(where, "the packages that read prepared data", f"{type(error).__name__}: {error}",
-               'Install them: pip install "jfl[tfds]"  (tensorflow-datasets and array-record; preparing or '
-               "downloading also needs tensorflow).")
+    checks.fail(
+        where,
+        "the packages that read prepared data",
+        f"{type(error).__name__}: {error}",
+        'Install them: pip install "jfl[tfds]"  (tensorflow-datasets and array-record; preparing '
+        "or "
+        "downloading also needs tensorflow).",
+    )
 
 
 def _download(where, name, data_dir):
@@ -81,16 +97,21 @@ def _download(where, name, data_dir):
         tfds.data_source(name, split="train", data_dir=str(_places(data_dir)[0]), download=True)
     except ImportError as error:
         _missing(where, error)
-    except Exception as error:        # whatever the network, the host or the disk came up with
-        checks.fail(where, "a download that works", f"{type(error).__name__}: {error}",
-                   "Prepare the data on a machine with a network and pass data_dir=...")
+    except Exception as error:  # whatever the network, the host or the disk came up with
+        checks.fail(
+            where,
+            "a download that works",
+            f"{type(error).__name__}: {error}",
+            "Prepare the data on a machine with a network and pass data_dir=...",
+        )
 
 
 def _decode(where, folder) -> dict:
-    """uint8 images and labels of a prepared folder: about 70 us a row, so 70,000 rows take 5 s on one core.
+    """uint8 images and labels of a prepared folder: about 70 us a row, so 70,000 rows take 5 s on
+    one core.
 
-    Threads make it slower (they wait for one another in Python); records are read READ at a time, which is three
-    times as fast as one by one.
+    Threads make it slower (they wait for one another in Python); records are read READ at a time,
+    which is three times as fast as one by one.
     """
     tfds = _tfds(where)
     try:
@@ -108,14 +129,23 @@ def _decode(where, folder) -> dict:
         return stored
     except ImportError as error:
         _missing(where, error)
-    except Exception as error:        # tensorflow_datasets, array_record and the image decoder have no common error
-        checks.fail(where, f"readable array_record files in {folder}", f"{type(error).__name__}: {error}",
-                   "Prepare the data again, with --file_format=array_record.")
+    except (
+        Exception
+    ) as error:  # tensorflow_datasets, array_record and the image decoder have no common error
+        checks.fail(
+            where,
+            f"readable array_record files in {folder}",
+            f"{type(error).__name__}: {error}",
+            "Prepare the data again, with --file_format=array_record.",
+        )
 
 
 def _cached(where, name, folder) -> tuple[dict, str]:
-    """The arrays of a prepared folder and their sha256: from the cache if it holds what was written, else decoded."""
-    files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())
+    """The arrays of a prepared folder and their sha256: from the cache if it holds what was
+    written, else decoded."""
+    files = sorted(
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir()
+    )
     mark = hashlib.sha256(repr((LAYOUT, files)).encode()).hexdigest()[:12]
     path = _cache_dir() / "datasets" / f"{name.replace('/', '-')}-{folder.name}-{mark}.npz"
     stored = _load(path)
@@ -134,7 +164,11 @@ def _cache_dir() -> Path:
     own = os.environ.get("JFL_CACHE_DIR")
     if own:
         return Path(own).expanduser()
-    user = os.environ.get("XDG_CACHE_HOME") or (os.name == "nt" and os.environ.get("LOCALAPPDATA")) or "~/.cache"
+    user = (
+        os.environ.get("XDG_CACHE_HOME")
+        or (os.name == "nt" and os.environ.get("LOCALAPPDATA"))
+        or "~/.cache"
+    )
     return Path(user).expanduser() / "jfl"
 
 
@@ -147,15 +181,21 @@ def _load(path) -> dict | None:
         problem = "its checksum does not fit"
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except Exception as error:        # a damaged archive can look like anything: encrypted, huge, another type
+    except (
+        Exception
+    ) as error:  # a damaged archive can look like anything: encrypted, huge, another type
         problem = f"{type(error).__name__}: {error}"
-    warnings.warn(f"jfl: the cached file {path} is damaged ({problem}); decoding the dataset again.",
-                  RuntimeWarning, stacklevel=2)
+    warnings.warn(
+        f"jfl: the cached file {path} is damaged ({problem}); decoding the dataset again.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
     return None
 
 
 def _save(path, stored):
-    """Write beside the target and rename: a reader sees a whole file or none, also if two processes write."""
+    """Write beside the target and rename: a reader sees a whole file or none, also if two processes
+    write."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,5 +206,10 @@ def _save(path, stored):
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        warnings.warn(f"jfl: could not keep the decoded dataset in {path} ({error}); it is decoded again next time. "
-                      "Set JFL_CACHE_DIR to a folder that can be written.", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"jfl: could not keep the decoded dataset in {path} ({error}); it is decoded again "
+            f"next time. "
+            "Set JFL_CACHE_DIR to a folder that can be written.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,9 +1,12 @@
-"""Features before learning: Dataset -> Dataset.  Labels, owners and caveats stay; caveats may be added.
+"""Features before learning: Dataset -> Dataset.  Labels, owners and caveats stay; caveats may be
+added.
 
 `public` takes rows away instead.
 
-Axes: n training rows, m test rows, d features.  Imports jfl.core.checks and its neighbour datasets; NumPy and scipy.linalg.
+Axes: n training rows, m test rows, d features.  Imports jfl.core.checks and its neighbour datasets;
+NumPy and scipy.linalg.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +18,8 @@ from .datasets import Dataset, _dataset
 # the steps that a config can name
 __all__ = ["flatten", "pca", "standardise", "unit_norm"]
 
-PUBLIC = 4             # the random stream of a seed that draws public rows; partitions use others
-BLOCK = 1 << 13        # rows turned to float64 at once
+PUBLIC = 4  # the random stream of a seed that draws public rows; partitions use others
+BLOCK = 1 << 13  # rows turned to float64 at once
 
 
 def flatten(dataset: Dataset) -> Dataset:
@@ -33,6 +36,7 @@ def unit_norm(dataset: Dataset) -> Dataset:
     >>> float(np.linalg.norm(unit_norm(datasets.digits()).x[0]).round(6))
     1.0
     """
+
     def scaled(x):
         norm = np.sqrt(np.square(_flat(x), dtype=np.float64).sum(1))
         return x / np.where(norm > 0, norm, 1).reshape(-1, *[1] * (x.ndim - 1)).astype(np.float32)
@@ -41,29 +45,43 @@ def unit_norm(dataset: Dataset) -> Dataset:
 
 
 def standardise(dataset: Dataset, public=None) -> Dataset:
-    """Each feature less its mean, over its standard deviation; a feature that never varies becomes 0.
+    """Each feature less its mean, over its standard deviation; a feature that never varies becomes
+    0.
 
     Args     public: rows [p, ...] to take the two from; None takes them from the training rows.
-    Privacy  without `public` the mean and deviation of private rows enter every feature and no noise covers them:
-             the dataset gets a caveat that goes with every guarantee.
+    Privacy  without `public` the mean and deviation of private rows enter every feature and no
+             noise covers them: the dataset gets a caveat that goes with every guarantee.
     Errors   ValueError for tokens, or public rows of another shape.
     """
     x, x_test = _rows("standardise", dataset)
     mean, scatter, _ = _moments(_fitted("standardise", x, public))
     # rounding leaves a constant feature a deviation near 1e-8 of its size
     varies = scatter > (1e-6 * np.abs(mean)) ** 2
-    mean, spread = (v.astype(np.float32).reshape(x.shape[1:]) for v in (mean, np.sqrt(np.where(varies, scatter, 1))))
+    mean, spread = (
+        v.astype(np.float32).reshape(x.shape[1:])
+        for v in (mean, np.sqrt(np.where(varies, scatter, 1)))
+    )
     varies = varies.reshape(x.shape[1:])
     values = (np.where(varies, (part - mean) / spread, np.float32(0)) for part in (x, x_test))
-    return _changed("standardise", dataset, *values, caveat=None if public is not None else
-                    "features standardised by the mean and deviation of the private training rows, without noise")
+    return _changed(
+        "standardise",
+        dataset,
+        *values,
+        caveat=None
+        if public is not None
+        else (
+            "features standardised by the mean and deviation of the private training rows, "
+            "without noise"
+        ),
+    )
 
 
 def pca(dataset: Dataset, components: int, public=None) -> Dataset:
     """The first principal components of flattened rows, centred, not whitened: x [n, components].
 
     Args     components: at most d, and less than the rows that are read.
-             public: rows [p, ...] to take mean and axes from; None takes them from the training rows.
+             public: rows [p, ...] to take mean and axes from; None takes them from the training
+               rows.
     Privacy  as `standardise`: without `public` a caveat goes with every guarantee.
     Speed    by the covariance: n d^2 and d^3; 60,000 x 784 takes about 2 s.
     Errors   ValueError for tokens, or too many components.
@@ -73,33 +91,47 @@ def pca(dataset: Dataset, components: int, public=None) -> Dataset:
     x, x_test = _rows("pca", dataset)
     fit = _fitted("pca", x, public)
     if components > fit.shape[1] or components >= len(fit):
-        checks.fail("transform.pca", f"components <= {fit.shape[1]} features and < {len(fit)} rows",
-                   f"components={components}")
+        checks.fail(
+            "transform.pca",
+            f"components <= {fit.shape[1]} features and < {len(fit)} rows",
+            f"components={components}",
+        )
     mean, _, covariance = _moments(fit, covariance=True)
     last = len(covariance) - 1
-    _, axes = linalg.eigh(covariance, subset_by_index=(last - components + 1, last), overwrite_a=True)
+    _, axes = linalg.eigh(
+        covariance, subset_by_index=(last - components + 1, last), overwrite_a=True
+    )
     axes = axes[:, ::-1]
     axes = axes * np.sign(axes[np.abs(axes).argmax(0), np.arange(components)])
     # The mean is taken off afterwards: rows need no second copy.
     axes32, offset = axes.astype(np.float32), (mean @ axes).astype(np.float32)
-    return _changed(f"pca({components})", dataset, *(_flat(part) @ axes32 - offset for part in (x, x_test)), caveat=None
-                    if public is not None else f"{components} principal components of the private training rows, "
-                    "without noise")
+    return _changed(
+        f"pca({components})",
+        dataset,
+        *(_flat(part) @ axes32 - offset for part in (x, x_test)),
+        caveat=None
+        if public is not None
+        else f"{components} principal components of the private training rows, without noise",
+    )
 
 
 class Public(NamedTuple):
     """Rows that may be read without noise."""
-    x: np.ndarray        # [p, ...]
-    y: np.ndarray        # [p]
+
+    x: np.ndarray  # [p, ...]
+    y: np.ndarray  # [p]
 
 
 def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]:
-    """Random training rows that everyone may read, and the dataset without them: no client gets one.
+    """Random training rows that everyone may read, and the dataset without them: no client gets
+    one.
 
-    Shapes   Public: x [rows, ...], y [rows], in random order; the other n - rows keep theirs, and their owners.
-    Privacy  sound only because these rows are taken as public: whatever is measured on them (`jfl.analysis.public_data`) says
-             nothing about the rows that stay, which are private as before.  In a study with a private data set it
-             is an assumption, so the dataset gets a caveat that goes with every guarantee.
+    Shapes   Public: x [rows, ...], y [rows], in random order; the other n - rows keep theirs, and
+             their owners.
+    Privacy  sound only because these rows are taken as public: whatever is measured on them
+             (`jfl.analysis.public_data`) says nothing about the rows that stay, which are private
+             as before.  In a study with a private data set it is an assumption, so the dataset gets
+             a caveat that goes with every guarantee.
     Errors   ValueError unless 1 <= rows < n.
 
     >>> from . import datasets
@@ -108,7 +140,9 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
     ((100, 8, 8, 1), (1338, 8, 8, 1))
     """
     if not isinstance(dataset, Dataset):
-        checks.fail("transform.public", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays.")
+        checks.fail(
+            "transform.public", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays."
+        )
     checks.whole("transform.public", rows=rows)
     checks.seed("transform.public", seed=seed)
     n = len(dataset.x)
@@ -119,14 +153,26 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
     owners = None if dataset.owners is None else dataset.owners[rest]
     left = dataset._replace(x=dataset.x[rest], y=dataset.y[rest], owners=owners)
     return Public(dataset.x[proxy], dataset.y[proxy]), _changed(
-        f"public({rows})", left, left.x, left.x_test, f"{rows} rows of the training set were treated as public")
+        f"public({rows})",
+        left,
+        left.x,
+        left.x_test,
+        f"{rows} rows of the training set were treated as public",
+    )
 
 
 def _rows(name, dataset):
     if not isinstance(dataset, Dataset):
-        checks.fail(f"transform.{name}", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays.")
+        checks.fail(
+            f"transform.{name}", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays."
+        )
     if dataset.x.dtype.kind != "f":
-        checks.fail(f"transform.{name}", "features of float", f"dtype {dataset.x.dtype}", "Tokens are no numbers.")
+        checks.fail(
+            f"transform.{name}",
+            "features of float",
+            f"dtype {dataset.x.dtype}",
+            "Tokens are no numbers.",
+        )
     return dataset.x, dataset.x_test
 
 
@@ -139,16 +185,20 @@ def _fitted(name, x, public):
         return _flat(x)
     public = checks.array(f"transform.{name}", "public", public)
     if public.shape[1:] != x.shape[1:] or public.dtype.kind not in "buif" or not len(public):
-        checks.fail(f"transform.{name}", f"public rows of numbers, shape [p, {', '.join(map(str, x.shape[1:]))}]",
-                   f"{public.dtype}{list(public.shape)}")
+        checks.fail(
+            f"transform.{name}",
+            f"public rows of numbers, shape [p, {', '.join(map(str, x.shape[1:]))}]",
+            f"{public.dtype}{list(public.shape)}",
+        )
     if not np.isfinite(public).all():
         checks.fail(f"transform.{name}", "finite public rows", "nan or inf")
     return _flat(public)
 
 
 def _moments(x, covariance=False):
-    """Mean [d], variance [d] and, if asked for, covariance [d, d], in float64: the mean first, then what is left."""
-    blocks = [x[at:at + BLOCK] for at in range(0, len(x), BLOCK)]
+    """Mean [d], variance [d] and, if asked for, covariance [d, d], in float64: the mean first, then
+    what is left."""
+    blocks = [x[at : at + BLOCK] for at in range(0, len(x), BLOCK)]
     mean = sum(block.sum(0, dtype=np.float64) for block in blocks) / len(x)
     if not covariance:
         return mean, sum(np.square(block - mean).sum(0) for block in blocks) / len(x), None
@@ -161,5 +211,9 @@ def _moments(x, covariance=False):
 
 def _changed(name, dataset, x, x_test, caveat=None):
     label = f"{dataset.name}, {name}"
-    new = _dataset(f"transform.{name}", x, dataset.y, x_test, dataset.y_test, dataset.classes, label)
-    return new._replace(owners=dataset.owners, caveats=dataset.caveats + ((caveat,) if caveat else ()))
+    new = _dataset(
+        f"transform.{name}", x, dataset.y, x_test, dataset.y_test, dataset.classes, label
+    )
+    return new._replace(
+        owners=dataset.owners, caveats=dataset.caveats + ((caveat,) if caveat else ())
+    )

@@ -1,9 +1,10 @@
 """Devices and hosts: which of them share a run or a sweep.
 
-A mesh has the axes "points", over which the points of a sweep are spread, and "clients", over which each cohort is.
-Every draw is addressed, so that the same seed gives the same cohorts, batches and noise on any number of devices; what
-is summed differs by the order of summation.
+A mesh has the axes "points", over which the points of a sweep are spread, and "clients", over which
+each cohort is. Every draw is addressed, so that the same seed gives the same cohorts, batches and
+noise on any number of devices; what is summed differs by the order of summation.
 """
+
 import atexit
 import contextlib
 import hashlib
@@ -20,18 +21,27 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ..core import checks
 
 AXES = ("points", "clients")
-GOODBYE = 20         # seconds
-ROOM = 2000          # bytes of a refusal that travel
-LOST = ("gloo", "connection", "socket closed", "heartbeat", "coordination", "unavailable", "nccl")     # in messages
+GOODBYE = 20  # seconds
+ROOM = 2000  # bytes of a refusal that travel
+LOST = (
+    "gloo",
+    "connection",
+    "socket closed",
+    "heartbeat",
+    "coordination",
+    "unavailable",
+    "nccl",
+)  # in messages
 __all__ = ["connect", "devices"]
 
 
 def devices(mesh="auto", points: int = 1) -> Mesh | None:
     """The mesh that an argument `mesh=` names; None for one device alone.
 
-    Args     mesh: None; "auto", all devices of all hosts; a number of devices; or a jax.sharding.Mesh with an axis
-             "clients", for a sweep also "points".
-             points: of a sweep; they are spread over as many devices as they keep busy, clients over the rest.
+    Args     mesh: None; "auto", all devices of all hosts; a number of devices; or a
+             jax.sharding.Mesh with an axis "clients", for a sweep also "points".
+             points: of a sweep; they are spread over as many devices as they keep busy, clients
+               over the rest.
     Errors   ValueError where there are fewer devices, or axes of other names.
 
     >>> devices(None) is None
@@ -42,25 +52,41 @@ def devices(mesh="auto", points: int = 1) -> Mesh | None:
     if isinstance(mesh, Mesh):
         if not set(mesh.axis_names) <= set(AXES) or "clients" not in mesh.axis_names:
             checks.fail("mesh", 'axes "clients" and, for a sweep, "points"', mesh.axis_names)
-        return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+        return Mesh(
+            mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
+        )
     every = jax.devices()
-    if not isinstance(mesh, str) or mesh != "auto":       # an array has no truth of its own
+    if not isinstance(mesh, str) or mesh != "auto":  # an array has no truth of its own
         checks.whole("mesh", devices=mesh)
         if mesh > len(every):
-            checks.fail("mesh", f"at most the {len(every)} devices that are here", mesh,
-                       "To try on a CPU: XLA_FLAGS=--xla_force_host_platform_device_count=8.")
+            checks.fail(
+                "mesh",
+                f"at most the {len(every)} devices that are here",
+                mesh,
+                "To try on a CPU: XLA_FLAGS=--xla_force_host_platform_device_count=8.",
+            )
         if jax.process_count() > 1 and mesh != len(every):
-            checks.fail("mesh", f"all {len(every)} devices of the {jax.process_count()} processes", mesh, 'Use mesh="auto".')
+            checks.fail(
+                "mesh",
+                f"all {len(every)} devices of the {jax.process_count()} processes",
+                mesh,
+                'Use mesh="auto".',
+            )
         every = every[:mesh]
     if len(every) == 1:
         return None
     lines = max(d for d in range(1, len(every) + 1) if len(every) % d == 0 and d <= points)
-    return jax.make_mesh((lines, len(every) // lines), AXES, devices=every, axis_types=(AxisType.Auto,) * 2)
+    return jax.make_mesh(
+        (lines, len(every) // lines), AXES, devices=every, axis_types=(AxisType.Auto,) * 2
+    )
 
 
 def shared(mesh: Mesh | None) -> bool:
     """True if all of several processes have a part of it."""
-    return mesh is not None and 1 < len({d.process_index for d in mesh.devices.flat}) == jax.process_count()
+    return (
+        mesh is not None
+        and 1 < len({d.process_index for d in mesh.devices.flat}) == jax.process_count()
+    )
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
@@ -69,14 +95,18 @@ def everywhere(mesh: Mesh) -> NamedSharding:
 
 
 def layout(mesh: Mesh | None, machine: str) -> str:
-    """How a cohort is divided, and a digest of what each process says of its machine: another way has other last bits."""
+    """How a cohort is divided, and a digest of what each process says of its machine: another way
+    has other last bits."""
     shape = "" if mesh is None or mesh.size == 1 else f"{dict(mesh.shape)}"
     if jax.process_count() == 1:
         return shape
     mine = np.frombuffer(hashlib.sha256(machine.encode()).digest(), np.uint8)
     with together():
         every = np.asarray(multihost_utils.process_allgather(mine))
-    return f"{jax.process_count()} processes {shape} {hashlib.sha256(every.tobytes()).hexdigest()[:16]}"
+    return (
+        f"{jax.process_count()} processes {shape} "
+        f"{hashlib.sha256(every.tobytes()).hexdigest()[:16]}"
+    )
 
 
 def one_device(tree):
@@ -88,7 +118,8 @@ def one_device(tree):
 
 
 def spread(tree, mesh: Mesh | None, axis=None):
-    """Arrays put on all devices of a mesh, whole, or split along `axis` of it; every host has the same ones."""
+    """Arrays put on all devices of a mesh, whole, or split along `axis` of it; every host has the
+    same ones."""
     if mesh is None:
         return tree
     sharding = NamedSharding(mesh, PartitionSpec(axis)) if axis else everywhere(mesh)
@@ -99,38 +130,51 @@ def spread(tree, mesh: Mesh | None, axis=None):
         if jax.process_count() == 1:
             return jax.device_put(x, sharding)
         if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(put(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+            return jax.random.wrap_key_data(
+                put(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
         return jax.make_array_from_callback(np.shape(x), sharding, np.asarray(x).__getitem__)
 
     return jax.tree.map(put, tree)
 
 
-def connect(coordinator: str | None = None, processes: int | None = None, process: int | None = None, **options):
-    """Join the processes of a run, one on each host: call it first, alike on all of them, then use mesh="auto".
+def connect(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    **options,
+):
+    """Join the processes of a run, one on each host: call it first, alike on all of them, then use
+    mesh="auto".
 
-    Without arguments JAX finds them itself under SLURM, Open MPI, Kubernetes with its indexed jobs, and on TPU pods;
-    elsewhere say coordinator="HOST:PORT" of process 0, how many processes and which one this is.  On CPUs they talk
-    over gloo.
+    Without arguments JAX finds them itself under SLURM, Open MPI, Kubernetes with its indexed jobs,
+    and on TPU pods; elsewhere say coordinator="HOST:PORT" of process 0, how many processes and
+    which one this is.  On CPUs they talk over gloo.
 
-    Errors   ValueError where the numbers do not fit, RuntimeError where the others do not come (initialization_timeout
-             seconds, default 300).
+    Errors   ValueError where the numbers do not fit, RuntimeError where the others do not come
+             (initialization_timeout seconds, default 300).
     """
     told = (coordinator, processes, process)
     if any(v is not None for v in told):
         if None in told:
-            checks.fail("connect", "coordinator, processes and process together, or none of them", told)
+            checks.fail(
+                "connect", "coordinator, processes and process together, or none of them", told
+            )
         checks.whole("connect", processes=processes)
         checks.whole("connect", least=0, process=process)
         if process >= processes:
             checks.fail("connect", f"process below processes={processes}", process, "Count from 0.")
-    jax.config.update("jax_enable_recoverability", True)  # a lost process is an error here, not an abort
+    jax.config.update(
+        "jax_enable_recoverability", True
+    )  # a lost process is an error here, not an abort
     jax.distributed.initialize(coordinator, processes, process, **options)
-    atexit.register(_leave)                               # before JAX's own end
+    atexit.register(_leave)  # before JAX's own end
 
 
 def _leave():
-    """At the end wait for the others, a while: the service that they say goodbye to runs in process 0."""
-    client = distributed.global_state.client              # JAX has no public name for it
+    """At the end wait for the others, a while: the service that they say goodbye to runs in process
+    0."""
+    client = distributed.global_state.client  # JAX has no public name for it
     if client is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             client.wait_at_barrier("jfl: the end", 1000 * GOODBYE)
@@ -155,9 +199,11 @@ def agree(tree):
 
 
 def exchange(where: str, text: str = "", refusal: str = ""):
-    """Of several processes: what one refuses all refuse, and so they do if they say different texts.
+    """Of several processes: what one refuses all refuse, and so they do if they say different
+    texts.
 
-    Errors   ValueError with the first refusal, or naming the processes whose text differs from the first one's.
+    Errors   ValueError with the first refusal, or naming the processes whose text differs from the
+             first one's.
     """
     if jax.process_count() == 1:
         return
@@ -166,15 +212,22 @@ def exchange(where: str, text: str = "", refusal: str = ""):
     every = np.asarray(multihost_utils.process_allgather(mine))
     for i, words in enumerate(every[:, 32:]):
         if message := words.tobytes().decode(errors="replace").strip():
-            raise ValueError(message if i == jax.process_index() else f"process {i} refuses: {message}")
+            raise ValueError(
+                message if i == jax.process_index() else f"process {i} refuses: {message}"
+            )
     if other := [i for i, one in enumerate(every) if not np.array_equal(one, every[0])]:
-        checks.fail(where, "the same config, data and versions in all processes", f"others in {other} than in 0",
-                   "Give all processes the same command, but for --process.")
+        checks.fail(
+            where,
+            "the same config, data and versions in all processes",
+            f"others in {other} than in 0",
+            "Give all processes the same command, but for --process.",
+        )
 
 
 @contextlib.contextmanager
 def in_step(where: str):
-    """Give what all processes do before they begin a function to say that this one is ready; a refusal before is all's."""
+    """Give what all processes do before they begin a function to say that this one is ready; a
+    refusal before is all's."""
     done = []
 
     def ready(text: str):
@@ -200,11 +253,21 @@ def together():
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        # a collective that fails while NumPy takes its result is a ValueError with the runtime's words
-        runtime = isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z_]+: ", str(error))
-        if jax.process_count() == 1 or not runtime or not any(word in str(error).lower() for word in LOST):
+        # a collective that fails while NumPy takes its result is a ValueError with the runtime's
+        # words
+        runtime = isinstance(error, jax.errors.JaxRuntimeError) or re.match(
+            r"[A-Z_]+: ", str(error)
+        )
+        if (
+            jax.process_count() == 1
+            or not runtime
+            or not any(word in str(error).lower() for word in LOST)
+        ):
             raise
         raise ConnectionError(
-            f"process {jax.process_index()}: need all {jax.process_count()} processes of the run; got one that is gone "
-            f"({str(error).splitlines()[0][:200]}). Read its own message; rounds since the last checkpoint are computed "
-            "again by --resume, also with another number of processes.") from None
+            f"process {jax.process_index()}: need all {jax.process_count()} processes of the run; "
+            f"got one that is gone "
+            f"({str(error).splitlines()[0][:200]}). Read its own message; rounds since the last "
+            f"checkpoint are computed "
+            "again by --resume, also with another number of processes."
+        ) from None

@@ -1,8 +1,10 @@
-"""Rounds of a population: the rows of the next cohort are fetched while the device works on this one.
+"""Rounds of a population: the rows of the next cohort are fetched while the device works on this
+one.
 
-Cohorts depend on the key and the round alone, so they are drawn ahead.  What clients remember stays on the host too: it
-is read once the round before has written it, and written back once a round.
+Cohorts depend on the key and the round alone, so they are drawn ahead.  What clients remember stays
+on the host too: it is read once the round before has written it, and written back once a round.
 """
+
 import concurrent.futures
 import dataclasses
 import functools
@@ -17,14 +19,14 @@ from ..core.records import Feed, Plan, Run
 from .devices import everywhere
 from .round import Seen, begin, chunks, draw, draws_key, fed_round
 
-BLOCK = 2 ** 18      # numbers of a state copied at once
+BLOCK = 2**18  # numbers of a state copied at once
 _begin, _draws_key = jax.jit(begin), jax.jit(draws_key)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 2))
 def _step(run, plan, sums, noise, feed):
     run, seen, new = fed_round(run, plan, noise, feed)
-    if plan.mesh is not None:                             # states are written back by every host
+    if plan.mesh is not None:  # states are written back by every host
         new = jax.lax.with_sharding_constraint(new, everywhere(plan.mesh))
     return run, pytrees.add(sums, seen), new
 
@@ -36,9 +38,15 @@ def _drawn(key, plan, round_):
 
 
 def start(key, plan: Plan, words, history) -> Run:
-    """The state before the first round; what clients remember in numpy arrays, where zeros take no memory yet."""
+    """The state before the first round; what clients remember in numpy arrays, where zeros take no
+    memory yet."""
     sampler, clients = plan.sampler, plan.sampler.clients
-    run = _begin(key, dataclasses.replace(plan, sampler=dataclasses.replace(sampler, clients=1)), words, history)
+    run = _begin(
+        key,
+        dataclasses.replace(plan, sampler=dataclasses.replace(sampler, clients=1)),
+        words,
+        history,
+    )
 
     def every(x):
         x = np.asarray(x)
@@ -48,7 +56,8 @@ def start(key, plan: Plan, words, history) -> Run:
 
 
 def _zeros(shape, dtype):
-    """Zeros that take memory by the small page that is written; np.zeros of this size takes pages of 2 MB."""
+    """Zeros that take memory by the small page that is written; np.zeros of this size takes pages
+    of 2 MB."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     if size < BLOCK or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
@@ -59,11 +68,12 @@ def _zeros(shape, dtype):
 
 def copied(states):
     """A copy that leaves zeros without memory."""
+
     def one(x):
         x, step = np.asarray(x), max(1, BLOCK * len(x) // max(x.size, 1))
         out = _zeros(x.shape, x.dtype)
         for i in range(0, len(x), step):
-            some = x[i:i + step]
+            some = x[i : i + step]
             there = np.flatnonzero(some.reshape(len(some), -1).any(1))
             out[i + there] = some[there]
         return out
@@ -72,12 +82,13 @@ def copied(states):
 
 
 class Feeder:
-    """Runs rounds and holds what stays on the host: `with Feeder(run, states, plan, noise, rounds) as feeder`."""
+    """Runs rounds and holds what stays on the host: `with Feeder(run, states, plan, noise, rounds)
+    as feeder`."""
 
     def __init__(self, run: Run, states, plan: Plan, noise, rounds: int):
         self.plan, self.noise, self.key, self.host = plan, noise, _draws_key(run), plan.fed.host
         self.next, self.last = int(run.round), int(run.round) + rounds
-        self.states = states                              # numpy arrays [C, ...], written in place
+        self.states = states  # numpy arrays [C, ...], written in place
         self.pool, self.coming = concurrent.futures.ThreadPoolExecutor(1), None
 
     def __enter__(self):
@@ -88,7 +99,8 @@ class Feeder:
         self.pool.shutdown(cancel_futures=True)
 
     def _fetch_next(self):
-        """Draw the next cohort now, before the device is busy; fetch its rows beside the device's work."""
+        """Draw the next cohort now, before the device is busy; fetch its rows beside the device's
+        work."""
         self.coming = None
         if self.next < self.last:
             drawn = _drawn(self.key, self.plan, self.next)
@@ -101,32 +113,42 @@ class Feeder:
 
     def _shared(self, ids, fetch):
         """What `fetch` finds of clients [chunks, slots], on the devices that work on them."""
-        fetched = lambda ids: tuple(v.reshape(ids.shape + v.shape[1:]) for v in fetch(ids.reshape(-1)))
+        fetched = lambda ids: tuple(
+            v.reshape(ids.shape + v.shape[1:]) for v in fetch(ids.reshape(-1))
+        )
         if self.plan.mesh is None:
             return jax.device_put(fetched(ids))
         sharding = NamedSharding(self.plan.mesh, PartitionSpec("clients"))
-        parts = {}                                        # each host fetches for its own devices
+        parts = {}  # each host fetches for its own devices
         for at in sharding.addressable_devices_indices_map(ids.shape).values():
             span = at[0].indices(ids.shape[0])[:2]
             if span not in parts:
                 parts[span] = fetched(ids[slice(*span)])
         first = next(iter(parts.values()))
         take = lambda i: lambda at: parts[at[0].indices(ids.shape[0])[:2]][i]
-        return tuple(jax.make_array_from_callback(ids.shape[:1] + v.shape[1:], sharding, take(i))
-                     for i, v in enumerate(first))
+        return tuple(
+            jax.make_array_from_callback(ids.shape[:1] + v.shape[1:], sharding, take(i))
+            for i, v in enumerate(first)
+        )
 
     def round(self, run: Run, sums: Seen) -> tuple[Run, Seen]:
         """One round; `run` and `sums` are consumed."""
         slots, overflow, ids, taken, rows = self.coming.result()
         leaves, treedef = jax.tree.flatten(self.states)
-        own = treedef.unflatten(self._shared(ids, lambda at: [_read(x, at) for x in leaves]) if leaves else [])
+        own = treedef.unflatten(
+            self._shared(ids, lambda at: [_read(x, at) for x in leaves]) if leaves else []
+        )
         self._fetch_next()
         run, sums, new = _step(run, self.plan, sums, self.noise, Feed(slots, overflow, rows, own))
         for x, value in zip(leaves, jax.tree.leaves(new)):
-            x[ids[taken]] = np.asarray(value)[taken]      # waits for the round
+            x[ids[taken]] = np.asarray(value)[taken]  # waits for the round
         return run, sums
 
 
 def _read(x, ids):
     there = ids < len(x)
-    return np.where(there.reshape((-1,) + (1,) * (x.ndim - 1)), x[np.where(there, ids, 0)], np.zeros((), x.dtype))
+    return np.where(
+        there.reshape((-1,) + (1,) * (x.ndim - 1)),
+        x[np.where(there, ids, 0)],
+        np.zeros((), x.dtype),
+    )

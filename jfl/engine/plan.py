@@ -1,4 +1,5 @@
 """The objects of one experiment, checked against each other and bound together."""
+
 import dataclasses
 
 import jax
@@ -16,27 +17,46 @@ from ..privacy.taint import checker as taint
 from ..sampling import batches
 from ..sampling import clients as sampling
 
-MEMORY = 2 ** 31     # bytes for what a round computes at once
+MEMORY = 2**31  # bytes for what a round computes at once
 
 
-def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *, upload: Mechanism | None = None,
-         release: Mechanism | None = None, weights="uniform", adjacency: str | None = None, chunk: int | None = None,
-         memory: float = MEMORY, paired_noise: bool = False) -> Plan:
+def plan(
+    fed: Federation,
+    task: Task,
+    algorithm: Algorithm,
+    sampler: Sampler,
+    *,
+    upload: Mechanism | None = None,
+    release: Mechanism | None = None,
+    weights="uniform",
+    adjacency: str | None = None,
+    chunk: int | None = None,
+    memory: float = MEMORY,
+    paired_noise: bool = False,
+) -> Plan:
     """One experiment: what `simulate` runs and what `guarantee` accounts.
 
-    Args     upload: a chain for each client's own upload, a sum of one: clip_l2(1.0), total(), gaussian(1.1).
-             release: a chain over the cohort's uploads; None: the mean over the expected cohort, not private.
-             weights: "uniform"; "size", proportional to rows; Float[C]; or a function of the round to Float[C].
-             They are scaled to mean 1 over clients and divided by the client's share of draws, so that the release
-             is an unbiased estimate of the weighted mean over all clients; they act after the row clip.
+    Args     upload: a chain for each client's own upload, a sum of one: clip_l2(1.0), total(),
+             gaussian(1.1). release: a chain over the cohort's uploads; None: the mean over the
+             expected cohort, not private.
+             weights: "uniform"; "size", proportional to rows; Float[C]; or a function of the round
+             to Float[C]. They are scaled to mean 1 over clients and divided by the client's share
+             of draws, so that the release is an unbiased estimate of the weighted mean over all
+             clients; they act after the row clip.
              adjacency: of the release; None: what the sampler implies.
              chunk: clients computed at once; None: as many as `memory` bytes allow.
-             paired_noise: points of a sweep with one seed share noise; their joint release is then not private.
+             paired_noise: points of a sweep with one seed share noise; their joint release is then
+               not private.
     Errors   ValueError where the parts do not fit: see the message.
     """
     if not jax.config.jax_threefry_partitionable:
-        checks.fail("plan", "jax_threefry_partitionable=True", "False", "Without it a draw depends on how many slots are "
-                   "reserved, and two runs could share noise on different cohorts.")
+        checks.fail(
+            "plan",
+            "jax_threefry_partitionable=True",
+            "False",
+            "Without it a draw depends on how many slots are "
+            "reserved, and two runs could share noise on different cohorts.",
+        )
     _fits(fed, task, algorithm, sampler)
     identity.as_made(fed)
     memory = checks.memory("plan", memory)
@@ -45,8 +65,12 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
     if adjacency is not None:
         checks.choice("plan", mech.ADJACENCIES, adjacency=adjacency)
         if adjacency != implied and sampler.scheme != "full":
-            checks.fail("plan", f"adjacency {implied!r}, which sampling.{sampler.scheme} implies", f"adjacency={adjacency!r}",
-                       "Leave it out, or change the sampler.")
+            checks.fail(
+                "plan",
+                f"adjacency {implied!r}, which sampling.{sampler.scheme} implies",
+                f"adjacency={adjacency!r}",
+                "Leave it out, or change the sampler.",
+            )
         implied = adjacency
     if release is None:
         release = chain(total(), divide(sampler.expected))
@@ -55,18 +79,37 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
             checks.fail("plan", f"{site} to be a chain of stages", f"{m!r}")
         if m is not None:
             _divisor(m, site)
-    release = bind(release, implied, "plan(release=...)", required=sampler.scheme != "full" or adjacency is not None)
+    release = bind(
+        release,
+        implied,
+        "plan(release=...)",
+        required=sampler.scheme != "full" or adjacency is not None,
+    )
     if upload is not None and mech.adaptive(upload):
-        checks.fail("plan", "a fixed clip in upload", "clip_adaptive", "A client keeps no clip norm: use it in release.")
+        checks.fail(
+            "plan",
+            "a fixed clip in upload",
+            "clip_adaptive",
+            "A client keeps no clip norm: use it in release.",
+        )
     # whether a client uploads is seen: only what it uploads can be hidden
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
     algorithm = _bind_rows(algorithm)
     _declared(algorithm, sampler, upload, release)
     _levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.releases))
-    result = Plan(fed, task, algorithm, sampler, upload, release, _weights(weights, fed, sampler),
-                  0, paired_noise)
+    result = Plan(
+        fed,
+        task,
+        algorithm,
+        sampler,
+        upload,
+        release,
+        _weights(weights, fed, sampler),
+        0,
+        paired_noise,
+    )
     each = client_bytes(result)
-    float_floors.lasting("plan", result, 1)                     # the others when it is known how many rounds there are
+    float_floors.lasting("plan", result, 1)  # the others when it is known how many rounds there are
     taint.refuse("plan", result)
     if chunk is not None:
         checks.whole("plan", chunk=chunk)
@@ -75,101 +118,193 @@ def plan(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler, *,
 
 
 def _fits(fed, task, algorithm, sampler):
-    for value, kind, make in ((fed, Federation, "jfl.federate"), (task, Task, "jfl.models or jfl.task"),
-                              (algorithm, Algorithm, "jfl.algorithms"), (sampler, Sampler, "jfl.sampling")):
+    for value, kind, make in (
+        (fed, Federation, "jfl.federate"),
+        (task, Task, "jfl.models or jfl.task"),
+        (algorithm, Algorithm, "jfl.algorithms"),
+        (sampler, Sampler, "jfl.sampling"),
+    ):
         if not isinstance(value, kind):
             checks.fail("plan", f"a {kind.__name__} (from {make})", f"{type(value).__name__}")
     if fed.index.shape[0] != sampler.clients:
-        checks.fail("plan", "one number of clients", f"federation {fed.index.shape[0]}, sampler {sampler.clients}")
-    if algorithm.name == "padpfl" and sampler.scheme != "full" and algorithm.client.static.get("upload") == "model":
-        checks.fail("plan", "sampling.full for padpfl(upload=\"model\"): a mean of models needs weights that add up to 1",
-                   f"sampling.{sampler.scheme}", 'Use upload="difference".')
+        checks.fail(
+            "plan",
+            "one number of clients",
+            f"federation {fed.index.shape[0]}, sampler {sampler.clients}",
+        )
+    if (
+        algorithm.name == "padpfl"
+        and sampler.scheme != "full"
+        and algorithm.client.static.get("upload") == "model"
+    ):
+        checks.fail(
+            "plan",
+            (
+                'sampling.full for padpfl(upload="model"): a mean of models needs weights that add '
+                "up "
+                "to 1"
+            ),
+            f"sampling.{sampler.scheme}",
+            'Use upload="difference".',
+        )
     if sampler.independent and algorithm.stateful:
-        checks.fail("plan", "a sampler that runs a client once a round, for an algorithm whose clients remember",
-                   "with_replacement(independent=True)", "Use independent=False.")
+        checks.fail(
+            "plan",
+            "a sampler that runs a client once a round, for an algorithm whose clients remember",
+            "with_replacement(independent=True)",
+            "Use independent=False.",
+        )
     for r in algorithm.releases:
         b = r.batches
         if b.scheme == "without_replacement" and b.short == "error" and checks.concrete(fed.size):
             sizes = np.asarray(fed.size)
             if (sizes < b.batch).any():
                 few = np.flatnonzero(sizes < b.batch)
-                checks.fail("plan", f"at least batch={b.batch} rows in every client", f"{len(few)} clients with fewer, "
-                           f"first client {few[0]} with {sizes[few[0]]}", "Raise min_rows of the partition, lower "
-                           'batch, or use batches.without_replacement(batch, short="all").')
+                checks.fail(
+                    "plan",
+                    f"at least batch={b.batch} rows in every client",
+                    f"{len(few)} clients with fewer, first client {few[0]} with {sizes[few[0]]}",
+                    "Raise min_rows of the partition, lower "
+                    'batch, or use batches.without_replacement(batch, short="all").',
+                )
 
 
 def _divisor(mechanism, site):
     """Realised numbers are data: no divisor for a sum that noise protects."""
     names = {s.name for s in mechanism.stages}
     if "divide_by_size" in names:
-        checks.fail("plan", f"a public divisor in {site}", 'divide("size")', "Divide by the expected cohort.")
+        checks.fail(
+            "plan",
+            f"a public divisor in {site}",
+            'divide("size")',
+            "Divide by the expected cohort.",
+        )
     if "divide_by_weight" in names and (site == "upload" or mech.noisy(mechanism)):
-        checks.fail("plan", f"a public divisor in {site}", 'divide("weight")',
-                   "Who came is data: where the release adds noise, divide by the expected cohort.")
+        checks.fail(
+            "plan",
+            f"a public divisor in {site}",
+            'divide("weight")',
+            "Who came is data: where the release adds noise, divide by the expected cohort.",
+        )
 
 
 def _declared(algorithm, sampler, upload, release):
     """A bound that is declared instead of clipped holds where it is said to."""
     names = lambda m: [s.name for s in m.stages] if m is not None else []
-    if "bounded" in names(upload) or any("bounded" in names(r.mechanism) for r in algorithm.releases):
-        checks.fail("plan", 'bounded(..., "upload") in release only', "it in a client's own chain", "Clip there.")
+    if "bounded" in names(upload) or any(
+        "bounded" in names(r.mechanism) for r in algorithm.releases
+    ):
+        checks.fail(
+            "plan",
+            'bounded(..., "upload") in release only',
+            "it in a client's own chain",
+            "Clip there.",
+        )
     if "prox_erm" in names(upload) + names(release) or any(
-            "prox_erm" in names(r.mechanism) and not (r.steps and algorithm.name == "padpfl") for r in algorithm.releases):
-        checks.fail("plan", 'bounded(..., "prox_erm") in algorithms.padpfl(mechanism=...) only', "it elsewhere",
-                   "Its bound rests on solves whose inexactness is checked.")
+        "prox_erm" in names(r.mechanism) and not (r.steps and algorithm.name == "padpfl")
+        for r in algorithm.releases
+    ):
+        checks.fail(
+            "plan",
+            'bounded(..., "prox_erm") in algorithms.padpfl(mechanism=...) only',
+            "it elsewhere",
+            "Its bound rests on solves whose inexactness is checked.",
+        )
     if "bounded" not in names(release):
         return
     if upload is None or not mech.clips(upload):
-        checks.fail("plan", 'an upload with a clip beside bounded(..., "upload")', f"upload={upload!r}")
+        checks.fail(
+            "plan", 'an upload with a clip beside bounded(..., "upload")', f"upload={upload!r}"
+        )
     if any(s.role == "post" and s.name != "divide" for s in upload.stages):
-        checks.fail("plan", 'an upload that only divides after its noise beside bounded(..., "upload")', names(upload))
+        checks.fail(
+            "plan",
+            'an upload that only divides after its noise beside bounded(..., "upload")',
+            names(upload),
+        )
     if mech.noisy(upload) and (sampler.scheme != "full" or release.adjacency == "add_remove"):
         # who takes part would show in the variance
-        checks.fail("plan", 'sampling.full and replace_one beside noisy uploads and bounded(..., "upload")',
-                   f"sampling.{sampler.scheme}, {release.adjacency}", "Clip in release instead.")
+        checks.fail(
+            "plan",
+            'sampling.full and replace_one beside noisy uploads and bounded(..., "upload")',
+            f"sampling.{sampler.scheme}, {release.adjacency}",
+            "Clip in release instead.",
+        )
     if names(release)[0] != "bounded" or names(release)[1] != "total":
-        checks.fail("plan", 'bounded(..., "upload") alone among the row stages of release', names(release))
-    fixed = not any(isinstance(v, Fn) for s in upload.stages if s.role == "row" for v in s.bound.data.values())
+        checks.fail(
+            "plan", 'bounded(..., "upload") alone among the row stages of release', names(release)
+        )
+    fixed = not any(
+        isinstance(v, Fn) for s in upload.stages if s.role == "row" for v in s.bound.data.values()
+    )
     if checks.concrete((upload, release)) and fixed:
         most, said = mech.limit(upload), float(mech.bound(release))
         if most > said * (1 + 1e-6):
-            checks.fail("plan", "a bound in release of at least the upload's", f"{said:g} for {most:g}")
+            checks.fail(
+                "plan", "a bound in release of at least the upload's", f"{said:g} for {most:g}"
+            )
     elif not fixed:
-        checks.fail("plan", 'a fixed clip norm in upload beside bounded(..., "upload")', "a function of the round")
+        checks.fail(
+            "plan",
+            'a fixed clip norm in upload beside bounded(..., "upload")',
+            "a function of the round",
+        )
 
 
 def _levels(clients, release, *own):
     """Noise and clip norms have the shapes that the engine can use."""
     for site, m in (("release", release), *(("a client's chain", m) for m in own if m is not None)):
         for s in m.stages:
-            held = [(s.name, v) for f in (s.apply, s.bound) if f is not None for v in f.data.values() if isinstance(v, Fn)]
+            held = [
+                (s.name, v)
+                for f in (s.apply, s.bound)
+                if f is not None
+                for v in f.data.values()
+                if isinstance(v, Fn)
+            ]
             for name, shape in [(name, _shape(v, name)) for name, v in held]:
                 if shape != ():
-                    checks.fail("plan", f"one number a round from the function in {name}", f"shape {shape}")
+                    checks.fail(
+                        "plan", f"one number a round from the function in {name}", f"shape {shape}"
+                    )
             shape = _shape(s.noise, "gaussian") if isinstance(s.noise, Fn) else np.shape(s.noise)
             if m is release and shape != ():
-                checks.fail("plan", "one noise level in release", f"shape {shape}", "The sum has one noise.")
+                checks.fail(
+                    "plan", "one noise level in release", f"shape {shape}", "The sum has one noise."
+                )
             if shape not in ((), (clients,)):
-                checks.fail("plan", f"one noise level, or one for each of {clients} clients, in {site}", f"shape {shape}")
+                checks.fail(
+                    "plan",
+                    f"one noise level, or one for each of {clients} clients, in {site}",
+                    f"shape {shape}",
+                )
 
 
 def _shape(function, name):
     try:
         return jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32)).shape
     except (TypeError, AttributeError, jax.errors.JAXTypeError) as error:
-        checks.fail("plan", f"a traceable function of the round in {name}, such as jfl.schedules.exponential",
-                   f"{function!r}: {str(error).splitlines()[0]}", "Use jnp.where in place of if.")
+        checks.fail(
+            "plan",
+            f"a traceable function of the round in {name}, such as jfl.schedules.exponential",
+            f"{function!r}: {str(error).splitlines()[0]}",
+            "Use jnp.where in place of if.",
+        )
 
 
 def _bind_rows(algorithm: Algorithm) -> Algorithm:
-    """Every chain inside the algorithm speaks of examples: its batch sampler implies the adjacency."""
-    kinds = {"replace_one" if r.steps else batches.adjacency(r.batches) for r in algorithm.releases
-             if r.mechanism is not None}
+    """Every chain inside the algorithm speaks of examples: its batch sampler implies the
+    adjacency."""
+    kinds = {
+        "replace_one" if r.steps else batches.adjacency(r.batches)
+        for r in algorithm.releases
+        if r.mechanism is not None
+    }
     if not kinds:
         return algorithm
     if len(kinds) > 1:
         checks.fail("plan", "batch samplers of one adjacency in an algorithm", f"{sorted(kinds)}")
-    kind, = kinds
+    (kind,) = kinds
     free = all(r.batches.scheme == "full" and not r.steps for r in algorithm.releases)
 
     def one(node):
@@ -177,9 +312,21 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
             return node
         bound = bind(node, kind, "private_grad", required=not free)
         if any(s.name == "divide_by_weight" for s in bound.stages):
-            checks.fail("plan", "a divisor for examples", 'divide("weight")', 'Use a number, or divide("size").')
-        if bound.adjacency == "add_remove" and any(s.name == "divide_by_size" for s in bound.stages):
-            checks.fail("plan", 'a public divisor under add_remove', 'divide("size")', "Divide by the expected batch.")
+            checks.fail(
+                "plan",
+                "a divisor for examples",
+                'divide("weight")',
+                'Use a number, or divide("size").',
+            )
+        if bound.adjacency == "add_remove" and any(
+            s.name == "divide_by_size" for s in bound.stages
+        ):
+            checks.fail(
+                "plan",
+                "a public divisor under add_remove",
+                'divide("size")',
+                "Divide by the expected batch.",
+            )
         return bound
 
     return jax.tree.map(one, algorithm, is_leaf=lambda n: isinstance(n, Mechanism))
@@ -191,15 +338,23 @@ def _weights(weights, fed, sampler):
     if callable(weights):
         weights = weights if isinstance(weights, Fn) else Fn(weights)
         if _shape(weights, "weights") != (clients,):
-            checks.fail("plan", f"one weight for each of {clients} clients from a function of the round",
-                       f"shape {_shape(weights, 'weights')}")
+            checks.fail(
+                "plan",
+                f"one weight for each of {clients} clients from a function of the round",
+                f"shape {_shape(weights, 'weights')}",
+            )
         return Fn(_scaled, dict(of=weights, share=share))
     if isinstance(weights, str):
         checks.choice("plan", ("uniform", "size"), weights=weights)
         weights = fed.size if weights == "size" else jnp.ones(clients)
     if checks.ndim("plan", "weights", weights) != 1 or np.shape(weights) != (clients,):
-        checks.fail("plan", f'weights "uniform", "size", one number for each of {clients} clients, or a function of the '
-                   "round", f"shape {np.shape(weights)}")
+        checks.fail(
+            "plan",
+            f'weights "uniform", "size", one number for each of {clients} clients, or a function '
+            f"of the "
+            "round",
+            f"shape {np.shape(weights)}",
+        )
     checks.nonnegative("plan", weights=weights)
     if checks.concrete(weights) and not np.asarray(weights).sum() > 0:
         checks.fail("plan", "weights with a positive sum", f"{weights!r}")
@@ -208,23 +363,29 @@ def _weights(weights, fed, sampler):
 
 @named("plan.weights")
 def _scaled(round_, *, of, share):
-    """p / q, with p the weights' distribution over clients and q the clients' share of draws: mean 1 for uniform q."""
+    """p / q, with p the weights' distribution over clients and q the clients' share of draws: mean
+    1 for uniform q."""
     values = jnp.asarray(of(round_) if isinstance(of, Fn) else of, jnp.float32)
-    values = jnp.where(values >= 0, values, jnp.nan)      # noise is scaled to the largest: Health stops a negative one
+    values = jnp.where(
+        values >= 0, values, jnp.nan
+    )  # noise is scaled to the largest: Health stops a negative one
     return values / values.sum() / share
 
 
 def _initial(task: Task):
     """Shapes of the parameters; refuses what an init function makes that cannot be trained."""
     try:
-        return jax.eval_shape(lambda key: frameworks.parameters("task", task.init(key)), jax.random.key(0))
-    except Exception as error:        # of somebody's function
+        return jax.eval_shape(
+            lambda key: frameworks.parameters("task", task.init(key)), jax.random.key(0)
+        )
+    except Exception as error:  # of somebody's function
         frameworks.explain("task", error)
         raise
 
 
 def client_bytes(plan: Plan) -> float:
-    """An estimate of what one client of a round holds: models, optimizer state, per-example gradients."""
+    """An estimate of what one client of a round holds: models, optimizer state, per-example
+    gradients."""
     params = pytrees.size(_initial(plan.task))
     rows, slots = 0, plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
     for r in plan.algorithm.releases:

@@ -1,4 +1,5 @@
 """One round as one program: draw a cohort, run its clients, release, update the server."""
+
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -17,10 +18,11 @@ from .devices import devices
 
 class Seen(NamedTuple):
     """Sums over rounds of what the experimenter watches; outside every guarantee."""
+
     rounds: Array
     clients: Array
     loss: Array
-    clipped: Array       # of the cohort's rows or uploads, the fraction a round
+    clipped: Array  # of the cohort's rows or uploads, the fraction a round
     update_norm: Array
 
 
@@ -28,8 +30,8 @@ def init(key, plan: Plan) -> Run:
     """The state of a run before its first round.
 
     Args:
-      key: jax.random.key(seed).  The first parameters, cohorts and batches follow from it alone, the noise from it and
-        from what the plan is (`jfl.describe`).
+      key: jax.random.key(seed).  The first parameters, cohorts and batches follow from it alone,
+        the noise from it and from what the plan is (`jfl.describe`).
       plan: a Plan.
 
     Returns:
@@ -48,20 +50,33 @@ def begin(key, plan: Plan, words, history) -> Run:
     zeros = [jnp.zeros((), jnp.int32) for _ in range(2 + len(Health._fields))]
     # copies, so that a run may be donated without taking the plan or the key along
     key, server, state = jax.tree.map(jnp.copy, (key, server, mech.initial(plan.release)))
-    return Run(zeros[0], key, jnp.asarray(words), jnp.asarray(history), zeros[1], server, own, state, Health(*zeros[2:]))
+    return Run(
+        zeros[0],
+        key,
+        jnp.asarray(words),
+        jnp.asarray(history),
+        zeros[1],
+        server,
+        own,
+        state,
+        Health(*zeros[2:]),
+    )
 
 
 def enter(run: Run, words) -> Run:
     """The run as it goes on under the plan with this identity.
 
-    From round 1 on another plan than the last one begins a noise of its own, also where two runs come from different
-    plans, or from one at different rounds.  At round 0 nothing has run: what a run was begun for does not matter, but for
-    what its state follows from.  On the host for a concrete run of NumPy's arrays.
+    From round 1 on another plan than the last one begins a noise of its own, also where two runs
+    come from different plans, or from one at different rounds.  At round 0 nothing has run: what a
+    run was begun for does not matter, but for what its state follows from.  On the host for a
+    concrete run of NumPy's arrays.
     """
     other = (run.round > 0) & (run.identity != words).any()
     left = hashing.combine(hashing.combine(run.history, run.identity), hashing.of_number(run.round))
     xp = jnp if any(isinstance(x, jax.Array) for x in (words, run.history, run.round)) else np
-    return dataclasses.replace(run, identity=xp.asarray(words), history=xp.where(other, left, run.history))
+    return dataclasses.replace(
+        run, identity=xp.asarray(words), history=xp.where(other, left, run.history)
+    )
 
 
 def noise_key(run: Run):
@@ -72,8 +87,8 @@ def noise_key(run: Run):
 def run_round(run: Run, plan: Plan) -> tuple[Run, Seen]:
     """One round.  Pure: jit it, scan it, vmap it.
 
-    The cohort is summed chunk by chunk, so only `plan.chunk` clients' models are held at once; the devices of
-    `plan.mesh` take equal parts of the chunks.
+    The cohort is summed chunk by chunk, so only `plan.chunk` clients' models are held at once; the
+    devices of `plan.mesh` take equal parts of the chunks.
 
     Args:
       run: of `jfl.init`, or of an earlier round.
@@ -89,11 +104,16 @@ def run_round(run: Run, plan: Plan) -> tuple[Run, Seen]:
 
 
 def one_round(run: Run, plan: Plan, noise) -> tuple[Run, Seen]:
-    """`run_round` of a run that has entered its plan; `noise` is noise_key(run), which a loop computes once."""
+    """`run_round` of a run that has entered its plan; `noise` is noise_key(run), which a loop
+    computes once."""
     checks.on_device("run_round", plan.fed)
     plan = dataclasses.replace(plan, mesh=devices(plan.mesh))
     cohort_key, batch_key = streams(draws_key(run), (Stream.COHORT, Stream.BATCH), run.round)
-    cohort, keys, plan = plan.sampler.draw(cohort_key), _keys(run, batch_key, noise), at(plan, run.round)
+    cohort, keys, plan = (
+        plan.sampler.draw(cohort_key),
+        _keys(run, batch_key, noise),
+        at(plan, run.round),
+    )
     slots = chunks(cohort, plan)
     sums, new = _cohort(run, plan, keys, slots, None)
     taken = jnp.where(slots[1] > 0, slots[0], plan.sampler.clients).reshape(-1)
@@ -102,8 +122,12 @@ def one_round(run: Run, plan: Plan, noise) -> tuple[Run, Seen]:
 
 
 def fed_round(run: Run, plan: Plan, noise, feed: Feed) -> tuple[Run, Seen, Any]:
-    """A round of a cohort that was fetched -> run, what is seen of it, what its clients remember."""
-    keys, plan = _keys(run, stream(draws_key(run), Stream.BATCH, run.round), noise), at(plan, run.round)
+    """A round of a cohort that was fetched -> run, what is seen of it, what its clients
+    remember."""
+    keys, plan = (
+        _keys(run, stream(draws_key(run), Stream.BATCH, run.round), noise),
+        at(plan, run.round),
+    )
     sums, new = _cohort(run, plan, keys, feed.slots, (feed.rows, feed.own))
     return *_serve(run, plan, keys, feed.slots, feed.overflow, sums), new
 
@@ -111,8 +135,8 @@ def fed_round(run: Run, plan: Plan, noise, feed: Feed) -> tuple[Run, Seen, Any]:
 def draws_key(run: Run):
     """The key of cohorts and batches.
 
-    A round that is released twice is charged as two samples, so another attempt draws its own: noise of its own on the
-    same sample would only be averaged away.
+    A round that is released twice is charged as two samples, so another attempt draws its own:
+    noise of its own on the same sample would only be averaged away.
     """
     return jax.lax.select(run.attempt > 0, stream(run.key, Stream.AGAIN, run.attempt), run.key)
 
@@ -123,7 +147,8 @@ def draw(key, plan: Plan, round_) -> Cohort:
 
 
 def at(plan: Plan, round_) -> Plan:
-    """The plan of one round: weights, clip norms and noise that change from round to round have their value."""
+    """The plan of one round: weights, clip norms and noise that change from round to round have
+    their value."""
     upload, release = (m and mech.at(m, round_) for m in (plan.upload, plan.release))
     weights = plan.weights(round_) if isinstance(plan.weights, Fn) else plan.weights
     return dataclasses.replace(plan, upload=upload, release=release, weights=weights)
@@ -131,7 +156,7 @@ def at(plan: Plan, round_) -> Plan:
 
 class _Keys(NamedTuple):
     batch: Key
-    own: Key             # [2]: of local steps, of uploads
+    own: Key  # [2]: of local steps, of uploads
     release: Key
 
 
@@ -141,12 +166,15 @@ def _keys(run, batch, noise):
 
 
 def chunks(cohort: Cohort, plan: Plan) -> tuple:
-    """ids, count and turn as [chunks, slots of a chunk], filled up with empty slots; each device has equally many."""
+    """ids, count and turn as [chunks, slots of a chunk], filled up with empty slots; each device
+    has equally many."""
     count, size = layout(plan)
     pad = count * size - plan.sampler.capacity
     fill = (plan.sampler.clients, 0, 0)
-    return tuple(jnp.pad(x, (0, pad), constant_values=f).reshape(count, size)
-                 for x, f in zip((cohort.ids, cohort.count, cohort.turn), fill))
+    return tuple(
+        jnp.pad(x, (0, pad), constant_values=f).reshape(count, size)
+        for x, f in zip((cohort.ids, cohort.count, cohort.turn), fill)
+    )
 
 
 def layout(plan: Plan) -> tuple[int, int]:
@@ -161,13 +189,18 @@ def _cohort(run, plan, keys, slots, fetched):
     if plan.mesh is None:
         return _chunks(run, plan, keys, slots, fetched)
 
-    def part(*args):                                      # a vmap over sweep points cannot see into closures here
+    def part(*args):  # a vmap over sweep points cannot see into closures here
         sums, new = _chunks(*args)
         return jax.lax.psum(sums, "clients"), new
 
     every, share = PartitionSpec(), PartitionSpec("clients")
-    split = jax.shard_map(part, mesh=plan.mesh, in_specs=(every, every, every, share, share), out_specs=(every, share),
-                          check_vma=False)
+    split = jax.shard_map(
+        part,
+        mesh=plan.mesh,
+        in_specs=(every, every, every, share, share),
+        out_specs=(every, share),
+        check_vma=False,
+    )
     return split(run, plan, keys, slots, fetched)
 
 
@@ -198,41 +231,88 @@ def _some(run, plan, keys, slots, fetched):
         address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)
         rows_key, upload_key = jax.vmap(address)(keys.own)
         size = fed.size.at[id_].get(mode="fill", fill_value=0)
-        ctx = Context(run.round, id_, size, weights.at[id_].get(mode="fill", fill_value=0), sampler.clients,
-                      jnp.asarray(sampler.expected, jnp.float32))
+        ctx = Context(
+            run.round,
+            id_,
+            size,
+            weights.at[id_].get(mode="fill", fill_value=0),
+            sampler.clients,
+            jnp.asarray(sampler.expected, jnp.float32),
+        )
         if rows is None:
             rows = Rows(fed.x, fed.y, fed.index.at[id_].get(mode="fill", fill_value=0), size)
         else:
             rows = Rows(*rows, jnp.arange(rows[1].shape[0], dtype=jnp.int32), size)
-        payload, own, seen = alg.client(ctx, Keys(address(keys.batch), rows_key), run.server, own, rows)
-        sent = payload if plan.upload is None else mech.alone(plan.upload, upload_key, payload, client=id_)[0]
+        payload, own, seen = alg.client(
+            ctx, Keys(address(keys.batch), rows_key), run.server, own, rows
+        )
+        sent = (
+            payload
+            if plan.upload is None
+            else mech.alone(plan.upload, upload_key, payload, client=id_)[0]
+        )
         return sent, payload, own, seen
 
     rows, own = (None, pytrees.take(run.own, ids)) if fetched is None else fetched
     sent, payload, new, watched = jax.vmap(client)(own, ids, turn, rows)
-    part = mech.contribute(plan.release, run.mechanism, sent, weights.at[ids].get(mode="fill", fill_value=0) * count)
-    part = dataclasses.replace(part, form=pytrees.form(payload))       # the types that the server knows
+    part = mech.contribute(
+        plan.release, run.mechanism, sent, weights.at[ids].get(mode="fill", fill_value=0) * count
+    )
+    part = dataclasses.replace(part, form=pytrees.form(payload))  # the types that the server knows
     bad = taken & ~jax.vmap(pytrees.finite)((payload, new))
-    sums = jax.tree.map(lambda x: jnp.where(taken, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype), watched)
+    sums = jax.tree.map(
+        lambda x: jnp.where(taken, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype), watched
+    )
     return (part, sums, bad.sum(dtype=jnp.int32)), new
 
 
 def _serve(run, plan, keys, slots, overflow, sums):
     """What the server does with the sums of a cohort."""
     sampler, (total, watched, bad) = plan.sampler, sums
-    released, state = mech.finish(plan.release, keys.release, run.mechanism, total.value,
-                                  max_weight=plan.weights.max(), realised=total.weight, form=total.form)
-    ctx = Context(run.round, jnp.int32(sampler.clients), jnp.int32(0), jnp.float32(1), sampler.clients,
-                  jnp.asarray(sampler.expected, jnp.float32))
+    released, state = mech.finish(
+        plan.release,
+        keys.release,
+        run.mechanism,
+        total.value,
+        max_weight=plan.weights.max(),
+        realised=total.weight,
+        form=total.form,
+    )
+    ctx = Context(
+        run.round,
+        jnp.int32(sampler.clients),
+        jnp.int32(0),
+        jnp.float32(1),
+        sampler.clients,
+        jnp.asarray(sampler.expected, jnp.float32),
+    )
     server = plan.algorithm.server(ctx, run.server, released)
     present = (slots[1] > 0).sum()
     # a client that meets a clip counts as zero where it is not finite
-    met, lost = (0, jnp.maximum(bad, total.nonfinite)) if mech.clips(plan.release) or mech.clips(plan.upload) else (bad, 0)
-    health = Health(run.health.nonfinite + met + (~pytrees.finite((server, state))).astype(jnp.int32),
-                    run.health.overflow + overflow + watched.overflow,
-                    run.health.empty_cohort + (present == 0).astype(jnp.int32),
-                    run.health.nonfinite_rows + lost + watched.nonfinite)
+    met, lost = (
+        (0, jnp.maximum(bad, total.nonfinite))
+        if mech.clips(plan.release) or mech.clips(plan.upload)
+        else (bad, 0)
+    )
+    health = Health(
+        run.health.nonfinite + met + (~pytrees.finite((server, state))).astype(jnp.int32),
+        run.health.overflow + overflow + watched.overflow,
+        run.health.empty_cohort + (present == 0).astype(jnp.int32),
+        run.health.nonfinite_rows + lost + watched.nonfinite,
+    )
     many = jnp.maximum(present, 1).astype(jnp.float32)
-    clipped = total.clipped / jnp.maximum(total.rows, 1) if mech.clips(plan.release) else watched.clipped / many
-    seen = Seen(jnp.float32(1), present.astype(jnp.float32), watched.loss / many, clipped, pytrees.norm(released))
-    return dataclasses.replace(run, round=run.round + 1, server=server, mechanism=state, health=health), seen
+    clipped = (
+        total.clipped / jnp.maximum(total.rows, 1)
+        if mech.clips(plan.release)
+        else watched.clipped / many
+    )
+    seen = Seen(
+        jnp.float32(1),
+        present.astype(jnp.float32),
+        watched.loss / many,
+        clipped,
+        pytrees.norm(released),
+    )
+    return dataclasses.replace(
+        run, round=run.round + 1, server=server, mechanism=state, health=health
+    ), seen

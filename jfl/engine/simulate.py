@@ -1,4 +1,5 @@
 """The only loop: rounds inside one program, with an evaluation every so many."""
+
 import dataclasses
 import functools
 import warnings
@@ -18,19 +19,22 @@ from . import host_feed
 from .metrics import evaluate
 from .round import Seen, begin, enter, noise_key, one_round
 
-EVALUATIONS = 10 ** 7        # of a run: more is a slip
+EVALUATIONS = 10**7  # of a run: more is a slip
 
 
 class Output(NamedTuple):
-    """What a simulation gives back.  `metrics` and what it holds lie outside the guarantee; `params` is the release."""
+    """What a simulation gives back.  `metrics` and what it holds lie outside the guarantee;
+    `params` is the release."""
+
     run: Run
-    metrics: Metrics     # leaves [evaluations]
+    metrics: Metrics  # leaves [evaluations]
     params: Any
     __repr__ = printing.output
 
 
 class HealthError(RuntimeError):
-    """A run that must not be trusted; `run` is its state (of a sweep: the Sweep), `health` the counts."""
+    """A run that must not be trusted; `run` is its state (of a sweep: the Sweep), `health` the
+    counts."""
 
     def __init__(self, message, run, health):
         super().__init__(message)
@@ -61,12 +65,20 @@ def scan(run: Run, plan: Plan, rounds, data=None) -> tuple[Run, Metrics]:
 
 def _no_data(where, data):
     if data is not None:
-        warnings.warn(f"{where}: data= is no longer used; a federation knows the identity of its data. Leave it out.",
-                      DeprecationWarning, stacklevel=3)
+        warnings.warn(
+            (
+                f"{where}: data= is no longer used; a federation knows the identity of its data. "
+                f"Leave "
+                f"it out."
+            ),
+            DeprecationWarning,
+            stacklevel=3,
+        )
 
 
 def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
     """`scan` of a run that has entered its plan; `noise` is its noise_key."""
+
     def until_evaluation(run, count):
         nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
 
@@ -82,10 +94,21 @@ def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
 
 
 def _metrics(run, plan, sums):
-    loss, accuracy, client_accuracy = evaluate(plan.task, plan.algorithm.params(run.server), plan.fed)
+    loss, accuracy, client_accuracy = evaluate(
+        plan.task, plan.algorithm.params(run.server), plan.fed
+    )
     mean = lambda x: x / jnp.maximum(sums.rounds, 1)
-    return Metrics(run.round, loss, accuracy, client_accuracy, mean(sums.loss), mean(sums.clipped),
-                   mean(sums.update_norm), mean(sums.clients), run.mechanism if mech.adaptive(plan.release) else None)
+    return Metrics(
+        run.round,
+        loss,
+        accuracy,
+        client_accuracy,
+        mean(sums.loss),
+        mean(sums.clipped),
+        mean(sums.update_norm),
+        mean(sums.clients),
+        run.mechanism if mech.adaptive(plan.release) else None,
+    )
 
 
 _measured = jax.jit(_metrics)
@@ -100,19 +123,26 @@ _begin, _noise_base = jax.jit(begin), jax.jit(noise_base)
 
 
 def schedule(rounds: int, every: int | None) -> np.ndarray:
-    """Int[E]: rounds before each evaluation; the last may be fewer.  Default: about twenty evaluations."""
+    """Int[E]: rounds before each evaluation; the last may be fewer.  Default: about twenty
+    evaluations."""
     checks.whole("simulate", rounds=rounds)
     if every is None:
         every = max(1, round_up(rounds / 20))
     checks.whole("simulate", evaluate_every=every)
     full, rest = divmod(int(rounds), int(every))
     if full > EVALUATIONS:
-        checks.fail("simulate", f"at most {EVALUATIONS} evaluations", f"rounds={rounds}, evaluate_every={every}", "Evaluate more rarely.")
+        checks.fail(
+            "simulate",
+            f"at most {EVALUATIONS} evaluations",
+            f"rounds={rounds}, evaluate_every={every}",
+            "Evaluate more rarely.",
+        )
     return np.append(np.full(full, every, np.int32), np.full(int(rest > 0), rest, np.int32))
 
 
 def tolerated(where: str, tolerate) -> tuple:
-    """The names of Health counts that may be above 0; who tolerates what is not finite tolerates such rows too."""
+    """The names of Health counts that may be above 0; who tolerates what is not finite tolerates
+    such rows too."""
     given = checks.several(where, tolerate=tolerate)
     checks.choice(where, Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(given)})
     return given + (("nonfinite_rows",) if "nonfinite" in given else ())
@@ -122,24 +152,36 @@ def round_up(x) -> int:
     return int(np.ceil(x))
 
 
-def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None, start: Run | None = None,
-             tolerate=(), mesh=None, data=None) -> Output:
+def simulate(
+    key,
+    plan: Plan,
+    rounds: int,
+    *,
+    evaluate_every: int | None = None,
+    start: Run | None = None,
+    tolerate=(),
+    mesh=None,
+    data=None,
+) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
-    Args     key: jax.random.key(seed); everything is addressed from it, so evaluating more often, chunking or
-             stopping and going on changes no draw.
+    Args     key: jax.random.key(seed); everything is addressed from it, so evaluating more often,
+             chunking or stopping and going on changes no draw.
              evaluate_every: rounds between evaluations; default about twenty evaluations.
-             start: a state to go on from (`out.run`), under this plan or another with the same clients and state;
-             `key` is then not used.
+             start: a state to go on from (`out.run`), under this plan or another with the same
+             clients and state; `key` is then not used.
              tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
-             mesh: devices that share each cohort: "auto", a number, or a mesh as jfl.engine.devices.devices makes; None: one.
+             mesh: devices that share each cohort: "auto", a number, or a mesh as
+               jfl.engine.devices.devices makes; None: one.
              data: no longer used.
     Returns  Output(run, metrics with leaves [evaluations], params).
-    Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was empty; ValueError
-             where `start` does not fit the plan, or a clip norm or noise falls below 1e-15 in one of the rounds.
+    Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was
+             empty; ValueError where `start` does not fit the plan, or a clip norm or noise falls
+             below 1e-15 in one of the rounds.
 
-    Plans of one structure share one compiled program, whatever their numbers.  Of a `jfl.population` each round is one
-    program, while the next cohort's rows are fetched; what clients remember is then in numpy arrays.
+    Plans of one structure share one compiled program, whatever their numbers.  Of a
+    `jfl.population` each round is one program, while the next cohort's rows are fetched; what
+    clients remember is then in numpy arrays.
     """
     checks.kind("simulate", Plan, "jfl.plan", plan=plan)
     key, tolerate = checks.key("simulate", key), tolerated("simulate", tolerate)
@@ -151,28 +193,43 @@ def simulate(key, plan: Plan, rounds: int, *, evaluate_every: int | None = None,
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
     words = identity.for_noise(plan)
     with meshes.together():
-        if meshes.shared(mesh):                           # noise that differs from process to process would be no error
-            begun = (key, 0, 0) if start is None else (start.key, int(start.round), int(start.attempt), start.history.tolist())
-            meshes.exchange("simulate", f"{identity.words(plan).tolist()} {begun} {counts.tolist()}")
+        if meshes.shared(mesh):  # noise that differs from process to process would be no error
+            begun = (
+                (key, 0, 0)
+                if start is None
+                else (start.key, int(start.round), int(start.attempt), start.history.tolist())
+            )
+            meshes.exchange(
+                "simulate", f"{identity.words(plan).tolist()} {begun} {counts.tolist()}"
+            )
     plan, key = meshes.spread((dataclasses.replace(plan, mesh=mesh), key), mesh)
     with meshes.together():
         fresh = host_feed.start if plan.fed.host is not None else _begin
-        run = fresh(key, plan, words, identity.of_start(plan)) if start is None else _resumable(start, plan)
+        run = (
+            fresh(key, plan, words, identity.of_start(plan))
+            if start is None
+            else _resumable(start, plan)
+        )
         run, words = _entered(run, words)
         if plan.fed.host is not None:
             run, metrics = _fed(run, plan, counts, words)
         else:
             run = meshes.one_device(run) if mesh is None else meshes.spread(run, mesh)
             run, metrics = _scan(run, plan, meshes.spread(counts, mesh), meshes.spread(words, mesh))
-        stop_if_unhealthy(run, tolerate)                  # waits for the run
+        stop_if_unhealthy(run, tolerate)  # waits for the run
     return Output(run, metrics, plan.algorithm.params(run.server))
 
 
 def _entered(run: Run, words):
-    """A concrete run that has entered its plan, and its noise_words: hashed here, where it costs no program."""
+    """A concrete run that has entered its plan, and its noise_words: hashed here, where it costs no
+    program."""
     names = ("round", "identity", "history", "attempt")
-    there = enter(dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words)
-    run = dataclasses.replace(run, identity=jnp.asarray(there.identity), history=jnp.asarray(there.history))
+    there = enter(
+        dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words
+    )
+    run = dataclasses.replace(
+        run, identity=jnp.asarray(there.identity), history=jnp.asarray(there.history)
+    )
     return run, noise_words(there.identity, there.history, there.attempt)
 
 
@@ -194,21 +251,37 @@ def _resumable(run: Run, plan: Plan) -> Run:
     """A copy of `run` (the program consumes what it is given) that fits `plan`."""
     fresh = jax.eval_shape(begin, run.key, plan, run.identity, run.history)
     same = jax.tree.structure(fresh) == jax.tree.structure(run) and all(
-        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(run)))
+        a.shape == b.shape and a.dtype == b.dtype
+        for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(run))
+    )
     if not same:
-        describe = lambda r: jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", dataclasses.asdict(r)["server"])
-        checks.fail("simulate(start=...)", f"a state like this plan's, {describe(fresh)}", f"{describe(run)}",
-                   "Use the plan that made it, or one with the same algorithm, model and clients.")
+        describe = lambda r: jax.tree.map(
+            lambda x: f"{x.dtype}{list(x.shape)}", dataclasses.asdict(r)["server"]
+        )
+        checks.fail(
+            "simulate(start=...)",
+            f"a state like this plan's, {describe(fresh)}",
+            f"{describe(run)}",
+            "Use the plan that made it, or one with the same algorithm, model and clients.",
+        )
     if plan.fed.host is not None:
-        return dataclasses.replace(jax.tree.map(jnp.copy, dataclasses.replace(run, own=())), own=host_feed.copied(run.own))
+        return dataclasses.replace(
+            jax.tree.map(jnp.copy, dataclasses.replace(run, own=())), own=host_feed.copied(run.own)
+        )
     return jax.tree.map(jnp.copy, run)
 
 
-ADVICE = dict(nonfinite="Lower the learning rate, clip, or look for bad rows.",
-              nonfinite_rows='Lower the learning rate or look for bad rows; or pass tolerate=("nonfinite_rows",): they '
-              'count as zero, and a run that does not stop does not show that they are there.',
-              overflow="Give the sampler a larger capacity: the guarantee does not cover this run.",
-              empty_cohort='Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson round is legal.')
+ADVICE = dict(
+    nonfinite="Lower the learning rate, clip, or look for bad rows.",
+    nonfinite_rows="Lower the learning rate or look for bad rows; or pass "
+    'tolerate=("nonfinite_rows",): they '
+    "count as zero, and a run that does not stop does not show that they are there.",
+    overflow="Give the sampler a larger capacity: the guarantee does not cover this run.",
+    empty_cohort=(
+        'Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson '
+        "round is legal."
+    ),
+)
 
 
 def stop_if_unhealthy(run: Run, tolerate=()):
@@ -219,4 +292,6 @@ def stop_if_unhealthy(run: Run, tolerate=()):
     bad = {k: v for k, v in health.items() if v > 0 and k not in tolerate}
     if bad:
         text = " ".join(f"{k}={v}. {ADVICE[k]}" for k, v in bad.items())
-        raise HealthError(f"simulate: need a healthy run; by round {int(run.round)} counted {text}", run, health)
+        raise HealthError(
+            f"simulate: need a healthy run; by round {int(run.round)} counted {text}", run, health
+        )

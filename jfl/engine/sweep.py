@@ -1,4 +1,5 @@
 """A sweep: many plans as few programs, one for each static group."""
+
 import dataclasses
 import inspect
 import itertools
@@ -19,18 +20,19 @@ from .plan import client_bytes
 from .round import begin
 from .simulate import HealthError, scan_from, schedule, tolerated
 
-MEMORY = 2 ** 32     # bytes for the points computed at once
+MEMORY = 2**32  # bytes for the points computed at once
 
 
 class Sweep(NamedTuple):
     """One entry per point, in the order given."""
-    points: list         # of dict: the arguments of make_plan, and the seed
-    plans: list          # of Plan
-    metrics: Metrics     # leaves [S, evaluations]
-    health: Health       # Int[S]
-    failed: np.ndarray   # Bool[S]
-    params: Any          # list of params
-    groups: int          # programs compiled
+
+    points: list  # of dict: the arguments of make_plan, and the seed
+    plans: list  # of Plan
+    metrics: Metrics  # leaves [S, evaluations]
+    health: Health  # Int[S]
+    failed: np.ndarray  # Bool[S]
+    params: Any  # list of params
+    groups: int  # programs compiled
     seconds: np.ndarray  # Float[S]: a point's share of its group's time, compilation included
     caveats: tuple = ()  # sentences that belong beside the guarantees of several points
     __repr__ = printing.sweep
@@ -38,7 +40,10 @@ class Sweep(NamedTuple):
 
 def points_of(axes: dict) -> list[dict]:
     """The cartesian product of the axes, the last one fastest; a scalar is an axis of one."""
-    several = lambda v: isinstance(v, (list, tuple, range)) or (isinstance(v, (np.ndarray, jax.Array)) and v.ndim > 0)
+    several = lambda v: (
+        isinstance(v, (list, tuple, range))
+        or (isinstance(v, (np.ndarray, jax.Array)) and v.ndim > 0)
+    )
     lists = {k: list(v) if several(v) else [v] for k, v in axes.items()}
     for k, v in lists.items():
         if not v:
@@ -46,21 +51,36 @@ def points_of(axes: dict) -> list[dict]:
     return [dict(zip(lists, values)) for values in itertools.product(*lists.values())]
 
 
-def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_every: int | None = None,
-          memory: float = MEMORY, strict: bool = False, tolerate=(), mesh=None, **axes) -> Sweep:
-    """Run `make_plan(**point)` at every point; points that share their static part are one vmapped program.
+def sweep(  # noqa: C901
+    make_plan,
+    *,
+    rounds: int,
+    points: list[dict] | None = None,
+    evaluate_every: int | None = None,
+    memory: float = MEMORY,
+    strict: bool = False,
+    tolerate=(),
+    mesh=None,
+    **axes,
+) -> Sweep:
+    """Run `make_plan(**point)` at every point; points that share their static part are one vmapped
+    program.
 
-    Args     make_plan: hyperparameters -> plan.  It is called once for each point, on the host, so every value is
-             checked before anything compiles.
+    Args     make_plan: hyperparameters -> plan.  It is called once for each point, on the host, so
+             every value is checked before anything compiles.
              **axes: lists of values (their cartesian product), or points: a list of dicts.
-             seed: an axis of its own, default 0: the key of the run; also passed on if make_plan takes `seed`.
+             seed: an axis of its own, default 0: the key of the run; also passed on if make_plan
+               takes `seed`.
              memory: bytes for the points computed at once, on each device.
-             mesh: devices that share the points: "auto", a number, or a mesh as jfl.engine.devices.devices makes; None: one.
+             mesh: devices that share the points: "auto", a number, or a mesh as
+               jfl.engine.devices.devices makes; None: one.
              strict: raise HealthError if any point fails, not only if all do.
-    Returns  Sweep, in the order of the points.  Every point equals a run of its own with jax.random.key(seed), and
-             has noise of its own, also where points share a seed (see identity.py).
-    Privacy  points that share a seed share cohorts and batches, and are no independent samples: `caveats` says so, and
-             jfl.guarantee([(plan, rounds, 0), ...]) accounts several of them together.
+    Returns  Sweep, in the order of the points.  Every point equals a run of its own with
+             jax.random.key(seed), and has noise of its own, also where points share a seed (see
+             identity.py).
+    Privacy  points that share a seed share cohorts and batches, and are no independent samples:
+             `caveats` says so, and jfl.guarantee([(plan, rounds, 0), ...]) accounts several of them
+             together.
 
     >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]
     [0.1, 0.1, 0.2, 0.2]
@@ -68,13 +88,19 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     if points is not None and axes:
         checks.fail("sweep", "either points or axes", f"both: {sorted(axes)}")
     points = points_of(axes) if points is None else checks.several("sweep", points=points)
-    if not points or not all(isinstance(p, dict) and all(isinstance(k, str) for k in p) for p in points):
-        checks.fail("sweep", "at least one point, each a dict of arguments of make_plan", checks.shown(points))
+    if not points or not all(
+        isinstance(p, dict) and all(isinstance(k, str) for k in p) for p in points
+    ):
+        checks.fail(
+            "sweep",
+            "at least one point, each a dict of arguments of make_plan",
+            checks.shown(points),
+        )
     memory = checks.memory("sweep", memory)
     checks.choice("sweep", (False, True), strict=strict)
     tolerate = tolerated("sweep", tolerate)
     counts = schedule(rounds, evaluate_every)
-    meshes.devices(mesh, len(points))                     # refuses what is none
+    meshes.devices(mesh, len(points))  # refuses what is none
     try:
         signature = inspect.signature(make_plan)
     except (TypeError, ValueError):
@@ -86,12 +112,17 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     plans, made = [], {}
     for p in points:
         given = {k: v for k, v in p.items() if k != "seed" or wants_seed}
-        at = tuple((k, type(v), v if isinstance(v, (int, float, str)) else id(v)) for k, v in sorted(given.items()))
+        at = tuple(
+            (k, type(v), v if isinstance(v, (int, float, str)) else id(v))
+            for k, v in sorted(given.items())
+        )
         try:
             signature.bind(**given)
         except TypeError as error:
-            checks.fail("sweep", f"make_plan{signature} to take {sorted(given)}", checks.cause(error))
-        if at not in made:                        # one plan for all seeds, so that what they share stays shared
+            checks.fail(
+                "sweep", f"make_plan{signature} to take {sorted(given)}", checks.cause(error)
+            )
+        if at not in made:  # one plan for all seeds, so that what they share stays shared
             made[at] = make_plan(**given)
         plans.append(made[at])
     for p in plans:
@@ -104,23 +135,47 @@ def sweep(make_plan, *, rounds: int, points: list[dict] | None = None, evaluate_
     _apart(points, plans, seeds, words, groups)
     if meshes.shared(meshes.devices(mesh, len(points))):
         with meshes.together():
-            meshes.exchange("sweep", f"{[(w.tolist(), key) for w, key in zip(words, seeds)]} {counts.tolist()}")
+            meshes.exchange(
+                "sweep", f"{[(w.tolist(), key) for w, key in zip(words, seeds)]} {counts.tolist()}"
+            )
     results, seconds = [None] * len(plans), np.zeros(len(plans))
     for members in groups:
         begun = time.perf_counter()
-        for i, result in zip(members, _group([plans[i] for i in members], jnp.stack([seeds[i] for i in members]),
-                                             [words[i] for i in members], counts, memory, meshes.devices(mesh, len(members)))):
+        for i, result in zip(
+            members,
+            _group(
+                [plans[i] for i in members],
+                jnp.stack([seeds[i] for i in members]),
+                [words[i] for i in members],
+                counts,
+                memory,
+                meshes.devices(mesh, len(members)),
+            ),
+        ):
             results[i] = result
         seconds[members] = (time.perf_counter() - begun) / len(members)
 
     metrics = _stack_metrics([r[1] for r in results])
     health = Health(*(np.array([int(getattr(r[0], f)) for r in results]) for f in Health._fields))
     failed = np.any([getattr(health, f) > 0 for f in Health._fields if f not in tolerate], axis=0)
-    out = Sweep(points, plans, metrics, health, failed, [r[2] for r in results], len(groups), seconds,
-                segments.sharing(plans, [p["seed"] for p in points]))
+    out = Sweep(
+        points,
+        plans,
+        metrics,
+        health,
+        failed,
+        [r[2] for r in results],
+        len(groups),
+        seconds,
+        segments.sharing(plans, [p["seed"] for p in points]),
+    )
     if failed.all() or (strict and failed.any()):
-        raise HealthError(f"sweep: need a healthy point; {int(failed.sum())} of {len(points)} failed: "
-                          f"{ {f: getattr(health, f).tolist() for f in Health._fields} }.", out, health)
+        raise HealthError(
+            f"sweep: need a healthy point; {int(failed.sum())} of {len(points)} failed: "
+            f"{ {f: getattr(health, f).tolist() for f in Health._fields} }.",
+            out,
+            health,
+        )
     return out
 
 
@@ -132,7 +187,8 @@ def _key(seed):
 
 
 def _stack_metrics(all_metrics):
-    """Metrics of groups may differ in what is defined; a field that is None anywhere is NaN there."""
+    """Metrics of groups may differ in what is defined; a field that is None anywhere is NaN
+    there."""
     out = {}
     for f in Metrics.__dataclass_fields__:
         values = [getattr(m, f) for m in all_metrics]
@@ -140,13 +196,18 @@ def _stack_metrics(all_metrics):
             out[f] = None
         else:
             like = next(v for v in values if v is not None)
-            out[f] = np.stack([np.full(np.shape(like), np.nan) if v is None else np.asarray(v) for v in values])
+            out[f] = np.stack(
+                [np.full(np.shape(like), np.nan) if v is None else np.asarray(v) for v in values]
+            )
     return Metrics(**out)
 
 
 def widths(plans: list[Plan]) -> dict:
-    """The widest tables of rows: with those, points that differ in who owns which row share a program."""
-    return {name: max(getattr(p.fed, name).shape[-1] for p in plans) for name in ("index", "test_index")}
+    """The widest tables of rows: with those, points that differ in who owns which row share a
+    program."""
+    return {
+        name: max(getattr(p.fed, name).shape[-1] for p in plans) for name in ("index", "test_index")
+    }
 
 
 def widened(plans: list[Plan], to: dict) -> list[Plan]:
@@ -156,18 +217,21 @@ def widened(plans: list[Plan], to: dict) -> list[Plan]:
     def wide(table, width):
         if table.shape[-1] == width:
             return table
-        if id(table) not in tables:                       # what plans share stays shared
+        if id(table) not in tables:  # what plans share stays shared
             tables[id(table)] = jnp.pad(table, ((0, 0), (0, width - table.shape[-1])))
         return tables[id(table)]
 
     for p in plans:
         if id(p.fed) not in feds:
-            feds[id(p.fed)] = dataclasses.replace(p.fed, **{n: wide(getattr(p.fed, n), w) for n, w in to.items()})
+            feds[id(p.fed)] = dataclasses.replace(
+                p.fed, **{n: wide(getattr(p.fed, n), w) for n, w in to.items()}
+            )
     return [dataclasses.replace(p, fed=feds[id(p.fed)]) for p in plans]
 
 
 def static_groups(plans: list[Plan]) -> list[list[int]]:
-    """Where the plans stand that share a program: of one structure, with arrays of one shape and type."""
+    """Where the plans stand that share a program: of one structure, with arrays of one shape and
+    type."""
     groups: dict = {}
     for i, plan in enumerate(plans):
         shapes = tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(plan))
@@ -178,16 +242,25 @@ def static_groups(plans: list[Plan]) -> list[list[int]]:
 def _apart(points, plans, seeds, words, groups):
     """Refuse points with one seed and one identity that would be compiled apart.
 
-    They have the same noise, and two programs may add in another order: their difference would be free of it.
+    They have the same noise, and two programs may add in another order: their difference would be
+    free of it.
     """
     seen = {}
     for number, members in enumerate(groups):
         for i in (i for i in members if not plans[i].paired_noise):
-            known = seen.setdefault((np.asarray(jax.random.key_data(seeds[i])).tobytes(), words[i].tobytes()), (number, i))
+            known = seen.setdefault(
+                (np.asarray(jax.random.key_data(seeds[i])).tobytes(), words[i].tobytes()),
+                (number, i),
+            )
             if known[0] != number:
-                checks.fail("sweep", "points that differ in what they compute, or in their seed",
-                           f"{checks.shown(points[known[1]])} and {checks.shown(points[i])}, which differ in how it is computed alone (a chunk, "
-                           "a capacity, a gradient path, a function that is made anew for each point)", "Give them different seeds, or run one of them.")
+                checks.fail(
+                    "sweep",
+                    "points that differ in what they compute, or in their seed",
+                    f"{checks.shown(points[known[1]])} and {checks.shown(points[i])}, which differ "
+                    f"in how it is computed alone (a chunk, "
+                    "a capacity, a gradient path, a function that is made anew for each point)",
+                    "Give them different seeds, or run one of them.",
+                )
 
 
 def _group(plans: list[Plan], keys, words, counts, memory, mesh):
@@ -198,21 +271,34 @@ def _group(plans: list[Plan], keys, words, counts, memory, mesh):
     mapped = tuple(any(not _same(column[0], x) for x in column[1:]) for column in zip(*leaves))
     shared = tuple(x for x, m in zip(leaves[0], mapped) if not m)
     point = client_bytes(plans[0]) * (plans[0].chunk or plans[0].sampler.capacity)
-    lines = 1 if mesh is None else mesh.shape.get("points", 1)                # each device takes equally many
+    lines = 1 if mesh is None else mesh.shape.get("points", 1)  # each device takes equally many
     block = lines * int(max(1, min(-(-len(plans) // lines), memory // point)))
     shared, counts = meshes.spread((shared, jnp.asarray(counts)), mesh)
     out = []
-    begun, zero = identity.of_many(plans, identity.Reader.start), np.zeros(identity.hashing.WORDS, np.uint32)
+    begun, zero = (
+        identity.of_many(plans, identity.Reader.start),
+        np.zeros(identity.hashing.WORDS, np.uint32),
+    )
     known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
-    noise = np.stack([np.stack([w, h, noise_words(w, h, 0)]) for w, h in known])         # [points, 3, 4]
+    noise = np.stack([np.stack([w, h, noise_words(w, h, 0)]) for w, h in known])  # [points, 3, 4]
     for first in range(0, len(plans), block):
-        at = [min(first + i, len(plans) - 1) for i in range(block)]          # the last block repeats its last point
-        varied = tuple(jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m)
-        mine = meshes.spread((keys[jnp.array(at)], jnp.asarray(noise[at]), varied), mesh, "points" if lines > 1 else None)
+        at = [
+            min(first + i, len(plans) - 1) for i in range(block)
+        ]  # the last block repeats its last point
+        varied = tuple(
+            jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m
+        )
+        mine = meshes.spread(
+            (keys[jnp.array(at)], jnp.asarray(noise[at]), varied),
+            mesh,
+            "points" if lines > 1 else None,
+        )
         health, metrics, params = _points(*mine, shared, counts, treedef=treedef, mapped=mapped)
         health, metrics, params = jax.tree.map(np.asarray, (health, metrics, params))
         for i in range(min(block, len(plans) - first)):
-            out.append(tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in (health, metrics, params)))
+            out.append(
+                tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in (health, metrics, params))
+            )
     return out
 
 
@@ -224,12 +310,16 @@ def _points_impl(keys, words, varied, shared, counts, *, treedef, mapped):
     def point(key, words, varied):
         v, s = iter(varied), iter(shared)
         plan = treedef.unflatten([next(v) if m else next(s) for m in mapped])
-        run, metrics = scan_from(begin(key, plan, words[0], words[1]), plan, counts, noise_base(key, words[2]))
+        run, metrics = scan_from(
+            begin(key, plan, words[0], words[1]), plan, counts, noise_base(key, words[2])
+        )
         return run.health, metrics, plan.algorithm.params(run.server)
 
     if (mesh := treedef.unflatten(mapped).mesh) is None:
         return jax.vmap(point)(keys, words, varied)
-    found = jax.vmap(point, spmd_axis_name="points" if "points" in mesh.shape else None)(keys, words, varied)
+    found = jax.vmap(point, spmd_axis_name="points" if "points" in mesh.shape else None)(
+        keys, words, varied
+    )
     return jax.lax.with_sharding_constraint(found, meshes.everywhere(mesh))
 
 

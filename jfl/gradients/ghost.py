@@ -1,12 +1,13 @@
 """Which parameters of a loss have a rule for clipped gradient sums, and the numbers the rules need.
 
-The loss of one example is traced to a jaxpr, so that every use of every parameter is seen, in whatever
-library it was written.  A leaf that meets the data once, in a matrix product, a convolution or a table lookup,
-gets a tap: a zero added to what comes out, whose gradient is the backprop there.  A leaf that enters
-elementwise (a bias, a scale) has gradients no larger than the activations, and they are formed.  Every other
-leaf (used twice, in a loop, under a function that is not linear) has no rule: its gradients are formed as well,
-as vmap(grad) would.
+The loss of one example is traced to a jaxpr, so that every use of every parameter is seen, in
+whatever library it was written.  A leaf that meets the data once, in a matrix product, a
+convolution or a table lookup, gets a tap: a zero added to what comes out, whose gradient is the
+backprop there.  A leaf that enters elementwise (a bias, a scale) has gradients no larger than the
+activations, and they are formed.  Every other leaf (used twice, in a loop, under a function that is
+not linear) has no rule: its gradients are formed as well, as vmap(grad) would.
 """
+
 import functools
 from typing import Any, NamedTuple
 
@@ -20,25 +21,34 @@ from ..models import frameworks
 from .ghost_rules import RULES, convolution
 
 # the same numbers in another shape: a gradient passes with its norm
-VIEWS = (p.reshape_p, p.transpose_p, p.squeeze_p, p.broadcast_in_dim_p, p.convert_element_type_p, p.copy_p)
+VIEWS = (
+    p.reshape_p,
+    p.transpose_p,
+    p.squeeze_p,
+    p.broadcast_in_dim_p,
+    p.convert_element_type_p,
+    p.copy_p,
+)
 ELEMENTWISE = (p.add_p, p.sub_p, p.mul_p, p.div_p, p.max_p, p.min_p)
 
 
 class Rule(NamedTuple):
     """How one leaf meets the data."""
+
     leaf: int
-    shape: tuple         # of the tap
+    shape: tuple  # of the tap
     dtype: Any
-    apply: Any           # operands of the equation -> its output, what to record
-    gather: Any          # (records, backprops) [N, ...] -> Formed, Product or Lookup
-    back: Any            # a sum in the rule's shape -> in the leaf's
+    apply: Any  # operands of the equation -> its output, what to record
+    gather: Any  # (records, backprops) [N, ...] -> Formed, Product or Lookup
+    back: Any  # a sum in the rule's shape -> in the leaf's
 
 
 class Book(NamedTuple):
     """A loss, read."""
-    jaxpr: Any           # (leaves of the parameters, of the loss, of x, of y) -> loss; no inner jit
-    rules: dict          # index of an equation -> Rule
-    why_not: dict        # name of a leaf -> why it has no rule
+
+    jaxpr: Any  # (leaves of the parameters, of the loss, of x, of y) -> loss; no inner jit
+    rules: dict  # index of an equation -> Rule
+    why_not: dict  # name of a leaf -> why it has no rule
 
 
 def read(loss, params, x, y) -> Book:
@@ -46,13 +56,15 @@ def read(loss, params, x, y) -> Book:
 
     Shapes   loss: a pytree, such as Fn; x, y: one example, as arrays or jax.ShapeDtypeStruct.
 
-    >>> loss = jax.tree_util.Partial(lambda w, x, y: jnp.tanh(x @ w["in"]) @ w["out"] + jnp.abs(w["out"]).sum())
+    >>> loss = jax.tree_util.Partial(
+    ...     lambda w, x, y: jnp.tanh(x @ w["in"]) @ w["out"] + jnp.abs(w["out"]).sum()
+    ... )
     >>> read(loss, {"in": jnp.ones((3, 2)), "out": jnp.ones(2)}, jnp.ones(3), 0).why_not
     {'out': 'it is used 2 times'}
     """
     flat = _flat(loss, params, x, y)
     equations, paths = flat.jaxpr.eqns, jax.tree_util.tree_leaves_with_path(params)
-    inputs = flat.jaxpr.invars[:len(paths)]
+    inputs = flat.jaxpr.invars[: len(paths)]
     uses = {}
     for at, equation in enumerate(equations):
         for side, v in enumerate(equation.invars):
@@ -62,7 +74,7 @@ def read(loss, params, x, y) -> Book:
         if not isinstance(v, Literal):
             uses.setdefault(v, []).append((None, 0))
     ends = [_follow(equations, uses, v) for v in inputs]
-    data = _reached(equations, flat.jaxpr.invars[-len(jax.tree.leaves((x, y))):])
+    data = _reached(equations, flat.jaxpr.invars[-len(jax.tree.leaves((x, y))) :])
     rules, why_not = {}, {}
     for leaf, ((path, _), v, (views, end)) in enumerate(zip(paths, inputs, ends)):
         if not isinstance(end, str):
@@ -74,7 +86,7 @@ def read(loss, params, x, y) -> Book:
             if isinstance(end, Rule):
                 rules[at] = end
                 continue
-        if end and v.aval.size > 1:                          # of one number the gradient is one number
+        if end and v.aval.size > 1:  # of one number the gradient is one number
             why_not[jax.tree_util.keystr(path, simple=True, separator="/") or "params"] = end
     return Book(flat, rules, why_not)
 
@@ -83,7 +95,7 @@ def _flat(loss, params, x, y):
     """The jaxpr (leaves of params, of loss, of x, of y) -> loss, inner jits unfolded."""
     try:
         closed = jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
-    except Exception as error:                           # whose rows a user may have thought of another shape
+    except Exception as error:  # whose rows a user may have thought of another shape
         shapes = [f"{jnp.result_type(v)}{list(jnp.shape(v))}" for v in jax.tree.leaves((x, y))]
         frameworks.explain("the loss", error, f"x and y are {' and '.join(shapes)}")
         error.add_note(f"In the loss of one example, whose x and y are {' and '.join(shapes)}.")
@@ -101,26 +113,30 @@ def _reached(equations, start) -> set:
 
 
 def _follow(equations, uses, v):
-    """From a leaf through views to its one use -> views, (equation, operand) or why there is none."""
+    """From a leaf through views to its one use -> views, (equation, operand) or why there is
+    none."""
     views = []
     while True:
         found = uses.get(v, [])
         if not found:
-            return views, ""                                 # not used: its gradient is zero
+            return views, ""  # not used: its gradient is zero
         if len(found) > 1:
             return views, f"it is used {len(found)} times"
-        (at, side), = found
+        ((at, side),) = found
         if at is None:
             return views, "it is the loss itself"
-        made, = equations[at].outvars if len(equations[at].outvars) == 1 else (None,)
-        if equations[at].primitive not in VIEWS or not jnp.issubdtype(made.aval.dtype, jnp.floating):
+        (made,) = equations[at].outvars if len(equations[at].outvars) == 1 else (None,)
+        if equations[at].primitive not in VIEWS or not jnp.issubdtype(
+            made.aval.dtype, jnp.floating
+        ):
             return views, (at, side)
         views.append(equations[at])
         v = made
 
 
 def _rule(equation, side, views, leaf, aval):
-    """The Rule of a leaf that `equation` uses as operand `side`; "" for an elementwise use, or why none fits."""
+    """The Rule of a leaf that `equation` uses as operand `side`; "" for an elementwise use, or why
+    none fits."""
     if equation.primitive in ELEMENTWISE:
         return ""
     operands, out = [v.aval for v in equation.invars], equation.outvars[0].aval
@@ -134,9 +150,15 @@ def _rule(equation, side, views, leaf, aval):
     bind = lambda w, other: _bind(equation, (other, w) if side else (w, other))[0]
 
     def whole(total):
-        """Back through the views, whose types do not matter here: rounding comes last, after the noise."""
-        view = lambda w: functools.reduce(lambda x, e: x if e.primitive is p.convert_element_type_p else
-                                          e.primitive.bind(x, **e.params), views, w)
+        """Back through the views, whose types do not matter here: rounding comes last, after the
+        noise."""
+        view = lambda w: functools.reduce(
+            lambda x, e: (
+                x if e.primitive is p.convert_element_type_p else e.primitive.bind(x, **e.params)
+            ),
+            views,
+            w,
+        )
         wide = jax.ShapeDtypeStruct(aval.shape, total.dtype)
         return jax.linear_transpose(view, wide)(back(total))[0]
 
@@ -144,16 +166,21 @@ def _rule(equation, side, views, leaf, aval):
     return Rule(leaf, out.shape, out.dtype, ordered, gather, whole)
 
 
-# --- running it ----------------------------------------------------------------------------------------------
+# --- running it
+# ----------------------------------------------------------------------------------------------
+
 
 def _bind(equation, operands):
     with equation.ctx.manager:
-        made = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+        made = equation.primitive.bind(
+            *operands, **equation.primitive.get_bind_params(equation.params)
+        )
     return made if equation.primitive.multiple_results else [made]
 
 
 def _run(closed, args, hooks=None):
-    """The values of a jaxpr, inner jits unfolded; `hooks`: index of an equation -> what runs in its place."""
+    """The values of a jaxpr, inner jits unfolded; `hooks`: index of an equation -> what runs in its
+    place."""
     env = dict(zip([*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *args]))
     value = lambda v: v.val if isinstance(v, Literal) else env[v]
     for at, equation in enumerate(closed.jaxpr.eqns):
@@ -171,8 +198,9 @@ def _run(closed, args, hooks=None):
 def products(loss, params, x, y):
     """`loss` with its convolutions as matrix products of patches, or itself where there are none.
 
-    Under vmap over clients a convolution becomes a grouped one, and inside a loop its backward pass is slow on a CPU:
-    for a small CNN seven times slower than this.  The values are the same up to rounding.
+    Under vmap over clients a convolution becomes a grouped one, and inside a loop its backward pass
+    is slow on a CPU: for a small CNN seven times slower than this.  The values are the same up to
+    rounding.
     """
     flat, hooks = _flat(loss, params, x, y), {}
     for at, equation in enumerate(flat.jaxpr.eqns):
@@ -186,7 +214,8 @@ def products(loss, params, x, y):
 
 
 def rows(book: Book, loss, params, x, y):
-    """One forward and one backward pass -> losses [N]; for each leaf its gradients, and their sum's way back to it.
+    """One forward and one backward pass -> losses [N]; for each leaf its gradients, and their sum's
+    way back to it.
 
     Shapes   x, y: leaves [N, ...].
     """
@@ -202,10 +231,13 @@ def rows(book: Book, loss, params, x, y):
             def run(*operands):
                 made, records[at] = book.rules[at].apply(*operands)
                 return made + taps[at]
+
             return run
 
         held = [formed.get(leaf, w) for leaf, w in enumerate(leaves)]
-        value, = _run(book.jaxpr, [*held, *jax.tree.leaves((loss, x, y))], {at: hook(at) for at in taps})
+        (value,) = _run(
+            book.jaxpr, [*held, *jax.tree.leaves((loss, x, y))], {at: hook(at) for at in taps}
+        )
         return value, records
 
     derive = jax.vmap(jax.value_and_grad(one, (0, 1), has_aux=True), (None, None, 0, 0))
@@ -213,15 +245,20 @@ def rows(book: Book, loss, params, x, y):
     parts = []
     for leaf in range(len(leaves)):
         at = ruled.get(leaf)
-        parts.append((Formed(g[leaf]), lambda total: total) if at is None else
-                     (book.rules[at].gather(records[at], backprops[at]), book.rules[at].back))
+        parts.append(
+            (Formed(g[leaf]), lambda total: total)
+            if at is None
+            else (book.rules[at].gather(records[at], backprops[at]), book.rules[at].back)
+        )
     return losses, parts
 
 
 def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
-    """The sum of clipped gradients -> tree like params; Bool[N], which were clipped, which were finite; losses [N].
+    """The sum of clipped gradients -> tree like params; Bool[N], which were clipped, which were
+    finite; losses [N].
 
-    A gradient whose norm is not finite in float32 adds exactly nothing: its activations and backprops are masked out.
+    A gradient whose norm is not finite in float32 adds exactly nothing: its activations and
+    backprops are masked out.
 
     Args     bounds: one for all leaves together, or for each leaf; or one for every leaf.
     Shapes   the sum is float32 at least, also of parameters in half precision.

@@ -1,12 +1,14 @@
-"""How a parameter meets the data: matrix products, convolutions and table lookups, one function for each primitive.
+"""How a parameter meets the data: matrix products, convolutions and table lookups, one function for
+each primitive.
 
-A rule takes (params of the equation, which operand the parameter is, shapes of the operands, output) and returns apply,
-gather and back, or None where it does not fit.
+A rule takes (params of the equation, which operand the parameter is, shapes of the operands,
+output) and returns apply, gather and back, or None where it does not fit.
 
     apply    (bind, leaf, other operand) -> output, what to record; `bind` runs the equation itself
     gather   (records, backprops), both [N, ...] -> Formed, Product or Lookup
     back     a sum in the rule's shape -> in the parameter's
 """
+
 import math
 
 import jax
@@ -16,8 +18,11 @@ from jax.extend.core import primitives as p
 
 from ..kernels.ghost_sums import Lookup, patches, product
 
-MODES = (jax.lax.GatherScatterMode.FILL_OR_DROP, jax.lax.GatherScatterMode.CLIP,
-         jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+MODES = (
+    jax.lax.GatherScatterMode.FILL_OR_DROP,
+    jax.lax.GatherScatterMode.CLIP,
+    jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+)
 
 
 def matmul(params, side, shapes, out):
@@ -30,7 +35,9 @@ def matmul(params, side, shapes, out):
     places = size(there, shapes[1 - side])
 
     def apply(bind, leaf, other):
-        return bind(leaf, other), other.transpose(theirs[1] + there + theirs[0]).reshape(e, places, i)
+        return bind(leaf, other), other.transpose(theirs[1] + there + theirs[0]).reshape(
+            e, places, i
+        )
 
     def gather(a, b):
         b = b.reshape((-1, e, places, o) if side else (-1, e, o, places))
@@ -46,21 +53,33 @@ def convolution(params, side, shapes, out):
     if side == 0 or params["batch_group_count"] != 1 or 0 in out.shape:
         return None
     dims, groups = params["dimension_numbers"], params["feature_group_count"]
-    last = lambda spec: (spec[0], *spec[2:], spec[1])          # batch (or output), space, features
+    last = lambda spec: (spec[0], *spec[2:], spec[1])  # batch (or output), space, features
     kernel = (*dims.rhs_spec[2:], dims.rhs_spec[1], dims.rhs_spec[0])
     sizes = [shapes[1][d] for d in kernel]
     window, o = sizes[:-2], sizes[-1] // groups
-    where = window, *(params[k] for k in ("window_strides", "padding", "lhs_dilation", "rhs_dilation"))
+    where = (
+        window,
+        *(params[k] for k in ("window_strides", "padding", "lhs_dilation", "rhs_dilation")),
+    )
     shape = [out.shape[d] for d in last(dims.out_spec)]
     places = math.prod(shape[:-1])
 
     def apply(bind, leaf, other):
         """As a matrix product: see kernels.conv."""
         a = patches(other.transpose(last(dims.lhs_spec)), *where)
-        a = a.reshape(places, math.prod(window), groups, -1).transpose(2, 0, 1, 3).reshape(groups, places, -1)
+        a = (
+            a.reshape(places, math.prod(window), groups, -1)
+            .transpose(2, 0, 1, 3)
+            .reshape(groups, places, -1)
+        )
         w = leaf.transpose(kernel).reshape(-1, groups, o)
-        value = jnp.einsum("gpi,igo->pgo", a, w, precision=params["precision"],
-                           preferred_element_type=params["preferred_element_type"])
+        value = jnp.einsum(
+            "gpi,igo->pgo",
+            a,
+            w,
+            precision=params["precision"],
+            preferred_element_type=params["preferred_element_type"],
+        )
         return value.reshape(shape).transpose(np.argsort(last(dims.out_spec))), a
 
     def gather(a, b):
@@ -76,18 +95,27 @@ def convolution(params, side, shapes, out):
 def lookup(params, side, shapes, out):
     dims, (size, *row) = params["dimension_numbers"], shapes[0] or (0,)
     at, mode = shapes[1][:-1], params["mode"]
-    plain = (dims.collapsed_slice_dims == (0,) == dims.start_index_map and not dims.operand_batching_dims
-             and tuple(params["slice_sizes"]) == (1, *row)
-             and dims.offset_dims == tuple(range(len(at), len(at) + len(row))))
+    plain = (
+        dims.collapsed_slice_dims == (0,) == dims.start_index_map
+        and not dims.operand_batching_dims
+        and tuple(params["slice_sizes"]) == (1, *row)
+        and dims.offset_dims == tuple(range(len(at), len(at) + len(row)))
+    )
     if side or not plain or mode not in MODES:
         return None
 
     def apply(bind, leaf, other):
         rows = other.reshape(-1).astype(jnp.int32)
         past = jnp.where((rows < 0) | (rows >= size), size, rows)
-        return bind(leaf, other), past if mode != jax.lax.GatherScatterMode.CLIP else jnp.clip(rows, 0, size - 1)
+        return bind(leaf, other), past if mode != jax.lax.GatherScatterMode.CLIP else jnp.clip(
+            rows, 0, size - 1
+        )
 
-    return apply, lambda a, b: Lookup(a, b.reshape(*a.shape, -1), size), lambda total: total.reshape(shapes[0])
+    return (
+        apply,
+        lambda a, b: Lookup(a, b.reshape(*a.shape, -1), size),
+        lambda total: total.reshape(shapes[0]),
+    )
 
 
 RULES = {p.dot_general_p: matmul, p.conv_general_dilated_p: convolution, p.gather_p: lookup}

@@ -1,4 +1,6 @@
-"""Gradients of a batch, private or not: the one place where per-example gradients are formed, or avoided."""
+"""Gradients of a batch, private or not: the one place where per-example gradients are formed, or
+avoided."""
+
 from typing import Any
 
 import jax
@@ -16,9 +18,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 @record
 class Grad:
     """(key, params, batch, ctx) -> gradient, (loss, clipped fraction)."""
-    loss: Fn                             # (params, x, y) -> scalar, one example
-    mechanism: Mechanism | None          # None: the mean gradient, not private
-    l2: Any                              # added after the mechanism: l2 * params
+
+    loss: Fn  # (params, x, y) -> scalar, one example
+    mechanism: Mechanism | None  # None: the mean gradient, not private
+    l2: Any  # added after the mechanism: l2 * params
     microbatch: int | None = static(default=None)
     path: str = static(default="auto")
 
@@ -27,7 +30,8 @@ class Grad:
         return g, (seen.loss, seen.clipped)
 
     def watched(self, key, params, batch: Batch, ctx) -> tuple:
-        """-> gradient, Diagnostics: with the number of rows that counted as zero, since they were not finite."""
+        """-> gradient, Diagnostics: with the number of rows that counted as zero, since they were
+        not finite."""
         g, seen = (_mean if self.mechanism is None else _private)(self, key, params, batch, ctx)
         return (g if self.l2 is None else pytrees.axpy(self.l2, params, g)), seen
 
@@ -50,7 +54,8 @@ def _computed(loss, dtype, where) -> Fn:
 
 @named("gradients.computed_in")
 def _coarse(params, x, y, *, loss, dtype):
-    """The loss of one example in another type.  Casts are inside, so derivatives by `params` come out as they went in."""
+    """The loss of one example in another type.  Casts are inside, so derivatives by `params` come
+    out as they went in."""
     cast = lambda v: v.astype(dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v
     return loss(jax.tree.map(cast, params), jax.tree.map(cast, x), y).astype(jnp.float32)
 
@@ -70,44 +75,75 @@ def grad(loss, *, l2=None, compute: str = "float32") -> Grad:
     return Grad(_computed(loss, compute, "grad"), None, None if l2 is None else checks.scalar(l2))
 
 
-def private_grad(loss, mechanism: Mechanism, *, l2=None, microbatch: int | None = None, path: str = "auto",
-                 compute: str = "float32") -> Grad:
+def private_grad(
+    loss,
+    mechanism: Mechanism,
+    *,
+    l2=None,
+    microbatch: int | None = None,
+    path: str = "auto",
+    compute: str = "float32",
+) -> Grad:
     """Per-example gradients of `loss` through `mechanism`.
 
     Args     loss: any pure (params, x, y) -> scalar for one example.
              mechanism: a chain over the examples of a batch, such as
              chain(clip_l2(1.0), total(), gaussian(1.1), divide(16)).
-             l2: adds l2 * params after clipping and noise: it depends on no example, so it is not clipped.
+             l2: adds l2 * params after clipping and noise: it depends on no example, so it is not
+               clipped.
              microbatch: examples whose gradients are held at once; None: the batch.
-             path: "bookkeeping" has the clipped sum from activations and backprops, at the cost of a plain gradient,
-             for a chain with one clip_l2 or clip_per_layer and parameters with a rule (see `jfl.gradients.ghost`); "vmap" forms
-             every example's gradient; "auto" forms only those of the parameters without a rule.
-             compute: the type in which the loss is computed forward and backward, "bfloat16" or "float16" for speed on
-             an accelerator; parameters, clip norms, sums and noise stay float32.
-    Privacy  a clip norm is measured in float32 on the very gradient that is added, so a coarse `compute` changes the
-             gradient, never its bound: epsilon is the same.  Of parameters in half precision too, gradients are
-             clipped, summed and made noisy in float32; the result is rounded to their type.
-             A row whose gradient is not finite counts as zero: Health.nonfinite_rows counts it and stops the run.
-             noise is drawn anew for every (round, client, step).  What an epsilon is worth depends on how batches
+             path: "bookkeeping" has the clipped sum from activations and backprops, at the cost of
+             a plain gradient, for a chain with one clip_l2 or clip_per_layer and parameters with a
+             rule (see `jfl.gradients.ghost`); "vmap" forms every example's gradient; "auto" forms
+             only those of the parameters without a rule.
+             compute: the type in which the loss is computed forward and backward, "bfloat16" or
+             "float16" for speed on an accelerator; parameters, clip norms, sums and noise stay
+             float32.
+    Privacy  a clip norm is measured in float32 on the very gradient that is added, so a coarse
+             `compute` changes the gradient, never its bound: epsilon is the same.  Of parameters in
+             half precision too, gradients are clipped, summed and made noisy in float32; the result
+             is rounded to their type.
+             A row whose gradient is not finite counts as zero: Health.nonfinite_rows counts it and
+             stops the run. noise is drawn anew for every (round, client, step).  What an epsilon is
+             worth depends on how batches
              and clients are drawn: see `jfl.guarantee`.
     Errors   ValueError for an adaptive clip: one clip norm must serve all clients of a round; with
              path="bookkeeping", for another chain, or (when it runs) a parameter without a rule.
     Source   Abadi et al., CCS 2016, Algorithm 1.
     """
     if not isinstance(mechanism, Mechanism):
-        checks.fail("private_grad", "a chain of stages", f"{mechanism!r}", "For no privacy use jfl.grad(loss).")
+        checks.fail(
+            "private_grad",
+            "a chain of stages",
+            f"{mechanism!r}",
+            "For no privacy use jfl.grad(loss).",
+        )
     if mech.adaptive(mechanism):
-        checks.fail("private_grad", "a fixed clip", "clip_adaptive",
-                   "All clients of a round share one clip norm: use clip_adaptive in plan(release=...).")
+        checks.fail(
+            "private_grad",
+            "a fixed clip",
+            "clip_adaptive",
+            "All clients of a round share one clip norm: use clip_adaptive in plan(release=...).",
+        )
     if l2 is not None:
         checks.nonnegative("private_grad", single=True, l2=l2)
     if microbatch is not None:
         checks.whole("private_grad", microbatch=microbatch)
     checks.choice("private_grad", GRAD_PATHS, path=path)
     if path == "bookkeeping" and _clip(mechanism) is None:
-        checks.fail("private_grad", "one row stage, clip_l2 or clip_per_layer, for path=\"bookkeeping\"",
-                   " -> ".join(s.name for s in mechanism.stages), "Use path=\"auto\" or \"vmap\".")
-    return Grad(_computed(loss, compute, "private_grad"), mechanism, None if l2 is None else checks.scalar(l2), microbatch, path)
+        checks.fail(
+            "private_grad",
+            'one row stage, clip_l2 or clip_per_layer, for path="bookkeeping"',
+            " -> ".join(s.name for s in mechanism.stages),
+            'Use path="auto" or "vmap".',
+        )
+    return Grad(
+        _computed(loss, compute, "private_grad"),
+        mechanism,
+        None if l2 is None else checks.scalar(l2),
+        microbatch,
+        path,
+    )
 
 
 def _mean(self, key, params, batch, ctx):
@@ -135,28 +171,37 @@ def _private(self, key, params, batch, ctx):
     weight = batch.mask.astype(jnp.float32)
     partial, loss = clipped_sum(self, params, batch, weight)
     value = marks.bounded(partial.value, self.mechanism, batch.mask, "examples")
-    g, _ = mech.finish(self.mechanism, key, (), value, realised=ctx.size, client=ctx.client, form=partial.form)
+    g, _ = mech.finish(
+        self.mechanism, key, (), value, realised=ctx.size, client=ctx.client, form=partial.form
+    )
     rows = jnp.maximum(partial.rows, 1.0)
     return g, _seen(loss / rows, partial.clipped / rows, partial.nonfinite)
 
 
 def _book(self: Grad, params, x, y):
-    """The loss read for book-keeping; None where every gradient must be formed.  x, y: one example."""
+    """The loss read for book-keeping; None where every gradient must be formed.  x, y: one
+    example."""
     stage = _clip(self.mechanism)
     if self.path == "vmap" or stage is None:
         return None
-    if stage.name == "clip_per_layer" and stage.apply.static["layers"] != len(jax.tree.leaves(params)):
-        return None                                       # the stage itself says what is wrong
+    if stage.name == "clip_per_layer" and stage.apply.static["layers"] != len(
+        jax.tree.leaves(params)
+    ):
+        return None  # the stage itself says what is wrong
     book = ghost.read(self.loss, params, x, y)
     if self.path == "bookkeeping" and book.why_not:
-        checks.fail("private_grad", "a rule for every parameter, for path=\"bookkeeping\"",
-                   "; ".join(f"{name}: {why}" for name, why in book.why_not.items()),
-                   "Use path=\"auto\", which forms per-example gradients for these alone.")
+        checks.fail(
+            "private_grad",
+            'a rule for every parameter, for path="bookkeeping"',
+            "; ".join(f"{name}: {why}" for name, why in book.why_not.items()),
+            'Use path="auto", which forms per-example gradients for these alone.',
+        )
     return book if book.rules else None
 
 
 def gradient_path(plan) -> str:
-    """How a plan has its private gradients: "bookkeeping" (then which leaves have no rule), "vmap", or "none"."""
+    """How a plan has its private gradients: "bookkeeping" (then which leaves have no rule), "vmap",
+    or "none"."""
     private = lambda node: isinstance(node, Grad) and node.mechanism is not None
     grads = [g for g in jax.tree.leaves(plan.algorithm, is_leaf=private) if private(g)]
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
@@ -171,7 +216,8 @@ def _type(grad: Grad) -> str:
 
 
 def clipped_sum(self: Grad, params, batch: Batch, weight):
-    """Clipped gradients of a batch, summed -> Partial, sum of losses.  The one place where a faster path plugs in."""
+    """Clipped gradients of a batch, summed -> Partial, sum of losses.  The one place where a faster
+    path plugs in."""
     example = _example(batch)
     book = _book(self, params, *example)
 
@@ -181,13 +227,26 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
             losses, grads = jax.vmap(jax.value_and_grad(loss), (None, 0, 0))(params, rows.x, rows.y)
             partial = mech.contribute(self.mechanism, (), grads, w)
         else:
-            bounds, = _clip(self.mechanism).apply.data.values()
+            (bounds,) = _clip(self.mechanism).apply.data.values()
             value, over, finite, losses = ghost.clipped_sum(
-                book, self.loss, params, rows.x, rows.y, w, jax.tree.leaves(bounds),
-                together=_clip(self.mechanism).name == "clip_l2")
+                book,
+                self.loss,
+                params,
+                rows.x,
+                rows.y,
+                w,
+                jax.tree.leaves(bounds),
+                together=_clip(self.mechanism).name == "clip_l2",
+            )
             count = lambda x: x.sum().astype(jnp.float32)
-            partial = mech.Partial(value, count(w != 0), count(over & finite & (w != 0)), count(w),
-                                   (~finite & (w != 0)).sum(dtype=jnp.int32), pytrees.form(params))
+            partial = mech.Partial(
+                value,
+                count(w != 0),
+                count(over & finite & (w != 0)),
+                count(w),
+                (~finite & (w != 0)).sum(dtype=jnp.int32),
+                pytrees.form(params),
+            )
         return partial, jnp.where(w != 0, losses, 0.0).sum()
 
     size = weight.shape[0]
@@ -195,7 +254,12 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
         return some(batch, weight)
     blocks = -(-size // self.microbatch)
     pad = blocks * self.microbatch - size
-    cut = lambda x: jnp.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1)).reshape((blocks, self.microbatch) + x.shape[1:])
+    cut = lambda x: jnp.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1)).reshape(
+        (blocks, self.microbatch) + x.shape[1:]
+    )
     parts = jax.tree.map(cut, (batch, weight))
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(some, *jax.tree.map(lambda x: x[0], parts)))
+    zero = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype),
+        jax.eval_shape(some, *jax.tree.map(lambda x: x[0], parts)),
+    )
     return jax.lax.scan(lambda acc, part: (pytrees.add(acc, some(*part)), None), zero, parts)[0]

@@ -1,4 +1,6 @@
-"""Everything on one client: local steps, and the optimizers that take them, on clients and server."""
+"""Everything on one client: local steps, and the optimizers that take them, on clients and
+server."""
+
 import dataclasses
 import functools
 from typing import Any
@@ -14,27 +16,39 @@ from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import FLOYD, gather
 from ..sampling.batches import drawn as draw
 
-AHEAD = 2 ** 10      # rows of a client up to which all steps' batches are drawn at once: one call of the generator
+AHEAD = (
+    2**10
+)  # rows of a client up to which all steps' batches are drawn at once: one call of the generator
 
 
-# --- optimizers ----------------------------------------------------------------------------------------------------
+# --- optimizers
+# --------------------------------------------------------------------------------------------------
+
 
 def optimizer(factory) -> Fn:
     """Any optax transformation, as learning rate -> transformation.
 
-    `factory` is an optax factory whose first argument is the learning rate (optax.sgd, optax.adam, or a
-    functools.partial of one), or a ready transformation, which keeps its own learning rate.
+    `factory` is an optax factory whose first argument is the learning rate (optax.sgd, optax.adam,
+    or a functools.partial of one), or a ready transformation, which keeps its own learning rate.
     """
     if isinstance(factory, Fn):
         return factory
     if isinstance(factory, optax.GradientTransformation):
         return Fn(_ready, static=dict(transformation=_Held(factory)))
     if isinstance(factory, functools.partial) and not factory.args:
-        data = {k: checks.scalar(v) for k, v in factory.keywords.items() if isinstance(v, (float, jax.Array))}
+        data = {
+            k: checks.scalar(v)
+            for k, v in factory.keywords.items()
+            if isinstance(v, (float, jax.Array))
+        }
         rest = {k: v for k, v in factory.keywords.items() if k not in data}
         return Fn(factory.func, data, rest)
     if not callable(factory):
-        checks.fail("optimizer", "an optax factory such as optax.sgd, or a ready transformation", f"{factory!r}")
+        checks.fail(
+            "optimizer",
+            "an optax factory such as optax.sgd, or a ready transformation",
+            f"{factory!r}",
+        )
     return Fn(factory)
 
 
@@ -74,17 +88,26 @@ def rates(lr, first, steps: int):
 
 
 def _set_clock(state, step):
-    """Schedules inside a ready transformation see round * T + step, though moments start anew each round."""
+    """Schedules inside a ready transformation see round * T + step, though moments start anew each
+    round."""
     scheduled = optax.ScaleByScheduleState
-    return jax.tree.map(lambda s: s._replace(count=jnp.asarray(step, s.count.dtype)) if isinstance(s, scheduled) else s,
-                        state, is_leaf=lambda s: isinstance(s, scheduled))
+    return jax.tree.map(
+        lambda s: (
+            s._replace(count=jnp.asarray(step, s.count.dtype)) if isinstance(s, scheduled) else s
+        ),
+        state,
+        is_leaf=lambda s: isinstance(s, scheduled),
+    )
 
 
-# --- local steps ---------------------------------------------------------------------------------------------------
+# --- local steps
+# --------------------------------------------------------------------------------------------------
+
 
 @record
 class Work:
     """Local training: `steps` optimizer steps on batches drawn by `batches`."""
+
     grad: Grad
     batches: Batches
     lr: Any
@@ -99,34 +122,47 @@ class Work:
 def work(grad: Grad, batches: Batches, *, lr, steps: int, optimizer=optax.sgd) -> Work:
     """Check and collect the parts of local training."""
     if not isinstance(grad, Grad):
-        checks.fail("algorithm", "grad = jfl.grad(loss) or jfl.private_grad(loss, mechanism)", f"{grad!r}")
+        checks.fail(
+            "algorithm", "grad = jfl.grad(loss) or jfl.private_grad(loss, mechanism)", f"{grad!r}"
+        )
     if not isinstance(batches, Batches):
-        checks.fail("algorithm", "batch = a batch sampler such as jfl.batches.without_replacement(16)", f"{batches!r}")
+        checks.fail(
+            "algorithm",
+            "batch = a batch sampler such as jfl.batches.without_replacement(16)",
+            f"{batches!r}",
+        )
     checks.whole("algorithm", steps=steps)
     return Work(grad, batches, rate(lr), globals()["optimizer"](optimizer), steps)
 
 
 def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=False):
-    """Local steps from `params` -> (trained params, mean gradient, sum of learning rates, Diagnostics).
+    """Local steps from `params` -> (trained params, mean gradient, sum of learning rates,
+    Diagnostics).
 
     `moving` scales the updates, but not what is returned of gradients and rates: 0 only looks.
-    `correct(gradient, params, step)` changes a gradient after the mechanism (a drift, a proximal pull): post-processing of
-    a release, as long as it reads no example.  The mean gradient is taken before `correct`.
-    `drop`: a step whose gradient is not finite has a zero gradient, and is counted among the rows that did.
+    `correct(gradient, params, step)` changes a gradient after the mechanism (a drift, a proximal
+    pull): post-processing of a release, as long as it reads no example.  The mean gradient is taken
+    before `correct`. `drop`: a step whose gradient is not finite has a zero gradient, and is
+    counted among the rows that did.
     """
     clock = ctx.round * work.steps
     slots = rows.index.shape[0]
     gradient = work.grad
-    if gradient.mechanism is not None:                    # once a round, not once a step
+    if gradient.mechanism is not None:  # once a round, not once a step
         gradient = dataclasses.replace(gradient, mechanism=mech.at(gradient.mechanism, ctx.round))
     state = _set_clock(work.optimizer(_at(work.lr, clock)).init(params), clock)
 
     def drawn(s):
-        return draw(work.batches, keys.batch, s, rows.size, slots), jax.random.fold_in(keys.noise, s)
+        return draw(work.batches, keys.batch, s, rows.size, slots), jax.random.fold_in(
+            keys.noise, s
+        )
 
     # only what costs its batch and not all of the client's rows, for every client of a round
-    ahead = work.batches.scheme in ("without_replacement", "with_replacement") and work.batches.batch <= FLOYD \
+    ahead = (
+        work.batches.scheme in ("without_replacement", "with_replacement")
+        and work.batches.batch <= FLOYD
         and work.steps * work.batches.batch <= AHEAD
+    )
 
     def step(carry, at_step):
         s, draws = at_step
@@ -139,21 +175,36 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
             look = look._replace(nonfinite=look.nonfinite + lost)
         mean = pytrees.axpy(1.0 / work.steps, g, mean)
         lr = _at(work.lr, clock + s)
-        updates, state = work.optimizer(lr).update(g if correct is None else correct(g, w, s), state, w)
-        seen = Diagnostics(seen.loss + look.loss / work.steps, seen.clipped + look.clipped / work.steps,
-                           seen.overflow + overflow, seen.nonfinite + look.nonfinite)
-        updates = updates if isinstance(moving, float) and moving == 1.0 else pytrees.scale(moving, updates)
+        updates, state = work.optimizer(lr).update(
+            g if correct is None else correct(g, w, s), state, w
+        )
+        seen = Diagnostics(
+            seen.loss + look.loss / work.steps,
+            seen.clipped + look.clipped / work.steps,
+            seen.overflow + overflow,
+            seen.nonfinite + look.nonfinite,
+        )
+        updates = (
+            updates
+            if isinstance(moving, float) and moving == 1.0
+            else pytrees.scale(moving, updates)
+        )
         return (optax.apply_updates(w, updates), state, mean, seen), lr
 
-    nothing = Diagnostics(*(jnp.zeros((), kind) for kind in (jnp.float32, jnp.float32, jnp.int32, jnp.int32)))
+    nothing = Diagnostics(
+        *(jnp.zeros((), kind) for kind in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))
+    )
     start, every = (params, state, pytrees.zeros_like(params), nothing), jnp.arange(work.steps)
-    (w, _, mean, seen), rates = jax.lax.scan(step, start, (every, jax.vmap(drawn)(every) if ahead else None))
+    (w, _, mean, seen), rates = jax.lax.scan(
+        step, start, (every, jax.vmap(drawn)(every) if ahead else None)
+    )
     return w, mean, rates.sum(), seen
 
 
 @record
 class Server:
     """What most servers remember."""
+
     params: Any
     optimizer: Any
 
@@ -161,6 +212,7 @@ class Server:
 @record
 class ServerStep:
     """Applies a released model difference as a pseudo-gradient."""
+
     lr: Any
     optimizer: Fn
 
@@ -169,7 +221,9 @@ class ServerStep:
 
     def __call__(self, ctx, server: Server, diff) -> Server:
         descent = pytrees.scale(-1.0, diff)
-        updates, state = self.optimizer(_at(self.lr, ctx.round)).update(descent, server.optimizer, server.params)
+        updates, state = self.optimizer(_at(self.lr, ctx.round)).update(
+            descent, server.optimizer, server.params
+        )
         return Server(optax.apply_updates(server.params, updates), state)
 
 

@@ -1,4 +1,5 @@
 """What is learned: ready-made flax models, or any pure loss of one example."""
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -20,11 +21,13 @@ def _fixed(key, *, params):
 def task(params, loss, predict=None) -> Task:
     """A user's own problem.
 
-    Args     params: the starting point, a pytree of floats; or a pure function key -> params.  An equinox module whose
-             leaves are all arrays of floats is such a pytree; of others, and of flax.nnx, pass the part that is.
+    Args     params: the starting point, a pytree of floats; or a pure function key -> params.  An
+             equinox module whose leaves are all arrays of floats is such a pytree; of others, and
+             of flax.nnx, pass the part that is.
              loss: pure (params, x, y) -> scalar, for one example.
              predict: pure (params, x) -> logits of one example; without it no accuracy is computed.
-    Errors   ValueError for what cannot be trained (modules, leaves that are no floats, statistics of BatchNorm).
+    Errors   ValueError for what cannot be trained (modules, leaves that are no floats, statistics
+             of BatchNorm).
 
     >>> t = task(jnp.zeros(3), lambda w, x, y: (x @ w - y) ** 2)
     >>> t.init(jax.random.key(0)).shape
@@ -33,12 +36,16 @@ def task(params, loss, predict=None) -> Task:
     if not callable(loss):
         checks.fail("task", "loss, a pure function (params, x, y) -> scalar", checks.shown(loss))
     if predict is not None and not callable(predict):
-        checks.fail("task", "predict, a pure function (params, x) -> logits, or None", checks.shown(predict))
+        checks.fail(
+            "task", "predict, a pure function (params, x) -> logits, or None", checks.shown(predict)
+        )
     frameworks.function("task", "loss", loss, "(params, x, y) -> scalar")
     frameworks.function("task", "predict", predict, "(params, x) -> logits")
     draws = callable(params) and frameworks.library(params) is None
     init = Fn(params) if draws else Fn(_fixed, dict(params=frameworks.parameters("task", params)))
-    return Task(init, loss if isinstance(loss, Fn) else Fn(loss), None if predict is None else Fn(predict))
+    return Task(
+        init, loss if isinstance(loss, Fn) else Fn(loss), None if predict is None else Fn(predict)
+    )
 
 
 @named("models.init")
@@ -60,10 +67,19 @@ def classifier(fed: Federation, module: nn.Module) -> Task:
     """Cross-entropy of any flax module that maps one example to `fed.classes` logits."""
     checks.kind("models", Federation, "jfl.federate", fed=fed)
     if fed.classes < 2:
-        checks.fail("models", "a federation with class labels", f"classes={fed.classes}",
-                   "For other problems use jfl.task(params, loss).")
+        checks.fail(
+            "models",
+            "a federation with class labels",
+            f"classes={fed.classes}",
+            "For other problems use jfl.task(params, loss).",
+        )
     if not isinstance(module, nn.Module):
-        checks.fail("models", "a flax.linen module", checks.shown(module), "For others use jfl.task(params, loss, predict).")
+        checks.fail(
+            "models",
+            "a flax.linen module",
+            checks.shown(module),
+            "For others use jfl.task(params, loss, predict).",
+        )
     shape = tuple(fed.x.shape[1:])
 
     def whole(key):
@@ -72,19 +88,36 @@ def classifier(fed: Federation, module: nn.Module) -> Task:
 
     try:
         variables, logits = jax.eval_shape(whole, jax.random.key(0))
-    except Exception as error:        # of somebody's module
+    except Exception as error:  # of somebody's module
         frameworks.explain("models", error, f"x is float32{list(shape)}")
         raise
     if "batch_stats" in variables:
-        checks.fail("models", "a module without BatchNorm", "variables in batch_stats", frameworks.BATCH_NORM)
+        checks.fail(
+            "models",
+            "a module without BatchNorm",
+            "variables in batch_stats",
+            frameworks.BATCH_NORM,
+        )
     if set(variables) != {"params"}:
-        checks.fail("models", "a module with parameters, and no other variables", f"collections {sorted(variables)}",
-                   "For others use jfl.task(params, loss, predict).")
+        checks.fail(
+            "models",
+            "a module with parameters, and no other variables",
+            f"collections {sorted(variables)}",
+            "For others use jfl.task(params, loss, predict).",
+        )
     if logits.shape != (fed.classes,):
-        checks.fail("models", f"a module from one example {shape} to logits ({fed.classes},)", f"{logits.shape}",
-                   "It is called on one example, without a batch axis.")
+        checks.fail(
+            "models",
+            f"a module from one example {shape} to logits ({fed.classes},)",
+            f"{logits.shape}",
+            "It is called on one example, without a batch axis.",
+        )
     held = dict(module=module)
-    return Task(Fn(_init, static=dict(held, shape=shape)), Fn(_cross_entropy, static=held), Fn(_predict, static=held))
+    return Task(
+        Fn(_init, static=dict(held, shape=shape)),
+        Fn(_cross_entropy, static=held),
+        Fn(_predict, static=held),
+    )
 
 
 class _Mlp(nn.Module):
@@ -96,7 +129,12 @@ class _Mlp(nn.Module):
         x = x.reshape(-1)
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(self.classes, kernel_init=nn.initializers.zeros if not self.hidden else nn.initializers.lecun_normal())(x)
+        return nn.Dense(
+            self.classes,
+            kernel_init=nn.initializers.zeros
+            if not self.hidden
+            else nn.initializers.lecun_normal(),
+        )(x)
 
 
 class _Conv(nn.Module):
@@ -104,7 +142,9 @@ class _Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), (3, 3, x.shape[-1], self.features))
+        kernel = self.param(
+            "kernel", nn.initializers.lecun_normal(), (3, 3, x.shape[-1], self.features)
+        )
         return conv_same(x, kernel) + self.param("bias", nn.initializers.zeros, (self.features,))
 
 
@@ -123,7 +163,8 @@ class _Cnn(nn.Module):
 
 
 def logistic(fed: Federation) -> Task:
-    """Softmax regression, started at zero.  For L2 regularisation give l2 to `grad` or `private_grad`."""
+    """Softmax regression, started at zero.  For L2 regularisation give l2 to `grad` or
+    `private_grad`."""
     checks.kind("models.logistic", Federation, "jfl.federate", fed=fed)
     return classifier(fed, _Mlp((), fed.classes))
 
@@ -138,13 +179,19 @@ def mlp(fed: Federation, hidden=(64,)) -> Task:
 
 
 def cnn(fed: Federation, channels=(16, 32), dense: int = 128) -> Task:
-    """3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then one dense layer; images [H, W] or [H, W, C]."""
+    """3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then one dense layer; images [H, W]
+    or [H, W, C]."""
     checks.kind("models.cnn", Federation, "jfl.federate", fed=fed)
     channels = checks.several("models.cnn", channels=channels)
     if len(fed.x.shape) not in (3, 4):
-        checks.fail("models.cnn", "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}")
+        checks.fail(
+            "models.cnn", "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}"
+        )
     checks.whole("models.cnn", dense=dense, **{f"channels[{i}]": c for i, c in enumerate(channels)})
     if min(fed.x.shape[1:3]) < 2 ** len(channels):
-        checks.fail("models.cnn", f"images of at least {2 ** len(channels)} pixels a side for {len(channels)} poolings",
-                   f"{tuple(fed.x.shape[1:3])}")
+        checks.fail(
+            "models.cnn",
+            f"images of at least {2 ** len(channels)} pixels a side for {len(channels)} poolings",
+            f"{tuple(fed.x.shape[1:3])}",
+        )
     return classifier(fed, _Cnn(channels, dense, fed.classes))

@@ -3,9 +3,10 @@
     @claim("Theorem 5", "unsound", "delta is an output, not an input")
     def theorem5(...): ...
 
-A function with preconditions returns `check.Checked` and takes `strict`.  `of(module)` lists a module's claims for
-reports.
+A function with preconditions returns `check.Checked` and takes `strict`.  `of(module)` lists a
+module's claims for reports.
 """
+
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,9 +24,9 @@ VERDICTS = {
 
 
 class Claim(NamedTuple):
-    place: str           # in the paper: "Theorem 5", "eq. (20)"
-    verdict: str         # a key of VERDICTS
-    why: str             # what is missing or wrong, in one sentence
+    place: str  # in the paper: "Theorem 5", "eq. (20)"
+    verdict: str  # a key of VERDICTS
+    why: str  # what is missing or wrong, in one sentence
     function: Callable
 
 
@@ -42,6 +43,9 @@ def claim(place: str, verdict: str, why: str = ""):
 
 def of(module) -> tuple[Claim, ...]:
     """The claims of a module, in the order of its source."""
-    found = [v.claim for v in vars(module).values()
-             if isinstance(getattr(v, "claim", None), Claim) and v.__module__ == module.__name__]
+    found = [
+        v.claim
+        for v in vars(module).values()
+        if isinstance(getattr(v, "claim", None), Claim) and v.__module__ == module.__name__
+    ]
     return tuple(sorted(found, key=lambda c: c.function.__code__.co_firstlineno))

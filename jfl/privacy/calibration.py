@@ -1,4 +1,6 @@
-"""The noise, or the number of rounds, with which a plan reaches an epsilon: the inverse of `accounting.guarantee`."""
+"""The noise, or the number of rounds, with which a plan reaches an epsilon: the inverse of
+`accounting.guarantee`."""
+
 import math
 
 import numpy as np
@@ -14,30 +16,49 @@ from .per_client import KINDS, extents
 from .taint import checker as taint
 
 
-def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = None, unit: str | None = None,
-              view: str | None = None, adjacency: str | None = None, over: str = "noise_multiplier"):
-    """The noise multiplier, or the number of rounds, with which a plan's `guarantee` is at most `epsilon`.
+def calibrate(
+    plan: Plan,
+    *,
+    epsilon,
+    delta: float = 1e-5,
+    rounds: int | None = None,
+    unit: str | None = None,
+    view: str | None = None,
+    adjacency: str | None = None,
+    over: str = "noise_multiplier",
+):
+    """The noise multiplier, or the number of rounds, with which a plan's `guarantee` is at most
+    `epsilon`.
 
-    over="noise_multiplier": the plan gives everything but the multiplier: put any in its chain, and the result in its
-    place.  Where noise on uploads and on the release both prove it, the better one is found, the other as it is.
-    Where an algorithm releases several times, all releases get it; where the noise changes from round to
-    round, it is that of the first round, and the others keep their ratio to it.
-    over="rounds": the largest number of rounds of the plan as it is; 0 where even one is too many.
-    Without `view` it is of the view that `guarantee` names.
+    over="noise_multiplier": the plan gives everything but the multiplier: put any in its chain, and
+    the result in its place.  Where noise on uploads and on the release both prove it, the better
+    one is found, the other as it is. Where an algorithm releases several times, all releases get
+    it; where the noise changes from round to round, it is that of the first round, and the others
+    keep their ratio to it. over="rounds": the largest number of rounds of the plan as it is; 0
+    where even one is too many. Without `view` it is of the view that `guarantee` names.
 
     Shapes   epsilon [...] -> [...]; a Python number for one.
     Units    a multiplier is std / sensitivity, a float32, rounded to the safe side.
-    Errors   ValueError as `guarantee`; if the plan has no noise stage; if epsilon is out of reach of a multiplier.
+    Errors   ValueError as `guarantee`; if the plan has no noise stage; if epsilon is out of reach
+             of a multiplier.
     """
     checks.choice("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
     checks.positive("jfl.calibrate", epsilon=epsilon)
     if (rounds is None) != (over == "rounds"):
-        checks.fail("jfl.calibrate", "rounds, unless over='rounds' finds them", f"rounds={rounds!r}, over={over!r}")
+        checks.fail(
+            "jfl.calibrate",
+            "rounds, unless over='rounds' finds them",
+            f"rounds={rounds!r}, over={over!r}",
+        )
     entries = entries_of(plan, 1 if rounds is None else rounds, delta)
     choices(unit, view, adjacency)
     if not entries:
-        checks.fail("jfl.calibrate", "a chain with a noise stage", "a plan without noise",
-                   "Put gaussian(1.0) into it: the multiplier is ignored and found.")
+        checks.fail(
+            "jfl.calibrate",
+            "a chain with a noise stage",
+            "a plan without noise",
+            "Put gaussian(1.0) into it: the multiplier is ignored and found.",
+        )
     entry = choose("jfl.calibrate", plan, entries, unit, view, adjacency)
     taint.warn("jfl.calibrate", entry)
     if over == "noise_multiplier":
@@ -47,40 +68,78 @@ def calibrate(plan: Plan, *, epsilon, delta: float = 1e-5, rounds: int | None = 
         found = [_noise(at, target, rounds, delta) for target in np.ravel(epsilon)]
     else:
         if changing(plan):
-            checks.fail("jfl.calibrate", "the same noise in every round for over='rounds'", "a function of the round",
-                       "Look along jfl.epsilons(plan, range(...)).")
+            checks.fail(
+                "jfl.calibrate",
+                "the same noise in every round for over='rounds'",
+                "a function of the round",
+                "Look along jfl.epsilons(plan, range(...)).",
+            )
         found = [_rounds(entry, target, delta) for target in np.ravel(epsilon)]
     return found[0] if np.ndim(epsilon) == 0 else np.reshape(found, np.shape(epsilon))
 
 
-def calibrate_per_client(plan: Plan, *, epsilon: float, delta: float = 1e-5, rounds: int, view: str | None = None,
-                         cap: int | None = None, quantile: float | None = None) -> np.ndarray:
-    """The noise multiplier with which the examples of each client reach `epsilon`: little rows, much noise.
+def calibrate_per_client(
+    plan: Plan,
+    *,
+    epsilon: float,
+    delta: float = 1e-5,
+    rounds: int,
+    view: str | None = None,
+    cap: int | None = None,
+    quantile: float | None = None,
+) -> np.ndarray:
+    """The noise multiplier with which the examples of each client reach `epsilon`: little rows,
+    much noise.
 
     Put any multiplier into the chain of `private_grad`, and `gaussian(result)` in its place.
 
     Shapes   -> Float32[C]; for a client without rows, that of the others' smallest.
-    Privacy  unit "example".  The largest of `epsilons_per_client` is then at most `epsilon`.  More than 64 different
-             clients are calibrated by Renyi bounds, which ask for a little more noise.
+    Privacy  unit "example".  The largest of `epsilons_per_client` is then at most `epsilon`.  More
+             than 64 different clients are calibrated by Renyi bounds, which ask for a little more
+             noise.
     Errors   ValueError as `calibrate`.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
     found = entries_of(plan, rounds, delta)
     choices(None, view, None)
-    entry = choose("jfl.calibrate_per_client", plan, found, "example", view, None) if found else None
+    entry = (
+        choose("jfl.calibrate_per_client", plan, found, "example", view, None) if found else None
+    )
     if entry is None or entry.one is None:
-        checks.fail("jfl.calibrate_per_client", "noise of the client's own", "none", "Use private_grad or upload.")
+        checks.fail(
+            "jfl.calibrate_per_client",
+            "noise of the client's own",
+            "none",
+            "Use private_grad or upload.",
+        )
     taint.warn("jfl.calibrate_per_client", entry)
     if entry.view == "third_party" and noisy(plan.upload) and summed(plan):
-        checks.fail("jfl.calibrate_per_client", "view='server' for noise on uploads", "view='third_party'",
-                   "In a sum the noise of all clients counts for each of them: use jfl.calibrate.")
-    extent, left, once = extents(plan, entry, rounds, delta, dict(cap=cap, quantile=quantile, realised=None))
-    alike, first, which = np.unique(np.stack([sizes, extent]), axis=1, return_index=True, return_inverse=True)
-    each = [0.0 if sizes[c] == 0 or extent[c] == 0 else _noise(
-        lambda z, c=c: once(z, c)._replace(z=z), epsilon, 1, left, len(first) <= KINDS) for c in first]
+        checks.fail(
+            "jfl.calibrate_per_client",
+            "view='server' for noise on uploads",
+            "view='third_party'",
+            "In a sum the noise of all clients counts for each of them: use jfl.calibrate.",
+        )
+    extent, left, once = extents(
+        plan, entry, rounds, delta, dict(cap=cap, quantile=quantile, realised=None)
+    )
+    alike, first, which = np.unique(
+        np.stack([sizes, extent]), axis=1, return_index=True, return_inverse=True
+    )
+    each = [
+        0.0
+        if sizes[c] == 0 or extent[c] == 0
+        else _noise(lambda z, c=c: once(z, c)._replace(z=z), epsilon, 1, left, len(first) <= KINDS)
+        for c in first
+    ]
     values = np.array(each, np.float32)[which.reshape(-1)]
     if not values.any():
-        checks.fail("jfl.calibrate_per_client", "a client that takes part", "none that counts", "Lower quantile.")
+        checks.fail(
+            "jfl.calibrate_per_client",
+            "a client that takes part",
+            "none that counts",
+            "Lower quantile.",
+        )
     return np.where(values > 0, values, values[values > 0].min(initial=np.inf))
 
 
@@ -88,22 +147,34 @@ def _noise(entry_of_z, target, rounds, delta, tightly=True):
     def reached(z, exactly):
         try:
             return exactly(entry_of_z(z))
-        except Overflow:                                 # so little noise that no delta is left for the overflow
+        except Overflow:  # so little noise that no delta is left for the overflow
             return math.inf
 
-    first = smallest("jfl.calibrate", lambda z: reached(
-        z, lambda e: overflowing(e, np.array([rounds]), delta)[0][0]), target)
+    first = smallest(
+        "jfl.calibrate",
+        lambda z: reached(z, lambda e: overflowing(e, np.array([rounds]), delta)[0][0]),
+        target,
+    )
     if not tightly:
         return first
-    return smallest("jfl.calibrate", lambda z: reached(z, lambda e: tight_of(e, rounds, delta)[0]), target, first)
+    return smallest(
+        "jfl.calibrate",
+        lambda z: reached(z, lambda e: tight_of(e, rounds, delta)[0]),
+        target,
+        first,
+    )
 
 
 def _rounds(entry, target, delta):
     def after(times):
         try:
             return overflowing(entry, times, delta)[0]
-        except Overflow:                                 # of all of them, the latest fails first
-            return np.array([math.inf]) if len(times) == 1 else np.concatenate([after(t[None]) for t in times])
+        except Overflow:  # of all of them, the latest fails first
+            return (
+                np.array([math.inf])
+                if len(times) == 1
+                else np.concatenate([after(t[None]) for t in times])
+            )
 
     def tightly(times):
         try:

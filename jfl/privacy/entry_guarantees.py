@@ -1,4 +1,6 @@
-"""What an entry of the ledger is worth: its epsilon, the price of an overflow, and the choice among entries."""
+"""What an entry of the ledger is worth: its epsilon, the price of an overflow, and the choice among
+entries."""
+
 import math
 
 import numpy as np
@@ -10,7 +12,8 @@ from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
 from .accountants.tightest import epsilon_of
 from .ledger import entries as ledger
 
-MOST = 10 ** 12      # rounds
+MOST = 10**12  # rounds
+
 
 class Overflow(ValueError):
     """No epsilon settles: draws that find no slot take all of delta."""
@@ -22,33 +25,46 @@ def guarantee_of(entry, rounds, delta):
     value, method = tight_of(entry, rounds, delta)
     if entry.mixture and method != EXACT:
         method += ", participation mixture"
-    return Guarantee(value, float(delta), entry.unit, entry.adjacency, entry.view, method,
-                     entry.status, tuple(dict.fromkeys(entry.caveats)))
+    return Guarantee(
+        value,
+        float(delta),
+        entry.unit,
+        entry.adjacency,
+        entry.view,
+        method,
+        entry.status,
+        tuple(dict.fromkeys(entry.caveats)),
+    )
 
 
 def tight_of(entry, rounds, delta):
     """The smallest epsilon and its method, for a run of `rounds`."""
     found = ledger.run(entry, entry.z, rounds)
-    if not found:                                         # nobody takes part
+    if not found:  # nobody takes part
         return 0.0, EXACT
     # the Renyi bound says what an overflow costs at most; with less epsilon it costs less
     first, exact = overflowing(entry, np.array([rounds]), delta)
     beta = entry.overflow * rounds
     left = delta - beta * (1 + math.exp(min(first[0], 700))) if beta else delta
     # of many clients it holds for the last one too, where a search stops before
-    return min((float(first[0]), EXACT if exact[0] else SAMPLED), epsilon_of(found, 1, left * (1 - 1e-9) if beta else left))
+    return min(
+        (float(first[0]), EXACT if exact[0] else SAMPLED),
+        epsilon_of(found, 1, left * (1 - 1e-9) if beta else left),
+    )
 
 
 def overflowing(entry, times, delta):
-    """Bounds with what a draw without a slot costs: beta (1 + e^epsilon) of delta, beta its probability in the run.
+    """Bounds with what a draw without a slot costs: beta (1 + e^epsilon) of delta, beta its
+    probability in the run.
 
-    epsilon grows as delta shrinks and the cost grows with epsilon, so the iteration climbs to the smallest solution.
+    epsilon grows as delta shrinks and the cost grows with epsilon, so the iteration climbs to the
+    smallest solution.
     """
     found, beta = entry.events(entry.z), entry.overflow * times
     if not found:
         return np.zeros(times.shape), np.ones(times.shape, bool)
     happened = times
-    if entry.series:                                      # how often each round's noise was added
+    if entry.series:  # how often each round's noise was added
         found = tuple(events.series(e, np.ones(np.max(times, initial=1))) for e in found)
         happened = np.arange(np.max(times, initial=1)) < times[:, None]
     values, exact = bounds(found, happened, np.full(times.shape, float(delta)))
@@ -57,19 +73,27 @@ def overflowing(entry, times, delta):
             return values, exact
         left = delta - beta * (1 + np.exp(np.minimum(values, 700)))
         if not np.all(left > 0):
-            raise Overflow(f"jfl.guarantee: need room in delta for an overflow; got delta={delta:g} and an overflow "
-                            f"probability of {beta.max():.3g} in the run, which costs that times 1 + e^epsilon. "
-                            "Raise the capacity of the sampler or of the batches, or delta, or the noise.")
+            raise Overflow(
+                f"jfl.guarantee: need room in delta for an overflow; got delta={delta:g} and an "
+                f"overflow "
+                f"probability of {beta.max():.3g} in the run, which costs that times 1 + "
+                f"e^epsilon. "
+                "Raise the capacity of the sampler or of the batches, or delta, or the noise."
+            )
         # a hair below what is left, so that the last step settles on the safe side
         again, exact = bounds(found, happened, left * (1 - 1e-9))
         if np.all(again <= values * (1 + 1e-12)):
             return np.maximum(again, values), exact
         values = again
-    raise Overflow("jfl.guarantee: need an epsilon that settles; got an overflow that takes most of delta. "
-                    "Raise the capacity of the sampler or of the batches.")
+    raise Overflow(
+        "jfl.guarantee: need an epsilon that settles; got an overflow that takes most of delta. "
+        "Raise the capacity of the sampler or of the batches."
+    )
 
 
-# --- choice --------------------------------------------------------------------------------------------------------
+# --- choice
+# --------------------------------------------------------------------------------------------------
+
 
 def entries_of(plan, rounds, delta):
     checks.kind("jfl.guarantee", Plan, "jfl.plan", plan=plan)
@@ -85,7 +109,8 @@ def choices(unit, view, adjacency):
 
 
 def choose(where, plan, entries, unit, view, adjacency):
-    """The one entry that answers; without a view, of the server's where it has one, else of a third party's."""
+    """The one entry that answers; without a view, of the server's where it has one, else of a third
+    party's."""
     errors = []
     for one in (view,) if view else ledger.VIEWS:
         fit = _fit(entries, unit, one, adjacency)
@@ -95,26 +120,46 @@ def choose(where, plan, entries, unit, view, adjacency):
     refusals = [refusal for _, refusal in errors if refusal]
     if refusals:
         raise ValueError(refusals[0])
-    names = ", ".join([f"{n}={v!r}" for n, v in dict(unit=unit, view=view, adjacency=adjacency).items() if v] or ["neither unit nor view"])
-    fits = f"{errors[0][0]} of them" if view else " and ".join(
-        f"{n} of them for view={v!r}" for (n, _), v in zip(errors, ledger.VIEWS))
-    options = "; ".join(dict.fromkeys(f"unit={e.unit!r}, view={e.view!r}, adjacency={e.adjacency!r}" for e in entries
-                                      if not (e.refusal or e.implied)))
+    names = ", ".join(
+        [f"{n}={v!r}" for n, v in dict(unit=unit, view=view, adjacency=adjacency).items() if v]
+        or ["neither unit nor view"]
+    )
+    fits = (
+        f"{errors[0][0]} of them"
+        if view
+        else " and ".join(f"{n} of them for view={v!r}" for (n, _), v in zip(errors, ledger.VIEWS))
+    )
+    options = "; ".join(
+        dict.fromkeys(
+            f"unit={e.unit!r}, view={e.view!r}, adjacency={e.adjacency!r}"
+            for e in entries
+            if not (e.refusal or e.implied)
+        )
+    )
     because = ""
     if view == "server" and not errors[0][0] and ledger.only_the_release(plan):
         because = "The server sees every upload before the noise of the release is added. "
-    checks.fail(where, "one guarantee that this plan's noise can prove", f"{names}, which fits {fits}",
-               f"{because}Choices: {options or 'none'}.")
+    checks.fail(
+        where,
+        "one guarantee that this plan's noise can prove",
+        f"{names}, which fits {fits}",
+        f"{because}Choices: {options or 'none'}.",
+    )
 
 
 def _fit(entries, unit, view, adjacency):
     """The entries that answer for a view, the better one where two prove the same."""
-    fit = [e for e in entries if e.view == view and unit in (None, e.unit) and adjacency in (None, e.adjacency)]
+    fit = [
+        e
+        for e in entries
+        if e.view == view and unit in (None, e.unit) and adjacency in (None, e.adjacency)
+    ]
     if len(fit) > 1:
         fit = [e for e in fit if not e.implied] or fit
     good = [e for e in fit if not e.refusal]
     if good and len({(e.unit, e.adjacency) for e in fit}) == 1:
-        # noise on the uploads and on the release: each proves it alone, so take the one that does better
+        # noise on the uploads and on the release: each proves it alone, so take the one that does
+        # better
         rounds = max((len(z) for e in good if e.series for z in e.z), default=1)
         fit = [min(good, key=lambda e: _rough(e, rounds))]
     return fit

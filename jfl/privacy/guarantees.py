@@ -2,6 +2,7 @@
 
 Everything here runs on the host, on concrete numbers.
 """
+
 import math
 
 import numpy as np
@@ -34,46 +35,71 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
     for entry in entries_of(plan, rounds, delta):
         try:
             found.append(guarantee_of(entry, rounds, delta))
-        except ValueError:                                # guarantee(unit, view) says why
+        except ValueError:  # guarantee(unit, view) says why
             pass
     return tuple(found)
 
 
-def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | None = None, view: str | None = None,
-              adjacency: str | None = None, *, cap: int | None = None, quantile: float | None = None,
-              realised=None, uplinks: int = 0, seeds=None) -> Guarantee:
+def guarantee(
+    plan,
+    rounds: int | None = None,
+    delta: float = 1e-5,
+    unit: str | None = None,
+    view: str | None = None,
+    adjacency: str | None = None,
+    *,
+    cap: int | None = None,
+    quantile: float | None = None,
+    realised=None,
+    uplinks: int = 0,
+    seeds=None,
+) -> Guarantee:
     """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
 
-    Args     plan: a Plan; or, without `rounds`, a list of segments on the same clients, runs or parts of runs:
-             (plan, rounds) goes on where the segment before it ended, as simulate(start=...) does;
-             (plan, rounds, first) begins with round `first`, 0 for a new run, such as a point of a sweep.
-             seeds: of segments.  None: one seed for all.  Runs of one seed share cohorts and batches, so segments
-             whose rounds overlap are accounted together: one sample, and inside it the noise of all of them.
-             "different", or a whole number for each segment, equal for equal seeds: asserted, not checked.
-             The server sees who takes part, so by default every client counts as taking part in every round; instead
-             one may give `cap`, the most participations of a client (asserted: nothing enforces it), `quantile`, a
-             probability with which a client may exceed the number that counts (paid from delta), or `realised`
+    Args     plan: a Plan; or, without `rounds`, a list of segments on the same clients, runs or
+             parts of runs: (plan, rounds) goes on where the segment before it ended, as
+             simulate(start=...) does; (plan, rounds, first) begins with round `first`, 0 for a new
+             run, such as a point of a sweep.
+             seeds: of segments.  None: one seed for all.  Runs of one seed share cohorts and
+               batches, so segments
+             whose rounds overlap are accounted together: one sample, and inside it the noise of all
+             of them. "different", or a whole number for each segment, equal for equal seeds:
+             asserted, not checked. The server sees who takes part, so by default every client
+             counts as taking part in every round; instead one may give `cap`, the most
+             participations of a client (asserted: nothing enforces it), `quantile`, a probability
+             with which a client may exceed the number that counts (paid from delta), or `realised`
              Int[C], the participations of a run (descriptive, not a guarantee).
-             uplinks: how many uploads of a client a third party sees beside all models (PADPFL's eavesdropper).
-    Units    unit "example" | "client"; view "server" (sees every upload) | "third_party" (sees models); None: the
-             only view that has an answer, or the server's where both have; the result names it.
-             adjacency "add_remove" | "replace_one", only needed where both are proved.
-    Privacy  of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and says so.  Of segments
-             that share a sample, of plans that were all chosen before the first of them ran.
-    Errors   ValueError, with the choices there are, unless exactly one guarantee fits; and with the reason and a
-             remedy where this accountant cannot analyse the plan.
+             uplinks: how many uploads of a client a third party sees beside all models (PADPFL's
+               eavesdropper).
+    Units    unit "example" | "client"; view "server" (sees every upload) | "third_party" (sees
+             models); None: the only view that has an answer, or the server's where both have; the
+             result names it. adjacency "add_remove" | "replace_one", only needed where both are
+             proved.
+    Privacy  of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and
+             says so.  Of segments that share a sample, of plans that were all chosen before the
+             first of them ran.
+    Errors   ValueError, with the choices there are, unless exactly one guarantee fits; and with the
+             reason and a remedy where this accountant cannot analyse the plan.
 
-    Two learning rates with one seed, 100 rounds each: jfl.guarantee([(plan_a, 100, 0), (plan_b, 100, 0)]).
+    Two learning rates with one seed, 100 rounds each: jfl.guarantee([(plan_a, 100, 0), (plan_b,
+    100, 0)]).
     """
     options = dict(cap=cap, quantile=quantile, realised=realised)
     told = any(v is not None for v in options.values())
     checks.whole("jfl.guarantee", least=0, most=MOST, uplinks=uplinks)
     if not isinstance(plan, Plan):
         if uplinks:
-            checks.fail("jfl.guarantee", "one plan beside uplinks", "segments", "Take the server's view of all of them.")
+            checks.fail(
+                "jfl.guarantee",
+                "one plan beside uplinks",
+                "segments",
+                "Take the server's view of all of them.",
+            )
         return _segments(plan, rounds, delta, unit, view, adjacency, told, seeds)
     if seeds is not None:
-        checks.fail("jfl.guarantee", "a list of segments beside seeds", "one plan", "One run has one seed.")
+        checks.fail(
+            "jfl.guarantee", "a list of segments beside seeds", "one plan", "One run has one seed."
+        )
     entries = entries_of(plan, rounds, delta)
     choices(unit, view, adjacency)
     if not entries:
@@ -85,17 +111,26 @@ def guarantee(plan, rounds: int | None = None, delta: float = 1e-5, unit: str | 
         return guarantee_of(entry, rounds, delta)
     how_often, beta, status, caveats = participations(plan, rounds, delta, entry.view, options)
     entry = counted(entry, plan, rounds, how_often)
-    entry = entry._replace(caveats=tuple(c for c in entry.caveats if c != ledger.EVERY_ROUND) + caveats)
+    entry = entry._replace(
+        caveats=tuple(c for c in entry.caveats if c != ledger.EVERY_ROUND) + caveats
+    )
     found = guarantee_of(entry, 1, delta - beta)
     return found._replace(delta=float(delta), status=found.status if status == "proved" else status)
 
 
-def epsilons(plan: Plan, rounds, delta: float = 1e-5, unit: str | None = None, view: str | None = None,
-             adjacency: str | None = None) -> np.ndarray:
-    """An epsilon after each of many numbers of rounds, at the cost of about one: Renyi bounds and exact Gaussians.
+def epsilons(
+    plan: Plan,
+    rounds,
+    delta: float = 1e-5,
+    unit: str | None = None,
+    view: str | None = None,
+    adjacency: str | None = None,
+) -> np.ndarray:
+    """An epsilon after each of many numbers of rounds, at the cost of about one: Renyi bounds and
+    exact Gaussians.
 
-    `guarantee` also tries privacy-loss distributions, and is then a little smaller.  Without `view` they are of the
-    view that `guarantee` names: jfl.guarantee(plan, 1, delta).view.
+    `guarantee` also tries privacy-loss distributions, and is then a little smaller.  Without `view`
+    they are of the view that `guarantee` names: jfl.guarantee(plan, 1, delta).view.
 
     Shapes   rounds Int[m] >= 0 -> Float64[m], which does not fall as rounds grow.
     Errors   ValueError as `guarantee`.
@@ -113,21 +148,33 @@ def epsilons(plan: Plan, rounds, delta: float = 1e-5, unit: str | None = None, v
 
 
 def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
-    """Rounds whose upload is seen are worth that upload: what leaves the server adds no more of that client.
+    """Rounds whose upload is seen are worth that upload: what leaves the server adds no more of
+    that client.
 
-    The uploads of the others leak too.  Where theirs are seen their noise hides nobody; at worst they are all seen in
-    the same rounds, and in others than the client's own: 1 / variance is convex.
+    The uploads of the others leak too.  Where theirs are seen their noise hides nobody; at worst
+    they are all seen in the same rounds, and in others than the client's own: 1 / variance is
+    convex.
     """
     if view != "third_party" or told or uplinks > rounds:
-        checks.fail("jfl.guarantee", "view='third_party' and at most `rounds` beside uplinks, and no cap, quantile or "
-                   "realised", f"view={view!r}, uplinks={uplinks}, rounds={rounds}",
-                   "The server sees all uploads.")
-    pick = lambda view, others: choose("jfl.guarantee", plan, ledger.entries(plan, rounds, others), unit, view, adjacency)
+        checks.fail(
+            "jfl.guarantee",
+            "view='third_party' and at most `rounds` beside uplinks, and no cap, quantile or "
+            "realised",
+            f"view={view!r}, uplinks={uplinks}, rounds={rounds}",
+            "The server sees all uploads.",
+        )
+    pick = lambda view, others: choose(
+        "jfl.guarantee", plan, ledger.entries(plan, rounds, others), unit, view, adjacency
+    )
     seen, alone, rest = pick("server", True), pick(view, False), pick(view, True)
     if (seen.unit, seen.adjacency) != (rest.unit, rest.adjacency):
-        checks.fail("jfl.guarantee", "one unit and adjacency for uploads and models", f"{seen.unit}, {seen.adjacency}; "
-                   f"{rest.unit}, {rest.adjacency}", "Give unit= and adjacency=.")
-    if seen.series or rest.series:                        # whichever rounds leak: count both in all of them
+        checks.fail(
+            "jfl.guarantee",
+            "one unit and adjacency for uploads and models",
+            f"{seen.unit}, {seen.adjacency}; {rest.unit}, {rest.adjacency}",
+            "Give unit= and adjacency=.",
+        )
+    if seen.series or rest.series:  # whichever rounds leak: count both in all of them
         times = ((seen, rounds), (alone, rounds))
     else:
         exposed = min(uplinks, rounds - uplinks)
@@ -139,19 +186,40 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
 
 
 def _bare(delta, unit, adjacency, view):
-    return Guarantee(math.inf, float(delta), unit or "example", adjacency or "replace_one", view or "server", "none",
-                     caveats=(BARE,))
+    return Guarantee(
+        math.inf,
+        float(delta),
+        unit or "example",
+        adjacency or "replace_one",
+        view or "server",
+        "none",
+        caveats=(BARE,),
+    )
 
 
 def _segments(given, rounds, delta, unit, view, adjacency, told, seeds):
     given = list(given) if isinstance(given, (list, tuple)) else []
-    if rounds is not None or told or not given or not all(
-            isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan) for s in given):
-        checks.fail("jfl.guarantee", "a Plan and rounds, or a list of (plan, rounds) alone", f"rounds={rounds!r}",
-                   "Participation options are for one plan.")
+    if (
+        rounds is not None
+        or told
+        or not given
+        or not all(
+            isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan) for s in given
+        )
+    ):
+        checks.fail(
+            "jfl.guarantee",
+            "a Plan and rounds, or a list of (plan, rounds) alone",
+            f"rounds={rounds!r}",
+            "Participation options are for one plan.",
+        )
     check_delta(delta)
     choices(unit, view, adjacency)
     if not all(ledger.entries(plan) for plan, *_ in given):
-        return _bare(delta, unit, adjacency, view)        # one segment without noise, and nothing is proved
+        return _bare(
+            delta, unit, adjacency, view
+        )  # one segment without noise, and nothing is proved
     entries = segments.concatenate(given, seeds)
-    return guarantee_of(choose("jfl.guarantee", given[0][0], entries, unit, view, adjacency), 1, delta)
+    return guarantee_of(
+        choose("jfl.guarantee", given[0][0], entries, unit, view, adjacency), 1, delta
+    )

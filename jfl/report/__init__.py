@@ -1,4 +1,5 @@
 """Results as plots, tables and one page."""
+
 from ..core.lazy import submodules as _submodules
 
 __getattr__, __dir__ = _submodules(__name__, __path__)

@@ -1,19 +1,33 @@
 """A document of headings, tables and pictures, written as one HTML page or as Markdown.
 
-Everything that is shown was read from somebody's files, so all of it is escaped, here and only here.  The page asks
-for nothing: styles and pictures are inside, and its policy forbids scripts and requests.
+Everything that is shown was read from somebody's files, so all of it is escaped, here and only
+here.  The page asks for nothing: styles and pictures are inside, and its policy forbids scripts and
+requests.
 """
+
 import base64
 import html
 import re
 from typing import NamedTuple
 
 GENERATOR = "jfl report"
-HEAD = f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="{GENERATOR}">\n'
+HEAD = (
+    f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" '
+    f'content="{GENERATOR}">\n'
+)
 MARKDOWN_HEAD = f"<!-- {GENERATOR} -->\n"
 # words that stand out in a column of verdicts: shape and word say it, the colour only again
-MARKS = {"confirmed": "good", "proved": "good", "not confirmed": "bad", "no guarantee": "nothing", "claimed": "open",
-         "cannot be checked": "open", "conditional": "open", "audited": "open", "descriptive": "open"}
+MARKS = {
+    "confirmed": "good",
+    "proved": "good",
+    "not confirmed": "bad",
+    "no guarantee": "nothing",
+    "claimed": "open",
+    "cannot be checked": "open",
+    "conditional": "open",
+    "audited": "open",
+    "descriptive": "open",
+}
 MARKED = ("verdict", "status")
 
 
@@ -29,6 +43,7 @@ class Items(NamedTuple):
 
 class Table(NamedTuple):
     """`columns` of (name, right-aligned); the first cell of a row is its heading."""
+
     caption: str
     columns: list
     rows: list
@@ -36,6 +51,7 @@ class Table(NamedTuple):
 
 class Picture(NamedTuple):
     """`alt` says what is to be seen to those who cannot; without svg the page shows the png."""
+
     alt: str
     caption: str
     png: bytes
@@ -48,6 +64,7 @@ class Code(NamedTuple):
 
 class Fold(NamedTuple):
     """Blocks that are shown when asked for."""
+
     summary: str
     blocks: list
 
@@ -107,7 +124,7 @@ pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6p
 details { margin: .6rem 0; } summary { cursor: pointer; color: var(--link); overflow-wrap: anywhere; }
 footer { max-width: 78rem; margin: 3rem auto 0; padding: 1rem 1.5rem 2.5rem; }
 @media print { nav { display: none; } .scroll { overflow: visible; border: 0; } }
-"""
+"""  # noqa: E501
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -119,16 +136,26 @@ def page(document: Document) -> str:
     """
     said = html.escape
     names = [_anchor(i, s.heading) for i, s in enumerate(document.sections)]
-    links = "".join(f'<li><a href="#{n}">{said(s.heading)}</a></li>' for n, s in zip(names, document.sections))
-    body = "".join(f'<section aria-labelledby="{n}">\n<h2 id="{n}">{said(s.heading)}</h2>\n' + _html(s.blocks, [i])
-                   + "</section>\n" for i, (n, s) in enumerate(zip(names, document.sections)))
-    return (f'{HEAD}<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<link rel="icon" href="data:,">\n<title>{said(document.title)}</title>\n'
-            f"<style>{STYLE}</style>\n</head>\n<body>\n<header>\n<h1>{said(document.title)}</h1>\n<p>{said(document.lead)}"
-            f'</p>\n<nav aria-label="sections"><ul>{links}</ul></nav>\n</header>\n<main>\n{body}</main>\n'
-            '<footer class="quiet">Made by jfl report from the files of the runs; nothing was computed again.</footer>\n'
-            "</body>\n</html>\n")
+    links = "".join(
+        f'<li><a href="#{n}">{said(s.heading)}</a></li>' for n, s in zip(names, document.sections)
+    )
+    body = "".join(
+        f'<section aria-labelledby="{n}">\n<h2 id="{n}">{said(s.heading)}</h2>\n'
+        + _html(s.blocks, [i])
+        + "</section>\n"
+        for i, (n, s) in enumerate(zip(names, document.sections))
+    )
+    return (
+        f'{HEAD}<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<link rel="icon" href="data:,">\n<title>{said(document.title)}</title>\n'
+        f"<style>{STYLE}</style>\n</head>\n<body>\n<header>\n<h1>{said(document.title)}</h1>\n<p>{said(document.lead)}"
+        f"</p>\n<nav "
+        f'aria-label="sections"><ul>{links}</ul></nav>\n</header>\n<main>\n{body}</main>\n'
+        '<footer class="quiet">Made by jfl report from the files of the runs; nothing was computed '
+        "again.</footer>\n"
+        "</body>\n</html>\n"
+    )
 
 
 def _anchor(i, heading):
@@ -149,18 +176,29 @@ def _block(block, place) -> str:
     if isinstance(block, Code):
         return f'<pre tabindex="0"><code>{said(block.text)}</code></pre>\n'
     if isinstance(block, Fold):
-        return f"<details><summary>{said(block.summary)}</summary>\n{_html(block.blocks, place)}</details>\n"
+        return f"<details><summary>{said(block.summary)}</summary>\n{_html(block.blocks, place)}</details>\n"  # noqa: E501
     if isinstance(block, Table):
         return _table(block)
     prefix = "p" + "-".join(map(str, place)) + "-"
-    inner = (f'<img alt="{said(block.alt)}" src="data:image/png;base64,{base64.b64encode(block.png).decode()}">'
-             if block.svg is None else _inline(block.svg, block.alt, prefix))
-    return f'<figure><div class="picture">{inner}</div><figcaption>{said(block.caption)}</figcaption></figure>\n'
+    inner = (
+        (
+            f'<img alt="{said(block.alt)}" '
+            f'src="data:image/png;base64,{base64.b64encode(block.png).decode()}">'
+        )
+        if block.svg is None
+        else _inline(block.svg, block.alt, prefix)
+    )
+    return (
+        f"<figure><div "
+        f'class="picture">{inner}</div><figcaption>{said(block.caption)}</figcaption></figure>\n'
+    )
 
 
 def _table(table: Table) -> str:
     side = lambda right, long=False: f' class="right{" long" * long}"' if right else ""
-    head = "".join(f'<th scope="col"{side(right)}>{html.escape(name)}</th>' for name, right in table.columns)
+    head = "".join(
+        f'<th scope="col"{side(right)}>{html.escape(name)}</th>' for name, right in table.columns
+    )
     body = ""
     for row in table.rows:
         cells = ""
@@ -173,26 +211,35 @@ def _table(table: Table) -> str:
             fit = " class=short" if size < 28 and i else " class=wide" if size > 60 and i else ""
             cells += f"<{tag}{scope}{side(True, size > 24) if right else fit}>{text}</{tag}>"
         body += f"<tr>{cells}</tr>\n"
-    return (f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(table.caption)}"><table>'
-            f"<caption>{html.escape(table.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
-            "</table></div>\n")
+    return (
+        f'<div class="scroll" role="region" tabindex="0" '
+        f'aria-label="{html.escape(table.caption)}"><table>'
+        f"<caption>{html.escape(table.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
+        "</table></div>\n"
+    )
 
 
 def _inline(svg: str, alt: str, prefix: str) -> str:
     """An SVG file as part of a page: names of its own, and a description."""
-    svg = svg[svg.index("<svg"):]
+    svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     svg = re.sub(r'href="#', f'href="#{prefix}', svg).replace("url(#", f"url(#{prefix}")
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
 
 
-# --- Markdown -------------------------------------------------------------------------------------------------------
+# --- Markdown
+# --------------------------------------------------------------------------------------------------
+
 
 def markdown(document: Document, folder: str) -> tuple[str, dict]:
     """The document as Markdown -> the text, and its pictures: name in `folder` -> PNG.
 
-    >>> print(markdown(Document("t", "", [Section("a", [Table("c", [("x|y", True)], [["1_2"]])])]), "f")[0][-25:-1])
+    >>> print(
+    ...     markdown(
+    ...         Document("t", "", [Section("a", [Table("c", [("x|y", True)], [["1_2"]])])]), "f"
+    ...     )[0][-25:-1]
+    ... )
     | x\\|y |
     |---:|
     | 1\\_2 |
@@ -200,7 +247,10 @@ def markdown(document: Document, folder: str) -> tuple[str, dict]:
     pictures: dict = {}
     parts = [MARKDOWN_HEAD, f"# {_plain(document.title)}\n", f"{_plain(document.lead)}\n"]
     for section in document.sections:
-        parts += [f"## {_plain(section.heading)}\n", *(_mark(b, folder, pictures) for b in section.blocks)]
+        parts += [
+            f"## {_plain(section.heading)}\n",
+            *(_mark(b, folder, pictures) for b in section.blocks),
+        ]
     return "\n".join(parts), pictures
 
 
@@ -220,12 +270,19 @@ def _mark(block, folder, pictures) -> str:
         fence = "`" * max(3, longest + 1)
         return f"{fence}\n{block.text.rstrip()}\n{fence}\n"
     if isinstance(block, Fold):
-        return f"### {_plain(block.summary)}\n\n" + "\n".join(_mark(b, folder, pictures) for b in block.blocks)
+        return f"### {_plain(block.summary)}\n\n" + "\n".join(
+            _mark(b, folder, pictures) for b in block.blocks
+        )
     if isinstance(block, Table):
         line = lambda cells: "| " + " | ".join(_plain(c) for c in cells) + " |\n"
-        return (f"{_plain(block.caption)}\n\n" + line(name for name, _ in block.columns)
-                + "|" + "|".join("---:" if right else "---" for _, right in block.columns) + "|\n"
-                + "".join(map(line, block.rows)))
+        return (
+            f"{_plain(block.caption)}\n\n"
+            + line(name for name, _ in block.columns)
+            + "|"
+            + "|".join("---:" if right else "---" for _, right in block.columns)
+            + "|\n"
+            + "".join(map(line, block.rows))
+        )
     name = f"picture-{len(pictures) + 1}.png"
     pictures[name] = block.png
     return f"![{_plain(block.alt)}](<{folder}/{name}>)\n\n{_plain(block.caption)}\n"

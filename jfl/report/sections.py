@@ -2,6 +2,7 @@
 
 Nothing is computed again: an epsilon is the one that was proved when the run was made.
 """
+
 import json
 import shlex
 
@@ -11,15 +12,41 @@ from . import comparison, plots, sources
 from .comparison import accuracy, cell
 from .document import Code, Document, Fold, Items, Picture, Section, Table, Text
 
-OUTSIDE = ("Accuracies, losses, clip fractions and update norms lie outside every guarantee, and so does choosing among "
-           "the settings of a table.")
+OUTSIDE = (
+    "Accuracies, losses, clip fractions and update norms lie outside every guarantee, and so does "
+    "choosing among "
+    "the settings of a table."
+)
 BETWEEN = f"{PLUS_MINUS} Bands in pictures go from the least to the largest seed."
-DATA = dict(clients="clients", rows="rows", min_size="smallest", median_size="median", max_size="largest",
-            held_out="held out", test_rows="test rows", classes="classes", label_spread="label spread",
-            partition="partition", caveats="caveats", checksum="checksum")
-WORDS = ("partition", "caveats", "checksum")          # facts that are no numbers
-MADE = dict(experiment="an experiment", collection="a collection of {} experiments", study="a study")
-MANIFEST = ("kernels", "noise", "seeds", "written", "groups", "recomputed", "attempt", "seconds", "commit")
+DATA = dict(
+    clients="clients",
+    rows="rows",
+    min_size="smallest",
+    median_size="median",
+    max_size="largest",
+    held_out="held out",
+    test_rows="test rows",
+    classes="classes",
+    label_spread="label spread",
+    partition="partition",
+    caveats="caveats",
+    checksum="checksum",
+)
+WORDS = ("partition", "caveats", "checksum")  # facts that are no numbers
+MADE = dict(
+    experiment="an experiment", collection="a collection of {} experiments", study="a study"
+)
+MANIFEST = (
+    "kernels",
+    "noise",
+    "seeds",
+    "written",
+    "groups",
+    "recomputed",
+    "attempt",
+    "seconds",
+    "commit",
+)
 
 
 def assemble(found: list) -> Document:
@@ -31,30 +58,67 @@ def assemble(found: list) -> Document:
     tried = [s for s in found if s.experiments]
     if sum(len(s.experiments) for s in tried) > 1:
         sections.append(Section("What holds", [Text(OUTSIDE), *comparison.overview(tried)]))
-    sections += [Section(f"Claims: {s.label}" if len(found) > 1 else "Claims", comparison.blocks(s)) for s in tried]
+    sections += [
+        Section(f"Claims: {s.label}" if len(found) > 1 else "Claims", comparison.blocks(s))
+        for s in tried
+    ]
     sections += [Section("Guarantees", _guarantees(groups))] if groups else []
     parts = sources.parts(found)
     held = [(n, p) for n, p in parts if p.manifest.get("data")]
     sections += [Section("Data", _data(held))] if held else []
     sections += [Section("Settings", _settings(groups, parts))] if groups else []
-    sections += [Section("Versions and devices", _versions(found, parts)), Section("How to run it again", _again(found))]
+    sections += [
+        Section("Versions and devices", _versions(found, parts)),
+        Section("How to run it again", _again(found)),
+    ]
     title = "jfl report: " + ", ".join(s.label for s in found)
-    return Document(title, "From " + "; ".join(f"{s.label} ({m}{w})" for s, m, w in zip(found, made, when)) + ".", sections)
+    return Document(
+        title,
+        "From " + "; ".join(f"{s.label} ({m}{w})" for s, m, w in zip(found, made, when)) + ".",
+        sections,
+    )
 
 
 def _headline(groups):
     rows = []
     for g in groups:
-        best, claims = tables.proved(g.guarantees), [c for c in g.guarantees if c["status"] == "claimed"]
+        best, claims = (
+            tables.proved(g.guarantees),
+            [c for c in g.guarantees if c["status"] == "claimed"],
+        )
         none = best["epsilon"] is None
-        rows.append((g.setting.label, f"{len(g.runs)}" + (f" (+{g.failed} failed)" if g.failed else ""),
-                     accuracy(g.setting.final), "; ".join(map(_claimed, claims)), *_numbers(best),
-                     *(["", "", ""] if none else _who(best)), best["method"], best["status"]))
-    columns = [("setting", False), ("seeds", True), ("final accuracy", True), ("claimed ε", True), ("proved ε", True),
-               ("δ", True), ("unit", False), ("adjacency", False), ("view", False), ("method", False), ("status", False)]
+        rows.append(
+            (
+                g.setting.label,
+                f"{len(g.runs)}" + (f" (+{g.failed} failed)" if g.failed else ""),
+                accuracy(g.setting.final),
+                "; ".join(map(_claimed, claims)),
+                *_numbers(best),
+                *(["", "", ""] if none else _who(best)),
+                best["method"],
+                best["status"],
+            )
+        )
+    columns = [
+        ("setting", False),
+        ("seeds", True),
+        ("final accuracy", True),
+        ("claimed ε", True),
+        ("proved ε", True),
+        ("δ", True),
+        ("unit", False),
+        ("adjacency", False),
+        ("view", False),
+        ("method", False),
+        ("status", False),
+    ]
     if not any(r[3] for r in rows):
         columns, rows = [c for c in columns if c[0] != "claimed ε"], [r[:3] + r[4:] for r in rows]
-    return [Text(OUTSIDE), Table("Final test accuracy and what is proved of it", columns, rows), Text(BETWEEN, quiet=True)]
+    return [
+        Text(OUTSIDE),
+        Table("Final test accuracy and what is proved of it", columns, rows),
+        Text(BETWEEN, quiet=True),
+    ]
 
 
 def _numbers(g):
@@ -67,27 +131,62 @@ def _who(g):
 
 def _claimed(g):
     shown = "nothing" if g["epsilon"] is None else f"{g['epsilon']:.4g}"
-    return f"{shown} ({g['view'].replace('_', ' ')}{', one round' if 'one round' in g['method'] else ''})"
+    return (
+        f"{shown} "
+        f"({g['view'].replace('_', ' ')}{', one round' if 'one round' in g['method'] else ''})"
+    )
 
 
 def _pictures(groups):
     settings = [g.setting for g in groups]
-    who = "; ".join(f"{s.label}: {accuracy(s.final) or 'none'}" for s in settings[:8]) + ("; and more" if len(settings) > 8 else "")
-    more = f" The first {plots.SHOWN} of {len(settings)} settings are drawn." if len(settings) > plots.SHOWN else ""
+    who = "; ".join(f"{s.label}: {accuracy(s.final) or 'none'}" for s in settings[:8]) + (
+        "; and more" if len(settings) > 8 else ""
+    )
+    more = (
+        f" The first {plots.SHOWN} of {len(settings)} settings are drawn."
+        if len(settings) > plots.SHOWN
+        else ""
+    )
     panels = len(plots.promises(settings))
-    less = f" The {plots.PANELS} most frequent of {panels} promises are drawn." if panels > plots.PANELS else ""
+    less = (
+        f" The {plots.PANELS} most frequent of {panels} promises are drawn."
+        if panels > plots.PANELS
+        else ""
+    )
     drawn = [
-        (plots.curves(settings, ("accuracy", "loss")), f"Test accuracy and loss against rounds. Final accuracy of {who}.",
-         "Test accuracy and loss against rounds: mean over seeds, bands from the least to the largest seed." + more),
-        (plots.frontier(settings), "Final accuracy against ε, the numbers of the table above.",
-         "Privacy against utility, one panel for each promise: ε of different units, adjacencies, views or δ do not "
-         "compare. Filled circles are proved, hollow diamonds are what a paper claims, dashed lines have no guarantee (on "
-         "the same data); bars are 95 % intervals. Conditional ε, and claims of one round, are not drawn." + less + more),
-        (plots.curves(settings, ("clip_fraction", "update_norm")), "Clip fraction and norm of the update against rounds.",
-         "What clipping did, and the size of what the server applied: signal and noise together, since the files do not "
-         "hold what it takes to tell them apart." + more)]
-    return [Picture(alt, caption, plots.png(f), plots.svg(f)) for f, alt, caption in drawn if f is not None] or [
-        Text("These runs left no rows to draw.", quiet=True)]
+        (
+            plots.curves(settings, ("accuracy", "loss")),
+            f"Test accuracy and loss against rounds. Final accuracy of {who}.",
+            (
+                "Test accuracy and loss against rounds: mean over seeds, bands from the least to "
+                "the "
+                "largest seed."
+            )
+            + more,
+        ),
+        (
+            plots.frontier(settings),
+            "Final accuracy against ε, the numbers of the table above.",
+            "Privacy against utility, one panel for each promise: ε of different units, "
+            "adjacencies, views or δ do not "
+            "compare. Filled circles are proved, hollow diamonds are what a paper claims, dashed "
+            "lines have no guarantee (on "
+            "the same data); bars are 95 % intervals. Conditional ε, and claims of one round, are "
+            "not drawn." + less + more,
+        ),
+        (
+            plots.curves(settings, ("clip_fraction", "update_norm")),
+            "Clip fraction and norm of the update against rounds.",
+            "What clipping did, and the size of what the server applied: signal and noise "
+            "together, since the files do not "
+            "hold what it takes to tell them apart." + more,
+        ),
+    ]
+    return [
+        Picture(alt, caption, plots.png(f), plots.svg(f))
+        for f, alt, caption in drawn
+        if f is not None
+    ] or [Text("These runs left no rows to draw.", quiet=True)]
 
 
 def _guarantees(groups):
@@ -95,27 +194,58 @@ def _guarantees(groups):
     for g in groups:
         for one in g.guarantees:
             at = [caveats.setdefault(c, len(caveats) + 1) for c in one["caveats"]]
-            rows.append((g.setting.label, *_numbers(one), *_who(one), one["method"], one["status"],
-                         ", ".join(map(str, sorted(at)))))
+            rows.append(
+                (
+                    g.setting.label,
+                    *_numbers(one),
+                    *_who(one),
+                    one["method"],
+                    one["status"],
+                    ", ".join(map(str, sorted(at))),
+                )
+            )
     said = [f"{c[:1].upper()}{c[1:]}" + "." * (not c.endswith(".")) for c in map(str, caveats)]
-    columns = [("setting", False), ("ε", True), ("δ", True), *((k, False) for k in (
-        "unit", "adjacency", "view", "method", "status", "caveats"))]
-    return [Table("Every guarantee and claim of every setting", columns, rows),
-            Text("Caveats, by the numbers in the last column:" if said else "No caveats were recorded."),
-            *([Items(said, numbered=True)] if said else []),
-            Text("The server sees every upload; a third party sees models only. Claimed is what a paper's formula says of "
-                 "this run, whether or not it holds. Runs on the same data compose: together they leak more than each alone.",
-                 quiet=True)]
+    columns = [
+        ("setting", False),
+        ("ε", True),
+        ("δ", True),
+        *((k, False) for k in ("unit", "adjacency", "view", "method", "status", "caveats")),
+    ]
+    return [
+        Table("Every guarantee and claim of every setting", columns, rows),
+        Text(
+            "Caveats, by the numbers in the last column:" if said else "No caveats were recorded."
+        ),
+        *([Items(said, numbered=True)] if said else []),
+        Text(
+            "The server sees every upload; a third party sees models only. Claimed is what a "
+            "paper's formula says of "
+            "this run, whether or not it holds. Runs on the same data compose: together they leak "
+            "more than each alone.",
+            quiet=True,
+        ),
+    ]
 
 
 def _data(parts):
     facts = [(n, p.manifest["data"]) for n, p in parts]
     shown = {k: v for k, v in DATA.items() if any(f.get(k) not in (None, [], "") for _, f in facts)}
     rows = _joined([(n, *(_fact(f.get(k)) for k in shown)) for n, f in facts])
-    return [Table("Rows and clients", [("data of", False), *((v, k not in WORDS) for k, v in shown.items())], rows),
-            Text("Rows are those that clients hold, with the smallest, the median and the largest client. Label spread is "
-                 "the mean over clients of the total variation distance between a client's class shares and those of "
-                 "all: 0 is iid. Of a sweep these are the data of its first point.", quiet=True)]
+    return [
+        Table(
+            "Rows and clients",
+            [("data of", False), *((v, k not in WORDS) for k, v in shown.items())],
+            rows,
+        ),
+        Text(
+            "Rows are those that clients hold, with the smallest, the median and the largest "
+            "client. Label spread is "
+            "the mean over clients of the total variation distance between a client's class shares "
+            "and those of "
+            "all: 0 is iid. Of a sweep these are the data of its first point.",
+            quiet=True,
+        ),
+    ]
 
 
 def _joined(rows):
@@ -123,7 +253,10 @@ def _joined(rows):
     names: dict = {}
     for first, *rest in rows:
         names.setdefault(tuple(rest), []).append(first)
-    return [("; ".join(n[:2]) + (f"; and {len(n) - 2} more" if len(n) > 2 else ""), *rest) for rest, n in names.items()]
+    return [
+        ("; ".join(n[:2]) + (f"; and {len(n) - 2} more" if len(n) > 2 else ""), *rest)
+        for rest, n in names.items()
+    ]
 
 
 def _fact(value):
@@ -134,29 +267,67 @@ def _fact(value):
 
 def _settings(groups, parts):
     keys = list(dict.fromkeys(k for g in groups for k in g.config))
-    differ = [k for k in keys if len({json.dumps(g.config[k]) for g in groups if k in g.config}) > 1]
+    differ = [
+        k for k in keys if len({json.dumps(g.config[k]) for g in groups if k in g.config}) > 1
+    ]
     rows = [(g.setting.label, *(cell(g.config.get(k)) for k in differ)) for g in groups]
-    blocks = [Table("Fields that differ", [("setting", False), *((k, True) for k in differ)], rows)] if differ else []
-    blocks += [Fold(f"{g.setting.label}: all fields, as resolved", [Code("\n".join(
-        f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in g.config.items() if v is not None))]) for g in groups[:64]]
+    blocks = (
+        [Table("Fields that differ", [("setting", False), *((k, True) for k in differ)], rows)]
+        if differ
+        else []
+    )
+    blocks += [
+        Fold(
+            f"{g.setting.label}: all fields, as resolved",
+            [
+                Code(
+                    "\n".join(
+                        f"{k} = {json.dumps(v, ensure_ascii=False)}"
+                        for k, v in g.config.items()
+                        if v is not None
+                    )
+                )
+            ],
+        )
+        for g in groups[:64]
+    ]
     return blocks + [Fold(f"{n}: config.toml", [Code(p.config)]) for n, p in parts if p.config]
 
 
 def _versions(found, parts):
     have = [(n, p.manifest) for n, p in parts if p.manifest]
     for s in found:
-        have += [(f"{s.label}: {e.name}" if e.name and len(s.experiments) > 1 else s.label,
-                  dict(versions=e.versions) | ({"seeds": e.seeds} if e.seeds else {})) for e in s.experiments if e.versions]
+        have += [
+            (
+                f"{s.label}: {e.name}" if e.name and len(s.experiments) > 1 else s.label,
+                dict(versions=e.versions) | ({"seeds": e.seeds} if e.seeds else {}),
+            )
+            for e in s.experiments
+            if e.versions
+        ]
     if not have:
         return [Text("These results do not say what made them.")]
     flat = [m["versions"] | {k: m[k] for k in MANIFEST if k in m} for _, m in have]
     keys = list(dict.fromkeys(k for f in flat for k in f))
     same = [k for k in keys if len({_fact(f.get(k)) for f in flat}) == 1]
     differ = [k for k in keys if k not in same]
-    blocks = [Table("The same everywhere" if len(flat) > 1 else "What made it", [("what", False), ("value", False)],
-                    [(k, _fact(flat[0].get(k))) for k in same])] if same else []
+    blocks = (
+        [
+            Table(
+                "The same everywhere" if len(flat) > 1 else "What made it",
+                [("what", False), ("value", False)],
+                [(k, _fact(flat[0].get(k))) for k in same],
+            )
+        ]
+        if same
+        else []
+    )
     rows = _joined([(n, *(_fact(f.get(k)) for k in differ)) for (n, _), f in zip(have, flat)])
-    blocks += [Table("What differs", [("made by", False), *((k, False) for k in differ)], rows)] if differ else []
+    blocks += (
+        [Table("What differs", [("made by", False), *((k, False) for k in differ)], rows)]
+        if differ
+        else []
+    )
     noise = "noise: least and largest noise multiplier of each noisy chain of the first setting."
     return blocks + ([Text(noise, True)] if "noise" in keys else [])
 
@@ -179,8 +350,14 @@ def _again(found):
         else:
             lines.append(f"# {' '.join(s.label.split())}: its config.toml is not there")
         if recomputed := s.manifest.get("recomputed"):
-            lines.append(f"# {' '.join(s.label.split())}: {recomputed} rounds ran twice with new noise; a straight run does not")
-    words = "On the versions and devices above the same commands give the same numbers. NEW is a new directory"
+            lines.append(
+                f"# {' '.join(s.label.split())}: {recomputed} rounds ran twice with new noise; a "
+                f"straight run does not"
+            )
+    words = (
+        "On the versions and devices above the same commands give the same numbers. NEW is a "
+        "new directory"
+    )
     if any(line.startswith("python -m experiments.MODULE") for line in lines):
         words += "; MODULE is the paper's module, such as noble2022, which the results do not name"
     return [Text(words + "."), Code("\n".join(lines))]
@@ -188,10 +365,16 @@ def _again(found):
 
 def _experiments(source):
     """The commands of a source's experiments, as far as it names their module."""
-    if source.kind == "collection" and source.path.suffix == ".json" and not any(e.module for e in source.experiments):
+    if (
+        source.kind == "collection"
+        and source.path.suffix == ".json"
+        and not any(e.module for e in source.experiments)
+    ):
         names = ", ".join(" ".join(e.name.split()) for e in source.experiments if e.name)
-        return [f"python -m experiments.{shlex.quote(source.path.stem)} --list",
-                f"# {' '.join(source.label.split())} collects {names}: what was reduced is told above"]
+        return [
+            f"python -m experiments.{shlex.quote(source.path.stem)} --list",
+            f"# {' '.join(source.label.split())} collects {names}: what was reduced is told above",
+        ]
     named = [e for e in source.experiments if e.module] or source.experiments[:1]
     lines = []
     for e in named:

@@ -1,8 +1,10 @@
 """Checkpoints of a run directory: one file each, complete and undamaged or refused.
 
-A checkpoint is a line that names the format, a line of JSON, and the bytes of the arrays.  The first line has the
-digest of the second, which has that of the arrays, so a file that was cut or in which a bit fell is noticed.
+A checkpoint is a line that names the format, a line of JSON, and the bytes of the arrays.  The
+first line has the digest of the second, which has that of the arrays, so a file that was cut or in
+which a bit fell is noticed.
 """
+
 import contextlib
 import errno
 import functools
@@ -24,19 +26,30 @@ import numpy as np
 from ..core import checks
 from ..core.records import Run
 
-MAGIC, FORMAT = "jfl-checkpoint", 3       # format 1 was a folder; 2 had no identity of a plan
+MAGIC, FORMAT = "jfl-checkpoint", 3  # format 1 was a folder; 2 had no identity of a plan
 KEPT = 2
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 # what else than XLA_FLAGS makes another program of the same code
-SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable",
-            "jax_numpy_dtype_promotion", "jax_disable_most_optimizations", "jax_random_seed_offset", "jax_disable_jit",
-            "jax_optimization_level", "jax_exec_time_optimization_effort", "jax_softmax_custom_jvp",
-            "jax_cpu_collectives_implementation")
+SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+    "jax_disable_most_optimizations",
+    "jax_random_seed_offset",
+    "jax_disable_jit",
+    "jax_optimization_level",
+    "jax_exec_time_optimization_effort",
+    "jax_softmax_custom_jvp",
+    "jax_cpu_collectives_implementation",
+)
 VARIABLES = ("NPROC", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
 
 
 def write(path, content):
-    """Write a file, a text or parts of bytes, so that a reader, also after a crash, sees the old one or the new one."""
+    """Write a file, a text or parts of bytes, so that a reader, also after a crash, sees the old
+    one or the new one."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -46,18 +59,18 @@ def write(path, content):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:                              # of a write or a flush it names no file
+    except OSError as error:  # of a write or a flush it names no file
         error.filename = str(path)
         raise
     finally:
-        with contextlib.suppress(OSError):                # what went wrong above is what to tell
+        with contextlib.suppress(OSError):  # what went wrong above is what to tell
             temporary.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):                        # the new name is on the disk too; not on Windows
+    if hasattr(os, "O_DIRECTORY"):  # the new name is on the disk too; not on Windows
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         except OSError as error:
-            if error.errno != errno.EINVAL:               # of a file system that cannot
+            if error.errno != errno.EINVAL:  # of a file system that cannot
                 raise
         finally:
             os.close(folder)
@@ -69,34 +82,58 @@ def temporary(path) -> bool:
 
 
 def environment() -> dict:
-    """The environment record: the program and machine on which the same rounds give the same bits."""
+    """The environment record: the program and machine on which the same rounds give the same
+    bits."""
     version = importlib.metadata.version
-    settings = {k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS}       # some are values only
+    settings = {
+        k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS
+    }  # some are values only
     settings |= {k: os.environ[k] for k in VARIABLES if k in os.environ}
     processor, features = _processor()
-    return dict(jfl=version("jfl"), source=_source(), python=f"{platform.python_version()} -O{sys.flags.optimize}",
-                jax=jax.__version__, jaxlib=version("jaxlib"),
-                numpy=np.__version__, packages=" ".join(f"{p} {version(p)}" for p in ("flax", "optax")),
-                platform=jax.devices()[0].client.platform_version, backend=jax.default_backend(),
-                device=jax.devices()[0].device_kind,
-                devices=jax.device_count(), processes=jax.process_count(), machine=platform.machine(), processor=processor, features=features,
-                cores=_cores(), flags=_flags(),
-                settings=" ".join(f"{k}={v}" for k, v in settings.items()))
+    return dict(
+        jfl=version("jfl"),
+        source=_source(),
+        python=f"{platform.python_version()} -O{sys.flags.optimize}",
+        jax=jax.__version__,
+        jaxlib=version("jaxlib"),
+        numpy=np.__version__,
+        packages=" ".join(f"{p} {version(p)}" for p in ("flax", "optax")),
+        platform=jax.devices()[0].client.platform_version,
+        backend=jax.default_backend(),
+        device=jax.devices()[0].device_kind,
+        devices=jax.device_count(),
+        processes=jax.process_count(),
+        machine=platform.machine(),
+        processor=processor,
+        features=features,
+        cores=_cores(),
+        flags=_flags(),
+        settings=" ".join(f"{k}={v}" for k, v in settings.items()),
+    )
 
 
 def code() -> dict:
     """What processes must share to compute parts of one run or sweep."""
-    return {k: v for k, v in environment().items() if k in ("jfl", "source", "python", "jax", "jaxlib", "numpy", "packages")}
+    return {
+        k: v
+        for k, v in environment().items()
+        if k in ("jfl", "source", "python", "jax", "jaxlib", "numpy", "packages")
+    }
 
 
 def _flags() -> str:
     """XLA_FLAGS, which may be the name of a file."""
     flags = os.environ.get("XLA_FLAGS", "")
-    return flags if flags.lstrip()[:1] in ("", "-") or not os.path.isfile(flags) else Path(flags).read_text()
+    return (
+        flags
+        if flags.lstrip()[:1] in ("", "-") or not os.path.isfile(flags)
+        else Path(flags).read_text()
+    )
 
 
 def _cores() -> int:
-    """CPU cores this process may use: sums are divided among them, so their last bits follow the number."""
+    """CPU cores this process may use: sums are divided among them, so their last bits follow the
+    number."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -111,20 +148,25 @@ def _source() -> str:
 
 @functools.cache
 def _processor() -> tuple[str, str]:
-    """The model of the CPU and a digest of its features, of which a virtual machine may hide some."""
+    """The model of the CPU and a digest of its features, of which a virtual machine may hide
+    some."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor(), ""
-    found = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
+    found = {
+        k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())
+    }
     features = found.get("flags") or found.get("Features") or ""
     return found.get("model name") or platform.processor(), _digest([features.encode()])[:8]
 
 
 def pack(run: Run) -> dict:
     """The leaves of a run by number, keys as their data."""
-    plain = [jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-             for x in jax.tree.leaves(run)]
+    plain = [
+        jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in jax.tree.leaves(run)
+    ]
     return {f"{i:04d}": np.asarray(x) for i, x in enumerate(plain)}
 
 
@@ -142,6 +184,7 @@ def unpack(leaves: dict, like: Run) -> Run:
 
 class Saved(NamedTuple):
     """What a checkpoint holds; `digest` is that of its state."""
+
     meta: dict
     leaves: dict
     digest: str
@@ -163,20 +206,34 @@ class Store:
         return next(iter(self.rounds()), None)
 
     def save(self, run: Run, meta: dict):
-        """Save a run and a JSON-able record beside it; it is on the disk when this returns.  Older ones go then."""
+        """Save a run and a JSON-able record beside it; it is on the disk when this returns.  Older
+        ones go then."""
         leaves = pack(run)
         payload = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves.values()]
-        head = json.dumps(dict(jfl=importlib.metadata.version("jfl"), meta=meta, arrays=_arrays(leaves),
-                               digest=_digest(payload))).encode() + b"\n"
+        head = (
+            json.dumps(
+                dict(
+                    jfl=importlib.metadata.version("jfl"),
+                    meta=meta,
+                    arrays=_arrays(leaves),
+                    digest=_digest(payload),
+                )
+            ).encode()
+            + b"\n"
+        )
         self.folder.mkdir(exist_ok=True)
-        write(self.folder / str(int(run.round)), [f"{MAGIC} {FORMAT} {_digest([head])}\n".encode(), head, *payload])
+        write(
+            self.folder / str(int(run.round)),
+            [f"{MAGIC} {FORMAT} {_digest([head])}\n".encode(), head, *payload],
+        )
         for old in self.rounds()[KEPT:]:
             (self.folder / str(old)).unlink()
 
     def load(self) -> Saved:
         """The last checkpoint.
 
-        Errors   ValueError if it is of another format, was cut or has other bytes than were written.
+        Errors   ValueError if it is of another format, was cut or has other bytes than were
+                 written.
         """
         path = self.folder / str(self.latest())
         where = f"checkpoint {path}"
@@ -209,10 +266,17 @@ class Store:
         leaves = (self.load() if saved is None else saved).leaves
         needed, found = _arrays(pack(like)), _arrays(leaves)
         if needed != found:
-            other = [f"{k}: {found.get(k)} there, {needed.get(k)} here" for k in sorted(needed.keys() | found.keys())
-                     if needed.get(k) != found.get(k)]
-            checks.fail(f"checkpoint {self.directory}", "the arrays of this plan", "; ".join(other[:5]),
-                       "Resume with the config that made it.")
+            other = [
+                f"{k}: {found.get(k)} there, {needed.get(k)} here"
+                for k in sorted(needed.keys() | found.keys())
+                if needed.get(k) != found.get(k)
+            ]
+            checks.fail(
+                f"checkpoint {self.directory}",
+                "the arrays of this plan",
+                "; ".join(other[:5]),
+                "Resume with the config that made it.",
+            )
         return unpack(leaves, like)
 
 
@@ -233,10 +297,19 @@ def _digest(parts) -> str:
 
 
 def _foreign(where, got):
-    checks.fail(where, f"format {FORMAT}", got, "Another version of jfl wrote it: resume with that version, or start in "
-               "another directory with another --seed.")
+    checks.fail(
+        where,
+        f"format {FORMAT}",
+        got,
+        "Another version of jfl wrote it: resume with that version, or start in "
+        "another directory with another --seed.",
+    )
 
 
 def _damaged(path, got):
-    checks.fail(f"checkpoint {path}", "the file as it was written", f"{got}, so it was cut or damaged",
-               "Remove that file to go on from the one before: rounds since are computed again.")
+    checks.fail(
+        f"checkpoint {path}",
+        "the file as it was written",
+        f"{got}, so it was cut or damaged",
+        "Remove that file to go on from the one before: rounds since are computed again.",
+    )

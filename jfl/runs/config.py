@@ -1,4 +1,5 @@
 """One experiment as plain values: what a TOML file holds and what the command line sets."""
+
 import dataclasses
 import difflib
 import json
@@ -149,14 +150,13 @@ class Config:
     checkpoint_every: int | None = None
     """rounds between checkpoints; default every evaluation"""
 
-
     def tolerate(self) -> tuple:
         """Counts of Health that do not stop the run."""
         return ("empty_cohort",) if self.allow_empty else ()
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-RUN_ONLY = ("rounds", "evaluate_every", "checkpoint_every")       # what a resumed run may change
+RUN_ONLY = ("rounds", "evaluate_every", "checkpoint_every")  # what a resumed run may change
 
 
 def load(path) -> dict:
@@ -167,17 +167,25 @@ def load(path) -> dict:
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
-    except (OSError, ValueError, RecursionError) as error:      # numbers and nesting beyond Python's limits are no TOML error
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # numbers and nesting beyond Python's limits are no TOML error
         checks.fail("config", "a readable TOML file", f"{path}: {error}")
     axes = values.pop("sweep", {})
     if not isinstance(axes, dict):
         checks.fail(f"config {path}", "a table [sweep] of lists", f"sweep = {axes!r}")
     for name, value in axes.items():
         if not isinstance(value, list) or not value:
-            checks.fail(f"config {path}", f"a list with at least one value for sweep.{name}", f"{value!r}")
+            checks.fail(
+                f"config {path}", f"a list with at least one value for sweep.{name}", f"{value!r}"
+            )
     out = {name: coerce(name, value, f"config {path}") for name, value in values.items()}
     if axes:
-        out["sweep"] = {name: [coerce(name, v, f"config {path}") for v in value] for name, value in axes.items()}
+        out["sweep"] = {
+            name: [coerce(name, v, f"config {path}") for v in value] for name, value in axes.items()
+        }
     return out
 
 
@@ -185,12 +193,18 @@ def coerce(name: str, value, where: str):
     """A field's value in its type, or a ValueError that names close fields."""
     if name not in FIELDS:
         close = difflib.get_close_matches(name, FIELDS, 3)
-        checks.fail(where, "known names", f"{name!r}", f"Did you mean {' or '.join(close)}?" if close else
-                   f"Known: {', '.join(FIELDS)}.")
+        checks.fail(
+            where,
+            "known names",
+            f"{name!r}",
+            f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(FIELDS)}.",
+        )
     kind = FIELDS[name].type
     text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
     optional = "None" in str(kind)
-    if optional and (value is None or value == "none"):  # the word, where a flag or TOML has no other for it
+    if optional and (
+        value is None or value == "none"
+    ):  # the word, where a flag or TOML has no other for it
         return None
     if "tuple" in str(kind):
         items = value if isinstance(value, (list, tuple)) else [value]
@@ -215,12 +229,14 @@ def coerce(name: str, value, where: str):
 def _float(value) -> float:
     try:
         return float(value)
-    except OverflowError:                                 # a whole number beyond 1e308
+    except OverflowError:  # a whole number beyond 1e308
         return math.inf if value > 0 else -math.inf
 
 
 def dump(values: dict, comment: str = "") -> str:
-    """TOML of flat values; None is left out, but among the values of a sweep, where it is the word none."""
+    """TOML of flat values; None is left out, but among the values of a sweep, where it is the word
+    none."""
+
     def one(v):
         if v is None:
             return '"none"'
@@ -228,7 +244,13 @@ def dump(values: dict, comment: str = "") -> str:
             return str(v).lower()
         if isinstance(v, (list, tuple)):
             return "[" + ", ".join(map(one, v)) + "]"
-        return repr(float(v)) if isinstance(v, float) else str(v) if isinstance(v, int) else json.dumps(v, ensure_ascii=False)
+        return (
+            repr(float(v))
+            if isinstance(v, float)
+            else str(v)
+            if isinstance(v, int)
+            else json.dumps(v, ensure_ascii=False)
+        )
 
     axes = values.get("sweep") or {}
     lines = [f"# {comment}"] if comment else []
@@ -244,8 +266,12 @@ def the_unit(config: Config) -> str | None:
         checks.choice("config", UNITS, unit=config.unit)
     if config.noise_multiplier is None and config.epsilon is None:
         if config.unit is not None:
-            checks.fail("config", "noise_multiplier or epsilon beside unit", f"unit={config.unit!r} alone",
-                       "Give --noise-multiplier or --epsilon, or leave unit out for no privacy.")
+            checks.fail(
+                "config",
+                "noise_multiplier or epsilon beside unit",
+                f"unit={config.unit!r} alone",
+                "Give --noise-multiplier or --epsilon, or leave unit out for no privacy.",
+            )
         return None
     return config.unit or "example"
 

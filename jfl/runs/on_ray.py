@@ -1,8 +1,11 @@
-"""A sweep over the machines of a Ray cluster (extra `ray`): the driver checks and writes, workers compute blocks.
+"""A sweep over the machines of a Ray cluster (extra `ray`): the driver checks and writes, workers
+compute blocks.
 
-A task is a block of points of one static group.  It goes to a worker as plain values of configs; the worker loads the
-data itself.  Its jfl, its versions, its data and its noise must be the driver's, otherwise it refuses.
+A task is a block of points of one static group.  It goes to a worker as plain values of configs;
+the worker loads the data itself.  Its jfl, its versions, its data and its noise must be the
+driver's, otherwise it refuses.
 """
+
 import contextlib
 import dataclasses
 import math
@@ -19,19 +22,23 @@ from ..data.federation import checksum
 from .blocks import AT_ONCE, Block
 from ..engine.sweep import MEMORY, widened
 
-RETRIES = 5          # of a block whose worker or machine was lost
-WAIT = 10.0          # seconds without a worker after which it is said what is waited for
+RETRIES = 5  # of a block whose worker or machine was lost
+WAIT = 10.0  # seconds without a worker after which it is said what is waited for
 KEPT = "Points that are done are kept: --resume goes on with the others"
 
 
 @dataclasses.dataclass(frozen=True)
 class Ray:
-    """An engine for `jfl.runs.sweep.sweep`: a running cluster, or one of this machine that ends with the sweep.
+    """An engine for `jfl.runs.sweep.sweep`: a running cluster, or one of this machine that ends
+    with the sweep.
 
     Args     address: as of ray.init; None: $RAY_ADDRESS, or else a cluster of this machine.
-             cpus, gpus: of a task, less than one to share it; gpus None: 1 where the cluster has some, else 0.
-    Errors   ValueError without ray, without the cluster, and for workers of another jfl or with other data.
+             cpus, gpus: of a task, less than one to share it; gpus None: 1 where the cluster has
+               some, else 0.
+    Errors   ValueError without ray, without the cluster, and for workers of another jfl or with
+             other data.
     """
+
     address: str | None = None
     cpus: float = 1.0
     gpus: float | None = None
@@ -54,7 +61,9 @@ class Ray:
 
 
 class Cluster:
-    """A cluster that runs blocks: what a task needs, how many run at once, and what memory each has."""
+    """A cluster that runs blocks: what a task needs, how many run at once, and what memory each
+    has."""
+
     name = "ray"
 
     def __init__(self, ray, local: bool, options: Ray, watch):
@@ -64,18 +73,32 @@ class Cluster:
         need = {k: v for k, v in dict(CPU=options.cpus, GPU=gpus).items() if v}
         places = [min(int(n.get(k, 0) / v) for k, v in need.items()) for n in nodes]
         if local and not sum(places):
-            checks.fail("--engine ray", f"a machine with {_words(need)} for a task",
-                       _words({k: nodes[0].get(k, 0) for k in need}), "Lower --cpus-per-task or --gpus-per-task.")
+            checks.fail(
+                "--engine ray",
+                f"a machine with {_words(need)} for a task",
+                _words({k: nodes[0].get(k, 0) for k in need}),
+                "Lower --cpus-per-task or --gpus-per-task.",
+            )
         self.nodes, self.places = len([p for p in places if p]), max(1, sum(places))
-        # of a machine's memory each task has its part; of an accelerator it has what its process gets
-        self.memory = min([MEMORY, *(n["memory"] / p for n, p in zip(nodes, places) if p and "memory" in n)])
+        # of a machine's memory each task has its part; of an accelerator it has what its process
+        # gets
+        self.memory = min(
+            [MEMORY, *(n["memory"] / p for n, p in zip(nodes, places) if p and "memory" in n)]
+        )
         env = {}
-        if total.get("GPU") and not gpus:                 # a task without a GPU sees those of its machine
+        if total.get("GPU") and not gpus:  # a task without a GPU sees those of its machine
             env = dict(runtime_env=dict(env_vars={"JAX_PLATFORMS": "cpu"}))
-        if 0 < gpus < 1:                                  # JAX takes most of a device unless told
-            env = dict(runtime_env=dict(env_vars={"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * gpus:.3f}"}))
-        self.remote = ray.remote(num_cpus=options.cpus, num_gpus=gpus, max_retries=RETRIES,
-                                 scheduling_strategy="SPREAD", **env)
+        if 0 < gpus < 1:  # JAX takes most of a device unless told
+            env = dict(
+                runtime_env=dict(env_vars={"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * gpus:.3f}"})
+            )
+        self.remote = ray.remote(
+            num_cpus=options.cpus,
+            num_gpus=gpus,
+            max_retries=RETRIES,
+            scheduling_strategy="SPREAD",
+            **env,
+        )
         # one worker says who it is, so that one of another jfl refuses before anything is written
         ref = self.remote(look).remote(checkpoint.code())
         if not ray.wait([ref], timeout=WAIT)[0]:
@@ -84,18 +107,24 @@ class Cluster:
         self.memory = self.accelerator or self.memory
 
     def most(self, count: int) -> float:
-        """Points of a block: two tasks for each place, so that all are busy and a lost one is a small part."""
+        """Points of a block: two tasks for each place, so that all are busy and a lost one is a
+        small part."""
         share = math.ceil(count / (2 * self.places))
         return share if self.accelerator else min(AT_ONCE, share)
 
     def run(self, blocks: list[Block], widths: dict):
-        """-> (block, records) of each, in the order in which they are done; a block that is lost is tried again."""
-        # on a CPU, compiled code is for one processor; with a GPU, Ray takes a new process for each task
+        """-> (block, records) of each, in the order in which they are done; a block that is lost is
+        tried again."""
+        # on a CPU, compiled code is for one processor; with a GPU, Ray takes a new process for each
+        # task
         cache = jax.config.jax_compilation_cache_dir if self.local or self.accelerator else None
         remote, code, pending = self.remote(work), checkpoint.code(), {}
         try:
             for b in blocks:
-                sent = [(dataclasses.asdict(c), data, identity.signature(identity.describe(p))) for c, data, p in zip(b.configs, b.data, b.plans)]
+                sent = [
+                    (dataclasses.asdict(c), data, identity.signature(identity.describe(p)))
+                    for c, data, p in zip(b.configs, b.data, b.plans)
+                ]
                 pending[remote.remote(sent, b.size, widths, code, self.memory, cache)] = b
             while pending:
                 done, _ = self.ray.wait(list(pending), num_returns=1)
@@ -111,69 +140,105 @@ class Cluster:
         try:
             found = self.ray.get(ref)
         except errors.RayTaskError as error:
-            checks.fail("--engine ray", "a task that runs on its worker", _first(error.cause or error),
-                       f"{KEPT}, perhaps with a smaller --block.")
+            checks.fail(
+                "--engine ray",
+                "a task that runs on its worker",
+                _first(error.cause or error),
+                f"{KEPT}, perhaps with a smaller --block.",
+            )
         except errors.RayError as error:
-            checks.fail("--engine ray", f"a worker that lives; {RETRIES + 1} tries of a block were lost", _first(error),
-                       f"{KEPT}.")
+            checks.fail(
+                "--engine ray",
+                f"a worker that lives; {RETRIES + 1} tries of a block were lost",
+                _first(error),
+                f"{KEPT}.",
+            )
         if isinstance(found, str):
             raise ValueError(found)
         return found
 
 
-# --- on a worker ----------------------------------------------------------------------------------------------------
+# --- on a worker
+# --------------------------------------------------------------------------------------------------
+
 
 def look(code: dict):
-    """-> bytes for the points of a block on this worker's accelerator, None for a CPU; a text if it must refuse."""
-    return _refusal("the driver's code", code, checkpoint.code()) or \
-        (None if jax.default_backend() == "cpu" else points.memory())
+    """-> bytes for the points of a block on this worker's accelerator, None for a CPU; a text if it
+    must refuse."""
+    return _refusal("the driver's code", code, checkpoint.code()) or (
+        None if jax.default_backend() == "cpu" else points.memory()
+    )
 
 
 def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, cache: str | None):
-    """Compute a block -> its records, or as a text why not: what is refused once is not tried again.
+    """Compute a block -> its records, or as a text why not: what is refused once is not tried
+    again.
 
-    Args     sent: of each point the values of its config, the checksum of its data, the signature of its plan's description.
+    Args     sent: of each point the values of its config, the checksum of its data, the signature
+             of its plan's description.
     """
     import ray
+
     if refusal := _refusal("the driver's code", code, checkpoint.code()):
         return refusal
     if cache and jax.config.jax_compilation_cache_dir is None:
-        with contextlib.suppress(OSError):                # a folder of the driver's machine: perhaps none here
+        with contextlib.suppress(OSError):  # a folder of the driver's machine: perhaps none here
             os.makedirs(cache, exist_ok=True)
         if os.access(cache, os.W_OK):
             jax.config.update("jax_compilation_cache_dir", cache)
     try:
         configs, plans, made = [Config(**values) for values, _, _ in sent], [], {}
         for config, (_, data, made_of) in zip(configs, sent):
-            setting = dataclasses.replace(config, seed=0)             # points that differ in their seed share a plan
+            setting = dataclasses.replace(
+                config, seed=0
+            )  # points that differ in their seed share a plan
             if setting not in made:
                 made[setting] = plan = build.build(config)[0]
-                if refusal := _refusal("the driver's data and noise", dict(data=data, plan=made_of),
-                                       dict(data=checksum(plan.fed), plan=identity.signature(identity.describe(plan)))):
+                if refusal := _refusal(
+                    "the driver's data and noise",
+                    dict(data=data, plan=made_of),
+                    dict(data=checksum(plan.fed), plan=identity.signature(identity.describe(plan))),
+                ):
                     return refusal
             plans.append(made[setting])
     except ValueError as error:
         return str(error)
     block = Block([], configs, [], widened(plans, widths), size)
     me, at = checkpoint.environment(), ray.get_runtime_context()
-    who = dict(worker=f"{at.get_node_id()[:8]}/{os.getpid()}", device=f"{me['backend']} {me['device']}")
+    who = dict(
+        worker=f"{at.get_node_id()[:8]}/{os.getpid()}", device=f"{me['backend']} {me['device']}"
+    )
     own = memory if jax.default_backend() == "cpu" else points.memory()
     return [who | record for record in points.compute(block, own)]
 
 
 def _refusal(need: str, there: dict, here: dict) -> str | None:
-    differ = [f"{k} {there[k]} on the driver, {here[k]} on a worker" for k in there if there[k] != here[k]]
-    return f"--engine ray: need {need} on every worker; got {'; '.join(differ)}. Install the same versions of jfl and " \
-        "JAX and the same data (JFL_DATA_DIR) on all machines." if differ else None
+    differ = [
+        f"{k} {there[k]} on the driver, {here[k]} on a worker" for k in there if there[k] != here[k]
+    ]
+    return (
+        f"--engine ray: need {need} on every worker; got {'; '.join(differ)}. Install the same "
+        f"versions of jfl and "
+        "JAX and the same data (JFL_DATA_DIR) on all machines."
+        if differ
+        else None
+    )
 
 
-# --- Ray ------------------------------------------------------------------------------------------------------------
+# --- Ray
+# --------------------------------------------------------------------------------------------------
+
 
 def _ray():
     try:
         import ray
     except ImportError:
-        checks.fail("--engine ray", "the package ray", "an environment without it", 'Do pip install "jfl[ray]".')
+        checks.fail(
+            "--engine ray",
+            "the package ray",
+            "an environment without it",
+            'Do pip install "jfl[ray]".',
+        )
     return ray
 
 
@@ -182,15 +247,28 @@ def _start(ray, address: str) -> bool:
     local = address == "local"
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdecimal():                              # Ray itself asks for minutes where nobody answers
+        if port.isdecimal():  # Ray itself asks for minutes where nobody answers
             socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT).close()
-        with _environment(RAY_USAGE_STATS_ENABLED="0"), warnings.catch_warnings():    # what we start reports to nobody
-            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)       # Ray's children exec at once
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR",
-                     **(dict(include_dashboard=False) if local else {}))
+        with (
+            _environment(RAY_USAGE_STATS_ENABLED="0"),
+            warnings.catch_warnings(),
+        ):  # what we start reports to nobody
+            warnings.filterwarnings(
+                "ignore", r"os\.fork\(\) was called", RuntimeWarning
+            )  # Ray's children exec at once
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **(dict(include_dashboard=False) if local else {}),
+            )
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
-        checks.fail("--address", "a Ray cluster that can be reached", f"{address!r} ({_first(error)})",
-                   "Start one with `ray start --head`, or leave --address out for one of this machine.")
+        checks.fail(
+            "--address",
+            "a Ray cluster that can be reached",
+            f"{address!r} ({_first(error)})",
+            "Start one with `ray start --head`, or leave --address out for one of this machine.",
+        )
     return local
 
 

@@ -1,4 +1,5 @@
 """What a run leaves behind: summary.json, metrics.csv, manifest.json and pictures."""
+
 import contextlib
 import csv
 import io
@@ -21,32 +22,56 @@ from ..privacy import guarantees as accounting
 from ..privacy.ledger import entries
 from ..privacy.mechanisms import chain as mechanism
 
-FORMAT = 1           # of summary.json and results.json: who reads them refuses another
-COLUMNS = ("name", "seed", "round", "accuracy", "client_accuracy", "loss", "train_loss", "clip_fraction",
-           "clip_norm", "update_norm", "cohort", "epsilon")
+FORMAT = 1  # of summary.json and results.json: who reads them refuses another
+COLUMNS = (
+    "name",
+    "seed",
+    "round",
+    "accuracy",
+    "client_accuracy",
+    "loss",
+    "train_loss",
+    "clip_fraction",
+    "clip_norm",
+    "update_norm",
+    "cohort",
+    "epsilon",
+)
 SERIES = [f for f in Metrics.__dataclass_fields__ if f != "round"]
 # colours that colour-blind readers can tell apart (Okabe and Ito, 2008)
 PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 VIEWS = dict(server="server", third_party="third party")
 PICTURES = (".png", ".svg", ".pdf")
 # how the pages of `jfl report` begin, as jfl.report.document says, which stands above this module
-PAGES = {".md": b"<!-- jfl report -->\n", ".html": b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-         b'<meta name="generator" content="jfl report">\n'}
-METHODS = dict(pld=("privacy-loss distribution (pld)", PALETTE[1]), rdp=("Rényi (rdp)", PALETTE[3]),
-               gaussian_exact=("exact Gaussian, no gain from sampling (gaussian_exact)", PALETTE[5]))
-TIGHT, MANY = 32, 128    # evaluations whose epsilon is proved as tightly as that of the whole run; by Renyi bounds
-GAIN = 1e-3          # of an epsilon, for which a privacy-loss distribution is worth its time
+PAGES = {
+    ".md": b"<!-- jfl report -->\n",
+    ".html": b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    b'<meta name="generator" content="jfl report">\n',
+}
+METHODS = dict(
+    pld=("privacy-loss distribution (pld)", PALETTE[1]),
+    rdp=("Rényi (rdp)", PALETTE[3]),
+    gaussian_exact=("exact Gaussian, no gain from sampling (gaussian_exact)", PALETTE[5]),
+)
+TIGHT, MANY = (
+    32,
+    128,
+)  # evaluations whose epsilon is proved as tightly as that of the whole run; by Renyi bounds
+GAIN = 1e-3  # of an epsilon, for which a privacy-loss distribution is worth its time
 PLUS_MINUS = "± is half of a 95 % interval of the mean over seeds (Student's t)."
-_compiling = []      # seconds of every compilation since the first call of `compile_seconds`
+_compiling = []  # seconds of every compilation since the first call of `compile_seconds`
 
 
 def compile_seconds() -> float:
-    """Seconds this process has spent tracing and compiling since the first call: differences count."""
+    """Seconds this process has spent tracing and compiling since the first call: differences
+    count."""
     if not _compiling:
         import jax
+
         _compiling.append(0.0)
         jax.monitoring.register_event_duration_secs_listener(
-            lambda event, seconds, **_: _compiling.append(seconds) if "/compile/" in event else None)
+            lambda event, seconds, **_: _compiling.append(seconds) if "/compile/" in event else None
+        )
     return sum(_compiling)
 
 
@@ -65,34 +90,65 @@ def plain(value):
 
 
 def privacy(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[dict]:
-    """All guarantees of a plan, as dicts; where there is none, one entry that says so with epsilon null; and claims."""
+    """All guarantees of a plan, as dicts; where there is none, one entry that says so with epsilon
+    null; and claims."""
     found = accounting.guarantees(plan, rounds, delta)
     if not found:
         try:
             found = (accounting.guarantee(plan, rounds, delta),)
         except ValueError as error:
-            found = (Guarantee(math.inf, delta, "example", "replace_one", "server", "none", caveats=(str(error),)),)
+            found = (
+                Guarantee(
+                    math.inf,
+                    delta,
+                    "example",
+                    "replace_one",
+                    "server",
+                    "none",
+                    caveats=(str(error),),
+                ),
+            )
     return [row(g) for g in (*found, *claims)]
 
 
 def row(g: Guarantee) -> dict:
     """A guarantee as JSON holds it: an infinite epsilon is null, and the status says why."""
-    return dict(unit=g.unit, adjacency=g.adjacency, view=g.view, delta=g.delta, epsilon=plain(g.epsilon),
-                method=g.method, status=g.status if math.isfinite(g.epsilon) else "no guarantee", caveats=list(g.caveats))
+    return dict(
+        unit=g.unit,
+        adjacency=g.adjacency,
+        view=g.view,
+        delta=g.delta,
+        epsilon=plain(g.epsilon),
+        method=g.method,
+        status=g.status if math.isfinite(g.epsilon) else "no guarantee",
+        caveats=list(g.caveats),
+    )
 
 
-def epsilons(plan: Plan, rounds, delta: float, unit: str | None = None, view: str = "server",
-             adjacency: str | None = None, *, last: float | None = None, most: int = TIGHT) -> np.ndarray:
-    """Epsilon after each of some numbers of rounds, as `jfl.guarantee` proves it: the last one is that of the whole run.
+def epsilons(
+    plan: Plan,
+    rounds,
+    delta: float,
+    unit: str | None = None,
+    view: str = "server",
+    adjacency: str | None = None,
+    *,
+    last: float | None = None,
+    most: int = TIGHT,
+) -> np.ndarray:
+    """Epsilon after each of some numbers of rounds, as `jfl.guarantee` proves it: the last one is
+    that of the whole run.
 
-    A privacy-loss distribution takes about a tenth of a second for each number of rounds, a Renyi bound a hundredth.  So
-    beyond `most` numbers of rounds some get the Renyi bound alone, and beyond MANY some get none of their own: what is
-    proved of the next number that has one holds of fewer rounds too.
+    A privacy-loss distribution takes about a tenth of a second for each number of rounds, a Renyi
+    bound a hundredth.  So beyond `most` numbers of rounds some get the Renyi bound alone, and
+    beyond MANY some get none of their own: what is proved of the next number that has one holds of
+    fewer rounds too.
 
     Args:
         rounds: Int[m], ascending.
         last: the epsilon after the last of them, where it is known.
-        most: how many are computed as `guarantee` does, the last among them; 0: none, and `last` is left aside.
+        most: how many are computed as `guarantee` does, the last among them; 0: none, and `last` is
+          left aside.
 
     Returns:
         Float64[m], which does not fall as rounds grow.
@@ -101,73 +157,113 @@ def epsilons(plan: Plan, rounds, delta: float, unit: str | None = None, view: st
         ValueError: as `jfl.guarantee`.
 
     Privacy:
-        What the first rounds release is part of what all rounds release, so what is proved of more rounds holds of fewer.
+        What the first rounds release is part of what all rounds release, so what is proved of more
+        rounds holds of fewer.
     """
     rounds = np.asarray(rounds)
     count, found = len(rounds), np.full(len(rounds), np.inf)
-    own, proved = _some(count, MANY), lambda i: accounting.guarantee(plan, int(rounds[i]), delta, unit, view, adjacency).epsilon
+    own, proved = (
+        _some(count, MANY),
+        lambda i: accounting.guarantee(plan, int(rounds[i]), delta, unit, view, adjacency).epsilon,
+    )
     found[own] = accounting.epsilons(plan, rounds[own], delta, unit, view, adjacency)
     if most and count:
-        quick, found[-1] = found[-1], last if last is not None else proved(-1) if rounds[-1] > 0 else 0.0
-        if found[-1] < (1 - GAIN) * quick:                # else Renyi bounds and exact Gaussians do as well
+        quick, found[-1] = (
+            found[-1],
+            last if last is not None else proved(-1) if rounds[-1] > 0 else 0.0,
+        )
+        if found[-1] < (1 - GAIN) * quick:  # else Renyi bounds and exact Gaussians do as well
             for i in _some(count, most)[:-1]:
                 found[i] = proved(i) if rounds[i] > 0 else 0.0
     return np.minimum.accumulate(found[::-1])[::-1]
 
 
 def _some(count: int, most: int) -> np.ndarray:
-    """At most so many of the places 0, ... count - 1, the last among them: dense at the beginning, where epsilon grows fast."""
+    """At most so many of the places 0, ... count - 1, the last among them: dense at the beginning,
+    where epsilon grows fast."""
     if count <= most:
         return np.arange(count)
     if most < 2:
-        return np.arange(count)[count - most:]
-    early, late = np.geomspace(1, count, most // 2), np.linspace(count, 1, most - most // 2 + 1)[:-1]
+        return np.arange(count)[count - most :]
+    early, late = (
+        np.geomspace(1, count, most // 2),
+        np.linspace(count, 1, most - most // 2 + 1)[:-1],
+    )
     return np.unique(np.append(early, late).round().astype(int)) - 1
 
 
 def signal_to_noise(plan: Plan, rounds: int) -> float | None:
-    """The largest sum that the contributions of a run can reach in one direction, over the noise's standard deviation there.
+    """The largest sum that the contributions of a run can reach in one direction, over the noise's
+    standard deviation there.
 
-    It takes for granted that all clipped contributions of all rounds point the same way.  Training sees far less, so below
-    1 nothing is learned.
+    It takes for granted that all clipped contributions of all rounds point the same way.  Training
+    sees far less, so below 1 nothing is learned.
 
     Returns:
         The ratio at the site with the smallest one; None without noise.
     """
     cohort, rows = float(plan.sampler.expected), float(np.max(np.asarray(plan.fed.size)))
-    heaviest = lambda round_: float(np.max(np.asarray(plan.weights(round_) if isinstance(plan.weights, Fn) else plan.weights)))
-    # how many contributions one release sums up, and how many releases of the run add their noise to one another
-    sites = [(plan.release, cohort, rounds, heaviest), (plan.upload, 1.0, rounds * cohort, lambda round_: 1.0)]
+    heaviest = lambda round_: float(
+        np.max(np.asarray(plan.weights(round_) if isinstance(plan.weights, Fn) else plan.weights))
+    )
+    # how many contributions one release sums up, and how many releases of the run add their noise
+    # to one another
+    sites = [
+        (plan.release, cohort, rounds, heaviest),
+        (plan.upload, 1.0, rounds * cohort, lambda round_: 1.0),
+    ]
     for release in plan.algorithm.releases:
         batch = release.batches
         rate = None if batch.rate is None else float(np.max(np.asarray(batch.rate)))
-        drawn = batch.expected if batch.expected is not None else rows * rate if rate is not None else batch.batch
+        drawn = (
+            batch.expected
+            if batch.expected is not None
+            else rows * rate
+            if rate is not None
+            else batch.batch
+        )
         held = rows if release.steps or drawn is None else float(drawn)
         sites.append((release.mechanism, held, rounds * cohort * release.count, lambda round_: 1.0))
-    found = [float(summed * math.sqrt(times) / np.min(mechanism.multipliers(chain, rounds, heaviest)))
-             for chain, summed, times, heaviest in sites if mechanism.noisy(chain)]
+    found = [
+        float(summed * math.sqrt(times) / np.min(mechanism.multipliers(chain, rounds, heaviest)))
+        for chain, summed, times, heaviest in sites
+        if mechanism.noisy(chain)
+    ]
     return min(found, default=None)
 
 
 def noise_warning(plan: Plan, rounds: int, unit: str, epsilon: float | None, delta: float) -> str:
     """A sentence for a run whose model is noise, whatever its data; "" for others.
 
-    It says so only where that can be shown: where all contributions of the run together stay below the noise, or where
-    all rows (of unit "client": all clients) change the odds of any result by less than a factor of e (group privacy).
+    It says so only where that can be shown: where all contributions of the run together stay below
+    the noise, or where all rows (of unit "client": all clients) change the odds of any result by
+    less than a factor of e (group privacy).
     """
     ratio = signal_to_noise(plan, rounds)
     levels = noise(plan, rounds)
     multiplier = f"noise multiplier {min(low for low, _ in levels):.3g}" if levels else "this noise"
     if ratio is not None and ratio < 1:
-        return (f"this trains on noise: at {multiplier} all contributions of all {rounds} rounds, if they pointed the same way, "
-                f"would add up to at most {ratio:.2g} standard deviations of the noise in that one direction. Lower the noise, or raise "
-                "epsilon.")
-    units, what = (int(np.sum(np.asarray(plan.fed.size))), "rows") if unit == "example" else (int(np.size(plan.fed.size)), "clients")
+        return (
+            f"this trains on noise: at {multiplier} all contributions of all {rounds} rounds, if "
+            f"they pointed the same way, "
+            f"would add up to at most {ratio:.2g} standard deviations of the noise in that one "
+            f"direction. Lower the noise, or raise "
+            "epsilon."
+        )
+    units, what = (
+        (int(np.sum(np.asarray(plan.fed.size))), "rows")
+        if unit == "example"
+        else (int(np.size(plan.fed.size)), "clients")
+    )
     if epsilon is not None and units * epsilon < 1:
         factor = math.exp(units * epsilon)
-        return (f"this trains on noise: at epsilon {epsilon:.3g} all {units} {what} together change the odds of any result by a "
-                f"factor of at most {factor:.4g}, apart from a probability of {min(1, units * factor * delta):.2g}. Raise epsilon, "
-                "or lower the noise.")
+        return (
+            f"this trains on noise: at epsilon {epsilon:.3g} all {units} {what} together change "
+            f"the odds of any result by a "
+            f"factor of at most {factor:.4g}, apart from a probability of "
+            f"{min(1, units * factor * delta):.2g}. Raise epsilon, "
+            "or lower the noise."
+        )
     return ""
 
 
@@ -180,7 +276,9 @@ def interval(values) -> tuple[float, float | None]:
     values = np.asarray(values, float)
     if values.size < 2:
         return float(values.mean()), None
-    return float(values.mean()), float(stdtrit(values.size - 1, 0.975) * values.std(ddof=1) / math.sqrt(values.size))
+    return float(values.mean()), float(
+        stdtrit(values.size - 1, 0.975) * values.std(ddof=1) / math.sqrt(values.size)
+    )
 
 
 def plus_minus(mean: float | None, half: float | None, digits: int = 4) -> str:
@@ -195,35 +293,64 @@ def plus_minus(mean: float | None, half: float | None, digits: int = 4) -> str:
 
 
 def _fixed(value, digits) -> str:
-    """With so many digits behind the point, unless it is huge: losses of a run that diverges are."""
+    """With so many digits behind the point, unless it is huge: losses of a run that diverges
+    are."""
     return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
 
 
 def best(guarantees: list[dict]) -> dict:
     """The one to show if there is room for one: proved on its own, of the strongest view."""
-    return min(guarantees, key=lambda g: (g["status"] == "claimed", g["epsilon"] is None, "implied" in " ".join(g["caveats"]), g["view"] != "server"))
+    return min(
+        guarantees,
+        key=lambda g: (
+            g["status"] == "claimed",
+            g["epsilon"] is None,
+            "implied" in " ".join(g["caveats"]),
+            g["view"] != "server",
+        ),
+    )
 
 
-def entry(name: str, config: dict, seed: int, metrics: dict, guarantees: list, seconds: dict) -> dict:
+def entry(
+    name: str, config: dict, seed: int, metrics: dict, guarantees: list, seconds: dict
+) -> dict:
     """One run of summary.json; `metrics` holds lists over evaluations."""
     accuracy = [a for a in metrics.get("accuracy") or [] if a is not None]
-    return plain(dict(
-        name=name, algorithm=config["algorithm"], dataset=config["dataset"], rounds=metrics["round"][-1], seed=seed,
-        accuracy=dict(final=accuracy[-1] if accuracy else None, best=max(accuracy) if accuracy else None),
-        loss=metrics["loss"][-1], seconds=seconds, privacy=guarantees, config=config))
+    return plain(
+        dict(
+            name=name,
+            algorithm=config["algorithm"],
+            dataset=config["dataset"],
+            rounds=metrics["round"][-1],
+            seed=seed,
+            accuracy=dict(
+                final=accuracy[-1] if accuracy else None, best=max(accuracy) if accuracy else None
+            ),
+            loss=metrics["loss"][-1],
+            seconds=seconds,
+            privacy=guarantees,
+            config=config,
+        )
+    )
 
 
 def rows(name: str, seed: int, metrics: dict, epsilon=None) -> list[dict]:
     """Rows of metrics.csv, one an evaluation."""
-    return [dict(name=name, seed=seed, round=r, epsilon=None if epsilon is None else plain(epsilon[i]))
-            | {k: None if metrics.get(k) is None else plain(metrics[k][i]) for k in SERIES}
-            for i, r in enumerate(metrics["round"])]
+    return [
+        dict(name=name, seed=seed, round=r, epsilon=None if epsilon is None else plain(epsilon[i]))
+        | {k: None if metrics.get(k) is None else plain(metrics[k][i]) for k in SERIES}
+        for i, r in enumerate(metrics["round"])
+    ]
 
 
 def lists(metrics: Metrics, point: int | None = None) -> dict:
     """Metrics as plain lists over evaluations, of one point of a sweep if given."""
     values = {k: getattr(metrics, k) for k in Metrics.__dataclass_fields__}
-    return {k: plain(np.asarray(v if point is None else v[point]).tolist()) for k, v in values.items() if v is not None}
+    return {
+        k: plain(np.asarray(v if point is None else v[point]).tolist())
+        for k, v in values.items()
+        if v is not None
+    }
 
 
 def save(directory, runs: list[dict], table: list[dict], manifest: dict):
@@ -234,25 +361,32 @@ def save(directory, runs: list[dict], table: list[dict], manifest: dict):
     writer.writerows(table)
     write(directory / "metrics.csv", text.getvalue())
     write(directory / "manifest.json", json.dumps(plain(manifest), indent=1))
-    write(directory / "summary.json", json.dumps(dict(format=FORMAT, runs=plain(runs)), indent=1, allow_nan=False))
+    write(
+        directory / "summary.json",
+        json.dumps(dict(format=FORMAT, runs=plain(runs)), indent=1, allow_nan=False),
+    )
 
 
 def void(directory):
-    """Remove what states an epsilon of other rounds: summary.json, and pages that `jfl report` wrote beside it."""
+    """Remove what states an epsilon of other rounds: summary.json, and pages that `jfl report`
+    wrote beside it."""
     (directory / "summary.json").unlink(missing_ok=True)
-    mine = lambda path: path.suffix in PAGES and path.is_file() and path.read_bytes().startswith(PAGES[path.suffix])
+    mine = lambda path: (
+        path.suffix in PAGES and path.is_file() and path.read_bytes().startswith(PAGES[path.suffix])
+    )
     for page in filter(mine, list(directory.iterdir())):
         page.unlink()
         folder = page.with_name(f"{page.stem}_files")
         if folder.is_dir() and not folder.is_symlink():
             for path in [p for p in folder.iterdir() if re.fullmatch(r"picture-\d+\.png", p.name)]:
                 path.unlink()
-            with contextlib.suppress(OSError):            # other files in it
+            with contextlib.suppress(OSError):  # other files in it
                 folder.rmdir()
 
 
 def noise(plan: Plan, rounds: int) -> list:
-    """Least and largest noise multiplier of the rounds and clients of each noisy chain, as the ledger reads it."""
+    """Least and largest noise multiplier of the rounds and clients of each noisy chain, as the
+    ledger reads it."""
     listed = [e for e in entries.entries(plan, rounds) if not (e.implied or e.refusal)]
     found = {(e.unit, z.tobytes()): z for e in listed for z in e.z}.values()
     return [[float(z.min()), float(z.max())] for z in found]
@@ -262,7 +396,9 @@ def _generators(plan: Plan) -> str:
     """Where the noise comes from: of each noisy chain, once."""
     words = dict(philox="philox4x32-10, fused", key="the key's own")
     chains = [r.mechanism for r in plan.algorithm.releases] + [plan.upload, plan.release]
-    used = [words[s.generator] for m in chains if m is not None for s in m.stages if s.role == "noise"]
+    used = [
+        words[s.generator] for m in chains if m is not None for s in m.stages if s.role == "noise"
+    ]
     return " and ".join(dict.fromkeys(used)) or "none"
 
 
@@ -270,10 +406,16 @@ def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict
     """What it takes to get the same numbers again; the noise that ran, of the first plan."""
     import flax
     import optax
-    return dict(versions=environment() | dict(optax=optax.__version__, flax=flax.__version__),
-                kernels=dict(gradients=gradient_path(plans[0]), normals=_generators(plans[0])),
-                noise=noise(plans[0], rounds), data=describe(plans[0].fed, partition), plan=identity.describe(plans[0]),
-                written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **more)
+
+    return dict(
+        versions=environment() | dict(optax=optax.__version__, flax=flax.__version__),
+        kernels=dict(gradients=gradient_path(plans[0]), normals=_generators(plans[0])),
+        noise=noise(plans[0], rounds),
+        data=describe(plans[0].fed, partition),
+        plan=identity.describe(plans[0]),
+        written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **more,
+    )
 
 
 def label(guarantees: list[dict], unit: str | None = None) -> str:
@@ -287,7 +429,9 @@ def label(guarantees: list[dict], unit: str | None = None) -> str:
 
 def milestones(rounds: int) -> np.ndarray:
     """The numbers of rounds that a table shows."""
-    return np.unique(np.maximum(np.array([1, rounds // 100, rounds // 10, rounds // 4, rounds // 2, rounds]), 1))
+    return np.unique(
+        np.maximum(np.array([1, rounds // 100, rounds // 10, rounds // 4, rounds // 2, rounds]), 1)
+    )
 
 
 def picture_file(path):
@@ -299,27 +443,44 @@ def picture_file(path):
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        checks.fail("--plot", f"a directory that can be written to, for {path.name}",
-                   f"{str(path.parent)!r} ({error.strerror})", "Make it first, or choose another.")
+        checks.fail(
+            "--plot",
+            f"a directory that can be written to, for {path.name}",
+            f"{str(path.parent)!r} ({error.strerror})",
+            "Make it first, or choose another.",
+        )
 
 
-def curves(path, rounds, lines: dict, guarantee: Guarantee, words: str, target: float | None = None):
+def curves(
+    path, rounds, lines: dict, guarantee: Guarantee, words: str, target: float | None = None
+):
     """Epsilon against rounds, a line for each method; the one that proves least is drawn boldly.
 
     Shapes   rounds [n]; lines: method -> [n].
     """
     figure, ax = _figure((7.2, 4.6))
     mine, places = guarantee.method.split(",")[0], []
-    for colour, (method, values) in zip(PALETTE[1:] * len(lines), sorted(lines.items(), key=lambda line: line[1][-1])):
+    for colour, (method, values) in zip(
+        PALETTE[1:] * len(lines), sorted(lines.items(), key=lambda line: line[1][-1])
+    ):
         colour = METHODS.get(method, (method, colour))[1]
         positive = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-        ax.plot(rounds, positive, color=colour, lw=2.6 if method == mine else 1.4, ls="-" if method == mine else "--",
-                marker="o" if len(rounds) == 1 else None, label=METHODS.get(method, (method,))[0])
+        ax.plot(
+            rounds,
+            positive,
+            color=colour,
+            lw=2.6 if method == mine else 1.4,
+            ls="-" if method == mine else "--",
+            marker="o" if len(rounds) == 1 else None,
+            label=METHODS.get(method, (method,))[0],
+        )
         if np.isfinite(positive[-1]):
             places.append((positive[-1], f"{positive[-1]:.4g}", colour, method == mine))
     ax.set_xscale("log")
     ax.set_yscale("log")
-    seen = [v for line in lines.values() for v in line if np.isfinite(v) and v > 0] + ([target] if target else [])
+    seen = [v for line in lines.values() for v in line if np.isfinite(v) and v > 0] + (
+        [target] if target else []
+    )
     low, high = (min(seen) / 1.3, max(seen) * 1.3) if seen else (0.1, 1.0)
     # far above the guarantee a line says no more than that it is useless
     high = min(high, 300 * max(guarantee.epsilon, target or 0, low))
@@ -327,15 +488,31 @@ def curves(path, rounds, lines: dict, guarantee: Guarantee, words: str, target: 
     ax.set_ylim(low, high)
     if target is not None:
         ax.axhline(target, color="0.35", ls=":", lw=1.4)
-        ax.annotate(f"target ε = {target:g}", (0.01, target), xycoords=("axes fraction", "data"), xytext=(0, 3),
-                    textcoords="offset points", fontsize=9, color="0.25")
+        ax.annotate(
+            f"target ε = {target:g}",
+            (0.01, target),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=9,
+            color="0.25",
+        )
     _beside(ax, [p for p in places if low <= p[0] <= high], low, high)
     _plain_ticks(ax.yaxis, low, high)
     _plain_ticks(ax.xaxis, *ax.get_xlim())
-    ax.set(xlabel="rounds", ylabel=f"ε  ({guarantee.unit}, {guarantee.adjacency}, {VIEWS[guarantee.view]}, "
-           f"δ = {guarantee.delta:g})", title=textwrap.fill(words, 84))
+    ax.set(
+        xlabel="rounds",
+        ylabel=f"ε  ({guarantee.unit}, {guarantee.adjacency}, {VIEWS[guarantee.view]}, "
+        f"δ = {guarantee.delta:g})",
+        title=textwrap.fill(words, 84),
+    )
     ax.title.set_fontsize(10)
-    ax.legend(fontsize=9, loc="upper left", frameon=False, bbox_to_anchor=(0, 0.98) if target is None else None)
+    ax.legend(
+        fontsize=9,
+        loc="upper left",
+        frameon=False,
+        bbox_to_anchor=(0, 0.98) if target is None else None,
+    )
     ax.grid(alpha=0.25, which="major")
     ax.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
@@ -346,8 +523,15 @@ def _beside(ax, places, low, high):
     height, last = math.log(high / low), -math.inf
     for value, text, colour, bold in sorted(places):
         at = max(math.log(value / low) / height, last + 0.045)
-        ax.annotate(text, (1.012, at), xycoords="axes fraction", va="center", fontsize=9, color=colour,
-                    weight="bold" if bold else "normal")
+        ax.annotate(
+            text,
+            (1.012, at),
+            xycoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=colour,
+            weight="bold" if bold else "normal",
+        )
         last = at
 
 
@@ -355,18 +539,19 @@ def _plain_ticks(axis, low, high, first=()):
     """1, 2, 5 of each decade, or the decades alone, as plain numbers; some others first."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     parts = (1, 2, 5) if len(decades) < 6 else (1,)
-    ticks = [m * 10.0 ** d for d in decades for m in parts if low <= m * 10.0 ** d <= high]
-    ticks = [*first, *ticks[::max(1, len(ticks) // 8)]]
+    ticks = [m * 10.0**d for d in decades for m in parts if low <= m * 10.0**d <= high]
+    ticks = [*first, *ticks[:: max(1, len(ticks) // 8)]]
     axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
     axis.set_ticks([], minor=True)
 
 
 def epsilon_axis(ax, epsilons):
-    """A logarithmic axis with a place for each of some epsilons: 0, which has no logarithm, stands left of the others."""
+    """A logarithmic axis with a place for each of some epsilons: 0, which has no logarithm, stands
+    left of the others."""
     known = [e for e in epsilons if e > 0] or [1e-3]
     low, high = max(min(known) / 1.8, 1e-300), min(max(known) * 1.8, 1e300)
     zero = [0.0] * (0 in epsilons)
-    ax.set_xscale("symlog", linthresh=low, linscale=0.4)          # logarithmic from low on
+    ax.set_xscale("symlog", linthresh=low, linscale=0.4)  # logarithmic from low on
     ax.set_xlim(-low / 3 if zero else low, high)
     _plain_ticks(ax.xaxis, low, high, zero)
 
@@ -374,6 +559,7 @@ def epsilon_axis(ax, epsilons):
 def _figure(size, *shape, **options):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(*shape, **options)
@@ -386,7 +572,8 @@ def _save(figure, path):
 
 
 def picture(path, groups: list[dict], title: str):
-    """Accuracy against round with bands from the least to the largest seed, and against epsilon with 95 % intervals.
+    """Accuracy against round with bands from the least to the largest seed, and against epsilon
+    with 95 % intervals.
 
     groups: dicts of label, round [E], accuracy [seeds, E], epsilon (None: no guarantee).
     """
@@ -395,24 +582,45 @@ def picture(path, groups: list[dict], title: str):
         accuracy = np.asarray(g["accuracy"], float)
         mean, (_, half) = accuracy.mean(0), interval(accuracy[:, -1])
         left.plot(g["round"], mean, color=colour, label=g["label"], lw=1.8)
-        if len(accuracy) > 1:                             # of one seed there is no band
-            left.fill_between(g["round"], accuracy.min(0), accuracy.max(0), color=colour, alpha=0.15, lw=0)
+        if len(accuracy) > 1:  # of one seed there is no band
+            left.fill_between(
+                g["round"], accuracy.min(0), accuracy.max(0), color=colour, alpha=0.15, lw=0
+            )
         if g["epsilon"] is None:
             right.axhline(mean[-1], color=colour, ls="--", lw=1.2)
-            right.annotate("no privacy", (0.02, mean[-1]), xycoords=("axes fraction", "data"), va="bottom",
-                           fontsize=8, color=colour)
+            right.annotate(
+                "no privacy",
+                (0.02, mean[-1]),
+                xycoords=("axes fraction", "data"),
+                va="bottom",
+                fontsize=8,
+                color=colour,
+            )
         else:
             right.errorbar(g["epsilon"], mean[-1], half, fmt="o", color=colour, capsize=4, ms=6)
-            right.annotate(f"{g['epsilon']:.3g}", (g["epsilon"], mean[-1]), xytext=(6, 5), textcoords="offset points",
-                           fontsize=8, color=colour)
-    left.set(xlabel="round", ylabel="test accuracy", title="accuracy against round (mean and range of seeds)")
+            right.annotate(
+                f"{g['epsilon']:.3g}",
+                (g["epsilon"], mean[-1]),
+                xytext=(6, 5),
+                textcoords="offset points",
+                fontsize=8,
+                color=colour,
+            )
+    left.set(
+        xlabel="round",
+        ylabel="test accuracy",
+        title="accuracy against round (mean and range of seeds)",
+    )
     left.legend(fontsize=8, loc="lower right", frameon=False)
     if known := [g["epsilon"] for g in groups if g["epsilon"] is not None]:
         epsilon_axis(right, known)
     else:
         right.set_xticks([])
-    right.set(xlabel="ε (see the legend for its unit and view)", ylabel="final test accuracy",
-              title="privacy against utility (bars: 95 % intervals)")
+    right.set(
+        xlabel="ε (see the legend for its unit and view)",
+        ylabel="final test accuracy",
+        title="privacy against utility (bars: 95 % intervals)",
+    )
     for ax in (left, right):
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)

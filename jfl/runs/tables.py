@@ -1,8 +1,9 @@
 """Metrics as rows: tidy ones for a data frame, in a file, or for TensorBoard.
 
-A row is one evaluation of one run, with the columns of metrics.csv.  Nothing here is called from inside a program:
-a run gives back arrays, and these are read off afterwards.
+A row is one evaluation of one run, with the columns of metrics.csv.  Nothing here is called from
+inside a program: a run gives back arrays, and these are read off afterwards.
 """
+
 import csv
 import hashlib
 import io
@@ -22,23 +23,34 @@ from .record import interval as interval
 
 FORMATS = (".csv", ".jsonl")
 KEYS = ("name", "seed")
-PROMISE = ("unit", "adjacency", "view", "delta", "status")       # of an epsilon: what it is that it promises
-WHOLE = 100          # signs of a value that a name has as it is
-STEM = 150           # bytes of a name in that of a folder, which may have 255
+PROMISE = (
+    "unit",
+    "adjacency",
+    "view",
+    "delta",
+    "status",
+)  # of an epsilon: what it is that it promises
+WHOLE = 100  # signs of a value that a name has as it is
+STEM = 150  # bytes of a name in that of a folder, which may have 255
 
 
 def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> list[dict]:
-    """Metrics of `jfl.simulate` or `jfl.sweep` as rows, one a point, seed and round; pandas.DataFrame(rows) is a frame.
+    """Metrics of `jfl.simulate` or `jfl.sweep` as rows, one a point, seed and round;
+    pandas.DataFrame(rows) is a frame.
 
-    Takes    result: an Output or a Sweep.  plan: what made an Output, for its name and epsilon; a Sweep knows its own.
-             delta: with it `epsilon` is filled in, after so many rounds, for the guarantee that `proved` shows, and
-             columns unit, adjacency, view, delta and status say which: epsilons compare only where those are the same.
+    Takes    result: an Output or a Sweep.  plan: what made an Output, for its name and epsilon; a
+             Sweep knows its own. delta: with it `epsilon` is filled in, after so many rounds, for
+               the guarantee that `proved` shows, and
+             columns unit, adjacency, view, delta and status say which: epsilons compare only where
+               those are the same.
              What is not proved is None, and status says what it is: "conditional", "no guarantee".
-    Returns  dicts with the columns of report.COLUMNS, None where nothing is defined; of a Sweep, `failed` (leave those
-             rows out of a mean) and a point's numbers and names as columns of their own, point_NAME where there is a
-             column NAME.  `seed` is the number of jax.random.key(seed), or a key's words.
+    Returns  dicts with the columns of report.COLUMNS, None where nothing is defined; of a Sweep,
+             `failed` (leave those rows out of a mean) and a point's numbers and names as columns of
+             their own, point_NAME where there is a column NAME.  `seed` is the number of
+             jax.random.key(seed), or a key's words.
     Privacy  all but `round`, `epsilon` and what it promises lie outside every guarantee.
-    Errors   ValueError for what is neither, for several runs in one Output, and for a delta without a plan.
+    Errors   ValueError for what is neither, for several runs in one Output, and for a delta without
+             a plan.
 
     >>> from types import SimpleNamespace as Record
     >>> import jax, jfl
@@ -48,11 +60,17 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
     [(3, 1, 0.9, None), (3, 2, 0.7, None)]
     """
     if not hasattr(result, "metrics") or not (hasattr(result, "points") or hasattr(result, "run")):
-        checks.fail("tables.tidy", "what jfl.simulate or jfl.sweep gives back", type(result).__name__)
+        checks.fail(
+            "tables.tidy", "what jfl.simulate or jfl.sweep gives back", type(result).__name__
+        )
     if not hasattr(result, "points"):
         if np.ndim(result.metrics.round) != 1:
-            checks.fail("tables.tidy", "one run: metrics with leaves [evaluations]",
-                       f"leaves {list(np.shape(result.metrics.round))}", "Take one run of them, or use jfl.sweep.")
+            checks.fail(
+                "tables.tidy",
+                "one run: metrics with leaves [evaluations]",
+                f"leaves {list(np.shape(result.metrics.round))}",
+                "Take one run of them, or use jfl.sweep.",
+            )
         if delta is not None and plan is None:
             checks.fail("tables.tidy", "the plan of the run for its epsilon", "plan=None")
         history = record.lists(result.metrics)
@@ -63,7 +81,7 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
     for i, (point, made) in enumerate(zip(result.points, result.plans)):
         history = record.lists(result.metrics, i)
         values = {k: _value(v) for k, v in point.items() if k != "seed"}
-        if id(made) not in known:                         # seeds share a plan
+        if id(made) not in known:  # seeds share a plan
             known[id(made)] = _epsilons(made, history, delta)
         epsilon, promise = known[id(made)]
         name = " ".join([made.algorithm.name, *(f"{k}={v}" for k, v in values.items())])
@@ -77,7 +95,8 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
 
 
 def _epsilons(plan, history, delta):
-    """Epsilons after so many rounds, None where none is proved, and the columns that say what they promise."""
+    """Epsilons after so many rounds, None where none is proved, and the columns that say what they
+    promise."""
     if delta is None:
         return None, {}
     best = proved(record.privacy(plan, history["round"][-1], delta))
@@ -85,11 +104,14 @@ def _epsilons(plan, history, delta):
     if best["epsilon"] is None:
         return None, promise | dict(unit=None, adjacency=None, view=None)
     rounds = np.asarray(history["round"])
-    return record.epsilons(plan, rounds, delta, best["unit"], best["view"], best["adjacency"], last=best["epsilon"]), promise
+    return record.epsilons(
+        plan, rounds, delta, best["unit"], best["view"], best["adjacency"], last=best["epsilon"]
+    ), promise
 
 
 def proved(guarantees: list[dict]) -> dict:
-    """The guarantee to show if there is room for one: the best that is proved, or one without epsilon that says why.
+    """The guarantee to show if there is room for one: the best that is proved, or one without
+    epsilon that says why.
 
     >>> one = dict(unit="client", view="server", epsilon=2.0, status="conditional", caveats=[])
     >>> shown = proved([one, one | dict(status="claimed")])
@@ -99,15 +121,20 @@ def proved(guarantees: list[dict]) -> dict:
     own = [g for g in guarantees if g["status"] != "claimed"]
     if good := [g for g in own if g["status"] == "proved"]:
         return record.best(good)
-    return dict(record.best(own), epsilon=None) if own else dict(
-        guarantees[0], epsilon=None, method="none", status="no guarantee", caveats=[])
+    return (
+        dict(record.best(own), epsilon=None)
+        if own
+        else dict(guarantees[0], epsilon=None, method="none", status="no guarantee", caveats=[])
+    )
 
 
 def _seed(seed):
     """A seed as a number, where jax.random.key of a number made it; else the words of the key."""
     if not isinstance(seed, jax.Array):
         return int(seed)
-    words = np.asarray(jax.random.key_data(seed) if jax.numpy.issubdtype(seed.dtype, jax.dtypes.prng_key) else seed)
+    words = np.asarray(
+        jax.random.key_data(seed) if jax.numpy.issubdtype(seed.dtype, jax.dtypes.prng_key) else seed
+    )
     if words.shape == (2,) and words[0] == 0:
         return int(words[1])
     return "-".join(f"{w:08x}" for w in np.ravel(words))
@@ -119,7 +146,9 @@ def _value(value):
         return value
     if hasattr(value, "dtype") and np.ndim(value) == 0:
         return np.asarray(value).item()
-    with np.printoptions(threshold=sys.maxsize, linewidth=sys.maxsize, floatmode="unique"):      # every number of an array
+    with np.printoptions(
+        threshold=sys.maxsize, linewidth=sys.maxsize, floatmode="unique"
+    ):  # every number of an array
         words = str(value)
     if len(words) <= WHOLE:
         return words
@@ -131,10 +160,13 @@ def _digest(words) -> str:
     return hashlib.sha256(words.encode(errors="backslashreplace")).hexdigest()[:8]
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+# --- files
+# --------------------------------------------------------------------------------------------------
+
 
 def write(path, rows: list[dict]):
-    """Rows as .csv (an empty cell for None) or .jsonl (one JSON object a line); the columns of all rows, in their order.
+    """Rows as .csv (an empty cell for None) or .jsonl (one JSON object a line); the columns of all
+    rows, in their order.
 
     Errors   ValueError for another ending, or no rows.
     """
@@ -145,7 +177,9 @@ def write(path, rows: list[dict]):
         checks.fail("tables.write", "at least one row", "none")
     columns = list(dict.fromkeys(k for r in rows for k in r))
     if path.suffix == ".jsonl":
-        lines = [json.dumps(record.plain({k: r.get(k) for k in columns}), allow_nan=False) for r in rows]
+        lines = [
+            json.dumps(record.plain({k: r.get(k) for k in columns}), allow_nan=False) for r in rows
+        ]
         write_text(path, "\n".join(lines) + "\n")
         return
     text = io.StringIO(newline="")
@@ -166,7 +200,11 @@ def read(path) -> list[dict]:
             reader = csv.DictReader(file, strict=True)
             missing = [c for c in (*KEYS, "round") if c not in (reader.fieldnames or ())]
             if missing:
-                checks.fail(str(path), f"{need}, with columns {', '.join(missing)}", f"columns {reader.fieldnames}")
+                checks.fail(
+                    str(path),
+                    f"{need}, with columns {', '.join(missing)}",
+                    f"columns {reader.fieldnames}",
+                )
             return [_row(path, i, cells) for i, cells in enumerate(reader, 2)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         checks.fail(str(path), need, f"{type(error).__name__}: {error}")
@@ -174,15 +212,22 @@ def read(path) -> list[dict]:
 
 def _row(path, line, cells):
     if None in cells or None in cells.values():
-        checks.fail(f"{path}, line {line}", "as many cells as columns", "another number of them", "It may be half-written.")
+        checks.fail(
+            f"{path}, line {line}",
+            "as many cells as columns",
+            "another number of them",
+            "It may be half-written.",
+        )
     out = dict(name=cells["name"])
     for key, text in cells.items():
         if key == "name":
             continue
         try:
-            out[key] = None if text == "" else int(text) if key in ("seed", "round") else float(text)
-            if text and not abs(out[key]) < (2 ** 62 if key in ("seed", "round") else 1e100):
-                raise ValueError                          # nan too
+            out[key] = (
+                None if text == "" else int(text) if key in ("seed", "round") else float(text)
+            )
+            if text and not abs(out[key]) < (2**62 if key in ("seed", "round") else 1e100):
+                raise ValueError  # nan too
         except ValueError:
             if key in record.COLUMNS:
                 checks.fail(f"{path}, line {line}", f"a number {key}", repr(text))
@@ -192,45 +237,69 @@ def _row(path, line, cells):
     return out
 
 
-# --- TensorBoard ----------------------------------------------------------------------------------------------------
+# --- TensorBoard
+# --------------------------------------------------------------------------------------------------
+
 
 def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[Path]:
-    """Rows as TensorBoard event files, a folder for each name and seed, the step is the round -> those folders.
+    """Rows as TensorBoard event files, a folder for each name and seed, the step is the round ->
+    those folders.
 
     Takes    rows of `tidy` or `read`; those that `failed` have it in the name of their folder.
              hparams: (name, seed) -> dict of settings, shown as text beside the curves.
-    Errors   ValueError without the package tensorboardX (pip install "jfl[tensorboard]"), without rows, for a folder
-             with files in it: TensorBoard would show old and new points as one curve.
+    Errors   ValueError without the package tensorboardX (pip install "jfl[tensorboard]"), without
+             rows, for a folder with files in it: TensorBoard would show old and new points as one
+               curve.
     """
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
-        checks.fail("tables.tensorboard", "the package tensorboardX", "a Python without it",
-                   'Install it: pip install "jfl[tensorboard]".')
+        checks.fail(
+            "tables.tensorboard",
+            "the package tensorboardX",
+            "a Python without it",
+            'Install it: pip install "jfl[tensorboard]".',
+        )
     logdir = Path(logdir)
     if not rows:
         checks.fail("tables.tensorboard", "at least one row", "none")
     if logdir.exists() and (not logdir.is_dir() or any(logdir.iterdir())):
-        checks.fail("tables.tensorboard", "an empty or new directory", f"{logdir}, which is not", "Give another.")
+        checks.fail(
+            "tables.tensorboard",
+            "an empty or new directory",
+            f"{logdir}, which is not",
+            "Give another.",
+        )
     runs: dict = {}
     for r in rows:
         runs.setdefault((r["name"], r["seed"]), []).append(r)
     folders = []
     for (name, seed), group in runs.items():
-        stem = "".join(c if c.isalnum() or c in "=.,-+ " else "_" for c in str(name)).strip(" .") or "run"
+        stem = (
+            "".join(c if c.isalnum() or c in "=.,-+ " else "_" for c in str(name)).strip(" .")
+            or "run"
+        )
         if len(whole := stem.encode()) > STEM:
             stem = f"{whole[:STEM].decode(errors='ignore')} {_digest(str(name))}"
         end = f" seed={seed}" + " failed" * bool(group[0].get("failed"))
         folder = logdir / (stem + end)
-        if folder in folders:                             # two names that differ in a sign that folders do without
+        if folder in folders:  # two names that differ in a sign that folders do without
             folder = logdir / f"{stem} ({len(folders)}){end}"
         folders.append(folder)
         with SummaryWriter(str(folder)) as writer:
-            settings = {k: v for k, v in (hparams or {}).get((name, seed), {}).items() if v is not None}
-            if settings:                                  # TensorBoard shows Markdown
-                writer.add_text("hparams", "".join(f"    {k} = {v}\n" for k, v in settings.items()), 0)
+            settings = {
+                k: v for k, v in (hparams or {}).get((name, seed), {}).items() if v is not None
+            }
+            if settings:  # TensorBoard shows Markdown
+                writer.add_text(
+                    "hparams", "".join(f"    {k} = {v}\n" for k, v in settings.items()), 0
+                )
             for r in group:
                 for key, value in r.items():
-                    if key in record.SERIES + ["epsilon"] and value is not None and math.isfinite(value):
+                    if (
+                        key in record.SERIES + ["epsilon"]
+                        and value is not None
+                        and math.isfinite(value)
+                    ):
                         writer.add_scalar(key, value, r["round"])
     return folders

@@ -1,7 +1,10 @@
-"""Which of its rows a client uses in a step: `draw(key, step, size, N) -> slots Int[B], mask Bool[B], overflow Int[]`.
+"""Which of its rows a client uses in a step: `draw(key, step, size, N) -> slots Int[B], mask
+Bool[B], overflow Int[]`.
 
-`key` belongs to one client and one round.  A draw depends on (key, step, size) and never on N, the padding.
+`key` belongs to one client and one round.  A draw depends on (key, step, size) and never on N, the
+padding.
 """
+
 import math
 
 import jax
@@ -13,7 +16,7 @@ from ..core.records import Batch, Batches, Fn, Rows, named
 from .clients import HORIZON, OVERFLOW, below
 
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "epochs"]
-FLOYD = 64      # up to this batch Floyd's walk is faster than marking what was drawn
+FLOYD = 64  # up to this batch Floyd's walk is faster than marking what was drawn
 
 
 def adjacency(batches: Batches) -> str:
@@ -22,14 +25,18 @@ def adjacency(batches: Batches) -> str:
 
 
 def gather(rows: Rows, slots, mask) -> Batch:
-    """The rows in `slots`, one by one; zeros where a slot is masked out: 0 * nan would reach a gradient."""
+    """The rows in `slots`, one by one; zeros where a slot is masked out: 0 * nan would reach a
+    gradient."""
     at = rows.index[jnp.where(mask, slots, 0)]
-    held = lambda x: jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+    held = lambda x: jnp.where(
+        mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype)
+    )
     return marks.batch(Batch(held(rows.x[at]), held(rows.y[at]), mask), rows, slots, mask)
 
 
 def drawn(batches: Batches, key, step, size, n: int):
-    """`batches.draw`, marked as such: an algorithm that draws by this and reads by `gather` can be checked."""
+    """`batches.draw`, marked as such: an algorithm that draws by this and reads by `gather` can be
+    checked."""
     slots, mask, overflow = batches.draw(key, step, size, n)
     return *marks.slots((slots, mask), batches, key, step, size), overflow
 
@@ -53,8 +60,9 @@ def full() -> Batches:
 
 
 def _floyd(key, size, batch):
-    """A uniform subset of `batch` of range(size), by Floyd's walk: batch draws, whatever the size."""
-    top = size - batch + jnp.arange(batch)                       # the i-th draw is from 0..top[i]
+    """A uniform subset of `batch` of range(size), by Floyd's walk: batch draws, whatever the
+    size."""
+    top = size - batch + jnp.arange(batch)  # the i-th draw is from 0..top[i]
     tries = jax.random.randint(key, (batch,), 0, jnp.maximum(top, 0) + 1)
 
     def put(i, chosen):
@@ -67,28 +75,37 @@ def _floyd(key, size, batch):
 def _tries(batch):
     """Uniform draws that hold `batch` distinct numbers of 2 * batch or more.
 
-    It takes 1.39 * batch on average, with a deviation of 0.78 * sqrt(batch): with a margin of 12 deviations and 20 draws
-    the probability of fewer is below 1e-20 for any batch above 64, and much less than the draws' own grain of 2^-32.
+    It takes 1.39 * batch on average, with a deviation of 0.78 * sqrt(batch): with a margin of 12
+    deviations and 20 draws the probability of fewer is below 1e-20 for any batch above 64, and much
+    less than the draws' own grain of 2^-32.
     """
     return math.ceil(2 * math.log(2) * batch + 9.4 * math.sqrt(batch) + 20)
 
 
 def _distinct(key, size, batch, n):
-    """A uniform subset of `batch` of range(size): the first distinct ones of uniform draws; size > batch.
+    """A uniform subset of `batch` of range(size): the first distinct ones of uniform draws; size >
+    batch.
 
-    Those left out are drawn instead where they are fewer, so that the draws are O(batch) and not size log(size).
+    Those left out are drawn instead where they are fewer, so that the draws are O(batch) and not
+    size log(size).
     """
     tries, every = _tries(batch), jnp.arange(2 * batch)
     few, at = size < 2 * batch, jnp.arange(tries)
     drawn = jax.random.randint(key, (tries,), 0, jnp.maximum(size, 1), jnp.int32)
-    seen = jnp.full(max(n, 2 * batch), tries).at[drawn].min(at)          # the first draw of each number
+    seen = jnp.full(max(n, 2 * batch), tries).at[drawn].min(at)  # the first draw of each number
     new = seen[drawn] == at
-    last = jnp.searchsorted(jnp.cumsum(new), jnp.where(few, size - batch, batch))       # the draw that completes
-    left = (seen[:2 * batch] > last) & (every < size)
+    last = jnp.searchsorted(
+        jnp.cumsum(new), jnp.where(few, size - batch, batch)
+    )  # the draw that completes
+    left = (seen[: 2 * batch] > last) & (every < size)
     pad = lambda x: jnp.pad(x, (0, max(tries, 2 * batch) - len(x)))
     member, number = (jnp.where(few, pad(a), pad(b)) for a, b in ((left, new), (every, drawn)))
     place = jnp.cumsum(member) - 1
-    return jnp.zeros(batch, jnp.int32).at[jnp.where(member, place, batch)].set(number.astype(jnp.int32), mode="drop")
+    return (
+        jnp.zeros(batch, jnp.int32)
+        .at[jnp.where(member, place, batch)]
+        .set(number.astype(jnp.int32), mode="drop")
+    )
 
 
 @named("batches.without_replacement")
@@ -101,7 +118,8 @@ def _draw_without(key, step, size, n, *, batch):
 def without_replacement(batch: int, short: str = "error") -> Batches:
     """A uniform batch of exactly `batch` rows, fresh each step.
 
-    `short` says what happens to a client with fewer rows: "error" refuses the plan, "all" takes the whole client.
+    `short` says what happens to a client with fewer rows: "error" refuses the plan, "all" takes the
+    whole client.
 
     Privacy  replace_one of one example at rate batch / rows; none for a client that is taken whole.
     Errors   ValueError if batch < 1; the plan is refused where a client is short and short="error".
@@ -120,7 +138,8 @@ def _draw_with(key, step, size, n, *, batch):
 def with_replacement(batch: int) -> Batches:
     """`batch` independent uniform draws; a row may come several times.
 
-    Privacy  replace_one of one example; a row drawn m times moves the sum m times, and is charged so.
+    Privacy  replace_one of one example; a row drawn m times moves the sum m times, and is charged
+             so.
     """
     checks.whole("batches.with_replacement", batch=batch)
     return Batches(Fn(_draw_with, static=dict(batch=batch)), "with_replacement", batch)
@@ -129,13 +148,16 @@ def with_replacement(batch: int) -> Batches:
 @named("batches.poisson")
 def _draw_poisson(key, step, size, n, *, rate, expected, batch):
     rate = jnp.minimum(expected / jnp.maximum(size, 1), 1.0) if rate is None else rate
-    chosen = below(jax.random.bits(jax.random.fold_in(key, step), (n,), jnp.uint32), rate) & (jnp.arange(n) < size)
+    chosen = below(jax.random.bits(jax.random.fold_in(key, step), (n,), jnp.uint32), rate) & (
+        jnp.arange(n) < size
+    )
     slots = jnp.nonzero(chosen, size=batch, fill_value=n)[0].astype(jnp.int32)
     return slots, slots < n, jnp.maximum(chosen.sum() - batch, 0).astype(jnp.int32)
 
 
 def _chernoff(expected: float) -> int:
-    """Slots that a sum of independent indicators with this mean exceeds with probability below OVERFLOW / HORIZON^2.
+    """Slots that a sum of independent indicators with this mean exceeds with probability below
+    OVERFLOW / HORIZON^2.
 
     Chernoff: P(X >= c) <= exp(c - m - c log(c / m)), for any number of rows.
     """
@@ -147,16 +169,21 @@ def _chernoff(expected: float) -> int:
 
 
 def poisson(batch: float | None = None, *, rate=None, capacity: int | None = None) -> Batches:
-    """Each row joins independently: with probability batch / rows (an expected `batch`), or with a given `rate`.
+    """Each row joins independently: with probability batch / rows (an expected `batch`), or with a
+    given `rate`.
 
-    Units    batch: expected rows, > 0; rate in (0, 1]; capacity: slots reserved, chosen by a Chernoff bound for
-             `batch` and required for `rate`.
-    Privacy  add_remove of one example, Poisson subsampling; the rows of a client are a public, nominal number.  The
-             accountant adds the probability of an overflow to delta.
+    Units    batch: expected rows, > 0; rate in (0, 1]; capacity: slots reserved, chosen by a
+             Chernoff bound for `batch` and required for `rate`.
+    Privacy  add_remove of one example, Poisson subsampling; the rows of a client are a public,
+             nominal number.  The accountant adds the probability of an overflow to delta.
     Errors   ValueError unless exactly one of batch and rate is given.
     """
     if (batch is None) == (rate is None):
-        checks.fail("batches.poisson", "either batch (expected rows) or rate", f"batch={batch!r}, rate={rate!r}")
+        checks.fail(
+            "batches.poisson",
+            "either batch (expected rows) or rate",
+            f"batch={batch!r}, rate={rate!r}",
+        )
     if batch is not None:
         checks.positive("batches.poisson", single=True, batch=batch)
         if capacity is None:
@@ -164,25 +191,41 @@ def poisson(batch: float | None = None, *, rate=None, capacity: int | None = Non
     else:
         checks.fraction("batches.poisson", single=True, rate=rate)
         if capacity is None:
-            checks.fail("batches.poisson", "capacity beside rate", "capacity=None",
-                       "Reserve about rate * rows + 8 * sqrt(rate * rows) + 30 slots, or give batch instead.")
+            checks.fail(
+                "batches.poisson",
+                "capacity beside rate",
+                "capacity=None",
+                (
+                    "Reserve about rate * rows + 8 * sqrt(rate * rows) + 30 slots, or give batch "
+                    "instead."
+                ),
+            )
     checks.whole("batches.poisson", capacity=capacity)
     rate, expected = (None if v is None else checks.scalar(v) for v in (rate, batch))
     data = dict(rate=rate, expected=expected)
-    return Batches(Fn(_draw_poisson, data, dict(batch=capacity)), "poisson", capacity, rate=rate, expected=expected)
+    return Batches(
+        Fn(_draw_poisson, data, dict(batch=capacity)),
+        "poisson",
+        capacity,
+        rate=rate,
+        expected=expected,
+    )
 
 
 @named("batches.epochs")
 def _draw_epochs(key, step, size, n, *, batch):
     per_epoch = jnp.maximum(-(-size // batch), 1)
     score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,))
-    order = jnp.argsort(jnp.where(jnp.arange(n) < size, score, 2.0))       # the client's rows first, shuffled
+    order = jnp.argsort(
+        jnp.where(jnp.arange(n) < size, score, 2.0)
+    )  # the client's rows first, shuffled
     at = (step % per_epoch) * batch + jnp.arange(batch)
     return order[jnp.minimum(at, n - 1)].astype(jnp.int32), at < size, _none()
 
 
 def epochs(batch: int) -> Batches:
-    """Slices of one shuffle of the client's rows; a new shuffle when all have been used.  The last slice may be short.
+    """Slices of one shuffle of the client's rows; a new shuffle when all have been used.  The last
+    slice may be short.
 
     Privacy  each row is in one batch an epoch: no amplification, one release an epoch; replace_one.
     """

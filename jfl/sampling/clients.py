@@ -1,8 +1,10 @@
 """Who takes part in a round: `draw(key) -> Cohort`, and what an accountant may assume about it.
 
-A capacity is what a program reserves; a draw that does not fit is counted in Health.overflow and voids the claim.
-Capacities are chosen so that this has probability below OVERFLOW in any run of HORIZON draws.
+A capacity is what a program reserves; a draw that does not fit is counted in Health.overflow and
+voids the claim. Capacities are chosen so that this has probability below OVERFLOW in any run of
+HORIZON draws.
 """
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +14,11 @@ from ..core.records import Array, Cohort, Fn, Sampler, named, record
 
 OVERFLOW = 1e-12
 HORIZON = 1_000_000
-TRIES = 8            # words for a draw with replacement, of which the first that favours nobody counts
-SPARE = 10           # standard deviations of how many draws bring so many new clients
-MANY = 2 ** 15       # from so many clients on a draw costs what its cohort costs, not what the population does
+TRIES = 8  # words for a draw with replacement, of which the first that favours nobody counts
+SPARE = 10  # standard deviations of how many draws bring so many new clients
+MANY = (
+    2**15
+)  # from so many clients on a draw costs what its cohort costs, not what the population does
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "first_responders"]
 
 
@@ -24,7 +28,12 @@ def adjacency(sampler: Sampler) -> str:
 
 
 def _cohort(ids, clients, overflow=0):
-    return Cohort(ids, (ids < clients).astype(jnp.int32), jnp.zeros_like(ids), jnp.asarray(overflow, jnp.int32))
+    return Cohort(
+        ids,
+        (ids < clients).astype(jnp.int32),
+        jnp.zeros_like(ids),
+        jnp.asarray(overflow, jnp.int32),
+    )
 
 
 @named("sampling.full")
@@ -38,21 +47,31 @@ def full(clients: int) -> Sampler:
     Privacy  no amplification; either adjacency.
     """
     checks.whole("sampling.full", clients=clients)
-    return Sampler(Fn(_draw_full, static=dict(clients=clients)), checks.scalar(clients), scheme="full",
-                   clients=clients, capacity=clients)
+    return Sampler(
+        Fn(_draw_full, static=dict(clients=clients)),
+        checks.scalar(clients),
+        scheme="full",
+        clients=clients,
+        capacity=clients,
+    )
 
 
 def _fits(where, clients, cohort):
     checks.whole(where, clients=clients, cohort=cohort)
     if cohort > clients:
-        checks.fail(where, f"cohort <= clients={clients}", f"cohort={cohort}",
-                   "Use sampling.full for everyone, or sampling.with_replacement.")
+        checks.fail(
+            where,
+            f"cohort <= clients={clients}",
+            f"cohort={cohort}",
+            "Use sampling.full for everyone, or sampling.with_replacement.",
+        )
 
 
 def below(words, rate):
-    """Where UInt32 words, as numbers in [0, 1), lie below a rate: with its probability, less at most 2^-32."""
-    high = jnp.floor(rate * 2.0 ** 16)                    # exact: a float32 is split, not rounded
-    low = jnp.floor((rate * 2.0 ** 16 - high) * 2.0 ** 16)
+    """Where UInt32 words, as numbers in [0, 1), lie below a rate: with its probability, less at
+    most 2^-32."""
+    high = jnp.floor(rate * 2.0**16)  # exact: a float32 is split, not rounded
+    low = jnp.floor((rate * 2.0**16 - high) * 2.0**16)
     high, low, top = high.astype(jnp.uint32), low.astype(jnp.uint32), words >> 16
     return (top < high) | ((top == high) & (words & 0xFFFF < low))
 
@@ -60,17 +79,22 @@ def below(words, rate):
 def subset(key, clients: int, most: int, count):
     """Int[most]: `count` <= most different clients, uniform, then anything; most <= clients / 2.
 
-    The first that are new among independent draws.  Should they be too few, which has a chance below 1e-9, all are
+    The first that are new among independent draws.  Should they be too few, which has a chance
+    below 1e-9, all are
     drawn again: a choice that treats all clients alike.
     """
-    whole = 2 ** 32 // clients * clients                  # words beyond would make some clients likelier
-    enough = -clients * np.log1p(-most / clients) * 2.0 ** 32 / whole       # draws until so many are new, on average
+    whole = 2**32 // clients * clients  # words beyond would make some clients likelier
+    enough = (
+        -clients * np.log1p(-most / clients) * 2.0**32 / whole
+    )  # draws until so many are new, on average
     tries = int(np.ceil(enough + SPARE * np.sqrt(enough) + SPARE))
     place = jnp.arange(tries, dtype=jnp.int32)
 
     def new(attempt):
         words = jax.random.bits(jax.random.fold_in(key, attempt), (tries,), jnp.uint32)
-        drawn = jnp.where(words <= np.uint32(whole - 1), words % np.uint32(clients), clients).astype(jnp.int32)
+        drawn = jnp.where(
+            words <= np.uint32(whole - 1), words % np.uint32(clients), clients
+        ).astype(jnp.int32)
         value, at = jax.lax.sort((drawn, place), num_keys=2)
         first = jnp.concatenate([jnp.ones(1, bool), value[1:] != value[:-1]]) & (value < clients)
         return drawn, jnp.zeros(tries, bool).at[at].set(first)
@@ -79,7 +103,9 @@ def subset(key, clients: int, most: int, count):
         attempt = state[0] + 1
         return attempt, *new(attempt)
 
-    _, drawn, first = jax.lax.while_loop(lambda s: s[2].sum() < count, again, (jnp.int32(0), *new(0)))
+    _, drawn, first = jax.lax.while_loop(
+        lambda s: s[2].sum() < count, again, (jnp.int32(0), *new(0))
+    )
     return drawn[jnp.nonzero(first, size=most, fill_value=0)[0]]
 
 
@@ -90,7 +116,10 @@ def _draw_few(key, *, clients, cohort):
 
 @named("sampling.without_replacement")
 def _draw_without(key, *, clients, cohort):
-    return _cohort(jax.lax.top_k(jax.random.bits(key, (clients,), jnp.uint32), cohort)[1].astype(jnp.int32), clients)
+    return _cohort(
+        jax.lax.top_k(jax.random.bits(key, (clients,), jnp.uint32), cohort)[1].astype(jnp.int32),
+        clients,
+    )
 
 
 def without_replacement(clients: int, cohort: int) -> Sampler:
@@ -105,8 +134,13 @@ def without_replacement(clients: int, cohort: int) -> Sampler:
     """
     _fits("sampling.without_replacement", clients, cohort)
     draw = _draw_few if _few(clients, cohort) else _draw_without
-    return Sampler(Fn(draw, static=dict(clients=clients, cohort=cohort)), checks.scalar(cohort),
-                   scheme="without_replacement", clients=clients, capacity=cohort)
+    return Sampler(
+        Fn(draw, static=dict(clients=clients, cohort=cohort)),
+        checks.scalar(cohort),
+        scheme="without_replacement",
+        clients=clients,
+        capacity=cohort,
+    )
 
 
 def _few(clients, cohort):
@@ -119,8 +153,8 @@ def _draw_with(key, *, edges, clients, cohort, independent):
         drawn = jnp.searchsorted(edges, jax.random.bits(key, (cohort,), jnp.uint32), side="right")
     elif clients < MANY:
         drawn = jax.random.randint(key, (cohort,), 0, clients)
-    else:                                                 # randint of many is a remainder of 32 bits
-        words, whole = jax.random.bits(key, (TRIES, cohort), jnp.uint32), 2 ** 32 // clients * clients
+    else:  # randint of many is a remainder of 32 bits
+        words, whole = jax.random.bits(key, (TRIES, cohort), jnp.uint32), 2**32 // clients * clients
         good = jnp.argmax(words <= np.uint32(whole - 1), 0)
         drawn = words[good, jnp.arange(cohort)] % np.uint32(clients)
     drawn = jnp.sort(drawn.astype(jnp.int32))
@@ -129,19 +163,24 @@ def _draw_with(key, *, edges, clients, cohort, independent):
     if independent:
         return Cohort(drawn, jnp.ones(cohort, jnp.int32), turn, jnp.zeros((), jnp.int32))
     count = jnp.searchsorted(drawn, drawn, side="right").astype(jnp.int32) - first
-    return Cohort(jnp.where(turn == 0, drawn, clients), jnp.where(turn == 0, count, 0), jnp.zeros_like(turn),
-                  jnp.zeros((), jnp.int32))
+    return Cohort(
+        jnp.where(turn == 0, drawn, clients),
+        jnp.where(turn == 0, count, 0),
+        jnp.zeros_like(turn),
+        jnp.zeros((), jnp.int32),
+    )
 
 
 def with_replacement(clients: int, cohort: int, weights=None, independent: bool = False) -> Sampler:
     """`cohort` independent draws, uniform or with probabilities proportional to `weights`.
 
-    A client drawn m times runs once and counts m times; with `independent` it runs m times, on m draws of batches
-    and noise (and releases m times as much about its examples).
+    A client drawn m times runs once and counts m times; with `independent` it runs m times, on m
+    draws of batches and noise (and releases m times as much about its examples).
 
     Shapes   K = cohort; weights Float[C].
-    Privacy  replace_one of one client that remembers nothing; a client drawn m times is charged for it.  Probabilities
-             are multiples of 2^-32, at least one, as drawn and as charged.  No traced weights.
+    Privacy  replace_one of one client that remembers nothing; a client drawn m times is charged for
+             it.  Probabilities are multiples of 2^-32, at least one, as drawn and as charged.  No
+             traced weights.
     Errors   ValueError unless weights are C finite numbers > 0.
     """
     checks.whole("sampling.with_replacement", clients=clients, cohort=cohort)
@@ -150,18 +189,37 @@ def with_replacement(clients: int, cohort: int, weights=None, independent: bool 
     if weights is not None:
         checks.positive("sampling.with_replacement", weights=weights)
         if not checks.concrete(weights) or np.shape(weights) != (clients,):
-            checks.fail("sampling.with_replacement", f"one weight, not traced, for each of {clients} clients", checks.shown(weights))
+            checks.fail(
+                "sampling.with_replacement",
+                f"one weight, not traced, for each of {clients} clients",
+                checks.shown(weights),
+            )
         share, edges = _shares(np.asarray(weights, np.float64))
-    return Sampler(Fn(_draw_with, dict(edges=edges), dict(clients=clients, cohort=cohort, independent=independent)),
-                   checks.scalar(cohort), share, scheme="with_replacement", clients=clients, capacity=cohort,
-                   independent=independent)
+    return Sampler(
+        Fn(
+            _draw_with,
+            dict(edges=edges),
+            dict(clients=clients, cohort=cohort, independent=independent),
+        ),
+        checks.scalar(cohort),
+        share,
+        scheme="with_replacement",
+        clients=clients,
+        capacity=cohort,
+        independent=independent,
+    )
 
 
 def _shares(weights):
-    """-> Float32[C], and the UInt32[C - 1] between which a word belongs to a client: exactly that share of all words."""
+    """-> Float32[C], and the UInt32[C - 1] between which a word belongs to a client: exactly that
+    share of all words."""
     clients, sums = len(weights), np.cumsum(weights)
-    ends = np.round(sums / sums[-1] * (2 ** 32 - clients)).astype(np.int64) + np.arange(1, clients + 1)     # one word at least
-    return jnp.asarray(np.diff(ends, prepend=0) / 2.0 ** 32, jnp.float32), jnp.asarray(ends[:-1].astype(np.uint32))
+    ends = np.round(sums / sums[-1] * (2**32 - clients)).astype(np.int64) + np.arange(
+        1, clients + 1
+    )  # one word at least
+    return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32), jnp.asarray(
+        ends[:-1].astype(np.uint32)
+    )
 
 
 def tail_capacity(trials: int, rate: float, where: str) -> int:
@@ -170,11 +228,16 @@ def tail_capacity(trials: int, rate: float, where: str) -> int:
     The smallest, if it is at most half of `trials`; otherwise all, which nothing exceeds.
     """
     if not checks.concrete(rate):
-        checks.fail(where, "capacity=... when the rate is traced", "capacity=None",
-                   "A program's shapes cannot depend on a traced number.")
+        checks.fail(
+            where,
+            "capacity=... when the rate is traced",
+            "capacity=None",
+            "A program's shapes cannot depend on a traced number.",
+        )
     from scipy import stats  # half a second: not at import
 
-    # widened by one part in 1e6: the rate that runs is the nearest float32; by halving, since isf is lost below 1e-16
+    # widened by one part in 1e6: the rate that runs is the nearest float32; by halving, since isf
+    # is lost below 1e-16
     law, low, high = stats.binom(trials, min(1.0, float(rate) * (1 + 1e-6))), 0, trials
     while low < high:
         middle = (low + high) // 2
@@ -206,9 +269,16 @@ def _binomial(clients, rate, capacity):
 
     law = stats.binom(clients, np.float64(np.float32(rate)))
     chance = law.cdf(np.arange(capacity + 1))
-    # what float64 calls certain is exceeded by one word of 2^64, not by the last 2,048: an overflow is rarer than 1e-18
-    scaled = np.where(chance < 1, np.floor(np.where(chance < 1, chance, 0) * 2.0 ** 64).astype(np.uint64), np.uint64(2 ** 64 - 1))
-    return jnp.asarray(np.stack([scaled >> np.uint64(32), scaled & np.uint64(0xFFFFFFFF)]).astype(np.uint32))
+    # what float64 calls certain is exceeded by one word of 2^64, not by the last 2,048: an overflow
+    # is rarer than 1e-18
+    scaled = np.where(
+        chance < 1,
+        np.floor(np.where(chance < 1, chance, 0) * 2.0**64).astype(np.uint64),
+        np.uint64(2**64 - 1),
+    )
+    return jnp.asarray(
+        np.stack([scaled >> np.uint64(32), scaled & np.uint64(0xFFFFFFFF)]).astype(np.uint32)
+    )
 
 
 def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
@@ -216,9 +286,9 @@ def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
 
     Shapes   K = capacity.
     Units    rate in (0, 1]; capacity in clients.
-    Privacy  add_remove of one client: Poisson subsampling at `rate` (in float32; of 2^15 clients or more the number
-             that join is drawn from its law in float64, within 1e-12); the accountant adds the probability of an
-             overflow to delta.
+    Privacy  add_remove of one client: Poisson subsampling at `rate` (in float32; of 2^15 clients or
+             more the number that join is drawn from its law in float64, within 1e-12); the
+             accountant adds the probability of an overflow to delta.
     Errors   ValueError if rate is outside (0, 1] or capacity is not in 1..clients.
     Source   Abadi et al., CCS 2016, section 3.1.
 
@@ -233,28 +303,41 @@ def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
         capacity = tail_capacity(clients, rate, "sampling.poisson")
     checks.whole("sampling.poisson", capacity=capacity)
     if capacity > clients:
-        checks.fail("sampling.poisson", f"capacity <= clients={clients}", f"capacity={capacity}",
-                   "Leave capacity out: it is then chosen from the rate.")
+        checks.fail(
+            "sampling.poisson",
+            f"capacity <= clients={clients}",
+            f"capacity={capacity}",
+            "Leave capacity out: it is then chosen from the rate.",
+        )
     rate = checks.scalar(rate)
     draw, data = _draw_poisson, dict(rate=rate)
     if _few(clients, capacity) and checks.concrete(rate):
         draw, data = _draw_poisson_few, data | dict(steps=_binomial(clients, rate, capacity))
-    return Sampler(Fn(draw, data, dict(clients=clients, capacity=capacity)), rate * clients,
-                   rate=rate, scheme="poisson", clients=clients, capacity=capacity)
+    return Sampler(
+        Fn(draw, data, dict(clients=clients, capacity=capacity)),
+        rate * clients,
+        rate=rate,
+        scheme="poisson",
+        clients=clients,
+        capacity=capacity,
+    )
 
 
 @record
 class Responders(Sampler):
-    """What a cohort hangs on beside its size: data of the sampler, so that other latencies get other noise."""
-    latency: Array | None = None          # [C]
+    """What a cohort hangs on beside its size: data of the sampler, so that other latencies get
+    other noise."""
+
+    latency: Array | None = None  # [C]
     jitter: Array | None = None
 
 
 @named("sampling.first_responders")
 def _draw_responders(key, *, latency, jitter, clients, cohort):
-    # a small number is a fast answer; taken from the end where float32 is fine, or the fastest of many would tie
+    # a small number is a fast answer; taken from the end where float32 is fine, or the fastest of
+    # many would tie
     late = jnp.invert(jax.random.bits(key, (clients,), jnp.uint32))
-    wait = latency * (1 - jitter - jitter * jnp.log1p(-(late.astype(jnp.float32) + 0.5) * 2.0 ** -32))
+    wait = latency * (1 - jitter - jitter * jnp.log1p(-(late.astype(jnp.float32) + 0.5) * 2.0**-32))
     ids = jnp.arange(clients, dtype=jnp.int32)
     return _cohort(jax.lax.sort((wait, late, ids), num_keys=2)[2][:cohort], clients)
 
@@ -262,21 +345,23 @@ def _draw_responders(key, *, latency, jitter, clients, cohort):
 def first_responders(clients: int, cohort: int, latency=None, *, jitter=1.0) -> Sampler:
     """The `cohort` clients that answer first, in each round anew.
 
-    A client answers after latency * (1 - jitter + jitter * E), E ~ Exp(1) independent of all else: a part that is
-    always the same and a random one, with mean `latency`.  Without `latency` all clients are alike, their order is a
-    uniform permutation whatever the law, and this is `without_replacement`.
+    A client answers after latency * (1 - jitter + jitter * E), E ~ Exp(1) independent of all else:
+    a part that is always the same and a random one, with mean `latency`.  Without `latency` all
+    clients are alike, their order is a uniform permutation whatever the law, and this is
+    `without_replacement`.
 
-    Equal latencies draw the same cohorts as that; unequal ones take fast clients more often, in the limit of a small
-    jitter always the same ones.  Weights are not corrected for it: the release is biased to fast clients.
+    Equal latencies draw the same cohorts as that; unequal ones take fast clients more often, in the
+    limit of a small jitter always the same ones.  Weights are not corrected for it: the release is
+    biased to fast clients.
 
     Shapes   K = cohort; latency Float[C].
     Units    latency > 0 in any unit of time; jitter in (0, 1].
-    Privacy  without `latency` as without_replacement.  With it nothing is gained by who is absent: a client's chance
-             is not another's and may be 1, so every round counts for every client; replace_one.  Latencies are
-             public constants.
+    Privacy  without `latency` as without_replacement.  With it nothing is gained by who is absent:
+             a client's chance is not another's and may be 1, so every round counts for every
+             client; replace_one.  Latencies are public constants.
     Errors   ValueError if cohort is not in 1..clients, or outside those ranges.
-    Source   Chen et al., IEEE TKDE 2024, Algorithm 1 ("the first r clients that respond"); shifted exponential
-             latencies: Lee et al., IEEE Trans. Information Theory 2018.
+    Source   Chen et al., IEEE TKDE 2024, Algorithm 1 ("the first r clients that respond"); shifted
+             exponential latencies: Lee et al., IEEE Trans. Information Theory 2018.
 
     >>> sampler = first_responders(4, 2, latency=[9.0, 1.0, 9.0, 1.0], jitter=0.1)
     >>> sorted(sampler.draw(jax.random.key(0)).ids.tolist()), sampler.scheme
@@ -292,16 +377,31 @@ def first_responders(clients: int, cohort: int, latency=None, *, jitter=1.0) -> 
     if latency.shape != (clients,):
         checks.fail(where, f"one latency for each of {clients} clients", f"shape {latency.shape}")
     data = dict(latency=latency, jitter=jitter)
-    return Responders(Fn(_draw_responders, data, dict(clients=clients, cohort=cohort)), checks.scalar(cohort),
-                      scheme="first_responders", clients=clients, capacity=cohort, **data)
+    return Responders(
+        Fn(_draw_responders, data, dict(clients=clients, cohort=cohort)),
+        checks.scalar(cohort),
+        scheme="first_responders",
+        clients=clients,
+        capacity=cohort,
+        **data,
+    )
 
 
 def participation(sampler: Sampler) -> np.ndarray:
     """Float[C]: the probability that a client takes part in a round."""
     clients, cohort = sampler.clients, float(sampler.expected)
     if sampler.scheme == "first_responders":
-        checks.fail("sampling.participation", "a scheme with a closed form", sampler.scheme, "Count them in draws of the sampler.")
+        checks.fail(
+            "sampling.participation",
+            "a scheme with a closed form",
+            sampler.scheme,
+            "Count them in draws of the sampler.",
+        )
     if sampler.scheme == "with_replacement":
-        share = np.full(clients, 1 / clients) if sampler.share is None else np.asarray(sampler.share, np.float64)
+        share = (
+            np.full(clients, 1 / clients)
+            if sampler.share is None
+            else np.asarray(sampler.share, np.float64)
+        )
         return -np.expm1(sampler.capacity * np.log1p(-np.minimum(share, 1 - 1e-16)))
     return np.full(clients, 1.0 if sampler.scheme == "full" else cohort / clients)

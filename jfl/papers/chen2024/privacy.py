@@ -1,11 +1,14 @@
-"""Privacy claims of Chen, Ding, Bao, Zhou, Jin (TKDE 2024) for DPNFL and AdDPNFL, by truncated concentrated DP (tCDP).
+"""Privacy claims of Chen, Ding, Bao, Zhou, Jin (TKDE 2024) for DPNFL and AdDPNFL, by truncated
+concentrated DP (tCDP).
 
-The unit is one record of one client against everybody, under replace_one: noise N(0, sigma^2 I) joins the mean clipped
-gradient of `batch` of a client's `rows` records at each of `steps` local steps in each of its `participations` rounds.
-Lemmas 1, 3 and 4 are `gaussian`, `tcdp_compose` and `tcdp_amplify` of `privacy.concentrated`; the server's Adam step is
-post-processing and costs nothing.  What holds here needs per-example clipping, which the paper's algorithms lack, and
-batches of fixed size without replacement.  Reported numbers are in `chen2024_theory`.
+The unit is one record of one client against everybody, under replace_one: noise N(0, sigma^2 I)
+joins the mean clipped gradient of `batch` of a client's `rows` records at each of `steps` local
+steps in each of its `participations` rounds. Lemmas 1, 3 and 4 are `gaussian`, `tcdp_compose` and
+`tcdp_amplify` of `privacy.concentrated`; the server's Adam step is post-processing and costs
+nothing.  What holds here needs per-example clipping, which the paper's algorithms lack, and batches
+of fixed size without replacement.  Reported numbers are in `chen2024_theory`.
 """
+
 import bisect
 import math
 
@@ -24,12 +27,16 @@ SERIES = {"rdp_refined": wang2019.refined, "rdp_crude": wang2019.crude}
 ADJACENCIES = ("replace_one", "add_remove")
 
 
-@claim("Lemma 7", "conditional", "needs per-example clipping: a bound in expectation bounds no sensitivity")
+@claim(
+    "Lemma 7",
+    "conditional",
+    "needs per-example clipping: a bound in expectation bounds no sensitivity",
+)
 def minibatch_sensitivity(clip_norm, batch, adjacency: str = "replace_one"):
     """How far one record moves the mean of `batch` gradients of norm at most `clip_norm`.
 
-    Privacy  replace_one: 2 clip_norm / batch.  add_remove, with the divisor fixed: half of that, which Remark 6 calls
-             about twice as strong.
+    Privacy  replace_one: 2 clip_norm / batch.  add_remove, with the divisor fixed: half of that,
+             which Remark 6 calls about twice as strong.
 
     >>> minibatch_sensitivity(1.0, 10), minibatch_sensitivity(1.0, 10, "add_remove")
     (0.2, 0.1)
@@ -39,9 +46,14 @@ def minibatch_sensitivity(clip_norm, batch, adjacency: str = "replace_one"):
     return (2 if adjacency == "replace_one" else 1) * clip_norm / batch
 
 
-@claim("Lemma 2", "rigorous", "with its fallback; the improved conversion of concentrated.tcdp_to_dp_any is smaller")
+@claim(
+    "Lemma 2",
+    "rigorous",
+    "with its fallback; the improved conversion of concentrated.tcdp_to_dp_any is smaller",
+)
 def lemma2(rho, omega, delta):
-    """epsilon = rho + 2 sqrt(rho log(1 / delta)) if log(1 / delta) <= (omega - 1)^2 rho, else that of order omega.
+    """epsilon = rho + 2 sqrt(rho log(1 / delta)) if log(1 / delta) <= (omega - 1)^2 rho, else that
+    of order omega.
 
     Both are rho a + log(1 / delta) / (a - 1) at the best order a <= omega.
 
@@ -57,23 +69,40 @@ def lemma2(rho, omega, delta):
     return _lemma2(rho, omega, delta)
 
 
-@claim("Remark 6", "unsound", "says that batches are Poisson samples; Lemma 4 and Theorem 5 are for fixed size")
+@claim(
+    "Remark 6",
+    "unsound",
+    "says that batches are Poisson samples; Lemma 4 and Theorem 5 are for fixed size",
+)
 def covered(sampler: str, adjacency: str) -> bool:
     """Whether Lemma 4, and so Theorem 5, speaks of batches drawn so."""
-    checks.choice("chen2024.covered", ("without_replacement", "with_replacement", "poisson"), sampler=sampler)
+    checks.choice(
+        "chen2024.covered", ("without_replacement", "with_replacement", "poisson"), sampler=sampler
+    )
     checks.choice("chen2024.covered", ADJACENCIES, adjacency=adjacency)
     return sampler == "without_replacement" and adjacency == "replace_one"
 
 
-@claim("Theorem 5, its (rho, omega)", "conditional",
-       "needs clipped examples, batches without replacement, Lemma 4 at every step, a bound on the participations")
-def dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma, strict: bool = True) -> Checked:
-    """tCDP of a client: (26 K steps clip_norm^2 / (rows sigma)^2, (batch sigma / clip_norm)^2 log(rows / batch) / 8).
+@claim(
+    "Theorem 5, its (rho, omega)",
+    "conditional",
+    (
+        "needs clipped examples, batches without replacement, Lemma 4 at every step, a bound on "
+        "the "
+        "participations"
+    ),
+)
+def dpnfl_tcdp(
+    participations, steps, clip_norm, batch, rows, sigma, strict: bool = True
+) -> Checked:
+    """tCDP of a client: (26 K steps clip_norm^2 / (rows sigma)^2, (batch sigma / clip_norm)^2
+    log(rows / batch) / 8).
 
     Shapes   broadcasts -> (rho, omega), Float64[...].
     Units    sigma: std per coordinate on the mean gradient.
-    Privacy  one record, replace_one.  Where a precondition of Lemma 4 fails, and strict=False, the pair is that without
-             amplification, (rho, inf), which holds; a client with fewer rows than `batch` uses all of them.
+    Privacy  one record, replace_one.  Where a precondition of Lemma 4 fails, and strict=False, the
+             pair is that without amplification, (rho, inf), which holds; a client with fewer rows
+             than `batch` uses all of them.
     Errors   with strict, ValueError that names what fails.
 
     >>> [round(float(v), 5) for v in dpnfl_tcdp(10, 300, 1.0, 10, 600, 6.766).value]
@@ -81,14 +110,29 @@ def dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma, strict: boo
     """
     _setting("chen2024.dpnfl_tcdp", participations, steps, clip_norm, batch, rows, sigma)
     with jax.enable_x64(True):
-        printed, whole, holds, conditions = _client(participations, steps, clip_norm, batch, rows, sigma)
+        printed, whole, holds, conditions = _client(
+            participations, steps, clip_norm, batch, rows, sigma
+        )
         value = jnp.where(holds, printed[0], whole), jnp.where(holds, printed[1], jnp.inf)
-        return checks.checked("chen2024.dpnfl_tcdp", value, conditions, strict, "Use best_epsilon, or smaller batches.")
+        return checks.checked(
+            "chen2024.dpnfl_tcdp",
+            value,
+            conditions,
+            strict,
+            "Use best_epsilon, or smaller batches.",
+        )
 
 
-@claim("Theorem 5, at a delta of one's own", "ours", "Lemma 2 at the target delta, where Theorem 5 gives its own")
-def dpnfl_epsilon(participations, steps, clip_norm, batch, rows, sigma, delta, strict: bool = True) -> Checked:
-    """The epsilon of a client at `delta` by the paper's lemmas: with Lemma 4 or without it, whichever is smaller.
+@claim(
+    "Theorem 5, at a delta of one's own",
+    "ours",
+    "Lemma 2 at the target delta, where Theorem 5 gives its own",
+)
+def dpnfl_epsilon(
+    participations, steps, clip_norm, batch, rows, sigma, delta, strict: bool = True
+) -> Checked:
+    """The epsilon of a client at `delta` by the paper's lemmas: with Lemma 4 or without it,
+    whichever is smaller.
 
     Shapes   broadcasts; a client that never takes part has 0.
     Privacy, Errors   as `dpnfl_tcdp`: with strict=False the number is sound whatever fails.
@@ -97,16 +141,25 @@ def dpnfl_epsilon(participations, steps, clip_norm, batch, rows, sigma, delta, s
     found = dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma, strict)
     with jax.enable_x64(True):
         whole = _client(participations, steps, clip_norm, batch, rows, sigma)[1]
-        return found._replace(value=jnp.minimum(_lemma2(*found.value, delta), _lemma2(whole, jnp.inf, delta)))
+        return found._replace(
+            value=jnp.minimum(_lemma2(*found.value, delta), _lemma2(whole, jnp.inf, delta))
+        )
 
 
-@claim("Theorem 5", "conditional", "delta is an output; epsilon grows with sigma, so it cannot calibrate")
+@claim(
+    "Theorem 5",
+    "conditional",
+    "delta is an output; epsilon grows with sigma, so it cannot calibrate",
+)
 def theorem5(participations, steps, clip_norm, batch, rows, sigma, strict: bool = True) -> Checked:
-    """The printed pair (rho (2 omega - 1), exp(-rho (omega - 1)^2)): Lemma 2 at the smallest delta that it allows.
+    """The printed pair (rho (2 omega - 1), exp(-rho (omega - 1)^2)): Lemma 2 at the smallest delta
+    that it allows.
 
-    As sigma grows, epsilon tends to `theorem5_limit` from below and delta to 0 (at least the least normal float).
+    As sigma grows, epsilon tends to `theorem5_limit` from below and delta to 0 (at least the least
+    normal float).
 
-    Shapes, Errors   as `dpnfl_tcdp`; with strict=False and a failure the pair is as printed and proves nothing.
+    Shapes, Errors   as `dpnfl_tcdp`; with strict=False and a failure the pair is as printed and
+    proves nothing.
 
     >>> [round(float(theorem5(10, 300, 1.0, 10, 600, s).value[0]), 3) for s in (0.5, 10.0)]
     [21.311, 22.176]
@@ -114,13 +167,23 @@ def theorem5(participations, steps, clip_norm, batch, rows, sigma, strict: bool 
     _setting("chen2024.theorem5", participations, steps, clip_norm, batch, rows, sigma)
     with jax.enable_x64(True):
         (rho, omega), *_, conditions = _client(participations, steps, clip_norm, batch, rows, sigma)
-        pair = rho * (2 * omega - 1), jnp.maximum(jnp.exp(-rho * (omega - 1) ** 2), np.finfo(np.float64).tiny)
-        return checks.checked("chen2024.theorem5", pair, conditions, strict, "Use best_epsilon, or smaller batches.")
+        pair = (
+            rho * (2 * omega - 1),
+            jnp.maximum(jnp.exp(-rho * (omega - 1) ** 2), np.finfo(np.float64).tiny),
+        )
+        return checks.checked(
+            "chen2024.theorem5", pair, conditions, strict, "Use best_epsilon, or smaller batches."
+        )
 
 
-@claim("Theorem 5, without noise to speak of", "ours", "epsilon does not fall with sigma, it rises to this")
+@claim(
+    "Theorem 5, without noise to speak of",
+    "ours",
+    "epsilon does not fall with sigma, it rises to this",
+)
 def theorem5_limit(participations, steps, batch, rows):
-    """What the epsilon of `theorem5` tends to as sigma grows: 6.5 K steps q^2 log(1 / q), with q = batch / rows.
+    """What the epsilon of `theorem5` tends to as sigma grows: 6.5 K steps q^2 log(1 / q), with q =
+    batch / rows.
 
     >>> round(theorem5_limit(10, 300, 10, 600), 7)
     22.1776997
@@ -130,7 +193,8 @@ def theorem5_limit(participations, steps, batch, rows):
 
 @claim("Lemma 2, inverted", "ours", "the paper does not say how its noise was set")
 def rho_star(epsilon, delta):
-    """The rho that Lemma 2 turns into epsilon at delta: (sqrt(log(1 / delta) + epsilon) - sqrt(log(1 / delta)))^2.
+    """The rho that Lemma 2 turns into epsilon at delta: (sqrt(log(1 / delta) + epsilon) -
+    sqrt(log(1 / delta)))^2.
 
     >>> round(float(rho_star(0.3, 1e-2)), 10)
     0.0047328695
@@ -143,13 +207,19 @@ def rho_star(epsilon, delta):
         return (epsilon / (jnp.sqrt(budget + epsilon) + jnp.sqrt(budget))) ** 2
 
 
-@claim("experiments, the noise of (0.3, 1e-2)", "ours", "the paper does not say how its noise was set")
-def calibrate_sigma(epsilon, delta, participations, steps, clip_norm, batch, rows, strict: bool = True) -> Checked:
+@claim(
+    "experiments, the noise of (0.3, 1e-2)", "ours", "the paper does not say how its noise was set"
+)
+def calibrate_sigma(
+    epsilon, delta, participations, steps, clip_norm, batch, rows, strict: bool = True
+) -> Checked:
     """The std per coordinate with which a client reaches epsilon at delta by Lemmas 2 to 4.
 
-    clip_norm sqrt(26 K steps / rho_star) / rows, or more: so much that log(1 / delta) <= (omega - 1)^2 rho_star.
+    clip_norm sqrt(26 K steps / rho_star) / rows, or more: so much that log(1 / delta) <= (omega -
+    1)^2 rho_star.
 
-    Shapes, Errors   as `dpnfl_tcdp`: one std for each client, and the preconditions are tested at it.
+    Shapes, Errors   as `dpnfl_tcdp`: one std for each client, and the preconditions are tested at
+    it.
 
     >>> round(float(calibrate_sigma(0.3, 1e-2, 10, 300, 1.0, 10, 600).value), 4)
     6.766
@@ -167,21 +237,37 @@ def calibrate_sigma(epsilon, delta, participations, steps, clip_norm, batch, row
         second = base * jnp.sqrt(2 * omega / jnp.maximum(-jnp.log(rate), 1e-300))
         sigma = (1 + 1e-12) * jnp.where(rate < 1, jnp.maximum(first, second), first)
         conditions = _client(participations, steps, clip_norm, batch, rows, sigma)[3]
-        return checks.checked(where, sigma, conditions, strict, "Calibrate by jfl.calibrate, or use smaller batches.")
+        return checks.checked(
+            where, sigma, conditions, strict, "Calibrate by jfl.calibrate, or use smaller batches."
+        )
 
 
-@claim("Theorem 5, K", "conditional", "the mean T r / n of the paper bounds no client: about half come more often")
-def participation_bound(kind: str, rounds: int, clients: int = 1, per_round: int = 1, draw: str = "uniform", share=None,
-                        given=None, beta: float = 1e-6):
+@claim(
+    "Theorem 5, K",
+    "conditional",
+    "the mean T r / n of the paper bounds no client: about half come more often",
+)
+def participation_bound(
+    kind: str,
+    rounds: int,
+    clients: int = 1,
+    per_round: int = 1,
+    draw: str = "uniform",
+    share=None,
+    given=None,
+    beta: float = 1e-6,
+):
     """In how many of `rounds` rounds a client takes part.
 
-    Args     kind: "realised", `given` as it happened; "cap", `given` as enforced; "quantile", the number that a client
-             exceeds with probability at most beta / clients (so any client with at most beta), to be added to delta;
-             "expected_as_paper", which bounds nothing.  draw: "uniform", `per_round` distinct clients; "md",
-             `per_round` draws with replacement by `share`, a client drawn twice uploads once; "first_r_responders",
-             whose fast clients may come every round.
+    Args     kind: "realised", `given` as it happened; "cap", `given` as enforced; "quantile", the
+             number that a client exceeds with probability at most beta / clients (so any client
+             with at most beta), to be added to delta; "expected_as_paper", which bounds nothing.
+             draw: "uniform", `per_round` distinct clients; "md", `per_round` draws with replacement
+             by `share`, a client drawn twice uploads once; "first_r_responders", whose fast clients
+             may come every round.
     Shapes   -> int; Int[...] where `share` or `given` are arrays.
-    Errors   ValueError for unknown names, and for `given` that is missing or not a count of the rounds.
+    Errors   ValueError for unknown names, and for `given` that is missing or not a count of the
+             rounds.
 
     >>> [participation_bound("quantile", t, 100, 10) for t in (100, 200, 500)]
     [30, 47, 91]
@@ -195,64 +281,107 @@ def participation_bound(kind: str, rounds: int, clients: int = 1, per_round: int
         return -(-rounds * per_round // clients)
     if kind in ("realised", "cap"):
         counts = np.asarray(given)
-        if counts.dtype.kind not in "iu" or (counts < 0).any() or (kind == "realised" and (counts > rounds).any()):
-            checks.fail(where, f"whole numbers `given` of at most {rounds} rounds", f"given={given!r}")
+        if (
+            counts.dtype.kind not in "iu"
+            or (counts < 0).any()
+            or (kind == "realised" and (counts > rounds).any())
+        ):
+            checks.fail(
+                where, f"whole numbers `given` of at most {rounds} rounds", f"given={given!r}"
+            )
         return _plain(np.minimum(counts, rounds))
     if draw == "first_r_responders":
         return rounds
     chance = np.asarray(1 / clients if share is None else share, np.float64)
-    checks.fraction(where, share=chance, **({"ratio": per_round / clients} if draw == "uniform" else {}))
+    checks.fraction(
+        where, share=chance, **({"ratio": per_round / clients} if draw == "uniform" else {})
+    )
     chance = np.asarray(per_round / clients) if draw == "uniform" else 1 - (1 - chance) ** per_round
-    one = lambda p: bisect.bisect_left(range(rounds), True,
-                                       key=lambda k: participation.tail(k, rounds, p) <= beta / clients)
+    one = lambda p: bisect.bisect_left(
+        range(rounds), True, key=lambda k: participation.tail(k, rounds, p) <= beta / clients
+    )
     return _plain(np.vectorize(one, otypes=[int])(chance))
 
 
-def compare(participations: int, steps: int, clip_norm, batch: int, rows: int, sigma, delta) -> dict:
+def compare(
+    participations: int, steps: int, clip_norm, batch: int, rows: int, sigma, delta
+) -> dict:
     """Epsilons of a client at `delta`, all of them sound, by what proves them.
 
-    tcdp: `dpnfl_epsilon`; rdp_refined, rdp_crude: the series of Wang, Balle, Kasiviswanathan; no_amplification: Lemma 2
-    of all steps as they are; gaussian_exact: the same, exactly; tight: `privacy.tight`.
+    tcdp: `dpnfl_epsilon`; rdp_refined, rdp_crude: the series of Wang, Balle, Kasiviswanathan;
+    no_amplification: Lemma 2 of all steps as they are; gaussian_exact: the same, exactly; tight:
+    `privacy.tight`.
 
-    >>> {k: round(v, 3) for k, v in compare(10, 300, 1.0, 10, 600, 6.766, 1e-2).items() if k[-1] in "pd"}
+    >>> {
+    ...     k: round(v, 3)
+    ...     for k, v in compare(10, 300, 1.0, 10, 600, 6.766, 1e-2).items()
+    ...     if k[-1] in "pd"
+    ... }
     {'tcdp': 0.3, 'rdp_refined': 0.052}
     """
-    z, used, times = _scalars("chen2024.compare", participations, steps, clip_norm, batch, rows, sigma)
-    return {"tcdp": float(dpnfl_epsilon(participations, steps, clip_norm, batch, rows, sigma, delta, False).value),
-            **{name: _series(series, used / rows, z, times, delta) for name, series in SERIES.items()},
-            "no_amplification": float(lemma2(times / (2 * z**2), math.inf, delta)),
-            "gaussian_exact": float(rdp.gaussian_epsilon(math.sqrt(times) / z, delta)),
-            "tight": tightest.epsilon(_event(used, rows, z, times), delta)[0]}
+    z, used, times = _scalars(
+        "chen2024.compare", participations, steps, clip_norm, batch, rows, sigma
+    )
+    return {
+        "tcdp": float(
+            dpnfl_epsilon(participations, steps, clip_norm, batch, rows, sigma, delta, False).value
+        ),
+        **{name: _series(series, used / rows, z, times, delta) for name, series in SERIES.items()},
+        "no_amplification": float(lemma2(times / (2 * z**2), math.inf, delta)),
+        "gaussian_exact": float(rdp.gaussian_epsilon(math.sqrt(times) / z, delta)),
+        "tight": tightest.epsilon(_event(used, rows, z, times), delta)[0],
+    }
 
 
-def best_epsilon(participations: int, steps: int, clip_norm, batch: int, rows: int, sigma, delta) -> tuple[float, str]:
+def best_epsilon(
+    participations: int, steps: int, clip_norm, batch: int, rows: int, sigma, delta
+) -> tuple[float, str]:
     """The smallest of `compare`, and its name."""
     found = compare(participations, steps, clip_norm, batch, rows, sigma, delta)
     return min((value, name) for name, value in found.items())
 
 
-@claim("Remark 6", "unsound", "that tCDP needs less noise than RDP holds against a crude bound only")
-def noise_needed(epsilon, delta, participations: int, steps: int, clip_norm, batch: int, rows: int) -> dict:
-    """The std that each bound of `compare` needs for epsilon at delta; inf where no noise is enough for it.
+@claim(
+    "Remark 6", "unsound", "that tCDP needs less noise than RDP holds against a crude bound only"
+)
+def noise_needed(
+    epsilon, delta, participations: int, steps: int, clip_norm, batch: int, rows: int
+) -> dict:
+    """The std that each bound of `compare` needs for epsilon at delta; inf where no noise is enough
+    for it.
 
     Errors   ValueError where Lemma 4 does not hold at the std of tCDP.
     """
-    z, used, times = _scalars("chen2024.noise_needed", participations, steps, clip_norm, batch, rows, 1.0)
-    base = 1 / z                                          # the sensitivity
+    z, used, times = _scalars(
+        "chen2024.noise_needed", participations, steps, clip_norm, batch, rows, 1.0
+    )
+    base = 1 / z  # the sensitivity
 
     def by_series(series):
         reached = lambda trial: _series(series, used / rows, trial, times, delta)
-        return math.inf if reached(1e6) > epsilon else base * tightest.smallest("chen2024", reached, epsilon)
+        return (
+            math.inf
+            if reached(1e6) > epsilon
+            else base * tightest.smallest("chen2024", reached, epsilon)
+        )
 
-    return {"tcdp": float(calibrate_sigma(epsilon, delta, participations, steps, clip_norm, batch, rows).value),
-            **{name: by_series(series) for name, series in SERIES.items()},
-            "no_amplification": base * math.sqrt(times / (2 * float(rho_star(epsilon, delta)))),
-            "gaussian_exact": float(approximate_dp.analytic_sigma(base * math.sqrt(times), epsilon, delta)),
-            "tight": base * tightest.solve_noise(lambda trial: _event(used, rows, trial, times), epsilon, delta)}
+    return {
+        "tcdp": float(
+            calibrate_sigma(epsilon, delta, participations, steps, clip_norm, batch, rows).value
+        ),
+        **{name: by_series(series) for name, series in SERIES.items()},
+        "no_amplification": base * math.sqrt(times / (2 * float(rho_star(epsilon, delta)))),
+        "gaussian_exact": float(
+            approximate_dp.analytic_sigma(base * math.sqrt(times), epsilon, delta)
+        ),
+        "tight": base
+        * tightest.solve_noise(lambda trial: _event(used, rows, trial, times), epsilon, delta),
+    }
 
 
 def _client(participations, steps, clip_norm, batch, rows, sigma):
-    """(rho, omega) as printed, rho without amplification, whether the first holds, and its conditions by name."""
+    """(rho, omega) as printed, rho without amplification, whether the first holds, and its
+    conditions by name."""
     times, batch, rows = (jnp.asarray(v, jnp.float64) for v in (participations, batch, rows))
     times, rate = times * steps, batch / rows
     as_printed = zcdp.gaussian(minibatch_sensitivity(clip_norm, batch), sigma)
@@ -276,7 +405,11 @@ def _scalars(where, participations, steps, clip_norm, batch, rows, sigma):
     checks.whole(where, participations=participations, steps=steps, batch=batch, rows=rows)
     checks.positive(where, clip_norm=clip_norm, sigma=sigma)
     used = min(batch, rows)
-    return float(sigma) / minibatch_sensitivity(float(clip_norm), used), used, participations * steps
+    return (
+        float(sigma) / minibatch_sensitivity(float(clip_norm), used),
+        used,
+        participations * steps,
+    )
 
 
 def _setting(where, participations, steps, clip_norm, batch, rows, sigma):

@@ -1,13 +1,17 @@
 """Li, Wang, Wu, Mathematics 13(3):497, 2025: noise in the average, and convergence.
 
-    E F(w_t) - F* <= 2 kappa / (t + a) ((A + B + H) / mu + 2 L ||w_0 - w*||^2),   a = max(8 kappa, steps)
+    E F(w_t) - F* <= 2 kappa / (t + a) ((A + B + H) / mu + 2 L ||w_0 - w*||^2),   a = max(8 kappa,
+    steps)
 
-for mu-strongly convex, L-smooth losses with gradients of norm at most `clip_norm`, learning rates `schedules.theory`,
-t counted in local steps.  A is `gradient_term`, B a `noise_term`, H a `sampling_term`; the paper's B is for noise in
-the gradient, ours for noise on the model.  Bounds are far above what is measured: they show how things scale.
+for mu-strongly convex, L-smooth losses with gradients of norm at most `clip_norm`, learning rates
+`schedules.theory`, t counted in local steps.  A is `gradient_term`, B a `noise_term`, H a
+`sampling_term`; the paper's B is for noise in the gradient, ours for noise on the model.  Bounds
+are far above what is measured: they show how things scale.
 
-Float64 and traceable.  `shares` [C] are the weights p_k of the clients, with sum 1; `sizes` [C] their rows.
+Float64 and traceable.  `shares` [C] are the weights p_k of the clients, with sum 1; `sizes` [C]
+their rows.
 """
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,18 +23,32 @@ from ..claims import claim
 SAMPLINGS = ("full", "with_replacement", "with_replacement_independent", "without_replacement")
 
 
-# --- averages --------------------------------------------------------------------------------------------------------
+# --- averages
+# --------------------------------------------------------------------------------------------------
 
-@claim("Algorithm 1", "conditional", "printed for models: weights that do not sum to one, and a sum that shrinks them")
+
+@claim(
+    "Algorithm 1",
+    "conditional",
+    "printed for models: weights that do not sum to one, and a sum that shrinks them",
+)
 def aggregation_weights(shares, cohort, sampling: str):
-    """The weight of each upload of a cohort, so that the weighted sum of differences is unbiased for sum p_k diff_k.
+    """The weight of each upload of a cohort, so that the weighted sum of differences is unbiased
+    for sum p_k diff_k.
 
-    Args     sampling: "full"; "with_replacement", drawn with probabilities p_k; "uniform_with_replacement", drawn with
-             probability 1 / C; "without_replacement"; "printed_sum", p_k for any draw, as Algorithm 1 has it: biased.
+    Args     sampling: "full"; "with_replacement", drawn with probabilities p_k;
+             "uniform_with_replacement", drawn with probability 1 / C; "without_replacement";
+             "printed_sum", p_k for any draw, as Algorithm 1 has it: biased.
     Shapes   shares [C], cohort Int[..., K] -> [..., K].
     """
     where = "li2025_theory.aggregation_weights"
-    options = ("full", "with_replacement", "uniform_with_replacement", "without_replacement", "printed_sum")
+    options = (
+        "full",
+        "with_replacement",
+        "uniform_with_replacement",
+        "without_replacement",
+        "printed_sum",
+    )
     checks.choice(where, options, sampling=sampling)
     checks.nonnegative(where, shares=shares)
     ids = jnp.asarray(cohort)
@@ -43,7 +61,8 @@ def aggregation_weights(shares, cohort, sampling: str):
 
 @claim("Theorem 4", "ours", "the paper leaves out that uploads are sampled with their noise")
 def square_weights(shares, sampling: str, cohort: int | None = None):
-    """E[weight^2] of each client under the unbiased weights: how much of its noise variance reaches the model.
+    """E[weight^2] of each client under the unbiased weights: how much of its noise variance reaches
+    the model.
 
     Args     sampling: "with_replacement": a client that is drawn twice runs once and counts twice;
              "with_replacement_independent": it runs twice.
@@ -56,13 +75,22 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
         checks.whole(where, cohort=cohort)
     with jax.enable_x64(True):
         p, cohort = _wide(shares, cohort or 1)
-        return {"full": p**2, "with_replacement": p**2 + p * (1 - p) / cohort,
-                "with_replacement_independent": p / cohort, "without_replacement": len(p) / cohort * p**2}[sampling]
+        return {
+            "full": p**2,
+            "with_replacement": p**2 + p * (1 - p) / cohort,
+            "with_replacement_independent": p / cohort,
+            "without_replacement": len(p) / cohort * p**2,
+        }[sampling]
 
 
-@claim("eq. (20)", "rigorous", "as algebra, and by Jensen at least the variance of the mean, sum p_k^2 sigma_k^2")
+@claim(
+    "eq. (20)",
+    "rigorous",
+    "as algebra, and by Jensen at least the variance of the mean, sum p_k^2 sigma_k^2",
+)
 def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
-    """sum p_k sigma_k^2 = 128 (lr Q^2 b clip_norm / epsilon)^2 / n sum log(1.25 Q b / (n_k delta)) / n_k, Q steps of b.
+    """sum p_k sigma_k^2 = 128 (lr Q^2 b clip_norm / epsilon)^2 / n sum log(1.25 Q b / (n_k delta))
+    / n_k, Q steps of b.
 
     Shapes   lr [...], sizes [C] -> [...].
     """
@@ -82,10 +110,16 @@ def accumulated_noise_printed(lrs, steps: int, clip_norm, batch: int, sizes, eps
     Shapes   lrs [R], sizes [C] -> [].
     """
     with jax.enable_x64(True):
-        return np.shape(lrs)[0] * accumulated_noise(lrs, steps, clip_norm, batch, sizes, epsilon, delta)
+        return np.shape(lrs)[0] * accumulated_noise(
+            lrs, steps, clip_norm, batch, sizes, epsilon, delta
+        )
 
 
-@claim("eq. (21)", "ours", "the sum over rounds of eq. (20), at the learning rate of each round's last step")
+@claim(
+    "eq. (21)",
+    "ours",
+    "the sum over rounds of eq. (20), at the learning rate of each round's last step",
+)
 def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
     """`mean_noise_variance` of all rounds together.
 
@@ -95,13 +129,20 @@ def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, de
         return mean_noise_variance(lrs, steps, clip_norm, batch, sizes, epsilon, delta).sum()
 
 
-# --- terms of the bound ----------------------------------------------------------------------------------------------
+# --- terms of the bound
+# ----------------------------------------------------------------------------------------------
 
-@claim("Theorem 3, A", "conditional", "for gradients of norm at most clip_norm, so that clipping changes none")
+
+@claim(
+    "Theorem 3, A",
+    "conditional",
+    "for gradients of norm at most clip_norm, so that clipping changes none",
+)
 def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothness, gap):
     """A = sum p_k^2 variance_k / batch + 8 (steps - 1)^2 clip_norm^2 + 6 L gap.
 
-    Args     variances: of the gradient of one example, for each client; gap: F* - sum p_k F_k*, see `heterogeneity`.
+    Args     variances: of the gradient of one example, for each client; gap: F* - sum p_k F_k*, see
+             `heterogeneity`.
     """
     where = "li2025_theory.gradient_term"
     checks.whole(where, batch=batch, steps=steps)
@@ -114,7 +155,8 @@ def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothne
 
 @claim("Lemma A4", "conditional", "false for many clients with few rows each: use the sum itself")
 def log_sum_bound(sizes, steps: int, batch: int, delta, strict: bool = True) -> Checked:
-    """log(n) log(1.25^2 steps^2 batch^2 / (n delta^2)) / 2 for sum log(1.25 steps batch / (n_k delta)) / n_k.
+    """log(n) log(1.25^2 steps^2 batch^2 / (n delta^2)) / 2 for sum log(1.25 steps batch / (n_k
+    delta)) / n_k.
 
     Shapes   sizes [C] -> [].
     Errors   with strict, ValueError unless it bounds the sum.
@@ -130,30 +172,63 @@ def log_sum_bound(sizes, steps: int, batch: int, delta, strict: bool = True) -> 
     with jax.enable_x64(True):
         value = _log_integral(_wide(sizes)[0].sum(), steps, batch, delta)
         fits = _log_sum(steps, batch, sizes, delta) <= value
-        return checks.checked(where, value, {"the sum over clients <= its bound": fits}, strict, "Use the sum.")
+        return checks.checked(
+            where, value, {"the sum over clients <= its bound": fits}, strict, "Use the sum."
+        )
 
 
-@claim("Theorem 3, B", "conditional", "less drift than its lemmas give, and yet more noise than there is; Lemma A4")
-def noise_term_printed(dim: int, steps: int, clip_norm, batch: int, rows, smoothness, epsilon, delta,
-                       consistent: bool = False):
-    """B for noise in the gradient: dim times the bound on eq. (20) at lr = 1 / (4 L), times 4 (steps - 1)^2 + 2.
+@claim(
+    "Theorem 3, B",
+    "conditional",
+    "less drift than its lemmas give, and yet more noise than there is; Lemma A4",
+)
+def noise_term_printed(
+    dim: int,
+    steps: int,
+    clip_norm,
+    batch: int,
+    rows,
+    smoothness,
+    epsilon,
+    delta,
+    consistent: bool = False,
+):
+    """B for noise in the gradient: dim times the bound on eq. (20) at lr = 1 / (4 L), times 4
+    (steps - 1)^2 + 2.
 
     Args     consistent: with 8 (steps - 1)^2 + 2, which the paper's lemmas give together.
     Units    rows: of all clients together.
     """
     where = "li2025_theory.noise_term_printed"
     checks.whole(where, dim=dim, steps=steps, batch=batch)
-    checks.positive(where, clip_norm=clip_norm, rows=rows, smoothness=smoothness, epsilon=epsilon, delta=delta)
+    checks.positive(
+        where, clip_norm=clip_norm, rows=rows, smoothness=smoothness, epsilon=epsilon, delta=delta
+    )
     with jax.enable_x64(True):
         bound, n, curve, e = _wide(clip_norm, rows, smoothness, epsilon)
         drift = (8 if consistent else 4) * (steps - 1) ** 2 + 2
-        variance = 8 * steps**4 * (batch * bound / (curve * e)) ** 2 / n * _log_integral(n, steps, batch, delta)
+        variance = (
+            8
+            * steps**4
+            * (batch * bound / (curve * e)) ** 2
+            / n
+            * _log_integral(n, steps, batch, delta)
+        )
         return dim * drift * variance
 
 
 @claim("Theorem 3, B", "ours", "noise on the model after the last step adds no drift")
-def noise_term(dim: int, steps: int, clip_norm, shares, multipliers, sampling: str = "full", cohort: int | None = None):
-    """B = 16 dim steps^2 clip_norm^2 sum square_weights multiplier_k^2: learning rates halve at most within a round.
+def noise_term(
+    dim: int,
+    steps: int,
+    clip_norm,
+    shares,
+    multipliers,
+    sampling: str = "full",
+    cohort: int | None = None,
+):
+    """B = 16 dim steps^2 clip_norm^2 sum square_weights multiplier_k^2: learning rates halve at
+    most within a round.
 
     Args     multipliers: `li2025.noise_multiplier` of each client, or one for all.
     """
@@ -163,12 +238,22 @@ def noise_term(dim: int, steps: int, clip_norm, shares, multipliers, sampling: s
     checks.nonnegative(where, multipliers=multipliers)
     with jax.enable_x64(True):
         bound, z = _wide(clip_norm, multipliers)
-        return 16 * dim * (steps * bound) ** 2 * jnp.sum(square_weights(shares, sampling, cohort) * z**2)
+        return (
+            16
+            * dim
+            * (steps * bound) ** 2
+            * jnp.sum(square_weights(shares, sampling, cohort) * z**2)
+        )
 
 
-@claim("Theorem 4, H", "conditional", "without replacement for equal p_k only, which its source assumes")
+@claim(
+    "Theorem 4, H",
+    "conditional",
+    "without replacement for equal p_k only, which its source assumes",
+)
 def sampling_term_printed(sampling: str, steps: int, clip_norm, clients: int, cohort: int):
-    """H = (2 steps clip_norm)^2 / cohort, times (clients - cohort) / (clients - 1) without replacement; 0 if "full"."""
+    """H = (2 steps clip_norm)^2 / cohort, times (clients - cohort) / (clients - 1) without
+    replacement; 0 if "full"."""
     checks.whole("li2025_theory.sampling_term_printed", clients=clients)
     return sampling_term(sampling, steps, clip_norm, np.full(clients, 1 / clients), cohort)
 
@@ -191,10 +276,14 @@ def sampling_term(sampling: str, steps: int, clip_norm, shares, cohort: int):
         return factor * 4 * (steps * bound) ** 2 / cohort
 
 
-# --- the bound -------------------------------------------------------------------------------------------------------
+# --- the bound
+# --------------------------------------------------------------------------------------------------
+
 
 @claim("Theorems 3 and 4", "conditional", "false for steps > 8 kappa: its proof takes a = 8 kappa")
-def bound_gap_printed(step, terms, distance, strong_convexity, smoothness, steps: int, strict: bool = True) -> Checked:
+def bound_gap_printed(
+    step, terms, distance, strong_convexity, smoothness, steps: int, strict: bool = True
+) -> Checked:
     """2 kappa / (step + a) (terms / mu + 2 L distance).
 
     Args     terms: A + B + H; distance: ||w_0 - w*||^2; step: local steps taken.
@@ -204,14 +293,25 @@ def bound_gap_printed(step, terms, distance, strong_convexity, smoothness, steps
     _problem(where, terms, distance, strong_convexity, smoothness, steps)
     with jax.enable_x64(True):
         t, total, far, mu, curve = _wide(step, terms, distance, strong_convexity, smoothness)
-        value = 2 * curve / mu * (total / mu + 2 * curve * far) / (t + jnp.maximum(8 * curve / mu, steps))
+        value = (
+            2
+            * curve
+            / mu
+            * (total / mu + 2 * curve * far)
+            / (t + jnp.maximum(8 * curve / mu, steps))
+        )
         conditions = {"steps <= 8 smoothness / strong_convexity": steps <= 8 * curve / mu}
         return checks.checked(where, value, conditions, strict, "Use bound_gap.")
 
 
-@claim("Theorems 3 and 4", "ours", "the same proof for any a: equal to what is printed where steps <= 8 kappa")
+@claim(
+    "Theorems 3 and 4",
+    "ours",
+    "the same proof for any a: equal to what is printed where steps <= 8 kappa",
+)
 def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, sharp: bool = False):
-    """(2 kappa terms / mu + L a distance / 2) / (step + a); with `sharp`, the larger of the two in place of the sum.
+    """(2 kappa terms / mu + L a distance / 2) / (step + a); with `sharp`, the larger of the two in
+    place of the sum.
 
     Args     as `bound_gap_printed`.
     """
@@ -233,16 +333,26 @@ def distance_bound(gradient_norm, strong_convexity):
 
 @claim("Remark 3", "ours", "the printed order drops a factor steps^2 of B")
 def steps_to_accuracy(accuracy, terms, distance, strong_convexity, smoothness, steps: int):
-    """The least whole number of local steps after which `bound_gap` is at most `accuracy`; rounds are that / steps."""
+    """The least whole number of local steps after which `bound_gap` is at most `accuracy`; rounds
+    are that / steps."""
     checks.positive("li2025_theory.steps_to_accuracy", accuracy=accuracy)
-    _problem("li2025_theory.steps_to_accuracy", terms, distance, strong_convexity, smoothness, steps)
+    _problem(
+        "li2025_theory.steps_to_accuracy", terms, distance, strong_convexity, smoothness, steps
+    )
     with jax.enable_x64(True):
         return jnp.ceil(_needed(accuracy, terms, distance, strong_convexity, smoothness, steps))
 
 
-@claim("Remark 3", "conditional", "rounds fall at first only where what steps do not raise is large, as the start is")
-def optimal_local_steps(terms_of_steps, accuracy, distance, strong_convexity, smoothness, most: int = 1000) -> int:
-    """The local steps, at most `most`, with which `bound_gap` is at most `accuracy` after the fewest rounds.
+@claim(
+    "Remark 3",
+    "conditional",
+    "rounds fall at first only where what steps do not raise is large, as the start is",
+)
+def optimal_local_steps(
+    terms_of_steps, accuracy, distance, strong_convexity, smoothness, most: int = 1000
+) -> int:
+    """The local steps, at most `most`, with which `bound_gap` is at most `accuracy` after the
+    fewest rounds.
 
     Args     terms_of_steps: steps -> A + B + H, called with each of 1, 2, ..., most.
     """
@@ -253,10 +363,18 @@ def optimal_local_steps(terms_of_steps, accuracy, distance, strong_convexity, sm
     terms = np.array([float(terms_of_steps(int(steps))) for steps in tried])
     _problem(where, terms, distance, strong_convexity, smoothness, 1)
     with jax.enable_x64(True):
-        return 1 + int(jnp.argmin(_needed(accuracy, terms, distance, strong_convexity, smoothness, tried) / tried))
+        return 1 + int(
+            jnp.argmin(
+                _needed(accuracy, terms, distance, strong_convexity, smoothness, tried) / tried
+            )
+        )
 
 
-@claim("Remark 3", "ours", "least (spread + 8 (steps - 1)^2 clip_norm^2) / steps: without noise or a far start")
+@claim(
+    "Remark 3",
+    "ours",
+    "least (spread + 8 (steps - 1)^2 clip_norm^2) / steps: without noise or a far start",
+)
 def noiseless_local_steps(spread, clip_norm):
     """sqrt(1 + spread / (8 clip_norm^2)), where spread = sum p_k^2 variance_k / batch + 6 L gap."""
     checks.nonnegative("li2025_theory.noiseless_local_steps", spread=spread)
@@ -266,7 +384,9 @@ def noiseless_local_steps(spread, clip_norm):
         return jnp.sqrt(1 + apart / (8 * bound**2))
 
 
-# --- parts, in float64 -----------------------------------------------------------------------------------------------
+# --- parts, in float64
+# -----------------------------------------------------------------------------------------------
+
 
 def _wide(*values):
     return tuple(jnp.asarray(v, jnp.float64) for v in values)

@@ -1,8 +1,10 @@
-"""Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD): where its argument for privacy breaks, and by how much.
+"""Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD): where its argument for privacy breaks, and
+by how much.
 
-Two counterexamples to what Theorem 4.1 composes, what remains of it for DP-SCAFFOLD with one local step, and clipping
-at a median.  `noble2022.proved_rdp` holds in all these cases but the last.
+Two counterexamples to what Theorem 4.1 composes, what remains of it for DP-SCAFFOLD with one local
+step, and clipping at a median.  `noble2022.proved_rdp` holds in all these cases but the last.
 """
+
 import functools
 import math
 from typing import NamedTuple
@@ -17,25 +19,33 @@ from .privacy import ORDERS, third_party_epsilon
 
 class Variation(NamedTuple):
     """Total variation between the releases of two neighbours."""
-    attained: float      # at least
-    allowed: float       # by the claim, at most
+
+    attained: float  # at least
+    allowed: float  # by the claim, at most
 
 
 class Loss(NamedTuple):
     """Epsilon of one run, at one delta."""
-    published: float     # `noble2022.third_party_epsilon`
-    amplified: float     # the same argument without its loose parts: exact curve inside, best conversion
+
+    published: float  # `noble2022.third_party_epsilon`
+    amplified: (
+        float  # the same argument without its loose parts: exact curve inside, best conversion
+    )
     exact: float
 
 
-@claim("Theorem 4.1, K > 1", "unsound", "later gradients see the user's own noise only, and may amplify what it hides")
+@claim(
+    "Theorem 4.1, K > 1",
+    "unsound",
+    "later gradients see the user's own noise only, and may amplify what it hides",
+)
 def round_counterexample(sigma_g, cohort, batch) -> Variation:
     """One round of two steps on all records, in which the claim allows less than what is attained.
 
-    The changed record moves a user's first iterate by one sensitivity, under its own noise.  All other records of that
-    user have the gradient +C u or -C u by the sign of that coordinate: a bit, which the mean of all uploads shows at
-    C against a noise of (2 C / batch) sigma_g sqrt(2 cohort).  The claim: two Gaussians of multiplier
-    sqrt(cohort) sigma_g.
+    The changed record moves a user's first iterate by one sensitivity, under its own noise.  All
+    other records of that user have the gradient +C u or -C u by the sign of that coordinate: a bit,
+    which the mean of all uploads shows at C against a noise of (2 C / batch) sigma_g sqrt(2
+    cohort).  The claim: two Gaussians of multiplier sqrt(cohort) sigma_g.
 
     >>> [round(v, 3) for v in round_counterexample(1.0, 20, 800)]
     [0.383, 0.126]
@@ -47,12 +57,16 @@ def round_counterexample(sigma_g, cohort, batch) -> Variation:
     return Variation(_variation(1 / sigma_g) * seen, _variation(math.sqrt(2 / cohort) / sigma_g))
 
 
-@claim("Theorem 4.1, K = 1", "unsound", "users are sampled, but one record changes: the gain is l, not l^2")
+@claim(
+    "Theorem 4.1, K = 1",
+    "unsound",
+    "users are sampled, but one record changes: the gain is l, not l^2",
+)
 def participation_counterexample(users, user_ratio, rounds, sigma_g, delta) -> Loss:
     """Runs of one step on all records, where a user's mean gradient shows whether it takes part.
 
-    The release is then n ~ Binomial(rounds, user_ratio) and a Gaussian of mu = sqrt(n) / (sqrt(l M) sigma_g): the mean
-    over n of the Gaussian profile is exact.
+    The release is then n ~ Binomial(rounds, user_ratio) and a Gaussian of mu = sqrt(n) / (sqrt(l M)
+    sigma_g): the mean over n of the Gaussian profile is exact.
 
     >>> [round(v, 2) for v in participation_counterexample(1000, 0.01, 1000, 1.0, 1e-6)]
     [2.47, 1.1, 5.95]
@@ -74,14 +88,20 @@ def participation_counterexample(users, user_ratio, rounds, sigma_g, delta) -> L
     return Loss(float(published), float(rdp.epsilon(ORDERS, inner, delta)), high)
 
 
-@claim("Claim 4.1, third party", "ours", "what is left of the gain of l M for K = s = 1; nothing is known for K > 1")
+@claim(
+    "Claim 4.1, third party",
+    "ours",
+    "what is left of the gain of l M for K = s = 1; nothing is known for K > 1",
+)
 def leverage_k1(users: int, cohort: int, rounds: int, seed: int = 0) -> np.ndarray:
-    """How much less a record hides in DP-SCAFFOLD than in DP-FedAvg, for one step on all records: Float64[users].
+    """How much less a record hides in DP-SCAFFOLD than in DP-FedAvg, for one step on all records:
+    Float64[users].
 
-    The server's models show, for each round, the sum over its users of their gradient less the one of their last round.
-    So a gradient of rounds t and t' enters by the column f = e_t - e_t', with its noise.  With F all columns and F_i a
-    user's, its gradients hide at sigma_g / sqrt(lambda_max(F_i^T (F F^T)^-1 F_i)), cohorts seen, where DP-FedAvg has
-    sigma_g sqrt(cohort): the result is cohort * lambda_max, by which the curve grows; 0 for a user who never came.
+    The server's models show, for each round, the sum over its users of their gradient less the one
+    of their last round. So a gradient of rounds t and t' enters by the column f = e_t - e_t', with
+    its noise.  With F all columns and F_i a user's, its gradients hide at sigma_g /
+    sqrt(lambda_max(F_i^T (F F^T)^-1 F_i)), cohorts seen, where DP-FedAvg has sigma_g sqrt(cohort):
+    the result is cohort * lambda_max, by which the curve grows; 0 for a user who never came.
 
     >>> bool(1 < leverage_k1(20, 4, 50).max() < 4)
     True
@@ -96,19 +116,30 @@ def leverage_k1(users: int, cohort: int, rounds: int, seed: int = 0) -> np.ndarr
         row[chance.choice(users, cohort, replace=False)] = True
     columns = [_columns(np.flatnonzero(user), rounds) for user in came.T]
     inverse = np.linalg.inv(functools.reduce(np.add, [f @ f.T for f in columns]))
-    return np.array([cohort * np.linalg.eigvalsh(f.T @ inverse @ f)[-1] if f.size else 0.0 for f in columns])
+    return np.array(
+        [cohort * np.linalg.eigvalsh(f.T @ inverse @ f)[-1] if f.size else 0.0 for f in columns]
+    )
 
 
-@claim("Section 3, user-level", "rigorous", "1 / s larger than 2 C, which is enough without the gain from batches")
+@claim(
+    "Section 3, user-level",
+    "rigorous",
+    "1 / s larger than 2 C, which is enough without the gain from batches",
+)
 def user_sensitivity(bound, data_ratio):
     """2 C / s, for which the accountant of one record covers all records of a user."""
     checks.fraction("noble2022_gaps.user_sensitivity", data_ratio=data_ratio)
     return 2 * bound / data_ratio
 
 
-@claim("Section 5, clipping", "unsound", "a median of private norms is a release, which nothing accounts for")
+@claim(
+    "Section 5, clipping",
+    "unsound",
+    "a median of private norms is a release, which nothing accounts for",
+)
 def median_multiplier(sigma_g, tensors: int = 1):
-    """sigma_g / sqrt(P): the multiplier where each of P tensors is clipped, and noised, at a norm of its own.
+    """sigma_g / sqrt(P): the multiplier where each of P tensors is clipped, and noised, at a norm
+    of its own.
 
     It describes fixed norms; with medians of the batch no multiplier describes the release.
     """
@@ -116,12 +147,16 @@ def median_multiplier(sigma_g, tensors: int = 1):
     return sigma_g / math.sqrt(tensors)
 
 
-@claim("Section 5, clipping", "ours", "sound in place of a median: the norm follows released noisy fractions only")
+@claim(
+    "Section 5, clipping",
+    "ours",
+    "sound in place of a median: the norm follows released noisy fractions only",
+)
 def quantile_multiplier(multiplier, sigma_bit, adjacency: str = "replace_one"):
     """The joint multiplier of a noisy mean gradient and a noisy fraction of norms below the bound.
 
-    Units    replace_one: each relative to its own sensitivity, 2 C / batch and 1 / batch; add_remove: sigma_bit is
-             the std of the number of norms below, less half of all.
+    Units    replace_one: each relative to its own sensitivity, 2 C / batch and 1 / batch;
+             add_remove: sigma_bit is the std of the number of norms below, less half of all.
     Source   Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021, Theorem 1.
 
     >>> round(quantile_multiplier(1.0, 1.0, "add_remove"), 6)

@@ -1,9 +1,11 @@
-"""Guarantees stated as (epsilon, delta) pairs: the Gaussian mechanism, composition and amplification by sampling.
+"""Guarantees stated as (epsilon, delta) pairs: the Gaussian mechanism, composition and
+amplification by sampling.
 
-Plain functions of numbers or arrays, float64 and traceable; concrete arguments are tested.  They are for reading and
-calibrating what papers use: composing curves (`rdp`) is smaller whenever there are more than a few releases.
-Functions that return a pair return (epsilon, delta).
+Plain functions of numbers or arrays, float64 and traceable; concrete arguments are tested.  They
+are for reading and calibrating what papers use: composing curves (`rdp`) is smaller whenever there
+are more than a few releases. Functions that return a pair return (epsilon, delta).
 """
+
 import math
 
 import jax
@@ -26,13 +28,17 @@ def gaussian_sigma(sensitivity, epsilon, delta):
     """
     _deltas("classic.gaussian_sigma", delta=delta)
     checks.positive("classic.gaussian_sigma", sensitivity=sensitivity)
-    checks.fraction("classic.gaussian_sigma", "The classical formula needs epsilon <= 1: use analytic_sigma.",
-                   epsilon=epsilon)
+    checks.fraction(
+        "classic.gaussian_sigma",
+        "The classical formula needs epsilon <= 1: use analytic_sigma.",
+        epsilon=epsilon,
+    )
     return _classical(sensitivity, epsilon, delta)
 
 
 def analytic_sigma(sensitivity, epsilon, delta):
-    """The smallest noise std, to rounding and on the safe side, that makes one Gaussian (epsilon, delta)-private.
+    """The smallest noise std, to rounding and on the safe side, that makes one Gaussian (epsilon,
+    delta)-private.
 
     Units    epsilon >= 0, delta in (0, 1).
     Errors   ValueError outside.
@@ -59,9 +65,11 @@ def compose_basic(epsilon, delta, times):
 
 
 def compose_advanced(epsilon, delta, times, slack):
-    """`times` adaptive releases at the price of `slack` in delta; the basic epsilon where that is smaller.
+    """`times` adaptive releases at the price of `slack` in delta; the basic epsilon where that is
+    smaller.
 
-    Source   Dwork, Rothblum, Vadhan, 2010: epsilon sqrt(2 times log(1 / slack)) + times epsilon (e^epsilon - 1).
+    Source   Dwork, Rothblum, Vadhan, 2010: epsilon sqrt(2 times log(1 / slack)) + times epsilon
+             (e^epsilon - 1).
     """
     _pair("classic.compose_advanced", epsilon, delta)
     checks.nonnegative("classic.compose_advanced", times=times)
@@ -70,10 +78,12 @@ def compose_advanced(epsilon, delta, times, slack):
 
 
 def amplify(epsilon, delta, rate):
-    """A release on a sample that holds an element with probability `rate`: (log(1 + rate (e^epsilon - 1)), rate delta).
+    """A release on a sample that holds an element with probability `rate`: (log(1 + rate (e^epsilon
+    - 1)), rate delta).
 
-    Holds for Poisson sampling under add_remove, and for samples of fixed size under replace_one, where the release
-    on the whole sample is (epsilon, delta)-private under that adjacency *of the sampled element*.
+    Holds for Poisson sampling under add_remove, and for samples of fixed size under replace_one,
+    where the release on the whole sample is (epsilon, delta)-private under that adjacency *of the
+    sampled element*.
 
     Units    rate in (0, 1].
     Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 8 and 9.
@@ -97,22 +107,32 @@ def local_budget(epsilon, delta, rate):
     _pair("classic.local_budget", epsilon, delta)
     checks.fraction("classic.local_budget", rate=rate)
     if checks.concrete((delta, rate)) and not np.all(np.asarray(delta) < np.asarray(rate)):
-        checks.fail("classic.local_budget", "delta < rate", f"delta={delta!r}, rate={rate!r}", "Lower delta.")
+        checks.fail(
+            "classic.local_budget",
+            "delta < rate",
+            f"delta={delta!r}, rate={rate!r}",
+            "Lower delta.",
+        )
     return _unamplified(epsilon, rate), _quotient(delta, rate)
 
 
 def round_rate(batch: int, steps: int, rows, scheme: str):
-    """The probability that a row is used at least once in a round of `steps` batches of size `batch`.
+    """The probability that a row is used at least once in a round of `steps` batches of size
+    `batch`.
 
-    It amplifies noise that is added once a round (output perturbation), where the sensitivity covers a change of all
-    the round's gradients, so that a row may be used many times.  It says nothing about noise at every step.
+    It amplifies noise that is added once a round (output perturbation), where the sensitivity
+    covers a change of all the round's gradients, so that a row may be used many times.  It says
+    nothing about noise at every step.
 
-    Args     scheme: "wor_round" (all rows of a round distinct), "independent" (each batch without replacement on its
-             own), "with_replacement" (all draws independent).
+    Args     scheme: "wor_round" (all rows of a round distinct), "independent" (each batch without
+             replacement on its own), "with_replacement" (all draws independent).
     Errors   ValueError for an unknown scheme, or where a round needs more rows than there are.
     Source   Li, Wang, Wu, 2025, section IV, for the first and the last.
 
-    >>> [round(float(round_rate(10, 5, 600, s)), 6) for s in ("wor_round", "independent", "with_replacement")]
+    >>> [
+    ...     round(float(round_rate(10, 5, 600, s)), 6)
+    ...     for s in ("wor_round", "independent", "with_replacement")
+    ... ]
     [0.083333, 0.080601, 0.08002]
     """
     where = "classic.round_rate"
@@ -122,16 +142,26 @@ def round_rate(batch: int, steps: int, rows, scheme: str):
     rows = np.asarray(rows, np.float64)
     needed = {"wor_round": batch * steps, "independent": batch, "with_replacement": 1}[scheme]
     if np.any(rows < needed):
-        checks.fail(where, f"at least {needed} rows for scheme={scheme!r}", f"rows={rows}",
-                   "Use scheme='with_replacement', or fewer or smaller batches.")
+        checks.fail(
+            where,
+            f"at least {needed} rows for scheme={scheme!r}",
+            f"rows={rows}",
+            "Use scheme='with_replacement', or fewer or smaller batches.",
+        )
     if scheme == "wor_round":
         return needed / rows
-    with np.errstate(divide="ignore"):                    # one batch may hold all rows
-        power = steps * np.log1p(-batch / rows) if scheme == "independent" else batch * steps * np.log1p(-1 / rows)
+    with np.errstate(divide="ignore"):  # one batch may hold all rows
+        power = (
+            steps * np.log1p(-batch / rows)
+            if scheme == "independent"
+            else batch * steps * np.log1p(-1 / rows)
+        )
     return -np.expm1(power)
 
 
-# --- formulas in float64 ---------------------------------------------------------------------------------------------
+# --- formulas in float64
+# ---------------------------------------------------------------------------------------------
+
 
 def _pair(where, epsilon, delta):
     checks.nonnegative(where, epsilon=epsilon, delta=delta)
@@ -159,9 +189,12 @@ def _analytic(sensitivity, epsilon, delta):
     epsilon, delta = jnp.broadcast_arrays(epsilon, delta)
     ends = jnp.full(delta.shape, math.log(1e-18)), jnp.full(delta.shape, math.log(1e9))
     mu = jax.lax.stop_gradient(jnp.exp(jax.lax.fori_loop(0, 80, halve, ends)[0]))
-    # the slope of the root by one Newton step, whose value is taken off again: d delta / d mu is a normal density
+    # the slope of the root by one Newton step, whose value is taken off again: d delta / d mu is a
+    # normal density
     slope = jnp.exp(-jnp.square(epsilon / mu - mu / 2) / 2) / math.sqrt(2 * math.pi)
-    step = (delta - rdp.gaussian_delta(epsilon, mu)) / jnp.maximum(jax.lax.stop_gradient(slope), 1e-300)
+    step = (delta - rdp.gaussian_delta(epsilon, mu)) / jnp.maximum(
+        jax.lax.stop_gradient(slope), 1e-300
+    )
     return sensitivity / (mu + step - jax.lax.stop_gradient(step))
 
 
@@ -174,12 +207,20 @@ def _advanced(epsilon, times, slack):
 @rdp.float64
 def _amplified(epsilon, rate):
     # beyond, e^epsilon overflows and the one below is nothing
-    return jnp.where(epsilon < 600, jnp.log1p(rate * jnp.expm1(jnp.minimum(epsilon, 600.0))), epsilon + jnp.log(rate))
+    return jnp.where(
+        epsilon < 600,
+        jnp.log1p(rate * jnp.expm1(jnp.minimum(epsilon, 600.0))),
+        epsilon + jnp.log(rate),
+    )
 
 
 @rdp.float64
 def _unamplified(epsilon, rate):
-    return jnp.where(epsilon < 600, jnp.log1p(jnp.expm1(jnp.minimum(epsilon, 600.0)) / rate), epsilon - jnp.log(rate))
+    return jnp.where(
+        epsilon < 600,
+        jnp.log1p(jnp.expm1(jnp.minimum(epsilon, 600.0)) / rate),
+        epsilon - jnp.log(rate),
+    )
 
 
 @rdp.float64

@@ -1,10 +1,12 @@
 """What a run releases about one unit, as a small tree: nothing here computes an epsilon.
 
-A noise multiplier is std / sensitivity *under the adjacency in use*: the sensitivity of replace_one is twice the
-clip norm, so an event means the same whatever the adjacency.  Numbers become float64 when an event is built, whatever
-they were (an accountant that treats np.float32(2) unlike 2.0 is wrong without a word).  Every event is a pytree whose
-leaves are its numbers, so a new multiplier or number of rounds compiles nothing anew.
+A noise multiplier is std / sensitivity *under the adjacency in use*: the sensitivity of replace_one
+is twice the clip norm, so an event means the same whatever the adjacency.  Numbers become float64
+when an event is built, whatever they were (an accountant that treats np.float32(2) unlike 2.0 is
+wrong without a word).  Every event is a pytree whose leaves are its numbers, so a new multiplier or
+number of rounds compiles nothing anew.
 """
+
 import dataclasses
 from typing import Any
 
@@ -47,6 +49,7 @@ class WithReplacement:
 @_event
 class Multiplicity:
     """What bounds make of WithReplacement: an element counts k times with probability law[k]."""
+
     law: Any
     most: Any
     event: Any
@@ -65,7 +68,9 @@ class Compose:
 
 @_event
 class Series:
-    """Releases with noise of their own: multipliers [n] in the Gaussians of `event`, each times[n] times."""
+    """Releases with noise of their own: multipliers [n] in the Gaussians of `event`, each times[n]
+    times."""
+
     event: Any
     times: Any
 
@@ -89,12 +94,15 @@ def gaussian(noise_multiplier) -> Gaussian:
 
 
 def poisson(rate, event) -> Poisson:
-    """`event` on a sample that each element joins on its own with probability `rate`; for add_remove.
+    """`event` on a sample that each element joins on its own with probability `rate`; for
+    add_remove.
 
     Units    rate in (0, 1].
     Errors   ValueError outside that range.
     """
-    return Poisson(_number("events.poisson", checks.fraction, rate=rate), _known("events.poisson", event))
+    return Poisson(
+        _number("events.poisson", checks.fraction, rate=rate), _known("events.poisson", event)
+    )
 
 
 def without_replacement(sample, population, event) -> WithoutReplacement:
@@ -110,22 +118,28 @@ def without_replacement(sample, population, event) -> WithoutReplacement:
 
 
 def with_replacement(draws, population, event) -> WithReplacement:
-    """`event` on `draws` independent draws from `population`, an element as often as it is drawn; for replace_one.
+    """`event` on `draws` independent draws from `population`, an element as often as it is drawn;
+    for replace_one.
 
     The noise multiplier is that of an element drawn once.
 
-    Units    population: the inverse of the probability that a draw takes the element, >= 1, whole or not.
+    Units    population: the inverse of the probability that a draw takes the element, >= 1, whole
+             or not.
     Errors   ValueError unless draws is whole.
     """
     where = "events.with_replacement"
-    draws, population = _whole(where, draws=draws), _number(where, checks.positive, population=population)
+    draws, population = (
+        _whole(where, draws=draws),
+        _number(where, checks.positive, population=population),
+    )
     if checks.concrete(population) and np.any(population < 1):
         checks.fail(where, "population >= 1", f"population={population:g}")
     return WithReplacement(draws, population, _known(where, event))
 
 
 def repeat(event, times) -> Repeat:
-    """`event`, `times` times with fresh randomness; later ones may depend on what earlier ones released."""
+    """`event`, `times` times with fresh randomness; later ones may depend on what earlier ones
+    released."""
     return Repeat(_known("events.repeat", event), _whole("events.repeat", times=times))
 
 
@@ -135,39 +149,48 @@ def compose(*events) -> Compose:
 
 
 def touched(rate, event) -> WithoutReplacement:
-    """`event`, which an element reaches with probability `rate` and then as often as it may; for replace_one.
+    """`event`, which an element reaches with probability `rate` and then as often as it may; for
+    replace_one.
 
-    The noise multiplier covers all that the element can do; noise added once a round (output perturbation) is so.
+    The noise multiplier covers all that the element can do; noise added once a round (output
+    perturbation) is so.
 
     Units    rate in (0, 1].
     Source   Li, Wang, Wu, 2025, section III: the two neighbours agree unless the element is drawn.
     """
     where = "events.touched"
-    return WithoutReplacement(_number(where, checks.fraction, rate=rate), np.float64(1.0), _known(where, event))
+    return WithoutReplacement(
+        _number(where, checks.fraction, rate=rate), np.float64(1.0), _known(where, event)
+    )
 
 
 def series(event, times) -> Series:
-    """`event` with each of its noise multipliers Float[n] in turn, times Float[n] >= 0 each, one after another.
+    """`event` with each of its noise multipliers Float[n] in turn, times Float[n] >= 0 each, one
+    after another.
 
     >>> import jfl.privacy.accountants.rdp_events as bounds
     >>> one = bounds.epsilon(series(gaussian(np.array([1.0, 2.0])), np.array([1, 4])), 1e-5)
     >>> one == bounds.epsilon(compose(gaussian(1.0), repeat(gaussian(2.0), 4)), 1e-5)
     True
     """
-    return Series(_known("events.series", event), _number("events.series", checks.nonnegative, times=times))
+    return Series(
+        _known("events.series", event), _number("events.series", checks.nonnegative, times=times)
+    )
 
 
 def participation(probability, event) -> Participation:
     """`event` of one record, if the client that holds it takes part, which may be visible.
 
-    The gain is `probability`, not its square: a client differs from the others by more than any noise hides, so only
-    its absence protects the record.
+    The gain is `probability`, not its square: a client differs from the others by more than any
+    noise hides, so only its absence protects the record.
 
     Units    probability in (0, 1], the same whatever the data.
     Errors   ValueError outside that range.
     """
     where = "events.participation"
-    return Participation(_number(where, checks.fraction, probability=probability), _known(where, event))
+    return Participation(
+        _number(where, checks.fraction, probability=probability), _known(where, event)
+    )
 
 
 def seen(event):
@@ -177,7 +200,10 @@ def seen(event):
         event: a Gaussian, or a sample of one; drawn with replacement, an element may be all of it.
 
     Example:
-        >>> seen(poisson(0.1, gaussian(2.0))) == gaussian(2.0), seen(with_replacement(4, 100, gaussian(2.0))) == gaussian(0.5)
+        >>> (
+        ...     seen(poisson(0.1, gaussian(2.0))) == gaussian(2.0),
+        ...     seen(with_replacement(4, 100, gaussian(2.0))) == gaussian(0.5),
+        ... )
         (True, True)
     """
     if isinstance(event, Gaussian):
@@ -186,7 +212,16 @@ def seen(event):
     return gaussian(seen(event.event).noise_multiplier / copies)
 
 
-KINDS = (Gaussian, Poisson, WithoutReplacement, WithReplacement, Repeat, Compose, Series, Participation)
+KINDS = (
+    Gaussian,
+    Poisson,
+    WithoutReplacement,
+    WithReplacement,
+    Repeat,
+    Compose,
+    Series,
+    Participation,
+)
 
 
 def _known(where, event):
@@ -196,7 +231,7 @@ def _known(where, event):
 
 
 def _number(where, test, **named):
-    (name, value), = named.items()
+    ((name, value),) = named.items()
     if isinstance(value, jax.core.Tracer):
         return value
     array = np.asarray(value)

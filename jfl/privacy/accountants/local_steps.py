@@ -1,9 +1,12 @@
-"""Curves of a round in which a client takes several noisy steps, for replace_one of one of its examples.
+"""Curves of a round in which a client takes several noisy steps, for replace_one of one of its
+examples.
 
-`participates` (P1) holds for all algorithms and views and is what the ledger uses.  The other two are smaller and need
-more than a plan can show, so they are here for those who know that their algorithm fits.  All take the curve of one
-noisy step, at the client's own noise or at the noise of the whole cohort.
+`participates` (P1) holds for all algorithms and views and is what the ledger uses.  The other two
+are smaller and need more than a plan can show, so they are here for those who know that their
+algorithm fits.  All take the curve of one noisy step, at the client's own noise or at the noise of
+the whole cohort.
 """
+
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln, logsumexp
@@ -16,7 +19,8 @@ def participates(orders, probability, steps, step):
     """P1: the client runs `steps` steps with its own noise if it takes part, which may be seen.
 
     Shapes   orders [n] > 1; step [n]: curve of one step at the client's own noise -> [n].
-    Privacy  server and third party; any local work on the noisy gradients, any state that they make.
+    Privacy  server and third party; any local work on the noisy gradients, any state that they
+             make.
     Source   Reveal the cohort and all noisy gradients: the rest is post-processing.
 
     >>> float(participates(2.0, 1.0, 5, 0.1))
@@ -28,13 +32,16 @@ def participates(orders, probability, steps, step):
 def last_step_shared(orders, probability, steps, own, shared):
     """P1a: as `participates`, but the last step hides in the noise of the whole cohort.
 
-    Conditions, none of which a plan states: a third party, who sees averages of uploads only; clients that remember
-    nothing; a cohort of fixed size K; equal weights; the upload is the model after the last step, which adds that
-    step's noise to it with the same factor for all; no noise but the steps'.
+    Conditions, none of which a plan states: a third party, who sees averages of uploads only;
+    clients that remember nothing; a cohort of fixed size K; equal weights; the upload is the model
+    after the last step, which adds that step's noise to it with the same factor for all; no noise
+    but the steps'.
 
-    Shapes   orders, own, shared [n] -> [n]; `own` at a client's multiplier z, `shared` at sqrt(K) z.
-    Source   Reveal all steps but the last, and the cohort: the last noises of all add up.  At one step it is the
-             formula of Noble, Bellet, Dieuleveut, AISTATS 2022, without their gain from hidden participation.
+    Shapes   orders, own, shared [n] -> [n]; `own` at a client's multiplier z, `shared` at sqrt(K)
+             z.
+    Source   Reveal all steps but the last, and the cohort: the last noises of all add up.  At one
+             step it is the formula of Noble, Bellet, Dieuleveut, AISTATS 2022, without their gain
+             from hidden participation.
 
     >>> float(last_step_shared(2.0, 1.0, 5, 0.1, 0.01))
     0.41000000000000003
@@ -45,14 +52,16 @@ def last_step_shared(orders, probability, steps, own, shared):
 def nonexpansive(orders, probability, steps, rate, z, cohort):
     """P2: all steps hide in the noise of the whole cohort, if the local steps are non-expansive.
 
-    Conditions, beside those of `last_step_shared`: convex losses that are L-smooth, step sizes at most 2 / L, and no
-    clipping that acts, or the clipping of a generalised linear model; batches of rate * rows, independent.
+    Conditions, beside those of `last_step_shared`: convex losses that are L-smooth, step sizes at
+    most 2 / L, and no clipping that acts, or the clipping of a generalised linear model; batches of
+    rate * rows, independent.
 
-    An upload then moves by at most one sensitivity for each of the B ~ Binomial(steps, rate) steps that draw the
-    example, and B may be seen.
+    An upload then moves by at most one sensitivity for each of the B ~ Binomial(steps, rate) steps
+    that draw the example, and B may be seen.
 
     Shapes   orders [n] > 1 -> Float64[n]; steps a whole number.
-    Units    z: multiplier of one client's step; the cohort's is sqrt(cohort) z, over B sensitivities.
+    Units    z: multiplier of one client's step; the cohort's is sqrt(cohort) z, over B
+             sensitivities.
     """
     checks.whole("rounds.nonexpansive", steps=steps)
     return _nonexpansive(orders, probability, rate, z, cohort, np.arange(steps + 1.0))
@@ -69,7 +78,9 @@ def _nonexpansive(orders, probability, rate, z, cohort, copies):
     # E[e^power] - 1 = E[expm1(power)]: nothing cancels
     excess = jnp.log(-jnp.expm1(-power[:, 1:])) + power[:, 1:] + log_law[1:]
     curve = jnp.logaddexp(logsumexp(excess, axis=1), 0.0) / (a[:, 0] - 1)
-    curve = jnp.where(rate < 1, curve, a[:, 0] * steps**2 / (2 * cohort * z**2)).reshape(jnp.shape(orders))
+    curve = jnp.where(rate < 1, curve, a[:, 0] * steps**2 / (2 * cohort * z**2)).reshape(
+        jnp.shape(orders)
+    )
     return rdp.participation(orders, probability, curve)
 
 

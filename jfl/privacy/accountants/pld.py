@@ -1,9 +1,12 @@
-"""Epsilon by privacy loss distributions (FFT): the tightest here, with the width of what its grid leaves open.
+"""Epsilon by privacy loss distributions (FFT): the tightest here, with the width of what its grid
+leaves open.
 
-`upper` and `lower` are traceable, for events whose numbers are arrays; `poisson` and `without_replacement` are one
-call for many runs; the others run on the host, take any event, and refine the grid until the width is small.  All
-compute in float64 whatever the caller's default.  How, and why it is a proof: `spectra`.
+`upper` and `lower` are traceable, for events whose numbers are arrays; `poisson` and
+`without_replacement` are one call for many runs; the others run on the host, take any event, and
+refine the grid until the width is small.  All compute in float64 whatever the caller's default.
+How, and why it is a proof: `spectra`.
 """
+
 import functools
 import math
 
@@ -14,35 +17,45 @@ import numpy as np
 from ...core import checks
 from . import events, pld_compose, pld_step, rdp, rdp_events
 
-SIZES = (2**14, 2**17, 2**20)                             # grids tried until the width is small
-RELATIVE, ABSOLUTE = 1e-3, 1e-4                           # width that is small
-NOISE, RATE = (0.02, 1e6), 1e-9                           # z and rates that are taken
-FEW = 1e-6                                                # of delta, which a lower end gives up
-RARE = 1e-6                                               # of delta, for more copies than are counted
-LEAST = 1e-20                                             # of the same, where delta is sought
-COPIES = 128                                              # of an element in a sample, at most
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True,
-         "xla_cpu_use_fusion_emitters": False}            # a third of the compilation of what runs for milliseconds
-WIDE = 8                                                  # runs that are computed side by side
+SIZES = (2**14, 2**17, 2**20)  # grids tried until the width is small
+RELATIVE, ABSOLUTE = 1e-3, 1e-4  # width that is small
+NOISE, RATE = (0.02, 1e6), 1e-9  # z and rates that are taken
+FEW = 1e-6  # of delta, which a lower end gives up
+RARE = 1e-6  # of delta, for more copies than are counted
+LEAST = 1e-20  # of the same, where delta is sought
+COPIES = 128  # of an element in a sample, at most
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}  # a third of the compilation of what runs for milliseconds
+WIDE = 8  # runs that are computed side by side
 
 
 def _wide(function):
     @functools.wraps(function)
     def wide(groups, direction, delta, size, grid=None):
         with jax.enable_x64(True):
-            groups, delta, grid = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), (groups, delta, grid))
+            groups, delta, grid = jax.tree.map(
+                lambda v: jnp.asarray(v, jnp.float64), (groups, delta, grid)
+            )
             # a grid does not move when slopes are taken: what it proves does
             still = jax.lax.stop_gradient((groups, delta, grid))
-            grid = pld_compose.plan(still[0], direction, size, still[1]) if grid is None else still[2]
+            grid = (
+                pld_compose.plan(still[0], direction, size, still[1]) if grid is None else still[2]
+            )
             return function(groups, direction, delta, size, grid)
+
     return wide
 
 
 @_wide
 def upper(groups, direction, delta, size, grid=None):
-    """Traceable: the epsilon at `delta` that a grid of `size` points proves for one direction; inf if none.
+    """Traceable: the epsilon at `delta` that a grid of `size` points proves for one direction; inf
+    if none.
 
-    Slopes need `jax.enable_x64(True)` around them: on the way back a spectrum follows the caller's default.
+    Slopes need `jax.enable_x64(True)` around them: on the way back a spectrum follows the caller's
+    default.
     """
     return _highest(pld_compose.compose_upper(groups, direction, grid, size), delta)
 
@@ -65,20 +78,27 @@ def _lowest(composed, reach, tilt, delta):
     def known(composed, epsilon):
         came_back = jnp.exp(jnp.minimum(composed.stray - tilt * epsilon, 0.0))
         return pld_step.hockey_stick(composed, epsilon) - came_back - jax.lax.stop_gradient(few)
+
     first = jnp.maximum(composed.losses[0], 0.0)
     found = pld_step.reached(known, composed, delta)[0]
-    found = jnp.where(known(composed, first) > delta, found - jnp.maximum(reach, -composed.losses[-1]), 0.0)
+    found = jnp.where(
+        known(composed, first) > delta, found - jnp.maximum(reach, -composed.losses[-1]), 0.0
+    )
     return jnp.where(found > 0, found, 0.0)
 
 
-# --- many runs at once ---------------------------------------------------------------------------------------------
+# --- many runs at once
+# ---------------------------------------------------------------------------------------------
+
 
 def poisson(rate, z, times, delta, size=2**14):
     """Epsilon of Gaussians on Poisson samples, for add_remove, proved on a grid of `size` points.
 
-    Shapes   rate, z, times, delta broadcast -> Float64[...]; size static.  Traceable: no check of values.
-    Units    z: std over sensitivity; size: 2^14 is within 1e-3 of the limit for times up to about 1e4, and beyond 1e5
-             Renyi bounds may be smaller: take the smaller one, as `tight.epsilon` does.
+    Shapes   rate, z, times, delta broadcast -> Float64[...]; size static.  Traceable: no check of
+             values.
+    Units    z: std over sensitivity; size: 2^14 is within 1e-3 of the limit for times up to about
+             1e4, and beyond 1e5 Renyi bounds may be smaller: take the smaller one, as
+               `tight.epsilon` does.
     Slopes   in all but size, as right as the value; in times as if there were parts of a step.
 
     >>> round(float(poisson(0.01, 1.0, 1000, 1e-5)), 3)
@@ -88,7 +108,8 @@ def poisson(rate, z, times, delta, size=2**14):
 
 
 def without_replacement(rate, z, times, delta, size=2**14):
-    """The same on samples of fixed size, rate = sample / population, for replace_one (z over its sensitivity).
+    """The same on samples of fixed size, rate = sample / population, for replace_one (z over its
+    sensitivity).
 
     >>> round(float(without_replacement(1 / 60, 3.0, 300, 1e-5)), 3)
     0.383
@@ -116,14 +137,17 @@ def _many(adjacency, size):
     def all_runs(*runs):
         shape = jnp.broadcast_shapes(*(r.shape for r in runs))
         flat = tuple(jnp.broadcast_to(r, shape).ravel() for r in runs)
-        width = max(1, min(WIDE, flat[0].size))                   # whole batches, or the rest is compiled by itself
+        width = max(1, min(WIDE, flat[0].size))  # whole batches, or the rest is compiled by itself
         flat = tuple(jnp.pad(r, (0, -r.size % width), mode="edge") for r in flat)
         found = jax.lax.map(lambda run: one(*run), flat, batch_size=width)
-        return found[:math.prod(shape)].reshape(shape)
+        return found[: math.prod(shape)].reshape(shape)
+
     return rdp.float64(all_runs)
 
 
-# --- events --------------------------------------------------------------------------------------------------------
+# --- events
+# --------------------------------------------------------------------------------------------------
+
 
 def epsilon(event, delta) -> tuple[float, float]:
     """`pld_epsilon` of an event that happens once."""
@@ -131,15 +155,18 @@ def epsilon(event, delta) -> tuple[float, float]:
 
 
 def pld_epsilon(event, times, delta) -> tuple[float, float]:
-    """An epsilon that is proved for `event`, `times` times, at `delta`; and its width: at most so much is too much.
+    """An epsilon that is proved for `event`, `times` times, at `delta`; and its width: at most so
+    much is too much.
 
-    The width is against the same pairs of distributions on an infinitely fine grid.  For samples of fixed size, with or
-    without replacement, those pairs may be worse than any data set.  Refinement stops at 1e-3 of epsilon + 1e-4, or at 2^20 points.
+    The width is against the same pairs of distributions on an infinitely fine grid.  For samples of
+    fixed size, with or without replacement, those pairs may be worse than any data set.  Refinement
+    stops at 1e-3 of epsilon + 1e-4, or at 2^20 points.
 
     Shapes   times and delta may be arrays, which broadcast: then so is the result.
     Units    times: whole, >= 1; delta in (0, 1).
     Privacy  of the unit and adjacency for which the event was built; both directions of add_remove.
-    Errors   ValueError for a sample of a sample, two adjacencies in one event, and numbers out of range.
+    Errors   ValueError for a sample of a sample, two adjacencies in one event, and numbers out of
+             range.
 
     >>> value, width = pld_epsilon(events.poisson(0.01, events.gaussian(1.0)), 1000, 1e-5)
     >>> 1.8277 < value < 1.8287 and 0 <= width < 0.002
@@ -150,13 +177,16 @@ def pld_epsilon(event, times, delta) -> tuple[float, float]:
     if not np.all((delta > 0) & (delta < 1)):
         checks.fail("pld_epsilon", "delta in (0, 1)", f"{delta!r}")
     *parts, rare = _groups(event, RARE * np.min(delta) / np.max(times))
-    found = np.array([_refine(*parts, t, d - rare * t) for t, d in zip(times.ravel(), delta.ravel())])
+    found = np.array(
+        [_refine(*parts, t, d - rare * t) for t, d in zip(times.ravel(), delta.ravel())]
+    )
     found = found.reshape(*times.shape, 2)
     return (found[..., 0], found[..., 1]) if times.ndim else tuple(map(float, found))
 
 
 def epsilons(event, times, delta: float) -> np.ndarray:
-    """An epsilon that is proved for `event` after each of many numbers of times: `pld_epsilon` without its last grid.
+    """An epsilon that is proved for `event` after each of many numbers of times: `pld_epsilon`
+    without its last grid.
 
     Shapes   times [n] -> Float64[n].
     Errors   ValueError as `pld_epsilon`.
@@ -168,7 +198,9 @@ def epsilons(event, times, delta: float) -> np.ndarray:
     if not 0 < delta < 1:
         checks.fail("pld.epsilons", "delta in (0, 1)", f"{delta!r}")
     *parts, rare = _groups(event, RARE * delta / np.max(times))
-    return np.array([_refine(*parts, float(t), delta - rare * float(t), SIZES[:-1])[0] for t in times])
+    return np.array(
+        [_refine(*parts, float(t), delta - rare * float(t), SIZES[:-1])[0] for t in times]
+    )
 
 
 def delta(event, epsilon, times=1, size=2**17) -> float:
@@ -184,8 +216,12 @@ def delta(event, epsilon, times=1, size=2**17) -> float:
     checks.positive("pld.delta", times=times)
     groups, adjacency, rare = _groups(event, LEAST / float(times))
     groups = tuple((part, n * float(times)) for part, n in groups)
-    found = max(float(_program(_most)(composed=_above(groups, way, size, epsilon=epsilon)[1], epsilon=epsilon))
-                for way in pld_step.DIRECTIONS[adjacency])
+    found = max(
+        float(
+            _program(_most)(composed=_above(groups, way, size, epsilon=epsilon)[1], epsilon=epsilon)
+        )
+        for way in pld_step.DIRECTIONS[adjacency]
+    )
     return min(found + rare * float(times), 1.0)
 
 
@@ -200,7 +236,8 @@ def _refine(groups, adjacency, times, delta, sizes=SIZES):
             grids[way], composed = _above(groups, way, size, delta=delta)
             ends[way] = float(_program(_highest)(composed=composed, delta=delta))
         best = min(best, max(ends.values()))
-        # the direction with more epsilon first: once the width is small, the other's lower end decides nothing
+        # the direction with more epsilon first: once the width is small, the other's lower end
+        # decides nothing
         for way in sorted(ends, key=ends.get, reverse=True):
             if not small():
                 lower = _program(pld_compose.compose_lower, direction=way, size=size)
@@ -214,7 +251,9 @@ def _refine(groups, adjacency, times, delta, sizes=SIZES):
 
 def _above(groups, way, size, **at):
     grid = _program(pld_compose.plan, direction=way)(groups=groups, size=size, **at)
-    return grid, _program(pld_compose.compose_upper, direction=way, size=size)(groups=groups, grid=grid)
+    return grid, _program(pld_compose.compose_upper, direction=way, size=size)(
+        groups=groups, grid=grid
+    )
 
 
 def _most(composed, epsilon):
@@ -225,8 +264,8 @@ def _most(composed, epsilon):
 
 @functools.cache
 def _program(function, **fixed):
-    """`function` in float64.  Plans, compositions and readings are compiled apart: a plan serves grids of all sizes,
-    and a reading all events."""
+    """`function` in float64.  Plans, compositions and readings are compiled apart: a plan serves
+    grids of all sizes, and a reading all events."""
     return rdp.float64(functools.partial(function, **fixed), compiler_options=_quick())
 
 
@@ -241,32 +280,40 @@ def _quick():
 
 
 def _groups(event, loss):
-    """The parts of an event, equal ones counted, those of one shape stacked; the adjacency; and what of delta it takes,
-    at most `loss`, that an element is drawn more often than is counted."""
+    """The parts of an event, equal ones counted, those of one shape stacked; the adjacency; and
+    what of delta it takes, at most `loss`, that an element is drawn more often than is counted."""
     event, rare = rdp_events._multiplicities(event, loss)
     counted, shapes, kinds = {}, {}, set()
     for part, times in _flat(event, 1.0, kinds):
-        if not isinstance(part, events.Participation):    # one form for all, so that few are compiled
+        if not isinstance(part, events.Participation):  # one form for all, so that few are compiled
             part = events.Participation(1.0, events.Compose((events.Repeat(part, 1.0),)))
         leaves, shape = jax.tree.flatten(part)
         key = (shape, tuple(tuple(v.tolist()) if np.ndim(v) else float(v) for v in leaves))
         counted[key] = counted.get(key, 0.0) + times
     if len(kinds) > 1:
-        checks.fail("pld_epsilon", "one adjacency in an event", "poisson (add_remove) and with or without_replacement "
-                   "(replace_one)", "Use one kind of sampling throughout.")
+        checks.fail(
+            "pld_epsilon",
+            "one adjacency in an event",
+            "poisson (add_remove) and with or without_replacement (replace_one)",
+            "Use one kind of sampling throughout.",
+        )
     for (shape, leaves), times in counted.items():
         shapes.setdefault((shape, tuple(map(np.size, leaves))), []).append((leaves, times))
     groups = []
     for (shape, _), rows in shapes.items():
-        # lengths that are powers of two, so that a few more rounds compile nothing anew: nothing, zero times
+        # lengths that are powers of two, so that a few more rounds compile nothing anew: nothing,
+        # zero times
         rows += [(rows[0][0], 0.0)] * (2 ** math.ceil(math.log2(len(rows))) - len(rows))
         leaves, times = zip(*rows)
-        groups.append((jax.tree.unflatten(shape, list(map(np.array, zip(*leaves)))), np.array(times)))
+        groups.append(
+            (jax.tree.unflatten(shape, list(map(np.array, zip(*leaves)))), np.array(times))
+        )
     return tuple(groups), next(iter(kinds), "add_remove"), rare
 
 
 def _flat(event, times, kinds):
-    """(part, times) that compose to the event; a part is a Gaussian on a sample of any kind, or a Participation."""
+    """(part, times) that compose to the event; a part is a Gaussian on a sample of any kind, or a
+    Participation."""
     if isinstance(event, events.Repeat):
         return _flat(event.event, times * float(event.times), kinds)
     if isinstance(event, events.Compose):
@@ -281,33 +328,63 @@ def _flat(event, times, kinds):
         kinds.add("add_remove" if isinstance(event, events.Poisson) else "replace_one")
         for inner in _leaves(event.event):
             if not isinstance(inner, events.Gaussian):
-                name = "WithReplacement" if isinstance(event, events.Multiplicity) else type(event).__name__
-                checks.fail("pld_epsilon", f"Gaussians inside events.{name}", f"events.{type(inner).__name__}",
-                           "Sample once; use participation for the clients.")
+                name = (
+                    "WithReplacement"
+                    if isinstance(event, events.Multiplicity)
+                    else type(event).__name__
+                )
+                checks.fail(
+                    "pld_epsilon",
+                    f"Gaussians inside events.{name}",
+                    f"events.{type(inner).__name__}",
+                    "Sample once; use participation for the clients.",
+                )
         one = _gaussian(events.Gaussian(float(pld_compose.precision(event.event)) ** -0.5))
         if isinstance(event, events.Multiplicity):
             return [(_copies(event, one), times)]
-        return [(_sampled(event.rate if isinstance(event, events.Poisson) else event.sample / event.population, one), times)]
-    checks.fail("pld_epsilon", "an event of gaussian, poisson, with or without_replacement, repeat, compose and "
-               "participation", f"events.{type(event).__name__}", "No privacy loss distribution is known here for it.")
+        return [
+            (
+                _sampled(
+                    event.rate
+                    if isinstance(event, events.Poisson)
+                    else event.sample / event.population,
+                    one,
+                ),
+                times,
+            )
+        ]
+    checks.fail(
+        "pld_epsilon",
+        "an event of gaussian, poisson, with or without_replacement, repeat, compose and "
+        "participation",
+        f"events.{type(event).__name__}",
+        "No privacy loss distribution is known here for it.",
+    )
 
 
 def _sampled(rate, one):
     rate = float(rate)
     if not RATE <= rate <= 1:
         checks.fail("pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}")
-    return events.Poisson(rate, one)                      # directions tell the kinds apart
+    return events.Poisson(rate, one)  # directions tell the kinds apart
 
 
 def _copies(event, one):
-    """As a sample of one, or a Gaussian of more sensitivity, where the law leaves no other number of copies."""
+    """As a sample of one, or a Gaussian of more sensitivity, where the law leaves no other number
+    of copies."""
     if event.most == 1:
         return _sampled(event.law[1], one)
     if event.law[int(event.most)] == 1:
-        return events.Poisson(1.0, _gaussian(events.Gaussian(one.noise_multiplier / float(event.most))))
+        return events.Poisson(
+            1.0, _gaussian(events.Gaussian(one.noise_multiplier / float(event.most)))
+        )
     if event.most > COPIES:
-        checks.fail("pld_epsilon", f"an element that is hardly ever drawn more than {COPIES} times", f"{event.most:g} times",
-                   "Renyi bounds serve other values.")
+        checks.fail(
+            "pld_epsilon",
+            f"an element that is hardly ever drawn more than {COPIES} times",
+            f"{event.most:g} times",
+            "Renyi bounds serve other values.",
+        )
     _sampled(np.sum(event.law[1:]), one)
     return events.Multiplicity(np.asarray(event.law), float(event.most), one)
 
@@ -315,12 +392,20 @@ def _copies(event, one):
 def _leaves(event):
     if isinstance(event, events.Repeat):
         return _leaves(event.event)
-    return [x for e in event.events for x in _leaves(e)] if isinstance(event, events.Compose) else [event]
+    return (
+        [x for e in event.events for x in _leaves(e)]
+        if isinstance(event, events.Compose)
+        else [event]
+    )
 
 
 def _gaussian(event):
     z = float(event.noise_multiplier)
     if not NOISE[0] <= z <= NOISE[1]:
-        checks.fail("pld_epsilon", f"a noise multiplier in [{NOISE[0]:g}, {NOISE[1]:g}]", f"{z:g}",
-                   "Renyi bounds serve other values.")
+        checks.fail(
+            "pld_epsilon",
+            f"a noise multiplier in [{NOISE[0]:g}, {NOISE[1]:g}]",
+            f"{z:g}",
+            "Renyi bounds serve other values.",
+        )
     return events.Gaussian(z)

@@ -1,17 +1,22 @@
-"""Many steps as one privacy loss distribution: a grid, one spectrum, and bounds on what lies outside.
+"""Many steps as one privacy loss distribution: a grid, one spectrum, and bounds on what lies
+outside.
 
-A run is reduced to (1) a grid: interval, window and tilt, chosen from rough moments; (2) one spectrum, in which
-repetition is a power, composition a product and participation a mixture with "nothing happened"; (3) masses.
+A run is reduced to (1) a grid: interval, window and tilt, chosen from rough moments; (2) one
+spectrum, in which repetition is a power, composition a product and participation a mixture with
+"nothing happened"; (3) masses.
 
-Three things make `compose_upper` a proof whatever grid was chosen.  Steps are put on the grid pessimistically
-(`profiles`).  The FFT works modulo the window, so losses from outside come back inside: that only adds mass there, and
-the mass above the window counts in full, by Chernoff's bound.  Masses are tilted by exp(tilt * loss) before the FFT, so
-its rounding is small beside the mass near epsilon, and an allowance for that rounding is added to every mass.
-`compose_lower` bounds the same distribution from below, so the difference of both is what the grid costs.
+Three things make `compose_upper` a proof whatever grid was chosen.  Steps are put on the grid
+pessimistically (`profiles`).  The FFT works modulo the window, so losses from outside come back
+inside: that only adds mass there, and the mass above the window counts in full, by Chernoff's
+bound.  Masses are tilted by exp(tilt * loss) before the FFT, so its rounding is small beside the
+mass near epsilon, and an allowance for that rounding is added to every mass. `compose_lower` bounds
+the same distribution from below, so the difference of both is what the grid costs.
 
-All is traceable.  `groups` is a tuple of (event whose numbers are [m], how often each, [m]), one for every shape of
+All is traceable.  `groups` is a tuple of (event whose numbers are [m], how often each, [m]), one
+for every shape of
 event: `pld` makes them.
 """
+
 import functools
 from typing import NamedTuple
 
@@ -22,42 +27,49 @@ import numpy as np
 from . import events, pld_step
 
 TILTS = np.geomspace(1e-6, 1e12, 64)
-SHIFTS = np.geomspace(0.03, 300.0, 32)                    # changes of tilt that bound tails, relative to it
-PART = 0.4                                                # of the tilt that moves the mean loss to epsilon
-OUTSIDE = 14.0                                            # -log of delta's part that comes from outside the window
-LOST = 1e-7                                               # of delta, given to steps above their grid
-STRAY = 1e-12                                             # tilted mass below the grids of all steps together
-ROUNDING = 2e-15                                          # of the largest mass, for each composed step
+SHIFTS = np.geomspace(0.03, 300.0, 32)  # changes of tilt that bound tails, relative to it
+PART = 0.4  # of the tilt that moves the mean loss to epsilon
+OUTSIDE = 14.0  # -log of delta's part that comes from outside the window
+LOST = 1e-7  # of delta, given to steps above their grid
+STRAY = 1e-12  # tilted mass below the grids of all steps together
+ROUNDING = 2e-15  # of the largest mass, for each composed step
 
 
 class Grid(NamedTuple):
     interval: jax.Array
-    start: jax.Array            # of steps, in intervals
-    window: jax.Array           # start of the composed losses, in intervals
+    start: jax.Array  # of steps, in intervals
+    window: jax.Array  # start of the composed losses, in intervals
     tilt: jax.Array
-    above: jax.Array            # tilts that bound the mass beyond the window
+    above: jax.Array  # tilts that bound the mass beyond the window
     below: jax.Array
 
 
 class Part(NamedTuple):
-    moments: jax.Array          # [e] log E[exp(tilt * loss)] at some tilts
-    spectrum: jax.Array         # of the mass tilted by the first of them, divided by its sum
-    lost: jax.Array             # probability of an infinite loss
-    extent: jax.Array           # [2] lowest and highest loss of a step
+    moments: jax.Array  # [e] log E[exp(tilt * loss)] at some tilts
+    spectrum: jax.Array  # of the mass tilted by the first of them, divided by its sum
+    lost: jax.Array  # probability of an infinite loss
+    extent: jax.Array  # [2] lowest and highest loss of a step
 
 
 class Composed(NamedTuple):
-    losses: jax.Array           # [size] ascending
-    mass: jax.Array             # [size]
-    extra: jax.Array            # probability that counts in full
-    stray: jax.Array            # log of tilted mass that may have come back from outside
+    losses: jax.Array  # [size] ascending
+    mass: jax.Array  # [size]
+    extra: jax.Array  # probability that counts in full
+    stray: jax.Array  # log of tilted mass that may have come back from outside
 
 
-# --- one spectrum from many steps ----------------------------------------------------------------------------------
+# --- one spectrum from many steps
+# ----------------------------------------------------------------------------------
+
 
 def _power(part, n):
     """n independent copies."""
-    return Part(n * part.moments, _raised(part.spectrum, n), -jnp.expm1(n * jnp.log1p(-part.lost)), part.extent)
+    return Part(
+        n * part.moments,
+        _raised(part.spectrum, n),
+        -jnp.expm1(n * jnp.log1p(-part.lost)),
+        part.extent,
+    )
 
 
 @jax.custom_jvp
@@ -81,15 +93,21 @@ def _log_size(spectrum):
 
 
 def _product(a, b):
-    extent = jnp.stack([jnp.minimum(a.extent[0], b.extent[0]), jnp.maximum(a.extent[1], b.extent[1])])
-    return Part(a.moments + b.moments, a.spectrum * b.spectrum, a.lost + b.lost - a.lost * b.lost, extent)
+    extent = jnp.stack(
+        [jnp.minimum(a.extent[0], b.extent[0]), jnp.maximum(a.extent[1], b.extent[1])]
+    )
+    return Part(
+        a.moments + b.moments, a.spectrum * b.spectrum, a.lost + b.lost - a.lost * b.lost, extent
+    )
 
 
 def _mixture(part, p):
     """With probability p the part, visibly; else nothing, which is loss 0."""
     none, some = jnp.log1p(-p), jnp.log(p)
     moments = jnp.logaddexp(none, some + part.moments)
-    spectrum = jnp.exp(none - moments[0]) + jnp.exp(some + part.moments[0] - moments[0]) * part.spectrum
+    spectrum = (
+        jnp.exp(none - moments[0]) + jnp.exp(some + part.moments[0] - moments[0]) * part.spectrum
+    )
     return Part(moments, spectrum, p * part.lost, part.extent)
 
 
@@ -110,49 +128,66 @@ def _fold(event, leaf):
 
 
 def _total(groups, leaf):
-    """All of `groups`: (an event whose numbers are [m], how often each [m]) for every shape of event."""
+    """All of `groups`: (an event whose numbers are [m], how often each [m]) for every shape of
+    event."""
+
     def follow(group):
         one = lambda item: _power(_fold(item[0], leaf), item[1])
         first, rest = jax.tree.map(lambda v: v[0], group), jax.tree.map(lambda v: v[1:], group)
         if not len(group[1]) > 1:
             return one(first)
-        return jax.lax.scan(lambda part, item: (_product(part, one(item)), None), one(first), rest)[0]
+        return jax.lax.scan(lambda part, item: (_product(part, one(item)), None), one(first), rest)[
+            0
+        ]
+
     return functools.reduce(_product, map(follow, groups))
 
 
 def _steps(groups):
-    """Number of noisy steps if everybody always takes part: scales what may be lost, and rounding."""
+    """Number of noisy steps if everybody always takes part: scales what may be lost, and
+    rounding."""
+
     def count(event):
         if isinstance(event, events.Repeat):
             return event.times * count(event.event)
         if isinstance(event, events.Compose):
             return sum(count(e) for e in event.events)
         return count(event.event) if isinstance(event, events.Participation) else 1.0
+
     return sum(jnp.sum(count(event) * times) for event, times in groups)
 
 
 def precision(event):
-    """Sum of 1 / z^2 of an event, as if all of it always took part, and with all copies that may be drawn."""
+    """Sum of 1 / z^2 of an event, as if all of it always took part, and with all copies that may be
+    drawn."""
     if isinstance(event, events.Repeat):
         return event.times * precision(event.event)
     if isinstance(event, events.Compose):
         return sum(precision(e) for e in event.events)
     if isinstance(event, events.Multiplicity):
         return event.most**2 * precision(event.event)
-    return event.noise_multiplier ** -2.0 if isinstance(event, events.Gaussian) else precision(event.event)
+    return (
+        event.noise_multiplier**-2.0
+        if isinstance(event, events.Gaussian)
+        else precision(event.event)
+    )
 
 
 def total_precision(groups):
     return sum(jnp.sum(precision(event) * times) for event, times in groups)
 
 
-# --- the grid ------------------------------------------------------------------------------------------------------
+# --- the grid
+# --------------------------------------------------------------------------------------------------
+
 
 def plan(groups, direction, size, delta=None, epsilon=None) -> Grid:
-    """A grid of `size` points around the losses that decide about epsilon at `delta`, or delta at `epsilon`.
+    """A grid of `size` points around the losses that decide about epsilon at `delta`, or delta at
+    `epsilon`.
 
     No grid is wrong: a bad one only gives a large upper bound.
     """
+
     def moments(tilts, tail=None):
         def leaf(rate, z):
             loss, mass = pld_step.rough(direction, rate, z)
@@ -161,12 +196,19 @@ def plan(groups, direction, size, delta=None, epsilon=None) -> Grid:
             if tail is not None:
                 under = jnp.cumsum(jnp.exp(mass + tilts[0] * loss - k[0])) <= STRAY / steps
                 over = jnp.cumsum(jnp.exp(mass)[::-1])[::-1] <= tail / steps
-                extent = jnp.stack([jnp.max(jnp.where(under, loss, loss[0])), jnp.min(jnp.where(over, loss, loss[-1]))])
+                extent = jnp.stack(
+                    [
+                        jnp.max(jnp.where(under, loss, loss[0])),
+                        jnp.min(jnp.where(over, loss, loss[-1])),
+                    ]
+                )
             return Part(k, jnp.ones(0, complex), jnp.zeros(()), extent)
+
         return _total(groups, leaf)
 
     def proved(tilts):
-        """Epsilon that a Renyi bound of each order would prove at delta; or log delta, at epsilon."""
+        """Epsilon that a Renyi bound of each order would prove at delta; or log delta, at
+        epsilon."""
         k = moments(tilts).moments
         if epsilon is None:
             return (k - jnp.log(delta) - jnp.log1p(tilts)) / tilts - jnp.log1p(1 / tilts)
@@ -177,11 +219,16 @@ def plan(groups, direction, size, delta=None, epsilon=None) -> Grid:
     near = pld_step.least(proved(tilts), tilts) * jnp.asarray(np.geomspace(0.5, 2.0, 16))
     values = proved(near)
     best, value = pld_step.least(values, near), jnp.min(values)
-    point, log_few = (value, jnp.log(delta)) if epsilon is None else (epsilon, jnp.clip(value, -600.0, 0.0))
-    # the full tilt would leave the least rounding at epsilon, but fetch more of the far losses into the window
+    point, log_few = (
+        (value, jnp.log(delta)) if epsilon is None else (epsilon, jnp.clip(value, -600.0, 0.0))
+    )
+    # the full tilt would leave the least rounding at epsilon, but fetch more of the far losses into
+    # the window
     tilt = PART * best
     shifts = best * jnp.asarray(SHIFTS)
-    part = moments(jnp.concatenate([tilt[None], tilt + shifts, tilt - shifts]), LOST * jnp.exp(log_few))
+    part = moments(
+        jnp.concatenate([tilt[None], tilt + shifts, tilt - shifts]), LOST * jnp.exp(log_few)
+    )
     k, up, down = part.moments[0], *jnp.split(part.moments[1:], 2)
     outside = OUTSIDE + jnp.maximum(k - tilt * point - log_few, 0.0)
     tops, bottoms = (up - k + outside) / shifts, (k - down - outside) / shifts
@@ -192,34 +239,50 @@ def plan(groups, direction, size, delta=None, epsilon=None) -> Grid:
     interval = jnp.maximum(length, 1e-12) / (size - 4)
     start = jnp.floor(low / interval)
     window = jnp.where(steps == 1, start, jnp.floor(bottom / interval) - 1)
-    return Grid(interval, start, window, tilt,
-                tilt + pld_step.least(tops, shifts), tilt - pld_step.least(-bottoms, shifts))
+    return Grid(
+        interval,
+        start,
+        window,
+        tilt,
+        tilt + pld_step.least(tops, shifts),
+        tilt - pld_step.least(-bottoms, shifts),
+    )
 
 
 def _leaf(direction, grid, size, build, exponents):
-    """Part of one step on the grid; spectra of all steps number losses modulo the window, so they multiply."""
+    """Part of one step on the grid; spectra of all steps number losses modulo the window, so they
+    multiply."""
     number = grid.start + jnp.arange(size)
     losses = grid.interval * number
 
     def part(rate, z):
         mass, lost, offset = build(direction, rate, z, grid.interval, grid.start, size)
         safe = jnp.log(jnp.maximum(mass, 1e-307))
-        weighted = lambda t: jax.nn.logsumexp(jnp.where(mass > 0, safe + t[0] * losses + t[1] * offset, -jnp.inf))
+        weighted = lambda t: jax.nn.logsumexp(
+            jnp.where(mass > 0, safe + t[0] * losses + t[1] * offset, -jnp.inf)
+        )
         moments = jax.lax.map(weighted, exponents)
         tilted = jnp.where(mass > 0, jnp.exp(safe + grid.tilt * losses - moments[0]), 0.0)
         aligned = jnp.roll(tilted, jnp.mod(grid.start, size).astype(jnp.int32))
         return Part(moments, jnp.fft.rfft(aligned), jnp.asarray(lost, losses.dtype), jnp.zeros(2))
+
     return part
 
 
 def _compose(groups, grid, size, leaf, sign):
     part = _total(groups, leaf)
     losses = grid.interval * (grid.window + jnp.arange(size))
-    tilted = jnp.roll(jnp.fft.irfft(part.spectrum, size), -jnp.mod(grid.window, size).astype(jnp.int32))
+    tilted = jnp.roll(
+        jnp.fft.irfft(part.spectrum, size), -jnp.mod(grid.window, size).astype(jnp.int32)
+    )
     allowance = ROUNDING * (10 + _steps(groups)) * jnp.max(tilted)
     tilted = jnp.maximum(jnp.maximum(tilted, 0.0) + sign * allowance, 0.0)
     exponent = part.moments[0] - grid.tilt * losses
-    return part, losses, jnp.where(tilted > 0, tilted * jnp.exp(jnp.minimum(exponent, pld_step.FAR)), 0.0)
+    return (
+        part,
+        losses,
+        jnp.where(tilted > 0, tilted * jnp.exp(jnp.minimum(exponent, pld_step.FAR)), 0.0),
+    )
 
 
 def _inside(groups, grid):
@@ -229,8 +292,10 @@ def _inside(groups, grid):
 
 def compose_upper(groups, direction, grid, size) -> Composed:
     """Losses of everything together, pessimistic."""
+
     def build(*args):
         return *pld_step.pessimistic(*args), 0.0
+
     exponents = jnp.stack([grid.tilt, grid.above])
     leaf = _leaf(direction, grid, size, build, jnp.stack([exponents, jnp.zeros(2)], axis=1))
     part, losses, mass = _compose(groups, grid, size, leaf, 1)
@@ -240,7 +305,8 @@ def compose_upper(groups, direction, grid, size) -> Composed:
 
 
 def compose_lower(groups, direction, grid, size, few):
-    """The same, optimistic, and by how much its losses may still be too large, but for a probability `few`.
+    """The same, optimistic, and by how much its losses may still be too large, but for a
+    probability `few`.
 
     Steps sit beside the grid by an offset each; Chernoff's bound says how far their sum reaches.
     """
@@ -249,13 +315,17 @@ def compose_lower(groups, direction, grid, size, few):
     def build(*args):
         mass, offset = pld_step.optimistic(*args)
         return mass, 0.0, offset
+
     of_losses = jnp.stack([grid.tilt, grid.above, grid.below])
-    exponents = jnp.stack([jnp.pad(of_losses, (0, 24)), jnp.pad(-scales / grid.interval, (3, 0))], axis=1)
+    exponents = jnp.stack(
+        [jnp.pad(of_losses, (0, 24)), jnp.pad(-scales / grid.interval, (3, 0))], axis=1
+    )
     leaf = _leaf(direction, grid, size, build, exponents)
     part, losses, mass = _compose(groups, grid, size, leaf, -1)
-    stray = jnp.logaddexp(part.moments[1] - (grid.above - grid.tilt) * losses[-1],
-                          part.moments[2] - (grid.below - grid.tilt) * losses[0])
+    stray = jnp.logaddexp(
+        part.moments[1] - (grid.above - grid.tilt) * losses[-1],
+        part.moments[2] - (grid.below - grid.tilt) * losses[0],
+    )
     stray = jnp.where(_inside(groups, grid), -jnp.inf, stray)
     reach = jnp.min((part.moments[3:] - jnp.log(few)) * grid.interval / scales)
     return Composed(losses, mass, jnp.zeros(()), stray), reach
-

@@ -1,21 +1,25 @@
-"""Losses of one noisy step as masses on a uniform grid: pessimistic, optimistic, or rough for planning.
+"""Losses of one noisy step as masses on a uniform grid: pessimistic, optimistic, or rough for
+planning.
 
-Every step here is the pair "remove" of a sampled Gaussian, P = (1 - q) N(0, z^2) + q N(1, z^2) against Q = N(0, z^2),
-or is made of it:
+Every step here is the pair "remove" of a sampled Gaussian, P = (1 - q) N(0, z^2) + q N(1, z^2)
+against Q = N(0, z^2), or is made of it:
 
     remove    P against Q, for add_remove
     add       Q against P, for add_remove: every loss with its sign changed
-    replace   for a sample of fixed size and replace_one: the part of P, Q with loss > 0, the same mirrored, and what
-              is left of the probability at loss 0
+    replace   for a sample of fixed size and replace_one: the part of P, Q with loss > 0, the same
+              mirrored, and what is left of the probability at loss 0
 
-The hockey-stick profile of "replace" is q * delta_G(log(1 + (e^eps - 1) / q)) for eps >= 0 and its mirror image below:
-no pair of neighbours has a larger one (Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11), and what dominates step by
-step dominates composed (Zhu, Dong, Wang, AISTATS 2022, Theorem 10).  q = 1 is the Gaussian itself in all three.
+The hockey-stick profile of "replace" is q * delta_G(log(1 + (e^eps - 1) / q)) for eps >= 0 and its
+mirror image below: no pair of neighbours has a larger one (Balle, Barthe, Gaboardi, NeurIPS 2018,
+Theorem 11), and what dominates step by step dominates composed (Zhu, Dong, Wang, AISTATS 2022,
+Theorem 10).  q = 1 is the Gaussian itself in all three.
 
-Masses are differences of the smaller tail of the normal distribution, exact relative to themselves and not only to 1:
-a grid of rounding noise far out would come back through the FFT as real loss.  z is std over the sensitivity under the
-adjacency in use.  Everything computes in the caller's precision; `pld` calls it in float64.
+Masses are differences of the smaller tail of the normal distribution, exact relative to themselves
+and not only to 1: a grid of rounding noise far out would come back through the FFT as real loss.  z
+is std over the sensitivity under the adjacency in use.  Everything computes in the caller's
+precision; `pld` calls it in float64.
 """
+
 import functools
 import math
 
@@ -26,18 +30,20 @@ from jax.scipy.special import erf, erfc
 from . import with_replacement
 
 DIRECTIONS = {"add_remove": ("remove", "add"), "replace_one": ("replace",)}
-ROUGH = 512                                               # nodes of a rough step
-FAR = 600.0                                               # exponents beyond are not taken
+ROUGH = 512  # nodes of a rough step
+FAR = 600.0  # exponents beyond are not taken
 NEVER = -1e12
 CROSSINGS = 60
 
 
 def pessimistic(direction, rate, z, interval, start, size):
-    """A step that is never better than the true one: mass [size] at losses interval * (start + j), and lost mass.
+    """A step that is never better than the true one: mass [size] at losses interval * (start + j),
+    and lost mass.
 
-    The probabilities that P and Q give to a cell between two grid points are split over its ends so that both are kept
-    ("connect the dots").  By convexity of (p - e^eps q)_+ such a spread never lowers the profile.  What lies below the
-    grid is moved up to its first point; what lies above is lost: an outcome that reveals everything.
+    The probabilities that P and Q give to a cell between two grid points are split over its ends so
+    that both are kept ("connect the dots").  By convexity of (p - e^eps q)_+ such a spread never
+    lowers the profile.  What lies below the grid is moved up to its first point; what lies above is
+    lost: an outcome that reveals everything.
 
     Shapes   size is static; all else may be traced -> Float64[size], Float64[].
     Source   Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022.
@@ -56,10 +62,12 @@ def pessimistic(direction, rate, z, interval, start, size):
 
 
 def optimistic(direction, rate, z, interval, start, size):
-    """A step that is never worse than the true one: mass [size], at losses interval * (start + j) + offset [size].
+    """A step that is never worse than the true one: mass [size], at losses interval * (start + j) +
+    offset [size].
 
-    All outcomes with losses within half an interval of a grid point become one, which is post-processing; `offset`
-    is where their common loss lies beside the grid point.  What lies outside the grid is dropped.
+    All outcomes with losses within half an interval of a grid point become one, which is
+    post-processing; `offset` is where their common loss lies beside the grid point.  What lies
+    outside the grid is dropped.
     """
     edges = interval * (start - 0.5 + jnp.arange(size + 1))
     if direction == "remove":
@@ -79,15 +87,18 @@ def optimistic(direction, rate, z, interval, start, size):
 
 
 def rough(direction, rate, z):
-    """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid, never to prove."""
+    """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid,
+    never to prove."""
     if jnp.ndim(rate):
         return with_replacement.rough(rate, z)
     step = (28 + 2 / z) / ROUGH
     before = jnp.floor((12 + 0.5 / z) / step)
-    s = 0.5 / z + step * (jnp.arange(ROUGH) - before)     # x / z, with a node at x = 1/2, where both densities meet
+    s = 0.5 / z + step * (
+        jnp.arange(ROUGH) - before
+    )  # x / z, with a node at x = 1/2, where both densities meet
     shift = s / z - 0.5 / z**2
     loss = jnp.logaddexp(jnp.log1p(-rate), jnp.log(rate) + shift)
-    q = -s**2 / 2 - math.log(2 * math.pi) / 2 + jnp.log(step)
+    q = -(s**2) / 2 - math.log(2 * math.pi) / 2 + jnp.log(step)
     p = q + loss
     if direction == "remove":
         return loss, p
@@ -97,20 +108,29 @@ def rough(direction, rate, z):
     inside = jnp.where(node < 0, -jnp.inf, jnp.where(node > 0, 0.0, -math.log(2)))
     loss = jnp.where(node > 0, loss, 0.0)
     masses = jnp.concatenate([(q + inside)[::-1], jnp.log(_even(rate, z))[None], p + inside])
-    return jnp.concatenate([-loss[::-1], jnp.zeros(1), loss]), masses - jnp.log(jnp.sum(jnp.exp(masses)))
+    return jnp.concatenate([-loss[::-1], jnp.zeros(1), loss]), masses - jnp.log(
+        jnp.sum(jnp.exp(masses))
+    )
 
 
-# --- reading a composed profile ---------------------------------------------------------------------------------------
+# --- reading a composed profile
+# ---------------------------------------------------------------------------------------
+
 
 def hockey_stick(composed, epsilon):
-    """delta at `epsilon` of composed losses: the mass beyond, weighted by 1 - exp(epsilon - loss)."""
-    return composed.extra + jnp.sum(composed.mass * -jnp.expm1(jnp.minimum(epsilon - composed.losses, 0.0)))
+    """delta at `epsilon` of composed losses: the mass beyond, weighted by 1 - exp(epsilon -
+    loss)."""
+    return composed.extra + jnp.sum(
+        composed.mass * -jnp.expm1(jnp.minimum(epsilon - composed.losses, 0.0))
+    )
 
 
 def crossing(function, low, high, target):
-    """Ends of where a decreasing function reaches `target`: function(high) <= target < function(low), if at all.
+    """Ends of where a decreasing function reaches `target`: function(high) <= target <
+    function(low), if at all.
 
-    Bisection whose steps are also tried by the secant of log(function), which is almost straight here.
+    Bisection whose steps are also tried by the secant of log(function), which is almost straight
+    here.
     """
     log = lambda value: jnp.log(jnp.maximum(value, 1e-300)) - jnp.log(target)
 
@@ -121,43 +141,64 @@ def crossing(function, low, high, target):
         f = log(function(middle))
         over = f > 0
         # the end that stays twice counts half (Illinois), or the other end would never come close
-        return (i + 1, jnp.where(over, middle, low), jnp.where(over, high, middle),
-                jnp.where(over, f, jnp.where(side == -1, f_low / 2, f_low)),
-                jnp.where(over, jnp.where(side == 1, f_high / 2, f_high), f), jnp.where(over, 1, -1))
+        return (
+            i + 1,
+            jnp.where(over, middle, low),
+            jnp.where(over, high, middle),
+            jnp.where(over, f, jnp.where(side == -1, f_low / 2, f_low)),
+            jnp.where(over, jnp.where(side == 1, f_high / 2, f_high), f),
+            jnp.where(over, 1, -1),
+        )
 
     def wide(state):
         i, low, high = state[:3]
         return (i < CROSSINGS) & (high - low > 1e-9 + 1e-7 * jnp.abs(high))
 
     f_low, f_high = log(function(low)), log(function(high))
-    state = jax.lax.while_loop(wide, narrow, (0, low, jnp.where(f_low <= 0, low, high), f_low, f_high, 0))
+    state = jax.lax.while_loop(
+        wide, narrow, (0, low, jnp.where(f_low <= 0, low, high), f_low, f_high, 0)
+    )
     return state[1], jnp.where(f_high <= 0, state[2], jnp.inf)
 
 
 def least(values, keys):
-    """The key [] of the least of values [n]; not differentiable.  An argmin of 64 bits does not lower inside a
-    caller's 32-bit program."""
+    """The key [] of the least of values [n]; not differentiable.  An argmin of 64 bits does not
+    lower inside a caller's 32-bit program."""
     pick = lambda a, b: jax.tree.map(lambda x, y: jax.lax.select(a[0] <= b[0], x, y), a, b)
     ends = jnp.asarray(jnp.inf, values.dtype), jnp.zeros((), keys.dtype)
     return jax.lax.reduce(jax.lax.stop_gradient((values, keys)), ends, pick, (0,))[1]
 
 
 def reached(function, composed, level):
-    """`crossing` of function(composed, epsilon), with derivatives by the implicit function theorem."""
+    """`crossing` of function(composed, epsilon), with derivatives by the implicit function
+    theorem."""
     fixed, held = jax.lax.stop_gradient((composed, level))
-    ends, interval = jnp.maximum(fixed.losses[jnp.array([0, -1])], 0.0), fixed.losses[1] - fixed.losses[0]
+    ends, interval = (
+        jnp.maximum(fixed.losses[jnp.array([0, -1])], 0.0),
+        fixed.losses[1] - fixed.losses[0],
+    )
     both = []
     for found in crossing(functools.partial(function, fixed), ends[0], ends[1], held):
-        # of a polygon whose corners lie on the curve: its own slope would be off by up to a whole interval
-        slope = (function(fixed, found + interval) - function(fixed, found - interval)) / (2 * interval)
+        # of a polygon whose corners lie on the curve: its own slope would be off by up to a whole
+        # interval
+        slope = (function(fixed, found + interval) - function(fixed, found - interval)) / (
+            2 * interval
+        )
         inside = (found > 0) & (slope < 0)
         gap = function(composed, jnp.where(inside, found, 1.0)) - level
         # nothing is added to the value, only to its derivative
-        both.append(found - jnp.where(inside, (gap - jax.lax.stop_gradient(gap)) / jnp.where(inside, slope, 1.0), 0.0))
+        both.append(
+            found
+            - jnp.where(
+                inside, (gap - jax.lax.stop_gradient(gap)) / jnp.where(inside, slope, 1.0), 0.0
+            )
+        )
     return both
 
 
-# --- cells ------------------------------------------------------------------------------------------------------------
+# --- cells
+# --------------------------------------------------------------------------------------------------
+
 
 def _split(losses, interval, rate, z, floor=None):
     """Masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and above."""
@@ -167,17 +208,21 @@ def _split(losses, interval, rate, z, floor=None):
         p, q, below, above, excess = with_replacement.masses(losses, rate, z)
     else:
         p, q, below, above = _masses(losses, rate, z, floor)
-        # p - e^first q, without the difference of numbers near each other: rate * N(1) - (e^first - 1 + rate) * N(0)
+        # p - e^first q, without the difference of numbers near each other: rate * N(1) - (e^first -
+        # 1 + rate) * N(0)
         factor = jnp.expm1(jnp.minimum(first, FAR)) + rate
         excess = rate * _cells(losses, rate, z, 1 / z) - factor * _cells(losses, rate, z, 0.0)
-    high = jnp.clip(jnp.where(near & (q > 0), excess / -jnp.expm1(-interval), p), 0.0, p)   # else all of it goes up
+    high = jnp.clip(
+        jnp.where(near & (q > 0), excess / -jnp.expm1(-interval), p), 0.0, p
+    )  # else all of it goes up
     high_q = jnp.clip(high * jnp.exp(-last), 0.0, q)
     join = lambda low, high: jnp.pad(low, (0, 1)) + jnp.pad(high, (1, 0))
     return join(p - high, high), join(q - high_q, high_q), below, above
 
 
 def _masses(losses, rate, z, floor=None):
-    """P [n-1] and Q [n-1] of the cells between n losses; (P, Q) between floor and the first, and above the last."""
+    """P [n-1] and Q [n-1] of the cells between n losses; (P, Q) between floor and the first, and
+    above the last."""
     if jnp.ndim(rate):
         return with_replacement.masses(losses, rate, z)[:4]
     q, moved = _cells(losses, rate, z, 0.0), _cells(losses, rate, z, 1 / z)
@@ -194,12 +239,14 @@ def _masses(losses, rate, z, floor=None):
 
 
 def _cells(losses, rate, z, shift):
-    """Normal probability of the cells between losses, each from the tail where it is not a difference from 1."""
+    """Normal probability of the cells between losses, each from the tail where it is not a
+    difference from 1."""
     s = _place(losses, rate, z) - shift
     tail, right = _tail(jnp.abs(s)), s >= 0
     a, b, u, v = tail[:-1], tail[1:], right[:-1], right[1:]
     cells = jnp.maximum(jnp.where(u, a - b, jnp.where(v, 1 - a - b, b - a)), 0.0)
-    # a cell without width has no derivative either: large ones of both its ends would cancel but for rounding
+    # a cell without width has no derivative either: large ones of both its ends would cancel but
+    # for rounding
     return jnp.where(losses[1:] > losses[:-1], cells, 0.0)
 
 

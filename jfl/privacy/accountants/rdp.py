@@ -1,13 +1,16 @@
 """Renyi differential privacy of the Gaussian and its subsampled forms, in jax.numpy.
 
-A curve holds the Renyi divergence at each of `orders`; curves of steps that follow each other add.  All functions
-compute in float64 whatever the caller's default, and go under jit, vmap and grad.  (Arithmetic between their results
-follows the caller's default again: add curves in NumPy or inside `jax.enable_x64(True)`, or use events.)  `z` is the
-noise multiplier, std over sensitivity under the adjacency in use.
+A curve holds the Renyi divergence at each of `orders`; curves of steps that follow each other add.
+All functions compute in float64 whatever the caller's default, and go under jit, vmap and grad.
+(Arithmetic between their results follows the caller's default again: add curves in NumPy or inside
+`jax.enable_x64(True)`, or use events.)  `z` is the noise multiplier, std over sensitivity under the
+adjacency in use.
 
-Both sampled curves are integrals on one grid of points shared by all orders.  Where an order lies beyond the reach of
-the grid they return the curve without sampling, which is larger: never too small, never nan.
+Both sampled curves are integrals on one grid of points shared by all orders.  Where an order lies
+beyond the reach of the grid they return the curve without sampling, which is larger: never too
+small, never nan.
 """
+
 import functools
 import math
 
@@ -16,20 +19,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf, log_ndtr
 
-NODES = 1024                             # points of an integral
-TAIL = 10.0                              # integrals reach this many standard deviations beyond the last mode
+NODES = 1024  # points of an integral
+TAIL = 10.0  # integrals reach this many standard deviations beyond the last mode
 LEGENDRE = np.polynomial.legendre.leggauss(16)
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
 
 
 def float64(function, **options):
-    """Compile `function` for float64, whatever jax's default is: arrays, or trees of them by name; options of jax.jit."""
+    """Compile `function` for float64, whatever jax's default is: arrays, or trees of them by name;
+    options of jax.jit."""
     compiled = jax.jit(function, **options)
 
     def scoped(*args, **trees):
         with jax.enable_x64(True):
             trees = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), trees)
             return compiled(*(jnp.asarray(a, jnp.float64) for a in args), **trees)
+
     return functools.update_wrapper(scoped, function)
 
 
@@ -50,13 +55,15 @@ def gaussian(orders, z):
 def poisson(orders, rate, z):
     """Curve of a Gaussian on a Poisson sample, for add_remove.
 
-    The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1), u = rate * (likelihood ratio - 1).
-    E[u] = 0, so the expectation of (1 + u)^a - 1 - a u is the same less one, and nothing cancels.  The trapezoid rule
+    The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1), u = rate *
+    (likelihood ratio - 1). E[u] = 0, so the expectation of (1 + u)^a - 1 - a u is the same less
+    one, and nothing cancels.  The trapezoid rule
     is exact to rounding for it: the integrand is analytic within pi z^2 of the real line.
 
     Shapes   orders [n] > 1, whole or not -> [n].
     Units    rate in (0, 1]; rate = 1 is `gaussian`.
-    Source   Mironov, Talwar, Zhang, 2019, "Renyi differential privacy of the sampled Gaussian mechanism".
+    Source   Mironov, Talwar, Zhang, 2019, "Renyi differential privacy of the sampled Gaussian
+             mechanism".
     """
     orders, whole = jnp.atleast_1d(orders), orders / (2 * z**2)
     q = jnp.where(rate < 1, rate, 0.5)
@@ -73,37 +80,44 @@ def poisson(orders, rate, z):
 def without_replacement(orders, rate, z):
     """Curve of a Gaussian on a sample of fixed size, for replace_one; rate = sample / population.
 
-    The divergence is at most that of any pair whose hockey-stick profile is rate * (Gaussian profile), mirrored for
-    ratios below one; an integral over the profile gives its moments.  It is up to four times below the series bound
-    that is commonly used.
+    The divergence is at most that of any pair whose hockey-stick profile is rate * (Gaussian
+    profile), mirrored for ratios below one; an integral over the profile gives its moments.  It is
+    up to four times below the series bound that is commonly used.
 
     Shapes   orders [n] > 1, whole or not -> [n].
     Units    z: std over the replace_one sensitivity; rate = 1 is `gaussian`.
-    Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences by profile.
+    Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences by
+             profile.
     """
     orders, whole = jnp.atleast_1d(orders), orders / (2 * z**2)
     q = jnp.where(rate < 1, rate, 0.5)
     log_moment, reached = _profile_moment(orders, q, z, 1.0, NODES)
-    curve = jnp.logaddexp(2 * jnp.log(q) + log_moment, 0.0).reshape(whole.shape) / (orders.reshape(whole.shape) - 1)
+    curve = jnp.logaddexp(2 * jnp.log(q) + log_moment, 0.0).reshape(whole.shape) / (
+        orders.reshape(whole.shape) - 1
+    )
     return _within_reach(reached.reshape(whole.shape), rate, curve, whole)
 
 
 @float64
 def with_replacement(orders, law, z):
-    """Curve of a Gaussian on draws that may repeat, for replace_one; an element is drawn k times with law[k].
+    """Curve of a Gaussian on draws that may repeat, for replace_one; an element is drawn k times
+    with law[k].
 
-    Let eta = 1 - law[0].  With or without a repeated element, the outputs are mixtures (1 - eta) A + eta B and
-    (1 - eta) A + eta B' with the same A: no copy.  By advanced joint convexity the hockey-stick divergence at
-    1 + eta (e^epsilon - 1) is at most eta times one of B to A or B', at epsilon.  Draw all places from the other
-    elements first, then the k places that the element takes: given both, A, B and B' are Gaussians whose means lie
-    within k sensitivities of each other, so that divergence is at most the mean over k >= 1 of the Gaussian profile
-    at k / z.  Both directions hold alike, and moments of the mirrored profile give the curve, as in
-    `without_replacement`, to which it is equal for one draw.  (`multiplicity` has a smaller profile.)  The law may be any that does not depend on data, also
+    Let eta = 1 - law[0].  With or without a repeated element, the outputs are mixtures (1 - eta) A
+    + eta B and (1 - eta) A + eta B' with the same A: no copy.  By advanced joint convexity the
+    hockey-stick divergence at 1 + eta (e^epsilon - 1) is at most eta times one of B to A or B', at
+    epsilon.  Draw all places from the other
+    elements first, then the k places that the element takes: given both, A, B and B' are Gaussians
+    whose means lie within k sensitivities of each other, so that divergence is at most the mean
+    over k >= 1 of the Gaussian profile at k / z.  Both directions hold alike, and moments of the
+    mirrored profile give the curve, as in `without_replacement`, to which it is equal for one draw.
+    (`multiplicity` has a smaller profile.)  The law may be any that does not depend on data, also
     one conditional on few copies.
 
     Shapes   orders [n] > 1, law [m + 1] -> [n].
     Units    z: std over the replace_one sensitivity of one copy.
-    Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 2 and 10 (draws with replacement, substitution).
+    Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 2 and 10 (draws with replacement,
+             substitution).
     """
     orders = jnp.atleast_1d(orders)
     copies = jnp.arange(1.0, len(law))
@@ -116,8 +130,16 @@ def with_replacement(orders, law, z):
         log_moment, reached = _profile_moment(orders, eta, z, k, 4 * NODES)
         # out of reach: ratios below e^epsilon, and all of the mirrored half
         power = a * (a - 1) * k**2 / (2 * z**2)
-        beyond = jnp.log(jnp.where(orders < 2, orders * (orders - 1), 2.0)) + power + jnp.log(-jnp.expm1(-power))
-        term = jnp.log(jnp.where(mass > 0, mass, 1.0)) + jnp.log(eta) + jnp.where(reached, log_moment, beyond)
+        beyond = (
+            jnp.log(jnp.where(orders < 2, orders * (orders - 1), 2.0))
+            + power
+            + jnp.log(-jnp.expm1(-power))
+        )
+        term = (
+            jnp.log(jnp.where(mass > 0, mass, 1.0))
+            + jnp.log(eta)
+            + jnp.where(reached, log_moment, beyond)
+        )
         return jnp.where(mass > 0, jnp.logaddexp(total, term), total), None
 
     total, _ = jax.lax.scan(add, jnp.zeros_like(orders), (copies, law[1:]))
@@ -148,8 +170,9 @@ def convert(orders, curve, delta):
     """The epsilon that each order proves at `delta`; the smallest counts.
 
     Shapes   broadcasts; a curve of zeros proves 0.
-    Source   Canonne, Kamath, Steinke, 2020, Proposition 12; and total variation <= sqrt(1 - exp(-divergence))
-             (Bretagnolle and Huber), by which 0 is enough when that is at most delta.
+    Source   Canonne, Kamath, Steinke, 2020, Proposition 12; and total variation <= sqrt(1 -
+             exp(-divergence)) (Bretagnolle and Huber), by which 0 is enough when that is at most
+             delta.
     """
     epsilon = curve + jnp.log1p(-1 / orders) - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
     return jnp.where(delta**2 > -jnp.expm1(-curve), 0.0, jnp.maximum(epsilon, 0.0))
@@ -187,9 +210,11 @@ def gaussian_delta(epsilon, mu):
 
 @float64
 def gaussian_epsilon(mu, delta):
-    """Exact epsilon at `delta` of Gaussian releases, by bisection: the upper end, so never too small.
+    """Exact epsilon at `delta` of Gaussian releases, by bisection: the upper end, so never too
+    small.
 
-    Shapes   broadcasts.  Gradients are exact too: of the crossing, by the implicit function theorem.
+    Shapes   broadcasts.  Gradients are exact too: of the crossing, by the implicit function
+             theorem.
 
     >>> round(float(jax.grad(gaussian_epsilon)(1.0, 1e-5)), 4)
     5.0678
@@ -199,7 +224,7 @@ def gaussian_epsilon(mu, delta):
 
 @jax.custom_jvp
 def _gaussian_epsilon(mu, delta):
-    none = erf(mu / math.sqrt(8)) <= delta                # delta at epsilon 0, exact for tiny mu too
+    none = erf(mu / math.sqrt(8)) <= delta  # delta at epsilon 0, exact for tiny mu too
     safe = jnp.where(none, 1.0, mu)
 
     def halve(_, ends):
@@ -215,18 +240,20 @@ def _gaussian_epsilon(mu, delta):
 
 @_gaussian_epsilon.defjvp
 def _(values, tangents):
-    """delta has the derivatives density(v - mu) in mu and -e^epsilon P(X > v) in epsilon, v = epsilon / mu + mu / 2."""
+    """delta has the derivatives density(v - mu) in mu and -e^epsilon P(X > v) in epsilon, v =
+    epsilon / mu + mu / 2."""
     mu, delta = values
     found = _gaussian_epsilon(mu, delta)
     some = found > 0
     v = jnp.where(some, found / jnp.where(some, mu, 1.0) + mu / 2, 0.0)
     tail = log_ndtr(-v)
-    in_mu, in_delta = jnp.exp(-v**2 / 2 - HALF_LOG_2PI - tail), -jnp.exp(-found - tail)
+    in_mu, in_delta = jnp.exp(-(v**2) / 2 - HALF_LOG_2PI - tail), -jnp.exp(-found - tail)
     return found, jnp.where(some, in_mu * tangents[0] + in_delta * tangents[1], 0.0)
 
 
 def profile_grid(rate, z, k, nodes):
-    """Points x, loss e of the Gaussian there, log of t = 1 + rate (e^e - 1), and log of weight * profile * e^e.
+    """Points x, loss e of the Gaussian there, log of t = 1 + rate (e^e - 1), and log of weight *
+    profile * e^e.
 
     The Gaussian has k / z for a multiplier's inverse; points are spaced for it.
     """
@@ -236,22 +263,31 @@ def profile_grid(rate, z, k, nodes):
     panels = nodes // len(points)
     x = 0.5 + width * (jnp.arange(panels)[:, None] + (points + 1) / 2).ravel()
     loss = (2 * x - 1) / (2 * z**2)
-    large = loss > 30                                     # where rate * e^loss may overflow, the one is nothing
-    ratio = jnp.where(large, jnp.log(rate) + loss, jnp.log1p(rate * jnp.expm1(jnp.where(large, 0.0, loss))))
-    shared = (_log_profile((x - 1) / z, 1 / z) + loss - 2 * jnp.log(z)
-              + jnp.log(width / 2 * jnp.tile(weights, panels)))
+    large = loss > 30  # where rate * e^loss may overflow, the one is nothing
+    ratio = jnp.where(
+        large, jnp.log(rate) + loss, jnp.log1p(rate * jnp.expm1(jnp.where(large, 0.0, loss)))
+    )
+    shared = (
+        _log_profile((x - 1) / z, 1 / z)
+        + loss
+        - 2 * jnp.log(z)
+        + jnp.log(width / 2 * jnp.tile(weights, panels))
+    )
     return x, loss, ratio, shared
 
 
 def _profile_moment(orders, rate, z, k, nodes):
-    """log of the integral of a (a - 1) (t^(a - 2) + t^(-a - 1)) profile e^e; and whether the points reach."""
+    """log of the integral of a (a - 1) (t^(a - 2) + t^(-a - 1)) profile e^e; and whether the points
+    reach."""
     x, _, ratio, shared = profile_grid(rate, z, k, nodes)
     a = orders[:, None]
     # the first of both is larger where the ratio is above 1
     inner, mirrored = (a - 2) * ratio + shared, -(a + 1) * ratio + shared
     top = jax.lax.stop_gradient(jnp.max(inner, axis=1, keepdims=True))
     total = jnp.sum(jnp.exp(inner - top) + jnp.exp(mirrored - top), axis=1)
-    return jnp.log(orders * (orders - 1)) + jnp.log(total) + top[:, 0], jnp.maximum(orders, 2.0) + TAIL * z / k <= x[-1]
+    return jnp.log(orders * (orders - 1)) + jnp.log(total) + top[:, 0], jnp.maximum(
+        orders, 2.0
+    ) + TAIL * z / k <= x[-1]
 
 
 def _within_reach(reached, rate, sampled, whole):
@@ -259,8 +295,8 @@ def _within_reach(reached, rate, sampled, whole):
 
 
 def _log_mean_excess(a, u, log_weight):
-    """log of the sum over u [m] of weight * ((1 + u)^a - 1 - a u), for a [n, 1] > 1, u > -1: without cancellation or
-    overflow, and with one exponential for each pair."""
+    """log of the sum over u [m] of weight * ((1 + u)^a - 1 - a u), for a [n, 1] > 1, u > -1:
+    without cancellation or overflow, and with one exponential for each pair."""
     # log(1 + u) - u, for all orders
     tiny = jnp.abs(u) < 0.05
     v, series = jnp.where(tiny, u, 0.0), 0.0
@@ -268,7 +304,9 @@ def _log_mean_excess(a, u, log_weight):
         series = (-1) ** (k + 1) / k + v * series
     short = jnp.where(tiny, v**2 * series, jnp.log1p(u) - u)
     power = a * jnp.log1p(u)
-    top = jax.lax.stop_gradient(jnp.max(jnp.maximum(power, 0.0) + log_weight, axis=1, keepdims=True))
+    top = jax.lax.stop_gradient(
+        jnp.max(jnp.maximum(power, 0.0) + log_weight, axis=1, keepdims=True)
+    )
     # near 1 the power is e^p - 1 - p more than 1 + p, by a series whose terms fall by p / 4 or more
     near = jnp.abs(power) < 0.25
     p, series = jnp.where(near, power, 0.0), 1.0
@@ -280,18 +318,22 @@ def _log_mean_excess(a, u, log_weight):
 
 
 def _log_profile(s, d):
-    """log(delta) at epsilon = d s + d^2 / 2 of the pair N(d, 1), N(0, 1): log(P(X > s) - e^epsilon P(X > s + d)).
+    """log(delta) at epsilon = d s + d^2 / 2 of the pair N(d, 1), N(0, 1): log(P(X > s) - e^epsilon
+    P(X > s + d)).
 
-    With M = P(X > v) / density(v), this is log(density(s)) + log(M(s) - M(s + d)).  For small d the difference is the
-    integral of 1 - v M(v), which three points give to rounding where a difference of logs would lose digits.
+    With M = P(X > v) / density(v), this is log(density(s)) + log(M(s) - M(s + d)).  For small d the
+    difference is the integral of 1 - v M(v), which three points give to rounding where a difference
+    of logs would lose digits.
     """
     upper = log_ndtr(-s)
-    direct = upper + jnp.log(-jnp.expm1(jnp.minimum(d * s + d**2 / 2 + log_ndtr(-s - d) - upper, -1e-15)))
+    direct = upper + jnp.log(
+        -jnp.expm1(jnp.minimum(d * s + d**2 / 2 + log_ndtr(-s - d) - upper, -1e-15))
+    )
     nodes, weights = np.polynomial.legendre.leggauss(3)
     fine = d < 0.05
     s_, d_ = jnp.where(fine, s, 0.0)[..., None], jnp.where(fine, d, 0.05)[..., None]
     v = s_ + d_ * (nodes + 1) / 2
     slope = 1 - v * jnp.exp(log_ndtr(-v) + v**2 / 2 + HALF_LOG_2PI)
-    slope = jnp.maximum(slope, 1 / (v**2 + 3))            # holds exactly; rounding breaks it far out
-    small = -s**2 / 2 - HALF_LOG_2PI + jnp.log(jnp.sum(weights / 2 * slope, axis=-1) * d_[..., 0])
+    slope = jnp.maximum(slope, 1 / (v**2 + 3))  # holds exactly; rounding breaks it far out
+    small = -(s**2) / 2 - HALF_LOG_2PI + jnp.log(jnp.sum(weights / 2 * slope, axis=-1) * d_[..., 0])
     return jnp.where(fine, small, direct)

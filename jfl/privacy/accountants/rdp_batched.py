@@ -1,9 +1,11 @@
 """Renyi epsilons and noise multipliers of many configurations in one call.
 
-One configuration costs a few dozen orders instead of the hundreds that `bounds` looks at, on a smaller grid of points.
-Every order proves an epsilon, so a search that stops early, or an order beyond the reach of the grid (which counts
-without its sampling), costs tightness and never soundness.
+One configuration costs a few dozen orders instead of the hundreds that `bounds` looks at, on a
+smaller grid of points. Every order proves an epsilon, so a search that stops early, or an order
+beyond the reach of the grid (which counts without its sampling), costs tightness and never
+soundness.
 """
+
 import functools
 
 import jax
@@ -15,9 +17,13 @@ from . import pld_step, rdp
 
 NODES = 256
 TAIL = 8.0
-COARSE, GOLDEN = 12, 8                  # orders of a first look, steps of a golden section
-HALVINGS, SECANTS, WARM = 4, 9, (0.01, 1.0)    # of an interval of multipliers; log orders around a good one
-AT_ONCE = 256                            # configurations computed together
+COARSE, GOLDEN = 12, 8  # orders of a first look, steps of a golden section
+HALVINGS, SECANTS, WARM = (
+    4,
+    9,
+    (0.01, 1.0),
+)  # of an interval of multipliers; log orders around a good one
+AT_ONCE = 256  # configurations computed together
 SCHEMES = ("poisson", "without_replacement")
 
 
@@ -25,9 +31,10 @@ def epsilons(rate, z, steps, delta, scheme: str = "poisson"):
     """The proved epsilon of `steps` releases of a Gaussian on a sample, for many configurations.
 
     Shapes   all broadcast to [...] -> Float64[...].
-    Units    rate, delta in (0, 1]; z: std over sensitivity; scheme "poisson" (add_remove) | "without_replacement"
-             (replace_one, rate = sample / population).
-    Privacy  the smaller of the Renyi bound and the exact one without sampling.  Traceable and differentiable.
+    Units    rate, delta in (0, 1]; z: std over sensitivity; scheme "poisson" (add_remove) |
+             "without_replacement" (replace_one, rate = sample / population).
+    Privacy  the smaller of the Renyi bound and the exact one without sampling.  Traceable and
+             differentiable.
     Errors   ValueError for concrete values outside those ranges.
     Source   as `rdp.poisson`, `rdp.without_replacement`, `rdp.convert`.
 
@@ -39,11 +46,13 @@ def epsilons(rate, z, steps, delta, scheme: str = "poisson"):
 
 
 def noise_multipliers(rate, steps, epsilon, delta, scheme: str = "poisson"):
-    """The noise multiplier for each target epsilon, and the epsilon that it proves, which is not above the target.
+    """The noise multiplier for each target epsilon, and the epsilon that it proves, which is not
+    above the target.
 
     Shapes   all broadcast to [...] -> (z Float64[...], a float32 each; epsilon Float64[...]).
     Units    as `epsilons`.
-    Privacy  each z was tested: where the search fails, the exact multiplier without sampling is returned.
+    Privacy  each z was tested: where the search fails, the exact multiplier without sampling is
+             returned.
     Errors   ValueError for concrete values outside those ranges.
 
     >>> z, reached = noise_multipliers(0.01, 1000, 1.0, 1e-5)
@@ -72,10 +81,14 @@ def _map(one, scheme, *values):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _compiled(one, scheme, flat):
-    return jax.lax.map(lambda v: one(_curve_of(scheme), *v), flat, batch_size=min(AT_ONCE, len(flat[0])))
+    return jax.lax.map(
+        lambda v: one(_curve_of(scheme), *v), flat, batch_size=min(AT_ONCE, len(flat[0]))
+    )
 
 
-# --- one configuration ---------------------------------------------------------------------------------------------
+# --- one configuration
+# ---------------------------------------------------------------------------------------------
+
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _epsilon(curve_at, rate, z, steps, delta):
@@ -86,9 +99,12 @@ def _epsilon(curve_at, rate, z, steps, delta):
 def _(curve_at, values, tangents):
     found, order = _at_best(curve_at, *values)
 
-    def proved(rate, z, steps, delta):                    # at the best order, its change adds nothing
+    def proved(rate, z, steps, delta):  # at the best order, its change adds nothing
         curve = rdp.poisson if curve_at is _poisson else rdp.without_replacement
-        return jnp.minimum(rdp.convert(order, steps * curve(order, rate, z), delta), _unsampled(z, steps, delta))
+        return jnp.minimum(
+            rdp.convert(order, steps * curve(order, rate, z), delta), _unsampled(z, steps, delta)
+        )
+
     return found, jax.jvp(proved, values, tangents)[1]
 
 
@@ -96,7 +112,9 @@ def _at_best(curve_at, rate, z, steps, delta, *more):
     """The epsilon, and the order that proves it: of a few, one that is sought, and `more`."""
     curve = curve_at(rate, z)
     best, _ = _search(curve, rate, z, steps, delta, GOLDEN + 8)
-    orders = jnp.append(1 + jnp.exp(jnp.linspace(*_ends(rate, z, steps, delta), COARSE)), jnp.stack([best, *more]))
+    orders = jnp.append(
+        1 + jnp.exp(jnp.linspace(*_ends(rate, z, steps, delta), COARSE)), jnp.stack([best, *more])
+    )
     each = rdp.convert(orders, steps * curve(orders), delta)
     return jnp.minimum(jnp.min(each), _unsampled(z, steps, delta)), pld_step.least(each, orders)
 
@@ -106,14 +124,16 @@ def _unsampled(z, steps, delta):
 
 
 def _ends(rate, z, steps, delta):
-    """log(order - 1): the best one without sampling, and the best of a Gaussian of what precision the rate leaves."""
+    """log(order - 1): the best one without sampling, and the best of a Gaussian of what precision
+    the rate leaves."""
     low = 0.5 * jnp.log(-2 * z**2 * jnp.log(delta) / steps)
     high = 0.5 * (jnp.log(-2 * jnp.log(delta) / steps) - 2 * jnp.log(rate) - _log_expm1(z**-2))
     return low - 0.7, jnp.maximum(high, low) + 0.7
 
 
 def _search(curve, rate, z, steps, delta, golden):
-    """The order that proves least, and what it proves: a first look, then a golden section around its best."""
+    """The order that proves least, and what it proves: a first look, then a golden section around
+    its best."""
     low, high = _ends(rate, z, steps, delta)
     seen = jnp.linspace(low, high, COARSE)
     step = (high - low) / (COARSE - 1)
@@ -132,16 +152,25 @@ def _section(curve, low, high, steps, delta, times):
         low, high = jnp.where(down, low, left), jnp.where(down, right, high)
         new = jnp.where(down, high - part * (high - low), low + part * (high - low))
         value = at(new)
-        return (low, high, jnp.where(down, new, right), jnp.where(down, left, new),
-                jnp.where(down, value, at_right), jnp.where(down, at_left, value))
+        return (
+            low,
+            high,
+            jnp.where(down, new, right),
+            jnp.where(down, left, new),
+            jnp.where(down, value, at_right),
+            jnp.where(down, at_left, value),
+        )
 
     _, _, left, right, at_left, at_right = jax.lax.fori_loop(
-        0, times, shrink, (low, high, left, right, at(left), at(right)))
+        0, times, shrink, (low, high, left, right, at(left), at(right))
+    )
     return 1 + jnp.exp(jnp.where(at_left < at_right, left, right)), jnp.minimum(at_left, at_right)
 
 
 def _noise(curve_at, rate, steps, epsilon, delta):
-    """False position on a logarithmic scale, between a multiplier that proves too much and one that does not."""
+    """False position on a logarithmic scale, between a multiplier that proves too much and one that
+    does not."""
+
     def excess(proved):
         return jnp.clip(jnp.log(jnp.maximum(proved, 1e-300)) - jnp.log(epsilon), -6.0, 6.0)
 
@@ -151,9 +180,18 @@ def _noise(curve_at, rate, steps, epsilon, delta):
         value = excess(proved)
         fits = value <= 0
         # Illinois: an end that stays twice counts half
-        above, below = jnp.where(before > 0, above / 2, above), jnp.where(before < 0, below / 2, below)
-        return (jnp.where(fits, low, at), jnp.where(fits, above, value), jnp.where(fits, at, high),
-                jnp.where(fits, value, below), jnp.where(fits, best, order), jnp.where(fits, 1.0, -1.0))
+        above, below = (
+            jnp.where(before > 0, above / 2, above),
+            jnp.where(before < 0, below / 2, below),
+        )
+        return (
+            jnp.where(fits, low, at),
+            jnp.where(fits, above, value),
+            jnp.where(fits, at, high),
+            jnp.where(fits, value, below),
+            jnp.where(fits, best, order),
+            jnp.where(fits, 1.0, -1.0),
+        )
 
     def halve(_, ends):
         wide = lambda z: _search(curve_at(rate, z), rate, z, steps, delta, GOLDEN)
@@ -162,8 +200,10 @@ def _noise(curve_at, rate, steps, epsilon, delta):
     def secant(i, ends):
         low, above, high, below, order, _ = ends
         at, near = high - below * (high - low) / (below - above), jnp.log(order - 1)
-        width = jnp.clip(4 * (high - at), *WARM)          # the best order moves faster than the multiplier
-        warm = lambda z: _section(curve_at(rate, z), near - width, near + width, steps, delta, GOLDEN)
+        width = jnp.clip(4 * (high - at), *WARM)  # the best order moves faster than the multiplier
+        warm = lambda z: _section(
+            curve_at(rate, z), near - width, near + width, steps, delta, GOLDEN
+        )
         return tighten(warm, at, ends)
 
     plain = jnp.sqrt(steps) / _gaussian_mu(epsilon, delta)
@@ -173,12 +213,19 @@ def _noise(curve_at, rate, steps, epsilon, delta):
     found = jax.lax.fori_loop(0, SECANTS, secant, ends)
     z, plain = _up(jnp.exp(found[2])), _up(plain)
     reached, _ = _at_best(curve_at, rate, z, steps, delta, found[4])
-    return jnp.where(reached <= epsilon, z, plain), jnp.where(reached <= epsilon, reached, _unsampled(plain, steps, delta))
+    return jnp.where(reached <= epsilon, z, plain), jnp.where(
+        reached <= epsilon, reached, _unsampled(plain, steps, delta)
+    )
 
 
 def _proved(curve, orders, steps, delta):
-    """What each order proves; negative where the order proves more than it can, so that orders still compare."""
-    return steps * curve(orders) + jnp.log1p(-1 / orders) - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
+    """What each order proves; negative where the order proves more than it can, so that orders
+    still compare."""
+    return (
+        steps * curve(orders)
+        + jnp.log1p(-1 / orders)
+        - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
+    )
 
 
 def _up(z):
@@ -192,24 +239,29 @@ def _log_expm1(x):
 
 def _gaussian_mu(epsilon, delta):
     """The largest mu with gaussian_delta(epsilon, mu) <= delta, from below."""
+
     def halve(_, ends):
         low, high = ends
         middle = (low + high) / 2
         fits = rdp.gaussian_delta(epsilon, jnp.exp(middle)) <= delta
         return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
+
     return jnp.exp(jax.lax.fori_loop(0, 60, halve, (jnp.log(1e-9), jnp.log(1e6)))[0])
 
 
-# --- curves ----------------------------------------------------------------------------------------------------------
+# --- curves
+# --------------------------------------------------------------------------------------------------
+
 
 def _curve_of(scheme):
     return _poisson if scheme == "poisson" else _without_replacement
 
 
 def _poisson(rate, z):
-    """As rdp.poisson, summed without logarithms: what overflows is inf, and no order that is chosen."""
+    """As rdp.poisson, summed without logarithms: what overflows is inf, and no order that is
+    chosen."""
     q = jnp.where(rate < 1, rate, 0.5)
-    step = z * jnp.minimum(0.8, 0.5 * z)                  # errors exp(-2 (pi / 0.8)^2), exp(-4 pi^2)
+    step = z * jnp.minimum(0.8, 0.5 * z)  # errors exp(-2 (pi / 0.8)^2), exp(-4 pi^2)
     x = -TAIL * z + step * jnp.arange(NODES)
     loss = (2 * x - 1) / (2 * z**2)
     u = q * jnp.expm1(jnp.minimum(loss, 600.0))
@@ -223,10 +275,13 @@ def _poisson(rate, z):
         v, series = jnp.where(near, u, 0.0), 1.0
         for k in range(9, 2, -1):
             series = 1 + (a - k + 1) / k * v * series
-        far = jnp.exp(jnp.where(near, 0.0, a * ratio + log_weight)) - weight * (1 + a * jnp.where(near, 0.0, u))
+        far = jnp.exp(jnp.where(near, 0.0, a * ratio + log_weight)) - weight * (
+            1 + a * jnp.where(near, 0.0, u)
+        )
         inner = jnp.where(near, weight * a * (a - 1) / 2 * v**2 * series, far)
         sampled = jnp.log1p(jnp.sum(inner, axis=1)) / (orders - 1)
         return _reach(orders + TAIL * z <= x[-1], rate, sampled, orders / (2 * z**2))
+
     return curve
 
 
@@ -240,10 +295,13 @@ def _without_replacement(rate, z):
         a = orders[:, None]
         inner = jnp.exp((a - 2) * ratio + shared) + jnp.exp(-(a + 1) * ratio + shared)
         sampled = jnp.log1p(orders * (orders - 1) * jnp.sum(inner, axis=1)) / (orders - 1)
-        return _reach(jnp.maximum(orders, 2.0) + TAIL * z <= x[-1], rate, sampled, orders / (2 * z**2))
+        return _reach(
+            jnp.maximum(orders, 2.0) + TAIL * z <= x[-1], rate, sampled, orders / (2 * z**2)
+        )
+
     return curve
 
 
 def _reach(reached, rate, sampled, whole):
-    good = reached & (rate < 1) & (sampled <= whole)      # nan and inf are not
+    good = reached & (rate < 1) & (sampled <= whole)  # nan and inf are not
     return jnp.where(good, sampled, whole)

@@ -1,8 +1,11 @@
-"""Epsilon of an event by Renyi differential privacy, and by the exact composition of Gaussians without sampling.
+"""Epsilon of an event by Renyi differential privacy, and by the exact composition of Gaussians
+without sampling.
 
-Either can be the smaller one.  They are quick and serve many numbers of rounds at once; `tight` adds privacy-loss
-distributions.  `curve` is traceable; the rest runs on the host, on concrete numbers.
+Either can be the smaller one.  They are quick and serve many numbers of rounds at once; `tight`
+adds privacy-loss distributions.  `curve` is traceable; the rest runs on the host, on concrete
+numbers.
 """
+
 import functools
 import math
 
@@ -13,10 +16,10 @@ import numpy as np
 from ...core import checks
 from . import events, rdp
 
-BLOCK = 64                                                # orders of one compiled call
+BLOCK = 64  # orders of one compiled call
 ORDERS = 1 + np.geomspace(1e-5, 1e7, 2 * BLOCK)
 SAMPLED, EXACT = "rdp", "gaussian_exact"
-FEW = 4                                                   # events, beyond which they are computed together
+FEW = 4  # events, beyond which they are computed together
 
 
 def epsilon(event, delta) -> tuple[float, str]:
@@ -24,8 +27,8 @@ def epsilon(event, delta) -> tuple[float, str]:
 
     Units    delta in (0, 1).
     Privacy  of the unit and adjacency for which the event was built.
-    Errors   ValueError for what these methods cannot analyse: a sample of a sample, and an event that mixes add_remove
-             (Poisson) with replace_one (with or without replacement).
+    Errors   ValueError for what these methods cannot analyse: a sample of a sample, and an event
+             that mixes add_remove (Poisson) with replace_one (with or without replacement).
 
     >>> value, method = epsilon(events.gaussian(1.0), 1e-5)
     >>> round(value, 4), method
@@ -37,14 +40,18 @@ def epsilon(event, delta) -> tuple[float, str]:
 
 
 def curve(event, orders):
-    """Renyi curve of an event: traceable, also in the numbers of the event but for draws with replacement.
+    """Renyi curve of an event: traceable, also in the numbers of the event but for draws with
+    replacement.
 
     Shapes   orders [n] > 1 -> Float64[n].
     Errors   ValueError as `epsilon`.
     """
     event, _ = _multiplicities(event, 0.0)
     with jax.enable_x64(True):
-        return _curve(jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event), jnp.asarray(orders, jnp.float64))
+        return _curve(
+            jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event),
+            jnp.asarray(orders, jnp.float64),
+        )
 
 
 def _curve(event, orders):
@@ -61,7 +68,9 @@ def _curve(event, orders):
     if isinstance(event, events.Poisson):
         return rdp.poisson(orders, event.rate, _precision(event.event) ** -0.5)
     if isinstance(event, events.WithoutReplacement):
-        return rdp.without_replacement(orders, event.sample / event.population, _precision(event.event) ** -0.5)
+        return rdp.without_replacement(
+            orders, event.sample / event.population, _precision(event.event) ** -0.5
+        )
     if isinstance(event, events.Multiplicity):
         return rdp.with_replacement(orders, event.law, _precision(event.event) ** -0.5)
     return _precision(event)
@@ -70,7 +79,11 @@ def _curve(event, orders):
 def _each(event, orders):
     """Curves [n, orders] of an event whose Gaussians hold multipliers [n]."""
     leaves, shape = jax.tree.flatten(event, is_leaf=lambda e: isinstance(e, events.Gaussian))
-    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, events.Gaussian) and jnp.ndim(leaf.noise_multiplier)]
+    at = [
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, events.Gaussian) and jnp.ndim(leaf.noise_multiplier)
+    ]
 
     def one(multipliers):
         held = list(leaves)
@@ -82,7 +95,8 @@ def _each(event, orders):
 
 
 def delta(event, epsilon) -> float:
-    """The smallest delta at which the event is proved to be `epsilon`-private, to one part in a million, from above.
+    """The smallest delta at which the event is proved to be `epsilon`-private, to one part in a
+    million, from above.
 
     Units    epsilon >= 0.  The result is 1 where nothing smaller was found, and at least 1e-300.
     Errors   ValueError as `epsilon`.
@@ -92,14 +106,14 @@ def delta(event, epsilon) -> float:
     """
     checks.nonnegative("jfl.privacy.accountants.rdp_events.delta", epsilon=epsilon)
     fits = lambda deltas: bounds((event,), np.ones(len(deltas)), deltas)[0] <= float(epsilon)
-    few, many = 0, 1                                      # decades that fit, and that do not
+    few, many = 0, 1  # decades that fit, and that do not
     while many < 300 and fits(np.array([10.0**-many]))[0]:
         few, many = many, min(2 * many, 300)
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (middle, many) if fits(np.array([10.0**-middle]))[0] else (few, middle)
     low, high = -many * math.log(10), -few * math.log(10)
-    while high - low > 1e-6:                              # epsilon falls as delta grows
+    while high - low > 1e-6:  # epsilon falls as delta grows
         tried = np.linspace(low, high, 34)[1:-1]
         good = fits(np.exp(tried))
         first = int(np.argmax(good)) if good.any() else 32
@@ -109,7 +123,8 @@ def delta(event, epsilon) -> float:
 
 
 def bounds(found, times, delta):
-    """Epsilon [m] of the worst event repeated `times`, at `delta` [m]; and whether the exact Gaussian gave it.
+    """Epsilon [m] of the worst event repeated `times`, at `delta` [m]; and whether the exact
+    Gaussian gave it.
 
     Shapes   times [m]; or [m, n] how often each part of a Series [n] happened.
     """
@@ -117,7 +132,7 @@ def bounds(found, times, delta):
     if len(found) > FEW and times.shape == (1,):
         high = above(found, times, delta)
         order, kept = np.argsort(-high), []
-        for i in order:                                   # the largest first, until the rest is below
+        for i in order:  # the largest first, until the rest is below
             if kept and max(kept)[0] >= high[i]:
                 break
             value, exact = _bound(found[i], times, delta)
@@ -130,7 +145,8 @@ def bounds(found, times, delta):
 
 
 def above(found, times, delta):
-    """Quick upper bounds [events] for one number of rounds; many events of one shape at the price of a few."""
+    """Quick upper bounds [events] for one number of rounds; many events of one shape at the price
+    of a few."""
     leaves, shapes = zip(*(jax.tree.flatten(e) for e in found))
     alike = len(set(shapes)) == 1 and len(found) > FEW and not any(np.ndim(v) for v in leaves[0])
     if not alike or events.WithReplacement in _kinds(found[0]):
@@ -138,35 +154,52 @@ def above(found, times, delta):
     with jax.enable_x64(True):
         # lengths in steps, so that few of them are compiled
         rows = np.array([*leaves, *leaves[:1] * (-len(leaves) % BLOCK)], np.float64)
-        curves = np.asarray(_compiled_many(shapes[0], jnp.asarray(rows)))[:len(found)]
+        curves = np.asarray(_compiled_many(shapes[0], jnp.asarray(rows)))[: len(found)]
     best = _convert(ORDERS, times[0] * curves, np.full(len(found), delta[0])).min(axis=1)
     whole = [float(_precision(e, sampled=False)) for e in found]
-    return np.minimum(best, np.asarray(rdp.gaussian_epsilon(np.sqrt(times[0] * np.array(whole)), delta[0])))
+    return np.minimum(
+        best, np.asarray(rdp.gaussian_epsilon(np.sqrt(times[0] * np.array(whole)), delta[0]))
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _compiled_many(shape, rows):
-    one = lambda values: _curve(jax.tree.unflatten(shape, list(values)), jnp.asarray(ORDERS, jnp.float64))
+    one = lambda values: _curve(
+        jax.tree.unflatten(shape, list(values)), jnp.asarray(ORDERS, jnp.float64)
+    )
     return jax.lax.map(one, rows, batch_size=8)
 
 
 def _bound(event, times, delta):
     kinds = _kinds(event)
     if events.Poisson in kinds and kinds & {events.WithoutReplacement, events.WithReplacement}:
-        checks.fail("jfl.privacy.accountants.rdp_events", "one adjacency in an event", "poisson (add_remove) and with or "
-                   "without_replacement (replace_one)", "Use one kind of sampling throughout.")
+        checks.fail(
+            "jfl.privacy.accountants.rdp_events",
+            "one adjacency in an event",
+            "poisson (add_remove) and with or without_replacement (replace_one)",
+            "Use one kind of sampling throughout.",
+        )
     counts = times if times.ndim == 2 else times[:, None]
-    if isinstance(event, events.Series):                  # its parts apart, so that many counts cost one
+    if isinstance(event, events.Series):  # its parts apart, so that many counts cost one
         counts, event = counts if times.ndim == 2 else counts * event.times, event.event
     # draws that repeat more often than a hundredth of delta allows are given up, and paid for
-    event, given_up = _multiplicities(event, np.min(delta) / max(float(np.max(counts.sum(1))), 1.0) / 100)
+    event, given_up = _multiplicities(
+        event, np.min(delta) / max(float(np.max(counts.sum(1))), 1.0) / 100
+    )
     delta = delta - given_up * counts.sum(1)
-    precision = np.broadcast_to(np.asarray(_precision(event, sampled=False), np.float64), counts.shape[1:])
+    precision = np.broadcast_to(
+        np.asarray(_precision(event, sampled=False), np.float64), counts.shape[1:]
+    )
     exact = np.asarray(rdp.gaussian_epsilon(np.sqrt(counts @ precision), delta))
-    if not kinds & {events.Poisson, events.WithoutReplacement, events.WithReplacement, events.Participation}:
+    if not kinds & {
+        events.Poisson,
+        events.WithoutReplacement,
+        events.WithReplacement,
+        events.Participation,
+    }:
         return exact, np.ones(len(times), bool)
     orders, values = ORDERS, counts @ _values(event, ORDERS, counts.shape[1])
-    for _ in range(2):                                    # a finer look around each best order
+    for _ in range(2):  # a finer look around each best order
         best = np.unique(np.argmin(_convert(orders, values, delta), axis=1))
         # an end of the orders looks far beyond it
         gaps = np.concatenate([[1e-4 * (orders[0] - 1)], orders - 1, [1e4 * (orders[-1] - 1)]])
@@ -192,8 +225,11 @@ def _convert(orders, values, delta):
     return np.asarray(rdp.convert(orders, values, delta[:, None]))
 
 
-_compiled_each = jax.jit(lambda event, orders: _each(
-    jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event), jnp.asarray(orders, jnp.float64)))
+_compiled_each = jax.jit(
+    lambda event, orders: _each(
+        jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event), jnp.asarray(orders, jnp.float64)
+    )
+)
 
 
 def _kinds(event):
@@ -202,32 +238,48 @@ def _kinds(event):
 
 
 def _precision(event, sampled=True):
-    """Sum of 1 / z^2 of what is one Gaussian, inside a sample; with sampled=False, of an event without sampling."""
+    """Sum of 1 / z^2 of what is one Gaussian, inside a sample; with sampled=False, of an event
+    without sampling."""
     if isinstance(event, events.Gaussian):
-        return event.noise_multiplier ** -2
+        return event.noise_multiplier**-2
     if isinstance(event, events.Repeat):
         return event.times * _precision(event.event, sampled)
     if isinstance(event, events.Compose):
         return sum(_precision(e, sampled) for e in event.events)
     if isinstance(event, events.Series):
-        return event.times @ np.broadcast_to(_precision(event.event, sampled), np.shape(event.times))
+        return event.times @ np.broadcast_to(
+            _precision(event.event, sampled), np.shape(event.times)
+        )
     if not sampled:
         copies = event.most if isinstance(event, events.Multiplicity) else 1
         return copies**2 * _precision(event.event, sampled)
     name = "WithReplacement" if isinstance(event, events.Multiplicity) else type(event).__name__
-    checks.fail("jfl.privacy.accountants.rdp_events", "a sample of Gaussians", f"events.{name}",
-               "No bound is known here for a sample of a sample: sample once, and use participation for the clients.")
+    checks.fail(
+        "jfl.privacy.accountants.rdp_events",
+        "a sample of Gaussians",
+        f"events.{name}",
+        (
+            "No bound is known here for a sample of a sample: sample once, and use participation "
+            "for "
+            "the clients."
+        ),
+    )
 
 
 def _multiplicities(event, loss):
-    """An event whose draws with replacement state how often an element comes; and what of delta that leaves out.
+    """An event whose draws with replacement state how often an element comes; and what of delta
+    that leaves out.
 
-    A law cut off at some number of copies, which it exceeds with probability at most `loss` in the event, is the law
-    given that it does not: whether it does is the same for both neighbours, so the probability is added to delta.
+    A law cut off at some number of copies, which it exceeds with probability at most `loss` in the
+    event, is the law
+    given that it does not: whether it does is the same for both neighbours, so the probability is
+    added to delta.
     """
     if isinstance(event, events.WithReplacement):
         law, beyond = _law(event, loss)
-        return events.Multiplicity(law, np.flatnonzero(law)[-1].astype(np.float64), event.event), beyond
+        return events.Multiplicity(
+            law, np.flatnonzero(law)[-1].astype(np.float64), event.event
+        ), beyond
     if isinstance(event, events.Compose):
         parts = [_multiplicities(e, loss / len(event.events)) for e in event.events]
         return events.Compose(tuple(e for e, _ in parts)), sum(p for _, p in parts)
@@ -251,7 +303,12 @@ def _law(event, loss):
     from scipy import stats  # half a second: not at import
 
     if not checks.concrete((event.draws, event.population)):
-        checks.fail("jfl.privacy.accountants.rdp_events", "concrete draws and population", "traced ones", "The law has draws + 1 values.")
+        checks.fail(
+            "jfl.privacy.accountants.rdp_events",
+            "concrete draws and population",
+            "traced ones",
+            "The law has draws + 1 values.",
+        )
     draws, chance = int(event.draws), 1 / float(event.population)
     most = draws if loss <= 0 else min(draws, max(1, int(stats.binom.isf(loss, draws, chance))))
     beyond = float(stats.binom.sf(most, draws, chance)) if most < draws else 0.0
@@ -263,4 +320,9 @@ def _law(event, loss):
 def check_delta(delta):
     found = checks.array("jfl.guarantee", "delta", delta)
     if found.ndim or found.dtype.kind not in "iuf" or not 0 < found < 1:
-        checks.fail("jfl.guarantee", "delta in (0, 1)", f"delta={checks.shown(delta)}", "Below 1 / (number of examples) is usual.")
+        checks.fail(
+            "jfl.guarantee",
+            "delta in (0, 1)",
+            f"delta={checks.shown(delta)}",
+            "Below 1 / (number of examples) is usual.",
+        )

@@ -1,8 +1,10 @@
-"""The smallest epsilon that is proved: Renyi bounds, exact Gaussians, and privacy-loss distributions where they apply.
+"""The smallest epsilon that is proved: Renyi bounds, exact Gaussians, and privacy-loss
+distributions where they apply.
 
-And the inverse: the noise, the rounds or the sampling rate that reach an epsilon.  All on the host, on concrete
-numbers, by solvers that return a number they have tested.
+And the inverse: the noise, the rounds or the sampling rate that reach an epsilon.  All on the host,
+on concrete numbers, by solvers that return a number they have tested.
 """
+
 import math
 
 import numpy as np
@@ -13,22 +15,25 @@ from . import rdp_events as quick
 from .rdp_events import EXACT, SAMPLED, check_delta
 
 LOSS_DISTRIBUTION = "pld"
-PARTS = 64                                                # of an event, in one privacy-loss distribution
-CLIENTS = 8                                               # that are refined while looking for the worst one
-LEAST = np.float32(1e-3)                                  # noise multiplier that is tried
-FINEST = 1e-25                                            # delta below which rounding eats a distribution's gain
-REPEATS = 1e7                                             # beyond, the grid's slack is larger than its gain
+PARTS = 64  # of an event, in one privacy-loss distribution
+CLIENTS = 8  # that are refined while looking for the worst one
+LEAST = np.float32(1e-3)  # noise multiplier that is tried
+FINEST = 1e-25  # delta below which rounding eats a distribution's gain
+REPEATS = 1e7  # beyond, the grid's slack is larger than its gain
 
 
 def epsilon(event, delta) -> tuple[float, str]:
-    """The smallest proved epsilon of an event, and the method that proved it: "pld", "rdp" or "gaussian_exact".
+    """The smallest proved epsilon of an event, and the method that proved it: "pld", "rdp" or
+    "gaussian_exact".
 
     Units    delta in (0, 1).
     Privacy  of the unit and adjacency for which the event was built.
-    Errors   ValueError for what none of the methods can analyse: a sample of a sample, and an event that mixes
-             add_remove (Poisson) with replace_one (with or without replacement).
+    Errors   ValueError for what none of the methods can analyse: a sample of a sample, and an event
+             that mixes add_remove (Poisson) with replace_one (with or without replacement).
 
-    >>> value, method = epsilon(events.repeat(events.poisson(0.01, events.gaussian(1.0)), 1000), 1e-5)
+    >>> value, method = epsilon(
+    ...     events.repeat(events.poisson(0.01, events.gaussian(1.0)), 1000), 1e-5
+    ... )
     >>> 1.827 < value < 1.829, method
     (True, 'pld')
     """
@@ -37,7 +42,8 @@ def epsilon(event, delta) -> tuple[float, str]:
 
 
 def delta(event, epsilon) -> float:
-    """The smallest delta at which the event is proved to be `epsilon`-private; 1 where nothing smaller was found.
+    """The smallest delta at which the event is proved to be `epsilon`-private; 1 where nothing
+    smaller was found.
 
     Units    epsilon >= 0.
     Errors   ValueError as `epsilon`.
@@ -47,7 +53,7 @@ def delta(event, epsilon) -> float:
         return found
     try:
         return min(found, pld.delta(_spread(event), epsilon))
-    except ValueError:                                    # numbers outside its range
+    except ValueError:  # numbers outside its range
         return found
 
 
@@ -63,27 +69,38 @@ def epsilon_of(found, times: int, delta: float) -> tuple[float, str]:
         value, exact = quick.bounds((found[i],), times, deltas)
         renyi = float(value[0]), EXACT if exact[0] else SAMPLED
         # a distribution helps only where this one may be the worst
-        best.append(min(renyi, _distribution(found[i], times[0], delta)) if not best or renyi > max(best) else renyi)
+        best.append(
+            min(renyi, _distribution(found[i], times[0], delta))
+            if not best or renyi > max(best)
+            else renyi
+        )
     left = np.sort(-above)[CLIENTS:]
     return max(best) if not len(left) or max(best)[0] >= -left[0] else (float(-left[0]), SAMPLED)
 
 
 def _distribution(event, times, delta):
-    """The epsilon of the privacy-loss distribution; inf where there is none, or none that could be better."""
+    """The epsilon of the privacy-loss distribution; inf where there is none, or none that could be
+    better."""
     if delta < FINEST or not takes(event, times):
         return math.inf, LOSS_DISTRIBUTION
     try:
         return pld.pld_epsilon(_spread(event), times, delta)[0], LOSS_DISTRIBUTION
-    except ValueError:                                    # numbers outside its range
+    except ValueError:  # numbers outside its range
         return math.inf, LOSS_DISTRIBUTION
 
 
 def takes(event, times=1) -> bool:
-    """True if a privacy-loss distribution of the event is worth a try: sampled, and not too many different parts."""
+    """True if a privacy-loss distribution of the event is worth a try: sampled, and not too many
+    different parts."""
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))
     kinds = quick._kinds(event)
-    sampled = kinds & {events.Poisson, events.WithoutReplacement, events.WithReplacement, events.Participation}
+    sampled = kinds & {
+        events.Poisson,
+        events.WithoutReplacement,
+        events.WithReplacement,
+        events.Participation,
+    }
     return bool(sampled) and _parts(event) <= PARTS and times <= REPEATS
 
 
@@ -91,7 +108,9 @@ def _spread(event):
     """An event without Series: each of its parts by itself."""
     if isinstance(event, events.Series):
         times = np.asarray(event.times)
-        return events.compose(*(events.repeat(_part(event.event, i), n) for i, n in enumerate(times) if n > 0))
+        return events.compose(
+            *(events.repeat(_part(event.event, i), n) for i, n in enumerate(times) if n > 0)
+        )
     if isinstance(event, events.Compose):
         return events.Compose(tuple(_spread(e) for e in event.events))
     return type(event)(**{k: _spread(v) if k == "event" else v for k, v in vars(event).items()})
@@ -114,13 +133,16 @@ def _parts(event):
     return _parts(event.event) if hasattr(event, "event") else 1
 
 
-# --- inverses ------------------------------------------------------------------------------------------------------
+# --- inverses
+# --------------------------------------------------------------------------------------------------
+
 
 def solve_noise(event_of_z, epsilon, delta) -> float:
     """The smallest noise multiplier z whose epsilon is at most `epsilon`.
 
-    The result is a float32, the number that a simulation runs, and was itself tested: it is never on the wrong side.
-    It is at most a few parts in a million above the smallest that passes the test.
+    The result is a float32, the number that a simulation runs, and was itself tested: it is never
+    on the wrong side. It is at most a few parts in a million above the smallest that passes the
+    test.
 
     Args     event_of_z: z -> an event, or a tuple of events of which the worst counts.
     Errors   ValueError if epsilon is not > 0 and finite, or out of reach of any z up to a million.
@@ -135,11 +157,14 @@ def solve_noise(event_of_z, epsilon, delta) -> float:
         return event if isinstance(event, tuple) else (event,)
 
     first = smallest("solve_noise", lambda z: _quick(found(z), delta), epsilon)
-    return smallest("solve_noise", lambda z: epsilon_of(found(z), 1, float(delta))[0], epsilon, first)
+    return smallest(
+        "solve_noise", lambda z: epsilon_of(found(z), 1, float(delta))[0], epsilon, first
+    )
 
 
 def solve_rounds(event, epsilon, delta) -> int:
-    """The largest number of repeats with epsilon(repeat(event, number)) <= epsilon; 0 where even one is too many.
+    """The largest number of repeats with epsilon(repeat(event, number)) <= epsilon; 0 where even
+    one is too many.
 
     Errors   ValueError if epsilon is not > 0 and finite; beyond 10^12 repeats it stops there.
 
@@ -148,25 +173,37 @@ def solve_rounds(event, epsilon, delta) -> int:
     """
     check_delta(delta)
     many = lambda times: quick.bounds((event,), times, np.full(times.shape, float(delta)))[0]
-    return largest("solve_rounds", many, lambda times: epsilon_of((event,), times, float(delta))[0], epsilon)
+    return largest(
+        "solve_rounds", many, lambda times: epsilon_of((event,), times, float(delta))[0], epsilon
+    )
 
 
 def solve_rate(event_of_rate, epsilon, delta) -> float:
-    """The largest sampling rate in (0, 1] with epsilon(event_of_rate(rate)) <= epsilon: a float32, itself tested.
+    """The largest sampling rate in (0, 1] with epsilon(event_of_rate(rate)) <= epsilon: a float32,
+    itself tested.
 
     Errors   ValueError if epsilon is not > 0 and finite, or out of reach of any rate down to 1e-9.
 
-    >>> round(solve_rate(lambda q: events.repeat(events.poisson(q, events.gaussian(1.0)), 1000), 2.0, 1e-5), 4)
+    >>> round(
+    ...     solve_rate(
+    ...         lambda q: events.repeat(events.poisson(q, events.gaussian(1.0)), 1000), 2.0, 1e-5
+    ...     ),
+    ...     4,
+    ... )
     0.0109
     """
     check_delta(delta)
+
     # the inverse of a rate is sought like a multiplier: the larger, the safer
     def inverse(x):
         return epsilon_of((event_of_rate(_rate(x)),), 1, float(delta))[0]
+
     if inverse(1.0) <= epsilon:
         checks.positive("solve_rate", epsilon=epsilon)
         return 1.0
-    first = smallest("solve_rate", lambda x: _quick((event_of_rate(_rate(x)),), delta), epsilon, most=1e9)
+    first = smallest(
+        "solve_rate", lambda x: _quick((event_of_rate(_rate(x)),), delta), epsilon, most=1e9
+    )
     return _rate(smallest("solve_rate", inverse, epsilon, first, most=1e9))
 
 
@@ -179,16 +216,18 @@ def _quick(found, delta):
 
 
 def smallest(where, reached, target, first=1.0, most=1e6):
-    """The smallest float32 z with reached(z) <= target, as far as a bracket of a part in a million tells.
+    """The smallest float32 z with reached(z) <= target, as far as a bracket of a part in a million
+    tells.
 
-    log(epsilon) is almost straight in log(z), so each step goes where the line through both ends meets the target;
-    an end that stays twice counts half (Illinois), and what is returned has been tested.
+    log(epsilon) is almost straight in log(z), so each step goes where the line through both ends
+    meets the target; an end that stays twice counts half (Illinois), and what is returned has been
+    tested.
     """
     checks.positive(where, epsilon=target)
     target = float(target)
 
     def height(z):
-        value = reached(float(z))                         # a value that is none (nan) is not reached
+        value = reached(float(z))  # a value that is none (nan) is not reached
         return math.log(min(max(value, 1e-300), 1e300) / target) if value >= 0 else math.inf
 
     high = np.float32(first)
@@ -199,8 +238,12 @@ def smallest(where, reached, target, first=1.0, most=1e6):
         high *= grow
         grow = min(grow * grow, np.float32(4))
         if high > most:
-            checks.fail(where, "an epsilon that noise can reach", f"epsilon={target:g}",
-                       "Raise epsilon or delta, or lower rounds or the sampling rates.")
+            checks.fail(
+                where,
+                "an epsilon that noise can reach",
+                f"epsilon={target:g}",
+                "Raise epsilon or delta, or lower rounds or the sampling rates.",
+            )
         f_high = height(high)
     while low is None:
         tried = max(high / grow, LEAST)
@@ -243,7 +286,10 @@ def largest(where, many, one, target) -> int:
         tried = tried[(tried > low) & (tried < high)]
         over = many(tried) > target
         first = int(np.argmax(over)) if over.any() else len(tried)
-        low, high = (int(tried[first - 1]) if first else low), (int(tried[first]) if first < len(tried) else high)
+        low, high = (
+            (int(tried[first - 1]) if first else low),
+            (int(tried[first]) if first < len(tried) else high),
+        )
     # the quick bounds allow `low`; the tight one may allow more
     fits = lambda number: one(number) <= target
     if low >= 10**12 or not fits(low + 1):

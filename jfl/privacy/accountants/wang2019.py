@@ -1,10 +1,13 @@
-"""The bound of Wang, Balle and Kasiviswanathan for samples of fixed size, as papers use it: two series.
+"""The bound of Wang, Balle and Kasiviswanathan for samples of fixed size, as papers use it: two
+series.
 
-`rdp.without_replacement` is up to four times smaller for the Gaussian and as sound.  These exist to evaluate what was
-published, and for mechanisms that are known by their curve only.  They may exceed the curve without sampling, which
-holds too: take the smaller one.  Curves are for replace_one of an element *of the
-sampled population*, and `rate` is sample / population.  Orders are concrete numbers; rate and z may be traced.
+`rdp.without_replacement` is up to four times smaller for the Gaussian and as sound.  These exist to
+evaluate what was published, and for mechanisms that are known by their curve only.  They may exceed
+the curve without sampling, which holds too: take the smaller one.  Curves are for replace_one of an
+element *of the sampled population*, and `rate` is sample / population.  Orders are concrete
+numbers; rate and z may be traced.
 """
+
 import math
 
 import jax
@@ -21,19 +24,23 @@ NODES = 1024
 def crude(orders, rate, z):
     """The general bound at a Gaussian's curve.
 
-    Shapes   orders [n] >= 2 if whole; others between 1 and 2 or between whole ones are interpolated -> Float64[n].
+    Shapes   orders [n] >= 2 if whole; others between 1 and 2 or between whole ones are interpolated
+             -> Float64[n].
     Units    rate in (0, 1]; z: std over the replace_one sensitivity.
     Errors   ValueError unless orders are concrete and > 1.
-    Source   Wang, Balle, Kasiviswanathan, AISTATS 2019, Theorem 9 with an unbounded curve at infinity.
+    Source   Wang, Balle, Kasiviswanathan, AISTATS 2019, Theorem 9 with an unbounded curve at
+             infinity.
     """
     return wor_rdp(orders, rate, lambda j: j / (2 * jnp.asarray(z, jnp.float64) ** 2))
 
 
 def refined(orders, rate, z):
-    """The bound with alternating sums B(l) = E[(e^X - 1)^l], X ~ N(-1 / (2 z^2), 1 / z^2), in place of raw moments.
+    """The bound with alternating sums B(l) = E[(e^X - 1)^l], X ~ N(-1 / (2 z^2), 1 / z^2), in place
+    of raw moments.
 
-    Each term is the smaller of the two series.  B is needed at even l, where it is the mean of nonnegative numbers:
-    the trapezoid rule on logarithms loses nothing, where the sum itself needs a hundred digits.
+    Each term is the smaller of the two series.  B is needed at even l, where it is the mean of
+    nonnegative numbers: the trapezoid rule on logarithms loses nothing, where the sum itself needs
+    a hundred digits.
 
     Shapes, Units, Errors   as `crude`.
     Source   Wang, Balle, Kasiviswanathan, AISTATS 2019, Theorem 27.
@@ -51,7 +58,8 @@ def wor_rdp(orders, rate, rdp_of_order):
 
     Args     rdp_of_order: its curve under replace_one, whole orders [m] -> [m], traceable.
     Shapes, Units, Errors   as `crude`.
-    Source   as `crude`.  It does not vanish with the curve: its terms from the third on tend to 2 rate^j binom(a, j).
+    Source   as `crude`.  It does not vanish with the curve: its terms from the third on tend to 2
+             rate^j binom(a, j).
     """
     return _series(orders, rate, rdp_of_order, None)
 
@@ -62,15 +70,20 @@ def interpolate(orders, whole, curve):
     Shapes   orders [n] > 1; whole = 2, 3, ... [m]; curve [m] at them -> [n].
     """
     below = jnp.floor(orders)
-    scaled = jnp.concatenate([jnp.zeros(1), (whole - 1) * curve])         # orders 1, 2, ...
+    scaled = jnp.concatenate([jnp.zeros(1), (whole - 1) * curve])  # orders 1, 2, ...
     at = below.astype(int) - 1
-    above = jnp.minimum(at + 1, len(whole))               # a whole order needs nothing above itself
+    above = jnp.minimum(at + 1, len(whole))  # a whole order needs nothing above itself
     return ((1 - orders + below) * scaled[at] + (orders - below) * scaled[above]) / (orders - 1)
 
 
 def _series(orders, rate, rdp_of_order, log_moments):
     if not checks.concrete(orders):
-        checks.fail("jfl.privacy.accountants.wang2019", "concrete orders", "traced ones", "The series has as many terms as the order.")
+        checks.fail(
+            "jfl.privacy.accountants.wang2019",
+            "concrete orders",
+            "traced ones",
+            "The series has as many terms as the order.",
+        )
     orders = np.atleast_1d(np.asarray(orders, np.float64))
     if not (np.all(orders > 1) and np.all(np.isfinite(orders))):
         checks.fail("jfl.privacy.accountants.wang2019", "orders > 1 and finite", f"{orders}")
@@ -78,7 +91,11 @@ def _series(orders, rate, rdp_of_order, log_moments):
     whole = np.arange(2, math.ceil(orders.max()) + 1, dtype=np.float64)
     with jax.enable_x64(True):
         curve = rdp_of_order(jnp.asarray(whole))
-        moments = log_moments(np.arange(2.0, whole[-1] + 2, 2)) if log_moments else jnp.full(len(whole), jnp.inf)
+        moments = (
+            log_moments(np.arange(2.0, whole[-1] + 2, 2))
+            if log_moments
+            else jnp.full(len(whole), jnp.inf)
+        )
     return _bound(orders, whole, curve, moments, rate)
 
 
@@ -88,7 +105,11 @@ def _bound(orders, whole, curve, moments, rate):
     first = jnp.minimum(jnp.log(4.0) + curve[0] + jnp.log(-jnp.expm1(-curve[0])), terms[0])
     below = np.arange(2, 2 + len(whole)) // 2
     above = np.arange(3, 3 + len(whole)) // 2
-    terms = jnp.minimum(terms, jnp.log(4.0) + (moments[below - 1] + moments[above - 1]) / 2).at[0].set(first)
+    terms = (
+        jnp.minimum(terms, jnp.log(4.0) + (moments[below - 1] + moments[above - 1]) / 2)
+        .at[0]
+        .set(first)
+    )
     a = whole[:, None]
     choose = gammaln(a + 1) - gammaln(whole + 1) - gammaln(jnp.maximum(a - whole, 0) + 1)
     terms = jnp.where(whole <= a, choose + whole * jnp.log(rate) + terms, -jnp.inf)
@@ -101,7 +122,7 @@ def _log_moments(evens, z):
     step = 0.5 * z * jnp.minimum(1.0, z)
     x = -rdp.TAIL * z + step * jnp.arange(NODES)
     loss = jnp.abs(2 * x - 1) / (2 * z**2)
-    signed = jnp.where(x > 0.5, loss, 0.0)                # |e^X - 1| = e^X (1 - e^-X) or 1 - e^X
+    signed = jnp.where(x > 0.5, loss, 0.0)  # |e^X - 1| = e^X (1 - e^-X) or 1 - e^X
     size = signed + jnp.log(jnp.maximum(-jnp.expm1(-loss), 1e-300))
     weight = jnp.log(step / z) - (x / z) ** 2 / 2 - rdp.HALF_LOG_2PI
     moments = logsumexp(evens[:, None] * size + weight, axis=1)

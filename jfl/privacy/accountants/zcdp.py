@@ -1,9 +1,11 @@
 """Concentrated differential privacy: zCDP, and truncated CDP (tCDP) with every precondition tested.
 
-A pair (rho, omega) bounds the Renyi divergence of all orders a in (1, omega) by rho a; zCDP is omega = inf.  Functions
-are pure, float64 and traceable.  Those of tCDP return a `Checked` value: with `strict`, a failed precondition raises;
-without, or under a trace, the value comes with its list of failures and proves nothing unless that is empty.
+A pair (rho, omega) bounds the Renyi divergence of all orders a in (1, omega) by rho a; zCDP is
+omega = inf.  Functions are pure, float64 and traceable.  Those of tCDP return a `Checked` value:
+with `strict`, a failed precondition raises; without, or under a trace, the value comes with its
+list of failures and proves nothing unless that is empty.
 """
+
 import math
 
 import jax
@@ -14,10 +16,12 @@ from ...core import checks
 from ...core.checks import Checked as Checked
 from . import rdp
 
-LOG_ORDERS = (math.log(1e-6), math.log(1e9))              # of order - 1, in the search for the best one
+LOG_ORDERS = (math.log(1e-6), math.log(1e9))  # of order - 1, in the search for the best one
 
 
-# --- zCDP ----------------------------------------------------------------------------------------------------------
+# --- zCDP
+# --------------------------------------------------------------------------------------------------
+
 
 @rdp.float64
 def gaussian(sensitivity, sigma):
@@ -51,9 +55,11 @@ def to_dp_classical(rho, delta):
 
 @rdp.float64
 def to_dp(rho, delta):
-    """The smallest epsilon by the improved conversion of the curve rho a, over all real orders; never above the other.
+    """The smallest epsilon by the improved conversion of the curve rho a, over all real orders;
+    never above the other.
 
-    Source   `rdp.convert`; the search ends within rounding of the best order, and any order proves its epsilon.
+    Source   `rdp.convert`; the search ends within rounding of the best order, and any order proves
+             its epsilon.
 
     >>> round(float(to_dp(0.1, 1e-5)), 9)
     1.914238832
@@ -61,7 +67,9 @@ def to_dp(rho, delta):
     return _best(rho, delta, jnp.inf)
 
 
-# --- tCDP ----------------------------------------------------------------------------------------------------------
+# --- tCDP
+# --------------------------------------------------------------------------------------------------
+
 
 def tcdp_compose(rhos, omegas):
     """(sum of rho, least omega) of releases that follow each other.
@@ -75,19 +83,29 @@ def tcdp_compose(rhos, omegas):
 def tcdp_to_dp(rho, omega, delta, strict: bool = True) -> Checked:
     """epsilon = rho + 2 sqrt(rho log(1 / delta)), which needs log(1 / delta) <= (omega - 1)^2 rho.
 
-    Errors   with strict, ValueError that names what fails; `tcdp_to_dp_any` needs no such condition.
+    Errors   with strict, ValueError that names what fails; `tcdp_to_dp_any` needs no such
+             condition.
     Source   Chen et al., 2024, Lemma 2; Bun, Dwork, Rothblum, Steinke, STOC 2018, Lemma 5.
     """
     _ranges("concentrated.tcdp_to_dp", rho, delta)
     with jax.enable_x64(True):
         r, w, d = (jnp.asarray(v, jnp.float64) for v in (rho, omega, delta))
-        conditions = {"omega > 1": w > 1, "log(1 / delta) <= (omega - 1)^2 rho": -jnp.log(d) <= (w - 1) ** 2 * r}
-        return checks.checked("concentrated.tcdp_to_dp", to_dp_classical(rho, delta), conditions, strict,
-                        "Use tcdp_to_dp_any, or more noise.")
+        conditions = {
+            "omega > 1": w > 1,
+            "log(1 / delta) <= (omega - 1)^2 rho": -jnp.log(d) <= (w - 1) ** 2 * r,
+        }
+        return checks.checked(
+            "concentrated.tcdp_to_dp",
+            to_dp_classical(rho, delta),
+            conditions,
+            strict,
+            "Use tcdp_to_dp_any, or more noise.",
+        )
 
 
 def tcdp_to_dp_any(rho, omega, delta):
-    """The smallest epsilon by the improved conversion, over the orders below omega; sound for every omega > 1.
+    """The smallest epsilon by the improved conversion, over the orders below omega; sound for every
+    omega > 1.
 
     Errors   ValueError for a concrete omega <= 1: there is no order to use.
 
@@ -101,10 +119,12 @@ def tcdp_to_dp_any(rho, omega, delta):
 
 
 def tcdp_amplify(rho, rate, omega=math.inf, strict: bool = True) -> Checked:
-    """A release on a sample of fixed size, for replace_one: value (13 rate^2 rho, log(1 / rate) / (4 rho)).
+    """A release on a sample of fixed size, for replace_one: value (13 rate^2 rho, log(1 / rate) /
+    (4 rho)).
 
-    Needs rho <= 0.1, rate <= 0.1, log(1 / rate) >= 3 rho (2 + log2(1 / rho)), and omega >= log(1 / rate) / (2 rho)
-    >= 3.  Where they fail, (rho, omega) holds without the sampling.  Poisson samples are not covered.
+    Needs rho <= 0.1, rate <= 0.1, log(1 / rate) >= 3 rho (2 + log2(1 / rho)), and omega >= log(1 /
+    rate) / (2 rho) >= 3.  Where they fail, (rho, omega) holds without the sampling.  Poisson
+    samples are not covered.
 
     Units    rate = sample / population.
     Errors   with strict, ValueError that names what fails.
@@ -119,20 +139,34 @@ def tcdp_amplify(rho, rate, omega=math.inf, strict: bool = True) -> Checked:
         r, q, w = (jnp.asarray(v, jnp.float64) for v in (rho, rate, omega))
         gain = -jnp.log(q)
         conditions = {
-            "rho <= 0.1": r <= 0.1, "rate <= 0.1": q <= 0.1,
+            "rho <= 0.1": r <= 0.1,
+            "rate <= 0.1": q <= 0.1,
             "log(1 / rate) >= 3 rho (2 + log2(1 / rho))": gain >= 3 * r * (2 - jnp.log2(r)),
-            "log(1 / rate) / (2 rho) >= 3": gain >= 6 * r, "omega >= log(1 / rate) / (2 rho)": w >= gain / (2 * r)}
-        return checks.checked("concentrated.tcdp_amplify", (13 * q**2 * r, gain / (4 * r)), conditions, strict,
-                        "Use the release without amplification, or jfl.privacy.accountants.rdp.without_replacement.")
+            "log(1 / rate) / (2 rho) >= 3": gain >= 6 * r,
+            "omega >= log(1 / rate) / (2 rho)": w >= gain / (2 * r),
+        }
+        return checks.checked(
+            "concentrated.tcdp_amplify",
+            (13 * q**2 * r, gain / (4 * r)),
+            conditions,
+            strict,
+            (
+                "Use the release without amplification, or "
+                "jfl.privacy.accountants.rdp.without_replacement."
+            ),
+        )
 
 
 def tcdp_calibrate(rate, steps, epsilon, delta, strict: bool = True) -> Checked:
-    """The noise multiplier with which `steps` sampled Gaussians reach epsilon by Lemmas 2 to 4 at the target delta.
+    """The noise multiplier with which `steps` sampled Gaussians reach epsilon by Lemmas 2 to 4 at
+    the target delta.
 
-    rho = (sqrt(log(1 / delta) + epsilon) - sqrt(log(1 / delta)))^2 in all, so z = rate sqrt(13 steps / (2 rho)).
+    rho = (sqrt(log(1 / delta) + epsilon) - sqrt(log(1 / delta)))^2 in all, so z = rate sqrt(13
+    steps / (2 rho)).
 
     Units    z: std over the replace_one sensitivity; rate = sample / population.
-    Errors   with strict, ValueError that names what fails at this z: a precondition of `tcdp_amplify` or `tcdp_to_dp`.
+    Errors   with strict, ValueError that names what fails at this z: a precondition of
+             `tcdp_amplify` or `tcdp_to_dp`.
 
     >>> round(float(tcdp_calibrate(1 / 60, 300, 0.3, 1e-2).value), 2)
     10.7
@@ -145,17 +179,24 @@ def tcdp_calibrate(rate, steps, epsilon, delta, strict: bool = True) -> Checked:
     sampled = tcdp_amplify(step, rate, strict=strict)
     rho, omega = sampled.value
     with jax.enable_x64(True):
-        # a hair of delta: at the solution the two sides of a condition may be equal but for rounding
+        # a hair of delta: at the solution the two sides of a condition may be equal but for
+        # rounding
         whole = tcdp_to_dp(rho * jnp.asarray(steps, jnp.float64), omega, delta, strict)
         return Checked(z, sampled.failed + whole.failed, sampled.holds & whole.holds)
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
+# --- parts
+# --------------------------------------------------------------------------------------------------
+
 
 def _ranges(where, rho=None, delta=None):
     if rho is not None:
         checks.positive(where, rho=rho)
-    if delta is not None and checks.concrete(delta) and not np.all((np.asarray(delta) > 0) & (np.asarray(delta) < 1)):
+    if (
+        delta is not None
+        and checks.concrete(delta)
+        and not np.all((np.asarray(delta) > 0) & (np.asarray(delta) < 1))
+    ):
         checks.fail(where, "delta in (0, 1)", f"delta={delta!r}")
 
 
@@ -180,7 +221,11 @@ def _best(rho, delta, omega):
 
     def at(log_order):
         orders = 1 + jnp.exp(log_order)
-        return rho * orders + jnp.log1p(-1 / orders) - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
+        return (
+            rho * orders
+            + jnp.log1p(-1 / orders)
+            - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
+        )
 
     def shrink(_, ends):
         low, high = ends

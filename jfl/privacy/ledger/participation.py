@@ -1,4 +1,6 @@
-"""How often a client takes part: what a sampler says, and what is planned, asserted, likely or seen."""
+"""How often a client takes part: what a sampler says, and what is planned, asserted, likely or
+seen."""
+
 import math
 
 import numpy as np
@@ -10,12 +12,18 @@ from ..accountants import events
 EVERY_ROUND = "planned worst case: the client participates in every round"
 HONEST = "cohort drawn honestly and not revealed to the third party"
 ASSERTED = "asserted, not enforced: no client participates more than {} times"
-LIKELY = ("participations are at most their quantile but for probability {:g}, which delta includes; cohorts drawn "
-          "honestly and without regard to data")
+LIKELY = (
+    "participations are at most their quantile but for probability {:g}, which delta includes; "
+    "cohorts drawn "
+    "honestly and without regard to data"
+)
 SEEN = "participations as they happened, not as planned: a description of this run, not a guarantee"
 VIEWS = ("server", "third_party")
-UNKNOWN = ("full", "first_responders")   # schemes without a chance of absence, or with one that nobody knows
-GROUPS = 16      # of clients, in the search for the worst one
+UNKNOWN = (
+    "full",
+    "first_responders",
+)  # schemes without a chance of absence, or with one that nobody knows
+GROUPS = 16  # of clients, in the search for the worst one
 
 
 def share_of(sampler: Sampler):
@@ -23,14 +31,17 @@ def share_of(sampler: Sampler):
     if sampler.scheme == "with_replacement":
         if sampler.share is None:
             return 1 / sampler.clients
-        return np.minimum(np.nextafter(np.asarray(sampler.share), np.float32(1)), 1).astype(np.float64)   # not below what is drawn
+        return np.minimum(np.nextafter(np.asarray(sampler.share), np.float32(1)), 1).astype(
+            np.float64
+        )  # not below what is drawn
     if sampler.scheme == "poisson":
         return drawn(np.asarray(sampler.rate))
     return sampler.capacity / sampler.clients if sampler.scheme == "without_replacement" else 1.0
 
 
 def drawn(rate):
-    """The probability that a uniform float32, a multiple of 2^-23, lies below the float32 that `rate` is."""
+    """The probability that a uniform float32, a multiple of 2^-23, lies below the float32 that
+    `rate` is."""
     return math.ceil(float(np.float32(rate)) * 2**23) / 2**23
 
 
@@ -39,6 +50,7 @@ def tail(capacity, trials, rate):
     if capacity >= trials:
         return 0.0
     from scipy import stats  # half a second: not at import
+
     return float(stats.binom.sf(capacity, trials, rate))
 
 
@@ -51,7 +63,7 @@ def some_rounds(sampler, share, inner):
     """`inner` if the client is drawn."""
     if sampler.scheme in UNKNOWN or share >= 1:
         return every_round(sampler, inner)
-    if sampler.independent:                               # each draw is a chance of its own
+    if sampler.independent:  # each draw is a chance of its own
         return events.repeat(events.participation(share, inner), sampler.capacity)
     return events.participation(_chance(sampler, share), inner)
 
@@ -69,7 +81,8 @@ def who(plan: Plan, view: str) -> tuple:
 
 
 def frontier(sizes, share):
-    """Pairs (rows, share) such that every client has at least the rows and at most the share of one of them."""
+    """Pairs (rows, share) such that every client has at least the rows and at most the share of one
+    of them."""
     pairs, most = [], -1.0
     for rows, s in sorted(set(zip(sizes.tolist(), share.tolist())), key=lambda p: (p[0], -p[1])):
         if s > most:
@@ -80,15 +93,20 @@ def frontier(sizes, share):
 
 
 def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
-    """How often each client takes part in `rounds` rounds, at most; one way of knowing it, or the planned worst case.
+    """How often each client takes part in `rounds` rounds, at most; one way of knowing it, or the
+    planned worst case.
 
-    Args     cap: no client more often (the engine does not enforce it); quantile: but for this probability, a client;
-             realised: Int[C], as it happened.
+    Args     cap: no client more often (the engine does not enforce it); quantile: but for this
+             probability, a client; realised: Int[C], as it happened.
     Shapes   -> (Int[C], failure probability, status, caveats).
     Errors   ValueError unless at most one is given, and in range.
     """
     sampler, where = plan.sampler, "jfl.guarantee"
-    given = [name for name, v in dict(cap=cap, quantile=quantile, realised=realised).items() if v is not None]
+    given = [
+        name
+        for name, v in dict(cap=cap, quantile=quantile, realised=realised).items()
+        if v is not None
+    ]
     if len(given) > 1:
         checks.fail(where, "one of cap, quantile and realised", " and ".join(given))
     clients, trials = np.size(plan.fed.size), rounds * turns(sampler)
@@ -104,11 +122,23 @@ def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
 
         chance = share_of(sampler) if sampler.independent else _chance(sampler, share_of(sampler))
         most = stats.binom.isf(float(quantile), trials, np.broadcast_to(chance, clients))
-        return np.minimum(most.astype(int), trials), float(quantile), "proved", (LIKELY.format(quantile),)
+        return (
+            np.minimum(most.astype(int), trials),
+            float(quantile),
+            "proved",
+            (LIKELY.format(quantile),),
+        )
     if realised is not None:
         seen = checks.array(where, "realised", realised)
-        if seen.shape != (clients,) or seen.dtype.kind not in "iu" or (seen < 0).any() or (seen > trials).any():
-            checks.fail(where, f"realised: whole numbers in 0..{trials}, Int[{clients}]", f"{realised!r}")
+        if (
+            seen.shape != (clients,)
+            or seen.dtype.kind not in "iu"
+            or (seen < 0).any()
+            or (seen > trials).any()
+        ):
+            checks.fail(
+                where, f"realised: whole numbers in 0..{trials}, Int[{clients}]", f"{realised!r}"
+            )
         return seen, 0.0, "descriptive", (SEEN,)
     return planned, 0.0, "proved", who(plan, "server")
 

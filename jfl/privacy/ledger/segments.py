@@ -1,10 +1,12 @@
 """What several runs, and parts of runs, release together about the same clients.
 
-Cohorts and batches follow from the seed, the round, the client and the step, and from nothing else.  So runs of one
-seed use the same sample in the rounds that they share, and are not independent there.  Their noise is, where their
-plans differ.  In a round, all of them together are one release: the sample of that round, and inside it the noise of
-all, z = (sum of 1 / z_i^2)^(-1/2).  Rounds that no two runs share compose as they always did.
+Cohorts and batches follow from the seed, the round, the client and the step, and from nothing else.
+So runs of one seed use the same sample in the rounds that they share, and are not independent
+there.  Their noise is, where their plans differ.  In a round, all of them together are one release:
+the sample of that round, and inside it the noise of all, z = (sum of 1 / z_i^2)^(-1/2).  Rounds
+that no two runs share compose as they always did.
 """
+
 import dataclasses
 import functools
 import itertools
@@ -22,25 +24,40 @@ from .example_level import changing, kinds
 from .participation import every_round, turns
 
 WHERE = "jfl.guarantee"
-CHOSEN = ("runs of one seed share cohorts and batches, and are accounted together in the rounds that they share: for "
-          "plans that were all chosen before the first of them ran")
-UNLIKE = ("runs of one seed draw from the same keys: in rounds that they share, what is not the same sample counts as "
-          "seen, without a gain")
-ONCE = "equal plans of one seed in equal rounds are one release, counted once: computed by one program, on one machine"
-FOLLOWING = "segments without a first round are taken to follow the segment before them, in rounds of their own"
+CHOSEN = (
+    "runs of one seed share cohorts and batches, and are accounted together in the rounds that "
+    "they share: for "
+    "plans that were all chosen before the first of them ran"
+)
+UNLIKE = (
+    "runs of one seed draw from the same keys: in rounds that they share, what is not the same "
+    "sample counts as "
+    "seen, without a gain"
+)
+ONCE = (
+    "equal plans of one seed in equal rounds are one release, counted once: computed by one "
+    "program, on one machine"
+)
+FOLLOWING = (
+    "segments without a first round are taken to follow the segment before them, in rounds "
+    "of their own"
+)
 SEEDS = "asserted, not checked: which segments have the same seed, and which have different seeds"
-SHARED = ("points that share a seed share cohorts and batches: what several of them release together is "
-          "jfl.guarantee([(plan, rounds, 0), ...]), not the sum over independent runs")
-WAYS = 64            # to combine the noise of uploads and releases over segments
+SHARED = (
+    "points that share a seed share cohorts and batches: what several of them release together is "
+    "jfl.guarantee([(plan, rounds, 0), ...]), not the sum over independent runs"
+)
+WAYS = 64  # to combine the noise of uploads and releases over segments
 
 
 class Segment(NamedTuple):
     """Rounds first .. first + rounds - 1 of a plan."""
+
     plan: Plan
     first: int
     rounds: int
-    seed: int            # segments of one number share a seed
-    placed: bool         # its first round was given
+    seed: int  # segments of one number share a seed
+    placed: bool  # its first round was given
 
     @property
     def end(self):
@@ -49,7 +66,8 @@ class Segment(NamedTuple):
 
 class Piece(NamedTuple):
     """Rounds in which the same segments ran."""
-    members: tuple       # numbers of segments
+
+    members: tuple  # numbers of segments
     first: int
     rounds: int
 
@@ -58,45 +76,57 @@ def concatenate(segments, seeds=None) -> list[Entry]:
     """What several plans, each for its rounds, release together about the same clients.
 
     Args:
-        segments: (plan, rounds), which begins where the segment before it of the same seed ended; or (plan, rounds,
-            first) with the number of its first round, 0 for a new run.
-        seeds: None, one seed for all; "different"; or a whole number for each segment, equal for equal seeds.
+        segments: (plan, rounds), which begins where the segment before it of the same seed ended;
+            or (plan, rounds, first) with the number of its first round, 0 for a new run.
+        seeds: None, one seed for all; "different"; or a whole number for each segment, equal for
+          equal seeds.
 
     Returns:
-        Entries of one "round" that is all of it, one for each unit, view and adjacency that all plans have.
+        Entries of one "round" that is all of it, one for each unit, view and adjacency that all
+        plans have.
 
     Raises:
-        ValueError: as `ledger.entries`; if the plans differ in their number of clients; where plans share noise; if the
-            noise of a later segment follows the round and `first` is not given.
+        ValueError: as `ledger.entries`; if the plans differ in their number of clients; where plans
+            share noise; if the noise of a later segment follows the round and `first` is not given.
 
     Privacy:
-        Rounds that several segments of a seed share are one joint release on one sample, where it can be shown that
-        the draws are the same, and one without a gain from sampling elsewhere.  This holds for plans that were chosen
-        before the first of them ran.  The noise of different plans is independent; equal plans are one release.
+        Rounds that several segments of a seed share are one joint release on one sample, where it
+        can be shown that the draws are the same, and one without a gain from sampling elsewhere.
+        This holds for plans that were chosen before the first of them ran.  The noise of different
+        plans is independent; equal plans are one release.
     """
     found, once = _distinct(_segments(segments, seeds))
     pieces = _pieces(found)
-    listed = [[entries(_begun(found[i].plan, p.first), p.rounds) for i in p.members] for p in pieces]
+    listed = [
+        [entries(_begun(found[i].plan, p.first), p.rounds) for i in p.members] for p in pieces
+    ]
     of = {i: one for p, several in zip(pieces, listed) for i, one in zip(p.members, several)}
     kind = lambda e: (e.unit, e.view, e.adjacency)
     caveats = (SEEDS,) * (seeds is not None) + (ONCE,) * once + (FOLLOWING,) * _assumes(found)
     out = []
     for wanted in dict.fromkeys(map(kind, of[0])):
         fit = [[at for at, e in enumerate(of[i]) if kind(e) == wanted] for i in range(len(found))]
-        # noise on uploads and on the release may both prove it: all ways through the segments, of which one is chosen
+        # noise on uploads and on the release may both prove it: all ways through the segments, of
+        # which one is chosen
         for way in _ways(fit):
-            chosen = [[one[way[i]] for i, one in zip(p.members, several)] for p, several in zip(pieces, listed)]
+            chosen = [
+                [one[way[i]] for i, one in zip(p.members, several)]
+                for p, several in zip(pieces, listed)
+            ]
             if all(len(c) == 1 for c in chosen):
-                one = joined([c for c, in chosen], [p.rounds for p in pieces])
+                one = joined([c for (c,) in chosen], [p.rounds for p in pieces])
             else:
-                one = _together(pieces, [[found[i].plan for i in p.members] for p in pieces], chosen)
+                one = _together(
+                    pieces, [[found[i].plan for i in p.members] for p in pieces], chosen
+                )
             status = "conditional" if seeds is not None else one.status
             out.append(one._replace(caveats=one.caveats + caveats, status=status))
     return out
 
 
 def sharing(plans, seeds) -> tuple:
-    """The caveat of points of which several, of different plans, share a seed and what is drawn from it; or none."""
+    """The caveat of points of which several, of different plans, share a seed and what is drawn
+    from it; or none."""
     of = {}
     for plan, seed in zip(plans, seeds):
         if _draws(plan):
@@ -104,7 +134,9 @@ def sharing(plans, seeds) -> tuple:
     return (SHARED,) if any(len(found) > 1 for found in of.values()) else ()
 
 
-# --- which rounds --------------------------------------------------------------------------------------------------
+# --- which rounds
+# --------------------------------------------------------------------------------------------------
+
 
 def _segments(segments, seeds):
     """The segments with their first rounds, checked."""
@@ -112,11 +144,15 @@ def _segments(segments, seeds):
     found, ends = [], {}
     for (plan, rounds, *first), seed in zip(segments, seeds):
         if found and changing(plan) and not first:
-            checks.fail(WHERE, "(plan, rounds, first) for a later segment whose noise follows the round",
-                       "(plan, rounds)", "first is the round it begins with: 0 for a new run.")
-        checks.whole(WHERE, most=10 ** 12, rounds=rounds)
+            checks.fail(
+                WHERE,
+                "(plan, rounds, first) for a later segment whose noise follows the round",
+                "(plan, rounds)",
+                "first is the round it begins with: 0 for a new run.",
+            )
+        checks.whole(WHERE, most=10**12, rounds=rounds)
         if first:
-            checks.whole(WHERE, least=0, most=10 ** 12, first=first[0])
+            checks.whole(WHERE, least=0, most=10**12, first=first[0])
         begin = int(first[0]) if first else ends.get(seed, 0)
         found.append(Segment(plan, begin, int(rounds), seed, bool(first)))
         ends[seed] = found[-1].end
@@ -132,8 +168,14 @@ def _seeds(seeds, count):
     if isinstance(seeds, str) and seeds == "different":
         return list(range(count))
     need = 'seeds="different", or a whole number for each segment'
-    if isinstance(seeds, str) or not isinstance(seeds, (list, tuple, range, np.ndarray)) or len(seeds) != count:
-        checks.fail(WHERE, need, f"seeds={checks.shown(seeds)}", "Without seeds, all segments share one.")
+    if (
+        isinstance(seeds, str)
+        or not isinstance(seeds, (list, tuple, range, np.ndarray))
+        or len(seeds) != count
+    ):
+        checks.fail(
+            WHERE, need, f"seeds={checks.shown(seeds)}", "Without seeds, all segments share one."
+        )
     for seed in seeds:
         checks.seed(WHERE, seeds=seed)
     return [int(s) for s in seeds]
@@ -144,9 +186,11 @@ def _overlap(one, other):
 
 
 def _distinct(segments):
-    """Segments that release something of their own, and whether others were the same; refused where noise is shared.
+    """Segments that release something of their own, and whether others were the same; refused where
+    noise is shared.
 
-    A release is known by its plan and by what ran before it: the same plan after different ones has other noise.
+    A release is known by its plan and by what ran before it: the same plan after different ones has
+    other noise.
     """
     if not any(_overlap(a, b) for a, b in itertools.combinations(segments, 2)):
         return segments, False
@@ -154,19 +198,32 @@ def _distinct(segments):
     past = functools.cache(lambda i: _past(segments, i, name, past))
     kept, once = [], False
     for i, s in enumerate(segments):
-        at = [j for j, (k, t) in enumerate(kept) if _overlap(s, t) and name(k) == name(i) and past(k) == past(i) and len(past(i)) == 1]
-        while at:                                          # the union of their rounds, until it meets no other
+        at = [
+            j
+            for j, (k, t) in enumerate(kept)
+            if _overlap(s, t) and name(k) == name(i) and past(k) == past(i) and len(past(i)) == 1
+        ]
+        while at:  # the union of their rounds, until it meets no other
             once, (k, t) = True, kept.pop(at[0])
             first = min(s.first, t.first)
             s, i = t._replace(first=first, rounds=max(s.end, t.end) - first), k
-            at = [j for j, (k, t) in enumerate(kept) if _overlap(s, t) and name(k) == name(i) and past(k) == past(i)]
+            at = [
+                j
+                for j, (k, t) in enumerate(kept)
+                if _overlap(s, t) and name(k) == name(i) and past(k) == past(i)
+            ]
         kept.append((i, s))
     kept = [s for _, s in sorted(kept, key=lambda pair: pair[0])]
     for a, b in itertools.combinations(kept, 2):
         if _overlap(a, b) and (a.plan.paired_noise or b.plan.paired_noise):
-            checks.fail(WHERE, "noise of its own for each plan in rounds that segments of one seed share",
-                       "plans with paired_noise=True", "Their difference is free of noise: nothing protects both.  Make "
-                       'them without paired_noise; or, if they ran with different seeds, say seeds="different".')
+            checks.fail(
+                WHERE,
+                "noise of its own for each plan in rounds that segments of one seed share",
+                "plans with paired_noise=True",
+                "Their difference is free of noise: nothing protects both.  Make "
+                "them without paired_noise; or, if they ran with different seeds, say "
+                'seeds="different".',
+            )
     return kept, once
 
 
@@ -176,13 +233,17 @@ def _name(plan):
 
 
 def _past(segments, i, name, past):
-    """What may have run before a segment, as far as the segments tell: a set of tuples of (plan, where it ended).
+    """What may have run before a segment, as far as the segments tell: a set of tuples of (plan,
+    where it ended).
 
     Rounds before it of which no segment speaks are taken as the plan's own.
     """
     s = segments[i]
     before = [j for j, t in enumerate(segments) if t.seed == s.seed and t.first < s.first <= t.end]
-    found = [past(j) if name(j) == name(i) else {p + ((name(j), s.first),) for p in past(j)} for j in before]
+    found = [
+        past(j) if name(j) == name(i) else {p + ((name(j), s.first),) for p in past(j)}
+        for j in before
+    ]
     return frozenset().union(*found) if found else frozenset([()])
 
 
@@ -203,30 +264,47 @@ def _begun(plan, first):
     """What the accountant reads of a plan, from round `first` on."""
     if not first:
         return plan
-    releases = tuple(dataclasses.replace(r, mechanism=later(r.mechanism, first)) for r in plan.algorithm.releases)
-    return dataclasses.replace(plan, algorithm=dataclasses.replace(plan.algorithm, releases=releases),
-                               upload=later(plan.upload, first), release=later(plan.release, first),
-                               weights=later(plan.weights, first) if isinstance(plan.weights, Fn) else plan.weights)
+    releases = tuple(
+        dataclasses.replace(r, mechanism=later(r.mechanism, first)) for r in plan.algorithm.releases
+    )
+    return dataclasses.replace(
+        plan,
+        algorithm=dataclasses.replace(plan.algorithm, releases=releases),
+        upload=later(plan.upload, first),
+        release=later(plan.release, first),
+        weights=later(plan.weights, first) if isinstance(plan.weights, Fn) else plan.weights,
+    )
 
 
 def _ways(fit):
     if np.prod([float(len(f)) for f in fit]) <= WAYS:
         return itertools.product(*fit)
-    return [[f[min(k, len(f) - 1)] for f in fit] for k in range(max(map(len, fit)))] if all(fit) else []
+    return (
+        [[f[min(k, len(f) - 1)] for f in fit] for k in range(max(map(len, fit)))]
+        if all(fit)
+        else []
+    )
 
 
 def _assumes(segments):
     """True if something is drawn, and a segment's rounds are taken to follow those of another."""
-    return any(_draws(s.plan) for s in segments) and any(s.first and not s.placed for s in segments) and len({s.seed for s in segments}) < len(segments)
+    return (
+        any(_draws(s.plan) for s in segments)
+        and any(s.first and not s.placed for s in segments)
+        and len({s.seed for s in segments}) < len(segments)
+    )
 
 
-# --- what is the same draw -------------------------------------------------------------------------------------------
+# --- what is the same draw
+# -------------------------------------------------------------------------------------------
+
 
 def _same(one, other):
     """Two records of one structure with equal numbers."""
     leaves = [jax.tree.leaves(v) for v in (one, other)]
     return jax.tree.structure(one) == jax.tree.structure(other) and all(
-        np.shape(a) == np.shape(b) and np.array_equal(a, b) for a, b in zip(*leaves))
+        np.shape(a) == np.shape(b) and np.array_equal(a, b) for a, b in zip(*leaves)
+    )
 
 
 def _same_rows(one, other):
@@ -246,9 +324,12 @@ def _same_rows(one, other):
 
 
 def _addressed(plan):
-    """What says at which steps a client draws: the same for all algorithms of jfl, a function for others."""
+    """What says at which steps a client draws: the same for all algorithms of jfl, a function for
+    others."""
     client = plan.algorithm.client
-    while identity.registered(client.function) == "averaged.client" and isinstance(client.data.get("inner"), Fn):
+    while identity.registered(client.function) == "averaged.client" and isinstance(
+        client.data.get("inner"), Fn
+    ):
         client = client.data["inner"]
     if identity.is_ours(client.function):
         return "jfl"
@@ -256,26 +337,35 @@ def _addressed(plan):
 
 
 def _same_batches(one, other):
-    """Of the same rows: equal draws, in the steps that both take.  Of several sites it is not known which draws when."""
+    """Of the same rows: equal draws, in the steps that both take.  Of several sites it is not known
+    which draws when."""
     if len(one.algorithm.releases) != 1 or len(other.algorithm.releases) != 1:
         return False
     (a,), (b,) = one.algorithm.releases, other.algorithm.releases
-    return (a.steps == b.steps and _same(a.batches.draw, b.batches.draw) and _addressed(one) == _addressed(other)
-            and turns(one.sampler) == turns(other.sampler))
+    return (
+        a.steps == b.steps
+        and _same(a.batches.draw, b.batches.draw)
+        and _addressed(one) == _addressed(other)
+        and turns(one.sampler) == turns(other.sampler)
+    )
 
 
 def _classes(same, plans):
     """A number for each plan, equal for those that are the same as the first of their number."""
     first, out = [], []
     for plan in plans:
-        at = next((k for k, other in enumerate(first) if other is plan or same(other, plan)), len(first))
+        at = next(
+            (k for k, other in enumerate(first) if other is plan or same(other, plan)), len(first)
+        )
         first += [plan] if at == len(first) else []
         out.append(at)
     return out
 
 
 def _everyone(sampler):
-    return sampler.scheme == "full" or (sampler.scheme == "without_replacement" and sampler.capacity >= sampler.clients)
+    return sampler.scheme == "full" or (
+        sampler.scheme == "without_replacement" and sampler.capacity >= sampler.clients
+    )
 
 
 def _draws(plan):
@@ -284,22 +374,28 @@ def _draws(plan):
 
 
 def _takes_all(plan, rows):
-    """True if no batch of a client with so many rows depends on the key; of 0 rows, of no client at all."""
-    return all(r.batches.scheme == "full" or (r.batches.scheme == "without_replacement" and 0 < rows <= r.batches.batch)
-               for r in plan.algorithm.releases)
+    """True if no batch of a client with so many rows depends on the key; of 0 rows, of no client at
+    all."""
+    return all(
+        r.batches.scheme == "full"
+        or (r.batches.scheme == "without_replacement" and 0 < rows <= r.batches.batch)
+        for r in plan.algorithm.releases
+    )
 
 
-# --- one round of several plans ------------------------------------------------------------------------------------
+# --- one round of several plans
+# ------------------------------------------------------------------------------------
 
 SAMPLES = {events.Poisson, events.WithoutReplacement, events.WithReplacement, events.Participation}
 
 
 class Member(NamedTuple):
     """A plan in a round, for one client."""
+
     plan: Plan
     entry: Entry
-    cohort: int          # equal for those with the same cohorts
-    batches: int         # equal for those with the same batches
+    cohort: int  # equal for those with the same cohorts
+    batches: int  # equal for those with the same batches
     rows: int = 0
     share: float = 1.0
     client: int = 0
@@ -325,7 +421,8 @@ class Member(NamedTuple):
         return self.entry.attends(self.share, found) if self.entry.attends else found
 
     def precision(self):
-        """Sum of 1 / z^2 of a participation, where all that is drawn is seen and the client is in all of it."""
+        """Sum of 1 / z^2 of a participation, where all that is drawn is seen and the client is in
+        all of it."""
         return sum(count * _precision(step) for step, count in self.steps)
 
     def turns(self):
@@ -334,8 +431,13 @@ class Member(NamedTuple):
 
 
 def _together(pieces, plans, found):
-    """One entry for pieces in some of which several segments run; plans and entries [pieces][members]."""
-    flat = [(k, plan, entry) for k, several in enumerate(zip(plans, found)) for plan, entry in zip(*several)]
+    """One entry for pieces in some of which several segments run; plans and entries
+    [pieces][members]."""
+    flat = [
+        (k, plan, entry)
+        for k, several in enumerate(zip(plans, found))
+        for plan, entry in zip(*several)
+    ]
     first = found[0][0]
     refusals = [e.refusal for _, _, e in flat if e.refusal]
     if refusals:
@@ -352,40 +454,68 @@ def _together(pieces, plans, found):
     def happens(z):
         out = []
         for each in clients:
-            here = [(k, m._replace(rows=r, share=s, client=c, z=own)) for (k, m), (r, s, c), own in zip(members, each, z)]
+            here = [
+                (k, m._replace(rows=r, share=s, client=c, z=own))
+                for (k, m), (r, s, c), own in zip(members, each, z)
+            ]
             parts = []
             for k, piece in enumerate(pieces):
                 event = _round([m for at, m in here if at == k], caveats)
                 series = any(e.series for e in found[k])
-                parts.append(events.series(event, np.ones(piece.rounds)) if series else events.repeat(event, piece.rounds))
+                parts.append(
+                    events.series(event, np.ones(piece.rounds))
+                    if series
+                    else events.repeat(event, piece.rounds)
+                )
             out.append(_composed(parts))
         return tuple(out)
 
     z = tuple(e.z for _, _, e in flat)
-    listed = happens(z)                                   # finds the caveats, and refuses now what it would refuse later
+    listed = happens(z)  # finds the caveats, and refuses now what it would refuse later
     lost = 0.0
     for piece, several, which in zip(pieces, found, plans):
-        equal = len({(cohort[id(p)], batches[id(p)]) for p in which}) == 1        # then the larger one has all
+        equal = (
+            len({(cohort[id(p)], batches[id(p)]) for p in which}) == 1
+        )  # then the larger one has all
         lost += piece.rounds * (max if equal else sum)(e.overflow for e in several)
     every = [e for _, _, e in flat]
     return first._replace(
-        events=happens, z=z, overflow=lost, implied=any(e.implied for e in every), one=None, slip=None, steps=None,
-        attends=None, series=False, mixture=any(e.mixture for e in every) and any(events.Participation in _kinds(e) for e in listed),
+        events=happens,
+        z=z,
+        overflow=lost,
+        implied=any(e.implied for e in every),
+        one=None,
+        slip=None,
+        steps=None,
+        attends=None,
+        series=False,
+        mixture=any(e.mixture for e in every)
+        and any(events.Participation in _kinds(e) for e in listed),
         status="conditional" if any(e.status != "proved" for e in every) else "proved",
-        caveats=sum((e.caveats for e in every), ()) + tuple(sorted(caveats)))
+        caveats=sum((e.caveats for e in every), ()) + tuple(sorted(caveats)),
+    )
 
 
 def _clients(members, of):
-    """Clients such that each is at most as badly off as one of them: of each, (rows, share, number) for each member.
+    """Clients such that each is at most as badly off as one of them: of each, (rows, share, number)
+    for each member.
 
-    Clients of one federation are the same for all plans on it.  Of different ones, any may be the worst in any.
+    Clients of one federation are the same for all plans on it.  Of different ones, any may be the
+    worst in any.
     """
     groups = [[i for i, g in enumerate(of) if g == group] for group in dict.fromkeys(of)]
     each = [_alike([members[i] for i in group]) for group in groups]
     many = np.prod([float(len(e)) for e in each])
     if len(each) > 1 and many > COMBINATIONS:
-        checks.fail(WHERE, f"at most {COMBINATIONS} combinations of different clients in rounds that segments share",
-                   f"{many:g}", "Use one federation for all plans.")
+        checks.fail(
+            WHERE,
+            (
+                f"at most {COMBINATIONS} combinations of different clients in rounds that segments "
+                f"share"
+            ),
+            f"{many:g}",
+            "Use one federation for all plans.",
+        )
     out = []
     for chosen in itertools.product(*each):
         at = {i: value for group, values in zip(groups, chosen) for i, value in zip(group, values)}
@@ -396,22 +526,28 @@ def _clients(members, of):
 def _alike(members):
     """As `_clients`, of plans on one federation."""
     found = [m.entry for m in members]
-    number = functools.reduce(np.intersect1d, [e.clients[2] for e in found])         # examples need rows
+    number = functools.reduce(np.intersect1d, [e.clients[2] for e in found])  # examples need rows
     at = [np.searchsorted(e.clients[2], number) for e in found]
     rows, shares = ([np.asarray(e.clients[k])[a] for e, a in zip(found, at)] for k in (0, 1))
     rows = np.max(rows, axis=0)
     differ = [v if v.shape[1] == 1 else v[:, a] for e, a in zip(found, at) for v in e.differ]
     one = all(np.array_equal(shares[0], s) for s in shares)
     differ += [] if one else [s[None] if np.ptp(s) else s[None, :1] for s in shares]
-    # where a batch takes all rows of a client, more rows are not better: then something is drawn, and may be shared
+    # where a batch takes all rows of a client, more rows are not better: then something is drawn,
+    # and may be shared
     known, which = np.unique(rows, return_inverse=True)
-    quiet = np.array([[m._replace(rows=int(r)).quiet for r in known] for m in members])[:, which.reshape(-1)]
+    quiet = np.array([[m._replace(rows=int(r)).quiet for r in known] for m in members])[
+        :, which.reshape(-1)
+    ]
     out = []
     for pattern in np.unique(quiet, axis=1).T:
         here = np.flatnonzero((quiet.T == pattern).all(1))
         cut = [v if v.shape[1] == 1 else v[:, here] for v in differ]
         worst = kinds(rows[here], shares[0][here] if one else np.zeros(len(here)), cut)
-        out += [[(r, s if one else share[here[c]], number[here[c]]) for share in shares] for r, s, c in worst]
+        out += [
+            [(r, s if one else share[here[c]], number[here[c]]) for share in shares]
+            for r, s, c in worst
+        ]
     return out
 
 
@@ -425,34 +561,49 @@ def _round(members, caveats):
         event = drawing[0].event() if len(drawing) == 1 else _on_one_sample(drawing)
         parts.append(event)
     if len(drawing) > 1:
-        before, after = {k for m in drawing for k in _kinds(m.event())} & SAMPLES, _kinds(event) & SAMPLES
+        before, after = (
+            {k for m in drawing for k in _kinds(m.event())} & SAMPLES,
+            _kinds(event) & SAMPLES,
+        )
         caveats |= {CHOSEN} if after else set()
         caveats |= {UNLIKE} if before - after else set()
     return _composed(parts)
 
 
 def _on_one_sample(members):
-    """A round of plans that draw from the same keys: what is the same draw is drawn once, what is not counts as seen."""
+    """A round of plans that draw from the same keys: what is the same draw is drawn once, what is
+    not counts as seen."""
     seen = _gaussian(sum(m.turns() * m.precision() for m in members))
     cohorts = len({m.cohort for m in members}) == 1
-    if all(m.entry.attends is None for m in members):     # noise of the release: the sample is the cohort
+    if all(
+        m.entry.attends is None for m in members
+    ):  # noise of the release: the sample is the cohort
         return _shared(members) or seen if cohorts else seen
     if any(m.entry.attends is None for m in members) or len({m.turns() for m in members}) > 1:
         return seen
     drawing = [m for m in members if not m.quiet]
-    inner = [_gaussian(sum(m.precision() for m in members if m.quiet))] if len(drawing) < len(members) else []
+    inner = (
+        [_gaussian(sum(m.precision() for m in members if m.quiet))]
+        if len(drawing) < len(members)
+        else []
+    )
     if len(drawing) == 1:
         inner += [events.repeat(step, count) for step, count in drawing[0].steps]
     elif drawing:
         one = _shared(drawing) if len({m.batches for m in drawing}) == 1 else None
         inner.append(one or _gaussian(sum(m.precision() for m in drawing)))
     # a cohort that is not the same counts as seen, with the client in it
-    attends = members[0].entry.attends if cohorts else lambda share, event: every_round(members[0].plan.sampler, event)
+    attends = (
+        members[0].entry.attends
+        if cohorts
+        else lambda share, event: every_round(members[0].plan.sampler, event)
+    )
     return attends(members[0].share, _composed(inner))
 
 
 def _shared(members):
-    """Releases on the same samples, of the steps that each takes; None where the samples are not the same after all."""
+    """Releases on the same samples, of the steps that each takes; None where the samples are not
+    the same after all."""
     if any(len(m.steps) != 1 for m in members):
         return None
     steps = sorted((m.steps[0] for m in members), key=lambda s: s[1])
@@ -478,13 +629,18 @@ def _sample(step):
 
 
 def _with_noise(step, z):
-    return events.gaussian(z) if isinstance(step, events.Gaussian) else dataclasses.replace(step, event=events.gaussian(z))
+    return (
+        events.gaussian(z)
+        if isinstance(step, events.Gaussian)
+        else dataclasses.replace(step, event=events.gaussian(z))
+    )
 
 
 def _precision(step):
-    """1 / z^2 of a release whose sample is seen; drawn with replacement, an element may be all of a batch."""
+    """1 / z^2 of a release whose sample is seen; drawn with replacement, an element may be all of a
+    batch."""
     copies = step.draws if isinstance(step, events.WithReplacement) else 1.0
-    return copies ** 2 * _inner(step).noise_multiplier ** -2.0
+    return copies**2 * _inner(step).noise_multiplier ** -2.0
 
 
 def _gaussian(precision):

@@ -1,12 +1,14 @@
-"""Many masked contributions in, one release out: `chain` checks the order of its stages, sensitivity flows through.
+"""Many masked contributions in, one release out: `chain` checks the order of its stages,
+sensitivity flows through.
 
 The user gives the noise multiplier z; the chain computes
-sigma = z * sensitivity, so that noise for a sum cannot be added to a mean.  Sensitivity of the sum is the bound of
-one contribution (add_remove) or twice that (replace_one).
+sigma = z * sensitivity, so that noise for a sum cannot be added to a mean.  Sensitivity of the sum
+is the bound of one contribution (add_remove) or twice that (replace_one).
 
 A mechanism works in two halves, so that a cohort can be summed chunk by chunk:
 `contribute` (rows and sum) and `finish` (noise and post).  `release` is both at once.
 """
+
 import dataclasses
 import math
 from typing import Any
@@ -29,47 +31,68 @@ LAWS = ("gaussian",)
 @record
 class Partial:
     """A sum under way."""
-    value: Any           # the masked, weighted sum: float32 or wider, also of contributions in half precision
-    rows: Any            # contributions so far
-    clipped: Any         # of them clipped
-    weight: Any          # the sum of their weights
-    nonfinite: Any       # contributions that counted as zero, since they were not finite
-    form: tuple = static()       # tree.form of a contribution, whose types a release gets back
+
+    value: (
+        Any  # the masked, weighted sum: float32 or wider, also of contributions in half precision
+    )
+    rows: Any  # contributions so far
+    clipped: Any  # of them clipped
+    weight: Any  # the sum of their weights
+    nonfinite: Any  # contributions that counted as zero, since they were not finite
+    form: tuple = static()  # tree.form of a contribution, whose types a release gets back
 
 
 def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     """Compose stages left to right into one mechanism.
 
-    `adjacency` may stay open: `plan` binds it from the sampler.  A noisy chain that nobody bound refuses to run.
+    `adjacency` may stay open: `plan` binds it from the sampler.  A noisy chain that nobody bound
+    refuses to run.
 
-    Errors   ValueError unless the roles run row -> sum -> noise -> post with exactly one sum, at most one noise, and
-             a row stage that bounds what the noise covers.
+    Errors   ValueError unless the roles run row -> sum -> noise -> post with exactly one sum, at
+             most one noise, and a row stage that bounds what the noise covers.
 
     >>> from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
-    >>> chain(gaussian(1.0), clip_l2(1.0), total())
+    >>> chain(gaussian(1.0), clip_l2(1.0), total())  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: chain: need stages in the order row -> sum -> noise -> post with exactly one sum; got \
-gaussian[noise] -> clip_l2[row] -> total[sum]. Noise before the sum is added once a row, and a clip after it \
-protects nobody.
-    """
+    ValueError: chain: need stages in the order row -> sum -> noise -> post with exactly one sum; got ...
+    """  # noqa: E501
     for s in stages:
         if not isinstance(s, Stage):
-            checks.fail("chain", "stages such as clip_l2(1.0), total(), gaussian(1.1), divide(16)", f"{s!r}")
+            checks.fail(
+                "chain", "stages such as clip_l2(1.0), total(), gaussian(1.1), divide(16)", f"{s!r}"
+            )
     order = [ROLES.index(s.role) for s in stages]
     got = " -> ".join(f"{s.name}[{s.role}]" for s in stages) or "no stage"
     if order != sorted(order) or order.count(1) != 1:
-        checks.fail("chain", "stages in the order row -> sum -> noise -> post with exactly one sum", got,
-                   "Noise before the sum is added once a row, and a clip after it protects nobody.")
+        checks.fail(
+            "chain",
+            "stages in the order row -> sum -> noise -> post with exactly one sum",
+            got,
+            "Noise before the sum is added once a row, and a clip after it protects nobody.",
+        )
     if order.count(2) > 1:
-        checks.fail("chain", "at most one noise stage", got, "Two Gaussians are one: add their variances.")
+        checks.fail(
+            "chain", "at most one noise stage", got, "Two Gaussians are one: add their variances."
+        )
     laws = [s.name for s in stages if s.role == "noise" and s.law not in LAWS]
     if laws:
-        checks.fail("chain", f"noise of a law out of {', '.join(LAWS)}, such as gaussian(1.1)", f"a noise stage {laws[0]!r}",
-                   "What is drawn and accounted is Gaussian, whatever a stage is called.")
+        checks.fail(
+            "chain",
+            f"noise of a law out of {', '.join(LAWS)}, such as gaussian(1.1)",
+            f"a noise stage {laws[0]!r}",
+            "What is drawn and accounted is Gaussian, whatever a stage is called.",
+        )
     if 2 in order and order[0] != 0:
-        checks.fail("chain", "a bound before the noise", got, "Start with clip_l2(...): noise hides only what is bounded.")
-    if sum(s.state is not None for s in stages) > 1 or (order.count(0) > 1 and any(s.state is not None for s in stages)):
+        checks.fail(
+            "chain",
+            "a bound before the noise",
+            got,
+            "Start with clip_l2(...): noise hides only what is bounded.",
+        )
+    if sum(s.state is not None for s in stages) > 1 or (
+        order.count(0) > 1 and any(s.state is not None for s in stages)
+    ):
         checks.fail("chain", "an adaptive clip alone among the row stages", got)
     if adjacency is not None:
         checks.choice("chain", ADJACENCIES, adjacency=adjacency)
@@ -93,15 +116,22 @@ def adaptive(mechanism: Mechanism) -> bool:
     return any(s.state is not None for s in mechanism.stages)
 
 
-def bind(mechanism: Mechanism | None, adjacency: str, where: str, required: bool = False) -> Mechanism | None:
-    """The mechanism under `adjacency`; `required` if another one given in the chain would be wrong."""
+def bind(
+    mechanism: Mechanism | None, adjacency: str, where: str, required: bool = False
+) -> Mechanism | None:
+    """The mechanism under `adjacency`; `required` if another one given in the chain would be
+    wrong."""
     if mechanism is None:
         return None
     if mechanism.adjacency is None:
         return Mechanism(mechanism.stages, adjacency)
     if required and mechanism.adjacency != adjacency:
-        checks.fail(where, f"adjacency {adjacency!r}, which its sampler implies", f"adjacency={mechanism.adjacency!r}",
-                   "Leave adjacency out of chain(...), or change the sampler.")
+        checks.fail(
+            where,
+            f"adjacency {adjacency!r}, which its sampler implies",
+            f"adjacency={mechanism.adjacency!r}",
+            "Leave adjacency out of chain(...), or change the sampler.",
+        )
     return mechanism
 
 
@@ -112,7 +142,8 @@ def initial(mechanism: Mechanism):
 
 
 def bound(mechanism: Mechanism, state=None, shape=None):
-    """Bound of one contribution of weight 1, in the units of the sum: Euclidean, or in the norm of a shape."""
+    """Bound of one contribution of weight 1, in the units of the sum: Euclidean, or in the norm of
+    a shape."""
     state = initial(mechanism) if state is None else state
     rows = _of(mechanism, "row")
     return rows[-1].bound(state, shape) if rows else math.inf
@@ -129,31 +160,48 @@ def shape(mechanism: Mechanism):
 
 
 def sensitivity(mechanism: Mechanism, state=None, max_weight=1.0):
-    """How far one neighbour moves the sum, in the norm of the noise: bound * max_weight, twice that under replace_one."""
+    """How far one neighbour moves the sum, in the norm of the noise: bound * max_weight, twice that
+    under replace_one."""
     if mechanism.adjacency is None:
-        checks.fail("chain", "an adjacency before noise is added", "adjacency=None",
-                   "jfl.plan binds it from the samplers; on its own, pass chain(..., adjacency=\"add_remove\").")
-    return (2.0 if mechanism.adjacency == "replace_one" else 1.0) * bound(mechanism, state, shape(mechanism)) * max_weight
+        checks.fail(
+            "chain",
+            "an adjacency before noise is added",
+            "adjacency=None",
+            (
+                "jfl.plan binds it from the samplers; on its own, pass chain(..., "
+                'adjacency="add_remove").'
+            ),
+        )
+    return (
+        (2.0 if mechanism.adjacency == "replace_one" else 1.0)
+        * bound(mechanism, state, shape(mechanism))
+        * max_weight
+    )
 
 
 def _now(value, round_):
     if not isinstance(value, Fn):
         return value
     value = jnp.asarray(value(round_), jnp.float32)
-    return jnp.where(value >= FLOOR, value, jnp.nan)      # Health stops a clip or a noise that is none
+    return jnp.where(value >= FLOOR, value, jnp.nan)  # Health stops a clip or a noise that is none
 
 
 def at(mechanism: Mechanism, round_) -> Mechanism:
-    """The mechanism of one round: clip norms and noise that change from round to round get their value."""
+    """The mechanism of one round: clip norms and noise that change from round to round get their
+    value."""
+
     def resolve(stage):
         parts = {}
         for name in ("apply", "bound", "update"):
             f = getattr(stage, name)
             if f is not None and any(isinstance(v, Fn) for v in f.data.values()):
-                parts[name] = Fn(f.function, {k: _now(v, round_) for k, v in f.data.items()}, f.static)
+                parts[name] = Fn(
+                    f.function, {k: _now(v, round_) for k, v in f.data.items()}, f.static
+                )
         if isinstance(stage.noise, Fn):
             parts["noise"] = _now(stage.noise, round_)
         return dataclasses.replace(stage, **parts) if parts else stage
+
     return Mechanism(tuple(resolve(s) for s in mechanism.stages), mechanism.adjacency)
 
 
@@ -173,20 +221,35 @@ def later(value, first: int):
         shift = lambda v: later(v, first) if isinstance(v, Fn) else v
         return f and Fn(f.function, {k: shift(v) for k, v in f.data.items()}, f.static)
 
-    stages = (dataclasses.replace(s, apply=move(s.apply), bound=move(s.bound),
-                                  noise=later(s.noise, first) if isinstance(s.noise, Fn) else s.noise)
-              for s in value.stages)
+    stages = (
+        dataclasses.replace(
+            s,
+            apply=move(s.apply),
+            bound=move(s.bound),
+            noise=later(s.noise, first) if isinstance(s.noise, Fn) else s.noise,
+        )
+        for s in value.stages
+    )
     return Mechanism(tuple(stages), value.adjacency)
 
 
 def scheduled(mechanism: Mechanism | None) -> bool:
     """True if a clip norm or the noise is a function of the round."""
-    held = [v for s in (mechanism.stages if mechanism else ()) for f in (s.apply, s.bound) if f for v in f.data.values()]
-    return any(isinstance(v, Fn) for v in held + [s.noise for s in (mechanism.stages if mechanism else ())])
+    held = [
+        v
+        for s in (mechanism.stages if mechanism else ())
+        for f in (s.apply, s.bound)
+        if f
+        for v in f.data.values()
+    ]
+    return any(
+        isinstance(v, Fn) for v in held + [s.noise for s in (mechanism.stages if mechanism else ())]
+    )
 
 
 def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0):
-    """The true noise multiplier, std over sensitivity, as the float32 that runs; None without noise.
+    """The true noise multiplier, std over sensitivity, as the float32 that runs; None without
+    noise.
 
     A Python number, or Float64[C] where each client has its own.  Of a mechanism `at` one round.
     """
@@ -196,15 +259,21 @@ def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0):
     value = np.asarray(stage.noise, np.float64)
     if stage.absolute:
         if adaptive(mechanism):
-            checks.fail("gaussian", "noise_multiplier beside an adaptive clip", "std",
-                       "The sensitivity changes from round to round, and std does not follow it.")
+            checks.fail(
+                "gaussian",
+                "noise_multiplier beside an adaptive clip",
+                "std",
+                "The sensitivity changes from round to round, and std does not follow it.",
+            )
         value = value / float(sensitivity(mechanism, max_weight=max_weight))
     return value if value.ndim else float(value)
 
 
 def claimed(mechanism: Mechanism | None):
     """The multiplier that a paper states for the noise; None if none does."""
-    return next((s.claimed for s in _of(mechanism, "noise")), None) if mechanism is not None else None
+    return (
+        next((s.claimed for s in _of(mechanism, "noise")), None) if mechanism is not None else None
+    )
 
 
 def multiplier_follows(mechanism: Mechanism) -> bool:
@@ -213,7 +282,8 @@ def multiplier_follows(mechanism: Mechanism) -> bool:
 
 
 def multipliers(mechanism: Mechanism | None, rounds: int, max_weight=lambda round_: 1.0):
-    """`multiplier` of each of the first `rounds` rounds: Float64[rounds], or one number where all are alike."""
+    """`multiplier` of each of the first `rounds` rounds: Float64[rounds], or one number where all
+    are alike."""
     if not scheduled(mechanism) or not noisy(mechanism):
         return multiplier(mechanism, max_weight(0))
     values = [multiplier(at(mechanism, jnp.int32(r)), max_weight(r)) for r in range(rounds)]
@@ -231,15 +301,18 @@ def calms(mechanism: Mechanism | None, rounds: int) -> bool:
 def contribute(mechanism: Mechanism, state, rows, weight) -> Partial:
     """Row stages, weights and the sum.
 
-    A contribution that is not finite after the row stages counts as zero; without a row stage it stays as it is.
+    A contribution that is not finite after the row stages counts as zero; without a row stage it
+    stays as it is.
 
     Args:
-        rows: leaves [n, ...].  Those in half precision are widened first: clipped, weighted and summed in float32.
+        rows: leaves [n, ...].  Those in half precision are widened first: clipped, weighted and
+          summed in float32.
         weight: Float[n], 0 for a slot that holds nothing.
 
     Privacy:
-        A sum in half precision would be rounded before the noise, and one row can turn the rounding of every
-        coordinate.  A contribution that is not finite would tell itself apart in any noise.
+        A sum in half precision would be rounded before the noise, and one row can turn the rounding
+        of every coordinate.  A contribution that is not finite would tell itself apart in any
+        noise.
     """
     form, rows = pytrees.form(rows), pytrees.wide(rows)
 
@@ -263,33 +336,66 @@ def contribute(mechanism: Mechanism, state, rows, weight) -> Partial:
     value, count = pytrees.map(weighted, rows), lambda x: x.sum().astype(jnp.float32)
     if weight.shape == (1,) and clips(mechanism):
         value = marks.bounded(value, mechanism, weight, "single")
-    return Partial(value, count(held), count(clipped & counts), count(weight), bad.sum(dtype=jnp.int32), form)
+    return Partial(
+        value, count(held), count(clipped & counts), count(weight), bad.sum(dtype=jnp.int32), form
+    )
 
 
-def finish(mechanism: Mechanism, key, state, value, *, max_weight=1.0, realised=None, client=None, form=None):
+def finish(
+    mechanism: Mechanism,
+    key,
+    state,
+    value,
+    *,
+    max_weight=1.0,
+    realised=None,
+    client=None,
+    form=None,
+):
     """Noise and post-processing of a finished sum -> release, new state.
 
     Args:
         value: the sum.
-        realised: what a divisor that is not a number stands for: the client's rows, or the cohort's weight.
+        realised: what a divisor that is not a number stands for: the client's rows, or the cohort's
+          weight.
         client: whose noise it is, where each client has its own level.
-        form: `tree.form` of a contribution: the release is rounded to its types, after everything else.  None: of the sum.
+        form: `tree.form` of a contribution: the release is rounded to its types, after everything
+          else.  None: of the sum.
 
     Privacy:
-        Noise is added in float32 at least.  Noise or a bound below what float32 can hold becomes nan: Health stops it.
+        Noise is added in float32 at least.  Noise or a bound below what float32 can hold becomes
+          nan: Health stops it.
     """
-    after, form, value = After(realised), pytrees.form(value) if form is None else form, pytrees.wide(value)
+    after, form, value = (
+        After(realised),
+        pytrees.form(value) if form is None else form,
+        pytrees.wide(value),
+    )
     summed, noise_key = value, marks.noise_key(key)
     for s in _of(mechanism, "noise"):
-        level = s.noise if jnp.ndim(s.noise) == 0 else s.noise.at[client].get(mode="fill", fill_value=jnp.nan)
-        sigma = jnp.asarray(level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32)
-        sigma = jnp.where((bound(mechanism, state, s.shape) >= FLOOR) & _lasts(sigma), sigma, jnp.nan)
+        level = (
+            s.noise
+            if jnp.ndim(s.noise) == 0
+            else s.noise.at[client].get(mode="fill", fill_value=jnp.nan)
+        )
+        sigma = jnp.asarray(
+            level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32
+        )
+        sigma = jnp.where(
+            (bound(mechanism, state, s.shape) >= FLOOR) & _lasts(sigma), sigma, jnp.nan
+        )
         after = after._replace(std=sigma, shape=s.shape)
         if s.shape is None:
-            value = pytrees.map(lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, normals(noise_key, value, s.generator))
+            value = pytrees.map(
+                lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype),
+                value,
+                normals(noise_key, value, s.generator),
+            )
         else:
             stds = sigma / s.shape.scales
-            drawn = haar_bands.noise(s.shape.bands, noise_key, jnp.where(_lasts(stds), stds, jnp.nan), value)
+            drawn = haar_bands.noise(
+                s.shape.bands, noise_key, jnp.where(_lasts(stds), stds, jnp.nan), value
+            )
             value = pytrees.map(lambda x, n: x + n.astype(x.dtype), value, drawn)
         value = marks.release(value, summed, key, mechanism, max_weight=max_weight, client=client)
     for s in mechanism.stages:
@@ -311,7 +417,8 @@ def release(mechanism: Mechanism, key, state, rows, weight, **options):
 
 
 def alone(mechanism: Mechanism, key, row, **options):
-    """The release of one contribution, in float32 at least -> release; 1 if it counted as zero, since it was not finite.
+    """The release of one contribution, in float32 at least -> release; 1 if it counted as zero,
+    since it was not finite.
 
     Not rounded to the contribution's type: what is summed next must not be.
     """

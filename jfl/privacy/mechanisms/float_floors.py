@@ -1,4 +1,6 @@
-"""Clip norms and noise that change from round to round, in every round that will run: never below what float32 holds."""
+"""Clip norms and noise that change from round to round, in every round that will run: never below
+what float32 holds."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,15 +9,16 @@ from ...core import checks
 from ...core.records import Fn, Plan
 from .stages import FLOOR
 
-BLOCK = 2 ** 16          # rounds evaluated at once
-LAST = 2 ** 31 - 1       # of the clock
+BLOCK = 2**16  # rounds evaluated at once
+LAST = 2**31 - 1  # of the clock
 
 
 def lasting(where: str, plan: Plan, rounds: int, first: int = 0):
     """Refuse a plan in which a function of the round falls below the floor of clip norms and noise.
 
-    Constants are checked when a stage is made.  Below the floor squares of norms underflow: a clip would bound nothing,
-    though the noise follows it down.  Traced functions pass: the program makes nan of such a value, and Health stops it.
+    Constants are checked when a stage is made.  Below the floor squares of norms underflow: a clip
+    would bound nothing, though the noise follows it down.  Traced functions pass: the program makes
+    nan of such a value, and Health stops it.
 
     Args:
         where: who asks, for the message.
@@ -28,14 +31,21 @@ def lasting(where: str, plan: Plan, rounds: int, first: int = 0):
 
     Example:
         >>> import jfl
-        >>> falls = jfl.schedules.exponential(1.0, 1e-3, 10)      # by 1000 in 10 rounds: 1e-15 in round 50
+        >>> falls = jfl.schedules.exponential(
+        ...     1.0, 1e-3, 10
+        ... )  # by 1000 in 10 rounds: 1e-15 in round 50
         >>> [bool(v) for v in (_values(falls, jnp.array([49, 51])) >= FLOOR)]
         [True, False]
     """
     own = [("private_grad", r.mechanism) for r in plan.algorithm.releases]
     for site, mechanism in (("release", plan.release), ("upload", plan.upload), *own):
         for stage in mechanism.stages if mechanism is not None else ():
-            held = {name: v for f in (stage.bound, stage.apply) if f is not None for name, v in f.data.items()}
+            held = {
+                name: v
+                for f in (stage.bound, stage.apply)
+                if f is not None
+                for name, v in f.data.items()
+            }
             for name, function in (held | dict(noise=stage.noise)).items():
                 if isinstance(function, Fn) and checks.concrete(function):
                     _function(where, f"{name} of {stage.name} in {site}", function, first, rounds)
@@ -43,19 +53,28 @@ def lasting(where: str, plan: Plan, rounds: int, first: int = 0):
 
 def _function(where, name, function, first, rounds):
     end = min(first + rounds, LAST)
-    size = min(BLOCK, 1 << max(int(end - first) - 1, 0).bit_length())      # of few sizes, for few programs
+    size = min(
+        BLOCK, 1 << max(int(end - first) - 1, 0).bit_length()
+    )  # of few sizes, for few programs
     for begin in range(first, end, size):
         at = np.minimum(begin + np.arange(size), end - 1).astype(np.int32)
         values = _values(function, at)
-        if not checks.concrete(values):                    # a closure over something traced
+        if not checks.concrete(values):  # a closure over something traced
             return
         values = np.asarray(values, np.float64)
         holds = (values >= FLOOR) & np.isfinite(values)
         bad = np.flatnonzero(~holds.reshape(size, -1).all(1))
         if bad.size:
             got = values[bad[0]].min()
-            checks.fail(where, f"{name} >= {FLOOR:g} and finite in every round", f"{got:g} in round {at[bad[0]]}",
-                       "Smaller ones are lost in float32: end the schedule higher, jnp.maximum(value, 1e-6), or scale the loss.")
+            checks.fail(
+                where,
+                f"{name} >= {FLOOR:g} and finite in every round",
+                f"{got:g} in round {at[bad[0]]}",
+                (
+                    "Smaller ones are lost in float32: end the schedule higher, jnp.maximum(value, "
+                    "1e-6), or scale the loss."
+                ),
+            )
 
 
 @jax.jit

@@ -1,14 +1,16 @@
 """Where the bands of a contribution lie: Haar transforms of its leaves, without any data.
 
-A contribution is cut into blocks, each block is transformed, and the coefficients of one level are a band.
-The transform is orthonormal: energies of bands add up to the squared norm, and equal noise in all of them is
-isotropic.  Structure only, static in a program; functions are pure and work under jit, vmap and grad.
+A contribution is cut into blocks, each block is transformed, and the coefficients of one level are
+a band. The transform is orthonormal: energies of bands add up to the squared norm, and equal noise
+in all of them is isotropic.  Structure only, static in a program; functions are pure and work under
+jit, vmap and grad.
 
     bands = pixels(params, (28, 28))           # the levels of the images that a first layer sees
     energies(bands, gradient)                  # Float32[count(bands)]
 
 Bands stand block by block, in a block the base first, then level 1 (finest) to the root.
 """
+
 import math
 from typing import NamedTuple
 
@@ -23,20 +25,25 @@ from ...kernels.normals import normals
 
 
 class Block(NamedTuple):
-    """Leaves transformed together, as an array of shape grid + columns; a grid of one point is a plain band."""
-    leaves: tuple        # positions in tree order
-    grid: tuple          # lengths of the transformed axes, (d,) or (h, w)
+    """Leaves transformed together, as an array of shape grid + columns; a grid of one point is a
+    plain band."""
+
+    leaves: tuple  # positions in tree order
+    grid: tuple  # lengths of the transformed axes, (d,) or (h, w)
     columns: tuple = ()  # or (n,), all transformed alike
 
 
 @record
 class Bands:
     """The blocks of a contribution, and the shapes of the leaves that it must have."""
+
     blocks: tuple = static()
     shapes: tuple = static()
 
 
-# --- makers -------------------------------------------------------------------------------------------------
+# --- makers
+# -------------------------------------------------------------------------------------------------
+
 
 def flat(like) -> Bands:
     """All leaves as one vector in tree order: its base and each of its levels.
@@ -63,10 +70,11 @@ def plain(like) -> Bands:
 
 
 def pixels(like, shape, leaves=None) -> Bands:
-    """The levels of an image, on the leading axis of the leaves that have an entry there for each pixel.
+    """The levels of an image, on the leading axis of the leaves that have an entry there for each
+    pixel.
 
-    That is the weight of a dense layer on images, [h * w, n] or [h * w * c, n]; its columns share the levels.
-    Every other leaf is one plain band.
+    That is the weight of a dense layer on images, [h * w, n] or [h * w * c, n]; its columns share
+    the levels. Every other leaf is one plain band.
 
     Args     shape: (h, w) or (h, w, c) for the two-dimensional pyramid, (d,) for a signal.
              leaves: positions of the leaves to transform, in tree order; None: all that fit.
@@ -79,12 +87,22 @@ def pixels(like, shape, leaves=None) -> Bands:
     for n in shape:
         checks.whole(where, length=n)
     shapes = _shapes(where, like)
-    fits = [i for i, s in enumerate(shapes) if s and s[0] == math.prod(shape) and math.prod(shape[:2]) > 1]
+    fits = [
+        i
+        for i, s in enumerate(shapes)
+        if s and s[0] == math.prod(shape) and math.prod(shape[:2]) > 1
+    ]
     chosen = fits if leaves is None else checks.several(where, leaves=leaves)
     if not chosen or not all(type(i) is int and i in fits for i in chosen):
-        checks.fail(where, f"leaves with {math.prod(shape)} entries on their first axis",
-                   f"shapes {list(shapes)}, leaves={checks.shown(leaves)}",
-                   "Bands follow the pixels of a dense layer's weight; use bands.per_layer for other models.")
+        checks.fail(
+            where,
+            f"leaves with {math.prod(shape)} entries on their first axis",
+            f"shapes {list(shapes)}, leaves={checks.shown(leaves)}",
+            (
+                "Bands follow the pixels of a dense layer's weight; use bands.per_layer for other "
+                "models."
+            ),
+        )
     grids = [shape[:2] if i in chosen else (1,) for i in range(len(shapes))]
     columns = [(math.prod(s) // math.prod(grid),) for s, grid in zip(shapes, grids)]
     return Bands(tuple(Block((i,), *block) for i, block in enumerate(zip(grids, columns))), shapes)
@@ -97,17 +115,25 @@ def _shapes(where, like):
     return shapes
 
 
-# --- what the bands are -------------------------------------------------------------------------------------
+# --- what the bands are
+# -------------------------------------------------------------------------------------
+
 
 def _table(bands) -> np.ndarray:
     """Float64[4, n]: block, level, leaves and size of each band."""
     checks.kind("bands", Bands, "jfl.bands", bands=bands)
     rows = []
     for i, block in enumerate(bands.blocks):
-        top, split, columns = haar.height(*block.grid), 2 ** len(block.grid), math.prod(block.columns)
+        top, split, columns = (
+            haar.height(*block.grid),
+            2 ** len(block.grid),
+            math.prod(block.columns),
+        )
         rows.append((i, 0 if top else -1, split**top, columns))
-        rows += [(i, level, split**level, (split - 1) * split ** (top - level) * columns)
-                 for level in range(1, top + 1)]
+        rows += [
+            (i, level, split**level, (split - 1) * split ** (top - level) * columns)
+            for level in range(1, top + 1)
+        ]
     return np.array(rows, np.float64).T
 
 
@@ -126,7 +152,8 @@ def levels(bands: Bands) -> np.ndarray:
 
 
 def leaves(bands: Bands) -> np.ndarray:
-    """Float64[n]: entries that a coefficient is made of: 2^l or 4^l, the base as the root; plain bands 1."""
+    """Float64[n]: entries that a coefficient is made of: 2^l or 4^l, the base as the root; plain
+    bands 1."""
     return _table(bands)[2]
 
 
@@ -142,18 +169,26 @@ def sizes(bands: Bands) -> np.ndarray:
 def ids(bands: Bands) -> tuple:
     """The band of each coefficient, NumPy Int arrays that broadcast against those of `analyse`."""
     full = [[math.prod(f) for _, _, f in haar.layout(*block.grid)] for block in bands.blocks]
-    return tuple(np.repeat(at, f).reshape((-1,) + (1,) * len(block.columns))
-                 for block, at, f in zip(bands.blocks, _homes(bands), full))
+    return tuple(
+        np.repeat(at, f).reshape((-1,) + (1,) * len(block.columns))
+        for block, at, f in zip(bands.blocks, _homes(bands), full)
+    )
 
 
-# --- transforms ---------------------------------------------------------------------------------------------
+# --- transforms
+# ---------------------------------------------------------------------------------------------
+
 
 def _checked(where, bands, tree):
     values, treedef = jax.tree.flatten(tree)
     got = tuple(tuple(np.shape(x)) for x in values)
     if got != bands.shapes:
-        checks.fail(where, f"leaves of shapes {list(bands.shapes)}", f"{list(got)}",
-                   "Make the bands of this contribution.")
+        checks.fail(
+            where,
+            f"leaves of shapes {list(bands.shapes)}",
+            f"{list(got)}",
+            "Make the bands of this contribution.",
+        )
     return values, treedef
 
 
@@ -203,9 +238,12 @@ def _times(bands, values, pieces):
 
 
 def analyse(bands: Bands, tree) -> tuple:
-    """Orthonormal coefficients of each block, float32: [m, ...], or [m * m, ...] of a pyramid, by columns."""
+    """Orthonormal coefficients of each block, float32: [m, ...], or [m * m, ...] of a pyramid, by
+    columns."""
     pieces = _split(bands, _checked("bands.analyse", bands, tree)[0])
-    return tuple(haar.join(mine, block.grid, _axes(block)) for block, mine in zip(bands.blocks, pieces))
+    return tuple(
+        haar.join(mine, block.grid, _axes(block)) for block, mine in zip(bands.blocks, pieces)
+    )
 
 
 def synthesise(bands: Bands, coefficients, like):
@@ -235,7 +273,8 @@ def scale(bands: Bands, values, tree):
 
 
 def noise(bands: Bands, key, stds, like):
-    """Gaussian noise with standard deviation stds[b] in every coefficient of band b: a float32 tree.
+    """Gaussian noise with standard deviation stds[b] in every coefficient of band b: a float32
+    tree.
 
     Coefficients that reach padding alone are not drawn: they would be dropped.
 
@@ -243,20 +282,29 @@ def noise(bands: Bands, key, stds, like):
     """
     _, treedef = _checked("bands.noise", bands, like)
     floats = [jax.ShapeDtypeStruct(s, jnp.float32) for s in bands.shapes]
-    drawn = [[jax.ShapeDtypeStruct(grid + block.columns, jnp.float32) for _, grid, _ in haar.layout(*block.grid)]
-             for block in bands.blocks]
+    drawn = [
+        [
+            jax.ShapeDtypeStruct(grid + block.columns, jnp.float32)
+            for _, grid, _ in haar.layout(*block.grid)
+        ]
+        for block in bands.blocks
+    ]
     pieces = _times(bands, _one_each("bands.noise", bands, stds), normals(key, drawn))
     return _merge(bands, pieces, floats, treedef)
 
 
-# --- how much noise where -----------------------------------------------------------------------------------
+# --- how much noise where
+# -----------------------------------------------------------------------------------
+
 
 def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
-    """Float32[n]: expected energy of one coefficient, from no data, in units of that of a finest one.
+    """Float32[n]: expected energy of one coefficient, from no data, in units of that of a finest
+    one.
 
-    2^(l * exponent) on a line and 4^(l * exponent) on a pyramid, the base as the root; exponent 1 on a pyramid
-    is the 1 / f^2 law of natural images.  A plain band has the mean over all transformed coefficients: nothing is
-    known of it, so as much is expected of each of its entries as of an entry of the transformed leaves.
+    2^(l * exponent) on a line and 4^(l * exponent) on a pyramid, the base as the root; exponent 1
+    on a pyramid is the 1 / f^2 law of natural images.  A plain band has the mean over all
+    transformed coefficients: nothing is known of it, so as much is expected of each of its entries
+    as of an entry of the transformed leaves.
 
     Source   spec of Ranaweera et al., 2025, section 3.10: not in the paper.
     """
@@ -270,29 +318,36 @@ def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
 def optimal(bands: Bands, energies, utility=1.0, floor=1e-3):
     """Float32[n]: relative noise stds of the least total of utility * variance, at equal privacy.
 
-    They minimise sum_b a_b n_b t_b^2 where sum_b C_b^2 / t_b^2 is given: t_b^2 ~ C_b / sqrt(a_b n_b).
+    They minimise sum_b a_b n_b t_b^2 where sum_b C_b^2 / t_b^2 is given: t_b^2 ~ C_b / sqrt(a_b
+    n_b).
 
-    Args     energies: Float[n], C_b^2, of one contribution (not of a mean), public or privately estimated.
-             utility: a_b > 0, a number or Float[n], what a unit of noise variance costs.
-             floor: no root mean square coefficient counts as less than this fraction of the largest: no band is
-             frozen.
+    Args     energies: Float[n], C_b^2, of one contribution (not of a mean), public or privately
+             estimated. utility: a_b > 0, a number or Float[n], what a unit of noise variance costs.
+             floor: no root mean square coefficient counts as less than this fraction of the
+             largest: no band is frozen.
     Source   spec of Ranaweera et al., 2025, section 3.6: not in the paper.
     """
     checks.positive("bands.optimal", utility=utility, floor=floor)
-    return (_variances("bands.optimal", bands, energies, floor) / jnp.asarray(utility, jnp.float32)) ** 0.25
+    return (
+        _variances("bands.optimal", bands, energies, floor) / jnp.asarray(utility, jnp.float32)
+    ) ** 0.25
 
 
 def family(bands: Bands, energies, beta, floor=1e-3):
-    """Float32[n]: relative noise stds, (C_b^2 / n_b)^(beta / 2): beta = 0 is isotropic, 1/2 is `optimal`.
+    """Float32[n]: relative noise stds, (C_b^2 / n_b)^(beta / 2): beta = 0 is isotropic, 1/2 is
+    `optimal`.
 
     Args     as of `optimal`; energies sizes(bands) * prior(bands) need no data.
     """
     checks.positive("bands.family", floor=floor)
-    return _variances("bands.family", bands, energies, floor) ** (jnp.asarray(beta, jnp.float32) / 2)
+    return _variances("bands.family", bands, energies, floor) ** (
+        jnp.asarray(beta, jnp.float32) / 2
+    )
 
 
 def _variances(where, bands, energies, floor):
-    """Energy of a coefficient in each band, relative to the largest; without any energy all alike."""
+    """Energy of a coefficient in each band, relative to the largest; without any energy all
+    alike."""
     checks.nonnegative(where, energies=energies)
     each = _one_each(where, bands, energies) / sizes(bands).astype(np.float32)
     top = jnp.max(each)

@@ -1,7 +1,9 @@
 """What a chain is made of: stages that clip, sum, add noise and post-process.
 
-Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; everything after the sum sees only sums.
+Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; everything after the
+sum sees only sums.
 """
+
 from typing import Any, NamedTuple
 
 import jax
@@ -17,44 +19,56 @@ from . import haar_bands as bands
 @record
 class Stage:
     """One step of a chain; which functions it has depends on its role."""
-    apply: Fn | None         # row: (state, row) -> row, clipped;  noise: none;  post: (value, After) -> value, After
-    bound: Fn | None = None  # row: (state, shape) -> bound of one contribution, in the norm of the shape
-    noise: Any = None        # noise: z or std; [C] one a client; Fn of the round
-    shape: Any = None        # noise: a Shape; None: isotropic
-    state: Any = None        # row: what it remembers between releases, at the start
-    update: Fn | None = None     # row: (state, release) -> state, release
+
+    apply: (
+        Fn | None
+    )  # row: (state, row) -> row, clipped;  noise: none;  post: (value, After) -> value, After
+    bound: Fn | None = (
+        None  # row: (state, shape) -> bound of one contribution, in the norm of the shape
+    )
+    noise: Any = None  # noise: z or std; [C] one a client; Fn of the round
+    shape: Any = None  # noise: a Shape; None: isotropic
+    state: Any = None  # row: what it remembers between releases, at the start
+    update: Fn | None = None  # row: (state, release) -> state, release
     name: str = static(default="")
     role: str = static(default="row")
-    absolute: bool = static(default=False)    # noise is a std, not a multiplier
-    law: str = static(default="")             # noise: its distribution; "gaussian" is the one that is drawn
-    claimed: Any = None      # noise: the multiplier that a paper states for it
-    generator: str = static(default="philox")      # noise: of kernels.normals
+    absolute: bool = static(default=False)  # noise is a std, not a multiplier
+    law: str = static(default="")  # noise: its distribution; "gaussian" is the one that is drawn
+    claimed: Any = None  # noise: the multiplier that a paper states for it
+    generator: str = static(default="philox")  # noise: of kernels.normals
     __repr__ = printing.stage
 
 
 @record
 class Shape:
-    """A norm of contributions, ||scales * Haar coefficients||, and the noise that is isotropic in it.
+    """A norm of contributions, ||scales * Haar coefficients||, and the noise that is isotropic in
+    it.
 
-    Noise of the shape has in band b a standard deviation of 1 / scales[b] of what it is in the shape's own units.
+    Noise of the shape has in band b a standard deviation of 1 / scales[b] of what it is in the
+    shape's own units.
     """
-    bands: Any               # jfl.privacy.mechanisms.haar_bands.Bands
-    scales: Array            # Float[bands], > 0
+
+    bands: Any  # jfl.privacy.mechanisms.haar_bands.Bands
+    scales: Array  # Float[bands], > 0
 
 
 class After(NamedTuple):
     """What post-processing may know of a sum: public numbers, and the noise in it."""
-    realised: Any = None     # what a divisor that is not a number stands for: the client's rows, or the cohort's weight
-    std: Any = None          # of the noise, in the norm of the shape; None without noise
+
+    # what a divisor that is not a number stands for: the client's rows, or the cohort's weight
+    realised: Any = None
+    std: Any = None  # of the noise, in the norm of the shape; None without noise
     shape: Any = None
 
 
-FLOOR = np.float32(1e-15)    # of clip norms and of noise: below, squares of norms underflow in float32
+FLOOR = np.float32(
+    1e-15
+)  # of clip norms and of noise: below, squares of norms underflow in float32
 
 
 def _level(where, do="", **given):
     """A positive number as a leaf, or a function of the round."""
-    (name, value), = given.items()
+    ((name, value),) = given.items()
     if callable(value):
         return value if isinstance(value, Fn) else Fn(value)
     checks.positive(where, do, single=True, **{name: value})
@@ -66,15 +80,24 @@ def _not_tiny(where, **given):
     """Squares of norms must not underflow: a sensitivity of 0 would be no noise."""
     for name, value in given.items():
         if checks.concrete(value) and np.min(np.asarray(value, np.float32)) < FLOOR:
-            checks.fail(where, f"{name} >= {FLOOR:g}", f"{value!r}", "Smaller ones are lost in float32; scale the loss.")
+            checks.fail(
+                where,
+                f"{name} >= {FLOOR:g}",
+                f"{value!r}",
+                "Smaller ones are lost in float32; scale the loss.",
+            )
 
 
-# --- row stages ---------------------------------------------------------------------------------------------------
+# --- row stages
+# --------------------------------------------------------------------------------------------------
+
 
 def _shrink(bound, row, norm=None):
     whole = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
     if whole:
-        checks.fail("clip", "contributions of floats", f"{whole[0]}", "Cast them before they are clipped.")
+        checks.fail(
+            "clip", "contributions of floats", f"{whole[0]}", "Cast them before they are clipped."
+        )
     norm = pytrees.norm(row) if norm is None else norm
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
     return pytrees.scale(factor, row), norm > bound
@@ -99,7 +122,8 @@ def clip_l2(bound) -> Stage:
     """Shrink each contribution to Euclidean norm at most `bound`, over all leaves together.
 
     Units    bound in the units of the contribution, > 0; or a function of the round that gives it.
-    Privacy  one contribution moves the sum by at most `bound` (add_remove) or 2 * bound (replace_one).
+    Privacy  one contribution moves the sum by at most `bound` (add_remove) or 2 * bound
+             (replace_one).
     Errors   ValueError unless bound is > 0 and finite (leave the stage out for no clipping).
     Source   Abadi et al., CCS 2016, Algorithm 1.
 
@@ -117,8 +141,12 @@ def _clip_per_layer(state, row, *, bounds, layers):
     leaves, treedef = jax.tree.flatten(row)
     limits = jax.tree.leaves(bounds)
     if layers != len(leaves):
-        checks.fail("clip_per_layer", f"bounds for the {len(leaves)} leaves of a contribution", f"{layers}",
-                   "The bound of a contribution follows from their number.")
+        checks.fail(
+            "clip_per_layer",
+            f"bounds for the {len(leaves)} leaves of a contribution",
+            f"{layers}",
+            "The bound of a contribution follows from their number.",
+        )
     limits = limits * layers if len(limits) == 1 else limits
     pairs = [_shrink(b, x) for b, x in zip(limits, leaves)]
     return treedef.unflatten([x for x, _ in pairs]), jnp.any(jnp.array([c for _, c in pairs]))
@@ -130,7 +158,10 @@ def _layers_bound(state, shape, *, bounds, layers):
     if shape is None:
         return jnp.sqrt(jnp.sum(jnp.square(limits)) * (layers if limits.size == 1 else 1))
     # a leaf is as long as its own bands make it; blocks of several leaves are taken at their worst
-    longest = [jnp.max(shape.scales[bands.blocks(shape.bands) == b]) for b in range(len(shape.bands.blocks))]
+    longest = [
+        jnp.max(shape.scales[bands.blocks(shape.bands) == b])
+        for b in range(len(shape.bands.blocks))
+    ]
     each = jnp.zeros(layers)
     for block, most in zip(shape.bands.blocks, longest):
         each = each.at[np.array(block.leaves)].set(most)
@@ -158,11 +189,20 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
         _not_tiny("clip_per_layer", bound=b)
     if len(limits) == 1:
         if layers is None:
-            checks.fail("clip_per_layer", "layers=... beside a single bound", f"bounds={bounds!r}",
-                       "Say how many leaves the contribution has: each gets that bound.")
+            checks.fail(
+                "clip_per_layer",
+                "layers=... beside a single bound",
+                f"bounds={bounds!r}",
+                "Say how many leaves the contribution has: each gets that bound.",
+            )
         checks.whole("clip_per_layer", layers=layers)
-    data, fixed = dict(bounds=jax.tree.map(checks.scalar, bounds)), dict(layers=layers or len(limits))
-    return Stage(Fn(_clip_per_layer, data, fixed), Fn(_layers_bound, data, fixed), name="clip_per_layer")
+    data, fixed = (
+        dict(bounds=jax.tree.map(checks.scalar, bounds)),
+        dict(layers=layers or len(limits)),
+    )
+    return Stage(
+        Fn(_clip_per_layer, data, fixed), Fn(_layers_bound, data, fixed), name="clip_per_layer"
+    )
 
 
 @named("stages.clip_adaptive")
@@ -176,7 +216,12 @@ def _clip_adaptive(state, row, *, indicator, quantile, lr, count, floor):
 @named("stages.clip_adaptive.bound")
 def _adaptive_bound(state, shape, *, indicator, quantile, lr, count, floor):
     if shape is not None:
-        checks.fail("clip_adaptive", "isotropic noise", "noise of a shape", "One coordinate more has no band.")
+        checks.fail(
+            "clip_adaptive",
+            "isotropic noise",
+            "noise of a shape",
+            "One coordinate more has no band.",
+        )
     return jnp.maximum(state, floor) * jnp.sqrt(1 + jnp.square(indicator) / 4)
 
 
@@ -188,37 +233,60 @@ def _adapt(state, value, *, indicator, quantile, lr, count, floor):
     return jnp.maximum(norm * jnp.exp(-lr * (below - quantile)), floor), value
 
 
-LEAST = 1e-6     # of its first value: how far an adaptive clip norm may fall by default
+LEAST = 1e-6  # of its first value: how far an adaptive clip norm may fall by default
 
 
 def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1, floor=None) -> Stage:
-    """Clip to a norm that follows a quantile of the contributions' norms, privately, inside the same release.
+    """Clip to a norm that follows a quantile of the contributions' norms, privately, inside the
+    same release.
 
-    Each contribution carries one more coordinate, C * indicator * (bit - 1/2), where the bit says that its norm is
-    at most the clip norm C.  One isotropic Gaussian covers both, so the noise multiplier of the chain is exactly the
+    Each contribution carries one more coordinate, C * indicator * (bit - 1/2), where the bit says
+    that its norm is at most the clip norm C.  One isotropic Gaussian covers both, so the noise
+    multiplier of the chain is exactly the
     joint one: nothing else is to be accounted.  C moves by exp(-lr * (noisy fraction - quantile)).
 
-    Units    initial: C of the first release, > 0; count: the public, expected number of contributions;
-             quantile in (0, 1]; indicator: weight of the bit, larger for a less noisy C and a little more noise;
-             floor: C never falls below it, at least 1e-15; None: the larger of 1e-15 and a millionth of `initial`.
-    Privacy  bound C * sqrt(1 + indicator^2 / 4).  Far below 1e-15 float32 could measure no norm, and add no noise.
-    Errors   ValueError outside those ranges; refused inside `private_grad` (a client keeps no clip norm).
+    Units    initial: C of the first release, > 0; count: the public, expected number of
+             contributions; quantile in (0, 1]; indicator: weight of the bit, larger for a less
+             noisy C and a little more noise;
+             floor: C never falls below it, at least 1e-15; None: the larger of 1e-15 and a
+               millionth of `initial`.
+    Privacy  bound C * sqrt(1 + indicator^2 / 4).  Far below 1e-15 float32 could measure no norm,
+             and add no noise.
+    Errors   ValueError outside those ranges; refused inside `private_grad` (a client keeps no clip
+             norm).
     Source   Andrew et al., NeurIPS 2021, with the joint release of one vector.
     """
-    checks.positive("clip_adaptive", single=True, initial=initial, count=count, lr=lr, indicator=indicator)
+    checks.positive(
+        "clip_adaptive", single=True, initial=initial, count=count, lr=lr, indicator=indicator
+    )
     checks.fraction("clip_adaptive", single=True, quantile=quantile)
     _not_tiny("clip_adaptive", initial=initial)
     if floor is not None:
         checks.positive("clip_adaptive", single=True, floor=floor)
         _not_tiny("clip_adaptive", floor=floor)
         if checks.concrete((floor, initial)) and floor > initial:
-            checks.fail("clip_adaptive", "floor <= initial", f"floor={floor!r}, initial={initial!r}")
+            checks.fail(
+                "clip_adaptive", "floor <= initial", f"floor={floor!r}, initial={initial!r}"
+            )
     initial = checks.scalar(initial)
-    floor = (jnp if isinstance(initial, jax.Array) else np).maximum(LEAST * initial, FLOOR) if floor is None else floor
-    data = {k: checks.scalar(v) for k, v in dict(indicator=indicator, quantile=quantile, lr=lr, count=count,
-                                                floor=floor).items()}
-    return Stage(Fn(_clip_adaptive, data), Fn(_adaptive_bound, data), state=initial,
-                 update=Fn(_adapt, data), name="clip_adaptive")
+    floor = (
+        (jnp if isinstance(initial, jax.Array) else np).maximum(LEAST * initial, FLOOR)
+        if floor is None
+        else floor
+    )
+    data = {
+        k: checks.scalar(v)
+        for k, v in dict(
+            indicator=indicator, quantile=quantile, lr=lr, count=count, floor=floor
+        ).items()
+    }
+    return Stage(
+        Fn(_clip_adaptive, data),
+        Fn(_adaptive_bound, data),
+        state=initial,
+        update=Fn(_adapt, data),
+        name="clip_adaptive",
+    )
 
 
 @named("stages.bounded")
@@ -234,37 +302,52 @@ def _declared(state, shape, *, value):
 def bounded(value, reason: str) -> Stage:
     """Declare, without clipping, that a contribution is at most `value` long.
 
-    Args     reason: "upload": in `release`, where the upload's own clip sees to it (`jfl.plan` checks that it does).
-             "prox_erm": in a client, by strong convexity of its problem: a guarantee that rests on it is "conditional".
+    Args     reason: "upload": in `release`, where the upload's own clip sees to it (`jfl.plan`
+             checks that it does). "prox_erm": in a client, by strong convexity of its problem: a
+             guarantee that rests on it is "conditional".
     Units    as of `clip_l2`.
     """
     checks.choice("bounded", ("upload", "prox_erm"), reason=reason)
     checks.positive("bounded", single=True, value=value)
     _not_tiny("bounded", value=value)
     data = dict(value=checks.scalar(value))
-    return Stage(Fn(_as_it_is, data), Fn(_declared, data), name="bounded" if reason == "upload" else reason)
+    return Stage(
+        Fn(_as_it_is, data), Fn(_declared, data), name="bounded" if reason == "upload" else reason
+    )
 
 
-# --- sum, noise, post ----------------------------------------------------------------------------------------------
+# --- sum, noise, post
+# ----------------------------------------------------------------------------------------------
+
 
 def total() -> Stage:
     """Sum the contributions; masked ones add exactly nothing, whatever they hold."""
     return Stage(None, name="total", role="sum")
 
 
-def gaussian(noise_multiplier=None, *, std=None, shape: Shape | None = None, generator: str = "philox") -> Stage:
+def gaussian(
+    noise_multiplier=None, *, std=None, shape: Shape | None = None, generator: str = "philox"
+) -> Stage:
     """Add N(0, sigma^2) to every coordinate, sigma = noise_multiplier * sensitivity of the sum.
 
-    Units    noise_multiplier: dimensionless, > 0; or std: sigma itself, in the units of the sum.  Either may be a
-             function of the round; and, in `private_grad` and in `upload`, Float[C], one number for each client.
+    Units    noise_multiplier: dimensionless, > 0; or std: sigma itself, in the units of the sum.
+             Either may be a function of the round; and, in `private_grad` and in `upload`,
+             Float[C], one number for each client.
              shape: noise of a shape of `jfl.wavelet`; the sensitivity is then measured in its norm.
-             generator: "philox", counters to normals in one pass; "key", as jax.random.normal does with the key of the
-             run (threefry unless you chose another), several times slower.  Noise of a shape is always "philox".
+             generator: "philox", counters to normals in one pass; "key", as jax.random.normal does
+             with the key of the run (threefry unless you chose another), several times slower.
+             Noise of a shape is always "philox".
     Errors   ValueError unless exactly one is given and > 0 (leave the stage out for no noise).
     """
     if (noise_multiplier is None) == (std is None):
-        checks.fail("gaussian", "either noise_multiplier or std", f"noise_multiplier={noise_multiplier!r}, std={std!r}")
-    name, value = ("std", std) if noise_multiplier is None else ("noise_multiplier", noise_multiplier)
+        checks.fail(
+            "gaussian",
+            "either noise_multiplier or std",
+            f"noise_multiplier={noise_multiplier!r}, std={std!r}",
+        )
+    name, value = (
+        ("std", std) if noise_multiplier is None else ("noise_multiplier", noise_multiplier)
+    )
     if not callable(value) and checks.ndim("gaussian", name, value) == 1:
         checks.positive("gaussian", **{name: value})
         if np.size(value):
@@ -275,8 +358,16 @@ def gaussian(noise_multiplier=None, *, std=None, shape: Shape | None = None, gen
     else:
         value = _level("gaussian", "Leave the stage out for no noise.", **{name: value})
     checks.choice("gaussian", GENERATORS if shape is None else ("philox",), generator=generator)
-    return Stage(None, noise=value, shape=shape, name="gaussian", role="noise", absolute=std is not None,
-                 law="gaussian", generator=generator)
+    return Stage(
+        None,
+        noise=value,
+        shape=shape,
+        name="gaussian",
+        role="noise",
+        absolute=std is not None,
+        law="gaussian",
+        generator=generator,
+    )
 
 
 @named("stages.divide")
@@ -291,11 +382,13 @@ def _divide_realised(value, after):
 
 
 def divide(n) -> Stage:
-    """Divide the noisy sum by a public number; by "size", the client's own rows; by "weight", the cohort's weights.
+    """Divide the noisy sum by a public number; by "size", the client's own rows; by "weight", the
+    cohort's weights.
 
-    Privacy  post-processing.  A realised count would not be: it is data.  "size" is sound where sizes are public,
-             under replace_one of an example.  "weight", the sum of the weights of those who came, is for a release
-             that adds no noise of its own (the usual normalised FedAvg).  Both are refused elsewhere.
+    Privacy  post-processing.  A realised count would not be: it is data.  "size" is sound where
+             sizes are public, under replace_one of an example.  "weight", the sum of the weights of
+             those who came, is for a release that adds no noise of its own (the usual normalised
+             FedAvg).  Both are refused elsewhere.
     Errors   ValueError unless n is > 0 and finite, "size" or "weight".
     """
     if isinstance(n, str):

@@ -1,14 +1,18 @@
-"""Noise that follows the bands of a Haar transform, and the clips that go with it (Ranaweera et al., 2025, and better).
+"""Noise that follows the bands of a Haar transform, and the clips that go with it (Ranaweera et
+al., 2025, and better).
 
-A shape is a norm ||scales * Haar coefficients||.  Gaussian noise that is isotropic in that norm, after a clip in that
-norm, is the Gaussian mechanism and costs what isotropic noise costs; where the scales follow the energies of the
-contributions it disturbs less.  After any other clip the chain measures the true sensitivity in the norm of the noise,
-so a noise multiplier is the true one whatever is combined.
+A shape is a norm ||scales * Haar coefficients||.  Gaussian noise that is isotropic in that norm,
+after a clip in that norm, is the Gaussian mechanism and costs what isotropic noise costs; where the
+scales follow the energies of the contributions it disturbs less.  After any other clip the chain
+measures the true sensitivity in the norm of the noise, so a noise multiplier is the true one
+whatever is combined.
 
     bands = jfl.bands.pixels(params, (28, 28))
     shape = jfl.wavelet.ellipsoid(bands, exponent=0.25)
-    jfl.chain(jfl.wavelet.clip_ellipsoid(1.0, shape), jfl.total(), jfl.gaussian(1.1, shape=shape), jfl.divide(16))
+    jfl.chain(jfl.wavelet.clip_ellipsoid(1.0, shape), jfl.total(), jfl.gaussian(1.1, shape=shape),
+    jfl.divide(16))
 """
+
 import dataclasses
 import math
 
@@ -25,13 +29,15 @@ READINGS = ("R1", "R2", "R3", "R4", "R5", "R6")
 CALIBRATIONS = ("plain", "lemma2")
 
 
-# --- shapes -------------------------------------------------------------------------------------------------------
+# --- shapes
+# --------------------------------------------------------------------------------------------------
+
 
 def shape(bands: Bands, std) -> Shape:
     """Noise with these relative standard deviations of a coefficient in each band.
 
-    They are scaled so that, at one clip norm and noise multiplier, the noise has the power of isotropic noise: what a
-    shape changes is how much of a contribution its clip lets through.
+    They are scaled so that, at one clip norm and noise multiplier, the noise has the power of
+    isotropic noise: what a shape changes is how much of a contribution its clip lets through.
 
     Shapes   std Float[bands], > 0.
     """
@@ -41,54 +47,79 @@ def shape(bands: Bands, std) -> Shape:
 
 
 def _kept(bands):
-    """Float64[bands]: coefficients of each band, less what padding takes: of white noise, its mean energy there."""
+    """Float64[bands]: coefficients of each band, less what padding takes: of white noise, its mean
+    energy there."""
     sizes, at = np.asarray(haar.sizes(bands)), np.asarray(haar.blocks(bands))
-    entries = np.array([sum(math.prod(bands.shapes[i]) for i in block.leaves) for block in bands.blocks])
+    entries = np.array(
+        [sum(math.prod(bands.shapes[i]) for i in block.leaves) for block in bands.blocks]
+    )
     return sizes * (entries / np.bincount(at, sizes))[at]
 
 
 def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
     """Noise variance of a coefficient as the `exponent`-th power of its expected energy.
 
-    Args     exponent: 0 is isotropic; 1/2 has the least mean squared error of the release; in between is usually best
-             for training, and more than 1/2 is too much.
-             energies: Float[bands], of a contribution, from public rows (`jfl.analysis.public_data.band_energies`) or from a private
-             estimate (`jfl.algorithms.band_energies`); None: the spectrum of natural images, which reads no data
-             (on MNIST it gained less than energies of public rows, and in one setting of seven only).
+    Args     exponent: 0 is isotropic; 1/2 has the least mean squared error of the release; in
+             between is usually best for training, and more than 1/2 is too much.
+             energies: Float[bands], of a contribution, from public rows
+             (`jfl.analysis.public_data.band_energies`) or from a private estimate
+             (`jfl.algorithms.band_energies`); None: the spectrum of natural images, which reads no
+             data (on MNIST it gained less than energies of public rows, and in one setting of seven
+             only).
     Source   spec of Ranaweera et al., 2025, section 3.6: not in the paper.
     """
-    given = checks.array("wavelet.ellipsoid", "exponent", exponent) if checks.concrete(exponent) else np.zeros(())
+    given = (
+        checks.array("wavelet.ellipsoid", "exponent", exponent)
+        if checks.concrete(exponent)
+        else np.zeros(())
+    )
     if given.ndim or given.dtype.kind not in "iuf" or not abs(given) <= 4:
-        checks.fail("wavelet.ellipsoid", "an exponent within -4 and 4", checks.shown(exponent), "0 to 1/2 is usual.")
+        checks.fail(
+            "wavelet.ellipsoid",
+            "an exponent within -4 and 4",
+            checks.shown(exponent),
+            "0 to 1/2 is usual.",
+        )
     if energies is None:
-        return shape(bands, jnp.asarray(haar.prior(bands)) ** (jnp.asarray(exponent, jnp.float32) / 2))
+        return shape(
+            bands, jnp.asarray(haar.prior(bands)) ** (jnp.asarray(exponent, jnp.float32) / 2)
+        )
     _one_each("wavelet.ellipsoid", bands, least=0.0, energies=energies)
     return shape(bands, haar.family(bands, jnp.asarray(energies, jnp.float32), exponent))
 
 
 def optimal(bands: Bands, energies, utility=1.0) -> Shape:
-    """The shape of least weighted noise, sum of utility * variance, for contributions of these band energies.
+    """The shape of least weighted noise, sum of utility * variance, for contributions of these band
+    energies.
 
-    Shapes   energies Float[bands]; utility Float[bands] or a number: what a unit of noise variance costs.
+    Shapes   energies Float[bands]; utility Float[bands] or a number: what a unit of noise variance
+             costs.
     """
     _one_each("wavelet.optimal", bands, least=0.0, energies=energies)
     return shape(bands, haar.optimal(bands, jnp.asarray(energies, jnp.float32), utility))
 
 
 def weighted(bands: Bands) -> Shape:
-    """The weights of the paper: its norm is ||W h|| of the un-normalised coefficients h, W their numbers of leaves."""
+    """The weights of the paper: its norm is ||W h|| of the un-normalised coefficients h, W their
+    numbers of leaves."""
     return Shape(bands, jnp.sqrt(jnp.asarray(haar.leaves(bands), jnp.float32)))
 
 
 def _one_each(where, bands, least=None, **values):
-    (name, value), = values.items()
+    ((name, value),) = values.items()
     checks.kind(where, Bands, "jfl.bands", bands=bands)
     if checks.ndim(where, name, value) != 1 or np.shape(value) != (haar.count(bands),):
-        checks.fail(where, f"one of {name} for each of {haar.count(bands)} bands", f"shape {np.shape(value)}")
+        checks.fail(
+            where,
+            f"one of {name} for each of {haar.count(bands)} bands",
+            f"shape {np.shape(value)}",
+        )
     (checks.positive if least is None else checks.nonnegative)(where, **values)
 
 
-# --- clips --------------------------------------------------------------------------------------------------------
+# --- clips
+# --------------------------------------------------------------------------------------------------
+
 
 @named("wavelet.clip_ellipsoid")
 def _clip_ellipsoid(state, row, *, bound, shape):
@@ -101,15 +132,17 @@ def _ellipsoid_bound(state, other, *, bound, shape):
         return bound / jnp.min(shape.scales)
     if other.bands == shape.bands:
         return bound * jnp.max(other.scales / shape.scales)
-    return bound / jnp.min(shape.scales) * jnp.max(other.scales)       # the two bases may lie anyhow to each other
+    return (
+        bound / jnp.min(shape.scales) * jnp.max(other.scales)
+    )  # the two bases may lie anyhow to each other
 
 
 def clip_ellipsoid(bound, shape: Shape) -> Stage:
     """Shrink each contribution to length `bound` in the norm of `shape`, keeping its direction.
 
     Units    bound as of `clip_l2`, or a function of the round.
-    Privacy  in noise of the same shape the bound of a contribution is `bound`; in isotropic noise it is the longest
-             axis of the ellipsoid.
+    Privacy  in noise of the same shape the bound of a contribution is `bound`; in isotropic noise
+             it is the longest axis of the ellipsoid.
     """
     if not isinstance(shape, Shape):
         checks.fail("wavelet.clip_ellipsoid", "a shape of jfl.wavelet", f"{shape!r}")
@@ -132,13 +165,16 @@ def _bands_bound(state, shape, *, bounds, bands):
 
 
 def clip_bands(bounds, bands: Bands) -> Stage:
-    """Shrink each band of a contribution on its own: Float[bands] bounds on the orthonormal coefficients.
+    """Shrink each band of a contribution on its own: Float[bands] bounds on the orthonormal
+    coefficients.
 
-    What is clipped, summed and made noisy are the coefficients with those of padding; dropping the padding comes last,
-    and is post-processing, though a contribution without it may look longer than its bound.
+    What is clipped, summed and made noisy are the coefficients with those of padding; dropping the
+    padding comes last, and is post-processing, though a contribution without it may look longer
+    than its bound.
 
-    Privacy  the bound of a contribution is the root of the sum of squared bounds, each in units of its band's noise:
-             bands with multipliers sigma_b are one release with 1 / sigma^2 = sum of 1 / sigma_b^2.
+    Privacy  the bound of a contribution is the root of the sum of squared bounds, each in units of
+             its band's noise: bands with multipliers sigma_b are one release with 1 / sigma^2 = sum
+             of 1 / sigma_b^2.
     """
     _one_each("wavelet.clip_bands", bands, bounds=bounds)
     _not_tiny("wavelet.clip_bands", bounds=bounds)
@@ -155,73 +191,121 @@ def _shares(state, row, *, bands):
 @named("wavelet.shares.bound")
 def _one(state, shape, *, bands):
     if shape is not None:
-        checks.fail("wavelet.shares", "isotropic noise", "noise of a shape", "Shares have no bands of their own.")
+        checks.fail(
+            "wavelet.shares",
+            "isotropic noise",
+            "noise of a shape",
+            "Shares have no bands of their own.",
+        )
     return 1.0
 
 
 def shares(bands: Bands) -> Stage:
-    """Turn each contribution into its bands' shares of its energy, Float32[bands]: >= 0, they add up to at most 1."""
+    """Turn each contribution into its bands' shares of its energy, Float32[bands]: >= 0, they add
+    up to at most 1."""
     data = dict(bands=bands)
     return Stage(Fn(_shares, data), Fn(_one, data), name="shares")
 
 
-# --- as the paper has it ------------------------------------------------------------------------------------------
+# --- as the paper has it
+# ------------------------------------------------------------------------------------------
 
-def published(reading: str, bound, noise_multiplier, bands: Bands, *, calibration: str = "plain", max_weight=1.0,
-              unsound: bool = False) -> tuple[Stage, Stage]:
-    """The paper's mechanism under one reading of its text -> (clip, noise), to stand around `total()` in a chain.
 
-    Noise of std noise_multiplier * bound / W_j is added to the un-normalised coefficient j.  The readings differ in
-    what is clipped to `bound`: R1 the contribution, R2 its coefficients, R3 each level of them, R4 each level of the
-    weighted coefficients; R5 all weighted coefficients together and R6 their levels, whose squared bounds add up.
+def published(
+    reading: str,
+    bound,
+    noise_multiplier,
+    bands: Bands,
+    *,
+    calibration: str = "plain",
+    max_weight=1.0,
+    unsound: bool = False,
+) -> tuple[Stage, Stage]:
+    """The paper's mechanism under one reading of its text -> (clip, noise), to stand around
+    `total()` in a chain.
 
-    Args     calibration: "plain", or "lemma2", with less noise by sqrt(2 / (2 + log2 m)), m the largest block.
-             max_weight: of a client, for a release with weights.
-             unsound: R1 to R4 and lemma2 do not have the privacy that the paper states: say that you know.
-    Privacy  `guarantee` counts the true multiplier; R1: noise_multiplier / sqrt(m).  `jfl.papers.as_printed` shows the stated one.
+    Noise of std noise_multiplier * bound / W_j is added to the un-normalised coefficient j.  The
+    readings differ in what is clipped to `bound`: R1 the contribution, R2 its coefficients, R3 each
+    level of them, R4 each level of the weighted coefficients; R5 all weighted coefficients together
+    and R6 their levels, whose squared bounds add up.
+
+    Args     calibration: "plain", or "lemma2", with less noise by sqrt(2 / (2 + log2 m)), m the
+             largest block. max_weight: of a client, for a release with weights.
+             unsound: R1 to R4 and lemma2 do not have the privacy that the paper states: say that
+               you know.
+    Privacy  `guarantee` counts the true multiplier; R1: noise_multiplier / sqrt(m).
+             `jfl.papers.as_printed` shows the stated one.
     """
     checks.choice("wavelet.published", READINGS, reading=reading)
     checks.choice("wavelet.published", CALIBRATIONS, calibration=calibration)
-    checks.positive("wavelet.published", single=True, bound=bound, noise_multiplier=noise_multiplier, max_weight=max_weight)
+    checks.positive(
+        "wavelet.published",
+        single=True,
+        bound=bound,
+        noise_multiplier=noise_multiplier,
+        max_weight=max_weight,
+    )
     checks.choice("wavelet.published", (False, True), unsound=unsound)
     sound = reading in ("R5", "R6") and calibration == "plain"
     if not (sound or unsound):
-        checks.fail("wavelet.published", "unsound=True for a mechanism without the privacy that it states",
-                   f"reading={reading!r}, calibration={calibration!r}",
-                   "For sound noise of a shape use wavelet.clip_ellipsoid and gaussian(..., shape=...).")
+        checks.fail(
+            "wavelet.published",
+            "unsound=True for a mechanism without the privacy that it states",
+            f"reading={reading!r}, calibration={calibration!r}",
+            "For sound noise of a shape use wavelet.clip_ellipsoid and gaussian(..., shape=...).",
+        )
     paper = weighted(bands)
-    clip = {"R1": lambda: clip_l2(bound),
-            "R2": lambda: clip_ellipsoid(bound, Shape(bands, 1 / paper.scales)),
-            "R3": lambda: clip_bands(bound * paper.scales, bands),
-            "R4": lambda: clip_bands(bound / paper.scales, bands),
-            "R5": lambda: clip_ellipsoid(bound, paper),
-            "R6": lambda: clip_bands(bound / paper.scales / np.sqrt(haar.count(bands)), bands)}[reading]()
+    clip = {
+        "R1": lambda: clip_l2(bound),
+        "R2": lambda: clip_ellipsoid(bound, Shape(bands, 1 / paper.scales)),
+        "R3": lambda: clip_bands(bound * paper.scales, bands),
+        "R4": lambda: clip_bands(bound / paper.scales, bands),
+        "R5": lambda: clip_ellipsoid(bound, paper),
+        "R6": lambda: clip_bands(bound / paper.scales / np.sqrt(haar.count(bands)), bands),
+    }[reading]()
     std = noise_multiplier * lemma2(bands, calibration) * bound * max_weight
     noise = gaussian(std=std, shape=paper)
-    return clip, dataclasses.replace(noise, name=f"published_{reading}_{calibration}",
-                                     claimed=checks.scalar(noise_multiplier))
+    return clip, dataclasses.replace(
+        noise, name=f"published_{reading}_{calibration}", claimed=checks.scalar(noise_multiplier)
+    )
 
 
 def lemma2(bands: Bands, calibration: str = "lemma2") -> float:
     """What Lemma 2 multiplies the noise with."""
-    return 1.0 if calibration == "plain" else float(np.sqrt(2 / (2 + np.log2(haar.leaves(bands).max()))))
+    return (
+        1.0
+        if calibration == "plain"
+        else float(np.sqrt(2 / (2 + np.log2(haar.leaves(bands).max()))))
+    )
 
 
-# --- post-processing ----------------------------------------------------------------------------------------------
+# --- post-processing
+# ----------------------------------------------------------------------------------------------
+
 
 def _noise_of_bands(where, bands, after):
     if after.std is None:
-        checks.fail(where, "a noise stage before it", "none", "Without noise there is nothing to take away.")
+        checks.fail(
+            where, "a noise stage before it", "none", "Without noise there is nothing to take away."
+        )
     if after.shape is None:
         return jnp.full(haar.count(bands), after.std)
     if after.shape.bands != bands:
-        checks.fail(where, "the bands of the noise", "others", "Give it the bands that the shape was made of.")
+        checks.fail(
+            where,
+            "the bands of the noise",
+            "others",
+            "Give it the bands that the shape was made of.",
+        )
     return after.std / after.shape.scales
 
 
 @named("wavelet.james_stein")
 def _james_stein(value, after, *, bands):
-    std, sizes = _noise_of_bands("wavelet.james_stein", bands, after), jnp.asarray(_kept(bands), jnp.float32)
+    std, sizes = (
+        _noise_of_bands("wavelet.james_stein", bands, after),
+        jnp.asarray(_kept(bands), jnp.float32),
+    )
     energy = jnp.maximum(haar.energies(bands, value), jnp.finfo(jnp.float32).tiny)
     factor = jnp.where(sizes >= 3, jnp.maximum(0.0, 1 - (sizes - 2) * std**2 / energy), 1.0)
     return haar.scale(bands, factor, value), after
@@ -230,15 +314,18 @@ def _james_stein(value, after, *, bands):
 def james_stein(bands: Bands) -> Stage:
     """Shrink each band of a noisy release towards zero by James and Stein's factor.
 
-    Post-processing: free in privacy.  It lowers the error of one release; in training it biases every step, and
-    usually costs accuracy.  `jfl.bands.plain(params)` makes one band of all.
+    Post-processing: free in privacy.  It lowers the error of one release; in training it biases
+    every step, and usually costs accuracy.  `jfl.bands.plain(params)` makes one band of all.
     """
     return Stage(Fn(_james_stein, dict(bands=bands)), name="james_stein", role="post")
 
 
 @named("wavelet.soft_threshold")
 def _soft(value, after, *, bands, rule):
-    std, level = _noise_of_bands("wavelet.soft_threshold", bands, after), np.asarray(haar.levels(bands))
+    std, level = (
+        _noise_of_bands("wavelet.soft_threshold", bands, after),
+        np.asarray(haar.levels(bands)),
+    )
     sizes = np.asarray(haar.sizes(bands))
     if rule == "universal":
         blocks = np.asarray(haar.blocks(bands))
@@ -246,8 +333,10 @@ def _soft(value, after, *, bands, rule):
         limit = std * np.sqrt(2 * np.log(np.maximum(length, 2))).astype(np.float32)
     else:
         signal = haar.energies(bands, value) / jnp.asarray(_kept(bands), jnp.float32) - std**2
-        limit = jnp.where(signal > 0, std**2 / jnp.sqrt(jnp.maximum(signal, jnp.finfo(jnp.float32).tiny)), jnp.inf)
-    limit = jnp.where(level > 0, limit, 0.0)               # never a base, nor what has no levels
+        limit = jnp.where(
+            signal > 0, std**2 / jnp.sqrt(jnp.maximum(signal, jnp.finfo(jnp.float32).tiny)), jnp.inf
+        )
+    limit = jnp.where(level > 0, limit, 0.0)  # never a base, nor what has no levels
 
     def one(c, at):
         return jnp.sign(c) * jnp.maximum(jnp.abs(c) - limit[at], 0.0)
@@ -259,8 +348,8 @@ def _soft(value, after, *, bands, rule):
 def soft_threshold(bands: Bands, rule: str = "bayes") -> Stage:
     """Pull the detail coefficients of a noisy release towards zero, each by its band's threshold.
 
-    Args     rule: "universal", std * sqrt(2 log m); "bayes", variance over the estimated signal (BayesShrink).
-    Post-processing, as `james_stein`, and with the same warning.
+    Args     rule: "universal", std * sqrt(2 log m); "bayes", variance over the estimated signal
+    (BayesShrink). Post-processing, as `james_stein`, and with the same warning.
     """
     checks.choice("wavelet.soft_threshold", ("bayes", "universal"), rule=rule)
     return Stage(Fn(_soft, dict(bands=bands), dict(rule=rule)), name="soft_threshold", role="post")

@@ -1,8 +1,11 @@
-"""Whether an array that a function holds is a federation's own data: its rows, its labels, or some of them.
+"""Whether an array that a function holds is a federation's own data: its rows, its labels, or some
+of them.
 
-What is found: x and y whole, the rows or labels of clients, any rows in any order, labels in the order of the data or
-of a client; in another shape, and in another type.  What was computed from them is not found.
+What is found: x and y whole, the rows or labels of clients, any rows in any order, labels in the
+order of the data or of a client; in another shape, and in another type.  What was computed from
+them is not found.
 """
+
 import collections
 import math
 import weakref
@@ -13,8 +16,8 @@ import numpy as np
 from ...core import checks
 from ...core.records import Federation
 
-BLOCK = 2 ** 22      # numbers that are hashed at once
-KNOWN = 8            # federations whose hashes are kept
+BLOCK = 2**22  # numbers that are hashed at once
+KNOWN = 8  # federations whose hashes are kept
 _known: dict = collections.OrderedDict()
 
 
@@ -30,7 +33,7 @@ def held(fed: Federation, arrays) -> str:
                 return f"fed.{name} itself"
         try:
             value = np.asarray(array)
-        except Exception:              # keys, references
+        except Exception:  # keys, references
             continue
         if value.dtype.kind in "fiub" or str(value.dtype) == "bfloat16":
             if found := _numbers(fed, value):
@@ -42,8 +45,10 @@ def _numbers(fed, value):
     width = math.prod(fed.x.shape[1:] if fed.host is None else fed.host.shape)
     if value.size >= max(width, 4) and width > 1 and value.size % width == 0:
         rows = _canonical(value.reshape(-1, width))
-        telling = (rows != rows[:, :1]).any(1)            # rows of one number are nobody's
-        if telling.any() and _enough(rows, known := np.isin(_hash(rows), _of(fed).rows(value.dtype)) & telling, telling):
+        telling = (rows != rows[:, :1]).any(1)  # rows of one number are nobody's
+        if telling.any() and _enough(
+            rows, known := np.isin(_hash(rows), _of(fed).rows(value.dtype)) & telling, telling
+        ):
             return f"{int(known.sum())} rows of fed.x"
     if value.size >= 4:
         for name, labels in _of(fed).labels().items():
@@ -66,7 +71,7 @@ def _labels(value, labels, classes):
     whole, kinds = value.size == labels.size, np.unique(value).size
     if kinds < 2 or labels.dtype.kind == "f" and kinds < 3:
         return False
-    if classes and not whole:                             # a count, or labels in order, may be anybody's
+    if classes and not whole:  # a count, or labels in order, may be anybody's
         if value.size < max(16, 2 * classes) or (np.diff(value) >= 0).all():
             return False
     text, found, start = value.tobytes(), labels.astype(np.float64).tobytes(), -1
@@ -77,7 +82,7 @@ def _labels(value, labels, classes):
 
 
 def _canonical(rows):
-    return rows.astype(np.float32) + np.float32(0)        # one zero
+    return rows.astype(np.float32) + np.float32(0)  # one zero
 
 
 def _hash(rows):
@@ -101,24 +106,43 @@ class _Rows:
     def owned(self):
         """Row numbers, client after client."""
         index, size, test_index, test_size = self.index
-        return [i[np.arange(i.shape[-1]) < s[:, None]] for i, s in ((index, size), (test_index, test_size)) if len(i) == len(s)]
+        return [
+            i[np.arange(i.shape[-1]) < s[:, None]]
+            for i, s in ((index, size), (test_index, test_size))
+            if len(i) == len(s)
+        ]
 
     def read(self):
-        """Blocks of rows: of a population the first block only, since more would be read from a disk."""
+        """Blocks of rows: of a population the first block only, since more would be read from a
+        disk."""
         if self.host is not None:
-            yield np.asarray(self.host.read(np.arange(min(int(self.host.offsets[-1]),
-                                                          max(1, BLOCK // max(math.prod(self.host.shape), 1)))))[0])
+            yield np.asarray(
+                self.host.read(
+                    np.arange(
+                        min(
+                            int(self.host.offsets[-1]),
+                            max(1, BLOCK // max(math.prod(self.host.shape), 1)),
+                        )
+                    )
+                )[0]
+            )
             return
         x, at = np.asarray(self.arrays[0]), np.unique(np.concatenate(self.owned()))
         step = max(1, BLOCK // max(math.prod(x.shape[1:]), 1))
         for begin in range(0, len(at), step):
-            yield x[at[begin:begin + step]]
+            yield x[at[begin : begin + step]]
 
     def rows(self, dtype):
         if dtype not in self.hashes:
-            cast = (lambda v: v.astype(dtype)) if np.dtype(dtype).kind == "f" or str(dtype) == "bfloat16" else (lambda v: v)
+            cast = (
+                (lambda v: v.astype(dtype))
+                if np.dtype(dtype).kind == "f" or str(dtype) == "bfloat16"
+                else (lambda v: v)
+            )
             parts = [_hash(_canonical(cast(b).reshape(len(b), -1))) for b in self.read()]
-            self.hashes[dtype] = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+            self.hashes[dtype] = (
+                np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+            )
         return self.hashes[dtype]
 
     def labels(self):

@@ -1,8 +1,11 @@
-"""What flows where in a jaxpr: which values data reached and by which way, and how keys and counters were made.
+"""What flows where in a jaxpr: which values data reached and by which way, and how keys and
+counters were made.
 
-Each value has a symbol, equal for values that were computed alike from the same inputs, and tokens, the sources that
-reached it, each with its path.  Marks (see `marks`) are collected; what they mean is judged in `taint`.
+Each value has a symbol, equal for values that were computed alike from the same inputs, and tokens,
+the sources that reached it, each with its path.  Marks (see `marks`) are collected; what they mean
+is judged in `taint`.
 """
+
 import hashlib
 import math
 from typing import Any, NamedTuple
@@ -13,27 +16,52 @@ from jax.extend.core import primitives as p
 
 from ...core import marks
 
-MARKS = {q: q.name for q in (marks.release_p, marks.bounded_p, marks.example_p, marks.batch_p, marks.slots_p, marks.key_p)}
-# what may hide anything: Python, foreign libraries, and rules of batching that mix the rows of a batch
+MARKS = {
+    q: q.name
+    for q in (
+        marks.release_p,
+        marks.bounded_p,
+        marks.example_p,
+        marks.batch_p,
+        marks.slots_p,
+        marks.key_p,
+    )
+}
+# what may hide anything: Python, foreign libraries, and rules of batching that mix the rows of a
+# batch
 OPAQUE = ("pure_callback", "io_callback", "ffi_call", "custom_call", "custom_vmap_call", "infeed")
 # they move keys, or make children of them; all else that reads a key draws from it
-KEYS = ("random_fold_in", "random_split", "random_clone", "slice", "squeeze", "reshape", "broadcast_in_dim", "copy",
-        "dynamic_slice", "gather", "select_n", "concatenate", "transpose", "jfl_noise_key")
+KEYS = (
+    "random_fold_in",
+    "random_split",
+    "random_clone",
+    "slice",
+    "squeeze",
+    "reshape",
+    "broadcast_in_dim",
+    "copy",
+    "dynamic_slice",
+    "gather",
+    "select_n",
+    "concatenate",
+    "transpose",
+    "jfl_noise_key",
+)
 SAME = ("convert_element_type", "copy", "copy_p", "reshape", "squeeze", "broadcast_in_dim")
-LARGE = 2 ** 20      # numbers of a constant beyond which it is equal only to itself
+LARGE = 2**20  # numbers of a constant beyond which it is equal only to itself
 PASSES = 60
 
 
 class Value(NamedTuple):
     symbol: int
-    tokens: dict         # source -> path, (the path before, an equation) or None
+    tokens: dict  # source -> path, (the path before, an equation) or None
 
 
 class Mark(NamedTuple):
     kind: str
     params: dict
-    operands: list       # of Value
-    loops: tuple         # around it, outermost first
+    operands: list  # of Value
+    loops: tuple  # around it, outermost first
     equation: Any
 
 
@@ -45,7 +73,7 @@ class Flow:
         self.marks, self.drawn, self.consts = {}, {}, {}
         self.length, self.carries, self._varies, self._params, self.details = {}, {}, {}, {}, {}
         self._open = set()
-        self.outside = False           # inside a shard_map
+        self.outside = False  # inside a shard_map
 
     def node(self, *content, shape=None) -> int:
         """The number of a symbol; equal contents, equal numbers."""
@@ -65,16 +93,18 @@ class Flow:
             value = np.asarray(value)
         try:
             plain = np.asarray(value)
-        except Exception:              # a key, or a reference: equal to itself only
+        except Exception:  # a key, or a reference: equal to itself only
             self.consts[id(value)] = value
             return Value(self.node("const", id(value), shape=np.shape(value)), {})
         if plain.ndim == 0:
             number = plain.item()
-            number = number if number == number else None         # nan is not equal to itself
+            number = number if number == number else None  # nan is not equal to itself
             return Value(self.node("lit", str(plain.dtype), plain.tobytes(), number, shape=()), {})
         self.consts[id(value)] = value
         name = id(value) if plain.size > LARGE else hashlib.sha256(plain.tobytes()).hexdigest()
-        return Value(self.node("const", str(plain.dtype), name, self._steps(plain), shape=plain.shape), {})
+        return Value(
+            self.node("const", str(plain.dtype), name, self._steps(plain), shape=plain.shape), {}
+        )
 
     @staticmethod
     def _steps(plain):
@@ -82,12 +112,19 @@ class Flow:
         if plain.ndim != 1 or plain.dtype.kind not in "iu" or not plain.size:
             return None
         steps = np.diff(plain.astype(np.int64))
-        return (int(plain[0]), int(steps[0]) if steps.size else 0) if not steps.size or (steps == steps[0]).all() else None
+        return (
+            (int(plain[0]), int(steps[0]) if steps.size else 0)
+            if not steps.size or (steps == steps[0]).all()
+            else None
+        )
 
-    # --- running it ------------------------------------------------------------------------------------------
+    # --- running it
+    # ------------------------------------------------------------------------------------------
 
     def closed(self, closed: ClosedJaxpr, operands, stack=(), loops=()):
-        return self.run(closed.jaxpr, [self.constant(c) for c in closed.consts], operands, stack, loops)
+        return self.run(
+            closed.jaxpr, [self.constant(c) for c in closed.consts], operands, stack, loops
+        )
 
     def run(self, jaxpr, consts, operands, stack, loops):
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
@@ -109,10 +146,21 @@ class Flow:
         if primitive is p.cond_p:
             return self.cond(equation, operands, stack, loops)
         if primitive.name not in OPAQUE:
-            inner = next((params[k] for k in ("jaxpr", "call_jaxpr") if isinstance(params.get(k), (Jaxpr, ClosedJaxpr))), None)
+            inner = next(
+                (
+                    params[k]
+                    for k in ("jaxpr", "call_jaxpr")
+                    if isinstance(params.get(k), (Jaxpr, ClosedJaxpr))
+                ),
+                None,
+            )
             closed = inner if not isinstance(inner, Jaxpr) else ClosedJaxpr(inner, ())
-            if closed is not None and not closed.jaxpr.constvars[len(closed.consts):] \
-                    and len(closed.jaxpr.invars) == len(operands) and len(closed.jaxpr.outvars) == len(equation.outvars):
+            if (
+                closed is not None
+                and not closed.jaxpr.constvars[len(closed.consts) :]
+                and len(closed.jaxpr.invars) == len(operands)
+                and len(closed.jaxpr.outvars) == len(equation.outvars)
+            ):
                 before, self.outside = self.outside, self.outside or primitive.name == "shard_map"
                 made = self.closed(closed, operands, stack, loops)
                 self.outside = before
@@ -131,17 +179,24 @@ class Flow:
             content = ("opaque", stack, loops)
         else:
             content = ("op", name, self.parameters(equation), *(o.symbol for o in operands))
-        return [Value(self.node(*content, i, shape=getattr(v.aval, "shape", ())), tokens)
-                for i, v in enumerate(equation.outvars)]
+        return [
+            Value(self.node(*content, i, shape=getattr(v.aval, "shape", ())), tokens)
+            for i, v in enumerate(equation.outvars)
+        ]
 
     def parameters(self, equation):
         """A text of what an equation does; its own where that has none."""
         known = self._params.get(id(equation))
         if known is None:
             plain = {k: v for k, v in equation.params.items() if v is not None and k != "sharding"}
-            inside = any(isinstance(v, (Jaxpr, ClosedJaxpr)) or callable(v) for v in plain.values()
-                         if not isinstance(v, type))
-            known = self._params[id(equation)] = f"#{id(equation)}" if inside else repr(sorted(plain.items(), key=lambda i: i[0]))
+            inside = any(
+                isinstance(v, (Jaxpr, ClosedJaxpr)) or callable(v)
+                for v in plain.values()
+                if not isinstance(v, type)
+            )
+            known = self._params[id(equation)] = (
+                f"#{id(equation)}" if inside else repr(sorted(plain.items(), key=lambda i: i[0]))
+            )
             self.details[known] = equation.params
         return known
 
@@ -161,18 +216,28 @@ class Flow:
         self.marks[name] = found = Mark(kind, params, operands, loops, equation)
         if kind == "jfl_noise_key":
             tokens = {}
-        elif kind == "jfl_slots":                         # who was drawn is as secret as the rows
+        elif kind == "jfl_slots":  # who was drawn is as secret as the rows
             tokens = self.along(equation, operands)
         elif kind == "jfl_release":
             tokens = {("released", name): None} | self.inner(found)
         else:
             tokens = {(kind.removeprefix("jfl_"), name): self.first(operands)} | self.kept(operands)
-        return [Value(self.node("mark", name, i, shape=v.aval.shape), tokens) for i, v in enumerate(equation.outvars)]
+        return [
+            Value(self.node("mark", name, i, shape=v.aval.shape), tokens)
+            for i, v in enumerate(equation.outvars)
+        ]
 
     def first(self, operands):
         """The way in which rows came here, if any did."""
-        return next((path for o in operands for token, path in o.tokens.items()
-                     if token[0] in ("rows", "batch", "example", "bounded", "kept")), None)
+        return next(
+            (
+                path
+                for o in operands
+                for token, path in o.tokens.items()
+                if token[0] in ("rows", "batch", "example", "bounded", "kept")
+            ),
+            None,
+        )
 
     @staticmethod
     def kept(operands, kinds=("released", "own", "opaque")):
@@ -182,18 +247,21 @@ class Flow:
     def bounds(self, mark):
         """The mark of the bounded sum that a release made noisy, or None."""
         n, found = mark.params["n"], set()
-        for i, o in enumerate(mark.operands[n:2 * n]):
+        for i, o in enumerate(mark.operands[n : 2 * n]):
             node = self.nodes[o.symbol]
             found.add(node[1] if node[0] == "mark" and node[2] == i else None)
-        name, = found if len(found) == 1 else (None,)
+        (name,) = found if len(found) == 1 else (None,)
         return name if name is not None and self.marks[name].kind == "jfl_bounded" else None
 
     def inner(self, mark):
-        """Earlier releases that a release publishes beside itself: what one is computed at, the other depends on."""
+        """Earlier releases that a release publishes beside itself: what one is computed at, the
+        other depends on."""
         bound, n = self.bounds(mark), mark.params["n"]
-        operands = mark.operands[n:2 * n] if bound is None else self.marks[bound].operands
+        operands = mark.operands[n : 2 * n] if bound is None else self.marks[bound].operands
         if bound is not None and self.marks[bound].params["kind"] == "single":
-            return self.kept(operands, ("own", "opaque"))         # its noise covers all else that went into it
+            return self.kept(
+                operands, ("own", "opaque")
+            )  # its noise covers all else that went into it
         return self.kept(operands)
 
     def scan(self, equation, operands, stack, loops):
@@ -201,12 +269,29 @@ class Flow:
         consts, carried = params["num_consts"], params["num_carry"]
         loop = self.node("loop", stack)
         self.length[loop] = params["length"]
-        fixed, start, rows = operands[:consts], operands[consts:consts + carried], operands[consts + carried:]
-        xs = [Value(self.node("elem", loop, x.symbol, shape=self.shapes.get(x.symbol, (0,))[1:]), x.tokens) for x in rows]
-        carry, outs = self.fixpoint(loop, start, lambda carry: self.closed(
-            params["jaxpr"], [*fixed, *carry, *xs], stack, (*loops, loop)))
-        ys = [Value(self.node("ys", loop, i, shape=v.aval.shape), y.tokens)
-              for i, (y, v) in enumerate(zip(outs[carried:], equation.outvars[carried:]))]
+        fixed, start, rows = (
+            operands[:consts],
+            operands[consts : consts + carried],
+            operands[consts + carried :],
+        )
+        xs = [
+            Value(
+                self.node("elem", loop, x.symbol, shape=self.shapes.get(x.symbol, (0,))[1:]),
+                x.tokens,
+            )
+            for x in rows
+        ]
+        carry, outs = self.fixpoint(
+            loop,
+            start,
+            lambda carry: self.closed(
+                params["jaxpr"], [*fixed, *carry, *xs], stack, (*loops, loop)
+            ),
+        )
+        ys = [
+            Value(self.node("ys", loop, i, shape=v.aval.shape), y.tokens)
+            for i, (y, v) in enumerate(zip(outs[carried:], equation.outvars[carried:]))
+        ]
         return [*carry, *ys]
 
     def while_(self, equation, operands, stack, loops):
@@ -216,19 +301,28 @@ class Flow:
         self.length[loop] = None
 
         def body(carry):
-            test, = self.closed(params["cond_jaxpr"], [*operands[:a], *carry], (*stack, "cond"), (*loops, loop))
-            outs = self.closed(params["body_jaxpr"], [*operands[a:a + b], *carry], stack, (*loops, loop))
-            often = self.along(equation, [test])          # how often it ran shows in all that comes out
+            (test,) = self.closed(
+                params["cond_jaxpr"], [*operands[:a], *carry], (*stack, "cond"), (*loops, loop)
+            )
+            outs = self.closed(
+                params["body_jaxpr"], [*operands[a : a + b], *carry], stack, (*loops, loop)
+            )
+            often = self.along(equation, [test])  # how often it ran shows in all that comes out
             return [o._replace(tokens=often | o.tokens) for o in outs]
 
-        return self.fixpoint(loop, operands[a + b:], body)[0]
+        return self.fixpoint(loop, operands[a + b :], body)[0]
 
     def fixpoint(self, loop, start, body):
-        """Carried values after a loop, and what its body gives, once neither tokens nor invariants change."""
+        """Carried values after a loop, and what its body gives, once neither tokens nor invariants
+        change."""
         same, tokens = [None] * len(start), [s.tokens for s in start]
         for _ in range(PASSES):
-            names = [s if s is not None else self.node("carry", loop, j, shape=self.shapes.get(start[j].symbol, ()))
-                     for j, s in enumerate(same)]
+            names = [
+                s
+                if s is not None
+                else self.node("carry", loop, j, shape=self.shapes.get(start[j].symbol, ()))
+                for j, s in enumerate(same)
+            ]
             outs = body([Value(s, t) for s, t in zip(names, tokens)])
             changed = False
             for j in range(len(start)):
@@ -244,28 +338,43 @@ class Flow:
                 break
         else:
             raise RuntimeError(f"no end after {PASSES} passes over a loop")
-        ends = [s if s is not None else self.node("final", loop, j, shape=self.shapes.get(start[j].symbol, ()))
-                for j, s in enumerate(same)]
+        ends = [
+            s
+            if s is not None
+            else self.node("final", loop, j, shape=self.shapes.get(start[j].symbol, ()))
+            for j, s in enumerate(same)
+        ]
         return [Value(e, t) for e, t in zip(ends, tokens)], outs
 
     def cond(self, equation, operands, stack, loops):
         which, rest = operands[0], operands[1:]
         chosen = self.along(equation, [which])
-        branches = [self.closed(b, rest, (*stack, i), loops) for i, b in enumerate(equation.params["branches"])]
+        branches = [
+            self.closed(b, rest, (*stack, i), loops)
+            for i, b in enumerate(equation.params["branches"])
+        ]
         made = []
         for i, outs in enumerate(zip(*branches)):
             symbols = {o.symbol for o in outs}
             tokens = dict(chosen)
             for o in outs:
                 tokens = o.tokens | tokens
-            made.append(Value(symbols.pop() if len(symbols) == 1 else
-                              self.node("cond", stack, loops, i, shape=equation.outvars[i].aval.shape), tokens))
+            made.append(
+                Value(
+                    symbols.pop()
+                    if len(symbols) == 1
+                    else self.node("cond", stack, loops, i, shape=equation.outvars[i].aval.shape),
+                    tokens,
+                )
+            )
         return made
 
-    # --- counters --------------------------------------------------------------------------------------------
+    # --- counters
+    # --------------------------------------------------------------------------------------------
 
-    def affine(self, symbol):
-        """A whole number as ({atom: factor}, constant); atoms: ("index", loop), ("place", n) in an array, ("is", symbol)."""
+    def affine(self, symbol):  # noqa: C901
+        """A whole number as ({atom: factor}, constant); atoms: ("index", loop), ("place", n) in an
+        array, ("is", symbol)."""
         content = self.nodes[symbol]
         kind, itself = content[0], ({("is", symbol): 1}, 0)
         if kind == "lit":
@@ -292,17 +401,24 @@ class Flow:
             return self._placed(found, {}, 0) if length == 1 else found
         if name == "slice" and len(self.shapes[symbol]) == 1:
             first, stride = _slice(self.details[content[2]])
-            return self._placed(self.affine(inputs[0]), {("place", self.shapes[symbol][0]): stride}, first)
+            return self._placed(
+                self.affine(inputs[0]), {("place", self.shapes[symbol][0]): stride}, first
+            )
         if name in ("add", "sub"):
             return _sum(self.affine(inputs[0]), self.affine(inputs[1]), 1 if name == "add" else -1)
         if name == "mul":
             a, b = self.affine(inputs[0]), self.affine(inputs[1])
             a, b = (a, b) if not b[0] else (b, a)
             return ({k: v * b[1] for k, v in a[0].items()}, a[1] * b[1]) if not b[0] else itself
-        if name == "select_n" and len(inputs) == 3:       # where jnp lets an index count from the end
+        if name == "select_n" and len(inputs) == 3:  # where jnp lets an index count from the end
             one, other = self.affine(inputs[1]), self.affine(inputs[2])
             test = self.nodes[inputs[0]]
-            if test[:2] == ("op", "lt") and self.affine(test[3]) == one and one[0] == other[0] and self._least(one) >= 0:
+            if (
+                test[:2] == ("op", "lt")
+                and self.affine(test[3]) == one
+                and one[0] == other[0]
+                and self._least(one) >= 0
+            ):
                 return one
         return itself
 
@@ -325,7 +441,9 @@ class Flow:
 
     def range(self, atom):
         """The values of an atom, or None."""
-        n = {"index": lambda: self.length[atom[1]], "place": lambda: atom[1], "is": lambda: None}[atom[0]]()
+        n = {"index": lambda: self.length[atom[1]], "place": lambda: atom[1], "is": lambda: None}[
+            atom[0]
+        ]()
         return None if n is None else (0, max(n - 1, 0))
 
     def _least(self, found):
@@ -351,12 +469,15 @@ class Flow:
             self._varies[symbol] = found
         return self._varies[symbol]
 
-    # --- keys ------------------------------------------------------------------------------------------------
+    # --- keys
+    # ------------------------------------------------------------------------------------------------  # noqa: E501
 
     def key(self, symbol):
-        """(root, steps): a key as what was done to the root; steps ("child", number) or ("often", loop, steps, done).
+        """(root, steps): a key as what was done to the root; steps ("child", number) or ("often",
+        loop, steps, done).
 
-        A split gives the same keys as fold_in does: child i of split(key) is fold_in(key, i) for the usual generator.
+        A split gives the same keys as fold_in does: child i of split(key) is fold_in(key, i) for
+          the usual generator.
         """
         content = self.nodes[symbol]
         kind, itself = content[0], (symbol, ())
@@ -387,42 +508,63 @@ class Flow:
             found = self.key(inputs[0])
             if name != "copy" and self.shapes.get(inputs[0]) == (1,):
                 return self._moved(found, {}, 0)
-            plain = name in ("copy", "random_clone") or self.shapes.get(inputs[0]) in ((), self.shapes.get(symbol))
+            plain = name in ("copy", "random_clone") or self.shapes.get(inputs[0]) in (
+                (),
+                self.shapes.get(symbol),
+            )
             return found if plain else itself
         if name == "slice" and len(self.shapes[symbol]) == 1:
             first, stride = _slice(self.details[content[2]])
-            return self._moved(self.key(inputs[0]), {("place", self.shapes[symbol][0]): stride}, first)
-        if name in ("dynamic_slice", "gather") and len(self.shapes.get(inputs[0], ())) == 1 and math.prod(self.shapes[symbol]) == 1:
+            return self._moved(
+                self.key(inputs[0]), {("place", self.shapes[symbol][0]): stride}, first
+            )
+        if (
+            name in ("dynamic_slice", "gather")
+            and len(self.shapes.get(inputs[0], ())) == 1
+            and math.prod(self.shapes[symbol]) == 1
+        ):
             atoms, constant = self.affine(inputs[1])
             return self._moved(self.key(inputs[0]), atoms, constant)
         return itself
 
     def _moved(self, found, place, first):
         root, steps = found
-        return root, tuple(s if s[0] != "child" else ("child", self._placed(s[1], place, first)) for s in steps)
+        return root, tuple(
+            s if s[0] != "child" else ("child", self._placed(s[1], place, first)) for s in steps
+        )
 
     def apart(self, one, other, same=False) -> bool:
-        """True if two keys differ in any two executions; `same`: of one mark, where loops make the difference."""
+        """True if two keys differ in any two executions; `same`: of one mark, where loops make the
+        difference."""
         if one[0] != other[0]:
             return True
         a, b = one[1], other[1]
         at = [next((i for i, s in enumerate(steps) if s[0] == "often"), None) for steps in (a, b)]
         if at == [None, None]:
             return self._apart(a, b)
-        if any(s[0] == "often" for steps, i in zip((a, b), at) for s in steps[(i if i is not None else len(steps)) + 1:]):
+        if any(
+            s[0] == "often"
+            for steps, i in zip((a, b), at)
+            for s in steps[(i if i is not None else len(steps)) + 1 :]
+        ):
             return False
         if None in at:
             (many, i), few = ((a, at[0]), b) if at[1] is None else ((b, at[1]), a)
-            return all(self._apart(many[:i] + many[i][2] * k + many[i + 1:], few) for k in range(len(few) + 1))
+            return all(
+                self._apart(many[:i] + many[i][2] * k + many[i + 1 :], few)
+                for k in range(len(few) + 1)
+            )
         (i, j), (x, y) = at, (a[at[0]], b[at[1]])
         if self._apart(a[:i][:j], b[:j][:i]) and i == j:
             return True
         if i != j or x[1:3] != y[1:3] or a[:i] != b[:j]:
             return False
         least = 1 if same or x[3] != y[3] else 0
-        rest, theirs, more = a[i + 1:], b[j + 1:], x[2]
-        return all(self._apart(more * k + rest, theirs) and self._apart(rest, more * k + theirs)
-                   for k in range(least, len(rest) + len(theirs) + 2))
+        rest, theirs, more = a[i + 1 :], b[j + 1 :], x[2]
+        return all(
+            self._apart(more * k + rest, theirs) and self._apart(rest, more * k + theirs)
+            for k in range(least, len(rest) + len(theirs) + 2)
+        )
 
     def _apart(self, a, b) -> bool:
         return len(a) != len(b) or any(self._differ(s, t) for s, t in zip(a, b))
@@ -445,8 +587,8 @@ class Flow:
                     both = sorted((sign * side[atom] * ends[0], sign * side[atom] * ends[1]))
                     low, high = low + both[0], high + both[1]
         if not factors:
-            return constant % 2 ** 32 != 0
-        if max(abs(low), abs(high)) + abs(constant) >= 2 ** 31:
+            return constant % 2**32 != 0
+        if max(abs(low), abs(high)) + abs(constant) >= 2**31:
             return False
         return constant % math.gcd(*factors) != 0 or not low <= -constant <= high
 
@@ -458,15 +600,17 @@ class Flow:
                 covered.add(step[1])
                 continue
             atoms = step[1][0]
-            turns = sorted(((abs(v), k) for k, v in atoms.items() if k[0] != "is"), key=lambda t: t[0])
+            turns = sorted(
+                ((abs(v), k) for k, v in atoms.items() if k[0] != "is"), key=lambda t: t[0]
+            )
             if any(k[0] == "is" and self.varies(k[1]) for k in atoms):
                 continue
             reach, fine = 0, True
-            for factor, atom in turns:                    # digits of a number: each larger than all below it
+            for factor, atom in turns:  # digits of a number: each larger than all below it
                 ends = self.range(atom)
                 fine = fine and ends is not None and factor > reach
                 reach += factor * ends[1] if ends else 0
-            if fine and reach < 2 ** 32:
+            if fine and reach < 2**32:
                 covered |= {atom[1] if atom[0] == "index" else "batch" for _, atom in turns}
         return (covered & set(loops)) | {loop for loop in loops if self.length[loop] == 1}
 
