@@ -16,7 +16,6 @@ from .chen2024_plans import RUNS
 from .common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, main, ordered, standard_error
 
 # --- claims
-# --------------------------------------------------------------------------------------------------
 
 
 def changes(before, after, sign):
@@ -113,7 +112,6 @@ def most(checks):
 
 
 # --- figures and tables
-# ----------------------------------------------------------------------------------------------
 
 FEDERATED = dict(clients=100, cohort=10, rounds=100, weights="size", lr_schedule="inverse_sqrt")
 LINEAR = dict(

@@ -28,7 +28,6 @@ BOUNDS = ("Theorem 1", "Theorem 1, ours")
 
 
 # --- accountants
-# --------------------------------------------------------------------------------------------------
 
 
 def accountants(name, experiment, out, quick=False) -> dict:
@@ -82,7 +81,6 @@ def accountants(name, experiment, out, quick=False) -> dict:
 
 
 # --- bounds
-# --------------------------------------------------------------------------------------------------
 
 
 def problem(

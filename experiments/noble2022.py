@@ -100,7 +100,6 @@ SOUND_ROUNDS = (
 
 
 # --- fields of lines
-# -------------------------------------------------------------------------------------------------
 
 
 def noisy(data, **changes):
@@ -166,7 +165,6 @@ KS = (50, 100)
 
 
 # --- figures
-# --------------------------------------------------------------------------------------------------
 
 
 def watched_figure(title, columns, key, claims, updates=KS, data="synthetic", more=None):
@@ -286,7 +284,6 @@ def of_ratios(title, table, which):
 
 
 # --- tables
-# --------------------------------------------------------------------------------------------------
 
 # 4 / l = 80 warm rounds do not fit into the 72 of K = 40: the tables start cold
 TABLE = DATA["synthetic"] | dict(algorithm="scaffold", cohort=5)

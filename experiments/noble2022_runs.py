@@ -32,7 +32,6 @@ MARKS = (100, 200, 300, 400)  # that are evaluated, of those that were read off
 
 
 # --- runs
-# --------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=8)
@@ -105,7 +104,6 @@ def watched(config, axes, out):
 
 
 # --- checks
-# --------------------------------------------------------------------------------------------------
 
 
 def _ends(line, key):
@@ -276,7 +274,6 @@ def as_drawn(curves, within=0.15):
 
 
 # --- tables without lines
-# --------------------------------------------------------------------------------------------
 
 
 def _told(out, title, columns, rows, caption, **found):

@@ -74,7 +74,6 @@ MODES = ("R1 plain", "R1 lemma2", "R2 plain", "R2 lemma2")
 
 
 # --- figures 7 to 12 and table 3
-# -------------------------------------------------------------------------------------
 
 
 def published(mode, sigma):
@@ -225,7 +224,6 @@ def table3(full):
 
 
 # --- what is not trained
-# ---------------------------------------------------------------------------------------------
 
 
 def table2(name, experiment, out, quick):

@@ -121,7 +121,6 @@ def dense(model):
 
 
 # --- a dense model of scaled coefficients
-# ----------------------------------------------------------------------------
 
 
 def _dense(params, x, *, scale):
@@ -264,7 +263,6 @@ def poisson(batch):
 
 
 # --- what the public rows tell
-# ---------------------------------------------------------------------------------------
 
 
 def leaf_bands(model):
@@ -333,7 +331,6 @@ def median(model, shape_of):
 
 
 # --- variants
-# --------------------------------------------------------------------------------------------------
 
 
 def unit_energies(model):

@@ -57,7 +57,6 @@ RUNS = Plans(privacy=privacy, epsilons=epsilons)
 
 
 # --- claims
-# --------------------------------------------------------------------------------------------------
 
 
 def reproduces(triples, share=0.5):

@@ -103,7 +103,6 @@ ONLY = {"linear,per_layer": (1,), "linear,flat": (1,)}  # levels that are run, w
 
 
 # --- running
-# --------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=2)
@@ -250,7 +249,6 @@ def chosen(lines, name):
 
 
 # --- what came of it
-# -------------------------------------------------------------------------------------------------
 
 
 def table(lines, models=MODELS, groups=GROUPS):

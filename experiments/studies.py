@@ -51,7 +51,6 @@ def key(kind: str, config: Config, more=()) -> str:
 
 
 # --- noise and what it proves
-# ----------------------------------------------------------------------------------------
 
 
 def with_noise(store: Store, config: Config, splits) -> tuple[Config, dict | None]:
@@ -133,7 +132,6 @@ def claims_of(config: Config) -> dict:
 
 
 # --- runs
-# --------------------------------------------------------------------------------------------------
 
 
 def measure(store: Store, wanted: list[Config], note=lambda text: None):
@@ -285,7 +283,6 @@ def accounted(store: Store, cells, study, note) -> list[dict]:
 
 
 # --- a study
-# --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -227,7 +227,6 @@ def chosen(cells, number, assignment, setting) -> dict:
 
 
 # --- what came of it
-# -------------------------------------------------------------------------------------------------
 
 
 def interval(values):

@@ -187,7 +187,6 @@ def legal(error: BaseException) -> bool:
 
 
 # --- seeds, and what bytes stand for
-# -----------------------------------------------------------------------------------
 
 
 def places(value, at=()):
@@ -232,7 +231,6 @@ def text_of(data: bytes, seeds) -> bytes:
 
 
 # --- targets: (folder, bytes) -> anything; each reads what the bytes say
-# ------------------------------------------------
 
 
 def config(folder, data):
@@ -439,7 +437,6 @@ def seeds(name) -> list:
 
 
 # --- the fuzz
-# --------------------------------------------------------------------------------------------------
 
 
 def fuzz(name, seconds):

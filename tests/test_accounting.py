@@ -74,7 +74,6 @@ def fixed(rate, z, times=1, population=10**6):
 
 
 # --- golden values
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -287,7 +286,6 @@ def test_golden_file():
 
 
 # --- against another library
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("q, z", [(0.01, 1.0), (0.1, 0.7), (0.5, 5.0)])
@@ -311,7 +309,6 @@ def test_agrees_with_dp_accounting(q, z):
 
 
 # --- properties
-# --------------------------------------------------------------------------------------------------
 
 
 def test_all_in_the_sample_is_no_sampling():
@@ -434,7 +431,6 @@ def test_slopes_are_finite_beyond_the_reach_of_the_grid():
 
 
 # --- noise
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
@@ -490,7 +486,6 @@ def test_refusals_of_events(make, match):
 
 
 # --- plans
-# --------------------------------------------------------------------------------------------------
 
 CLIENTS = 20
 NOISY = lambda z=1.0, adjacency="replace_one", **std: chain(
@@ -918,7 +913,6 @@ def test_many_rounds_at_once():
 
 
 # --- draws with replacement
-# ----------------------------------------------------------------------------------------
 
 
 def with_replacement(draws, population, z, times=1):
@@ -1032,7 +1026,6 @@ def test_plans_that_draw_with_replacement():
 
 
 # --- participation, segments, other unknowns
-# ------------------------------------------------------------------------
 
 
 def test_participation_of_clients():

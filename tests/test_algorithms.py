@@ -205,7 +205,6 @@ ADAPTIVE = dict(quantile=0.6, lr=0.4, indicator=0.3)
 
 
 # --- what is drawn
-# -------------------------------------------------------------------------------------------------
 
 
 def each_round(draw, *of_round):
@@ -283,7 +282,6 @@ def draws(key, noise, plan, batches, steps, dim):
 
 
 # --- the pseudo-code
-# -----------------------------------------------------------------------------------------------
 
 
 def clip(v, bound):
@@ -501,7 +499,6 @@ def test_a_wrong_loop_disagrees(mistake, case):
 
 
 # --- SCAFFOLD's own identities
-# -------------------------------------------------------------------------------------
 
 
 def test_control_is_option_two():
@@ -542,7 +539,6 @@ def test_control_is_the_mean_of_the_clients(case):
 
 
 # --- estimates
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size", ARRAY], ids=["uniform", "size", "array"])
@@ -573,7 +569,6 @@ def test_the_release_is_unbiased(fed, task, sampler, weights):
 
 
 # --- arguments
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", jfl.algorithms.__all__)

@@ -387,7 +387,6 @@ def test_half_precision():
 
 
 # --- what is not finite, and what nearly cancels
-# ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 1e25])
@@ -446,7 +445,6 @@ def test_norms_that_cancel_are_never_too_small(common):
 
 
 # --- kernels
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 1, 4, 5), (3, 1, 2, 4, 5), (3, 2, 6, 2, 2)])
@@ -490,7 +488,6 @@ def test_patches_are_those_of_lax():
 
 
 # --- plans
-# --------------------------------------------------------------------------------------------------
 
 
 def make_plan(make=lambda fed: jfl.models.mlp(fed, hidden=(4,)), stage=None, z=0.5, **options):

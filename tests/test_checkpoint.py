@@ -102,7 +102,6 @@ def elsewhere(monkeypatch):
 
 
 # --- the same bits
-# ------------------------------------------------------------------------------------------------
 
 
 def test_a_resumed_run_is_the_straight_one_with_client_state(straight, half):
@@ -215,7 +214,6 @@ def test_the_journal_is_the_first_file(tmp_path, monkeypatch):
 
 
 # --- what does not fit
-# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,7 +269,6 @@ def test_another_plan_is_refused_with_what_differs(half):
 
 
 # --- rounds that may have been seen
-# ---------------------------------------------------------------------------------
 
 
 def stopped(half, until):

@@ -91,7 +91,6 @@ def trained(tmp_path_factory):
 
 
 # --- train
-# --------------------------------------------------------------------------------------------------
 
 
 def test_train_writes_a_run(trained):
@@ -286,7 +285,6 @@ def test_a_run_that_diverges_stops_with_3_and_keeps_its_checkpoint(tmp_path, cap
 
 
 # --- one epsilon, one meaning of ±
-# ---------------------------------------------------------------------------------
 
 SAMPLED = [
     "--unit",
@@ -402,7 +400,6 @@ def test_plus_minus_means_one_thing(tmp_path, capsys):
 
 
 # --- noise without a signal
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -478,7 +475,6 @@ def test_the_signal_is_all_contributions_of_a_run_in_one_direction():
 
 
 # --- interrupted
-# --------------------------------------------------------------------------------------------------
 
 
 def again(said):
@@ -536,7 +532,6 @@ def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch)
 
 
 # --- bad input
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -656,7 +651,6 @@ def test_a_file_is_no_run_directory(tmp_path, capsys):
 
 
 # --- config
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_config_goes_through_a_file(tmp_path):
@@ -716,7 +710,6 @@ def test_every_name_builds_a_plan(fields):
 
 
 # --- sweep, demo, accounting
-# --------------------------------------------------------------------------------------
 
 
 def test_a_sweep_over_flags_and_a_file(tmp_path):
@@ -1085,7 +1078,6 @@ def test_a_sweep_over_delta_proves_each_at_its_own(tmp_path):
 
 
 # --- curves and calibration
-# ------------------------------------------------------------------------------------------
 
 QUICK = ["--rate", 0.1, "--rounds", 20]
 

@@ -90,7 +90,6 @@ def computed(monkeypatch):
 
 
 # --- what is kept
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_keeps_every_point_once(straight):
@@ -222,7 +221,6 @@ def test_the_order_of_axes_may_change(straight, tmp_path, computed):
 
 
 # --- blocks
-# --------------------------------------------------------------------------------------------------
 
 
 def test_blocks_hold_every_point_once_and_fit():
@@ -243,7 +241,6 @@ def test_blocks_hold_every_point_once_and_fit():
 
 
 # --- a cluster that is none
-# ------------------------------------------------------------------------------------------
 
 
 class Pretended(types.ModuleType):
@@ -439,7 +436,6 @@ def test_where_nobody_answers(pretended, address):
 
 
 # --- a cluster of this machine, and kills
-# ----------------------------------------------------------------------------
 
 LONG = dataclasses.replace(CONFIG, rounds=2000, evaluate_every=200)  # seconds for a block
 MANY = dict(algorithm=["fedavg", "scaffold"], lr=[0.1, 0.2, 0.3], seed=[0, 1])

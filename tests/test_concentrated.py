@@ -33,7 +33,6 @@ def close(got, want, rel=1e-9):
 
 
 # --- zCDP and tCDP
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,6 @@ def test_concentrated_is_traceable_and_says_what_holds():
 
 
 # --- classical
-# --------------------------------------------------------------------------------------------------
 
 
 def test_gaussian_noise_scales():
@@ -194,7 +192,6 @@ def test_composition_and_amplification():
 
 
 # --- published series
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -267,7 +264,6 @@ def test_a_published_two_level_number(clients, rate, steps, z, rounds_, delta, w
 
 
 # --- rounds of several steps
-# ----------------------------------------------------------------------------------------
 
 
 def test_bounds_of_a_round():
@@ -293,7 +289,6 @@ def test_bounds_of_a_round():
 
 
 # --- many at once
-# --------------------------------------------------------------------------------------------------
 
 
 def configurations(n, seed=0):
@@ -383,7 +378,6 @@ def test_many_inside_a_program():
 
 
 # --- golden file
-# --------------------------------------------------------------------------------------------------
 
 
 def test_golden_file():

@@ -35,7 +35,6 @@ def falling(clock):
 
 
 # --- several rounds against a loop
-# ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +213,6 @@ def test_dpnfl_is_fedavg_by_another_name():
 
 
 # --- aggregations
-# --------------------------------------------------------------------------------------------------
 
 FEW, PAIR = SIZES[:6], 2
 P6 = np.array(FEW) / sum(FEW)
@@ -334,7 +332,6 @@ _round = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
 
 
 # --- the server of AdDPNFL
-# -----------------------------------------------------------------------------------------
 
 DIFF, STEP = (
     np.array([0.1, -0.2]),
@@ -440,7 +437,6 @@ def test_every_number_of_the_server_is_data():
 
 
 # --- noise
-# --------------------------------------------------------------------------------------------------
 
 WIDE, FALSE_ALARM = 150_000, 1e-6
 
@@ -509,7 +505,6 @@ def test_noise_is_added_in_each_step_once(moves):
 
 
 # --- what a plan may claim
-# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("site", ["rows", "upload", "release"])
@@ -560,7 +555,6 @@ def test_latencies_get_noise_of_their_own():
 
 
 # --- arguments
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,6 @@ def killed(folder: Path, kills: int, seed: int, programs: int) -> dict:
 
 
 # --- disks that fail, directories that do not fit
-# --------------------------------------------------------------------
 
 ROUNDS = 6
 
@@ -432,7 +431,7 @@ def misfits(folder: Path):
 
     cases = {
         "a checkpoint of another format": (
-            ("checkpoints/4", lambda b: b.replace(b" 2 ", b" 9 ", 1)),
+            ("checkpoints/4", lambda b: b.replace(b" 3 ", b" 9 ", 1)),
             (),
             "format 9",
         ),
@@ -443,7 +442,7 @@ def misfits(folder: Path):
             "cut or damaged",
         ),
         "a journal of another format": (
-            ("journal.json", lambda b: b.replace(b'"format": 2', b'"format": 9')),
+            ("journal.json", lambda b: b.replace(b'"format": 3', b'"format": 9')),
             (),
             "format 9",
         ),
@@ -524,7 +523,6 @@ def measure(out: Path, kills: int, seed: int, parts=("runs", "checks")):
 
 
 # --- as tests
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -296,7 +296,6 @@ def test_weights_from_a_function_cannot_lower_the_noise(fed):
 
 
 # --- addresses of noise
-# --------------------------------------------------------------------------------------------
 
 
 def still(params, x, y):
@@ -421,7 +420,6 @@ def test_batches_drawn_ahead_are_those_of_the_loop(fed, task, monkeypatch):
 
 
 # --- sweeps
-# --------------------------------------------------------------------------------------------------
 
 
 def plain_plan(fed, task, *, lr=0.1, steps=2, **options):
@@ -524,7 +522,6 @@ def test_sweep_checks_every_point_before_it_compiles(fed, task):
 
 
 # --- health
-# --------------------------------------------------------------------------------------------------
 
 
 def test_nan_data_and_explosions_are_reported(fed, task):
@@ -607,7 +604,6 @@ def test_a_client_without_rows_sends_nothing(task):
 
 
 # --- state
-# --------------------------------------------------------------------------------------------------
 
 
 def test_arguments_survive(fed, task):
@@ -677,7 +673,6 @@ def test_metrics(fed, task):
 
 
 # --- plans
-# --------------------------------------------------------------------------------------------------
 
 
 def test_plan_refuses_what_does_not_fit(fed, task):

@@ -46,7 +46,6 @@ def line(*accuracy, curve=(0, 0, 0, 0)):
 
 
 # --- plans
-# --------------------------------------------------------------------------------------------------
 
 
 def test_every_line_is_a_plan_that_traces():
@@ -165,7 +164,6 @@ def test_dirichlet_is_balanced_and_synthetic_is_of_the_paper():
 
 
 # --- runs
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_of_lines(tmp_path, capsys):
@@ -195,7 +193,6 @@ def test_list(capsys):
 
 
 # --- claims
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -272,7 +269,6 @@ def test_claims_on_the_papers_own_figures():
 
 
 # --- accountants and bounds
-# --------------------------------------------------------------------------------------------
 
 
 def test_accountants(tmp_path):

@@ -53,7 +53,6 @@ def line(*accuracy):
 
 
 # --- plans
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(
@@ -122,7 +121,6 @@ def test_budgets_of_the_three_kinds_of_lines():
 
 
 # --- a run
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, capsys):
@@ -181,7 +179,6 @@ def test_the_list_names_all_experiments(capsys):
 
 
 # --- claims
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -269,7 +266,6 @@ def test_claims_across_data_read_what_was_left(tmp_path, capsys):
 
 
 # --- bounds
-# --------------------------------------------------------------------------------------------------
 
 
 def test_objectives_in_float64_against_numpy():

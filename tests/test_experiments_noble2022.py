@@ -43,7 +43,6 @@ def gap(*values, rounds=(50, 100)):
 
 
 # --- lines
-# --------------------------------------------------------------------------------------------------
 
 
 def test_every_figure_and_table_is_there():
@@ -195,7 +194,6 @@ def test_rounds_of_the_proved_epsilon(k):
 
 
 # --- runs
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
@@ -290,7 +288,6 @@ def test_worth(tmp_path, capsys, monkeypatch):
 
 
 # --- checks
-# --------------------------------------------------------------------------------------------------
 
 
 def test_beats():

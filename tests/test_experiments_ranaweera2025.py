@@ -56,7 +56,6 @@ def line(*accuracy, claimed=None, proved=None):
 
 
 # --- lines
-# --------------------------------------------------------------------------------------------------
 
 
 def test_every_line_is_a_config_that_uses_all_its_fields():
@@ -147,7 +146,6 @@ def test_data_that_are_not_there_leave_all_claims_open(tmp_path, monkeypatch, ca
 
 
 # --- claims
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_share_of_the_gain():
@@ -204,7 +202,6 @@ def test_tables_without_training(name, tmp_path, capsys):
 
 
 # --- the study
-# --------------------------------------------------------------------------------------------------
 
 
 def clipped(plan, x, y, at):

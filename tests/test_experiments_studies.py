@@ -45,7 +45,6 @@ def tiny(cells=None, **more):
 
 
 # --- plans
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -101,7 +100,6 @@ def test_experiments_have_their_panels_and_the_command_lists_them(capsys):
 
 
 # --- noise
-# --------------------------------------------------------------------------------------------------
 
 
 def test_noise_reaches_the_target_and_not_much_less(tmp_path):
@@ -154,7 +152,6 @@ def test_the_worst_split_is_told(monkeypatch):
 
 
 # --- a study
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
@@ -263,7 +260,6 @@ def test_a_failed_run_is_not_chosen_and_not_averaged(tmp_path, monkeypatch):
 
 
 # --- records
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_line_that_was_cut_off_is_computed_again(tmp_path):
@@ -350,7 +346,6 @@ def test_records_of_the_older_studies_are_read(tmp_path, stored, one, other):
 
 
 # --- the command that made it
-# ------------------------------------------------------------------------------------------
 
 
 def test_results_say_which_command_made_them(tmp_path, capsys):
@@ -419,7 +414,6 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
 
 
 # --- claims
-# --------------------------------------------------------------------------------------------------
 
 
 def test_claims_fail_when_the_numbers_are_turned_around():

@@ -52,7 +52,6 @@ def line(*loss):
 
 
 # --- plans
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif("JFL_DATA_DIR" not in os.environ, reason="needs MNIST: set JFL_DATA_DIR")
@@ -125,7 +124,6 @@ def test_a_smaller_federation_is_the_same_one():
 
 
 # --- two stages
-# --------------------------------------------------------------------------------------------------
 
 
 def test_stages_of_a_swap(monkeypatch):
@@ -182,7 +180,6 @@ def test_a_run_goes_on_where_the_quality_is_swapped(monkeypatch):
 
 
 # --- a run
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch, capsys):
@@ -247,7 +244,6 @@ def test_the_list_names_all_experiments(capsys):
 
 
 # --- claims
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -274,7 +270,6 @@ def test_pairs_see_what_their_spread_hides():
 
 
 # --- noise and minimisers
-# --------------------------------------------------------------------------------------------
 
 
 def test_noise_table_and_counterexample(tmp_path, capsys):
@@ -305,7 +300,6 @@ def test_noise_table_and_counterexample(tmp_path, capsys):
 
 
 # --- the study
-# --------------------------------------------------------------------------------------------------
 
 
 def cell(number, setting, assignment, seed, loss, **more):

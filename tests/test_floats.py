@@ -45,7 +45,6 @@ ROUNDS = dict(
 
 
 # --- half precision: the sum before the noise
-# ----------------------------------------------------------------------------
 
 ROWS, DIM, Z, DELTA = 1605, 256, 10.0, 1e-5
 
@@ -221,7 +220,6 @@ def test_cohorts_are_summed_in_float32_and_the_server_sees_its_own_type(fed, sit
 
 
 # --- rows that are not finite
-# --------------------------------------------------------------------------------------------
 
 
 def bad_fed(value=1e25, rows=1):
@@ -390,7 +388,6 @@ def test_a_guarantee_says_what_a_stop_reveals(fed):
 
 
 # --- clip norms and noise that vanish
-# ------------------------------------------------------------------------------------
 
 FALLING = jfl.schedules.exponential(1.0, 1e-5, 10)  # 1e-15 after 30 rounds
 
@@ -553,7 +550,6 @@ def test_an_adaptive_clip_norm_has_a_floor():
 
 
 # --- noise that is not Gaussian
-# ------------------------------------------------------------------------------------------
 
 
 def test_a_law_that_nobody_draws_is_refused():

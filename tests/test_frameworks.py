@@ -49,7 +49,6 @@ def moved(params, out):
 
 
 # --- flax.linen
-# --------------------------------------------------------------------------------------------------
 
 
 class Normed(nn.Module):
@@ -154,7 +153,6 @@ def test_somebody_elses_error_stays_as_it_is(fed):
 
 
 # --- modules in the place of parameters or functions
-# ------------------------------------------------------------------
 
 
 def test_linen_modules_are_no_parameters(fed):
@@ -277,7 +275,6 @@ def test_a_partitioned_equinox_module_is_trained(fed, eqx):
 
 
 # --- functions that close over modules of Python
-# -----------------------------------------------------------------------
 
 
 def test_a_loss_may_close_over_an_import(fed):

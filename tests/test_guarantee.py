@@ -24,7 +24,6 @@ def sampled(view="server", rounds=ROUNDS):
 
 
 # --- the smallest of all bounds
-# ------------------------------------------------------------------------------------
 
 
 def test_the_smallest_bound_is_taken_and_named():
@@ -94,7 +93,6 @@ def test_overflow_is_paid_by_the_tight_bound_too():
 
 
 # --- inverses
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", [0.5, 4.0])
@@ -178,7 +176,6 @@ def test_calibrated_plans_keep_their_promise(target):
 
 
 # --- noise that changes
-# --------------------------------------------------------------------------------------------
 
 
 def falling_bound(round_):
@@ -299,7 +296,6 @@ def test_noise_that_ends_is_refused(renyi):
 
 
 # --- noise of each client
-# ------------------------------------------------------------------------------------------
 
 
 def test_each_client_has_its_noise(renyi):
@@ -389,7 +385,6 @@ def test_levels_are_checked(fed, task):
 
 
 # --- who comes
-# --------------------------------------------------------------------------------------------------
 
 
 def test_responders_gain_nothing(renyi):
@@ -442,7 +437,6 @@ def test_the_mean_is_over_the_cohort_that_came(fed, task):
 
 
 # --- what an attack found
-# ------------------------------------------------------------------------------------------
 
 
 def loud_first(round_):

@@ -79,7 +79,6 @@ def of_loss(loss, fed):
 
 
 # --- hashes
-# --------------------------------------------------------------------------------------------------
 
 
 def arrays():
@@ -161,7 +160,6 @@ def test_numbers_on_a_mesh_hash_alike():
 
 
 # --- what is part of an identity
-# -------------------------------------------------------------------------------------
 
 
 def linear(params, x, y):
@@ -307,7 +305,6 @@ def test_a_name_by_hand(fed):
 
 
 # --- functions of a user's own
-# -----------------------------------------------------------------------------------------
 
 
 class Slots:
@@ -686,7 +683,6 @@ def test_a_memory_that_fills_is_no_part_of_a_library():
 
 
 # --- what gives a call its noise
-# ---------------------------------------------------------------------------------------
 
 
 def flat_loss(params, x, y):
@@ -833,7 +829,6 @@ def test_points_that_would_be_compiled_apart_are_refused(fed, task):
 
 
 # --- data
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_federation_knows_its_data(fed):
@@ -921,7 +916,6 @@ def test_no_program_reads_rows_for_the_noise(fed, task):
 
 
 # --- pins: the same numbers everywhere
-# ---------------------------------------------------------------------------------------
 
 PIN = """
 import json, sys
@@ -992,7 +986,7 @@ def copied(folder):
 def test_moved_modules_keep_the_noise(tmp_path):
     """The package with two modules renamed: every description and all noise stay."""
     copied(tmp_path)
-    moved = {"privacy/stages": "links", "batches": "row_batches"}
+    moved = {"privacy/mechanisms/stages": "links", "sampling/batches": "row_batches"}
     for old, new in moved.items():
         path = tmp_path / "jfl" / f"{old}.py"
         path.rename(path.with_name(f"{new}.py"))
@@ -1000,27 +994,14 @@ def test_moved_modules_keep_the_noise(tmp_path):
         text = path.read_text()
         for old, new in moved.items():
             name = old.split("/")[-1]
-            text = text.replace(f"from .{name} import", f"from .{new} import").replace(
-                f"from ..{name} import", f"from ..{new} import"
-            )
-            text = text.replace(f"from ...{name} import", f"from ...{new} import").replace(
-                f"from .privacy.{name} import", f"from .privacy.{new} import"
-            )
-            text = text.replace(f"from ..privacy.{name} import", f"from ..privacy.{new} import")
-            text = text.replace(f"from . import {name} as {name}", f"from . import {new} as {name}")
-        # imports of several modules in one line
-        for old, new in moved.items():
-            name = old.split("/")[-1]
-            text = "\n".join(
-                line.replace(f" {name}", f" {new} as {name}", 1)
-                if line.startswith(("from . import ", "from .. import "))
-                and f" {name}" in line
-                and f"{new} as {name}" not in line
-                else line
-                for line in text.split("\n")
+            text = re.sub(rf"(?m)^(from \.[\w.]*)\b{name} import", rf"\1{new} import", text)
+            text = re.sub(
+                rf"(?m)^(from \.[\w.]* import )(.*, )?{name}\b( as \w+)?",
+                lambda m, name=name, new=new: f"{m[1]}{m[2] or ''}{new}{m[3] or f' as {name}'}",
+                text,
             )
         path.write_text(text)
-    assert not (tmp_path / "jfl" / "batches.py").exists()
+    assert not (tmp_path / "jfl" / "sampling" / "batches.py").exists()
     assert pinned(tmp_path, PYTHONPATH=str(tmp_path)) == json.loads(GOLDEN.read_text())
 
 

@@ -30,7 +30,6 @@ KEY = jax.random.key(0)
 
 
 # --- sensitivity
-# --------------------------------------------------------------------------------------------------
 
 
 def _chain(kind, bound, adjacency):
@@ -180,7 +179,6 @@ def test_layers_must_match_what_is_clipped():
 
 
 # --- clipping
-# --------------------------------------------------------------------------------------------------
 
 
 def test_small_contributions_are_left_alone_and_zero_is_not_divided_by():
@@ -244,7 +242,6 @@ def test_leaves_keep_their_dtype():
 
 
 # --- noise
-# --------------------------------------------------------------------------------------------------
 
 
 def assert_std(samples, sigma):
@@ -376,7 +373,6 @@ def test_the_bits_say_what_sigma_is():
 
 
 # --- adaptive clipping
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
@@ -412,7 +408,6 @@ def test_adaptive_clip_moves_by_the_noisy_coordinate_only():
 
 
 # --- private gradients
-# ---------------------------------------------------------------------------------------------
 
 
 def _batch(n=5, seed=0):
@@ -478,7 +473,6 @@ def test_an_empty_batch_is_noise():
 
 
 # --- refusals
-# --------------------------------------------------------------------------------------------------
 
 BAD = [
     0,

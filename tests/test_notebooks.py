@@ -202,7 +202,6 @@ def test_notebook_runs(path, monkeypatch):
 
 
 # --- where they point
-# --------------------------------------------------------------------------------------------------
 
 
 def test_every_notebook_is_known():

@@ -80,7 +80,6 @@ def plan_of(
 
 
 # --- the pseudo-code
-# -------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,7 +277,6 @@ def test_equal_clients_and_factors_are_nbafl():
 
 
 # --- noise
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_broadcast_has_the_noise_of_all():
@@ -311,7 +309,6 @@ def test_a_broadcast_has_the_noise_of_all():
 
 
 # --- inexactness
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_solve_that_stops_too_early_stops_the_run():
@@ -325,7 +322,6 @@ def test_a_solve_that_stops_too_early_stops_the_run():
 
 
 # --- what is proved
-# --------------------------------------------------------------------------------------------------
 
 
 def closed_form(p, client, server, rounds, bound):
@@ -416,7 +412,6 @@ def test_convexity_is_a_condition():
 
 
 # --- refusals
-# --------------------------------------------------------------------------------------------------
 
 CLIP, NOISE, SUM = jfl.clip_l2(0.5), jfl.gaussian(1.0), jfl.total()
 DECLARED = jfl.bounded(0.5, "upload")
@@ -469,7 +464,6 @@ def test_bad_arguments_are_refused():
 
 
 # --- as printed
-# --------------------------------------------------------------------------------------------------
 
 PRINTED = [  # ratios, groups, rows of a group, epsilon, sigma_C, sigma_S, for a clip norm of 1
     ((0, 1, 2), (20, 20, 20), (150,) * 3, 5, 0.008287, 0.008171),
@@ -544,7 +538,6 @@ def test_a_server_with_enough_noise_adds_none():
 
 
 # --- steps that are clipped whole
-# ------------------------------------------------------------------------------------
 
 BOUND = 0.7
 

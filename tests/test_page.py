@@ -160,7 +160,6 @@ def records(parsed, caption):
 
 
 # --- a real run
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +246,6 @@ def test_the_page_of_a_real_sweep(swept, reported, capsys):
 
 
 # --- what it says
-# --------------------------------------------------------------------------------------------------
 
 
 def test_claimed_and_proved_stand_apart(tmp_path):
@@ -541,7 +539,6 @@ def test_files_of_before_formats_had_a_number_are_read(tmp_path, experiment):
 
 
 # --- collections
-# --------------------------------------------------------------------------------------------------
 
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 LINES = "Lines of the experiment, ε of the view that it speaks of"
@@ -904,7 +901,6 @@ def test_a_study_has_its_points_and_guarantees(tmp_path):
 
 
 # --- harmless
-# --------------------------------------------------------------------------------------------------
 
 
 def evil(tmp_path):
@@ -984,7 +980,6 @@ def test_it_can_be_read_by_all(reported):
 
 
 # --- refused
-# --------------------------------------------------------------------------------------------------
 
 
 def edit(name, change):
@@ -1168,7 +1163,6 @@ def test_what_is_no_earlier_report_stays(tmp_path, capsys, monkeypatch, args, wo
 
 
 # --- pictures
-# --------------------------------------------------------------------------------------------------
 
 
 def setting(label, final, guarantees, dataset="digits"):
@@ -1394,7 +1388,6 @@ def test_a_page_of_collections_has_pictures(collection, tmp_path):
 
 
 # --- rows
-# --------------------------------------------------------------------------------------------------
 
 
 def make_plan(fed, task):
@@ -1540,7 +1533,6 @@ def test_intervals():
 
 
 # --- TensorBoard
-# --------------------------------------------------------------------------------------------------
 
 
 def events(folder):
@@ -1628,7 +1620,6 @@ def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
 
 
 # --- a real browser
-# --------------------------------------------------------------------------------------------------
 
 
 def browse(tmp_path, target, *more):

@@ -23,7 +23,6 @@ def close(got, want, rel=1e-6):
 
 
 # --- tCDP
-# --------------------------------------------------------------------------------------------------
 
 
 def test_gaussian_amplified_and_converted():
@@ -174,7 +173,6 @@ def test_many_clients_and_traces():
 
 
 # --- calibration
-# --------------------------------------------------------------------------------------------------
 
 
 def test_rho_star():
@@ -231,7 +229,6 @@ def test_calibration_says_what_fails():
 
 
 # --- side by side
-# --------------------------------------------------------------------------------------------------
 
 TABLE = [
     (
@@ -342,7 +339,6 @@ def test_sensitivity_is_reached():
 
 
 # --- how often a client takes part
-# -----------------------------------------------------------------------------------
 
 
 def test_participation_quantiles():
@@ -420,7 +416,6 @@ def test_claims_are_listed():
 
 
 # --- sampling and aggregation
-# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n, r", [(5, 1), (5, 2), (5, 4), (5, 5), (1, 1), (4, 3)])
@@ -459,7 +454,6 @@ def test_energy_bound_is_reached():
 
 
 # --- golden values of the theorems
-# -----------------------------------------------------------------------------------
 
 ONE = theory.Constants(100, 10, 5, 1.0, 1.0, 2.0, 0.1, variance_2=0.5, objective_gap=0.3, dim=10)
 TWO = theory.Constants(100, 10, 50, 1.0, 1.0, 2.0, dissimilarity_2=0.3)
@@ -645,7 +639,6 @@ def test_remarks_about_what_bounds_grow_with():
 
 
 # --- bounds against runs
-# ---------------------------------------------------------------------------------------------
 
 
 class Quadratics:
@@ -759,7 +752,6 @@ def test_theorem2_ours_needs_its_cohort_term():
 
 
 # --- reported
-# --------------------------------------------------------------------------------------------------
 
 
 def test_reported_numbers():

@@ -34,7 +34,6 @@ def close(got, want, rel=1e-7):
 
 
 # --- schedules
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,6 @@ def test_schedules_refuse(make, says):
 
 
 # --- golden values of privacy
-# ----------------------------------------------------------------------------------------
 
 
 def test_golden_pairs():
@@ -277,7 +275,6 @@ def test_composition_by_rounds():
 
 
 # --- preconditions
-# --------------------------------------------------------------------------------------------------
 
 CONTRACTIVE = dict(convex=True, scheme="wor_round")
 
@@ -435,7 +432,6 @@ def test_printed_noise_is_monotone(epsilon, steps, bound, more):
 
 
 # --- sensitivity
-# --------------------------------------------------------------------------------------------------
 
 
 def test_where_the_printed_sensitivity_is_too_small():
@@ -545,7 +541,6 @@ def test_convex_steps_do_not_drive_models_apart():
 
 
 # --- averages
-# --------------------------------------------------------------------------------------------------
 
 SHARES = np.array([0.05, 0.1, 0.15, 0.2, 0.2, 0.3])
 WITHOUT = np.array(list(itertools.combinations(range(6), 2)))
@@ -659,7 +654,6 @@ def test_equation_20_is_the_mean_of_the_clients_variances():
 
 
 # --- convergence
-# --------------------------------------------------------------------------------------------------
 
 NOISE = dict(
     dim=7850, steps=5, clip_norm=1.0, batch=10, rows=60000, smoothness=1.0, epsilon=0.5, delta=1e-5
@@ -822,7 +816,6 @@ def test_rounds_fall_in_steps_only_where_the_rest_outweighs_the_drift():
 
 
 # --- as claims and under transformations
-# -----------------------------------------------------------------------------
 
 
 def test_every_public_function_is_a_claim_with_words():

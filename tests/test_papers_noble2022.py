@@ -23,7 +23,6 @@ def close(got, want, rel=1e-9, atol=0.0):
 
 
 # --- the paper's accountant
-# ------------------------------------------------------------------------------------------
 
 PRINTED = [  # paper, P1 on a series, P1, P1a, server
     (nbd.SYNTHETIC, 12.91, 2.00, 0.94, 0.93, 2.19),
@@ -190,7 +189,6 @@ def test_theorem_4_1():
 
 
 # --- what is proved
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -307,7 +305,6 @@ def test_what_no_run_can_have_is_refused(change):
 
 
 # --- where the argument breaks
-# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -405,7 +402,6 @@ def test_every_claim_says_what_is_wrong_with_it():
 
 
 # --- convergence
-# --------------------------------------------------------------------------------------------------
 
 PROBLEM = theory.Problem(
     4.0,
@@ -581,7 +577,6 @@ def test_price_of_privacy():
 
 
 # --- one round
-# --------------------------------------------------------------------------------------------------
 
 LEMMAS = (theory.move_bound, theory.lag_bound, theory.drift_bound, theory.descent_bound)
 

@@ -49,7 +49,6 @@ def distance(cov, vectors):
 
 
 # --- noise
-# --------------------------------------------------------------------------------------------------
 
 
 def test_noise_of_the_transform():
@@ -106,7 +105,6 @@ def test_printed_calibration():
 
 
 # --- privacy
-# --------------------------------------------------------------------------------------------------
 
 
 def clipped(reading, vectors):
@@ -305,7 +303,6 @@ def test_median_clip():
 
 
 # --- the dynamic baseline
-# --------------------------------------------------------------------------------------------
 
 
 def test_dynamic_schedule_and_calibration():
@@ -368,7 +365,6 @@ def test_dynamic_epsilon():
 
 
 # --- audit
-# --------------------------------------------------------------------------------------------------
 
 
 def test_audit_in_closed_form():
@@ -418,7 +414,6 @@ def test_simulated_noise_has_the_covariance():
 
 
 # --- bands
-# --------------------------------------------------------------------------------------------------
 
 
 def energies(g):
@@ -523,7 +518,6 @@ def test_noise_energy():
 
 
 # --- convergence
-# --------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(0, 3), st.floats(0.01, 1.0), st.integers(1, 60))
@@ -681,7 +675,6 @@ def test_drift_needs_the_noise_of_local_steps():
 
 
 # --- verdicts and reported gains
-# -------------------------------------------------------------------------------------
 
 
 def test_verdicts():

@@ -32,7 +32,6 @@ def impact(setting):
 
 
 # --- one Gaussian, impact factors
-# ------------------------------------------------------------------------------------
 
 
 def test_gaussian():
@@ -88,7 +87,6 @@ def test_conventions():
 
 
 # --- sensitivity
-# --------------------------------------------------------------------------------------------------
 
 
 def test_the_minimiser_of_a_mean_is_not_the_mean_of_minimisers():
@@ -223,7 +221,6 @@ def test_clipped_steps_reach_their_bound():
 
 
 # --- noise as printed
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -357,7 +354,6 @@ def test_what_printed_noise_is_worth():
 
 
 # --- sound noise
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -458,7 +454,6 @@ def test_noise_goes_through_traces():
 
 
 # --- theory
-# --------------------------------------------------------------------------------------------------
 
 EXAMPLE = theory.Constants(2.3, 1.0, 10.0, C, 1 / 30, 150, 60)
 
@@ -566,7 +561,6 @@ def test_measured_quantities():
 
 
 # --- bounds against runs
-# ---------------------------------------------------------------------------------------------
 
 
 class Quadratics:
@@ -715,7 +709,6 @@ def test_preconditions_of_the_bounds():
 
 
 # --- experiments and claims
-# ------------------------------------------------------------------------------------------
 
 
 def test_scenarios():

@@ -53,7 +53,6 @@ def by_fives(call, *runs):
 
 
 # --- golden values
-# -------------------------------------------------------------------------------------------------
 
 POISSON = [  # rate, z, times, delta, bracket
     (0.1, 2.0, 1, 1e-6, 0.4908698659, 0.4909198696),
@@ -149,7 +148,6 @@ def test_every_golden_entry():
 
 
 # --- exact cases
-# --------------------------------------------------------------------------------------------------
 
 
 def gaussian_profile(e, mu):
@@ -304,7 +302,6 @@ def test_the_lower_end_counts_how_far_steps_lie_beside_the_grid():
 
 
 # --- beside other accountants
-# --------------------------------------------------------------------------------------
 
 
 def test_agrees_with_dp_accounting():
@@ -453,7 +450,6 @@ def test_attack_on_a_row_in_a_batch_of_a_client(share, rate, z, steps, times):
 
 
 # --- what must hold
-# ------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)

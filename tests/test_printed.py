@@ -180,7 +180,6 @@ def silent(plan):
 
 
 # --- configs
-# --------------------------------------------------------------------------------------------------
 
 BASE = configs.Config(clients=20, cohort=5, rounds=6, steps=5, partition="iid", model="logistic")
 
@@ -250,7 +249,6 @@ def test_fields_without_effect_are_refused(changes, match):
 
 
 # --- what an attack found
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -37,7 +37,6 @@ def gradients(x, y):
 
 
 # --- norms
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("microbatch", [None, 1, 3, 100])
@@ -238,7 +237,6 @@ def test_rows_are_checked():
 
 
 # --- bands
-# --------------------------------------------------------------------------------------------------
 
 
 def bilinear(params, x, y):
@@ -337,7 +335,6 @@ def test_band_report_of_blocks():
 
 
 # --- schedules by pieces
-# --------------------------------------------------------------------------------------------
 
 
 def plain(breakpoints, values, clock):

@@ -56,7 +56,6 @@ def subset_counts(seen, n, k):
 
 
 # --- clients
-# --------------------------------------------------------------------------------------------------
 
 
 def test_full_takes_everyone():
@@ -185,7 +184,6 @@ def test_independent_draws_have_turns():
 
 
 # --- first responders
-# ----------------------------------------------------------------------------------------------
 
 MEANS = np.array([1.0, 1.5, 2.0, 3.0, 4.0])
 
@@ -309,7 +307,6 @@ def test_what_first_responders_claim():
 
 
 # --- what samplers have in common
-# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -403,7 +400,6 @@ def test_cohorts_depend_on_the_key_and_only_on_it(sampler):
 
 
 # --- rows
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -586,7 +582,6 @@ def test_gather_reads_zeros_in_empty_slots():
 
 
 # --- arguments
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.5, float("nan"), "3", None, True])

@@ -36,7 +36,6 @@ def draw_of(sampler):
 
 
 # --- draws of a few clients among many
-# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,6 @@ def test_capacity_changes_no_draw_of_many_clients():
 
 
 # --- rounds that are released again
-# --------------------------------------------------------------------------------------
 
 
 def test_another_attempt_draws_its_own_cohorts_and_batches():
@@ -179,7 +177,6 @@ def test_another_attempt_draws_its_own_cohorts_and_batches():
 
 
 # --- rows on the host
-# --------------------------------------------------------------------------------------------------
 
 
 def on_host(fed, path=None):
@@ -351,7 +348,6 @@ def test_the_same_guarantee_wherever_rows_are():
 
 
 # --- many devices of one process
-# -----------------------------------------------------------------------------------------
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
 

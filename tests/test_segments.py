@@ -57,7 +57,6 @@ def third(*given, **options):
 
 
 # --- runs that share their rounds
-# ------------------------------------------------------------------------------------
 
 
 def test_runs_of_one_seed_are_one_release_a_step():
@@ -179,7 +178,6 @@ def test_overflow_of_a_shared_draw_is_paid_once():
 
 
 # --- draws that are not the same
-# -------------------------------------------------------------------------------------
 
 UNKNOWN = records.Fn(max)
 
@@ -292,7 +290,6 @@ def test_noise_once_a_round():
 
 
 # --- cohorts
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_third_party_and_the_cohorts_that_runs_share():
@@ -428,7 +425,6 @@ def test_examples_of_clients_that_join_on_their_own():
 
 
 # --- equal plans, branches, seeds
-# ------------------------------------------------------------------------------------
 
 
 def test_equal_plans_are_one_release():
@@ -524,7 +520,6 @@ def test_one_refusal_is_enough():
 
 
 # --- real plans
-# --------------------------------------------------------------------------------------------------
 
 
 def linear(params, x, y):
@@ -629,7 +624,6 @@ def test_an_attack_on_runs_that_share_batches(distributions):
 
 
 # --- sweeps
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_says_what_its_points_share():
@@ -643,7 +637,6 @@ def test_a_sweep_says_what_its_points_share():
 
 
 # --- the view
-# --------------------------------------------------------------------------------------------------
 
 
 def test_the_view_with_an_answer():
@@ -693,7 +686,6 @@ def test_the_view_with_an_answer():
 
 
 # --- several releases of one algorithm
-# -------------------------------------------------------------------------------
 
 
 def twice(z, scheme):

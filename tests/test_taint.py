@@ -98,7 +98,6 @@ def caught(plan, pattern):
 
 
 # --- what jfl makes
-# ------------------------------------------------------------------------------------------------
 
 
 def no_noise(grad):
@@ -221,7 +220,6 @@ def test_every_kind_of_noise(stage):
 
 
 # --- what users write, and passes
-# ------------------------------------------------------------------------------------
 
 
 def fedavg_client(ctx, keys, server, own, rows, *, work):
@@ -386,7 +384,6 @@ def test_a_users_flax_module_and_loss():
 
 
 # --- what leaks
-# --------------------------------------------------------------------------------------------------
 
 
 def raw_rows(ctx, keys, server, own, rows, *, work):
@@ -767,7 +764,6 @@ def test_mutants_of_a_whole_contribution_are_caught(name):
 
 
 # --- what is declared, or held
-# ---------------------------------------------------------------------------------------
 
 
 def _halved(state, row, *, bound):
@@ -893,7 +889,6 @@ def test_whole_clients(fed, task):
 
 
 # --- rows in closures
-# ----------------------------------------------------------------------------------------------
 
 HELD = dict(
     x=lambda fed: fed.x,
@@ -1090,7 +1085,6 @@ def test_a_loss_that_calls_python_is_declared(fed, task):
 
 
 # --- whose function
-# --------------------------------------------------------------------------------------------------
 
 
 def test_own_functions():
@@ -1108,7 +1102,6 @@ def test_own_functions():
 
 
 # --- cost
-# --------------------------------------------------------------------------------------------------
 
 
 def test_points_of_a_sweep_are_traced_once(monkeypatch):

@@ -238,7 +238,6 @@ def test_bounds_whose_squares_vanish(make):
 
 
 # --- configs
-# --------------------------------------------------------------------------------------------------
 
 BASE = Config(
     dataset="digits",

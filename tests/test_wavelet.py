@@ -93,7 +93,6 @@ def covariance(shape):
 
 
 # --- shapes
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -167,7 +166,6 @@ def test_an_adaptive_clip_has_no_shape():
 
 
 # --- sensitivity
-# --------------------------------------------------------------------------------------------------
 
 R = np.random.default_rng(0)
 SHAPES = {
@@ -300,7 +298,6 @@ def test_layers_of_their_own_have_the_multiplier_of_the_table():
 
 
 # --- the law of the noise
-# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["flat", "per_layer", "pixels", "equal"])
@@ -335,7 +332,6 @@ def test_covariance_of_the_release(name):
 
 
 # --- rounds
-# --------------------------------------------------------------------------------------------------
 
 PARAMS = start_params()
 MADE = bands.flat(PARAMS)
@@ -473,7 +469,6 @@ def test_calibrated_noise_of_a_shape_is_that_of_isotropic_noise():
 
 
 # --- post-processing
-# -------------------------------------------------------------------------------------------------
 
 RELEASE = jax.jit(lambda chain, row: mech.release(chain, KEY, (), row, jnp.ones(1))[0])
 
@@ -550,7 +545,6 @@ def test_denoisers_need_noise_and_their_own_bands():
 
 
 # --- energies, privately
-# ------------------------------------------------------------------------------------------
 
 
 def test_private_energies_and_what_both_plans_cost():
@@ -605,7 +599,6 @@ def test_private_energies_and_what_both_plans_cost():
 
 
 # --- iterate averaging
-# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", [0, 2])

@@ -102,7 +102,6 @@ def above(epsilon, losses, mass, lost=0.0):
 
 
 # --- one release
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("draws, population, z", CASES)
@@ -186,7 +185,6 @@ def test_epsilon_of_one_release(draws, population, z, delta, want):
 
 
 # --- several releases
-# ----------------------------------------------------------------------------------------------
 
 
 def tails(law, z, points):
@@ -287,7 +285,6 @@ def test_audits_stay_below(draws, population, z, times, delta):
 
 
 # --- what must hold
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

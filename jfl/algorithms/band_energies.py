@@ -6,10 +6,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .. import local
 from ..core import checks
 from ..core.records import Fn, named, record
 from ..gradients import per_example
-from ..local import training
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import wavelet
 from ..privacy.mechanisms.chain import chain
@@ -73,6 +73,6 @@ def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor
         Fn(_init, dict(bands=bands)),
         Fn(_client, dict(grad=grad, batch=batch)),
         _server,
-        releases=training.work(grad, batch, lr=1.0, steps=1).releases(),
+        releases=local.work(grad, batch, lr=1.0, steps=1).releases(),
         name="band_energies",
     )

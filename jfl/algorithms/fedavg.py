@@ -3,9 +3,9 @@
 
 import optax
 
+from .. import local
 from ..core import pytrees
 from ..core.records import Fn, named
-from ..local import training
 from ..sampling.batches import without_replacement
 from .base import algorithm
 
@@ -17,7 +17,7 @@ def _init(params, *, step):
 
 @named("fedavg.client")
 def _client(ctx, keys, server, own, rows, *, work):
-    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows)
+    trained, _, _, seen = local.train(work, ctx, keys, server.params, rows)
     return pytrees.sub(trained, server.params), own, seen
 
 
@@ -49,8 +49,8 @@ def fedavg(
     >>> fedavg(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), lr=0.5).name
     'fedavg'
     """
-    work = training.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
-    step = dict(step=training.server_step(server_lr, server_optimizer))
+    work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
+    step = dict(step=local.server_step(server_lr, server_optimizer))
     return algorithm(
         Fn(_init, step),
         Fn(_client, dict(work=work)),

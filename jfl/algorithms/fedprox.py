@@ -2,16 +2,16 @@
 
 import dataclasses
 
+from .. import local
 from ..core import checks, pytrees
 from ..core.records import Fn, named
-from ..local import training
 from .fedavg import fedavg
 
 
 @named("fedprox.client")
 def _client(ctx, keys, server, own, rows, *, work, mu):
     pull = lambda g, w, s: pytrees.axpy(mu, pytrees.sub(w, server.params), g)
-    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows, pull)
+    trained, _, _, seen = local.train(work, ctx, keys, server.params, rows, pull)
     return pytrees.sub(trained, server.params), own, seen
 
 

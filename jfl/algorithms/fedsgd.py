@@ -2,9 +2,9 @@
 
 import optax
 
+from .. import local
 from ..core import pytrees
 from ..core.records import Fn, named
-from ..local import training
 from ..sampling.batches import full
 from .base import algorithm
 
@@ -16,7 +16,7 @@ def _init(params, *, step):
 
 @named("fedsgd.client")
 def _client(ctx, keys, server, own, rows, *, work):
-    _, gradient, _, seen = training.train(work, ctx, keys, server.params, rows)
+    _, gradient, _, seen = local.train(work, ctx, keys, server.params, rows)
     return pytrees.scale(-1.0, gradient), own, seen
 
 
@@ -31,8 +31,8 @@ def fedsgd(grad, *, lr=0.1, batch=full(), server_optimizer=optax.sgd):
 
     Releases the (noisy) gradient, once a round.
     """
-    work = training.work(grad, batch, lr=1.0, steps=1)
-    step = dict(step=training.server_step(lr, server_optimizer))
+    work = local.work(grad, batch, lr=1.0, steps=1)
+    step = dict(step=local.server_step(lr, server_optimizer))
     return algorithm(
         Fn(_init, step),
         Fn(_client, dict(work=work)),

@@ -4,9 +4,9 @@
 import jax.numpy as jnp
 import optax
 
+from .. import local
 from ..core import checks, pytrees
 from ..core.records import Fn, Mechanism, Release, named
-from ..local import training
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import without_replacement
 from .base import algorithm
@@ -29,7 +29,7 @@ def _client(ctx, keys, server, own, rows, *, work, mechanism, mu, clip_steps):
         )
         return g if mu is None else pytrees.axpy(mu, pytrees.sub(w, server.params), g)
 
-    trained, _, rates, seen = training.train(work, ctx, keys, server.params, rows, clip, drop=True)
+    trained, _, rates, seen = local.train(work, ctx, keys, server.params, rows, clip, drop=True)
     # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long,
     # whatever the rows (with a pull of lr * mu > 1 it may be longer, and the chain's clip sees to
     # it)
@@ -107,8 +107,8 @@ def output_perturbation(
     checks.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
     if mu is not None:
         checks.nonnegative("output_perturbation", single=True, mu=mu)
-    work = training.work(grad, batch, lr=lr, steps=steps)
-    step = dict(step=training.server_step(server_lr, server_optimizer))
+    work = local.work(grad, batch, lr=lr, steps=steps)
+    step = dict(step=local.server_step(server_lr, server_optimizer))
     client = Fn(
         _client,
         dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.scalar(mu)),

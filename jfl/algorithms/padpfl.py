@@ -4,10 +4,10 @@
 import jax.numpy as jnp
 import optax
 
+from .. import local
 from ..core import checks, pytrees
 from ..core.records import Fn, Mechanism, Release, named
 from ..gradients import per_example
-from ..local import training
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import full, gather
 from .base import algorithm
@@ -22,7 +22,7 @@ def _init(params, *, step):
 def _client(ctx, keys, server, own, rows, *, work, mu, mechanism, most, upload):
     start = server.params
     pull = lambda g, w, s: pytrees.axpy(mu, pytrees.sub(w, start), g)
-    trained, _, _, seen = training.train(work, ctx, keys, start, rows, pull)
+    trained, _, _, seen = local.train(work, ctx, keys, start, rows, pull)
     inexact = _inexactness(work.grad.loss, ctx, start, trained, rows, mu)
     if most is not None:  # a solve that stops too early voids what rests on it
         # but for one that is not finite: it counts as zero, and nothing rests on it
@@ -115,8 +115,8 @@ def padpfl(
         if inexactness is None and any(s.name == "prox_erm" for s in mechanism.stages):
             checks.fail("padpfl", "inexactness beside a prox_erm bound, which rests on it", "none")
         mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True)
-    work = training.work(grad, batch, lr=lr, steps=steps)
-    step = dict(step=training.server_step(server_lr, server_optimizer))
+    work = local.work(grad, batch, lr=lr, steps=steps)
+    step = dict(step=local.server_step(server_lr, server_optimizer))
     most = None if inexactness is None else checks.scalar(inexactness)
     client = Fn(
         _client,

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
+from .. import local
 from ..core import checks, pytrees
 from ..core.records import Fn, named, record
-from ..local import training
 from ..sampling.batches import without_replacement
 from .base import algorithm
 
@@ -40,7 +40,7 @@ def _client(ctx, keys, server, own, rows, *, work, warm):
     # warm rounds look at the gradients of the first model, and neither the clients nor the server
     # move
     moving = 1.0 if warm is None else jnp.where(ctx.round < warm, 0.0, 1.0)
-    trained, mean, rates, seen = training.train(
+    trained, mean, rates, seen = local.train(
         work, ctx, keys, server.params, rows, lambda g, w, s: pytrees.add(g, drift), moving
     )
     # option II's c_i - c + (x - y) / (K lr) is the mean gradient of plain SGD; this form holds for
@@ -54,9 +54,9 @@ def _client(ctx, keys, server, own, rows, *, work, warm):
 
 @named("scaffold.server")
 def _server(ctx, server, release, *, step, scale, warm):
-    moved = step(ctx, training.Server(server.params, server.optimizer), release.diff)
+    moved = step(ctx, local.Server(server.params, server.optimizer), release.diff)
     if warm is not None:
-        still = training.Server(server.params, server.optimizer)
+        still = local.Server(server.params, server.optimizer)
         moved = pytrees.map(lambda old, new: jnp.where(ctx.round < warm, old, new), still, moved)
     rates = scale(ctx.round)
     return State(
@@ -68,7 +68,7 @@ def _server(ctx, server, release, *, step, scale, warm):
 
 @named("scaffold.rates")
 def _rates(round_, *, lr, steps):
-    return training.rates(lr, round_ * steps, steps)
+    return local.rates(lr, round_ * steps, steps)
 
 
 def scaffold(
@@ -96,12 +96,12 @@ def scaffold(
              the sum of all noise, until it fills their clip norm.  FedAvg suits that level better.
              Noise of local steps leaves c with the next c_i.
     """
-    work = training.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
+    work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     if warm_rounds is not None:
         checks.nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
     warm = None if warm_rounds is None else checks.scalar(warm_rounds)
     both = dict(
-        step=training.server_step(server_lr, server_optimizer),
+        step=local.server_step(server_lr, server_optimizer),
         warm=warm,
         scale=Fn(_rates, dict(lr=work.lr), dict(steps=steps)),
     )

@@ -251,7 +251,6 @@ def _largest(rows) -> float:
 
 
 # --- gradients
-# --------------------------------------------------------------------------------------------------
 
 
 def _problem(where, task, params, fed, dtype=None):
@@ -316,7 +315,6 @@ def _variances(loss, params, fed, means):
 
 
 # --- optima
-# --------------------------------------------------------------------------------------------------
 
 
 def _blocks(fed, client, p):

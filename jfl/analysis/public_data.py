@@ -170,7 +170,6 @@ def band_report(energies, bands) -> list[dict]:
 
 
 # --- parts
-# --------------------------------------------------------------------------------------------------
 
 
 def _arguments(where, task, params, x, y, microbatch):

@@ -119,7 +119,6 @@ class Curve(NamedTuple):
 
 
 # --- numbers
-# --------------------------------------------------------------------------------------------------
 
 
 def one_round(c: Numbers, noise_multiplier, rate=None):
@@ -307,7 +306,6 @@ def _some(number, c):
 
 
 # --- configs
-# --------------------------------------------------------------------------------------------------
 
 
 def worth_of(
@@ -383,7 +381,6 @@ def solve_config(config: Config, over: str, target: float | None) -> tuple[Confi
 
 
 # --- curves
-# --------------------------------------------------------------------------------------------------
 
 
 def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:

@@ -397,7 +397,6 @@ class Reader:
         return found
 
     # --- numbers and pytrees
-    # ------------------------------------------------------------------------------------
 
     def leaf(self, value) -> Leaf:
         self.leaves.append(value if isinstance(value, _Place) else _in_its_type(value))
@@ -477,7 +476,6 @@ class Reader:
         return found
 
     # --- everything else
-    # ----------------------------------------------------------------------------------------
 
     def static(self, value):
         """What belongs to the structure of a program: its value counts as it is, numbers to the
@@ -845,7 +843,6 @@ def _shown(x):
 
 
 # --- functions of a user's own
-# ---------------------------------------------------------------------------------------
 
 
 def _generated(member, cls) -> bool:

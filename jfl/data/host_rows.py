@@ -185,13 +185,15 @@ def _reader(rows, fields, prepare):
         return found
 
     if isinstance(rows, tuple | list):
-        if len(rows) != 2 or np.ndim(rows[1]) != 1 or len(rows[0]) != len(rows[1]):
-            checks.fail(
-                "population",
-                "rows = (x, y) of equally many rows, or a data source",
-                f"{[list(np.shape(v)) for v in rows]}",
-            )
-        x, y = (v if isinstance(v, np.ndarray) else np.asarray(v) for v in rows)
+        need = "rows = (x, y) of equally many rows, or a data source"
+        try:
+            arrays = [v if isinstance(v, np.ndarray) else np.asarray(v) for v in rows]
+        except ValueError as error:  # rows of unequal lengths
+            checks.fail("population", need, checks.cause(error))
+        shapes = [list(v.shape) for v in arrays]
+        if len(arrays) != 2 or shapes[0][:1] != shapes[1] or len(shapes[1]) != 1:
+            checks.fail("population", need, f"{shapes}")
+        x, y = arrays
         return lambda at: (prepared(x[at]), y[at]), len(y), (x, y)
     if (
         not hasattr(rows, "__getitem__")

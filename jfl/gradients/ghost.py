@@ -167,7 +167,6 @@ def _rule(equation, side, views, leaf, aval):
 
 
 # --- running it
-# ----------------------------------------------------------------------------------------------
 
 
 def _bind(equation, operands):

@@ -188,7 +188,6 @@ def _own(plan, rounds):
 
 
 # --- Noble, Bellet, Dieuleveut 2022
-# -------------------------------------------------------------------------------
 
 
 def _noble_run(plan, rounds):
@@ -234,7 +233,6 @@ def _noble_noise(plan, epsilon, rounds, delta, view):
 
 
 # --- Chen, Ding, Bao, Zhou, Jin 2024
-# ------------------------------------------------------------------------------
 
 
 def _chen_run(plan, rounds):
@@ -278,7 +276,6 @@ def _chen_noise(plan, epsilon, rounds, delta, view):
 
 
 # --- Li, Wang, Wu 2025
-# --------------------------------------------------------------------------------------------
 
 
 def _li_run(plan, rounds):
@@ -349,7 +346,6 @@ def _li_noise(plan, epsilon, rounds, delta, view):
 
 
 # --- Ranaweera et al. 2025
-# ------------------------------------------------------------------------------------------
 
 
 def _ranaweera_entry(plan, view):
@@ -387,7 +383,6 @@ def _ranaweera_noise(plan, epsilon, rounds, delta, view):
 
 
 # --- Talaei, Izadi 2024
-# -------------------------------------------------------------------------------------------
 
 
 def _talaei_run(plan, rounds, delta):

@@ -92,7 +92,6 @@ def overflowing(entry, times, delta):
 
 
 # --- choice
-# --------------------------------------------------------------------------------------------------
 
 
 def entries_of(plan, rounds, delta):

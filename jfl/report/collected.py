@@ -181,7 +181,6 @@ def _objects(value) -> bool:
 
 
 # --- one experiment
-# --------------------------------------------------------------------------------------------------
 
 
 def _one(path, name, found) -> Experiment:  # noqa: C901
@@ -369,7 +368,6 @@ def _rest(found) -> tuple[list, dict]:
 
 
 # --- collections
-# --------------------------------------------------------------------------------------------------
 
 
 def _whole(path, name, found, named, without) -> Experiment:

@@ -229,7 +229,6 @@ def _inline(svg: str, alt: str, prefix: str) -> str:
 
 
 # --- Markdown
-# --------------------------------------------------------------------------------------------------
 
 
 def markdown(document: Document, folder: str) -> tuple[str, dict]:

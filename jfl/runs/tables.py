@@ -161,7 +161,6 @@ def _digest(words) -> str:
 
 
 # --- files
-# --------------------------------------------------------------------------------------------------
 
 
 def write(path, rows: list[dict]):
@@ -238,7 +237,6 @@ def _row(path, line, cells):
 
 
 # --- TensorBoard
-# --------------------------------------------------------------------------------------------------
 
 
 def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[Path]:

@@ -47,7 +47,6 @@ class Constants(NamedTuple):
 
 
 # --- sampling and aggregation
-# --------------------------------------------------------------------------------------
 
 
 @claim(
@@ -94,7 +93,6 @@ def cohort_energy_bound(updates, weights, per_round):
 
 
 # --- how far a client goes
-# -------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -129,7 +127,6 @@ def drift_nonconvex(c: Constants, lr, gradient_2, strict: bool = True) -> Checke
 
 
 # --- DPNFL
-# --------------------------------------------------------------------------------------------------
 
 
 def theorem1_lr(c: Constants, round_):
@@ -251,7 +248,6 @@ def theorem2_ours(c: Constants, rounds, gap, lr):
 
 
 # --- AdDPNFL
-# --------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -378,7 +374,6 @@ def remark4(
 
 
 # --- parts
-# --------------------------------------------------------------------------------------------------
 
 
 def _ours(c):
@@ -422,7 +417,6 @@ def _known(where, c, **positive):
 
 
 # --- reported: test accuracy in percent
-# --------------------------------------------------------------------------
 
 ALGORITHMS = ("DPFedAvg", "DPSCAFFOLD", "DPNFL", "AdDPNFL", "NonPrivate")
 FIGURE1_MNIST_BALANCED = dict(zip(ALGORITHMS, (78.79, 76.45, 80.59, 84.45, 93.48)))

@@ -37,7 +37,6 @@ class Total(NamedTuple):
 
 
 # --- mechanisms and sampling
-# -----------------------------------------------------------------------------------------
 
 
 @claim(
@@ -101,7 +100,6 @@ def round_rates(batch: int, steps: int, rows):
 
 
 # --- sensitivity of a round
-# ------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -197,7 +195,6 @@ def sensitivity_convex_contractive(
 
 
 # --- noise of a round
-# ------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -269,7 +266,6 @@ def noise_multiplier(epsilon, delta, rate):
 
 
 # --- what it gives
-# --------------------------------------------------------------------------------------------------
 
 
 @claim("Lemma 3", "ours", "exact for the release on the sample, and then for the sampling")
@@ -390,7 +386,6 @@ def median_clip_norm(norms):
 
 
 # --- formulas in float64
-# ---------------------------------------------------------------------------------------------
 
 
 def _wide(*values):

@@ -24,7 +24,6 @@ SAMPLINGS = ("full", "with_replacement", "with_replacement_independent", "withou
 
 
 # --- averages
-# --------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -130,7 +129,6 @@ def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, de
 
 
 # --- terms of the bound
-# ----------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -277,7 +275,6 @@ def sampling_term(sampling: str, steps: int, clip_norm, shares, cohort: int):
 
 
 # --- the bound
-# --------------------------------------------------------------------------------------------------
 
 
 @claim("Theorems 3 and 4", "conditional", "false for steps > 8 kappa: its proof takes a = 8 kappa")
@@ -385,7 +382,6 @@ def noiseless_local_steps(spread, clip_norm):
 
 
 # --- parts, in float64
-# -----------------------------------------------------------------------------------------------
 
 
 def _wide(*values):

@@ -40,7 +40,6 @@ Setting = collections.namedtuple(
 )
 
 # --- what the paper prints
-# -------------------------------------------------------------------------------------------
 
 SYNTHETIC = Setting(60.0, 0.2, 0.2, 50, 400, 100, 1 / 400_000)
 FEMNIST = Setting(30.0, 0.2, 0.2, 50, 400, 40, 1 / 80_000)
@@ -95,7 +94,6 @@ TABLE4 = (
 
 
 # --- what the paper claims
-# -------------------------------------------------------------------------------------------
 
 
 @claim("Appendix D.3.2", "unsound", GAPS)
@@ -295,7 +293,6 @@ def server_pair(epsilon, user_ratio, users, delta):
 
 
 # --- what is proved
-# --------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -378,7 +375,6 @@ def proved_noise(
 
 
 # --- parts
-# --------------------------------------------------------------------------------------------------
 
 
 def _run(where, sigma_g, user_ratio, data_ratio, local_updates, users, delta, rounds=1):

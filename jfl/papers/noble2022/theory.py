@@ -73,7 +73,6 @@ class Moments(NamedTuple):
 
 
 # --- noise
-# --------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -100,7 +99,6 @@ def gradient_variance(problem: Problem):
 
 
 # --- rates
-# --------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -256,7 +254,6 @@ def convex_error(problem: Problem, algorithm: str, privacy, strict: bool = True)
 
 
 # --- one round of DP-SCAFFOLD
-# ----------------------------------------------------------------------------------------
 
 
 @claim("Lemma C.4", "unverified")
@@ -341,7 +338,6 @@ def descent_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks
 
 
 # --- parts
-# --------------------------------------------------------------------------------------------------
 
 
 def _prepared(problem, server_lr):

@@ -26,7 +26,6 @@ VARIANTS = ("iso", "wavelet", "bands")
 
 
 # --- bands at equal epsilon
-# ------------------------------------------------------------------------------------------
 
 
 def band_sizes(m: int):
@@ -128,7 +127,6 @@ def equal_budget_mse(sigma, band_norms, sizes):
 
 
 # --- noise energy
-# --------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -205,7 +203,6 @@ def noise_excess_loss(curvature, lr, steps, variance):
 
 
 # --- convergence
-# --------------------------------------------------------------------------------------------------
 
 
 class Constants(NamedTuple):
@@ -312,7 +309,6 @@ def dp_pl_rate(c: Constants, gap, lr, rounds, strict: bool = True) -> Checked:
 
 
 # --- parts
-# --------------------------------------------------------------------------------------------------
 
 _array = privacy._array
 
@@ -362,7 +358,6 @@ def _excess(curvature, lr, steps, variance):
 
 
 # --- reported: gains in test accuracy, in percentage points
-# ----------------------------------------------------------
 
 
 class Levels(NamedTuple):

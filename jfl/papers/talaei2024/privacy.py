@@ -32,7 +32,6 @@ MODES = {
 
 
 # --- one Gaussian
-# --------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -65,7 +64,6 @@ def gaussian_mu(epsilon, delta):
 
 
 # --- impact factors and conventions
-# ----------------------------------------------------------------------------------
 
 
 @claim("Experiments, impact factors", "rigorous", "gives every value that is quoted")
@@ -118,7 +116,6 @@ def delta_scope(delta, releases, scope: str):
 
 
 # --- sensitivity of a client
-# -----------------------------------------------------------------------------------------
 
 
 @claim("eq. (6)", "unsound", "says that the first of the pair is the second")
@@ -227,7 +224,6 @@ def client_sensitivity(
 
 
 # --- noise as printed
-# ------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -337,7 +333,6 @@ def nbafl_downlink_std(clip_norm, exposures, rounds, factor, clients, rows, epsi
 
 
 # --- noise that is enough
-# --------------------------------------------------------------------------------------------
 
 
 @claim("eq. (8), replaced", "ours", "Gaussians compose exactly")
@@ -427,7 +422,6 @@ def joint_epsilon(
 
 
 # --- parts
-# --------------------------------------------------------------------------------------------------
 
 
 def _impact(where, impact):

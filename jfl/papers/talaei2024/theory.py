@@ -38,7 +38,6 @@ class Constants(NamedTuple):
 
 
 # --- local solves and what is measured
-# -------------------------------------------------------------------------------
 
 
 @claim("Algorithm 1", "rigorous", "the gradient of the proximal objective")
@@ -114,7 +113,6 @@ def noise_norm_mean(dim: int, std):
 
 
 # --- one round
-# --------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -166,7 +164,6 @@ def adaptive_extra_term(alpha, losses):
 
 
 # --- all rounds
-# --------------------------------------------------------------------------------------------------
 
 
 def theorem2_constants(lambdas: Lambdas, c: Constants):
@@ -280,7 +277,6 @@ def pl_gap_bound(
 
 
 # --- parts
-# --------------------------------------------------------------------------------------------------
 
 
 def _norm(values):
@@ -312,7 +308,6 @@ def _printed(where, lambdas, c, rounds, epsilon, extra, strict):
 
 
 # --- experiments
-# --------------------------------------------------------------------------------------------------
 
 
 class Group(NamedTuple):

@@ -160,7 +160,6 @@ def round_rate(batch: int, steps: int, rows, scheme: str):
 
 
 # --- formulas in float64
-# ---------------------------------------------------------------------------------------------
 
 
 def _pair(where, epsilon, delta):

@@ -88,7 +88,6 @@ def _lowest(composed, reach, tilt, delta):
 
 
 # --- many runs at once
-# ---------------------------------------------------------------------------------------------
 
 
 def poisson(rate, z, times, delta, size=2**14):
@@ -146,7 +145,6 @@ def _many(adjacency, size):
 
 
 # --- events
-# --------------------------------------------------------------------------------------------------
 
 
 def epsilon(event, delta) -> tuple[float, float]:

@@ -59,7 +59,6 @@ class Composed(NamedTuple):
 
 
 # --- one spectrum from many steps
-# ----------------------------------------------------------------------------------
 
 
 def _power(part, n):
@@ -178,7 +177,6 @@ def total_precision(groups):
 
 
 # --- the grid
-# --------------------------------------------------------------------------------------------------
 
 
 def plan(groups, direction, size, delta=None, epsilon=None) -> Grid:

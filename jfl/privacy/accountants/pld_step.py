@@ -114,7 +114,6 @@ def rough(direction, rate, z):
 
 
 # --- reading a composed profile
-# ---------------------------------------------------------------------------------------
 
 
 def hockey_stick(composed, epsilon):
@@ -197,7 +196,6 @@ def reached(function, composed, level):
 
 
 # --- cells
-# --------------------------------------------------------------------------------------------------
 
 
 def _split(losses, interval, rate, z, floor=None):

@@ -87,7 +87,6 @@ def _compiled(one, scheme, flat):
 
 
 # --- one configuration
-# ---------------------------------------------------------------------------------------------
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -250,7 +249,6 @@ def _gaussian_mu(epsilon, delta):
 
 
 # --- curves
-# --------------------------------------------------------------------------------------------------
 
 
 def _curve_of(scheme):

@@ -134,7 +134,6 @@ def _parts(event):
 
 
 # --- inverses
-# --------------------------------------------------------------------------------------------------
 
 
 def solve_noise(event_of_z, epsilon, delta) -> float:

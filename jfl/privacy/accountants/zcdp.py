@@ -20,7 +20,6 @@ LOG_ORDERS = (math.log(1e-6), math.log(1e9))  # of order - 1, in the search for 
 
 
 # --- zCDP
-# --------------------------------------------------------------------------------------------------
 
 
 @rdp.float64
@@ -68,7 +67,6 @@ def to_dp(rho, delta):
 
 
 # --- tCDP
-# --------------------------------------------------------------------------------------------------
 
 
 def tcdp_compose(rhos, omegas):
@@ -186,7 +184,6 @@ def tcdp_calibrate(rate, steps, epsilon, delta, strict: bool = True) -> Checked:
 
 
 # --- parts
-# --------------------------------------------------------------------------------------------------
 
 
 def _ranges(where, rho=None, delta=None):

@@ -125,7 +125,6 @@ def kinds(rows, amount, own) -> list:
 
 
 # --- examples
-# --------------------------------------------------------------------------------------------------
 
 
 def examples(plan: Plan, rounds: int) -> list[Entry]:

@@ -135,7 +135,6 @@ def sharing(plans, seeds) -> tuple:
 
 
 # --- which rounds
-# --------------------------------------------------------------------------------------------------
 
 
 def _segments(segments, seeds):
@@ -296,7 +295,6 @@ def _assumes(segments):
 
 
 # --- what is the same draw
-# -------------------------------------------------------------------------------------------
 
 
 def _same(one, other):
@@ -384,7 +382,6 @@ def _takes_all(plan, rows):
 
 
 # --- one round of several plans
-# ------------------------------------------------------------------------------------
 
 SAMPLES = {events.Poisson, events.WithoutReplacement, events.WithReplacement, events.Participation}
 

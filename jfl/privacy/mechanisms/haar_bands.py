@@ -42,7 +42,6 @@ class Bands:
 
 
 # --- makers
-# -------------------------------------------------------------------------------------------------
 
 
 def flat(like) -> Bands:
@@ -116,7 +115,6 @@ def _shapes(where, like):
 
 
 # --- what the bands are
-# -------------------------------------------------------------------------------------
 
 
 def _table(bands) -> np.ndarray:
@@ -176,7 +174,6 @@ def ids(bands: Bands) -> tuple:
 
 
 # --- transforms
-# ---------------------------------------------------------------------------------------------
 
 
 def _checked(where, bands, tree):
@@ -294,7 +291,6 @@ def noise(bands: Bands, key, stds, like):
 
 
 # --- how much noise where
-# -----------------------------------------------------------------------------------
 
 
 def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:

@@ -30,7 +30,6 @@ CALIBRATIONS = ("plain", "lemma2")
 
 
 # --- shapes
-# --------------------------------------------------------------------------------------------------
 
 
 def shape(bands: Bands, std) -> Shape:
@@ -118,7 +117,6 @@ def _one_each(where, bands, least=None, **values):
 
 
 # --- clips
-# --------------------------------------------------------------------------------------------------
 
 
 @named("wavelet.clip_ellipsoid")
@@ -208,7 +206,6 @@ def shares(bands: Bands) -> Stage:
 
 
 # --- as the paper has it
-# ------------------------------------------------------------------------------------------
 
 
 def published(
@@ -280,7 +277,6 @@ def lemma2(bands: Bands, calibration: str = "lemma2") -> float:
 
 
 # --- post-processing
-# ----------------------------------------------------------------------------------------------
 
 
 def _noise_of_bands(where, bands, after):

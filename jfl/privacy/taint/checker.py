@@ -217,7 +217,6 @@ def against(plan: Plan) -> Against:
 
 
 # --- whose function it is
-# ------------------------------------------------------------------------------------------
 
 
 def own(function) -> bool:
@@ -402,7 +401,6 @@ def _losses(value) -> tuple:
 
 
 # --- what is declared beside the client
-# -----------------------------------------------------------------------------
 
 
 def _declarations(plan: Plan) -> Against:
@@ -498,7 +496,6 @@ def _words(batches, steps=0):
 
 
 # --- functions that are traced one by one
-# ---------------------------------------------------------------------------
 
 _traces: dict = collections.OrderedDict()
 
@@ -681,7 +678,6 @@ def refuse(where: str, plan: Plan) -> None:
 
 
 # --- the client
-# --------------------------------------------------------------------------------------------------
 
 
 class Verdict(NamedTuple):

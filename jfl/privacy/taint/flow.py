@@ -119,7 +119,6 @@ class Flow:
         )
 
     # --- running it
-    # ------------------------------------------------------------------------------------------
 
     def closed(self, closed: ClosedJaxpr, operands, stack=(), loops=()):
         return self.run(
@@ -370,7 +369,6 @@ class Flow:
         return made
 
     # --- counters
-    # --------------------------------------------------------------------------------------------
 
     def affine(self, symbol):  # noqa: C901
         """A whole number as ({atom: factor}, constant); atoms: ("index", loop), ("place", n) in an
