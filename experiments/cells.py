@@ -77,7 +77,8 @@ def _named(how) -> list:
 def key(config: Config, how) -> str:
     """What is asked for, but for its seeds: a config, its data, and what runs it.
 
-    Errors   ValueError where the data cannot be read.
+    Raises:
+        ValueError: where the data cannot be read.
     """
     return hashed(dataclasses.asdict(config) | dict(seed=0), *about(config.dataset, how))
 
@@ -97,12 +98,15 @@ def lines(folders: dict, cells: Path, configs: dict, seeds, how):
     """Yields (name, entries, one for each seed) of lines, as they are there; computed where they
     are not in `cells`.
 
-    Args     folders: name -> directory that shows the line;  configs: name -> Config.
-             how: `together.Plans`, or a function (config, axes, directory) -> entries, which runs a
-               line alone.
-    Errors   ValueError for a folder that holds something else, for configs that cannot run, or if
-             another process runs the same; with Plans before anything runs.  HealthError in place
-             of entries, where a function raised it.
+    Args:
+        folders: name -> directory that shows the line;  configs: name -> Config.
+        how: `together.Plans`, or a function (config, axes, directory) -> entries, which runs a line
+            alone.
+
+    Raises:
+        ValueError: for a folder that holds something else, for configs that cannot run, or if
+            another process runs the same; with Plans before anything runs.  HealthError in place of
+            entries, where a function raised it.
     """
     for folder in folders.values():
         _free(folder)

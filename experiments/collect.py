@@ -25,8 +25,9 @@ FLAT = re.compile(r"\[\n\s*([^\[\]{}]*?)\n\s*\]")  # of an indented file: a list
 def collect(module: str, folders, into) -> Path:
     """Put the results.json of `folders` into INTO/MODULE.json -> that file.
 
-    Errors   ValueError naming the file, for results of another paper, two of one experiment, and
-             fewer lines than are there already; nothing is written.
+    Raises:
+        ValueError: naming the file, for results of another paper, two of one experiment, and fewer
+            lines than are there already; nothing is written.
     """
     file, found = Path(into) / f"{module}.json", {}
     whole = collected.load(file) if file.exists() else dict(paper=module)

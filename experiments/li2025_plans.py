@@ -31,10 +31,11 @@ def build(config, clock="step", lr=None):
     """The plan of a config: not as `jfl.runs.build.build` where epsilon and learning rates are
     concerned.
 
-    Args     config: `epsilon` is of one round in both modes; algorithm fedavg (nothing is clipped)
-             or output_perturbation.
-             clock: lr / sqrt(1 + t) for t local steps ("step") or rounds ("round").  lr: another
-               schedule of steps.
+    Args:
+        config: `epsilon` is of one round in both modes; algorithm fedavg (nothing is clipped) or
+            output_perturbation.
+        clock: lr / sqrt(1 + t) for t local steps ("step") or rounds ("round").  lr: another
+            schedule of steps.
     """
     fed = assemble.federation(config)
     task, batch = models.logistic(fed), getattr(batches, config.batch_sampler)(config.batch)

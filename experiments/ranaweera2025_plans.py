@@ -196,8 +196,9 @@ def spread(bands, scales, shape, like, cut):
 def scaled(pixels: Task, shape_of, image, cut=False) -> tuple[Task, dict]:
     """The task of the pixels as one of `coefficients`, and the scales of its leaves.
 
-    Args     shape_of: a wavelet.Shape over bands.pixels.  image: (h, w).  cut: a leaf for each band
-             of the pixels.
+    Args:
+        shape_of: a wavelet.Shape over bands.pixels.  image: (h, w).  cut: a leaf for each band of
+            the pixels.
     """
     like = jax.eval_shape(pixels.init, jax.random.key(0))
     scale = spread(shape_of.bands, shape_of.scales, image, like, cut)

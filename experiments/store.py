@@ -16,8 +16,11 @@ class Store:
     A last line that was cut off is not there: it is taken out of the file before the next one is
     added.
 
-    Args     key: record -> what was asked for.
-    Errors   ValueError naming the file and the line that is no record.
+    Args:
+        key: record -> what was asked for.
+
+    Raises:
+        ValueError: naming the file and the line that is no record.
     """
 
     def __init__(self, path, key: Callable[[dict], Hashable] = lambda record: record["key"]):

@@ -58,7 +58,9 @@ def with_noise(store: Store, config: Config, splits) -> tuple[Config, dict | Non
 
     Noise is calibrated once for all algorithms that release alike; the guarantee is of each one's
     own plan.
-    Errors   ValueError if another split or algorithm would need more noise than was found.
+
+    Raises:
+        ValueError: if another split or algorithm would need more noise than was found.
     """
     if the_unit(config) is None:
         return config, None

@@ -83,8 +83,11 @@ def block(number, seed, choices, every, quick=False):
     """Runs of one split: all assignments and settings of `choices` together, as one program for
     each kind of plan.
 
-    Args     choices: (assignment, setting, {clip_norm, lr}) of each run.
-    Returns  a dict for each run.
+    Args:
+        choices: (assignment, setting, {clip_norm, lr}) of each run.
+
+    Returns:
+        a dict for each run.
     """
     begun = time.perf_counter()
     configs = [

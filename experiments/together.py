@@ -76,7 +76,8 @@ def blocks(asked: list[Point], plans: Plans):
 
     That is (home, entries of summary.json, rows of metrics.csv, manifest).
 
-    Errors   ValueError of any point before the first one runs.
+    Raises:
+        ValueError: of any point before the first one runs.
     """
     built = {}
     for p in asked:

@@ -34,13 +34,19 @@ def _inverse_sqrt(clock, *, lr, offset, every):
 def inverse_sqrt(lr, every: int = 1, offset=1.0) -> Fn:
     """lr / sqrt(clock // every + offset): starts at lr for offset = 1.
 
-    Shapes   clock Int[] -> Float[].
-    Errors   ValueError unless lr and offset are > 0 and every is whole, at least 1.
-    Source   experiments of Li, Wang, Wu, 2025 (lr 0.04 and 0.01), and of Chen et al., 2024 (every =
-             steps).
+    Shapes:
+        clock Int[] -> Float[].
 
-    >>> [round(float(inverse_sqrt(0.04, every=5)(t)), 4) for t in (0, 4, 5, 15)]
-    [0.04, 0.04, 0.0283, 0.02]
+    Raises:
+        ValueError: unless lr and offset are > 0 and every is whole, at least 1.
+
+    References:
+        experiments of Li, Wang, Wu, 2025 (lr 0.04 and 0.01), and of Chen et al., 2024 (every =
+        steps).
+
+    Example:
+        >>> [round(float(inverse_sqrt(0.04, every=5)(t)), 4) for t in (0, 4, 5, 15)]
+        [0.04, 0.04, 0.0283, 0.02]
     """
     return Fn(_inverse_sqrt, *_bound("schedules.inverse_sqrt", every, lr=lr, offset=offset))
 
@@ -72,12 +78,18 @@ def theory(strong_convexity, smoothness, steps: int) -> Fn:
 
     It starts at 1 / (4 L) or below, and falls by half at most within a round.
 
-    Shapes   clock Int[], in steps -> Float[].
-    Errors   ValueError unless 0 < strong_convexity <= smoothness and steps is whole, at least 1.
-    Source   Li, Huang, Yang, Wang, Zhang, ICLR 2020; Li, Wang, Wu, 2025, Theorem 3.
+    Shapes:
+        clock Int[], in steps -> Float[].
 
-    >>> [round(float(theory(0.5, 1.0, 10)(t)), 4) for t in (0, 16)]
-    [0.25, 0.125]
+    Raises:
+        ValueError: unless 0 < strong_convexity <= smoothness and steps is whole, at least 1.
+
+    References:
+        Li, Huang, Yang, Wang, Zhang, ICLR 2020; Li, Wang, Wu, 2025, Theorem 3.
+
+    Example:
+        >>> [round(float(theory(0.5, 1.0, 10)(t)), 4) for t in (0, 16)]
+        [0.25, 0.125]
     """
     return Fn(
         _theory, _convex("schedules.theory", strong_convexity, smoothness, steps), dict(steps=steps)
@@ -92,13 +104,17 @@ def _theory_rounds(clock, *, strong_convexity, smoothness, steps, every):
 def theory_rounds(strong_convexity, smoothness, steps: int, every: int | None = None) -> Fn:
     """4 / (steps (mu round + 16 L)): as `theory`, for steps that share the rate of their round.
 
-    Args     every: ticks of the clock in a round.  None: steps, for a client; 1 for a clock in
-             rounds.
-    Shapes, Errors   as `theory`.
-    Source   Chen et al., 2024, Theorem 1.
+    Args:
+        every: ticks of the clock in a round.  None: steps, for a client; 1 for a clock in rounds.
 
-    >>> [round(float(theory_rounds(1.0, 1.0, 2)(t)), 4) for t in (0, 1, 32)]
-    [0.125, 0.125, 0.0625]
+    Shapes, Errors   as `theory`.
+
+    References:
+        Chen et al., 2024, Theorem 1.
+
+    Example:
+        >>> [round(float(theory_rounds(1.0, 1.0, 2)(t)), 4) for t in (0, 1, 32)]
+        [0.125, 0.125, 0.0625]
     """
     where = "schedules.theory_rounds"
     data = _convex(where, strong_convexity, smoothness, steps)
@@ -115,12 +131,18 @@ def _exponential(clock, *, initial, decay, total):
 def exponential(initial, decay, total: int) -> Fn:
     """initial * decay^(clock / total): from initial to initial * decay after `total` ticks.
 
-    Shapes   clock Int[] -> Float[].
-    Errors   ValueError unless initial and decay are > 0 and total is whole, at least 1.
-    Source   clip norms and noise multipliers of Dynamic DP-SGD, Du et al., 2021.
+    Shapes:
+        clock Int[] -> Float[].
 
-    >>> [round(float(exponential(1.0, 0.25, 10)(t)), 4) for t in (0, 5, 10)]
-    [1.0, 0.5, 0.25]
+    Raises:
+        ValueError: unless initial and decay are > 0 and total is whole, at least 1.
+
+    References:
+        clip norms and noise multipliers of Dynamic DP-SGD, Du et al., 2021.
+
+    Example:
+        >>> [round(float(exponential(1.0, 0.25, 10)(t)), 4) for t in (0, 5, 10)]
+        [1.0, 0.5, 0.25]
     """
     where = "schedules.exponential"
     checks.positive(where, single=True, initial=initial, decay=decay)
@@ -145,17 +167,25 @@ def piecewise(breakpoints, values) -> Fn:
     For plan(weights=...), values of shape [C] are impact factors that change with the round
     (`impact`).
 
-    Shapes   breakpoints [k] whole numbers; values: k + 1 of one shape [...]; clock Int[] -> [...].
-    Speed    breakpoints and values are leaves: other numbers, or a sweep over them, need no other
-    program.
-    Errors   ValueError unless 0 < breakpoints[0] < breakpoints[1] < ..., with k + 1 finite values
-             of one shape.
-    Source   Talaei and Izadi, 2024: impact factors p^(t), of which two groups change places after
-             round 10.
+    Shapes:
+        breakpoints [k] whole numbers; values: k + 1 of one shape [...]; clock Int[] -> [...].
 
-    >>> rate = piecewise([10, 20], [0.3, 0.2, 0.1])
-    >>> [round(float(rate(t)), 4) for t in (0, 9, 10, 19, 20, 500)]
-    [0.3, 0.3, 0.2, 0.2, 0.1, 0.1]
+    Speed:
+        breakpoints and values are leaves: other numbers, or a sweep over them, need no other
+        program.
+
+    Raises:
+        ValueError: unless 0 < breakpoints[0] < breakpoints[1] < ..., with k + 1 finite values of
+            one shape.
+
+    References:
+        Talaei and Izadi, 2024: impact factors p^(t), of which two groups change places after round
+        10.
+
+    Example:
+        >>> rate = piecewise([10, 20], [0.3, 0.2, 0.1])
+        >>> [round(float(rate(t)), 4) for t in (0, 9, 10, 19, 20, 500)]
+        [0.3, 0.3, 0.2, 0.2, 0.1, 0.1]
     """
     where, begin = "schedules.piecewise", 0
     if (
@@ -204,16 +234,23 @@ def impact(ratios, groups):
     """Weights of clients that come in groups: p_g = ratio_g / sum_h ratio_h size_h for every member
     of group g.
 
-    Shapes   ratios [G], groups [G] sizes -> Float64[C], C = sum of sizes, in the order of the
-             groups; the sum is 1.
-    Privacy  `plan(weights=...)` takes them as public: ratios must not be computed from the data of
-             clients.
-    Errors   ValueError unless ratios are >= 0 with a positive sum and groups are whole, at least 1.
-    Source   Talaei and Izadi, 2024: what gives the impact factors they quote, 0-1-2 -> 0, 1/60,
-             1/30.
+    Shapes:
+        ratios [G], groups [G] sizes -> Float64[C], C = sum of sizes, in the order of the groups;
+        the sum is 1.
 
-    >>> impact((0, 1, 2), (2, 1, 1)).round(4).tolist()
-    [0.0, 0.0, 0.3333, 0.6667]
+    Privacy:
+        `plan(weights=...)` takes them as public: ratios must not be computed from the data of
+        clients.
+
+    Raises:
+        ValueError: unless ratios are >= 0 with a positive sum and groups are whole, at least 1.
+
+    References:
+        Talaei and Izadi, 2024: what gives the impact factors they quote, 0-1-2 -> 0, 1/60, 1/30.
+
+    Example:
+        >>> impact((0, 1, 2), (2, 1, 1)).round(4).tolist()
+        [0.0, 0.0, 0.3333, 0.6667]
     """
     where = "schedules.impact"
     checks.nonnegative(where, ratios=ratios)

@@ -121,9 +121,12 @@ class Lookup(NamedTuple):
 def patches(x, window, strides, padding, x_dilation, dilation):
     """What a convolution multiplies its kernel with, as slices.
 
-    Shapes   x [N, *space, C] -> [N, *places, prod(window) * C].
-    Args     padding: (low, high) of each spatial axis; x_dilation, dilation: of the input and of
-             the kernel.
+    Shapes:
+        x [N, *space, C] -> [N, *places, prod(window) * C].
+
+    Args:
+        padding: (low, high) of each spatial axis; x_dilation, dilation: of the input and of the
+            kernel.
     """
     around = [(*p, d - 1) for p, d in zip(padding, x_dilation)]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])

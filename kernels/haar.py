@@ -118,12 +118,14 @@ def analysis(x, path: str = "auto"):
 
     "auto" is XLA: no benchmark on an accelerator has shown that the Pallas kernel is faster.
 
-    Args     path: "auto", "xla", "pallas", or "interpret" (the Pallas kernel where there is no
-             accelerator).
+    Args:
+        path: "auto", "xla", "pallas", or "interpret" (the Pallas kernel where there is no
+            accelerator).
 
-    >>> c = analysis(jnp.array([4.0, 8, 1, 9, 8, 4, 5, 3])) / jnp.sqrt(leaves(8))
-    >>> [round(float(v), 4) for v in c]
-    [5.25, -2.0, -4.0, 2.0, 1.0, 0.5, 1.0, 0.25]
+    Example:
+        >>> c = analysis(jnp.array([4.0, 8, 1, 9, 8, 4, 5, 3])) / jnp.sqrt(leaves(8))
+        >>> [round(float(v), 4) for v in c]
+        [5.25, -2.0, -4.0, 2.0, 1.0, 0.5, 1.0, 0.25]
     """
     d = x.shape[-1]
     if _path("analysis", path) == "xla":

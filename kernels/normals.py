@@ -27,16 +27,23 @@ GENERATORS = ("philox", "key")
 def normals(key, like, generator: str = "philox"):
     """A pytree of independent float32 N(0, 1) with the shapes of `like`.
 
-    Args     key: any key of two or four words (threefry2x32, rbg, `philox.PHILOX`).
-             generator: "philox" derives the noise from the key's words by Philox4x32-10, whatever
-             its type; "key" draws it as jax.random.normal does, by the key's own generator and the
-             inverse error function.
-    Privacy  "philox": the radius has 62 bits, so normals reach 9.3 standard deviations and miss
-             2^-63 of the mass; the computed pair is within 3e-7 r + 6e-8 / r of the exact one at
-             distance r from 0.  "key": from 23 bits, so at most 5.42, missing 6e-8.  Both are
-             floats on a grid, which exact differential privacy does not allow for.
-    Errors   ValueError for another generator, a key of another size, or 2^33 values.
-    Source   Box & Muller, Ann. Math. Stat. 29 (1958); Salmon et al., SC 2011.
+    Args:
+        key: any key of two or four words (threefry2x32, rbg, `philox.PHILOX`).
+        generator: "philox" derives the noise from the key's words by Philox4x32-10, whatever its
+            type; "key" draws it as jax.random.normal does, by the key's own generator and the
+            inverse error function.
+
+    Privacy:
+        "philox": the radius has 62 bits, so normals reach 9.3 standard deviations and miss 2^-63 of
+        the mass; the computed pair is within 3e-7 r + 6e-8 / r of the exact one at distance r from
+        0.  "key": from 23 bits, so at most 5.42, missing 6e-8.  Both are floats on a grid, which
+        exact differential privacy does not allow for.
+
+    Raises:
+        ValueError: for another generator, a key of another size, or 2^33 values.
+
+    References:
+        Box & Muller, Ann. Math. Stat. 29 (1958); Salmon et al., SC 2011.
     """
     if generator not in GENERATORS:
         raise ValueError(f"normals: need a generator out of {GENERATORS}; got {generator!r}.")
@@ -88,7 +95,8 @@ def pair(w0, w1, w2, w3):
     """Four random words -> two independent normals, by polynomials that a compiler turns into plain
     vector code.
 
-    Shapes   UInt32[...] -> two Float32[...].
+    Shapes:
+        UInt32[...] -> two Float32[...].
     """
     f, signed = np.float32, lambda w: lax.bitcast_convert_type(w, jnp.int32)
     number = lambda w: lax.convert_element_type(signed(w), jnp.float32)

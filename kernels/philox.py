@@ -13,8 +13,9 @@ fold_in(key, i) the same key as split(key)[i].
 Philox4x32 passes BigCrush from 7 rounds on; 10 is the paper's safe choice and the only one here.
 It is a generator for simulation, not a cipher for secrets.
 
-Source   Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
-         sections 3.3 and 4.
+References:
+    Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, sections
+    3.3 and 4.
 """
 
 import jax
@@ -46,10 +47,12 @@ def _high(a, b):
 def block(key, counter, rounds: int = ROUNDS):
     """Four words of `counter` under `key`: Philox4x32.
 
-    Shapes   key: two, counter: four UInt32[...] that broadcast -> four UInt32[...].
+    Shapes:
+        key: two, counter: four UInt32[...] that broadcast -> four UInt32[...].
 
-    >>> [f"{int(w):08x}" for w in block((0, 0), (0, 0, 0, 0))]
-    ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+    Example:
+        >>> [f"{int(w):08x}" for w in block((0, 0), (0, 0, 0, 0))]
+        ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
     key = [jnp.asarray(k, jnp.uint32) for k in key]
     counter = [jnp.asarray(c, jnp.uint32) for c in counter]
@@ -144,6 +147,7 @@ def blocks(key, index):
     """The blocks `index` of a key of any type, apart from all that jax.random draws from it: for
     fused kernels.
 
-    Shapes   index UInt32[...] -> four UInt32[...].
+    Shapes:
+        index UInt32[...] -> four UInt32[...].
     """
     return _draw(words(key), index, NORMALS)

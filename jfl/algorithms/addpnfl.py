@@ -30,18 +30,29 @@ def adaptive(
     As a server optimizer, g is minus the released difference: fedavg(...,
     server_optimizer=functools.partial(adaptive, b1=0.5)).
 
-    Args     second_moment_of: "diff", g^2 as above; or "momentum", mu^2, as the text of the paper
-             prints it. initial: nu before the first step; None: adaptivity^2, the least that the
-               paper's theorems allow.
-    Units    b1, b2 in [0, 1); adaptivity > 0, in units of g.
-    Privacy  post-processing of what was released.
-    Errors   ValueError outside those ranges.
-    Source   Reddi et al., ICLR 2021, Algorithm 2; Chen et al., 2024, Algorithm 2.
+    Args:
+        second_moment_of: "diff", g^2 as above; or "momentum", mu^2, as the text of the paper prints
+            it.
+        initial: nu before the first step; None: adaptivity^2, the least that the paper's theorems
+            allow.
 
-    >>> server = adaptive(0.01)
-    >>> step, state = server.update(jnp.array([-0.1, 0.2]), server.init(jnp.zeros(2)))
-    >>> np.asarray(step, float).round(6).tolist()
-    [0.00905, -0.009513]
+    Units:
+        b1, b2 in [0, 1); adaptivity > 0, in units of g.
+
+    Privacy:
+        post-processing of what was released.
+
+    Raises:
+        ValueError: outside those ranges.
+
+    References:
+        Reddi et al., ICLR 2021, Algorithm 2; Chen et al., 2024, Algorithm 2.
+
+    Example:
+        >>> server = adaptive(0.01)
+        >>> step, state = server.update(jnp.array([-0.1, 0.2]), server.init(jnp.zeros(2)))
+        >>> np.asarray(step, float).round(6).tolist()
+        [0.00905, -0.009513]
     """
     _check("adaptive", second_moment_of, adaptivity, initial, b1=b1, b2=b2)
 
@@ -94,15 +105,19 @@ def addpnfl(
     """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second
     moment.
 
-    Args     server_lr, beta1, beta2, adaptivity, second_moment_of, initial: of `adaptive`.
-             server_lr and lr may be schedules, of the round and of round * steps + step; in the
-             paper's experiments schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr,
-             every=steps).
-             batch, optimizer: of the clients, as in `fedavg`.  How to aggregate is said in the
-               plan: see `dpnfl`.
+    Args:
+        server_lr, beta1, beta2, adaptivity, second_moment_of, initial: of `adaptive`. server_lr and
+            lr may be schedules, of the round and of round * steps + step; in the paper's
+            experiments schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr,
+            every=steps).
+        batch, optimizer: of the clients, as in `fedavg`.  How to aggregate is said in the plan: see
+            `dpnfl`.
+
     Releases as `dpnfl`: the server's work is post-processing.
-    Errors   ValueError as `adaptive`; for a server_optimizer, which would replace what makes this
-             algorithm.
+
+    Raises:
+        ValueError: as `adaptive`; for a server_optimizer, which would replace what makes this
+            algorithm.
     """
     _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
     if "server_optimizer" in dpnfl_options:

@@ -51,10 +51,13 @@ def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor
     whatever the gradient.  Nothing is trained.  `out.run.server.energies` may be a little negative;
     for `wavelet.ellipsoid` take jnp.maximum(energies, 0).
 
-    Args     batch: which rows a client looks at; divisor: of their sum; None: the rows of a batch,
-             of all rows "size".
-    Privacy  one release an example and round.  It is a plan of its own, and a run of its own: both
-             together have jfl.guarantee([(estimate, 1, 0), (training, rounds, 0)], delta=...).
+    Args:
+        batch: which rows a client looks at; divisor: of their sum; None: the rows of a batch, of
+            all rows "size".
+
+    Privacy:
+        one release an example and round.  It is a plan of its own, and a run of its own: both
+        together have jfl.guarantee([(estimate, 1, 0), (training, rounds, 0)], delta=...).
     """
     if not isinstance(bands, Bands):
         checks.fail("band_energies", "bands of jfl.bands", f"{bands!r}")

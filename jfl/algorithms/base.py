@@ -14,13 +14,15 @@ def algorithm(
 ) -> Algorithm:
     """An algorithm of three pure functions.
 
-    Args     init: params -> (server, own); own is what one client remembers, () for nothing.
-             client: (ctx, keys, server, own, rows) -> (payload, own, Diagnostics).
-             server: (ctx, server, release) -> server, where release has the shape of payload.
-             releases: what the client's payload was made from, for the accountant:
-             `work.releases()`, or a tuple of jfl.Release.  () claims nothing about examples.
-             params: server -> params; the default reads `server.params`, or takes server itself.
-             stateful: clients remember, which limits what the accountant may claim.
+    Args:
+        init: params -> (server, own); own is what one client remembers, () for nothing.
+        client: (ctx, keys, server, own, rows) -> (payload, own, Diagnostics).
+        server: (ctx, server, release) -> server, where release has the shape of payload.
+        releases: what the client's payload was made from, for the accountant: `work.releases()`, or
+            a tuple of jfl.Release.  () claims nothing about examples.
+        params: server -> params; the default reads `server.params`, or takes server itself.
+        stateful: clients remember, which limits what the accountant may claim.
+
     Write functions at module level and bind their hyperparameters with jfl.Fn: then plans that
     differ in a number share one compiled program.
     """

@@ -38,16 +38,19 @@ def fedavg(
 ):
     """Clients take `steps` local steps; the server applies the released mean of their differences.
 
-    Args     optimizer, server_optimizer: any optax factory or transformation.  FedAvgM is
-             functools.partial(optax.sgd, momentum=0.9), FedAdam optax.adam, FedAdagrad
-             optax.adagrad on the server; DP-Adam is optax.adam on the clients.
-             lr, server_lr: numbers or schedules, of round * steps + step and of the round.
+    Args:
+        optimizer, server_optimizer: any optax factory or transformation.  FedAvgM is
+            functools.partial(optax.sgd, momentum=0.9), FedAdam optax.adam, FedAdagrad optax.adagrad
+            on the server; DP-Adam is optax.adam on the clients.
+        lr, server_lr: numbers or schedules, of round * steps + step and of the round.
+
     Releases the difference of models, once a round; under record-level privacy `steps` noisy
     gradients before it.
 
-    >>> import jfl
-    >>> fedavg(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), lr=0.5).name
-    'fedavg'
+    Example:
+        >>> import jfl
+        >>> fedavg(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), lr=0.5).name
+        'fedavg'
     """
     work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     step = dict(step=local.server_step(server_lr, server_optimizer))

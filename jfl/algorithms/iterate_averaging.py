@@ -50,7 +50,8 @@ def averaged(algorithm: Algorithm, first=0) -> Algorithm:
     Clients go on from the last model, not from the mean.  Post-processing of releases: it costs no
     privacy, and takes away much of the noise that the last rounds left in the model.
 
-    Units    first: a round, >= 0; before it the last model counts.
+    Units:
+        first: a round, >= 0; before it the last model counts.
     """
     if not isinstance(algorithm, Algorithm):
         checks.fail("averaged", "an algorithm of jfl.algorithms", f"{algorithm!r}")

@@ -66,18 +66,24 @@ def output_perturbation(
     """FedAvg whose clients clip every minibatch gradient and add noise once, to the model they
     upload.
 
-    Args     grad: jfl.grad(loss), or a private_grad without noise for gradients clipped example by
-             example. mechanism: chain(clip_l2(G), total(), gaussian(z)), for the mean gradient of a
-             round.  Its clip norm also clips each step.  A change of one row may change all
-             gradients of the round, by 2 G each; so noise of z * 2 G * (sum of learning rates) in
-             the model covers every such change.
-             mu: pull to the server's model, as in FedProx; it reads no row, and with lr * mu <= 1
-               it only shortens.
-             clip_steps: "all"; "last" is the algorithm as printed, which clips the last step only
-               and proves nothing.
-    Privacy  one release a participation, of an example under replace_one; a row that no batch of
-             the round drew is not in it, which is the only gain from sampling.
-    Source   Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step.
+    Args:
+        grad: jfl.grad(loss), or a private_grad without noise for gradients clipped example by
+            example.
+        mechanism: chain(clip_l2(G), total(), gaussian(z)), for the mean gradient of a round.  Its
+            clip norm also clips each step.  A change of one row may change all gradients of the
+            round, by 2 G each; so noise of z * 2 G * (sum of learning rates) in the model covers
+            every such change.
+        mu: pull to the server's model, as in FedProx; it reads no row, and with lr * mu <= 1 it
+            only shortens.
+        clip_steps: "all"; "last" is the algorithm as printed, which clips the last step only and
+            proves nothing.
+
+    Privacy:
+        one release a participation, of an example under replace_one; a row that no batch of the
+        round drew is not in it, which is the only gain from sampling.
+
+    References:
+        Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step.
     """
     if (
         not isinstance(mechanism, Mechanism)

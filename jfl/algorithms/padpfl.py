@@ -77,18 +77,22 @@ def padpfl(
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
-    Args     upload: "model", as printed; "difference" of models, whose clip norm may be far
-             smaller: usable noise. mechanism: instead of a noisy upload, a chain inside the client,
-             for its examples: chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), s from
-             `jfl.papers.talaei2024.privacy.client_sensitivity`, which is of an exchange, and
-             replace_one doubles a bound; conditional on convex Lipschitz losses.
-             inexactness: what a solve must reach, in (0, 1]; one that does not counts as an
-               overflow in Health, which
-             stops the run: give more steps or a larger lr.
+    Args:
+        upload: "model", as printed; "difference" of models, whose clip norm may be far smaller:
+            usable noise.
+        mechanism: instead of a noisy upload, a chain inside the client, for its examples:
+            chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), s from
+            `jfl.papers.talaei2024.privacy.client_sensitivity`, which is of an exchange, and
+            replace_one doubles a bound; conditional on convex Lipschitz losses.
+        inexactness: what a solve must reach, in (0, 1]; one that does not counts as an overflow in
+            Health, which stops the run: give more steps or a larger lr.
+
     What the solves reached is in `run.own`, [C], of each client's last round: a measurement,
     outside any guarantee. Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
-    Source   Talaei, Izadi, 2024, Algorithm 1; the clip on a model bounds a client by 2 B, not by 2
-             B / rows.
+
+    References:
+        Talaei, Izadi, 2024, Algorithm 1; the clip on a model bounds a client by 2 B, not by 2 B /
+        rows.
     """
     checks.nonnegative("padpfl", single=True, mu=mu)
     checks.choice("padpfl", ("model", "difference"), upload=upload)

@@ -88,13 +88,17 @@ def scaffold(
     gradients; with uniform weights, a cohort without repeats and an unclipped, noiseless release, c
     stays the mean of all c_i.
 
-    Args     warm_rounds: the first rounds only find control variates, at the initial model
-             (DP-SCAFFOLD-warm: about 4 / (share of clients in a cohort)).  They release as much as
-             any other round, and are accounted so.
+    Args:
+        warm_rounds: the first rounds only find control variates, at the initial model
+            (DP-SCAFFOLD-warm: about 4 / (share of clients in a cohort)).  They release as much as
+            any other round, and are accounted so.
+
     Releases the pair (difference, K lr * change of c_i): a client-level clip covers both together.
     Noise    of a client-level release stays in c, which no later round corrects: clients move along
-             the sum of all noise, until it fills their clip norm.  FedAvg suits that level better.
-             Noise of local steps leaves c with the next c_i.
+    the sum of all
+             noise, until it fills their clip norm.  FedAvg suits that level better.  Noise of local
+             steps leaves c
+             with the next c_i.
     """
     work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     if warm_rounds is not None:

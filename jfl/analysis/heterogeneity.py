@@ -91,18 +91,31 @@ def client_weights(fed: Federation, weights="size") -> np.ndarray:
 def client_gradients(task, params, fed: Federation, *, l2=0.0, chunk: int | None = None):
     """The full gradient of each client's objective at `params`.
 
-    Shapes   params as the task has them -> a tree of the same leaves with a first axis C.
-    Args     l2: adds l2 * params.  chunk: clients computed at once; None: as many as fit about 64
-             MB of rows.
+    Shapes:
+        params as the task has them -> a tree of the same leaves with a first axis C.
 
-    >>> fed = Federation(
-    ...     *map(
-    ...         jnp.array,
-    ...         ([[1.0], [3.0]], [0.0, 0.0], [[0], [1]], [1, 1], [[0.0]], [0.0], [[], []], [0, 0]),
-    ...     )
-    ... )
-    >>> client_gradients(lambda w, x, y: x @ w, jnp.zeros(1), fed).tolist()
-    [[1.0], [3.0]]
+    Args:
+        l2: adds l2 * params.  chunk: clients computed at once; None: as many as fit about 64 MB of
+            rows.
+
+    Example:
+        >>> fed = Federation(
+        ...     *map(
+        ...         jnp.array,
+        ...         (
+        ...             [[1.0], [3.0]],
+        ...             [0.0, 0.0],
+        ...             [[0], [1]],
+        ...             [1, 1],
+        ...             [[0.0]],
+        ...             [0.0],
+        ...             [[], []],
+        ...             [0, 0],
+        ...         ),
+        ...     )
+        ... )
+        >>> client_gradients(lambda w, x, y: x @ w, jnp.zeros(1), fed).tolist()
+        [[1.0], [3.0]]
     """
     checks.nonnegative("client_gradients", single=True, l2=l2)
     l2 = float(l2) if checks.concrete(l2) else l2
@@ -118,8 +131,10 @@ def gradient_dissimilarity(
 
     A bound needs these for all parameters; what can be had is the maximum over points of a
     trajectory.
-    Source   Noble et al., AISTATS 2022, section 5 (variance and log_ratio, weights="uniform"); Chen
-             et al., TKDE 2024, Definition 4 (variance bounds Gamma_n^2, largest Gamma_0^2).
+
+    References:
+        Noble et al., AISTATS 2022, section 5 (variance and log_ratio, weights="uniform"); Chen et
+        al., TKDE 2024, Definition 4 (variance bounds Gamma_n^2, largest Gamma_0^2).
     """
     p = jnp.asarray(client_weights(fed, weights), jnp.float32)
     grads = client_gradients(task, params, fed, l2=l2, chunk=chunk)
@@ -143,9 +158,12 @@ def gradient_variance(
     rows, at `params`.
 
     batch    the variance of the mean over a batch drawn without replacement instead: phi^2 / batch
-             * (size - batch) / (size - 1), and 0 for a client with no more rows than that.
-    Source   Li et al., Mathematics 2025, Assumption 3; Chen et al., TKDE 2024, Assumption 1(b), of
-             a batch.
+    * (size - batch) /
+             (size - 1), and 0 for a client with no more rows than that.
+
+    References:
+        Li et al., Mathematics 2025, Assumption 3; Chen et al., TKDE 2024, Assumption 1(b), of a
+        batch.
     """
     if batch is not None:
         checks.whole("gradient_variance", batch=batch)
@@ -167,7 +185,9 @@ def smoothness(
     L_c = curvature * (largest eigenvalue of X^T X / n_c) + l2, X the client's rows, with a column
     of ones for a bias; curvature 1/4 for "logistic" (one logit) and 1/2 for "softmax".  A penalty h
     ||w||^2 has l2 = 2 h.
-    Source   Li et al., Mathematics 2025; Boehning, 1992, for the 1/2.
+
+    References:
+        Li et al., Mathematics 2025; Boehning, 1992, for the 1/2.
     """
     checks.choice("smoothness", tuple(CURVATURE), loss=loss)
     checks.choice("smoothness", (False, True), bias=bias)
@@ -196,11 +216,17 @@ def optimum(
 
     Method   L-BFGS, then Newton steps by conjugate gradients, which need no difference of values
     near the optimum.
-    Args     l2 > 0: without it a client of one class has no minimiser.  start: params; None: zeros.
-             tolerance: of the gradient's norm.  steps: of L-BFGS at most.
-    Errors   ValueError if the tolerance is not reached: the loss is not convex, or l2 is too small
-             for `steps`.
-    Source   Li et al., Mathematics 2025, and Chen et al., TKDE 2024, ask for 1e-8.
+
+    Args:
+        l2 > 0: without it a client of one class has no minimiser.  start: params; None: zeros.
+            tolerance: of the gradient's norm.  steps: of L-BFGS at most.
+
+    Raises:
+        ValueError: if the tolerance is not reached: the loss is not convex, or l2 is too small for
+            `steps`.
+
+    References:
+        Li et al., Mathematics 2025, and Chen et al., TKDE 2024, ask for 1e-8.
     """
     checks.positive(
         "optimum",
@@ -226,9 +252,12 @@ def objective_gap(
     """Gamma = F* - sum_c p_c F_c* >= 0, zero where one point is best for all clients; C + 1 convex
     problems.
 
-    Errors   as `optimum`.
-    Source   Li et al., Mathematics 2025, section 4 (Gamma); Chen et al., TKDE 2024, Definition 3
-             (Gamma_s).
+    Raises:
+        as `optimum`.
+
+    References:
+        Li et al., Mathematics 2025, section 4 (Gamma); Chen et al., TKDE 2024, Definition 3
+        (Gamma_s).
     """
     pooled = optimum(task, fed, l2, weights=weights, tolerance=tolerance)
     local = np.array(

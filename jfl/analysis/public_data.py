@@ -28,12 +28,16 @@ ROOM = 1 << 24  # floats that the gradients of a block may take
 def gradient_norms(task, params, x, y, *, microbatch: int | None = None):
     """||gradient of a row||, over all leaves together.
 
-    Shapes   x [p, ...], y [p] -> Float[p]; traceable.
-    Args     microbatch: rows whose gradients are held at once; None: as many as fit about 64 MB.
+    Shapes:
+        x [p, ...], y [p] -> Float[p]; traceable.
 
-    >>> loss = lambda w, x, y: 0.5 * (x @ w - y) ** 2
-    >>> gradient_norms(loss, jnp.zeros(2), jnp.eye(2), jnp.array([3.0, -4.0])).tolist()
-    [3.0, 4.0]
+    Args:
+        microbatch: rows whose gradients are held at once; None: as many as fit about 64 MB.
+
+    Example:
+        >>> loss = lambda w, x, y: 0.5 * (x @ w - y) ** 2
+        >>> gradient_norms(loss, jnp.zeros(2), jnp.eye(2), jnp.array([3.0, -4.0])).tolist()
+        [3.0, 4.0]
     """
     return _norms(*_arguments("proxy.gradient_norms", task, params, x, y, microbatch))
 
@@ -44,15 +48,24 @@ def median_norm(
     """The median, or another quantile, of the gradient norms: a clip norm, to be fixed before the
     private run.
 
-    Privacy  sound if the rows are public.  The median of private rows is not private, however it is
-             used.
-    Errors   ValueError unless 0 <= quantile <= 1 and all norms are finite.
-    Source   Ranaweera et al., 2025: the clip norm is the median on a public proxy set, then frozen.
+    Privacy:
+        sound if the rows are public.  The median of private rows is not private, however it is
+        used.
 
-    >>> median_norm(
-    ...     lambda w, x, y: 0.5 * (x @ w - y) ** 2, jnp.zeros(2), jnp.eye(2), jnp.array([3.0, -4.0])
-    ... )
-    3.5
+    Raises:
+        ValueError: unless 0 <= quantile <= 1 and all norms are finite.
+
+    References:
+        Ranaweera et al., 2025: the clip norm is the median on a public proxy set, then frozen.
+
+    Example:
+        >>> median_norm(
+        ...     lambda w, x, y: 0.5 * (x @ w - y) ** 2,
+        ...     jnp.zeros(2),
+        ...     jnp.eye(2),
+        ...     jnp.array([3.0, -4.0]),
+        ... )
+        3.5
     """
     where = "proxy.median_norm"
     found = checks.array(where, "quantile", quantile)
@@ -73,10 +86,14 @@ def update_norms(task, params, x, y, *, clients: int, steps: int, batch: Batches
     The public rows are dealt at random, floor(p / clients) to each: choose `clients` so that they
     are about as large as real ones, since a client with fewer rows moves more.
 
-    Shapes   Float[clients].
-    Units    steps of rate lr from `params`, batches as `batch` draws them; all as in the private
-             run.
-    Errors   ValueError for more clients than rows, or a batch larger than a client.
+    Shapes:
+        Float[clients].
+
+    Units:
+        steps of rate lr from `params`, batches as `batch` draws them; all as in the private run.
+
+    Raises:
+        ValueError: for more clients than rows, or a batch larger than a client.
     """
     where = "proxy.update_norms"
     loss, params, x, y, _ = _arguments(where, task, params, x, y, None)
@@ -108,9 +125,14 @@ def band_energies(task, params, x, y, bands, *, microbatch: int | None = None):
     Of rows, not of the mean gradient, since the noise is measured by what one row can do.  For
     `jfl.wavelet.ellipsoid` and `jfl.wavelet.optimal`.
 
-    Shapes   Float[bands].
-    Args     bands: of `jfl.bands`, for `params`.  microbatch: as `gradient_norms`.
-    Privacy  sound if the rows are public.
+    Shapes:
+        Float[bands].
+
+    Args:
+        bands: of `jfl.bands`, for `params`.  microbatch: as `gradient_norms`.
+
+    Privacy:
+        sound if the rows are public.
     """
     checks.kind("proxy.band_energies", haar.Bands, "jfl.bands", bands=bands)
     loss, params, x, y, microbatch = _arguments(
@@ -124,16 +146,26 @@ def band_report(energies, bands) -> list[dict]:
     on its own.
 
     Entry    block: its number; size: its coefficients m, with those of padding; energy: its part of
-             the sum; shares: p_b of its bands, n_b coefficients each; leaves: s_b, entries under a
-             coefficient; mean_leaves: sum p_b s_b.  ratio_weighted, ratio_optimal: noise power at
-             equal privacy and without binding clip, over that of isotropic noise; below 1 is
-             better.  weighted: the weights of the paper, (sum p_b s_b) (sum n_b / s_b) / m, which
-             wins only below about 3 leaves.  optimal: (sum sqrt(p_b n_b))^2 / m, never above 1,
-             near 1 where neighbours have nothing in common.  nan for a block without energy.
-    Args     energies Float[bands], of `band_energies` or of a private estimate: it reads no rows.
-    Privacy  nothing to add to what the energies cost.
-    Source   Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy
-             and Schwarz.
+    the sum; shares:
+             p_b of its bands, n_b coefficients each; leaves: s_b, entries under a coefficient;
+             mean_leaves:
+             sum p_b s_b.  ratio_weighted, ratio_optimal: noise power at equal privacy and without
+             binding clip, over
+             that of isotropic noise; below 1 is better.  weighted: the weights of the paper,
+             (sum p_b s_b) (sum n_b / s_b) / m, which wins only below about 3 leaves.  optimal:
+             (sum sqrt(p_b n_b))^2 / m, never above 1, near 1 where neighbours have nothing in
+             common.  nan for a
+             block without energy.
+
+    Args:
+        energies Float[bands], of `band_energies` or of a private estimate: it reads no rows.
+
+    Privacy:
+        nothing to add to what the energies cost.
+
+    References:
+        Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy and
+        Schwarz.
     """
     found, count = checks.array("proxy.band_report", "energies", energies), haar.count(bands)
     if (

@@ -80,8 +80,9 @@ def release(noisy, summed, key, mechanism, *, max_weight, client):
 def bounded(value, mechanism, reference, kind: str):
     """`value` is a sum of contributions that the row stages of `mechanism` bounded.
 
-    Args     kind: "examples", one contribution of each row of the batch whose mask `reference` is;
-             "single", one of weight `reference`, of whatever it was made.
+    Args:
+        kind: "examples", one contribution of each row of the batch whose mask `reference` is;
+            "single", one of weight `reference`, of whatever it was made.
     """
     leaves, structure = jax.tree.flatten(mechanism)
     return _bind(bounded_p, value, reference, *leaves, structure=structure, kind=kind)

@@ -4,8 +4,9 @@ What happens to a row depends on (seed, row number) and on the level of its owne
 the partition or on the order of the clients; and a higher level spoils all that a lower one does,
 in the same way.  So clients of several qualities can be compared on the same draws.
 
-Privacy  given public levels, each row is changed by itself: neighbours stay neighbours and caveats
-         stay as they are.
+Privacy:
+    given public levels, each row is changed by itself: neighbours stay neighbours and caveats stay
+    as they are.
 
 Axes: n rows, C clients.  Host only, NumPy; imports jfl.core.checks, jfl.core and jfl.core.hashing.
 """
@@ -30,24 +31,36 @@ def salt_and_pepper(
 ) -> Federation:
     """Each pixel becomes `low` or `high`, half each, with probability `density`; the others stay.
 
-    Shapes   density: a number, or Float[C], one for each client.
-    Units    density in [0, 1]; low <= high in units of fed.x, None: its least and its greatest
-    value. Rows     a client's training rows; its held-out rows with held_out=True.  Central test
-             rows, and rows that nobody owns, stay clean.
-    Privacy  as the module says, with low and high given; left out, they are read from all rows,
-             without noise.
-    Errors   ValueError for densities outside [0, 1] or not one a client, tokens, or a row that
-             belongs to clients of different density, or is held out from its own training.
-    Source   Talaei and Izadi, 2024, section on experiments (clients of three qualities; their
-             densities are unknown).
+    Shapes:
+        density: a number, or Float[C], one for each client.
 
-    >>> from . import federate, partition
-    >>> rows = np.full((600, 100), 0.5), np.zeros(600, int)
-    >>> fed = salt_and_pepper(
-    ...     federate(rows, partition.iid(3), test=rows), [0, 0.2, 0.5], low=0, high=1
-    ... )
-    >>> [round(float((fed.x[own] != 0.5).mean()), 1) for own in fed.index]
-    [0.0, 0.2, 0.5]
+    Units:
+        density in [0, 1]; low <= high in units of fed.x, None: its least and its greatest value.
+
+    Rows     a client's training rows; its held-out rows with held_out=True.  Central test rows, and
+    rows that nobody
+             owns, stay clean.
+
+    Privacy:
+        as the module says, with low and high given; left out, they are read from all rows, without
+        noise.
+
+    Raises:
+        ValueError: for densities outside [0, 1] or not one a client, tokens, or a row that belongs
+            to clients of different density, or is held out from its own training.
+
+    References:
+        Talaei and Izadi, 2024, section on experiments (clients of three qualities; their densities
+        are unknown).
+
+    Example:
+        >>> from . import federate, partition
+        >>> rows = np.full((600, 100), 0.5), np.zeros(600, int)
+        >>> fed = salt_and_pepper(
+        ...     federate(rows, partition.iid(3), test=rows), [0, 0.2, 0.5], low=0, high=1
+        ... )
+        >>> [round(float((fed.x[own] != 0.5).mean()), 1) for own in fed.index]
+        [0.0, 0.2, 0.5]
     """
     where = "corrupt.salt_and_pepper"
     levels = _levels(where, fed, seed, held_out, density=density)
@@ -81,12 +94,15 @@ def label_noise(fed: Federation, share, *, seed: int = 0, held_out: bool = False
     rows stay.
 
     Shapes, Rows   as `salt_and_pepper`; share in [0, 1].
-    Errors         as there, and ValueError for fewer than two classes.
 
-    >>> from . import datasets, federate, partition
-    >>> fed = federate(datasets.digits(), partition.iid(clients=3))
-    >>> round(float((label_noise(fed, 0.2).y != fed.y).mean()), 1)
-    0.2
+    Raises:
+        as there, and ValueError for fewer than two classes.
+
+    Example:
+        >>> from . import datasets, federate, partition
+        >>> fed = federate(datasets.digits(), partition.iid(clients=3))
+        >>> round(float((label_noise(fed, 0.2).y != fed.y).mean()), 1)
+        0.2
     """
     where = "corrupt.label_noise"
     levels = _levels(where, fed, seed, held_out, share=share)

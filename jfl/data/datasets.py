@@ -50,15 +50,20 @@ class Dataset(NamedTuple):
 def arrays(x, y, x_test, y_test, classes: int | None = None, name: str = "arrays") -> Dataset:
     """Your own arrays.
 
-    Shapes   x [n, ...], y [n], x_test [m, ...], y_test [m].
-    Units    x as a model shall see it: floats become float32, integers (tokens) int32; y integers
-             in [0, classes). classes=None counts them, classes=0 says that y is a number to regress
-             on.
-    Errors   ValueError on shapes that disagree, no rows, nan or inf, labels that are not whole or
-             out of range.
+    Shapes:
+        x [n, ...], y [n], x_test [m, ...], y_test [m].
 
-    >>> arrays([[0.0], [1.0]], [0, 1], [[0.5]], [1]).classes
-    2
+    Units:
+        x as a model shall see it: floats become float32, integers (tokens) int32; y integers in [0,
+        classes). classes=None counts them, classes=0 says that y is a number to regress on.
+
+    Raises:
+        ValueError: on shapes that disagree, no rows, nan or inf, labels that are not whole or out
+            of range.
+
+    Example:
+        >>> arrays([[0.0], [1.0]], [0, 1], [[0.5]], [1]).classes
+        2
     """
     return _dataset(f"datasets.arrays({name!r})", x, y, x_test, y_test, classes, name)
 
@@ -66,13 +71,19 @@ def arrays(x, y, x_test, y_test, classes: int | None = None, name: str = "arrays
 def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     """The 1,797 handwritten digits that scikit-learn carries, so that nothing is downloaded.
 
-    Shapes   x [n, 8, 8, 1], values in [0, 1]; 10 classes.
-    Units    test_fraction in (0, 1), taken from each class (stratified), fixed by `seed`.
-    Source   Alpaydin and Kaynak, UCI repository, 1998 (its test half, as in
-             sklearn.datasets.load_digits).
+    Shapes:
+        x [n, 8, 8, 1], values in [0, 1]; 10 classes.
 
-    >>> digits().x.shape, digits().x_test.shape
-    ((1438, 8, 8, 1), (359, 8, 8, 1))
+    Units:
+        test_fraction in (0, 1), taken from each class (stratified), fixed by `seed`.
+
+    References:
+        Alpaydin and Kaynak, UCI repository, 1998 (its test half, as in
+        sklearn.datasets.load_digits).
+
+    Example:
+        >>> digits().x.shape, digits().x_test.shape
+        ((1438, 8, 8, 1), (359, 8, 8, 1))
     """
     checks.fraction("datasets.digits", single=True, test_fraction=test_fraction)
     checks.seed("datasets.digits", seed=seed)
@@ -99,12 +110,17 @@ def mnist(data_dir=None, download: bool = False) -> Dataset:
     """MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
 
     Read from data prepared by tensorflow_datasets, without TensorFlow, and decoded once: later
-    calls read a cache. Places   data_dir and data_dir/tfds; else $JFL_DATA_DIR/tfds, $JFL_DATA_DIR,
-             $TFDS_DATA_DIR and ~/tensorflow_datasets.  The cache is $JFL_CACHE_DIR, else jfl in the
-             user's cache folder.
-    Errors   ValueError if the data are not there (it says where they were looked for and how to
-             prepare them), if a package is missing, or if the files cannot be read.
-    Source   LeCun, Cortes and Burges, 1998.
+    calls read a cache.
+    Places   data_dir and data_dir/tfds; else $JFL_DATA_DIR/tfds, $JFL_DATA_DIR, $TFDS_DATA_DIR and
+             ~/tensorflow_datasets.  The cache is $JFL_CACHE_DIR, else jfl in the user's cache
+             folder.
+
+    Raises:
+        ValueError: if the data are not there (it says where they were looked for and how to prepare
+            them), if a package is missing, or if the files cannot be read.
+
+    References:
+        LeCun, Cortes and Burges, 1998.
     """
     return _prepared("mnist", data_dir, download)
 
@@ -119,8 +135,12 @@ def emnist(split: str = "balanced", data_dir=None, download: bool = False) -> Da
     """EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; places and errors as `mnist`.
 
     Classes  balanced 47, byclass 62, bymerge 47, digits 10, letters 26 (a is 0), mnist 10.
-    Memory   byclass has 697,932 + 116,323 rows: 2.6 GB as float32.
-    Source   Cohen et al., arXiv:1702.05373.
+
+    Memory:
+        byclass has 697,932 + 116,323 rows: 2.6 GB as float32.
+
+    References:
+        Cohen et al., arXiv:1702.05373.
     """
     checks.choice("datasets.emnist", EMNIST_SPLITS, split=split)
     data = _prepared(f"emnist/{split}", data_dir, download)
@@ -138,7 +158,8 @@ def emnist(split: str = "balanced", data_dir=None, download: bool = False) -> Da
 def cifar10(data_dir=None, download: bool = False) -> Dataset:
     """CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; places and errors as `mnist`.
 
-    Source   Krizhevsky, 2009.
+    References:
+        Krizhevsky, 2009.
     """
     return _prepared("cifar10", data_dir, download)
 
@@ -158,16 +179,23 @@ def adult(data_dir=None, download: bool = False) -> Dataset:
     classes.
 
     Columns  age / 100, fnlwgt / 1e6, education-num / 16, capital-gain / 1e5, capital-loss / 5000,
-             hours-per-week / 100; then one 0-1 column for each of the 99 categories in the
-             published attribute list.  The encoding depends on no row.  An unknown value ("?") is
-             zero in all columns of its attribute.  y = 1: more.
+    hours-per-week /
+             100; then one 0-1 column for each of the 99 categories in the published attribute list.
+             The encoding
+             depends on no row.  An unknown value ("?") is zero in all columns of its attribute.  y
+             = 1: more.
     Places   the files adult/adult.data and adult/adult.test, where `mnist` looks.  download=True
-             gets OpenML's copy (adult, version 2; the test rows come first there) by scikit-learn,
-             restores the published split, and writes the two files.
-    Errors   ValueError if the files are not there or a line is not what the attribute list says; it
-             names the line. RuntimeWarning if they do not have the published 32,561 and 16,281
-             rows.
-    Source   Becker and Kohavi, UCI repository, 1996.
+    gets OpenML's copy
+             (adult, version 2; the test rows come first there) by scikit-learn, restores the
+             published split, and
+             writes the two files.
+
+    Raises:
+        ValueError: if the files are not there or a line is not what the attribute list says; it
+            names the line. RuntimeWarning if they do not have the published 32,561 and 16,281 rows.
+
+    References:
+        Becker and Kohavi, UCI repository, 1996.
     """
     return _dataset("datasets.adult", *uci.read("datasets.adult", data_dir, download), 2, "adult")
 
@@ -196,26 +224,38 @@ def synthetic(
     Client   W [features, classes] and b [classes] ~ N(u, 1); centre v [features] ~ N(B, 1); rows x
     ~ N(v, diag(j ^
              -1.2)); y = argmax(x W + b), replaced with probability label_noise by a class drawn
-             from all. u has variance alpha and B variance beta (scale="std": standard deviation).
-             means="entry" draws one u for each entry of W and b and one B for each feature;
-             means="client" one u and one B a client. iid=True: one W and b ~ N(0, 1) for all, v =
-             0; alpha and beta have no meaning and must be 0.
+             from all.
+             u has variance alpha and B variance beta (scale="std": standard deviation).
+             means="entry" draws one u
+             for each entry of W and b and one B for each feature; means="client" one u and one B a
+             client.
+             iid=True: one W and b ~ N(0, 1) for all, v = 0; alpha and beta have no meaning and must
+             be 0.
     alpha    changes no law: one u for all entries adds the same number to every logit, and one u
-             for each entry multiplies all logits by sqrt(1 + alpha).  The argmax sees neither, so
-             differences between clients grow with beta alone, and are large at (0, 0) already.
+    for each entry
+             multiplies all logits by sqrt(1 + alpha).  The argmax sees neither, so differences
+             between clients grow
+             with beta alone, and are large at (0, 0) already.
     Rows     `rows` of each client, training and test together: a number, or one number a client.
-             sizes="equal"; "lognormal" (skew: deviation of log size) or "power_law" (skew:
-             exponent) share clients * rows so that nobody has fewer than min_rows.  test_fraction
-             in [0, 1) of each client's rows, rounded, become the central test rows, at least one in
-             all; held-out rows of each client are `federate(..., holdout=0.2)`.
+    sizes="equal";
+             "lognormal" (skew: deviation of log size) or "power_law" (skew: exponent) share clients
+             * rows so that
+             nobody has fewer than min_rows.  test_fraction in [0, 1) of each client's rows,
+             rounded, become the
+             central test rows, at least one in all; held-out rows of each client are `federate(...,
+             holdout=0.2)`.
     Owners   `partition.natural()`, without arguments, gives every client its rows.  A client's rows
-             depend on the seed, its number and its size, not on how many others there are.
-    Source   Li et al., MLSys 2020 (FedProx), section 5.1.  As Noble et al., AISTATS 2022: the
-             defaults, 100 clients with 5,000 rows.  As Chen et al., TKDE 2024: features=60,
-             means="client", scale="std", label_noise=0, sizes="lognormal".
+    depend on the
+             seed, its number and its size, not on how many others there are.
 
-    >>> synthetic(1.0, 1.0, clients=3, rows=10).x.shape
-    (24, 40)
+    References:
+        Li et al., MLSys 2020 (FedProx), section 5.1.  As Noble et al., AISTATS 2022: the defaults,
+        100 clients with 5,000 rows.  As Chen et al., TKDE 2024: features=60, means="client",
+        scale="std", label_noise=0, sizes="lognormal".
+
+    Example:
+        >>> synthetic(1.0, 1.0, clients=3, rows=10).x.shape
+        (24, 40)
     """
     *values, owners = generator.generate(
         "datasets.synthetic",

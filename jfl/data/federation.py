@@ -21,26 +21,36 @@ __all__ = ["checksum", "describe", "federate"]
 def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federation:
     """The rows of `dataset`, owned as `partition` says.
 
-    Takes    a Dataset or a tuple (x, y, x_test, y_test); a partition, or any function of the labels
-             that gives a list of index arrays (rows nobody owns are allowed, rows with two owners
-             are not).  test=(x_test, y_test) replaces the central test rows, and completes a tuple
-             (x, y).  partition.natural() without arguments gives the rows to the owners that the
-             dataset names.
-    Shapes   index Int32[C, N], N the largest client; test_index Int32[C, Nt], Nt = 0 without a
-             holdout; slots past the size hold 0.  Rows of a client are in random order (from the
-             partition's seed).
-    Units    holdout in [0, 1): the fraction of each client's rows, rounded, that is kept for its
-             own test; at least one row stays on either side.  They leave the training rows, so
-             min_rows counts both.
-    Privacy  the dataset's caveats (a standardisation by private rows) go with the federation, and
-             from there to every guarantee.
-    Errors   ValueError on data that `datasets.arrays` refuses, clients without rows, or with one
-             row and a holdout.
+    Args:
+        a Dataset or a tuple (x, y, x_test, y_test); a partition, or any function of the labels that
+            gives a list of index arrays (rows nobody owns are allowed, rows with two owners are
+            not).  test=(x_test, y_test) replaces the central test rows, and completes a tuple (x,
+            y).  partition.natural() without arguments gives the rows to the owners that the dataset
+            names.
 
-    >>> from jfl.data import datasets, partition
-    >>> fed = federate(datasets.digits(), partition.iid(clients=10), holdout=0.25)
-    >>> fed.index.shape, fed.test_index.shape
-    ((10, 108), (10, 36))
+    Shapes:
+        index Int32[C, N], N the largest client; test_index Int32[C, Nt], Nt = 0 without a holdout;
+        slots past the size hold 0.  Rows of a client are in random order (from the partition's
+        seed).
+
+    Units:
+        holdout in [0, 1): the fraction of each client's rows, rounded, that is kept for its own
+        test; at least one row stays on either side.  They leave the training rows, so min_rows
+        counts both.
+
+    Privacy:
+        the dataset's caveats (a standardisation by private rows) go with the federation, and from
+        there to every guarantee.
+
+    Raises:
+        ValueError: on data that `datasets.arrays` refuses, clients without rows, or with one row
+            and a holdout.
+
+    Example:
+        >>> from jfl.data import datasets, partition
+        >>> fed = federate(datasets.digits(), partition.iid(clients=10), holdout=0.25)
+        >>> fed.index.shape, fed.test_index.shape
+        ((10, 108), (10, 36))
     """
     x, y, x_test, y_test, classes = _parts(dataset, test)
     checks.nonnegative("federate", holdout=holdout)

@@ -33,27 +33,38 @@ def population(
     """A federation whose rows stay where they are: `jfl.simulate` fetches those of each cohort
     while the device works.
 
-    Takes    rows: (x, y), two arrays of n rows, also memory-mapped ones (np.load(...,
-             mmap_mode="r")); or a data source with len and [i], or __getitems__, whose items are
-             (x, y) or dicts with `fields` (TFDS's data_source, ArrayRecord).
-             sizes Int[C]: how many rows each client has, client after client.
-             order Int[n]: where a client's rows are not next to each other, the row numbers of the
-             first client, the second, and so on; each row once.
-             test=(x_test, y_test): central test rows; they go to the device.
-             prepare: from the x that is read to features, [m, ...] to [m, ...], such as lambda x: x
-               / np.float32(255).
-             classes: 0 for regression; None: one more than the largest label.
-    Shapes   of the federation: x [0, ...], index Int32[C, 0], size Int[C]; fed.host holds the rows.
-    Privacy  as of federate.  All rows are read once, here: for their checks, and for the digest
-             that keys the noise; do not change them later.
-    Errors   ValueError on rows that `datasets.arrays` refuses, sizes that do not add up, an order
-    that is none. Costs    12 bytes a client on the host, 4 on the device; 4 bytes a number for the
-    rows of two cohorts.
+    Args:
+        rows: (x, y), two arrays of n rows, also memory-mapped ones (np.load(..., mmap_mode="r"));
+            or a data source with len and [i], or __getitems__, whose items are (x, y) or dicts with
+            `fields` (TFDS's data_source, ArrayRecord).
+        sizes (Int[C]): how many rows each client has, client after client.
+        order (Int[n]): where a client's rows are not next to each other, the row numbers of the
+            first client, the second, and so on; each row once.
+        test=(x_test, y_test): central test rows; they go to the device.
+        prepare: from the x that is read to features, [m, ...] to [m, ...], such as lambda x: x /
+            np.float32(255).
+        classes: 0 for regression; None: one more than the largest label.
 
-    >>> x, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
-    >>> fed = population((x, y), sizes=[1, 2, 3], test=(x, y))
-    >>> fed.host.fetch(np.array([2, 0]))[0].shape, fed.size.tolist()
-    ((2, 3, 6), [1, 2, 3])
+    Shapes:
+        of the federation: x [0, ...], index Int32[C, 0], size Int[C]; fed.host holds the rows.
+
+    Privacy:
+        as of federate.  All rows are read once, here: for their checks, and for the digest that
+        keys the noise; do not change them later.
+
+    Raises:
+        ValueError: on rows that `datasets.arrays` refuses, sizes that do not add up, an order that
+            is none.
+
+    Costs:
+        12 bytes a client on the host, 4 on the device; 4 bytes a number for the rows of two
+        cohorts.
+
+    Example:
+        >>> x, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
+        >>> fed = population((x, y), sizes=[1, 2, 3], test=(x, y))
+        >>> fed.host.fetch(np.array([2, 0]))[0].shape, fed.size.tolist()
+        ((2, 3, 6), [1, 2, 3])
     """
     where = "population"
     read, n, arrays = _reader(rows, fields, prepare)

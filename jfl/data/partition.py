@@ -87,20 +87,30 @@ def dirichlet(
     """Label skew: small alpha gives each client few classes, large alpha the mixture of the whole.
 
     Split    Each class is cut by proportions ~ Dirichlet(alpha, ..., alpha) over the clients, so
-             sizes vary too. Then single rows, drawn at random from whoever is largest, move to
-             clients below min_rows; their number is in the note.  min_rows=0 leaves clients without
-             rows, which `federate` refuses. balanced=True: equal sizes (to one row); each client
-             draws a class mixture ~ Dirichlet(alpha * classes * share of each class) and takes its
-             rows by it while the classes last, in random order of the clients.
-    Units    alpha > 0: one class's concentration, in both forms; min_rows in rows.
-    Errors   ValueError if alpha is not positive and finite, min_rows * clients > rows, or labels
-             are not integers.
-    Source   Yurochkin et al., ICML 2019, and Li et al., ICDE 2022 (NIID-Bench); balanced: Hsu et
-             al., arXiv:1909.06335.
+    sizes vary too.
+             Then single rows, drawn at random from whoever is largest, move to clients below
+             min_rows; their number
+             is in the note.  min_rows=0 leaves clients without rows, which `federate` refuses.
+             balanced=True: equal sizes (to one row); each client draws a class mixture ~
+             Dirichlet(alpha * classes *
+             share of each class) and takes its rows by it while the classes last, in random order
+             of the clients.
 
-    >>> split = dirichlet(clients=4, alpha=0.1, min_rows=20)
-    >>> min(len(rows) for rows in split(np.arange(100) % 10))
-    20
+    Units:
+        alpha > 0: one class's concentration, in both forms; min_rows in rows.
+
+    Raises:
+        ValueError: if alpha is not positive and finite, min_rows * clients > rows, or labels are
+            not integers.
+
+    References:
+        Yurochkin et al., ICML 2019, and Li et al., ICDE 2022 (NIID-Bench); balanced: Hsu et al.,
+        arXiv:1909.06335.
+
+    Example:
+        >>> split = dirichlet(clients=4, alpha=0.1, min_rows=20)
+        >>> min(len(rows) for rows in split(np.arange(100) % 10))
+        20
     """
     checks.positive(
         "partition.dirichlet",
@@ -127,17 +137,23 @@ def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partitio
     """Label shards: every client holds rows of exactly `classes_per_client` classes.
 
     Split    clients * classes_per_client shards of one class each, as equal in size as the classes
-             allow (large classes are cut into more), dealt at random so that a client never gets a
-             class twice.
-    Errors   ValueError if there are fewer classes than classes_per_client, fewer shards than
-             classes (a row would have no owner), or too few rows of the classes to cut.
-    Sizes    follow from the classes; `labels` fixes the sizes instead.
-    Source   McMahan et al., AISTATS 2017, section 3; their shards, cut at equal sizes, may straddle
-             two classes.
+    allow (large
+             classes are cut into more), dealt at random so that a client never gets a class twice.
 
-    >>> y = np.arange(100) % 10
-    >>> {len(np.unique(y[rows])) for rows in shards(clients=10, classes_per_client=3)(y)}
-    {3}
+    Raises:
+        ValueError: if there are fewer classes than classes_per_client, fewer shards than classes (a
+            row would have no owner), or too few rows of the classes to cut.
+
+    Sizes    follow from the classes; `labels` fixes the sizes instead.
+
+    References:
+        McMahan et al., AISTATS 2017, section 3; their shards, cut at equal sizes, may straddle two
+        classes.
+
+    Example:
+        >>> y = np.arange(100) % 10
+        >>> {len(np.unique(y[rows])) for rows in shards(clients=10, classes_per_client=3)(y)}
+        {3}
     """
     checks.whole("partition.shards", classes_per_client=classes_per_client)
     return _partition(
@@ -160,21 +176,28 @@ def labels(
     a power law.
 
     Split    Clients from the largest to the smallest draw classes, by the rows each has left among
-             those that still hold an equal part of the client; where a class is drawn beyond its
-             rows, clients with several classes take more of the others.  Rows that remain have no
-             owner, and the note says how many.
-    Units    rows: of a client on average, exactly with exponent=0; None: all rows, sizes differ by
-             at most one. exponent >= 0: the i-th largest client has rows ~ i ** -exponent, at least
-             min_rows, which is at least classes_per_client (the default).
-    Errors   ValueError if rows * clients or a class is too small, or if 20 deals leave some client
-             without its rows: all rows of classes of unequal size rarely fit clients of one class.
-    Source   Li et al., Mathematics 2025, section 5 (Adult: labels(100, 1, 325); MNIST: labels(100,
-             4, 600)); Chen et al., TKDE 2024, section 5 (labels(100, 7), and exponent=1 with a
-             floor).
+    those that still
+             hold an equal part of the client; where a class is drawn beyond its rows, clients with
+             several classes
+             take more of the others.  Rows that remain have no owner, and the note says how many.
 
-    >>> y = np.repeat([0, 1], [76, 24])
-    >>> sorted(int(y[rows].mean()) for rows in labels(4, 1, rows=24)(y))
-    [0, 0, 0, 1]
+    Units:
+        rows: of a client on average, exactly with exponent=0; None: all rows, sizes differ by at
+        most one. exponent >= 0: the i-th largest client has rows ~ i ** -exponent, at least
+        min_rows, which is at least classes_per_client (the default).
+
+    Raises:
+        ValueError: if rows * clients or a class is too small, or if 20 deals leave some client
+            without its rows: all rows of classes of unequal size rarely fit clients of one class.
+
+    References:
+        Li et al., Mathematics 2025, section 5 (Adult: labels(100, 1, 325); MNIST: labels(100, 4,
+        600)); Chen et al., TKDE 2024, section 5 (labels(100, 7), and exponent=1 with a floor).
+
+    Example:
+        >>> y = np.repeat([0, 1], [76, 24])
+        >>> sorted(int(y[rows].mean()) for rows in labels(4, 1, rows=24)(y))
+        [0, 0, 0, 1]
     """
     checks.whole("partition.labels", classes_per_client=classes_per_client)
     checks.nonnegative("partition.labels", single=True, exponent=exponent)
@@ -211,11 +234,16 @@ def power_law(clients: int, exponent: float = 1.0, min_rows: int = 1, seed: int 
 
     Split    Sizes below min_rows are raised to it and the rest keeps its proportions; which client
     is large is drawn.
-    Units    exponent >= 0 (0: equal sizes); min_rows in rows.
-    Errors   ValueError if exponent is negative or not finite, or min_rows * clients > rows.
 
-    >>> sorted(len(rows) for rows in power_law(clients=4, exponent=1)(np.zeros(25, int)))
-    [3, 4, 6, 12]
+    Units:
+        exponent >= 0 (0: equal sizes); min_rows in rows.
+
+    Raises:
+        ValueError: if exponent is negative or not finite, or min_rows * clients > rows.
+
+    Example:
+        >>> sorted(len(rows) for rows in power_law(clients=4, exponent=1)(np.zeros(25, int)))
+        [3, 4, 6, 12]
     """
     checks.nonnegative("partition.power_law", single=True, exponent=exponent)
     checks.whole("partition.power_law", min_rows=min_rows)
@@ -233,19 +261,28 @@ def similarity(
     """A share of each client's rows is iid, the rest is of one kind; sizes are equal.
 
     Split    round(share * rows) rows a client are dealt at random from all.  The rest, by="class":
-             client c takes rows of class c mod (number of classes); when a class runs dry its
-             clients get equal parts of it and rows of any class for what is missing, and the note
-             counts these.  by="sorted": the other rows are sorted by label and cut into equal
-             pieces.
-    Units    share in [0, 1]: 1 is iid.  rows of a client; None: all rows, sizes differ by at most
-             one.  Rows that remain have no owner.
-    Errors   ValueError if share is outside [0, 1], or rows * clients exceeds the rows.
-    Source   by="class": the published code of Noble et al., AISTATS 2022 (their clients get fewer
-             rows when a class runs dry); by="sorted": Karimireddy et al., ICML 2020, section 7.
+    client c takes
+             rows of class c mod (number of classes); when a class runs dry its clients get equal
+             parts of it and
+             rows of any class for what is missing, and the note counts these.  by="sorted": the
+             other rows are
+             sorted by label and cut into equal pieces.
 
-    >>> y = np.arange(100) % 10
-    >>> [np.unique(y[rows]).tolist() for rows in similarity(10, 0.0)(y)[:3]]
-    [[0], [1], [2]]
+    Units:
+        share in [0, 1]: 1 is iid.  rows of a client; None: all rows, sizes differ by at most one.
+        Rows that remain have no owner.
+
+    Raises:
+        ValueError: if share is outside [0, 1], or rows * clients exceeds the rows.
+
+    References:
+        by="class": the published code of Noble et al., AISTATS 2022 (their clients get fewer rows
+        when a class runs dry); by="sorted": Karimireddy et al., ICML 2020, section 7.
+
+    Example:
+        >>> y = np.arange(100) % 10
+        >>> [np.unique(y[rows]).tolist() for rows in similarity(10, 0.0)(y)[:3]]
+        [[0], [1], [2]]
     """
     checks.nonnegative(
         "partition.similarity", "1 is iid, 0 one kind a client.", single=True, share=share
@@ -278,14 +315,22 @@ def sizes(rows, *, classes_per_client: int | None = None, seed: int = 0) -> Part
     classes.
 
     Split    None: iid.  A number: classes are drawn, and filled in parts as equal as the data
-             allow, as in `labels`. Rows that remain have no owner, and the note says how many.
-    Units    rows: a whole number for each client, at least classes_per_client.
-    Errors   ValueError if the rows are too few, or if 20 deals do not fit the classes.
-    Source   Talaei and Izadi, 2024, section on experiments: sizes([50] * 20 + [120] * 20 + [271] *
-             20), and sizes([150] * 60, classes_per_client=...), which they leave open.
+    allow, as in `labels`.
+             Rows that remain have no owner, and the note says how many.
 
-    >>> [len(rows) for rows in sizes([2, 3, 1])([0, 1, 0, 1, 0, 1, 0])]
-    [2, 3, 1]
+    Units:
+        rows: a whole number for each client, at least classes_per_client.
+
+    Raises:
+        ValueError: if the rows are too few, or if 20 deals do not fit the classes.
+
+    References:
+        Talaei and Izadi, 2024, section on experiments: sizes([50] * 20 + [120] * 20 + [271] * 20),
+        and sizes([150] * 60, classes_per_client=...), which they leave open.
+
+    Example:
+        >>> [len(rows) for rows in sizes([2, 3, 1])([0, 1, 0, 1, 0, 1, 0])]
+        [2, 3, 1]
     """
     if (
         isinstance(rows, str)

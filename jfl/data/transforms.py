@@ -30,11 +30,13 @@ def flatten(dataset: Dataset) -> Dataset:
 def unit_norm(dataset: Dataset) -> Dataset:
     """Each row divided by its Euclidean norm; a row of zeros stays.
 
-    Privacy  each row by itself, nothing to add.
+    Privacy:
+        each row by itself, nothing to add.
 
-    >>> from . import datasets
-    >>> float(np.linalg.norm(unit_norm(datasets.digits()).x[0]).round(6))
-    1.0
+    Example:
+        >>> from . import datasets
+        >>> float(np.linalg.norm(unit_norm(datasets.digits()).x[0]).round(6))
+        1.0
     """
 
     def scaled(x):
@@ -48,10 +50,15 @@ def standardise(dataset: Dataset, public=None) -> Dataset:
     """Each feature less its mean, over its standard deviation; a feature that never varies becomes
     0.
 
-    Args     public: rows [p, ...] to take the two from; None takes them from the training rows.
-    Privacy  without `public` the mean and deviation of private rows enter every feature and no
-             noise covers them: the dataset gets a caveat that goes with every guarantee.
-    Errors   ValueError for tokens, or public rows of another shape.
+    Args:
+        public: rows [p, ...] to take the two from; None takes them from the training rows.
+
+    Privacy:
+        without `public` the mean and deviation of private rows enter every feature and no noise
+        covers them: the dataset gets a caveat that goes with every guarantee.
+
+    Raises:
+        ValueError: for tokens, or public rows of another shape.
     """
     x, x_test = _rows("standardise", dataset)
     mean, scatter, _ = _moments(_fitted("standardise", x, public))
@@ -79,13 +86,21 @@ def standardise(dataset: Dataset, public=None) -> Dataset:
 def pca(dataset: Dataset, components: int, public=None) -> Dataset:
     """The first principal components of flattened rows, centred, not whitened: x [n, components].
 
-    Args     components: at most d, and less than the rows that are read.
-             public: rows [p, ...] to take mean and axes from; None takes them from the training
-               rows.
-    Privacy  as `standardise`: without `public` a caveat goes with every guarantee.
-    Speed    by the covariance: n d^2 and d^3; 60,000 x 784 takes about 2 s.
-    Errors   ValueError for tokens, or too many components.
-    Source   the sign of an axis is chosen so that its largest entry is positive.
+    Args:
+        components: at most d, and less than the rows that are read.
+        public: rows [p, ...] to take mean and axes from; None takes them from the training rows.
+
+    Privacy:
+        as `standardise`: without `public` a caveat goes with every guarantee.
+
+    Speed:
+        by the covariance: n d^2 and d^3; 60,000 x 784 takes about 2 s.
+
+    Raises:
+        ValueError: for tokens, or too many components.
+
+    References:
+        the sign of an axis is chosen so that its largest entry is positive.
     """
     checks.whole("transform.pca", components=components)
     x, x_test = _rows("pca", dataset)
@@ -126,18 +141,24 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
     """Random training rows that everyone may read, and the dataset without them: no client gets
     one.
 
-    Shapes   Public: x [rows, ...], y [rows], in random order; the other n - rows keep theirs, and
-             their owners.
-    Privacy  sound only because these rows are taken as public: whatever is measured on them
-             (`jfl.analysis.public_data`) says nothing about the rows that stay, which are private
-             as before.  In a study with a private data set it is an assumption, so the dataset gets
-             a caveat that goes with every guarantee.
-    Errors   ValueError unless 1 <= rows < n.
+    Shapes:
+        Public: x [rows, ...], y [rows], in random order; the other n - rows keep theirs, and their
+        owners.
 
-    >>> from . import datasets
-    >>> proxy, rest = public(datasets.digits(), 100)
-    >>> proxy.x.shape, rest.x.shape
-    ((100, 8, 8, 1), (1338, 8, 8, 1))
+    Privacy:
+        sound only because these rows are taken as public: whatever is measured on them
+        (`jfl.analysis.public_data`) says nothing about the rows that stay, which are private as
+        before.  In a study with a private data set it is an assumption, so the dataset gets a
+        caveat that goes with every guarantee.
+
+    Raises:
+        ValueError: unless 1 <= rows < n.
+
+    Example:
+        >>> from . import datasets
+        >>> proxy, rest = public(datasets.digits(), 100)
+        >>> proxy.x.shape, rest.x.shape
+        ((100, 8, 8, 1), (1338, 8, 8, 1))
     """
     if not isinstance(dataset, Dataset):
         checks.fail(

@@ -38,14 +38,18 @@ __all__ = ["connect", "devices"]
 def devices(mesh="auto", points: int = 1) -> Mesh | None:
     """The mesh that an argument `mesh=` names; None for one device alone.
 
-    Args     mesh: None; "auto", all devices of all hosts; a number of devices; or a
-             jax.sharding.Mesh with an axis "clients", for a sweep also "points".
-             points: of a sweep; they are spread over as many devices as they keep busy, clients
-               over the rest.
-    Errors   ValueError where there are fewer devices, or axes of other names.
+    Args:
+        mesh: None; "auto", all devices of all hosts; a number of devices; or a jax.sharding.Mesh
+            with an axis "clients", for a sweep also "points".
+        points: of a sweep; they are spread over as many devices as they keep busy, clients over the
+            rest.
 
-    >>> devices(None) is None
-    True
+    Raises:
+        ValueError: where there are fewer devices, or axes of other names.
+
+    Example:
+        >>> devices(None) is None
+        True
     """
     if mesh is None:
         return None
@@ -151,8 +155,9 @@ def connect(
     and on TPU pods; elsewhere say coordinator="HOST:PORT" of process 0, how many processes and
     which one this is.  On CPUs they talk over gloo.
 
-    Errors   ValueError where the numbers do not fit, RuntimeError where the others do not come
-             (initialization_timeout seconds, default 300).
+    Raises:
+        ValueError: where the numbers do not fit, RuntimeError where the others do not come
+            (initialization_timeout seconds, default 300).
     """
     told = (coordinator, processes, process)
     if any(v is not None for v in told):
@@ -202,8 +207,9 @@ def exchange(where: str, text: str = "", refusal: str = ""):
     """Of several processes: what one refuses all refuse, and so they do if they say different
     texts.
 
-    Errors   ValueError with the first refusal, or naming the processes whose text differs from the
-             first one's.
+    Raises:
+        ValueError: with the first refusal, or naming the processes whose text differs from the
+            first one's.
     """
     if jax.process_count() == 1:
         return
@@ -248,7 +254,8 @@ def in_step(where: str):
 def together():
     """Of several processes, say in one line that another one is gone.
 
-    Errors   ConnectionError in place of what the runtime says of it.
+    Raises:
+        ConnectionError: in place of what the runtime says of it.
     """
     try:
         yield

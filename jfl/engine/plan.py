@@ -36,18 +36,22 @@ def plan(
 ) -> Plan:
     """One experiment: what `simulate` runs and what `guarantee` accounts.
 
-    Args     upload: a chain for each client's own upload, a sum of one: clip_l2(1.0), total(),
-             gaussian(1.1). release: a chain over the cohort's uploads; None: the mean over the
-             expected cohort, not private.
-             weights: "uniform"; "size", proportional to rows; Float[C]; or a function of the round
-             to Float[C]. They are scaled to mean 1 over clients and divided by the client's share
-             of draws, so that the release is an unbiased estimate of the weighted mean over all
-             clients; they act after the row clip.
-             adjacency: of the release; None: what the sampler implies.
-             chunk: clients computed at once; None: as many as `memory` bytes allow.
-             paired_noise: points of a sweep with one seed share noise; their joint release is then
-               not private.
-    Errors   ValueError where the parts do not fit: see the message.
+    Args:
+        upload: a chain for each client's own upload, a sum of one: clip_l2(1.0), total(),
+            gaussian(1.1).
+        release: a chain over the cohort's uploads; None: the mean over the expected cohort, not
+            private.
+        weights: "uniform"; "size", proportional to rows; Float[C]; or a function of the round to
+            Float[C]. They are scaled to mean 1 over clients and divided by the client's share of
+            draws, so that the release is an unbiased estimate of the weighted mean over all
+            clients; they act after the row clip.
+        adjacency: of the release; None: what the sampler implies.
+        chunk: clients computed at once; None: as many as `memory` bytes allow.
+        paired_noise: points of a sweep with one seed share noise; their joint release is then not
+            private.
+
+    Raises:
+        ValueError: where the parts do not fit: see the message.
     """
     if not jax.config.jax_threefry_partitionable:
         checks.fail(

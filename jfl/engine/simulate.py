@@ -165,19 +165,24 @@ def simulate(
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
-    Args     key: jax.random.key(seed); everything is addressed from it, so evaluating more often,
-             chunking or stopping and going on changes no draw.
-             evaluate_every: rounds between evaluations; default about twenty evaluations.
-             start: a state to go on from (`out.run`), under this plan or another with the same
-             clients and state; `key` is then not used.
-             tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
-             mesh: devices that share each cohort: "auto", a number, or a mesh as
-               jfl.engine.devices.devices makes; None: one.
-             data: no longer used.
-    Returns  Output(run, metrics with leaves [evaluations], params).
-    Errors   HealthError if a value was not finite, a draw overflowed its capacity or a cohort was
-             empty; ValueError where `start` does not fit the plan, or a clip norm or noise falls
-             below 1e-15 in one of the rounds.
+    Args:
+        key: jax.random.key(seed); everything is addressed from it, so evaluating more often,
+            chunking or stopping and going on changes no draw.
+        evaluate_every: rounds between evaluations; default about twenty evaluations.
+        start: a state to go on from (`out.run`), under this plan or another with the same clients
+            and state; `key` is then not used.
+        tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
+        mesh: devices that share each cohort: "auto", a number, or a mesh as
+            jfl.engine.devices.devices makes; None: one.
+        data: no longer used.
+
+    Returns:
+        Output(run, metrics with leaves [evaluations], params).
+
+    Raises:
+        HealthError: if a value was not finite, a draw overflowed its capacity or a cohort was
+            empty; ValueError where `start` does not fit the plan, or a clip norm or noise falls
+            below 1e-15 in one of the rounds.
 
     Plans of one structure share one compiled program, whatever their numbers.  Of a
     `jfl.population` each round is one program, while the next cohort's rows are fetched; what

@@ -66,24 +66,30 @@ def sweep(  # noqa: C901
     """Run `make_plan(**point)` at every point; points that share their static part are one vmapped
     program.
 
-    Args     make_plan: hyperparameters -> plan.  It is called once for each point, on the host, so
-             every value is checked before anything compiles.
-             **axes: lists of values (their cartesian product), or points: a list of dicts.
-             seed: an axis of its own, default 0: the key of the run; also passed on if make_plan
-               takes `seed`.
-             memory: bytes for the points computed at once, on each device.
-             mesh: devices that share the points: "auto", a number, or a mesh as
-               jfl.engine.devices.devices makes; None: one.
-             strict: raise HealthError if any point fails, not only if all do.
-    Returns  Sweep, in the order of the points.  Every point equals a run of its own with
-             jax.random.key(seed), and has noise of its own, also where points share a seed (see
-             identity.py).
-    Privacy  points that share a seed share cohorts and batches, and are no independent samples:
-             `caveats` says so, and jfl.guarantee([(plan, rounds, 0), ...]) accounts several of them
-             together.
+    Args:
+        make_plan: hyperparameters -> plan.  It is called once for each point, on the host, so every
+            value is checked before anything compiles. **axes: lists of values (their cartesian
+            product), or points: a list of dicts.
+        seed: an axis of its own, default 0: the key of the run; also passed on if make_plan takes
+            `seed`.
+        memory: bytes for the points computed at once, on each device.
+        mesh: devices that share the points: "auto", a number, or a mesh as
+            jfl.engine.devices.devices makes; None: one.
+        strict: raise HealthError if any point fails, not only if all do.
 
-    >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]
-    [0.1, 0.1, 0.2, 0.2]
+    Returns:
+        Sweep, in the order of the points.  Every point equals a run of its own with
+        jax.random.key(seed), and has noise of its own, also where points share a seed (see
+        identity.py).
+
+    Privacy:
+        points that share a seed share cohorts and batches, and are no independent samples:
+        `caveats` says so, and jfl.guarantee([(plan, rounds, 0), ...]) accounts several of them
+        together.
+
+    Example:
+        >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]
+        [0.1, 0.1, 0.2, 0.2]
     """
     if points is not None and axes:
         checks.fail("sweep", "either points or axes", f"both: {sorted(axes)}")

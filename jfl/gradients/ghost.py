@@ -54,13 +54,15 @@ class Book(NamedTuple):
 def read(loss, params, x, y) -> Book:
     """Find the rule of every leaf.
 
-    Shapes   loss: a pytree, such as Fn; x, y: one example, as arrays or jax.ShapeDtypeStruct.
+    Shapes:
+        loss: a pytree, such as Fn; x, y: one example, as arrays or jax.ShapeDtypeStruct.
 
-    >>> loss = jax.tree_util.Partial(
-    ...     lambda w, x, y: jnp.tanh(x @ w["in"]) @ w["out"] + jnp.abs(w["out"]).sum()
-    ... )
-    >>> read(loss, {"in": jnp.ones((3, 2)), "out": jnp.ones(2)}, jnp.ones(3), 0).why_not
-    {'out': 'it is used 2 times'}
+    Example:
+        >>> loss = jax.tree_util.Partial(
+        ...     lambda w, x, y: jnp.tanh(x @ w["in"]) @ w["out"] + jnp.abs(w["out"]).sum()
+        ... )
+        >>> read(loss, {"in": jnp.ones((3, 2)), "out": jnp.ones(2)}, jnp.ones(3), 0).why_not
+        {'out': 'it is used 2 times'}
     """
     flat = _flat(loss, params, x, y)
     equations, paths = flat.jaxpr.eqns, jax.tree_util.tree_leaves_with_path(params)
@@ -216,7 +218,8 @@ def rows(book: Book, loss, params, x, y):
     """One forward and one backward pass -> losses [N]; for each leaf its gradients, and their sum's
     way back to it.
 
-    Shapes   x, y: leaves [N, ...].
+    Shapes:
+        x, y: leaves [N, ...].
     """
     leaves = jax.tree.leaves(params)
     ruled = {rule.leaf: at for at, rule in book.rules.items()}
@@ -259,8 +262,11 @@ def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
     A gradient whose norm is not finite in float32 adds exactly nothing: its activations and
     backprops are masked out.
 
-    Args     bounds: one for all leaves together, or for each leaf; or one for every leaf.
-    Shapes   the sum is float32 at least, also of parameters in half precision.
+    Args:
+        bounds: one for all leaves together, or for each leaf; or one for every leaf.
+
+    Shapes:
+        the sum is float32 at least, also of parameters in half precision.
     """
     losses, parts = rows(book, loss, params, x, y)
     squares = [part.squares() for part, _ in parts]

@@ -86,30 +86,35 @@ def private_grad(
 ) -> Grad:
     """Per-example gradients of `loss` through `mechanism`.
 
-    Args     loss: any pure (params, x, y) -> scalar for one example.
-             mechanism: a chain over the examples of a batch, such as
-             chain(clip_l2(1.0), total(), gaussian(1.1), divide(16)).
-             l2: adds l2 * params after clipping and noise: it depends on no example, so it is not
-               clipped.
-             microbatch: examples whose gradients are held at once; None: the batch.
-             path: "bookkeeping" has the clipped sum from activations and backprops, at the cost of
-             a plain gradient, for a chain with one clip_l2 or clip_per_layer and parameters with a
-             rule (see `jfl.gradients.ghost`); "vmap" forms every example's gradient; "auto" forms
-             only those of the parameters without a rule.
-             compute: the type in which the loss is computed forward and backward, "bfloat16" or
-             "float16" for speed on an accelerator; parameters, clip norms, sums and noise stay
-             float32.
-    Privacy  a clip norm is measured in float32 on the very gradient that is added, so a coarse
-             `compute` changes the gradient, never its bound: epsilon is the same.  Of parameters in
-             half precision too, gradients are clipped, summed and made noisy in float32; the result
-             is rounded to their type.
-             A row whose gradient is not finite counts as zero: Health.nonfinite_rows counts it and
-             stops the run. noise is drawn anew for every (round, client, step).  What an epsilon is
-             worth depends on how batches
-             and clients are drawn: see `jfl.guarantee`.
-    Errors   ValueError for an adaptive clip: one clip norm must serve all clients of a round; with
-             path="bookkeeping", for another chain, or (when it runs) a parameter without a rule.
-    Source   Abadi et al., CCS 2016, Algorithm 1.
+    Args:
+        loss: any pure (params, x, y) -> scalar for one example.
+        mechanism: a chain over the examples of a batch, such as chain(clip_l2(1.0), total(),
+            gaussian(1.1), divide(16)).
+        l2: adds l2 * params after clipping and noise: it depends on no example, so it is not
+            clipped.
+        microbatch: examples whose gradients are held at once; None: the batch.
+        path: "bookkeeping" has the clipped sum from activations and backprops, at the cost of a
+            plain gradient, for a chain with one clip_l2 or clip_per_layer and parameters with a
+            rule (see `jfl.gradients.ghost`); "vmap" forms every example's gradient; "auto" forms
+            only those of the parameters without a rule.
+        compute: the type in which the loss is computed forward and backward, "bfloat16" or
+            "float16" for speed on an accelerator; parameters, clip norms, sums and noise stay
+            float32.
+
+    Privacy:
+        a clip norm is measured in float32 on the very gradient that is added, so a coarse `compute`
+        changes the gradient, never its bound: epsilon is the same.  Of parameters in half precision
+        too, gradients are clipped, summed and made noisy in float32; the result is rounded to their
+        type. A row whose gradient is not finite counts as zero: Health.nonfinite_rows counts it and
+        stops the run. noise is drawn anew for every (round, client, step).  What an epsilon is
+        worth depends on how batches and clients are drawn: see `jfl.guarantee`.
+
+    Raises:
+        ValueError: for an adaptive clip: one clip norm must serve all clients of a round; with
+            path="bookkeeping", for another chain, or (when it runs) a parameter without a rule.
+
+    References:
+        Abadi et al., CCS 2016, Algorithm 1.
     """
     if not isinstance(mechanism, Mechanism):
         checks.fail(

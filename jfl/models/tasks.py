@@ -21,17 +21,21 @@ def _fixed(key, *, params):
 def task(params, loss, predict=None) -> Task:
     """A user's own problem.
 
-    Args     params: the starting point, a pytree of floats; or a pure function key -> params.  An
-             equinox module whose leaves are all arrays of floats is such a pytree; of others, and
-             of flax.nnx, pass the part that is.
-             loss: pure (params, x, y) -> scalar, for one example.
-             predict: pure (params, x) -> logits of one example; without it no accuracy is computed.
-    Errors   ValueError for what cannot be trained (modules, leaves that are no floats, statistics
-             of BatchNorm).
+    Args:
+        params: the starting point, a pytree of floats; or a pure function key -> params.  An
+            equinox module whose leaves are all arrays of floats is such a pytree; of others, and of
+            flax.nnx, pass the part that is.
+        loss: pure (params, x, y) -> scalar, for one example.
+        predict: pure (params, x) -> logits of one example; without it no accuracy is computed.
 
-    >>> t = task(jnp.zeros(3), lambda w, x, y: (x @ w - y) ** 2)
-    >>> t.init(jax.random.key(0)).shape
-    (3,)
+    Raises:
+        ValueError: for what cannot be trained (modules, leaves that are no floats, statistics of
+            BatchNorm).
+
+    Example:
+        >>> t = task(jnp.zeros(3), lambda w, x, y: (x @ w - y) ** 2)
+        >>> t.init(jax.random.key(0)).shape
+        (3,)
     """
     if not callable(loss):
         checks.fail("task", "loss, a pure function (params, x, y) -> scalar", checks.shown(loss))

@@ -41,16 +41,20 @@ def claimed(
 ) -> Guarantee:
     """What a paper's formula says of `rounds` rounds: status "claimed", the worst client.
 
-    Args     paper: "noble2022" (either view), "chen2024" or "li2025" (what the server sees; its
-             epsilon is of one round, and of the whole run by its Theorem 2 with c_0 = 1): unit
-             example, replace_one.  "ranaweera2025": the multiplier that `wavelet.published` states,
-             through an accountant.  "talaei2024": each broadcast for the view third_party, one
-             upload for the view server.  None: the paper of the algorithm or of the noise.
-    Errors   ValueError where the formula is not for such a plan; for the first three, noise in
-             local steps of clipped examples, batches of a fixed size, one multiplier for noble2022.
+    Args:
+        paper: "noble2022" (either view), "chen2024" or "li2025" (what the server sees; its epsilon
+            is of one round, and of the whole run by its Theorem 2 with c_0 = 1): unit example,
+            replace_one.  "ranaweera2025": the multiplier that `wavelet.published` states, through
+            an accountant.  "talaei2024": each broadcast for the view third_party, one upload for
+            the view server.  None: the paper of the algorithm or of the noise.
 
-    >>> PAPERS["scaffold"]
-    'noble2022'
+    Raises:
+        ValueError: where the formula is not for such a plan; for the first three, noise in local
+            steps of clipped examples, batches of a fixed size, one multiplier for noble2022.
+
+    Example:
+        >>> PAPERS["scaffold"]
+        'noble2022'
     """
     paper = _asked(plan, rounds, delta, paper, view)
     value, method, caveats, *kind = _CLAIMS[paper](plan, rounds, delta, view)
@@ -76,8 +80,10 @@ def calibrate(
 
     For talaei2024 it is a std: of an upload for the view server, else of the release, 0 where
     uploads have enough.
-    Errors   ValueError as `claimed`; for noble2022 also where its bound cannot reach epsilon,
-             whatever the noise.
+
+    Raises:
+        ValueError: as `claimed`; for noble2022 also where its bound cannot reach epsilon, whatever
+            the noise.
     """
     paper = _asked(plan, rounds, delta, paper, view)
     checks.positive("jfl.papers.as_printed", single=True, epsilon=epsilon)

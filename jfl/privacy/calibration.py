@@ -37,10 +37,15 @@ def calibrate(
     keep their ratio to it. over="rounds": the largest number of rounds of the plan as it is; 0
     where even one is too many. Without `view` it is of the view that `guarantee` names.
 
-    Shapes   epsilon [...] -> [...]; a Python number for one.
-    Units    a multiplier is std / sensitivity, a float32, rounded to the safe side.
-    Errors   ValueError as `guarantee`; if the plan has no noise stage; if epsilon is out of reach
-             of a multiplier.
+    Shapes:
+        epsilon [...] -> [...]; a Python number for one.
+
+    Units:
+        a multiplier is std / sensitivity, a float32, rounded to the safe side.
+
+    Raises:
+        ValueError: as `guarantee`; if the plan has no noise stage; if epsilon is out of reach of a
+            multiplier.
     """
     checks.choice("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
     checks.positive("jfl.calibrate", epsilon=epsilon)
@@ -93,11 +98,15 @@ def calibrate_per_client(
 
     Put any multiplier into the chain of `private_grad`, and `gaussian(result)` in its place.
 
-    Shapes   -> Float32[C]; for a client without rows, that of the others' smallest.
-    Privacy  unit "example".  The largest of `epsilons_per_client` is then at most `epsilon`.  More
-             than 64 different clients are calibrated by Renyi bounds, which ask for a little more
-             noise.
-    Errors   ValueError as `calibrate`.
+    Shapes:
+        -> Float32[C]; for a client without rows, that of the others' smallest.
+
+    Privacy:
+        unit "example".  The largest of `epsilons_per_client` is then at most `epsilon`.  More than
+        64 different clients are calibrated by Renyi bounds, which ask for a little more noise.
+
+    Raises:
+        ValueError: as `calibrate`.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
     found = entries_of(plan, rounds, delta)

@@ -29,7 +29,8 @@ BARE = "no mechanism that the plan declares adds noise"
 def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee, ...]:
     """Every guarantee that the noise of a plan proves for `rounds` rounds; () if none.
 
-    Errors   ValueError unless rounds is whole and delta in (0, 1).
+    Raises:
+        ValueError: unless rounds is whole and delta in (0, 1).
     """
     found = []
     for entry in entries_of(plan, rounds, delta):
@@ -56,30 +57,35 @@ def guarantee(
 ) -> Guarantee:
     """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
 
-    Args     plan: a Plan; or, without `rounds`, a list of segments on the same clients, runs or
-             parts of runs: (plan, rounds) goes on where the segment before it ended, as
-             simulate(start=...) does; (plan, rounds, first) begins with round `first`, 0 for a new
-             run, such as a point of a sweep.
-             seeds: of segments.  None: one seed for all.  Runs of one seed share cohorts and
-               batches, so segments
-             whose rounds overlap are accounted together: one sample, and inside it the noise of all
-             of them. "different", or a whole number for each segment, equal for equal seeds:
-             asserted, not checked. The server sees who takes part, so by default every client
-             counts as taking part in every round; instead one may give `cap`, the most
-             participations of a client (asserted: nothing enforces it), `quantile`, a probability
-             with which a client may exceed the number that counts (paid from delta), or `realised`
-             Int[C], the participations of a run (descriptive, not a guarantee).
-             uplinks: how many uploads of a client a third party sees beside all models (PADPFL's
-               eavesdropper).
-    Units    unit "example" | "client"; view "server" (sees every upload) | "third_party" (sees
-             models); None: the only view that has an answer, or the server's where both have; the
-             result names it. adjacency "add_remove" | "replace_one", only needed where both are
-             proved.
-    Privacy  of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and
-             says so.  Of segments that share a sample, of plans that were all chosen before the
-             first of them ran.
-    Errors   ValueError, with the choices there are, unless exactly one guarantee fits; and with the
-             reason and a remedy where this accountant cannot analyse the plan.
+    Args:
+        plan: a Plan; or, without `rounds`, a list of segments on the same clients, runs or parts of
+            runs: (plan, rounds) goes on where the segment before it ended, as simulate(start=...)
+            does; (plan, rounds, first) begins with round `first`, 0 for a new run, such as a point
+            of a sweep.
+        seeds: of segments.  None: one seed for all.  Runs of one seed share cohorts and batches, so
+            segments whose rounds overlap are accounted together: one sample, and inside it the
+            noise of all of them. "different", or a whole number for each segment, equal for equal
+            seeds: asserted, not checked. The server sees who takes part, so by default every client
+            counts as taking part in every round; instead one may give `cap`, the most
+            participations of a client (asserted: nothing enforces it), `quantile`, a probability
+            with which a client may exceed the number that counts (paid from delta), or `realised`
+            Int[C], the participations of a run (descriptive, not a guarantee).
+        uplinks: how many uploads of a client a third party sees beside all models (PADPFL's
+            eavesdropper).
+
+    Units:
+        unit "example" | "client"; view "server" (sees every upload) | "third_party" (sees models);
+        None: the only view that has an answer, or the server's where both have; the result names
+        it. adjacency "add_remove" | "replace_one", only needed where both are proved.
+
+    Privacy:
+        of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and says
+        so.  Of segments that share a sample, of plans that were all chosen before the first of them
+        ran.
+
+    Raises:
+        ValueError, with the choices there are, unless exactly one guarantee fits; and with the
+            reason and a remedy where this accountant cannot analyse the plan.
 
     Two learning rates with one seed, 100 rounds each: jfl.guarantee([(plan_a, 100, 0), (plan_b,
     100, 0)]).
@@ -132,8 +138,11 @@ def epsilons(
     `guarantee` also tries privacy-loss distributions, and is then a little smaller.  Without `view`
     they are of the view that `guarantee` names: jfl.guarantee(plan, 1, delta).view.
 
-    Shapes   rounds Int[m] >= 0 -> Float64[m], which does not fall as rounds grow.
-    Errors   ValueError as `guarantee`.
+    Shapes:
+        rounds Int[m] >= 0 -> Float64[m], which does not fall as rounds grow.
+
+    Raises:
+        ValueError: as `guarantee`.
     """
     times = checks.array("jfl.epsilons", "rounds", rounds)
     if times.ndim != 1 or times.dtype.kind not in "iu" or (times < 0).any():

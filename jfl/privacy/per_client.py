@@ -34,10 +34,14 @@ def epsilons_per_client(
 
     Without `view` it is of the view that jfl.guarantee(plan, rounds, delta, "example") names.
 
-    Shapes   -> Float64[C]; 0 for a client without rows or rounds, inf without noise.
-    Privacy  unit "example", for the adjacency of the plan; sizes and rates are public.  The largest
-             is `guarantee`'s, or a little below it; of more than 64 different clients, Renyi bounds
-             only, which may be above it.
+    Shapes:
+        -> Float64[C]; 0 for a client without rows or rounds, inf without noise.
+
+    Privacy:
+        unit "example", for the adjacency of the plan; sizes and rates are public.  The largest is
+        `guarantee`'s, or a little below it; of more than 64 different clients, Renyi bounds only,
+        which may be above it.
+
     Args, Errors   as `guarantee`.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)

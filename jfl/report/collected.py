@@ -79,7 +79,8 @@ class Experiment(NamedTuple):
 def load(path) -> dict:
     """The JSON object in a file, of this format or from before formats had a number.
 
-    Errors   ValueError naming the file for what is no such JSON, or of another format.
+    Raises:
+        ValueError: naming the file for what is no such JSON, or of another format.
     """
     try:
         found = json.loads(
@@ -133,7 +134,8 @@ def has(path, where, found, needed):
 def read(path) -> list[Experiment]:
     """The experiments in a file: one of a results.json, several of a collection.
 
-    Errors   ValueError naming the file for what is neither.
+    Raises:
+        ValueError: naming the file for what is neither.
     """
     found = load(path)
     if isinstance(found.get("cells"), list) and "nbformat" not in found:  # a notebook has cells too

@@ -44,10 +44,13 @@ def main(directories, out: Path | None = None, tensorboard: Path | None = None) 
     """Write the page of some folders or files, FILE.md and FILE_files beside it -> what was
     written, in words.
 
-    Takes    out: FILE.html; default, of one, report.html in the folder or the file's name.
-             tensorboard: a new directory for the curves as event files too.
-    Errors   ValueError for a folder that is no finished run, a file that is no experiment's, one of
-             them given twice, or an `out` that is something else; nothing is written.
+    Args:
+        out: FILE.html; default, of one, report.html in the folder or the file's name.  tensorboard:
+            a new directory for the curves as event files too.
+
+    Raises:
+        ValueError: for a folder that is no finished run, a file that is no experiment's, one of
+            them given twice, or an `out` that is something else; nothing is written.
     """
     if not directories:
         checks.fail(

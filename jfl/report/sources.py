@@ -66,8 +66,8 @@ class Group(NamedTuple):
 def read(path, label: str | None = None) -> Source:
     """The folder of a run or an experiment, or a file of experiments' results -> Source.
 
-    Errors   ValueError naming the file for what no run wrote, wrote by half, or wrote in another
-             form.
+    Raises:
+        ValueError: naming the file for what no run wrote, wrote by half, or wrote in another form.
     """
     path = Path(path)
     label = label or called(path)

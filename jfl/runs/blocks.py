@@ -69,8 +69,9 @@ def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[in
     """The blocks of each static group -> where their points stand, the largest block of a group
     first.
 
-    Args     plans: of equal widths.
-             memory: bytes for the points of a block;  most: how many there may be at all.
+    Args:
+        plans: of equal widths.
+        memory: bytes for the points of a block;  most: how many there may be at all.
     """
     out = []
     for members in static_groups(plans):
@@ -153,7 +154,8 @@ class Results:
     A last line that was cut off is not there: it is taken out of the file before the next one is
     added.
 
-    Errors   ValueError naming the file and the line that is no point.
+    Raises:
+        ValueError: naming the file and the line that is no point.
     """
 
     def __init__(self, path):

@@ -232,8 +232,8 @@ class Store:
     def load(self) -> Saved:
         """The last checkpoint.
 
-        Errors   ValueError if it is of another format, was cut or has other bytes than were
-                 written.
+        Raises:
+            ValueError: if it is of another format, was cut or has other bytes than were written.
         """
         path = self.folder / str(self.latest())
         where = f"checkpoint {path}"
@@ -261,7 +261,8 @@ class Store:
     def restore(self, like: Run, saved: Saved | None = None) -> Run:
         """The last complete run, or that of `saved`; `like` is one of the same plan.
 
-        Errors   ValueError if its arrays are not those of `like`.
+        Raises:
+            ValueError: if its arrays are not those of `like`.
         """
         leaves = (self.load() if saved is None else saved).leaves
         needed, found = _arrays(pack(like)), _arrays(leaves)

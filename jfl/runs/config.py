@@ -162,7 +162,8 @@ RUN_ONLY = ("rounds", "evaluate_every", "checkpoint_every")  # what a resumed ru
 def load(path) -> dict:
     """The fields set in a TOML file, and under "sweep" a table of lists.
 
-    Errors   ValueError for unreadable files, unknown names and values of the wrong type.
+    Raises:
+        ValueError: for unreadable files, unknown names and values of the wrong type.
     """
     try:
         with open(path, "rb") as file:

@@ -61,7 +61,8 @@ class Journal:
     def read(self) -> dict | None:
         """The last record; None if there is no file.
 
-        Errors   ValueError for a file of another format, or one that is not as it was written.
+        Raises:
+            ValueError: for a file of another format, or one that is not as it was written.
         """
         try:
             found = json.loads(self.path.read_text())
@@ -106,10 +107,13 @@ def rejoin(
 ) -> tuple[Run, Branch]:
     """-> the run to go on with, and its branch.
 
-    Args     journal: what Journal.read gave;  made: as of Journal.
-             saved, state: the branch and the digest of the checkpoint that `run` comes from;
-             without one, `run` is at round 0.
-    Errors   ValueError if the checkpoint knows of more than the journal.
+    Args:
+        journal: what Journal.read gave;  made: as of Journal.
+        saved, state: the branch and the digest of the checkpoint that `run` comes from; without
+            one, `run` is at round 0.
+
+    Raises:
+        ValueError: if the checkpoint knows of more than the journal.
 
     Rounds past the checkpoint that the journal announced are released again.
     """

@@ -32,11 +32,14 @@ class Ray:
     """An engine for `jfl.runs.sweep.sweep`: a running cluster, or one of this machine that ends
     with the sweep.
 
-    Args     address: as of ray.init; None: $RAY_ADDRESS, or else a cluster of this machine.
-             cpus, gpus: of a task, less than one to share it; gpus None: 1 where the cluster has
-               some, else 0.
-    Errors   ValueError without ray, without the cluster, and for workers of another jfl or with
-             other data.
+    Args:
+        address: as of ray.init; None: $RAY_ADDRESS, or else a cluster of this machine.
+        cpus, gpus: of a task, less than one to share it; gpus None: 1 where the cluster has some,
+            else 0.
+
+    Raises:
+        ValueError: without ray, without the cluster, and for workers of another jfl or with other
+            data.
     """
 
     address: str | None = None
@@ -173,8 +176,9 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
     """Compute a block -> its records, or as a text why not: what is refused once is not tried
     again.
 
-    Args     sent: of each point the values of its config, the checksum of its data, the signature
-             of its plan's description.
+    Args:
+        sent: of each point the values of its config, the checksum of its data, the signature of its
+            plan's description.
     """
     import ray
 

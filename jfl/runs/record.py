@@ -456,7 +456,8 @@ def curves(
 ):
     """Epsilon against rounds, a line for each method; the one that proves least is drawn boldly.
 
-    Shapes   rounds [n]; lines: method -> [n].
+    Shapes:
+        rounds [n]; lines: method -> [n].
     """
     figure, ax = _figure((7.2, 4.6))
     mine, places = guarantee.method.split(",")[0], []

@@ -56,13 +56,16 @@ def sweep(
     the others go on. What is done is in OUT/points.jsonl: a sweep that was stopped goes on with
     `resume`.
 
-    Args     engine: points.Local(), in this process, or cluster.Ray(...), over machines.
-             block: points of a block at most; default what memory holds, and a size that suits the
-             engine. watch(completed=..., total=..., note=...), some of them, as points are done.
-             warn(text), once before the first point where some have so much noise that nothing can
-             be learned.
-    Errors   ValueError before anything is written; HealthError if all points failed, with `strict`
-             if any did.
+    Args:
+        engine: points.Local(), in this process, or cluster.Ray(...), over machines.
+        block: points of a block at most; default what memory holds, and a size that suits the
+            engine. watch(completed=..., total=..., note=...), some of them, as points are done.
+            warn(text), once before the first point where some have so much noise that nothing can
+            be learned.
+
+    Raises:
+        ValueError: before anything is written; HealthError if all points failed, with `strict` if
+            any did.
     """
     out = claim(out, resume)
     for name, values in axes.items():

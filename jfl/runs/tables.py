@@ -38,26 +38,34 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
     """Metrics of `jfl.simulate` or `jfl.sweep` as rows, one a point, seed and round;
     pandas.DataFrame(rows) is a frame.
 
-    Takes    result: an Output or a Sweep.  plan: what made an Output, for its name and epsilon; a
-             Sweep knows its own. delta: with it `epsilon` is filled in, after so many rounds, for
-               the guarantee that `proved` shows, and
-             columns unit, adjacency, view, delta and status say which: epsilons compare only where
-               those are the same.
-             What is not proved is None, and status says what it is: "conditional", "no guarantee".
-    Returns  dicts with the columns of report.COLUMNS, None where nothing is defined; of a Sweep,
-             `failed` (leave those rows out of a mean) and a point's numbers and names as columns of
-             their own, point_NAME where there is a column NAME.  `seed` is the number of
-             jax.random.key(seed), or a key's words.
-    Privacy  all but `round`, `epsilon` and what it promises lie outside every guarantee.
-    Errors   ValueError for what is neither, for several runs in one Output, and for a delta without
-             a plan.
+    Args:
+        result: an Output or a Sweep.  plan: what made an Output, for its name and epsilon; a Sweep
+            knows its own.
+        delta: with it `epsilon` is filled in, after so many rounds, for the guarantee that `proved`
+            shows, and columns unit, adjacency, view, delta and status say which: epsilons compare
+            only where those are the same. What is not proved is None, and status says what it is:
+            "conditional", "no guarantee".
 
-    >>> from types import SimpleNamespace as Record
-    >>> import jax, jfl
-    >>> seen = jfl.Metrics(np.array([1, 2]), np.array([.9, .7]), None, None, *np.ones((4, 2)))
-    >>> rows = tidy(Record(metrics=seen, run=Record(key=jax.random.key(3))))
-    >>> [(r["seed"], r["round"], r["loss"], r["accuracy"]) for r in rows]
-    [(3, 1, 0.9, None), (3, 2, 0.7, None)]
+    Returns:
+        dicts with the columns of report.COLUMNS, None where nothing is defined; of a Sweep,
+        `failed` (leave those rows out of a mean) and a point's numbers and names as columns of
+        their own, point_NAME where there is a column NAME.  `seed` is the number of
+        jax.random.key(seed), or a key's words.
+
+    Privacy:
+        all but `round`, `epsilon` and what it promises lie outside every guarantee.
+
+    Raises:
+        ValueError: for what is neither, for several runs in one Output, and for a delta without a
+            plan.
+
+    Example:
+        >>> from types import SimpleNamespace as Record
+        >>> import jax, jfl
+        >>> seen = jfl.Metrics(np.array([1, 2]), np.array([.9, .7]), None, None, *np.ones((4, 2)))
+        >>> rows = tidy(Record(metrics=seen, run=Record(key=jax.random.key(3))))
+        >>> [(r["seed"], r["round"], r["loss"], r["accuracy"]) for r in rows]
+        [(3, 1, 0.9, None), (3, 2, 0.7, None)]
     """
     if not hasattr(result, "metrics") or not (hasattr(result, "points") or hasattr(result, "run")):
         checks.fail(
@@ -167,7 +175,8 @@ def write(path, rows: list[dict]):
     """Rows as .csv (an empty cell for None) or .jsonl (one JSON object a line); the columns of all
     rows, in their order.
 
-    Errors   ValueError for another ending, or no rows.
+    Raises:
+        ValueError: for another ending, or no rows.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
@@ -191,7 +200,8 @@ def write(path, rows: list[dict]):
 def read(path) -> list[dict]:
     """The rows of a metrics.csv: numbers, None for empty cells.
 
-    Errors   ValueError for a file that no run wrote, or wrote by half.
+    Raises:
+        ValueError: for a file that no run wrote, or wrote by half.
     """
     path, need = Path(path), "the table that a run wrote"
     try:
@@ -243,11 +253,13 @@ def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[P
     """Rows as TensorBoard event files, a folder for each name and seed, the step is the round ->
     those folders.
 
-    Takes    rows of `tidy` or `read`; those that `failed` have it in the name of their folder.
-             hparams: (name, seed) -> dict of settings, shown as text beside the curves.
-    Errors   ValueError without the package tensorboardX (pip install "jfl[tensorboard]"), without
-             rows, for a folder with files in it: TensorBoard would show old and new points as one
-               curve.
+    Args:
+        rows of `tidy` or `read`; those that `failed` have it in the name of their folder.
+        hparams: (name, seed) -> dict of settings, shown as text beside the curves.
+
+    Raises:
+        ValueError: without the package tensorboardX (pip install "jfl[tensorboard]"), without rows,
+            for a folder with files in it: TensorBoard would show old and new points as one curve.
     """
     try:
         from tensorboardX import SummaryWriter

@@ -192,8 +192,9 @@ def train(
     `mesh` as of simulate; of several processes (jfl.engine.devices.connect) the first one reads and
     writes, the others compute.
 
-    Errors   ValueError before anything is written; HealthError, or OSError of a disk or of a
-             process that is gone, with the last good checkpoint kept.
+    Raises:
+        ValueError: before anything is written; HealthError, or OSError of a disk or of a process
+            that is gone, with the last good checkpoint kept.
     """
     with meshes.in_step("jfl train") as ready:
         mesh = meshes.devices(mesh)

@@ -54,7 +54,8 @@ def _draw_full(key, step, size, n):
 def full() -> Batches:
     """All rows of the client in every step.
 
-    Privacy  no amplification; either adjacency.
+    Privacy:
+        no amplification; either adjacency.
     """
     return Batches(Fn(_draw_full), "full", None)
 
@@ -121,8 +122,11 @@ def without_replacement(batch: int, short: str = "error") -> Batches:
     `short` says what happens to a client with fewer rows: "error" refuses the plan, "all" takes the
     whole client.
 
-    Privacy  replace_one of one example at rate batch / rows; none for a client that is taken whole.
-    Errors   ValueError if batch < 1; the plan is refused where a client is short and short="error".
+    Privacy:
+        replace_one of one example at rate batch / rows; none for a client that is taken whole.
+
+    Raises:
+        ValueError: if batch < 1; the plan is refused where a client is short and short="error".
     """
     checks.whole("batches.without_replacement", batch=batch)
     checks.choice("batches.without_replacement", ("error", "all"), short=short)
@@ -138,8 +142,8 @@ def _draw_with(key, step, size, n, *, batch):
 def with_replacement(batch: int) -> Batches:
     """`batch` independent uniform draws; a row may come several times.
 
-    Privacy  replace_one of one example; a row drawn m times moves the sum m times, and is charged
-             so.
+    Privacy:
+        replace_one of one example; a row drawn m times moves the sum m times, and is charged so.
     """
     checks.whole("batches.with_replacement", batch=batch)
     return Batches(Fn(_draw_with, static=dict(batch=batch)), "with_replacement", batch)
@@ -172,11 +176,16 @@ def poisson(batch: float | None = None, *, rate=None, capacity: int | None = Non
     """Each row joins independently: with probability batch / rows (an expected `batch`), or with a
     given `rate`.
 
-    Units    batch: expected rows, > 0; rate in (0, 1]; capacity: slots reserved, chosen by a
-             Chernoff bound for `batch` and required for `rate`.
-    Privacy  add_remove of one example, Poisson subsampling; the rows of a client are a public,
-             nominal number.  The accountant adds the probability of an overflow to delta.
-    Errors   ValueError unless exactly one of batch and rate is given.
+    Units:
+        batch: expected rows, > 0; rate in (0, 1]; capacity: slots reserved, chosen by a Chernoff
+        bound for `batch` and required for `rate`.
+
+    Privacy:
+        add_remove of one example, Poisson subsampling; the rows of a client are a public, nominal
+        number.  The accountant adds the probability of an overflow to delta.
+
+    Raises:
+        ValueError: unless exactly one of batch and rate is given.
     """
     if (batch is None) == (rate is None):
         checks.fail(
@@ -227,7 +236,8 @@ def epochs(batch: int) -> Batches:
     """Slices of one shuffle of the client's rows; a new shuffle when all have been used.  The last
     slice may be short.
 
-    Privacy  each row is in one batch an epoch: no amplification, one release an epoch; replace_one.
+    Privacy:
+        each row is in one batch an epoch: no amplification, one release an epoch; replace_one.
     """
     checks.whole("batches.epochs", batch=batch)
     return Batches(Fn(_draw_epochs, static=dict(batch=batch)), "epochs", batch)

@@ -44,7 +44,8 @@ def _draw_full(key, *, clients):
 def full(clients: int) -> Sampler:
     """Every client, every round.
 
-    Privacy  no amplification; either adjacency.
+    Privacy:
+        no amplification; either adjacency.
     """
     checks.whole("sampling.full", clients=clients)
     return Sampler(
@@ -125,12 +126,18 @@ def _draw_without(key, *, clients, cohort):
 def without_replacement(clients: int, cohort: int) -> Sampler:
     """A uniform cohort of exactly `cohort` clients.
 
-    Shapes   K = cohort.
-    Privacy  replace_one of one client at rate cohort / clients.
-    Errors   ValueError if cohort is not in 1..clients.
+    Shapes:
+        K = cohort.
 
-    >>> sorted(without_replacement(5, 5).draw(jax.random.key(0)).ids.tolist())
-    [0, 1, 2, 3, 4]
+    Privacy:
+        replace_one of one client at rate cohort / clients.
+
+    Raises:
+        ValueError: if cohort is not in 1..clients.
+
+    Example:
+        >>> sorted(without_replacement(5, 5).draw(jax.random.key(0)).ids.tolist())
+        [0, 1, 2, 3, 4]
     """
     _fits("sampling.without_replacement", clients, cohort)
     draw = _draw_few if _few(clients, cohort) else _draw_without
@@ -177,11 +184,16 @@ def with_replacement(clients: int, cohort: int, weights=None, independent: bool 
     A client drawn m times runs once and counts m times; with `independent` it runs m times, on m
     draws of batches and noise (and releases m times as much about its examples).
 
-    Shapes   K = cohort; weights Float[C].
-    Privacy  replace_one of one client that remembers nothing; a client drawn m times is charged for
-             it.  Probabilities are multiples of 2^-32, at least one, as drawn and as charged.  No
-             traced weights.
-    Errors   ValueError unless weights are C finite numbers > 0.
+    Shapes:
+        K = cohort; weights Float[C].
+
+    Privacy:
+        replace_one of one client that remembers nothing; a client drawn m times is charged for it.
+        Probabilities are multiples of 2^-32, at least one, as drawn and as charged.  No traced
+        weights.
+
+    Raises:
+        ValueError: unless weights are C finite numbers > 0.
     """
     checks.whole("sampling.with_replacement", clients=clients, cohort=cohort)
     checks.choice("sampling.with_replacement", (False, True), independent=independent)
@@ -284,17 +296,27 @@ def _binomial(clients, rate, capacity):
 def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
     """Each client joins independently with probability `rate`.
 
-    Shapes   K = capacity.
-    Units    rate in (0, 1]; capacity in clients.
-    Privacy  add_remove of one client: Poisson subsampling at `rate` (in float32; of 2^15 clients or
-             more the number that join is drawn from its law in float64, within 1e-12); the
-             accountant adds the probability of an overflow to delta.
-    Errors   ValueError if rate is outside (0, 1] or capacity is not in 1..clients.
-    Source   Abadi et al., CCS 2016, section 3.1.
+    Shapes:
+        K = capacity.
 
-    >>> c = poisson(10, 0.5, 10).draw(jax.random.key(0))
-    >>> bool(((c.count > 0) == (c.ids < 10)).all())
-    True
+    Units:
+        rate in (0, 1]; capacity in clients.
+
+    Privacy:
+        add_remove of one client: Poisson subsampling at `rate` (in float32; of 2^15 clients or more
+        the number that join is drawn from its law in float64, within 1e-12); the accountant adds
+        the probability of an overflow to delta.
+
+    Raises:
+        ValueError: if rate is outside (0, 1] or capacity is not in 1..clients.
+
+    References:
+        Abadi et al., CCS 2016, section 3.1.
+
+    Example:
+        >>> c = poisson(10, 0.5, 10).draw(jax.random.key(0))
+        >>> bool(((c.count > 0) == (c.ids < 10)).all())
+        True
     """
     checks.whole("sampling.poisson", clients=clients)
     clients = int(clients)
@@ -354,18 +376,28 @@ def first_responders(clients: int, cohort: int, latency=None, *, jitter=1.0) -> 
     limit of a small jitter always the same ones.  Weights are not corrected for it: the release is
     biased to fast clients.
 
-    Shapes   K = cohort; latency Float[C].
-    Units    latency > 0 in any unit of time; jitter in (0, 1].
-    Privacy  without `latency` as without_replacement.  With it nothing is gained by who is absent:
-             a client's chance is not another's and may be 1, so every round counts for every
-             client; replace_one.  Latencies are public constants.
-    Errors   ValueError if cohort is not in 1..clients, or outside those ranges.
-    Source   Chen et al., IEEE TKDE 2024, Algorithm 1 ("the first r clients that respond"); shifted
-             exponential latencies: Lee et al., IEEE Trans. Information Theory 2018.
+    Shapes:
+        K = cohort; latency Float[C].
 
-    >>> sampler = first_responders(4, 2, latency=[9.0, 1.0, 9.0, 1.0], jitter=0.1)
-    >>> sorted(sampler.draw(jax.random.key(0)).ids.tolist()), sampler.scheme
-    ([1, 3], 'first_responders')
+    Units:
+        latency > 0 in any unit of time; jitter in (0, 1].
+
+    Privacy:
+        without `latency` as without_replacement.  With it nothing is gained by who is absent: a
+        client's chance is not another's and may be 1, so every round counts for every client;
+        replace_one.  Latencies are public constants.
+
+    Raises:
+        ValueError: if cohort is not in 1..clients, or outside those ranges.
+
+    References:
+        Chen et al., IEEE TKDE 2024, Algorithm 1 ("the first r clients that respond"); shifted
+        exponential latencies: Lee et al., IEEE Trans. Information Theory 2018.
+
+    Example:
+        >>> sampler = first_responders(4, 2, latency=[9.0, 1.0, 9.0, 1.0], jitter=0.1)
+        >>> sorted(sampler.draw(jax.random.key(0)).ids.tolist()), sampler.scheme
+        ([1, 3], 'first_responders')
     """
     where = "sampling.first_responders"
     _fits(where, clients, cohort)

@@ -35,11 +35,13 @@ ADJACENCIES = ("replace_one", "add_remove")
 def minibatch_sensitivity(clip_norm, batch, adjacency: str = "replace_one"):
     """How far one record moves the mean of `batch` gradients of norm at most `clip_norm`.
 
-    Privacy  replace_one: 2 clip_norm / batch.  add_remove, with the divisor fixed: half of that,
-             which Remark 6 calls about twice as strong.
+    Privacy:
+        replace_one: 2 clip_norm / batch.  add_remove, with the divisor fixed: half of that, which
+        Remark 6 calls about twice as strong.
 
-    >>> minibatch_sensitivity(1.0, 10), minibatch_sensitivity(1.0, 10, "add_remove")
-    (0.2, 0.1)
+    Example:
+        >>> minibatch_sensitivity(1.0, 10), minibatch_sensitivity(1.0, 10, "add_remove")
+        (0.2, 0.1)
     """
     checks.choice("chen2024.minibatch_sensitivity", ADJACENCIES, adjacency=adjacency)
     checks.positive("chen2024.minibatch_sensitivity", clip_norm=clip_norm, batch=batch)
@@ -57,10 +59,12 @@ def lemma2(rho, omega, delta):
 
     Both are rho a + log(1 / delta) / (a - 1) at the best order a <= omega.
 
-    Errors   ValueError for concrete omega <= 1 or delta outside (0, 1).
+    Raises:
+        ValueError: for concrete omega <= 1 or delta outside (0, 1).
 
-    >>> round(float(lemma2(0.01, 100, 1e-5)), 6), round(float(lemma2(0.01, 5, 1e-5)), 6)
-    (0.688614, 2.928231)
+    Example:
+        >>> round(float(lemma2(0.01, 100, 1e-5)), 6), round(float(lemma2(0.01, 5, 1e-5)), 6)
+        (0.688614, 2.928231)
     """
     checks.nonnegative("chen2024.lemma2", rho=rho)
     _delta("chen2024.lemma2", delta)
@@ -98,15 +102,23 @@ def dpnfl_tcdp(
     """tCDP of a client: (26 K steps clip_norm^2 / (rows sigma)^2, (batch sigma / clip_norm)^2
     log(rows / batch) / 8).
 
-    Shapes   broadcasts -> (rho, omega), Float64[...].
-    Units    sigma: std per coordinate on the mean gradient.
-    Privacy  one record, replace_one.  Where a precondition of Lemma 4 fails, and strict=False, the
-             pair is that without amplification, (rho, inf), which holds; a client with fewer rows
-             than `batch` uses all of them.
-    Errors   with strict, ValueError that names what fails.
+    Shapes:
+        broadcasts -> (rho, omega), Float64[...].
 
-    >>> [round(float(v), 5) for v in dpnfl_tcdp(10, 300, 1.0, 10, 600, 6.766).value]
-    [0.00473, 2342.92501]
+    Units:
+        sigma: std per coordinate on the mean gradient.
+
+    Privacy:
+        one record, replace_one.  Where a precondition of Lemma 4 fails, and strict=False, the pair
+        is that without amplification, (rho, inf), which holds; a client with fewer rows than
+        `batch` uses all of them.
+
+    Raises:
+        with strict, ValueError that names what fails.
+
+    Example:
+        >>> [round(float(v), 5) for v in dpnfl_tcdp(10, 300, 1.0, 10, 600, 6.766).value]
+        [0.00473, 2342.92501]
     """
     _setting("chen2024.dpnfl_tcdp", participations, steps, clip_norm, batch, rows, sigma)
     with jax.enable_x64(True):
@@ -134,7 +146,9 @@ def dpnfl_epsilon(
     """The epsilon of a client at `delta` by the paper's lemmas: with Lemma 4 or without it,
     whichever is smaller.
 
-    Shapes   broadcasts; a client that never takes part has 0.
+    Shapes:
+        broadcasts; a client that never takes part has 0.
+
     Privacy, Errors   as `dpnfl_tcdp`: with strict=False the number is sound whatever fails.
     """
     _delta("chen2024.dpnfl_epsilon", delta)
@@ -259,18 +273,23 @@ def participation_bound(
 ):
     """In how many of `rounds` rounds a client takes part.
 
-    Args     kind: "realised", `given` as it happened; "cap", `given` as enforced; "quantile", the
-             number that a client exceeds with probability at most beta / clients (so any client
-             with at most beta), to be added to delta; "expected_as_paper", which bounds nothing.
-             draw: "uniform", `per_round` distinct clients; "md", `per_round` draws with replacement
-             by `share`, a client drawn twice uploads once; "first_r_responders", whose fast clients
-             may come every round.
-    Shapes   -> int; Int[...] where `share` or `given` are arrays.
-    Errors   ValueError for unknown names, and for `given` that is missing or not a count of the
-             rounds.
+    Args:
+        kind: "realised", `given` as it happened; "cap", `given` as enforced; "quantile", the number
+            that a client exceeds with probability at most beta / clients (so any client with at
+            most beta), to be added to delta; "expected_as_paper", which bounds nothing.  draw:
+            "uniform", `per_round` distinct clients; "md", `per_round` draws with replacement by
+            `share`, a client drawn twice uploads once; "first_r_responders", whose fast clients may
+            come every round.
 
-    >>> [participation_bound("quantile", t, 100, 10) for t in (100, 200, 500)]
-    [30, 47, 91]
+    Shapes:
+        -> int; Int[...] where `share` or `given` are arrays.
+
+    Raises:
+        ValueError: for unknown names, and for `given` that is missing or not a count of the rounds.
+
+    Example:
+        >>> [participation_bound("quantile", t, 100, 10) for t in (100, 200, 500)]
+        [30, 47, 91]
     """
     where = "chen2024.participation_bound"
     checks.choice(where, ("realised", "cap", "quantile", "expected_as_paper"), kind=kind)
@@ -350,7 +369,8 @@ def noise_needed(
     """The std that each bound of `compare` needs for epsilon at delta; inf where no noise is enough
     for it.
 
-    Errors   ValueError where Lemma 4 does not hold at the std of tCDP.
+    Raises:
+        ValueError: where Lemma 4 does not hold at the std of tCDP.
     """
     z, used, times = _scalars(
         "chen2024.noise_needed", participations, steps, clip_norm, batch, rows, 1.0

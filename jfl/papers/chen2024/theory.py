@@ -57,11 +57,14 @@ class Constants(NamedTuple):
 def aggregate(updates, weights, cohort, rule: str):
     """What a round adds to the model.
 
-    Args     rule: "uniform_wor", (n / r) sum p_i u_i over the cohort; "md", the mean over a cohort
-             drawn by p with replacement; both unbiased.  "fedavg_biased", sum p_i u_i over the
-             cohort, which is r / n times the first; "fedavg_normalised", the same over the sum of
-             p_i; "full", all clients.
-    Shapes   updates [n, d], weights [n] that add up to 1, cohort Int[r] -> [d].
+    Args:
+        rule: "uniform_wor", (n / r) sum p_i u_i over the cohort; "md", the mean over a cohort drawn
+            by p with replacement; both unbiased.  "fedavg_biased", sum p_i u_i over the cohort,
+            which is r / n times the first; "fedavg_normalised", the same over the sum of p_i;
+            "full", all clients.
+
+    Shapes:
+        updates [n, d], weights [n] that add up to 1, cohort Int[r] -> [d].
     """
     checks.choice("chen2024.aggregate", RULES, rule=rule)
     if rule == "full":
@@ -78,7 +81,8 @@ def aggregate(updates, weights, cohort, rule: str):
 def cohort_energy(updates, weights, per_round):
     """E|(n / r) sum over the cohort of p_i u_i|^2 over all cohorts of r of n clients.
 
-    Shapes   updates [n, d], weights [n] -> [].
+    Shapes:
+        updates [n, d], weights [n] -> [].
     """
     n, r, each = len(weights), per_round, weights[:, None] * updates
     alone, together = (each**2).sum(), (each.sum(0) ** 2).sum()
@@ -115,7 +119,8 @@ def drift_convex(c: Constants, lr):
 def drift_nonconvex(c: Constants, lr, gradient_2, strict: bool = True) -> Checked:
     """5 tau lr^2 (G^2 + d sigma^2 + 6 tau Gamma_0^2) + 30 tau^2 lr^2 |grad f(w)|^2.
 
-    Args     gradient_2: |grad f|^2 at the model of the round.
+    Args:
+        gradient_2: |grad f|^2 at the model of the round.
     """
     _known("chen2024.drift_nonconvex", c, lr=lr)
     value = (
@@ -143,11 +148,13 @@ def theorem1(c: Constants, rounds, distance_2, strict: bool = True) -> Checked:
     """[2 L / lambda^2 H + 8 L^2 / lambda |w_0 - w*|^2] / (16 L / lambda + T), which bounds E f(w_T)
     - f*.
 
-    Args     distance_2: |w_0 - w*|^2; the paper writes w_1, and its run starts at w_0.
+    Args:
+        distance_2: |w_0 - w*|^2; the paper writes w_1, and its run starts at w_0.
 
-    >>> c = Constants(100, 10, 5, 1.0, 1.0, 2.0, 0.1, variance_2=0.5, objective_gap=0.3)
-    >>> round(theorem1(c, 100, 1.0).value, 4), round(theorem1_ours(c, 100, 1.0).value, 4)
-    (807.3077, 90.7692)
+    Example:
+        >>> c = Constants(100, 10, 5, 1.0, 1.0, 2.0, 0.1, variance_2=0.5, objective_gap=0.3)
+        >>> round(theorem1(c, 100, 1.0).value, 4), round(theorem1_ours(c, 100, 1.0).value, 4)
+        (807.3077, 90.7692)
     """
     _known("chen2024.theorem1", c, strong_convexity=c.strong_convexity, rounds=rounds)
     h = theorem1_constant(c)
@@ -187,9 +194,11 @@ def theorem1_ours(c: Constants, rounds, distance_2, strict: bool = True) -> Chec
 def theorem2(c: Constants, rounds, gap, lr, strict: bool = True) -> Checked:
     """(f(w_0) - f*) / (T Upsilon) + Q / Upsilon, which bounds the mean of E|grad f(w_t)|^2.
 
-    Args     gap: f(w_0) - f*.
-    Errors   with strict, ValueError unless lr < 1 / (200 tau L), and Upsilon > 0, which does not
-             follow.
+    Args:
+        gap: f(w_0) - f*.
+
+    Raises:
+        with strict, ValueError unless lr < 1 / (200 tau L), and Upsilon > 0, which does not follow.
     """
     _known("chen2024.theorem2", c, lr=lr, rounds=rounds)
     upsilon, q = theorem2_constants(c, lr)
@@ -331,9 +340,10 @@ def theorem4_order(
     """constant (sqrt(beta2 / d) lr tau G + pi)(Theta + Theta'), the order of the mean of E|grad
     f(w_t)|^2.
 
-    Args     variant: "printed", whose second term of Theta does not fall with lr; "unloosened", the
-             term 5 lr^2 tau L^2 / (2 pi) of the usual analysis in its place.  n / r in Theta' is
-             reconstructed.
+    Args:
+        variant: "printed", whose second term of Theta does not fall with lr; "unloosened", the term
+            5 lr^2 tau L^2 / (2 pi) of the usual analysis in its place.  n / r in Theta' is
+            reconstructed.
     """
     _known(
         "chen2024.theorem4_order",

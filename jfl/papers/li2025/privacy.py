@@ -48,10 +48,12 @@ def sigma(sensitivity, epsilon, delta, strict: bool = True) -> Checked:
     """Classical noise std, sensitivity sqrt(2 log(1.25 / delta)) / epsilon: the whole std, as
     equation (20) uses it.
 
-    Errors   with strict, ValueError for epsilon > 1, where the noise may be too small.
+    Raises:
+        with strict, ValueError for epsilon > 1, where the noise may be too small.
 
-    >>> round(float(sigma(1.0, 0.5, 1e-5).value), 6)
-    9.689611
+    Example:
+        >>> round(float(sigma(1.0, 0.5, 1e-5).value), 6)
+        9.689611
     """
     checks.positive("li2025.sigma", epsilon=epsilon)
     with jax.enable_x64(True):
@@ -112,10 +114,12 @@ def sensitivity_paper(
 ) -> Checked:
     """4 steps clip_norm lr, with the learning rate `lr` after the last step of the round.
 
-    Args     first: the learning rate of the round's first step.  None: a constant one.
-             clipped: every step is clipped.  False: Algorithm 1 as printed.
-    Errors   with strict, ValueError where the proof fails; `sensitivity_sound` needs no such
-             condition.
+    Args:
+        first: the learning rate of the round's first step.  None: a constant one.
+        clipped: every step is clipped.  False: Algorithm 1 as printed.
+
+    Raises:
+        with strict, ValueError where the proof fails; `sensitivity_sound` needs no such condition.
     """
     where = "li2025.sensitivity_paper"
     checks.whole(where, steps=steps)
@@ -138,10 +142,12 @@ def sensitivity_sound(lrs, clip_norm):
     """2 clip_norm sum(lrs), for steps that are all clipped; never above `sensitivity_paper` where
     that is proved.
 
-    Shapes   lrs [..., steps], the learning rates of a round -> [...].
+    Shapes:
+        lrs [..., steps], the learning rates of a round -> [...].
 
-    >>> round(float(sensitivity_sound([0.04, 0.02], 1.0)), 9)
-    0.12
+    Example:
+        >>> round(float(sensitivity_sound([0.04, 0.02], 1.0)), 9)
+        0.12
     """
     checks.nonnegative("li2025.sensitivity_sound", lrs=lrs)
     checks.positive("li2025.sensitivity_sound", clip_norm=clip_norm)
@@ -171,9 +177,14 @@ def sensitivity_convex_contractive(
 
     It is steps * batch times below the others.  Amplify it with the rate of "wor_round" only.
 
-    Args     scheme: as `classic.round_rate`; clip_norm: of the batch's gradient.
-    Shapes   lrs [..., steps] -> [...].
-    Source   Wu et al., SIGMOD 2017 ("bolt-on"); Hardt, Recht, Singer, ICML 2016, Lemma 3.7.
+    Args:
+        scheme: as `classic.round_rate`; clip_norm: of the batch's gradient.
+
+    Shapes:
+        lrs [..., steps] -> [...].
+
+    References:
+        Wu et al., SIGMOD 2017 ("bolt-on"); Hardt, Recht, Singer, ICML 2016, Lemma 3.7.
     """
     where = "li2025.sensitivity_convex_contractive"
     checks.positive(where, lipschitz=lipschitz, smoothness=smoothness)
@@ -207,11 +218,13 @@ def budget_split(epsilon, delta, rate, strict: bool = True) -> Checked:
 
     It holds for rate > 1/2 too, where the round then spends less than epsilon.
 
-    Errors   ValueError if delta >= rate; with strict, unless both lemmas that it rests on have
-             epsilon / (2 rate) <= 1.
+    Raises:
+        ValueError: if delta >= rate; with strict, unless both lemmas that it rests on have epsilon
+            / (2 rate) <= 1.
 
-    >>> budget_split(0.5, 1e-5, 1 / 12, strict=False).failed
-    ('epsilon / (2 rate) <= 1',)
+    Example:
+        >>> budget_split(0.5, 1e-5, 1 / 12, strict=False).failed
+        ('epsilon / (2 rate) <= 1',)
     """
     checks.positive("li2025.budget_split", epsilon=epsilon, delta=delta)
     inner_delta = approximate_dp.local_budget(epsilon, delta, rate)[1]
@@ -284,11 +297,13 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
     """The epsilon that a round really has at `delta` with the noise that is printed for a claimed
     `epsilon`.
 
-    Args     lr: None: the noise is added to the model.  A number: it is added to the gradient of a
-             step with this learning rate, as printed (D2).
+    Args:
+        lr: None: the noise is added to the model.  A number: it is added to the gradient of a step
+            with this learning rate, as printed (D2).
 
-    >>> [round(float(delivered_epsilon(0.5, 1e-5, 1 / 12, lr)), 3) for lr in (None, 0.04)]
-    [0.637, 212.654]
+    Example:
+        >>> [round(float(delivered_epsilon(0.5, 1e-5, 1 / 12, lr)), 3) for lr in (None, 0.04)]
+        [0.637, 212.654]
     """
     shrunk = 1.0 if lr is None else lr
     checks.positive("li2025.delivered_epsilon", lr=shrunk)
@@ -307,13 +322,15 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
 def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) -> Total:
     """constant rate epsilon sqrt(probability rounds / (1 - rate)): never a guarantee.
 
-    Args     probability: that the client takes part in a round; constant: the paper's c_0, which it
-             does not give.
+    Args:
+        probability: that the client takes part in a round; constant: the paper's c_0, which it does
+            not give.
 
-    >>> round(
-    ...     float(total_epsilon_heuristic(0.5, 1 / 12, 0.1, 100).epsilon), 7
-    ... )  # less than one round alone
-    0.1376205
+    Example:
+        >>> round(
+        ...     float(total_epsilon_heuristic(0.5, 1 / 12, 0.1, 100).epsilon), 7
+        ... )  # less than one round alone
+        0.1376205
     """
     where = "li2025.total_epsilon_heuristic"
     checks.positive(where, epsilon=epsilon, constant=constant)
@@ -337,13 +354,15 @@ def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) ->
 def total_epsilon(multiplier, rate, participations: int, delta, method: str = "min") -> Total:
     """The loss of a client that takes part `participations` times, as numbers on the host.
 
-    Args     method: "A", each round by `round_epsilon`, then basic or advanced composition; "B",
-             Gaussians without sampling; "C", `wbk.refined`; "D", `rdp.without_replacement`, which
-             is smaller; "min", the smallest.  All hold for each rate of `round_rates`.
+    Args:
+        method: "A", each round by `round_epsilon`, then basic or advanced composition; "B",
+            Gaussians without sampling; "C", `wbk.refined`; "D", `rdp.without_replacement`, which is
+            smaller; "min", the smallest.  All hold for each rate of `round_rates`.
 
-    >>> total = total_epsilon(noise_multiplier(0.5, 1e-5, 1 / 12), 1 / 12, 30, 1e-5, "C")
-    >>> round(total.epsilon, 3), total.status
-    (3.192, 'rigorous')
+    Example:
+        >>> total = total_epsilon(noise_multiplier(0.5, 1e-5, 1 / 12), 1 / 12, 30, 1e-5, "C")
+        >>> round(total.epsilon, 3), total.status
+        (3.192, 'rigorous')
     """
     where = "li2025.total_epsilon"
     checks.positive(where, multiplier=multiplier)
@@ -364,8 +383,8 @@ def total_epsilon(multiplier, rate, participations: int, delta, method: str = "m
 def participation_quantile(rounds: int, probability, failure, clients: int = 1) -> int:
     """What the participations of any of `clients` exceed with probability at most `failure`.
 
-    Args     probability: of taking part in a round, 1 - (1 - p_k)^cohort for draws with
-             replacement.
+    Args:
+        probability: of taking part in a round, 1 - (1 - p_k)^cohort for draws with replacement.
     """
     from scipy import stats  # half a second: not at import
 

@@ -35,10 +35,13 @@ def aggregation_weights(shares, cohort, sampling: str):
     """The weight of each upload of a cohort, so that the weighted sum of differences is unbiased
     for sum p_k diff_k.
 
-    Args     sampling: "full"; "with_replacement", drawn with probabilities p_k;
-             "uniform_with_replacement", drawn with probability 1 / C; "without_replacement";
-             "printed_sum", p_k for any draw, as Algorithm 1 has it: biased.
-    Shapes   shares [C], cohort Int[..., K] -> [..., K].
+    Args:
+        sampling: "full"; "with_replacement", drawn with probabilities p_k;
+            "uniform_with_replacement", drawn with probability 1 / C; "without_replacement";
+            "printed_sum", p_k for any draw, as Algorithm 1 has it: biased.
+
+    Shapes:
+        shares [C], cohort Int[..., K] -> [..., K].
     """
     where = "li2025_theory.aggregation_weights"
     options = (
@@ -63,9 +66,12 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
     """E[weight^2] of each client under the unbiased weights: how much of its noise variance reaches
     the model.
 
-    Args     sampling: "with_replacement": a client that is drawn twice runs once and counts twice;
-             "with_replacement_independent": it runs twice.
-    Shapes   shares [C] -> [C].
+    Args:
+        sampling: "with_replacement": a client that is drawn twice runs once and counts twice;
+            "with_replacement_independent": it runs twice.
+
+    Shapes:
+        shares [C] -> [C].
     """
     where = "li2025_theory.square_weights"
     checks.choice(where, SAMPLINGS, sampling=sampling)
@@ -91,7 +97,8 @@ def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, d
     """sum p_k sigma_k^2 = 128 (lr Q^2 b clip_norm / epsilon)^2 / n sum log(1.25 Q b / (n_k delta))
     / n_k, Q steps of b.
 
-    Shapes   lr [...], sizes [C] -> [...].
+    Shapes:
+        lr [...], sizes [C] -> [...].
     """
     where = "li2025_theory.mean_noise_variance"
     checks.whole(where, steps=steps, batch=batch)
@@ -106,7 +113,8 @@ def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, d
 def accumulated_noise_printed(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
     """R times `accumulated_noise`.
 
-    Shapes   lrs [R], sizes [C] -> [].
+    Shapes:
+        lrs [R], sizes [C] -> [].
     """
     with jax.enable_x64(True):
         return np.shape(lrs)[0] * accumulated_noise(
@@ -122,7 +130,8 @@ def accumulated_noise_printed(lrs, steps: int, clip_norm, batch: int, sizes, eps
 def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
     """`mean_noise_variance` of all rounds together.
 
-    Shapes   lrs [R], sizes [C] -> [].
+    Shapes:
+        lrs [R], sizes [C] -> [].
     """
     with jax.enable_x64(True):
         return mean_noise_variance(lrs, steps, clip_norm, batch, sizes, epsilon, delta).sum()
@@ -139,8 +148,9 @@ def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, de
 def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothness, gap):
     """A = sum p_k^2 variance_k / batch + 8 (steps - 1)^2 clip_norm^2 + 6 L gap.
 
-    Args     variances: of the gradient of one example, for each client; gap: F* - sum p_k F_k*, see
-             `heterogeneity`.
+    Args:
+        variances: of the gradient of one example, for each client; gap: F* - sum p_k F_k*, see
+            `heterogeneity`.
     """
     where = "li2025_theory.gradient_term"
     checks.whole(where, batch=batch, steps=steps)
@@ -156,13 +166,17 @@ def log_sum_bound(sizes, steps: int, batch: int, delta, strict: bool = True) -> 
     """log(n) log(1.25^2 steps^2 batch^2 / (n delta^2)) / 2 for sum log(1.25 steps batch / (n_k
     delta)) / n_k.
 
-    Shapes   sizes [C] -> [].
-    Errors   with strict, ValueError unless it bounds the sum.
+    Shapes:
+        sizes [C] -> [].
 
-    >>> log_sum_bound([600] * 100, 5, 10, 1e-5).value.round(6).item()
-    111.63877
-    >>> log_sum_bound([50] * 1000, 5, 10, 1e-5, strict=False).failed
-    ('the sum over clients <= its bound',)
+    Raises:
+        with strict, ValueError unless it bounds the sum.
+
+    Example:
+        >>> log_sum_bound([600] * 100, 5, 10, 1e-5).value.round(6).item()
+        111.63877
+        >>> log_sum_bound([50] * 1000, 5, 10, 1e-5, strict=False).failed
+        ('the sum over clients <= its bound',)
     """
     where = "li2025_theory.log_sum_bound"
     checks.whole(where, steps=steps, batch=batch)
@@ -194,8 +208,11 @@ def noise_term_printed(
     """B for noise in the gradient: dim times the bound on eq. (20) at lr = 1 / (4 L), times 4
     (steps - 1)^2 + 2.
 
-    Args     consistent: with 8 (steps - 1)^2 + 2, which the paper's lemmas give together.
-    Units    rows: of all clients together.
+    Args:
+        consistent: with 8 (steps - 1)^2 + 2, which the paper's lemmas give together.
+
+    Units:
+        rows: of all clients together.
     """
     where = "li2025_theory.noise_term_printed"
     checks.whole(where, dim=dim, steps=steps, batch=batch)
@@ -228,7 +245,8 @@ def noise_term(
     """B = 16 dim steps^2 clip_norm^2 sum square_weights multiplier_k^2: learning rates halve at
     most within a round.
 
-    Args     multipliers: `li2025.noise_multiplier` of each client, or one for all.
+    Args:
+        multipliers: `li2025.noise_multiplier` of each client, or one for all.
     """
     where = "li2025_theory.noise_term"
     checks.whole(where, dim=dim, steps=steps)
@@ -283,8 +301,11 @@ def bound_gap_printed(
 ) -> Checked:
     """2 kappa / (step + a) (terms / mu + 2 L distance).
 
-    Args     terms: A + B + H; distance: ||w_0 - w*||^2; step: local steps taken.
-    Errors   with strict, ValueError for steps > 8 kappa.
+    Args:
+        terms: A + B + H; distance: ||w_0 - w*||^2; step: local steps taken.
+
+    Raises:
+        with strict, ValueError for steps > 8 kappa.
     """
     where = "li2025_theory.bound_gap_printed"
     _problem(where, terms, distance, strong_convexity, smoothness, steps)
@@ -310,7 +331,8 @@ def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, s
     """(2 kappa terms / mu + L a distance / 2) / (step + a); with `sharp`, the larger of the two in
     place of the sum.
 
-    Args     as `bound_gap_printed`.
+    Args:
+        as `bound_gap_printed`.
     """
     _problem("li2025_theory.bound_gap", terms, distance, strong_convexity, smoothness, steps)
     with jax.enable_x64(True):
@@ -351,7 +373,8 @@ def optimal_local_steps(
     """The local steps, at most `most`, with which `bound_gap` is at most `accuracy` after the
     fewest rounds.
 
-    Args     terms_of_steps: steps -> A + B + H, called with each of 1, 2, ..., most.
+    Args:
+        terms_of_steps: steps -> A + B + H, called with each of 1, 2, ..., most.
     """
     where = "li2025_theory.optimal_local_steps"
     checks.whole(where, most=most)

@@ -155,12 +155,16 @@ def median_multiplier(sigma_g, tensors: int = 1):
 def quantile_multiplier(multiplier, sigma_bit, adjacency: str = "replace_one"):
     """The joint multiplier of a noisy mean gradient and a noisy fraction of norms below the bound.
 
-    Units    replace_one: each relative to its own sensitivity, 2 C / batch and 1 / batch;
-             add_remove: sigma_bit is the std of the number of norms below, less half of all.
-    Source   Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021, Theorem 1.
+    Units:
+        replace_one: each relative to its own sensitivity, 2 C / batch and 1 / batch; add_remove:
+        sigma_bit is the std of the number of norms below, less half of all.
 
-    >>> round(quantile_multiplier(1.0, 1.0, "add_remove"), 6)
-    0.894427
+    References:
+        Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021, Theorem 1.
+
+    Example:
+        >>> round(quantile_multiplier(1.0, 1.0, "add_remove"), 6)
+        0.894427
     """
     where = "noble2022_gaps.quantile_multiplier"
     checks.choice(where, ("replace_one", "add_remove"), adjacency=adjacency)

@@ -101,8 +101,11 @@ def third_party_rdp(orders, sigma_g, user_ratio, data_ratio, local_updates, roun
     """The curve behind all epsilons of its experiments: users amplify K batches at the noise of
     sqrt(l M) clients.
 
-    Shapes   orders [n] > 1, concrete, interpolated by eq. (8) between whole ones -> Float64[n].
-    Source   Lemma B.7 twice, `wbk.wor_rdp` on `wbk.crude`; l M is not rounded down.
+    Shapes:
+        orders [n] > 1, concrete, interpolated by eq. (8) between whole ones -> Float64[n].
+
+    References:
+        Lemma B.7 twice, `wbk.wor_rdp` on `wbk.crude`; l M is not rounded down.
     """
     whole = np.arange(2.0, np.ceil(np.max(orders)) + 1)
     with jax.enable_x64(True):
@@ -120,10 +123,12 @@ def third_party_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, 
     functions of the order, and so least at an end.  It does not vanish with sigma_g: see
     `noise_for`.
 
-    Shapes   broadcasts -> Float64[...], on the host.
+    Shapes:
+        broadcasts -> Float64[...], on the host.
 
-    >>> round(float(third_party_epsilon(*SYNTHETIC)), 2)
-    12.91
+    Example:
+        >>> round(float(third_party_epsilon(*SYNTHETIC)), 2)
+        12.91
     """
     _run(
         "noble2022.third_party_epsilon",
@@ -143,10 +148,12 @@ def largest_rounds(epsilon, sigma_g, user_ratio, data_ratio, local_updates, user
     """The largest T with third_party_epsilon <= epsilon, in closed form; 0 where even one round is
     too many.
 
-    Shapes   broadcasts -> Int[...].
+    Shapes:
+        broadcasts -> Int[...].
 
-    >>> largest_rounds(3.0, 10.0, 0.05, 0.2, [1, 40], 100, 1 / 400_000).tolist()
-    [542, 72]
+    Example:
+        >>> largest_rounds(3.0, 10.0, 0.05, 0.2, [1, 40], 100, 1 / 400_000).tolist()
+        [542, 72]
     """
     _run("noble2022.largest_rounds", sigma_g, user_ratio, data_ratio, local_updates, users, delta)
     checks.positive("noble2022.largest_rounds", epsilon=epsilon)
@@ -175,11 +182,13 @@ def code_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, 
 def noise_for(epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta) -> float:
     """The sigma_g that its accountant asks for.
 
-    Errors   ValueError where epsilon is not above what the bound gives for infinite noise; the
-             limit is named.
+    Raises:
+        ValueError: where epsilon is not above what the bound gives for infinite noise; the limit is
+            named.
 
-    >>> round(noise_for(13.0, *SYNTHETIC[1:]), 2)
-    15.94
+    Example:
+        >>> round(noise_for(13.0, *SYNTHETIC[1:]), 2)
+        15.94
     """
     where, run = (
         "noble2022.noise_for",
@@ -204,9 +213,11 @@ def closed_form(
     """Epsilon by strong composition of T rounds that amplify K batches: its non-asymptotic form of
     Theorem 4.1.
 
-    Args     optimise: also how delta is split between the rounds and the composition; else it is
-             halved.
-    Source   Lemmas B.1, B.2, B.4, B.7; at most the sum of T rounds, which the paper does not say.
+    Args:
+        optimise: also how delta is split between the rounds and the composition; else it is halved.
+
+    References:
+        Lemmas B.1, B.2, B.4, B.7; at most the sum of T rounds, which the paper does not say.
     """
     _run(
         "noble2022.closed_form",
@@ -257,7 +268,8 @@ def sigma_required(
     Assumption 1: epsilon < 1; sigma_g >= s sqrt(K / log(2 T l / delta)), with 1 for its constant; s
     = o(1), untested.
 
-    Errors   with strict, ValueError that names what fails.
+    Raises:
+        with strict, ValueError that names what fails.
     """
     where = "noble2022.sigma_required"
     checks.positive(where, epsilon=epsilon)
@@ -305,10 +317,13 @@ def proved_rdp(
 ):
     """A curve that holds, for floor(l M) users in a round.
 
-    Args     bound: "P1", a third party, both algorithms, any loss; "P1a" and "P2", DP-FedAvg under
-             the conditions of `rounds.last_step_shared` and `rounds.nonexpansive`; "server", who
-             sees the participants.
-    Shapes   orders [n] > 1 -> Float64[n].
+    Args:
+        bound: "P1", a third party, both algorithms, any loss; "P1a" and "P2", DP-FedAvg under the
+            conditions of `rounds.last_step_shared` and `rounds.nonexpansive`; "server", who sees
+            the participants.
+
+    Shapes:
+        orders [n] > 1 -> Float64[n].
     """
     checks.choice("noble2022.proved_rdp", BOUNDS, bound=bound)
     cohort = math.floor(users * user_ratio + 1e-9)  # 0.29 * 100 is 28.999...

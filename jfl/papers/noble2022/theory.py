@@ -20,9 +20,10 @@ CASES = ("strongly_convex", "convex", "nonconvex")
 class Problem(NamedTuple):
     """What the rates depend on.
 
-    Units    variance: of a batch gradient, varsigma^2 / batch; noise: `noise_scale`; distance:
-             ||x^0 - x*||; gap: F(x^0) - F*; dissimilarity G and B: mean_i ||grad F_i||^2 <= G^2 +
-             B^2 ||grad F||^2.
+    Units:
+        variance: of a batch gradient, varsigma^2 / batch; noise: `noise_scale`; distance: ||x^0 -
+        x*||; gap: F(x^0) - F*; dissimilarity G and B: mean_i ||grad F_i||^2 <= G^2 + B^2 ||grad
+        F||^2.
     """
 
     smoothness: float
@@ -110,12 +111,15 @@ def scaffold_rate(
     """Bound on the error of DP-SCAFFOLD, warm, with local_lr of `scaffold_local_lr`: a Checked
     number.
 
-    Args     case: "strongly_convex" | "convex" (error: E F(mean of iterates) - F*) | "nonconvex" (E
-             ||grad F||^2 at a random iterate); server_lr: None for sqrt(l M), else V grows by 1 + l
-             M / server_lr^2;
-             paper_literal: the first non-convex term as printed.
-    Errors   with strict, ValueError that names what fails: server_lr >= 1; strongly convex: mu > 0
-             and T >= max(108 / l, 48 nu / (mu l^(2/3))).
+    Args:
+        case: "strongly_convex" | "convex" (error: E F(mean of iterates) - F*) | "nonconvex" (E
+            ||grad F||^2 at a random iterate); server_lr: None for sqrt(l M), else V grows by 1 + l
+            M / server_lr^2;
+        paper_literal: the first non-convex term as printed.
+
+    Raises:
+        with strict, ValueError that names what fails: server_lr >= 1; strongly convex: mu > 0 and T
+            >= max(108 / l, 48 nu / (mu l^(2/3))).
     """
     checks.choice("noble2022_theory.scaffold_rate", CASES, case=case)
     with jax.enable_x64(True):
@@ -152,11 +156,13 @@ def fedavg_rate(
     """Bound on the error of DP-FedAvg with local_lr of `fedavg_local_lr`; arguments and cases as
     `scaffold_rate`.
 
-    Args     paper_literal: non-convex with nu G sqrt(F) and nu^(1/3), where units ask for sqrt(nu
-             F) G and nu^(2/3).
+    Args:
+        paper_literal: non-convex with nu G sqrt(F) and nu^(1/3), where units ask for sqrt(nu F) G
+            and nu^(2/3).
 
-    Errors   with strict, ValueError that names what fails: server_lr >= 1, B >= 1; strongly convex:
-             mu > 0 and T >= 8 (1 + B^2) nu / mu.
+    Raises:
+        with strict, ValueError that names what fails: server_lr >= 1, B >= 1; strongly convex: mu >
+            0 and T >= 8 (1 + B^2) nu / mu.
     """
     checks.choice("noble2022_theory.fedavg_rate", CASES, case=case)
     with jax.enable_x64(True):

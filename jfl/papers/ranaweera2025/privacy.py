@@ -70,11 +70,13 @@ def haar_coordinate_variance(m, sigma):
 def haar_noise_cov(m: int):
     """Covariance of the noise on the entries, in units of (sigma C)^2.
 
-    Shapes   -> Float64[m, m]: 2 / (3 m^2) - (2/3) 4^-k for two entries whose lowest common node has
-             2^k leaves.
+    Shapes:
+        -> Float64[m, m]: 2 / (3 m^2) - (2/3) 4^-k for two entries whose lowest common node has 2^k
+        leaves.
 
-    >>> haar_noise_cov(8)[0].tolist()
-    [0.34375, -0.15625, -0.03125, -0.03125, 0.0, 0.0, 0.0, 0.0]
+    Example:
+        >>> haar_noise_cov(8)[0].tolist()
+        [0.34375, -0.15625, -0.03125, -0.03125, 0.0, 0.0, 0.0, 0.0]
     """
     checks.whole("ranaweera2025.haar_noise_cov", m=m)
     variance, at = haar_coordinate_variance(m, 1.0), np.arange(m)
@@ -124,13 +126,17 @@ def lemma2_factor(m):
 def effective_noise_multiplier(reading: str, m, sigma, calibration: str = "plain"):
     """The noise multiplier that a release really has: the one to give to an accountant.
 
-    Args     reading: "R1" to "R6", see above.  calibration: "lemma2" for noise that `lemma2_factor`
-             lowers.
-    Privacy  add_remove of one clipped vector.  Padding does not help: a vector of m / 2 entries is
-             among the worst.
+    Args:
+        reading: "R1" to "R6", see above.  calibration: "lemma2" for noise that `lemma2_factor`
+            lowers.
 
-    >>> [round(float(effective_noise_multiplier(r, 1024, 3.0)), 5) for r in READINGS]
-    [0.09375, 0.00293, 0.00192, 0.90453, 3.0, 3.0]
+    Privacy:
+        add_remove of one clipped vector.  Padding does not help: a vector of m / 2 entries is among
+        the worst.
+
+    Example:
+        >>> [round(float(effective_noise_multiplier(r, 1024, 3.0)), 5) for r in READINGS]
+        [0.09375, 0.00293, 0.00192, 0.90453, 3.0, 3.0]
     """
     checks.choice("ranaweera2025.effective_noise_multiplier", tuple(READINGS), reading=reading)
     checks.choice(
@@ -151,9 +157,12 @@ def block_noise_multiplier(
     """`effective_noise_multiplier` for blocks of padded lengths m_j with noise of std sigma C / W
     in each.
 
-    Args     clip_norms: C_j: each block is clipped by itself.  None: one clip of all blocks to
-             `clip_norm` = C; for R3 and R4, each level of each block to it.
-    Shapes   sizes [..., blocks], clip_norms [..., blocks] -> [...].
+    Args:
+        clip_norms: C_j: each block is clipped by itself.  None: one clip of all blocks to
+            `clip_norm` = C; for R3 and R4, each level of each block to it.
+
+    Shapes:
+        sizes [..., blocks], clip_norms [..., blocks] -> [...].
     """
     checks.positive("ranaweera2025.block_noise_multiplier", sigma=sigma, clip_norm=clip_norm)
     worst = 1 / effective_noise_multiplier(reading, sizes, 1.0, calibration)
@@ -218,7 +227,8 @@ def mcmahan_sensitivity(clip_norm, weights, rate):
     """C max q_k / (rate sum q_k): how far one client moves sum q_k Delta_k / (rate sum q_k),
     ||Delta_k|| <= C.
 
-    Shapes   weights [..., clients] -> [...].
+    Shapes:
+        weights [..., clients] -> [...].
     """
     checks.positive("ranaweera2025.mcmahan_sensitivity", clip_norm=clip_norm)
     checks.nonnegative("ranaweera2025.mcmahan_sensitivity", weights=weights)

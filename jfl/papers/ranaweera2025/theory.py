@@ -93,8 +93,10 @@ def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
     """tau_b = sigma sqrt(S C_b / sqrt(a_b n_b)), S = sum C_b sqrt(a_b n_b), so that sum a_b n_b
     tau_b^2 = sigma^2 S^2.
 
-    Args     band_norms: C_b > 0, public or paid for; floor them, or a band gets neither noise nor
-             signal. weights: a_b, what a unit of noise variance costs in each band.
+    Args:
+        band_norms: C_b > 0, public or paid for; floor them, or a band gets neither noise nor
+            signal.
+        weights: a_b, what a unit of noise variance costs in each band.
     """
     checks.positive(
         "ranaweera2025.optimal_band_std",
@@ -162,12 +164,18 @@ def variance_saved(m):
 def dp_noise_energy(variant: str, sigma, clip_norm, sizes, calibration: str = "plain", denom=1.0):
     """E||noise||^2 of a mean, v_dp of the bounds below.
 
-    Args     variant: "iso" (DP-SGD); "wavelet", noise sigma C / W, whatever is clipped; "bands",
-             `optimal_band_std`. clip_norm, sizes: C and the dimension d; for "bands" C_b and n_b.
-               denom: what the sum is divided by.
+    Args:
+        variant: "iso" (DP-SGD); "wavelet", noise sigma C / W, whatever is clipped; "bands",
+            `optimal_band_std`.
+        clip_norm, sizes: C and the dimension d; for "bands" C_b and n_b.  denom: what the sum is
+            divided by.
 
-    >>> float(dp_noise_energy("iso", 2.0, 0.5, 8)), float(dp_noise_energy("wavelet", 2.0, 0.5, 8))
-    (8.0, 2.75)
+    Example:
+        >>> (
+        ...     float(dp_noise_energy("iso", 2.0, 0.5, 8)),
+        ...     float(dp_noise_energy("wavelet", 2.0, 0.5, 8)),
+        ... )
+        (8.0, 2.75)
     """
     checks.choice("ranaweera2025.dp_noise_energy", VARIANTS, variant=variant)
     checks.positive("ranaweera2025.dp_noise_energy", sizes=sizes, denom=denom)
@@ -189,13 +197,15 @@ def noise_excess_loss(curvature, lr, steps, variance):
 
     About lr v / 4 where lr h T is large (and lr h small), 0.5 h lr^2 T v where it is small.
 
-    Args     curvature: h; variance: v, of the noise in each of T steps.
+    Args:
+        curvature: h; variance: v, of the noise in each of T steps.
 
-    >>> [
-    ...     round(1e9 * float(noise_excess_loss(h, 0.01, t, 1.0)), 3)
-    ...     for h, t in ((1.0, 10**4), (1e-6, 10))
-    ... ]
-    [2512562.814, 0.5]
+    Example:
+        >>> [
+        ...     round(1e9 * float(noise_excess_loss(h, 0.01, t, 1.0)), 3)
+        ...     for h, t in ((1.0, 10**4), (1e-6, 10))
+        ... ]
+        [2512562.814, 0.5]
     """
     checks.positive("ranaweera2025.noise_excess_loss", lr=lr, steps=steps)
     checks.nonnegative("ranaweera2025.noise_excess_loss", curvature=curvature, variance=variance)
@@ -254,12 +264,19 @@ def theorem3(c: Constants, gap, lrs, gradients_2, strict: bool = True) -> Checke
     """Delta_t gap + c_t + gradient |sum q_j grad F_j(w_j)|^2 + B_t sum of lr_k^2 such squares:
     bounds E F(w) - F*.
 
-    Args     gap: E F - F* at the averaged model before the step.  lrs, gradients_2: of the steps
-             since the last synchronisation, this one last.
-    Shapes   lrs, gradients_2 [..., s].
-    Errors   with strict, ValueError unless mu lr <= 1, the third term is not positive, and lrs do
-             not rise.
-    Source   Haddadpour and Mahdavi, 2019, for the drift.
+    Args:
+        gap: E F - F* at the averaged model before the step.  lrs, gradients_2: of the steps since
+            the last synchronisation, this one last.
+
+    Shapes:
+        lrs, gradients_2 [..., s].
+
+    Raises:
+        with strict, ValueError unless mu lr <= 1, the third term is not positive, and lrs do not
+            rise.
+
+    References:
+        Haddadpour and Mahdavi, 2019, for the drift.
     """
     terms = theorem3_terms(c, lrs)
     lrs, gradients_2 = _array(lrs, gradients_2)

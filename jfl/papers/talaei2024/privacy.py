@@ -123,10 +123,12 @@ def argmins(curvatures, centres, prox_mu=0.0, anchor=0.0):
     """(minimiser of the mean, mean of the minimisers) of a (x - b)^2 / 2 + prox_mu (x - anchor)^2 /
     2 over records.
 
-    Shapes   curvatures a [..., records], centres b [..., records] -> ([...], [...]).
+    Shapes:
+        curvatures a [..., records], centres b [..., records] -> ([...], [...]).
 
-    >>> [round(float(v), 4) for v in argmins([1, 1, 1, 100], [0, 0, 0, 1])]
-    [0.9709, 0.25]
+    Example:
+        >>> [round(float(v), 4) for v in argmins([1, 1, 1, 100], [0, 0, 0, 1])]
+        [0.9709, 0.25]
     """
     a, b = np.asarray(curvatures, np.float64), np.asarray(centres, np.float64)
     pull = a * b + prox_mu * anchor
@@ -182,26 +184,31 @@ def client_sensitivity(
 ) -> Checked:
     """How far one record moves the clipped model of a client; never above 2 clip_norm.
 
-    Args     mode: "weight_clip", 2 clip_norm.
-             "prox_erm", 2 lipschitz / (mu_bar rows) + 2 inexactness lipschitz / mu_bar: the loss is
-             the mean of `rows` Lipschitz losses, the proximal objective mu_bar-strongly convex, and
-             its gradient at the end at most `inexactness` times the gradient of the loss at the
-             start. "sgd_clipped_steps", 2 sum(lrs) grad_clip: every step, prox term included, is
-             clipped to `grad_clip`.
-             enforced: that all this is so.  Clipped gradients do not make a loss Lipschitz.
-    Shapes   lrs [..., steps]; rows is that of the client itself.
-    Errors   with strict, ValueError unless `enforced`; without, 2 clip_norm comes in its place,
-             which holds.
+    Args:
+        mode: "weight_clip", 2 clip_norm. "prox_erm", 2 lipschitz / (mu_bar rows) + 2 inexactness
+            lipschitz / mu_bar: the loss is the mean of `rows` Lipschitz losses, the proximal
+            objective mu_bar-strongly convex, and its gradient at the end at most `inexactness`
+            times the gradient of the loss at the start. "sgd_clipped_steps", 2 sum(lrs) grad_clip:
+            every step, prox term included, is clipped to `grad_clip`.
+        enforced: that all this is so.  Clipped gradients do not make a loss Lipschitz.
 
-    >>> round(
-    ...     float(
-    ...         client_sensitivity(
-    ...             "prox_erm", 1.0, rows=150, lipschitz=1, mu_bar=1, enforced=True
-    ...         ).value
-    ...     ),
-    ...     4,
-    ... )
-    0.0133
+    Shapes:
+        lrs [..., steps]; rows is that of the client itself.
+
+    Raises:
+        with strict, ValueError unless `enforced`; without, 2 clip_norm comes in its place, which
+            holds.
+
+    Example:
+        >>> round(
+        ...     float(
+        ...         client_sensitivity(
+        ...             "prox_erm", 1.0, rows=150, lipschitz=1, mu_bar=1, enforced=True
+        ...         ).value
+        ...     ),
+        ...     4,
+        ... )
+        0.0133
     """
     where = "talaei2024.client_sensitivity"
     checks.choice(where, tuple(MODES), mode=mode)
@@ -258,8 +265,9 @@ def required_std_printed(
     """2 clip_norm max p / rows times T c / epsilon: the noise that a broadcast is to have, the
     clients' included.
 
-    Args     source: of the impact factors, "public" or "as_paper_data_dependent", for which nothing
-             is claimed.
+    Args:
+        source: of the impact factors, "public" or "as_paper_data_dependent", for which nothing is
+            claimed.
     """
     where = "talaei2024.required_std_printed"
     checks.choice(where, ("public", "as_paper_data_dependent"), source=source)
@@ -353,8 +361,9 @@ def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
     """What is missing in the average for each broadcast to have noise max(p sensitivity) sqrt(T) /
     mu.
 
-    Shapes   sensitivity, client_std [] or [clients], impact [clients] -> [].  With one row of
-             public impact factors a round, [T, clients] -> [T], the maximum is over all rounds.
+    Shapes:
+        sensitivity, client_std [] or [clients], impact [clients] -> [].  With one row of public
+        impact factors a round, [T, clients] -> [T], the maximum is over all rounds.
     """
     average = aggregated_client_std(client_std, impact)
     return _missing(
@@ -405,10 +414,12 @@ def joint_epsilon(
 ):
     """epsilon of a client against who sees all T broadcasts and, in R of these rounds, its upload.
 
-    Args     impact: p of this client; broadcast_std: `hidden_std` in the rounds whose upload is not
-             seen. form: "exact", R uploads and T - R broadcasts: that of a seen upload is made from
-             it and from what is independent of the client, other clients' uploads and server noise.
-             "sum", R and T, is never smaller.
+    Args:
+        impact: p of this client; broadcast_std: `hidden_std` in the rounds whose upload is not
+            seen.
+        form: "exact", R uploads and T - R broadcasts: that of a seen upload is made from it and
+            from what is independent of the client, other clients' uploads and server noise.  "sum",
+            R and T, is never smaller.
     """
     where = "talaei2024.joint_epsilon"
     checks.choice(where, ("exact", "sum"), form=form)

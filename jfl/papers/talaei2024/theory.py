@@ -82,7 +82,8 @@ def dissimilarity(client_grads, impact, kind: str = "mean"):
     """A at one x: "mean", sum p |grad l_i| / |grad L|, or "square", sqrt(sum p |grad l_i|^2) /
     |grad L|.
 
-    Shapes   client_grads [..., clients, d], impact [clients] -> [...].
+    Shapes:
+        client_grads [..., clients, d], impact [clients] -> [...].
     """
     checks.choice("talaei2024.dissimilarity", ("mean", "square"), kind=kind)
     power = 1 if kind == "mean" else 2
@@ -122,10 +123,12 @@ def fedprox_lambdas(prox_mu, a, inexactness, smoothness, weak_convexity=0.0) -> 
     """The constants of a round, by A of `dissimilarity`; with A' of `dissimilarity_adaptive` those
     of Lemma 3.
 
-    Errors   ValueError unless prox_mu > weak_convexity.
+    Raises:
+        ValueError: unless prox_mu > weak_convexity.
 
-    >>> [round(v, 7) for v in fedprox_lambdas(10, 1.5, 0.1, 1.0)]
-    [-0.0548875, 1.165, 0.5]
+    Example:
+        >>> [round(v, 7) for v in fedprox_lambdas(10, 1.5, 0.1, 1.0)]
+        [-0.0548875, 1.165, 0.5]
     """
     where = "talaei2024.fedprox_lambdas"
     checks.nonnegative(where, inexactness=inexactness, weak_convexity=weak_convexity)
@@ -216,7 +219,8 @@ def theorem3_printed(
 def optimal_rounds_printed(lambdas: Lambdas, c: Constants, epsilon) -> int:
     """The number of rounds, 1 or more, with the smallest `theorem2_printed`, which is convex in it.
 
-    Errors   ValueError where it falls for ever: no noise, and lambda_2 < 0.
+    Raises:
+        ValueError: where it falls for ever: no noise, and lambda_2 < 0.
     """
     square, cross, noise = theorem2_constants(lambdas, c)
     if square >= 0:
@@ -237,10 +241,14 @@ def stationarity_bound(
     """[gap + extra + T (cross beta E|n| + noise E|n|^2)] / (T |square|) >= min over rounds of
     E|grad L(x~)|^2.
 
-    Args     std: of the noise in a broadcast, that of clients included.  grad_bound: beta; None:
-             `cross` is 0. extra: sum of `adaptive_extra_term` over the rounds, for impact factors
-             that change; then `gap` is the first L at x_0 less the least value of the last L.
-    Errors   with strict, ValueError unless lambda_2 < 0; without, the value then proves nothing.
+    Args:
+        std: of the noise in a broadcast, that of clients included.  grad_bound: beta; None: `cross`
+            is 0.
+        extra: sum of `adaptive_extra_term` over the rounds, for impact factors that change; then
+            `gap` is the first L at x_0 less the least value of the last L.
+
+    Raises:
+        with strict, ValueError unless lambda_2 < 0; without, the value then proves nothing.
     """
     where = "talaei2024.stationarity_bound"
     checks.nonnegative(where, gap=gap, std=std, extra=extra)
@@ -262,8 +270,11 @@ def pl_gap_bound(
     """a^T gap + (1 - a^T) / (1 - a) (cross beta E|n| + noise E|n|^2) >= E[L(x~_T) - L*], with a = 1
     + 2 pl lambda_2.
 
-    Args     as `stationarity_bound`; impact factors are constant.
-    Errors   with strict, ValueError unless 0 <= a < 1; without, the value then proves nothing.
+    Args:
+        as `stationarity_bound`; impact factors are constant.
+
+    Raises:
+        with strict, ValueError unless 0 <= a < 1; without, the value then proves nothing.
     """
     where = "talaei2024.pl_gap_bound"
     checks.nonnegative(where, gap=gap, std=std, rounds=rounds)

@@ -19,12 +19,18 @@ from . import rdp
 def gaussian_sigma(sensitivity, epsilon, delta):
     """The classical noise std: sensitivity * sqrt(2 log(1.25 / delta)) / epsilon.
 
-    Units    epsilon in (0, 1]: beyond, the noise may be too small.
-    Errors   ValueError for epsilon > 1 or delta outside (0, 1).
-    Source   Dwork and Roth, 2014, Theorem A.1.
+    Units:
+        epsilon in (0, 1]: beyond, the noise may be too small.
 
-    >>> round(float(gaussian_sigma(1.0, 1.0, 1e-5)), 4)
-    4.8448
+    Raises:
+        ValueError: for epsilon > 1 or delta outside (0, 1).
+
+    References:
+        Dwork and Roth, 2014, Theorem A.1.
+
+    Example:
+        >>> round(float(gaussian_sigma(1.0, 1.0, 1e-5)), 4)
+        4.8448
     """
     _deltas("classic.gaussian_sigma", delta=delta)
     checks.positive("classic.gaussian_sigma", sensitivity=sensitivity)
@@ -40,12 +46,18 @@ def analytic_sigma(sensitivity, epsilon, delta):
     """The smallest noise std, to rounding and on the safe side, that makes one Gaussian (epsilon,
     delta)-private.
 
-    Units    epsilon >= 0, delta in (0, 1).
-    Errors   ValueError outside.
-    Source   Balle and Wang, ICML 2018, Theorem 8, by bisection.
+    Units:
+        epsilon >= 0, delta in (0, 1).
 
-    >>> round(float(analytic_sigma(1.0, 1.0, 1e-5)), 4)
-    3.7306
+    Raises:
+        ValueError: outside.
+
+    References:
+        Balle and Wang, ICML 2018, Theorem 8, by bisection.
+
+    Example:
+        >>> round(float(analytic_sigma(1.0, 1.0, 1e-5)), 4)
+        3.7306
     """
     _deltas("classic.analytic_sigma", delta=delta)
     checks.positive("classic.analytic_sigma", sensitivity=sensitivity)
@@ -68,8 +80,9 @@ def compose_advanced(epsilon, delta, times, slack):
     """`times` adaptive releases at the price of `slack` in delta; the basic epsilon where that is
     smaller.
 
-    Source   Dwork, Rothblum, Vadhan, 2010: epsilon sqrt(2 times log(1 / slack)) + times epsilon
-             (e^epsilon - 1).
+    References:
+        Dwork, Rothblum, Vadhan, 2010: epsilon sqrt(2 times log(1 / slack)) + times epsilon
+        (e^epsilon - 1).
     """
     _pair("classic.compose_advanced", epsilon, delta)
     checks.nonnegative("classic.compose_advanced", times=times)
@@ -85,11 +98,15 @@ def amplify(epsilon, delta, rate):
     where the release on the whole sample is (epsilon, delta)-private under that adjacency *of the
     sampled element*.
 
-    Units    rate in (0, 1].
-    Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 8 and 9.
+    Units:
+        rate in (0, 1].
 
-    >>> [round(float(v), 6) for v in amplify(1.0, 1e-5, 0.01)]
-    [0.017037, 0.0]
+    References:
+        Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 8 and 9.
+
+    Example:
+        >>> [round(float(v), 6) for v in amplify(1.0, 1e-5, 0.01)]
+        [0.017037, 0.0]
     """
     _pair("classic.amplify", epsilon, delta)
     checks.fraction("classic.amplify", rate=rate)
@@ -99,10 +116,12 @@ def amplify(epsilon, delta, rate):
 def local_budget(epsilon, delta, rate):
     """The inverse of `amplify`: what the release on the sample may spend.
 
-    Errors   ValueError if delta / rate is not below 1: then no sampling helps.
+    Raises:
+        ValueError: if delta / rate is not below 1: then no sampling helps.
 
-    >>> [round(float(v), 9) for v in amplify(*local_budget(0.5, 1e-5, 0.1), 0.1)]
-    [0.5, 1e-05]
+    Example:
+        >>> [round(float(v), 9) for v in amplify(*local_budget(0.5, 1e-5, 0.1), 0.1)]
+        [0.5, 1e-05]
     """
     _pair("classic.local_budget", epsilon, delta)
     checks.fraction("classic.local_budget", rate=rate)
@@ -124,16 +143,22 @@ def round_rate(batch: int, steps: int, rows, scheme: str):
     covers a change of all the round's gradients, so that a row may be used many times.  It says
     nothing about noise at every step.
 
-    Args     scheme: "wor_round" (all rows of a round distinct), "independent" (each batch without
-             replacement on its own), "with_replacement" (all draws independent).
-    Errors   ValueError for an unknown scheme, or where a round needs more rows than there are.
-    Source   Li, Wang, Wu, 2025, section IV, for the first and the last.
+    Args:
+        scheme: "wor_round" (all rows of a round distinct), "independent" (each batch without
+            replacement on its own), "with_replacement" (all draws independent).
 
-    >>> [
-    ...     round(float(round_rate(10, 5, 600, s)), 6)
-    ...     for s in ("wor_round", "independent", "with_replacement")
-    ... ]
-    [0.083333, 0.080601, 0.08002]
+    Raises:
+        ValueError: for an unknown scheme, or where a round needs more rows than there are.
+
+    References:
+        Li, Wang, Wu, 2025, section IV, for the first and the last.
+
+    Example:
+        >>> [
+        ...     round(float(round_rate(10, 5, 600, s)), 6)
+        ...     for s in ("wor_round", "independent", "with_replacement")
+        ... ]
+        [0.083333, 0.080601, 0.08002]
     """
     where = "classic.round_rate"
     checks.whole(where, batch=batch, steps=steps)

@@ -84,11 +84,15 @@ class Participation:
 def gaussian(noise_multiplier) -> Gaussian:
     """One release of a sum plus N(0, (noise_multiplier * sensitivity)^2).
 
-    Units    noise_multiplier: dimensionless, > 0.
-    Errors   ValueError unless it is finite and > 0.
+    Units:
+        noise_multiplier: dimensionless, > 0.
 
-    >>> gaussian(np.float32(2)) == gaussian(2)
-    True
+    Raises:
+        ValueError: unless it is finite and > 0.
+
+    Example:
+        >>> gaussian(np.float32(2)) == gaussian(2)
+        True
     """
     return Gaussian(_number("events.gaussian", checks.positive, noise_multiplier=noise_multiplier))
 
@@ -97,8 +101,11 @@ def poisson(rate, event) -> Poisson:
     """`event` on a sample that each element joins on its own with probability `rate`; for
     add_remove.
 
-    Units    rate in (0, 1].
-    Errors   ValueError outside that range.
+    Units:
+        rate in (0, 1].
+
+    Raises:
+        ValueError: outside that range.
     """
     return Poisson(
         _number("events.poisson", checks.fraction, rate=rate), _known("events.poisson", event)
@@ -108,7 +115,8 @@ def poisson(rate, event) -> Poisson:
 def without_replacement(sample, population, event) -> WithoutReplacement:
     """`event` on `sample` distinct elements of `population`, all subsets alike; for replace_one.
 
-    Errors   ValueError unless both are whole and 1 <= sample <= population.
+    Raises:
+        ValueError: unless both are whole and 1 <= sample <= population.
     """
     where = "events.without_replacement"
     sample, population = _whole(where, sample=sample), _whole(where, population=population)
@@ -123,9 +131,12 @@ def with_replacement(draws, population, event) -> WithReplacement:
 
     The noise multiplier is that of an element drawn once.
 
-    Units    population: the inverse of the probability that a draw takes the element, >= 1, whole
-             or not.
-    Errors   ValueError unless draws is whole.
+    Units:
+        population: the inverse of the probability that a draw takes the element, >= 1, whole or
+        not.
+
+    Raises:
+        ValueError: unless draws is whole.
     """
     where = "events.with_replacement"
     draws, population = (
@@ -155,8 +166,11 @@ def touched(rate, event) -> WithoutReplacement:
     The noise multiplier covers all that the element can do; noise added once a round (output
     perturbation) is so.
 
-    Units    rate in (0, 1].
-    Source   Li, Wang, Wu, 2025, section III: the two neighbours agree unless the element is drawn.
+    Units:
+        rate in (0, 1].
+
+    References:
+        Li, Wang, Wu, 2025, section III: the two neighbours agree unless the element is drawn.
     """
     where = "events.touched"
     return WithoutReplacement(
@@ -184,8 +198,11 @@ def participation(probability, event) -> Participation:
     The gain is `probability`, not its square: a client differs from the others by more than any
     noise hides, so only its absence protects the record.
 
-    Units    probability in (0, 1], the same whatever the data.
-    Errors   ValueError outside that range.
+    Units:
+        probability in (0, 1], the same whatever the data.
+
+    Raises:
+        ValueError: outside that range.
     """
     where = "events.participation"
     return Participation(

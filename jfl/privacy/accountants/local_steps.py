@@ -18,13 +18,18 @@ from . import rdp
 def participates(orders, probability, steps, step):
     """P1: the client runs `steps` steps with its own noise if it takes part, which may be seen.
 
-    Shapes   orders [n] > 1; step [n]: curve of one step at the client's own noise -> [n].
-    Privacy  server and third party; any local work on the noisy gradients, any state that they
-             make.
-    Source   Reveal the cohort and all noisy gradients: the rest is post-processing.
+    Shapes:
+        orders [n] > 1; step [n]: curve of one step at the client's own noise -> [n].
 
-    >>> float(participates(2.0, 1.0, 5, 0.1))
-    0.5
+    Privacy:
+        server and third party; any local work on the noisy gradients, any state that they make.
+
+    References:
+        Reveal the cohort and all noisy gradients: the rest is post-processing.
+
+    Example:
+        >>> float(participates(2.0, 1.0, 5, 0.1))
+        0.5
     """
     return rdp.participation(orders, probability, _times(steps, step))
 
@@ -37,14 +42,17 @@ def last_step_shared(orders, probability, steps, own, shared):
     after the last step, which adds that step's noise to it with the same factor for all; no noise
     but the steps'.
 
-    Shapes   orders, own, shared [n] -> [n]; `own` at a client's multiplier z, `shared` at sqrt(K)
-             z.
-    Source   Reveal all steps but the last, and the cohort: the last noises of all add up.  At one
-             step it is the formula of Noble, Bellet, Dieuleveut, AISTATS 2022, without their gain
-             from hidden participation.
+    Shapes:
+        orders, own, shared [n] -> [n]; `own` at a client's multiplier z, `shared` at sqrt(K) z.
 
-    >>> float(last_step_shared(2.0, 1.0, 5, 0.1, 0.01))
-    0.41000000000000003
+    References:
+        Reveal all steps but the last, and the cohort: the last noises of all add up.  At one step
+        it is the formula of Noble, Bellet, Dieuleveut, AISTATS 2022, without their gain from hidden
+        participation.
+
+    Example:
+        >>> float(last_step_shared(2.0, 1.0, 5, 0.1, 0.01))
+        0.41000000000000003
     """
     return rdp.participation(orders, probability, _add(_times(steps - 1, own), shared))
 
@@ -59,9 +67,11 @@ def nonexpansive(orders, probability, steps, rate, z, cohort):
     An upload then moves by at most one sensitivity for each of the B ~ Binomial(steps, rate) steps
     that draw the example, and B may be seen.
 
-    Shapes   orders [n] > 1 -> Float64[n]; steps a whole number.
-    Units    z: multiplier of one client's step; the cohort's is sqrt(cohort) z, over B
-             sensitivities.
+    Shapes:
+        orders [n] > 1 -> Float64[n]; steps a whole number.
+
+    Units:
+        z: multiplier of one client's step; the cohort's is sqrt(cohort) z, over B sensitivities.
     """
     checks.whole("rounds.nonexpansive", steps=steps)
     return _nonexpansive(orders, probability, rate, z, cohort, np.arange(steps + 1.0))

@@ -93,15 +93,19 @@ def _lowest(composed, reach, tilt, delta):
 def poisson(rate, z, times, delta, size=2**14):
     """Epsilon of Gaussians on Poisson samples, for add_remove, proved on a grid of `size` points.
 
-    Shapes   rate, z, times, delta broadcast -> Float64[...]; size static.  Traceable: no check of
-             values.
-    Units    z: std over sensitivity; size: 2^14 is within 1e-3 of the limit for times up to about
-             1e4, and beyond 1e5 Renyi bounds may be smaller: take the smaller one, as
-               `tight.epsilon` does.
+    Shapes:
+        rate, z, times, delta broadcast -> Float64[...]; size static.  Traceable: no check of
+        values.
+
+    Units:
+        z: std over sensitivity; size: 2^14 is within 1e-3 of the limit for times up to about 1e4,
+        and beyond 1e5 Renyi bounds may be smaller: take the smaller one, as `tight.epsilon` does.
+
     Slopes   in all but size, as right as the value; in times as if there were parts of a step.
 
-    >>> round(float(poisson(0.01, 1.0, 1000, 1e-5)), 3)
-    1.828
+    Example:
+        >>> round(float(poisson(0.01, 1.0, 1000, 1e-5)), 3)
+        1.828
     """
     return _many("add_remove", size)(rate, z, times, delta)
 
@@ -160,15 +164,23 @@ def pld_epsilon(event, times, delta) -> tuple[float, float]:
     fixed size, with or without replacement, those pairs may be worse than any data set.  Refinement
     stops at 1e-3 of epsilon + 1e-4, or at 2^20 points.
 
-    Shapes   times and delta may be arrays, which broadcast: then so is the result.
-    Units    times: whole, >= 1; delta in (0, 1).
-    Privacy  of the unit and adjacency for which the event was built; both directions of add_remove.
-    Errors   ValueError for a sample of a sample, two adjacencies in one event, and numbers out of
-             range.
+    Shapes:
+        times and delta may be arrays, which broadcast: then so is the result.
 
-    >>> value, width = pld_epsilon(events.poisson(0.01, events.gaussian(1.0)), 1000, 1e-5)
-    >>> 1.8277 < value < 1.8287 and 0 <= width < 0.002
-    True
+    Units:
+        times: whole, >= 1; delta in (0, 1).
+
+    Privacy:
+        of the unit and adjacency for which the event was built; both directions of add_remove.
+
+    Raises:
+        ValueError: for a sample of a sample, two adjacencies in one event, and numbers out of
+            range.
+
+    Example:
+        >>> value, width = pld_epsilon(events.poisson(0.01, events.gaussian(1.0)), 1000, 1e-5)
+        >>> 1.8277 < value < 1.8287 and 0 <= width < 0.002
+        True
     """
     times, delta = np.broadcast_arrays(np.asarray(times, np.float64), np.asarray(delta, np.float64))
     checks.positive("pld_epsilon", times=times)
@@ -186,11 +198,15 @@ def epsilons(event, times, delta: float) -> np.ndarray:
     """An epsilon that is proved for `event` after each of many numbers of times: `pld_epsilon`
     without its last grid.
 
-    Shapes   times [n] -> Float64[n].
-    Errors   ValueError as `pld_epsilon`.
+    Shapes:
+        times [n] -> Float64[n].
 
-    >>> epsilons(events.poisson(0.01, events.gaussian(1.0)), [10, 1000], 1e-5).round(2).tolist()
-    [0.38, 1.83]
+    Raises:
+        ValueError: as `pld_epsilon`.
+
+    Example:
+        >>> epsilons(events.poisson(0.01, events.gaussian(1.0)), [10, 1000], 1e-5).round(2).tolist()
+        [0.38, 1.83]
     """
     checks.positive("pld.epsilons", times=times)
     if not 0 < delta < 1:
@@ -204,11 +220,13 @@ def epsilons(event, times, delta: float) -> np.ndarray:
 def delta(event, epsilon, times=1, size=2**17) -> float:
     """A delta that is proved at `epsilon` >= 0 for `event`, `times` times.
 
-    Errors   ValueError as `pld_epsilon`.
+    Raises:
+        ValueError: as `pld_epsilon`.
 
-    >>> value = delta(events.gaussian(1.0), 1.0)
-    >>> 0.126936 < value < 0.126938
-    True
+    Example:
+        >>> value = delta(events.gaussian(1.0), 1.0)
+        >>> 0.126936 < value < 0.126938
+        True
     """
     checks.nonnegative("pld.delta", epsilon=epsilon)
     checks.positive("pld.delta", times=times)

@@ -45,8 +45,11 @@ def pessimistic(direction, rate, z, interval, start, size):
     lowers the profile.  What lies below the grid is moved up to its first point; what lies above is
     lost: an outcome that reveals everything.
 
-    Shapes   size is static; all else may be traced -> Float64[size], Float64[].
-    Source   Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022.
+    Shapes:
+        size is static; all else may be traced -> Float64[size], Float64[].
+
+    References:
+        Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022.
     """
     losses = interval * (start + jnp.arange(size))
     if direction == "remove":

@@ -42,11 +42,15 @@ def float64(function, **options):
 def gaussian(orders, z):
     """Curve of one Gaussian release: order / (2 z^2).
 
-    Shapes   orders [n] > 1 -> [n].
-    Source   Mironov, CSF 2017, Corollary 3.
+    Shapes:
+        orders [n] > 1 -> [n].
 
-    >>> float(gaussian(2.0, 0.5))
-    4.0
+    References:
+        Mironov, CSF 2017, Corollary 3.
+
+    Example:
+        >>> float(gaussian(2.0, 0.5))
+        4.0
     """
     return orders / (2 * z**2)
 
@@ -57,13 +61,18 @@ def poisson(orders, rate, z):
 
     The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1), u = rate *
     (likelihood ratio - 1). E[u] = 0, so the expectation of (1 + u)^a - 1 - a u is the same less
-    one, and nothing cancels.  The trapezoid rule
-    is exact to rounding for it: the integrand is analytic within pi z^2 of the real line.
+    one, and nothing cancels.  The trapezoid rule is exact to rounding for it: the integrand is
+    analytic within pi z^2 of the real line.
 
-    Shapes   orders [n] > 1, whole or not -> [n].
-    Units    rate in (0, 1]; rate = 1 is `gaussian`.
-    Source   Mironov, Talwar, Zhang, 2019, "Renyi differential privacy of the sampled Gaussian
-             mechanism".
+    Shapes:
+        orders [n] > 1, whole or not -> [n].
+
+    Units:
+        rate in (0, 1]; rate = 1 is `gaussian`.
+
+    References:
+        Mironov, Talwar, Zhang, 2019, "Renyi differential privacy of the sampled Gaussian
+        mechanism".
     """
     orders, whole = jnp.atleast_1d(orders), orders / (2 * z**2)
     q = jnp.where(rate < 1, rate, 0.5)
@@ -84,10 +93,15 @@ def without_replacement(orders, rate, z):
     profile), mirrored for ratios below one; an integral over the profile gives its moments.  It is
     up to four times below the series bound that is commonly used.
 
-    Shapes   orders [n] > 1, whole or not -> [n].
-    Units    z: std over the replace_one sensitivity; rate = 1 is `gaussian`.
-    Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences by
-             profile.
+    Shapes:
+        orders [n] > 1, whole or not -> [n].
+
+    Units:
+        z: std over the replace_one sensitivity; rate = 1 is `gaussian`.
+
+    References:
+        Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences by
+        profile.
     """
     orders, whole = jnp.atleast_1d(orders), orders / (2 * z**2)
     q = jnp.where(rate < 1, rate, 0.5)
@@ -106,18 +120,22 @@ def with_replacement(orders, law, z):
     Let eta = 1 - law[0].  With or without a repeated element, the outputs are mixtures (1 - eta) A
     + eta B and (1 - eta) A + eta B' with the same A: no copy.  By advanced joint convexity the
     hockey-stick divergence at 1 + eta (e^epsilon - 1) is at most eta times one of B to A or B', at
-    epsilon.  Draw all places from the other
-    elements first, then the k places that the element takes: given both, A, B and B' are Gaussians
-    whose means lie within k sensitivities of each other, so that divergence is at most the mean
-    over k >= 1 of the Gaussian profile at k / z.  Both directions hold alike, and moments of the
-    mirrored profile give the curve, as in `without_replacement`, to which it is equal for one draw.
-    (`multiplicity` has a smaller profile.)  The law may be any that does not depend on data, also
-    one conditional on few copies.
+    epsilon.  Draw all places from the other elements first, then the k places that the element
+    takes: given both, A, B and B' are Gaussians whose means lie within k sensitivities of each
+    other, so that divergence is at most the mean over k >= 1 of the Gaussian profile at k / z.
+    Both directions hold alike, and moments of the mirrored profile give the curve, as in
+    `without_replacement`, to which it is equal for one draw.  (`multiplicity` has a smaller
+    profile.)  The law may be any that does not depend on data, also one conditional on few copies.
 
-    Shapes   orders [n] > 1, law [m + 1] -> [n].
-    Units    z: std over the replace_one sensitivity of one copy.
-    Source   Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 2 and 10 (draws with replacement,
-             substitution).
+    Shapes:
+        orders [n] > 1, law [m + 1] -> [n].
+
+    Units:
+        z: std over the replace_one sensitivity of one copy.
+
+    References:
+        Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 2 and 10 (draws with replacement,
+        substitution).
     """
     orders = jnp.atleast_1d(orders)
     copies = jnp.arange(1.0, len(law))
@@ -151,11 +169,15 @@ def with_replacement(orders, law, z):
 def participation(orders, probability, curve):
     """Curve of a release that happens with `probability`, which may be visible.
 
-    Shapes   orders [n], curve [n] -> [n].
-    Source   Joint convexity of exp((a - 1) D); exact when participation is seen.
+    Shapes:
+        orders [n], curve [n] -> [n].
 
-    >>> float(participation(2.0, 1.0, 0.3)) == 0.3
-    True
+    References:
+        Joint convexity of exp((a - 1) D); exact when participation is seen.
+
+    Example:
+        >>> float(participation(2.0, 1.0, 0.3)) == 0.3
+        True
     """
     power = (orders - 1) * curve
     p = jnp.where(probability < 1, probability, 0.5)
@@ -169,10 +191,12 @@ def participation(orders, probability, curve):
 def convert(orders, curve, delta):
     """The epsilon that each order proves at `delta`; the smallest counts.
 
-    Shapes   broadcasts; a curve of zeros proves 0.
-    Source   Canonne, Kamath, Steinke, 2020, Proposition 12; and total variation <= sqrt(1 -
-             exp(-divergence)) (Bretagnolle and Huber), by which 0 is enough when that is at most
-             delta.
+    Shapes:
+        broadcasts; a curve of zeros proves 0.
+
+    References:
+        Canonne, Kamath, Steinke, 2020, Proposition 12; and total variation <= sqrt(1 -
+        exp(-divergence)) (Bretagnolle and Huber), by which 0 is enough when that is at most delta.
     """
     epsilon = curve + jnp.log1p(-1 / orders) - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
     return jnp.where(delta**2 > -jnp.expm1(-curve), 0.0, jnp.maximum(epsilon, 0.0))
@@ -182,7 +206,8 @@ def convert(orders, curve, delta):
 def epsilon(orders, curve, delta):
     """The smallest epsilon at `delta` that a curve proves; never negative.
 
-    Shapes   orders [n], curve [..., n] -> [...].
+    Shapes:
+        orders [n], curve [..., n] -> [...].
     """
     return jnp.min(convert(orders, curve, delta), axis=-1)
 
@@ -191,8 +216,11 @@ def epsilon(orders, curve, delta):
 def delta(orders, curve, epsilon):
     """The smallest delta at `epsilon` that a curve proves; never above 1.
 
-    Shapes   orders [n], curve [..., n] -> [...].
-    Source   as `convert`.
+    Shapes:
+        orders [n], curve [..., n] -> [...].
+
+    References:
+        as `convert`.
     """
     log_delta = (orders - 1) * (curve - epsilon + jnp.log1p(-1 / orders)) - jnp.log(orders)
     variation = 0.5 * jnp.log(-jnp.expm1(-curve))
@@ -203,7 +231,8 @@ def delta(orders, curve, epsilon):
 def gaussian_delta(epsilon, mu):
     """Exact delta at `epsilon` >= 0 of Gaussian releases with mu^2 = the sum of 1 / z^2.
 
-    Source   Balle and Wang, ICML 2018, Theorem 8.
+    References:
+        Balle and Wang, ICML 2018, Theorem 8.
     """
     return jnp.exp(_log_profile(epsilon / mu - mu / 2, mu))
 
@@ -213,11 +242,12 @@ def gaussian_epsilon(mu, delta):
     """Exact epsilon at `delta` of Gaussian releases, by bisection: the upper end, so never too
     small.
 
-    Shapes   broadcasts.  Gradients are exact too: of the crossing, by the implicit function
-             theorem.
+    Shapes:
+        broadcasts.  Gradients are exact too: of the crossing, by the implicit function theorem.
 
-    >>> round(float(jax.grad(gaussian_epsilon)(1.0, 1e-5)), 4)
-    5.0678
+    Example:
+        >>> round(float(jax.grad(gaussian_epsilon)(1.0, 1e-5)), 4)
+        5.0678
     """
     return _gaussian_epsilon(*jnp.broadcast_arrays(mu, delta))
 

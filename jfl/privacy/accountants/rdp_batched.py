@@ -30,16 +30,26 @@ SCHEMES = ("poisson", "without_replacement")
 def epsilons(rate, z, steps, delta, scheme: str = "poisson"):
     """The proved epsilon of `steps` releases of a Gaussian on a sample, for many configurations.
 
-    Shapes   all broadcast to [...] -> Float64[...].
-    Units    rate, delta in (0, 1]; z: std over sensitivity; scheme "poisson" (add_remove) |
-             "without_replacement" (replace_one, rate = sample / population).
-    Privacy  the smaller of the Renyi bound and the exact one without sampling.  Traceable and
-             differentiable.
-    Errors   ValueError for concrete values outside those ranges.
-    Source   as `rdp.poisson`, `rdp.without_replacement`, `rdp.convert`.
+    Shapes:
+        all broadcast to [...] -> Float64[...].
 
-    >>> epsilons(0.01, [1.0, 2.0], 1000, 1e-5).round(3).tolist()
-    [2.101, 0.686]
+    Units:
+        rate, delta in (0, 1]; z: std over sensitivity; scheme "poisson" (add_remove) |
+        "without_replacement" (replace_one, rate = sample / population).
+
+    Privacy:
+        the smaller of the Renyi bound and the exact one without sampling.  Traceable and
+        differentiable.
+
+    Raises:
+        ValueError: for concrete values outside those ranges.
+
+    References:
+        as `rdp.poisson`, `rdp.without_replacement`, `rdp.convert`.
+
+    Example:
+        >>> epsilons(0.01, [1.0, 2.0], 1000, 1e-5).round(3).tolist()
+        [2.101, 0.686]
     """
     _test("many.epsilons", rate, delta, scheme, z=z, steps=steps)
     return _map(_epsilon, scheme, rate, z, steps, delta)
@@ -49,15 +59,23 @@ def noise_multipliers(rate, steps, epsilon, delta, scheme: str = "poisson"):
     """The noise multiplier for each target epsilon, and the epsilon that it proves, which is not
     above the target.
 
-    Shapes   all broadcast to [...] -> (z Float64[...], a float32 each; epsilon Float64[...]).
-    Units    as `epsilons`.
-    Privacy  each z was tested: where the search fails, the exact multiplier without sampling is
-             returned.
-    Errors   ValueError for concrete values outside those ranges.
+    Shapes:
+        all broadcast to [...] -> (z Float64[...], a float32 each; epsilon Float64[...]).
 
-    >>> z, reached = noise_multipliers(0.01, 1000, 1.0, 1e-5)
-    >>> round(float(z), 4), bool(reached <= 1.0)
-    (1.5131, True)
+    Units:
+        as `epsilons`.
+
+    Privacy:
+        each z was tested: where the search fails, the exact multiplier without sampling is
+        returned.
+
+    Raises:
+        ValueError: for concrete values outside those ranges.
+
+    Example:
+        >>> z, reached = noise_multipliers(0.01, 1000, 1.0, 1e-5)
+        >>> round(float(z), 4), bool(reached <= 1.0)
+        (1.5131, True)
     """
     _test("many.noise_multipliers", rate, delta, scheme, steps=steps, epsilon=epsilon)
     return _map(_noise, scheme, rate, steps, epsilon, delta)

@@ -25,14 +25,20 @@ FEW = 4  # events, beyond which they are computed together
 def epsilon(event, delta) -> tuple[float, str]:
     """The smaller epsilon of the two, and the method that proved it: "rdp" or "gaussian_exact".
 
-    Units    delta in (0, 1).
-    Privacy  of the unit and adjacency for which the event was built.
-    Errors   ValueError for what these methods cannot analyse: a sample of a sample, and an event
-             that mixes add_remove (Poisson) with replace_one (with or without replacement).
+    Units:
+        delta in (0, 1).
 
-    >>> value, method = epsilon(events.gaussian(1.0), 1e-5)
-    >>> round(value, 4), method
-    (4.3772, 'gaussian_exact')
+    Privacy:
+        of the unit and adjacency for which the event was built.
+
+    Raises:
+        ValueError: for what these methods cannot analyse: a sample of a sample, and an event that
+            mixes add_remove (Poisson) with replace_one (with or without replacement).
+
+    Example:
+        >>> value, method = epsilon(events.gaussian(1.0), 1e-5)
+        >>> round(value, 4), method
+        (4.3772, 'gaussian_exact')
     """
     check_delta(delta)
     values, exact = bounds((event,), np.ones(1), np.full(1, float(delta)))
@@ -43,8 +49,11 @@ def curve(event, orders):
     """Renyi curve of an event: traceable, also in the numbers of the event but for draws with
     replacement.
 
-    Shapes   orders [n] > 1 -> Float64[n].
-    Errors   ValueError as `epsilon`.
+    Shapes:
+        orders [n] > 1 -> Float64[n].
+
+    Raises:
+        ValueError: as `epsilon`.
     """
     event, _ = _multiplicities(event, 0.0)
     with jax.enable_x64(True):
@@ -98,11 +107,15 @@ def delta(event, epsilon) -> float:
     """The smallest delta at which the event is proved to be `epsilon`-private, to one part in a
     million, from above.
 
-    Units    epsilon >= 0.  The result is 1 where nothing smaller was found, and at least 1e-300.
-    Errors   ValueError as `epsilon`.
+    Units:
+        epsilon >= 0.  The result is 1 where nothing smaller was found, and at least 1e-300.
 
-    >>> bool(1e-5 <= delta(events.gaussian(1.0), 4.37717809) <= 1.00001e-5)
-    True
+    Raises:
+        ValueError: as `epsilon`.
+
+    Example:
+        >>> bool(1e-5 <= delta(events.gaussian(1.0), 4.37717809) <= 1.00001e-5)
+        True
     """
     checks.nonnegative("jfl.privacy.accountants.rdp_events.delta", epsilon=epsilon)
     fits = lambda deltas: bounds((event,), np.ones(len(deltas)), deltas)[0] <= float(epsilon)
@@ -126,7 +139,8 @@ def bounds(found, times, delta):
     """Epsilon [m] of the worst event repeated `times`, at `delta` [m]; and whether the exact
     Gaussian gave it.
 
-    Shapes   times [m]; or [m, n] how often each part of a Series [n] happened.
+    Shapes:
+        times [m]; or [m, n] how often each part of a Series [n] happened.
     """
     times = np.asarray(times, np.float64)
     if len(found) > FEW and times.shape == (1,):

@@ -26,16 +26,22 @@ def epsilon(event, delta) -> tuple[float, str]:
     """The smallest proved epsilon of an event, and the method that proved it: "pld", "rdp" or
     "gaussian_exact".
 
-    Units    delta in (0, 1).
-    Privacy  of the unit and adjacency for which the event was built.
-    Errors   ValueError for what none of the methods can analyse: a sample of a sample, and an event
-             that mixes add_remove (Poisson) with replace_one (with or without replacement).
+    Units:
+        delta in (0, 1).
 
-    >>> value, method = epsilon(
-    ...     events.repeat(events.poisson(0.01, events.gaussian(1.0)), 1000), 1e-5
-    ... )
-    >>> 1.827 < value < 1.829, method
-    (True, 'pld')
+    Privacy:
+        of the unit and adjacency for which the event was built.
+
+    Raises:
+        ValueError: for what none of the methods can analyse: a sample of a sample, and an event
+            that mixes add_remove (Poisson) with replace_one (with or without replacement).
+
+    Example:
+        >>> value, method = epsilon(
+        ...     events.repeat(events.poisson(0.01, events.gaussian(1.0)), 1000), 1e-5
+        ... )
+        >>> 1.827 < value < 1.829, method
+        (True, 'pld')
     """
     check_delta(delta)
     return epsilon_of((event,), 1, float(delta))
@@ -45,8 +51,11 @@ def delta(event, epsilon) -> float:
     """The smallest delta at which the event is proved to be `epsilon`-private; 1 where nothing
     smaller was found.
 
-    Units    epsilon >= 0.
-    Errors   ValueError as `epsilon`.
+    Units:
+        epsilon >= 0.
+
+    Raises:
+        ValueError: as `epsilon`.
     """
     found = quick.delta(event, epsilon)
     if not takes(event):
@@ -143,11 +152,15 @@ def solve_noise(event_of_z, epsilon, delta) -> float:
     on the wrong side. It is at most a few parts in a million above the smallest that passes the
     test.
 
-    Args     event_of_z: z -> an event, or a tuple of events of which the worst counts.
-    Errors   ValueError if epsilon is not > 0 and finite, or out of reach of any z up to a million.
+    Args:
+        event_of_z: z -> an event, or a tuple of events of which the worst counts.
 
-    >>> round(solve_noise(events.gaussian, 1.0, 1e-5), 4)
-    3.7306
+    Raises:
+        ValueError: if epsilon is not > 0 and finite, or out of reach of any z up to a million.
+
+    Example:
+        >>> round(solve_noise(events.gaussian, 1.0, 1e-5), 4)
+        3.7306
     """
     check_delta(delta)
 
@@ -165,10 +178,12 @@ def solve_rounds(event, epsilon, delta) -> int:
     """The largest number of repeats with epsilon(repeat(event, number)) <= epsilon; 0 where even
     one is too many.
 
-    Errors   ValueError if epsilon is not > 0 and finite; beyond 10^12 repeats it stops there.
+    Raises:
+        ValueError: if epsilon is not > 0 and finite; beyond 10^12 repeats it stops there.
 
-    >>> solve_rounds(events.gaussian(10.0), 1.0, 1e-5)
-    7
+    Example:
+        >>> solve_rounds(events.gaussian(10.0), 1.0, 1e-5)
+        7
     """
     check_delta(delta)
     many = lambda times: quick.bounds((event,), times, np.full(times.shape, float(delta)))[0]
@@ -181,15 +196,19 @@ def solve_rate(event_of_rate, epsilon, delta) -> float:
     """The largest sampling rate in (0, 1] with epsilon(event_of_rate(rate)) <= epsilon: a float32,
     itself tested.
 
-    Errors   ValueError if epsilon is not > 0 and finite, or out of reach of any rate down to 1e-9.
+    Raises:
+        ValueError: if epsilon is not > 0 and finite, or out of reach of any rate down to 1e-9.
 
-    >>> round(
-    ...     solve_rate(
-    ...         lambda q: events.repeat(events.poisson(q, events.gaussian(1.0)), 1000), 2.0, 1e-5
-    ...     ),
-    ...     4,
-    ... )
-    0.0109
+    Example:
+        >>> round(
+        ...     solve_rate(
+        ...         lambda q: events.repeat(events.poisson(q, events.gaussian(1.0)), 1000),
+        ...         2.0,
+        ...         1e-5,
+        ...     ),
+        ...     4,
+        ... )
+        0.0109
     """
     check_delta(delta)
 
@@ -274,7 +293,8 @@ def smallest(where, reached, target, first=1.0, most=1e6):
 def largest(where, many, one, target) -> int:
     """The largest whole number, of at most 10^12, whose epsilon is <= target; 0 if there is none.
 
-    Args     many: Int[m] -> quick epsilons [m], never below `one`: number -> epsilon.
+    Args:
+        many: Int[m] -> quick epsilons [m], never below `one`: number -> epsilon.
     """
     checks.positive(where, epsilon=target)
     low, high = 0, 1

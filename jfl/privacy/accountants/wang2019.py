@@ -24,12 +24,18 @@ NODES = 1024
 def crude(orders, rate, z):
     """The general bound at a Gaussian's curve.
 
-    Shapes   orders [n] >= 2 if whole; others between 1 and 2 or between whole ones are interpolated
-             -> Float64[n].
-    Units    rate in (0, 1]; z: std over the replace_one sensitivity.
-    Errors   ValueError unless orders are concrete and > 1.
-    Source   Wang, Balle, Kasiviswanathan, AISTATS 2019, Theorem 9 with an unbounded curve at
-             infinity.
+    Shapes:
+        orders [n] >= 2 if whole; others between 1 and 2 or between whole ones are interpolated ->
+        Float64[n].
+
+    Units:
+        rate in (0, 1]; z: std over the replace_one sensitivity.
+
+    Raises:
+        ValueError: unless orders are concrete and > 1.
+
+    References:
+        Wang, Balle, Kasiviswanathan, AISTATS 2019, Theorem 9 with an unbounded curve at infinity.
     """
     return wor_rdp(orders, rate, lambda j: j / (2 * jnp.asarray(z, jnp.float64) ** 2))
 
@@ -43,10 +49,13 @@ def refined(orders, rate, z):
     a hundred digits.
 
     Shapes, Units, Errors   as `crude`.
-    Source   Wang, Balle, Kasiviswanathan, AISTATS 2019, Theorem 27.
 
-    >>> refined([2.0, 8.0], 0.2, 10.0).round(6).tolist()
-    [0.001607, 0.00675]
+    References:
+        Wang, Balle, Kasiviswanathan, AISTATS 2019, Theorem 27.
+
+    Example:
+        >>> refined([2.0, 8.0], 0.2, 10.0).round(6).tolist()
+        [0.001607, 0.00675]
     """
     with jax.enable_x64(True):
         z = jnp.asarray(z, jnp.float64)
@@ -56,10 +65,14 @@ def refined(orders, rate, z):
 def wor_rdp(orders, rate, rdp_of_order):
     """The general bound on a mechanism that runs on a sample of fixed size.
 
-    Args     rdp_of_order: its curve under replace_one, whole orders [m] -> [m], traceable.
+    Args:
+        rdp_of_order: its curve under replace_one, whole orders [m] -> [m], traceable.
+
     Shapes, Units, Errors   as `crude`.
-    Source   as `crude`.  It does not vanish with the curve: its terms from the third on tend to 2
-             rate^j binom(a, j).
+
+    References:
+        as `crude`.  It does not vanish with the curve: its terms from the third on tend to 2 rate^j
+        binom(a, j).
     """
     return _series(orders, rate, rdp_of_order, None)
 
@@ -67,7 +80,8 @@ def wor_rdp(orders, rate, rdp_of_order):
 def interpolate(orders, whole, curve):
     """A curve between whole orders: (a - 1) times it is convex in a, and so below its chords.
 
-    Shapes   orders [n] > 1; whole = 2, 3, ... [m]; curve [m] at them -> [n].
+    Shapes:
+        orders [n] > 1; whole = 2, 3, ... [m]; curve [m] at them -> [n].
     """
     below = jnp.floor(orders)
     scaled = jnp.concatenate([jnp.zeros(1), (whole - 1) * curve])  # orders 1, 2, ...

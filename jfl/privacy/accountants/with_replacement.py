@@ -70,8 +70,9 @@ STEPS = 60  # of Newton's method, at most
 def masses(losses, law, z):
     """Probabilities that P and Q give to the cells between losses [n] >= 0, ascending.
 
-    Returns  P [n-1], Q [n-1]; (P, Q) of losses between 0 and the first, and above the last; and P -
-             e^first Q of each cell, without the difference of numbers near each other.
+    Returns:
+        P [n-1], Q [n-1]; (P, Q) of losses between 0 and the first, and above the last; and P -
+        e^first Q of each cell, without the difference of numbers near each other.
     """
     ends = jnp.concatenate([jnp.zeros(1), losses])
     t = place(ends, law, z)

@@ -26,10 +26,12 @@ LOG_ORDERS = (math.log(1e-6), math.log(1e9))  # of order - 1, in the search for 
 def gaussian(sensitivity, sigma):
     """rho of one Gaussian release.
 
-    Source   Bun and Steinke, 2016, Proposition 1.6; Chen et al., 2024, Lemma 1, with omega = inf.
+    References:
+        Bun and Steinke, 2016, Proposition 1.6; Chen et al., 2024, Lemma 1, with omega = inf.
 
-    >>> float(gaussian(1.0, 2.0))
-    0.125
+    Example:
+        >>> float(gaussian(1.0, 2.0))
+        0.125
     """
     return sensitivity**2 / (2 * sigma**2)
 
@@ -38,7 +40,8 @@ def gaussian(sensitivity, sigma):
 def compose(rhos):
     """rho of releases that follow each other: the sum.
 
-    Shapes   rhos [..., n] -> [...].
+    Shapes:
+        rhos [..., n] -> [...].
     """
     return jnp.sum(rhos, axis=-1)
 
@@ -47,7 +50,8 @@ def compose(rhos):
 def to_dp_classical(rho, delta):
     """epsilon = rho + 2 sqrt(rho log(1 / delta)).
 
-    Source   Bun and Steinke, 2016, Proposition 1.3.
+    References:
+        Bun and Steinke, 2016, Proposition 1.3.
     """
     return rho + 2 * jnp.sqrt(-rho * jnp.log(delta))
 
@@ -57,11 +61,13 @@ def to_dp(rho, delta):
     """The smallest epsilon by the improved conversion of the curve rho a, over all real orders;
     never above the other.
 
-    Source   `rdp.convert`; the search ends within rounding of the best order, and any order proves
-             its epsilon.
+    References:
+        `rdp.convert`; the search ends within rounding of the best order, and any order proves its
+        epsilon.
 
-    >>> round(float(to_dp(0.1, 1e-5)), 9)
-    1.914238832
+    Example:
+        >>> round(float(to_dp(0.1, 1e-5)), 9)
+        1.914238832
     """
     return _best(rho, delta, jnp.inf)
 
@@ -72,8 +78,11 @@ def to_dp(rho, delta):
 def tcdp_compose(rhos, omegas):
     """(sum of rho, least omega) of releases that follow each other.
 
-    Shapes   [..., n] -> two of [...].
-    Source   Chen et al., 2024, Lemma 3; Bun, Dwork, Rothblum, Steinke, STOC 2018, Lemma 6.
+    Shapes:
+        [..., n] -> two of [...].
+
+    References:
+        Chen et al., 2024, Lemma 3; Bun, Dwork, Rothblum, Steinke, STOC 2018, Lemma 6.
     """
     return compose(rhos), _least(omegas)
 
@@ -81,9 +90,11 @@ def tcdp_compose(rhos, omegas):
 def tcdp_to_dp(rho, omega, delta, strict: bool = True) -> Checked:
     """epsilon = rho + 2 sqrt(rho log(1 / delta)), which needs log(1 / delta) <= (omega - 1)^2 rho.
 
-    Errors   with strict, ValueError that names what fails; `tcdp_to_dp_any` needs no such
-             condition.
-    Source   Chen et al., 2024, Lemma 2; Bun, Dwork, Rothblum, Steinke, STOC 2018, Lemma 5.
+    Raises:
+        with strict, ValueError that names what fails; `tcdp_to_dp_any` needs no such condition.
+
+    References:
+        Chen et al., 2024, Lemma 2; Bun, Dwork, Rothblum, Steinke, STOC 2018, Lemma 5.
     """
     _ranges("concentrated.tcdp_to_dp", rho, delta)
     with jax.enable_x64(True):
@@ -105,10 +116,12 @@ def tcdp_to_dp_any(rho, omega, delta):
     """The smallest epsilon by the improved conversion, over the orders below omega; sound for every
     omega > 1.
 
-    Errors   ValueError for a concrete omega <= 1: there is no order to use.
+    Raises:
+        ValueError: for a concrete omega <= 1: there is no order to use.
 
-    >>> round(float(tcdp_to_dp_any(0.01, 20.0, 1e-5)), 6)
-    0.59698
+    Example:
+        >>> round(float(tcdp_to_dp_any(0.01, 20.0, 1e-5)), 6)
+        0.59698
     """
     _ranges("concentrated.tcdp_to_dp_any", rho, delta)
     if checks.concrete(omega) and not np.all(np.asarray(omega) > 1):
@@ -124,12 +137,18 @@ def tcdp_amplify(rho, rate, omega=math.inf, strict: bool = True) -> Checked:
     rate) / (2 rho) >= 3.  Where they fail, (rho, omega) holds without the sampling.  Poisson
     samples are not covered.
 
-    Units    rate = sample / population.
-    Errors   with strict, ValueError that names what fails.
-    Source   Chen et al., 2024, Lemma 4; Bun, Dwork, Rothblum, Steinke, STOC 2018, Theorem 11.
+    Units:
+        rate = sample / population.
 
-    >>> tcdp_amplify(1.77, 1 / 60, strict=False).failed[0]
-    'rho <= 0.1'
+    Raises:
+        with strict, ValueError that names what fails.
+
+    References:
+        Chen et al., 2024, Lemma 4; Bun, Dwork, Rothblum, Steinke, STOC 2018, Theorem 11.
+
+    Example:
+        >>> tcdp_amplify(1.77, 1 / 60, strict=False).failed[0]
+        'rho <= 0.1'
     """
     _ranges("concentrated.tcdp_amplify", rho)
     checks.fraction("concentrated.tcdp_amplify", rate=rate)
@@ -162,12 +181,16 @@ def tcdp_calibrate(rate, steps, epsilon, delta, strict: bool = True) -> Checked:
     rho = (sqrt(log(1 / delta) + epsilon) - sqrt(log(1 / delta)))^2 in all, so z = rate sqrt(13
     steps / (2 rho)).
 
-    Units    z: std over the replace_one sensitivity; rate = sample / population.
-    Errors   with strict, ValueError that names what fails at this z: a precondition of
-             `tcdp_amplify` or `tcdp_to_dp`.
+    Units:
+        z: std over the replace_one sensitivity; rate = sample / population.
 
-    >>> round(float(tcdp_calibrate(1 / 60, 300, 0.3, 1e-2).value), 2)
-    10.7
+    Raises:
+        with strict, ValueError that names what fails at this z: a precondition of `tcdp_amplify` or
+            `tcdp_to_dp`.
+
+    Example:
+        >>> round(float(tcdp_calibrate(1 / 60, 300, 0.3, 1e-2).value), 2)
+        10.7
     """
     checks.fraction("concentrated.tcdp_calibrate", rate=rate)
     checks.positive("concentrated.tcdp_calibrate", steps=steps, epsilon=epsilon)

@@ -16,7 +16,8 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     """Noise on each client's own upload; a third party meets it in a sum, with the noise of the
     others.
 
-    Args     others: False for a third party that knows their noise.
+    Args:
+        others: False for a third party that knows their noise.
     """
     if not noisy(plan.upload):
         return []

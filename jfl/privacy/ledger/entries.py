@@ -36,9 +36,12 @@ IMPLIED_TWICE = (
 def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     """All that the noise of the first `rounds` rounds of a plan may protect; empty without noise.
 
-    Args     others: whether noise of other clients counts for a third party.
-    Errors   ValueError if the plan holds traced values: a ledger is kept on the host; if a clip
-             norm or noise that is a function of the round falls below 1e-15 in one of the rounds.
+    Args:
+        others: whether noise of other clients counts for a third party.
+
+    Raises:
+        ValueError: if the plan holds traced values: a ledger is kept on the host; if a clip norm or
+            noise that is a function of the round falls below 1e-15 in one of the rounds.
     """
     if not checks.concrete(plan):
         checks.fail(

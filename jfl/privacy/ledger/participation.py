@@ -96,10 +96,16 @@ def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
     """How often each client takes part in `rounds` rounds, at most; one way of knowing it, or the
     planned worst case.
 
-    Args     cap: no client more often (the engine does not enforce it); quantile: but for this
-             probability, a client; realised: Int[C], as it happened.
-    Shapes   -> (Int[C], failure probability, status, caveats).
-    Errors   ValueError unless at most one is given, and in range.
+    Args:
+        cap: no client more often (the engine does not enforce it); quantile: but for this
+            probability, a client;
+        realised: Int[C], as it happened.
+
+    Shapes:
+        -> (Int[C], failure probability, status, caveats).
+
+    Raises:
+        ValueError: unless at most one is given, and in range.
     """
     sampler, where = plan.sampler, "jfl.guarantee"
     given = [

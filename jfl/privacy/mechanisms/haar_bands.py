@@ -75,9 +75,12 @@ def pixels(like, shape, leaves=None) -> Bands:
     That is the weight of a dense layer on images, [h * w, n] or [h * w * c, n]; its columns share
     the levels. Every other leaf is one plain band.
 
-    Args     shape: (h, w) or (h, w, c) for the two-dimensional pyramid, (d,) for a signal.
-             leaves: positions of the leaves to transform, in tree order; None: all that fit.
-    Errors   ValueError if no leaf fits, or one of `leaves` does not.
+    Args:
+        shape: (h, w) or (h, w, c) for the two-dimensional pyramid, (d,) for a signal.
+        leaves: positions of the leaves to transform, in tree order; None: all that fit.
+
+    Raises:
+        ValueError: if no leaf fits, or one of `leaves` does not.
     """
     where = "bands.pixels"
     shape = checks.several(where, shape=shape)
@@ -262,7 +265,8 @@ def energies(bands: Bands, tree):
 def scale(bands: Bands, values, tree):
     """Each band of the tree times its value: Q^T diag(values) Q tree.
 
-    Shapes   values Float[n]; the result has the shapes and dtypes of `tree`.
+    Shapes:
+        values Float[n]; the result has the shapes and dtypes of `tree`.
     """
     like, treedef = _checked("bands.scale", bands, tree)
     pieces = _times(bands, _one_each("bands.scale", bands, values), _split(bands, like))
@@ -275,7 +279,8 @@ def noise(bands: Bands, key, stds, like):
 
     Coefficients that reach padding alone are not drawn: they would be dropped.
 
-    Shapes   stds Float[n].
+    Shapes:
+        stds Float[n].
     """
     _, treedef = _checked("bands.noise", bands, like)
     floats = [jax.ShapeDtypeStruct(s, jnp.float32) for s in bands.shapes]
@@ -302,7 +307,8 @@ def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
     transformed coefficients: nothing is known of it, so as much is expected of each of its entries
     as of an entry of the transformed leaves.
 
-    Source   spec of Ranaweera et al., 2025, section 3.10: not in the paper.
+    References:
+        spec of Ranaweera et al., 2025, section 3.10: not in the paper.
     """
     n, shaped = sizes(bands), levels(bands) >= 0
     energy = leaves(bands) ** exponent
@@ -317,11 +323,15 @@ def optimal(bands: Bands, energies, utility=1.0, floor=1e-3):
     They minimise sum_b a_b n_b t_b^2 where sum_b C_b^2 / t_b^2 is given: t_b^2 ~ C_b / sqrt(a_b
     n_b).
 
-    Args     energies: Float[n], C_b^2, of one contribution (not of a mean), public or privately
-             estimated. utility: a_b > 0, a number or Float[n], what a unit of noise variance costs.
-             floor: no root mean square coefficient counts as less than this fraction of the
-             largest: no band is frozen.
-    Source   spec of Ranaweera et al., 2025, section 3.6: not in the paper.
+    Args:
+        energies: Float[n], C_b^2, of one contribution (not of a mean), public or privately
+            estimated.
+        utility: a_b > 0, a number or Float[n], what a unit of noise variance costs.
+        floor: no root mean square coefficient counts as less than this fraction of the largest: no
+            band is frozen.
+
+    References:
+        spec of Ranaweera et al., 2025, section 3.6: not in the paper.
     """
     checks.positive("bands.optimal", utility=utility, floor=floor)
     return (
@@ -333,7 +343,8 @@ def family(bands: Bands, energies, beta, floor=1e-3):
     """Float32[n]: relative noise stds, (C_b^2 / n_b)^(beta / 2): beta = 0 is isotropic, 1/2 is
     `optimal`.
 
-    Args     as of `optimal`; energies sizes(bands) * prior(bands) need no data.
+    Args:
+        as of `optimal`; energies sizes(bands) * prior(bands) need no data.
     """
     checks.positive("bands.family", floor=floor)
     return _variances("bands.family", bands, energies, floor) ** (

@@ -120,16 +120,23 @@ def _its_bound(state, shape, *, bound):
 def clip_l2(bound) -> Stage:
     """Shrink each contribution to Euclidean norm at most `bound`, over all leaves together.
 
-    Units    bound in the units of the contribution, > 0; or a function of the round that gives it.
-    Privacy  one contribution moves the sum by at most `bound` (add_remove) or 2 * bound
-             (replace_one).
-    Errors   ValueError unless bound is > 0 and finite (leave the stage out for no clipping).
-    Source   Abadi et al., CCS 2016, Algorithm 1.
+    Units:
+        bound in the units of the contribution, > 0; or a function of the round that gives it.
 
-    >>> from jfl.privacy.mechanisms.chain import chain, release
-    >>> m = chain(clip_l2(1.0), total(), adjacency="add_remove")
-    >>> release(m, jax.random.key(0), (), jnp.array([[3.0, 4.0]]), jnp.ones(1))[0].tolist()
-    [0.6000000238418579, 0.800000011920929]
+    Privacy:
+        one contribution moves the sum by at most `bound` (add_remove) or 2 * bound (replace_one).
+
+    Raises:
+        ValueError: unless bound is > 0 and finite (leave the stage out for no clipping).
+
+    References:
+        Abadi et al., CCS 2016, Algorithm 1.
+
+    Example:
+        >>> from jfl.privacy.mechanisms.chain import chain, release
+        >>> m = chain(clip_l2(1.0), total(), adjacency="add_remove")
+        >>> release(m, jax.random.key(0), (), jnp.array([[3.0, 4.0]]), jnp.ones(1))[0].tolist()
+        [0.6000000238418579, 0.800000011920929]
     """
     data = dict(bound=_level("clip_l2", "Leave the stage out for no clipping.", bound=bound))
     return Stage(Fn(_clip_l2, data), Fn(_its_bound, data), name="clip_l2")
@@ -170,15 +177,23 @@ def _layers_bound(state, shape, *, bounds, layers):
 def clip_per_layer(bounds, layers: int | None = None) -> Stage:
     """Shrink each leaf of a contribution on its own.
 
-    Units    bounds: a pytree with one bound > 0 a leaf, or one number for each of `layers` leaves.
-    Privacy  the contribution's bound is the root of the sum of the squared bounds.
-    Errors   ValueError unless all bounds are > 0, or if one number comes without `layers`.
-    Source   McMahan et al., 2018, "A general approach to adding differential privacy".
+    Units:
+        bounds: a pytree with one bound > 0 a leaf, or one number for each of `layers` leaves.
 
-    >>> from jfl.privacy.mechanisms.chain import chain, sensitivity
-    >>> m = chain(clip_per_layer((3.0, 4.0)), total(), gaussian(1.0), adjacency="add_remove")
-    >>> float(sensitivity(m))
-    5.0
+    Privacy:
+        the contribution's bound is the root of the sum of the squared bounds.
+
+    Raises:
+        ValueError: unless all bounds are > 0, or if one number comes without `layers`.
+
+    References:
+        McMahan et al., 2018, "A general approach to adding differential privacy".
+
+    Example:
+        >>> from jfl.privacy.mechanisms.chain import chain, sensitivity
+        >>> m = chain(clip_per_layer((3.0, 4.0)), total(), gaussian(1.0), adjacency="add_remove")
+        >>> float(sensitivity(m))
+        5.0
     """
     limits = jax.tree.leaves(bounds)
     if not limits:
@@ -241,19 +256,25 @@ def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1, floor=
 
     Each contribution carries one more coordinate, C * indicator * (bit - 1/2), where the bit says
     that its norm is at most the clip norm C.  One isotropic Gaussian covers both, so the noise
-    multiplier of the chain is exactly the
-    joint one: nothing else is to be accounted.  C moves by exp(-lr * (noisy fraction - quantile)).
+    multiplier of the chain is exactly the joint one: nothing else is to be accounted.  C moves by
+    exp(-lr * (noisy fraction - quantile)).
 
-    Units    initial: C of the first release, > 0; count: the public, expected number of
-             contributions; quantile in (0, 1]; indicator: weight of the bit, larger for a less
-             noisy C and a little more noise;
-             floor: C never falls below it, at least 1e-15; None: the larger of 1e-15 and a
-               millionth of `initial`.
-    Privacy  bound C * sqrt(1 + indicator^2 / 4).  Far below 1e-15 float32 could measure no norm,
-             and add no noise.
-    Errors   ValueError outside those ranges; refused inside `private_grad` (a client keeps no clip
-             norm).
-    Source   Andrew et al., NeurIPS 2021, with the joint release of one vector.
+    Units:
+        initial: C of the first release, > 0; count: the public, expected number of contributions;
+        quantile in (0, 1]; indicator: weight of the bit, larger for a less noisy C and a little
+        more noise; floor: C never falls below it, at least 1e-15; None: the larger of 1e-15 and a
+        millionth of `initial`.
+
+    Privacy:
+        bound C * sqrt(1 + indicator^2 / 4).  Far below 1e-15 float32 could measure no norm, and add
+        no noise.
+
+    Raises:
+        ValueError: outside those ranges; refused inside `private_grad` (a client keeps no clip
+            norm).
+
+    References:
+        Andrew et al., NeurIPS 2021, with the joint release of one vector.
     """
     checks.positive(
         "clip_adaptive", single=True, initial=initial, count=count, lr=lr, indicator=indicator
@@ -301,10 +322,13 @@ def _declared(state, shape, *, value):
 def bounded(value, reason: str) -> Stage:
     """Declare, without clipping, that a contribution is at most `value` long.
 
-    Args     reason: "upload": in `release`, where the upload's own clip sees to it (`jfl.plan`
-             checks that it does). "prox_erm": in a client, by strong convexity of its problem: a
-             guarantee that rests on it is "conditional".
-    Units    as of `clip_l2`.
+    Args:
+        reason: "upload": in `release`, where the upload's own clip sees to it (`jfl.plan` checks
+            that it does). "prox_erm": in a client, by strong convexity of its problem: a guarantee
+            that rests on it is "conditional".
+
+    Units:
+        as of `clip_l2`.
     """
     checks.choice("bounded", ("upload", "prox_erm"), reason=reason)
     checks.positive("bounded", single=True, value=value)
@@ -328,14 +352,16 @@ def gaussian(
 ) -> Stage:
     """Add N(0, sigma^2) to every coordinate, sigma = noise_multiplier * sensitivity of the sum.
 
-    Units    noise_multiplier: dimensionless, > 0; or std: sigma itself, in the units of the sum.
-             Either may be a function of the round; and, in `private_grad` and in `upload`,
-             Float[C], one number for each client.
-             shape: noise of a shape of `jfl.wavelet`; the sensitivity is then measured in its norm.
-             generator: "philox", counters to normals in one pass; "key", as jax.random.normal does
-             with the key of the run (threefry unless you chose another), several times slower.
-             Noise of a shape is always "philox".
-    Errors   ValueError unless exactly one is given and > 0 (leave the stage out for no noise).
+    Units:
+        noise_multiplier: dimensionless, > 0; or std: sigma itself, in the units of the sum.  Either
+        may be a function of the round; and, in `private_grad` and in `upload`, Float[C], one number
+        for each client. shape: noise of a shape of `jfl.wavelet`; the sensitivity is then measured
+        in its norm. generator: "philox", counters to normals in one pass; "key", as
+        jax.random.normal does with the key of the run (threefry unless you chose another), several
+        times slower.  Noise of a shape is always "philox".
+
+    Raises:
+        ValueError: unless exactly one is given and > 0 (leave the stage out for no noise).
     """
     if (noise_multiplier is None) == (std is None):
         checks.fail(
@@ -383,11 +409,14 @@ def divide(n) -> Stage:
     """Divide the noisy sum by a public number; by "size", the client's own rows; by "weight", the
     cohort's weights.
 
-    Privacy  post-processing.  A realised count would not be: it is data.  "size" is sound where
-             sizes are public, under replace_one of an example.  "weight", the sum of the weights of
-             those who came, is for a release that adds no noise of its own (the usual normalised
-             FedAvg).  Both are refused elsewhere.
-    Errors   ValueError unless n is > 0 and finite, "size" or "weight".
+    Privacy:
+        post-processing.  A realised count would not be: it is data.  "size" is sound where sizes
+        are public, under replace_one of an example.  "weight", the sum of the weights of those who
+        came, is for a release that adds no noise of its own (the usual normalised FedAvg).  Both
+        are refused elsewhere.
+
+    Raises:
+        ValueError: unless n is > 0 and finite, "size" or "weight".
     """
     if isinstance(n, str):
         checks.choice("divide", ("size", "weight"), n=n)

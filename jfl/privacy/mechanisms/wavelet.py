@@ -38,7 +38,8 @@ def shape(bands: Bands, std) -> Shape:
     They are scaled so that, at one clip norm and noise multiplier, the noise has the power of
     isotropic noise: what a shape changes is how much of a contribution its clip lets through.
 
-    Shapes   std Float[bands], > 0.
+    Shapes:
+        std Float[bands], > 0.
     """
     _one_each("wavelet.shape", bands, std=std)
     std, sizes = jnp.asarray(std, jnp.float32), jnp.asarray(_kept(bands), jnp.float32)
@@ -58,14 +59,17 @@ def _kept(bands):
 def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
     """Noise variance of a coefficient as the `exponent`-th power of its expected energy.
 
-    Args     exponent: 0 is isotropic; 1/2 has the least mean squared error of the release; in
-             between is usually best for training, and more than 1/2 is too much.
-             energies: Float[bands], of a contribution, from public rows
-             (`jfl.analysis.public_data.band_energies`) or from a private estimate
-             (`jfl.algorithms.band_energies`); None: the spectrum of natural images, which reads no
-             data (on MNIST it gained less than energies of public rows, and in one setting of seven
-             only).
-    Source   spec of Ranaweera et al., 2025, section 3.6: not in the paper.
+    Args:
+        exponent: 0 is isotropic; 1/2 has the least mean squared error of the release; in between is
+            usually best for training, and more than 1/2 is too much.
+        energies: Float[bands], of a contribution, from public rows
+            (`jfl.analysis.public_data.band_energies`) or from a private estimate
+            (`jfl.algorithms.band_energies`); None: the spectrum of natural images, which reads no
+            data (on MNIST it gained less than energies of public rows, and in one setting of seven
+            only).
+
+    References:
+        spec of Ranaweera et al., 2025, section 3.6: not in the paper.
     """
     given = (
         checks.array("wavelet.ellipsoid", "exponent", exponent)
@@ -91,8 +95,9 @@ def optimal(bands: Bands, energies, utility=1.0) -> Shape:
     """The shape of least weighted noise, sum of utility * variance, for contributions of these band
     energies.
 
-    Shapes   energies Float[bands]; utility Float[bands] or a number: what a unit of noise variance
-             costs.
+    Shapes:
+        energies Float[bands]; utility Float[bands] or a number: what a unit of noise variance
+        costs.
     """
     _one_each("wavelet.optimal", bands, least=0.0, energies=energies)
     return shape(bands, haar.optimal(bands, jnp.asarray(energies, jnp.float32), utility))
@@ -138,9 +143,12 @@ def _ellipsoid_bound(state, other, *, bound, shape):
 def clip_ellipsoid(bound, shape: Shape) -> Stage:
     """Shrink each contribution to length `bound` in the norm of `shape`, keeping its direction.
 
-    Units    bound as of `clip_l2`, or a function of the round.
-    Privacy  in noise of the same shape the bound of a contribution is `bound`; in isotropic noise
-             it is the longest axis of the ellipsoid.
+    Units:
+        bound as of `clip_l2`, or a function of the round.
+
+    Privacy:
+        in noise of the same shape the bound of a contribution is `bound`; in isotropic noise it is
+        the longest axis of the ellipsoid.
     """
     if not isinstance(shape, Shape):
         checks.fail("wavelet.clip_ellipsoid", "a shape of jfl.wavelet", f"{shape!r}")
@@ -170,9 +178,10 @@ def clip_bands(bounds, bands: Bands) -> Stage:
     padding comes last, and is post-processing, though a contribution without it may look longer
     than its bound.
 
-    Privacy  the bound of a contribution is the root of the sum of squared bounds, each in units of
-             its band's noise: bands with multipliers sigma_b are one release with 1 / sigma^2 = sum
-             of 1 / sigma_b^2.
+    Privacy:
+        the bound of a contribution is the root of the sum of squared bounds, each in units of its
+        band's noise: bands with multipliers sigma_b are one release with 1 / sigma^2 = sum of 1 /
+        sigma_b^2.
     """
     _one_each("wavelet.clip_bands", bands, bounds=bounds)
     _not_tiny("wavelet.clip_bands", bounds=bounds)
@@ -226,12 +235,16 @@ def published(
     level of them, R4 each level of the weighted coefficients; R5 all weighted coefficients together
     and R6 their levels, whose squared bounds add up.
 
-    Args     calibration: "plain", or "lemma2", with less noise by sqrt(2 / (2 + log2 m)), m the
-             largest block. max_weight: of a client, for a release with weights.
-             unsound: R1 to R4 and lemma2 do not have the privacy that the paper states: say that
-               you know.
-    Privacy  `guarantee` counts the true multiplier; R1: noise_multiplier / sqrt(m).
-             `jfl.papers.as_printed` shows the stated one.
+    Args:
+        calibration: "plain", or "lemma2", with less noise by sqrt(2 / (2 + log2 m)), m the largest
+            block.
+        max_weight: of a client, for a release with weights.
+        unsound: R1 to R4 and lemma2 do not have the privacy that the paper states: say that you
+            know.
+
+    Privacy:
+        `guarantee` counts the true multiplier; R1: noise_multiplier / sqrt(m).
+        `jfl.papers.as_printed` shows the stated one.
     """
     checks.choice("wavelet.published", READINGS, reading=reading)
     checks.choice("wavelet.published", CALIBRATIONS, calibration=calibration)
@@ -344,8 +357,11 @@ def _soft(value, after, *, bands, rule):
 def soft_threshold(bands: Bands, rule: str = "bayes") -> Stage:
     """Pull the detail coefficients of a noisy release towards zero, each by its band's threshold.
 
-    Args     rule: "universal", std * sqrt(2 log m); "bayes", variance over the estimated signal
-    (BayesShrink). Post-processing, as `james_stein`, and with the same warning.
+    Args:
+        rule: "universal", std * sqrt(2 log m); "bayes", variance over the estimated signal
+            (BayesShrink).
+
+    Post-processing, as `james_stein`, and with the same warning.
     """
     checks.choice("wavelet.soft_threshold", ("bayes", "universal"), rule=rule)
     return Stage(Fn(_soft, dict(bands=bands), dict(rule=rule)), name="soft_threshold", role="post")
