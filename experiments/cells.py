@@ -25,8 +25,8 @@ from pathlib import Path
 
 from jfl import datasets
 from jfl.core import checks
+from jfl.core.errors import HealthError
 from jfl.data.tfds import digest
-from jfl.engine.simulate import HealthError
 from jfl.runs import record
 from jfl.runs.checkpoint import code, environment, temporary, write
 from jfl.runs.config import Config

@@ -21,7 +21,7 @@ import numpy as np
 
 from jfl.cli import console
 from jfl.core import checks as check
-from jfl.engine.simulate import HealthError
+from jfl.core.errors import HealthError
 from jfl.report.collected import VERDICTS
 from jfl.runs import record
 from jfl.runs.checkpoint import environment, write

@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jfl.engine.simulate import HealthError
+from jfl.core.errors import HealthError
 from jfl.engine.sweep import sweep as run_points
 from jfl.papers import as_printed
 from jfl.privacy import guarantees

@@ -9,6 +9,8 @@ from .algorithms import algorithm as algorithm
 from .analysis import heterogeneity as heterogeneity
 from .analysis import public_data as public_data
 from .core import earlier_names as _earlier_names
+from .core import errors as errors
+from .core.errors import HealthError as HealthError
 from .core.identity import describe as describe
 from .core.lazy import submodules as _submodules
 from .core.records import Algorithm as Algorithm
@@ -40,7 +42,6 @@ from .engine import devices as mesh
 from .engine.plan import plan as plan
 from .engine.round import init as init
 from .engine.round import run_round as run_round
-from .engine.simulate import HealthError as HealthError
 from .engine.simulate import Output as Output
 from .engine.simulate import scan as scan
 from .engine.simulate import simulate as simulate

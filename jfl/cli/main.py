@@ -9,7 +9,7 @@ import time
 import jax
 
 from ..core import checks
-from ..engine.simulate import HealthError
+from ..core.errors import HealthError
 from ..report import page
 from ..runs import record, train
 from ..runs.build import build

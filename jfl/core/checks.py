@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .errors import ArgumentError
+
 INT32 = 2**31 - 1
 
 
@@ -23,8 +25,17 @@ def concrete(value) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
-def fail(where: str, need: str, got, do: str = ""):
-    raise ValueError(f"{where}: need {need}; got {got}. {do}".rstrip())
+def fail(where: str, need: str, got, do: str = "", error: type[Exception] = ArgumentError):
+    """Refuse an argument.
+
+    Args:
+        where: what was called.
+        need: what it needs.
+        got: what came.
+        do: what to do about it.
+        error: the class of `core.errors` that says what kind of refusal this is.
+    """
+    raise error(f"{where}: need {need}; got {got}. {do}".rstrip())
 
 
 def shown(value) -> str:

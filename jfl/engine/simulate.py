@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks, identity, printing, pytrees
+from ..core.errors import HealthError
 from ..core.random_streams import noise_base, noise_words
 from ..core.records import Health, Metrics, Plan, Run
 from ..privacy.mechanisms import chain as mech
@@ -30,15 +31,6 @@ class Output(NamedTuple):
     metrics: Metrics  # leaves [evaluations]
     params: Any
     __repr__ = printing.output
-
-
-class HealthError(RuntimeError):
-    """A run that must not be trusted; `run` is its state (of a sweep: the Sweep), `health` the
-    counts."""
-
-    def __init__(self, message, run, health):
-        super().__init__(message)
-        self.run, self.health = run, health
 
 
 def scan(run: Run, plan: Plan, rounds, data=None) -> tuple[Run, Metrics]:

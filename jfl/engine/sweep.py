@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks, identity, printing
+from ..core.errors import HealthError
 from ..core.random_streams import noise_base, noise_words
 from ..core.records import Health, Metrics, Plan
 from ..privacy.ledger import segments
@@ -18,7 +19,7 @@ from ..privacy.mechanisms import float_floors
 from . import devices as meshes
 from .plan import client_bytes
 from .round import begin
-from .simulate import HealthError, scan_from, schedule, tolerated
+from .simulate import scan_from, schedule, tolerated
 
 MEMORY = 2**32  # bytes for the points computed at once
 

@@ -17,7 +17,8 @@ from ..data.federation import checksum
 from .blocks import Block, Local, Results
 from ..privacy.ledger import segments
 from ..engine.round import init
-from ..engine.simulate import HealthError, scan
+from ..core.errors import HealthError
+from ..engine.simulate import scan
 from ..engine.sweep import points_of, widened, widths
 from .train import (
     LOCK,

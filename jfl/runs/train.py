@@ -22,7 +22,8 @@ from .journal import Branch, Journal, rejoin
 from ..privacy.mechanisms import chain as mech
 from ..privacy.entry_guarantees import Overflow
 from ..engine.round import init
-from ..engine.simulate import HealthError, scan, schedule, simulate
+from ..core.errors import HealthError
+from ..engine.simulate import scan, schedule, simulate
 
 try:
     import fcntl

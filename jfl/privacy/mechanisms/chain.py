@@ -48,15 +48,17 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     `adjacency` may stay open: `plan` binds it from the sampler.  A noisy chain that nobody bound
     refuses to run.
 
-    Errors   ValueError unless the roles run row -> sum -> noise -> post with exactly one sum, at
-             most one noise, and a row stage that bounds what the noise covers.
+    Raises:
+        ValueError: unless the roles run row -> sum -> noise -> post with exactly one sum, at most
+            one noise, and a row stage that bounds what the noise covers.
 
-    >>> from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
-    >>> chain(gaussian(1.0), clip_l2(1.0), total())  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    ValueError: chain: need stages in the order row -> sum -> noise -> post with exactly one sum; got ...
-    """  # noqa: E501
+    Example:
+        >>> from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
+        >>> chain(gaussian(1.0), clip_l2(1.0), total())  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        jfl.core.errors.ArgumentError: chain: need stages in the order row -> sum -> noise ...
+    """
     for s in stages:
         if not isinstance(s, Stage):
             checks.fail(
