@@ -109,6 +109,7 @@ __all__ = [
     "describe",
     "divide",
     "epsilons",
+    "errors",
     "federate",
     "gaussian",
     "grad",
