@@ -15,26 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import CLIENTS, SIZES, close, flat, make_algorithm, squared, start_params
-from jfl.kernels.normals import normals
+from helpers.numpy_loops import (
+    LEVELS,
+    ROUNDS,
+    by_round,
+    clip,
+    draws,
+    example_gradient,
+    falling,
+    run_jfl,
+)
+from helpers.problems import CLIENTS, SIZES, close, flat, make_algorithm, squared, start_params
 
 import jfl
-from jfl.core.random_streams import Stream, stream
-from jfl.engine.round import noise_key
 
-ROUNDS = 3
 LR, SERVER_LR, MU = 0.15, 0.9, 0.3
 ARRAY = (1.0, 2.0, 0.5, 1.0, 3.0, 1.5, 1.0)
 SHARES = (1.0, 3.0, 2.0, 1.0, 1.0, 2.0, 4.0)
-
-
-def by_round(round_):
-    """Client-level weights that move with the round."""
-    return 1.0 + jnp.arange(CLIENTS) * (1.0 + round_)
-
-
-def falling(step):
-    return 0.2 / (1.0 + 0.5 * step)
 
 
 def shrinking(round_):
@@ -44,9 +41,6 @@ def shrinking(round_):
 
 def calming(round_):
     return 1.1 * 0.8**round_
-
-
-LEVELS = (0.5, 1.1, 2.0, 0.8, 1.4, 0.6, 1.0)  # a noise multiplier for each client
 
 
 SAMPLERS = dict(
@@ -207,89 +201,10 @@ ADAPTIVE = dict(quantile=0.6, lr=0.4, indicator=0.3)
 # --- what is drawn
 
 
-def each_round(draw, *of_round):
-    return jax.vmap(draw)(jnp.arange(ROUNDS), *of_round)
-
-
-def address(base, id_, turn):
-    return jax.random.fold_in(jax.random.fold_in(base, id_), turn)
-
-
 # programs of their own, not one of each case: cases share samplers, batch rules and shapes
 
 
-@jax.jit
-def cohorts(key, sampler):
-    return each_round(lambda r: sampler.draw(stream(key, Stream.COHORT, r)))
-
-
-@functools.partial(jax.jit, static_argnames=("slots", "steps"))
-def batches_of(key, batches, sizes, ids, turn, slots, steps):
-    """Slots and mask of each step of each client of each round."""
-
-    def slot(r, id_, turn):
-        own = address(stream(key, Stream.BATCH, r), id_, turn)
-        size = sizes.at[id_].get(mode="fill", fill_value=0)
-        return jax.vmap(lambda s: batches.draw(own, s, size, slots)[:2])(jnp.arange(steps))
-
-    return each_round(
-        lambda r, ids, turn: jax.vmap(functools.partial(slot, r))(ids, turn), ids, turn
-    )
-
-
-@functools.partial(jax.jit, static_argnames=("steps", "dim"))
-def normals_of(noise, ids, turn, steps, dim):
-    """Standard normals: rows [rounds, clients, steps, 4], uploads [rounds, clients, dim], releases
-    [rounds, dim + 1]."""
-    normal = lambda k, n: normals(k, jnp.zeros(n))  # one flat vector, leaves in tree order
-
-    def slot(r, id_, turn):
-        rows_key = address(stream(noise, Stream.ROWS, r), id_, turn)
-        rows = jax.vmap(lambda s: normal(jax.random.fold_in(rows_key, s), 4))(jnp.arange(steps))
-        return rows, normal(address(stream(noise, Stream.UPLOAD, r), id_, turn), dim)
-
-    def one_round(r, ids, turn):
-        return *jax.vmap(functools.partial(slot, r))(ids, turn), normal(
-            stream(noise, Stream.RELEASE, r), dim + 1
-        )
-
-    return each_round(one_round, ids, turn)
-
-
-def draws(key, noise, plan, batches, steps, dim):
-    """Everything random of a run, from the addresses (seed, round, stream, client, turn, step)."""
-    cohort = cohorts(key, plan.sampler)
-    at, mask = batches_of(
-        key,
-        batches,
-        plan.fed.size,
-        cohort.ids,
-        cohort.turn,
-        slots=plan.fed.index.shape[1],
-        steps=steps,
-    )
-    rows, upload, release = normals_of(noise, cohort.ids, cohort.turn, steps=steps, dim=dim)
-    return dict(
-        ids=cohort.ids,
-        turn=cohort.turn,
-        count=cohort.count,
-        slots=at,
-        mask=mask,
-        rows=rows,
-        upload=upload,
-        release=release,
-    )
-
-
 # --- the pseudo-code
-
-
-def clip(v, bound):
-    return v * min(1.0, bound / np.linalg.norm(v)) if np.any(v) else v
-
-
-def example_gradient(w, x, y):
-    return (w[0] + x @ w[1:] - y) * np.concatenate([[1.0], x])
 
 
 def descend(w, gradient, state, lr, kind):
@@ -422,17 +337,10 @@ def run_numpy(case, fed, d, wrong=()):  # noqa: C901
     return types.SimpleNamespace(params=w, control=control, own=own, norm=norm)
 
 
-@jax.jit
-def run_jfl(key, plan):
-    """(the key of its noise, the run) of jfl."""
-    begun = jfl.init(key, plan)
-    return noise_key(begun), jfl.scan(begun, plan, [ROUNDS])[0]
-
-
 @functools.cache
 def outcome(case):
     """(draws, run, federation) of jfl for a case, computed once for all tests."""
-    from conftest import make_federation
+    from helpers.problems import make_federation
 
     fed = make_federation()
     plan = build(case, fed, jfl.task(start_params(), squared))

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
+from helpers.numpy_loops import ROUNDS, clip, draws, example_gradient, run_jfl
+from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
 from scipy import stats
-from test_algorithms import ROUNDS, clip, draws, example_gradient, run_jfl
 
 import jfl
 from jfl.algorithms import adaptive, addpnfl, dpnfl

@@ -7,11 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from jfl.kernels.normals import normals
-from test_algorithms import (
+from helpers.numpy_loops import (
     ROUNDS,
     address,
     clip,
@@ -21,6 +17,10 @@ from test_algorithms import (
     falling,
     run_jfl,
 )
+from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jfl.kernels.normals import normals
 
 import jfl
 from jfl.core import records

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
+from helpers.numpy_loops import LEVELS, by_round, clip, example_gradient, falling
+from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jfl.kernels.normals import normals
-from test_algorithms import LEVELS, by_round, clip, example_gradient, falling
 
 import jfl
 from jfl import schedules

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import SIZES, flat, make_federation, squared, start_params
+from helpers.problems import SIZES, flat, make_federation, squared, start_params
 
 import jfl
 from jfl.analysis import heterogeneity as het

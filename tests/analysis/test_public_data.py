@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLIENTS, close, flat, same_bits, squared, start_params
+from helpers.problems import CLIENTS, close, flat, same_bits, squared, start_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

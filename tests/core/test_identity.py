@@ -24,7 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import (
+from flax import linen as nn
+from helpers.paths import ROOT
+from helpers.problems import (
     CLIENTS,
     close,
     make_algorithm,
@@ -35,7 +37,6 @@ from conftest import (
     squared,
     start_params,
 )
-from flax import linen as nn
 
 import jfl
 from jfl.core import hashing, identity
@@ -43,7 +44,6 @@ from jfl.core.records import Federation
 from jfl.engine.round import noise_key
 
 KEY = jax.random.key(4)
-ROOT = Path(__file__).parents[1]
 
 
 def noisy_plan(name, fed, task, *, lr=0.1, z=0.7, sampler=None, batch=None, upload=None, **options):
@@ -949,7 +949,7 @@ def loss(params, x, y):
     """The squared error."""
     return (params["w"] @ x + params["b"] - y) ** 2 * len(f"{1 + 1}{'a'!r}")
 '''
-GOLDEN = ROOT / "tests" / "golden_identity.json"
+GOLDEN = ROOT / "tests" / "core" / "golden_identity.json"
 
 
 def pinned(tmp_path, python=sys.executable, **environment):
@@ -969,7 +969,8 @@ def test_pins(tmp_path):
     """Descriptions and first words of noise of a plan for each algorithm: whoever changes them
     changes every recorded run.
 
-    If that is meant, write the new ones: python tests/test_identity.py.
+    If that is meant, write the new ones:
+    PYTHONPATH=tests python tests/core/test_identity.py.
     """
     assert pinned(tmp_path) == json.loads(GOLDEN.read_text())
 

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import CLIENTS, make_federation, noisy_grad, noisy_release, squared, start_params
+from helpers.problems import (
+    CLIENTS,
+    make_federation,
+    noisy_grad,
+    noisy_release,
+    squared,
+    start_params,
+)
 
 import jfl
 from jfl.local import training

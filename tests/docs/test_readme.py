@@ -2,17 +2,16 @@
 
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
+from helpers.paths import ROOT
 
 from jfl.report import collected
 from jfl.runs import record
 
-ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 

@@ -1,12 +1,13 @@
 """Coverage-guided fuzzing of everything that reads a file: what comes back is a value or a
 ValueError of the house form.
 
-    python tests/fuzz_readers.py SECONDS [target ...]          (pip install atheris; Python 3.11 to
-    3.13)
+    python tests/endurance/fuzz_readers.py SECONDS [target ...]
+
+It needs atheris (pip install atheris; Python 3.11 to 3.13).
 
 Each target gets a process, SECONDS and a corpus of seeds made here.  A finding is printed once for
 each place that raised it, with the bytes that did; the fuzz goes on.  Findings that were fixed are
-cases of tests/test_fuzz.py.
+cases of tests/endurance/test_fuzz.py.
 """
 
 import copy

@@ -1,18 +1,22 @@
-"""What tests/test_hosts.py runs in each of several processes: `python tests/on_hosts.py PROCESSES
-PROCESS PORT NAME...`.
+"""What test_hosts.py runs in each of several processes.
+
+    python tests/endurance/on_hosts.py PROCESSES PROCESS PORT NAME...
 
 Process 0 prints a JSON line of results for each case.
 """
 
 import json
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
-from conftest import flat, make_federation, noisy_grad, squared, start_params
-from test_scale import on_host
 
 import jfl
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script of its own: tests/ is not on the path
+
+from helpers.problems import flat, make_federation, noisy_grad, on_host, squared, start_params
 
 
 def results(names, mesh=None):

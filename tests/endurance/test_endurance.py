@@ -1,9 +1,11 @@
 """A run that is killed again and again, and disks that fail: what is measured is in
 experiments/results/endurance.json.
 
-`python tests/test_endurance.py --out experiments/results/endurance.json` measures it anew (ten
-minutes on two cores, `--only runs` or `--only checks` a part of it); `pytest -m slow
-tests/test_endurance.py` does the same and judges it.
+It is measured anew, in ten minutes on two cores (`--only runs` or `--only checks` is a part), by
+
+    python tests/endurance/test_endurance.py --out experiments/results/endurance.json
+
+and `pytest -m slow tests/endurance/test_endurance.py` does the same and judges it.
 
 Each try is `jfl train`, in a process of its own that is forked before JAX has started a backend, so
 that a kill costs seconds.  What a try computes is logged beside its directory, before it does: the

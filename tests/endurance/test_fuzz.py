@@ -1,8 +1,8 @@
 """Bad input at scale: whatever comes, the answer is a result or a refusal that says where, what was
 needed, what came.
 
-Hypothesis here; what reads files is also fuzzed by coverage, by `python tests/fuzz_readers.py
-SECONDS`.
+Hypothesis here; what reads files is also fuzzed by coverage, by
+`python tests/endurance/fuzz_readers.py SECONDS`.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from decimal import Decimal
 from fractions import Fraction
 from unittest import mock
 
-import fuzz_readers as readers
 import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import make_federation, squared, start_params
+from endurance import fuzz_readers as readers
+from helpers.problems import make_federation, squared, start_params
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

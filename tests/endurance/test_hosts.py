@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 
 from jfl.engine import devices as jfl_mesh
 from jfl.engine.devices import LOST
@@ -35,7 +36,7 @@ def begin(*command, **environment):
         stderr=subprocess.PIPE,
         text=True,
         env=dict(os.environ, JAX_PLATFORMS="cpu", **environment),
-        cwd=HERE.parent,
+        cwd=ROOT,
         start_new_session=True,
     )
 

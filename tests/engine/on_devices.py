@@ -1,5 +1,6 @@
-"""What tests/test_scale.py runs on 8 CPU devices of one process: `python tests/on_devices.py
-short|long|half`.
+"""What test_scale.py runs on 8 CPU devices of one process.
+
+    python tests/engine/on_devices.py short|long|half
 
 Prints a JSON line for each case: how far its results are from those of one device, and from another
 seed's.
@@ -10,13 +11,24 @@ import importlib
 import itertools
 import json
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
-from conftest import flat, make_federation, noisy_grad, noisy_release, squared, start_params
-from test_scale import on_host
 
 import jfl
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script of its own: tests/ is not on the path
+
+from helpers.problems import (
+    flat,
+    make_federation,
+    noisy_grad,
+    noisy_release,
+    on_host,
+    squared,
+    start_params,
+)
 
 DEVICE = make_federation()
 FEDS = dict(device=DEVICE, host=on_host(DEVICE))

@@ -16,7 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import close, flat, make_federation, noisy_grad, same_bits, squared, start_params
+from helpers.paths import ROOT
+from helpers.problems import (
+    close,
+    flat,
+    make_federation,
+    noisy_grad,
+    on_host,
+    same_bits,
+    squared,
+    start_params,
+)
 from scipy import stats
 
 import jfl
@@ -177,22 +187,6 @@ def test_another_attempt_draws_its_own_cohorts_and_batches():
 
 
 # --- rows on the host
-
-
-def on_host(fed, path=None):
-    """The same federation with its rows on the host, memory-mapped if a path is given."""
-    x, y, index, size = (np.asarray(v) for v in (fed.x, fed.y, fed.index, fed.size))
-    if path is not None:
-        np.save(path, x)
-        x = np.load(path, mmap_mode="r")
-    order = np.concatenate([index[c, :n] for c, n in enumerate(size)])
-    return jfl.population(
-        (x, y),
-        size,
-        order=order,
-        test=(np.asarray(fed.x_test), np.asarray(fed.y_test)),
-        classes=fed.classes,
-    )
 
 
 def make_plan(fed, name="scaffold", **options):
@@ -359,7 +353,7 @@ def on_devices(*what):
         capture_output=True,
         text=True,
         timeout=900,
-        cwd=SCRIPT.parents[1],
+        cwd=ROOT,
         env=dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS="cpu"),
     )
     assert done.returncode == 0, done.stderr[-3000:]

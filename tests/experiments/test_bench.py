@@ -5,13 +5,13 @@ import importlib
 import json
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 
-FOLDER = Path(__file__).parents[1] / "experiments" / "bench_peers"
+FOLDER = ROOT / "experiments" / "bench_peers"
 
 
 @pytest.fixture
@@ -63,13 +63,12 @@ TOLD = {  # a row of the README's table: tool, its modes
 
 
 def test_the_readme_tells_what_was_timed():
-    root = Path(__file__).parents[1]
     timed = {
         (r["workload"], r["tool"], r["mode"]): r["seconds"]
-        for r in json.loads((root / "experiments" / "results" / "round.json").read_text())["rows"]
+        for r in json.loads((ROOT / "experiments" / "results" / "round.json").read_text())["rows"]
         if "seconds" in r and not r.get("one_process")
     }
-    lines = (root / "README.md").read_text().split("## Speed")[1].split("\n\n")[2].splitlines()
+    lines = (ROOT / "README.md").read_text().split("## Speed")[1].split("\n\n")[2].splitlines()
     workloads, checked = re.findall(r"W\d", lines[0]), 0
     for start, (tool, modes) in TOLD.items():
         (line,) = (one for one in lines if one.startswith(f"| {start}"))

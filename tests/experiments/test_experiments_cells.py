@@ -6,13 +6,9 @@ import csv
 import dataclasses
 import functools
 import json
-import sys
-from pathlib import Path
 
 import jax
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import cells, common
 from experiments.common import Claim, Experiment

@@ -4,14 +4,10 @@ accountants and bounds."""
 import dataclasses
 import json
 import os
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jfl
 from experiments import chen2024 as paper

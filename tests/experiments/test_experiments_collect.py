@@ -1,12 +1,9 @@
 """What experiments left is gathered in the file of their paper."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from helpers.paths import RESULTS
 
 from experiments import collect, common
 from experiments.common import Claim, Experiment
@@ -103,7 +100,7 @@ def test_quick_runs_are_left_out_and_a_study_is_kept(tmp_path, capsys):
     )
     assert "fast/results.json: left out, of a quick run" in capsys.readouterr().err
     assert list(json.loads((tmp_path / "chen2024.json").read_text())["experiments"]) == ["fig1"]
-    talaei = Path(__file__).parents[1] / "experiments" / "results" / "talaei2024.json"
+    talaei = RESULTS / "talaei2024.json"
     before = [e.name for e in collected.read(talaei)]
     (tmp_path / "talaei2024.json").write_text(talaei.read_text())
     file = collect.collect(

@@ -4,15 +4,11 @@ problem."""
 import dataclasses
 import json
 import os
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import common, li2025, li2025_bounds, li2025_plans
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Experiment, Line

@@ -3,14 +3,10 @@ results, the bounds."""
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import common
 from experiments import noble2022 as paper

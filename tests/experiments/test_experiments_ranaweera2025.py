@@ -3,15 +3,11 @@ the library's."""
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import common, ranaweera2025, ranaweera2025_plans, ranaweera2025_study
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Line

@@ -6,14 +6,10 @@ Also what all experiments share: the records of runs, and results that say which
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import cells, common, ranaweera2025_study, studies, studies_plans, talaei2024_study
 from experiments.common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment

@@ -4,14 +4,10 @@ and the study."""
 import dataclasses
 import json
 import os
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jfl
 from experiments import cells, common, talaei2024, talaei2024_plans, talaei2024_study

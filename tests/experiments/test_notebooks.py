@@ -1,18 +1,17 @@
 """The notebooks run as they stand, print what is true, and point where the project is."""
 
 import json
-import pathlib
 import re
 import time
 
 import nbformat
 import pytest
+from helpers.paths import ROOT
 from nbclient import NotebookClient
 
 import jfl
 from jfl.papers.as_printed import NAMES
 
-ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "experiments").glob("*.ipynb"))
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 # each takes half a minute even when it is short: two in every run, all of them in the slow one

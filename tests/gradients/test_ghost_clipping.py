@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLIENTS, close, flat, make_federation, same_bits, squared, start_params
 from flax import linen as nn
+from helpers.problems import CLIENTS, close, flat, make_federation, same_bits, squared, start_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jfl.kernels.ghost_sums import Formed, Lookup, Product, patches, product, shrink

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import close, flat, raw, same_bits
+from helpers.problems import close, flat, raw, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jfl.kernels import haar

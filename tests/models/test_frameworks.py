@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import CLIENTS, make_federation
 from flax import linen as nn
 from flax import nnx
+from helpers.problems import CLIENTS, make_federation
 
 import jfl
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLIENTS, close, flat, make_federation, squared, start_params
 from flax import linen as nn
+from helpers.problems import CLIENTS, close, flat, make_federation, squared, start_params
 from jfl.kernels.conv import conv_same, max_pool2
 
 import jfl

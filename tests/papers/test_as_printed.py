@@ -5,8 +5,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conftest import make_federation, squared, start_params
-from test_accounting import NOISY
+from helpers.ledger_plans import NOISY
+from helpers.problems import make_federation, squared, start_params
 
 import jfl
 from jfl import sampling

@@ -5,13 +5,12 @@ import decimal
 import itertools
 import json
 import math
-import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.paths import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,9 +21,6 @@ from jfl.papers.li2025 import privacy as li
 from jfl.papers.li2025 import theory
 from jfl.privacy.accountants import approximate_dp, rdp, wang2019
 
-DATA = pathlib.Path(
-    os.environ.get("JFL_DATA_DIR", pathlib.Path(__file__).parents[2] / "shared" / "data")
-)
 MNIST = 5 * 10 / 600  # rate of a round
 SETTING = dict(steps=5, clip_norm=1.0, batch=10, epsilon=0.5, delta=1e-5)
 

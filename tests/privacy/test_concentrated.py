@@ -3,13 +3,12 @@ values first."""
 
 import json
 import math
-import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.paths import DATA
 
 from jfl.privacy.accountants import (
     approximate_dp,
@@ -22,9 +21,6 @@ from jfl.privacy.accountants import (
 )
 from jfl.privacy.accountants import zcdp as cdp
 
-DATA = pathlib.Path(
-    os.environ.get("JFL_DATA_DIR", pathlib.Path(__file__).parents[2] / "shared" / "data")
-)
 WHOLE = np.arange(2.0, 129)
 
 

@@ -6,7 +6,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from test_accounting import CLIENTS, DELTA, NOISY, close, fixed, make, poisson
+from helpers.ledger_plans import CLIENTS, DELTA, NOISY, close, fixed, make, poisson
 
 import jfl
 from jfl import sampling
@@ -369,7 +369,7 @@ def test_many_kinds_of_clients_are_quick(monkeypatch):
 
 
 def test_levels_are_checked(fed, task):
-    from conftest import squared
+    from helpers.problems import squared
 
     wrong = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(np.ones(3)))
     alg = jfl.algorithms.fedavg(
@@ -415,7 +415,7 @@ def eps_of(event):
 
 def test_the_mean_is_over_the_cohort_that_came(fed, task):
     """A realised weight divides a release without noise; beside noise it is refused."""
-    from conftest import squared
+    from helpers.problems import squared
 
     alg = jfl.algorithms.fedavg(jfl.grad(squared), batch=batches.without_replacement(3))
     normal = jfl.chain(jfl.total(), jfl.divide("weight"))
@@ -468,7 +468,7 @@ def test_capped_runs_pay_for_the_overflow_of_large_clients():
 
 
 def test_uploads_hide_what_is_uploaded_not_who_uploads(fed, task):
-    from conftest import squared
+    from helpers.problems import squared
 
     alg = jfl.algorithms.fedavg(jfl.grad(squared), batch=batches.without_replacement(3))
     hiding = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), adjacency="add_remove")
@@ -514,7 +514,7 @@ def test_a_bound_that_is_none_is_not_reached():
     ],
 )
 def test_functions_of_the_round_have_a_shape(fed, task, stages, match):
-    from conftest import squared
+    from helpers.problems import squared
 
     with pytest.raises(ValueError, match=match):
         first, noise = stages()
@@ -528,7 +528,7 @@ def test_functions_of_the_round_have_a_shape(fed, task, stages, match):
 
 
 def test_weights_of_the_round_have_a_shape(fed, task):
-    from conftest import squared
+    from helpers.problems import squared
 
     alg = jfl.algorithms.fedavg(jfl.grad(squared), batch=batches.without_replacement(3))
     for bad in (lambda r: jax.numpy.ones(3), lambda r: 1.0):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import close, flat, noisy_grad, same_bits, squared, start_params
+from helpers.problems import close, flat, noisy_grad, same_bits, squared, start_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jfl.kernels.normals import normals

@@ -4,13 +4,12 @@ what must hold."""
 import functools
 import json
 import math
-import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.paths import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
@@ -18,9 +17,6 @@ from scipy import integrate, optimize, special, stats
 from jfl.privacy.accountants import events, pld, pld_compose, pld_step, rdp, rdp_events
 from jfl.privacy.accountants import local_steps as rounds
 
-DATA = pathlib.Path(
-    os.environ.get("JFL_DATA_DIR", pathlib.Path(__file__).parents[2] / "shared" / "data")
-)
 GOLDEN = DATA / "golden_accounting.json"
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # the golden file's allowance above a bracket
 COARSE = 2**14

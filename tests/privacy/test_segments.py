@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import make_federation, squared, start_params
-from test_accounting import CLIENTS, COHORT, NOISY, close, eps, fixed, make, poisson_plan
+from helpers.ledger_plans import CLIENTS, COHORT, NOISY, close, eps, fixed, make, poisson_plan
+from helpers.problems import make_federation, squared, start_params
 
 import jfl
 from jfl import sampling

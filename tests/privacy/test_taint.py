@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import (
+from helpers.problems import (
     CLIENTS,
     make_algorithm,
     make_federation,

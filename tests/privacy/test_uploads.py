@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import make_federation, squared, start_params
+from helpers.problems import make_federation, squared, start_params
 from scipy import optimize, stats
 
 import jfl

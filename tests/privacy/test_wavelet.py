@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLIENTS, FEATURES, flat, make_federation, squared, start_params
+from helpers.problems import CLIENTS, FEATURES, flat, make_federation, squared, start_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import make_federation, squared, start_params
+from helpers.problems import make_federation, squared, start_params
 from scipy import optimize, special, stats
 
 import jfl

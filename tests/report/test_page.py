@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import noisy_grad, noisy_release, squared
+from helpers.paths import RESULTS
+from helpers.problems import noisy_grad, noisy_release, squared
 
 import jfl
 from jfl.cli import main
@@ -26,7 +27,6 @@ from jfl.runs import record, tables
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>|$\\frac$"
 FLOATS = ("accuracy", "loss", "train_loss", "clip_fraction", "update_norm", "cohort")
 VERSIONS = dict(jfl="0.1.0", jax="0.10.2", device="cpu")
-RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 
 
 @pytest.fixture(autouse=True)

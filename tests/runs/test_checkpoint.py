@@ -15,7 +15,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import same_bits
+from helpers.problems import same_bits
 from jax.experimental.compilation_cache import compilation_cache
 
 from jfl.engine.round import init

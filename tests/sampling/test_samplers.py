@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLIENTS
+from helpers.problems import CLIENTS
 from scipy import stats
 
 import jfl
