@@ -1,19 +1,8 @@
-"""How the tests run: cheap code, the same examples in every run, one small problem for all."""
+"""How the tests run: cheap code, each program compiled once, the same examples in every run."""
 
 import os
-
-# Cheap code for the CPU compiles about three times faster, and these programs run for milliseconds.
-# A speed measurement or a doubt about an optimisation sets JFL_TEST_OPTIMIZED=1.
-if not os.environ.get("JFL_TEST_OPTIMIZED"):
-    os.environ["XLA_FLAGS"] = " ".join(
-        [
-            os.environ.get("XLA_FLAGS", ""),
-            "--xla_backend_optimization_level=0",
-            "--xla_llvm_disable_expensive_passes=true",
-            "--xla_cpu_use_fusion_emitters=false",
-        ]
-    ).strip()
-
+import shutil
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -23,9 +12,37 @@ from helpers.problems import make_federation, squared, start_params
 
 import jfl
 
+# Compiling is most of the time of these tests.  Code without optimisations compiles about three
+# times faster, and these programs run for milliseconds; one module of code a program is cheaper
+# than many in parallel.  JFL_TEST_OPTIMIZED=1 (.ci/optimized) tests the code that users run.
+CHEAP = """--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
+--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"""
+if not os.environ.get("JFL_TEST_OPTIMIZED") and CHEAP.split()[0] not in os.environ.get(
+    "XLA_FLAGS", ""
+):
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *CHEAP.split()]).strip()
+
+# What one worker, or a process that a test starts, has compiled is there for the others.  The
+# folder goes with the process of pytest that made it.
+COMPILED = None
+if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    COMPILED = tempfile.mkdtemp(prefix="jfl-tests-compiled-")
+    for name, value in dict(
+        jax_compilation_cache_dir=COMPILED,
+        jax_persistent_cache_min_compile_time_secs=0.0,
+        jax_persistent_cache_min_entry_size_bytes=-1,
+    ).items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
+
 # examples are the same in every run: a red test is red for everyone
 hypothesis.settings.register_profile("jfl", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("jfl")
+
+
+def pytest_unconfigure():
+    if COMPILED is not None:
+        shutil.rmtree(COMPILED, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

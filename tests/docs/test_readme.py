@@ -85,51 +85,6 @@ def test_every_python_block_runs(docs, devices, monkeypatch, tmp_path):
     assert out.returncode == 0, out.stderr[-4000:]
 
 
-NAMES = """
-import json, sys
-import jfl
-missing = []
-for name in json.loads(sys.argv[1]):
-    value = jfl
-    try:
-        for part in name.split(".")[1:]:
-            value = getattr(value, part)
-    except AttributeError as error:
-        missing.append(f"{name}: {error}")
-print(json.dumps(missing))
-"""
-
-
-def named() -> list:
-    """Every jfl.… in backticks, or in a Python block, of the README and the docs."""
-    found = set()
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        text = page.read_text()
-        code = re.findall(r"```python\n(.*?)```", text, re.S) + re.findall(
-            r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S)
-        )
-        found |= {
-            name
-            for part in code
-            for name in re.findall(r"(?<![\w./-])jfl(?:\.[A-Za-z_]\w*)+", part)
-        }
-    return sorted(found)
-
-
-def test_every_name_resolves_after_a_bare_import():
-    names = named()
-    assert len(names) > 30 and {
-        "jfl.runs.tables.tidy",
-        "jfl.papers",
-        "jfl.papers.as_printed",
-        "jfl.privacy.accountants.pld",
-    } <= set(names)
-    out = subprocess.run(
-        [sys.executable, "-c", NAMES, json.dumps(names)], capture_output=True, text=True, check=True
-    )
-    assert json.loads(out.stdout) == []
-
-
 def test_the_algorithm_shown_is_the_one_that_runs():
     source = (ROOT / "jfl" / "algorithms" / "fedavg.py").read_text()
     without_docstring = re.sub(r'    """Clients take.*?"""\n', "", source, flags=re.S)
