@@ -135,6 +135,16 @@ def test_ci_runs_the_readme_command():
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
+@pytest.mark.parametrize("job", ["run", "slow", "optimized"])
+def test_ci_jobs_name_what_exists(job):
+    file = ROOT / ".ci" / job
+    text = file.read_text()
+    assert os.access(file, os.X_OK) and subprocess.run(["bash", "-n", file]).returncode == 0
+    assert job == "run" or f"`.ci/{job}`" in README
+    for path in re.findall(r"(?<!\S)tests/\S+", text.replace("\\\n", " ")):
+        assert (ROOT / path).exists(), path
+
+
 def test_every_file_named_exists():
     for target in re.findall(r"\]\((?!http)([^)#]+)", README):
         assert (ROOT / target).exists(), target
