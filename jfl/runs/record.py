@@ -14,13 +14,13 @@ import numpy as np
 from scipy.special import stdtrit
 
 from ..core import checks, identity
-from .checkpoint import environment, write
 from ..core.records import Fn, Guarantee, Metrics, Plan
 from ..data.federation import describe
 from ..gradients.per_example import gradient_path
 from ..privacy import guarantees as accounting
 from ..privacy.ledger import entries
 from ..privacy.mechanisms import chain as mechanism
+from .checkpoint import environment, write
 
 FORMAT = 1  # of summary.json and results.json: who reads them refuses another
 COLUMNS = (

@@ -8,18 +8,20 @@ import jax
 import numpy as np
 
 from ..core import checks, identity
-from . import blocks as points, build, checkpoint, record as report, unused_options
-from . import config as configs
-from .checkpoint import write
-from .config import Config
+from ..core.errors import HealthError
 from ..core.records import Health
 from ..data.federation import checksum
-from .blocks import Block, Local, Results
-from ..privacy.ledger import segments
 from ..engine.round import init
-from ..core.errors import HealthError
 from ..engine.simulate import scan
 from ..engine.sweep import points_of, widened, widths
+from ..privacy.ledger import segments
+from . import blocks as points
+from . import build, checkpoint, unused_options
+from . import config as configs
+from . import record as report
+from .blocks import Block, Local, Results
+from .checkpoint import write
+from .config import Config
 from .train import (
     LOCK,
     alone,
@@ -38,7 +40,7 @@ FILE = "points.jsonl"
 TIGHT = 256
 
 
-def sweep(
+def sweep(  # noqa: C901
     config: Config,
     axes: dict,
     out,
