@@ -131,10 +131,7 @@ def _who(g):
 
 def _claimed(g):
     shown = "nothing" if g["epsilon"] is None else f"{g['epsilon']:.4g}"
-    return (
-        f"{shown} "
-        f"({g['view'].replace('_', ' ')}{', one round' if 'one round' in g['method'] else ''})"
-    )
+    return f"{shown} ({g['view'].replace('_', ' ')}{', one round' if g['rounds'] == 1 else ''})"
 
 
 def _pictures(groups):

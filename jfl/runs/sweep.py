@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core import checks, identity
 from ..core.errors import HealthError
-from ..core.records import Health
+from ..core.records import Caveat, Health
 from ..data.federation import checksum
 from ..engine.round import init
 from ..engine.simulate import scan
@@ -34,7 +34,7 @@ from .train import (
     shown_label,
 )
 
-SELECTION = "choosing among the points of the sweep is not counted"
+SELECTION = Caveat("choosing among the points of the sweep is not counted", "selection")
 FILE = "points.jsonl"
 # evaluations of all settings together whose epsilon is proved as tightly as that of a whole run
 TIGHT = 256
@@ -237,14 +237,14 @@ def _sweep(config, axes, grid, keys, every, store, at, out, strict, watch):
         name = f"{found.algorithm} " + " ".join(f"{k}={point[k]}" for k in names if k != "seed")
         same = name.strip()
         if same not in proved:
-            guarantees = privacy(plan, found, config.rounds)
+            guarantees = [
+                report.with_caveats(g, caveats) for g in privacy(plan, found, config.rounds)
+            ]
             last = shown_epsilon(guarantees, found)
             proved[same] = (
                 guarantees,
                 epsilons(plan, found, history["round"], last, min(most, report.TIGHT)),
             )
-            for g in guarantees:
-                g["caveats"] += caveats
         guarantees, eps = proved[same]
         took, compiled = record["seconds"], record["compile"]  # a point's share of its block's
         seconds = dict(

@@ -45,6 +45,8 @@ def guarantee(
     caveats=("float32 noise",),
     adjacency="add_remove",
     delta=1e-5,
+    implied=False,
+    rounds=None,
 ):
     return dict(
         unit=unit,
@@ -55,6 +57,9 @@ def guarantee(
         method=method,
         status=status if epsilon is not None else "no guarantee",
         caveats=list(caveats),
+        codes=[""] * len(caveats),
+        implied=implied,
+        rounds=rounds,
     )
 
 
@@ -1200,8 +1205,8 @@ def test_only_what_compares_shares_an_axis():
             [0.7],
             [
                 guarantee(4.0),
-                guarantee(0.1, "claimed", method="paper, one round"),
-                guarantee(40.0, caveats=("implied by the client-level noise",)),
+                guarantee(0.1, "claimed", rounds=1),
+                guarantee(40.0, implied=True),
             ],
         ),
         setting("c", [0.6], [guarantee(8.0, delta=1e-3), guarantee(0.01, "conditional")]),
