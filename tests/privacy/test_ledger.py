@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from test_accounting import DELTA, NOISY, make, poisson_plan
+from helpers.ledger_plans import DELTA, NOISY, make, poisson_plan
 
 import jfl
 from jfl.cli import accounting, console
