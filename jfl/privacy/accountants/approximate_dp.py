@@ -204,15 +204,7 @@ def _classical(sensitivity, epsilon, delta):
 
 @rdp.float64
 def _analytic(sensitivity, epsilon, delta):
-    def halve(_, ends):
-        low, high = ends
-        middle = (low + high) / 2
-        fits = rdp.gaussian_delta(epsilon, jnp.exp(middle)) <= delta
-        return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
-
-    epsilon, delta = jnp.broadcast_arrays(epsilon, delta)
-    ends = jnp.full(delta.shape, math.log(1e-18)), jnp.full(delta.shape, math.log(1e9))
-    mu = jax.lax.stop_gradient(jnp.exp(jax.lax.fori_loop(0, 80, halve, ends)[0]))
+    mu = jax.lax.stop_gradient(rdp.gaussian_mu(*jax.lax.stop_gradient((epsilon, delta))))
     # the slope of the root by one Newton step, whose value is taken off again: d delta / d mu is a
     # normal density
     slope = jnp.exp(-jnp.square(epsilon / mu - mu / 2) / 2) / math.sqrt(2 * math.pi)

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import erf, erfc
 
-from . import with_replacement
+from . import roots, with_replacement
 
 DIRECTIONS = {"add_remove": ("remove", "add"), "replace_one": ("replace",)}
 ROUGH = 512  # nodes of a rough step
@@ -131,36 +131,11 @@ def crossing(function, low, high, target):
     """Ends of where a decreasing function reaches `target`: function(high) <= target <
     function(low), if at all.
 
-    Bisection whose steps are also tried by the secant of log(function), which is almost straight
-    here.
+    By the logarithm of the function, which is almost straight here.
     """
-    log = lambda value: jnp.log(jnp.maximum(value, 1e-300)) - jnp.log(target)
-
-    def narrow(state):
-        i, low, high, f_low, f_high, side = state
-        slope = jnp.clip(f_low / jnp.maximum(f_low - f_high, 1e-300), 0.001, 0.999)
-        middle = low + (high - low) * jnp.where(i % 4 == 3, 0.5, slope)
-        f = log(function(middle))
-        over = f > 0
-        # the end that stays twice counts half (Illinois), or the other end would never come close
-        return (
-            i + 1,
-            jnp.where(over, middle, low),
-            jnp.where(over, high, middle),
-            jnp.where(over, f, jnp.where(side == -1, f_low / 2, f_low)),
-            jnp.where(over, jnp.where(side == 1, f_high / 2, f_high), f),
-            jnp.where(over, 1, -1),
-        )
-
-    def wide(state):
-        i, low, high = state[:3]
-        return (i < CROSSINGS) & (high - low > 1e-9 + 1e-7 * jnp.abs(high))
-
-    f_low, f_high = log(function(low)), log(function(high))
-    state = jax.lax.while_loop(
-        wide, narrow, (0, low, jnp.where(f_low <= 0, low, high), f_low, f_high, 0)
-    )
-    return state[1], jnp.where(f_high <= 0, state[2], jnp.inf)
+    log_ratio = lambda x: jnp.log(jnp.maximum(function(x), 1e-300)) - jnp.log(target)
+    bracket = roots.illinois(log_ratio, low, high, CROSSINGS)
+    return bracket.low, jnp.where(bracket.high_value <= 0, bracket.high, jnp.inf)
 
 
 def least(values, keys):

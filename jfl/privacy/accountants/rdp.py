@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf, log_ndtr
 
+from . import roots
+
 NODES = 1024  # points of an integral
 TAIL = 10.0  # integrals reach this many standard deviations beyond the last mode
 LEGENDRE = np.polynomial.legendre.leggauss(16)
@@ -254,18 +256,16 @@ def gaussian_epsilon(mu, delta):
 
 @jax.custom_jvp
 def _gaussian_epsilon(mu, delta):
-    none = erf(mu / math.sqrt(8)) <= delta  # delta at epsilon 0, exact for tiny mu too
-    safe = jnp.where(none, 1.0, mu)
+    is_zero = erf(mu / math.sqrt(8)) <= delta  # delta at epsilon 0, exact for tiny mu too
+    safe_mu = jnp.where(is_zero, 1.0, mu)
 
-    def halve(_, ends):
-        low, high = ends
-        middle = (low + high) / 2
-        short = _log_profile(middle / safe - safe / 2, safe) > jnp.log(delta)
-        return jnp.where(short, middle, low), jnp.where(short, high, middle)
+    def is_too_small(epsilon):
+        return _log_profile(epsilon / safe_mu - safe_mu / 2, safe_mu) > jnp.log(delta)
 
     # the Gaussian tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta
-    high = safe * (safe / 2 + jnp.sqrt(-2 * jnp.log(delta)))
-    return jnp.where(none, 0.0, jax.lax.fori_loop(0, 80, halve, (jnp.zeros_like(high), high))[1])
+    high = safe_mu * (safe_mu / 2 + jnp.sqrt(-2 * jnp.log(delta)))
+    _, fitting = roots.bisect(is_too_small, jnp.zeros_like(high), high, 80)
+    return jnp.where(is_zero, 0.0, fitting)
 
 
 @_gaussian_epsilon.defjvp
@@ -273,12 +273,29 @@ def _(values, tangents):
     """delta has the derivatives density(v - mu) in mu and -e^epsilon P(X > v) in epsilon, v =
     epsilon / mu + mu / 2."""
     mu, delta = values
-    found = _gaussian_epsilon(mu, delta)
-    some = found > 0
-    v = jnp.where(some, found / jnp.where(some, mu, 1.0) + mu / 2, 0.0)
+    epsilon = _gaussian_epsilon(mu, delta)
+    is_positive = epsilon > 0
+    v = jnp.where(is_positive, epsilon / jnp.where(is_positive, mu, 1.0) + mu / 2, 0.0)
     tail = log_ndtr(-v)
-    in_mu, in_delta = jnp.exp(-(v**2) / 2 - HALF_LOG_2PI - tail), -jnp.exp(-found - tail)
-    return found, jnp.where(some, in_mu * tangents[0] + in_delta * tangents[1], 0.0)
+    in_mu, in_delta = jnp.exp(-(v**2) / 2 - HALF_LOG_2PI - tail), -jnp.exp(-epsilon - tail)
+    return epsilon, jnp.where(is_positive, in_mu * tangents[0] + in_delta * tangents[1], 0.0)
+
+
+@float64
+def gaussian_mu(epsilon, delta):
+    """The largest mu with gaussian_delta(epsilon, mu) <= delta, by bisection from below.
+
+    Shapes:
+        broadcasts.  It takes no derivatives.
+
+    Example:
+        >>> round(float(1 / gaussian_mu(1.0, 1e-5)), 4)
+        3.7306
+    """
+    epsilon, delta = jnp.broadcast_arrays(epsilon, delta)
+    ends = (jnp.full(delta.shape, math.log(mu)) for mu in (1e-18, 1e9))
+    fits = lambda log_mu: gaussian_delta(epsilon, jnp.exp(log_mu)) <= delta
+    return jnp.exp(roots.bisect(fits, *ends, 80)[0])
 
 
 def profile_grid(rate, z, k, nodes):

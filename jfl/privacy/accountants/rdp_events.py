@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
-from . import events, rdp
+from . import events, rdp, roots
 
 BLOCK = 64  # orders of one compiled call
 ORDERS = 1 + np.geomspace(1e-5, 1e7, 2 * BLOCK)
 SAMPLED, EXACT = "rdp", "gaussian_exact"
+LOG_LEAST_DELTA = -300 * math.log(10)
 FEW = 4  # events, beyond which they are computed together
 
 
@@ -118,21 +119,13 @@ def delta(event, epsilon) -> float:
         True
     """
     checks.nonnegative("jfl.privacy.accountants.rdp_events.delta", epsilon=epsilon)
-    fits = lambda deltas: bounds((event,), np.ones(len(deltas)), deltas)[0] <= float(epsilon)
-    few, many = 0, 1  # decades that fit, and that do not
-    while many < 300 and fits(np.array([10.0**-many]))[0]:
-        few, many = many, min(2 * many, 300)
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if fits(np.array([10.0**-middle]))[0] else (few, middle)
-    low, high = -many * math.log(10), -few * math.log(10)
-    while high - low > 1e-6:  # epsilon falls as delta grows
-        tried = np.linspace(low, high, 34)[1:-1]
-        good = fits(np.exp(tried))
-        first = int(np.argmax(good)) if good.any() else 32
-        high = tried[first] if first < 32 else high
-        low = tried[first - 1] if first else low
-    return math.exp(high)
+
+    def excess(log_delta):  # 1 is always enough
+        if log_delta == 0:
+            return -math.inf
+        return bounds((event,), np.ones(1), np.exp([log_delta]))[0][0] - float(epsilon)
+
+    return math.exp(roots.smallest_fitting(excess, LOG_LEAST_DELTA, 0.0, 1e-6))
 
 
 def bounds(found, times, delta):

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core import checks
 from ...core.checks import Checked as Checked
-from . import rdp
+from . import rdp, roots
 
 LOG_ORDERS = (math.log(1e-6), math.log(1e9))  # of order - 1, in the search for the best one
 
@@ -237,9 +237,8 @@ def _multiplier(rate, steps, epsilon, delta):
 def _best(rho, delta, omega):
     """Golden section over log(order - 1): the epsilon of a curve rho a has one minimum."""
     rho, delta, omega = jnp.broadcast_arrays(rho, delta, omega)
-    part = (math.sqrt(5) - 1) / 2
 
-    def at(log_order):
+    def proved(log_order):
         orders = 1 + jnp.exp(log_order)
         return (
             rho * orders
@@ -247,14 +246,8 @@ def _best(rho, delta, omega):
             - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
         )
 
-    def shrink(_, ends):
-        low, high = ends
-        left, right = high - part * (high - low), low + part * (high - low)
-        down = at(left) < at(right)
-        return jnp.where(down, low, left), jnp.where(down, right, high)
-
     high = jnp.minimum(jnp.log(jnp.maximum(omega - 1, 1e-300)), LOG_ORDERS[1])
-    low, high = jax.lax.fori_loop(0, 100, shrink, (jnp.minimum(LOG_ORDERS[0], high - 1), high))
-    best = jnp.maximum(jnp.minimum(at(low), at(high)), 0.0)
+    _, least = roots.golden_section(proved, jnp.minimum(LOG_ORDERS[0], high - 1), high, 100)
+    best = jnp.maximum(least, 0.0)
     # the divergence at order 1 bounds the total variation (Bretagnolle and Huber)
     return jnp.where(delta**2 > -jnp.expm1(-rho), 0.0, best)
