@@ -17,7 +17,7 @@ from scipy import stats
 import jfl
 from jfl import sampling
 from jfl.privacy.ledger.participation import share_of
-from jfl.sampling import batches
+from jfl.sampling import batches, uniform
 
 ALARM = 1e-6
 KEY = jax.random.key(2)
@@ -438,8 +438,8 @@ def test_draws_suffice_for_large_batches(batch):
             chance[1:] += rise
         return chance[:batch].sum()
 
-    assert too_few(batches._tries(batch)) < 1e-20
-    assert too_few(batches._tries(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
+    assert too_few(uniform.draws_for(batch)) < 1e-20
+    assert too_few(uniform.draws_for(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
 
 
 @pytest.mark.parametrize("size", [67, 131, 132, 300])

@@ -34,7 +34,7 @@ MODULES = {
     "jfl.console": "jfl.cli.console",
     "jfl.corrupt": "jfl.data.corruption",
     "jfl.data.corrupt": "jfl.data.corruption",
-    "jfl.data.deal": "jfl.data.assignment",
+    "jfl.data.deal": "jfl.data.partition",
     "jfl.data.population": "jfl.data.host_rows",
     "jfl.data.prepared": "jfl.data.tfds",
     "jfl.transform": "jfl.data.transforms",

@@ -65,7 +65,7 @@ def arrays(x, y, x_test, y_test, classes: int | None = None, name: str = "arrays
         >>> arrays([[0.0], [1.0]], [0, 1], [[0.5]], [1]).classes
         2
     """
-    return _dataset(f"datasets.arrays({name!r})", x, y, x_test, y_test, classes, name)
+    return make_dataset(f"datasets.arrays({name!r})", x, y, x_test, y_test, classes, name)
 
 
 def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
@@ -103,7 +103,9 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
             "Take 0.2.",
         )
     x = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
-    return _dataset("datasets.digits", x[~test], labels[~test], x[test], labels[test], 10, "digits")
+    return make_dataset(
+        "datasets.digits", x[~test], labels[~test], x[test], labels[test], 10, "digits"
+    )
 
 
 def mnist(data_dir=None, download: bool = False) -> Dataset:
@@ -197,7 +199,9 @@ def adult(data_dir=None, download: bool = False) -> Dataset:
     References:
         Becker and Kohavi, UCI repository, 1996.
     """
-    return _dataset("datasets.adult", *uci.read("datasets.adult", data_dir, download), 2, "adult")
+    return make_dataset(
+        "datasets.adult", *uci.read("datasets.adult", data_dir, download), 2, "adult"
+    )
 
 
 def synthetic(
@@ -276,18 +280,18 @@ def synthetic(
         seed,
     )
     name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
-    return _dataset("datasets.synthetic", *values, int(classes), name)._replace(owners=owners)
+    return make_dataset("datasets.synthetic", *values, int(classes), name)._replace(owners=owners)
 
 
 # Checks: every dataset passes here, whoever made it.
 
 
-def _dataset(where, x, y, x_test, y_test, classes, name, digest=None) -> Dataset:
-    x, y, x_test, y_test, classes = _checked(where, x, y, x_test, y_test, classes)
+def make_dataset(where, x, y, x_test, y_test, classes, name, digest=None) -> Dataset:
+    x, y, x_test, y_test, classes = checked_arrays(where, x, y, x_test, y_test, classes)
     return Dataset(x, y, x_test, y_test, classes, name, digest or tfds.digest(x, y, x_test, y_test))
 
 
-def _checked(where, x, y, x_test, y_test, classes):
+def checked_arrays(where, x, y, x_test, y_test, classes):
     """The five in their final types, or a ValueError that names the first bad row."""
     if classes is not None:
         checks.whole(
@@ -392,7 +396,7 @@ def _prepared(name, data_dir, download) -> Dataset:
     x, x_test = (stored[key].astype(np.float32) for key in ("x", "x_test"))
     x /= 255
     x_test /= 255
-    return _dataset(
+    return make_dataset(
         where, x, stored["y"], x_test, stored["y_test"], int(stored["classes"]), name, checksum
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..core import checks
 from ..core.hashing import own
 from ..core.records import Federation
-from .datasets import Dataset, _checked
+from .datasets import Dataset, checked_arrays
 from .partition import Partition, natural
 from .tfds import digest
 
@@ -180,7 +180,7 @@ def _parts(dataset, test):
             got,
             "See jfl.datasets.arrays.",
         )
-    return _checked(where, *values[:2], *(values[2:] if test is None else test), classes)
+    return checked_arrays(where, *values[:2], *(values[2:] if test is None else test), classes)
 
 
 def _owned(rows, n):

@@ -1,13 +1,13 @@
 """Synthetic(alpha, beta): rows of clients that differ in their classifier and in where their points
 lie.
 
-Axes: C clients, d features, k classes.  Imports jfl.core.checks, its neighbour deal, and NumPy.
+Axes: C clients, d features, k classes.
 """
 
 import numpy as np
 
 from ..core import checks
-from . import assignment
+from . import partition
 
 MOST = 2**31  # numbers in x: 8 GiB
 MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "lognormal", "power_law")
@@ -162,4 +162,4 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
     else:
         logs = np.sort(skew * rng.standard_normal(clients))[::-1]
         share = np.exp(logs - logs[0])
-    return rng.permutation(assignment.floored(rows * clients, share, min_rows)[0])
+    return rng.permutation(partition.floored(rows * clients, share, min_rows)[0])

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import linalg
 
 from ..core import checks
-from .datasets import Dataset, _dataset
+from .datasets import Dataset, make_dataset
 
 # the steps that a config can name
 __all__ = ["flatten", "pca", "standardise", "unit_norm"]
@@ -232,7 +232,7 @@ def _moments(x, covariance=False):
 
 def _changed(name, dataset, x, x_test, caveat=None):
     label = f"{dataset.name}, {name}"
-    new = _dataset(
+    new = make_dataset(
         f"transform.{name}", x, dataset.y, x_test, dataset.y_test, dataset.classes, label
     )
     return new._replace(

@@ -298,7 +298,7 @@ def _quick():
 def _groups(event, loss):
     """The parts of an event, equal ones counted, those of one shape stacked; the adjacency; and
     what of delta it takes, at most `loss`, that an element is drawn more often than is counted."""
-    event, rare = rdp_events._multiplicities(event, loss)
+    event, rare = rdp_events.with_multiplicities(event, loss)
     counted, shapes, kinds = {}, {}, set()
     for part, times in _flat(event, 1.0, kinds):
         if not isinstance(part, events.Participation):  # one form for all, so that few are compiled

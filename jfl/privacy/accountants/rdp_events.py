@@ -56,7 +56,7 @@ def curve(event, orders):
     Raises:
         ValueError: as `epsilon`.
     """
-    event, _ = _multiplicities(event, 0.0)
+    event, _ = with_multiplicities(event, 0.0)
     with jax.enable_x64(True):
         return _curve(
             jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event),
@@ -156,7 +156,7 @@ def above(found, times, delta):
     of a few."""
     leaves, shapes = zip(*(jax.tree.flatten(e) for e in found))
     alike = len(set(shapes)) == 1 and len(found) > FEW and not any(np.ndim(v) for v in leaves[0])
-    if not alike or events.WithReplacement in _kinds(found[0]):
+    if not alike or events.WithReplacement in event_types(found[0]):
         return np.array([bounds((e,), times, delta)[0][0] for e in found])
     with jax.enable_x64(True):
         # lengths in steps, so that few of them are compiled
@@ -178,7 +178,7 @@ def _compiled_many(shape, rows):
 
 
 def _bound(event, times, delta):
-    kinds = _kinds(event)
+    kinds = event_types(event)
     if events.Poisson in kinds and kinds & {events.WithoutReplacement, events.WithReplacement}:
         checks.fail(
             "jfl.privacy.accountants.rdp_events",
@@ -190,7 +190,7 @@ def _bound(event, times, delta):
     if isinstance(event, events.Series):  # its parts apart, so that many counts cost one
         counts, event = counts if times.ndim == 2 else counts * event.times, event.event
     # draws that repeat more often than a hundredth of delta allows are given up, and paid for
-    event, given_up = _multiplicities(
+    event, given_up = with_multiplicities(
         event, np.min(delta) / max(float(np.max(counts.sum(1))), 1.0) / 100
     )
     delta = delta - given_up * counts.sum(1)
@@ -239,9 +239,9 @@ _compiled_each = jax.jit(
 )
 
 
-def _kinds(event):
+def event_types(event):
     inner = event.events if isinstance(event, events.Compose) else [getattr(event, "event", None)]
-    return {type(event)}.union(*(_kinds(e) for e in inner if e is not None))
+    return {type(event)}.union(*(event_types(e) for e in inner if e is not None))
 
 
 def _precision(event, sampled=True):
@@ -273,7 +273,7 @@ def _precision(event, sampled=True):
     )
 
 
-def _multiplicities(event, loss):
+def with_multiplicities(event, loss):
     """An event whose draws with replacement state how often an element comes; and what of delta
     that leaves out.
 
@@ -288,20 +288,22 @@ def _multiplicities(event, loss):
             law, np.flatnonzero(law)[-1].astype(np.float64), event.event
         ), beyond
     if isinstance(event, events.Compose):
-        parts = [_multiplicities(e, loss / len(event.events)) for e in event.events]
+        parts = [with_multiplicities(e, loss / len(event.events)) for e in event.events]
         return events.Compose(tuple(e for e, _ in parts)), sum(p for _, p in parts)
     if isinstance(event, events.Repeat):
-        if events.WithReplacement not in _kinds(event.event):
+        if events.WithReplacement not in event_types(event.event):
             return event, 0.0
-        inner, beyond = _multiplicities(event.event, loss / float(event.times))
+        inner, beyond = with_multiplicities(event.event, loss / float(event.times))
         return events.Repeat(inner, event.times), event.times * beyond
     if isinstance(event, events.Series):
-        if events.WithReplacement not in _kinds(event.event):
+        if events.WithReplacement not in event_types(event.event):
             return event, 0.0
-        inner, beyond = _multiplicities(event.event, loss / max(float(np.sum(event.times)), 1.0))
+        inner, beyond = with_multiplicities(
+            event.event, loss / max(float(np.sum(event.times)), 1.0)
+        )
         return events.Series(inner, event.times), np.sum(event.times) * beyond
     if isinstance(event, events.Participation):
-        inner, beyond = _multiplicities(event.event, loss)
+        inner, beyond = with_multiplicities(event.event, loss)
         return events.Participation(event.probability, inner), beyond
     return event, 0.0
 

@@ -66,17 +66,17 @@ FLOOR = np.float32(
 )  # of clip norms and of noise: below, squares of norms underflow in float32
 
 
-def _level(where, do="", **given):
+def level_leaf(where, do="", **given):
     """A positive number as a leaf, or a function of the round."""
     ((name, value),) = given.items()
     if callable(value):
         return value if isinstance(value, Fn) else Fn(value)
     checks.positive(where, do, single=True, **{name: value})
-    _not_tiny(where, **{name: value})
+    refuse_tiny(where, **{name: value})
     return checks.scalar(value)
 
 
-def _not_tiny(where, **given):
+def refuse_tiny(where, **given):
     """Squares of norms must not underflow: a sensitivity of 0 would be no noise."""
     for name, value in given.items():
         if checks.concrete(value) and np.min(np.asarray(value, np.float32)) < FLOOR:
@@ -91,7 +91,7 @@ def _not_tiny(where, **given):
 # --- row stages
 
 
-def _shrink(bound, row, norm=None):
+def scale_to_bound(bound, row, norm=None):
     whole = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
     if whole:
         checks.fail(
@@ -104,7 +104,7 @@ def _shrink(bound, row, norm=None):
 
 @named("stages.clip_l2")
 def _clip_l2(state, row, *, bound):
-    return _shrink(bound, row)
+    return scale_to_bound(bound, row)
 
 
 def _stretch(shape):
@@ -138,7 +138,7 @@ def clip_l2(bound) -> Stage:
         >>> release(m, jax.random.key(0), (), jnp.array([[3.0, 4.0]]), jnp.ones(1))[0].tolist()
         [0.6000000238418579, 0.800000011920929]
     """
-    data = dict(bound=_level("clip_l2", "Leave the stage out for no clipping.", bound=bound))
+    data = dict(bound=level_leaf("clip_l2", "Leave the stage out for no clipping.", bound=bound))
     return Stage(Fn(_clip_l2, data), Fn(_its_bound, data), name="clip_l2")
 
 
@@ -154,7 +154,7 @@ def _clip_per_layer(state, row, *, bounds, layers):
             "The bound of a contribution follows from their number.",
         )
     limits = limits * layers if len(limits) == 1 else limits
-    pairs = [_shrink(b, x) for b, x in zip(limits, leaves)]
+    pairs = [scale_to_bound(b, x) for b, x in zip(limits, leaves)]
     return treedef.unflatten([x for x, _ in pairs]), jnp.any(jnp.array([c for _, c in pairs]))
 
 
@@ -200,7 +200,7 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
         checks.fail("clip_per_layer", "one bound, or one for each leaf", f"bounds={bounds!r}")
     for b in limits:
         checks.positive("clip_per_layer", single=True, bound=b)
-        _not_tiny("clip_per_layer", bound=b)
+        refuse_tiny("clip_per_layer", bound=b)
     if len(limits) == 1:
         if layers is None:
             checks.fail(
@@ -222,7 +222,7 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
 @named("stages.clip_adaptive")
 def _clip_adaptive(state, row, *, indicator, quantile, lr, count, floor):
     norm = jnp.maximum(state, floor)
-    clipped, over = _shrink(norm, row)
+    clipped, over = scale_to_bound(norm, row)
     bit = jnp.where(over, 0.0, 1.0)
     return (clipped, norm * indicator * (bit - 0.5)), over
 
@@ -280,10 +280,10 @@ def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1, floor=
         "clip_adaptive", single=True, initial=initial, count=count, lr=lr, indicator=indicator
     )
     checks.fraction("clip_adaptive", single=True, quantile=quantile)
-    _not_tiny("clip_adaptive", initial=initial)
+    refuse_tiny("clip_adaptive", initial=initial)
     if floor is not None:
         checks.positive("clip_adaptive", single=True, floor=floor)
-        _not_tiny("clip_adaptive", floor=floor)
+        refuse_tiny("clip_adaptive", floor=floor)
         if checks.concrete((floor, initial)) and floor > initial:
             checks.fail(
                 "clip_adaptive", "floor <= initial", f"floor={floor!r}, initial={initial!r}"
@@ -332,7 +332,7 @@ def bounded(value, reason: str) -> Stage:
     """
     checks.choice("bounded", ("upload", "prox_erm"), reason=reason)
     checks.positive("bounded", single=True, value=value)
-    _not_tiny("bounded", value=value)
+    refuse_tiny("bounded", value=value)
     data = dict(value=checks.scalar(value))
     return Stage(
         Fn(_as_it_is, data), Fn(_declared, data), name="bounded" if reason == "upload" else reason
@@ -375,12 +375,12 @@ def gaussian(
     if not callable(value) and checks.ndim("gaussian", name, value) == 1:
         checks.positive("gaussian", **{name: value})
         if np.size(value):
-            _not_tiny("gaussian", **{name: value})
+            refuse_tiny("gaussian", **{name: value})
         else:
             checks.fail("gaussian", f"{name} of each client", "none")
         value = jnp.asarray(value, jnp.float32)
     else:
-        value = _level("gaussian", "Leave the stage out for no noise.", **{name: value})
+        value = level_leaf("gaussian", "Leave the stage out for no noise.", **{name: value})
     checks.choice("gaussian", GENERATORS if shape is None else ("philox",), generator=generator)
     return Stage(
         None,

@@ -23,7 +23,7 @@ from ...core import checks
 from ...core.records import Fn, named
 from . import haar_bands as haar
 from .haar_bands import Bands
-from .stages import Shape, Stage, _level, _not_tiny, _shrink, clip_l2, gaussian
+from .stages import Shape, Stage, clip_l2, gaussian, level_leaf, refuse_tiny, scale_to_bound
 
 READINGS = ("R1", "R2", "R3", "R4", "R5", "R6")
 CALIBRATIONS = ("plain", "lemma2")
@@ -126,7 +126,9 @@ def _one_each(where, bands, least=None, **values):
 
 @named("wavelet.clip_ellipsoid")
 def _clip_ellipsoid(state, row, *, bound, shape):
-    return _shrink(bound, row, jnp.sqrt((haar.energies(shape.bands, row) * shape.scales**2).sum()))
+    return scale_to_bound(
+        bound, row, jnp.sqrt((haar.energies(shape.bands, row) * shape.scales**2).sum())
+    )
 
 
 @named("wavelet.clip_ellipsoid.bound")
@@ -152,7 +154,7 @@ def clip_ellipsoid(bound, shape: Shape) -> Stage:
     """
     if not isinstance(shape, Shape):
         checks.fail("wavelet.clip_ellipsoid", "a shape of jfl.wavelet", f"{shape!r}")
-    data = dict(bound=_level("wavelet.clip_ellipsoid", bound=bound), shape=shape)
+    data = dict(bound=level_leaf("wavelet.clip_ellipsoid", bound=bound), shape=shape)
     return Stage(Fn(_clip_ellipsoid, data), Fn(_ellipsoid_bound, data), name="clip_ellipsoid")
 
 
@@ -184,7 +186,7 @@ def clip_bands(bounds, bands: Bands) -> Stage:
         sigma_b^2.
     """
     _one_each("wavelet.clip_bands", bands, bounds=bounds)
-    _not_tiny("wavelet.clip_bands", bounds=bounds)
+    refuse_tiny("wavelet.clip_bands", bounds=bounds)
     data = dict(bounds=jnp.asarray(bounds, jnp.float32), bands=bands)
     return Stage(Fn(_clip_bands, data), Fn(_bands_bound, data), name="clip_bands")
 
