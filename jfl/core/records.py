@@ -299,6 +299,9 @@ class Algorithm:
     releases: tuple = ()  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
+    uploads: str = static(default="difference")  # of models; "model": the mean needs all weights
+    # the bound of the mechanism in a client may be declared "prox_erm": the client checks its solve
+    checks_its_solve: bool = static(default=False)
     __repr__ = printing.algorithm
 
 

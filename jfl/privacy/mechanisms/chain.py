@@ -430,7 +430,7 @@ def alone(mechanism: Mechanism, key, row, **options):
 
 def denominator(mechanism: Mechanism) -> float | None:
     """The product of the public divisors, or None if there are none or they are not known now."""
-    values = [s.apply.data["n"] for s in _of(mechanism, "post") if s.name == "divide"]
+    values = [s.apply.data["n"] for s in _of(mechanism, "post") if s.divisor == "number"]
     if not values or not checks.concrete(values):
         return None
     return float(np.prod([np.asarray(v) for v in values]))

@@ -38,6 +38,22 @@ class Stage:
     generator: str = static(default="philox")  # noise: of kernels.normals
     __repr__ = printing.stage
 
+    @property
+    def declared(self) -> str:
+        """Why a bound holds that this stage states without clipping: "upload" or "prox_erm"; else
+        ""."""
+        return DECLARED.get(self.name, "")
+
+    @property
+    def divisor(self) -> str:
+        """By what the stage divides: "number", "size" or "weight"; "" for one that does not."""
+        return DIVISORS.get(self.name, "")
+
+
+# names of stages, which are part of a plan's identity, and what they say
+DECLARED = {"bounded": "upload", "prox_erm": "prox_erm"}
+DIVISORS = {"divide": "number", "divide_by_size": "size", "divide_by_weight": "weight"}
+
 
 @record
 class Shape:
@@ -330,13 +346,12 @@ def bounded(value, reason: str) -> Stage:
     Units:
         as of `clip_l2`.
     """
-    checks.choice("bounded", ("upload", "prox_erm"), reason=reason)
+    names = {why: name for name, why in DECLARED.items()}
+    checks.choice("bounded", tuple(names), reason=reason)
     checks.positive("bounded", single=True, value=value)
     refuse_tiny("bounded", value=value)
     data = dict(value=checks.scalar(value))
-    return Stage(
-        Fn(_as_it_is, data), Fn(_declared, data), name="bounded" if reason == "upload" else reason
-    )
+    return Stage(Fn(_as_it_is, data), Fn(_declared, data), name=names[reason])
 
 
 # --- sum, noise, post
