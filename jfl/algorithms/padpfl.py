@@ -79,9 +79,9 @@ def padpfl(
     """Clients solve loss + (mu / 2) ||w - w_server||^2 inexactly; the server takes the weighted
     mean of their models.
 
-    The impact factors are `jfl.plan(weights=...)`: fixed, of `jfl.schedules.impact`, or a function
-    of the round.  All clients take part (`sampling.full`).  Noise of the paper's kind, on a clipped
-    upload and on what is broadcast:
+    The impact factors are `jfl.plan(weights=...)`: fixed, of `jfl.sampling.weights.impact`, or a
+    function of the round.  All clients take part (`sampling.full`).  Noise of the paper's kind, on
+    a clipped upload and on what is broadcast:
 
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
