@@ -8,6 +8,7 @@ breakpoints of `piecewise`.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -243,7 +244,7 @@ def _from_optax(clock, *, factory, every, fixed, **numbers):
     return factory(**dict(fixed), **numbers)(clock // every)
 
 
-def from_optax(factory: Callable, every: int = 1, **arguments) -> Fn:
+def from_optax(factory: Callable, every: int = 1, **arguments: Any) -> Fn:
     """Any schedule of `optax.schedules`, by its factory and the factory's arguments.
 
     Floats among the arguments are leaves where the factory takes traced ones; all else shapes the

@@ -408,7 +408,7 @@ def test_cohorts_depend_on_the_key_and_only_on_it(sampler):
 @pytest.mark.parametrize("branch", ["floyd", "distinct"])
 def test_batches_without_replacement_are_uniform_over_subsets(branch, size, monkeypatch):
     if branch == "distinct":
-        monkeypatch.setattr(batches, "FLOYD", 0)
+        monkeypatch.setattr(uniform, "FLOYD", 0)
     n, many = 60_000, math.comb(size, 3)
     slots, mask, overflow = draw_rows(batches.without_replacement(3), n, size=size)
     assert mask.all() and (overflow == 0).all() and slots.min() >= 0 and slots.max() < size
@@ -424,7 +424,7 @@ def test_batches_without_replacement_are_uniform_over_subsets(branch, size, monk
 
 @pytest.mark.parametrize("batch", [65, 400, 3000])
 def test_draws_suffice_for_large_batches(batch):
-    """What `_tries` says: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20;
+    """`draws_for`: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20;
     of fewer draws, not."""
 
     def too_few(draws):

@@ -24,12 +24,12 @@ Key = jax.Array
 Tree = Any
 
 
-def static(**options):
+def static(**options: Any) -> Any:
     """A dataclass field that belongs to the structure of a record, not to its data."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
-def record(cls):
+def record(cls: type) -> type:
     """Class decorator: a frozen dataclass that is a pytree, and prints without its arrays."""
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = printing.record
@@ -39,7 +39,7 @@ def record(cls):
 NAMED: dict = {}  # registered names -> where their function or class was written
 
 
-def named(name: str):
+def named(name: str) -> Callable:
     """Give a function or class the name by which the identity of a plan knows it, in place of its
     source.
 

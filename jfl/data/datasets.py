@@ -5,9 +5,12 @@ tensorflow_datasets are imported by the functions that read them.  A new dataset
 one name in `__all__`.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
 from . import adult as uci
@@ -47,7 +50,14 @@ class Dataset(NamedTuple):
     caveats: tuple = ()
 
 
-def arrays(x, y, x_test, y_test, classes: int | None = None, name: str = "arrays") -> Dataset:
+def arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    x_test: ArrayLike,
+    y_test: ArrayLike,
+    classes: int | None = None,
+    name: str = "arrays",
+) -> Dataset:
     """Your own arrays.
 
     Shapes:
@@ -108,7 +118,7 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     )
 
 
-def mnist(data_dir=None, download: bool = False) -> Dataset:
+def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
 
     Read from data prepared by tensorflow_datasets, without TensorFlow, and decoded once: later
@@ -127,13 +137,15 @@ def mnist(data_dir=None, download: bool = False) -> Dataset:
     return _prepared("mnist", data_dir, download)
 
 
-def fashion_mnist(data_dir=None, download: bool = False) -> Dataset:
+def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """Fashion-MNIST: shapes, places and errors as `mnist`.  Source: Xiao, Rasul and Vollgraf,
     arXiv:1708.07747."""
     return _prepared("fashion_mnist", data_dir, download)
 
 
-def emnist(split: str = "balanced", data_dir=None, download: bool = False) -> Dataset:
+def emnist(
+    split: str = "balanced", data_dir: str | Path | None = None, download: bool = False
+) -> Dataset:
     """EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; places and errors as `mnist`.
 
     Classes  balanced 47, byclass 62, bymerge 47, digits 10, letters 26 (a is 0), mnist 10.
@@ -157,7 +169,7 @@ def emnist(split: str = "balanced", data_dir=None, download: bool = False) -> Da
     return data
 
 
-def cifar10(data_dir=None, download: bool = False) -> Dataset:
+def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; places and errors as `mnist`.
 
     References:
@@ -166,7 +178,7 @@ def cifar10(data_dir=None, download: bool = False) -> Dataset:
     return _prepared("cifar10", data_dir, download)
 
 
-def svhn(data_dir=None, download: bool = False) -> Dataset:
+def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """Street view house numbers, cropped: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows; label 0
     is the digit 0.
 
@@ -176,7 +188,7 @@ def svhn(data_dir=None, download: bool = False) -> Dataset:
     return _prepared("svhn_cropped", data_dir, download)
 
 
-def adult(data_dir=None, download: bool = False) -> Dataset:
+def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """UCI Adult: does a person earn more than 50,000 dollars?  x [32561, 105], 16,281 test rows, 2
     classes.
 
@@ -208,7 +220,7 @@ def synthetic(
     alpha: float = 0.0,
     beta: float = 0.0,
     clients: int = 100,
-    rows=5000,
+    rows: int | Sequence[int] = 5000,
     *,
     features: int = 40,
     classes: int = 10,
@@ -286,12 +298,28 @@ def synthetic(
 # Checks: every dataset passes here, whoever made it.
 
 
-def make_dataset(where, x, y, x_test, y_test, classes, name, digest=None) -> Dataset:
+def make_dataset(
+    where: str,
+    x: ArrayLike,
+    y: ArrayLike,
+    x_test: ArrayLike,
+    y_test: ArrayLike,
+    classes: int | None,
+    name: str,
+    digest: str | None = None,
+) -> Dataset:
     x, y, x_test, y_test, classes = checked_arrays(where, x, y, x_test, y_test, classes)
     return Dataset(x, y, x_test, y_test, classes, name, digest or tfds.digest(x, y, x_test, y_test))
 
 
-def checked_arrays(where, x, y, x_test, y_test, classes):
+def checked_arrays(
+    where: str,
+    x: ArrayLike,
+    y: ArrayLike,
+    x_test: ArrayLike,
+    y_test: ArrayLike,
+    classes: int | None,
+) -> tuple:
     """The five in their final types, or a ValueError that names the first bad row."""
     if classes is not None:
         checks.whole(

@@ -5,6 +5,8 @@ Axes: n rows, m test rows, C clients, N and Nt slots.  Imports jfl.core, jfl.cor
 neighbours.
 """
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,7 +20,13 @@ from .tfds import digest
 __all__ = ["checksum", "describe", "federate"]
 
 
-def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federation:
+def federate(
+    dataset: Dataset | Sequence,
+    partition: Partition | Sequence,
+    *,
+    holdout: float = 0.0,
+    test: Sequence | None = None,
+) -> Federation:
     """The rows of `dataset`, owned as `partition` says.
 
     Args:
@@ -115,7 +123,7 @@ def checksum(fed: Federation) -> str:
     )[:16]
 
 
-def describe(fed: Federation, partition=None) -> dict:
+def describe(fed: Federation, partition: Partition | None = None) -> dict:
     """Facts for the manifest, as plain Python values.
 
     rows are training rows with an owner, slots the index entries they are stored in.  label_spread

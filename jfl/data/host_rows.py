@@ -5,6 +5,8 @@ Axes: n rows, C clients, N slots of the largest client, K slots of a cohort.
 """
 
 import mmap
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,14 +22,14 @@ __all__ = ["population"]
 
 
 def population(
-    rows,
-    sizes,
+    rows: Any,
+    sizes: Sequence[int] | np.ndarray,
     *,
-    test,
-    order=None,
+    test: Sequence,
+    order: Sequence[int] | np.ndarray | None = None,
     classes: int | None = None,
-    fields=("image", "label"),
-    prepare=None,
+    fields: Sequence[str] = ("image", "label"),
+    prepare: Callable | None = None,
     caveats: tuple = (),
 ) -> Federation:
     """A federation whose rows stay where they are: `jfl.simulate` fetches those of each cohort

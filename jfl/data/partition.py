@@ -11,7 +11,7 @@ of each client, and a note for the manifest ("": nothing to say).
 
 import dataclasses
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -360,7 +360,9 @@ def _split_labels(labels, clients, rng, *, classes_per_client, rows, exponent, m
     return _rows_of_classes("labels", by_class, sizes, classes_per_client, rng)
 
 
-def sizes(rows, *, classes_per_client: int | None = None, seed: int = 0) -> Partition:
+def sizes(
+    rows: Sequence[int], *, classes_per_client: int | None = None, seed: int = 0
+) -> Partition:
     """Client c gets exactly rows[c] rows: dealt at random, or of exactly `classes_per_client`
     classes.
 
@@ -652,7 +654,7 @@ def _split_similarity(labels, clients, rng, *, share, rows, by):
     return [np.concatenate(parts) for parts in zip(mixed, of_class, fill, strict=True)], note
 
 
-def natural(owners=None, seed: int = 0) -> Partition:
+def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Partition:
     """The clients that the data came with: `owners` [n] names the owner of each row; None: as the
     dataset says.
 
@@ -726,7 +728,7 @@ def _note_on_unowned(rows, owned):
     return f"{rows - owned} of {rows} rows have no owner" if rows > owned else ""
 
 
-def floored(total, weights, least):
+def floored(total: int, weights: np.ndarray, least: int) -> tuple[np.ndarray, int]:
     """`total` in whole parts proportional to falling weights, none below `least`; how many were
     raised to it."""
     sizes, free = np.full(len(weights), least), len(weights)

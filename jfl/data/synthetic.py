@@ -4,6 +4,8 @@ lie.
 Axes: C clients, d features, k classes.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..core import checks
@@ -14,22 +16,22 @@ MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "logn
 
 
 def generate(
-    where,
-    alpha,
-    beta,
-    clients,
-    rows,
-    features,
-    classes,
-    label_noise,
-    means,
-    scale,
-    iid,
-    sizes,
-    skew,
-    min_rows,
-    test_fraction,
-    seed,
+    where: str,
+    alpha: float,
+    beta: float,
+    clients: int,
+    rows: int | Sequence[int],
+    features: int,
+    classes: int,
+    label_noise: float,
+    means: str,
+    scale: str,
+    iid: bool,
+    sizes: str,
+    skew: float,
+    min_rows: int,
+    test_fraction: float,
+    seed: int,
 ) -> tuple:
     """x, y, x_test, y_test and the owner of each training row; the arguments are those of
     `datasets.synthetic`."""

@@ -1,10 +1,12 @@
 """The objects of one experiment, checked against each other and bound together."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks, identity, pytrees
 from ..core.records import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
@@ -28,7 +30,7 @@ def plan(
     *,
     upload: Mechanism | None = None,
     release: Mechanism | None = None,
-    weights="uniform",
+    weights: str | ArrayLike | Callable = "uniform",
     adjacency: str | None = None,
     chunk: int | None = None,
     memory: float = MEMORY,

@@ -8,9 +8,10 @@ padding.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks, marks
-from ..core.records import Batch, Batches, Fn, Rows, named
+from ..core.records import Array, Batch, Batches, Fn, Key, Rows, named
 from . import uniform
 from .clients import HORIZON, OVERFLOW
 
@@ -22,7 +23,7 @@ def adjacency(batches: Batches) -> str:
     return "add_remove" if batches.scheme == "poisson" else "replace_one"
 
 
-def gather(rows: Rows, slots, mask) -> Batch:
+def gather(rows: Rows, slots: Array, mask: Array) -> Batch:
     """The rows in `slots`, one by one; zeros where a slot is masked out: 0 * nan would reach a
     gradient."""
     index = rows.index[jnp.where(mask, slots, 0)]
@@ -33,7 +34,7 @@ def gather(rows: Rows, slots, mask) -> Batch:
     return marks.batch(batch, rows, slots, mask)
 
 
-def drawn(batches: Batches, key, step, size, n: int):
+def drawn(batches: Batches, key: Key, step: ArrayLike, size: ArrayLike, n: int) -> tuple:
     """`batches.draw`, marked as such: an algorithm that draws by this and reads by `gather` can be
     checked."""
     slots, mask, overflow = batches.draw(key, step, size, n)
@@ -122,7 +123,9 @@ def _chernoff(expected: float) -> int:
     return int(np.ceil(optimize.brentq(excess, expected * (1 + 1e-9), 100 * (expected + 10))))
 
 
-def poisson(batch: float | None = None, *, rate=None, capacity: int | None = None) -> Batches:
+def poisson(
+    batch: float | None = None, *, rate: ArrayLike | None = None, capacity: int | None = None
+) -> Batches:
     """Each row joins independently: with probability batch / rows (an expected `batch`), or with a
     given `rate`.
 

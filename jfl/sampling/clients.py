@@ -8,6 +8,7 @@ HORIZON draws.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.records import Array, Cohort, Fn, Sampler, named, record
@@ -135,7 +136,9 @@ def _draw_with(key, *, edges, clients, cohort, independent):
     )
 
 
-def with_replacement(clients: int, cohort: int, weights=None, independent: bool = False) -> Sampler:
+def with_replacement(
+    clients: int, cohort: int, weights: ArrayLike | None = None, independent: bool = False
+) -> Sampler:
     """`cohort` independent draws, uniform or with probabilities proportional to `weights`.
 
     A client drawn m times runs once and counts m times; with `independent` it runs m times, on m
@@ -251,7 +254,7 @@ def _binomial(clients, rate, capacity):
     )
 
 
-def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
+def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampler:
     """Each client joins independently with probability `rate`.
 
     Shapes:
@@ -322,7 +325,9 @@ def _draw_responders(key, *, latency, jitter, clients, cohort):
     return _cohort(jax.lax.sort((wait, late, ids), num_keys=2)[2][:cohort], clients)
 
 
-def first_responders(clients: int, cohort: int, latency=None, *, jitter=1.0) -> Sampler:
+def first_responders(
+    clients: int, cohort: int, latency: ArrayLike | None = None, *, jitter: ArrayLike = 1.0
+) -> Sampler:
     """The `cohort` clients that answer first, in each round anew.
 
     A client answers after latency * (1 - jitter + jitter * E), E ~ Exp(1) independent of all else:

@@ -8,12 +8,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 FLOYD = 64  # up to this size Floyd's walk is faster than marking what was drawn
 SPARE = 10  # standard deviations of how many draws bring so many new numbers
 
 
-def below(words, rate):
+def below(words: jax.Array, rate: ArrayLike) -> jax.Array:
     """Where UInt32 words, as numbers in [0, 1), lie below a rate: with its probability, less at
     most 2^-32."""
     high = jnp.floor(rate * 2.0**16)  # exact: a float32 is split, not rounded
@@ -22,7 +23,7 @@ def below(words, rate):
     return (top < high) | ((top == high) & (words & 0xFFFF < low))
 
 
-def subset(key, size, count: int, most: int):
+def subset(key: jax.Array, size: ArrayLike, count: int, most: int) -> jax.Array:
     """A uniform subset of `count` of range(size): Int32[count], in any order.
 
     Args:
@@ -33,7 +34,7 @@ def subset(key, size, count: int, most: int):
     return first_distinct(key, size, count, most)
 
 
-def floyd_subset(key, size, count: int):
+def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
     """A uniform subset of `count` of range(size), by Floyd's walk: count draws, whatever the size.
 
     References:
@@ -59,7 +60,7 @@ def draws_for(count: int) -> int:
     return math.ceil(2 * math.log(2) * count + 9.4 * math.sqrt(count) + 20)
 
 
-def first_distinct(key, size, count: int, most: int):
+def first_distinct(key: jax.Array, size: ArrayLike, count: int, most: int) -> jax.Array:
     """A uniform subset of `count` of range(size): the first distinct ones of uniform draws; size >
     count.
 
@@ -85,7 +86,7 @@ def first_distinct(key, size, count: int, most: int):
     )
 
 
-def sparse_subset(key, size: int, most: int, count):
+def sparse_subset(key: jax.Array, size: int, most: int, count: ArrayLike) -> jax.Array:
     """`count` <= most different numbers of range(size), uniform, then anything: Int32[most].
 
     The first that are new among independent draws.  Should they be too few, which has a chance

@@ -13,11 +13,14 @@ small, never nan.
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf, log_ndtr
+from jax.typing import ArrayLike
 
 from . import roots
 
@@ -27,7 +30,7 @@ LEGENDRE = np.polynomial.legendre.leggauss(16)
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
 
 
-def float64(function, **options):
+def float64(function: Callable, **options: Any) -> Callable:
     """Compile `function` for float64, whatever jax's default is: arrays, or trees of them by name;
     options of jax.jit."""
     compiled = jax.jit(function, **options)
@@ -41,7 +44,7 @@ def float64(function, **options):
 
 
 @float64
-def gaussian(orders, z):
+def gaussian(orders: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of one Gaussian release: order / (2 z^2).
 
     Shapes:
@@ -58,7 +61,7 @@ def gaussian(orders, z):
 
 
 @float64
-def poisson(orders, rate, z):
+def poisson(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of a Gaussian on a Poisson sample, for add_remove.
 
     The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1), u = rate *
@@ -88,7 +91,7 @@ def poisson(orders, rate, z):
 
 
 @float64
-def without_replacement(orders, rate, z):
+def without_replacement(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of a Gaussian on a sample of fixed size, for replace_one; rate = sample / population.
 
     The divergence is at most that of any pair whose hockey-stick profile is rate * (Gaussian
@@ -115,7 +118,7 @@ def without_replacement(orders, rate, z):
 
 
 @float64
-def with_replacement(orders, law, z):
+def with_replacement(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of a Gaussian on draws that may repeat, for replace_one; an element is drawn k times
     with law[k].
 
@@ -168,7 +171,7 @@ def with_replacement(orders, law, z):
 
 
 @float64
-def participation(orders, probability, curve):
+def participation(orders: ArrayLike, probability: ArrayLike, curve: ArrayLike) -> jax.Array:
     """Curve of a release that happens with `probability`, which may be visible.
 
     Shapes:
@@ -190,7 +193,7 @@ def participation(orders, probability, curve):
 
 
 @float64
-def convert(orders, curve, delta):
+def convert(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The epsilon that each order proves at `delta`; the smallest counts.
 
     Shapes:
@@ -205,7 +208,7 @@ def convert(orders, curve, delta):
 
 
 @float64
-def epsilon(orders, curve, delta):
+def epsilon(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The smallest epsilon at `delta` that a curve proves; never negative.
 
     Shapes:
@@ -215,7 +218,7 @@ def epsilon(orders, curve, delta):
 
 
 @float64
-def delta(orders, curve, epsilon):
+def delta(orders: ArrayLike, curve: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     """The smallest delta at `epsilon` that a curve proves; never above 1.
 
     Shapes:
@@ -230,7 +233,7 @@ def delta(orders, curve, epsilon):
 
 
 @float64
-def gaussian_delta(epsilon, mu):
+def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> jax.Array:
     """Exact delta at `epsilon` >= 0 of Gaussian releases with mu^2 = the sum of 1 / z^2.
 
     References:
@@ -240,7 +243,7 @@ def gaussian_delta(epsilon, mu):
 
 
 @float64
-def gaussian_epsilon(mu, delta):
+def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> jax.Array:
     """Exact epsilon at `delta` of Gaussian releases, by bisection: the upper end, so never too
     small.
 
@@ -282,7 +285,7 @@ def _(values, tangents):
 
 
 @float64
-def gaussian_mu(epsilon, delta):
+def gaussian_mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The largest mu with gaussian_delta(epsilon, mu) <= delta, by bisection from below.
 
     Shapes:
@@ -298,7 +301,7 @@ def gaussian_mu(epsilon, delta):
     return jnp.exp(roots.bisect(fits, *ends, 80)[0])
 
 
-def profile_grid(rate, z, k, nodes):
+def profile_grid(rate: ArrayLike, z: ArrayLike, k: ArrayLike, nodes: int) -> tuple:
     """Points x, loss e of the Gaussian there, log of t = 1 + rate (e^e - 1), and log of weight *
     profile * e^e.
 

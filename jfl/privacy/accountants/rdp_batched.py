@@ -11,6 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from . import pld_step, rdp, roots
@@ -27,7 +28,9 @@ AT_ONCE = 256  # configurations computed together
 SCHEMES = ("poisson", "without_replacement")
 
 
-def epsilons(rate, z, steps, delta, scheme: str = "poisson"):
+def epsilons(
+    rate: ArrayLike, z: ArrayLike, steps: ArrayLike, delta: ArrayLike, scheme: str = "poisson"
+) -> jax.Array:
     """The proved epsilon of `steps` releases of a Gaussian on a sample, for many configurations.
 
     Shapes:
@@ -55,7 +58,9 @@ def epsilons(rate, z, steps, delta, scheme: str = "poisson"):
     return _map(_epsilon, scheme, rate, z, steps, delta)
 
 
-def noise_multipliers(rate, steps, epsilon, delta, scheme: str = "poisson"):
+def noise_multipliers(
+    rate: ArrayLike, steps: ArrayLike, epsilon: ArrayLike, delta: ArrayLike, scheme: str = "poisson"
+) -> tuple[jax.Array, jax.Array]:
     """The noise multiplier for each target epsilon, and the epsilon that it proves, which is not
     above the target.
 

@@ -8,10 +8,13 @@ numbers.
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from . import events, rdp, roots
@@ -23,7 +26,7 @@ LOG_LEAST_DELTA = -300 * math.log(10)
 FEW = 4  # events, beyond which they are computed together
 
 
-def epsilon(event, delta) -> tuple[float, str]:
+def epsilon(event: Any, delta: float) -> tuple[float, str]:
     """The smaller epsilon of the two, and the method that proved it: "rdp" or "gaussian_exact".
 
     Units:
@@ -46,7 +49,7 @@ def epsilon(event, delta) -> tuple[float, str]:
     return float(values[0]), EXACT if exact[0] else SAMPLED
 
 
-def curve(event, orders):
+def curve(event: Any, orders: ArrayLike) -> jax.Array:
     """Renyi curve of an event: traceable, also in the numbers of the event but for draws with
     replacement.
 
@@ -104,7 +107,7 @@ def _each(event, orders):
     return jax.lax.map(one, tuple(leaves[i].noise_multiplier for i in at), batch_size=8)
 
 
-def delta(event, epsilon) -> float:
+def delta(event: Any, epsilon: float) -> float:
     """The smallest delta at which the event is proved to be `epsilon`-private, to one part in a
     million, from above.
 
@@ -128,7 +131,7 @@ def delta(event, epsilon) -> float:
     return math.exp(roots.smallest_fitting(excess, LOG_LEAST_DELTA, 0.0, 1e-6))
 
 
-def bounds(found, times, delta):
+def bounds(found: Sequence, times: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Epsilon [m] of the worst event repeated `times`, at `delta` [m]; and whether the exact
     Gaussian gave it.
 
@@ -151,7 +154,7 @@ def bounds(found, times, delta):
     return values.max(axis=0), np.stack([x for _, x in each])[worst, np.arange(len(times))]
 
 
-def above(found, times, delta):
+def above(found: Sequence, times: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Quick upper bounds [events] for one number of rounds; many events of one shape at the price
     of a few."""
     leaves, shapes = zip(*(jax.tree.flatten(e) for e in found))
@@ -239,7 +242,7 @@ _compiled_each = jax.jit(
 )
 
 
-def event_types(event):
+def event_types(event: Any) -> set[type]:
     inner = event.events if isinstance(event, events.Compose) else [getattr(event, "event", None)]
     return {type(event)}.union(*(event_types(e) for e in inner if e is not None))
 
@@ -273,7 +276,7 @@ def _precision(event, sampled=True):
     )
 
 
-def with_multiplicities(event, loss):
+def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
     """An event whose draws with replacement state how often an element comes; and what of delta
     that leaves out.
 
@@ -326,7 +329,7 @@ def _law(event, loss):
     return np.append(law, np.zeros(-len(law) % 8)), beyond
 
 
-def check_delta(delta):
+def check_delta(delta: float) -> None:
     found = checks.array("jfl.guarantee", "delta", delta)
     if found.ndim or found.dtype.kind not in "iuf" or not 0 < found < 1:
         checks.fail(

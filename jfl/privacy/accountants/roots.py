@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 LARGEST = 1e9  # values of a search on the host are cut off here: interpolation needs finite ones
 
 
-def bisect(is_below: Callable, low, high, halvings: int) -> tuple[Any, Any]:
+def bisect(is_below: Callable, low: ArrayLike, high: ArrayLike, halvings: int) -> tuple[Any, Any]:
     """Ends of the crossing after `halvings` halvings of [low, high].
 
     Where is_below(low) and not is_below(high), this stays true of the returned ends.  An end that
@@ -80,7 +81,12 @@ class Bracket(NamedTuple):
 
 
 def illinois(
-    function: Callable, low, high, steps: int = 60, rtol: float = 1e-7, atol: float = 1e-9
+    function: Callable,
+    low: ArrayLike,
+    high: ArrayLike,
+    steps: int = 60,
+    rtol: float = 1e-7,
+    atol: float = 1e-9,
 ) -> Bracket:
     """A narrow bracket of where a falling function is zero, for functions that are almost straight.
 
@@ -116,7 +122,9 @@ def illinois(
     return jax.lax.while_loop(is_wide, narrow, (0, start))[1]
 
 
-def golden_section(function: Callable, low, high, steps: int) -> tuple[Any, Any]:
+def golden_section(
+    function: Callable, low: ArrayLike, high: ArrayLike, steps: int
+) -> tuple[Any, Any]:
     """The least of the points tried by a golden section of [low, high], and the function there.
 
     The value was computed at the point that is returned, so a search that stops early, or a

@@ -4,11 +4,13 @@ Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; eve
 sum sees only sums.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks, printing, pytrees
 from ...core.records import Array, Fn, named, record, static
@@ -82,7 +84,7 @@ FLOOR = np.float32(
 )  # of clip norms and of noise: below, squares of norms underflow in float32
 
 
-def level_leaf(where, do="", **given):
+def level_leaf(where: str, do: str = "", **given: ArrayLike | Callable) -> Any:
     """A positive number as a leaf, or a function of the round."""
     ((name, value),) = given.items()
     if callable(value):
@@ -92,7 +94,7 @@ def level_leaf(where, do="", **given):
     return checks.scalar(value)
 
 
-def refuse_tiny(where, **given):
+def refuse_tiny(where: str, **given: ArrayLike) -> None:
     """Squares of norms must not underflow: a sensitivity of 0 would be no noise."""
     for name, value in given.items():
         if checks.concrete(value) and np.min(np.asarray(value, np.float32)) < FLOOR:
@@ -107,7 +109,7 @@ def refuse_tiny(where, **given):
 # --- row stages
 
 
-def scale_to_bound(bound, row, norm=None):
+def scale_to_bound(bound: ArrayLike | Callable, row: Any, norm: Any = None) -> tuple:
     whole = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
     if whole:
         checks.fail(
@@ -133,7 +135,7 @@ def _its_bound(state, shape, *, bound):
     return bound * _stretch(shape)
 
 
-def clip_l2(bound) -> Stage:
+def clip_l2(bound: ArrayLike | Callable) -> Stage:
     """Shrink each contribution to Euclidean norm at most `bound`, over all leaves together.
 
     Units:
@@ -190,7 +192,7 @@ def _layers_bound(state, shape, *, bounds, layers):
     return jnp.sqrt(jnp.sum(jnp.square(limits * each)))
 
 
-def clip_per_layer(bounds, layers: int | None = None) -> Stage:
+def clip_per_layer(bounds: Sequence | ArrayLike, layers: int | None = None) -> Stage:
     """Shrink each leaf of a contribution on its own.
 
     Units:
@@ -266,7 +268,15 @@ def _adapt(state, value, *, indicator, quantile, lr, count, floor):
 LEAST = 1e-6  # of its first value: how far an adaptive clip norm may fall by default
 
 
-def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1, floor=None) -> Stage:
+def clip_adaptive(
+    initial: ArrayLike,
+    count: ArrayLike,
+    *,
+    quantile: ArrayLike = 0.5,
+    lr: ArrayLike = 0.2,
+    indicator: ArrayLike = 0.1,
+    floor: ArrayLike | None = None,
+) -> Stage:
     """Clip to a norm that follows a quantile of the contributions' norms, privately, inside the
     same release.
 
@@ -335,7 +345,7 @@ def _declared(state, shape, *, value):
     return value * _stretch(shape)
 
 
-def bounded(value, reason: str) -> Stage:
+def bounded(value: ArrayLike, reason: str) -> Stage:
     """Declare, without clipping, that a contribution is at most `value` long.
 
     Args:
@@ -363,7 +373,11 @@ def total() -> Stage:
 
 
 def gaussian(
-    noise_multiplier=None, *, std=None, shape: Shape | None = None, generator: str = "philox"
+    noise_multiplier: ArrayLike | Callable | None = None,
+    *,
+    std: ArrayLike | Callable | None = None,
+    shape: Shape | None = None,
+    generator: str = "philox",
 ) -> Stage:
     """Add N(0, sigma^2) to every coordinate, sigma = noise_multiplier * sensitivity of the sum.
 
@@ -420,7 +434,7 @@ def _divide_realised(value, after):
     return _divide(value, after, n=jnp.where(after.realised > 0, after.realised, 1))
 
 
-def divide(n) -> Stage:
+def divide(n: ArrayLike | str) -> Stage:
     """Divide the noisy sum by a public number; by "size", the client's own rows; by "weight", the
     cohort's weights.
 

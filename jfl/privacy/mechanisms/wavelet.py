@@ -15,9 +15,11 @@ whatever is combined.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.records import Fn, named
@@ -32,7 +34,7 @@ CALIBRATIONS = ("plain", "lemma2")
 # --- shapes
 
 
-def shape(bands: Bands, std) -> Shape:
+def shape(bands: Bands, std: ArrayLike) -> Shape:
     """Noise with these relative standard deviations of a coefficient in each band.
 
     They are scaled so that, at one clip norm and noise multiplier, the noise has the power of
@@ -56,7 +58,7 @@ def _kept(bands):
     return sizes * (entries / np.bincount(at, sizes))[at]
 
 
-def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
+def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | None = None) -> Shape:
     """Noise variance of a coefficient as the `exponent`-th power of its expected energy.
 
     Args:
@@ -91,7 +93,7 @@ def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
     return shape(bands, haar.family(bands, jnp.asarray(energies, jnp.float32), exponent))
 
 
-def optimal(bands: Bands, energies, utility=1.0) -> Shape:
+def optimal(bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0) -> Shape:
     """The shape of least weighted noise, sum of utility * variance, for contributions of these band
     energies.
 
@@ -142,7 +144,7 @@ def _ellipsoid_bound(state, other, *, bound, shape):
     )  # the two bases may lie anyhow to each other
 
 
-def clip_ellipsoid(bound, shape: Shape) -> Stage:
+def clip_ellipsoid(bound: ArrayLike | Callable, shape: Shape) -> Stage:
     """Shrink each contribution to length `bound` in the norm of `shape`, keeping its direction.
 
     Units:
@@ -172,7 +174,7 @@ def _bands_bound(state, shape, *, bounds, bands):
     return jnp.sqrt(jnp.sum(jnp.square(bounds))) * jnp.max(shape.scales)
 
 
-def clip_bands(bounds, bands: Bands) -> Stage:
+def clip_bands(bounds: ArrayLike, bands: Bands) -> Stage:
     """Shrink each band of a contribution on its own: Float[bands] bounds on the orthonormal
     coefficients.
 
@@ -221,12 +223,12 @@ def shares(bands: Bands) -> Stage:
 
 def published(
     reading: str,
-    bound,
-    noise_multiplier,
+    bound: ArrayLike,
+    noise_multiplier: ArrayLike,
     bands: Bands,
     *,
     calibration: str = "plain",
-    max_weight=1.0,
+    max_weight: ArrayLike = 1.0,
     unsound: bool = False,
 ) -> tuple[Stage, Stage]:
     """The paper's mechanism under one reading of its text -> (clip, noise), to stand around
