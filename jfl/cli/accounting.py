@@ -402,7 +402,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
     }
     if tightest.takes(one, rounds):
         # draws that repeat more often than is counted are paid for, as in `bounds`
-        counted, rare = rdp_events._multiplicities(one, delta / rounds / 100)
+        counted, rare = rdp_events.with_multiplicities(one, delta / rounds / 100)
         left = delta - rare * points
         renyi = points[:, None] * np.asarray(rdp_events.curve(counted, ORDERS))
         lines = {

@@ -24,12 +24,12 @@ Key = jax.Array
 Tree = Any
 
 
-def static(**options):
+def static(**options: Any) -> Any:
     """A dataclass field that belongs to the structure of a record, not to its data."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
-def record(cls):
+def record(cls: type) -> type:
     """Class decorator: a frozen dataclass that is a pytree, and prints without its arrays."""
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = printing.record
@@ -39,7 +39,7 @@ def record(cls):
 NAMED: dict = {}  # registered names -> where their function or class was written
 
 
-def named(name: str):
+def named(name: str) -> Callable:
     """Give a function or class the name by which the identity of a plan knows it, in place of its
     source.
 
@@ -299,6 +299,9 @@ class Algorithm:
     releases: tuple = ()  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
+    uploads: str = static(default="difference")  # of models; "model": the mean needs all weights
+    # the bound of the mechanism in a client may be declared "prox_erm": the client checks its solve
+    checks_its_solve: bool = static(default=False)
     __repr__ = printing.algorithm
 
 

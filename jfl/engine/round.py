@@ -26,7 +26,7 @@ class Seen(NamedTuple):
     update_norm: Array
 
 
-def init(key, plan: Plan) -> Run:
+def init(key: jax.Array, plan: Plan) -> Run:
     """The state of a run before its first round.
 
     Args:

@@ -4,6 +4,7 @@
 import math
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.records import Plan
@@ -19,14 +20,14 @@ from .taint import checker as taint
 def calibrate(
     plan: Plan,
     *,
-    epsilon,
+    epsilon: ArrayLike,
     delta: float = 1e-5,
     rounds: int | None = None,
     unit: str | None = None,
     view: str | None = None,
     adjacency: str | None = None,
     over: str = "noise_multiplier",
-):
+) -> float | int | np.ndarray:
     """The noise multiplier, or the number of rounds, with which a plan's `guarantee` is at most
     `epsilon`.
 

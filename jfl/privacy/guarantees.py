@@ -4,8 +4,10 @@ Everything here runs on the host, on concrete numbers.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.errors import NotAnalysable
@@ -43,7 +45,7 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
 
 
 def guarantee(
-    plan,
+    plan: Plan | Sequence,
     rounds: int | None = None,
     delta: float = 1e-5,
     unit: str | None = None,
@@ -52,9 +54,9 @@ def guarantee(
     *,
     cap: int | None = None,
     quantile: float | None = None,
-    realised=None,
+    realised: ArrayLike | None = None,
     uplinks: int = 0,
-    seeds=None,
+    seeds: Sequence[int] | int | None = None,
 ) -> Guarantee:
     """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
 
@@ -127,7 +129,7 @@ def guarantee(
 
 def epsilons(
     plan: Plan,
-    rounds,
+    rounds: ArrayLike,
     delta: float = 1e-5,
     unit: str | None = None,
     view: str | None = None,

@@ -19,6 +19,7 @@ from jfl.papers.talaei2024 import privacy as paper
 from jfl.papers.talaei2024 import theory
 from jfl.runs import build
 from jfl.runs.config import Config
+from jfl.sampling.weights import impact
 
 DIGITS = dict(
     algorithm="padpfl",
@@ -163,9 +164,7 @@ def test_a_run_goes_on_where_the_quality_is_swapped(monkeypatch):
         first.task,
         first.algorithm,
         first.sampler,
-        weights=schedules.piecewise(
-            [2], [schedules.impact(ratios, (2, 2)) for ratios in ((1, 2), (2, 1))]
-        ),
+        weights=schedules.piecewise([2], [impact(ratios, (2, 2)) for ratios in ((1, 2), (2, 1))]),
     )
     alone = talaei2024_plans.one_by_one(key, [(whole, 4)], 1)
     assert found["round"] == [1, 2, 3, 4] and len(found["loss"]) == 4

@@ -931,7 +931,7 @@ def test_attack_on_a_row_of_a_visible_client():
 
 
 def test_rare_repeats_are_paid_from_delta():
-    event, lost = rdp_events._multiplicities(with_replacement(50, 600, 1.0, 1000), 1e-7)
+    event, lost = rdp_events.with_multiplicities(with_replacement(50, 600, 1.0, 1000), 1e-7)
     assert 0 < lost <= 1e-7 and event.event.most < 12
     close(event.event.law.sum(), 1.0, 1e-12)
     whole = rdp_events.curve(

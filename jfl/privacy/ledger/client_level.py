@@ -156,8 +156,8 @@ def _all(sampler, share):
 def summed(plan: Plan) -> bool:
     """True if all that leaves the server is a sum of all clients' uploads, each with noise of one
     kind."""
-    straight = all(s.role != "row" or s.name == "bounded" for s in plan.release.stages)
-    plain = all(s.role != "post" or s.name == "divide" for s in plan.upload.stages)
+    straight = all(s.role != "row" or s.declared == "upload" for s in plan.release.stages)
+    plain = all(s.role != "post" or s.divisor == "number" for s in plan.upload.stages)
     return straight and plain and plan.sampler.scheme == "full" and shape(plan.upload) is None
 
 

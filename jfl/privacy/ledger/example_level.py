@@ -199,7 +199,7 @@ def _example_entry(plan, view, adjacency, rounds):
         return tuple(attends(s, participation(z, rows, present[c])) for rows, s, c in worst)
 
     happens(own)  # refuses now what it would refuse later
-    convex = any(s.name == "prox_erm" for r in releases for s in r.mechanism.stages)
+    convex = any(s.declared == "prox_erm" for r in releases for s in r.mechanism.stages)
     slip = lambda rows: sum(_rows_overflow(r, rows) for r in releases)
     overflow = (sampler.capacity if sampler.independent else 1) * slip(sizes[present])
     return Entry(

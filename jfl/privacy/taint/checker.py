@@ -65,7 +65,6 @@ ROWS = {
     wavelet._clip_bands: wavelet._bands_bound,
     wavelet._shares: wavelet._one,
 }
-ASSERTED = ("bounded", "prox_erm")  # `stages.bounded`: where it may stand is checked in `jfl.plan`
 DRAWS = {
     "_draw_full": "full",
     "_draw_without": "without_replacement",
@@ -440,7 +439,7 @@ def own_stage(stage: Stage) -> bool:
         return False
     if stage.apply.function is stages._as_it_is:
         return (
-            stage.name in ASSERTED
+            bool(stage.declared)  # where it may stand is checked in `jfl.plan`
             and stage.bound.function is stages._declared
             and _alike(stage.apply.data, stage.bound.data)
         )
