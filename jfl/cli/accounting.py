@@ -18,6 +18,7 @@ from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.entry_guarantees import overflowing
 from ..privacy.ledger import entries
 from ..privacy.ledger.entries import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
+from ..privacy.ledger.to_events import events_of
 from ..runs import config as configs
 from ..runs import record
 from ..runs.build import build
@@ -322,7 +323,7 @@ def worth_of(
         (e.unit, e.adjacency, e.view) == (best["unit"], best["adjacency"], best["view"])
         and e.implied == best["implied"]
     )
-    fit = [e for e in entries.entries(plan, rounds) if alike(e) and not (e.refusal or e.series)]
+    fit = [e for e in entries.entries(plan, rounds) if alike(e) and not (e.refusal or e.changes)]
     if not fit:
         return found, None
     # noise on uploads and on the release: the better one counts
@@ -334,7 +335,7 @@ def worth_of(
         1 + np.exp(first)
     )  # of the whole run, so of fewer rounds too
     worst = max(
-        entry.events(entry.z),
+        events_of(entry),
         key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0],
     )
     shown = Guarantee(

@@ -16,7 +16,8 @@ from ..privacy.accountants.rdp_events import check_delta
 from ..privacy.accountants.tightest import smallest
 from ..privacy.entry_guarantees import overflowing
 from ..privacy.ledger import entries
-from ..privacy.ledger.example_level import levels
+from ..privacy.ledger.entry import with_noise
+from ..privacy.ledger.noise_levels import levels
 from ..privacy.mechanisms import chain as mechanism
 from ..privacy.mechanisms.chain import bound, noisy
 from .chen2024 import privacy as chen2024
@@ -375,7 +376,9 @@ def _ranaweera_epsilon(entry, z, rounds, delta):
         raise NotAnalysable(entry.refusal)
     # sampling as it is, and an accountant of Renyi bounds, as the paper has it; an overflow is not
     # its concern
-    return float(overflowing(entry._replace(z=z, overflow=0.0), np.array([rounds]), delta)[0][0])
+    return float(
+        overflowing(with_noise(entry, z)._replace(overflow=0.0), np.array([rounds]), delta)[0][0]
+    )
 
 
 def _ranaweera(plan, rounds, delta, view):

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.errors import NotAnalysable
-from ..core.records import Caveat, Guarantee, Plan
+from ..core.records import Caveat, Guarantee, Plan, code_of
 from .accountants.rdp_events import check_delta
 from .accountants.rdp_events import curve as curve
 from .accountants.tightest import delta as delta
@@ -119,9 +119,9 @@ def guarantee(
     if not told:
         return guarantee_of(entry, rounds, delta)
     how_often, beta, status, caveats = participations(plan, rounds, delta, entry.view, options)
-    entry = counted(entry, plan, rounds, how_often)
+    entry = counted(entry, rounds, how_often)
     entry = entry._replace(
-        caveats=tuple(c for c in entry.caveats if c != ledger.EVERY_ROUND) + caveats
+        caveats=tuple(c for c in entry.caveats if code_of(c) != ledger.EVERY_ROUND.code) + caveats
     )
     found = guarantee_of(entry, 1, delta - beta)
     return found._replace(delta=float(delta), status=found.status if status == "proved" else status)
@@ -186,13 +186,13 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
             f"{seen.unit}, {seen.adjacency}; {rest.unit}, {rest.adjacency}",
             "Give unit= and adjacency=.",
         )
-    if seen.series or rest.series:  # whichever rounds leak: count both in all of them
+    if seen.changes or rest.changes:  # whichever rounds leak: count both in all of them
         times = ((seen, rounds), (alone, rounds))
     else:
         exposed = min(uplinks, rounds - uplinks)
         times = ((seen, uplinks), (alone, exposed), (rest, rounds - uplinks - exposed))
     parts, times = zip(*((e, n) for e, n in times if n))
-    joined = ledger.joined(parts, times)
+    joined = segments.joined(parts, times)
     caveats = joined.caveats + (
         Caveat(f"the third party sees at most {uplinks} uploads of a client", "uplinks"),
     )

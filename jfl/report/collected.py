@@ -122,7 +122,11 @@ def has(path, where, found, needed):
     if not isinstance(found, dict):
         checks.fail(f"{path}, {where}", "an object", type(found).__name__)
     for key, kind in needed.items():
-        if key not in found or isinstance(found[key], bool) or not isinstance(found[key], kind):
+        if (
+            key not in found
+            or not isinstance(found[key], kind)
+            or (isinstance(found[key], bool) and kind is not bool)
+        ):
             checks.fail(
                 f"{path}, {where}",
                 f"{key} as this version of jfl writes it",

@@ -18,6 +18,7 @@ from jfl.privacy import guarantees
 from jfl.privacy.accountants import events, tightest
 from jfl.privacy.ledger import entries, segments
 from jfl.privacy.ledger.participation import drawn
+from jfl.privacy.ledger.to_events import events_of
 from jfl.sampling import batches
 
 ROUNDS = 20
@@ -490,7 +491,7 @@ def test_plans_that_share_noise_are_refused():
 
 
 def test_segments_without_an_overlap_stay_as_they_were():
-    """To the digit: entries one after another, as `ledger.joined` has them."""
+    """To the digit: entries one after another, as `segments.joined` has them."""
     one, other = make(NOISY(1.0)), make(NOISY(2.0), batches.full())
     for given in (
         [(one, 10), (other, 20)],
@@ -500,8 +501,8 @@ def test_segments_without_an_overlap_stay_as_they_were():
         [(one, 5), (one, 7)],
     ):
         parts = [next(e for e in entries.entries(p, n) if e.view == "server") for p, n, *_ in given]
-        want = entries.joined(parts, [n for _, n, *_ in given])
-        assert guarantees.guarantee(given).epsilon == eps(want.events(want.z)[0])
+        want = segments.joined(parts, [n for _, n, *_ in given])
+        assert guarantees.guarantee(given).epsilon == eps(events_of(want)[0])
     assert segments.FOLLOWING in guarantees.guarantee([(one, 10), (one, 20)]).caveats
     assert segments.FOLLOWING not in guarantees.guarantee([(one, 10, 0), (one, 20, 10)]).caveats
     with pytest.raises(ValueError, match="the same clients"):
