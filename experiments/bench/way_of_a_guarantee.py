@@ -5,7 +5,7 @@
     python -m experiments.bench.way_of_a_guarantee --list   # and every call
 
 The plan is a usual one: FedAvg with `private_grad` and Poisson batches, seen by the server.  The
-way ends at the bounds: what the accountants compute inside is arithmetic, and has a line of its own.
+way ends at the bounds: what the accountants compute inside is arithmetic, with a line of its own.
 """
 
 import argparse
