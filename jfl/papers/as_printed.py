@@ -9,6 +9,7 @@ worth.
 import numpy as np
 
 from ..core import checks
+from ..core.errors import NotAnalysable
 from ..core.records import Fn, Guarantee, Plan, named
 from ..local.training import rates
 from ..privacy.accountants.rdp_events import check_delta
@@ -59,7 +60,14 @@ def claimed(
     paper = _asked(plan, rounds, delta, paper, view)
     value, method, caveats, *kind = _CLAIMS[paper](plan, rounds, delta, view)
     return Guarantee(
-        value, float(delta), *(kind or ("example", "replace_one")), view, method, "claimed", caveats
+        value,
+        float(delta),
+        *(kind or ("example", "replace_one")),
+        view,
+        method,
+        "claimed",
+        caveats,
+        rounds=1 if paper == "li2025" else None,
     )
 
 
@@ -364,7 +372,7 @@ def _ranaweera_entry(plan, view):
 
 def _ranaweera_epsilon(entry, z, rounds, delta):
     if entry.refusal:
-        raise ValueError(entry.refusal)
+        raise NotAnalysable(entry.refusal)
     # sampling as it is, and an accountant of Renyi bounds, as the paper has it; an overflow is not
     # its concern
     return float(overflowing(entry._replace(z=z, overflow=0.0), np.array([rounds]), delta)[0][0])

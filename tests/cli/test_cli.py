@@ -47,7 +47,9 @@ ENTRY = {
     "privacy",
     "config",
 }
-GUARANTEE = {"unit", "adjacency", "view", "delta", "epsilon", "method", "status", "caveats"}
+GUARANTEE = set(
+    "unit adjacency view delta epsilon method status caveats codes implied rounds".split()
+)
 
 
 @pytest.fixture(autouse=True)

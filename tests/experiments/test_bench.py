@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-FOLDER = ROOT / "experiments" / "bench_peers"
+FOLDER = ROOT / "experiments" / "bench" / "peers"
 
 
 @pytest.fixture
 def drivers(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    yield importlib.import_module("common"), importlib.import_module("own")
-    for name in ("common", "own"):
+    yield importlib.import_module("workloads"), importlib.import_module("jfl_peer")
+    for name in ("workloads", "jfl_peer"):
         sys.modules.pop(name)
 
 
@@ -33,21 +33,25 @@ def rows(clients=3, count=10, features=784):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["private", "vmap"])
 def test_the_driver_clips_averages_and_adds_noise(drivers, mode):
-    common, own = drivers
-    said = common.check(own.build, SimpleNamespace(**common.WORKLOADS["W1"], block=1), rows(), mode)
+    workloads, jfl_peer = drivers
+    said = workloads.check(
+        jfl_peer.build, SimpleNamespace(**workloads.WORKLOADS["W1"], block=1), rows(), mode
+    )
     assert said["off_reference_clip_1"] < 1e-5 and abs(said["noise_over_wanted"] - 1) < 0.04
 
 
 @pytest.mark.slow
 def test_the_check_can_fail(drivers, monkeypatch):
     """Without a clip, or with twice the noise."""
-    common, own = drivers
-    spec = SimpleNamespace(**common.WORKLOADS["W1"], block=1)
+    workloads, jfl_peer = drivers
+    spec = SimpleNamespace(**workloads.WORKLOADS["W1"], block=1)
     with pytest.raises(AssertionError, match="bound|reference"):
-        common.check(lambda s, d, m: own.build(s, d, "plain"), spec, rows(), "private")
-    loud = lambda s, d, m: own.build(SimpleNamespace(**vars(s) | dict(noise=2 * s.noise)), d, m)
+        workloads.check(lambda s, d, m: jfl_peer.build(s, d, "plain"), spec, rows(), "private")
+    loud = lambda s, d, m: jfl_peer.build(
+        SimpleNamespace(**vars(s) | dict(noise=2 * s.noise)), d, m
+    )
     with pytest.raises(AssertionError, match="noise"):
-        common.check(loud, spec, rows(), "private")
+        workloads.check(loud, spec, rows(), "private")
 
 
 TOLD = {  # a row of the README's table: tool, its modes

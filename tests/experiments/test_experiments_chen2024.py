@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import jfl
-from experiments import chen2024 as paper
-from experiments import chen2024_bounds as numbers
-from experiments import chen2024_plans as plans
-from experiments import common
-from experiments.common import CONFIRMED, NOT, UNKNOWN, Line
+from experiments.harness import runner
+from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Line
+from experiments.papers import chen2024 as paper
+from experiments.papers import chen2024_bounds as numbers
+from experiments.papers import chen2024_plans as plans
 from jfl.runs.config import Config
 
 SMALL = dict(
@@ -168,7 +168,7 @@ def test_a_run_of_lines(tmp_path, capsys):
     lines = {name: dataclasses.asdict(small(figure, name))}
     lines["absent"] = dict(lines[name], dataset="cifar10")
     tiny = dataclasses.replace(figure, base={}, lines=lines, seeds=(0, 1))
-    found = common.run("tiny", tiny, tmp_path)
+    found = runner.run("tiny", tiny, tmp_path)
     assert (
         set(found["lines"]) == {name}
         and "absent: not run.  datasets.cifar10" in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_a_run_of_lines(tmp_path, capsys):
 
 
 def test_list(capsys):
-    assert common.main("chen2024", paper.EXPERIMENTS, ["--list"]) == 0
+    assert runner.main("chen2024", paper.EXPERIMENTS, ["--list"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in paper.EXPERIMENTS) and "unbalanced DPSCAFFOLD" in shown
 

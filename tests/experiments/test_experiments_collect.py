@@ -5,8 +5,8 @@ import json
 import pytest
 from helpers.paths import RESULTS
 
-from experiments import collect, common
-from experiments.common import Claim, Experiment
+from experiments.harness import collect, runner
+from experiments.harness.runner import Claim, Experiment
 from jfl.report import collected
 
 TINY = dict(
@@ -115,14 +115,14 @@ def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch,
     monkeypatch.setenv("JFL_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     claims = (
-        Claim("far", common.close("here", "there")),
-        Claim("near", common.close("here", "here")),
+        Claim("far", runner.close("here", "there")),
+        Claim("near", runner.close("here", "here")),
     )
     made = Experiment("tiny", TINY, dict(here={}, there=dict(dataset="svhn")), claims, seeds=(0,))
-    found = common.run("tiny", made, tmp_path / "out")
+    found = runner.run("tiny", made, tmp_path / "out")
     assert found["verdicts"][0] == dict(
         claim="far",
-        verdict=common.UNKNOWN,
+        verdict=runner.UNKNOWN,
         seen="lines that were not run; not to be read here: svhn",
     )
     assert found["verdicts"][1]["seen"] == "0.000 apart"

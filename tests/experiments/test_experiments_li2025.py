@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import common, li2025, li2025_bounds, li2025_plans
-from experiments.common import CONFIRMED, NOT, UNKNOWN, Experiment, Line
+from experiments.harness import runner
+from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Experiment, Line
+from experiments.papers import li2025, li2025_bounds, li2025_plans
 from jfl.analysis import heterogeneity
 from jfl.local import training
 from jfl.papers.li2025 import privacy as paper
@@ -125,12 +126,12 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, capsys):
         "digits",
         DIGITS,
         lines,
-        (common.Claim("equal", common.close("printed", "sound", 0.0)),),
+        (runner.Claim("equal", runner.close("printed", "sound", 0.0)),),
         seeds=(0, 1),
         runs=li2025_plans.runs(),
         columns=li2025_plans.budgets,
     )
-    found = common.run("tiny", experiment, tmp_path)
+    found = runner.run("tiny", experiment, tmp_path)
     printed, sound = found["lines"].values()
     assert all(len(v["accuracy"]) == 2 and 0 < v["accuracy"][0] <= 1 for v in (printed, sound))
     assert (
@@ -148,16 +149,16 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, capsys):
         json.dumps(found["lines"])
     )
     ran = lambda: {
-        p: p.stat().st_mtime_ns for p in (tmp_path / common.CELLS).glob("*/0-1/summary.json")
+        p: p.stat().st_mtime_ns for p in (tmp_path / runner.CELLS).glob("*/0-1/summary.json")
     }
     before = ran()
-    assert common.run("tiny", experiment, tmp_path)["verdicts"] == found["verdicts"]
+    assert runner.run("tiny", experiment, tmp_path)["verdicts"] == found["verdicts"]
     assert len(before) == 2 and ran() == before
     assert "ε if clipped" in capsys.readouterr().out
 
 
 def test_the_list_names_all_experiments(capsys):
-    assert common.main("li2025", li2025.EXPERIMENTS, ["--list"]) == 0
+    assert runner.main("li2025", li2025.EXPERIMENTS, ["--list"]) == 0
     out = capsys.readouterr().out
     assert all(
         n in out
@@ -247,7 +248,7 @@ def test_claims_across_data_read_what_was_left(tmp_path, capsys):
     def verdicts():
         return [
             v["verdict"]
-            for v in common.run("across", li2025.EXPERIMENTS["across"], tmp_path / "x")["verdicts"]
+            for v in runner.run("across", li2025.EXPERIMENTS["across"], tmp_path / "x")["verdicts"]
         ]
 
     assert verdicts() == [UNKNOWN] * 8 and "fig3-adult" in capsys.readouterr().err
@@ -299,7 +300,7 @@ def test_bounds_beside_a_tiny_run(tmp_path, capsys):
         seeds=(0, 1),
         special=li2025_bounds.bounds,
     )
-    found = common.run("bounds", experiment, tmp_path, quick=True)
+    found = runner.run("bounds", experiment, tmp_path, quick=True)
     config, told = Config(**{**CONVEX, "rounds": 3}), found["constants"]
     assert set(found["runs"]) == {f"base, {r}" for r in ("no noise", "printed", "sound")}
     fed = build.federation(config)

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import common
-from experiments import noble2022 as paper
-from experiments import noble2022_runs as runs
-from experiments.common import CONFIRMED, NOT, UNKNOWN, Line
+from experiments.harness import runner
+from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Line
+from experiments.papers import noble2022 as paper
+from experiments.papers import noble2022_runs as runs
 from jfl.analysis import heterogeneity
 from jfl.engine.simulate import simulate
 from jfl.papers import as_printed
@@ -175,9 +175,9 @@ def test_the_view_of_a_line_is_that_of_its_config():
         seconds=dict(per_round=1.0),
         seed=0,
     )
-    seen = common._line([entry])
+    seen = runner._line([entry])
     assert (seen.proved, seen.claimed, seen.trace) == (1.0, 2.0, {})
-    seen = common._line([entry | dict(config=dict(view=None), trace=dict(a=[1, 2]))])
+    seen = runner._line([entry | dict(config=dict(view=None), trace=dict(a=[1, 2]))])
     assert (seen.proved, seen.claimed) == (3.0, 5.0) and seen.trace["a"].tolist() == [[1, 2]]
 
 
@@ -203,7 +203,7 @@ def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(runs, "privacy", claims)
     experiment = dataclasses.replace(paper.EXPERIMENTS["fig1"], quick=TINY | dict(l2=0.1))
     names = ["DP-FedAvg, K=50, (5,5)", "FedAvg, K=50, (5,5)"]
-    found = common.run("fig1", experiment, tmp_path, quick=True, only=names)
+    found = runner.run("fig1", experiment, tmp_path, quick=True, only=names)
     assert list(found["lines"]) == names and found["lines"][names[0]]["epsilon_claimed"] > 1
     assert (
         found["lines"][names[1]]["epsilon_claimed"] is None
@@ -211,7 +211,7 @@ def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
     )
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["lines"] == found["lines"] and stored["verdicts"][0]["verdict"] == UNKNOWN
-    again = common.run("fig1", experiment, tmp_path, quick=True, only=names)  # as it lies there
+    again = runner.run("fig1", experiment, tmp_path, quick=True, only=names)  # as it lies there
     assert again["lines"] == found["lines"]
     # the trace is that of the server's model
     entry = json.loads((tmp_path / "FedAvg,_K=50,_(5,5)" / "summary.json").read_text())["runs"][0]
@@ -240,7 +240,7 @@ def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
 
 
 def test_list(capsys):
-    assert common.main("noble2022", paper.EXPERIMENTS, ["--list"]) == 0
+    assert runner.main("noble2022", paper.EXPERIMENTS, ["--list"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in paper.EXPERIMENTS) and "sigma=160, K=40" in listed
 
@@ -259,7 +259,7 @@ def test_bounds(tmp_path, capsys):
             noise_multiplier=0.1,
         ),
     )
-    found = common.run("bounds", experiment, tmp_path, quick=True)
+    found = runner.run("bounds", experiment, tmp_path, quick=True)
     assert json.loads((tmp_path / "results.json").read_text())["verdict"] == found["verdict"]
     assert [r[0] for r in found["rows"]] == ["scaffold"] * 6 + ["fedavg"] * 6
     for kept in found["constants"].values():
@@ -278,7 +278,7 @@ def test_worth(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         privacy, "proved_noise", lambda epsilon, *run, bound: dict(P1=6.2, server=12.9)[bound]
     )
-    found = common.run("worth", paper.EXPERIMENTS["worth"], tmp_path, quick=True)
+    found = runner.run("worth", paper.EXPERIMENTS["worth"], tmp_path, quick=True)
     assert found["rows"] == [["fig1", "13", "12.9", "0.938", "2.19", "60", "15.9", "6.2", "12.9"]]
     assert "0.383" in capsys.readouterr().out
 
@@ -330,13 +330,13 @@ def test_not_worse():
 
 
 def test_errors_are_of_samples():
-    assert common.standard_error(np.array([0.0, 1.0, 2.0])) == pytest.approx(1 / 3**0.5)
-    assert common.standard_error(np.array([0.4])) == 0.0
+    assert runner.standard_error(np.array([0.0, 1.0, 2.0])) == pytest.approx(1 / 3**0.5)
+    assert runner.standard_error(np.array([0.4])) == 0.0
     results = dict(
         a=line([0.50, 0.54]), b=line([0.489, 0.491])
     )  # by 0.03; n in place of n - 1 would be 0.014
-    assert common.ordered("a", "b", margin=0.012)(results)[0] == NOT
-    assert common.ordered("a", "b", margin=0.009)(results)[0] == CONFIRMED
+    assert runner.ordered("a", "b", margin=0.012)(results)[0] == NOT
+    assert runner.ordered("a", "b", margin=0.009)(results)[0] == CONFIRMED
 
 
 def test_unsteady():

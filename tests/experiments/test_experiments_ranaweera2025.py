@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import common, ranaweera2025, ranaweera2025_plans, ranaweera2025_study
-from experiments.common import CONFIRMED, NOT, UNKNOWN, Line
+from experiments.harness import runner
+from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Line
+from experiments.papers import ranaweera2025, ranaweera2025_plans, ranaweera2025_study
 from jfl import wavelet
 from jfl.core.records import Batch
 from jfl.gradients import per_example
@@ -117,7 +118,7 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(name, tmp_path, capsy
     experiment = dataclasses.replace(
         experiment, base=experiment.base | small, quick={}, seeds=(0, 1)
     )
-    found = common.run(name, experiment, tmp_path, only=wanted)
+    found = runner.run(name, experiment, tmp_path, only=wanted)
     wav, sound = (found["lines"][n] for n in wanted)
     assert wav["epsilon_proved"] is None or wav["epsilon_proved"] > 30 * wav["epsilon_claimed"]
     assert sound["epsilon_proved"] == pytest.approx(
@@ -136,7 +137,7 @@ def test_data_that_are_not_there_leave_all_claims_open(tmp_path, monkeypatch, ca
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("sample_fmnist", "client_cifar10", "table3"):
         experiment = ranaweera2025.EXPERIMENTS[name]
-        found = common.run(name, experiment, tmp_path, quick=True)
+        found = runner.run(name, experiment, tmp_path, quick=True)
         assert not found["lines"] and {v["verdict"] for v in found["verdicts"]} == {UNKNOWN}
         assert "not run" in capsys.readouterr().err
 
@@ -189,7 +190,7 @@ def test_gains_of_a_figure_go_both_ways():
 
 @pytest.mark.parametrize("name", ["table2", "audit_wavelet_leak"])
 def test_tables_without_training(name, tmp_path, capsys):
-    found = common.run(name, ranaweera2025.EXPERIMENTS[name], tmp_path, quick=True)
+    found = runner.run(name, ranaweera2025.EXPERIMENTS[name], tmp_path, quick=True)
     assert {v["verdict"] for v in found["verdicts"]} == {CONFIRMED}
     assert (
         json.loads((tmp_path / "results.json").read_text())["rows"]

@@ -11,10 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import cells, common, ranaweera2025_study, studies, studies_plans, talaei2024_study
-from experiments.common import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
-from experiments.store import Store
-from experiments.studies_plans import PLANS, Cell, Study
+from experiments.harness import kept_runs, runner
+from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
+from experiments.harness.store import Store
+from experiments.papers import ranaweera2025_study, talaei2024_study
+from experiments.studies import plans as studies_plans
+from experiments.studies import study as studies
+from experiments.studies.plans import PLANS, Cell, Study
 from jfl.privacy import guarantees
 from jfl.report import sections, sources
 from jfl.runs import build as assemble
@@ -90,7 +93,7 @@ def test_full_studies_compare_equal_promises(name):
 
 
 def test_experiments_have_their_panels_and_the_command_lists_them(capsys):
-    assert studies.main("studies", studies.EXPERIMENTS, ["--list"]) == 0
+    assert runner.main("studies", studies.EXPERIMENTS, ["--list"]) == 0
     told = capsys.readouterr().out
     assert set(studies.EXPERIMENTS) == set(PLANS) == {line.split()[0] for line in told.splitlines()}
 
@@ -137,12 +140,12 @@ def test_the_worst_split_is_told(monkeypatch):
 
     def guarantee(plan, *_):
         asked.append(plan)
-        return studies.accounting.Guarantee(
+        return studies.guarantees.Guarantee(
             float(10 - min(plan.fed.size)), 1e-5, "example", "replace_one", "server", "pld"
         )
 
-    monkeypatch.setattr(studies.assemble, "build", build)
-    monkeypatch.setattr(studies.accounting, "guarantee", guarantee)
+    monkeypatch.setattr(studies.build, "build", build)
+    monkeypatch.setattr(studies.guarantees, "guarantee", guarantee)
     config = Config(unit="example", noise_multiplier=1.0)
     assert studies._worst(config, (0, 1, 2))["epsilon"] == 6 and len(asked) == 2
 
@@ -168,7 +171,7 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
         "run_points",
         lambda *a, points, **k: ran.append(len(points)) or real(*a, points=points, **k),
     )
-    run = lambda: common.run(
+    run = lambda: runner.run(
         "tiny", studies._experiment(lambda quick: study), tmp_path / "out", True, module="studies"
     )
     found = run()
@@ -216,14 +219,14 @@ def test_a_result_belongs_to_its_config(tmp_path):
 
 
 def test_a_result_belongs_to_its_rows(monkeypatch):
-    digits, found = cells.datasets.digits(), set()
+    digits, found = kept_runs.datasets.digits(), set()
     for shift in (0.0, 0.5, 0.0):
         monkeypatch.setattr(
-            cells.datasets, "adult", lambda shift=shift: digits._replace(x=digits.x + shift)
+            kept_runs.datasets, "adult", lambda shift=shift: digits._replace(x=digits.x + shift)
         )
-        cells._rows.cache_clear()
+        kept_runs._rows.cache_clear()
         found.add(studies.key("run", Config(**TINY | dict(dataset="adult"))))
-    cells._rows.cache_clear()
+    kept_runs._rows.cache_clear()
     assert len(found) == 2
 
 
@@ -396,12 +399,15 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
         (["lines", "--quick", "--lines", "the other"], "lines --quick --lines 'the other'"),
     ):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
-        assert common.main("some2025", experiments, [*args, "--out", str(out)]) == 0
+        assert runner.main("some2025", experiments, [*args, "--out", str(out)]) == 0
         kept = json.loads((out / "results.json").read_text())
         assert kept["format"] == record.FORMAT and kept["title"] == experiments[args[0]].title
         words = str(sections._again([sources.read(out)]))
-        assert f"python -m experiments.some2025 {line} --out NEW" in words and "MODULE" not in words
-    assert common.run("alone", experiments["alone"], tmp_path / "0").keys() == {
+        assert (
+            f"python -m experiments.papers.some2025 {line} --out NEW" in words
+            and "MODULE" not in words
+        )
+    assert runner.run("alone", experiments["alone"], tmp_path / "0").keys() == {
         "experiment",
         "quick",
         "title",

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import jfl
-from experiments import cells, common, talaei2024, talaei2024_plans, talaei2024_study
-from experiments.common import CONFIRMED, NOT, UNKNOWN, Experiment, Line
+from experiments.harness import kept_runs, runner
+from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Experiment, Line
+from experiments.papers import talaei2024, talaei2024_plans, talaei2024_study
 from jfl import schedules
 from jfl.papers import as_printed
 from jfl.papers.talaei2024 import privacy as paper
@@ -192,17 +193,17 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch
         "digits",
         NOISY,
         lines,
-        (common.Claim("x", talaei2024.lower("third", "printed")),),
+        (runner.Claim("x", talaei2024.lower("third", "printed")),),
         seeds=(0, 1),
         runs=talaei2024_plans.swapped,
         columns=talaei2024_plans.budgets,
     )
-    found = common.run("tiny", experiment, tmp_path)
+    found = runner.run("tiny", experiment, tmp_path)
     printed_, third, swapped = found["lines"].values()
     together = dataclasses.replace(
         experiment, runs=talaei2024_plans.RUNS, lines=dict(list(lines.items())[:2])
     )
-    for line, other in common.run("tiny", together, tmp_path / "together")[
+    for line, other in runner.run("tiny", together, tmp_path / "together")[
         "lines"
     ].items():  # as one program
         assert other["epsilon_proved"] == found["lines"][line]["epsilon_proved"]
@@ -233,7 +234,7 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch
 
 
 def test_the_list_names_all_experiments(capsys):
-    assert common.main("talaei2024", talaei2024.EXPERIMENTS, ["--list"]) == 0
+    assert runner.main("talaei2024", talaei2024.EXPERIMENTS, ["--list"]) == 0
     out = capsys.readouterr().out
     assert all(n in out for n in (*theory.FIGURES, "noise", "argmin", "study"))
     assert "labels difference 0-1-2 ε=5" in out and "iid adaptive" in out
@@ -269,7 +270,7 @@ def test_pairs_see_what_their_spread_hides():
 
 
 def test_noise_table_and_counterexample(tmp_path, capsys):
-    found = common.run("noise", talaei2024.EXPERIMENTS["noise"], tmp_path / "noise")["noise"]
+    found = runner.run("noise", talaei2024.EXPERIMENTS["noise"], tmp_path / "noise")["noise"]
     at = {(f["scenario"], f["assignment"], f["epsilon"]): f for f in found}
     row = at[1, "0-1-2", 5.0]
     for key, want in dict(
@@ -286,7 +287,7 @@ def test_noise_table_and_counterexample(tmp_path, capsys):
         assert row[key] == pytest.approx(want, rel=3e-3 if key == "epsilon_models" else 3e-4), key
     assert at[3, "1-3-5", 20.0]["server"] == pytest.approx(0.005098, rel=3e-4)
     assert all(f["epsilon_uploads"] > f["epsilon_models"] > 5 * f["epsilon"] for f in found)
-    found = common.run("argmin", talaei2024.EXPERIMENTS["argmin"], tmp_path / "argmin")
+    found = runner.run("argmin", talaei2024.EXPERIMENTS["argmin"], tmp_path / "argmin")
     assert [v["verdict"] for v in found["verdicts"]] == [NOT, NOT]
     assert found["argmins"] == pytest.approx({"of the mean": 0.9709, "mean of": 0.25}, abs=1e-4)
     assert (
@@ -366,7 +367,7 @@ def test_clip_and_rate_are_chosen_on_other_splits():
 
 
 def test_a_full_study_takes_no_runs_of_a_quick_one(tmp_path, monkeypatch):
-    ran, fed = [], cells._rows
+    ran, fed = [], kept_runs._rows
 
     def block(number, seed, choices, every, quick=False):
         ran.append((seed, quick))
@@ -376,7 +377,9 @@ def test_a_full_study_takes_no_runs_of_a_quick_one(tmp_path, monkeypatch):
             for a, s, m in choices
         ]
 
-    monkeypatch.setattr(cells, "_rows", lambda dataset: "" if dataset == "mnist" else fed(dataset))
+    monkeypatch.setattr(
+        kept_runs, "_rows", lambda dataset: "" if dataset == "mnist" else fed(dataset)
+    )
     monkeypatch.setattr(talaei2024_study, "block", block)
     monkeypatch.setattr(talaei2024_study, "CELLS", {1: [("equal", "printed ε=20")]})
     study = lambda quick: talaei2024_study.study("study", None, tmp_path, quick)["cells"][0]

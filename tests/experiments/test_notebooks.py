@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 import jfl
 from jfl.papers.as_printed import NAMES
 
-NOTEBOOKS = sorted((ROOT / "experiments").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 # each takes half a minute even when it is short: two in every run, all of them in the slow one
 OFTEN = ("quickstart", "read_a_paper")

@@ -45,6 +45,8 @@ def guarantee(
     caveats=("float32 noise",),
     adjacency="add_remove",
     delta=1e-5,
+    implied=False,
+    rounds=None,
 ):
     return dict(
         unit=unit,
@@ -55,6 +57,9 @@ def guarantee(
         method=method,
         status=status if epsilon is not None else "no guarantee",
         caveats=list(caveats),
+        codes=[""] * len(caveats),
+        implied=implied,
+        rounds=rounds,
     )
 
 
@@ -449,7 +454,7 @@ def test_an_experiment_has_its_verdicts(experiment):
     )
     assert (
         "A quick run" in parsed.words
-        and "python -m experiments.MODULE fig --quick --out NEW" in parsed.words
+        and "python -m experiments.papers.MODULE fig --quick --out NEW" in parsed.words
     )
     assert [r["setting"] for r in records(parsed, HEAD)] == ["DP, K=5", "bare"]
 
@@ -459,14 +464,14 @@ def test_the_line_that_runs_an_experiment_again(experiment):
         edit("results.json", lambda r: r | more)(experiment)
         return shown(experiment).words
 
-    assert "python -m experiments.noble2022 fig --quick --out NEW" in (
+    assert "python -m experiments.papers.noble2022 fig --quick --out NEW" in (
         words := again(module="noble2022")
     )
     assert "MODULE" not in words
-    assert "python -m experiments.noble2022 fig --lines 'DP, K=5' bare --out NEW" in again(
+    assert "python -m experiments.papers.noble2022 fig --lines 'DP, K=5' bare --out NEW" in again(
         quick=False, only=["DP, K=5", "bare"]
     )
-    assert "python -m experiments.'x; rm' fig --lines" in again(
+    assert "python -m experiments.papers.'x; rm' fig --lines" in again(
         module="x; rm"
     )  # words of a file are one word
 
@@ -592,10 +597,10 @@ def test_the_five_papers_stand_on_one_page():
     took = json.loads((RESULTS / "chen2024.json").read_text())["experiments"]["fig6a"]["seconds"]
     assert apart["chen2024: fig6a"]["minutes"] == f"{took / 60:.3g}" and row["minutes"] == ""
     assert (
-        "python -m experiments.chen2024 fig6a --out NEW" in parsed.words
+        "python -m experiments.papers.chen2024 fig6a --out NEW" in parsed.words
         and "MODULE" not in parsed.words
     )
-    assert "python -m experiments.li2025 --list" in parsed.words
+    assert "python -m experiments.papers.li2025 --list" in parsed.words
     made_by = [*records(parsed, "The same everywhere"), *records(parsed, "What differs")]
     assert "7a797fea70a850b8" in str(made_by) and "seeds" in str(made_by)
 
@@ -1200,8 +1205,8 @@ def test_only_what_compares_shares_an_axis():
             [0.7],
             [
                 guarantee(4.0),
-                guarantee(0.1, "claimed", method="paper, one round"),
-                guarantee(40.0, caveats=("implied by the client-level noise",)),
+                guarantee(0.1, "claimed", rounds=1),
+                guarantee(40.0, implied=True),
             ],
         ),
         setting("c", [0.6], [guarantee(8.0, delta=1e-3), guarantee(0.01, "conditional")]),

@@ -467,7 +467,7 @@ CLI = [
 @needs_ray
 @pytest.mark.slow
 def test_workers_that_are_killed_lose_and_double_nothing(tmp_path):
-    from experiments import cluster as experiment
+    from experiments.bench import cluster as experiment
 
     sweep.sweep(LONG, MANY, tmp_path / "local", block=2)
     found = experiment.shot(LONG, MANY, 2, tmp_path)
