@@ -361,8 +361,8 @@ def on_devices(*what):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def judge(rows, expected):
-    assert len(rows) == expected
+def judge(rows, at_least):
+    assert len(rows) >= at_least
     for row in rows:
         assert row["apart"] < 2e-5, row  # order of summation
         assert row["other_seed"] > 1e-3, row  # what is compared can differ
@@ -384,9 +384,7 @@ def test_devices_add_up_half_precision_in_float32():
 def test_any_number_of_devices_is_one():
     """1, 2, 4, 8 devices; any chunk; stateless and stateful; rows on device and host; client noise;
     sweeps."""
-    rows = on_devices("long")
-    judge(rows, len(rows))
-    assert len(rows) >= 40
+    judge(on_devices("long"), 40)
 
 
 def test_a_mesh_that_is_none_is_refused():
