@@ -34,7 +34,7 @@ MODULES = {
     "jfl.console": "jfl.cli.console",
     "jfl.corrupt": "jfl.data.corruption",
     "jfl.data.corrupt": "jfl.data.corruption",
-    "jfl.data.deal": "jfl.data.assignment",
+    "jfl.data.deal": "jfl.data.partition",
     "jfl.data.population": "jfl.data.host_rows",
     "jfl.data.prepared": "jfl.data.tfds",
     "jfl.transform": "jfl.data.transforms",
@@ -108,6 +108,11 @@ MODULES = {
     "jfl.tree": "jfl.core.pytrees",
 }
 
+# functions that moved: where they were, and the module that holds them now
+FUNCTIONS = {
+    ("jfl.schedules", "impact"): "jfl.sampling.weights",
+}
+
 
 def _warn(old: str, new: str, level: int):
     warnings.warn(
@@ -138,6 +143,18 @@ def member(package: str, name: str):
         raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
     _warn(f"{package}.{name}", f"{MEMBERS[package]}.{name}", 4)
     return value
+
+
+def moved(module: str, name: str):
+    """What `module.name` was, from the module that holds it now.
+
+    Raises:
+        AttributeError: for a name that did not move.
+    """
+    if (module, name) not in FUNCTIONS:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    _warn(f"{module}.{name}", f"{FUNCTIONS[module, name]}.{name}", 4)
+    return getattr(importlib.import_module(FUNCTIONS[module, name]), name)
 
 
 class _Loader(importlib.abc.Loader):

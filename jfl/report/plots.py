@@ -126,8 +126,8 @@ def _drawable(guarantee) -> bool:
     return (
         guarantee["epsilon"] is not None
         and guarantee["status"] in MARKS
-        and "one round" not in guarantee["method"]
-        and "implied" not in " ".join(guarantee["caveats"])
+        and guarantee["rounds"] is None
+        and not guarantee["implied"]
     )
 
 

@@ -241,7 +241,7 @@ def _unit_and_view(guarantee) -> tuple:
 
 def _claimed(guarantee) -> str:
     epsilon = "nothing" if guarantee["epsilon"] is None else f"{guarantee['epsilon']:.4g}"
-    one_round = ", one round" if "one round" in guarantee["method"] else ""
+    one_round = ", one round" if guarantee["rounds"] == 1 else ""
     return f"{epsilon} ({guarantee['view'].replace('_', ' ')}{one_round})"
 
 
@@ -682,7 +682,7 @@ def _commands(sources: list[Source]) -> list:
         "On the versions and devices above the same commands give the same numbers. NEW is a new "
         "directory"
     )
-    if any(line.startswith("python -m experiments.MODULE") for line in lines):
+    if any(line.startswith("python -m experiments.papers.MODULE") for line in lines):
         words += "; MODULE is the paper's module, such as noble2022, which the results do not name"
     return [Text(words + "."), Code("\n".join(lines))]
 
@@ -713,13 +713,18 @@ def _experiment_commands(source: Source) -> list[str]:
     if source.kind == "collection" and source.path.suffix == ".json" and not with_module:
         names = ", ".join(_one_line(e.name) for e in source.experiments if e.name)
         return [
-            f"python -m experiments.{shlex.quote(source.path.stem)} --list",
+            f"python -m experiments.{_module(source.path.stem)} --list",
             f"# {_one_line(source.label)} collects {names}: what was reduced is told above",
         ]
     lines = []
     for e in with_module or source.experiments[:1]:
-        module, name = shlex.quote(e.module or "MODULE"), shlex.quote(e.name or "NAME")
+        module, name = _module(e.module or "MODULE"), shlex.quote(e.name or "NAME")
         quick = " --quick" if e.quick else ""
         only = " --lines " + " ".join(map(shlex.quote, e.only)) if e.only else ""
         lines.append(f"python -m experiments.{module} {name}{quick}{only} --out NEW")
     return lines
+
+
+def _module(name: str) -> str:
+    """The module below `experiments` that runs what results call `name`."""
+    return name if name == "studies" else f"papers.{shlex.quote(name)}"
