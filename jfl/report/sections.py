@@ -488,7 +488,11 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
         if any(p.claimed is not None for p in experiment.points):
             unproved = ", ".join(dict.fromkeys(p.line for p in experiment.points if p.mean is None))
             words = CLAIMS_WORDS
-            words += f" Nothing is proved, and no point drawn, of {unproved}." if unproved else ""
+            words += (
+                f" Nothing is proved of {unproved}, whose points stand at the top."
+                if unproved
+                else ""
+            )
     else:
         lines = experiment.lines
         figure = plots.lines(lines)
