@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.paths import RESULTS
 
 from experiments.harness import collect, runner
 from experiments.harness.runner import Claim, Experiment
