@@ -6,6 +6,7 @@ policy forbids scripts and requests.
 """
 
 import base64
+import functools
 import html
 import re
 from typing import NamedTuple
@@ -110,6 +111,7 @@ def markdown(document: Document, folder: str) -> tuple[str, dict]:
     return text, {names[id(p)]: p.png for p in pictures}
 
 
+@functools.cache
 def _templates(autoescape: bool):
     import jinja2
 
