@@ -66,6 +66,8 @@ HEAVY = {
     "matplotlib",
     "tyro",
     "rich",
+    "jinja2",
+    "markupsafe",
     "h5py",
     "PIL",
     "array_record",
