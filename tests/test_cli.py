@@ -588,7 +588,7 @@ def test_bad_flags_exit_2_and_write_nothing(tmp_path, capsys, flags, words):
         ("lr = true", "lr"),
         ("rounds = 1.5", "rounds"),
         ("lr = ", "TOML"),
-        ("[sweep]\nlr = [0.1, 0.2]", "jfl.engine.sweep"),
+        ("[sweep]\nlr = [0.1, 0.2]", "jfl sweep"),
     ],
 )
 def test_bad_files_exit_2_and_write_nothing(tmp_path, capsys, text, words):

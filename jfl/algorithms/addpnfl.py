@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from ..core import checks, pytrees
+from ..core.options import extends
 from ..core.records import Fn, named
 from .dpnfl import dpnfl
 
@@ -89,16 +90,17 @@ def _check(where, second_moment_of, adaptivity, initial, **decays):
             checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
 
 
+@extends(dpnfl, without=["server_optimizer"])
 def addpnfl(
     grad,
     *,
     lr=0.1,
     steps=10,
     server_lr=0.01,
-    beta1=0.9,
-    beta2=0.99,
-    adaptivity=1e-3,
-    second_moment_of="diff",
+    adaptivity: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    second_moment_of: str = "diff",
     initial=None,
     **dpnfl_options,
 ):
@@ -106,10 +108,14 @@ def addpnfl(
     moment.
 
     Args:
-        server_lr, beta1, beta2, adaptivity, second_moment_of, initial: of `adaptive`. server_lr and
-            lr may be schedules, of the round and of round * steps + step; in the paper's
+        server_lr, lr: may be schedules, of the round and of round * steps + step; in the paper's
             experiments schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr,
             every=steps).
+        adaptivity: what is added to the root of the second moment.
+        beta1: decay of the first moment, b1 of `adaptive`.
+        beta2: decay of the second moment, b2 of `adaptive`.
+        second_moment_of: diff | momentum, as of `adaptive`.
+        initial: as of `adaptive`.
         batch, optimizer: of the clients, as in `fedavg`.  How to aggregate is said in the plan: see
             `dpnfl`.
 

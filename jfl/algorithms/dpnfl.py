@@ -3,9 +3,11 @@ step."""
 
 import dataclasses
 
+from ..core.options import extends
 from .fedavg import fedavg
 
 
+@extends(fedavg)
 def dpnfl(grad, *, lr=0.1, steps=10, **fedavg_options):
     """FedAvg with clipping and noise in every local step: `fedavg` under the paper's name, and its
     aggregations.

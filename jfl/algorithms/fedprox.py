@@ -4,6 +4,7 @@ import dataclasses
 
 from .. import local
 from ..core import checks, pytrees
+from ..core.options import extends
 from ..core.records import Fn, named
 from .fedavg import fedavg
 
@@ -15,11 +16,15 @@ def _client(ctx, keys, server, own, rows, *, work, mu):
     return pytrees.sub(trained, server.params), own, seen
 
 
-def fedprox(grad, *, mu=0.1, **fedavg_options):
+@extends(fedavg)
+def fedprox(grad, *, mu: float = 0.1, **fedavg_options):
     """FedAvg whose local steps follow gradient + mu * (w - w_server).
 
-    The pull reads no example: it comes after clipping and noise and costs no privacy.  `mu` >= 0;
-    all else as `fedavg`.
+    The pull reads no example: it comes after clipping and noise and costs no privacy.
+
+    Args:
+        mu: pull to the server's model, >= 0.
+        fedavg_options: as of `fedavg`.
     """
     checks.nonnegative("fedprox", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)

@@ -1,15 +1,18 @@
 """FedAvg with noise once a round, on the client's model (DP-FedAvg of Li, Wang, Wu, Mathematics
 13(3), 2025)."""
 
+from typing import Annotated
+
 import jax.numpy as jnp
 import optax
 
 from .. import local
 from ..core import checks, pytrees
+from ..core.options import PYTHON_ONLY
 from ..core.records import Fn, Mechanism, Release, named
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import without_replacement
-from .base import algorithm
+from .base import algorithm, traits
 
 
 @named("output_perturbation.init")
@@ -51,6 +54,7 @@ def _server(ctx, server, diff, *, step):
     return step(ctx, server, diff)
 
 
+@traits(example_noise="mechanism", client_noise=None, as_printed={"clip_steps": "last"})
 def output_perturbation(
     grad,
     mechanism,
@@ -60,8 +64,8 @@ def output_perturbation(
     batch=without_replacement(8),
     server_lr=1.0,
     server_optimizer=optax.sgd,
-    clip_steps="all",
-    mu=None,
+    clip_steps: Annotated[str, PYTHON_ONLY] = "all",
+    mu: Annotated[float | None, PYTHON_ONLY] = None,
 ):
     """FedAvg whose clients clip every minibatch gradient and add noise once, to the model they
     upload.

@@ -1,16 +1,19 @@
 """PADPFL (Talaei, Izadi, 2024): FedProx solves, clipped models, impact factors; NbAFL (Wei et al.,
 2020) with equal ones."""
 
+from typing import Annotated
+
 import jax.numpy as jnp
 import optax
 
 from .. import local
 from ..core import checks, pytrees
+from ..core.options import PYTHON_ONLY
 from ..core.records import Fn, Mechanism, Release, named
 from ..gradients import per_example
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import full, gather
-from .base import algorithm
+from .base import algorithm, traits
 
 
 @named("padpfl.init")
@@ -54,16 +57,17 @@ def _server(ctx, server, release, *, step, upload):
     return step(ctx, server, pytrees.sub(release, server.params) if upload == "model" else release)
 
 
+@traits(example_noise=None, client_noise="upload")
 def padpfl(
     grad,
     *,
-    mu=0.1,
+    mu: float = 0.1,
     lr=0.02,
     steps=5,
     batch=full(),
-    upload="model",
+    upload: str = "model",
     mechanism=None,
-    inexactness=None,
+    inexactness: Annotated[float | None, PYTHON_ONLY] = None,
     server_lr=1.0,
     server_optimizer=optax.sgd,
 ):
@@ -78,8 +82,9 @@ def padpfl(
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
     Args:
-        upload: "model", as printed; "difference" of models, whose clip norm may be far smaller:
-            usable noise.
+        mu: pull to the server's model.
+        upload: model | difference, what a client clips and uploads.  "model" is as printed; the
+            clip norm of a "difference" may be far smaller: usable noise.
         mechanism: instead of a noisy upload, a chain inside the client, for its examples:
             chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), s from
             `jfl.papers.talaei2024.privacy.client_sensitivity`, which is of an exchange, and

@@ -10,7 +10,7 @@ from .. import local
 from ..core import checks, pytrees
 from ..core.records import Fn, named, record
 from ..sampling.batches import without_replacement
-from .base import algorithm
+from .base import algorithm, traits
 
 
 @record
@@ -71,6 +71,7 @@ def _rates(round_, *, lr, steps):
     return local.rates(lr, round_ * steps, steps)
 
 
+@traits(payload_models=2)  # a difference and a change of control variate
 def scaffold(
     grad,
     *,
@@ -80,7 +81,7 @@ def scaffold(
     optimizer=optax.sgd,
     server_lr=1.0,
     server_optimizer=optax.sgd,
-    warm_rounds=None,
+    warm_rounds: float | None = None,
 ):
     """FedAvg with control variates: local steps follow gradient + c - c_i.
 
@@ -89,7 +90,7 @@ def scaffold(
     stays the mean of all c_i.
 
     Args:
-        warm_rounds: the first rounds only find control variates, at the initial model
+        warm_rounds: first rounds that only find control variates, at the initial model
             (DP-SCAFFOLD-warm: about 4 / (share of clients in a cohort)).  They release as much as
             any other round, and are accounted so.
 

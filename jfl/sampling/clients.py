@@ -5,11 +5,14 @@ voids the claim. Capacities are chosen so that this has probability below OVERFL
 HORIZON draws.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks
+from ..core.options import Setting
 from ..core.records import Array, Cohort, Fn, Sampler, named, record
 
 OVERFLOW = 1e-12
@@ -364,7 +367,14 @@ def _draw_responders(key, *, latency, jitter, clients, cohort):
     return _cohort(jax.lax.sort((wait, late, ids), num_keys=2)[2][:cohort], clients)
 
 
-def first_responders(clients: int, cohort: int, latency=None, *, jitter=1.0) -> Sampler:
+def first_responders(
+    clients: int,
+    cohort: int,
+    latency=None,
+    *,
+    jitter=1.0,
+    latency_spread: Annotated[float | None, Setting(default=3.0)] = None,
+) -> Sampler:
     """The `cohort` clients that answer first, in each round anew.
 
     A client answers after latency * (1 - jitter + jitter * E), E ~ Exp(1) independent of all else:
@@ -375,6 +385,10 @@ def first_responders(clients: int, cohort: int, latency=None, *, jitter=1.0) -> 
     Equal latencies draw the same cohorts as that; unequal ones take fast clients more often, in the
     limit of a small jitter always the same ones.  Weights are not corrected for it: the release is
     biased to fast clients.
+
+    Args:
+        latency_spread: mean latency of the slowest client over that of the fastest, instead of
+            `latency`.
 
     Shapes:
         K = cohort; latency Float[C].
@@ -402,6 +416,11 @@ def first_responders(clients: int, cohort: int, latency=None, *, jitter=1.0) -> 
     where = "sampling.first_responders"
     _fits(where, clients, cohort)
     checks.fraction(where, single=True, jitter=jitter)
+    if latency_spread is not None:
+        checks.positive(where, single=True, latency_spread=latency_spread)
+        if latency is not None:
+            checks.fail(where, "either latency or latency_spread", "both")
+        latency = np.geomspace(1, latency_spread, clients)
     if latency is None:
         return without_replacement(clients, cohort)
     checks.positive(where, latency=latency)
