@@ -23,7 +23,7 @@ def fedprox(grad, *, mu: float = 0.1, **fedavg_options):
     The pull reads no example: it comes after clipping and noise and costs no privacy.
 
     Args:
-        mu: pull to the server's model, >= 0.
+        mu: pull to the server's model.  At least 0.
         fedavg_options: as of `fedavg`.
     """
     checks.nonnegative("fedprox", single=True, mu=mu)

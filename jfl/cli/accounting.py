@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core import checks
+from ..core.options import field
 from ..core.records import Guarantee
 from ..privacy.accountants import events, pld, pld_compose, rdp, rdp_events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
@@ -34,28 +35,30 @@ SOLVED = ("noise_multiplier", "rounds", "rate")
 class Numbers:
     """What an accountant has to know about a run."""
 
-    rounds: int | None = None
-    """communication rounds; default 100"""
-    steps: int = 1
-    """local steps of a round: noisy releases of a client (unit example; unit client has one a round)"""  # noqa: E501
-    sampler: str = "poisson"
-    """of examples (unit example) or clients (unit client): full | without_replacement | poisson"""
-    rate: float | None = None
-    """sampling rate: of examples in a step, or of clients in a round"""
-    batch: int | None = None
-    """with rows, instead of rate: batch / rows"""
-    rows: int | None = None
-    """rows of a client"""
-    cohort: int | None = None
-    """with clients: unit client instead of rate; unit example for a third party, which sees models only"""  # noqa: E501
-    clients: int | None = None
-    """number of clients"""
-    unit: str = "example"
-    """example | client"""
-    delta: float = 1e-5
-    """of the guarantee"""
-    plot: Path | None = None
-    """picture of epsilon against rounds: FILE.png, .svg or .pdf"""
+    rounds: int | None = field(None, "communication rounds; default 100")
+    steps: int = field(
+        1,
+        "local steps of a round: noisy releases of a client (unit example; unit client has one a "
+        "round)",
+    )
+    sampler: str = field(
+        "poisson",
+        "of examples (unit example) or clients (unit client): full | without_replacement | poisson",
+    )
+    rate: float | None = field(
+        None, "sampling rate: of examples in a step, or of clients in a round"
+    )
+    batch: int | None = field(None, "with rows, instead of rate: batch / rows")
+    rows: int | None = field(None, "rows of a client")
+    cohort: int | None = field(
+        None,
+        "with clients: unit client instead of rate; unit example for a third party, which sees "
+        "models only",
+    )
+    clients: int | None = field(None, "number of clients")
+    unit: str = field("example", "example | client")
+    delta: float = field(1e-5, "delta of the guarantee")
+    plot: Path | None = field(None, "picture of epsilon against rounds: FILE.png, .svg or .pdf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +69,7 @@ class Epsilon(Numbers):
     epsilon.png
     """
 
-    noise_multiplier: float = 1.0
-    """standard deviation of the noise over the sensitivity"""
+    noise_multiplier: float = field(1.0, "standard deviation of the noise over the sensitivity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +82,11 @@ class Calibrate(Numbers):
     example: jfl calibrate --epsilon 4 --over rounds --noise-multiplier 1.1 --rate 0.01
     """
 
-    epsilon: float = 1.0
-    """to reach"""
-    over: str = "noise_multiplier"
-    """what to find: noise_multiplier | rounds | rate"""
-    noise_multiplier: float | None = None
-    """with over rounds or rate: standard deviation of the noise over the sensitivity"""
+    epsilon: float = field(1.0, "epsilon to reach")
+    over: str = field("noise_multiplier", "what to find: noise_multiplier | rounds | rate")
+    noise_multiplier: float | None = field(
+        None, "with over rounds or rate: standard deviation of the noise over the sensitivity"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +96,7 @@ class ConfigEpsilon(Config):
     example: jfl epsilon --config run.toml --rounds 200
     """
 
-    plot: Path | None = None
-    """picture of epsilon against rounds: FILE.png, .svg or .pdf"""
+    plot: Path | None = field(None, "picture of epsilon against rounds: FILE.png, .svg or .pdf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +106,7 @@ class ConfigCalibrate(ConfigEpsilon):
     example: jfl calibrate --config run.toml --epsilon 4
     """
 
-    over: str = "noise_multiplier"
-    """what to find: noise_multiplier | rounds"""
+    over: str = field("noise_multiplier", "what to find: noise_multiplier | rounds")
 
 
 class Curve(NamedTuple):

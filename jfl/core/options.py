@@ -248,6 +248,7 @@ def field(
     choices: Callable | None = None,
     check: Callable | None = None,
     needs: Mapping[str, Callable] | None = None,
+    repeated: bool = False,
 ):
     """A field of a dataclass that is an option.
 
@@ -258,8 +259,7 @@ def field(
         check: (where, **{name: value}), which refuses a value.
         needs: what a value that is not the default needs to have an effect, in words -> whether a
             config has it.
+        repeated: whether its flag may be given several times, each time with one value.
     """
-    return dataclasses.field(
-        default=default,
-        metadata=dict(help=help, choices=choices, check=check, needs=dict(needs or {})),
-    )
+    notes = dict(help=help, choices=choices, check=check, needs=dict(needs or {}))
+    return dataclasses.field(default=default, metadata=notes | dict(repeated=repeated))

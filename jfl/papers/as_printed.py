@@ -9,6 +9,7 @@ worth.
 import numpy as np
 
 from ..core import checks
+from ..core.errors import NotAnalysable
 from ..core.records import Fn, Guarantee, Plan, named
 from ..local.training import rates
 from ..privacy.accountants.rdp_events import check_delta
@@ -364,7 +365,7 @@ def _ranaweera_entry(plan, view):
 
 def _ranaweera_epsilon(entry, z, rounds, delta):
     if entry.refusal:
-        raise ValueError(entry.refusal)
+        raise NotAnalysable(entry.refusal)
     # sampling as it is, and an accountant of Renyi bounds, as the paper has it; an overflow is not
     # its concern
     return float(overflowing(entry._replace(z=z, overflow=0.0), np.array([rounds]), delta)[0][0])

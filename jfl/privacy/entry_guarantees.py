@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from ..core import checks
+from ..core.errors import NotAnalysable
 from ..core.records import Guarantee, Plan
 from .accountants import events
 from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
@@ -15,13 +16,13 @@ from .ledger import entries as ledger
 MOST = 10**12  # rounds
 
 
-class Overflow(ValueError):
+class Overflow(NotAnalysable):
     """No epsilon settles: draws that find no slot take all of delta."""
 
 
 def guarantee_of(entry, rounds, delta):
     if entry.refusal:
-        raise ValueError(entry.refusal)
+        raise NotAnalysable(entry.refusal)
     value, method = tight_of(entry, rounds, delta)
     if entry.mixture and method != EXACT:
         method += ", participation mixture"
@@ -118,7 +119,7 @@ def choose(where, plan, entries, unit, view, adjacency):
         errors.append((len(fit), fit[0].refusal if len(fit) == 1 else ""))
     refusals = [refusal for _, refusal in errors if refusal]
     if refusals:
-        raise ValueError(refusals[0])
+        raise NotAnalysable(refusals[0])
     names = ", ".join(
         [f"{n}={v!r}" for n, v in dict(unit=unit, view=view, adjacency=adjacency).items() if v]
         or ["neither unit nor view"]

@@ -16,6 +16,7 @@ import warnings
 import jax
 
 from ..core import checks, identity
+from ..core.errors import ArgumentError
 from . import blocks as points, build, checkpoint
 from .config import Config
 from ..data.federation import checksum
@@ -157,7 +158,7 @@ class Cluster:
                 f"{KEPT}.",
             )
         if isinstance(found, str):
-            raise ValueError(found)
+            raise ArgumentError(found)
         return found
 
 
