@@ -844,9 +844,12 @@ def test_epsilon_and_calibrate_agree(capsys, args, unit, view, adjacency):
 
 def test_local_steps_cost_a_client_nothing(capsys):
     """One release a round, whatever the client did before."""
-    from jfl.cli.accounting import Numbers, worth
+    from jfl.cli.accounting import Numbers, guarantee_of_numbers
 
-    few, many = (worth(Numbers(unit="client", rate=0.2, steps=s), 2.0).epsilon for s in (1, 50))
+    few, many = (
+        guarantee_of_numbers(Numbers(unit="client", rate=0.2, steps=s), 2.0).epsilon
+        for s in (1, 50)
+    )
     assert few == many
 
 
@@ -1106,7 +1109,7 @@ def test_epsilon_shows_every_method_and_draws(tmp_path, capsys):
     assert last["pld"] < last["rdp"] < last["gaussian_exact"] and f"{last['pld']:.4g} *" in shown
     from jfl.cli import accounting as accountant
 
-    guarantee = accountant.worth(accountant.Numbers(rate=0.1, rounds=20), 1.0)
+    guarantee = accountant.guarantee_of_numbers(accountant.Numbers(rate=0.1, rounds=20), 1.0)
     assert guarantee.method == "pld" and float(f"{guarantee.epsilon:.4g}") == last["pld"]
     curve = accountant.curve(
         accountant.one_round(accountant.Numbers(rate=0.1), 1.0), 20, 1e-5, guarantee
@@ -1172,7 +1175,9 @@ def test_a_picture_that_cannot_be_written_is_refused_first(
 ):
     from jfl.cli import accounting as accountant
 
-    monkeypatch.setattr(accountant, "worth", lambda *_: pytest.fail("computed before the refusal"))
+    monkeypatch.setattr(
+        accountant, "guarantee_of_numbers", lambda *_: pytest.fail("computed before the refusal")
+    )
     monkeypatch.setattr(accountant, "solve", lambda *_: pytest.fail("computed before the refusal"))
     monkeypatch.setattr(main, "build", lambda *_: pytest.fail("computed before the refusal"))
     (tmp_path / "file").write_text("mine")
@@ -1227,9 +1232,12 @@ def test_calibrate_other_unknowns(capsys, args, name, more):
     asked = tyro.cli(accountant.Calibrate, args=[str(a) for a in command])
     found, z = accountant.solve(asked)
     assert f"{name} = {getattr(found, name):.9g}" in shown and z == 1.5
-    epsilon = accountant.worth(found, z).epsilon
+    epsilon = accountant.guarantee_of_numbers(found, z).epsilon
     over = dataclasses.replace(found, **{name: getattr(found, name) + more})
-    assert epsilon <= 2 < accountant.worth(over, z).epsilon and lines_of(shown)[0]["pld"] <= 2
+    assert (
+        epsilon <= 2 < accountant.guarantee_of_numbers(over, z).epsilon
+        and lines_of(shown)[0]["pld"] <= 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def _epsilon(arguments):
 def _show_plan(name, plan, config, plot, target=None):
     if text := train.noise_warning(plan, config):
         console.warn(name, text)
-    guarantees, curve = accounting.worth_of(
+    guarantees, curve = accounting.guarantees_of_plan(
         plan, config.rounds, config.delta, train.claims(plan, config, config.rounds)
     )
     console.table(
@@ -156,7 +156,7 @@ def _show_plan(name, plan, config, plot, target=None):
 def _show_numbers(name, numbers, noise_multiplier, target=None):
     if numbers.plot is not None:
         record.picture_file(numbers.plot)
-    guarantee = accounting.worth(numbers, noise_multiplier)
+    guarantee = accounting.guarantee_of_numbers(numbers, noise_multiplier)
     if text := accounting.noise_warning(guarantee, noise_multiplier):
         console.warn(name, text)
     console.show(guarantee, noise_multiplier)
