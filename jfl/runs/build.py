@@ -29,7 +29,6 @@ from ..privacy.mechanisms.stages import (
     gaussian,
     total,
 )
-from ..sampling import batches
 from .config import (
     FIELDS,
     OPTIMIZERS,

@@ -88,8 +88,20 @@ def _algorithm(config):
     return factory("algorithm", config.algorithm)
 
 
-def _taken_by_algorithm(parameter: str) -> typing.Callable:
-    return lambda config: options.takes(_algorithm(config), parameter)
+def _takers(kind: str, parameter: str, hint: str = "") -> dict:
+    """A need: a function of this kind that takes the parameter."""
+    others = [
+        repr(n) for n, function in FACTORIES[kind].items() if not options.takes(function, parameter)
+    ]
+    if not others:
+        return {}
+    listed = " or ".join(filter(None, [", ".join(others[:-1]), others[-1]]))
+    article = "an" if kind[0] in "aeiou" else "a"
+    return {
+        f"{article} {kind} other than {listed}{hint}": lambda config: options.takes(
+            factory(kind, getattr(config, kind)), parameter
+        )
+    }
 
 
 NOISE = {"noise_multiplier or epsilon": _private}
@@ -165,16 +177,12 @@ class Experiment:
     batch: int = field(
         16,
         "rows of a local step (poisson: expected)",
-        needs={
-            "a batch_sampler other than 'full'": lambda config: options.takes(
-                factory("batch_sampler", config.batch_sampler), "batch"
-            )
-        },
+        needs=_takers("batch_sampler", "batch"),
     )
     steps: int = field(
         10,
         "local steps a round",
-        needs={"an algorithm with local steps": _taken_by_algorithm("steps")},
+        needs=_takers("algorithm", "steps"),
     )
     rounds: int = field(60, "communication rounds", check=checks.whole)
     lr: float = field(0.3, "learning rate of the clients (fedsgd: of the server)")
@@ -182,26 +190,18 @@ class Experiment:
         "sgd",
         f"of the clients: {' | '.join(OPTIMIZERS)}",
         choices=lambda: OPTIMIZERS,
-        needs={"an algorithm with an optimizer on clients": _taken_by_algorithm("optimizer")},
+        needs=_takers("algorithm", "optimizer"),
     )
     server_lr: float = field(
         1.0,
         "learning rate of the server",
-        needs={
-            "an algorithm with local steps (fedsgd: lr is the server's)": _taken_by_algorithm(
-                "server_lr"
-            )
-        },
+        needs=_takers("algorithm", "server_lr", ", whose lr is the server's,"),
     )
     server_optimizer: str = field(
         "sgd",
         f"of the server: {' | '.join(OPTIMIZERS)}",
         choices=lambda: OPTIMIZERS,
-        needs={
-            "an algorithm without a server optimizer of its own": _taken_by_algorithm(
-                "server_optimizer"
-            )
-        },
+        needs=_takers("algorithm", "server_optimizer"),
     )
     lr_schedule: str = field(
         "constant",
@@ -266,9 +266,7 @@ class Experiment:
         choices=lambda: wavelet.READINGS,
         needs=PUBLISHED,
     )
-    lemma2: bool = field(
-        False, "published: with the smaller noise of its Lemma 2", needs=PUBLISHED
-    )
+    lemma2: bool = field(False, "published: with the smaller noise of its Lemma 2", needs=PUBLISHED)
     epsilon: float | None = field(
         None,
         "instead of noise_multiplier: calibrate to this epsilon, for the worst client (li2025 as "
@@ -325,9 +323,11 @@ class Experiment:
         False,
         "poisson: a round without a client is legal; otherwise it stops the run",
         needs={
-            "sampler='poisson'": lambda config: config.rate is not None
-            or config.sampler is not None
-            and options.takes(factory("sampler", config.sampler), "rate")
+            "sampler='poisson'": lambda config: (
+                config.rate is not None
+                or config.sampler is not None
+                and options.takes(factory("sampler", config.sampler), "rate")
+            )
         },
     )
     evaluate_every: int | None = field(
@@ -350,10 +350,7 @@ OPTIONS = {
 }
 Config = dataclasses.make_dataclass(
     "Config",
-    [
-        (option.name, option.type, field(option.default, option.help))
-        for option in OPTIONS.values()
-    ],
+    [(option.name, option.type, field(option.default, option.help)) for option in OPTIONS.values()],
     bases=(Experiment,),
     namespace=dict(__module__=__name__, __doc__=Experiment.__doc__),
     frozen=True,
@@ -420,9 +417,7 @@ def load(path) -> dict:
         checks.fail(where, "a table [sweep] of lists", f"sweep = {axes!r}")
     for name, several in axes.items():
         if not isinstance(several, list) or not several:
-            checks.fail(
-                where, f"a list with at least one value for sweep.{name}", f"{several!r}"
-            )
+            checks.fail(where, f"a list with at least one value for sweep.{name}", f"{several!r}")
     loaded = {name: coerce(name, value, where) for name, value in values.items()}
     if axes:
         loaded["sweep"] = {
