@@ -12,13 +12,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
 import jfl
 
-ROOT = Path(__file__).parents[1]
 FILES = {
     ".".join(p.relative_to(ROOT / "jfl").with_suffix("").parts): p
     for p in sorted((ROOT / "jfl").rglob("*.py"))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core import checks
+from ..core.errors import NotAnalysable
 from ..core.options import field
 from ..core.records import Guarantee
 from ..privacy.accountants import events, pld, pld_compose, rdp, rdp_events, tightest
@@ -338,7 +339,7 @@ def guarantees_of_plan(
         return found, None
     alike = lambda e: (
         (e.unit, e.adjacency, e.view) == (best["unit"], best["adjacency"], best["view"])
-        and e.implied == ("implied" in " ".join(best["caveats"]))
+        and e.implied == best["implied"]
     )
     fit = [e for e in entries.entries(plan, rounds) if alike(e) and not (e.refusal or e.series)]
     if not fit:
@@ -355,9 +356,10 @@ def guarantees_of_plan(
         entry.events(entry.z),
         key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0],
     )
-    return found, curve(
-        worst, rounds, left, Guarantee(**best | dict(caveats=tuple(best["caveats"])))
+    shown = Guarantee(
+        **{k: best[k] for k in Guarantee._fields} | dict(caveats=tuple(best["caveats"]))
     )
+    return found, curve(worst, rounds, left, shown)
 
 
 def solve_config(config: Config, over: str, target: float | None) -> tuple[Config, object]:
@@ -434,7 +436,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
                 if delta >= tightest.FINEST
                 else {}
             ) | lines
-        except ValueError:  # numbers outside its range
+        except NotAnalysable:  # numbers outside its range
             pass
     mine = guarantee.method.split(",")[0]
     if mine in lines:

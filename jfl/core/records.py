@@ -404,6 +404,35 @@ class Metrics:
     __repr__ = printing.metrics
 
 
+class Caveat(str):
+    """A sentence that belongs beside an epsilon, and a code by which programs know it.
+
+    Args:
+        text: the sentence: what `str` gives, what reports print.
+        code: what kind of caveat it is; it stays when the sentence is worded anew.
+
+    Example:
+        >>> once = Caveat("the server sees every upload", "every-upload")
+        >>> once, once.code
+        ('the server sees every upload', 'every-upload')
+    """
+
+    code: str
+
+    def __new__(cls, text: str, code: str):
+        caveat = super().__new__(cls, text)
+        caveat.code = code
+        return caveat
+
+    def __getnewargs__(self):
+        return str(self), self.code
+
+
+def code_of(caveat: str) -> str:
+    """The code of a caveat; "" for a sentence without one."""
+    return getattr(caveat, "code", "")
+
+
 class Guarantee(NamedTuple):
     """An epsilon is never a bare float.  All fields are plain Python values."""
 
@@ -414,7 +443,9 @@ class Guarantee(NamedTuple):
     view: str  # server | third_party
     method: str  # which bound gave the number
     status: str = "proved"  # proved | claimed | audited | conditional | descriptive
-    caveats: tuple = ()
+    caveats: tuple = ()  # sentences, most of them a `Caveat`
+    implied: bool = False  # it follows from the guarantee of another unit
+    rounds: int | None = None  # that it covers; None: all that were asked for
 
     def __str__(self):
         none = self.epsilon == float("inf") and self.status == "proved"

@@ -60,7 +60,14 @@ def claimed(
     paper = _asked(plan, rounds, delta, paper, view)
     value, method, caveats, *kind = _CLAIMS[paper](plan, rounds, delta, view)
     return Guarantee(
-        value, float(delta), *(kind or ("example", "replace_one")), view, method, "claimed", caveats
+        value,
+        float(delta),
+        *(kind or ("example", "replace_one")),
+        view,
+        method,
+        "claimed",
+        caveats,
+        rounds=1 if paper == "li2025" else None,
     )
 
 

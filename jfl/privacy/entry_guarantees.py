@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from ..core import checks
-from ..core.errors import NotAnalysable
+from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Guarantee, Plan
 from .accountants import events
 from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
@@ -35,6 +35,7 @@ def guarantee_of(entry, rounds, delta):
         method,
         entry.status,
         tuple(dict.fromkeys(entry.caveats)),
+        entry.implied,
     )
 
 
@@ -144,6 +145,7 @@ def choose(where, plan, entries, unit, view, adjacency):
         "one guarantee that this plan's noise can prove",
         f"{names}, which fits {fits}",
         f"{because}Choices: {options or 'none'}.",
+        error=ArgumentError if options else NotAnalysable,
     )
 
 

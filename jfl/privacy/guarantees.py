@@ -8,7 +8,8 @@ import math
 import numpy as np
 
 from ..core import checks
-from ..core.records import Guarantee, Plan
+from ..core.errors import NotAnalysable
+from ..core.records import Caveat, Guarantee, Plan
 from .accountants.rdp_events import check_delta
 from .accountants.rdp_events import curve as curve
 from .accountants.tightest import delta as delta
@@ -23,7 +24,7 @@ from .per_client import counted, participations
 from .per_client import epsilons_per_client as epsilons_per_client
 from .taint import checker as taint
 
-BARE = "no mechanism that the plan declares adds noise"
+BARE = Caveat("no mechanism that the plan declares adds noise", "no-noise")
 
 
 def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee, ...]:
@@ -36,7 +37,7 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
     for entry in entries_of(plan, rounds, delta):
         try:
             found.append(guarantee_of(entry, rounds, delta))
-        except ValueError:  # guarantee(unit, view) says why
+        except NotAnalysable:  # guarantee(unit, view) says why
             pass
     return tuple(found)
 
@@ -190,7 +191,9 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
         times = ((seen, uplinks), (alone, exposed), (rest, rounds - uplinks - exposed))
     parts, times = zip(*((e, n) for e, n in times if n))
     joined = ledger.joined(parts, times)
-    caveats = joined.caveats + (f"the third party sees at most {uplinks} uploads of a client",)
+    caveats = joined.caveats + (
+        Caveat(f"the third party sees at most {uplinks} uploads of a client", "uplinks"),
+    )
     return guarantee_of(joined._replace(view=view, caveats=caveats), 1, delta)
 
 

@@ -59,7 +59,7 @@ class Experiment(NamedTuple):
 
     name: str
     title: str = ""
-    module: str = ""  # python -m experiments.MODULE NAME runs it again
+    module: str = ""  # python -m experiments.papers.MODULE NAME runs it again
     quick: bool = False
     only: list = []  # the lines that were asked for, if not all
     seeds: list = []

@@ -114,8 +114,8 @@ def _drawn(g):
     return (
         g["epsilon"] is not None
         and g["status"] in MARKS
-        and "one round" not in g["method"]
-        and "implied" not in " ".join(g["caveats"])
+        and g["rounds"] is None
+        and not g["implied"]
     )
 
 

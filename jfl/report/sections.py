@@ -131,10 +131,7 @@ def _who(g):
 
 def _claimed(g):
     shown = "nothing" if g["epsilon"] is None else f"{g['epsilon']:.4g}"
-    return (
-        f"{shown} "
-        f"({g['view'].replace('_', ' ')}{', one round' if 'one round' in g['method'] else ''})"
-    )
+    return f"{shown} ({g['view'].replace('_', ' ')}{', one round' if g['rounds'] == 1 else ''})"
 
 
 def _pictures(groups):
@@ -358,7 +355,7 @@ def _again(found):
         "On the versions and devices above the same commands give the same numbers. NEW is a "
         "new directory"
     )
-    if any(line.startswith("python -m experiments.MODULE") for line in lines):
+    if any(line.startswith("python -m experiments.papers.MODULE") for line in lines):
         words += "; MODULE is the paper's module, such as noble2022, which the results do not name"
     return [Text(words + "."), Code("\n".join(lines))]
 
@@ -372,13 +369,18 @@ def _experiments(source):
     ):
         names = ", ".join(" ".join(e.name.split()) for e in source.experiments if e.name)
         return [
-            f"python -m experiments.{shlex.quote(source.path.stem)} --list",
+            f"python -m experiments.{_module(source.path.stem)} --list",
             f"# {' '.join(source.label.split())} collects {names}: what was reduced is told above",
         ]
     named = [e for e in source.experiments if e.module] or source.experiments[:1]
     lines = []
     for e in named:
-        module, name = (shlex.quote(v or d) for v, d in ((e.module, "MODULE"), (e.name, "NAME")))
+        module, name = _module(e.module or "MODULE"), shlex.quote(e.name or "NAME")
         only = " --lines " + " ".join(map(shlex.quote, e.only)) if e.only else ""
         lines.append(f"python -m experiments.{module} {name}{' --quick' * e.quick}{only} --out NEW")
     return lines
+
+
+def _module(name: str) -> str:
+    """The module below `experiments` that runs what results call `name`."""
+    return name if name == "studies" else f"papers.{shlex.quote(name)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core import checks
-from ..runs import tables
+from ..runs import record, tables
 from . import collected
 from .collected import has
 from .plots import Setting, data_of, several
@@ -33,6 +33,9 @@ GUARANTEE = dict(
     method=str,
     status=str,
     caveats=list,
+    codes=list,
+    implied=bool,
+    rounds=(int, type(None)),
 )
 FINISH = "A run that was stopped goes on with jfl train --resume."
 METRICS = ("accuracy", "loss", "clip_fraction", "update_norm")
@@ -164,6 +167,9 @@ def _summary(path) -> list:
             checks.fail(
                 f"{path}, run {i}", "what is proved, if only that nothing is", "an empty list"
             )
+        entry["privacy"] = [
+            record.as_today(g) if isinstance(g, dict) else g for g in entry["privacy"]
+        ]
         for g in entry["privacy"]:
             has(path, f"run {i}, privacy", g, GUARANTEE)
             if (

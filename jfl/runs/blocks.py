@@ -19,13 +19,14 @@ from typing import NamedTuple
 import jax
 
 from ..core import checks
-from . import checkpoint, record as report
-from ..engine import devices as meshes
-from .config import Config
 from ..core.records import Health, Plan
+from ..engine import devices as meshes
 from ..engine.plan import client_bytes
 from ..engine.sweep import MEMORY, static_groups
 from ..engine.sweep import sweep as run_sweep
+from . import checkpoint
+from . import record as report
+from .config import Config
 
 AT_ONCE = 8  # points of a block on a CPU: 32 at once take longer there than 8 after 8
 SHARE = 0.25  # of an accelerator's memory for what `client_bytes` estimates

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import jax
 
 from ..core import checks
-from . import checkpoint
 from ..core.records import Run
+from . import checkpoint
 
 FORMAT = 3
 BEGINNING = "round 0"

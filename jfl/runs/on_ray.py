@@ -17,11 +17,12 @@ import jax
 
 from ..core import checks, identity
 from ..core.errors import ArgumentError
-from . import blocks as points, build, checkpoint
-from .config import Config
 from ..data.federation import checksum
-from .blocks import AT_ONCE, Block
 from ..engine.sweep import MEMORY, widened
+from . import blocks as points
+from . import build, checkpoint
+from .blocks import AT_ONCE, Block
+from .config import Config
 
 RETRIES = 5  # of a block whose worker or machine was lost
 WAIT = 10.0  # seconds without a worker after which it is said what is waited for

@@ -14,13 +14,14 @@ import numpy as np
 from scipy.special import stdtrit
 
 from ..core import checks, identity
-from .checkpoint import environment, write
-from ..core.records import Fn, Guarantee, Metrics, Plan
+from ..core.errors import NotAnalysable
+from ..core.records import Caveat, Fn, Guarantee, Metrics, Plan, code_of
 from ..data.federation import describe
 from ..gradients.per_example import gradient_path
 from ..privacy import guarantees as accounting
 from ..privacy.ledger import entries
 from ..privacy.mechanisms import chain as mechanism
+from .checkpoint import environment, write
 
 FORMAT = 1  # of summary.json and results.json: who reads them refuses another
 COLUMNS = (
@@ -96,7 +97,7 @@ def privacy(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[d
     if not found:
         try:
             found = (accounting.guarantee(plan, rounds, delta),)
-        except ValueError as error:
+        except NotAnalysable as error:
             found = (
                 Guarantee(
                     math.inf,
@@ -105,7 +106,7 @@ def privacy(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[d
                     "replace_one",
                     "server",
                     "none",
-                    caveats=(str(error),),
+                    caveats=(Caveat(str(error), "not-analysable"),),
                 ),
             )
     return [row(g) for g in (*found, *claims)]
@@ -122,7 +123,28 @@ def row(g: Guarantee) -> dict:
         method=g.method,
         status=g.status if math.isfinite(g.epsilon) else "no guarantee",
         caveats=list(g.caveats),
+        codes=[code_of(c) for c in g.caveats],
+        implied=g.implied,
+        rounds=g.rounds,
     )
+
+
+def with_caveats(row: dict, caveats) -> dict:
+    """A guarantee as JSON holds it, with more caveats."""
+    return row | dict(
+        caveats=[*row["caveats"], *caveats], codes=[*row["codes"], *map(code_of, caveats)]
+    )
+
+
+def as_today(row: dict) -> dict:
+    """A guarantee out of a file; those of the version before said in their texts alone what are
+    fields now."""
+    if {"codes", "implied", "rounds"} <= row.keys() or not isinstance(row.get("caveats"), list):
+        return row
+    known = {str(c): c.code for c in (entries.IMPLIED, entries.IMPLIED_TWICE)}
+    codes = [known.get(c, "") if isinstance(c, str) else "" for c in row["caveats"]]
+    once = row.get("method") == "li2025, eq. (20), one round"
+    return dict(codes=codes, implied=any(codes), rounds=1 if once else None) | row
 
 
 def epsilons(
@@ -305,7 +327,7 @@ def best(guarantees: list[dict]) -> dict:
         key=lambda g: (
             g["status"] == "claimed",
             g["epsilon"] is None,
-            "implied" in " ".join(g["caveats"]),
+            as_today(g)["implied"],
             g["view"] != "server",
         ),
     )

@@ -8,18 +8,20 @@ import jax
 import numpy as np
 
 from ..core import checks, identity
-from . import blocks as points, build, checkpoint, record as report, unused_options
-from . import config as configs
-from .checkpoint import write
-from .config import Config
-from ..core.records import Health
-from ..data.federation import checksum
-from .blocks import Block, Local, Results
-from ..privacy.ledger import segments
-from ..engine.round import init
 from ..core.errors import HealthError
+from ..core.records import Caveat, Health
+from ..data.federation import checksum
+from ..engine.round import init
 from ..engine.simulate import scan
 from ..engine.sweep import points_of, widened, widths
+from ..privacy.ledger import segments
+from . import blocks as points
+from . import build, checkpoint, unused_options
+from . import config as configs
+from . import record as report
+from .blocks import Block, Local, Results
+from .checkpoint import write
+from .config import Config
 from .train import (
     LOCK,
     alone,
@@ -32,13 +34,13 @@ from .train import (
     shown_label,
 )
 
-SELECTION = "choosing among the points of the sweep is not counted"
+SELECTION = Caveat("choosing among the points of the sweep is not counted", "selection")
 FILE = "points.jsonl"
 # evaluations of all settings together whose epsilon is proved as tightly as that of a whole run
 TIGHT = 256
 
 
-def sweep(
+def sweep(  # noqa: C901
     config: Config,
     axes: dict,
     out,
@@ -235,14 +237,14 @@ def _sweep(config, axes, grid, keys, every, store, at, out, strict, watch):
         name = f"{found.algorithm} " + " ".join(f"{k}={point[k]}" for k in names if k != "seed")
         same = name.strip()
         if same not in proved:
-            guarantees = privacy(plan, found, config.rounds)
+            guarantees = [
+                report.with_caveats(g, caveats) for g in privacy(plan, found, config.rounds)
+            ]
             last = shown_epsilon(guarantees, found)
             proved[same] = (
                 guarantees,
                 epsilons(plan, found, history["round"], last, min(most, report.TIGHT)),
             )
-            for g in guarantees:
-                g["caveats"] += caveats
         guarantees, eps = proved[same]
         took, compiled = record["seconds"], record["compile"]  # a point's share of its block's
         seconds = dict(

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from ..core import checks
+from ..core.records import Plan
 from . import record
 from .checkpoint import write as write_text
-from ..core.records import Plan
 from .record import interval as interval
 
 FORMATS = (".csv", ".jsonl")
@@ -62,7 +62,7 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
     Example:
         >>> from types import SimpleNamespace as Record
         >>> import jax, jfl
-        >>> seen = jfl.Metrics(np.array([1, 2]), np.array([.9, .7]), None, None, *np.ones((4, 2)))
+        >>> seen = jfl.Metrics(np.array([1, 2]), np.array([0.9, 0.7]), None, None, *np.ones((4, 2)))
         >>> rows = tidy(Record(metrics=seen, run=Record(key=jax.random.key(3))))
         >>> [(r["seed"], r["round"], r["loss"], r["accuracy"]) for r in rows]
         [(3, 1, 0.9, None), (3, 2, 0.7, None)]

@@ -11,19 +11,20 @@ import jax
 import numpy as np
 
 from ..core import checks, identity
-from ..papers import as_printed
-from . import build, record as report, unused_options
-from . import config as configs
+from ..core.errors import HealthError
+from ..data.federation import checksum
 from ..engine import devices as meshes
+from ..engine.round import init
+from ..engine.simulate import scan, schedule, simulate
+from ..papers import as_printed
+from ..privacy.entry_guarantees import Overflow
+from ..privacy.mechanisms import chain as mech
+from . import build, unused_options
+from . import config as configs
+from . import record as report
 from .checkpoint import Store, code, environment, temporary, write
 from .config import Config
-from ..data.federation import checksum
 from .journal import Branch, Journal, rejoin
-from ..privacy.mechanisms import chain as mech
-from ..privacy.entry_guarantees import Overflow
-from ..engine.round import init
-from ..core.errors import HealthError
-from ..engine.simulate import scan, schedule, simulate
 
 try:
     import fcntl

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
+from ...core.errors import NotAnalysable
 from . import events, pld_compose, pld_step, rdp, rdp_events
 
 SIZES = (2**14, 2**17, 2**20)  # grids tried until the width is small
@@ -312,6 +313,7 @@ def _groups(event, loss):
             "one adjacency in an event",
             "poisson (add_remove) and with or without_replacement (replace_one)",
             "Use one kind of sampling throughout.",
+            error=NotAnalysable,
         )
     for (shape, leaves), times in counted.items():
         shapes.setdefault((shape, tuple(map(np.size, leaves))), []).append((leaves, times))
@@ -354,6 +356,7 @@ def _flat(event, times, kinds):
                     f"Gaussians inside events.{name}",
                     f"events.{type(inner).__name__}",
                     "Sample once; use participation for the clients.",
+                    error=NotAnalysable,
                 )
         one = _gaussian(events.Gaussian(float(pld_compose.precision(event.event)) ** -0.5))
         if isinstance(event, events.Multiplicity):
@@ -375,13 +378,16 @@ def _flat(event, times, kinds):
         "participation",
         f"events.{type(event).__name__}",
         "No privacy loss distribution is known here for it.",
+        error=NotAnalysable,
     )
 
 
 def _sampled(rate, one):
     rate = float(rate)
     if not RATE <= rate <= 1:
-        checks.fail("pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}")
+        checks.fail(
+            "pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}", error=NotAnalysable
+        )
     return events.Poisson(rate, one)  # directions tell the kinds apart
 
 
@@ -400,6 +406,7 @@ def _copies(event, one):
             f"an element that is hardly ever drawn more than {COPIES} times",
             f"{event.most:g} times",
             "Renyi bounds serve other values.",
+            error=NotAnalysable,
         )
     _sampled(np.sum(event.law[1:]), one)
     return events.Multiplicity(np.asarray(event.law), float(event.most), one)
@@ -423,5 +430,6 @@ def _gaussian(event):
             f"a noise multiplier in [{NOISE[0]:g}, {NOISE[1]:g}]",
             f"{z:g}",
             "Renyi bounds serve other values.",
+            error=NotAnalysable,
         )
     return events.Gaussian(z)

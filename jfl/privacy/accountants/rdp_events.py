@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
+from ...core.errors import NotAnalysable
 from . import events, rdp
 
 BLOCK = 64  # orders of one compiled call
@@ -192,6 +193,7 @@ def _bound(event, times, delta):
             "one adjacency in an event",
             "poisson (add_remove) and with or without_replacement (replace_one)",
             "Use one kind of sampling throughout.",
+            error=NotAnalysable,
         )
     counts = times if times.ndim == 2 else times[:, None]
     if isinstance(event, events.Series):  # its parts apart, so that many counts cost one
@@ -277,6 +279,7 @@ def _precision(event, sampled=True):
             "for "
             "the clients."
         ),
+        error=NotAnalysable,
     )
 
 

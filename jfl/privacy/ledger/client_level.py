@@ -3,13 +3,16 @@
 import numpy as np
 
 from ...core import checks
-from ...core.records import Fn, Plan
+from ...core.errors import NotAnalysable
+from ...core.records import Caveat, Fn, Plan
 from ..accountants import events
 from ..mechanisms.chain import bound, limit, multiplier_follows, noisy, shape
 from .example_level import Entry, kinds, level, levels, refused
 from .participation import VIEWS, absent, every_round, share_of, some_rounds, tail, who
 
-OTHERS = "counts the noise of the other clients, who are taken not to help the third party"
+OTHERS = Caveat(
+    "counts the noise of the other clients, who are taken not to help the third party", "others"
+)
 
 
 def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
@@ -25,7 +28,7 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     share = np.broadcast_to(share_of(sampler), (sampler.clients,))
     try:
         own = (levels(plan.upload, rounds, sampler.clients),)
-    except ValueError as error:
+    except NotAnalysable as error:
         return [refused("client", view, adjacency, error) for view in VIEWS]
     worst = kinds(np.ones(share.shape, int), share, own)
 
@@ -122,7 +125,7 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
             own = (_every_round(own[0], np.zeros((max(len(shares), len(theirs)), 1))),)
             series, caveats = len(own[0]) > 1, caveats + ((OTHERS,) if others else ())
         happens(own)
-    except ValueError as error:
+    except NotAnalysable as error:
         return [refused("client", "third_party", adjacency, error)]
     mixture = plan.algorithm.stateful and sampler.scheme == "without_replacement"
     return [
@@ -211,6 +214,7 @@ def _cohort(plan, adjacency, noise):
             "a sampler it can analyse for unit='client' and clients that remember",
             "sampling.with_replacement",
             "Use sampling.without_replacement or sampling.poisson.",
+            error=NotAnalysable,
         )
     if scheme in ("full", "first_responders") or (
         scheme == "poisson" and adjacency == "replace_one"
@@ -219,7 +223,9 @@ def _cohort(plan, adjacency, noise):
     if scheme == "poisson":
         return events.poisson(share_of(sampler), noise)
     if scheme not in ("with_replacement", "without_replacement"):
-        checks.fail("jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}")
+        checks.fail(
+            "jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}", error=NotAnalysable
+        )
     if adjacency != "replace_one":
         checks.fail(
             "jfl.guarantee",
@@ -229,6 +235,7 @@ def _cohort(plan, adjacency, noise):
                 "One client more changes the cohort of the others: use sampling.poisson for "
                 "add_remove."
             ),
+            error=NotAnalysable,
         )
     if scheme == "with_replacement":  # a client drawn m times moves the sum m times
         return events.with_replacement(sampler.capacity, 1 / np.max(share_of(sampler)), noise)

@@ -6,7 +6,8 @@ import math
 import numpy as np
 
 from ...core import checks
-from ...core.records import Plan
+from ...core.errors import NotAnalysable
+from ...core.records import Caveat, Plan
 from ..accountants import events
 from ..mechanisms import float_floors
 from ..mechanisms.chain import noisy
@@ -18,18 +19,20 @@ from .participation import HONEST as HONEST
 from .participation import VIEWS as VIEWS
 from .participation import absent, every_round, share_of, some_rounds
 
-SIMULATION = "float32 noise from a simulation PRNG, not for deployment"
-STOPS = (
+SIMULATION = Caveat("float32 noise from a simulation PRNG, not for deployment", "simulation")
+STOPS = Caveat(
     "a run that stops on rows that are not finite reveals that they are there: with "
     "tolerate=('nonfinite_rows',) "
-    "they count as zero instead"
+    "they count as zero instead",
+    "stops",
 )
-PUBLIC = "sizes, rates and weights are public constants"
-PAIRED = "sweep points that share a seed share noise"
+PUBLIC = Caveat("sizes, rates and weights are public constants", "public-sizes")
+PAIRED = Caveat("sweep points that share a seed share noise", "paired-noise")
 COMBINATIONS = 4096
-IMPLIED = "implied by the client-level guarantee"
-IMPLIED_TWICE = (
-    "implied by the client-level noise: an example moves an upload by up to twice its bound"
+IMPLIED = Caveat("implied by the client-level guarantee", "implied")
+IMPLIED_TWICE = Caveat(
+    "implied by the client-level noise: an example moves an upload by up to twice its bound",
+    "implied-twice",
 )
 
 
@@ -80,6 +83,7 @@ def joined(parts, rounds):
                 f"at most {COMBINATIONS} combinations of different clients over the segments",
                 f"{math.prod(map(len, found))}",
                 "Let the noise of one plan change over rounds instead.",
+                error=NotAnalysable,
             )
         # each client may be the worst in each segment: all combinations are at least as bad as any
         # client
@@ -117,7 +121,7 @@ def _travelling(plan, entry):
         (SIMULATION, STOPS)
         + ((PUBLIC,) if public else ())
         + ((PAIRED,) if plan.paired_noise else ())
-        + tuple(getattr(plan.fed, "caveats", ()))
+        + tuple(Caveat(text, "data") for text in getattr(plan.fed, "caveats", ()))
     )
 
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core import checks
-from ...core.records import Fn, Plan
+from ...core.errors import NotAnalysable
+from ...core.records import Caveat, Fn, Plan
 from ..accountants import events
 from ..mechanisms.chain import multiplier_follows, multipliers, noisy, scheduled
 from .participation import (
@@ -28,12 +29,15 @@ from .participation import (
     who,
 )
 
-CONVEX = (
+CONVEX = Caveat(
     "only for losses that are convex and Lipschitz as its sensitivity assumes, solved as "
-    "exactly as it assumes"
+    "exactly as it assumes",
+    "convex",
 )
-
-SITES = "the releases of one algorithm may draw one sample: it counts as seen, without a gain"
+SITES = Caveat(
+    "the releases of one algorithm may draw one sample: it counts as seen, without a gain",
+    "one-sample",
+)
 
 
 class Entry(NamedTuple):
@@ -83,12 +87,14 @@ def levels(mechanism, rounds: int, clients: int, max_weight=lambda round_: 1.0):
             "jfl.guarantee",
             f"one noise level, or one for each of {clients} clients",
             f"{found.shape[1]}",
+            error=NotAnalysable,
         )
     if not np.all(found > 0):
         checks.fail(
             "jfl.guarantee",
             "clip norms and noise > 0 in every round",
             f"noise multipliers {found.min()}",
+            error=NotAnalysable,
         )
     return found
 
@@ -140,9 +146,10 @@ def examples(plan: Plan, rounds: int) -> list[Entry]:
                 "one adjacency for all releases of an algorithm",
                 found,
                 "Use batch samplers of one kind.",
+                error=NotAnalysable,
             )
         return [_example_entry(plan, view, found[0], rounds) for view in VIEWS]
-    except ValueError as error:
+    except NotAnalysable as error:
         return [refused("example", view, found[0], error) for view in VIEWS]
 
 
@@ -157,7 +164,7 @@ def _example_entry(plan, view, adjacency, rounds):
     present = np.flatnonzero(sizes > 0)
     share = np.broadcast_to(share_of(sampler), sizes.shape)
     if present.size == 0:
-        checks.fail("jfl.guarantee", "a client with rows", "none")
+        checks.fail("jfl.guarantee", "a client with rows", "none", error=NotAnalysable)
     own = tuple(levels(r.mechanism, rounds, len(sizes)) for r in releases)
     theirs = tuple(z if z.shape[1] == 1 else z[:, present] for z in own)
     sampled = [r for r in releases if r.batches.scheme != "full"]
@@ -236,19 +243,23 @@ def _step(release, adjacency, rows, noise):
             f"adjacency 'replace_one' for batches.{scheme}",
             f"{adjacency!r}",
             "One row more changes who else is in a batch: use batches.poisson for add_remove.",
+            error=NotAnalysable,
         )
     if scheme == "epochs":
         return noise, math.ceil(count / math.ceil(rows / size))
     if scheme == "with_replacement":
         return events.with_replacement(size, rows, noise), count
     if scheme != "without_replacement":
-        checks.fail("jfl.guarantee", "a scheme of jfl.batches", f"scheme={scheme!r}")
+        checks.fail(
+            "jfl.guarantee", "a scheme of jfl.batches", f"scheme={scheme!r}", error=NotAnalysable
+        )
     if rows < size and batches.short != "all":
         checks.fail(
             "jfl.guarantee",
             f"at least batch={size} rows in every client",
             f"{rows} rows",
             'Lower batch, or use batches.without_replacement(batch, short="all").',
+            error=NotAnalysable,
         )
     return (events.without_replacement(size, rows, noise) if rows > size else noise), count
 
@@ -263,6 +274,7 @@ def _round(release, adjacency, rows, noise):
             "adjacency 'replace_one' for noise that is added once a round",
             f"{adjacency!r}",
             "A row more moves every gradient of the round, by up to twice the clip norm.",
+            error=NotAnalysable,
         )
     missed = {
         "full": lambda: 0.0,

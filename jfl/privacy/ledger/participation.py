@@ -6,18 +6,21 @@ import math
 import numpy as np
 
 from ...core import checks
-from ...core.records import Plan, Sampler
+from ...core.records import Caveat, Plan, Sampler
 from ..accountants import events
 
-EVERY_ROUND = "planned worst case: the client participates in every round"
-HONEST = "cohort drawn honestly and not revealed to the third party"
+EVERY_ROUND = Caveat("planned worst case: the client participates in every round", "every-round")
+HONEST = Caveat("cohort drawn honestly and not revealed to the third party", "honest-cohort")
 ASSERTED = "asserted, not enforced: no client participates more than {} times"
 LIKELY = (
     "participations are at most their quantile but for probability {:g}, which delta includes; "
     "cohorts drawn "
     "honestly and without regard to data"
 )
-SEEN = "participations as they happened, not as planned: a description of this run, not a guarantee"
+SEEN = Caveat(
+    "participations as they happened, not as planned: a description of this run, not a guarantee",
+    "realised",
+)
 VIEWS = ("server", "third_party")
 UNKNOWN = (
     "full",
@@ -119,7 +122,7 @@ def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
     planned = np.full(clients, trials)
     if cap is not None:
         checks.whole(where, cap=cap)
-        return np.minimum(planned, cap), 0.0, "conditional", (ASSERTED.format(cap),)
+        return np.minimum(planned, cap), 0.0, "conditional", (Caveat(ASSERTED.format(cap), "cap"),)
     if quantile is not None:
         checks.fraction(where, single=True, quantile=quantile)
         if sampler.scheme in UNKNOWN:
@@ -132,7 +135,7 @@ def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
             np.minimum(most.astype(int), trials),
             float(quantile),
             "proved",
-            (LIKELY.format(quantile),),
+            (Caveat(LIKELY.format(quantile), "quantile"),),
         )
     if realised is not None:
         seen = checks.array(where, "realised", realised)

@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from ...core import checks, identity
-from ...core.records import Fn, Plan
+from ...core.errors import NotAnalysable
+from ...core.records import Caveat, Fn, Plan
 from ..accountants import events
 from ..mechanisms.chain import later
 from .entries import COMBINATIONS, Entry, entries, joined
@@ -24,28 +25,36 @@ from .example_level import changing, kinds
 from .participation import every_round, turns
 
 WHERE = "jfl.guarantee"
-CHOSEN = (
+CHOSEN = Caveat(
     "runs of one seed share cohorts and batches, and are accounted together in the rounds that "
     "they share: for "
-    "plans that were all chosen before the first of them ran"
+    "plans that were all chosen before the first of them ran",
+    "chosen-before",
 )
-UNLIKE = (
+UNLIKE = Caveat(
     "runs of one seed draw from the same keys: in rounds that they share, what is not the same "
     "sample counts as "
-    "seen, without a gain"
+    "seen, without a gain",
+    "unlike-samples",
 )
-ONCE = (
+ONCE = Caveat(
     "equal plans of one seed in equal rounds are one release, counted once: computed by one "
-    "program, on one machine"
+    "program, on one machine",
+    "equal-plans",
 )
-FOLLOWING = (
+FOLLOWING = Caveat(
     "segments without a first round are taken to follow the segment before them, in rounds "
-    "of their own"
+    "of their own",
+    "following",
 )
-SEEDS = "asserted, not checked: which segments have the same seed, and which have different seeds"
-SHARED = (
+SEEDS = Caveat(
+    "asserted, not checked: which segments have the same seed, and which have different seeds",
+    "seeds",
+)
+SHARED = Caveat(
     "points that share a seed share cohorts and batches: what several of them release together is "
-    "jfl.guarantee([(plan, rounds, 0), ...]), not the sum over independent runs"
+    "jfl.guarantee([(plan, rounds, 0), ...]), not the sum over independent runs",
+    "shared-seed",
 )
 WAYS = 64  # to combine the noise of uploads and releases over segments
 
@@ -512,6 +521,7 @@ def _clients(members, of):
             ),
             f"{many:g}",
             "Use one federation for all plans.",
+            error=NotAnalysable,
         )
     out = []
     for chosen in itertools.product(*each):

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks, marks, pytrees
+from ...core.errors import NotAnalysable
 from ...core.records import Fn, Mechanism, named, record, static
 from ...kernels.normals import normals
 from . import haar_bands
@@ -266,6 +267,7 @@ def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0):
                 "noise_multiplier beside an adaptive clip",
                 "std",
                 "The sensitivity changes from round to round, and std does not follow it.",
+                error=NotAnalysable,
             )
         value = value / float(sensitivity(mechanism, max_weight=max_weight))
     return value if value.ndim else float(value)

@@ -1,0 +1,452 @@
+"""What a round costs: jfl's own variants, a sweep, DP-SCAFFOLD and scaling, and peers on the same
+workloads.
+
+    JFL_DATA_DIR=... python -m experiments.bench.round [--only W1 W2 ...] [--peers --python
+    fedjax=PATH torch=PATH jax=PATH]
+
+W1  record-level DP-FedAvg, softmax regression, cohort 10, 5 steps, batch 10 (real MNIST, 100
+clients of 600 rows) W2  the same with MLP 784-200-10, cohort 20, 50 steps, batch 20
+W3  client-level DP-FedAvg, CNN of 206,922 parameters, cohort 50, one epoch of 12 steps, batch 50
+W4  a sweep: W1 at 8 noise multipliers and 8 seeds, 20 rounds, against 64 runs one after another
+W5  the shape of pfl-research's CIFAR-10 benchmark (random pixels): 1,000 clients of 50, cohort 50,
+5 steps of 10 W6  DP-SCAFFOLD on the synthetic problem of Noble et al.: 100 clients of 4,000 rows,
+cohort 20, 50 steps, batch 800 scaling  W1 with random rows: cohort, clients, parameters and local
+steps, one at a time
+
+Variants of a workload take turns in one process, so that a busy machine slows all alike; `ratio` is
+to "private". Every variant and every peer also has a process of its own, for its peak memory (from
+the warm-up on) and `first`, its first round with compilation or start-up.  A tool's rows are
+medians.  Peers without their packages are named and skipped; see bench_peers/README.md.  A row in
+--out is replaced when it is timed again.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parents[2]
+PEERS = pathlib.Path(__file__).parent / "peers"
+sys.path.insert(0, str(PEERS))
+
+import workloads  # noqa: E402  (peers is a folder of scripts)
+
+OWN = dict(record=("private", "threefry", "vmap", "clipped", "plain"), client=("private", "plain"))
+ROUNDS = dict(W1=20)  # rounds in a timed block, where not 1
+# driver, environment, modes; a driver says itself which workloads it can do
+TOOLS = (
+    ("fedjax_peer", "fedjax", dict(record=("jit", "control"), client=("jit",))),
+    ("opacus_peer", "torch", dict(record=("hooks", "ghost"), client=("plain",))),
+    ("pfl_peer", "torch", dict(record=("vmap", "ghost"), client=("central",))),
+    ("flower_peer", "torch", dict(record=("hooks", "ghost"), client=("client",))),
+    ("optax_peer", "jax", dict(record=("optax", "jax_privacy"), client=())),
+)
+# CPU seconds a round of the code published with Noble et al., timed on a machine like ours
+PUBLISHED_W6 = 39.0
+
+
+def data(workload, folder) -> pathlib.Path:
+    """The .npz that every tool reads."""
+    path = folder / ("random.npz" if workload == "W5" else "mnist.npz")
+    if not path.exists() and workload == "W5":
+        rng = np.random.default_rng(0)
+        np.savez(
+            path,
+            x=rng.normal(size=(50_000, 32, 32, 3)).astype(np.float32),
+            y=rng.integers(0, 10, 50_000).astype(np.int32),
+            index=rng.permutation(50_000).reshape(1000, 50),
+        )
+    elif not path.exists():
+        import jfl
+
+        fed = jfl.federate(jfl.datasets.mnist(), jfl.partition.iid(100))
+        np.savez(
+            path,
+            x=np.asarray(fed.x).reshape(len(fed.x), -1),
+            y=np.asarray(fed.y),
+            index=np.asarray(fed.index),
+        )
+    return path
+
+
+def turns(runs, repeats):
+    """Seconds and CPU seconds of every function, called in turn."""
+    times = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            run()
+            times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {name: [statistics.median(column) for column in zip(*t)] for name, t in times.items()}
+
+
+def machine():
+    """FLOP/s of a large matrix product and bytes/s of a large copy, read and written, on this
+    device."""
+    import jax
+    import jax.numpy as jnp
+
+    a, held = jnp.ones((2048, 2048)), [jnp.ones(2**25)]
+    product, copy = (
+        jax.jit(jnp.matmul),
+        jax.jit(jnp.negative, donate_argnums=0),
+    )  # in place: no new pages
+    runs = dict(
+        product=lambda: product(a, a).block_until_ready(),
+        copy=lambda: held.append(copy(held.pop()).block_until_ready()),
+    )
+    for run in runs.values():
+        run()
+    t = turns(runs, 5)
+    return 2 * 2048**3 / t["product"][0], 2 * held[0].nbytes / t["copy"][0]
+
+
+def floor(spec, flops, bandwidth):
+    """Least seconds of a round on a device: its products, and every client's model and rows once a
+    step.
+
+    A step reads a model and writes it; noise, gradients and activations are counted as if they
+    never left the chip.
+    """
+    examples = spec.cohort * spec.steps * spec.batch
+    features = np.prod(getattr(spec, "image", 784))
+    moved = 4 * (2 * spec.cohort * spec.steps * spec.parameters + examples * features)
+    return float(max(6 * spec.products * examples / flops, moved / bandwidth))
+
+
+def variants(workload, path, repeats):
+    """jfl's variants of a workload in this process."""
+    import jfl_peer
+
+    spec = SimpleNamespace(**workloads.WORKLOADS[workload])
+    block, runs = ROUNDS.get(workload, 1), {}
+    for mode in OWN[spec.level]:
+        run, _ = jfl_peer.build(
+            SimpleNamespace(**vars(spec), block=block), workloads.load(path), mode
+        )
+        done = []
+        run(1 + block, done.append)
+        runs[mode] = lambda run=run: run(1 + block, lambda wait: wait())
+    # a call plays 1 + block rounds
+    seconds = {mode: [t / (1 + block) for t in pair] for mode, pair in turns(runs, repeats).items()}
+    flops, bandwidth = machine()
+    least = floor(spec, flops, bandwidth)
+    for mode, (wall, cpu) in seconds.items():
+        yield dict(
+            workload=workload,
+            tool="jfl",
+            mode=mode,
+            seconds=wall,
+            cpu_seconds=cpu,
+            ratio=wall / seconds["private"][0],
+            floor=least,
+            over_floor=wall / least,
+            gflops=flops / 1e9,
+            gbytes=bandwidth / 1e9,
+            repeats=repeats,
+            one_process=True,
+        )
+
+
+def alone(workload, script, python, mode, path, repeats):
+    """One tool in a process of its own."""
+    rounds = ROUNDS.get(workload, 1)
+    command = [
+        python,
+        f"{script}.py",
+        "--workload",
+        workload,
+        "--data",
+        str(path),
+        "--rounds",
+        str(rounds),
+        "--repeats",
+        str(repeats),
+        "--mode",
+        mode,
+    ]
+    done = subprocess.run(command, cwd=PEERS, capture_output=True, text=True, timeout=1800)
+    try:
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        said = dict(
+            tool=script.removesuffix("_peer"),
+            mode=mode,
+            workload=workload,
+            skipped=(
+                f"exit code {done.returncode}: "
+                f"{(done.stderr.strip() or 'no output').splitlines()[-1]}"
+            ),
+        )
+    if "skipped" not in said:
+        said |= {k: statistics.median(said[k]) for k in ("seconds", "cpu_seconds")} | dict(
+            repeats=repeats
+        )
+    return said
+
+
+def sweep(path, repeats):
+    """W4 over 64 times W1."""
+    import jax
+    import jfl_peer
+
+    import jfl
+
+    spec = SimpleNamespace(**workloads.WORKLOADS["W1"])
+    fed = jfl_peer.federation(workloads.load(path))
+
+    def plan(noise):
+        return jfl_peer.make(
+            SimpleNamespace(**vars(spec) | dict(noise=float(noise))), fed, "private"
+        )
+
+    noises, rounds = np.linspace(0.5, 4.0, 8), 20
+    many = lambda: jfl.sweep(
+        plan, noise=list(noises), seed=range(8), rounds=rounds, evaluate_every=rounds
+    )
+    one = lambda: jax.block_until_ready(
+        jfl.simulate(jax.random.key(0), plan(1.0), rounds, evaluate_every=rounds)
+    )
+    begun = time.perf_counter()
+    many()
+    first = time.perf_counter() - begun
+    one()
+    t = turns(dict(many=many, one=one), repeats)
+    yield dict(
+        workload="W4",
+        tool="jfl",
+        mode="private",
+        seconds=t["many"][0],
+        cpu_seconds=t["many"][1],
+        first=first,
+        of_64_runs=t["many"][0] / (64 * t["one"][0]),
+        repeats=repeats,
+        rounds=rounds,
+        peak_mib=workloads.peak_mib(),
+    )
+
+
+def scaffold(repeats):
+    """W6, against the CPU seconds of the published code."""
+    import jax
+    import jfl_peer
+
+    import jfl
+
+    fed = jfl.federate(jfl.datasets.synthetic(0.0, 0.0), jfl.partition.natural())
+    task = jfl.models.logistic(fed)
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(60.0), jfl.divide(800))
+    alg = jfl.algorithms.scaffold(
+        jfl.private_grad(task.loss, chain),
+        lr=0.01,
+        steps=50,
+        batch=jfl.batches.without_replacement(800),
+    )
+    plan = jfl.plan(fed, task, alg, jfl.sampling.without_replacement(100, 20))
+    play, state = jfl_peer.program(plan), jfl.init(jax.random.key(0), plan)
+    begun = time.perf_counter()
+    state = jax.block_until_ready(play(state, plan, 1))
+    first = time.perf_counter() - begun
+    run = lambda: jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, 1))
+    wall, cpu = turns(dict(run=run), repeats)["run"]
+    yield dict(
+        workload="W6",
+        tool="jfl",
+        mode="private",
+        seconds=wall,
+        cpu_seconds=cpu,
+        first=first,
+        repeats=repeats,
+        published_over_ours_cpu=PUBLISHED_W6 / cpu,
+        peak_mib=workloads.peak_mib(),
+    )
+
+
+SCALES = dict(
+    cohort=(10, 100, 1000), clients=(100, 10_000, 100_000), hidden=(0, 200, 800), steps=(5, 50, 500)
+)
+
+
+def scaled(axis, value, repeats):
+    """W1 with one number changed; rows are random, 20 a client."""
+    import jax
+    import jfl_peer
+
+    spec = SimpleNamespace(**workloads.WORKLOADS["W1"] | dict(clients=1000, rows=20))
+    setattr(spec, axis, value if axis != "hidden" else (value,) * (value > 0))
+    rng = np.random.default_rng(0)
+    features = 784 if axis != "clients" else 50  # 100,000 clients of 784 features would be 6 GB
+    x = rng.normal(size=(spec.clients, spec.rows, features)).astype(np.float32)
+    plan = jfl_peer.make(
+        spec,
+        jfl_peer.federation(
+            SimpleNamespace(x=x, y=rng.integers(0, 10, x.shape[:2]).astype(np.int32))
+        ),
+        "private",
+    )
+    import jfl
+
+    del x
+    workloads.forget_peak()
+    play, state = jfl_peer.program(plan), jfl.init(jax.random.key(0), plan)
+    begun = time.perf_counter()
+    jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, 1))
+    first = time.perf_counter() - begun
+    rounds = 10 if value * (axis in ("cohort", "steps")) < 300 else 2
+    run = lambda: jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, rounds))
+    run()
+    wall, cpu = turns(dict(run=run), repeats)["run"]
+    yield dict(
+        workload="scaling",
+        tool="jfl",
+        mode=f"{axis}={value}",
+        seconds=wall / rounds,
+        cpu_seconds=cpu / rounds,
+        first=first,
+        repeats=repeats,
+        peak_mib=workloads.peak_mib(),
+    )
+
+
+def child(words, path, repeats):
+    """The part of the work that this process is for, a JSON line a row."""
+    kind, *rest = words
+    rows = dict(
+        variants=lambda w: variants(w, path, repeats),
+        W4=lambda: sweep(path, repeats),
+        W6=lambda: scaffold(repeats),
+        scaling=lambda a, v: scaled(a, int(v), repeats),
+    )[kind](*rest)
+    for row in rows:
+        print("row " + json.dumps(row), flush=True)
+
+
+def apart(words, path, repeats):
+    """`child` in a process of its own."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            __file__,
+            "--repeats",
+            str(repeats),
+            "--data",
+            str(path),
+            "--child",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        yield dict(
+            workload=words[-1],
+            tool="jfl",
+            mode=words[0],
+            skipped=(done.stderr.strip() or "?").splitlines()[-1],
+        )
+    yield from (
+        json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("row ")
+    )
+
+
+def jobs(args, folder):
+    """Every row, as it comes."""
+    for workload in args.only:
+        few = args.repeats if workload in ("W1", "W4", "W6") else max(3, args.repeats // 2)
+        if workload == "scaling":
+            for axis, values in SCALES.items():
+                for value in values:
+                    yield from apart(["scaling", axis, str(value)], folder / "none", 3)
+        elif workload in ("W4", "W6"):
+            yield from apart([workload], data(workload, folder), few)
+        else:
+            level, path = workloads.WORKLOADS[workload]["level"], data(workload, folder)
+            yield from apart(["variants", workload], path, few)
+            for mode in OWN[level]:
+                yield alone(workload, "jfl_peer", sys.executable, mode, path, few)
+            for script, environment, modes in TOOLS if args.peers else ():
+                for mode in modes[level]:
+                    yield alone(
+                        workload,
+                        script,
+                        args.python.get(environment, sys.executable),
+                        mode,
+                        path,
+                        few,
+                    )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = [*workloads.WORKLOADS, "W4", "W6", "scaling"]
+    parser.add_argument("--out", default=str(ROOT / "experiments" / "results" / "round.json"))
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="timed blocks; about half as many for slow workloads"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=sorted(known), choices=known, metavar="WORKLOAD"
+    )
+    parser.add_argument("--peers", action="store_true", help="time the peers too")
+    parser.add_argument(
+        "--python", nargs="+", default=[], metavar="ENVIRONMENT=PATH", help="fedjax, torch, jax"
+    )
+    parser.add_argument("--data", type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        return child(args.child, args.data, args.repeats)
+    args.python = dict(pair.split("=", 1) for pair in args.python)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    with tempfile.TemporaryDirectory() as folder:
+        for row in jobs(args, pathlib.Path(folder)):
+            save(pathlib.Path(args.out), row | dict(commit=commit, load=os.getloadavg()[0]))
+            print(
+                "  ".join(f"{row.get(k) or '':<10}" for k in ("workload", "tool", "mode"))
+                + "  "
+                + (
+                    f"skipped: {row['skipped']}"
+                    if "skipped" in row
+                    else "  ".join(f"{k} {row[k]:.4g}" for k in row if isinstance(row[k], float))
+                ),
+                flush=True,
+            )
+
+
+def save(out, row):
+    """Add a row, or put it in the place of an older one; what was timed stays if the rest is
+    stopped."""
+    import jax
+
+    from jfl.runs.checkpoint import environment
+
+    same = lambda row: (row["workload"], row["tool"], row["mode"], bool(row.get("one_process")))
+    old = json.loads(out.read_text())["rows"] if out.exists() else []
+    about = dict(
+        versions=environment(),
+        device=jax.devices()[0].device_kind,
+        cpus=os.cpu_count(),
+        machine=platform.machine(),
+    )
+    out.write_text(
+        json.dumps(
+            dict(about=about, rows=[r for r in old if same(r) != same(row)] + [row]), indent=1
+        )
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

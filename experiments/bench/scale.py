@@ -1,0 +1,249 @@
+"""What scale costs: populations on disk, devices that share a cohort, and the parts of a round.
+
+    python -m experiments.bench.scale --out experiments/results/scale.json
+
+Each population is a process of its own, whose resident memory is looked at; rows are written to a
+temporary folder (2.6 GB for a million clients of 20 rows).  Times are medians of rounds after the
+first ones.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import jfl
+from jfl.runs.checkpoint import environment
+
+ROWS, FEATURES, CLASSES, COHORT = 20, 32, 10, 1000
+CLIENTS = (10**4, 10**5, 10**6)
+BLOCK = 2**16
+
+
+def plan(fed, cohort=COHORT, name="fedavg", sampler=None, chunk=None, steps=5, batch=10):
+    """Record-level DP: softmax regression, `steps` steps of `batch` rows."""
+    task = jfl.models.logistic(fed)
+    grad = jfl.private_grad(
+        task.loss, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(batch))
+    )
+    algorithm = getattr(jfl.algorithms, name)(
+        grad, lr=0.3, steps=steps, batch=jfl.batches.without_replacement(batch)
+    )
+    clients = len(fed.size)
+    sampler = (
+        jfl.sampling.poisson(clients, cohort / clients)
+        if sampler == "poisson"
+        else jfl.sampling.without_replacement(clients, cohort)
+    )
+    return jfl.plan(fed, task, algorithm, sampler, chunk=chunk)
+
+
+def rows_on_disk(folder: Path, clients: int):
+    """x and y of `clients` x ROWS rows in .npy files, a block at a time."""
+    rng, n = np.random.default_rng(0), clients * ROWS
+    centre = rng.normal(size=(CLASSES, FEATURES)).astype(np.float32)
+    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (n, FEATURES))
+    y = np.lib.format.open_memmap(folder / "y.npy", "w+", np.int32, (n,))
+    for first in range(0, n, BLOCK):
+        label = rng.integers(0, CLASSES, min(BLOCK, n - first)).astype(np.int32)
+        y[first : first + BLOCK] = label
+        x[first : first + BLOCK] = centre[label] + 2 * rng.standard_normal(
+            (len(label), FEATURES), np.float32
+        )
+    test = rng.integers(0, CLASSES, 2000).astype(np.int32)
+    np.savez(
+        folder / "test.npz",
+        x=centre[test] + 2 * rng.standard_normal((2000, FEATURES), np.float32),
+        y=test,
+    )
+
+
+def peak() -> float:
+    """GiB of resident memory, at most so far, of this program: ru_maxrss would begin at what its
+    parent had."""
+    found = [
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    ]
+    return int(found[0].split()[1]) / 2**20
+
+
+def population(folder: Path, clients: int, name: str, sampler: str, rounds: int) -> dict:
+    """One population in this process."""
+    begun = time.perf_counter()
+    test = np.load(folder / "test.npz")
+    fed = jfl.population(
+        (np.load(folder / "x.npy", mmap_mode="r"), np.load(folder / "y.npy", mmap_mode="r")),
+        np.full(clients, ROWS),
+        test=(test["x"], test["y"]),
+        classes=CLASSES,
+    )
+    looked = time.perf_counter() - begun
+    what = plan(fed, name=name, sampler=sampler)
+    run = jfl.simulate(jax.random.key(0), what, 2, evaluate_every=2).run
+    times = []
+    for _ in range(rounds // 5):
+        begun = time.perf_counter()
+        out = jfl.simulate(jax.random.key(0), what, 5, evaluate_every=5, start=run)
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - begun) / 5)
+        run = out.run
+    begun = time.perf_counter()
+    guarantee = jfl.guarantee(what, rounds + 2, 1e-5)
+    return dict(
+        kind="population",
+        clients=clients,
+        rows=clients * ROWS,
+        cohort=COHORT,
+        algorithm=name,
+        sampler=sampler,
+        slots=what.sampler.capacity,
+        seconds_a_round=float(np.median(times)),
+        peak_GiB=peak(),
+        reading_all_rows_once=looked,
+        accuracy=float(out.metrics.accuracy[-1]),
+        epsilon=guarantee.epsilon,
+        accounting_seconds=time.perf_counter() - begun,
+        rounds=len(times) * 5,
+    )
+
+
+def in_memory(clients: int, cohort: int, mesh, steps: int, batch: int, rounds: int = 10) -> dict:
+    """A round with rows on the device, by cohort and number of devices."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, CLASSES, clients * ROWS).astype(np.int32)
+    x = rng.normal(size=(len(y), FEATURES)).astype(np.float32)
+    fed = jfl.federate((x, y, x[:100], y[:100]), lambda _: np.arange(len(y)).reshape(clients, ROWS))
+    what = plan(fed, cohort, steps=steps, batch=batch)
+    times = []
+    for _ in range(4):
+        begun = time.perf_counter()
+        jax.block_until_ready(
+            jfl.simulate(jax.random.key(0), what, rounds, evaluate_every=rounds, mesh=mesh)
+        )
+        times.append((time.perf_counter() - begun) / rounds)
+    return dict(
+        kind="devices",
+        devices=mesh or 1,
+        clients=clients,
+        cohort=cohort,
+        steps=steps,
+        batch=batch,
+        seconds_a_round=float(np.median(times[1:])),
+    )
+
+
+def host_feed(folder: Path, clients: int) -> dict:
+    """Reading a cohort's rows, and putting them on the device."""
+    test = np.load(folder / "test.npz")
+    fed = jfl.population(
+        (np.load(folder / "x.npy", mmap_mode="r"), np.load(folder / "y.npy", mmap_mode="r")),
+        np.full(clients, ROWS),
+        test=(test["x"], test["y"]),
+        classes=CLASSES,
+    )
+    rng, read, put = np.random.default_rng(0), [], []
+    for _ in range(20):
+        ids = rng.choice(clients, COHORT, replace=False)
+        begun = time.perf_counter()
+        rows = fed.host.fetch(ids)
+        read.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        jax.block_until_ready(jax.device_put(rows))
+        put.append(time.perf_counter() - begun)
+    size = sum(v.nbytes for v in rows)
+    return dict(
+        kind="feed",
+        clients=clients,
+        cohort=COHORT,
+        bytes=size,
+        seconds_reading=float(np.median(read)),
+        seconds_putting=float(np.median(put)),
+    )
+
+
+def child(*args, devices=None):
+    env = dict(os.environ)
+    if devices:
+        env["XLA_FLAGS"] = (
+            f"{env.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        )
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", json.dumps(args)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(done.stderr[-2000:])
+    row = json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def one(kind, *args):
+    if kind == "population":
+        return population(Path(args[0]), *args[1:])
+    return host_feed(Path(args[0]), args[1]) if kind == "feed" else in_memory(*args)
+
+
+def main():
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument("--out", default="experiments/results/scale.json")
+    flags.add_argument("--clients", type=int, nargs="*", default=CLIENTS)
+    flags.add_argument("--rounds", type=int, default=30)
+    flags.add_argument("--one", help=argparse.SUPPRESS)
+    args = flags.parse_args()
+    if args.one:
+        print(json.dumps(one(*json.loads(args.one))))
+        return
+    rows = []
+    for clients in args.clients:
+        with tempfile.TemporaryDirectory() as folder:
+            rows_on_disk(Path(folder), clients)
+            rows.append(
+                child("population", folder, clients, "fedavg", "without_replacement", args.rounds)
+            )
+            rows.append(child("population", folder, clients, "fedavg", "poisson", args.rounds))
+            rows.append(child("feed", folder, clients))
+            if clients == max(args.clients):
+                rows.append(
+                    child(
+                        "population",
+                        folder,
+                        clients,
+                        "scaffold",
+                        "without_replacement",
+                        args.rounds,
+                    )
+                )
+    for cohort in (16, 64, 256, 1024):
+        rows.append(child("devices", 4096, cohort, None, 5, 10))
+    for steps, batch in ((20, 10), (5, 20)):
+        rows.append(child("devices", 4096, 256, None, steps, batch))
+    for devices in (2, 4, 8):
+        rows.append(child("devices", 4096, 256, devices, 5, 10, devices=devices))
+    facts = dict(
+        rows=rows,
+        features=FEATURES,
+        classes=CLASSES,
+        rows_per_client=ROWS,
+        versions=environment(),
+        command="python -m experiments.bench.scale",
+    )
+    Path(args.out).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Chen et al. (2024) in numbers: what five accountants make of its budget, and its theorems beside
+a measured run."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jfl
+from jfl import schedules
+from jfl.analysis import heterogeneity
+from jfl.cli import console
+from jfl.core import pytrees
+from jfl.papers.chen2024 import privacy as paper
+from jfl.papers.chen2024 import theory
+from jfl.runs import record
+from jfl.runs.checkpoint import environment
+
+from ..harness.runner import CONFIRMED, NOT
+
+CLIENTS = {
+    "MNIST": (10, 300, 1.0, 10, 600),
+    "SVHN": (10, 50, 1.0, 50, 732),
+    "CIFAR10": (10, 50, 1.0, 50, 500),
+}
+BOUNDS = ("Theorem 1", "Theorem 1, ours")
+
+
+# --- accountants
+
+
+def accountants(name, experiment, out, quick=False) -> dict:
+    """For the balanced client of each data set, ten participations: epsilons at one noise, and
+    Theorem 5's pair."""
+    rows, pairs, beaten = {}, {}, []
+    for data, client in list(CLIENTS.items())[: 1 if quick else None]:
+        sigma = float(paper.calibrate_sigma(0.3, 1e-2, *client).value)
+        for delta in (1e-2,) if quick else (1e-2, 1e-5):
+            rows[f"{data}, δ = {delta:g}"] = dict(
+                sigma=sigma, **paper.compare(*client, sigma, delta)
+            )
+        beaten.append(rows[f"{data}, δ = 0.01"])
+        for times in (0.5, 1.0, 10.0, 1000.0):
+            pairs[f"{data}, σ = {times:g}"] = [
+                float(v) for v in paper.theorem5(*client, times, strict=False).value
+            ]
+    names = list(next(iter(rows.values())))
+    console.table(
+        "epsilon of one client by accountant",
+        [("client", False), *((n, True) for n in names)],
+        [(k, *(f"{v:.4g}" for v in row.values())) for k, row in rows.items()],
+    )
+    console.table(
+        "Theorem 5 as printed",
+        [("client", False), ("ε", True), ("δ", True)],
+        [(k, f"{e:.5g}", f"{d:.3g}") for k, (e, d) in pairs.items()],
+    )
+    ratio = [row["rdp_refined"] / row["tcdp"] for row in beaten]
+    grows = all(
+        pairs[a][0] <= pairs[b][0] for a, b in zip(pairs, list(pairs)[1:]) if a.split(",")[0] in b
+    )
+    verdicts = [
+        (
+            "tCDP needs less noise than RDP (crude series)",
+            CONFIRMED if all(r["tcdp"] < r["rdp_crude"] for r in beaten) else NOT,
+            "σ = " + ", ".join(f"{r['sigma']:.4g}" for r in beaten),
+        ),
+        (
+            "tCDP needs less noise than RDP (refined series)",
+            CONFIRMED if min(ratio) > 1 else NOT,
+            "refined over tCDP: " + ", ".join(f"{r:.2f}" for r in ratio),
+        ),
+        (
+            "epsilon of Theorem 5 falls with the noise",
+            NOT if grows else CONFIRMED,
+            "it grows" if grows else "it falls",
+        ),
+    ]
+    return _told(name, experiment, out, quick, verdicts, epsilons=rows, theorem5=pairs)
+
+
+# --- bounds
+
+
+def problem(
+    dataset="adult",
+    clients=50,
+    per_round=10,
+    steps=10,
+    batch=10,
+    min_rows=100,
+    l2=0.05,
+    epsilon=0.3,
+    rounds=200,
+):
+    """A strongly convex DPNFL run under the hypotheses of Theorem 1 -> (plan, constants known
+    before it, optimum).
+
+    Rows have norm 1, so gradients of softmax regression with a bias have norm at most 2: a clip of
+    2 is never active, and the noise protects although the gradients are unbiased.
+    """
+    data = jfl.transform.unit_norm(jfl.transform.flatten(getattr(jfl.datasets, dataset)()))
+    fed = jfl.federate(data, jfl.partition.dirichlet(clients, 0.3, min_rows=min_rows))
+    task, clip = jfl.models.logistic(fed), 2.0
+    big = float(heterogeneity.smoothness(fed, l2=l2).max())
+
+    def plan(noise):
+        chain = jfl.chain(jfl.clip_l2(clip), jfl.total(), jfl.gaussian(noise), jfl.divide(batch))
+        alg = jfl.algorithms.dpnfl(
+            jfl.private_grad(task.loss, chain, l2=l2),
+            steps=steps,
+            lr=schedules.theory_rounds(l2, big, steps),
+            batch=jfl.batches.without_replacement(batch),
+        )
+        return jfl.plan(
+            fed, task, alg, jfl.sampling.without_replacement(clients, per_round), weights="size"
+        )
+
+    noise = jfl.papers.as_printed.calibrate(
+        plan(1.0), epsilon=epsilon, delta=1e-2, rounds=rounds, paper="chen2024"
+    )
+    gap = heterogeneity.objective_gap(task, fed, l2)
+    p = heterogeneity.client_weights(fed)
+    dim = pytrees.size(task.init(jax.random.key(0)))
+    noise_2 = dim * float(p @ (noise * 2 * clip / batch) ** 2)
+    known = theory.Constants(
+        clients, per_round, steps, big, clip, noise_2, l2, objective_gap=gap.value, dim=dim
+    )
+    return plan(noise), known, gap.pooled
+
+
+def along(plan, seeds, counts):
+    """Parameters after each number of rounds in `counts`: leaves [points, seeds, ...], the start
+    first."""
+    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
+    run = jax.vmap(lambda key: jfl.init(key, plan))(keys)
+    move = jax.jit(jax.vmap(lambda run, plan, n: jfl.scan(run, plan, n)[0], (0, None, None)))
+    points = [plan.algorithm.params(run.server)]
+    for n in np.diff(counts, prepend=0):
+        run = move(run, plan, jnp.array([n]))
+        points.append(plan.algorithm.params(run.server))
+    return jax.tree.map(lambda *v: jnp.stack(v), *points)
+
+
+def objective(plan, l2, params):
+    """F [points, seeds] in float64, over the rows of all clients."""
+    fed = plan.fed
+    owned = np.concatenate([np.asarray(row[:n]) for row, n in zip(fed.index, fed.size)])
+
+    def one(w, x, y):
+        losses = jax.vmap(plan.task.loss, (None, 0, 0))(w, x, y)
+        return losses.mean() + l2 / 2 * sum(jnp.sum(v**2) for v in jax.tree.leaves(w))
+
+    with jax.enable_x64(True):
+        x = jnp.asarray(fed.x[owned], jnp.float64)
+        at = jax.tree.map(lambda v: jnp.asarray(np.asarray(v), jnp.float64), params)
+        shape = jax.tree.leaves(at)[0].shape[:2]
+        flat = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), at)
+        return np.asarray(
+            jax.jit(lambda w, x, y: jax.lax.map(lambda v: one(v, x, y), w))(flat, x, fed.y[owned])
+        ).reshape(shape)
+
+
+def _worst(plan, known, params):
+    """Variance and dissimilarity at their largest among the models of the first seed: a bound has
+    no less."""
+    at = [
+        jax.tree.map(lambda v, i=i: v[i, 0], params) for i in range(len(jax.tree.leaves(params)[0]))
+    ]
+    seen = [
+        heterogeneity.gradient_dissimilarity(plan.task, w, plan.fed, l2=known.strong_convexity)
+        for w in at
+    ]
+    p, batch = heterogeneity.client_weights(plan.fed), plan.algorithm.releases[0].batches.batch
+    phi = [
+        p @ np.asarray(heterogeneity.gradient_variance(plan.task, w, plan.fed, batch=batch))
+        for w in at
+    ]
+    return known._replace(
+        variance_2=float(max(phi)),
+        dissimilarity_2=float(max(s.variance for s in seen)),
+        client_dissimilarity_2=float(max(s.largest for s in seen)),
+    )
+
+
+def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
+    """Theorem 1, as printed and ours, beside the measured mean of F(w_T) - F* along one run, on
+    real rows."""
+    seeds, counts = (2, [1, 5, 20]) if quick else (5, [1, 10, 50, 100, 200])
+    plan, known, best = problem(**dict(rounds=counts[-1]) | problem_options)
+    l2 = known.strong_convexity
+    params = along(plan, seeds, counts)
+    gaps = objective(plan, l2, params) - best.value
+    # of gradients with their penalty, at the models of the server
+    reach = float(
+        np.sqrt(
+            sum(
+                np.square(np.asarray(v)).sum(axis=tuple(range(2, v.ndim)))
+                for v in jax.tree.leaves(params)
+            )
+        ).max()
+    )
+    known = _worst(plan, known, params)._replace(gradient_bound=known.gradient_bound + l2 * reach)
+    away = float(
+        sum(
+            np.sum(np.square(np.asarray(v[0, 0], np.float64) - b))
+            for v, b in zip(jax.tree.leaves(params), jax.tree.leaves(best.params))
+        )
+    )
+    value = dict(zip(BOUNDS, (theory.theorem1, theory.theorem1_ours)))
+    table = {
+        t: dict(
+            gap=g.mean(),
+            std=g.std(),
+            **{b: f(known, t, away, strict=False).value for b, f in value.items()},
+        )
+        for t, g in zip(counts, gaps[1:])
+    }
+    console.table(
+        f"{experiment.title}: start {gaps[0].mean():.4g} above the optimum",
+        [("T", True), ("F(w_T) - F*", True), ("std", True), *((b, True) for b in BOUNDS)],
+        [(t, *(f"{v:.4g}" for v in row.values())) for t, row in table.items()],
+    )
+    verdicts = []
+    for b in BOUNDS:
+        slack = [np.log10(row[b] / row["gap"]) for row in table.values()]
+        missed = value[b](known, counts[-1], away, strict=False).failed
+        seen = f"10^{min(slack):.1f} to 10^{max(slack):.1f} times the gap" + (
+            f"; fails: {missed}" if missed else ""
+        )
+        verdicts.append((f"{b} holds", CONFIRMED if min(slack) >= 0 and not missed else NOT, seen))
+        told = sum(row[b] < gaps[0].mean() for row in table.values())
+        verdicts.append(
+            (
+                f"{b} is below the gap of the start",
+                CONFIRMED if told else NOT,
+                f"at {told} of {len(table)} T",
+            )
+        )
+    hopeless = theory.theorem3(known, counts[-1], away, 1e-3, 1e-2, 0.99, 1e-3, strict=False)
+    verdicts.append(
+        (
+            "the hypotheses of Theorem 3 hold at usual rates",
+            NOT if hopeless.failed else CONFIRMED,
+            f"{len(hopeless.failed)} of 5 fail; it says {hopeless.value:.3g}",
+        )
+    )
+    return _told(
+        name,
+        experiment,
+        out,
+        quick,
+        verdicts,
+        start=gaps[0].mean(),
+        seeds=seeds,
+        along={str(t): row for t, row in table.items()},
+        constants={k: np.asarray(v).item() for k, v in known._asdict().items()},
+    )
+
+
+def _told(name, experiment, out, quick, verdicts, **found):
+    console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts)
+    found = record.plain(
+        dict(
+            experiment=name,
+            title=experiment.title,
+            quick=quick,
+            **found,
+            verdicts=[dict(claim=c, verdict=v, seen=s) for c, v, s in verdicts],
+            versions=environment(),
+        )
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    return found

@@ -1,0 +1,143 @@
+"""Plans of Li, Wang, Wu, 2025, on the paper's clock, and what their noise is worth.
+
+Learning rates fall with the local steps and the server only averages; the schedules of a config
+count rounds and move the server's rate too.  `epsilon` of a config is of one round here.
+"""
+
+import functools
+import json
+
+import numpy as np
+
+from jfl import algorithms, models, sampling, schedules
+from jfl.engine.plan import plan
+from jfl.gradients.per_example import grad
+from jfl.papers import as_printed
+from jfl.papers.li2025 import privacy as li2025
+from jfl.privacy import guarantees
+from jfl.privacy.mechanisms.chain import chain
+from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
+from jfl.runs import build as assemble
+from jfl.runs import record
+from jfl.runs.checkpoint import environment
+from jfl.sampling import batches
+
+from ..harness.programs import Plans
+
+FAILURE = 1e-8  # a client may exceed the participations that are counted; paid from delta
+
+
+def build(config, clock="step", lr=None):
+    """The plan of a config: not as `jfl.runs.build.build` where epsilon and learning rates are
+    concerned.
+
+    Args:
+        config: `epsilon` is of one round in both modes; algorithm fedavg (nothing is clipped) or
+            output_perturbation.
+        clock: lr / sqrt(1 + t) for t local steps ("step") or rounds ("round").  lr: another
+            schedule of steps.
+    """
+    fed = assemble.federation(config)
+    task, batch = models.logistic(fed), getattr(batches, config.batch_sampler)(config.batch)
+    falling = schedules.inverse_sqrt(config.lr, every=config.steps if clock == "round" else 1)
+    options = dict(lr=falling if lr is None else lr, steps=config.steps, batch=batch)
+    gradient = grad(task.loss, l2=config.l2 or None)
+    sampler = (
+        sampling.full(config.clients)
+        if config.cohort in (None, config.clients)
+        else getattr(sampling, config.sampler or "without_replacement")(
+            config.clients, config.cohort
+        )
+    )
+
+    def make(*noise, **more):
+        clipped = chain(clip_l2(config.clip_norm), total(), *noise)
+        return plan(
+            fed, task, algorithms.output_perturbation(gradient, clipped, **options, **more), sampler
+        )
+
+    if config.algorithm == "fedavg":
+        return plan(fed, task, algorithms.fedavg(gradient, **options), sampler)
+    if config.epsilon is None:
+        return make()
+    if config.mode == "as_printed":
+        noise = as_printed.calibrate(
+            make(gaussian(1.0)), epsilon=config.epsilon, rounds=config.rounds, delta=config.delta
+        )
+        return make(gaussian(std=noise), clip_steps="last")
+    return make(gaussian(multiplier(config, fed)))
+
+
+def rate_of(config, fed):
+    return config.steps * config.batch / int(np.asarray(fed.size).min())
+
+
+def multiplier(config, fed):
+    """Noise over sensitivity of a round that makes it private at the config's epsilon, for the
+    smallest client."""
+    return float(li2025.noise_multiplier(config.epsilon, config.delta, rate_of(config, fed)))
+
+
+def privacy(plan, config):
+    """What the server is proved to learn, and what the paper claims of a run as printed."""
+    found = [record.row(guarantees.guarantee(plan, config.rounds, config.delta, view="server"))]
+    if config.mode == "as_printed":
+        found.append(record.row(as_printed.claimed(plan, config.rounds, config.delta)))
+    return found
+
+
+def made(config, clock="step"):
+    return build(config, clock), config
+
+
+def runs(clock="step"):
+    return Plans(functools.partial(made, clock=clock), privacy=privacy, epsilons=None)
+
+
+def budgets(config, clock="step"):
+    """What a line's noise is worth, beside what is claimed; None where nothing is proved or
+    claimed.
+
+    "one round" and "counted" are proved, the second for a client's participations but for a chance
+    of FAILURE; "if clipped" is what the printed noise would give in the first round if all steps
+    were clipped; "Theorem 2" is the paper's total with c_0 = 1.
+    """
+    names = ("ε one round", "ε if clipped", "ε counted", "ε Theorem 2")
+    if config.epsilon is None:
+        return dict.fromkeys(names)
+    fed = assemble.federation(config)
+    rate, steps = rate_of(config, fed), np.arange(config.steps)
+    share = min(1.0, (config.cohort or config.clients) / config.clients)
+    claimed = float(
+        li2025.total_epsilon_heuristic(config.epsilon, rate, share, config.rounds).epsilon
+    )
+    if config.mode == "sound":
+        counted = guarantees.guarantee(
+            build(config), config.rounds, config.delta, view="server", quantile=FAILURE
+        )
+        once = float(li2025.round_epsilon(multiplier(config, fed), config.delta, rate))
+        return dict(zip(names, (once, once, counted.epsilon, claimed)))
+    rates = config.lr / np.sqrt(1 + (steps if clock == "step" else 0 * steps))
+    rows = config.steps * config.batch / rate
+    std = li2025.noise_std_printed(
+        rates[-1],
+        config.steps,
+        config.clip_norm,
+        config.batch,
+        rows,
+        config.epsilon,
+        config.delta,
+        strict=False,
+    ).value
+    level = rates[-1] * float(std) / float(li2025.sensitivity_sound(rates, config.clip_norm))
+    return dict(
+        zip(names, (None, float(li2025.round_epsilon(level, config.delta, rate)), None, claimed))
+    )
+
+
+def written(out, found):
+    """`found` as plain values with versions, also in out/results.json."""
+    found = record.plain(found | dict(versions=environment()))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    return found

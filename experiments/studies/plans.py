@@ -1,0 +1,596 @@
+"""What the studies run, and what is checked on it: cells of a config each, and claims over the rows
+that come out.
+
+Within a panel all lines with noise have one unit, adjacency, view and delta; epsilon is the proved
+one.  Clients hold equally many rows where the noise is an example's own, so that one multiplier is
+right for all of them and for every split.  With fixed-size cohorts and batches, neighbours replace
+one example or one client.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jfl.papers import as_printed
+from jfl.papers.noble2022 import privacy
+from jfl.papers.talaei2024 import theory as talaei2024
+from jfl.runs.tables import interval
+
+from ..harness.runner import CONFIRMED, NOT, UNKNOWN, Claim
+
+LEVELS = dict(
+    example=dict(unit="example", view="server"), client=dict(unit="client", view="third_party")
+)
+NONE = ", no noise"  # ends the name of a line without noise
+
+
+class Cell(NamedTuple):
+    """One point of a picture: fields of jfl.runs.config.Config, and the fields to choose from on
+    other seeds."""
+
+    panel: str
+    line: str
+    x: float | None  # None: a level across the panel
+    fields: dict
+    grid: tuple = ({},)
+
+
+class Study(NamedTuple):
+    title: str
+    xlabel: str
+    cells: tuple
+    claims: tuple = ()
+    seeds: tuple = ()  # of runs and of their splits
+    tune: tuple = ()  # the same, of the runs that choose from the grids
+    logx: bool = True
+    y: str = "accuracy"  # or "epsilon": nothing is trained
+    together: bool = False  # choosing and reporting in one program: less to compile, more to run
+
+
+# --- checks: over {(panel, line, x): row}; differences are of equal seeds and splits, intervals of
+# 95 % ---------------
+
+
+def gap(rows, one, other):
+    """Mean and half width of the difference in accuracy of two cells over the seeds of both; None
+    without two seeds."""
+    if one not in rows or other not in rows:
+        return None
+    a, b = (rows[k]["values"] for k in (one, other))
+    both = [s for s in a if s in b]
+    return interval([a[s] - b[s] for s in both]) if len(both) > 1 else None
+
+
+def _all(rows, pairs, holds):
+    found = [gap(rows, *pair) for pair in pairs]
+    seen = ", ".join("not run" if g is None else f"{g[0]:+.3f} ± {g[1]:.3f}" for g in found)
+    if any(g is not None and not holds(*g) for g in found):
+        return NOT, seen
+    return (UNKNOWN if not found or None in found else CONFIRMED), seen
+
+
+def above(*pairs):
+    """The first of each pair ends above the second: the whole interval of their difference is
+    positive."""
+    return lambda rows: _all(rows, pairs, lambda mean, half: mean - half > 0)
+
+
+def within(margin, *pairs):
+    """The first of each pair ends at most `margin` from the second: the whole interval of their
+    difference does."""
+    return lambda rows: _all(rows, pairs, lambda mean, half: abs(mean) + half <= margin)
+
+
+def proved(holds, told):
+    """A check of epsilons alone; `holds` and `told` take all rows, and a KeyError says that one was
+    not run."""
+
+    def check(rows):
+        try:
+            return (CONFIRMED if holds(rows) else NOT), told(rows)
+        except KeyError as missing:
+            return UNKNOWN, f"not run: {missing}"
+
+    return check
+
+
+# --- 1: frontier
+
+
+def rates(*values, of="lr"):
+    return tuple({of: float(v)} for v in values)
+
+
+ALIKE, RATES = (
+    ("fedavg", "fedprox", "scaffold", "dpnfl"),
+    dict(example=(0.1, 0.3, 1, 3), client=(0.03, 0.1, 0.3, 1, 3)),
+)
+ALGORITHMS = dict(  # the grids
+    example=dict.fromkeys(ALIKE, RATES["example"])
+    | dict(
+        fedsgd=(0.3, 1, 3, 10),
+        addpnfl=(0.003, 0.01, 0.03, 0.1),
+        output_perturbation=(0.03, 0.1, 0.3, 1),
+    ),
+    client=dict.fromkeys((*ALIKE, "padpfl"), RATES["client"])
+    | dict(fedsgd=(0.3, 1, 3, 10), addpnfl=(0.003, 0.01, 0.03, 0.1)),
+)
+PLAIN = (0.03, 0.1, 0.3, 1, 3)  # without noise
+NAMES = dict(
+    fedavg="FedAvg",
+    fedsgd="FedSGD",
+    fedprox="FedProx",
+    scaffold="SCAFFOLD",
+    dpnfl="DPNFL",
+    addpnfl="AdDPNFL",
+    output_perturbation="output perturbation",
+    padpfl="PADPFL",
+)
+DATA = dict(
+    mnist=dict(dataset="mnist", partition="iid", clients=100, batch=60, steps=5, rounds=30),
+    synthetic=dict(
+        dataset="synthetic",
+        synthetic_alpha=1.0,
+        synthetic_beta=1.0,
+        partition="natural",
+        clients=50,
+        rows_per_client=1250,
+        batch=100,
+        steps=5,
+        rounds=30,
+    ),
+    adult=dict(dataset="adult", partition="iid", clients=100, batch=40, steps=5, rounds=30),
+    digits=dict(
+        dataset="digits",
+        partition="labels",
+        classes_per_client=10,
+        rows_per_client=70,
+        clients=20,
+        batch=14,
+        steps=5,
+        rounds=12,
+    ),
+)
+TITLES = dict(
+    mnist="MNIST, iid",
+    synthetic="Synthetic(1,1), natural",
+    adult="Adult, iid",
+    digits="digits, iid",
+)
+# of a quick run: compiling is most of it, and every algorithm at every level is a program
+SHORT = dict(example=("fedavg", "scaffold"), client=("fedavg",))
+few = lambda values, quick: (
+    values[-3:-1] if quick else values
+)  # quick runs choose between two rates
+SEEDS, TUNE = tuple(range(5)), (100,)
+QUICK = dict(seeds=SEEDS[:3], tune=TUNE, together=True)
+
+
+def line(algorithm, values, **fields):
+    """Fields and grid of an algorithm; the adaptive one's rate is the server's."""
+    of = "server_lr" if algorithm == "addpnfl" else "lr"
+    fields = (
+        dict(model="logistic", algorithm=algorithm, **({"lr": 0.3} if of == "server_lr" else {}))
+        | fields
+    )
+    if algorithm == "fedsgd":
+        fields.pop("steps")
+    return fields | (dict(upload="difference") if algorithm == "padpfl" else {}), rates(
+        *values, of=of
+    )
+
+
+def frontier(quick):
+    epsilons = dict(
+        example=(4.0, 16.0) if quick else (1.0, 2.0, 4.0, 8.0),
+        client=(8.0, 32.0) if quick else (2.0, 4.0, 8.0, 16.0),
+    )
+    sets = {k: DATA[k] for k in (("digits",) if quick else ("mnist", "synthetic", "adult"))}
+    cells, claims = [], []
+    for data, base in sets.items():
+        for level, where in LEVELS.items():
+            panel = f"{TITLES[data]}: {level} level"
+            names = {n: v for n, v in ALGORITHMS[level].items() if not quick or n in SHORT[level]}
+            for name, values in names.items():
+                fields, grid = line(name, few(values, quick), **base)
+                cells += [
+                    Cell(panel, NAMES[name], e, fields | where | dict(epsilon=e), grid)
+                    for e in epsilons[level]
+                ]
+            fields, grid = line("fedavg", few(PLAIN, quick), **base)
+            cells.append(Cell(panel, "FedAvg" + NONE, None, fields, grid))
+            at = lambda name, e, panel=panel: (panel, NAMES[name], e)
+            low, high = epsilons[level][0], epsilons[level][-1]
+            claims += [
+                Claim(
+                    f"{panel}: FedAvg gains with epsilon",
+                    above((at("fedavg", high), at("fedavg", low))),
+                ),
+                Claim(
+                    f"{panel}: noise costs FedAvg accuracy at epsilon {high:g}",
+                    above(((panel, "FedAvg" + NONE, None), at("fedavg", high))),
+                ),
+            ]
+            pairs = [(at("scaffold", e), at("fedavg", e)) for e in epsilons[level]]
+            if "scaffold" in names:
+                claims.append(
+                    Claim(
+                        f"{panel}: SCAFFOLD ends above FedAvg at every epsilon, clients differ",
+                        above(*pairs),
+                    )
+                    if data == "synthetic"
+                    else Claim(
+                        (
+                            f"{panel}: SCAFFOLD is within 0.02 of FedAvg at every epsilon, clients "
+                            f"are "
+                            f"alike"
+                        ),
+                        within(0.02, *pairs),
+                    )
+                )
+            if "fedsgd" in names:
+                claims.append(
+                    Claim(
+                        f"{panel}: local steps pay: FedAvg ends above FedSGD at epsilon {high:g}",
+                        above((at("fedavg", high), at("fedsgd", high))),
+                    )
+                )
+    return Study(
+        "Privacy-utility frontier of the algorithms at equal proved epsilon",
+        "proved ε",
+        tuple(cells),
+        tuple(claims),
+        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+    )
+
+
+# --- 2: heterogeneity
+
+
+def heterogeneity(quick):
+    labels, alphas = ((1, 10), (0.1, 10.0)) if quick else ((1, 2, 5, 10), (0.1, 0.3, 1.0, 10.0))
+    names = ("fedavg", "scaffold")
+    base = (
+        DATA["digits"] | dict(rows_per_client=60)
+        if quick
+        else DATA["mnist"] | dict(rows_per_client=500)
+    )
+    base = {k: v for k, v in base.items() if k not in ("classes_per_client", "partition")}
+    data, epsilons = ("digits", (8.0, 32.0)) if quick else ("MNIST", (8.0, 8.0))
+    by_labels, by_alpha = (
+        f"{data} by {what} level, ε = {e:g}"
+        for what, e in zip(("classes a client: example", "Dirichlet α: client"), epsilons)
+    )
+    kinds = {
+        by_labels: [(c, dict(partition="labels", classes_per_client=c)) for c in labels],
+        by_alpha: [
+            (a, dict(partition="dirichlet", alpha=a, min_rows=base["batch"], rows_per_client=None))
+            for a in alphas
+        ],
+    }
+    cells, claims = [], []
+    for (panel, splits), (level, where), epsilon in zip(kinds.items(), LEVELS.items(), epsilons):
+        for name in (mine := names[:1] if quick and level == "client" else names):
+            noisy, grid = line(name, few(ALGORITHMS[level][name], quick), **base)
+            plain, wide = line(name, few(PLAIN, quick), **base)
+            for x, split in splits:
+                cells.append(
+                    Cell(panel, NAMES[name], x, noisy | where | split | dict(epsilon=epsilon), grid)
+                )
+                if not quick or name == "fedavg":
+                    cells.append(Cell(panel, NAMES[name] + NONE, x, plain | split, wide))
+        one, last = splits[0][0], splits[-1][0]
+        for end, what in (("", "with noise"), (NONE, "without")):
+            claims.append(
+                Claim(
+                    f"{panel}: {what}, heterogeneity costs FedAvg accuracy",
+                    above(((panel, "FedAvg" + end, last), (panel, "FedAvg" + end, one))),
+                )
+            )
+            if "scaffold" in mine and not (quick and end):
+                claims.append(
+                    Claim(
+                        f"{panel}: {what}, SCAFFOLD ends above FedAvg where clients differ most",
+                        above(((panel, "SCAFFOLD" + end, one), (panel, "FedAvg" + end, one))),
+                    )
+                )
+    return Study(
+        "Accuracy against heterogeneity, at one proved epsilon and without noise",
+        "classes a client, or α (small: clients differ)",
+        tuple(cells),
+        tuple(claims),
+        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+    )
+
+
+# --- 3: local steps
+
+
+def steps(quick):
+    ks = (1, 6) if quick else (1, 2, 5, 10)
+    base = DATA["digits"] if quick else DATA["mnist"]
+    total = base["rounds"] * ks[-1] // 2
+    panels = {
+        f"{base['rounds']} rounds": lambda k: base["rounds"],
+        f"{total} local steps in all": lambda k: total // k,
+    }
+    budgets = (
+        [("example", 16.0), ("client", 32.0)]
+        if quick
+        else [("example", 2.0), ("example", 8.0), ("client", 8.0)]
+    )
+    cells, claims = [], []
+    for panel, rounds in panels.items():
+        for k in ks:
+            shape = base | dict(steps=k, rounds=rounds(k))
+            cells += [
+                Cell(
+                    panel,
+                    f"{level}, ε = {e:g}",
+                    k,
+                    shape | LEVELS[level] | dict(model="logistic", epsilon=e),
+                    rates(*few(RATES[level], quick)),
+                )
+                for level, e in budgets
+            ]
+            if not quick:
+                cells.append(
+                    Cell(panel, "FedAvg" + NONE, k, shape | dict(model="logistic"), rates(*PLAIN))
+                )
+        first, last = ks[0], ks[-1]
+        name = lambda level: next(f"{v}, ε = {e:g}" for v, e in reversed(budgets) if v == level)
+        own, whole = name("example"), name("client")
+        if rounds(first) == rounds(last):
+            claims += [
+                Claim(
+                    (
+                        f"{panel}, {whole}: the noise does not know of local steps, and more of "
+                        f"them "
+                        f"gain"
+                    ),
+                    above(((panel, whole, last), (panel, whole, first))),
+                ),
+                Claim(
+                    f"{panel}, {own}: more local steps gain, though each takes its noise",
+                    above(((panel, own, last), (panel, own, first))),
+                ),
+                Claim(
+                    f"{panel}, {own}: more local steps take more noise",
+                    proved(
+                        lambda rows, a=(panel, own, first), b=(panel, own, last): (
+                            rows[b]["noise_multiplier"] > rows[a]["noise_multiplier"]
+                        ),
+                        lambda rows, a=(panel, own, first), b=(panel, own, last): (
+                            f"{rows[a]['noise_multiplier']:.3g}, {rows[b]['noise_multiplier']:.3g}"
+                        ),
+                    ),
+                ),
+            ]
+        else:
+            claims.append(
+                Claim(
+                    f"{panel}, {own}: {ks[1]} local steps a round are within 0.03 of one",
+                    within(0.03, ((panel, own, ks[1]), (panel, own, first))),
+                )
+            )
+    return Study(
+        "Local steps against noise, at one proved epsilon: FedAvg",
+        "local steps a round",
+        tuple(cells),
+        tuple(claims),
+        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+    )
+
+
+# --- 4: cohort
+
+
+def cohort(quick):
+    sizes = (5, 20) if quick else (5, 10, 25, 50, 100)
+    base = (DATA["digits"] if quick else DATA["mnist"]) | dict(
+        model="logistic", sampler="without_replacement"
+    )
+    noise = dict(example=(16.0 if quick else 8.0, 1.0), client=(32.0 if quick else 8.0, 1.0))
+    fixed = "fixed ε: " + ", ".join(f"{level} {e:g}" for level, (e, _) in noise.items())
+    free = "fixed noise multiplier: " + ", ".join(
+        f"{level} {z:g}" for level, (_, z) in noise.items()
+    )
+    cells = []
+    for m in sizes:
+        shape = base | dict(cohort=m)
+        for level, (epsilon, z) in noise.items():
+            grid = rates(*few(RATES[level], quick))
+            cells += [
+                Cell(fixed, level, m, shape | LEVELS[level] | dict(epsilon=epsilon), grid),
+                Cell(free, level, m, shape | LEVELS[level] | dict(noise_multiplier=z), grid),
+            ]
+        cells += [
+            Cell(p, "FedAvg" + NONE, m, shape, rates(*PLAIN)) for p in (fixed, free) if not quick
+        ]
+    least, many = sizes[0], sizes[-1]
+    eps = lambda rows, level, m: rows[free, level, m]["epsilon"]
+    shown = lambda level: (
+        lambda rows: (
+            f"{eps(rows, level, least):.4g} at {least}, {eps(rows, level, many):.4g} at {many}"
+        )
+    )
+    claims = [
+        Claim(
+            f"fixed ε, {level}: the largest cohort ends above the smallest",
+            above(((fixed, level, many), (fixed, level, least))),
+        )
+        for level in noise
+    ]
+    claims += [
+        Claim(
+            "fixed noise, client: a larger cohort is seen more often, and epsilon grows",
+            proved(
+                lambda rows: eps(rows, "client", many) > 1.05 * eps(rows, "client", least),
+                shown("client"),
+            ),
+        ),
+        Claim(
+            "fixed noise, example: the server's epsilon does not depend on the cohort",
+            proved(
+                lambda rows: (
+                    abs(eps(rows, "example", many) / eps(rows, "example", least) - 1) < 1e-3
+                ),
+                shown("example"),
+            ),
+        ),
+    ]
+    if not quick:
+        claims.append(
+            Claim(
+                "without noise the largest cohort is within 0.02 of the smallest",
+                within(0.02, ((fixed, "FedAvg" + NONE, many), (fixed, "FedAvg" + NONE, least))),
+            )
+        )
+    return Study(
+        f"Cohort size of {base['clients']} clients: FedAvg",
+        "clients a round",
+        tuple(cells),
+        tuple(claims),
+        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+    )
+
+
+# --- 5: claimed
+
+
+def claimed(quick):
+    """The papers' formulas choose the noise for the epsilon that is stated; sizes of a paper, or
+    small ones."""
+    small = dict(
+        dataset="digits",
+        partition="iid",
+        clients=20,
+        model="logistic",
+        rounds=20,
+        steps=5,
+        batch=16,
+    )
+    noble = privacy.SYNTHETIC
+    drawn = dict(dataset="synthetic", partition="natural", model="logistic")
+    stated = dict.fromkeys(as_printed.NAMES, (4.0, 16.0) if quick else (1.0, 4.0, 16.0))
+    stated["noble2022"] = (
+        (8.0, 16.0) if quick else (13.0, 16.0, 20.0)
+    )  # they state 13; no noise reaches 12.9
+    of = {  # paper: unit, view, small settings, settings
+        "noble2022": (
+            "example",
+            "server" if quick else "third_party",
+            dict(algorithm="scaffold", cohort=5),
+            drawn
+            | dict(
+                clients=noble.users,
+                cohort=int(noble.user_ratio * noble.users),
+                rows_per_client=5000,
+                batch=800,
+                steps=noble.local_updates,
+                rounds=noble.rounds,
+                delta=noble.delta,
+            ),
+        ),
+        "chen2024": (
+            "example",
+            "server",
+            dict(algorithm="dpnfl", cohort=5),
+            drawn
+            | dict(
+                clients=100,
+                cohort=10,
+                rows_per_client=750,
+                batch=10,
+                steps=300,
+                rounds=100,
+                delta=1e-2,
+            ),
+        ),
+        "li2025": (
+            "example",
+            "server",
+            dict(algorithm="output_perturbation", cohort=5, batch=8),
+            drawn
+            | dict(
+                clients=100,
+                cohort=10,
+                rows_per_client=750,
+                batch=10,
+                steps=10,
+                rounds=100,
+                delta=1e-5,
+            ),
+        ),
+        "ranaweera2025": (
+            "example",
+            "server",
+            dict(noise_shape="published", reading="R1"),
+            drawn
+            | dict(clients=100, rows_per_client=750, batch=60, steps=1, rounds=100, delta=1e-5),
+        ),
+        "talaei2024": (
+            "client",
+            "third_party",
+            dict(algorithm="padpfl", batch_sampler="full"),
+            drawn
+            | dict(
+                clients=60,
+                rows_per_client=200,
+                steps=5,
+                rounds=talaei2024.ROUNDS,
+                delta=talaei2024.DELTA,
+            ),
+        ),
+    }
+    cells = [
+        Cell(
+            "claimed against proved",
+            paper,
+            e,
+            (small | changes if quick else changes | full)
+            | dict(mode="as_printed", unit=unit, view=view, epsilon=e, paper=paper),
+        )
+        for paper, (unit, view, changes, full) in of.items()
+        for e in stated[paper]
+    ]
+    claims = [
+        Claim(
+            f"{paper}: the epsilon that it claims covers the proved one, at every setting",
+            covers(paper),
+        )
+        for paper in of
+    ]
+    return Study(
+        "Claimed against proved epsilon of the five papers, noise by their formulas",
+        "claimed ε (li2025: of one round)",
+        tuple(cells),
+        tuple(claims),
+        y="epsilon",
+    )
+
+
+def covers(paper):
+    """The paper's epsilon is no less than the proved one, wherever it was run; without a proof it
+    is not confirmed."""
+
+    def check(rows):
+        mine = [r for (_, line_, _), r in rows.items() if line_ == paper]
+        seen = ", ".join(
+            f"{r['claimed']:.3g}: "
+            + ("nothing is proved" if r["epsilon"] is None else f"{r['epsilon']:.4g}")
+            for r in mine
+        )
+        if not mine:
+            return UNKNOWN, "not run"
+        return (
+            CONFIRMED
+            if all(r["epsilon"] is not None and r["epsilon"] <= r["claimed"] for r in mine)
+            else NOT
+        ), seen
+
+    return check
+
+
+PLANS: dict[str, Callable] = dict(
+    frontier=frontier, heterogeneity=heterogeneity, steps=steps, cohort=cohort, claimed=claimed
+)

@@ -1,0 +1,360 @@
+"""Studies beyond the papers: each is one command, and leaves one picture and its numbers.
+
+    python -m experiments.studies --list
+    python -m experiments.studies frontier --quick --out runs/frontier
+
+All points are vmapped sweeps, one program for each static group.  Noise is calibrated to the proved
+epsilon.  A learning rate is chosen from a small grid by test accuracy, on seeds and splits of its
+own; that choice is in no epsilon.  Every run and every guarantee is a line of cells.jsonl under the
+hash of its config, rows and program, so a study that stopped goes on where it was.  Data that are
+not on this machine are named as skipped.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jfl.core.errors import HealthError, NotAnalysable
+from jfl.engine.sweep import sweep as run_points
+from jfl.papers import as_printed
+from jfl.privacy import guarantees
+from jfl.runs import build, record
+from jfl.runs.checkpoint import environment
+from jfl.runs.config import FIELDS, Config, the_unit, the_view
+from jfl.runs.tables import interval
+
+from ..harness.kept_runs import about, hashed
+from ..harness.runner import Experiment
+from ..harness.store import Store
+from .picture import picture, show
+from .plans import PLANS
+
+FAST = "jax_disable_most_optimizations"
+SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+SLACK = 1e-5  # of a calibrated epsilon, which a float32 multiplier may miss
+BLIND = ("lr", "server_lr", "mu", "upload", "preprocess")  # fields that no accounting reads
+STEPPED = ("fedavg", "fedprox", "scaffold", "dpnfl", "addpnfl")  # alike in how often they release
+
+
+def key(kind: str, config: Config, more=()) -> str:
+    """What is asked for, of a config: with its rows, jfl, this file and where it runs."""
+    return hashed(
+        kind, record.plain(dataclasses.asdict(config)), list(more), SOURCE, *about(config.dataset)
+    )
+
+
+# --- noise and what it proves
+
+
+def with_noise(store: Store, config: Config, splits) -> tuple[Config, dict | None]:
+    """-> the config with its noise multiplier, and its guarantee for the worst of the splits.
+
+    Noise is calibrated once for all algorithms that release alike; the guarantee is of each one's
+    own plan.
+
+    Raises:
+        ValueError: if another split or algorithm would need more noise than was found.
+    """
+    if the_unit(config) is None:
+        return config, None
+    target = config.epsilon
+    if target is not None:
+        blind = {
+            f: FIELDS[f].default for f in BLIND if config.algorithm != "padpfl" or f != "upload"
+        }
+        alike = dataclasses.replace(
+            config,
+            **blind,
+            partition_seed=splits[0],
+            algorithm="fedavg" if config.algorithm in STEPPED else config.algorithm,
+        )
+        z = store.get(key("noise", alike), lambda: dict(z=build.build(alike)[1].noise_multiplier))[
+            "z"
+        ]
+        config = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
+    shown = dataclasses.replace(config, **{f: FIELDS[f].default for f in ("lr", "server_lr")})
+    worst = store.get(key("privacy", shown, splits), lambda: _worst(shown, splits))
+    if target is not None and worst["epsilon"] > target * (1 + SLACK):
+        raise ValueError(
+            f"experiments.studies: need noise of an epsilon of {target:g} for all splits of "
+            f"{config.algorithm}; got {worst['epsilon']:.6g}.  Give all clients equally many rows."
+        )
+    return config, worst
+
+
+def _worst(config, splits):
+    """The guarantee of the split that has the weakest one; splits of equal sizes are one."""
+    found = {}
+    for seed in splits:
+        plan, _ = build.build(dataclasses.replace(config, partition_seed=seed))
+        sizes = tuple(np.sort(np.asarray(plan.fed.size))) if the_unit(config) == "example" else ()
+        if sizes not in found:
+            found[sizes] = record.row(
+                guarantees.guarantee(
+                    plan,
+                    config.rounds,
+                    config.delta,
+                    the_unit(config),
+                    the_view(config),
+                    config.adjacency,
+                )
+            )
+    return max(found.values(), key=lambda g: math.inf if g["epsilon"] is None else g["epsilon"])
+
+
+def claims_of(config: Config) -> dict:
+    """What a paper claims of a plan as printed, and what is proved of it in the same view."""
+    plan, found = build.build(config)
+    told = as_printed.claimed(plan, config.rounds, config.delta, config.paper, config.view)
+    try:
+        worth = record.row(
+            guarantees.guarantee(plan, config.rounds, config.delta, config.unit, config.view)
+        )
+    except NotAnalysable as error:  # it proves nothing
+        worth = dict(
+            unit=config.unit,
+            adjacency="replace_one",
+            view=config.view,
+            delta=config.delta,
+            epsilon=None,
+            method="none",
+            status="no guarantee",
+            caveats=[str(error)],
+            codes=["not-analysable"],
+            implied=False,
+            rounds=None,
+        )
+    return record.with_caveats(worth, told.caveats) | dict(
+        claimed=told.epsilon, claimed_method=told.method
+    )
+
+
+# --- runs
+
+
+def measure(store: Store, wanted: list[Config], note=lambda text: None):
+    """Run the configs that are not stored yet, those of one structure and number of rounds as one
+    vmapped sweep."""
+    left = [c for c in dict.fromkeys(wanted) if key("run", c) not in store.found]
+    plans, groups = {c: build.build(c)[0] for c in left}, {}
+    for c in left:
+        groups.setdefault((c.rounds, jax.tree.structure(plans[c])), []).append(c)
+    for (rounds, _), some in groups.items():
+        begun = time.perf_counter()
+        try:
+            result = run_points(
+                lambda run, some=some: plans[some[run]],
+                rounds=rounds,
+                evaluate_every=rounds,
+                points=[dict(run=i, seed=c.seed) for i, c in enumerate(some)],
+            )
+        except HealthError as error:  # all of them failed
+            result = error.run
+        seconds = (time.perf_counter() - begun) / len(some)
+        store.put(
+            [
+                dict(
+                    key=key("run", c),
+                    accuracy=float(np.asarray(result.metrics.accuracy)[i, -1]),
+                    loss=float(np.asarray(result.metrics.loss)[i, -1]),
+                    failed=bool(result.failed[i]),
+                    seconds=seconds,
+                )
+                for i, c in enumerate(some)
+            ]
+        )
+        note(f"{some[0].algorithm} on {some[0].dataset}, {len(some)} runs of {seconds:.2f} s")
+
+
+def accuracy(store, config):
+    """Of a run that is stored; None if it failed."""
+    found = store.found[key("run", config)]
+    return None if found["failed"] else found["accuracy"]
+
+
+def trained(store: Store, cells, study, note) -> list[dict]:
+    """A row for each cell: noise, the choice from its grid, and the runs that are reported."""
+    splits = (*study.seeds, *study.tune)
+    seeded = lambda config, seed, more: dataclasses.replace(
+        config, seed=seed, partition_seed=seed, **more
+    )
+    made = [with_noise(store, Config(**cell.fields), splits) for cell in cells]
+    tune = [
+        seeded(c, s, more)
+        for (c, _), cell in zip(made, cells)
+        if len(cell.grid) > 1
+        for more in cell.grid
+        for s in study.tune
+    ]
+    if study.together:
+        measure(
+            store,
+            tune
+            + [
+                seeded(c, s, more)
+                for (c, _), cell in zip(made, cells)
+                for more in cell.grid
+                for s in study.seeds
+            ],
+            note,
+        )
+    measure(store, tune, note)
+    best = [
+        choose(store, [[seeded(c, s, more) for s in study.tune] for more in cell.grid])
+        for (c, _), cell in zip(made, cells)
+    ]
+    measure(
+        store,
+        [
+            seeded(c, s, cell.grid[i])
+            for (c, _), cell, (i, _) in zip(made, cells, best)
+            for s in study.seeds
+        ],
+        note,
+    )
+    rows = []
+    for (config, worth), cell, (i, scores) in zip(made, cells, best):
+        values = {s: accuracy(store, seeded(config, s, cell.grid[i])) for s in study.seeds}
+        good = {s: v for s, v in values.items() if v is not None}
+        mean, half = interval(list(good.values())) if good else (None, None)
+        rows.append(
+            dict(
+                panel=cell.panel,
+                line=cell.line,
+                x=cell.x,
+                mean=mean,
+                half=half,
+                values=good,
+                failed=len(values) - len(good),
+                seeds=list(study.seeds),
+                tuned_on=list(study.tune),
+                chosen=cell.grid[i],
+                grid=[dict(point, accuracy=v) for point, v in zip(cell.grid, scores)],
+                at_edge=len(cell.grid) > 2 and i in (0, len(cell.grid) - 1),
+                target=cell.fields.get("epsilon"),
+                noise_multiplier=config.noise_multiplier,
+                **_promise(worth),
+                config=record.plain(dataclasses.asdict(config)),
+            )
+        )
+    return rows
+
+
+def choose(store: Store, grid: list) -> tuple[int, list]:
+    """Which point of a grid of configs has the best mean accuracy, and all of them; a run that
+    failed counts as 0."""
+    if len(grid) == 1:
+        return 0, [None]
+    scores = [float(np.mean([accuracy(store, c) or 0.0 for c in point])) for point in grid]
+    return int(np.argmax(scores)), scores
+
+
+def _promise(worth):
+    keys = ("epsilon", "delta", "unit", "adjacency", "view", "method", "status", "caveats")
+    return dict.fromkeys(keys) if worth is None else {k: worth[k] for k in keys}
+
+
+def accounted(store: Store, cells, study, note) -> list[dict]:
+    """A row for each cell of a study without training: what is claimed, and what is proved."""
+    rows = []
+    for cell in cells:
+        config = Config(**cell.fields)
+        found = store.get(key("claimed", config), lambda config=config: claims_of(config))
+        rows.append(
+            dict(
+                panel=cell.panel,
+                line=cell.line,
+                x=found["claimed"],
+                mean=found["epsilon"],
+                half=None,
+                values={},
+                failed=0,
+                stated=cell.x,
+                claimed=found["claimed"],
+                claimed_method=found["claimed_method"],
+                **_promise(found),
+                config=record.plain(dataclasses.asdict(config)),
+            )
+        )
+        note(f"{cell.line}, stated {cell.x:g}")
+    return rows
+
+
+# --- a study
+
+
+@contextlib.contextmanager
+def cheap_code(quick):
+    """Of a quick run, which mostly compiles: compile with few optimisations."""
+    before = jax.config.read(FAST)
+    jax.config.update(FAST, quick or before)
+    try:
+        yield
+    finally:
+        jax.config.update(FAST, before)
+
+
+def study(name, experiment, out, quick) -> dict:
+    """Run what is not in out/cells.jsonl yet -> what came of it; NAME.png in `out`, and the
+    tables."""
+    with cheap_code(quick):
+        return _study(name, Path(out), quick)
+
+
+def _study(name, out, quick):
+    out.mkdir(parents=True, exist_ok=True)
+    begun, plan, store = time.perf_counter(), PLANS[name](quick), Store(out / "cells.jsonl")
+    note = lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
+    rows, skipped = [], {}
+    for cell in plan.cells:
+        if cell.fields["dataset"] not in skipped:
+            try:
+                build.federation(Config(**cell.fields))
+            except ValueError as error:
+                if not str(error).startswith("datasets."):
+                    raise
+                skipped[cell.fields["dataset"]] = str(error)  # data that are not on this machine
+    for panel in dict.fromkeys(c.panel for c in plan.cells):
+        cells = [c for c in plan.cells if c.panel == panel and c.fields["dataset"] not in skipped]
+        if cells:
+            rows += (trained if plan.y == "accuracy" else accounted)(store, cells, plan, note)
+    by = {(r["panel"], r["line"], r["x"]): r for r in rows}
+    verdicts = [
+        dict(zip(("claim", "verdict", "seen"), (c.text, *c.check(by)))) for c in plan.claims
+    ]
+    show(plan, rows, verdicts, skipped, quick)
+    if rows:
+        picture(out / f"{name}.png", plan, rows, quick)
+    return record.plain(
+        dict(
+            study=name,
+            title=plan.title,
+            xlabel=plan.xlabel,
+            rows=rows,
+            verdicts=verdicts,
+            skipped=skipped,
+            interval="95 % t-interval over seeds, each with its own split; comparisons are paired, "
+            "and not corrected for "
+            "their number",
+            chosen_by="mean test accuracy on the seeds tuned_on, which is in no epsilon",
+            seconds=time.perf_counter() - begun,
+            versions=environment() | dict(optimised=not jax.config.read(FAST)),
+        )
+    )
+
+
+def _experiment(make):
+    plan = make(False)
+    return Experiment(
+        plan.title, {}, dict.fromkeys(c.panel for c in plan.cells), plan.claims, special=study
+    )
+
+
+EXPERIMENTS = {name: _experiment(make) for name, make in PLANS.items()}

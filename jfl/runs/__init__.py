@@ -1,0 +1,5 @@
+"""Runs on disk: configuration, training, sweeps, checkpoints, records."""
+
+from ..core.lazy import submodules as _submodules
+
+__getattr__, __dir__ = _submodules(__name__, __path__)

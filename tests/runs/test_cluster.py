@@ -1,0 +1,527 @@
+"""Sweeps that stop and go on, and sweeps over a Ray cluster: nothing lost, nothing doubled, the
+same numbers."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from jfl.engine.sweep import widened, widths
+from jfl.runs import blocks as points
+from jfl.runs import build as assemble
+from jfl.runs import checkpoint, on_ray, sweep
+from jfl.runs.config import Config
+from jfl.runs.on_ray import Ray
+
+CONFIG = Config(
+    clients=6,
+    min_rows=8,
+    model="logistic",
+    cohort=3,
+    batch=4,
+    steps=2,
+    l2=1.0,
+    rounds=4,
+    evaluate_every=2,
+)
+AXES = dict(lr=[0.1, 0.2, 1e30], seed=[0, 1])  # the last rate fails
+CODE = checkpoint.code()
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason='needs Ray: pip install "jfl[ray]"'
+)
+
+
+def run(out, config=CONFIG, axes=AXES, **more):
+    return sweep.sweep(config, axes, out, block=2, **more)
+
+
+def lines(out):
+    return [json.loads(line) for line in (out / sweep.FILE).read_text().splitlines()[1:]]
+
+
+def runs(out):
+    """summary.json but for the times."""
+    return [
+        {k: v for k, v in r.items() if k != "seconds"}
+        for r in json.loads((out / "summary.json").read_text())["runs"]
+    ]
+
+
+def same(out, other):
+    assert (out / "metrics.csv").read_bytes() == (other / "metrics.csv").read_bytes()
+    assert runs(out) == runs(other)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Pictures, and programs that are traced to be refused, are of test_cli.py; here they would be
+    most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "scan", lambda run, plan, rounds: run)
+        patch.setattr(sweep.report, "picture", lambda *args: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    out = tmp_path_factory.mktemp("sweep") / "straight"
+    run(out)
+    return out
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The blocks that are computed from now on."""
+    blocks, compute = [], points.compute
+    monkeypatch.setattr(
+        points,
+        "compute",
+        lambda block, *memory, **how: blocks.append(block) or compute(block, *memory, **how),
+    )
+    return blocks
+
+
+# --- what is kept
+
+
+def test_a_sweep_keeps_every_point_once(straight):
+    assert [len(r["history"]["loss"]) for r in lines(straight)] == [2] * 6
+    assert len({r["key"] for r in lines(straight)}) == 6
+    assert len({r["loss"] for r in runs(straight)[:4]}) == 4  # each has its own rate and seed
+    assert ["failed" in r for r in runs(straight)] == [False] * 4 + [True] * 2
+    assert json.loads((straight / "manifest.json").read_text())["engine"] == dict(
+        name="local", nodes=1, workers=1, devices=["cpu cpu"], resumed=0
+    )
+
+
+def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
+    straight, tmp_path, monkeypatch, computed
+):
+    out, compute, seen = tmp_path / "run", points.compute, []
+
+    def stopped(block, *memory, **how):
+        if computed:
+            raise KeyboardInterrupt
+        return compute(block, *memory, **how)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(points, "compute", stopped)
+        run(out)
+    assert len(lines(out)) == 2 and not (out / "summary.json").exists()
+    with pytest.raises(ValueError, match="--resume"):
+        run(out)
+    computed.clear()
+    run(out, resume=True, watch=lambda **what: seen.append(what.get("completed")))
+    assert [len(b.at) for b in computed] == [2, 2] and len(lines(out)) == len(
+        {r["key"] for r in lines(out)}
+    ) == 6
+    assert [s for s in seen if s is not None] == [2, 4, 6]
+    assert json.loads((out / "manifest.json").read_text())["engine"]["resumed"] == 2
+    same(out, straight)
+    computed.clear()
+    run(out, resume=True)  # and what is done is done, failed points too
+    assert not computed
+    same(out, straight)
+
+
+@pytest.mark.parametrize("kept, blocks", [(0.5, 3), (1.5, 3), (4.9, 2), (5, 1)])
+def test_a_line_that_was_cut_off_is_not_there(straight, tmp_path, computed, kept, blocks):
+    """Kept are so many lines, of which the first is the head; a block of which a point is there is
+    run as a whole."""
+    whole, out = (straight / sweep.FILE).read_bytes().splitlines(keepends=True), tmp_path / "run"
+    out.mkdir()
+    part = whole[int(kept)][: int(kept % 1 * len(whole[int(kept)]))]
+    (out / sweep.FILE).write_bytes(b"".join(whole[: int(kept)]) + part)
+    run(out, resume=True)
+    assert len(computed) == blocks and len(lines(out)) == len({r["key"] for r in lines(out)}) == 6
+    same(out, straight)
+
+
+@pytest.mark.parametrize(
+    "config, axes, words",
+    [
+        (dict(steps=3), {}, "steps: 2 there, 3 here"),
+        ({}, dict(seed=[0, 2]), "axes seed"),
+        ({}, dict(lr=[0.1]), "axes lr"),
+        (dict(rounds=6), {}, "rounds: 4 there, 6 here"),
+    ],
+)
+def test_another_sweep_does_not_go_on(straight, tmp_path, computed, config, axes, words):
+    out = shutil.copytree(straight, tmp_path / "run")
+    with pytest.raises(ValueError, match=words):
+        run(out, dataclasses.replace(CONFIG, **config), AXES | axes, resume=True)
+    assert not computed and (out / sweep.FILE).read_bytes() == (straight / sweep.FILE).read_bytes()
+
+
+def test_another_source_or_other_data_do_not_go_on(straight, tmp_path, computed, monkeypatch):
+    out, code = shutil.copytree(straight, tmp_path / "run"), checkpoint.code()
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ValueError, match="code source: .* there, 'other' here"),
+    ):
+        patch.setattr(checkpoint, "code", lambda: code | dict(source="other"))
+        run(out, resume=True)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="data"):
+        patch.setattr(sweep, "checksum", lambda fed: "other")
+        run(out, resume=True)
+    (out / sweep.FILE).unlink()
+    with pytest.raises(ValueError, match=sweep.FILE):
+        run(out, resume=True)
+    assert not computed
+
+
+def test_a_line_that_is_not_as_it_was_written_is_named(straight, tmp_path):
+    out = shutil.copytree(straight, tmp_path / "run")
+    text = (out / sweep.FILE).read_text().splitlines()
+    edited, other = json.loads(text[2]), json.loads(text[3])
+    edited["history"]["loss"][0] = 0.1
+    swapped = json.dumps(json.loads(text[2]) | dict(key=other["key"]))
+    for number, bad in (
+        (3, "{}"),
+        (4, "half a li"),
+        (3, json.dumps(edited)),
+        (3, swapped),
+        (2, "[]"),
+        (1, text[1]),
+    ):
+        (out / sweep.FILE).write_text("\n".join([*text[: number - 1], bad, *text[number:]]) + "\n")
+        with pytest.raises(ValueError, match=f"line {number}: need a line as a sweep wrote it"):
+            run(out, resume=True)
+    (out / sweep.FILE).write_text(
+        "\n".join([text[0], text[1], json.dumps(json.loads(text[2])), *text[3:]]) + "\n"
+    )
+    run(out, resume=True)
+
+
+def test_a_file_that_became_shorter_is_not_made_longer(straight, tmp_path):
+    out = shutil.copytree(straight, tmp_path / "run")
+    store = points.Results(out / sweep.FILE)
+    (out / sweep.FILE).write_bytes((out / sweep.FILE).read_bytes()[:40])
+    with pytest.raises(ValueError, match="points.jsonl: need the .* bytes .* got 40: another hand"):
+        store.put([dict(key="new")])
+    assert len((out / sweep.FILE).read_bytes()) == 40
+
+
+def test_the_order_of_axes_may_change(straight, tmp_path, computed):
+    out = shutil.copytree(straight, tmp_path / "run")
+    run(out, axes=dict(reversed(AXES.items())), resume=True)
+    assert not computed
+    of = lambda folder: {
+        (r["seed"], r["config"]["lr"]): (r["loss"], r["accuracy"]) for r in runs(folder)
+    }
+    assert of(out) == of(straight)
+
+
+# --- blocks
+
+
+def test_blocks_hold_every_point_once_and_fit():
+    build = lambda **fields: assemble.build(dataclasses.replace(CONFIG, **fields))[0]
+    few, others = [build(partition_seed=s) for s in range(7)], [build(algorithm="scaffold")] * 3
+    plans = widened(few + others, widths(few + others))
+    assert len({p.fed.index.shape for p in plans}) == 1 < len({p.fed.index.shape for p in few})
+    assert points.programs(plans, 1e12, 3) == [[[0, 3, 6], [1, 4], [2, 5]], [[7, 8, 9]]]
+    one = points.client_bytes(plans[0]) * plans[0].chunk
+    for memory, most, sizes in (
+        (one * 2.5, 9, [2, 2, 2, 1]),
+        (one / 2, 9, [1] * 7),
+        (1e12, 9, [7]),
+        (1e12, 0.1, [1] * 7),
+    ):
+        found = points.programs(plans[:7], memory, most)
+        assert [len(b) for b in found[0]] == sizes and sorted(sum(found[0], [])) == list(range(7))
+
+
+# --- a cluster that is none
+
+
+class Pretended(types.ModuleType):
+    """The part of Ray that is used, in one process, on two machines of four CPUs; the last task is
+    done first."""
+
+    class exceptions:
+        RayError = type("RayError", (Exception,), {})
+        RayTaskError = type("RayTaskError", (RayError,), dict(cause=None))
+
+    def __init__(self, address=None):
+        super().__init__("ray")
+        self.address, self.options, self.gone, self.more = address, [], [], {}
+
+    def init(self, address, **options):
+        self.address = address
+
+    def is_initialized(self):
+        return self.address is not None
+
+    def shutdown(self):
+        self.address = None
+
+    def nodes(self):
+        return [
+            dict(Alive=True, Resources=dict(CPU=4.0, memory=2e9)),
+            dict(Alive=True, Resources=dict(CPU=4.0, memory=8e9)),
+            dict(Alive=False, Resources=dict(CPU=64.0)),
+        ]
+
+    def cluster_resources(self):
+        return dict(CPU=8.0) | self.more
+
+    def remote(self, **options):
+        self.options.append(options)
+        return lambda function: types.SimpleNamespace(remote=lambda *args: lambda: function(*args))
+
+    def wait(self, refs, num_returns=1, timeout=None):
+        return refs[-1:], refs[:-1]
+
+    def get(self, ref):
+        try:
+            return ref()
+        except self.exceptions.RayError:
+            raise
+        except Exception as cause:
+            error = self.exceptions.RayTaskError("a traceback")
+            error.cause = cause
+            raise error from cause
+
+    def cancel(self, ref):
+        self.gone.append(ref)
+
+    def get_runtime_context(self):
+        return types.SimpleNamespace(get_node_id=lambda: "0123456789")
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    ray = Pretended()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return ray
+
+
+def test_over_a_cluster_the_numbers_are_the_same(straight, tmp_path, pretended, computed):
+    with pytest.raises(ValueError, match="5 CPU for a task; got 4 CPU"):
+        run(tmp_path / "run", engine=Ray(cpus=5))
+    run(tmp_path / "run", engine=Ray())
+    same(tmp_path / "run", straight)
+    assert len(computed) == 3
+    engine = json.loads((tmp_path / "run" / "manifest.json").read_text())["engine"]
+    assert engine == dict(name="ray", nodes=2, workers=1, devices=["cpu cpu"], resumed=0)
+    assert (
+        lines(tmp_path / "run")[0]["worker"] == f"01234567/{os.getpid()}"
+        and not pretended.is_initialized()
+    )
+    assert pretended.options[-1] == dict(
+        num_cpus=1.0, num_gpus=0.0, max_retries=on_ray.RETRIES, scheduling_strategy="SPREAD"
+    )
+
+
+def test_a_cluster_sets_the_size_of_blocks(pretended):
+    with Ray(cpus=2).open(lambda **what: None) as at:
+        assert (at.nodes, at.places, at.memory) == (2, 4, 1e9)
+        assert [at.most(n) for n in (1, 16, 1000)] == [1, 2, points.AT_ONCE]
+    with Ray("auto", gpus=0.5).open(
+        lambda **what: None
+    ) as at:  # none has a GPU now: it may get one
+        assert pretended.options[-1]["runtime_env"]["env_vars"] == {
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.450"
+        }
+        at.accelerator = 1e9
+        assert at.places == 1 and at.most(1000) == 500
+    pretended.more = dict(GPU=2.0)
+    with Ray("auto").open(lambda **what: None):
+        assert pretended.options[-1]["num_gpus"] == 1 and "runtime_env" not in pretended.options[-1]
+    with Ray("auto", gpus=0).open(lambda **what: None):
+        assert pretended.options[-1]["runtime_env"]["env_vars"] == {"JAX_PLATFORMS": "cpu"}
+
+
+def _refuses(config):
+    raise ValueError("config: need a dataset that is there; got none.")
+
+
+@pytest.mark.parametrize(
+    "function, target, name, other, words",
+    [
+        (
+            "look",
+            checkpoint,
+            "code",
+            lambda: CODE | dict(source="old"),
+            "source .* on the driver, old on a worker",
+        ),
+        (
+            "work",
+            checkpoint,
+            "code",
+            lambda: CODE | dict(jax="old"),
+            "jax .* on the driver, old on a worker",
+        ),
+        ("work", on_ray, "checksum", lambda fed: "old", "data .* on the driver, old on a worker"),
+        (
+            "work",
+            on_ray.identity,
+            "signature",
+            lambda plan: "old",
+            "noise.*plan .* on the driver, old on a worker",
+        ),
+        ("work", assemble, "build", _refuses, "^config: need a dataset that is there; got none.$"),
+    ],
+)
+def test_a_worker_that_differs_is_refused(
+    tmp_path, pretended, monkeypatch, computed, function, target, name, other, words
+):
+    original = getattr(on_ray, function)
+
+    def there(*args):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, other)
+            return original(*args)
+
+    monkeypatch.setattr(on_ray, function, there)
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path / "run", engine=Ray())
+    assert (
+        not computed
+        and not pretended.is_initialized()
+        and (tmp_path / "run").exists() == (function == "work")
+    )
+
+
+@pytest.mark.parametrize(
+    "kind, words",
+    [("RayError", "6 tries of a block were lost"), ("RayTaskError", "XlaRuntimeError: out of")],
+)
+def test_a_block_that_is_lost_leaves_the_others(
+    straight, tmp_path, pretended, monkeypatch, computed, kind, words
+):
+    out, work = tmp_path / "run", on_ray.work
+
+    def fails(*args):
+        if computed:
+            error = getattr(Pretended.exceptions, kind)("lost")
+            error.cause = type("XlaRuntimeError", (Exception,), {})("out of memory")
+            raise error
+        return work(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=f"{words}.*--resume"):
+        patch.setattr(on_ray, "work", fails)
+        run(out, engine=Ray())
+    assert len(lines(out)) == 2 and pretended.gone
+    run(out, resume=True)  # goes on, also here
+    assert len(lines(out)) == 6
+    same(out, straight)
+
+
+def test_without_ray_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r'pip install "jfl\[ray\]"'):
+        run(tmp_path / "run", engine=Ray())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_where_nobody_answers(pretended, address):
+    with (
+        pytest.raises(ValueError, match="--address: need a Ray cluster"),
+        Ray(address).open(lambda **what: None),
+    ):
+        pass
+
+
+# --- a cluster of this machine, and kills
+
+LONG = dataclasses.replace(CONFIG, rounds=2000, evaluate_every=200)  # seconds for a block
+MANY = dict(algorithm=["fedavg", "scaffold"], lr=[0.1, 0.2, 0.3], seed=[0, 1])
+CLI = [
+    "--clients",
+    "6",
+    "--min-rows",
+    "8",
+    "--model",
+    "logistic",
+    "--cohort",
+    "3",
+    "--batch",
+    "4",
+    "--steps",
+    "2",
+    "--l2",
+    "1",
+    "--rounds",
+    "2000",
+    "--evaluate-every",
+    "200",
+    "--block",
+    "2",
+    *(f"--sweep={k}={','.join(map(str, v))}" for k, v in MANY.items()),
+]
+
+
+@needs_ray
+@pytest.mark.slow
+def test_workers_that_are_killed_lose_and_double_nothing(tmp_path):
+    from experiments.bench import cluster as experiment
+
+    sweep.sweep(LONG, MANY, tmp_path / "local", block=2)
+    found = experiment.shot(LONG, MANY, 2, tmp_path)
+    assert [k["what"] for k in found["kills"]] == ["process", "machine"]
+    found = experiment.compared(tmp_path)
+    assert found["points"] == found["lines"] == 12 and found["doubled"] == 0 and found["same_rows"]
+    assert found["largest_difference"] < 1e-5 and found["machines"] == 2 and found["processes"] >= 2
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_cluster_of_this_machine_comes_and_goes(tmp_path, monkeypatch):
+    import ray
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    usage, engine = os.environ.get("RAY_USAGE_STATS_ENABLED"), Ray(cpus=0.5)
+    run(tmp_path / "ray", engine=engine)
+    assert not ray.is_initialized() and os.environ.get("RAY_USAGE_STATS_ENABLED") == usage
+    run(tmp_path / "local")
+    assert [r["history"] for r in sorted(lines(tmp_path / "ray"), key=lambda r: r["key"])] == [
+        r["history"] for r in sorted(lines(tmp_path / "local"), key=lambda r: r["key"])
+    ]
+    # what a task refuses comes out as it is, and is not tried again
+    code = checkpoint.code()
+    monkeypatch.setattr(checkpoint, "code", lambda: code | dict(source="old"))
+    with pytest.raises(
+        ValueError, match="^--engine ray: need .* source old on the driver, .* on a worker"
+    ):
+        run(tmp_path / "other", engine=engine)
+    assert not (tmp_path / "other").exists() and not ray.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=needs_ray)])
+def test_a_driver_that_is_killed_goes_on(tmp_path, engine, monkeypatch):
+    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "jfl.cli", "sweep", *CLI, "--engine", engine]
+    out = tmp_path / "run"
+    child = subprocess.Popen(
+        [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while child.poll() is None and not (
+        (out / sweep.FILE).exists() and (out / sweep.FILE).read_bytes().count(b"\n") > 2
+    ):
+        time.sleep(0.1)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    kept = (out / sweep.FILE).read_bytes()
+    assert 2 <= len(kept.splitlines()) - 1 < 12 and not (out / "summary.json").exists()
+    assert (
+        subprocess.run([*command, "--out", str(out), "--resume"], capture_output=True).returncode
+        == 0
+    )
+    assert (out / sweep.FILE).read_bytes().startswith(kept.rpartition(b"\n")[0])
+    assert len(lines(out)) == len({r["key"] for r in lines(out)}) == 12
+    sweep.sweep(LONG, MANY, tmp_path / "straight", block=2)
+    same(out, tmp_path / "straight")
