@@ -13,10 +13,12 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
 from ..core import checks
+from ..core.options import Setting
 
 # those that a config can name; `sizes` takes a number for each client
 __all__ = ["dirichlet", "iid", "labels", "natural", "power_law", "shards", "similarity"]
@@ -88,7 +90,11 @@ def _split_iid(labels, clients, rng):
 
 
 def dirichlet(
-    clients: int, alpha: float, min_rows: int = 1, balanced: bool = False, seed: int = 0
+    clients: int,
+    alpha: float = 0.3,
+    min_rows: Annotated[int, Setting(default=16)] = 1,
+    balanced: bool = False,
+    seed: int = 0,
 ) -> Partition:
     """Label skew: small alpha gives each client few classes, large alpha the mixture of the whole.
 
@@ -101,6 +107,10 @@ def dirichlet(
              Dirichlet(alpha * classes *
              share of each class) and takes its rows by it while the classes last, in random order
              of the clients.
+
+    Args:
+        alpha: concentration; small is heterogeneous.
+        min_rows: least rows of a client.
 
     Units:
         alpha > 0: one class's concentration, in both forms; min_rows in rows.
@@ -205,6 +215,9 @@ def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partitio
     allow (large
              classes are cut into more), dealt at random so that a client never gets a class twice.
 
+    Args:
+        classes_per_client: classes each client holds.
+
     Raises:
         ValueError: if there are fewer classes than classes_per_client, fewer shards than classes (a
             row would have no owner), or too few rows of the classes to cut.
@@ -283,10 +296,10 @@ def _shard_counts(sizes, clients, per_client):
 
 def labels(
     clients: int,
-    classes_per_client: int,
-    rows: int | None = None,
+    classes_per_client: int = 2,
+    rows: Annotated[int | None, Setting("rows_per_client")] = None,
     exponent: float = 0.0,
-    min_rows: int | None = None,
+    min_rows: Annotated[int | None, Setting(default=16)] = None,
     seed: int = 0,
 ) -> Partition:
     """Exactly `classes_per_client` classes at every client, and sizes that are given: equal, or by
@@ -297,6 +310,12 @@ def labels(
              hold an equal part of the client; where a class is drawn beyond its rows, clients with
              several classes
              take more of the others.  Rows that remain have no owner, and the note says how many.
+
+    Args:
+        classes_per_client: classes each client holds.
+        rows: rows of a client; default all rows.
+        exponent: of the sizes, 0 is equal.
+        min_rows: least rows of a client.
 
     Units:
         rows: of a client on average, exactly with exponent=0; None: all rows, sizes differ by at
@@ -370,8 +389,9 @@ def sizes(
     allow, as in `labels`.
              Rows that remain have no owner, and the note says how many.
 
-    Units:
+    Args:
         rows: a whole number for each client, at least classes_per_client.
+        classes_per_client: classes each client holds; None: dealt from all.
 
     Raises:
         ValueError: if the rows are too few, or if 20 deals do not fit the classes.
@@ -525,11 +545,20 @@ def _fit_to_classes(take, available):
     return take
 
 
-def power_law(clients: int, exponent: float = 1.0, min_rows: int = 1, seed: int = 0) -> Partition:
+def power_law(
+    clients: int,
+    exponent: float = 1.0,
+    min_rows: Annotated[int, Setting(default=16)] = 1,
+    seed: int = 0,
+) -> Partition:
     """Quantity skew: the i-th largest client has rows ~ i ** -exponent; labels are iid.
 
     Split    Sizes below min_rows are raised to it and the rest keeps its proportions; which client
     is large is drawn.
+
+    Args:
+        exponent: of the sizes, 0 is equal.
+        min_rows: least rows of a client.
 
     Units:
         exponent >= 0 (0: equal sizes); min_rows in rows.
@@ -559,7 +588,11 @@ def _split_power_law(labels, clients, rng, *, exponent, min_rows):
 
 
 def similarity(
-    clients: int, share: float, rows: int | None = None, by: str = "class", seed: int = 0
+    clients: int,
+    share: float = 0.0,
+    rows: Annotated[int | None, Setting("rows_per_client")] = None,
+    by: str = "class",
+    seed: int = 0,
 ) -> Partition:
     """A share of each client's rows is iid, the rest is of one kind; sizes are equal.
 
@@ -570,6 +603,10 @@ def similarity(
              rows of any class for what is missing, and the note counts these.  by="sorted": the
              other rows are
              sorted by label and cut into equal pieces.
+
+    Args:
+        share: part of a client's rows that is iid.
+        rows: rows of a client; default all rows.
 
     Units:
         share in [0, 1]: 1 is iid.  rows of a client; None: all rows, sizes differ by at most one.

@@ -176,8 +176,12 @@ def logistic(fed: Federation) -> Task:
     return classifier(fed, _Mlp((), fed.classes))
 
 
-def mlp(fed: Federation, hidden: Sequence[int] = (64,)) -> Task:
-    """Dense layers with ReLU."""
+def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
+    """Dense layers with ReLU.
+
+    Args:
+        hidden: widths of the hidden layers.
+    """
     checks.kind("models.mlp", Federation, "jfl.federate", fed=fed)
     hidden = checks.several("models.mlp", hidden=hidden)
     for width in hidden:

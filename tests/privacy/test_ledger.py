@@ -46,7 +46,7 @@ def test_words_of_a_caveat_change_nothing():
     assert [g["epsilon"] for g in rows] == [g["epsilon"] for g in plain]
     best = record.best(rows)
     assert (best["unit"], best["view"]) == ("example", "server") and plots._drawn(best)
-    assert accounting.worth_of(plan, 20, DELTA)[1] is not None
+    assert accounting.guarantees_of_plan(plan, 20, DELTA)[1] is not None
     assert record.best([g | dict(implied=True) for g in rows[:1]] + rows[2:3]) == rows[2]
     assert "one round" not in console.claimed([rows[0] | dict(status="claimed")])
 
