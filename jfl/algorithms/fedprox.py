@@ -34,10 +34,10 @@ def fedprox(
     """FedAvg whose local steps follow gradient + mu * (w - w_server).
 
     The pull reads no example: it comes after clipping and noise and costs no privacy.
+    All else is as in `fedavg`.
 
     Args:
         mu: pull to the server's model.  At least 0.
-        lr, steps, batch, optimizer, server_lr, server_optimizer: as of `fedavg`.
     """
     checks.nonnegative("fedprox", single=True, mu=mu)
     base = fedavg(

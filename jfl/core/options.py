@@ -128,6 +128,8 @@ def of(factory: Callable) -> tuple[Option, ...]:
                 "none",
                 f"Give {parameter.name} one, or annotate it with Setting(default=...).",
             )
+        plain, optional = split_optional(kind)
+        kind = plain | None if optional else plain
         found.append(Option(name, parameter.name, kind, default, helps[parameter.name]))
     return tuple(found)
 
@@ -246,7 +248,7 @@ def arguments(factory: Callable, values: Mapping[str, Any], given: Mapping[str, 
 
 def takes(factory: Callable, parameter: str) -> bool:
     """Whether a factory has this parameter."""
-    return parameter in parameters(factory)
+    return parameter in inspect.signature(factory, eval_str=True).parameters
 
 
 # --- fields of a config
