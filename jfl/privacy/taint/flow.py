@@ -370,55 +370,77 @@ class Flow:
 
     # --- counters
 
-    def affine(self, symbol):  # noqa: C901
+    def affine(self, symbol):
         """A whole number as ({atom: factor}, constant); atoms: ("index", loop), ("place", n) in an
         array, ("is", symbol)."""
         content = self.nodes[symbol]
-        kind, itself = content[0], ({("is", symbol): 1}, 0)
-        if kind == "lit":
-            return ({}, int(content[3])) if isinstance(content[3], (int, bool)) else itself
-        if kind == "const":
-            (n,), steps = (self.shapes[symbol] + (0,))[:1], content[3] if len(content) > 3 else None
-            return ({("place", n): steps[1]} if steps[1] else {}, steps[0]) if steps else itself
-        if kind == "elem":
-            return self._placed(self.affine(content[2]), {("index", content[1]): 1}, 0)
-        if kind == "carry":
-            start, after = self.carries.get((content[1], content[2]), (None, None))
-            step = self._step(symbol, after) if after is not None else None
-            if step is None:
-                return itself
-            atoms, constant = self.affine(start)
-            return _sum((atoms, constant), ({("index", content[1]): step}, 0))
-        if kind != "op":
-            return itself
-        name, inputs = content[1], content[3:-1]
-        if name == "iota" and len(self.shapes[symbol]) == 1:
-            return {("place", self.shapes[symbol][0]): 1}, 0
-        if name in SAME and len(self.shapes[symbol]) <= 2:
-            found, length = self.affine(inputs[0]), math.prod(self.shapes.get(inputs[0], ()))
-            return self._placed(found, {}, 0) if length == 1 else found
-        if name == "slice" and len(self.shapes[symbol]) == 1:
+        by_kind = dict(
+            lit=self._affine_literal,
+            const=self._affine_array,
+            elem=self._affine_element,
+            carry=self._affine_carry,
+            op=self._affine_operation,
+        ).get(content[0])
+        form = None if by_kind is None else by_kind(symbol, content)
+        return ({("is", symbol): 1}, 0) if form is None else form
+
+    # Each gives the affine form of a symbol of one kind, or None where there is none.
+
+    def _affine_literal(self, symbol, content):
+        return ({}, int(content[3])) if isinstance(content[3], (int, bool)) else None
+
+    def _affine_array(self, symbol, content):
+        (n,) = (self.shapes[symbol] + (0,))[:1]
+        first_and_step = content[3] if len(content) > 3 else None
+        if not first_and_step:
+            return None
+        first, step = first_and_step
+        return {("place", n): step} if step else {}, first
+
+    def _affine_element(self, symbol, content):
+        return self._placed(self.affine(content[2]), {("index", content[1]): 1}, 0)
+
+    def _affine_carry(self, symbol, content):
+        start, after = self.carries.get((content[1], content[2]), (None, None))
+        step = self._step(symbol, after) if after is not None else None
+        return (
+            None if step is None else _sum(self.affine(start), ({("index", content[1]): step}, 0))
+        )
+
+    def _affine_operation(self, symbol, content):
+        name, inputs, shape = content[1], content[3:-1], self.shapes.get(symbol, ())
+        if name == "iota" and len(shape) == 1:
+            return {("place", shape[0]): 1}, 0
+        if name in SAME and len(shape) <= 2:
+            form = self.affine(inputs[0])
+            is_scalar = math.prod(self.shapes.get(inputs[0], ())) == 1
+            return self._placed(form, {}, 0) if is_scalar else form
+        if name == "slice" and len(shape) == 1:
             first, stride = _slice(self.details[content[2]])
-            return self._placed(
-                self.affine(inputs[0]), {("place", self.shapes[symbol][0]): stride}, first
-            )
+            return self._placed(self.affine(inputs[0]), {("place", shape[0]): stride}, first)
         if name in ("add", "sub"):
             return _sum(self.affine(inputs[0]), self.affine(inputs[1]), 1 if name == "add" else -1)
         if name == "mul":
-            a, b = self.affine(inputs[0]), self.affine(inputs[1])
-            a, b = (a, b) if not b[0] else (b, a)
-            return ({k: v * b[1] for k, v in a[0].items()}, a[1] * b[1]) if not b[0] else itself
-        if name == "select_n" and len(inputs) == 3:  # where jnp lets an index count from the end
-            one, other = self.affine(inputs[1]), self.affine(inputs[2])
-            test = self.nodes[inputs[0]]
-            if (
-                test[:2] == ("op", "lt")
-                and self.affine(test[3]) == one
-                and one[0] == other[0]
-                and self._least(one) >= 0
-            ):
-                return one
-        return itself
+            return self._affine_product(*map(self.affine, inputs))
+        if name == "select_n" and len(inputs) == 3:
+            return self._affine_wrapped_index(*inputs)
+        return None
+
+    @staticmethod
+    def _affine_product(one, other):
+        """One of the two has to be a number."""
+        form, (atoms, number) = (one, other) if not other[0] else (other, one)
+        if atoms:
+            return None
+        return {atom: factor * number for atom, factor in form[0].items()}, form[1] * number
+
+    def _affine_wrapped_index(self, test, index, from_end):
+        """Where jnp lets an index count from the end, and it does not."""
+        one, other, test = self.affine(index), self.affine(from_end), self.nodes[test]
+        is_not_negative = test[:2] == ("op", "lt") and self.affine(test[3]) == one
+        if is_not_negative and one[0] == other[0] and self._least(one) >= 0:
+            return one
+        return None
 
     def _step(self, symbol, after):
         """By how much a counter goes up in each pass of its loop."""
