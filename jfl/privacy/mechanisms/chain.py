@@ -237,7 +237,7 @@ def later(value: Any, first: int) -> Any:
 
 def scheduled(mechanism: Mechanism | None) -> bool:
     """True if a clip norm or the noise is a function of the round."""
-    held = [
+    of_the_round = [
         v
         for s in (mechanism.stages if mechanism else ())
         for f in (s.apply, s.bound)
@@ -245,7 +245,8 @@ def scheduled(mechanism: Mechanism | None) -> bool:
         for v in f.data.values()
     ]
     return any(
-        isinstance(v, Fn) for v in held + [s.noise for s in (mechanism.stages if mechanism else ())]
+        isinstance(v, Fn)
+        for v in of_the_round + [s.noise for s in (mechanism.stages if mechanism else ())]
     )
 
 

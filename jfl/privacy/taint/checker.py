@@ -59,9 +59,11 @@ class Report(NamedTuple):
             "as declared:",
             *([f"  {r.times} x {r.mechanism}; {r.reads}" for r in self.declared] or ["  none"]),
         ]
-        for unit, found in (("examples", self.example), ("clients", self.client)):
+        for unit, findings in (("examples", self.example), ("clients", self.client)):
             parts += (
-                [f"against a guarantee for {unit}:", *(f"  {f}" for f in found)] if found else []
+                [f"against a guarantee for {unit}:", *(f"  {f}" for f in findings)]
+                if findings
+                else []
             )
         return "\n".join(parts + ([f"refused: {self.refused}"] if self.refused else []))
 
@@ -122,10 +124,12 @@ def judged(plan: Plan, entries: list) -> list:
     if not entries:
         return entries
     refuse("jfl.guarantee", plan)
-    found = against(plan)
+    findings = against(plan)
 
     def one(entry):
-        reasons = found.example if entry.unit == "example" and not entry.implied else found.client
+        reasons = (
+            findings.example if entry.unit == "example" and not entry.implied else findings.client
+        )
         return (
             entry._replace(status="conditional", caveats=entry.caveats + (DECLARED, *reasons))
             if reasons
@@ -157,10 +161,10 @@ def _arrays_held(plan) -> list:
     not what Python has."""
     algorithm, task = plan.algorithm, plan.task
     parts = (task, algorithm, plan.upload, plan.release, plan.weights)
-    found = [x for x in jax.tree.leaves(parts) if np.size(x) > 1]
+    arrays = [x for x in jax.tree.leaves(parts) if np.size(x) > 1]
     for loss in [task.loss, *(g.loss for g in gradients_in(algorithm.client))]:
         if foreign(loss):
-            found += loss_trace(loss, plan).consts
+            arrays += loss_trace(loss, plan).consts
     look = lambda name, function, *operands: (
         cached(
             (name, avals(function), *map(avals, operands)),
@@ -168,9 +172,9 @@ def _arrays_held(plan) -> list:
         ).consts
     )
     if foreign(task.init):
-        found += look("task", task.init, key_shape())
+        arrays += look("task", task.init, key_shape())
     if isinstance(plan.weights, Fn) and foreign(plan.weights):
-        found += look("weights", plan.weights, jax.ShapeDtypeStruct((), jnp.int32))
+        arrays += look("weights", plan.weights, jax.ShapeDtypeStruct((), jnp.int32))
     foreign_stages = [
         s
         for m in (plan.upload, plan.release)
@@ -183,16 +187,16 @@ def _arrays_held(plan) -> list:
         for f in (algorithm.init, algorithm.client, algorithm.server, algorithm.params)
     ]
     if not (any(alien) or foreign_stages):
-        return found
+        return arrays
     verdict = traced(plan)
-    found += verdict.consts
+    arrays += verdict.consts
     if verdict.shapes is None:
-        return found
+        return arrays
     server, payload = verdict.shapes
     if alien[0]:
-        found += look("init", algorithm.init, params_shapes(plan))
+        arrays += look("init", algorithm.init, params_shapes(plan))
     if alien[2]:
-        found += cached(
+        arrays += cached(
             ("server", plan.sampler.clients, avals((algorithm.server, server, payload))),
             lambda: look_into(
                 lambda f, context, server, payload: f(
@@ -205,11 +209,11 @@ def _arrays_held(plan) -> list:
             ),
         ).consts
     if alien[3]:
-        found += look("model", algorithm.params, server)
+        arrays += look("model", algorithm.params, server)
     for s in foreign_stages:
         if s.role == "row" and s.apply is not None:
-            found += look("row", s.apply, abstract(mech.initial(Mechanism((s,)))), payload)
-    return found
+            arrays += look("row", s.apply, abstract(mech.initial(Mechanism((s,)))), payload)
+    return arrays
 
 
 def refusal(plan: Plan) -> str:
@@ -221,12 +225,12 @@ def refusal(plan: Plan) -> str:
 
 def refuse(where: str, plan: Plan) -> None:
     """Stop a plan whose functions hold the rows that it is to protect."""
-    found = refusal(plan)
-    if found:
+    rows_held = refusal(plan)
+    if rows_held:
         checks.fail(
             where,
             "functions that read rows only as their arguments",
-            f"a function that holds {found}",
+            f"a function that holds {rows_held}",
             (
                 "A loss gets its example as (x, y), a client its rows; what is in a closure no "
                 "mechanism protects."

@@ -102,22 +102,24 @@ def trace_client(plan, declared, parts, classes) -> Verdict:
     leaves, structure = jax.tree.flatten(abstract(parts))
     structures = []
 
-    def program(leaves, context, keys, server, own, rows):
+    def program(leaves, context, keys, server, client_state, rows):
         client, releases = structure.unflatten(leaves)
         context = Context(*context[:4], plan.sampler.clients, context[4])
-        payload, kept, _ = client(context, Keys(*keys), server, own, Rows(*rows, context.size))
+        payload, kept, _ = client(
+            context, Keys(*keys), server, client_state, Rows(*rows, context.size)
+        )
         now = [(mech.at(m, context.round), b) for m, b in releases]
         structures[:] = [tuple(map(jax.tree.structure, r)) for r in now]
         return payload, kept, [[jax.tree.leaves(part) for part in r] for r in now]
 
     try:
-        server, own_ = jax.eval_shape(plan.algorithm.init, params_shapes(plan))
+        server, client_state_ = jax.eval_shape(plan.algorithm.init, params_shapes(plan))
         operands = (
             leaves,
             context_shapes(),
             [key_shape(), key_shape()],
             server,
-            own_,
+            client_state_,
             [x, y, jax.ShapeDtypeStruct((slots,), jnp.int32)],
         )
         closed, shapes = jax.make_jaxpr(program, return_shape=True)(*operands)
@@ -207,7 +209,7 @@ class Judge:
         self.leaks(ways)
         released = self.released()
         rows = self.sites(released)
-        once = lambda found: tuple(dict.fromkeys(found))
+        once = lambda findings: tuple(dict.fromkeys(findings))
         shapes = (self.operands[3], self.shapes[0])
         consts = [c for c in self.flow.consts.values() if not isinstance(c, jax.core.Tracer)]
         return Verdict(once(self.example), once(self.client), rows, consts, shapes)
@@ -347,10 +349,10 @@ class Judge:
         return next(j for j in range(i + 1) if alike(j))
 
     def stages(self, mark):
-        found = [
+        mechanisms = [
             r.mechanism for r, c in zip(self.declared, self.charged) if c[0] == self.mechanism(mark)
         ]
-        return chain_words(found[0]) if found else "a chain that is not declared"
+        return chain_words(mechanisms[0]) if mechanisms else "a chain that is not declared"
 
     def mechanism(self, mark):
         skip = {"jfl_release": 2 * mark.params["n"] + 3, "jfl_bounded": mark.params["n"] + 1}[
@@ -365,10 +367,10 @@ class Judge:
         note = self.example.append
         where = f"a release of {self.stages(mark)}"
         key, weight, client = mark.operands[2 * n : 2 * n + 3]
-        found = flow.key(key.symbol)
+        noise_key = flow.key(key.symbol)
         if mark.params["outside"]:
             note(f"{where}: inside a shard_map, where it is not followed")
-        if found[0] != self.at["keys.noise"]:
+        if noise_key[0] != self.at["keys.noise"]:
             note(
                 f"{where}: its noise key does not come from keys.noise, so it is the same again in "
                 f"other rounds or clients"
@@ -390,15 +392,15 @@ class Judge:
                 "",
             )
             note(f"noise on a sum that no row stage of its chain bounds{': ' + way if way else ''}")
-            return found, reads, None
+            return noise_key, reads, None
         bound = flow.marks[bound]
         if self.mechanism(bound) != self.mechanism(mark):
             note(f"{where}: the sum is bounded by another chain than its noise is of")
         if bound.params["batch"] or mark.params["batch"]:
             note(f"{where}: under a vmap of the client's own, where it is not followed")
         if bound.params["kind"] == "single":
-            return found, *self.single(mark, bound, where)
-        return found, *self.examples(mark, bound, where)
+            return noise_key, *self.single(mark, bound, where)
+        return noise_key, *self.examples(mark, bound, where)
 
     def examples(self, mark, bound, where):
         """A sum over the rows of a batch, each by itself."""
@@ -592,14 +594,14 @@ class Judge:
     def keys(self, every, released):
         """Each release has a key of its own, and nothing else draws from it."""
         flow, note = self.flow, self.example.append
-        found = {n: flow.key(m.operands[2 * m.params["n"]].symbol) for n, m in every.items()}
+        keys = {n: flow.key(m.operands[2 * m.params["n"]].symbol) for n, m in every.items()}
         for name in released:
-            mark, key = every[name], found[name]
+            mark, key = every[name], keys[name]
             if key[0] != self.at["keys.noise"]:
                 continue
             if set(flow.covers(key, mark.loops)) != set(mark.loops):
                 note(f"the passes of a loop share one noise key: {self.said(key)}")
-            for other, theirs in found.items():
+            for other, theirs in keys.items():
                 if (
                     other != name
                     and not (other in released and other < name)
@@ -615,7 +617,7 @@ class Judge:
             if root != self.at["keys.noise"]:
                 continue
             for name in released:
-                if found[name][0] == root and self.above(steps, found[name][1]):
+                if keys[name][0] == root and self.above(steps, keys[name][1]):
                     line = _line(equation)
                     note(
                         (

@@ -99,7 +99,7 @@ def declarations(plan: Plan) -> Against:
     for grad in gradients_in(algorithm.client):
         example += opaque_parts(grad.loss, plan)
     client = [f for m in (plan.upload, plan.release) if m is not None for f in _asserted(m)]
-    once = lambda found: tuple(dict.fromkeys((*found, *sampler)))
+    once = lambda findings: tuple(dict.fromkeys((*findings, *sampler)))
     return Against(once(example), once(client))
 
 

@@ -125,19 +125,19 @@ def nodes(value, kind) -> list:
 
 def records_in(value):
     """All records in a pytree, however deep."""
-    found, todo = [], [value]
+    records, todo = [], [value]
     while todo:
-        at = todo.pop()
-        if isinstance(at, Fn):
-            todo += [at.data, at.static]
-        elif isinstance(at, dict):
-            todo += at.values()
-        elif isinstance(at, (list, tuple)):
-            todo += at
-        elif dataclasses.is_dataclass(at) and not isinstance(at, type):
-            found.append(at)
-            todo += [getattr(at, f.name) for f in dataclasses.fields(at)]
-    return found
+        current = todo.pop()
+        if isinstance(current, Fn):
+            todo += [current.data, current.static]
+        elif isinstance(current, dict):
+            todo += current.values()
+        elif isinstance(current, (list, tuple)):
+            todo += current
+        elif dataclasses.is_dataclass(current) and not isinstance(current, type):
+            records.append(current)
+            todo += [getattr(current, f.name) for f in dataclasses.fields(current)]
+    return records
 
 
 def gradients_in(value) -> list:

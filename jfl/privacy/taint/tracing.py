@@ -80,11 +80,11 @@ def look_into(function, *operands) -> Trace:
         lambda c: np.size(c) > 1 and not isinstance(c, jax.core.Tracer),
     )
     while todo:
-        at = todo.pop()
-        if isinstance(at, ClosedJaxpr):
-            consts += [c for c in at.consts if plain(c)]
-            at = at.jaxpr
-        for equation in at.eqns:
+        current = todo.pop()
+        if isinstance(current, ClosedJaxpr):
+            consts += [c for c in current.consts if plain(c)]
+            current = current.jaxpr
+        for equation in current.eqns:
             names.add(equation.primitive.name)
             consts += [v.val for v in equation.invars if isinstance(v, Literal) and plain(v.val)]
             for v in equation.params.values():
