@@ -149,7 +149,8 @@ def dpnfl_epsilon(
     Shapes:
         broadcasts; a client that never takes part has 0.
 
-    Privacy, Errors   as `dpnfl_tcdp`: with strict=False the number is sound whatever fails.
+    Privacy and errors are those of `dpnfl_tcdp`: with strict=False the number is sound whatever
+    fails.
     """
     _delta("chen2024.dpnfl_epsilon", delta)
     tcdp = dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma, strict)
@@ -172,8 +173,8 @@ def theorem5(participations, steps, clip_norm, batch, rows, sigma, strict: bool 
     As sigma grows, epsilon tends to `theorem5_limit` from below and delta to 0 (at least the least
     normal float).
 
-    Shapes, Errors   as `dpnfl_tcdp`; with strict=False and a failure the pair is as printed and
-    proves nothing.
+    Shapes and errors are those of `dpnfl_tcdp`; with strict=False and a failure the pair is as
+    printed and proves nothing.
 
     >>> [round(float(theorem5(10, 300, 1.0, 10, 600, s).value[0]), 3) for s in (0.5, 10.0)]
     [21.311, 22.176]
@@ -232,8 +233,8 @@ def calibrate_sigma(
     clip_norm sqrt(26 K steps / rho_star) / rows, or more: so much that log(1 / delta) <= (omega -
     1)^2 rho_star.
 
-    Shapes, Errors   as `dpnfl_tcdp`: one std for each client, and the preconditions are tested at
-    it.
+    Shapes and errors are those of `dpnfl_tcdp`: one std for each client, and the preconditions are
+    tested at it.
 
     >>> round(float(calibrate_sigma(0.3, 1e-2, 10, 300, 1.0, 10, 600).value), 4)
     6.766

@@ -105,7 +105,8 @@ def poisson(
         z: std over sensitivity; size: 2^14 is within 1e-3 of the limit for times up to about 1e4,
         and beyond 1e5 Renyi bounds may be smaller: take the smaller one, as `tight.epsilon` does.
 
-    Slopes   in all but size, as right as the value; in times as if there were parts of a step.
+    Slopes in all but size are as right as the value; those in times are as if there were parts of a
+    step.
 
     Example:
         >>> round(float(poisson(0.01, 1.0, 1000, 1e-5)), 3)
@@ -273,8 +274,8 @@ def _refine(groups, adjacency, times, delta, sizes=SIZES):
     return best, max(best - floor, 0.0)
 
 
-def _above(groups, way, size, **at):
-    grid = _program(pld_compose.plan, direction=way)(groups=groups, size=size, **at)
+def _above(groups, way, size, **budget):
+    grid = _program(pld_compose.plan, direction=way)(groups=groups, size=size, **budget)
     return grid, _program(pld_compose.compose_upper, direction=way, size=size)(
         groups=groups, grid=grid
     )

@@ -84,7 +84,7 @@ def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
         p, q, excess, above = total
         k, mass = each
         mu = k / z
-        places = _own(t, ends, mu)
+        places = _place_of_one(t, ends, mu)
         plain, moved = mass * _cells(places, ends), mass * _cells(places - mu, ends)
         tails = mass * _tail(jnp.stack([places[-1] - mu, places[-1]]))
         return (
@@ -209,7 +209,7 @@ def _nodes(law, z, number):
     return t, jnp.maximum(loss, 0.0), slope
 
 
-def _own(t, losses, mu):
+def _place_of_one(t, losses, mu):
     """t_m of the copies with this mu."""
     return jnp.where(mu < t, t, jnp.maximum(t, losses / mu + mu / 2))
 

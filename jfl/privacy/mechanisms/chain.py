@@ -328,11 +328,11 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
             clipped = clipped | over
         return row, clipped, pytrees.finite(row)
 
-    held = counts = weight != 0
+    is_counted = counts = weight != 0
     clipped = bad = jnp.zeros(weight.shape, bool)
     if clips(mechanism):
         rows, clipped, finite = jax.vmap(one)(rows)
-        counts, bad = held & finite, held & ~finite
+        counts, bad = is_counted & finite, is_counted & ~finite
 
     def weighted(x):
         w, kept = (v.reshape(weight.shape + (1,) * (x.ndim - 1)) for v in (weight, counts))
@@ -342,7 +342,12 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
     if weight.shape == (1,) and clips(mechanism):
         value = marks.bounded(value, mechanism, weight, "single")
     return Partial(
-        value, count(held), count(clipped & counts), count(weight), bad.sum(dtype=jnp.int32), form
+        value,
+        count(is_counted),
+        count(clipped & counts),
+        count(weight),
+        bad.sum(dtype=jnp.int32),
+        form,
     )
 
 
