@@ -101,11 +101,10 @@ def scaffold(
             any other round, and are accounted so.
 
     Releases the pair (difference, K lr * change of c_i): a client-level clip covers both together.
-    Noise    of a client-level release stays in c, which no later round corrects: clients move along
-    the sum of all
-             noise, until it fills their clip norm.  FedAvg suits that level better.  Noise of local
-             steps leaves c
-             with the next c_i.
+
+    The noise of a client-level release stays in c, and no later round corrects it.  Clients move
+    along the sum of all noise, until it fills their clip norm; FedAvg suits that level better.  The
+    noise of local steps leaves c with the next c_i.
     """
     work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     if warm_rounds is not None:

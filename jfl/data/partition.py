@@ -98,15 +98,13 @@ def dirichlet(
 ) -> Partition:
     """Label skew: small alpha gives each client few classes, large alpha the mixture of the whole.
 
-    Split    Each class is cut by proportions ~ Dirichlet(alpha, ..., alpha) over the clients, so
-    sizes vary too.
-             Then single rows, drawn at random from whoever is largest, move to clients below
-             min_rows; their number
-             is in the note.  min_rows=0 leaves clients without rows, which `federate` refuses.
-             balanced=True: equal sizes (to one row); each client draws a class mixture ~
-             Dirichlet(alpha * classes *
-             share of each class) and takes its rows by it while the classes last, in random order
-             of the clients.
+    Each class is cut by proportions ~ Dirichlet(alpha, ..., alpha) over the clients, so sizes vary
+    too.  Then single rows, drawn at random from whoever is largest, move to clients below min_rows;
+    their number is in the note.  min_rows=0 leaves clients without rows, which `federate` refuses.
+
+    With balanced=True all sizes are equal (to one row).  In random order, each client draws a class
+    mixture ~ Dirichlet(alpha * classes * share of each class), and takes its rows by it while the
+    classes last.
 
     Args:
         alpha: concentration; small is heterogeneous.
@@ -211,9 +209,9 @@ def _balanced_dirichlet(by_class, clients, alpha, rng):
 def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partition:
     """Label shards: every client holds rows of exactly `classes_per_client` classes.
 
-    Split    clients * classes_per_client shards of one class each, as equal in size as the classes
-    allow (large
-             classes are cut into more), dealt at random so that a client never gets a class twice.
+    There are clients * classes_per_client shards of one class each, as equal in size as the classes
+    allow (large classes are cut into more).  They are dealt at random, so that no client gets a
+    class twice.
 
     Args:
         classes_per_client: classes each client holds.
@@ -222,7 +220,7 @@ def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partitio
         ValueError: if there are fewer classes than classes_per_client, fewer shards than classes (a
             row would have no owner), or too few rows of the classes to cut.
 
-    Sizes    follow from the classes; `labels` fixes the sizes instead.
+    Sizes follow from the classes; `labels` fixes the sizes instead.
 
     References:
         McMahan et al., AISTATS 2017, section 3; their shards, cut at equal sizes, may straddle two
@@ -305,11 +303,10 @@ def labels(
     """Exactly `classes_per_client` classes at every client, and sizes that are given: equal, or by
     a power law.
 
-    Split    Clients from the largest to the smallest draw classes, by the rows each has left among
-    those that still
-             hold an equal part of the client; where a class is drawn beyond its rows, clients with
-             several classes
-             take more of the others.  Rows that remain have no owner, and the note says how many.
+    Clients draw classes, from the largest client to the smallest.  A class that still holds an
+    equal part of the client is drawn with a probability proportional to its rows that are left.
+    Where a class is drawn beyond its rows, clients with several classes take more of the others.
+    Rows that remain have no owner, and the note says how many.
 
     Args:
         classes_per_client: classes each client holds.
@@ -385,9 +382,9 @@ def sizes(
     """Client c gets exactly rows[c] rows: dealt at random, or of exactly `classes_per_client`
     classes.
 
-    Split    None: iid.  A number: classes are drawn, and filled in parts as equal as the data
-    allow, as in `labels`.
-             Rows that remain have no owner, and the note says how many.
+    Without `classes_per_client` rows are iid.  With it, classes are drawn, and filled in parts as
+    equal as the data allow, as in `labels`.  Rows that remain have no owner, and the note says how
+    many.
 
     Args:
         rows: a whole number for each client, at least classes_per_client.
@@ -553,8 +550,8 @@ def power_law(
 ) -> Partition:
     """Quantity skew: the i-th largest client has rows ~ i ** -exponent; labels are iid.
 
-    Split    Sizes below min_rows are raised to it and the rest keeps its proportions; which client
-    is large is drawn.
+    Sizes below min_rows are raised to it and the rest keeps its proportions; which client is large
+    is drawn.
 
     Args:
         exponent: of the sizes, 0 is equal.
@@ -596,13 +593,12 @@ def similarity(
 ) -> Partition:
     """A share of each client's rows is iid, the rest is of one kind; sizes are equal.
 
-    Split    round(share * rows) rows a client are dealt at random from all.  The rest, by="class":
-    client c takes
-             rows of class c mod (number of classes); when a class runs dry its clients get equal
-             parts of it and
-             rows of any class for what is missing, and the note counts these.  by="sorted": the
-             other rows are
-             sorted by label and cut into equal pieces.
+    Each client gets round(share * rows) rows at random from all.  The rest depends on `by`:
+
+    - "class": client c takes rows of class c mod (number of classes).  When a class runs dry, its
+      clients get equal parts of it, and rows of any class for what is missing; the note counts
+      these.
+    - "sorted": the other rows are sorted by label and cut into equal pieces.
 
     Args:
         share: part of a client's rows that is iid.

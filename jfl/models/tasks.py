@@ -119,11 +119,11 @@ def classifier(fed: Federation, module: nn.Module) -> Task:
             f"{logits.shape}",
             "It is called on one example, without a batch axis.",
         )
-    held = dict(module=module)
+    data = dict(module=module)
     return Task(
-        Fn(_init, static=dict(held, shape=shape)),
-        Fn(_cross_entropy, static=held),
-        Fn(_predict, static=held),
+        Fn(_init, static=dict(data, shape=shape)),
+        Fn(_cross_entropy, static=data),
+        Fn(_predict, static=data),
     )
 
 

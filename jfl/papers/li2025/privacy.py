@@ -267,9 +267,11 @@ def noise_std_printed(
     1.147049
     """
     rate = approximate_dp.round_rate(batch, steps, rows, "wor_round")
-    found = noise_multiplier_printed(epsilon, delta, rate, strict)
+    multiplier = noise_multiplier_printed(epsilon, delta, rate, strict)
     with jax.enable_x64(True):
-        return found._replace(value=found.value * sensitivity_paper(steps, clip_norm, lr).value)
+        return multiplier._replace(
+            value=multiplier.value * sensitivity_paper(steps, clip_norm, lr).value
+        )
 
 
 @claim("Lemma 3", "ours", "exact amplification and the exact Gaussian: for every epsilon and rate")
@@ -370,9 +372,11 @@ def total_epsilon(multiplier, rate, participations: int, delta, method: str = "m
     checks.whole(where, least=0, participations=participations)
     checks.choice(where, (*METHODS, "min"), method=method)
     names = METHODS if method == "min" else (method,)
-    found = {name: float(METHODS[name](multiplier, rate, participations, delta)) for name in names}
-    best = min(found, key=found.get)
-    return Total(found[best], delta, "rigorous", best)
+    epsilons = {
+        name: float(METHODS[name](multiplier, rate, participations, delta)) for name in names
+    }
+    best = min(epsilons, key=epsilons.get)
+    return Total(epsilons[best], delta, "rigorous", best)
 
 
 @claim(

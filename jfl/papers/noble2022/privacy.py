@@ -422,10 +422,10 @@ def _least(value) -> float:
     low, high, least = 1e-2, 1e5, np.inf
     for _ in range(3):
         orders = 1 + np.geomspace(low, high, GRID)
-        found = value(orders)
-        best = int(np.argmin(found))
+        values = value(orders)
+        best = int(np.argmin(values))
         low, high = (orders[np.clip([best - 1, best + 1], 0, GRID - 1)] - 1).tolist()
-        least = min(least, float(found[best]))
+        least = min(least, float(values[best]))
     return least
 
 

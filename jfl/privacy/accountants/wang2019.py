@@ -87,9 +87,9 @@ def interpolate(orders: ArrayLike, whole: ArrayLike, curve: ArrayLike) -> jax.Ar
     """
     below = jnp.floor(orders)
     scaled = jnp.concatenate([jnp.zeros(1), (whole - 1) * curve])  # orders 1, 2, ...
-    at = below.astype(int) - 1
-    above = jnp.minimum(at + 1, len(whole))  # a whole order needs nothing above itself
-    return ((1 - orders + below) * scaled[at] + (orders - below) * scaled[above]) / (orders - 1)
+    index = below.astype(int) - 1
+    above = jnp.minimum(index + 1, len(whole))  # a whole order needs nothing above itself
+    return ((1 - orders + below) * scaled[index] + (orders - below) * scaled[above]) / (orders - 1)
 
 
 def _series(orders, rate, rdp_of_order, log_moments):
