@@ -244,7 +244,7 @@ def delta(event, epsilon, times=1, size=2**17) -> float:
 def _refine(groups, adjacency, times, delta, sizes=SIZES):
     groups = tuple((part, n * times) for part, n in groups)
     precision = sum(np.sum(pld_compose.precision(event) * n) for event, n in groups)
-    best, floor = float(rdp.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
+    best, floor = float(rdp.gaussian_epsilon_on_host(math.sqrt(precision), delta)), 0.0
     small = lambda: best - floor <= RELATIVE * best + ABSOLUTE
     for size in sizes:
         grids, ends = {}, {}
