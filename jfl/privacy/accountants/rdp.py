@@ -17,6 +17,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from jax.scipy.special import log_ndtr
 
 NODES = 1024  # points of an integral
@@ -261,8 +262,6 @@ def gaussian_epsilon_on_host(mu, delta):
         ... )
         True
     """
-    from scipy import special  # here: slow to import
-
     mu, delta = np.broadcast_arrays(np.asarray(mu, np.float64), np.asarray(delta, np.float64))
 
     def repeat(start, stop, body, ends):
@@ -271,7 +270,7 @@ def gaussian_epsilon_on_host(mu, delta):
         return ends
 
     with np.errstate(all="ignore"):
-        return _crossing(mu, delta, np, special, repeat)
+        return _crossing(mu, delta, np, scipy.special, repeat)
 
 
 @jax.custom_jvp
