@@ -254,7 +254,7 @@ def delta(event: Any, epsilon: ArrayLike, times: ArrayLike = 1, size: int = 2**1
 def _refine(groups, adjacency, times, delta, sizes=SIZES):
     groups = tuple((part, n * times) for part, n in groups)
     precision = sum(np.sum(pld_compose.precision(event) * n) for event, n in groups)
-    best, floor = float(rdp.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
+    best, floor = float(rdp.gaussian_epsilon_on_host(math.sqrt(precision), delta)), 0.0
     small = lambda: best - floor <= RELATIVE * best + ABSOLUTE
     for size in sizes:
         grids, ends = {}, {}

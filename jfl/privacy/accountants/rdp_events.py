@@ -206,7 +206,7 @@ def _bound(event, times, delta):
     precision = np.broadcast_to(
         np.asarray(_precision(event, sampled=False), np.float64), counts.shape[1:]
     )
-    exact = np.asarray(rdp.gaussian_epsilon(np.sqrt(counts @ precision), delta))
+    exact = rdp.gaussian_epsilon_on_host(np.sqrt(counts @ precision), delta)
     if not kinds & {
         events.Poisson,
         events.WithoutReplacement,
