@@ -16,6 +16,7 @@ import numpy as np
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from ..core import checks, pytrees
+from ..core.precision import in_float64
 from ..core.records import Array, Federation, Fn, Task
 
 __all__ = [
@@ -395,7 +396,7 @@ def _newton(params, *rest):
 def _solve(task, fed, l2, client, p, start, tolerance, steps):
     from scipy.optimize import minimize
 
-    with jax.enable_x64(True):
+    with in_float64():
         if start is None:
             checks.kind("optimum", Task, "jfl.task, or a start beside a loss", task=task)
             start = pytrees.zeros_like(jax.eval_shape(task.init, jax.random.key(0)))

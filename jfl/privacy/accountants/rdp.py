@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf, log_ndtr
 
+from ...core.precision import in_float64
+
 NODES = 1024  # points of an integral
 TAIL = 10.0  # integrals reach this many standard deviations beyond the last mode
 LEGENDRE = np.polynomial.legendre.leggauss(16)
@@ -31,7 +33,7 @@ def float64(function, **options):
     compiled = jax.jit(function, **options)
 
     def scoped(*args, **trees):
-        with jax.enable_x64(True):
+        with in_float64():
             trees = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), trees)
             return compiled(*(jnp.asarray(a, jnp.float64) for a in args), **trees)
 

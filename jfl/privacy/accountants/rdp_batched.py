@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
+from ...core.precision import in_float64
 from . import pld_step, rdp
 
 NODES = 256
@@ -90,7 +91,7 @@ def _test(where, rate, delta, scheme, **positive):
 
 
 def _map(one, scheme, *values):
-    with jax.enable_x64(True):
+    with in_float64():
         values = jnp.broadcast_arrays(*(jnp.asarray(v, jnp.float64) for v in values))
         flat = tuple(v.ravel() for v in values)
         out = _compiled(one, scheme, flat)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...core import checks
 from ...core.errors import NotAnalysable
+from ...core.precision import in_float64
 from . import events, rdp
 
 BLOCK = 64  # orders of one compiled call
@@ -57,7 +58,7 @@ def curve(event, orders):
         ValueError: as `epsilon`.
     """
     event, _ = _multiplicities(event, 0.0)
-    with jax.enable_x64(True):
+    with in_float64():
         return _curve(
             jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event),
             jnp.asarray(orders, jnp.float64),
@@ -166,7 +167,7 @@ def above(found, times, delta):
     alike = len(set(shapes)) == 1 and len(found) > FEW and not any(np.ndim(v) for v in leaves[0])
     if not alike or events.WithReplacement in _kinds(found[0]):
         return np.array([bounds((e,), times, delta)[0][0] for e in found])
-    with jax.enable_x64(True):
+    with in_float64():
         # lengths in steps, so that few of them are compiled
         rows = np.array([*leaves, *leaves[:1] * (-len(leaves) % BLOCK)], np.float64)
         curves = np.asarray(_compiled_many(shapes[0], jnp.asarray(rows)))[: len(found)]
@@ -232,7 +233,7 @@ def _values(event, orders, parts):
     """Curves [parts, n]."""
     # one event as it stands: its parts are compiled programs, which all events share
     of = curve if parts == 1 else _compiled_each
-    with jax.enable_x64(True):
+    with in_float64():
         found = [np.asarray(of(event, block)) for block in orders.reshape(-1, BLOCK)]
     return np.concatenate([f.reshape(parts, -1) for f in found], axis=1)
 

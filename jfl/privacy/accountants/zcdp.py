@@ -14,6 +14,7 @@ import numpy as np
 
 from ...core import checks
 from ...core.checks import Checked as Checked
+from ...core.precision import in_float64
 from . import rdp
 
 LOG_ORDERS = (math.log(1e-6), math.log(1e9))  # of order - 1, in the search for the best one
@@ -97,7 +98,7 @@ def tcdp_to_dp(rho, omega, delta, strict: bool = True) -> Checked:
         Chen et al., 2024, Lemma 2; Bun, Dwork, Rothblum, Steinke, STOC 2018, Lemma 5.
     """
     _ranges("concentrated.tcdp_to_dp", rho, delta)
-    with jax.enable_x64(True):
+    with in_float64():
         r, w, d = (jnp.asarray(v, jnp.float64) for v in (rho, omega, delta))
         conditions = {
             "omega > 1": w > 1,
@@ -152,7 +153,7 @@ def tcdp_amplify(rho, rate, omega=math.inf, strict: bool = True) -> Checked:
     """
     _ranges("concentrated.tcdp_amplify", rho)
     checks.fraction("concentrated.tcdp_amplify", rate=rate)
-    with jax.enable_x64(True):
+    with in_float64():
         r, q, w = (jnp.asarray(v, jnp.float64) for v in (rho, rate, omega))
         gain = -jnp.log(q)
         conditions = {
@@ -199,7 +200,7 @@ def tcdp_calibrate(rate, steps, epsilon, delta, strict: bool = True) -> Checked:
     step = gaussian(1.0, z)
     sampled = tcdp_amplify(step, rate, strict=strict)
     rho, omega = sampled.value
-    with jax.enable_x64(True):
+    with in_float64():
         # a hair of delta: at the solution the two sides of a condition may be equal but for
         # rounding
         whole = tcdp_to_dp(rho * jnp.asarray(steps, jnp.float64), omega, delta, strict)
