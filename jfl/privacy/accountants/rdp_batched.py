@@ -75,7 +75,7 @@ def noise_multipliers(rate, steps, epsilon, delta, scheme: str = "poisson"):
 
     Example:
         >>> z, reached = noise_multipliers(0.01, 1000, 1.0, 1e-5)
-        >>> round(float(z), 4), bool(reached <= 1.0)
+        >>> round(float(z), 4), float(reached) <= 1.0
         (1.5131, True)
     """
     _test("many.noise_multipliers", rate, delta, scheme, steps=steps, epsilon=epsilon)
