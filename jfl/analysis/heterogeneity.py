@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from ..core import checks, pytrees
+from ..core.precision import in_float64
 from ..core.records import Array, Federation, Fn, Task, Tree
 
 __all__ = [
@@ -409,7 +410,7 @@ def _newton(params, *rest):
 def _solve(task, fed, l2, client, p, start, tolerance, steps):
     from scipy.optimize import minimize
 
-    with jax.enable_x64(True):
+    with in_float64():
         if start is None:
             checks.kind("optimum", Task, "jfl.task, or a start beside a loss", task=task)
             start = pytrees.zeros_like(jax.eval_shape(task.init, jax.random.key(0)))

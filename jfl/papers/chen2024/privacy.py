@@ -12,12 +12,12 @@ of fixed size without replacement.  Reported numbers are in `chen2024_theory`.
 import bisect
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
 from ...core.checks import Checked
+from ...core.precision import in_float64
 from ...privacy.accountants import approximate_dp, events, rdp, tightest, wang2019, zcdp
 from ...privacy.ledger import participation
 from ..claims import claim
@@ -121,7 +121,7 @@ def dpnfl_tcdp(
         [0.00473, 2342.92501]
     """
     _setting("chen2024.dpnfl_tcdp", participations, steps, clip_norm, batch, rows, sigma)
-    with jax.enable_x64(True):
+    with in_float64():
         printed, whole, holds, conditions = _client(
             participations, steps, clip_norm, batch, rows, sigma
         )
@@ -154,7 +154,7 @@ def dpnfl_epsilon(
     """
     _delta("chen2024.dpnfl_epsilon", delta)
     tcdp = dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma, strict)
-    with jax.enable_x64(True):
+    with in_float64():
         whole = _client(participations, steps, clip_norm, batch, rows, sigma)[1]
         return tcdp._replace(
             value=jnp.minimum(_lemma2(*tcdp.value, delta), _lemma2(whole, jnp.inf, delta))
@@ -180,7 +180,7 @@ def theorem5(participations, steps, clip_norm, batch, rows, sigma, strict: bool 
     [21.311, 22.176]
     """
     _setting("chen2024.theorem5", participations, steps, clip_norm, batch, rows, sigma)
-    with jax.enable_x64(True):
+    with in_float64():
         (rho, omega), *_, conditions = _client(participations, steps, clip_norm, batch, rows, sigma)
         pair = (
             rho * (2 * omega - 1),
@@ -216,7 +216,7 @@ def rho_star(epsilon, delta):
     """
     checks.positive("chen2024.rho_star", epsilon=epsilon)
     _delta("chen2024.rho_star", delta)
-    with jax.enable_x64(True):
+    with in_float64():
         budget = -jnp.log(jnp.asarray(delta, jnp.float64))
         # without the difference of the roots
         return (epsilon / (jnp.sqrt(budget + epsilon) + jnp.sqrt(budget))) ** 2
@@ -242,7 +242,7 @@ def calibrate_sigma(
     where = "chen2024.calibrate_sigma"
     _setting(where, participations, steps, clip_norm, batch, rows, 1.0)
     checks.positive(where, participations=participations)
-    with jax.enable_x64(True):
+    with in_float64():
         times, used, owned = (jnp.asarray(v, jnp.float64) for v in (participations, batch, rows))
         times, used = times * steps, jnp.minimum(used, owned)
         base, rate = minibatch_sensitivity(clip_norm, used), used / owned

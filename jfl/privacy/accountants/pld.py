@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
+from ...core.precision import in_float64
 from . import events, pld_compose, pld_step, rdp, rdp_events
 
 SIZES = (2**14, 2**17, 2**20)  # grids tried until the width is small
@@ -38,7 +39,7 @@ WIDE = 8  # runs that are computed side by side
 def _wide(function):
     @functools.wraps(function)
     def wide(groups, direction, delta, size, grid=None):
-        with jax.enable_x64(True):
+        with in_float64():
             groups, delta, grid = jax.tree.map(
                 lambda v: jnp.asarray(v, jnp.float64), (groups, delta, grid)
             )

@@ -23,6 +23,7 @@ import scipy.special
 from jax.scipy.special import log_ndtr
 from jax.typing import ArrayLike
 
+from ...core.precision import in_float64
 from . import roots
 
 NODES = 1024  # points of an integral
@@ -37,7 +38,7 @@ def float64(function: Callable, **options: Any) -> Callable:
     compiled = jax.jit(function, **options)
 
     def scoped(*args, **trees):
-        with jax.enable_x64(True):
+        with in_float64():
             trees = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), trees)
             return compiled(*(jnp.asarray(a, jnp.float64) for a in args), **trees)
 

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
+from ...core.precision import in_float64
 from . import events, rdp, roots
 
 BLOCK = 64  # orders of one compiled call
@@ -61,7 +62,7 @@ def curve(event: Any, orders: ArrayLike) -> jax.Array:
         ValueError: as `epsilon`.
     """
     event, _ = with_multiplicities(event, 0.0)
-    with jax.enable_x64(True):
+    with in_float64():
         return _curve(
             jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event),
             jnp.asarray(orders, jnp.float64),
@@ -166,7 +167,7 @@ def above(alternatives: Sequence, times: np.ndarray, delta: np.ndarray) -> np.nd
     )
     if not alike or events.WithReplacement in event_types(alternatives[0]):
         return np.array([bounds((e,), times, delta)[0][0] for e in alternatives])
-    with jax.enable_x64(True):
+    with in_float64():
         # lengths in steps, so that few of them are compiled
         rows = np.array([*leaves, *leaves[:1] * (-len(leaves) % BLOCK)], np.float64)
         curves = np.asarray(_compiled_many(shapes[0], jnp.asarray(rows)))[: len(alternatives)]
@@ -232,7 +233,7 @@ def _values(event, orders, parts):
     """Curves [parts, n]."""
     # one event as it stands: its parts are compiled programs, which all events share
     curve_of = curve if parts == 1 else _compiled_each
-    with jax.enable_x64(True):
+    with in_float64():
         curves = [np.asarray(curve_of(event, block)) for block in orders.reshape(-1, BLOCK)]
     return np.concatenate([f.reshape(parts, -1) for f in curves], axis=1)
 
