@@ -135,3 +135,93 @@ def test_what_no_theorem_covers_is_told_apart():
     with pytest.raises(ValueError, match="Choices: unit='example'") as raised:
         jfl.guarantee(make(NOISY()), 20, DELTA, unit="client")
     assert not isinstance(raised.value, NotAnalysable)
+
+
+# --- the ledger is data
+
+SAMPLER = sampling.without_replacement(CLIENTS, 5)
+PLANS = dict(
+    gradients=lambda: make(NOISY(1.5)),
+    poisson=poisson_plan,
+    uploads=lambda: make(upload=NOISY(2.0)),
+    summed=lambda: make(upload=NOISY(2.0), release=NOISY(3.0), sampler=sampling.full(CLIENTS)),
+    clients=lambda: make(
+        release=NOISY(2.0, "add_remove"), sampler=sampling.poisson(CLIENTS, 0.25, capacity=15)
+    ),
+    of_each=lambda: make(NOISY(np.linspace(1.0, 2.0, CLIENTS))),
+)
+
+
+def leaves(value):
+    """All that a record of the ledger holds, inside all its records."""
+    if isinstance(value, tuple):
+        return [leaf for v in value for leaf in leaves(v)]
+    return [value]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_entries_hold_nothing_but_data(name):
+    listed = jfl.ledger(PLANS[name](), 3)
+    assert listed == tuple(entries.entries(PLANS[name](), 3)) or len(listed)
+    kinds = (np.ndarray, np.number, float, int, bool, str, type(None))
+    for entry in listed:
+        odd = [v for v in leaves(entry) if not isinstance(v, kinds) or callable(v)]
+        assert not odd, odd
+    again = pickle.loads(pickle.dumps(listed))
+    assert again.rounds == 3 and str(again) == str(listed)
+    pairs = zip((events_of(e) for e in listed), (events_of(e) for e in again))
+    assert all(repr(one) == repr(other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_noise_is_a_field(name):
+    """A multiplier that is put into an entry is worth what it is worth in the chain."""
+    for entry in entries.entries(PLANS[name](), 3):
+        louder = with_noise(entry, 7.0)
+        assert {float(z) for p in louder.parts for z in p.multiplier.ravel()} == {7.0}
+        before, after = (
+            per_entry.guarantee_of(e, 3, DELTA).epsilon for e in (entry, louder)
+        )
+        assert 0 < after < before
+
+
+def test_a_client_is_a_column():
+    (entry, _) = entries.entries(PLANS["of_each"](), 3)
+    each = [per_entry.guarantee_of(of_client(entry, c), 3, DELTA).epsilon for c in range(CLIENTS)]
+    assert each == sorted(each, reverse=True) and len(set(each)) == CLIENTS
+    np.testing.assert_array_equal(each, epsilons_per_client(PLANS["of_each"](), 3, DELTA))
+    assert each[0] == per_entry.guarantee_of(entry, 3, DELTA).epsilon
+
+
+def test_the_ledger_prints():
+    text = str(jfl.ledger(make(NOISY(1.5)), 3))
+    head, first, second, *below = text.splitlines()
+    assert head.split() == list(table.HEADS)
+    assert first.split() == (
+        "example server replace_one local step without_replacement 0.1 1.5 3 1".split()
+    )
+    assert second.split()[-1] == "0.25" and "3 rounds" in below[0]
+    assert sum("planned worst case" in line for line in below) == 1
+    assert "1 to 2" in str(jfl.ledger(PLANS["of_each"](), 3))
+    assert "example, implied" in str(jfl.ledger(PLANS["uploads"](), 3))
+    short = make(NOISY(), sizes=np.full(CLIENTS, 5))
+    assert "refused: jfl.guarantee: need at least batch=10 rows" in str(jfl.ledger(short, 3))
+    assert str(jfl.ledger(make(), 3)) == "no mechanism that the plan declares adds noise"
+    with pytest.raises(ValueError, match="rounds"):
+        jfl.ledger(make(NOISY()), 0)
+
+
+def test_refused_entries_have_no_events():
+    (entry, _) = entries.entries(make(NOISY(), sizes=np.full(CLIENTS, 5)), 3)
+    with pytest.raises(NotAnalysable, match="at least batch=10 rows"):
+        events_of(entry)
+
+
+def test_releases_on_one_sample_count_as_seen_in_segments_too():
+    """Of an algorithm with several sampled releases no epsilon of independent samples holds: not
+    in rounds that it has for itself, beside rounds that it shares with another plan."""
+    two = lambda z: make(NOISY(z), BATCH, more=(records.Release(NOISY(z), BATCH, 3),))
+    alone = guarantees.guarantee(two(1.0), 10, DELTA).epsilon
+    beside = guarantees.guarantee([(two(1.0), 10, 0), (two(2.0), 1, 0)], delta=DELTA).epsilon
+    after = guarantees.guarantee([(two(1.0), 10, 0), (two(2.0), 1, 10)], delta=DELTA).epsilon
+    assert alone < beside and beside == pytest.approx(after)

@@ -563,7 +563,7 @@ def test_algorithms_of_the_library_draw_alike():
     batch = batches.poisson(rate=0.1, capacity=40)
     others = [
         jfl.algorithms.scaffold(grad, steps=1, batch=batch),
-        jfl.algorithms.iterate_averaging(jfl.algorithms.fedprox(grad, steps=1, batch=batch)),
+        jfl.algorithms.averaged(jfl.algorithms.fedprox(grad, steps=1, batch=batch)),
     ]
     for other in map(make_plan, others):
         close(
