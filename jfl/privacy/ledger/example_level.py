@@ -21,6 +21,7 @@ SITES = Caveat(
     "the releases of one algorithm may draw one sample: it counts as seen, without a gain",
     "one-sample",
 )
+NO_ROWS = (1.0, 1.0, 1.0, 1.0, 0.0)  # of a client without rows, in `_by_rows`
 
 
 def examples(plan: Plan, rounds: int) -> list[Entry]:
@@ -99,9 +100,6 @@ def _kind(release, adjacency):
     scheme = release.batches.scheme
     no_gain = scheme in ("full", "epochs") or (scheme, adjacency) == ("poisson", "replace_one")
     return "local step", "none" if no_gain else scheme
-
-
-NO_ROWS = (1.0, 1.0, 1.0, 1.0, 0.0)
 
 
 def _by_rows(release, adjacency, rows):
