@@ -11,6 +11,7 @@ taint check, the mechanisms, and the arithmetic of the accountants.
 """
 
 import argparse
+import itertools
 import sys
 from collections import Counter
 from pathlib import Path
@@ -71,6 +72,13 @@ def way(seen: Counter) -> list:
     ]
 
 
+def stays(steps: list) -> int:
+    """How many times one turns to another module when reading the calls in order, back to a caller
+    included."""
+    places = [name.partition(":")[0] for pair in steps for name in pair]
+    return 1 + sum(here != there for here, there in itertools.pairwise(places))
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print every call")
@@ -82,6 +90,7 @@ def main(arguments=None):
     modules = Counter(callee.partition(":")[0] for _, callee in steps)
     functions = {name for pair in steps for name in pair}
     print(f"{len(steps)} calls between {len(functions)} functions of {len(modules)} modules")
+    print(f"{stays(steps)} stays in a module, read in order")
     print(f"{len(seen) - len(steps) - 1} more inside checks, mechanisms and accountants")
     for module, count in modules.most_common():
         print(f"{count:5} {module}")
