@@ -11,6 +11,7 @@ numbers; rate and z may be traced.
 import math
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln, logsumexp
