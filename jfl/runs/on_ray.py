@@ -16,6 +16,7 @@ import warnings
 import jax
 
 from ..core import checks, identity
+from ..core.errors import ArgumentError
 from ..data.federation import checksum
 from ..engine.sweep import MEMORY, widened
 from . import blocks as points
@@ -158,7 +159,7 @@ class Cluster:
                 f"{KEPT}.",
             )
         if isinstance(found, str):
-            raise ValueError(found)
+            raise ArgumentError(found)
         return found
 
 
