@@ -75,7 +75,7 @@ HEAVY = {
 PUBLIC = """Algorithm Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metrics Output Plan
 REPOSITORY Release Rows Run Sweep Task algorithm algorithms bands batches bounded calibrate chain check_privacy
 clip_adaptive clip_l2 clip_per_layer corruption datasets describe divide epsilons errors federate fingerprint gaussian
-grad guarantee guarantees heterogeneity init mesh models named partition plan population private_grad
+grad guarantee guarantees heterogeneity init ledger mesh models named partition plan population private_grad
 public_data round run_round sampling scan schedules simulate start sweep task total transforms wavelet""".split()  # noqa: E501
 EARLIER = {"fingerprint", "round", "start"}  # names that warn, and go
 
@@ -343,6 +343,58 @@ def test_public_callables_have_docstrings():
     assert sum(1 for _ in public_callables()) > 30
 
 
+UNTYPED = {"privacy.accountants.tightest"}  # modules whose types are still to come
+
+
+def without_types(function):
+    """Names of what a function's signature leaves without a type."""
+    signature = inspect.signature(function)
+    missing = [n for n, p in signature.parameters.items() if p.annotation is p.empty]
+    return missing + ["return"] * (signature.return_annotation is signature.empty)
+
+
+def test_public_functions_have_types():
+    """And those of the accountants, which are used without a plan."""
+    functions = [(name, f) for name, f in public_callables() if inspect.isfunction(f)]
+    for name in FILES:
+        if room_of(name) == "privacy.accountants" and name not in PACKAGES | UNTYPED:
+            module = importlib.import_module(f"jfl.{name}")
+            functions += [
+                (f"jfl.{name}.{n}", f)
+                for n, f in vars(module).items()
+                if inspect.isfunction(f) and f.__module__ == module.__name__ and n[0] != "_"
+            ]
+    untyped = {name: m for name, f in functions if (m := without_types(f))}
+    untyped = {n: m for n, m in untyped.items() if n.removeprefix("jfl.") not in EARLIER}
+    assert not untyped, f"without types: {untyped}"
+    assert len(functions) > 150
+
+
+def test_the_core_knows_no_algorithm_by_name():
+    """What an algorithm is, is said by its properties: another one may share them."""
+    names = set(jfl.algorithms.__all__) | {"prox_erm"}
+    allowed = {"privacy.mechanisms.stages"}  # where a bound is declared, by its reason
+    for name, path in FILES.items():
+        room = room_of(name)
+        if room is None or FLOOR[room] > FLOOR["engine"] or room == "algorithms":
+            continue
+        if name in allowed:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                constants = {
+                    c.value
+                    for side in (node.left, *node.comparators)
+                    for c in ast.walk(side)
+                    if isinstance(c, ast.Constant) and isinstance(c.value, str)
+                }
+                about_names = any(
+                    isinstance(side, ast.Attribute) and side.attr == "name"
+                    for side in (node.left, *node.comparators)
+                )
+                assert not (about_names and constants & names), f"{path}:{node.lineno}"
+
+
 def test_public_modules_list_what_they_offer():
     for name in ("algorithms", "batches", "sampling", "models", "partition", "datasets"):
         module = getattr(jfl, name)
@@ -390,7 +442,7 @@ def test_paths_in_pyproject_exist():
 def test_no_leftovers():
     """No marks of unfinished work and no path of somebody's machine."""
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b|/(wo" + r"rk|home|root|Users)/")
-    for path in [*FILES.values(), *sorted((ROOT / "tests").glob("*.py"))]:
+    for path in [*FILES.values(), *sorted((ROOT / "tests").rglob("*.py"))]:
         found = marks.search(path.read_text())
         assert not found, f"{path}: {found.group()}"
 
@@ -418,3 +470,14 @@ assert len(told) >= 2 and all(w.category is DeprecationWarning for w in told), t
 def test_paths_of_the_release_before_answer_and_warn():
     """In a process of its own: a path that has answered once is known from then on."""
     subprocess.run([sys.executable, "-c", OLD_PATHS], check=True)
+
+
+def test_tests_stand_in_rooms():
+    """A folder of tests/ is a room of jfl, or says of itself what it tests."""
+    beside = {"contracts", "docs", "endurance", "experiments", "helpers", "kernels"}
+    rooms = {room.split(".")[0] for room in FLOOR}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        place = path.relative_to(ROOT / "tests").parts
+        alone = ("conftest.py", "test_layout.py")
+        assert len(place) == 2 or place in {(name,) for name in alone}, f"move {path} into a room"
+        assert len(place) == 1 or place[0] in rooms | beside, f"{path}: no room {place[0]}"

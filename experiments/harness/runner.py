@@ -12,7 +12,6 @@ command made it.
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,15 +21,15 @@ import numpy as np
 from jfl.cli import console
 from jfl.core import checks as check
 from jfl.core.errors import HealthError
-from jfl.report.collected import VERDICTS
+from jfl.report import results as results_file
 from jfl.runs import record
-from jfl.runs.checkpoint import environment, write
+from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 
 from . import kept_runs
 from .programs import Plans
 
-CONFIRMED, NOT, UNKNOWN = VERDICTS
+CONFIRMED, NOT, UNKNOWN = results_file.VERDICTS
 CELLS = ".cells"  # out of sight of a shell's *: jfl report runs/noble2022/*
 
 
@@ -263,7 +262,7 @@ def run(  # noqa: C901
                 epsilon_proved=r.proved,
                 seconds_per_round=r.seconds,
                 paper=experiment.paper.get(n),
-                **more[n],
+                columns=more[n],
             )
             for n, r in results.items()
         },
@@ -275,14 +274,10 @@ def run(  # noqa: C901
 
 
 def keep(out, found: dict, command: dict) -> dict:
-    """`found` as plain values, in out/results.json behind the command that made it and the number
-    of its format."""
+    """Write out/results.json: what was found, and the command that found it -> both, as plain
+    values."""
     found = record.plain(command | {k: v for k, v in found.items() if k not in command})
-    Path(out).mkdir(parents=True, exist_ok=True)
-    write(
-        Path(out) / "results.json",
-        json.dumps(dict(format=record.FORMAT) | found, indent=1, ensure_ascii=False) + "\n",
-    )
+    results_file.write(Path(out) / "results.json", results_file.of(found))
     return found
 
 

@@ -3,7 +3,6 @@ tables without lines."""
 
 import dataclasses
 import functools
-import json
 import math
 import time
 
@@ -22,7 +21,7 @@ from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 from jfl.runs.train import claim, privacy
 
-from ..harness.runner import CONFIRMED, NOT, UNKNOWN, standard_error
+from ..harness.runner import CONFIRMED, NOT, UNKNOWN, keep, standard_error
 
 GAP, RATIO = (
     "ln(F - F*)",
@@ -284,8 +283,7 @@ def _told(out, title, columns, rows, caption, **found):
             title=title, columns=list(columns), rows=rows, caption=caption, versions=environment()
         )
     )
-    (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    return found
+    return keep(out, found, {})
 
 
 def worth(name, experiment, out, quick):

@@ -334,12 +334,11 @@ def _study(name, out, quick):
         picture(out / f"{name}.png", plan, rows, quick)
     return record.plain(
         dict(
-            study=name,
             title=plan.title,
             xlabel=plan.xlabel,
-            rows=rows,
+            points=rows,
             verdicts=verdicts,
-            skipped=skipped,
+            unread=skipped,
             interval="95 % t-interval over seeds, each with its own split; comparisons are paired, "
             "and not corrected for "
             "their number",

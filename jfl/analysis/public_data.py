@@ -11,13 +11,18 @@ fixed clip, `jfl.clip_adaptive`, or a private estimate.
 Axes: p public rows.  A task may be a `core.Task` or a loss of one example.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks, pytrees
 from ..core.records import Batches, Fn, Rows, Task
 from ..privacy.mechanisms import haar_bands as haar
+from ..privacy.mechanisms.haar_bands import Bands
 from ..sampling.batches import gather
 
 __all__ = ["band_energies", "band_report", "gradient_norms", "median_norm", "update_norms"]
@@ -25,7 +30,9 @@ __all__ = ["band_energies", "band_report", "gradient_norms", "median_norm", "upd
 ROOM = 1 << 24  # floats that the gradients of a block may take
 
 
-def gradient_norms(task, params, x, y, *, microbatch: int | None = None):
+def gradient_norms(
+    task: Task, params: Any, x: ArrayLike, y: ArrayLike, *, microbatch: int | None = None
+) -> np.ndarray:
     """||gradient of a row||, over all leaves together.
 
     Shapes:
@@ -43,7 +50,13 @@ def gradient_norms(task, params, x, y, *, microbatch: int | None = None):
 
 
 def median_norm(
-    task, params, x, y, *, quantile: float = 0.5, microbatch: int | None = None
+    task: Task,
+    params: Any,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    quantile: float = 0.5,
+    microbatch: int | None = None,
 ) -> float:
     """The median, or another quantile, of the gradient norms: a clip norm, to be fixed before the
     private run.
@@ -68,17 +81,28 @@ def median_norm(
         3.5
     """
     where = "proxy.median_norm"
-    found = checks.array(where, "quantile", quantile)
-    if found.ndim or found.dtype.kind not in "iuf" or not 0 <= found <= 1:
+    level = checks.array(where, "quantile", quantile)
+    if level.ndim or level.dtype.kind not in "iuf" or not 0 <= level <= 1:
         checks.fail(
             where, "quantile in [0, 1]", f"quantile={checks.shown(quantile)}", "0.5 is the median."
         )
     return _quantile(
-        where, _norms(*_arguments(where, task, params, x, y, microbatch)), float(found)
+        where, _norms(*_arguments(where, task, params, x, y, microbatch)), float(level)
     )
 
 
-def update_norms(task, params, x, y, *, clients: int, steps: int, batch: Batches, lr, key):
+def update_norms(
+    task: Task,
+    params: Any,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    clients: int,
+    steps: int,
+    batch: Batches,
+    lr: ArrayLike | Callable,
+    key: jax.Array,
+) -> np.ndarray:
     """||model difference|| of each of `clients` made-up clients after plain local SGD, for a clip
     of whole updates.
 
@@ -118,7 +142,15 @@ def update_norms(task, params, x, y, *, clients: int, steps: int, batch: Batches
     return _updates(loss, params, x, y, batch, checks.scalar(lr), key, clients, steps)
 
 
-def band_energies(task, params, x, y, bands, *, microbatch: int | None = None):
+def band_energies(
+    task: Task,
+    params: Any,
+    x: ArrayLike,
+    y: ArrayLike,
+    bands: Bands,
+    *,
+    microbatch: int | None = None,
+) -> jax.Array:
     """The mean over rows of the energy of a row's gradient in each band; their sum is the mean of
     ||gradient||^2.
 
@@ -141,7 +173,7 @@ def band_energies(task, params, x, y, bands, *, microbatch: int | None = None):
     return _energies(loss, params, x, y, bands, microbatch)
 
 
-def band_report(energies, bands) -> list[dict]:
+def band_report(energies: ArrayLike, bands: Bands) -> list[dict]:
     """Whether noise that follows the bands would help: an entry for each block that is transformed
     on its own.
 
@@ -167,18 +199,18 @@ def band_report(energies, bands) -> list[dict]:
         Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy and
         Schwarz.
     """
-    found, count = checks.array("proxy.band_report", "energies", energies), haar.count(bands)
+    given, count = checks.array("proxy.band_report", "energies", energies), haar.count(bands)
     if (
-        found.shape != (count,)
-        or found.dtype.kind not in "iuf"
-        or not np.all((found >= 0) & np.isfinite(found))
+        given.shape != (count,)
+        or given.dtype.kind not in "iuf"
+        or not np.all((given >= 0) & np.isfinite(given))
     ):
         checks.fail(
             "proxy.band_report",
             f"finite energies >= 0, one for each of {count} bands",
             checks.shown(energies),
         )
-    energies = found.astype(np.float64)
+    energies = given.astype(np.float64)
     blocks, sizes, leaves = (
         np.asarray(part(bands), np.float64) for part in (haar.blocks, haar.sizes, haar.leaves)
     )
@@ -267,17 +299,17 @@ def _energies(loss, params, x, y, bands, microbatch):
 @jax.jit(static_argnames=("clients", "steps"))
 def _updates(loss, params, x, y, batch, lr, key, clients, steps):
     rows = len(x) // clients
-    deal, draws = jax.random.split(key)
-    index = jax.random.permutation(deal, len(x))[: clients * rows].reshape(clients, rows)
+    order_key, draws = jax.random.split(key)
+    index = jax.random.permutation(order_key, len(x))[: clients * rows].reshape(clients, rows)
     size = jnp.asarray(rows, jnp.int32)
 
     def one(client):
-        own, at = client
-        key = jax.random.fold_in(draws, at)
+        index_of_client, number = client
+        key = jax.random.fold_in(draws, number)
 
         def step(w, s):
             slots, mask, _ = batch.draw(key, s, size, rows)
-            part = gather(Rows(x, y, own, size), slots, mask)
+            part = gather(Rows(x, y, index_of_client, size), slots, mask)
 
             def mean(w):
                 losses = jax.vmap(loss, (None, 0, 0))(w, part.x, part.y)

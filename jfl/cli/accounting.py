@@ -19,6 +19,7 @@ from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.entry_guarantees import overflowing
 from ..privacy.ledger import entries
 from ..privacy.ledger.entries import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
+from ..privacy.ledger.to_events import events_of
 from ..runs import config as configs
 from ..runs import record
 from ..runs.build import build
@@ -341,7 +342,7 @@ def guarantees_of_plan(
         (e.unit, e.adjacency, e.view) == (best["unit"], best["adjacency"], best["view"])
         and e.implied == best["implied"]
     )
-    fit = [e for e in entries.entries(plan, rounds) if alike(e) and not (e.refusal or e.series)]
+    fit = [e for e in entries.entries(plan, rounds) if alike(e) and not (e.refusal or e.changes)]
     if not fit:
         return found, None
     # noise on uploads and on the release: the better one counts
@@ -353,7 +354,7 @@ def guarantees_of_plan(
         1 + np.exp(first)
     )  # of the whole run, so of fewer rounds too
     worst = max(
-        entry.events(entry.z),
+        events_of(entry),
         key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0],
     )
     shown = Guarantee(
@@ -421,7 +422,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
     }
     if tightest.takes(one, rounds):
         # draws that repeat more often than is counted are paid for, as in `bounds`
-        counted, rare = rdp_events._multiplicities(one, delta / rounds / 100)
+        counted, rare = rdp_events.with_multiplicities(one, delta / rounds / 100)
         left = delta - rare * points
         renyi = points[:, None] * np.asarray(rdp_events.curve(counted, ORDERS))
         lines = {

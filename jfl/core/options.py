@@ -21,8 +21,10 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import jax
 
 from . import checks
 
@@ -126,6 +128,8 @@ def of(factory: Callable) -> tuple[Option, ...]:
                 "none",
                 f"Give {parameter.name} one, or annotate it with Setting(default=...).",
             )
+        plain, optional = split_optional(kind)
+        kind = plain | None if optional else plain
         found.append(Option(name, parameter.name, kind, default, helps[parameter.name]))
     return tuple(found)
 
@@ -159,11 +163,20 @@ def _plain(kind) -> bool:
 
 
 def split_optional(kind) -> tuple[Any, bool]:
-    """A type without None, and whether None was part of it."""
+    """A type without None, and whether None was part of it.
+
+    Of a number that may also be traced (`float | jax.Array`), or of rows that may also be a list
+    (`int | Sequence[int]`), a config writes the plain one.
+    """
     if not isinstance(kind, types.UnionType) and typing.get_origin(kind) is not typing.Union:
         return kind, False
-    rest = [k for k in typing.get_args(kind) if k is not type(None)]
-    return (rest[0] if len(rest) == 1 else kind), len(rest) < len(typing.get_args(kind))
+    every = typing.get_args(kind)
+    rest = [k for k in every if k is not type(None) and k is not jax.Array and not _listed(k)]
+    return (rest[0] if len(rest) == 1 else kind), type(None) in every
+
+
+def _listed(kind) -> bool:
+    return typing.get_origin(kind) is Sequence
 
 
 # --- options of many factories
@@ -235,7 +248,7 @@ def arguments(factory: Callable, values: Mapping[str, Any], given: Mapping[str, 
 
 def takes(factory: Callable, parameter: str) -> bool:
     """Whether a factory has this parameter."""
-    return parameter in parameters(factory)
+    return parameter in inspect.signature(factory, eval_str=True).parameters
 
 
 # --- fields of a config

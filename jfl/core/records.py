@@ -18,18 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import hashing, printing
+from .pytrees import on_device
 
 Array = jax.Array
 Key = jax.Array
 Tree = Any
 
 
-def static(**options):
+def static(**options: Any) -> Any:
     """A dataclass field that belongs to the structure of a record, not to its data."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
-def record(cls):
+def record(cls: type) -> type:
     """Class decorator: a frozen dataclass that is a pytree, and prints without its arrays."""
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = printing.record
@@ -39,7 +40,7 @@ def record(cls):
 NAMED: dict = {}  # registered names -> where their function or class was written
 
 
-def named(name: str):
+def named(name: str) -> Callable:
     """Give a function or class the name by which the identity of a plan knows it, in place of its
     source.
 
@@ -144,11 +145,12 @@ class Federation:
         ):  # a copy of our own: nobody writes into it behind the identity
             value = getattr(self, name)
             if not isinstance(value, jax.core.Tracer) and not hashing.owned(value):
-                object.__setattr__(self, name, hashing.own(jnp.array(value)))
+                copy = jnp.array(value) if isinstance(value, jax.Array) else on_device(value)
+                object.__setattr__(self, name, hashing.own(copy))
         words = self.data_identity()
         if not isinstance(words, jax.core.Tracer):
             with jax.ensure_compile_time_eval():
-                words = jnp.asarray(words)
+                words = words if isinstance(words, jax.Array) else on_device(words)
         object.__setattr__(self, "identity", words)
 
     def data_identity(self):
@@ -299,6 +301,9 @@ class Algorithm:
     releases: tuple = ()  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
+    uploads: str = static(default="difference")  # of models; "model": the mean needs all weights
+    # the bound of the mechanism in a client may be declared "prox_erm": the client checks its solve
+    checks_its_solve: bool = static(default=False)
     __repr__ = printing.algorithm
 
 

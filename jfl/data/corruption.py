@@ -12,6 +12,7 @@ Axes: n rows, C clients.  Host only, NumPy; imports jfl.core.checks, jfl.core an
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +28,13 @@ ROOM = 1 << 22  # draws held at once
 
 
 def salt_and_pepper(
-    fed: Federation, density, *, seed: int = 0, low=None, high=None, held_out: bool = False
+    fed: Federation,
+    density: Sequence[float] | float,
+    *,
+    seed: int = 0,
+    low: float | None = None,
+    high: float | None = None,
+    held_out: bool = False,
 ) -> Federation:
     """Each pixel becomes `low` or `high`, half each, with probability `density`; the others stay.
 
@@ -81,15 +88,20 @@ def salt_and_pepper(
     low, high = (end.astype(x.dtype) for end in ends)
     rng, shape = np.random.default_rng([seed, PIXELS]), x.shape[1:]
     step = max(1, ROOM // max(x[:1].size, 1))
-    for at in range(0, len(x), step):  # a view of x: every row is drawn for, in order
-        part, half = x[at : at + step], levels[at : at + step].reshape(-1, *[1] * len(shape)) / 2
+    for first in range(0, len(x), step):  # a view of x: every row is drawn for, in order
+        part, half = (
+            x[first : first + step],
+            levels[first : first + step].reshape(-1, *[1] * len(shape)) / 2,
+        )
         u = rng.random(part.shape)
         part[u < half] = low
         part[u >= 1 - half] = high
     return dataclasses.replace(fed, x=own(jnp.array(x)))
 
 
-def label_noise(fed: Federation, share, *, seed: int = 0, held_out: bool = False) -> Federation:
+def label_noise(
+    fed: Federation, share: Sequence[float] | float, *, seed: int = 0, held_out: bool = False
+) -> Federation:
     """Each label becomes one of the other classes, all equally likely, with probability `share`;
     rows stay.
 

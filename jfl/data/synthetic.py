@@ -1,35 +1,37 @@
 """Synthetic(alpha, beta): rows of clients that differ in their classifier and in where their points
 lie.
 
-Axes: C clients, d features, k classes.  Imports jfl.core.checks, its neighbour deal, and NumPy.
+Axes: C clients, d features, k classes.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..core import checks
-from . import assignment
+from . import partition
 
 MOST = 2**31  # numbers in x: 8 GiB
 MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "lognormal", "power_law")
 
 
 def generate(
-    where,
-    alpha,
-    beta,
-    clients,
-    rows,
-    features,
-    classes,
-    label_noise,
-    means,
-    scale,
-    iid,
-    sizes,
-    skew,
-    min_rows,
-    test_fraction,
-    seed,
+    where: str,
+    alpha: float,
+    beta: float,
+    clients: int,
+    rows: int | Sequence[int],
+    features: int,
+    classes: int,
+    label_noise: float,
+    means: str,
+    scale: str,
+    iid: bool,
+    sizes: str,
+    skew: float,
+    min_rows: int,
+    test_fraction: float,
+    seed: int,
 ) -> tuple:
     """x, y, x_test, y_test and the owner of each training row; the arguments are those of
     `datasets.synthetic`."""
@@ -97,22 +99,22 @@ def generate(
     for client, (n, m) in enumerate(zip(size, test, strict=True)):
         rng = np.random.default_rng([seed, 1, client])
         weight, bias = _classifier(rng, features, classes, alpha, means) if model is None else model
-        own = rng.standard_normal((n, features), np.float32)
-        own *= decay
+        features_x = rng.standard_normal((n, features), np.float32)
+        features_x *= decay
         if not iid:
-            own += _normal(rng, features, beta, means).astype(np.float32)
-        label = (own @ weight.astype(np.float32) + bias.astype(np.float32)).argmax(1)
+            features_x += _normal(rng, features, beta, means).astype(np.float32)
+        label = (features_x @ weight.astype(np.float32) + bias.astype(np.float32)).argmax(1)
         other = rng.random(n) < label_noise
         label[other] = rng.integers(classes, size=other.sum())
         # Rows of a client have one law and no order, so the first are as good for training as any.
-        at, test_at = (
+        index, test_index = (
             slice(ends[client] - (n - m), ends[client]),
             slice(test_ends[client] - m, test_ends[client]),
         )
-        x[at], y[at], x_test[test_at], y_test[test_at] = (
-            own[: n - m],
+        x[index], y[index], x_test[test_index], y_test[test_index] = (
+            features_x[: n - m],
             label[: n - m],
-            own[n - m :],
+            features_x[n - m :],
             label[n - m :],
         )
     return x, y, x_test, y_test, np.repeat(np.arange(clients), size - test)
@@ -162,4 +164,4 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
     else:
         logs = np.sort(skew * rng.standard_normal(clients))[::-1]
         share = np.exp(logs - logs[0])
-    return rng.permutation(assignment.floored(rows * clients, share, min_rows)[0])
+    return rng.permutation(partition.floored(rows * clients, share, min_rows)[0])

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ class Output(NamedTuple):
     __repr__ = printing.output
 
 
-def scan(run: Run, plan: Plan, rounds, data=None) -> tuple[Run, Metrics]:
+def scan(run: Run, plan: Plan, rounds: int, data: Any = None) -> tuple[Run, Metrics]:
     """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
 
     Args:
@@ -145,15 +146,15 @@ def round_up(x) -> int:
 
 
 def simulate(
-    key,
+    key: jax.Array,
     plan: Plan,
     rounds: int,
     *,
     evaluate_every: int | None = None,
     start: Run | None = None,
-    tolerate=(),
-    mesh=None,
-    data=None,
+    tolerate: Sequence[str] = (),
+    mesh: Any = None,
+    data: Any = None,
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
@@ -224,9 +225,8 @@ def _entered(run: Run, words):
     there = enter(
         dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words
     )
-    run = dataclasses.replace(
-        run, identity=jnp.asarray(there.identity), history=jnp.asarray(there.history)
-    )
+    identity_, history = (pytrees.on_device(x) for x in (there.identity, there.history))
+    run = dataclasses.replace(run, identity=identity_, history=history)
     return run, noise_words(there.identity, there.history, there.attempt)
 
 

@@ -16,7 +16,8 @@ from ..privacy.accountants.rdp_events import check_delta
 from ..privacy.accountants.tightest import smallest
 from ..privacy.entry_guarantees import overflowing
 from ..privacy.ledger import entries
-from ..privacy.ledger.example_level import levels
+from ..privacy.ledger.entry import with_noise
+from ..privacy.ledger.noise_levels import levels
 from ..privacy.mechanisms import chain as mechanism
 from ..privacy.mechanisms.chain import bound, noisy
 from .chen2024 import privacy as chen2024
@@ -283,10 +284,12 @@ def _chen(plan, rounds, delta, view):
 
 def _chen_noise(plan, epsilon, rounds, delta, view):
     often, steps, clip_norm, batch, rows = _chen_run(plan, rounds)
-    found = chen2024.calibrate_sigma(
+    calibrated = chen2024.calibrate_sigma(
         epsilon, delta, often, steps, clip_norm, batch, rows, strict=False
     )
-    return (np.asarray(found.value) * np.minimum(batch, rows) / (2 * clip_norm)).astype(np.float32)
+    return (np.asarray(calibrated.value) * np.minimum(batch, rows) / (2 * clip_norm)).astype(
+        np.float32
+    )
 
 
 # --- Li, Wang, Wu 2025
@@ -375,7 +378,9 @@ def _ranaweera_epsilon(entry, z, rounds, delta):
         raise NotAnalysable(entry.refusal)
     # sampling as it is, and an accountant of Renyi bounds, as the paper has it; an overflow is not
     # its concern
-    return float(overflowing(entry._replace(z=z, overflow=0.0), np.array([rounds]), delta)[0][0])
+    return float(
+        overflowing(with_noise(entry, z)._replace(overflow=0.0), np.array([rounds]), delta)[0][0]
+    )
 
 
 def _ranaweera(plan, rounds, delta, view):

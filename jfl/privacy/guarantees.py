@@ -4,12 +4,14 @@ Everything here runs on the host, on concrete numbers.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.errors import NotAnalysable
-from ..core.records import Caveat, Guarantee, Plan
+from ..core.records import Caveat, Guarantee, Plan, code_of
 from .accountants.rdp_events import check_delta
 from .accountants.rdp_events import curve as curve
 from .accountants.tightest import delta as delta
@@ -33,17 +35,17 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
     Raises:
         ValueError: unless rounds is whole and delta in (0, 1).
     """
-    found = []
+    proved = []
     for entry in entries_of(plan, rounds, delta):
         try:
-            found.append(guarantee_of(entry, rounds, delta))
+            proved.append(guarantee_of(entry, rounds, delta))
         except NotAnalysable:  # guarantee(unit, view) says why
             pass
-    return tuple(found)
+    return tuple(proved)
 
 
 def guarantee(
-    plan,
+    plan: Plan | Sequence,
     rounds: int | None = None,
     delta: float = 1e-5,
     unit: str | None = None,
@@ -52,9 +54,9 @@ def guarantee(
     *,
     cap: int | None = None,
     quantile: float | None = None,
-    realised=None,
+    realised: ArrayLike | None = None,
     uplinks: int = 0,
-    seeds=None,
+    seeds: Sequence[int] | int | None = None,
 ) -> Guarantee:
     """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
 
@@ -92,7 +94,7 @@ def guarantee(
     100, 0)]).
     """
     options = dict(cap=cap, quantile=quantile, realised=realised)
-    told = any(v is not None for v in options.values())
+    counted_otherwise = any(v is not None for v in options.values())
     checks.whole("jfl.guarantee", least=0, most=MOST, uplinks=uplinks)
     if not isinstance(plan, Plan):
         if uplinks:
@@ -102,7 +104,7 @@ def guarantee(
                 "segments",
                 "Take the server's view of all of them.",
             )
-        return _segments(plan, rounds, delta, unit, view, adjacency, told, seeds)
+        return _segments(plan, rounds, delta, unit, view, adjacency, counted_otherwise, seeds)
     if seeds is not None:
         checks.fail(
             "jfl.guarantee", "a list of segments beside seeds", "one plan", "One run has one seed."
@@ -112,22 +114,23 @@ def guarantee(
     if not entries:
         return _bare(delta, unit, adjacency, view)
     if uplinks:
-        return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told)
+        return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, counted_otherwise)
     entry = choose("jfl.guarantee", plan, entries, unit, view, adjacency)
-    if not told:
+    if not counted_otherwise:
         return guarantee_of(entry, rounds, delta)
     how_often, beta, status, caveats = participations(plan, rounds, delta, entry.view, options)
-    entry = counted(entry, plan, rounds, how_often)
+    entry = counted(entry, rounds, how_often)
     entry = entry._replace(
-        caveats=tuple(c for c in entry.caveats if c != ledger.EVERY_ROUND) + caveats
+        caveats=tuple(c for c in entry.caveats if code_of(c) != ledger.EVERY_ROUND.code) + caveats
     )
-    found = guarantee_of(entry, 1, delta - beta)
-    return found._replace(delta=float(delta), status=found.status if status == "proved" else status)
+    proved = guarantee_of(entry, 1, delta - beta)
+    status = proved.status if status == "proved" else status
+    return proved._replace(delta=float(delta), status=status)
 
 
 def epsilons(
     plan: Plan,
-    rounds,
+    rounds: ArrayLike,
     delta: float = 1e-5,
     unit: str | None = None,
     view: str | None = None,
@@ -157,7 +160,7 @@ def epsilons(
     return overflowing(entry, times, delta)[0]
 
 
-def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
+def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, counted_otherwise):
     """Rounds whose upload is seen are worth that upload: what leaves the server adds no more of
     that client.
 
@@ -165,7 +168,7 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
     they are all seen in the same rounds, and in others than the client's own: 1 / variance is
     convex.
     """
-    if view != "third_party" or told or uplinks > rounds:
+    if view != "third_party" or counted_otherwise or uplinks > rounds:
         checks.fail(
             "jfl.guarantee",
             "view='third_party' and at most `rounds` beside uplinks, and no cap, quantile or "
@@ -184,13 +187,13 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
             f"{seen.unit}, {seen.adjacency}; {rest.unit}, {rest.adjacency}",
             "Give unit= and adjacency=.",
         )
-    if seen.series or rest.series:  # whichever rounds leak: count both in all of them
+    if seen.changes or rest.changes:  # whichever rounds leak: count both in all of them
         times = ((seen, rounds), (alone, rounds))
     else:
         exposed = min(uplinks, rounds - uplinks)
         times = ((seen, uplinks), (alone, exposed), (rest, rounds - uplinks - exposed))
     parts, times = zip(*((e, n) for e, n in times if n))
-    joined = ledger.joined(parts, times)
+    joined = segments.joined(parts, times)
     caveats = joined.caveats + (
         Caveat(f"the third party sees at most {uplinks} uploads of a client", "uplinks"),
     )
@@ -209,11 +212,11 @@ def _bare(delta, unit, adjacency, view):
     )
 
 
-def _segments(given, rounds, delta, unit, view, adjacency, told, seeds):
+def _segments(given, rounds, delta, unit, view, adjacency, counted_otherwise, seeds):
     given = list(given) if isinstance(given, (list, tuple)) else []
     if (
         rounds is not None
-        or told
+        or counted_otherwise
         or not given
         or not all(
             isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan) for s in given

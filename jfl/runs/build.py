@@ -8,9 +8,13 @@ import jax
 import numpy as np
 
 from .. import algorithms, schedules
-from ..algorithms.base import Traits, traits_of
 from ..core import checks, options
-from ..core.records import Algorithm, Federation, Mechanism, Plan, Sampler, Task
+from ..models import tasks
+from ..papers import as_printed
+from ..sampling import batches, clients as sampling, weights as client_weights
+from .config import Config, the_unit, the_view
+from ..core.records import Plan, Algorithm, Federation, Mechanism, Sampler, Task
+from ..algorithms.base import Traits, traits_of
 from ..data import corruption, datasets, partition, transforms
 from ..data.federation import federate
 from ..engine.plan import plan
@@ -287,7 +291,9 @@ def _plan(config: Config, noise) -> Plan:
 
 
 def _weights(config):
-    return schedules.impact(config.impact, config.groups) if config.impact else config.weights
+    return (
+        client_weights.impact(config.impact, config.groups) if config.impact else config.weights
+    )
 
 
 def _sampler(config) -> Sampler:

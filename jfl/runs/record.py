@@ -410,7 +410,8 @@ def noise(plan: Plan, rounds: int) -> list:
     """Least and largest noise multiplier of the rounds and clients of each noisy chain, as the
     ledger reads it."""
     listed = [e for e in entries.entries(plan, rounds) if not (e.implied or e.refusal)]
-    found = {(e.unit, z.tobytes()): z for e in listed for z in e.z}.values()
+    levels = [(e.unit, p.multiplier) for e in listed for p in e.parts]
+    found = {(unit, z.tobytes()): z for unit, z in levels}.values()
     return [[float(z.min()), float(z.max())] for z in found]
 
 

@@ -101,35 +101,61 @@ class Case:
 
 
 ROWS, UPLOAD, RELEASE = (0.6, 1.1, 4.0), (0.3, 0.8), (0.2, 0.9, 3.0)
-CASES = [
-    Case("fedavg"),
-    Case("fedavg", "poisson", "poisson", rows=ROWS),
-    Case("fedavg", release=RELEASE, chunk=2),
-    Case("fedavg", rows=ROWS, release=RELEASE, weights="size"),
-    Case("fedavg", "full", "with_", weights=ARRAY, client="momentum"),
-    Case("fedavg", "shares", weights="size"),
-    Case("fedavg", "multiplicity", "short", rows=ROWS, l2=0.2, microbatch=2),
-    Case("fedavg", "independent", "rate", rows=ROWS),
-    Case("fedavg", "full", "epochs", weights=by_round, lr=falling, release=RELEASE),
-    Case("fedavg", "poisson", upload=UPLOAD, server="momentum"),
-    Case("fedavg", "full", release=RELEASE, adjacency="add_remove", server="adam"),
-    Case("fedavg", release=RELEASE, adaptive=True, weights="size"),
-    Case("fedsgd", batch="full"),
-    Case("fedsgd", "full", "without", rows=(0.6, 1.1, "size")),
-    Case("fedsgd", "poisson", "poisson", rows=ROWS, release=RELEASE, server="adam"),
-    Case("fedprox"),
-    Case("fedprox", "full", "poisson", rows=ROWS, release=RELEASE, weights=ARRAY),
-    Case("scaffold", "full"),
-    Case("scaffold", rows=ROWS, server="momentum"),
-    Case("scaffold", release=RELEASE, weights="size", chunk=2),
-    Case("scaffold", "poisson", "poisson", rows=ROWS, upload=UPLOAD, release=RELEASE),
-    Case("scaffold", "multiplicity", "epochs", lr=falling),
-    Case("scaffold", rows=ROWS, weights="size", warm=2.0, server="adam"),
-    Case("scaffold", "full", release=RELEASE, warm=1.0, lr=falling),
-    Case("fedavg", "poisson", "poisson", rows=(shrinking, calming, 4.0), client="adam"),
-    Case("fedavg", release=(shrinking, calming, 3.0), rows=(0.6, LEVELS, 4.0), client="adagrad"),
-    Case("fedavg", "independent", upload=(shrinking, LEVELS)),
-]
+CASES = dict(
+    plain=Case("fedavg"),
+    private_poisson=Case("fedavg", "poisson", "poisson", rows=ROWS),
+    release_in_chunks=Case("fedavg", release=RELEASE, chunk=2),
+    private_and_release_by_size=Case("fedavg", rows=ROWS, release=RELEASE, weights="size"),
+    momentum_on_draws_with_replacement=Case(
+        "fedavg", "full", "with_", weights=ARRAY, client="momentum"
+    ),
+    drawn_by_share=Case("fedavg", "shares", weights="size"),
+    several_turns_short_batches=Case(
+        "fedavg", "multiplicity", "short", rows=ROWS, l2=0.2, microbatch=2
+    ),
+    independent_turns_by_rate=Case("fedavg", "independent", "rate", rows=ROWS),
+    epochs_and_weights_by_round=Case(
+        "fedavg", "full", "epochs", weights=by_round, lr=falling, release=RELEASE
+    ),
+    noisy_uploads=Case("fedavg", "poisson", upload=UPLOAD, server="momentum"),
+    release_add_remove_adam=Case(
+        "fedavg", "full", release=RELEASE, adjacency="add_remove", server="adam"
+    ),
+    adaptive_clip=Case("fedavg", release=RELEASE, adaptive=True, weights="size"),
+    fedsgd_full_batch=Case("fedsgd", batch="full"),
+    fedsgd_divided_by_size=Case("fedsgd", "full", "without", rows=(0.6, 1.1, "size")),
+    fedsgd_private_and_release=Case(
+        "fedsgd", "poisson", "poisson", rows=ROWS, release=RELEASE, server="adam"
+    ),
+    fedprox_plain=Case("fedprox"),
+    fedprox_private_and_release=Case(
+        "fedprox", "full", "poisson", rows=ROWS, release=RELEASE, weights=ARRAY
+    ),
+    scaffold_full=Case("scaffold", "full"),
+    scaffold_private=Case("scaffold", rows=ROWS, server="momentum"),
+    scaffold_release_by_size=Case("scaffold", release=RELEASE, weights="size", chunk=2),
+    scaffold_noise_everywhere=Case(
+        "scaffold", "poisson", "poisson", rows=ROWS, upload=UPLOAD, release=RELEASE
+    ),
+    scaffold_several_turns=Case("scaffold", "multiplicity", "epochs", lr=falling),
+    scaffold_warm_private=Case("scaffold", rows=ROWS, weights="size", warm=2.0, server="adam"),
+    scaffold_warm_release=Case("scaffold", "full", release=RELEASE, warm=1.0, lr=falling),
+    clip_and_noise_by_round=Case(
+        "fedavg", "poisson", "poisson", rows=(shrinking, calming, 4.0), client="adam"
+    ),
+    noise_by_client=Case(
+        "fedavg", release=(shrinking, calming, 3.0), rows=(0.6, LEVELS, 4.0), client="adagrad"
+    ),
+    uploads_by_round_and_client=Case("fedavg", "independent", upload=(shrinking, LEVELS)),
+)
+# what these show, richer cases show too: they wait for the slow run
+SLOW = (
+    "plain",
+    "fedsgd_full_batch",
+    "fedsgd_private_and_release",
+    "fedprox_plain",
+    "scaffold_several_turns",
+)
 OPTIMIZERS = dict(
     sgd=optax.sgd,
     momentum=functools.partial(optax.sgd, momentum=0.9),
@@ -372,38 +398,38 @@ def agree(case, wrong=()):
     return want
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CASES]
+)
 def test_equals_numpy(case):
-    want = agree(case)
+    want = agree(CASES[case])
     assert (
         np.abs(want.params - flat(start_params())).max() > 0.01
     )  # something was learned or noised
 
 
 MISTAKES = [
-    ("noise_on_mean", CASES[1]),
-    ("batch_clip", CASES[1]),
-    ("shared_noise", CASES[1]),
-    ("one_sided", CASES[3]),
-    ("weight_before_clip", CASES[3]),
-    ("release_on_mean", CASES[2]),
-    ("one_sided", CASES[2]),
-    ("control_sign", CASES[17]),
-    ("control_sign", CASES[19]),
-    ("exact_clip", CASES[11]),
-    ("never_warm", CASES[22]),
-    ("never_warm", CASES[23]),
-    ("first_round", CASES[24]),
-    ("shared_level", CASES[25]),
+    ("noise_on_mean", "private_poisson"),
+    ("batch_clip", "private_poisson"),
+    ("shared_noise", "private_poisson"),
+    ("one_sided", "private_and_release_by_size"),
+    ("weight_before_clip", "private_and_release_by_size"),
+    ("release_on_mean", "release_in_chunks"),
+    ("one_sided", "release_in_chunks"),
+    ("control_sign", "scaffold_full"),
+    ("control_sign", "scaffold_release_by_size"),
+    ("exact_clip", "adaptive_clip"),
+    ("never_warm", "scaffold_warm_private"),
+    ("never_warm", "scaffold_warm_release"),
+    ("first_round", "clip_and_noise_by_round"),
+    ("shared_level", "noise_by_client"),
 ]
 
 
-@pytest.mark.parametrize(
-    "mistake, case", MISTAKES, ids=[f"{m}-{i}" for i, (m, _) in enumerate(MISTAKES)]
-)
+@pytest.mark.parametrize("mistake, case", MISTAKES, ids=["-".join(pair) for pair in MISTAKES])
 def test_a_wrong_loop_disagrees(mistake, case):
     with pytest.raises(AssertionError):
-        agree(case, wrong=(mistake,))
+        agree(CASES[case], wrong=(mistake,))
 
 
 # --- SCAFFOLD's own identities
@@ -412,7 +438,7 @@ def test_a_wrong_loop_disagrees(mistake, case):
 def test_control_is_option_two():
     """c_i becomes c_i - c + (x - y) / (K lr), which for plain SGD is the mean of the (noisy)
     gradients."""
-    case = CASES[18]
+    case = CASES["scaffold_private"]
     _, _, fed = outcome(case)
     plan = build(
         dataclasses.replace(case, sampler="full", server="sgd"),
@@ -434,12 +460,17 @@ def test_control_is_option_two():
 
 
 @pytest.mark.parametrize(
-    "case", [CASES[17], CASES[18], CASES[20]], ids=["full", "without_replacement", "poisson"]
+    "case",
+    [
+        pytest.param("scaffold_full", marks=pytest.mark.slow),
+        pytest.param("scaffold_private", marks=pytest.mark.slow),
+        "scaffold_noise_everywhere",
+    ],
 )
 def test_control_is_the_mean_of_the_clients(case):
     """With equal weights and no clip or noise on what is sent, c = mean c_i: also under
     record-level noise."""
-    case = dataclasses.replace(case, upload=None, release=None, server="sgd")
+    case = dataclasses.replace(CASES[case], upload=None, release=None, server="sgd")
     _, run, _ = outcome(case)
     own = np.concatenate([np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1)
     close(flat(run.server.control), own.mean(0), rtol=1e-4, atol=1e-5)

@@ -22,10 +22,11 @@ from jfl.engine.round import run_round as one_round
 from jfl.papers import as_printed as printed
 from jfl.papers.talaei2024 import privacy as paper
 from jfl.privacy.mechanisms.stages import Stage
+from jfl.sampling.weights import impact
 
 ROUNDS, STEPS, MU, SERVER_LR, DELTA = 3, 3, 0.3, 0.9, 0.01
 RATIOS, GROUPS = (0, 1, 2), (2, 3, 2)
-IMPACT = schedules.impact(RATIOS, GROUPS)
+IMPACT = impact(RATIOS, GROUPS)
 
 
 def chains(bound, z=None, z_server=None, clients=CLIENTS):
@@ -248,7 +249,7 @@ def test_equal_clients_and_factors_are_nbafl():
     """Equal impact factors take the plain mean, which is fedprox without noise; and the noise is
     that of NbAFL."""
     fed = make_federation(sizes=(5,) * CLIENTS)
-    mine = plan_of(schedules.impact((1, 1), (3, 4)), fed=fed)
+    mine = plan_of(impact((1, 1), (3, 4)), fed=fed)
     other = jfl.plan(
         fed,
         jfl.task(start_params(), squared),
@@ -337,7 +338,7 @@ def closed_form(p, client, server, rounds, bound):
 @pytest.mark.parametrize("weights", ["fixed", "moving"])
 def test_third_party_counts_all_noise(weights, z_server, z):
     rounds, bound = 6, 0.5
-    stages = np.stack([IMPACT, schedules.impact((2, 1, 0), GROUPS)])
+    stages = np.stack([IMPACT, impact((2, 1, 0), GROUPS)])
     given = IMPACT if weights == "fixed" else schedules.piecewise([2], stages)
     g = jfl.guarantee(plan_of(given, chains(bound, z, z_server)), rounds, DELTA, view="third_party")
     p = np.repeat(stages, (2, 4) if weights == "moving" else (rounds, 0), axis=0)
@@ -354,9 +355,7 @@ def test_third_party_counts_all_noise(weights, z_server, z):
 
 @pytest.mark.parametrize("uplinks", [1, 4, 6])
 @pytest.mark.parametrize("z_server", [None, 0.6])
-@pytest.mark.parametrize(
-    "impact", [IMPACT, schedules.impact((1, 2, 3), GROUPS)], ids=["0-1-2", "1-2-3"]
-)
+@pytest.mark.parametrize("impact", [IMPACT, impact((1, 2, 3), GROUPS)], ids=["0-1-2", "1-2-3"])
 def test_uplinks_are_the_joint_epsilon(uplinks, z_server, impact):
     """Seen uploads, then rounds in which all others' are seen and their noise with them, then the
     whole noise."""
@@ -481,7 +480,7 @@ def sized(rows):
 
 def as_printed(ratios, groups, rows, epsilon, rounds=30):
     """(std of an upload, std of the mean, the plan with both)."""
-    weights, fed = schedules.impact(ratios, groups), sized(tuple(np.repeat(rows, groups).tolist()))
+    weights, fed = impact(ratios, groups), sized(tuple(np.repeat(rows, groups).tolist()))
     draft = plan_of(weights, chains(1.0, 1.0), fed=fed)
     stds = [
         printed.calibrate(draft, epsilon=epsilon, rounds=rounds, delta=DELTA, view=v)
@@ -500,7 +499,7 @@ def test_noise_as_printed(ratios, groups, rows, epsilon, client, server):
     for g in claims:
         assert g.epsilon == pytest.approx(epsilon, rel=1e-5) and g.status == "claimed" and g.caveats
     # what it is worth: the clip alone bounds a client
-    p = schedules.impact(ratios, groups)
+    p = impact(ratios, groups)
     proved = [jfl.guarantee(plan, 30, DELTA, view=v).epsilon for v in ("server", "third_party")]
     assert proved[0] == pytest.approx(
         float(paper.gaussian_epsilon(2 * 30**0.5 / got_client, DELTA)), rel=1e-4

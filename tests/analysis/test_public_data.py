@@ -17,6 +17,7 @@ from jfl.analysis import public_data
 from jfl.core.records import Fn
 from jfl.data import transforms
 from jfl.privacy.mechanisms import haar_bands as haar
+from jfl.sampling.weights import impact
 
 ROWS = 7
 
@@ -414,7 +415,7 @@ def test_piecewise_refuses(arguments, message):
     ],
 )
 def test_impact_factors_of_the_paper(ratios, groups, want):
-    p = schedules.impact(ratios, groups)
+    p = impact(ratios, groups)
     assert p.shape == (sum(groups),) and math.isclose(p.sum(), 1, abs_tol=1e-12)
     np.testing.assert_allclose(
         p, [w for w, count in zip(want, groups) for _ in range(count)], rtol=1e-14
@@ -434,13 +435,13 @@ def test_impact_factors_of_the_paper(ratios, groups, want):
     ],
 )
 def test_impact_refuses(arguments, message):
-    with pytest.raises(ValueError, match="schedules.impact: need .*" + message):
-        schedules.impact(*arguments)
+    with pytest.raises(ValueError, match="weights.impact: need .*" + message):
+        impact(*arguments)
 
 
 def test_weights_that_change_in_a_plan(fed, task):
     """Round 0 by the first weights and round 1 by the second, as two runs with constant weights."""
-    first, second = schedules.impact((0, 1), (3, 4)), schedules.impact((1, 2), (5, 2))
+    first, second = impact((0, 1), (3, 4)), impact((1, 2), (5, 2))
     algorithm = jfl.algorithms.fedsgd(jfl.grad(task.loss), batch=jfl.batches.full())
 
     def run(rounds, *values, **options):

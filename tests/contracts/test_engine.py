@@ -41,9 +41,9 @@ sim, sweeps = (
 )
 KEY = jax.random.key(4)
 EMPTY = ("empty_cohort",)
-# dpnfl is fedavg; these differ from it in the local step or the server's alone, and wait for the
-# slow run
-ALIKE = ("fedprox", "fedsgd", "output_perturbation", "addpnfl")
+# dpnfl is fedavg; these differ from it in the local step, the server's or the weights alone, and
+# wait for the slow run (fedavg is without a client's state, scaffold with it)
+ALIKE = ("fedprox", "fedsgd", "output_perturbation", "addpnfl", "padpfl")
 every_algorithm = pytest.mark.parametrize(
     "name",
     [

@@ -9,7 +9,7 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
-from jfl.report import collected
+from jfl.report import results
 from jfl.runs import record
 
 README = (ROOT / "README.md").read_text()
@@ -113,21 +113,21 @@ def test_the_tables_show_the_committed_numbers():
 
 
 def test_the_page_of_the_papers_is_of_the_committed_results():
-    results = ROOT / "experiments" / "results"
-    page = (results / "papers.md").read_text()
+    folder = ROOT / "experiments" / "results"
+    page = (folder / "papers.md").read_text()
     for paper in ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024"):
-        found = collected.read(results / f"{paper}.json")
-        given = [c["verdict"] for e in found for c in e.verdicts]
-        counts = " | ".join(map(str, [len(given), *map(given.count, collected.VERDICTS)]))
+        found = results.read(folder / f"{paper}.json").parts()
+        given = [c.verdict for e in found for c in e.verdicts]
+        counts = " | ".join(map(str, [len(given), *map(given.count, results.VERDICTS)]))
         assert f"| {paper} | {found[0].title.replace('_', chr(92) + '_')} | {counts} |" in page
         assert all(
-            f"{c['seen'][:20]}" in page.replace(chr(92), "")
+            c.seen[:20] in page.replace(chr(92), "")
             for e in found
             for c in e.verdicts
-            if "|" not in c["seen"]
+            if "|" not in c.seen
         )
     pictures = re.findall(r"\]\(<(papers_files/[^>]+)>\)", page)
-    assert len(pictures) > 20 and all((results / p).exists() for p in pictures)
+    assert len(pictures) > 20 and all((folder / p).exists() for p in pictures)
 
 
 def test_ci_runs_the_readme_command():

@@ -58,59 +58,38 @@ MANIFEST = dict(
 METRICS = "name,seed,round,accuracy,loss,epsilon\nfedavg,0,1,0.5,1.0,1.0\nfedavg,0,2,0.5,,2.0\n"
 LINE = dict(
     accuracy=[0.5, 0.6],
-    loss=[1.0, None],
+    loss=dict(mean=1.0, half=0.1),
+    seeds=[0, 1],
+    failed=1,
     epsilon_proved=2.0,
     epsilon_claimed=1.0,
+    seconds_per_round=0.1,
     paper=0.9,
-    trace=dict(round=[1], loss=[2.0]),
+    columns=dict(k=3, curve=[2.0, 1.0], gain=dict(mean=0.5)),
 )
-VERDICT = dict(claim="it is so", verdict="confirmed")
-CELL = dict(
-    scenario=1,
-    setting="server noise",
-    assignment="0-1-2",
+POINT = dict(panel="a", line="b", x=1.0, mean=0.5, half=0.1, epsilon=1.0, config=dict(lr=0.1))
+EXPERIMENT = dict(
+    format=2,
+    experiment="fig1",
+    module="m",
+    title="t",
+    quick=True,
+    only=["a"],
     seeds=[0, 1],
-    accuracy=dict(mean=0.5, half=0.1),
-    loss=dict(mean=1.0, half=None),
-    epsilon_claimed_server=1.0,
-    epsilon_proved_server=2.0,
+    seconds=1.0,
+    lines=dict(a=LINE),
+    failed=dict(b="NaN"),
+    unread=dict(svhn="not here"),
+    verdicts=[dict(claim="it is so", verdict="confirmed", seen="s")],
+    tables=[dict(caption="c", columns=["a"], rows=[[1]])],
+    notes=["n"],
+    settings=dict(x=dict(a=1)),
+    versions=dict(jax="1"),
 )
-ROW = dict(
-    model="mlp",
-    variant="iso",
-    multiplier=1.0,
-    seeds={"0": 50.0, "1": 60.0},
-    gain=0.5,
-    gain_95=0.1,
-    epsilon_proved=2.0,
-)
-POINT = dict(panel="a", line="b", x=1.0, mean=0.5, half=0.1, epsilon=1.0, claimed=None)
 RESULTS = [
-    dict(
-        experiment="fig1",
-        title="t",
-        quick=True,
-        seeds=[0, 1],
-        lines=dict(a=LINE),
-        verdicts=[VERDICT],
-        columns=["a"],
-        rows=[[1]],
-        note="n",
-        versions=dict(jax="1"),
-        commit="abc",
-        spread=dict(x=dict(a=1)),
-        module="m",
-        only=["a"],
-    ),
-    dict(experiments=dict(fig1=dict(lines=dict(a=LINE)))),
-    dict(experiments={}, study=dict(rows=[ROW], finding="f")),
-    dict(cells=[CELL], claims=[VERDICT]),
-    dict(
-        lines=dict(fig=dict(a=LINE)),
-        reduced=dict(fig="small"),
-        table=dict(columns=["a"], rows=[[1]]),
-    ),
-    dict(study="s", rows=[POINT], xlabel="x", title="t", claims=[VERDICT]),
+    EXPERIMENT,
+    dict(format=2, title="t", experiments=dict(fig1=EXPERIMENT)),
+    dict(format=2, title="t", xlabel="x", points=[POINT]),
 ]
 TOML = """algorithm = "fedavg"
 lr = 0.1
@@ -252,20 +231,20 @@ def config(folder, data):
 
 def _page(found):
     """Everything but the pictures that a report makes of sources."""
-    from jfl.report import comparison, sections
     from jfl.report import document as markup
+    from jfl.report import sections
 
-    kept = sections._pictures, comparison._picture
-    sections._pictures = comparison._picture = lambda of: []
+    kept = sections.run_pictures, sections.experiment_picture
+    sections.run_pictures = sections.experiment_picture = lambda of: []
     try:
         document = sections.assemble(found)
         markup.page(document), markup.markdown(document, "files")
     finally:
-        sections._pictures, comparison._picture = kept
+        sections.run_pictures, sections.experiment_picture = kept
 
 
 def _folder(folder, **files):
-    from jfl.report import sources
+    from jfl.report import read
 
     whole = (
         dict(
@@ -277,7 +256,7 @@ def _folder(folder, **files):
     )
     for name, content in whole.items():
         (folder / (name + (".csv" if name == "metrics" else ".json"))).write_bytes(content)
-    _page([sources.read(folder)])
+    _page([read.read(folder)])
 
 
 def summary(folder, data):
@@ -297,10 +276,10 @@ def metrics(folder, data):
 
 def results(folder, data):
     """results.json of an experiment, or a collection of a paper's experiments -> its page."""
-    from jfl.report import sources
+    from jfl.report import read
 
     (folder / "r.json").write_bytes(text_of(data, RESULTS))
-    _page([sources.read(folder / "r.json")])
+    _page([read.read(folder / "r.json")])
 
 
 def adult(folder, data):
@@ -466,13 +445,8 @@ def fuzz(name, seconds):
                 key = type(error), own[-1] if own else None
                 if not legal(error) and key not in seen:
                     seen.add(key)
-                    print(
-                        (
-                            f"FINDING {name} "
-                            f"{json.dumps([type(error).__name__, str(error)[:200], own, repr(data[:2000])])}"  # noqa: E501
-                        ),
-                        flush=True,
-                    )
+                    words = [type(error).__name__, str(error)[:200], own, repr(data[:2000])]
+                    print(f"FINDING {name} {json.dumps(words)}", flush=True)
 
         atheris.Setup(
             [

@@ -43,6 +43,7 @@ from jfl.papers import as_printed
 from jfl.privacy.mechanisms import haar_bands as haar
 from jfl.runs import config, train
 from jfl.sampling import batches
+from jfl.sampling.weights import impact
 
 FEW = settings(
     max_examples=120,
@@ -328,7 +329,7 @@ API = {
     ),
     "schedules.exponential": (at_3(schedules.exponential), dict(initial=1.0, decay=0.5, total=3)),
     "schedules.piecewise": (schedules.piecewise, dict(breakpoints=[2], values=[1.0, 2.0])),
-    "schedules.impact": (schedules.impact, dict(ratios=[1.0, 2.0], groups=[1, 2])),
+    "weights.impact": (impact, dict(ratios=[1.0, 2.0], groups=[1, 2])),
     "transforms.flatten": (transforms.flatten, dict(dataset=ROWS)),
     "transforms.standardise": (transforms.standardise, dict(dataset=ROWS, public=X)),
     "transforms.pca": (transforms.pca, dict(dataset=ROWS, components=1, public=X)),

@@ -34,6 +34,7 @@ from jfl import sampling
 from jfl.core.random_streams import Stream, stream
 from jfl.data import checksum
 from jfl.engine.round import draw, draws_key
+from jfl.sampling import uniform
 
 MANY = sampling.MANY
 
@@ -82,8 +83,8 @@ def test_every_client_is_as_likely_wherever_it_stands():
 
 def test_too_few_new_clients_are_drawn_again(monkeypatch):
     """With no draw to spare about every second attempt fails, and the cohort is still whole."""
-    monkeypatch.setattr(sampling, "SPARE", 0)
-    whole = jax.jit(jax.vmap(lambda key: sampling.subset(key, 512, 200, 200)))
+    monkeypatch.setattr(uniform, "SPARE", 0)
+    whole = jax.jit(jax.vmap(lambda key: uniform.sparse_subset(key, 512, 200, 200)))
     for ids in np.asarray(whole(jax.random.split(jax.random.key(0), 12))):
         assert len(set(ids.tolist())) == 200
 
@@ -94,7 +95,7 @@ def test_a_word_lies_below_a_rate_as_often_as_it_says(rate):
     around the edge."""
     edge = int(np.floor(float(np.float32(rate)) * 2**32))
     words = np.clip(np.array([0, edge - 1, edge, edge + 1, 2**32 - 1], np.int64), 0, 2**32 - 1)
-    found = np.asarray(sampling.below(jnp.asarray(words.astype(np.uint32)), jnp.float32(rate)))
+    found = np.asarray(uniform.below(jnp.asarray(words.astype(np.uint32)), jnp.float32(rate)))
     assert found.tolist() == (words < edge).tolist()
 
 
@@ -360,8 +361,8 @@ def on_devices(*what):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def judge(rows, expected):
-    assert len(rows) == expected
+def judge(rows, at_least):
+    assert len(rows) >= at_least
     for row in rows:
         assert row["apart"] < 2e-5, row  # order of summation
         assert row["other_seed"] > 1e-3, row  # what is compared can differ
@@ -383,9 +384,7 @@ def test_devices_add_up_half_precision_in_float32():
 def test_any_number_of_devices_is_one():
     """1, 2, 4, 8 devices; any chunk; stateless and stateful; rows on device and host; client noise;
     sweeps."""
-    rows = on_devices("long")
-    judge(rows, len(rows))
-    assert len(rows) >= 40
+    judge(on_devices("long"), 40)
 
 
 def test_a_mesh_that_is_none_is_refused():

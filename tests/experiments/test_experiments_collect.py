@@ -7,7 +7,7 @@ from helpers.paths import RESULTS
 
 from experiments.harness import collect, runner
 from experiments.harness.runner import Claim, Experiment
-from jfl.report import collected
+from jfl.report import results as results_file
 
 TINY = dict(
     dataset="digits", partition="iid", clients=4, rounds=1, steps=1, batch=4, evaluate_every=1
@@ -24,6 +24,7 @@ def results(folder, **changes):
     )
     found = (
         dict(
+            format=results_file.FORMAT,
             experiment="fig1",
             module="chen2024",
             quick=False,
@@ -49,7 +50,7 @@ def test_experiments_are_added_and_replaced(tmp_path, capsys):
     kept = json.loads((into / "chen2024.json").read_text())
     assert (
         kept["experiments"]["fig1"]["lines"]["a"]["accuracy"] == [0.5, 0.6]
-        and kept["paper"] == "chen2024"
+        and kept["title"] == "chen2024"
     )
     assert kept["experiments"]["fig1"]["verdicts"][0]["seen"] == "no  [ b ]"
     assert "[0.5, 0.6]" in (into / "chen2024.json").read_text()  # a list of numbers is one line
@@ -65,8 +66,8 @@ def test_experiments_are_added_and_replaced(tmp_path, capsys):
         == 0
     )
     assert capsys.readouterr().out.strip() == str(into / "chen2024.json")
-    again = {e.name: e for e in collected.read(into / "chen2024.json")}
-    assert again["fig1"].lines[1].mean == pytest.approx(0.15) and again["fig2"].seconds == 7.0
+    again = results_file.read(into / "chen2024.json").experiments
+    assert again["fig1"].lines["b"].mean == pytest.approx(0.15) and again["fig2"].seconds == 7.0
     assert again["fig1"].seconds == 0.4 and again["fig1"].module == "chen2024"
 
 
@@ -75,8 +76,8 @@ def test_experiments_are_added_and_replaced(tmp_path, capsys):
     [
         (dict(module="li2025"), "an experiment of chen2024, each once; got fig1 of li2025"),
         (dict(experiment="fig1"), "got fig1 of chen2024 again"),
-        (dict(experiment=None), "got None"),
-        (dict(experiment="fig3", lines=dict(a=dict(accuracy=["x"]))), "accuracies and losses"),
+        (dict(experiment=""), "got none of chen2024"),
+        (dict(experiment="fig3", lines=dict(a=dict(accuracy=["x"]))), "`int . float . null`"),
         (dict(experiment="fig2", lines={}), "all lines that .*chen2024.json has; got none of a, b"),
     ],
     ids=str,
@@ -101,14 +102,14 @@ def test_quick_runs_are_left_out_and_a_study_is_kept(tmp_path, capsys):
     assert "fast/results.json: left out, of a quick run" in capsys.readouterr().err
     assert list(json.loads((tmp_path / "chen2024.json").read_text())["experiments"]) == ["fig1"]
     talaei = RESULTS / "talaei2024.json"
-    before = [e.name for e in collected.read(talaei)]
+    before = [e.name for e in results_file.read(talaei).parts()]
     (tmp_path / "talaei2024.json").write_text(talaei.read_text())
     file = collect.collect(
         "talaei2024",
         [results(tmp_path / "more", module="talaei2024", experiment="fig99")],
         tmp_path,
     )
-    assert [e.name for e in collected.read(file) if e.name != "fig99"] == before
+    assert [e.name for e in results_file.read(file).parts() if e.name != "fig99"] == before
 
 
 def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch, capsys):

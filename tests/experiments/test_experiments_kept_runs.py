@@ -14,7 +14,7 @@ from experiments.harness import kept_runs, runner
 from experiments.harness.programs import Plans
 from experiments.harness.runner import Claim, Experiment
 from jfl.core import checks
-from jfl.report import sources
+from jfl.report import read
 from jfl.runs import blocks as points
 from jfl.runs import build, record, sweep, train
 from jfl.runs.config import Config
@@ -58,7 +58,7 @@ def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, ran)
     assert 0 < one["seconds"] and other["seconds"] < 60
     # what it leaves is what a sweep leaves: a report reads it, with the curve of each seed from
     # where it ran
-    source = sources.read(tmp_path / "other")
+    source = read.read(tmp_path / "other")
     line = next(s for s in source.lines if s.label == "quick")
     assert [e["seed"] for e in line.runs] == [2, 1] and line.manifest["seeds"] == [2, 1]
     assert [(r["seed"], r["round"]) for r in line.rows] == [(2, 1), (2, 2), (1, 1), (1, 2)]
@@ -332,7 +332,7 @@ def test_rows_of_another_run_do_not_stay(tmp_path):
 
     runner.run("tiny", dataclasses.replace(made, runs=bare), tmp_path)
     assert not (where / "metrics.csv").exists() and not (where / "manifest.json").exists()
-    assert sources.read(tmp_path).lines[0].rows == []
+    assert read.read(tmp_path).lines[0].rows == []
 
 
 def test_more_seeds_after_a_stop_begin_with_what_is_there(tmp_path, monkeypatch, small, ran):
@@ -394,7 +394,7 @@ def test_failed_runs_are_told_and_kept(tmp_path, capsys):
     # seeds that fail alone are those that fail beside others
     found = runner.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2)), tmp_path)
     assert list(found["failed"]) == ["bad"]
-    assert sources.read(tmp_path).lines
+    assert read.read(tmp_path).lines
 
 
 def test_seeds_that_fail_are_told_and_decide_no_claim(tmp_path, capsys):

@@ -139,11 +139,11 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, capsys):
         and found["verdicts"][0]["verdict"] == NOT
     )
     assert printed["epsilon_claimed"] == pytest.approx(0.5, rel=1e-4)
-    assert sound["ε one round"] == pytest.approx(0.5) and sound["epsilon_proved"] > 0.5
-    assert sound["ε counted"] == pytest.approx(
+    assert sound["columns"]["ε one round"] == pytest.approx(0.5) and sound["epsilon_proved"] > 0.5
+    assert sound["columns"]["ε counted"] == pytest.approx(
         sound["epsilon_proved"], rel=0.01
     )  # of 3 rounds, likely none without
-    assert printed["ε if clipped"] > 20 and sound["ε Theorem 2"] < 0.5
+    assert printed["columns"]["ε if clipped"] > 20 and sound["columns"]["ε Theorem 2"] < 0.5
     assert np.mean(printed["loss"]) < np.mean(sound["loss"])  # so much less noise
     assert json.loads((tmp_path / "results.json").read_text())["lines"] == json.loads(
         json.dumps(found["lines"])
@@ -242,7 +242,7 @@ def test_claims_across_data_read_what_was_left(tmp_path, capsys):
                 }
                 (tmp_path / f"{figure}-{data}").mkdir(exist_ok=True)
                 (tmp_path / f"{figure}-{data}" / "results.json").write_text(
-                    json.dumps(dict(lines=lines))
+                    json.dumps(dict(format=2, lines=lines))
                 )
 
     def verdicts():

@@ -193,7 +193,7 @@ def test_tables_without_training(name, tmp_path, capsys):
     found = runner.run(name, ranaweera2025.EXPERIMENTS[name], tmp_path, quick=True)
     assert {v["verdict"] for v in found["verdicts"]} == {CONFIRMED}
     assert (
-        json.loads((tmp_path / "results.json").read_text())["rows"]
+        json.loads((tmp_path / "results.json").read_text())["tables"][0]["rows"]
         and "claims" in capsys.readouterr().out
     )
 
@@ -326,7 +326,7 @@ def test_a_group_is_tuned_run_and_collected(model, variants, tmp_path, monkeypat
     )
     assert (
         "isotropic" in found["finding"]
-        and json.loads((tmp_path / "ranaweera2025.json").read_text())["study"]
+        and json.loads((tmp_path / "ranaweera2025.json").read_text())["experiments"]["study"]
     )
 
 

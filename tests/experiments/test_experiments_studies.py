@@ -19,9 +19,8 @@ from experiments.studies import plans as studies_plans
 from experiments.studies import study as studies
 from experiments.studies.plans import PLANS, Cell, Study
 from jfl.privacy import guarantees
-from jfl.report import sections, sources
+from jfl.report import read, results, sections
 from jfl.runs import build as assemble
-from jfl.runs import record
 from jfl.runs.config import FIELDS, Config
 from jfl.runs.unused_options import refuse_idle
 
@@ -179,10 +178,10 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
     assert (
         "SKIPPED: mnist" in told.out
         and "SKIPPED: mnist" in told.err
-        and "datasets.mnist" in found["skipped"]["mnist"]
+        and "datasets.mnist" in found["unread"]["mnist"]
     )
     assert ran == [2, 2]  # to choose, and to report
-    (noisy,) = found["rows"]
+    (noisy,) = found["points"]
     assert noisy["epsilon"] <= 20 * (1 + 1e-5) and noisy["target"] == 20 and noisy["delta"] == 1e-5
     assert [p["lr"] for p in noisy["grid"]] == [0.05, 0.5] and noisy["tuned_on"] == [7]
     assert noisy["chosen"] == {"lr": max(noisy["grid"], key=lambda p: p["accuracy"])["lr"]}
@@ -191,20 +190,21 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
     )
     assert found["verdicts"][0]["verdict"] == UNKNOWN  # what it compares with was not run
     assert (tmp_path / "out" / "tiny.png").stat().st_size > 10_000
-    same = json.loads(json.dumps(found["rows"]))
+    same = json.loads(json.dumps(found["points"]))
     kept = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert kept["rows"] == same and (kept["format"], kept["xlabel"]) == (record.FORMAT, "ε")
-    (point,) = sources.read(tmp_path / "out").experiments[0].points  # and the page has it
-    assert point["epsilon"] == noisy["epsilon"] and point["panel"] == "a"
+    assert (kept["format"], kept["xlabel"]) == (results.FORMAT, "ε")
+    assert [{k: p[k] for k in same[0]} for p in kept["points"]] == same
+    (point,) = read.read(tmp_path / "out").experiments[0].points  # and the page has it
+    assert point.epsilon == noisy["epsilon"] and point.panel == "a"
 
     ran.clear()  # all is there: nothing runs, and the rows are the same
     monkeypatch.setattr(studies, "_worst", None)  # nor is anything accounted
-    assert run()["rows"] == found["rows"] and not ran
+    assert run()["points"] == found["points"] and not ran
     path = tmp_path / "out" / "cells.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-2]) + lines[-2][:20])  # killed while it wrote the last two
     again = run()
-    assert ran == [2] and again["rows"][0]["mean"] == pytest.approx(noisy["mean"], abs=1e-6)
+    assert ran == [2] and again["points"][0]["mean"] == pytest.approx(noisy["mean"], abs=1e-6)
 
 
 def test_a_result_belongs_to_its_config(tmp_path):
@@ -401,8 +401,8 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
         assert runner.main("some2025", experiments, [*args, "--out", str(out)]) == 0
         kept = json.loads((out / "results.json").read_text())
-        assert kept["format"] == record.FORMAT and kept["title"] == experiments[args[0]].title
-        words = str(sections._again([sources.read(out)]))
+        assert kept["format"] == results.FORMAT and kept["title"] == experiments[args[0]].title
+        words = str(sections._commands([read.read(out)]))
         assert (
             f"python -m experiments.papers.some2025 {line} --out NEW" in words
             and "MODULE" not in words

@@ -19,6 +19,7 @@ from jfl.papers.talaei2024 import privacy as paper
 from jfl.papers.talaei2024 import theory
 from jfl.runs import build
 from jfl.runs.config import Config
+from jfl.sampling.weights import impact
 
 DIGITS = dict(
     algorithm="padpfl",
@@ -163,9 +164,7 @@ def test_a_run_goes_on_where_the_quality_is_swapped(monkeypatch):
         first.task,
         first.algorithm,
         first.sampler,
-        weights=schedules.piecewise(
-            [2], [schedules.impact(ratios, (2, 2)) for ratios in ((1, 2), (2, 1))]
-        ),
+        weights=schedules.piecewise([2], [impact(ratios, (2, 2)) for ratios in ((1, 2), (2, 1))]),
     )
     alone = talaei2024_plans.one_by_one(key, [(whole, 4)], 1)
     assert found["round"] == [1, 2, 3, 4] and len(found["loss"]) == 4
@@ -212,9 +211,16 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch
         printed_["epsilon_claimed"] == pytest.approx(20, rel=1e-4)
         and printed_["epsilon_proved"] > 1000
     )
-    assert third["epsilon_proved"] == pytest.approx(20, rel=1e-4) and third["ε server"] > 40
-    assert swapped["epsilon_proved"] == swapped["ε server"] == pytest.approx(20, rel=1e-4)
-    assert printed_["ε third party"] < printed_["ε server"] and third["epsilon_claimed"] is None
+    assert (
+        third["epsilon_proved"] == pytest.approx(20, rel=1e-4) and third["columns"]["ε server"] > 40
+    )
+    assert (
+        swapped["epsilon_proved"] == swapped["columns"]["ε server"] == pytest.approx(20, rel=1e-4)
+    )
+    assert (
+        printed_["columns"]["ε third party"] < printed_["columns"]["ε server"]
+        and third["epsilon_claimed"] is None
+    )
     assert len(swapped["loss"]) == 2 and swapped["loss"][0] != swapped["loss"][1]
     assert (
         found["verdicts"][0]["verdict"] in (CONFIRMED, NOT) and "±" in found["verdicts"][0]["seen"]
@@ -382,7 +388,11 @@ def test_a_full_study_takes_no_runs_of_a_quick_one(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(talaei2024_study, "block", block)
     monkeypatch.setattr(talaei2024_study, "CELLS", {1: [("equal", "printed ε=20")]})
-    study = lambda quick: talaei2024_study.study("study", None, tmp_path, quick)["cells"][0]
+
+    def study(quick):
+        found = talaei2024_study.study("study", None, tmp_path, quick)
+        return found["experiments"]["study, scenario 1"]["lines"]["printed ε=20: equal"]
+
     quick, full = study(True), study(False)
     assert (quick["loss"]["mean"], quick["seeds"], full["loss"]["mean"], full["seeds"]) == (
         0.25,
@@ -406,21 +416,21 @@ def test_a_tiny_study(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(talaei2024_study, "CLIPS", (0.2,))
     monkeypatch.setattr(talaei2024_study, "QUICK", dict(dataset="digits", rounds=2, steps=2))
     found = talaei2024_study.study("study", None, tmp_path, True)
-    equal, other = found["cells"]
+    equal, other = found["experiments"]["study, scenario 1"]["lines"].values()
     for c in (equal, other):
-        assert c["epsilon_proved_third_party"] == pytest.approx(20, rel=1e-4) and c["seeds"] == [
+        assert c["epsilon_proved"] == pytest.approx(20, rel=1e-4) and c["seeds"] == [
             0,
             1,
         ]
     assert (
-        equal["epsilon_proved_server"] > other["epsilon_proved_server"] > 20
+        equal["columns"]["ε proved server"] > other["columns"]["ε proved server"] > 20
     )  # 0-1-2 needs more noise
     assert (tmp_path / "study.png").stat().st_size > 20_000
     kept = json.loads((tmp_path / "results.json").read_text())
     assert (
-        kept["cells"] == found["cells"]
+        kept["experiments"].keys() == found["experiments"].keys()
         and kept["versions"]["jax"] == jax.__version__
-        and kept["chosen_on"] == [100]
+        and kept["settings"]["chosen_on"] == [100]
     )
     lines = (tmp_path / "cells.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 2 + 2 * 2
@@ -428,6 +438,5 @@ def test_a_tiny_study(tmp_path, monkeypatch, capsys):
         "\n".join(lines[:-2]) + "\n"
     )  # stopped before its last split
     again = talaei2024_study.study("study", None, tmp_path, True)
-    strip = lambda cells: [{k: v for k, v in c.items() if k != "seconds"} for c in cells]
-    assert strip(again["cells"]) == strip(found["cells"])
+    assert again["experiments"] == found["experiments"]
     assert "third_party" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import numpy as np
 
 from jfl import sampling
 from jfl.core import pytrees, records
-from jfl.privacy.accountants import events, rdp_events
+from jfl.privacy.accountants import events, rdp_events, tightest
 from jfl.privacy.mechanisms.chain import chain
 from jfl.privacy.mechanisms.stages import clip_l2, divide, gaussian, total
 from jfl.sampling import batches
@@ -14,7 +14,13 @@ DELTA = 1e-5
 
 
 def eps(event, delta=DELTA):
+    """The Renyi bound (or the exact Gaussian) of an event, without loss distributions."""
     return rdp_events.epsilon(event, delta)[0]
+
+
+def best(event, delta=DELTA):
+    """The smallest of all bounds of an event, as `guarantee` takes it."""
+    return tightest.epsilon(event, delta)[0]
 
 
 def close(got, want, rel):

@@ -113,7 +113,7 @@ def noisy_release(divisor=3.0, z=0.7, bound=0.5, **options):
 def make_algorithm(name, grad, steps=2, batch=None, **options):
     """An algorithm by name; one without a `steps` argument takes one step."""
     factory = getattr(jfl.algorithms, name)
-    if "steps" in inspect.signature(factory).parameters or name == "fedprox":
+    if "steps" in inspect.signature(factory).parameters:
         options["steps"] = steps
     if name == "padpfl":  # a mean of models needs all of them
         options["upload"] = "difference"

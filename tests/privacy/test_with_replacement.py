@@ -362,7 +362,7 @@ def test_rare_repeats_are_paid_from_delta():
     """A law without what hardly happens is no smaller than the whole law, and hardly larger."""
     event, delta = drawn(7, 70, 2.0, 20), 1e-5
     cut = pld.epsilon(event, delta)[0]
-    counted, rare = rdp_events._multiplicities(event, pld.RARE * delta)
+    counted, rare = rdp_events.with_multiplicities(event, pld.RARE * delta)
     assert 0 < rare <= pld.RARE * delta and counted.event.most < 7
     groups, adjacency, nothing = pld._groups(event, 0.0)
     whole = pld._refine(groups, adjacency, 1.0, delta)[0]

@@ -3,11 +3,13 @@ event files."""
 
 import csv
 import html.parser
+import importlib.resources
 import json
 import re
 import shutil
 import struct
 import subprocess
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.paths import RESULTS
+from helpers.paths import RESULTS, ROOT
 from helpers.problems import noisy_grad, noisy_release, squared
 
 import jfl
 from jfl.cli import main
-from jfl.report import collected, comparison, page, panels, plots, sections, sources
 from jfl.report import document as markup
+from jfl.report import page, plots, read, results, sections
 from jfl.runs import record, tables
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>|$\\frac$"
@@ -148,9 +150,9 @@ class Tables(html.parser.HTMLParser):
 def shown(*folders):
     """The page without its pictures, which take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sections, "_pictures", lambda groups: [])
-        patch.setattr(comparison, "_picture", lambda e: [])
-        return Tables(markup.page(sections.assemble([sources.read(f) for f in folders])))
+        patch.setattr(sections, "run_pictures", lambda groups: [])
+        patch.setattr(sections, "experiment_picture", lambda e: [])
+        return Tables(markup.page(sections.assemble([read.read(f) for f in folders])))
 
 
 HEAD, ALL = (
@@ -311,7 +313,7 @@ def test_failed_seeds_are_counted_and_left_out(tmp_path):
     )
     (row,) = records(parsed, HEAD)
     assert row["seeds"] == "2 (+1 failed)" and row["final accuracy"].startswith("0.9000 ± 1.27")
-    (group,) = sources.groups([sources.read(tmp_path / "run")])
+    (group,) = read.groups([read.read(tmp_path / "run")])
     np.testing.assert_array_equal(group.setting.curves["accuracy"][1][:, -1], [0.8, 1.0])
 
 
@@ -324,7 +326,7 @@ def test_the_weakest_of_seeds_that_differ_stands_for_all(tmp_path):
 
 
 def test_several_folders_stand_side_by_side(tmp_path, monkeypatch):
-    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
+    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
     one, other = made(tmp_path / "a" / "run"), made(tmp_path / "b" / "run", config=None)
     words = page.main([one, other], tmp_path / "both.html")
     assert "both.md" in words
@@ -345,8 +347,8 @@ def test_several_folders_stand_side_by_side(tmp_path, monkeypatch):
 
 
 def test_two_of_one_name_are_told_apart_and_one_stands_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
-    monkeypatch.setattr(comparison, "_picture", lambda e: [])
+    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
+    monkeypatch.setattr(sections, "experiment_picture", lambda e: [])
     monkeypatch.chdir(tmp_path)
     made(tmp_path / "li2025")
     shutil.copy(study(tmp_path / "in", POINTS), "li2025.json")
@@ -369,7 +371,7 @@ def test_two_of_one_name_are_told_apart_and_one_stands_once(tmp_path, monkeypatc
 
 
 def test_a_name_that_utf8_cannot_hold_is_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
+    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
     folder = made(tmp_path / "lat\udce9")  # of bytes in another code
     for more in ([], ["--out", str(tmp_path / "out.html")]):
         assert main.main(["report", str(folder), *more]) == 2
@@ -411,16 +413,16 @@ def experiment(tmp_path):
     (folder / "results.json").write_text(
         json.dumps(
             dict(
+                format=results.FORMAT,
                 experiment="fig",
                 title="A figure",
                 quick=True,
                 seeds=[0, 1],
-                lines={"DP, K=5": line, "bare": line | {"bits": 3}},
+                lines={"DP, K=5": line, "bare": line | dict(columns={"bits": 3})},
                 verdicts=[dict(claim="it rises", verdict="not confirmed", seen="it falls")],
                 versions=VERSIONS,
-                columns=["m", "value"],
-                rows=[["8", 0.125]],
-                caption="of eight",
+                tables=[dict(caption=results.NUMBERS, columns=["m", "value"], rows=[["8", 0.125]])],
+                notes=["of eight"],
             )
         )
     )
@@ -477,7 +479,7 @@ def test_the_line_that_runs_an_experiment_again(experiment):
 
 
 def test_lines_and_seeds_that_failed_are_told(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "_picture", lambda e: [])
+    monkeypatch.setattr(sections, "experiment_picture", lambda e: [])
     monkeypatch.setattr(plots, "png", lambda f: b"")  # what takes the time
     monkeypatch.setattr(plots, "svg", lambda f: "")
     made(experiment / "all", {"fedavg": ([0.1, 0.1], [guarantee()], dict(failed=(0, 1)))})
@@ -510,14 +512,11 @@ def test_lines_and_seeds_that_failed_are_told(experiment, tmp_path, monkeypatch)
         "Failed: thrown: NaN",
         "Not run: svhn: need data",
     ]
-    inner = {
-        k: v
-        for k, v in json.loads((experiment / "results.json").read_text()).items()
-        if k != "format"
-    }
-    (tmp_path / "some.json").write_text(json.dumps(dict(experiments=dict(fig=inner, fig2=inner))))
-    collection = sections.assemble([sources.read(tmp_path / "some.json")])
-    alone = sections.assemble([sources.read(experiment)])
+    inner = json.loads((experiment / "results.json").read_text())
+    whole = dict(format=results.FORMAT, experiments=dict(fig=inner, fig2=inner))
+    (tmp_path / "some.json").write_text(json.dumps(whole))
+    collection = sections.assemble([read.read(tmp_path / "some.json")])
+    alone = sections.assemble([read.read(experiment)])
     assert "bare: 0.9000 ± 0.2484; all: none." in alone.sections[0].blocks[3].alt
     for document, after in ((alone, ""), (collection, " (fig, fig2)")):
         (claims,) = (s.blocks for s in document.sections if s.heading == "Claims")
@@ -526,21 +525,63 @@ def test_lines_and_seeds_that_failed_are_told(experiment, tmp_path, monkeypatch)
             n + after for n in notes
         ]
         assert not any("As the file gives them" in str(s) for s in document.sections)
-    assert collected.read(tmp_path / "some.json")[1].lines[1].seeds == "1 (+1 failed)"
+    assert (
+        results.read(tmp_path / "some.json").experiments["fig"].lines["bare"].seed_count()
+        == "1 (+1 failed)"
+    )
 
 
 def test_files_of_before_formats_had_a_number_are_read(tmp_path, experiment):
     folder = made(tmp_path / "run")
-    for path in (folder / "summary.json", experiment / "results.json"):
-        found = json.loads(path.read_text())
-        assert found.pop("format", 1) == 1
-        path.write_text(json.dumps(found))
+    found = json.loads((folder / "summary.json").read_text())
+    assert found.pop("format") == 1
+    (folder / "summary.json").write_text(json.dumps(found))
     assert (
         json.loads((experiment / "bare" / "summary.json").read_text())["format"]
         == record.FORMAT
         == 1
     )
     assert len(records(shown(folder), HEAD)) == 1 and len(records(shown(experiment), HEAD)) == 2
+
+
+@pytest.mark.parametrize("given", [dict(format=1), {}], ids=["numbered", "before numbers"])
+def test_results_of_an_earlier_version_are_refused_with_what_to_do(experiment, given):
+    found = json.loads((experiment / "results.json").read_text())
+    del found["format"]
+    (experiment / "results.json").write_text(json.dumps(found | given))
+    with pytest.raises(ValueError, match="need format 2, .*: run the experiment again in its fold"):
+        read.read(experiment)
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    found = dict(
+        experiment="fig",
+        title="A figure",
+        lines={"a": dict(accuracy=[0.5, None], loss=dict(mean=1.0, half=0.1), columns={"k": 3})},
+        points=[point("a", "b", 1.0, 0.5)],
+        verdicts=[dict(claim="c", verdict="confirmed", seen="s")],
+        columns=["m", "value"],
+        rows=[[8, 0.125]],
+        caption="of eight",
+        reduced=dict(fig="small"),
+        constants=dict(one=dict(x=1.0), other=dict(x=float("nan"), y=2)),
+        start=0.25,
+        commit="abc",
+        versions=VERSIONS,
+        experiments={"inner": dict(title="of it", unread={"svhn": "not here"})},
+    )
+    results.write(tmp_path / "new" / "some.json", results.of(found))
+    again = results.read(tmp_path / "new" / "some.json")
+    assert again == results.of(found)
+    assert again.notes == ["At reduced size: fig: small", "of eight"]
+    assert [(t.caption, t.columns, t.rows) for t in again.tables] == [
+        (results.NUMBERS, ["m", "value"], [[8, 0.125]]),
+        ("constants", ["constants", "x", "y"], [["one", 1.0, None], ["other", None, 2]]),
+    ]
+    assert again.settings == dict(start=0.25) and again.versions == VERSIONS | dict(commit="abc")
+    assert [e.name for e in again.parts()] == ["fig", "inner"]
+    with pytest.raises(ValueError, match="results of fig, .*verdict.*: need .*; got .*'maybe'"):
+        results.of(found | dict(verdicts=[dict(claim="c", verdict="maybe")]))
 
 
 # --- collections
@@ -562,14 +603,12 @@ def test_the_five_papers_stand_on_one_page():
     for paper, row in zip(PAPERS, records(parsed, "Claims that were checked"), strict=True):
         given = verdicts(json.loads((RESULTS / f"{paper}.json").read_text()))
         assert row["results"] == paper and row["claims"] == str(len(given)) and len(given) >= 5
-        assert [row[v] for v in comparison.VERDICTS] == [
-            str(given.count(v)) for v in comparison.VERDICTS
-        ]
+        assert [row[v] for v in results.VERDICTS] == [str(given.count(v)) for v in results.VERDICTS]
     apart = {
         r["experiment"]: r for r in records(parsed, "How far lines are apart: final test accuracy")
     }
     clock = json.loads((RESULTS / "li2025.json").read_text())["experiments"]["clock"]["lines"]
-    means = {n: v["accuracy"] for n, v in clock.items()}
+    means = {n: v["accuracy"]["mean"] for n, v in clock.items()}
     row = apart["li2025: clock"]
     ends = [choose(means, key=means.get) for choose in (min, max)]
     assert [row["least accurate"], row["most accurate"]] == [f"{means[n]:.3f}: {n}" for n in ends]
@@ -711,8 +750,8 @@ def test_the_five_papers_stand_on_one_page():
     ],
 )
 def test_lines_of_a_collection_are_those_of_its_file(paper, experiment, line, cells):
-    found = {e.name: e for e in collected.read(RESULTS / f"{paper}.json")}
-    table = comparison._numbers(found[experiment])[0]
+    found = {e.name: e for e in results.read(RESULTS / f"{paper}.json").parts()}
+    table = sections.experiment_tables(found[experiment])[0]
     assert table.caption == LINES
     row = next(dict(zip([n for n, _ in table.columns], r)) for r in table.rows if r[0] == line)
     assert {k: row[k] for k in cells} == cells
@@ -722,7 +761,7 @@ def test_lines_of_a_collection_are_those_of_its_file(paper, experiment, line, ce
 def test_settings_seeds_and_reductions_of_a_collection_are_told(tmp_path):
     parsed = shown(RESULTS / "talaei2024.json")
     facts = {r["what"]: r["value"] for r in records(parsed, "As the file gives them")}
-    assert '"batch_sampler": "full"' in facts["settings"] and facts["chosen_on"] == "[100]"
+    assert facts["batch_sampler"] == "full" and facts["chosen_on"] == "[100]"
     assert (
         len(records(parsed, "grid")) == 132
         and "Impact factors help in one cell of all" in parsed.words
@@ -741,43 +780,37 @@ def test_settings_seeds_and_reductions_of_a_collection_are_told(tmp_path):
     }
 
 
-NOT_COLLECTED = dict(
+NOT_RESULTS = dict(
     title='{"title": "glossary"}',
     frame='{"columns": ["a"], "index": [0], "data": [[1]]}',
     datasette='{"columns": ["a"], "rows": [[1]]}',
     logged='{"experiment": "a", "lr": 0.1}',
-    no_lines='{"lines": {}}',
-    drawn='{"lines": {"a": {"width": 2}}}',
-    no_cells='{"cells": []}',
-    nothing='{"experiments": {"a": {"x": 1}}}',
-    no_study='{"study": {"rows": []}}',
-    no_claims='{"verdicts": []}',
     benchmark='{"about": "speed", "rows": [{"seconds": 1}]}',
-    summary='{"runs": []}',
+    summary='{"format": 1, "runs": []}',
     list_="[]",
     half='{"experiments": {',
-    inner='{"experiments": {"a": []}}',
-    names='{"experiments": [1], "study": {"rows": []}}',
-    cell='{"cells": [{"scenario": 1}]}',
-    line='{"experiments": {"a": {"lines": {"b": {"accuracy_mean": "0.5"}}}}}',
-    row='{"study": {"rows": [{"model": "a"}]}}',
-    point=(
-        '{"study": "a", "title": "b", "rows": [{"panel": "a", "line": "b", "x": "1", "mean": 1, '
-        '"half": 1}]}'
-    ),
-    promise=(
-        '{"study": "a", "title": "b", "rows": [{"panel": "a", "line": "b", "x": 1, "mean": 1, '
-        '"half": 1, "claimed": "2"}]}'
-    ),
-    percent='{"study": {"rows": [{"model": "a", "variant": "b", "multiplier": 1, "gain": 0, '
-    '"gain_95": 0, "seeds": '
-    '{"0": "80"}, "epsilon_proved": 1}]}}',
-    seeds='{"title": "a", "seeds": {"a": 1}}',
-    std='{"experiments": {"b": {"lines": {"a": {"mean": 0.5, "std": "0.1"}}}}}',
+    **{
+        name: '{"format": 2, ' + text + "}"
+        for name, text in dict(
+            no_lines='"lines": {}',
+            only_a_title='"title": "glossary"',
+            another_key='"experiment": "a", "lr": 0.1',
+            drawn='"lines": {"a": {"width": 2}}',
+            nothing='"experiments": {"a": {"seeds": [1]}}',
+            no_claims='"verdicts": []',
+            inner='"experiments": {"a": []}',
+            names='"experiments": [1]',
+            line='"experiments": {"a": {"lines": {"b": {"accuracy": {"mean": "0.5"}}}}}',
+            point='"points": [{"panel": "a", "line": "b", "x": "1", "mean": 1, "half": 1}]',
+            promise='"points": [{"panel": "a", "line": "b", "x": 1, "mean": 1, "claimed": "2"}]',
+            seeds='"seeds": {"a": 1}',
+            std='"lines": {"a": {"accuracy": {"mean": 0.5, "std": "0.1"}}}',
+        ).items()
+    },
 )
 
 
-@pytest.mark.parametrize("text", NOT_COLLECTED.values(), ids=NOT_COLLECTED)
+@pytest.mark.parametrize("text", NOT_RESULTS.values(), ids=NOT_RESULTS)
 def test_other_files_are_refused_by_name(tmp_path, capsys, text):
     (tmp_path / "some.json").write_text(text)
     assert (
@@ -823,21 +856,24 @@ POINTS = [
 ]
 
 
+def drawable(points):
+    return [results.checked("points", p, results.Point) for p in points]
+
+
 def study(folder, points, **more):
     folder.mkdir(exist_ok=True)
     (folder / "frontier.json").write_text(
         json.dumps(
             dict(
-                format=1,
+                format=results.FORMAT,
                 module="studies",
                 experiment="frontier",
                 quick=True,
-                study="frontier",
                 title="Frontier",
                 xlabel="proved ε",
-                rows=points,
+                points=points,
                 verdicts=[dict(claim="it gains", verdict="confirmed", seen="+0.2")],
-                interval="95 %",
+                settings=dict(interval="95 %"),
                 versions=VERSIONS,
             )
             | more
@@ -884,13 +920,6 @@ def test_a_study_has_its_points_and_guarantees(tmp_path):
         "0.500: a: FedAvg at 4",
     )
     assert row["points apart"] == "40.0" and row["claimed ε holds"] == ""
-    edit("frontier.json", lambda s: s.pop("module") and None)(
-        tmp_path
-    )  # none but the studies write such
-    assert (
-        "python -m experiments.studies frontier --quick --out NEW"
-        in shown(tmp_path / "frontier.json").words
-    )
     points = [
         point("p", "li2025", 4.0, None, claimed=4.0, epsilon=None),
         point("p", "noble", 4.0, 2.0, claimed=4.0, epsilon=2.0),
@@ -901,7 +930,8 @@ def test_a_study_has_its_points_and_guarantees(tmp_path):
         == "1 of 2"
     )
     assert (
-        "of li2025" in comparison._picture(collected.read(tmp_path / "frontier.json")[0])[0].caption
+        "of li2025"
+        in sections.experiment_picture(results.read(tmp_path / "frontier.json"))[0].caption
     )
 
 
@@ -918,13 +948,13 @@ def evil(tmp_path):
     (folder / "results.json").write_text(
         json.dumps(
             dict(
+                format=results.FORMAT,
                 experiment=EVIL,
                 title=EVIL,
                 lines={EVIL.replace("/", "_"): dict(accuracy=[0.5], paper=EVIL)},
                 verdicts=[dict(claim=EVIL, verdict="confirmed", seen=EVIL)],
-                columns=[EVIL],
-                rows=[[EVIL]],
-                caption=EVIL,
+                tables=[dict(caption=EVIL, columns=[EVIL], rows=[[EVIL]])],
+                notes=[EVIL],
             )
         )
     )
@@ -1031,29 +1061,32 @@ BROKEN = dict(
         "need a finished experiment",
     ),
     reasons=(
-        lambda f: (f / "results.json").write_text('{"title": "a", "failed": ["a"]}'),
-        "need failed as this version",
+        lambda f: (f / "results.json").write_text('{"format": 2, "failed": ["a"]}'),
+        "results.json, failed: need `object`, as this version",
     ),
     half=(cut("summary.json"), "summary.json: need the JSON that a run wrote"),
     half_manifest=(cut("manifest.json"), "manifest.json: need the JSON"),
     half_table=(cut("metrics.csv"), "half-written"),
     no_table=(gone("metrics.csv"), "metrics.csv: need the table"),
     no_manifest=(gone("manifest.json"), "manifest.json: need the JSON"),
-    version=(edit("summary.json", lambda s: s | dict(version=2)), "keys format, runs, version"),
+    version=(
+        edit("summary.json", lambda s: s | dict(version=2)),
+        "got Object contains unknown field `version`",
+    ),
     format_=(
         edit("summary.json", lambda s: s | dict(format=2)),
         "summary.json: need format 1, which is what this version",
     ),
     flag=(edit("summary.json", lambda s: s | dict(format=True)), "got format True"),
-    no_runs=(edit("summary.json", lambda s: dict(runs=[])), "no list of runs"),
+    no_runs=(edit("summary.json", lambda s: dict(runs=[])), "need at least one run, as"),
     other=(edit("summary.json", lambda s: [1]), "need a JSON object; got list"),
     field=(
         edit("summary.json", lambda s: s["runs"][0].pop("privacy") and None),
-        "run 0: need privacy as this version",
+        "summary.json, runs[0]: need what a run writes, as",
     ),
     type_=(
         edit("summary.json", lambda s: s["runs"][1].update(seed="1")),
-        "run 1: need seed as this version",
+        "summary.json, runs[1].seed: need `int`, as this version of jfl writes it; got `str`",
     ),
     nothing_proved=(
         edit("summary.json", lambda s: s["runs"][1].update(privacy=[])),
@@ -1061,17 +1094,25 @@ BROKEN = dict(
     ),
     guarantee=(
         edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(epsilon="2")),
-        "need epsilon as this",
+        "runs[0].privacy[0].epsilon: need",
     ),
-    manifest=(edit("manifest.json", lambda m: dict(data={})), "need versions as this version"),
-    facts=(edit("manifest.json", lambda m: m | dict(data=[1])), "need data as this version"),
+    manifest=(
+        edit("manifest.json", lambda m: dict(data={})),
+        "manifest.json: need what a run writes",
+    ),
+    facts=(
+        edit("manifest.json", lambda m: m | dict(data=[1])),
+        "manifest.json, data: need `object`",
+    ),
     caveat=(
         edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(caveats=[{}])),
-        "need caveats in words",
+        "runs[0].privacy[0].caveats[0]: need `str`",
     ),
     accuracies=(
-        lambda f: (f / "results.json").write_text('{"lines": {"a": {"accuracy": ["b"]}}}'),
-        "need accuracies and losses",
+        lambda f: (f / "results.json").write_text(
+            '{"format": 2, "lines": {"a": {"accuracy": ["b"]}}}'
+        ),
+        "results.json, lines[...].accuracy[0]: need `int | float | null`",
     ),
     number=(csv_cell("0.4", "x.4"), "line 2: need a number accuracy; got 'x.4'"),
     lost=(
@@ -1081,48 +1122,55 @@ BROKEN = dict(
         "need rows of every run in summary.json; got none of fedavg seed=2",
     ),
     header=(csv_cell("round,", "turn,"), "with columns round"),
-    results=(lambda f: (f / "results.json").write_text("{}"), "need what an experiment wrote"),
+    results=(lambda f: (f / "results.json").write_text('{"format": 2}'), "need what came of an"),
     results_format=(
         lambda f: (f / "results.json").write_text('{"format": "1", "title": "a"}'),
         "got format '1'",
     ),
-    lines=(lambda f: (f / "results.json").write_text('{"lines": [1]}'), "need lines by name"),
+    lines=(
+        lambda f: (f / "results.json").write_text('{"format": 2, "lines": [1]}'),
+        "lines: need `object`",
+    ),
     verdicts=(
-        lambda f: (f / "results.json").write_text('{"verdicts": [{"claim": "a"}]}'),
-        "need verdict as this version",
+        lambda f: (f / "results.json").write_text('{"format": 2, "verdicts": [{"claim": "a"}]}'),
+        "got Object missing required field `verdict`",
     ),
     unproved=(
         edit(
             "summary.json",
             lambda s: s["runs"][0]["privacy"][0].update(epsilon=None, status="proved"),
         ),
-        'or null with status "no guarantee"; got epsilon=None',
+        'or null with status "no guarantee", as this version',
     ),
     below=(
         edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(epsilon=-1.0)),
-        "got epsilon=-1.0",
+        "privacy[0].epsilon: need `float` >= 0",
     ),
     **{
-        name: (lambda f, text=text: (f / "results.json").write_text(text), words)
+        name: (
+            lambda f, text=text: (f / "results.json").write_text(
+                text if text.startswith("{") else '{"format": 2, ' + text + "}"
+            ),
+            words,
+        )
         for name, text, words in (
             ("infinite", '{"lines": {"a": {"accuracy": [1e999]}}}', "1e999 is no number"),
             ("nan", '{"lines": {"a": {"accuracy": [NaN]}}}', "NaN is no number"),
             ("deep", '{"lines": ' + 100_000 * "[", "RecursionError"),
             (
                 "negative",
-                '{"lines": {"a": {"accuracy": [0.5], "epsilon_proved": -5}}}',
-                "an epsilon and seeds >= 0",
+                '"lines": {"a": {"epsilon_proved": -5}}',
+                "lines[...].epsilon_proved: need `int` >= 0",
             ),
-            ("partly", '{"verdicts": [{"claim": "a", "verdict": "partly"}]}', "got 'partly'"),
-            ("both", '{"verdicts": [], "claims": []}', "need verdicts or claims; got both"),
-            ("nameless", '{"title": "a", "rows": [[1]]}', "columns that name the cells"),
-            ("ragged", '{"title": "a", "columns": ["b"], "rows": [[1, 2]]}', "rows of 1 cells"),
+            ("partly", '"verdicts": [{"claim": "a", "verdict": "partly"}]', "'partly'"),
+            ("old_words", '"verdicts": [], "claims": []', "unknown field `claims`"),
             (
-                "point",
-                '{"study": "a", "title": "a", "rows": [1]}',
-                "a point of the study: need an object",
+                "ragged",
+                '"tables": [{"caption": "", "columns": ["b"], "rows": [[1, 2]]}]',
+                "1 cells",
             ),
-            ("quick", '{"title": "a", "quick": "no"}', "need quick = true or false"),
+            ("point", '"points": [1]', "points[0]: need `object`"),
+            ("quick", '"quick": "no"', "quick: need `bool`"),
         )
     },
 )
@@ -1296,13 +1344,14 @@ def test_curves_have_bands_over_seeds():
 
 
 def test_lines_are_drawn_below_each_other():
-    found = [
-        collected.Line("$a^$", 0.8, 0.1, claimed=0.3, proved=0.25),
-        collected.Line("b", 0.5, std=0.05, claimed=2.0),
-        collected.Line("gone"),
-        collected.Line("c", 0.9),
-    ]
-    figure = panels.lines(found)
+    spread = results.Spread
+    found = {
+        "$a^$": results.Line(spread(0.8, 0.1), epsilon_claimed=0.3, epsilon_proved=0.25),
+        "b": results.Line(spread(0.5, std=0.05), epsilon_claimed=2.0),
+        "gone": results.Line(),
+        "c": results.Line([0.9]),
+    }
+    figure = plots.lines(found)
     (ax,) = figure.axes
     marks = [line for line in ax.lines if line.get_marker() == "o"]
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in marks] == [
@@ -1321,12 +1370,15 @@ def test_lines_are_drawn_below_each_other():
         "c",
         "",
     ]
-    assert "$a^$" in plots.svg(figure) and panels.lines(found[:1]) is None
+    assert "$a^$" in plots.svg(figure) and plots.lines({"c": found["c"]}) is None
 
 
 def test_a_study_is_drawn_in_panels():
-    figure = panels.study(
-        [*POINTS, point("b $x^$", "FedAvg", 1.0, 0.4), point("b $x^$", "FedAvg", 2.0, None)], "ε"
+    figure = plots.study(
+        drawable(
+            [*POINTS, point("b $x^$", "FedAvg", 1.0, 0.4), point("b $x^$", "FedAvg", 2.0, None)]
+        ),
+        "ε",
     )
     one, other = figure.axes
     assert (
@@ -1341,14 +1393,14 @@ def test_a_study_is_drawn_in_panels():
         "FedAvg, no noise",
     ]
     assert len(other.lines[0].get_xdata()) == 1
-    claimed = panels.study(
-        [point("a", "p", 4.0, 2.0, claimed=4.0), point("a", "p", 8.0, 20.0, claimed=8.0)],
+    claimed = plots.study(
+        drawable([point("a", "p", 4.0, 2.0, claimed=4.0), point("a", "p", 8.0, 20.0, claimed=8.0)]),
         "claimed ε",
     )
     assert (
         claimed.axes[0].get_yscale() == "log" and claimed.axes[0].lines[-1].get_linestyle() == ":"
     )
-    assert panels.study([point("a", "p", 4.0, None)], "ε") is None
+    assert plots.study(drawable([point("a", "p", 4.0, None)]), "ε") is None
 
 
 @pytest.fixture(scope="module")
@@ -1374,7 +1426,9 @@ def test_a_page_of_collections_has_pictures(collection, tmp_path):
     text, mark = collection.read_text(), collection.with_suffix(".md").read_text()
     parsed = Tables(text)
     pictures = [attrs["aria-label"] for tag, attrs in parsed.tags if tag == "svg"]
-    names = [e.name for e in collected.read(RESULTS / "talaei2024.json") if e.lines] + ["frontier"]
+    names = [e.name for e in results.read(RESULTS / "talaei2024.json").parts() if e.lines] + [
+        "frontier"
+    ]
     assert {"fig2", "study, scenario 1", "study, scenario 3"} < set(names)
     assert (
         [p.split(":")[0] for p in pictures] == names
@@ -1387,7 +1441,7 @@ def test_a_page_of_collections_has_pictures(collection, tmp_path):
         RESULTS / "talaei2024.json", tmp_path / "mine.json"
     )  # by itself it is put beside the file
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "_picture", lambda e: [])
+        patch.setattr(sections, "experiment_picture", lambda e: [])
         assert str(tmp_path / "mine.html") in page.main([tmp_path / "mine.json"])
     assert (tmp_path / "mine.md").exists()
 
@@ -1566,7 +1620,7 @@ def test_event_files_hold_the_curves(tmp_path, capsys, monkeypatch):
         tmp_path / "run",
         {"a/b": ([0.8, 0.9], [guarantee()], {}), "a|b": ([0.5], [guarantee()], {})},
     )
-    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
+    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
     command = [
         "report",
         str(folder),
@@ -1594,7 +1648,7 @@ def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
     edit(
         "summary.json", lambda s: [e["config"].update(seed=e["seed"]) for e in s["runs"]] and None
     )(folder)
-    monkeypatch.setattr(sections, "_pictures", lambda groups: [])
+    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
     assert main.main(["report", str(folder), "--tensorboard", str(tmp_path / "logs")]) == 0
     assert (
         f"curves in {tmp_path / 'logs'}; 1 of its 3 runs failed, as their names say"
@@ -1622,6 +1676,17 @@ def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=re.escape('pip install "jfl[tensorboard]"')):
         tables.tensorboard(tmp_path / "logs", record.rows("a", 0, dict(round=[1], loss=[1.0])))
     assert not (tmp_path / "logs").exists()
+
+
+def test_an_installation_has_the_templates():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    declared = {
+        path.name
+        for pattern in project["package-data"]["jfl.report"]
+        for path in (ROOT / "jfl" / "report").glob(pattern)
+    }
+    found = {path.name for path in importlib.resources.files("jfl.report.templates").iterdir()}
+    assert declared == found == {"page.html", "page.md", "page.css"}
 
 
 # --- a real browser

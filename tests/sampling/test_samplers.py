@@ -17,7 +17,7 @@ from scipy import stats
 import jfl
 from jfl import sampling
 from jfl.privacy.ledger.participation import share_of
-from jfl.sampling import batches
+from jfl.sampling import batches, uniform
 
 ALARM = 1e-6
 KEY = jax.random.key(2)
@@ -408,7 +408,7 @@ def test_cohorts_depend_on_the_key_and_only_on_it(sampler):
 @pytest.mark.parametrize("branch", ["floyd", "distinct"])
 def test_batches_without_replacement_are_uniform_over_subsets(branch, size, monkeypatch):
     if branch == "distinct":
-        monkeypatch.setattr(batches, "FLOYD", 0)
+        monkeypatch.setattr(uniform, "FLOYD", 0)
     n, many = 60_000, math.comb(size, 3)
     slots, mask, overflow = draw_rows(batches.without_replacement(3), n, size=size)
     assert mask.all() and (overflow == 0).all() and slots.min() >= 0 and slots.max() < size
@@ -424,7 +424,7 @@ def test_batches_without_replacement_are_uniform_over_subsets(branch, size, monk
 
 @pytest.mark.parametrize("batch", [65, 400, 3000])
 def test_draws_suffice_for_large_batches(batch):
-    """What `_tries` says: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20;
+    """`draws_for`: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20;
     of fewer draws, not."""
 
     def too_few(draws):
@@ -438,8 +438,8 @@ def test_draws_suffice_for_large_batches(batch):
             chance[1:] += rise
         return chance[:batch].sum()
 
-    assert too_few(batches._tries(batch)) < 1e-20
-    assert too_few(batches._tries(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
+    assert too_few(uniform.draws_for(batch)) < 1e-20
+    assert too_few(uniform.draws_for(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
 
 
 @pytest.mark.parametrize("size", [67, 131, 132, 300])

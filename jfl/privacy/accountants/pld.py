@@ -9,13 +9,16 @@ How, and why it is a proof: `spectra`.
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
+from ...core.precision import in_float64
 from . import events, pld_compose, pld_step, rdp, rdp_events
 
 SIZES = (2**14, 2**17, 2**20)  # grids tried until the width is small
@@ -36,7 +39,7 @@ WIDE = 8  # runs that are computed side by side
 def _wide(function):
     @functools.wraps(function)
     def wide(groups, direction, delta, size, grid=None):
-        with jax.enable_x64(True):
+        with in_float64():
             groups, delta, grid = jax.tree.map(
                 lambda v: jnp.asarray(v, jnp.float64), (groups, delta, grid)
             )
@@ -51,7 +54,7 @@ def _wide(function):
 
 
 @_wide
-def upper(groups, direction, delta, size, grid=None):
+def upper(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
     """Traceable: the epsilon at `delta` that a grid of `size` points proves for one direction; inf
     if none.
 
@@ -62,15 +65,15 @@ def upper(groups, direction, delta, size, grid=None):
 
 
 @_wide
-def lower(groups, direction, delta, size, grid=None):
+def lower(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
     """Traceable, as `upper`: an epsilon below which the same distribution has more than `delta`."""
     composed = pld_compose.compose_lower(groups, direction, grid, size, FEW * delta)
     return _lowest(*composed, grid.tilt, delta)
 
 
 def _highest(composed, delta):
-    found = pld_step.reached(pld_step.hockey_stick, composed, delta)[1]
-    return jnp.where(jnp.isnan(found), jnp.inf, found)
+    epsilon = pld_step.reached(pld_step.hockey_stick, composed, delta)[1]
+    return jnp.where(jnp.isnan(epsilon), jnp.inf, epsilon)
 
 
 def _lowest(composed, reach, tilt, delta):
@@ -81,17 +84,19 @@ def _lowest(composed, reach, tilt, delta):
         return pld_step.hockey_stick(composed, epsilon) - came_back - jax.lax.stop_gradient(few)
 
     first = jnp.maximum(composed.losses[0], 0.0)
-    found = pld_step.reached(known, composed, delta)[0]
-    found = jnp.where(
-        known(composed, first) > delta, found - jnp.maximum(reach, -composed.losses[-1]), 0.0
+    crossing = pld_step.reached(known, composed, delta)[0]
+    crossing = jnp.where(
+        known(composed, first) > delta, crossing - jnp.maximum(reach, -composed.losses[-1]), 0.0
     )
-    return jnp.where(found > 0, found, 0.0)
+    return jnp.where(crossing > 0, crossing, 0.0)
 
 
 # --- many runs at once
 
 
-def poisson(rate, z, times, delta, size=2**14):
+def poisson(
+    rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
+) -> tuple[jax.Array, jax.Array]:
     """Epsilon of Gaussians on Poisson samples, for add_remove, proved on a grid of `size` points.
 
     Shapes:
@@ -102,7 +107,8 @@ def poisson(rate, z, times, delta, size=2**14):
         z: std over sensitivity; size: 2^14 is within 1e-3 of the limit for times up to about 1e4,
         and beyond 1e5 Renyi bounds may be smaller: take the smaller one, as `tight.epsilon` does.
 
-    Slopes   in all but size, as right as the value; in times as if there were parts of a step.
+    Slopes in all but size are as right as the value; those in times are as if there were parts of a
+    step.
 
     Example:
         >>> round(float(poisson(0.01, 1.0, 1000, 1e-5)), 3)
@@ -111,7 +117,9 @@ def poisson(rate, z, times, delta, size=2**14):
     return _many("add_remove", size)(rate, z, times, delta)
 
 
-def without_replacement(rate, z, times, delta, size=2**14):
+def without_replacement(
+    rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
+) -> tuple[jax.Array, jax.Array]:
     """The same on samples of fixed size, rate = sample / population, for replace_one (z over its
     sensitivity).
 
@@ -125,26 +133,28 @@ def without_replacement(rate, z, times, delta, size=2**14):
 def _many(adjacency, size):
     def proved(rate, z, times, delta):
         groups = ((events.Poisson(rate[None], events.Gaussian(z[None])), times[None]),)
-        found = [upper(groups, d, delta, size) for d in pld_step.DIRECTIONS[adjacency]]
+        epsilons_of_directions = [
+            upper(groups, d, delta, size) for d in pld_step.DIRECTIONS[adjacency]
+        ]
         # no gain from sampling: what is left where a grid proves nothing
         whole = rdp.gaussian_epsilon(jnp.sqrt(pld_compose.total_precision(groups)), delta)
-        return jnp.minimum(jnp.max(jnp.stack(found)), whole)
+        return jnp.minimum(jnp.max(jnp.stack(epsilons_of_directions)), whole)
 
     one = jax.custom_jvp(proved)
 
     @one.defjvp
     def _(run, tangents):
         # forward, whatever the caller does: what proves nothing would turn to nan on the way back
-        slopes, found = jax.jacfwd(lambda *run: 2 * (proved(*run),), range(4), has_aux=True)(*run)
-        return found, sum(map(jnp.multiply, slopes, tangents))
+        slopes, value = jax.jacfwd(lambda *run: 2 * (proved(*run),), range(4), has_aux=True)(*run)
+        return value, sum(map(jnp.multiply, slopes, tangents))
 
     def all_runs(*runs):
         shape = jnp.broadcast_shapes(*(r.shape for r in runs))
         flat = tuple(jnp.broadcast_to(r, shape).ravel() for r in runs)
         width = max(1, min(WIDE, flat[0].size))  # whole batches, or the rest is compiled by itself
         flat = tuple(jnp.pad(r, (0, -r.size % width), mode="edge") for r in flat)
-        found = jax.lax.map(lambda run: one(*run), flat, batch_size=width)
-        return found[: math.prod(shape)].reshape(shape)
+        epsilons_of_runs = jax.lax.map(lambda run: one(*run), flat, batch_size=width)
+        return epsilons_of_runs[: math.prod(shape)].reshape(shape)
 
     return rdp.float64(all_runs)
 
@@ -152,12 +162,12 @@ def _many(adjacency, size):
 # --- events
 
 
-def epsilon(event, delta) -> tuple[float, float]:
+def epsilon(event: Any, delta: ArrayLike) -> tuple[float, float]:
     """`pld_epsilon` of an event that happens once."""
     return pld_epsilon(event, 1, delta)
 
 
-def pld_epsilon(event, times, delta) -> tuple[float, float]:
+def pld_epsilon(event: Any, times: ArrayLike, delta: ArrayLike) -> tuple[float, float]:
     """An epsilon that is proved for `event`, `times` times, at `delta`; and its width: at most so
     much is too much.
 
@@ -188,14 +198,14 @@ def pld_epsilon(event, times, delta) -> tuple[float, float]:
     if not np.all((delta > 0) & (delta < 1)):
         checks.fail("pld_epsilon", "delta in (0, 1)", f"{delta!r}")
     *parts, rare = _groups(event, RARE * np.min(delta) / np.max(times))
-    found = np.array(
+    bounds = np.array(
         [_refine(*parts, t, d - rare * t) for t, d in zip(times.ravel(), delta.ravel())]
     )
-    found = found.reshape(*times.shape, 2)
-    return (found[..., 0], found[..., 1]) if times.ndim else tuple(map(float, found))
+    bounds = bounds.reshape(*times.shape, 2)
+    return (bounds[..., 0], bounds[..., 1]) if times.ndim else tuple(map(float, bounds))
 
 
-def epsilons(event, times, delta: float) -> np.ndarray:
+def epsilons(event: Any, times: ArrayLike, delta: float) -> np.ndarray:
     """An epsilon that is proved for `event` after each of many numbers of times: `pld_epsilon`
     without its last grid.
 
@@ -218,7 +228,7 @@ def epsilons(event, times, delta: float) -> np.ndarray:
     )
 
 
-def delta(event, epsilon, times=1, size=2**17) -> float:
+def delta(event: Any, epsilon: ArrayLike, times: ArrayLike = 1, size: int = 2**17) -> float:
     """A delta that is proved at `epsilon` >= 0 for `event`, `times` times.
 
     Raises:
@@ -233,19 +243,19 @@ def delta(event, epsilon, times=1, size=2**17) -> float:
     checks.positive("pld.delta", times=times)
     groups, adjacency, rare = _groups(event, LEAST / float(times))
     groups = tuple((part, n * float(times)) for part, n in groups)
-    found = max(
+    largest = max(
         float(
             _program(_most)(composed=_above(groups, way, size, epsilon=epsilon)[1], epsilon=epsilon)
         )
         for way in pld_step.DIRECTIONS[adjacency]
     )
-    return min(found + rare * float(times), 1.0)
+    return min(largest + rare * float(times), 1.0)
 
 
 def _refine(groups, adjacency, times, delta, sizes=SIZES):
     groups = tuple((part, n * times) for part, n in groups)
     precision = sum(np.sum(pld_compose.precision(event) * n) for event, n in groups)
-    best, floor = float(rdp.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
+    best, floor = float(rdp.gaussian_epsilon_on_host(math.sqrt(precision), delta)), 0.0
     small = lambda: best - floor <= RELATIVE * best + ABSOLUTE
     for size in sizes:
         grids, ends = {}, {}
@@ -266,8 +276,8 @@ def _refine(groups, adjacency, times, delta, sizes=SIZES):
     return best, max(best - floor, 0.0)
 
 
-def _above(groups, way, size, **at):
-    grid = _program(pld_compose.plan, direction=way)(groups=groups, size=size, **at)
+def _above(groups, way, size, **budget):
+    grid = _program(pld_compose.plan, direction=way)(groups=groups, size=size, **budget)
     return grid, _program(pld_compose.compose_upper, direction=way, size=size)(
         groups=groups, grid=grid
     )
@@ -299,7 +309,7 @@ def _quick():
 def _groups(event, loss):
     """The parts of an event, equal ones counted, those of one shape stacked; the adjacency; and
     what of delta it takes, at most `loss`, that an element is drawn more often than is counted."""
-    event, rare = rdp_events._multiplicities(event, loss)
+    event, rare = rdp_events.with_multiplicities(event, loss)
     counted, shapes, kinds = {}, {}, set()
     for part, times in _flat(event, 1.0, kinds):
         if not isinstance(part, events.Participation):  # one form for all, so that few are compiled

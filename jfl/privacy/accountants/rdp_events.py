@@ -8,22 +8,27 @@ numbers.
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
-from . import events, rdp
+from ...core.precision import in_float64
+from . import events, rdp, roots
 
 BLOCK = 64  # orders of one compiled call
 ORDERS = 1 + np.geomspace(1e-5, 1e7, 2 * BLOCK)
 SAMPLED, EXACT = "rdp", "gaussian_exact"
+LOG_LEAST_DELTA = -300 * math.log(10)
 FEW = 4  # events, beyond which they are computed together
 
 
-def epsilon(event, delta) -> tuple[float, str]:
+def epsilon(event: Any, delta: float) -> tuple[float, str]:
     """The smaller epsilon of the two, and the method that proved it: "rdp" or "gaussian_exact".
 
     Units:
@@ -46,7 +51,7 @@ def epsilon(event, delta) -> tuple[float, str]:
     return float(values[0]), EXACT if exact[0] else SAMPLED
 
 
-def curve(event, orders):
+def curve(event: Any, orders: ArrayLike) -> jax.Array:
     """Renyi curve of an event: traceable, also in the numbers of the event but for draws with
     replacement.
 
@@ -56,8 +61,8 @@ def curve(event, orders):
     Raises:
         ValueError: as `epsilon`.
     """
-    event, _ = _multiplicities(event, 0.0)
-    with jax.enable_x64(True):
+    event, _ = with_multiplicities(event, 0.0)
+    with in_float64():
         return _curve(
             jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event),
             jnp.asarray(orders, jnp.float64),
@@ -89,22 +94,22 @@ def _curve(event, orders):
 def _each(event, orders):
     """Curves [n, orders] of an event whose Gaussians hold multipliers [n]."""
     leaves, shape = jax.tree.flatten(event, is_leaf=lambda e: isinstance(e, events.Gaussian))
-    at = [
+    varying = [
         i
         for i, leaf in enumerate(leaves)
         if isinstance(leaf, events.Gaussian) and jnp.ndim(leaf.noise_multiplier)
     ]
 
     def one(multipliers):
-        held = list(leaves)
-        for i, z in zip(at, multipliers):
-            held[i] = events.Gaussian(z)
-        return _curve(jax.tree.unflatten(shape, held), orders)
+        replaced = list(leaves)
+        for i, z in zip(varying, multipliers):
+            replaced[i] = events.Gaussian(z)
+        return _curve(jax.tree.unflatten(shape, replaced), orders)
 
-    return jax.lax.map(one, tuple(leaves[i].noise_multiplier for i in at), batch_size=8)
+    return jax.lax.map(one, tuple(leaves[i].noise_multiplier for i in varying), batch_size=8)
 
 
-def delta(event, epsilon) -> float:
+def delta(event: Any, epsilon: float) -> float:
     """The smallest delta at which the event is proved to be `epsilon`-private, to one part in a
     million, from above.
 
@@ -119,24 +124,18 @@ def delta(event, epsilon) -> float:
         True
     """
     checks.nonnegative("jfl.privacy.accountants.rdp_events.delta", epsilon=epsilon)
-    fits = lambda deltas: bounds((event,), np.ones(len(deltas)), deltas)[0] <= float(epsilon)
-    few, many = 0, 1  # decades that fit, and that do not
-    while many < 300 and fits(np.array([10.0**-many]))[0]:
-        few, many = many, min(2 * many, 300)
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if fits(np.array([10.0**-middle]))[0] else (few, middle)
-    low, high = -many * math.log(10), -few * math.log(10)
-    while high - low > 1e-6:  # epsilon falls as delta grows
-        tried = np.linspace(low, high, 34)[1:-1]
-        good = fits(np.exp(tried))
-        first = int(np.argmax(good)) if good.any() else 32
-        high = tried[first] if first < 32 else high
-        low = tried[first - 1] if first else low
-    return math.exp(high)
+
+    def excess(log_delta):  # 1 is always enough
+        if log_delta == 0:
+            return -math.inf
+        return bounds((event,), np.ones(1), np.exp([log_delta]))[0][0] - float(epsilon)
+
+    return math.exp(roots.smallest_fitting(excess, LOG_LEAST_DELTA, 0.0, 1e-6))
 
 
-def bounds(found, times, delta):
+def bounds(
+    alternatives: Sequence, times: np.ndarray, delta: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Epsilon [m] of the worst event repeated `times`, at `delta` [m]; and whether the exact
     Gaussian gave it.
 
@@ -144,34 +143,36 @@ def bounds(found, times, delta):
         times [m]; or [m, n] how often each part of a Series [n] happened.
     """
     times = np.asarray(times, np.float64)
-    if len(found) > FEW and times.shape == (1,):
-        high = above(found, times, delta)
+    if len(alternatives) > FEW and times.shape == (1,):
+        high = above(alternatives, times, delta)
         order, kept = np.argsort(-high), []
         for i in order:  # the largest first, until the rest is below
             if kept and max(kept)[0] >= high[i]:
                 break
-            value, exact = _bound(found[i], times, delta)
+            value, exact = _bound(alternatives[i], times, delta)
             kept.append((value[0], bool(exact[0])))
         return np.array([max(kept)[0]]), np.array([max(kept)[1]])
-    each = [_bound(e, times, delta) for e in found]
+    each = [_bound(e, times, delta) for e in alternatives]
     values = np.stack([v for v, _ in each])
     worst = np.argmax(values, axis=0)
     return values.max(axis=0), np.stack([x for _, x in each])[worst, np.arange(len(times))]
 
 
-def above(found, times, delta):
+def above(alternatives: Sequence, times: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Quick upper bounds [events] for one number of rounds; many events of one shape at the price
     of a few."""
-    leaves, shapes = zip(*(jax.tree.flatten(e) for e in found))
-    alike = len(set(shapes)) == 1 and len(found) > FEW and not any(np.ndim(v) for v in leaves[0])
-    if not alike or events.WithReplacement in _kinds(found[0]):
-        return np.array([bounds((e,), times, delta)[0][0] for e in found])
-    with jax.enable_x64(True):
+    leaves, shapes = zip(*(jax.tree.flatten(e) for e in alternatives))
+    alike = (
+        len(set(shapes)) == 1 and len(alternatives) > FEW and not any(np.ndim(v) for v in leaves[0])
+    )
+    if not alike or events.WithReplacement in event_types(alternatives[0]):
+        return np.array([bounds((e,), times, delta)[0][0] for e in alternatives])
+    with in_float64():
         # lengths in steps, so that few of them are compiled
         rows = np.array([*leaves, *leaves[:1] * (-len(leaves) % BLOCK)], np.float64)
-        curves = np.asarray(_compiled_many(shapes[0], jnp.asarray(rows)))[: len(found)]
-    best = _convert(ORDERS, times[0] * curves, np.full(len(found), delta[0])).min(axis=1)
-    whole = [float(_precision(e, sampled=False)) for e in found]
+        curves = np.asarray(_compiled_many(shapes[0], jnp.asarray(rows)))[: len(alternatives)]
+    best = _convert(ORDERS, times[0] * curves, np.full(len(alternatives), delta[0])).min(axis=1)
+    whole = [float(_precision(e, sampled=False)) for e in alternatives]
     return np.minimum(
         best, np.asarray(rdp.gaussian_epsilon(np.sqrt(times[0] * np.array(whole)), delta[0]))
     )
@@ -186,7 +187,7 @@ def _compiled_many(shape, rows):
 
 
 def _bound(event, times, delta):
-    kinds = _kinds(event)
+    kinds = event_types(event)
     if events.Poisson in kinds and kinds & {events.WithoutReplacement, events.WithReplacement}:
         checks.fail(
             "jfl.privacy.accountants.rdp_events",
@@ -199,14 +200,14 @@ def _bound(event, times, delta):
     if isinstance(event, events.Series):  # its parts apart, so that many counts cost one
         counts, event = counts if times.ndim == 2 else counts * event.times, event.event
     # draws that repeat more often than a hundredth of delta allows are given up, and paid for
-    event, given_up = _multiplicities(
+    event, given_up = with_multiplicities(
         event, np.min(delta) / max(float(np.max(counts.sum(1))), 1.0) / 100
     )
     delta = delta - given_up * counts.sum(1)
     precision = np.broadcast_to(
         np.asarray(_precision(event, sampled=False), np.float64), counts.shape[1:]
     )
-    exact = np.asarray(rdp.gaussian_epsilon(np.sqrt(counts @ precision), delta))
+    exact = rdp.gaussian_epsilon_on_host(np.sqrt(counts @ precision), delta)
     if not kinds & {
         events.Poisson,
         events.WithoutReplacement,
@@ -231,10 +232,10 @@ def _bound(event, times, delta):
 def _values(event, orders, parts):
     """Curves [parts, n]."""
     # one event as it stands: its parts are compiled programs, which all events share
-    of = curve if parts == 1 else _compiled_each
-    with jax.enable_x64(True):
-        found = [np.asarray(of(event, block)) for block in orders.reshape(-1, BLOCK)]
-    return np.concatenate([f.reshape(parts, -1) for f in found], axis=1)
+    curve_of = curve if parts == 1 else _compiled_each
+    with in_float64():
+        curves = [np.asarray(curve_of(event, block)) for block in orders.reshape(-1, BLOCK)]
+    return np.concatenate([f.reshape(parts, -1) for f in curves], axis=1)
 
 
 def _convert(orders, values, delta):
@@ -248,9 +249,9 @@ _compiled_each = jax.jit(
 )
 
 
-def _kinds(event):
+def event_types(event: Any) -> set[type]:
     inner = event.events if isinstance(event, events.Compose) else [getattr(event, "event", None)]
-    return {type(event)}.union(*(_kinds(e) for e in inner if e is not None))
+    return {type(event)}.union(*(event_types(e) for e in inner if e is not None))
 
 
 def _precision(event, sampled=True):
@@ -283,7 +284,7 @@ def _precision(event, sampled=True):
     )
 
 
-def _multiplicities(event, loss):
+def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
     """An event whose draws with replacement state how often an element comes; and what of delta
     that leaves out.
 
@@ -298,20 +299,22 @@ def _multiplicities(event, loss):
             law, np.flatnonzero(law)[-1].astype(np.float64), event.event
         ), beyond
     if isinstance(event, events.Compose):
-        parts = [_multiplicities(e, loss / len(event.events)) for e in event.events]
+        parts = [with_multiplicities(e, loss / len(event.events)) for e in event.events]
         return events.Compose(tuple(e for e, _ in parts)), sum(p for _, p in parts)
     if isinstance(event, events.Repeat):
-        if events.WithReplacement not in _kinds(event.event):
+        if events.WithReplacement not in event_types(event.event):
             return event, 0.0
-        inner, beyond = _multiplicities(event.event, loss / float(event.times))
+        inner, beyond = with_multiplicities(event.event, loss / float(event.times))
         return events.Repeat(inner, event.times), event.times * beyond
     if isinstance(event, events.Series):
-        if events.WithReplacement not in _kinds(event.event):
+        if events.WithReplacement not in event_types(event.event):
             return event, 0.0
-        inner, beyond = _multiplicities(event.event, loss / max(float(np.sum(event.times)), 1.0))
+        inner, beyond = with_multiplicities(
+            event.event, loss / max(float(np.sum(event.times)), 1.0)
+        )
         return events.Series(inner, event.times), np.sum(event.times) * beyond
     if isinstance(event, events.Participation):
-        inner, beyond = _multiplicities(event.event, loss)
+        inner, beyond = with_multiplicities(event.event, loss)
         return events.Participation(event.probability, inner), beyond
     return event, 0.0
 
@@ -334,9 +337,9 @@ def _law(event, loss):
     return np.append(law, np.zeros(-len(law) % 8)), beyond
 
 
-def check_delta(delta):
-    found = checks.array("jfl.guarantee", "delta", delta)
-    if found.ndim or found.dtype.kind not in "iuf" or not 0 < found < 1:
+def check_delta(delta: float) -> None:
+    value = checks.array("jfl.guarantee", "delta", delta)
+    if value.ndim or value.dtype.kind not in "iuf" or not 0 < value < 1:
         checks.fail(
             "jfl.guarantee",
             "delta in (0, 1)",

@@ -104,7 +104,7 @@ def takes(event, times=1) -> bool:
     different parts."""
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))
-    kinds = quick._kinds(event)
+    kinds = quick.event_types(event)
     sampled = kinds & {
         events.Poisson,
         events.WithoutReplacement,

@@ -62,12 +62,13 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import erf, erfc
+from jax.typing import ArrayLike
 
 ROUGH = 2048  # nodes of a rough step
 STEPS = 60  # of Newton's method, at most
 
 
-def masses(losses, law, z):
+def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
     """Probabilities that P and Q give to the cells between losses [n] >= 0, ascending.
 
     Returns:
@@ -83,9 +84,9 @@ def masses(losses, law, z):
         p, q, excess, above = total
         k, mass = each
         mu = k / z
-        at = _own(t, ends, mu)
-        plain, moved = mass * _cells(at, ends), mass * _cells(at - mu, ends)
-        tails = mass * _tail(jnp.stack([at[-1] - mu, at[-1]]))
+        places = _place_of_one(t, ends, mu)
+        plain, moved = mass * _cells(places, ends), mass * _cells(places - mu, ends)
+        tails = mass * _tail(jnp.stack([places[-1] - mu, places[-1]]))
         return (
             p + moved,
             q + plain,
@@ -98,23 +99,23 @@ def masses(losses, law, z):
     return p[1:], q[1:], jnp.stack([p[0], q[0]]), above, excess[1:]
 
 
-def even(law, z):
+def even(law: jax.Array, z: ArrayLike) -> jax.Array:
     """The probability of loss 0: what the two halves leave of 1."""
     return law[0] * erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))
 
 
-def rough(law, z):
+def rough(law: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Losses [n], ascending, and log masses [n] of a step, each cell at its middle: to choose a
     grid, never to prove."""
     loss = _nodes(law, z, 2 * ROUGH)[1]
     p, q = masses(loss[::2], law, z)[:2]
-    found = jnp.log(jnp.concatenate([q[::-1], even(law, z)[None], p]))
-    return jnp.concatenate([-loss[1::2][::-1], jnp.zeros(1), loss[1::2]]), found - jax.nn.logsumexp(
-        found
-    )
+    log_masses = jnp.log(jnp.concatenate([q[::-1], even(law, z)[None], p]))
+    return jnp.concatenate(
+        [-loss[1::2][::-1], jnp.zeros(1), loss[1::2]]
+    ), log_masses - jax.nn.logsumexp(log_masses)
 
 
-def place(losses, law, z):
+def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
     """The point t of each loss >= 0.
 
     The condition is convex in t, and so is the loss as a function of t: tangents of the latter lie
@@ -124,11 +125,11 @@ def place(losses, law, z):
     rest = law[0] * -jnp.expm1(-losses)
 
     def nearest(start, each):  # so many copies alone meet the condition
-        k, some, enough = each
-        at = (losses + jnp.log((enough + rest) / jnp.where(some > 0, some, 1.0))) * z / k + k / (
-            2 * z
-        )
-        return jnp.where(some > 0, jnp.minimum(start, at), start), None
+        k, probability, enough = each
+        guess = (
+            losses + jnp.log((enough + rest) / jnp.where(probability > 0, probability, 1.0))
+        ) * z / k + k / (2 * z)
+        return jnp.where(probability > 0, jnp.minimum(start, guess), start), None
 
     start = jax.lax.scan(nearest, jnp.full_like(losses, jnp.inf), (copies, mass, jnp.cumsum(mass)))[
         0
@@ -144,10 +145,10 @@ def place(losses, law, z):
 
         def add(total, each):
             (value, slope), best = total
-            k, some = each
+            k, probability = each
             grown = jnp.expm1(k / z * t - k**2 / (2 * z**2) - losses)
-            value, slope = value + some * grown, slope + some * k / z * (grown + 1)
-            better = (value > best[0]) & (some > 0)
+            value, slope = value + probability * grown, slope + probability * k / z * (grown + 1)
+            better = (value > best[0]) & (probability > 0)
             return (
                 (value, slope),
                 tuple(jnp.where(better, new, old) for new, old in zip((value, slope), best)),
@@ -183,16 +184,16 @@ def _nodes(law, z, number):
 
     def add(total, each):
         log_sum, mean, weight, best = total
-        k, some = each
+        k, probability = each
         log = jnp.where(
-            some > 0,
-            jnp.log(jnp.where(some > 0, some, 1.0)) + k / z * t - k**2 / (2 * z**2),
+            probability > 0,
+            jnp.log(jnp.where(probability > 0, probability, 1.0)) + k / z * t - k**2 / (2 * z**2),
             -jnp.inf,
         )
         log_sum, before = jnp.logaddexp(log_sum, log), log_sum
         mean = mean * jnp.exp(before - log_sum) + k / z * jnp.exp(log - log_sum)
-        weight = weight + some
-        better = (log_sum - jnp.log(weight) > best[0]) & (some > 0)
+        weight = weight + probability
+        better = (log_sum - jnp.log(weight) > best[0]) & (probability > 0)
         best = tuple(
             jnp.where(better, new, old) for new, old in zip((log_sum - jnp.log(weight), mean), best)
         )
@@ -208,7 +209,7 @@ def _nodes(law, z, number):
     return t, jnp.maximum(loss, 0.0), slope
 
 
-def _own(t, losses, mu):
+def _place_of_one(t, losses, mu):
     """t_m of the copies with this mu."""
     return jnp.where(mu < t, t, jnp.maximum(t, losses / mu + mu / 2))
 

@@ -2,12 +2,12 @@
 seen."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from ...core import checks
 from ...core.records import Caveat, Plan, Sampler
-from ..accountants import events
 
 EVERY_ROUND = Caveat("planned worst case: the client participates in every round", "every-round")
 HONEST = Caveat("cohort drawn honestly and not revealed to the third party", "honest-cohort")
@@ -57,23 +57,37 @@ def tail(capacity, trials, rate):
     return float(stats.binom.sf(capacity, trials, rate))
 
 
-def every_round(sampler, inner):
-    """`inner` as often as a client may run in one round."""
-    return events.repeat(inner, turns(sampler))
+class Attendance(NamedTuple):
+    """How a view meets the clients of a round."""
+
+    share: np.ndarray  # [C] of a draw of the cohort; 0 where every round counts
+    chance: np.ndarray  # [C] that a client takes part, each time that it may
+    turns: int  # how often it may in a round
+    gains: bool  # from rounds in which a client is absent
+    caveats: tuple
 
 
-def some_rounds(sampler, share, inner):
-    """`inner` if the client is drawn."""
-    if sampler.scheme in UNKNOWN or share >= 1:
-        return every_round(sampler, inner)
-    if sampler.independent:  # each draw is a chance of its own
-        return events.repeat(events.participation(share, inner), sampler.capacity)
-    return events.participation(_chance(sampler, share), inner)
+def attendance_of(plan: Plan, view: str, share=None) -> Attendance:
+    """How a view meets the clients.
 
+    The server sees who takes part, so for it every client does; a third party does not, where there
+    is a chance of absence that is known.
 
-def absent(plan: Plan, view: str) -> bool:
-    """True if a client gains from the rounds in which it is absent."""
-    return view == "third_party" and plan.sampler.scheme not in UNKNOWN
+    Args:
+        share: of a draw, instead of each client's own.
+    """
+    sampler = plan.sampler
+    hidden = view == "third_party"
+    share = np.broadcast_to(share_of(sampler) if share is None else share, np.shape(plan.fed.size))
+    caveats = who(plan, view)
+    if not hidden or sampler.scheme in UNKNOWN:
+        shown = share if hidden else np.zeros(share.shape)
+        return Attendance(shown, np.ones(share.shape), turns(sampler), False, caveats)
+    # each draw of its own is a chance of its own
+    within = np.minimum(share, 1.0)
+    chance = within if sampler.independent else _chance(sampler, within)
+    chance = np.where(share >= 1, 1.0, chance)
+    return Attendance(share, chance, turns(sampler), True, caveats)
 
 
 def who(plan: Plan, view: str) -> tuple:
@@ -93,6 +107,33 @@ def frontier(sizes, share):
             most = s
     cuts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
     return [(pairs[c[0]][0], pairs[c[-1]][1]) for c in cuts]
+
+
+def worst_columns(rows, amount, noise, counted) -> tuple:
+    """Pairs of columns such that every client is at most as badly off as one of these: with the
+    rows and noise of the one, and the amount of the other.
+
+    Args:
+        rows: Int[C]; fewer never help: a larger rate, or more looks at each row.
+        amount: [C], of participation; less never hurts.
+        noise: arrays [rounds or 1, C or 1] in which clients differ.
+        counted: Int[n], the clients that count.
+    """
+    counted = np.asarray(counted)
+    if not counted.size:
+        return ()
+    rows, amount = np.asarray(rows)[counted], np.asarray(amount)[counted]
+    if all(z.shape[1] == 1 for z in noise):
+        column = {value: c for value, c in zip(rows[::-1].tolist(), counted[::-1].tolist())}
+        other = {value: c for value, c in zip(amount[::-1].tolist(), counted[::-1].tolist())}
+        return tuple((column[r], other[a]) for r, a in frontier(rows, amount))
+    columns = [
+        np.broadcast_to(z if z.shape[1] == 1 else z[:, counted], (len(z), len(rows))) for z in noise
+    ]
+    apart = np.unique(
+        np.concatenate([rows[None], amount[None], *columns]), axis=1, return_index=True
+    )[1]
+    return tuple((c, c) for c in counted[apart].tolist())
 
 
 def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):

@@ -12,11 +12,13 @@ Bands stand block by block, in a block the base first, then level 1 (finest) to 
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.records import record, static
@@ -44,7 +46,7 @@ class Bands:
 # --- makers
 
 
-def flat(like) -> Bands:
+def flat(like: Any) -> Bands:
     """All leaves as one vector in tree order: its base and each of its levels.
 
     `like` is, here and below, a contribution or its shapes.
@@ -56,19 +58,19 @@ def flat(like) -> Bands:
     return Bands((Block(tuple(range(len(shapes))), (sum(map(math.prod, shapes)),)),), shapes)
 
 
-def per_layer(like) -> Bands:
+def per_layer(like: Any) -> Bands:
     """Each leaf as a vector of its own; leaves of one entry are plain bands."""
     shapes = _shapes("bands.per_layer", like)
     return Bands(tuple(Block((i,), (math.prod(s),)) for i, s in enumerate(shapes)), shapes)
 
 
-def plain(like) -> Bands:
+def plain(like: Any) -> Bands:
     """One band of all entries: isotropic."""
     shapes = _shapes("bands.plain", like)
     return Bands((Block(tuple(range(len(shapes))), (1,), (sum(map(math.prod, shapes)),)),), shapes)
 
 
-def pixels(like, shape, leaves=None) -> Bands:
+def pixels(like: Any, shape: Sequence[int], leaves: Sequence[int] | None = None) -> Bands:
     """The levels of an image, on the leading axis of the leaves that have an entry there for each
     pixel.
 
@@ -171,8 +173,8 @@ def ids(bands: Bands) -> tuple:
     """The band of each coefficient, NumPy Int arrays that broadcast against those of `analyse`."""
     full = [[math.prod(f) for _, _, f in haar.layout(*block.grid)] for block in bands.blocks]
     return tuple(
-        np.repeat(at, f).reshape((-1,) + (1,) * len(block.columns))
-        for block, at, f in zip(bands.blocks, _homes(bands), full)
+        np.repeat(home, f).reshape((-1,) + (1,) * len(block.columns))
+        for block, home, f in zip(bands.blocks, _homes(bands), full)
     )
 
 
@@ -234,10 +236,13 @@ def _homes(bands):
 
 
 def _times(bands, values, pieces):
-    return [[x * values[b] for x, b in zip(mine, at)] for mine, at in zip(pieces, _homes(bands))]
+    return [
+        [x * values[b] for x, b in zip(pieces_of_block, home)]
+        for pieces_of_block, home in zip(pieces, _homes(bands))
+    ]
 
 
-def analyse(bands: Bands, tree) -> tuple:
+def analyse(bands: Bands, tree: Any) -> tuple:
     """Orthonormal coefficients of each block, float32: [m, ...], or [m * m, ...] of a pyramid, by
     columns."""
     pieces = _split(bands, _checked("bands.analyse", bands, tree)[0])
@@ -246,23 +251,25 @@ def analyse(bands: Bands, tree) -> tuple:
     )
 
 
-def synthesise(bands: Bands, coefficients, like):
+def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
     """The inverse of `analyse`: a tree with the shapes and dtypes of `like`."""
     values, treedef = _checked("bands.synthesise", bands, like)
     pieces = [haar.cut(c, block.grid, 0) for block, c in zip(bands.blocks, coefficients)]
     return _merge(bands, pieces, values, treedef)
 
 
-def energies(bands: Bands, tree):
+def energies(bands: Bands, tree: Any) -> jax.Array:
     """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree."""
     out = [0.0] * count(bands)
-    for mine, at in zip(_split(bands, _checked("bands.energies", bands, tree)[0]), _homes(bands)):
-        for x, b in zip(mine, at):
+    for pieces, home in zip(
+        _split(bands, _checked("bands.energies", bands, tree)[0]), _homes(bands)
+    ):
+        for x, b in zip(pieces, home):
             out[b] += jnp.sum(jnp.square(x))
     return jnp.stack(out)
 
 
-def scale(bands: Bands, values, tree):
+def scale(bands: Bands, values: Any, tree: Any) -> Any:
     """Each band of the tree times its value: Q^T diag(values) Q tree.
 
     Shapes:
@@ -273,7 +280,7 @@ def scale(bands: Bands, values, tree):
     return _merge(bands, pieces, like, treedef)
 
 
-def noise(bands: Bands, key, stds, like):
+def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
     """Gaussian noise with standard deviation stds[b] in every coefficient of band b: a float32
     tree.
 
@@ -317,7 +324,9 @@ def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
     return energy.astype(np.float32)
 
 
-def optimal(bands: Bands, energies, utility=1.0, floor=1e-3):
+def optimal(
+    bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0, floor: float = 1e-3
+) -> jax.Array:
     """Float32[n]: relative noise stds of the least total of utility * variance, at equal privacy.
 
     They minimise sum_b a_b n_b t_b^2 where sum_b C_b^2 / t_b^2 is given: t_b^2 ~ C_b / sqrt(a_b
@@ -339,7 +348,7 @@ def optimal(bands: Bands, energies, utility=1.0, floor=1e-3):
     ) ** 0.25
 
 
-def family(bands: Bands, energies, beta, floor=1e-3):
+def family(bands: Bands, energies: ArrayLike, beta: ArrayLike, floor: float = 1e-3) -> jax.Array:
     """Float32[n]: relative noise stds, (C_b^2 / n_b)^(beta / 2): beta = 0 is isotropic, 1/2 is
     `optimal`.
 
