@@ -210,11 +210,12 @@ def _refuse_unit(config, traits: Traits, unit):
         plain["noise_shape"] = "isotropic"
     if traits.example_noise == "gradient":  # in local steps the formulas take them all
         return
+    noise = "isotropic noise" if "noise_shape" in plain else "noise as printed"
     others = [f"{k}={getattr(config, k)!r}" for k, v in plain.items() if getattr(config, k) != v]
     if others:
         checks.fail(
             "config",
-            f"a flat clip and noise as printed, both constant, for {name} in mode='as_printed'",
+            f"a flat clip and {noise}, both constant, for {name} in mode='as_printed'",
             ", ".join(others),
         )
 
