@@ -11,7 +11,7 @@ import jax
 from ..core import checks
 from ..core.errors import HealthError
 from ..report import page
-from ..runs import record, train
+from ..runs import directory, record, train
 from ..runs.build import build
 from . import accounting, console, demo, runs
 from .runs import command_of, config_of, from_file, parse
@@ -90,7 +90,7 @@ def _demo(args):
     checks.whole(
         "jfl demo", seeds=command.seeds, rounds=1 if command.rounds is None else command.rounds
     )
-    out = train.claim(command.out, resume=(command.out / "demo.png").exists())
+    out = directory.checked(command.out, resume=(command.out / "demo.png").exists())
     begun = time.perf_counter()
     with console.progress() as bar:
         task = bar.add_task("jfl demo", total=4, completed=-1, note="")
@@ -148,7 +148,7 @@ def _worth(name, plan, config, plot, target=None):
     if text := train.noise_warning(plan, config):
         console.warn(name, text)
     guarantees, curve = accounting.worth_of(
-        plan, config.rounds, config.delta, train.claims(plan, config, config.rounds)
+        plan, config.rounds, config.delta, train.paper_claims(plan, config, config.rounds)
     )
     console.table(
         f"{config.rounds} rounds",
