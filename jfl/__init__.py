@@ -54,6 +54,7 @@ from .privacy.calibration import calibrate as calibrate
 from .privacy.guarantees import epsilons as epsilons
 from .privacy.guarantees import guarantee as guarantee
 from .privacy.guarantees import guarantees as guarantees
+from .privacy.ledger.entries import ledger as ledger
 from .privacy.mechanisms import haar_bands as bands
 from .privacy.mechanisms import wavelet as wavelet
 from .privacy.mechanisms.chain import chain as chain
@@ -117,6 +118,7 @@ __all__ = [
     "guarantees",
     "heterogeneity",
     "init",
+    "ledger",
     "mesh",
     "models",
     "named",

@@ -1,5 +1,4 @@
-"""Learning rates, and other numbers, that change as training goes on; weights of clients, which may
-change too.
+"""Learning rates, and other numbers, that change as training goes on.
 
 A schedule is a `Fn` of a clock, a whole number that may be traced.  As a client's `lr` it is called
 with round * steps + step, as a server's with the round.  `every` says how many ticks of the clock
@@ -8,10 +7,15 @@ are leaves, so that a sweep over them is a vmap; whole numbers shape the program
 breakpoints of `piecewise`.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from .core import checks
+from .core import checks, earlier_names
 from .core.records import Fn, named
 
 __all__ = [
@@ -21,7 +25,7 @@ __all__ = [
     "theory_rounds",
     "exponential",
     "piecewise",
-    "impact",
+    "from_optax",
 ]
 LAST = 2**31 - 1  # of the clock
 
@@ -31,7 +35,7 @@ def _inverse_sqrt(clock, *, lr, offset, every):
     return lr / jnp.sqrt(clock // every + offset)
 
 
-def inverse_sqrt(lr, every: int = 1, offset=1.0) -> Fn:
+def inverse_sqrt(lr: ArrayLike, every: int = 1, offset: ArrayLike = 1.0) -> Fn:
     """lr / sqrt(clock // every + offset): starts at lr for offset = 1.
 
     Shapes:
@@ -56,7 +60,7 @@ def _inverse(clock, *, lr, offset, every):
     return lr / (clock // every + offset)
 
 
-def inverse(lr, every: int = 1, offset=1.0) -> Fn:
+def inverse(lr: ArrayLike, every: int = 1, offset: ArrayLike = 1.0) -> Fn:
     """lr / (clock // every + offset).
 
     Shapes, Errors   as `inverse_sqrt`.
@@ -72,7 +76,7 @@ def _theory(clock, *, strong_convexity, smoothness, steps):
     return 2 / (strong_convexity * (jnp.maximum(8 * smoothness / strong_convexity, steps) + clock))
 
 
-def theory(strong_convexity, smoothness, steps: int) -> Fn:
+def theory(strong_convexity: ArrayLike, smoothness: ArrayLike, steps: int) -> Fn:
     """2 / (mu (a + clock)) with a = max(8 L / mu, steps), for mu-strongly convex and L-smooth
     losses.
 
@@ -101,7 +105,9 @@ def _theory_rounds(clock, *, strong_convexity, smoothness, steps, every):
     return 4 / (steps * (strong_convexity * (clock // every) + 16 * smoothness))
 
 
-def theory_rounds(strong_convexity, smoothness, steps: int, every: int | None = None) -> Fn:
+def theory_rounds(
+    strong_convexity: ArrayLike, smoothness: ArrayLike, steps: int, every: int | None = None
+) -> Fn:
     """4 / (steps (mu round + 16 L)): as `theory`, for steps that share the rate of their round.
 
     Args:
@@ -128,7 +134,7 @@ def _exponential(clock, *, initial, decay, total):
     return initial * jnp.power(decay, clock / total)
 
 
-def exponential(initial, decay, total: int) -> Fn:
+def exponential(initial: ArrayLike, decay: ArrayLike, total: int) -> Fn:
     """initial * decay^(clock / total): from initial to initial * decay after `total` ticks.
 
     Shapes:
@@ -161,11 +167,11 @@ def _piecewise(clock, *, breakpoints, values):
     ]
 
 
-def piecewise(breakpoints, values) -> Fn:
+def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Array) -> Fn:
     """values[i] from breakpoints[i-1] on, until before breakpoints[i]; the last value stays.
 
     For plan(weights=...), values of shape [C] are impact factors that change with the round
-    (`impact`).
+    (`jfl.sampling.weights.impact`).
 
     Shapes:
         breakpoints [k] whole numbers; values: k + 1 of one shape [...]; clock Int[] -> [...].
@@ -199,11 +205,14 @@ def piecewise(breakpoints, values) -> Fn:
             "breakpoints and values, a list of each",
             f"{checks.shown(breakpoints)} and {checks.shown(values)}",
         )
-    for at in breakpoints:
+    for breakpoint_ in breakpoints:
         checks.whole(
-            where, "Breakpoints rise, and the first is not 0.", least=begin + 1, breakpoint=at
+            where,
+            "Breakpoints rise, and the first is not 0.",
+            least=begin + 1,
+            breakpoint=breakpoint_,
         )
-        begin = int(at)
+        begin = int(breakpoint_)
     if begin > LAST:
         checks.fail(where, f"breakpoints <= {LAST}", begin)
     values = list(values)
@@ -230,38 +239,39 @@ def piecewise(breakpoints, values) -> Fn:
     return Fn(_piecewise, dict(breakpoints=np.asarray(breakpoints, np.int32), values=values))
 
 
-def impact(ratios, groups):
-    """Weights of clients that come in groups: p_g = ratio_g / sum_h ratio_h size_h for every member
-    of group g.
+@named("schedules.from_optax")
+def _from_optax(clock, *, factory, every, fixed, **numbers):
+    return factory(**dict(fixed), **numbers)(clock // every)
+
+
+def from_optax(factory: Callable, every: int = 1, **arguments: Any) -> Fn:
+    """Any schedule of `optax.schedules`, by its factory and the factory's arguments.
+
+    Floats among the arguments are leaves where the factory takes traced ones; all else shapes the
+    program.
 
     Shapes:
-        ratios [G], groups [G] sizes -> Float64[C], C = sum of sizes, in the order of the groups;
-        the sum is 1.
-
-    Privacy:
-        `plan(weights=...)` takes them as public: ratios must not be computed from the data of
-        clients.
+        clock Int[] -> Float[].
 
     Raises:
-        ValueError: unless ratios are >= 0 with a positive sum and groups are whole, at least 1.
-
-    References:
-        Talaei and Izadi, 2024: what gives the impact factors they quote, 0-1-2 -> 0, 1/60, 1/30.
+        ValueError: unless every is whole, at least 1.
 
     Example:
-        >>> impact((0, 1, 2), (2, 1, 1)).round(4).tolist()
-        [0.0, 0.0, 0.3333, 0.6667]
+        >>> import optax
+        >>> rate = from_optax(optax.cosine_decay_schedule, init_value=0.1, decay_steps=10)
+        >>> [round(float(rate(t)), 4) for t in (0, 5, 10)]
+        [0.1, 0.05, 0.0]
     """
-    where = "schedules.impact"
-    checks.nonnegative(where, ratios=ratios)
-    if np.ndim(ratios) != 1 or np.shape(ratios) != checks.array(where, "groups", groups).shape:
-        checks.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
-    for group, count in enumerate(groups):
-        checks.whole(where, **{f"groups[{group}]": count})
-    ratios, groups = np.asarray(ratios, np.float64), np.asarray(groups)
-    if not ratios.sum() > 0:
-        checks.fail(where, "ratios with a positive sum", f"{ratios!r}", "Somebody must count.")
-    return np.repeat(ratios / (ratios @ groups), groups)
+    checks.whole("schedules.from_optax", every=every)
+    numbers = {k: checks.scalar(v) for k, v in arguments.items() if isinstance(v, float)}
+    fixed = tuple((k, v) for k, v in sorted(arguments.items()) if k not in numbers)
+    schedule = Fn(_from_optax, numbers, dict(factory=factory, every=every, fixed=fixed))
+    try:
+        jax.eval_shape(lambda leaves: Fn(_from_optax, leaves, schedule.static)(0), numbers)
+    except jax.errors.ConcretizationTypeError:  # it decides by their values
+        fixed = tuple(sorted(arguments.items()))
+        return Fn(_from_optax, {}, dict(factory=factory, every=every, fixed=fixed))
+    return schedule
 
 
 # --- parts
@@ -286,3 +296,7 @@ def _convex(where, strong_convexity, smoothness, steps):
     return dict(
         strong_convexity=checks.scalar(strong_convexity), smoothness=checks.scalar(smoothness)
     )
+
+
+def __getattr__(name):
+    return earlier_names.moved(__name__, name)

@@ -9,17 +9,13 @@ their places.  Quick runs are left out.
 
 import argparse
 import importlib
-import json
-import re
 import sys
 from pathlib import Path
 
 from jfl.core import checks
-from jfl.report import collected
-from jfl.runs.checkpoint import write
+from jfl.report import results
 
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
-FLAT = re.compile(r"\[\n\s*([^\[\]{}]*?)\n\s*\]")  # of an indented file: a list of plain values
 
 
 def collect(module: str, folders, into) -> Path:
@@ -30,43 +26,32 @@ def collect(module: str, folders, into) -> Path:
             lines than are there already; nothing is written.
     """
     file, found = Path(into) / f"{module}.json", {}
-    whole = collected.load(file) if file.exists() else dict(paper=module)
-    before = whole.get("experiments", {})
-    for path in (Path(f) / "results.json" for f in folders):
-        collected.read(path)  # refuses what no page could show
-        one = collected.load(path)
-        if one.get("quick"):
+    whole = results.read(file) if file.exists() else results.Experiment(title=module)
+    for path in (Path(folder) / "results.json" for folder in folders):
+        one = results.read(path)
+        if one.quick:
             print(f"{path}: left out, of a quick run", file=sys.stderr)
             continue
-        if one.get("module") != module or one.get("experiment") in {None, *found}:
+        if one.module != module or not one.name or one.name in found:
             checks.fail(
                 str(path),
                 f"an experiment of {module}, each once",
-                f"{one.get('experiment')} of {one.get('module')}"
-                + " again" * (one.get("experiment") in found),
+                f"{one.name or 'none'} of {one.module}" + (" again" if one.name in found else ""),
             )
-        lost = (
-            before.get(one["experiment"], {}).get("lines", {}).keys() - one.get("lines", {}).keys()
-        )
-        if lost:
+        before = whole.experiments.get(one.name, results.Experiment())
+        if lost := before.lines.keys() - one.lines.keys():
             checks.fail(
                 str(path),
                 f"all lines that {file} has",
                 f"none of {', '.join(sorted(lost)[:3])}",
                 "Take the experiment out of that file first, if the new one is to stand for it.",
             )
-        found[one["experiment"]] = {
-            k: v for k, v in one.items() if k not in ("format", "experiment")
-        }
-    every = before | found
+        found |= {one.name: one} | one.experiments
+        one.name, one.experiments = "", {}
+    every = whole.experiments | found
     order = [*importlib.import_module(f"experiments.papers.{module}").EXPERIMENTS, *every]
-    whole["experiments"] = {name: every[name] for name in dict.fromkeys(order) if name in every}
-    text = FLAT.sub(
-        lambda m: "[" + re.sub(r"\n *", " ", m[1]) + "]",
-        json.dumps(whole, indent=1, ensure_ascii=False),
-    )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write(file, text + "\n")
+    whole.experiments = {name: every[name] for name in dict.fromkeys(order) if name in every}
+    results.write(file, whole)
     return file
 
 

@@ -32,8 +32,7 @@ def proved(plan: Plan, config: Config) -> list[dict]:
     """As `jfl sweep` has it; refuses a sound config whose noise proves nothing."""
     train.epsilons(plan, config, [config.rounds], most=0)
     return [
-        g | dict(caveats=[*g["caveats"], SELECTION])
-        for g in train.privacy(plan, config, config.rounds)
+        record.with_caveats(g, (SELECTION,)) for g in train.privacy(plan, config, config.rounds)
     ]
 
 

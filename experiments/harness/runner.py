@@ -12,7 +12,6 @@ command made it.
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,15 +21,15 @@ import numpy as np
 from jfl.cli import console
 from jfl.core import checks as check
 from jfl.core.errors import DataUnavailable, HealthError
-from jfl.report.collected import VERDICTS
+from jfl.report import results as results_file
 from jfl.runs import record
-from jfl.runs.checkpoint import environment, write
+from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 
 from . import kept_runs
 from .programs import Plans
 
-CONFIRMED, NOT, UNKNOWN = VERDICTS
+CONFIRMED, NOT, UNKNOWN = results_file.VERDICTS
 KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
 
 
@@ -175,7 +174,7 @@ def run(
                 epsilon_proved=r.proved,
                 seconds_per_round=r.seconds,
                 paper=experiment.paper.get(line),
-                **columns[line],
+                columns=columns[line],
             )
             for line, r in results.items()
         },
@@ -294,11 +293,7 @@ def keep(out, values: dict, command: dict) -> dict:
         The command and the values, as JSON has them.
     """
     values = record.plain(command | {k: v for k, v in values.items() if k not in command})
-    Path(out).mkdir(parents=True, exist_ok=True)
-    write(
-        Path(out) / "results.json",
-        json.dumps(dict(format=record.FORMAT) | values, indent=1, ensure_ascii=False) + "\n",
-    )
+    results_file.write(Path(out) / "results.json", results_file.of(values))
     return values
 
 

@@ -1,8 +1,6 @@
 """Chen et al. (2024) in numbers: what five accountants make of its budget, and its theorems beside
 a measured run."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +15,7 @@ from jfl.papers.chen2024 import theory
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
 
-from ..harness.runner import CONFIRMED, NOT
+from ..harness.runner import CONFIRMED, NOT, keep
 
 CLIENTS = {
     "MNIST": (10, 300, 1.0, 10, 600),
@@ -271,6 +269,4 @@ def _told(name, experiment, out, quick, verdicts, **found):
             versions=environment(),
         )
     )
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    return found
+    return keep(out, found, {})

@@ -7,12 +7,12 @@ step, and add to the model the noise that makes one round private at the same ep
 """
 
 import functools
-import json
 import sys
 
 import numpy as np
 
 from jfl.cli import console
+from jfl.report import results as results_file
 
 from ..harness.runner import (
     CONFIRMED,
@@ -324,13 +324,13 @@ def across(name, experiment, out, quick):
             if not found.exists():
                 missing.append(found.parent.name)
                 continue
-            for line, seen in json.loads(found.read_text())["lines"].items():
-                results[f"{data} {line}"] = Line(
-                    np.array(seen["accuracy"], float),
-                    np.array(seen["loss"], float),
-                    seen["epsilon_proved"],
-                    seen["epsilon_claimed"],
-                    seen["seconds_per_round"],
+            for name, line in results_file.read(found).lines.items():
+                results[f"{data} {name}"] = Line(
+                    np.array(line.accuracy, float),
+                    np.array(line.loss, float),
+                    line.epsilon_proved,
+                    line.epsilon_claimed,
+                    line.seconds_per_round,
                 )
     if missing:
         print(f"Run first: {', '.join(missing)}", file=sys.stderr)

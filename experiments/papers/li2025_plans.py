@@ -5,7 +5,6 @@ count rounds and move the server's rate too.  `epsilon` of a config is of one ro
 """
 
 import functools
-import json
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from jfl.runs.checkpoint import environment
 from jfl.sampling import batches
 
 from ..harness.programs import Plans
+from ..harness.runner import keep
 
 FAILURE = 1e-8  # a client may exceed the participations that are counted; paid from delta
 
@@ -137,7 +137,4 @@ def budgets(config, clock="step"):
 
 def written(out, found):
     """`found` as plain values with versions, also in out/results.json."""
-    found = record.plain(found | dict(versions=environment()))
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    return found
+    return keep(out, found | dict(versions=environment()), {})

@@ -3,7 +3,6 @@ tables without lines."""
 
 import dataclasses
 import functools
-import json
 import math
 
 import jax
@@ -22,7 +21,7 @@ from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
 from jfl.runs.train import privacy
 
-from ..harness.runner import CONFIRMED, NOT, UNKNOWN, standard_error
+from ..harness.runner import CONFIRMED, NOT, UNKNOWN, keep, standard_error
 
 GAP, RATIO = (
     "ln(F - F*)",
@@ -288,8 +287,7 @@ def _told(out, title, columns, rows, caption, **found):
             title=title, columns=list(columns), rows=rows, caption=caption, versions=environment()
         )
     )
-    (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    return found
+    return keep(out, found, {})
 
 
 def worth(name, experiment, out, quick):

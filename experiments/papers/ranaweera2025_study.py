@@ -15,7 +15,6 @@ which draw equal batches.
 import argparse
 import dataclasses
 import functools
-import json
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 from jfl.core import checks
 from jfl.engine.sweep import sweep
 from jfl.privacy import guarantees
+from jfl.report import results as results_file
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
 from jfl.runs.store import ResultStore
@@ -420,11 +420,8 @@ def picture(rows, out):
     page.savefig(out, dpi=130)
 
 
-def collect(out, results, models=MODELS, groups=GROUPS, runs=None):
-    """All cells in `out` -> ranaweera2025.json and ranaweera2025_study.png in `results`.
-
-    `runs`: also what the other experiments left in the directories there.
-    """
+def collect(out, results, models=MODELS, groups=GROUPS):
+    """All cells in `out` -> ranaweera2025.json and ranaweera2025_study.png in `results`."""
     lines, others = of_these(every := read(out), models), "of other settings or another version"
     if not lines:
         checks.fail(
@@ -443,6 +440,10 @@ def collect(out, results, models=MODELS, groups=GROUPS, runs=None):
         m: dict(model=v.name, unit=v.unit, levels=v.levels, grid=v.grid, **v.options())
         for m, v in models.items()
     }
+    kept = Path(results) / "ranaweera2025.json"
+    whole = results_file.of(dict(title="Ranaweera et al., arXiv 2503.21154"))
+    if kept.exists():
+        whole = results_file.read(kept)
     study = dict(
         dataset=[v.dataset for v in models.values()][0],
         delta=DELTA,
@@ -450,23 +451,42 @@ def collect(out, results, models=MODELS, groups=GROUPS, runs=None):
         tuning_seeds=TUNE,
         wider=WIDER,
         settings=settings,
-        rows=cells,
-        finding=finding(cells),
         cpu_seconds=sum(r["cpu"] for r in lines),
+        finding=finding(cells),
+        experiments=levels(cells),
+        versions=environment(),
     )
-    kept = Path(results) / "ranaweera2025.json"
-    found = dict(
-        paper="Ranaweera et al., arXiv 2503.21154",
-        note="seconds are of 2 shared and busy CPU cores",
-    ) | (json.loads(kept.read_text()) if kept.exists() else {})
-    found |= dict(study=record.plain(study), finding=study["finding"], versions=environment())
-    for path in sorted(Path(runs).glob("*/results.json")) if runs else ():
-        left = json.loads(path.read_text())
-        if left["experiment"] != "study":  # which is collected above
-            found.setdefault("experiments", {})[left.pop("experiment")] = left
-    kept.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    found = results_file.of(study)
+    whole.notes = [n for n in whole.notes if not n.startswith("Finding: ")] + found.notes
+    whole.versions = found.versions
+    parts, found.experiments, found.notes = found.experiments, {}, []
+    whole.experiments |= dict(study=found) | parts
+    results_file.write(kept, whole)
     picture(cells, Path(results) / "ranaweera2025_study.png")
-    return found["study"]
+    return study | dict(rows=cells)
+
+
+def levels(cells) -> dict:
+    """The cells as an experiment for each model and noise level."""
+    found = {}
+    special = ("model", "variant", "level", "multiplier", "seeds", "failed", "epsilon_proved")
+    special += ("accuracy", "accuracy_95", "gain", "gain_95")
+    for r in cells:
+        name = f"study, {r['model']}, noise multiplier {r['multiplier']:.3g}"
+        title = "Shapes of noise at one proved ε"
+        lines = found.setdefault(name, dict(title=title, lines={}))["lines"]
+        known = None not in (r["gain"], r["gain_95"])
+        lines[r["variant"]] = dict(
+            accuracy=[v / 100 for v in r["seeds"].values()],
+            seeds=[int(seed) for seed in r["seeds"]],
+            failed=r["failed"],
+            epsilon_proved=r["epsilon_proved"],
+            columns={
+                "points above iso": f"{r['gain']:+.2f} ± {r['gain_95']:.2f}" if known else None
+            }
+            | {k: v for k, v in r.items() if k not in special},
+        )
+    return found
 
 
 def special(name, experiment, out, quick):
@@ -485,9 +505,7 @@ def special(name, experiment, out, quick):
     for group in groups:
         run(group, out / "cells.jsonl", models, groups, seeds=SEEDS[:2] if quick else SEEDS)
     study = collect(out / "cells.jsonl", out, models, groups)
-    return dict(
-        title=experiment.title, finding=study["finding"], study=study, versions=environment()
-    )
+    return dict(title=experiment.title) | {k: v for k, v in study.items() if k != "rows"}
 
 
 def main(argv=None):
@@ -498,14 +516,11 @@ def main(argv=None):
         "--cells", default="runs/ranaweera2025/study/cells.jsonl", help="lines of cells"
     )
     parser.add_argument("--collect", action="store_true", help="tables and picture of what ran")
-    parser.add_argument(
-        "--runs", help="directory with the directories of other experiments, to collect too"
-    )
     parser.add_argument("--results", default=Path(__file__).parent / "results")
     args = parser.parse_args(argv)
     Path(args.cells).parent.mkdir(parents=True, exist_ok=True)
     for group in args.groups:
         run(group, args.cells)
     if args.collect:
-        print(collect(args.cells, args.results, runs=args.runs)["finding"])
+        print(collect(args.cells, args.results)["finding"])
     return 0

@@ -7,7 +7,6 @@ counts from round SWAP on.  Every seed has a split of its own, as well as a star
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 
 from ..harness.programs import Plans
+from ..harness.runner import keep
 
 SWAP = paper.SCENARIOS[4].swap_round
 LOSS = "test loss"
@@ -199,7 +199,4 @@ def budgets(config) -> dict:
 
 def written(out, found):
     """`found` as plain values with versions, also in out/results.json."""
-    found = record.plain(found | dict(versions=environment()))
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    return found
+    return keep(out, found | dict(versions=environment()), {})

@@ -365,25 +365,49 @@ def collect(out, cells, quick, finding: str = ""):
     return written(
         out,
         dict(
-            paper="Talaei, Izadi, 2024",
+            title="Talaei, Izadi, 2024",
             finding=finding,
             quick=quick,
             commit=commit(),
             seeds=list(SEEDS),
-            chosen_on=list(OTHERS),
             settings=dict(
                 COMMON,
                 **SPLITS["labels"],
                 model="logistic",
                 printed_clip_norm=PRINTED_CLIP,
                 scenarios={n: scenario(n) for n in IMPACT},
+                chosen_on=list(OTHERS),
             ),
-            cells=rows,
-            claims=claims(cells),
+            experiments=scenarios(rows),
+            verdicts=claims(cells),
             grid=chosen_on,
             seconds=sum(c["seconds"] for c in cells),
         ),
     )
+
+
+def scenarios(rows) -> dict:
+    """The rows of `summary` as an experiment for each scenario."""
+    found = {}
+    for row in rows:
+        name = f"study, scenario {row['scenario']}"
+        lines = found.setdefault(name, dict(title="Impact factors at one noise", lines={}))["lines"]
+        # the view that the noise is for
+        view = "server" if row["setting"].startswith("server") else "third_party"
+        special = ("scenario", "setting", "assignment", "seeds", "accuracy", "loss")
+        lines[f"{row['setting']}: {row['assignment']}"] = dict(
+            accuracy=row["accuracy"],
+            loss=row["loss"],
+            seeds=row["seeds"],
+            epsilon_claimed=row.get(f"epsilon_claimed_{view}"),
+            epsilon_proved=row.get(f"epsilon_proved_{view}"),
+            columns={
+                k.replace("_", " ").replace("epsilon", "ε"): v
+                for k, v in row.items()
+                if k not in special and v is not None
+            },
+        )
+    return found
 
 
 def tick(row) -> str:

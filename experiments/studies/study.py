@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jfl.core.errors import DataUnavailable, HealthError
+from jfl.core.errors import DataUnavailable, HealthError, NotAnalysable
 from jfl.engine.sweep import sweep as run_points
 from jfl.papers import as_printed
 from jfl.privacy import guarantees
@@ -117,7 +117,7 @@ def claims_of(config: Config) -> dict:
         worth = record.row(
             guarantees.guarantee(plan, config.rounds, config.delta, config.unit, config.view)
         )
-    except ValueError as error:  # it proves nothing
+    except NotAnalysable as error:  # it proves nothing
         worth = dict(
             unit=config.unit,
             adjacency="replace_one",
@@ -127,9 +127,12 @@ def claims_of(config: Config) -> dict:
             method="none",
             status="no guarantee",
             caveats=[str(error)],
+            codes=["not-analysable"],
+            implied=False,
+            rounds=None,
         )
-    return worth | dict(
-        claimed=told.epsilon, claimed_method=told.method, caveats=[*worth["caveats"], *told.caveats]
+    return record.with_caveats(worth, told.caveats) | dict(
+        claimed=told.epsilon, claimed_method=told.method
     )
 
 
@@ -327,12 +330,11 @@ def _study(name, out, quick):
         picture(out / f"{name}.png", plan, rows, quick)
     return record.plain(
         dict(
-            study=name,
             title=plan.title,
             xlabel=plan.xlabel,
-            rows=rows,
+            points=rows,
             verdicts=verdicts,
-            skipped=skipped,
+            unread=skipped,
             interval="95 % t-interval over seeds, each with its own split; comparisons are paired, "
             "and not corrected for "
             "their number",

@@ -8,7 +8,10 @@ import numpy as np
 import optax
 
 from ..core import checks, pytrees
-from ..core.records import Fn, named
+from ..core.records import Algorithm, Batches, Fn, named
+from ..gradients.per_example import Grad
+from ..sampling.batches import without_replacement
+from .base import Number, Optimizer, Rate
 from .dpnfl import dpnfl
 
 
@@ -19,8 +22,13 @@ class Moments(NamedTuple):
 
 @named("addpnfl.adaptive")
 def adaptive(
-    learning_rate, b1=0.9, b2=0.99, adaptivity=1e-3, second_moment_of="diff", initial=None
-):
+    learning_rate: Number,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    adaptivity: Number = 1e-3,
+    second_moment_of: str = "diff",
+    initial: Number | None = None,
+) -> optax.GradientTransformation:
     """FedAdam's server as an optax transformation: Adam without bias correction, `adaptivity`
     outside the root.
 
@@ -64,8 +72,8 @@ def adaptive(
 
     def update(gradient, state, params=None):
         first = _decayed(b1, state.first, gradient)
-        seen = first if second_moment_of == "momentum" else gradient
-        second = _decayed(b2, state.second, pytrees.map(jnp.square, seen))
+        squared = first if second_moment_of == "momentum" else gradient
+        second = _decayed(b2, state.second, pytrees.map(jnp.square, squared))
         step = pytrees.map(
             lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second
         )
@@ -90,18 +98,20 @@ def _check(where, second_moment_of, adaptivity, initial, **decays):
 
 
 def addpnfl(
-    grad,
+    grad: Grad,
     *,
-    lr=0.1,
-    steps=10,
-    server_lr=0.01,
-    beta1=0.9,
-    beta2=0.99,
-    adaptivity=1e-3,
-    second_moment_of="diff",
-    initial=None,
-    **dpnfl_options,
-):
+    lr: Rate = 0.1,
+    steps: int = 10,
+    batch: Batches = without_replacement(8),
+    optimizer: Optimizer = optax.sgd,
+    server_lr: Rate = 0.01,
+    beta1: Number = 0.9,
+    beta2: Number = 0.99,
+    adaptivity: Number = 1e-3,
+    second_moment_of: str = "diff",
+    initial: Number | None = None,
+    server_optimizer: None = None,
+) -> Algorithm:
     """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second
     moment.
 
@@ -112,19 +122,19 @@ def addpnfl(
             every=steps).
         batch, optimizer: of the clients, as in `fedavg`.  How to aggregate is said in the plan: see
             `dpnfl`.
+        server_optimizer: refused, since it would replace what makes this algorithm.
 
     Releases as `dpnfl`: the server's work is post-processing.
 
     Raises:
-        ValueError: as `adaptive`; for a server_optimizer, which would replace what makes this
-            algorithm.
+        ValueError: as `adaptive`; for a server_optimizer.
     """
     _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
-    if "server_optimizer" in dpnfl_options:
+    if server_optimizer is not None:
         checks.fail(
             "addpnfl",
             "no server_optimizer beside its own",
-            f"{dpnfl_options['server_optimizer']!r}",
+            f"{server_optimizer!r}",
             "For another optax server use dpnfl(server_optimizer=...).",
         )
     data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity) | (
@@ -136,6 +146,12 @@ def addpnfl(
         dict(second_moment_of=second_moment_of),
     )
     base = dpnfl(
-        grad, lr=lr, steps=steps, server_lr=server_lr, server_optimizer=server, **dpnfl_options
+        grad,
+        lr=lr,
+        steps=steps,
+        batch=batch,
+        optimizer=optimizer,
+        server_lr=server_lr,
+        server_optimizer=server,
     )
     return dataclasses.replace(base, name="addpnfl")

@@ -2,13 +2,14 @@
 the noise by."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
 from .. import local
 from ..core import checks
-from ..core.records import Fn, named, record
+from ..core.records import Algorithm, Batches, Fn, named, record
 from ..gradients import per_example
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import wavelet
@@ -16,7 +17,7 @@ from ..privacy.mechanisms.chain import chain
 from ..privacy.mechanisms.haar_bands import Bands, count
 from ..privacy.mechanisms.stages import divide, gaussian, total
 from ..sampling.batches import drawn, full, gather
-from .base import algorithm
+from .base import Number, Rate, algorithm
 
 
 @record
@@ -31,20 +32,29 @@ def _init(params, *, bands):
 
 
 @named("band_energies.client")
-def _client(ctx, keys, server, own, rows, *, grad, batch):
-    at, mask, overflow = drawn(batch, keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
-    grad = dataclasses.replace(grad, mechanism=mech.at(grad.mechanism, ctx.round))
-    shares, seen = grad.watched(keys.noise, server.params, gather(rows, at, mask), ctx)
-    return shares, own, seen._replace(overflow=overflow)
+def _client(context, keys, server, client_state, rows, *, grad, batch):
+    slots, mask, overflow = drawn(batch, keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
+    grad = dataclasses.replace(grad, mechanism=mech.at(grad.mechanism, context.round))
+    shares, diagnostics = grad.watched(
+        keys.noise, server.params, gather(rows, slots, mask), context
+    )
+    return shares, client_state, diagnostics._replace(overflow=overflow)
 
 
 @named("band_energies.server")
-def _server(ctx, server, shares):
-    done = ctx.round.astype(jnp.float32)
+def _server(context, server, shares):
+    done = context.round.astype(jnp.float32)
     return State(server.params, (done * server.energies + shares) / (done + 1))
 
 
-def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor=None):
+def band_energies(
+    loss: Callable,
+    bands: Bands,
+    *,
+    noise_multiplier: Rate,
+    batch: Batches = full(),
+    divisor: Number | str | None = None,
+) -> Algorithm:
     """One round estimates the mean share of each band in an example's gradient energy, with noise.
 
     An example contributes its shares, which are >= 0 and add up to 1, so their length is at most 1
@@ -61,15 +71,10 @@ def band_energies(loss, bands: Bands, *, noise_multiplier, batch=full(), divisor
     """
     if not isinstance(bands, Bands):
         checks.fail("band_energies", "bands of jfl.bands", f"{bands!r}")
-    divisor = (
-        divisor
-        if divisor is not None
-        else batch.batch
-        if batch.scheme != "poisson" and batch.batch
-        else float(batch.expected)
-        if batch.expected is not None
-        else "size"
-    )
+    if divisor is None and batch.scheme != "poisson" and batch.batch:
+        divisor = batch.batch
+    elif divisor is None:
+        divisor = "size" if batch.expected is None else float(batch.expected)
     mechanism = chain(wavelet.shares(bands), total(), gaussian(noise_multiplier), divide(divisor))
     grad = per_example.private_grad(loss, mechanism)
     return algorithm(

@@ -1,7 +1,16 @@
 """How an algorithm is put together."""
 
+from collections.abc import Callable, Sequence
+
+import jax
+import optax
+
 from ..core import checks
 from ..core.records import Algorithm, Fn, Release, named
+
+Number = float | jax.Array  # a hyperparameter: traced data, so that a sweep over it is a vmap
+Rate = Number | Callable  # or a schedule: of round * steps + step for a client, else of the round
+Optimizer = Callable | optax.GradientTransformation  # an optax factory, or what it gives
 
 
 @named("algorithm.params")
@@ -10,18 +19,33 @@ def _params(server):
 
 
 def algorithm(
-    init, client, server, *, releases=(), params=_params, name="algorithm", stateful=False
+    init: Callable,
+    client: Callable,
+    server: Callable,
+    *,
+    releases: Sequence[Release] = (),
+    params: Callable = _params,
+    name: str = "algorithm",
+    stateful: bool = False,
+    uploads: str = "difference",
+    checks_its_solve: bool = False,
 ) -> Algorithm:
     """An algorithm of three pure functions.
 
     Args:
-        init: params -> (server, own); own is what one client remembers, () for nothing.
-        client: (ctx, keys, server, own, rows) -> (payload, own, Diagnostics).
-        server: (ctx, server, release) -> server, where release has the shape of payload.
+        init: params -> (server, client_state); the second is what one client remembers, () for
+            nothing.
+        client: (context, keys, server, client_state, rows) -> (payload, client_state,
+            Diagnostics).
+        server: (context, server, release) -> server, where release has the shape of payload.
         releases: what the client's payload was made from, for the accountant: `work.releases()`, or
             a tuple of jfl.Release.  () claims nothing about examples.
         params: server -> params; the default reads `server.params`, or takes server itself.
         stateful: clients remember, which limits what the accountant may claim.
+        uploads: "difference" of models, or "model": then all clients have to take part, since a
+            mean of models needs weights that add up to 1.
+        checks_its_solve: a client that stops its solve too early counts as an overflow, which voids
+            the run.  Only then may its mechanism declare bounded(..., "prox_erm").
 
     Write functions at module level and bind their hyperparameters with jfl.Fn: then plans that
     differ in a number share one compiled program.
@@ -33,7 +57,19 @@ def algorithm(
             checks.shown(releases),
             "() claims nothing about examples.",
         )
+    checks.choice("algorithm", ("difference", "model"), uploads=uploads)
+    checks.choice("algorithm", (False, True), checks_its_solve=checks_its_solve)
     init, client, server, params = (
         f if isinstance(f, Fn) else Fn(f) for f in (init, client, server, params)
     )
-    return Algorithm(init, client, server, params, tuple(releases), name, stateful)
+    return Algorithm(
+        init,
+        client,
+        server,
+        params,
+        releases=tuple(releases),
+        name=name,
+        stateful=stateful,
+        uploads=uploads,
+        checks_its_solve=checks_its_solve,
+    )

@@ -3,10 +3,25 @@ step."""
 
 import dataclasses
 
+import optax
+
+from ..core.records import Algorithm, Batches
+from ..gradients.per_example import Grad
+from ..sampling.batches import without_replacement
+from .base import Optimizer, Rate
 from .fedavg import fedavg
 
 
-def dpnfl(grad, *, lr=0.1, steps=10, **fedavg_options):
+def dpnfl(
+    grad: Grad,
+    *,
+    lr: Rate = 0.1,
+    steps: int = 10,
+    batch: Batches = without_replacement(8),
+    optimizer: Optimizer = optax.sgd,
+    server_lr: Rate = 1.0,
+    server_optimizer: Optimizer = optax.sgd,
+) -> Algorithm:
     """FedAvg with clipping and noise in every local step: `fedavg` under the paper's name, and its
     aggregations.
 
@@ -15,15 +30,16 @@ def dpnfl(grad, *, lr=0.1, steps=10, **fedavg_options):
     without a clip proves nothing, though the paper prints none.  With p_i = n_i / sum n_j, n
     clients and r of them a round, the plan says how to aggregate:
 
-    uniform            sampling.without_replacement(n, r), weights="size": w + (n / r) sum p_i
-    diff_i, unbiased multinomial        sampling.with_replacement(n, r, weights=fed.size),
-                       weights="size": w + (1 / r) sum diff_i, a client drawn m times counting m
-                       times; unbiased
-    biased FedAvg      as uniform, with server_lr = r / n: w + sum p_i diff_i, the same path in
-    smaller steps normalised FedAvg  as uniform, with release=chain(total(), divide("weight")): w +
-                       sum p_i diff_i / sum p_i, biased where the p_i differ
-    first responders   sampling.first_responders(n, r, latency), weights="size": as uniform, biased
-    to fast clients
+    - uniform: sampling.without_replacement(n, r), weights="size".  It gives w + (n / r) sum
+      p_i diff_i, unbiased.
+    - multinomial: sampling.with_replacement(n, r, weights=fed.size), weights="size".  It gives
+      w + (1 / r) sum diff_i, where a client drawn m times counts m times; unbiased.
+    - biased FedAvg: as uniform, with server_lr = r / n.  It gives w + sum p_i diff_i, the same path
+      in smaller steps.
+    - normalised FedAvg: as uniform, with release=chain(total(), divide("weight")).  It gives
+      w + sum p_i diff_i / sum p_i, biased where the p_i differ.
+    - first responders: sampling.first_responders(n, r, latency), weights="size".  As uniform, but
+      biased to fast clients.
 
     Releases `steps` noisy gradients a participation, and the difference of models that follows from
     them.
@@ -34,4 +50,13 @@ def dpnfl(grad, *, lr=0.1, steps=10, **fedavg_options):
     >>> dpnfl(grad, lr=0.01, steps=300, batch=jfl.batches.without_replacement(10)).name
     'dpnfl'
     """
-    return dataclasses.replace(fedavg(grad, lr=lr, steps=steps, **fedavg_options), name="dpnfl")
+    base = fedavg(
+        grad,
+        lr=lr,
+        steps=steps,
+        batch=batch,
+        optimizer=optimizer,
+        server_lr=server_lr,
+        server_optimizer=server_optimizer,
+    )
+    return dataclasses.replace(base, name="dpnfl")

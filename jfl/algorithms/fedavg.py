@@ -5,9 +5,10 @@ import optax
 
 from .. import local
 from ..core import pytrees
-from ..core.records import Fn, named
+from ..core.records import Algorithm, Batches, Fn, named
+from ..gradients.per_example import Grad
 from ..sampling.batches import without_replacement
-from .base import algorithm
+from .base import Optimizer, Rate, algorithm
 
 
 @named("fedavg.init")
@@ -16,26 +17,26 @@ def _init(params, *, step):
 
 
 @named("fedavg.client")
-def _client(ctx, keys, server, own, rows, *, work):
-    trained, _, _, seen = local.train(work, ctx, keys, server.params, rows)
-    return pytrees.sub(trained, server.params), own, seen
+def _client(context, keys, server, client_state, rows, *, work):
+    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows)
+    return pytrees.sub(trained, server.params), client_state, diagnostics
 
 
 @named("fedavg.server")
-def _server(ctx, server, diff, *, step):
-    return step(ctx, server, diff)
+def _server(context, server, diff, *, step):
+    return step(context, server, diff)
 
 
 def fedavg(
-    grad,
+    grad: Grad,
     *,
-    lr=0.1,
-    steps=10,
-    batch=without_replacement(8),
-    optimizer=optax.sgd,
-    server_lr=1.0,
-    server_optimizer=optax.sgd,
-):
+    lr: Rate = 0.1,
+    steps: int = 10,
+    batch: Batches = without_replacement(8),
+    optimizer: Optimizer = optax.sgd,
+    server_lr: Rate = 1.0,
+    server_optimizer: Optimizer = optax.sgd,
+) -> Algorithm:
     """Clients take `steps` local steps; the server applies the released mean of their differences.
 
     Args:

@@ -4,9 +4,10 @@ import optax
 
 from .. import local
 from ..core import pytrees
-from ..core.records import Fn, named
+from ..core.records import Algorithm, Batches, Fn, named
+from ..gradients.per_example import Grad
 from ..sampling.batches import full
-from .base import algorithm
+from .base import Optimizer, Rate, algorithm
 
 
 @named("fedsgd.init")
@@ -15,17 +16,23 @@ def _init(params, *, step):
 
 
 @named("fedsgd.client")
-def _client(ctx, keys, server, own, rows, *, work):
-    _, gradient, _, seen = local.train(work, ctx, keys, server.params, rows)
-    return pytrees.scale(-1.0, gradient), own, seen
+def _client(context, keys, server, client_state, rows, *, work):
+    _, gradient, _, diagnostics = local.train(work, context, keys, server.params, rows)
+    return pytrees.scale(-1.0, gradient), client_state, diagnostics
 
 
 @named("fedsgd.server")
-def _server(ctx, server, descent, *, step):
-    return step(ctx, server, descent)
+def _server(context, server, descent, *, step):
+    return step(context, server, descent)
 
 
-def fedsgd(grad, *, lr=0.1, batch=full(), server_optimizer=optax.sgd):
+def fedsgd(
+    grad: Grad,
+    *,
+    lr: Rate = 0.1,
+    batch: Batches = full(),
+    server_optimizer: Optimizer = optax.sgd,
+) -> Algorithm:
     """Each client sends the gradient of one batch (default: all its rows); the server takes a step
     of size `lr`.
 

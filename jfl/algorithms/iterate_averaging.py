@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from ..core import checks, pytrees
 from ..core.records import Algorithm, Fn, named, record
+from .base import Number
 
 
 @record
@@ -18,25 +19,22 @@ class State:
 
 @named("averaged.init")
 def _init(params, *, inner):
-    server, own = inner(params)
-    return State(server, params), own
+    server, client_state = inner(params)
+    return State(server, params), client_state
 
 
 @named("averaged.client")
-def _client(ctx, keys, server, own, rows, *, inner):
-    return inner(ctx, keys, server.inner, own, rows)
+def _client(context, keys, server, client_state, rows, *, inner):
+    return inner(context, keys, server.inner, client_state, rows)
 
 
 @named("averaged.server")
-def _server(ctx, server, release, *, inner, params, first):
-    moved = inner(ctx, server.inner, release)
-    share = 1 / jnp.maximum(
-        ctx.round - first + 1, 1
-    )  # up to the first that counts, the model itself
-    return State(
-        moved,
-        pytrees.map(lambda m, w: m + share.astype(m.dtype) * (w - m), server.mean, params(moved)),
-    )
+def _server(context, server, release, *, inner, params, first):
+    moved = inner(context, server.inner, release)
+    # up to the first round that counts the mean is the model itself
+    share = 1 / jnp.maximum(context.round - first + 1, 1)
+    step_to = lambda mean, model: mean + share.astype(mean.dtype) * (model - mean)
+    return State(moved, pytrees.map(step_to, server.mean, params(moved)))
 
 
 @named("averaged.params")
@@ -44,7 +42,7 @@ def _mean(server):
     return server.mean
 
 
-def averaged(algorithm: Algorithm, first=0) -> Algorithm:
+def averaged(algorithm: Algorithm, first: Number = 0) -> Algorithm:
     """The same algorithm, judged by the mean of its models from round `first` on.
 
     Clients go on from the last model, not from the mean.  Post-processing of releases: it costs no

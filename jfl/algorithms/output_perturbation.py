@@ -6,10 +6,11 @@ import optax
 
 from .. import local
 from ..core import checks, pytrees
-from ..core.records import Fn, Mechanism, Release, named
+from ..core.records import Algorithm, Batches, Fn, Mechanism, Release, named
+from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import without_replacement
-from .base import algorithm
+from .base import Number, Optimizer, Rate, algorithm
 
 
 @named("output_perturbation.init")
@@ -18,8 +19,8 @@ def _init(params, *, step):
 
 
 @named("output_perturbation.client")
-def _client(ctx, keys, server, own, rows, *, work, mechanism, mu, clip_steps):
-    chain = mech.at(mechanism, ctx.round)
+def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, clip_steps):
+    chain = mech.at(mechanism, context.round)
     limit = mech.bound(chain)
 
     def clip(g, w, s):
@@ -29,40 +30,44 @@ def _client(ctx, keys, server, own, rows, *, work, mechanism, mu, clip_steps):
         )
         return g if mu is None else pytrees.axpy(mu, pytrees.sub(w, server.params), g)
 
-    trained, _, rates, seen = local.train(work, ctx, keys, server.params, rows, clip, drop=True)
+    trained, _, rates, diagnostics = local.train(
+        work, context, keys, server.params, rows, clip, drop=True
+    )
     # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long,
     # whatever the rows (with a pull of lr * mu > 1 it may be longer, and the chain's clip sees to
     # it)
     mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
     if clip_steps == "all":
         form = pytrees.form(mean)
-        mean, lost = mech.alone(chain, keys.noise, mean, realised=ctx.size, client=ctx.client)
+        mean, lost = mech.alone(
+            chain, keys.noise, mean, realised=context.size, client=context.client
+        )
         return (
             pytrees.cast(pytrees.scale(rates, mean), form),
-            own,
-            seen._replace(nonfinite=seen.nonfinite + lost),
+            client_state,
+            diagnostics._replace(nonfinite=diagnostics.nonfinite + lost),
         )
-    mean, _ = mech.finish(chain, keys.noise, (), mean, realised=ctx.size, client=ctx.client)
-    return pytrees.scale(rates, mean), own, seen
+    mean, _ = mech.finish(chain, keys.noise, (), mean, realised=context.size, client=context.client)
+    return pytrees.scale(rates, mean), client_state, diagnostics
 
 
 @named("output_perturbation.server")
-def _server(ctx, server, diff, *, step):
-    return step(ctx, server, diff)
+def _server(context, server, diff, *, step):
+    return step(context, server, diff)
 
 
 def output_perturbation(
-    grad,
-    mechanism,
+    grad: Grad,
+    mechanism: Mechanism,
     *,
-    lr=0.1,
-    steps=10,
-    batch=without_replacement(8),
-    server_lr=1.0,
-    server_optimizer=optax.sgd,
-    clip_steps="all",
-    mu=None,
-):
+    lr: Rate = 0.1,
+    steps: int = 10,
+    batch: Batches = without_replacement(8),
+    server_lr: Rate = 1.0,
+    server_optimizer: Optimizer = optax.sgd,
+    clip_steps: str = "all",
+    mu: Number | None = None,
+) -> Algorithm:
     """FedAvg whose clients clip every minibatch gradient and add noise once, to the model they
     upload.
 
@@ -102,7 +107,7 @@ def output_perturbation(
             "a noisy private_grad",
             "Noise is added once a round, by `mechanism`.",
         )
-    if any(s.name == "prox_erm" for s in mechanism.stages):
+    if any(s.declared == "prox_erm" for s in mechanism.stages):
         checks.fail(
             "output_perturbation",
             "a clip",

@@ -6,11 +6,12 @@ import optax
 
 from .. import local
 from ..core import checks, pytrees
-from ..core.records import Fn, Mechanism, Release, named
+from ..core.records import Algorithm, Batches, Fn, Mechanism, Release, named
 from ..gradients import per_example
+from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import full, gather
-from .base import algorithm
+from .base import Number, Optimizer, Rate, algorithm
 
 
 @named("padpfl.init")
@@ -19,60 +20,68 @@ def _init(params, *, step):
 
 
 @named("padpfl.client")
-def _client(ctx, keys, server, own, rows, *, work, mu, mechanism, most, upload):
+def _client(context, keys, server, client_state, rows, *, work, mu, mechanism, most, upload):
     start = server.params
     pull = lambda g, w, s: pytrees.axpy(mu, pytrees.sub(w, start), g)
-    trained, _, _, seen = local.train(work, ctx, keys, start, rows, pull)
-    inexact = _inexactness(work.grad.loss, ctx, start, trained, rows, mu)
+    trained, _, _, diagnostics = local.train(work, context, keys, start, rows, pull)
+    inexact = _inexactness(work.grad.loss, context, start, trained, rows, mu)
     if most is not None:  # a solve that stops too early voids what rests on it
         # but for one that is not finite: it counts as zero, and nothing rests on it
-        short = pytrees.finite(trained) & ~(inexact <= most)
-        seen = seen._replace(overflow=seen.overflow + short.astype(jnp.int32))
+        too_short = pytrees.finite(trained) & ~(inexact <= most)
+        overflow = diagnostics.overflow + too_short.astype(jnp.int32)
+        diagnostics = diagnostics._replace(overflow=overflow)
     payload = trained if upload == "model" else pytrees.sub(trained, start)
     if mechanism is not None:
         form = pytrees.form(payload)
         payload, lost = mech.alone(
-            mech.at(mechanism, ctx.round), keys.noise, payload, realised=ctx.size, client=ctx.client
+            mech.at(mechanism, context.round),
+            keys.noise,
+            payload,
+            realised=context.size,
+            client=context.client,
         )
-        payload, seen = pytrees.cast(payload, form), seen._replace(nonfinite=seen.nonfinite + lost)
-    return payload, jnp.where(jnp.isfinite(inexact), inexact, jnp.finfo(jnp.float32).max), seen
+        payload = pytrees.cast(payload, form)
+        diagnostics = diagnostics._replace(nonfinite=diagnostics.nonfinite + lost)
+    client_state = jnp.where(jnp.isfinite(inexact), inexact, jnp.finfo(jnp.float32).max)
+    return payload, client_state, diagnostics
 
 
-def _inexactness(loss, ctx, start, trained, rows, mu):
+def _inexactness(loss, context, start, trained, rows, mu):
     """||gradient of the proximal problem|| where the client stopped, over that where it started;
     over all its rows."""
     slots = jnp.arange(rows.index.shape[0])
     everything = gather(rows, slots, slots < rows.size)
-    at = lambda w: per_example.grad(per_example.exact(loss))(None, w, everything, ctx)[0]
-    return pytrees.norm(pytrees.axpy(mu, pytrees.sub(trained, start), at(trained))) / jnp.maximum(
-        pytrees.norm(at(start)), jnp.finfo(jnp.float32).tiny
-    )
+    gradient = lambda w: per_example.grad(per_example.exact(loss))(None, w, everything, context)[0]
+    left = pytrees.norm(pytrees.axpy(mu, pytrees.sub(trained, start), gradient(trained)))
+    return left / jnp.maximum(pytrees.norm(gradient(start)), jnp.finfo(jnp.float32).tiny)
 
 
 @named("padpfl.server")
-def _server(ctx, server, release, *, step, upload):
-    return step(ctx, server, pytrees.sub(release, server.params) if upload == "model" else release)
+def _server(context, server, release, *, step, upload):
+    return step(
+        context, server, pytrees.sub(release, server.params) if upload == "model" else release
+    )
 
 
 def padpfl(
-    grad,
+    grad: Grad,
     *,
-    mu=0.1,
-    lr=0.02,
-    steps=5,
-    batch=full(),
-    upload="model",
-    mechanism=None,
-    inexactness=None,
-    server_lr=1.0,
-    server_optimizer=optax.sgd,
-):
+    mu: Number = 0.1,
+    lr: Rate = 0.02,
+    steps: int = 5,
+    batch: Batches = full(),
+    upload: str = "model",
+    mechanism: Mechanism | None = None,
+    inexactness: Number | None = None,
+    server_lr: Rate = 1.0,
+    server_optimizer: Optimizer = optax.sgd,
+) -> Algorithm:
     """Clients solve loss + (mu / 2) ||w - w_server||^2 inexactly; the server takes the weighted
     mean of their models.
 
-    The impact factors are `jfl.plan(weights=...)`: fixed, of `jfl.schedules.impact`, or a function
-    of the round.  All clients take part (`sampling.full`).  Noise of the paper's kind, on a clipped
-    upload and on what is broadcast:
+    The impact factors are `jfl.plan(weights=...)`: fixed, of `jfl.sampling.weights.impact`, or a
+    function of the round.  All clients take part (`sampling.full`).  Noise of the paper's kind, on
+    a clipped upload and on what is broadcast:
 
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
@@ -109,14 +118,12 @@ def padpfl(
                 'mechanism = chain(bounded(..., "prox_erm"), total(), gaussian(z))',
                 f"{mechanism!r}",
             )
-        if (
-            any(s.name == "prox_erm" for s in mechanism.stages)
-            and getattr(grad, "l2", None) is not None
-        ):
+        rests_on_solves = any(s.declared == "prox_erm" for s in mechanism.stages)
+        if rests_on_solves and getattr(grad, "l2", None) is not None:
             checks.fail(
                 "padpfl", "a grad without l2 beside a prox_erm bound", "l2", "Put it into the loss."
             )
-        if inexactness is None and any(s.name == "prox_erm" for s in mechanism.stages):
+        if rests_on_solves and inexactness is None:
             checks.fail("padpfl", "inexactness beside a prox_erm bound, which rests on it", "none")
         mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True)
     work = local.work(grad, batch, lr=lr, steps=steps)
@@ -134,4 +141,6 @@ def padpfl(
         Fn(_server, step, dict(upload=upload)),
         releases=released,
         name="padpfl",
+        uploads=upload,
+        checks_its_solve=True,
     )

@@ -8,9 +8,10 @@ import optax
 
 from .. import local
 from ..core import checks, pytrees
-from ..core.records import Fn, named, record
+from ..core.records import Algorithm, Batches, Fn, named, record
+from ..gradients.per_example import Grad
 from ..sampling.batches import without_replacement
-from .base import algorithm
+from .base import Number, Optimizer, Rate, algorithm
 
 
 @record
@@ -35,34 +36,39 @@ def _init(params, *, step, scale, warm):
 
 
 @named("scaffold.client")
-def _client(ctx, keys, server, own, rows, *, work, warm):
-    drift = pytrees.sub(server.control, own)
+def _client(context, keys, server, client_state, rows, *, work, warm):
+    drift = pytrees.sub(server.control, client_state)
     # warm rounds look at the gradients of the first model, and neither the clients nor the server
     # move
-    moving = 1.0 if warm is None else jnp.where(ctx.round < warm, 0.0, 1.0)
-    trained, mean, rates, seen = local.train(
-        work, ctx, keys, server.params, rows, lambda g, w, s: pytrees.add(g, drift), moving
+    moving = 1.0 if warm is None else jnp.where(context.round < warm, 0.0, 1.0)
+    trained, mean, rates, diagnostics = local.train(
+        work, context, keys, server.params, rows, lambda g, w, s: pytrees.add(g, drift), moving
     )
     # option II's c_i - c + (x - y) / (K lr) is the mean gradient of plain SGD; this form holds for
     # any optimizer
     return (
-        Payload(pytrees.sub(trained, server.params), pytrees.scale(rates, pytrees.sub(mean, own))),
+        Payload(
+            pytrees.sub(trained, server.params),
+            pytrees.scale(rates, pytrees.sub(mean, client_state)),
+        ),
         mean,
-        seen,
+        diagnostics,
     )
 
 
 @named("scaffold.server")
-def _server(ctx, server, release, *, step, scale, warm):
-    moved = step(ctx, local.Server(server.params, server.optimizer), release.diff)
+def _server(context, server, release, *, step, scale, warm):
+    moved = step(context, local.Server(server.params, server.optimizer), release.diff)
     if warm is not None:
         still = local.Server(server.params, server.optimizer)
-        moved = pytrees.map(lambda old, new: jnp.where(ctx.round < warm, old, new), still, moved)
-    rates = scale(ctx.round)
+        moved = pytrees.map(
+            lambda old, new: jnp.where(context.round < warm, old, new), still, moved
+        )
+    rates = scale(context.round)
     return State(
         moved.params,
         moved.optimizer,
-        pytrees.axpy(ctx.cohort / ctx.clients / rates, release.control, server.control),
+        pytrees.axpy(context.cohort / context.clients / rates, release.control, server.control),
     )
 
 
@@ -72,16 +78,16 @@ def _rates(round_, *, lr, steps):
 
 
 def scaffold(
-    grad,
+    grad: Grad,
     *,
-    lr=0.1,
-    steps=10,
-    batch=without_replacement(8),
-    optimizer=optax.sgd,
-    server_lr=1.0,
-    server_optimizer=optax.sgd,
-    warm_rounds=None,
-):
+    lr: Rate = 0.1,
+    steps: int = 10,
+    batch: Batches = without_replacement(8),
+    optimizer: Optimizer = optax.sgd,
+    server_lr: Rate = 1.0,
+    server_optimizer: Optimizer = optax.sgd,
+    warm_rounds: Number | None = None,
+) -> Algorithm:
     """FedAvg with control variates: local steps follow gradient + c - c_i.
 
     The drift is added after clipping and noise.  A client's c_i becomes the mean of its (noisy)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from ..core import checks, pytrees
-from ..core.records import Array, Federation, Fn, Task
+from ..core.records import Array, Federation, Fn, Task, Tree
 
 __all__ = [
     "Dissimilarity",
@@ -65,7 +66,7 @@ class Gap(NamedTuple):
     local: np.ndarray  # [C] F_c*
 
 
-def client_weights(fed: Federation, weights="size") -> np.ndarray:
+def client_weights(fed: Federation, weights: str | ArrayLike = "size") -> np.ndarray:
     """p [C] with sum 1: "size" (rows of a client over all rows), "uniform" (1 / C), or numbers >= 0
     to normalise."""
     checks.kind("client_weights", Federation, "jfl.federate", fed=fed)
@@ -88,7 +89,9 @@ def client_weights(fed: Federation, weights="size") -> np.ndarray:
     return p / p.sum()
 
 
-def client_gradients(task, params, fed: Federation, *, l2=0.0, chunk: int | None = None):
+def client_gradients(
+    task: Task, params: Tree, fed: Federation, *, l2: float = 0.0, chunk: int | None = None
+) -> tuple:
     """The full gradient of each client's objective at `params`.
 
     Shapes:
@@ -125,7 +128,13 @@ def client_gradients(task, params, fed: Federation, *, l2=0.0, chunk: int | None
 
 
 def gradient_dissimilarity(
-    task, params, fed: Federation, weights="size", *, l2=0.0, chunk: int | None = None
+    task: Task,
+    params: Tree,
+    fed: Federation,
+    weights: str | ArrayLike = "size",
+    *,
+    l2: float = 0.0,
+    chunk: int | None = None,
 ) -> Dissimilarity:
     """How much client gradients differ at `params`.
 
@@ -152,7 +161,7 @@ def gradient_dissimilarity(
 
 
 def gradient_variance(
-    task, params, fed: Federation, *, batch: int | None = None, chunk: int | None = None
+    task: Task, params: Tree, fed: Federation, *, batch: int | None = None, chunk: int | None = None
 ) -> Array:
     """phi_c^2 [C]: the mean of ||gradient of a row - gradient of the client||^2 over a client's
     rows, at `params`.
@@ -207,8 +216,8 @@ def optimum(
     l2: float,
     client: int | None = None,
     *,
-    weights="size",
-    start=None,
+    weights: str | ArrayLike = "size",
+    start: Tree = None,
     tolerance: float = 1e-8,
     steps: int = 5000,
 ) -> Optimum:
@@ -247,7 +256,12 @@ def optimum(
 
 
 def objective_gap(
-    task: Task, fed: Federation, l2: float, *, weights="size", tolerance: float = 1e-8
+    task: Task,
+    fed: Federation,
+    l2: float,
+    *,
+    weights: str | ArrayLike = "size",
+    tolerance: float = 1e-8,
 ) -> Gap:
     """Gamma = F* - sum_c p_c F_c* >= 0, zero where one point is best for all clients; C + 1 convex
     problems.

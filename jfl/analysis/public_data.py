@@ -11,13 +11,18 @@ fixed clip, `jfl.clip_adaptive`, or a private estimate.
 Axes: p public rows.  A task may be a `core.Task` or a loss of one example.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks, pytrees
 from ..core.records import Batches, Fn, Rows, Task
 from ..privacy.mechanisms import haar_bands as haar
+from ..privacy.mechanisms.haar_bands import Bands
 from ..sampling.batches import gather
 
 __all__ = ["band_energies", "band_report", "gradient_norms", "median_norm", "update_norms"]
@@ -25,7 +30,9 @@ __all__ = ["band_energies", "band_report", "gradient_norms", "median_norm", "upd
 ROOM = 1 << 24  # floats that the gradients of a block may take
 
 
-def gradient_norms(task, params, x, y, *, microbatch: int | None = None):
+def gradient_norms(
+    task: Task, params: Any, x: ArrayLike, y: ArrayLike, *, microbatch: int | None = None
+) -> np.ndarray:
     """||gradient of a row||, over all leaves together.
 
     Shapes:
@@ -43,7 +50,13 @@ def gradient_norms(task, params, x, y, *, microbatch: int | None = None):
 
 
 def median_norm(
-    task, params, x, y, *, quantile: float = 0.5, microbatch: int | None = None
+    task: Task,
+    params: Any,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    quantile: float = 0.5,
+    microbatch: int | None = None,
 ) -> float:
     """The median, or another quantile, of the gradient norms: a clip norm, to be fixed before the
     private run.
@@ -78,7 +91,18 @@ def median_norm(
     )
 
 
-def update_norms(task, params, x, y, *, clients: int, steps: int, batch: Batches, lr, key):
+def update_norms(
+    task: Task,
+    params: Any,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    clients: int,
+    steps: int,
+    batch: Batches,
+    lr: ArrayLike | Callable,
+    key: jax.Array,
+) -> np.ndarray:
     """||model difference|| of each of `clients` made-up clients after plain local SGD, for a clip
     of whole updates.
 
@@ -118,7 +142,15 @@ def update_norms(task, params, x, y, *, clients: int, steps: int, batch: Batches
     return _updates(loss, params, x, y, batch, checks.scalar(lr), key, clients, steps)
 
 
-def band_energies(task, params, x, y, bands, *, microbatch: int | None = None):
+def band_energies(
+    task: Task,
+    params: Any,
+    x: ArrayLike,
+    y: ArrayLike,
+    bands: Bands,
+    *,
+    microbatch: int | None = None,
+) -> jax.Array:
     """The mean over rows of the energy of a row's gradient in each band; their sum is the mean of
     ||gradient||^2.
 
@@ -141,7 +173,7 @@ def band_energies(task, params, x, y, bands, *, microbatch: int | None = None):
     return _energies(loss, params, x, y, bands, microbatch)
 
 
-def band_report(energies, bands) -> list[dict]:
+def band_report(energies: ArrayLike, bands: Bands) -> list[dict]:
     """Whether noise that follows the bands would help: an entry for each block that is transformed
     on its own.
 

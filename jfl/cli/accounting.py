@@ -11,12 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core import checks
+from ..core.errors import NotAnalysable
 from ..core.records import Guarantee
 from ..privacy.accountants import events, pld, pld_compose, rdp, rdp_events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.entry_guarantees import overflowing
 from ..privacy.ledger import entries
 from ..privacy.ledger.entries import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
+from ..privacy.ledger.to_events import events_of
 from ..runs import config as configs
 from ..runs import record
 from ..runs.build import build
@@ -319,9 +321,9 @@ def worth_of(
         return found, None
     alike = lambda e: (
         (e.unit, e.adjacency, e.view) == (best["unit"], best["adjacency"], best["view"])
-        and e.implied == ("implied" in " ".join(best["caveats"]))
+        and e.implied == best["implied"]
     )
-    fit = [e for e in entries.entries(plan, rounds) if alike(e) and not (e.refusal or e.series)]
+    fit = [e for e in entries.entries(plan, rounds) if alike(e) and not (e.refusal or e.changes)]
     if not fit:
         return found, None
     # noise on uploads and on the release: the better one counts
@@ -333,12 +335,13 @@ def worth_of(
         1 + np.exp(first)
     )  # of the whole run, so of fewer rounds too
     worst = max(
-        entry.events(entry.z),
+        events_of(entry),
         key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0],
     )
-    return found, curve(
-        worst, rounds, left, Guarantee(**best | dict(caveats=tuple(best["caveats"])))
+    shown = Guarantee(
+        **{k: best[k] for k in Guarantee._fields} | dict(caveats=tuple(best["caveats"]))
     )
+    return found, curve(worst, rounds, left, shown)
 
 
 def solve_config(config: Config, over: str, target: float | None) -> tuple[Config, object]:
@@ -400,7 +403,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
     }
     if tightest.takes(one, rounds):
         # draws that repeat more often than is counted are paid for, as in `bounds`
-        counted, rare = rdp_events._multiplicities(one, delta / rounds / 100)
+        counted, rare = rdp_events.with_multiplicities(one, delta / rounds / 100)
         left = delta - rare * points
         renyi = points[:, None] * np.asarray(rdp_events.curve(counted, ORDERS))
         lines = {
@@ -415,7 +418,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
                 if delta >= tightest.FINEST
                 else {}
             ) | lines
-        except ValueError:  # numbers outside its range
+        except NotAnalysable:  # numbers outside its range
             pass
     mine = guarantee.method.split(",")[0]
     if mine in lines:

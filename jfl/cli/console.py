@@ -81,7 +81,7 @@ def caveats(guarantees) -> str:
 
 def claimed(guarantees) -> str:
     """What the paper says, for each view."""
-    once = lambda g: ", one round" if "one round" in g["method"] else ""
+    once = lambda g: ", one round" if g["rounds"] == 1 else ""
     return ", ".join(
         f"{g['epsilon']:.4g} ({g['view'].replace('_', ' ')}{once(g)})"
         for g in guarantees
@@ -140,9 +140,7 @@ def demo(title, lines, notes):
     """The lines of the demo, a row for each of their guarantees."""
     rows, private = [], []
     for line in lines:
-        shown = [g for g in line["guarantees"] if "implied" not in " ".join(g["caveats"])] or line[
-            "guarantees"
-        ]
+        shown = [g for g in line["guarantees"] if not g["implied"]] or line["guarantees"]
         first = (line["name"], record.plus_minus(*record.interval(line["accuracy"]), digits=3))
         for i, g in enumerate(shown):
             rows.append(

@@ -27,14 +27,14 @@ MODULES = {
     "jfl.check": "jfl.core.checks",
     "jfl.checkpoint": "jfl.runs.checkpoint",
     "jfl.cluster": "jfl.runs.on_ray",
-    "jfl.collected": "jfl.report.collected",
+    "jfl.collected": "jfl.report.results",
     "jfl.commands": "jfl.cli.runs",
-    "jfl.comparison": "jfl.report.comparison",
+    "jfl.comparison": "jfl.report.sections",
     "jfl.config": "jfl.runs.config",
     "jfl.console": "jfl.cli.console",
     "jfl.corrupt": "jfl.data.corruption",
     "jfl.data.corrupt": "jfl.data.corruption",
-    "jfl.data.deal": "jfl.data.assignment",
+    "jfl.data.deal": "jfl.data.partition",
     "jfl.data.population": "jfl.data.host_rows",
     "jfl.data.prepared": "jfl.data.tfds",
     "jfl.transform": "jfl.data.transforms",
@@ -54,7 +54,7 @@ MODULES = {
     "jfl.mesh": "jfl.engine.devices",
     "jfl.metrics": "jfl.engine.metrics",
     "jfl.page": "jfl.report.page",
-    "jfl.panels": "jfl.report.panels",
+    "jfl.panels": "jfl.report.plots",
     "jfl.papers.chen2024_theory": "jfl.papers.chen2024.theory",
     "jfl.papers.li2025_theory": "jfl.papers.li2025.theory",
     "jfl.papers.noble2022_gaps": "jfl.papers.noble2022.gaps",
@@ -98,7 +98,7 @@ MODULES = {
     "jfl.rules": "jfl.gradients.ghost_rules",
     "jfl.sections": "jfl.report.sections",
     "jfl.simulate": "jfl.engine.simulate",
-    "jfl.sources": "jfl.report.sources",
+    "jfl.sources": "jfl.report.read",
     "jfl.stream": "jfl.engine.host_feed",
     "jfl.sweep": "jfl.engine.sweep",
     "jfl.sweeps": "jfl.runs.sweep",
@@ -106,6 +106,11 @@ MODULES = {
     "jfl.taps": "jfl.gradients.ghost",
     "jfl.train": "jfl.runs.train",
     "jfl.tree": "jfl.core.pytrees",
+}
+
+# functions that moved: where they were, and the module that holds them now
+FUNCTIONS = {
+    ("jfl.schedules", "impact"): "jfl.sampling.weights",
 }
 
 
@@ -138,6 +143,18 @@ def member(package: str, name: str):
         raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
     _warn(f"{package}.{name}", f"{MEMBERS[package]}.{name}", 4)
     return value
+
+
+def moved(module: str, name: str):
+    """What `module.name` was, from the module that holds it now.
+
+    Raises:
+        AttributeError: for a name that did not move.
+    """
+    if (module, name) not in FUNCTIONS:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    _warn(f"{module}.{name}", f"{FUNCTIONS[module, name]}.{name}", 4)
+    return getattr(importlib.import_module(FUNCTIONS[module, name]), name)
 
 
 class _Loader(importlib.abc.Loader):

@@ -42,6 +42,8 @@ from .records import Federation, Fn, Plan
 NOT_PART = {
     "Plan": ("chunk", "mesh"),
     "Grad": ("microbatch", "path"),
+    # said of the algorithm for `plan`; what it does is in its functions
+    "Algorithm": ("uploads", "checks_its_solve"),
     "Sampler": ("capacity",),  # an overflow voids the run: no cap is part of a mechanism
     "Responders": ("capacity",),
     "sampling.poisson": ("capacity",),

@@ -142,11 +142,10 @@ def stage(self) -> str:
     if self.role == "noise":
         level = "std=" * self.absolute + _level(self.noise)
         return f"{self.name}({level}{', shape=...' if self.shape is not None else ''})"
-    if self.name.startswith("divide_by_"):
-        return f'divide("{self.name.removeprefix("divide_by_")}")'
-    if self.name in ("bounded", "prox_erm"):
-        reason = "upload" if self.name == "bounded" else self.name
-        return f'bounded({_level(self.bound.data["value"])}, "{reason}")'
+    if self.divisor in ("size", "weight"):
+        return f'divide("{self.divisor}")'
+    if self.declared:
+        return f'bounded({_level(self.bound.data["value"])}, "{self.declared}")'
     held = [] if self.state is None else [value(self.state)]
     for f in (self.bound or self.apply,):
         held += [] if f is None or held else [_level(v) for v in f.data.values()]

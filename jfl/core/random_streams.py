@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from . import hashing
+from .threefry import compact
 
 
 class Stream(enum.IntEnum):
@@ -48,4 +49,4 @@ def noise_words(identity, history, attempt):
 
 def noise_base(key, words):
     """The key all noise of a run descends from: of its own key and noise_words."""
-    return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
+    return jax.random.fold_in(jax.random.fold_in(compact(key), words[0]), words[1])

@@ -24,12 +24,12 @@ Key = jax.Array
 Tree = Any
 
 
-def static(**options):
+def static(**options: Any) -> Any:
     """A dataclass field that belongs to the structure of a record, not to its data."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
-def record(cls):
+def record(cls: type) -> type:
     """Class decorator: a frozen dataclass that is a pytree, and prints without its arrays."""
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = printing.record
@@ -39,7 +39,7 @@ def record(cls):
 NAMED: dict = {}  # registered names -> where their function or class was written
 
 
-def named(name: str):
+def named(name: str) -> Callable:
     """Give a function or class the name by which the identity of a plan knows it, in place of its
     source.
 
@@ -299,6 +299,9 @@ class Algorithm:
     releases: tuple = ()  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
+    uploads: str = static(default="difference")  # of models; "model": the mean needs all weights
+    # the bound of the mechanism in a client may be declared "prox_erm": the client checks its solve
+    checks_its_solve: bool = static(default=False)
     __repr__ = printing.algorithm
 
 
@@ -404,6 +407,35 @@ class Metrics:
     __repr__ = printing.metrics
 
 
+class Caveat(str):
+    """A sentence that belongs beside an epsilon, and a code by which programs know it.
+
+    Args:
+        text: the sentence: what `str` gives, what reports print.
+        code: what kind of caveat it is; it stays when the sentence is worded anew.
+
+    Example:
+        >>> once = Caveat("the server sees every upload", "every-upload")
+        >>> once, once.code
+        ('the server sees every upload', 'every-upload')
+    """
+
+    code: str
+
+    def __new__(cls, text: str, code: str):
+        caveat = super().__new__(cls, text)
+        caveat.code = code
+        return caveat
+
+    def __getnewargs__(self):
+        return str(self), self.code
+
+
+def code_of(caveat: str) -> str:
+    """The code of a caveat; "" for a sentence without one."""
+    return getattr(caveat, "code", "")
+
+
 class Guarantee(NamedTuple):
     """An epsilon is never a bare float.  All fields are plain Python values."""
 
@@ -414,7 +446,9 @@ class Guarantee(NamedTuple):
     view: str  # server | third_party
     method: str  # which bound gave the number
     status: str = "proved"  # proved | claimed | audited | conditional | descriptive
-    caveats: tuple = ()
+    caveats: tuple = ()  # sentences, most of them a `Caveat`
+    implied: bool = False  # it follows from the guarantee of another unit
+    rounds: int | None = None  # that it covers; None: all that were asked for
 
     def __str__(self):
         none = self.epsilon == float("inf") and self.status == "proved"

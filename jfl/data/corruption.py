@@ -12,6 +12,7 @@ Axes: n rows, C clients.  Host only, NumPy; imports jfl.core.checks, jfl.core an
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +28,13 @@ ROOM = 1 << 22  # draws held at once
 
 
 def salt_and_pepper(
-    fed: Federation, density, *, seed: int = 0, low=None, high=None, held_out: bool = False
+    fed: Federation,
+    density: Sequence[float] | float,
+    *,
+    seed: int = 0,
+    low: float | None = None,
+    high: float | None = None,
+    held_out: bool = False,
 ) -> Federation:
     """Each pixel becomes `low` or `high`, half each, with probability `density`; the others stay.
 
@@ -89,7 +96,9 @@ def salt_and_pepper(
     return dataclasses.replace(fed, x=own(jnp.array(x)))
 
 
-def label_noise(fed: Federation, share, *, seed: int = 0, held_out: bool = False) -> Federation:
+def label_noise(
+    fed: Federation, share: Sequence[float] | float, *, seed: int = 0, held_out: bool = False
+) -> Federation:
     """Each label becomes one of the other classes, all equally likely, with probability `share`;
     rows stay.
 

@@ -5,9 +5,12 @@ tensorflow_datasets are imported by the functions that read them.  A new dataset
 one name in `__all__`.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
 from . import adult as uci
@@ -47,7 +50,14 @@ class Dataset(NamedTuple):
     caveats: tuple = ()
 
 
-def arrays(x, y, x_test, y_test, classes: int | None = None, name: str = "arrays") -> Dataset:
+def arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    x_test: ArrayLike,
+    y_test: ArrayLike,
+    classes: int | None = None,
+    name: str = "arrays",
+) -> Dataset:
     """Your own arrays.
 
     Shapes:
@@ -65,7 +75,7 @@ def arrays(x, y, x_test, y_test, classes: int | None = None, name: str = "arrays
         >>> arrays([[0.0], [1.0]], [0, 1], [[0.5]], [1]).classes
         2
     """
-    return _dataset(f"datasets.arrays({name!r})", x, y, x_test, y_test, classes, name)
+    return make_dataset(f"datasets.arrays({name!r})", x, y, x_test, y_test, classes, name)
 
 
 def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
@@ -103,10 +113,12 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
             "Take 0.2.",
         )
     x = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
-    return _dataset("datasets.digits", x[~test], labels[~test], x[test], labels[test], 10, "digits")
+    return make_dataset(
+        "datasets.digits", x[~test], labels[~test], x[test], labels[test], 10, "digits"
+    )
 
 
-def mnist(data_dir=None, download: bool = False) -> Dataset:
+def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
 
     Read from data prepared by tensorflow_datasets, without TensorFlow, and decoded once: later
@@ -125,13 +137,15 @@ def mnist(data_dir=None, download: bool = False) -> Dataset:
     return _prepared("mnist", data_dir, download)
 
 
-def fashion_mnist(data_dir=None, download: bool = False) -> Dataset:
+def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """Fashion-MNIST: shapes, places and errors as `mnist`.  Source: Xiao, Rasul and Vollgraf,
     arXiv:1708.07747."""
     return _prepared("fashion_mnist", data_dir, download)
 
 
-def emnist(split: str = "balanced", data_dir=None, download: bool = False) -> Dataset:
+def emnist(
+    split: str = "balanced", data_dir: str | Path | None = None, download: bool = False
+) -> Dataset:
     """EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; places and errors as `mnist`.
 
     Classes  balanced 47, byclass 62, bymerge 47, digits 10, letters 26 (a is 0), mnist 10.
@@ -155,7 +169,7 @@ def emnist(split: str = "balanced", data_dir=None, download: bool = False) -> Da
     return data
 
 
-def cifar10(data_dir=None, download: bool = False) -> Dataset:
+def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; places and errors as `mnist`.
 
     References:
@@ -164,7 +178,7 @@ def cifar10(data_dir=None, download: bool = False) -> Dataset:
     return _prepared("cifar10", data_dir, download)
 
 
-def svhn(data_dir=None, download: bool = False) -> Dataset:
+def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """Street view house numbers, cropped: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows; label 0
     is the digit 0.
 
@@ -174,7 +188,7 @@ def svhn(data_dir=None, download: bool = False) -> Dataset:
     return _prepared("svhn_cropped", data_dir, download)
 
 
-def adult(data_dir=None, download: bool = False) -> Dataset:
+def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """UCI Adult: does a person earn more than 50,000 dollars?  x [32561, 105], 16,281 test rows, 2
     classes.
 
@@ -197,14 +211,16 @@ def adult(data_dir=None, download: bool = False) -> Dataset:
     References:
         Becker and Kohavi, UCI repository, 1996.
     """
-    return _dataset("datasets.adult", *uci.read("datasets.adult", data_dir, download), 2, "adult")
+    return make_dataset(
+        "datasets.adult", *uci.read("datasets.adult", data_dir, download), 2, "adult"
+    )
 
 
 def synthetic(
     alpha: float = 0.0,
     beta: float = 0.0,
     clients: int = 100,
-    rows=5000,
+    rows: int | Sequence[int] = 5000,
     *,
     features: int = 40,
     classes: int = 10,
@@ -276,18 +292,34 @@ def synthetic(
         seed,
     )
     name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
-    return _dataset("datasets.synthetic", *values, int(classes), name)._replace(owners=owners)
+    return make_dataset("datasets.synthetic", *values, int(classes), name)._replace(owners=owners)
 
 
 # Checks: every dataset passes here, whoever made it.
 
 
-def _dataset(where, x, y, x_test, y_test, classes, name, digest=None) -> Dataset:
-    x, y, x_test, y_test, classes = _checked(where, x, y, x_test, y_test, classes)
+def make_dataset(
+    where: str,
+    x: ArrayLike,
+    y: ArrayLike,
+    x_test: ArrayLike,
+    y_test: ArrayLike,
+    classes: int | None,
+    name: str,
+    digest: str | None = None,
+) -> Dataset:
+    x, y, x_test, y_test, classes = checked_arrays(where, x, y, x_test, y_test, classes)
     return Dataset(x, y, x_test, y_test, classes, name, digest or tfds.digest(x, y, x_test, y_test))
 
 
-def _checked(where, x, y, x_test, y_test, classes):
+def checked_arrays(
+    where: str,
+    x: ArrayLike,
+    y: ArrayLike,
+    x_test: ArrayLike,
+    y_test: ArrayLike,
+    classes: int | None,
+) -> tuple:
     """The five in their final types, or a ValueError that names the first bad row."""
     if classes is not None:
         checks.whole(
@@ -392,7 +424,7 @@ def _prepared(name, data_dir, download) -> Dataset:
     x, x_test = (stored[key].astype(np.float32) for key in ("x", "x_test"))
     x /= 255
     x_test /= 255
-    return _dataset(
+    return make_dataset(
         where, x, stored["y"], x_test, stored["y_test"], int(stored["classes"]), name, checksum
     )
 

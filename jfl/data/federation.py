@@ -5,20 +5,28 @@ Axes: n rows, m test rows, C clients, N and Nt slots.  Imports jfl.core, jfl.cor
 neighbours.
 """
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks
 from ..core.hashing import own
 from ..core.records import Federation
-from .datasets import Dataset, _checked
+from .datasets import Dataset, checked_arrays
 from .partition import Partition, natural
 from .tfds import digest
 
 __all__ = ["checksum", "describe", "federate"]
 
 
-def federate(dataset, partition, *, holdout: float = 0.0, test=None) -> Federation:
+def federate(
+    dataset: Dataset | Sequence,
+    partition: Partition | Sequence,
+    *,
+    holdout: float = 0.0,
+    test: Sequence | None = None,
+) -> Federation:
     """The rows of `dataset`, owned as `partition` says.
 
     Args:
@@ -115,7 +123,7 @@ def checksum(fed: Federation) -> str:
     )[:16]
 
 
-def describe(fed: Federation, partition=None) -> dict:
+def describe(fed: Federation, partition: Partition | None = None) -> dict:
     """Facts for the manifest, as plain Python values.
 
     rows are training rows with an owner, slots the index entries they are stored in.  label_spread
@@ -180,7 +188,7 @@ def _parts(dataset, test):
             got,
             "See jfl.datasets.arrays.",
         )
-    return _checked(where, *values[:2], *(values[2:] if test is None else test), classes)
+    return checked_arrays(where, *values[:2], *(values[2:] if test is None else test), classes)
 
 
 def _owned(rows, n):

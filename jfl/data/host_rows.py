@@ -5,6 +5,8 @@ Axes: n rows, C clients, N slots of the largest client, K slots of a cohort.
 """
 
 import mmap
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from ..core import checks
 from ..core.hashing import Rows, own
 from ..core.records import Federation
-from .datasets import _checked
+from .datasets import checked_arrays
 
 BLOCK = 2**22  # numbers read at once when all are looked at
 CHANGED = "Rows must stay as they were when the population was made: begin again."
@@ -20,14 +22,14 @@ __all__ = ["population"]
 
 
 def population(
-    rows,
-    sizes,
+    rows: Any,
+    sizes: Sequence[int] | np.ndarray,
     *,
-    test,
-    order=None,
+    test: Sequence,
+    order: Sequence[int] | np.ndarray | None = None,
     classes: int | None = None,
-    fields=("image", "label"),
-    prepare=None,
+    fields: Sequence[str] = ("image", "label"),
+    prepare: Callable | None = None,
     caveats: tuple = (),
 ) -> Federation:
     """A federation whose rows stay where they are: `jfl.simulate` fetches those of each cohort
@@ -101,7 +103,7 @@ def population(
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     host = Population(read, offsets, order, int(sizes.max()), arrays, None, None)
     host, classes, identity, like = _looked_at(host, n, test, classes, where)
-    x_test, y_test = _checked(where, *like, *test, classes)[2:4]
+    x_test, y_test = checked_arrays(where, *like, *test, classes)[2:4]
     host.identity, host.shape, host.classes = identity, like[0].shape[1:], classes
     size = jnp.asarray(sizes.astype(np.int32))
     blank = (
@@ -250,7 +252,9 @@ def _looked_at(host, n, test, classes, where):
             else max(int(y.max(initial=0)), most) + 1
         )
         try:
-            x, y, *_, found = _checked(f"{where}, rows from {first} on", x, y, x[:1], y[:1], likely)
+            x, y, *_, found = checked_arrays(
+                f"{where}, rows from {first} on", x, y, x[:1], y[:1], likely
+            )
         except ValueError:
             host.forget()
             raise

@@ -1,20 +1,22 @@
 """Partitions: which rows belong to which client.  A partition is made first and applied to the
 labels later.
 
-Axes: n rows, C clients.  Host only (NumPy Generator); imports jfl.core.checks and its neighbour
-deal.  Every partition here depends on the labels and its seed alone and gives no row to two
-clients; `labels`, `similarity` and `sizes` may leave rows that nobody owns, the others use every
-row.  A new one is a factory here and a function in `deal`.
+Axes: n rows, C clients.  Host only (NumPy Generator).  Every partition depends on the labels and
+its seed alone, and gives no row to two clients.  `labels`, `similarity` and `sizes` may leave rows
+without an owner; the others use every row.
+
+To add one, write a factory, and below it its function (labels [n], C, Generator, options) -> rows
+of each client, and a note for the manifest ("": nothing to say).
 """
 
 import dataclasses
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from ..core import checks
-from . import assignment
 
 # those that a config can name; `sizes` takes a number for each client
 __all__ = ["dirichlet", "iid", "labels", "natural", "power_law", "shards", "similarity"]
@@ -78,7 +80,11 @@ def iid(clients: int, seed: int = 0) -> Partition:
     >>> [len(rows) for rows in iid(3)([0, 1, 0, 1, 0, 1, 0])]
     [3, 2, 2]
     """
-    return _partition("iid", clients, seed, partial(assignment.iid))
+    return _partition("iid", clients, seed, partial(_split_iid))
+
+
+def _split_iid(labels, clients, rng):
+    return np.array_split(rng.permutation(len(labels)), clients), ""
 
 
 def dirichlet(
@@ -125,12 +131,71 @@ def dirichlet(
         clients,
         seed,
         partial(
-            assignment.dirichlet,
+            _split_dirichlet,
             alpha=float(alpha),
             min_rows=int(min_rows),
             balanced=bool(balanced),
         ),
     )
+
+
+def _split_dirichlet(labels, clients, rng, *, alpha, min_rows, balanced):
+    _check_enough_rows("dirichlet", len(labels), clients, min_rows)
+    by_class = [rng.permutation(rows) for rows in _rows_by_class("dirichlet", labels)]
+    if balanced:
+        return _balanced_dirichlet(by_class, clients, alpha, rng), ""
+    rows = [[] for _ in range(clients)]
+    for members in by_class:
+        share = np.minimum(np.cumsum(rng.dirichlet(np.full(clients, alpha))), 1)
+        # One random offset a class makes the expected rows of everybody exact; floor alone favours
+        # the last client, rounding starves the first and the last.
+        cuts = np.floor(share[:-1] * len(members) + rng.random()).astype(int)
+        for client, part in enumerate(np.split(members, cuts)):
+            rows[client].append(part)
+    rows = [rng.permutation(np.concatenate(parts)).tolist() for parts in rows]
+    moved = _fill_up(rows, min_rows)
+    note = (
+        f"{moved} of {len(labels)} rows moved so that every client has {min_rows}" if moved else ""
+    )
+    return [np.array(part, int) for part in rows], note
+
+
+def _fill_up(rows, least) -> int:
+    """Move single rows from the largest clients to those below `least`, in place; how many were
+    moved.
+
+    Rows are in random order inside a client, so the last is a random one.  The largest has more
+    than `least` as long as anyone has less, because the mean is at least `least`.
+    """
+    moved, largest = 0, [(-len(part), client) for client, part in enumerate(rows)]
+    heapq.heapify(largest)
+    for poor in rows:
+        while len(poor) < least:
+            size, client = heapq.heappop(largest)
+            poor.append(rows[client].pop())
+            heapq.heappush(largest, (size + 1, client))
+            moved += 1
+    return moved
+
+
+def _balanced_dirichlet(by_class, clients, alpha, rng):
+    left = np.array([len(members) for members in by_class])
+    total, start = left.sum(), [0] * len(left)
+    prior = alpha * len(left) * left / total
+    rows = [None] * clients
+    sizes = np.full(clients, total // clients) + (np.arange(clients) < total % clients)
+    for client in rng.permutation(clients):
+        mixture, take = rng.dirichlet(prior), np.zeros(len(left), int)
+        while (need := sizes[client] - take.sum()) > 0:
+            open_ = np.where(left > take, mixture, 0)
+            if not open_.sum() > 0:  # its classes are used up: it takes what is there
+                open_ = (left - take).astype(float)
+            take = np.minimum(take + rng.multinomial(need, open_ / open_.sum()), left)
+        rows[client] = np.concatenate(
+            [m[s : s + t] for m, s, t in zip(by_class, start, take, strict=True)]
+        )
+        start, left = [s + t for s, t in zip(start, take, strict=True)], left - take
+    return rows
 
 
 def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partition:
@@ -160,8 +225,60 @@ def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partitio
         "shards",
         clients,
         seed,
-        partial(assignment.shards, classes_per_client=int(classes_per_client)),
+        partial(_split_shards, classes_per_client=int(classes_per_client)),
     )
+
+
+def _split_shards(labels, clients, rng, *, classes_per_client):
+    by_class = [rng.permutation(rows) for rows in _rows_by_class("shards", labels)]
+    counts = _shard_counts(
+        np.array([len(members) for members in by_class]), clients, classes_per_client
+    )
+    rows, room = [[] for _ in range(clients)], np.full(clients, classes_per_client)
+    for which in rng.permutation(len(by_class)):
+        # Those with most room first, ties at random: a deal that always ends with every client
+        # full.
+        owners = np.lexsort((rng.random(clients), -room))[: counts[which]]
+        room[owners] -= 1
+        for client, part in zip(owners, np.array_split(by_class[which], len(owners)), strict=True):
+            rows[client].append(part)
+    return [np.concatenate(parts) for parts in rows], ""
+
+
+def _shard_counts(sizes, clients, per_client):
+    """Shards of each class: at least one, at most one a client or a row, the largest shard cut
+    first."""
+    total, most = clients * per_client, np.minimum(sizes, clients)
+    if per_client > len(sizes):
+        checks.fail(
+            "partition.shards",
+            "classes_per_client <= number of classes",
+            f"classes_per_client={per_client} for {len(sizes)} classes",
+        )
+    if total < len(sizes):
+        checks.fail(
+            "partition.shards",
+            "a shard for every class, so that every row has an owner",
+            f"{clients} clients * {per_client} classes = {total} shards for {len(sizes)} classes",
+            "Raise clients or classes_per_client.",
+        )
+    if total > most.sum():
+        checks.fail(
+            "partition.shards",
+            "enough rows of each class to cut",
+            f"{total} shards wanted, {most.sum()} possible",
+            "Lower clients or classes_per_client.",
+        )
+    counts = np.ones(len(sizes), int)
+    queue = [(-size, which) for which, size in enumerate(sizes)]
+    heapq.heapify(queue)
+    for _ in range(total - len(sizes)):
+        while counts[queue[0][1]] >= most[queue[0][1]]:
+            heapq.heappop(queue)
+        which = queue[0][1]
+        counts[which] += 1
+        heapq.heapreplace(queue, (-sizes[which] / counts[which], which))
+    return counts
 
 
 def labels(
@@ -220,13 +337,192 @@ def labels(
         clients,
         seed,
         partial(
-            assignment.labelled,
+            _split_labels,
             classes_per_client=int(classes_per_client),
             rows=None if rows is None else int(rows),
             exponent=float(exponent),
             min_rows=int(least),
         ),
     )
+
+
+def _split_labels(labels, clients, rng, *, classes_per_client, rows, exponent, min_rows):
+    total = len(labels) if rows is None else rows * clients
+    _check_enough_rows(
+        "labels",
+        len(labels),
+        clients,
+        min_rows if rows is None else rows,
+        "min_rows" if rows is None else "rows",
+    )
+    by_class = [rng.permutation(members) for members in _rows_by_class("labels", labels)]
+    sizes = rng.permutation(floored(total, np.arange(1, clients + 1) ** -exponent, min_rows)[0])
+    return _rows_of_classes("labels", by_class, sizes, classes_per_client, rng)
+
+
+def sizes(
+    rows: Sequence[int], *, classes_per_client: int | None = None, seed: int = 0
+) -> Partition:
+    """Client c gets exactly rows[c] rows: dealt at random, or of exactly `classes_per_client`
+    classes.
+
+    Split    None: iid.  A number: classes are drawn, and filled in parts as equal as the data
+    allow, as in `labels`.
+             Rows that remain have no owner, and the note says how many.
+
+    Units:
+        rows: a whole number for each client, at least classes_per_client.
+
+    Raises:
+        ValueError: if the rows are too few, or if 20 deals do not fit the classes.
+
+    References:
+        Talaei and Izadi, 2024, section on experiments: sizes([50] * 20 + [120] * 20 + [271] * 20),
+        and sizes([150] * 60, classes_per_client=...), which they leave open.
+
+    Example:
+        >>> [len(rows) for rows in sizes([2, 3, 1])([0, 1, 0, 1, 0, 1, 0])]
+        [2, 3, 1]
+    """
+    if (
+        isinstance(rows, str)
+        or checks.array("partition.sizes", "rows", rows).ndim != 1
+        or not len(rows)
+    ):
+        checks.fail(
+            "partition.sizes",
+            "rows, a whole number for each client",
+            f"rows={rows!r}",
+            "Give [150] * 60.",
+        )
+    least = 1
+    if classes_per_client is not None:
+        checks.whole("partition.sizes", classes_per_client=classes_per_client)
+        least = classes_per_client = int(classes_per_client)
+    for client, count in enumerate(rows):
+        checks.whole(
+            "partition.sizes",
+            "A client needs a row of each of its classes.",
+            least=least,
+            **{f"rows[{client}]": count},
+        )
+    return _partition(
+        "sizes",
+        len(rows),
+        seed,
+        partial(
+            _split_sizes,
+            rows=tuple(int(count) for count in rows),
+            classes_per_client=classes_per_client,
+        ),
+    )
+
+
+def _split_sizes(labels, clients, rng, *, rows, classes_per_client):
+    if sum(rows) > len(labels):
+        checks.fail(
+            "partition.sizes",
+            f"sum of rows <= {len(labels)} rows of the data",
+            sum(rows),
+            "Lower rows, or take fewer clients.",
+        )
+    if classes_per_client is not None:
+        by_class = [rng.permutation(members) for members in _rows_by_class("sizes", labels)]
+        return _rows_of_classes("sizes", by_class, np.array(rows), classes_per_client, rng)
+    return np.split(rng.permutation(len(labels)), np.cumsum(rows))[:-1], _note_on_unowned(
+        len(labels), sum(rows)
+    )
+
+
+def _rows_of_classes(name, by_class, sizes, per_client, rng):
+    """Clients of given sizes with rows of exactly `per_client` classes each."""
+    available, clients = np.array([len(members) for members in by_class]), len(sizes)
+    if per_client > len(available):
+        checks.fail(
+            f"partition.{name}",
+            "classes_per_client <= number of classes",
+            f"classes_per_client={per_client} for {len(available)} classes",
+        )
+    for _ in range(20):
+        take = _fit_to_classes(_draw_classes(sizes, available, per_client, rng), available)
+        if take is not None:
+            break
+    else:
+        checks.fail(
+            f"partition.{name}",
+            f"classes that fill {clients} clients of {sizes.min()} to {sizes.max()} rows with "
+            f"exactly {per_client} of them each",
+            f"classes of {available.min()} to {available.max()} rows, and 20 deals that do not fit",
+            (
+                "Lower rows (a remainder helps) or clients, make sizes more alike, or raise "
+                "classes_per_client."
+            ),
+        )
+    cuts = [
+        np.split(members, np.cumsum(part)) for members, part in zip(by_class, take.T, strict=True)
+    ]
+    return (
+        [np.concatenate([parts[client] for parts in cuts]) for client in range(clients)],
+        _note_on_unowned(available.sum(), sizes.sum()),
+    )
+
+
+def _draw_classes(sizes, available, per_client, rng):
+    """Rows of each class for each client [C, classes]: equal parts of its classes, which may be
+    more than there are."""
+    take, left = np.zeros((len(sizes), len(available)), int), available.astype(float)
+    for client in np.argsort(-sizes, kind="stable"):
+        part = -(-sizes[client] // per_client)
+        fits = left >= part
+        if fits.sum() >= per_client:
+            chosen = rng.choice(
+                len(available),
+                per_client,
+                replace=False,
+                p=np.where(fits, left, 0) / left[fits].sum(),
+            )
+        else:
+            chosen = np.argsort(-left, kind="stable")[:per_client]
+        take[client, chosen] = sizes[client] // per_client + (
+            np.arange(per_client) < sizes[client] % per_client
+        )
+        left -= take[client]
+    return take
+
+
+def _fit_to_classes(take, available):
+    """Move rows inside clients, from classes drawn too often to classes with rows left; None where
+    that is impossible.
+
+    Each move follows the shortest path over classes that share a client with two rows to give, so
+    no client changes its size or loses a class.
+    """
+    take, excess = take.copy(), take.sum(0) - available
+    while (excess > 0).any():
+        source = int(excess.argmax())
+        reached_from, queue = {source: None}, [source]  # class -> (class before it, client)
+        for label in queue:
+            for client in np.flatnonzero(take[:, label] > 1):
+                for neighbour in np.flatnonzero(take[client]):
+                    if int(neighbour) not in reached_from:
+                        reached_from[int(neighbour)] = label, int(client)
+                        queue.append(int(neighbour))
+        classes_with_room = [label for label in queue if excess[label] < 0]
+        if not classes_with_room:
+            return None
+        target = classes_with_room[0]
+        path, label = [], target
+        while reached_from[label] is not None:
+            before, client = reached_from[label]
+            path.append((client, before, label))
+            label = before
+        spare = [take[client, old] - 1 for client, old, _ in path]
+        moved = min(*spare, excess[source], -excess[target])
+        for client, old, new in path:
+            take[client, old] -= moved
+            take[client, new] += moved
+        excess = take.sum(0) - available
+    return take
 
 
 def power_law(clients: int, exponent: float = 1.0, min_rows: int = 1, seed: int = 0) -> Partition:
@@ -251,8 +547,15 @@ def power_law(clients: int, exponent: float = 1.0, min_rows: int = 1, seed: int 
         "power_law",
         clients,
         seed,
-        partial(assignment.power_law, exponent=float(exponent), min_rows=int(min_rows)),
+        partial(_split_power_law, exponent=float(exponent), min_rows=int(min_rows)),
     )
+
+
+def _split_power_law(labels, clients, rng, *, exponent, min_rows):
+    _check_enough_rows("power_law", len(labels), clients, min_rows)
+    sizes, floor = floored(len(labels), np.arange(1, clients + 1) ** -exponent, min_rows)
+    rows = np.split(rng.permutation(len(labels)), np.cumsum(rng.permutation(sizes))[:-1])
+    return rows, f"{floor} of {clients} clients raised to min_rows = {min_rows}" if floor else ""
 
 
 def similarity(
@@ -302,7 +605,7 @@ def similarity(
         clients,
         seed,
         partial(
-            assignment.similarity,
+            _split_similarity,
             share=float(share),
             by=by,
             rows=None if rows is None else int(rows),
@@ -310,63 +613,48 @@ def similarity(
     )
 
 
-def sizes(rows, *, classes_per_client: int | None = None, seed: int = 0) -> Partition:
-    """Client c gets exactly rows[c] rows: dealt at random, or of exactly `classes_per_client`
-    classes.
-
-    Split    None: iid.  A number: classes are drawn, and filled in parts as equal as the data
-    allow, as in `labels`.
-             Rows that remain have no owner, and the note says how many.
-
-    Units:
-        rows: a whole number for each client, at least classes_per_client.
-
-    Raises:
-        ValueError: if the rows are too few, or if 20 deals do not fit the classes.
-
-    References:
-        Talaei and Izadi, 2024, section on experiments: sizes([50] * 20 + [120] * 20 + [271] * 20),
-        and sizes([150] * 60, classes_per_client=...), which they leave open.
-
-    Example:
-        >>> [len(rows) for rows in sizes([2, 3, 1])([0, 1, 0, 1, 0, 1, 0])]
-        [2, 3, 1]
-    """
-    if (
-        isinstance(rows, str)
-        or checks.array("partition.sizes", "rows", rows).ndim != 1
-        or not len(rows)
-    ):
-        checks.fail(
-            "partition.sizes",
-            "rows, a whole number for each client",
-            f"rows={rows!r}",
-            "Give [150] * 60.",
-        )
-    least = 1
-    if classes_per_client is not None:
-        checks.whole("partition.sizes", classes_per_client=classes_per_client)
-        least = classes_per_client = int(classes_per_client)
-    for client, count in enumerate(rows):
-        checks.whole(
-            "partition.sizes",
-            "A client needs a row of each of its classes.",
-            least=least,
-            **{f"rows[{client}]": count},
-        )
-    return _partition(
-        "sizes",
-        len(rows),
-        seed,
-        partial(
-            assignment.sized,
-            rows=tuple(int(count) for count in rows),
-            classes_per_client=classes_per_client,
-        ),
+def _split_similarity(labels, clients, rng, *, share, rows, by):
+    if rows is not None:
+        _check_enough_rows("similarity", len(labels), clients, rows, "rows")
+    total = len(labels) if rows is None else rows * clients
+    sizes = total // clients + (np.arange(clients) < total % clients)
+    by_class = _rows_by_class("similarity", labels)
+    # first the share that is dealt from all rows
+    mixed_sizes = np.round(share * sizes).astype(int)
+    kind_sizes = sizes - mixed_sizes
+    order = rng.permutation(len(labels))
+    mixed = np.split(order[: mixed_sizes.sum()], np.cumsum(mixed_sizes)[:-1])
+    rest = order[mixed_sizes.sum() :]
+    if by == "sorted":
+        rest = rest[: kind_sizes.sum()]
+        pieces = np.split(rest[np.argsort(labels[rest], kind="stable")], np.cumsum(kind_sizes)[:-1])
+        return [np.concatenate(parts) for parts in zip(mixed, pieces, strict=True)], ""
+    is_free = np.zeros(len(labels), bool)
+    is_free[rest] = True
+    of_class, remainders = [None] * clients, []
+    for label, members in enumerate(by_class):
+        members = rng.permutation(members[is_free[members]])
+        takers = np.arange(label, clients, len(by_class))
+        counts = kind_sizes[takers]
+        if counts.sum() > len(members):  # the class runs dry: equal parts of it
+            counts = len(members) // len(takers) + (
+                np.arange(len(takers)) < len(members) % len(takers)
+            )
+        for client, part in zip(takers, np.split(members, np.cumsum(counts))[:-1], strict=True):
+            of_class[client] = part
+        remainders.append(members[counts.sum() :])
+    missing = kind_sizes - [len(part) for part in of_class]
+    fill = rng.permutation(np.concatenate(remainders))[: missing.sum()]
+    fill = np.split(fill, np.cumsum(missing)[:-1])
+    note = (
+        f"{missing.sum()} of {total} rows from another class, their own had run dry"
+        if missing.any()
+        else ""
     )
+    return [np.concatenate(parts) for parts in zip(mixed, of_class, fill, strict=True)], note
 
 
-def natural(owners=None, seed: int = 0) -> Partition:
+def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Partition:
     """The clients that the data came with: `owners` [n] names the owner of each row; None: as the
     dataset says.
 
@@ -388,10 +676,75 @@ def natural(owners=None, seed: int = 0) -> Partition:
             f"shape {list(owners.shape)}, dtype {owners.dtype}",
         )
     names, numbers = np.unique(owners, return_inverse=True)
-    return _partition("natural", len(names), seed, partial(assignment.natural, numbers))
+    return _partition("natural", len(names), seed, partial(_split_natural, numbers))
+
+
+def _split_natural(owners, labels, clients, rng):
+    if len(owners) != len(labels):
+        checks.fail(
+            "partition.natural", "one owner a row", f"{len(owners)} owners for {len(labels)} rows"
+        )
+    return _rows_by_number(owners, clients), ""
+
+
+# --- parts
 
 
 def _partition(name, clients, seed, split):
     checks.whole(f"partition.{name}", clients=clients)
     checks.seed(f"partition.{name}", seed=seed)
     return Partition(name, int(clients), int(seed), split)
+
+
+def _rows_by_class(name, labels):
+    """Rows of each class that occurs."""
+    if labels.dtype.kind not in "biu":
+        checks.fail(
+            f"partition.{name}",
+            "integer labels, since it splits by class",
+            f"dtype {labels.dtype}",
+            "Use iid, power_law or natural.",
+        )
+    values, numbers = np.unique(labels, return_inverse=True)
+    return _rows_by_number(numbers, len(values))
+
+
+def _rows_by_number(numbers, count):
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(numbers, minlength=count))[:-1])
+
+
+def _check_enough_rows(name, rows, clients, least, called="min_rows"):
+    if least * clients > rows:
+        checks.fail(
+            f"partition.{name}",
+            f"{called} * clients <= rows",
+            f"{least} * {clients} > {rows}",
+            f"Lower {called} or clients.",
+        )
+
+
+def _note_on_unowned(rows, owned):
+    return f"{rows - owned} of {rows} rows have no owner" if rows > owned else ""
+
+
+def floored(total: int, weights: np.ndarray, least: int) -> tuple[np.ndarray, int]:
+    """`total` in whole parts proportional to falling weights, none below `least`; how many were
+    raised to it."""
+    sizes, free = np.full(len(weights), least), len(weights)
+    while free:  # ranks past `free` sit on the floor; the ranks before share what is left
+        sizes[:free] = _apportion(total - least * (len(weights) - free), weights[:free])
+        above = int((sizes[:free] >= least).sum())
+        sizes[above:] = least
+        if above == free:
+            break
+        free = above
+    return sizes, len(weights) - free
+
+
+def _apportion(total, weights):
+    """`total` in whole parts proportional to weights, by largest remainders."""
+    share = total * weights / weights.sum()
+    parts = np.floor(share).astype(int)
+    parts[np.argsort(parts - share, kind="stable")[: total - parts.sum()]] += 1
+    return parts

@@ -1,35 +1,37 @@
 """Synthetic(alpha, beta): rows of clients that differ in their classifier and in where their points
 lie.
 
-Axes: C clients, d features, k classes.  Imports jfl.core.checks, its neighbour deal, and NumPy.
+Axes: C clients, d features, k classes.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..core import checks
-from . import assignment
+from . import partition
 
 MOST = 2**31  # numbers in x: 8 GiB
 MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "lognormal", "power_law")
 
 
 def generate(
-    where,
-    alpha,
-    beta,
-    clients,
-    rows,
-    features,
-    classes,
-    label_noise,
-    means,
-    scale,
-    iid,
-    sizes,
-    skew,
-    min_rows,
-    test_fraction,
-    seed,
+    where: str,
+    alpha: float,
+    beta: float,
+    clients: int,
+    rows: int | Sequence[int],
+    features: int,
+    classes: int,
+    label_noise: float,
+    means: str,
+    scale: str,
+    iid: bool,
+    sizes: str,
+    skew: float,
+    min_rows: int,
+    test_fraction: float,
+    seed: int,
 ) -> tuple:
     """x, y, x_test, y_test and the owner of each training row; the arguments are those of
     `datasets.synthetic`."""
@@ -162,4 +164,4 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
     else:
         logs = np.sort(skew * rng.standard_normal(clients))[::-1]
         share = np.exp(logs - logs[0])
-    return rng.permutation(assignment.floored(rows * clients, share, min_rows)[0])
+    return rng.permutation(partition.floored(rows * clients, share, min_rows)[0])

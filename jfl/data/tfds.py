@@ -22,7 +22,7 @@ LAYOUT = (
 READ = 1000  # records read from disk at once
 
 
-def digest(*values) -> str:
+def digest(*values: np.ndarray) -> str:
     """sha256 over types, shapes and bytes."""
     sha = hashlib.sha256()
     for value in values:
@@ -32,7 +32,7 @@ def digest(*values) -> str:
     return sha.hexdigest()
 
 
-def read(where, name, data_dir, download) -> tuple[dict, str]:
+def read(where: str, name: str, data_dir: str | Path | None, download: bool) -> tuple[dict, str]:
     """uint8 images and labels of a prepared dataset, and their sha256."""
     folder = _find(name, data_dir)
     if folder is None and download:

@@ -10,10 +10,11 @@ NumPy and scipy.linalg.
 from typing import NamedTuple
 
 import numpy as np
+from jax.typing import ArrayLike
 from scipy import linalg
 
 from ..core import checks
-from .datasets import Dataset, _dataset
+from .datasets import Dataset, make_dataset
 
 # the steps that a config can name
 __all__ = ["flatten", "pca", "standardise", "unit_norm"]
@@ -46,7 +47,7 @@ def unit_norm(dataset: Dataset) -> Dataset:
     return _changed("unit_norm", dataset, *(scaled(x) for x in _rows("unit_norm", dataset)))
 
 
-def standardise(dataset: Dataset, public=None) -> Dataset:
+def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
     """Each feature less its mean, over its standard deviation; a feature that never varies becomes
     0.
 
@@ -83,7 +84,7 @@ def standardise(dataset: Dataset, public=None) -> Dataset:
     )
 
 
-def pca(dataset: Dataset, components: int, public=None) -> Dataset:
+def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> Dataset:
     """The first principal components of flattened rows, centred, not whitened: x [n, components].
 
     Args:
@@ -232,7 +233,7 @@ def _moments(x, covariance=False):
 
 def _changed(name, dataset, x, x_test, caveat=None):
     label = f"{dataset.name}, {name}"
-    new = _dataset(
+    new = make_dataset(
         f"transform.{name}", x, dataset.y, x_test, dataset.y_test, dataset.classes, label
     )
     return new._replace(

@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import re
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +37,7 @@ LOST = (
 __all__ = ["connect", "devices"]
 
 
-def devices(mesh="auto", points: int = 1) -> Mesh | None:
+def devices(mesh: str | Sequence | Mesh | None = "auto", points: int = 1) -> Mesh | None:
     """The mesh that an argument `mesh=` names; None for one device alone.
 
     Args:
@@ -146,8 +148,8 @@ def connect(
     coordinator: str | None = None,
     processes: int | None = None,
     process: int | None = None,
-    **options,
-):
+    **options: Any,
+) -> None:
     """Join the processes of a run, one on each host: call it first, alike on all of them, then use
     mesh="auto".
 

@@ -1,10 +1,12 @@
 """The objects of one experiment, checked against each other and bound together."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks, identity, pytrees
 from ..core.records import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
@@ -28,7 +30,7 @@ def plan(
     *,
     upload: Mechanism | None = None,
     release: Mechanism | None = None,
-    weights="uniform",
+    weights: str | ArrayLike | Callable = "uniform",
     adjacency: str | None = None,
     chunk: int | None = None,
     memory: float = MEMORY,
@@ -136,18 +138,11 @@ def _fits(fed, task, algorithm, sampler):
             "one number of clients",
             f"federation {fed.index.shape[0]}, sampler {sampler.clients}",
         )
-    if (
-        algorithm.name == "padpfl"
-        and sampler.scheme != "full"
-        and algorithm.client.static.get("upload") == "model"
-    ):
+    if algorithm.uploads == "model" and sampler.scheme != "full":
         checks.fail(
             "plan",
-            (
-                'sampling.full for padpfl(upload="model"): a mean of models needs weights that add '
-                "up "
-                "to 1"
-            ),
+            f'sampling.full for {algorithm.name}(upload="model"): a mean of models needs weights '
+            "that add up to 1",
             f"sampling.{sampler.scheme}",
             'Use upload="difference".',
         )
@@ -175,15 +170,15 @@ def _fits(fed, task, algorithm, sampler):
 
 def _divisor(mechanism, site):
     """Realised numbers are data: no divisor for a sum that noise protects."""
-    names = {s.name for s in mechanism.stages}
-    if "divide_by_size" in names:
+    divisors = {s.divisor for s in mechanism.stages}
+    if "size" in divisors:
         checks.fail(
             "plan",
             f"a public divisor in {site}",
             'divide("size")',
             "Divide by the expected cohort.",
         )
-    if "divide_by_weight" in names and (site == "upload" or mech.noisy(mechanism)):
+    if "weight" in divisors and (site == "upload" or mech.noisy(mechanism)):
         checks.fail(
             "plan",
             f"a public divisor in {site}",
@@ -194,9 +189,9 @@ def _divisor(mechanism, site):
 
 def _declared(algorithm, sampler, upload, release):
     """A bound that is declared instead of clipped holds where it is said to."""
-    names = lambda m: [s.name for s in m.stages] if m is not None else []
-    if "bounded" in names(upload) or any(
-        "bounded" in names(r.mechanism) for r in algorithm.releases
+    declared = lambda m: [s.declared for s in m.stages] if m is not None else []
+    if "upload" in declared(upload) or any(
+        "upload" in declared(r.mechanism) for r in algorithm.releases
     ):
         checks.fail(
             "plan",
@@ -204,8 +199,8 @@ def _declared(algorithm, sampler, upload, release):
             "it in a client's own chain",
             "Clip there.",
         )
-    if "prox_erm" in names(upload) + names(release) or any(
-        "prox_erm" in names(r.mechanism) and not (r.steps and algorithm.name == "padpfl")
+    if "prox_erm" in declared(upload) + declared(release) or any(
+        "prox_erm" in declared(r.mechanism) and not (r.steps and algorithm.checks_its_solve)
         for r in algorithm.releases
     ):
         checks.fail(
@@ -214,17 +209,17 @@ def _declared(algorithm, sampler, upload, release):
             "it elsewhere",
             "Its bound rests on solves whose inexactness is checked.",
         )
-    if "bounded" not in names(release):
+    if "upload" not in declared(release):
         return
     if upload is None or not mech.clips(upload):
         checks.fail(
             "plan", 'an upload with a clip beside bounded(..., "upload")', f"upload={upload!r}"
         )
-    if any(s.role == "post" and s.name != "divide" for s in upload.stages):
+    if any(s.role == "post" and s.divisor != "number" for s in upload.stages):
         checks.fail(
             "plan",
             'an upload that only divides after its noise beside bounded(..., "upload")',
-            names(upload),
+            [s.name for s in upload.stages],
         )
     if mech.noisy(upload) and (sampler.scheme != "full" or release.adjacency == "add_remove"):
         # who takes part would show in the variance
@@ -234,9 +229,11 @@ def _declared(algorithm, sampler, upload, release):
             f"sampling.{sampler.scheme}, {release.adjacency}",
             "Clip in release instead.",
         )
-    if names(release)[0] != "bounded" or names(release)[1] != "total":
+    if release.stages[0].declared != "upload" or release.stages[1].role != "sum":
         checks.fail(
-            "plan", 'bounded(..., "upload") alone among the row stages of release', names(release)
+            "plan",
+            'bounded(..., "upload") alone among the row stages of release',
+            [s.name for s in release.stages],
         )
     fixed = not any(
         isinstance(v, Fn) for s in upload.stages if s.role == "row" for v in s.bound.data.values()
@@ -315,16 +312,14 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
         if not isinstance(node, Mechanism):
             return node
         bound = bind(node, kind, "private_grad", required=not free)
-        if any(s.name == "divide_by_weight" for s in bound.stages):
+        if any(s.divisor == "weight" for s in bound.stages):
             checks.fail(
                 "plan",
                 "a divisor for examples",
                 'divide("weight")',
                 'Use a number, or divide("size").',
             )
-        if bound.adjacency == "add_remove" and any(
-            s.name == "divide_by_size" for s in bound.stages
-        ):
+        if bound.adjacency == "add_remove" and any(s.divisor == "size" for s in bound.stages):
             checks.fail(
                 "plan",
                 "a public divisor under add_remove",

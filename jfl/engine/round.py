@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from ..core import checks, hashing, identity, pytrees
 from ..core.random_streams import Stream, noise_base, noise_words, stream, streams
 from ..core.records import Array, Cohort, Context, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
+from ..core.threefry import compact
 from ..privacy.mechanisms import chain as mech
 from .devices import devices
 
@@ -26,7 +27,7 @@ class Seen(NamedTuple):
     update_norm: Array
 
 
-def init(key, plan: Plan) -> Run:
+def init(key: jax.Array, plan: Plan) -> Run:
     """The state of a run before its first round.
 
     Args:
@@ -44,7 +45,7 @@ def init(key, plan: Plan) -> Run:
 def begin(key, plan: Plan, words, history) -> Run:
     """`init`, where identity.for_noise(plan) and identity.of_start(plan) are known."""
     key = checks.key("init", key)
-    server, own = plan.algorithm.init(plan.task.init(stream(key, Stream.INIT, 0)))
+    server, own = plan.algorithm.init(plan.task.init(stream(compact(key), Stream.INIT, 0)))
     clients = plan.sampler.clients
     own = pytrees.map(lambda x: jnp.broadcast_to(x, (clients,) + x.shape), own)
     zeros = [jnp.zeros((), jnp.int32) for _ in range(2 + len(Health._fields))]
@@ -138,7 +139,8 @@ def draws_key(run: Run):
     A round that is released twice is charged as two samples, so another attempt draws its own:
     noise of its own on the same sample would only be averaged away.
     """
-    return jax.lax.select(run.attempt > 0, stream(run.key, Stream.AGAIN, run.attempt), run.key)
+    key = compact(run.key)
+    return jax.lax.select(run.attempt > 0, stream(key, Stream.AGAIN, run.attempt), key)
 
 
 def draw(key, plan: Plan, round_) -> Cohort:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ class Output(NamedTuple):
     __repr__ = printing.output
 
 
-def scan(run: Run, plan: Plan, rounds, data=None) -> tuple[Run, Metrics]:
+def scan(run: Run, plan: Plan, rounds: int, data: Any = None) -> tuple[Run, Metrics]:
     """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
 
     Args:
@@ -145,15 +146,15 @@ def round_up(x) -> int:
 
 
 def simulate(
-    key,
+    key: jax.Array,
     plan: Plan,
     rounds: int,
     *,
     evaluate_every: int | None = None,
     start: Run | None = None,
-    tolerate=(),
-    mesh=None,
-    data=None,
+    tolerate: Sequence[str] = (),
+    mesh: Any = None,
+    data: Any = None,
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import itertools
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,16 +54,16 @@ def points_of(axes: dict) -> list[dict]:
 
 
 def sweep(  # noqa: C901
-    make_plan,
+    make_plan: Callable,
     *,
     rounds: int,
     points: list[dict] | None = None,
     evaluate_every: int | None = None,
     memory: float = MEMORY,
     strict: bool = False,
-    tolerate=(),
-    mesh=None,
-    **axes,
+    tolerate: Sequence[str] = (),
+    mesh: Any = None,
+    **axes: Sequence,
 ) -> Sweep:
     """Run `make_plan(**point)` at every point; points that share their static part are one vmapped
     program.

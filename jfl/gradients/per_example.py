@@ -1,10 +1,12 @@
 """Gradients of a batch, private or not: the one place where per-example gradients are formed, or
 avoided."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ..core import checks, marks, pytrees
 from ..core.records import Batch, Diagnostics, Fn, Mechanism, named, record, static
@@ -65,7 +67,7 @@ def exact(loss: Fn) -> Fn:
     return loss.data["loss"] if loss.function is _coarse else loss
 
 
-def grad(loss, *, l2=None, compute: str = "float32") -> Grad:
+def grad(loss: Callable, *, l2: ArrayLike | None = None, compute: str = "float32") -> Grad:
     """The mean gradient of `loss` over the rows of a batch: no privacy.
 
     `l2` adds l2 * params, the gradient of (l2 / 2) ||params||^2; `compute` is as in `private_grad`.
@@ -76,10 +78,10 @@ def grad(loss, *, l2=None, compute: str = "float32") -> Grad:
 
 
 def private_grad(
-    loss,
+    loss: Callable,
     mechanism: Mechanism,
     *,
-    l2=None,
+    l2: ArrayLike | None = None,
     microbatch: int | None = None,
     path: str = "auto",
     compute: str = "float32",

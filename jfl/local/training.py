@@ -13,8 +13,9 @@ from ..core import checks, pytrees
 from ..core.records import Batches, Diagnostics, Fn, Release, named, record, static
 from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
-from ..sampling.batches import FLOYD, gather
 from ..sampling.batches import drawn as draw
+from ..sampling.batches import gather
+from ..sampling.uniform import FLOYD
 
 AHEAD = (
     2**10

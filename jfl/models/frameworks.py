@@ -6,6 +6,7 @@ theirs has imported them.
 
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ WRITE_A_LOSS = (
 )
 
 
-def library(value) -> str | None:
+def library(value: Any) -> str | None:
     """Whose module `value` is: "flax.linen", "flax.nnx" or "equinox"; None for anything else."""
     if isinstance(value, linen.Module):
         return "flax.linen"
@@ -64,7 +65,7 @@ def _named(value) -> str:
     return f"{library(value)} module {type(value).__name__}"
 
 
-def parameters(where: str, value):
+def parameters(where: str, value: Any) -> Any:
     """Refuse what cannot be trained.
 
     Args:
@@ -130,7 +131,7 @@ def _float(leaf) -> bool:
     )
 
 
-def function(where: str, name: str, value, form: str) -> None:
+def function(where: str, name: str, value: Any, form: str) -> None:
     """Refuse a module, or a method of one, in the place of a pure function of `params`.
 
     Args:

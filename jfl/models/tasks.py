@@ -1,5 +1,8 @@
 """What is learned: ready-made flax models, or any pure loss of one example."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -18,7 +21,7 @@ def _fixed(key, *, params):
     return params
 
 
-def task(params, loss, predict=None) -> Task:
+def task(params: Any, loss: Callable | None, predict: Callable | None = None) -> Task:
     """A user's own problem.
 
     Args:
@@ -173,7 +176,7 @@ def logistic(fed: Federation) -> Task:
     return classifier(fed, _Mlp((), fed.classes))
 
 
-def mlp(fed: Federation, hidden=(64,)) -> Task:
+def mlp(fed: Federation, hidden: Sequence[int] = (64,)) -> Task:
     """Dense layers with ReLU."""
     checks.kind("models.mlp", Federation, "jfl.federate", fed=fed)
     hidden = checks.several("models.mlp", hidden=hidden)
@@ -182,7 +185,7 @@ def mlp(fed: Federation, hidden=(64,)) -> Task:
     return classifier(fed, _Mlp(hidden, fed.classes))
 
 
-def cnn(fed: Federation, channels=(16, 32), dense: int = 128) -> Task:
+def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -> Task:
     """3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then one dense layer; images [H, W]
     or [H, W, C]."""
     checks.kind("models.cnn", Federation, "jfl.federate", fed=fed)

@@ -9,13 +9,15 @@ worth.
 import numpy as np
 
 from ..core import checks
+from ..core.errors import NotAnalysable
 from ..core.records import Fn, Guarantee, Plan, named
 from ..local.training import rates
 from ..privacy.accountants.rdp_events import check_delta
 from ..privacy.accountants.tightest import smallest
 from ..privacy.entry_guarantees import overflowing
 from ..privacy.ledger import entries
-from ..privacy.ledger.example_level import levels
+from ..privacy.ledger.entry import with_noise
+from ..privacy.ledger.noise_levels import levels
 from ..privacy.mechanisms import chain as mechanism
 from ..privacy.mechanisms.chain import bound, noisy
 from .chen2024 import privacy as chen2024
@@ -59,7 +61,14 @@ def claimed(
     paper = _asked(plan, rounds, delta, paper, view)
     value, method, caveats, *kind = _CLAIMS[paper](plan, rounds, delta, view)
     return Guarantee(
-        value, float(delta), *(kind or ("example", "replace_one")), view, method, "claimed", caveats
+        value,
+        float(delta),
+        *(kind or ("example", "replace_one")),
+        view,
+        method,
+        "claimed",
+        caveats,
+        rounds=1 if paper == "li2025" else None,
     )
 
 
@@ -364,10 +373,12 @@ def _ranaweera_entry(plan, view):
 
 def _ranaweera_epsilon(entry, z, rounds, delta):
     if entry.refusal:
-        raise ValueError(entry.refusal)
+        raise NotAnalysable(entry.refusal)
     # sampling as it is, and an accountant of Renyi bounds, as the paper has it; an overflow is not
     # its concern
-    return float(overflowing(entry._replace(z=z, overflow=0.0), np.array([rounds]), delta)[0][0])
+    return float(
+        overflowing(with_noise(entry, z)._replace(overflow=0.0), np.array([rounds]), delta)[0][0]
+    )
 
 
 def _ranaweera(plan, rounds, delta, view):

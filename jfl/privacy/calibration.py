@@ -4,29 +4,31 @@
 import math
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.records import Plan
 from .accountants.tightest import largest, smallest
 from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
 from .ledger.client_level import summed
-from .ledger.example_level import changing
+from .ledger.entry import with_noise
+from .ledger.noise_levels import changing
 from .mechanisms.chain import noisy
-from .per_client import KINDS, extents
+from .per_client import KINDS, alone, extents
 from .taint import checker as taint
 
 
 def calibrate(
     plan: Plan,
     *,
-    epsilon,
+    epsilon: ArrayLike,
     delta: float = 1e-5,
     rounds: int | None = None,
     unit: str | None = None,
     view: str | None = None,
     adjacency: str | None = None,
     over: str = "noise_multiplier",
-):
+) -> float | int | np.ndarray:
     """The noise multiplier, or the number of rounds, with which a plan's `guarantee` is at most
     `epsilon`.
 
@@ -67,10 +69,8 @@ def calibrate(
     entry = choose("jfl.calibrate", plan, entries, unit, view, adjacency)
     taint.warn("jfl.calibrate", entry)
     if over == "noise_multiplier":
-        # noise that changes from round to round keeps its course
-        course = tuple(v / v[:1] for v in entry.z) if entry.series else None
-        at = lambda z: entry._replace(z=z if course is None else tuple(z * c for c in course))
-        found = [_noise(at, target, rounds, delta) for target in np.ravel(epsilon)]
+        noisier = lambda z: with_noise(entry, z)
+        found = [_noise(noisier, target, rounds, delta) for target in np.ravel(epsilon)]
     else:
         if changing(plan):
             checks.fail(
@@ -114,7 +114,7 @@ def calibrate_per_client(
     entry = (
         choose("jfl.calibrate_per_client", plan, found, "example", view, None) if found else None
     )
-    if entry is None or entry.one is None:
+    if entry is None or entry.noise_of == "server":
         checks.fail(
             "jfl.calibrate_per_client",
             "noise of the client's own",
@@ -129,7 +129,7 @@ def calibrate_per_client(
             "view='third_party'",
             "In a sum the noise of all clients counts for each of them: use jfl.calibrate.",
         )
-    extent, left, once = extents(
+    extent, left, whole = extents(
         plan, entry, rounds, delta, dict(cap=cap, quantile=quantile, realised=None)
     )
     alike, first, which = np.unique(
@@ -138,7 +138,13 @@ def calibrate_per_client(
     each = [
         0.0
         if sizes[c] == 0 or extent[c] == 0
-        else _noise(lambda z, c=c: once(z, c)._replace(z=z), epsilon, 1, left, len(first) <= KINDS)
+        else _noise(
+            lambda z, c=c: with_noise(alone(whole, c, rounds), z, constant=True),
+            epsilon,
+            1,
+            left,
+            len(first) <= KINDS,
+        )
         for c in first
     ]
     values = np.array(each, np.float32)[which.reshape(-1)]

@@ -6,22 +6,25 @@ import math
 import numpy as np
 
 from ..core import checks
+from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Guarantee, Plan
 from .accountants import events
 from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
 from .accountants.tightest import epsilon_of
 from .ledger import entries as ledger
+from .ledger.entry import Entry, effective
+from .ledger.to_events import events_of, run
 
 MOST = 10**12  # rounds
 
 
-class Overflow(ValueError):
+class Overflow(NotAnalysable):
     """No epsilon settles: draws that find no slot take all of delta."""
 
 
-def guarantee_of(entry, rounds, delta):
+def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
     if entry.refusal:
-        raise ValueError(entry.refusal)
+        raise NotAnalysable(entry.refusal)
     value, method = tight_of(entry, rounds, delta)
     if entry.mixture and method != EXACT:
         method += ", participation mixture"
@@ -34,13 +37,14 @@ def guarantee_of(entry, rounds, delta):
         method,
         entry.status,
         tuple(dict.fromkeys(entry.caveats)),
+        entry.implied,
     )
 
 
-def tight_of(entry, rounds, delta):
+def tight_of(entry: Entry, rounds, delta) -> tuple[float, str]:
     """The smallest epsilon and its method, for a run of `rounds`."""
-    found = ledger.run(entry, entry.z, rounds)
-    if not found:  # nobody takes part
+    listed = run(entry, rounds)
+    if not listed:  # nobody takes part
         return 0.0, EXACT
     # the Renyi bound says what an overflow costs at most; with less epsilon it costs less
     first, exact = overflowing(entry, np.array([rounds]), delta)
@@ -49,25 +53,25 @@ def tight_of(entry, rounds, delta):
     # of many clients it holds for the last one too, where a search stops before
     return min(
         (float(first[0]), EXACT if exact[0] else SAMPLED),
-        epsilon_of(found, 1, left * (1 - 1e-9) if beta else left),
+        epsilon_of(listed, 1, left * (1 - 1e-9) if beta else left),
     )
 
 
-def overflowing(entry, times, delta):
+def overflowing(entry: Entry, times, delta):
     """Bounds with what a draw without a slot costs: beta (1 + e^epsilon) of delta, beta its
     probability in the run.
 
     epsilon grows as delta shrinks and the cost grows with epsilon, so the iteration climbs to the
     smallest solution.
     """
-    found, beta = entry.events(entry.z), entry.overflow * times
-    if not found:
+    listed, beta = events_of(entry), entry.overflow * times
+    if not listed:
         return np.zeros(times.shape), np.ones(times.shape, bool)
     happened = times
-    if entry.series:  # how often each round's noise was added
-        found = tuple(events.series(e, np.ones(np.max(times, initial=1))) for e in found)
+    if entry.changes:  # how often each round's noise was added
+        listed = tuple(events.series(e, np.ones(np.max(times, initial=1))) for e in listed)
         happened = np.arange(np.max(times, initial=1)) < times[:, None]
-    values, exact = bounds(found, happened, np.full(times.shape, float(delta)))
+    values, exact = bounds(listed, happened, np.full(times.shape, float(delta)))
     for _ in range(100):
         if not beta.any():
             return values, exact
@@ -81,7 +85,7 @@ def overflowing(entry, times, delta):
                 "Raise the capacity of the sampler or of the batches, or delta, or the noise."
             )
         # a hair below what is left, so that the last step settles on the safe side
-        again, exact = bounds(found, happened, left * (1 - 1e-9))
+        again, exact = bounds(listed, happened, left * (1 - 1e-9))
         if np.all(again <= values * (1 + 1e-12)):
             return np.maximum(again, values), exact
         values = again
@@ -118,7 +122,7 @@ def choose(where, plan, entries, unit, view, adjacency):
         errors.append((len(fit), fit[0].refusal if len(fit) == 1 else ""))
     refusals = [refusal for _, refusal in errors if refusal]
     if refusals:
-        raise ValueError(refusals[0])
+        raise NotAnalysable(refusals[0])
     names = ", ".join(
         [f"{n}={v!r}" for n, v in dict(unit=unit, view=view, adjacency=adjacency).items() if v]
         or ["neither unit nor view"]
@@ -143,6 +147,7 @@ def choose(where, plan, entries, unit, view, adjacency):
         "one guarantee that this plan's noise can prove",
         f"{names}, which fits {fits}",
         f"{because}Choices: {options or 'none'}.",
+        error=ArgumentError if options else NotAnalysable,
     )
 
 
@@ -159,7 +164,7 @@ def _fit(entries, unit, view, adjacency):
     if good and len({(e.unit, e.adjacency) for e in fit}) == 1:
         # noise on the uploads and on the release: each proves it alone, so take the one that does
         # better
-        rounds = max((len(z) for e in good if e.series for z in e.z), default=1)
+        rounds = max((len(effective(p)) for e in good if e.changes for p in e.parts), default=1)
         fit = [min(good, key=lambda e: _rough(e, rounds))]
     return fit
 

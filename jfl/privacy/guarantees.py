@@ -4,11 +4,14 @@ Everything here runs on the host, on concrete numbers.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
-from ..core.records import Guarantee, Plan
+from ..core.errors import NotAnalysable
+from ..core.records import Caveat, Guarantee, Plan, code_of
 from .accountants.rdp_events import check_delta
 from .accountants.rdp_events import curve as curve
 from .accountants.tightest import delta as delta
@@ -23,7 +26,7 @@ from .per_client import counted, participations
 from .per_client import epsilons_per_client as epsilons_per_client
 from .taint import checker as taint
 
-BARE = "no mechanism that the plan declares adds noise"
+BARE = Caveat("no mechanism that the plan declares adds noise", "no-noise")
 
 
 def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee, ...]:
@@ -36,13 +39,13 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
     for entry in entries_of(plan, rounds, delta):
         try:
             found.append(guarantee_of(entry, rounds, delta))
-        except ValueError:  # guarantee(unit, view) says why
+        except NotAnalysable:  # guarantee(unit, view) says why
             pass
     return tuple(found)
 
 
 def guarantee(
-    plan,
+    plan: Plan | Sequence,
     rounds: int | None = None,
     delta: float = 1e-5,
     unit: str | None = None,
@@ -51,9 +54,9 @@ def guarantee(
     *,
     cap: int | None = None,
     quantile: float | None = None,
-    realised=None,
+    realised: ArrayLike | None = None,
     uplinks: int = 0,
-    seeds=None,
+    seeds: Sequence[int] | int | None = None,
 ) -> Guarantee:
     """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
 
@@ -116,9 +119,9 @@ def guarantee(
     if not told:
         return guarantee_of(entry, rounds, delta)
     how_often, beta, status, caveats = participations(plan, rounds, delta, entry.view, options)
-    entry = counted(entry, plan, rounds, how_often)
+    entry = counted(entry, rounds, how_often)
     entry = entry._replace(
-        caveats=tuple(c for c in entry.caveats if c != ledger.EVERY_ROUND) + caveats
+        caveats=tuple(c for c in entry.caveats if code_of(c) != ledger.EVERY_ROUND.code) + caveats
     )
     found = guarantee_of(entry, 1, delta - beta)
     return found._replace(delta=float(delta), status=found.status if status == "proved" else status)
@@ -126,7 +129,7 @@ def guarantee(
 
 def epsilons(
     plan: Plan,
-    rounds,
+    rounds: ArrayLike,
     delta: float = 1e-5,
     unit: str | None = None,
     view: str | None = None,
@@ -183,14 +186,16 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
             f"{seen.unit}, {seen.adjacency}; {rest.unit}, {rest.adjacency}",
             "Give unit= and adjacency=.",
         )
-    if seen.series or rest.series:  # whichever rounds leak: count both in all of them
+    if seen.changes or rest.changes:  # whichever rounds leak: count both in all of them
         times = ((seen, rounds), (alone, rounds))
     else:
         exposed = min(uplinks, rounds - uplinks)
         times = ((seen, uplinks), (alone, exposed), (rest, rounds - uplinks - exposed))
     parts, times = zip(*((e, n) for e, n in times if n))
-    joined = ledger.joined(parts, times)
-    caveats = joined.caveats + (f"the third party sees at most {uplinks} uploads of a client",)
+    joined = segments.joined(parts, times)
+    caveats = joined.caveats + (
+        Caveat(f"the third party sees at most {uplinks} uploads of a client", "uplinks"),
+    )
     return guarantee_of(joined._replace(view=view, caveats=caveats), 1, delta)
 
 

@@ -9,7 +9,7 @@ from ..core import checks
 from ..runs import tables
 from ..runs.checkpoint import write
 from . import document as markup
-from . import sections, sources
+from . import read, sections
 
 MINE = re.compile(r"picture-\d+\.png")
 
@@ -61,7 +61,7 @@ def main(directories, out: Path | None = None, tensorboard: Path | None = None) 
         )
     if out is None and len(directories) > 1:
         checks.fail("jfl report", "--out FILE.html for several directories or files", "none")
-    found = [sources.read(d, label) for d, label in zip(directories, _labels(directories))]
+    found = [read.read(d, label) for d, label in zip(directories, _labels(directories))]
     first = found[0].path
     out = (
         Path(out)
@@ -97,7 +97,7 @@ def main(directories, out: Path | None = None, tensorboard: Path | None = None) 
 def _labels(directories):
     """Their own names, or paths where two names are the same."""
     names, paths, places = zip(
-        *((sources.called(d), str(d), Path(d).resolve()) for d in directories)
+        *((read.default_label(d), str(d), Path(d).resolve()) for d in directories)
     )
     for i, place in enumerate(places):
         if place in places[:i]:
@@ -146,7 +146,7 @@ def _places(out) -> tuple[Path, Path]:
 
 def _tensorboard(logdir, found) -> str:
     """Write the curves -> what was written, in words."""
-    parts, rows, hparams, failed = sources.parts(found), [], {}, set()
+    parts, rows, hparams, failed = read.parts(found), [], {}, set()
     for label, part in parts:
         prefix = "" if len(parts) == 1 else f"{label} "
         hparams |= {(prefix + e["name"], e["seed"]): e["config"] for e in part.runs}

@@ -1,10 +1,9 @@
-"""Pictures of a report: curves over seeds, and privacy against utility, as SVG that follows the
-page's colours.
+"""The pictures of runs, experiments and studies, in one style, as SVG that follows the page's
+colours.
 
-What is not drawn: the noise beside the signal.  metrics.csv has the norm of what the server
-applied, noise included, and the manifest a noise multiplier of the first setting; the noise's own
-norm also takes the sensitivity, the divisor and the number of parameters, which no file holds.  So
-the norm is drawn as what it is.
+The noise is not drawn beside the signal. metrics.csv has the norm of what the server applied,
+noise included; the norm of the noise alone also takes the sensitivity, the divisor and the number
+of parameters, which no file holds.
 """
 
 import io
@@ -17,6 +16,7 @@ import numpy as np
 from ..runs import record
 from ..runs.build import DATA
 from ..runs.tables import interval
+from .results import summary
 
 INK = "#1f2328"  # words, axes and the first line: on a page, the colour of its words
 STYLES = ("-", "--", ":", "-.")
@@ -34,96 +34,120 @@ SCALED = ("loss", "update_norm")
 PROMISE = ("unit", "adjacency", "view", "delta")
 PANELS = 8
 MARKS = dict(proved=dict(marker="o"), claimed=dict(marker="D", mfc="none"))
+LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
+NO_NOISE = ", no noise"  # ends the name of a study's line without noise
+WIDTH = 10.5  # inches
+LINES = 60  # of one picture
 
 
 class Setting(NamedTuple):
-    """One setting over its seeds, failed ones left out."""
+    """One setting over its seeds, failed ones left out.
+
+    Attributes:
+        curves: metric -> (rounds [evaluations], values [seeds, evaluations]).
+        final: accuracy of each seed at the end.
+        guarantees: as in summary.json.
+        data: equal where the data are.
+    """
 
     label: str
-    curves: dict  # metric -> (rounds [E], values [seeds, E])
-    final: list  # accuracy of each seed at the end
-    guarantees: list  # of dict, as in summary.json
-    data: object = ""  # equal where the data are
+    curves: dict
+    final: list[float]
+    guarantees: list[dict]
+    data: object = ""
 
 
-def data_of(entries: list[dict]) -> frozenset:
-    """Which data the runs of a setting have, of their entries in summary.json: equal where the data
-    are the same."""
+def data_of(runs: list[dict]) -> frozenset:
+    """The data of the runs of a setting, from summary.json: equal where the data are the same."""
     return frozenset(
-        json.dumps([e["dataset"], *(e["config"].get(k) for k in DATA)]) for e in entries
+        json.dumps([run["dataset"], *(run["config"].get(k) for k in DATA)]) for run in runs
     )
 
 
-def curves(settings: list[Setting], metrics: tuple):
-    """One panel a metric: mean over seeds, and a band from the least to the largest -> Figure, None
-    without values."""
+# --- runs
+
+
+def curves(settings: list[Setting], metrics: tuple[str, ...]):
+    """One panel a metric: mean over seeds, and a band from the least to the largest.
+
+    Returns:
+        The figure; None without values.
+    """
+    settings = settings[:SHOWN]
     metrics = [m for m in metrics if any(m in s.curves for s in settings)]
     if not metrics:
         return None
-    figure, axes = _figure(len(metrics), settings)
-    handles = [None] * len(settings[:SHOWN])
+    figure, axes = _run_figure(len(metrics), settings)
+    handles: dict = {}
     for ax, metric in zip(axes, metrics):
-        for i, s in enumerate(settings[:SHOWN]):
-            if metric not in s.curves:
-                continue
-            rounds, values = s.curves[metric]
-            colour, style = _look(i)
-            (line,) = ax.plot(
-                rounds,
-                values.mean(0),
-                color=colour,
-                ls=style,
-                lw=1.8,
-                marker="o" if len(rounds) == 1 else None,
-            )
-            handles[i] = handles[i] or line
-            if len(values) > 1:  # of one seed there is no band
-                ax.fill_between(
-                    rounds, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0
-                )
-        seen = np.concatenate(
-            [np.ravel(s.curves[metric][1]) for s in settings[:SHOWN] if metric in s.curves]
+        for i, setting in enumerate(settings):
+            if metric in setting.curves:
+                handles.setdefault(i, _curve(ax, i, *setting.curves[metric]))
+        values = np.concatenate(
+            [np.ravel(s.curves[metric][1]) for s in settings if metric in s.curves]
         )
-        if metric in SCALED and np.nanmin(seen) > 0 and np.nanmax(seen) > 30 * np.nanmin(seen):
-            ax.set_yscale("log")  # one that diverges would flatten all others
+        if metric in SCALED and np.nanmin(values) > 0:
+            if np.nanmax(values) > 30 * np.nanmin(values):
+                ax.set_yscale("log")  # one that diverges would flatten all others
         ax.set(xlabel="round", title=TITLES[metric])
-        _sober(ax)
-    _legend(figure, [(h, s.label) for h, s in zip(handles, settings) if h is not None])
+        style(ax)
+    legend(figure, [(handles[i], settings[i].label) for i in sorted(handles)])
     return figure
 
 
-def _look(i):
-    return COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
+def _curve(ax, index, rounds, values):
+    colour, dashes = _look(index)
+    marker = "o" if len(rounds) == 1 else None
+    (line,) = ax.plot(rounds, values.mean(0), color=colour, ls=dashes, lw=1.8, marker=marker)
+    if len(values) > 1:  # of one seed there is no band
+        ax.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0)
+    return line
+
+
+def _look(index):
+    return COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
 
 
 def promises(settings: list[Setting]) -> list[tuple]:
     """The promises that some finite epsilon is given for, the most frequent first."""
-    seen: dict = {}
-    for s in settings:
-        for p in {_promise(g) for g in s.guarantees if _drawn(g)}:
-            seen[p] = seen.get(p, 0) + 1
-    return sorted(seen, key=lambda p: (-seen[p], list(map(str, p))))
+    counts: dict = {}
+    for setting in settings:
+        for promise in {_promise(g) for g in setting.guarantees if _drawable(g)}:
+            counts[promise] = counts.get(promise, 0) + 1
+    return sorted(counts, key=lambda p: (-counts[p], list(map(str, p))))
 
 
-def _promise(g):
-    return tuple(g[k] for k in PROMISE)
+def _promise(guarantee) -> tuple:
+    return tuple(guarantee[k] for k in PROMISE)
 
 
-def _drawn(g):
+def _drawable(guarantee) -> bool:
     """A whole run's epsilon that stands on its own, not one that follows from another unit's."""
     return (
-        g["epsilon"] is not None
-        and g["status"] in MARKS
-        and "one round" not in g["method"]
-        and "implied" not in " ".join(g["caveats"])
+        guarantee["epsilon"] is not None
+        and guarantee["status"] in MARKS
+        and guarantee["rounds"] is None
+        and not guarantee["implied"]
     )
 
 
+def _of_promise(setting, promise) -> dict:
+    """status -> the least epsilon that a setting has for a promise."""
+    epsilons: dict = {}
+    for g in setting.guarantees:
+        if _drawable(g) and _promise(g) == promise:
+            epsilons[g["status"]] = min(epsilons.get(g["status"], math.inf), g["epsilon"])
+    return epsilons
+
+
 def frontier(settings: list[Setting]):
-    """Final accuracy against epsilon, a panel a promise -> Figure, None where no epsilon is finite.
+    """Final accuracy against epsilon, a panel for each promise.
 
     Settings of the same data without any epsilon are dashed lines; what a paper claims and what is
     proved of one setting are joined.
+
+    Returns:
+        The figure; None where no epsilon is finite.
     """
     from matplotlib.lines import Line2D
 
@@ -131,89 +155,255 @@ def frontier(settings: list[Setting]):
     panels = promises(settings)[:PANELS]
     if not panels:
         return None
-    figure, axes = _figure(len(panels), settings, sharey=True)
+    figure, axes = _run_figure(len(panels), settings, sharey=True)
     handles: dict = {}
     for ax, promise in zip(axes, panels):
-        seen = []
-        inside = lambda s, promise=promise: any(
-            _drawn(g) and _promise(g) == promise for g in s.guarantees
-        )
-        same = [s.data for s in settings if inside(s)]
-        for i, s in enumerate(settings):
-            colour, _ = _look(i)
-            mean, half = interval(s.final)
-            found = {}
-            for g in s.guarantees:
-                if _drawn(g) and _promise(g) == promise:
-                    found[g["status"]] = min(found.get(g["status"], math.inf), g["epsilon"])
-            if s.data in same and not any(_drawn(g) for g in s.guarantees):
-                ax.axhline(mean, color=colour, ls="--", lw=1.2)
-                handles[i] = Line2D([], [], color=colour, ls="--", lw=1.2)
-            if len(found) > 1:
-                ax.plot(list(found.values()), [mean] * len(found), color=colour, lw=1, ls=":")
-            for status, epsilon in found.items():
-                ax.errorbar(
-                    epsilon, mean, half, color=colour, capsize=4, ms=7, ls="none", **MARKS[status]
-                )
-                if status == "proved" or i not in handles:
-                    handles[i] = Line2D([], [], color=colour, ls="none", ms=7, **MARKS[status])
-                seen.append(epsilon)
-        record.epsilon_axis(ax, seen)
-        unit, adjacency, view, delta = promise
-        ax.set(
-            xlabel=f"ε at δ = {delta:.3g}",
-            title=f"{unit}, {adjacency.replace('_', ' ')}, seen by {_view(view)}",
-        )
-        _sober(ax)
+        _frontier_panel(ax, settings, promise, handles)
     for ax in axes[::2]:
         ax.set_ylabel("final test accuracy")
     low, high = axes[0].get_ylim()
     axes[0].set_ylim(max(low, 0), min(high, 1.02))
+    drawn = {g["status"] for s in settings for g in s.guarantees if _drawable(g)}
     marks = [
-        (Line2D([], [], color=INK, ls="none", ms=7, **look), status)
-        for status, look in MARKS.items()
-        if any(g["status"] == status and _drawn(g) for s in settings for g in s.guarantees)
+        (Line2D([], [], color=INK, ls="none", ms=7, **MARKS[status]), status)
+        for status in MARKS
+        if status in drawn
     ]
-    _legend(figure, [(handles[i], settings[i].label) for i in sorted(handles)] + marks)
+    legend(figure, [(handles[i], settings[i].label) for i in sorted(handles)] + marks)
     return figure
 
 
-def _view(view):
-    return f"the {record.VIEWS[view]}" if view == "server" else f"a {record.VIEWS.get(view, view)}"
+def _frontier_panel(ax, settings, promise, handles):
+    """Draw the settings that have a promise; a handle of each goes into `handles`, by its place."""
+    from matplotlib.lines import Line2D
 
-
-def _ticks(ax, low, high):
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    parts = (1, 2, 5) if len(decades) < 4 else (1,)
-    ticks = [m * 10.0**d for d in decades for m in parts if low <= m * 10.0**d <= high]
-    ticks = ticks or [(low * high) ** 0.5]
-    ax.set_xticks(
-        ticks[:: max(1, len(ticks) // 8)], [f"{t:.3g}" for t in ticks[:: max(1, len(ticks) // 8)]]
+    epsilons = [_of_promise(s, promise) for s in settings]
+    same_data = [s.data for s, of_setting in zip(settings, epsilons) if of_setting]
+    for i, (setting, of_setting) in enumerate(zip(settings, epsilons)):
+        colour, _ = _look(i)
+        mean, half = interval(setting.final)
+        if setting.data in same_data and not any(map(_drawable, setting.guarantees)):
+            ax.axhline(mean, color=colour, ls="--", lw=1.2)
+            handles[i] = Line2D([], [], color=colour, ls="--", lw=1.2)
+        if len(of_setting) > 1:
+            ax.plot(list(of_setting.values()), [mean] * len(of_setting), color=colour, lw=1, ls=":")
+        for status, epsilon in of_setting.items():
+            look = dict(color=colour, ls="none", ms=7, **MARKS[status])
+            ax.errorbar(epsilon, mean, half, capsize=4, **look)
+            if status == "proved" or i not in handles:
+                handles[i] = Line2D([], [], **look)
+    record.epsilon_axis(ax, [e for of_setting in epsilons for e in of_setting.values()])
+    unit, adjacency, view, delta = promise
+    viewer = (
+        f"the {record.VIEWS[view]}" if view == "server" else f"a {record.VIEWS.get(view, view)}"
     )
+    ax.set(
+        xlabel=f"ε at δ = {delta:.3g}",
+        title=f"{unit}, {adjacency.replace('_', ' ')}, seen by {viewer}",
+    )
+    style(ax)
+
+
+def _run_figure(panels, settings, **options):
+    size = (WIDTH if panels > 1 else 7, 3.8)
+    return new_figure(panels, size, legend=0.11 * min(len(settings), SHOWN), **options)
+
+
+# --- experiments
+
+
+def lines(lines: dict):
+    """The accuracy of the lines of an experiment, one below the other.
+
+    Filled where some epsilon is proved; bars are 95 % intervals, or a standard deviation where the
+    file holds no more. What a paper claims and what is proved stand beside it.
+
+    Args:
+        lines: name -> results.Line.
+
+    Returns:
+        The figure; None for fewer than two lines with an accuracy.
+    """
+    known = [(n, line, summary(line.accuracy)) for n, line in lines.items()]
+    known = [(n, line, spread) for n, line, spread in known if spread.mean is not None][:LINES]
+    if len(known) < 2:
+        return None
+    figure, (ax,) = new_figure(1, (0.9 * WIDTH, 0.8 + 0.26 * len(known)))
+    for y, (name, line, spread) in enumerate(known):
+        ax.errorbar(
+            spread.mean,
+            y,
+            xerr=(spread.std if spread.half is None else spread.half) or None,
+            color=COLOURS[1],
+            marker="o",
+            ms=6,
+            mfc="none" if line.epsilon_proved is None else None,
+            capsize=3,
+            lw=1.2,
+        )
+        for x, side, words in ((-0.01, "right", name), (1.01, "left", _epsilons(line))):
+            ax.text(
+                x,
+                y,
+                _short(words, 52),
+                transform=ax.get_yaxis_transform(),
+                ha=side,
+                va="center",
+                fontsize=9,
+                color=INK,
+                parse_math=False,
+            )
+    ax.set(
+        ylim=(len(known) - 0.4, -0.6),
+        yticks=range(len(known)),
+        yticklabels=[],
+        xlabel="test accuracy",
+    )
+    low, high = ax.get_xlim()  # an interval of two seeds may leave what an accuracy can be
+    ax.set_xlim(max(low, -0.02), min(high, 1.02))
+    ax.tick_params(axis="y", length=0)
+    style(ax)
+    return figure
+
+
+def _epsilons(line) -> str:
+    words = [
+        f"{epsilon:.3g} {kind}"
+        for epsilon, kind in ((line.epsilon_claimed, "claimed"), (line.epsilon_proved, "proved"))
+        if epsilon is not None
+    ]
+    return "ε " + ", ".join(words) if words else ""
+
+
+def study(points: list, xlabel: str, title: str = ""):
+    """The panels of a study: means against x with 95 % bands, dashed without noise.
+
+    Where the noise was not calibrated to an epsilon, the one that is proved stands at each point.
+    Of a study that claims, the proved epsilon against the claimed one, with the line where they
+    are the same; a point without proof stands at the top and says so.
+
+    Args:
+        points: results.Point of all panels.
+
+    Returns:
+        The figure; None without anything to draw.
+    """
+    claims = any(p.claimed is not None for p in points)
+    points = [p for p in points if (claims or p.mean is not None) and (p.x is None or p.x > 0)]
+    if all(p.mean is None for p in points):
+        return None
+    top = 3 * max(p.mean for p in points if p.mean is not None)
+    panels = list(dict.fromkeys(p.panel for p in points))
+    names = list(dict.fromkeys(p.line.removesuffix(NO_NOISE) for p in points))
+    figure, axes = new_figure(len(panels), (WIDTH, 3.9), legend=0.2 * -(-len(names) // 4))
+    handles: dict = {}
+    for ax, panel in zip(axes, panels):
+        inside = [p for p in points if p.panel == panel]
+        for name in dict.fromkeys(p.line for p in inside):
+            line = [p for p in inside if p.line == name]
+            index = names.index(name.removesuffix(NO_NOISE))
+            handle = _study_line(ax, line, index, name.endswith(NO_NOISE), top)
+            handles.setdefault(name, handle)
+        positions = sorted({p.x for p in inside if p.x is not None})
+        if positions:
+            _logarithmic(ax, positions)
+        if claims:
+            ax.set_yscale("log")
+            ax.margins(x=0.12)
+            (diagonal,) = ax.plot(positions, positions, color=INK, ls=":", lw=1.2)
+            handles["proved = claimed"] = diagonal
+        ax.set_title(_short(panel, 60), parse_math=False)
+        ax.set_xlabel(_short(xlabel, 60), parse_math=False)
+        style(ax)
+    for ax in axes[::2]:
+        ax.set_ylabel("proved ε" if claims else "test accuracy", color=INK)
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK)
+    legend(figure, [(handle, name) for name, handle in handles.items()])
+    return figure
+
+
+def _study_line(ax, points, index, without_noise, top):
+    """One line of a panel, a level across it where it has no x -> its handle."""
+    look = dict(
+        color=COLOURS[index % len(COLOURS)],
+        lw=1.7,
+        ls="--" if without_noise else "-",
+        marker=None if without_noise else LINE_MARKS[index % len(LINE_MARKS)],
+        ms=5,
+    )
+    mean = np.array([top if p.mean is None else p.mean for p in points])
+    half = np.array([p.half or 0.0 for p in points])
+    if points[0].x is None:
+        ax.axhspan(mean[0] - half[0], mean[0] + half[0], color=look["color"], alpha=0.12, lw=0)
+        return ax.axhline(mean[0], **look)
+    (handle,) = ax.plot([p.x for p in points], mean, **look)
+    if half.any():
+        ax.fill_between(
+            [p.x for p in points], mean - half, mean + half, color=look["color"], alpha=0.15, lw=0
+        )
+    for point, y in zip(points, mean):
+        if words := _remark(point):
+            ax.annotate(
+                words,
+                (point.x, y),
+                xytext=(0, 6 - 19 * (index % 2)),
+                textcoords="offset points",
+                fontsize=8,
+                color=look["color"],
+                ha="center",
+            )
+    return handle
+
+
+def _remark(point) -> str:
+    if point.claimed is not None:
+        return "nothing is proved" if point.epsilon is None else ""
+    calibrated = point.target is not None or point.epsilon is None or point.epsilon == point.x
+    return "" if calibrated else f"ε {point.epsilon:.3g}"
+
+
+def _logarithmic(ax, positions):
+    """An axis with a tick at each position, if they are few."""
+    ax.set_xscale("log")
+    low, high = positions[0] / 1.1, positions[-1] * 1.1
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(decades) < 4 else (1,)
+    ticks = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
+    ticks = positions if len(positions) < 8 else ticks[:: max(1, len(ticks) // 8)]
+    ax.set_xticks(ticks, [f"{x:.3g}" for x in ticks])
     ax.minorticks_off()
 
 
-def _figure(panels, settings, sharey=False):
+# --- one style
+
+
+def new_figure(panels: int, size: tuple[float, float], legend: float = 0.0, **options):
+    """A figure of panels, two beside each other.
+
+    Args:
+        size: width, and height of a row of panels, in inches.
+        legend: the height that a legend takes.
+        options: of matplotlib's `subplots`.
+
+    Returns:
+        The figure and its axes.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(
-        figsize=(
-            10.5 if panels > 1 else 7,
-            3.8 * -(-panels // 2) + 0.11 * min(len(settings), SHOWN),
-        ),
-        layout="constrained",
-        facecolor="none",
-    )
+    rows = -(-panels // 2)
+    figure = Figure((size[0], size[1] * rows + legend), layout="constrained", facecolor="none")
     FigureCanvasAgg(figure)
     figure.get_layout_engine().set(h_pad=0.1, hspace=0.04)
-    axes = figure.subplots(-(-panels // 2), min(panels, 2), squeeze=False, sharey=sharey).ravel()
+    axes = figure.subplots(rows, min(panels, 2), squeeze=False, **options).ravel()
     for spare in axes[panels:]:
         spare.remove()
     return figure, axes[:panels]
 
 
-def _sober(ax):
+def style(ax):
+    """Axes in the page's colour, a faint grid, no frame."""
     ax.set_facecolor("none")
     ax.grid(alpha=0.25, color=INK)
     ax.spines[["top", "right"]].set_visible(False)
@@ -224,14 +414,13 @@ def _sober(ax):
     ax.title.set_fontsize(11)
 
 
-def _legend(figure, entries):
-    """Below the panels; names are words, never formulas."""
+def legend(figure, entries: list[tuple]):
+    """Handles and names below the panels; names are words, never formulas."""
     if not entries:
         return
     long = max(len(label) for _, label in entries) > 34
-    short = lambda label: label if len(label) <= 76 else label[:75] + "…"
     legend = figure.legend(
-        [h for h, _ in entries],
+        [handle for handle, _ in entries],
         [f"entry {i}" for i in range(len(entries))],
         labelcolor=INK,
         loc="outside lower left",
@@ -241,7 +430,12 @@ def _legend(figure, entries):
     )
     for text, (_, label) in zip(legend.get_texts(), entries):
         text.set_parse_math(False)
-        text.set_text(short(" ".join(label.split())))
+        text.set_text(_short(label, 76))
+
+
+def _short(words, most: int) -> str:
+    words = " ".join(str(words).split())
+    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def svg(figure) -> str:
@@ -262,6 +456,13 @@ def png(figure) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=90, facecolor="white", metadata={"Software": None})
     return out.getvalue()
+
+
+def save(path, figure, dpi: int = 130):
+    """Write the figure on white, whole or not at all."""
+    temporary = path.with_name("." + path.name)
+    figure.savefig(temporary, dpi=dpi, facecolor="white", format=path.suffix[1:])
+    temporary.replace(path)
 
 
 def several(values) -> np.ndarray:

@@ -12,6 +12,7 @@ from ..core import checks
 from ..models import tasks
 from ..papers import as_printed
 from ..sampling import batches, clients as sampling
+from ..sampling import weights as client_weights
 from .config import Config, the_unit, the_view
 from ..core.records import Plan
 from ..data import corruption, datasets, partition, transforms
@@ -286,7 +287,7 @@ def _plan(config: Config, noise) -> Plan:
         upload, release = _padpfl_chains(config, task, noise)
     elif unit == "client":
         release = _chain(config, task, noise, divide(expected))
-    weights = schedules.impact(config.impact, config.groups) if config.impact else config.weights
+    weights = client_weights.impact(config.impact, config.groups) if config.impact else config.weights
     return plan(
         fed,
         task,
@@ -468,7 +469,7 @@ def _shaped(config, task, bound, noise):
                 "some that change",
             )
         weights = np.asarray(
-            schedules.impact(config.impact, config.groups)
+            client_weights.impact(config.impact, config.groups)
             if config.impact
             else fed.size
             if config.weights == "size"

@@ -15,7 +15,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from ..core import checks, identity
-from ..core.records import Fn, Guarantee, Health, Metrics, Plan
+from ..core.errors import NotAnalysable
+from ..core.records import Caveat, Fn, Guarantee, Health, Metrics, Plan, code_of
 from ..data.federation import describe
 from ..gradients.per_example import gradient_path
 from ..privacy import guarantees as accounting
@@ -125,7 +126,7 @@ def privacy(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[d
     if not found:
         try:
             found = (accounting.guarantee(plan, rounds, delta),)
-        except ValueError as error:
+        except NotAnalysable as error:
             found = (
                 Guarantee(
                     math.inf,
@@ -134,7 +135,7 @@ def privacy(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[d
                     "replace_one",
                     "server",
                     "none",
-                    caveats=(str(error),),
+                    caveats=(Caveat(str(error), "not-analysable"),),
                 ),
             )
     return [row(g) for g in (*found, *claims)]
@@ -151,7 +152,28 @@ def row(g: Guarantee) -> dict:
         method=g.method,
         status=g.status if math.isfinite(g.epsilon) else "no guarantee",
         caveats=list(g.caveats),
+        codes=[code_of(c) for c in g.caveats],
+        implied=g.implied,
+        rounds=g.rounds,
     )
+
+
+def with_caveats(row: dict, caveats) -> dict:
+    """A guarantee as JSON holds it, with more caveats."""
+    return row | dict(
+        caveats=[*row["caveats"], *caveats], codes=[*row["codes"], *map(code_of, caveats)]
+    )
+
+
+def as_today(row: dict) -> dict:
+    """A guarantee out of a file; those of the version before said in their texts alone what are
+    fields now."""
+    if {"codes", "implied", "rounds"} <= row.keys() or not isinstance(row.get("caveats"), list):
+        return row
+    known = {str(c): c.code for c in (entries.IMPLIED, entries.IMPLIED_TWICE)}
+    codes = [known.get(c, "") if isinstance(c, str) else "" for c in row["caveats"]]
+    once = row.get("method") == "li2025, eq. (20), one round"
+    return dict(codes=codes, implied=any(codes), rounds=1 if once else None) | row
 
 
 def epsilons(
@@ -334,7 +356,7 @@ def best(guarantees: list[dict]) -> dict:
         key=lambda g: (
             g["status"] == "claimed",
             g["epsilon"] is None,
-            "implied" in " ".join(g["caveats"]),
+            as_today(g)["implied"],
             g["view"] != "server",
         ),
     )
@@ -505,7 +527,8 @@ def noise(plan: Plan, rounds: int) -> list:
     """Least and largest noise multiplier of the rounds and clients of each noisy chain, as the
     ledger reads it."""
     listed = [e for e in entries.entries(plan, rounds) if not (e.implied or e.refusal)]
-    found = {(e.unit, z.tobytes()): z for e in listed for z in e.z}.values()
+    levels = [(e.unit, p.multiplier) for e in listed for p in e.parts]
+    found = {(unit, z.tobytes()): z for unit, z in levels}.values()
     return [[float(z.min()), float(z.max())] for z in found]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core import checks, identity
 from ..core.errors import HealthError
-from ..core.records import Health, Plan
+from ..core.records import Caveat, Health, Plan
 from ..data.federation import checksum
 from ..engine.round import init
 from ..engine.simulate import scan
@@ -28,7 +28,7 @@ from .record import RunRecord, Stopwatch
 from .store import ResultStore
 from .train import epsilons, noise_warning, paper_claims, privacy, shown_epsilon, shown_label
 
-SELECTION = "choosing among the points of the sweep is not counted"
+SELECTION = Caveat("choosing among the points of the sweep is not counted", "selection")
 FILE = "points.jsonl"
 HEAD = ("config", "axes", "code", "plan", "programs")
 LINE = ("key", "worker", "device", "seconds", "compile", "health", "history")
@@ -373,7 +373,7 @@ def _results(config, axes, points: Points, lines: list[dict]):
         last = shown_epsilon(guarantees, calibrated)
         evaluated = lines[i]["history"]["round"]
         values = epsilons(plan, calibrated, evaluated, last, most)
-        return [g | dict(caveats=[*g["caveats"], *caveats]) for g in guarantees], values
+        return [record.with_caveats(g, caveats) for g in guarantees], values
 
     records, table, groups, first = [], [], {}, {}
     for i, (point, calibrated, line) in enumerate(zip(points.grid, points.configs, lines)):

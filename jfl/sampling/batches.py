@@ -5,18 +5,17 @@ Bool[B], overflow Int[]`.
 padding.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks, marks
-from ..core.records import Batch, Batches, Fn, Rows, named
-from .clients import HORIZON, OVERFLOW, below
+from ..core.records import Array, Batch, Batches, Fn, Key, Rows, named
+from . import uniform
+from .clients import HORIZON, OVERFLOW
 
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "epochs"]
-FLOYD = 64  # up to this batch Floyd's walk is faster than marking what was drawn
 
 
 def adjacency(batches: Batches) -> str:
@@ -24,17 +23,18 @@ def adjacency(batches: Batches) -> str:
     return "add_remove" if batches.scheme == "poisson" else "replace_one"
 
 
-def gather(rows: Rows, slots, mask) -> Batch:
+def gather(rows: Rows, slots: Array, mask: Array) -> Batch:
     """The rows in `slots`, one by one; zeros where a slot is masked out: 0 * nan would reach a
     gradient."""
-    at = rows.index[jnp.where(mask, slots, 0)]
-    held = lambda x: jnp.where(
+    index = rows.index[jnp.where(mask, slots, 0)]
+    zero_masked = lambda x: jnp.where(
         mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype)
     )
-    return marks.batch(Batch(held(rows.x[at]), held(rows.y[at]), mask), rows, slots, mask)
+    batch = Batch(zero_masked(rows.x[index]), zero_masked(rows.y[index]), mask)
+    return marks.batch(batch, rows, slots, mask)
 
 
-def drawn(batches: Batches, key, step, size, n: int):
+def drawn(batches: Batches, key: Key, step: ArrayLike, size: ArrayLike, n: int) -> tuple:
     """`batches.draw`, marked as such: an algorithm that draws by this and reads by `gather` can be
     checked."""
     slots, mask, overflow = batches.draw(key, step, size, n)
@@ -60,59 +60,10 @@ def full() -> Batches:
     return Batches(Fn(_draw_full), "full", None)
 
 
-def _floyd(key, size, batch):
-    """A uniform subset of `batch` of range(size), by Floyd's walk: batch draws, whatever the
-    size."""
-    top = size - batch + jnp.arange(batch)  # the i-th draw is from 0..top[i]
-    tries = jax.random.randint(key, (batch,), 0, jnp.maximum(top, 0) + 1)
-
-    def put(i, chosen):
-        seen = jnp.any((chosen == tries[i]) & (jnp.arange(batch) < i))
-        return chosen.at[i].set(jnp.where(seen, top[i], tries[i]))
-
-    return jax.lax.fori_loop(0, batch, put, jnp.zeros(batch, jnp.int32))
-
-
-def _tries(batch):
-    """Uniform draws that hold `batch` distinct numbers of 2 * batch or more.
-
-    It takes 1.39 * batch on average, with a deviation of 0.78 * sqrt(batch): with a margin of 12
-    deviations and 20 draws the probability of fewer is below 1e-20 for any batch above 64, and much
-    less than the draws' own grain of 2^-32.
-    """
-    return math.ceil(2 * math.log(2) * batch + 9.4 * math.sqrt(batch) + 20)
-
-
-def _distinct(key, size, batch, n):
-    """A uniform subset of `batch` of range(size): the first distinct ones of uniform draws; size >
-    batch.
-
-    Those left out are drawn instead where they are fewer, so that the draws are O(batch) and not
-    size log(size).
-    """
-    tries, every = _tries(batch), jnp.arange(2 * batch)
-    few, at = size < 2 * batch, jnp.arange(tries)
-    drawn = jax.random.randint(key, (tries,), 0, jnp.maximum(size, 1), jnp.int32)
-    seen = jnp.full(max(n, 2 * batch), tries).at[drawn].min(at)  # the first draw of each number
-    new = seen[drawn] == at
-    last = jnp.searchsorted(
-        jnp.cumsum(new), jnp.where(few, size - batch, batch)
-    )  # the draw that completes
-    left = (seen[: 2 * batch] > last) & (every < size)
-    pad = lambda x: jnp.pad(x, (0, max(tries, 2 * batch) - len(x)))
-    member, number = (jnp.where(few, pad(a), pad(b)) for a, b in ((left, new), (every, drawn)))
-    place = jnp.cumsum(member) - 1
-    return (
-        jnp.zeros(batch, jnp.int32)
-        .at[jnp.where(member, place, batch)]
-        .set(number.astype(jnp.int32), mode="drop")
-    )
-
-
 @named("batches.without_replacement")
 def _draw_without(key, step, size, n, *, batch):
     key, every = jax.random.fold_in(key, step), jnp.arange(batch)
-    slots = _floyd(key, size, batch) if batch <= FLOYD else _distinct(key, size, batch, n)
+    slots = uniform.subset(key, size, batch, n)
     return jnp.where(size > batch, slots, every), every < size, _none()
 
 
@@ -152,9 +103,9 @@ def with_replacement(batch: int) -> Batches:
 @named("batches.poisson")
 def _draw_poisson(key, step, size, n, *, rate, expected, batch):
     rate = jnp.minimum(expected / jnp.maximum(size, 1), 1.0) if rate is None else rate
-    chosen = below(jax.random.bits(jax.random.fold_in(key, step), (n,), jnp.uint32), rate) & (
-        jnp.arange(n) < size
-    )
+    chosen = uniform.below(
+        jax.random.bits(jax.random.fold_in(key, step), (n,), jnp.uint32), rate
+    ) & (jnp.arange(n) < size)
     slots = jnp.nonzero(chosen, size=batch, fill_value=n)[0].astype(jnp.int32)
     return slots, slots < n, jnp.maximum(chosen.sum() - batch, 0).astype(jnp.int32)
 
@@ -172,7 +123,9 @@ def _chernoff(expected: float) -> int:
     return int(np.ceil(optimize.brentq(excess, expected * (1 + 1e-9), 100 * (expected + 10))))
 
 
-def poisson(batch: float | None = None, *, rate=None, capacity: int | None = None) -> Batches:
+def poisson(
+    batch: float | None = None, *, rate: ArrayLike | None = None, capacity: int | None = None
+) -> Batches:
     """Each row joins independently: with probability batch / rows (an expected `batch`), or with a
     given `rate`.
 
@@ -225,11 +178,10 @@ def poisson(batch: float | None = None, *, rate=None, capacity: int | None = Non
 def _draw_epochs(key, step, size, n, *, batch):
     per_epoch = jnp.maximum(-(-size // batch), 1)
     score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,))
-    order = jnp.argsort(
-        jnp.where(jnp.arange(n) < size, score, 2.0)
-    )  # the client's rows first, shuffled
-    at = (step % per_epoch) * batch + jnp.arange(batch)
-    return order[jnp.minimum(at, n - 1)].astype(jnp.int32), at < size, _none()
+    # the client's rows first, shuffled
+    order = jnp.argsort(jnp.where(jnp.arange(n) < size, score, 2.0))
+    place = (step % per_epoch) * batch + jnp.arange(batch)
+    return order[jnp.minimum(place, n - 1)].astype(jnp.int32), place < size, _none()
 
 
 def epochs(batch: int) -> Batches:

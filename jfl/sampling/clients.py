@@ -8,17 +8,17 @@ HORIZON draws.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.records import Array, Cohort, Fn, Sampler, named, record
+from . import uniform
 
 OVERFLOW = 1e-12
 HORIZON = 1_000_000
 TRIES = 8  # words for a draw with replacement, of which the first that favours nobody counts
-SPARE = 10  # standard deviations of how many draws bring so many new clients
-MANY = (
-    2**15
-)  # from so many clients on a draw costs what its cohort costs, not what the population does
+# from so many clients on a draw costs what its cohort costs, not what the population does
+MANY = 2**15
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "first_responders"]
 
 
@@ -68,51 +68,9 @@ def _fits(where, clients, cohort):
         )
 
 
-def below(words, rate):
-    """Where UInt32 words, as numbers in [0, 1), lie below a rate: with its probability, less at
-    most 2^-32."""
-    high = jnp.floor(rate * 2.0**16)  # exact: a float32 is split, not rounded
-    low = jnp.floor((rate * 2.0**16 - high) * 2.0**16)
-    high, low, top = high.astype(jnp.uint32), low.astype(jnp.uint32), words >> 16
-    return (top < high) | ((top == high) & (words & 0xFFFF < low))
-
-
-def subset(key, clients: int, most: int, count):
-    """Int[most]: `count` <= most different clients, uniform, then anything; most <= clients / 2.
-
-    The first that are new among independent draws.  Should they be too few, which has a chance
-    below 1e-9, all are
-    drawn again: a choice that treats all clients alike.
-    """
-    whole = 2**32 // clients * clients  # words beyond would make some clients likelier
-    enough = (
-        -clients * np.log1p(-most / clients) * 2.0**32 / whole
-    )  # draws until so many are new, on average
-    tries = int(np.ceil(enough + SPARE * np.sqrt(enough) + SPARE))
-    place = jnp.arange(tries, dtype=jnp.int32)
-
-    def new(attempt):
-        words = jax.random.bits(jax.random.fold_in(key, attempt), (tries,), jnp.uint32)
-        drawn = jnp.where(
-            words <= np.uint32(whole - 1), words % np.uint32(clients), clients
-        ).astype(jnp.int32)
-        value, at = jax.lax.sort((drawn, place), num_keys=2)
-        first = jnp.concatenate([jnp.ones(1, bool), value[1:] != value[:-1]]) & (value < clients)
-        return drawn, jnp.zeros(tries, bool).at[at].set(first)
-
-    def again(state):
-        attempt = state[0] + 1
-        return attempt, *new(attempt)
-
-    _, drawn, first = jax.lax.while_loop(
-        lambda s: s[2].sum() < count, again, (jnp.int32(0), *new(0))
-    )
-    return drawn[jnp.nonzero(first, size=most, fill_value=0)[0]]
-
-
 @named("sampling.without_replacement_few")
 def _draw_few(key, *, clients, cohort):
-    return _cohort(subset(key, clients, cohort, cohort), clients)
+    return _cohort(uniform.sparse_subset(key, clients, cohort, cohort), clients)
 
 
 @named("sampling.without_replacement")
@@ -178,7 +136,9 @@ def _draw_with(key, *, edges, clients, cohort, independent):
     )
 
 
-def with_replacement(clients: int, cohort: int, weights=None, independent: bool = False) -> Sampler:
+def with_replacement(
+    clients: int, cohort: int, weights: ArrayLike | None = None, independent: bool = False
+) -> Sampler:
     """`cohort` independent draws, uniform or with probabilities proportional to `weights`.
 
     A client drawn m times runs once and counts m times; with `independent` it runs m times, on m
@@ -259,7 +219,7 @@ def tail_capacity(trials: int, rate: float, where: str) -> int:
 
 @named("sampling.poisson")
 def _draw_poisson(key, *, rate, clients, capacity):
-    chosen = below(jax.random.bits(key, (clients,), jnp.uint32), rate)
+    chosen = uniform.below(jax.random.bits(key, (clients,), jnp.uint32), rate)
     ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
     return _cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
 
@@ -271,7 +231,8 @@ def _draw_poisson_few(key, *, rate, steps, clients, capacity):
     high, low = jax.random.bits(many, (2,), jnp.uint32)
     count = ((steps[0] < high) | ((steps[0] == high) & (steps[1] <= low))).sum(dtype=jnp.int32)
     taken = jnp.minimum(count, capacity)
-    ids = jnp.where(jnp.arange(capacity) < taken, subset(who, clients, capacity, taken), clients)
+    chosen = uniform.sparse_subset(who, clients, capacity, taken)
+    ids = jnp.where(jnp.arange(capacity) < taken, chosen, clients)
     return _cohort(ids, clients, count - taken)
 
 
@@ -293,7 +254,7 @@ def _binomial(clients, rate, capacity):
     )
 
 
-def poisson(clients: int, rate, capacity: int | None = None) -> Sampler:
+def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampler:
     """Each client joins independently with probability `rate`.
 
     Shapes:
@@ -364,7 +325,9 @@ def _draw_responders(key, *, latency, jitter, clients, cohort):
     return _cohort(jax.lax.sort((wait, late, ids), num_keys=2)[2][:cohort], clients)
 
 
-def first_responders(clients: int, cohort: int, latency=None, *, jitter=1.0) -> Sampler:
+def first_responders(
+    clients: int, cohort: int, latency: ArrayLike | None = None, *, jitter: ArrayLike = 1.0
+) -> Sampler:
     """The `cohort` clients that answer first, in each round anew.
 
     A client answers after latency * (1 - jitter + jitter * E), E ~ Exp(1) independent of all else:

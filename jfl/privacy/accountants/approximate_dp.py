@@ -11,12 +11,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from . import rdp
 
 
-def gaussian_sigma(sensitivity, epsilon, delta):
+def gaussian_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The classical noise std: sensitivity * sqrt(2 log(1.25 / delta)) / epsilon.
 
     Units:
@@ -42,7 +43,7 @@ def gaussian_sigma(sensitivity, epsilon, delta):
     return _classical(sensitivity, epsilon, delta)
 
 
-def analytic_sigma(sensitivity, epsilon, delta):
+def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The smallest noise std, to rounding and on the safe side, that makes one Gaussian (epsilon,
     delta)-private.
 
@@ -65,7 +66,9 @@ def analytic_sigma(sensitivity, epsilon, delta):
     return _analytic(sensitivity, epsilon, delta)
 
 
-def compose_basic(epsilon, delta, times):
+def compose_basic(
+    epsilon: ArrayLike, delta: ArrayLike, times: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
     """`times` releases, each (epsilon, delta): everything adds up.
 
     >>> [float(v) for v in compose_basic(0.5, 1e-6, 4)]
@@ -76,7 +79,9 @@ def compose_basic(epsilon, delta, times):
     return _product(epsilon, times), _product(delta, times)
 
 
-def compose_advanced(epsilon, delta, times, slack):
+def compose_advanced(
+    epsilon: ArrayLike, delta: ArrayLike, times: ArrayLike, slack: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
     """`times` adaptive releases at the price of `slack` in delta; the basic epsilon where that is
     smaller.
 
@@ -90,7 +95,7 @@ def compose_advanced(epsilon, delta, times, slack):
     return _advanced(epsilon, times, slack), _sum(_product(delta, times), slack)
 
 
-def amplify(epsilon, delta, rate):
+def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """A release on a sample that holds an element with probability `rate`: (log(1 + rate (e^epsilon
     - 1)), rate delta).
 
@@ -113,7 +118,9 @@ def amplify(epsilon, delta, rate):
     return _amplified(epsilon, rate), _product(delta, rate)
 
 
-def local_budget(epsilon, delta, rate):
+def local_budget(
+    epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
     """The inverse of `amplify`: what the release on the sample may spend.
 
     Raises:
@@ -135,7 +142,7 @@ def local_budget(epsilon, delta, rate):
     return _unamplified(epsilon, rate), _quotient(delta, rate)
 
 
-def round_rate(batch: int, steps: int, rows, scheme: str):
+def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarray:
     """The probability that a row is used at least once in a round of `steps` batches of size
     `batch`.
 
@@ -204,15 +211,7 @@ def _classical(sensitivity, epsilon, delta):
 
 @rdp.float64
 def _analytic(sensitivity, epsilon, delta):
-    def halve(_, ends):
-        low, high = ends
-        middle = (low + high) / 2
-        fits = rdp.gaussian_delta(epsilon, jnp.exp(middle)) <= delta
-        return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
-
-    epsilon, delta = jnp.broadcast_arrays(epsilon, delta)
-    ends = jnp.full(delta.shape, math.log(1e-18)), jnp.full(delta.shape, math.log(1e9))
-    mu = jax.lax.stop_gradient(jnp.exp(jax.lax.fori_loop(0, 80, halve, ends)[0]))
+    mu = jax.lax.stop_gradient(rdp.gaussian_mu(*jax.lax.stop_gradient((epsilon, delta))))
     # the slope of the root by one Newton step, whose value is taken off again: d delta / d mu is a
     # normal density
     slope = jnp.exp(-jnp.square(epsilon / mu - mu / 2) / 2) / math.sqrt(2 * math.pi)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 
@@ -81,7 +82,7 @@ class Participation:
     event: Any
 
 
-def gaussian(noise_multiplier) -> Gaussian:
+def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
     """One release of a sum plus N(0, (noise_multiplier * sensitivity)^2).
 
     Units:
@@ -97,7 +98,7 @@ def gaussian(noise_multiplier) -> Gaussian:
     return Gaussian(_number("events.gaussian", checks.positive, noise_multiplier=noise_multiplier))
 
 
-def poisson(rate, event) -> Poisson:
+def poisson(rate: ArrayLike, event: Any) -> Poisson:
     """`event` on a sample that each element joins on its own with probability `rate`; for
     add_remove.
 
@@ -112,7 +113,7 @@ def poisson(rate, event) -> Poisson:
     )
 
 
-def without_replacement(sample, population, event) -> WithoutReplacement:
+def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) -> WithoutReplacement:
     """`event` on `sample` distinct elements of `population`, all subsets alike; for replace_one.
 
     Raises:
@@ -125,7 +126,7 @@ def without_replacement(sample, population, event) -> WithoutReplacement:
     return WithoutReplacement(sample, population, _known(where, event))
 
 
-def with_replacement(draws, population, event) -> WithReplacement:
+def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> WithReplacement:
     """`event` on `draws` independent draws from `population`, an element as often as it is drawn;
     for replace_one.
 
@@ -148,18 +149,18 @@ def with_replacement(draws, population, event) -> WithReplacement:
     return WithReplacement(draws, population, _known(where, event))
 
 
-def repeat(event, times) -> Repeat:
+def repeat(event: Any, times: ArrayLike) -> Repeat:
     """`event`, `times` times with fresh randomness; later ones may depend on what earlier ones
     released."""
     return Repeat(_known("events.repeat", event), _whole("events.repeat", times=times))
 
 
-def compose(*events) -> Compose:
+def compose(*events: Any) -> Compose:
     """All of `events`, one after another; later ones may depend on what earlier ones released."""
     return Compose(tuple(_known("events.compose", e) for e in events))
 
 
-def touched(rate, event) -> WithoutReplacement:
+def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
     """`event`, which an element reaches with probability `rate` and then as often as it may; for
     replace_one.
 
@@ -178,7 +179,7 @@ def touched(rate, event) -> WithoutReplacement:
     )
 
 
-def series(event, times) -> Series:
+def series(event: Any, times: ArrayLike) -> Series:
     """`event` with each of its noise multipliers Float[n] in turn, times Float[n] >= 0 each, one
     after another.
 
@@ -192,7 +193,7 @@ def series(event, times) -> Series:
     )
 
 
-def participation(probability, event) -> Participation:
+def participation(probability: ArrayLike, event: Any) -> Participation:
     """`event` of one record, if the client that holds it takes part, which may be visible.
 
     The gain is `probability`, not its square: a client differs from the others by more than any
@@ -210,7 +211,7 @@ def participation(probability, event) -> Participation:
     )
 
 
-def seen(event):
+def seen(event: Any) -> Any:
     """One release whose sample is known: a Gaussian, without a gain.
 
     Args:

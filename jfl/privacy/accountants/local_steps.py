@@ -7,15 +7,19 @@ algorithm fits.  All take the curve of one noisy step, at the client's own noise
 the whole cohort.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln, logsumexp
+from jax.typing import ArrayLike
 
 from ...core import checks
 from . import rdp
 
 
-def participates(orders, probability, steps, step):
+def participates(
+    orders: ArrayLike, probability: ArrayLike, steps: int, step: ArrayLike
+) -> jax.Array:
     """P1: the client runs `steps` steps with its own noise if it takes part, which may be seen.
 
     Shapes:
@@ -34,7 +38,9 @@ def participates(orders, probability, steps, step):
     return rdp.participation(orders, probability, _times(steps, step))
 
 
-def last_step_shared(orders, probability, steps, own, shared):
+def last_step_shared(
+    orders: ArrayLike, probability: ArrayLike, steps: int, own: ArrayLike, shared: ArrayLike
+) -> jax.Array:
     """P1a: as `participates`, but the last step hides in the noise of the whole cohort.
 
     Conditions, none of which a plan states: a third party, who sees averages of uploads only;
@@ -57,7 +63,14 @@ def last_step_shared(orders, probability, steps, own, shared):
     return rdp.participation(orders, probability, _add(_times(steps - 1, own), shared))
 
 
-def nonexpansive(orders, probability, steps, rate, z, cohort):
+def nonexpansive(
+    orders: ArrayLike,
+    probability: ArrayLike,
+    steps: int,
+    rate: ArrayLike,
+    z: ArrayLike,
+    cohort: ArrayLike,
+) -> jax.Array:
     """P2: all steps hide in the noise of the whole cohort, if the local steps are non-expansive.
 
     Conditions, beside those of `last_step_shared`: convex losses that are L-smooth, step sizes at

@@ -9,12 +9,15 @@ How, and why it is a proof: `spectra`.
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
+from ...core.errors import NotAnalysable
 from . import events, pld_compose, pld_step, rdp, rdp_events
 
 SIZES = (2**14, 2**17, 2**20)  # grids tried until the width is small
@@ -50,7 +53,7 @@ def _wide(function):
 
 
 @_wide
-def upper(groups, direction, delta, size, grid=None):
+def upper(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
     """Traceable: the epsilon at `delta` that a grid of `size` points proves for one direction; inf
     if none.
 
@@ -61,7 +64,7 @@ def upper(groups, direction, delta, size, grid=None):
 
 
 @_wide
-def lower(groups, direction, delta, size, grid=None):
+def lower(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
     """Traceable, as `upper`: an epsilon below which the same distribution has more than `delta`."""
     composed = pld_compose.compose_lower(groups, direction, grid, size, FEW * delta)
     return _lowest(*composed, grid.tilt, delta)
@@ -90,7 +93,9 @@ def _lowest(composed, reach, tilt, delta):
 # --- many runs at once
 
 
-def poisson(rate, z, times, delta, size=2**14):
+def poisson(
+    rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
+) -> tuple[jax.Array, jax.Array]:
     """Epsilon of Gaussians on Poisson samples, for add_remove, proved on a grid of `size` points.
 
     Shapes:
@@ -110,7 +115,9 @@ def poisson(rate, z, times, delta, size=2**14):
     return _many("add_remove", size)(rate, z, times, delta)
 
 
-def without_replacement(rate, z, times, delta, size=2**14):
+def without_replacement(
+    rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
+) -> tuple[jax.Array, jax.Array]:
     """The same on samples of fixed size, rate = sample / population, for replace_one (z over its
     sensitivity).
 
@@ -151,12 +158,12 @@ def _many(adjacency, size):
 # --- events
 
 
-def epsilon(event, delta) -> tuple[float, float]:
+def epsilon(event: Any, delta: ArrayLike) -> tuple[float, float]:
     """`pld_epsilon` of an event that happens once."""
     return pld_epsilon(event, 1, delta)
 
 
-def pld_epsilon(event, times, delta) -> tuple[float, float]:
+def pld_epsilon(event: Any, times: ArrayLike, delta: ArrayLike) -> tuple[float, float]:
     """An epsilon that is proved for `event`, `times` times, at `delta`; and its width: at most so
     much is too much.
 
@@ -194,7 +201,7 @@ def pld_epsilon(event, times, delta) -> tuple[float, float]:
     return (found[..., 0], found[..., 1]) if times.ndim else tuple(map(float, found))
 
 
-def epsilons(event, times, delta: float) -> np.ndarray:
+def epsilons(event: Any, times: ArrayLike, delta: float) -> np.ndarray:
     """An epsilon that is proved for `event` after each of many numbers of times: `pld_epsilon`
     without its last grid.
 
@@ -217,7 +224,7 @@ def epsilons(event, times, delta: float) -> np.ndarray:
     )
 
 
-def delta(event, epsilon, times=1, size=2**17) -> float:
+def delta(event: Any, epsilon: ArrayLike, times: ArrayLike = 1, size: int = 2**17) -> float:
     """A delta that is proved at `epsilon` >= 0 for `event`, `times` times.
 
     Raises:
@@ -298,7 +305,7 @@ def _quick():
 def _groups(event, loss):
     """The parts of an event, equal ones counted, those of one shape stacked; the adjacency; and
     what of delta it takes, at most `loss`, that an element is drawn more often than is counted."""
-    event, rare = rdp_events._multiplicities(event, loss)
+    event, rare = rdp_events.with_multiplicities(event, loss)
     counted, shapes, kinds = {}, {}, set()
     for part, times in _flat(event, 1.0, kinds):
         if not isinstance(part, events.Participation):  # one form for all, so that few are compiled
@@ -312,6 +319,7 @@ def _groups(event, loss):
             "one adjacency in an event",
             "poisson (add_remove) and with or without_replacement (replace_one)",
             "Use one kind of sampling throughout.",
+            error=NotAnalysable,
         )
     for (shape, leaves), times in counted.items():
         shapes.setdefault((shape, tuple(map(np.size, leaves))), []).append((leaves, times))
@@ -354,6 +362,7 @@ def _flat(event, times, kinds):
                     f"Gaussians inside events.{name}",
                     f"events.{type(inner).__name__}",
                     "Sample once; use participation for the clients.",
+                    error=NotAnalysable,
                 )
         one = _gaussian(events.Gaussian(float(pld_compose.precision(event.event)) ** -0.5))
         if isinstance(event, events.Multiplicity):
@@ -375,13 +384,16 @@ def _flat(event, times, kinds):
         "participation",
         f"events.{type(event).__name__}",
         "No privacy loss distribution is known here for it.",
+        error=NotAnalysable,
     )
 
 
 def _sampled(rate, one):
     rate = float(rate)
     if not RATE <= rate <= 1:
-        checks.fail("pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}")
+        checks.fail(
+            "pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}", error=NotAnalysable
+        )
     return events.Poisson(rate, one)  # directions tell the kinds apart
 
 
@@ -400,6 +412,7 @@ def _copies(event, one):
             f"an element that is hardly ever drawn more than {COPIES} times",
             f"{event.most:g} times",
             "Renyi bounds serve other values.",
+            error=NotAnalysable,
         )
     _sampled(np.sum(event.law[1:]), one)
     return events.Multiplicity(np.asarray(event.law), float(event.most), one)
@@ -423,5 +436,6 @@ def _gaussian(event):
             f"a noise multiplier in [{NOISE[0]:g}, {NOISE[1]:g}]",
             f"{z:g}",
             "Renyi bounds serve other values.",
+            error=NotAnalysable,
         )
     return events.Gaussian(z)

@@ -18,11 +18,12 @@ event: `pld` makes them.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from . import events, pld_step
 
@@ -156,7 +157,7 @@ def _steps(groups):
     return sum(jnp.sum(count(event) * times) for event, times in groups)
 
 
-def precision(event):
+def precision(event: Any) -> jax.Array:
     """Sum of 1 / z^2 of an event, as if all of it always took part, and with all copies that may be
     drawn."""
     if isinstance(event, events.Repeat):
@@ -172,14 +173,20 @@ def precision(event):
     )
 
 
-def total_precision(groups):
+def total_precision(groups: Any) -> jax.Array:
     return sum(jnp.sum(precision(event) * times) for event, times in groups)
 
 
 # --- the grid
 
 
-def plan(groups, direction, size, delta=None, epsilon=None) -> Grid:
+def plan(
+    groups: Any,
+    direction: str,
+    size: int,
+    delta: ArrayLike | None = None,
+    epsilon: ArrayLike | None = None,
+) -> Grid:
     """A grid of `size` points around the losses that decide about epsilon at `delta`, or delta at
     `epsilon`.
 
@@ -288,7 +295,7 @@ def _inside(groups, grid):
     return (_steps(groups) == 1) & (grid.window == grid.start)
 
 
-def compose_upper(groups, direction, grid, size) -> Composed:
+def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Composed:
     """Losses of everything together, pessimistic."""
 
     def build(*args):
@@ -302,7 +309,7 @@ def compose_upper(groups, direction, grid, size) -> Composed:
     return Composed(losses, mass, part.lost + beyond, jnp.asarray(-jnp.inf))
 
 
-def compose_lower(groups, direction, grid, size, few):
+def compose_lower(groups: Any, direction: str, grid: Grid, size: int, few: ArrayLike) -> Composed:
     """The same, optimistic, and by how much its losses may still be too large, but for a
     probability `few`.
 

@@ -22,12 +22,15 @@ precision; `pld` calls it in float64.
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import erf, erfc
+from jax.typing import ArrayLike
 
-from . import with_replacement
+from . import roots, with_replacement
 
 DIRECTIONS = {"add_remove": ("remove", "add"), "replace_one": ("replace",)}
 ROUGH = 512  # nodes of a rough step
@@ -36,7 +39,9 @@ NEVER = -1e12
 CROSSINGS = 60
 
 
-def pessimistic(direction, rate, z, interval, start, size):
+def pessimistic(
+    direction: str, rate: ArrayLike, z: ArrayLike, interval: ArrayLike, start: ArrayLike, size: int
+) -> tuple[jax.Array, jax.Array]:
     """A step that is never better than the true one: mass [size] at losses interval * (start + j),
     and lost mass.
 
@@ -64,7 +69,9 @@ def pessimistic(direction, rate, z, interval, start, size):
     return mass.at[_index_of_zero(start, size)].add(_even(rate, z)), lost[0]
 
 
-def optimistic(direction, rate, z, interval, start, size):
+def optimistic(
+    direction: str, rate: ArrayLike, z: ArrayLike, interval: ArrayLike, start: ArrayLike, size: int
+) -> tuple[jax.Array, jax.Array]:
     """A step that is never worse than the true one: mass [size], at losses interval * (start + j) +
     offset [size].
 
@@ -89,7 +96,7 @@ def optimistic(direction, rate, z, interval, start, size):
     return p, jnp.where(known, offset, -interval / 2)
 
 
-def rough(direction, rate, z):
+def rough(direction: str, rate: ArrayLike, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid,
     never to prove."""
     if jnp.ndim(rate):
@@ -119,7 +126,7 @@ def rough(direction, rate, z):
 # --- reading a composed profile
 
 
-def hockey_stick(composed, epsilon):
+def hockey_stick(composed: Any, epsilon: ArrayLike) -> jax.Array:
     """delta at `epsilon` of composed losses: the mass beyond, weighted by 1 - exp(epsilon -
     loss)."""
     return composed.extra + jnp.sum(
@@ -127,43 +134,20 @@ def hockey_stick(composed, epsilon):
     )
 
 
-def crossing(function, low, high, target):
+def crossing(
+    function: Callable, low: ArrayLike, high: ArrayLike, target: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
     """Ends of where a decreasing function reaches `target`: function(high) <= target <
     function(low), if at all.
 
-    Bisection whose steps are also tried by the secant of log(function), which is almost straight
-    here.
+    By the logarithm of the function, which is almost straight here.
     """
-    log = lambda value: jnp.log(jnp.maximum(value, 1e-300)) - jnp.log(target)
-
-    def narrow(state):
-        i, low, high, f_low, f_high, side = state
-        slope = jnp.clip(f_low / jnp.maximum(f_low - f_high, 1e-300), 0.001, 0.999)
-        middle = low + (high - low) * jnp.where(i % 4 == 3, 0.5, slope)
-        f = log(function(middle))
-        over = f > 0
-        # the end that stays twice counts half (Illinois), or the other end would never come close
-        return (
-            i + 1,
-            jnp.where(over, middle, low),
-            jnp.where(over, high, middle),
-            jnp.where(over, f, jnp.where(side == -1, f_low / 2, f_low)),
-            jnp.where(over, jnp.where(side == 1, f_high / 2, f_high), f),
-            jnp.where(over, 1, -1),
-        )
-
-    def wide(state):
-        i, low, high = state[:3]
-        return (i < CROSSINGS) & (high - low > 1e-9 + 1e-7 * jnp.abs(high))
-
-    f_low, f_high = log(function(low)), log(function(high))
-    state = jax.lax.while_loop(
-        wide, narrow, (0, low, jnp.where(f_low <= 0, low, high), f_low, f_high, 0)
-    )
-    return state[1], jnp.where(f_high <= 0, state[2], jnp.inf)
+    log_ratio = lambda x: jnp.log(jnp.maximum(function(x), 1e-300)) - jnp.log(target)
+    bracket = roots.illinois(log_ratio, low, high, CROSSINGS)
+    return bracket.low, jnp.where(bracket.high_value <= 0, bracket.high, jnp.inf)
 
 
-def least(values, keys):
+def least(values: jax.Array, keys: jax.Array) -> jax.Array:
     """The key [] of the least of values [n]; not differentiable.  An argmin of 64 bits does not
     lower inside a caller's 32-bit program."""
     pick = lambda a, b: jax.tree.map(lambda x, y: jax.lax.select(a[0] <= b[0], x, y), a, b)
@@ -171,7 +155,7 @@ def least(values, keys):
     return jax.lax.reduce(jax.lax.stop_gradient((values, keys)), ends, pick, (0,))[1]
 
 
-def reached(function, composed, level):
+def reached(function: Callable, composed: Any, level: ArrayLike) -> list:
     """`crossing` of function(composed, epsilon), with derivatives by the implicit function
     theorem."""
     fixed, held = jax.lax.stop_gradient((composed, level))

@@ -13,11 +13,16 @@ small, never nan.
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf, log_ndtr
+from jax.typing import ArrayLike
+
+from . import roots
 
 NODES = 1024  # points of an integral
 TAIL = 10.0  # integrals reach this many standard deviations beyond the last mode
@@ -25,7 +30,7 @@ LEGENDRE = np.polynomial.legendre.leggauss(16)
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
 
 
-def float64(function, **options):
+def float64(function: Callable, **options: Any) -> Callable:
     """Compile `function` for float64, whatever jax's default is: arrays, or trees of them by name;
     options of jax.jit."""
     compiled = jax.jit(function, **options)
@@ -39,7 +44,7 @@ def float64(function, **options):
 
 
 @float64
-def gaussian(orders, z):
+def gaussian(orders: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of one Gaussian release: order / (2 z^2).
 
     Shapes:
@@ -56,7 +61,7 @@ def gaussian(orders, z):
 
 
 @float64
-def poisson(orders, rate, z):
+def poisson(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of a Gaussian on a Poisson sample, for add_remove.
 
     The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1), u = rate *
@@ -86,7 +91,7 @@ def poisson(orders, rate, z):
 
 
 @float64
-def without_replacement(orders, rate, z):
+def without_replacement(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of a Gaussian on a sample of fixed size, for replace_one; rate = sample / population.
 
     The divergence is at most that of any pair whose hockey-stick profile is rate * (Gaussian
@@ -113,7 +118,7 @@ def without_replacement(orders, rate, z):
 
 
 @float64
-def with_replacement(orders, law, z):
+def with_replacement(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of a Gaussian on draws that may repeat, for replace_one; an element is drawn k times
     with law[k].
 
@@ -166,7 +171,7 @@ def with_replacement(orders, law, z):
 
 
 @float64
-def participation(orders, probability, curve):
+def participation(orders: ArrayLike, probability: ArrayLike, curve: ArrayLike) -> jax.Array:
     """Curve of a release that happens with `probability`, which may be visible.
 
     Shapes:
@@ -188,7 +193,7 @@ def participation(orders, probability, curve):
 
 
 @float64
-def convert(orders, curve, delta):
+def convert(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The epsilon that each order proves at `delta`; the smallest counts.
 
     Shapes:
@@ -203,7 +208,7 @@ def convert(orders, curve, delta):
 
 
 @float64
-def epsilon(orders, curve, delta):
+def epsilon(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The smallest epsilon at `delta` that a curve proves; never negative.
 
     Shapes:
@@ -213,7 +218,7 @@ def epsilon(orders, curve, delta):
 
 
 @float64
-def delta(orders, curve, epsilon):
+def delta(orders: ArrayLike, curve: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     """The smallest delta at `epsilon` that a curve proves; never above 1.
 
     Shapes:
@@ -228,7 +233,7 @@ def delta(orders, curve, epsilon):
 
 
 @float64
-def gaussian_delta(epsilon, mu):
+def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> jax.Array:
     """Exact delta at `epsilon` >= 0 of Gaussian releases with mu^2 = the sum of 1 / z^2.
 
     References:
@@ -238,7 +243,7 @@ def gaussian_delta(epsilon, mu):
 
 
 @float64
-def gaussian_epsilon(mu, delta):
+def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> jax.Array:
     """Exact epsilon at `delta` of Gaussian releases, by bisection: the upper end, so never too
     small.
 
@@ -254,18 +259,16 @@ def gaussian_epsilon(mu, delta):
 
 @jax.custom_jvp
 def _gaussian_epsilon(mu, delta):
-    none = erf(mu / math.sqrt(8)) <= delta  # delta at epsilon 0, exact for tiny mu too
-    safe = jnp.where(none, 1.0, mu)
+    is_zero = erf(mu / math.sqrt(8)) <= delta  # delta at epsilon 0, exact for tiny mu too
+    safe_mu = jnp.where(is_zero, 1.0, mu)
 
-    def halve(_, ends):
-        low, high = ends
-        middle = (low + high) / 2
-        short = _log_profile(middle / safe - safe / 2, safe) > jnp.log(delta)
-        return jnp.where(short, middle, low), jnp.where(short, high, middle)
+    def is_too_small(epsilon):
+        return _log_profile(epsilon / safe_mu - safe_mu / 2, safe_mu) > jnp.log(delta)
 
     # the Gaussian tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta
-    high = safe * (safe / 2 + jnp.sqrt(-2 * jnp.log(delta)))
-    return jnp.where(none, 0.0, jax.lax.fori_loop(0, 80, halve, (jnp.zeros_like(high), high))[1])
+    high = safe_mu * (safe_mu / 2 + jnp.sqrt(-2 * jnp.log(delta)))
+    _, fitting = roots.bisect(is_too_small, jnp.zeros_like(high), high, 80)
+    return jnp.where(is_zero, 0.0, fitting)
 
 
 @_gaussian_epsilon.defjvp
@@ -273,15 +276,32 @@ def _(values, tangents):
     """delta has the derivatives density(v - mu) in mu and -e^epsilon P(X > v) in epsilon, v =
     epsilon / mu + mu / 2."""
     mu, delta = values
-    found = _gaussian_epsilon(mu, delta)
-    some = found > 0
-    v = jnp.where(some, found / jnp.where(some, mu, 1.0) + mu / 2, 0.0)
+    epsilon = _gaussian_epsilon(mu, delta)
+    is_positive = epsilon > 0
+    v = jnp.where(is_positive, epsilon / jnp.where(is_positive, mu, 1.0) + mu / 2, 0.0)
     tail = log_ndtr(-v)
-    in_mu, in_delta = jnp.exp(-(v**2) / 2 - HALF_LOG_2PI - tail), -jnp.exp(-found - tail)
-    return found, jnp.where(some, in_mu * tangents[0] + in_delta * tangents[1], 0.0)
+    in_mu, in_delta = jnp.exp(-(v**2) / 2 - HALF_LOG_2PI - tail), -jnp.exp(-epsilon - tail)
+    return epsilon, jnp.where(is_positive, in_mu * tangents[0] + in_delta * tangents[1], 0.0)
 
 
-def profile_grid(rate, z, k, nodes):
+@float64
+def gaussian_mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
+    """The largest mu with gaussian_delta(epsilon, mu) <= delta, by bisection from below.
+
+    Shapes:
+        broadcasts.  It takes no derivatives.
+
+    Example:
+        >>> round(float(1 / gaussian_mu(1.0, 1e-5)), 4)
+        3.7306
+    """
+    epsilon, delta = jnp.broadcast_arrays(epsilon, delta)
+    ends = (jnp.full(delta.shape, math.log(mu)) for mu in (1e-18, 1e9))
+    fits = lambda log_mu: gaussian_delta(epsilon, jnp.exp(log_mu)) <= delta
+    return jnp.exp(roots.bisect(fits, *ends, 80)[0])
+
+
+def profile_grid(rate: ArrayLike, z: ArrayLike, k: ArrayLike, nodes: int) -> tuple:
     """Points x, loss e of the Gaussian there, log of t = 1 + rate (e^e - 1), and log of weight *
     profile * e^e.
 

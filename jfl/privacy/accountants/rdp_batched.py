@@ -11,9 +11,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
-from . import pld_step, rdp
+from . import pld_step, rdp, roots
 
 NODES = 256
 TAIL = 8.0
@@ -27,7 +28,9 @@ AT_ONCE = 256  # configurations computed together
 SCHEMES = ("poisson", "without_replacement")
 
 
-def epsilons(rate, z, steps, delta, scheme: str = "poisson"):
+def epsilons(
+    rate: ArrayLike, z: ArrayLike, steps: ArrayLike, delta: ArrayLike, scheme: str = "poisson"
+) -> jax.Array:
     """The proved epsilon of `steps` releases of a Gaussian on a sample, for many configurations.
 
     Shapes:
@@ -55,7 +58,9 @@ def epsilons(rate, z, steps, delta, scheme: str = "poisson"):
     return _map(_epsilon, scheme, rate, z, steps, delta)
 
 
-def noise_multipliers(rate, steps, epsilon, delta, scheme: str = "poisson"):
+def noise_multipliers(
+    rate: ArrayLike, steps: ArrayLike, epsilon: ArrayLike, delta: ArrayLike, scheme: str = "poisson"
+) -> tuple[jax.Array, jax.Array]:
     """The noise multiplier for each target epsilon, and the epsilon that it proves, which is not
     above the target.
 
@@ -108,29 +113,30 @@ def _compiled(one, scheme, flat):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _epsilon(curve_at, rate, z, steps, delta):
-    return _at_best(curve_at, rate, z, steps, delta)[0]
+def _epsilon(make_curve, rate, z, steps, delta):
+    return _best_epsilon(make_curve, rate, z, steps, delta)[0]
 
 
 @_epsilon.defjvp
-def _(curve_at, values, tangents):
-    found, order = _at_best(curve_at, *values)
+def _(make_curve, values, tangents):
+    epsilon, order = _best_epsilon(make_curve, *values)
 
-    def proved(rate, z, steps, delta):  # at the best order, its change adds nothing
-        curve = rdp.poisson if curve_at is _poisson else rdp.without_replacement
+    def epsilon_of_order(rate, z, steps, delta):  # at the best order, its change adds nothing
+        curve = rdp.poisson if make_curve is _poisson else rdp.without_replacement
         return jnp.minimum(
             rdp.convert(order, steps * curve(order, rate, z), delta), _unsampled(z, steps, delta)
         )
 
-    return found, jax.jvp(proved, values, tangents)[1]
+    return epsilon, jax.jvp(epsilon_of_order, values, tangents)[1]
 
 
-def _at_best(curve_at, rate, z, steps, delta, *more):
-    """The epsilon, and the order that proves it: of a few, one that is sought, and `more`."""
-    curve = curve_at(rate, z)
-    best, _ = _search(curve, rate, z, steps, delta, GOLDEN + 8)
+def _best_epsilon(make_curve, rate, z, steps, delta, *more_orders):
+    """The epsilon, and the order that proves it: of a few, the best found, and `more_orders`."""
+    curve = make_curve(rate, z)
+    best, _ = _search_order(curve, rate, z, steps, delta, GOLDEN + 8)
     orders = jnp.append(
-        1 + jnp.exp(jnp.linspace(*_ends(rate, z, steps, delta), COARSE)), jnp.stack([best, *more])
+        1 + jnp.exp(jnp.linspace(*_log_orders(rate, z, steps, delta), COARSE)),
+        jnp.stack([best, *more_orders]),
     )
     each = rdp.convert(orders, steps * curve(orders), delta)
     return jnp.minimum(jnp.min(each), _unsampled(z, steps, delta)), pld_step.least(each, orders)
@@ -140,96 +146,68 @@ def _unsampled(z, steps, delta):
     return rdp.gaussian_epsilon(jnp.sqrt(steps) / z, delta)
 
 
-def _ends(rate, z, steps, delta):
-    """log(order - 1): the best one without sampling, and the best of a Gaussian of what precision
-    the rate leaves."""
+def _log_orders(rate, z, steps, delta):
+    """Ends of log(order - 1): the best order without sampling, and the best of a Gaussian of the
+    precision that the rate leaves."""
     low = 0.5 * jnp.log(-2 * z**2 * jnp.log(delta) / steps)
     high = 0.5 * (jnp.log(-2 * jnp.log(delta) / steps) - 2 * jnp.log(rate) - _log_expm1(z**-2))
     return low - 0.7, jnp.maximum(high, low) + 0.7
 
 
-def _search(curve, rate, z, steps, delta, golden):
+def _search_order(curve, rate, z, steps, delta, golden_steps):
     """The order that proves least, and what it proves: a first look, then a golden section around
     its best."""
-    low, high = _ends(rate, z, steps, delta)
-    seen = jnp.linspace(low, high, COARSE)
-    step = (high - low) / (COARSE - 1)
-    best = pld_step.least(_proved(curve, 1 + jnp.exp(seen), steps, delta), seen)
-    return _section(curve, best - step, best + step, steps, delta, golden)
+    low, high = _log_orders(rate, z, steps, delta)
+    log_orders = jnp.linspace(low, high, COARSE)
+    spacing = (high - low) / (COARSE - 1)
+    best = pld_step.least(_proved(curve, 1 + jnp.exp(log_orders), steps, delta), log_orders)
+    return _refine_order(curve, best - spacing, best + spacing, steps, delta, golden_steps)
 
 
-def _section(curve, low, high, steps, delta, times):
-    at = lambda log_order: _proved(curve, 1 + jnp.exp(log_order)[None], steps, delta)[0]
-    part = (5**0.5 - 1) / 2
-    left, right = high - part * (high - low), low + part * (high - low)
+def _refine_order(curve, low, high, steps, delta, golden_steps):
+    def proved(log_order):
+        return _proved(curve, 1 + jnp.exp(log_order)[None], steps, delta)[0]
 
-    def shrink(_, state):
-        low, high, left, right, at_left, at_right = state
-        down = at_left < at_right
-        low, high = jnp.where(down, low, left), jnp.where(down, right, high)
-        new = jnp.where(down, high - part * (high - low), low + part * (high - low))
-        value = at(new)
-        return (
-            low,
-            high,
-            jnp.where(down, new, right),
-            jnp.where(down, left, new),
-            jnp.where(down, value, at_right),
-            jnp.where(down, at_left, value),
-        )
-
-    _, _, left, right, at_left, at_right = jax.lax.fori_loop(
-        0, times, shrink, (low, high, left, right, at(left), at(right))
-    )
-    return 1 + jnp.exp(jnp.where(at_left < at_right, left, right)), jnp.minimum(at_left, at_right)
+    best, epsilon = roots.golden_section(proved, low, high, golden_steps)
+    return 1 + jnp.exp(best), epsilon
 
 
-def _noise(curve_at, rate, steps, epsilon, delta):
-    """False position on a logarithmic scale, between a multiplier that proves too much and one that
+def _noise(make_curve, rate, steps, epsilon, delta):
+    """Illinois steps on a logarithmic scale, between a multiplier that proves too much and one that
     does not."""
 
     def excess(proved):
         return jnp.clip(jnp.log(jnp.maximum(proved, 1e-300)) - jnp.log(epsilon), -6.0, 6.0)
 
-    def tighten(search, at, ends):
-        low, above, high, below, order, before = ends
-        best, proved = search(jnp.exp(at))
+    def narrow(bracket, log_z, order, searched):
+        new_order, proved = searched
         value = excess(proved)
-        fits = value <= 0
-        # Illinois: an end that stays twice counts half
-        above, below = (
-            jnp.where(before > 0, above / 2, above),
-            jnp.where(before < 0, below / 2, below),
-        )
-        return (
-            jnp.where(fits, low, at),
-            jnp.where(fits, above, value),
-            jnp.where(fits, at, high),
-            jnp.where(fits, value, below),
-            jnp.where(fits, best, order),
-            jnp.where(fits, 1.0, -1.0),
-        )
+        return bracket.replace_end(log_z, value), jnp.where(value <= 0, new_order, order)
 
-    def halve(_, ends):
-        wide = lambda z: _search(curve_at(rate, z), rate, z, steps, delta, GOLDEN)
-        return tighten(wide, (ends[0] + ends[2]) / 2, ends)
+    def halve(_, state):
+        bracket, order = state
+        log_z = (bracket.low + bracket.high) / 2
+        z = jnp.exp(log_z)
+        searched = _search_order(make_curve(rate, z), rate, z, steps, delta, GOLDEN)
+        return narrow(bracket, log_z, order, searched)
 
-    def secant(i, ends):
-        low, above, high, below, order, _ = ends
-        at, near = high - below * (high - low) / (below - above), jnp.log(order - 1)
-        width = jnp.clip(4 * (high - at), *WARM)  # the best order moves faster than the multiplier
-        warm = lambda z: _section(
-            curve_at(rate, z), near - width, near + width, steps, delta, GOLDEN
-        )
-        return tighten(warm, at, ends)
+    def secant(_, state):
+        bracket, order = state
+        log_z, log_order = bracket.secant(), jnp.log(order - 1)
+        # the best order moves faster than the multiplier
+        width = jnp.clip(4 * (bracket.high - log_z), *WARM)
+        curve = make_curve(rate, jnp.exp(log_z))
+        ends = log_order - width, log_order + width
+        return narrow(bracket, log_z, order, _refine_order(curve, *ends, steps, delta, GOLDEN))
 
-    plain = jnp.sqrt(steps) / _gaussian_mu(epsilon, delta)
+    plain = jnp.sqrt(steps) / rdp.gaussian_mu(epsilon, delta)
     # the gain from sampling is at most about the rate
-    ends = (jnp.log(plain) + jnp.log(rate) - 1, 6.0, jnp.log(plain), -6.0, 2.0, 0.0)
-    ends = jax.lax.fori_loop(0, HALVINGS, halve, tuple(map(jnp.asarray, ends)))
-    found = jax.lax.fori_loop(0, SECANTS, secant, ends)
-    z, plain = _up(jnp.exp(found[2])), _up(plain)
-    reached, _ = _at_best(curve_at, rate, z, steps, delta, found[4])
+    bracket = roots.Bracket(jnp.log(plain) + jnp.log(rate) - 1, jnp.log(plain), 6.0, -6.0, 0)
+    state = jax.tree.map(jnp.asarray, (bracket, 2.0))
+    state = jax.lax.fori_loop(0, HALVINGS, halve, state)
+    bracket, order = jax.lax.fori_loop(0, SECANTS, secant, state)
+    z, plain = _up(jnp.exp(bracket.high)), _up(plain)
+    reached, _ = _best_epsilon(make_curve, rate, z, steps, delta, order)
     return jnp.where(reached <= epsilon, z, plain), jnp.where(
         reached <= epsilon, reached, _unsampled(plain, steps, delta)
     )
@@ -252,18 +230,6 @@ def _up(z):
 
 def _log_expm1(x):
     return x + jnp.log(-jnp.expm1(-x))
-
-
-def _gaussian_mu(epsilon, delta):
-    """The largest mu with gaussian_delta(epsilon, mu) <= delta, from below."""
-
-    def halve(_, ends):
-        low, high = ends
-        middle = (low + high) / 2
-        fits = rdp.gaussian_delta(epsilon, jnp.exp(middle)) <= delta
-        return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
-
-    return jnp.exp(jax.lax.fori_loop(0, 60, halve, (jnp.log(1e-9), jnp.log(1e6)))[0])
 
 
 # --- curves

@@ -8,21 +8,26 @@ numbers.
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
-from . import events, rdp
+from ...core.errors import NotAnalysable
+from . import events, rdp, roots
 
 BLOCK = 64  # orders of one compiled call
 ORDERS = 1 + np.geomspace(1e-5, 1e7, 2 * BLOCK)
 SAMPLED, EXACT = "rdp", "gaussian_exact"
+LOG_LEAST_DELTA = -300 * math.log(10)
 FEW = 4  # events, beyond which they are computed together
 
 
-def epsilon(event, delta) -> tuple[float, str]:
+def epsilon(event: Any, delta: float) -> tuple[float, str]:
     """The smaller epsilon of the two, and the method that proved it: "rdp" or "gaussian_exact".
 
     Units:
@@ -45,7 +50,7 @@ def epsilon(event, delta) -> tuple[float, str]:
     return float(values[0]), EXACT if exact[0] else SAMPLED
 
 
-def curve(event, orders):
+def curve(event: Any, orders: ArrayLike) -> jax.Array:
     """Renyi curve of an event: traceable, also in the numbers of the event but for draws with
     replacement.
 
@@ -55,7 +60,7 @@ def curve(event, orders):
     Raises:
         ValueError: as `epsilon`.
     """
-    event, _ = _multiplicities(event, 0.0)
+    event, _ = with_multiplicities(event, 0.0)
     with jax.enable_x64(True):
         return _curve(
             jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event),
@@ -103,7 +108,7 @@ def _each(event, orders):
     return jax.lax.map(one, tuple(leaves[i].noise_multiplier for i in at), batch_size=8)
 
 
-def delta(event, epsilon) -> float:
+def delta(event: Any, epsilon: float) -> float:
     """The smallest delta at which the event is proved to be `epsilon`-private, to one part in a
     million, from above.
 
@@ -118,24 +123,16 @@ def delta(event, epsilon) -> float:
         True
     """
     checks.nonnegative("jfl.privacy.accountants.rdp_events.delta", epsilon=epsilon)
-    fits = lambda deltas: bounds((event,), np.ones(len(deltas)), deltas)[0] <= float(epsilon)
-    few, many = 0, 1  # decades that fit, and that do not
-    while many < 300 and fits(np.array([10.0**-many]))[0]:
-        few, many = many, min(2 * many, 300)
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if fits(np.array([10.0**-middle]))[0] else (few, middle)
-    low, high = -many * math.log(10), -few * math.log(10)
-    while high - low > 1e-6:  # epsilon falls as delta grows
-        tried = np.linspace(low, high, 34)[1:-1]
-        good = fits(np.exp(tried))
-        first = int(np.argmax(good)) if good.any() else 32
-        high = tried[first] if first < 32 else high
-        low = tried[first - 1] if first else low
-    return math.exp(high)
+
+    def excess(log_delta):  # 1 is always enough
+        if log_delta == 0:
+            return -math.inf
+        return bounds((event,), np.ones(1), np.exp([log_delta]))[0][0] - float(epsilon)
+
+    return math.exp(roots.smallest_fitting(excess, LOG_LEAST_DELTA, 0.0, 1e-6))
 
 
-def bounds(found, times, delta):
+def bounds(found: Sequence, times: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Epsilon [m] of the worst event repeated `times`, at `delta` [m]; and whether the exact
     Gaussian gave it.
 
@@ -158,12 +155,12 @@ def bounds(found, times, delta):
     return values.max(axis=0), np.stack([x for _, x in each])[worst, np.arange(len(times))]
 
 
-def above(found, times, delta):
+def above(found: Sequence, times: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Quick upper bounds [events] for one number of rounds; many events of one shape at the price
     of a few."""
     leaves, shapes = zip(*(jax.tree.flatten(e) for e in found))
     alike = len(set(shapes)) == 1 and len(found) > FEW and not any(np.ndim(v) for v in leaves[0])
-    if not alike or events.WithReplacement in _kinds(found[0]):
+    if not alike or events.WithReplacement in event_types(found[0]):
         return np.array([bounds((e,), times, delta)[0][0] for e in found])
     with jax.enable_x64(True):
         # lengths in steps, so that few of them are compiled
@@ -185,19 +182,20 @@ def _compiled_many(shape, rows):
 
 
 def _bound(event, times, delta):
-    kinds = _kinds(event)
+    kinds = event_types(event)
     if events.Poisson in kinds and kinds & {events.WithoutReplacement, events.WithReplacement}:
         checks.fail(
             "jfl.privacy.accountants.rdp_events",
             "one adjacency in an event",
             "poisson (add_remove) and with or without_replacement (replace_one)",
             "Use one kind of sampling throughout.",
+            error=NotAnalysable,
         )
     counts = times if times.ndim == 2 else times[:, None]
     if isinstance(event, events.Series):  # its parts apart, so that many counts cost one
         counts, event = counts if times.ndim == 2 else counts * event.times, event.event
     # draws that repeat more often than a hundredth of delta allows are given up, and paid for
-    event, given_up = _multiplicities(
+    event, given_up = with_multiplicities(
         event, np.min(delta) / max(float(np.max(counts.sum(1))), 1.0) / 100
     )
     delta = delta - given_up * counts.sum(1)
@@ -246,9 +244,9 @@ _compiled_each = jax.jit(
 )
 
 
-def _kinds(event):
+def event_types(event: Any) -> set[type]:
     inner = event.events if isinstance(event, events.Compose) else [getattr(event, "event", None)]
-    return {type(event)}.union(*(_kinds(e) for e in inner if e is not None))
+    return {type(event)}.union(*(event_types(e) for e in inner if e is not None))
 
 
 def _precision(event, sampled=True):
@@ -277,10 +275,11 @@ def _precision(event, sampled=True):
             "for "
             "the clients."
         ),
+        error=NotAnalysable,
     )
 
 
-def _multiplicities(event, loss):
+def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
     """An event whose draws with replacement state how often an element comes; and what of delta
     that leaves out.
 
@@ -295,20 +294,22 @@ def _multiplicities(event, loss):
             law, np.flatnonzero(law)[-1].astype(np.float64), event.event
         ), beyond
     if isinstance(event, events.Compose):
-        parts = [_multiplicities(e, loss / len(event.events)) for e in event.events]
+        parts = [with_multiplicities(e, loss / len(event.events)) for e in event.events]
         return events.Compose(tuple(e for e, _ in parts)), sum(p for _, p in parts)
     if isinstance(event, events.Repeat):
-        if events.WithReplacement not in _kinds(event.event):
+        if events.WithReplacement not in event_types(event.event):
             return event, 0.0
-        inner, beyond = _multiplicities(event.event, loss / float(event.times))
+        inner, beyond = with_multiplicities(event.event, loss / float(event.times))
         return events.Repeat(inner, event.times), event.times * beyond
     if isinstance(event, events.Series):
-        if events.WithReplacement not in _kinds(event.event):
+        if events.WithReplacement not in event_types(event.event):
             return event, 0.0
-        inner, beyond = _multiplicities(event.event, loss / max(float(np.sum(event.times)), 1.0))
+        inner, beyond = with_multiplicities(
+            event.event, loss / max(float(np.sum(event.times)), 1.0)
+        )
         return events.Series(inner, event.times), np.sum(event.times) * beyond
     if isinstance(event, events.Participation):
-        inner, beyond = _multiplicities(event.event, loss)
+        inner, beyond = with_multiplicities(event.event, loss)
         return events.Participation(event.probability, inner), beyond
     return event, 0.0
 
@@ -331,7 +332,7 @@ def _law(event, loss):
     return np.append(law, np.zeros(-len(law) % 8)), beyond
 
 
-def check_delta(delta):
+def check_delta(delta: float) -> None:
     found = checks.array("jfl.guarantee", "delta", delta)
     if found.ndim or found.dtype.kind not in "iuf" or not 0 < found < 1:
         checks.fail(

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from ...core import checks
+from ...core.errors import NotAnalysable
 from . import events, pld
 from . import rdp_events as quick
 from .rdp_events import EXACT, SAMPLED, check_delta
@@ -62,7 +63,7 @@ def delta(event, epsilon) -> float:
         return found
     try:
         return min(found, pld.delta(_spread(event), epsilon))
-    except ValueError:  # numbers outside its range
+    except NotAnalysable:  # numbers outside its range
         return found
 
 
@@ -94,7 +95,7 @@ def _distribution(event, times, delta):
         return math.inf, LOSS_DISTRIBUTION
     try:
         return pld.pld_epsilon(_spread(event), times, delta)[0], LOSS_DISTRIBUTION
-    except ValueError:  # numbers outside its range
+    except NotAnalysable:  # numbers outside its range
         return math.inf, LOSS_DISTRIBUTION
 
 
@@ -103,7 +104,7 @@ def takes(event, times=1) -> bool:
     different parts."""
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))
-    kinds = quick._kinds(event)
+    kinds = quick.event_types(event)
     sampled = kinds & {
         events.Poisson,
         events.WithoutReplacement,

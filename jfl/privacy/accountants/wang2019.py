@@ -9,11 +9,13 @@ numbers; rate and z may be traced.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln, logsumexp
+from jax.typing import ArrayLike
 
 from ...core import checks
 from . import rdp
@@ -21,7 +23,7 @@ from . import rdp
 NODES = 1024
 
 
-def crude(orders, rate, z):
+def crude(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     """The general bound at a Gaussian's curve.
 
     Shapes:
@@ -40,7 +42,7 @@ def crude(orders, rate, z):
     return wor_rdp(orders, rate, lambda j: j / (2 * jnp.asarray(z, jnp.float64) ** 2))
 
 
-def refined(orders, rate, z):
+def refined(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     """The bound with alternating sums B(l) = E[(e^X - 1)^l], X ~ N(-1 / (2 z^2), 1 / z^2), in place
     of raw moments.
 
@@ -62,7 +64,7 @@ def refined(orders, rate, z):
         return _series(orders, rate, lambda j: j / (2 * z**2), lambda evens: _log_moments(evens, z))
 
 
-def wor_rdp(orders, rate, rdp_of_order):
+def wor_rdp(orders: ArrayLike, rate: ArrayLike, rdp_of_order: Callable) -> jax.Array:
     """The general bound on a mechanism that runs on a sample of fixed size.
 
     Args:
@@ -77,7 +79,7 @@ def wor_rdp(orders, rate, rdp_of_order):
     return _series(orders, rate, rdp_of_order, None)
 
 
-def interpolate(orders, whole, curve):
+def interpolate(orders: ArrayLike, whole: ArrayLike, curve: ArrayLike) -> jax.Array:
     """A curve between whole orders: (a - 1) times it is convex in a, and so below its chords.
 
     Shapes:

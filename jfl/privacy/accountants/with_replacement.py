@@ -62,12 +62,13 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import erf, erfc
+from jax.typing import ArrayLike
 
 ROUGH = 2048  # nodes of a rough step
 STEPS = 60  # of Newton's method, at most
 
 
-def masses(losses, law, z):
+def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
     """Probabilities that P and Q give to the cells between losses [n] >= 0, ascending.
 
     Returns:
@@ -98,12 +99,12 @@ def masses(losses, law, z):
     return p[1:], q[1:], jnp.stack([p[0], q[0]]), above, excess[1:]
 
 
-def even(law, z):
+def even(law: jax.Array, z: ArrayLike) -> jax.Array:
     """The probability of loss 0: what the two halves leave of 1."""
     return law[0] * erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))
 
 
-def rough(law, z):
+def rough(law: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Losses [n], ascending, and log masses [n] of a step, each cell at its middle: to choose a
     grid, never to prove."""
     loss = _nodes(law, z, 2 * ROUGH)[1]
@@ -114,7 +115,7 @@ def rough(law, z):
     )
 
 
-def place(losses, law, z):
+def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
     """The point t of each loss >= 0.
 
     The condition is convex in t, and so is the loss as a function of t: tangents of the latter lie

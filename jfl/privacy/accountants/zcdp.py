@@ -11,10 +11,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.checks import Checked as Checked
-from . import rdp
+from . import rdp, roots
 
 LOG_ORDERS = (math.log(1e-6), math.log(1e9))  # of order - 1, in the search for the best one
 
@@ -23,7 +24,7 @@ LOG_ORDERS = (math.log(1e-6), math.log(1e9))  # of order - 1, in the search for 
 
 
 @rdp.float64
-def gaussian(sensitivity, sigma):
+def gaussian(sensitivity: ArrayLike, sigma: ArrayLike) -> jax.Array:
     """rho of one Gaussian release.
 
     References:
@@ -37,7 +38,7 @@ def gaussian(sensitivity, sigma):
 
 
 @rdp.float64
-def compose(rhos):
+def compose(rhos: ArrayLike) -> jax.Array:
     """rho of releases that follow each other: the sum.
 
     Shapes:
@@ -47,7 +48,7 @@ def compose(rhos):
 
 
 @rdp.float64
-def to_dp_classical(rho, delta):
+def to_dp_classical(rho: ArrayLike, delta: ArrayLike) -> jax.Array:
     """epsilon = rho + 2 sqrt(rho log(1 / delta)).
 
     References:
@@ -57,7 +58,7 @@ def to_dp_classical(rho, delta):
 
 
 @rdp.float64
-def to_dp(rho, delta):
+def to_dp(rho: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The smallest epsilon by the improved conversion of the curve rho a, over all real orders;
     never above the other.
 
@@ -75,7 +76,7 @@ def to_dp(rho, delta):
 # --- tCDP
 
 
-def tcdp_compose(rhos, omegas):
+def tcdp_compose(rhos: ArrayLike, omegas: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """(sum of rho, least omega) of releases that follow each other.
 
     Shapes:
@@ -87,7 +88,7 @@ def tcdp_compose(rhos, omegas):
     return compose(rhos), _least(omegas)
 
 
-def tcdp_to_dp(rho, omega, delta, strict: bool = True) -> Checked:
+def tcdp_to_dp(rho: ArrayLike, omega: ArrayLike, delta: ArrayLike, strict: bool = True) -> Checked:
     """epsilon = rho + 2 sqrt(rho log(1 / delta)), which needs log(1 / delta) <= (omega - 1)^2 rho.
 
     Raises:
@@ -112,7 +113,7 @@ def tcdp_to_dp(rho, omega, delta, strict: bool = True) -> Checked:
         )
 
 
-def tcdp_to_dp_any(rho, omega, delta):
+def tcdp_to_dp_any(rho: ArrayLike, omega: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The smallest epsilon by the improved conversion, over the orders below omega; sound for every
     omega > 1.
 
@@ -129,7 +130,9 @@ def tcdp_to_dp_any(rho, omega, delta):
     return _best(rho, delta, omega)
 
 
-def tcdp_amplify(rho, rate, omega=math.inf, strict: bool = True) -> Checked:
+def tcdp_amplify(
+    rho: ArrayLike, rate: ArrayLike, omega: ArrayLike = math.inf, strict: bool = True
+) -> Checked:
     """A release on a sample of fixed size, for replace_one: value (13 rate^2 rho, log(1 / rate) /
     (4 rho)).
 
@@ -174,7 +177,9 @@ def tcdp_amplify(rho, rate, omega=math.inf, strict: bool = True) -> Checked:
         )
 
 
-def tcdp_calibrate(rate, steps, epsilon, delta, strict: bool = True) -> Checked:
+def tcdp_calibrate(
+    rate: ArrayLike, steps: ArrayLike, epsilon: ArrayLike, delta: ArrayLike, strict: bool = True
+) -> Checked:
     """The noise multiplier with which `steps` sampled Gaussians reach epsilon by Lemmas 2 to 4 at
     the target delta.
 
@@ -237,9 +242,8 @@ def _multiplier(rate, steps, epsilon, delta):
 def _best(rho, delta, omega):
     """Golden section over log(order - 1): the epsilon of a curve rho a has one minimum."""
     rho, delta, omega = jnp.broadcast_arrays(rho, delta, omega)
-    part = (math.sqrt(5) - 1) / 2
 
-    def at(log_order):
+    def proved(log_order):
         orders = 1 + jnp.exp(log_order)
         return (
             rho * orders
@@ -247,14 +251,8 @@ def _best(rho, delta, omega):
             - (jnp.log(delta) + jnp.log(orders)) / (orders - 1)
         )
 
-    def shrink(_, ends):
-        low, high = ends
-        left, right = high - part * (high - low), low + part * (high - low)
-        down = at(left) < at(right)
-        return jnp.where(down, low, left), jnp.where(down, right, high)
-
     high = jnp.minimum(jnp.log(jnp.maximum(omega - 1, 1e-300)), LOG_ORDERS[1])
-    low, high = jax.lax.fori_loop(0, 100, shrink, (jnp.minimum(LOG_ORDERS[0], high - 1), high))
-    best = jnp.maximum(jnp.minimum(at(low), at(high)), 0.0)
+    _, least = roots.golden_section(proved, jnp.minimum(LOG_ORDERS[0], high - 1), high, 100)
+    best = jnp.maximum(least, 0.0)
     # the divergence at order 1 bounds the total variation (Bretagnolle and Huber)
     return jnp.where(delta**2 > -jnp.expm1(-rho), 0.0, best)

@@ -3,13 +3,16 @@
 import numpy as np
 
 from ...core import checks
-from ...core.records import Fn, Plan
-from ..accountants import events
+from ...core.errors import NotAnalysable
+from ...core.records import Caveat, Fn, Plan
 from ..mechanisms.chain import bound, limit, multiplier_follows, noisy, shape
-from .example_level import Entry, kinds, level, levels, refused
-from .participation import VIEWS, absent, every_round, share_of, some_rounds, tail, who
+from .entry import Clients, Entry, Part, WeightedSum, refused
+from .noise_levels import levels, usable
+from .participation import VIEWS, absent, chances, share_of, tail, turns, who, worst_columns
 
-OTHERS = "counts the noise of the other clients, who are taken not to help the third party"
+OTHERS = Caveat(
+    "counts the noise of the other clients, who are taken not to help the third party", "others"
+)
 
 
 def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
@@ -24,67 +27,44 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     sampler, adjacency = plan.sampler, plan.upload.adjacency or "replace_one"
     share = np.broadcast_to(share_of(sampler), (sampler.clients,))
     try:
-        own = (levels(plan.upload, rounds, sampler.clients),)
-    except ValueError as error:
+        noise = levels(plan.upload, rounds, sampler.clients)
+    except NotAnalysable as error:
         return [refused("client", view, adjacency, error) for view in VIEWS]
-    worst = kinds(np.ones(share.shape, int), share, own)
-
-    def one(z, rows, client):
-        return events.gaussian(level(z, client))
-
-    def entry(view, happens, one, series, attends, differ, caveats=()):
-        return Entry(
-            "client",
-            view,
-            adjacency,
-            happens,
-            own,
-            cohort_overflow(sampler),
-            absent(plan, view),
-            one=one,
-            steps=lambda z, rows, client: [(one(z, rows, client), 1)],
-            attends=attends,
-            clients=_all(sampler, share if view == "third_party" else 0.0),
-            differ=differ,
-            series=series,
-            caveats=who(plan, view) + caveats,
-        )
-
-    always = lambda share, upload: every_round(sampler, upload)
-    server = entry(
+    ones, everybody = np.ones(share.shape, int), np.arange(sampler.clients)
+    alone = Entry(
+        "client",
         "server",
-        lambda z: tuple(every_round(sampler, one(z, 0, c)) for _, _, c in worst),
-        one,
-        len(own[0]) > 1,
-        always,
-        own,
+        adjacency,
+        (Part("upload", noise),),
+        Clients(ones, np.zeros(share.shape), everybody),
+        chances(sampler, "server", share),
+        turns(sampler),
+        worst_columns(ones, share, [noise], everybody),
+        cohort_overflow(sampler),
+        caveats=who(plan, "server"),
     )
-    if not summed(plan):
-        alone = lambda z: tuple(some_rounds(sampler, s, one(z, 0, c)) for _, s, c in worst)
-        absence = lambda share, upload: some_rounds(sampler, share, upload)
-        return [server, entry("third_party", alone, one, len(own[0]) > 1, absence, own)]
-    shares = weights(plan, rounds)
-
-    def summed_up(z, rows, client):
-        return _column(
-            _in_the_sum(shares, z[0] if isinstance(z, tuple) else np.full((1, 1), z), 0.0, others),
-            client,
+    third = alone._replace(
+        view="third_party",
+        clients=Clients(ones, share, everybody),
+        chance=chances(sampler, "third_party", share),
+        mixture=absent(plan, "third_party"),
+        caveats=who(plan, "third_party"),
+    )
+    if summed(plan):
+        shares = weights(plan, rounds)
+        part = Part(
+            "sum of uploads",
+            _every_round(noise, shares),
+            summed=WeightedSum(shares, others),
         )
-
-    all_ = lambda z: tuple(summed_up(z, 0, c) for c in _unlike(shares, own[0]))
-    own = (_every_round(own[0], shares),)
-    return [
-        server,
-        entry(
-            "third_party",
-            all_,
-            summed_up,
-            len(own[0]) > 1,
-            None,
-            (*own, shares),
-            (OTHERS,) if others else (),
-        ),
-    ]
+        third = third._replace(
+            parts=(part,),
+            chance=None,
+            turns=1,
+            worst=_unlike(shares, noise),
+            caveats=third.caveats + ((OTHERS,) if others else ()),
+        )
+    return [alone, third]
 
 
 def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
@@ -96,11 +76,10 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     adjacency = plan.release.adjacency or (
         "add_remove" if sampler.scheme == "poisson" else "replace_one"
     )
+    worst = ((0, 0),)
     try:
-        own = (_release_levels(plan, rounds),)
-        steps = lambda z, rows, client: [(_cohort(plan, adjacency, events.gaussian(level(z))), 1)]
-        happens = lambda z: (steps(z, 0, 0)[0][0],)
-        series, differ = len(own[0]) > 1, ()
+        noise = _release_levels(plan, rounds)
+        part = Part("model", noise, *_cohort(plan, adjacency))
         if (
             noisy(plan.upload)
             and summed(plan)
@@ -110,51 +89,38 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
             shares, theirs = weights(plan, rounds), levels(plan.upload, rounds, sampler.clients)
             # in units of what a client of weight 1 may change
             unit = float(bound(plan.release)) / limit(plan.upload) * shares.max(1, keepdims=True)
-
-            def both(z):
-                return _in_the_sum(
-                    shares, theirs, unit * (z[0] if isinstance(z, tuple) else z), others
-                )
-
-            happens = lambda z: tuple(_column(both(z), c) for c in _unlike(shares, theirs))
-            steps = lambda z, rows, client: [(_column(both(z), client), 1)]
-            differ = (shares, theirs)
-            own = (_every_round(own[0], np.zeros((max(len(shares), len(theirs)), 1))),)
-            series, caveats = len(own[0]) > 1, caveats + ((OTHERS,) if others else ())
-        happens(own)
-    except ValueError as error:
+            rows = np.zeros((max(len(shares), len(theirs)), 1))
+            part = Part(
+                "model",
+                _every_round(noise, rows),
+                summed=WeightedSum(shares, others, theirs, unit),
+            )
+            worst, caveats = _unlike(shares, theirs), caveats + ((OTHERS,) if others else ())
+    except NotAnalysable as error:
         return [refused("client", "third_party", adjacency, error)]
-    mixture = plan.algorithm.stateful and sampler.scheme == "without_replacement"
+    number = np.arange(sampler.clients)
     return [
         Entry(
             "client",
             "third_party",
             adjacency,
-            happens,
-            own,
-            cohort_overflow(sampler),
-            mixture,
-            steps=steps,
+            (part,),
+            Clients(np.ones(number.shape, int), np.zeros(number.shape), number),
+            worst=worst,
+            overflow=cohort_overflow(sampler),
+            mixture=part.sampling == "participation",
+            noise_of="server",
             drawn="clients",
-            clients=_all(sampler, 0.0),
-            differ=differ,
-            series=series,
             caveats=caveats,
         )
     ]
 
 
-def _all(sampler, share):
-    """Every client, as those of an entry that asks for no rows."""
-    number = np.arange(sampler.clients)
-    return np.ones(number.shape, int), np.broadcast_to(share, number.shape), number
-
-
 def summed(plan: Plan) -> bool:
     """True if all that leaves the server is a sum of all clients' uploads, each with noise of one
     kind."""
-    straight = all(s.role != "row" or s.name == "bounded" for s in plan.release.stages)
-    plain = all(s.role != "post" or s.name == "divide" for s in plan.upload.stages)
+    straight = all(s.role != "row" or s.declared == "upload" for s in plan.release.stages)
+    plain = all(s.role != "post" or s.divisor == "number" for s in plan.upload.stages)
     return straight and plain and plan.sampler.scheme == "full" and shape(plan.upload) is None
 
 
@@ -171,25 +137,10 @@ def weights(plan, rounds):
     return np.asarray(plan.weights, np.float64)[None]
 
 
-def _in_the_sum(weights, z, more, others):
-    """Multipliers [rounds or 1, C] of a client in the weighted sum of all: the noise is
-    everybody's, the shift its own."""
-    noise = np.square(weights * z)
-    std = np.sqrt((noise.sum(1, keepdims=True) if others else noise) + np.square(more))
-    return np.where(
-        weights > 0, np.minimum(std / np.where(weights > 0, weights, 1.0), 1e12), 1e12
-    )  # 0: not in it
-
-
-def _column(found, client):
-    column = found[:, client]
-    return events.gaussian(column if len(column) > 1 else float(column[0]))
-
-
-def _unlike(weights, z):
-    """Clients that differ in weights or noise."""
-    both = np.concatenate([weights, np.broadcast_to(z, (len(z), weights.shape[1]))])
-    return np.unique(both, axis=1, return_index=True)[1]
+def _unlike(weights, noise):
+    """Columns of clients that differ in weights or noise."""
+    both = np.concatenate([weights, np.broadcast_to(noise, (len(noise), weights.shape[1]))])
+    return tuple((c, c) for c in np.unique(both, axis=1, return_index=True)[1].tolist())
 
 
 def _release_levels(plan, rounds):
@@ -199,11 +150,12 @@ def _release_levels(plan, rounds):
     if not isinstance(weights, Fn):
         return levels(plan.release, rounds, 1, lambda round_: float(np.max(np.asarray(weights))))
     each = [float(np.max(np.asarray(weights(r)))) for r in range(rounds)]
-    found = levels(plan.release, rounds, 1)
-    return found / np.array(each)[:, None]
+    return usable(levels(plan.release, rounds, 1) / np.array(each)[:, None])
 
 
-def _cohort(plan, adjacency, noise):
+def _cohort(plan, adjacency):
+    """How the clients of a release are sampled: kind, elements drawn, and those they are drawn
+    from."""
     sampler, scheme = plan.sampler, plan.sampler.scheme
     if scheme == "with_replacement" and plan.algorithm.stateful:
         checks.fail(
@@ -211,15 +163,18 @@ def _cohort(plan, adjacency, noise):
             "a sampler it can analyse for unit='client' and clients that remember",
             "sampling.with_replacement",
             "Use sampling.without_replacement or sampling.poisson.",
+            error=NotAnalysable,
         )
     if scheme in ("full", "first_responders") or (
         scheme == "poisson" and adjacency == "replace_one"
     ):
-        return noise
+        return ("none",)
     if scheme == "poisson":
-        return events.poisson(share_of(sampler), noise)
+        return "poisson", np.array([share_of(sampler)])
     if scheme not in ("with_replacement", "without_replacement"):
-        checks.fail("jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}")
+        checks.fail(
+            "jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}", error=NotAnalysable
+        )
     if adjacency != "replace_one":
         checks.fail(
             "jfl.guarantee",
@@ -229,16 +184,18 @@ def _cohort(plan, adjacency, noise):
                 "One client more changes the cohort of the others: use sampling.poisson for "
                 "add_remove."
             ),
+            error=NotAnalysable,
         )
     if scheme == "with_replacement":  # a client drawn m times moves the sum m times
-        return events.with_replacement(sampler.capacity, 1 / np.max(share_of(sampler)), noise)
+        largest = np.max(share_of(sampler))
+        return "with_replacement", np.array([sampler.capacity]), np.array([1 / largest])
     if sampler.capacity >= sampler.clients:
-        return noise
+        return ("none",)
     if plan.algorithm.stateful:
         # what others remember tells who came with them, so cohorts are taken as seen: only absence
         # protects
-        return events.participation(share_of(sampler), noise)
-    return events.without_replacement(sampler.capacity, sampler.clients, noise)
+        return "participation", np.array([share_of(sampler)])
+    return "without_replacement", np.array([sampler.capacity]), np.array([sampler.clients])
 
 
 def cohort_overflow(sampler):

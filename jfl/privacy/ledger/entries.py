@@ -1,35 +1,33 @@
 """From a plan to what its rounds release about an example or a client, for each view."""
 
-import functools
-import math
-
 import numpy as np
 
 from ...core import checks
-from ...core.records import Plan
-from ..accountants import events
+from ...core.records import Caveat, Plan
 from ..mechanisms import float_floors
 from ..mechanisms.chain import noisy
 from ..taint import checker as taint
 from . import client_level, example_level
-from .example_level import Entry as Entry
+from .entry import Clients, Entry, Part
 from .participation import EVERY_ROUND as EVERY_ROUND
 from .participation import HONEST as HONEST
 from .participation import VIEWS as VIEWS
-from .participation import absent, every_round, share_of, some_rounds
+from .participation import absent, chances, share_of, turns
+from .table import Ledger
 
-SIMULATION = "float32 noise from a simulation PRNG, not for deployment"
-STOPS = (
+SIMULATION = Caveat("float32 noise from a simulation PRNG, not for deployment", "simulation")
+STOPS = Caveat(
     "a run that stops on rows that are not finite reveals that they are there: with "
     "tolerate=('nonfinite_rows',) "
-    "they count as zero instead"
+    "they count as zero instead",
+    "stops",
 )
-PUBLIC = "sizes, rates and weights are public constants"
-PAIRED = "sweep points that share a seed share noise"
-COMBINATIONS = 4096
-IMPLIED = "implied by the client-level guarantee"
-IMPLIED_TWICE = (
-    "implied by the client-level noise: an example moves an upload by up to twice its bound"
+PUBLIC = Caveat("sizes, rates and weights are public constants", "public-sizes")
+PAIRED = Caveat("sweep points that share a seed share noise", "paired-noise")
+IMPLIED = Caveat("implied by the client-level guarantee", "implied")
+IMPLIED_TWICE = Caveat(
+    "implied by the client-level noise: an example moves an upload by up to twice its bound",
+    "implied-twice",
 )
 
 
@@ -62,45 +60,40 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     )
 
 
-def run(entry: Entry, z, rounds) -> tuple:
-    """The events of a whole run, one for each client that may be the worst."""
-    if entry.series:
-        return tuple(events.series(e, np.ones(rounds)) for e in entry.events(z))
-    return tuple(events.repeat(e, rounds) for e in entry.events(z))
+def ledger(plan: Plan, rounds: int = 1) -> Ledger:
+    """What `rounds` rounds of a plan release, and to whom: all that its epsilons follow from.
 
+    Args:
+        plan: of `jfl.plan`.
+        rounds: how many of its rounds are looked at; noise may change from round to round.
 
-def joined(parts, rounds):
-    """Entries one after another, each for its number of rounds, as one."""
+    Returns:
+        A tuple of entries, one for each unit, view and adjacency that noise protects, whose fields
+        are plain data.  It prints as a table, with a line for each noisy release: on which sample,
+        with which noise multiplier (std over the sensitivity under that adjacency), how often.
+        Where clients differ, it shows those that may be the worst.
 
-    def happens(z):
-        found = [run(p, each, r) for p, each, r in zip(parts, z, rounds)]
-        if math.prod(map(len, found)) > COMBINATIONS:
-            checks.fail(
-                "jfl.guarantee",
-                f"at most {COMBINATIONS} combinations of different clients over the segments",
-                f"{math.prod(map(len, found))}",
-                "Let the noise of one plan change over rounds instead.",
-            )
-        # each client may be the worst in each segment: all combinations are at least as bad as any
-        # client
-        combined = functools.reduce(
-            lambda done, new: [d + (e,) for d in done for e in new], found, [()]
-        )
-        return tuple(events.compose(*c) for c in combined)
+    Raises:
+        ValueError: if the plan holds traced values, or its functions hold rows.
 
-    refusals = [p.refusal for p in parts if p.refusal]
-    return parts[0]._replace(
-        events=happens,
-        z=tuple(p.z for p in parts),
-        overflow=sum(p.overflow * r for p, r in zip(parts, rounds)),
-        mixture=any(p.mixture for p in parts),
-        implied=any(p.implied for p in parts),
-        one=None,
-        series=False,
-        refusal=refusals[0] if refusals else "",
-        status="conditional" if any(p.status != "proved" for p in parts) else "proved",
-        caveats=sum((p.caveats for p in parts), ()),
-    )
+    Example:
+        >>> import jfl
+        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(10))
+        >>> task = jfl.models.logistic(fed)
+        >>> noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.1), jfl.divide(16))
+        >>> grad = jfl.private_grad(task.loss, noise)
+        >>> fedavg = jfl.algorithms.fedavg(grad, steps=3, batch=jfl.batches.poisson(16))
+        >>> plan = jfl.plan(fed, task, fedavg, jfl.sampling.without_replacement(10, 4))
+        >>> print(ledger(plan, 50))  # doctest: +ELLIPSIS
+        unit     view         adjacency   release     sampling  rate    noise  times  participation
+        example  server       add_remove  local step  poisson   0.1119  1.1    3      1
+        example  third_party  add_remove  local step  poisson   0.1119  1.1    3      0.4
+        in each of 50 rounds; noise is std / sensitivity
+          caveat: planned worst case: the client participates in every round
+          caveat: ...
+    """
+    checks.whole("jfl.ledger", rounds=rounds)
+    return Ledger(entries(plan, rounds), rounds)
 
 
 def only_the_release(plan: Plan) -> bool:
@@ -117,7 +110,7 @@ def _travelling(plan, entry):
         (SIMULATION, STOPS)
         + ((PUBLIC,) if public else ())
         + ((PAIRED,) if plan.paired_noise else ())
-        + tuple(getattr(plan.fed, "caveats", ()))
+        + tuple(Caveat(text, "data") for text in getattr(plan.fed, "caveats", ()))
     )
 
 
@@ -128,37 +121,29 @@ def _implied(plan, entry):
     other example is two steps away, so its upload moves by twice the bound, and only its absence is
     credited.
     """
+    if entry.refusal:
+        return entry._replace(unit="example", implied=True)
+    present = np.flatnonzero(np.asarray(plan.fed.size).reshape(-1) > 0)
     if entry.adjacency == "replace_one":
-        return entry._replace(unit="example", implied=True, caveats=entry.caveats + (IMPLIED,))
-    sampler = plan.sampler
-    share = float(np.max(share_of(sampler)))
-
-    def one(z, rows, client):
-        return events.gaussian(example_level.level(z, client) / 2)
-
-    def attends(share, upload):
-        return (
-            every_round(sampler, upload)
-            if entry.view == "server"
-            else some_rounds(sampler, share, upload)
+        return entry._replace(
+            unit="example",
+            implied=True,
+            clients=entry.clients._replace(counted=present),
+            caveats=entry.caveats + (IMPLIED,),
         )
-
-    def happens(z):
-        clients = range(z[0].shape[1]) if isinstance(z, tuple) else [0]
-        return tuple(attends(share, one(z, 0, c)) for c in clients)
-
-    counted = [np.full(sampler.clients, v) for v in (1, share)]
+    sampler = plan.sampler
+    share = np.full(sampler.clients, float(np.max(share_of(sampler))))
+    parts = tuple(Part(p.release, p.multiplier, moves=2.0) for p in entry.parts)
     return entry._replace(
         unit="example",
-        events=happens,
+        parts=parts,
+        clients=Clients(np.ones(share.shape, int), share, present),
+        chance=chances(sampler, entry.view, share),
+        turns=turns(sampler),
+        worst=tuple((c, c) for c in range(parts[0].multiplier.shape[1])),
         overflow=0.0,
         implied=True,
-        one=entry.one and one,
-        steps=lambda z, rows, client: [(one(z, rows, client), 1)],
-        attends=attends,
         drawn="",
-        clients=(*counted, np.arange(sampler.clients)),
-        differ=entry.z,
         mixture=absent(plan, entry.view),
         caveats=entry.caveats + (IMPLIED_TWICE,),
     )

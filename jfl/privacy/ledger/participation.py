@@ -6,18 +6,20 @@ import math
 import numpy as np
 
 from ...core import checks
-from ...core.records import Plan, Sampler
-from ..accountants import events
+from ...core.records import Caveat, Plan, Sampler
 
-EVERY_ROUND = "planned worst case: the client participates in every round"
-HONEST = "cohort drawn honestly and not revealed to the third party"
+EVERY_ROUND = Caveat("planned worst case: the client participates in every round", "every-round")
+HONEST = Caveat("cohort drawn honestly and not revealed to the third party", "honest-cohort")
 ASSERTED = "asserted, not enforced: no client participates more than {} times"
 LIKELY = (
     "participations are at most their quantile but for probability {:g}, which delta includes; "
     "cohorts drawn "
     "honestly and without regard to data"
 )
-SEEN = "participations as they happened, not as planned: a description of this run, not a guarantee"
+SEEN = Caveat(
+    "participations as they happened, not as planned: a description of this run, not a guarantee",
+    "realised",
+)
 VIEWS = ("server", "third_party")
 UNKNOWN = (
     "full",
@@ -54,18 +56,16 @@ def tail(capacity, trials, rate):
     return float(stats.binom.sf(capacity, trials, rate))
 
 
-def every_round(sampler, inner):
-    """`inner` as often as a client may run in one round."""
-    return events.repeat(inner, turns(sampler))
-
-
-def some_rounds(sampler, share, inner):
-    """`inner` if the client is drawn."""
-    if sampler.scheme in UNKNOWN or share >= 1:
-        return every_round(sampler, inner)
-    if sampler.independent:  # each draw is a chance of its own
-        return events.repeat(events.participation(share, inner), sampler.capacity)
-    return events.participation(_chance(sampler, share), inner)
+def chances(sampler: Sampler, view: str, share) -> np.ndarray:
+    """The probability, of each time that a client may run in a round, that it does: 1 for a view
+    that sees who takes part, and where nobody knows a chance of absence."""
+    share = np.asarray(share, np.float64)
+    if view == "server" or sampler.scheme in UNKNOWN:
+        return np.ones(share.shape)
+    within = np.minimum(share, 1.0)
+    # each draw of its own is a chance of its own
+    chance = within if sampler.independent else np.asarray(_chance(sampler, within))
+    return np.where(share >= 1, 1.0, chance)
 
 
 def absent(plan: Plan, view: str) -> bool:
@@ -90,6 +90,33 @@ def frontier(sizes, share):
             most = s
     cuts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
     return [(pairs[c[0]][0], pairs[c[-1]][1]) for c in cuts]
+
+
+def worst_columns(rows, amount, noise, counted) -> tuple:
+    """Pairs of columns such that every client is at most as badly off as one of these: with the
+    rows and noise of the one, and the amount of the other.
+
+    Args:
+        rows: Int[C]; fewer never help: a larger rate, or more looks at each row.
+        amount: [C], of participation; less never hurts.
+        noise: arrays [rounds or 1, C or 1] in which clients differ.
+        counted: Int[n], the clients that count.
+    """
+    counted = np.asarray(counted)
+    if not counted.size:
+        return ()
+    rows, amount = np.asarray(rows)[counted], np.asarray(amount)[counted]
+    if all(z.shape[1] == 1 for z in noise):
+        column = {value: c for value, c in zip(rows[::-1].tolist(), counted[::-1].tolist())}
+        other = {value: c for value, c in zip(amount[::-1].tolist(), counted[::-1].tolist())}
+        return tuple((column[r], other[a]) for r, a in frontier(rows, amount))
+    columns = [
+        np.broadcast_to(z if z.shape[1] == 1 else z[:, counted], (len(z), len(rows))) for z in noise
+    ]
+    apart = np.unique(
+        np.concatenate([rows[None], amount[None], *columns]), axis=1, return_index=True
+    )[1]
+    return tuple((c, c) for c in counted[apart].tolist())
 
 
 def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
@@ -119,7 +146,7 @@ def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
     planned = np.full(clients, trials)
     if cap is not None:
         checks.whole(where, cap=cap)
-        return np.minimum(planned, cap), 0.0, "conditional", (ASSERTED.format(cap),)
+        return np.minimum(planned, cap), 0.0, "conditional", (Caveat(ASSERTED.format(cap), "cap"),)
     if quantile is not None:
         checks.fraction(where, single=True, quantile=quantile)
         if sampler.scheme in UNKNOWN:
@@ -132,7 +159,7 @@ def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
             np.minimum(most.astype(int), trials),
             float(quantile),
             "proved",
-            (LIKELY.format(quantile),),
+            (Caveat(LIKELY.format(quantile), "quantile"),),
         )
     if realised is not None:
         seen = checks.array(where, "realised", realised)

@@ -10,44 +10,58 @@ that no two runs share compose as they always did.
 import dataclasses
 import functools
 import itertools
+import math
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from ...core import checks, identity
-from ...core.records import Fn, Plan
+from ...core.errors import NotAnalysable
+from ...core.records import Caveat, Fn, Plan
 from ..accountants import events
 from ..mechanisms.chain import later
-from .entries import COMBINATIONS, Entry, entries, joined
-from .example_level import changing, kinds
-from .participation import every_round, turns
+from .entries import entries
+from .entry import Entry, Member, Stretch, effective
+from .noise_levels import changing
+from .participation import turns, worst_columns
+from .to_events import kinds, met, round_of
 
 WHERE = "jfl.guarantee"
-CHOSEN = (
+CHOSEN = Caveat(
     "runs of one seed share cohorts and batches, and are accounted together in the rounds that "
     "they share: for "
-    "plans that were all chosen before the first of them ran"
+    "plans that were all chosen before the first of them ran",
+    "chosen-before",
 )
-UNLIKE = (
+UNLIKE = Caveat(
     "runs of one seed draw from the same keys: in rounds that they share, what is not the same "
     "sample counts as "
-    "seen, without a gain"
+    "seen, without a gain",
+    "unlike-samples",
 )
-ONCE = (
+ONCE = Caveat(
     "equal plans of one seed in equal rounds are one release, counted once: computed by one "
-    "program, on one machine"
+    "program, on one machine",
+    "equal-plans",
 )
-FOLLOWING = (
+FOLLOWING = Caveat(
     "segments without a first round are taken to follow the segment before them, in rounds "
-    "of their own"
+    "of their own",
+    "following",
 )
-SEEDS = "asserted, not checked: which segments have the same seed, and which have different seeds"
-SHARED = (
+SEEDS = Caveat(
+    "asserted, not checked: which segments have the same seed, and which have different seeds",
+    "seeds",
+)
+SHARED = Caveat(
     "points that share a seed share cohorts and batches: what several of them release together is "
-    "jfl.guarantee([(plan, rounds, 0), ...]), not the sum over independent runs"
+    "jfl.guarantee([(plan, rounds, 0), ...]), not the sum over independent runs",
+    "shared-seed",
 )
 WAYS = 64  # to combine the noise of uploads and releases over segments
+COMBINATIONS = 4096  # of different clients
+SAMPLES = {events.Poisson, events.WithoutReplacement, events.WithReplacement, events.Participation}
 
 
 class Segment(NamedTuple):
@@ -113,12 +127,8 @@ def concatenate(segments, seeds=None) -> list[Entry]:
                 [one[way[i]] for i, one in zip(p.members, several)]
                 for p, several in zip(pieces, listed)
             ]
-            if all(len(c) == 1 for c in chosen):
-                one = joined([c for (c,) in chosen], [p.rounds for p in pieces])
-            else:
-                one = _together(
-                    pieces, [[found[i].plan for i in p.members] for p in pieces], chosen
-                )
+            plans = [[found[i].plan for i in p.members] for p in pieces]
+            one = _joint([p.rounds for p in pieces], plans, chosen)
             status = "conditional" if seeds is not None else one.status
             out.append(one._replace(caveats=one.caveats + caveats, status=status))
     return out
@@ -381,127 +391,106 @@ def _takes_all(plan, rows):
     )
 
 
-# --- one round of several plans
-
-SAMPLES = {events.Poisson, events.WithoutReplacement, events.WithReplacement, events.Participation}
+# --- entries of several plans
 
 
-class Member(NamedTuple):
-    """A plan in a round, for one client."""
+def joined(parts: list[Entry], rounds: list[int]) -> Entry:
+    """Entries one after another, each for its number of rounds, as one.
 
-    plan: Plan
-    entry: Entry
-    cohort: int  # equal for those with the same cohorts
-    batches: int  # equal for those with the same batches
-    rows: int = 0
-    share: float = 1.0
-    client: int = 0
-    z: tuple = ()
-
-    @property
-    def steps(self):
-        return self.entry.steps(self.z, self.rows, self.client)
-
-    @property
-    def quiet(self):
-        """True if none of its batches is drawn."""
-        return self.entry.drawn != "rows" or _takes_all(self.plan, self.rows)
-
-    @property
-    def alone(self):
-        """True if nothing of it is drawn: it has no sample to share."""
-        return self.quiet and (self.entry.view == "server" or _everyone(self.plan.sampler))
-
-    def event(self):
-        """A round of it on its own."""
-        found = _composed([events.repeat(step, count) for step, count in self.steps])
-        return self.entry.attends(self.share, found) if self.entry.attends else found
-
-    def precision(self):
-        """Sum of 1 / z^2 of a participation, where all that is drawn is seen and the client is in
-        all of it."""
-        return sum(count * _precision(step) for step, count in self.steps)
-
-    def turns(self):
-        """How often the client may run in a round."""
-        return turns(self.plan.sampler) if self.entry.attends else 1
+    Each client may be the worst in each of them: all combinations are at least as bad as any
+    client.
+    """
+    stretches = tuple(Stretch(r, (Member(e),)) for e, r in zip(parts, rounds))
+    combinations = math.prod(len(e.worst) for e in parts)
+    if combinations > COMBINATIONS and not any(e.refusal for e in parts):
+        refusal = (
+            f"{WHERE}: need at most {COMBINATIONS} combinations of different clients over the "
+            f"segments; got {combinations}. Let the noise of one plan change over rounds instead."
+        )
+        return _of(stretches, (), refusal)
+    return _of(stretches, itertools.product(*(e.worst for e in parts)))
 
 
-def _together(pieces, plans, found):
-    """One entry for pieces in some of which several segments run; plans and entries
-    [pieces][members]."""
-    flat = [
-        (k, plan, entry)
-        for k, several in enumerate(zip(plans, found))
-        for plan, entry in zip(*several)
-    ]
-    first = found[0][0]
-    refusals = [e.refusal for _, _, e in flat if e.refusal]
-    if refusals:
-        return first._replace(refusal=refusals[0])
-    distinct = list({id(p): p for _, p, _ in flat}.values())
-    class_of = lambda same: dict(zip(map(id, distinct), _classes(same, distinct)))
-    rows = class_of(lambda a, b: _same_rows(a.fed, b.fed))
-    cohort = class_of(lambda a, b: _same(a.sampler, b.sampler) and rows[id(a)] == rows[id(b)])
-    batches = class_of(lambda a, b: rows[id(a)] == rows[id(b)] and _same_batches(a, b))
-    members = [(k, Member(p, e, cohort[id(p)], batches[id(p)])) for k, p, e in flat]
-    clients = _clients([m for _, m in members], [rows[id(p)] for _, p, _ in flat])
-    caveats = set()
-
-    def happens(z):
-        out = []
-        for each in clients:
-            here = [
-                (k, m._replace(rows=r, share=s, client=c, z=own))
-                for (k, m), (r, s, c), own in zip(members, each, z)
-            ]
-            parts = []
-            for k, piece in enumerate(pieces):
-                event = _round([m for at, m in here if at == k], caveats)
-                series = any(e.series for e in found[k])
-                parts.append(
-                    events.series(event, np.ones(piece.rounds))
-                    if series
-                    else events.repeat(event, piece.rounds)
-                )
-            out.append(_composed(parts))
-        return tuple(out)
-
-    z = tuple(e.z for _, _, e in flat)
-    listed = happens(z)  # finds the caveats, and refuses now what it would refuse later
-    lost = 0.0
-    for piece, several, which in zip(pieces, found, plans):
-        equal = (
-            len({(cohort[id(p)], batches[id(p)]) for p in which}) == 1
-        )  # then the larger one has all
-        lost += piece.rounds * (max if equal else sum)(e.overflow for e in several)
-    every = [e for _, _, e in flat]
-    return first._replace(
-        events=happens,
-        z=z,
-        overflow=lost,
+def _of(stretches, worst, refusal=""):
+    """What the members of all stretches say together."""
+    every = [m.entry for s in stretches for m in s.members]
+    overflow = 0.0
+    for stretch in stretches:
+        # of equal draws, the larger one has all
+        equal = len({(m.cohorts, m.batches) for m in stretch.members}) == 1
+        overflow += stretch.rounds * (max if equal else sum)(
+            m.entry.overflow for m in stretch.members
+        )
+    first, refusals = every[0], [e.refusal for e in every if e.refusal]
+    return Entry(
+        first.unit,
+        first.view,
+        first.adjacency,
+        worst=tuple(worst),
+        overflow=overflow,
+        mixture=any(e.mixture for e in every),
         implied=any(e.implied for e in every),
-        one=None,
-        slip=None,
-        steps=None,
-        attends=None,
-        series=False,
-        mixture=any(e.mixture for e in every)
-        and any(events.Participation in _kinds(e) for e in listed),
+        noise_of=first.noise_of,
+        rounds=sum(s.rounds for s in stretches),
+        stretches=stretches,
+        refusal=refusals[0] if refusals else refusal,
         status="conditional" if any(e.status != "proved" for e in every) else "proved",
-        caveats=sum((e.caveats for e in every), ()) + tuple(sorted(caveats)),
+        caveats=sum((e.caveats for e in every), ()),
     )
 
 
-def _clients(members, of):
-    """Clients such that each is at most as badly off as one of them: of each, (rows, share, number)
-    for each member.
+def _joint(rounds, plans, found) -> Entry:
+    """One entry for stretches in some of which several plans run; plans and entries
+    [stretches][members]."""
+    if all(len(several) == 1 for several in found):
+        return joined([entry for (entry,) in found], rounds)
+    distinct = list({id(p): p for several in plans for p in several}.values())
+    class_of = lambda same: dict(zip(map(id, distinct), _classes(same, distinct)))
+    rows = class_of(lambda a, b: _same_rows(a.fed, b.fed))
+    cohorts = class_of(lambda a, b: _same(a.sampler, b.sampler) and rows[id(a)] == rows[id(b)])
+    batches = class_of(lambda a, b: rows[id(a)] == rows[id(b)] and _same_batches(a, b))
+    member = lambda p, e: Member(e, cohorts[id(p)], batches[id(p)], _everyone(p.sampler))
+    stretches = tuple(
+        Stretch(r, tuple(map(member, *several))) for r, *several in zip(rounds, plans, found)
+    )
+    if any(e.refusal for several in found for e in several):
+        return _of(stretches, ())
+    flat = [m for s in stretches for m in s.members]
+    try:
+        worst = _clients(flat, [rows[id(p)] for several in plans for p in several])
+    except NotAnalysable as error:
+        return _of(stretches, (), str(error))
+    one = _of(stretches, worst)
+    caveats, absent = set(), False
+    for columns in worst:
+        columns = iter(columns)
+        for stretch in stretches:
+            members = met(stretch, [next(columns) for _ in stretch.members])
+            caveats |= _sharing(members)
+            absent |= events.Participation in kinds(round_of(members))
+    return one._replace(
+        mixture=one.mixture and absent, caveats=one.caveats + tuple(sorted(caveats))
+    )
+
+
+def _sharing(members) -> set:
+    """What is assumed of a round in which several plans draw from the same keys."""
+    drawing = [m for m in members if not m.draws_nothing]
+    if len(drawing) < 2:
+        return set()
+    after = kinds(round_of(drawing)) & SAMPLES
+    before = set().union(*(kinds(m.event()) for m in drawing)) & SAMPLES
+    return ({CHOSEN} if after else set()) | ({UNLIKE} if before - after else set())
+
+
+def _clients(members, of) -> list:
+    """Columns for each member such that no client is worse off than with one of these.
 
     Clients of one federation are the same for all plans on it.  Of different ones, any may be the
     worst in any.
     """
     groups = [[i for i, g in enumerate(of) if g == group] for group in dict.fromkeys(of)]
-    each = [_alike([members[i] for i in group]) for group in groups]
+    each = [_alike([members[i].entry for i in group]) for group in groups]
     many = np.prod([float(len(e)) for e in each])
     if len(each) > 1 and many > COMBINATIONS:
         checks.fail(
@@ -512,142 +501,36 @@ def _clients(members, of):
             ),
             f"{many:g}",
             "Use one federation for all plans.",
+            error=NotAnalysable,
         )
     out = []
     for chosen in itertools.product(*each):
-        at = {i: value for group, values in zip(groups, chosen) for i, value in zip(group, values)}
-        out.append([at[i] for i in range(len(members))])
+        columns = {i: pair for group, pair in zip(groups, chosen) for i in group}
+        out.append(tuple(columns[i] for i in range(len(members))))
     return out
 
 
-def _alike(members):
-    """As `_clients`, of plans on one federation."""
-    found = [m.entry for m in members]
-    number = functools.reduce(np.intersect1d, [e.clients[2] for e in found])  # examples need rows
-    at = [np.searchsorted(e.clients[2], number) for e in found]
-    rows, shares = ([np.asarray(e.clients[k])[a] for e, a in zip(found, at)] for k in (0, 1))
-    rows = np.max(rows, axis=0)
-    differ = [v if v.shape[1] == 1 else v[:, a] for e, a in zip(found, at) for v in e.differ]
-    one = all(np.array_equal(shares[0], s) for s in shares)
-    differ += [] if one else [s[None] if np.ptp(s) else s[None, :1] for s in shares]
+def _alike(entries) -> list:
+    """As `_clients`, of plans on one federation: one pair of columns for all of them."""
+    counted = functools.reduce(np.intersect1d, [e.clients.counted for e in entries])
+    rows = np.max([e.clients.rows for e in entries], axis=0)
+    shares = [e.clients.share for e in entries]
+    alike = all(np.array_equal(shares[0], s) for s in shares)
+    differ = [effective(p) for e in entries for p in e.parts]
+    if not alike:
+        differ += [s[None] if np.ptp(s) else s[None, :1] for s in shares]
+    amount = shares[0] if alike else np.zeros(len(rows))
     # where a batch takes all rows of a client, more rows are not better: then something is drawn,
     # and may be shared
-    known, which = np.unique(rows, return_inverse=True)
-    quiet = np.array([[m._replace(rows=int(r)).quiet for r in known] for m in members])[
-        :, which.reshape(-1)
-    ]
-    out = []
-    for pattern in np.unique(quiet, axis=1).T:
-        here = np.flatnonzero((quiet.T == pattern).all(1))
-        cut = [v if v.shape[1] == 1 else v[:, here] for v in differ]
-        worst = kinds(rows[here], shares[0][here] if one else np.zeros(len(here)), cut)
-        out += [
-            [(r, s if one else share[here[c]], number[here[c]]) for share in shares]
-            for r, s, c in worst
+    takes_all = np.array(
+        [
+            np.all([np.broadcast_to(p.takes_all, rows.shape) for p in e.parts], axis=0)
+            | (e.drawn != "rows")
+            for e in entries
         ]
+    )[:, counted]
+    out = []
+    for pattern in np.unique(takes_all, axis=1).T:
+        here = counted[(takes_all.T == pattern).all(1)]
+        out += worst_columns(rows, amount, differ, here)
     return out
-
-
-def _round(members, caveats):
-    """The event of a round of several plans, for one client."""
-    if len(members) == 1:
-        return members[0].event()
-    alone, drawing = [m for m in members if m.alone], [m for m in members if not m.alone]
-    parts = [_gaussian(sum(m.turns() * m.precision() for m in alone))] if alone else []
-    if drawing:
-        event = drawing[0].event() if len(drawing) == 1 else _on_one_sample(drawing)
-        parts.append(event)
-    if len(drawing) > 1:
-        before, after = (
-            {k for m in drawing for k in _kinds(m.event())} & SAMPLES,
-            _kinds(event) & SAMPLES,
-        )
-        caveats |= {CHOSEN} if after else set()
-        caveats |= {UNLIKE} if before - after else set()
-    return _composed(parts)
-
-
-def _on_one_sample(members):
-    """A round of plans that draw from the same keys: what is the same draw is drawn once, what is
-    not counts as seen."""
-    seen = _gaussian(sum(m.turns() * m.precision() for m in members))
-    cohorts = len({m.cohort for m in members}) == 1
-    if all(
-        m.entry.attends is None for m in members
-    ):  # noise of the release: the sample is the cohort
-        return _shared(members) or seen if cohorts else seen
-    if any(m.entry.attends is None for m in members) or len({m.turns() for m in members}) > 1:
-        return seen
-    drawing = [m for m in members if not m.quiet]
-    inner = (
-        [_gaussian(sum(m.precision() for m in members if m.quiet))]
-        if len(drawing) < len(members)
-        else []
-    )
-    if len(drawing) == 1:
-        inner += [events.repeat(step, count) for step, count in drawing[0].steps]
-    elif drawing:
-        one = _shared(drawing) if len({m.batches for m in drawing}) == 1 else None
-        inner.append(one or _gaussian(sum(m.precision() for m in drawing)))
-    # a cohort that is not the same counts as seen, with the client in it
-    attends = (
-        members[0].entry.attends
-        if cohorts
-        else lambda share, event: every_round(members[0].plan.sampler, event)
-    )
-    return attends(members[0].share, _composed(inner))
-
-
-def _shared(members):
-    """Releases on the same samples, of the steps that each takes; None where the samples are not
-    the same after all."""
-    if any(len(m.steps) != 1 for m in members):
-        return None
-    steps = sorted((m.steps[0] for m in members), key=lambda s: s[1])
-    if len({_sample(step) for step, _ in steps}) > 1:
-        return None
-    parts, done = [], 0
-    for count in sorted({count for _, count in steps}):
-        z = sum(_inner(step).noise_multiplier ** -2.0 for step, n in steps if n >= count) ** -0.5
-        parts.append(events.repeat(_with_noise(steps[0][0], z), count - done))
-        done = count
-    return _composed(parts)
-
-
-def _inner(step):
-    return step if isinstance(step, events.Gaussian) else step.event
-
-
-def _sample(step):
-    """A sample's kind and numbers, without the noise inside."""
-    if isinstance(step, events.Gaussian):
-        return (events.Gaussian,)
-    return (type(step), *(float(v) for k, v in sorted(vars(step).items()) if k != "event"))
-
-
-def _with_noise(step, z):
-    return (
-        events.gaussian(z)
-        if isinstance(step, events.Gaussian)
-        else dataclasses.replace(step, event=events.gaussian(z))
-    )
-
-
-def _precision(step):
-    """1 / z^2 of a release whose sample is seen; drawn with replacement, an element may be all of a
-    batch."""
-    copies = step.draws if isinstance(step, events.WithReplacement) else 1.0
-    return copies**2 * _inner(step).noise_multiplier ** -2.0
-
-
-def _gaussian(precision):
-    return events.gaussian(np.asarray(precision, np.float64) ** -0.5)
-
-
-def _composed(parts):
-    return parts[0] if len(parts) == 1 else events.compose(*parts)
-
-
-def _kinds(event):
-    inner = event.events if isinstance(event, events.Compose) else [getattr(event, "event", None)]
-    return {type(event)}.union(*(_kinds(e) for e in inner if e is not None))

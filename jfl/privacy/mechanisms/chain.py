@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks, marks, pytrees
-from ...core.records import Fn, Mechanism, named, record, static
+from ...core.errors import NotAnalysable
+from ...core.records import Fn, Key, Mechanism, named, record, static
 from ...kernels.normals import normals
 from . import haar_bands
 from .stages import FLOOR, After, Stage
@@ -137,13 +138,13 @@ def bind(
     return mechanism
 
 
-def initial(mechanism: Mechanism):
+def initial(mechanism: Mechanism) -> Any:
     """The state of the first release."""
     states = [s.state for s in mechanism.stages if s.state is not None]
     return jnp.asarray(states[0], jnp.float32) if states else ()
 
 
-def bound(mechanism: Mechanism, state=None, shape=None):
+def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
     """Bound of one contribution of weight 1, in the units of the sum: Euclidean, or in the norm of
     a shape."""
     state = initial(mechanism) if state is None else state
@@ -156,12 +157,12 @@ def limit(mechanism: Mechanism) -> float:
     return float(bound(mechanism)) / (denominator(mechanism) or 1.0)
 
 
-def shape(mechanism: Mechanism):
+def shape(mechanism: Mechanism) -> Any:
     """The shape of the noise; None if it is isotropic, or none."""
     return next((s.shape for s in _of(mechanism, "noise")), None)
 
 
-def sensitivity(mechanism: Mechanism, state=None, max_weight=1.0):
+def sensitivity(mechanism: Mechanism, state: Any = None, max_weight: Any = 1.0) -> Any:
     """How far one neighbour moves the sum, in the norm of the noise: bound * max_weight, twice that
     under replace_one."""
     if mechanism.adjacency is None:
@@ -188,7 +189,7 @@ def _now(value, round_):
     return jnp.where(value >= FLOOR, value, jnp.nan)  # Health stops a clip or a noise that is none
 
 
-def at(mechanism: Mechanism, round_) -> Mechanism:
+def at(mechanism: Mechanism, round_: Any) -> Mechanism:
     """The mechanism of one round: clip norms and noise that change from round to round get their
     value."""
 
@@ -212,7 +213,7 @@ def _shifted(round_, *, of, first):
     return of(round_ + first)
 
 
-def later(value, first: int):
+def later(value: Any, first: int) -> Any:
     """A mechanism, or a function of the round, that begins at round `first`."""
     if isinstance(value, Fn):
         return Fn(_shifted, dict(of=value), dict(first=first))
@@ -249,7 +250,7 @@ def scheduled(mechanism: Mechanism | None) -> bool:
     )
 
 
-def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0):
+def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
     """The true noise multiplier, std over sensitivity, as the float32 that runs; None without
     noise.
 
@@ -266,12 +267,13 @@ def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0):
                 "noise_multiplier beside an adaptive clip",
                 "std",
                 "The sensitivity changes from round to round, and std does not follow it.",
+                error=NotAnalysable,
             )
         value = value / float(sensitivity(mechanism, max_weight=max_weight))
     return value if value.ndim else float(value)
 
 
-def claimed(mechanism: Mechanism | None):
+def claimed(mechanism: Mechanism | None) -> Any:
     """The multiplier that a paper states for the noise; None if none does."""
     return (
         next((s.claimed for s in _of(mechanism, "noise")), None) if mechanism is not None else None
@@ -283,7 +285,9 @@ def multiplier_follows(mechanism: Mechanism) -> bool:
     return not any(s.absolute for s in _of(mechanism, "noise"))
 
 
-def multipliers(mechanism: Mechanism | None, rounds: int, max_weight=lambda round_: 1.0):
+def multipliers(
+    mechanism: Mechanism | None, rounds: int, max_weight: Any = lambda round_: 1.0
+) -> np.ndarray | None:
     """`multiplier` of each of the first `rounds` rounds: Float64[rounds], or one number where all
     are alike."""
     if not scheduled(mechanism) or not noisy(mechanism):
@@ -300,7 +304,7 @@ def calms(mechanism: Mechanism | None, rounds: int) -> bool:
     return levels.ndim > 0 and bool(np.any(np.diff(levels, axis=0) > 0))
 
 
-def contribute(mechanism: Mechanism, state, rows, weight) -> Partial:
+def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Partial:
     """Row stages, weights and the sum.
 
     A contribution that is not finite after the row stages counts as zero; without a row stage it
@@ -345,15 +349,15 @@ def contribute(mechanism: Mechanism, state, rows, weight) -> Partial:
 
 def finish(
     mechanism: Mechanism,
-    key,
-    state,
-    value,
+    key: Key,
+    state: Any,
+    value: Any,
     *,
-    max_weight=1.0,
-    realised=None,
-    client=None,
-    form=None,
-):
+    max_weight: Any = 1.0,
+    realised: Any = None,
+    client: Any = None,
+    form: Any = None,
+) -> tuple:
     """Noise and post-processing of a finished sum -> release, new state.
 
     Args:
@@ -412,13 +416,15 @@ def _lasts(std):
     return std >= jnp.finfo(jnp.float32).tiny
 
 
-def release(mechanism: Mechanism, key, state, rows, weight, **options):
+def release(
+    mechanism: Mechanism, key: Key, state: Any, rows: Any, weight: Any, **options: Any
+) -> tuple:
     """`contribute` and `finish` at once -> release, new state."""
     part = contribute(mechanism, state, rows, weight)
     return finish(mechanism, key, state, part.value, form=part.form, **options)
 
 
-def alone(mechanism: Mechanism, key, row, **options):
+def alone(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tuple:
     """The release of one contribution, in float32 at least -> release; 1 if it counted as zero,
     since it was not finite.
 
@@ -430,7 +436,7 @@ def alone(mechanism: Mechanism, key, row, **options):
 
 def denominator(mechanism: Mechanism) -> float | None:
     """The product of the public divisors, or None if there are none or they are not known now."""
-    values = [s.apply.data["n"] for s in _of(mechanism, "post") if s.name == "divide"]
+    values = [s.apply.data["n"] for s in _of(mechanism, "post") if s.divisor == "number"]
     if not values or not checks.concrete(values):
         return None
     return float(np.prod([np.asarray(v) for v in values]))

@@ -13,7 +13,7 @@ BLOCK = 2**16  # rounds evaluated at once
 LAST = 2**31 - 1  # of the clock
 
 
-def lasting(where: str, plan: Plan, rounds: int, first: int = 0):
+def lasting(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
     """Refuse a plan in which a function of the round falls below the floor of clip norms and noise.
 
     Constants are checked when a stage is made.  Below the floor squares of norms underflow: a clip

@@ -12,11 +12,13 @@ Bands stand block by block, in a block the base first, then level 1 (finest) to 
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.records import record, static
@@ -44,7 +46,7 @@ class Bands:
 # --- makers
 
 
-def flat(like) -> Bands:
+def flat(like: Any) -> Bands:
     """All leaves as one vector in tree order: its base and each of its levels.
 
     `like` is, here and below, a contribution or its shapes.
@@ -56,19 +58,19 @@ def flat(like) -> Bands:
     return Bands((Block(tuple(range(len(shapes))), (sum(map(math.prod, shapes)),)),), shapes)
 
 
-def per_layer(like) -> Bands:
+def per_layer(like: Any) -> Bands:
     """Each leaf as a vector of its own; leaves of one entry are plain bands."""
     shapes = _shapes("bands.per_layer", like)
     return Bands(tuple(Block((i,), (math.prod(s),)) for i, s in enumerate(shapes)), shapes)
 
 
-def plain(like) -> Bands:
+def plain(like: Any) -> Bands:
     """One band of all entries: isotropic."""
     shapes = _shapes("bands.plain", like)
     return Bands((Block(tuple(range(len(shapes))), (1,), (sum(map(math.prod, shapes)),)),), shapes)
 
 
-def pixels(like, shape, leaves=None) -> Bands:
+def pixels(like: Any, shape: Sequence[int], leaves: Sequence[int] | None = None) -> Bands:
     """The levels of an image, on the leading axis of the leaves that have an entry there for each
     pixel.
 
@@ -237,7 +239,7 @@ def _times(bands, values, pieces):
     return [[x * values[b] for x, b in zip(mine, at)] for mine, at in zip(pieces, _homes(bands))]
 
 
-def analyse(bands: Bands, tree) -> tuple:
+def analyse(bands: Bands, tree: Any) -> tuple:
     """Orthonormal coefficients of each block, float32: [m, ...], or [m * m, ...] of a pyramid, by
     columns."""
     pieces = _split(bands, _checked("bands.analyse", bands, tree)[0])
@@ -246,14 +248,14 @@ def analyse(bands: Bands, tree) -> tuple:
     )
 
 
-def synthesise(bands: Bands, coefficients, like):
+def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
     """The inverse of `analyse`: a tree with the shapes and dtypes of `like`."""
     values, treedef = _checked("bands.synthesise", bands, like)
     pieces = [haar.cut(c, block.grid, 0) for block, c in zip(bands.blocks, coefficients)]
     return _merge(bands, pieces, values, treedef)
 
 
-def energies(bands: Bands, tree):
+def energies(bands: Bands, tree: Any) -> jax.Array:
     """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree."""
     out = [0.0] * count(bands)
     for mine, at in zip(_split(bands, _checked("bands.energies", bands, tree)[0]), _homes(bands)):
@@ -262,7 +264,7 @@ def energies(bands: Bands, tree):
     return jnp.stack(out)
 
 
-def scale(bands: Bands, values, tree):
+def scale(bands: Bands, values: Any, tree: Any) -> Any:
     """Each band of the tree times its value: Q^T diag(values) Q tree.
 
     Shapes:
@@ -273,7 +275,7 @@ def scale(bands: Bands, values, tree):
     return _merge(bands, pieces, like, treedef)
 
 
-def noise(bands: Bands, key, stds, like):
+def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
     """Gaussian noise with standard deviation stds[b] in every coefficient of band b: a float32
     tree.
 
@@ -317,7 +319,9 @@ def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
     return energy.astype(np.float32)
 
 
-def optimal(bands: Bands, energies, utility=1.0, floor=1e-3):
+def optimal(
+    bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0, floor: float = 1e-3
+) -> jax.Array:
     """Float32[n]: relative noise stds of the least total of utility * variance, at equal privacy.
 
     They minimise sum_b a_b n_b t_b^2 where sum_b C_b^2 / t_b^2 is given: t_b^2 ~ C_b / sqrt(a_b
@@ -339,7 +343,7 @@ def optimal(bands: Bands, energies, utility=1.0, floor=1e-3):
     ) ** 0.25
 
 
-def family(bands: Bands, energies, beta, floor=1e-3):
+def family(bands: Bands, energies: ArrayLike, beta: ArrayLike, floor: float = 1e-3) -> jax.Array:
     """Float32[n]: relative noise stds, (C_b^2 / n_b)^(beta / 2): beta = 0 is isotropic, 1/2 is
     `optimal`.
 

@@ -4,11 +4,13 @@ Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; eve
 sum sees only sums.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks, printing, pytrees
 from ...core.records import Array, Fn, named, record, static
@@ -38,6 +40,22 @@ class Stage:
     generator: str = static(default="philox")  # noise: of kernels.normals
     __repr__ = printing.stage
 
+    @property
+    def declared(self) -> str:
+        """Why a bound holds that this stage states without clipping: "upload" or "prox_erm"; else
+        ""."""
+        return DECLARED.get(self.name, "")
+
+    @property
+    def divisor(self) -> str:
+        """By what the stage divides: "number", "size" or "weight"; "" for one that does not."""
+        return DIVISORS.get(self.name, "")
+
+
+# names of stages, which are part of a plan's identity, and what they say
+DECLARED = {"bounded": "upload", "prox_erm": "prox_erm"}
+DIVISORS = {"divide": "number", "divide_by_size": "size", "divide_by_weight": "weight"}
+
 
 @record
 class Shape:
@@ -66,17 +84,17 @@ FLOOR = np.float32(
 )  # of clip norms and of noise: below, squares of norms underflow in float32
 
 
-def _level(where, do="", **given):
+def level_leaf(where: str, do: str = "", **given: ArrayLike | Callable) -> Any:
     """A positive number as a leaf, or a function of the round."""
     ((name, value),) = given.items()
     if callable(value):
         return value if isinstance(value, Fn) else Fn(value)
     checks.positive(where, do, single=True, **{name: value})
-    _not_tiny(where, **{name: value})
+    refuse_tiny(where, **{name: value})
     return checks.scalar(value)
 
 
-def _not_tiny(where, **given):
+def refuse_tiny(where: str, **given: ArrayLike) -> None:
     """Squares of norms must not underflow: a sensitivity of 0 would be no noise."""
     for name, value in given.items():
         if checks.concrete(value) and np.min(np.asarray(value, np.float32)) < FLOOR:
@@ -91,7 +109,7 @@ def _not_tiny(where, **given):
 # --- row stages
 
 
-def _shrink(bound, row, norm=None):
+def scale_to_bound(bound: ArrayLike | Callable, row: Any, norm: Any = None) -> tuple:
     whole = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
     if whole:
         checks.fail(
@@ -104,7 +122,7 @@ def _shrink(bound, row, norm=None):
 
 @named("stages.clip_l2")
 def _clip_l2(state, row, *, bound):
-    return _shrink(bound, row)
+    return scale_to_bound(bound, row)
 
 
 def _stretch(shape):
@@ -117,7 +135,7 @@ def _its_bound(state, shape, *, bound):
     return bound * _stretch(shape)
 
 
-def clip_l2(bound) -> Stage:
+def clip_l2(bound: ArrayLike | Callable) -> Stage:
     """Shrink each contribution to Euclidean norm at most `bound`, over all leaves together.
 
     Units:
@@ -138,7 +156,7 @@ def clip_l2(bound) -> Stage:
         >>> release(m, jax.random.key(0), (), jnp.array([[3.0, 4.0]]), jnp.ones(1))[0].tolist()
         [0.6000000238418579, 0.800000011920929]
     """
-    data = dict(bound=_level("clip_l2", "Leave the stage out for no clipping.", bound=bound))
+    data = dict(bound=level_leaf("clip_l2", "Leave the stage out for no clipping.", bound=bound))
     return Stage(Fn(_clip_l2, data), Fn(_its_bound, data), name="clip_l2")
 
 
@@ -154,7 +172,7 @@ def _clip_per_layer(state, row, *, bounds, layers):
             "The bound of a contribution follows from their number.",
         )
     limits = limits * layers if len(limits) == 1 else limits
-    pairs = [_shrink(b, x) for b, x in zip(limits, leaves)]
+    pairs = [scale_to_bound(b, x) for b, x in zip(limits, leaves)]
     return treedef.unflatten([x for x, _ in pairs]), jnp.any(jnp.array([c for _, c in pairs]))
 
 
@@ -174,7 +192,7 @@ def _layers_bound(state, shape, *, bounds, layers):
     return jnp.sqrt(jnp.sum(jnp.square(limits * each)))
 
 
-def clip_per_layer(bounds, layers: int | None = None) -> Stage:
+def clip_per_layer(bounds: Sequence | ArrayLike, layers: int | None = None) -> Stage:
     """Shrink each leaf of a contribution on its own.
 
     Units:
@@ -200,7 +218,7 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
         checks.fail("clip_per_layer", "one bound, or one for each leaf", f"bounds={bounds!r}")
     for b in limits:
         checks.positive("clip_per_layer", single=True, bound=b)
-        _not_tiny("clip_per_layer", bound=b)
+        refuse_tiny("clip_per_layer", bound=b)
     if len(limits) == 1:
         if layers is None:
             checks.fail(
@@ -222,7 +240,7 @@ def clip_per_layer(bounds, layers: int | None = None) -> Stage:
 @named("stages.clip_adaptive")
 def _clip_adaptive(state, row, *, indicator, quantile, lr, count, floor):
     norm = jnp.maximum(state, floor)
-    clipped, over = _shrink(norm, row)
+    clipped, over = scale_to_bound(norm, row)
     bit = jnp.where(over, 0.0, 1.0)
     return (clipped, norm * indicator * (bit - 0.5)), over
 
@@ -250,7 +268,15 @@ def _adapt(state, value, *, indicator, quantile, lr, count, floor):
 LEAST = 1e-6  # of its first value: how far an adaptive clip norm may fall by default
 
 
-def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1, floor=None) -> Stage:
+def clip_adaptive(
+    initial: ArrayLike,
+    count: ArrayLike,
+    *,
+    quantile: ArrayLike = 0.5,
+    lr: ArrayLike = 0.2,
+    indicator: ArrayLike = 0.1,
+    floor: ArrayLike | None = None,
+) -> Stage:
     """Clip to a norm that follows a quantile of the contributions' norms, privately, inside the
     same release.
 
@@ -280,10 +306,10 @@ def clip_adaptive(initial, count, *, quantile=0.5, lr=0.2, indicator=0.1, floor=
         "clip_adaptive", single=True, initial=initial, count=count, lr=lr, indicator=indicator
     )
     checks.fraction("clip_adaptive", single=True, quantile=quantile)
-    _not_tiny("clip_adaptive", initial=initial)
+    refuse_tiny("clip_adaptive", initial=initial)
     if floor is not None:
         checks.positive("clip_adaptive", single=True, floor=floor)
-        _not_tiny("clip_adaptive", floor=floor)
+        refuse_tiny("clip_adaptive", floor=floor)
         if checks.concrete((floor, initial)) and floor > initial:
             checks.fail(
                 "clip_adaptive", "floor <= initial", f"floor={floor!r}, initial={initial!r}"
@@ -319,7 +345,7 @@ def _declared(state, shape, *, value):
     return value * _stretch(shape)
 
 
-def bounded(value, reason: str) -> Stage:
+def bounded(value: ArrayLike, reason: str) -> Stage:
     """Declare, without clipping, that a contribution is at most `value` long.
 
     Args:
@@ -330,13 +356,12 @@ def bounded(value, reason: str) -> Stage:
     Units:
         as of `clip_l2`.
     """
-    checks.choice("bounded", ("upload", "prox_erm"), reason=reason)
+    names = {why: name for name, why in DECLARED.items()}
+    checks.choice("bounded", tuple(names), reason=reason)
     checks.positive("bounded", single=True, value=value)
-    _not_tiny("bounded", value=value)
+    refuse_tiny("bounded", value=value)
     data = dict(value=checks.scalar(value))
-    return Stage(
-        Fn(_as_it_is, data), Fn(_declared, data), name="bounded" if reason == "upload" else reason
-    )
+    return Stage(Fn(_as_it_is, data), Fn(_declared, data), name=names[reason])
 
 
 # --- sum, noise, post
@@ -348,7 +373,11 @@ def total() -> Stage:
 
 
 def gaussian(
-    noise_multiplier=None, *, std=None, shape: Shape | None = None, generator: str = "philox"
+    noise_multiplier: ArrayLike | Callable | None = None,
+    *,
+    std: ArrayLike | Callable | None = None,
+    shape: Shape | None = None,
+    generator: str = "philox",
 ) -> Stage:
     """Add N(0, sigma^2) to every coordinate, sigma = noise_multiplier * sensitivity of the sum.
 
@@ -375,12 +404,12 @@ def gaussian(
     if not callable(value) and checks.ndim("gaussian", name, value) == 1:
         checks.positive("gaussian", **{name: value})
         if np.size(value):
-            _not_tiny("gaussian", **{name: value})
+            refuse_tiny("gaussian", **{name: value})
         else:
             checks.fail("gaussian", f"{name} of each client", "none")
         value = jnp.asarray(value, jnp.float32)
     else:
-        value = _level("gaussian", "Leave the stage out for no noise.", **{name: value})
+        value = level_leaf("gaussian", "Leave the stage out for no noise.", **{name: value})
     checks.choice("gaussian", GENERATORS if shape is None else ("philox",), generator=generator)
     return Stage(
         None,
@@ -405,7 +434,7 @@ def _divide_realised(value, after):
     return _divide(value, after, n=jnp.where(after.realised > 0, after.realised, 1))
 
 
-def divide(n) -> Stage:
+def divide(n: ArrayLike | str) -> Stage:
     """Divide the noisy sum by a public number; by "size", the client's own rows; by "weight", the
     cohort's weights.
 

@@ -15,15 +15,17 @@ whatever is combined.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.records import Fn, named
 from . import haar_bands as haar
 from .haar_bands import Bands
-from .stages import Shape, Stage, _level, _not_tiny, _shrink, clip_l2, gaussian
+from .stages import Shape, Stage, clip_l2, gaussian, level_leaf, refuse_tiny, scale_to_bound
 
 READINGS = ("R1", "R2", "R3", "R4", "R5", "R6")
 CALIBRATIONS = ("plain", "lemma2")
@@ -32,7 +34,7 @@ CALIBRATIONS = ("plain", "lemma2")
 # --- shapes
 
 
-def shape(bands: Bands, std) -> Shape:
+def shape(bands: Bands, std: ArrayLike) -> Shape:
     """Noise with these relative standard deviations of a coefficient in each band.
 
     They are scaled so that, at one clip norm and noise multiplier, the noise has the power of
@@ -56,7 +58,7 @@ def _kept(bands):
     return sizes * (entries / np.bincount(at, sizes))[at]
 
 
-def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
+def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | None = None) -> Shape:
     """Noise variance of a coefficient as the `exponent`-th power of its expected energy.
 
     Args:
@@ -91,7 +93,7 @@ def ellipsoid(bands: Bands, exponent=0.25, energies=None) -> Shape:
     return shape(bands, haar.family(bands, jnp.asarray(energies, jnp.float32), exponent))
 
 
-def optimal(bands: Bands, energies, utility=1.0) -> Shape:
+def optimal(bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0) -> Shape:
     """The shape of least weighted noise, sum of utility * variance, for contributions of these band
     energies.
 
@@ -126,7 +128,9 @@ def _one_each(where, bands, least=None, **values):
 
 @named("wavelet.clip_ellipsoid")
 def _clip_ellipsoid(state, row, *, bound, shape):
-    return _shrink(bound, row, jnp.sqrt((haar.energies(shape.bands, row) * shape.scales**2).sum()))
+    return scale_to_bound(
+        bound, row, jnp.sqrt((haar.energies(shape.bands, row) * shape.scales**2).sum())
+    )
 
 
 @named("wavelet.clip_ellipsoid.bound")
@@ -140,7 +144,7 @@ def _ellipsoid_bound(state, other, *, bound, shape):
     )  # the two bases may lie anyhow to each other
 
 
-def clip_ellipsoid(bound, shape: Shape) -> Stage:
+def clip_ellipsoid(bound: ArrayLike | Callable, shape: Shape) -> Stage:
     """Shrink each contribution to length `bound` in the norm of `shape`, keeping its direction.
 
     Units:
@@ -152,7 +156,7 @@ def clip_ellipsoid(bound, shape: Shape) -> Stage:
     """
     if not isinstance(shape, Shape):
         checks.fail("wavelet.clip_ellipsoid", "a shape of jfl.wavelet", f"{shape!r}")
-    data = dict(bound=_level("wavelet.clip_ellipsoid", bound=bound), shape=shape)
+    data = dict(bound=level_leaf("wavelet.clip_ellipsoid", bound=bound), shape=shape)
     return Stage(Fn(_clip_ellipsoid, data), Fn(_ellipsoid_bound, data), name="clip_ellipsoid")
 
 
@@ -170,7 +174,7 @@ def _bands_bound(state, shape, *, bounds, bands):
     return jnp.sqrt(jnp.sum(jnp.square(bounds))) * jnp.max(shape.scales)
 
 
-def clip_bands(bounds, bands: Bands) -> Stage:
+def clip_bands(bounds: ArrayLike, bands: Bands) -> Stage:
     """Shrink each band of a contribution on its own: Float[bands] bounds on the orthonormal
     coefficients.
 
@@ -184,7 +188,7 @@ def clip_bands(bounds, bands: Bands) -> Stage:
         sigma_b^2.
     """
     _one_each("wavelet.clip_bands", bands, bounds=bounds)
-    _not_tiny("wavelet.clip_bands", bounds=bounds)
+    refuse_tiny("wavelet.clip_bands", bounds=bounds)
     data = dict(bounds=jnp.asarray(bounds, jnp.float32), bands=bands)
     return Stage(Fn(_clip_bands, data), Fn(_bands_bound, data), name="clip_bands")
 
@@ -219,12 +223,12 @@ def shares(bands: Bands) -> Stage:
 
 def published(
     reading: str,
-    bound,
-    noise_multiplier,
+    bound: ArrayLike,
+    noise_multiplier: ArrayLike,
     bands: Bands,
     *,
     calibration: str = "plain",
-    max_weight=1.0,
+    max_weight: ArrayLike = 1.0,
     unsound: bool = False,
 ) -> tuple[Stage, Stage]:
     """The paper's mechanism under one reading of its text -> (clip, noise), to stand around

@@ -24,7 +24,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...core import checks, identity
-from ...core.records import Batches, Context, Fn, Keys, Mechanism, Plan, Rows
+from ...core.records import Batches, Caveat, Context, Fn, Keys, Mechanism, Plan, Rows
 from ...kernels import normals
 from ..mechanisms import chain as mech
 from ..mechanisms import stages, wavelet
@@ -32,7 +32,7 @@ from ..mechanisms.stages import Stage
 from . import constants
 from .flow import OPAQUE, Flow, is_key
 
-DECLARED = "declared by the algorithm's author"
+DECLARED = Caveat("declared by the algorithm's author", "declared")
 KNOWN = 256  # structures whose verdict is kept
 SHOWN = 7  # steps of a path that are printed
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -65,7 +65,6 @@ ROWS = {
     wavelet._clip_bands: wavelet._bands_bound,
     wavelet._shares: wavelet._one,
 }
-ASSERTED = ("bounded", "prox_erm")  # `stages.bounded`: where it may stand is checked in `jfl.plan`
 DRAWS = {
     "_draw_full": "full",
     "_draw_without": "without_replacement",
@@ -440,7 +439,7 @@ def own_stage(stage: Stage) -> bool:
         return False
     if stage.apply.function is stages._as_it_is:
         return (
-            stage.name in ASSERTED
+            bool(stage.declared)  # where it may stand is checked in `jfl.plan`
             and stage.bound.function is stages._declared
             and _alike(stage.apply.data, stage.bound.data)
         )

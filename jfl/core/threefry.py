@@ -1,0 +1,146 @@
+"""The keys of a run inside its program: Threefry-2x32 as jax has it, bit for bit, in few kernels.
+
+jax's own lowering for CPUs is a loop of five turns with several small kernels for each
+`fold_in`, `split` or draw, and a round has a dozen of them: they were two thirds of what XLA
+compiled for a small model.  Here each is one kernel.  `compact` gives a key of this type, whose
+draws and children are those of the key that it was given.
+
+References:
+    Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section
+    3.2.
+"""
+
+import math
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+JAX_NAME = "threefry2x32"
+
+
+def block(key, counter):
+    """Two words of `counter` under `key`: Threefry-2x32 with 20 rounds.
+
+    Shapes:
+        key: two, counter: two UInt32[...] that broadcast -> two UInt32[...].
+
+    Example:
+        >>> [f"{int(word):08x}" for word in block((np.uint32(0),) * 2, (np.uint32(0),) * 2)]
+        ['6b200159', '99ba4efe']
+    """
+    keys = (*key, key[0] ^ key[1] ^ np.uint32(PARITY))
+    first, second = counter[0] + keys[0], counter[1] + keys[1]
+    for i in range(5):
+        for turn in ROTATIONS[i % 2]:
+            first = first + second
+            second = (second << np.uint32(turn)) | (second >> np.uint32(32 - turn))
+            second = first ^ second
+        first = first + keys[(i + 1) % 3]
+        second = second + keys[(i + 2) % 3] + np.uint32(i + 1)
+    return first, second
+
+
+def _stacked(data, number):
+    """UInt32[..., 2]: both words of each block."""
+    return jnp.stack(block(_words(data), (jnp.zeros_like(number), number)), -1)
+
+
+def _packed(data, number):
+    """As `_stacked`, by way of 64 bits: XLA for CPU has no kernel with two results, and would
+    compute every block twice."""
+    low, high = block(_words(data), (jnp.zeros_like(number), number))
+    with jax.enable_x64(True):  # here alone: 64 bits go no further
+        low, high = (lax.convert_element_type(word, np.uint64) for word in (low, high))
+        both = low | lax.shift_left(high, lax.full_like(high, 32))
+        return lax.bitcast_convert_type(both, np.uint32)
+
+
+def _mixed(data, number):
+    """UInt32[...]: one word of each block."""
+    low, high = block(_words(data), (jnp.zeros_like(number), number))
+    return low ^ high
+
+
+def _words(data):
+    return data[..., 0], data[..., 1]
+
+
+def _kernel(on_cpu, elsewhere):
+    """A function of keys UInt32[..., 2] and counters UInt32[...] of as many axes, any of length 1.
+
+    On a CPU it lies in a branch that is always taken, which the compiler cannot know: so no reader
+    computes it anew, and XLA compiles it once for all places in which it has the same shape.
+    """
+
+    @jax.jit
+    def whole(data, number):
+        shape = jnp.broadcast_shapes(data.shape[:-1], number.shape)
+        data = jnp.broadcast_to(data, (*shape, 2))
+        number = jnp.broadcast_to(number, shape)
+        if jax.default_backend() != "cpu":
+            return elsewhere(data, number)
+        always = lax.optimization_barrier(jnp.bool_(True))
+        # what follows from the arguments: under shard_map both branches must vary alike
+        never = lambda data, number: number if on_cpu is _mixed else data
+        return lax.cond(always, on_cpu, never, data, number)
+
+    @jax.custom_batching.custom_vmap
+    def kernel(data, number):
+        return whole(data, number)
+
+    @kernel.def_vmap
+    def _(size, batched, data, number):
+        data, number = (
+            x if there else x[None] for x, there in zip((data, number), batched, strict=True)
+        )
+        return kernel(data, number), True
+
+    return kernel
+
+
+_pairs, _singles = _kernel(_packed, _stacked), _kernel(_mixed, _mixed)
+
+
+def _fold_in(data, number):
+    return _pairs(data, lax.convert_element_type(number, np.uint32))
+
+
+def _split(data, shape):
+    count = math.prod(shape)
+    return _pairs(data[None], lax.iota(np.uint32, count)).reshape(*shape, 2)
+
+
+def _random_bits(data, width: int, shape):
+    count = math.prod(shape)
+    if width == 64 or count >= 2**32:
+        key = jax.random.wrap_key_data(data, impl=JAX_NAME)
+        return jax.random.bits(key, shape, np.dtype(f"uint{width}"))
+    words = _singles(data[None], lax.iota(np.uint32, count))
+    return lax.convert_element_type(words, np.dtype(f"uint{width}")).reshape(shape)
+
+
+def _seed(seed):
+    return jax.random.key_data(jax.random.key(seed, impl=JAX_NAME))
+
+
+COMPACT = jax.extend.random.define_prng_impl(
+    key_shape=(2,),
+    seed=_seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="jfl-threefry2x32",
+    tag="fry",
+)
+
+
+def compact(key):
+    """The same key for use inside a program; a key of another type than threefry as it is."""
+    if str(jax.random.key_impl(key)) != JAX_NAME or not jax.config.jax_threefry_partitionable:
+        return key
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=COMPACT)

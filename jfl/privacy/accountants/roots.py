@@ -1,0 +1,203 @@
+"""Where a monotone function crosses a level, and where a function with one minimum is least.
+
+`bisect`, `illinois` and `golden_section` are traced: they go under jit and vmap, and take no
+derivatives (callers use the implicit function theorem).  `smallest_fitting` runs on the host.
+
+An accountant has to err on the safe side, so each search says which of its ends was tested.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+LARGEST = 1e9  # values of a search on the host are cut off here: interpolation needs finite ones
+
+
+def bisect(is_below: Callable, low: ArrayLike, high: ArrayLike, halvings: int) -> tuple[Any, Any]:
+    """Ends of the crossing after `halvings` halvings of [low, high].
+
+    Where is_below(low) and not is_below(high), this stays true of the returned ends.  An end that
+    never moved was not tested.
+
+    Args:
+        is_below: x [...] -> Bool[...], true below the crossing.
+        low, high: [...], of one shape.
+        halvings: number of halvings; the interval is 2^halvings times narrower afterwards.
+
+    Example:
+        >>> low, high = bisect(lambda x: x**2 <= 2, jnp.array(1.0), jnp.array(2.0), 20)
+        >>> round(float(low), 3)
+        1.414
+    """
+
+    def halve(_, ends):
+        low, high = ends
+        middle = (low + high) / 2
+        below = is_below(middle)
+        return jnp.where(below, middle, low), jnp.where(below, high, middle)
+
+    return jax.lax.fori_loop(0, halvings, halve, (low, high))
+
+
+class Bracket(NamedTuple):
+    """Two ends of the crossing of a falling function with zero, and the function there.
+
+    `low_value` > 0 >= `high_value`, up to the halving of the Illinois rule, which keeps signs.
+    `last_side` is 1 where the last point replaced `low`, -1 where it replaced `high`, else 0.
+    """
+
+    low: Any
+    high: Any
+    low_value: Any
+    high_value: Any
+    last_side: Any = 0
+
+    def secant(self, margin: float = 0.0):
+        """Where the line through both ends is zero, `margin` of the interval away from both."""
+        fall = jnp.maximum(self.low_value - self.high_value, 1e-300)
+        share = jnp.clip(self.low_value / fall, margin, 1 - margin)
+        return self.low + (self.high - self.low) * share
+
+    def replace_end(self, x, value) -> "Bracket":
+        """The narrower bracket that the function's `value` at `x` proves.
+
+        The end that stays for the second time has its value halved (the Illinois rule): without
+        this, the other end would stop short of the crossing.
+        """
+        positive = value > 0
+        low_value = jnp.where(self.last_side == -1, self.low_value / 2, self.low_value)
+        high_value = jnp.where(self.last_side == 1, self.high_value / 2, self.high_value)
+        return Bracket(
+            jnp.where(positive, x, self.low),
+            jnp.where(positive, self.high, x),
+            jnp.where(positive, value, low_value),
+            jnp.where(positive, high_value, value),
+            jnp.where(positive, 1, -1),
+        )
+
+
+def illinois(
+    function: Callable,
+    low: ArrayLike,
+    high: ArrayLike,
+    steps: int = 60,
+    rtol: float = 1e-7,
+    atol: float = 1e-9,
+) -> Bracket:
+    """A narrow bracket of where a falling function is zero, for functions that are almost straight.
+
+    Every fourth step halves the interval, so `steps` steps narrow it at least 2^(steps / 4) times.
+    Both ends were tested.  Without a crossing in [low, high], `low` and `high` come back equal
+    where function(low) <= 0, and `high_value` is positive where function(high) > 0.
+
+    Args:
+        function: x [] -> value [].
+        rtol, atol: the search stops where high - low <= atol + rtol |high|.
+
+    References:
+        Dowell and Jarratt, BIT 1971.
+
+    Example:
+        >>> round(float(illinois(lambda x: 2 - x**2, jnp.array(1.0), jnp.array(2.0)).high), 3)
+        1.414
+    """
+
+    def is_wide(state):
+        step, bracket = state
+        return (step < steps) & (bracket.high - bracket.low > atol + rtol * jnp.abs(bracket.high))
+
+    def narrow(state):
+        step, bracket = state
+        middle = bracket.low + (bracket.high - bracket.low) * 0.5
+        x = jnp.where(step % 4 == 3, middle, bracket.secant(0.001))
+        return step + 1, bracket.replace_end(x, function(x))
+
+    low_value, high_value = function(low), function(high)
+    # no crossing above low: nothing to search
+    start = Bracket(low, jnp.where(low_value <= 0, low, high), low_value, high_value, 0)
+    return jax.lax.while_loop(is_wide, narrow, (0, start))[1]
+
+
+def golden_section(
+    function: Callable, low: ArrayLike, high: ArrayLike, steps: int
+) -> tuple[Any, Any]:
+    """The least of the points tried by a golden section of [low, high], and the function there.
+
+    The value was computed at the point that is returned, so a search that stops early, or a
+    function with several minima, costs tightness only.
+
+    Args:
+        function: x [...] -> value [...], with one minimum in [low, high].
+        steps: number of steps; each leaves 0.618 of the interval.
+
+    Example:
+        >>> x, value = golden_section(lambda x: (x - 1) ** 2, jnp.array(0.0), jnp.array(3.0), 30)
+        >>> round(float(x), 3)
+        1.0
+    """
+
+    def shrink(_, state):
+        low, high, left, right, left_value, right_value = state
+        down = left_value < right_value
+        low, high = jnp.where(down, low, left), jnp.where(down, right, high)
+        width = GOLDEN_RATIO * (high - low)
+        new = jnp.where(down, high - width, low + width)
+        value = function(new)
+        return (
+            low,
+            high,
+            jnp.where(down, new, right),
+            jnp.where(down, left, new),
+            jnp.where(down, value, right_value),
+            jnp.where(down, left_value, value),
+        )
+
+    width = GOLDEN_RATIO * (high - low)
+    left, right = high - width, low + width
+    state = (low, high, left, right, function(left), function(right))
+    _, _, left, right, left_value, right_value = jax.lax.fori_loop(0, steps, shrink, state)
+    return jnp.where(left_value < right_value, left, right), jnp.minimum(left_value, right_value)
+
+
+def smallest_fitting(
+    excess: Callable[[float], float], low: float, high: float, tolerance: float
+) -> float:
+    """The smallest x in [low, high], to `tolerance`, with excess(x) <= 0; on the host.
+
+    What is returned was tested.  Unless it is `low`, a point at most `tolerance` below it was
+    tested too and does not fit.
+
+    Args:
+        excess: x -> value, falling.  nan does not fit; infinite values are allowed.
+
+    Raises:
+        ValueError: if excess(high) > 0.
+
+    References:
+        Alefeld, Potra, Shi, ACM TOMS 1995 (Algorithm 748).
+
+    Example:
+        >>> x = smallest_fitting(lambda x: 2 - x**2, 1.0, 2.0, 1e-6)
+        >>> 2**0.5 <= x <= 2**0.5 + 1e-6
+        True
+    """
+    from scipy import optimize  # slow: not at import
+
+    smallest = high
+
+    def finite_sign(x):
+        """The excess, finite and never zero: the search would stop at the first zero it meets."""
+        nonlocal smallest
+        value = float(excess(x))
+        if value <= 0:
+            smallest = min(smallest, x)
+            return max(min(value, -1e-300), -LARGEST)
+        return min(value, LARGEST) if value > 0 else LARGEST
+
+    if finite_sign(low) > 0:
+        optimize.toms748(finite_sign, low, high, xtol=tolerance, rtol=1e-15, maxiter=200)
+    return float(smallest)

@@ -1,0 +1,378 @@
+"""What experiments leave behind: one schema, one reader, one writer.
+
+A file holds one `Experiment`: a figure, a table or a study. A collection, such as that of a paper,
+is an experiment that holds others by name.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ..core import checks
+from ..runs import record, tables
+from ..runs.checkpoint import write as write_text
+
+FORMAT = 2
+EARLIER = (
+    "A run, a sweep or a demo is given by its folder. Results of an earlier version: run the "
+    "experiment again in its folder; the runs in it are kept, so none is computed twice."
+)
+OTHER_VERSION = "Use the jfl that wrote it."
+VERDICTS = ("confirmed", "not confirmed", "cannot be checked")
+NUMBERS = "Numbers of the experiment"
+# what experiments say in words -> how the page introduces it
+NOTES = dict(
+    reduced="At reduced size", note="Note", finding="Finding", caption="", verdict="Verdict"
+)
+WIDTH = 100  # of a line of JSON
+ITEM = 3000  # characters of an item of a list that stays on one line
+
+Number = int | float
+Positive = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Spread(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A mean over seeds, where the values of the seeds themselves are not at hand.
+
+    Args:
+        mean: over seeds.
+        half: of its 95 % interval.
+        std: over seeds, where no interval is at hand.
+    """
+
+    mean: Number | None
+    half: Positive | None = None
+    std: Positive | None = None
+
+
+class Line(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of a figure, or row of a table, over its seeds.
+
+    Args:
+        accuracy: test accuracy at the end, of each seed that did not fail.
+        loss: test loss at the end, likewise.
+        seeds: that did not fail, or how many.
+        failed: seeds that failed, or how many.
+        epsilon_claimed: what the paper's formula says.
+        epsilon_proved: None where nothing is proved.
+        seconds_per_round: of one seed.
+        paper: the figure that the paper prints.
+        columns: heading -> what else is known of the line. Of a list the page shows the end.
+    """
+
+    accuracy: list[Number | None] | Spread = []
+    loss: list[Number | None] | Spread = []
+    seeds: list[int] | int | None = None
+    failed: list[int] | Annotated[int, msgspec.Meta(ge=0)] = 0
+    epsilon_claimed: Positive | None = None
+    epsilon_proved: Positive | None = None
+    seconds_per_round: Positive | None = None
+    paper: Number | str | None = None
+    columns: dict[str, Spread | list | Number | str | bool | None] = {}
+
+    @property
+    def mean(self) -> float | None:
+        return summary(self.accuracy).mean
+
+    def seed_count(self, default: int | None = None) -> int | str | None:
+        """How many seeds, in words where some failed; None if unknown."""
+        if self.seeds is not None:
+            count = _count(self.seeds)
+        elif isinstance(self.accuracy, list):
+            count = sum(v is not None for v in self.accuracy)
+        else:
+            count = default
+        failed = _count(self.failed)
+        return f"{count or 0} (+{failed} failed)" if failed else count
+
+
+class Point(msgspec.Struct, forbid_unknown_fields=True):
+    """One point of a study's panel, with the guarantee of its runs.
+
+    Args:
+        x: None for a level across the panel.
+        mean: accuracy, or the proved epsilon in a study of claims.
+        values: accuracy by seed.
+        chosen: the point of `grid` with the best accuracy on `tuned_on`; `at_edge` of that grid.
+        target: the epsilon that the noise was calibrated for.
+    """
+
+    panel: str
+    line: str
+    x: Number | None
+    mean: Number | None
+    half: Positive | None = None
+    values: dict[str, Number | None] = {}
+    failed: Positive = 0
+    seeds: list[int] = []
+    tuned_on: list[int] = []
+    chosen: dict[str, Any] = {}
+    grid: list[dict[str, Any]] = []
+    at_edge: bool = False
+    target: Number | None = None
+    noise_multiplier: Number | None = None
+    stated: Number | None = None
+    claimed: Number | None = None
+    claimed_method: str | None = None
+    epsilon: Number | None = None
+    delta: Number | None = None
+    unit: str | None = None
+    adjacency: str | None = None
+    view: str | None = None
+    method: str | None = None
+    status: str | None = None
+    caveats: list[str] | None = None
+    config: dict[str, Any] | None = None
+
+
+class Table(msgspec.Struct, forbid_unknown_fields=True):
+    """Rows of as many cells as there are columns."""
+
+    caption: str
+    columns: list[str]
+    rows: list[list]
+
+    def __post_init__(self):
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"Expected rows of {len(self.columns)} cells, got another number")
+
+
+class Verdict(msgspec.Struct, forbid_unknown_fields=True):
+    """A claim that was checked, and what was seen."""
+
+    claim: str
+    verdict: Literal["confirmed", "not confirmed", "cannot be checked"]
+    seen: str = ""
+
+
+class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One figure, table or study; or a collection of them.
+
+    Args:
+        name: of the experiment in its module.
+        module: `python -m experiments.MODULE NAME` runs it again.
+        only: the lines that were asked for, if not all.
+        seconds: of all its runs.
+        notes: what is said of it in words.
+        failed: line -> why it is not there.
+        unread: data set -> why it was not read.
+        settings: single facts.
+        experiments: of a collection, by name.
+    """
+
+    format: int = FORMAT
+    name: str = msgspec.field(default="", name="experiment")
+    module: str = ""
+    quick: bool = False
+    only: list[str] = []
+    title: str = ""
+    seeds: list[int] = []
+    seconds: Positive | None = None
+    notes: list[str] = []
+    failed: dict[str, str] = {}
+    unread: dict[str, str] = {}
+    lines: dict[str, Line] = {}
+    points: list[Point] = []
+    xlabel: str = ""
+    tables: list[Table] = []
+    verdicts: list[Verdict] = []
+    settings: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    experiments: dict[str, "Experiment"] = {}
+
+    def missing(self) -> list[str]:
+        """What is not there, and why."""
+        return [f"Failed: {line}: {why}" for line, why in self.failed.items()] + [
+            f"Not run: {data}: {why}" for data, why in self.unread.items()
+        ]
+
+    def parts(self) -> "list[Experiment]":
+        """Itself, then the experiments that it collects, each with its name."""
+        named = (
+            msgspec.structs.replace(part, name=name) for name, part in self.experiments.items()
+        )
+        return [self, *(each for part in named for each in part.parts())]
+
+
+# the fields that say something came out
+FINDINGS = ("lines", "points", "tables", "verdicts", "failed", "unread")
+
+
+def summary(values: list | Spread) -> Spread:
+    """Mean of the values of seeds with half of its 95 % interval; None where there is none."""
+    if isinstance(values, Spread):
+        return values
+    known = [v for v in values if v is not None]
+    return Spread(*tables.interval(known)) if known else Spread(None)
+
+
+def _count(seeds: list | int) -> int:
+    return len(seeds) if isinstance(seeds, list) else seeds
+
+
+# --- reading
+
+
+def load(path, formats: tuple = (None, record.FORMAT), remedy: str = OTHER_VERSION) -> dict:
+    """The JSON object in a file.
+
+    Args:
+        formats: its `format` may be one of these; None: it may have none.
+        remedy: what to do with one of another format.
+
+    Raises:
+        ValueError: naming the file for what is no such JSON, or of another format.
+    """
+    try:
+        value = json.loads(
+            Path(path).read_text(encoding="utf-8"),
+            parse_constant=_number,
+            parse_float=_number,
+            parse_int=_number,
+        )
+    except (OSError, ValueError, RecursionError) as error:
+        checks.fail(
+            str(path),
+            "the JSON that a run wrote",
+            f"{type(error).__name__}: {error}",
+            "It may be half-written.",
+        )
+    if not isinstance(value, dict):
+        checks.fail(str(path), "a JSON object", type(value).__name__)
+    given = value.get("format")
+    if isinstance(given, bool) or given not in formats:
+        checks.fail(
+            str(path),
+            f"format {formats[-1]}, which is what this version of jfl reads",
+            f"keys {', '.join(value) or 'none'}" if given is None else f"format {given!r}",
+            remedy,
+        )
+    return value
+
+
+def _number(text) -> float | int:
+    """A number of a size that tables and pictures can show."""
+    value, whole = float(text), text.lstrip("-").isdigit()
+    if not abs(value) <= (2**62 if whole else 1e100):  # nor nan
+        raise ValueError(f"{text[:40]} is no number that a run writes")
+    return int(text) if whole else value
+
+
+def checked(path, value, schema):
+    """The value as the schema has it.
+
+    Raises:
+        ValueError: naming the file, the place in it, and what is needed there.
+    """
+    try:
+        return msgspec.convert(value, schema)
+    except (msgspec.ValidationError, RecursionError) as error:
+        words, _, place = str(error).partition(" - at `$")
+        expected = re.fullmatch(r"Expected (.*?)(?:, got (.*))?", words)
+        need, got = expected.groups("another value") if expected else ("what a run writes", words)
+        place = place.strip(".`")
+        checks.fail(
+            f"{path}, {place}" if place else str(path),
+            f"{need}, as this version of jfl writes it",
+            got,
+            OTHER_VERSION,
+        )
+
+
+def read(path) -> Experiment:
+    """The experiment, or the collection of experiments, in a file.
+
+    Raises:
+        ValueError: naming the file for what is neither.
+    """
+    value = load(path, (FORMAT,), EARLIER)
+    experiment = checked(path, value, Experiment)
+    if not any(getattr(part, field) for part in experiment.parts() for field in FINDINGS):
+        checks.fail(
+            str(path),
+            "what came of an experiment: lines, points, tables, or claims that were checked",
+            f"keys {', '.join(value)}",
+            EARLIER,
+        )
+    return experiment
+
+
+# --- writing
+
+
+def of(found: dict) -> Experiment:
+    """What an experiment found, by name -> the experiment.
+
+    Fields of `Experiment` are taken as they are, and so are `columns` with `rows`, the words of
+    NOTES, and `commit`. Anything else becomes a table where it holds objects that are alike, and
+    a setting where it does not.
+    """
+    fields = set(Experiment.__struct_encode_fields__)
+    known = {k: v for k, v in found.items() if k in fields}
+    notes = [*known.pop("notes", []), *(n for k, w in NOTES.items() for n in _notes(found, k, w))]
+    tables_, settings = list(known.pop("tables", [])), dict(known.pop("settings", {}))
+    if _alike(settings):
+        tables_, settings = [*tables_, _table("settings", settings)], {}
+    if found.get("columns"):
+        tables_.insert(0, Table(NUMBERS, list(map(str, found["columns"])), found["rows"]))
+    for key, value in found.items():
+        if key in fields or key in NOTES or key in ("columns", "rows", "commit"):
+            continue
+        if _alike(value):
+            tables_.append(_table(key, value))
+        elif value not in (None, {}, []):
+            settings[key] = value
+    versions = known.pop("versions", {}) | (
+        {"commit": found["commit"]} if found.get("commit") else {}
+    )
+    made = dict(known, notes=notes, tables=tables_, settings=settings, versions=versions)
+    values = record.plain(msgspec.to_builtins(made)) | dict(format=FORMAT)
+    return checked(f"results of {found.get('experiment') or 'an experiment'}", values, Experiment)
+
+
+def _notes(found, key, heading) -> list[str]:
+    value = found.get(key)
+    words = [f"{k}: {v}" for k, v in value.items()] if isinstance(value, dict) else [value]
+    return [f"{heading}: {w}" if heading else str(w) for w in words if w]
+
+
+def _alike(value) -> bool:
+    """A list or a dict of objects, at least one."""
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(inner, list) and bool(inner) and all(isinstance(v, dict) for v in inner)
+
+
+def _table(key, value) -> Table:
+    """Objects as rows; a field of the same name as the table keeps its column."""
+    if isinstance(value, dict):
+        value = [{key if key not in v else f"{key}: name": n} | v for n, v in value.items()]
+    columns = list(dict.fromkeys(k for row in value for k in row))
+    return Table(key, [str(c) for c in columns], [[row.get(c) for c in columns] for row in value])
+
+
+def write(path, experiment: Experiment):
+    """Write an experiment as JSON that people can read and compare."""
+    values = dict(format=FORMAT) | msgspec.to_builtins(experiment)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_text(Path(path), _json(values) + "\n")
+
+
+def _json(value, indent: str = "\n", width: int = WIDTH) -> str:
+    """Indented JSON; an item of a list, such as a point of a study, stays on one line."""
+    flat = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    inner = indent + " "
+    if isinstance(value, dict) and len(flat) > width:
+        fields = (
+            f"{json.dumps(k, ensure_ascii=False)}: {_json(v, inner)}" for k, v in value.items()
+        )
+        return "{" + inner + f",{inner}".join(fields) + indent + "}"
+    if isinstance(value, list) and len(flat) > width and any(map(_holds, value)):
+        return "[" + inner + f",{inner}".join(_json(v, inner, ITEM) for v in value) + indent + "]"
+    return flat
+
+
+def _holds(value) -> bool:
+    return isinstance(value, (dict, list))

@@ -1,0 +1,43 @@
+"""Weights of clients: how much each counts in what the server takes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..core import checks
+
+__all__ = ["impact"]
+
+
+def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
+    """Weights of clients that come in groups: p_g = ratio_g / sum_h ratio_h size_h for every member
+    of group g.
+
+    Shapes:
+        ratios [G], groups [G] sizes -> Float64[C], C = sum of sizes, in the order of the groups;
+        the sum is 1.
+
+    Privacy:
+        `plan(weights=...)` takes them as public: ratios must not be computed from the data of
+        clients.
+
+    Raises:
+        ValueError: unless ratios are >= 0 with a positive sum and groups are whole, at least 1.
+
+    References:
+        Talaei and Izadi, 2024: what gives the impact factors they quote, 0-1-2 -> 0, 1/60, 1/30.
+
+    Example:
+        >>> impact((0, 1, 2), (2, 1, 1)).round(4).tolist()
+        [0.0, 0.0, 0.3333, 0.6667]
+    """
+    where = "weights.impact"
+    checks.nonnegative(where, ratios=ratios)
+    if np.ndim(ratios) != 1 or np.shape(ratios) != checks.array(where, "groups", groups).shape:
+        checks.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
+    for group, count in enumerate(groups):
+        checks.whole(where, **{f"groups[{group}]": count})
+    ratios, groups = np.asarray(ratios, np.float64), np.asarray(groups)
+    if not ratios.sum() > 0:
+        checks.fail(where, "ratios with a positive sum", f"{ratios!r}", "Somebody must count.")
+    return np.repeat(ratios / (ratios @ groups), groups)

@@ -1,0 +1,534 @@
+"""Each algorithm against a plain NumPy loop of its pseudo-code.
+
+The loop takes from jfl only what is drawn (cohorts, batch slots, standard normals) at the
+documented addresses; all else (gradients, clipping, noise scales, divisors, local steps, weights,
+control variates, server steps) it computes itself, in float64, on flat parameter vectors.  A loop
+with one deliberate mistake must disagree.
+"""
+
+import dataclasses
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers.numpy_loops import (
+    LEVELS,
+    ROUNDS,
+    by_round,
+    clip,
+    draws,
+    example_gradient,
+    falling,
+    run_jfl,
+)
+from helpers.problems import CLIENTS, SIZES, close, flat, make_algorithm, squared, start_params
+
+import jfl
+
+LR, SERVER_LR, MU = 0.15, 0.9, 0.3
+ARRAY = (1.0, 2.0, 0.5, 1.0, 3.0, 1.5, 1.0)
+SHARES = (1.0, 3.0, 2.0, 1.0, 1.0, 2.0, 4.0)
+
+
+def shrinking(round_):
+    """A clip norm that falls, as in Dynamic DP-SGD."""
+    return 0.6 * 0.7**round_
+
+
+def calming(round_):
+    return 1.1 * 0.8**round_
+
+
+SAMPLERS = dict(
+    full=lambda: jfl.sampling.full(CLIENTS),
+    without=lambda: jfl.sampling.without_replacement(CLIENTS, 3),
+    poisson=lambda: jfl.sampling.poisson(CLIENTS, 0.45, capacity=CLIENTS),
+    multiplicity=lambda: jfl.sampling.with_replacement(CLIENTS, 6),
+    shares=lambda: jfl.sampling.with_replacement(CLIENTS, 6, weights=SHARES),
+    independent=lambda: jfl.sampling.with_replacement(CLIENTS, 6, independent=True),
+)
+EXPECTED = dict(
+    full=7.0, without=3.0, poisson=0.45 * 7, multiplicity=6.0, shares=6.0, independent=6.0
+)
+BATCHES = dict(
+    full=lambda: jfl.batches.full(),
+    without=lambda: jfl.batches.without_replacement(3),
+    short=lambda: jfl.batches.without_replacement(5, short="all"),
+    with_=lambda: jfl.batches.with_replacement(4),
+    poisson=lambda: jfl.batches.poisson(3.0),
+    rate=lambda: jfl.batches.poisson(rate=0.6, capacity=9),
+    epochs=lambda: jfl.batches.epochs(3),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One line of the table below: who, on which batches, with which noise."""
+
+    algorithm: str
+    sampler: str = "without"
+    batch: str = "without"
+    rows: tuple | None = None  # (clip, z, divisor) of examples
+    upload: tuple | None = None  # (clip, z) of a client's upload
+    release: tuple | None = None  # (clip, z, divisor) of the cohort
+    adaptive: bool = False
+    weights: object = "uniform"
+    server: str = "sgd"
+    client: str = "sgd"
+    lr: object = LR
+    adjacency: str | None = None  # of the release
+    l2: float = 0.0
+    microbatch: int | None = None
+    chunk: int | None = None
+    warm: float | None = None  # rounds that only find control variates
+
+    @property
+    def steps(self):
+        return 1 if self.algorithm == "fedsgd" else 3
+
+    def __str__(self):
+        name = lambda v: tuple(map(name, v)) if isinstance(v, tuple) else getattr(v, "__name__", v)
+        shown = [
+            f"{f.name}={name(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)[1:]
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{self.algorithm}({', '.join(shown)})"
+
+
+ROWS, UPLOAD, RELEASE = (0.6, 1.1, 4.0), (0.3, 0.8), (0.2, 0.9, 3.0)
+CASES = dict(
+    plain=Case("fedavg"),
+    private_poisson=Case("fedavg", "poisson", "poisson", rows=ROWS),
+    release_in_chunks=Case("fedavg", release=RELEASE, chunk=2),
+    private_and_release_by_size=Case("fedavg", rows=ROWS, release=RELEASE, weights="size"),
+    momentum_on_draws_with_replacement=Case(
+        "fedavg", "full", "with_", weights=ARRAY, client="momentum"
+    ),
+    drawn_by_share=Case("fedavg", "shares", weights="size"),
+    several_turns_short_batches=Case(
+        "fedavg", "multiplicity", "short", rows=ROWS, l2=0.2, microbatch=2
+    ),
+    independent_turns_by_rate=Case("fedavg", "independent", "rate", rows=ROWS),
+    epochs_and_weights_by_round=Case(
+        "fedavg", "full", "epochs", weights=by_round, lr=falling, release=RELEASE
+    ),
+    noisy_uploads=Case("fedavg", "poisson", upload=UPLOAD, server="momentum"),
+    release_add_remove_adam=Case(
+        "fedavg", "full", release=RELEASE, adjacency="add_remove", server="adam"
+    ),
+    adaptive_clip=Case("fedavg", release=RELEASE, adaptive=True, weights="size"),
+    fedsgd_full_batch=Case("fedsgd", batch="full"),
+    fedsgd_divided_by_size=Case("fedsgd", "full", "without", rows=(0.6, 1.1, "size")),
+    fedsgd_private_and_release=Case(
+        "fedsgd", "poisson", "poisson", rows=ROWS, release=RELEASE, server="adam"
+    ),
+    fedprox_plain=Case("fedprox"),
+    fedprox_private_and_release=Case(
+        "fedprox", "full", "poisson", rows=ROWS, release=RELEASE, weights=ARRAY
+    ),
+    scaffold_full=Case("scaffold", "full"),
+    scaffold_private=Case("scaffold", rows=ROWS, server="momentum"),
+    scaffold_release_by_size=Case("scaffold", release=RELEASE, weights="size", chunk=2),
+    scaffold_noise_everywhere=Case(
+        "scaffold", "poisson", "poisson", rows=ROWS, upload=UPLOAD, release=RELEASE
+    ),
+    scaffold_several_turns=Case("scaffold", "multiplicity", "epochs", lr=falling),
+    scaffold_warm_private=Case("scaffold", rows=ROWS, weights="size", warm=2.0, server="adam"),
+    scaffold_warm_release=Case("scaffold", "full", release=RELEASE, warm=1.0, lr=falling),
+    clip_and_noise_by_round=Case(
+        "fedavg", "poisson", "poisson", rows=(shrinking, calming, 4.0), client="adam"
+    ),
+    noise_by_client=Case(
+        "fedavg", release=(shrinking, calming, 3.0), rows=(0.6, LEVELS, 4.0), client="adagrad"
+    ),
+    uploads_by_round_and_client=Case("fedavg", "independent", upload=(shrinking, LEVELS)),
+)
+# what these show, richer cases show too: they wait for the slow run
+SLOW = (
+    "plain",
+    "fedsgd_full_batch",
+    "fedsgd_private_and_release",
+    "fedprox_plain",
+    "scaffold_several_turns",
+)
+OPTIMIZERS = dict(
+    sgd=optax.sgd,
+    momentum=functools.partial(optax.sgd, momentum=0.9),
+    adam=optax.adam,
+    adagrad=optax.adagrad,
+)
+
+
+def now(value, round_, client=None):
+    """A clip norm or noise multiplier in one round, for one client."""
+    value = float(value(round_)) if callable(value) else value
+    return value[client] if isinstance(value, tuple) else value
+
+
+def noise_stage(z):
+    return jfl.gaussian(jnp.array(z) if isinstance(z, tuple) else z)
+
+
+def build(case, fed, task):
+    """The plan of a case: what jfl is asked to run."""
+    if case.rows is None:
+        grad = jfl.grad(squared, l2=case.l2 or None)
+    else:
+        bound, z, divisor = case.rows
+        grad = jfl.private_grad(
+            squared,
+            jfl.chain(jfl.clip_l2(bound), jfl.total(), noise_stage(z), jfl.divide(divisor)),
+            l2=case.l2 or None,
+            microbatch=case.microbatch,
+        )
+    options = dict(server_optimizer=OPTIMIZERS[case.server], batch=BATCHES[case.batch]())
+    if case.algorithm == "fedsgd":
+        options["lr"] = case.lr
+    else:
+        options.update(lr=case.lr, server_lr=SERVER_LR, optimizer=OPTIMIZERS[case.client])
+    if case.algorithm == "fedprox":
+        options["mu"] = MU
+    if case.warm is not None:
+        options["warm_rounds"] = case.warm
+    algorithm = make_algorithm(case.algorithm, grad, steps=case.steps, **options)
+    upload = release = None
+    if case.upload:
+        upload = jfl.chain(jfl.clip_l2(case.upload[0]), jfl.total(), noise_stage(case.upload[1]))
+    if case.release:
+        bound, z, divisor = case.release
+        clip = (
+            jfl.clip_adaptive(bound, EXPECTED[case.sampler], **ADAPTIVE)
+            if case.adaptive
+            else jfl.clip_l2(bound)
+        )
+        release = jfl.chain(clip, jfl.total(), jfl.gaussian(z), jfl.divide(divisor))
+    weights = jnp.array(case.weights) if isinstance(case.weights, tuple) else case.weights
+    return jfl.plan(
+        fed,
+        task,
+        algorithm,
+        SAMPLERS[case.sampler](),
+        upload=upload,
+        release=release,
+        weights=weights,
+        adjacency=case.adjacency,
+        chunk=case.chunk,
+    )
+
+
+ADAPTIVE = dict(quantile=0.6, lr=0.4, indicator=0.3)
+
+
+# --- what is drawn
+
+
+# programs of their own, not one of each case: cases share samplers, batch rules and shapes
+
+
+# --- the pseudo-code
+
+
+def descend(w, gradient, state, lr, kind):
+    """One optimizer step; `state` is a dict that lives as long as the optimizer."""
+    if kind == "momentum":
+        gradient = state["m"] = gradient + 0.9 * state.get("m", 0.0)
+    if kind == "adam":
+        t = state["t"] = state.get("t", 0) + 1
+        state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * gradient
+        state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * gradient**2
+        gradient = state["m"] / (1 - 0.9**t) / (np.sqrt(state["v"] / (1 - 0.999**t)) + 1e-8)
+    if kind == "adagrad":
+        state["s"] = state.get("s", 0.1) + gradient**2
+        gradient = gradient / np.sqrt(state["s"] + 1e-7)
+    return w - lr * gradient
+
+
+def client_weights(case, round_):
+    """Distribution over clients divided by the client's share of draws, by hand."""
+    given = (
+        dict(uniform=np.ones(CLIENTS), size=np.array(SIZES, float)).get(case.weights)
+        if isinstance(case.weights, str)
+        else np.asarray(
+            case.weights if isinstance(case.weights, tuple) else by_round(round_), float
+        )
+    )
+    share = (
+        np.array(SHARES) / sum(SHARES)
+        if case.sampler == "shares"
+        else np.full(CLIENTS, 1 / CLIENTS)
+    )
+    return given / given.sum() / share
+
+
+def local_gradient(case, w, x, y, noise, size, wrong, r, i):
+    """The gradient of one batch: a mean, or clip, sum, noise, divide."""
+    if case.rows is None:
+        g = sum((example_gradient(w, a, b) for a, b in zip(x, y)), np.zeros(4)) / max(len(x), 1)
+    else:
+        bound, z, divisor = case.rows
+        bound, z = (
+            now(bound, 0 if "first_round" in wrong else r),
+            now(z, r, 0 if "shared_level" in wrong else i),
+        )
+        divisor = size if divisor == "size" else divisor
+        per_example = [example_gradient(w, a, b) for a, b in zip(x, y)]
+        if "batch_clip" in wrong:
+            per_example = [clip(sum(per_example, np.zeros(4)), bound)]
+        neighbours = 1 if case.batch in ("poisson", "rate") or "one_sided" in wrong else 2
+        total = sum((clip(g, bound) for g in per_example), np.zeros(4))
+        sigma = z * neighbours * bound
+        g = (
+            total / divisor + sigma * noise
+            if "noise_on_mean" in wrong
+            else (total + sigma * noise) / divisor
+        )
+    return g + case.l2 * w
+
+
+def run_numpy(case, fed, d, wrong=()):  # noqa: C901
+    """The whole run -> params, control, own, clip norm."""
+    x, y, index = (
+        np.asarray(v, np.float64 if i < 2 else int) for i, v in enumerate((fed.x, fed.y, fed.index))
+    )
+    scaffold = case.algorithm == "scaffold"
+    w, memory = flat(start_params()), {}
+    control, own = np.zeros(4), np.zeros((CLIENTS, 4))
+    norm = now(case.release[0], 0) if case.release else None
+    for r in range(ROUNDS):
+        still = case.warm is not None and r < case.warm and "never_warm" not in wrong
+        norm = norm if norm is None or case.adaptive else now(case.release[0], r)
+        weights, total, coordinate, new_own = client_weights(case, r), 0.0, 0.0, own.copy()
+        lrs = [
+            case.lr(r * case.steps + s) if callable(case.lr) else case.lr for s in range(case.steps)
+        ]
+        for k, (i, count) in enumerate(zip(d["ids"][r], d["count"][r])):
+            if count == 0:
+                continue
+            v, mean, state = w, np.zeros(4), {}
+            for s in range(case.steps):
+                rows = index[i][d["slots"][r, k, s][d["mask"][r, k, s]]]
+                noise = d["rows"][r, 0 if "shared_noise" in wrong else k, s]
+                g = local_gradient(case, v, x[rows], y[rows], noise, SIZES[i], wrong, r, i)
+                mean = mean + g / case.steps
+                if case.algorithm == "fedprox":
+                    g = g + MU * (v - w)
+                if scaffold:
+                    g = g + (own[i] - control if "control_sign" in wrong else control - own[i])
+                v = v if still else descend(v, g, state, lrs[s], case.client)
+            payload = -mean if case.algorithm == "fedsgd" else v - w
+            if scaffold:
+                payload = np.concatenate([payload, sum(lrs) * (mean - own[i])])
+                new_own[i] = mean
+            if case.upload:
+                bound, z = now(case.upload[0], r), now(case.upload[1], r, i)
+                payload = clip(payload, bound) + z * 2 * bound * d["upload"][r, k][: payload.size]
+            if "weight_before_clip" in wrong:
+                payload = weights[i] * count * payload
+            over = norm is not None and np.linalg.norm(payload) > norm
+            payload = clip(payload, norm) if case.release else payload
+            total = total + (1.0 if "weight_before_clip" in wrong else weights[i] * count) * payload
+            coordinate += weights[i] * count * ((0.0 if over else 1.0) - 0.5)
+        own, dim = new_own, 8 if scaffold else 4
+        total = total + np.zeros(dim)
+        if case.release:
+            _, z, divisor = case.release
+            z = now(z, r)
+            adjacency = case.adjacency or (
+                "add_remove" if case.sampler == "poisson" else "replace_one"
+            )
+            neighbours = 1 if adjacency == "add_remove" or "one_sided" in wrong else 2
+            kappa = ADAPTIVE["indicator"] if case.adaptive else 0.0
+            sigma = z * neighbours * norm * np.sqrt(1 + kappa**2 / 4) * weights.max()
+            noise = d["release"][r]
+            released = (
+                total / divisor + sigma * noise[:dim]
+                if "release_on_mean" in wrong
+                else (total + sigma * noise[:dim]) / divisor
+            )
+            if case.adaptive:
+                seen = norm * kappa * coordinate + ("exact_clip" not in wrong) * sigma * noise[dim]
+                below = seen / (norm * kappa * EXPECTED[case.sampler]) + 0.5
+                norm = norm * np.exp(-ADAPTIVE["lr"] * (below - ADAPTIVE["quantile"]))
+        else:
+            released = total / EXPECTED[case.sampler]
+        lr = case.lr if case.algorithm == "fedsgd" else SERVER_LR
+        w = w if still else descend(w, -released[:4], memory, lr, case.server)
+        if scaffold:
+            control = control + EXPECTED[case.sampler] / CLIENTS * released[4:] / sum(lrs)
+    return types.SimpleNamespace(params=w, control=control, own=own, norm=norm)
+
+
+@functools.cache
+def outcome(case):
+    """(draws, run, federation) of jfl for a case, computed once for all tests."""
+    from helpers.problems import make_federation
+
+    fed = make_federation()
+    plan = build(case, fed, jfl.task(start_params(), squared))
+    key = jax.random.key(3)
+    noise, run = run_jfl(key, plan)
+    d = draws(
+        key,
+        noise,
+        plan,
+        plan.algorithm.releases[0].batches,
+        case.steps,
+        8 if case.algorithm == "scaffold" else 4,
+    )
+    return jax.tree.map(np.asarray, d), run, fed
+
+
+def agree(case, wrong=()):
+    d, run, fed = outcome(case)
+    want = run_numpy(case, fed, d, wrong)
+    params = run.server.params
+    close(flat(params), want.params, rtol=2e-5, atol=3e-6)
+    if case.algorithm == "scaffold":
+        close(flat(run.server.control), want.control, rtol=2e-5, atol=3e-6)
+        own = np.concatenate([np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1)
+        close(own, want.own, rtol=2e-5, atol=3e-6)
+    if case.adaptive:
+        close(run.mechanism, want.norm)
+    assert sum(int(v) for v in (run.health.nonfinite, run.health.overflow)) == 0
+    return want
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CASES]
+)
+def test_equals_numpy(case):
+    want = agree(CASES[case])
+    assert (
+        np.abs(want.params - flat(start_params())).max() > 0.01
+    )  # something was learned or noised
+
+
+MISTAKES = [
+    ("noise_on_mean", "private_poisson"),
+    ("batch_clip", "private_poisson"),
+    ("shared_noise", "private_poisson"),
+    ("one_sided", "private_and_release_by_size"),
+    ("weight_before_clip", "private_and_release_by_size"),
+    ("release_on_mean", "release_in_chunks"),
+    ("one_sided", "release_in_chunks"),
+    ("control_sign", "scaffold_full"),
+    ("control_sign", "scaffold_release_by_size"),
+    ("exact_clip", "adaptive_clip"),
+    ("never_warm", "scaffold_warm_private"),
+    ("never_warm", "scaffold_warm_release"),
+    ("first_round", "clip_and_noise_by_round"),
+    ("shared_level", "noise_by_client"),
+]
+
+
+@pytest.mark.parametrize("mistake, case", MISTAKES, ids=["-".join(pair) for pair in MISTAKES])
+def test_a_wrong_loop_disagrees(mistake, case):
+    with pytest.raises(AssertionError):
+        agree(CASES[case], wrong=(mistake,))
+
+
+# --- SCAFFOLD's own identities
+
+
+def test_control_is_option_two():
+    """c_i becomes c_i - c + (x - y) / (K lr), which for plain SGD is the mean of the (noisy)
+    gradients."""
+    case = CASES["scaffold_private"]
+    _, _, fed = outcome(case)
+    plan = build(
+        dataclasses.replace(case, sampler="full", server="sgd"),
+        fed,
+        jfl.task(start_params(), squared),
+    )
+    step = jax.jit(lambda run, p: jfl.run_round(run, p)[0])
+    before = step(jfl.init(jax.random.key(5), plan), plan)
+    after = step(before, plan)
+    mean_diff = (flat(after.server.params) - flat(before.server.params)) / SERVER_LR
+    own = lambda run: np.concatenate(
+        [np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1
+    )
+    c = flat(before.server.control)
+    # over the full cohort the mean of x - y is minus the released difference
+    option_two = own(before).mean(0) - c - mean_diff / (case.steps * LR)
+    close(own(after).mean(0), option_two, rtol=1e-4, atol=1e-5)
+    assert np.abs(own(after)).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("scaffold_full", marks=pytest.mark.slow),
+        pytest.param("scaffold_private", marks=pytest.mark.slow),
+        "scaffold_noise_everywhere",
+    ],
+)
+def test_control_is_the_mean_of_the_clients(case):
+    """With equal weights and no clip or noise on what is sent, c = mean c_i: also under
+    record-level noise."""
+    case = dataclasses.replace(CASES[case], upload=None, release=None, server="sgd")
+    _, run, _ = outcome(case)
+    own = np.concatenate([np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1)
+    close(flat(run.server.control), own.mean(0), rtol=1e-4, atol=1e-5)
+    assert np.abs(own).max() > 0.1
+
+
+# --- estimates
+
+
+@pytest.mark.parametrize("weights", ["uniform", "size", ARRAY], ids=["uniform", "size", "array"])
+@pytest.mark.parametrize(
+    "sampler", ["full", "without", "poisson", "multiplicity", "shares", "independent"]
+)
+def test_the_release_is_unbiased(fed, task, sampler, weights):
+    """The mean release over cohorts is the weighted mean over all clients (5 sigma; a biased form
+    must fail)."""
+    given = jnp.array(weights) if isinstance(weights, tuple) else weights
+    plan = jfl.plan(
+        fed, task, make_algorithm("fedsgd", jfl.grad(squared)), SAMPLERS[sampler](), weights=given
+    )
+    value = np.arange(1.0, 8.0) ** 2
+    cohorts = jax.jit(jax.vmap(plan.sampler.draw))(jax.random.split(jax.random.key(1), 4000))
+    ids, count = np.asarray(cohorts.ids), np.asarray(cohorts.count)
+    counted = np.append(np.asarray(plan.weights) * value, 0.0)[np.minimum(ids, CLIENTS)] * count
+    estimates = counted.sum(1) / float(plan.sampler.expected)
+    p = (
+        dict(uniform=np.ones(7), size=np.array(SIZES, float)).get(weights)
+        if isinstance(weights, str)
+        else np.array(weights)
+    )
+    want = (p / p.sum()) @ value
+    error = max(5 * estimates.std() / np.sqrt(len(estimates)), 1e-4 * want)
+    assert abs(estimates.mean() - want) < error
+    assert abs(estimates.mean() - 1.1 * want) > error
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize("name", jfl.algorithms.__all__)
+def test_bad_arguments_are_refused(name):
+    g = jfl.grad(squared)
+    for bad in (0.0, -1.0, float("nan"), float("inf"), "fast", None):
+        with pytest.raises(ValueError, match="lr"):
+            make_algorithm(name, g, lr=bad)
+    with pytest.raises(ValueError, match="grad = "):
+        make_algorithm(name, squared)
+    with pytest.raises(ValueError, match="batch = "):
+        make_algorithm(name, g, batch=16)
+    with pytest.raises(ValueError, match="optax"):
+        make_algorithm(name, g, server_optimizer="adam")
+    if name != "fedsgd":
+        for bad in (0, -1, 2.5, True, "two"):
+            with pytest.raises(ValueError, match="steps"):
+                make_algorithm(name, g, steps=bad)
+
+
+def test_fedprox_refuses_a_bad_mu():
+    for bad in (-0.1, float("nan"), float("inf"), "much"):
+        with pytest.raises(ValueError, match="mu"):
+            jfl.algorithms.fedprox(jfl.grad(squared), mu=bad)

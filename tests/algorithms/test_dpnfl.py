@@ -1,0 +1,591 @@
+"""DPNFL and AdDPNFL against the paper: their steps, aggregations, server and noise.
+
+Cohorts, batches and standard normals are taken from jfl at their documented addresses; everything
+else is computed here in float64.  A loop with one deliberate mistake must disagree.
+"""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers.numpy_loops import ROUNDS, clip, draws, example_gradient, run_jfl
+from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
+from scipy import stats
+
+import jfl
+from jfl.algorithms import adaptive, addpnfl, dpnfl
+from jfl.core.identity import words
+from jfl.core.records import Cohort, Fn
+
+COHORT, STEPS, ROWS = 3, 3, 3
+BOUND, SIGMA = 0.6, 0.5  # of an example; of the noise on the mean gradient
+LR, SERVER_LR = 0.15, 0.9
+ADAM = dict(beta1=0.7, beta2=0.8, adaptivity=0.05)
+LATENCY = (1.0, 2.0, 1.0, 4.0, 1.0, 3.0, 2.0)
+P = np.array(SIZES) / sum(SIZES)
+
+
+def falling(clock):
+    return 0.3 / jnp.sqrt(1.0 + clock)
+
+
+# --- several rounds against a loop
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    aggregation: str = (
+        "uniform"  # uniform | biased | multinomial | normalised (over first responders)
+    )
+    second: str | None = None  # AdDPNFL's second moment; None: DPNFL
+    lr: object = LR
+    server_lr: object = SERVER_LR
+
+    def __str__(self):
+        return f"{'dpnfl' if self.second is None else 'addpnfl'}-{self.aggregation}-{self.second}"
+
+
+CASES = dict(
+    plain=Case(),
+    biased=Case("biased", lr=2 * LR, server_lr=COHORT / CLIENTS),
+    normalised=Case("normalised", lr=falling, server_lr=falling),
+    diff=Case(second="diff", lr=falling, server_lr=falling),
+    multinomial=Case("multinomial", second="momentum"),
+)
+SAMPLERS = dict(
+    multinomial=lambda: jfl.sampling.with_replacement(CLIENTS, COHORT, weights=SIZES),
+    normalised=lambda: jfl.sampling.first_responders(CLIENTS, COHORT, LATENCY, jitter=0.5),
+)
+
+
+def paper_grad():
+    """Clip to BOUND, sum, noise, divide: the noise on the mean has standard deviation SIGMA."""
+    return jfl.private_grad(
+        squared,
+        jfl.chain(
+            jfl.clip_l2(BOUND), jfl.total(), jfl.gaussian(std=ROWS * SIGMA), jfl.divide(ROWS)
+        ),
+    )
+
+
+def plan_of(case, fed):
+    options = dict(
+        lr=case.lr,
+        steps=STEPS,
+        server_lr=case.server_lr,
+        batch=jfl.batches.without_replacement(ROWS),
+    )
+    if case.second is None:
+        algorithm = dpnfl(paper_grad(), **options)
+    else:
+        algorithm = addpnfl(paper_grad(), second_moment_of=case.second, **ADAM, **options)
+    sampler = SAMPLERS.get(
+        case.aggregation, lambda: jfl.sampling.without_replacement(CLIENTS, COHORT)
+    )()
+    release = (
+        jfl.chain(jfl.total(), jfl.divide("weight")) if case.aggregation == "normalised" else None
+    )
+    return jfl.plan(
+        fed, jfl.task(start_params(), squared), algorithm, sampler, release=release, weights="size"
+    )
+
+
+@functools.cache
+def outcome(case):
+    fed = make_federation()
+    plan = plan_of(case, fed)
+    key = jax.random.key(8)
+    noise, run = run_jfl(key, plan)
+    d = draws(key, noise, plan, plan.algorithm.releases[0].batches, STEPS, 4)
+    assert sum(int(v) for v in (run.health.nonfinite, run.health.overflow)) == 0
+    return jax.tree.map(np.asarray, d), flat(run.server.params), fed
+
+
+def loop(case, d, fed, wrong=""):
+    """Algorithms 1 and 2 in NumPy -> params."""
+    x, y, index = (
+        np.asarray(fed.x, np.float64),
+        np.asarray(fed.y, np.float64),
+        np.asarray(fed.index),
+    )
+    at = lambda rate, clock: float(rate(clock)) if callable(rate) else rate
+    w, mu, nu = flat(start_params()), np.zeros(4), np.full(4, ADAM["adaptivity"] ** 2)
+    for t in range(ROUNDS):
+        total, there = np.zeros(4), 0.0
+        for k, (i, count) in enumerate(zip(d["ids"][t], d["count"][t])):
+            if count == 0:
+                continue
+            v = w
+            for s in range(STEPS):
+                rows = index[i][d["slots"][t, k, s][d["mask"][t, k, s]]]
+                g = [example_gradient(v, a, b) for a, b in zip(x[rows], y[rows])]
+                g = sum(g if wrong == "unclipped" else [clip(one, BOUND) for one in g]) / ROWS
+                noise = (s == 0) if wrong == "noise_once" else 1
+                clock = t if wrong == "round_clock" else t * STEPS + s
+                v = v - at(case.lr, clock) * (g + noise * SIGMA * d["rows"][t, k, s])
+            share = dict(multinomial=count / COHORT, biased=P[i], normalised=P[i]).get(
+                case.aggregation, CLIENTS / COHORT * P[i]
+            )
+            share = (
+                share / count
+                if wrong == "no_multiplicity"
+                else P[i]
+                if wrong == "no_n_over_r"
+                else share
+            )
+            total, there = total + share * (v - w), there + share
+        if case.aggregation == "normalised" and wrong != "not_normalised":
+            total = total / there
+        if case.second is None:
+            w = w + (1.0 if case.aggregation == "biased" else at(case.server_lr, t)) * total
+            continue
+        mu = ADAM["beta1"] * mu + (1 - ADAM["beta1"]) * total
+        moved = total if (case.second == "diff") != (wrong == "other_moment") else mu
+        nu = ADAM["beta2"] * nu + (1 - ADAM["beta2"]) * moved**2
+        debias = 1 - ADAM["beta1"] ** (t + 1) if wrong == "bias_correction" else 1.0
+        root = (
+            np.sqrt(nu + ADAM["adaptivity"] ** 2)
+            if wrong == "inside_the_root"
+            else np.sqrt(nu) + ADAM["adaptivity"]
+        )
+        w = w + (-1 if wrong == "sign" else 1) * at(case.server_lr, t) * mu / debias / root
+    return w
+
+
+def agree(case, wrong=""):
+    d, params, fed = outcome(case)
+    close(params, loop(case, d, fed, wrong), rtol=3e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_equals_the_papers_loop(case):
+    agree(case)
+    assert np.abs(outcome(case)[1] - flat(start_params())).max() > 0.03
+
+
+@pytest.mark.parametrize(
+    "wrong, case",
+    [
+        ("unclipped", "plain"),
+        ("noise_once", "plain"),
+        ("no_n_over_r", "plain"),
+        ("not_normalised", "normalised"),
+        ("round_clock", "normalised"),
+        ("round_clock", "diff"),
+        ("other_moment", "diff"),
+        ("bias_correction", "diff"),
+        ("inside_the_root", "diff"),
+        ("other_moment", "multinomial"),
+        ("sign", "multinomial"),
+        ("no_multiplicity", "multinomial"),
+    ],
+)
+def test_a_wrong_loop_disagrees(wrong, case):
+    with pytest.raises(AssertionError):
+        agree(CASES[case], wrong)
+
+
+def test_the_multinomial_loop_saw_a_client_twice():
+    assert outcome(CASES["multinomial"])[0]["count"].max() > 1
+
+
+def test_dpnfl_is_fedavg_by_another_name():
+    options = dict(
+        lr=falling,
+        steps=4,
+        server_lr=0.5,
+        server_optimizer=optax.adam,
+        optimizer=optax.adagrad,
+        batch=jfl.batches.full(),
+    )
+    grad = paper_grad()
+    ours, theirs = dpnfl(grad, **options), jfl.algorithms.fedavg(grad, **options)
+    assert ours.name == "dpnfl"
+    assert jax.tree.structure(dataclasses.replace(ours, name="fedavg")) == jax.tree.structure(
+        theirs
+    )
+    close(jax.tree.leaves(ours), jax.tree.leaves(theirs), rtol=0, atol=0)
+
+
+# --- aggregations
+
+FEW, PAIR = SIZES[:6], 2
+P6 = np.array(FEW) / sum(FEW)
+
+
+def _given(key, *, ids, count):
+    return Cohort(ids, count, jnp.zeros_like(ids), jnp.zeros((), jnp.int32))
+
+
+@jax.jit
+def _updates(plan, ids, count):
+    """What the server adds for each of many cohorts, through the whole engine."""
+
+    def one(ids, count):
+        sampler = dataclasses.replace(plan.sampler, draw=Fn(_given, dict(ids=ids, count=count)))
+        here = dataclasses.replace(plan, sampler=sampler)
+        before = jfl.init(jax.random.key(0), here)
+        moved = jax.tree.map(
+            jnp.subtract, jfl.run_round(before, here)[0].server.params, before.server.params
+        )
+        return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(moved)])
+
+    return jax.vmap(one)(ids, count)
+
+
+def updates(sampler, cohorts, weights="size", release=None):
+    """[cohorts, 4]; a client that a cohort names twice counts twice."""
+    fed = make_federation(sizes=FEW)
+    algorithm = dpnfl(jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.full())
+    plan = jfl.plan(
+        fed, jfl.task(start_params(), squared), algorithm, sampler, weights=weights, release=release
+    )
+    ids, count = np.full((len(cohorts), PAIR), len(FEW)), np.zeros((len(cohorts), PAIR), int)
+    for row, cohort in enumerate(cohorts):
+        for slot, i in enumerate(sorted(set(cohort))):
+            ids[row, slot], count[row, slot] = i, cohort.count(i)
+    return np.asarray(
+        _updates(plan, jnp.asarray(ids, jnp.int32), jnp.asarray(count, jnp.int32)), np.float64
+    )
+
+
+SUBSETS = list(itertools.combinations(range(6), PAIR))
+ORDERED = list(itertools.product(range(6), repeat=PAIR))
+
+
+@functools.cache
+def each_alone():
+    """diff_i of each client: with all the weight it is all of the update, up to n / r and p_i."""
+    uniform = jfl.sampling.without_replacement(6, PAIR)
+    alone = updates(uniform, [(i,) for i in range(6)], weights="uniform")
+    return alone * PAIR  # the release divides by the cohort
+
+
+def test_uniform_cohorts_are_unbiased_and_their_square_is_bounded():
+    """Over all cohorts, (n / r) sum p_i diff_i has mean sum p_i diff_i; E ||.||^2 <= (n / r) sum
+    p_i ||diff_i||^2."""
+    found, alone = updates(jfl.sampling.without_replacement(6, PAIR), SUBSETS), each_alone()
+    want = np.array([6 / PAIR * sum(P6[i] * alone[i] for i in c) for c in SUBSETS])
+    close(found, want)
+    close(found.mean(0), P6 @ alone)
+    assert np.square(found).sum(1).mean() <= 6 / PAIR * P6 @ np.square(alone).sum(1)
+    assert np.linalg.norm(alone.mean(0) - P6 @ alone) > 0.01  # sizes matter here
+
+
+def test_multinomial_cohorts_are_unbiased():
+    """Over all 36 ordered draws with probabilities p_i p_j: w + (1 / r) sum diff_i, with
+    multiplicity."""
+    found, alone = (
+        updates(jfl.sampling.with_replacement(6, PAIR, weights=FEW), ORDERED),
+        each_alone(),
+    )
+    close(found, np.array([sum(alone[i] for i in c) / PAIR for c in ORDERED]))
+    chance = np.array([P6[i] * P6[j] for i, j in ORDERED])
+    close(chance @ found, P6 @ alone)
+    assert np.abs(found.mean(0) - P6 @ alone).max() > 1e-3  # other chances are biased
+
+
+def test_normalised_cohorts_are_biased_where_sizes_differ():
+    release = jfl.chain(jfl.total(), jfl.divide("weight"))
+    uniform, alone = jfl.sampling.without_replacement(6, PAIR), each_alone()
+    found = updates(uniform, SUBSETS, release=release)
+    close(
+        found, np.array([sum(P6[i] * alone[i] for i in c) / sum(P6[i] for i in c) for c in SUBSETS])
+    )
+    assert np.abs(found.mean(0) - P6 @ alone).max() > 1e-3
+    close(updates(uniform, SUBSETS, weights="uniform", release=release).mean(0), alone.mean(0))
+
+
+def test_biased_fedavg_is_uniform_in_smaller_steps():
+    """w + sum_C p_i diff_i, pathwise and round by round; not another fixed point."""
+    fed, task = make_federation(sizes=FEW), jfl.task(start_params(), squared)
+
+    def step(server_lr):
+        algorithm = dpnfl(
+            jfl.grad(squared), lr=0.1, steps=2, server_lr=server_lr, batch=jfl.batches.full()
+        )
+        plan = jfl.plan(
+            fed, task, algorithm, jfl.sampling.without_replacement(6, PAIR), weights="size"
+        )
+        start = jfl.init(jax.random.key(1), plan)
+        return plan.sampler.draw, flat(_round(start, plan).server.params) - flat(start_params())
+
+    draw, biased = step(PAIR / 6)
+    _, uniform = step(1.0)
+    close(biased, PAIR / 6 * uniform)
+    ids = np.asarray(
+        draw(
+            jfl.core.random_streams.stream(
+                jax.random.key(1), jfl.core.random_streams.Stream.COHORT, 0
+            )
+        ).ids
+    )
+    close(biased, sum(P6[i] * each_alone()[i] for i in ids))
+
+
+_round = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
+
+
+# --- the server of AdDPNFL
+
+DIFF, STEP = (
+    np.array([0.1, -0.2]),
+    dict(diff=np.array([0.00905028, -0.00951261]), momentum=np.array([0.04148218, -0.06184615])),
+)
+
+
+@pytest.mark.parametrize("second", ["diff", "momentum"])
+def test_golden_step(second):
+    """Worked out by hand from mu_0 = 0 and nu_0 = adaptivity^2."""
+    server = adaptive(0.01, second_moment_of=second)
+    step, state = server.update(jnp.asarray(-DIFF, jnp.float32), server.init(jnp.zeros(2)))
+    close(step, STEP[second], rtol=2e-6)
+    close(-state.first, np.array([0.01, -0.02]), rtol=1e-6)
+    if second == "diff":
+        close(state.second, np.array([1.0099e-4, 4.0099e-4]), rtol=1e-5, atol=0)
+    algorithm = addpnfl(jfl.grad(squared), second_moment_of=second)  # the paper's values by default
+    begun, _ = algorithm.init(jnp.zeros(2))
+    ctx = jfl.Context(jnp.int32(0), 0, 0, 1.0, 1, 1.0)
+    close(
+        algorithm.server(ctx, begun, jnp.asarray(DIFF, jnp.float32)).params, STEP[second], rtol=2e-6
+    )
+
+
+def test_two_steps_and_another_start():
+    """mu and nu go on, without bias correction; nu starts where it is told to, in the dtype of the
+    parameters."""
+    server = adaptive(0.5, b1=0.6, b2=0.7, adaptivity=0.1, initial=0.04)
+    state, mu, nu = server.init(jnp.zeros(2)), np.zeros(2), np.full(2, 0.04)
+    for diff in (DIFF, np.array([-0.3, 0.05])):
+        step, state = server.update(jnp.asarray(-diff, jnp.float32), state)
+        mu, nu = 0.6 * mu + 0.4 * diff, 0.7 * nu + 0.3 * diff**2
+        close(step, 0.5 * mu / (np.sqrt(nu) + 0.1), rtol=1e-5)
+    half = adaptive(np.float32(0.5), b1=np.float32(0.5))
+    state = half.init(jnp.zeros(2, jnp.bfloat16))
+    after = half.update(jnp.ones(2, jnp.bfloat16), state)[1]
+    assert [x.dtype for x in state] == [x.dtype for x in after] == [jnp.bfloat16] * 2
+
+
+def test_great_adaptivity_is_a_scaled_dpnfl():
+    """With no memory, alpha mu / (|diff| + adaptivity) is (alpha / adaptivity) diff as adaptivity
+    grows."""
+    fed, task = make_federation(), jfl.task(start_params(), squared)
+    sampler = jfl.sampling.without_replacement(CLIENTS, COHORT)
+
+    def after(make, **options):
+        algorithm = make(
+            paper_grad(), lr=LR, steps=STEPS, batch=jfl.batches.without_replacement(ROWS), **options
+        )
+        plan = jfl.plan(fed, task, algorithm, sampler, weights="size", paired_noise=True)
+        run = jfl.init(jax.random.key(2), plan)
+        for _ in range(3):
+            run = _round(run, plan)
+        return flat(run.server.params)
+
+    plain = after(dpnfl, server_lr=0.7)
+    scaled = after(addpnfl, server_lr=0.7e4, beta1=0.0, beta2=0.0, adaptivity=1e4)
+    close(scaled, plain, rtol=2e-4, atol=2e-4)
+    small = after(addpnfl, server_lr=0.7, beta1=0.0, beta2=0.0, adaptivity=1.0)
+    assert np.abs(small - plain).max() > 0.003
+
+
+def test_every_number_of_the_server_is_data():
+    """A sweep over them is one program, and each of them is used; a partial of `adaptive`
+    likewise."""
+    fed, task = make_federation(), jfl.task(start_params(), squared)
+
+    def make(algorithm):
+        return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS), weights="size")
+
+    base = dict(server_lr=0.1, beta1=0.5, beta2=0.9, adaptivity=1e-2, initial=1e-3)
+    points = [base] + [
+        base | {name: value}
+        for name, value in dict(
+            server_lr=0.2, beta1=0.0, beta2=0.5, adaptivity=1e-1, initial=1e-2
+        ).items()
+    ]
+    common = dict(grad=jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.full())
+
+    def own(server_lr, beta1, beta2, adaptivity, initial):
+        return make(
+            addpnfl(
+                server_lr=server_lr,
+                beta1=beta1,
+                beta2=beta2,
+                adaptivity=adaptivity,
+                initial=initial,
+                **common,
+            )
+        )
+
+    def partial(server_lr, beta1, beta2, adaptivity, initial):
+        server = functools.partial(
+            adaptive, b1=beta1, b2=beta2, adaptivity=adaptivity, initial=initial
+        )
+        return make(dpnfl(server_lr=server_lr, server_optimizer=server, **common))
+
+    one, other = (jfl.sweep(f, rounds=2, points=points) for f in (own, partial))
+    assert one.groups == other.groups == 1 and len({tuple(flat(p)) for p in one.params}) == len(
+        points
+    )
+    close(list(one.params), list(other.params))
+
+
+# --- noise
+
+WIDE, FALSE_ALARM = 150_000, 1e-6
+
+
+def still(params, x, y):
+    """No gradient: what moves is noise."""
+    return 0.0 * jnp.sum(params) * y
+
+
+def _from_table(clock, *, table):
+    return table[clock]
+
+
+def assert_std(samples, sigma):
+    """Chi-square band; a false alarm in 1e6."""
+    n = samples.size
+    low, high = np.sqrt(stats.chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], n) / n)
+    assert low < np.sqrt(np.mean(np.square(samples))) / sigma < high
+
+
+@pytest.fixture(scope="module")
+def moves():
+    """Where one round takes a client, when only one of its steps has a learning rate; and when all
+    have."""
+    rates = np.array([0.5, 0.25, 0.125])
+    fed = make_federation(sizes=(4,))
+    chain = jfl.chain(
+        jfl.clip_l2(BOUND), jfl.total(), jfl.gaussian(std=ROWS * SIGMA), jfl.divide(ROWS)
+    )
+
+    def one(table):
+        algorithm = dpnfl(
+            jfl.private_grad(still, chain),
+            lr=Fn(_from_table, dict(table=table)),
+            steps=STEPS,
+            batch=jfl.batches.without_replacement(ROWS),
+        )
+        plan = jfl.plan(
+            fed,
+            jfl.task(jnp.zeros(WIDE), still),
+            algorithm,
+            jfl.sampling.full(1),
+            paired_noise=True,
+        )
+        return jfl.run_round(jfl.init(jax.random.key(6), plan), plan)[0].server.params
+
+    tables = np.concatenate([np.diag(rates), rates[None]])
+    return rates, np.asarray(jax.jit(jax.vmap(one))(jnp.asarray(tables, jnp.float32)), np.float64)
+
+
+def test_noise_is_added_in_each_step_once(moves):
+    """Step s moves by alpha_s N(0, sigma^2) of its own, and the round by their sum: exactly `steps`
+    draws."""
+    rates, moved = moves
+    for rate, alone in zip(rates, moved):
+        assert_std(alone, rate * SIGMA)
+        for wrong in (1.02, 0.98):
+            with pytest.raises(AssertionError):
+                assert_std(alone, wrong * rate * SIGMA)
+    close(moved[-1], moved[:-1].sum(0), rtol=1e-4, atol=1e-5)
+    apart = np.abs(np.corrcoef(moved[:-1])) - np.eye(STEPS)
+    limit = 5.5 / np.sqrt(WIDE)  # a false alarm in 4e-8 of pairs
+    assert apart.max() < limit
+    shared = moved[:-1] + 0.05 * moved[:1]  # a common part must be seen
+    assert (np.abs(np.corrcoef(shared)) - np.eye(STEPS)).max() > limit
+
+
+# --- what a plan may claim
+
+
+@pytest.mark.parametrize("site", ["rows", "upload", "release"])
+def test_first_responders_never_gain(site):
+    """Every view charges every round, as for the full cohort, and says so."""
+    fed, task = make_federation(), jfl.task(start_params(), squared)
+    noisy = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(5.0))
+
+    def guarantees_of(sampler):
+        algorithm = dpnfl(
+            paper_grad() if site == "rows" else jfl.grad(squared),
+            steps=STEPS,
+            batch=jfl.batches.full(),
+        )
+        plan = jfl.plan(fed, task, algorithm, sampler, **({} if site == "rows" else {site: noisy}))
+        return {(g.unit, g.view): g for g in jfl.guarantees(plan, 20, 1e-5)}
+
+    full = guarantees_of(jfl.sampling.full(CLIENTS))
+    fast = guarantees_of(jfl.sampling.first_responders(CLIENTS, COHORT, LATENCY))
+    assert full and full.keys() == fast.keys()
+    for key, g in fast.items():
+        # the sum of all has everybody's noise in it, whoever is fast
+        better = site == "upload" and key[1] == "third_party"
+        assert (
+            g.epsilon > 1.5 * full[key].epsilon
+            if better
+            else g.epsilon == pytest.approx(full[key].epsilon)
+        )
+        assert any("every round" in c for c in g.caveats) and not any(
+            "honest" in c for c in g.caveats
+        )
+
+
+def test_latencies_get_noise_of_their_own():
+    """Two plans that differ in latencies draw other cohorts: with the same noise, their difference
+    has none."""
+    fed, task = make_federation(), jfl.task(start_params(), squared)
+    algorithm = dpnfl(paper_grad(), batch=jfl.batches.full())
+    make = lambda latency, jitter: words(
+        jfl.plan(
+            fed, task, algorithm, jfl.sampling.first_responders(CLIENTS, 3, latency, jitter=jitter)
+        )
+    )
+    found = jax.jit(jax.vmap(make))(
+        jnp.array([LATENCY, LATENCY, LATENCY[::-1]]), jnp.array([1.0, 0.5, 1.0])
+    )
+    assert len({tuple(d) for d in np.asarray(found)}) == 3
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        (dict(beta1=1.0), "beta1"),
+        (dict(beta1=-0.1), "beta1"),
+        (dict(beta2=float("nan")), "beta2"),
+        (dict(beta2=1 - 1e-12), "beta2"),
+        (dict(beta1="high"), "beta1"),
+        (dict(adaptivity=0.0), "adaptivity"),
+        (dict(adaptivity=-1e-3), "adaptivity"),
+        (dict(initial=-1.0), "initial"),
+        (dict(initial=float("inf")), "initial"),
+        (dict(second_moment_of="gradient"), "second_moment_of"),
+        (dict(server_lr=0.0), "lr"),
+        (dict(server_optimizer=optax.adam), "dpnfl"),
+    ],
+)
+def test_bad_arguments_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        addpnfl(jfl.grad(squared), **options)
+
+
+def test_bad_arguments_of_the_transformation_are_refused():
+    for options in (
+        dict(b1=1.0),
+        dict(b2=-0.1),
+        dict(adaptivity=0.0),
+        dict(initial=-1.0),
+        dict(second_moment_of="mean"),
+    ):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            adaptive(0.1, **options)

@@ -1,0 +1,284 @@
+"""Noise once a round: the algorithm against a NumPy loop, its sensitivity on worst-case rows, and
+its epsilon."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.numpy_loops import (
+    ROUNDS,
+    address,
+    clip,
+    draws,
+    each_round,
+    example_gradient,
+    falling,
+    run_jfl,
+)
+from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jfl.kernels.normals import normals
+
+import jfl
+from jfl.core import records
+from jfl.core.random_streams import Stream, stream
+from jfl.engine.round import run_round as one_round
+from jfl.privacy.accountants import events, rdp_events, tightest
+
+STEPS, CLIP = 4, 0.7
+LEVELS = (0.5, 1.1, 2.0, 0.8, 1.4, 0.6, 1.0)
+
+
+def printed_std(round_, *, scale):
+    """A std that falls with the squared learning rate, one for each client."""
+    return scale * falling(round_ * STEPS) ** 2
+
+
+NOISES = dict(
+    number=lambda: jfl.gaussian(0.9),
+    levels=lambda: jfl.gaussian(jnp.array(LEVELS)),
+    printed=lambda: jfl.gaussian(std=records.Fn(printed_std, dict(scale=50 * jnp.array(LEVELS)))),
+)
+
+
+def std_of(noise, round_, client):
+    if noise == "number":
+        return 0.9 * 2 * CLIP
+    return (
+        LEVELS[client] * 2 * CLIP
+        if noise == "levels"
+        else 50 * LEVELS[client] * falling(round_ * STEPS) ** 2
+    )
+
+
+def algorithm(noise="number", clip_steps="all", batch=None, **options):
+    chain = jfl.chain(jfl.clip_l2(CLIP), jfl.total(), NOISES[noise]())
+    return jfl.algorithms.output_perturbation(
+        jfl.grad(squared),
+        chain,
+        lr=falling,
+        steps=STEPS,
+        batch=batch or jfl.batches.without_replacement(3),
+        server_lr=0.9,
+        clip_steps=clip_steps,
+        **options,
+    )
+
+
+@functools.cache
+def outcome(noise, clip_steps):
+    fed = make_federation()
+    plan = jfl.plan(
+        fed,
+        jfl.task(start_params(), squared),
+        algorithm(noise, clip_steps),
+        jfl.sampling.without_replacement(CLIENTS, 3),
+        weights="size",
+    )
+    key = jax.random.key(8)
+    noise, run = run_jfl(key, plan)
+    d = draws(key, noise, plan, jfl.batches.without_replacement(3), STEPS, 4)
+    noises = once_a_round(noise, d["ids"], d["turn"])
+    return jax.tree.map(np.asarray, d), np.asarray(noises), run, fed
+
+
+@jax.jit
+def once_a_round(noise, ids, turn):
+    """The normals at the address of (round, client), without a step."""
+
+    def one(r, ids, turn):
+        base = stream(noise, Stream.ROWS, r)
+        return jax.vmap(lambda i, turn: normals(address(base, i, turn), jnp.zeros(4)))(ids, turn)
+
+    return each_round(one, ids, turn)
+
+
+def run_numpy(noise, clip_steps, d, noises, fed, wrong=""):
+    x, y, index = (
+        np.asarray(v, np.float64 if i < 2 else int) for i, v in enumerate((fed.x, fed.y, fed.index))
+    )
+    w = flat(start_params())
+    sizes = np.array(SIZES, float)
+    for r in range(ROUNDS):
+        rates = [falling(r * STEPS + s) for s in range(STEPS)]
+        total = np.zeros(4)
+        for k, i in enumerate(d["ids"][r]):
+            v = w
+            for s in range(STEPS):
+                rows = index[i][d["slots"][r, k, s][d["mask"][r, k, s]]]
+                g = np.mean([example_gradient(v, a, b) for a, b in zip(x[rows], y[rows])], 0)
+                if (clip_steps == "all" and wrong != "last_only") or s == STEPS - 1:
+                    g = clip(g, CLIP)
+                v = v - rates[s] * g
+            scale = rates[-1] if wrong == "gradient_space" else sum(rates)
+            v = v + scale * std_of(noise, r, 0 if wrong == "shared" else i) * noises[r, k]
+            total += sizes[i] / sizes.sum() * CLIENTS / 3 * (v - w)
+        w = w + 0.9 * total
+    return w
+
+
+@pytest.mark.parametrize(
+    "noise, clip_steps",
+    [("number", "all"), ("levels", "all"), ("printed", "all"), ("number", "last")],
+)
+def test_equals_numpy(noise, clip_steps):
+    d, noises, run, fed = outcome(noise, clip_steps)
+    close(
+        flat(run.server.params), run_numpy(noise, clip_steps, d, noises, fed), rtol=2e-5, atol=3e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "noise, wrong", [("number", "last_only"), ("number", "gradient_space"), ("levels", "shared")]
+)
+def test_a_wrong_loop_disagrees(noise, wrong):
+    d, noises, run, fed = outcome(noise, "all")
+    with pytest.raises(AssertionError):
+        close(
+            flat(run.server.params),
+            run_numpy(noise, "all", d, noises, fed, wrong),
+            rtol=2e-5,
+            atol=3e-6,
+        )
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.1, 1.0, 100.0]))
+def test_no_row_moves_the_upload_further_than_its_noise_assumes(seed, scale):
+    """2 G (sum of learning rates) covers a change of one row; 0.9 of it does not cover the worst
+    one."""
+    assert moved(seed, scale) <= 2 * CLIP * SUM * (1 + 1e-5)
+
+
+def test_the_sensitivity_is_reached():
+    """With full batches one row of huge norm turns every gradient around."""
+    worst = max(moved(seed, 1e4, opposite=True) for seed in range(5))
+    assert worst > 0.9 * 2 * CLIP * SUM
+
+
+SUM = sum(falling(s) for s in range(STEPS))
+
+
+@functools.cache
+def _upload():
+    plan = _silent_plan()
+    return jax.jit(
+        lambda fed: flat_tree(
+            one_round(jfl.init(jax.random.key(0), plan), replace(plan, fed))[0].server.params
+        )
+    )
+
+
+def flat_tree(t):
+    return jnp.concatenate([jnp.ravel(v) for v in jax.tree.leaves(t)])
+
+
+def replace(plan, fed):
+    import dataclasses
+
+    return dataclasses.replace(plan, fed=fed)
+
+
+@functools.cache
+def _silent_plan():
+    chain = jfl.chain(jfl.clip_l2(CLIP), jfl.total())
+    alg = jfl.algorithms.output_perturbation(
+        jfl.grad(squared), chain, lr=falling, steps=STEPS, batch=jfl.batches.full()
+    )
+    fed = make_federation(sizes=(4,))
+    return jfl.plan(fed, jfl.task(start_params(), squared), alg, jfl.sampling.full(1))
+
+
+def moved(seed, scale, opposite=False):
+    fed = _silent_plan().fed
+    r = np.random.default_rng(seed)
+    row = int(fed.index[0, 0])
+    x, y = np.array(fed.x), np.array(fed.y)
+    ends = []
+    first = r.normal(size=x.shape[1]) * scale
+    for sign in (1, -1):
+        x[row] = first if opposite else r.normal(size=x.shape[1]) * scale
+        y[row] = sign * scale * 10 if opposite else r.normal() * scale
+        ends.append(np.asarray(_upload()(replace_rows(fed, x, y))))
+    return np.linalg.norm(ends[0] - ends[1])
+
+
+def replace_rows(fed, x, y):
+    import dataclasses
+
+    return dataclasses.replace(fed, x=jnp.asarray(x), y=jnp.asarray(y))
+
+
+# --- epsilon
+
+
+@pytest.mark.parametrize(
+    "batch, rate",
+    [
+        (jfl.batches.without_replacement(2), 1 - (1 - 2 / 5) ** STEPS),
+        (jfl.batches.with_replacement(2), 1 - (4 / 5) ** (2 * STEPS)),
+        (jfl.batches.epochs(1), STEPS / 5),
+        (jfl.batches.epochs(2), 1.0),
+        (jfl.batches.full(), 1.0),
+        (jfl.batches.poisson(rate=0.25, capacity=9), 1 - 0.75**STEPS),
+    ],
+    ids=["without", "with", "epochs", "more_than_an_epoch", "full", "poisson"],
+)
+def test_a_row_is_protected_by_its_absence_from_the_round(batch, rate, monkeypatch):
+    monkeypatch.setattr(tightest, "takes", lambda *args: False)
+    fed = make_federation(sizes=(5,) * CLIENTS)
+    plan = jfl.plan(
+        fed, jfl.task(start_params(), squared), algorithm(batch=batch), jfl.sampling.full(CLIENTS)
+    )
+    g = jfl.guarantee(plan, 20, 1e-5)
+    noise = events.gaussian(np.float32(0.9))
+    want = rdp_events.epsilon(
+        events.repeat(events.touched(rate, noise) if rate < 1 else noise, 20), 1e-5
+    )
+    assert (g.unit, g.adjacency, g.view) == ("example", "replace_one", "server")
+    np.testing.assert_allclose(g.epsilon, want[0], rtol=1e-6)
+
+
+def test_one_step_is_the_sampled_gaussian():
+    """At one step of one batch the event is that of any noisy step."""
+    noise = events.gaussian(1.3)
+    assert rdp_events.epsilon(events.touched(0.25, noise), 1e-5) == rdp_events.epsilon(
+        events.without_replacement(1, 4, noise), 1e-5
+    )
+
+
+def test_as_printed_proves_nothing():
+    fed = make_federation()
+    plan = jfl.plan(
+        fed,
+        jfl.task(start_params(), squared),
+        algorithm(clip_steps="last"),
+        jfl.sampling.full(CLIENTS),
+    )
+    assert jfl.guarantee(plan, 5).epsilon == np.inf
+
+
+def test_it_speaks_of_replaced_rows_only():
+    chain = jfl.chain(jfl.clip_l2(CLIP), jfl.total(), jfl.gaussian(1.0), adjacency="add_remove")
+    with pytest.raises(ValueError, match="replace_one"):
+        jfl.algorithms.output_perturbation(jfl.grad(squared), chain, batch=jfl.batches.full())
+
+
+def test_bad_arguments_are_refused():
+    g, chain = jfl.grad(squared), jfl.chain(jfl.clip_l2(CLIP), jfl.total(), jfl.gaussian(1.0))
+    make = jfl.algorithms.output_perturbation
+    for bad in (
+        None,
+        "noise",
+        jfl.chain(jfl.total()),
+        jfl.chain(jfl.clip_adaptive(1.0, 3), jfl.total()),
+    ):
+        with pytest.raises(ValueError, match="mechanism = chain"):
+            make(g, bad)
+    with pytest.raises(ValueError, match="without noise"):
+        make(jfl.private_grad(squared, chain), chain)
+    with pytest.raises(ValueError, match="clip_steps"):
+        make(g, chain, clip_steps="some")

@@ -1,0 +1,763 @@
+"""Contracts of the engine, for every algorithm in `jfl.algorithms.__all__`: a new one inherits
+them.
+
+What a run computes may depend on its seed, its plan and its data, and on nothing else: not on
+slots, chunks, capacities, padding, evaluation or where it was stopped.
+"""
+
+import dataclasses
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.problems import (
+    CLIENTS,
+    SIZES,
+    close,
+    flat,
+    make_algorithm,
+    make_federation,
+    noisy_grad,
+    noisy_release,
+    raw,
+    same_bits,
+    squared,
+    start_params,
+)
+
+import jfl
+from jfl.core.identity import words
+from jfl.core.random_streams import Stream, stream
+from jfl.core.records import Cohort, Fn, Sampler
+from jfl.engine.round import draws_key, noise_key, one_round
+
+# jfl.simulate and jfl.round are functions; their modules are reached by name
+sim, sweeps = (
+    importlib.import_module("jfl.engine.simulate"),
+    importlib.import_module("jfl.engine.sweep"),
+)
+KEY = jax.random.key(4)
+EMPTY = ("empty_cohort",)
+# dpnfl is fedavg; these differ from it in the local step, the server's or the weights alone, and
+# wait for the slow run (fedavg is without a client's state, scaffold with it)
+ALIKE = ("fedprox", "fedsgd", "output_perturbation", "addpnfl", "padpfl")
+every_algorithm = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n in ALIKE else ())
+        for n in jfl.algorithms.__all__
+        if n != "dpnfl"
+    ],
+)
+
+
+def test_dpnfl_is_fedavg_by_another_name():
+    one, other = (make_algorithm(n, noisy_grad()) for n in ("dpnfl", "fedavg"))
+    named = dataclasses.replace(one, name="fedavg")
+    assert one.name == "dpnfl" and jax.tree.structure(named) == jax.tree.structure(other)
+    assert same_bits(named, other)
+
+
+def noisy_plan(name, fed, task, *, lr=0.1, z=0.7, sampler=None, batch=None, upload=None, **options):
+    """Noise at both ends, Poisson cohorts: everything that could go wrong is in it."""
+    algorithm = make_algorithm(name, noisy_grad(), lr=lr, batch=batch)
+    return jfl.plan(
+        fed,
+        task,
+        algorithm,
+        sampler or jfl.sampling.poisson(CLIENTS, 0.4, capacity=CLIENTS),
+        release=noisy_release(z=z),
+        upload=upload,
+        **options,
+    )
+
+
+def run4(plan, every=2, key=KEY, **options):
+    return jfl.simulate(key, plan, 4, evaluate_every=every, tolerate=EMPTY, **options)
+
+
+@pytest.fixture(scope="module")
+def base(fed, task):
+    """name -> (plan, its output after four rounds), computed once."""
+
+    @functools.cache
+    def get(name):
+        plan = noisy_plan(name, fed, task)
+        return plan, run4(plan)
+
+    return get
+
+
+@every_algorithm
+def test_compiles_once(name, fed, task, base):
+    base(name)
+    before = sim._scan._cache_size()
+    for plan in (
+        noisy_plan(name, fed, task, lr=0.3),
+        noisy_plan(name, fed, task, z=1.4),
+        noisy_plan(name, make_federation(5), task),
+    ):
+        run4(plan)
+    assert sim._scan._cache_size() == before
+
+
+@every_algorithm
+def test_same_key_same_run_other_key_other_run(name, base):
+    plan, out = base(name)
+    assert same_bits(out, run4(plan))
+    other = run4(plan, key=jax.random.key(5))
+    assert not np.allclose(flat(out.params), flat(other.params), atol=1e-3)
+
+
+@every_algorithm
+def test_scan_equals_a_loop_of_rounds(name, base):
+    plan, out = base(name)
+    step = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
+    run = jfl.init(KEY, plan)
+    for _ in range(4):
+        run = step(run, plan)
+    assert step._cache_size() == 1  # no weak type creeps into the state
+    close(run, out.run)
+
+
+@every_algorithm
+def test_evaluation_and_resume_change_no_bit(name, base):
+    plan, out = base(name)
+    uneven, last = run4(plan, every=3), run4(plan, every=4)
+    assert same_bits(out.run, uneven.run) and same_bits(out.run, last.run)
+    assert uneven.metrics.round.tolist() == [3, 4] and last.metrics.round.tolist() == [4]
+    half = jfl.simulate(KEY, plan, 2, evaluate_every=2, tolerate=EMPTY)
+    copy = raw(half.run)
+    on = jfl.simulate(KEY, plan, 2, evaluate_every=2, start=half.run, tolerate=EMPTY)
+    assert same_bits(out.run, on.run) and same_bits(out.params, on.params)
+    # a state that was gone on from is still there
+    assert all(np.array_equal(a, b) for a, b in zip(copy, raw(half.run)))
+    assert np.array_equal(np.asarray(on.metrics.loss), np.asarray(out.metrics.loss)[-1:])
+
+
+@every_algorithm
+def test_chunks_capacity_and_padding_never_matter(name, task, base):
+    plan, out = base(name)
+    # the same experiment, stored and computed in another shape
+    wide = noisy_plan(
+        name,
+        make_federation(pad=4),
+        task,
+        chunk=2,
+        sampler=jfl.sampling.poisson(CLIENTS, 0.4, capacity=5),
+    )
+    other = run4(wide)
+    close((out.run.server, out.run.own), (other.run.server, other.run.own))
+    assert np.array_equal(words(plan), words(wide))
+
+
+def _given(key, *, ids):
+    return Cohort(
+        ids, (ids < CLIENTS).astype(jnp.int32), jnp.zeros_like(ids), jnp.zeros((), jnp.int32)
+    )
+
+
+def given_sampler(ids):
+    """A cohort that a test chooses; CLIENTS marks an empty slot."""
+    return Sampler(
+        Fn(_given, dict(ids=jnp.array(ids, jnp.int32))), np.float32(3), clients=CLIENTS, capacity=5
+    )
+
+
+@every_algorithm
+def test_slots_and_memory(name, fed, task):
+    """Slot order and empty slots change nothing, and who is not taken keeps its memory: client 0
+    above all."""
+    step = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
+    plans = [
+        noisy_plan(
+            name, fed, task, sampler=given_sampler(ids), paired_noise=True
+        )  # other draws, other noise
+        for ids in ([1, 3, 5, 7, 7], [5, 7, 1, 7, 3], [7, 3, 7, 5, 1])
+    ]
+    start = jfl.init(KEY, plans[0])
+    start = dataclasses.replace(start, own=jax.tree.map(lambda x: x + 3.0, start.own))
+    a, b, c = (step(start, p) for p in plans)
+    close((a.server, a.own), (b.server, b.own))
+    close((a.server, a.own), (c.server, c.own))
+    for old, new in zip(raw(start.own), raw(a.own)):
+        assert np.array_equal(old[[0, 2, 4, 6]], new[[0, 2, 4, 6]])
+        assert np.all(old[[1, 3, 5]] != new[[1, 3, 5]])
+    nobody = step(
+        start, noisy_plan(name, fed, task, sampler=given_sampler([7] * 5), paired_noise=True)
+    )
+    assert same_bits(nobody.own, start.own) and int(nobody.health.empty_cohort) == 1
+    # an empty round is a release of noise, not a silent one: that nobody came is hidden
+    assert not np.allclose(flat(nobody.server.params), flat(start.server.params), atol=1e-4)
+    assert step._cache_size() == 1
+
+
+@every_algorithm
+def test_rows_that_nobody_owns_never_matter(name, task):
+    """Not even if they are nan: row 0 is what padding points to."""
+
+    def at(junk):
+        algorithm = make_algorithm(name, jfl.grad(squared), batch=jfl.batches.poisson(2.0))
+        return jfl.plan(
+            make_federation(junk=junk),
+            task,
+            algorithm,
+            jfl.sampling.poisson(CLIENTS, 0.4, capacity=CLIENTS),
+        )
+
+    clean, dirty = run4(at(7.0)), run4(at(np.nan))
+    assert same_bits(
+        dataclasses.replace(clean.run, identity=dirty.run.identity), dirty.run
+    )  # other data they are
+
+
+@every_algorithm
+def test_sweep_equals_separate_runs(name, fed, task, base):
+    base(name)
+    make = lambda lr, z: noisy_plan(name, fed, task, lr=lr, z=z)
+    out = jfl.sweep(
+        make, rounds=4, evaluate_every=2, lr=[0.1, 0.2], z=[0.7, 1.4], seed=[4, 5], tolerate=EMPTY
+    )
+    assert out.groups == 1 and len(out.points) == 8
+    for i, p in enumerate(out.points):
+        alone = run4(make(p["lr"], p["z"]), key=jax.random.key(p["seed"]))
+        close(out.params[i], alone.params)
+        close(jax.tree.map(lambda x, i=i: x[i], out.metrics), alone.metrics, rtol=1e-4, atol=1e-5)
+    assert len({tuple(flat(p)) for p in out.params}) == 8
+
+
+@every_algorithm
+def test_inside_a_users_own_jit_and_vmap(name, fed, task, base):
+    """Plans may be built from traced numbers; seeds and rates map."""
+
+    def one(key, lr):
+        plan = noisy_plan(name, fed, task, lr=lr)
+        run, metrics = jfl.scan(jfl.init(key, plan), plan, [2, 2])
+        return run.server.params, metrics.loss
+
+    seeds, lrs = (4, 5, 6), (0.1, 0.1, 0.3)
+    params, loss = jax.jit(jax.vmap(one))(
+        jnp.stack([jax.random.key(s) for s in seeds]), jnp.array(lrs)
+    )
+    for i, (s, lr) in enumerate(zip(seeds, lrs)):
+        out = run4(noisy_plan(name, fed, task, lr=lr), key=jax.random.key(s))
+        close(jax.tree.map(lambda x, i=i: x[i], params), out.params)
+        close(loss[i], out.metrics.loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize("site", ["rows", "upload", "release"])
+@every_algorithm
+def test_noise_is_never_ignored(name, site, fed, task):
+    """Wherever a chain with noise is given, noise arrives in the model (a strategy that drops its
+    privacy options without a word was found in the field)."""
+
+    def moved(z):
+        chain = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(z))
+        grad = jfl.private_grad(squared, chain) if site == "rows" else jfl.grad(squared)
+        sites = {} if site == "rows" else {site: chain}
+        plan = jfl.plan(
+            fed,
+            task,
+            make_algorithm(name, grad),
+            jfl.sampling.full(CLIENTS),
+            paired_noise=True,
+            **sites,
+        )
+        start = jfl.init(KEY, plan)
+        one, two = (
+            _noisy_round(start, plan, noise_key(dataclasses.replace(start, attempt=jnp.int32(a))))
+            for a in (0, 1)
+        )
+        return flat(one.server.params) - flat(two.server.params)  # of the same cohort and batches
+
+    quiet, loud = moved(1e-4), moved(50.0)
+    assert np.linalg.norm(loud) > 20 * np.linalg.norm(quiet) > 0
+
+
+_round = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
+_noisy_round = jax.jit(lambda run, plan, noise: one_round(run, plan, noise)[0])
+
+
+def lopsided(round_):
+    """Weights whose largest in size is negative."""
+    return jnp.full(CLIENTS, 2.0).at[0].set(-5.0)
+
+
+def test_weights_from_a_function_cannot_lower_the_noise(fed):
+    """A function of the round is not seen before it runs: negative weights must count by their
+    size, or be reported."""
+    plan = still_plan(fed, "release", weights=lopsided)
+    run = _round(jfl.init(KEY, plan), plan)
+    enough = float(np.std(np.asarray(run.server.params))) > 0.8 * 2 * 5.0
+    assert enough or int(run.health.nonfinite) > 0
+
+
+# --- addresses of noise
+
+
+def still(params, x, y):
+    """No gradient: what moves is noise."""
+    return 0.0 * jnp.sum(params) * y
+
+
+DIM = 400
+
+
+def still_plan(fed, site, z=1.0, lr=0.1, **options):
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(z))
+    grad = jfl.private_grad(still, chain) if site == "rows" else jfl.grad(still)
+    sites = {} if site == "rows" else {site: chain}
+    algorithm = jfl.algorithms.fedavg(grad, lr=lr, steps=2, batch=jfl.batches.full())
+    return jfl.plan(
+        fed,
+        jfl.task(jnp.zeros(DIM), still),
+        algorithm,
+        jfl.sampling.full(CLIENTS),
+        **sites,
+        **options,
+    )
+
+
+def correlation(a, b):
+    return abs(np.corrcoef(a, b)[0, 1])
+
+
+LIMIT = 5.5 / np.sqrt(DIM)  # a false alarm in 4e-8 of pairs
+
+
+@pytest.mark.parametrize("site", ["rows", "upload", "release"])
+def test_points_of_a_sweep_never_share_noise(site, fed):
+    """Two points with one seed: their difference would be free of noise.  `paired_noise` must be
+    seen as shared."""
+    run = lambda **options: (
+        jfl.sweep(
+            lambda z, lr: still_plan(fed, site, z, lr, **options),
+            rounds=1,
+            points=[dict(z=1.0, lr=0.1), dict(z=2.0, lr=0.1), dict(z=1.0, lr=0.2)],
+        ).params
+    )
+    own = run()
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    assert all(correlation(own[a], own[b]) < LIMIT for a, b in pairs)
+    paired = run(paired_noise=True)
+    with pytest.raises(AssertionError):
+        assert all(correlation(paired[a], paired[b]) < LIMIT for a, b in pairs)
+
+
+@pytest.mark.parametrize("site", ["rows", "upload"])
+def test_clients_steps_and_rounds_never_share_noise(site, fed):
+    """Seen at the uploads themselves, by an algorithm whose server keeps what it gets from each
+    client."""
+    plan = still_plan(fed, site)
+    plan = dataclasses.replace(plan, release=jfl.chain(jfl.total(), adjacency="replace_one"))
+
+    def alone(run, client):
+        weights = jnp.zeros(CLIENTS).at[client].set(1.0)
+        return one_round(run, dataclasses.replace(plan, weights=weights), noise_key(run))[
+            0
+        ].server.params
+
+    run = jfl.init(KEY, plan)
+    later = dataclasses.replace(run, round=jnp.int32(1))
+    again = dataclasses.replace(run, attempt=jnp.int32(1))
+    seen = np.concatenate(
+        [
+            np.asarray(jax.jit(jax.vmap(alone, (None, 0)))(r, jnp.arange(CLIENTS)))
+            for r in (run, later, again)
+        ]
+    )
+    assert len(seen) == 3 * CLIENTS and seen.std() > 0.01
+    apart = np.abs(np.corrcoef(seen)) - np.eye(len(seen))
+    assert apart.max() < LIMIT, "two uploads share noise"
+    shared = np.abs(np.corrcoef(seen + 2 * seen[:1])) - np.eye(len(seen))
+    assert shared.max() > LIMIT  # a common part must be seen
+
+
+def test_every_address_is_a_key_of_its_own(fed, task):
+    """Streams, rounds, clients, turns, steps and attempts: no two keys of a run are equal."""
+    plan = noisy_plan("fedavg", fed, task)
+    run = jfl.init(KEY, plan)
+    later = dataclasses.replace(run, attempt=jnp.int32(1))
+    bases = [("data", run.key), ("data again", draws_key(later))] + [
+        (f"attempt{a}", noise_key(dataclasses.replace(run, attempt=jnp.int32(a)))) for a in (0, 1)
+    ]
+    keys = {}
+    for where, base in bases:
+        for s in set(Stream) - {Stream.AGAIN}:  # whose keys are such a base
+            for r in range(2):
+                k = stream(base, s, r)
+                keys[where, s, r] = k
+                for i in range(3):
+                    for turn in range(2):
+                        k2 = jax.random.fold_in(jax.random.fold_in(k, i), turn)
+                        keys[where, s, r, i, turn] = k2
+                        for step in range(2):
+                            keys[where, s, r, i, turn, step] = jax.random.fold_in(k2, step)
+    distinct = {tuple(np.asarray(jax.random.key_data(k))) for k in keys.values()}
+    assert len(distinct) == len(keys)
+
+
+def test_a_raised_attempt_changes_the_run(fed, task, base):
+    plan, out = base("fedavg")
+    fresh = jfl.init(KEY, plan)
+    again = run4(plan, start=dataclasses.replace(fresh, attempt=jnp.int32(1)))
+    assert not np.allclose(flat(again.params), flat(out.params), atol=1e-3)
+    assert not same_bits(again.metrics.cohort, out.metrics.cohort)  # Poisson cohorts of its own
+    assert same_bits(run4(plan, start=fresh).params, out.params)
+
+
+def test_batches_drawn_ahead_are_those_of_the_loop(fed, task, monkeypatch):
+    local = importlib.import_module("jfl.local")
+    run = lambda: jax.jit(
+        lambda key, plan: jfl.scan(jfl.init(key, plan), plan, [2])[0].server.params
+    )(KEY, noisy_plan("fedavg", fed, task, batch=jfl.batches.without_replacement(2, short="all")))
+    ahead = run()
+    monkeypatch.setattr(local, "AHEAD", 0)
+    close(ahead, run(), rtol=1e-6, atol=1e-7)
+
+
+# --- sweeps
+
+
+def plain_plan(fed, task, *, lr=0.1, steps=2, **options):
+    algorithm = make_algorithm("fedavg", jfl.grad(squared), steps=steps, lr=lr)
+    return jfl.plan(fed, task, algorithm, jfl.sampling.without_replacement(CLIENTS, 3), **options)
+
+
+def test_sweep_over_partitions(task):
+    """Partitions of different width share a program and equal runs of their own."""
+    feds = {s: make_federation(seed=s, pad=s) for s in (0, 1, 2)}
+    make = lambda partition: plain_plan(feds[partition], task)
+    out = jfl.sweep(make, rounds=2, evaluate_every=1, partition=[0, 1, 2])
+    assert out.groups == 1
+    for i in range(3):
+        close(out.params[i], jfl.simulate(jax.random.key(0), make(i), 2, evaluate_every=1).params)
+
+
+def test_sweep_tells_large_values_apart(task):
+    """Points whose values print alike (NumPy abbreviates long arrays) are still different
+    points."""
+    sizes = (150,) * CLIENTS
+    one = make_federation(sizes=sizes)
+    other = dataclasses.replace(one, y=one.y.at[300:800].add(5.0))
+    assert repr(one) == repr(other)
+    out = jfl.sweep(
+        lambda fed: plain_plan(fed, task), rounds=1, points=[dict(fed=one), dict(fed=other)]
+    )
+    assert not np.allclose(flat(out.params[0]), flat(out.params[1]), atol=1e-3)
+
+
+def test_sweep_groups_by_structure(fed, task):
+    out = jfl.sweep(
+        lambda lr, steps: plain_plan(fed, task, lr=lr, steps=steps),
+        rounds=1,
+        lr=[0.1, 0.2, 0.3],
+        steps=[1, 2],
+        memory=1.0,
+    )
+    assert out.groups == 2 and len(out.params) == 6
+    assert (
+        [p["steps"] for p in out.points] == [1, 2] * 3
+        and out.seconds.shape == (6,)
+        and (out.seconds > 0).all()
+    )
+    for i in (1, 4):  # a block of one point at a time changes nothing
+        p = out.points[i]
+        close(
+            out.params[i],
+            jfl.simulate(
+                jax.random.key(0), plain_plan(fed, task, lr=p["lr"], steps=p["steps"]), 1
+            ).params,
+        )
+
+
+def test_sweep_pairs_cohorts_and_batches(fed, task):
+    """Points that share a seed see the same clients and rows: with lr ~ 0 the training loss is the
+    same to the bit."""
+    make = lambda lr, z: jfl.plan(
+        fed,
+        task,
+        make_algorithm("fedavg", noisy_grad(z=z), lr=lr),
+        jfl.sampling.without_replacement(CLIENTS, 3),
+    )
+    out = jfl.sweep(make, rounds=1, lr=[1e-30, 2e-30], z=[1.0, 2.0], seed=[0, 1])
+    loss = out.metrics.train_loss[:, 0].reshape(4, 2)
+    assert (loss == loss[0]).all() and loss[0, 0] != loss[0, 1]
+
+
+def test_sweep_marks_a_failed_point(fed, task):
+    make = lambda lr: plain_plan(fed, task, lr=lr)
+    out = jfl.sweep(make, rounds=2, evaluate_every=2, lr=[0.1, 1e30, 0.2])
+    assert out.failed.tolist() == [False, True, False] and out.health.nonfinite[1] > 0
+    close(out.params[2], jfl.simulate(jax.random.key(0), make(0.2), 2, evaluate_every=2).params)
+    with pytest.raises(jfl.HealthError):
+        jfl.sweep(make, rounds=2, evaluate_every=2, lr=[0.1, 1e30, 0.2], strict=True)
+    with pytest.raises(jfl.HealthError):
+        jfl.sweep(make, rounds=2, evaluate_every=2, lr=[1e30, 2e30, 3e30])
+
+
+def test_axes():
+    points = sweeps.points_of
+    assert points(dict(a=[1, 2], b=(3, 4), c="word", d=5)) == [
+        dict(a=a, b=b, c="word", d=5) for a in (1, 2) for b in (3, 4)
+    ]
+    assert [p["seed"] for p in points(dict(seed=range(3)))] == [0, 1, 2]
+    assert [p["hidden"] for p in points(dict(hidden=[(64,), (64, 32)]))] == [(64,), (64, 32)]
+    assert len(points(dict(seed=[jax.random.key(0), jax.random.key(1)]))) == 2
+    assert len(points(dict(seed=jax.random.split(jax.random.key(0), 3)))) == 3
+    with pytest.raises(ValueError, match="at least one value of lr"):
+        points(dict(lr=[]))
+    with pytest.raises(ValueError, match="either points or axes"):
+        jfl.sweep(lambda lr: None, rounds=1, points=[dict(lr=1)], lr=[1])
+
+
+def test_sweep_checks_every_point_before_it_compiles(fed, task):
+    before = sweeps._points._cache_size()
+    with pytest.raises(ValueError, match="lr"):
+        jfl.sweep(lambda lr: plain_plan(fed, task, lr=lr), rounds=3, lr=[0.1, -1.0])
+    assert sweeps._points._cache_size() == before
+
+
+# --- health
+
+
+def test_nan_data_and_explosions_are_reported(fed, task):
+    for bad in (
+        plain_plan(dataclasses.replace(fed, x=fed.x.at[fed.index[:, 0]].set(jnp.nan)), task),
+        plain_plan(fed, task, lr=1e30),
+    ):
+        with pytest.raises(jfl.HealthError, match="nonfinite") as error:
+            jfl.simulate(jax.random.key(0), bad, 2, evaluate_every=2)
+        assert error.value.health["nonfinite"] > 0 and int(error.value.run.round) == 2
+    out = jfl.simulate(jax.random.key(0), bad, 2, evaluate_every=2, tolerate=("nonfinite",))
+    assert not np.isfinite(flat(out.params)).all()
+
+
+def test_one_bad_client_is_not_hidden_by_clipping(fed, task):
+    """A clipped nan counts as zero, and is counted, also where the client has weight 0."""
+    bad = dataclasses.replace(fed, x=fed.x.at[fed.index[2, :8]].set(jnp.inf))
+    plan = jfl.plan(
+        bad,
+        task,
+        make_algorithm("fedsgd", jfl.grad(squared)),
+        jfl.sampling.full(CLIENTS),
+        release=noisy_release(),
+        weights=jnp.ones(CLIENTS).at[2].set(0.0),
+    )
+    run = _round(jfl.init(KEY, plan), plan)
+    assert (
+        int(run.health.nonfinite_rows) == 1
+        and int(run.health.nonfinite) == 0
+        and np.isfinite(flat(run.server.params)).all()
+    )
+
+
+def test_overflow_is_counted(fed, task):
+    few = jfl.sampling.poisson(CLIENTS, 0.9, capacity=2)
+    narrow = jfl.batches.poisson(rate=0.9, capacity=2)
+    for plan in (
+        noisy_plan("fedavg", fed, task, sampler=few),
+        noisy_plan("fedavg", fed, task, batch=narrow),
+    ):
+        with pytest.raises(jfl.HealthError, match="overflow") as error:
+            jfl.simulate(KEY, plan, 2, evaluate_every=2)
+        assert error.value.health["overflow"] > 0
+    drawn = jax.vmap(few.draw)(jax.random.split(KEY, 300))
+    total = np.asarray((drawn.count > 0).sum(1) + drawn.overflow)
+    assert abs(total.mean() - 0.9 * CLIENTS) < 6 * np.sqrt(CLIENTS * 0.09 / 300)
+
+
+def test_empty_cohorts_are_counted_and_may_be_tolerated(fed, task):
+    rare = noisy_plan(
+        "fedavg", fed, task, sampler=jfl.sampling.poisson(CLIENTS, 1e-6, capacity=CLIENTS)
+    )
+    with pytest.raises(jfl.HealthError, match="empty_cohort=4") as error:
+        jfl.simulate(KEY, rare, 4, evaluate_every=2)
+    assert error.value.health == dict(nonfinite=0, overflow=0, empty_cohort=4, nonfinite_rows=0)
+    out = run4(rare)
+    assert np.isfinite(flat(out.params)).all() and np.asarray(out.metrics.cohort).tolist() == [
+        0.0,
+        0.0,
+    ]
+    with pytest.raises(ValueError, match="tolerate"):
+        jfl.simulate(KEY, rare, 4, tolerate=("empty",))
+
+
+def test_a_client_without_rows_sends_nothing(task):
+    """Size 0 (a partition may leave it): its padding points at row 0, which may hold anything."""
+    sizes = (0,) + SIZES[1:]
+    for grad in (
+        jfl.grad(squared),
+        jfl.private_grad(squared, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.divide(3))),
+    ):
+        algorithm = make_algorithm(
+            "fedavg", grad, batch=jfl.batches.without_replacement(3, short="all")
+        )
+        plan = jfl.plan(
+            make_federation(sizes=sizes, junk=np.nan), task, algorithm, jfl.sampling.full(CLIENTS)
+        )
+        run = _round(jfl.init(KEY, plan), plan)
+        assert int(run.health.nonfinite) == 0 and np.isfinite(flat(run.server.params)).all()
+
+
+# --- state
+
+
+def test_arguments_survive(fed, task):
+    """The program consumes its own state only: keys, plans and given starts can be used again."""
+    key, plan = jax.random.key(11), plain_plan(fed, task)
+    a = jfl.simulate(key, plan, 2, evaluate_every=2)
+    b = jfl.simulate(key, plan, 2, evaluate_every=2)
+    assert same_bits(a, b)
+    jax.block_until_ready((key, jax.tree.leaves(plan)))
+
+
+def test_a_started_run_can_be_donated(fed, task):
+    plan = plain_plan(fed, task)
+    step = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0], donate_argnums=0)
+    run = step(step(jfl.init(KEY, plan), plan), plan)
+    again = jfl.init(KEY, plan)  # the plan's parameters were not donated
+    close(run, jfl.run_round(*jfl.run_round(again, plan)[:1], plan)[0])
+
+
+def test_start_must_fit(fed, task):
+    out = jfl.simulate(KEY, plain_plan(fed, task), 2, evaluate_every=2)
+    scaffold = jfl.plan(
+        fed, task, make_algorithm("scaffold", jfl.grad(squared)), jfl.sampling.full(CLIENTS)
+    )
+    with pytest.raises(ValueError, match="like this plan's"):
+        jfl.simulate(KEY, scaffold, 2, start=out.run)
+    # another plan with the same state goes on
+    on = jfl.simulate(KEY, plain_plan(fed, task, lr=0.01), 2, evaluate_every=2, start=out.run)
+    assert int(on.run.round) == 4
+
+
+def test_old_style_keys(fed, task):
+    plan = plain_plan(fed, task)
+    a, b = (
+        jfl.simulate(k, plan, 2, evaluate_every=2)
+        for k in (jax.random.key(3), jax.random.PRNGKey(3))
+    )
+    assert same_bits(a.params, b.params)
+
+
+def test_schedule():
+    assert sim.schedule(60, None).tolist() == [3] * 20 and sim.schedule(5, 10).tolist() == [5]
+    assert sim.schedule(7, 3).tolist() == [3, 3, 1] and sim.schedule(61, None).sum() == 61
+    for bad in (0, -1, 1.5, True, "3"):
+        with pytest.raises(ValueError, match="rounds"):
+            sim.schedule(bad, None)
+        with pytest.raises(ValueError, match="evaluate_every"):
+            sim.schedule(4, bad)
+
+
+def test_metrics(fed, task):
+    """What is reported is what happened: losses of the cohort, clients a round, the share that was
+    clipped."""
+    grad = jfl.private_grad(squared, jfl.chain(jfl.clip_l2(1e-3), jfl.total(), jfl.divide(3)))
+    algorithm = jfl.algorithms.fedsgd(grad, lr=0.1, batch=jfl.batches.full())
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+    out = jfl.simulate(KEY, plan, 1)
+    p, m = start_params(), out.metrics
+    loss = lambda x, y: 0.5 * (np.asarray(x) @ np.asarray(p["w"]) + 0.2 - np.asarray(y)) ** 2
+    rows = [np.asarray(fed.index[c, :s]) for c, s in enumerate(SIZES)]
+    want = np.mean([loss(fed.x[r], fed.y[r]).mean() for r in rows])
+    np.testing.assert_allclose(m.train_loss, [want], rtol=1e-5)
+    np.testing.assert_allclose(m.loss, [loss(fed.x_test, fed.y_test).mean()], rtol=1e-4)
+    assert m.clip_fraction.tolist() == [1.0] and m.cohort.tolist() == [7.0] and m.accuracy is None
+    moved = flat(out.params) - flat(p)
+    np.testing.assert_allclose(m.update_norm, [np.linalg.norm(moved) / 0.1], rtol=1e-3)
+
+
+# --- plans
+
+
+def test_plan_refuses_what_does_not_fit(fed, task):
+    algorithm = make_algorithm("fedavg", jfl.grad(squared))
+    full, poisson = jfl.sampling.full(CLIENTS), jfl.sampling.poisson(CLIENTS, 0.5)
+    make = lambda *, f=fed, t=task, a=algorithm, s=full, **options: jfl.plan(f, t, a, s, **options)
+    with pytest.raises(ValueError, match="number of clients"):
+        make(s=jfl.sampling.full(6))
+    for wrong in (
+        dict(f=None),
+        dict(t=squared),
+        dict(a="fedavg"),
+        dict(s=7),
+        dict(release="mean"),
+        dict(upload=1),
+    ):
+        with pytest.raises(ValueError, match="plan"):
+            make(**wrong)
+    with pytest.raises(ValueError, match="implies"):
+        make(s=poisson, adjacency="replace_one")
+    with pytest.raises(ValueError, match="adjacency"):
+        make(s=poisson, release=noisy_release(adjacency="replace_one"))
+    with pytest.raises(ValueError, match="adjacency"):  # said twice, differently
+        make(adjacency="replace_one", release=noisy_release(adjacency="add_remove"))
+    with pytest.raises(ValueError, match="public divisor"):
+        make(release=jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.divide("size")))
+    adaptive = jfl.chain(jfl.clip_adaptive(1.0, 7), jfl.total(), jfl.gaussian(1.0))
+    with pytest.raises(ValueError, match="clip_adaptive"):
+        make(upload=adaptive)
+    with pytest.raises(ValueError, match="clip_adaptive"):
+        jfl.private_grad(squared, adaptive)
+    with pytest.raises(ValueError, match="batch=4"):
+        make(
+            a=make_algorithm("fedavg", jfl.grad(squared), batch=jfl.batches.without_replacement(4))
+        )
+    with pytest.raises(ValueError, match="independent=False"):
+        make(
+            a=make_algorithm("scaffold", jfl.grad(squared)),
+            s=jfl.sampling.with_replacement(CLIENTS, 3, independent=True),
+        )
+    for weights in (
+        jnp.ones(3),
+        -jnp.ones(CLIENTS),
+        jnp.zeros(CLIENTS),
+        jnp.full(CLIENTS, jnp.nan),
+        "rows",
+    ):
+        with pytest.raises(ValueError, match="weights"):
+            make(weights=weights)
+    for chunk in (0, -1, 1.5):
+        with pytest.raises(ValueError, match="chunk"):
+            make(chunk=chunk)
+    own_size = jfl.private_grad(
+        squared, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide("size"))
+    )
+    with pytest.raises(ValueError, match="add_remove"):
+        make(a=make_algorithm("fedavg", own_size, batch=jfl.batches.poisson(2.0)))
+
+
+@pytest.mark.parametrize(
+    "batch, adjacency",
+    [
+        (jfl.batches.poisson(2.0), "add_remove"),
+        (jfl.batches.without_replacement(3), "replace_one"),
+        (jfl.batches.full(), "replace_one"),
+        (jfl.batches.epochs(3), "replace_one"),
+    ],
+)
+def test_samplers_imply_the_adjacency_that_runs(batch, adjacency, fed, task):
+    algorithm = make_algorithm("fedavg", noisy_grad(), batch=batch)
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+    chains = [
+        n
+        for n in jax.tree.leaves(plan.algorithm, is_leaf=lambda n: isinstance(n, jfl.Mechanism))
+        if isinstance(n, jfl.Mechanism)
+    ]
+    assert len(chains) == 2 and {c.adjacency for c in chains} == {
+        adjacency
+    }  # what runs and what is accounted
+    for sampler, implied in (
+        (jfl.sampling.poisson(CLIENTS, 0.5), "add_remove"),
+        (jfl.sampling.without_replacement(CLIENTS, 3), "replace_one"),
+        (jfl.sampling.with_replacement(CLIENTS, 3), "replace_one"),
+    ):
+        assert (
+            jfl.plan(fed, task, algorithm, sampler, release=noisy_release()).release.adjacency
+            == implied
+        )

@@ -1,0 +1,61 @@
+"""What test_hosts.py runs in each of several processes.
+
+    python tests/endurance/on_hosts.py PROCESSES PROCESS PORT NAME...
+
+Process 0 prints a JSON line of results for each case.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import jfl
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script of its own: tests/ is not on the path
+
+from helpers.problems import flat, make_federation, noisy_grad, on_host, squared, start_params
+
+
+def results(names, mesh=None):
+    """Of a run with rows on the device (fedavg), and of one with rows on the host whose clients
+    remember (scaffold)."""
+    fed = make_federation()
+    for name in names:
+        rows = dict(fedavg=fed, scaffold=on_host(fed))[name]
+        algorithm = getattr(jfl.algorithms, name)(
+            noisy_grad(), lr=0.3, steps=2, batch=jfl.batches.without_replacement(3)
+        )
+        plan = jfl.plan(
+            rows,
+            jfl.task(start_params(), squared),
+            algorithm,
+            jfl.sampling.without_replacement(7, 5),
+        )
+        first = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=2, mesh=mesh)
+        out = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=1, mesh=mesh, start=first.run)
+        yield name, flat((out.params, out.metrics.loss, out.run.own))
+
+
+def main(processes, process, port, *names):
+    jfl.mesh.connect(f"127.0.0.1:{port}", int(processes), int(process))
+    assert jax.process_count() == int(processes) == len(jax.devices())
+    plan = jfl.plan(
+        make_federation(),
+        jfl.task(start_params(), squared),
+        jfl.algorithms.fedavg(noisy_grad(), lr=0.3, batch=jfl.batches.without_replacement(3)),
+        jfl.sampling.full(7),
+    )
+    if names == ("apart",):
+        jfl.simulate(jax.random.key(int(process)), plan, 2, mesh="auto")
+    if names == ("sweep apart",):
+        jfl.sweep(lambda: plan, seed=[0, int(process)], rounds=2, mesh="auto")
+    for name, values in results(names, "auto"):
+        if jfl.mesh.lead():
+            print(json.dumps(dict(name=name, values=np.asarray(values).tolist())), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

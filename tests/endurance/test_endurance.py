@@ -1,0 +1,571 @@
+"""A run that is killed again and again, and disks that fail: what is measured is in
+experiments/results/endurance.json.
+
+It is measured anew, in ten minutes on two cores (`--only runs` or `--only checks` is a part), by
+
+    python tests/endurance/test_endurance.py --out experiments/results/endurance.json
+
+and `pytest -m slow tests/endurance/test_endurance.py` does the same and judges it.
+
+Each try is `jfl train`, in a process of its own that is forked before JAX has started a backend, so
+that a kill costs seconds.  What a try computes is logged beside its directory, before it does: the
+count of releases does not rest on the journal that it judges.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+# for the tries, which are forked: cheap code, and all of it kept
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
+
+from jfl.cli import main
+from jfl.privacy.guarantees import guarantee
+from jfl.runs import build, config, record, train
+from jfl.runs.checkpoint import Checkpoints, environment, temporary
+from jfl.runs.journal import Journal
+
+PLAN = config.Config(
+    clients=6,
+    min_rows=8,
+    model="logistic",
+    sampler="without_replacement",
+    cohort=3,
+    batch=4,
+    steps=2,
+    algorithm="scaffold",
+    noise_multiplier=1.0,
+    evaluate_every=1,
+    checkpoint_every=2,
+)
+# flags that change the program's name and not its bits, nor its place in the cache
+PROGRAMS = ("", "--xla_dump_max_hlo_modules=7", "--xla_dump_max_hlo_modules=8")
+PARTS = dict(
+    state=(train, "_state"),
+    journal=(Journal, "announce"),
+    config=(train, "write"),
+    compute=(train, "simulate"),
+    checkpoint=(Checkpoints, "save"),
+    report=(record, "save"),
+    picture=(record, "picture"),
+)
+NAMES = ("start", *PARTS, "between", "end")
+DONE = "none: it had ended"
+BASE = os.environ.get("XLA_FLAGS", "")
+
+
+class Try:
+    """`jfl train` in a process of its own; `seen` is memory shared with it: where it is, and how
+    often it was there."""
+
+    def __init__(self, *args, program=0, log=None, before=(None, 0, None), user=None):
+        self.seen = mmap.mmap(-1, 1 + len(NAMES))
+        self.errors = tempfile.TemporaryFile()
+        self.begun = time.perf_counter()
+        self.pid = os.fork()
+        if not self.pid:
+            self._child([str(a) for a in args], program, log, before, user)
+
+    def _child(self, args, program, log, before, user):
+        code = 99
+        try:
+            os.setsid()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(self.errors.fileno(), 2)
+            os.environ["XLA_FLAGS"] = f"{BASE} {PROGRAMS[program]}".strip()
+            if user is not None:
+                os.setuid(user)
+            for part, (owner, name) in PARTS.items():
+                setattr(owner, name, self._marked(part, getattr(owner, name), program, log, before))
+            code = main.main(["train", *args])
+            self.seen[0] = NAMES.index("end")
+            time.sleep(0.02)  # so that a kill can hit the end
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _marked(self, part, function, program, log, before):
+        index = NAMES.index(part)
+
+        @functools.wraps(function)
+        def marked(*args, **options):
+            self.seen[0], self.seen[1 + index] = index, min(255, self.seen[1 + index] + 1)
+            if before[:2] == (part, self.seen[1 + index]):
+                before[2]()
+            if part == "compute" and log is not None:
+                run = options["start"]
+                with open(log, "a") as file:
+                    for i in range(args[2]):
+                        file.write(
+                            json.dumps([int(run.round) + i, int(run.attempt), program]) + "\n"
+                        )
+            try:
+                return function(*args, **options)
+            finally:
+                self.seen[0] = NAMES.index("between")
+
+        return marked
+
+    def reach(self, part, times=1) -> bool:
+        """Wait until it is in a part for the n-th time; False if it ends before."""
+        while self.seen[1 + NAMES.index(part)] < times:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return False
+            time.sleep(0.0002)
+        return True
+
+    def kill(self) -> str | None:
+        """SIGKILL to its process group -> where it was; None if it had ended well."""
+        with contextlib.suppress(ProcessLookupError):  # it may not have made its group yet
+            os.kill(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
+        code, errors = self.wait()
+        assert code in (0, -signal.SIGKILL), errors
+        return NAMES[self.seen[0]] if code else None
+
+    def wait(self):
+        """-> exit code, what it wrote to stderr."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.seconds = time.perf_counter() - self.begun
+        self.errors.seek(0)
+        return code, self.errors.read().decode()
+
+
+def result(out: Path):
+    """All that a run gives, but for times: its table, summary, settings and final state."""
+    summary = json.loads((out / "summary.json").read_text())
+    for run in summary["runs"]:
+        run.pop("seconds")
+    return (
+        (out / "metrics.csv").read_text(),
+        summary,
+        (out / "config.toml").read_text(),
+        Checkpoints(out).load().digest,
+    )
+
+
+def apart(function, *args):
+    """function(*args) in a process of its own: no backend starts in this one."""
+    inlet, outlet = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            os.write(outlet, json.dumps(function(*args)).encode())
+        finally:
+            os._exit(0)
+    os.close(outlet)
+    with open(inlet) as file:
+        found = json.loads(file.read())
+    os.waitpid(pid, 0)
+    return found
+
+
+def worth(rounds):
+    plan, settings = build.build(dataclasses.replace(PLAN, rounds=rounds))
+    return guarantee(plan, rounds, settings.delta).epsilon
+
+
+def command(folder: Path, out: Path, rounds: int, *more):
+    path = folder / "run.toml"
+    path.write_text(config.dump(dataclasses.asdict(PLAN)))
+    return "--config", path, "--rounds", rounds, "--out", out, *more
+
+
+def straight(folder: Path, rounds: int) -> Path:
+    out = folder / f"straight{rounds}"
+    if not out.exists():
+        code, errors = Try(*command(folder, out, rounds)).wait()
+        assert code == 0, errors
+    return out
+
+
+def sound(out: Path, log: Path):
+    """What holds after every kill: the last checkpoint is whole, and nothing was computed that was
+    not announced."""
+    store, journal = Checkpoints(out), Journal(out).read() if out.exists() else None
+    if store.latest() is not None:
+        store.load()
+    computed = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    if computed:
+        assert journal is not None, "rounds were computed and there is no journal"
+        far = (
+            max(r for r, attempt, _ in computed if attempt == journal["attempt"]) + 1
+            if any(attempt == journal["attempt"] for _, attempt, _ in computed)
+            else 0
+        )
+        assert far <= journal["until"] and max(a for _, a, _ in computed) <= journal["attempt"], (
+            journal,
+            computed[-1],
+        )
+    return computed
+
+
+def killed(folder: Path, kills: int, seed: int, programs: int) -> dict:
+    """One run, killed at random moments and resumed until it is done; under one program or several
+    in turn."""
+    rounds, at_end = 2 * kills // 3, kills // 6
+    draw, out, log = random.Random(seed), folder / f"killed{seed}", folder / f"killed{seed}.jsonl"
+    reference, hit, ended, begun = (
+        straight(folder, rounds),
+        collections.Counter(),
+        0,
+        time.perf_counter(),
+    )
+    whole = 3.0  # seconds of a try that is not killed, as seen so far
+    while ended < at_end or hit.total() - hit[DONE] < kills:
+        last = (Checkpoints(out).latest() or 0) if out.exists() else 0
+        attempt = Try(
+            *command(folder, out, rounds, "--resume"), program=draw.randrange(programs), log=log
+        )
+        if last == rounds:  # all is computed: what is left are the files of the end
+            ended += 1
+            part = draw.choice(["config", "report", "report", "picture", "picture"])
+            if attempt.reach(part):
+                time.sleep(draw.uniform(0, dict(config=0.01, report=0.03, picture=0.5)[part]))
+        elif draw.random() < 0.3:
+            time.sleep(draw.uniform(0, whole))
+        else:
+            part = draw.choice(["journal", "checkpoint", "compute", "compute"])
+            if attempt.reach(part, draw.randint(1, 3)):
+                time.sleep(draw.choice([0, 0.002, 0.02, 0.1]) * draw.random())
+        where = attempt.kill()
+        hit[where or DONE] += 1
+        whole = 0.9 * whole + 0.1 * attempt.seconds
+        computed = sound(out, log)
+    code, errors = Try(*command(folder, out, rounds, "--resume"), program=0, log=log).wait()
+    assert code == 0, errors
+    computed = sound(out, log)
+    run = json.loads((out / "summary.json").read_text())["runs"][0]
+    by = collections.defaultdict(set)
+    for r, attempt, program in computed:
+        by[r, attempt].add(program)
+    return dict(
+        kills=hit.total() - hit[DONE],
+        where=dict(sorted(hit.items())),
+        rounds=rounds,
+        programs=programs,
+        equal=result(out) == result(reference),
+        computed=len(computed),
+        releases=len(by),
+        shared=sum(len(p) > 1 for p in by.values()),
+        recomputed=run["config"]["recomputed"],
+        charged=rounds + run["config"]["recomputed"] + run["config"]["beyond"],
+        counted=run["privacy"][0]["epsilon"] == apart(worth, rounds + run["config"]["recomputed"]),
+        epsilon=run["privacy"][0]["epsilon"],
+        unit=run["privacy"][0]["unit"],
+        view=run["privacy"][0]["view"],
+        seconds=round(time.perf_counter() - begun, 1),
+    )
+
+
+# --- disks that fail, directories that do not fit
+
+ROUNDS = 6
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size="2m"):
+    """A file system of its own; None where this user may not mount one."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True
+    )
+    try:
+        yield None if done.returncode else folder
+    finally:
+        if not done.returncode:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(disk: Path, left: int):
+    """Fill a disk but for `left` bytes."""
+    with open(disk / "filler", "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"0" * 4096)
+    os.truncate(disk / "filler", max(0, (disk / "filler").stat().st_size - left))
+
+
+def contents(out: Path) -> dict:
+    """What is worth keeping: all files but those of the run that are rewritten as it goes."""
+    return {
+        str(p.relative_to(out)): p.read_bytes()
+        for p in out.rglob("*")
+        if p.is_file() and p.name != ".lock"
+    }
+
+
+def judged(row: dict, code, errors, words) -> dict:
+    """A refusal in the words of the house: one line, where, what was needed, what came."""
+    lines = [
+        line for line in errors.splitlines() if line.strip() and not line.startswith("jfl train ")
+    ]  # the progress bar
+    message = lines[-1] if lines else ""
+    clear = (
+        len(lines) == 1
+        and message.startswith("jfl train: ")
+        and "need " in message
+        and "; got " in message
+    )
+    return row | dict(code=code, clear=clear and words in message, message=message)
+
+
+def full_disks(folder: Path):
+    """A disk that fills up as a file is to be written: at each kind of file, with nothing or a page
+    left."""
+    for part, times, left, kept in [
+        ("journal", 1, 0, None),
+        ("config", 1, 0, None),
+        ("checkpoint", 2, 4096, 2),
+        ("journal", 6, 0, 4),
+        ("report", 1, 0, 6),
+        ("picture", 1, 4096, 6),
+    ]:
+        with small_disk(folder / f"disk-{part}-{times}") as disk:
+            if disk is None:
+                return
+            out = disk / "run"
+            args = command(folder, out, ROUNDS)
+            code, errors = Try(
+                *args, before=(part, times, functools.partial(fill, disk, left))
+            ).wait()
+            row = judged(
+                dict(check=f"disk full, {part} {times}"), code, errors, "No space left on device"
+            )
+            store = Checkpoints(out)
+            good = (
+                store.latest() == kept
+                and (f"round {kept} in" if kept else "checkpoint: none") in errors
+            )
+            good = (
+                good
+                and (kept is None or bool(store.load()))
+                and not [p for p in out.rglob(".*") if temporary(p)]
+            )
+            (disk / "filler").unlink()
+            code, errors = Try(*args, "--resume").wait()
+            yield row | dict(
+                good=good, resumed=code == 0 and result(out) == result(straight(folder, ROUNDS))
+            )
+
+
+def read_only(folder: Path):
+    """A disk that cannot be written."""
+    with small_disk(folder / "read-only") as disk:
+        if disk is None:
+            return
+        flip = lambda mode: subprocess.run(["mount", "-o", f"remount,{mode}", disk], check=True)
+        out, args = disk / "run", command(folder, disk / "run", ROUNDS, "--resume")
+        code, errors = Try(*command(folder, out, 4)).wait()
+        assert code == 0, errors
+        before = contents(out)
+        flip("ro")
+        again = judged(
+            dict(check="resume on a read-only disk"),
+            *Try(*args).wait(),
+            "a place that can be written",
+        )
+        fresh = judged(
+            dict(check="a new run on a read-only disk"),
+            *Try(*command(folder, disk / "new", ROUNDS)).wait(),
+            "a place that can be written",
+        )
+        again["good"], fresh["good"] = contents(out) == before, not (disk / "new").exists()
+        flip("rw")
+        code, errors = Try(*args).wait()
+        resumed = code == 0 and result(out) == result(straight(folder, ROUNDS))
+        yield from (r | dict(resumed=resumed) for r in (again, fresh))
+
+
+def another_user(folder: Path):
+    """A directory of somebody else; only root can become nobody."""
+    if os.getuid():
+        return
+    with small_disk(folder / "owned") as disk:
+        if disk is None:
+            return
+        os.chmod(folder, 0o755)
+        out = disk / "run"
+        code, errors = Try(*command(folder, out, 4)).wait()
+        assert code == 0, errors
+        before = contents(out)
+        os.chmod(out, 0o555)
+        tried = Try(*command(folder, out, ROUNDS, "--resume"), user=65534).wait()
+        row = judged(
+            dict(check="a directory of another user"), *tried, "a place that can be written"
+        )
+        row["good"] = contents(out) == before
+        os.chmod(out, 0o777)
+        os.chmod(out / "checkpoints", 0o555)
+        os.chmod(out / ".lock", 0o666)
+        tried = Try(*command(folder, out, ROUNDS, "--resume"), user=65534).wait()
+        inner = judged(dict(check="checkpoints of another user"), *tried, "Permission denied")
+        inner["good"] = Checkpoints(out).latest() == 4 and "round 4 in" in tried[1]
+        code, errors = Try(*command(folder, out, ROUNDS, "--resume")).wait()
+        resumed = code == 0 and result(out) == result(straight(folder, ROUNDS))
+        yield from (r | dict(resumed=resumed) for r in (row, inner))
+
+
+def misfits(folder: Path):
+    """Directories that are not of this run: nothing in them changes, and as they were they go
+    on."""
+    first = folder / "four"
+    code, errors = Try(*command(folder, first, 4)).wait()
+    assert code == 0, errors
+
+    def changed(path, change):
+        path.write_bytes(change(path.read_bytes()))
+
+    cases = {
+        "a checkpoint of another format": (
+            ("checkpoints/4", lambda b: b.replace(b" 3 ", b" 9 ", 1)),
+            (),
+            "format 9",
+        ),
+        "a checkpoint cut short": (("checkpoints/4", lambda b: b[:-100]), (), "cut or damaged"),
+        "a checkpoint with a bit flipped": (
+            ("checkpoints/4", lambda b: b[:-100] + bytes([b[-100] ^ 1]) + b[-99:]),
+            (),
+            "cut or damaged",
+        ),
+        "a journal of another format": (
+            ("journal.json", lambda b: b.replace(b'"format": 3', b'"format": 9')),
+            (),
+            "format 9",
+        ),
+        "a journal with another number": (
+            ("journal.json", lambda b: b.replace(b'"until": 4', b'"until": 3')),
+            (),
+            "digest",
+        ),
+        "a journal cut short": (("journal.json", lambda b: b[:100]), (), "journal"),
+        "another config": (None, ("--lr", "0.123"), "lr"),
+        "fewer rounds than done": (None, ("--rounds", "3"), "rounds"),
+        "a run there, and no --resume": (None, None, "empty or new directory"),
+    }
+    rows, whole = [], contents(first)
+    for name, (change, more, words) in cases.items():
+        if change is not None:
+            changed(first / change[0], change[1])
+        before = contents(first)
+        args = command(folder, first, ROUNDS, *(() if more is None else ("--resume", *more)))
+        rows.append(judged(dict(check=name), *Try(*args).wait(), words))
+        rows[-1]["good"] = contents(first) == before
+        for path, content in whole.items():
+            (first / path).write_bytes(content)
+    code, errors = Try(*command(folder, first, ROUNDS, "--resume")).wait()
+    yield from (
+        r | dict(resumed=code == 0 and result(first) == result(straight(folder, ROUNDS)))
+        for r in rows
+    )
+
+
+def two_at_once(folder: Path):
+    """A second process in the directory of one that runs."""
+    out = folder / "two"
+    first = Try(*command(folder, out, ROUNDS))
+    assert first.reach("compute", 3)
+    os.kill(first.pid, signal.SIGSTOP)
+    before = contents(out)
+    row = judged(
+        dict(check="two processes in one directory"),
+        *Try(*command(folder, out, ROUNDS, "--resume")).wait(),
+        "no other process",
+    )
+    row["good"] = contents(out) == before
+    os.kill(first.pid, signal.SIGCONT)
+    code, errors = first.wait()
+    yield row | dict(resumed=code == 0 and result(out) == result(straight(folder, ROUNDS)))
+
+
+def measure(out: Path, kills: int, seed: int, parts=("runs", "checks")):
+    """Everything, in a folder that goes when it is done -> `out`, where parts that are not measured
+    stay."""
+    import matplotlib.backends.backend_agg  # noqa: F401  forked tries find them loaded
+    import sklearn.datasets
+    import tyro  # noqa: F401
+
+    sklearn.datasets.load_digits()
+    found = dict(title="Kills, full disks and directories that do not fit", runs=[], checks=[])
+    if out.exists():
+        found |= json.loads(out.read_text())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["JFL_CACHE_DIR"] = str(folder / "cache")
+        if "runs" in parts:
+            found["runs"] = [
+                killed(folder, kills, seed, programs=1),
+                killed(folder, kills // 4, seed + 1, len(PROGRAMS)),
+            ]
+        if "checks" in parts:
+            found["checks"] = [
+                row | dict(message=row["message"].replace(name, ""))
+                for part in (full_disks, read_only, another_user, misfits, two_at_once)
+                for row in part(folder)
+            ]
+    found |= dict(
+        seed=seed, cores=os.cpu_count(), versions=environment()
+    )  # starts a backend: after the last fork
+    out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+# --- as tests
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    out = tmp_path_factory.mktemp("endurance") / "endurance.json"
+    subprocess.run([sys.executable, __file__, "--out", out], check=True, timeout=1800)
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+def test_fifty_kills_change_nothing(found):
+    run, _ = found["runs"]
+    assert run["kills"] >= 50 and run["equal"] and run["counted"]
+    assert len(run["where"]) >= 6 and {"compute", "journal", "checkpoint"} <= set(run["where"])
+    assert (
+        run["recomputed"] == run["shared"] == 0
+        and run["charged"] == run["releases"] == run["rounds"]
+    )
+    assert run["computed"] > run["rounds"]  # some rounds were computed more than once
+
+
+@pytest.mark.slow
+def test_kills_between_programs_count_what_was_seen(found):
+    _, run = found["runs"]
+    assert run["kills"] >= 12 and run["recomputed"] > 0 and run["counted"]
+    assert run["shared"] == 0  # no noise was used by two programs
+    assert run["charged"] >= run["releases"] > run["rounds"]
+
+
+@pytest.mark.slow
+def test_every_refusal_is_clear_and_nothing_is_lost(found):
+    assert found["checks"]
+    for row in found["checks"]:
+        assert row["code"] == 2 and row["clear"] and row["good"] and row["resumed"], row
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--kills", type=int, default=54)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=("runs", "checks"))
+    given = parser.parse_args()
+    measure(given.out, given.kills, given.seed, (given.only,) if given.only else ("runs", "checks"))

@@ -1,0 +1,225 @@
+"""Several processes as one run, on the loopback over gloo: the same results, and nothing lost when
+one is killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+
+from jfl.engine import devices as jfl_mesh
+from jfl.engine.devices import LOST
+
+HERE = Path(__file__).parent
+RUN = """--algorithm scaffold --clients 12 --cohort 6 --rounds 24 --steps 2 --batch 8 --noise-multiplier 1.1
+--evaluate-every 2""".split()  # noqa: E501
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def begin(*command, **environment):
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ, JAX_PLATFORMS="cpu", **environment),
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+def ended(processes, seconds=600):
+    """(stdout, stderr, exit code) of each; all are killed if one takes too long."""
+    try:
+        return [(*p.communicate(timeout=seconds), p.returncode) for p in processes]
+    finally:
+        for p in processes:
+            if p.poll() is None:
+                os.killpg(p.pid, signal.SIGKILL)
+
+
+def together(count, *names):
+    port = free_port()
+    done = ended([begin(HERE / "on_hosts.py", count, i, port, *names) for i in range(count)])
+    for _, error, code in done:
+        assert code == 0, error[-3000:]
+    return [json.loads(line) for line in done[0][0].splitlines() if line.startswith("{")]
+
+
+def same_as_one(rows):
+    import on_hosts
+
+    one = dict(on_hosts.results([r["name"] for r in rows]))
+    assert rows
+    for row in rows:
+        np.testing.assert_allclose(row["values"], one[row["name"]], rtol=2e-5, atol=2e-5)
+    assert np.abs(np.array(rows[0]["values"])[:3]).max() > 1e-3
+
+
+def test_two_processes_are_one():
+    same_as_one(together(2, "scaffold"))
+
+
+@pytest.mark.slow
+def test_four_processes_are_one():
+    same_as_one(together(4, "fedavg", "scaffold"))
+
+
+def train(out, count=1, *more, cache=None):
+    port, command = free_port(), ["-m", "jfl.cli", "train", *RUN, "--out", out, *more]
+    if count == 1:
+        return [begin(*command, JFL_CACHE_DIR=str(cache))]
+    return [
+        begin(
+            *command,
+            "--coordinator",
+            f"127.0.0.1:{port}",
+            "--processes",
+            count,
+            "--process",
+            i,
+            JFL_CACHE_DIR=str(cache),
+        )
+        for i in range(count)
+    ]
+
+
+def metrics(out):
+    lines = (out / "metrics.csv").read_text().splitlines()
+    return [[float(v) if v else np.nan for v in line.split(",")[2:6]] for line in lines[1:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim, then", [(1, 1), (0, 4)])
+def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp_path):
+    """Resumed with another number of processes the rest is summed in another order: rounds done
+    twice are charged."""
+    straight, out = tmp_path / "straight", tmp_path / "run"
+    ((_, error, code),) = ended(train(straight, cache=tmp_path))
+    assert code == 0, error[-3000:]
+    processes = train(out, 2, cache=tmp_path)
+    deadline = time.monotonic() + 500
+    while (
+        len(list((out / "checkpoints").glob("[0-9]*")) if (out / "checkpoints").is_dir() else ())
+        < 2
+    ):
+        assert time.monotonic() < deadline and all(p.poll() is None for p in processes)
+        time.sleep(0.05)
+    os.killpg(processes[victim].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    _, error, code = ended([processes[1 - victim]], 100)[0]
+    took = time.monotonic() - killed
+    assert code != 0 and took < 60
+    assert (
+        "gone" in error and "--resume" in error and any(word in error.lower() for word in LOST)
+    ), error[-2000:]
+    assert "Traceback" not in error
+    journal = json.loads((out / "journal.json").read_text())
+    done = max(int(p.name) for p in (out / "checkpoints").glob("[0-9]*"))
+    assert not (out / "summary.json").exists()
+    for _, error, code in ended(train(out, then, "--resume", cache=tmp_path)):
+        assert code == 0, error[-3000:]
+    (run,) = json.loads((out / "summary.json").read_text())["runs"]
+    assert run["config"]["recomputed"] == journal["until"] - done
+    np.testing.assert_allclose(
+        metrics(out)[: done // 2], metrics(straight)[: done // 2], rtol=1e-4, atol=1e-4
+    )
+    assert len(metrics(out)) == len(metrics(straight))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments, environment", [(["--lr", "0.2"], {}), ([], dict(PYTHONOPTIMIZE="2"))]
+)
+def test_processes_that_differ_are_refused(tmp_path, arguments, environment):
+    """Also where the config is one, but Python compiles it otherwise: each process would add a
+    noise of its own."""
+    port = free_port()
+    command = [
+        "-m",
+        "jfl.cli",
+        "train",
+        *RUN,
+        "--out",
+        tmp_path / "run",
+        "--coordinator",
+        f"127.0.0.1:{port}",
+        "--processes",
+        2,
+    ]
+    for _, error, code in ended(
+        [
+            begin(*command, "--process", 0),
+            begin(*command, "--process", 1, *arguments, **environment),
+        ]
+    ):
+        assert code == 2 and "the same config" in error and "Traceback" not in error, error[-2000:]
+    assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(
+    "error, expected",
+    [
+        (
+            ValueError("UNKNOWN: Gloo AllGather failed: Read error: Connection reset by peer"),
+            ConnectionError,
+        ),
+        (jax.errors.JaxRuntimeError("UNAVAILABLE: Socket closed"), ConnectionError),
+        (ValueError("config: need a connection; got none."), ValueError),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+            jax.errors.JaxRuntimeError,
+        ),
+    ],
+)
+def test_what_says_that_a_process_is_gone(monkeypatch, error, expected):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(expected) as caught, jfl_mesh.together():
+        raise error
+    assert (caught.value is error) == (expected is type(error))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["apart", "sweep apart"])
+def test_calls_that_differ_are_refused(name):
+    """Of jfl.simulate and jfl.sweep, by a script that gives each process a seed of its own."""
+    port = free_port()
+    for _, error, code in ended([begin(HERE / "on_hosts.py", 2, i, port, name) for i in range(2)]):
+        assert code == 1 and "need the same config, data and versions in all processes" in error, (
+            error[-2000:]
+        )
+
+
+@pytest.mark.slow
+def test_what_the_first_process_refuses_all_refuse(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    port = free_port()
+    command = [
+        "-m",
+        "jfl.cli",
+        "train",
+        *RUN,
+        "--out",
+        tmp_path,
+        "--coordinator",
+        f"127.0.0.1:{port}",
+        "--processes",
+        2,
+    ]
+    for _, error, code in ended([begin(*command, "--process", i) for i in range(2)]):
+        assert code == 2 and "an empty or new directory" in error and "Traceback" not in error, (
+            error[-2000:]
+        )

@@ -1,0 +1,169 @@
+"""What test_scale.py runs on 8 CPU devices of one process.
+
+    python tests/engine/on_devices.py short|long|half
+
+Prints a JSON line for each case: how far its results are from those of one device, and from another
+seed's.
+"""
+
+import dataclasses
+import importlib
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import jfl
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script of its own: tests/ is not on the path
+
+from helpers.problems import (
+    flat,
+    make_federation,
+    noisy_grad,
+    noisy_release,
+    on_host,
+    squared,
+    start_params,
+)
+
+DEVICE = make_federation()
+FEDS = dict(device=DEVICE, host=on_host(DEVICE))
+
+
+def make(fed, name="fedavg", lr=0.3, z=1.1, **options):
+    grad = noisy_grad(z=z) if "release" not in options else jfl.grad(squared)
+    algorithm = getattr(jfl.algorithms, name)(
+        grad, lr=lr, steps=2, batch=jfl.batches.without_replacement(3)
+    )
+    return jfl.plan(
+        FEDS[fed],
+        jfl.task(start_params(), squared),
+        algorithm,
+        options.pop("sampler", None) or jfl.sampling.without_replacement(7, 5),
+        **options,
+    )
+
+
+def seen(out):
+    return flat((out.params, out.metrics.loss, out.metrics.update_norm, out.run.own))
+
+
+def runs(plan, meshes, **what):
+    one, other = (
+        seen(jfl.simulate(jax.random.key(seed), plan, 4, evaluate_every=2)) for seed in (0, 1)
+    )
+    for mesh in meshes:
+        found = seen(jfl.simulate(jax.random.key(0), plan, 4, evaluate_every=2, mesh=mesh))
+        report(dict(what, mesh=str(mesh)), found, one, other)
+
+
+def grids(meshes, name):
+    made = {}
+    axes = dict(lr=[0.1, 0.3, 0.5], z=[0.5, 2.0])
+    go = lambda seed, mesh: flat(
+        [
+            (r, m)
+            for r, m in [
+                (s.params, s.metrics.loss)
+                for s in [
+                    jfl.sweep(
+                        lambda lr, z: made.setdefault(
+                            (lr, z), make("device", name, lr, z, chunk=2)
+                        ),
+                        rounds=3,
+                        seed=seed,
+                        mesh=mesh,
+                        **axes,
+                    )
+                ]
+            ]
+        ]
+    )
+    one, other = go(0, None), go(1, None)
+    for mesh in meshes:
+        report(
+            dict(sweep=name, mesh=str(dict(mesh.shape) if hasattr(mesh, "shape") else mesh)),
+            go(0, mesh),
+            one,
+            other,
+        )
+
+
+def sums(dtype, chunk, mesh, seed):
+    """What the clients of a round add up to, before the noise."""
+    part = importlib.import_module("jfl.engine.round")
+    params = jax.tree.map(lambda x: x.astype(dtype), start_params())
+    algorithm = jfl.algorithms.fedavg(
+        jfl.grad(squared), lr=0.3, steps=2, batch=jfl.batches.without_replacement(3)
+    )
+    plan = jfl.plan(
+        DEVICE,
+        jfl.task(params, squared),
+        algorithm,
+        jfl.sampling.full(7),
+        release=noisy_release(),
+        chunk=chunk,
+    )
+    plan, key = dataclasses.replace(plan, mesh=jfl.mesh.devices(mesh)), jax.random.key(seed)
+    run, keys = jfl.init(key, plan), part._Keys(key, jax.random.split(key, 2), key)
+    found = jax.jit(
+        lambda run, plan: (
+            part._cohort(run, plan, keys, part.chunks(plan.sampler.draw(key), plan), None)[0][
+                0
+            ].value
+        )
+    )
+    return flat(found(run, plan))
+
+
+def report(what, found, one, other):
+    print(
+        json.dumps(
+            dict(
+                what,
+                apart=float(np.abs(found - one).max()),
+                other_seed=float(np.abs(other - one).max()),
+            )
+        )
+    )
+
+
+def main(kind):
+    assert len(jax.devices()) == 8
+    if kind == "short":
+        runs(make("device", "scaffold", chunk=1), [8], fed="device")
+        runs(make("host", "scaffold"), [8], fed="host")
+        grids([jax.make_mesh((2, 4), ("points", "clients"))], "fedavg")
+        return
+    if kind == "half":  # chunks and devices are added up in float32
+        for dtype, mesh in itertools.product(("bfloat16", "float16"), (2, 8)):
+            one, other = (sums(dtype, None, None, seed) for seed in (0, 1))
+            report(dict(dtype=dtype, mesh=mesh), sums(dtype, 1, mesh, 0), one, other)
+        return
+    meshes = [1, 2, 4, 8, "auto"]
+    for fed, name, chunk in itertools.product(FEDS, ("fedavg", "scaffold"), (None, 2)):
+        runs(make(fed, name, chunk=chunk), meshes, fed=fed, name=name, chunk=chunk)
+    for name, more in dict(
+        client=dict(release=noisy_release()),
+        uploads=dict(upload=noisy_release()),
+        poisson=dict(sampler=jfl.sampling.poisson(7, 0.5)),
+    ).items():
+        runs(make("device", **more), [8], case=name)
+    grids(
+        [
+            2,
+            4,
+            "auto",
+            jax.make_mesh((2, 4), ("points", "clients")),
+            jax.make_mesh((8,), ("clients",)),
+        ],
+        "scaffold",
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

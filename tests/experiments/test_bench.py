@@ -1,0 +1,92 @@
+"""What the benchmark times is what it says: jfl's driver against the numpy reference that every
+peer's driver is held to."""
+
+import importlib
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+
+FOLDER = ROOT / "experiments" / "bench" / "peers"
+
+
+@pytest.fixture
+def drivers(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module("workloads"), importlib.import_module("jfl_peer")
+    for name in ("workloads", "jfl_peer"):
+        sys.modules.pop(name)
+
+
+def rows(clients=3, count=10, features=784):
+    rng = np.random.default_rng(0)
+    return SimpleNamespace(
+        x=rng.normal(size=(clients, count, features)).astype("f4"),
+        y=rng.integers(0, 10, (clients, count)).astype("i4"),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["private", "vmap"])
+def test_the_driver_clips_averages_and_adds_noise(drivers, mode):
+    workloads, jfl_peer = drivers
+    said = workloads.check(
+        jfl_peer.build, SimpleNamespace(**workloads.WORKLOADS["W1"], block=1), rows(), mode
+    )
+    assert said["off_reference_clip_1"] < 1e-5 and abs(said["noise_over_wanted"] - 1) < 0.04
+
+
+@pytest.mark.slow
+def test_the_check_can_fail(drivers, monkeypatch):
+    """Without a clip, or with twice the noise."""
+    workloads, jfl_peer = drivers
+    spec = SimpleNamespace(**workloads.WORKLOADS["W1"], block=1)
+    with pytest.raises(AssertionError, match="bound|reference"):
+        workloads.check(lambda s, d, m: jfl_peer.build(s, d, "plain"), spec, rows(), "private")
+    loud = lambda s, d, m: jfl_peer.build(
+        SimpleNamespace(**vars(s) | dict(noise=2 * s.noise)), d, m
+    )
+    with pytest.raises(AssertionError, match="noise"):
+        workloads.check(loud, spec, rows(), "private")
+
+
+TOLD = {  # a row of the README's table: tool, its modes
+    "**jfl**": ("jfl", ["private"]),
+    "jfl with": ("jfl", ["vmap"]),
+    "FedJAX, ": ("FedJAX", ["jit"]),
+    "FedJAX with": ("FedJAX", ["control"]),
+    "loop over": ("optax loop", ["optax", "jax_privacy"]),
+    "PyTorch": ("PyTorch + Opacus", ["hooks", "ghost", "plain"]),
+    "pfl": ("pfl-research", ["vmap", "ghost", "central"]),
+    "Flower": ("Flower", ["hooks", "ghost", "client"]),
+}
+
+
+def test_the_readme_tells_what_was_timed():
+    timed = {
+        (r["workload"], r["tool"], r["mode"]): r["seconds"]
+        for r in json.loads((ROOT / "experiments" / "results" / "round.json").read_text())["rows"]
+        if "seconds" in r and not r.get("one_process")
+    }
+    lines = (ROOT / "README.md").read_text().split("## Speed")[1].split("\n\n")[2].splitlines()
+    workloads, checked = re.findall(r"W\d", lines[0]), 0
+    for start, (tool, modes) in TOLD.items():
+        (line,) = (one for one in lines if one.startswith(f"| {start}"))
+        for workload, cell in zip(workloads, line.split("|")[2:]):
+            told = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", cell)]
+            found = [
+                timed[workload, tool, mode] for mode in modes if (workload, tool, mode) in timed
+            ]
+            if told:
+                wanted = found + [t / timed[workload, "jfl", "private"] for t in found]
+                # two digits, or one after the point
+                assert all(
+                    abs(n - t) <= max(0.05 * t, 0.05 * (t > 0.5)) for n, t in zip(told, wanted)
+                ), (line, wanted)
+                assert len(told) in (len(found), len(wanted))
+                checked += len(told)
+    assert checked > 50

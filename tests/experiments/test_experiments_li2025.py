@@ -1,0 +1,365 @@
+"""Experiments of Li, Wang, Wu, 2025: their plans, claims that can fail, and bounds on a tiny
+problem."""
+
+import dataclasses
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.harness import runner
+from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Experiment, Line
+from experiments.papers import li2025, li2025_bounds, li2025_plans
+from jfl.analysis import heterogeneity
+from jfl.local import training
+from jfl.papers.li2025 import privacy as paper
+from jfl.papers.li2025 import theory
+from jfl.runs import build
+from jfl.runs.config import Config
+
+DIGITS = dict(
+    algorithm="output_perturbation",
+    dataset="digits",
+    model="logistic",
+    preprocess="flatten",
+    clients=4,
+    cohort=2,
+    partition="iid",
+    batch_sampler="epochs",
+    batch=10,
+    steps=2,
+    rounds=3,
+    lr=0.05,
+    delta=1e-5,
+)
+CONVEX = {
+    **DIGITS,
+    "preprocess": "unit_norm",
+    "l2": 0.1,
+    "clip_norm": 3.0,
+    "epsilon": 1.0,
+    "rounds": 4,
+}
+
+
+def line(*accuracy):
+    return Line(np.array(accuracy), np.ones(len(accuracy)), None, None, 0.0)
+
+
+# --- plans
+
+
+@pytest.mark.skipif(
+    "JFL_DATA_DIR" not in os.environ, reason="needs MNIST and Adult: set JFL_DATA_DIR"
+)
+@pytest.mark.parametrize("name", [n for n, e in li2025.EXPERIMENTS.items() if e.lines])
+def test_every_line_is_a_plan_of_the_paper(name):
+    experiment = li2025.EXPERIMENTS[name]
+    assert set(experiment.quick_lines) <= set(experiment.lines)
+    for title, changes in experiment.lines.items():
+        config = Config(**{**experiment.base, **changes})
+        fed = build.federation(config)
+        rows = dict(mnist=600, adult=325)[config.dataset]
+        assert fed.size.tolist() == [rows] * 100 and config.steps * config.batch <= rows, title
+        kinds = [len(set(np.asarray(fed.y)[i])) for i in np.asarray(fed.index)[:, :rows]]
+        many = dict(mnist=10, adult=2)[config.dataset]
+        assert set(kinds) == (
+            {many} if config.partition == "similarity" else {dict(mnist=4, adult=1)[config.dataset]}
+        )
+        made = li2025_plans.build(config, lr=0.1 if config.mode == "sound" else None)
+        assert made.sampler.capacity == (config.cohort or 100)
+        release = made.algorithm.releases[0]
+        assert (release.mechanism is None) == (
+            config.mode == "as_printed" or config.algorithm == "fedavg"
+        ), title
+
+
+def test_rates_fall_with_local_steps_or_rounds_and_the_server_averages():
+    config = Config(**DIGITS)
+    rates = {
+        c: li2025_plans.build(config, c).algorithm.client.data["work"].lr for c in ("step", "round")
+    }
+    assert [float(rates["step"](t)) for t in range(3)] == pytest.approx(
+        [0.05, 0.05 / 2**0.5, 0.05 / 3**0.5]
+    )
+    assert [float(rates["round"](t)) for t in range(3)] == pytest.approx(
+        [0.05, 0.05, 0.05 / 2**0.5]
+    )
+    made = li2025_plans.build(config)
+    assert made.algorithm.server.data["step"].lr == 1.0
+    start = made.task.init(jax.random.key(0))
+    assert all((v == 0).all() for v in jax.tree.leaves(start))
+    private = li2025_plans.build(dataclasses.replace(config, epsilon=0.5))
+    rate = 20 / int(private.fed.size.min())
+    level = private.algorithm.releases[0].mechanism.stages[-1].noise
+    assert float(level) == pytest.approx(float(paper.noise_multiplier(0.5, 1e-5, rate)), rel=1e-6)
+
+
+def test_budgets_of_the_three_kinds_of_lines():
+    config = Config(**{**DIGITS, "steps": 1})
+    assert set(li2025_plans.budgets(config).values()) == {None}
+    rate = 10 / int(build.federation(config).size.min())
+    printed = li2025_plans.budgets(dataclasses.replace(config, epsilon=0.5, mode="as_printed"))
+    # with one step a round the printed sensitivity is twice the sound one, and the noise is shrunk
+    # by lr
+    level = 2 * 0.05 * float(paper.noise_multiplier_printed(0.5, 1e-5, rate, strict=False).value)
+    assert printed["ε if clipped"] == pytest.approx(float(paper.round_epsilon(level, 1e-5, rate)))
+    assert printed["ε one round"] is None and printed["ε counted"] is None
+    assert printed["ε Theorem 2"] == pytest.approx(0.5 * rate * np.sqrt(0.5 * 3 / (1 - rate)))
+    # a clock of rounds holds the rates within one
+    slow, fast = (
+        li2025_plans.budgets(Config(**DIGITS, epsilon=0.5, mode="as_printed"), c)
+        for c in ("round", "step")
+    )
+    assert slow["ε if clipped"] < fast["ε if clipped"]
+
+
+# --- a run
+
+
+def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, capsys):
+    lines = {m: dict(epsilon=0.5, **changes) for m, changes in li2025.MODES.items()}
+    experiment = Experiment(
+        "digits",
+        DIGITS,
+        lines,
+        (runner.Claim("equal", runner.close("printed", "sound", 0.0)),),
+        seeds=(0, 1),
+        runs=li2025_plans.runs(),
+        columns=li2025_plans.budgets,
+    )
+    found = runner.run("tiny", experiment, tmp_path)
+    printed, sound = found["lines"].values()
+    assert all(len(v["accuracy"]) == 2 and 0 < v["accuracy"][0] <= 1 for v in (printed, sound))
+    assert (
+        sound["epsilon_claimed"] is printed["epsilon_proved"] is None
+        and found["verdicts"][0]["verdict"] == NOT
+    )
+    assert printed["epsilon_claimed"] == pytest.approx(0.5, rel=1e-4)
+    assert sound["columns"]["ε one round"] == pytest.approx(0.5) and sound["epsilon_proved"] > 0.5
+    assert sound["columns"]["ε counted"] == pytest.approx(
+        sound["epsilon_proved"], rel=0.01
+    )  # of 3 rounds, likely none without
+    assert printed["columns"]["ε if clipped"] > 20 and sound["columns"]["ε Theorem 2"] < 0.5
+    assert np.mean(printed["loss"]) < np.mean(sound["loss"])  # so much less noise
+    assert json.loads((tmp_path / "results.json").read_text())["lines"] == json.loads(
+        json.dumps(found["lines"])
+    )
+    ran = lambda: {p: p.stat().st_mtime_ns for p in (tmp_path / runner.KEPT).glob("*/runs.jsonl")}
+    before = ran()
+    assert runner.run("tiny", experiment, tmp_path)["verdicts"] == found["verdicts"]
+    assert len(before) == 2 and ran() == before
+    assert "ε if clipped" in capsys.readouterr().out
+
+
+def test_the_list_names_all_experiments(capsys):
+    assert runner.main("li2025", li2025.EXPERIMENTS, ["--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(
+        n in out
+        for n in (
+            "fig2-mnist",
+            "fig2-adult",
+            "fig3-mnist",
+            "fig3-adult",
+            "across",
+            "clock",
+            "bounds",
+        )
+    )
+    assert "noniid sound ε=0.1" in out and "iid printed Q=32" in out
+
+
+# --- claims
+
+
+@pytest.mark.parametrize(
+    "check, good, bad",
+    [
+        (li2025.never_below(("a", "b"), ("b", "c")), (0.9, 0.8, 0.8), (0.9, 0.7, 0.8)),
+        (li2025.interior("a", "b", "c"), (0.5, 0.8, 0.6), (0.9, 0.8, 0.6)),
+        (li2025.interior("a", "b", "c"), (0.5, 0.8, 0.6), (0.5, 0.8, 0.8)),
+        (li2025.small_harm("a", "b", "c"), (0.7, 0.8, 0.79), (0.7, 0.8, 0.77)),
+        (li2025.beats(0.75, "abc"), (0.8, 0.76, 0.9), (0.8, 0.75, 0.9)),
+    ],
+)
+def test_checks_go_both_ways(check, good, bad):
+    results = lambda means: {n: line(m - 0.001, m + 0.001) for n, m in zip("abc", means)}
+    assert check(results(good))[0] == CONFIRMED
+    assert check(results(bad))[0] == NOT
+    assert (
+        check({n: r for n, r in results(good).items() if n != "c"})[0] == UNKNOWN
+    )  # not run, or seeds failed
+
+
+def test_noise_of_seeds_is_no_difference():
+    check = li2025.never_below(("a", "b"))
+    assert check(dict(a=line(0.6, 0.8), b=line(0.65, 0.85)))[0] == CONFIRMED
+    assert check(dict(a=line(0.699, 0.701), b=line(0.749, 0.751)))[0] == NOT
+    assert (
+        li2025.interior("a", "b", "c")(
+            dict(a=line(0.6, 0.8), b=line(0.65, 0.85), c=line(0.1, 0.1))
+        )[0]
+        == NOT
+    )
+    assert check(dict(a=line(0.5)))[0] == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "adult, sound, verdict", [(0.85, 0.60, CONFIRMED), (0.85, 0.80, NOT), (0.764, 0.60, UNKNOWN)]
+)
+def test_a_drop_from_the_majority_class_says_nothing(adult, sound, verdict):
+    means = {
+        "mnist iid no privacy": 0.9,
+        "mnist iid sound ε=0.5": 0.8,
+        "adult iid no privacy": adult,
+        "adult iid sound ε=0.5": sound,
+    }
+    assert (
+        li2025.drop_is_larger("iid", "sound")({n: line(m, m) for n, m in means.items()})[0]
+        == verdict
+    )
+
+
+def test_claims_across_data_read_what_was_left(tmp_path, capsys):
+    def leave(best):
+        for figure in ("fig2", "fig3"):
+            for data in li2025.DATA:
+                lines = {
+                    n: dict(
+                        accuracy=[0.9 if n.endswith(f"Q={best[data]}") else 0.8],
+                        loss=[1.0],
+                        epsilon_proved=None,
+                        epsilon_claimed=None,
+                        seconds_per_round=0.0,
+                    )
+                    for n in li2025.EXPERIMENTS[f"{figure}-{data}"].lines
+                }
+                (tmp_path / f"{figure}-{data}").mkdir(exist_ok=True)
+                (tmp_path / f"{figure}-{data}" / "results.json").write_text(
+                    json.dumps(dict(format=2, lines=lines))
+                )
+
+    def verdicts():
+        return [
+            v["verdict"]
+            for v in runner.run("across", li2025.EXPERIMENTS["across"], tmp_path / "x")["verdicts"]
+        ]
+
+    assert verdicts() == [UNKNOWN] * 8 and "fig3-adult" in capsys.readouterr().err
+    leave(dict(mnist=20, adult=5))
+    assert verdicts() == [NOT] * 4 + [CONFIRMED] * 4
+    for best in (
+        dict(mnist=5, adult=5),
+        dict(mnist=50, adult=32),
+    ):  # the second pair is of both grids' ends
+        leave(best)
+        assert verdicts() == [NOT] * 8
+
+
+# --- bounds
+
+
+def test_objectives_in_float64_against_numpy():
+    fed = build.federation(Config(**CONVEX))
+    task, r = li2025_plans.models.logistic(fed), np.random.default_rng(0)
+    params = jax.tree.map(lambda v: r.normal(size=(2, 3, *v.shape)), task.init(jax.random.key(0)))
+    rows, weight = np.arange(7), np.arange(1, 8) / 28
+    with jax.enable_x64(True):
+        seen, norms = li2025_bounds._objectives(
+            jax.tree.map(jnp.asarray, params),
+            task.loss,
+            jnp.asarray(np.asarray(fed.x, np.float64)[rows]),
+            fed.y[rows],
+            jnp.asarray(weight),
+            jnp.float64(0.1),
+        )
+        (dense,) = params.values()
+    for at in np.ndindex(2, 3):
+        w, b = dense["kernel"][at], dense["bias"][at]
+        logits = np.asarray(fed.x, np.float64)[rows].reshape(7, -1) @ w + b
+        loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(7), np.asarray(fed.y)[rows]]
+        square = (w**2).sum() + (b**2).sum()
+        assert float(seen[at]) == pytest.approx(weight @ loss + 0.05 * square, rel=1e-10)
+        assert float(norms[at]) == pytest.approx(square**0.5, rel=1e-10)
+
+
+@pytest.mark.slow
+def test_bounds_beside_a_tiny_run(tmp_path, capsys):
+    experiment = Experiment(
+        "digits",
+        CONVEX,
+        {"base": {}, "other": dict(steps=1)},
+        quick=dict(rounds=3),
+        quick_lines=("base",),
+        seeds=(0, 1),
+        special=li2025_bounds.bounds,
+    )
+    found = runner.run("bounds", experiment, tmp_path, quick=True)
+    config, told = Config(**{**CONVEX, "rounds": 3}), found["constants"]
+    assert set(found["runs"]) == {f"base, {r}" for r in ("no noise", "printed", "sound")}
+    fed = build.federation(config)
+    task = li2025_plans.models.logistic(fed)
+    start = heterogeneity.optimum(task, fed, 0.1, weights="uniform")
+    assert (
+        told["optimum"] == pytest.approx(start.value, abs=1e-10)
+        and told["gap"] > 0
+        and told["mu"] == 0.1
+    )
+    assert told["distance"] == pytest.approx(
+        sum((v**2).sum() for v in jax.tree.leaves(start.params))
+    )
+    free, printed, sound = found["runs"].values()
+    assert (
+        free["steps"] == [2, 4, 6]
+        and 0 < free["gap"][-1] < free["gap"][0] < np.log(10) - told["optimum"]
+    )
+    assert sound["gap"][-1] > 10 * free["gap"][-1] and printed["ours"] is None
+    shares, z = np.full(4, 0.25), li2025_plans.multiplier(config, fed)
+    variance = li2025_bounds.constants(li2025_bounds._problem(config))["variance"]
+    base = float(
+        theory.gradient_term(shares, variance, 10, 2, 3.0, told["smoothness"], told["gap"])
+    )
+    terms = (
+        base
+        + float(theory.sampling_term("without_replacement", 2, 3.0, shares, 2))
+        + float(theory.noise_term(650, 2, 3.0, shares, z, "without_replacement", 2))
+    )
+    assert sound["ours"] == pytest.approx(
+        np.asarray(
+            theory.bound_gap(
+                np.array([2, 4, 6]), terms, told["distance"], 0.1, told["smoothness"], 2
+            )
+        ).tolist()
+    )
+    assert found["verdicts"][0]["verdict"] == found["verdicts"][1]["verdict"] == CONFIRMED
+    assert (
+        found["verdicts"][1]["seen"] == "2 of 2 runs"
+        and len(found["rounds_to_a_tenth"]["sound"]) > 3
+    )
+    assert "orders" in capsys.readouterr().out
+
+
+def test_a_bound_below_the_gap_is_told():
+    gap = np.array([1.0, 0.5])
+    assert li2025_bounds._above(np.array([2.0, 50.0]), gap)[1] == "2.0 orders"
+    assert li2025_bounds._above(np.array([0.9, 50.0]), gap)[1] == "BELOW"
+    assert li2025_bounds._above(None, gap) == ("", "")
+
+
+def test_theory_runs_take_the_rates_of_the_theorem(monkeypatch):
+    taken = {}
+    monkeypatch.setattr(li2025_bounds, "build", lambda config, **options: taken.update(options))
+    monkeypatch.setattr(
+        li2025_bounds, "_trajectories", lambda *_: (_ for _ in ()).throw(RuntimeError("far enough"))
+    )
+    config = Config(**CONVEX)
+    with pytest.raises(RuntimeError, match="far enough"):
+        li2025_bounds.against(config, "sound", (0,))
+    smooth = li2025_bounds.constants(li2025_bounds._problem(config))["smoothness"]
+    assert float(training.rates(taken["lr"], 0, 1)) == pytest.approx(
+        2 / (0.1 * max(8 * smooth / 0.1, 2))
+    )

@@ -1,0 +1,437 @@
+"""Experiments of Ranaweera et al., 2025: lines, claims that can fail, and the study's plans against
+the library's."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.harness import runner
+from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Line
+from experiments.papers import ranaweera2025, ranaweera2025_plans, ranaweera2025_study
+from jfl import wavelet
+from jfl.core.records import Batch
+from jfl.gradients import per_example
+from jfl.papers.ranaweera2025 import theory
+from jfl.privacy.accountants import rdp
+from jfl.privacy.mechanisms.stages import gaussian
+from jfl.runs import unused_options
+from jfl.runs.config import Config
+
+SMALL = dict(
+    dataset="digits", rows_per_client=60, clients=4, rounds=2, steps=1, adjacency="add_remove"
+)
+TINY = ranaweera2025_plans.Model(
+    "linear",
+    "example",
+    (2.0, 8.0),
+    ((1.0, 2.0), (1.0, 2.0)),
+    (("batch", 20), ("rounds", 3)),
+    "digits",
+    public=60,
+    validation=900,
+)
+CLIENTS = dataclasses.replace(
+    TINY,
+    unit="client",
+    fields=(
+        ("clients", 5),
+        ("rate", 0.6),
+        ("batch", 5),
+        ("steps", 2),
+        ("local_lr", 0.5),
+        ("rounds", 2),
+    ),
+)
+
+
+def line(*accuracy, claimed=None, proved=None):
+    return Line(np.array(accuracy), np.ones(len(accuracy)), proved, claimed, 0.0)
+
+
+# --- lines
+
+
+def test_every_line_is_a_config_that_uses_all_its_fields():
+    for experiment in ranaweera2025.EXPERIMENTS.values():
+        assert set(experiment.quick_lines or ()) <= set(experiment.lines)
+        assert set(experiment.paper) <= set(experiment.lines)
+        for changes in experiment.lines.values():
+            unused_options.refuse_idle(Config(**{**experiment.base, **changes}))
+
+
+def test_the_list_names_all_of_the_paper(capsys):
+    assert ranaweera2025.main(["--list"]) == 0
+    out = capsys.readouterr().out
+    for name in (
+        *theory.REPORTED,
+        "table2",
+        "table3",
+        "fig4",
+        "audit_wavelet_leak",
+        "accounting",
+        "study",
+    ):
+        assert f"\n{name} " in "\n" + out
+    full = ranaweera2025.EXPERIMENTS["sample_cifar10-full"].base
+    assert (full["clients"], full["rounds"], full["steps"] * full["batch"]) == (
+        100,
+        300,
+        50 * 500 // 30 * 30,
+    )
+    assert "reduced" in ranaweera2025.EXPERIMENTS["client_mnist"].title
+
+
+def test_matched_noise_has_the_power_of_the_published():
+    base = ranaweera2025.EXPERIMENTS["client_mnist"].base
+    lines = ranaweera2025.modes(base, 3.0)
+    assert (
+        ranaweera2025.entries(base) == 8192
+        and ranaweera2025.entries(base | dict(model="cnn")) == 2**18
+    )
+    assert lines["matched plain"]["noise_multiplier"] == pytest.approx(3**0.5, rel=1e-6)
+    assert lines["matched lemma2"]["noise_multiplier"] == pytest.approx(
+        (3 * 2 / 15) ** 0.5, rel=1e-6
+    )
+    # the dynamic baseline has the mean of 1 / multiplier^2 of the vanilla one
+    falling = lines["dynamic"]["noise_multiplier"] * 0.7 ** ((np.arange(10000) + 0.5) / 10000)
+    assert np.mean(falling**-2.0) == pytest.approx(1 / 9, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["sample_mnist", pytest.param("client_mnist", marks=pytest.mark.slow)]
+)
+def test_a_run_shows_what_is_claimed_beside_what_is_proved(name, tmp_path, capsys):
+    experiment = ranaweera2025.EXPERIMENTS[name]
+    # all rows or clients in every step, whose accounting is exact: a bound on sampling compiles for
+    # long
+    whole = (
+        dict(batch_sampler="full", batch=16)
+        if name == "sample_mnist"
+        else dict(rate=None, allow_empty=False)
+    )
+    small = SMALL | whole
+    wanted = ("WAV R1 lemma2 σ=3", "R5 σ=3")
+    experiment = dataclasses.replace(
+        experiment, base=experiment.base | small, quick={}, seeds=(0, 1)
+    )
+    found = runner.run(name, experiment, tmp_path, only=wanted)
+    wav, sound = (found["lines"][n] for n in wanted)
+    assert wav["epsilon_proved"] is None or wav["epsilon_proved"] > 30 * wav["epsilon_claimed"]
+    assert sound["epsilon_proved"] == pytest.approx(
+        float(rdp.gaussian_epsilon(2**0.5 / 3, 1e-5)), rel=1e-3
+    )  # two rounds
+    assert sound["epsilon_claimed"] is None and wav["epsilon_claimed"] == pytest.approx(
+        sound["epsilon_proved"], rel=0.5
+    )
+    assert {v["verdict"] for v in found["verdicts"]} <= {UNKNOWN, NOT} and len(wav["accuracy"]) == 2
+    assert np.mean(wav["loss"]) < np.mean(sound["loss"])  # so much less noise
+    assert "ε claimed" in capsys.readouterr().out
+
+
+def test_data_that_are_not_there_leave_all_claims_open(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("JFL_DATA_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("sample_fmnist", "client_cifar10", "table3"):
+        experiment = ranaweera2025.EXPERIMENTS[name]
+        found = runner.run(name, experiment, tmp_path, quick=True)
+        assert not found["lines"] and {v["verdict"] for v in found["verdicts"]} == {UNKNOWN}
+        assert "not run" in capsys.readouterr().err
+
+
+# --- claims
+
+
+def test_a_share_of_the_gain():
+    check = ranaweera2025.reproduces([("wav", "matched", "vanilla")])
+    at = lambda wav, matched, vanilla: check(
+        dict(wav=line(wav), matched=line(matched), vanilla=line(vanilla))
+    )[0]
+    assert at(0.9, 0.88, 0.8) == CONFIRMED
+    assert at(0.9, 0.84, 0.8) == NOT
+    assert at(0.8, 0.84, 0.8) == UNKNOWN  # no gain to have a share of
+    assert check(dict(wav=line(0.9)))[0] == UNKNOWN
+
+
+def test_an_epsilon_that_is_understated_or_not():
+    check = ranaweera2025.understated(["a", "b"])
+    assert (
+        check(dict(a=line(0.5, claimed=1.0, proved=50.0), b=line(0.5, claimed=1.0)))[0] == CONFIRMED
+    )
+    assert check(dict(a=line(0.5, claimed=1.0, proved=1.0), b=line(0.5, claimed=1.0)))[0] == NOT
+    assert check(dict(a=line(0.5, claimed=1.0, proved=50.0)))[0] == UNKNOWN
+
+
+def test_gains_of_a_figure_go_both_ways():
+    claims = {c.text: c.check for c in ranaweera2025.EXPERIMENTS["client_mnist"].claims}
+    means = {
+        "vanilla": (0.8, 0.75, 0.6),
+        "WAV R1 plain": (0.85, 0.83, 0.75),
+        "R5": (0.5, 0.4, 0.3),
+        "dynamic": (0.81, 0.76, 0.8),
+    }
+    results = {
+        f"{n} σ={s:g}": line(m - 1e-4, m + 1e-4)
+        for n, row in means.items()
+        for s, m in zip(theory.SIGMAS, row)
+    }
+    seen = {text: check(results)[0] for text, check in claims.items()}
+    assert seen["1. R1 plain is above DP at the same nominal σ"] == CONFIRMED
+    assert seen["2. the gain of R1 plain grows with σ"] == CONFIRMED
+    assert (
+        seen["the sound R5 loses to DP"] == CONFIRMED
+        and seen["the sound ellipsoid is above DP"] == UNKNOWN
+    )
+    assert seen["1. R1 plain is above dynamic DP"] == NOT
+
+
+@pytest.mark.parametrize("name", ["table2", "audit_wavelet_leak"])
+def test_tables_without_training(name, tmp_path, capsys):
+    found = runner.run(name, ranaweera2025.EXPERIMENTS[name], tmp_path, quick=True)
+    assert {v["verdict"] for v in found["verdicts"]} == {CONFIRMED}
+    assert (
+        json.loads((tmp_path / "results.json").read_text())["tables"][0]["rows"]
+        and "claims" in capsys.readouterr().out
+    )
+
+
+# --- the study
+
+
+def clipped(plan, x, y, at):
+    """The clipped sum of one batch, at the params `at`."""
+    found = plan.algorithm.client.data["work"].grad
+    batch = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(x), bool))
+    return jax.jit(lambda w: per_example.clipped_sum(found, w, batch, jnp.ones(len(x)))[0].value)(
+        at
+    )
+
+
+def of_coefficients(kernel):
+    image = np.asarray(kernel).reshape(8, 8, -1)
+    return ranaweera2025_plans.coefficients(image.transpose(2, 0, 1)[..., None]).T
+
+
+@pytest.mark.slow
+def test_scaled_coefficients_are_the_ellipsoid_on_pixels():
+    model = dataclasses.replace(TINY, name="6")
+    shape = ranaweera2025_plans.shape_named(model, "unit:0.5")
+    bound, options = (
+        0.5 * ranaweera2025_plans.median(model, shape),
+        model.options() | dict(average=False),
+    )
+    fast = ranaweera2025_plans.sample_plan(model, shape, bound, 1.0, 2.0, **options)
+    slow = ranaweera2025_plans.direct_plan(
+        model, wavelet.clip_ellipsoid(bound, shape), gaussian(1.0, shape=shape), (), 2.0, **options
+    )
+    x, y = (v[:30] for v in ranaweera2025_plans.rows(model).private)
+    mine, theirs = (plan.task.init(jax.random.key(0)) for plan in (fast, slow))
+    scale = fast.task.loss.data["scale"]
+    one, other = (
+        clipped(fast, ranaweera2025_plans.coefficients(x), y, mine),
+        clipped(slow, x, y, theirs),
+    )
+    by = np.asarray(scale["Dense_0"]["kernel"])[:, None]
+    assert len(set(by.ravel().tolist())) == 3 and np.abs(one["Dense_0"]["kernel"]).max() > 0.1
+    assert np.allclose(
+        mine["Dense_0"]["kernel"] * by, of_coefficients(theirs["Dense_0"]["kernel"]), atol=1e-6
+    )
+    assert np.allclose(
+        one["Dense_0"]["kernel"] / by, of_coefficients(other["Dense_0"]["kernel"]), atol=1e-5
+    )
+    for layer, leaf in (("Dense_0", "bias"), ("Dense_1", "bias"), ("Dense_1", "kernel")):
+        assert np.allclose(one[layer][leaf] / scale[layer][leaf], other[layer][leaf], atol=1e-5)
+
+
+def test_bands_clipped_apart_are_leaves_of_coefficients():
+    shape = ranaweera2025_plans.shape_named(TINY, "proxy:0.25")
+    bounds, options = (
+        0.5 * ranaweera2025_plans.energies(TINY) ** 0.5,
+        TINY.options() | dict(average=False),
+    )
+    fast = ranaweera2025_plans.sample_plan(
+        TINY, shape, bounds * np.asarray(shape.scales), 1.0, 2.0, cut=True, **options
+    )
+    slow = ranaweera2025_plans.direct_plan(
+        TINY,
+        wavelet.clip_bands(bounds, shape.bands),
+        gaussian(1.0, shape=shape),
+        (),
+        2.0,
+        **options,
+    )
+    x, y = (v[:30] for v in ranaweera2025_plans.rows(TINY).private)
+    one, other = (
+        clipped(plan, v, y, plan.task.init(jax.random.key(0)))["Dense_0"]
+        for plan, v in ((fast, ranaweera2025_plans.coefficients(x)), (slow, x))
+    )
+    scale = fast.task.loss.data["scale"]["Dense_0"]
+    parts = [
+        np.asarray(k) / np.asarray(s)[:, None]
+        for k, s in zip(one["kernel"], scale["kernel"], strict=True)
+    ]
+    assert np.allclose(np.concatenate(parts), of_coefficients(other["kernel"]), atol=1e-5)
+    assert (
+        np.allclose(one["bias"] / scale["bias"], other["bias"], atol=1e-5)
+        and np.abs(other["bias"]).max() > 0.1
+    )
+
+
+def test_noise_of_coefficients_is_the_shape_on_pixels():
+    """Isotropic noise of what is released, and a step by the inverse square of its scales."""
+    shape = ranaweera2025_plans.shape_named(TINY, "prior:1")
+    plan = ranaweera2025_plans.sample_plan(
+        TINY, shape, 0.1, 1.0, 1.0, average=False, **TINY.options()
+    )
+    scale = plan.task.loss.data["scale"]["Dense_0"]["kernel"]
+    assert sorted(set(np.asarray(scale).round(5))) == sorted(
+        set(np.asarray(shape.scales[1:]).round(5))
+    )
+    step = plan.algorithm.server.data["step"]
+    rise = {"Dense_0": {"bias": jnp.ones(10), "kernel": jnp.ones((len(scale), 10))}}
+    down, _ = step.optimizer(1.0).update(rise, ())
+    assert np.allclose(
+        down["Dense_0"]["kernel"], -(np.asarray(scale)[:, None] ** -2.0) * np.ones(10)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, variants", [(TINY, ("iso", "weighted")), (CLIENTS, ("iso", "prior:0.5"))]
+)
+def test_a_group_is_tuned_run_and_collected(model, variants, tmp_path, monkeypatch):
+    of = dict(linear=model), {"linear,pixels": variants}
+    monkeypatch.setattr(ranaweera2025_study, "BLOCK", 4)
+    cells = tmp_path / "cells.jsonl"
+    ranaweera2025_study.run("linear,pixels", cells, *of, seeds=(0, 1))
+    lines = ranaweera2025_study.read(cells)
+    assert len(lines) == 2 * 2 * 2 + 2 * 2 * 2 and {r["seed"] for r in lines} == {0, 1, 1000}
+    before = cells.read_text()
+    ranaweera2025_study.run("linear,pixels", cells, *of, seeds=(0, 1))
+    assert cells.read_text() == before  # nothing is run twice
+    found = ranaweera2025_study.collect(cells, tmp_path, *of)
+    assert len(found["rows"]) == 4 and (tmp_path / "ranaweera2025_study.png").stat().st_size > 10000
+    first, other = found["rows"][0], found["rows"][1]
+    assert (
+        first["gain"] == first["gain_95"] == 0
+        and first["epsilon_proved"] == other["epsilon_proved"] > 0
+    )
+    assert other["gain"] == pytest.approx(other["accuracy"] - first["accuracy"])
+    (one,) = (ranaweera2025_study.proved(model, 1, v) for v in variants[1:])
+    assert (
+        found["rows"][2]["epsilon_proved"] == pytest.approx(one) and one < first["epsilon_proved"]
+    )
+    assert (
+        "isotropic" in found["finding"]
+        and json.loads((tmp_path / "ranaweera2025.json").read_text())["experiments"]["study"]
+    )
+
+
+def test_cells_of_other_settings_are_neither_used_nor_collected(tmp_path, monkeypatch, capsys):
+    ran, path, groups = [], tmp_path / "cells.jsonl", {"linear,pixels": ("iso",)}
+    longer = dataclasses.replace(TINY, fields=(("batch", 20), ("rounds", 4)))
+
+    def measure(model, cells, store, tag):
+        ran.extend((tag, c[-1]) for c in cells)
+        store.put(
+            [
+                dict(
+                    tag=tag,
+                    variant=v,
+                    level=level,
+                    multiplier=model.levels[level],
+                    k=k,
+                    seed=seed,
+                    validation=0.5,
+                    test=0.5,
+                    failed=False,
+                    clip_norm=1.0,
+                    clipped=0.5,
+                    cpu=0.0,
+                    wall=0.0,
+                    made=ranaweera2025_study.made_by(model, level),
+                )
+                for v, level, k, seed in cells
+            ]
+        )
+
+    monkeypatch.setattr(ranaweera2025_study, "measure", measure)
+    for model, new in (
+        (TINY, 6),
+        (TINY, 0),
+        (longer, 6),
+        (dataclasses.replace(TINY, levels=(2.0, 9.0)), 3),
+    ):
+        before = len(ran)
+        ranaweera2025_study.run("linear,pixels", path, dict(linear=model), groups, seeds=(0,))
+        assert len(ran) - before == new  # a level keeps its cells where the other one changes
+    assert {
+        r["level"]
+        for r in ranaweera2025_study.of_these(ranaweera2025_study.read(path), dict(linear=longer))
+    } == {0, 1}
+    other = dict(linear=dataclasses.replace(TINY, unit="client"))
+    with pytest.raises(
+        ValueError, match="need cells of these settings and this version; got 15 of other settings"
+    ):
+        ranaweera2025_study.collect(path, tmp_path, other, groups)
+    ranaweera2025_study.made_by.cache_clear()
+
+
+def test_learning_rates_are_chosen_on_other_rows_and_seeds():
+    cell = lambda k, validation, test, seed=1000, failed=False, tag="tune": dict(
+        tag=f"g {tag}",
+        variant="v",
+        level=0,
+        k=k,
+        seed=seed,
+        validation=validation,
+        test=test,
+        failed=failed,
+    )
+    lines = [
+        cell(1, 0.8, 0.1),
+        cell(2, 0.7, 0.9),
+        cell(4, 0.99, 0.9, failed=True),
+        cell(8, 0.9, 0.9, seed=0, tag="report"),
+    ]
+    assert ranaweera2025_study.chosen(lines, "g") == {("v", 0): 1}
+
+
+def test_a_bias_is_a_pixel_of_value_one():
+    energy, found = ranaweera2025_plans.unit_energies(TINY), ranaweera2025_plans.pixel_bands(TINY)
+    assert energy[0] == pytest.approx(energy[1:].sum()) and len(energy) == 5
+    assert np.allclose(energy[2:], energy[2])  # as much in each level: the 1 / f^2 law
+    shape = ranaweera2025_plans.shape_named(TINY, "unit:0.5")
+    each = energy / ranaweera2025_plans.bands_of.sizes(found)
+    assert np.allclose(np.diff(np.log(np.asarray(shape.scales) * each**0.25)), 0, atol=1e-6)
+
+
+def test_intervals_are_of_student():
+    mean, half = ranaweera2025_study.interval([1.0, 2.0, 3.0])
+    assert mean == 2 and half == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+
+
+def test_findings_go_three_ways():
+    row = lambda variant, gain: dict(
+        model="linear",
+        level=0,
+        variant=variant,
+        gain=gain,
+        gain_95=0.5,
+        multiplier=4.0,
+        epsilon_proved=0.2,
+        accuracy=88.0,
+        accuracy_95=0.1,
+        seeds={"0": 88.0},
+    )
+    text = ranaweera2025_study.finding(
+        [row("iso", 0.0), row("a", 1.0), row("b", -1.0), row("c", 0.4)]
+    )
+    assert (
+        "above it a +1.00 ± 0.50;" in text
+        and "below it b -1.00 ± 0.50;" in text
+        and "show: c +0.40" in text
+    )

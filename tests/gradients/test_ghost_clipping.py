@@ -1,0 +1,640 @@
+"""Clipped gradient sums without per-example gradients are what vmap(grad), clip and sum would
+give."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers.problems import CLIENTS, close, flat, make_federation, same_bits, squared, start_params
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jfl.kernels.ghost_sums import Formed, Lookup, Product, patches, product, shrink
+
+import jfl
+from jfl.core.records import Batch, Fn
+from jfl.gradients import ghost, per_example
+
+KEY = jax.random.key(0)
+ROWS = 5
+WEIGHTS = jnp.array([[1.0, 0.5, 2.0, 0.0, 1.5], [0.0, 1.0, 1.0, 1.0, 0.25]])
+
+
+def _loss(params, x, y, *, module):
+    out = module.apply({"params": params}, x).reshape(-1)
+    return jnp.log(jnp.exp(out - out[y % out.size]).sum() + jnp.square(out).sum())
+
+
+def layers(*parts):
+    return nn.Sequential(list(parts))
+
+
+class Attention(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        h = nn.RMSNorm()(nn.LayerNorm()(nn.Embed(7, 6)(x)))
+        h = h + nn.MultiHeadDotProductAttention(2)(h, h)
+        return nn.Dense(3)(h.mean(0))
+
+
+class Shared(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        same = nn.Dense(x.shape[-1], name="same")
+        return nn.Dense(3, name="last")(same(jnp.tanh(same(x))))
+
+
+class Tied(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        embed = nn.Embed(7, 4, name="embed")
+        return embed.attend(nn.Dense(4, name="last")(embed(x).sum(0)))
+
+
+class Bent(nn.Module):
+    """An own parameter under a function that is not linear."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (x.shape[-1], 4))
+        return nn.Dense(3, name="last")(x @ jnp.tanh(w))
+
+
+class Own(nn.Module):
+    """An own parameter used as a layer would: this one has a rule; so has the number that scales
+    it."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (2, 3, x.shape[-1]))
+        return jnp.tensordot(w, x, ((2,), (1,))) * jnp.exp(
+            self.param("scale", nn.initializers.zeros, ())
+        )
+
+
+class Factors(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        a = self.param("a", nn.initializers.normal(), (x.shape[-1], 2))
+        return nn.Dense(3, name="last")(x @ (a @ self.param("b", nn.initializers.normal(), (2, 4))))
+
+
+class Rewritten(nn.Module):
+    """A weight that is masked before it meets the data."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (x.shape[-1], 4))
+        return nn.Dense(3, name="last")(x @ (w * jnp.tri(x.shape[-1], 4)))
+
+
+class Loop(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (x.shape[-1], x.shape[-1]))
+        return nn.Dense(3, name="last")(jax.lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ w), x))
+
+
+def _cnn():
+    return jfl.models._Cnn((2, 3), 4, 3)
+
+
+# module, shape of one example (an int: so many tokens)
+COVERED = dict(
+    mlp=(lambda: jfl.models._Mlp((4, 5), 3), (6,)),
+    dense_at_few_positions=(lambda: layers(nn.Dense(7), nn.relu, nn.Dense(6)), (2, 8)),
+    dense_at_many_positions=(lambda: layers(nn.Dense(4), nn.tanh, nn.Dense(2)), (3, 3, 5)),
+    cnn=(_cnn, (6, 5)),
+    conv=(
+        lambda: layers(
+            nn.Conv(6, (3, 2), strides=(2, 1), padding=((1, 2), (0, 1))),
+            nn.relu,
+            nn.Conv(
+                6,
+                (2, 2),
+                feature_group_count=3,
+                kernel_dilation=(2, 1),
+                input_dilation=(1, 2),
+                padding=1,
+            ),
+            nn.GroupNorm(2),
+        ),
+        (5, 4, 3),
+    ),
+    conv_of_lines=(
+        lambda: layers(nn.Conv(4, 3, padding="VALID"), nn.relu, nn.Conv(2, 2, padding="CIRCULAR")),
+        (6, 2),
+    ),
+    attention=(Attention, 5),
+    own_parameter=(Own, (3, 5)),
+)
+REFUSED = dict(
+    shared=(Shared, (4,), {"same/bias": "used 2 times", "same/kernel": "used 2 times"}),
+    tied=(Tied, 5, {"embed/embedding": "used 2 times"}),
+    bent=(Bent, (4,), {"own": "tanh"}),
+    loop=(Loop, (4,), {"own": "while|scan"}),
+    factors=(Factors, (4,), {"a": "before it meets", "b": "before it meets"}),
+    rewritten=(Rewritten, (4,), {"own": "mul before it meets the data"}),
+)
+
+
+def problem(make, shape):
+    """A module -> loss, parameters of two clients, their rows [2, ROWS, ...]."""
+    r = np.random.default_rng(0)
+    tokens = isinstance(shape, int)
+    x = (
+        r.integers(0, 7, (2, ROWS, shape))
+        if tokens
+        else r.normal(size=(2, ROWS, *shape)).astype("f4")
+    )
+    module = make()
+    shapes = jax.eval_shape(module.init, KEY, x[0, 0])["params"]
+    # biases and scales are not all alike
+    params = jax.tree.map(
+        lambda w: jnp.asarray(0.5 * r.normal(size=(2, *w.shape)), w.dtype), shapes
+    )
+    return (
+        Fn(_loss, static=dict(module=module)),
+        params,
+        jnp.asarray(x),
+        jnp.arange(2 * ROWS).reshape(2, ROWS) % 3,
+    )
+
+
+def sums(loss, stage, params, x, y, weight, **options):
+    """Partial and loss of two clients."""
+    grad = jfl.private_grad(loss, jfl.chain(stage, jfl.total()), **options)
+    one = lambda p, x, y, w: per_example.clipped_sum(grad, p, Batch(x, y, w != 0), w)
+    return jax.vmap(one)(params, x, y, weight)
+
+
+def example(params, x, y):
+    return jax.tree.map(lambda w: w[0], params), x[0, 0], y[0, 0]
+
+
+def rowwise(factor, g):
+    """The sum over rows of factor * g: [2, ROWS], [2, ROWS, ...] -> [2, ...], and rows of factor 0
+    do not count."""
+    shape = factor.shape + (1,) * (g.ndim - 2)
+    return np.where(
+        factor.reshape(shape) != 0, factor.reshape(shape) * np.asarray(g, np.float64), 0
+    ).sum(1)
+
+
+def check_sums(loss, params, x, y, weight=WEIGHTS, rtol=2e-4, atol=2e-5):
+    """Both clips, with bounds that clip about half of the rows, against gradients clipped one by
+    one in float64."""
+    leaves = len(jax.tree.leaves(params))
+
+    @jax.jit
+    def program(params, x, y, weight):
+        losses, grads = jax.vmap(jax.vmap(jax.value_and_grad(loss), (None, 0, 0)))(params, x, y)
+        held = weight.reshape(-1) != 0
+        norms = jnp.stack(
+            [
+                jnp.sqrt(jnp.square(g.astype(jnp.float32)).reshape(2 * ROWS, -1).sum(1))
+                for g in jax.tree.leaves(grads)
+            ]
+        )
+        bound = lambda v: jnp.nanmedian(jnp.where(held, v, jnp.nan)) * 1.001 + 1e-3
+        bounds = [bound(jnp.linalg.norm(norms, axis=0)), *map(bound, norms)]
+        stages = [jfl.clip_l2(bounds[0]), jfl.clip_per_layer(bounds[1:], *[1] * (leaves == 1))]
+        return losses, grads, bounds, [sums(loss, stage, params, x, y, weight) for stage in stages]
+
+    losses, grads, bounds, found = program(params, x, y, weight)
+    grads = jax.tree.leaves(grads)
+    squares = [np.square(np.asarray(g, np.float64)).reshape(2, ROWS, -1).sum(2) for g in grads]
+    w, bounds = np.asarray(weight, np.float64), [float(b) for b in bounds]
+    norms = [[np.sqrt(sum(squares))] * leaves, [np.sqrt(s) for s in squares]]
+    limits = [bounds[:1] * leaves, bounds[1:]]
+    for (part, loss_), norm, limit in zip(found, norms, limits):
+        factors = [
+            np.where(w != 0, w * np.minimum(1, b / np.maximum(n, 1e-30)), 0)
+            for n, b in zip(norm, limit)
+        ]
+        close(
+            jax.tree.map(lambda v: v.astype(jnp.float32), jax.tree.leaves(part.value)),
+            [rowwise(f, g) for f, g in zip(factors, grads)],
+            rtol=rtol,
+            atol=atol,
+        )
+        over = np.any([n > b for n, b in zip(norm, limit)], 0) & (w != 0)
+        close(
+            [part.clipped, part.rows, part.weight, loss_],
+            [over.sum(1), (w != 0).sum(1), w.sum(1), np.where(w != 0, losses, 0).sum(1)],
+            rtol=rtol,
+        )
+    assert 0 < found[0][0].clipped.sum() < (w != 0).sum()
+    return found
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_equal_to_vmap(name):
+    """Two clients with their own parameters and weights; rows of weight 0 hold nan."""
+    loss, params, x, y = problem(*COVERED[name])
+    assert not ghost.read(loss, *example(params, x, y)).why_not
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = jnp.where((WEIGHTS == 0).reshape(WEIGHTS.shape + (1,) * (x.ndim - 2)), jnp.nan, x)
+    check_sums(loss, params, x, y)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_without_a_rule(name):
+    """The leaf is named with its reason; its gradients are formed, and the result is the same."""
+    make, shape, reasons = REFUSED[name]
+    loss, params, x, y = problem(make, shape)
+    book = ghost.read(loss, *example(params, x, y))
+    assert set(book.why_not) == set(reasons) and book.rules
+    for leaf, reason in reasons.items():
+        assert any(r in book.why_not[leaf] for r in reason.split("|")), book.why_not
+    check_sums(loss, params, x, y)
+    with pytest.raises(
+        ValueError,
+        match=f"private_grad: need a rule for every parameter.*{next(iter(reasons))}.*auto",
+    ):
+        sums(loss, jfl.clip_l2(1.0), params, x, y, WEIGHTS, path="bookkeeping")
+
+
+@settings(max_examples=3)
+@given(
+    widths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    positions=st.lists(st.integers(1, 3), max_size=2),
+    norm=st.booleans(),
+    bias=st.booleans(),
+)
+def test_random_architectures(widths, positions, norm, bias):
+    parts = [
+        p
+        for w in widths
+        for p in (nn.Dense(w, use_bias=bias), *([nn.LayerNorm()] if norm else []), nn.softplus)
+    ]
+    loss, params, x, y = problem(lambda: layers(*parts), (*positions, 3))
+    assert not ghost.read(loss, *example(params, x, y)).why_not
+    check_sums(loss, params, x, y)
+
+
+def test_any_loss_and_no_flax():
+    """Leaves by any name: one unused, one number used twice, a table with indices past its end,
+    wrapped and clipped."""
+    params = dict(
+        w=jnp.arange(12.0).reshape(4, 3) / 9,
+        table=jax.random.normal(KEY, (5, 4)),
+        rest=jnp.ones(2),
+        heat=jnp.float32(0.3),
+        clip=jax.random.normal(KEY, (3, 4)),
+    )
+
+    def loss(p, x, y):
+        h = jnp.take(p["table"], x, axis=0, fill_value=0.0).sum(0) + jnp.take(
+            p["clip"], x, axis=0, mode="clip"
+        ).mean(0)
+        return jnp.square(jnp.tanh(p["heat"] * h) @ p["w"] - p["heat"]).sum() * (1 + y)
+
+    x = jnp.array([[0, 1, 1], [4, 4, 4], [-1, 4, 2], [7, 0, -9], [9, 9, 9]])
+    two = lambda v: jnp.stack([v, v])
+    params, x, y = jax.tree.map(two, params), two(x), two(jnp.arange(5.0))
+    loss = Fn(loss)
+    assert not ghost.read(loss, *example(params, x, y)).why_not
+    flat_clip = check_sums(loss, params, x, y)[0][0]
+    assert not np.any(flat_clip.value["rest"]) and np.all(flat_clip.value["heat"] != 0)
+
+
+def test_leaves_of_the_loss_are_data():
+    """A loss with hyperparameters of its own, traced ones too."""
+    loss = Fn(lambda w, x, y, *, slope: slope * squared(w, x, y), dict(slope=jnp.float32(2)))
+    params = start_params()
+    x, y, w = jax.random.normal(KEY, (4, 3)), jnp.ones(4), jnp.ones(4)
+
+    def total(slope, path):
+        grad = jfl.private_grad(
+            Fn(loss.function, dict(slope=slope)),
+            jfl.chain(jfl.clip_l2(3.0), jfl.total()),
+            path=path,
+        )
+        return per_example.clipped_sum(grad, params, Batch(x, y, w != 0), w)
+
+    slopes = jnp.array([0.5, 1.0, 4.0])
+    fast, plain = jax.jit(
+        lambda s: [jax.vmap(functools.partial(total, path=p))(s) for p in ("bookkeeping", "vmap")]
+    )(slopes)
+    close(fast, plain)
+    assert len(set(np.asarray(fast[0].clipped).tolist())) > 1
+
+
+def test_in_a_scan_and_in_parts():
+    """Steps that train, and a batch cut in pieces that do not divide it."""
+    loss, params, x, y = problem(*COVERED["mlp"])
+    params = jax.tree.map(lambda w: w[0], params)
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def train(path, microbatch):
+        grad = jfl.private_grad(
+            loss, jfl.chain(jfl.clip_l2(0.7), jfl.total()), path=path, microbatch=microbatch
+        )
+
+        def step(w, _):
+            part, loss_ = per_example.clipped_sum(
+                grad, w, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0]
+            )
+            return jax.tree.map(lambda a, g: a - 0.1 * g, w, part.value), (
+                part.clipped,
+                part.rows,
+                part.weight,
+                loss_,
+            )
+
+        return jax.lax.scan(step, params, None, 3)
+
+    plain = train("vmap", None)
+    for microbatch in (None, 2):
+        close(train("bookkeeping", microbatch), plain, rtol=1e-4, atol=1e-6)
+
+
+def test_no_gradient_of_an_example_is_held():
+    """No array of the program is as large as the examples' gradients together."""
+    loss, params, x, y = problem(lambda: layers(nn.Dense(40), nn.tanh, nn.Dense(30)), (2, 50))
+
+    def largest(path):
+        grad = jfl.private_grad(loss, jfl.chain(jfl.clip_l2(1.0), jfl.total()), path=path)
+        run = lambda p: per_example.clipped_sum(
+            grad, p, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0]
+        )
+        closed = jax.make_jaxpr(run)(jax.tree.map(lambda w: w[0], params))
+        return max(v.aval.size for e in closed.jaxpr.eqns for v in e.outvars)
+
+    assert largest("vmap") >= ROWS * 50 * 40 and largest("auto") <= 50 * 40
+
+
+def test_half_precision():
+    """bfloat16 parameters: norms and sums in float32, so a row within its bound, and the type is
+    kept for the release."""
+    loss, params, x, y = problem(lambda: layers(nn.Dense(5), nn.tanh, nn.Dense(4)), (3, 6))
+    half = jax.tree.map(lambda w: w.astype(jnp.bfloat16), params)
+    for part, _ in check_sums(loss, half, x, y, rtol=0.02, atol=0.02):
+        assert all(v.dtype == jnp.float32 for v in jax.tree.leaves(part.value))
+        assert set(part.form[1]) == {jnp.dtype("bfloat16")}
+    alone = jnp.eye(ROWS)[:, None].repeat(2, 1)
+    values = jax.jit(jax.vmap(lambda w: sums(loss, jfl.clip_l2(0.011), half, x, y, w)[0].value))(
+        alone
+    )
+    squares = sum(
+        np.square(np.asarray(v[:, 0], "f8")).reshape(ROWS, -1).sum(1)
+        for v in jax.tree.leaves(values)
+    )
+    assert (np.sqrt(squares) <= 0.011 * (1 + 1e-6)).all() and (squares > 0).all()
+
+
+# --- what is not finite, and what nearly cancels
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan, 1e25])
+@pytest.mark.parametrize(
+    "stage", [jfl.clip_l2(1.0), jfl.clip_per_layer((1.0, 0.5))], ids=["l2", "layers"]
+)
+def test_a_gradient_that_is_not_finite_counts_as_zero(bad, stage):
+    """In both paths, also in blocks; 1e25 is finite, but its square is not, and neither is its
+    gradient."""
+    loss, params, y = Fn(squared), start_params(), jnp.ones(4)
+    all_, but_one = jnp.ones(4), jnp.ones(4).at[2].set(0.0)
+
+    @jax.jit
+    def parts(x, w):
+        grads = [
+            jfl.private_grad(loss, jfl.chain(stage, jfl.total()), path=p, microbatch=m)
+            for p in ("bookkeeping", "vmap")
+            for m in (None, 3)
+        ]
+        return [per_example.clipped_sum(g, params, Batch(x, y, w != 0), w)[0] for g in grads]
+
+    x = jnp.ones((4, 3))
+    for with_it, without in zip(parts(x.at[2, 1].set(bad), all_), parts(x, but_one)):
+        assert same_bits(with_it.value, without.value) and np.isfinite(flat(without.value)).all()
+        assert int(with_it.nonfinite) == 1 and int(without.nonfinite) == 0
+        assert float(with_it.rows) == 4 and float(with_it.clipped) == float(without.clipped)
+
+
+def test_a_product_that_overflows_is_left_out():
+    """Activations and backprops are finite, the gradient is not: its norm says so, and masks both
+    of them."""
+    a, b = (jnp.full((2, 1, 1, 2), v).at[1].set(0.5) for v in (1e18, 1e21))
+    norm = jnp.sqrt(Product(a, b).squares())
+    assert np.isfinite(norm).tolist() == [False, True]
+    both, second = (
+        Product(a, b).total(shrink(norm, 1.0)),
+        Product(a[1:], b[1:]).total(shrink(norm[1:], 1.0)),
+    )
+    assert same_bits(both, second) and np.isfinite(both).all()
+
+
+@pytest.mark.parametrize("common", [10.0, 1e3, 1e5])
+def test_norms_that_cancel_are_never_too_small(common):
+    """Backprops that add up to nearly nothing against activations with a large common part."""
+    r = np.random.default_rng(0)
+    a = common + r.normal(size=(20, 1, 4, 40))
+    b = r.normal(size=(20, 1, 4, 30))
+    b -= b.mean(2, keepdims=True)
+    a, b = a.astype("f4"), b.astype("f4")
+    part = product(jnp.asarray(a), jnp.asarray(b))
+    assert isinstance(part, Product)
+    true = np.square(np.einsum("nepi,nepo->neio", a.astype("f8"), b.astype("f8"))).sum((1, 2, 3))
+    assert (np.asarray(part.squares()) >= true * (1 - 1e-5)).all()
+    if common == 10.0:
+        np.testing.assert_allclose(part.squares(), true, rtol=0.02)
+
+
+# --- kernels
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 1, 4, 5), (3, 1, 2, 4, 5), (3, 2, 6, 2, 2)])
+def test_products_against_formed_gradients(shape):
+    n, e, places, i, o = shape
+    a, b = (
+        jax.random.normal(KEY, (n, e, places, i)),
+        jax.random.normal(jax.random.key(1), (n, e, places, o)),
+    )
+    g = jnp.einsum("nepi,nepo->neio", a, b)
+    factor = jnp.array([0.5, 0.0, 2.0])
+    for part in (Product(a, b), product(a, b), Formed(g)):
+        np.testing.assert_allclose(part.squares(), jnp.square(g).sum((1, 2, 3)), rtol=1e-4)
+        np.testing.assert_allclose(
+            part.total(factor), jnp.einsum("n,neio->eio", factor, g), rtol=1e-4, atol=1e-5
+        )
+        spoilt = type(part)(*(v.at[1].set(jnp.nan) for v in part))
+        close(spoilt.total(factor), part.total(factor))
+
+
+def test_lookups_against_formed_gradients():
+    at = jnp.array([[0, 2, 0, 5], [1, 1, 1, 1], [5, 5, 3, 3]])  # 5 is no row
+    b = jax.random.normal(KEY, (3, 4, 2))
+    g = jax.vmap(lambda i, b: jnp.zeros((5, 2)).at[i].add(b, mode="drop"))(at, b)
+    part, factor = Lookup(at, b, 5), jnp.array([1.0, -0.5, 2.0])
+    np.testing.assert_allclose(part.squares(), jnp.square(g).sum((1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(
+        part.total(factor), jnp.einsum("n,nvd->vd", factor, g), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_patches_are_those_of_lax():
+    x = jax.random.normal(KEY, (2, 6, 5, 3))
+    where = ((2, 3), (2, 1), ((1, 0), (-1, 2)), (1, 2), (1, 2))
+    want = jax.lax.conv_general_dilated_patches(
+        x, where[0], *where[1:], dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    got = patches(x, *where)
+    got = got.reshape(*got.shape[:-1], 6, 3).swapaxes(-1, -2).reshape(want.shape)
+    close(got, want)
+
+
+# --- plans
+
+
+def make_plan(make=lambda fed: jfl.models.mlp(fed, hidden=(4,)), stage=None, z=0.5, **options):
+    fed = make_federation(classes=3)
+    task = make(fed)
+    chain = jfl.chain(stage or jfl.clip_l2(1.5), jfl.total(), jfl.gaussian(z), jfl.divide(3))
+    return jfl.plan(
+        fed,
+        task,
+        jfl.algorithms.fedavg(
+            jfl.private_grad(task.loss, chain, **options),
+            lr=0.5,
+            steps=2,
+            batch=jfl.batches.without_replacement(3),
+        ),
+        jfl.sampling.full(CLIENTS),
+    )
+
+
+def test_a_run_by_either_path():
+    """The same draws and the same noise: paths differ by rounding alone."""
+    outs = [
+        jfl.simulate(KEY, make_plan(path=path), 2, evaluate_every=1) for path in ("auto", "vmap")
+    ]
+    close(outs[0].params, outs[1].params, rtol=1e-4, atol=1e-5)
+    close(outs[0].metrics.clip_fraction, outs[1].metrics.clip_fraction)
+    assert 0 < outs[0].metrics.clip_fraction[-1] < 1
+
+
+@pytest.mark.parametrize("name", ["conv", "conv_of_lines"])
+def test_plain_gradients_multiply_matrices(name):
+    """A model's own convolutions, whatever they are: the same gradient, and no convolution once
+    clients have weights of their own; jax's plain gradient has some."""
+    loss, params, x, y = problem(*COVERED[name])
+    batch = Batch(x, y, jnp.ones((2, ROWS), bool))
+    mine = jax.jit(jax.vmap(lambda p, b: jfl.grad(loss)(None, p, b, None)[0]))
+    plain = jax.jit(
+        jax.vmap(jax.grad(lambda p, b: jax.vmap(loss, (None, 0, 0))(p, b.x, b.y).mean()))
+    )
+    close(mine(params, batch), plain(params, batch), rtol=1e-4, atol=1e-5)
+    has = lambda f: " convolution(" in f.lower(params, batch).as_text("hlo")
+    assert has(plain) and not has(mine)
+
+
+def test_a_loss_without_convolutions_is_left_alone():
+    loss, params, x, y = problem(*COVERED["dense_at_many_positions"])
+    assert ghost.products(loss, *example(params, x, y)) is loss
+
+
+@pytest.mark.parametrize("path", ["bookkeeping", "vmap"])
+def test_a_coarse_forward_pass_keeps_the_bound(path):
+    """Of bfloat16 the gradient is coarse, its clip norm is not: what one row adds stays within the
+    bound, in float32."""
+    loss, params, x, y = problem(*COVERED["cnn"])
+    bound = 0.05
+    run = jax.jit(
+        functools.partial(sums, loss, jfl.clip_l2(bound)), static_argnames=("path", "compute")
+    )
+    worst = 0.0
+    for row in range(3):
+        weight = jnp.zeros((2, ROWS)).at[:, row].set(1.0)
+        part, _ = run(params, x, y, weight, path=path, compute="bfloat16")
+        assert {v.dtype for v in jax.tree.leaves(part.value)} == {jnp.dtype("float32")}
+        norms = np.sqrt(
+            sum(
+                np.square(np.float64(v)).sum(tuple(range(1, v.ndim)))
+                for v in jax.tree.leaves(part.value)
+            )
+        )
+        assert (np.asarray(part.clipped) == 1).all() and (norms <= bound * (1 + 1e-6)).all()
+        worst = max(worst, abs(norms / bound - 1).max())
+        fine = run(params, x, y, weight, path=path)[0].value
+        off = [
+            float(jnp.abs(a - b).max() / jnp.abs(b).max())
+            for a, b in zip(*map(jax.tree.leaves, (part.value, fine)))
+        ]
+        assert 1e-4 < max(off) < 0.2  # it is coarse, and it is the gradient
+    assert worst < 1e-5  # a norm in bfloat16 would be off by about 1e-3
+
+
+def test_the_type_is_known_and_checked():
+    plan = make_plan(compute="bfloat16")
+    assert per_example.gradient_path(plan) == "bookkeeping in bfloat16"
+    assert {v.dtype for v in jax.tree.leaves(jfl.simulate(KEY, plan, 1).params)} == {
+        jnp.dtype("float32")
+    }
+    with pytest.raises(ValueError, match="compute"):
+        make_plan(compute="int8")
+
+
+def test_the_path_is_known():
+    """For the manifest: which path a plan takes, and which leaves take another."""
+    assert per_example.gradient_path(make_plan()) == "bookkeeping"
+    assert per_example.gradient_path(make_plan(stage=jfl.clip_per_layer(1.0, 4))) == "bookkeeping"
+    assert per_example.gradient_path(make_plan(path="vmap")) == "vmap"
+    shared = functools.partial(jfl.models.classifier, module=Shared())
+    assert (
+        per_example.gradient_path(make_plan(shared))
+        == "bookkeeping (vmap for same/bias, same/kernel)"
+    )
+    assert (
+        per_example.gradient_path(
+            make_plan(functools.partial(jfl.models.classifier, module=nn.Dense(3)))
+        )
+        == "bookkeeping"
+    )
+    fed = make_federation()
+    plain = jfl.plan(
+        fed,
+        jfl.task(start_params(), squared),
+        jfl.algorithms.fedsgd(jfl.grad(squared)),
+        jfl.sampling.full(CLIENTS),
+    )
+    assert per_example.gradient_path(plain) == "none"
+
+
+def test_what_book_keeping_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="clip_l2 or clip_per_layer"):
+        jfl.private_grad(squared, jfl.chain(jfl.total(), jfl.divide(3)), path="bookkeeping")
+    with pytest.raises(ValueError, match="clip_l2 or clip_per_layer"):
+        jfl.private_grad(
+            squared, jfl.chain(jfl.clip_l2(1.0), jfl.clip_l2(0.5), jfl.total()), path="bookkeeping"
+        )
+    with pytest.raises(ValueError, match="path"):
+        jfl.private_grad(squared, jfl.chain(jfl.clip_l2(1.0), jfl.total()), path="ghost")
+    loss, params, x, y = problem(*COVERED["mlp"])
+    with pytest.raises(ValueError, match="clip_per_layer: need bounds for the 6 leaves"):
+        sums(loss, jfl.clip_per_layer(1.0, 5), params, x, y, WEIGHTS)
+
+
+def test_two_clips_go_the_other_way():
+    """A chain of two row stages is not book-keeping's, and clips twice."""
+    loss, params, x, y = problem(*COVERED["mlp"])
+    grad = jfl.private_grad(
+        loss, jfl.chain(jfl.clip_per_layer(1.0, 6), jfl.clip_l2(0.1), jfl.total())
+    )
+    one = jax.tree.map(lambda w: w[0], params)
+    value = jax.jit(lambda w: per_example.clipped_sum(grad, one, Batch(x[0], y[0], w != 0), w))(
+        jnp.eye(ROWS)[0]
+    )[0].value
+    assert np.linalg.norm(flat(value)) <= 0.1 * (1 + 1e-5)
+
+
+def test_a_loss_that_fails_says_of_what_rows():
+    """Rows of another shape than a user thought: jax's own error, and what one example is."""
+    with pytest.raises(TypeError, match="dot_general") as error:
+        ghost.read(
+            Fn(lambda w, x, y: (jnp.ones(3) @ x @ w).sum()), jnp.ones(9), jnp.ones((2, 5)), 0
+        )
+    assert any("x and y are float32[2, 5] and" in note for note in error.value.__notes__)

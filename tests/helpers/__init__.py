@@ -1,0 +1,1 @@
+"""What tests of several rooms share: small problems, plans of the ledger, NumPy loops, paths."""

@@ -1,0 +1,198 @@
+"""Ready-made models, users' own losses, and the convolution that stays a matmul."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers.problems import CLIENTS, close, flat, make_federation, squared, start_params
+from jfl.kernels.conv import conv_same, max_pool2
+
+import jfl
+from jfl.core.records import Batch, Federation
+
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def labelled():
+    return make_federation(classes=3, held_out=2)
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Tiny pictures of two kinds: a bright left half or a bright right half."""
+    r = np.random.default_rng(0)
+    y = np.arange(28) % 2
+    x = 0.1 * r.normal(size=(28, 6, 5)).astype("f4")
+    x[np.arange(28), :, :] += (
+        np.where(np.arange(5) < 2, 1.0, -1.0) * np.where(y, 1, -1)[:, None, None]
+    )
+    index = np.arange(28, dtype=np.int32).reshape(7, 4)
+    arrays = (
+        x.astype("f4"),
+        y.astype(np.int32),
+        index,
+        np.full(7, 4, np.int32),
+        x[:6].astype("f4"),
+        y[:6].astype(np.int32),
+        np.zeros((7, 0), np.int32),
+        np.zeros(7, np.int32),
+    )
+    return Federation(*map(jnp.asarray, arrays), classes=2)
+
+
+def lax_conv(x, kernel):
+    return jax.lax.conv_general_dilated(
+        x[None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )[0]
+
+
+@pytest.mark.parametrize(
+    "shape, kernel",
+    [
+        ((6, 5, 2), (3, 3, 2, 4)),
+        ((4, 4, 1), (5, 3, 1, 2)),
+        ((1, 3, 2), (1, 1, 2, 3)),
+        ((2, 2, 1), (3, 3, 1, 1)),
+    ],
+)
+def test_conv_same_is_a_convolution(shape, kernel):
+    """Values and both gradients; also mapped over clients' own kernels."""
+    x, k = jax.random.normal(KEY, shape), jax.random.normal(jax.random.key(1), kernel)
+    cotangent = jax.random.normal(jax.random.key(2), shape[:2] + kernel[3:])
+    out, back = jax.vjp(conv_same, x, k)
+    want, want_back = jax.vjp(lax_conv, x, k)
+    close(out, want, rtol=1e-4, atol=1e-5)
+    close(back(cotangent), want_back(cotangent), rtol=1e-4, atol=1e-5)
+    kernels = jnp.stack([k, 2 * k, -k])
+    close(jax.vmap(conv_same, (None, 0))(x, kernels)[1], 2 * want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 2), (5, 7, 1), (2, 2, 3)])
+def test_max_pool2(shape):
+    x = jax.random.normal(KEY, shape)
+    want = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 2, 1), (2, 2, 1), "VALID")
+    close(max_pool2(x), want)
+    h, w = shape[0] // 2, shape[1] // 2
+    assert max_pool2(x).shape == (h, w, shape[2])
+
+
+def _steps(task, fed, n=30, lr=0.5):
+    """Plain gradient descent on all rows -> loss before and after."""
+    rows = Batch(fed.x, fed.y, jnp.ones(fed.y.shape[0], bool))
+    grad = jfl.grad(task.loss)
+
+    @jax.jit
+    def descend(w):
+        return jax.lax.scan(
+            lambda w, _: (lambda g: (jax.tree.map(lambda a, b: a - lr * b, w, g[0]), g[1][0]))(
+                grad(KEY, w, rows, jnp.int32(0))
+            ),
+            w,
+            None,
+            n,
+        )
+
+    w, losses = descend(task.init(KEY))
+    return w, np.asarray(losses)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        jfl.models.logistic,
+        lambda f: jfl.models.mlp(f, hidden=(8,)),
+        lambda f: jfl.models.cnn(f, channels=(2, 3), dense=4),
+    ],
+    ids=["logistic", "mlp", "cnn"],
+)
+def test_models_learn(make, images):
+    task = make(images)
+    w, losses = _steps(task, images)
+    assert losses[-1] < 0.5 * losses[0] and np.isfinite(losses).all()
+    logits = jax.vmap(lambda x: task.predict(w, x))(images.x_test)
+    assert logits.shape == (6, 2) and (logits.argmax(1) == images.y_test).all()
+
+
+def test_logistic_starts_at_zero_and_mlp_does_not(labelled):
+    assert not np.any(flat(jfl.models.logistic(labelled).init(KEY)))
+    a, b = (flat(jfl.models.mlp(labelled, hidden=(4,)).init(jax.random.key(s))) for s in (0, 1))
+    assert np.any(a) and not np.allclose(a, b)
+    assert np.isclose(
+        float(
+            jfl.models.logistic(labelled).loss(
+                jfl.models.logistic(labelled).init(KEY), labelled.x[0], 1
+            )
+        ),
+        np.log(3),
+    )
+
+
+def test_two_tasks_of_one_model_share_programs(labelled):
+    """Structure is compared by value: the same model built twice does not compile twice."""
+    a, b = (jfl.models.mlp(labelled, hidden=(4,)) for _ in range(2))
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    assert jax.tree.structure(a) != jax.tree.structure(jfl.models.mlp(labelled, hidden=(5,)))
+
+
+def test_any_flax_module(labelled):
+    task = jfl.models.classifier(labelled, nn.Dense(3))
+    assert task.predict(task.init(KEY), labelled.x[0]).shape == (3,)
+
+
+def test_a_whole_run_with_accuracy(labelled):
+    """Accuracies are what a hand count says."""
+    task = jfl.models.logistic(labelled)
+    grad = jfl.private_grad(
+        task.loss, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(0.5), jfl.divide(3))
+    )
+    plan = jfl.plan(
+        labelled,
+        task,
+        jfl.algorithms.fedsgd(grad, batch=jfl.batches.without_replacement(3)),
+        jfl.sampling.full(CLIENTS),
+    )
+    out = jfl.simulate(KEY, plan, 2, evaluate_every=2)
+    logits = lambda x: np.asarray(jax.vmap(lambda v: task.predict(out.params, v))(x))
+    want = (logits(labelled.x_test).argmax(1) == np.asarray(labelled.y_test)).mean()
+    np.testing.assert_allclose(out.metrics.accuracy, [want], rtol=1e-6)
+    own = [
+        (logits(labelled.x[i]).argmax(1) == np.asarray(labelled.y[i])).mean()
+        for i in np.asarray(labelled.test_index)
+    ]
+    np.testing.assert_allclose(out.metrics.client_accuracy, [np.mean(own)], rtol=1e-6)
+
+
+def test_a_users_own_loss(fed):
+    """A loss and a starting point, or a function that draws one."""
+    task = jfl.task(start_params(), squared)
+    assert task.predict is None and np.array_equal(flat(task.init(KEY)), flat(start_params()))
+    drawn = jfl.task(lambda key: {"b": jnp.float32(0), "w": jax.random.normal(key, (3,))}, squared)
+    plan = jfl.plan(
+        fed, drawn, jfl.algorithms.fedsgd(jfl.grad(squared), lr=0.2), jfl.sampling.full(CLIENTS)
+    )
+    a, b = (jfl.init(jax.random.key(s), plan).server.params for s in (0, 1))
+    assert not np.allclose(flat(a), flat(b))
+    out = jfl.simulate(KEY, plan, 20, evaluate_every=20)
+    assert out.metrics.train_loss[0] < 5 and out.metrics.accuracy is None
+
+
+def test_bad_models_are_refused(fed, labelled):
+    with pytest.raises(ValueError, match="class labels"):
+        jfl.models.logistic(fed)
+    with pytest.raises(ValueError, match="logits"):
+        jfl.models.classifier(labelled, nn.Dense(4))
+    with pytest.raises(ValueError, match="images"):
+        jfl.models.cnn(labelled)
+    for bad in (0, -3, 2.5, True, "wide"):
+        with pytest.raises(ValueError, match="hidden"):
+            jfl.models.mlp(labelled, hidden=(bad,))
+    with pytest.raises(ValueError, match="loss"):
+        jfl.task(jnp.zeros(3), "squared")
+
+
+def test_bad_cnn_widths_are_refused(images):
+    for options in (dict(channels=(0,)), dict(channels=(2.5,)), dict(dense=0), dict(dense="wide")):
+        with pytest.raises(ValueError, match="need"):
+            jfl.models.cnn(images, **options)

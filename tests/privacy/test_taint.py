@@ -1,0 +1,1194 @@
+"""The check of paths from rows to payloads: what jfl makes passes, and each way of cheating that is
+listed here is seen."""
+
+import dataclasses
+import functools
+import importlib
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers.problems import (
+    CLIENTS,
+    make_algorithm,
+    make_federation,
+    noisy_grad,
+    noisy_release,
+    squared,
+    start_params,
+)
+
+import jfl
+from jfl.core import marks, pytrees
+from jfl.core.records import Diagnostics, Fn, Keys, Release
+from jfl.local import training
+from jfl.privacy import calibration, guarantees
+from jfl.privacy.mechanisms import chain as mech
+from jfl.privacy.mechanisms import stages
+from jfl.privacy.mechanisms.stages import Stage
+from jfl.privacy.taint import checker as taint
+from jfl.sampling import batches
+
+STEPS = 2
+FULL = jfl.sampling.full(CLIENTS)
+NOTHING = Diagnostics(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+
+def chained(**options):
+    return jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(1.1), jfl.divide(3.0), **options)
+
+
+def work(loss=squared, batch=None, steps=STEPS, **options):
+    return training.work(
+        jfl.private_grad(loss, chained(), **options),
+        batch or batches.without_replacement(3),
+        lr=0.1,
+        steps=steps,
+    )
+
+
+def init(params, *, step):
+    return step.init(params), ()
+
+
+def serve(ctx, server, diff, *, step):
+    return step(ctx, server, diff)
+
+
+def build(
+    client, times=1, own=None, releases=None, wanted=None, stateful=False, task=None, **options
+):
+    """A plan of a client of the user's own, around the parts of FedAvg."""
+    wanted, step = wanted or work(**options), dict(step=training.server_step(1.0))
+    begin = init if own is None else (lambda params, *, step: (step.init(params), own))
+    algorithm = jfl.algorithm(
+        Fn(begin, step),
+        Fn(client, dict(work=wanted)),
+        Fn(serve, step),
+        stateful=stateful,
+        releases=wanted.releases() * times if releases is None else releases,
+        name="mine",
+    )
+    return jfl.plan(make_federation(), task or jfl.task(start_params(), squared), algorithm, FULL)
+
+
+def diff_of(work, ctx, keys, server, rows):
+    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows)
+    return pytrees.sub(trained, server.params), seen
+
+
+def verdict(plan):
+    """(status, caveats) of the guarantee, and the report, which must agree."""
+    found, report = jfl.guarantee(plan, 3), jfl.check_privacy(plan)
+    assert (found.status == "proved") == (report.status == "proved"), report
+    assert ("could not be followed" in str(report)) is False, report
+    assert all(g.status == found.status for g in jfl.guarantees(plan, 3) if g.unit == found.unit)
+    return found, report
+
+
+def caught(plan, pattern):
+    found, report = verdict(plan)
+    assert found.status == "conditional" and taint.DECLARED in found.caveats
+    assert re.search(pattern, "\n".join(found.caveats)), report
+    assert re.search(pattern, str(report))
+
+
+# --- what jfl makes
+
+
+def no_noise(grad):
+    return jfl.private_grad(grad.loss, jfl.chain(jfl.clip_l2(0.8), jfl.total()))
+
+
+@pytest.mark.parametrize("kind", ["noise", "none", "client"])
+@pytest.mark.parametrize("name", jfl.algorithms.__all__)
+def test_built_in_algorithms(name, kind, fed, task):
+    grad = noisy_grad() if kind == "noise" else jfl.grad(squared)
+    plan = jfl.plan(
+        fed,
+        task,
+        make_algorithm(name, grad),
+        FULL,
+        release=noisy_release() if kind == "client" else None,
+    )
+    report = jfl.check_privacy(plan)
+    assert report.status == dict(noise="proved", none="no noise", client="proved")[kind], report
+    assert taint.trusted(plan) and not report.client
+    if kind == "noise":
+        assert not report.example and sum(r.times for r in report.releases) == sum(
+            r.times for r in report.declared
+        )
+    else:  # without noise rows do reach the payload, and the check says so
+        assert any("payload" in f and "rows" in f for f in report.example), report
+
+
+def test_algorithms_with_options(fed, task):
+    """Noise once on top of noise in the steps, a bound that is asserted, means of models, shares of
+    energy."""
+    few, prox = (
+        batches.without_replacement(3),
+        jfl.chain(jfl.bounded(0.5, "prox_erm"), jfl.total(), jfl.gaussian(1.0)),
+    )
+    haar, whole = (
+        jfl.bands.flat(start_params()),
+        jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0)),
+    )
+    a = jfl.algorithms
+    made = dict(
+        clipped=a.output_perturbation(no_noise(noisy_grad()), whole, steps=2, batch=few, mu=0.1),
+        epochs=a.output_perturbation(jfl.grad(squared), whole, steps=2, batch=batches.epochs(3)),
+        averaged=importlib.import_module("jfl.algorithms.iterate_averaging").averaged(
+            make_algorithm("scaffold", noisy_grad())
+        ),
+        energies=importlib.import_module("jfl.algorithms.band_energies").band_energies(
+            squared, haar, noise_multiplier=1.0, batch=few
+        ),
+        prox=a.padpfl(jfl.grad(squared), batch=few, steps=2, mechanism=prox, inexactness=0.9),
+        both=a.padpfl(noisy_grad(), batch=few, steps=2, mechanism=whole),
+    )
+    for name, algorithm in made.items():
+        plan = jfl.plan(fed, task, algorithm, FULL)
+        report = jfl.check_privacy(plan)
+        assert report.status == "proved" and taint.trusted(plan) and report.releases, (
+            name,
+            str(report),
+        )
+        assert jfl.guarantee(plan, 3).status == ("conditional" if name == "prox" else "proved")
+    last = jfl.check_privacy(
+        jfl.plan(
+            fed,
+            task,
+            a.output_perturbation(jfl.grad(squared), whole, batch=few, clip_steps="last"),
+            FULL,
+        )
+    )
+    assert last.status == "no noise" and any(
+        "no row stage of its chain bounds" in f for f in last.example
+    )
+
+
+BATCHES = dict(
+    full=batches.full(),
+    with_=batches.with_replacement(4),
+    epochs=batches.epochs(3),
+    poisson=batches.poisson(3.0),
+    rate=batches.poisson(rate=0.6, capacity=9),
+    short=batches.without_replacement(5, short="all"),
+    many=batches.without_replacement(70, short="all"),
+)
+
+
+OPTIONS = [(name, {}) for name in BATCHES] + [
+    ("full", o) for o in (dict(microbatch=2), dict(path="vmap"), dict(compute="bfloat16", l2=0.1))
+]
+
+
+@pytest.mark.parametrize("name, options", OPTIONS, ids=str)
+def test_every_batch_sampler_and_gradient_path(name, options):
+    """Of a client of the user's own, so that the verdict is the trace's."""
+    report = verdict(build(fedavg_client, batch=BATCHES[name], **options))[1]
+    assert report.status == "proved" and report.releases[0].times == STEPS, report
+
+
+def calming(round_):
+    return 1.1 * 0.8**round_
+
+
+@pytest.mark.parametrize("stage", ["schedule", "levels", "per_layer", "shape", "key", "std"])
+def test_every_kind_of_noise(stage):
+    shape = jfl.wavelet.ellipsoid(jfl.bands.flat(start_params()))
+    clip, noise = dict(
+        schedule=(jfl.clip_l2(calming), jfl.gaussian(calming)),
+        levels=(jfl.clip_l2(1.0), jfl.gaussian(jnp.arange(1.0, 8.0))),
+        per_layer=(jfl.clip_per_layer((1.0, 2.0)), jfl.gaussian(1.0)),
+        std=(jfl.clip_l2(1.0), jfl.gaussian(std=2.0)),
+        shape=(jfl.wavelet.clip_ellipsoid(1.0, shape), jfl.gaussian(1.0, shape=shape)),
+        key=(jfl.clip_l2(1.0), jfl.gaussian(1.0, generator="key")),
+    )[stage]
+    grad = jfl.private_grad(squared, jfl.chain(clip, jfl.total(), noise, jfl.divide(3.0)))
+    plan = build(
+        fedavg_client,
+        wanted=training.work(grad, batches.without_replacement(3), lr=0.1, steps=STEPS),
+    )
+    assert verdict(plan)[1].status == "proved"
+    segments = [(plan, 3, 0), (plan, 3, 3)]
+    assert jfl.guarantee(segments).status == "proved"
+
+
+# --- what users write, and passes
+
+
+def fedavg_client(ctx, keys, server, own, rows, *, work):
+    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows)
+    return pytrees.sub(trained, server.params), own, seen
+
+
+def pulled_client(ctx, keys, server, own, rows, *, work):
+    pull = lambda g, w, s: pytrees.axpy(0.1, pytrees.sub(w, server.params), g)
+    trained, _, _, seen = training.train(work, ctx, keys, server.params, rows, pull)
+    return (
+        pytrees.scale(rows.size / 5, pytrees.sub(trained, server.params)),
+        own,
+        seen,
+    )  # sizes are public
+
+
+def twice_client(ctx, keys, server, own, rows, *, work):
+    """Two trainings with keys of their own."""
+    apart = lambda i: Keys(jax.random.fold_in(keys.batch, i), jax.random.fold_in(keys.noise, i))
+    first, seen = diff_of(work, ctx, apart(0), server, rows)
+    second, _ = diff_of(work, ctx, apart(1), server, rows)
+    return pytrees.sub(first, second), own, seen
+
+
+def split_client(ctx, keys, server, own, rows, *, work):
+    """The same, by split, one after another in a loop that hands a key on."""
+
+    def one(carry, _):
+        batch, noise, w = carry
+        batch, drawn = jax.random.split(batch)
+        noise, added = jax.random.split(noise)
+        w, _, _, seen = training.train(work, ctx, Keys(drawn, added), w, rows)
+        return (batch, noise, w), seen
+
+    (_, _, w), seen = jax.lax.scan(one, (keys.batch, keys.noise, server.params), length=3)
+    return pytrees.sub(w, server.params), own, jax.tree.map(lambda x: x[0], seen)
+
+
+def by_hand_client(ctx, keys, server, own, rows, *, work):
+    """One private gradient without `local.train`."""
+    at, mask, overflow = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    g, (loss, clipped) = work.grad(keys.noise, server.params, batches.gather(rows, at, mask), ctx)
+    return g, own, Diagnostics(loss, clipped, overflow)
+
+
+def loop_client(ctx, keys, server, own, rows, *, work):
+    """Steps of one's own in a fori_loop, in a jit, behind a cond that only reads the round."""
+
+    @jax.jit
+    def step(s, w):
+        at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
+        g, _ = work.grad(
+            jax.random.fold_in(keys.noise, 3 + s), w, batches.gather(rows, at, mask), ctx
+        )
+        return pytrees.axpy(-0.1, g, w)
+
+    w = jax.lax.fori_loop(0, STEPS, step, server.params)
+    return (
+        jax.lax.cond(
+            ctx.round < 3, lambda: pytrees.sub(w, server.params), lambda: pytrees.zeros_like(w)
+        ),
+        own,
+        NOTHING,
+    )
+
+
+def clipped_whole_client(ctx, keys, server, own, rows, *, work):
+    """Output perturbation of one's own: a whole contribution, clipped and noisy, of whatever was
+    done to its batches."""
+    plain = dataclasses.replace(work, grad=jfl.grad(squared))
+    moved, seen = diff_of(plain, ctx, keys, server, rows)
+    alone = pytrees.map(lambda x: x[None], moved)
+    out, _ = mech.release(work.grad.mechanism, keys.noise, (), alone, jnp.ones(1))
+    return out, own, seen
+
+
+def remembering_client(ctx, keys, server, own, rows, *, work):
+    """What is kept may be data, as long as it stays."""
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    everything = batches.gather(
+        rows, jnp.arange(rows.index.shape[0]), jnp.arange(rows.index.shape[0]) < rows.size
+    )
+    return pytrees.add(moved, own["noisy"]), dict(noisy=moved, kept=everything.y.sum()), seen
+
+
+def bare_adversary(w, x, y):
+    """Uses whatever is in scope, and none of it is data."""
+    return squared(w, x, y) + 0.0 * PUBLIC[0]
+
+
+PUBLIC = np.linspace(0.0, 1.0, 30, dtype=np.float32)
+
+
+def whole_release():
+    return (Release(chained(adjacency="replace_one"), batches.without_replacement(3), 1, STEPS),)
+
+
+def whole_work():
+    grad = jfl.private_grad(squared, chained(adjacency="replace_one"))
+    return training.work(grad, batches.without_replacement(3), lr=0.1, steps=STEPS)
+
+
+def whole(client, **options):
+    return build(client, wanted=whole_work(), releases=whole_release(), **options)
+
+
+FINE = dict(
+    fedavg=lambda: build(fedavg_client),
+    pulled=lambda: build(pulled_client),
+    twice=lambda: build(twice_client, 2),
+    in_a_loop=lambda: build(split_client, 3),
+    more_declared=lambda: build(fedavg_client, 2),
+    by_hand=lambda: build(by_hand_client, steps=1),
+    own_loop=lambda: build(loop_client),
+    whole=lambda: whole(clipped_whole_client),
+    remembers=lambda: build(
+        remembering_client,
+        own=dict(noisy=pytrees.zeros_like(start_params()), kept=jnp.zeros(())),
+        stateful=True,
+    ),
+    loss=lambda: build(fedavg_client, loss=bare_adversary),
+    averaged=lambda: jfl.plan(
+        make_federation(),
+        jfl.task(start_params(), squared),
+        importlib.import_module("jfl.algorithms.iterate_averaging").averaged(
+            build(fedavg_client).algorithm
+        ),
+        FULL,
+    ),
+)
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_what_users_write_passes(name):
+    found, report = verdict(FINE[name]())
+    assert found.status == "proved" and taint.DECLARED not in found.caveats, report
+    assert not taint.trusted(FINE[name]())
+
+
+def test_a_users_flax_module_and_loss():
+    from flax import linen as nn
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(nn.relu(nn.Dense(4)(x)))[0]
+
+    net = Net()
+    loss = lambda params, x, y: (net.apply(params, x) - y) ** 2
+    task = jfl.task(lambda key: net.init(key, jnp.zeros(3)), loss)
+    for client in (None, fedavg_client):
+        if client is None:
+            algorithm = jfl.algorithms.fedavg(
+                jfl.private_grad(loss, chained()), batch=batches.without_replacement(3)
+            )
+            plan = jfl.plan(make_federation(), task, algorithm, FULL)
+            assert taint.trusted(plan)  # an ordinary user pays no trace of the client
+        else:
+            plan = build(client, loss=loss, task=task)
+        assert verdict(plan)[0].status == "proved"
+
+
+# --- what leaks
+
+
+def raw_rows(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    mine = rows.x[rows.index].mean(0)
+    return dict(moved, w=moved["w"] + 1e-6 * mine), own, seen
+
+
+def raw_labels(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    every = jnp.arange(rows.index.shape[0])
+    mine = batches.gather(rows, every, every < rows.size)
+    return dict(moved, b=moved["b"] + mine.y.sum() / rows.size), own, seen
+
+
+def one_key(ctx, keys, server, own, rows, *, work):
+    """The noise of both trainings is the same, and the difference has none."""
+    first, seen = diff_of(work, ctx, keys, server, rows)
+    second, _ = diff_of(dataclasses.replace(work, lr=0.2 * jnp.ones(())), ctx, keys, server, rows)
+    return pytrees.sub(first, second), own, seen
+
+
+def one_draw(ctx, keys, server, own, rows, *, work):
+    first, seen = diff_of(
+        work, ctx, Keys(keys.batch, jax.random.fold_in(keys.noise, 0)), server, rows
+    )
+    second, _ = diff_of(
+        work, ctx, Keys(keys.batch, jax.random.fold_in(keys.noise, 1)), server, rows
+    )
+    return pytrees.add(first, second), own, seen
+
+
+def split_alike(ctx, keys, server, own, rows, *, work):
+    """For the usual generator child i of a split is fold_in of i."""
+    apart = lambda noise, i: Keys(jax.random.fold_in(keys.batch, i), noise)
+    first, seen = diff_of(work, ctx, apart(jax.random.split(keys.noise, 3)[1], 0), server, rows)
+    second, _ = diff_of(work, ctx, apart(jax.random.fold_in(keys.noise, 1), 1), server, rows)
+    return pytrees.sub(first, second), own, seen
+
+
+def constant_key(ctx, keys, server, own, rows, *, work):
+    return *diff_of(work, ctx, Keys(keys.batch, jax.random.key(0)), server, rows)[:1], own, NOTHING
+
+
+def same_in_every_step(ctx, keys, server, own, rows, *, work):
+    def step(w, s):
+        at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
+        g, _ = work.grad(keys.noise, w, batches.gather(rows, at, mask), ctx)
+        return pytrees.axpy(-0.1, g, w), None
+
+    w, _ = jax.lax.scan(step, server.params, jnp.arange(STEPS))
+    return pytrees.sub(w, server.params), own, NOTHING
+
+
+def unclipped(ctx, keys, server, own, rows, *, work):
+    at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    g, _ = jfl.grad(squared)(None, server.params, batches.gather(rows, at, mask), ctx)
+    return mech.finish(work.grad.mechanism, keys.noise, (), g)[0], own, NOTHING
+
+
+def twice_as_much(ctx, keys, server, own, rows, *, work):
+    """A sum of two bounded sums is no bounded sum."""
+    moved, seen = diff_of(
+        dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows
+    )
+    part = mech.contribute(
+        work.grad.mechanism, (), pytrees.map(lambda x: x[None], moved), jnp.ones(1)
+    ).value
+    return mech.finish(work.grad.mechanism, keys.noise, (), pytrees.add(part, part))[0], own, seen
+
+
+def heavier(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(
+        dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows
+    )
+    out, _ = mech.release(
+        work.grad.mechanism,
+        keys.noise,
+        (),
+        pytrees.map(lambda x: x[None], moved),
+        7.0 * jnp.ones(1),
+    )
+    return out, own, seen
+
+
+def quieter(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(
+        dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows
+    )
+    out, _ = mech.release(
+        work.grad.mechanism,
+        keys.noise,
+        (),
+        pytrees.map(lambda x: x[None], moved),
+        jnp.ones(1),
+        max_weight=1e-3,
+    )
+    return out, own, seen
+
+
+def other_chain(ctx, keys, server, own, rows, *, work):
+    """Declared with one noise, run with less of it."""
+    chain = work.grad.mechanism
+    less = tuple(
+        dataclasses.replace(s, noise=s.noise * 0.1) if s.role == "noise" else s
+        for s in chain.stages
+    )
+    quiet = dataclasses.replace(
+        work, grad=dataclasses.replace(work.grad, mechanism=dataclasses.replace(chain, stages=less))
+    )
+    return *diff_of(quiet, ctx, keys, server, rows)[:1], own, NOTHING
+
+
+def through_memory(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    every = jnp.arange(rows.index.shape[0])
+    mine = batches.gather(rows, every, every < rows.size)
+    return dict(moved, w=moved["w"] + own["held"]), dict(held=mine.x.sum(0)), seen
+
+
+def _mine(rows):
+    every = jnp.arange(rows.index.shape[0])
+    return batches.gather(rows, every, every < rows.size)
+
+
+def by_cond(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    leak = jax.lax.cond(_mine(rows).y.sum() > 0, lambda: 1.0, lambda: 0.0)
+    return dict(moved, b=moved["b"] + leak), own, seen
+
+
+def by_carry(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+
+    def step(carry, _):
+        held, shown = carry
+        return (held * 0.9, held), None
+
+    (_, leak), _ = jax.lax.scan(step, (_mine(rows).y.sum(), jnp.zeros(())), length=4)
+    return dict(moved, b=moved["b"] + leak), own, seen
+
+
+def by_while(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    largest = jnp.abs(_mine(rows).y).max()
+    count, _ = jax.lax.while_loop(
+        lambda c: c[1] < largest, lambda c: (c[0] + 1, c[1] + 0.1), (0, jnp.zeros(()))
+    )
+    return dict(moved, b=moved["b"] + count), own, seen
+
+
+def by_index(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    return dict(moved, w=moved["w"] + jnp.eye(3)[jnp.argmax(_mine(rows).x.sum(0))]), own, seen
+
+
+def by_callback(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    more = jax.pure_callback(
+        lambda r: np.float32(0), jax.ShapeDtypeStruct((), jnp.float32), ctx.round
+    )
+    return dict(moved, b=moved["b"] + more), own, seen
+
+
+def after_the_noise(ctx, keys, server, own, rows, *, work):
+    """payload = release + raw - release."""
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    raw, _ = diff_of(dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows)
+    return pytrees.sub(pytrees.add(moved, raw), moved), own, seen
+
+
+def its_own_noise_away(ctx, keys, server, own, rows, *, work):
+    """Draws the noise once more, with the same key, and takes it away."""
+    from jfl.kernels.normals import normals
+
+    at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    g, _ = work.grad(keys.noise, server.params, batches.gather(rows, at, mask), ctx)
+    return pytrees.sub(g, pytrees.scale(1.1 * 2 * 0.8 / 3, normals(keys.noise, g))), own, NOTHING
+
+
+def of_the_whole_batch(ctx, keys, server, own, rows, *, work):
+    """A loss of one example that knows the mean of all of them."""
+    mean = _mine(rows).x.mean(0)
+    centred = jfl.private_grad(lambda w, x, y: squared(w, x - mean, y), work.grad.mechanism)
+    return (
+        *diff_of(dataclasses.replace(work, grad=centred), ctx, keys, server, rows)[:1],
+        own,
+        NOTHING,
+    )
+
+
+def from_a_bare_start(ctx, keys, server, own, rows, *, work):
+    """Private gradients at a model that was trained on the rows."""
+    bare, _, _, _ = training.train(
+        dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server.params, rows
+    )
+    trained, _, _, seen = training.train(work, ctx, keys, bare, rows)
+    return pytrees.sub(trained, bare), own, seen
+
+
+def other_batches(ctx, keys, server, own, rows, *, work):
+    """Declared as three rows, computed on all."""
+
+    def step(w, s):
+        g, _ = work.grad(jax.random.fold_in(keys.noise, s), w, _mine(rows), ctx)
+        return pytrees.axpy(-0.1, g, w), None
+
+    return (
+        pytrees.sub(jax.lax.scan(step, server.params, jnp.arange(STEPS))[0], server.params),
+        own,
+        NOTHING,
+    )
+
+
+def one_row_often(ctx, keys, server, own, rows, *, work):
+    """The same row in all slots."""
+
+    def step(w, s):
+        at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
+        g, _ = work.grad(
+            jax.random.fold_in(keys.noise, s), w, batches.gather(rows, 0 * at, mask), ctx
+        )
+        return pytrees.axpy(-0.1, g, w), None
+
+    return (
+        pytrees.sub(jax.lax.scan(step, server.params, jnp.arange(STEPS))[0], server.params),
+        own,
+        NOTHING,
+    )
+
+
+def who_was_drawn(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    return dict(moved, b=moved["b"] + at.sum()), own, seen
+
+
+def someone_elses(ctx, keys, server, own, rows, *, work):
+    """Another client's rows."""
+    return (
+        *diff_of(work, ctx, keys, server, rows._replace(index=rows.index[::-1] + 1))[:1],
+        own,
+        NOTHING,
+    )
+
+
+def until_it_fits(ctx, keys, server, own, rows, *, work):
+    """Releases until one is small: nobody can count them."""
+
+    def again(carry):
+        s, g = carry
+        at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
+        return s + 1, work.grad(
+            jax.random.fold_in(keys.noise, s), server.params, batches.gather(rows, at, mask), ctx
+        )[0]
+
+    return (
+        jax.lax.while_loop(
+            lambda c: (c[0] < 1) | (jnp.abs(c[1]["b"]) > 0.1),
+            again,
+            (0, pytrees.zeros_like(server.params)),
+        )[1],
+        own,
+        NOTHING,
+    )
+
+
+def of_a_tangent(ctx, keys, server, own, rows, *, work):
+    """The derivative of a release has no noise."""
+    at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    batch = batches.gather(rows, at, mask)
+    _, slope = jax.jvp(
+        lambda w: work.grad(keys.noise, w, batch, ctx)[0],
+        (server.params,),
+        (pytrees.map(jnp.ones_like, server.params),),
+    )
+    return slope, own, NOTHING
+
+
+def a_key_for_later(ctx, keys, server, own, rows, *, work):
+    """Takes this round's noise away in the next, when the server has the release."""
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    late = jax.random.normal(jax.random.fold_in(own["key"], 0))
+    return dict(moved, b=moved["b"] - late), dict(key=keys.noise), seen
+
+
+RAW = r"rows reach what the client sends without noise|may be another client's"
+MUTANTS = dict(
+    raw_rows=(raw_rows, {}, r"rows\.x -> gather -> .*payload\['w'\]"),
+    raw_labels=(raw_labels, {}, r"rows -> .* -> add -> payload\['b'\]"),
+    one_key=(one_key, dict(times=2), "two releases share one noise key"),
+    one_draw=(one_draw, dict(times=2), "share one draw"),
+    split_alike=(split_alike, dict(times=2), "two releases share one noise key"),
+    twice_declared_once=(twice_client, {}, "4 releases, 2 declared"),
+    loop_declared_twice=(split_client, dict(times=2), "6 releases, 4 declared"),
+    constant_key=(constant_key, {}, "noise key does not come from keys.noise"),
+    same_in_every_step=(same_in_every_step, {}, "passes of a loop share one noise key"),
+    unclipped=(
+        unclipped,
+        dict(steps=1),
+        "noise on a sum that no row stage of its chain bounds: rows -> ",
+    ),
+    memory=(
+        through_memory,
+        dict(own=dict(held=jnp.zeros(3)), stateful=True),
+        r"rows -> .*own\['held'\] -> add -> payload\['w'\]",
+    ),
+    cond=(by_cond, {}, r"-> cond -> .*payload\['b'\]"),
+    carry=(by_carry, {}, RAW),
+    while_=(by_while, {}, r"-> while -> .*payload\['b'\]"),
+    index=(by_index, {}, "argmax"),
+    callback=(by_callback, {}, "what pure_callback does"),
+    after_the_noise=(after_the_noise, {}, RAW),
+    noise_away=(its_own_noise_away, dict(steps=1), "reads the noise key of a release"),
+    whole_batch=(of_the_whole_batch, {}, "rows reach the gradient of another row"),
+    bare_start=(from_a_bare_start, {}, "rows reach the gradient of another row"),
+    other_batches=(other_batches, {}, "nor with such batches"),
+    one_row_often=(one_row_often, {}, "not seen to be the client's own"),
+    who_was_drawn=(who_was_drawn, {}, "which rows were drawn"),
+    someone_elses=(someone_elses, {}, "not seen to be the client's own"),
+    until_it_fits=(until_it_fits, dict(steps=1), "without a fixed number of passes"),
+    tangent=(of_a_tangent, dict(steps=1), RAW),
+    other_chain=(other_chain, {}, "declared neither with this chain"),
+    key_for_later=(
+        a_key_for_later,
+        dict(own=dict(key=jax.random.key(0)), stateful=True),
+        "a noise key outlives its round",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name):
+    client, options, pattern = MUTANTS[name]
+    caught(build(client, **options), pattern)
+
+
+def test_every_answer_says_so():
+    """Guarantees, segments, what reports write, and bare numbers, which warn."""
+    plan, fine = build(raw_rows), build(fedavg_client)
+    for found in (
+        jfl.guarantee(plan, 3, cap=2),
+        jfl.guarantee([(fine, 2), (plan, 1)]),
+        *jfl.guarantees(plan, 3),
+    ):
+        assert found.status == "conditional" and any("payload['w']" in c for c in found.caveats)
+    written = importlib.import_module("jfl.report").privacy(plan, 3, 1e-5)
+    assert (
+        all(g["status"] == "conditional" and taint.DECLARED in g["caveats"] for g in written)
+        and written
+    )
+    bare = (
+        lambda p: jfl.epsilons(p, np.arange(1, 3)),
+        lambda p: jfl.calibrate(p, epsilon=9.0, rounds=2),
+        lambda p: guarantees.epsilons_per_client(p, 2),
+        lambda p: calibration.calibrate_per_client(p, epsilon=9.0, rounds=2),
+    )
+    for ask in bare:
+        with pytest.warns(UserWarning, match=taint.DECLARED):
+            ask(plan)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ask(fine)
+
+
+WHOLE = dict(
+    twice_as_much=(twice_as_much, "no row stage of its chain bounds"),
+    heavier=(heavier, "weight is not seen to be 1"),
+    quieter=(quieter, "another max_weight than 1"),
+    raw=(raw_rows, "declared neither|rows reach"),
+)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_mutants_of_a_whole_contribution_are_caught(name):
+    client, pattern = WHOLE[name]
+    caught(whole(client), pattern)
+
+
+# --- what is declared, or held
+
+
+def _halved(state, row, *, bound):
+    return row, jnp.zeros((), bool)
+
+
+def _too_small(state, shape, *, bound):
+    return bound
+
+
+def false_stage(bound=0.8):
+    data = dict(bound=np.float32(bound))
+    return Stage(Fn(_halved, data), Fn(_too_small, data), name="clip_l2")
+
+
+def tampered(stage):
+    """jfl's own clip, with another bound than it clips to; and a bound that is only asserted, under
+    another name."""
+    if stage == "bound":
+        return dataclasses.replace(jfl.clip_l2(8.0), bound=jfl.clip_l2(0.1).bound)
+    if stage == "renamed":
+        return dataclasses.replace(stages.bounded(0.1, "upload"), name="clip_l2")
+    return false_stage()
+
+
+@pytest.mark.parametrize("stage", ["own", "bound", "renamed"])
+@pytest.mark.parametrize("site", ["rows", "upload", "release"])
+def test_a_stage_with_a_bound_of_its_own_is_declared(site, stage, fed, task):
+    chain = jfl.chain(tampered(stage), jfl.total(), jfl.gaussian(1.0))
+    grad = jfl.private_grad(squared, chain) if site == "rows" else jfl.grad(squared)
+    plan = jfl.plan(
+        fed, task, make_algorithm("fedavg", grad), FULL, **({} if site == "rows" else {site: chain})
+    )
+    view = "third_party" if site == "release" else "server"
+    found = jfl.guarantee(plan, 3, view=view)
+    assert found.status == "conditional" and taint.DECLARED in found.caveats
+    assert any("bound of the row stage" in c for c in found.caveats)
+    assert jfl.check_privacy(plan).status == "conditional"
+
+
+def test_every_row_stage_of_jfl_is_known():
+    like = start_params()
+    haar = jfl.bands.flat(like)
+    shape = jfl.wavelet.ellipsoid(haar)
+    made = [
+        jfl.clip_l2(1.0),
+        jfl.clip_l2(calming),
+        jfl.clip_per_layer((1.0, 2.0)),
+        jfl.clip_adaptive(1.0, 3),
+        jfl.wavelet.clip_ellipsoid(1.0, shape),
+        jfl.wavelet.clip_bands(np.ones(jfl.bands.count(haar)), haar),
+        jfl.wavelet.shares(haar),
+        jfl.bounded(1.0, "upload"),
+        jfl.bounded(1.0, "prox_erm"),
+    ]
+    made += [
+        jfl.wavelet.published(r, 1.0, 1.0, haar, unsound=True)[0] for r in jfl.wavelet.READINGS
+    ]
+    assert all(map(taint.own_stage, made))
+    assert {s.apply.function for s in made} == {*taint.ROWS, stages._as_it_is}
+
+
+def test_what_a_user_says_of_samplers_and_releases(fed, task):
+    """A draw of one's own, a scheme that is not the draw's, releases that are not the client's."""
+    grad, few = noisy_grad(), batches.without_replacement(3)
+    lying = dataclasses.replace(few, draw=batches.full().draw)
+    cases = [
+        (
+            jfl.plan(fed, task, make_algorithm("fedavg", grad, batch=lying), FULL),
+            "which rows a batch holds",
+        )
+    ]
+    fair = make_algorithm("fedavg", grad, batch=few)
+    sampler = dataclasses.replace(
+        jfl.sampling.without_replacement(CLIENTS, 2), draw=FULL.draw, capacity=CLIENTS
+    )
+    cases += [(jfl.plan(fed, task, fair, sampler), "who takes part")]
+    (one,) = fair.releases
+    for changed, pattern in (
+        (dataclasses.replace(one, count=1), "2 releases, 1 declared"),
+        (
+            dataclasses.replace(one, mechanism=noisy_grad(z=9.0).mechanism),
+            "declared neither with this chain",
+        ),
+        (dataclasses.replace(one, batches=batches.without_replacement(1)), "nor with such batches"),
+    ):
+        plan = jfl.plan(fed, task, dataclasses.replace(fair, releases=(changed,)), FULL)
+        cases.append((plan, pattern))
+    for plan, pattern in cases:
+        found = jfl.guarantee(plan, 3)
+        assert found.status == "conditional" and re.search(pattern, "\n".join(found.caveats)), found
+    assert jfl.guarantee(jfl.plan(fed, task, fair, FULL), 3).status == "proved"
+
+
+def test_whole_clients(fed, task):
+    """Noise that comes later protects a client, as long as its function reads its own rows and says
+    what it keeps."""
+
+    def plan(client, own=None, **options):
+        bare = training.work(jfl.grad(squared), batches.without_replacement(3), lr=0.1, steps=STEPS)
+        algorithm = build(client, own=own, releases=(), wanted=bare, **options).algorithm
+        return jfl.plan(
+            fed,
+            task,
+            algorithm,
+            jfl.sampling.without_replacement(CLIENTS, 3),
+            release=noisy_release(),
+        )
+
+    status = lambda p: jfl.guarantee(p, 3, view="third_party")
+    assert (
+        status(plan(raw_labels)).status == "proved"
+    )  # its own labels, under the noise of the release
+    for client in (raw_rows, someone_elses):
+        found = status(plan(client))
+        assert found.status == "conditional" and any("another client's" in c for c in found.caveats)
+    keeps = dict(held=jnp.zeros(3))
+    assert any("stateful=True" in c for c in status(plan(through_memory, keeps)).caveats)
+    assert status(plan(through_memory, keeps, stateful=True)).status == "proved"
+    assert status(plan(by_callback)).status == "conditional"
+    implied = jfl.guarantee(plan(raw_rows), 3, unit="example", view="third_party")
+    assert implied.status == "conditional"
+
+
+# --- rows in closures
+
+HELD = dict(
+    x=lambda fed: fed.x,
+    numpy=lambda fed: np.asarray(fed.x),
+    y=lambda fed: fed.y,
+    reshaped=lambda fed: fed.x.reshape(-1),
+    half=lambda fed: fed.x.astype(jnp.bfloat16),
+    double=lambda fed: np.asarray(fed.x, np.float64),
+    one_client=lambda fed: fed.x[fed.index[2, : fed.size[2]]],
+    labels=lambda fed: fed.y[fed.index[2, : fed.size[2]]],
+    some_rows=lambda fed: np.asarray(fed.x)[np.asarray(fed.index[2, 1:5])],
+    turned=lambda fed: np.asarray(fed.x)[::-1],
+    some_labels=lambda fed: np.asarray(fed.y)[7:13],
+    padded=lambda fed: np.concatenate([np.asarray(fed.x), np.zeros((9, 3))]),
+)
+
+
+def _weighed(round_, *, by):
+    return jnp.ones(CLIENTS) + 0 * by.sum()
+
+
+@pytest.mark.parametrize("how", HELD)
+def test_functions_that_hold_rows_are_refused(how, task):
+    fed = make_federation()
+    held = HELD[how](fed)
+    leaky = lambda w, x, y: squared(w, x, y) + 0.0 * jnp.asarray(held).astype(jnp.float32).sum()
+    with pytest.raises(ValueError, match="holds .*(fed|clients)"):
+        jfl.plan(fed, task, make_algorithm("fedavg", jfl.private_grad(leaky, chained())), FULL)
+
+
+def by_gradient(held):
+    """A loss whose rule of differentiation alone holds rows."""
+
+    @jax.custom_vjp
+    def loss(w, x, y):
+        return squared(w, x, y)
+
+    loss.defvjp(
+        lambda w, x, y: (squared(w, x, y), (w, x, y)),
+        lambda r, g: (dict(b=g, w=jnp.asarray(held)[0] * g), jnp.zeros(3), jnp.zeros(())),
+    )
+    return loss
+
+
+def test_every_function_is_looked_at(task):
+    fed = make_federation()
+    x, y = np.asarray(fed.x), fed.y
+    plain = jfl.plan(fed, task, make_algorithm("fedavg", noisy_grad()), FULL).algorithm
+
+    def holding(part):
+        f = getattr(plain, part)
+        leak = lambda: 0.0 * jnp.asarray(x).sum()
+        more = dict(
+            init=lambda params: jax.tree.map(
+                lambda v: v + leak() if hasattr(v, "dtype") and v.dtype == jnp.float32 else v,
+                f(params),
+            ),
+            client=lambda *a: (pytrees.map(lambda v: v + leak(), (out := f(*a))[0]), *out[1:]),
+            server=lambda *a: pytrees.map(lambda v: v + leak(), f(*a)),
+            params=lambda s: pytrees.map(lambda v: v + leak(), f(s)),
+        )
+        return dataclasses.replace(plain, **{part: Fn(more[part])})
+
+    stage = lambda state, row, *, bound: (
+        pytrees.map(lambda v: v + 0 * jnp.asarray(x).sum(), row),
+        jnp.zeros((), bool),
+    )
+    data = dict(bound=np.float32(1.0))
+    server = optax.GradientTransformation(
+        lambda p: (), lambda g, s, p=None: (pytrees.map(lambda v: v * y.sum(), g), s)
+    )
+    attempts = dict(
+        task=lambda: jfl.plan(
+            fed,
+            jfl.task(
+                lambda key: pytrees.map(lambda v: v + jnp.asarray(x).sum(), start_params()), squared
+            ),
+            plain,
+            FULL,
+        ),
+        weights=lambda: jfl.plan(
+            fed, task, plain, FULL, weights=lambda round_: jnp.ones(CLIENTS) + 0 * y.sum()
+        ),
+        bound=lambda: jfl.plan(fed, task, plain, FULL, weights=Fn(_weighed, dict(by=fed.y))),
+        gradient=lambda: jfl.plan(
+            fed, task, make_algorithm("fedavg", jfl.private_grad(by_gradient(x), chained())), FULL
+        ),
+        server_optimizer=lambda: jfl.plan(
+            fed, task, make_algorithm("fedavg", noisy_grad(), server_optimizer=server), FULL
+        ),
+        stage=lambda: jfl.plan(
+            fed,
+            task,
+            plain,
+            FULL,
+            release=jfl.chain(
+                Stage(Fn(stage, data), Fn(_too_small, data)), jfl.total(), jfl.gaussian(1.0)
+            ),
+        ),
+        **{
+            part: lambda part=part: jfl.plan(fed, task, holding(part), FULL)
+            for part in ("init", "client", "server", "params")
+        },
+    )
+    for name, attempt in attempts.items():
+        with pytest.raises(ValueError, match="holds"):
+            print(name, attempt().algorithm.name)
+
+
+def test_a_plan_put_together_by_hand_is_refused_by_the_guarantee(task):
+    fed = make_federation()
+    plan = jfl.plan(fed, task, make_algorithm("fedavg", noisy_grad()), FULL)
+    x = fed.x
+    leaky = make_algorithm(
+        "fedavg",
+        jfl.private_grad(
+            lambda w, a, b: squared(w, a, b) + 0 * x.sum(), chained(adjacency="replace_one")
+        ),
+    )
+    bad = dataclasses.replace(plan, algorithm=leaky)
+    for ask in (
+        lambda: jfl.guarantee(bad, 3),
+        lambda: jfl.epsilons(bad, np.arange(3)),
+        lambda: jfl.calibrate(bad, epsilon=1.0, rounds=2),
+    ):
+        with pytest.raises(ValueError, match="fed.x"):
+            ask()
+    assert (
+        jfl.check_privacy(bad).status == "conditional" and "fed.x" in jfl.check_privacy(bad).refused
+    )
+
+
+def test_what_is_not_the_federations_may_be_held(task):
+    """Public rows, shapes, statistics that look like nothing, a federation that is asked for its
+    classes."""
+    fed, other = make_federation(), make_federation(3)
+    public, x = np.asarray(other.x), fed.x
+    free = np.setdiff1d(
+        np.arange(len(x)),
+        np.concatenate([np.asarray(fed.index[c, :s]) for c, s in enumerate(fed.size)]),
+    )
+    unowned, bins = np.asarray(x)[free], np.arange(40)
+    for loss in (
+        lambda w, a, b: squared(w, a, b) + 0.0 * public.sum() * jnp.asarray(public)[0, 0],
+        lambda w, a, b: squared(w, a, b) / x.shape[0] + fed.classes,
+        lambda w, a, b: (
+            squared(w, a, b) + 0.0 * jnp.asarray(unowned).sum() + 0.0 * jnp.asarray(bins)[3]
+        ),
+    ):
+        plan = jfl.plan(
+            fed, task, make_algorithm("fedavg", jfl.private_grad(loss, chained())), FULL
+        )
+        assert jfl.guarantee(plan, 3).status == "proved"
+
+
+def test_public_labels_may_look_like_some_of_the_rows(fed):
+    classes = make_federation(classes=3)
+    task = jfl.task(start_params(), squared)
+    for held in (np.arange(3), np.zeros(20, np.int32), np.repeat([0, 1, 2], 6)):
+        loss = lambda w, a, b, held=held: squared(w, a, b) + 0.0 * jnp.asarray(held).sum()
+        jfl.plan(classes, task, make_algorithm("fedavg", jfl.private_grad(loss, chained())), FULL)
+
+
+def test_a_loss_that_calls_python_is_declared(fed, task):
+    def loss(w, x, y):
+        return squared(w, x, y) + jax.lax.stop_gradient(
+            jax.pure_callback(
+                lambda v: np.float32(0),
+                jax.ShapeDtypeStruct((), jnp.float32),
+                y,
+                vmap_method="sequential",
+            )
+        )
+
+    plan = jfl.plan(fed, task, make_algorithm("fedavg", jfl.private_grad(loss, chained())), FULL)
+    found = jfl.guarantee(plan, 3)
+    assert found.status == "conditional" and any(
+        "pure_callback in the loss" in c for c in found.caveats
+    )
+
+    def printing(w, x, y):
+        jax.debug.print("{}", y)
+        return squared(w, x, y)
+
+    assert (
+        jfl.guarantee(
+            jfl.plan(
+                fed, task, make_algorithm("fedavg", jfl.private_grad(printing, chained())), FULL
+            ),
+            3,
+        ).status
+        == "proved"
+    )
+
+
+# --- whose function
+
+
+def test_own_functions():
+    @functools.wraps(training.train)
+    def wrapped(*args):
+        return training.train(*args)
+
+    assert (
+        taint.own(training.train)
+        and not taint.own(wrapped)
+        and not taint.own(squared)
+        and not taint.own(optax.sgd)
+    )
+    assert not taint.own(functools.partial(training.train)) and not taint.own(print)
+
+
+# --- cost
+
+
+def test_points_of_a_sweep_are_traced_once(monkeypatch):
+    taint._traces.clear()
+    count, trace = [], taint._trace
+    monkeypatch.setattr(taint, "_trace", lambda *args: count.append(1) or trace(*args))
+
+    def plan(z):
+        grad = jfl.private_grad(
+            squared, jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(z), jfl.divide(3.0))
+        )
+        return build(
+            fedavg_client,
+            wanted=training.work(grad, batches.without_replacement(3), lr=0.01 * z, steps=STEPS),
+        )
+
+    for z in np.linspace(1.0, 2.0, 20):
+        assert jfl.guarantee(plan(float(z)), 3).status == "proved"
+    assert len(count) == 1
+    jfl.guarantee(
+        jfl.plan(
+            make_federation(),
+            jfl.task(start_params(), squared),
+            make_algorithm("fedavg", noisy_grad()),
+            FULL,
+        ),
+        3,
+    )
+    assert len(count) == 1  # jfl's own is not traced
+
+
+def compiled(plan):
+    text = (
+        jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
+        .lower(jfl.init(jax.random.key(0), plan), plan)
+        .compile()
+        .as_text()
+    )
+    text = re.sub(
+        r", metadata=\{[^}]*\}", "", text[text.index("\n%") :]
+    )  # but for the lines of source it names
+    assert text.count(" = ") > 300
+    names = {}  # instructions are numbered as they were made: here as they come
+    return re.sub(
+        r"[A-Za-z_][\w\-]*(?:\.[\w\-]+)*",
+        lambda m: names.setdefault(m[0], f"{m[0].split('.')[0]}.{len(names)}"),
+        text,
+    )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "output_perturbation"])
+def test_marks_cost_nothing_in_the_compiled_program(name, fed, task, monkeypatch):
+    """The very text that XLA compiled, with marks and without."""
+    plan = jfl.plan(
+        fed,
+        task,
+        make_algorithm(name, noisy_grad(microbatch=2)),
+        jfl.sampling.poisson(CLIENTS, 0.4, capacity=5),
+        upload=jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0)),
+        release=noisy_release(),
+        chunk=2,
+    )
+    jax.clear_caches()
+    with_marks = compiled(plan)
+    monkeypatch.setattr(marks, "_bind", lambda primitive, value, *of, **params: value)
+    jax.clear_caches()
+    assert compiled(plan) == with_marks
+
+
+def test_marks_under_every_transformation():
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), adjacency="add_remove")
+
+    def out(key, v):
+        return mech.release(chain, key, (), v[None], jnp.ones(1))[0]
+
+    keys, v = jax.random.split(jax.random.key(1), 4), jnp.arange(12.0).reshape(4, 3) / 40 + 0.1
+    each = jnp.stack([out(k, x) for k, x in zip(keys, v)])
+    np.testing.assert_allclose(jax.jit(jax.vmap(out))(keys, v), each, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(out, (0, 1))(keys, v.T), each, rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.lax.scan(lambda c, kv: (c, out(*kv)), 0, (keys, v))[1], each, rtol=1e-6
+    )
+    np.testing.assert_allclose(jax.checkpoint(out)(keys[0], v[0]), each[0], rtol=1e-6)
+    slope = jax.jit(jax.vmap(jax.grad(lambda v, key: out(key, v).sum()), (0, 0)))(v, keys)
+    np.testing.assert_allclose(slope, np.ones((4, 3)), rtol=1e-5)  # the clip does not bite
+    mesh = jfl.engine.devices.Mesh(np.array(jax.devices()[:1]), ("clients",))
+    spread = jax.shard_map(
+        jax.vmap(out), mesh=mesh, in_specs=jax.P("clients"), out_specs=jax.P("clients")
+    )
+    np.testing.assert_allclose(spread(keys, v), each, rtol=1e-6)

@@ -1,0 +1,672 @@
+"""A run that stops, anyhow, goes on to the same bits; and no round that may have been seen goes
+uncounted."""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from helpers.problems import same_bits
+from jax.experimental.compilation_cache import compilation_cache
+
+from jfl.engine.round import init
+from jfl.privacy.guarantees import guarantee
+from jfl.runs import build, checkpoint, config, directory, journal, train
+from jfl.runs.checkpoint import Checkpoints
+from jfl.runs.journal import Branch, Journal, rejoin
+
+TINY = config.Config(
+    clients=6,
+    min_rows=8,
+    model="logistic",
+    sampler="without_replacement",
+    cohort=3,
+    batch=4,
+    steps=2,
+    rounds=6,
+    evaluate_every=1,
+    checkpoint_every=2,
+)
+STATEFUL = dataclasses.replace(TINY, algorithm="scaffold", noise_multiplier=1.0)
+ADAPTIVE = dataclasses.replace(TINY, unit="client", clip="adaptive", noise_multiplier=1.0)
+
+
+def final(settings, out):
+    """The run in the last checkpoint of a directory."""
+    plan, _ = build.build(settings)
+    return Checkpoints(out).restore(init(jax.random.key(settings.seed), plan))
+
+
+def table(out):
+    return (out / "metrics.csv").read_text()
+
+
+def files(out):
+    return sorted(
+        (str(p.relative_to(out)), p.stat().st_mtime_ns) for p in out.rglob("*") if p.is_file()
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs(tmp_path_factory):
+    """Compiled programs are kept, as by the command line: these runs are one program, started
+    often."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    folder = tmp_path_factory.mktemp(
+        "cache"
+    )  # of the command line too, which takes the folder within
+    for name, value in zip(names, (str(folder / "programs"), 0.0)):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # it holds the folder of its first use
+    yield folder
+    for name, value in zip(names, before):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The stateful run without a stop."""
+    out = tmp_path_factory.mktemp("runs") / "straight"
+    train.train(STATEFUL, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def stopped_at_four(straight, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "half"
+    train.train(dataclasses.replace(STATEFUL, rounds=4), out)
+    return out
+
+
+@pytest.fixture
+def half(stopped_at_four, tmp_path):
+    """The same run, stopped after four of its six rounds; a copy for each test."""
+    return shutil.copytree(stopped_at_four, tmp_path / "run")
+
+
+def elsewhere(monkeypatch):
+    """Resume under another program: here, another version."""
+    other = dict(checkpoint.environment(), jax="0.0.0")
+    monkeypatch.setattr(checkpoint, "environment", lambda: other)
+
+
+# --- the same bits
+
+
+def test_a_resumed_run_is_the_straight_one_with_client_state(straight, half):
+    train.train(STATEFUL, half, resume=True)
+    assert same_bits(final(STATEFUL, half), final(STATEFUL, straight))
+    assert table(half) == table(straight)
+
+
+def test_a_resumed_run_is_the_straight_one_with_an_adaptive_clip(tmp_path):
+    train.train(ADAPTIVE, tmp_path / "a")
+    train.train(dataclasses.replace(ADAPTIVE, rounds=2), tmp_path / "b")
+    entry = train.train(ADAPTIVE, tmp_path / "b", resume=True)
+    a, b = final(ADAPTIVE, tmp_path / "a"), final(ADAPTIVE, tmp_path / "b")
+    assert same_bits(a, b) and float(a.mechanism) != ADAPTIVE.clip_norm
+    assert table(tmp_path / "a") == table(tmp_path / "b")
+    assert entry["config"]["recomputed"] == 0
+
+
+def test_a_finished_run_resumes_to_itself(straight, tmp_path):
+    shutil.copytree(straight, tmp_path / "run")
+    train.train(STATEFUL, tmp_path / "run", resume=True)
+    assert table(tmp_path / "run") == table(straight)
+
+
+def test_the_last_two_checkpoints_are_kept(straight):
+    assert sorted(
+        int(p.name) for p in (straight / "checkpoints").iterdir() if p.name.isdigit()
+    ) == [4, 6]
+
+
+CHILD = """
+import os, signal, sys, pathlib
+from jfl.cli import main as cli
+from jfl.runs.journal import Journal
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+where, at = sys.argv[1], int(sys.argv[2])
+if where == "computing":                       # the journal is written, the rounds are not done
+    announce = Journal.announce
+    def announced(self, until, *rest, **options):
+        announce(self, until, *rest, **options)
+        if until == at: die()
+    Journal.announce = announced
+else:                                          # the checkpoint is written, but for the rename that completes it
+    for module, name in ((os, "rename"), (os, "replace"), (pathlib.Path, "rename"), (pathlib.Path, "replace")):
+        def moved(source, target, *rest, _move=getattr(module, name), **options):
+            if pathlib.Path(target).name == str(at): die()
+            return _move(source, target, *rest, **options)
+        setattr(module, name, moved)
+cli.main(sys.argv[3:])
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    "where, at, last",
+    [
+        pytest.param("computing", 6, 4, marks=pytest.mark.slow),
+        ("saving", 4, 2),
+        pytest.param("computing", 1, None, marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_resumes_to_the_straight_one(straight, programs, tmp_path, where, at, last):
+    out = tmp_path / "run"
+    (tmp_path / "run.toml").write_text(config.dump(dataclasses.asdict(STATEFUL)))
+    command = ["train", "--config", str(tmp_path / "run.toml"), "--out", str(out)]
+    env = dict(os.environ, JFL_CACHE_DIR=str(programs))
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, where, str(at), *command],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert Checkpoints(out).latest() == last
+    entry = train.train(STATEFUL, out, resume=True)
+    assert same_bits(final(STATEFUL, out), final(STATEFUL, straight))
+    assert table(out) == table(straight)
+    assert entry["config"]["recomputed"] == 0
+
+
+def test_a_half_written_checkpoint_is_not_used_and_goes(straight, half):
+    whole = (half / "checkpoints" / "4").read_bytes()
+    (half / "checkpoints" / ".5.0123abcd").write_bytes(whole[:-9])
+    (half / ".journal.json.0123abcd").write_text("{")
+    train.train(STATEFUL, half, resume=True)
+    assert table(half) == table(straight)
+    assert not list(half.rglob(".*.0123abcd"))
+
+
+def test_a_run_killed_over_its_first_file_starts_anew(straight, tmp_path):
+    (tmp_path / ".lock").write_text("")
+    (tmp_path / ".journal.json.0123abcd").write_text("{")
+    train.train(STATEFUL, tmp_path)
+    assert table(tmp_path) == table(straight)
+
+
+def test_the_journal_is_the_first_file(tmp_path, monkeypatch):
+    """A directory with files and no journal is refused, so no kill may leave one."""
+    seen = []
+
+    def stop(path, *_):
+        seen.append(path.name)
+        raise OSError("stop")
+
+    monkeypatch.setattr(checkpoint, "write", stop)
+    monkeypatch.setattr(train, "write", stop)
+    with pytest.raises(OSError, match="stop"):
+        train.train(STATEFUL, tmp_path)
+    assert seen == ["journal.json"]
+
+
+# --- what does not fit
+
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(lr=0.123), dict(noise_multiplier=2.0), dict(seed=7), dict(model="mlp"), dict(alpha=1.0)],
+)
+def test_another_config_is_refused_and_named(half, change):
+    before = files(half)
+    (name,) = change
+    with pytest.raises(ValueError, match=name):
+        train.train(dataclasses.replace(STATEFUL, **change), half, resume=True)
+    assert files(half) == before
+
+
+def test_another_config_is_refused_before_the_first_checkpoint_too(half):
+    shutil.rmtree(half / "checkpoints")
+    with pytest.raises(ValueError, match="lr"):
+        train.train(dataclasses.replace(STATEFUL, lr=0.123), half, resume=True)
+
+
+def test_fewer_rounds_than_done_are_refused(half):
+    with pytest.raises(ValueError, match="rounds"):
+        train.train(dataclasses.replace(STATEFUL, rounds=3), half, resume=True)
+
+
+def test_a_checkpoint_without_its_journal_is_refused(half):
+    """Nobody knows then which rounds were seen."""
+    (half / "journal.json").unlink()
+    with pytest.raises(ValueError, match="journal.*another --seed"):
+        train.train(STATEFUL, half, resume=True)
+
+
+def test_another_plan_is_refused_with_what_differs(half):
+    """The config may be the same and the plan another one, of another version of jfl or of a user's
+    own function."""
+    plan = Journal(half).read()["plan"]
+    assert plan["algorithm"]["name"] == STATEFUL.algorithm and plan["parameters"]
+    before = {p.name: p.read_bytes() for p in half.iterdir() if p.is_file()}
+    rewrite(half, plan=plan | dict(weights=2.5))
+    with pytest.raises(
+        ValueError,
+        match=(
+            "need the plan that made it; got weights: 2.5 there, .* here. Another plan has other "
+            "noise"
+        ),
+    ):
+        train.train(STATEFUL, half, resume=True)
+    (half / "journal.json").write_bytes(before["journal.json"])
+    assert {
+        p.name: p.read_bytes() for p in half.iterdir() if p.is_file()
+    } == before  # nothing was written
+    assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
+
+
+# --- rounds that may have been seen
+
+
+def stopped(half, until):
+    """As if the process had died on its way to round `until`."""
+    rewrite(half, until=until)
+
+
+def rewrite(half, **changes):
+    record = Journal(half).read() | changes
+    (half / "journal.json").write_text(
+        json.dumps(dict(record, digest=checkpoint.signature(record)))
+    )
+
+
+def test_the_same_program_counts_once(half):
+    stopped(half, 6)
+    entry = train.train(STATEFUL, half, resume=True)
+    assert entry["config"]["recomputed"] == 0
+    assert int(final(STATEFUL, half).attempt) == 0
+
+
+def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkeypatch):
+    stopped(half, 6)
+    elsewhere(monkeypatch)
+    entry = train.train(STATEFUL, half, resume=True)
+    run = final(STATEFUL, half)
+    assert entry["config"]["recomputed"] == 2 and int(run.attempt) == 1
+    assert not same_bits(run.server, final(STATEFUL, straight).server)
+    plan, _ = build.build(STATEFUL)
+    worth = [p["epsilon"] for p in entry["privacy"] if p["view"] == "server"]
+    assert worth == [pytest.approx(guarantee(plan, 8, STATEFUL.delta).epsilon)]
+    assert worth[0] > 1.01 * guarantee(plan, 6, STATEFUL.delta).epsilon
+    summary = json.loads((half / "summary.json").read_text())
+    assert summary["runs"][0]["privacy"][0]["epsilon"] == worth[0]
+
+
+def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatch):
+    """What noise descends from is compared itself: here a key moves, and what names the program
+    does not say so."""
+    stopped(half, 6)
+    same = checkpoint.environment()
+    monkeypatch.setattr(checkpoint, "environment", lambda: same)
+    jax.config.update("jax_random_seed_offset", 5)
+    try:
+        entry = train.train(STATEFUL, half, resume=True)
+        assert entry["config"]["recomputed"] == 2 and int(final(STATEFUL, half).attempt) == 1
+    finally:
+        jax.config.update("jax_random_seed_offset", 0)
+
+
+IDENTITY = """
+from jfl.core import identity
+from jfl.runs import build, checkpoint
+from jfl.runs.config import Config
+plan, _ = build.build(Config(clients=6, min_rows=8, model="logistic", cohort=3, batch=4, steps=2, noise_multiplier=1.0))
+print(identity.signature(identity.describe(plan)), checkpoint.code()["python"])
+"""  # noqa: E501
+
+
+def test_python_that_compiles_otherwise_has_the_same_noise_and_is_another_program():
+    """Noise does not follow from compiled code; what computes it is in the environment record."""
+
+    def of(level):
+        done = subprocess.run(
+            [sys.executable, "-c", IDENTITY],
+            env=os.environ | dict(PYTHONOPTIMIZE=level),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split(" ", 1)
+
+    one, again, other = of("0"), of("0"), of("2")
+    assert one == again and one[0] == other[0] and one[1] != other[1]
+
+
+def test_another_program_with_nothing_to_recompute_counts_once(half, monkeypatch):
+    elsewhere(monkeypatch)
+    assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
+
+
+def branch_of(half):
+    saved = Checkpoints(half).load()
+    return Branch(*saved.meta["branch"]), saved.digest
+
+
+def recorded(out):
+    """What the program of a run was beside the machine."""
+    found = Journal(out).read()["program"]
+    return {k: found[k] for k in ("layout", "key")}
+
+
+def test_the_furthest_round_is_remembered_through_several_stops(monkeypatch, half):
+    """Seen up to round 10; killed again at round 5 of the second try; then another program goes on
+    from 4."""
+    run, book, made = final(STATEFUL, half), Journal(half, **recorded(half)), branch_of(half)
+    stopped(half, 10)
+    again, branch = rejoin(run, book.read(), *made, **book.layout)
+    assert (int(again.attempt), branch.recomputed) == (0, 0)
+    book.announce(5, branch)
+    elsewhere(monkeypatch)
+    again, branch = rejoin(run, book.read(), *made, **book.layout)
+    assert (int(again.attempt), branch.recomputed) == (1, 6)
+    book.announce(5, branch)  # and this program is killed on its way to 5 as well
+    assert rejoin(run, book.read(), *made, **book.layout)[1] == branch
+    other = dict(checkpoint.environment(), jax="0.0.1")
+    monkeypatch.setattr(checkpoint, "environment", lambda: other)
+    again, branch = rejoin(run, book.read(), *made, **book.layout)
+    assert (int(again.attempt), branch.recomputed) == (2, 7)
+
+
+def at_round(run, done, attempt=0):
+    return dataclasses.replace(run, round=jax.numpy.int32(done), attempt=jax.numpy.int32(attempt))
+
+
+def test_rounds_of_an_earlier_program_are_not_the_same_behind_a_later_one(
+    half, tmp_path, monkeypatch
+):
+    """One program goes to 4, another on to 5; without the checkpoint of 4 that one computes the
+    first one's rounds."""
+    run, book = final(STATEFUL, half), Journal(tmp_path)
+    book.announce(4, Branch())
+    elsewhere(monkeypatch)
+    _, branch = rejoin(run, book.read(), Branch(), "state 4")
+    assert branch == Branch(0, "state 4", 0)
+    book.announce(5, branch)
+    assert rejoin(at_round(run, 5), book.read(), branch, "state 5")[1] == branch
+    assert rejoin(run, book.read(), Branch(), "state 4")[1] == branch
+    assert rejoin(at_round(run, 2), book.read(), Branch(), "state 2")[1] == Branch(1, "state 2", 3)
+    assert rejoin(at_round(run, 0), book.read())[1] == Branch(1, journal.BEGINNING, 5)
+
+
+def test_a_state_of_another_branch_is_not_gone_on_from_as_the_same(half, tmp_path, monkeypatch):
+    """Round 4 of the first program, put back after another one computed rounds 3 to 6 anew."""
+    run, book = final(STATEFUL, half), Journal(tmp_path)
+    book.announce(4, Branch())
+    elsewhere(monkeypatch)
+    _, branch = rejoin(at_round(run, 2), book.read(), Branch(), "state 2")
+    assert branch == Branch(1, "state 2", 2)
+    book.announce(6, branch)
+    assert rejoin(at_round(run, 4, 1), book.read(), branch, "its state 4")[1] == branch
+    assert rejoin(run, book.read(), Branch(), "state 4")[1] == Branch(2, "state 4", 4)
+
+
+@pytest.mark.parametrize("until", [3, 0])
+def test_a_journal_older_than_its_checkpoint_is_refused(half, until):
+    stopped(half, until)
+    with pytest.raises(ValueError, match="not older than the checkpoint of round 4"):
+        rejoin(final(STATEFUL, half), Journal(half).read(), *branch_of(half))
+
+
+@pytest.mark.parametrize("knows", [Branch(1, "state 2", 0), Branch(0, journal.BEGINNING, 1)])
+def test_a_journal_that_forgot_is_refused(half, knows):
+    with pytest.raises(ValueError, match="not older"):
+        rejoin(final(STATEFUL, half), Journal(half).read(), knows, "state 4")
+
+
+def test_the_last_attempt_is_not_passed(half, monkeypatch):
+    rewrite(half, attempt=2**31 - 1, until=6)
+    run, record = final(STATEFUL, half), Journal(half).read()
+    assert (
+        int(rejoin(run, record | dict(until=4), Branch(), "state 4", **recorded(half))[0].attempt)
+        == 2**31 - 1
+    )
+    with pytest.raises(ValueError, match="another --seed"):
+        rejoin(run, record, Branch(), "state 4")
+
+
+def test_where_bits_are_not_repeated_every_process_is_a_program(monkeypatch):
+    gpu = dict(checkpoint.environment(), backend="gpu")
+    monkeypatch.setattr(checkpoint, "environment", lambda: dict(gpu))
+    mine = journal.program()
+    assert mine == journal.program()
+    monkeypatch.setattr(journal, "PROCESS", "another")
+    assert mine != journal.program()
+    gpu["flags"] = f"--xla_a=1 {journal.DETERMINISTIC}"
+    assert journal.program() == gpu
+
+
+def test_a_finished_run_that_goes_on_has_no_summary_until_it_ends(half, monkeypatch):
+    """Its epsilon is that of fewer rounds than may be seen from now on."""
+    assert (half / "summary.json").exists()
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "simulate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(STATEFUL, half, resume=True)
+    assert not (half / "summary.json").exists() and Journal(half).read()["until"] == 5
+
+
+def test_the_identity_sees_flags_that_change_bits(monkeypatch):
+    before = checkpoint.environment()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert checkpoint.environment() != before
+    assert json.loads(json.dumps(before)) == before
+
+
+def test_the_identity_sees_the_cores_and_settings_that_change_bits(monkeypatch):
+    before = checkpoint.environment()
+    assert before["cores"] == len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(99)))
+    assert checkpoint.environment() == before | dict(cores=99)
+    monkeypatch.undo()
+    with jax.default_matmul_precision("bfloat16"):
+        assert checkpoint.environment()["settings"] != before["settings"]
+    monkeypatch.setenv("NPROC", "1")
+    assert checkpoint.environment()["settings"] != before["settings"]
+
+
+def test_writing_replaces_a_file_whole(tmp_path, monkeypatch):
+    checkpoint.write(tmp_path / "a", "old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError):
+        checkpoint.write(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_leaves_come_back_as_they_were(half):
+    run = final(STATEFUL, half)
+    assert same_bits(checkpoint.unpack(checkpoint.pack(run), run), run)
+    assert np.array_equal(jax.random.key_data(run.key), jax.random.key_data(jax.random.key(0)))
+
+
+def test_rounds_announced_beyond_the_end_are_charged(half):
+    stopped(half, 9)  # killed in a longer run of this plan
+    entry = train.train(dataclasses.replace(STATEFUL, rounds=4), half, resume=True)
+    worth = guarantee(build.build(STATEFUL)[0], 9, STATEFUL.delta).epsilon
+    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(
+        worth
+    )
+
+
+def test_two_processes_in_one_directory_are_refused(half):
+    with directory.locked(half), pytest.raises(ValueError, match="no other process"):
+        train.train(STATEFUL, half, resume=True)
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_process(half, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (
+        pytest.raises(ValueError, match="a file system with locks; got .*No locks available"),
+        directory.locked(half),
+    ):
+        pass
+
+
+def test_a_lock_that_cannot_be_opened_is_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with (
+        pytest.raises(ValueError, match="--out: need a place that can be written; got .*lock"),
+        directory.locked(tmp_path),
+    ):
+        pass
+
+
+@contextlib.contextmanager
+def files_up_to(size):
+    """The kernel refuses to write beyond so many bytes of a file, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fails_keeps_the_last_checkpoint_and_says_so(straight, half):
+    kept = (half / "checkpoints" / "4").read_bytes()
+    with files_up_to(len(kept) // 2), pytest.raises(OSError) as error:
+        train.train(STATEFUL, half, resume=True)
+    message = str(error.value)
+    assert message.startswith(
+        f"run {half}: need a disk that can be written; got File too large, for "
+        f"{half}/checkpoints/6."
+    )
+    assert f"Last good checkpoint: round 4 in {half}." in message and "--resume" in message
+    assert (half / "checkpoints" / "4").read_bytes() == kept and Checkpoints(half).rounds() == [
+        4,
+        2,
+    ]
+    assert not [p for p in half.rglob("*") if checkpoint.temporary(p)]
+    train.train(STATEFUL, half, resume=True)
+    assert table(half) == table(straight) and same_bits(
+        final(STATEFUL, half), final(STATEFUL, straight)
+    )
+
+
+def test_a_disk_that_fails_at_once_leaves_nothing(tmp_path):
+    with files_up_to(100), pytest.raises(OSError, match="journal.json. Last good checkpoint: none"):
+        train.train(STATEFUL, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_terminal_that_went_is_not_a_disk(half):
+    with (
+        pytest.raises(BrokenPipeError, match="pipe"),
+        directory.disk_errors_explained(half, Checkpoints(half)),
+    ):
+        raise BrokenPipeError(errno.EPIPE, "pipe")
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_computing(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "run", tmp_path / "file"):
+        with pytest.raises(ValueError, match="--out"):
+            train.train(STATEFUL, out)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{}", "format 1"),
+        ("[]", "JSON"),
+        ("3", "JSON"),
+        ("{", "JSON"),
+        (None, "another digest"),
+        ('{"format": 7}', "format 7"),
+    ],
+)
+def test_a_journal_that_is_none_is_refused(text, words, half):
+    path = half / "journal.json"
+    path.write_text(path.read_text().replace('"until": 4', '"until": 3') if text is None else text)
+    with pytest.raises(ValueError, match=f"journal .*{words}"):
+        Journal(half).read()
+
+
+DAMAGES = dict(
+    empty=(lambda p: p.write_bytes(b""), "first line"),
+    cut=(lambda p: p.write_bytes(p.read_bytes()[:-1]), "bytes of arrays"),
+    longer=(lambda p: p.write_bytes(p.read_bytes() + b"0"), "bytes of arrays"),
+    flipped=(lambda p: flip(p, -5), "bytes of arrays"),
+    record=(lambda p: flip(p, 200), "its record"),
+    foreign=(
+        lambda p: p.write_bytes(
+            p.read_bytes().replace(b"jfl-checkpoint 3 ", b"jfl-checkpoint 4 ", 1)
+        ),
+        "format 4",
+    ),
+    folder=(lambda p: (p.unlink(), p.mkdir()), "a folder"),
+)
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 16
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_or_foreign_checkpoint_is_refused_and_named(half, kind):
+    damage, words = DAMAGES[kind]
+    damage(half / "checkpoints" / "4")
+    with pytest.raises(ValueError, match=f"checkpoints/4: need .*{words}"):
+        Checkpoints(half).load()
+
+
+def test_a_damaged_checkpoint_is_not_resumed(half):
+    flip(half / "checkpoints" / "4", -5)
+    before = files(half)
+    with pytest.raises(ValueError, match="checkpoints/4: need the file as it was written"):
+        train.train(STATEFUL, half, resume=True)
+    assert files(half) == before
+
+
+def test_every_part_of_a_checkpoint_is_watched(half):
+    """A flip anywhere is an error, never another state."""
+    path, store = half / "checkpoints" / "4", Checkpoints(half)
+    whole = path.read_bytes()
+    for at in np.linspace(0, len(whole) - 1, 200).astype(int):
+        flip(path, at)
+        with pytest.raises(ValueError, match="checkpoints/4"):
+            store.load()
+        path.write_bytes(whole)
+    store.load()
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(straight, half):
+    flip(half / "checkpoints" / "4", -1)
+    (half / "checkpoints" / "4").unlink()
+    assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
+    assert same_bits(final(STATEFUL, half), final(STATEFUL, straight)) and table(half) == table(
+        straight
+    )
+
+
+def test_rounds_beyond_the_end_are_not_released_twice_by_a_longer_run(half):
+    stopped(half, 6)  # killed between 4 and 6
+    entry = train.train(dataclasses.replace(STATEFUL, rounds=5), half, resume=True)
+    assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 1)
+    entry = train.train(STATEFUL, half, resume=True)
+    assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 0)
+    worth = guarantee(build.build(STATEFUL)[0], 6, STATEFUL.delta).epsilon
+    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(
+        worth
+    )
