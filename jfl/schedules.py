@@ -63,7 +63,7 @@ def _inverse(clock, *, lr, offset, every):
 def inverse(lr: ArrayLike, every: int = 1, offset: ArrayLike = 1.0) -> Fn:
     """lr / (clock // every + offset).
 
-    Shapes, Errors   as `inverse_sqrt`.
+    Shapes and errors are those of `inverse_sqrt`.
 
     >>> [round(float(inverse(0.04)(t)), 4) for t in (0, 1, 3)]
     [0.04, 0.02, 0.01]
@@ -113,7 +113,7 @@ def theory_rounds(
     Args:
         every: ticks of the clock in a round.  None: steps, for a client; 1 for a clock in rounds.
 
-    Shapes, Errors   as `theory`.
+    Shapes and errors are those of `theory`.
 
     References:
         Chen et al., 2024, Theorem 1.

@@ -45,6 +45,19 @@ def pytest_unconfigure():
         shutil.rmtree(COMPILED, ignore_errors=True)
 
 
+# Rooms whose programs add no arrays of different ranks.  Accountants and papers broadcast as NumPy
+# does, in a context of their own (`jfl.core.precision`).
+STRICT_RANKS = {"contracts", "sampling", "engine", "gradients", "kernels"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_rank_promotion(request):
+    """A sum of arrays of different ranks is a mistake more often than it is meant."""
+    strict = request.path.parent.name in STRICT_RANKS
+    with jax.numpy_rank_promotion("raise" if strict else "allow"):
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_programs():
     """Each compiled program keeps pages mapped, and Linux maps 65,530 of a process: beyond that it

@@ -442,7 +442,7 @@ def test_paths_in_pyproject_exist():
 def test_no_leftovers():
     """No marks of unfinished work and no path of somebody's machine."""
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b|/(wo" + r"rk|home|root|Users)/")
-    for path in [*FILES.values(), *sorted((ROOT / "tests").glob("*.py"))]:
+    for path in [*FILES.values(), *sorted((ROOT / "tests").rglob("*.py"))]:
         found = marks.search(path.read_text())
         assert not found, f"{path}: {found.group()}"
 
@@ -470,3 +470,14 @@ assert len(told) >= 2 and all(w.category is DeprecationWarning for w in told), t
 def test_paths_of_the_release_before_answer_and_warn():
     """In a process of its own: a path that has answered once is known from then on."""
     subprocess.run([sys.executable, "-c", OLD_PATHS], check=True)
+
+
+def test_tests_stand_in_rooms():
+    """A folder of tests/ is a room of jfl, or says of itself what it tests."""
+    beside = {"contracts", "docs", "endurance", "experiments", "helpers", "kernels"}
+    rooms = {room.split(".")[0] for room in FLOOR}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        place = path.relative_to(ROOT / "tests").parts
+        alone = ("conftest.py", "test_layout.py")
+        assert len(place) == 2 or place in {(name,) for name in alone}, f"move {path} into a room"
+        assert len(place) == 1 or place[0] in rooms | beside, f"{path}: no room {place[0]}"

@@ -1,14 +1,17 @@
-"""How many steps lead from a plan to its epsilon: the calls between jfl's own functions that
-`jfl.guarantee(plan, rounds)` makes, each pair of caller and callee counted once.
+"""How many steps lead from a plan to its epsilon: the distinct calls between jfl's own functions
+that `jfl.guarantee(plan, rounds)` makes on its way.
 
-    python -m experiments.bench.way_of_a_guarantee          # the counts, room by room
-    python -m experiments.bench.way_of_a_guarantee --list   # and every call
+    python -m experiments.bench.way_of_a_guarantee          # the counts, module by module
+    python -m experiments.bench.way_of_a_guarantee --list   # and every call, in order
 
 The plan is a usual one: FedAvg with `private_grad` and Poisson batches, seen by the server.  The
-way ends at the bounds: what the accountants compute inside is arithmetic, with a line of its own.
+way is what one has to read to follow the number: which function calls which, each pair once.  Four
+things are looked at from outside, as one step each time they are asked: checks of arguments, the
+taint check, the mechanisms, and the arithmetic of the accountants.
 """
 
 import argparse
+import itertools
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,6 +19,7 @@ from pathlib import Path
 import jfl
 
 ROOT = Path(jfl.__file__).parent
+OUTSIDE = ("core.", "privacy.taint.", "privacy.mechanisms.", "privacy.accountants.")
 INSIDE = "<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"  # parts of the function around them
 
 
@@ -58,14 +62,21 @@ def calls(function) -> Counter:
     return seen
 
 
-def room(name: str) -> str:
-    return name.partition(":")[0].rpartition(".")[0]
-
-
 def way(seen: Counter) -> list:
-    """The calls up to the bounds: not those that accountants make among themselves."""
-    inside = lambda name: room(name) == "privacy.accountants"
-    return [pair for pair in seen if pair[0] and not inside(pair[0])]
+    """The calls to be read: all but checks of arguments, and what is done inside `OUTSIDE`."""
+    outside = lambda name: name.startswith(OUTSIDE)
+    return [
+        (caller, callee)
+        for caller, callee in seen
+        if caller and not outside(caller) and not callee.startswith("core.")
+    ]
+
+
+def stays(steps: list) -> int:
+    """How many times one turns to another module when reading the calls in order, back to a caller
+    included."""
+    places = [name.partition(":")[0] for pair in steps for name in pair]
+    return 1 + sum(here != there for here, there in itertools.pairwise(places))
 
 
 def main(arguments=None):
@@ -77,8 +88,10 @@ def main(arguments=None):
     seen = calls(lambda: jfl.guarantee(plan, 50))
     steps = way(seen)
     modules = Counter(callee.partition(":")[0] for _, callee in steps)
-    print(f"{len(steps)} distinct calls into {len(modules)} modules")
-    print(f"{len(seen) - len(steps) - 1} more inside the accountants")
+    functions = {name for pair in steps for name in pair}
+    print(f"{len(steps)} calls between {len(functions)} functions of {len(modules)} modules")
+    print(f"{stays(steps)} stays in a module, read in order")
+    print(f"{len(seen) - len(steps) - 1} more inside checks, mechanisms and accountants")
     for module, count in modules.most_common():
         print(f"{count:5} {module}")
     if options.list:

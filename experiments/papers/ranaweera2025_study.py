@@ -26,6 +26,7 @@ import numpy as np
 from jfl.core import checks
 from jfl.engine.sweep import sweep
 from jfl.privacy import guarantees
+from jfl.report import plots
 from jfl.report import results as results_file
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
@@ -407,7 +408,7 @@ def picture(rows, out):
             yticklabels=names[model],
             ylim=(len(names[model]) - 0.4, -0.6),
         )
-        ax.grid(axis="x", alpha=0.3)
+        plots.style(ax)
         ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.09))
     page.suptitle(
         "Equal proved privacy: what a shape of noise and clip gains on isotropic noise, at equal "
@@ -417,7 +418,7 @@ def picture(rows, out):
         "of a band to this power; weighted: the paper's weights with a sound clip",
         fontsize=9,
     )
-    page.savefig(out, dpi=130)
+    plots.save(out, page)
 
 
 def collect(out, results, models=MODELS, groups=GROUPS):

@@ -17,6 +17,7 @@ import numpy as np
 from jfl.cli import console
 from jfl.engine.sweep import sweep as run_points
 from jfl.papers.talaei2024 import theory
+from jfl.report import plots
 from jfl.runs import record as report
 from jfl.runs import tables
 from jfl.runs.config import Config
@@ -467,8 +468,7 @@ def picture(path, rows):
         for ax in column:
             if "no noise" in places:
                 ax.axvline(places["no noise"] - 0.5, color="0.7", lw=1)
-            ax.grid(alpha=0.25, axis="y")
-            ax.spines[["top", "right"]].set_visible(False)
+            plots.style(ax)
         column[1].axhline(0, color="0.3", lw=1)
         column[1].set_ylim(-0.3, 1.1)
         column[0].set(
@@ -490,4 +490,4 @@ def picture(path, rows):
         "models, or all uploads; clips and rates chosen on another split.",
         fontsize=11,
     )
-    figure.savefig(path, dpi=130)
+    plots.save(path, figure)

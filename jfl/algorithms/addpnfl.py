@@ -1,13 +1,14 @@
 """AdDPNFL (Chen et al., IEEE TKDE 2024, Algorithm 2): DPNFL's clients and an adaptive server."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from ..core import checks, pytrees
+from ..core.options import PYTHON_ONLY
 from ..core.records import Algorithm, Batches, Fn, named
 from ..gradients.per_example import Grad
 from ..sampling.batches import without_replacement
@@ -109,17 +110,21 @@ def addpnfl(
     beta2: Number = 0.99,
     adaptivity: Number = 1e-3,
     second_moment_of: str = "diff",
-    initial: Number | None = None,
+    initial: Annotated[Number | None, PYTHON_ONLY] = None,
     server_optimizer: None = None,
 ) -> Algorithm:
     """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second
     moment.
 
     Args:
-        server_lr, beta1, beta2, adaptivity, second_moment_of, initial: of `adaptive`. server_lr and
-            lr may be schedules, of the round and of round * steps + step; in the paper's
+        server_lr, lr: may be schedules, of the round and of round * steps + step; in the paper's
             experiments schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr,
             every=steps).
+        adaptivity: what is added to the root of the second moment.
+        beta1: decay of the first moment, b1 of `adaptive`.
+        beta2: decay of the second moment, b2 of `adaptive`.
+        second_moment_of: diff | momentum, as of `adaptive`.
+        initial: as of `adaptive`.
         batch, optimizer: of the clients, as in `fedavg`.  How to aggregate is said in the plan: see
             `dpnfl`.
         server_optimizer: refused, since it would replace what makes this algorithm.

@@ -1,6 +1,7 @@
-"""How an algorithm is put together."""
+"""How an algorithm is put together, and what the builder of a run must know of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -11,6 +12,44 @@ from ..core.records import Algorithm, Fn, Release, named
 Number = float | jax.Array  # a hyperparameter: traced data, so that a sweep over it is a vmap
 Rate = Number | Callable  # or a schedule: of round * steps + step for a client, else of the round
 Optimizer = Callable | optax.GradientTransformation  # an optax factory, or what it gives
+
+
+class Traits(NamedTuple):
+    """What the builder of a run must know of an algorithm beside its signature.
+
+    Attributes:
+        example_noise: where noise for examples goes: "gradient", in each local step; "mechanism",
+            the argument of that name; None: nowhere.
+        client_noise: where noise for clients goes: "release", on the aggregate; "upload", on what
+            each client sends; None: nowhere.
+        payload_models: how many models a client's upload is as large as.
+        as_printed: arguments with which it is the algorithm as its paper prints it.
+    """
+
+    example_noise: str | None = "gradient"
+    client_noise: str | None = "release"
+    payload_models: int = 1
+    as_printed: Mapping[str, Any] = {}
+
+    @property
+    def printed_unit(self) -> str:
+        """The unit that the formula of its paper protects."""
+        return "client" if self.client_noise == "upload" else "example"
+
+
+def traits(**values) -> Callable:
+    """Decorate the factory of an algorithm with its `Traits`, where they are not the usual ones."""
+
+    def decorate(factory):
+        factory.traits = Traits(**values)
+        return factory
+
+    return decorate
+
+
+def traits_of(factory: Callable) -> Traits:
+    """What `traits` said of a factory, or the usual ones."""
+    return getattr(factory, "traits", Traits())
 
 
 @named("algorithm.params")

@@ -33,8 +33,11 @@ def fedprox(
 ) -> Algorithm:
     """FedAvg whose local steps follow gradient + mu * (w - w_server).
 
-    The pull reads no example: it comes after clipping and noise and costs no privacy.  `mu` >= 0;
-    all else as `fedavg`.
+    The pull reads no example: it comes after clipping and noise and costs no privacy.
+    All else is as in `fedavg`.
+
+    Args:
+        mu: pull to the server's model.  At least 0.
     """
     checks.nonnegative("fedprox", single=True, mu=mu)
     base = fedavg(

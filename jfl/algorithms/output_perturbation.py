@@ -1,16 +1,19 @@
 """FedAvg with noise once a round, on the client's model (DP-FedAvg of Li, Wang, Wu, Mathematics
 13(3), 2025)."""
 
+from typing import Annotated
+
 import jax.numpy as jnp
 import optax
 
 from .. import local
 from ..core import checks, pytrees
+from ..core.options import PYTHON_ONLY
 from ..core.records import Algorithm, Batches, Fn, Mechanism, Release, named
 from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import without_replacement
-from .base import Number, Optimizer, Rate, algorithm
+from .base import Number, Optimizer, Rate, algorithm, traits
 
 
 @named("output_perturbation.init")
@@ -56,6 +59,7 @@ def _server(context, server, diff, *, step):
     return step(context, server, diff)
 
 
+@traits(example_noise="mechanism", client_noise=None, as_printed={"clip_steps": "last"})
 def output_perturbation(
     grad: Grad,
     mechanism: Mechanism,
@@ -65,8 +69,8 @@ def output_perturbation(
     batch: Batches = without_replacement(8),
     server_lr: Rate = 1.0,
     server_optimizer: Optimizer = optax.sgd,
-    clip_steps: str = "all",
-    mu: Number | None = None,
+    clip_steps: Annotated[str, PYTHON_ONLY] = "all",
+    mu: Annotated[Number | None, PYTHON_ONLY] = None,
 ) -> Algorithm:
     """FedAvg whose clients clip every minibatch gradient and add noise once, to the model they
     upload.

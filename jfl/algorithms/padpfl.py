@@ -1,17 +1,20 @@
 """PADPFL (Talaei, Izadi, 2024): FedProx solves, clipped models, impact factors; NbAFL (Wei et al.,
 2020) with equal ones."""
 
+from typing import Annotated
+
 import jax.numpy as jnp
 import optax
 
 from .. import local
 from ..core import checks, pytrees
+from ..core.options import PYTHON_ONLY
 from ..core.records import Algorithm, Batches, Fn, Mechanism, Release, named
 from ..gradients import per_example
 from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import full, gather
-from .base import Number, Optimizer, Rate, algorithm
+from .base import Number, Optimizer, Rate, algorithm, traits
 
 
 @named("padpfl.init")
@@ -63,6 +66,7 @@ def _server(context, server, release, *, step, upload):
     )
 
 
+@traits(example_noise=None, client_noise="upload")
 def padpfl(
     grad: Grad,
     *,
@@ -72,7 +76,7 @@ def padpfl(
     batch: Batches = full(),
     upload: str = "model",
     mechanism: Mechanism | None = None,
-    inexactness: Number | None = None,
+    inexactness: Annotated[Number | None, PYTHON_ONLY] = None,
     server_lr: Rate = 1.0,
     server_optimizer: Optimizer = optax.sgd,
 ) -> Algorithm:
@@ -87,8 +91,9 @@ def padpfl(
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
     Args:
-        upload: "model", as printed; "difference" of models, whose clip norm may be far smaller:
-            usable noise.
+        mu: pull to the server's model.
+        upload: model | difference, what a client clips and uploads.  "model" is as printed; the
+            clip norm of a "difference" may be far smaller: usable noise.
         mechanism: instead of a noisy upload, a chain inside the client, for its examples:
             chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), s from
             `jfl.papers.talaei2024.privacy.client_sensitivity`, which is of an exchange, and

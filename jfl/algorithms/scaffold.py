@@ -11,7 +11,7 @@ from ..core import checks, pytrees
 from ..core.records import Algorithm, Batches, Fn, named, record
 from ..gradients.per_example import Grad
 from ..sampling.batches import without_replacement
-from .base import Number, Optimizer, Rate, algorithm
+from .base import Number, Optimizer, Rate, algorithm, traits
 
 
 @record
@@ -77,6 +77,7 @@ def _rates(round_, *, lr, steps):
     return local.rates(lr, round_ * steps, steps)
 
 
+@traits(payload_models=2)  # a difference and a change of control variate
 def scaffold(
     grad: Grad,
     *,
@@ -95,16 +96,15 @@ def scaffold(
     stays the mean of all c_i.
 
     Args:
-        warm_rounds: the first rounds only find control variates, at the initial model
+        warm_rounds: first rounds that only find control variates, at the initial model
             (DP-SCAFFOLD-warm: about 4 / (share of clients in a cohort)).  They release as much as
             any other round, and are accounted so.
 
     Releases the pair (difference, K lr * change of c_i): a client-level clip covers both together.
-    Noise    of a client-level release stays in c, which no later round corrects: clients move along
-    the sum of all
-             noise, until it fills their clip norm.  FedAvg suits that level better.  Noise of local
-             steps leaves c
-             with the next c_i.
+
+    The noise of a client-level release stays in c, and no later round corrects it.  Clients move
+    along the sum of all noise, until it fills their clip norm; FedAvg suits that level better.  The
+    noise of local steps leaves c with the next c_i.
     """
     work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     if warm_rounds is not None:

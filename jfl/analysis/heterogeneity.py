@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from ..core import checks, pytrees
+from ..core.precision import in_float64
 from ..core.records import Array, Federation, Fn, Task, Tree
 
 __all__ = [
@@ -74,10 +75,10 @@ def client_weights(fed: Federation, weights: str | ArrayLike = "size") -> np.nda
     if isinstance(weights, str):
         checks.choice("client_weights", ("size", "uniform"), weights=weights)
         weights = size if weights == "size" else np.ones_like(size)
-    found = checks.array("client_weights", "weights", weights)
+    given = checks.array("client_weights", "weights", weights)
     p = (
-        found.astype(np.float64)
-        if found.dtype.kind in "biufV" and found.shape == size.shape
+        given.astype(np.float64)
+        if given.dtype.kind in "biufV" and given.shape == size.shape
         else np.zeros(1)
     )
     if not np.all(p >= 0) or not 0 < p.sum() < np.inf:
@@ -348,9 +349,9 @@ def _variances(loss, params, fed, means):
     def one(client):
         index, size, mean = client
 
-        def row(at):
-            g = jax.grad(loss)(params, fed.x[index[at]], fed.y[index[at]])
-            return jnp.where(at < size, pytrees.norm(pytrees.sub(g, mean)) ** 2, 0)
+        def row(slot):
+            g = jax.grad(loss)(params, fed.x[index[slot]], fed.y[index[slot]])
+            return jnp.where(slot < size, pytrees.norm(pytrees.sub(g, mean)) ** 2, 0)
 
         return jax.lax.map(row, jnp.arange(len(index)), batch_size=block).sum() / size
 
@@ -386,8 +387,8 @@ def _objective(params, loss, fed, rows, weight, l2):
         return jnp.where(part > 0, part * jax.vmap(loss, (None, 0, 0))(w, x, y), 0).sum()
 
     def add(total, block):
-        at, part = block
-        x, y = pytrees.keep(part > 0, (fed.x[at], fed.y[at]))
+        index, part = block
+        x, y = pytrees.keep(part > 0, (fed.x[index], fed.y[index]))
         x = x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
         return pytrees.add(total, jax.value_and_grad(value)(params, x, y, part)), None
 
@@ -409,7 +410,7 @@ def _newton(params, *rest):
 def _solve(task, fed, l2, client, p, start, tolerance, steps):
     from scipy.optimize import minimize
 
-    with jax.enable_x64(True):
+    with in_float64():
         if start is None:
             checks.kind("optimum", Task, "jfl.task, or a start beside a loss", task=task)
             start = pytrees.zeros_like(jax.eval_shape(task.init, jax.random.key(0)))
@@ -426,7 +427,7 @@ def _solve(task, fed, l2, client, p, start, tolerance, steps):
             value, gradient = _objective(shaped(jnp.asarray(w)), *rest)
             return float(value), np.asarray(jax.flatten_util.ravel_pytree(gradient)[0])
 
-        found = minimize(
+        result = minimize(
             at,
             np.asarray(flat),
             jac=True,
@@ -439,7 +440,7 @@ def _solve(task, fed, l2, client, p, start, tolerance, steps):
                 gtol=tolerance / max(flat.size, 1) ** 0.5,
             ),
         )
-        params, (value, gradient) = shaped(jnp.asarray(found.x)), at(found.x)
+        params, (value, gradient) = shaped(jnp.asarray(result.x)), at(result.x)
         for _ in range(10):
             norm = float(np.linalg.norm(gradient))
             if norm <= tolerance or not np.isfinite(norm):
@@ -451,7 +452,7 @@ def _solve(task, fed, l2, client, p, start, tolerance, steps):
             checks.fail(
                 "optimum",
                 f"a gradient of norm <= {tolerance:g}",
-                f"{norm:.3g} after {found.nit} steps",
+                f"{norm:.3g} after {result.nit} steps",
                 "Raise l2 or steps; the loss must be convex.",
             )
         return Optimum(jax.tree.map(np.asarray, params), value, norm)

@@ -81,13 +81,13 @@ def median_norm(
         3.5
     """
     where = "proxy.median_norm"
-    found = checks.array(where, "quantile", quantile)
-    if found.ndim or found.dtype.kind not in "iuf" or not 0 <= found <= 1:
+    level = checks.array(where, "quantile", quantile)
+    if level.ndim or level.dtype.kind not in "iuf" or not 0 <= level <= 1:
         checks.fail(
             where, "quantile in [0, 1]", f"quantile={checks.shown(quantile)}", "0.5 is the median."
         )
     return _quantile(
-        where, _norms(*_arguments(where, task, params, x, y, microbatch)), float(found)
+        where, _norms(*_arguments(where, task, params, x, y, microbatch)), float(level)
     )
 
 
@@ -199,18 +199,18 @@ def band_report(energies: ArrayLike, bands: Bands) -> list[dict]:
         Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy and
         Schwarz.
     """
-    found, count = checks.array("proxy.band_report", "energies", energies), haar.count(bands)
+    given, count = checks.array("proxy.band_report", "energies", energies), haar.count(bands)
     if (
-        found.shape != (count,)
-        or found.dtype.kind not in "iuf"
-        or not np.all((found >= 0) & np.isfinite(found))
+        given.shape != (count,)
+        or given.dtype.kind not in "iuf"
+        or not np.all((given >= 0) & np.isfinite(given))
     ):
         checks.fail(
             "proxy.band_report",
             f"finite energies >= 0, one for each of {count} bands",
             checks.shown(energies),
         )
-    energies = found.astype(np.float64)
+    energies = given.astype(np.float64)
     blocks, sizes, leaves = (
         np.asarray(part(bands), np.float64) for part in (haar.blocks, haar.sizes, haar.leaves)
     )
@@ -299,17 +299,17 @@ def _energies(loss, params, x, y, bands, microbatch):
 @jax.jit(static_argnames=("clients", "steps"))
 def _updates(loss, params, x, y, batch, lr, key, clients, steps):
     rows = len(x) // clients
-    deal, draws = jax.random.split(key)
-    index = jax.random.permutation(deal, len(x))[: clients * rows].reshape(clients, rows)
+    order_key, draws = jax.random.split(key)
+    index = jax.random.permutation(order_key, len(x))[: clients * rows].reshape(clients, rows)
     size = jnp.asarray(rows, jnp.int32)
 
     def one(client):
-        own, at = client
-        key = jax.random.fold_in(draws, at)
+        index_of_client, number = client
+        key = jax.random.fold_in(draws, number)
 
         def step(w, s):
             slots, mask, _ = batch.draw(key, s, size, rows)
-            part = gather(Rows(x, y, own, size), slots, mask)
+            part = gather(Rows(x, y, index_of_client, size), slots, mask)
 
             def mean(w):
                 losses = jax.vmap(loss, (None, 0, 0))(w, part.x, part.y)

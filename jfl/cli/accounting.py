@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import NotAnalysable
+from ..core.options import field
 from ..core.records import Guarantee
 from ..privacy.accountants import events, pld, pld_compose, rdp, rdp_events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
@@ -36,28 +37,30 @@ SOLVED = ("noise_multiplier", "rounds", "rate")
 class Numbers:
     """What an accountant has to know about a run."""
 
-    rounds: int | None = None
-    """communication rounds; default 100"""
-    steps: int = 1
-    """local steps of a round: noisy releases of a client (unit example; unit client has one a round)"""  # noqa: E501
-    sampler: str = "poisson"
-    """of examples (unit example) or clients (unit client): full | without_replacement | poisson"""
-    rate: float | None = None
-    """sampling rate: of examples in a step, or of clients in a round"""
-    batch: int | None = None
-    """with rows, instead of rate: batch / rows"""
-    rows: int | None = None
-    """rows of a client"""
-    cohort: int | None = None
-    """with clients: unit client instead of rate; unit example for a third party, which sees models only"""  # noqa: E501
-    clients: int | None = None
-    """number of clients"""
-    unit: str = "example"
-    """example | client"""
-    delta: float = 1e-5
-    """of the guarantee"""
-    plot: Path | None = None
-    """picture of epsilon against rounds: FILE.png, .svg or .pdf"""
+    rounds: int | None = field(None, "communication rounds; default 100")
+    steps: int = field(
+        1,
+        "local steps of a round: noisy releases of a client (unit example; unit client has one a "
+        "round)",
+    )
+    sampler: str = field(
+        "poisson",
+        "of examples (unit example) or clients (unit client): full | without_replacement | poisson",
+    )
+    rate: float | None = field(
+        None, "sampling rate: of examples in a step, or of clients in a round"
+    )
+    batch: int | None = field(None, "with rows, instead of rate: batch / rows")
+    rows: int | None = field(None, "rows of a client")
+    cohort: int | None = field(
+        None,
+        "with clients: unit client instead of rate; unit example for a third party, which sees "
+        "models only",
+    )
+    clients: int | None = field(None, "number of clients")
+    unit: str = field("example", "example | client")
+    delta: float = field(1e-5, "delta of the guarantee")
+    plot: Path | None = field(None, "picture of epsilon against rounds: FILE.png, .svg or .pdf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +71,7 @@ class Epsilon(Numbers):
     epsilon.png
     """
 
-    noise_multiplier: float = 1.0
-    """standard deviation of the noise over the sensitivity"""
+    noise_multiplier: float = field(1.0, "standard deviation of the noise over the sensitivity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +84,11 @@ class Calibrate(Numbers):
     example: jfl calibrate --epsilon 4 --over rounds --noise-multiplier 1.1 --rate 0.01
     """
 
-    epsilon: float = 1.0
-    """to reach"""
-    over: str = "noise_multiplier"
-    """what to find: noise_multiplier | rounds | rate"""
-    noise_multiplier: float | None = None
-    """with over rounds or rate: standard deviation of the noise over the sensitivity"""
+    epsilon: float = field(1.0, "epsilon to reach")
+    over: str = field("noise_multiplier", "what to find: noise_multiplier | rounds | rate")
+    noise_multiplier: float | None = field(
+        None, "with over rounds or rate: standard deviation of the noise over the sensitivity"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +98,7 @@ class ConfigEpsilon(Config):
     example: jfl epsilon --config run.toml --rounds 200
     """
 
-    plot: Path | None = None
-    """picture of epsilon against rounds: FILE.png, .svg or .pdf"""
+    plot: Path | None = field(None, "picture of epsilon against rounds: FILE.png, .svg or .pdf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +108,7 @@ class ConfigCalibrate(ConfigEpsilon):
     example: jfl calibrate --config run.toml --epsilon 4
     """
 
-    over: str = "noise_multiplier"
-    """what to find: noise_multiplier | rounds"""
+    over: str = field("noise_multiplier", "what to find: noise_multiplier | rounds")
 
 
 class Curve(NamedTuple):
@@ -123,83 +122,87 @@ class Curve(NamedTuple):
 # --- numbers
 
 
-def one_round(c: Numbers, noise_multiplier, rate=None):
+def one_round(numbers: Numbers, noise_multiplier: float, rate: float | None = None):
     """The event of one round: releases, sampled and repeated as the numbers say; `rate` instead of
     theirs."""
-    checks.choice("jfl", ("example", "client"), unit=c.unit)
-    checks.choice("jfl", ("full", "without_replacement", "poisson"), sampler=c.sampler)
-    checks.whole("jfl", steps=c.steps)
+    checks.choice("jfl", ("example", "client"), unit=numbers.unit)
+    checks.choice("jfl", ("full", "without_replacement", "poisson"), sampler=numbers.sampler)
+    checks.whole("jfl", steps=numbers.steps)
     given = {
         k: v
-        for k, v in dict(batch=c.batch, rows=c.rows, cohort=c.cohort, clients=c.clients).items()
+        for k, v in dict(
+            batch=numbers.batch, rows=numbers.rows, cohort=numbers.cohort, clients=numbers.clients
+        ).items()
         if v is not None
     }
     checks.whole("jfl", **given)
-    names = _names(c)
-    found = events.gaussian(noise_multiplier)
-    if (
-        c.rate is not None
-        and names[0] in given
-        and not (c.unit == "example" and names[0] == "cohort")
-    ):
-        checks.fail("jfl", f"either rate or {' and '.join(names)}", f"rate={c.rate}, {given}")
+    taken, whole = _counts(numbers)
+    if numbers.rate is not None and taken in given:
+        checks.fail("jfl", f"either rate or {taken} and {whole}", f"rate={numbers.rate}, {given}")
+    release = events.gaussian(noise_multiplier)
     if rate is not None:
-        found = (
-            events.poisson(rate, found)
-            if c.sampler == "poisson"
-            else events.WithoutReplacement(np.float64(rate), np.float64(1), found)
-        )
-    elif c.sampler == "full":
-        if c.rate is not None:
-            checks.fail("jfl", "no rate for sampler='full'", f"rate={c.rate}")
-    elif c.sampler == "poisson" and c.rate is not None:
-        found = events.poisson(c.rate, found)
-    elif not all(n in given for n in names):
+        sampled = _at_rate(numbers, rate, release)
+    else:
+        sampled = _sampled(numbers, given, release)
+    if numbers.unit == "client":
+        return sampled
+    steps = events.repeat(sampled, numbers.steps)
+    if numbers.cohort is None:
+        return steps
+    if numbers.clients is None:
+        checks.fail("jfl", "clients beside cohort", "cohort alone")
+    return events.participation(numbers.cohort / numbers.clients, steps)
+
+
+def _at_rate(numbers, rate, release):
+    if numbers.sampler == "poisson":
+        return events.poisson(rate, release)
+    return events.WithoutReplacement(np.float64(rate), np.float64(1), release)
+
+
+def _sampled(numbers, given, release):
+    """A release of a sample, as large as the numbers say."""
+    taken, whole = _counts(numbers)
+    if numbers.sampler == "full":
+        if numbers.rate is not None:
+            checks.fail("jfl", "no rate for sampler='full'", f"rate={numbers.rate}")
+        return release
+    if numbers.sampler == "poisson" and numbers.rate is not None:
+        return events.poisson(numbers.rate, release)
+    if taken not in given or whole not in given:
         checks.fail(
             "jfl",
-            ("rate, or " if c.sampler == "poisson" else "") + f"{' and '.join(names)} for "
-            f"sampler={c.sampler!r}",
+            ("rate, or " if numbers.sampler == "poisson" else "")
+            + f"{taken} and {whole} for sampler={numbers.sampler!r}",
             f"{given or 'neither'}",
             "Or --sampler full, without a gain from sampling.",
         )
-    else:
-        taken, whole = (given[n] for n in names)
-        found = (
-            events.poisson(taken / whole, found)
-            if c.sampler == "poisson"
-            else events.without_replacement(taken, whole, found)
-        )
-    if c.unit == "client":
-        return found
-    found = events.repeat(found, c.steps)
-    if c.cohort is not None:
-        if c.clients is None:
-            checks.fail("jfl", "clients beside cohort", "cohort alone")
-        found = events.participation(c.cohort / c.clients, found)
-    return found
+    if numbers.sampler == "poisson":
+        return events.poisson(given[taken] / given[whole], release)
+    return events.without_replacement(given[taken], given[whole], release)
 
 
-def event(c: Numbers, noise_multiplier, rate=None):
+def event(numbers: Numbers, noise_multiplier, rate=None):
     """The event of all rounds."""
-    rounds = ROUNDS if c.rounds is None else c.rounds
+    rounds = ROUNDS if numbers.rounds is None else numbers.rounds
     checks.whole("jfl", most=10**12, rounds=rounds)
-    return events.repeat(one_round(c, noise_multiplier, rate), rounds)
+    return events.repeat(one_round(numbers, noise_multiplier, rate), rounds)
 
 
-def worth(c: Numbers, noise_multiplier: float) -> Guarantee:
+def guarantee_of_numbers(numbers: Numbers, noise_multiplier: float) -> Guarantee:
     """What the numbers prove."""
-    value, method = tightest.epsilon(event(c, noise_multiplier), c.delta)
-    hidden = c.unit == "client" or c.cohort is not None
-    kind = "add_remove" if c.sampler == "poisson" else "replace_one"
-    sampled = c.sampler != "full" if c.unit == "client" else c.cohort is not None
+    value, method = tightest.epsilon(event(numbers, noise_multiplier), numbers.delta)
+    hidden = numbers.unit == "client" or numbers.cohort is not None
+    kind = "add_remove" if numbers.sampler == "poisson" else "replace_one"
+    sampled = numbers.sampler != "full" if numbers.unit == "client" else numbers.cohort is not None
     caveats = ((HONEST,) if sampled and hidden else () if hidden else (EVERY_ROUND,)) + (
         SIMULATION,
         STOPS,
     )
     return Guarantee(
         value,
-        c.delta,
-        c.unit,
+        numbers.delta,
+        numbers.unit,
         kind,
         "third_party" if hidden else "server",
         method,
@@ -229,79 +232,95 @@ def noise_warning(guarantee: Guarantee, noise_multiplier: float) -> str:
     )
 
 
-def words(c: Numbers, noise_multiplier) -> str:
+def words(numbers: Numbers, noise_multiplier) -> str:
     """The setting in a line, for a picture."""
-    parts = [f"noise multiplier {noise_multiplier:.4g}", f"{c.sampler.replace('_', ' ')} sampling"]
-    parts += [
-        f"{k} {getattr(c, k):.4g}"
-        for k in ("rate", "batch", "rows", "cohort", "clients")
-        if getattr(c, k) is not None
+    parts = [
+        f"noise multiplier {noise_multiplier:.4g}",
+        f"{numbers.sampler.replace('_', ' ')} sampling",
     ]
-    return ", ".join(parts + ([f"{c.steps} steps a round"] if c.unit == "example" else []))
+    parts += [
+        f"{k} {getattr(numbers, k):.4g}"
+        for k in ("rate", "batch", "rows", "cohort", "clients")
+        if getattr(numbers, k) is not None
+    ]
+    return ", ".join(
+        parts + ([f"{numbers.steps} steps a round"] if numbers.unit == "example" else [])
+    )
 
 
-def noise_for(c: Numbers, target: float) -> float:
+def noise_for(numbers: Numbers, target: float) -> float:
     """The smallest noise multiplier that reaches `target`."""
-    return tightest.solve_noise(lambda z: event(c, z), target, c.delta)
+    return tightest.solve_noise(lambda z: event(numbers, z), target, numbers.delta)
 
 
-def solve(c: Calibrate) -> tuple[Numbers, float]:
-    """The numbers with what was asked for filled in, so that they prove at most c.epsilon; and the
-    noise multiplier."""
+def solve(numbers: Calibrate) -> tuple[Numbers, float]:
+    """Find what `--over` names.
+
+    Returns:
+        The numbers with it filled in, so that they prove at most their epsilon; and the noise
+        multiplier.
+    """
     where = "jfl calibrate"
-    checks.choice(where, SOLVED, over=c.over)
-    if (c.noise_multiplier is None) != (c.over == "noise_multiplier"):
+    checks.choice(where, SOLVED, over=numbers.over)
+    if (numbers.noise_multiplier is None) != (numbers.over == "noise_multiplier"):
         checks.fail(
             where,
             "noise_multiplier for --over rounds and --over rate, and for nothing else",
-            f"noise_multiplier={c.noise_multiplier}, over={c.over!r}",
+            f"noise_multiplier={numbers.noise_multiplier}, over={numbers.over!r}",
         )
-    checks.positive(where, epsilon=c.epsilon)
-    z = c.noise_multiplier
-    if c.over == "noise_multiplier":
-        return c, noise_for(c, c.epsilon)
-    if c.over == "rounds":
-        if c.rounds is not None:
+    checks.positive(where, epsilon=numbers.epsilon)
+    z = numbers.noise_multiplier
+    if numbers.over == "noise_multiplier":
+        return numbers, noise_for(numbers, numbers.epsilon)
+    if numbers.over == "rounds":
+        if numbers.rounds is not None:
             checks.fail(
-                where, "no rounds for --over rounds, which finds them", f"rounds={c.rounds}"
+                where, "no rounds for --over rounds, which finds them", f"rounds={numbers.rounds}"
             )
         return dataclasses.replace(
-            c, rounds=_some(tightest.solve_rounds(one_round(c, z), c.epsilon, c.delta), c)
+            numbers,
+            rounds=_at_least_one(
+                tightest.solve_rounds(one_round(numbers, z), numbers.epsilon, numbers.delta),
+                numbers,
+            ),
         ), z
-    taken, whole = _names(c)
-    if c.sampler == "full" or c.rate is not None or getattr(c, taken) is not None:
+    taken, whole = _counts(numbers)
+    if numbers.sampler == "full" or numbers.rate is not None or getattr(numbers, taken) is not None:
         checks.fail(
             where,
             (
                 f"a sampler other than 'full', no rate and no {taken} for --over rate, which finds "
                 f"them"
             ),
-            f"sampler={c.sampler!r}, rate={c.rate}, {taken}={getattr(c, taken)}",
+            f"sampler={numbers.sampler!r}, rate={numbers.rate}, {taken}={getattr(numbers, taken)}",
         )
-    if c.sampler != "poisson" and getattr(c, whole) is None:
+    if numbers.sampler != "poisson" and getattr(numbers, whole) is None:
         checks.fail(
             where,
-            f"{whole} for --over rate with sampler={c.sampler!r}",
+            f"{whole} for --over rate with sampler={numbers.sampler!r}",
             "none",
             f"The answer is a whole number {taken}.",
         )
-    rate = tightest.solve_rate(lambda q: event(c, z, q), c.epsilon, c.delta)
-    if c.sampler == "poisson":
-        return dataclasses.replace(c, rate=rate), z
-    checks.whole(where, **{whole: getattr(c, whole)})
-    return dataclasses.replace(c, **{taken: _some(int(rate * getattr(c, whole)), c)}), z
+    rate = tightest.solve_rate(lambda q: event(numbers, z, q), numbers.epsilon, numbers.delta)
+    if numbers.sampler == "poisson":
+        return dataclasses.replace(numbers, rate=rate), z
+    checks.whole(where, **{whole: getattr(numbers, whole)})
+    return dataclasses.replace(
+        numbers, **{taken: _at_least_one(int(rate * getattr(numbers, whole)), numbers)}
+    ), z
 
 
-def _names(c):
-    return ("batch", "rows") if c.unit == "example" else ("cohort", "clients")
+def _counts(numbers) -> tuple[str, str]:
+    """The names of how many a sample takes, and of how many."""
+    return ("batch", "rows") if numbers.unit == "example" else ("cohort", "clients")
 
 
-def _some(number, c):
+def _at_least_one(number, numbers):
     if number < 1:
         checks.fail(
             "jfl calibrate",
-            f"an epsilon that one of {c.over} stays below",
-            f"epsilon={c.epsilon:g}",
+            f"an epsilon that one of {numbers.over} stays below",
+            f"epsilon={numbers.epsilon:g}",
             "Raise epsilon, delta or the noise.",
         )
     return number
@@ -310,7 +329,7 @@ def _some(number, c):
 # --- configs
 
 
-def worth_of(
+def guarantees_of_plan(
     plan, rounds: int, delta: float, claims: tuple = ()
 ) -> tuple[list[dict], Curve | None]:
     """All guarantees of a plan, claims, and the curve of the guarantee to show; none without a

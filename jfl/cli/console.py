@@ -2,12 +2,9 @@
 
 import sys
 
-from .. import algorithms
-from ..data import datasets, partition
-from ..models import tasks
+from ..core import options
 from ..runs import record
-from ..runs.build import OPTIMIZERS
-from ..sampling import batches, clients
+from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS
 
 
 def progress():
@@ -166,24 +163,28 @@ def warn(command, text):
 
 
 def names():
-    """Everything that a config can name, with the first sentence of its docstring."""
+    """Everything that a config can name, with the first sentence of its docstring and options."""
     rows = []
-    for kind, module in dict(
-        algorithm=algorithms,
-        dataset=datasets,
-        partition=partition,
-        sampler=clients,
-        batch_sampler=batches,
-        model=tasks,
-    ).items():
-        for name in module.__all__:
-            if name not in ("arrays", "natural"):
-                text = " ".join(
-                    (getattr(module, name).__doc__ or "").strip().split("\n\n")[0].split()
-                )
-                rows.append((kind, name, text.split(". ")[0].rstrip(".:")))
-    rows += [("optimizer", name, "on clients or server (optax)") for name in OPTIMIZERS]
-    table(None, [("kind", False), ("name", False), ("what it is", False)], rows)
+    for kind, factories in FACTORIES.items():
+        for name, factory in factories.items():
+            text = " ".join((factory.__doc__ or "").strip().split("\n\n")[0].split())
+            rows.append((kind, name, text.split(". ")[0].rstrip(".:"), _options(factory)))
+    rows += [("optimizer", name, "on clients or server (optax)", "") for name in OPTIMIZERS]
+    columns = ("kind", "name", "what it is", "options")
+    table(None, [(column, False) for column in columns], rows)
+
+
+def _options(factory) -> str:
+    """Its options with their defaults."""
+    return " ".join(
+        option.name if option.default is None else f"{option.name}={_shown(option.default)}"
+        for option in options.of(factory)
+        if option.name in OPTIONS
+    )
+
+
+def _shown(value) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def curve(c):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import algorithms
+from ..core.options import field
 from ..data import datasets, partition
 from ..data.federation import federate
 from ..engine.plan import plan
@@ -39,12 +40,13 @@ class Demo:
     example: jfl demo --out runs/demo
     """
 
-    out: Path = Path("runs/demo")
-    """directory for summary.json, metrics.csv, manifest.json and the picture; an earlier demo there is replaced"""  # noqa: E501
-    rounds: int | None = None
-    """fewer rounds than the demo's own, to try it"""
-    seeds: int = 3
-    """runs of each setting"""
+    out: Path = field(
+        Path("runs/demo"),
+        "directory for summary.json, metrics.csv, manifest.json and the picture; an earlier demo "
+        "there is replaced",
+    )
+    rounds: int | None = field(None, "fewer rounds than the demo's own, to try it")
+    seeds: int = field(3, "runs of each setting")
 
 
 class Part(NamedTuple):

@@ -1,15 +1,15 @@
-"""`jfl train` and `jfl sweep`, and how a command's flags and its config file become one config."""
+"""`jfl train` and `jfl sweep`."""
 
 import contextlib
 import dataclasses
 import functools
 import math
-import re
 import shlex
 import sys
 from pathlib import Path
 
 from ..core import checks
+from ..core.options import field
 from ..engine import devices as mesh
 from ..runs import blocks, checkpoint, on_ray
 from ..runs import config as configs
@@ -17,88 +17,42 @@ from ..runs import sweep as sweeps
 from ..runs import train as runs
 from ..runs.config import Config
 from . import console
+from .options import config_of, parse_with_config
 
 ENGINES = ("local", "ray")
-
-
-def parse(kind, args, name, default=None):
-    import tyro
-
-    for before, given in zip((f"jfl {name}", *args), args):
-        if not given or re.fullmatch(r"--[\w-]+=", given):
-            checks.fail(f"jfl {name}", f"a value for {given.rstrip('=') or before}", "an empty one")
-    return tyro.cli(
-        kind, args=args, prog=f"jfl {name}", **({} if default is None else {"default": default})
-    )
-
-
-def from_file(args) -> tuple[dict, list]:
-    """The values of --config FILE, and the other arguments: flags win over the file."""
-    rest, values, i = [], {}, 0
-    while i < len(args):
-        if args[i] == "--config" or args[i].startswith("--config="):
-            inline = args[i].partition("=")[2]
-            if not inline and i + 1 == len(args):
-                raise ValueError("--config: need a TOML file; got nothing.")
-            values |= configs.load(inline or args[i + 1])
-            i += 1 if inline else 2
-        else:
-            rest.append(args[i])
-            i += 1
-    return values, rest
-
-
-def command_of(kind, args, name):
-    """Parse a command whose flags are the fields of Config and a few of its own -> it, and the axes
-    of a sweep."""
-    values, rest = from_file(args)
-    axes = values.pop("sweep", {})
-    # noise given as a flag replaces noise given in the file, in either form
-    for one, other in (("noise-multiplier", "epsilon"), ("epsilon", "noise-multiplier")):
-        flags = {a.split("=")[0].replace("_", "-") for a in rest}
-        if f"--{one}" in flags and f"--{other}" not in flags:
-            values.pop(other.replace("-", "_"), None)
-    return parse(kind, rest, name, kind(**values)), axes
-
-
-def config_of(command):
-    return Config(**{k: getattr(command, k) for k in configs.FIELDS})
 
 
 # --- train, sweep
 
 
-def train(args):
-    @dataclasses.dataclass(frozen=True)
-    class Train(Config):
-        """Train one model and keep it in a directory.
+@dataclasses.dataclass(frozen=True)
+class Train(Config):
+    """Train one model and keep it in a directory.
 
-        example: jfl train --algorithm scaffold --dataset digits --clients 50 --cohort 10 --rounds
-          60 --steps 20
-        --batch 16 --lr 0.5 --clip-norm 1 --noise-multiplier 1.1 --out runs/scaffold
+    example: jfl train --algorithm scaffold --dataset digits --clients 50 --cohort 10 --rounds 60
+      --steps 20 --batch 16 --lr 0.5 --clip-norm 1 --noise-multiplier 1.1 --out runs/scaffold
 
-        --config FILE.toml sets fields; flags win over it.
-        """
+    --config FILE.toml sets fields; flags win over it.
+    """
 
-        out: Path = Path("runs/train")
-        """run directory: new or empty, unless --resume"""
-        resume: bool = False
-        """go on from the last checkpoint in --out"""
-        devices: str = "1"
-        """how many devices of this machine share each cohort, or auto for all"""
-        coordinator: str | None = None
-        """of a run over several processes: HOST:PORT of process 0, or auto where SLURM, Kubernetes or a TPU pod says it"""  # noqa: E501
-        processes: int | None = None
-        """how many processes there are, one on each host"""
-        process: int | None = None
-        """which one this is, from 0; process 0 writes --out"""
+    out: Path = field(Path("runs/train"), "run directory: new or empty, unless --resume")
+    resume: bool = field(False, "go on from the last checkpoint in --out")
+    devices: str = field("1", "how many devices of this machine share each cohort, or auto for all")
+    coordinator: str | None = field(
+        None,
+        "of a run over several processes: HOST:PORT of process 0, or auto where SLURM, Kubernetes "
+        "or a TPU pod says it",
+    )
+    processes: int | None = field(None, "how many processes there are, one on each host")
+    process: int | None = field(None, "which one this is, from 0; process 0 writes --out")
 
-    command, axes = command_of(Train, args, "train")
+
+def train(arguments: list[str]) -> None:
+    """`jfl train`: one run in a directory."""
+    command, axes = parse_with_config(Train, arguments, "jfl train")
     if axes:
-        raise ValueError(
-            "jfl train: need a config without [sweep]; got one. Use jfl sweep --config."
-        )
-    config, share = config_of(command), _devices(command)
+        checks.fail("jfl train", "a config without [sweep]", "one", "Use jfl sweep --config.")
+    config, share = config_of(command), _mesh(command)
     if not mesh.lead():
         runs.train(config, command.out, command.resume, mesh=share)
         return
@@ -133,7 +87,7 @@ def train(args):
     console.results([entry], command.out)
 
 
-def _devices(command):
+def _mesh(command):
     """The argument `mesh` that the flags name; joins the other processes if there are some."""
     if command.coordinator is None:
         if command.processes is not None or command.process is not None:
@@ -162,61 +116,56 @@ def _count(devices: str):
     return None if devices == "1" else int(devices)
 
 
-def sweep(args):
-    import tyro
+@dataclasses.dataclass(frozen=True)
+class Sweep(Config):
+    """Run every combination of some fields' values; points that share their shapes are one program.
 
-    @dataclasses.dataclass(frozen=True)
-    class Sweep(Config):
-        """Run every combination of some fields' values; points that share their shapes are one
-        program.
+    example: jfl sweep --rounds 40 --sweep lr=0.1,0.3 --sweep noise-multiplier=0.5,1 --sweep
+      seed=0,1,2
 
-        example: jfl sweep --rounds 40 --sweep lr=0.1,0.3 --sweep noise-multiplier=0.5,1 --sweep
-          seed=0,1,2
+    --config FILE.toml sets fields, and its table [sweep] lists of values; flags win over it.
+    """
 
-        --config FILE.toml sets fields, and its table [sweep] lists of values; flags win over it.
-        """
+    out: Path = field(Path("runs/sweep"), "run directory: new or empty, unless --resume")
+    sweep: tuple[str, ...] = field(
+        (),
+        "NAME=VALUE,VALUE,...; once for each field that varies; none, true and false are values "
+        "too",
+        repeated=True,
+    )
+    strict: bool = field(False, "exit with 3 if any point fails, not only if all do")
+    resume: bool = field(False, "go on with the points that are missing in --out")
+    block: int | None = field(
+        None,
+        "points of one program at a time, at most; default what memory holds, and on a CPU 8",
+    )
+    devices: str = field(
+        "1", "local: how many devices of this machine share the points, or auto for all"
+    )
+    engine: str = field(
+        "local", 'local | ray: over the machines of a Ray cluster, pip install "jfl[ray]"'
+    )
+    address: str | None = field(
+        None,
+        "ray: of a running cluster; default $RAY_ADDRESS, or else a cluster of this machine, for "
+        "the time of the sweep",
+    )
+    cpus_per_task: float = field(1.0, "ray: CPUs that a block of points takes")
+    gpus_per_task: float | None = field(
+        None, "ray: GPUs that a block of points takes; default 1 where the cluster has some"
+    )
 
-        out: Path = Path("runs/sweep")
-        """run directory: new or empty, unless --resume"""
-        sweep: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-        """NAME=VALUE,VALUE,...; once for each field that varies; none, true and false are values too"""  # noqa: E501
-        strict: bool = False
-        """exit with 3 if any point fails, not only if all do"""
-        resume: bool = False
-        """go on with the points that are missing in --out"""
-        block: int | None = None
-        """points of one program at a time, at most; default what memory holds, and on a CPU 8"""
-        devices: str = "1"
-        """local: how many devices of this machine share the points, or auto for all"""
-        engine: str = "local"
-        """local | ray: over the machines of a Ray cluster, pip install "jfl[ray]" """
-        address: str | None = None
-        """ray: of a running cluster; default $RAY_ADDRESS, or else a cluster of this machine, for the time of the sweep"""  # noqa: E501
-        cpus_per_task: float = 1.0
-        """ray: CPUs that a block of points takes"""
-        gpus_per_task: float | None = None
-        """ray: GPUs that a block of points takes; default 1 where the cluster has some"""
 
-    command, axes = command_of(Sweep, args, "sweep")
-    given = set()
-    for text in command.sweep:
-        name, _, values = text.partition("=")
-        name = name.replace("-", "_")
-        if name in given:
-            checks.fail(
-                "--sweep",
-                f"{name} once, with all its values",
-                f"it again as {text!r}",
-                f"Give --sweep {name}=VALUE,VALUE.",
-            )
-        given.add(name)
-        axes[name] = [configs.coerce(name, _value(v), "--sweep") for v in values.split(",") if v]
-        if not axes[name]:
-            raise ValueError(f"--sweep: need NAME=VALUE,VALUE,...; got {text!r}.")
+def sweep(arguments: list[str]) -> None:
+    """`jfl sweep`: many runs in a directory, as few programs."""
+    command, axes = parse_with_config(Sweep, arguments, "jfl sweep")
+    axes |= _axes(command.sweep)
     if not axes:
-        raise ValueError(
-            "jfl sweep: need fields that vary; got none. Give --sweep lr=0.1,0.3 or a table "
-            "[sweep]."
+        checks.fail(
+            "jfl sweep",
+            "fields that vary",
+            "none",
+            "Give --sweep lr=0.1,0.3 or a table [sweep].",
         )
     engine = _engine(command)
     with console.progress() as bar:
@@ -234,6 +183,25 @@ def sweep(args):
                 warn=functools.partial(console.warn, "sweep"),
             )
     console.results(entries, command.out)
+
+
+def _axes(flags) -> dict[str, list]:
+    """What the flags `--sweep NAME=VALUE,VALUE` name."""
+    axes = {}
+    for text in flags:
+        name, _, values = text.partition("=")
+        name = name.replace("-", "_")
+        if name in axes:
+            checks.fail(
+                "--sweep",
+                f"{name} once, with all its values",
+                f"it again as {text!r}",
+                f"Give --sweep {name}=VALUE,VALUE.",
+            )
+        axes[name] = [configs.coerce(name, _value(v), "--sweep") for v in values.split(",") if v]
+        if not axes[name]:
+            checks.fail("--sweep", "NAME=VALUE,VALUE,...", f"{text!r}")
+    return axes
 
 
 def _engine(command):

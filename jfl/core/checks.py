@@ -69,11 +69,11 @@ def _test(where, ok, need, do, single, values):
     for name, value in values.items():
         if not concrete(value):
             continue
-        found = array(where, name, value, do)
-        if single and found.ndim:
+        converted = array(where, name, value, do)
+        if single and converted.ndim:
             fail(where, f"a single number {name} {need}", f"{name}={shown(value)}", do)
         # as the float32 that runs: 1e-60 would be no noise at all
-        if found.dtype.kind not in "iuf" or not np.all(ok(_float32(found))):
+        if converted.dtype.kind not in "iuf" or not np.all(ok(_float32(converted))):
             fail(where, f"{name} {need}", f"{name}={shown(value)}", do)
 
 
@@ -139,16 +139,16 @@ def memory(where: str, value) -> float:
 def key(where: str, value):
     """One typed key; an old one, of uint32, is wrapped."""
     try:
-        found = (
+        kind = (
             value
             if jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
             else jax.random.wrap_key_data(value)
         )
     except Exception:  # of whatever it is
-        found = None
-    if found is None or found.shape:
+        kind = None
+    if kind is None or kind.shape:
         fail(where, "a key such as jax.random.key(0)", shown(value))
-    return found
+    return kind
 
 
 def arrays(where: str, name: str, tree, dtype=None):

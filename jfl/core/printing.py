@@ -47,10 +47,10 @@ def _numbers(x):
     if isinstance(x, jax.core.Tracer):
         return None
     try:
-        found = np.asarray(x)
+        values = np.asarray(x)
     except Exception:  # a key, an array that was donated, or one of another process
         return None
-    return found if found.dtype.kind in "biuf" else None
+    return values if values.dtype.kind in "biuf" else None
 
 
 def _is_array(x) -> bool:
@@ -64,10 +64,10 @@ def value(x) -> str:
     if x is None or isinstance(x, (bool, int)):
         return str(x)
     if isinstance(x, (float, np.generic)) or (_is_array(x) and x.shape == ()):
-        found = _numbers(x)
-        if found is None:
+        values = _numbers(x)
+        if values is None:
             return _array(x)
-        return f"{float(found):.6g}" if found.dtype.kind == "f" else str(found.item())
+        return f"{float(values):.6g}" if values.dtype.kind == "f" else str(values.item())
     if _is_array(x):
         return _array(x)
     if isinstance(x, (tuple, list)):
@@ -94,10 +94,10 @@ def _named(pairs) -> str:
 
 def _between(x, form="{:.6g}") -> str:
     """The smallest and the largest of some numbers."""
-    found = _numbers(x)
-    if found is None or not found.size:
+    values = _numbers(x)
+    if values is None or not values.size:
         return _array(x) if _is_array(x) else "none"
-    least, most = (form.format(v) for v in (found.min(), found.max()))
+    least, most = (form.format(v) for v in (values.min(), values.max()))
     return least if least == most else f"{least} to {most}"
 
 
@@ -146,10 +146,10 @@ def stage(self) -> str:
         return f'divide("{self.divisor}")'
     if self.declared:
         return f'bounded({_level(self.bound.data["value"])}, "{self.declared}")'
-    held = [] if self.state is None else [value(self.state)]
+    arguments = [] if self.state is None else [value(self.state)]
     for f in (self.bound or self.apply,):
-        held += [] if f is None or held else [_level(v) for v in f.data.values()]
-    return f"{self.name}({', '.join(held)})"
+        arguments += [] if f is None or arguments else [_level(v) for v in f.data.values()]
+    return f"{self.name}({', '.join(arguments)})"
 
 
 def _level(x) -> str:
@@ -222,8 +222,8 @@ def _fields(node) -> dict:
 @safe
 def algorithm(self) -> str:
     """An algorithm and its hyperparameters."""
-    found = _settings(self.client) | _settings(self.server)
-    return f"{self.name}({', '.join(f'{k}={_setting(v)}' for k, v in found.items())})"
+    settings = _settings(self.client) | _settings(self.server)
+    return f"{self.name}({', '.join(f'{k}={_setting(v)}' for k, v in settings.items())})"
 
 
 def _setting(x) -> str:
@@ -242,12 +242,12 @@ def _data(fed) -> str:
     of = f"{fed.x.dtype if fed.host is None else 'host'}[{','.join(map(str, shape))}]"
     if rows is None or rows.ndim != 1:
         return f"rows {_array(fed.x)}, owned as {_array(fed.size)}{classes}"
-    held = int(np.sum(_numbers(fed.test_size)))
+    held_out = int(np.sum(_numbers(fed.test_size)))
     return (
         f"{_many(int(rows.sum()), 'row')} of {of}, {_between(rows, '{}')} a client"
         f"{', on the host' if fed.host is not None else ''}; "
         f"{_many(fed.y_test.shape[0], 'test row')}"
-        f"{f'; {held:,} held out by clients' if held else ''}{classes}"
+        f"{f'; {held_out:,} held out by clients' if held_out else ''}{classes}"
     )
 
 
@@ -333,8 +333,8 @@ def _health(health) -> str:
 @safe
 def run(self) -> str:
     """The state of a run."""
-    own = _size(self.own)
-    clients = f"; clients remember {own:,} numbers" if own else ""
+    client_states = _size(self.own)
+    clients = f"; clients remember {client_states:,} numbers" if client_states else ""
     clip = f"; clip norm {value(self.mechanism)}" if jax.tree.leaves(self.mechanism) else ""
     return (
         f"Run: after round {value(self.round)}, attempt {value(self.attempt)}; "
@@ -346,13 +346,13 @@ def run(self) -> str:
 def _last(metrics, name) -> str:
     """A metric at the last evaluation: one number, or the range over the points of a sweep."""
     x = getattr(metrics, name)
-    found = _numbers(x)
+    values = _numbers(x)
     return (
         "none"
         if x is None
         else _array(x)
-        if found is None
-        else _between(found[..., -1] if found.ndim else found, "{:.4g}")
+        if values is None
+        else _between(values[..., -1] if values.ndim else values, "{:.4g}")
     )
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import hashing, printing
+from .pytrees import on_device
 
 Array = jax.Array
 Key = jax.Array
@@ -144,11 +145,12 @@ class Federation:
         ):  # a copy of our own: nobody writes into it behind the identity
             value = getattr(self, name)
             if not isinstance(value, jax.core.Tracer) and not hashing.owned(value):
-                object.__setattr__(self, name, hashing.own(jnp.array(value)))
+                copy = jnp.array(value) if isinstance(value, jax.Array) else on_device(value)
+                object.__setattr__(self, name, hashing.own(copy))
         words = self.data_identity()
         if not isinstance(words, jax.core.Tracer):
             with jax.ensure_compile_time_eval():
-                words = jnp.asarray(words)
+                words = words if isinstance(words, jax.Array) else on_device(words)
         object.__setattr__(self, "identity", words)
 
     def data_identity(self):

@@ -97,7 +97,7 @@ def _found(places) -> Path | None:
 
 
 def _parse(where, path):
-    rows, marks, at = [], [], []
+    rows, marks, line_numbers = [], [], []
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -119,7 +119,7 @@ def _parse(where, path):
             )
         rows.append(fields[:-1])
         marks.append(fields[-1].removesuffix("."))  # adult.test ends its labels with a full stop
-        at.append(number)
+        line_numbers.append(number)
     if not rows:
         checks.fail(where, "at least one row", f"none in {path}")
     columns = dict(zip(ATTRIBUTES, zip(*rows, strict=True), strict=True))
@@ -130,7 +130,7 @@ def _parse(where, path):
         try:
             return np.array([numbers[value] for value in values])
         except KeyError as error:
-            line = at[values.index(error.args[0])]
+            line = line_numbers[values.index(error.args[0])]
             checks.fail(
                 where, f"a published value of {name}", f"{error.args[0]!r} in {path}, line {line}"
             )
@@ -141,7 +141,9 @@ def _parse(where, path):
         if not all(whole):
             bad = whole.index(False)
             checks.fail(
-                where, f"a whole number {name}", f"{columns[name][bad]!r} in {path}, line {at[bad]}"
+                where,
+                f"a whole number {name}",
+                f"{columns[name][bad]!r} in {path}, line {line_numbers[bad]}",
             )
         x[:, i] = np.array(columns[name], np.float64) / ATTRIBUTES[name]
     first = len(NUMBERS)
@@ -159,7 +161,7 @@ def _download(where, folder):
     from sklearn.datasets import fetch_openml
 
     try:
-        found = fetch_openml("adult", version=2, as_frame=False, parser="liac-arff", cache=False)
+        bunch = fetch_openml("adult", version=2, as_frame=False, parser="liac-arff", cache=False)
     except Exception as error:  # whatever the network, the host or the disk came up with
         checks.fail(
             where,
@@ -169,9 +171,9 @@ def _download(where, folder):
             error=DataUnavailable,
         )
     columns = [
-        _texts(found, found.data[:, found.feature_names.index(name)], name) for name in ATTRIBUTES
+        _texts(bunch, bunch.data[:, bunch.feature_names.index(name)], name) for name in ATTRIBUTES
     ]
-    lines = [", ".join(fields) for fields in zip(*columns, found.target, strict=True)]
+    lines = [", ".join(fields) for fields in zip(*columns, bunch.target, strict=True)]
     train, test = FILES.values()
     if len(lines) != train + test:
         checks.fail(
@@ -181,12 +183,12 @@ def _download(where, folder):
             "Get the files of the UCI repository.",
         )
     # The first persons of the two files, as published: another order would be another split.
-    for at, age, weight in ((0, "25", "226802"), (test, "39", "77516")):
-        if (columns[0][at], columns[2][at]) != (age, weight):
+    for row, age, weight in ((0, "25", "226802"), (test, "39", "77516")):
+        if (columns[0][row], columns[2][row]) != (age, weight):
             checks.fail(
                 where,
                 "OpenML's rows in the order test, train",
-                f"another person at row {at}",
+                f"another person row row {row}",
                 "Get the files of the UCI repository.",
             )
     folder.mkdir(parents=True, exist_ok=True)
@@ -194,10 +196,10 @@ def _download(where, folder):
         (folder / name).write_text("\n".join(part) + "\n", encoding="ascii")
 
 
-def _texts(found, values, name):
+def _texts(bunch, values, name):
     """A column of OpenML as the texts of the file: categories come as numbers, an unknown value as
     nan."""
     if name in CATEGORIES:
-        known = found.categories[name]
+        known = bunch.categories[name]
         return ["?" if np.isnan(v) else known[int(v)] for v in values.astype(float)]
     return [str(int(v)) for v in values]

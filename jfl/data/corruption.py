@@ -88,8 +88,11 @@ def salt_and_pepper(
     low, high = (end.astype(x.dtype) for end in ends)
     rng, shape = np.random.default_rng([seed, PIXELS]), x.shape[1:]
     step = max(1, ROOM // max(x[:1].size, 1))
-    for at in range(0, len(x), step):  # a view of x: every row is drawn for, in order
-        part, half = x[at : at + step], levels[at : at + step].reshape(-1, *[1] * len(shape)) / 2
+    for first in range(0, len(x), step):  # a view of x: every row is drawn for, in order
+        part, half = (
+            x[first : first + step],
+            levels[first : first + step].reshape(-1, *[1] * len(shape)) / 2,
+        )
         u = rng.random(part.shape)
         part[u < half] = low
         part[u >= 1 - half] = high

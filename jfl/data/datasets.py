@@ -7,12 +7,13 @@ one name in `__all__`.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks
+from ..core.options import Setting
 from . import adult as uci
 from . import synthetic as generator
 from . import tfds
@@ -217,10 +218,10 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
 
 
 def synthetic(
-    alpha: float = 0.0,
-    beta: float = 0.0,
-    clients: int = 100,
-    rows: int | Sequence[int] = 5000,
+    alpha: Annotated[float, Setting("synthetic_alpha")] = 0.0,
+    beta: Annotated[float, Setting("synthetic_beta")] = 0.0,
+    clients: Annotated[int, Setting("clients")] = 100,
+    rows: Annotated[int | Sequence[int], Setting("rows_per_client")] = 5000,
     *,
     features: int = 40,
     classes: int = 10,
@@ -232,7 +233,7 @@ def synthetic(
     skew: float = 2.0,
     min_rows: int = 50,
     test_fraction: float = 0.2,
-    seed: int = 0,
+    seed: Annotated[int, Setting("partition_seed")] = 0,
 ) -> Dataset:
     """Synthetic(alpha, beta): every client has its own linear classifier and its own cloud of
     points.
@@ -263,6 +264,13 @@ def synthetic(
     Owners   `partition.natural()`, without arguments, gives every client its rows.  A client's rows
     depend on the
              seed, its number and its size, not on how many others there are.
+
+    Args:
+        alpha: variance of the mean of a client's classifier.
+        beta: variance of the mean of a client's centre; large is heterogeneous.
+        clients: number of clients.
+        rows: rows of a client, a fifth for the test.  Or one number a client, a list.
+        seed: of all draws.
 
     References:
         Li et al., MLSys 2020 (FedProx), section 5.1.  As Noble et al., AISTATS 2022: the defaults,

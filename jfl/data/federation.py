@@ -7,11 +7,11 @@ neighbours.
 
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks
 from ..core.hashing import own
+from ..core.pytrees import on_device
 from ..core.records import Federation
 from .datasets import Dataset, checked_arrays
 from .partition import Partition, natural
@@ -100,11 +100,11 @@ def federate(
         )
     index, size = _padded([part[k:] for part, k in zip(rows, kept, strict=True)])
     test_index, test_size = _padded([part[:k] for part, k in zip(rows, kept, strict=True)])
-    # jnp.array copies; asarray may share memory with the caller, who could change the rows of a run
+    # copies: asarray may share memory with the caller, who could change the rows of a run
     # later.
     return Federation(
         *(
-            own(jnp.array(value))
+            own(on_device(value))
             for value in (x, y, index, size, x_test, y_test, test_index, test_size)
         ),
         classes=classes,

@@ -135,19 +135,19 @@ class Population:
         first = self.offsets[np.where(there, ids, 0)]
         size = np.where(there, self.offsets[np.where(there, ids, 0) + 1] - first, 0)
         mask = np.arange(self.slots) < size[:, None]
-        at = np.where(mask, first[:, None] + np.arange(self.slots), 0)
-        return (at if self.order is None else np.where(mask, self.order[at], 0)), mask
+        positions = np.where(mask, first[:, None] + np.arange(self.slots), 0)
+        return (positions if self.order is None else np.where(mask, self.order[positions], 0)), mask
 
     def fetch(self, ids):
         """x [m, N, ...] and y [m, N] of clients `ids`; zeros where a client has no more rows."""
-        at, mask = self.rows(np.asarray(ids))
+        positions, mask = self.rows(np.asarray(ids))
         count, out = int(mask.sum()), []
         if not count:  # of a process whose slots are all empty
             return tuple(
                 np.zeros(mask.shape + rest, kind) for kind, rest in zip(self.kind, (self.shape, ()))
             )
-        found = [np.asarray(v) for v in self.read(at[mask])]
-        for value, kind, rest in zip(found, self.kind, (self.shape, ())):
+        values = [np.asarray(v) for v in self.read(positions[mask])]
+        for value, kind, rest in zip(values, self.kind, (self.shape, ())):
             if value.shape != (count, *rest):
                 checks.fail(
                     "population",
@@ -155,14 +155,14 @@ class Population:
                     list(value.shape),
                     CHANGED,
                 )
-            held = np.zeros(mask.shape + rest, kind)
-            held[mask] = value
-            out.append(held)
-        if self.classes and not 0 <= found[1].min() <= found[1].max() < self.classes:
+            padded = np.zeros(mask.shape + rest, kind)
+            padded[mask] = value
+            out.append(padded)
+        if self.classes and not 0 <= values[1].min() <= values[1].max() < self.classes:
             checks.fail(
                 "population",
                 f"labels below {self.classes}, as at first",
-                f"{found[1].min()} to {found[1].max()}",
+                f"{values[1].min()} to {values[1].max()}",
                 CHANGED,
             )
         self.forget()
@@ -172,9 +172,9 @@ class Population:
         """Let go of the pages of memory-mapped files: they stay in the system's cache, not in this
         process."""
         for x in self.arrays:
-            held = getattr(x, "_mmap", None)
-            if held is not None and hasattr(mmap, "MADV_DONTNEED") and x.mode in ("r", "r+"):
-                held.madvise(mmap.MADV_DONTNEED)
+            memory_map = getattr(x, "_mmap", None)
+            if memory_map is not None and hasattr(mmap, "MADV_DONTNEED") and x.mode in ("r", "r+"):
+                memory_map.madvise(mmap.MADV_DONTNEED)
 
 
 def _reader(rows, fields, prepare):
@@ -184,18 +184,18 @@ def _reader(rows, fields, prepare):
         if prepare is None:
             return x
         try:
-            found = np.asarray(prepare(x))
+            prepared_rows = np.asarray(prepare(x))
         except Exception as error:  # of a function of the user's own
             checks.fail(
                 "population", "prepare, a function from x [m, ...] to [m, ...]", checks.cause(error)
             )
-        if found.shape[:1] != x.shape[:1]:
+        if prepared_rows.shape[:1] != x.shape[:1]:
             checks.fail(
                 "population",
                 "prepare, a function from x [m, ...] to [m, ...]",
-                f"{list(found.shape)} of {list(x.shape)}",
+                f"{list(prepared_rows.shape)} of {list(x.shape)}",
             )
-        return found
+        return prepared_rows
 
     if isinstance(rows, tuple | list):
         need = "rows = (x, y) of equally many rows, or a data source"
@@ -207,7 +207,7 @@ def _reader(rows, fields, prepare):
         if len(arrays) != 2 or shapes[0][:1] != shapes[1] or len(shapes[1]) != 1:
             checks.fail("population", need, f"{shapes}")
         x, y = arrays
-        return lambda at: (prepared(x[at]), y[at]), len(y), (x, y)
+        return lambda positions: (prepared(x[positions]), y[positions]), len(y), (x, y)
     if (
         not hasattr(rows, "__getitem__")
         or not hasattr(rows, "__len__")
@@ -216,10 +216,10 @@ def _reader(rows, fields, prepare):
         checks.fail(
             "population", "rows = (x, y), or a data source with len and [i]", type(rows).__name__
         )
-    many = getattr(rows, "__getitems__", lambda at: [rows[i] for i in at])
+    many = getattr(rows, "__getitems__", lambda positions: [rows[i] for i in positions])
 
-    def read(at):
-        items = many([int(a) for a in at])
+    def read(positions):
+        items = many([int(a) for a in positions])
         try:
             x, y = zip(
                 *(tuple(i[f] for f in fields) if isinstance(i, dict) else i for i in items),
@@ -230,7 +230,7 @@ def _reader(rows, fields, prepare):
             checks.fail(
                 "population",
                 f"items (x, y), or dicts with {' and '.join(fields)}, of one shape",
-                f"{type(error).__name__}: {str(error)[:200]} in rows from {at[0]} on",
+                f"{type(error).__name__}: {str(error)[:200]} in rows from {positions[0]} on",
             )
 
     return read, len(rows), ()
@@ -242,8 +242,8 @@ def _looked_at(host, n, test, classes, where):
     total, most, like = Rows(), -1, None
     step = max(1, BLOCK // max(1, np.asarray(host.read(np.arange(1))[0]).size))
     for first in range(0, n, step):
-        at = np.arange(first, min(first + step, n))
-        x, y = (np.asarray(v) for v in host.read(at))
+        positions = np.arange(first, min(first + step, n))
+        x, y = (np.asarray(v) for v in host.read(positions))
         if x.dtype.kind == "f":
             x = x.astype(np.float32, copy=False)
         likely = (
@@ -252,7 +252,7 @@ def _looked_at(host, n, test, classes, where):
             else max(int(y.max(initial=0)), most) + 1
         )
         try:
-            x, y, *_, found = checked_arrays(
+            x, y, *_, classes_of_block = checked_arrays(
                 f"{where}, rows from {first} on", x, y, x[:1], y[:1], likely
             )
         except ValueError:
@@ -264,7 +264,11 @@ def _looked_at(host, n, test, classes, where):
                 f"rows like the first, {like[0].dtype}{list(like[0].shape[1:])}",
                 f"{x.dtype}{list(x.shape[1:])}",
             )
-        like, host.kind, most = (x[:1], y[:1]), (x.dtype, y.dtype), max(most, int(found) - 1)
+        like, host.kind, most = (
+            (x[:1], y[:1]),
+            (x.dtype, y.dtype),
+            max(most, int(classes_of_block) - 1),
+        )
         total.add(x, y)
         host.forget()
     if classes is None:
@@ -274,6 +278,6 @@ def _looked_at(host, n, test, classes, where):
     clients = len(host.offsets) - 1
     step = max(1, BLOCK // host.slots)
     for first in range(0, clients, step):
-        at, mask = host.rows(np.arange(first, min(first + step, clients)))
-        total.own(at[mask])
+        positions, mask = host.rows(np.arange(first, min(first + step, clients)))
+        total.own(positions[mask])
     return host, classes, total.words(np.diff(host.offsets)), like

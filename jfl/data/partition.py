@@ -13,10 +13,12 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
 from ..core import checks
+from ..core.options import Setting
 
 # those that a config can name; `sizes` takes a number for each client
 __all__ = ["dirichlet", "iid", "labels", "natural", "power_law", "shards", "similarity"]
@@ -88,19 +90,25 @@ def _split_iid(labels, clients, rng):
 
 
 def dirichlet(
-    clients: int, alpha: float, min_rows: int = 1, balanced: bool = False, seed: int = 0
+    clients: int,
+    alpha: float = 0.3,
+    min_rows: Annotated[int, Setting(default=16)] = 1,
+    balanced: bool = False,
+    seed: int = 0,
 ) -> Partition:
     """Label skew: small alpha gives each client few classes, large alpha the mixture of the whole.
 
-    Split    Each class is cut by proportions ~ Dirichlet(alpha, ..., alpha) over the clients, so
-    sizes vary too.
-             Then single rows, drawn at random from whoever is largest, move to clients below
-             min_rows; their number
-             is in the note.  min_rows=0 leaves clients without rows, which `federate` refuses.
-             balanced=True: equal sizes (to one row); each client draws a class mixture ~
-             Dirichlet(alpha * classes *
-             share of each class) and takes its rows by it while the classes last, in random order
-             of the clients.
+    Each class is cut by proportions ~ Dirichlet(alpha, ..., alpha) over the clients, so sizes vary
+    too.  Then single rows, drawn at random from whoever is largest, move to clients below min_rows;
+    their number is in the note.  min_rows=0 leaves clients without rows, which `federate` refuses.
+
+    With balanced=True all sizes are equal (to one row).  In random order, each client draws a class
+    mixture ~ Dirichlet(alpha * classes * share of each class), and takes its rows by it while the
+    classes last.
+
+    Args:
+        alpha: concentration; small is heterogeneous.
+        min_rows: least rows of a client.
 
     Units:
         alpha > 0: one class's concentration, in both forms; min_rows in rows.
@@ -201,15 +209,18 @@ def _balanced_dirichlet(by_class, clients, alpha, rng):
 def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partition:
     """Label shards: every client holds rows of exactly `classes_per_client` classes.
 
-    Split    clients * classes_per_client shards of one class each, as equal in size as the classes
-    allow (large
-             classes are cut into more), dealt at random so that a client never gets a class twice.
+    There are clients * classes_per_client shards of one class each, as equal in size as the classes
+    allow (large classes are cut into more).  They are dealt at random, so that no client gets a
+    class twice.
+
+    Args:
+        classes_per_client: classes each client holds.
 
     Raises:
         ValueError: if there are fewer classes than classes_per_client, fewer shards than classes (a
             row would have no owner), or too few rows of the classes to cut.
 
-    Sizes    follow from the classes; `labels` fixes the sizes instead.
+    Sizes follow from the classes; `labels` fixes the sizes instead.
 
     References:
         McMahan et al., AISTATS 2017, section 3; their shards, cut at equal sizes, may straddle two
@@ -283,20 +294,25 @@ def _shard_counts(sizes, clients, per_client):
 
 def labels(
     clients: int,
-    classes_per_client: int,
-    rows: int | None = None,
+    classes_per_client: int = 2,
+    rows: Annotated[int | None, Setting("rows_per_client")] = None,
     exponent: float = 0.0,
-    min_rows: int | None = None,
+    min_rows: Annotated[int | None, Setting(default=16)] = None,
     seed: int = 0,
 ) -> Partition:
     """Exactly `classes_per_client` classes at every client, and sizes that are given: equal, or by
     a power law.
 
-    Split    Clients from the largest to the smallest draw classes, by the rows each has left among
-    those that still
-             hold an equal part of the client; where a class is drawn beyond its rows, clients with
-             several classes
-             take more of the others.  Rows that remain have no owner, and the note says how many.
+    Clients draw classes, from the largest client to the smallest.  A class that still holds an
+    equal part of the client is drawn with a probability proportional to its rows that are left.
+    Where a class is drawn beyond its rows, clients with several classes take more of the others.
+    Rows that remain have no owner, and the note says how many.
+
+    Args:
+        classes_per_client: classes each client holds.
+        rows: rows of a client; default all rows.
+        exponent: of the sizes, 0 is equal.
+        min_rows: least rows of a client.
 
     Units:
         rows: of a client on average, exactly with exponent=0; None: all rows, sizes differ by at
@@ -366,12 +382,13 @@ def sizes(
     """Client c gets exactly rows[c] rows: dealt at random, or of exactly `classes_per_client`
     classes.
 
-    Split    None: iid.  A number: classes are drawn, and filled in parts as equal as the data
-    allow, as in `labels`.
-             Rows that remain have no owner, and the note says how many.
+    Without `classes_per_client` rows are iid.  With it, classes are drawn, and filled in parts as
+    equal as the data allow, as in `labels`.  Rows that remain have no owner, and the note says how
+    many.
 
-    Units:
+    Args:
         rows: a whole number for each client, at least classes_per_client.
+        classes_per_client: classes each client holds; None: dealt from all.
 
     Raises:
         ValueError: if the rows are too few, or if 20 deals do not fit the classes.
@@ -525,11 +542,20 @@ def _fit_to_classes(take, available):
     return take
 
 
-def power_law(clients: int, exponent: float = 1.0, min_rows: int = 1, seed: int = 0) -> Partition:
+def power_law(
+    clients: int,
+    exponent: float = 1.0,
+    min_rows: Annotated[int, Setting(default=16)] = 1,
+    seed: int = 0,
+) -> Partition:
     """Quantity skew: the i-th largest client has rows ~ i ** -exponent; labels are iid.
 
-    Split    Sizes below min_rows are raised to it and the rest keeps its proportions; which client
-    is large is drawn.
+    Sizes below min_rows are raised to it and the rest keeps its proportions; which client is large
+    is drawn.
+
+    Args:
+        exponent: of the sizes, 0 is equal.
+        min_rows: least rows of a client.
 
     Units:
         exponent >= 0 (0: equal sizes); min_rows in rows.
@@ -559,17 +585,24 @@ def _split_power_law(labels, clients, rng, *, exponent, min_rows):
 
 
 def similarity(
-    clients: int, share: float, rows: int | None = None, by: str = "class", seed: int = 0
+    clients: int,
+    share: float = 0.0,
+    rows: Annotated[int | None, Setting("rows_per_client")] = None,
+    by: str = "class",
+    seed: int = 0,
 ) -> Partition:
     """A share of each client's rows is iid, the rest is of one kind; sizes are equal.
 
-    Split    round(share * rows) rows a client are dealt at random from all.  The rest, by="class":
-    client c takes
-             rows of class c mod (number of classes); when a class runs dry its clients get equal
-             parts of it and
-             rows of any class for what is missing, and the note counts these.  by="sorted": the
-             other rows are
-             sorted by label and cut into equal pieces.
+    Each client gets round(share * rows) rows at random from all.  The rest depends on `by`:
+
+    - "class": client c takes rows of class c mod (number of classes).  When a class runs dry, its
+      clients get equal parts of it, and rows of any class for what is missing; the note counts
+      these.
+    - "sorted": the other rows are sorted by label and cut into equal pieces.
+
+    Args:
+        share: part of a client's rows that is iid.
+        rows: rows of a client; default all rows.
 
     Units:
         share in [0, 1]: 1 is iid.  rows of a client; None: all rows, sizes differ by at most one.

@@ -99,22 +99,22 @@ def generate(
     for client, (n, m) in enumerate(zip(size, test, strict=True)):
         rng = np.random.default_rng([seed, 1, client])
         weight, bias = _classifier(rng, features, classes, alpha, means) if model is None else model
-        own = rng.standard_normal((n, features), np.float32)
-        own *= decay
+        features_x = rng.standard_normal((n, features), np.float32)
+        features_x *= decay
         if not iid:
-            own += _normal(rng, features, beta, means).astype(np.float32)
-        label = (own @ weight.astype(np.float32) + bias.astype(np.float32)).argmax(1)
+            features_x += _normal(rng, features, beta, means).astype(np.float32)
+        label = (features_x @ weight.astype(np.float32) + bias.astype(np.float32)).argmax(1)
         other = rng.random(n) < label_noise
         label[other] = rng.integers(classes, size=other.sum())
         # Rows of a client have one law and no order, so the first are as good for training as any.
-        at, test_at = (
+        index, test_index = (
             slice(ends[client] - (n - m), ends[client]),
             slice(test_ends[client] - m, test_ends[client]),
         )
-        x[at], y[at], x_test[test_at], y_test[test_at] = (
-            own[: n - m],
+        x[index], y[index], x_test[test_index], y_test[test_index] = (
+            features_x[: n - m],
             label[: n - m],
-            own[n - m :],
+            features_x[n - m :],
             label[n - m :],
         )
     return x, y, x_test, y_test, np.repeat(np.arange(clients), size - test)

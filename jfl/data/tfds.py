@@ -58,18 +58,18 @@ def _places(data_dir) -> list[Path]:
         if not isinstance(data_dir, (str, os.PathLike)):
             checks.fail("datasets", "data_dir, a path", checks.shown(data_dir))
         return [Path(data_dir).expanduser(), Path(data_dir).expanduser() / "tfds"]
-    own = os.environ.get("JFL_DATA_DIR")
-    places = [Path(own).expanduser() / "tfds", Path(own).expanduser()] if own else []
+    variable = os.environ.get("JFL_DATA_DIR")
+    places = [Path(variable).expanduser() / "tfds", Path(variable).expanduser()] if variable else []
     return places + [Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()]
 
 
 def _find(name, data_dir) -> Path | None:
     """The newest prepared version of `name` in the first place that has one."""
     for place in _places(data_dir):
-        found = [path.parent for path in (place / name).glob("*.*.*/dataset_info.json")]
-        found = [path for path in found if path.name.replace(".", "").isdigit()]
-        if found:
-            return max(found, key=lambda path: [int(part) for part in path.name.split(".")])
+        folders = [path.parent for path in (place / name).glob("*.*.*/dataset_info.json")]
+        folders = [path for path in folders if path.name.replace(".", "").isdigit()]
+        if folders:
+            return max(folders, key=lambda path: [int(part) for part in path.name.split(".")])
     return None
 
 
@@ -166,9 +166,9 @@ def _stored_digest(stored):
 
 
 def _cache_dir() -> Path:
-    own = os.environ.get("JFL_CACHE_DIR")
-    if own:
-        return Path(own).expanduser()
+    variable = os.environ.get("JFL_CACHE_DIR")
+    if variable:
+        return Path(variable).expanduser()
     user = (
         os.environ.get("XDG_CACHE_HOME")
         or (os.name == "nt" and os.environ.get("LOCALAPPDATA"))

@@ -220,7 +220,7 @@ def _fitted(name, x, public):
 def _moments(x, covariance=False):
     """Mean [d], variance [d] and, if asked for, covariance [d, d], in float64: the mean first, then
     what is left."""
-    blocks = [x[at : at + BLOCK] for at in range(0, len(x), BLOCK)]
+    blocks = [x[first : first + BLOCK] for first in range(0, len(x), BLOCK)]
     mean = sum(block.sum(0, dtype=np.float64) for block in blocks) / len(x)
     if not covariance:
         return mean, sum(np.square(block - mean).sum(0) for block in blocks) / len(x), None

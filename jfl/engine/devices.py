@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..core import checks
+from ..core.errors import ArgumentError
 
 AXES = ("points", "clients")
 GOODBYE = 20  # seconds
@@ -220,7 +221,7 @@ def exchange(where: str, text: str = "", refusal: str = ""):
     every = np.asarray(multihost_utils.process_allgather(mine))
     for i, words in enumerate(every[:, 32:]):
         if message := words.tobytes().decode(errors="replace").strip():
-            raise ValueError(
+            raise ArgumentError(
                 message if i == jax.process_index() else f"process {i} refuses: {message}"
             )
     if other := [i for i, one in enumerate(every) if not np.array_equal(one, every[0])]:

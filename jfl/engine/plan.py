@@ -333,7 +333,8 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
 
 def _weights(weights, fed, sampler):
     clients = sampler.clients
-    share = jnp.full(clients, 1 / clients, jnp.float32) if sampler.share is None else sampler.share
+    even = np.full(clients, 1 / clients, np.float32)
+    share = even if sampler.share is None else sampler.share
     if callable(weights):
         weights = weights if isinstance(weights, Fn) else Fn(weights)
         if _shape(weights, "weights") != (clients,):
@@ -342,10 +343,10 @@ def _weights(weights, fed, sampler):
                 f"one weight for each of {clients} clients from a function of the round",
                 f"shape {_shape(weights, 'weights')}",
             )
-        return Fn(_scaled, dict(of=weights, share=share))
+        return Fn(_scaled, dict(of=weights, share=jnp.asarray(share)))
     if isinstance(weights, str):
         checks.choice("plan", ("uniform", "size"), weights=weights)
-        weights = fed.size if weights == "size" else jnp.ones(clients)
+        weights = fed.size if weights == "size" else np.ones(clients, np.float32)
     if checks.ndim("plan", "weights", weights) != 1 or np.shape(weights) != (clients,):
         checks.fail(
             "plan",
@@ -357,7 +358,17 @@ def _weights(weights, fed, sampler):
     checks.nonnegative("plan", weights=weights)
     if checks.concrete(weights) and not np.asarray(weights).sum() > 0:
         checks.fail("plan", "weights with a positive sum", f"{weights!r}")
-    return _scaled(None, of=jnp.asarray(weights), share=share)
+    if checks.concrete((weights, share)) and _whole(np.asarray(weights)):
+        values = np.asarray(weights, np.float32)
+        return pytrees.on_device(values / values.sum() / np.asarray(share))
+    return _scaled(None, of=jnp.asarray(weights), share=jnp.asarray(share))
+
+
+def _whole(weights) -> bool:
+    """True of whole numbers, not negative, whose float32 sum is exact in any order: the host's is
+    the device's."""
+    values = weights.astype(np.float64)
+    return bool((values >= 0).all() and (values == np.floor(values)).all() and values.sum() < 2**24)
 
 
 @named("plan.weights")

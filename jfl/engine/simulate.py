@@ -225,9 +225,8 @@ def _entered(run: Run, words):
     there = enter(
         dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words
     )
-    run = dataclasses.replace(
-        run, identity=jnp.asarray(there.identity), history=jnp.asarray(there.history)
-    )
+    identity_, history = (pytrees.on_device(x) for x in (there.identity, there.history))
+    run = dataclasses.replace(run, identity=identity_, history=history)
     return run, noise_words(there.identity, there.history, there.attempt)
 
 

@@ -119,11 +119,11 @@ def classifier(fed: Federation, module: nn.Module) -> Task:
             f"{logits.shape}",
             "It is called on one example, without a batch axis.",
         )
-    held = dict(module=module)
+    data = dict(module=module)
     return Task(
-        Fn(_init, static=dict(held, shape=shape)),
-        Fn(_cross_entropy, static=held),
-        Fn(_predict, static=held),
+        Fn(_init, static=dict(data, shape=shape)),
+        Fn(_cross_entropy, static=data),
+        Fn(_predict, static=data),
     )
 
 
@@ -176,8 +176,12 @@ def logistic(fed: Federation) -> Task:
     return classifier(fed, _Mlp((), fed.classes))
 
 
-def mlp(fed: Federation, hidden: Sequence[int] = (64,)) -> Task:
-    """Dense layers with ReLU."""
+def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
+    """Dense layers with ReLU.
+
+    Args:
+        hidden: widths of the hidden layers.
+    """
     checks.kind("models.mlp", Federation, "jfl.federate", fed=fed)
     hidden = checks.several("models.mlp", hidden=hidden)
     for width in hidden:

@@ -284,10 +284,12 @@ def _chen(plan, rounds, delta, view):
 
 def _chen_noise(plan, epsilon, rounds, delta, view):
     often, steps, clip_norm, batch, rows = _chen_run(plan, rounds)
-    found = chen2024.calibrate_sigma(
+    calibrated = chen2024.calibrate_sigma(
         epsilon, delta, often, steps, clip_norm, batch, rows, strict=False
     )
-    return (np.asarray(found.value) * np.minimum(batch, rows) / (2 * clip_norm)).astype(np.float32)
+    return (np.asarray(calibrated.value) * np.minimum(batch, rows) / (2 * clip_norm)).astype(
+        np.float32
+    )
 
 
 # --- Li, Wang, Wu 2025

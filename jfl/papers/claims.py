@@ -43,9 +43,9 @@ def claim(place: str, verdict: str, why: str = ""):
 
 def of(module) -> tuple[Claim, ...]:
     """The claims of a module, in the order of its source."""
-    found = [
+    matching = [
         v.claim
         for v in vars(module).values()
         if isinstance(getattr(v, "claim", None), Claim) and v.__module__ == module.__name__
     ]
-    return tuple(sorted(found, key=lambda c: c.function.__code__.co_firstlineno))
+    return tuple(sorted(matching, key=lambda c: c.function.__code__.co_firstlineno))

@@ -70,7 +70,7 @@ def calibrate(
     taint.warn("jfl.calibrate", entry)
     if over == "noise_multiplier":
         noisier = lambda z: with_noise(entry, z)
-        found = [_noise(noisier, target, rounds, delta) for target in np.ravel(epsilon)]
+        solved = [_noise(noisier, target, rounds, delta) for target in np.ravel(epsilon)]
     else:
         if changing(plan):
             checks.fail(
@@ -79,8 +79,8 @@ def calibrate(
                 "a function of the round",
                 "Look along jfl.epsilons(plan, range(...)).",
             )
-        found = [_rounds(entry, target, delta) for target in np.ravel(epsilon)]
-    return found[0] if np.ndim(epsilon) == 0 else np.reshape(found, np.shape(epsilon))
+        solved = [_rounds(entry, target, delta) for target in np.ravel(epsilon)]
+    return solved[0] if np.ndim(epsilon) == 0 else np.reshape(solved, np.shape(epsilon))
 
 
 def calibrate_per_client(
@@ -109,10 +109,10 @@ def calibrate_per_client(
         ValueError: as `calibrate`.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
-    found = entries_of(plan, rounds, delta)
+    listed = entries_of(plan, rounds, delta)
     choices(None, view, None)
     entry = (
-        choose("jfl.calibrate_per_client", plan, found, "example", view, None) if found else None
+        choose("jfl.calibrate_per_client", plan, listed, "example", view, None) if listed else None
     )
     if entry is None or entry.noise_of == "server":
         checks.fail(

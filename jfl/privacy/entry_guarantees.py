@@ -98,40 +98,40 @@ def overflowing(entry: Entry, times, delta):
 # --- choice
 
 
-def entries_of(plan, rounds, delta):
+def entries_of(plan, rounds, delta) -> list[Entry]:
+    """The ledger of a plan, for a guarantee of so many rounds at this delta."""
     checks.kind("jfl.guarantee", Plan, "jfl.plan", plan=plan)
     checks.whole("jfl.guarantee", most=MOST, rounds=rounds)
     check_delta(delta)
     return ledger.entries(plan, rounds)
 
 
-def choices(unit, view, adjacency):
+def choices(unit, view, adjacency) -> None:
+    """Refuse what is no unit, view or adjacency."""
     checks.choice("jfl.guarantee", (None, "example", "client"), unit=unit)
     checks.choice("jfl.guarantee", (None, *ledger.VIEWS), view=view)
     checks.choice("jfl.guarantee", (None, "add_remove", "replace_one"), adjacency=adjacency)
 
 
-def choose(where, plan, entries, unit, view, adjacency):
+def choose(where, plan, entries, unit, view, adjacency) -> Entry:
     """The one entry that answers; without a view, of the server's where it has one, else of a third
-    party's."""
-    errors = []
-    for one in (view,) if view else ledger.VIEWS:
-        fit = _fit(entries, unit, one, adjacency)
-        if len(fit) == 1 and not fit[0].refusal:
-            return fit[0]
-        errors.append((len(fit), fit[0].refusal if len(fit) == 1 else ""))
-    refusals = [refusal for _, refusal in errors if refusal]
-    if refusals:
-        raise NotAnalysable(refusals[0])
-    names = ", ".join(
-        [f"{n}={v!r}" for n, v in dict(unit=unit, view=view, adjacency=adjacency).items() if v]
-        or ["neither unit nor view"]
-    )
-    fits = (
-        f"{errors[0][0]} of them"
-        if view
-        else " and ".join(f"{n} of them for view={v!r}" for (n, _), v in zip(errors, ledger.VIEWS))
-    )
+    party's.
+
+    Raises:
+        NotAnalysable: with the refusal of the entry that was asked for; if no entry has an answer.
+        ArgumentError: with the choices there are, where none or several entries fit.
+    """
+    views = (view,) if view else ledger.VIEWS
+    fits = {one: _fit(entries, unit, one, adjacency) for one in views}
+    single = [fit[0] for fit in fits.values() if len(fit) == 1]
+    answers = [entry for entry in single if not entry.refusal]
+    if answers:
+        return answers[0]
+    if single:
+        raise NotAnalysable(single[0].refusal)
+    asked = dict(unit=unit, view=view, adjacency=adjacency)
+    names = [f"{name}={value!r}" for name, value in asked.items() if value]
+    count = {one: f"{len(fit)} of them" for one, fit in fits.items()}
     options = "; ".join(
         dict.fromkeys(
             f"unit={e.unit!r}, view={e.view!r}, adjacency={e.adjacency!r}"
@@ -140,12 +140,13 @@ def choose(where, plan, entries, unit, view, adjacency):
         )
     )
     because = ""
-    if view == "server" and not errors[0][0] and ledger.only_the_release(plan):
+    if view == "server" and not fits[view] and ledger.only_the_release(plan):
         because = "The server sees every upload before the noise of the release is added. "
     checks.fail(
         where,
         "one guarantee that this plan's noise can prove",
-        f"{names}, which fits {fits}",
+        f"{', '.join(names) or 'neither unit nor view'}, which fits "
+        + (count[view] if view else " and ".join(f"{n} for view={v!r}" for v, n in count.items())),
         f"{because}Choices: {options or 'none'}.",
         error=ArgumentError if options else NotAnalysable,
     )
@@ -161,12 +162,14 @@ def _fit(entries, unit, view, adjacency):
     if len(fit) > 1:
         fit = [e for e in fit if not e.implied] or fit
     good = [e for e in fit if not e.refusal]
-    if good and len({(e.unit, e.adjacency) for e in fit}) == 1:
+    if not good or len({(e.unit, e.adjacency) for e in fit}) > 1:
+        return fit
+    if len(good) > 1:
         # noise on the uploads and on the release: each proves it alone, so take the one that does
         # better
         rounds = max((len(effective(p)) for e in good if e.changes for p in e.parts), default=1)
-        fit = [min(good, key=lambda e: _rough(e, rounds))]
-    return fit
+        good = [min(good, key=lambda e: _rough(e, rounds))]
+    return good
 
 
 def _rough(entry, rounds):

@@ -35,13 +35,13 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
     Raises:
         ValueError: unless rounds is whole and delta in (0, 1).
     """
-    found = []
+    proved = []
     for entry in entries_of(plan, rounds, delta):
         try:
-            found.append(guarantee_of(entry, rounds, delta))
+            proved.append(guarantee_of(entry, rounds, delta))
         except NotAnalysable:  # guarantee(unit, view) says why
             pass
-    return tuple(found)
+    return tuple(proved)
 
 
 def guarantee(
@@ -94,7 +94,7 @@ def guarantee(
     100, 0)]).
     """
     options = dict(cap=cap, quantile=quantile, realised=realised)
-    told = any(v is not None for v in options.values())
+    counted_otherwise = any(v is not None for v in options.values())
     checks.whole("jfl.guarantee", least=0, most=MOST, uplinks=uplinks)
     if not isinstance(plan, Plan):
         if uplinks:
@@ -104,7 +104,7 @@ def guarantee(
                 "segments",
                 "Take the server's view of all of them.",
             )
-        return _segments(plan, rounds, delta, unit, view, adjacency, told, seeds)
+        return _segments(plan, rounds, delta, unit, view, adjacency, counted_otherwise, seeds)
     if seeds is not None:
         checks.fail(
             "jfl.guarantee", "a list of segments beside seeds", "one plan", "One run has one seed."
@@ -114,17 +114,18 @@ def guarantee(
     if not entries:
         return _bare(delta, unit, adjacency, view)
     if uplinks:
-        return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told)
+        return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, counted_otherwise)
     entry = choose("jfl.guarantee", plan, entries, unit, view, adjacency)
-    if not told:
+    if not counted_otherwise:
         return guarantee_of(entry, rounds, delta)
     how_often, beta, status, caveats = participations(plan, rounds, delta, entry.view, options)
     entry = counted(entry, rounds, how_often)
     entry = entry._replace(
         caveats=tuple(c for c in entry.caveats if code_of(c) != ledger.EVERY_ROUND.code) + caveats
     )
-    found = guarantee_of(entry, 1, delta - beta)
-    return found._replace(delta=float(delta), status=found.status if status == "proved" else status)
+    proved = guarantee_of(entry, 1, delta - beta)
+    status = proved.status if status == "proved" else status
+    return proved._replace(delta=float(delta), status=status)
 
 
 def epsilons(
@@ -159,7 +160,7 @@ def epsilons(
     return overflowing(entry, times, delta)[0]
 
 
-def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
+def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, counted_otherwise):
     """Rounds whose upload is seen are worth that upload: what leaves the server adds no more of
     that client.
 
@@ -167,7 +168,7 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, told):
     they are all seen in the same rounds, and in others than the client's own: 1 / variance is
     convex.
     """
-    if view != "third_party" or told or uplinks > rounds:
+    if view != "third_party" or counted_otherwise or uplinks > rounds:
         checks.fail(
             "jfl.guarantee",
             "view='third_party' and at most `rounds` beside uplinks, and no cap, quantile or "
@@ -211,11 +212,11 @@ def _bare(delta, unit, adjacency, view):
     )
 
 
-def _segments(given, rounds, delta, unit, view, adjacency, told, seeds):
+def _segments(given, rounds, delta, unit, view, adjacency, counted_otherwise, seeds):
     given = list(given) if isinstance(given, (list, tuple)) else []
     if (
         rounds is not None
-        or told
+        or counted_otherwise
         or not given
         or not all(
             isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan) for s in given

@@ -41,14 +41,14 @@ def epsilons_per_client(
     Args, Errors   as `guarantee`.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
-    found = entries_of(plan, rounds, delta)
-    if not found:
+    listed = entries_of(plan, rounds, delta)
+    if not listed:
         return np.where(sizes > 0, math.inf, 0.0)
     choices(None, view, None)
     options = dict(cap=cap, quantile=quantile, realised=realised)
-    entry = choose("jfl.epsilons_per_client", plan, found, "example", view, None)
+    entry = choose("jfl.epsilons_per_client", plan, listed, "example", view, None)
     taint.warn("jfl.epsilons_per_client", entry)
-    if entry.noise_of == "server":  # it of the release protects all alike
+    if entry.noise_of == "server":  # it protects all clients alike
         return np.where(sizes > 0, guarantee_of(entry, rounds, delta).epsilon, 0.0)
     extent, left, whole = extents(plan, entry, rounds, delta, options)
     columns = [np.broadcast_to(z, (len(z), len(sizes))) for z in map(effective, entry.parts)]
@@ -58,13 +58,14 @@ def epsilons_per_client(
         return_index=True,
         return_inverse=True,
     )
-    worth = lambda e: (
+    epsilon_for = lambda e: (
         guarantee_of(e, 1, left).epsilon
         if len(first) <= KINDS
         else overflowing(e, np.ones(1), left)[0][0]
     )
     each = [
-        0.0 if sizes[c] == 0 or extent[c] == 0 else worth(alone(whole, c, rounds)) for c in first
+        0.0 if sizes[c] == 0 or extent[c] == 0 else epsilon_for(alone(whole, c, rounds))
+        for c in first
     ]
     return np.array(each)[which.reshape(-1)]
 
@@ -106,15 +107,15 @@ def participations(plan, rounds, delta, view, options):
                 "already."
             ),
         )
-    found = counts(plan, rounds, **options)
-    if not found[1] < delta:
+    how_often = counts(plan, rounds, **options)
+    if not how_often[1] < delta:
         checks.fail(
             "jfl.guarantee",
             "quantile < delta",
-            f"quantile={found[1]:g}, delta={delta:g}",
+            f"quantile={how_often[1]:g}, delta={delta:g}",
             "It is a part of delta: a tenth is usual.",
         )
-    return found
+    return how_often
 
 
 def counted(entry: Entry, rounds, often) -> Entry:

@@ -8,10 +8,9 @@ from pathlib import Path
 from ..core import checks
 from ..runs import tables
 from ..runs.checkpoint import write
-from . import document as markup
-from . import read, sections
+from . import document, read, sections
 
-MINE = re.compile(r"picture-\d+\.png")
+PICTURE = re.compile(r"picture-\d+\.png")
 
 
 def flags():
@@ -29,24 +28,28 @@ def flags():
         """
 
         directories: Positional[tuple[Path, ...]] = ()
-        """folders of jfl train, sweep or demo, or of an experiment; files of experiments' results, such as
-        experiments/results/li2025.json"""  # noqa: E501
+        """folders of jfl train, sweep or demo, or of an experiment; files of experiments' results,
+        such as experiments/results/li2025.json"""
         out: Path | None = None
-        """the page, FILE.html; FILE.md and FILE_files are written beside it.  Default, of one folder: report.html in it;
-        of one file: the same name with .html"""  # noqa: E501
+        """the page, FILE.html; FILE.md and FILE_files are written beside it.  Default, of one
+        folder: report.html in it; of one file: the same name with .html"""
         tensorboard: Path | None = None
-        """also write the curves as TensorBoard event files into this new directory (needs jfl[tensorboard])"""  # noqa: E501
+        """also write the curves as TensorBoard event files into this new directory (needs
+        jfl[tensorboard])"""
 
     return Report
 
 
 def main(directories, out: Path | None = None, tensorboard: Path | None = None) -> str:
-    """Write the page of some folders or files, FILE.md and FILE_files beside it -> what was
-    written, in words.
+    """Write the page of some folders or files, with FILE.md and FILE_files beside it.
 
     Args:
-        out: FILE.html; default, of one, report.html in the folder or the file's name.  tensorboard:
-            a new directory for the curves as event files too.
+        directories: folders of runs or experiments, and files of experiments' results.
+        out: FILE.html; by default, of one, report.html in the folder or the file's name.
+        tensorboard: a new directory for the curves as event files too.
+
+    Returns:
+        What was written, in words.
 
     Raises:
         ValueError: for a folder that is no finished run, a file that is no experiment's, one of
@@ -61,20 +64,13 @@ def main(directories, out: Path | None = None, tensorboard: Path | None = None) 
         )
     if out is None and len(directories) > 1:
         checks.fail("jfl report", "--out FILE.html for several directories or files", "none")
-    found = [read.read(d, label) for d, label in zip(directories, _labels(directories))]
-    first = found[0].path
-    out = (
-        Path(out)
-        if out is not None
-        else first / "report.html"
-        if first.is_dir()
-        else first.with_suffix(".html")
-    )
-    beside, folder = _places(out)
+    sources = [read.read(d, label) for d, label in zip(directories, _labels(directories))]
+    out = _default_out(sources[0].path) if out is None else Path(out)
+    markdown_file, folder = _places(out)
     try:
-        document = sections.assemble(found)
-        text, pictures = markup.markdown(document, folder.name)
-        page = markup.page(document)
+        assembled = sections.assemble(sources)
+        text, pictures = document.markdown(assembled, folder.name)
+        page = document.page(assembled)
         f"{text}{page}{out}{tensorboard}".encode()
     except UnicodeEncodeError as error:  # a folder's name may be any bytes
         checks.fail(
@@ -83,28 +79,32 @@ def main(directories, out: Path | None = None, tensorboard: Path | None = None) 
             ascii(error.object[: error.end].splitlines()[-1][-60:]),
             "Rename the folder, or mend the file that says so.",
         )
-    more = "" if tensorboard is None else _tensorboard(tensorboard, found)
+    curves = "" if tensorboard is None else _tensorboard(tensorboard, sources)
     for old in folder.glob("*") if folder.exists() else ():
         old.unlink()
     folder.mkdir(exist_ok=True)
     for name, content in pictures.items():
         (folder / name).write_bytes(content)
-    write(beside, text)
+    write(markdown_file, text)
     write(out, page)
-    return f"Report: {out} and {beside}{more}"
+    return f"Report: {out} and {markdown_file}{curves}"
 
 
-def _labels(directories):
+def _default_out(path: Path) -> Path:
+    return path / "report.html" if path.is_dir() else path.with_suffix(".html")
+
+
+def _labels(directories) -> list[str]:
     """Their own names, or paths where two names are the same."""
-    names, paths, places = zip(
+    names, paths, resolved = zip(
         *((read.default_label(d), str(d), Path(d).resolve()) for d in directories)
     )
-    for i, place in enumerate(places):
-        if place in places[:i]:
+    for i, place in enumerate(resolved):
+        if place in resolved[:i]:
             checks.fail(
                 "jfl report",
                 "each directory or file once",
-                f"{paths[places.index(place)]} and {paths[i]}, which are one",
+                f"{paths[resolved.index(place)]} and {paths[i]}, which are one",
                 "Give it once: its seeds would count twice.",
             )
     return [n if names.count(n) == 1 and n not in paths else p for n, p in zip(names, paths)]
@@ -122,39 +122,44 @@ def _places(out) -> tuple[Path, Path]:
             str(out),
             "Make it first, or choose another.",
         )
-    beside, folder = out.with_suffix(".md"), out.with_name(out.stem + "_files")
-    do = "Choose another: nothing but an earlier report is overwritten."
-    for path, head in ((out, markup.HEAD), (beside, markup.MARKDOWN_HEAD)):
+    markdown_file, folder = out.with_suffix(".md"), out.with_name(out.stem + "_files")
+    remedy = "Choose another: nothing but an earlier report is overwritten."
+    for path, head in ((out, document.HEAD), (markdown_file, document.MARKDOWN_HEAD)):
         if path.exists() or path.is_symlink():
             if not path.is_file() or not path.read_bytes().startswith(head.encode()):
                 checks.fail(
                     "--out",
                     "a new file or an earlier report",
                     f"{path}, which is something else",
-                    do,
+                    remedy,
                 )
-    mine = folder.is_dir() and all(MINE.fullmatch(p.name) and p.is_file() for p in folder.iterdir())
-    if folder.exists() and not mine:
+    earlier = folder.is_dir() and all(
+        PICTURE.fullmatch(p.name) and p.is_file() for p in folder.iterdir()
+    )
+    if folder.exists() and not earlier:
         checks.fail(
             "--out",
             "a new folder for pictures or an earlier one",
             f"{folder}, which is something else",
-            do,
+            remedy,
         )
-    return beside, folder
+    return markdown_file, folder
 
 
-def _tensorboard(logdir, found) -> str:
+def _tensorboard(directory, sources: list[read.Source]) -> str:
     """Write the curves -> what was written, in words."""
-    parts, rows, hparams, failed = read.parts(found), [], {}, set()
+    parts, rows, settings, failed = read.parts(sources), [], {}, set()
     for label, part in parts:
         prefix = "" if len(parts) == 1 else f"{label} "
-        hparams |= {(prefix + e["name"], e["seed"]): e["config"] for e in part.runs}
-        failed |= {(prefix + e["name"], e["seed"]) for e in part.runs if e.get("failed")}
-        rows += [r | dict(name=prefix + r["name"]) for r in part.rows]
-    rows = [r | dict(failed=(r["name"], r["seed"]) in failed) for r in rows]
-    folders = tables.tensorboard(logdir, rows, hparams)
-    lost = len({(r["name"], r["seed"]) for r in rows if r["failed"]})
-    return f", and curves in {logdir}" + (
-        f"; {lost} of its {len(folders)} runs failed, as their names say" if lost else ""
-    )
+        for run in part.runs:
+            settings[prefix + run["name"], run["seed"]] = run["config"]
+            if run.get("failed"):
+                failed.add((prefix + run["name"], run["seed"]))
+        rows += [row | dict(name=prefix + row["name"]) for row in part.rows]
+    rows = [row | dict(failed=(row["name"], row["seed"]) in failed) for row in rows]
+    folders = tables.tensorboard(directory, rows, settings)
+    lost = len({(row["name"], row["seed"]) for row in rows if row["failed"]})
+    words = f", and curves in {directory}"
+    if lost:
+        words += f"; {lost} of its {len(folders)} runs failed, as their names say"
+    return words

@@ -295,7 +295,8 @@ def study(points: list, xlabel: str, title: str = ""):
     top = 3 * max(p.mean for p in points if p.mean is not None)
     panels = list(dict.fromkeys(p.panel for p in points))
     names = list(dict.fromkeys(p.line.removesuffix(NO_NOISE) for p in points))
-    figure, axes = new_figure(len(panels), (WIDTH, 3.9), legend=0.2 * -(-len(names) // 4))
+    size = (WIDTH, 3.9) if len(panels) > 1 else (0.8 * WIDTH, 4.4)
+    figure, axes = new_figure(len(panels), size, legend=0.2 * -(-len(names) // 4))
     handles: dict = {}
     for ax, panel in zip(axes, panels):
         inside = [p for p in points if p.panel == panel]
@@ -366,12 +367,14 @@ def _remark(point) -> str:
 def _logarithmic(ax, positions):
     """An axis with a tick at each position, if they are few."""
     ax.set_xscale("log")
-    low, high = positions[0] / 1.1, positions[-1] * 1.1
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(decades) < 4 else (1,)
-    ticks = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
-    ticks = positions if len(positions) < 8 else ticks[:: max(1, len(ticks) // 8)]
-    ax.set_xticks(ticks, [f"{x:.3g}" for x in ticks])
+    ticks = {f"{x:.3g}": x for x in positions}
+    if len(ticks) > 7:
+        low, high = positions[0] / 1.1, positions[-1] * 1.1
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        steps = (1, 2, 5) if len(decades) < 4 else (1,)
+        inside = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
+        ticks = {f"{x:.3g}": x for x in inside[:: max(1, len(inside) // 8)]}
+    ax.set_xticks(list(ticks.values()), list(ticks))
     ax.minorticks_off()
 
 
@@ -405,7 +408,7 @@ def new_figure(panels: int, size: tuple[float, float], legend: float = 0.0, **op
 def style(ax):
     """Axes in the page's colour, a faint grid, no frame."""
     ax.set_facecolor("none")
-    ax.grid(alpha=0.25, color=INK)
+    ax.grid(alpha=0.15, color=INK)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(INK)
     ax.tick_params(colors=INK)

@@ -177,11 +177,6 @@ def _without_empty(caption, columns, rows, keep=()) -> Table:
     return Table(caption, [columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
 
 
-def _module(name: str) -> str:
-    """The module below `experiments` that runs what results call `name`."""
-    return name if name == "studies" else f"papers.{shlex.quote(name)}"
-
-
 def _merged(rows) -> list[tuple]:
     """Rows that differ in their first cell alone as one."""
     names: dict = {}
@@ -493,7 +488,11 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
         if any(p.claimed is not None for p in experiment.points):
             unproved = ", ".join(dict.fromkeys(p.line for p in experiment.points if p.mean is None))
             words = CLAIMS_WORDS
-            words += f" Nothing is proved, and no point drawn, of {unproved}." if unproved else ""
+            words += (
+                f" Nothing is proved of {unproved}, whose points stand at the top."
+                if unproved
+                else ""
+            )
     else:
         lines = experiment.lines
         figure = plots.lines(lines)

@@ -1,271 +1,380 @@
-"""One experiment as plain values: what a TOML file holds and what the command line sets."""
+"""One experiment as plain values: what a TOML file holds and what the command line sets.
+
+`Experiment` declares what belongs to no algorithm, sampler, partition, dataset or model.  The
+options of those come from their own signatures (`jfl.core.options`), and both together are
+`Config`.
+"""
 
 import dataclasses
 import difflib
-import json
+import functools
 import math
 import tomllib
+import typing
 
-from ..core import checks
+import optax
+import tomli_w
+
+from .. import algorithms, schedules
+from ..algorithms.base import traits_of
+from ..core import checks, options
+from ..core.options import field
+from ..data import datasets, partition
+from ..models import tasks
+from ..papers import as_printed
+from ..privacy.mechanisms import wavelet
+from ..sampling import batches, clients
 
 UNITS = ("example", "client")
+VIEWS = ("server", "third_party")
+MODES = ("sound", "as_printed")
+CLIPS = ("flat", "per_layer", "adaptive")
+NOISES = ("isotropic", "ellipsoid", "weighted", "published")
+BANDS = ("flat", "per_layer", "pixels")
+COMPUTE = ("float32", "bfloat16", "float16")
+OPTIMIZERS = dict(
+    sgd=optax.sgd,
+    momentum=functools.partial(optax.sgd, momentum=0.9),
+    adam=optax.adam,
+    adagrad=optax.adagrad,
+    yogi=optax.yogi,
+)
+RUN_ONLY = ("rounds", "evaluate_every", "checkpoint_every")  # what a resumed run may change
+
+
+# --- factories: what a config can name
+
+
+def names(kind: str) -> list[str]:
+    """The names that a config can give to a kind of factory: algorithm, dataset, model, ..."""
+    module = _MODULES[kind]
+    if kind == "dataset":
+        return [name for name in module.__all__ if name != "arrays"]
+    if kind == "lr_schedule":  # of one number; others need constants of the problem
+        return [name for name in module.__all__ if options.takes(getattr(module, name), "lr")]
+    return list(module.__all__)
+
+
+def factory(kind: str, name: str):
+    """The function of that name.
+
+    Raises:
+        ArgumentError: for a name that the kind does not have.
+    """
+    checks.choice("config", names(kind), **{kind: name})
+    return getattr(_MODULES[kind], name)
+
+
+_MODULES = dict(
+    algorithm=algorithms,
+    dataset=datasets,
+    partition=partition,
+    model=tasks,
+    sampler=clients,
+    batch_sampler=batches,
+    lr_schedule=schedules,
+)
+FACTORIES = {kind: {name: factory(kind, name) for name in names(kind)} for kind in _MODULES}
+
+
+# --- what the fields of an experiment need for an effect
+
+
+def _private(config) -> bool:
+    return config.noise_multiplier is not None or config.epsilon is not None
+
+
+def _algorithm(config):
+    return factory("algorithm", config.algorithm)
+
+
+def _takers(kind: str, parameter: str, hint: str = "") -> dict:
+    """A need: a function of this kind that takes the parameter."""
+    others = [
+        repr(n) for n, function in FACTORIES[kind].items() if not options.takes(function, parameter)
+    ]
+    if not others:
+        return {}
+    listed = " or ".join(filter(None, [", ".join(others[:-1]), others[-1]]))
+    article = "an" if kind[0] in "aeiou" else "a"
+    return {
+        f"{article} {kind} other than {listed}{hint}": lambda config: options.takes(
+            factory(kind, getattr(config, kind)), parameter
+        )
+    }
+
+
+NOISE = {"noise_multiplier or epsilon": _private}
+GROUPED = {
+    "group_rows, group_noise or impact": lambda config: bool(
+        config.group_rows + config.group_noise + config.impact
+    )
+}
+PUBLISHED = {"noise_shape='published'": lambda config: config.noise_shape == "published"}
+
+
+def _clips(config) -> bool:
+    """An algorithm with a mechanism of its own clips without noise, too."""
+    return _private(config) or traits_of(_algorithm(config)).example_noise == "mechanism"
+
+
+def _several(kind: str, *others: str) -> str:
+    return " | ".join([*others, *names(kind)])
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Experiment:
     """One experiment.  Fields that are None follow from the others."""
 
-    algorithm: str = "fedavg"
-    """fedavg | fedsgd | fedprox | scaffold | dpnfl | addpnfl | output_perturbation | padpfl"""
-    dataset: str = "digits"
-    """digits | mnist | fashion_mnist | emnist | cifar10 | svhn | adult | synthetic"""
-    synthetic_alpha: float = 0.0
-    """synthetic: variance of the mean of a client's classifier"""
-    synthetic_beta: float = 0.0
-    """synthetic: variance of the mean of a client's centre; large is heterogeneous"""
-    preprocess: str = "none"
-    """of features: none, or some of flatten, standardise, unit_norm and pca:COMPONENTS, joined by commas"""
-    partition: str = "dirichlet"
-    """iid | dirichlet | shards | labels | similarity | power_law | natural (synthetic: the rows made for a client)"""
-    alpha: float = 0.3
-    """dirichlet: concentration; small is heterogeneous"""
-    classes_per_client: int = 2
-    """shards and labels: classes each client holds"""
-    share: float = 0.0
-    """similarity: part of a client's rows that is iid"""
-    rows_per_client: int | None = None
-    """labels, similarity and synthetic: rows of a client; default all rows (synthetic: 5000, a fifth for the test)"""
-    exponent: float | None = None
-    """power_law and labels: of the sizes, 0 is equal; default 1 for power_law, 0 for labels"""
-    min_rows: int = 16
-    """dirichlet, power_law and labels: least rows of a client"""
-    clients: int = 50
-    """number of clients"""
-    groups: tuple[int, ...] = ()
-    """sizes of groups of clients, one after another, for group_rows, group_noise and impact"""
-    group_rows: tuple[int, ...] = ()
-    """rows of a client of each group; of all classes, or with partition='labels' of classes_per_client"""
-    group_noise: tuple[float, ...] = ()
-    """part of the pixels that salt and pepper spoils in each group's rows"""
-    holdout: float = 0.0
-    """fraction of each client's rows kept for its own test"""
-    partition_seed: int = 0
-    """who owns which row"""
-    model: str = "mlp"
-    """logistic | mlp | cnn"""
-    hidden: tuple[int, ...] = (64,)
-    """mlp: widths of the hidden layers"""
-    compute: str = "float32"
-    """type of the local steps' forward and backward passes: float32 | bfloat16 | float16; never of clip norms or noise"""
-    sampler: str | None = None
-    """of clients: full | without_replacement | with_replacement | poisson | first_responders; default by cohort, rate"""
-    latency_spread: float = 3.0
-    """first_responders: mean latency of the slowest client over that of the fastest"""
-    cohort: int | None = None
-    """clients a round (poisson: expected); default all"""
-    rate: float | None = None
-    """poisson: probability of a client, instead of cohort"""
-    batch_sampler: str = "without_replacement"
-    """of rows: full | without_replacement | with_replacement | poisson | epochs"""
-    batch: int = 16
-    """rows of a local step (poisson: expected)"""
-    steps: int = 10
-    """local steps a round"""
-    rounds: int = 60
-    """communication rounds"""
-    lr: float = 0.3
-    """learning rate of the clients (fedsgd: of the server)"""
-    optimizer: str = "sgd"
-    """of the clients: sgd | momentum | adam | adagrad | yogi"""
-    server_lr: float = 1.0
-    """learning rate of the server"""
-    server_optimizer: str = "sgd"
-    """of the server: sgd | momentum | adam | adagrad | yogi"""
-    lr_schedule: str = "constant"
-    """constant | inverse_sqrt | inverse: lr over sqrt(t + 1) or t + 1, t the rounds done (the server's lr too)"""
-    mu: float = 0.1
-    """fedprox and padpfl: pull to the server's model"""
-    upload: str = "model"
-    """padpfl: model | difference: what a client clips and uploads"""
-    warm_rounds: float | None = None
-    """scaffold: first rounds that only find control variates"""
-    adaptivity: float = 1e-3
-    """addpnfl: what is added to the root of the second moment"""
-    beta1: float = 0.9
-    """addpnfl: decay of the first moment"""
-    beta2: float = 0.99
-    """addpnfl: decay of the second moment"""
-    second_moment_of: str = "diff"
-    """addpnfl: diff | momentum"""
-    l2: float = 0.0
-    """L2 regularisation, outside the clip"""
-    weights: str = "uniform"
-    """of clients: uniform | size"""
-    impact: tuple[float, ...] = ()
-    """instead of weights: ratios of the groups' impact factors"""
-    average_from: int | None = None
-    """judge the mean of the models from this round on; None: the last model"""
-    unit: str | None = None
-    """what the noise protects: example (noise in every local step) | client (noise on the aggregate; padpfl: on uploads)"""
-    clip: str = "flat"
-    """flat | per_layer | adaptive (client level only)"""
-    clip_norm: float = 1.0
-    """bound on a contribution (adaptive: the first one)"""
-    noise_multiplier: float | None = None
-    """standard deviation of the noise over the sensitivity; None: no privacy"""
-    noise_shape: str = "isotropic"
-    """isotropic | ellipsoid | weighted (as the wavelet paper weighs) | published (its own mechanism, mode as_printed)"""
-    bands: str = "per_layer"
-    """of a noise_shape: flat | per_layer | pixels (the levels of images)"""
-    band_exponent: float = 0.25
-    """ellipsoid: of the expected energies; 0 is isotropic"""
-    reading: str = "R1"
-    """published: R1 to R6, what it clips"""
-    lemma2: bool = False
-    """published: with the smaller noise of its Lemma 2"""
-    epsilon: float | None = None
-    """instead of noise_multiplier: calibrate to this epsilon, for the worst client (li2025 as printed: of one round)"""
-    per_client_noise: bool = False
-    """with epsilon, unit example: calibrate each client's noise by itself"""
-    clip_decay: float = 1.0
-    """part of the clip norm that is left after all rounds (Dynamic DP-SGD)"""
-    noise_decay: float = 1.0
-    """part of the noise multiplier that is left after all rounds (Dynamic DP-SGD)"""
-    delta: float = 1e-5
-    """of the guarantee"""
-    view: str | None = None
-    """server | third_party; default the one that has a guarantee: example server, client third_party"""
-    adjacency: str | None = None
-    """add_remove | replace_one; default what the sampler implies"""
-    mode: str = "sound"
-    """sound: epsilon chooses the noise by the proved accountant; as_printed: by the paper's formula"""
-    paper: str | None = None
-    """as_printed: noble2022 | chen2024 | li2025 | ranaweera2025 | talaei2024; default that of algorithm or noise"""
-    seed: int = 0
-    """of the run"""
-    allow_empty: bool = False
-    """poisson: a round without a client is legal; otherwise it stops the run"""
-    evaluate_every: int | None = None
-    """rounds between evaluations; default about twenty evaluations"""
-    checkpoint_every: int | None = None
-    """rounds between checkpoints; default every evaluation"""
+    algorithm: str = field(
+        "fedavg", _several("algorithm"), choices=functools.partial(names, "algorithm")
+    )
+    dataset: str = field("digits", _several("dataset"), choices=functools.partial(names, "dataset"))
+    preprocess: str = field(
+        "none",
+        "of features: none, or some of flatten, standardise, unit_norm and pca:COMPONENTS, joined "
+        "by commas",
+    )
+    partition: str = field(
+        "dirichlet",
+        f"{_several('partition')} (natural: the rows that synthetic made for a client)",
+        choices=functools.partial(names, "partition"),
+    )
+    clients: int = field(50, "number of clients")
+    groups: tuple[int, ...] = field(
+        (),
+        "sizes of groups of clients, one after another, for group_rows, group_noise and impact",
+        needs=GROUPED,
+    )
+    group_rows: tuple[int, ...] = field(
+        (),
+        "rows of a client of each group; of all classes, or with partition='labels' of "
+        "classes_per_client",
+    )
+    group_noise: tuple[float, ...] = field(
+        (), "part of the pixels that salt and pepper spoils in each group's rows"
+    )
+    holdout: float = field(0.0, "fraction of each client's rows kept for its own test")
+    partition_seed: int = field(0, "who owns which row", check=checks.seed)
+    model: str = field("mlp", _several("model"), choices=functools.partial(names, "model"))
+    compute: str = field(
+        "float32",
+        f"type of the local steps' forward and backward passes: {' | '.join(COMPUTE)}; never of "
+        "clip norms or noise",
+    )
+    sampler: str | None = field(
+        None,
+        f"of clients: {_several('sampler')}; default by cohort and rate",
+        choices=lambda: (None, *names("sampler")),
+    )
+    cohort: int | None = field(None, "clients a round (poisson: expected); default all")
+    rate: float | None = field(None, "poisson: probability of a client, instead of cohort")
+    batch_sampler: str = field(
+        "without_replacement",
+        f"of rows: {_several('batch_sampler')}",
+        choices=functools.partial(names, "batch_sampler"),
+    )
+    batch: int = field(
+        16,
+        "rows of a local step (poisson: expected)",
+        needs=_takers("batch_sampler", "batch"),
+    )
+    steps: int = field(
+        10,
+        "local steps a round",
+        needs=_takers("algorithm", "steps"),
+    )
+    rounds: int = field(60, "communication rounds", check=checks.whole)
+    lr: float = field(0.3, "learning rate of the clients (fedsgd: of the server)")
+    optimizer: str = field(
+        "sgd",
+        f"of the clients: {' | '.join(OPTIMIZERS)}",
+        choices=lambda: OPTIMIZERS,
+        needs=_takers("algorithm", "optimizer"),
+    )
+    server_lr: float = field(
+        1.0,
+        "learning rate of the server",
+        needs=_takers("algorithm", "server_lr", ", whose lr is the server's,"),
+    )
+    server_optimizer: str = field(
+        "sgd",
+        f"of the server: {' | '.join(OPTIMIZERS)}",
+        choices=lambda: OPTIMIZERS,
+        needs=_takers("algorithm", "server_optimizer"),
+    )
+    lr_schedule: str = field(
+        "constant",
+        f"{_several('lr_schedule', 'constant')}: lr over sqrt(t + 1) or t + 1, t the rounds done "
+        "(the server's lr too)",
+        choices=lambda: ("constant", *names("lr_schedule")),
+    )
+    l2: float = field(0.0, "L2 regularisation, outside the clip")
+    weights: str = field(
+        "uniform",
+        "of clients: uniform | size",
+        needs={"no impact": lambda config: not config.impact},
+    )
+    impact: tuple[float, ...] = field(
+        (), "instead of weights: ratios of the groups' impact factors"
+    )
+    average_from: int | None = field(
+        None, "judge the mean of the models from this round on; None: the last model"
+    )
+    unit: str | None = field(
+        None,
+        "what the noise protects: example (noise in every local step) | client (noise on the "
+        "aggregate; padpfl: on uploads)",
+        choices=lambda: (None, *UNITS),
+    )
+    clip: str = field(
+        "flat",
+        "flat | per_layer | adaptive (client level only)",
+        choices=lambda: CLIPS,
+        needs=NOISE,
+    )
+    clip_norm: float = field(
+        1.0,
+        "bound on a contribution (adaptive: the first one)",
+        check=checks.positive,
+        needs={"noise_multiplier or epsilon": _clips},
+    )
+    noise_multiplier: float | None = field(
+        None, "standard deviation of the noise over the sensitivity; None: no privacy"
+    )
+    noise_shape: str = field(
+        "isotropic",
+        "isotropic | ellipsoid | weighted (as the wavelet paper weighs) | published (its own "
+        "mechanism, mode as_printed)",
+        choices=lambda: NOISES,
+        needs=NOISE,
+    )
+    bands: str = field(
+        "per_layer",
+        "of a noise_shape: flat | per_layer | pixels (the levels of images)",
+        choices=lambda: BANDS,
+        needs={"a noise_shape": lambda config: config.noise_shape != "isotropic"},
+    )
+    band_exponent: float = field(
+        0.25,
+        "ellipsoid: of the expected energies; 0 is isotropic",
+        needs={"noise_shape='ellipsoid'": lambda config: config.noise_shape == "ellipsoid"},
+    )
+    reading: str = field(
+        "R1",
+        "published: R1 to R6, what it clips",
+        choices=lambda: wavelet.READINGS,
+        needs=PUBLISHED,
+    )
+    lemma2: bool = field(False, "published: with the smaller noise of its Lemma 2", needs=PUBLISHED)
+    epsilon: float | None = field(
+        None,
+        "instead of noise_multiplier: calibrate to this epsilon, for the worst client (li2025 as "
+        "printed: of one round)",
+    )
+    per_client_noise: bool = field(
+        False,
+        "with epsilon, unit example: calibrate each client's noise by itself",
+        needs={
+            "epsilon, unit='example' and mode='sound'": lambda config: (
+                config.epsilon is not None
+                and config.mode == "sound"
+                and config.unit in (None, "example")
+            )
+        },
+    )
+    clip_decay: float = field(
+        1.0,
+        "part of the clip norm that is left after all rounds (Dynamic DP-SGD)",
+        check=checks.positive,
+        needs=NOISE,
+    )
+    noise_decay: float = field(
+        1.0,
+        "part of the noise multiplier that is left after all rounds (Dynamic DP-SGD)",
+        check=checks.positive,
+        needs=NOISE,
+    )
+    delta: float = field(1e-5, "delta of the guarantee, in (0, 1)", needs=NOISE)
+    view: str | None = field(
+        None,
+        "server | third_party; default the one that has a guarantee: example server, client "
+        "third_party",
+        choices=lambda: (None, *VIEWS),
+        needs=NOISE,
+    )
+    adjacency: str | None = field(
+        None, "add_remove | replace_one; default what the sampler implies", needs=NOISE
+    )
+    mode: str = field(
+        "sound",
+        "sound: epsilon chooses the noise by the proved accountant; as_printed: by the paper's "
+        "formula",
+        choices=lambda: MODES,
+        needs=NOISE,
+    )
+    paper: str | None = field(
+        None,
+        f"as_printed: {' | '.join(as_printed.NAMES)}; default that of algorithm or noise",
+        needs={"mode='as_printed'": lambda config: config.mode == "as_printed"},
+    )
+    seed: int = field(0, "seed of the run: cohorts, batches, noise", check=checks.seed)
+    allow_empty: bool = field(
+        False,
+        "poisson: a round without a client is legal; otherwise it stops the run",
+        needs={
+            "sampler='poisson'": lambda config: (
+                config.rate is not None
+                or config.sampler is not None
+                and options.takes(factory("sampler", config.sampler), "rate")
+            )
+        },
+    )
+    evaluate_every: int | None = field(
+        None, "rounds between evaluations; default about twenty evaluations"
+    )
+    checkpoint_every: int | None = field(
+        None, "rounds between checkpoints; default every evaluation"
+    )
 
-    def tolerate(self) -> tuple:
+    def tolerate(self) -> tuple[str, ...]:
         """Counts of Health that do not stop the run."""
         return ("empty_cohort",) if self.allow_empty else ()
 
 
+# those that only some factories take; of other parameters the experiment's own fields decide
+OPTIONS = {
+    name: option
+    for name, option in options.shared(FACTORIES).items()
+    if name not in {f.name for f in dataclasses.fields(Experiment)}
+}
+Config = dataclasses.make_dataclass(
+    "Config",
+    [(option.name, option.type, field(option.default, option.help)) for option in OPTIONS.values()],
+    bases=(Experiment,),
+    namespace=dict(__module__=__name__, __doc__=Experiment.__doc__),
+    frozen=True,
+)
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-RUN_ONLY = ("rounds", "evaluate_every", "checkpoint_every")  # what a resumed run may change
 
 
-def load(path) -> dict:
-    """The fields set in a TOML file, and under "sweep" a table of lists.
-
-    Raises:
-        ValueError: for unreadable files, unknown names and values of the wrong type.
-    """
-    try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # numbers and nesting beyond Python's limits are no TOML error
-        checks.fail("config", "a readable TOML file", f"{path}: {error}")
-    axes = values.pop("sweep", {})
-    if not isinstance(axes, dict):
-        checks.fail(f"config {path}", "a table [sweep] of lists", f"sweep = {axes!r}")
-    for name, value in axes.items():
-        if not isinstance(value, list) or not value:
-            checks.fail(
-                f"config {path}", f"a list with at least one value for sweep.{name}", f"{value!r}"
-            )
-    out = {name: coerce(name, value, f"config {path}") for name, value in values.items()}
-    if axes:
-        out["sweep"] = {
-            name: [coerce(name, v, f"config {path}") for v in value] for name, value in axes.items()
-        }
-    return out
+# --- what a config chooses
 
 
-def coerce(name: str, value, where: str):
-    """A field's value in its type, or a ValueError that names close fields."""
-    if name not in FIELDS:
-        close = difflib.get_close_matches(name, FIELDS, 3)
-        checks.fail(
-            where,
-            "known names",
-            f"{name!r}",
-            f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(FIELDS)}.",
-        )
-    kind = FIELDS[name].type
-    text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
-    optional = "None" in str(kind)
-    if optional and (
-        value is None or value == "none"
-    ):  # the word, where a flag or TOML has no other for it
-        return None
-    if "tuple" in str(kind):
-        items = value if isinstance(value, (list, tuple)) else [value]
-        wanted = (int, float) if "float" in str(kind) else int
-        if all(isinstance(v, wanted) and not isinstance(v, bool) for v in items):
-            return tuple(_float(v) for v in items) if wanted is not int else tuple(items)
-    elif "float" in str(kind):
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return _float(value)
-    elif "int" in str(kind):
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    elif "bool" in str(kind):
-        if isinstance(value, bool) or value in ("true", "false"):
-            return value in (True, "true")
-    elif isinstance(value, str):
-        return value
-    words = " (true or false)" if "bool" in str(kind) else " (or none)" if optional else ""
-    checks.fail(where, f"{name} of type {text}{words}", checks.shown(value))
-
-
-def _float(value) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # a whole number beyond 1e308
-        return math.inf if value > 0 else -math.inf
-
-
-def dump(values: dict, comment: str = "") -> str:
-    """TOML of flat values; None is left out, but among the values of a sweep, where it is the word
-    none."""
-
-    def one(v):
-        if v is None:
-            return '"none"'
-        if isinstance(v, bool):
-            return str(v).lower()
-        if isinstance(v, (list, tuple)):
-            return "[" + ", ".join(map(one, v)) + "]"
-        return (
-            repr(float(v))
-            if isinstance(v, float)
-            else str(v)
-            if isinstance(v, int)
-            else json.dumps(v, ensure_ascii=False)
-        )
-
-    axes = values.get("sweep") or {}
-    lines = [f"# {comment}"] if comment else []
-    lines += [f"{k} = {one(v)}" for k, v in values.items() if v is not None and k != "sweep"]
-    if axes:
-        lines += ["", "[sweep]"] + [f"{k} = {one(v)}" for k, v in axes.items()]
-    return "\n".join(lines) + "\n"
+def sampler_of(config: Config) -> str:
+    """Who draws the cohorts: by name, or by what is given of cohort and rate."""
+    if config.sampler is not None:
+        return config.sampler
+    if config.rate is not None:
+        return "poisson"
+    return "full" if config.cohort is None else "without_replacement"
 
 
 def the_unit(config: Config) -> str | None:
-    """The site that gets the noise; None without privacy."""
+    """What the noise protects, "example" or "client"; None without privacy."""
     if config.unit is not None:
         checks.choice("config", UNITS, unit=config.unit)
-    if config.noise_multiplier is None and config.epsilon is None:
+    if not _private(config):
         if config.unit is not None:
             checks.fail(
                 "config",
@@ -278,7 +387,101 @@ def the_unit(config: Config) -> str | None:
 
 
 def the_view(config: Config) -> str:
+    """Whose eyes the guarantee is for: the server's, or those of a third party."""
     if config.view is not None:
-        checks.choice("config", ("server", "third_party"), view=config.view)
-    aggregate = the_unit(config) == "client" and config.algorithm != "padpfl"
-    return config.view or ("third_party" if aggregate else "server")
+        checks.choice("config", VIEWS, view=config.view)
+        return config.view
+    if the_unit(config) == "client" and traits_of(_algorithm(config)).client_noise != "upload":
+        return "third_party"  # the server sees what it aggregates before it adds the noise
+    return "server"
+
+
+# --- files
+
+
+def load(path) -> dict:
+    """The fields set in a TOML file, and under "sweep" a table of lists.
+
+    Raises:
+        ArgumentError: for unreadable files, unknown names and values of the wrong type.
+    """
+    where = f"config {path}"
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    # numbers and nesting beyond Python's limits are no TOML error
+    except (OSError, ValueError, RecursionError) as error:
+        checks.fail("config", "a readable TOML file", f"{path}: {error}")
+    axes = values.pop("sweep", {})
+    if not isinstance(axes, dict):
+        checks.fail(where, "a table [sweep] of lists", f"sweep = {axes!r}")
+    for name, several in axes.items():
+        if not isinstance(several, list) or not several:
+            checks.fail(where, f"a list with at least one value for sweep.{name}", f"{several!r}")
+    loaded = {name: coerce(name, value, where) for name, value in values.items()}
+    if axes:
+        loaded["sweep"] = {
+            name: [coerce(name, value, where) for value in several]
+            for name, several in axes.items()
+        }
+    return loaded
+
+
+def dump(values: dict, comment: str = "") -> str:
+    """TOML of flat values.
+
+    None is left out, but among the values of a sweep, where it is the word none.
+    """
+    axes = {
+        name: ["none" if value is None else value for value in several]
+        for name, several in (values.get("sweep") or {}).items()
+    }
+    flat = {k: v for k, v in values.items() if v is not None and k != "sweep"}
+    text = tomli_w.dumps(flat | (dict(sweep=axes) if axes else {}))
+    return f"# {comment}\n{text}" if comment else text
+
+
+def coerce(name: str, value, where: str):
+    """A field's value in its type.
+
+    Raises:
+        ArgumentError: for a value of another type, or an unknown name, with names that are close.
+    """
+    if name not in FIELDS:
+        close = difflib.get_close_matches(name, FIELDS, 3)
+        checks.fail(
+            where,
+            "known names",
+            f"{name!r}",
+            f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(FIELDS)}.",
+        )
+    kind, optional = options.split_optional(FIELDS[name].type)
+    # the word none, where a flag or TOML has no other for it
+    if optional and (value is None or value == "none"):
+        return None
+    try:
+        return _of_type(kind, value)
+    except TypeError:
+        words = " (true or false)" if kind is bool else " (or none)" if optional else ""
+        shown = FIELDS[name].type
+        shown = shown.__name__ if isinstance(shown, type) and not optional else str(shown)
+        checks.fail(where, f"{name} of type {shown}{words}", checks.shown(value))
+
+
+def _of_type(kind, value):
+    """`value` as `kind`: no rounding, no numbers from words; TypeError where it is none."""
+    if typing.get_origin(kind) is tuple:
+        entry = typing.get_args(kind)[0]
+        return tuple(
+            _of_type(entry, v) for v in (value if isinstance(value, list | tuple) else [value])
+        )
+    if kind is bool and value in ("true", "false"):
+        return value == "true"
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:  # a whole number beyond 1e308
+            return math.inf if value > 0 else -math.inf
+    if not isinstance(value, kind) or kind is not bool and isinstance(value, bool):
+        raise TypeError
+    return value

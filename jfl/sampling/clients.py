@@ -5,12 +5,15 @@ voids the claim. Capacities are chosen so that this has probability below OVERFL
 HORIZON draws.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks
+from ..core.options import Setting
 from ..core.records import Array, Cohort, Fn, Sampler, named, record
 from . import uniform
 
@@ -326,7 +329,12 @@ def _draw_responders(key, *, latency, jitter, clients, cohort):
 
 
 def first_responders(
-    clients: int, cohort: int, latency: ArrayLike | None = None, *, jitter: ArrayLike = 1.0
+    clients: int,
+    cohort: int,
+    latency: ArrayLike | None = None,
+    *,
+    jitter: ArrayLike = 1.0,
+    latency_spread: Annotated[float | None, Setting(default=3.0)] = None,
 ) -> Sampler:
     """The `cohort` clients that answer first, in each round anew.
 
@@ -338,6 +346,10 @@ def first_responders(
     Equal latencies draw the same cohorts as that; unequal ones take fast clients more often, in the
     limit of a small jitter always the same ones.  Weights are not corrected for it: the release is
     biased to fast clients.
+
+    Args:
+        latency_spread: mean latency of the slowest client over that of the fastest, instead of
+            `latency`.
 
     Shapes:
         K = cohort; latency Float[C].
@@ -365,6 +377,11 @@ def first_responders(
     where = "sampling.first_responders"
     _fits(where, clients, cohort)
     checks.fraction(where, single=True, jitter=jitter)
+    if latency_spread is not None:
+        checks.positive(where, single=True, latency_spread=latency_spread)
+        if latency is not None:
+            checks.fail(where, "either latency or latency_spread", "both")
+        latency = np.geomspace(1, latency_spread, clients)
     if latency is None:
         return without_replacement(clients, cohort)
     checks.positive(where, latency=latency)

@@ -1,11 +1,13 @@
 """The command line: exit codes, files, flags over files, and nothing written for bad input."""
 
 import csv
+import dataclasses
 import json
 import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -590,7 +592,7 @@ def test_bad_flags_exit_2_and_write_nothing(tmp_path, capsys, flags, words):
         ("lr = true", "lr"),
         ("rounds = 1.5", "rounds"),
         ("lr = ", "TOML"),
-        ("[sweep]\nlr = [0.1, 0.2]", "jfl.engine.sweep"),
+        ("[sweep]\nlr = [0.1, 0.2]", "jfl sweep"),
     ],
 )
 def test_bad_files_exit_2_and_write_nothing(tmp_path, capsys, text, words):
@@ -646,6 +648,58 @@ def test_an_empty_name_and_an_axis_twice_are_named(tmp_path, monkeypatch, capsys
     assert jfl("epsilon") == 2 and capsys.readouterr().err.startswith("jfl epsilon: need rate")
 
 
+def test_debug_shows_where_an_error_comes_from(capsys, monkeypatch):
+    wrong = ["epsilon", "--rate", 2]
+    assert jfl(*wrong) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "Traceback" not in line
+    assert jfl(*wrong, "--debug") == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said and "ArgumentError" in said and said.endswith(line)
+    for value, shown in (("1", True), ("0", False)):
+        monkeypatch.setenv("JFL_DEBUG", value)
+        assert jfl(*wrong) == 2 and ("Traceback" in capsys.readouterr().err) == shown
+
+
+@pytest.mark.parametrize("mistake", [ValueError("shapes differ"), TypeError("none")])
+def test_a_mistake_in_jfl_is_no_refusal(monkeypatch, mistake):
+    """It is not one line about the user's arguments: it passes, with its traceback."""
+
+    def wrong(*_):
+        raise mistake
+
+    monkeypatch.setattr(build, "build", wrong)
+    with pytest.raises(type(mistake), match=str(mistake)):
+        jfl("train", *TINY)
+
+
+def test_scripts_parse_with_the_same_function(capsys):
+    from jfl.cli import options
+
+    @dataclasses.dataclass(frozen=True)
+    class Script:
+        """A script.
+
+        example: python script.py --sizes 1 2
+        """
+
+        sizes: tuple[int, ...] = options.field((3,), "how large")
+        out: Path = options.field(Path("runs"), "where to")
+        name: tuple[str, ...] = options.field((), "several", repeated=True)
+
+    assert options.parse(Script, [], "script") == Script()
+    words = ["--sizes", "1", "2", "--name", "a", "--name", "b"]
+    assert options.parse(Script, words, "script") == Script((1, 2), Path("runs"), ("a", "b"))
+    assert options.parse(Script, [], "script", Script((9,))).sizes == (9,)
+    with pytest.raises(ValueError, match="script: need a value for --out; got an empty one"):
+        options.parse(Script, ["--out="], "script")
+    for words, code in ((["--help"], 0), (["--sizes", "x"], 2)):
+        with pytest.raises(SystemExit) as stop:
+            options.parse(Script, words, "script")
+        assert stop.value.code == code
+    assert "how large (default: 3)" in capsys.readouterr().out
+
+
 def test_a_file_is_no_run_directory(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert jfl("train", *TINY, "--out", tmp_path / "file") == 2
@@ -657,8 +711,6 @@ def test_a_file_is_no_run_directory(tmp_path, capsys):
 
 def test_a_config_goes_through_a_file(tmp_path):
     one = config.Config(hidden=(8, 4), lr=0.25, epsilon=3.0, unit="client", seed=3, alpha=100.0)
-    import dataclasses
-
     (tmp_path / "c.toml").write_text(config.dump(dataclasses.asdict(one)))
     assert config.Config(**config.load(tmp_path / "c.toml")) == one
 
@@ -846,9 +898,12 @@ def test_epsilon_and_calibrate_agree(capsys, args, unit, view, adjacency):
 
 def test_local_steps_cost_a_client_nothing(capsys):
     """One release a round, whatever the client did before."""
-    from jfl.cli.accounting import Numbers, worth
+    from jfl.cli.accounting import Numbers, guarantee_of_numbers
 
-    few, many = (worth(Numbers(unit="client", rate=0.2, steps=s), 2.0).epsilon for s in (1, 50))
+    few, many = (
+        guarantee_of_numbers(Numbers(unit="client", rate=0.2, steps=s), 2.0).epsilon
+        for s in (1, 50)
+    )
     assert few == many
 
 
@@ -1108,7 +1163,7 @@ def test_epsilon_shows_every_method_and_draws(tmp_path, capsys):
     assert last["pld"] < last["rdp"] < last["gaussian_exact"] and f"{last['pld']:.4g} *" in shown
     from jfl.cli import accounting as accountant
 
-    guarantee = accountant.worth(accountant.Numbers(rate=0.1, rounds=20), 1.0)
+    guarantee = accountant.guarantee_of_numbers(accountant.Numbers(rate=0.1, rounds=20), 1.0)
     assert guarantee.method == "pld" and float(f"{guarantee.epsilon:.4g}") == last["pld"]
     curve = accountant.curve(
         accountant.one_round(accountant.Numbers(rate=0.1), 1.0), 20, 1e-5, guarantee
@@ -1174,7 +1229,9 @@ def test_a_picture_that_cannot_be_written_is_refused_first(
 ):
     from jfl.cli import accounting as accountant
 
-    monkeypatch.setattr(accountant, "worth", lambda *_: pytest.fail("computed before the refusal"))
+    monkeypatch.setattr(
+        accountant, "guarantee_of_numbers", lambda *_: pytest.fail("computed before the refusal")
+    )
     monkeypatch.setattr(accountant, "solve", lambda *_: pytest.fail("computed before the refusal"))
     monkeypatch.setattr(main, "build", lambda *_: pytest.fail("computed before the refusal"))
     (tmp_path / "file").write_text("mine")
@@ -1217,8 +1274,6 @@ def test_a_picture_that_cannot_be_written_is_refused_first(
 )
 def test_calibrate_other_unknowns(capsys, args, name, more):
     """What is found reaches epsilon, and a little more does not."""
-    import dataclasses
-
     import tyro
 
     from jfl.cli import accounting as accountant
@@ -1229,9 +1284,12 @@ def test_calibrate_other_unknowns(capsys, args, name, more):
     asked = tyro.cli(accountant.Calibrate, args=[str(a) for a in command])
     found, z = accountant.solve(asked)
     assert f"{name} = {getattr(found, name):.9g}" in shown and z == 1.5
-    epsilon = accountant.worth(found, z).epsilon
+    epsilon = accountant.guarantee_of_numbers(found, z).epsilon
     over = dataclasses.replace(found, **{name: getattr(found, name) + more})
-    assert epsilon <= 2 < accountant.worth(over, z).epsilon and lines_of(shown)[0]["pld"] <= 2
+    assert (
+        epsilon <= 2 < accountant.guarantee_of_numbers(over, z).epsilon
+        and lines_of(shown)[0]["pld"] <= 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,7 @@ def test_how_a_plan_is_computed_is_no_part_of_it(fed, task):
     assert set(identity.NOT_PART) == {
         "Plan",
         "Grad",
+        "Algorithm",
         "Sampler",
         "Responders",
         "sampling.poisson",

@@ -445,13 +445,8 @@ def fuzz(name, seconds):
                 key = type(error), own[-1] if own else None
                 if not legal(error) and key not in seen:
                     seen.add(key)
-                    print(
-                        (
-                            f"FINDING {name} "
-                            f"{json.dumps([type(error).__name__, str(error)[:200], own, repr(data[:2000])])}"  # noqa: E501
-                        ),
-                        flush=True,
-                    )
+                    words = [type(error).__name__, str(error)[:200], own, repr(data[:2000])]
+                    print(f"FINDING {name} {json.dumps(words)}", flush=True)
 
         atheris.Setup(
             [

@@ -6,15 +6,21 @@ import pickle
 
 import numpy as np
 import pytest
-from helpers.ledger_plans import DELTA, NOISY, make, poisson_plan
+from helpers.ledger_plans import BATCH, CLIENTS, DELTA, NOISY, make, poisson_plan
 
 import jfl
+from jfl import sampling
 from jfl.cli import accounting, console
+from jfl.core import records
 from jfl.core.errors import NotAnalysable
 from jfl.core.records import Caveat, code_of
 from jfl.privacy import guarantees
 from jfl.privacy.accountants import events, pld, tightest
-from jfl.privacy.ledger import client_level, entries, example_level
+from jfl.privacy.entry_guarantees import guarantee_of
+from jfl.privacy.ledger import client_level, entries, example_level, table
+from jfl.privacy.ledger.entry import of_client, with_noise
+from jfl.privacy.ledger.to_events import events_of
+from jfl.privacy.per_client import epsilons_per_client
 from jfl.report import plots
 from jfl.runs import record
 
@@ -45,8 +51,8 @@ def test_words_of_a_caveat_change_nothing():
     plain = record.privacy(make(NOISY(), upload=NOISY(0.5)), 20, DELTA)
     assert [g["epsilon"] for g in rows] == [g["epsilon"] for g in plain]
     best = record.best(rows)
-    assert (best["unit"], best["view"]) == ("example", "server") and plots._drawn(best)
-    assert accounting.worth_of(plan, 20, DELTA)[1] is not None
+    assert (best["unit"], best["view"]) == ("example", "server") and plots._drawable(best)
+    assert accounting.guarantees_of_plan(plan, 20, DELTA)[1] is not None
     assert record.best([g | dict(implied=True) for g in rows[:1]] + rows[2:3]) == rows[2]
     assert "one round" not in console.claimed([rows[0] | dict(status="claimed")])
 
@@ -59,7 +65,7 @@ def test_what_is_implied_is_a_field():
     rows = record.privacy(plan, 20, DELTA)
     assert [(g["unit"], g["implied"]) for g in rows] == [("client", False), ("example", True)]
     assert record.best(rows)["unit"] == "client"
-    assert [plots._drawn(g) for g in rows] == [True, False]
+    assert [plots._drawable(g) for g in rows] == [True, False]
 
 
 def test_caveats_have_codes():
@@ -135,3 +141,90 @@ def test_what_no_theorem_covers_is_told_apart():
     with pytest.raises(ValueError, match="Choices: unit='example'") as raised:
         jfl.guarantee(make(NOISY()), 20, DELTA, unit="client")
     assert not isinstance(raised.value, NotAnalysable)
+
+
+# --- the ledger is data
+
+PLANS = dict(
+    gradients=lambda: make(NOISY(1.5)),
+    poisson=poisson_plan,
+    uploads=lambda: make(upload=NOISY(2.0)),
+    summed=lambda: make(upload=NOISY(2.0), release=NOISY(3.0), sampler=sampling.full(CLIENTS)),
+    clients=lambda: make(
+        release=NOISY(2.0, "add_remove"), sampler=sampling.poisson(CLIENTS, 0.25, capacity=15)
+    ),
+    of_each=lambda: make(NOISY(np.linspace(1.0, 2.0, CLIENTS))),
+)
+
+
+def leaves(value):
+    """All that a record of the ledger holds, inside all its records."""
+    if isinstance(value, tuple):
+        return [leaf for v in value for leaf in leaves(v)]
+    return [value]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_entries_hold_nothing_but_data(name):
+    listed = jfl.ledger(PLANS[name](), 3)
+    assert len(listed) == len(entries.entries(PLANS[name](), 3)) > 0
+    kinds = (np.ndarray, np.number, float, int, bool, str, type(None))
+    for entry in listed:
+        odd = [v for v in leaves(entry) if not isinstance(v, kinds) or callable(v)]
+        assert not odd, odd
+    again = pickle.loads(pickle.dumps(listed))
+    assert again.rounds == 3 and str(again) == str(listed)
+    pairs = zip((events_of(e) for e in listed), (events_of(e) for e in again))
+    assert all(repr(one) == repr(other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_noise_is_a_field(name):
+    """A multiplier that is put into an entry is worth what it is worth in the chain."""
+    for entry in entries.entries(PLANS[name](), 3):
+        louder = with_noise(entry, 7.0)
+        assert {float(z) for p in louder.parts for z in p.multiplier.ravel()} == {7.0}
+        before, after = (guarantee_of(e, 3, DELTA).epsilon for e in (entry, louder))
+        assert 0 < after < before
+
+
+def test_a_client_is_a_column():
+    (entry, _) = entries.entries(PLANS["of_each"](), 3)
+    each = [guarantee_of(of_client(entry, c), 3, DELTA).epsilon for c in range(CLIENTS)]
+    assert each == sorted(each, reverse=True) and len(set(each)) == CLIENTS
+    np.testing.assert_array_equal(each, epsilons_per_client(PLANS["of_each"](), 3, DELTA))
+    assert each[0] == guarantee_of(entry, 3, DELTA).epsilon
+
+
+def test_the_ledger_prints():
+    text = str(jfl.ledger(make(NOISY(1.5)), 3))
+    head, first, second, *below = text.splitlines()
+    assert head.split() == list(table.HEADS)
+    assert first.split() == (
+        "example server replace_one local step without_replacement 0.1 1.5 3 1".split()
+    )
+    assert second.split()[-1] == "0.25" and "3 rounds" in below[0]
+    assert sum("planned worst case" in line for line in below) == 1
+    assert "1 to 2" in str(jfl.ledger(PLANS["of_each"](), 3))
+    assert "example, implied" in str(jfl.ledger(PLANS["uploads"](), 3))
+    short = make(NOISY(), sizes=np.full(CLIENTS, 5))
+    assert "refused: jfl.guarantee: need at least batch=10 rows" in str(jfl.ledger(short, 3))
+    assert str(jfl.ledger(make(), 3)) == "no mechanism that the plan declares adds noise"
+    with pytest.raises(ValueError, match="rounds"):
+        jfl.ledger(make(NOISY()), 0)
+
+
+def test_refused_entries_have_no_events():
+    (entry, _) = entries.entries(make(NOISY(), sizes=np.full(CLIENTS, 5)), 3)
+    with pytest.raises(NotAnalysable, match="at least batch=10 rows"):
+        events_of(entry)
+
+
+def test_releases_on_one_sample_count_as_seen_in_segments_too():
+    """Of an algorithm with several sampled releases no epsilon of independent samples holds: not
+    in rounds that it has for itself, beside rounds that it shares with another plan."""
+    two = lambda z: make(NOISY(z), BATCH, more=(records.Release(NOISY(z), BATCH, 3),))
+    alone = guarantees.guarantee(two(1.0), 10, DELTA).epsilon
+    beside = guarantees.guarantee([(two(1.0), 10, 0), (two(2.0), 1, 0)], delta=DELTA).epsilon
+    after = guarantees.guarantee([(two(1.0), 10, 0), (two(2.0), 1, 10)], delta=DELTA).epsilon
+    assert alone < beside and beside == pytest.approx(after)

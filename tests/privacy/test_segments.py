@@ -229,7 +229,7 @@ def test_what_draws_nothing_shares_nothing():
     close(
         got.epsilon,
         best(events.compose(events.repeat(events.gaussian(2.0), 60), fixed(0.1, 1.0, 60, 100))),
-        1e-9,
+        1e-5,  # grids of loss distributions round by the order in which parts are joined
     )
     assert not {segments.CHOSEN, segments.UNLIKE} & set(got.caveats)
     two = found(whole, make(NOISY(3.0), batches.full()))
@@ -563,7 +563,7 @@ def test_algorithms_of_the_library_draw_alike():
     batch = batches.poisson(rate=0.1, capacity=40)
     others = [
         jfl.algorithms.scaffold(grad, steps=1, batch=batch),
-        jfl.algorithms.iterate_averaging(jfl.algorithms.fedprox(grad, steps=1, batch=batch)),
+        jfl.algorithms.averaged(jfl.algorithms.fedprox(grad, steps=1, batch=batch)),
     ]
     for other in map(make_plan, others):
         close(

@@ -31,6 +31,8 @@ from jfl.privacy.mechanisms import chain as mech
 from jfl.privacy.mechanisms import stages
 from jfl.privacy.mechanisms.stages import Stage
 from jfl.privacy.taint import checker as taint
+from jfl.privacy.taint import client as client_checks
+from jfl.privacy.taint import declarations, ownership, tracing
 from jfl.sampling import batches
 
 STEPS = 2
@@ -117,7 +119,7 @@ def test_built_in_algorithms(name, kind, fed, task):
     )
     report = jfl.check_privacy(plan)
     assert report.status == dict(noise="proved", none="no noise", client="proved")[kind], report
-    assert taint.trusted(plan) and not report.client
+    assert declarations.trusted(plan) and not report.client
     if kind == "noise":
         assert not report.example and sum(r.times for r in report.releases) == sum(
             r.times for r in report.declared
@@ -153,7 +155,7 @@ def test_algorithms_with_options(fed, task):
     for name, algorithm in made.items():
         plan = jfl.plan(fed, task, algorithm, FULL)
         report = jfl.check_privacy(plan)
-        assert report.status == "proved" and taint.trusted(plan) and report.releases, (
+        assert report.status == "proved" and declarations.trusted(plan) and report.releases, (
             name,
             str(report),
         )
@@ -357,7 +359,7 @@ FINE = dict(
 def test_what_users_write_passes(name):
     found, report = verdict(FINE[name]())
     assert found.status == "proved" and taint.DECLARED not in found.caveats, report
-    assert not taint.trusted(FINE[name]())
+    assert not declarations.trusted(FINE[name]())
 
 
 def test_a_users_flax_module_and_loss():
@@ -377,7 +379,7 @@ def test_a_users_flax_module_and_loss():
                 jfl.private_grad(loss, chained()), batch=batches.without_replacement(3)
             )
             plan = jfl.plan(make_federation(), task, algorithm, FULL)
-            assert taint.trusted(plan)  # an ordinary user pays no trace of the client
+            assert declarations.trusted(plan)  # an ordinary user pays no trace of the client
         else:
             plan = build(client, loss=loss, task=task)
         assert verdict(plan)[0].status == "proved"
@@ -822,8 +824,8 @@ def test_every_row_stage_of_jfl_is_known():
     made += [
         jfl.wavelet.published(r, 1.0, 1.0, haar, unsound=True)[0] for r in jfl.wavelet.READINGS
     ]
-    assert all(map(taint.own_stage, made))
-    assert {s.apply.function for s in made} == {*taint.ROWS, stages._as_it_is}
+    assert all(map(declarations.own_stage, made))
+    assert {s.apply.function for s in made} == {*declarations.ROWS, stages._as_it_is}
 
 
 def test_what_a_user_says_of_samplers_and_releases(fed, task):
@@ -1093,21 +1095,23 @@ def test_own_functions():
         return training.train(*args)
 
     assert (
-        taint.own(training.train)
-        and not taint.own(wrapped)
-        and not taint.own(squared)
-        and not taint.own(optax.sgd)
+        ownership.own(training.train)
+        and not ownership.own(wrapped)
+        and not ownership.own(squared)
+        and not ownership.own(optax.sgd)
     )
-    assert not taint.own(functools.partial(training.train)) and not taint.own(print)
+    assert not ownership.own(functools.partial(training.train)) and not ownership.own(print)
 
 
 # --- cost
 
 
 def test_points_of_a_sweep_are_traced_once(monkeypatch):
-    taint._traces.clear()
-    count, trace = [], taint._trace
-    monkeypatch.setattr(taint, "_trace", lambda *args: count.append(1) or trace(*args))
+    tracing.TRACES.clear()
+    count, trace = [], client_checks.trace_client
+    monkeypatch.setattr(
+        client_checks, "trace_client", lambda *args: count.append(1) or trace(*args)
+    )
 
     def plan(z):
         grad = jfl.private_grad(

@@ -3,11 +3,13 @@ event files."""
 
 import csv
 import html.parser
+import importlib.resources
 import json
 import re
 import shutil
 import struct
 import subprocess
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.paths import RESULTS
+from helpers.paths import RESULTS, ROOT
 from helpers.problems import noisy_grad, noisy_release, squared
 
 import jfl
@@ -1674,6 +1676,17 @@ def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=re.escape('pip install "jfl[tensorboard]"')):
         tables.tensorboard(tmp_path / "logs", record.rows("a", 0, dict(round=[1], loss=[1.0])))
     assert not (tmp_path / "logs").exists()
+
+
+def test_an_installation_has_the_templates():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    declared = {
+        path.name
+        for pattern in project["package-data"]["jfl.report"]
+        for path in (ROOT / "jfl" / "report").glob(pattern)
+    }
+    found = {path.name for path in importlib.resources.files("jfl.report.templates").iterdir()}
+    assert declared == found == {"page.html", "page.md", "page.css"}
 
 
 # --- a real browser

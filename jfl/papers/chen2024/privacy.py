@@ -12,12 +12,12 @@ of fixed size without replacement.  Reported numbers are in `chen2024_theory`.
 import bisect
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
 from ...core.checks import Checked
+from ...core.precision import in_float64
 from ...privacy.accountants import approximate_dp, events, rdp, tightest, wang2019, zcdp
 from ...privacy.ledger import participation
 from ..claims import claim
@@ -121,7 +121,7 @@ def dpnfl_tcdp(
         [0.00473, 2342.92501]
     """
     _setting("chen2024.dpnfl_tcdp", participations, steps, clip_norm, batch, rows, sigma)
-    with jax.enable_x64(True):
+    with in_float64():
         printed, whole, holds, conditions = _client(
             participations, steps, clip_norm, batch, rows, sigma
         )
@@ -149,14 +149,15 @@ def dpnfl_epsilon(
     Shapes:
         broadcasts; a client that never takes part has 0.
 
-    Privacy, Errors   as `dpnfl_tcdp`: with strict=False the number is sound whatever fails.
+    Privacy and errors are those of `dpnfl_tcdp`: with strict=False the number is sound whatever
+    fails.
     """
     _delta("chen2024.dpnfl_epsilon", delta)
-    found = dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma, strict)
-    with jax.enable_x64(True):
+    tcdp = dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma, strict)
+    with in_float64():
         whole = _client(participations, steps, clip_norm, batch, rows, sigma)[1]
-        return found._replace(
-            value=jnp.minimum(_lemma2(*found.value, delta), _lemma2(whole, jnp.inf, delta))
+        return tcdp._replace(
+            value=jnp.minimum(_lemma2(*tcdp.value, delta), _lemma2(whole, jnp.inf, delta))
         )
 
 
@@ -172,14 +173,14 @@ def theorem5(participations, steps, clip_norm, batch, rows, sigma, strict: bool 
     As sigma grows, epsilon tends to `theorem5_limit` from below and delta to 0 (at least the least
     normal float).
 
-    Shapes, Errors   as `dpnfl_tcdp`; with strict=False and a failure the pair is as printed and
-    proves nothing.
+    Shapes and errors are those of `dpnfl_tcdp`; with strict=False and a failure the pair is as
+    printed and proves nothing.
 
     >>> [round(float(theorem5(10, 300, 1.0, 10, 600, s).value[0]), 3) for s in (0.5, 10.0)]
     [21.311, 22.176]
     """
     _setting("chen2024.theorem5", participations, steps, clip_norm, batch, rows, sigma)
-    with jax.enable_x64(True):
+    with in_float64():
         (rho, omega), *_, conditions = _client(participations, steps, clip_norm, batch, rows, sigma)
         pair = (
             rho * (2 * omega - 1),
@@ -215,7 +216,7 @@ def rho_star(epsilon, delta):
     """
     checks.positive("chen2024.rho_star", epsilon=epsilon)
     _delta("chen2024.rho_star", delta)
-    with jax.enable_x64(True):
+    with in_float64():
         budget = -jnp.log(jnp.asarray(delta, jnp.float64))
         # without the difference of the roots
         return (epsilon / (jnp.sqrt(budget + epsilon) + jnp.sqrt(budget))) ** 2
@@ -232,8 +233,8 @@ def calibrate_sigma(
     clip_norm sqrt(26 K steps / rho_star) / rows, or more: so much that log(1 / delta) <= (omega -
     1)^2 rho_star.
 
-    Shapes, Errors   as `dpnfl_tcdp`: one std for each client, and the preconditions are tested at
-    it.
+    Shapes and errors are those of `dpnfl_tcdp`: one std for each client, and the preconditions are
+    tested at it.
 
     >>> round(float(calibrate_sigma(0.3, 1e-2, 10, 300, 1.0, 10, 600).value), 4)
     6.766
@@ -241,7 +242,7 @@ def calibrate_sigma(
     where = "chen2024.calibrate_sigma"
     _setting(where, participations, steps, clip_norm, batch, rows, 1.0)
     checks.positive(where, participations=participations)
-    with jax.enable_x64(True):
+    with in_float64():
         times, used, owned = (jnp.asarray(v, jnp.float64) for v in (participations, batch, rows))
         times, used = times * steps, jnp.minimum(used, owned)
         base, rate = minibatch_sensitivity(clip_norm, used), used / owned
@@ -356,8 +357,8 @@ def best_epsilon(
     participations: int, steps: int, clip_norm, batch: int, rows: int, sigma, delta
 ) -> tuple[float, str]:
     """The smallest of `compare`, and its name."""
-    found = compare(participations, steps, clip_norm, batch, rows, sigma, delta)
-    return min((value, name) for name, value in found.items())
+    epsilons = compare(participations, steps, clip_norm, batch, rows, sigma, delta)
+    return min((value, name) for name, value in epsilons.items())
 
 
 @claim(
@@ -406,11 +407,13 @@ def _client(participations, steps, clip_norm, batch, rows, sigma):
     times, rate = times * steps, batch / rows
     as_printed = zcdp.gaussian(minibatch_sensitivity(clip_norm, batch), sigma)
     whole = zcdp.gaussian(minibatch_sensitivity(clip_norm, jnp.minimum(batch, rows)), sigma)
-    found = zcdp.tcdp_amplify(whole, jnp.minimum(rate, 1.0), strict=False)
+    amplified = zcdp.tcdp_amplify(whole, jnp.minimum(rate, 1.0), strict=False)
     conditions = {"batch <= rows": rate <= 1}
-    conditions |= {name: found.holds for name in found.failed or ("the preconditions of Lemma 4",)}
+    conditions |= {
+        name: amplified.holds for name in amplified.failed or ("the preconditions of Lemma 4",)
+    }
     printed = times * (13 * rate**2 * as_printed), -jnp.log(rate) / (4 * as_printed)
-    return printed, times * whole, found.holds, conditions
+    return printed, times * whole, amplified.holds, conditions
 
 
 def _event(batch, rows, z, times):
@@ -449,6 +452,6 @@ def _plain(counts):
 @rdp.float64
 def _lemma2(rho, omega, delta):
     budget = -jnp.log(delta)
-    some = jnp.where(rho > 0, rho, 1.0)
-    order = jnp.minimum(1 + jnp.sqrt(budget / some), omega)
-    return jnp.where(rho > 0, some * order + budget / (order - 1), 0.0)
+    safe_rho = jnp.where(rho > 0, rho, 1.0)
+    order = jnp.minimum(1 + jnp.sqrt(budget / safe_rho), omega)
+    return jnp.where(rho > 0, safe_rho * order + budget / (order - 1), 0.0)

@@ -15,12 +15,12 @@ all uses in a round.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
 from ...core.checks import Checked as Checked
+from ...core.precision import in_float64
 from ...privacy.accountants import approximate_dp, rdp, wang2019
 from ..claims import claim
 
@@ -56,7 +56,7 @@ def sigma(sensitivity, epsilon, delta, strict: bool = True) -> Checked:
         9.689611
     """
     checks.positive("li2025.sigma", epsilon=epsilon)
-    with jax.enable_x64(True):
+    with in_float64():
         (e,) = _wide(epsilon)
         value = approximate_dp.gaussian_sigma(sensitivity, 1.0, delta) / e
         return checks.checked(
@@ -78,7 +78,7 @@ def amplify_simple(epsilon, delta, rate, strict: bool = True) -> Checked:
     where = "li2025.amplify_simple"
     checks.nonnegative(where, epsilon=epsilon, delta=delta)
     checks.fraction(where, rate=rate)
-    with jax.enable_x64(True):
+    with in_float64():
         e, d, q = _wide(epsilon, delta, rate)
         value = jnp.minimum(2 * q * e, e), q * d
         return checks.checked(
@@ -124,7 +124,7 @@ def sensitivity_paper(
     where = "li2025.sensitivity_paper"
     checks.whole(where, steps=steps)
     checks.positive(where, clip_norm=clip_norm, lr=lr)
-    with jax.enable_x64(True):
+    with in_float64():
         bound, last, begin = _wide(clip_norm, lr, lr if first is None else first)
         conditions = {
             "every step clipped": jnp.asarray(clipped),
@@ -151,7 +151,7 @@ def sensitivity_sound(lrs, clip_norm):
     """
     checks.nonnegative("li2025.sensitivity_sound", lrs=lrs)
     checks.positive("li2025.sensitivity_sound", clip_norm=clip_norm)
-    with jax.enable_x64(True):
+    with in_float64():
         bound, eta = _wide(clip_norm, lrs)
         return 2 * bound * eta.sum(axis=-1)
 
@@ -191,7 +191,7 @@ def sensitivity_convex_contractive(
     checks.nonnegative(where, lrs=lrs)
     checks.whole(where, batch=batch)
     checks.choice(where, SCHEMES, scheme=scheme)
-    with jax.enable_x64(True):
+    with in_float64():
         lip, curve, bound, eta = _wide(lipschitz, smoothness, clip_norm, lrs)
         top = eta.max(axis=-1)
         conditions = {
@@ -228,7 +228,7 @@ def budget_split(epsilon, delta, rate, strict: bool = True) -> Checked:
     """
     checks.positive("li2025.budget_split", epsilon=epsilon, delta=delta)
     inner_delta = approximate_dp.local_budget(epsilon, delta, rate)[1]
-    with jax.enable_x64(True):
+    with in_float64():
         e, q = _wide(epsilon, rate)
         value = e / (2 * q), inner_delta
         return checks.checked(
@@ -267,9 +267,11 @@ def noise_std_printed(
     1.147049
     """
     rate = approximate_dp.round_rate(batch, steps, rows, "wor_round")
-    found = noise_multiplier_printed(epsilon, delta, rate, strict)
-    with jax.enable_x64(True):
-        return found._replace(value=found.value * sensitivity_paper(steps, clip_norm, lr).value)
+    multiplier = noise_multiplier_printed(epsilon, delta, rate, strict)
+    with in_float64():
+        return multiplier._replace(
+            value=multiplier.value * sensitivity_paper(steps, clip_norm, lr).value
+        )
 
 
 @claim("Lemma 3", "ours", "exact amplification and the exact Gaussian: for every epsilon and rate")
@@ -287,7 +289,7 @@ def round_epsilon(multiplier, delta, rate):
     to matter."""
     checks.positive("li2025.round_epsilon", multiplier=multiplier)
     checks.fraction("li2025.round_epsilon", delta=delta, rate=rate)
-    with jax.enable_x64(True):
+    with in_float64():
         z, d, q = _wide(multiplier, delta, rate)
         return approximate_dp.amplify(rdp.gaussian_epsilon(1 / z, d / q), d, q)[0]
 
@@ -307,7 +309,7 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
     """
     shrunk = 1.0 if lr is None else lr
     checks.positive("li2025.delivered_epsilon", lr=shrunk)
-    with jax.enable_x64(True):
+    with in_float64():
         multiplier = (
             _wide(shrunk)[0] * noise_multiplier_printed(epsilon, delta, rate, strict=False).value
         )
@@ -341,7 +343,7 @@ def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) ->
         rounds=rounds,
         **{"1 - rate": 1 - rate},
     )
-    with jax.enable_x64(True):
+    with in_float64():
         e, q, p, r, c = _wide(epsilon, rate, probability, rounds, constant)
         return Total(c * q * e * jnp.sqrt(p * r / (1 - q)), None, "heuristic", "Theorem 2")
 
@@ -370,9 +372,11 @@ def total_epsilon(multiplier, rate, participations: int, delta, method: str = "m
     checks.whole(where, least=0, participations=participations)
     checks.choice(where, (*METHODS, "min"), method=method)
     names = METHODS if method == "min" else (method,)
-    found = {name: float(METHODS[name](multiplier, rate, participations, delta)) for name in names}
-    best = min(found, key=found.get)
-    return Total(found[best], delta, "rigorous", best)
+    epsilons = {
+        name: float(METHODS[name](multiplier, rate, participations, delta)) for name in names
+    }
+    best = min(epsilons, key=epsilons.get)
+    return Total(epsilons[best], delta, "rigorous", best)
 
 
 @claim(

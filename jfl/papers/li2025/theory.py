@@ -12,12 +12,12 @@ Float64 and traceable.  `shares` [C] are the weights p_k of the clients, with su
 their rows.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
 from ...core.checks import Checked as Checked
+from ...core.precision import in_float64
 from ..claims import claim
 
 SAMPLINGS = ("full", "with_replacement", "with_replacement_independent", "without_replacement")
@@ -54,7 +54,7 @@ def aggregation_weights(shares, cohort, sampling: str):
     checks.choice(where, options, sampling=sampling)
     checks.nonnegative(where, shares=shares)
     ids = jnp.asarray(cohort)
-    with jax.enable_x64(True):
+    with in_float64():
         p, size = _wide(shares)[0], ids.shape[-1]
         if sampling == "with_replacement":
             return jnp.full(ids.shape, 1 / size)
@@ -78,7 +78,7 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
     checks.nonnegative(where, shares=shares)
     if sampling != "full":
         checks.whole(where, cohort=cohort)
-    with jax.enable_x64(True):
+    with in_float64():
         p, cohort = _wide(shares, cohort or 1)
         return {
             "full": p**2,
@@ -103,7 +103,7 @@ def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, d
     where = "li2025_theory.mean_noise_variance"
     checks.whole(where, steps=steps, batch=batch)
     checks.positive(where, lr=lr, clip_norm=clip_norm, sizes=sizes, epsilon=epsilon, delta=delta)
-    with jax.enable_x64(True):
+    with in_float64():
         eta, bound, n, e = _wide(lr, clip_norm, sizes, epsilon)
         scale = 128 * steps**4 * batch**2 * (bound / e) ** 2 / n.sum()
         return scale * eta**2 * _log_sum(steps, batch, sizes, delta)
@@ -116,7 +116,7 @@ def accumulated_noise_printed(lrs, steps: int, clip_norm, batch: int, sizes, eps
     Shapes:
         lrs [R], sizes [C] -> [].
     """
-    with jax.enable_x64(True):
+    with in_float64():
         return np.shape(lrs)[0] * accumulated_noise(
             lrs, steps, clip_norm, batch, sizes, epsilon, delta
         )
@@ -133,7 +133,7 @@ def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, de
     Shapes:
         lrs [R], sizes [C] -> [].
     """
-    with jax.enable_x64(True):
+    with in_float64():
         return mean_noise_variance(lrs, steps, clip_norm, batch, sizes, epsilon, delta).sum()
 
 
@@ -156,7 +156,7 @@ def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothne
     checks.whole(where, batch=batch, steps=steps)
     checks.nonnegative(where, shares=shares, variances=variances, gap=gap)
     checks.positive(where, clip_norm=clip_norm, smoothness=smoothness)
-    with jax.enable_x64(True):
+    with in_float64():
         p, v, bound, curve, apart = _wide(shares, variances, clip_norm, smoothness, gap)
         return jnp.sum(p**2 * v) / batch + 8 * (steps - 1) ** 2 * bound**2 + 6 * curve * apart
 
@@ -181,7 +181,7 @@ def log_sum_bound(sizes, steps: int, batch: int, delta, strict: bool = True) -> 
     where = "li2025_theory.log_sum_bound"
     checks.whole(where, steps=steps, batch=batch)
     checks.positive(where, sizes=sizes, delta=delta)
-    with jax.enable_x64(True):
+    with in_float64():
         value = _log_integral(_wide(sizes)[0].sum(), steps, batch, delta)
         fits = _log_sum(steps, batch, sizes, delta) <= value
         return checks.checked(
@@ -219,7 +219,7 @@ def noise_term_printed(
     checks.positive(
         where, clip_norm=clip_norm, rows=rows, smoothness=smoothness, epsilon=epsilon, delta=delta
     )
-    with jax.enable_x64(True):
+    with in_float64():
         bound, n, curve, e = _wide(clip_norm, rows, smoothness, epsilon)
         drift = (8 if consistent else 4) * (steps - 1) ** 2 + 2
         variance = (
@@ -252,7 +252,7 @@ def noise_term(
     checks.whole(where, dim=dim, steps=steps)
     checks.positive(where, clip_norm=clip_norm)
     checks.nonnegative(where, multipliers=multipliers)
-    with jax.enable_x64(True):
+    with in_float64():
         bound, z = _wide(clip_norm, multipliers)
         return (
             16
@@ -285,7 +285,7 @@ def sampling_term(sampling: str, steps: int, clip_norm, shares, cohort: int):
     clients = np.shape(shares)[0]
     if sampling == "without_replacement" and cohort > clients:
         checks.fail(where, f"cohort <= clients={clients}", f"cohort={cohort}")
-    with jax.enable_x64(True):
+    with in_float64():
         bound, p = _wide(clip_norm, shares)
         left = (clients - cohort) / max(clients - 1, 1) * clients * jnp.sum(p**2)
         factor = {"full": 0.0, "without_replacement": left}.get(sampling, 1.0)
@@ -309,7 +309,7 @@ def bound_gap_printed(
     """
     where = "li2025_theory.bound_gap_printed"
     _problem(where, terms, distance, strong_convexity, smoothness, steps)
-    with jax.enable_x64(True):
+    with in_float64():
         t, total, far, mu, curve = _wide(step, terms, distance, strong_convexity, smoothness)
         value = (
             2
@@ -335,7 +335,7 @@ def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, s
         as `bound_gap_printed`.
     """
     _problem("li2025_theory.bound_gap", terms, distance, strong_convexity, smoothness, steps)
-    with jax.enable_x64(True):
+    with in_float64():
         noise, start, offset = _parts(terms, distance, strong_convexity, smoothness, steps)
         return (jnp.maximum(noise, start) if sharp else noise + start) / (_wide(step)[0] + offset)
 
@@ -345,7 +345,7 @@ def distance_bound(gradient_norm, strong_convexity):
     """||w_0 - w*||^2 <= (||gradient at w_0|| / mu)^2."""
     checks.nonnegative("li2025_theory.distance_bound", gradient_norm=gradient_norm)
     checks.positive("li2025_theory.distance_bound", strong_convexity=strong_convexity)
-    with jax.enable_x64(True):
+    with in_float64():
         norm, mu = _wide(gradient_norm, strong_convexity)
         return (norm / mu) ** 2
 
@@ -358,7 +358,7 @@ def steps_to_accuracy(accuracy, terms, distance, strong_convexity, smoothness, s
     _problem(
         "li2025_theory.steps_to_accuracy", terms, distance, strong_convexity, smoothness, steps
     )
-    with jax.enable_x64(True):
+    with in_float64():
         return jnp.ceil(_needed(accuracy, terms, distance, strong_convexity, smoothness, steps))
 
 
@@ -382,7 +382,7 @@ def optimal_local_steps(
     tried = np.arange(1, most + 1)
     terms = np.array([float(terms_of_steps(int(steps))) for steps in tried])
     _problem(where, terms, distance, strong_convexity, smoothness, 1)
-    with jax.enable_x64(True):
+    with in_float64():
         return 1 + int(
             jnp.argmin(
                 _needed(accuracy, terms, distance, strong_convexity, smoothness, tried) / tried
@@ -399,7 +399,7 @@ def noiseless_local_steps(spread, clip_norm):
     """sqrt(1 + spread / (8 clip_norm^2)), where spread = sum p_k^2 variance_k / batch + 6 L gap."""
     checks.nonnegative("li2025_theory.noiseless_local_steps", spread=spread)
     checks.positive("li2025_theory.noiseless_local_steps", clip_norm=clip_norm)
-    with jax.enable_x64(True):
+    with in_float64():
         apart, bound = _wide(spread, clip_norm)
         return jnp.sqrt(1 + apart / (8 * bound**2))
 

@@ -80,11 +80,11 @@ def participation_counterexample(users, user_ratio, rounds, sigma_g, delta) -> L
     inner = rounds * np.asarray(wang2019.wor_rdp(ORDERS, user_ratio, lambda j: j / (2 * z**2)))
     n = np.arange(1.0, rounds + 1)
     law, mu = stats.binom.pmf(n, rounds, user_ratio), np.sqrt(n) / z
-    at = lambda epsilon: float(law @ np.asarray(rdp.gaussian_delta(epsilon, mu)))
+    delta_at = lambda epsilon: float(law @ np.asarray(rdp.gaussian_delta(epsilon, mu)))
     low, high = 0.0, float(rdp.gaussian_epsilon(mu[-1], delta))
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if at(middle) > delta else (low, middle)
+        low, high = (middle, high) if delta_at(middle) > delta else (low, middle)
     return Loss(float(published), float(rdp.epsilon(ORDERS, inner, delta)), high)
 
 

@@ -14,11 +14,11 @@ replacement.
 import collections
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
+from ...core.precision import in_float64
 from ...privacy.accountants import approximate_dp, rdp, wang2019
 from ...privacy.accountants import local_steps as curves
 from ..claims import claim
@@ -108,7 +108,7 @@ def third_party_rdp(orders, sigma_g, user_ratio, data_ratio, local_updates, roun
         Lemma B.7 twice, `wbk.wor_rdp` on `wbk.crude`; l M is not rounded down.
     """
     whole = np.arange(2.0, np.ceil(np.max(orders)) + 1)
-    with jax.enable_x64(True):
+    with in_float64():
         shared = jnp.sqrt(jnp.asarray(user_ratio * users, jnp.float64)) * sigma_g
         batches = local_updates * wang2019.crude(whole, data_ratio, shared)
         return rounds * wang2019.wor_rdp(orders, user_ratio, lambda _: batches)
@@ -274,7 +274,7 @@ def sigma_required(
     where = "noble2022.sigma_required"
     checks.positive(where, epsilon=epsilon)
     _run(where, 1.0, user_ratio, data_ratio, local_updates, users, delta, rounds)
-    with jax.enable_x64(True):
+    with in_float64():
         log = jnp.log(2 * jnp.asarray(rounds * user_ratio, jnp.float64) / delta)
         spread = (
             user_ratio
@@ -422,10 +422,10 @@ def _least(value) -> float:
     low, high, least = 1e-2, 1e5, np.inf
     for _ in range(3):
         orders = 1 + np.geomspace(low, high, GRID)
-        found = value(orders)
-        best = int(np.argmin(found))
+        values = value(orders)
+        best = int(np.argmin(values))
         low, high = (orders[np.clip([best - 1, best + 1], 0, GRID - 1)] - 1).tolist()
-        least = min(least, float(found[best]))
+        least = min(least, float(values[best]))
     return least
 
 

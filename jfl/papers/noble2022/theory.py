@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ...core import checks
+from ...core.precision import in_float64
 from ..claims import claim
 
 CASES = ("strongly_convex", "convex", "nonconvex")
@@ -122,7 +123,7 @@ def scaffold_rate(
             >= max(108 / l, 48 nu / (mu l^(2/3))).
     """
     checks.choice("noble2022_theory.scaffold_rate", CASES, case=case)
-    with jax.enable_x64(True):
+    with in_float64():
         p, part, total, grown, lr = _prepared(problem, server_lr)
         slow = p.user_ratio ** (2 / 3)
         if case == "strongly_convex":
@@ -165,7 +166,7 @@ def fedavg_rate(
             0 and T >= 8 (1 + B^2) nu / mu.
     """
     checks.choice("noble2022_theory.fedavg_rate", CASES, case=case)
-    with jax.enable_x64(True):
+    with in_float64():
         p, part, total, grown, lr = _prepared(problem, server_lr)
         nu, mu, g, b2, t = (
             p.smoothness,
@@ -203,7 +204,7 @@ def fedavg_rate(
 def scaffold_local_lr(problem: Problem, case: str, server_lr=None):
     """l^(2/3) / (24 nu K eta_g); strongly convex: at most l / (54 mu K eta_g) too."""
     checks.choice("noble2022_theory.scaffold_local_lr", CASES, case=case)
-    with jax.enable_x64(True):
+    with in_float64():
         p, _, _, _, lr = _prepared(problem, server_lr)
         step = p.user_ratio ** (2 / 3) / (24 * p.smoothness)
         if case == "strongly_convex":
@@ -214,7 +215,7 @@ def scaffold_local_lr(problem: Problem, case: str, server_lr=None):
 @claim("Theorem C.2", "order", "the step size of the rates")
 def fedavg_local_lr(problem: Problem, server_lr=None):
     """1 / (8 (1 + B^2) nu K eta_g)."""
-    with jax.enable_x64(True):
+    with in_float64():
         p, _, _, _, lr = _prepared(problem, server_lr)
         return 1 / (8 * (1 + p.dissimilarity_b**2) * p.smoothness * p.local_updates * lr)
 
@@ -227,7 +228,7 @@ def fedavg_local_lr(problem: Problem, server_lr=None):
 def privacy_error(epsilon, delta, bound, dim, users, records, distance, user_ratio, rounds):
     """The convex price of privacy, D0 C sqrt(d log(T l / delta) log(1 / delta)) / (epsilon M R), up
     to a constant."""
-    with jax.enable_x64(True):
+    with in_float64():
         delta = jnp.asarray(delta, jnp.float64)
         logs = jnp.log(rounds * user_ratio / delta) * jnp.log(1 / delta)
         return distance * bound * jnp.sqrt(dim * logs) / (epsilon * users * records)
@@ -241,7 +242,7 @@ def privacy_error(epsilon, delta, bound, dim, users, records, distance, user_rat
 def proved_privacy_error(epsilon, delta, bound, dim, users, records, distance):
     """2 sqrt(2) D0 C sqrt(d log(1 / delta)) / (epsilon R sqrt(M)): D0 Sigma_g / sqrt(T K l M) at a
     proved sigma_g."""
-    with jax.enable_x64(True):
+    with in_float64():
         spread = 8 * dim * jnp.log(1 / jnp.asarray(delta, jnp.float64)) / users
         return distance * bound * jnp.sqrt(spread) / (epsilon * records)
 
@@ -255,7 +256,7 @@ def convex_error(problem: Problem, algorithm: str, privacy, strict: bool = True)
     )
     rate = scaffold_rate if algorithm == "dp_scaffold" else fedavg_rate
     rest = rate(problem._replace(noise=0.0), "convex", strict=strict)
-    with jax.enable_x64(True):
+    with in_float64():
         return rest._replace(value=rest.value + jnp.asarray(privacy, jnp.float64))
 
 
@@ -265,7 +266,7 @@ def convex_error(problem: Problem, algorithm: str, privacy, strict: bool = True)
 @claim("Lemma C.4", "unverified")
 def move_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks.Checked:
     """(left, right) of the bound on how far the server moves; needs K eta_l eta_g <= 1 / nu."""
-    with jax.enable_x64(True):
+    with in_float64():
         s, m, eta, mean = _round(steps, moments)
         nu = s.smoothness
         right = (
@@ -285,7 +286,7 @@ def lag_bound(
 ) -> checks.Checked:
     """(left, right) of the recursion of the lag; needs 1/2 <= power <= 1 and K eta_l eta_g <=
     l^power / (24 nu)."""
-    with jax.enable_x64(True):
+    with in_float64():
         s, m, eta, mean = _round(steps, moments)
         nu, part, gain = s.smoothness, s.user_ratio, s.user_ratio ** (2 * power - 1)
         right = (
@@ -305,7 +306,7 @@ def lag_bound(
 def drift_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks.Checked:
     """(left, right) of the bound on how far users drift; needs eta_g >= 1 and eta_l <= 1 / (24 nu K
     eta_g)."""
-    with jax.enable_x64(True):
+    with in_float64():
         s, m, eta, _ = _round(steps, moments)
         nu, square = s.smoothness, s.server_lr**2
         right = (
@@ -324,7 +325,7 @@ def drift_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks.C
 def descent_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks.Checked:
     """(left, right) of the descent of ||x - x*||^2 + (27 / l) (nu K eta_l eta_g)^2 lag; needs
     `scaffold_local_lr`."""
-    with jax.enable_x64(True):
+    with in_float64():
         s, m, eta, mean = _round(steps, moments)
         nu, mu, part = s.smoothness, s.strong_convexity, s.user_ratio
         weight = 27 / part * nu**2 * eta**2

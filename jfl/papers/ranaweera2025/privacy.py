@@ -79,8 +79,8 @@ def haar_noise_cov(m: int):
         [0.34375, -0.15625, -0.03125, -0.03125, 0.0, 0.0, 0.0, 0.0]
     """
     checks.whole("ranaweera2025.haar_noise_cov", m=m)
-    variance, at = haar_coordinate_variance(m, 1.0), np.arange(m)
-    k = np.frexp(at[:, None] ^ at)[1]  # bits of the exclusive or
+    variance, index = haar_coordinate_variance(m, 1.0), np.arange(m)
+    k = np.frexp(index[:, None] ^ index)[1]  # bits of the exclusive or
     return np.where(k == 0, variance, 2 / (3 * m**2) - 2 / 3 * 4.0**-k)
 
 

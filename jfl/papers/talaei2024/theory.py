@@ -356,11 +356,11 @@ def ratios_at(scenario: Scenario, assignment: str, round_: int) -> tuple[int, ..
 
 def qualities_at(scenario: Scenario, round_: int) -> tuple[str, ...]:
     """The qualities by group in a round."""
-    found = tuple(group.quality for group in scenario.groups)
+    qualities = tuple(group.quality for group in scenario.groups)
     return (
-        found
+        qualities
         if scenario.swap_round is None or round_ < scenario.swap_round
-        else (found[-1], *found[1:-1], found[0])
+        else (qualities[-1], *qualities[1:-1], qualities[0])
     )
 
 

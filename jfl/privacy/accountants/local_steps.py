@@ -39,7 +39,7 @@ def participates(
 
 
 def last_step_shared(
-    orders: ArrayLike, probability: ArrayLike, steps: int, own: ArrayLike, shared: ArrayLike
+    orders: ArrayLike, probability: ArrayLike, steps: int, participant: ArrayLike, shared: ArrayLike
 ) -> jax.Array:
     """P1a: as `participates`, but the last step hides in the noise of the whole cohort.
 
@@ -49,7 +49,8 @@ def last_step_shared(
     but the steps'.
 
     Shapes:
-        orders, own, shared [n] -> [n]; `own` at a client's multiplier z, `shared` at sqrt(K) z.
+        orders, participant, shared [n] -> [n]; `participant` at a client's multiplier z, `shared`
+        at sqrt(K) z.
 
     References:
         Reveal all steps but the last, and the cohort: the last noises of all add up.  At one step
@@ -60,7 +61,7 @@ def last_step_shared(
         >>> float(last_step_shared(2.0, 1.0, 5, 0.1, 0.01))
         0.41000000000000003
     """
-    return rdp.participation(orders, probability, _add(_times(steps - 1, own), shared))
+    return rdp.participation(orders, probability, _add(_times(steps - 1, participant), shared))
 
 
 def nonexpansive(

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
+from ...core.precision import in_float64
 from . import events, pld_compose, pld_step, rdp, rdp_events
 
 SIZES = (2**14, 2**17, 2**20)  # grids tried until the width is small
@@ -38,7 +39,7 @@ WIDE = 8  # runs that are computed side by side
 def _wide(function):
     @functools.wraps(function)
     def wide(groups, direction, delta, size, grid=None):
-        with jax.enable_x64(True):
+        with in_float64():
             groups, delta, grid = jax.tree.map(
                 lambda v: jnp.asarray(v, jnp.float64), (groups, delta, grid)
             )
@@ -71,8 +72,8 @@ def lower(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = 
 
 
 def _highest(composed, delta):
-    found = pld_step.reached(pld_step.hockey_stick, composed, delta)[1]
-    return jnp.where(jnp.isnan(found), jnp.inf, found)
+    epsilon = pld_step.reached(pld_step.hockey_stick, composed, delta)[1]
+    return jnp.where(jnp.isnan(epsilon), jnp.inf, epsilon)
 
 
 def _lowest(composed, reach, tilt, delta):
@@ -83,11 +84,11 @@ def _lowest(composed, reach, tilt, delta):
         return pld_step.hockey_stick(composed, epsilon) - came_back - jax.lax.stop_gradient(few)
 
     first = jnp.maximum(composed.losses[0], 0.0)
-    found = pld_step.reached(known, composed, delta)[0]
-    found = jnp.where(
-        known(composed, first) > delta, found - jnp.maximum(reach, -composed.losses[-1]), 0.0
+    crossing = pld_step.reached(known, composed, delta)[0]
+    crossing = jnp.where(
+        known(composed, first) > delta, crossing - jnp.maximum(reach, -composed.losses[-1]), 0.0
     )
-    return jnp.where(found > 0, found, 0.0)
+    return jnp.where(crossing > 0, crossing, 0.0)
 
 
 # --- many runs at once
@@ -106,7 +107,8 @@ def poisson(
         z: std over sensitivity; size: 2^14 is within 1e-3 of the limit for times up to about 1e4,
         and beyond 1e5 Renyi bounds may be smaller: take the smaller one, as `tight.epsilon` does.
 
-    Slopes   in all but size, as right as the value; in times as if there were parts of a step.
+    Slopes in all but size are as right as the value; those in times are as if there were parts of a
+    step.
 
     Example:
         >>> round(float(poisson(0.01, 1.0, 1000, 1e-5)), 3)
@@ -131,26 +133,28 @@ def without_replacement(
 def _many(adjacency, size):
     def proved(rate, z, times, delta):
         groups = ((events.Poisson(rate[None], events.Gaussian(z[None])), times[None]),)
-        found = [upper(groups, d, delta, size) for d in pld_step.DIRECTIONS[adjacency]]
+        epsilons_of_directions = [
+            upper(groups, d, delta, size) for d in pld_step.DIRECTIONS[adjacency]
+        ]
         # no gain from sampling: what is left where a grid proves nothing
         whole = rdp.gaussian_epsilon(jnp.sqrt(pld_compose.total_precision(groups)), delta)
-        return jnp.minimum(jnp.max(jnp.stack(found)), whole)
+        return jnp.minimum(jnp.max(jnp.stack(epsilons_of_directions)), whole)
 
     one = jax.custom_jvp(proved)
 
     @one.defjvp
     def _(run, tangents):
         # forward, whatever the caller does: what proves nothing would turn to nan on the way back
-        slopes, found = jax.jacfwd(lambda *run: 2 * (proved(*run),), range(4), has_aux=True)(*run)
-        return found, sum(map(jnp.multiply, slopes, tangents))
+        slopes, value = jax.jacfwd(lambda *run: 2 * (proved(*run),), range(4), has_aux=True)(*run)
+        return value, sum(map(jnp.multiply, slopes, tangents))
 
     def all_runs(*runs):
         shape = jnp.broadcast_shapes(*(r.shape for r in runs))
         flat = tuple(jnp.broadcast_to(r, shape).ravel() for r in runs)
         width = max(1, min(WIDE, flat[0].size))  # whole batches, or the rest is compiled by itself
         flat = tuple(jnp.pad(r, (0, -r.size % width), mode="edge") for r in flat)
-        found = jax.lax.map(lambda run: one(*run), flat, batch_size=width)
-        return found[: math.prod(shape)].reshape(shape)
+        epsilons_of_runs = jax.lax.map(lambda run: one(*run), flat, batch_size=width)
+        return epsilons_of_runs[: math.prod(shape)].reshape(shape)
 
     return rdp.float64(all_runs)
 
@@ -194,11 +198,11 @@ def pld_epsilon(event: Any, times: ArrayLike, delta: ArrayLike) -> tuple[float, 
     if not np.all((delta > 0) & (delta < 1)):
         checks.fail("pld_epsilon", "delta in (0, 1)", f"{delta!r}")
     *parts, rare = _groups(event, RARE * np.min(delta) / np.max(times))
-    found = np.array(
+    bounds = np.array(
         [_refine(*parts, t, d - rare * t) for t, d in zip(times.ravel(), delta.ravel())]
     )
-    found = found.reshape(*times.shape, 2)
-    return (found[..., 0], found[..., 1]) if times.ndim else tuple(map(float, found))
+    bounds = bounds.reshape(*times.shape, 2)
+    return (bounds[..., 0], bounds[..., 1]) if times.ndim else tuple(map(float, bounds))
 
 
 def epsilons(event: Any, times: ArrayLike, delta: float) -> np.ndarray:
@@ -239,19 +243,19 @@ def delta(event: Any, epsilon: ArrayLike, times: ArrayLike = 1, size: int = 2**1
     checks.positive("pld.delta", times=times)
     groups, adjacency, rare = _groups(event, LEAST / float(times))
     groups = tuple((part, n * float(times)) for part, n in groups)
-    found = max(
+    largest = max(
         float(
             _program(_most)(composed=_above(groups, way, size, epsilon=epsilon)[1], epsilon=epsilon)
         )
         for way in pld_step.DIRECTIONS[adjacency]
     )
-    return min(found + rare * float(times), 1.0)
+    return min(largest + rare * float(times), 1.0)
 
 
 def _refine(groups, adjacency, times, delta, sizes=SIZES):
     groups = tuple((part, n * times) for part, n in groups)
     precision = sum(np.sum(pld_compose.precision(event) * n) for event, n in groups)
-    best, floor = float(rdp.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
+    best, floor = float(rdp.gaussian_epsilon_on_host(math.sqrt(precision), delta)), 0.0
     small = lambda: best - floor <= RELATIVE * best + ABSOLUTE
     for size in sizes:
         grids, ends = {}, {}
@@ -272,8 +276,8 @@ def _refine(groups, adjacency, times, delta, sizes=SIZES):
     return best, max(best - floor, 0.0)
 
 
-def _above(groups, way, size, **at):
-    grid = _program(pld_compose.plan, direction=way)(groups=groups, size=size, **at)
+def _above(groups, way, size, **budget):
+    grid = _program(pld_compose.plan, direction=way)(groups=groups, size=size, **budget)
     return grid, _program(pld_compose.compose_upper, direction=way, size=size)(
         groups=groups, grid=grid
     )

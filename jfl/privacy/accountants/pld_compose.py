@@ -103,10 +103,11 @@ def _product(a, b):
 
 def _mixture(part, p):
     """With probability p the part, visibly; else nothing, which is loss 0."""
-    none, some = jnp.log1p(-p), jnp.log(p)
-    moments = jnp.logaddexp(none, some + part.moments)
+    log_absent, log_present = jnp.log1p(-p), jnp.log(p)
+    moments = jnp.logaddexp(log_absent, log_present + part.moments)
     spectrum = (
-        jnp.exp(none - moments[0]) + jnp.exp(some + part.moments[0] - moments[0]) * part.spectrum
+        jnp.exp(log_absent - moments[0])
+        + jnp.exp(log_present + part.moments[0] - moments[0]) * part.spectrum
     )
     return Part(moments, spectrum, p * part.lost, part.extent)
 

@@ -158,23 +158,23 @@ def least(values: jax.Array, keys: jax.Array) -> jax.Array:
 def reached(function: Callable, composed: Any, level: ArrayLike) -> list:
     """`crossing` of function(composed, epsilon), with derivatives by the implicit function
     theorem."""
-    fixed, held = jax.lax.stop_gradient((composed, level))
+    fixed, fixed_level = jax.lax.stop_gradient((composed, level))
     ends, interval = (
         jnp.maximum(fixed.losses[jnp.array([0, -1])], 0.0),
         fixed.losses[1] - fixed.losses[0],
     )
     both = []
-    for found in crossing(functools.partial(function, fixed), ends[0], ends[1], held):
+    for root in crossing(functools.partial(function, fixed), ends[0], ends[1], fixed_level):
         # of a polygon whose corners lie on the curve: its own slope would be off by up to a whole
         # interval
-        slope = (function(fixed, found + interval) - function(fixed, found - interval)) / (
+        slope = (function(fixed, root + interval) - function(fixed, root - interval)) / (
             2 * interval
         )
-        inside = (found > 0) & (slope < 0)
-        gap = function(composed, jnp.where(inside, found, 1.0)) - level
+        inside = (root > 0) & (slope < 0)
+        gap = function(composed, jnp.where(inside, root, 1.0)) - level
         # nothing is added to the value, only to its derivative
         both.append(
-            found
+            root
             - jnp.where(
                 inside, (gap - jax.lax.stop_gradient(gap)) / jnp.where(inside, slope, 1.0), 0.0
             )

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
+from ...core.precision import in_float64
 from . import events, rdp, roots
 
 BLOCK = 64  # orders of one compiled call
@@ -61,7 +62,7 @@ def curve(event: Any, orders: ArrayLike) -> jax.Array:
         ValueError: as `epsilon`.
     """
     event, _ = with_multiplicities(event, 0.0)
-    with jax.enable_x64(True):
+    with in_float64():
         return _curve(
             jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event),
             jnp.asarray(orders, jnp.float64),
@@ -93,19 +94,19 @@ def _curve(event, orders):
 def _each(event, orders):
     """Curves [n, orders] of an event whose Gaussians hold multipliers [n]."""
     leaves, shape = jax.tree.flatten(event, is_leaf=lambda e: isinstance(e, events.Gaussian))
-    at = [
+    varying = [
         i
         for i, leaf in enumerate(leaves)
         if isinstance(leaf, events.Gaussian) and jnp.ndim(leaf.noise_multiplier)
     ]
 
     def one(multipliers):
-        held = list(leaves)
-        for i, z in zip(at, multipliers):
-            held[i] = events.Gaussian(z)
-        return _curve(jax.tree.unflatten(shape, held), orders)
+        replaced = list(leaves)
+        for i, z in zip(varying, multipliers):
+            replaced[i] = events.Gaussian(z)
+        return _curve(jax.tree.unflatten(shape, replaced), orders)
 
-    return jax.lax.map(one, tuple(leaves[i].noise_multiplier for i in at), batch_size=8)
+    return jax.lax.map(one, tuple(leaves[i].noise_multiplier for i in varying), batch_size=8)
 
 
 def delta(event: Any, epsilon: float) -> float:
@@ -132,7 +133,9 @@ def delta(event: Any, epsilon: float) -> float:
     return math.exp(roots.smallest_fitting(excess, LOG_LEAST_DELTA, 0.0, 1e-6))
 
 
-def bounds(found: Sequence, times: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def bounds(
+    alternatives: Sequence, times: np.ndarray, delta: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Epsilon [m] of the worst event repeated `times`, at `delta` [m]; and whether the exact
     Gaussian gave it.
 
@@ -140,34 +143,36 @@ def bounds(found: Sequence, times: np.ndarray, delta: np.ndarray) -> tuple[np.nd
         times [m]; or [m, n] how often each part of a Series [n] happened.
     """
     times = np.asarray(times, np.float64)
-    if len(found) > FEW and times.shape == (1,):
-        high = above(found, times, delta)
+    if len(alternatives) > FEW and times.shape == (1,):
+        high = above(alternatives, times, delta)
         order, kept = np.argsort(-high), []
         for i in order:  # the largest first, until the rest is below
             if kept and max(kept)[0] >= high[i]:
                 break
-            value, exact = _bound(found[i], times, delta)
+            value, exact = _bound(alternatives[i], times, delta)
             kept.append((value[0], bool(exact[0])))
         return np.array([max(kept)[0]]), np.array([max(kept)[1]])
-    each = [_bound(e, times, delta) for e in found]
+    each = [_bound(e, times, delta) for e in alternatives]
     values = np.stack([v for v, _ in each])
     worst = np.argmax(values, axis=0)
     return values.max(axis=0), np.stack([x for _, x in each])[worst, np.arange(len(times))]
 
 
-def above(found: Sequence, times: np.ndarray, delta: np.ndarray) -> np.ndarray:
+def above(alternatives: Sequence, times: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Quick upper bounds [events] for one number of rounds; many events of one shape at the price
     of a few."""
-    leaves, shapes = zip(*(jax.tree.flatten(e) for e in found))
-    alike = len(set(shapes)) == 1 and len(found) > FEW and not any(np.ndim(v) for v in leaves[0])
-    if not alike or events.WithReplacement in event_types(found[0]):
-        return np.array([bounds((e,), times, delta)[0][0] for e in found])
-    with jax.enable_x64(True):
+    leaves, shapes = zip(*(jax.tree.flatten(e) for e in alternatives))
+    alike = (
+        len(set(shapes)) == 1 and len(alternatives) > FEW and not any(np.ndim(v) for v in leaves[0])
+    )
+    if not alike or events.WithReplacement in event_types(alternatives[0]):
+        return np.array([bounds((e,), times, delta)[0][0] for e in alternatives])
+    with in_float64():
         # lengths in steps, so that few of them are compiled
         rows = np.array([*leaves, *leaves[:1] * (-len(leaves) % BLOCK)], np.float64)
-        curves = np.asarray(_compiled_many(shapes[0], jnp.asarray(rows)))[: len(found)]
-    best = _convert(ORDERS, times[0] * curves, np.full(len(found), delta[0])).min(axis=1)
-    whole = [float(_precision(e, sampled=False)) for e in found]
+        curves = np.asarray(_compiled_many(shapes[0], jnp.asarray(rows)))[: len(alternatives)]
+    best = _convert(ORDERS, times[0] * curves, np.full(len(alternatives), delta[0])).min(axis=1)
+    whole = [float(_precision(e, sampled=False)) for e in alternatives]
     return np.minimum(
         best, np.asarray(rdp.gaussian_epsilon(np.sqrt(times[0] * np.array(whole)), delta[0]))
     )
@@ -202,7 +207,7 @@ def _bound(event, times, delta):
     precision = np.broadcast_to(
         np.asarray(_precision(event, sampled=False), np.float64), counts.shape[1:]
     )
-    exact = np.asarray(rdp.gaussian_epsilon(np.sqrt(counts @ precision), delta))
+    exact = rdp.gaussian_epsilon_on_host(np.sqrt(counts @ precision), delta)
     if not kinds & {
         events.Poisson,
         events.WithoutReplacement,
@@ -227,10 +232,10 @@ def _bound(event, times, delta):
 def _values(event, orders, parts):
     """Curves [parts, n]."""
     # one event as it stands: its parts are compiled programs, which all events share
-    of = curve if parts == 1 else _compiled_each
-    with jax.enable_x64(True):
-        found = [np.asarray(of(event, block)) for block in orders.reshape(-1, BLOCK)]
-    return np.concatenate([f.reshape(parts, -1) for f in found], axis=1)
+    curve_of = curve if parts == 1 else _compiled_each
+    with in_float64():
+        curves = [np.asarray(curve_of(event, block)) for block in orders.reshape(-1, BLOCK)]
+    return np.concatenate([f.reshape(parts, -1) for f in curves], axis=1)
 
 
 def _convert(orders, values, delta):
@@ -333,8 +338,8 @@ def _law(event, loss):
 
 
 def check_delta(delta: float) -> None:
-    found = checks.array("jfl.guarantee", "delta", delta)
-    if found.ndim or found.dtype.kind not in "iuf" or not 0 < found < 1:
+    value = checks.array("jfl.guarantee", "delta", delta)
+    if value.ndim or value.dtype.kind not in "iuf" or not 0 < value < 1:
         checks.fail(
             "jfl.guarantee",
             "delta in (0, 1)",

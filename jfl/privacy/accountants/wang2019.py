@@ -18,6 +18,7 @@ from jax.scipy.special import gammaln, logsumexp
 from jax.typing import ArrayLike
 
 from ...core import checks
+from ...core.precision import in_float64
 from . import rdp
 
 NODES = 1024
@@ -59,7 +60,7 @@ def refined(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
         >>> refined([2.0, 8.0], 0.2, 10.0).round(6).tolist()
         [0.001607, 0.00675]
     """
-    with jax.enable_x64(True):
+    with in_float64():
         z = jnp.asarray(z, jnp.float64)
         return _series(orders, rate, lambda j: j / (2 * z**2), lambda evens: _log_moments(evens, z))
 
@@ -87,9 +88,9 @@ def interpolate(orders: ArrayLike, whole: ArrayLike, curve: ArrayLike) -> jax.Ar
     """
     below = jnp.floor(orders)
     scaled = jnp.concatenate([jnp.zeros(1), (whole - 1) * curve])  # orders 1, 2, ...
-    at = below.astype(int) - 1
-    above = jnp.minimum(at + 1, len(whole))  # a whole order needs nothing above itself
-    return ((1 - orders + below) * scaled[at] + (orders - below) * scaled[above]) / (orders - 1)
+    index = below.astype(int) - 1
+    above = jnp.minimum(index + 1, len(whole))  # a whole order needs nothing above itself
+    return ((1 - orders + below) * scaled[index] + (orders - below) * scaled[above]) / (orders - 1)
 
 
 def _series(orders, rate, rdp_of_order, log_moments):
@@ -105,7 +106,7 @@ def _series(orders, rate, rdp_of_order, log_moments):
         checks.fail("jfl.privacy.accountants.wang2019", "orders > 1 and finite", f"{orders}")
     checks.fraction("jfl.privacy.accountants.wang2019", rate=rate)
     whole = np.arange(2, math.ceil(orders.max()) + 1, dtype=np.float64)
-    with jax.enable_x64(True):
+    with in_float64():
         curve = rdp_of_order(jnp.asarray(whole))
         moments = (
             log_moments(np.arange(2.0, whole[-1] + 2, 2))

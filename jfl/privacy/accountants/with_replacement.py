@@ -84,9 +84,9 @@ def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
         p, q, excess, above = total
         k, mass = each
         mu = k / z
-        at = _own(t, ends, mu)
-        plain, moved = mass * _cells(at, ends), mass * _cells(at - mu, ends)
-        tails = mass * _tail(jnp.stack([at[-1] - mu, at[-1]]))
+        places = _place_of_one(t, ends, mu)
+        plain, moved = mass * _cells(places, ends), mass * _cells(places - mu, ends)
+        tails = mass * _tail(jnp.stack([places[-1] - mu, places[-1]]))
         return (
             p + moved,
             q + plain,
@@ -109,10 +109,10 @@ def rough(law: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
     grid, never to prove."""
     loss = _nodes(law, z, 2 * ROUGH)[1]
     p, q = masses(loss[::2], law, z)[:2]
-    found = jnp.log(jnp.concatenate([q[::-1], even(law, z)[None], p]))
-    return jnp.concatenate([-loss[1::2][::-1], jnp.zeros(1), loss[1::2]]), found - jax.nn.logsumexp(
-        found
-    )
+    log_masses = jnp.log(jnp.concatenate([q[::-1], even(law, z)[None], p]))
+    return jnp.concatenate(
+        [-loss[1::2][::-1], jnp.zeros(1), loss[1::2]]
+    ), log_masses - jax.nn.logsumexp(log_masses)
 
 
 def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
@@ -125,11 +125,11 @@ def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
     rest = law[0] * -jnp.expm1(-losses)
 
     def nearest(start, each):  # so many copies alone meet the condition
-        k, some, enough = each
-        at = (losses + jnp.log((enough + rest) / jnp.where(some > 0, some, 1.0))) * z / k + k / (
-            2 * z
-        )
-        return jnp.where(some > 0, jnp.minimum(start, at), start), None
+        k, probability, enough = each
+        guess = (
+            losses + jnp.log((enough + rest) / jnp.where(probability > 0, probability, 1.0))
+        ) * z / k + k / (2 * z)
+        return jnp.where(probability > 0, jnp.minimum(start, guess), start), None
 
     start = jax.lax.scan(nearest, jnp.full_like(losses, jnp.inf), (copies, mass, jnp.cumsum(mass)))[
         0
@@ -145,10 +145,10 @@ def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
 
         def add(total, each):
             (value, slope), best = total
-            k, some = each
+            k, probability = each
             grown = jnp.expm1(k / z * t - k**2 / (2 * z**2) - losses)
-            value, slope = value + some * grown, slope + some * k / z * (grown + 1)
-            better = (value > best[0]) & (some > 0)
+            value, slope = value + probability * grown, slope + probability * k / z * (grown + 1)
+            better = (value > best[0]) & (probability > 0)
             return (
                 (value, slope),
                 tuple(jnp.where(better, new, old) for new, old in zip((value, slope), best)),
@@ -184,16 +184,16 @@ def _nodes(law, z, number):
 
     def add(total, each):
         log_sum, mean, weight, best = total
-        k, some = each
+        k, probability = each
         log = jnp.where(
-            some > 0,
-            jnp.log(jnp.where(some > 0, some, 1.0)) + k / z * t - k**2 / (2 * z**2),
+            probability > 0,
+            jnp.log(jnp.where(probability > 0, probability, 1.0)) + k / z * t - k**2 / (2 * z**2),
             -jnp.inf,
         )
         log_sum, before = jnp.logaddexp(log_sum, log), log_sum
         mean = mean * jnp.exp(before - log_sum) + k / z * jnp.exp(log - log_sum)
-        weight = weight + some
-        better = (log_sum - jnp.log(weight) > best[0]) & (some > 0)
+        weight = weight + probability
+        better = (log_sum - jnp.log(weight) > best[0]) & (probability > 0)
         best = tuple(
             jnp.where(better, new, old) for new, old in zip((log_sum - jnp.log(weight), mean), best)
         )
@@ -209,7 +209,7 @@ def _nodes(law, z, number):
     return t, jnp.maximum(loss, 0.0), slope
 
 
-def _own(t, losses, mu):
+def _place_of_one(t, losses, mu):
     """t_m of the copies with this mu."""
     return jnp.where(mu < t, t, jnp.maximum(t, losses / mu + mu / 2))
 

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.checks import Checked as Checked
+from ...core.precision import in_float64
 from . import rdp, roots
 
 LOG_ORDERS = (math.log(1e-6), math.log(1e9))  # of order - 1, in the search for the best one
@@ -98,7 +99,7 @@ def tcdp_to_dp(rho: ArrayLike, omega: ArrayLike, delta: ArrayLike, strict: bool 
         Chen et al., 2024, Lemma 2; Bun, Dwork, Rothblum, Steinke, STOC 2018, Lemma 5.
     """
     _ranges("concentrated.tcdp_to_dp", rho, delta)
-    with jax.enable_x64(True):
+    with in_float64():
         r, w, d = (jnp.asarray(v, jnp.float64) for v in (rho, omega, delta))
         conditions = {
             "omega > 1": w > 1,
@@ -155,7 +156,7 @@ def tcdp_amplify(
     """
     _ranges("concentrated.tcdp_amplify", rho)
     checks.fraction("concentrated.tcdp_amplify", rate=rate)
-    with jax.enable_x64(True):
+    with in_float64():
         r, q, w = (jnp.asarray(v, jnp.float64) for v in (rho, rate, omega))
         gain = -jnp.log(q)
         conditions = {
@@ -204,7 +205,7 @@ def tcdp_calibrate(
     step = gaussian(1.0, z)
     sampled = tcdp_amplify(step, rate, strict=strict)
     rho, omega = sampled.value
-    with jax.enable_x64(True):
+    with in_float64():
         # a hair of delta: at the solution the two sides of a condition may be equal but for
         # rounding
         whole = tcdp_to_dp(rho * jnp.asarray(steps, jnp.float64), omega, delta, strict)

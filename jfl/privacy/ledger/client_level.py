@@ -8,7 +8,7 @@ from ...core.records import Caveat, Fn, Plan
 from ..mechanisms.chain import bound, limit, multiplier_follows, noisy, shape
 from .entry import Clients, Entry, Part, WeightedSum, refused
 from .noise_levels import levels, usable
-from .participation import VIEWS, absent, chances, share_of, tail, turns, who, worst_columns
+from .participation import VIEWS, attendance_of, share_of, tail, who, worst_columns
 
 OTHERS = Caveat(
     "counts the noise of the other clients, who are taken not to help the third party", "others"
@@ -24,47 +24,39 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     """
     if not noisy(plan.upload):
         return []
-    sampler, adjacency = plan.sampler, plan.upload.adjacency or "replace_one"
-    share = np.broadcast_to(share_of(sampler), (sampler.clients,))
+    adjacency, number = plan.upload.adjacency or "replace_one", np.arange(plan.sampler.clients)
     try:
-        noise = levels(plan.upload, rounds, sampler.clients)
+        noise = levels(plan.upload, rounds, len(number))
     except NotAnalysable as error:
         return [refused("client", view, adjacency, error) for view in VIEWS]
-    ones, everybody = np.ones(share.shape, int), np.arange(sampler.clients)
-    alone = Entry(
-        "client",
-        "server",
-        adjacency,
-        (Part("upload", noise),),
-        Clients(ones, np.zeros(share.shape), everybody),
-        chances(sampler, "server", share),
-        turns(sampler),
-        worst_columns(ones, share, [noise], everybody),
-        cohort_overflow(sampler),
-        caveats=who(plan, "server"),
-    )
-    third = alone._replace(
-        view="third_party",
-        clients=Clients(ones, share, everybody),
-        chance=chances(sampler, "third_party", share),
-        mixture=absent(plan, "third_party"),
-        caveats=who(plan, "third_party"),
-    )
+    ones, entries = np.ones(number.shape, int), []
+    for view in VIEWS:
+        attendance = attendance_of(plan, view)
+        entries.append(
+            Entry(
+                "client",
+                view,
+                adjacency,
+                (Part("upload", noise),),
+                Clients(ones, attendance.share, number),
+                attendance.chance,
+                attendance.turns,
+                worst_columns(ones, attendance.share, [noise], number),
+                cohort_overflow(plan.sampler),
+                mixture=attendance.gains,
+                caveats=attendance.caveats,
+            )
+        )
     if summed(plan):
         shares = weights(plan, rounds)
-        part = Part(
-            "sum of uploads",
-            _every_round(noise, shares),
-            summed=WeightedSum(shares, others),
-        )
-        third = third._replace(
-            parts=(part,),
+        total = WeightedSum(shares, others)
+        entries[1] = entries[1]._replace(
+            parts=(Part("sum of uploads", _every_round(noise, shares), summed=total),),
             chance=None,
-            turns=1,
             worst=_unlike(shares, noise),
-            caveats=third.caveats + ((OTHERS,) if others else ()),
+            caveats=entries[1].caveats + ((OTHERS,) if others else ()),
         )
-    return [alone, third]
+    return entries
 
 
 def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:

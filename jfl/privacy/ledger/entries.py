@@ -12,7 +12,7 @@ from .entry import Clients, Entry, Part
 from .participation import EVERY_ROUND as EVERY_ROUND
 from .participation import HONEST as HONEST
 from .participation import VIEWS as VIEWS
-from .participation import absent, chances, share_of, turns
+from .participation import attendance_of, share_of
 from .table import Ledger
 
 SIMULATION = Caveat("float32 noise from a simulation PRNG, not for deployment", "simulation")
@@ -131,19 +131,19 @@ def _implied(plan, entry):
             clients=entry.clients._replace(counted=present),
             caveats=entry.caveats + (IMPLIED,),
         )
-    sampler = plan.sampler
-    share = np.full(sampler.clients, float(np.max(share_of(sampler))))
+    attendance = attendance_of(plan, entry.view, np.max(share_of(plan.sampler)))
+    share = np.full(plan.sampler.clients, np.max(share_of(plan.sampler)))
     parts = tuple(Part(p.release, p.multiplier, moves=2.0) for p in entry.parts)
     return entry._replace(
         unit="example",
         parts=parts,
         clients=Clients(np.ones(share.shape, int), share, present),
-        chance=chances(sampler, entry.view, share),
-        turns=turns(sampler),
+        chance=attendance.chance,
+        turns=attendance.turns,
         worst=tuple((c, c) for c in range(parts[0].multiplier.shape[1])),
         overflow=0.0,
         implied=True,
         drawn="",
-        mixture=absent(plan, entry.view),
+        mixture=attendance.gains,
         caveats=entry.caveats + (IMPLIED_TWICE,),
     )

@@ -10,7 +10,7 @@ from ...core.records import Caveat, Plan, Release
 from ..mechanisms.chain import noisy
 from .entry import Clients, Entry, Part, refused
 from .noise_levels import levels
-from .participation import VIEWS, absent, chances, drawn, share_of, tail, turns, who, worst_columns
+from .participation import VIEWS, attendance_of, drawn, tail, worst_columns
 
 CONVEX = Caveat(
     "only for losses that are convex and Lipschitz as its sensitivity assumes, solved as "
@@ -21,6 +21,7 @@ SITES = Caveat(
     "the releases of one algorithm may draw one sample: it counts as seen, without a gain",
     "one-sample",
 )
+NO_ROWS = (1.0, 1.0, 1.0, 1.0, 0.0)  # of a client without rows, in `_by_rows`
 
 
 def examples(plan: Plan, rounds: int) -> list[Entry]:
@@ -38,7 +39,7 @@ def examples(plan: Plan, rounds: int) -> list[Entry]:
                 "Use batch samplers of one kind.",
                 error=NotAnalysable,
             )
-        return [_entry(plan, view, adjacencies[0], rounds) for view in VIEWS]
+        return _entries(plan, adjacencies[0], rounds)
     except NotAnalysable as error:
         return [refused("example", view, adjacencies[0], error) for view in VIEWS]
 
@@ -48,63 +49,80 @@ def _adjacency(release: Release) -> str:
     return release.mechanism.adjacency or ("add_remove" if sampled else "replace_one")
 
 
-def _entry(plan, view, adjacency, rounds):
-    sampler, releases = plan.sampler, plan.algorithm.releases
+def _entries(plan, adjacency, rounds):
+    """An entry for each view: the same releases, of which the views know more or less."""
     rows = np.asarray(plan.fed.size).reshape(-1)
     present = np.flatnonzero(rows > 0)
     if present.size == 0:
         checks.fail("jfl.guarantee", "a client with rows", "none", error=NotAnalysable)
+    releases = plan.algorithm.releases
     noise = [levels(r.mechanism, rounds, len(rows)) for r in releases]
-    share = np.broadcast_to(share_of(sampler) if view == "third_party" else 0.0, rows.shape)
-    several = sum(r.batches.scheme != "full" for r in releases) > 1
     # batches of several releases follow from one key: they may be one sample
-    parts = [_part(r, adjacency, rows, z)._replace(seen=several) for r, z in zip(releases, noise)]
-    lost = [_by_rows(rows, lambda n, r=r: (_row_overflow(r, n),))[0] for r in releases]
+    several = sum(r.batches.scheme != "full" for r in releases) > 1
+    parts, lost = [], []
+    for release, multiplier in zip(releases, noise):
+        sample, population, count, takes_all, overflow = _by_rows(release, adjacency, rows)
+        what, sampling = _kind(release, adjacency)
+        parts.append(
+            Part(what, multiplier, sampling, sample, population, count, takes_all > 0, several)
+        )
+        lost.append(overflow)
     convex = any(s.declared == "prox_erm" for r in releases for s in r.mechanism.stages)
-    return Entry(
-        "example",
-        view,
-        adjacency,
-        tuple(parts),
-        Clients(rows, share, present),
-        chances(sampler, view, share),
-        turns(sampler),
-        worst_columns(rows, share, noise, present),
-        turns(sampler) * sum(each[present].max() for each in lost),
-        sum(lost),
-        absent(plan, view),
-        drawn="rows",
-        status="conditional" if convex else "proved",
-        caveats=who(plan, view) + ((CONVEX,) if convex else ()) + ((SITES,) if several else ()),
-    )
+    assumed = ((CONVEX,) if convex else ()) + ((SITES,) if several else ())
+    entries = []
+    for view in VIEWS:
+        attendance = attendance_of(plan, view)
+        entries.append(
+            Entry(
+                "example",
+                view,
+                adjacency,
+                tuple(parts),
+                Clients(rows, attendance.share, present),
+                attendance.chance,
+                attendance.turns,
+                worst_columns(rows, attendance.share, noise, present),
+                attendance.turns * sum(each[present].max() for each in lost),
+                sum(lost),
+                attendance.gains,
+                drawn="rows",
+                status="conditional" if convex else "proved",
+                caveats=attendance.caveats + assumed,
+            )
+        )
+    return entries
 
 
-def _part(release, adjacency, rows, multiplier):
-    batches, draw = release.batches, _touched if release.steps else _sample
+def _kind(release, adjacency):
+    """What is released, and how it is sampled."""
     if release.steps:
-        sampling = "touched"
-    elif batches.scheme in ("full", "epochs") or (
-        batches.scheme == "poisson" and adjacency == "replace_one"
-    ):
-        sampling = "none"
-    else:
-        sampling = batches.scheme
-    return Part(
-        "local training" if release.steps else "local step",
-        multiplier,
-        sampling,
-        *_by_rows(rows, lambda n: draw(release, adjacency, n)),
-        *_by_rows(rows, lambda n: (_count(release, n),)),
-        *(_by_rows(rows, lambda n: (_takes_all(batches, n),)) > 0),
-    )
+        return "local training", "touched"
+    scheme = release.batches.scheme
+    no_gain = scheme in ("full", "epochs") or (scheme, adjacency) == ("poisson", "replace_one")
+    return "local step", "none" if no_gain else scheme
 
 
-def _by_rows(rows, values):
-    """Numbers that follow from a client's number of rows, [numbers, C]; 1 for one without rows."""
+def _by_rows(release, adjacency, rows):
+    """What follows from a client's number of rows, [5, C]: elements drawn and those they are drawn
+    from, how often, whether that is all, and the probability of an overflow."""
     sizes, which = np.unique(rows, return_inverse=True)
-    each = {int(n): values(int(n)) for n in sizes if n > 0}
-    ones = (1.0,) * len(next(iter(each.values())))
-    return np.array([each.get(int(n), ones) for n in sizes], np.float64).T[:, which.reshape(-1)]
+    each = [_of_rows(release, adjacency, int(n)) if n > 0 else NO_ROWS for n in sizes]
+    return np.array(each, np.float64).T[:, which.reshape(-1)]
+
+
+def _of_rows(release, adjacency, rows):
+    batches, count = release.batches, release.count
+    sample, population = (_touched if release.steps else _sample)(release, adjacency, rows)
+    overflow = 0.0
+    if batches.scheme == "poisson" and batches.batch is not None:
+        steps = count * max(release.steps, 1)
+        overflow = steps * tail(batches.batch, rows, _rate(batches, rows))
+    if batches.scheme == "epochs" and not release.steps:
+        count = math.ceil(count / math.ceil(rows / batches.batch))  # that touch a given row
+    takes_all = batches.scheme == "full" or (
+        batches.scheme == "without_replacement" and rows <= batches.batch
+    )
+    return sample, population, count, takes_all, overflow
 
 
 def _sample(release, adjacency, rows):
@@ -165,31 +183,8 @@ def _touched(release, adjacency, rows):
     return 1 - missed, 1.0
 
 
-def _count(release, rows):
-    """How many releases of a participation touch a given row."""
-    batches, count = release.batches, release.count
-    if release.steps or batches.scheme != "epochs":
-        return count
-    return math.ceil(count / math.ceil(rows / batches.batch))
-
-
-def _takes_all(batches, rows):
-    return batches.scheme == "full" or (
-        batches.scheme == "without_replacement" and rows <= batches.batch
-    )
-
-
 def _rate(batches, rows):
     given = np.asarray(batches.rate if batches.rate is not None else batches.expected, np.float32)
     return drawn(
         given if batches.rate is not None else min(np.float32(1), given / np.float32(rows))
     )
-
-
-def _row_overflow(release, rows):
-    """The probability, in a participation, that a row drawn finds no slot."""
-    batches = release.batches
-    if batches.scheme != "poisson" or batches.batch is None:
-        return 0.0
-    steps = release.count * max(release.steps, 1)
-    return steps * tail(batches.batch, rows, _rate(batches, rows))

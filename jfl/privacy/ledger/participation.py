@@ -2,6 +2,7 @@
 seen."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,21 +57,37 @@ def tail(capacity, trials, rate):
     return float(stats.binom.sf(capacity, trials, rate))
 
 
-def chances(sampler: Sampler, view: str, share) -> np.ndarray:
-    """The probability, of each time that a client may run in a round, that it does: 1 for a view
-    that sees who takes part, and where nobody knows a chance of absence."""
-    share = np.asarray(share, np.float64)
-    if view == "server" or sampler.scheme in UNKNOWN:
-        return np.ones(share.shape)
-    within = np.minimum(share, 1.0)
+class Attendance(NamedTuple):
+    """How a view meets the clients of a round."""
+
+    share: np.ndarray  # [C] of a draw of the cohort; 0 where every round counts
+    chance: np.ndarray  # [C] that a client takes part, each time that it may
+    turns: int  # how often it may in a round
+    gains: bool  # from rounds in which a client is absent
+    caveats: tuple
+
+
+def attendance_of(plan: Plan, view: str, share=None) -> Attendance:
+    """How a view meets the clients.
+
+    The server sees who takes part, so for it every client does; a third party does not, where there
+    is a chance of absence that is known.
+
+    Args:
+        share: of a draw, instead of each client's own.
+    """
+    sampler = plan.sampler
+    hidden = view == "third_party"
+    share = np.broadcast_to(share_of(sampler) if share is None else share, np.shape(plan.fed.size))
+    caveats = who(plan, view)
+    if not hidden or sampler.scheme in UNKNOWN:
+        shown = share if hidden else np.zeros(share.shape)
+        return Attendance(shown, np.ones(share.shape), turns(sampler), False, caveats)
     # each draw of its own is a chance of its own
-    chance = within if sampler.independent else np.asarray(_chance(sampler, within))
-    return np.where(share >= 1, 1.0, chance)
-
-
-def absent(plan: Plan, view: str) -> bool:
-    """True if a client gains from the rounds in which it is absent."""
-    return view == "third_party" and plan.sampler.scheme not in UNKNOWN
+    within = np.minimum(share, 1.0)
+    chance = within if sampler.independent else _chance(sampler, within)
+    chance = np.where(share >= 1, 1.0, chance)
+    return Attendance(share, chance, turns(sampler), True, caveats)
 
 
 def who(plan: Plan, view: str) -> tuple:

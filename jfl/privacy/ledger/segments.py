@@ -109,17 +109,17 @@ def concatenate(segments, seeds=None) -> list[Entry]:
         This holds for plans that were chosen before the first of them ran.  The noise of different
         plans is independent; equal plans are one release.
     """
-    found, once = _distinct(_segments(segments, seeds))
-    pieces = _pieces(found)
+    distinct, once = _distinct(_segments(segments, seeds))
+    pieces = _pieces(distinct)
     listed = [
-        [entries(_begun(found[i].plan, p.first), p.rounds) for i in p.members] for p in pieces
+        [entries(_begun(distinct[i].plan, p.first), p.rounds) for i in p.members] for p in pieces
     ]
     of = {i: one for p, several in zip(pieces, listed) for i, one in zip(p.members, several)}
     kind = lambda e: (e.unit, e.view, e.adjacency)
-    caveats = (SEEDS,) * (seeds is not None) + (ONCE,) * once + (FOLLOWING,) * _assumes(found)
+    caveats = (SEEDS,) * (seeds is not None) + (ONCE,) * once + (FOLLOWING,) * _assumes(distinct)
     out = []
     for wanted in dict.fromkeys(map(kind, of[0])):
-        fit = [[at for at, e in enumerate(of[i]) if kind(e) == wanted] for i in range(len(found))]
+        fit = [[k for k, e in enumerate(of[i]) if kind(e) == wanted] for i in range(len(distinct))]
         # noise on uploads and on the release may both prove it: all ways through the segments, of
         # which one is chosen
         for way in _ways(fit):
@@ -127,7 +127,7 @@ def concatenate(segments, seeds=None) -> list[Entry]:
                 [one[way[i]] for i, one in zip(p.members, several)]
                 for p, several in zip(pieces, listed)
             ]
-            plans = [[found[i].plan for i in p.members] for p in pieces]
+            plans = [[distinct[i].plan for i in p.members] for p in pieces]
             one = _joint([p.rounds for p in pieces], plans, chosen)
             status = "conditional" if seeds is not None else one.status
             out.append(one._replace(caveats=one.caveats + caveats, status=status))
@@ -141,7 +141,7 @@ def sharing(plans, seeds) -> tuple:
     for plan, seed in zip(plans, seeds):
         if _draws(plan):
             of.setdefault(str(seed), set()).add(id(plan))
-    return (SHARED,) if any(len(found) > 1 for found in of.values()) else ()
+    return (SHARED,) if any(len(several) > 1 for several in of.values()) else ()
 
 
 # --- which rounds
@@ -150,9 +150,9 @@ def sharing(plans, seeds) -> tuple:
 def _segments(segments, seeds):
     """The segments with their first rounds, checked."""
     seeds = _seeds(seeds, len(segments))
-    found, ends = [], {}
+    placed, ends = [], {}
     for (plan, rounds, *first), seed in zip(segments, seeds):
-        if found and changing(plan) and not first:
+        if placed and changing(plan) and not first:
             checks.fail(
                 WHERE,
                 "(plan, rounds, first) for a later segment whose noise follows the round",
@@ -163,12 +163,12 @@ def _segments(segments, seeds):
         if first:
             checks.whole(WHERE, least=0, most=10**12, first=first[0])
         begin = int(first[0]) if first else ends.get(seed, 0)
-        found.append(Segment(plan, begin, int(rounds), seed, bool(first)))
-        ends[seed] = found[-1].end
-    counts = {int(np.size(s.plan.fed.size)) for s in found}
+        placed.append(Segment(plan, begin, int(rounds), seed, bool(first)))
+        ends[seed] = placed[-1].end
+    counts = {int(np.size(s.plan.fed.size)) for s in placed}
     if len(counts) > 1:
         checks.fail(WHERE, "segments with the same clients", f"{sorted(counts)} clients")
-    return found
+    return placed
 
 
 def _seeds(seeds, count):
@@ -249,11 +249,11 @@ def _past(segments, i, name, past):
     """
     s = segments[i]
     before = [j for j, t in enumerate(segments) if t.seed == s.seed and t.first < s.first <= t.end]
-    found = [
+    pasts = [
         past(j) if name(j) == name(i) else {p + ((name(j), s.first),) for p in past(j)}
         for j in before
     ]
-    return frozenset().union(*found) if found else frozenset([()])
+    return frozenset().union(*pasts) if pasts else frozenset([()])
 
 
 def _pieces(segments):
@@ -439,11 +439,11 @@ def _of(stretches, worst, refusal=""):
     )
 
 
-def _joint(rounds, plans, found) -> Entry:
+def _joint(rounds, plans, entries_of) -> Entry:
     """One entry for stretches in some of which several plans run; plans and entries
     [stretches][members]."""
-    if all(len(several) == 1 for several in found):
-        return joined([entry for (entry,) in found], rounds)
+    if all(len(several) == 1 for several in entries_of):
+        return joined([entry for (entry,) in entries_of], rounds)
     distinct = list({id(p): p for several in plans for p in several}.values())
     class_of = lambda same: dict(zip(map(id, distinct), _classes(same, distinct)))
     rows = class_of(lambda a, b: _same_rows(a.fed, b.fed))
@@ -451,9 +451,9 @@ def _joint(rounds, plans, found) -> Entry:
     batches = class_of(lambda a, b: rows[id(a)] == rows[id(b)] and _same_batches(a, b))
     member = lambda p, e: Member(e, cohorts[id(p)], batches[id(p)], _everyone(p.sampler))
     stretches = tuple(
-        Stretch(r, tuple(map(member, *several))) for r, *several in zip(rounds, plans, found)
+        Stretch(r, tuple(map(member, *several))) for r, *several in zip(rounds, plans, entries_of)
     )
-    if any(e.refusal for several in found for e in several):
+    if any(e.refusal for several in entries_of for e in several):
         return _of(stretches, ())
     flat = [m for s in stretches for m in s.members]
     try:

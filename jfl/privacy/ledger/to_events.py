@@ -79,13 +79,15 @@ def _step(part: Part, column: int, multiplier):
     )
     if part.sampling == "none" or (part.sampling in WHOLE and sample >= population):
         return noise, count
-    event = {
-        "poisson": lambda: events.poisson(sample, noise),
-        "participation": lambda: events.participation(sample, noise),
-        "touched": lambda: events.touched(sample, noise),
-        "without_replacement": lambda: events.without_replacement(sample, population, noise),
-        "with_replacement": lambda: events.with_replacement(sample, population, noise),
-    }[part.sampling]()
+    if part.sampling == "without_replacement":
+        event = events.without_replacement(sample, population, noise)
+    elif part.sampling == "with_replacement":
+        event = events.with_replacement(sample, population, noise)
+    else:  # each takes part on its own, with a probability
+        drawn = dict(
+            poisson=events.poisson, touched=events.touched, participation=events.participation
+        )
+        event = drawn[part.sampling](sample / population, noise)
     return (events.seen(event) if part.seen else event), count
 
 

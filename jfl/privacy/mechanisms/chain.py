@@ -238,7 +238,7 @@ def later(value: Any, first: int) -> Any:
 
 def scheduled(mechanism: Mechanism | None) -> bool:
     """True if a clip norm or the noise is a function of the round."""
-    held = [
+    of_the_round = [
         v
         for s in (mechanism.stages if mechanism else ())
         for f in (s.apply, s.bound)
@@ -246,7 +246,8 @@ def scheduled(mechanism: Mechanism | None) -> bool:
         for v in f.data.values()
     ]
     return any(
-        isinstance(v, Fn) for v in held + [s.noise for s in (mechanism.stages if mechanism else ())]
+        isinstance(v, Fn)
+        for v in of_the_round + [s.noise for s in (mechanism.stages if mechanism else ())]
     )
 
 
@@ -329,11 +330,11 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
             clipped = clipped | over
         return row, clipped, pytrees.finite(row)
 
-    held = counts = weight != 0
+    is_counted = counts = weight != 0
     clipped = bad = jnp.zeros(weight.shape, bool)
     if clips(mechanism):
         rows, clipped, finite = jax.vmap(one)(rows)
-        counts, bad = held & finite, held & ~finite
+        counts, bad = is_counted & finite, is_counted & ~finite
 
     def weighted(x):
         w, kept = (v.reshape(weight.shape + (1,) * (x.ndim - 1)) for v in (weight, counts))
@@ -343,7 +344,12 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
     if weight.shape == (1,) and clips(mechanism):
         value = marks.bounded(value, mechanism, weight, "single")
     return Partial(
-        value, count(held), count(clipped & counts), count(weight), bad.sum(dtype=jnp.int32), form
+        value,
+        count(is_counted),
+        count(clipped & counts),
+        count(weight),
+        bad.sum(dtype=jnp.int32),
+        form,
     )
 
 

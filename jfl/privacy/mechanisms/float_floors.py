@@ -37,16 +37,16 @@ def lasting(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
         >>> [bool(v) for v in (_values(falls, jnp.array([49, 51])) >= FLOOR)]
         [True, False]
     """
-    own = [("private_grad", r.mechanism) for r in plan.algorithm.releases]
-    for site, mechanism in (("release", plan.release), ("upload", plan.upload), *own):
+    of_clients = [("private_grad", r.mechanism) for r in plan.algorithm.releases]
+    for site, mechanism in (("release", plan.release), ("upload", plan.upload), *of_clients):
         for stage in mechanism.stages if mechanism is not None else ():
-            held = {
+            levels = {
                 name: v
                 for f in (stage.bound, stage.apply)
                 if f is not None
                 for name, v in f.data.items()
             }
-            for name, function in (held | dict(noise=stage.noise)).items():
+            for name, function in (levels | dict(noise=stage.noise)).items():
                 if isinstance(function, Fn) and checks.concrete(function):
                     _function(where, f"{name} of {stage.name} in {site}", function, first, rounds)
 
@@ -57,8 +57,8 @@ def _function(where, name, function, first, rounds):
         BLOCK, 1 << max(int(end - first) - 1, 0).bit_length()
     )  # of few sizes, for few programs
     for begin in range(first, end, size):
-        at = np.minimum(begin + np.arange(size), end - 1).astype(np.int32)
-        values = _values(function, at)
+        sampled_rounds = np.minimum(begin + np.arange(size), end - 1).astype(np.int32)
+        values = _values(function, sampled_rounds)
         if not checks.concrete(values):  # a closure over something traced
             return
         values = np.asarray(values, np.float64)
@@ -69,7 +69,7 @@ def _function(where, name, function, first, rounds):
             checks.fail(
                 where,
                 f"{name} >= {FLOOR:g} and finite in every round",
-                f"{got:g} in round {at[bad[0]]}",
+                f"{got:g} in round {sampled_rounds[bad[0]]}",
                 (
                     "Smaller ones are lost in float32: end the schedule higher, jnp.maximum(value, "
                     "1e-6), or scale the loss."

@@ -173,8 +173,8 @@ def ids(bands: Bands) -> tuple:
     """The band of each coefficient, NumPy Int arrays that broadcast against those of `analyse`."""
     full = [[math.prod(f) for _, _, f in haar.layout(*block.grid)] for block in bands.blocks]
     return tuple(
-        np.repeat(at, f).reshape((-1,) + (1,) * len(block.columns))
-        for block, at, f in zip(bands.blocks, _homes(bands), full)
+        np.repeat(home, f).reshape((-1,) + (1,) * len(block.columns))
+        for block, home, f in zip(bands.blocks, _homes(bands), full)
     )
 
 
@@ -236,7 +236,10 @@ def _homes(bands):
 
 
 def _times(bands, values, pieces):
-    return [[x * values[b] for x, b in zip(mine, at)] for mine, at in zip(pieces, _homes(bands))]
+    return [
+        [x * values[b] for x, b in zip(pieces_of_block, home)]
+        for pieces_of_block, home in zip(pieces, _homes(bands))
+    ]
 
 
 def analyse(bands: Bands, tree: Any) -> tuple:
@@ -258,8 +261,10 @@ def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
 def energies(bands: Bands, tree: Any) -> jax.Array:
     """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree."""
     out = [0.0] * count(bands)
-    for mine, at in zip(_split(bands, _checked("bands.energies", bands, tree)[0]), _homes(bands)):
-        for x, b in zip(mine, at):
+    for pieces, home in zip(
+        _split(bands, _checked("bands.energies", bands, tree)[0]), _homes(bands)
+    ):
+        for x, b in zip(pieces, home):
             out[b] += jnp.sum(jnp.square(x))
     return jnp.stack(out)
 

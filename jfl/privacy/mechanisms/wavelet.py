@@ -51,11 +51,11 @@ def shape(bands: Bands, std: ArrayLike) -> Shape:
 def _kept(bands):
     """Float64[bands]: coefficients of each band, less what padding takes: of white noise, its mean
     energy there."""
-    sizes, at = np.asarray(haar.sizes(bands)), np.asarray(haar.blocks(bands))
+    sizes, block_of = np.asarray(haar.sizes(bands)), np.asarray(haar.blocks(bands))
     entries = np.array(
         [sum(math.prod(bands.shapes[i]) for i in block.leaves) for block in bands.blocks]
     )
-    return sizes * (entries / np.bincount(at, sizes))[at]
+    return sizes * (entries / np.bincount(block_of, sizes))[block_of]
 
 
 def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | None = None) -> Shape:
@@ -351,10 +351,12 @@ def _soft(value, after, *, bands, rule):
         )
     limit = jnp.where(level > 0, limit, 0.0)  # never a base, nor what has no levels
 
-    def one(c, at):
-        return jnp.sign(c) * jnp.maximum(jnp.abs(c) - limit[at], 0.0)
+    def one(c, band):
+        return jnp.sign(c) * jnp.maximum(jnp.abs(c) - limit[band], 0.0)
 
-    coefficients = tuple(one(c, at) for c, at in zip(haar.analyse(bands, value), haar.ids(bands)))
+    coefficients = tuple(
+        one(c, band) for c, band in zip(haar.analyse(bands, value), haar.ids(bands))
+    )
     return haar.synthesise(bands, coefficients, value), after
 
 

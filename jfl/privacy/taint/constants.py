@@ -36,8 +36,8 @@ def held(fed: Federation, arrays) -> str:
         except Exception:  # keys, references
             continue
         if value.dtype.kind in "fiub" or str(value.dtype) == "bfloat16":
-            if found := _numbers(fed, value):
-                return found
+            if rows_held := _numbers(fed, value):
+                return rows_held
     return ""
 
 
@@ -74,8 +74,8 @@ def _labels(value, labels, classes):
     if classes and not whole:  # a count, or labels in order, may be anybody's
         if value.size < max(16, 2 * classes) or (np.diff(value) >= 0).all():
             return False
-    text, found, start = value.tobytes(), labels.astype(np.float64).tobytes(), -1
-    while (start := found.find(text, start + 1)) >= 0:
+    text, pattern, start = value.tobytes(), labels.astype(np.float64).tobytes(), -1
+    while (start := pattern.find(text, start + 1)) >= 0:
         if start % 8 == 0:
             return True
     return False
@@ -127,10 +127,10 @@ class _Rows:
                 )[0]
             )
             return
-        x, at = np.asarray(self.arrays[0]), np.unique(np.concatenate(self.owned()))
+        x, owned = np.asarray(self.arrays[0]), np.unique(np.concatenate(self.owned()))
         step = max(1, BLOCK // max(math.prod(x.shape[1:]), 1))
-        for begin in range(0, len(at), step):
-            yield x[at[begin : begin + step]]
+        for begin in range(0, len(owned), step):
+            yield x[owned[begin : begin + step]]
 
     def rows(self, dtype):
         if dtype not in self.hashes:
@@ -153,16 +153,16 @@ class _Rows:
                 x, y = (np.asarray(v) for v in self.arrays)
                 both = {"labels": y} | ({"rows": x} if x.ndim == 1 else {})
                 self.found = {f"{k} of fed.{n}": v for (k, v), n in zip(both.items(), "yx")}
-                at = next(iter(self.owned()), np.zeros(0, int))
-                self.found |= {f"{k} of clients": v[at] for k, v in both.items()}
+                owned = next(iter(self.owned()), np.zeros(0, int))
+                self.found |= {f"{k} of clients": v[owned] for k, v in both.items()}
         return self.found
 
 
 def _of(fed) -> _Rows:
     name = id(fed.x if fed.host is None else fed.host), id(fed.y), id(fed.index)
-    found = _known.get(name)
-    if found is None or found.fed() is not fed.x:
-        found = _known[name] = _Rows(fed)
+    rows = _known.get(name)
+    if rows is None or rows.fed() is not fed.x:
+        rows = _known[name] = _Rows(fed)
         while len(_known) > KNOWN:
             _known.popitem(last=False)
-    return found
+    return rows

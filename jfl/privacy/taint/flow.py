@@ -77,13 +77,13 @@ class Flow:
 
     def node(self, *content, shape=None) -> int:
         """The number of a symbol; equal contents, equal numbers."""
-        found = self.ids.get(content)
-        if found is None:
-            found = self.ids[content] = len(self.nodes)
+        number = self.ids.get(content)
+        if number is None:
+            number = self.ids[content] = len(self.nodes)
             self.nodes.append(content)
         if shape is not None:
-            self.shapes[found] = tuple(shape)
-        return found
+            self.shapes[number] = tuple(shape)
+        return number
 
     def input(self, name, aval, *sources) -> Value:
         return Value(self.node("in", name, shape=aval.shape), {s: None for s in sources})
@@ -130,8 +130,8 @@ class Flow:
         value = lambda v: self.constant(v.val) if isinstance(v, Literal) else env[v]
         for equation in jaxpr.eqns:
             operands = [value(v) for v in equation.invars]
-            made = self.equation(equation, operands, (*stack, id(equation)), loops)
-            env.update(zip(equation.outvars, made))
+            results = self.equation(equation, operands, (*stack, id(equation)), loops)
+            env.update(zip(equation.outvars, results))
         return [value(v) for v in jaxpr.outvars]
 
     def equation(self, equation, operands, stack, loops):
@@ -161,9 +161,9 @@ class Flow:
                 and len(closed.jaxpr.outvars) == len(equation.outvars)
             ):
                 before, self.outside = self.outside, self.outside or primitive.name == "shard_map"
-                made = self.closed(closed, operands, stack, loops)
+                results = self.closed(closed, operands, stack, loops)
                 self.outside = before
-                return made
+                return results
         return self.other(equation, operands, stack, loops)
 
     def other(self, equation, operands, stack, loops):
@@ -212,13 +212,13 @@ class Flow:
         kind = MARKS[equation.primitive]
         name = self.node("at", stack)
         params = dict(equation.params, outside=self.outside)
-        self.marks[name] = found = Mark(kind, params, operands, loops, equation)
+        self.marks[name] = new_mark = Mark(kind, params, operands, loops, equation)
         if kind == "jfl_noise_key":
             tokens = {}
         elif kind == "jfl_slots":  # who was drawn is as secret as the rows
             tokens = self.along(equation, operands)
         elif kind == "jfl_release":
-            tokens = {("released", name): None} | self.inner(found)
+            tokens = {("released", name): None} | self.inner(new_mark)
         else:
             tokens = {(kind.removeprefix("jfl_"), name): self.first(operands)} | self.kept(operands)
         return [
@@ -245,11 +245,11 @@ class Flow:
 
     def bounds(self, mark):
         """The mark of the bounded sum that a release made noisy, or None."""
-        n, found = mark.params["n"], set()
+        n, bounding = mark.params["n"], set()
         for i, o in enumerate(mark.operands[n : 2 * n]):
             node = self.nodes[o.symbol]
-            found.add(node[1] if node[0] == "mark" and node[2] == i else None)
-        (name,) = found if len(found) == 1 else (None,)
+            bounding.add(node[1] if node[0] == "mark" and node[2] == i else None)
+        (name,) = bounding if len(bounding) == 1 else (None,)
         return name if name is not None and self.marks[name].kind == "jfl_bounded" else None
 
     def inner(self, mark):
@@ -352,13 +352,13 @@ class Flow:
             self.closed(b, rest, (*stack, i), loops)
             for i, b in enumerate(equation.params["branches"])
         ]
-        made = []
+        results = []
         for i, outs in enumerate(zip(*branches)):
             symbols = {o.symbol for o in outs}
             tokens = dict(chosen)
             for o in outs:
                 tokens = o.tokens | tokens
-            made.append(
+            results.append(
                 Value(
                     symbols.pop()
                     if len(symbols) == 1
@@ -366,59 +366,81 @@ class Flow:
                     tokens,
                 )
             )
-        return made
+        return results
 
     # --- counters
 
-    def affine(self, symbol):  # noqa: C901
+    def affine(self, symbol):
         """A whole number as ({atom: factor}, constant); atoms: ("index", loop), ("place", n) in an
         array, ("is", symbol)."""
         content = self.nodes[symbol]
-        kind, itself = content[0], ({("is", symbol): 1}, 0)
-        if kind == "lit":
-            return ({}, int(content[3])) if isinstance(content[3], (int, bool)) else itself
-        if kind == "const":
-            (n,), steps = (self.shapes[symbol] + (0,))[:1], content[3] if len(content) > 3 else None
-            return ({("place", n): steps[1]} if steps[1] else {}, steps[0]) if steps else itself
-        if kind == "elem":
-            return self._placed(self.affine(content[2]), {("index", content[1]): 1}, 0)
-        if kind == "carry":
-            start, after = self.carries.get((content[1], content[2]), (None, None))
-            step = self._step(symbol, after) if after is not None else None
-            if step is None:
-                return itself
-            atoms, constant = self.affine(start)
-            return _sum((atoms, constant), ({("index", content[1]): step}, 0))
-        if kind != "op":
-            return itself
-        name, inputs = content[1], content[3:-1]
-        if name == "iota" and len(self.shapes[symbol]) == 1:
-            return {("place", self.shapes[symbol][0]): 1}, 0
-        if name in SAME and len(self.shapes[symbol]) <= 2:
-            found, length = self.affine(inputs[0]), math.prod(self.shapes.get(inputs[0], ()))
-            return self._placed(found, {}, 0) if length == 1 else found
-        if name == "slice" and len(self.shapes[symbol]) == 1:
+        by_kind = dict(
+            lit=self._affine_literal,
+            const=self._affine_array,
+            elem=self._affine_element,
+            carry=self._affine_carry,
+            op=self._affine_operation,
+        ).get(content[0])
+        form = None if by_kind is None else by_kind(symbol, content)
+        return ({("is", symbol): 1}, 0) if form is None else form
+
+    # Each gives the affine form of a symbol of one kind, or None where there is none.
+
+    def _affine_literal(self, symbol, content):
+        return ({}, int(content[3])) if isinstance(content[3], (int, bool)) else None
+
+    def _affine_array(self, symbol, content):
+        (n,) = (self.shapes[symbol] + (0,))[:1]
+        first_and_step = content[3] if len(content) > 3 else None
+        if not first_and_step:
+            return None
+        first, step = first_and_step
+        return {("place", n): step} if step else {}, first
+
+    def _affine_element(self, symbol, content):
+        return self._placed(self.affine(content[2]), {("index", content[1]): 1}, 0)
+
+    def _affine_carry(self, symbol, content):
+        start, after = self.carries.get((content[1], content[2]), (None, None))
+        step = self._step(symbol, after) if after is not None else None
+        return (
+            None if step is None else _sum(self.affine(start), ({("index", content[1]): step}, 0))
+        )
+
+    def _affine_operation(self, symbol, content):
+        name, inputs, shape = content[1], content[3:-1], self.shapes.get(symbol, ())
+        if name == "iota" and len(shape) == 1:
+            return {("place", shape[0]): 1}, 0
+        if name in SAME and len(shape) <= 2:
+            form = self.affine(inputs[0])
+            is_scalar = math.prod(self.shapes.get(inputs[0], ())) == 1
+            return self._placed(form, {}, 0) if is_scalar else form
+        if name == "slice" and len(shape) == 1:
             first, stride = _slice(self.details[content[2]])
-            return self._placed(
-                self.affine(inputs[0]), {("place", self.shapes[symbol][0]): stride}, first
-            )
+            return self._placed(self.affine(inputs[0]), {("place", shape[0]): stride}, first)
         if name in ("add", "sub"):
             return _sum(self.affine(inputs[0]), self.affine(inputs[1]), 1 if name == "add" else -1)
         if name == "mul":
-            a, b = self.affine(inputs[0]), self.affine(inputs[1])
-            a, b = (a, b) if not b[0] else (b, a)
-            return ({k: v * b[1] for k, v in a[0].items()}, a[1] * b[1]) if not b[0] else itself
-        if name == "select_n" and len(inputs) == 3:  # where jnp lets an index count from the end
-            one, other = self.affine(inputs[1]), self.affine(inputs[2])
-            test = self.nodes[inputs[0]]
-            if (
-                test[:2] == ("op", "lt")
-                and self.affine(test[3]) == one
-                and one[0] == other[0]
-                and self._least(one) >= 0
-            ):
-                return one
-        return itself
+            return self._affine_product(*map(self.affine, inputs))
+        if name == "select_n" and len(inputs) == 3:
+            return self._affine_wrapped_index(*inputs)
+        return None
+
+    @staticmethod
+    def _affine_product(one, other):
+        """One of the two has to be a number."""
+        form, (atoms, number) = (one, other) if not other[0] else (other, one)
+        if atoms:
+            return None
+        return {atom: factor * number for atom, factor in form[0].items()}, form[1] * number
+
+    def _affine_wrapped_index(self, test, index, from_end):
+        """Where jnp lets an index count from the end, and it does not."""
+        one, other, test = self.affine(index), self.affine(from_end), self.nodes[test]
+        is_not_negative = test[:2] == ("op", "lt") and self.affine(test[3]) == one
+        if is_not_negative and one[0] == other[0] and self._least(one) >= 0:
+            return one
+        return None
 
     def _step(self, symbol, after):
         """By how much a counter goes up in each pass of its loop."""
@@ -430,9 +452,9 @@ class Flow:
                     return step[1]
         return None
 
-    def _placed(self, found, place, first):
+    def _placed(self, form, place, first):
         """With `place` + first for the place in the array."""
-        atoms, constant = found
+        atoms, constant = form
         factor = sum(v for k, v in atoms.items() if k[0] == "place")
         rest = ({k: v for k, v in atoms.items() if k[0] != "place"}, constant + factor * first)
         return _sum(rest, ({k: factor * v for k, v in place.items() if factor}, 0))
@@ -444,8 +466,8 @@ class Flow:
         ]()
         return None if n is None else (0, max(n - 1, 0))
 
-    def _least(self, found):
-        atoms, constant = found
+    def _least(self, form):
+        atoms, constant = form
         ends = [self.range(a) for a in atoms]
         if any(e is None for e in ends):
             return -math.inf
@@ -454,17 +476,17 @@ class Flow:
     def varies(self, symbol) -> bool:
         """True if it may differ between passes of a loop."""
         if symbol not in self._varies:
-            todo, seen, found = [symbol], set(), False
-            while todo and not found:
-                at = todo.pop()
-                if at in seen:
+            todo, seen, is_varying = [symbol], set(), False
+            while todo and not is_varying:
+                current = todo.pop()
+                if current in seen:
                     continue
-                seen.add(at)
-                content = self.nodes[at]
-                found = content[0] not in ("in", "lit", "const", "op")
+                seen.add(current)
+                content = self.nodes[current]
+                is_varying = content[0] not in ("in", "lit", "const", "op")
                 if content[0] == "op":
                     todo += content[3:-1]
-            self._varies[symbol] = found
+            self._varies[symbol] = is_varying
         return self._varies[symbol]
 
     # --- keys
@@ -503,14 +525,14 @@ class Flow:
             root, steps = self.key(inputs[0])
             return root, (*steps, ("child", ({("place", self.shapes[symbol][0]): 1}, 0)))
         if name in ("squeeze", "reshape", "copy", "random_clone", "broadcast_in_dim"):
-            found = self.key(inputs[0])
+            parent = self.key(inputs[0])
             if name != "copy" and self.shapes.get(inputs[0]) == (1,):
-                return self._moved(found, {}, 0)
+                return self._moved(parent, {}, 0)
             plain = name in ("copy", "random_clone") or self.shapes.get(inputs[0]) in (
                 (),
                 self.shapes.get(symbol),
             )
-            return found if plain else itself
+            return parent if plain else itself
         if name == "slice" and len(self.shapes[symbol]) == 1:
             first, stride = _slice(self.details[content[2]])
             return self._moved(
@@ -525,8 +547,8 @@ class Flow:
             return self._moved(self.key(inputs[0]), atoms, constant)
         return itself
 
-    def _moved(self, found, place, first):
-        root, steps = found
+    def _moved(self, key, place, first):
+        root, steps = key
         return root, tuple(
             s if s[0] != "child" else ("child", self._placed(s[1], place, first)) for s in steps
         )
@@ -537,22 +559,24 @@ class Flow:
         if one[0] != other[0]:
             return True
         a, b = one[1], other[1]
-        at = [next((i for i, s in enumerate(steps) if s[0] == "often"), None) for steps in (a, b)]
-        if at == [None, None]:
+        splits = [
+            next((i for i, s in enumerate(steps) if s[0] == "often"), None) for steps in (a, b)
+        ]
+        if splits == [None, None]:
             return self._apart(a, b)
         if any(
             s[0] == "often"
-            for steps, i in zip((a, b), at)
+            for steps, i in zip((a, b), splits)
             for s in steps[(i if i is not None else len(steps)) + 1 :]
         ):
             return False
-        if None in at:
-            (many, i), few = ((a, at[0]), b) if at[1] is None else ((b, at[1]), a)
+        if None in splits:
+            (many, i), few = ((a, splits[0]), b) if splits[1] is None else ((b, splits[1]), a)
             return all(
                 self._apart(many[:i] + many[i][2] * k + many[i + 1 :], few)
                 for k in range(len(few) + 1)
             )
-        (i, j), (x, y) = at, (a[at[0]], b[at[1]])
+        (i, j), (x, y) = splits, (a[splits[0]], b[splits[1]])
         if self._apart(a[:i][:j], b[:j][:i]) and i == j:
             return True
         if i != j or x[1:3] != y[1:3] or a[:i] != b[:j]:
@@ -590,10 +614,10 @@ class Flow:
             return False
         return constant % math.gcd(*factors) != 0 or not low <= -constant <= high
 
-    def covers(self, found, loops) -> set:
+    def covers(self, key, loops) -> set:
         """Those of `loops` in each of whose passes a key, or a number, is another one."""
         covered = set()
-        for step in found[1]:
+        for step in key[1]:
             if step[0] == "often":
                 covered.add(step[1])
                 continue

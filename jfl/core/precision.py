@@ -1,0 +1,16 @@
+"""Float64 for computations whose digits matter, whatever the caller has configured."""
+
+import contextlib
+
+import jax
+
+
+@contextlib.contextmanager
+def in_float64():
+    """A context that computes in float64 and broadcasts as NumPy does.
+
+    The caller's configuration does not count inside: with `jax_numpy_rank_promotion="raise"`, say,
+    an epsilon is the same number.
+    """
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        yield

@@ -1,0 +1,167 @@
+"""What a plan declares beside its client, and whether it can be taken at its word."""
+
+import dataclasses
+from typing import NamedTuple
+
+from ...core.records import Batches, Fn, Mechanism, Plan
+from ..mechanisms import chain as mech
+from ..mechanisms import stages, wavelet
+from ..mechanisms.stages import Stage
+from .ownership import foreign, gradients_in, loss_types, name_of, nodes, own, records_in, same_bits
+from .tracing import opaque_parts
+
+# the bound of a row stage of jfl follows from what the stage does, by the same numbers
+ROWS = {
+    stages._clip_l2: stages._its_bound,
+    stages._clip_per_layer: stages._layers_bound,
+    stages._clip_adaptive: stages._adaptive_bound,
+    wavelet._clip_ellipsoid: wavelet._ellipsoid_bound,
+    wavelet._clip_bands: wavelet._bands_bound,
+    wavelet._shares: wavelet._one,
+}
+
+DRAWS = {
+    "_draw_full": "full",
+    "_draw_without": "without_replacement",
+    "_draw_with": "with_replacement",
+    "_draw_poisson": "poisson",
+    "_draw_epochs": "epochs",
+    "_draw_few": "without_replacement",
+    "_draw_poisson_few": "poisson",
+    "_draw_responders": "first_responders",
+}
+
+
+class Against(NamedTuple):
+    example: tuple
+    client: tuple
+
+
+def declared_of(plan: Plan) -> tuple:
+    """The noisy releases that an algorithm declares, as from its round 0 on."""
+    return tuple(
+        dataclasses.replace(r, mechanism=_from_start(r.mechanism))
+        for r in plan.algorithm.releases
+        if mech.noisy(r.mechanism)
+    )
+
+
+def _from_start(mechanism):
+    """Without the shift that `mechanism.later` gives to what an accountant reads."""
+
+    def one(f):
+        return one(f.data["of"]) if isinstance(f, Fn) and f.function is mech._shifted else f
+
+    inside = lambda f: f and Fn(f.function, {k: one(v) for k, v in f.data.items()}, f.static)
+    return Mechanism(
+        tuple(
+            dataclasses.replace(s, apply=inside(s.apply), bound=inside(s.bound), noise=one(s.noise))
+            for s in mechanism.stages
+        ),
+        mechanism.adjacency,
+    )
+
+
+def trusted(plan: Plan) -> bool:
+    """True if jfl made the client, and what it declares is what the client holds."""
+    client, declared = plan.algorithm.client, declared_of(plan)
+    if not own(client.function) or foreign(client, skip=(Mechanism, Batches) + loss_types(client)):
+        return False
+    chains, draws = nodes(client, Mechanism), nodes(client, Batches)
+    steps = max(
+        (n.steps for n in records_in(client) if isinstance(getattr(n, "steps", None), int)),
+        default=1,
+    )
+    return all(
+        any(same_bits(r.mechanism, m) for m in chains)
+        and any(same_bits(r.batches, b) for b in draws)
+        and (r.steps >= steps and r.count >= 1 if r.steps else r.count >= steps)
+        for r in declared
+    )
+
+
+def declarations(plan: Plan) -> Against:
+    """Stages, samplers and losses that cannot be taken at their word."""
+    algorithm = plan.algorithm
+    sampler = (
+        ()
+        if _sampled(plan.sampler.draw, plan.sampler.scheme)
+        else (f"who takes part: {name_of(plan.sampler.draw)}",)
+    )
+    example = [
+        f for m in nodes((algorithm.client, algorithm.releases), Mechanism) for f in _asserted(m)
+    ]
+    example += [
+        f"which rows a batch holds: {name_of(b.draw)}"
+        for b in nodes((algorithm.client, algorithm.releases), Batches)
+        if not _drawn(b)
+    ]
+    for grad in gradients_in(algorithm.client):
+        example += opaque_parts(grad.loss, plan)
+    client = [f for m in (plan.upload, plan.release) if m is not None for f in _asserted(m)]
+    once = lambda findings: tuple(dict.fromkeys((*findings, *sampler)))
+    return Against(once(example), once(client))
+
+
+def _asserted(mechanism) -> list:
+    return [
+        f"the bound of the row stage {s.name!r}"
+        for s in mechanism.stages
+        if s.role == "row" and not own_stage(s)
+    ]
+
+
+def own_stage(stage: Stage) -> bool:
+    """True for a row stage whose bound is that of what it does."""
+    if stage.apply is None or stage.bound is None or not own(stage.apply.function):
+        return False
+    if stage.apply.function is stages._as_it_is:
+        return (
+            bool(stage.declared)  # where it may stand is checked in `jfl.plan`
+            and stage.bound.function is stages._declared
+            and same_bits(stage.apply.data, stage.bound.data)
+        )
+    if (
+        ROWS.get(stage.apply.function) is not stage.bound.function
+        or stage.apply.static != stage.bound.static
+    ):
+        return False
+    if (
+        (stage.update is not None) != (stage.state is not None)
+        or stage.update is not None
+        and (
+            stage.update.function is not stages._adapt
+            or not same_bits(stage.update.data, stage.apply.data)
+        )
+    ):
+        return False
+    return same_bits(stage.apply.data, stage.bound.data)
+
+
+def _sampled(draw, scheme) -> bool:
+    return own(draw.function) and DRAWS.get(draw.function.__name__) == scheme
+
+
+def _drawn(batches: Batches) -> bool:
+    """True if a batch is drawn as its scheme says."""
+    if not _sampled(batches.draw, batches.scheme):
+        return False
+    if batches.scheme in ("without_replacement", "with_replacement", "epochs"):
+        return batches.draw.static.get("batch") == batches.batch
+    data = batches.draw.data
+    return batches.scheme != "poisson" or same_bits(
+        (data.get("rate"), data.get("expected")), (batches.rate, batches.expected)
+    )
+
+
+def chain_words(mechanism) -> str:
+    return " -> ".join(s.name for s in mechanism.stages)
+
+
+def batch_words(batches, steps=0):
+    size = (
+        ""
+        if batches.batch is None or batches.scheme in ("full", "poisson")
+        else f"({batches.batch})"
+    )
+    return f"rows of batches.{batches.scheme}{size}" + (f", {steps} steps" if steps else "")

@@ -1,0 +1,232 @@
+"""Options are declared once, in the signature of what takes them."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from typing import Annotated
+
+import pytest
+
+from jfl.algorithms import base
+from jfl.core import options
+from jfl.core.errors import ArgumentError
+from jfl.core.options import PYTHON_ONLY, Setting
+from jfl.runs import config, unused_options
+
+
+def first(
+    data,
+    *,
+    size: int = 3,
+    width: Annotated[float, Setting("first_width", default=2.0)] = 1.0,
+    secret: Annotated[int, PYTHON_ONLY] = 1,
+    undocumented: int = 1,
+    untyped=1,
+    shape: tuple[int, ...] | None = None,
+):
+    """A factory.
+
+    Args:
+        data: what it works on.
+        size: how many.  More is more.
+        width: how
+            wide.
+        secret: for Python only.
+        untyped: of any type.
+        shape: of it.
+
+    Returns:
+        size: this is no argument.
+    """
+    return data, size, width
+
+
+def test_an_option_has_a_plain_type_and_a_line_under_args():
+    assert options.of(first) == (
+        options.Option("size", "size", int, 3, "how many"),
+        options.Option("first_width", "width", float, 2.0, "how wide"),
+        options.Option("shape", "shape", tuple[int, ...] | None, None, "of it"),
+    )
+
+
+def test_values_reach_the_parameters():
+    values = dict(size=5, first_width=4.0, shape=None, untyped=7)
+    assert options.arguments(first, values, {}) == dict(size=5, width=4.0)
+    given = dict(data=1, nothing=2, size=9)  # what is given wins, where it is taken
+    assert options.arguments(first, values, given) == dict(data=1, size=9, width=4.0)
+
+
+def test_a_factory_that_extends_another_shows_its_options():
+    @options.extends(first, without=["shape"])
+    def second(data, *, size: int = 4, depth: int = 2, **rest):
+        """Another.
+
+        Args:
+            depth: how deep.
+        """
+        return first(data, size=size, **rest)
+
+    assert [(o.name, o.default, o.help) for o in options.of(second)] == [
+        ("size", 4, "how many"),
+        ("depth", 2, "how deep"),
+        ("first_width", 2.0, "how wide"),
+    ]
+    assert second(1, **options.arguments(second, dict(first_width=8.0), {})) == (1, 4, 8.0)
+
+
+def test_options_that_would_get_lost_are_refused():
+    def anything(data, **rest):
+        """Where do they go?"""
+
+    with pytest.raises(ArgumentError, match=r"a function that takes \*\*rest"):
+        options.parameters(anything)
+
+    def required(size: int):
+        """No default.
+
+        Args:
+            size: how many.
+        """
+
+    with pytest.raises(ArgumentError, match="a default of its option size"):
+        options.of(required)
+
+
+def test_factories_share_names_of_one_type_only():
+    def another(size: int = 4, first_width: float = 2.0):
+        """Other.
+
+        Args:
+            size: how many.
+            first_width: how wide.
+        """
+
+    def third(size: str = "large"):
+        """Third.
+
+        Args:
+            size: in words.
+        """
+
+    both = options.shared(dict(one=dict(first=first), other=dict(another=another)))
+    size, width = both["size"], both["first_width"]
+    assert (size.type, size.default) == (int | None, None)  # each factory's own
+    assert size.help == "first: how many; default 3; another: how many; default 4"
+    assert (width.type, width.default, width.help) == (float, 2.0, "first and another: how wide")
+    assert size.takers == dict(one=["first"], other=["another"])
+    with pytest.raises(ArgumentError, match=r"option size: need one type in one first, two third"):
+        options.shared(dict(one=dict(first=first), two=dict(third=third)))
+
+
+def test_fields_of_recorded_runs_keep_their_names_and_defaults():
+    """A manifest or a config.toml of before means what it meant."""
+    derived = dict(
+        synthetic_alpha=0.0,
+        synthetic_beta=0.0,
+        alpha=0.3,
+        classes_per_client=2,
+        share=0.0,
+        rows_per_client=None,
+        exponent=None,
+        min_rows=16,
+        hidden=(64,),
+        latency_spread=3.0,
+        mu=0.1,
+        upload="model",
+        warm_rounds=None,
+        adaptivity=1e-3,
+        beta1=0.9,
+        beta2=0.99,
+        second_moment_of="diff",
+    )
+    assert {name: option.default for name, option in config.OPTIONS.items()} == derived
+    assert all(config.FIELDS[name].default == value for name, value in derived.items())
+    assert len(config.FIELDS) == 67
+
+
+def test_every_field_says_what_it_is():
+    for name, field in config.FIELDS.items():
+        assert len(field.metadata["help"]) > 5, name
+    assert "fedprox and padpfl: pull to the server's model" in config.FIELDS["mu"].metadata["help"]
+
+
+@pytest.mark.parametrize("name", sorted(config.OPTIONS))
+def test_an_option_of_a_function_that_is_not_chosen_is_refused(name):
+    """And of none that is."""
+    option = config.OPTIONS[name]
+    other = dict(float=0.123, int=5, str="other").get(
+        getattr(options.split_optional(option.type)[0], "__name__", ""), (5,)
+    )
+    plain = dict(sampler="full", model="logistic", partition="iid")
+    chosen = config.Config(**plain, **{name: other})
+    with pytest.raises(ArgumentError, match=f" for {name}; got {name}="):
+        unused_options.refuse_unused(chosen)
+    for kind, factories in option.takers.items():
+        for factory in factories:
+            unused_options.refuse_unused(dataclasses.replace(chosen, **{kind: factory}))
+
+
+def test_what_the_builder_knows_of_an_algorithm_stands_beside_it():
+    from jfl import algorithms
+
+    usual = {
+        n for n in algorithms.__all__ if base.traits_of(getattr(algorithms, n)) == base.Traits()
+    }
+    assert usual == {"addpnfl", "dpnfl", "fedavg", "fedprox", "fedsgd"}
+    assert base.traits_of(algorithms.padpfl).printed_unit == "client"
+    assert base.traits_of(algorithms.scaffold).payload_models == 2
+
+
+MINE = '''
+import sys
+import jfl.algorithms as algorithms
+from jfl.core.options import extends
+
+@extends(algorithms.fedavg)
+def mine(grad, *, my_option: int = 7, **fedavg_options):
+    """An algorithm of mine.
+
+    Args:
+        my_option: how often it shouts.
+    """
+    print("my option is", my_option, "with", sorted(fedavg_options))
+    return algorithms.fedavg(grad, **fedavg_options)
+
+algorithms.mine = mine  # the line of jfl/algorithms/__init__.py
+algorithms.__all__.append("mine")
+
+from jfl.cli.main import main
+for arguments in sys.argv[1].split(";"):
+    print("code", main(arguments.split()))
+'''
+
+
+def test_a_new_algorithm_is_one_function_and_one_name(tmp_path):
+    """Its option is a flag, a key in files, and in `jfl list`; unused, it is refused."""
+    small = "--clients 6 --cohort 3 --model logistic --batch 4 --steps 1 --rounds 1 --min-rows 8"
+    (tmp_path / "c.toml").write_text("algorithm = 'mine'\nmy_option = 4\n")
+    commands = [
+        f"train --algorithm mine --my-option 3 {small} --out {tmp_path}/a",
+        f"train --config {tmp_path}/c.toml {small} --out {tmp_path}/b",
+        f"train --my-option 3 {small} --out {tmp_path}/c",
+        f"train --algorithm mine --my-option many {small} --out {tmp_path}/c",
+        "list",
+        "train --help",
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", MINE, ";".join(commands)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "JFL_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    said = ran.stdout + ran.stderr
+    codes = [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("code")]
+    assert codes == ["0", "0", "2", "2", "0", "0"], said
+    assert "my option is 3 with ['batch', 'lr', 'optimizer', 'server_lr'" in said
+    assert "my option is 4" in said and "my_option = 3" in (tmp_path / "a/config.toml").read_text()
+    assert "need algorithm='mine' for my_option; got my_option=3 without it" in said
+    assert "my_option=7" in said and "An algorithm of mine" in said
+    assert "mine: how often it shouts" in " ".join(said.replace("│", " ").split())
+    assert not (tmp_path / "c").exists()

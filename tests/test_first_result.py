@@ -1,0 +1,98 @@
+"""How many XLA programs a newcomer compiles: a number, not a time."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jfl.core.threefry import compact
+from jfl.privacy.accountants import rdp
+
+ROOT = Path(__file__).parents[1]
+README = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+COUNT = """
+import json, jax
+programs = []
+def listen(event, duration, **about):
+    if event == "/jax/core/compile/backend_compile_duration":
+        programs.append(about["fun_name"])
+jax.monitoring.register_event_duration_secs_listener(listen)
+{source}
+print(json.dumps(programs))
+"""
+
+
+def test_the_ten_lines_are_six_programs():
+    """Two for the key, first parameters, the run, and two for the last of the accuracies."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT.format(source=README)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    programs = json.loads(done.stdout.splitlines()[-1])
+    assert len(programs) <= 6, programs
+    assert sum("_scan" in name for name in programs) == 1
+
+
+def draws(key):
+    """What jax.random makes of a key, in all ways that jfl uses."""
+    data = jax.random.key_data
+    return (
+        data(jax.random.fold_in(key, 7)),
+        data(jax.random.fold_in(key, 2**32 - 1)),
+        data(jax.random.split(key, (3, 2))),
+        jax.random.bits(key, (5, 3)),
+        jax.random.bits(key, (5,), np.uint8),
+        jax.random.bits(key, (0,)),
+        jax.random.normal(key, (7,)),
+        jax.random.randint(key, (9,), 0, 1000),
+        jax.random.uniform(key),
+        jax.random.permutation(key, 11),
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
+def test_a_compact_key_is_the_same_key(seed):
+    """Bit for bit jax's threefry: alone, in a program, under vmap of one axis and of two."""
+    key = jax.random.key(seed)
+    one, two = jax.jit(draws), jax.jit(jax.vmap(jax.vmap(draws)))
+    keys = jax.random.split(key, (2, 3))
+    for run, plain in ((draws, key), (one, key), (two, keys)):
+        for ours, theirs in zip(run(compact(plain)), draws_of(plain), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def draws_of(keys):
+    """`draws` with jax's own generator."""
+    return draws(keys) if keys.ndim == 0 else jax.vmap(jax.vmap(draws))(keys)
+
+
+def test_a_compact_key_under_mixed_axes():
+    """One key with many numbers, and many keys with one number."""
+    key = jax.random.key(3)
+    keys, numbers = jax.random.split(key, 4), np.arange(4)
+    data = jax.random.key_data
+    child = jax.random.fold_in
+    for axes, args in (((None, 0), (key, numbers)), ((0, None), (keys, 5))):
+        ours = jax.jit(jax.vmap(child, axes))(compact(args[0]), args[1])
+        np.testing.assert_array_equal(data(ours), data(jax.vmap(child, axes)(*args)))
+
+
+def test_keys_of_other_types_stay():
+    key = jax.random.key(0, impl="rbg")
+    assert compact(key) is key
+    assert compact(compact(jax.random.key(0))).dtype == compact(jax.random.key(0)).dtype
+
+
+def test_epsilon_on_the_host_is_that_of_the_program():
+    rng = np.random.default_rng(0)
+    mu, delta = np.exp(rng.uniform(-14, 4, 500)), 10 ** rng.uniform(-12, -0.5, 500)
+    mu, delta = np.append(mu, [0, np.inf, 1, 1]), np.append(delta, [1e-5, 1e-5, 0, 1])
+    found = rdp.gaussian_epsilon_on_host(mu, delta)
+    np.testing.assert_allclose(found, rdp.gaussian_epsilon(mu, delta), rtol=1e-10)
