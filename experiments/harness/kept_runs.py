@@ -1,10 +1,10 @@
 """Runs of experiments under the hash of what was asked for: who asks again has them, whichever
 figure it is for.
 
-    CELLS/HASH/0-1-2         seeds 0, 1, 2 of one config, as a sweep over them would have left them
-    CELLS/HASH/3-4.part      what was stopped, or runs
-    OUT/LINE                 a line of a figure: what those hold of its seeds, and cells.json, which
-    names them
+    KEPT/HASH/runs.jsonl     the runs of one config, a line for each seed
+    KEPT/HASH/running        the directory of a function that runs a line by itself
+    OUT/LINE                 a line of a figure, as a sweep over its seeds would have left it, and
+                             kept_runs.json, which says where its runs are kept
 
 Nothing is computed twice: figures share lines, and more seeds are only the new ones.  The hash is
 of the config, of the rows where they lie on disk, of jfl's source, that of what makes the plans,
@@ -30,11 +30,13 @@ from jfl.data.tfds import digest
 from jfl.runs import record
 from jfl.runs.checkpoint import code, environment, temporary, write
 from jfl.runs.config import Config
-from jfl.runs.train import alone
+from jfl.runs.directory import locked
+from jfl.runs.store import ResultStore
 
-from .programs import Plans, Point, blocks
+from .programs import Plans, Point, run_points
 
-MARK, PART, ROWS = "cells.json", ".part", ("metrics.csv", "manifest.json")
+FILE, RUNNING, TABLES = "runs.jsonl", "running", ("metrics.csv", "manifest.json")
+MARK, EARLIER_MARK = "kept_runs.json", "cells.json"  # in the directory of a line
 MATTERS = (
     "settings",
     "backend",
@@ -94,128 +96,142 @@ def hashed(*asked) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=repr).encode()).hexdigest()[:20]
 
 
-def lines(folders: dict, cells: Path, configs: dict, seeds, how):
-    """Yields (name, entries, one for each seed) of lines, as they are there; computed where they
-    are not in `cells`.
+def lines(folders: dict, kept: Path, configs: dict, seeds, how):
+    """Lines as soon as all their runs are there; runs that are not kept are computed.
 
     Args:
-        folders: name -> directory that shows the line;  configs: name -> Config.
+        folders: name -> directory that shows the line.
+        kept: directory of the runs that figures share.
+        configs: name -> Config.
+        seeds: of each line.
         how: `programs.Plans`, or a function (config, axes, directory) -> entries, which runs a line
             alone.
 
+    Yields:
+        (name, entries, one for each seed) of lines; HealthError in place of entries, where a
+        function raised it.
+
     Raises:
         ValueError: for a folder that holds something else, for configs that cannot run, or if
-            another process runs the same; with Plans before anything runs.  HealthError in place of
-            entries, where a function raised it.
+            another process runs the same; with Plans before anything runs.
     """
     for folder in folders.values():
-        _free(folder)
-    homes, told = {name: cells / key(config, how) for name, config in configs.items()}, set()
-    missing = lambda home: [s for s in seeds if s not in _finished(home)]
+        _refuse_foreign(folder)
+    homes = {name: kept / key(config, how) for name, config in configs.items()}
     asked = {homes[name]: config for name, config in configs.items()}
-    done = _together(asked, missing, how) if isinstance(how, Plans) else _alone(asked, missing, how)
-    for failed in itertools.chain([{}], done):
+    run = _run_together if isinstance(how, Plans) else _run_alone
+    shown = set()
+    for failed in itertools.chain([{}], run(asked, seeds, how)):
         for name, home in homes.items():
-            if name not in told and (home in failed or not missing(home)):
-                told.add(name)
-                yield name, failed.get(home) or _show(folders[name], _finished(home), seeds)
+            if name not in shown and (home in failed or not _missing(home, seeds)):
+                shown.add(name)
+                yield name, failed.get(home) or _show(folders[name], home, seeds)
+
+
+def stored(home: Path) -> ResultStore:
+    """The runs of one config by seed: entry of summary.json, rows of metrics.csv, manifest."""
+    return ResultStore(home / FILE, fields=("key", "entry", "rows", "manifest"), signed=True)
+
+
+def _missing(home: Path, seeds) -> list:
+    done = stored(home)
+    return [seed for seed in seeds if seed not in done]
 
 
 @contextlib.contextmanager
-def _held(home):
+def _held(home: Path):
     """Who only reads waits for nobody; who runs, runs alone."""
-    with alone(home):
-        for part in home.glob("*" + PART):  # of a run that was stopped
-            shutil.rmtree(part)
+    with locked(home):
+        if (home / RUNNING).exists():  # of a run that was stopped
+            shutil.rmtree(home / RUNNING)
         yield
 
 
-def _together(asked, missing, plans):
+def _run_together(asked: dict, seeds, plans: Plans):
     """Run the seeds that are not there in blocks of all lines."""
     with contextlib.ExitStack() as every:
         held = {
-            home: every.enter_context(contextlib.ExitStack()) for home in asked if missing(home)
+            home: every.enter_context(contextlib.ExitStack())
+            for home in asked
+            if _missing(home, seeds)
         }
         for home, lock in held.items():
             lock.enter_context(_held(home))
-        left = [Point(home, asked[home], s) for home in held for s in missing(home)]
-        for block in blocks(left, plans) if left else ():
-            for home, entries, rows, manifest in block:
-                part = home / ("-".join(str(e["seed"]) for e in entries) + PART)
-                part.mkdir()
-                record.save(part, entries, rows, manifest)
-                part.rename(part.with_suffix(""))
-                if not missing(home):
+        left = [Point(home, asked[home], s) for home in held for s in _missing(home, seeds)]
+        for runs in run_points(left, plans) if left else ():
+            for home, records in runs.items():
+                stored(home).put(records)
+                if not _missing(home, seeds):
                     held[home].close()  # others may have it now
             yield {}
 
 
-def _alone(asked, missing, sweep):
+def _run_alone(asked: dict, seeds, sweep):
     """Run the seeds that are not there line by line."""
     for home, config in asked.items():
         failed = {}
-        with _held(home) if missing(home) else contextlib.nullcontext():
-            if left := missing(home):  # another process may have done them meanwhile
-                part = home / ("-".join(map(str, left)) + PART)
+        with _held(home) if _missing(home, seeds) else contextlib.nullcontext():
+            if left := _missing(home, seeds):  # another process may have done them meanwhile
+                running = home / RUNNING
                 try:
-                    sweep(config, dict(seed=left), part)
+                    sweep(config, dict(seed=left), running)
                 except HealthError as error:
-                    if not (
-                        part / "summary.json"
-                    ).exists():  # else all of these seeds failed, which is a result
+                    if not (running / "summary.json").exists():
                         failed[home] = error
+                    # else all of these seeds failed, which is a result
                 if not failed:
-                    part.rename(part.with_suffix(""))
+                    stored(home).put(_records(running))
+                    shutil.rmtree(running)
         yield failed
 
 
-def _free(folder):
+def _records(folder: Path) -> list[dict]:
+    """What a sweep left in a directory, as records of `stored`; without tables, none are kept."""
+    entries = json.loads((folder / "summary.json").read_text())["runs"]
+    rows = manifest = None
+    if all((folder / name).exists() for name in TABLES):
+        rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+        manifest = json.loads((folder / "manifest.json").read_text())
+    return [
+        dict(
+            key=entry["seed"],
+            entry=entry,
+            rows=rows and [row for row in rows if row["seed"] == str(entry["seed"])],
+            manifest=manifest,
+        )
+        for entry in entries
+    ]
+
+
+def _refuse_foreign(folder: Path):
     """Refuse a directory that is not of a line, or not of this kind."""
-    others = (
-        [p for p in folder.iterdir() if not temporary(p)]
-        if folder.exists() and not (folder / MARK).exists()
-        else []
-    )
-    if others:
+    if not folder.exists() or any((folder / mark).exists() for mark in (MARK, EARLIER_MARK)):
+        return
+    if others := [p for p in folder.iterdir() if not temporary(p)]:
         checks.fail(
             str(folder),
-            "a new directory, or a line of an experiment that keeps its runs in cells",
+            "a new directory, or a line of an experiment that keeps its runs",
             f"one with {others[0].name}, of another making or of an earlier version",
             "Move it, or give another --out.",
         )
 
 
-def _finished(home: Path) -> dict:
-    """seed -> (directory, entry) of what is done."""
-    done = sorted(p.parent for p in home.glob("*/summary.json") if p.parent.suffix != PART)
-    return {
-        e["seed"]: (d, e)
-        for d in done
-        for e in json.loads((d / "summary.json").read_text())["runs"]
-    }
+def _show(folder: Path, home: Path, seeds) -> list[dict]:
+    """Write the directory of a line, as a sweep over its seeds would have left it.
 
-
-def _show(folder: Path, found: dict, seeds) -> list[dict]:
-    """Write the directory of a line, as a sweep over its seeds would have left it -> its
-    entries."""
-    entries, places = [found[s][1] for s in seeds], list(dict.fromkeys(found[s][0] for s in seeds))
+    Returns:
+        Its entries of summary.json.
+    """
+    kept = stored(home)
+    runs = [kept[seed] for seed in seeds]
+    entries = [run["entry"] for run in runs]
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / MARK, json.dumps([os.path.relpath(p, folder) for p in places], indent=1))
-    if all((p / name).exists() for p in places for name in ROWS):
-        tables = {p: list(csv.reader((p / "metrics.csv").read_text().splitlines())) for p in places}
-        head = next(iter(tables.values()))[0]
-        rows = [
-            dict(zip(head, r))
-            for s in seeds
-            for r in tables[found[s][0]][1:]
-            if r[head.index("seed")] == str(s)
-        ]
-        manifest = json.loads((places[0] / "manifest.json").read_text()) | dict(seeds=list(seeds))
-        record.save(folder, entries, rows, manifest)
+    write(folder / MARK, json.dumps(dict(runs=os.path.relpath(home / FILE, folder)), indent=1))
+    if all(run["manifest"] is not None for run in runs):
+        rows = [row for run in runs for row in run["rows"]]
+        record.save(folder, entries, rows, runs[0]["manifest"] | dict(seeds=list(seeds)))
     else:
-        for name in ROWS:  # of a run that this one is not
+        for name in TABLES:  # of a run that this one is not
             (folder / name).unlink(missing_ok=True)
-        write(
-            folder / "summary.json", json.dumps(dict(format=record.FORMAT, runs=entries), indent=1)
-        )
+        record.save_summary(folder, entries)
     return entries

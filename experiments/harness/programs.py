@@ -9,19 +9,15 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from jfl.core.records import Plan
-from jfl.engine.round import init
-from jfl.engine.simulate import scan
 from jfl.engine.sweep import widened, widths
-from jfl.runs import blocks as points
-from jfl.runs import build as assemble
-from jfl.runs import record as report
-from jfl.runs import train, unused_options
+from jfl.runs import blocks, record, train, unused_options
+from jfl.runs import build as assembly
 from jfl.runs.config import Config
-from jfl.runs.sweep import SELECTION
+from jfl.runs.record import RunRecord
+from jfl.runs.sweep import SELECTION, trace_once
 
 AT_ONCE = 64  # points of a block at most: what is lost if it is stopped
 
@@ -29,34 +25,35 @@ AT_ONCE = 64  # points of a block at most: what is lost if it is stopped
 def assembled(config: Config):
     """As `jfl sweep` makes them."""
     unused_options.refuse_idle(config)
-    return assemble.build(config)
+    return assembly.build(config)
 
 
 def proved(plan: Plan, config: Config) -> list[dict]:
     """As `jfl sweep` has it; refuses a sound config whose noise proves nothing."""
     train.epsilons(plan, config, [config.rounds], most=0)
     return [
-        report.with_caveats(g, (SELECTION,)) for g in train.privacy(plan, config, config.rounds)
+        record.with_caveats(g, (SELECTION,)) for g in train.privacy(plan, config, config.rounds)
     ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plans:
-    """How the config of a line becomes the plans of its seeds, and what is told of them.
+    """How the config of a line becomes the plans of its seeds, and what is kept of them.
 
-    build      config -> the plan, and the config with what was found, such as a noise multiplier
-    seeded     every seed of a config has a plan of its own, such as another split
-    privacy    (plan, config) -> its guarantees, as rows of a report
-    epsilons   (plan, config, rounds) -> epsilon after each of them; None: not in the table
-    partition  config -> what the manifest says of the split
-    trace      name -> the metric that a figure shows under it
+    Attributes:
+        build: config -> the plan, and the config with what was found, such as a noise multiplier.
+        seeded: every seed of a config has a plan of its own, such as another split.
+        privacy: (plan, config) -> its guarantees, as rows of a report.
+        epsilons: (plan, config, rounds) -> epsilon after each of them; None: not in the table.
+        partition: config -> what the manifest says of the split.
+        trace: pairs of a name and the metric that a figure shows under it.
     """
 
     build: Callable = assembled
     seeded: bool = False
     privacy: Callable = proved
     epsilons: Callable | None = train.epsilons
-    partition: Callable | None = assemble.the_partition
+    partition: Callable | None = assembly.the_partition
     trace: tuple = ()
 
 
@@ -69,101 +66,95 @@ class Point:
     seed: int
 
 
-def blocks(asked: list[Point], plans: Plans):
-    """Check all points, then run them; yields for each block, of each home in it, what to save of
-    its seeds.
+def run_points(asked: list[Point], plans: Plans):
+    """Check all points, then run them in blocks.
 
-    That is (home, entries of summary.json, rows of metrics.csv, manifest).
+    Args:
+        asked: the points.
+        plans: makes their plans.
+
+    Yields:
+        For each block, {home: what is kept of its runs}, as lines of a store: key (the seed), entry
+        (of summary.json), rows (of metrics.csv), manifest.
 
     Raises:
         ValueError: of any point before the first one runs.
     """
+    plan_of = lambda p: (p.home, p.seed if plans.seeded else 0)
     built = {}
-    for p in asked:
-        if (which := (p.home, p.seed * plans.seeded)) not in built:
-            built[which] = plans.build(dataclasses.replace(p.config, seed=p.seed))
-    made = _shared([built[p.home, p.seed * plans.seeded] for p in asked])
-    proved, curves, groups, traced = {}, {}, {}, set()
-    # of a line, another split with as many rows is worth the same
-    worth = [(p.home, np.asarray(plan.fed.size).tobytes()) for p, (plan, _) in zip(asked, made)]
-    for i, (plan, found) in enumerate(made):
-        if worth[i] not in proved:
-            proved[worth[i]] = plans.privacy(plan, found)
+    for point in asked:
+        if plan_of(point) not in built:
+            built[plan_of(point)] = plans.build(dataclasses.replace(point.config, seed=point.seed))
+    pairs = _with_shared_rows([built[plan_of(point)] for point in asked])
+    guarantees, curves, groups, traced = {}, {}, {}, set()
+    # of a line, another split with clients of the same sizes has the same guarantee
+    accounts = [(p.home, np.asarray(plan.fed.size).tobytes()) for p, (plan, _) in zip(asked, pairs)]
+    for i, (plan, config) in enumerate(pairs):
+        if accounts[i] not in guarantees:
+            guarantees[accounts[i]] = plans.privacy(plan, config)
         # another data set would be stacked beside the first one in a program, row by row
-        groups.setdefault((found.rounds, found.evaluate_every, id(plan.fed.x)), []).append(i)
-        if (
-            shape := (jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan)))
-        ) not in traced:
-            jax.eval_shape(
-                lambda key, plan=plan: scan(init(key, plan), plan, [1]), jax.random.key(0)
-            )
-            traced.add(shape)
-    engine = points.Local()
-    for group in groups.values():
-        mine = [made[i][0] for i in group]
-        mine = widened(mine, widths(mine))
-        for program in points.programs(
-            mine, points.memory(), min(AT_ONCE, engine.most(len(group)))
-        ):
+        groups.setdefault((config.rounds, config.evaluate_every, id(plan.fed.x)), []).append(i)
+        trace_once(plan, traced)
+    for indices, block in _blocks(groups.values(), asked, pairs):
+        runs = {}
+        for i, config, measured in zip(indices, block.configs, blocks.compute(block)):
+            plan, account = pairs[i][0], accounts[i]
+            if plans.epsilons and account not in curves:
+                curves[account] = plans.epsilons(plan, config, measured["history"]["round"])
+            trace = {name: measured["history"][metric] for name, metric in plans.trace}
+            run = RunRecord.of_config(config, measured, guarantees=guarantees[account], trace=trace)
+            runs.setdefault(asked[i].home, []).append((plan, config, run, curves.get(account)))
+        yield {home: _lines(plans, of_line) for home, of_line in runs.items()}
+
+
+def _blocks(groups, asked: list[Point], pairs):
+    """Blocks of points that share a program, each with the indices of its points."""
+    engine = blocks.Local()
+    for group in groups:
+        plans = [pairs[i][0] for i in group]
+        plans = widened(plans, widths(plans))
+        most = min(AT_ONCE, engine.most(len(group)))
+        for program in blocks.programs(plans, blocks.memory(), most):
             for members in program:
-                at = [group[m] for m in members]
-                configs = [dataclasses.replace(made[i][1], seed=asked[i].seed) for i in at]
-                records = points.compute(
-                    points.Block(at, configs, [], [mine[m] for m in members], len(program[0]))
+                indices = [group[m] for m in members]
+                configs = [dataclasses.replace(pairs[i][1], seed=asked[i].seed) for i in indices]
+                block = blocks.Block(
+                    indices, configs, [], [plans[m] for m in members], len(program[0])
                 )
-                homes = {}
-                for i, config, record in zip(at, configs, records):
-                    if plans.epsilons and worth[i] not in curves:
-                        curves[worth[i]] = plans.epsilons(
-                            made[i][0], config, record["history"]["round"]
-                        )
-                    homes.setdefault(asked[i].home, []).append(
-                        (made[i][0], config, record, proved[worth[i]], curves.get(worth[i]))
-                    )
-                yield [(home, *_told(plans, runs)) for home, runs in homes.items()]
+                yield indices, block
 
 
-def _shared(made):
+def _with_shared_rows(pairs):
     """The (plan, config) pairs with one array for rows that are the same, whoever owns them."""
-    kept, feds = {}, {}
+    known, federations = {}, {}
 
-    def one(name, x):
-        known = kept.setdefault((name, x.shape, x.dtype), [])
-        for k in known:
-            if k is x or bool((k == x).all()):
-                return k
-        known.append(x)
+    def shared(name, x):
+        arrays = known.setdefault((name, x.shape, x.dtype), [])
+        for array in arrays:
+            if array is x or bool((array == x).all()):
+                return array
+        arrays.append(x)
         return x
 
-    for fed in {id(plan.fed): plan.fed for plan, _ in made}.values():
-        feds[id(fed)] = dataclasses.replace(
-            fed, **{n: one(n, getattr(fed, n)) for n in ("x", "y", "x_test", "y_test")}
+    for fed in {id(plan.fed): plan.fed for plan, _ in pairs}.values():
+        federations[id(fed)] = dataclasses.replace(
+            fed, **{n: shared(n, getattr(fed, n)) for n in ("x", "y", "x_test", "y_test")}
         )
-    return [(dataclasses.replace(plan, fed=feds[id(plan.fed)]), found) for plan, found in made]
+    return [
+        (dataclasses.replace(plan, fed=federations[id(plan.fed)]), config) for plan, config in pairs
+    ]
 
 
-def _told(plans, runs):
-    """The entries, rows and manifest of the runs (plan, config, record, guarantees, epsilons) of a
-    line."""
-    entries, table, (first, config, *_) = [], [], runs[0]
-    for _, config, record, proved, epsilons in runs:
-        took, compiled, history = record["seconds"], record["compile"], record["history"]
-        seconds = dict(
-            compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds
-        )
-        entry = report.entry(
-            config.algorithm, dataclasses.asdict(config), config.seed, history, proved, seconds
-        )
-        if plans.trace:
-            entry["trace"] = {name: history[metric] for name, metric in plans.trace}
-        if any(n for f, n in record["health"].items() if f not in config.tolerate()):
-            entry["failed"] = record["health"]
-        entries.append(entry)
-        table += report.rows(config.algorithm, config.seed, history, epsilons)
-    manifest = report.manifest(
-        [first],
+def _lines(plans: Plans, runs) -> list[dict]:
+    """What is kept of the runs (plan, config, record, epsilons) of a line in one block."""
+    plan, config = runs[0][:2]
+    manifest = record.manifest(
+        [plan],
         plans.partition(config) if plans.partition else None,
         config.rounds,
-        seeds=[e["seed"] for e in entries],
+        seeds=[run.seed for _, _, run, _ in runs],
     )
-    return entries, table, manifest
+    return [
+        dict(key=run.seed, entry=run.entry(), rows=run.rows(epsilons), manifest=manifest)
+        for _, _, run, epsilons in runs
+    ]

@@ -20,7 +20,7 @@ import numpy as np
 
 from jfl.cli import console
 from jfl.core import checks as check
-from jfl.core.errors import HealthError
+from jfl.core.errors import DataUnavailable, HealthError
 from jfl.report import results as results_file
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
@@ -30,7 +30,7 @@ from . import kept_runs
 from .programs import Plans
 
 CONFIRMED, NOT, UNKNOWN = results_file.VERDICTS
-CELLS = ".cells"  # out of sight of a shell's *: jfl report runs/noble2022/*
+KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def close(one, other, within=0.02):
     return check
 
 
-def run(  # noqa: C901
+def run(
     name: str,
     experiment: Experiment,
     out,
@@ -125,46 +125,30 @@ def run(  # noqa: C901
     module: str | None = None,
     kept=None,
 ) -> dict:
-    """Run what is not in `kept` yet -> a plain dict of results and verdicts, also in
-    out/results.json.
+    """Run what is not kept yet, show it, and check the claims.
 
-    `kept`: a directory of runs that experiments share (see `kept_runs`); default one in `out`.
-    `module`: of experiments, which has it under this name; it is kept, so that a reader can run it
-    again.
+    Args:
+        name: of the experiment.
+        experiment: what to run.
+        out: directory of the results.
+        quick: small settings, one seed.
+        only: these lines; default all.
+        module: of experiments, which has it under this name; it is written down, so that a reader
+            can run it again.
+        kept: directory of runs that experiments share (see `kept_runs`); default one in `out`.
+
+    Returns:
+        Plain values of results and verdicts, which are in out/results.json too.
     """
-    command = (
-        dict(experiment=name, quick=quick)
-        | (dict(module=module) if module else {})
-        | (dict(only=list(only)) if only else {})
-    )
+    command = dict(experiment=name, quick=quick)
+    command |= (dict(module=module) if module else {}) | (dict(only=list(only)) if only else {})
+    out = Path(out)
     if experiment.special:
-        return keep(out, experiment.special(name, experiment, Path(out), quick), command)
-    out, results, more, unread, failed, seconds = Path(out), {}, {}, {}, {}, 0.0
-    kept = out / CELLS if kept is None else Path(kept)
+        return keep(out, experiment.special(name, experiment, out, quick), command)
+    kept = out / KEPT if kept is None else Path(kept)
     only = only or (experiment.quick_lines if quick else None)
-    unknown = sorted(set(only or ()) - set(experiment.lines))
-    if unknown:
-        raise ValueError(
-            f"{name}: need lines of {', '.join(experiment.lines)}; got {', '.join(unknown)}."
-        )
     seeds = experiment.seeds[: 1 if quick else None]
-    configs, folders, found = {}, {}, {}
-    for line, changes in experiment.lines.items():
-        if only and line not in only:
-            continue
-        config = Config(**{**experiment.base, **changes, **(experiment.quick if quick else {})})
-        try:
-            kept_runs.key(config, experiment.runs)
-        except ValueError as error:
-            if not str(error).startswith("datasets.") or config.dataset in ("digits", "synthetic"):
-                raise
-            told = config.dataset in unread
-            print(f"{name} {line}: not run{'' if told else f'.  {error}'}", file=sys.stderr)
-            unread[config.dataset] = str(error).partition("; got")[
-                0
-            ]  # data that are not on this machine; no paths
-            continue
-        configs[line], folders[line] = config, out / line.replace(" ", "_").replace("/", "_")
+    configs, unread = _readable(name, experiment, quick, only)
     if not configs and any(out.glob(f"*/{kept_runs.MARK}")):
         check.fail(
             name,
@@ -172,88 +156,16 @@ def run(  # noqa: C901
             f"{', '.join(unread)} that cannot be read here",
             f"The lines of an earlier run in {out} stand as they were.",
         )
-    for line, entries in kept_runs.lines(folders, kept, configs, seeds, experiment.runs):
-        (out / "results.json").unlink(
-            missing_ok=True
-        )  # of an earlier run, whose lines are no longer all there
-        record.void(out)  # nor what a page says of them
-        if isinstance(entries, HealthError) or all(e.get("failed") for e in entries):
-            failed[line] = (
-                str(entries) if isinstance(entries, HealthError) else "all of its runs failed"
-            )
-            print(f"{name} {line}: {failed[line]}", file=sys.stderr)
-            entries = [] if isinstance(entries, HealthError) else entries
-        else:
-            found[line] = _line(entries)
-            print(
-                f"{name} {line}: accuracy {found[line].accuracy.mean():.4f}{_missing(found[line])}",
-                file=sys.stderr,
-            )
-        seconds += sum(e["seconds"]["total"] for e in entries)
-    for line in [
-        n for n in configs if n in found
-    ]:  # in the order of the figure, not of the programs
-        results[line] = found[line]
-        more[line] = experiment.columns(configs[line]) if experiment.columns else {}
-        # a "curve" is of accuracies, and ends at one that is there already
-        more[line] |= {
-            k: float(v[:, -1].mean()) for k, v in results[line].trace.items() if k != "curve"
-        }
-    # the seeds that did not fail are no sample of all
-    whole, partly = (
-        {n: r for n, r in results.items() if not r.failed},
-        [n for n, r in results.items() if r.failed],
-    )
-    verdicts = [(c.text, *c.check(whole)) for c in experiment.claims]
-    if partly:
-        verdicts = [
-            (t, v, s + f"; seeds failed of {', '.join(partly)}" * (v == UNKNOWN))
-            for t, v, s in verdicts
-        ]
-    if unread and not only:
-        verdicts = [
-            (t, v, s + f"; not to be read here: {', '.join(unread)}" * (v == UNKNOWN))
-            for t, v, s in verdicts
-        ]
-    rows = [
-        (
-            n,
-            f"{record.plus_minus(*record.interval(r.accuracy))}{_missing(r)}",
-            str(experiment.paper.get(n, "")),
-            _shown(r.claimed),
-            _shown(r.proved),
-            f"{r.seconds:.3g}",
-            *map(_shown, more[n].values()),
-        )
-        for n, r in results.items()
-    ]
-    headings = dict.fromkeys(h for line in more.values() for h in line)
-    console.table(
-        experiment.title + (" (quick)" if quick else ""),
-        [
-            ("line", False),
-            ("accuracy", True),
-            ("paper", True),
-            ("ε claimed", True),
-            ("ε proved", True),
-            ("s/round", True),
-            *((h, True) for h in headings),
-        ],
-        rows,
-        f"{record.PLUS_MINUS}  In the paper's figures it is what the paper means by it.  "
-        f"Accuracies lie outside every "
-        "guarantee.",
-    )
-    if verdicts:
-        console.table(
-            "claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts, ""
-        )
-    found = dict(
+    results, failed, seconds = _run_lines(name, experiment, out, kept, configs, seeds)
+    columns = {line: _columns(experiment, configs[line], r) for line, r in results.items()}
+    verdicts = _verdicts(experiment, results, () if only else unread)
+    _print_tables(experiment, quick, results, columns, verdicts)
+    values = dict(
         title=experiment.title,
         seeds=list(seeds),
         seconds=seconds,
         lines={
-            n: dict(
+            line: dict(
                 seeds=r.seeds,
                 failed=r.failed,
                 accuracy=r.accuracy.tolist(),
@@ -261,31 +173,135 @@ def run(  # noqa: C901
                 epsilon_claimed=r.claimed,
                 epsilon_proved=r.proved,
                 seconds_per_round=r.seconds,
-                paper=experiment.paper.get(n),
-                columns=more[n],
+                paper=experiment.paper.get(line),
+                columns=columns[line],
             )
-            for n, r in results.items()
+            for line, r in results.items()
         },
-        verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts],
+        verdicts=[dict(claim=text, verdict=v, seen=seen) for text, v, seen in verdicts],
         versions=environment(),
         **{k: v for k, v in dict(unread=unread, failed=failed).items() if v},
     )
-    return keep(out, found, command)
+    return keep(out, values, command)
 
 
-def keep(out, found: dict, command: dict) -> dict:
-    """Write out/results.json: what was found, and the command that found it -> both, as plain
-    values."""
-    found = record.plain(command | {k: v for k, v in found.items() if k not in command})
-    results_file.write(Path(out) / "results.json", results_file.of(found))
-    return found
+def _readable(name, experiment: Experiment, quick, only) -> tuple[dict, dict]:
+    """The configs of the lines to run, and of data that are not on this machine why not."""
+    if unknown := sorted(set(only or ()) - set(experiment.lines)):
+        raise ValueError(
+            f"{name}: need lines of {', '.join(experiment.lines)}; got {', '.join(unknown)}."
+        )
+    configs, unread = {}, {}
+    for line, changes in experiment.lines.items():
+        if only and line not in only:
+            continue
+        config = Config(**{**experiment.base, **changes, **(experiment.quick if quick else {})})
+        try:
+            kept_runs.key(config, experiment.runs)
+        except DataUnavailable as error:
+            why = "" if config.dataset in unread else f".  {error}"
+            print(f"{name} {line}: not run{why}", file=sys.stderr)
+            # what the error says names places on this machine
+            unread[config.dataset] = f"datasets.{config.dataset}: data that are not on this machine"
+            continue
+        configs[line] = config
+    return configs, unread
+
+
+def _run_lines(name, experiment: Experiment, out: Path, kept: Path, configs: dict, seeds):
+    """Run the lines.
+
+    Returns:
+        line -> Line of those that did not fail, in the order of the figure; line -> why of the
+        others; the seconds of all.
+    """
+    folders = {line: out / line.replace(" ", "_").replace("/", "_") for line in configs}
+    results, failed, seconds = {}, {}, 0.0
+    for line, entries in kept_runs.lines(folders, kept, configs, seeds, experiment.runs):
+        # of an earlier run, whose lines are no longer all there; nor what a page says of them
+        (out / "results.json").unlink(missing_ok=True)
+        record.void(out)
+        if isinstance(entries, HealthError):
+            failed[line], entries = str(entries), []
+        elif all(e.get("failed") for e in entries):
+            failed[line] = "all of its runs failed"
+        if line in failed:
+            print(f"{name} {line}: {failed[line]}", file=sys.stderr)
+        else:
+            result = results[line] = _line(entries)
+            mean = result.accuracy.mean()
+            print(f"{name} {line}: accuracy {mean:.4f}{_missing(result)}", file=sys.stderr)
+        seconds += sum(e["seconds"]["total"] for e in entries)
+    return {line: results[line] for line in configs if line in results}, failed, seconds
+
+
+def _columns(experiment: Experiment, config: Config, result: Line) -> dict:
+    """What the table shows of a line beyond accuracy and epsilon."""
+    columns = experiment.columns(config) if experiment.columns else {}
+    # a "curve" is of accuracies, and ends at one that is there already
+    ends = {k: float(v[:, -1].mean()) for k, v in result.trace.items() if k != "curve"}
+    return columns | ends
+
+
+def _verdicts(experiment: Experiment, results: dict, unread) -> list[tuple]:
+    """(claim, verdict, what was seen), checked on lines of which no seed failed: the other seeds
+    are no sample of all."""
+    whole = {line: r for line, r in results.items() if not r.failed}
+    reasons = []
+    if partly := [line for line, r in results.items() if r.failed]:
+        reasons.append(f"; seeds failed of {', '.join(partly)}")
+    if unread:
+        reasons.append(f"; not to be read here: {', '.join(unread)}")
+    verdicts = [(claim.text, *claim.check(whole)) for claim in experiment.claims]
+    return [(t, v, s + ("".join(reasons) if v == UNKNOWN else "")) for t, v, s in verdicts]
+
+
+def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: dict, verdicts):
+    """Print a row for each line, and one for each claim."""
+    rows = [
+        (
+            line,
+            f"{record.plus_minus(*record.interval(r.accuracy))}{_missing(r)}",
+            str(experiment.paper.get(line, "")),
+            _shown(r.claimed),
+            _shown(r.proved),
+            f"{r.seconds:.3g}",
+            *map(_shown, columns[line].values()),
+        )
+        for line, r in results.items()
+    ]
+    headings = ("accuracy", "paper", "ε claimed", "ε proved", "s/round")
+    headings = dict.fromkeys((*headings, *(h for line in columns.values() for h in line)))
+    console.table(
+        experiment.title + (" (quick)" if quick else ""),
+        [("line", False), *((heading, True) for heading in headings)],
+        rows,
+        f"{record.PLUS_MINUS}  In the paper's figures it is what the paper means by it.  "
+        "Accuracies lie outside every guarantee.",
+    )
+    if verdicts:
+        console.table(
+            "claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts, ""
+        )
+
+
+def keep(out, values: dict, command: dict) -> dict:
+    """Write `values` to out/results.json, behind the command that made them and the number of the
+    format.
+
+    Returns:
+        The command and the values, as JSON has them.
+    """
+    values = record.plain(command | {k: v for k, v in values.items() if k not in command})
+    results_file.write(Path(out) / "results.json", results_file.of(values))
+    return values
 
 
 def _line(entries):
     good = [e for e in entries if not e.get("failed")]
     # seeds with splits of their own have an epsilon each: that of the line is the largest, and none
     # if one has none
-    proved, claimed = zip(*map(_worth, entries))
+    proved, claimed = zip(*map(_epsilons, entries))
     proved = None if None in proved else max(proved)
     claimed = max((c for c in claimed if c is not None), default=None)
     values = lambda key: np.array([e[key] for e in good], float)
@@ -302,7 +318,7 @@ def _line(entries):
     )
 
 
-def _worth(entry):
+def _epsilons(entry):
     """The epsilon that is proved of a run, and the one that is claimed."""
     proved = [g for g in entry["privacy"] if g["status"] == "proved" and g["epsilon"] is not None]
     claims = [g for g in entry["privacy"] if g["status"] == "claimed"]
@@ -336,10 +352,10 @@ def main(module: str, experiments: dict, argv=None) -> int:
     )
     parser.add_argument("--lines", nargs="*", help="only these lines")
     parser.add_argument(
-        "--cells",
+        "--kept",
         default=None,
         help="directory of the runs, which figures share; default runs/MODULE/"
-        f"{CELLS}, or OUT/{CELLS} if --out is given",
+        f"{KEPT}, or OUT/{KEPT} if --out is given",
     )
     args = parser.parse_args(argv)
     if args.list or args.name is None:
@@ -348,6 +364,6 @@ def main(module: str, experiments: dict, argv=None) -> int:
         return 0
     out = args.out or f"runs/{module}/{args.name}{'-quick' if args.quick else ''}"
     Path(out).mkdir(parents=True, exist_ok=True)
-    kept = args.cells or f"{args.out or f'runs/{module}'}/{CELLS}"
+    kept = args.kept or f"{args.out or f'runs/{module}'}/{KEPT}"
     run(args.name, experiments[args.name], out, args.quick, args.lines, module, kept)
     return 0

@@ -4,7 +4,6 @@ tables without lines."""
 import dataclasses
 import functools
 import math
-import time
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +15,11 @@ from jfl.engine.simulate import schedule, simulate
 from jfl.papers.noble2022 import gaps as noble2022_gaps
 from jfl.papers.noble2022 import privacy as noble2022
 from jfl.papers.noble2022 import theory
-from jfl.runs import build, record
+from jfl.runs import build, directory, record
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
-from jfl.runs.train import claim, privacy
+from jfl.runs.record import RunRecord, Stopwatch
+from jfl.runs.train import privacy
 
 from ..harness.runner import CONFIRMED, NOT, UNKNOWN, keep, standard_error
 
@@ -58,45 +58,49 @@ def objective(task, params, fed, l2):
 
 
 def watched(config, axes, out):
-    """As `jfl.runs.sweep.sweep` over seeds, and at each evaluation GAP and RATIO of the server's
-    model, as a "trace"."""
-    out = claim(out, resume=False)
-    (plan, found), best = build.build(config), optimum(config).value
-    guarantees, entries, table = privacy(plan, found, config.rounds), [], []
+    """Run as `jfl.runs.sweep.sweep` over seeds, and keep GAP and RATIO of the server's model at
+    each evaluation, as a "trace"."""
+    out = directory.checked(out, resume=False)
+    (plan, calibrated), best = build.build(config), optimum(config).value
+    guarantees, records = privacy(plan, calibrated, config.rounds), []
     for seed in axes["seed"]:
         run, history, trace = None, {}, {"round": [], GAP: [], RATIO: []}
-        begun, compiled, apart = time.perf_counter(), record.compile_seconds(), 0.0
+        stopwatch = Stopwatch()
         for count in schedule(config.rounds, config.evaluate_every).tolist():
             result = jax.block_until_ready(
                 simulate(jax.random.key(seed), plan, count, evaluate_every=count, start=run)
             )
-            run, pause, compiling = result.run, time.perf_counter(), record.compile_seconds()
-            for key, values in record.lists(result.metrics).items():
-                history.setdefault(key, []).extend(values)
-            spread_ = heterogeneity.gradient_dissimilarity(
-                plan.task, result.params, plan.fed, "uniform", l2=config.l2
+            run = result.run
+            with stopwatch.paused():
+                for key, values in record.lists(result.metrics).items():
+                    history.setdefault(key, []).extend(values)
+                dissimilarity = heterogeneity.gradient_dissimilarity(
+                    plan.task, result.params, plan.fed, "uniform", l2=config.l2
+                )
+                above = float(objective(plan.task, result.params, plan.fed, config.l2)) - best
+                trace["round"].append(int(run.round))
+                trace[GAP].append(math.log(max(above, 1e-7)))  # float32 sees no less
+                trace[RATIO].append(float(dissimilarity.log_ratio))
+        values = dataclasses.asdict(dataclasses.replace(calibrated, seed=seed))
+        seconds, compiled = stopwatch.read()
+        records.append(
+            RunRecord(
+                config.algorithm,
+                values,
+                seed,
+                history,
+                seconds,
+                compiled,
+                guarantees,
+                trace=trace,
             )
-            above = float(objective(plan.task, result.params, plan.fed, config.l2)) - best
-            trace["round"].append(int(run.round))
-            trace[GAP].append(math.log(max(above, 1e-7)))  # float32 sees no less
-            trace[RATIO].append(float(spread_.log_ratio))
-            apart += time.perf_counter() - pause
-            compiled += record.compile_seconds() - compiling
-        total, compiling = time.perf_counter() - begun - apart, record.compile_seconds() - compiled
-        seconds = dict(
-            compile=compiling, total=total, per_round=max(0.0, total - compiling) / config.rounds
         )
-        values = dataclasses.asdict(dataclasses.replace(found, seed=seed))
-        entries.append(
-            record.entry(config.algorithm, values, seed, history, guarantees, seconds)
-            | dict(trace=trace)
-        )
-        table += record.rows(config.algorithm, seed, history)
     out.mkdir(parents=True, exist_ok=True)
+    entries = [r.entry() for r in records]
     record.save(
         out,
         entries,
-        table,
+        [row for r in records for row in r.rows()],
         record.manifest([plan], build.the_partition(config), seeds=list(axes["seed"])),
     )
     return entries

@@ -42,7 +42,7 @@ def privacy(plan, config):
         "conditional",
         ("as if no draw overflowed",),
     )
-    return [record.row(g) for g in (worth, *train.claims(plan, config, config.rounds))]
+    return [record.row(g) for g in (worth, *train.paper_claims(plan, config, config.rounds))]
 
 
 def epsilons(plan, config, rounds):

@@ -30,10 +30,10 @@ from jfl.report import plots
 from jfl.report import results as results_file
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
+from jfl.runs.store import ResultStore
 from jfl.runs.tables import interval
 
 from ..harness.kept_runs import about, hashed
-from ..harness.store import Store
 from .ranaweera2025_plans import CLIP, Model, coefficients, maker, rows
 
 DELTA, BLOCK = 1e-5, 12  # runs at once
@@ -209,23 +209,23 @@ def run(name, out, models=MODELS, groups=GROUPS, tune=TUNE, seeds=SEEDS):
         ("report", [(v, at, None, s) for v, at in wanted for s in seeds]),
     ):
         if tag == "report":
-            best = chosen(of_these(store.records(), models), name)
+            best = chosen(of_these(list(store.records.values()), models), name)
             cells = [(v, at, best[v, at], s) for v, at, _, s in cells]
         measure(
-            model, [c for c in cells if place(tag, c) not in store.found], store, f"{name} {tag}"
+            model, [c for c in cells if place(tag, c) not in store.records], store, f"{name} {tag}"
         )
 
 
-def stored(out) -> Store:
+def stored(out) -> ResultStore:
     """The cells in a file, by their tag, variant, level, learning rate and seed, and what made
     them."""
-    return Store(
-        out, lambda r: (r["tag"], r["variant"], r["level"], r["k"], r["seed"], r.get("made"))
+    return ResultStore(
+        out, key=lambda r: (r["tag"], r["variant"], r["level"], r["k"], r["seed"], r.get("made"))
     )
 
 
 def read(out) -> list:
-    return stored(out).records()
+    return list(stored(out).records.values())
 
 
 def of_these(lines, models=MODELS) -> list:

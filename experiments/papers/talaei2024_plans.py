@@ -7,8 +7,6 @@ counts from round SWAP on.  Every seed has a split of its own, as well as a star
 
 import dataclasses
 import functools
-import json
-import time
 
 import jax
 import jax.numpy as jnp
@@ -142,27 +140,33 @@ def of_seed(config):
 
 
 def swapped(config, axes, out):
-    """As `jfl.runs.sweep.sweep` over seeds, each with its own split, in two stages."""
-    begun, compiled, parts = time.perf_counter(), record.compile_seconds(), stages(config)
-    of = {
-        s: [(of_seed(dataclasses.replace(part, seed=s))[0], rounds) for part, rounds in parts]
-        for s in axes["seed"]
+    """Run as `jfl.runs.sweep.sweep` over seeds, each with its own split, in two stages."""
+    stopwatch, parts = record.Stopwatch(), stages(config)
+    plans = {
+        seed: [(of_seed(dataclasses.replace(part, seed=seed))[0], rounds) for part, rounds in parts]
+        for seed in axes["seed"]
     }
-    found = {
-        s: one_by_one(jax.random.key(s), plans, config.evaluate_every or 1)
-        for s, plans in of.items()
+    histories = {
+        seed: one_by_one(jax.random.key(seed), plans[seed], config.evaluate_every or 1)
+        for seed in plans
     }
-    spent = time.perf_counter() - begun, record.compile_seconds() - compiled
-    rows = privacy(next(iter(of.values())), config)
-    whole, part = (s / len(of) for s in spent)
-    seconds = dict(total=whole, compile=part, per_round=max(0.0, whole - part) / config.rounds)
+    seconds, compiled = (s / len(plans) for s in stopwatch.read())
+    guarantees = privacy(next(iter(plans.values())), config)
     entries = [
-        record.entry(config.algorithm, dataclasses.asdict(config), s, metrics, rows, seconds)
-        | dict(trace={LOSS: metrics["loss"]})
-        for s, metrics in found.items()
+        record.RunRecord(
+            config.algorithm,
+            dataclasses.asdict(config),
+            seed,
+            history,
+            seconds,
+            compiled,
+            guarantees,
+            trace={LOSS: history["loss"]},
+        ).entry()
+        for seed, history in histories.items()
     ]
     out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(json.dumps(record.plain(dict(runs=entries)), indent=1))
+    record.save_summary(out, entries)
     return entries
 
 

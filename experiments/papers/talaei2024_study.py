@@ -21,10 +21,10 @@ from jfl.report import plots
 from jfl.runs import record as report
 from jfl.runs import tables
 from jfl.runs.config import Config
+from jfl.runs.store import ResultStore
 
 from ..harness.kept_runs import key as made_by
 from ..harness.runner import CONFIRMED, NOT
-from ..harness.store import Store
 from .talaei2024_plans import COMMON, SPLITS, VIEWS, build, impact, privacy, scenario, written
 
 EPSILONS = (5.0, 20.0, 100.0)
@@ -147,7 +147,7 @@ def study(name, experiment, out, quick):
 
     def compute(number, seed, choices, every):
         keys = {asked(number, seed, *choice): choice for choice in choices}
-        left = {k: choice for k, choice in keys.items() if k not in store.found}
+        left = {k: choice for k, choice in keys.items() if k not in store.records}
         if left:
             found = block(number, seed, list(left.values()), every, quick)
             store.put([record | dict(made=k[-1]) for k, record in zip(left, found, strict=True)])
@@ -158,7 +158,7 @@ def study(name, experiment, out, quick):
                 ),
                 flush=True,
             )
-        mine.update((k, store.found[k]) for k in keys)
+        mine.update((k, store.records[k]) for k in keys)
 
     rounds = settings(1, "equal", "no noise", quick)["rounds"]
     for number, pairs in CELLS.items():
@@ -179,12 +179,12 @@ def study(name, experiment, out, quick):
     return collect(out, list(mine.values()), quick)
 
 
-def stored(path) -> Store:
+def stored(path) -> ResultStore:
     """The runs in a file, by their scenario, split, assignment, setting, point of the grid, and
     what made them."""
-    return Store(
+    return ResultStore(
         path,
-        lambda r: (
+        key=lambda r: (
             r["scenario"],
             r["seed"],
             r["assignment"],

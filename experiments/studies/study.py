@@ -21,18 +21,18 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jfl.core.errors import HealthError, NotAnalysable
+from jfl.core.errors import DataUnavailable, HealthError, NotAnalysable
 from jfl.engine.sweep import sweep as run_points
 from jfl.papers import as_printed
 from jfl.privacy import guarantees
 from jfl.runs import build, record
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import FIELDS, Config, the_unit, the_view
+from jfl.runs.store import ResultStore
 from jfl.runs.tables import interval
 
 from ..harness.kept_runs import about, hashed
 from ..harness.runner import Experiment
-from ..harness.store import Store
 from .picture import picture, show
 from .plans import PLANS
 
@@ -53,7 +53,7 @@ def key(kind: str, config: Config, more=()) -> str:
 # --- noise and what it proves
 
 
-def with_noise(store: Store, config: Config, splits) -> tuple[Config, dict | None]:
+def with_noise(store: ResultStore, config: Config, splits) -> tuple[Config, dict | None]:
     """-> the config with its noise multiplier, and its guarantee for the worst of the splits.
 
     Noise is calibrated once for all algorithms that release alike; the guarantee is of each one's
@@ -139,47 +139,45 @@ def claims_of(config: Config) -> dict:
 # --- runs
 
 
-def measure(store: Store, wanted: list[Config], note=lambda text: None):
+def measure(store: ResultStore, wanted: list[Config], note=lambda text: None):
     """Run the configs that are not stored yet, those of one structure and number of rounds as one
     vmapped sweep."""
-    left = [c for c in dict.fromkeys(wanted) if key("run", c) not in store.found]
-    plans, groups = {c: build.build(c)[0] for c in left}, {}
-    for c in left:
+    missing = [c for c in dict.fromkeys(wanted) if key("run", c) not in store]
+    plans, groups = {c: build.build(c)[0] for c in missing}, {}
+    for c in missing:
         groups.setdefault((c.rounds, jax.tree.structure(plans[c])), []).append(c)
-    for (rounds, _), some in groups.items():
-        begun = time.perf_counter()
+    for (rounds, _), group in groups.items():
+        stopwatch = record.Stopwatch()
         try:
             result = run_points(
-                lambda run, some=some: plans[some[run]],
+                lambda run, group=group: plans[group[run]],
                 rounds=rounds,
                 evaluate_every=rounds,
-                points=[dict(run=i, seed=c.seed) for i, c in enumerate(some)],
+                points=[dict(run=i, seed=c.seed) for i, c in enumerate(group)],
             )
         except HealthError as error:  # all of them failed
             result = error.run
-        seconds = (time.perf_counter() - begun) / len(some)
+        seconds = stopwatch.read()[0] / len(group)
         store.put(
-            [
-                dict(
-                    key=key("run", c),
-                    accuracy=float(np.asarray(result.metrics.accuracy)[i, -1]),
-                    loss=float(np.asarray(result.metrics.loss)[i, -1]),
-                    failed=bool(result.failed[i]),
-                    seconds=seconds,
-                )
-                for i, c in enumerate(some)
-            ]
+            dict(
+                key=key("run", c),
+                accuracy=float(np.asarray(result.metrics.accuracy)[i, -1]),
+                loss=float(np.asarray(result.metrics.loss)[i, -1]),
+                failed=bool(result.failed[i]),
+                seconds=seconds,
+            )
+            for i, c in enumerate(group)
         )
-        note(f"{some[0].algorithm} on {some[0].dataset}, {len(some)} runs of {seconds:.2f} s")
+        note(f"{group[0].algorithm} on {group[0].dataset}, {len(group)} runs of {seconds:.2f} s")
 
 
 def accuracy(store, config):
     """Of a run that is stored; None if it failed."""
-    found = store.found[key("run", config)]
-    return None if found["failed"] else found["accuracy"]
+    run = store[key("run", config)]
+    return None if run["failed"] else run["accuracy"]
 
 
-def trained(store: Store, cells, study, note) -> list[dict]:
+def trained(store: ResultStore, cells, study, note) -> list[dict]:
     """A row for each cell: noise, the choice from its grid, and the runs that are reported."""
     splits = (*study.seeds, *study.tune)
     seeded = lambda config, seed, more: dataclasses.replace(
@@ -247,7 +245,7 @@ def trained(store: Store, cells, study, note) -> list[dict]:
     return rows
 
 
-def choose(store: Store, grid: list) -> tuple[int, list]:
+def choose(store: ResultStore, grid: list) -> tuple[int, list]:
     """Which point of a grid of configs has the best mean accuracy, and all of them; a run that
     failed counts as 0."""
     if len(grid) == 1:
@@ -261,7 +259,7 @@ def _promise(worth):
     return dict.fromkeys(keys) if worth is None else {k: worth[k] for k in keys}
 
 
-def accounted(store: Store, cells, study, note) -> list[dict]:
+def accounted(store: ResultStore, cells, study, note) -> list[dict]:
     """A row for each cell of a study without training: what is claimed, and what is proved."""
     rows = []
     for cell in cells:
@@ -310,16 +308,14 @@ def study(name, experiment, out, quick) -> dict:
 
 def _study(name, out, quick):
     out.mkdir(parents=True, exist_ok=True)
-    begun, plan, store = time.perf_counter(), PLANS[name](quick), Store(out / "cells.jsonl")
+    begun, plan, store = time.perf_counter(), PLANS[name](quick), ResultStore(out / "cells.jsonl")
     note = lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
     rows, skipped = [], {}
     for cell in plan.cells:
         if cell.fields["dataset"] not in skipped:
             try:
                 build.federation(Config(**cell.fields))
-            except ValueError as error:
-                if not str(error).startswith("datasets."):
-                    raise
+            except DataUnavailable as error:
                 skipped[cell.fields["dataset"]] = str(error)  # data that are not on this machine
     for panel in dict.fromkeys(c.panel for c in plan.cells):
         cells = [c for c in plan.cells if c.panel == panel and c.fields["dataset"] not in skipped]

@@ -2,7 +2,6 @@
 written to be copied."""
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from ..privacy.calibration import calibrate
 from ..privacy.mechanisms.chain import chain
 from ..privacy.mechanisms.stages import clip_l2, divide, gaussian, total
 from ..runs import record
+from ..runs.record import RunRecord, Stopwatch
 from ..sampling import batches, clients
 
 CLIENTS, DELTA, BUDGETS = 50, 1e-5, (2.0, 8.0)
@@ -130,25 +130,19 @@ def main(
 ) -> list[dict]:
     """Run the demo, write summary.json, metrics.csv, manifest.json and demo.png -> lines of its
     table."""
-    begun, compiling = time.perf_counter(), record.compile_seconds()
+    stopwatch = Stopwatch()
     split, parts = settings()
     entries, table, groups, lines = [], [], [], []
     for part in parts:
         advance(part.name)
-        at, before = time.perf_counter(), record.compile_seconds()
+        clock = Stopwatch()
         found, result = run(part, rounds, seeds)
-        took, compiled = time.perf_counter() - at, record.compile_seconds() - before
+        took, compiled = (seconds / len(result.points) for seconds in clock.read())
         length = int(result.metrics.round[0, -1])
         for z, made, points in found:
             guarantees = record.privacy(made, length, DELTA)
             best = record.best(guarantees)
             name = part.name + (f", ε = {best['epsilon']:.3g}" if part.private else "")
-            share = took / len(result.points)
-            seconds = dict(
-                compile=compiled / len(result.points),
-                total=share,
-                per_round=max(0.0, took - compiled) / len(result.points) / length,
-            )
             evaluated = record.lists(result.metrics, points[0])["round"]
             eps = (
                 record.epsilons(
@@ -173,8 +167,9 @@ def main(
                     rounds=length,
                     noise_multiplier=z if part.private else None,
                 )
-                entries.append(record.entry(name, values, seed, history, guarantees, seconds))
-                table += record.rows(name, seed, history, eps)
+                one = RunRecord(name, values, seed, history, took, compiled, guarantees)
+                entries.append(one.entry())
+                table += one.rows(eps)
             accuracy = np.asarray(result.metrics.accuracy)[points]
             groups.append(
                 dict(
@@ -189,7 +184,7 @@ def main(
                     name=part.name,
                     accuracy=accuracy[:, -1],
                     guarantees=guarantees,
-                    seconds=took * len(points) / len(result.points),
+                    seconds=took * len(points),
                 )
             )
     advance("writing")
@@ -202,9 +197,7 @@ def main(
         record.manifest(
             [found[0][1]],
             split,
-            seconds=dict(
-                compile=record.compile_seconds() - compiling, total=time.perf_counter() - begun
-            ),
+            seconds=dict(zip(("total", "compile"), stopwatch.read())),
             seeds=list(range(seeds)),
         ),
     )

@@ -13,7 +13,7 @@ import jax
 
 from ..core import checks
 from ..report import page
-from ..runs import record, train
+from ..runs import directory, record, train
 from ..runs.build import build
 from . import accounting, console, demo, exits, runs
 from .exits import INTERRUPTED as INTERRUPTED
@@ -77,7 +77,7 @@ def _demo(arguments):
     checks.whole(
         "jfl demo", seeds=command.seeds, rounds=1 if command.rounds is None else command.rounds
     )
-    out = train.claim(command.out, resume=(command.out / "demo.png").exists())
+    out = directory.checked(command.out, resume=(command.out / "demo.png").exists())
     begun = time.perf_counter()
     with console.progress() as bar:
         task = bar.add_task("jfl demo", total=4, completed=-1, note="")
@@ -135,7 +135,7 @@ def _show_plan(name, plan, config, plot, target=None):
     if text := train.noise_warning(plan, config):
         console.warn(name, text)
     guarantees, curve = accounting.guarantees_of_plan(
-        plan, config.rounds, config.delta, train.claims(plan, config, config.rounds)
+        plan, config.rounds, config.delta, train.paper_claims(plan, config, config.rounds)
     )
     console.table(
         f"{config.rounds} rounds",

@@ -241,7 +241,7 @@ def interrupted(command, name: str) -> str:
     on."""
     out = Path(command.out)
     if name == "train":
-        done, begun = checkpoint.Store(out).latest(), (out / "journal.json").exists()
+        done, begun = checkpoint.Checkpoints(out).latest(), (out / "journal.json").exists()
         kept = (
             f"the checkpoint of round {done}"
             if done
@@ -250,7 +250,7 @@ def interrupted(command, name: str) -> str:
     else:
         done, begun = 0, (out / sweeps.FILE).exists()
         if begun:
-            done = len(blocks.Results(out / sweeps.FILE).found)
+            done = len(sweeps.points_store(out).records)
         kept = f"{done} points" if done != 1 else "1 point"
     if not begun:
         return (

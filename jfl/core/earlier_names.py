@@ -197,3 +197,21 @@ def install(package: str):
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())
     sys.modules[package].__class__ = Package
+
+
+def renamed(module: str, names: dict[str, str]):
+    """A module's `__getattr__` that answers for names it had in the release before.
+
+    Args:
+        module: its path.
+        names: earlier name -> the path of what it is today.
+    """
+
+    def answer(name: str):
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        _warn(f"{module}.{name}", names[name], 3)
+        path, _, attribute = names[name].rpartition(".")
+        return getattr(importlib.import_module(path), attribute)
+
+    return answer

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core import checks
+from ..core.errors import DataUnavailable
 from . import tfds
 
 FILES = {"adult.data": 32561, "adult.test": 16281}  # published rows
@@ -74,6 +75,7 @@ def read(where: str, data_dir: str | Path | None, download: bool) -> tuple:
             "Put the two files of the UCI repository into a folder DIR/adult and set "
             "JFL_DATA_DIR=DIR or pass "
             "data_dir=DIR.  download=True gets OpenML's copy from here.",
+            error=DataUnavailable,
         )
     parts = []
     for name, published in FILES.items():
@@ -99,7 +101,12 @@ def _parse(where, path):
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        checks.fail(where, f"a readable file {path}", f"{type(error).__name__}: {error}")
+        checks.fail(
+            where,
+            f"a readable file {path}",
+            f"{type(error).__name__}: {error}",
+            error=DataUnavailable,
+        )
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("|"):  # adult.test begins with a comment
             continue
@@ -161,6 +168,7 @@ def _download(where, folder):
             "a download that works",
             f"{type(error).__name__}: {error}",
             "Get the files on a machine with a network and pass data_dir=...",
+            error=DataUnavailable,
         )
     columns = [
         _texts(bunch, bunch.data[:, bunch.feature_names.index(name)], name) for name in ATTRIBUTES

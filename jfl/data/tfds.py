@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core import checks
+from ..core.errors import DataUnavailable
 
 LAYOUT = (
     1  # of the cache files: raise it when the decoding changes, and old files are not read again
@@ -47,6 +48,7 @@ def read(where: str, name: str, data_dir: str | Path | None, download: bool) -> 
             f"TensorFlow, reading "
             "does not); then set JFL_DATA_DIR=DIR or pass data_dir=DIR.  download=True tries it "
             "from here.",
+            error=DataUnavailable,
         )
     return _cached(where, name, folder)
 
@@ -88,6 +90,7 @@ def _missing(where, error):
         'Install them: pip install "jfl[tfds]"  (tensorflow-datasets and array-record; preparing '
         "or "
         "downloading also needs tensorflow).",
+        error=DataUnavailable,
     )
 
 
@@ -103,6 +106,7 @@ def _download(where, name, data_dir):
             "a download that works",
             f"{type(error).__name__}: {error}",
             "Prepare the data on a machine with a network and pass data_dir=...",
+            error=DataUnavailable,
         )
 
 
@@ -137,6 +141,7 @@ def _decode(where, folder) -> dict:
             f"readable array_record files in {folder}",
             f"{type(error).__name__}: {error}",
             "Prepare the data again, with --file_format=array_record.",
+            error=DataUnavailable,
         )
 
 

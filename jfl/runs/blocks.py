@@ -1,9 +1,8 @@
-"""The points of a sweep: in blocks, each one program, and in a file, a line for each as soon as it
-is there.
+"""The points of a sweep in blocks, each of which is one program.
 
-What a block computes leaves its program at its end, and is in the file before anybody is shown it.
-So a block that is lost has released nothing, and is computed again as it was: the same points, in
-the same program.
+What a block computes leaves its program at its end, and is in the sweep's file before anybody is
+shown it.  So a block that is lost has released nothing, and is computed again as it was: the same
+points, in the same program.
 """
 
 import contextlib
@@ -11,21 +10,16 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
-import time
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
-from ..core import checks
 from ..core.records import Health, Plan
 from ..engine import devices as meshes
 from ..engine.plan import client_bytes
 from ..engine.sweep import MEMORY, static_groups
 from ..engine.sweep import sweep as run_sweep
-from . import checkpoint
-from . import record as report
+from . import checkpoint, record
 from .config import Config
 
 AT_ONCE = 8  # points of a block on a CPU: 32 at once take longer there than 8 after 8
@@ -35,7 +29,7 @@ SHARE = 0.25  # of an accelerator's memory for what `client_bytes` estimates
 class Block(NamedTuple):
     """Points that run as one program."""
 
-    at: list  # of int: where they stand in the sweep
+    indices: list  # of int: where they stand in the sweep
     configs: list  # of Config: with the noise multiplier that was found, and the seed
     data: list  # of str: checksums
     plans: list
@@ -43,16 +37,17 @@ class Block(NamedTuple):
     size: int
 
 
-def plain(value):
-    """As JSON gives it back."""
-    return json.loads(json.dumps(report.plain(value)))
-
-
 def key(config: Config, data: str, plan: str) -> str:
-    """Of a point: its config, the data's checksum, the signature of its plan's description, jfl's
-    own source."""
+    """The key of a point: of its config, its data, its plan, and jfl's own source.
+
+    Args:
+        config: with the noise multiplier that was found.
+        data: the checksum of its rows.
+        plan: the signature of its plan's description.
+    """
     text = json.dumps(
-        [plain(dataclasses.asdict(config)), data, plan, checkpoint.code()["source"]], sort_keys=True
+        [record.as_json(dataclasses.asdict(config)), data, plan, checkpoint.code()["source"]],
+        sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -67,12 +62,15 @@ def memory() -> float:
 
 
 def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[int]]]:
-    """The blocks of each static group -> where their points stand, the largest block of a group
-    first.
+    """Divide points into blocks.
 
     Args:
-        plans: of equal widths.
-        memory: bytes for the points of a block;  most: how many there may be at all.
+        plans: of the points, of equal widths.
+        memory: bytes for the points of a block.
+        most: how many points a block may have at all.
+
+    Returns:
+        For each static group its blocks, the largest first; a block is the indices of its points.
     """
     out = []
     for members in static_groups(plans):
@@ -86,32 +84,32 @@ def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[in
 
 
 def compute(block: Block, memory: float = math.inf, mesh=None) -> list[dict]:
-    """Run a block -> for each point its history, as lists over evaluations, its Health and its
-    share of the seconds."""
-    begun, compiled = time.perf_counter(), report.compile_seconds()
-    at = [min(i, len(block.plans) - 1) for i in range(block.size)]
+    """Run a block.
+
+    Args:
+        block: its points.
+        memory: bytes for the points that run at once.
+        mesh: as of jfl.sweep.
+
+    Returns:
+        What is kept of each point (`record.measurement`), with its share of the seconds.
+    """
+    stopwatch, count = record.Stopwatch(), len(block.plans)
+    padded = [min(i, count - 1) for i in range(block.size)]
     first = block.configs[0]
     result = run_sweep(
         lambda i: block.plans[i],
-        points=[dict(i=i, seed=block.configs[i].seed) for i in at],
+        points=[dict(i=i, seed=block.configs[i].seed) for i in padded],
         rounds=first.rounds,
         evaluate_every=first.evaluate_every,
         memory=memory,
         mesh=mesh,
         tolerate=Health._fields,
     )
-    share = 1 / len(block.plans)
-    seconds = dict(
-        seconds=share * (time.perf_counter() - begun),
-        compile=share * (report.compile_seconds() - compiled),
-    )
+    seconds, compiled = stopwatch.read()
     return [
-        dict(
-            seconds,
-            health={f: int(v[i]) for f, v in result.health._asdict().items()},
-            history=report.lists(result.metrics, i),
-        )
-        for i in range(len(block.plans))
+        record.measurement(result.metrics, result.health, seconds / count, compiled / count, i)
+        for i in range(count)
     ]
 
 
@@ -124,8 +122,8 @@ class Local:
     name, nodes = "local", 1
 
     def __init__(self, mesh=None):
-        found = meshes.devices(mesh, 2**30)  # refuses what is none
-        self.mesh, self.devices = mesh, 1 if found is None else found.size
+        devices = meshes.devices(mesh, 2**30)  # refuses what is none
+        self.mesh, self.devices = mesh, 1 if devices is None else devices.size
 
     @contextlib.contextmanager
     def open(self, watch):
@@ -142,94 +140,4 @@ class Local:
             worker="local", device=f"{jax.default_backend()} {checkpoint.environment()['device']}"
         )
         for block in blocks:
-            yield block, [who | record for record in compute(block, mesh=self.mesh)]
-
-
-# --- in a file
-
-
-class Results:
-    """A file of one JSON line each: what the sweep is, then its points, by key; of two for one key
-    the first counts.
-
-    A last line that was cut off is not there: it is taken out of the file before the next one is
-    added.
-
-    Raises:
-        ValueError: naming the file and the line that is no point.
-    """
-
-    def __init__(self, path):
-        self.path, self.found, self.head = Path(path), {}, None
-        whole, end, _ = (self.path.read_bytes() if self.path.exists() else b"").rpartition(b"\n")
-        self.size = len(whole + end)  # of the lines that are whole
-        for number, line in enumerate(whole.split(b"\n") if end else (), 1):
-            try:
-                record = json.loads(line)
-                if (
-                    said := record.pop("digest", "none, as of another version of jfl")
-                ) != checkpoint.signature(record):
-                    raise ValueError(f"another digest than {said}")
-                if number == 1:
-                    self.head = {
-                        k: record[k] for k in ("config", "axes", "code", "plan", "programs")
-                    }
-                else:
-                    self.found.setdefault(
-                        record["key"],
-                        {
-                            k: record[k]
-                            for k in (
-                                "key",
-                                "worker",
-                                "device",
-                                "seconds",
-                                "compile",
-                                "health",
-                                "history",
-                            )
-                        },
-                    )
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                checks.fail(
-                    f"{self.path}, line {number}",
-                    "a line as a sweep wrote it",
-                    f"{type(error).__name__}: {error}",
-                    "Start in another directory with another seed.",
-                )
-
-    def begin(self, head: dict):
-        self.head = plain(head)
-        self._add([self.head])
-
-    def put(self, records: list[dict]):
-        """Add points, each as a line; they are on the disk when this returns."""
-        new = [report.plain(r) for r in records if r["key"] not in self.found]
-        self._add(new)
-        self.found |= {r["key"]: r for r in new}
-
-    def _add(self, lines):
-        try:
-            text = "".join(
-                json.dumps(r | dict(digest=checkpoint.signature(r)), ensure_ascii=False) + "\n"
-                for r in lines
-            ).encode()
-            with open(self.path, "ab") as file:
-                if file.tell() < self.size:
-                    checks.fail(
-                        str(self.path),
-                        f"the {self.size} bytes that this sweep left",
-                        f"{file.tell()}: another hand changed it",
-                        "Start in another directory with another seed.",
-                    )
-                file.truncate(self.size)  # what was cut off goes
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            self.size += len(text)
-        except OSError as error:
-            raise OSError(
-                f"sweep {self.path.parent}: need a disk that can be written; got {error.strerror}. "
-                f"The points in "
-                f"{self.path.name} are kept: make room, then --resume goes on."
-            ) from None
+            yield block, [who | measured for measured in compute(block, mesh=self.mesh)]

@@ -24,6 +24,8 @@ import jax
 import numpy as np
 
 from ..core import checks
+from ..core.earlier_names import renamed
+from ..core.errors import ResumeRefused
 from ..core.records import Run
 
 MAGIC, FORMAT = "jfl-checkpoint", 3  # format 1 was a folder; 2 had no identity of a plan
@@ -140,7 +142,7 @@ def _cores() -> int:
 @functools.cache
 def _source() -> str:
     """jfl's own code: in a working copy the version does not change with it."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     kernels = Path(importlib.import_module("jfl.kernels").__file__).parent
     parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
@@ -154,11 +156,11 @@ def _processor() -> tuple[str, str]:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor(), ""
-    found = {
+    fields = {
         k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())
     }
-    features = found.get("flags") or found.get("Features") or ""
-    return found.get("model name") or platform.processor(), _digest([features.encode()])[:8]
+    features = fields.get("flags") or fields.get("Features") or ""
+    return fields.get("model name") or platform.processor(), _digest([features.encode()])[:8]
 
 
 def pack(run: Run) -> dict:
@@ -190,7 +192,7 @@ class Saved(NamedTuple):
     digest: str
 
 
-class Store:
+class Checkpoints:
     """The checkpoints of one run directory: the last two."""
 
     def __init__(self, directory):
@@ -199,8 +201,8 @@ class Store:
 
     def rounds(self) -> list[int]:
         """The rounds of the complete checkpoints, the last one first."""
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted((int(p.name) for p in found if p.name.isdecimal()), reverse=True)
+        files = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((int(p.name) for p in files if p.name.isdecimal()), reverse=True)
 
     def latest(self) -> int | None:
         return next(iter(self.rounds()), None)
@@ -233,7 +235,7 @@ class Store:
         """The last checkpoint.
 
         Raises:
-            ValueError: if it is of another format, was cut or has other bytes than were written.
+            ResumeRefused: if it is of another format, was cut or has other bytes than were written.
         """
         path = self.folder / str(self.latest())
         where = f"checkpoint {path}"
@@ -262,23 +264,28 @@ class Store:
         """The last complete run, or that of `saved`; `like` is one of the same plan.
 
         Raises:
-            ValueError: if its arrays are not those of `like`.
+            ResumeRefused: if its arrays are not those of `like`.
         """
         leaves = (self.load() if saved is None else saved).leaves
-        needed, found = _arrays(pack(like)), _arrays(leaves)
-        if needed != found:
+        needed, stored = _arrays(pack(like)), _arrays(leaves)
+        if needed != stored:
             other = [
-                f"{k}: {found.get(k)} there, {needed.get(k)} here"
-                for k in sorted(needed.keys() | found.keys())
-                if needed.get(k) != found.get(k)
+                f"{k}: {stored.get(k)} there, {needed.get(k)} here"
+                for k in sorted(needed.keys() | stored.keys())
+                if needed.get(k) != stored.get(k)
             ]
-            checks.fail(
+            refuse_resume(
                 f"checkpoint {self.directory}",
                 "the arrays of this plan",
                 "; ".join(other[:5]),
                 "Resume with the config that made it.",
             )
         return unpack(leaves, like)
+
+
+def refuse_resume(where: str, need: str, got, do: str = ""):
+    """Refuse to go on with what a directory holds: `checks.fail` with ResumeRefused."""
+    checks.fail(where, need, got, do, error=ResumeRefused)
 
 
 def _arrays(leaves: dict) -> dict:
@@ -291,14 +298,14 @@ def signature(record: dict) -> str:
 
 
 def _digest(parts) -> str:
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        sha.update(part)
+    return sha.hexdigest()
 
 
 def _foreign(where, got):
-    checks.fail(
+    refuse_resume(
         where,
         f"format {FORMAT}",
         got,
@@ -308,9 +315,12 @@ def _foreign(where, got):
 
 
 def _damaged(path, got):
-    checks.fail(
+    refuse_resume(
         f"checkpoint {path}",
         "the file as it was written",
         f"{got}, so it was cut or damaged",
         "Remove that file to go on from the one before: rounds since are computed again.",
     )
+
+
+__getattr__ = renamed(__name__, {"Store": "jfl.runs.checkpoint.Checkpoints"})

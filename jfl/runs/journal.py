@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import jax
 
-from ..core import checks
 from ..core.records import Run
 from . import checkpoint
+from .checkpoint import refuse_resume
 
 FORMAT = 3
 BEGINNING = "round 0"
@@ -38,52 +38,54 @@ class Branch(NamedTuple):
     recomputed: int = 0  # rounds released before, and released again as something else
 
 
-def program(**made) -> dict:
-    """environment(), what else `made` the bits of a round, and the process where a program does not
-    give them twice."""
-    found = checkpoint.environment() | made
-    if found["backend"] not in ("cpu", "tpu") and DETERMINISTIC not in found["flags"].split():
-        found["process"] = PROCESS
-    return found
+def program(**layout: str) -> dict:
+    """What the bits of a round follow from: the environment, the layout of this run, and the
+    process where a program does not give them twice."""
+    facts = checkpoint.environment() | layout
+    if facts["backend"] not in ("cpu", "tpu") and DETERMINISTIC not in facts["flags"].split():
+        facts["process"] = PROCESS
+    return facts
 
 
 class Journal:
     """The file journal.json of a run directory; it is on the disk before what it announces is
     computed.
 
-    `made` says what its program is beside the machine: the layout of its devices, the key that its
-    seed became.
+    Args:
+        directory: of the run.
+        layout: what its program is beside the machine: the layout of its devices, the key that its
+            seed became.
     """
 
-    def __init__(self, directory, **made: str):
-        self.path, self.made = Path(directory).absolute() / "journal.json", made
+    def __init__(self, directory, **layout: str):
+        self.path, self.layout = Path(directory).absolute() / "journal.json", layout
 
     def read(self) -> dict | None:
         """The last record; None if there is no file.
 
         Raises:
-            ValueError: for a file of another format, or one that is not as it was written.
+            ResumeRefused: for a file of another format, or one that is not as it was written.
         """
         try:
-            found = json.loads(self.path.read_text())
-            kind = found.get("format", 1)
+            record = json.loads(self.path.read_text())
+            kind = record.get("format", 1)
         except FileNotFoundError:
             return None
         except (ValueError, AttributeError) as error:
-            checks.fail(f"journal {self.path}", "the JSON that a run wrote", str(error), LOST)
+            refuse_resume(f"journal {self.path}", "the JSON that a run wrote", str(error), LOST)
         if kind != FORMAT:
-            checks.fail(
+            refuse_resume(
                 f"journal {self.path}",
                 f"format {FORMAT}",
                 f"format {kind}",
                 "Another version of jfl wrote it: resume "
                 "with that version, or start in another directory with another --seed.",
             )
-        if found.pop("digest", None) != checkpoint.signature(found):
-            checks.fail(
+        if record.pop("digest", None) != checkpoint.signature(record):
+            refuse_resume(
                 f"journal {self.path}", "the file as it was written", "another digest", LOST
             )
-        return found
+        return record
 
     def announce(self, until: int, branch: Branch, **facts):
         """Say before computing them which rounds may be seen from now on; `facts` name what is run.
@@ -91,7 +93,7 @@ class Journal:
         An earlier try of the same branch and program that went further stays the furthest.
         """
         before = self.read()
-        record = dict(facts, format=FORMAT, **branch._asdict(), program=program(**self.made))
+        record = dict(facts, format=FORMAT, **branch._asdict(), program=program(**self.layout))
         if before is not None and all(
             before[k] == record[k] for k in ("attempt", "origin", "program")
         ):
@@ -103,17 +105,19 @@ class Journal:
 
 
 def rejoin(
-    run: Run, journal: dict, saved: Branch | None = None, state: str = BEGINNING, **made: str
+    run: Run, journal: dict, saved: Branch | None = None, state: str = BEGINNING, **layout: str
 ) -> tuple[Run, Branch]:
     """-> the run to go on with, and its branch.
 
     Args:
-        journal: what Journal.read gave;  made: as of Journal.
+        run: of the last checkpoint, or at round 0.
+        journal: what Journal.read gave.
+        layout: as of Journal.
         saved, state: the branch and the digest of the checkpoint that `run` comes from; without
             one, `run` is at round 0.
 
     Raises:
-        ValueError: if the checkpoint knows of more than the journal.
+        ResumeRefused: if the checkpoint knows of more than the journal.
 
     Rounds past the checkpoint that the journal announced are released again.
     """
@@ -124,19 +128,19 @@ def rejoin(
         or saved.attempt == last.attempt
         and journal["until"] < done
     ):
-        checks.fail(
+        refuse_resume(
             "--resume",
             f"a journal that is not older than the checkpoint of round {done}",
             f"one of attempt {last.attempt} up to round {journal['until']}",
             LOST,
         )
     again = max(0, journal["until"] - done)
-    if journal["program"] == program(**made) and (
+    if journal["program"] == program(**layout) and (
         state == last.origin or saved is not None and saved[:2] == last[:2]
     ):
         branch = last
     elif again and last.attempt == LAST_ATTEMPT:
-        checks.fail(
+        refuse_resume(
             "--resume",
             "an attempt that has a noise of its own",
             f"{last.attempt}, the last",

@@ -19,8 +19,7 @@ from ..core import checks, identity
 from ..core.errors import ArgumentError
 from ..data.federation import checksum
 from ..engine.sweep import MEMORY, widened
-from . import blocks as points
-from . import build, checkpoint
+from . import blocks, build, checkpoint
 from .blocks import AT_ONCE, Block
 from .config import Config
 
@@ -54,14 +53,14 @@ class Ray:
         checks.positive("--engine ray", cpus_per_task=self.cpus)
         checks.nonnegative("--engine ray", gpus_per_task=self.gpus or 0.0)
         ray, local = _ray(), False
-        mine = not ray.is_initialized()
-        if mine:
+        started_here = not ray.is_initialized()
+        if started_here:
             watch(note="connecting to Ray")
             local = _start(ray, self.address or os.environ.get("RAY_ADDRESS") or "local")
         try:
             yield Cluster(ray, local, self, watch)
         finally:
-            if mine:
+            if started_here:
                 ray.shutdown()
 
 
@@ -117,7 +116,7 @@ class Cluster:
         share = math.ceil(count / (2 * self.places))
         return share if self.accelerator else min(AT_ONCE, share)
 
-    def run(self, blocks: list[Block], widths: dict):
+    def run(self, work_blocks: list[Block], widths: dict):
         """-> (block, records) of each, in the order in which they are done; a block that is lost is
         tried again."""
         # on a CPU, compiled code is for one processor; with a GPU, Ray takes a new process for each
@@ -125,7 +124,7 @@ class Cluster:
         cache = jax.config.jax_compilation_cache_dir if self.local or self.accelerator else None
         remote, code, pending = self.remote(work), checkpoint.code(), {}
         try:
-            for b in blocks:
+            for b in work_blocks:
                 sent = [
                     (dataclasses.asdict(c), data, identity.signature(identity.describe(p)))
                     for c, data, p in zip(b.configs, b.data, b.plans)
@@ -140,10 +139,10 @@ class Cluster:
                 self.ray.cancel(ref)
 
     def _get(self, ref):
-        """What a task gives; a text is its refusal."""
+        """The result of a task; a text is its refusal, which is raised."""
         errors = self.ray.exceptions
         try:
-            found = self.ray.get(ref)
+            result = self.ray.get(ref)
         except errors.RayTaskError as error:
             checks.fail(
                 "--engine ray",
@@ -158,9 +157,9 @@ class Cluster:
                 _first(error),
                 f"{KEPT}.",
             )
-        if isinstance(found, str):
-            raise ArgumentError(found)
-        return found
+        if isinstance(result, str):
+            raise ArgumentError(result)
+        return result
 
 
 # --- on a worker
@@ -170,7 +169,7 @@ def look(code: dict):
     """-> bytes for the points of a block on this worker's accelerator, None for a CPU; a text if it
     must refuse."""
     return _refusal("the driver's code", code, checkpoint.code()) or (
-        None if jax.default_backend() == "cpu" else points.memory()
+        None if jax.default_backend() == "cpu" else blocks.memory()
     )
 
 
@@ -192,29 +191,31 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
         if os.access(cache, os.W_OK):
             jax.config.update("jax_compilation_cache_dir", cache)
     try:
-        configs, plans, made = [Config(**values) for values, _, _ in sent], [], {}
-        for config, (_, data, made_of) in zip(configs, sent):
-            setting = dataclasses.replace(
-                config, seed=0
-            )  # points that differ in their seed share a plan
-            if setting not in made:
-                made[setting] = plan = build.build(config)[0]
+        configs = [Config(**values) for values, _, _ in sent]
+        plans, built = [], {}
+        for config, (_, data, description) in zip(configs, sent):
+            setting = dataclasses.replace(config, seed=0)  # points of all seeds share a plan
+            if setting not in built:
+                built[setting] = plan = build.build(config)[0]
+                here = identity.signature(identity.describe(plan))
                 if refusal := _refusal(
                     "the driver's data and noise",
-                    dict(data=data, plan=made_of),
-                    dict(data=checksum(plan.fed), plan=identity.signature(identity.describe(plan))),
+                    dict(data=data, plan=description),
+                    dict(data=checksum(plan.fed), plan=here),
                 ):
                     return refusal
-            plans.append(made[setting])
+            plans.append(built[setting])
     except ValueError as error:
         return str(error)
     block = Block([], configs, [], widened(plans, widths), size)
-    me, at = checkpoint.environment(), ray.get_runtime_context()
-    who = dict(
-        worker=f"{at.get_node_id()[:8]}/{os.getpid()}", device=f"{me['backend']} {me['device']}"
+    environment, context = checkpoint.environment(), ray.get_runtime_context()
+    worker = dict(
+        worker=f"{context.get_node_id()[:8]}/{os.getpid()}",
+        device=f"{environment['backend']} {environment['device']}",
     )
-    own = memory if jax.default_backend() == "cpu" else points.memory()
-    return [who | record for record in points.compute(block, own)]
+    if jax.default_backend() != "cpu":
+        memory = blocks.memory()  # of this worker's accelerator
+    return [worker | measured for measured in blocks.compute(block, memory)]
 
 
 def _refusal(need: str, there: dict, here: dict) -> str | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -15,13 +16,14 @@ from scipy.special import stdtrit
 
 from ..core import checks, identity
 from ..core.errors import NotAnalysable
-from ..core.records import Caveat, Fn, Guarantee, Metrics, Plan, code_of
+from ..core.records import Caveat, Fn, Guarantee, Health, Metrics, Plan, code_of
 from ..data.federation import describe
 from ..gradients.per_example import gradient_path
 from ..privacy import guarantees as accounting
 from ..privacy.ledger import entries
 from ..privacy.mechanisms import chain as mechanism
 from .checkpoint import environment, write
+from .config import Config
 
 FORMAT = 1  # of summary.json and results.json: who reads them refuses another
 COLUMNS = (
@@ -76,6 +78,28 @@ def compile_seconds() -> float:
     return sum(_compiling)
 
 
+class Stopwatch:
+    """Seconds since it was made, and how many of them went into compilation."""
+
+    def __init__(self):
+        self._begun, self._compiled = time.perf_counter(), compile_seconds()
+
+    def read(self) -> tuple[float, float]:
+        """Seconds, and of those the seconds of compilation."""
+        return time.perf_counter() - self._begun, compile_seconds() - self._compiled
+
+    @contextlib.contextmanager
+    def paused(self):
+        """Leave out what is done meanwhile."""
+        pause = Stopwatch()
+        try:
+            yield
+        finally:
+            seconds, compiled = pause.read()
+            self._begun += seconds
+            self._compiled += compiled
+
+
 def plain(value):
     """JSON-able: no NaN, no infinity, no arrays."""
     if isinstance(value, dict):
@@ -88,6 +112,11 @@ def plain(value):
         return int(value)
     value = float(value)
     return value if math.isfinite(value) else None
+
+
+def as_json(value):
+    """A value as a JSON file gives it back."""
+    return json.loads(json.dumps(plain(value)))
 
 
 def privacy(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[dict]:
@@ -183,24 +212,24 @@ def epsilons(
         rounds holds of fewer.
     """
     rounds = np.asarray(rounds)
-    count, found = len(rounds), np.full(len(rounds), np.inf)
-    own, proved = (
-        _some(count, MANY),
-        lambda i: accounting.guarantee(plan, int(rounds[i]), delta, unit, view, adjacency).epsilon,
-    )
-    found[own] = accounting.epsilons(plan, rounds[own], delta, unit, view, adjacency)
+    count = len(rounds)
+
+    def proved(i):
+        if rounds[i] == 0:
+            return 0.0
+        return accounting.guarantee(plan, int(rounds[i]), delta, unit, view, adjacency).epsilon
+
+    values, bounded = np.full(count, np.inf), _spread(count, MANY)
+    values[bounded] = accounting.epsilons(plan, rounds[bounded], delta, unit, view, adjacency)
     if most and count:
-        quick, found[-1] = (
-            found[-1],
-            last if last is not None else proved(-1) if rounds[-1] > 0 else 0.0,
-        )
-        if found[-1] < (1 - GAIN) * quick:  # else Renyi bounds and exact Gaussians do as well
-            for i in _some(count, most)[:-1]:
-                found[i] = proved(i) if rounds[i] > 0 else 0.0
-    return np.minimum.accumulate(found[::-1])[::-1]
+        quick, values[-1] = values[-1], proved(-1) if last is None else last
+        if values[-1] < (1 - GAIN) * quick:  # else Renyi bounds and exact Gaussians do as well
+            for i in _spread(count, most)[:-1]:
+                values[i] = proved(i)
+    return np.minimum.accumulate(values[::-1])[::-1]
 
 
-def _some(count: int, most: int) -> np.ndarray:
+def _spread(count: int, most: int) -> np.ndarray:
     """At most so many of the places 0, ... count - 1, the last among them: dense at the beginning,
     where epsilon grows fast."""
     if count <= most:
@@ -333,26 +362,109 @@ def best(guarantees: list[dict]) -> dict:
     )
 
 
-def entry(
-    name: str, config: dict, seed: int, metrics: dict, guarantees: list, seconds: dict
-) -> dict:
-    """One run of summary.json; `metrics` holds lists over evaluations."""
-    accuracy = [a for a in metrics.get("accuracy") or [] if a is not None]
-    return plain(
-        dict(
-            name=name,
-            algorithm=config["algorithm"],
-            dataset=config["dataset"],
-            rounds=metrics["round"][-1],
-            seed=seed,
-            accuracy=dict(
-                final=accuracy[-1] if accuracy else None, best=max(accuracy) if accuracy else None
-            ),
-            loss=metrics["loss"][-1],
-            seconds=seconds,
-            privacy=guarantees,
-            config=config,
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """One run: what was asked for, what came of it, what it cost, and what it is worth.
+
+    Attributes:
+        name: what tables and pictures call it.
+        config: the values of its config, with the noise multiplier that was found.
+        seed: of its randomness.
+        history: its metrics, as lists over evaluations (`lists`).
+        seconds: it took, compilation included; of a sweep, its share.
+        compile_seconds: of those, the seconds of compilation.
+        guarantees: what is proved and claimed of it, as `row` makes them.
+        health: counts of what should not happen, by the names of `Health`.
+        tolerated: the names of counts that do not make it a failed run.
+        trace: more lists over evaluations, which a figure shows.
+    """
+
+    name: str
+    config: dict
+    seed: int
+    history: dict
+    seconds: float
+    compile_seconds: float
+    guarantees: list = ()
+    health: dict = dataclasses.field(default_factory=dict)
+    tolerated: tuple = ()
+    trace: dict = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_config(cls, config: Config, measured: dict, name: str | None = None, **facts):
+        """The record of a run of `config`, from what `measurement` keeps of it."""
+        return cls(
+            name=config.algorithm if name is None else name,
+            config=dataclasses.asdict(config),
+            seed=config.seed,
+            history=measured["history"],
+            seconds=measured["seconds"],
+            compile_seconds=measured["compile"],
+            health=measured.get("health", {}),
+            tolerated=config.tolerate(),
+            **facts,
         )
+
+    @property
+    def failed(self) -> dict:
+        """All counts, if one that is not tolerated is above zero; else nothing."""
+        bad = any(count for name, count in self.health.items() if name not in self.tolerated)
+        return self.health if bad else {}
+
+    def timing(self) -> dict:
+        """Seconds of compilation, of the whole run, and of a round without compilation."""
+        rounds = self.history["round"][-1]
+        return dict(
+            compile=self.compile_seconds,
+            total=self.seconds,
+            per_round=max(0.0, self.seconds - self.compile_seconds) / rounds,
+        )
+
+    def entry(self) -> dict:
+        """The run as summary.json holds it."""
+        accuracy = [a for a in self.history.get("accuracy") or [] if a is not None]
+        return plain(
+            dict(
+                name=self.name,
+                algorithm=self.config["algorithm"],
+                dataset=self.config["dataset"],
+                rounds=self.history["round"][-1],
+                seed=self.seed,
+                accuracy=dict(
+                    final=accuracy[-1] if accuracy else None,
+                    best=max(accuracy) if accuracy else None,
+                ),
+                loss=self.history["loss"][-1],
+                seconds=self.timing(),
+                privacy=list(self.guarantees),
+                config=self.config,
+                **(dict(trace=self.trace) if self.trace else {}),
+                **(dict(failed=self.failed) if self.failed else {}),
+            )
+        )
+
+    def rows(self, epsilon=None) -> list[dict]:
+        """The run as metrics.csv holds it: one row an evaluation, with its epsilon if given."""
+        return rows(self.name, self.seed, self.history, epsilon)
+
+
+def measurement(
+    metrics: Metrics, health: Health, seconds: float, compile_seconds: float, point=None
+) -> dict:
+    """What is kept of a run that is done, as a line of a store holds it.
+
+    Args:
+        metrics: of `jfl.simulate`, or with `point` of `jfl.sweep`.
+        health: as `metrics`.
+        seconds: the run took;  compile_seconds: of those, for compilation.
+        point: which point of the sweep.
+    """
+    count = lambda value: int(value if point is None else value[point])
+    return dict(
+        seconds=seconds,
+        compile=compile_seconds,
+        health={name: count(value) for name, value in health._asdict().items()},
+        history=lists(metrics, point),
     )
 
 
@@ -383,9 +495,14 @@ def save(directory, runs: list[dict], table: list[dict], manifest: dict):
     writer.writerows(table)
     write(directory / "metrics.csv", text.getvalue())
     write(directory / "manifest.json", json.dumps(plain(manifest), indent=1))
+    save_summary(directory, runs)
+
+
+def save_summary(directory, entries: list[dict]):
+    """Write summary.json alone, of runs without a table."""
     write(
         directory / "summary.json",
-        json.dumps(dict(format=FORMAT, runs=plain(runs)), indent=1, allow_nan=False),
+        json.dumps(dict(format=FORMAT, runs=plain(entries)), indent=1, allow_nan=False),
     )
 
 
@@ -393,10 +510,10 @@ def void(directory):
     """Remove what states an epsilon of other rounds: summary.json, and pages that `jfl report`
     wrote beside it."""
     (directory / "summary.json").unlink(missing_ok=True)
-    mine = lambda path: (
+    is_page = lambda path: (
         path.suffix in PAGES and path.is_file() and path.read_bytes().startswith(PAGES[path.suffix])
     )
-    for page in filter(mine, list(directory.iterdir())):
+    for page in filter(is_page, list(directory.iterdir())):
         page.unlink()
         folder = page.with_name(f"{page.stem}_files")
         if folder.is_dir() and not folder.is_symlink():

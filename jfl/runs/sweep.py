@@ -1,46 +1,65 @@
 """A sweep in a directory: every point checked before the first one runs, then run, saved,
 reported."""
 
+import contextlib
 import dataclasses
-import time
+import functools
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from ..core import checks, identity
 from ..core.errors import HealthError
-from ..core.records import Caveat, Health
+from ..core.records import Caveat, Health, Plan
 from ..data.federation import checksum
 from ..engine.round import init
 from ..engine.simulate import scan
 from ..engine.sweep import points_of, widened, widths
 from ..privacy.ledger import segments
-from . import blocks as points
-from . import build, checkpoint, unused_options
+from . import blocks, build, checkpoint, record, unused_options
 from . import config as configs
-from . import record as report
-from .blocks import Block, Local, Results
-from .checkpoint import write
+from .blocks import Block, Local
+from .checkpoint import refuse_resume, write
 from .config import Config
-from .train import (
-    LOCK,
-    alone,
-    claim,
-    claims,
-    epsilons,
-    noise_warning,
-    privacy,
-    shown_epsilon,
-    shown_label,
-)
+from .directory import LOCK, checked, locked
+from .record import RunRecord, Stopwatch
+from .store import ResultStore
+from .train import epsilons, noise_warning, paper_claims, privacy, shown_epsilon, shown_label
 
 SELECTION = Caveat("choosing among the points of the sweep is not counted", "selection")
 FILE = "points.jsonl"
+HEAD = ("config", "axes", "code", "plan", "programs")
+LINE = ("key", "worker", "device", "seconds", "compile", "health", "history")
 # evaluations of all settings together whose epsilon is proved as tightly as that of a whole run
 TIGHT = 256
+PICTURED = 16  # settings that a picture has room for
 
 
-def sweep(  # noqa: C901
+class Points(NamedTuple):
+    """The points of a sweep, each checked: entry i of every list is of point i."""
+
+    grid: list[dict]
+    configs: list[Config]  # with the noise multiplier that was found, and the seed
+    data: list[str]  # checksums
+    plans: list[Plan]  # of equal widths
+    keys: list[str]  # what their results are kept under
+
+
+def points_store(out) -> ResultStore:
+    """The finished points of the sweep in directory `out`."""
+    return ResultStore(
+        out / FILE,
+        fields=LINE,
+        head=HEAD,
+        signed=True,
+        line="a line as a sweep wrote it",
+        remedy="Start in another directory with another seed.",
+    )
+
+
+def sweep(
     config: Config,
     axes: dict,
     out,
@@ -49,28 +68,56 @@ def sweep(  # noqa: C901
     resume: bool = False,
     engine=None,
     block: int | None = None,
-    watch=lambda **seen: None,
+    watch=lambda **progress: None,
     warn=lambda text: None,
 ) -> list[dict]:
-    """Run the cartesian product of `axes` over config fields in directory `out` -> entries of
-    summary.json.
+    """Run the cartesian product of `axes` over config fields in directory `out`.
 
     Points that share their static part are one program, in blocks.  A point that fails is marked;
-    the others go on. What is done is in OUT/points.jsonl: a sweep that was stopped goes on with
+    the others go on.  What is done is in OUT/points.jsonl: a sweep that was stopped goes on with
     `resume`.
 
     Args:
-        engine: points.Local(), in this process, or cluster.Ray(...), over machines.
+        config: what all points share.
+        axes: field -> its values.
+        out: a new or empty directory, or with `resume` that of this sweep.
+        strict: raise HealthError if any point failed.
+        resume: go on with what is there.
+        engine: blocks.Local(), in this process, or on_ray.Ray(...), over machines.
         block: points of a block at most; default what memory holds, and a size that suits the
-            engine. watch(completed=..., total=..., note=...), some of them, as points are done.
-            warn(text), once before the first point where some have so much noise that nothing can
-            be learned.
+            engine.
+        watch: called with some of completed=, total=, note= as points are done.
+        warn: called with a text, once before the first point, where some points have so much noise
+            that nothing can be learned.
+
+    Returns:
+        The entries of summary.json.
 
     Raises:
-        ValueError: before anything is written; HealthError if all points failed, with `strict` if
-            any did.
+        ArgumentError: before anything is written.
+        ResumeRefused: where `out` holds another sweep.
+        HealthError: if all points failed, with `strict` if any did.
     """
-    out = claim(out, resume)
+    out = checked(out, resume)
+    grid = _grid(config, axes, block)
+    facts = record.as_json(
+        dict(config=dataclasses.asdict(config), axes=axes, code=checkpoint.code())
+    )
+    begun = _stored(out, facts, resume).head is not None  # refuses before plans are built
+    points = _checked_points(config, grid, trace=not begun, warn=warn)
+    with (engine or Local()).open(watch) as machine, locked(out):
+        checked(out, resume)  # again, now that nobody else can write
+        store = _stored(out, facts, resume)
+        first = record.as_json(identity.describe(points.plans[0]))
+        if store.head is None:
+            _begin(store, config, axes, facts, first, points, machine, block)
+        else:
+            _refuse_other_points(store, first, points)
+        return _run_and_report(config, axes, points, store, machine, strict, watch)
+
+
+def _grid(config: Config, axes: dict, block: int | None) -> list[dict]:
+    """The points as the values of axes, and their seed; refuses axes that cannot be swept."""
     for name, values in axes.items():
         for value in values:
             configs.coerce(name, value, "sweep")
@@ -85,74 +132,11 @@ def sweep(  # noqa: C901
         )
     if block is not None:
         checks.whole("sweep", block=block)
-    grid = [dict(seed=config.seed) | p for p in points_of(axes)]
+    grid = [dict(seed=config.seed) | point for point in points_of(axes)]
     unused_options.refuse_idle(*(dataclasses.replace(config, **point) for point in grid))
-    facts = points.plain(dict(config=dataclasses.asdict(config), axes=axes, code=checkpoint.code()))
-    known = _stored(out, facts, resume).head  # refuses before plans are built
-    # every plan is built, calibrated and checked before the first runs, and once for all its seeds
-    built, traced, warnings = {}, set(), {}
     for point in grid:
         checks.seed("sweep", seed=point["seed"])
-        if _setting(point) in built:
-            continue
-        plan, found = built[_setting(point)] = build.build(dataclasses.replace(config, **point))
-        epsilons(plan, found, [config.rounds], most=0), claims(plan, found, config.rounds)
-        if text := noise_warning(plan, found):
-            warnings[_setting(point)] = text
-        shape = jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan))
-        if known is None and shape not in traced:
-            jax.eval_shape(
-                lambda key, plan=plan: scan(init(key, plan), plan, [1]), jax.random.key(0)
-            )
-            traced.add(shape)
-    if warnings:
-        worst = next(iter(warnings))
-        words = " ".join(f"{k}={v}" for k, v in worst) or "each point"
-        warn(
-            f"{len(warnings)} of {len(built)} settings, "
-            f"{'the first ' * (len(warnings) > 1)}{words}: {warnings[worst]}"
-        )
-    every = _every(grid, built)
-    said = {id(plan): identity.describe(plan) for plan in every.plans}
-    keys = [
-        points.key(c, data, identity.signature(said[id(plan)]))
-        for c, data, plan in zip(every.configs, every.data, every.plans)
-    ]
-    first = points.plain(said[id(every.plans[0])])
-    with (engine or Local()).open(watch) as at, alone(out):
-        claim(out, resume)  # again, now that nobody else can write
-        store = _stored(out, facts, resume)
-        if store.head is None:
-            store.begin(
-                facts
-                | dict(
-                    plan=first,
-                    programs=[
-                        [[keys[i] for i in members] for members in group]
-                        for group in points.programs(
-                            every.plans, at.memory, block or at.most(len(grid))
-                        )
-                    ],
-                )
-            )
-            write(
-                out / "config.toml",
-                configs.dump(
-                    dict(dataclasses.asdict(config), sweep=axes),
-                    "jfl sweep --config config.toml --out DIR",
-                ),
-            )
-        elif {k for group in store.head["programs"] for members in group for k in members} != set(
-            keys
-        ):
-            lines = identity.differences(store.head["plan"], first)
-            checks.fail(
-                f"sweep {out}",
-                "the data and plans that it was made from",
-                "; ".join(lines[:5]) or "others",
-                "Resume with the same data, or start in another directory.",
-            )
-        return _sweep(config, axes, grid, keys, every, store, at, out, strict, watch)
+    return grid
 
 
 def _setting(point: dict) -> tuple:
@@ -160,31 +144,73 @@ def _setting(point: dict) -> tuple:
     return tuple((k, v) for k, v in point.items() if k != "seed")
 
 
-def _every(grid, built) -> Block:
-    """All points, as if they were one block."""
-    found = [built[_setting(p)] for p in grid]
-    sums = {
-        id(plan.fed): checksum(plan.fed)
-        for plan in {id(plan.fed): plan for plan, _ in found}.values()
+def _checked_points(config: Config, grid: list[dict], trace: bool, warn: Callable) -> Points:
+    """Build, calibrate and check every plan, once for all its seeds, before the first one runs."""
+    built, warnings, traced = {}, {}, set()
+    for point in grid:
+        setting = _setting(point)
+        if setting in built:
+            continue
+        plan, calibrated = built[setting] = build.build(dataclasses.replace(config, **point))
+        # refuse now what would be refused at the end
+        epsilons(plan, calibrated, [config.rounds], most=0)
+        paper_claims(plan, calibrated, config.rounds)
+        if text := noise_warning(plan, calibrated):
+            warnings[setting] = text
+        if trace:
+            trace_once(plan, traced)
+    if warnings:
+        setting, text = next(iter(warnings.items()))
+        values = " ".join(f"{k}={v}" for k, v in setting) or "each point"
+        first = "the first " if len(warnings) > 1 else ""
+        warn(f"{len(warnings)} of {len(built)} settings, {first}{values}: {text}")
+    return _points(grid, built)
+
+
+def trace_once(plan: Plan, traced: set):
+    """Trace a round of a plan, unless one with as many and as large arrays was; shapes that do not
+    fit are refused.
+
+    Args:
+        plan: what would run.
+        traced: the shapes of plans before it, to which this one's is added.
+    """
+    shape = jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan))
+    if shape not in traced:
+        jax.eval_shape(lambda key: scan(init(key, plan), plan, [1]), jax.random.key(0))
+        traced.add(shape)
+
+
+def _points(grid: list[dict], built: dict) -> Points:
+    """The points, with plans of equal widths."""
+    pairs = [built[_setting(point)] for point in grid]
+    federations = {id(plan.fed): plan.fed for plan, _ in pairs}
+    sums = {name: checksum(fed) for name, fed in federations.items()}
+    distinct = {id(plan): plan for plan, _ in pairs}
+    plans = list(distinct.values())
+    distinct = dict(zip(distinct, widened(plans, widths(plans))))
+    signatures = {
+        name: identity.signature(identity.describe(plan)) for name, plan in distinct.items()
     }
-    plans = {id(plan): plan for plan, _ in found}
-    plans = dict(zip(plans, widened(list(plans.values()), widths(list(plans.values())))))
-    return Block(
-        list(range(len(grid))),
-        [dataclasses.replace(c, seed=p["seed"]) for p, (_, c) in zip(grid, found)],
-        [sums[id(plan.fed)] for plan, _ in found],
-        [plans[id(plan)] for plan, _ in found],
-        len(grid),
-    )
+    seeded = [
+        dataclasses.replace(calibrated, seed=point["seed"])
+        for point, (_, calibrated) in zip(grid, pairs)
+    ]
+    data = [sums[id(plan.fed)] for plan, _ in pairs]
+    keys = [
+        blocks.key(config, checksum_, signatures[id(plan)])
+        for config, checksum_, (plan, _) in zip(seeded, data, pairs)
+    ]
+    return Points(grid, seeded, data, [distinct[id(plan)] for plan, _ in pairs], keys)
 
 
-def _stored(out, facts, resume) -> Results:
+def _stored(out, facts: dict, resume: bool) -> ResultStore:
     """What is there of this very sweep."""
-    store = Results(out / FILE)
+    store = points_store(out)
     if not resume:
         return store
     if not store.path.exists() and out.is_dir() and any(p.name != LOCK for p in out.iterdir()):
-        checks.fail(
+        refuse_resume(
             "--resume",
             f"a sweep with its {FILE} in {out}",
             "a directory without one",
@@ -201,114 +227,171 @@ def _stored(out, facts, resume) -> Results:
             if old.get(k) != new.get(k)
         ]
         if differ:
-            checks.fail(
+            refuse_resume(
                 f"sweep {out}",
                 "the config, the axes and the program that made it",
                 "; ".join(differ),
                 f"jfl sweep --config {out}/config.toml --resume --out {out} has the same values; a "
-                f"sweep by "
-                "another program starts in another directory.",
+                "sweep by another program starts in another directory.",
             )
     return store
 
 
-def _sweep(config, axes, grid, keys, every, store, at, out, strict, watch):
-    names, begun, place = list(axes), time.perf_counter(), {k: i for i, k in enumerate(keys)}
-    blocks = [
-        Block(*([x[place[k]] for k in members] for x in every[:4]), len(group[0]))
-        for group in store.head["programs"]
-        for members in group
-        if not store.found.keys() >= set(members)
+def _begin(store, config, axes, facts, first, points: Points, machine, block):
+    """Write what the sweep is: the head of its file, and its config."""
+    most = block or machine.most(len(points.grid))
+    programs = [
+        [[points.keys[i] for i in members] for members in group]
+        for group in blocks.programs(points.plans, machine.memory, most)
     ]
-    resumed = sum(k in store.found for k in keys)
-    watch(completed=resumed, total=len(grid), note="compiling")
-    for done, records in at.run(blocks, widths(every.plans)):
-        store.put([dict(key=keys[i], point=grid[i]) | r for i, r in zip(done.at, records)])
-        watch(
-            completed=sum(k in store.found for k in keys),
-            note=f"{at.name}, {at.nodes} nodes" * (at.nodes > 1),
+    with _disk_errors_explained(store):
+        store.begin(facts | dict(plan=first, programs=programs))
+    write(
+        store.path.with_name("config.toml"),
+        configs.dump(
+            dict(dataclasses.asdict(config), sweep=axes),
+            "jfl sweep --config config.toml --out DIR",
+        ),
+    )
+
+
+def _refuse_other_points(store: ResultStore, first: dict, points: Points):
+    """Refuse to go on with points of other data or plans."""
+    kept = {k for group in store.head["programs"] for members in group for k in members}
+    if kept != set(points.keys):
+        lines = identity.differences(store.head["plan"], first)
+        refuse_resume(
+            f"sweep {store.path.parent}",
+            "the data and plans that it was made from",
+            "; ".join(lines[:5]) or "others",
+            "Resume with the same data, or start in another directory.",
         )
-    records, total = [store.found[k] for k in keys], time.perf_counter() - begun
-    entries, table, groups, proved = [], [], {}, {}
-    caveats = [SELECTION, *segments.sharing(every.plans, [p["seed"] for p in grid])]
-    most = max(1, TIGHT // len({_setting(p) for p in grid}))
-    for point, found, plan, record in zip(grid, every.configs, every.plans, records):
-        history = record["history"]
-        name = f"{found.algorithm} " + " ".join(f"{k}={point[k]}" for k in names if k != "seed")
-        same = name.strip()
-        if same not in proved:
-            guarantees = [
-                report.with_caveats(g, caveats) for g in privacy(plan, found, config.rounds)
-            ]
-            last = shown_epsilon(guarantees, found)
-            proved[same] = (
-                guarantees,
-                epsilons(plan, found, history["round"], last, min(most, report.TIGHT)),
-            )
-        guarantees, eps = proved[same]
-        took, compiled = record["seconds"], record["compile"]  # a point's share of its block's
-        seconds = dict(
-            compile=compiled, total=took, per_round=max(0.0, took - compiled) / config.rounds
-        )
-        entry = report.entry(
-            same, dataclasses.asdict(found), found.seed, history, guarantees, seconds
-        )
-        if any(n for f, n in record["health"].items() if f not in found.tolerate()):
-            entry["failed"] = record["health"]
-        entries.append(entry)
-        table += report.rows(same, found.seed, history, eps)
-        if "failed" not in entry and history.get("accuracy"):
-            g = groups.setdefault(
-                same,
-                dict(
-                    label=f"{same}, " + shown_label(guarantees, found),
-                    round=history["round"],
-                    accuracy=[],
-                    epsilon=shown_epsilon(guarantees, found),
-                ),
-            )
-            g["accuracy"].append(history["accuracy"])
-    first = build.the_partition(
-        dataclasses.replace(config, **grid[0])
-    )  # the manifest shows the first point's data
+
+
+@contextlib.contextmanager
+def _disk_errors_explained(store: ResultStore):
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"sweep {store.path.parent}: need a disk that can be written; got {error.strerror}. "
+            f"The points in {store.path.name} are kept: make room, then --resume goes on."
+        ) from None
+
+
+def _run_and_report(config, axes, points: Points, store, machine, strict, watch) -> list[dict]:
+    """Run what is not there yet, and write the results of all."""
+    stopwatch = Stopwatch()
+    resumed = sum(key in store for key in points.keys)
+    _run_missing(points, store, machine, watch)
+    lines = [store[key] for key in points.keys]
     ran = dict(
-        name=at.name,
-        nodes=at.nodes,
-        workers=len({r["worker"] for r in records}),
-        devices=sorted({r["device"] for r in records}),
+        name=machine.name,
+        nodes=machine.nodes,
+        workers=len({line["worker"] for line in lines}),
+        devices=sorted({line["device"] for line in lines}),
         resumed=resumed,
     )
-    report.save(
+    records, table, groups = _results(config, axes, points, lines)
+    entries, out = [r.entry() for r in records], store.path.parent
+    # the manifest shows the first point's data
+    partition = build.the_partition(dataclasses.replace(config, **points.grid[0]))
+    record.save(
         out,
         entries,
         table,
-        report.manifest(
-            every.plans,
-            first,
+        record.manifest(
+            points.plans,
+            partition,
             config.rounds,
             groups=len(store.head["programs"]),
-            seconds=total,
-            seeds=sorted({p["seed"] for p in grid}),
+            seconds=stopwatch.read()[0],
+            seeds=sorted({p["seed"] for p in points.grid}),
             engine=ran,
         ),
     )
     if groups:
-        report.picture(
+        record.picture(
             out / "sweep.png",
-            list(groups.values())[:16],
-            f"sweep over {', '.join(names)} on {config.dataset}",
+            groups[:PICTURED],
+            f"sweep over {', '.join(axes)} on {config.dataset}",
         )
-    failed = sum("failed" in e for e in entries)
-    if failed == len(entries) or (strict and failed):
-        health = Health(
-            *(np.array([r["health"].get(f, 0) for r in records]) for f in Health._fields)
-        )
+    failed = sum(bool(r.failed) for r in records)
+    if failed == len(records) or (strict and failed):
+        counts = (np.array([r.health.get(f, 0) for r in records]) for f in Health._fields)
         raise HealthError(
-            (
-                f"sweep: need a healthy point; {failed} of {len(entries)} failed. Results are in "
-                f"{out}."
-            ),
+            f"sweep: need a healthy point; {failed} of {len(records)} failed. "
+            f"Results are in {out}.",
             None,
-            health,
+            Health(*counts),
         )
     return entries
+
+
+def _run_missing(points: Points, store: ResultStore, machine, watch):
+    """Run the blocks of which a point is missing; every point is in the store when it is done."""
+    index = {key: i for i, key in enumerate(points.keys)}
+    missing = []
+    for group in store.head["programs"]:
+        for members in group:
+            if not all(key in store for key in members):
+                indices = [index[key] for key in members]
+                missing.append(
+                    Block(
+                        indices=indices,
+                        configs=[points.configs[i] for i in indices],
+                        data=[points.data[i] for i in indices],
+                        plans=[points.plans[i] for i in indices],
+                        size=len(group[0]),
+                    )
+                )
+    completed = lambda: sum(key in store for key in points.keys)
+    watch(completed=completed(), total=len(points.grid), note="compiling")
+    for block, measured in machine.run(missing, widths(points.plans)):
+        lines = [
+            dict(key=points.keys[i], point=points.grid[i]) | line
+            for i, line in zip(block.indices, measured)
+            if points.keys[i] not in store  # of a block that was computed again
+        ]
+        with _disk_errors_explained(store):
+            store.put(lines)
+        several = f"{machine.name}, {machine.nodes} nodes" if machine.nodes > 1 else ""
+        watch(completed=completed(), note=several)
+
+
+def _results(config, axes, points: Points, lines: list[dict]):
+    """The records of the points, rows of metrics.csv, and the groups that a picture shows."""
+    caveats = [SELECTION, *segments.sharing(points.plans, [p["seed"] for p in points.grid])]
+    settings = len({_setting(point) for point in points.grid})
+    most = min(record.TIGHT, max(1, TIGHT // settings))
+
+    @functools.cache
+    def proved(name: Hashable, i: int):
+        """Guarantees and epsilons of a setting, of its first point."""
+        plan, calibrated = points.plans[i], points.configs[i]
+        guarantees = privacy(plan, calibrated, config.rounds)
+        last = shown_epsilon(guarantees, calibrated)
+        evaluated = lines[i]["history"]["round"]
+        values = epsilons(plan, calibrated, evaluated, last, most)
+        return [record.with_caveats(g, caveats) for g in guarantees], values
+
+    records, table, groups, first = [], [], {}, {}
+    for i, (point, calibrated, line) in enumerate(zip(points.grid, points.configs, lines)):
+        values = " ".join(f"{k}={point[k]}" for k in axes if k != "seed")
+        name = f"{calibrated.algorithm} {values}".strip()
+        guarantees, eps = proved(name, first.setdefault(name, i))
+        run = RunRecord.of_config(calibrated, line, name, guarantees=guarantees)
+        records.append(run)
+        table += run.rows(eps)
+        if not run.failed and run.history.get("accuracy"):
+            group = groups.setdefault(
+                name,
+                dict(
+                    label=f"{name}, " + shown_label(guarantees, calibrated),
+                    round=run.history["round"],
+                    accuracy=[],
+                    epsilon=shown_epsilon(guarantees, calibrated),
+                ),
+            )
+            group["accuracy"].append(run.history["accuracy"])
+    return records, table, list(groups.values())

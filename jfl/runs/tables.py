@@ -39,8 +39,8 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
     pandas.DataFrame(rows) is a frame.
 
     Args:
-        result: an Output or a Sweep.  plan: what made an Output, for its name and epsilon; a Sweep
-            knows its own.
+        result: an Output or a Sweep.
+        plan: what made an Output, for its name and epsilon; a Sweep knows its plans.
         delta: with it `epsilon` is filled in, after so many rounds, for the guarantee that `proved`
             shows, and columns unit, adjacency, view, delta and status say which: epsilons compare
             only where those are the same. What is not proved is None, and status says what it is:
@@ -86,13 +86,13 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         name = "run" if plan is None else plan.algorithm.name
         return [r | promise for r in record.rows(name, _seed(result.run.key), history, epsilon)]
     out, known, taken = [], {}, {*record.COLUMNS, "failed", *(PROMISE if delta is not None else ())}
-    for i, (point, made) in enumerate(zip(result.points, result.plans)):
+    for i, (point, point_plan) in enumerate(zip(result.points, result.plans)):
         history = record.lists(result.metrics, i)
         values = {k: _value(v) for k, v in point.items() if k != "seed"}
-        if id(made) not in known:  # seeds share a plan
-            known[id(made)] = _epsilons(made, history, delta)
-        epsilon, promise = known[id(made)]
-        name = " ".join([made.algorithm.name, *(f"{k}={v}" for k, v in values.items())])
+        if id(point_plan) not in known:  # seeds share a plan
+            known[id(point_plan)] = _epsilons(point_plan, history, delta)
+        epsilon, promise = known[id(point_plan)]
+        name = " ".join([point_plan.algorithm.name, *(f"{k}={v}" for k, v in values.items())])
         more = promise | dict(failed=bool(result.failed[i]))
         for k, v in values.items():
             while k in taken or k in more:
@@ -126,14 +126,12 @@ def proved(guarantees: list[dict]) -> dict:
     >>> shown["epsilon"], shown["status"]
     (None, 'conditional')
     """
-    own = [g for g in guarantees if g["status"] != "claimed"]
-    if good := [g for g in own if g["status"] == "proved"]:
+    ours = [g for g in guarantees if g["status"] != "claimed"]
+    if good := [g for g in ours if g["status"] == "proved"]:
         return record.best(good)
-    return (
-        dict(record.best(own), epsilon=None)
-        if own
-        else dict(guarantees[0], epsilon=None, method="none", status="no guarantee", caveats=[])
-    )
+    if ours:
+        return dict(record.best(ours), epsilon=None)
+    return dict(guarantees[0], epsilon=None, method="none", status="no guarantee", caveats=[])
 
 
 def _seed(seed):

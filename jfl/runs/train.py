@@ -1,17 +1,18 @@
 """A run in a directory: computed in segments, saved, resumed, reported."""
 
-import contextlib
 import dataclasses
 import json
-import os
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from ..core import checks, identity
+from ..core.earlier_names import renamed
 from ..core.errors import HealthError
+from ..core.records import Plan, Run
 from ..data.federation import checksum
 from ..engine import devices as meshes
 from ..engine.round import init
@@ -22,106 +23,30 @@ from ..privacy.mechanisms import chain as mech
 from . import build, unused_options
 from . import config as configs
 from . import record as report
-from .checkpoint import Store, code, environment, temporary, write
+from .checkpoint import Checkpoints, code, environment, refuse_resume, temporary, write
 from .config import Config
+from .directory import checked, disk_errors_explained, has_files, locked
 from .journal import Branch, Journal, rejoin
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: there two processes in one directory go unnoticed
-    fcntl = None
-
-LOCK = ".lock"
-
-
-def claim(out, resume: bool) -> Path:
-    """The run directory, checked but not made: a run that is refused leaves nothing behind."""
-    if not str(out):
-        checks.fail(
-            "--out",
-            "the name of a directory",
-            "an empty one",
-            "For the current directory give a dot.",
-        )
-    out = Path(out)
-    if out.exists() and not out.is_dir():
-        checks.fail("--out", "a directory", f"{out} is a file")
-    if _files(out) and not resume:
-        checks.fail(
-            "--out",
-            "an empty or new directory",
-            f"{out} with files in it",
-            "Use --resume to go on with that run, or another --out: nothing is overwritten.",
-        )
-    there = next(p for p in (out, *out.absolute().parents) if p.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        checks.fail("--out", "a place that can be written", f"{there}, which cannot")
-    return out
-
-
-def _files(out: Path) -> bool:
-    return out.is_dir() and any(p.name != LOCK and not temporary(p) for p in out.iterdir())
-
-
-@contextlib.contextmanager
-def alone(out: Path):
-    """Hold a run directory: two processes in one would release twice what is accounted once."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = open(out / LOCK, "a")
-    except OSError as error:
-        checks.fail("--out", "a place that can be written", f"{error.filename}: {error.strerror}")
-    with file:
-        try:
-            if fcntl is not None:  # the kernel lets go of the lock, also after a kill
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            checks.fail(
-                "--out",
-                "a directory that no other process runs in",
-                f"{out}",
-                "Wait for it, or use another.",
-            )
-        except OSError as error:
-            checks.fail(
-                "--out",
-                "a file system with locks",
-                f"{out}: {error.strerror}",
-                "Two processes in one directory would go unnoticed: use a local directory.",
-            )
-        yield
-
-
-@contextlib.contextmanager
-def told(out: Path, store: Store):
-    """A disk that is full or cannot be written, in words: what is lost, what is kept, how to go
-    on."""
-    try:
-        yield
-    except ConnectionError:  # of the terminal, or of another process
-        raise
-    except OSError as error:
-        last = store.latest()
-        kept = f"round {last} in {out}" if last else "none"
-        raise OSError(
-            f"run {out}: need a disk that can be written; got {error.strerror or error}, for "
-            f"{error.filename or 'a file'}. Last good checkpoint: {kept}. Make room, then --resume "
-            f"goes on."
-        ) from None
+from .record import RunRecord, Stopwatch
 
 
 def epsilons(plan, config, rounds, last=None, most=report.TIGHT):
-    """Epsilon after each number of rounds for the chosen unit and view, as `report.epsilons`; None
-    where nothing is proved.
+    """Epsilon after each number of rounds for the chosen unit and view, as `record.epsilons`.
 
     Args:
+        plan: what runs.
+        config: which epsilon is asked for.
+        rounds: Int[m], ascending.
         last: what `shown_epsilon` gives for the last of them, where it is known.
         most: 0 only refuses what would be refused at the end, by quick bounds.
+
+    Returns:
+        Float64[m]; None where nothing is proved.
     """
     if (unit := configs.the_unit(config)) is None:
         return None
     try:
-        found = report.epsilons(
+        values = report.epsilons(
             plan,
             np.asarray(rounds),
             config.delta,
@@ -132,17 +57,17 @@ def epsilons(plan, config, rounds, last=None, most=report.TIGHT):
             most=most,
         )
     except Overflow:  # so little noise that no delta is left for a full batch
-        found = np.full(np.shape(rounds), np.inf)
+        values = np.full(np.shape(rounds), np.inf)
         if config.mode == "sound":
             raise
-    if not np.isfinite(found).all() and config.mode == "sound":
+    if not np.isfinite(values).all() and config.mode == "sound":
         checks.fail(
             "config",
             "noise that proves something",
-            f"epsilon={found.max()} at delta={config.delta:g}",
+            f"epsilon={values.max()} at delta={config.delta:g}",
             "Raise the noise.",
         )
-    return found
+    return values
 
 
 def noise_warning(plan, config) -> str:
@@ -164,135 +89,172 @@ def noise_warning(plan, config) -> str:
     return report.noise_warning(plan, config.rounds, unit, epsilon, config.delta)
 
 
-def privacy(plan, config, rounds) -> list[dict]:
+def privacy(plan: Plan, config: Config, rounds: int) -> list[dict]:
     """What is proved and, in the mode "as_printed", what the paper claims."""
-    return report.privacy(plan, rounds, config.delta, claims(plan, config, rounds))
+    return report.privacy(plan, rounds, config.delta, paper_claims(plan, config, rounds))
 
 
-def claims(plan, config, rounds) -> tuple:
-    return (
-        ()
-        if config.mode == "sound"
-        else as_printed.claims(plan, rounds, config.delta, config.paper)
-    )
+def paper_claims(plan: Plan, config: Config, rounds: int) -> tuple:
+    """What the paper of a config claims; nothing in the mode "sound"."""
+    if config.mode == "sound":
+        return ()
+    return as_printed.claims(plan, rounds, config.delta, config.paper)
+
+
+class Position(NamedTuple):
+    """Where a run goes on.
+
+    Attributes:
+        run: its state.
+        branch: which branch of the journal it is on.
+        history: metrics of the rounds that are done, as lists over evaluations.
+        seconds: those rounds took.
+        beyond: rounds that were released beyond the end of this run.
+    """
+
+    run: Run
+    branch: Branch
+    history: dict
+    seconds: float
+    beyond: int
+
+
+class Session(NamedTuple):
+    """One call of `train` in the process that writes.
+
+    Attributes:
+        asked: the config as it was given.
+        config: with the noise multiplier that was found.
+        plan: what runs.
+        facts: what a resumed run must have in common with this one.
+        evaluations: Int[E], the rounds after which the model is evaluated.
+        save_every: rounds between checkpoints.
+        out: the run directory.
+        checkpoints: of the run directory.
+        journal: of the run directory.
+        mesh: the devices that share a cohort, None for one.
+        watch: called after each evaluation.
+    """
+
+    asked: Config
+    config: Config
+    plan: Plan
+    facts: dict
+    evaluations: np.ndarray
+    save_every: int
+    out: Path
+    checkpoints: Checkpoints
+    journal: Journal
+    mesh: object
+    watch: Callable
 
 
 def train(
     config: Config,
     out,
     resume: bool = False,
-    watch=lambda **seen: None,
+    watch=lambda **progress: None,
     mesh=None,
     warn=lambda text: None,
 ) -> dict | None:
-    """Train one plan in directory `out` -> its entry of summary.json; None in other processes than
-    the first.
+    """Train one plan in a directory.
 
     Rounds run in segments that end at evaluations; a checkpoint is complete before the next segment
-    begins. `watch(round, accuracy, loss, epsilon)` is called after each evaluation, and
-    `warn(text)` before the first round where the noise is so large that nothing can be learned.
-    `mesh` as of simulate; of several processes (jfl.engine.devices.connect) the first one reads and
-    writes, the others compute.
+    begins.  Of several processes (jfl.engine.devices.connect) the first one reads and writes, the
+    others compute.
+
+    Args:
+        config: what to train.
+        out: a new or empty directory, or with `resume` that of this run.
+        resume: go on with what is there.
+        watch: called with round, accuracy, loss and epsilon after each evaluation.
+        mesh: as of simulate.
+        warn: called with a text, before the first round, where the noise is so large that nothing
+            can be learned.
+
+    Returns:
+        The entry of summary.json; None in other processes than the first.
 
     Raises:
-        ValueError: before anything is written; HealthError, or OSError of a disk or of a process
-            that is gone, with the last good checkpoint kept.
+        ArgumentError: before anything is written.
+        ResumeRefused: where `out` holds another run.
+        HealthError: or OSError of a disk or of a process that is gone, with the last good
+            checkpoint kept.
     """
     with meshes.in_step("jfl train") as ready:
         mesh = meshes.devices(mesh)
         layout = meshes.layout(mesh, str(environment()))
-        return (
-            _lead(config, out, resume, watch, mesh, layout, ready, warn)
-            if meshes.lead()
-            else _follow(config, mesh, ready)
-        )
+        if meshes.lead():
+            return _lead(config, out, resume, watch, mesh, layout, ready, warn)
+        return _follow(config, mesh, ready)
 
 
-def _lead(config, out, resume, watch, mesh, layout, ready, warn):
-    out = claim(out, resume)
-    asked = config
-    record = (
-        _recorded(Journal(out), out) if resume and _files(out) else None
-    )  # a directory of something else gets no lock
-    if record is not None:  # before data are read and anything is computed
-        _same_config(record["config"], asked, out)
-        _long_enough(Store(out).latest() or 0, config)
-    unused_options.refuse_idle(config)
-    plan, config = build.build(config)
+def _lead(asked, out, resume, watch, mesh, layout, ready, warn):
+    """The part of the process that reads and writes."""
+    out = checked(out, resume)
+    journaled = None
+    if resume and has_files(out):  # a directory of something else gets no lock
+        journaled = _journaled(Journal(out), out)
+        # before data are read and anything is computed
+        _same_config(journaled["config"], asked, out)
+        _long_enough(Checkpoints(out).latest() or 0, asked)
+    unused_options.refuse_idle(asked)
+    plan, config = build.build(asked)
     facts = _facts(plan, config)
-    if record is not None:
-        _same(record, facts, out)
-    every, planned = _planned(config)
-    save_every = every if config.checkpoint_every is None else config.checkpoint_every
-    checks.whole("config", checkpoint_every=save_every)
-    if save_every % every:
-        checks.fail(
-            "config",
-            f"checkpoint_every to be a multiple of evaluate_every={every}",
-            f"checkpoint_every={save_every}",
-            "A checkpoint is written behind an evaluation.",
-        )
-    (
-        epsilons(plan, config, [config.rounds], most=0),
-        claims(plan, config, config.rounds),
-    )  # refuse now what they would at the end
-    jax.eval_shape(
-        lambda key: scan(init(key, plan), plan, [1]), jax.random.key(0)
-    )  # and shapes that do not fit
+    if journaled is not None:
+        _same(journaled, facts, out)
+    save_every, evaluations = _cadence(config)
+    # refuse now what would be refused at the end, and shapes that do not fit
+    epsilons(plan, config, [config.rounds], most=0)
+    paper_claims(plan, config, config.rounds)
+    jax.eval_shape(lambda key: scan(init(key, plan), plan, [1]), jax.random.key(0))
     if text := noise_warning(plan, config):
         warn(text)
-    with alone(out):  # also for reading: what another process writes would not fit together
-        claim(out, resume)  # again, now that nobody else can write
+    with locked(out):  # also for reading: what another process writes would not fit together
+        checked(out, resume)  # again, now that nobody else can write
         key = jax.random.key_data(jax.random.key(config.seed)).tolist()
-        store, journal = Store(out), Journal(out, layout=layout, key=str(key))
-        run, branch, history, spent, beyond = _state(
-            plan, config, out, resume, facts, store, journal
+        session = Session(
+            asked=asked,
+            config=config,
+            plan=plan,
+            facts=facts,
+            evaluations=evaluations,
+            save_every=save_every,
+            out=out,
+            checkpoints=Checkpoints(out),
+            journal=Journal(out, layout=layout, key=str(key)),
+            mesh=mesh,
+            watch=watch,
         )
+        position = _position(session, resume)
         ready(f"{facts} {code()}")
-        with told(out, store):
-            for left in (
-                p
-                for folder in (out, store.folder)
-                if folder.is_dir()
-                for p in folder.iterdir()
-                if temporary(p)
-            ):
-                left.unlink()
-            if (
-                journal.read() is None
-            ):  # before any other file: one with files and no journal is refused
-                journal.announce(0, branch, **facts)
-            return _train(
-                asked,
-                plan,
-                config,
-                out,
-                meshes.agree(run),
-                branch,
-                history,
-                spent,
-                beyond,
-                facts,
-                store,
-                journal,
-                planned,
-                save_every,
-                watch,
-                mesh,
-            )
+        with disk_errors_explained(out, session.checkpoints):
+            _remove_temporaries(session)
+            if session.journal.read() is None:
+                # before any other file: a directory with files and no journal is refused
+                session.journal.announce(0, position.branch, **facts)
+            return _train(session, position._replace(run=meshes.agree(position.run)))
+
+
+def _remove_temporaries(session: Session):
+    """Remove what an earlier process was killed over writing."""
+    for folder in (session.out, session.checkpoints.folder):
+        if folder.is_dir():
+            for path in [p for p in folder.iterdir() if temporary(p)]:
+                path.unlink()
 
 
 def _follow(config, mesh, ready):
     """The part of a process that is not the first: it computes the same rounds, and touches no
     file."""
     plan, config = build.build(config)
-    key, (_, planned) = jax.random.key(config.seed), _planned(config)
+    key, evaluations = jax.random.key(config.seed), _evaluations(config)[1]
     ready(f"{_facts(plan, config)} {code()}")
     with meshes.together():
         run = meshes.agree(init(key, plan))
     plan = meshes.spread(plan, mesh)
     while (done := int(run.round)) < config.rounds:
-        n = int(planned[np.searchsorted(planned, done, side="right")]) - done
+        n = _segment(evaluations, done)
         run = simulate(
             key, plan, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh
         ).run
@@ -307,7 +269,7 @@ def _facts(plan, config) -> dict:
     )
 
 
-def _planned(config):
+def _evaluations(config) -> tuple[int, np.ndarray]:
     """Rounds between evaluations, and after which rounds they are."""
     every = (
         int(schedule(config.rounds, None)[0])
@@ -318,43 +280,61 @@ def _planned(config):
     return every, np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
 
 
-def _recorded(journal, out) -> dict:
-    found = journal.read()
-    if found is None:
+def _cadence(config) -> tuple[int, np.ndarray]:
+    """Rounds between checkpoints, and after which rounds the model is evaluated."""
+    every, evaluations = _evaluations(config)
+    save_every = every if config.checkpoint_every is None else config.checkpoint_every
+    checks.whole("config", checkpoint_every=save_every)
+    if save_every % every:
         checks.fail(
+            "config",
+            f"checkpoint_every to be a multiple of evaluate_every={every}",
+            f"checkpoint_every={save_every}",
+            "A checkpoint is written behind an evaluation.",
+        )
+    return save_every, evaluations
+
+
+def _segment(evaluations, done: int) -> int:
+    """Rounds from `done` to the next evaluation."""
+    return int(evaluations[np.searchsorted(evaluations, done, side="right")]) - done
+
+
+def _journaled(journal, out) -> dict:
+    record = journal.read()
+    if record is None:
+        refuse_resume(
             "--resume",
             f"a run with its journal in {out}",
             "a directory without one",
             "Which rounds were seen is not known: start in another directory with another --seed.",
         )
-    return found
+    return record
 
 
-def _state(plan, config, out, resume, facts, store, journal):
-    """-> the run to go on with, its branch, history, seconds, and rounds released beyond the
-    end."""
+def _position(session: Session, resume: bool) -> Position:
+    """Where the run begins or goes on."""
+    plan, config, out, journal = session.plan, session.config, session.out, session.journal
     run = init(jax.random.key(config.seed), plan)
-    if not resume or not _files(out):
-        return run, Branch(), {}, 0.0, 0
-    record = _recorded(journal, out)
-    _same(record, facts, out)
-    if store.latest() is None:
-        history, spent, (run, branch) = {}, 0.0, rejoin(run, record, **journal.made)
+    if not resume or not has_files(out):
+        return Position(run, Branch(), {}, 0.0, 0)
+    journaled = _journaled(journal, out)
+    _same(journaled, session.facts, out)
+    if session.checkpoints.latest() is None:
+        history, seconds = {}, 0.0
+        run, branch = rejoin(run, journaled, **journal.layout)
     else:
-        saved = store.load()
-        _same(saved.meta, facts, out)
-        run, history, spent = (
-            store.restore(run, saved),
-            saved.meta["history"],
-            saved.meta["seconds"],
-        )
+        saved = session.checkpoints.load()
+        _same(saved.meta, session.facts, out)
+        run = session.checkpoints.restore(run, saved)
+        history, seconds = saved.meta["history"], saved.meta["seconds"]
         _long_enough(int(run.round), config)
         run, branch = rejoin(
-            run, record, Branch(*saved.meta["branch"]), saved.digest, **journal.made
+            run, journaled, Branch(*saved.meta["branch"]), saved.digest, **journal.layout
         )
-    sites = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
-    if branch.recomputed and any(mech.calms(m, config.rounds) for m in sites):
-        checks.fail(
+    chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
+    if branch.recomputed and any(mech.calms(m, config.rounds) for m in chains):
+        refuse_resume(
             "--resume",
             "the program and machine that began, where the noise grows from round to round",
             f"another one, which releases {branch.recomputed} rounds again",
@@ -363,97 +343,50 @@ def _state(plan, config, out, resume, facts, store, journal):
         )
     # rounds of this very program beyond where it is to stop now: charged, but not kept as released
     # twice, since a longer run would release the same again
-    same = branch.attempt == record["attempt"]
-    return run, branch, history, spent, max(0, record["until"] - config.rounds) if same else 0
+    same = branch.attempt == journaled["attempt"]
+    beyond = max(0, journaled["until"] - config.rounds) if same else 0
+    return Position(run, branch, history, seconds, beyond)
 
 
-def _train(
-    asked,
-    plan,
-    config,
-    out,
-    run,
-    branch,
-    history,
-    spent,
-    beyond,
-    facts,
-    store,
-    journal,
-    planned,
-    save_every,
-    watch,
-    mesh,
-):
-    recomputed = branch.recomputed
-    charged = recomputed + beyond
+def _train(session: Session, position: Position) -> dict:
+    """Run the rounds that are left, and write the results."""
+    config, plan, out = session.config, session.plan, session.out
+    recomputed, done = position.branch.recomputed, int(position.run.round)
+    charged = recomputed + position.beyond
     write(
         out / "config.toml",
-        configs.dump(dataclasses.asdict(asked), "jfl train --config config.toml --out DIR"),
+        configs.dump(dataclasses.asdict(session.asked), "jfl train --config config.toml --out DIR"),
     )
-    key, done = jax.random.key(config.seed), int(run.round)
     guarantees = privacy(plan, config, config.rounds + charged)
-    evaluated = [*history.get("round", ()), *(r for r in planned.tolist() if r > done)]
-    eps = epsilons(
-        plan, config, np.asarray(evaluated) + charged, last=shown_epsilon(guarantees, config)
-    )
+    evaluated = [
+        *position.history.get("round", ()),
+        *(r for r in session.evaluations.tolist() if r > done),
+    ]
+    shown = shown_epsilon(guarantees, config)
+    eps = epsilons(plan, config, np.asarray(evaluated) + charged, last=shown)
     eps = {} if eps is None else dict(zip(evaluated, eps.tolist()))
-    saved = done
-    begun, compiling = time.perf_counter(), report.compile_seconds()
-    placed = meshes.spread(plan, mesh)  # once for all segments
-    while done < config.rounds:
-        n = int(planned[np.searchsorted(planned, done, side="right")]) - done
-        journal.announce(done + n, branch, **facts)
-        report.void(out)  # of a shorter run: its epsilon does not hold from here on
-        (out / "accuracy.png").unlink(missing_ok=True)
-        try:
-            result = simulate(
-                key, placed, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh
-            )
-        except HealthError as error:
-            raise HealthError(
-                f"{error} Last good checkpoint: "
-                + (f"round {saved} in {out}" if saved else "none")
-                + ".",
-                error.run,
-                error.health,
-            ) from None
-        run, seen = result.run, report.lists(result.metrics)
-        done = int(run.round)
-        for k, values in seen.items():
-            history.setdefault(k, []).extend(values)
-        if done - saved >= save_every or done == config.rounds:
-            store.save(
-                run,
-                dict(
-                    facts,
-                    branch=branch,
-                    history=history,
-                    seconds=spent + time.perf_counter() - begun,
-                ),
-            )
-            saved = done
-        watch(
-            round=done,
-            accuracy=(seen.get("accuracy") or [None])[-1],
-            loss=seen["loss"][-1],
-            epsilon=eps.get(done),
-        )
-
-    total, compiling = spent + time.perf_counter() - begun, report.compile_seconds() - compiling
-    values = dataclasses.asdict(config) | dict(recomputed=recomputed, beyond=beyond)
-    seconds = dict(
-        compile=compiling, total=total, per_round=max(0.0, total - compiling) / config.rounds
+    stopwatch = Stopwatch()
+    run, history = _segments(session, position, eps, stopwatch)
+    seconds, compiled = stopwatch.read()
+    record = RunRecord(
+        name=config.algorithm,
+        config=dataclasses.asdict(config) | dict(recomputed=recomputed, beyond=position.beyond),
+        seed=config.seed,
+        history=history,
+        seconds=position.seconds + seconds,
+        compile_seconds=compiled,
+        guarantees=guarantees,
     )
-    entry = report.entry(config.algorithm, values, config.seed, history, guarantees, seconds)
+    entry = record.entry()
     report.save(
         out,
         [entry],
-        report.rows(config.algorithm, config.seed, history, [eps.get(r) for r in history["round"]]),
+        record.rows([eps.get(r) for r in history["round"]]),
         report.manifest(
             [plan],
             build.the_partition(config),
             config.rounds,
+            seconds=record.timing(),
             seeds=[config.seed],
             recomputed=recomputed,
             attempt=int(run.attempt),
@@ -467,12 +400,53 @@ def _train(
                     label=f"{config.algorithm}, " + shown_label(guarantees, config),
                     round=history["round"],
                     accuracy=[history["accuracy"]],
-                    epsilon=shown_epsilon(guarantees, config),
+                    epsilon=shown,
                 )
             ],
             f"{config.algorithm} on {config.dataset}",
         )
     return entry
+
+
+def _segments(session: Session, position: Position, eps: dict, stopwatch: Stopwatch):
+    """Run segment by segment, each announced before and saved after it.
+
+    Returns:
+        The run at its end, and the metrics of all rounds.
+    """
+    config, out, mesh = session.config, session.out, session.mesh
+    run, history = position.run, position.history
+    key, saved = jax.random.key(config.seed), int(run.round)
+    placed = meshes.spread(session.plan, mesh)  # once for all segments
+    while (done := int(run.round)) < config.rounds:
+        n = _segment(session.evaluations, done)
+        session.journal.announce(done + n, position.branch, **session.facts)
+        report.void(out)  # of a shorter run: its epsilon does not hold from here on
+        (out / "accuracy.png").unlink(missing_ok=True)
+        try:
+            result = simulate(
+                key, placed, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh
+            )
+        except HealthError as error:
+            kept = f"round {saved} in {out}" if saved else "none"
+            text = f"{error} Last good checkpoint: {kept}."
+            raise HealthError(text, error.run, error.health) from None
+        run, seen = result.run, report.lists(result.metrics)
+        done = int(run.round)
+        for name, values in seen.items():
+            history.setdefault(name, []).extend(values)
+        if done - saved >= session.save_every or done == config.rounds:
+            seconds = position.seconds + stopwatch.read()[0]
+            facts = dict(session.facts, branch=position.branch, history=history, seconds=seconds)
+            session.checkpoints.save(run, facts)
+            saved = done
+        session.watch(
+            round=done,
+            accuracy=(seen.get("accuracy") or [None])[-1],
+            loss=seen["loss"][-1],
+            epsilon=eps.get(done),
+        )
+    return run, history
 
 
 def _same_config(old: dict, asked: Config, out):
@@ -503,7 +477,7 @@ def _refuse_changes(old: dict, new: dict, differ: list, out):
                 "for: to run more, give "
                 f"--noise-multiplier {old.get('noise_multiplier')!r} instead of --epsilon."
             )
-        checks.fail(
+        refuse_resume(
             f"checkpoint {out}",
             "the config that made it",
             "; ".join(f"{k}: {old.get(k)!r} there, {new[k]!r} here" for k in differ),
@@ -521,21 +495,21 @@ def _same(stored: dict, facts: dict, out):
     # one
     follows = new["clip_decay"] != 1 or new["noise_decay"] != 1 or new["epsilon"] is not None
     if follows and old["rounds"] != new["rounds"]:
-        checks.fail(
+        refuse_resume(
             "--rounds",
             f"{old['rounds']}, for which the noise was made",
             new["rounds"],
             "Noise and clip norms that follow the number of rounds cannot go on beyond it.",
         )
     if stored["data"] != facts["data"]:
-        checks.fail(
+        refuse_resume(
             f"checkpoint {out}",
             f"the data it was made from, {stored['data']}",
             facts["data"],
             "Resume with the same data, or start in another directory.",
         )
     if lines := identity.differences(stored["plan"], facts["plan"]):
-        checks.fail(
+        refuse_resume(
             f"checkpoint {out}",
             "the plan that made it",
             "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" * (len(lines) > 5)),
@@ -543,7 +517,8 @@ def _same(stored: dict, facts: dict, out):
         )
 
 
-def _mine(guarantees, config):
+def _shown(guarantees: list[dict], config: Config) -> dict | None:
+    """The guarantee that tables and pictures show: the smallest epsilon of what was asked for."""
     unit, view = configs.the_unit(config), configs.the_view(config)
     fit = [
         g
@@ -557,11 +532,24 @@ def _mine(guarantees, config):
     return min(fit, key=lambda g: g["epsilon"], default=None)
 
 
-def shown_epsilon(guarantees, config):
-    found = _mine(guarantees, config)
-    return found and found["epsilon"]
+def shown_epsilon(guarantees: list[dict], config: Config) -> float | None:
+    """The epsilon that tables and pictures show; None without one."""
+    guarantee = _shown(guarantees, config)
+    return guarantee and guarantee["epsilon"]
 
 
-def shown_label(guarantees, config):
-    found = _mine(guarantees, config)
-    return report.label([found] if found else [])
+def shown_label(guarantees: list[dict], config: Config) -> str:
+    """The words for it in a legend."""
+    guarantee = _shown(guarantees, config)
+    return report.label([guarantee] if guarantee else [])
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "alone": "jfl.runs.directory.locked",
+        "claim": "jfl.runs.directory.checked",
+        "claims": "jfl.runs.train.paper_claims",
+        "told": "jfl.runs.directory.disk_errors_explained",
+    },
+)

@@ -315,8 +315,8 @@ def journal(folder, data):
 
 def points(folder, data):
     """points.jsonl of a sweep's folder; a mutation has the digests of what it says."""
-    from jfl.runs.blocks import Results
     from jfl.runs.checkpoint import signature
+    from jfl.runs.sweep import points_store
 
     lines = text_of(data, [POINTS])
     if len(data) > 1 and data[0] % 2:
@@ -328,8 +328,8 @@ def points(folder, data):
         )
         lines = "".join(json.dumps(r) + "\n" for r in made).encode()
     (folder / "points.jsonl").write_bytes(lines)
-    found = Results(folder / "points.jsonl")
-    assert all(key == r["key"] for key, r in found.found.items())
+    store = points_store(folder)
+    assert all(key == r["key"] for key, r in store.records.items())
 
 
 def arrays(folder, data):

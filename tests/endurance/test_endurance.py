@@ -39,7 +39,7 @@ os.environ.setdefault(
 from jfl.cli import main
 from jfl.privacy.guarantees import guarantee
 from jfl.runs import build, config, record, train
-from jfl.runs.checkpoint import Store, environment, temporary
+from jfl.runs.checkpoint import Checkpoints, environment, temporary
 from jfl.runs.journal import Journal
 
 PLAN = config.Config(
@@ -62,7 +62,7 @@ PARTS = dict(
     journal=(Journal, "announce"),
     config=(train, "write"),
     compute=(train, "simulate"),
-    checkpoint=(Store, "save"),
+    checkpoint=(Checkpoints, "save"),
     report=(record, "save"),
     picture=(record, "picture"),
 )
@@ -157,7 +157,7 @@ def result(out: Path):
         (out / "metrics.csv").read_text(),
         summary,
         (out / "config.toml").read_text(),
-        Store(out).load().digest,
+        Checkpoints(out).load().digest,
     )
 
 
@@ -198,7 +198,7 @@ def straight(folder: Path, rounds: int) -> Path:
 def sound(out: Path, log: Path):
     """What holds after every kill: the last checkpoint is whole, and nothing was computed that was
     not announced."""
-    store, journal = Store(out), Journal(out).read() if out.exists() else None
+    store, journal = Checkpoints(out), Journal(out).read() if out.exists() else None
     if store.latest() is not None:
         store.load()
     computed = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
@@ -229,7 +229,7 @@ def killed(folder: Path, kills: int, seed: int, programs: int) -> dict:
     )
     whole = 3.0  # seconds of a try that is not killed, as seen so far
     while ended < at_end or hit.total() - hit[DONE] < kills:
-        last = (Store(out).latest() or 0) if out.exists() else 0
+        last = (Checkpoints(out).latest() or 0) if out.exists() else 0
         attempt = Try(
             *command(folder, out, rounds, "--resume"), program=draw.randrange(programs), log=log
         )
@@ -347,7 +347,7 @@ def full_disks(folder: Path):
             row = judged(
                 dict(check=f"disk full, {part} {times}"), code, errors, "No space left on device"
             )
-            store = Store(out)
+            store = Checkpoints(out)
             good = (
                 store.latest() == kept
                 and (f"round {kept} in" if kept else "checkpoint: none") in errors
@@ -415,7 +415,7 @@ def another_user(folder: Path):
         os.chmod(out / ".lock", 0o666)
         tried = Try(*command(folder, out, ROUNDS, "--resume"), user=65534).wait()
         inner = judged(dict(check="checkpoints of another user"), *tried, "Permission denied")
-        inner["good"] = Store(out).latest() == 4 and "round 4 in" in tried[1]
+        inner["good"] = Checkpoints(out).latest() == 4 and "round 4 in" in tried[1]
         code, errors = Try(*command(folder, out, ROUNDS, "--resume")).wait()
         resumed = code == 0 and result(out) == result(straight(folder, ROUNDS))
         yield from (r | dict(resumed=resumed) for r in (row, inner))

@@ -127,10 +127,7 @@ def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch,
         seen="lines that were not run; not to be read here: svhn",
     )
     assert found["verdicts"][1]["seen"] == "0.000 apart"
-    assert (
-        found["unread"]["svhn"]
-        == "datasets.svhn_cropped: need data prepared by tensorflow_datasets"
-    )
+    assert found["unread"]["svhn"] == "datasets.svhn: data that are not on this machine"
     assert str(tmp_path) not in (tmp_path / "out" / "results.json").read_text()
     assert (
         "here" in found["lines"]

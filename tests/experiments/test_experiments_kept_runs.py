@@ -14,6 +14,7 @@ from experiments.harness import kept_runs, runner
 from experiments.harness.programs import Plans
 from experiments.harness.runner import Claim, Experiment
 from jfl.core import checks
+from jfl.core.errors import DataUnavailable
 from jfl.report import read
 from jfl.runs import blocks as points
 from jfl.runs import build, record, sweep, train
@@ -44,7 +45,7 @@ def figure(seeds=(0, 1), **lines):
 
 
 def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, ran):
-    kept = tmp_path / "cells"
+    kept = tmp_path / "kept"
     one = runner.run("one", figure(), tmp_path / "one", kept=kept)
     assert ran == [
         [(0.1, 0), (0.1, 1), (0.5, 0), (0.5, 1)]
@@ -122,7 +123,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, small, ran):
         n: f["accuracy"] for n, f in whole.items()
     }
     assert list(found) == ["slow", "fast"]
-    assert not list((tmp_path / "cut" / runner.CELLS).glob("*/*.part"))
+    assert not list((tmp_path / "cut" / runner.KEPT).glob(f"*/{kept_runs.RUNNING}"))
 
 
 def test_results_of_an_earlier_run_do_not_stay_beside_lines_of_this_one(
@@ -151,7 +152,9 @@ def test_results_stay_where_no_data_can_be_read(tmp_path, ran, monkeypatch):
     before = (tmp_path / "results.json").read_bytes()
     monkeypatch.setattr(kept_runs, "_rows", kept_runs._rows.__wrapped__)
     monkeypatch.setattr(
-        kept_runs.datasets, "mnist", lambda: checks.fail("datasets.mnist", "prepared data", "none")
+        kept_runs.datasets,
+        "mnist",
+        lambda: checks.fail("datasets.mnist", "prepared data", "none", error=DataUnavailable),
     )
     with pytest.raises(
         ValueError, match="tiny: need data of at least one line; got mnist that cannot be read"
@@ -246,9 +249,9 @@ def test_all_lines_are_checked_before_the_first_one_runs(tmp_path, ran):
 
 
 def test_a_run_that_was_killed_before_its_first_point_begins_again(tmp_path):
-    home = tmp_path / runner.CELLS / kept_runs.key(Config(**TINY, lr=0.1), Plans()) / "0-1.part"
+    home = tmp_path / runner.KEPT / kept_runs.key(Config(**TINY, lr=0.1), Plans())
     home.mkdir(parents=True)
-    (home / "half").write_text("")
+    (home / kept_runs.FILE).write_text('{"key": 0, "ent')
     assert (
         len(runner.run("tiny", figure(slow=dict(lr=0.1)), tmp_path)["lines"]["slow"]["accuracy"])
         == 2
@@ -326,7 +329,7 @@ def test_rows_of_another_run_do_not_stay(tmp_path):
 
     def bare(config, axes, out):
         entries = sweep.sweep(config, axes, out)
-        for name in kept_runs.ROWS:
+        for name in kept_runs.TABLES:
             (out / name).unlink()
         return entries
 
@@ -342,15 +345,16 @@ def test_more_seeds_after_a_stop_begin_with_what_is_there(tmp_path, monkeypatch,
     again()
     found = runner.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2, 3)), tmp_path)
     assert sum(map(len, ran)) == 4 and len(found["lines"]["only"]["accuracy"]) == 4
-    (home,) = (tmp_path / runner.CELLS).iterdir()
-    assert sorted(p.name for p in home.iterdir() if p.is_dir()) == ["0-2", "1-3"]
+    (home,) = (tmp_path / runner.KEPT).iterdir()
+    seeds = [json.loads(line)["key"] for line in (home / kept_runs.FILE).read_text().splitlines()]
+    assert seeds == [0, 2, 1, 3]
 
 
 def test_who_only_reads_waits_for_nobody(tmp_path):
     runner.run("tiny", figure(), tmp_path)
     with contextlib.ExitStack() as held:
-        for home in (tmp_path / runner.CELLS).iterdir():
-            held.enter_context(kept_runs.alone(home))
+        for home in (tmp_path / runner.KEPT).iterdir():
+            held.enter_context(kept_runs.locked(home))
         runner.run("tiny", figure(), tmp_path)
         with pytest.raises(ValueError, match="a directory that no other process runs in"):
             runner.run("tiny", figure((5,)), tmp_path)
@@ -363,15 +367,15 @@ def test_what_is_done_or_not_begun_is_free_for_others(tmp_path, small, together)
     how = Plans() if together else sweep.sweep
     get = lambda name, where, seeds=(0, 1): list(
         kept_runs.lines(
-            {name: tmp_path / where}, tmp_path / "cells", {name: configs[name]}, seeds, how
+            {name: tmp_path / where}, tmp_path / "kept", {name: configs[name]}, seeds, how
         )
     )
     running = kept_runs.lines(
-        {n: tmp_path / n for n in configs}, tmp_path / "cells", configs, (0, 1), how
+        {n: tmp_path / n for n in configs}, tmp_path / "kept", configs, (0, 1), how
     )
     for name, _ in running:
         assert len(get(name, f"other-{name}")[0][1]) == 2
-        with kept_runs.alone(tmp_path / "cells" / kept_runs.key(configs[name], how)):
+        with kept_runs.locked(tmp_path / "kept" / kept_runs.key(configs[name], how)):
             pass  # more of its seeds can run
         if name == "a" and together:  # c is in a block to come, and its rows are of this process
             with pytest.raises(ValueError, match="no other process"):

@@ -148,9 +148,7 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, capsys):
     assert json.loads((tmp_path / "results.json").read_text())["lines"] == json.loads(
         json.dumps(found["lines"])
     )
-    ran = lambda: {
-        p: p.stat().st_mtime_ns for p in (tmp_path / runner.CELLS).glob("*/0-1/summary.json")
-    }
+    ran = lambda: {p: p.stat().st_mtime_ns for p in (tmp_path / runner.KEPT).glob("*/runs.jsonl")}
     before = ran()
     assert runner.run("tiny", experiment, tmp_path)["verdicts"] == found["verdicts"]
     assert len(before) == 2 and ran() == before

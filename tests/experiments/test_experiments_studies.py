@@ -13,7 +13,6 @@ import pytest
 
 from experiments.harness import kept_runs, runner
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
-from experiments.harness.store import Store
 from experiments.papers import ranaweera2025_study, talaei2024_study
 from experiments.studies import plans as studies_plans
 from experiments.studies import study as studies
@@ -22,6 +21,7 @@ from jfl.privacy import guarantees
 from jfl.report import read, results, sections
 from jfl.runs import build as assemble
 from jfl.runs.config import FIELDS, Config
+from jfl.runs.store import ResultStore
 from jfl.runs.unused_options import refuse_idle
 
 TINY = dict(
@@ -101,7 +101,7 @@ def test_experiments_have_their_panels_and_the_command_lists_them(capsys):
 
 
 def test_noise_reaches_the_target_and_not_much_less(tmp_path):
-    store = Store(tmp_path / "cells.jsonl")
+    store = ResultStore(tmp_path / "cells.jsonl")
     for changes in (
         dict(),
         dict(algorithm="scaffold", lr=0.1),
@@ -116,9 +116,9 @@ def test_noise_reaches_the_target_and_not_much_less(tmp_path):
             "third_party",
             "replace_one",
         )
-    kinds = [r for r in store.found.values() if "z" in r]
+    kinds = [r for r in store.records.values() if "z" in r]
     assert len(kinds) == 2  # fedavg and scaffold release alike, padpfl does not
-    less = store.found[next(k for k, r in store.found.items() if "z" in r)]
+    less = store.records[next(k for k, r in store.records.items() if "z" in r)]
     less["z"] *= 0.9
     with pytest.raises(ValueError, match="equally many rows"):
         studies.with_noise(store, Config(**NOISY | dict(mu=0.3, algorithm="fedprox")), (0, 1))
@@ -232,7 +232,7 @@ def test_a_result_belongs_to_its_rows(monkeypatch):
 
 def test_a_failed_run_is_not_chosen_and_not_averaged(tmp_path, monkeypatch):
     study = tiny()
-    store = Store(tmp_path / "cells.jsonl")
+    store = ResultStore(tmp_path / "cells.jsonl")
 
     def measure(store, wanted, note=None):
         for c in wanted:
@@ -263,10 +263,10 @@ def test_a_failed_run_is_not_chosen_and_not_averaged(tmp_path, monkeypatch):
 
 def test_a_line_that_was_cut_off_is_computed_again(tmp_path):
     path = tmp_path / "cells.jsonl"
-    store = Store(path)
-    assert store.records() == [] and not path.exists()
+    store = ResultStore(path)
+    assert store.records == {} and not path.exists()
     store.put([dict(key="a", x=1), dict(key="b", x=float("nan"))])
-    assert store.get("a", None) == dict(key="a", x=1) and store.found["b"]["x"] is None
+    assert store.get("a", None) == dict(key="a", x=1) and store.records["b"]["x"] is None
     whole = path.read_bytes()
     for cut in (
         whole + b'{"key": "c", "x',
@@ -274,19 +274,23 @@ def test_a_line_that_was_cut_off_is_computed_again(tmp_path):
         whole + '{"key": "ε'.encode()[:-1],
     ):
         path.write_bytes(cut)  # also a whole record without its end of line
-        store = Store(path)
+        store = ResultStore(path)
         assert (
-            list(store.found) == ["a", "b"] and path.read_bytes() == cut
+            list(store.records) == ["a", "b"] and path.read_bytes() == cut
         )  # reading changes nothing
         assert store.get("c", lambda: dict(x="ε\u2028")) == dict(key="c", x="ε\u2028")
-        assert path.read_bytes().startswith(whole) and list(Store(path).found) == ["a", "b", "c"]
+        assert path.read_bytes().startswith(whole) and list(ResultStore(path).records) == [
+            "a",
+            "b",
+            "c",
+        ]
         store.put([dict(key="a", x=2)])
-        assert Store(path).found["a"]["x"] == 2 and len(path.read_bytes().splitlines()) == 4
+        assert ResultStore(path).records["a"]["x"] == 2 and len(path.read_bytes().splitlines()) == 4
     path.write_bytes(whole + b'{"key": "c"')
-    store = Store(path)
+    store = ResultStore(path)
     path.write_bytes(whole + b'{"key": "c"}\n{"key": "d"')  # another process went on
     store.put([dict(key="e")])
-    assert list(Store(path).found) == ["a", "b", "c", "e"]
+    assert list(ResultStore(path).records) == ["a", "b", "c", "e"]
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"x": 1}', ""])
@@ -295,7 +299,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line):
     with pytest.raises(
         ValueError, match=r"cells\.jsonl, line 2: need a record of a run; got .*Take the line out"
     ):
-        Store(tmp_path / "cells.jsonl")
+        ResultStore(tmp_path / "cells.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -332,16 +336,16 @@ def test_records_of_the_older_studies_are_read(tmp_path, stored, one, other):
     path = tmp_path / "cells.jsonl"
     path.write_text(f"{one}\n{other}\n{one[:20]}")
     store = stored(path)
-    assert store.records() == [json.loads(one), json.loads(other)]
+    assert list(store.records.values()) == [json.loads(one), json.loads(other)]
     store.put([json.loads(one)])
-    assert len(store.found) == 2 and len(path.read_text().splitlines()) == 3
+    assert len(store.records) == 2 and len(path.read_text().splitlines()) == 3
     if stored is ranaweera2025_study.stored:
         # what made them is unknown: they are read, and stand for nothing
-        assert ("linear,pixels report", "iso", 0, 2, 0, None) in store.found
-        assert ranaweera2025_study.read(path) == store.records()
+        assert ("linear,pixels report", "iso", 0, 2, 0, None) in store.records
+        assert ranaweera2025_study.read(path) == list(store.records.values())
     else:
-        assert (1, 100, "equal", "server ε=5", 0.2, 0.05, None) in store.found
-        assert (1, 100, "equal", "printed ε=5", None, None, None) in store.found
+        assert (1, 100, "equal", "server ε=5", 0.2, 0.05, None) in store.records
+        assert (1, 100, "equal", "printed ε=5", None, None, None) in store.records
 
 
 # --- the command that made it
@@ -479,7 +483,9 @@ def test_claims_of_epsilons():
 def test_what_a_paper_claims_stands_beside_what_is_proved(tmp_path):
     cell = [c for c in PLANS["claimed"](True).cells if c.line == "talaei2024"][:1]
     study = Study("claimed", "claimed ε", tuple(cell), y="epsilon")
-    (found,) = studies.accounted(Store(tmp_path / "cells.jsonl"), cell, study, lambda text: None)
+    (found,) = studies.accounted(
+        ResultStore(tmp_path / "cells.jsonl"), cell, study, lambda text: None
+    )
     assert found["x"] == found["claimed"] == pytest.approx(cell[0].x, rel=1e-4)
     assert found["epsilon"] > 10 * found["claimed"] and found["view"] == "third_party"
     assert studies_plans.covers("talaei2024")({("", "talaei2024", 4.0): found})[0] == NOT

@@ -79,9 +79,9 @@ def made(folder, settings=None, config='algorithm = "fedavg"\n', manifest=None, 
             values = dict(
                 algorithm="fedavg", dataset=more.get("dataset", "digits"), lr=0.1, name=name
             )
-            entry = record.entry(
-                name, values, seed, history, guarantees, dict(compile=0.0, total=1.0, per_round=0.1)
-            )
+            entry = record.RunRecord(
+                name, values, seed, history, 0.2, 0.0, guarantees
+            ).entry() | dict(seconds=dict(compile=0.0, total=1.0, per_round=0.1))
             runs.append(
                 entry
                 | {k: v for k, v in more.items() if k != "failed"}

@@ -4,6 +4,7 @@ uncounted."""
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -20,8 +21,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jfl.engine.round import init
 from jfl.privacy.guarantees import guarantee
-from jfl.runs import build, checkpoint, config, journal, train
-from jfl.runs.checkpoint import Store
+from jfl.runs import build, checkpoint, config, directory, journal, train
+from jfl.runs.checkpoint import Checkpoints
 from jfl.runs.journal import Branch, Journal, rejoin
 
 TINY = config.Config(
@@ -43,7 +44,7 @@ ADAPTIVE = dataclasses.replace(TINY, unit="client", clip="adaptive", noise_multi
 def final(settings, out):
     """The run in the last checkpoint of a directory."""
     plan, _ = build.build(settings)
-    return Store(out).restore(init(jax.random.key(settings.seed), plan))
+    return Checkpoints(out).restore(init(jax.random.key(settings.seed), plan))
 
 
 def table(out):
@@ -175,7 +176,7 @@ def test_a_killed_run_resumes_to_the_straight_one(straight, programs, tmp_path, 
         timeout=300,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr
-    assert Store(out).latest() == last
+    assert Checkpoints(out).latest() == last
     entry = train.train(STATEFUL, out, resume=True)
     assert same_bits(final(STATEFUL, out), final(STATEFUL, straight))
     assert table(out) == table(straight)
@@ -351,7 +352,7 @@ def test_another_program_with_nothing_to_recompute_counts_once(half, monkeypatch
 
 
 def branch_of(half):
-    saved = Store(half).load()
+    saved = Checkpoints(half).load()
     return Branch(*saved.meta["branch"]), saved.digest
 
 
@@ -366,17 +367,17 @@ def test_the_furthest_round_is_remembered_through_several_stops(monkeypatch, hal
     from 4."""
     run, book, made = final(STATEFUL, half), Journal(half, **recorded(half)), branch_of(half)
     stopped(half, 10)
-    again, branch = rejoin(run, book.read(), *made, **book.made)
+    again, branch = rejoin(run, book.read(), *made, **book.layout)
     assert (int(again.attempt), branch.recomputed) == (0, 0)
     book.announce(5, branch)
     elsewhere(monkeypatch)
-    again, branch = rejoin(run, book.read(), *made, **book.made)
+    again, branch = rejoin(run, book.read(), *made, **book.layout)
     assert (int(again.attempt), branch.recomputed) == (1, 6)
     book.announce(5, branch)  # and this program is killed on its way to 5 as well
-    assert rejoin(run, book.read(), *made, **book.made)[1] == branch
+    assert rejoin(run, book.read(), *made, **book.layout)[1] == branch
     other = dict(checkpoint.environment(), jax="0.0.1")
     monkeypatch.setattr(checkpoint, "environment", lambda: other)
-    again, branch = rejoin(run, book.read(), *made, **book.made)
+    again, branch = rejoin(run, book.read(), *made, **book.layout)
     assert (int(again.attempt), branch.recomputed) == (2, 7)
 
 
@@ -504,7 +505,7 @@ def test_rounds_announced_beyond_the_end_are_charged(half):
 
 
 def test_two_processes_in_one_directory_are_refused(half):
-    with train.alone(half), pytest.raises(ValueError, match="no other process"):
+    with directory.locked(half), pytest.raises(ValueError, match="no other process"):
         train.train(STATEFUL, half, resume=True)
 
 
@@ -512,10 +513,10 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(half, monk
     def flock(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(train.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with (
         pytest.raises(ValueError, match="a file system with locks; got .*No locks available"),
-        train.alone(half),
+        directory.locked(half),
     ):
         pass
 
@@ -524,7 +525,7 @@ def test_a_lock_that_cannot_be_opened_is_a_place_that_cannot_be_written(tmp_path
     (tmp_path / ".lock").mkdir()
     with (
         pytest.raises(ValueError, match="--out: need a place that can be written; got .*lock"),
-        train.alone(tmp_path),
+        directory.locked(tmp_path),
     ):
         pass
 
@@ -550,7 +551,10 @@ def test_a_disk_that_fails_keeps_the_last_checkpoint_and_says_so(straight, half)
         f"{half}/checkpoints/6."
     )
     assert f"Last good checkpoint: round 4 in {half}." in message and "--resume" in message
-    assert (half / "checkpoints" / "4").read_bytes() == kept and Store(half).rounds() == [4, 2]
+    assert (half / "checkpoints" / "4").read_bytes() == kept and Checkpoints(half).rounds() == [
+        4,
+        2,
+    ]
     assert not [p for p in half.rglob("*") if checkpoint.temporary(p)]
     train.train(STATEFUL, half, resume=True)
     assert table(half) == table(straight) and same_bits(
@@ -565,7 +569,10 @@ def test_a_disk_that_fails_at_once_leaves_nothing(tmp_path):
 
 
 def test_a_terminal_that_went_is_not_a_disk(half):
-    with pytest.raises(BrokenPipeError, match="pipe"), train.told(half, Store(half)):
+    with (
+        pytest.raises(BrokenPipeError, match="pipe"),
+        directory.disk_errors_explained(half, Checkpoints(half)),
+    ):
         raise BrokenPipeError(errno.EPIPE, "pipe")
 
 
@@ -621,7 +628,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_and_named(half, kind):
     damage, words = DAMAGES[kind]
     damage(half / "checkpoints" / "4")
     with pytest.raises(ValueError, match=f"checkpoints/4: need .*{words}"):
-        Store(half).load()
+        Checkpoints(half).load()
 
 
 def test_a_damaged_checkpoint_is_not_resumed(half):
@@ -634,7 +641,7 @@ def test_a_damaged_checkpoint_is_not_resumed(half):
 
 def test_every_part_of_a_checkpoint_is_watched(half):
     """A flip anywhere is an error, never another state."""
-    path, store = half / "checkpoints" / "4", Store(half)
+    path, store = half / "checkpoints" / "4", Checkpoints(half)
     whole = path.read_bytes()
     for at in np.linspace(0, len(whole) - 1, 200).astype(int):
         flip(path, at)

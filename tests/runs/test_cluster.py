@@ -66,7 +66,7 @@ def quick():
     most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "scan", lambda run, plan, rounds: run)
-        patch.setattr(sweep.report, "picture", lambda *args: None)
+        patch.setattr(sweep.record, "picture", lambda *args: None)
         yield
 
 
@@ -120,7 +120,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
         run(out)
     computed.clear()
     run(out, resume=True, watch=lambda **what: seen.append(what.get("completed")))
-    assert [len(b.at) for b in computed] == [2, 2] and len(lines(out)) == len(
+    assert [len(b.indices) for b in computed] == [2, 2] and len(lines(out)) == len(
         {r["key"] for r in lines(out)}
     ) == 6
     assert [s for s in seen if s is not None] == [2, 4, 6]
@@ -203,10 +203,10 @@ def test_a_line_that_is_not_as_it_was_written_is_named(straight, tmp_path):
 
 def test_a_file_that_became_shorter_is_not_made_longer(straight, tmp_path):
     out = shutil.copytree(straight, tmp_path / "run")
-    store = points.Results(out / sweep.FILE)
+    store = sweep.points_store(out)
     (out / sweep.FILE).write_bytes((out / sweep.FILE).read_bytes()[:40])
     with pytest.raises(ValueError, match="points.jsonl: need the .* bytes .* got 40: another hand"):
-        store.put([dict(key="new")])
+        store.put([dict.fromkeys(sweep.LINE, "new")])
     assert len((out / sweep.FILE).read_bytes()) == 40
 
 
