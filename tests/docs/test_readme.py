@@ -9,6 +9,7 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
+from jfl.cli import main
 from jfl.report import results
 from jfl.runs import record
 
@@ -150,12 +151,22 @@ def test_every_file_named_exists():
         assert (ROOT / target).exists(), target
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "sweep", "epsilon", "calibrate", "list"])
-def test_every_command_helps(command):
+def test_the_package_runs_as_a_command():
     out = subprocess.run(
-        [sys.executable, "-m", "jfl.cli", command, "--help"],
+        [sys.executable, "-m", "jfl.cli", "list", "--help"],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert out.returncode == 0 and "jfl " + command in out.stdout, out.stderr
+    assert out.returncode == 0 and "jfl list" in out.stdout, out.stderr
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "sweep", "epsilon", "calibrate", "list"])
+def test_every_command_helps(command, capsys):
+    """In this process: starting one costs more than its help."""
+    try:
+        code = main.main([command, "--help"])
+    except SystemExit as stop:
+        code = stop.code
+    out = capsys.readouterr()
+    assert not code and "jfl " + command in out.out, out.err
