@@ -1,0 +1,57 @@
+"""Searches of the accountants: what they return was tested, and lies on the safe side."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jfl.privacy.accountants import roots
+
+FALLING = {
+    "straight": (lambda x: 1.3 - x, 1.3),
+    "convex": (lambda x: math.exp(-5 * x) - 1e-3, math.log(1e3) / 5),
+    "jump": (lambda x: math.inf if x < 0.7 else -1.0, 0.7),
+    "flat after": (lambda x: max(0.4 - x, 0.0), 0.4),  # zero from 0.4 on: the first zero counts
+    "nan before": (lambda x: math.nan if x < 1.1 else -1e-9, 1.1),
+}
+
+
+@pytest.mark.parametrize("name", FALLING)
+def test_the_smallest_that_fits(name):
+    excess, crossing = FALLING[name]
+    tested = {}
+
+    def watched(x):
+        tested[x] = excess(x)
+        return tested[x]
+
+    x = roots.smallest_fitting(watched, 0.0, 2.0, 1e-6)
+    assert tested[x] <= 0 and crossing - 1e-12 <= x <= crossing + 1e-6
+    assert any(x - 1e-6 <= other < x and not value <= 0 for other, value in tested.items())
+
+
+def test_where_everything_or_nothing_fits():
+    assert roots.smallest_fitting(lambda x: -1.0, 0.5, 2.0, 1e-6) == 0.5
+    with pytest.raises(ValueError, match="different signs"):
+        roots.smallest_fitting(lambda x: 1.0, 0.5, 2.0, 1e-6)
+
+
+def test_traced_searches_under_vmap():
+    """Each element has its own bracket, whose ends are on either side of its crossing."""
+    with jax.enable_x64(True):
+        target = jnp.array([0.2, 1.0, 3.7])
+        low, high = jax.jit(
+            lambda c: roots.bisect(lambda x: x < c, jnp.zeros(3), jnp.full(3, 8.0), 40)
+        )(target)
+        assert np.all(low <= target) and np.all(target <= high) and np.all(high - low < 1e-11)
+        search = lambda c: roots.illinois(lambda x: jnp.exp(-x) - jnp.exp(-c), 0.0 * c, 8.0 + 0 * c)
+        bracket = jax.jit(jax.vmap(search))(target)
+        assert np.all(bracket.low < target) and np.all(target <= bracket.high)
+        assert np.all(bracket.high_value <= 0) and np.all(bracket.high - bracket.low < 1e-6)
+        x, value = jax.vmap(
+            lambda c: roots.golden_section(lambda x: (x - c) ** 2, 0.0 * c, 8.0 + 0 * c, 60)
+        )(target)
+        np.testing.assert_allclose(x, target, rtol=1e-7)
+        np.testing.assert_allclose(value, (x - target) ** 2, rtol=1e-12)
