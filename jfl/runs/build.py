@@ -8,13 +8,9 @@ import jax
 import numpy as np
 
 from .. import algorithms, schedules
-from ..core import checks, options
-from ..models import tasks
-from ..papers import as_printed
-from ..sampling import batches, clients as sampling, weights as client_weights
-from .config import Config, the_unit, the_view
-from ..core.records import Plan, Algorithm, Federation, Mechanism, Sampler, Task
 from ..algorithms.base import Traits, traits_of
+from ..core import checks, options
+from ..core.records import Algorithm, Federation, Mechanism, Plan, Sampler, Task
 from ..data import corruption, datasets, partition, transforms
 from ..data.federation import federate
 from ..engine.plan import plan
@@ -33,6 +29,7 @@ from ..privacy.mechanisms.stages import (
     gaussian,
     total,
 )
+from ..sampling import weights as client_weights
 from .config import (
     FIELDS,
     OPTIMIZERS,
@@ -291,9 +288,7 @@ def _plan(config: Config, noise) -> Plan:
 
 
 def _weights(config):
-    return (
-        client_weights.impact(config.impact, config.groups) if config.impact else config.weights
-    )
+    return client_weights.impact(config.impact, config.groups) if config.impact else config.weights
 
 
 def _sampler(config) -> Sampler:
