@@ -188,7 +188,7 @@ def _download(where, folder):
             checks.fail(
                 where,
                 "OpenML's rows in the order test, train",
-                f"another person row row {row}",
+                f"another person at row {row}",
                 "Get the files of the UCI repository.",
             )
     folder.mkdir(parents=True, exist_ok=True)
