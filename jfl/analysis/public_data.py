@@ -46,7 +46,7 @@ def gradient_norms(
         >>> gradient_norms(loss, jnp.zeros(2), jnp.eye(2), jnp.array([3.0, -4.0])).tolist()
         [3.0, 4.0]
     """
-    return _norms(*_arguments("proxy.gradient_norms", task, params, x, y, microbatch))
+    return _norms(*_arguments("public_data.gradient_norms", task, params, x, y, microbatch))
 
 
 def median_norm(
@@ -80,7 +80,7 @@ def median_norm(
         ... )
         3.5
     """
-    where = "proxy.median_norm"
+    where = "public_data.median_norm"
     level = checks.array(where, "quantile", quantile)
     if level.ndim or level.dtype.kind not in "iuf" or not 0 <= level <= 1:
         checks.fail(
@@ -119,7 +119,7 @@ def update_norms(
     Raises:
         ValueError: for more clients than rows, or a batch larger than a client.
     """
-    where = "proxy.update_norms"
+    where = "public_data.update_norms"
     loss, params, x, y, _ = _arguments(where, task, params, x, y, None)
     checks.whole(where, clients=clients, steps=steps)
     checks.positive(where, single=True, lr=lr)
@@ -166,9 +166,9 @@ def band_energies(
     Privacy:
         sound if the rows are public.
     """
-    checks.kind("proxy.band_energies", haar.Bands, "jfl.bands", bands=bands)
+    checks.kind("public_data.band_energies", haar.Bands, "jfl.bands", bands=bands)
     loss, params, x, y, microbatch = _arguments(
-        "proxy.band_energies", task, params, x, y, microbatch
+        "public_data.band_energies", task, params, x, y, microbatch
     )
     return _energies(loss, params, x, y, bands, microbatch)
 
@@ -199,14 +199,14 @@ def band_report(energies: ArrayLike, bands: Bands) -> list[dict]:
         Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy and
         Schwarz.
     """
-    given, count = checks.array("proxy.band_report", "energies", energies), haar.count(bands)
+    given, count = checks.array("public_data.band_report", "energies", energies), haar.count(bands)
     if (
         given.shape != (count,)
         or given.dtype.kind not in "iuf"
         or not np.all((given >= 0) & np.isfinite(given))
     ):
         checks.fail(
-            "proxy.band_report",
+            "public_data.band_report",
             f"finite energies >= 0, one for each of {count} bands",
             checks.shown(energies),
         )

@@ -69,7 +69,7 @@ def salt_and_pepper(
         >>> [round(float((fed.x[own] != 0.5).mean()), 1) for own in fed.index]
         [0.0, 0.2, 0.5]
     """
-    where = "corrupt.salt_and_pepper"
+    where = "corruption.salt_and_pepper"
     levels = _levels(where, fed, seed, held_out, density=density)
     if not jnp.issubdtype(fed.x.dtype, jnp.floating):
         checks.fail(where, "features of float", f"dtype {fed.x.dtype}", "Tokens are no numbers.")
@@ -116,7 +116,7 @@ def label_noise(
         >>> round(float((label_noise(fed, 0.2).y != fed.y).mean()), 1)
         0.2
     """
-    where = "corrupt.label_noise"
+    where = "corruption.label_noise"
     levels = _levels(where, fed, seed, held_out, share=share)
     if fed.classes < 2:
         checks.fail(

@@ -103,12 +103,12 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
     References:
         the sign of an axis is chosen so that its largest entry is positive.
     """
-    checks.whole("transform.pca", components=components)
+    checks.whole("transforms.pca", components=components)
     x, x_test = _rows("pca", dataset)
     fit = _fitted("pca", x, public)
     if components > fit.shape[1] or components >= len(fit):
         checks.fail(
-            "transform.pca",
+            "transforms.pca",
             f"components <= {fit.shape[1]} features and < {len(fit)} rows",
             f"components={components}",
         )
@@ -163,13 +163,13 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
     """
     if not isinstance(dataset, Dataset):
         checks.fail(
-            "transform.public", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays."
+            "transforms.public", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays."
         )
-    checks.whole("transform.public", rows=rows)
-    checks.seed("transform.public", seed=seed)
+    checks.whole("transforms.public", rows=rows)
+    checks.seed("transforms.public", seed=seed)
     n = len(dataset.x)
     if rows >= n:
-        checks.fail("transform.public", f"fewer than the {n} training rows", f"rows={rows}")
+        checks.fail("transforms.public", f"fewer than the {n} training rows", f"rows={rows}")
     order = np.random.default_rng([seed, PUBLIC]).permutation(n)
     proxy, rest = order[:rows], np.sort(order[rows:])
     owners = None if dataset.owners is None else dataset.owners[rest]

@@ -217,14 +217,14 @@ def test_update_norms_refuse(options, message):
     options = dict(
         dict(clients=2, steps=1, lr=0.1, batch=jfl.batches.full(), key=jax.random.key(0)), **options
     )
-    with pytest.raises(ValueError, match="proxy.update_norms: need .*" + message):
+    with pytest.raises(ValueError, match="public_data.update_norms: need .*" + message):
         public_data.update_norms(squared, start_params(), x, y, **options)
 
 
 def test_rows_are_checked():
     x, y = rows()
     for bad in ((x, y[:3]), (x[:0], y[:0]), (x[0, 0], y)):
-        with pytest.raises(ValueError, match="proxy.gradient_norms: need public rows"):
+        with pytest.raises(ValueError, match="public_data.gradient_norms: need public rows"):
             public_data.gradient_norms(squared, start_params(), *bad)
     with pytest.raises(ValueError, match="got microbatch=0"):
         public_data.gradient_norms(squared, start_params(), x, y, microbatch=0)
@@ -331,7 +331,7 @@ def test_band_report_of_blocks():
         and math.isnan(empty[1]["ratio_weighted"])
     )
     for bad in (energies[:-1], -energies, energies * np.nan):
-        with pytest.raises(ValueError, match="proxy.band_report: need finite energies >= 0"):
+        with pytest.raises(ValueError, match="public_data.band_report: need finite energies >= 0"):
             public_data.band_report(bad, bands)
 
 

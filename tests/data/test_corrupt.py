@@ -219,7 +219,7 @@ def test_a_row_of_two_clients():
     ],
 )
 def test_salt_and_pepper_refuses(options, message):
-    with pytest.raises(ValueError, match="corrupt.salt_and_pepper: need .*" + message):
+    with pytest.raises(ValueError, match="corruption.salt_and_pepper: need .*" + message):
         corruption.salt_and_pepper(federate(grey(12, (2, 2)), partition.iid(3)), **options)
 
 
@@ -234,10 +234,10 @@ def test_corrupt_refuses_what_it_cannot_read():
     with pytest.raises(ValueError, match="features of float; got dtype int32"):
         corruption.salt_and_pepper(dataclasses.replace(fed, x=fed.x.astype(jnp.int32)), 0.1)
     with pytest.raises(
-        ValueError, match="corrupt.label_noise: need at least two classes; got classes=0"
+        ValueError, match="corruption.label_noise: need at least two classes; got classes=0"
     ):
         corruption.label_noise(dataclasses.replace(fed, classes=0), 0.1)
-    with pytest.raises(ValueError, match=r"corrupt.label_noise: need share in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"corruption.label_noise: need share in \[0, 1\]"):
         corruption.label_noise(fed, [0.1, 2, 0.1])
 
 
@@ -396,7 +396,7 @@ def test_public_rows_are_drawn_at_random():
     ],
 )
 def test_public_refuses(arguments, message):
-    with pytest.raises(ValueError, match="transform.public: need .*" + message):
+    with pytest.raises(ValueError, match="transforms.public: need .*" + message):
         transforms.public(numbered(), *arguments)
     with pytest.raises(ValueError, match="need a Dataset; got int"):
         transforms.public(3, 1)

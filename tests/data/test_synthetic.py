@@ -509,7 +509,7 @@ def test_pca_is_that_of_scikit_learn(monkeypatch):
 
 @pytest.mark.parametrize("components, rows", [(13, 60), (5, 5), (0, 60)])
 def test_pca_refuses_too_many(components, rows):
-    with pytest.raises(ValueError, match="transform.pca: need .*components"):
+    with pytest.raises(ValueError, match="transforms.pca: need .*components"):
         transforms.pca(images(rows), components)
 
 

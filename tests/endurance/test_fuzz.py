@@ -334,11 +334,11 @@ API = {
     "transforms.standardise": (transforms.standardise, dict(dataset=ROWS, public=X)),
     "transforms.pca": (transforms.pca, dict(dataset=ROWS, components=1, public=X)),
     "transforms.public": (transforms.public, dict(dataset=ROWS, rows=2, seed=0)),
-    "corrupt.salt_and_pepper": (
+    "corruption.salt_and_pepper": (
         corruption.salt_and_pepper,
         dict(fed=REAL, density=0.1, seed=0, low=0, high=1, held_out=False),
     ),
-    "corrupt.label_noise": (
+    "corruption.label_noise": (
         corruption.label_noise,
         dict(fed=FED, share=0.1, seed=0, held_out=False),
     ),
@@ -409,14 +409,17 @@ API = {
         heterogeneity.objective_gap,
         dict(task=TASK, fed=FEW_CLIENTS, l2=0.1, weights="uniform", tolerance=1e-6),
     ),
-    "proxy.gradient_norms": (public_data.gradient_norms, PROXY | dict(microbatch=2)),
-    "proxy.median_norm": (public_data.median_norm, PROXY | dict(quantile=0.5, microbatch=2)),
-    "proxy.update_norms": (
+    "public_data.gradient_norms": (public_data.gradient_norms, PROXY | dict(microbatch=2)),
+    "public_data.median_norm": (public_data.median_norm, PROXY | dict(quantile=0.5, microbatch=2)),
+    "public_data.update_norms": (
         begins(public_data.update_norms, "jfl.analysis.public_data:_updates"),
         PROXY | dict(clients=2, steps=2, batch=BATCH, lr=0.1, key=SEED),
     ),
-    "proxy.band_energies": (public_data.band_energies, PROXY | dict(bands=BANDS, microbatch=2)),
-    "proxy.band_report": (
+    "public_data.band_energies": (
+        public_data.band_energies,
+        PROXY | dict(bands=BANDS, microbatch=2),
+    ),
+    "public_data.band_report": (
         public_data.band_report,
         dict(energies=np.ones(haar.count(BANDS)), bands=BANDS),
     ),

@@ -277,7 +277,7 @@ def test_epsilon_of_a_run():
     low = lower_epsilon(0.1, 2.0 / math.sqrt(5), 1, 1e-5)
     assert low < paper.run_epsilon("R4", 16, 2.0, 0.1, 1, 1e-5) < 1.02 * low
     whole = float(paper.true_epsilon("R1", 2**18, 3.0, 1e-5))  # sampling hides next to nothing
-    assert 0.98 * whole < paper.run_epsilon("R1", 2**18, 3.0, 0.05, 1, 1e-5) <= whole
+    assert 0.98 * whole < paper.run_epsilon("R1", 2**18, 3.0, 0.05, 1, 1e-5) <= whole * (1 + 1e-12)
 
 
 def test_sensitivity_of_clients():

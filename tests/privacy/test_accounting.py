@@ -262,7 +262,9 @@ def test_golden_file():
             z = guarantees.solve_noise(
                 lambda z, p=p: poisson(p["q"], z, p["T"]), p["target_eps"], p["delta"]
             )
-            assert v["sigma_pld_dpa"] < z <= v["sigma_rdp_dpa"] * (1 + 2e-6), e["id"]
+            # with loss distributions, of a finer grid than that library's
+            assert 1 - 1e-4 < z / v["sigma_pld_dpa"] < 1 + 1e-3, e["id"]
+            assert z <= v["sigma_rdp_dpa"], e["id"]
         else:
             continue
         seen += 1
@@ -421,8 +423,8 @@ def test_slopes_are_finite_beyond_the_reach_of_the_grid():
 def test_solved_noise_is_safe_and_tight(target):
     z = guarantees.solve_noise(lambda z: poisson(0.02, z, 500), target, DELTA)
     assert z == float(np.float32(z))
-    assert target * (1 - 1e-3) <= eps(poisson(0.02, z, 500)) <= target
-    assert eps(poisson(0.02, z * (1 - 1e-3), 500)) > target
+    assert target * (1 - 1e-3) <= best(poisson(0.02, z, 500)) <= target
+    assert best(poisson(0.02, z * (1 - 1e-3), 500)) > target
 
 
 def test_solve_noise_refuses():
@@ -871,7 +873,8 @@ def test_one_draw_is_a_sample_of_one():
     )
     close(eps(with_replacement(1, 10, 2.0, 50)), eps(fixed(0.1, 2.0, 50, 10)), 1e-3)
     close(rdp.with_replacement(orders, [0.0, 0.0, 1.0], 2.0), rdp.gaussian(orders, 1.0), 1e-12)
-    assert eps(with_replacement(3, 1, 2.0, 7)) == eps(events.repeat(events.gaussian(2.0 / 3), 7))
+    whole = eps(events.repeat(events.gaussian(2.0 / 3), 7))
+    close(eps(with_replacement(3, 1, 2.0, 7)), whole, 1e-14)
 
 
 @pytest.mark.parametrize(

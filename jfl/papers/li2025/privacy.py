@@ -178,7 +178,7 @@ def sensitivity_convex_contractive(
     It is steps * batch times below the others.  Amplify it with the rate of "wor_round" only.
 
     Args:
-        scheme: as `classic.round_rate`; clip_norm: of the batch's gradient.
+        scheme: as `approximate_dp.round_rate`; clip_norm: of the batch's gradient.
 
     Shapes:
         lrs [..., steps] -> [...].

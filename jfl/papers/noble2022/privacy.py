@@ -319,8 +319,8 @@ def proved_rdp(
 
     Args:
         bound: "P1", a third party, both algorithms, any loss; "P1a" and "P2", DP-FedAvg under the
-            conditions of `rounds.last_step_shared` and `rounds.nonexpansive`; "server", who sees
-            the participants.
+            conditions of `local_steps.last_step_shared` and `local_steps.nonexpansive`; "server",
+            who sees the participants.
 
     Shapes:
         orders [n] > 1 -> Float64[n].

@@ -33,10 +33,10 @@ def gaussian_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
         >>> round(float(gaussian_sigma(1.0, 1.0, 1e-5)), 4)
         4.8448
     """
-    _deltas("classic.gaussian_sigma", delta=delta)
-    checks.positive("classic.gaussian_sigma", sensitivity=sensitivity)
+    _deltas("approximate_dp.gaussian_sigma", delta=delta)
+    checks.positive("approximate_dp.gaussian_sigma", sensitivity=sensitivity)
     checks.fraction(
-        "classic.gaussian_sigma",
+        "approximate_dp.gaussian_sigma",
         "The classical formula needs epsilon <= 1: use analytic_sigma.",
         epsilon=epsilon,
     )
@@ -60,9 +60,9 @@ def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
         >>> round(float(analytic_sigma(1.0, 1.0, 1e-5)), 4)
         3.7306
     """
-    _deltas("classic.analytic_sigma", delta=delta)
-    checks.positive("classic.analytic_sigma", sensitivity=sensitivity)
-    checks.nonnegative("classic.analytic_sigma", epsilon=epsilon)
+    _deltas("approximate_dp.analytic_sigma", delta=delta)
+    checks.positive("approximate_dp.analytic_sigma", sensitivity=sensitivity)
+    checks.nonnegative("approximate_dp.analytic_sigma", epsilon=epsilon)
     return _analytic(sensitivity, epsilon, delta)
 
 
@@ -74,8 +74,8 @@ def compose_basic(
     >>> [float(v) for v in compose_basic(0.5, 1e-6, 4)]
     [2.0, 4e-06]
     """
-    _pair("classic.compose_basic", epsilon, delta)
-    checks.nonnegative("classic.compose_basic", times=times)
+    _pair("approximate_dp.compose_basic", epsilon, delta)
+    checks.nonnegative("approximate_dp.compose_basic", times=times)
     return _product(epsilon, times), _product(delta, times)
 
 
@@ -89,9 +89,9 @@ def compose_advanced(
         Dwork, Rothblum, Vadhan, 2010: epsilon sqrt(2 times log(1 / slack)) + times epsilon
         (e^epsilon - 1).
     """
-    _pair("classic.compose_advanced", epsilon, delta)
-    checks.nonnegative("classic.compose_advanced", times=times)
-    _deltas("classic.compose_advanced", slack=slack)
+    _pair("approximate_dp.compose_advanced", epsilon, delta)
+    checks.nonnegative("approximate_dp.compose_advanced", times=times)
+    _deltas("approximate_dp.compose_advanced", slack=slack)
     return _advanced(epsilon, times, slack), _sum(_product(delta, times), slack)
 
 
@@ -113,8 +113,8 @@ def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[jax.
         >>> [round(float(v), 6) for v in amplify(1.0, 1e-5, 0.01)]
         [0.017037, 0.0]
     """
-    _pair("classic.amplify", epsilon, delta)
-    checks.fraction("classic.amplify", rate=rate)
+    _pair("approximate_dp.amplify", epsilon, delta)
+    checks.fraction("approximate_dp.amplify", rate=rate)
     return _amplified(epsilon, rate), _product(delta, rate)
 
 
@@ -130,11 +130,11 @@ def local_budget(
         >>> [round(float(v), 9) for v in amplify(*local_budget(0.5, 1e-5, 0.1), 0.1)]
         [0.5, 1e-05]
     """
-    _pair("classic.local_budget", epsilon, delta)
-    checks.fraction("classic.local_budget", rate=rate)
+    _pair("approximate_dp.local_budget", epsilon, delta)
+    checks.fraction("approximate_dp.local_budget", rate=rate)
     if checks.concrete((delta, rate)) and not np.all(np.asarray(delta) < np.asarray(rate)):
         checks.fail(
-            "classic.local_budget",
+            "approximate_dp.local_budget",
             "delta < rate",
             f"delta={delta!r}, rate={rate!r}",
             "Lower delta.",
@@ -167,7 +167,7 @@ def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarr
         ... ]
         [0.083333, 0.080601, 0.08002]
     """
-    where = "classic.round_rate"
+    where = "approximate_dp.round_rate"
     checks.whole(where, batch=batch, steps=steps)
     checks.choice(where, ("wor_round", "independent", "with_replacement"), scheme=scheme)
     checks.positive(where, rows=rows)

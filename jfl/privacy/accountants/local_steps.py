@@ -87,7 +87,7 @@ def nonexpansive(
     Units:
         z: multiplier of one client's step; the cohort's is sqrt(cohort) z, over B sensitivities.
     """
-    checks.whole("rounds.nonexpansive", steps=steps)
+    checks.whole("local_steps.nonexpansive", steps=steps)
     return _nonexpansive(orders, probability, rate, z, cohort, np.arange(steps + 1.0))
 
 

@@ -55,7 +55,7 @@ def epsilons(
         >>> epsilons(0.01, [1.0, 2.0], 1000, 1e-5).round(3).tolist()
         [2.101, 0.686]
     """
-    _test("many.epsilons", rate, delta, scheme, z=z, steps=steps)
+    _test("rdp_batched.epsilons", rate, delta, scheme, z=z, steps=steps)
     return _map(_epsilon, scheme, rate, z, steps, delta)
 
 
@@ -83,7 +83,7 @@ def noise_multipliers(
         >>> round(float(z), 4), float(reached) <= 1.0
         (1.5131, True)
     """
-    _test("many.noise_multipliers", rate, delta, scheme, steps=steps, epsilon=epsilon)
+    _test("rdp_batched.noise_multipliers", rate, delta, scheme, steps=steps, epsilon=epsilon)
     return _map(_noise, scheme, rate, steps, epsilon, delta)
 
 

@@ -98,7 +98,7 @@ def tcdp_to_dp(rho: ArrayLike, omega: ArrayLike, delta: ArrayLike, strict: bool 
     References:
         Chen et al., 2024, Lemma 2; Bun, Dwork, Rothblum, Steinke, STOC 2018, Lemma 5.
     """
-    _ranges("concentrated.tcdp_to_dp", rho, delta)
+    _ranges("zcdp.tcdp_to_dp", rho, delta)
     with in_float64():
         r, w, d = (jnp.asarray(v, jnp.float64) for v in (rho, omega, delta))
         conditions = {
@@ -106,7 +106,7 @@ def tcdp_to_dp(rho: ArrayLike, omega: ArrayLike, delta: ArrayLike, strict: bool 
             "log(1 / delta) <= (omega - 1)^2 rho": -jnp.log(d) <= (w - 1) ** 2 * r,
         }
         return checks.checked(
-            "concentrated.tcdp_to_dp",
+            "zcdp.tcdp_to_dp",
             to_dp_classical(rho, delta),
             conditions,
             strict,
@@ -125,9 +125,9 @@ def tcdp_to_dp_any(rho: ArrayLike, omega: ArrayLike, delta: ArrayLike) -> jax.Ar
         >>> round(float(tcdp_to_dp_any(0.01, 20.0, 1e-5)), 6)
         0.59698
     """
-    _ranges("concentrated.tcdp_to_dp_any", rho, delta)
+    _ranges("zcdp.tcdp_to_dp_any", rho, delta)
     if checks.concrete(omega) and not np.all(np.asarray(omega) > 1):
-        checks.fail("concentrated.tcdp_to_dp_any", "omega > 1", f"omega={omega!r}")
+        checks.fail("zcdp.tcdp_to_dp_any", "omega > 1", f"omega={omega!r}")
     return _best(rho, delta, omega)
 
 
@@ -154,8 +154,8 @@ def tcdp_amplify(
         >>> tcdp_amplify(1.77, 1 / 60, strict=False).failed[0]
         'rho <= 0.1'
     """
-    _ranges("concentrated.tcdp_amplify", rho)
-    checks.fraction("concentrated.tcdp_amplify", rate=rate)
+    _ranges("zcdp.tcdp_amplify", rho)
+    checks.fraction("zcdp.tcdp_amplify", rate=rate)
     with in_float64():
         r, q, w = (jnp.asarray(v, jnp.float64) for v in (rho, rate, omega))
         gain = -jnp.log(q)
@@ -167,7 +167,7 @@ def tcdp_amplify(
             "omega >= log(1 / rate) / (2 rho)": w >= gain / (2 * r),
         }
         return checks.checked(
-            "concentrated.tcdp_amplify",
+            "zcdp.tcdp_amplify",
             (13 * q**2 * r, gain / (4 * r)),
             conditions,
             strict,
@@ -198,9 +198,9 @@ def tcdp_calibrate(
         >>> round(float(tcdp_calibrate(1 / 60, 300, 0.3, 1e-2).value), 2)
         10.7
     """
-    checks.fraction("concentrated.tcdp_calibrate", rate=rate)
-    checks.positive("concentrated.tcdp_calibrate", steps=steps, epsilon=epsilon)
-    _ranges("concentrated.tcdp_calibrate", delta=delta)
+    checks.fraction("zcdp.tcdp_calibrate", rate=rate)
+    checks.positive("zcdp.tcdp_calibrate", steps=steps, epsilon=epsilon)
+    _ranges("zcdp.tcdp_calibrate", delta=delta)
     z = _multiplier(rate, steps, epsilon, delta)
     step = gaussian(1.0, z)
     sampled = tcdp_amplify(step, rate, strict=strict)
