@@ -68,12 +68,21 @@ LIBRARIES = frozenset(
         "builtins",
     )
 )
+# Functions that have no Python code.
+COMPILED = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
 # What a class has that says nothing of what its objects compute.
 SILENT = frozenset(
-    """__module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __annotate__ __annotate_func__
-__dataclass_fields__ __dataclass_params__ __match_args__ __firstlineno__ __static_attributes__ __abstractmethods__ _abc_impl
-__parameters__ __orig_bases__ __slots__ __hash__ __classcell__ __annotations_cache__ __slotnames__ _registered_name
-_registered_code""".split()  # noqa: E501
+    """__module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __annotate__
+    __annotate_func__ __dataclass_fields__ __dataclass_params__ __match_args__ __firstlineno__
+    __static_attributes__ __abstractmethods__ _abc_impl __parameters__ __orig_bases__ __slots__
+    __hash__ __classcell__ __annotations_cache__ __slotnames__ _registered_name
+    _registered_code""".split()
 )
 FLAX = frozenset(
     "_state _id _parent_ref parent scope".split()
@@ -364,7 +373,6 @@ class Reader:
         self.known: dict = {}  # id -> value, what stands for it; the value is held, so its id stays
 
     # --- results
-    # ------------------------------------------------------------------------------------------------  # noqa: E501
 
     def text(self, tree) -> str:
         """The static description: leaves by shape and type alone."""
@@ -380,7 +388,6 @@ class Reader:
         return [self.shown(v) for v in tree] if isinstance(tree, list) else tree
 
     # --- a plan
-    # -------------------------------------------------------------------------------------------------  # noqa: E501
 
     def start(self, plan: Plan) -> dict:
         """What `jfl.init` reads of a plan."""
@@ -539,7 +546,7 @@ class Reader:
             self.known[id(value)] = value, found
         return found
 
-    def _read(self, value):  # noqa: C901
+    def _read(self, value):
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, Fn) or (is_ours(type(value)) and _is_pytree(value)):
@@ -561,40 +568,38 @@ class Reader:
             return {"function": self.static(value.__func__)}
         if type(value) is property:
             return {"property": [self.static(f) for f in (value.fget, value.fset, value.fdel)]}
-        if _library(_top(type(value))) and hasattr(
-            value, "__wrapped__"
-        ):  # jax.jit, jax.custom_jvp, jax.custom_vjp
-            given = getattr(value, "__dict__", {})
-            parts = {
-                n: self.static(given[n])
-                for n in ("jvp", "fwd", "bwd", "vmap_rule", "nondiff_argnums")
-                if n in given
-            }
-            return {
-                "wrapped": type(value).__name__,
-                "function": self.static(value.__wrapped__),
-                **parts,
-            }
-        if isinstance(
-            value,
-            (
-                types.BuiltinFunctionType,
-                types.MethodDescriptorType,
-                types.WrapperDescriptorType,
-                types.MethodWrapperType,
-                types.ClassMethodDescriptorType,
-            ),
-        ):
-            of = getattr(value, "__self__", None)
-            own = {} if of is None or isinstance(of, types.ModuleType) else {"of": self.static(of)}
-            return {
-                "library": f"{_top(value) or 'builtins'}.{getattr(value, '__qualname__', value.__name__)}"  # noqa: E501
-            } | own
+        if _library(_top(type(value))) and hasattr(value, "__wrapped__"):
+            return self._wrapped(value)
+        if isinstance(value, COMPILED):
+            return self._compiled(value)
         if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
             return {"library": f"numpy.{value.__name__}"}
         if isinstance(value, logging.Logger):
             return {"logger": value.name}
         return self._object(value)
+
+    def _wrapped(self, value):
+        """A function of the user's inside one of jax: jit, custom_jvp, custom_vjp."""
+        given = getattr(value, "__dict__", {})
+        parts = {
+            n: self.static(given[n])
+            for n in ("jvp", "fwd", "bwd", "vmap_rule", "nondiff_argnums")
+            if n in given
+        }
+        return {
+            "wrapped": type(value).__name__,
+            "function": self.static(value.__wrapped__),
+            **parts,
+        }
+
+    def _compiled(self, value):
+        """A function of C, by name; a method of an object (`[].append`) with what it belongs to."""
+        name = getattr(value, "__qualname__", value.__name__)
+        found = {"library": f"{_top(value) or 'builtins'}.{name}"}
+        owner = getattr(value, "__self__", None)
+        if owner is None or isinstance(owner, types.ModuleType):
+            return found
+        return found | {"of": self.static(owner)}
 
     def _function(self, value):
         if name := registered(value):

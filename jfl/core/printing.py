@@ -115,7 +115,8 @@ def _many(n, thing) -> str:
 @safe
 def record(self) -> str:
     """A record without a text of its own: its fields, in one line."""
-    return f"{type(self).__name__}({_named((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))})"  # noqa: E501
+    fields = _named((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+    return f"{type(self).__name__}({fields})"
 
 
 @safe
@@ -175,7 +176,8 @@ def batches(self) -> str:
         [("rate", self.rate)] if self.rate is not None else [] if size is None else [(None, size)]
     )
     given += [("short", self.short)] if self.short != "error" else []
-    return f"{self.scheme}({', '.join(value(v) if k is None else f'{k}={value(v)}' for k, v in given)})"  # noqa: E501
+    arguments = (value(v) if name is None else f"{name}={value(v)}" for name, v in given)
+    return f"{self.scheme}({', '.join(arguments)})"
 
 
 @safe

@@ -53,7 +53,54 @@ def points_of(axes: dict) -> list[dict]:
     return [dict(zip(lists, values)) for values in itertools.product(*lists.values())]
 
 
-def sweep(  # noqa: C901
+def _checked_points(points, axes) -> list[dict]:
+    if points is not None and axes:
+        checks.fail("sweep", "either points or axes", f"both: {sorted(axes)}")
+    points = points_of(axes) if points is None else checks.several("sweep", points=points)
+    if not points or not all(
+        isinstance(p, dict) and all(isinstance(k, str) for k in p) for p in points
+    ):
+        checks.fail(
+            "sweep",
+            "at least one point, each a dict of arguments of make_plan",
+            checks.shown(points),
+        )
+    return points
+
+
+def _plans_of(make_plan, points, rounds) -> list[Plan]:
+    """The plan of each point; points that differ in their seed alone have one plan between them."""
+    try:
+        signature = inspect.signature(make_plan)
+    except (TypeError, ValueError):
+        checks.fail("sweep", "make_plan, a function that gives a plan", checks.shown(make_plan))
+    takes = signature.parameters
+    wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    plans, plan_of = [], {}
+    for point in points:
+        arguments = {k: v for k, v in point.items() if k != "seed" or wants_seed}
+        identical = tuple(
+            (k, type(v), v if isinstance(v, (int, float, str)) else id(v))
+            for k, v in sorted(arguments.items())
+        )
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            checks.fail(
+                "sweep", f"make_plan{signature} to take {sorted(arguments)}", checks.cause(error)
+            )
+        if identical not in plan_of:  # so that what its seeds share stays shared
+            plan_of[identical] = make_plan(**arguments)
+        plans.append(plan_of[identical])
+    for plan in plans:
+        checks.kind("sweep", Plan, "make_plan", plan=plan)
+        checks.on_device("sweep", plan.fed)
+    for plan in plan_of.values():
+        float_floors.lasting("sweep", plan, rounds)
+    return plans
+
+
+def sweep(
     make_plan: Callable,
     *,
     rounds: int,
@@ -93,51 +140,15 @@ def sweep(  # noqa: C901
         >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]
         [0.1, 0.1, 0.2, 0.2]
     """
-    if points is not None and axes:
-        checks.fail("sweep", "either points or axes", f"both: {sorted(axes)}")
-    points = points_of(axes) if points is None else checks.several("sweep", points=points)
-    if not points or not all(
-        isinstance(p, dict) and all(isinstance(k, str) for k in p) for p in points
-    ):
-        checks.fail(
-            "sweep",
-            "at least one point, each a dict of arguments of make_plan",
-            checks.shown(points),
-        )
+    points = _checked_points(points, axes)
     memory = checks.memory("sweep", memory)
     checks.choice("sweep", (False, True), strict=strict)
     tolerate = tolerated("sweep", tolerate)
     counts = schedule(rounds, evaluate_every)
     meshes.devices(mesh, len(points))  # refuses what is none
-    try:
-        signature = inspect.signature(make_plan)
-    except (TypeError, ValueError):
-        checks.fail("sweep", "make_plan, a function that gives a plan", checks.shown(make_plan))
-    takes = signature.parameters
-    wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
     points = [dict(seed=0) | p for p in points]
     seeds = [_key(p["seed"]) for p in points]
-    plans, made = [], {}
-    for p in points:
-        given = {k: v for k, v in p.items() if k != "seed" or wants_seed}
-        at = tuple(
-            (k, type(v), v if isinstance(v, (int, float, str)) else id(v))
-            for k, v in sorted(given.items())
-        )
-        try:
-            signature.bind(**given)
-        except TypeError as error:
-            checks.fail(
-                "sweep", f"make_plan{signature} to take {sorted(given)}", checks.cause(error)
-            )
-        if at not in made:  # one plan for all seeds, so that what they share stays shared
-            made[at] = make_plan(**given)
-        plans.append(made[at])
-    for p in plans:
-        checks.kind("sweep", Plan, "make_plan", plan=p)
-        checks.on_device("sweep", p.fed)
-    for p in made.values():
-        float_floors.lasting("sweep", p, rounds)
+    plans = _plans_of(make_plan, points, rounds)
     plans = widened(plans, widths(plans))
     groups, words = static_groups(plans), identity.of_many(plans)
     _apart(points, plans, seeds, words, groups)

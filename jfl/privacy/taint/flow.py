@@ -490,7 +490,6 @@ class Flow:
         return self._varies[symbol]
 
     # --- keys
-    # ------------------------------------------------------------------------------------------------  # noqa: E501
 
     def key(self, symbol):
         """(root, steps): a key as what was done to the root; steps ("child", number) or ("often",
