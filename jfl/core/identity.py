@@ -320,6 +320,10 @@ def _top(value) -> str:
 
 
 @functools.cache
+def _ufunc_of_numpy(value) -> bool:
+    return isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value
+
+
 def _library(top: str) -> bool:
     """True for a package whose functions go by their names: JAX and its kin, Python's own, and what
     is installed."""
@@ -570,10 +574,8 @@ class Reader:
             return {"property": [self.static(f) for f in (value.fget, value.fset, value.fdel)]}
         if _library(_top(type(value))) and hasattr(value, "__wrapped__"):
             return self._wrapped(value)
-        if isinstance(value, COMPILED):
+        if isinstance(value, COMPILED) or _ufunc_of_numpy(value):
             return self._compiled(value)
-        if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
-            return {"library": f"numpy.{value.__name__}"}
         if isinstance(value, logging.Logger):
             return {"logger": value.name}
         return self._object(value)
@@ -594,6 +596,8 @@ class Reader:
 
     def _compiled(self, value):
         """A function of C, by name; a method of an object (`[].append`) with what it belongs to."""
+        if _ufunc_of_numpy(value):
+            return {"library": f"numpy.{value.__name__}"}
         name = getattr(value, "__qualname__", value.__name__)
         found = {"library": f"{_top(value) or 'builtins'}.{name}"}
         owner = getattr(value, "__self__", None)
