@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core import checks, identity
 from ..core.earlier_names import renamed
-from ..core.errors import HealthError
+from ..core.errors import ArgumentError, HealthError
 from ..core.records import Plan, Run
 from ..data.federation import checksum
 from ..engine import devices as meshes
@@ -84,7 +84,7 @@ def noise_warning(plan, config) -> str:
             config.adjacency,
             most=0,
         )[0]
-    except ValueError:  # nothing is proved: the noise is large or small all the same
+    except ArgumentError:  # nothing is proved: the noise is large or small all the same
         epsilon = None
     return report.noise_warning(plan, config.rounds, unit, epsilon, config.delta)
 
