@@ -46,9 +46,9 @@ def pytest_unconfigure():
         shutil.rmtree(COMPILED, ignore_errors=True)
 
 
-# Rooms whose programs add no arrays of different ranks.  Accountants and papers broadcast as NumPy
-# does, in a context of their own (`jfl.core.precision`).
-STRICT_RANKS = {"contracts", "sampling", "engine", "gradients", "kernels"}
+# Rooms whose programs, and whose tests' losses, add no arrays of different ranks.  Accountants and
+# papers broadcast as NumPy does, in a context of their own (`jfl.core.precision`).
+STRICT_RANKS = {"contracts", "sampling", "engine"}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -98,7 +98,7 @@ def problem(
     Rows have norm 1, so gradients of softmax regression with a bias have norm at most 2: a clip of
     2 is never active, and the noise protects although the gradients are unbiased.
     """
-    data = jfl.transform.unit_norm(jfl.transform.flatten(getattr(jfl.datasets, dataset)()))
+    data = jfl.transforms.unit_norm(jfl.transforms.flatten(getattr(jfl.datasets, dataset)()))
     fed = jfl.federate(data, jfl.partition.dirichlet(clients, 0.3, min_rows=min_rows))
     task, clip = jfl.models.logistic(fed), 2.0
     big = float(heterogeneity.smoothness(fed, l2=l2).max())

@@ -75,7 +75,7 @@ def show(plan, rows, verdicts, skipped, quick):
 def picture(path, plan, rows, quick):
     """A panel each: means and bands of 95 %; dashed without noise.  Of epsilons, the diagonal and
     what proves nothing."""
-    points = [results.checked(plan.title, record.plain(row), results.Point) for row in rows]
+    points = [results.checked(plan.title, record.as_json(row), results.Point) for row in rows]
     title = plan.title + (" (quick settings)" if quick else "")
     if figure := plots.study(points, plan.xlabel, title):
         plots.save(path, figure)

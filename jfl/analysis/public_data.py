@@ -1,11 +1,11 @@
 """What public rows tell before a private run: clip norms, and how gradients spread over bands.
 
 A clip norm or a band energy that is measured on private rows leaks, and no accountant counts it.
-Here all is measured on rows that everyone may read, such as `jfl.transform.public` sets aside:
+Here all is measured on rows that everyone may read, such as `jfl.transforms.public` sets aside:
 sound exactly as long as these rows are public, and no client has them.  Without such rows give a
 fixed clip, `jfl.clip_adaptive`, or a private estimate.
 
-    public, rest = jfl.transform.public(jfl.datasets.mnist(), 1000)
+    public, rest = jfl.transforms.public(jfl.datasets.mnist(), 1000)
     clip = jfl.clip_l2(jfl.analysis.public_data.median_norm(task, params, *public))
 
 Axes: p public rows.  A task may be a `core.Task` or a loss of one example.

@@ -15,10 +15,13 @@ docstring, which is its help:
 or another default; `Annotated[float, PYTHON_ONLY]` offers none.
 """
 
+import ast
 import dataclasses
 import functools
 import inspect
 import re
+import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -138,7 +141,7 @@ def documented(factory: Callable) -> dict[str, str]:
     """Parameter -> the first sentence of its line under `Args:`, also of the factory it extends."""
     base = getattr(factory, "extends", None)
     helps = {} if base is None else documented(base)
-    lines = inspect.cleandoc(factory.__doc__ or "").splitlines()
+    lines = _docstring(factory).splitlines()
     if "Args:" not in lines:
         return helps
     names = []
@@ -152,6 +155,14 @@ def documented(factory: Callable) -> dict[str, str]:
         elif line.strip():
             helps |= {name: f"{helps[name]} {line.strip()}" for name in names}
     return {name: re.split(r"\.\s", text)[0].rstrip(".") for name, text in helps.items()}
+
+
+def _docstring(factory) -> str:
+    """The docstring, also under `python -OO`, which keeps none: then out of the source."""
+    text = factory.__doc__
+    if text is None and sys.flags.optimize > 1:
+        text = ast.get_docstring(ast.parse(textwrap.dedent(inspect.getsource(factory))).body[0])
+    return inspect.cleandoc(text or "")
 
 
 def _plain(kind) -> bool:
@@ -239,7 +250,8 @@ def arguments(factory: Callable, values: Mapping[str, Any], given: Mapping[str, 
         values: of options by name; None stands for the factory's own default.
         given: of other parameters, passed on where the factory takes them.
     """
-    found = {name: given[name] for name in parameters(factory) if name in given}
+    taken = [name for name in parameters(factory) if takes(factory, name)]
+    found = {name: given[name] for name in taken if name in given}
     for option in of(factory):
         if option.parameter not in found and values.get(option.name) is not None:
             found[option.parameter] = values[option.name]
@@ -247,8 +259,9 @@ def arguments(factory: Callable, values: Mapping[str, Any], given: Mapping[str, 
 
 
 def takes(factory: Callable, parameter: str) -> bool:
-    """Whether a factory has this parameter."""
-    return parameter in inspect.signature(factory, eval_str=True).parameters
+    """Whether a factory has this parameter.  One that may only be None is there to be refused."""
+    found = inspect.signature(factory, eval_str=True).parameters.get(parameter)
+    return found is not None and found.annotation not in (None, type(None))
 
 
 # --- fields of a config

@@ -9,8 +9,12 @@ map = jax.tree.map
 
 def on_device(x):
     """A copy of NumPy's numbers on the device, which shares no memory with them; unlike
-    `jnp.array`, without a program to compile."""
-    return jax.device_put(np.asarray(x), may_alias=False)
+    `jnp.array`, without a program to compile.
+
+    NumPy makes the copy: on a CPU jax may share the memory of what it is given, whatever
+    `may_alias` says.
+    """
+    return jax.device_put(np.array(x))
 
 
 def zeros_like(t):

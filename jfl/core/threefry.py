@@ -30,7 +30,8 @@ def block(key, counter):
         key: two, counter: two UInt32[...] that broadcast -> two UInt32[...].
 
     Example:
-        >>> [f"{int(word):08x}" for word in block((np.uint32(0),) * 2, (np.uint32(0),) * 2)]
+        >>> zero = np.zeros(1, np.uint32)
+        >>> [f"{int(word[0]):08x}" for word in block((zero, zero), (zero, zero))]
         ['6b200159', '99ba4efe']
     """
     keys = (*key, key[0] ^ key[1] ^ np.uint32(PARITY))

@@ -186,11 +186,11 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
 def _rows(name, dataset):
     if not isinstance(dataset, Dataset):
         checks.fail(
-            f"transform.{name}", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays."
+            f"transforms.{name}", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays."
         )
     if dataset.x.dtype.kind != "f":
         checks.fail(
-            f"transform.{name}",
+            f"transforms.{name}",
             "features of float",
             f"dtype {dataset.x.dtype}",
             "Tokens are no numbers.",
@@ -205,15 +205,15 @@ def _flat(x):
 def _fitted(name, x, public):
     if public is None:
         return _flat(x)
-    public = checks.array(f"transform.{name}", "public", public)
+    public = checks.array(f"transforms.{name}", "public", public)
     if public.shape[1:] != x.shape[1:] or public.dtype.kind not in "buif" or not len(public):
         checks.fail(
-            f"transform.{name}",
+            f"transforms.{name}",
             f"public rows of numbers, shape [p, {', '.join(map(str, x.shape[1:]))}]",
             f"{public.dtype}{list(public.shape)}",
         )
     if not np.isfinite(public).all():
-        checks.fail(f"transform.{name}", "finite public rows", "nan or inf")
+        checks.fail(f"transforms.{name}", "finite public rows", "nan or inf")
     return _flat(public)
 
 
@@ -234,7 +234,7 @@ def _moments(x, covariance=False):
 def _changed(name, dataset, x, x_test, caveat=None):
     label = f"{dataset.name}, {name}"
     new = make_dataset(
-        f"transform.{name}", x, dataset.y, x_test, dataset.y_test, dataset.classes, label
+        f"transforms.{name}", x, dataset.y, x_test, dataset.y_test, dataset.classes, label
     )
     return new._replace(
         owners=dataset.owners, caveats=dataset.caveats + ((caveat,) if caveat else ())

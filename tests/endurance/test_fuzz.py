@@ -451,11 +451,11 @@ API = {
     ),
     "jfl.papers.as_printed views": (as_printed.views, dict(plan=PLAN, paper=None)),
     "simulate": (
-        begins(jfl.simulate, "jfl.simulate:_scan"),
+        begins(jfl.simulate, "jfl.engine.simulate:_scan"),
         dict(key=SEED, plan=PLAN, rounds=2, evaluate_every=1, start=None, tolerate=(), mesh=None),
     ),
     "sweep": (
-        begins(jfl.sweep, "jfl.sweep:_group"),
+        begins(jfl.sweep, "jfl.engine.sweep:_group"),
         dict(
             make_plan=lambda lr: PLAN,
             rounds=2,
@@ -470,15 +470,15 @@ API = {
         ),
     ),
     "sweep ": (
-        begins(jfl.sweep, "jfl.sweep:_group"),
+        begins(jfl.sweep, "jfl.engine.sweep:_group"),
         dict(make_plan=lambda **given: PLAN, rounds=2, points=[dict(a=1), dict(seed=2)]),
     ),
     "scan": (
-        begins(jfl.scan, "jfl.round:noise_base"),
+        begins(jfl.scan, "jfl.engine.round:noise_base"),
         dict(run=jfl.init(SEED, PLAN), plan=PLAN, rounds=[1, 1]),
     ),
     "run_round": (
-        begins(jfl.run_round, "jfl.round:noise_key"),
+        begins(jfl.run_round, "jfl.engine.round:noise_key"),
         dict(run=jfl.init(SEED, PLAN), plan=PLAN),
     ),
     "init": (jfl.init, dict(key=SEED, plan=PLAN)),
@@ -729,7 +729,9 @@ def test_what_the_checks_must_not_refuse():
         as_printed.claimed(CLAIMED["li2025"], 10**9).epsilon
         == as_printed.claimed(CLAIMED["li2025"], 1).epsilon
     )
-    begins(jfl.simulate, "jfl.simulate:_scan")(key=jax.random.PRNGKey(0), plan=PLAN, rounds=10**9)
+    begins(jfl.simulate, "jfl.engine.simulate:_scan")(
+        key=jax.random.PRNGKey(0), plan=PLAN, rounds=10**9
+    )
     strict = lambda w, x, y: (jax.lax.mul(x, w["w"]).sum() - y) ** 2
     start = {"w": np.zeros(3, int)}
     assert heterogeneity.optimum(strict, FEW_CLIENTS, 0.1, start=start).gradient_norm < 1e-8
@@ -859,8 +861,8 @@ def told(monkeypatch, argv):
         contextlib.redirect_stderr(said),
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        patch.setattr(train, "alone", not_begun)
-        patch.setattr("jfl.runs.sweep.alone", not_begun)
+        patch.setattr(train, "locked", not_begun)
+        patch.setattr("jfl.runs.sweep.locked", not_begun)
         try:
             code = main.main([str(a) for a in argv])
         except Begun:

@@ -60,7 +60,7 @@ def together(count, *names):
 
 
 def same_as_one(rows):
-    import on_hosts
+    from endurance import on_hosts
 
     one = dict(on_hosts.results([r["name"] for r in rows]))
     assert rows

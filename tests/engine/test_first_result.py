@@ -4,16 +4,15 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 
 from jfl.core.threefry import compact
 from jfl.privacy.accountants import rdp
 
-ROOT = Path(__file__).parents[1]
 README = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
 COUNT = """
 import json, jax

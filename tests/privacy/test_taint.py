@@ -732,7 +732,7 @@ def test_every_answer_says_so():
         *jfl.guarantees(plan, 3),
     ):
         assert found.status == "conditional" and any("payload['w']" in c for c in found.caveats)
-    written = importlib.import_module("jfl.report").privacy(plan, 3, 1e-5)
+    written = importlib.import_module("jfl.runs.record").privacy(plan, 3, 1e-5)
     assert (
         all(g["status"] == "conditional" and taint.DECLARED in g["caveats"] for g in written)
         and written

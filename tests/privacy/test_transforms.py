@@ -155,14 +155,22 @@ TABLE = {
 }
 # on concrete numbers alone, or parts of the others
 HOST = {
-    rdp: {"float64", "profile_grid"},
+    rdp: {"float64", "profile_grid", "gaussian_mu", "gaussian_epsilon_on_host"},
     wang2019: {"interpolate"},
     zcdp: set(),
     approximate_dp: {"round_rate"},
     local_steps: set(),
     pld: {"epsilon", "pld_epsilon", "epsilons", "delta"},
     rdp_batched: set(),
-    rdp_events: {"above", "epsilon", "delta", "bounds", "check_delta"},
+    rdp_events: {
+        "above",
+        "epsilon",
+        "delta",
+        "bounds",
+        "check_delta",
+        "event_types",
+        "with_multiplicities",
+    },
 }
 RUNS = ("poisson", "without_replacement")  # of pld: one compilation serves several tests
 # slow to compile, and beside "poisson", which calls the same; gradients of runs take the first of

@@ -608,7 +608,7 @@ def test_averaged_is_the_mean_of_the_models(first):
     import dataclasses
 
     averaged = dataclasses.replace(
-        plan, algorithm=jfl.algorithms.iterate_averaging(plan.algorithm, first), paired_noise=True
+        plan, algorithm=jfl.algorithms.averaged(plan.algorithm, first), paired_noise=True
     )
     plan = dataclasses.replace(plan, paired_noise=True)  # the digest would give the two other noise
     runs, models = jfl.init(KEY, plan), []
@@ -623,7 +623,7 @@ def test_averaged_is_the_mean_of_the_models(first):
         np.testing.assert_allclose(flat(averaged.algorithm.params(mean.server)), want, rtol=1e-5)
     assert jfl.guarantee(averaged, 5).epsilon == jfl.guarantee(plan, 5).epsilon
     with pytest.raises(ValueError, match="an algorithm of"):
-        jfl.algorithms.iterate_averaging(chain)
+        jfl.algorithms.averaged(chain)
 
 
 assert FEATURES == 3

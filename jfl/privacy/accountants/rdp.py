@@ -259,7 +259,7 @@ def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> jax.Array:
     return _gaussian_epsilon(*jnp.broadcast_arrays(mu, delta))
 
 
-def gaussian_epsilon_on_host(mu, delta):
+def gaussian_epsilon_on_host(mu: ArrayLike, delta: ArrayLike) -> np.ndarray:
     """`gaussian_epsilon` of NumPy's numbers in NumPy: as exact, without a program to compile.
 
     Example:
@@ -323,7 +323,7 @@ def gaussian_mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
         broadcasts.  It takes no derivatives.
 
     Example:
-        >>> round(float(1 / gaussian_mu(1.0, 1e-5)), 4)
+        >>> round(1 / float(gaussian_mu(1.0, 1e-5)), 4)
         3.7306
     """
     epsilon, delta = jnp.broadcast_arrays(epsilon, delta)
