@@ -329,7 +329,7 @@ def of(found: dict) -> Experiment:
         {"commit": found["commit"]} if found.get("commit") else {}
     )
     made = dict(known, notes=notes, tables=tables_, settings=settings, versions=versions)
-    values = record.plain(msgspec.to_builtins(made)) | dict(format=FORMAT)
+    values = record.as_json(msgspec.to_builtins(made)) | dict(format=FORMAT)
     return checked(f"results of {found.get('experiment') or 'an experiment'}", values, Experiment)
 
 

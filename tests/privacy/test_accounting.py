@@ -263,7 +263,7 @@ def test_golden_file():
                 lambda z, p=p: poisson(p["q"], z, p["T"]), p["target_eps"], p["delta"]
             )
             # with loss distributions, of a finer grid than that library's
-            assert 1 - 1e-4 < z / v["sigma_pld_dpa"] < 1 + 1e-3, e["id"]
+            assert 1 - 5e-4 < z / v["sigma_pld_dpa"] < 1 + 1e-3, e["id"]
             assert z <= v["sigma_rdp_dpa"], e["id"]
         else:
             continue
