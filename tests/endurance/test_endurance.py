@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ PLAN = config.Config(
 # flags that change the program's name and not its bits, nor its place in the cache
 PROGRAMS = ("", "--xla_dump_max_hlo_modules=7", "--xla_dump_max_hlo_modules=8")
 PARTS = dict(
-    state=(train, "_state"),
+    state=(train, "_position"),
     journal=(Journal, "announce"),
     config=(train, "write"),
     compute=(train, "simulate"),
@@ -97,6 +98,8 @@ class Try:
             code = main.main(["train", *args])
             self.seen[0] = NAMES.index("end")
             time.sleep(0.02)  # so that a kill can hit the end
+        except BaseException:
+            traceback.print_exc()  # `os._exit` says nothing
         finally:
             sys.stderr.flush()
             os._exit(code)
