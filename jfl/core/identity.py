@@ -319,11 +319,11 @@ def _top(value) -> str:
     return _module(value).split(".")[0]
 
 
-@functools.cache
 def _ufunc_of_numpy(value) -> bool:
     return isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value
 
 
+@functools.cache
 def _library(top: str) -> bool:
     """True for a package whose functions go by their names: JAX and its kin, Python's own, and what
     is installed."""

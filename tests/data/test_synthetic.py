@@ -439,13 +439,13 @@ def test_transforms_keep_the_rest(name):
         )  # fitted on the same rows
         np.testing.assert_allclose(public.x, same.x_test, rtol=1e-5, atol=1e-5)
         for bad in (data.x[:, :2], np.full((3, 4, 3), np.nan), data.x[:0], np.full((3, 4, 3), "a")):
-            with pytest.raises(ValueError, match=f"transform.{name}: need .*public rows"):
+            with pytest.raises(ValueError, match=f"transforms.{name}: need .*public rows"):
                 TRANSFORMS[name](data, public=bad)
     for bad in (
         (data.x, data.y),
         datasets.arrays(np.ones((3, 2), int), [0, 1, 0], np.ones((1, 2), int), [0]),
     ):
-        with pytest.raises(ValueError, match=f"transform.{name}: need"):
+        with pytest.raises(ValueError, match=f"transforms.{name}: need"):
             TRANSFORMS[name](bad)
 
 
