@@ -345,9 +345,6 @@ def test_public_callables_have_docstrings():
     assert sum(1 for _ in public_callables()) > 30
 
 
-UNTYPED = {"privacy.accountants.tightest"}  # modules whose types are still to come
-
-
 def without_types(function):
     """Names of what a function's signature leaves without a type."""
     signature = inspect.signature(function)
@@ -359,7 +356,7 @@ def test_public_functions_have_types():
     """And those of the accountants, which are used without a plan."""
     functions = [(name, f) for name, f in public_callables() if inspect.isfunction(f)]
     for name in FILES:
-        if room_of(name) == "privacy.accountants" and name not in PACKAGES | UNTYPED:
+        if room_of(name) == "privacy.accountants" and name not in PACKAGES:
             module = importlib.import_module(f"jfl.{name}")
             functions += [
                 (f"jfl.{name}.{n}", f)

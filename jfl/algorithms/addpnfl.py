@@ -8,11 +8,10 @@ import numpy as np
 import optax
 
 from ..core import checks, pytrees
-from ..core.options import PYTHON_ONLY
-from ..core.records import Algorithm, Batches, Fn, named
+from ..core.options import PYTHON_ONLY, extends
+from ..core.records import Algorithm, Fn, named
 from ..gradients.per_example import Grad
-from ..sampling.batches import without_replacement
-from .base import Number, Optimizer, Rate
+from .base import Number, Rate
 from .dpnfl import dpnfl
 
 
@@ -98,20 +97,17 @@ def _check(where, second_moment_of, adaptivity, initial, **decays):
             checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
 
 
+@extends(dpnfl, without=["server_optimizer"])
 def addpnfl(
     grad: Grad,
     *,
-    lr: Rate = 0.1,
-    steps: int = 10,
-    batch: Batches = without_replacement(8),
-    optimizer: Optimizer = optax.sgd,
     server_lr: Rate = 0.01,
     beta1: Number = 0.9,
     beta2: Number = 0.99,
     adaptivity: Number = 1e-3,
     second_moment_of: str = "diff",
     initial: Annotated[Number | None, PYTHON_ONLY] = None,
-    server_optimizer: None = None,
+    **dpnfl_options,
 ) -> Algorithm:
     """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second
     moment.
@@ -127,7 +123,6 @@ def addpnfl(
         initial: as of `adaptive`.
         batch, optimizer: of the clients, as in `fedavg`.  How to aggregate is said in the plan: see
             `dpnfl`.
-        server_optimizer: refused, since it would replace what makes this algorithm.
 
     Releases as `dpnfl`: the server's work is post-processing.
 
@@ -135,11 +130,11 @@ def addpnfl(
         ValueError: as `adaptive`; for a server_optimizer.
     """
     _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
-    if server_optimizer is not None:
+    if "server_optimizer" in dpnfl_options:  # it would replace what makes this algorithm
         checks.fail(
             "addpnfl",
             "no server_optimizer beside its own",
-            f"{server_optimizer!r}",
+            f"{dpnfl_options['server_optimizer']!r}",
             "For another optax server use dpnfl(server_optimizer=...).",
         )
     data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity) | (
@@ -150,13 +145,5 @@ def addpnfl(
         {name: checks.scalar(value) for name, value in data.items()},
         dict(second_moment_of=second_moment_of),
     )
-    base = dpnfl(
-        grad,
-        lr=lr,
-        steps=steps,
-        batch=batch,
-        optimizer=optimizer,
-        server_lr=server_lr,
-        server_optimizer=server,
-    )
+    base = dpnfl(grad, server_lr=server_lr, server_optimizer=server, **dpnfl_options)
     return dataclasses.replace(base, name="addpnfl")

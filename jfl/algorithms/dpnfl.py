@@ -3,25 +3,14 @@ step."""
 
 import dataclasses
 
-import optax
-
-from ..core.records import Algorithm, Batches
+from ..core.options import extends
+from ..core.records import Algorithm
 from ..gradients.per_example import Grad
-from ..sampling.batches import without_replacement
-from .base import Optimizer, Rate
 from .fedavg import fedavg
 
 
-def dpnfl(
-    grad: Grad,
-    *,
-    lr: Rate = 0.1,
-    steps: int = 10,
-    batch: Batches = without_replacement(8),
-    optimizer: Optimizer = optax.sgd,
-    server_lr: Rate = 1.0,
-    server_optimizer: Optimizer = optax.sgd,
-) -> Algorithm:
+@extends(fedavg)
+def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
     """FedAvg with clipping and noise in every local step: `fedavg` under the paper's name, and its
     aggregations.
 
@@ -50,13 +39,4 @@ def dpnfl(
     >>> dpnfl(grad, lr=0.01, steps=300, batch=jfl.batches.without_replacement(10)).name
     'dpnfl'
     """
-    base = fedavg(
-        grad,
-        lr=lr,
-        steps=steps,
-        batch=batch,
-        optimizer=optimizer,
-        server_lr=server_lr,
-        server_optimizer=server_optimizer,
-    )
-    return dataclasses.replace(base, name="dpnfl")
+    return dataclasses.replace(fedavg(grad, **fedavg_options), name="dpnfl")

@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import optax
-
 from .. import local
 from ..core import checks, pytrees
-from ..core.records import Algorithm, Batches, Fn, named
+from ..core.options import extends
+from ..core.records import Algorithm, Fn, named
 from ..gradients.per_example import Grad
-from ..sampling.batches import without_replacement
-from .base import Number, Optimizer, Rate
+from .base import Number
 from .fedavg import fedavg
 
 
@@ -20,17 +18,8 @@ def _client(context, keys, server, client_state, rows, *, work, mu):
     return pytrees.sub(trained, server.params), client_state, diagnostics
 
 
-def fedprox(
-    grad: Grad,
-    *,
-    mu: Number = 0.1,
-    lr: Rate = 0.1,
-    steps: int = 10,
-    batch: Batches = without_replacement(8),
-    optimizer: Optimizer = optax.sgd,
-    server_lr: Rate = 1.0,
-    server_optimizer: Optimizer = optax.sgd,
-) -> Algorithm:
+@extends(fedavg)
+def fedprox(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
     """FedAvg whose local steps follow gradient + mu * (w - w_server).
 
     The pull reads no example: it comes after clipping and noise and costs no privacy.
@@ -40,14 +29,6 @@ def fedprox(
         mu: pull to the server's model.  At least 0.
     """
     checks.nonnegative("fedprox", single=True, mu=mu)
-    base = fedavg(
-        grad,
-        lr=lr,
-        steps=steps,
-        batch=batch,
-        optimizer=optimizer,
-        server_lr=server_lr,
-        server_optimizer=server_optimizer,
-    )
+    base = fedavg(grad, **fedavg_options)
     data = dict(base.client.data, mu=checks.scalar(mu))
     return dataclasses.replace(base, client=Fn(_client, data), name="fedprox")

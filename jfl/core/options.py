@@ -250,8 +250,7 @@ def arguments(factory: Callable, values: Mapping[str, Any], given: Mapping[str, 
         values: of options by name; None stands for the factory's own default.
         given: of other parameters, passed on where the factory takes them.
     """
-    taken = [name for name in parameters(factory) if takes(factory, name)]
-    found = {name: given[name] for name in taken if name in given}
+    found = {name: given[name] for name in parameters(factory) if name in given}
     for option in of(factory):
         if option.parameter not in found and values.get(option.name) is not None:
             found[option.parameter] = values[option.name]
@@ -259,9 +258,8 @@ def arguments(factory: Callable, values: Mapping[str, Any], given: Mapping[str, 
 
 
 def takes(factory: Callable, parameter: str) -> bool:
-    """Whether a factory has this parameter.  One that may only be None is there to be refused."""
-    found = inspect.signature(factory, eval_str=True).parameters.get(parameter)
-    return found is not None and found.annotation not in (None, type(None))
+    """Whether a factory has this parameter."""
+    return parameter in inspect.signature(factory, eval_str=True).parameters
 
 
 # --- fields of a config

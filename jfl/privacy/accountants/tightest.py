@@ -6,13 +6,14 @@ on concrete numbers, by solvers that return a number they have tested.
 """
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ...core import checks
 from ...core.errors import NotAnalysable
-from . import events, pld
-from . import rdp_events as quick
+from . import events, pld, rdp_events
 from .rdp_events import EXACT, SAMPLED, check_delta
 
 LOSS_DISTRIBUTION = "pld"
@@ -23,7 +24,7 @@ FINEST = 1e-25  # delta below which rounding eats a distribution's gain
 REPEATS = 1e7  # beyond, the grid's slack is larger than its gain
 
 
-def epsilon(event, delta) -> tuple[float, str]:
+def epsilon(event: Any, delta: float) -> tuple[float, str]:
     """The smallest proved epsilon of an event, and the method that proved it: "pld", "rdp" or
     "gaussian_exact".
 
@@ -48,7 +49,7 @@ def epsilon(event, delta) -> tuple[float, str]:
     return epsilon_of((event,), 1, float(delta))
 
 
-def delta(event, epsilon) -> float:
+def delta(event: Any, epsilon: float) -> float:
     """The smallest delta at which the event is proved to be `epsilon`-private; 1 where nothing
     smaller was found.
 
@@ -58,7 +59,7 @@ def delta(event, epsilon) -> float:
     Raises:
         ValueError: as `epsilon`.
     """
-    found = quick.delta(event, epsilon)
+    found = rdp_events.delta(event, epsilon)
     if not takes(event):
         return found
     try:
@@ -67,20 +68,20 @@ def delta(event, epsilon) -> float:
         return found
 
 
-def epsilon_of(found, times: int, delta: float) -> tuple[float, str]:
+def epsilon_of(alternatives: Sequence, times: int, delta: float) -> tuple[float, str]:
     """`epsilon` of the worst of several events, each `times` times."""
     times, deltas = np.array([times]), np.array([delta])
-    above = quick.above(found, times, deltas)
+    above = rdp_events.above(alternatives, times, deltas)
     best = []
     # the largest first: as soon as one stays above all that are left, those need no better bound
     for i in np.argsort(-above)[:CLIENTS]:
         if best and max(best)[0] >= above[i]:
             return max(best)
-        value, exact = quick.bounds((found[i],), times, deltas)
+        value, exact = rdp_events.bounds((alternatives[i],), times, deltas)
         renyi = float(value[0]), EXACT if exact[0] else SAMPLED
         # a distribution helps only where this one may be the worst
         best.append(
-            min(renyi, _distribution(found[i], times[0], delta))
+            min(renyi, _distribution(alternatives[i], times[0], delta))
             if not best or renyi > max(best)
             else renyi
         )
@@ -99,12 +100,12 @@ def _distribution(event, times, delta):
         return math.inf, LOSS_DISTRIBUTION
 
 
-def takes(event, times=1) -> bool:
+def takes(event: Any, times: float = 1) -> bool:
     """True if a privacy-loss distribution of the event is worth a try: sampled, and not too many
     different parts."""
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))
-    kinds = quick.event_types(event)
+    kinds = rdp_events.event_types(event)
     sampled = kinds & {
         events.Poisson,
         events.WithoutReplacement,
@@ -146,7 +147,7 @@ def _parts(event):
 # --- inverses
 
 
-def solve_noise(event_of_z, epsilon, delta) -> float:
+def solve_noise(event_of_z: Callable, epsilon: float, delta: float) -> float:
     """The smallest noise multiplier z whose epsilon is at most `epsilon`.
 
     The result is a float32, the number that a simulation runs, and was itself tested: it is never
@@ -165,17 +166,17 @@ def solve_noise(event_of_z, epsilon, delta) -> float:
     """
     check_delta(delta)
 
-    def found(z):
+    def alternatives(z):
         event = event_of_z(z)
         return event if isinstance(event, tuple) else (event,)
 
-    first = smallest("solve_noise", lambda z: _quick(found(z), delta), epsilon)
+    first = smallest("solve_noise", lambda z: _quick(alternatives(z), delta), epsilon)
     return smallest(
-        "solve_noise", lambda z: epsilon_of(found(z), 1, float(delta))[0], epsilon, first
+        "solve_noise", lambda z: epsilon_of(alternatives(z), 1, float(delta))[0], epsilon, first
     )
 
 
-def solve_rounds(event, epsilon, delta) -> int:
+def solve_rounds(event: Any, epsilon: float, delta: float) -> int:
     """The largest number of repeats with epsilon(repeat(event, number)) <= epsilon; 0 where even
     one is too many.
 
@@ -187,13 +188,13 @@ def solve_rounds(event, epsilon, delta) -> int:
         7
     """
     check_delta(delta)
-    many = lambda times: quick.bounds((event,), times, np.full(times.shape, float(delta)))[0]
+    many = lambda times: rdp_events.bounds((event,), times, np.full(times.shape, float(delta)))[0]
     return largest(
         "solve_rounds", many, lambda times: epsilon_of((event,), times, float(delta))[0], epsilon
     )
 
 
-def solve_rate(event_of_rate, epsilon, delta) -> float:
+def solve_rate(event_of_rate: Callable, epsilon: float, delta: float) -> float:
     """The largest sampling rate in (0, 1] with epsilon(event_of_rate(rate)) <= epsilon: a float32,
     itself tested.
 
@@ -230,11 +231,13 @@ def _rate(inverse):
     return float(np.minimum(np.float32(1), np.float32(1) / np.float32(inverse)))
 
 
-def _quick(found, delta):
-    return quick.bounds(found, np.ones(1), np.full(1, float(delta)))[0][0]
+def _quick(alternatives, delta):
+    return rdp_events.bounds(alternatives, np.ones(1), np.full(1, float(delta)))[0][0]
 
 
-def smallest(where, reached, target, first=1.0, most=1e6):
+def smallest(
+    where: str, reached: Callable, target: float, first: float = 1.0, most: float = 1e6
+) -> float:
     """The smallest float32 z with reached(z) <= target, as far as a bracket of a part in a million
     tells.
 
@@ -291,7 +294,7 @@ def smallest(where, reached, target, first=1.0, most=1e6):
     return float(high)
 
 
-def largest(where, many, one, target) -> int:
+def largest(where: str, many: Callable, one: Callable, target: float) -> int:
     """The largest whole number, of at most 10^12, whose epsilon is <= target; 0 if there is none.
 
     Args:
