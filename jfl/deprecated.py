@@ -1,36 +1,26 @@
 """Names of earlier versions; each warns, and goes with the next release."""
 
-import warnings
-
 import numpy as np
 
-from .core import checks
+from .core import checks, earlier_names
 from .core.records import Federation
 from .engine import round as rounds
 
 
-def _gone(old, new):
-    warnings.warn(
-        f"jfl.{old} is now {new}; the old name goes with the next release.",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-
-
 def round(run, plan, noise=None):
     """`jfl.run_round`, by its old name; `noise` is not used."""
-    _gone("round", "jfl.run_round")
+    earlier_names.warn("jfl.round", "jfl.run_round", 3)
     return rounds.run_round(run, plan)
 
 
 def start(key, plan):
     """`jfl.init`, by its old name."""
-    _gone("start", "jfl.init")
+    earlier_names.warn("jfl.start", "jfl.init", 3)
     return rounds.init(key, plan)
 
 
 def fingerprint(fed):
     """The identity of a federation's data, which nothing takes as an argument any more."""
-    _gone("fingerprint", "federation.identity, and no longer needed")
+    earlier_names.warn("jfl.fingerprint", "federation.identity, and no longer needed", 3)
     checks.kind("fingerprint", Federation, "jfl.federate", fed=fed)
     return np.asarray(fed.identity)

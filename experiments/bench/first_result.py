@@ -5,7 +5,7 @@ programs.
     before=PATH] [--out FILE]
 
 ten  the README's ten lines, to the printed guarantee
-W1   record-level DP-FedAvg on MNIST (see bench_round.py): federation, plan, init, first round
+W1   record-level DP-FedAvg on MNIST (see experiments/bench/round.py): federation, plan, init, first round
 
 Every run is a process of its own without a compilation cache, and --python runs several
 environments in turn, so that a busy machine slows all alike; figures are medians.  CPU seconds
@@ -163,8 +163,12 @@ def median(rows: list[dict]) -> dict:
 
 def commit_of(python: str) -> str:
     """The commit of the checkout that an environment imports jfl from."""
+    # -P: the folder this is run from is not that environment's
     where = subprocess.run(
-        [python, "-c", "import jfl; print(jfl.__path__[0])"], capture_output=True, text=True
+        [python, "-P", "-c", "import jfl; print(jfl.__path__[0])"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     return subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=where, capture_output=True, text=True

@@ -114,7 +114,8 @@ FUNCTIONS = {
 }
 
 
-def _warn(old: str, new: str, level: int):
+def warn(old: str, new: str, level: int):
+    """Say that a name is old, at the line `level` calls above."""
     warnings.warn(
         f"{old} is now {new}; the old name goes with the next release.",
         DeprecationWarning,
@@ -141,7 +142,7 @@ def member(package: str, name: str):
         value = getattr(importlib.import_module(MEMBERS[package]), name)
     except AttributeError:
         raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
-    _warn(f"{package}.{name}", f"{MEMBERS[package]}.{name}", 4)
+    warn(f"{package}.{name}", f"{MEMBERS[package]}.{name}", 4)
     return value
 
 
@@ -153,7 +154,7 @@ def moved(module: str, name: str):
     """
     if (module, name) not in FUNCTIONS:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    _warn(f"{module}.{name}", f"{FUNCTIONS[module, name]}.{name}", 4)
+    warn(f"{module}.{name}", f"{FUNCTIONS[module, name]}.{name}", 4)
     return getattr(importlib.import_module(FUNCTIONS[module, name]), name)
 
 
@@ -175,7 +176,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name not in MODULES:
             return None
-        _warn(name, MODULES[name], 3)
+        warn(name, MODULES[name], 3)
         return importlib.machinery.ModuleSpec(name, _Loader())
 
 
@@ -210,7 +211,7 @@ def renamed(module: str, names: dict[str, str]):
     def answer(name: str):
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        _warn(f"{module}.{name}", names[name], 3)
+        warn(f"{module}.{name}", names[name], 3)
         path, _, attribute = names[name].rpartition(".")
         return getattr(importlib.import_module(path), attribute)
 

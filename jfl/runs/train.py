@@ -263,7 +263,7 @@ def _follow(config, mesh, ready):
 def _facts(plan, config) -> dict:
     """What is run: stored beside it, and compared before it goes on."""
     return dict(
-        config=json.loads(json.dumps(report.plain(dataclasses.asdict(config)))),
+        config=report.as_json(dataclasses.asdict(config)),
         data=checksum(plan.fed),
         plan=json.loads(json.dumps(identity.describe(plan))),
     )
@@ -452,14 +452,9 @@ def _segments(session: Session, position: Position, eps: dict, stopwatch: Stopwa
 def _same_config(old: dict, asked: Config, out):
     """As `_same`, of what was asked for: what follows from an epsilon is found, and compared,
     later."""
-    new = json.loads(json.dumps(report.plain(dataclasses.asdict(asked))))
+    new = report.as_json(dataclasses.asdict(asked))
     later = ("noise_multiplier", "epsilon") if asked.epsilon is not None else ()
-    _refuse_changes(
-        old,
-        new,
-        [k for k in new if k not in (*configs.RUN_ONLY, *later) and old.get(k) != new[k]],
-        out,
-    )
+    _refuse_changes(old, new, later, out)
 
 
 def _long_enough(done: int, config):
@@ -467,20 +462,25 @@ def _long_enough(done: int, config):
         checks.fail("--rounds", f">= {done}, the rounds done", config.rounds)
 
 
-def _refuse_changes(old: dict, new: dict, differ: list, out):
-    """Refuse the fields that differ, with both values."""
-    if differ:
+def _refuse_changes(old: dict, new: dict, later: tuple, out):
+    """Refuse the fields that differ, with both values, but for those that are compared `later`.
+
+    A run that began before a field existed ran as with its default.
+    """
+    old = report.as_json(dataclasses.asdict(Config())) | old
+    compared = [k for k in new if k not in (*configs.RUN_ONLY, *later)]
+    if differ := [k for k in compared if old[k] != new[k]]:
         do = f"jfl train --config {out}/config.toml --resume --out {out} has the same values."
         if differ == ["noise_multiplier"]:
             do += (
                 " A noise multiplier that was calibrated holds for the rounds it was calibrated "
                 "for: to run more, give "
-                f"--noise-multiplier {old.get('noise_multiplier')!r} instead of --epsilon."
+                f"--noise-multiplier {old['noise_multiplier']!r} instead of --epsilon."
             )
         refuse_resume(
             f"checkpoint {out}",
             "the config that made it",
-            "; ".join(f"{k}: {old.get(k)!r} there, {new[k]!r} here" for k in differ),
+            "; ".join(f"{k}: {old[k]!r} there, {new[k]!r} here" for k in differ),
             do,
         )
 
@@ -488,9 +488,7 @@ def _refuse_changes(old: dict, new: dict, differ: list, out):
 def _same(stored: dict, facts: dict, out):
     """A run goes on if all but its length and cadence is the same."""
     old, new = stored["config"], facts["config"]
-    _refuse_changes(
-        old, new, [k for k in new if k not in configs.RUN_ONLY and old.get(k) != new[k]], out
-    )
+    _refuse_changes(old, new, (), out)
     # noise of each client or round is found anew from epsilon and rounds, and what ran was the old
     # one
     follows = new["clip_decay"] != 1 or new["noise_decay"] != 1 or new["epsilon"] is not None

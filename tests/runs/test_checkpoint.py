@@ -235,6 +235,15 @@ def test_another_config_is_refused_before_the_first_checkpoint_too(half):
         train.train(dataclasses.replace(STATEFUL, lr=0.123), half, resume=True)
 
 
+def test_a_run_that_began_before_an_option_existed_goes_on_at_its_default(half):
+    recorded = Journal(half).read()["config"]
+    assert recorded.pop("clip_decay") == 1
+    rewrite(half, config=recorded)
+    with pytest.raises(ValueError, match="clip_decay: 1.0 there, 0.9 here"):
+        train.train(dataclasses.replace(STATEFUL, clip_decay=0.9), half, resume=True)
+    train.train(STATEFUL, half, resume=True)
+
+
 def test_fewer_rounds_than_done_are_refused(half):
     with pytest.raises(ValueError, match="rounds"):
         train.train(dataclasses.replace(STATEFUL, rounds=3), half, resume=True)
