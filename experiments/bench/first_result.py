@@ -5,7 +5,7 @@ programs.
     before=PATH] [--out FILE]
 
 ten  the README's ten lines, to the printed guarantee
-W1   record-level DP-FedAvg on MNIST (see experiments/bench/round.py): federation, plan, init, first round
+W1   record-level DP-FedAvg on MNIST (see round.py): federation, plan, init, first round
 
 Every run is a process of its own without a compilation cache, and --python runs several
 environments in turn, so that a busy machine slows all alike; figures are medians.  CPU seconds
