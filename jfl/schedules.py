@@ -110,10 +110,13 @@ def theory_rounds(
 ) -> Fn:
     """4 / (steps (mu round + 16 L)): as `theory`, for steps that share the rate of their round.
 
-    Args:
-        every: ticks of the clock in a round.  None: steps, for a client; 1 for a clock in rounds.
+    The schedule takes a clock Int[] to a Float[], as `theory` does, with the same errors.
 
-    Shapes and errors are those of `theory`.
+    Args:
+        strong_convexity: mu > 0 of the losses.
+        smoothness: L of the losses, at least mu.
+        steps: local steps of a round.
+        every: ticks of the clock in a round.  None: steps, for a client; 1 for a clock in rounds.
 
     References:
         Chen et al., 2024, Theorem 1.
