@@ -13,8 +13,7 @@ mass near epsilon, and an allowance for that rounding is added to every mass. `c
 the same distribution from below, so the difference of both is what the grid costs.
 
 All is traceable.  `groups` is a tuple of (event whose numbers are [m], how often each, [m]), one
-for every shape of
-event: `pld` makes them.
+for every shape of event: `pld` makes them.
 """
 
 import functools

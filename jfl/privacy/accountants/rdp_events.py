@@ -289,9 +289,8 @@ def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
     that leaves out.
 
     A law cut off at some number of copies, which it exceeds with probability at most `loss` in the
-    event, is the law
-    given that it does not: whether it does is the same for both neighbours, so the probability is
-    added to delta.
+    event, is the law given that it does not: whether it does is the same for both neighbours, so
+    the probability is added to delta.
     """
     if isinstance(event, events.WithReplacement):
         law, beyond = _law(event, loss)
