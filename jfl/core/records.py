@@ -131,7 +131,7 @@ class Federation:
     )  # sentences about the rows that belong beside every guarantee
     host: Any = static(
         default=None
-    )  # data.population.Population: rows that stay on the host; x, y, index have none
+    )  # data.host_rows.Population: rows that stay on the host; x, y, index have none
     identity: Array = dataclasses.field(
         init=False, default=None, repr=False, compare=False
     )  # UInt32[4], of the data

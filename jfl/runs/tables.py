@@ -47,7 +47,7 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
             "conditional", "no guarantee".
 
     Returns:
-        dicts with the columns of report.COLUMNS, None where nothing is defined; of a Sweep,
+        dicts with the columns of record.COLUMNS, None where nothing is defined; of a Sweep,
         `failed` (leave those rows out of a mean) and a point's numbers and names as columns of
         their own, point_NAME where there is a column NAME.  `seed` is the number of
         jax.random.key(seed), or a key's words.

@@ -3,10 +3,10 @@ concentrated DP (tCDP).
 
 The unit is one record of one client against everybody, under replace_one: noise N(0, sigma^2 I)
 joins the mean clipped gradient of `batch` of a client's `rows` records at each of `steps` local
-steps in each of its `participations` rounds. Lemmas 1, 3 and 4 are `gaussian`, `tcdp_compose` and
-`tcdp_amplify` of `privacy.concentrated`; the server's Adam step is post-processing and costs
-nothing.  What holds here needs per-example clipping, which the paper's algorithms lack, and batches
-of fixed size without replacement.  Reported numbers are in `chen2024_theory`.
+steps in each of its `participations` rounds.  Lemmas 1, 3 and 4 are `gaussian`, `tcdp_compose` and
+`tcdp_amplify` of `jfl.privacy.accountants.zcdp`; the server's Adam step is post-processing and
+costs nothing.  What holds here needs per-example clipping, which the paper's algorithms lack, and
+batches of fixed size without replacement.  Reported numbers are in `theory`.
 """
 
 import bisect
@@ -340,9 +340,11 @@ def compare(
 ) -> dict:
     """Epsilons of a client at `delta`, all of them sound, by what proves them.
 
-    tcdp: `dpnfl_epsilon`; rdp_refined, rdp_crude: the series of Wang, Balle, Kasiviswanathan;
-    no_amplification: Lemma 2 of all steps as they are; gaussian_exact: the same, exactly; tight:
-    `privacy.tight`.
+    - tcdp: `dpnfl_epsilon`.
+    - rdp_refined, rdp_crude: the series of Wang, Balle, Kasiviswanathan.
+    - no_amplification: Lemma 2 of all steps as they are.
+    - gaussian_exact: the same, exactly.
+    - tight: `jfl.privacy.accountants.tightest`.
 
     >>> {
     ...     k: round(v, 3)

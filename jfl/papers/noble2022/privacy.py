@@ -2,9 +2,9 @@
 what can be proved.
 
 The unit is one record, the adjacency replace_one, and sigma_g a client's noise std over the
-sensitivity 2 C / batch. The argument for a third party is wrong (`noble2022_gaps`), and its bound
-is loose by much more than that costs: every epsilon that the paper prints is above `proved_epsilon`
-of the same run.
+sensitivity 2 C / batch.  The argument for a third party is wrong (`gaps`), and its bound is loose
+by much more than that costs: every epsilon that the paper prints is above `proved_epsilon` of the
+same run.
 
 Functions take a run in the order of `Setting`, to be splatted.  user_ratio is the share l of the
 users in a round, data_ratio the share s of a user's records in a batch, both drawn without

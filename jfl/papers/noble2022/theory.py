@@ -3,7 +3,7 @@
 Rates hold up to absolute constants, for noisy gradients of variance `variance` + `noise`^2 (Lemma
 C.1), clipping that does not act, and DP-SCAFFOLD whose clients start from noisy gradients at x^0
 ("warm").  The inequalities of one round have all constants.  Those with preconditions return
-`check.Checked`.
+`checks.Checked`.
 """
 
 from typing import NamedTuple

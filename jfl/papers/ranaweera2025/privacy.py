@@ -1,6 +1,6 @@
 """Ranaweera et al., "Federated learning with differential privacy: an utility-enhanced approach"
 (arXiv 2503.21154, 2025): what it claims about privacy, and what holds.  Utility, convergence and
-reported gains: `ranaweera2025_theory`.
+reported gains: `theory`.
 
 Vectors of length m = 2^L go through the Haar transform h (means and half differences of pairs);
 coefficient j, above s_j leaves, gets Gaussian noise of std sigma C / W_j with weight W_j = s_j, and

@@ -1,6 +1,6 @@
 """Renyi epsilons and noise multipliers of many configurations in one call.
 
-One configuration costs a few dozen orders instead of the hundreds that `bounds` looks at, on a
+One configuration costs a few dozen orders instead of the hundreds that `rdp_events` looks at, on a
 smaller grid of points. Every order proves an epsilon, so a search that stops early, or an order
 beyond the reach of the grid (which counts without its sampling), costs tightness and never
 soundness.

@@ -1,7 +1,7 @@
 """Epsilon of an event by Renyi differential privacy, and by the exact composition of Gaussians
 without sampling.
 
-Either can be the smaller one.  They are quick and serve many numbers of rounds at once; `tight`
+Either can be the smaller one.  They are quick and serve many numbers of rounds at once; `tightest`
 adds privacy-loss distributions.  `curve` is traceable; the rest runs on the host, on concrete
 numbers.
 """

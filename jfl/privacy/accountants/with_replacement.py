@@ -45,7 +45,7 @@ roles of P and Q change (the family of pairs is symmetric), which mirrors the lo
 of the probability, w_0 (1 - 2 T(t at x = 1)), has loss 0.  The profile is convex, so there is such
 a pair; it dominates every step, and what dominates step by step dominates composed (Zhu, Dong,
 Wang, AISTATS 2022, Theorem 10), also where later steps are chosen in view of earlier releases. A
-grid needs no more: `profiles` splits each cell so that both probabilities stay, which never lowers
+grid needs no more: `pld_step` splits each cell so that both probabilities stay, which never lowers
 the profile.
 
 How good it is.  With all x_m = 1 + (x - 1) / (1 - w_0) the bound is Theorem 10 of Balle, Barthe,
@@ -54,7 +54,7 @@ Where the last j is the number of draws (x not near 1) all t_m are t, and the bo
 data set: the pair of sum w_m N(m, z^2) and N(0, z^2), all other elements at one end of the range
 and the changed one at either.  That pair alone does not dominate: for x near 1, and for x < 1,
 others are worse.  With one draw it is the profile of a sample without replacement of size one, in
-`profiles`.
+`pld_step`.
 """
 
 import math

@@ -40,7 +40,7 @@ class Partial:
     clipped: Any  # of them clipped
     weight: Any  # the sum of their weights
     nonfinite: Any  # contributions that counted as zero, since they were not finite
-    form: tuple = static()  # tree.form of a contribution, whose types a release gets back
+    form: tuple = static()  # pytrees.form of a contribution, whose types a release gets back
 
 
 def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
@@ -377,8 +377,8 @@ def finish(
         realised: what a divisor that is not a number stands for: the client's rows, or the cohort's
             weight.
         client: whose noise it is, where each client has its own level.
-        form: `tree.form` of a contribution: the release is rounded to its types, after everything
-            else.  None: of the sum.
+        form: `pytrees.form` of a contribution: the release is rounded to its types, after
+            everything else.  None: of the sum.
 
     Returns:
         The release, and the state for the next one.
