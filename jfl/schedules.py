@@ -176,8 +176,12 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
     For plan(weights=...), values of shape [C] are impact factors that change with the round
     (`jfl.sampling.weights.impact`).
 
-    Shapes:
-        breakpoints [k] whole numbers; values: k + 1 of one shape [...]; clock Int[] -> [...].
+    Args:
+        breakpoints: [k], whole numbers, rising: ticks of the clock.
+        values: k + 1 numbers, or arrays of one shape [...].
+
+    Returns:
+        The schedule, of a clock Int[] -> [...].
 
     Speed:
         breakpoints and values are leaves: other numbers, or a sweep over them, need no other
