@@ -110,10 +110,13 @@ def theory_rounds(
 ) -> Fn:
     """4 / (steps (mu round + 16 L)): as `theory`, for steps that share the rate of their round.
 
-    Args:
-        every: ticks of the clock in a round.  None: steps, for a client; 1 for a clock in rounds.
+    The schedule takes a clock Int[] to a Float[], as `theory` does, with the same errors.
 
-    Shapes and errors are those of `theory`.
+    Args:
+        strong_convexity: mu > 0 of the losses.
+        smoothness: L of the losses, at least mu.
+        steps: local steps of a round.
+        every: ticks of the clock in a round.  None: steps, for a client; 1 for a clock in rounds.
 
     References:
         Chen et al., 2024, Theorem 1.
@@ -173,8 +176,12 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
     For plan(weights=...), values of shape [C] are impact factors that change with the round
     (`jfl.sampling.weights.impact`).
 
-    Shapes:
-        breakpoints [k] whole numbers; values: k + 1 of one shape [...]; clock Int[] -> [...].
+    Args:
+        breakpoints: [k], whole numbers, rising: ticks of the clock.
+        values: k + 1 numbers, or arrays of one shape [...].
+
+    Returns:
+        The schedule, of a clock Int[] -> [...].
 
     Speed:
         breakpoints and values are leaves: other numbers, or a sweep over them, need no other

@@ -39,13 +39,14 @@ def adaptive(
     server_optimizer=functools.partial(adaptive, b1=0.5)).
 
     Args:
+        learning_rate: factor of the step.
+        b1: decay of the first moment mu, in [0, 1).
+        b2: decay of the second moment nu, in [0, 1).
+        adaptivity: what is added to the root of nu, > 0, in units of g.
         second_moment_of: "diff", g^2 as above; or "momentum", mu^2, as the text of the paper prints
             it.
-        initial: nu before the first step; None: adaptivity^2, the least that the paper's theorems
-            allow.
-
-    Units:
-        b1, b2 in [0, 1); adaptivity > 0, in units of g.
+        initial: nu before the first step, in units of g^2; None: adaptivity^2, the least that the
+            paper's theorems allow.
 
     Privacy:
         post-processing of what was released.
@@ -112,19 +113,20 @@ def addpnfl(
     """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second
     moment.
 
+    All other parameters are those of `fedavg`, but for server_optimizer, which is `adaptive`.  How
+    to aggregate is said in the plan: see `dpnfl`.  In the paper's experiments both learning rates
+    are schedules: schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr, every=steps).
+
+    It releases what `dpnfl` does: the server's work is post-processing.
+
     Args:
-        server_lr, lr: may be schedules, of the round and of round * steps + step; in the paper's
-            experiments schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr,
-            every=steps).
-        adaptivity: what is added to the root of the second moment.
+        grad: gradients of a client, as in `dpnfl`.
+        server_lr: a number, or a schedule of the round.
         beta1: decay of the first moment, b1 of `adaptive`.
         beta2: decay of the second moment, b2 of `adaptive`.
+        adaptivity: what is added to the root of the second moment.
         second_moment_of: diff | momentum, as of `adaptive`.
         initial: as of `adaptive`.
-        batch, optimizer: of the clients, as in `fedavg`.  How to aggregate is said in the plan: see
-            `dpnfl`.
-
-    Releases as `dpnfl`: the server's work is post-processing.
 
     Raises:
         ValueError: as `adaptive`; for a server_optimizer.

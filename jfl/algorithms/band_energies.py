@@ -62,8 +62,12 @@ def band_energies(
     for `wavelet.ellipsoid` take jnp.maximum(energies, 0).
 
     Args:
-        batch: which rows a client looks at; divisor: of their sum; None: the rows of a batch, of
-            all rows "size".
+        loss: any pure (params, x, y) -> scalar for one example.
+        bands: of `jfl.bands`, for the parameters.
+        noise_multiplier: standard deviation of the noise over the sensitivity of the sum of shares.
+        batch: which rows a client looks at.
+        divisor: what the sum of shares is divided by: a public number, or "size", the client's own
+            rows.  None: the rows of a batch; "size" where a batch is all rows.
 
     Privacy:
         one release an example and round.  It is a plan of its own, and a run of its own: both

@@ -71,6 +71,9 @@ def algorithm(
 ) -> Algorithm:
     """An algorithm of three pure functions.
 
+    Write functions at module level and bind their hyperparameters with jfl.Fn: then plans that
+    differ in a number share one compiled program.
+
     Args:
         init: params -> (server, client_state); the second is what one client remembers, () for
             nothing.
@@ -80,14 +83,12 @@ def algorithm(
         releases: what the client's payload was made from, for the accountant: `work.releases()`, or
             a tuple of jfl.Release.  () claims nothing about examples.
         params: server -> params; the default reads `server.params`, or takes server itself.
+        name: what plans and results call the algorithm.
         stateful: clients remember, which limits what the accountant may claim.
         uploads: "difference" of models, or "model": then all clients have to take part, since a
             mean of models needs weights that add up to 1.
         checks_its_solve: a client that stops its solve too early counts as an overflow, which voids
             the run.  Only then may its mechanism declare bounded(..., "prox_erm").
-
-    Write functions at module level and bind their hyperparameters with jfl.Fn: then plans that
-    differ in a number share one compiled program.
     """
     if not isinstance(releases, (list, tuple)) or not all(isinstance(r, Release) for r in releases):
         checks.fail(

@@ -30,8 +30,8 @@ def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
     - first responders: sampling.first_responders(n, r, latency), weights="size".  As uniform, but
       biased to fast clients.
 
-    Releases `steps` noisy gradients a participation, and the difference of models that follows from
-    them.
+    It releases `steps` noisy gradients a participation, and the difference of models that follows
+    from them.
 
     >>> import jfl
     >>> chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(std=10 * 0.5), jfl.divide(10))

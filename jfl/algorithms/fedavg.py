@@ -39,14 +39,21 @@ def fedavg(
 ) -> Algorithm:
     """Clients take `steps` local steps; the server applies the released mean of their differences.
 
-    Args:
-        optimizer, server_optimizer: any optax factory or transformation.  FedAvgM is
-            functools.partial(optax.sgd, momentum=0.9), FedAdam optax.adam, FedAdagrad optax.adagrad
-            on the server; DP-Adam is optax.adam on the clients.
-        lr, server_lr: numbers or schedules, of round * steps + step and of the round.
+    It releases the difference of models, once a round; under record-level privacy also `steps`
+    noisy gradients before it.
 
-    Releases the difference of models, once a round; under record-level privacy `steps` noisy
-    gradients before it.
+    Args:
+        grad: what a local step follows: jfl.grad(loss), or jfl.private_grad(loss, mechanism).
+        lr: learning rate of the clients: a number, or a schedule of round * steps + step.
+        batch: which of its rows a client uses in a step.
+        optimizer: of the clients, any optax factory or transformation; optax.adam is DP-Adam.
+        server_lr: learning rate of the server: a number, or a schedule of the round.
+        server_optimizer: any optax factory or transformation.  FedAvgM is
+            functools.partial(optax.sgd, momentum=0.9), FedAdam is optax.adam, FedAdagrad is
+            optax.adagrad.
+
+    Other Parameters:
+        steps: local steps of a client in a round.
 
     Example:
         >>> import jfl

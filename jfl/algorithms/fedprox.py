@@ -26,6 +26,7 @@ def fedprox(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
     All else is as in `fedavg`.
 
     Args:
+        grad: gradients of the loss, as in `fedavg`.
         mu: pull to the server's model.  At least 0.
     """
     checks.nonnegative("fedprox", single=True, mu=mu)

@@ -36,7 +36,7 @@ def fedsgd(
     """Each client sends the gradient of one batch (default: all its rows); the server takes a step
     of size `lr`.
 
-    Releases the (noisy) gradient, once a round.
+    It releases the (noisy) gradient, once a round.
     """
     work = local.work(grad, batch, lr=1.0, steps=1)
     step = dict(step=local.server_step(lr, server_optimizer))

@@ -48,7 +48,8 @@ def averaged(algorithm: Algorithm, first: Number = 0) -> Algorithm:
     Clients go on from the last model, not from the mean.  Post-processing of releases: it costs no
     privacy, and takes away much of the noise that the last rounds left in the model.
 
-    Units:
+    Args:
+        algorithm: any algorithm.
         first: a round, >= 0; before it the last model counts.
     """
     if not isinstance(algorithm, Algorithm):

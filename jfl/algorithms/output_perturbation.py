@@ -82,10 +82,13 @@ def output_perturbation(
             clip norm also clips each step.  A change of one row may change all gradients of the
             round, by 2 G each; so noise of z * 2 G * (sum of learning rates) in the model covers
             every such change.
-        mu: pull to the server's model, as in FedProx; it reads no row, and with lr * mu <= 1 it
-            only shortens.
         clip_steps: "all"; "last" is the algorithm as printed, which clips the last step only and
             proves nothing.
+        mu: pull to the server's model, as in FedProx; it reads no row, and with lr * mu <= 1 it
+            only shortens.
+
+    Other Parameters:
+        lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
 
     Privacy:
         one release a participation, of an example under replace_one; a row that no batch of the

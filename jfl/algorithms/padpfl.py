@@ -90,7 +90,11 @@ def padpfl(
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
+    What the solves reached is in `run.own`, [C], of each client's last round: a measurement,
+    outside any guarantee.  Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
+
     Args:
+        grad: gradients of the loss, without the pull, as in `fedavg`.
         mu: pull to the server's model.
         upload: model | difference, what a client clips and uploads.  "model" is as printed; the
             clip norm of a "difference" may be far smaller: usable noise.
@@ -101,8 +105,8 @@ def padpfl(
         inexactness: what a solve must reach, in (0, 1]; one that does not counts as an overflow in
             Health, which stops the run: give more steps or a larger lr.
 
-    What the solves reached is in `run.own`, [C], of each client's last round: a measurement,
-    outside any guarantee. Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
+    Other Parameters:
+        lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
 
     References:
         Talaei, Izadi, 2024, Algorithm 1; the clip on a model bounds a client by 2 B, not by 2 B /

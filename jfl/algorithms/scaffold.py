@@ -95,16 +95,20 @@ def scaffold(
     gradients; with uniform weights, a cohort without repeats and an unclipped, noiseless release, c
     stays the mean of all c_i.
 
+    It releases the pair (difference, K lr * change of c_i), with K local steps: a client-level clip
+    covers both together.
+
+    The noise of a client-level release stays in c, and no later round corrects it.  Clients move
+    along the sum of all noise, until it fills their clip norm; FedAvg suits that level better.  The
+    noise of local steps leaves c with the next c_i.
+
     Args:
         warm_rounds: first rounds that only find control variates, at the initial model
             (DP-SCAFFOLD-warm: about 4 / (share of clients in a cohort)).  They release as much as
             any other round, and are accounted so.
 
-    Releases the pair (difference, K lr * change of c_i): a client-level clip covers both together.
-
-    The noise of a client-level release stays in c, and no later round corrects it.  Clients move
-    along the sum of all noise, until it fills their clip norm; FedAvg suits that level better.  The
-    noise of local steps leaves c with the next c_i.
+    Other Parameters:
+        grad, lr, steps, batch, optimizer, server_lr, server_optimizer: as in `fedavg`.
     """
     work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
     if warm_rounds is not None:

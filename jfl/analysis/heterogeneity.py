@@ -68,8 +68,13 @@ class Gap(NamedTuple):
 
 
 def client_weights(fed: Federation, weights: str | ArrayLike = "size") -> np.ndarray:
-    """p [C] with sum 1: "size" (rows of a client over all rows), "uniform" (1 / C), or numbers >= 0
-    to normalise."""
+    """The weights p [C] of the clients, with sum 1.
+
+    Args:
+        fed: the federation.
+        weights: "size", rows of a client over all rows; "uniform", 1 / C; or [C] numbers >= 0,
+            which are divided by their sum.
+    """
     checks.kind("client_weights", Federation, "jfl.federate", fed=fed)
     size = np.asarray(fed.size, np.float64)
     if isinstance(weights, str):
@@ -95,12 +100,15 @@ def client_gradients(
 ) -> tuple:
     """The full gradient of each client's objective at `params`.
 
-    Shapes:
-        params as the task has them -> a tree of the same leaves with a first axis C.
-
     Args:
-        l2: adds l2 * params.  chunk: clients computed at once; None: as many as fit about 64 MB of
-            rows.
+        task: what is learned, or a loss of one example.
+        params: where the gradients are taken, as the task has them.
+        fed: the rows and their owners.
+        l2: adds l2 * params.
+        chunk: clients computed at once; None: as many as fit about 64 MB of rows.
+
+    Returns:
+        A tree like `params`, whose leaves have a first axis C.
 
     Example:
         >>> fed = Federation(
@@ -142,6 +150,14 @@ def gradient_dissimilarity(
     A bound needs these for all parameters; what can be had is the maximum over points of a
     trajectory.
 
+    Args:
+        task: what is learned, or a loss of one example.
+        params: where the gradients are taken, as the task has them.
+        fed: the rows and their owners.
+        weights: p_c, as in `client_weights`.
+        l2: adds l2 * params to each gradient.
+        chunk: clients computed at once; None: as many as fit about 64 MB of rows.
+
     References:
         Noble et al., AISTATS 2022, section 5 (variance and log_ratio, weights="uniform"); Chen et
         al., TKDE 2024, Definition 4 (variance bounds Gamma_n^2, largest Gamma_0^2).
@@ -164,12 +180,20 @@ def gradient_dissimilarity(
 def gradient_variance(
     task: Task, params: Tree, fed: Federation, *, batch: int | None = None, chunk: int | None = None
 ) -> Array:
-    """phi_c^2 [C]: the mean of ||gradient of a row - gradient of the client||^2 over a client's
-    rows, at `params`.
+    """phi_c^2: how much the gradients of a client's rows differ, at `params`.
 
-    batch    the variance of the mean over a batch drawn without replacement instead: phi^2 / batch
-    * (size - batch) /
-             (size - 1), and 0 for a client with no more rows than that.
+    Args:
+        task: what is learned, or a loss of one example.
+        params: where the gradients are taken, as the task has them.
+        fed: the rows and their owners.
+        batch: None, or the rows of a batch that is drawn without replacement: then the variance of
+            its mean gradient.
+        chunk: clients computed at once; None: as many as fit about 64 MB of rows.
+
+    Returns:
+        [C], the mean of ||gradient of a row - gradient of the client||^2 over a client's rows.
+        With `batch`, phi_c^2 / batch * (size - batch) / (size - 1), and 0 for a client with at most
+        `batch` rows.
 
     References:
         Li et al., Mathematics 2025, Assumption 3; Chen et al., TKDE 2024, Assumption 1(b), of a
@@ -190,11 +214,16 @@ def gradient_variance(
 def smoothness(
     fed: Federation, loss: str = "softmax", *, l2: float = 0.0, bias: bool = True
 ) -> np.ndarray:
-    """L_c [C]: F_c of a linear model is L_c-smooth; take the maximum for all.
+    """The constants L_c [C] with which F_c of a linear model is L_c-smooth; take the largest for
+    all.
 
-    L_c = curvature * (largest eigenvalue of X^T X / n_c) + l2, X the client's rows, with a column
-    of ones for a bias; curvature 1/4 for "logistic" (one logit) and 1/2 for "softmax".  A penalty h
-    ||w||^2 has l2 = 2 h.
+    L_c = curvature * (largest eigenvalue of X^T X / n_c) + l2, with X the client's rows.
+
+    Args:
+        fed: the rows and their owners.
+        loss: "logistic" (one logit), of curvature 1/4; or "softmax", of curvature 1/2.
+        l2: as in the module's F; a penalty h ||w||^2 has l2 = 2 h.
+        bias: whether the model has one: X then has a column of ones.
 
     References:
         Li et al., Mathematics 2025; Boehning, 1992, for the 1/2.
@@ -224,12 +253,21 @@ def optimum(
 ) -> Optimum:
     """The minimiser of F, or of one client's objective, of a convex loss, in float64.
 
-    Method   L-BFGS, then Newton steps by conjugate gradients, which need no difference of values
-    near the optimum.
+    It takes L-BFGS steps, then Newton steps by conjugate gradients, which need no difference of
+    values near the optimum.
 
     Args:
-        l2 > 0: without it a client of one class has no minimiser.  start: params; None: zeros.
-            tolerance: of the gradient's norm.  steps: of L-BFGS at most.
+        task: what is learned, or a convex loss of one example.
+        fed: the rows and their owners.
+        l2: the penalty's factor, > 0: without it a client of one class has no minimiser.
+        client: the number of a client, whose objective is minimised; None: F of all.
+        weights: p_c of F, as in `client_weights`.
+        start: parameters to start from; None: zeros.
+        tolerance: the largest norm of the gradient at the result.
+        steps: L-BFGS steps at most.
+
+    Returns:
+        An Optimum: the parameters, and the value and the gradient's norm there.
 
     Raises:
         ValueError: if the tolerance is not reached: the loss is not convex, or l2 is too small for
@@ -264,11 +302,19 @@ def objective_gap(
     weights: str | ArrayLike = "size",
     tolerance: float = 1e-8,
 ) -> Gap:
-    """Gamma = F* - sum_c p_c F_c* >= 0, zero where one point is best for all clients; C + 1 convex
-    problems.
+    """Gamma = F* - sum_c p_c F_c* >= 0, which is zero where one point is best for all clients.
+
+    It solves C + 1 convex problems.
+
+    Args:
+        task: what is learned, or a convex loss of one example.
+        fed: the rows and their owners.
+        l2: the penalty's factor, > 0.
+        weights: p_c, as in `client_weights`.
+        tolerance: the largest norm of each gradient at its optimum.
 
     Raises:
-        as `optimum`.
+        ValueError: as `optimum`.
 
     References:
         Li et al., Mathematics 2025, section 4 (Gamma); Chen et al., TKDE 2024, Definition 3

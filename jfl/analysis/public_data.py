@@ -33,13 +33,17 @@ ROOM = 1 << 24  # floats that the gradients of a block may take
 def gradient_norms(
     task: Task, params: Any, x: ArrayLike, y: ArrayLike, *, microbatch: int | None = None
 ) -> np.ndarray:
-    """||gradient of a row||, over all leaves together.
-
-    Shapes:
-        x [p, ...], y [p] -> Float[p]; traceable.
+    """||gradient of a row||, over all leaves together; traceable.
 
     Args:
+        task: what is learned, or a loss of one example.
+        params: where the gradients are taken, as the task has them.
+        x: [p, ...], public rows.
+        y: [p], their labels.
         microbatch: rows whose gradients are held at once; None: as many as fit about 64 MB.
+
+    Returns:
+        Float[p], the norm for each row.
 
     Example:
         >>> loss = lambda w, x, y: 0.5 * (x @ w - y) ** 2
@@ -60,6 +64,14 @@ def median_norm(
 ) -> float:
     """The median, or another quantile, of the gradient norms: a clip norm, to be fixed before the
     private run.
+
+    Args:
+        task: what is learned, or a loss of one example.
+        params: where the gradients are taken, as the task has them.
+        x: [p, ...], public rows.
+        y: [p], their labels.
+        quantile: in [0, 1]; 0.5 is the median.
+        microbatch: as in `gradient_norms`.
 
     Privacy:
         sound if the rows are public.  The median of private rows is not private, however it is
@@ -110,11 +122,19 @@ def update_norms(
     The public rows are dealt at random, floor(p / clients) to each: choose `clients` so that they
     are about as large as real ones, since a client with fewer rows moves more.
 
-    Shapes:
-        Float[clients].
+    Args:
+        task: what is learned, or a loss of one example.
+        params: where the clients start, as the task has them.
+        x: [p, ...], public rows.
+        y: [p], their labels.
+        clients: how many clients the rows are dealt to.
+        steps: local steps of a client, as in the private run.
+        batch: draws the batches, as in the private run.
+        lr: learning rate, as in the private run.
+        key: of jax.random.key, for the deal and the batches.
 
-    Units:
-        steps of rate lr from `params`, batches as `batch` draws them; all as in the private run.
+    Returns:
+        Float[clients], the norm of each client's difference.
 
     Raises:
         ValueError: for more clients than rows, or a batch larger than a client.
@@ -154,14 +174,19 @@ def band_energies(
     """The mean over rows of the energy of a row's gradient in each band; their sum is the mean of
     ||gradient||^2.
 
-    Of rows, not of the mean gradient, since the noise is measured by what one row can do.  For
-    `jfl.wavelet.ellipsoid` and `jfl.wavelet.optimal`.
-
-    Shapes:
-        Float[bands].
+    It is of rows, not of the mean gradient, since the noise is measured by what one row can do.
+    `jfl.wavelet.ellipsoid` and `jfl.wavelet.optimal` take it.
 
     Args:
-        bands: of `jfl.bands`, for `params`.  microbatch: as `gradient_norms`.
+        task: what is learned, or a loss of one example.
+        params: where the gradients are taken, as the task has them.
+        x: [p, ...], public rows.
+        y: [p], their labels.
+        bands: of `jfl.bands`, for `params`.
+        microbatch: as in `gradient_norms`.
+
+    Returns:
+        Float[bands], in squared units of the gradient.
 
     Privacy:
         sound if the rows are public.
@@ -174,23 +199,28 @@ def band_energies(
 
 
 def band_report(energies: ArrayLike, bands: Bands) -> list[dict]:
-    """Whether noise that follows the bands would help: an entry for each block that is transformed
-    on its own.
-
-    Entry    block: its number; size: its coefficients m, with those of padding; energy: its part of
-    the sum; shares:
-             p_b of its bands, n_b coefficients each; leaves: s_b, entries under a coefficient;
-             mean_leaves:
-             sum p_b s_b.  ratio_weighted, ratio_optimal: noise power at equal privacy and without
-             binding clip, over
-             that of isotropic noise; below 1 is better.  weighted: the weights of the paper,
-             (sum p_b s_b) (sum n_b / s_b) / m, which wins only below about 3 leaves.  optimal:
-             (sum sqrt(p_b n_b))^2 / m, never above 1, near 1 where neighbours have nothing in
-             common.  nan for a
-             block without energy.
+    """Whether noise that follows the bands would help.
 
     Args:
-        energies Float[bands], of `band_energies` or of a private estimate: it reads no rows.
+        energies: Float[bands], of `band_energies` or of a private estimate: no rows are read here.
+        bands: of `jfl.bands`, for which they were measured.
+
+    Returns:
+        A dict for each block that is transformed on its own:
+
+        - block: its number.
+        - size: its coefficients m, with those of padding.
+        - energy: its part of the sum of the energies.
+        - shares: the parts p_b of that energy in its bands, of n_b coefficients each.
+        - leaves: s_b, the entries under a coefficient of each band.
+        - mean_leaves: sum p_b s_b.
+        - ratio_weighted: (sum p_b s_b) (sum n_b / s_b) / m, for the weights of the paper, which win
+          only below about 3 leaves.
+        - ratio_optimal: (sum sqrt(p_b n_b))^2 / m, for the best noise; never above 1, and near 1
+          where neighbours have nothing in common.
+
+        A ratio is the noise power at equal privacy and without a binding clip over that of
+        isotropic noise; below 1 is better.  It is nan for a block without energy.
 
     Privacy:
         nothing to add to what the energies cost.

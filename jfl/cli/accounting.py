@@ -421,7 +421,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
         rdp_events.EXACT if exact.all() else f"{rdp_events.SAMPLED} or {rdp_events.EXACT}": values
     }
     if tightest.takes(one, rounds):
-        # draws that repeat more often than is counted are paid for, as in `bounds`
+        # draws that repeat more often than is counted are paid for, as in `rdp_events.bounds`
         counted, rare = rdp_events.with_multiplicities(one, delta / rounds / 100)
         left = delta - rare * points
         renyi = points[:, None] * np.asarray(rdp_events.curve(counted, ORDERS))

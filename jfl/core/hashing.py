@@ -27,10 +27,10 @@ def combine(first, second):
     """One hash of two, in this order.
 
     Args:
-      first, second: UInt32[4], of NumPy or of JAX.
+        first, second: UInt32[4], of NumPy or of JAX.
 
     Returns:
-      UInt32[4]; every word depends on all words of both.
+        UInt32[4]; every word depends on all words of both.
     """
     word = mix(first * np.uint32(0x01000193) + second + np.uint32(0x9E3779B9))
     return mix(word ^ (word.sum(-1, dtype=np.uint32, keepdims=True) * np.uint32(0x85EBCA77)))

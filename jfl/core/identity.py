@@ -97,29 +97,28 @@ def words(plan: Plan):
     """The identity of a plan.
 
     Args:
-      plan: a Plan; of concrete values it is read on the host, of traced ones in the program.
+        plan: a Plan; of concrete values it is read on the host, of traced ones in the program.
 
     Returns:
-      UInt32[4], the same on either way.  A traced array that a function closes over counts in the
-      program, a concrete one
-      in the description: they give different words.
+        UInt32[4], the same on either way.  A traced array that a function closes over counts in the
+        program, a concrete one in the description: they give different words.
 
     Raises:
-      ValueError: for a federation whose rows were swapped behind it, and for functions that hold
-      what cannot be read.
+        ValueError: for a federation whose rows were swapped behind it, and for functions that hold
+            what cannot be read.
 
     Example:
-      >>> import jfl
-      >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(clients=5))
-      >>> task, sampler = jfl.models.logistic(fed), jfl.sampling.full(5)
-      >>> plan = lambda lr: jfl.plan(
-      ...     fed, task, jfl.algorithms.fedavg(jfl.grad(task.loss), lr=lr), sampler
-      ... )
-      >>> (
-      ...     bool((words(plan(0.1)) == words(plan(0.1))).all()),
-      ...     bool((words(plan(0.1)) == words(plan(0.2))).all()),
-      ... )
-      (True, False)
+        >>> import jfl
+        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(clients=5))
+        >>> task, sampler = jfl.models.logistic(fed), jfl.sampling.full(5)
+        >>> plan = lambda lr: jfl.plan(
+        ...     fed, task, jfl.algorithms.fedavg(jfl.grad(task.loss), lr=lr), sampler
+        ... )
+        >>> (
+        ...     bool((words(plan(0.1)) == words(plan(0.1))).all()),
+        ...     bool((words(plan(0.1)) == words(plan(0.2))).all()),
+        ... )
+        (True, False)
     """
     checks.kind("identity", Plan, "jfl.plan", plan=plan)
     as_made(plan.fed)
@@ -180,11 +179,11 @@ def of_many(plans: list, read=None) -> list:
     """`words` of many plans of concrete values; those of one structure are read once.
 
     Args:
-      plans: of Plan.
-      read: Reader.plan, or Reader.start for of_start.
+        plans: of Plan.
+        read: Reader.plan, or Reader.start for of_start.
 
     Returns:
-      A list of UInt32[4], in the order of the plans.
+        A list of UInt32[4], in the order of the plans.
     """
     known, out, read = {}, [], read or Reader.plan
     for fed in {id(p.fed): p.fed for p in plans}.values():
@@ -229,13 +228,13 @@ def describe(plan: Plan) -> dict:
     parameters stand beside them.
 
     Args:
-      plan: a Plan of concrete values.
+        plan: a Plan of concrete values.
 
     Returns:
-      A dict; equal descriptions are equal noise for equal seeds.
+        A dict; equal descriptions are equal noise for equal seeds.
 
     Raises:
-      ValueError: for a plan that holds traced values.
+        ValueError: for a plan that holds traced values.
     """
     checks.kind("describe", Plan, "jfl.plan", plan=plan)
     if not checks.concrete(plan):
@@ -268,8 +267,8 @@ def differences(there, here, at="") -> list[str]:
     """Where two descriptions differ, one line each: the path, and both values.
 
     Example:
-      >>> differences({"lr": 0.1, "steps": 2}, {"lr": 0.2, "steps": 2})
-      ['lr: 0.1 there, 0.2 here']
+        >>> differences({"lr": 0.1, "steps": 2}, {"lr": 0.2, "steps": 2})
+        ['lr: 0.1 there, 0.2 here']
     """
     if isinstance(there, dict) and isinstance(here, dict):
         keys = [*there, *(k for k in here if k not in there)]

@@ -81,6 +81,9 @@ def bounded(value, mechanism, reference, kind: str):
     """`value` is a sum of contributions that the row stages of `mechanism` bounded.
 
     Args:
+        value: the sum.
+        mechanism: whose row stages bounded it.
+        reference: what `kind` says: the mask of a batch, Bool[B], or a weight.
         kind: "examples", one contribution of each row of the batch whose mask `reference` is;
             "single", one of weight `reference`, of whatever it was made.
     """

@@ -12,7 +12,8 @@ docstring, which is its help:
         '''
 
 `Annotated[float, Setting(name="synthetic_alpha")]` gives an option another name than its parameter,
-or another default; `Annotated[float, PYTHON_ONLY]` offers none.
+or another default; `Annotated[float, PYTHON_ONLY]` offers none.  Parameters that are no options,
+though their type is plain, stand under `Other Parameters:`.
 """
 
 import ast

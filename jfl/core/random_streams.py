@@ -40,9 +40,9 @@ def noise_words(identity, history, attempt):
     """UInt32[4] from which, with its key, all noise of a run follows.
 
     Args:
-      identity: UInt32[4], of the plan that runs (see identity.py).
-      history: UInt32[4], of the plans before it.
-      attempt: Int[]; another one has other noise.
+        identity: UInt32[4], of the plan that runs (see identity.py).
+        history: UInt32[4], of the plans before it.
+        attempt: Int[]; another one has other noise.
     """
     return hashing.combine(hashing.combine(history, identity), hashing.of_number(attempt))
 

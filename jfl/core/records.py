@@ -46,21 +46,21 @@ def named(name: str) -> Callable:
 
     The noise of a run follows from the identity of its plan (`jfl.describe`).  A function of your
     own is known there by its name and its source, so that an edit gives other noise.  A named one
-    is known by `name` alone, beside the values
-    that it closes over: choose another name when it computes something else.
+    is known by `name` alone, beside the values that it closes over: choose another name when it
+    computes something else.
 
     Args:
-      name: a name that nothing else in your plans has.
+        name: a name that nothing else in your plans has.
 
     Returns:
-      A decorator that returns what it is given.
+        A decorator that returns what it is given.
 
     Example:
-      >>> @named("my.loss")
-      ... def loss(params, x, y):
-      ...     return (params @ x - y) ** 2
-      >>> loss._registered_name
-      'my.loss'
+        >>> @named("my.loss")
+        ... def loss(params, x, y):
+        ...     return (params @ x - y) ** 2
+        >>> loss._registered_name
+        'my.loss'
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"named: need a name, a text; got {name!r}.")
@@ -131,7 +131,7 @@ class Federation:
     )  # sentences about the rows that belong beside every guarantee
     host: Any = static(
         default=None
-    )  # data.population.Population: rows that stay on the host; x, y, index have none
+    )  # data.host_rows.Population: rows that stay on the host; x, y, index have none
     identity: Array = dataclasses.field(
         init=False, default=None, repr=False, compare=False
     )  # UInt32[4], of the data

@@ -38,15 +38,19 @@ def salt_and_pepper(
 ) -> Federation:
     """Each pixel becomes `low` or `high`, half each, with probability `density`; the others stay.
 
-    Shapes:
-        density: a number, or Float[C], one for each client.
+    Args:
+        fed: the rows and their owners.
+        density: the probability that a pixel is spoiled, in [0, 1]; one number for all clients, or
+            Float[C], one for each.
+        seed: of all draws.
+        low: the value of one half of the spoiled pixels, in units of fed.x; None: the least value
+            of fed.x.
+        high: the value of the other half, at least `low`; None: the greatest value of fed.x.
+        held_out: whether the held-out rows of the clients are spoiled too.
 
-    Units:
-        density in [0, 1]; low <= high in units of fed.x, None: its least and its greatest value.
-
-    Rows     a client's training rows; its held-out rows with held_out=True.  Central test rows, and
-    rows that nobody
-             owns, stay clean.
+    Returns:
+        The federation with other values in x.  The training rows of the clients change, and with
+        `held_out` their held-out rows.  Central test rows, and rows that nobody owns, stay clean.
 
     Privacy:
         as the module says, with low and high given; left out, they are read from all rows, without
@@ -102,13 +106,21 @@ def salt_and_pepper(
 def label_noise(
     fed: Federation, share: Sequence[float] | float, *, seed: int = 0, held_out: bool = False
 ) -> Federation:
-    """Each label becomes one of the other classes, all equally likely, with probability `share`;
-    rows stay.
+    """Each label becomes one of the other classes, all equally likely, with probability `share`.
 
-    Shapes, Rows   as `salt_and_pepper`; share in [0, 1].
+    Args:
+        fed: the rows and their owners.
+        share: the probability that a label changes, in [0, 1]; one number for all clients, or
+            Float[C], one for each.
+        seed: of all draws.
+        held_out: whether the labels of held-out rows change too.
+
+    Returns:
+        The federation with other labels y; features stay.  Which rows may change is as in
+        `salt_and_pepper`.
 
     Raises:
-        as there, and ValueError for fewer than two classes.
+        ValueError: for fewer than two classes, and as `salt_and_pepper`.
 
     Example:
         >>> from . import datasets, federate, partition

@@ -61,12 +61,15 @@ def arrays(
 ) -> Dataset:
     """Your own arrays.
 
-    Shapes:
-        x [n, ...], y [n], x_test [m, ...], y_test [m].
-
-    Units:
-        x as a model shall see it: floats become float32, integers (tokens) int32; y integers in [0,
-        classes). classes=None counts them, classes=0 says that y is a number to regress on.
+    Args:
+        x: [n, ...], training rows as a model shall see them: floats become float32, integers
+            (tokens) int32.
+        y: [n], labels: integers in [0, classes), or numbers where classes=0.
+        x_test: [m, ...], test rows.
+        y_test: [m], their labels.
+        classes: how many classes there are; None: as many as the labels show; 0: y is a number to
+            regress on.
+        name: what manifests call the dataset.
 
     Raises:
         ValueError: on shapes that disagree, no rows, nan or inf, labels that are not whole or out
@@ -123,10 +126,14 @@ def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     """MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
 
     Read from data prepared by tensorflow_datasets, without TensorFlow, and decoded once: later
-    calls read a cache.
-    Places   data_dir and data_dir/tfds; else $JFL_DATA_DIR/tfds, $JFL_DATA_DIR, $TFDS_DATA_DIR and
-             ~/tensorflow_datasets.  The cache is $JFL_CACHE_DIR, else jfl in the user's cache
-             folder.
+    calls read a cache.  The cache is in $JFL_CACHE_DIR, else in the folder jfl of the user's cache.
+
+    Other Parameters:
+        data_dir: the folder of the prepared data, or one whose subfolder tfds holds them; None: the
+            first that has them of $JFL_DATA_DIR/tfds, $JFL_DATA_DIR, $TFDS_DATA_DIR and
+            ~/tensorflow_datasets.
+        download: whether data that are not there are downloaded and prepared, which needs
+            tensorflow.
 
     Raises:
         ValueError: if the data are not there (it says where they were looked for and how to prepare
@@ -139,17 +146,23 @@ def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset
 
 
 def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """Fashion-MNIST: shapes, places and errors as `mnist`.  Source: Xiao, Rasul and Vollgraf,
-    arXiv:1708.07747."""
+    """Fashion-MNIST: all as `mnist`.
+
+    References:
+        Xiao, Rasul and Vollgraf, arXiv:1708.07747.
+    """
     return _prepared("fashion_mnist", data_dir, download)
 
 
 def emnist(
     split: str = "balanced", data_dir: str | Path | None = None, download: bool = False
 ) -> Dataset:
-    """EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; places and errors as `mnist`.
+    """EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; all else as `mnist`.
 
-    Classes  balanced 47, byclass 62, bymerge 47, digits 10, letters 26 (a is 0), mnist 10.
+    Other Parameters:
+        split: the version: "balanced" (47 classes), "byclass" (62), "bymerge" (47), "digits" (10),
+            "letters" (26, of which a is 0) or "mnist" (10).
+        data_dir, download: as in `mnist`.
 
     Memory:
         byclass has 697,932 + 116,323 rows: 2.6 GB as float32.
@@ -171,7 +184,7 @@ def emnist(
 
 
 def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; places and errors as `mnist`.
+    """CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; all else as `mnist`.
 
     References:
         Krizhevsky, 2009.
@@ -183,8 +196,10 @@ def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """Street view house numbers, cropped: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows; label 0
     is the digit 0.
 
-    Places and errors as `mnist`; the 531,131 `extra` rows are not read.  Source: Netzer et al.,
-    2011.
+    Parameters and errors are those of `mnist`.  The 531,131 `extra` rows are not read.
+
+    References:
+        Netzer et al., 2011.
     """
     return _prepared("svhn_cropped", data_dir, download)
 
@@ -193,21 +208,26 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     """UCI Adult: does a person earn more than 50,000 dollars?  x [32561, 105], 16,281 test rows, 2
     classes.
 
-    Columns  age / 100, fnlwgt / 1e6, education-num / 16, capital-gain / 1e5, capital-loss / 5000,
-    hours-per-week /
-             100; then one 0-1 column for each of the 99 categories in the published attribute list.
-             The encoding
-             depends on no row.  An unknown value ("?") is zero in all columns of its attribute.  y
-             = 1: more.
-    Places   the files adult/adult.data and adult/adult.test, where `mnist` looks.  download=True
-    gets OpenML's copy
-             (adult, version 2; the test rows come first there) by scikit-learn, restores the
-             published split, and
-             writes the two files.
+    The encoding depends on no row.  An unknown value ("?") is zero in all columns of its attribute.
+    The labels are y = 1 for more than 50,000 dollars, else 0.  The columns of x are
+
+    - age / 100, fnlwgt / 1e6, education-num / 16, capital-gain / 1e5, capital-loss / 5000 and
+      hours-per-week / 100,
+    - then a column of 0 and 1 for each of the 99 categories in the published attribute list.
+
+    Other Parameters:
+        data_dir: the folder with the files adult/adult.data and adult/adult.test; None: where
+            `mnist` looks.
+        download: whether files that are not there are made of OpenML's copy (adult, version 2),
+            which scikit-learn downloads.  Its test rows come first; the published split is
+            restored.
 
     Raises:
         ValueError: if the files are not there or a line is not what the attribute list says; it
-            names the line. RuntimeWarning if they do not have the published 32,561 and 16,281 rows.
+            names the line.
+
+    Warns:
+        RuntimeWarning: if the files do not have the published 32,561 and 16,281 rows.
 
     References:
         Becker and Kohavi, UCI repository, 1996.
@@ -238,32 +258,18 @@ def synthetic(
     """Synthetic(alpha, beta): every client has its own linear classifier and its own cloud of
     points.
 
-    Client   W [features, classes] and b [classes] ~ N(u, 1); centre v [features] ~ N(B, 1); rows x
-    ~ N(v, diag(j ^
-             -1.2)); y = argmax(x W + b), replaced with probability label_noise by a class drawn
-             from all.
-             u has variance alpha and B variance beta (scale="std": standard deviation).
-             means="entry" draws one u
-             for each entry of W and b and one B for each feature; means="client" one u and one B a
-             client.
-             iid=True: one W and b ~ N(0, 1) for all, v = 0; alpha and beta have no meaning and must
-             be 0.
-    alpha    changes no law: one u for all entries adds the same number to every logit, and one u
-    for each entry
-             multiplies all logits by sqrt(1 + alpha).  The argmax sees neither, so differences
-             between clients grow
-             with beta alone, and are large at (0, 0) already.
-    Rows     `rows` of each client, training and test together: a number, or one number a client.
-    sizes="equal";
-             "lognormal" (skew: deviation of log size) or "power_law" (skew: exponent) share clients
-             * rows so that
-             nobody has fewer than min_rows.  test_fraction in [0, 1) of each client's rows,
-             rounded, become the
-             central test rows, at least one in all; held-out rows of each client are `federate(...,
-             holdout=0.2)`.
-    Owners   `partition.natural()`, without arguments, gives every client its rows.  A client's rows
-    depend on the
-             seed, its number and its size, not on how many others there are.
+    A client draws a classifier W [features, classes] and b [classes] ~ N(u, 1), and a centre
+    v [features] ~ N(B, 1).  Its rows are x ~ N(v, diag(j^-1.2)), with j = 1, 2, ... the number of
+    the feature, and its labels are y = argmax(x W + b).  u has variance alpha, and B has variance
+    beta.
+
+    alpha changes no law.  One u for all entries adds the same number to every logit, and one u for
+    each entry multiplies all logits by sqrt(1 + alpha).  The argmax sees neither, so differences
+    between clients grow with beta alone, and are large at (0, 0) already.
+
+    `partition.natural()`, without arguments, gives every client its rows.  A client's rows depend
+    on the seed, its number and its size, not on how many others there are.  For held-out rows of
+    each client see `federate(..., holdout=0.2)`.
 
     Args:
         alpha: variance of the mean of a client's classifier.
@@ -271,6 +277,23 @@ def synthetic(
         clients: number of clients.
         rows: rows of a client, a fifth for the test.  Or one number a client, a list.
         seed: of all draws.
+
+    Other Parameters:
+        features: numbers in a row.
+        classes: number of classes.
+        label_noise: the probability, in [0, 1], that a label is replaced by a class drawn from all.
+        means: "entry" draws one u for each entry of W and b and one B for each feature; "client"
+            draws one u and one B for each client.
+        scale: "variance", or "std": then alpha and beta are standard deviations.
+        iid: whether all clients share one W and b ~ N(0, 1) and v = 0; alpha and beta must be 0.
+        sizes: "equal"; or "lognormal" or "power_law", which divide clients * rows unequally.
+        skew: the deviation of the log size ("lognormal"), or the exponent ("power_law").
+        min_rows: the least rows of a client, where sizes are not equal.
+        test_fraction: the part of each client's rows, in [0, 1), rounded, that become central test
+            rows; at least one in all.
+
+    Returns:
+        The dataset: x [n, features], and `owners` [n], the client of each training row.
 
     References:
         Li et al., MLSys 2020 (FedProx), section 5.1.  As Noble et al., AISTATS 2022: the defaults,

@@ -30,21 +30,20 @@ def federate(
     """The rows of `dataset`, owned as `partition` says.
 
     Args:
-        a Dataset or a tuple (x, y, x_test, y_test); a partition, or any function of the labels that
-            gives a list of index arrays (rows nobody owns are allowed, rows with two owners are
-            not).  test=(x_test, y_test) replaces the central test rows, and completes a tuple (x,
-            y).  partition.natural() without arguments gives the rows to the owners that the dataset
+        dataset: a Dataset, or a tuple (x, y, x_test, y_test); with `test` also a tuple (x, y).
+        partition: a partition, or any function of the labels [n] that gives a list of C index
+            arrays.  Rows that nobody owns are allowed, rows with two owners are not.
+            `partition.natural()` without arguments gives the rows to the owners that the dataset
             names.
+        holdout: the fraction of each client's rows, in [0, 1), that is kept for its own test,
+            rounded; at least one row stays on either side.  These rows leave the training rows, so
+            the partition's min_rows counts both.
+        test: (x_test, y_test), central test rows in place of the dataset's.
 
-    Shapes:
-        index Int32[C, N], N the largest client; test_index Int32[C, Nt], Nt = 0 without a holdout;
-        slots past the size hold 0.  Rows of a client are in random order (from the partition's
-        seed).
-
-    Units:
-        holdout in [0, 1): the fraction of each client's rows, rounded, that is kept for its own
-        test; at least one row stays on either side.  They leave the training rows, so min_rows
-        counts both.
+    Returns:
+        The federation: index Int32[C, N], N the rows of the largest client; test_index
+        Int32[C, Nt], Nt = 0 without a holdout.  Slots past a client's size hold 0.  Rows of a
+        client are in random order, from the partition's seed.
 
     Privacy:
         the dataset's caveats (a standardisation by private rows) go with the federation, and from
@@ -115,8 +114,8 @@ def federate(
 def checksum(fed: Federation) -> str:
     """16 hexadecimal digits of the sha256 over all arrays: rows, labels, owners, test sets.
 
-    Of a population over the digest of its rows, so that another one than of the same rows on the
-    device.
+    For a population the digest of its rows takes the place of the rows, so the result differs from
+    that of the same rows on the device.
     """
     return digest(
         *_arrays(fed), np.int64(fed.classes), *([] if fed.host is None else [fed.host.identity])
@@ -126,11 +125,20 @@ def checksum(fed: Federation) -> str:
 def describe(fed: Federation, partition: Partition | None = None) -> dict:
     """Facts for the manifest, as plain Python values.
 
-    rows are training rows with an owner, slots the index entries they are stored in.  label_spread
-    is the mean over
-    clients of the total variation distance between their class shares and those of all: 0 is iid, 1
-    - 1/classes one class each (equal classes), None for regression.  With the partition, also what
-    it had to change.
+    Args:
+        fed: the federation.
+        partition: what made it; with it the facts say what it had to change.
+
+    Returns:
+        Among others:
+
+        - rows: training rows with an owner; slots: the index entries that they are stored in.
+        - min_size, median_size, max_size: training rows of a client.
+        - held_out: held-out rows of all clients; test_rows: central ones.
+        - label_spread: the mean over clients of the total variation distance between their class
+          shares and those of all.  0 is iid, 1 - 1/classes is one class each (of equal classes);
+          None for regression.
+        - partition: its arguments and its note, if it was given.
     """
     checks.on_device("describe", fed)
     _, y, index, size, _, y_test, _, test_size = _arrays(fed)

@@ -39,16 +39,18 @@ def population(
         rows: (x, y), two arrays of n rows, also memory-mapped ones (np.load(..., mmap_mode="r"));
             or a data source with len and [i], or __getitems__, whose items are (x, y) or dicts with
             `fields` (TFDS's data_source, ArrayRecord).
-        sizes (Int[C]): how many rows each client has, client after client.
-        order (Int[n]): where a client's rows are not next to each other, the row numbers of the
-            first client, the second, and so on; each row once.
-        test=(x_test, y_test): central test rows; they go to the device.
-        prepare: from the x that is read to features, [m, ...] to [m, ...], such as lambda x: x /
-            np.float32(255).
-        classes: 0 for regression; None: one more than the largest label.
+        sizes: Int[C], how many rows each client has, client after client.
+        test: (x_test, y_test), central test rows; they go to the device.
+        order: Int[n], where a client's rows are not next to each other: the row numbers of the
+            first client, the second, and so on; each row once.  None: as the rows stand.
+        classes: number of classes; 0 for regression; None: one more than the largest label.
+        fields: the names of x and y where an item of `rows` is a dict.
+        prepare: makes features of the x that is read, [m, ...] to [m, ...], such as
+            lambda x: x / np.float32(255).
+        caveats: sentences about the rows that belong beside every guarantee.
 
-    Shapes:
-        of the federation: x [0, ...], index Int32[C, 0], size Int[C]; fed.host holds the rows.
+    Returns:
+        The federation: x [0, ...], index Int32[C, 0], size Int[C]; fed.host holds the rows.
 
     Privacy:
         as of federate.  All rows are read once, here: for their checks, and for the digest that

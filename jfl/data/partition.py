@@ -107,11 +107,14 @@ def dirichlet(
     classes last.
 
     Args:
-        alpha: concentration; small is heterogeneous.
+        alpha: concentration; small is heterogeneous.  It is > 0, and in both forms that of one
+            class.
         min_rows: least rows of a client.
 
-    Units:
-        alpha > 0: one class's concentration, in both forms; min_rows in rows.
+    Other Parameters:
+        clients: number of clients.
+        balanced: whether all clients get equally many rows.
+        seed: of all draws.
 
     Raises:
         ValueError: if alpha is not positive and finite, min_rows * clients > rows, or labels are
@@ -213,14 +216,18 @@ def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partitio
     allow (large classes are cut into more).  They are dealt at random, so that no client gets a
     class twice.
 
+    Sizes follow from the classes; `labels` fixes the sizes instead.
+
     Args:
         classes_per_client: classes each client holds.
+
+    Other Parameters:
+        clients: number of clients.
+        seed: of all draws.
 
     Raises:
         ValueError: if there are fewer classes than classes_per_client, fewer shards than classes (a
             row would have no owner), or too few rows of the classes to cut.
-
-    Sizes follow from the classes; `labels` fixes the sizes instead.
 
     References:
         McMahan et al., AISTATS 2017, section 3; their shards, cut at equal sizes, may straddle two
@@ -300,8 +307,7 @@ def labels(
     min_rows: Annotated[int | None, Setting(default=16)] = None,
     seed: int = 0,
 ) -> Partition:
-    """Exactly `classes_per_client` classes at every client, and sizes that are given: equal, or by
-    a power law.
+    """Exactly `classes_per_client` classes at every client; sizes are equal, or follow a power law.
 
     Clients draw classes, from the largest client to the smallest.  A class that still holds an
     equal part of the client is drawn with a probability proportional to its rows that are left.
@@ -310,14 +316,14 @@ def labels(
 
     Args:
         classes_per_client: classes each client holds.
-        rows: rows of a client; default all rows.
-        exponent: of the sizes, 0 is equal.
-        min_rows: least rows of a client.
+        rows: rows of a client; default all rows.  It is the mean over clients, and with exponent=0
+            the number of each; with None sizes differ by at most one.
+        exponent: of the sizes, 0 is equal.  The i-th largest client has rows ~ i ** -exponent.
+        min_rows: least rows of a client.  At least classes_per_client, which None stands for.
 
-    Units:
-        rows: of a client on average, exactly with exponent=0; None: all rows, sizes differ by at
-        most one. exponent >= 0: the i-th largest client has rows ~ i ** -exponent, at least
-        min_rows, which is at least classes_per_client (the default).
+    Other Parameters:
+        clients: number of clients.
+        seed: of all draws.
 
     Raises:
         ValueError: if rows * clients or a class is too small, or if 20 deals leave some client
@@ -387,8 +393,9 @@ def sizes(
     many.
 
     Args:
-        rows: a whole number for each client, at least classes_per_client.
+        rows: Int[C], the rows of each client, at least classes_per_client.
         classes_per_client: classes each client holds; None: dealt from all.
+        seed: of all draws.
 
     Raises:
         ValueError: if the rows are too few, or if 20 deals do not fit the classes.
@@ -554,11 +561,12 @@ def power_law(
     is drawn.
 
     Args:
-        exponent: of the sizes, 0 is equal.
+        exponent: of the sizes, 0 is equal.  It is at least 0.
         min_rows: least rows of a client.
 
-    Units:
-        exponent >= 0 (0: equal sizes); min_rows in rows.
+    Other Parameters:
+        clients: number of clients.
+        seed: of all draws.
 
     Raises:
         ValueError: if exponent is negative or not finite, or min_rows * clients > rows.
@@ -601,12 +609,14 @@ def similarity(
     - "sorted": the other rows are sorted by label and cut into equal pieces.
 
     Args:
-        share: part of a client's rows that is iid.
-        rows: rows of a client; default all rows.
+        share: part of a client's rows that is iid.  In [0, 1]; 1 is iid.
+        rows: rows of a client; default all rows.  Rows that remain have no owner; with None sizes
+            differ by at most one.
 
-    Units:
-        share in [0, 1]: 1 is iid.  rows of a client; None: all rows, sizes differ by at most one.
-        Rows that remain have no owner.
+    Other Parameters:
+        clients: number of clients.
+        by: "class" or "sorted", what the rest depends on.
+        seed: of all draws.
 
     Raises:
         ValueError: if share is outside [0, 1], or rows * clients exceeds the rows.
@@ -688,12 +698,15 @@ def _split_similarity(labels, clients, rng, *, share, rows, by):
 
 
 def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Partition:
-    """The clients that the data came with: `owners` [n] names the owner of each row; None: as the
-    dataset says.
+    """The clients that the data came with.
 
     Clients are numbered in sorted order of their names; the seed only orders the rows inside a
     client.  Without owners the partition works in `federate`, with a dataset that has them
     (datasets.synthetic).
+
+    Other Parameters:
+        owners: [n], the name of each row's owner; None: as the dataset says.
+        seed: of the order of rows.
 
     >>> [rows.tolist() for rows in natural(["ann", "bob", "ann"])([0, 0, 1])]
     [[0, 2], [1]]

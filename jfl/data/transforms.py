@@ -52,6 +52,7 @@ def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
     0.
 
     Args:
+        dataset: whose training and test rows are changed.
         public: rows [p, ...] to take the two from; None takes them from the training rows.
 
     Privacy:
@@ -87,8 +88,11 @@ def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
 def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> Dataset:
     """The first principal components of flattened rows, centred, not whitened: x [n, components].
 
+    The sign of an axis is chosen so that its largest entry is positive.
+
     Args:
-        components: at most d, and less than the rows that are read.
+        dataset: whose training and test rows are changed.
+        components: how many; at most d, and less than the rows that are read.
         public: rows [p, ...] to take mean and axes from; None takes them from the training rows.
 
     Privacy:
@@ -99,9 +103,6 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
 
     Raises:
         ValueError: for tokens, or too many components.
-
-    References:
-        the sign of an axis is chosen so that its largest entry is positive.
     """
     checks.whole("transforms.pca", components=components)
     x, x_test = _rows("pca", dataset)

@@ -38,8 +38,8 @@ def _drawn(key, plan, round_):
 
 
 def start(key, plan: Plan, words, history) -> Run:
-    """The state before the first round; what clients remember in numpy arrays, where zeros take no
-    memory yet."""
+    """The state before the first round; what clients remember is in numpy arrays, where zeros take
+    no memory yet."""
     sampler, clients = plan.sampler, plan.sampler.clients
     run = _begin(
         key,

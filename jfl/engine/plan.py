@@ -39,16 +39,21 @@ def plan(
     """One experiment: what `simulate` runs and what `guarantee` accounts.
 
     Args:
+        fed: the rows and their owners.
+        task: what is learned.
+        algorithm: what clients and server do.
+        sampler: who takes part in a round.
         upload: a chain for each client's own upload, a sum of one: clip_l2(1.0), total(),
             gaussian(1.1).
         release: a chain over the cohort's uploads; None: the mean over the expected cohort, not
             private.
         weights: "uniform"; "size", proportional to rows; Float[C]; or a function of the round to
-            Float[C]. They are scaled to mean 1 over clients and divided by the client's share of
+            Float[C].  They are scaled to mean 1 over clients and divided by the client's share of
             draws, so that the release is an unbiased estimate of the weighted mean over all
             clients; they act after the row clip.
-        adjacency: of the release; None: what the sampler implies.
+        adjacency: of the release, "add_remove" or "replace_one"; None: what the sampler implies.
         chunk: clients computed at once; None: as many as `memory` bytes allow.
+        memory: bytes for what a round computes at once, where `chunk` is None.
         paired_noise: points of a sweep with one seed share noise; their joint release is then not
             private.
 

@@ -31,12 +31,12 @@ def init(key: jax.Array, plan: Plan) -> Run:
     """The state of a run before its first round.
 
     Args:
-      key: jax.random.key(seed).  The first parameters, cohorts and batches follow from it alone,
-        the noise from it and from what the plan is (`jfl.describe`).
-      plan: a Plan.
+        key: jax.random.key(seed).  The first parameters, cohorts and batches follow from it alone,
+            the noise from it and from what the plan is (`jfl.describe`).
+        plan: a Plan.
 
     Returns:
-      A Run, for `jfl.scan`, `jfl.run_round` or `jfl.simulate(start=...)`.
+        A Run, for `jfl.scan`, `jfl.run_round` or `jfl.simulate(start=...)`.
     """
     checks.kind("init", Plan, "jfl.plan", plan=plan)
     return begin(key, plan, identity.for_noise(plan), identity.of_start(plan))
@@ -92,11 +92,11 @@ def run_round(run: Run, plan: Plan) -> tuple[Run, Seen]:
     devices of `plan.mesh` take equal parts of the chunks.
 
     Args:
-      run: of `jfl.init`, or of an earlier round.
-      plan: a Plan; another one than that of the round before has noise of its own.
+        run: of `jfl.init`, or of an earlier round.
+        plan: a Plan; another one than that of the round before has noise of its own.
 
     Returns:
-      The run after the round, and what the experimenter sees of it, which no guarantee covers.
+        The run after the round, and what the experimenter sees of it, which no guarantee covers.
     """
     checks.kind("run_round", Run, "jfl.init", run=run)
     checks.kind("run_round", Plan, "jfl.plan", plan=plan)

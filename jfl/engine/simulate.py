@@ -38,13 +38,13 @@ def scan(run: Run, plan: Plan, rounds: int, data: Any = None) -> tuple[Run, Metr
     """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
 
     Args:
-      run: of `jfl.init`, or of earlier rounds.
-      plan: a Plan.
-      rounds: Int[E], the rounds before each evaluation.
-      data: no longer used.
+        run: of `jfl.init`, or of earlier rounds.
+        plan: a Plan.
+        rounds: Int[E], how many rounds come before each of E evaluations.
+        data: no longer used.
 
     Returns:
-      The run after all rounds, and metrics with leaves [E].
+        The run after all rounds, and metrics with leaves [E].
     """
     checks.kind("scan", Run, "jfl.init", run=run)
     checks.kind("scan", Plan, "jfl.plan", plan=plan)
@@ -158,9 +158,15 @@ def simulate(
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
+    Plans of one structure share one compiled program, whatever their numbers.  Of a
+    `jfl.population` each round is one program, while the next cohort's rows are fetched; what
+    clients remember is then in numpy arrays.
+
     Args:
         key: jax.random.key(seed); everything is addressed from it, so evaluating more often,
             chunking or stopping and going on changes no draw.
+        plan: a Plan.
+        rounds: how many rounds are run.
         evaluate_every: rounds between evaluations; default about twenty evaluations.
         start: a state to go on from (`out.run`), under this plan or another with the same clients
             and state; `key` is then not used.
@@ -174,12 +180,9 @@ def simulate(
 
     Raises:
         HealthError: if a value was not finite, a draw overflowed its capacity or a cohort was
-            empty; ValueError where `start` does not fit the plan, or a clip norm or noise falls
-            below 1e-15 in one of the rounds.
-
-    Plans of one structure share one compiled program, whatever their numbers.  Of a
-    `jfl.population` each round is one program, while the next cohort's rows are fetched; what
-    clients remember is then in numpy arrays.
+            empty.
+        ValueError: where `start` does not fit the plan, or a clip norm or noise falls below 1e-15
+            in one of the rounds.
     """
     checks.kind("simulate", Plan, "jfl.plan", plan=plan)
     key, tolerate = checks.key("simulate", key), tolerated("simulate", tolerate)

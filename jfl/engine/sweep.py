@@ -115,16 +115,22 @@ def sweep(
     """Run `make_plan(**point)` at every point; points that share their static part are one vmapped
     program.
 
+    The points are the cartesian product of `axes`, or the list `points`.  A name in either is an
+    argument of make_plan, or `seed`.  The seed is an axis of its own, with default 0: it makes the
+    key of the run, and is also passed on if make_plan takes `seed`.
+
     Args:
         make_plan: hyperparameters -> plan.  It is called once for each point, on the host, so every
-            value is checked before anything compiles. **axes: lists of values (their cartesian
-            product), or points: a list of dicts.
-        seed: an axis of its own, default 0: the key of the run; also passed on if make_plan takes
-            `seed`.
+            value is checked before anything compiles.
+        rounds: how many rounds each point runs.
+        points: a dict for each point, from names to values; in place of `axes`.
+        evaluate_every: rounds between evaluations; default about twenty evaluations.
         memory: bytes for the points computed at once, on each device.
+        strict: raise HealthError if any point fails, not only if all do.
+        tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
         mesh: devices that share the points: "auto", a number, or a mesh as
             jfl.engine.devices.devices makes; None: one.
-        strict: raise HealthError if any point fails, not only if all do.
+        **axes: for each name the list of its values, or one value.
 
     Returns:
         Sweep, in the order of the points.  Every point equals a run of its own with

@@ -54,8 +54,11 @@ class Book(NamedTuple):
 def read(loss, params, x, y) -> Book:
     """Find the rule of every leaf.
 
-    Shapes:
-        loss: a pytree, such as Fn; x, y: one example, as arrays or jax.ShapeDtypeStruct.
+    Args:
+        loss: (params, x, y) -> scalar, a pytree, such as Fn.
+        params: a pytree of floats.
+        x: one example, as arrays or jax.ShapeDtypeStruct.
+        y: its label, likewise.
 
     Example:
         >>> loss = jax.tree_util.Partial(
@@ -215,11 +218,17 @@ def products(loss, params, x, y):
 
 
 def rows(book: Book, loss, params, x, y):
-    """One forward and one backward pass -> losses [N]; for each leaf its gradients, and their sum's
-    way back to it.
+    """One forward and one backward pass.
 
-    Shapes:
-        x, y: leaves [N, ...].
+    Args:
+        book: of `read`, for this loss.
+        loss: of one example, as `read` took it.
+        params: a pytree of floats.
+        x: leaves [N, ...], the rows.
+        y: leaves [N, ...], their labels.
+
+    Returns:
+        The losses [N]; and for each leaf its gradients, and the way of their sum back to it.
     """
     leaves = jax.tree.leaves(params)
     ruled = {rule.leaf: at for at, rule in book.rules.items()}
@@ -256,17 +265,24 @@ def rows(book: Book, loss, params, x, y):
 
 
 def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
-    """The sum of clipped gradients -> tree like params; Bool[N], which were clipped, which were
-    finite; losses [N].
+    """The sum of clipped gradients.
 
     A gradient whose norm is not finite in float32 adds exactly nothing: its activations and
     backprops are masked out.
 
     Args:
-        bounds: one for all leaves together, or for each leaf; or one for every leaf.
+        book: of `read`, for this loss.
+        loss: of one example, as `read` took it.
+        params: a pytree of floats.
+        x: leaves [N, ...], the rows.
+        y: leaves [N, ...], their labels.
+        weight: Float[N], 0 for a row that does not count.
+        bounds: a list of clip norms, in the units of the gradient: one, or one for each leaf.
+        together: whether a bound is for all leaves together, or for each leaf by itself.
 
-    Shapes:
-        the sum is float32 at least, also of parameters in half precision.
+    Returns:
+        The sum, a tree like params, in float32 at least, also of parameters in half precision; two
+        of Bool[N], which gradients were clipped, and which were finite; the losses [N].
     """
     losses, parts = rows(book, loss, params, x, y)
     squares = [part.squares() for part, _ in parts]

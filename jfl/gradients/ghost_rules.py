@@ -4,9 +4,9 @@ each primitive.
 A rule takes (params of the equation, which operand the parameter is, shapes of the operands,
 output) and returns apply, gather and back, or None where it does not fit.
 
-    apply    (bind, leaf, other operand) -> output, what to record; `bind` runs the equation itself
-    gather   (records, backprops), both [N, ...] -> Formed, Product or Lookup
-    back     a sum in the rule's shape -> in the parameter's
+- apply: (bind, leaf, other operand) -> output, what to record; `bind` runs the equation itself.
+- gather: (records, backprops), both [N, ...] -> Formed, Product or Lookup.
+- back: a sum in the rule's shape -> in the parameter's.
 """
 
 import math

@@ -70,7 +70,10 @@ def exact(loss: Fn) -> Fn:
 def grad(loss: Callable, *, l2: ArrayLike | None = None, compute: str = "float32") -> Grad:
     """The mean gradient of `loss` over the rows of a batch: no privacy.
 
-    `l2` adds l2 * params, the gradient of (l2 / 2) ||params||^2; `compute` is as in `private_grad`.
+    Args:
+        loss: any pure (params, x, y) -> scalar for one example.
+        l2: adds l2 * params, the gradient of (l2 / 2) ||params||^2.
+        compute: the type in which the loss is computed, as in `private_grad`.
     """
     if l2 is not None:
         checks.nonnegative("grad", single=True, l2=l2)
@@ -107,8 +110,8 @@ def private_grad(
         a clip norm is measured in float32 on the very gradient that is added, so a coarse `compute`
         changes the gradient, never its bound: epsilon is the same.  Of parameters in half precision
         too, gradients are clipped, summed and made noisy in float32; the result is rounded to their
-        type. A row whose gradient is not finite counts as zero: Health.nonfinite_rows counts it and
-        stops the run. noise is drawn anew for every (round, client, step).  What an epsilon is
+        type.  A row whose gradient is not finite counts as zero: Health.nonfinite_rows counts it
+        and stops the run.  Noise is drawn anew for every (round, client, step).  What an epsilon is
         worth depends on how batches and clients are drawn: see `jfl.guarantee`.
 
     Raises:

@@ -138,11 +138,18 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
     """Local steps from `params` -> (trained params, mean gradient, sum of learning rates,
     Diagnostics).
 
-    `moving` scales the updates, but not what is returned of gradients and rates: 0 only looks.
-    `correct(gradient, params, step)` changes a gradient after the mechanism (a drift, a proximal
-    pull): post-processing of a release, as long as it reads no example.  The mean gradient is taken
-    before `correct`. `drop`: a step whose gradient is not finite has a zero gradient, and is
-    counted among the rows that did.
+    Args:
+        work: the steps to take.
+        ctx: of the round.
+        keys: of batches and of noise.
+        params: where the client starts.
+        rows: what it can read.
+        correct: (gradient, params, step) -> gradient, after the mechanism (a drift, a proximal
+            pull): post-processing of a release, as long as it reads no example.  The mean gradient
+            is taken before it.
+        moving: scales the updates, but not what is returned of gradients and rates: 0 only looks.
+        drop: whether a step whose gradient is not finite has a zero gradient, and is counted among
+            the rows that did.
     """
     clock = ctx.round * work.steps
     slots = rows.index.shape[0]

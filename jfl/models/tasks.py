@@ -180,6 +180,7 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
     """Dense layers with ReLU.
 
     Args:
+        fed: gives the shape of a row and the number of classes.
         hidden: widths of the hidden layers.
     """
     checks.kind("models.mlp", Federation, "jfl.federate", fed=fed)

@@ -44,11 +44,15 @@ def claimed(
     """What a paper's formula says of `rounds` rounds: status "claimed", the worst client.
 
     Args:
+        plan: what runs.
+        rounds: how many rounds are run.
+        delta: in (0, 1).
         paper: "noble2022" (either view), "chen2024" or "li2025" (what the server sees; its epsilon
             is of one round, and of the whole run by its Theorem 2 with c_0 = 1): unit example,
             replace_one.  "ranaweera2025": the multiplier that `wavelet.published` states, through
             an accountant.  "talaei2024": each broadcast for the view third_party, one upload for
             the view server.  None: the paper of the algorithm or of the noise.
+        view: "server" or "third_party".
 
     Raises:
         ValueError: where the formula is not for such a plan; for the first three, noise in local
@@ -87,8 +91,17 @@ def calibrate(
     The plan gives everything but the noise; put the result into its chain.  `guarantee` says what
     it is worth.
 
-    For talaei2024 it is a std: of an upload for the view server, else of the release, 0 where
-    uploads have enough.
+    Args:
+        plan: what runs.
+        epsilon: the target, > 0.
+        rounds: how many rounds are run.
+        delta: in (0, 1).
+        paper: as in `claimed`.
+        view: "server" or "third_party".
+
+    Returns:
+        A noise multiplier.  For talaei2024 a std: of an upload for the view server, else of the
+        release, 0 where uploads have enough.
 
     Raises:
         ValueError: as `claimed`; for noble2022 also where its bound cannot reach epsilon, whatever

@@ -3,7 +3,7 @@
     @claim("Theorem 5", "unsound", "delta is an output, not an input")
     def theorem5(...): ...
 
-A function with preconditions returns `check.Checked` and takes `strict`.  `of(module)` lists a
+A function with preconditions returns `checks.Checked` and takes `strict`.  `of(module)` lists a
 module's claims for reports.
 """
 

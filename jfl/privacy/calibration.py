@@ -1,5 +1,5 @@
 """The noise, or the number of rounds, with which a plan reaches an epsilon: the inverse of
-`accounting.guarantee`."""
+`guarantees.guarantee`."""
 
 import math
 
@@ -32,18 +32,26 @@ def calibrate(
     """The noise multiplier, or the number of rounds, with which a plan's `guarantee` is at most
     `epsilon`.
 
-    over="noise_multiplier": the plan gives everything but the multiplier: put any in its chain, and
-    the result in its place.  Where noise on uploads and on the release both prove it, the better
-    one is found, the other as it is. Where an algorithm releases several times, all releases get
-    it; where the noise changes from round to round, it is that of the first round, and the others
-    keep their ratio to it. over="rounds": the largest number of rounds of the plan as it is; 0
-    where even one is too many. Without `view` it is of the view that `guarantee` names.
+    The plan gives everything but the multiplier: put any in its chain, and the result in its place.
+    Where noise on uploads and on the release both prove the guarantee, the better one is found, the
+    other as it is.  Where an algorithm releases several times, all releases get it.  Where the
+    noise changes from round to round, it is that of the first round, and the others keep their
+    ratio to it.
 
-    Shapes:
-        epsilon [...] -> [...]; a Python number for one.
+    Args:
+        plan: a Plan with a noise stage.
+        epsilon: the target, > 0; a number, or an array [...].
+        delta: in (0, 1).
+        rounds: how many rounds are run; None where they are looked for.
+        unit: as in `jfl.guarantee`.
+        view: as in `jfl.guarantee`; None: the view that it names.
+        adjacency: as in `jfl.guarantee`.
+        over: "noise_multiplier"; or "rounds", the largest number of rounds of the plan as it is, 0
+            where even one is too many.
 
-    Units:
-        a multiplier is std / sensitivity, a float32, rounded to the safe side.
+    Returns:
+        In the shape of `epsilon`, a Python number for one.  A multiplier is std / sensitivity, a
+        float32, rounded to the safe side.
 
     Raises:
         ValueError: as `guarantee`; if the plan has no noise stage; if epsilon is out of reach of a
@@ -98,8 +106,18 @@ def calibrate_per_client(
 
     Put any multiplier into the chain of `private_grad`, and `gaussian(result)` in its place.
 
-    Shapes:
-        -> Float32[C]; for a client without rows, that of the others' smallest.
+    Args:
+        plan: a Plan whose noise is for examples.
+        epsilon: the target of each client, > 0.
+        delta: in (0, 1).
+        rounds: how many rounds are run.
+        view: as in `jfl.guarantee`; None: the view that it names.
+        cap: as in `jfl.guarantee`.
+        quantile: as in `jfl.guarantee`.
+
+    Returns:
+        Float32[C], std / sensitivity of each client; for a client without rows the smallest of the
+        others.
 
     Privacy:
         unit "example".  The largest of `epsilons_per_client` is then at most `epsilon`.  More than

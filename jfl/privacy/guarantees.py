@@ -60,26 +60,34 @@ def guarantee(
 ) -> Guarantee:
     """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
 
+    The server sees who takes part, so by default every client counts as taking part in every round.
+    Instead one of `cap`, `quantile` and `realised` may say how often clients take part.
+
+    Two learning rates with one seed, 100 rounds each:
+
+        jfl.guarantee([(plan_a, 100, 0), (plan_b, 100, 0)])
+
     Args:
         plan: a Plan; or, without `rounds`, a list of segments on the same clients, runs or parts of
             runs: (plan, rounds) goes on where the segment before it ended, as simulate(start=...)
             does; (plan, rounds, first) begins with round `first`, 0 for a new run, such as a point
             of a sweep.
-        seeds: of segments.  None: one seed for all.  Runs of one seed share cohorts and batches, so
-            segments whose rounds overlap are accounted together: one sample, and inside it the
-            noise of all of them. "different", or a whole number for each segment, equal for equal
-            seeds: asserted, not checked. The server sees who takes part, so by default every client
-            counts as taking part in every round; instead one may give `cap`, the most
-            participations of a client (asserted: nothing enforces it), `quantile`, a probability
-            with which a client may exceed the number that counts (paid from delta), or `realised`
-            Int[C], the participations of a run (descriptive, not a guarantee).
+        rounds: how many rounds of the plan are run.
+        delta: of the guarantee, in (0, 1).
+        unit: "example" or "client"; None: the only one that is proved.
+        view: "server", which sees every upload, or "third_party", which sees models; None: the only
+            view that has an answer, or the server's where both have.  The result names it.
+        adjacency: "add_remove" or "replace_one", only needed where both are proved.
+        cap: the most participations of a client; asserted: nothing enforces it.
+        quantile: the probability with which a client may exceed the number of participations that
+            counts; it is paid from delta.
+        realised: Int[C], the participations of a run: descriptive, not a guarantee.
         uplinks: how many uploads of a client a third party sees beside all models (PADPFL's
             eavesdropper).
-
-    Units:
-        unit "example" | "client"; view "server" (sees every upload) | "third_party" (sees models);
-        None: the only view that has an answer, or the server's where both have; the result names
-        it. adjacency "add_remove" | "replace_one", only needed where both are proved.
+        seeds: of segments.  None: one seed for all.  Runs of one seed share cohorts and batches, so
+            segments whose rounds overlap are accounted together: one sample, and inside it the
+            noise of all of them.  "different", or a whole number for each segment, equal for equal
+            seeds: asserted, not checked.
 
     Privacy:
         of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and says
@@ -87,11 +95,8 @@ def guarantee(
         ran.
 
     Raises:
-        ValueError, with the choices there are, unless exactly one guarantee fits; and with the
+        ValueError: with the choices there are, unless exactly one guarantee fits; and with the
             reason and a remedy where this accountant cannot analyse the plan.
-
-    Two learning rates with one seed, 100 rounds each: jfl.guarantee([(plan_a, 100, 0), (plan_b,
-    100, 0)]).
     """
     options = dict(cap=cap, quantile=quantile, realised=realised)
     counted_otherwise = any(v is not None for v in options.values())
@@ -139,11 +144,18 @@ def epsilons(
     """An epsilon after each of many numbers of rounds, at the cost of about one: Renyi bounds and
     exact Gaussians.
 
-    `guarantee` also tries privacy-loss distributions, and is then a little smaller.  Without `view`
-    they are of the view that `guarantee` names: jfl.guarantee(plan, 1, delta).view.
+    `guarantee` also tries privacy-loss distributions, and is then a little smaller.
 
-    Shapes:
-        rounds Int[m] >= 0 -> Float64[m], which does not fall as rounds grow.
+    Args:
+        plan: a Plan.
+        rounds: Int[m] >= 0, numbers of rounds.
+        delta: in (0, 1).
+        unit: as in `guarantee`.
+        view: as in `guarantee`; None: the view that jfl.guarantee(plan, 1, delta) names.
+        adjacency: as in `guarantee`.
+
+    Returns:
+        Float64[m], which does not fall as rounds grow.
 
     Raises:
         ValueError: as `guarantee`.

@@ -28,17 +28,26 @@ def epsilons_per_client(
     """The epsilon of the examples of each client, which its rows, its participation and its noise
     decide.
 
-    Without `view` it is of the view that jfl.guarantee(plan, rounds, delta, "example") names.
+    Args:
+        plan: a Plan.
+        rounds: how many rounds are run.
+        delta: in (0, 1).
+        view: "server" or "third_party"; None: the view that
+            jfl.guarantee(plan, rounds, delta, "example") names.
+        cap: as in `jfl.guarantee`.
+        quantile: as in `jfl.guarantee`.
+        realised: Int[C], as in `jfl.guarantee`.
 
-    Shapes:
-        -> Float64[C]; 0 for a client without rows or rounds, inf without noise.
+    Returns:
+        Float64[C]; 0 for a client without rows or rounds, inf without noise.
 
     Privacy:
         unit "example", for the adjacency of the plan; sizes and rates are public.  The largest is
         `guarantee`'s, or a little below it; of more than 64 different clients, Renyi bounds only,
         which may be above it.
 
-    Args, Errors   as `guarantee`.
+    Raises:
+        ValueError: as `jfl.guarantee`.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
     listed = entries_of(plan, rounds, delta)

@@ -284,6 +284,8 @@ def study(points: list, xlabel: str, title: str = ""):
 
     Args:
         points: results.Point of all panels.
+        xlabel: the name of x under each panel.
+        title: above the figure.
 
     Returns:
         The figure; None without anything to draw.
@@ -385,9 +387,10 @@ def new_figure(panels: int, size: tuple[float, float], legend: float = 0.0, **op
     """A figure of panels, two beside each other.
 
     Args:
+        panels: how many.
         size: width, and height of a row of panels, in inches.
-        legend: the height that a legend takes.
-        options: of matplotlib's `subplots`.
+        legend: the height that a legend takes, in inches.
+        **options: of matplotlib's `subplots`.
 
     Returns:
         The figure and its axes.

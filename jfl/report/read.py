@@ -115,6 +115,7 @@ def read(path, label: str | None = None) -> Source:
     """Read the folder of a run or an experiment, or a file of results.
 
     Args:
+        path: the folder or the file.
         label: its name on the page; the name of the folder or file by default.
 
     Raises:

@@ -93,11 +93,25 @@ class Point(msgspec.Struct, forbid_unknown_fields=True):
     """One point of a study's panel, with the guarantee of its runs.
 
     Args:
+        panel: the panel it stands in.
+        line: the line it belongs to.
         x: None for a level across the panel.
-        mean: accuracy, or the proved epsilon in a study of claims.
+        mean: accuracy over seeds, or the proved epsilon in a study of claims.
+        half: of the 95 % interval of `mean`.
         values: accuracy by seed.
-        chosen: the point of `grid` with the best accuracy on `tuned_on`; `at_edge` of that grid.
+        failed: how many seeds failed.
+        seeds: of its runs.
+        tuned_on: the seeds on which its hyperparameters were chosen.
+        chosen: the point of `grid` with the best accuracy on `tuned_on`.
+        grid: the hyperparameters that were tried.
+        at_edge: whether `chosen` is at an end of the grid.
         target: the epsilon that the noise was calibrated for.
+        noise_multiplier: of its runs.
+        stated: the epsilon that was asked of a paper's formula.
+        claimed: the epsilon that the formula says of the noise.
+        claimed_method: which formula.
+        epsilon, delta, unit, adjacency, view, method, status, caveats: of the proved guarantee.
+        config: the values of its config.
     """
 
     panel: str
@@ -152,14 +166,24 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     """One figure, table or study; or a collection of them.
 
     Args:
+        format: of the file.
         name: of the experiment in its module.
         module: `python -m experiments.MODULE NAME` runs it again.
+        quick: whether it was run in its short form.
         only: the lines that were asked for, if not all.
+        title: its heading.
+        seeds: of its runs.
         seconds: of all its runs.
         notes: what is said of it in words.
         failed: line -> why it is not there.
         unread: data set -> why it was not read.
+        lines: the lines of a figure, or rows of a table, by name.
+        points: of a study.
+        xlabel: the name of x in the panels of a study.
+        tables: whatever else it found.
+        verdicts: claims that were checked.
         settings: single facts.
+        versions: of the packages that ran it, and facts about the machine.
         experiments: of a collection, by name.
     """
 
@@ -220,6 +244,7 @@ def load(path, formats: tuple = (None, record.FORMAT), remedy: str = OTHER_VERSI
     """The JSON object in a file.
 
     Args:
+        path: of the file.
         formats: its `format` may be one of these; None: it may have none.
         remedy: what to do with one of another format.
 

@@ -174,12 +174,20 @@ def look(code: dict):
 
 
 def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, cache: str | None):
-    """Compute a block -> its records, or as a text why not: what is refused once is not tried
-    again.
+    """Compute a block on a worker.
 
     Args:
         sent: of each point the values of its config, the checksum of its data, the signature of its
             plan's description.
+        size: points of the block's program, which fewer points are repeated to fill.
+        widths: of the tables of rows, which all points of the sweep share.
+        code: what `checkpoint.code` says on the driver.
+        memory: bytes for the points computed at once.
+        cache: the driver's folder of compiled programs; None: no such folder.
+
+    Returns:
+        The records of the points; or a text that says why not: what is refused once is not tried
+        again.
     """
     import ray
 

@@ -196,10 +196,15 @@ def epsilons(
     fewer rounds too.
 
     Args:
-        rounds: Int[m], ascending.
+        plan: what runs.
+        rounds: Int[m], ascending numbers of rounds.
+        delta: in (0, 1).
+        unit: as in `jfl.guarantee`.
+        view: as in `jfl.guarantee`.
+        adjacency: as in `jfl.guarantee`.
         last: the epsilon after the last of them, where it is known.
         most: how many are computed as `guarantee` does, the last among them; 0: none, and `last` is
-          left aside.
+            left aside.
 
     Returns:
         Float64[m], which does not fall as rounds grow.
@@ -456,8 +461,9 @@ def measurement(
     Args:
         metrics: of `jfl.simulate`, or with `point` of `jfl.sweep`.
         health: as `metrics`.
-        seconds: the run took;  compile_seconds: of those, for compilation.
-        point: which point of the sweep.
+        seconds: the run took, compilation included.
+        compile_seconds: of those, the seconds of compilation.
+        point: which point of the sweep; None: `metrics` is of one run.
     """
     count = lambda value: int(value if point is None else value[point])
     return dict(
@@ -596,8 +602,13 @@ def curves(
 ):
     """Epsilon against rounds, a line for each method; the one that proves least is drawn boldly.
 
-    Shapes:
-        rounds [n]; lines: method -> [n].
+    Args:
+        path: of the picture.
+        rounds: [n], ascending numbers of rounds.
+        lines: method -> Float[n], its epsilons.
+        guarantee: after the last of the rounds.
+        words: the setting in a line.
+        target: an epsilon to mark; None: none.
     """
     figure, ax = _figure((7.2, 4.6))
     mine, places = guarantee.method.split(",")[0], []
@@ -716,7 +727,10 @@ def picture(path, groups: list[dict], title: str):
     """Accuracy against round with bands from the least to the largest seed, and against epsilon
     with 95 % intervals.
 
-    groups: dicts of label, round [E], accuracy [seeds, E], epsilon (None: no guarantee).
+    Args:
+        path: of the picture.
+        groups: dicts of label, round [E], accuracy [seeds, E], epsilon (None: no guarantee).
+        title: above the picture.
     """
     figure, (left, right) = _figure((10.5, 4.2), 1, 2, width_ratios=(1.35, 1))
     for colour, g in zip(PALETTE * len(groups), groups):

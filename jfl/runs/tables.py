@@ -43,11 +43,11 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         plan: what made an Output, for its name and epsilon; a Sweep knows its plans.
         delta: with it `epsilon` is filled in, after so many rounds, for the guarantee that `proved`
             shows, and columns unit, adjacency, view, delta and status say which: epsilons compare
-            only where those are the same. What is not proved is None, and status says what it is:
+            only where those are the same.  What is not proved is None, and status says what it is:
             "conditional", "no guarantee".
 
     Returns:
-        dicts with the columns of report.COLUMNS, None where nothing is defined; of a Sweep,
+        dicts with the columns of record.COLUMNS, None where nothing is defined; of a Sweep,
         `failed` (leave those rows out of a mean) and a point's numbers and names as columns of
         their own, point_NAME where there is a column NAME.  `seed` is the number of
         jax.random.key(seed), or a key's words.
@@ -248,12 +248,15 @@ def _row(path, line, cells):
 
 
 def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[Path]:
-    """Rows as TensorBoard event files, a folder for each name and seed, the step is the round ->
-    those folders.
+    """Rows as TensorBoard event files, a folder for each name and seed; the step is the round.
 
     Args:
-        rows of `tidy` or `read`; those that `failed` have it in the name of their folder.
+        logdir: the folder that gets those folders.
+        rows: of `tidy` or `read`; those that `failed` have it in the name of their folder.
         hparams: (name, seed) -> dict of settings, shown as text beside the curves.
+
+    Returns:
+        The folders.
 
     Raises:
         ValueError: without the package tensorboardX (pip install "jfl[tensorboard]"), without rows,

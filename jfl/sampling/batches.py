@@ -70,8 +70,10 @@ def _draw_without(key, step, size, n, *, batch):
 def without_replacement(batch: int, short: str = "error") -> Batches:
     """A uniform batch of exactly `batch` rows, fresh each step.
 
-    `short` says what happens to a client with fewer rows: "error" refuses the plan, "all" takes the
-    whole client.
+    Other Parameters:
+        batch: rows of a batch.
+        short: what happens to a client with fewer rows: "error" refuses the plan, "all" takes the
+            whole client.
 
     Privacy:
         replace_one of one example at rate batch / rows; none for a client that is taken whole.
@@ -129,9 +131,11 @@ def poisson(
     """Each row joins independently: with probability batch / rows (an expected `batch`), or with a
     given `rate`.
 
-    Units:
-        batch: expected rows, > 0; rate in (0, 1]; capacity: slots reserved, chosen by a Chernoff
-        bound for `batch` and required for `rate`.
+    Other Parameters:
+        batch: expected rows of a batch, > 0.
+        rate: in (0, 1], the probability of a row, in place of `batch`.
+        capacity: slots that are reserved; required for `rate`, and chosen by a Chernoff bound for
+            `batch`.
 
     Privacy:
         add_remove of one example, Poisson subsampling; the rows of a client are a public, nominal

@@ -147,13 +147,15 @@ def with_replacement(
     A client drawn m times runs once and counts m times; with `independent` it runs m times, on m
     draws of batches and noise (and releases m times as much about its examples).
 
-    Shapes:
-        K = cohort; weights Float[C].
+    Other Parameters:
+        clients: number of clients.
+        cohort: draws of a round, the slots K of a cohort.
+        weights: Float[C] > 0, not traced; None: uniform.
+        independent: whether a client that is drawn m times runs m times.
 
     Privacy:
         replace_one of one client that remembers nothing; a client drawn m times is charged for it.
-        Probabilities are multiples of 2^-32, at least one, as drawn and as charged.  No traced
-        weights.
+        Probabilities are multiples of 2^-32, at least one, as drawn and as charged.
 
     Raises:
         ValueError: unless weights are C finite numbers > 0.
@@ -260,11 +262,11 @@ def _binomial(clients, rate, capacity):
 def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampler:
     """Each client joins independently with probability `rate`.
 
-    Shapes:
-        K = capacity.
-
-    Units:
-        rate in (0, 1]; capacity in clients.
+    Other Parameters:
+        clients: number of clients.
+        rate: in (0, 1], the probability of a client in a round.
+        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
+            draw hardly ever exceeds them.
 
     Privacy:
         add_remove of one client: Poisson subsampling at `rate` (in float32; of 2^15 clients or more
@@ -348,14 +350,15 @@ def first_responders(
     biased to fast clients.
 
     Args:
+        latency: Float[C] > 0, mean time to an answer of each client, in any unit of time; None: all
+            clients are alike, or `latency_spread`.
+        jitter: the random part of a client's time, in (0, 1].
         latency_spread: mean latency of the slowest client over that of the fastest, instead of
             `latency`.
 
-    Shapes:
-        K = cohort; latency Float[C].
-
-    Units:
-        latency > 0 in any unit of time; jitter in (0, 1].
+    Other Parameters:
+        clients: number of clients.
+        cohort: clients of a round, the slots K of a cohort.
 
     Privacy:
         without `latency` as without_replacement.  With it nothing is gained by who is absent: a

@@ -27,7 +27,10 @@ def subset(key: jax.Array, size: ArrayLike, count: int, most: int) -> jax.Array:
     """A uniform subset of `count` of range(size): Int32[count], in any order.
 
     Args:
+        key: of jax.random.key.
         size: Int[], traced; at most `most`.  Where size <= count the result means nothing.
+        count: size of the subset.
+        most: the largest that `size` can be.
     """
     if count <= FLOYD:
         return floyd_subset(key, size, count)
@@ -93,8 +96,10 @@ def sparse_subset(key: jax.Array, size: int, most: int, count: ArrayLike) -> jax
     below 1e-9, all are drawn again: a choice that treats all numbers alike.
 
     Args:
-        most: at most size / 2.
-        count: Int[], may be traced.
+        key: of jax.random.key.
+        size: of the range.
+        most: length of the result, at most size / 2.
+        count: Int[], may be traced; how many of the result are meant.
     """
     # words from here on would make some numbers likelier
     usable = 2**32 // size * size

@@ -13,9 +13,12 @@ def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
     """Weights of clients that come in groups: p_g = ratio_g / sum_h ratio_h size_h for every member
     of group g.
 
-    Shapes:
-        ratios [G], groups [G] sizes -> Float64[C], C = sum of sizes, in the order of the groups;
-        the sum is 1.
+    Args:
+        ratios: [G], how much a client of each group counts, relative to the others.
+        groups: [G], how many clients each group has.
+
+    Returns:
+        Float64[C], C clients in the order of the groups; the sum is 1.
 
     Privacy:
         `plan(weights=...)` takes them as public: ratios must not be computed from the data of

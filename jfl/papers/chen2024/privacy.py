@@ -3,10 +3,10 @@ concentrated DP (tCDP).
 
 The unit is one record of one client against everybody, under replace_one: noise N(0, sigma^2 I)
 joins the mean clipped gradient of `batch` of a client's `rows` records at each of `steps` local
-steps in each of its `participations` rounds. Lemmas 1, 3 and 4 are `gaussian`, `tcdp_compose` and
-`tcdp_amplify` of `privacy.concentrated`; the server's Adam step is post-processing and costs
-nothing.  What holds here needs per-example clipping, which the paper's algorithms lack, and batches
-of fixed size without replacement.  Reported numbers are in `chen2024_theory`.
+steps in each of its `participations` rounds.  Lemmas 1, 3 and 4 are `gaussian`, `tcdp_compose` and
+`tcdp_amplify` of `jfl.privacy.accountants.zcdp`; the server's Adam step is post-processing and
+costs nothing.  What holds here needs per-example clipping, which the paper's algorithms lack, and
+batches of fixed size without replacement.  Reported numbers are in `theory`.
 """
 
 import bisect
@@ -102,11 +102,17 @@ def dpnfl_tcdp(
     """tCDP of a client: (26 K steps clip_norm^2 / (rows sigma)^2, (batch sigma / clip_norm)^2
     log(rows / batch) / 8).
 
-    Shapes:
-        broadcasts -> (rho, omega), Float64[...].
+    Args:
+        participations: K, rounds in which the client takes part.
+        steps: local steps of a round.
+        clip_norm: bound on the gradient of a record.
+        batch: records of a step.
+        rows: records of the client.
+        sigma: std per coordinate of the noise on the mean gradient.
+        strict: raise where a precondition of Lemma 4 fails.
 
-    Units:
-        sigma: std per coordinate on the mean gradient.
+    Returns:
+        A Checked pair (rho, omega), Float64[...]; the arguments broadcast.
 
     Privacy:
         one record, replace_one.  Where a precondition of Lemma 4 fails, and strict=False, the pair
@@ -114,7 +120,7 @@ def dpnfl_tcdp(
         `batch` uses all of them.
 
     Raises:
-        with strict, ValueError that names what fails.
+        ValueError: with strict, naming what fails.
 
     Example:
         >>> [round(float(v), 5) for v in dpnfl_tcdp(10, 300, 1.0, 10, 600, 6.766).value]
@@ -277,13 +283,19 @@ def participation_bound(
     Args:
         kind: "realised", `given` as it happened; "cap", `given` as enforced; "quantile", the number
             that a client exceeds with probability at most beta / clients (so any client with at
-            most beta), to be added to delta; "expected_as_paper", which bounds nothing.  draw:
-            "uniform", `per_round` distinct clients; "md", `per_round` draws with replacement by
-            `share`, a client drawn twice uploads once; "first_r_responders", whose fast clients may
-            come every round.
+            most beta), to be added to delta; "expected_as_paper", which bounds nothing.
+        rounds: T, how many rounds are run.
+        clients: n, how many clients there are.
+        per_round: r, how many are drawn for a round.
+        draw: "uniform", `per_round` distinct clients; "md", `per_round` draws with replacement by
+            `share`, where a client drawn twice uploads once; "first_r_responders", whose fast
+            clients may come every round.
+        share: for "md" the probability that one draw takes the client, [...]; None: 1 / clients.
+        given: for "realised" and "cap" the number of rounds, Int[...].
+        beta: for "quantile" the probability that any client exceeds the number.
 
-    Shapes:
-        -> int; Int[...] where `share` or `given` are arrays.
+    Returns:
+        An int; Int[...] where `share` or `given` are arrays.
 
     Raises:
         ValueError: for unknown names, and for `given` that is missing or not a count of the rounds.
@@ -328,9 +340,11 @@ def compare(
 ) -> dict:
     """Epsilons of a client at `delta`, all of them sound, by what proves them.
 
-    tcdp: `dpnfl_epsilon`; rdp_refined, rdp_crude: the series of Wang, Balle, Kasiviswanathan;
-    no_amplification: Lemma 2 of all steps as they are; gaussian_exact: the same, exactly; tight:
-    `privacy.tight`.
+    - tcdp: `dpnfl_epsilon`.
+    - rdp_refined, rdp_crude: the series of Wang, Balle, Kasiviswanathan.
+    - no_amplification: Lemma 2 of all steps as they are.
+    - gaussian_exact: the same, exactly.
+    - tight: `jfl.privacy.accountants.tightest`.
 
     >>> {
     ...     k: round(v, 3)

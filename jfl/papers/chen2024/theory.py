@@ -58,13 +58,16 @@ def aggregate(updates, weights, cohort, rule: str):
     """What a round adds to the model.
 
     Args:
+        updates: u [n, d], one of each client, in units of the model.
+        weights: p [n], which add up to 1.
+        cohort: Int[r], the clients of the round.
         rule: "uniform_wor", (n / r) sum p_i u_i over the cohort; "md", the mean over a cohort drawn
             by p with replacement; both unbiased.  "fedavg_biased", sum p_i u_i over the cohort,
             which is r / n times the first; "fedavg_normalised", the same over the sum of p_i;
             "full", all clients.
 
-    Shapes:
-        updates [n, d], weights [n] that add up to 1, cohort Int[r] -> [d].
+    Returns:
+        [d], the change of the model.
     """
     checks.choice("chen2024.aggregate", RULES, rule=rule)
     if rule == "full":
@@ -81,8 +84,13 @@ def aggregate(updates, weights, cohort, rule: str):
 def cohort_energy(updates, weights, per_round):
     """E|(n / r) sum over the cohort of p_i u_i|^2 over all cohorts of r of n clients.
 
-    Shapes:
-        updates [n, d], weights [n] -> [].
+    Args:
+        updates: u [n, d], one of each client.
+        weights: p [n], which add up to 1.
+        per_round: r, the clients of a round.
+
+    Returns:
+        A number [], in squared units of the updates.
     """
     n, r, each = len(weights), per_round, weights[:, None] * updates
     alone, together = (each**2).sum(), (each.sum(0) ** 2).sum()
@@ -120,7 +128,10 @@ def drift_nonconvex(c: Constants, lr, gradient_2, strict: bool = True) -> Checke
     """5 tau lr^2 (G^2 + d sigma^2 + 6 tau Gamma_0^2) + 30 tau^2 lr^2 |grad f(w)|^2.
 
     Args:
+        c: what the paper takes as known.
+        lr: local learning rate.
         gradient_2: |grad f|^2 at the model of the round.
+        strict: raise where a precondition fails.
     """
     _known("chen2024.drift_nonconvex", c, lr=lr)
     value = (
@@ -149,7 +160,10 @@ def theorem1(c: Constants, rounds, distance_2, strict: bool = True) -> Checked:
     - f*.
 
     Args:
+        c: what the theorem takes as known.
+        rounds: T.
         distance_2: |w_0 - w*|^2; the paper writes w_1, and its run starts at w_0.
+        strict: raise where a precondition fails.
 
     Example:
         >>> c = Constants(100, 10, 5, 1.0, 1.0, 2.0, 0.1, variance_2=0.5, objective_gap=0.3)
@@ -195,10 +209,15 @@ def theorem2(c: Constants, rounds, gap, lr, strict: bool = True) -> Checked:
     """(f(w_0) - f*) / (T Upsilon) + Q / Upsilon, which bounds the mean of E|grad f(w_t)|^2.
 
     Args:
+        c: what the theorem takes as known.
+        rounds: T.
         gap: f(w_0) - f*.
+        lr: local learning rate.
+        strict: raise where a precondition fails.
 
     Raises:
-        with strict, ValueError unless lr < 1 / (200 tau L), and Upsilon > 0, which does not follow.
+        ValueError: with strict, unless lr < 1 / (200 tau L), and Upsilon > 0, which does not
+            follow.
     """
     _known("chen2024.theorem2", c, lr=lr, rounds=rounds)
     upsilon, q = theorem2_constants(c, lr)
@@ -280,7 +299,7 @@ def theorem3_intervals(c: Constants, beta2, adaptivity):
 def theorem3(
     c: Constants, rounds, distance_2, lr, server_lr, beta2, adaptivity, strict: bool = True
 ) -> Checked:
-    """L / (2 T) |w_0 - w*|^2 + 3 L K / 2, K of `theorem3_constant`: with strict it always
+    """L / (2 T) |w_0 - w*|^2 + 3 L K / 2, with K of `theorem3_constant`; with strict it always
     raises."""
     _known(
         "chen2024.theorem3",
@@ -340,10 +359,20 @@ def theorem4_order(
     """constant (sqrt(beta2 / d) lr tau G + pi)(Theta + Theta'), the order of the mean of E|grad
     f(w_t)|^2.
 
+    n / r in Theta' is reconstructed.
+
     Args:
+        c: what the theorem takes as known.
+        rounds: T.
+        gap: f(w_0) - f*.
+        lr: local learning rate.
+        server_lr: learning rate of the server.
+        beta2: decay of the second moment.
+        adaptivity: pi, what is added to the root of the second moment.
         variant: "printed", whose second term of Theta does not fall with lr; "unloosened", the term
-            5 lr^2 tau L^2 / (2 pi) of the usual analysis in its place.  n / r in Theta' is
-            reconstructed.
+            5 lr^2 tau L^2 / (2 pi) of the usual analysis in its place.
+        constant: the factor that an order leaves open.
+        strict: raise where a precondition fails.
     """
     _known(
         "chen2024.theorem4_order",

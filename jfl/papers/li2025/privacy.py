@@ -49,7 +49,7 @@ def sigma(sensitivity, epsilon, delta, strict: bool = True) -> Checked:
     equation (20) uses it.
 
     Raises:
-        with strict, ValueError for epsilon > 1, where the noise may be too small.
+        ValueError: with strict, for epsilon > 1, where the noise may be too small.
 
     Example:
         >>> round(float(sigma(1.0, 0.5, 1e-5).value), 6)
@@ -115,11 +115,15 @@ def sensitivity_paper(
     """4 steps clip_norm lr, with the learning rate `lr` after the last step of the round.
 
     Args:
+        steps: local steps of a round.
+        clip_norm: bound on a step's gradient.
+        lr: the learning rate after the round's last step.
         first: the learning rate of the round's first step.  None: a constant one.
         clipped: every step is clipped.  False: Algorithm 1 as printed.
+        strict: raise where the proof fails.
 
     Raises:
-        with strict, ValueError where the proof fails; `sensitivity_sound` needs no such condition.
+        ValueError: with strict, where the proof fails; `sensitivity_sound` needs no such condition.
     """
     where = "li2025.sensitivity_paper"
     checks.whole(where, steps=steps)
@@ -142,8 +146,12 @@ def sensitivity_sound(lrs, clip_norm):
     """2 clip_norm sum(lrs), for steps that are all clipped; never above `sensitivity_paper` where
     that is proved.
 
-    Shapes:
-        lrs [..., steps], the learning rates of a round -> [...].
+    Args:
+        lrs: [..., steps], the learning rates of a round.
+        clip_norm: bound on a step's gradient.
+
+    Returns:
+        [...], in units of the model.
 
     Example:
         >>> round(float(sensitivity_sound([0.04, 0.02], 1.0)), 9)
@@ -178,10 +186,17 @@ def sensitivity_convex_contractive(
     It is steps * batch times below the others.  Amplify it with the rate of "wor_round" only.
 
     Args:
-        scheme: as `approximate_dp.round_rate`; clip_norm: of the batch's gradient.
+        lipschitz: of the loss of one example.
+        lrs: [..., steps], the learning rates of a round.
+        batch: rows of a step.
+        smoothness: L of the loss of one example.
+        convex: whether the losses are convex.
+        scheme: how batches are drawn, as in `approximate_dp.round_rate`.
+        clip_norm: bound on the batch's gradient.
+        strict: raise where a precondition fails.
 
-    Shapes:
-        lrs [..., steps] -> [...].
+    Returns:
+        Checked numbers [...], in units of the model.
 
     References:
         Wu et al., SIGMOD 2017 ("bolt-on"); Hardt, Recht, Singer, ICML 2016, Lemma 3.7.
@@ -300,6 +315,9 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
     `epsilon`.
 
     Args:
+        epsilon: what is claimed for a round.
+        delta: in (0, 1).
+        rate: the probability that a round uses an example.
         lr: None: the noise is added to the model.  A number: it is added to the gradient of a step
             with this learning rate, as printed (D2).
 
@@ -325,8 +343,11 @@ def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) ->
     """constant rate epsilon sqrt(probability rounds / (1 - rate)): never a guarantee.
 
     Args:
-        probability: that the client takes part in a round; constant: the paper's c_0, which it does
-            not give.
+        epsilon: of one round.
+        rate: the probability that a round uses an example.
+        probability: that the client takes part in a round.
+        rounds: how many rounds are run.
+        constant: the paper's c_0, which it does not give.
 
     Example:
         >>> round(
@@ -357,9 +378,13 @@ def total_epsilon(multiplier, rate, participations: int, delta, method: str = "m
     """The loss of a client that takes part `participations` times, as numbers on the host.
 
     Args:
+        multiplier: std of the noise on the model over the sensitivity of a round.
+        rate: the probability that a round uses an example.
+        participations: rounds in which the client takes part.
+        delta: in (0, 1).
         method: "A", each round by `round_epsilon`, then basic or advanced composition; "B",
-            Gaussians without sampling; "C", `wbk.refined`; "D", `rdp.without_replacement`, which is
-            smaller; "min", the smallest.  All hold for each rate of `round_rates`.
+            Gaussians without sampling; "C", `wang2019.refined`; "D", `rdp.without_replacement`,
+            which is smaller; "min", the smallest.  All hold for each rate of `round_rates`.
 
     Example:
         >>> total = total_epsilon(noise_multiplier(0.5, 1e-5, 1 / 12), 1 / 12, 30, 1e-5, "C")
@@ -388,7 +413,10 @@ def participation_quantile(rounds: int, probability, failure, clients: int = 1) 
     """What the participations of any of `clients` exceed with probability at most `failure`.
 
     Args:
+        rounds: how many rounds are run.
         probability: of taking part in a round, 1 - (1 - p_k)^cohort for draws with replacement.
+        failure: the probability that is allowed.
+        clients: how many clients there are.
     """
     from scipy import stats  # half a second: not at import
 

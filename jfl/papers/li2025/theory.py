@@ -36,12 +36,14 @@ def aggregation_weights(shares, cohort, sampling: str):
     for sum p_k diff_k.
 
     Args:
+        shares: p_k [C], which add up to 1.
+        cohort: Int[..., K], the clients of each of some rounds.
         sampling: "full"; "with_replacement", drawn with probabilities p_k;
             "uniform_with_replacement", drawn with probability 1 / C; "without_replacement";
             "printed_sum", p_k for any draw, as Algorithm 1 has it: biased.
 
-    Shapes:
-        shares [C], cohort Int[..., K] -> [..., K].
+    Returns:
+        [..., K], the weight of each upload.
     """
     where = "li2025_theory.aggregation_weights"
     options = (
@@ -67,11 +69,13 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
     the model.
 
     Args:
-        sampling: "with_replacement": a client that is drawn twice runs once and counts twice;
-            "with_replacement_independent": it runs twice.
+        shares: p_k [C], which add up to 1.
+        sampling: "full"; "without_replacement"; "with_replacement": a client that is drawn twice
+            runs once and counts twice; "with_replacement_independent": it runs twice.
+        cohort: clients of a round; not needed for "full".
 
-    Shapes:
-        shares [C] -> [C].
+    Returns:
+        Float64[C].
     """
     where = "li2025_theory.square_weights"
     checks.choice(where, SAMPLINGS, sampling=sampling)
@@ -149,8 +153,13 @@ def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothne
     """A = sum p_k^2 variance_k / batch + 8 (steps - 1)^2 clip_norm^2 + 6 L gap.
 
     Args:
-        variances: of the gradient of one example, for each client; gap: F* - sum p_k F_k*, see
-            `heterogeneity`.
+        shares: p_k [C], which add up to 1.
+        variances: [C], of the gradient of one example, for each client; or one for all.
+        batch: rows of a step.
+        steps: local steps of a round.
+        clip_norm: bound on a step's gradient.
+        smoothness: L of the losses.
+        gap: F* - sum p_k F_k*, see `jfl.analysis.heterogeneity`.
     """
     where = "li2025_theory.gradient_term"
     checks.whole(where, batch=batch, steps=steps)
@@ -170,7 +179,7 @@ def log_sum_bound(sizes, steps: int, batch: int, delta, strict: bool = True) -> 
         sizes [C] -> [].
 
     Raises:
-        with strict, ValueError unless it bounds the sum.
+        ValueError: with strict, unless it bounds the sum.
 
     Example:
         >>> log_sum_bound([600] * 100, 5, 10, 1e-5).value.round(6).item()
@@ -209,10 +218,15 @@ def noise_term_printed(
     (steps - 1)^2 + 2.
 
     Args:
-        consistent: with 8 (steps - 1)^2 + 2, which the paper's lemmas give together.
-
-    Units:
+        dim: numbers in the model.
+        steps: local steps of a round.
+        clip_norm: bound on a step's gradient.
+        batch: rows of a step.
         rows: of all clients together.
+        smoothness: L of the losses.
+        epsilon: of one round.
+        delta: in (0, 1).
+        consistent: with 8 (steps - 1)^2 + 2, which the paper's lemmas give together.
     """
     where = "li2025_theory.noise_term_printed"
     checks.whole(where, dim=dim, steps=steps, batch=batch)
@@ -246,7 +260,13 @@ def noise_term(
     most within a round.
 
     Args:
-        multipliers: `li2025.noise_multiplier` of each client, or one for all.
+        dim: numbers in the model.
+        steps: local steps of a round.
+        clip_norm: bound on a step's gradient.
+        shares: p_k [C], which add up to 1.
+        multipliers: `li2025.noise_multiplier` of each client [C], or one for all.
+        sampling: as in `square_weights`.
+        cohort: clients of a round; not needed for "full".
     """
     where = "li2025_theory.noise_term"
     checks.whole(where, dim=dim, steps=steps)
@@ -302,10 +322,16 @@ def bound_gap_printed(
     """2 kappa / (step + a) (terms / mu + 2 L distance).
 
     Args:
-        terms: A + B + H; distance: ||w_0 - w*||^2; step: local steps taken.
+        step: t, local steps taken in all.
+        terms: A + B + H.
+        distance: ||w_0 - w*||^2.
+        strong_convexity: mu of the losses.
+        smoothness: L of the losses; kappa = L / mu.
+        steps: local steps of a round.
+        strict: raise where a precondition fails.
 
     Raises:
-        with strict, ValueError for steps > 8 kappa.
+        ValueError: with strict, for steps > 8 kappa.
     """
     where = "li2025_theory.bound_gap_printed"
     _problem(where, terms, distance, strong_convexity, smoothness, steps)
@@ -332,7 +358,8 @@ def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, s
     place of the sum.
 
     Args:
-        as `bound_gap_printed`.
+        step, terms, distance, strong_convexity, smoothness, steps: as in `bound_gap_printed`.
+        sharp: whether the larger of the two terms takes the place of their sum.
     """
     _problem("li2025_theory.bound_gap", terms, distance, strong_convexity, smoothness, steps)
     with in_float64():
@@ -375,6 +402,11 @@ def optimal_local_steps(
 
     Args:
         terms_of_steps: steps -> A + B + H, called with each of 1, 2, ..., most.
+        accuracy: the error that is allowed.
+        distance: ||w_0 - w*||^2.
+        strong_convexity: mu of the losses.
+        smoothness: L of the losses.
+        most: the largest number of local steps that is tried.
     """
     where = "li2025_theory.optimal_local_steps"
     checks.whole(where, most=most)

@@ -155,9 +155,11 @@ def median_multiplier(sigma_g, tensors: int = 1):
 def quantile_multiplier(multiplier, sigma_bit, adjacency: str = "replace_one"):
     """The joint multiplier of a noisy mean gradient and a noisy fraction of norms below the bound.
 
-    Units:
-        replace_one: each relative to its own sensitivity, 2 C / batch and 1 / batch; add_remove:
-        sigma_bit is the std of the number of norms below, less half of all.
+    Args:
+        multiplier: of the gradient, its noise std over the sensitivity 2 C / batch.
+        sigma_bit: for replace_one the noise std of the fraction over its sensitivity 1 / batch; for
+            add_remove the noise std of the number of norms below, less half of all.
+        adjacency: "replace_one" or "add_remove".
 
     References:
         Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021, Theorem 1.

@@ -2,9 +2,9 @@
 what can be proved.
 
 The unit is one record, the adjacency replace_one, and sigma_g a client's noise std over the
-sensitivity 2 C / batch. The argument for a third party is wrong (`noble2022_gaps`), and its bound
-is loose by much more than that costs: every epsilon that the paper prints is above `proved_epsilon`
-of the same run.
+sensitivity 2 C / batch.  The argument for a third party is wrong (`gaps`), and its bound is loose
+by much more than that costs: every epsilon that the paper prints is above `proved_epsilon` of the
+same run.
 
 Functions take a run in the order of `Setting`, to be splatted.  user_ratio is the share l of the
 users in a round, data_ratio the share s of a user's records in a batch, both drawn without
@@ -105,7 +105,7 @@ def third_party_rdp(orders, sigma_g, user_ratio, data_ratio, local_updates, roun
         orders [n] > 1, concrete, interpolated by eq. (8) between whole ones -> Float64[n].
 
     References:
-        Lemma B.7 twice, `wbk.wor_rdp` on `wbk.crude`; l M is not rounded down.
+        Lemma B.7 twice, `wang2019.wor_rdp` on `wang2019.crude`; l M is not rounded down.
     """
     whole = np.arange(2.0, np.ceil(np.max(orders)) + 1)
     with in_float64():
@@ -214,6 +214,13 @@ def closed_form(
     Theorem 4.1.
 
     Args:
+        sigma_g: a client's noise std over the sensitivity 2 C / batch.
+        user_ratio: l, the share of the users in a round.
+        data_ratio: s, the share of a user's records in a batch.
+        local_updates: K, local steps of a round.
+        rounds: T.
+        users: M.
+        delta: in (0, 1).
         optimise: also how delta is split between the rounds and the composition; else it is halved.
 
     References:
@@ -269,7 +276,7 @@ def sigma_required(
     = o(1), untested.
 
     Raises:
-        with strict, ValueError that names what fails.
+        ValueError: with strict, naming what fails.
     """
     where = "noble2022.sigma_required"
     checks.positive(where, epsilon=epsilon)
@@ -318,12 +325,19 @@ def proved_rdp(
     """A curve that holds, for floor(l M) users in a round.
 
     Args:
+        orders: [n] > 1.
+        sigma_g: a client's noise std over the sensitivity 2 C / batch.
+        user_ratio: l, the share of the users in a round.
+        data_ratio: s, the share of a user's records in a batch.
+        local_updates: K, local steps of a round.
+        rounds: T.
+        users: M.
         bound: "P1", a third party, both algorithms, any loss; "P1a" and "P2", DP-FedAvg under the
             conditions of `local_steps.last_step_shared` and `local_steps.nonexpansive`; "server",
             who sees the participants.
 
-    Shapes:
-        orders [n] > 1 -> Float64[n].
+    Returns:
+        Float64[n], the curve at `orders`.
     """
     checks.choice("noble2022.proved_rdp", BOUNDS, bound=bound)
     cohort = math.floor(users * user_ratio + 1e-9)  # 0.29 * 100 is 28.999...

@@ -3,7 +3,7 @@
 Rates hold up to absolute constants, for noisy gradients of variance `variance` + `noise`^2 (Lemma
 C.1), clipping that does not act, and DP-SCAFFOLD whose clients start from noisy gradients at x^0
 ("warm").  The inequalities of one round have all constants.  Those with preconditions return
-`check.Checked`.
+`checks.Checked`.
 """
 
 from typing import NamedTuple
@@ -21,10 +21,19 @@ CASES = ("strongly_convex", "convex", "nonconvex")
 class Problem(NamedTuple):
     """What the rates depend on.
 
-    Units:
-        variance: of a batch gradient, varsigma^2 / batch; noise: `noise_scale`; distance: ||x^0 -
-        x*||; gap: F(x^0) - F*; dissimilarity G and B: mean_i ||grad F_i||^2 <= G^2 + B^2 ||grad
-        F||^2.
+    Attributes:
+        smoothness: nu.
+        user_ratio: l, the share of the users in a round.
+        users: M.
+        local_updates: K, local steps of a round.
+        rounds: T.
+        variance: of a batch gradient, varsigma^2 / batch.
+        noise: `noise_scale`.
+        distance: ||x^0 - x*||.
+        gap: F(x^0) - F*.
+        strong_convexity: mu.
+        dissimilarity_g: G in mean_i ||grad F_i||^2 <= G^2 + B^2 ||grad F||^2.
+        dissimilarity_b: B there.
     """
 
     smoothness: float
@@ -57,12 +66,15 @@ class Steps(NamedTuple):
 class Moments(NamedTuple):
     """Means over all randomness up to round t.
 
-    move      ||x^t - x^(t-1)||^2
-    drift     of ||y_i^k - x^(t-1)||^2 over users and k = 1..K, as if all took part
-    lag       of ||a_(i,k) - x^(t-1)||^2, with a_(i,k) the point of the k-th gradient in the user's
-              state; lag_after after round t, from x^t
-    gap       F(x^(t-1)) - F*
-    distance  ||x^(t-1) - x*||^2; distance_after from x^t
+    Attributes:
+        move: of ||x^t - x^(t-1)||^2.
+        drift: of ||y_i^k - x^(t-1)||^2 over users and k = 1..K, as if all took part.
+        lag: of ||a_(i,k) - x^(t-1)||^2, with a_(i,k) the point of the k-th gradient in the user's
+            state.
+        lag_after: as lag, after round t and from x^t.
+        gap: of F(x^(t-1)) - F*.
+        distance: of ||x^(t-1) - x*||^2.
+        distance_after: of ||x^t - x*||^2.
     """
 
     move: float
@@ -113,14 +125,16 @@ def scaffold_rate(
     number.
 
     Args:
-        case: "strongly_convex" | "convex" (error: E F(mean of iterates) - F*) | "nonconvex" (E
-            ||grad F||^2 at a random iterate); server_lr: None for sqrt(l M), else V grows by 1 + l
-            M / server_lr^2;
+        problem: what the rate depends on.
+        case: "strongly_convex" or "convex", where the error is E F(mean of iterates) - F*; or
+            "nonconvex", where it is E ||grad F||^2 at a random iterate.
+        server_lr: eta_g; None for sqrt(l M), else V grows by 1 + l M / server_lr^2.
         paper_literal: the first non-convex term as printed.
+        strict: raise where a precondition fails.
 
     Raises:
-        with strict, ValueError that names what fails: server_lr >= 1; strongly convex: mu > 0 and T
-            >= max(108 / l, 48 nu / (mu l^(2/3))).
+        ValueError: with strict, naming what fails: server_lr >= 1; strongly convex: mu > 0 and
+            T >= max(108 / l, 48 nu / (mu l^(2/3))).
     """
     checks.choice("noble2022_theory.scaffold_rate", CASES, case=case)
     with in_float64():
@@ -154,16 +168,19 @@ def scaffold_rate(
 def fedavg_rate(
     problem: Problem, case: str, server_lr=None, paper_literal: bool = False, strict: bool = True
 ):
-    """Bound on the error of DP-FedAvg with local_lr of `fedavg_local_lr`; arguments and cases as
-    `scaffold_rate`.
+    """Bound on the error of DP-FedAvg with local_lr of `fedavg_local_lr`: a Checked number.
 
     Args:
+        problem: what the rate depends on.
+        case: as in `scaffold_rate`.
+        server_lr: eta_g, as in `scaffold_rate`.
         paper_literal: non-convex with nu G sqrt(F) and nu^(1/3), where units ask for sqrt(nu F) G
             and nu^(2/3).
+        strict: raise where a precondition fails.
 
     Raises:
-        with strict, ValueError that names what fails: server_lr >= 1, B >= 1; strongly convex: mu >
-            0 and T >= 8 (1 + B^2) nu / mu.
+        ValueError: with strict, naming what fails: server_lr >= 1, B >= 1; strongly convex: mu > 0
+            and T >= 8 (1 + B^2) nu / mu.
     """
     checks.choice("noble2022_theory.fedavg_rate", CASES, case=case)
     with in_float64():

@@ -1,6 +1,6 @@
 """Ranaweera et al., "Federated learning with differential privacy: an utility-enhanced approach"
 (arXiv 2503.21154, 2025): what it claims about privacy, and what holds.  Utility, convergence and
-reported gains: `ranaweera2025_theory`.
+reported gains: `theory`.
 
 Vectors of length m = 2^L go through the Haar transform h (means and half differences of pairs);
 coefficient j, above s_j leaves, gets Gaussian noise of std sigma C / W_j with weight W_j = s_j, and
@@ -127,8 +127,10 @@ def effective_noise_multiplier(reading: str, m, sigma, calibration: str = "plain
     """The noise multiplier that a release really has: the one to give to an accountant.
 
     Args:
-        reading: "R1" to "R6", see above.  calibration: "lemma2" for noise that `lemma2_factor`
-            lowers.
+        reading: "R1" to "R6", see the module.
+        m: length of the vector, a power of two.
+        sigma: the multiplier that the paper states.
+        calibration: "plain", or "lemma2" for noise that `lemma2_factor` lowers.
 
     Privacy:
         add_remove of one clipped vector.  Padding does not help: a vector of m / 2 entries is among
@@ -158,11 +160,16 @@ def block_noise_multiplier(
     in each.
 
     Args:
-        clip_norms: C_j: each block is clipped by itself.  None: one clip of all blocks to
-            `clip_norm` = C; for R3 and R4, each level of each block to it.
+        reading: "R1" to "R6", see the module.
+        sizes: m_j [..., blocks], powers of two.
+        sigma: the multiplier that the paper states.
+        clip_norms: C_j [..., blocks]: each block is clipped by itself.  None: one clip of all
+            blocks to `clip_norm`; for R3 and R4, each level of each block to it.
+        clip_norm: C.
+        calibration: "plain", or "lemma2" for noise that `lemma2_factor` lowers.
 
-    Shapes:
-        sizes [..., blocks], clip_norms [..., blocks] -> [...].
+    Returns:
+        [...], the noise multiplier of all blocks together.
     """
     checks.positive("ranaweera2025.block_noise_multiplier", sigma=sigma, clip_norm=clip_norm)
     worst = 1 / effective_noise_multiplier(reading, sizes, 1.0, calibration)

@@ -94,9 +94,14 @@ def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
     tau_b^2 = sigma^2 S^2.
 
     Args:
-        band_norms: C_b > 0, public or paid for; floor them, or a band gets neither noise nor
-            signal.
+        sigma: the noise multiplier of all bands together.
+        band_norms: C_b > 0, [..., bands], public or paid for; floor them, or a band gets neither
+            noise nor signal.
+        sizes: n_b, [..., bands], coefficients of each band.
         weights: a_b, what a unit of noise variance costs in each band.
+
+    Returns:
+        tau_b, [..., bands], the std of a coefficient's noise.
     """
     checks.positive(
         "ranaweera2025.optimal_band_std",
@@ -167,8 +172,11 @@ def dp_noise_energy(variant: str, sigma, clip_norm, sizes, calibration: str = "p
     Args:
         variant: "iso" (DP-SGD); "wavelet", noise sigma C / W, whatever is clipped; "bands",
             `optimal_band_std`.
-        clip_norm, sizes: C and the dimension d; for "bands" C_b and n_b.  denom: what the sum is
-            divided by.
+        sigma: the noise multiplier.
+        clip_norm: C; for "bands" C_b, [..., bands].
+        sizes: the dimension d; for "bands" n_b, [..., bands].
+        calibration: "plain", or "lemma2" for noise that Lemma 2 lowers.
+        denom: what the sum is divided by.
 
     Example:
         >>> (
@@ -198,7 +206,10 @@ def noise_excess_loss(curvature, lr, steps, variance):
     About lr v / 4 where lr h T is large (and lr h small), 0.5 h lr^2 T v where it is small.
 
     Args:
-        curvature: h; variance: v, of the noise in each of T steps.
+        curvature: h.
+        lr: learning rate.
+        steps: T.
+        variance: v, of the noise in each step.
 
     Example:
         >>> [
@@ -265,14 +276,14 @@ def theorem3(c: Constants, gap, lrs, gradients_2, strict: bool = True) -> Checke
     bounds E F(w) - F*.
 
     Args:
-        gap: E F - F* at the averaged model before the step.  lrs, gradients_2: of the steps since
-            the last synchronisation, this one last.
-
-    Shapes:
-        lrs, gradients_2 [..., s].
+        c: what the theorem takes as known.
+        gap: E F - F* at the averaged model before the step.
+        lrs: [..., s], learning rates of the steps since the last synchronisation, this one last.
+        gradients_2: [..., s], |sum q_j grad F_j(w_j)|^2 in these steps.
+        strict: raise where a precondition fails.
 
     Raises:
-        with strict, ValueError unless mu lr <= 1, the third term is not positive, and lrs do not
+        ValueError: with strict, unless mu lr <= 1, the third term is not positive, and lrs do not
             rise.
 
     References:

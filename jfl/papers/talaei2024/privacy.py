@@ -185,18 +185,23 @@ def client_sensitivity(
     """How far one record moves the clipped model of a client; never above 2 clip_norm.
 
     Args:
-        mode: "weight_clip", 2 clip_norm. "prox_erm", 2 lipschitz / (mu_bar rows) + 2 inexactness
+        mode: "weight_clip", 2 clip_norm.  "prox_erm", 2 lipschitz / (mu_bar rows) + 2 inexactness
             lipschitz / mu_bar: the loss is the mean of `rows` Lipschitz losses, the proximal
             objective mu_bar-strongly convex, and its gradient at the end at most `inexactness`
-            times the gradient of the loss at the start. "sgd_clipped_steps", 2 sum(lrs) grad_clip:
+            times the gradient of the loss at the start.  "sgd_clipped_steps", 2 sum(lrs) grad_clip:
             every step, prox term included, is clipped to `grad_clip`.
+        clip_norm: bound on the client's model.
+        rows: records of the client itself.
+        lipschitz: of the loss of a record.
+        mu_bar: strong convexity of the proximal objective.
+        inexactness: of the solve, 0 for an exact one.
+        lrs: [..., steps], the learning rates of a round.
+        grad_clip: bound on a step.
         enforced: that all this is so.  Clipped gradients do not make a loss Lipschitz.
-
-    Shapes:
-        lrs [..., steps]; rows is that of the client itself.
+        strict: raise unless `enforced`.
 
     Raises:
-        with strict, ValueError unless `enforced`; without, 2 clip_norm comes in its place, which
+        ValueError: with strict, unless `enforced`; without, 2 clip_norm comes in its place, which
             holds.
 
     Example:
@@ -266,8 +271,15 @@ def required_std_printed(
     clients' included.
 
     Args:
+        clip_norm: bound on a client's model.
+        rounds: T, broadcasts that are seen.
+        factor: c of `gaussian_factor`.
+        impact: p [..., clients].
+        rows: the smallest number of rows of a client.
+        epsilon: of the whole run.
         source: of the impact factors, "public" or "as_paper_data_dependent", for which nothing is
             claimed.
+        strict: raise where a precondition fails.
     """
     where = "talaei2024.required_std_printed"
     checks.choice(where, ("public", "as_paper_data_dependent"), source=source)
@@ -361,9 +373,16 @@ def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
     """What is missing in the average for each broadcast to have noise max(p sensitivity) sqrt(T) /
     mu.
 
-    Shapes:
-        sensitivity, client_std [] or [clients], impact [clients] -> [].  With one row of public
-        impact factors a round, [T, clients] -> [T], the maximum is over all rounds.
+    Args:
+        sensitivity: of a client's upload, [] or [clients].
+        impact: p [clients]; or [T, clients], public, a row for each round.
+        client_std: noise of a client's upload, [] or [clients].
+        rounds: T, broadcasts that are seen.
+        mu: of `gaussian_mu`.
+
+    Returns:
+        The std [] that the server adds; with a row for each round [T], where the maximum is over
+        all rounds.
     """
     average = aggregated_client_std(client_std, impact)
     return _missing(
@@ -415,8 +434,13 @@ def joint_epsilon(
     """epsilon of a client against who sees all T broadcasts and, in R of these rounds, its upload.
 
     Args:
-        impact: p of this client; broadcast_std: `hidden_std` in the rounds whose upload is not
-            seen.
+        sensitivity: of the client's upload.
+        client_std: noise of the client's upload.
+        impact: p of this client.
+        broadcast_std: `hidden_std` in the rounds whose upload is not seen.
+        rounds: T, broadcasts that are seen.
+        exposures: R, uploads of the client that are seen.
+        delta: in (0, 1).
         form: "exact", R uploads and T - R broadcasts: that of a seen upload is made from it and
             from what is independent of the client, other clients' uploads and server noise.  "sum",
             R and T, is never smaller.

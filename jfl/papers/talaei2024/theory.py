@@ -242,13 +242,18 @@ def stationarity_bound(
     E|grad L(x~)|^2.
 
     Args:
-        std: of the noise in a broadcast, that of clients included.  grad_bound: beta; None: `cross`
-            is 0.
+        lambdas: of a round, by `fedprox_lambdas`.
+        gap: L(x_0) - L*.
+        rounds: T.
+        std: of the noise in a broadcast, that of clients included.
+        dim: numbers in the model.
+        grad_bound: beta >= |grad L|; None: `cross` is 0.
         extra: sum of `adaptive_extra_term` over the rounds, for impact factors that change; then
             `gap` is the first L at x_0 less the least value of the last L.
+        strict: raise where a precondition fails.
 
     Raises:
-        with strict, ValueError unless lambda_2 < 0; without, the value then proves nothing.
+        ValueError: with strict, unless lambda_2 < 0; without, the value then proves nothing.
     """
     where = "talaei2024.stationarity_bound"
     checks.nonnegative(where, gap=gap, std=std, extra=extra)
@@ -270,11 +275,15 @@ def pl_gap_bound(
     """a^T gap + (1 - a^T) / (1 - a) (cross beta E|n| + noise E|n|^2) >= E[L(x~_T) - L*], with a = 1
     + 2 pl lambda_2.
 
+    Impact factors are constant.
+
     Args:
-        as `stationarity_bound`; impact factors are constant.
+        lambdas, gap, rounds, std, dim, grad_bound: as in `stationarity_bound`.
+        pl: the constant of the Polyak-Lojasiewicz condition.
+        strict: raise where a precondition fails.
 
     Raises:
-        with strict, ValueError unless 0 <= a < 1; without, the value then proves nothing.
+        ValueError: with strict, unless 0 <= a < 1; without, the value then proves nothing.
     """
     where = "talaei2024.pl_gap_bound"
     checks.nonnegative(where, gap=gap, std=std, rounds=rounds)

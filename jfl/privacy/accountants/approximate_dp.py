@@ -151,8 +151,14 @@ def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarr
     nothing about noise at every step.
 
     Args:
+        batch: rows of a batch.
+        steps: batches of a round.
+        rows: a client's rows, a number or an array [...].
         scheme: "wor_round" (all rows of a round distinct), "independent" (each batch without
             replacement on its own), "with_replacement" (all draws independent).
+
+    Returns:
+        Float64[...], in the shape of `rows`.
 
     Raises:
         ValueError: for an unknown scheme, or where a round needs more rows than there are.

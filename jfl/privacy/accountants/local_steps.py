@@ -22,8 +22,14 @@ def participates(
 ) -> jax.Array:
     """P1: the client runs `steps` steps with its own noise if it takes part, which may be seen.
 
-    Shapes:
-        orders [n] > 1; step [n]: curve of one step at the client's own noise -> [n].
+    Args:
+        orders: [n] > 1.
+        probability: that the client takes part.
+        steps: local steps of the client.
+        step: [n], the curve of one step at the client's own noise.
+
+    Returns:
+        [n], the curve of the round.
 
     Privacy:
         server and third party; any local work on the noisy gradients, any state that they make.
@@ -48,9 +54,15 @@ def last_step_shared(
     after the last step, which adds that step's noise to it with the same factor for all; no noise
     but the steps'.
 
-    Shapes:
-        orders, participant, shared [n] -> [n]; `participant` at a client's multiplier z, `shared`
-        at sqrt(K) z.
+    Args:
+        orders: [n] > 1.
+        probability: that the client takes part.
+        steps: local steps of the client.
+        participant: [n], the curve of one step at a client's multiplier z.
+        shared: [n], the curve of one step at sqrt(K) z.
+
+    Returns:
+        [n], the curve of the round.
 
     References:
         Reveal all steps but the last, and the cohort: the last noises of all add up.  At one step
@@ -81,11 +93,16 @@ def nonexpansive(
     An upload then moves by at most one sensitivity for each of the B ~ Binomial(steps, rate) steps
     that draw the example, and B may be seen.
 
-    Shapes:
-        orders [n] > 1 -> Float64[n]; steps a whole number.
-
-    Units:
+    Args:
+        orders: [n] > 1.
+        probability: that the client takes part.
+        steps: local steps of the client, a whole number.
+        rate: the probability that a step draws the example.
         z: multiplier of one client's step; the cohort's is sqrt(cohort) z, over B sensitivities.
+        cohort: clients of the round.
+
+    Returns:
+        Float64[n], the curve of the round.
     """
     checks.whole("local_steps.nonexpansive", steps=steps)
     return _nonexpansive(orders, probability, rate, z, cohort, np.arange(steps + 1.0))

@@ -4,7 +4,7 @@ leaves open.
 `upper` and `lower` are traceable, for events whose numbers are arrays; `poisson` and
 `without_replacement` are one call for many runs; the others run on the host, take any event, and
 refine the grid until the width is small.  All compute in float64 whatever the caller's default.
-How, and why it is a proof: `spectra`.
+How, and why it is a proof: `pld_compose`.
 """
 
 import functools
@@ -99,16 +99,19 @@ def poisson(
 ) -> tuple[jax.Array, jax.Array]:
     """Epsilon of Gaussians on Poisson samples, for add_remove, proved on a grid of `size` points.
 
-    Shapes:
-        rate, z, times, delta broadcast -> Float64[...]; size static.  Traceable: no check of
-        values.
+    It is traceable, so no values are checked; all arguments but `size` broadcast.  Slopes in all
+    but `size` are as right as the value; those in `times` are as if there were parts of a step.
+    Beyond 1e5 times Renyi bounds may be smaller: take the smaller one, as `tightest.epsilon` does.
 
-    Units:
-        z: std over sensitivity; size: 2^14 is within 1e-3 of the limit for times up to about 1e4,
-        and beyond 1e5 Renyi bounds may be smaller: take the smaller one, as `tight.epsilon` does.
+    Args:
+        rate: [...], the probability of an element, in (0, 1].
+        z: [...], noise multiplier, std over sensitivity.
+        times: [...], how many releases.
+        delta: [...], in (0, 1).
+        size: points of the grid; 2^14 is within 1e-3 of the limit for times up to about 1e4.
 
-    Slopes in all but size are as right as the value; those in times are as if there were parts of a
-    step.
+    Returns:
+        Float64[...], the epsilon.
 
     Example:
         >>> round(float(poisson(0.01, 1.0, 1000, 1e-5)), 3)
@@ -120,8 +123,9 @@ def poisson(
 def without_replacement(
     rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
 ) -> tuple[jax.Array, jax.Array]:
-    """The same on samples of fixed size, rate = sample / population, for replace_one (z over its
-    sensitivity).
+    """As `poisson`, on samples of fixed size, for replace_one.
+
+    rate is sample / population, and z is the std over the replace_one sensitivity.
 
     >>> round(float(without_replacement(1 / 60, 3.0, 300, 1e-5)), 3)
     0.383

@@ -6,15 +6,14 @@ spectrum, in which repetition is a power, composition a product and participatio
 "nothing happened"; (3) masses.
 
 Three things make `compose_upper` a proof whatever grid was chosen.  Steps are put on the grid
-pessimistically (`profiles`).  The FFT works modulo the window, so losses from outside come back
+pessimistically (`pld_step`).  The FFT works modulo the window, so losses from outside come back
 inside: that only adds mass there, and the mass above the window counts in full, by Chernoff's
 bound.  Masses are tilted by exp(tilt * loss) before the FFT, so its rounding is small beside the
 mass near epsilon, and an allowance for that rounding is added to every mass. `compose_lower` bounds
 the same distribution from below, so the difference of both is what the grid costs.
 
 All is traceable.  `groups` is a tuple of (event whose numbers are [m], how often each, [m]), one
-for every shape of
-event: `pld` makes them.
+for every shape of event: `pld` makes them.
 """
 
 import functools

@@ -4,10 +4,10 @@ planning.
 Every step here is the pair "remove" of a sampled Gaussian, P = (1 - q) N(0, z^2) + q N(1, z^2)
 against Q = N(0, z^2), or is made of it:
 
-    remove    P against Q, for add_remove
-    add       Q against P, for add_remove: every loss with its sign changed
-    replace   for a sample of fixed size and replace_one: the part of P, Q with loss > 0, the same
-              mirrored, and what is left of the probability at loss 0
+- "remove": P against Q, for add_remove.
+- "add": Q against P, for add_remove: every loss with its sign changed.
+- "replace": for a sample of fixed size and replace_one: the part of P, Q with loss > 0, the same
+  mirrored, and what is left of the probability at loss 0.
 
 The hockey-stick profile of "replace" is q * delta_G(log(1 + (e^eps - 1) / q)) for eps >= 0 and its
 mirror image below: no pair of neighbours has a larger one (Balle, Barthe, Gaboardi, NeurIPS 2018,

@@ -131,8 +131,9 @@ def with_replacement(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> jax.Arr
     takes: given both, A, B and B' are Gaussians whose means lie within k sensitivities of each
     other, so that divergence is at most the mean over k >= 1 of the Gaussian profile at k / z.
     Both directions hold alike, and moments of the mirrored profile give the curve, as in
-    `without_replacement`, to which it is equal for one draw.  (`multiplicity` has a smaller
-    profile.)  The law may be any that does not depend on data, also one conditional on few copies.
+    `without_replacement`, to which it is equal for one draw.  (The module `with_replacement` has a
+    smaller profile.)  The law may be any that does not depend on data, also one conditional on few
+    copies.
 
     Shapes:
         orders [n] > 1, law [m + 1] -> [n].

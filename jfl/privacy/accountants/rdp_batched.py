@@ -1,6 +1,6 @@
 """Renyi epsilons and noise multipliers of many configurations in one call.
 
-One configuration costs a few dozen orders instead of the hundreds that `bounds` looks at, on a
+One configuration costs a few dozen orders instead of the hundreds that `rdp_events` looks at, on a
 smaller grid of points. Every order proves an epsilon, so a search that stops early, or an order
 beyond the reach of the grid (which counts without its sampling), costs tightness and never
 soundness.
@@ -34,12 +34,15 @@ def epsilons(
 ) -> jax.Array:
     """The proved epsilon of `steps` releases of a Gaussian on a sample, for many configurations.
 
-    Shapes:
-        all broadcast to [...] -> Float64[...].
+    Args:
+        rate: [...], the probability of an element, in (0, 1]; sample / population.
+        z: [...], noise multiplier, std over sensitivity.
+        steps: [...], how many releases.
+        delta: [...], in (0, 1].
+        scheme: "poisson" (for add_remove) or "without_replacement" (for replace_one).
 
-    Units:
-        rate, delta in (0, 1]; z: std over sensitivity; scheme "poisson" (add_remove) |
-        "without_replacement" (replace_one, rate = sample / population).
+    Returns:
+        Float64[...], in the shape to which all arguments broadcast.
 
     Privacy:
         the smaller of the Renyi bound and the exact one without sampling.  Traceable and
@@ -65,11 +68,15 @@ def noise_multipliers(
     """The noise multiplier for each target epsilon, and the epsilon that it proves, which is not
     above the target.
 
-    Shapes:
-        all broadcast to [...] -> (z Float64[...], a float32 each; epsilon Float64[...]).
+    Args:
+        rate: [...], as in `epsilons`.
+        steps: [...], how many releases.
+        epsilon: [...], the targets.
+        delta: [...], in (0, 1].
+        scheme: as in `epsilons`.
 
-    Units:
-        as `epsilons`.
+    Returns:
+        The multipliers Float64[...], each a float32; and what they prove, Float64[...].
 
     Privacy:
         each z was tested: where the search fails, the exact multiplier without sampling is

@@ -1,7 +1,7 @@
 """Epsilon of an event by Renyi differential privacy, and by the exact composition of Gaussians
 without sampling.
 
-Either can be the smaller one.  They are quick and serve many numbers of rounds at once; `tight`
+Either can be the smaller one.  They are quick and serve many numbers of rounds at once; `tightest`
 adds privacy-loss distributions.  `curve` is traceable; the rest runs on the host, on concrete
 numbers.
 """
@@ -289,9 +289,8 @@ def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
     that leaves out.
 
     A law cut off at some number of copies, which it exceeds with probability at most `loss` in the
-    event, is the law
-    given that it does not: whether it does is the same for both neighbours, so the probability is
-    added to delta.
+    event, is the law given that it does not: whether it does is the same for both neighbours, so
+    the probability is added to delta.
     """
     if isinstance(event, events.WithReplacement):
         law, beyond = _law(event, loss)

@@ -95,7 +95,10 @@ def illinois(
     where function(low) <= 0, and `high_value` is positive where function(high) > 0.
 
     Args:
-        function: x [] -> value [].
+        function: x [] -> value [], falling.
+        low: [], the lower end of the interval.
+        high: [], the upper end.
+        steps: steps at most.
         rtol, atol: the search stops where high - low <= atol + rtol |high|.
 
     References:
@@ -132,6 +135,8 @@ def golden_section(
 
     Args:
         function: x [...] -> value [...], with one minimum in [low, high].
+        low: [...], the lower ends of the intervals.
+        high: [...], the upper ends.
         steps: number of steps; each leaves 0.618 of the interval.
 
     Example:
@@ -173,6 +178,9 @@ def smallest_fitting(
 
     Args:
         excess: x -> value, falling.  nan does not fit; infinite values are allowed.
+        low: the lower end of the interval.
+        high: the upper end, which has to fit.
+        tolerance: the largest distance of the result from the smallest x that fits.
 
     Raises:
         ValueError: if excess(high) > 0.

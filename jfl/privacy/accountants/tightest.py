@@ -156,6 +156,8 @@ def solve_noise(event_of_z: Callable, epsilon: float, delta: float) -> float:
 
     Args:
         event_of_z: z -> an event, or a tuple of events of which the worst counts.
+        epsilon: the target, > 0.
+        delta: in (0, 1).
 
     Raises:
         ValueError: if epsilon is not > 0 and finite, or out of reach of any z up to a million.
@@ -298,7 +300,10 @@ def largest(where: str, many: Callable, one: Callable, target: float) -> int:
     """The largest whole number, of at most 10^12, whose epsilon is <= target; 0 if there is none.
 
     Args:
-        many: Int[m] -> quick epsilons [m], never below `one`: number -> epsilon.
+        where: who asks, for errors.
+        many: Int[m] -> Float[m], quick epsilons of these numbers, never below those of `one`.
+        one: number -> its epsilon.
+        target: the epsilon to stay at or below, > 0.
     """
     checks.positive(where, epsilon=target)
     low, high = 0, 1

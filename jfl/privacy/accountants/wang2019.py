@@ -27,12 +27,13 @@ NODES = 1024
 def crude(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     """The general bound at a Gaussian's curve.
 
-    Shapes:
-        orders [n] >= 2 if whole; others between 1 and 2 or between whole ones are interpolated ->
-        Float64[n].
+    Args:
+        orders: [n] > 1, concrete; those between whole ones are interpolated.
+        rate: sample / population, in (0, 1].
+        z: noise multiplier, std over the replace_one sensitivity.
 
-    Units:
-        rate in (0, 1]; z: std over the replace_one sensitivity.
+    Returns:
+        Float64[n], the curve at `orders`.
 
     Raises:
         ValueError: unless orders are concrete and > 1.
@@ -51,7 +52,7 @@ def refined(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     nonnegative numbers: the trapezoid rule on logarithms loses nothing, where the sum itself needs
     a hundred digits.
 
-    Shapes, Units, Errors   as `crude`.
+    Parameters, result and errors are those of `crude`.
 
     References:
         Wang, Balle, Kasiviswanathan, AISTATS 2019, Theorem 27.
@@ -68,14 +69,21 @@ def refined(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
 def wor_rdp(orders: ArrayLike, rate: ArrayLike, rdp_of_order: Callable) -> jax.Array:
     """The general bound on a mechanism that runs on a sample of fixed size.
 
-    Args:
-        rdp_of_order: its curve under replace_one, whole orders [m] -> [m], traceable.
+    It does not vanish with the curve: its terms from the third on tend to 2 rate^j binom(a, j).
 
-    Shapes, Units, Errors   as `crude`.
+    Args:
+        orders: [n] > 1, as in `crude`.
+        rate: sample / population, in (0, 1].
+        rdp_of_order: the mechanism's curve under replace_one, whole orders [m] -> [m], traceable.
+
+    Returns:
+        Float64[n], the curve at `orders`.
+
+    Raises:
+        ValueError: as `crude`.
 
     References:
-        as `crude`.  It does not vanish with the curve: its terms from the third on tend to 2 rate^j
-        binom(a, j).
+        as `crude`.
     """
     return _series(orders, rate, rdp_of_order, None)
 

@@ -21,31 +21,34 @@ Share each Q_k out: P_m gets the amounts f_mk >= 0 for k <= m, with sum over m o
 w_k.  Since the positive part of a sum is at most the sum of positive parts, and H_x is convex in
 its second argument and grows with the distance,
 
-    H_x(sum w_m P_m, sum w_k Q_k) <= sum over m of integral (w_m P_m - sum over k <= m of f_mk
-                                  Q_k)_+ <= sum over m >= 1 of w_m D_m(x_m),          w_m x_m = sum
-                                  over k <= m of f_mk,
+    H_x(sum w_m P_m, sum w_k Q_k)
+        <= sum over m of integral (w_m P_m - sum over k <= m of f_mk Q_k)_+
+        <= sum over m >= 1 of w_m D_m(x_m),
+    w_m x_m = sum over k <= m of f_mk,
 
 where P_0 = Q_0 got f_00 = w_0 and vanished.  Such shares exist if and only if, for each j, the sum
 over 1 <= m <= j of w_m x_m is at most x W_j - w_0, with W_j = w_0 + ... + w_j.  The smallest of
-these bounds is a convex program whose solution is
-explicit: with mu_m = m / z and the likelihood ratio r_m(t) = exp(mu_m t - mu_m^2 / 2) of one
-Gaussian at the point t,
+these bounds is a convex program whose solution is explicit: with mu_m = m / z and the likelihood
+ratio r_m(t) = exp(mu_m t - mu_m^2 / 2) of one Gaussian at the point t,
 
-    x_m = r_m(t_m),    t_m = t where mu_m < t, else max(t, log(x) / mu_m + mu_m / 2)
-    (r_m(t_m) = x for the latter), t the point where the largest over j of  w_0 + (sum over 1 <= m
-    <= j of w_m r_m(t)) - x W_j  is 0.
+    x_m = r_m(t_m),
+    t_m = t where mu_m < t,
+          else max(t, log(x) / mu_m + mu_m / 2) (r_m(t_m) = x for the latter),
+    t the point where the largest over j of
+        w_0 + (sum over 1 <= m <= j of w_m r_m(t)) - x W_j
+    is 0.
 
 Its value is delta(x) = P(loss > log x) - x Q(loss > log x) with the tails
 
-    P(loss > log x) = w_0 T(t) + sum over m >= 1 of w_m T(t_m - mu_m),   Q(loss > log x) = w_0 T(t)
-    + sum of w_m T(t_m),
+    P(loss > log x) = w_0 T(t) + sum over m >= 1 of w_m T(t_m - mu_m),
+    Q(loss > log x) = w_0 T(t) + sum of w_m T(t_m),
 
 T the normal tail: these are what the grid needs, and each is a sum of normal tails.  For x < 1 the
 roles of P and Q change (the family of pairs is symmetric), which mirrors the losses; what is left
 of the probability, w_0 (1 - 2 T(t at x = 1)), has loss 0.  The profile is convex, so there is such
 a pair; it dominates every step, and what dominates step by step dominates composed (Zhu, Dong,
 Wang, AISTATS 2022, Theorem 10), also where later steps are chosen in view of earlier releases. A
-grid needs no more: `profiles` splits each cell so that both probabilities stay, which never lowers
+grid needs no more: `pld_step` splits each cell so that both probabilities stay, which never lowers
 the profile.
 
 How good it is.  With all x_m = 1 + (x - 1) / (1 - w_0) the bound is Theorem 10 of Balle, Barthe,
@@ -54,7 +57,7 @@ Where the last j is the number of draws (x not near 1) all t_m are t, and the bo
 data set: the pair of sum w_m N(m, z^2) and N(0, z^2), all other elements at one end of the range
 and the changed one at either.  That pair alone does not dominate: for x near 1, and for x < 1,
 others are worse.  With one draw it is the profile of a sample without replacement of size one, in
-`profiles`.
+`pld_step`.
 """
 
 import math

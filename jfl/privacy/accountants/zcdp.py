@@ -93,7 +93,7 @@ def tcdp_to_dp(rho: ArrayLike, omega: ArrayLike, delta: ArrayLike, strict: bool 
     """epsilon = rho + 2 sqrt(rho log(1 / delta)), which needs log(1 / delta) <= (omega - 1)^2 rho.
 
     Raises:
-        with strict, ValueError that names what fails; `tcdp_to_dp_any` needs no such condition.
+        ValueError: with strict, naming what fails; `tcdp_to_dp_any` needs no such condition.
 
     References:
         Chen et al., 2024, Lemma 2; Bun, Dwork, Rothblum, Steinke, STOC 2018, Lemma 5.
@@ -145,7 +145,7 @@ def tcdp_amplify(
         rate = sample / population.
 
     Raises:
-        with strict, ValueError that names what fails.
+        ValueError: with strict, naming what fails.
 
     References:
         Chen et al., 2024, Lemma 4; Bun, Dwork, Rothblum, Steinke, STOC 2018, Theorem 11.
@@ -191,7 +191,7 @@ def tcdp_calibrate(
         z: std over the replace_one sensitivity; rate = sample / population.
 
     Raises:
-        with strict, ValueError that names what fails at this z: a precondition of `tcdp_amplify` or
+        ValueError: with strict, naming what fails at this z: a precondition of `tcdp_amplify` or
             `tcdp_to_dp`.
 
     Example:

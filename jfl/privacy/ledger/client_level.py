@@ -20,7 +20,9 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     others.
 
     Args:
-        others: False for a third party that knows their noise.
+        plan: with noise on uploads, or without.
+        rounds: how many of its rounds are looked at.
+        others: False for a third party that knows the noise of the others.
     """
     if not noisy(plan.upload):
         return []

@@ -35,6 +35,8 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     """All that the noise of the first `rounds` rounds of a plan may protect; empty without noise.
 
     Args:
+        plan: of `jfl.plan`.
+        rounds: how many of its rounds are looked at.
         others: whether noise of other clients counts for a third party.
 
     Raises:

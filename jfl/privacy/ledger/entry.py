@@ -129,6 +129,7 @@ def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry
     """The entry with another noise multiplier in its chains, the same for all releases and clients.
 
     Args:
+        entry: what is changed.
         multiplier: of the first round; later rounds keep their ratio to it.
         constant: whether all rounds get the multiplier itself.
     """

@@ -74,7 +74,9 @@ def attendance_of(plan: Plan, view: str, share=None) -> Attendance:
     is a chance of absence that is known.
 
     Args:
-        share: of a draw, instead of each client's own.
+        plan: says who takes part.
+        view: "server" or "third_party".
+        share: [C], of a draw, instead of each client's own.
     """
     sampler = plan.sampler
     hidden = view == "third_party"
@@ -137,16 +139,20 @@ def worst_columns(rows, amount, noise, counted) -> tuple:
 
 
 def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
-    """How often each client takes part in `rounds` rounds, at most; one way of knowing it, or the
-    planned worst case.
+    """How often each client takes part in `rounds` rounds, at most.
+
+    Without `cap`, `quantile` and `realised` it is the planned worst case.
 
     Args:
-        cap: no client more often (the engine does not enforce it); quantile: but for this
-            probability, a client;
-        realised: Int[C], as it happened.
+        plan: says who takes part.
+        rounds: how many rounds are run.
+        cap: participations that no client exceeds; the engine does not enforce it.
+        quantile: the probability with which a client may exceed the number that counts for it.
+        realised: Int[C], the participations as they happened.
 
-    Shapes:
-        -> (Int[C], failure probability, status, caveats).
+    Returns:
+        Int[C], the participations of each client; the probability that a client exceeds its number;
+        the status of a guarantee that rests on them; its caveats.
 
     Raises:
         ValueError: unless at most one is given, and in range.

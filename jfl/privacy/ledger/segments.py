@@ -93,7 +93,7 @@ def concatenate(segments, seeds=None) -> list[Entry]:
         segments: (plan, rounds), which begins where the segment before it of the same seed ended;
             or (plan, rounds, first) with the number of its first round, 0 for a new run.
         seeds: None, one seed for all; "different"; or a whole number for each segment, equal for
-          equal seeds.
+            equal seeds.
 
     Returns:
         Entries of one "round" that is all of it, one for each unit, view and adjacency that all

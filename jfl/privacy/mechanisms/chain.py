@@ -1,12 +1,12 @@
 """Many masked contributions in, one release out: `chain` checks the order of its stages,
 sensitivity flows through.
 
-The user gives the noise multiplier z; the chain computes
-sigma = z * sensitivity, so that noise for a sum cannot be added to a mean.  Sensitivity of the sum
-is the bound of one contribution (add_remove) or twice that (replace_one).
+The user gives the noise multiplier z; the chain computes sigma = z * sensitivity, so that noise for
+a sum cannot be added to a mean.  Sensitivity of the sum is the bound of one contribution
+(add_remove) or twice that (replace_one).
 
-A mechanism works in two halves, so that a cohort can be summed chunk by chunk:
-`contribute` (rows and sum) and `finish` (noise and post).  `release` is both at once.
+A mechanism works in two halves, so that a cohort can be summed chunk by chunk: `contribute` (rows
+and sum) and `finish` (noise and post).  `release` is both at once.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Partial:
     clipped: Any  # of them clipped
     weight: Any  # the sum of their weights
     nonfinite: Any  # contributions that counted as zero, since they were not finite
-    form: tuple = static()  # tree.form of a contribution, whose types a release gets back
+    form: tuple = static()  # pytrees.form of a contribution, whose types a release gets back
 
 
 def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
@@ -312,8 +312,10 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
     stays as it is.
 
     Args:
+        mechanism: the chain.
+        state: what it remembers, of `initial` or of the release before.
         rows: leaves [n, ...].  Those in half precision are widened first: clipped, weighted and
-          summed in float32.
+            summed in float32.
         weight: Float[n], 0 for a slot that holds nothing.
 
     Privacy:
@@ -364,19 +366,26 @@ def finish(
     client: Any = None,
     form: Any = None,
 ) -> tuple:
-    """Noise and post-processing of a finished sum -> release, new state.
+    """Noise and post-processing of a finished sum.
 
     Args:
+        mechanism: the chain.
+        key: of the noise.
+        state: what the chain remembers, as in `contribute`.
         value: the sum.
+        max_weight: the largest weight that a contribution can have.
         realised: what a divisor that is not a number stands for: the client's rows, or the cohort's
-          weight.
+            weight.
         client: whose noise it is, where each client has its own level.
-        form: `tree.form` of a contribution: the release is rounded to its types, after everything
-          else.  None: of the sum.
+        form: `pytrees.form` of a contribution: the release is rounded to its types, after
+            everything else.  None: of the sum.
+
+    Returns:
+        The release, and the state for the next one.
 
     Privacy:
         Noise is added in float32 at least.  Noise or a bound below what float32 can hold becomes
-          nan: Health stops it.
+        nan: Health stops it.
     """
     after, form, value = (
         After(realised),

@@ -78,6 +78,7 @@ def pixels(like: Any, shape: Sequence[int], leaves: Sequence[int] | None = None)
     the levels. Every other leaf is one plain band.
 
     Args:
+        like: a contribution or its shapes, such as the parameters.
         shape: (h, w) or (h, w, c) for the two-dimensional pyramid, (d,) for a signal.
         leaves: positions of the leaves to transform, in tree order; None: all that fit.
 
@@ -327,17 +328,21 @@ def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
 def optimal(
     bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0, floor: float = 1e-3
 ) -> jax.Array:
-    """Float32[n]: relative noise stds of the least total of utility * variance, at equal privacy.
+    """The relative noise stds of the least total of utility * variance, at equal privacy.
 
     They minimise sum_b a_b n_b t_b^2 where sum_b C_b^2 / t_b^2 is given: t_b^2 ~ C_b / sqrt(a_b
     n_b).
 
     Args:
+        bands: n bands, of n_b coefficients each.
         energies: Float[n], C_b^2, of one contribution (not of a mean), public or privately
             estimated.
         utility: a_b > 0, a number or Float[n], what a unit of noise variance costs.
         floor: no root mean square coefficient counts as less than this fraction of the largest: no
             band is frozen.
+
+    Returns:
+        Float32[n], t_b of each band.
 
     References:
         spec of Ranaweera et al., 2025, section 3.6: not in the paper.
@@ -349,11 +354,16 @@ def optimal(
 
 
 def family(bands: Bands, energies: ArrayLike, beta: ArrayLike, floor: float = 1e-3) -> jax.Array:
-    """Float32[n]: relative noise stds, (C_b^2 / n_b)^(beta / 2): beta = 0 is isotropic, 1/2 is
-    `optimal`.
+    """The relative noise stds (C_b^2 / n_b)^(beta / 2).
 
     Args:
-        as of `optimal`; energies sizes(bands) * prior(bands) need no data.
+        bands: n bands, of n_b coefficients each.
+        energies: Float[n], C_b^2, as in `optimal`; sizes(bands) * prior(bands) need no data.
+        beta: 0 is isotropic, 1/2 is `optimal`.
+        floor: as in `optimal`.
+
+    Returns:
+        Float32[n], the std of each band.
     """
     checks.positive("bands.family", floor=floor)
     return _variances("bands.family", bands, energies, floor) ** (

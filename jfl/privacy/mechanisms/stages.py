@@ -138,8 +138,8 @@ def _its_bound(state, shape, *, bound):
 def clip_l2(bound: ArrayLike | Callable) -> Stage:
     """Shrink each contribution to Euclidean norm at most `bound`, over all leaves together.
 
-    Units:
-        bound in the units of the contribution, > 0; or a function of the round that gives it.
+    Args:
+        bound: > 0, in the units of the contribution; or a function of the round that gives it.
 
     Privacy:
         one contribution moves the sum by at most `bound` (add_remove) or 2 * bound (replace_one).
@@ -195,8 +195,10 @@ def _layers_bound(state, shape, *, bounds, layers):
 def clip_per_layer(bounds: Sequence | ArrayLike, layers: int | None = None) -> Stage:
     """Shrink each leaf of a contribution on its own.
 
-    Units:
-        bounds: a pytree with one bound > 0 a leaf, or one number for each of `layers` leaves.
+    Args:
+        bounds: a pytree with one bound > 0 a leaf, or one number, the bound of each leaf; in the
+            units of the contribution.
+        layers: how many leaves there are, where `bounds` is one number.
 
     Privacy:
         the contribution's bound is the root of the sum of the squared bounds.
@@ -285,11 +287,14 @@ def clip_adaptive(
     multiplier of the chain is exactly the joint one: nothing else is to be accounted.  C moves by
     exp(-lr * (noisy fraction - quantile)).
 
-    Units:
-        initial: C of the first release, > 0; count: the public, expected number of contributions;
-        quantile in (0, 1]; indicator: weight of the bit, larger for a less noisy C and a little
-        more noise; floor: C never falls below it, at least 1e-15; None: the larger of 1e-15 and a
-        millionth of `initial`.
+    Args:
+        initial: C of the first release, > 0, in the units of a contribution.
+        count: the expected number of contributions, which is public.
+        quantile: of the norms that C follows, in (0, 1].
+        lr: how fast C moves.
+        indicator: weight of the bit: larger for a less noisy C and a little more noise.
+        floor: C never falls below it, at least 1e-15; None: the larger of 1e-15 and a millionth of
+            `initial`.
 
     Privacy:
         bound C * sqrt(1 + indicator^2 / 4).  Far below 1e-15 float32 could measure no norm, and add
@@ -349,12 +354,10 @@ def bounded(value: ArrayLike, reason: str) -> Stage:
     """Declare, without clipping, that a contribution is at most `value` long.
 
     Args:
+        value: the bound, > 0, in the units of the contribution.
         reason: "upload": in `release`, where the upload's own clip sees to it (`jfl.plan` checks
-            that it does). "prox_erm": in a client, by strong convexity of its problem: a guarantee
+            that it does).  "prox_erm": in a client, by strong convexity of its problem: a guarantee
             that rests on it is "conditional".
-
-    Units:
-        as of `clip_l2`.
     """
     names = {why: name for name, why in DECLARED.items()}
     checks.choice("bounded", tuple(names), reason=reason)
@@ -381,16 +384,20 @@ def gaussian(
 ) -> Stage:
     """Add N(0, sigma^2) to every coordinate, sigma = noise_multiplier * sensitivity of the sum.
 
-    Units:
-        noise_multiplier: dimensionless, > 0; or std: sigma itself, in the units of the sum.  Either
-        may be a function of the round; and, in `private_grad` and in `upload`, Float[C], one number
-        for each client. shape: noise of a shape of `jfl.wavelet`; the sensitivity is then measured
-        in its norm. generator: "philox", counters to normals in one pass; "key", as
-        jax.random.normal does with the key of the run (threefry unless you chose another), several
-        times slower.  Noise of a shape is always "philox".
+    A multiplier or std may be a function of the round; and, in `private_grad` and in `upload`,
+    Float[C], one number for each client.
+
+    Args:
+        noise_multiplier: sigma over the sensitivity, dimensionless, > 0.
+        std: sigma itself, in the units of the sum, > 0; in place of `noise_multiplier`.
+        shape: of `jfl.wavelet`, whose noise is added; the sensitivity is then measured in its norm.
+        generator: "philox", counters to normals in one pass; "key", as jax.random.normal does with
+            the key of the run (threefry unless you chose another), several times slower.  Noise of
+            a shape is always "philox".
 
     Raises:
-        ValueError: unless exactly one is given and > 0 (leave the stage out for no noise).
+        ValueError: unless exactly one of noise_multiplier and std is given, and > 0 (leave the
+            stage out for no noise).
     """
     if (noise_multiplier is None) == (std is None):
         checks.fail(
@@ -435,8 +442,10 @@ def _divide_realised(value, after):
 
 
 def divide(n: ArrayLike | str) -> Stage:
-    """Divide the noisy sum by a public number; by "size", the client's own rows; by "weight", the
-    cohort's weights.
+    """Divide the noisy sum.
+
+    Args:
+        n: a public number > 0; "size", the client's own rows; or "weight", the cohort's weights.
 
     Privacy:
         post-processing.  A realised count would not be: it is data.  "size" is sound where sizes

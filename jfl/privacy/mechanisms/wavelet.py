@@ -10,7 +10,7 @@ whatever is combined.
     bands = jfl.bands.pixels(params, (28, 28))
     shape = jfl.wavelet.ellipsoid(bands, exponent=0.25)
     jfl.chain(jfl.wavelet.clip_ellipsoid(1.0, shape), jfl.total(), jfl.gaussian(1.1, shape=shape),
-    jfl.divide(16))
+              jfl.divide(16))
 """
 
 import dataclasses
@@ -40,8 +40,9 @@ def shape(bands: Bands, std: ArrayLike) -> Shape:
     They are scaled so that, at one clip norm and noise multiplier, the noise has the power of
     isotropic noise: what a shape changes is how much of a contribution its clip lets through.
 
-    Shapes:
-        std Float[bands], > 0.
+    Args:
+        bands: of `jfl.bands`.
+        std: Float[bands], > 0, relative to each other.
     """
     _one_each("wavelet.shape", bands, std=std)
     std, sizes = jnp.asarray(std, jnp.float32), jnp.asarray(_kept(bands), jnp.float32)
@@ -62,6 +63,7 @@ def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | No
     """Noise variance of a coefficient as the `exponent`-th power of its expected energy.
 
     Args:
+        bands: of `jfl.bands`.
         exponent: 0 is isotropic; 1/2 has the least mean squared error of the release; in between is
             usually best for training, and more than 1/2 is too much.
         energies: Float[bands], of a contribution, from public rows
@@ -97,9 +99,10 @@ def optimal(bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0) -> Shap
     """The shape of least weighted noise, sum of utility * variance, for contributions of these band
     energies.
 
-    Shapes:
-        energies Float[bands]; utility Float[bands] or a number: what a unit of noise variance
-        costs.
+    Args:
+        bands: of `jfl.bands`.
+        energies: Float[bands], of one contribution, as in `ellipsoid`.
+        utility: a number or Float[bands], what a unit of noise variance costs.
     """
     _one_each("wavelet.optimal", bands, least=0.0, energies=energies)
     return shape(bands, haar.optimal(bands, jnp.asarray(energies, jnp.float32), utility))
@@ -147,8 +150,9 @@ def _ellipsoid_bound(state, other, *, bound, shape):
 def clip_ellipsoid(bound: ArrayLike | Callable, shape: Shape) -> Stage:
     """Shrink each contribution to length `bound` in the norm of `shape`, keeping its direction.
 
-    Units:
-        bound as of `clip_l2`, or a function of the round.
+    Args:
+        bound: > 0, in units of the norm of `shape`, or a function of the round that gives it.
+        shape: the norm, of this module.
 
     Privacy:
         in noise of the same shape the bound of a contribution is `bound`; in isotropic noise it is
@@ -175,12 +179,15 @@ def _bands_bound(state, shape, *, bounds, bands):
 
 
 def clip_bands(bounds: ArrayLike, bands: Bands) -> Stage:
-    """Shrink each band of a contribution on its own: Float[bands] bounds on the orthonormal
-    coefficients.
+    """Shrink each band of a contribution on its own.
 
     What is clipped, summed and made noisy are the coefficients with those of padding; dropping the
     padding comes last, and is post-processing, though a contribution without it may look longer
     than its bound.
+
+    Args:
+        bounds: Float[bands], > 0, on the norms of the orthonormal coefficients of each band.
+        bands: of `jfl.bands`.
 
     Privacy:
         the bound of a contribution is the root of the sum of squared bounds, each in units of its
@@ -231,8 +238,7 @@ def published(
     max_weight: ArrayLike = 1.0,
     unsound: bool = False,
 ) -> tuple[Stage, Stage]:
-    """The paper's mechanism under one reading of its text -> (clip, noise), to stand around
-    `total()` in a chain.
+    """The paper's mechanism under one reading of its text.
 
     Noise of std noise_multiplier * bound / W_j is added to the un-normalised coefficient j.  The
     readings differ in what is clipped to `bound`: R1 the contribution, R2 its coefficients, R3 each
@@ -240,11 +246,18 @@ def published(
     and R6 their levels, whose squared bounds add up.
 
     Args:
+        reading: "R1" to "R6".
+        bound: the clip norm, > 0.
+        noise_multiplier: the one that the paper states.
+        bands: of `jfl.bands`.
         calibration: "plain", or "lemma2", with less noise by sqrt(2 / (2 + log2 m)), m the largest
             block.
         max_weight: of a client, for a release with weights.
         unsound: R1 to R4 and lemma2 do not have the privacy that the paper states: say that you
             know.
+
+    Returns:
+        The clip and the noise, to stand around `total()` in a chain.
 
     Privacy:
         `guarantee` counts the true multiplier; R1: noise_multiplier / sqrt(m).
@@ -327,8 +340,8 @@ def _james_stein(value, after, *, bands):
 def james_stein(bands: Bands) -> Stage:
     """Shrink each band of a noisy release towards zero by James and Stein's factor.
 
-    Post-processing: free in privacy.  It lowers the error of one release; in training it biases
-    every step, and usually costs accuracy.  `jfl.bands.plain(params)` makes one band of all.
+    It is post-processing: free in privacy.  It lowers the error of one release; in training it
+    biases every step, and usually costs accuracy.  `jfl.bands.plain(params)` makes one band of all.
     """
     return Stage(Fn(_james_stein, dict(bands=bands)), name="james_stein", role="post")
 
@@ -363,11 +376,12 @@ def _soft(value, after, *, bands, rule):
 def soft_threshold(bands: Bands, rule: str = "bayes") -> Stage:
     """Pull the detail coefficients of a noisy release towards zero, each by its band's threshold.
 
+    It is post-processing, as `james_stein`, and with the same warning.
+
     Args:
+        bands: of `jfl.bands`.
         rule: "universal", std * sqrt(2 log m); "bayes", variance over the estimated signal
             (BayesShrink).
-
-    Post-processing, as `james_stein`, and with the same warning.
     """
     checks.choice("wavelet.soft_threshold", ("bayes", "universal"), rule=rule)
     return Stage(Fn(_soft, dict(bands=bands), dict(rule=rule)), name="soft_threshold", role="post")

@@ -87,7 +87,7 @@ def check_privacy(plan: Plan) -> Report:
 
     Privacy:
         A check of the program as JAX traces it, not of Python: see docs/privacy.md for what it
-          cannot see.
+        cannot see.
 
     Example:
         >>> print(jfl.check_privacy(plan))  # doctest: +SKIP

@@ -47,7 +47,7 @@ def declared_of(plan: Plan) -> tuple:
 
 
 def _from_start(mechanism):
-    """Without the shift that `mechanism.later` gives to what an accountant reads."""
+    """Without the shift that `chain.later` gives to what an accountant reads."""
 
     def one(f):
         return one(f.data["of"]) if isinstance(f, Fn) and f.function is mech._shifted else f

@@ -2,8 +2,8 @@
 counters were made.
 
 Each value has a symbol, equal for values that were computed alike from the same inputs, and tokens,
-the sources that reached it, each with its path.  Marks (see `marks`) are collected; what they mean
-is judged in `taint`.
+the sources that reached it, each with its path.  Marks (see `jfl.core.marks`) are collected; what
+they mean is judged in `client`.
 """
 
 import hashlib

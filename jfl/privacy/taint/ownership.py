@@ -141,7 +141,7 @@ def records_in(value):
 
 
 def gradients_in(value) -> list:
-    """What forms gradients of a loss: `gradients.Grad`, which lies above this module."""
+    """What forms gradients of a loss: `per_example.Grad`, which lies above this module."""
     return [
         n
         for n in records_in(value)
