@@ -51,7 +51,7 @@ def minibatch_sensitivity(clip_norm, batch, adjacency: str = "replace_one"):
 @claim(
     "Lemma 2",
     "rigorous",
-    "with its fallback; the improved conversion of concentrated.tcdp_to_dp_any is smaller",
+    "with its fallback; the improved conversion of zcdp.tcdp_to_dp_any is smaller",
 )
 def lemma2(rho, omega, delta):
     """epsilon = rho + 2 sqrt(rho log(1 / delta)) if log(1 / delta) <= (omega - 1)^2 rho, else that

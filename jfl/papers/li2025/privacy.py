@@ -60,7 +60,11 @@ def sigma(sensitivity, epsilon, delta, strict: bool = True) -> Checked:
         (e,) = _wide(epsilon)
         value = approximate_dp.gaussian_sigma(sensitivity, 1.0, delta) / e
         return checks.checked(
-            "li2025.sigma", value, {"epsilon <= 1": e <= 1}, strict, "Use classic.analytic_sigma."
+            "li2025.sigma",
+            value,
+            {"epsilon <= 1": e <= 1},
+            strict,
+            "Use jfl.privacy.accountants.approximate_dp.analytic_sigma.",
         )
 
 

@@ -45,7 +45,7 @@ def aggregation_weights(shares, cohort, sampling: str):
     Returns:
         [..., K], the weight of each upload.
     """
-    where = "li2025_theory.aggregation_weights"
+    where = "li2025.theory.aggregation_weights"
     options = (
         "full",
         "with_replacement",
@@ -77,7 +77,7 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
     Returns:
         Float64[C].
     """
-    where = "li2025_theory.square_weights"
+    where = "li2025.theory.square_weights"
     checks.choice(where, SAMPLINGS, sampling=sampling)
     checks.nonnegative(where, shares=shares)
     if sampling != "full":
@@ -104,7 +104,7 @@ def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, d
     Shapes:
         lr [...], sizes [C] -> [...].
     """
-    where = "li2025_theory.mean_noise_variance"
+    where = "li2025.theory.mean_noise_variance"
     checks.whole(where, steps=steps, batch=batch)
     checks.positive(where, lr=lr, clip_norm=clip_norm, sizes=sizes, epsilon=epsilon, delta=delta)
     with in_float64():
@@ -161,7 +161,7 @@ def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothne
         smoothness: L of the losses.
         gap: F* - sum p_k F_k*, see `jfl.analysis.heterogeneity`.
     """
-    where = "li2025_theory.gradient_term"
+    where = "li2025.theory.gradient_term"
     checks.whole(where, batch=batch, steps=steps)
     checks.nonnegative(where, shares=shares, variances=variances, gap=gap)
     checks.positive(where, clip_norm=clip_norm, smoothness=smoothness)
@@ -187,7 +187,7 @@ def log_sum_bound(sizes, steps: int, batch: int, delta, strict: bool = True) -> 
         >>> log_sum_bound([50] * 1000, 5, 10, 1e-5, strict=False).failed
         ('the sum over clients <= its bound',)
     """
-    where = "li2025_theory.log_sum_bound"
+    where = "li2025.theory.log_sum_bound"
     checks.whole(where, steps=steps, batch=batch)
     checks.positive(where, sizes=sizes, delta=delta)
     with in_float64():
@@ -228,7 +228,7 @@ def noise_term_printed(
         delta: in (0, 1).
         consistent: with 8 (steps - 1)^2 + 2, which the paper's lemmas give together.
     """
-    where = "li2025_theory.noise_term_printed"
+    where = "li2025.theory.noise_term_printed"
     checks.whole(where, dim=dim, steps=steps, batch=batch)
     checks.positive(
         where, clip_norm=clip_norm, rows=rows, smoothness=smoothness, epsilon=epsilon, delta=delta
@@ -268,7 +268,7 @@ def noise_term(
         sampling: as in `square_weights`.
         cohort: clients of a round; not needed for "full".
     """
-    where = "li2025_theory.noise_term"
+    where = "li2025.theory.noise_term"
     checks.whole(where, dim=dim, steps=steps)
     checks.positive(where, clip_norm=clip_norm)
     checks.nonnegative(where, multipliers=multipliers)
@@ -290,14 +290,14 @@ def noise_term(
 def sampling_term_printed(sampling: str, steps: int, clip_norm, clients: int, cohort: int):
     """H = (2 steps clip_norm)^2 / cohort, times (clients - cohort) / (clients - 1) without
     replacement; 0 if "full"."""
-    checks.whole("li2025_theory.sampling_term_printed", clients=clients)
+    checks.whole("li2025.theory.sampling_term_printed", clients=clients)
     return sampling_term(sampling, steps, clip_norm, np.full(clients, 1 / clients), cohort)
 
 
 @claim("Theorem 4, H", "ours", "for the weights of `aggregation_weights`, whatever p_k")
 def sampling_term(sampling: str, steps: int, clip_norm, shares, cohort: int):
     """As printed, times C sum p_k^2 without replacement."""
-    where = "li2025_theory.sampling_term"
+    where = "li2025.theory.sampling_term"
     checks.choice(where, SAMPLINGS, sampling=sampling)
     checks.whole(where, steps=steps, cohort=cohort)
     checks.positive(where, clip_norm=clip_norm)
@@ -333,7 +333,7 @@ def bound_gap_printed(
     Raises:
         ValueError: with strict, for steps > 8 kappa.
     """
-    where = "li2025_theory.bound_gap_printed"
+    where = "li2025.theory.bound_gap_printed"
     _problem(where, terms, distance, strong_convexity, smoothness, steps)
     with in_float64():
         t, total, far, mu, curve = _wide(step, terms, distance, strong_convexity, smoothness)
@@ -361,7 +361,7 @@ def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, s
         step, terms, distance, strong_convexity, smoothness, steps: as in `bound_gap_printed`.
         sharp: whether the larger of the two terms takes the place of their sum.
     """
-    _problem("li2025_theory.bound_gap", terms, distance, strong_convexity, smoothness, steps)
+    _problem("li2025.theory.bound_gap", terms, distance, strong_convexity, smoothness, steps)
     with in_float64():
         noise, start, offset = _parts(terms, distance, strong_convexity, smoothness, steps)
         return (jnp.maximum(noise, start) if sharp else noise + start) / (_wide(step)[0] + offset)
@@ -370,8 +370,8 @@ def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, s
 @claim("Remark 2", "rigorous", "with 4 clip_norm^2 as printed; one clip_norm^2 is enough")
 def distance_bound(gradient_norm, strong_convexity):
     """||w_0 - w*||^2 <= (||gradient at w_0|| / mu)^2."""
-    checks.nonnegative("li2025_theory.distance_bound", gradient_norm=gradient_norm)
-    checks.positive("li2025_theory.distance_bound", strong_convexity=strong_convexity)
+    checks.nonnegative("li2025.theory.distance_bound", gradient_norm=gradient_norm)
+    checks.positive("li2025.theory.distance_bound", strong_convexity=strong_convexity)
     with in_float64():
         norm, mu = _wide(gradient_norm, strong_convexity)
         return (norm / mu) ** 2
@@ -381,9 +381,9 @@ def distance_bound(gradient_norm, strong_convexity):
 def steps_to_accuracy(accuracy, terms, distance, strong_convexity, smoothness, steps: int):
     """The least whole number of local steps after which `bound_gap` is at most `accuracy`; rounds
     are that / steps."""
-    checks.positive("li2025_theory.steps_to_accuracy", accuracy=accuracy)
+    checks.positive("li2025.theory.steps_to_accuracy", accuracy=accuracy)
     _problem(
-        "li2025_theory.steps_to_accuracy", terms, distance, strong_convexity, smoothness, steps
+        "li2025.theory.steps_to_accuracy", terms, distance, strong_convexity, smoothness, steps
     )
     with in_float64():
         return jnp.ceil(_needed(accuracy, terms, distance, strong_convexity, smoothness, steps))
@@ -408,7 +408,7 @@ def optimal_local_steps(
         smoothness: L of the losses.
         most: the largest number of local steps that is tried.
     """
-    where = "li2025_theory.optimal_local_steps"
+    where = "li2025.theory.optimal_local_steps"
     checks.whole(where, most=most)
     checks.positive(where, accuracy=accuracy)
     tried = np.arange(1, most + 1)
@@ -429,8 +429,8 @@ def optimal_local_steps(
 )
 def noiseless_local_steps(spread, clip_norm):
     """sqrt(1 + spread / (8 clip_norm^2)), where spread = sum p_k^2 variance_k / batch + 6 L gap."""
-    checks.nonnegative("li2025_theory.noiseless_local_steps", spread=spread)
-    checks.positive("li2025_theory.noiseless_local_steps", clip_norm=clip_norm)
+    checks.nonnegative("li2025.theory.noiseless_local_steps", spread=spread)
+    checks.positive("li2025.theory.noiseless_local_steps", clip_norm=clip_norm)
     with in_float64():
         apart, bound = _wide(spread, clip_norm)
         return jnp.sqrt(1 + apart / (8 * bound**2))

@@ -50,7 +50,7 @@ def round_counterexample(sigma_g, cohort, batch) -> Variation:
     >>> [round(v, 3) for v in round_counterexample(1.0, 20, 800)]
     [0.383, 0.126]
     """
-    where = "noble2022_gaps.round_counterexample"
+    where = "noble2022.gaps.round_counterexample"
     checks.positive(where, sigma_g=sigma_g)
     checks.whole(where, cohort=cohort, batch=batch)
     seen = _variation(batch / (sigma_g * math.sqrt(2 * cohort)))
@@ -71,7 +71,7 @@ def participation_counterexample(users, user_ratio, rounds, sigma_g, delta) -> L
     >>> [round(v, 2) for v in participation_counterexample(1000, 0.01, 1000, 1.0, 1e-6)]
     [2.47, 1.1, 5.95]
     """
-    where = "noble2022_gaps.participation_counterexample"
+    where = "noble2022.gaps.participation_counterexample"
     checks.whole(where, users=users, rounds=rounds)
     published = third_party_epsilon(sigma_g, user_ratio, 1.0, 1, rounds, users, delta)
     from scipy import stats  # half a second: not at import
@@ -106,7 +106,7 @@ def leverage_k1(users: int, cohort: int, rounds: int, seed: int = 0) -> np.ndarr
     >>> bool(1 < leverage_k1(20, 4, 50).max() < 4)
     True
     """
-    where = "noble2022_gaps.leverage_k1"
+    where = "noble2022.gaps.leverage_k1"
     checks.whole(where, users=users, cohort=cohort, rounds=rounds)
     if cohort > users:
         checks.fail(where, "cohort <= users", f"cohort={cohort}, users={users}")
@@ -128,7 +128,7 @@ def leverage_k1(users: int, cohort: int, rounds: int, seed: int = 0) -> np.ndarr
 )
 def user_sensitivity(bound, data_ratio):
     """2 C / s, for which the accountant of one record covers all records of a user."""
-    checks.fraction("noble2022_gaps.user_sensitivity", data_ratio=data_ratio)
+    checks.fraction("noble2022.gaps.user_sensitivity", data_ratio=data_ratio)
     return 2 * bound / data_ratio
 
 
@@ -143,7 +143,7 @@ def median_multiplier(sigma_g, tensors: int = 1):
 
     It describes fixed norms; with medians of the batch no multiplier describes the release.
     """
-    checks.whole("noble2022_gaps.median_multiplier", tensors=tensors)
+    checks.whole("noble2022.gaps.median_multiplier", tensors=tensors)
     return sigma_g / math.sqrt(tensors)
 
 
@@ -168,7 +168,7 @@ def quantile_multiplier(multiplier, sigma_bit, adjacency: str = "replace_one"):
         >>> round(quantile_multiplier(1.0, 1.0, "add_remove"), 6)
         0.894427
     """
-    where = "noble2022_gaps.quantile_multiplier"
+    where = "noble2022.gaps.quantile_multiplier"
     checks.choice(where, ("replace_one", "add_remove"), adjacency=adjacency)
     checks.positive(where, multiplier=multiplier, sigma_bit=sigma_bit)
     bit = sigma_bit * (2 if adjacency == "add_remove" else 1)

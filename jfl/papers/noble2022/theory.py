@@ -136,7 +136,7 @@ def scaffold_rate(
         ValueError: with strict, naming what fails: server_lr >= 1; strongly convex: mu > 0 and
             T >= max(108 / l, 48 nu / (mu l^(2/3))).
     """
-    checks.choice("noble2022_theory.scaffold_rate", CASES, case=case)
+    checks.choice("noble2022.theory.scaffold_rate", CASES, case=case)
     with in_float64():
         p, part, total, grown, lr = _prepared(problem, server_lr)
         slow = p.user_ratio ** (2 / 3)
@@ -161,7 +161,7 @@ def scaffold_rate(
                 )
             },
         )
-        return checks.checked("noble2022_theory.scaffold_rate", value, conditions, strict)
+        return checks.checked("noble2022.theory.scaffold_rate", value, conditions, strict)
 
 
 @claim("Theorem C.2", "order", "non-convex: two powers of nu are printed that do not fit its units")
@@ -182,7 +182,7 @@ def fedavg_rate(
         ValueError: with strict, naming what fails: server_lr >= 1, B >= 1; strongly convex: mu > 0
             and T >= 8 (1 + B^2) nu / mu.
     """
-    checks.choice("noble2022_theory.fedavg_rate", CASES, case=case)
+    checks.choice("noble2022.theory.fedavg_rate", CASES, case=case)
     with in_float64():
         p, part, total, grown, lr = _prepared(problem, server_lr)
         nu, mu, g, b2, t = (
@@ -213,14 +213,14 @@ def fedavg_rate(
             )
         conditions = _conditions(p, case, lr, {"T >= 8 (1 + B^2) nu / mu": 8 * (1 + b2) * nu / mu})
         return checks.checked(
-            "noble2022_theory.fedavg_rate", value, conditions | {"B >= 1": b2 >= 1}, strict
+            "noble2022.theory.fedavg_rate", value, conditions | {"B >= 1": b2 >= 1}, strict
         )
 
 
 @claim("Theorem C.1", "order", "the step size of the rates")
 def scaffold_local_lr(problem: Problem, case: str, server_lr=None):
     """l^(2/3) / (24 nu K eta_g); strongly convex: at most l / (54 mu K eta_g) too."""
-    checks.choice("noble2022_theory.scaffold_local_lr", CASES, case=case)
+    checks.choice("noble2022.theory.scaffold_local_lr", CASES, case=case)
     with in_float64():
         p, _, _, _, lr = _prepared(problem, server_lr)
         step = p.user_ratio ** (2 / 3) / (24 * p.smoothness)
@@ -269,7 +269,7 @@ def convex_error(problem: Problem, algorithm: str, privacy, strict: bool = True)
     """Theorem 4.2: `scaffold_rate` or `fedavg_rate`, convex, with `privacy` in place of what its
     noise costs."""
     checks.choice(
-        "noble2022_theory.convex_error", ("dp_scaffold", "dp_fedavg"), algorithm=algorithm
+        "noble2022.theory.convex_error", ("dp_scaffold", "dp_fedavg"), algorithm=algorithm
     )
     rate = scaffold_rate if algorithm == "dp_scaffold" else fedavg_rate
     rest = rate(problem._replace(noise=0.0), "convex", strict=strict)
@@ -367,13 +367,13 @@ def descent_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks
 def _prepared(problem, server_lr):
     """Float64 leaves, l M, T K l M, the factor of V, eta_g; tests what is concrete."""
     checks.positive(
-        "noble2022_theory.Problem",
+        "noble2022.theory.Problem",
         smoothness=problem.smoothness,
         users=problem.users,
         local_updates=problem.local_updates,
         rounds=problem.rounds,
     )
-    checks.fraction("noble2022_theory.Problem", user_ratio=problem.user_ratio)
+    checks.fraction("noble2022.theory.Problem", user_ratio=problem.user_ratio)
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), problem)
     part = p.user_ratio * p.users
     if server_lr is None:

@@ -96,7 +96,7 @@ def _lowest(composed, reach, tilt, delta):
 
 def poisson(
     rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
-) -> tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Epsilon of Gaussians on Poisson samples, for add_remove, proved on a grid of `size` points.
 
     It is traceable, so no values are checked; all arguments but `size` broadcast.  Slopes in all
@@ -122,7 +122,7 @@ def poisson(
 
 def without_replacement(
     rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
-) -> tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """As `poisson`, on samples of fixed size, for replace_one.
 
     rate is sample / population, and z is the std over the replace_one sensitivity.
