@@ -29,7 +29,7 @@ import jfl
 from jfl import sampling
 from jfl.core import records
 from jfl.privacy import guarantees
-from jfl.privacy.accountants import events, rdp, rdp_events
+from jfl.privacy.accountants import events, rdp, rdp_events, rdp_on_host
 from jfl.privacy.accountants import tightest as tight
 from jfl.privacy.ledger import entries, participation
 from jfl.privacy.mechanisms.chain import chain
@@ -791,6 +791,9 @@ def test_caveats_travel():
     )
 
 
+@pytest.mark.by_default(
+    "1.0-plan0-options0", "1.0-plan1-options1", "1.0-plan4-options4", "1.0-plan5-options5"
+)
 @pytest.mark.parametrize(
     "plan, options",
     [
@@ -1125,3 +1128,38 @@ def test_noise_at_two_sites_proves_the_better_of_both():
     alone = jfl.guarantee(upload, 10, 1e-5, unit="client").epsilon
     assert worth(both) == pytest.approx(min(alone, worth(release)))
     assert worth(both) < max(alone, worth(release)) and worth(upload) < alone
+
+
+def curves_of(module, z):
+    """Every curve of an accountant at many orders, for rates and laws up to their ends."""
+    orders, laws = rdp_events.ORDERS, ([0.6, 0.3, 0.05, 0.05, 0.0, 0.0], [0.0, 1.0], [1.0, 0.0])
+    for rate in (1e-6, 0.01, 0.5, 0.999, 1.0):
+        yield module.poisson(orders, rate, z)
+        yield module.without_replacement(orders, rate, z)
+    for law in laws:
+        yield module.with_replacement(orders, np.array(law), z)
+    one = module.gaussian(orders, z)
+    yield one
+    for probability in (1e-3, 0.5, 1.0):
+        yield module.participation(orders, probability, one)
+    for delta in (1e-300, 1e-5, 0.5):
+        yield module.convert(orders, one, delta)
+
+
+@pytest.mark.parametrize("z", [0.05, 1.0, 300.0])
+def test_curves_on_the_host_are_those_of_the_programs(z):
+    """Up to rounding: logarithms of moments near 0 keep nine digits."""
+    for host, program in zip(curves_of(rdp_on_host, z), curves_of(rdp, z), strict=True):
+        assert isinstance(host, np.ndarray) and host.dtype == np.float64
+        np.testing.assert_allclose(host, program, rtol=1e-8, atol=1e-15)
+
+
+def test_a_curve_is_computed_once_and_never_changed():
+    event = events.repeat(events.poisson(0.01, events.gaussian(1.25)), 10)
+    rdp_events._curve_on_host.cache_clear()
+    first = rdp_events.bounds((event,), np.ones(1), np.full(1, 1e-5))[0]
+    misses = rdp_events._curve_on_host.cache_info().misses
+    again = rdp_events.bounds((event,), np.ones(1), np.full(1, 1e-5))[0]
+    assert first == again and rdp_events._curve_on_host.cache_info().misses == misses > 0
+    other = events.repeat(events.poisson(0.01, events.gaussian(1.26)), 10)
+    assert rdp_events.bounds((other,), np.ones(1), np.full(1, 1e-5))[0] < first

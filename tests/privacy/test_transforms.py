@@ -155,7 +155,7 @@ TABLE = {
 }
 # on concrete numbers alone, or parts of the others
 HOST = {
-    rdp: {"float64", "profile_grid", "gaussian_mu", "gaussian_epsilon_on_host"},
+    rdp: {"float64", "gaussian_mu"},
     wang2019: {"interpolate"},
     zcdp: set(),
     approximate_dp: {"round_rate"},

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.precision import in_float64
-from . import events, pld_compose, pld_step, rdp, rdp_events
+from . import events, pld_compose, pld_step, rdp, rdp_events, rdp_on_host
 
 SIZES = (2**14, 2**17, 2**20)  # grids tried until the width is small
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # width that is small
@@ -259,7 +259,7 @@ def delta(event: Any, epsilon: ArrayLike, times: ArrayLike = 1, size: int = 2**1
 def _refine(groups, adjacency, times, delta, sizes=SIZES):
     groups = tuple((part, n * times) for part, n in groups)
     precision = sum(np.sum(pld_compose.precision(event) * n) for event, n in groups)
-    best, floor = float(rdp.gaussian_epsilon_on_host(math.sqrt(precision), delta)), 0.0
+    best, floor = float(rdp_on_host.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
     small = lambda: best - floor <= RELATIVE * best + ABSOLUTE
     for size in sizes:
         grids, ends = {}, {}

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from ...core import checks
 from ...core.precision import in_float64
 from . import pld_step, rdp, roots
+from . import rdp_formulas as formulas
 
 NODES = 256
 TAIL = 8.0
@@ -255,7 +256,7 @@ def _poisson(rate, z):
     x = -TAIL * z + step * jnp.arange(NODES)
     loss = (2 * x - 1) / (2 * z**2)
     u = q * jnp.expm1(jnp.minimum(loss, 600.0))
-    log_weight = jnp.log(step / z) - (x / z) ** 2 / 2 - rdp.HALF_LOG_2PI
+    log_weight = jnp.log(step / z) - (x / z) ** 2 / 2 - formulas.HALF_LOG_2PI
     weight = jnp.exp(log_weight)
     ratio = jnp.where(loss < 600, jnp.log1p(u), jnp.log(q) + loss)
 
@@ -278,7 +279,7 @@ def _poisson(rate, z):
 def _without_replacement(rate, z):
     """As rdp.without_replacement."""
     q = jnp.where(rate < 1, rate, 0.5)
-    x, _, ratio, shared = rdp.profile_grid(q, z, 1, NODES)
+    x, _, ratio, shared = formulas.profile_grid(formulas.COMPILED, q, z, 1, NODES)
     shared = shared + 2 * jnp.log(q)
 
     def curve(orders):

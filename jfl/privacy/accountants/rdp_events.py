@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.precision import in_float64
-from . import events, rdp, roots
+from . import events, rdp, rdp_on_host, roots
 
 BLOCK = 64  # orders of one compiled call
 ORDERS = 1 + np.geomspace(1e-5, 1e7, 2 * BLOCK)
@@ -69,25 +69,26 @@ def curve(event: Any, orders: ArrayLike) -> jax.Array:
         )
 
 
-def _curve(event, orders):
+def _curve(event, orders, curves=rdp):
+    """`curve`, by the functions of `rdp`, or of `rdp_on_host`, which takes no Series."""
+    inner = lambda part: _curve(part, orders, curves)
+    z = lambda: _precision(event.event) ** -0.5
     if isinstance(event, events.Gaussian):
-        return rdp.gaussian(orders, event.noise_multiplier)
+        return curves.gaussian(orders, event.noise_multiplier)
     if isinstance(event, events.Repeat):
-        return event.times * _curve(event.event, orders)
+        return event.times * inner(event.event)
     if isinstance(event, events.Compose):
-        return sum(_curve(e, orders) for e in event.events)
+        return sum(map(inner, event.events))
     if isinstance(event, events.Series):
         return event.times @ _each(event.event, orders)
     if isinstance(event, events.Participation):
-        return rdp.participation(orders, event.probability, _curve(event.event, orders))
+        return curves.participation(orders, event.probability, inner(event.event))
     if isinstance(event, events.Poisson):
-        return rdp.poisson(orders, event.rate, _precision(event.event) ** -0.5)
+        return curves.poisson(orders, event.rate, z())
     if isinstance(event, events.WithoutReplacement):
-        return rdp.without_replacement(
-            orders, event.sample / event.population, _precision(event.event) ** -0.5
-        )
+        return curves.without_replacement(orders, event.sample / event.population, z())
     if isinstance(event, events.Multiplicity):
-        return rdp.with_replacement(orders, event.law, _precision(event.event) ** -0.5)
+        return curves.with_replacement(orders, event.law, z())
     return _precision(event)
 
 
@@ -174,7 +175,7 @@ def above(alternatives: Sequence, times: np.ndarray, delta: np.ndarray) -> np.nd
     best = _convert(ORDERS, times[0] * curves, np.full(len(alternatives), delta[0])).min(axis=1)
     whole = [float(_precision(e, sampled=False)) for e in alternatives]
     return np.minimum(
-        best, np.asarray(rdp.gaussian_epsilon(np.sqrt(times[0] * np.array(whole)), delta[0]))
+        best, rdp_on_host.gaussian_epsilon(np.sqrt(times[0] * np.array(whole)), delta[0])
     )
 
 
@@ -207,7 +208,7 @@ def _bound(event, times, delta):
     precision = np.broadcast_to(
         np.asarray(_precision(event, sampled=False), np.float64), counts.shape[1:]
     )
-    exact = rdp.gaussian_epsilon_on_host(np.sqrt(counts @ precision), delta)
+    exact = rdp_on_host.gaussian_epsilon(np.sqrt(counts @ precision), delta)
     if not kinds & {
         events.Poisson,
         events.WithoutReplacement,
@@ -231,15 +232,27 @@ def _bound(event, times, delta):
 
 def _values(event, orders, parts):
     """Curves [parts, n]."""
-    # one event as it stands: its parts are compiled programs, which all events share
+    if parts == 1 and events.Series not in event_types(event):
+        leaves, shape = jax.tree.flatten(event)
+        numbers = tuple((np.shape(v), np.asarray(v, np.float64).tobytes()) for v in leaves)
+        return _curve_on_host(shape, numbers, orders.tobytes())[None]
     curve_of = curve if parts == 1 else _compiled_each
     with in_float64():
         curves = [np.asarray(curve_of(event, block)) for block in orders.reshape(-1, BLOCK)]
     return np.concatenate([f.reshape(parts, -1) for f in curves], axis=1)
 
 
+@functools.lru_cache(1024)  # a guarantee asks for the same curve three times
+def _curve_on_host(shape, numbers, orders):
+    leaves = [np.frombuffer(content).reshape(size) for size, content in numbers]
+    with np.errstate(all="ignore"):  # what overflows proves nothing, and says nothing
+        values = _curve(jax.tree.unflatten(shape, leaves), np.frombuffer(orders), rdp_on_host)
+    values.flags.writeable = False
+    return values
+
+
 def _convert(orders, values, delta):
-    return np.asarray(rdp.convert(orders, values, delta[:, None]))
+    return rdp_on_host.convert(orders, values, delta[:, None])
 
 
 _compiled_each = jax.jit(
