@@ -41,6 +41,23 @@ hypothesis.settings.register_profile("jfl", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("jfl")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(config, items):
+    """Cases that `by_default` does not name are slow."""
+    cases = {}
+    for item in items:
+        if mark := item.get_closest_marker("by_default"):
+            cases.setdefault(item.nodeid.partition("[")[0], (mark.args, set()))[1].add(
+                item.callspec.id
+            )
+            if item.callspec.id not in mark.args:
+                item.add_marker(pytest.mark.slow)
+    if not any("::" in argument for argument in config.args):
+        for test, (named, found) in cases.items():
+            if unknown := set(named) - found:
+                raise pytest.UsageError(f"{test}: by_default names {unknown}, which are no cases")
+
+
 def pytest_unconfigure():
     if COMPILED is not None:
         shutil.rmtree(COMPILED, ignore_errors=True)

@@ -343,6 +343,7 @@ def test_a_sweep_has_one_epsilon_a_setting(tmp_path):
     assert last == worth and len(set(worth.values())) == 2
 
 
+@pytest.mark.slow
 def test_epsilons_of_many_evaluations_never_fall_and_end_in_the_guarantee():
     plan, _ = build.build(
         config.Config(
@@ -426,6 +427,7 @@ def test_a_usual_run_does_not_warn(tmp_path, capsys):
     assert "warning" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sweep_and_the_accountant_warn_of_noise(tmp_path, capsys):
     assert jfl(
         "sweep", *TINY, "--sweep", "noise_multiplier=1,1e7,1e8", "--out", tmp_path / "run"
@@ -822,6 +824,7 @@ def test_failed_points_are_marked(tmp_path):
     assert all("failed" in r for r in summary(tmp_path / "c"))
 
 
+@pytest.mark.slow
 def test_a_small_demo(tmp_path, capsys):
     out = tmp_path / "demo"
     assert jfl("demo", "--rounds", 2, "--seeds", 2, "--out", out) == 0
@@ -1244,6 +1247,7 @@ def test_a_picture_that_cannot_be_written_is_refused_first(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.png", "run.toml"]
 
 
+@pytest.mark.by_default("args0-rounds-1")
 @pytest.mark.parametrize(
     "args, name, more",
     [

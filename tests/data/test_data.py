@@ -871,6 +871,7 @@ def test_damaged_source_and_missing_packages(place, monkeypatch):
 REAL = os.environ.get("JFL_DATA_DIR")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not REAL, reason="real MNIST NOT tested: set JFL_DATA_DIR to a folder with tfds/mnist"
 )

@@ -69,6 +69,7 @@ def same_as_one(rows):
     assert np.abs(np.array(rows[0]["values"])[:3]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_two_processes_are_one():
     same_as_one(together(2, "scaffold"))
 

@@ -374,6 +374,7 @@ def test_eight_devices_are_one():
     judge(on_devices("short"), 3)
 
 
+@pytest.mark.slow
 def test_devices_add_up_half_precision_in_float32():
     """One client a chunk on 2 and on 8 devices against all at once: in half precision they would
     differ by 1e-3."""

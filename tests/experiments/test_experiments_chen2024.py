@@ -124,6 +124,7 @@ def test_rates_sampling_and_weights():
     ) == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_noise_as_printed_and_sound():
     figure = paper.EXPERIMENTS["fig1ab"]
     config = dataclasses.replace(small(figure, "unbalanced DPNFL"), rounds=5, steps=20)

@@ -164,6 +164,7 @@ def test_results_stay_where_no_data_can_be_read(tmp_path, ran, monkeypatch):
     assert runner.run("tiny", figure(slow=dict(dataset="mnist")), tmp_path / "new")["unread"]
 
 
+@pytest.mark.slow
 def test_a_line_among_others_is_as_alone(tmp_path, ran):
     """Metrics, guarantees, rows and manifest; what is of another length is a program of its own."""
     noisy = dict(clip_norm=0.5, noise_multiplier=2.0)
@@ -206,6 +207,7 @@ def split_by_seed(config):
     return build.build(dataclasses.replace(config, partition_seed=config.seed))
 
 
+@pytest.mark.slow
 def test_every_seed_has_the_epsilon_of_its_own_split(tmp_path):
     noisy = dict(clip_norm=0.5, noise_multiplier=2.0, partition="dirichlet", alpha=0.5)
     made = dataclasses.replace(

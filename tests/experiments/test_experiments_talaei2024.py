@@ -178,6 +178,7 @@ def test_a_run_goes_on_where_the_quality_is_swapped(monkeypatch):
 # --- a run
 
 
+@pytest.mark.slow
 def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(talaei2024_plans, "SWAP", 2)
     printed_ = dict(mode="as_printed", upload="model", clip_norm=2.0)

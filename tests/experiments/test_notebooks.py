@@ -175,6 +175,7 @@ def read_a_paper(text, whole):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [pytest.param(p, marks=() if p.stem in OFTEN else pytest.mark.slow) for p in NOTEBOOKS],

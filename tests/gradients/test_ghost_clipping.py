@@ -230,6 +230,7 @@ def check_sums(loss, params, x, y, weight=WEIGHTS, rtol=2e-4, atol=2e-5):
     return found
 
 
+@pytest.mark.by_default("mlp", "conv", "attention", "own_parameter")
 @pytest.mark.parametrize("name", COVERED)
 def test_equal_to_vmap(name):
     """Two clients with their own parameters and weights; rows of weight 0 hold nan."""
@@ -240,6 +241,7 @@ def test_equal_to_vmap(name):
     check_sums(loss, params, x, y)
 
 
+@pytest.mark.by_default("loop", "shared")
 @pytest.mark.parametrize("name", REFUSED)
 def test_without_a_rule(name):
     """The leaf is named with its reason; its gradients are formed, and the result is the same."""
@@ -257,6 +259,7 @@ def test_without_a_rule(name):
         sums(loss, jfl.clip_l2(1.0), params, x, y, WEIGHTS, path="bookkeeping")
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(
     widths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
@@ -389,6 +392,7 @@ def test_half_precision():
 # --- what is not finite, and what nearly cancels
 
 
+@pytest.mark.by_default("l2-inf", "layers-nan")
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 1e25])
 @pytest.mark.parametrize(
     "stage", [jfl.clip_l2(1.0), jfl.clip_per_layer((1.0, 0.5))], ids=["l2", "layers"]
@@ -447,6 +451,7 @@ def test_norms_that_cancel_are_never_too_small(common):
 # --- kernels
 
 
+@pytest.mark.by_default("shape1")
 @pytest.mark.parametrize("shape", [(3, 2, 1, 4, 5), (3, 1, 2, 4, 5), (3, 2, 6, 2, 2)])
 def test_products_against_formed_gradients(shape):
     n, e, places, i, o = shape
@@ -537,6 +542,7 @@ def test_a_loss_without_convolutions_is_left_alone():
     assert ghost.products(loss, *example(params, x, y)) is loss
 
 
+@pytest.mark.by_default("bookkeeping")
 @pytest.mark.parametrize("path", ["bookkeeping", "vmap"])
 def test_a_coarse_forward_pass_keeps_the_bound(path):
     """Of bfloat16 the gradient is coarse, its clip norm is not: what one row adds stays within the

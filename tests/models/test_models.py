@@ -48,6 +48,7 @@ def lax_conv(x, kernel):
     )[0]
 
 
+@pytest.mark.by_default("shape0-kernel0")
 @pytest.mark.parametrize(
     "shape, kernel",
     [
@@ -98,6 +99,7 @@ def _steps(task, fed, n=30, lr=0.5):
     return w, np.asarray(losses)
 
 
+@pytest.mark.by_default("mlp", "logistic")
 @pytest.mark.parametrize(
     "make",
     [

@@ -338,6 +338,7 @@ def test_calibrated_clients_reach_the_same_epsilon(renyi):
     assert guarantees.guarantee(plan, 30).epsilon == found.max()
 
 
+@pytest.mark.slow
 def test_many_clients_that_reach_one_epsilon_reach_it_together(monkeypatch):
     """All are the worst one: a search that stops at some of them may not say more than the bound of
     all."""

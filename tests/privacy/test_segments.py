@@ -589,6 +589,7 @@ def interval(hits, trials, alarm):
     )
 
 
+@pytest.mark.slow
 def test_an_attack_on_runs_that_share_batches():
     """Eight learning rates, one seed, one round: an attacker who adds them up.
 

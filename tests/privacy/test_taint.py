@@ -723,6 +723,7 @@ def test_mutants_are_caught(name):
     caught(build(client, **options), pattern)
 
 
+@pytest.mark.slow
 def test_every_answer_says_so():
     """Guarantees, segments, what reports write, and bare numbers, which warn."""
     plan, fine = build(raw_rows), build(fedavg_client)
@@ -1156,6 +1157,7 @@ def compiled(plan):
     )
 
 
+@pytest.mark.by_default("output_perturbation")
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "output_perturbation"])
 def test_marks_cost_nothing_in_the_compiled_program(name, fed, task, monkeypatch):
     """The very text that XLA compiled, with marks and without."""

@@ -104,6 +104,7 @@ def above(epsilon, losses, mass, lost=0.0):
 # --- one release
 
 
+@pytest.mark.by_default("2-1.05-0.8", "4-2-5.0")
 @pytest.mark.parametrize("draws, population, z", CASES)
 def test_the_profile_is_the_worst_of_all_mixtures(draws, population, z):
     """A search over data sets and the solution of the dual problem meet: above each, and no higher
@@ -262,6 +263,7 @@ def audited(draws, population, z, times, delta, runs=200_000, alarm=1e-6):
     return best
 
 
+@pytest.mark.by_default("6-6-3.0-5-0.01")
 @pytest.mark.parametrize(
     "draws, population, z, times, delta",
     [
@@ -291,6 +293,7 @@ def test_audits_stay_below(draws, population, z, times, delta):
 # --- what must hold
 
 
+@pytest.mark.by_default("2-2-10.0-50-0.0001", "5-10-4.0-200-1e-05")
 @pytest.mark.parametrize(
     "draws, population, z, times, delta",
     [
@@ -377,6 +380,7 @@ def test_rare_repeats_are_paid_from_delta():
     )
 
 
+@pytest.mark.slow
 def test_composes_with_the_rest():
     delta, one = 1e-5, events.with_replacement(4, 40, events.gaussian(1.5))
     alone = pld.epsilon(events.repeat(one, 12), delta)[0]

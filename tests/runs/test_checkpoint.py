@@ -338,6 +338,7 @@ print(identity.signature(identity.describe(plan)), checkpoint.code()["python"])
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_python_that_compiles_otherwise_has_the_same_noise_and_is_another_program():
     """Noise does not follow from compiled code; what computes it is in the environment record."""
 

@@ -344,6 +344,7 @@ def test_shares_are_those_that_are_drawn(clients, weights, monkeypatch):
     np.testing.assert_array_equal(cohort.draw(KEY).ids, np.repeat(np.arange(min(clients, 40)), 2))
 
 
+@pytest.mark.by_default("<lambda>1", "<lambda>4")
 @pytest.mark.parametrize(
     "make",
     [
@@ -402,6 +403,7 @@ def test_cohorts_depend_on_the_key_and_only_on_it(sampler):
 # --- rows
 
 
+@pytest.mark.by_default("floyd-4", "floyd-5", "distinct-4")
 @pytest.mark.parametrize(
     "size", [4, 5, 6, 9]
 )  # of 3: all but one or two drawn as those left out, and more
@@ -442,6 +444,7 @@ def test_draws_suffice_for_large_batches(batch):
     assert too_few(uniform.draws_for(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
 
 
+@pytest.mark.by_default("67")
 @pytest.mark.parametrize("size", [67, 131, 132, 300])
 def test_large_batches_without_replacement(size):
     """The branch for more than 64 rows as it is: exactly 66 distinct ones, each row in and left out
@@ -482,6 +485,7 @@ def test_batches_with_replacement_are_independent_draws():
     assert rejects(np.where(np.arange(25) % 6 == 0, 0.9, 1.0) * pairs, np.full(25, 1 / 25))
 
 
+@pytest.mark.by_default("rate")
 @pytest.mark.parametrize(
     "make",
     [lambda q: batches.poisson(5 * q), lambda q: batches.poisson(rate=q, capacity=5)],
@@ -506,6 +510,7 @@ def test_poisson_batches_of_small_clients_and_overflow():
     assert (mask.sum(1) == 4).all() and (overflow == 3).all()
 
 
+@pytest.mark.by_default("1-1", "1-7", "3-7", "9-6", "3-4")
 @pytest.mark.parametrize("size", [1, 4, 6, 7, 9])
 @pytest.mark.parametrize("batch", [1, 3, 4, 9, 12])
 def test_epochs_cover_each_row_once(size, batch):
@@ -552,6 +557,7 @@ SCHEMES = dict(
 )
 
 
+@pytest.mark.by_default("floyd", "poisson", "epochs")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_draws_never_depend_on_padding(name):
     """Nor on anything but (key, step, size)."""
