@@ -9,7 +9,7 @@ import json
 import pytest
 
 from experiments.bench import aot
-from experiments.bench.ahead_of_time import counts, machines, program, workloads
+from experiments.bench.ahead_of_time import counts, machines, program, report, workloads
 
 GPU, TPU = machines.TARGETS["h200"], machines.TARGETS["v5e"]
 
@@ -223,6 +223,28 @@ def test_flops_and_padding():
 )
 def test_scopes(source, scope):
     assert program.scope_of(source) == scope
+
+
+def test_a_report_takes_a_program_apart():
+    """Into what stands around the rounds, a round, and a step of all chunks."""
+    turns = dict(local_steps=counts.Turns(10, 20))  # two chunks of five steps
+    loops = counts.read(text(first="2"), TPU, turns)
+    found = report.Report("v5e", 1.0, {}, program.wide_lines(text()), loops, 5, "")
+    row = found.row()
+    assert row["once"]["launches"] == 1 and row["step"]["launches"] == 2
+    assert row["round"]["launches"] == 12 and row["round_at_capacity"]["launches"] == 22
+    assert row["round"]["launches_by_kind"] == dict(fusion=11, collective=1)
+    assert row["how"] == "compiled" and row["wide_written"] == 2
+    said = report.shown(found, launches=1)
+    assert "at capacity: 22 launches" in said and "moved" in said and "10 x local_steps" in said
+    same = counts.read(text(), TPU)
+    assert "round_at_capacity" not in report.Report("v5e", 1.0, {}, 0, same, 5, "").row()
+
+
+def test_a_program_whose_rounds_have_lost_their_name_is_refused():
+    loops = counts.read(text(outer="body"), TPU, dict(round=counts.Turns(10, 10)))
+    with pytest.raises(ValueError, match="one loop in a scope 'rounds'; got 0"):
+        report.Report("v5e", 1.0, {}, 0, loops, 5, "").row()
 
 
 SHAPES = dict(W1="2783babaac6d8081", W2="c029ba7a45134a11")

@@ -273,7 +273,7 @@ class Reader:
             return int(known)
         condition, body = (self.named[one.called[role][0]] for role in ("condition", "body"))
         test = self._root(condition)
-        if test is None or test.kind != "compare" or "direction=LT" not in test.attributes:
+        if test is None or "direction=LT" not in test.attributes:
             return None
         counter, limit = (_origin(condition, name) for name in test.operands)
         position, limit = _position(counter), _constant(limit)

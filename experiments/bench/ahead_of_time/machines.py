@@ -160,8 +160,9 @@ def mesh(name: str, count: int = 1) -> Mesh:
             "", "cuda", target_config=target.description, topology=f"1x1x{count}"
         ).devices
     else:
-        # libtpu otherwise looks for the metadata of a cloud machine
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        # nothing is run: libtpu need not ask a cloud machine what it is, nor be alone on it
+        for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
+            os.environ.setdefault(name, "1")
         devices = topologies.get_topology_desc(
             platform="tpu", topology_name=target.topology
         ).devices
