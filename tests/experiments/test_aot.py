@@ -186,6 +186,9 @@ def test_collectives_are_counted():
 
 def test_a_gpu_waits_for_the_host_where_a_number_decides():
     assert rounds(GPU, note=NOTE).whole().host_waits == 1  # the rounds, whose end is data
+    assert counts.read(text(note=NOTE), GPU).turn.host_waits == 1  # and once to see that it ends
+    never = counts.read(text(first="2"), GPU, dict(local_steps=counts.Turns(0, 1)))
+    assert never.scoped("rounds")[0][1].whole().host_waits == 2
     assert rounds(TPU).whole().host_waits == 0
     call = text().replace(
         "%drawn = u32[8,4]{1,0} fusion(%u), kind=kLoop, calls=%wide",

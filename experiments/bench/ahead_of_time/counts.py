@@ -226,9 +226,12 @@ class Reader:
         known = self._turns(where, one)
         told = self.told.get(scope_of(source), self.told.get(body))
         inner = self.body(body, source, Turns(known, known) if known is not None else told)
-        if known is None:
-            self._sequence(one.called["condition"][0], inner)
-            self._wait(inner.turn)
+        if known is None:  # it is asked before every turn, and once more
+            asked = self.body(one.called["condition"][0], source, None)
+            self._wait(asked.turn)
+            for part in (inner, loop):
+                part.turn = part.turn.plus(asked.turn)
+                part.loops += asked.loops
         loop.loops.append(inner)
         self.loops.append(inner)
 
