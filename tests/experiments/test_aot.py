@@ -61,7 +61,9 @@ ROUND = """
   %start = s32[] constant(FIRST)
   %one.2 = s32[] constant(1)
   %begun = (s32[], f32[8,4]{1,0}) tuple(%start, %y)
-  %walk = (s32[], f32[8,4]{1,0}) while(%begun), condition=%more, body=%step, metadata={op_name="jit(f)/rounds/while/body/vmap(INNER)/while"}NOTE
+  %walk = (s32[], f32[8,4]{1,0}) \
+while(%begun), condition=%more, body=%step, \
+metadata={op_name="jit(f)/rounds/while/body/vmap(INNER)/while"}NOTE
   %after = f32[8,4]{1,0} get-tuple-element(%walk), index=1
   %together = f32[8,4]{1,0} all-reduce(%after), replica_groups={{0,1}}, to_apply=%sum
   %drawn = u32[8,4]{1,0} fusion(%u), kind=kLoop, calls=%wide
@@ -83,10 +85,12 @@ ENTRY %main (z: f32[8,4], n: s32[], v: u32[8,4]) -> f32[8,4] {
   %zero = s32[] constant(0)
   %warm = f32[8,4]{1,0} fusion(%z), kind=kLoop, calls=%narrow
   %first = (s32[], f32[8,4]{1,0}, s32[], u32[8,4]{1,0}) tuple(%zero, %warm, %n, %v)
-  %run = (s32[], f32[8,4]{1,0}, s32[], u32[8,4]{1,0}) while(%first), condition=%again, body=%round, metadata={op_name="jit(f)/OUTER/while"}
+  %run = (s32[], f32[8,4]{1,0}, s32[], u32[8,4]{1,0}) \
+while(%first), condition=%again, body=%round, \
+metadata={op_name="jit(f)/OUTER/while"}
   ROOT %out = f32[8,4]{1,0} get-tuple-element(%run), index=1
 }
-"""  # noqa: E501
+"""
 NOTE = ', backend_config={"known_trip_count":{"n":"7"}}'
 
 
