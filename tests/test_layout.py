@@ -473,7 +473,7 @@ def test_paths_of_the_release_before_answer_and_warn():
 
 def test_tests_stand_in_rooms():
     """A folder of tests/ is a room of jfl, or says of itself what it tests."""
-    beside = {"contracts", "docs", "endurance", "experiments", "helpers", "kernels"}
+    beside = {"accelerator", "contracts", "docs", "endurance", "experiments", "helpers", "kernels"}
     rooms = {room.split(".")[0] for room in FLOOR}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         place = path.relative_to(ROOT / "tests").parts

@@ -219,7 +219,8 @@ def _chunks(run, plan, keys, slots, fetched):
         more, new = some(*chunk)
         return pytrees.add(sums, more), new
 
-    return jax.lax.scan(add, zeros, (slots, fetched))
+    with jax.named_scope("chunks"):
+        return jax.lax.scan(add, zeros, (slots, fetched))
 
 
 def _some(run, plan, keys, slots, fetched):

@@ -80,7 +80,8 @@ def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
             run, seen = one_round(run, plan, noise)
             return run, pytrees.add(sums, seen)
 
-        run, sums = jax.lax.fori_loop(0, count, one, (run, nothing))
+        with jax.named_scope("rounds"):  # by which tools find this loop in a compiled program
+            run, sums = jax.lax.fori_loop(0, count, one, (run, nothing))
         return run, _metrics(run, plan, sums)
 
     return jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))

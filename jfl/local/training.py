@@ -201,9 +201,9 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
         *(jnp.zeros((), kind) for kind in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))
     )
     start, every = (params, state, pytrees.zeros_like(params), nothing), jnp.arange(work.steps)
-    (w, _, mean, seen), rates = jax.lax.scan(
-        step, start, (every, jax.vmap(drawn)(every) if ahead else None)
-    )
+    draws = jax.vmap(drawn)(every) if ahead else None
+    with jax.named_scope("local_steps"):
+        (w, _, mean, seen), rates = jax.lax.scan(step, start, (every, draws))
     return w, mean, rates.sum(), seen
 
 

@@ -121,7 +121,8 @@ def sparse_subset(key: jax.Array, size: int, most: int, count: ArrayLike) -> jax
         attempt = state[0] + 1
         return attempt, *draw(attempt)
 
-    _, numbers, is_new = jax.lax.while_loop(
-        lambda state: state[2].sum() < count, draw_again, (jnp.int32(0), *draw(0))
-    )
+    too_few = lambda state: state[2].sum() < count
+    first = jnp.int32(0), *draw(0)
+    with jax.named_scope("draw_again"):
+        _, numbers, is_new = jax.lax.while_loop(too_few, draw_again, first)
     return numbers[jnp.nonzero(is_new, size=most, fill_value=0)[0]]
