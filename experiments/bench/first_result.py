@@ -60,22 +60,35 @@ def statements(source: str):
 
 
 def first_round(rows):
-    """W1 by the steps of bench_peers/own.py."""
-    sys.path.insert(0, str(ROOT / "experiments" / "bench_peers"))
-    import common
+    """W1 by jfl's public names, which all versions have."""
     import jax
-    import own
+    import numpy as np
 
     import jfl
 
-    spec = common.SimpleNamespace(**common.WORKLOADS["W1"])
     state = {}
-    yield "federation", lambda: state.update(fed=own.federation(rows))
-    yield "plan", lambda: state.update(plan=own.make(spec, state["fed"], "private"))
+    owned = lambda labels: np.arange(60_000).reshape(100, 600)
+    data = rows.x.reshape(60_000, 784), rows.y.reshape(60_000)
+
+    def plan():
+        fed = state["fed"]
+        task = jfl.models.logistic(fed)
+        noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(0.5), jfl.divide(10))
+        fedavg = jfl.algorithms.fedavg(
+            jfl.private_grad(task.loss, noise),
+            lr=0.1,
+            steps=5,
+            batch=jfl.batches.without_replacement(10),
+        )
+        return jfl.plan(fed, task, fedavg, jfl.sampling.without_replacement(100, 10))
+
+    test = tuple(part[::600] for part in data)
+    yield "federation", lambda: state.update(fed=jfl.federate((*data, *test), owned))
+    yield "plan", lambda: state.update(plan=plan())
     yield "init", lambda: state.update(run=jfl.init(jax.random.key(0), state["plan"]))
     yield (
         "first round",
-        lambda: jax.block_until_ready(own.program(state["plan"])(state["run"], state["plan"], 1)),
+        lambda: jax.block_until_ready(jax.jit(jfl.run_round)(state["run"], state["plan"])),
     )
 
 
