@@ -16,7 +16,7 @@ steps, one at a time
 Variants of a workload take turns in one process, so that a busy machine slows all alike; `ratio` is
 to "private". Every variant and every peer also has a process of its own, for its peak memory (from
 the warm-up on) and `first`, its first round with compilation or start-up.  A tool's rows are
-medians.  Peers without their packages are named and skipped; see bench_peers/README.md.  A row in
+medians.  Peers without their packages are named and skipped; see peers/README.md.  A row in
 --out is replaced when it is timed again.
 """
 
