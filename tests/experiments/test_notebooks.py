@@ -14,8 +14,6 @@ from jfl.papers.as_printed import NAMES
 
 NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-# each takes half a minute even when it is short: two in every run, all of them in the slow one
-OFTEN = ("quickstart", "read_a_paper")
 
 # literals of each notebook that make it long, and what stands in their place when every cell is run
 # in seconds
@@ -175,12 +173,9 @@ def read_a_paper(text, whole):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, marks=() if p.stem in OFTEN else pytest.mark.slow) for p in NOTEBOOKS],
-    ids=lambda p: p.stem,
-)
+# each takes half a minute even when it is short
+@pytest.mark.by_default("quickstart")
+@by_name
 def test_every_cell_runs(path):
     """All cells and all calls, with fewer rounds and runs."""
     notebook = nbformat.read(path, 4)
