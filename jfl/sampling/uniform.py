@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+WORD = 32  # bits
 FLOYD = 64  # up to this size Floyd's walk is faster than marking what was drawn
 SPARE = 10  # standard deviations of how many draws bring so many new numbers
 
@@ -42,12 +43,48 @@ def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
     """
     top = size - count + jnp.arange(count)  # the i-th draw is from 0..top[i]
     draws = jax.random.randint(key, (count,), 0, jnp.maximum(top, 0) + 1)
+    return jax.lax.platform_dependent(draws, top, cpu=_walk, default=_walk_at_once)
+
+
+def _walk(draws, top):
+    """Floyd's walk, one draw after another: what is taken already gives way to top[i]."""
+    count = len(draws)
 
     def put(i, chosen):
         is_taken = jnp.any((chosen == draws[i]) & (jnp.arange(count) < i))
         return chosen.at[i].set(jnp.where(is_taken, top[i], draws[i]))
 
     return jax.lax.fori_loop(0, count, put, jnp.zeros(count, jnp.int32))
+
+
+def _walk_at_once(draws, top):
+    """The same numbers without a loop, which an accelerator would start anew for every draw.
+
+    Draw i is taken if it was drawn before, or if it is top[k] of an earlier k whose own draw was
+    taken.  What was drawn before is seen in all pairs at once; one k at most has that top.  Who was
+    taken is then a few bits that are worked out one after another in registers.
+    """
+    count = len(draws)
+    earlier = jnp.arange(count)[:, None] > jnp.arange(count)
+    again = earlier & (draws[:, None] == draws)  # [i, k]
+    words = -(-count // WORD)
+    bit = jnp.uint32(1) << (jnp.arange(count) % WORD).astype(jnp.uint32)
+    taken = [
+        jax.lax.reduce_or(
+            jnp.where(again[here], bit[here, None], jnp.uint32(0)), axes=(0, 1)
+        )
+        for here in (slice(WORD * w, WORD * (w + 1)) for w in range(words))
+    ]
+    before = (draws - top[0]).astype(jnp.uint32)  # the k whose top it is; large where there is none
+    for i in range(1, count):
+        k, at = before[i], i // WORD
+        held = taken[0]
+        for w in range(1, at + 1):
+            held = jnp.where(k >= WORD * w, taken[w], held)
+        is_taken = (k < i) & ((held >> (k % WORD)) & 1 == 1)
+        taken[at] = taken[at] | jnp.where(is_taken, jnp.uint32(1 << i % WORD), jnp.uint32(0))
+    mine = jnp.concatenate([jnp.broadcast_to(word, (WORD,)) for word in taken])[:count]
+    return jnp.where(mine & bit != 0, top, draws).astype(jnp.int32)
 
 
 def draws_for(count: int) -> int:
