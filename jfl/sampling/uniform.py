@@ -64,27 +64,23 @@ def _walk_at_once(draws, top):
     taken.  What was drawn before is seen in all pairs at once; one k at most has that top.  Who was
     taken is then a few bits that are worked out one after another in registers.
     """
-    count = len(draws)
-    earlier = jnp.arange(count)[:, None] > jnp.arange(count)
-    again = earlier & (draws[:, None] == draws)  # [i, k]
-    words = -(-count // WORD)
-    bit = jnp.uint32(1) << (jnp.arange(count) % WORD).astype(jnp.uint32)
-    taken = [
-        jax.lax.reduce_or(
-            jnp.where(again[here], bit[here, None], jnp.uint32(0)), axes=(0, 1)
-        )
-        for here in (slice(WORD * w, WORD * (w + 1)) for w in range(words))
-    ]
+    count, place, none = len(draws), jnp.arange(len(draws)), np.uint32(0)
+    bit = jnp.uint32(1) << (place % WORD).astype(jnp.uint32)
+    again = (place[:, None] > place[None]) & (draws[:, None] == draws[None])
+    taken = []  # a bit for each draw, in words
+    for start in range(0, count, WORD):
+        part = slice(start, start + WORD)
+        bits = jnp.where(again[part], bit[part, None], none)
+        taken.append(jax.lax.reduce_or(bits, axes=(0, 1)))
     before = (draws - top[0]).astype(jnp.uint32)  # the k whose top it is; large where there is none
     for i in range(1, count):
-        k, at = before[i], i // WORD
-        held = taken[0]
-        for w in range(1, at + 1):
-            held = jnp.where(k >= WORD * w, taken[w], held)
+        k, mine, held = before[i], i // WORD, taken[0]
+        for other in range(1, mine + 1):
+            held = jnp.where(k >= WORD * other, taken[other], held)
         is_taken = (k < i) & ((held >> (k % WORD)) & 1 == 1)
-        taken[at] = taken[at] | jnp.where(is_taken, jnp.uint32(1 << i % WORD), jnp.uint32(0))
-    mine = jnp.concatenate([jnp.broadcast_to(word, (WORD,)) for word in taken])[:count]
-    return jnp.where(mine & bit != 0, top, draws).astype(jnp.int32)
+        taken[mine] = taken[mine] | jnp.where(is_taken, np.uint32(1 << i % WORD), none)
+    each = jnp.concatenate([jnp.broadcast_to(word, (WORD,)) for word in taken])[:count]
+    return jnp.where(each & bit != 0, top, draws).astype(jnp.int32)
 
 
 def draws_for(count: int) -> int:
