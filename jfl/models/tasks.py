@@ -76,6 +76,7 @@ def cross_entropy(logits: jax.Array, label: ArrayLike) -> jax.Array:
     Shapes:
         logits: Float[classes]; label: Int[], in range(classes).
     """
+    label = jnp.asarray(label)
     found = jax.lax.platform_dependent(logits, label, cpu=_looked_up, default=_compared)
     return jax.nn.logsumexp(logits) - found
 
