@@ -104,12 +104,13 @@ def run_round(run: Run, plan: Plan) -> tuple[Run, Seen]:
     return one_round(run, plan, noise_key(run))
 
 
-def one_round(run: Run, plan: Plan, noise) -> tuple[Run, Seen]:
-    """`run_round` of a run that has entered its plan; `noise` is noise_key(run), which a loop
-    computes once."""
+def one_round(run: Run, plan: Plan, noise, draws=None) -> tuple[Run, Seen]:
+    """`run_round` of a run that has entered its plan; `noise` is noise_key(run) and `draws` is
+    draws_key(run), which a loop computes once."""
     checks.on_device("run_round", plan.fed)
     plan = dataclasses.replace(plan, mesh=devices(plan.mesh))
-    cohort_key, batch_key = streams(draws_key(run), (Stream.COHORT, Stream.BATCH), run.round)
+    draws = draws_key(run) if draws is None else draws
+    cohort_key, batch_key = streams(draws, (Stream.COHORT, Stream.BATCH), run.round)
     cohort, keys, plan = (
         plan.sampler.draw(cohort_key),
         _keys(run, batch_key, noise),

@@ -19,7 +19,7 @@ from ..privacy.mechanisms import float_floors
 from . import devices as meshes
 from . import host_feed
 from .metrics import evaluate
-from .round import Seen, begin, enter, noise_key, one_round
+from .round import Seen, begin, draws_key, enter, noise_key, one_round
 
 EVALUATIONS = 10**7  # of a run: more is a slip
 
@@ -71,13 +71,14 @@ def _no_data(where, data):
 
 def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
     """`scan` of a run that has entered its plan; `noise` is its noise_key."""
+    draws = draws_key(run)
 
     def until_evaluation(run, count):
         nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
 
         def one(_, carry):
             run, sums = carry
-            run, seen = one_round(run, plan, noise)
+            run, seen = one_round(run, plan, noise, draws)
             return run, pytrees.add(sums, seen)
 
         with jax.named_scope("rounds"):  # by which tools find this loop in a compiled program

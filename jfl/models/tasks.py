@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
+from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.records import Federation, Fn, Task, named
@@ -67,7 +67,32 @@ def _predict(params, x, *, module):
 
 @named("models.cross_entropy")
 def _cross_entropy(params, x, y, *, module):
-    return optax.softmax_cross_entropy_with_integer_labels(_predict(params, x, module=module), y)
+    return cross_entropy(_predict(params, x, module=module), y)
+
+
+def cross_entropy(logits: jax.Array, label: ArrayLike) -> jax.Array:
+    """Minus the log-probability of a label, of one example.
+
+    Shapes:
+        logits: Float[classes]; label: Int[], in range(classes).
+    """
+    label = jnp.asarray(label)
+    found = jax.lax.platform_dependent(logits, label, cpu=_looked_up, default=_compared)
+    return jax.nn.logsumexp(logits) - found
+
+
+def _looked_up(logits, label):
+    return jnp.take_along_axis(logits, label[None], 0)[0]
+
+
+def _compared(logits, label):
+    """The same without a lookup, which costs an accelerator a launch, and its derivative another: a
+    scatter."""
+    classes = logits.shape[0]
+    is_label = jnp.arange(classes) == jnp.where(label < 0, label + classes, label)
+    found = jnp.where(is_label, logits, 0).sum()
+    is_known = (-classes <= label) & (label < classes)
+    return jnp.where(is_known, found, jnp.nan)
 
 
 def classifier(fed: Federation, module: nn.Module) -> Task:

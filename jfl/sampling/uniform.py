@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+WORD = 32  # bits
 FLOYD = 64  # up to this size Floyd's walk is faster than marking what was drawn
 SPARE = 10  # standard deviations of how many draws bring so many new numbers
 
@@ -45,12 +46,44 @@ def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
     """
     top = size - count + jnp.arange(count)  # the i-th draw is from 0..top[i]
     draws = jax.random.randint(key, (count,), 0, jnp.maximum(top, 0) + 1)
+    return jax.lax.platform_dependent(draws, top, cpu=_walk, default=_walk_at_once)
+
+
+def _walk(draws, top):
+    """Floyd's walk, one draw after another: what is taken already gives way to top[i]."""
+    count = len(draws)
 
     def put(i, chosen):
         is_taken = jnp.any((chosen == draws[i]) & (jnp.arange(count) < i))
         return chosen.at[i].set(jnp.where(is_taken, top[i], draws[i]))
 
     return jax.lax.fori_loop(0, count, put, jnp.zeros(count, jnp.int32))
+
+
+def _walk_at_once(draws, top):
+    """The same numbers without a loop, which an accelerator would start anew for every draw.
+
+    Draw i is taken if it was drawn before, or if it is top[k] of an earlier k whose own draw was
+    taken.  What was drawn before is seen in all pairs at once; one k at most has that top.  Who was
+    taken is then a few bits that are worked out one after another in registers.
+    """
+    count, place, none = len(draws), jnp.arange(len(draws)), np.uint32(0)
+    bit = jnp.uint32(1) << (place % WORD).astype(jnp.uint32)
+    again = (place[:, None] > place[None]) & (draws[:, None] == draws[None])
+    taken = []  # a bit for each draw, in words
+    for start in range(0, count, WORD):
+        part = slice(start, start + WORD)
+        bits = jnp.where(again[part], bit[part, None], none)
+        taken.append(jax.lax.reduce_or(bits, axes=(0, 1)))
+    before = (draws - top[0]).astype(jnp.uint32)  # the k whose top it is; large where there is none
+    for i in range(1, count):
+        k, mine, held = before[i], i // WORD, taken[0]
+        for other in range(1, mine + 1):
+            held = jnp.where(k >= WORD * other, taken[other], held)
+        is_taken = (k < i) & ((held >> (k % WORD)) & 1 == 1)
+        taken[mine] = taken[mine] | jnp.where(is_taken, np.uint32(1 << i % WORD), none)
+    each = jnp.concatenate([jnp.broadcast_to(word, (WORD,)) for word in taken])[:count]
+    return jnp.where(each & bit != 0, top, draws).astype(jnp.int32)
 
 
 def draws_for(count: int) -> int:

@@ -185,14 +185,14 @@ W1_H200, W1_V5E = ("W1", "private", "h200"), ("W1", "private", "v5e")
 W2_H200, W2_V5E = ("W2", "private", "h200"), ("W2", "private", "v5e")
 seconds, launches, moved = of_round("seconds"), of_round("launches"), of_step("bytes")
 GOALS = (
-    Goal("W1 h200: launches a round", lambda of: launches(of(*W1_H200)), 60, 139),
-    Goal("W1 h200: launches a step", lambda of: of_step("launches")(of(*W1_H200)), 9, 15),
+    Goal("W1 h200: launches a round", lambda of: launches(of(*W1_H200)), 60, 95),
+    Goal("W1 h200: launches a step", lambda of: of_step("launches")(of(*W1_H200)), 9, 13),
     Goal("W1 h200: waits of the host", lambda of: of_round("host_waits")(of(*W1_H200)), 0, 1),
     Goal("W1 h200: 64 bits", lambda of: of_round("wide")(of(*W1_H200)), 0, 21.8e6),
     Goal("W1 v5e: 64 bits as written", lambda of: of(*W1_V5E)["wide_written"], 0, 63),
     Goal("W2 h200: 64 bits", lambda of: of_round("wide")(of(*W2_H200)), 0, 5.73e9),
     Goal(
-        "W2 h200: private over plain", ratio(seconds, W2_H200, ("W2", "plain", "h200")), 1.3, 1.79
+        "W2 h200: private over plain", ratio(seconds, W2_H200, ("W2", "plain", "h200")), 1.3, 1.87
     ),
     Goal(
         "W2 h200: bytes of a step, private over plain",
@@ -211,7 +211,7 @@ GOALS = (
         "W2 h200: a Poisson cohort over a fixed one",
         ratio(seconds, ("W2", "poisson", "h200"), W2_H200),
         1.3,
-        4.13,
+        4.2,
     ),
     Goal(
         "W2 h200: wavelet noise over isotropic noise",
@@ -219,8 +219,8 @@ GOALS = (
         1.3,
         2.45,
     ),
-    Goal("W1 h200: 64 points over one", ratio(seconds, (*W1_H200, POINTS), W1_H200), 2, 2.2),
-    Goal("W1 v5e: 64 points over one", ratio(seconds, (*W1_V5E, POINTS), W1_V5E), 4, 21.3),
+    Goal("W1 h200: 64 points over one", ratio(seconds, (*W1_H200, POINTS), W1_H200), 2, 2.94),
+    Goal("W1 v5e: 64 points over one", ratio(seconds, (*W1_V5E, POINTS), W1_V5E), 4, 26.2),
     Goal("W1 h200, 8 devices: launches", lambda of: launches(of(*W1_H200, MANY)), 1500, 171),
     Goal(
         "W1 h200, 8 devices: collectives",

@@ -3,13 +3,23 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
-from helpers.problems import CLIENTS, close, flat, make_federation, squared, start_params
+from helpers.problems import (
+    CLIENTS,
+    close,
+    flat,
+    make_federation,
+    same_bits,
+    squared,
+    start_params,
+)
 from jfl.kernels.conv import conv_same, max_pool2
 
 import jfl
 from jfl.core.records import Batch, Federation
+from jfl.models import tasks
 
 KEY = jax.random.key(0)
 
@@ -77,6 +87,55 @@ def test_max_pool2(shape):
     close(max_pool2(x), want)
     h, w = shape[0] // 2, shape[1] // 2
     assert max_pool2(x).shape == (h, w, shape[2])
+
+
+WAYS = dict(cpu=tasks._looked_up, elsewhere=tasks._compared)
+
+
+def _losses(pick, logits, labels):
+    """Values and gradients of a batch."""
+    one = lambda z, label: jax.nn.logsumexp(z) - pick(z, label)
+    return jax.jit(jax.vmap(jax.value_and_grad(one)))(logits, labels)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 101])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_loss_is_the_cross_entropy(way, classes):
+    """To the bit on a CPU; elsewhere a gradient may be rounded otherwise, by half a digit of 1."""
+    r = np.random.default_rng(classes)
+    labels = r.integers(0, classes, 300).astype(np.int32)
+    for scale in (0, 1, 40):
+        logits = (scale * r.normal(size=(300, classes))).astype(np.float32)
+        derive = jax.value_and_grad(optax.softmax_cross_entropy_with_integer_labels)
+        want, want_back = jax.jit(jax.vmap(derive))(logits, labels)
+        found, back = _losses(WAYS[way], logits, labels)
+        assert np.array_equal(found, want)
+        most = 0 if way == "cpu" else 2.0**-24
+        assert np.abs(np.asarray(back) - np.asarray(want_back)).max() <= most
+        if jax.default_backend() == "cpu":
+            chosen = jax.jit(jax.vmap(jax.value_and_grad(tasks.cross_entropy)))(logits, labels)
+            assert same_bits(chosen, (want, want_back))
+
+
+def test_a_label_that_is_none_is_alike_everywhere():
+    """A negative one counts from the end, as in NumPy; any other is no number."""
+    logits = jnp.tile(jnp.arange(4.0), (8, 1))
+    labels = jnp.array([-6, -5, -4, -1, 0, 3, 4, 9])
+    one, other = (_losses(pick, logits, labels) for pick in WAYS.values())
+    np.testing.assert_allclose(one[0], other[0])
+    np.testing.assert_allclose(one[1], other[1], rtol=1e-6, atol=1e-7)
+    assert np.isnan(one[0]).tolist() == [True, True, False, False, False, False, True, True]
+
+
+def test_an_accelerator_looks_no_label_up(labelled):
+    """A lookup is a launch, and its derivative, a scatter, is another."""
+    task = jfl.models.logistic(labelled)
+    derive = jax.jit(jax.vmap(jax.value_and_grad(task.loss), (None, 0, 0)))
+    traced = derive.trace(task.init(KEY), labelled.x, labelled.y)
+    for platform, count in (("cpu", 1), ("cuda", 0), ("tpu", 0)):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert text.count('"stablehlo.scatter"') == count, platform
+        assert ("gather" in text) == (count > 0)
 
 
 def _steps(task, fed, n=30, lr=0.5):

@@ -424,6 +424,53 @@ def test_batches_without_replacement_are_uniform_over_subsets(branch, size, monk
     )
 
 
+def _floyd(draws, top):
+    """Floyd's walk as it is printed."""
+    chosen = []
+    for draw, last in zip(draws, top, strict=True):
+        chosen.append(last if draw in chosen else draw)
+    return chosen
+
+
+WALKS = dict(cpu=uniform._walk, elsewhere=uniform._walk_at_once)
+
+
+@pytest.mark.parametrize("walk", WALKS.values(), ids=list(WALKS))
+@pytest.mark.parametrize(
+    "size, count", [(n, b) for n in range(1, 7) for b in range(1, min(n, 5) + 1)]
+)
+def test_floyds_walk_for_all_draws_there_are(walk, size, count):
+    top = np.arange(size - count, size, dtype=np.int32)
+    every = np.array(list(itertools.product(*(range(last + 1) for last in top))), np.int32)
+    found = np.asarray(jax.jit(jax.vmap(walk, (0, None)))(every, top))
+    assert found.dtype == np.int32 and found.tolist() == [_floyd(row, top) for row in every]
+    assert all(len(set(row)) == count for row in found.tolist())
+
+
+@pytest.mark.parametrize("walk", WALKS.values(), ids=list(WALKS))
+@pytest.mark.parametrize("count", [1, 10, 31, 32, 33, 63, 64])
+def test_floyds_walk_at_random(walk, count):
+    """Where much is taken already, in long chains, and where nothing is; at both ends of a word."""
+    r, walk = np.random.default_rng(count), jax.jit(jax.vmap(walk))
+    for size in (count, count + 1, 2 * count, 100_000):
+        top = np.arange(size - count, size, dtype=np.int32)
+        draws = r.integers(0, top + 1, (400, count), dtype=np.int32)
+        draws[0] = size - count  # the first draw again and again
+        draws[1] = np.maximum(top - 1, 0)  # each takes the number of the one before
+        draws[2, 1:] = top[:-1]
+        draws[2, 0] = top[0]
+        tops = np.broadcast_to(top, draws.shape)
+        assert np.asarray(walk(draws, tops)).tolist() == [_floyd(row, top) for row in draws]
+
+
+def test_an_accelerator_draws_without_a_loop():
+    draw = jax.jit(lambda key, size: uniform.subset(key, size, 40, 100)).trace(KEY, 100)
+    loops = lambda platform: (
+        "stablehlo.while" in draw.lower(lowering_platforms=(platform,)).as_text()
+    )
+    assert loops("cpu") and not loops("cuda") and not loops("tpu")
+
+
 @pytest.mark.parametrize("batch", [65, 400, 3000])
 def test_draws_suffice_for_large_batches(batch):
     """`draws_for`: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20;
