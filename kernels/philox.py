@@ -30,18 +30,51 @@ ROUNDS = 10
 WORDS, NORMALS, SPLIT, FOLD = range(4)  # the uses of a key: never renumber
 
 
-def _high(a, b):
-    """The upper 32 bits of a product of two UInt32, by way of 64 bits: one instruction, where 32 x
-    32 -> 64 is one.
-
-    lax.mulhi is no faster, jax has it from 0.10.2 on only, and a program on several devices cannot
-    hold it.
-    """
+def _by_64_bits(number, by: int):
+    """One instruction of a CPU, which multiplies 32 x 32 -> 64 in one."""
     with jax.enable_x64(True):  # here alone: 64 bits go no further
-        product = lax.convert_element_type(a, np.uint64) * lax.convert_element_type(b, np.uint64)
+        wide = lax.convert_element_type(number, np.uint64)
+        product = wide * lax.full_like(wide, by)
         return lax.convert_element_type(
             lax.shift_right_logical(product, lax.full_like(product, 32)), np.uint32
         )
+
+
+def _by_16_bits(number, by: int):
+    """Four products of halves, none of which leaves 32 bits."""
+    half, low_half = np.uint32(16), np.uint32(0xFFFF)
+    upper, lower = number >> half, number & low_half
+    by_upper, by_lower = np.uint32(by >> 16), np.uint32(by & 0xFFFF)
+    middle = upper * by_lower + (lower * by_lower >> half)
+    return upper * by_upper + (middle >> half) + (lower * by_upper + (middle & low_half) >> half)
+
+
+def _by_mulhi(number, by: int):
+    return lax.mulhi(number, lax.full_like(number, by))
+
+
+# A TPU has no 64 bits: they are emulated.  jax has mulhi from 0.10.2 on, and a program for several
+# GPUs cannot hold it.
+UPPER = dict(cpu=_by_64_bits, default=_by_16_bits)
+if hasattr(lax, "mulhi"):
+    UPPER["tpu"] = _by_mulhi
+
+
+def _high(numbers):
+    """The upper 32 bits of the products of two UInt32[...] and their multipliers, in the way of the
+    platform that the program is lowered for; all ways have the same bits."""
+
+    def of(upper):
+        return lambda *numbers: [upper(x, m) for x, m in zip(numbers, MULTIPLIERS, strict=True)]
+
+    return lax.platform_dependent(*numbers, **{where: of(upper) for where, upper in UPPER.items()})
+
+
+@jax.jit  # traced once for all rounds of a shape
+def _round(c0, c1, c2, c3, k0, k1):
+    m0, m1 = (np.uint32(m) for m in MULTIPLIERS)
+    high0, high1 = _high((c0, c2))
+    return high1 ^ c1 ^ k0, m1 * c2, high0 ^ c3 ^ k1, m0 * c0
 
 
 def block(key, counter, rounds: int = ROUNDS):
@@ -56,15 +89,14 @@ def block(key, counter, rounds: int = ROUNDS):
     """
     key = [jnp.asarray(k, jnp.uint32) for k in key]
     counter = [jnp.asarray(c, jnp.uint32) for c in counter]
-    k0, k1, c0, c1, c2, c3 = jnp.broadcast_arrays(*key, *counter)
-    m0, m1 = (jnp.full_like(c0, m) for m in MULTIPLIERS)
+    k0, k1, *words = jnp.broadcast_arrays(*key, *counter)
     for _ in range(rounds):
-        c0, c1, c2, c3 = _high(m1, c2) ^ c1 ^ k0, m1 * c2, _high(m0, c0) ^ c3 ^ k1, m0 * c0
+        words = _round(*words, k0, k1)
         k0, k1 = k0 + np.uint32(WEYL[0]), k1 + np.uint32(WEYL[1])
-    return c0, c1, c2, c3
+    return tuple(words)
 
 
-def _draw(data, index, use: int):
+def draw(data, index, use: int):
     """The blocks of a key's words `data` at `index` -> four UInt32[...], one block an index.
 
     The index is mixed with k0: that keeps indices apart, and keeps XLA from moving the first
@@ -87,11 +119,11 @@ def _seed(seed):
 
 def _split(data, shape):
     count = int(np.prod(shape, dtype=np.int64))
-    return jnp.stack(_draw(data, lax.iota(np.uint32, count), SPLIT), -1).reshape(*shape, 4)
+    return jnp.stack(draw(data, lax.iota(np.uint32, count), SPLIT), -1).reshape(*shape, 4)
 
 
 def _fold_in(data, number):
-    return jnp.stack(_draw(data, lax.convert_element_type(number, np.uint32), FOLD))
+    return jnp.stack(draw(data, lax.convert_element_type(number, np.uint32), FOLD))
 
 
 def _random_bits(data, width: int, shape):
@@ -107,7 +139,7 @@ def _random_bits(data, width: int, shape):
         raise ValueError(
             f"philox: need at most 2^34 words of one key; got {count}. Use fold_in for more."
         )
-    words = jnp.stack(_draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS), -1).reshape(-1)[
+    words = jnp.stack(draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS), -1).reshape(-1)[
         :count
     ]
     if width != 64:
@@ -150,4 +182,4 @@ def blocks(key, index):
     Shapes:
         index UInt32[...] -> four UInt32[...].
     """
-    return _draw(words(key), index, NORMALS)
+    return draw(words(key), index, NORMALS)
