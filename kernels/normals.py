@@ -118,7 +118,8 @@ def _from_memory(shapes, key):
 
 
 def _pairs(tiles, key):
-    return lax.complex(*pair(*philox.blocks(key, lax.iota(np.uint32, tiles * TILE))))
+    index = lax.iota(np.uint32, tiles * TILE)
+    return lax.complex(*pair(*philox.blocks(key, index, philox.by_64_bits)))
 
 
 def _written(tiles, key):
