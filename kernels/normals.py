@@ -81,22 +81,24 @@ def _by_philox(key, shapes):
         raise ValueError(
             f"normals: need less than 2^33 values of one key; got {_tiles(shapes) * 2 * TILE}."
         )
-    ways = dict(cpu=_from_memory, default=_where_they_are_read)
+    ways = dict(cpu=_from_memory, default=where_they_are_read)
     return lax.platform_dependent(
         key, **{where: functools.partial(way, shapes) for where, way in ways.items()}
     )
 
 
-def _where_they_are_read(shapes, key):
+def where_they_are_read(shapes, key):
     """Each leaf by itself, element by element: inside whatever reads it, at twice the arithmetic
     and without memory."""
     starts = itertools.accumulate(map(math.prod, shapes), initial=0)
     words = philox.words(key)
-    return [_leaf(words, shape, start) for shape, start in zip(shapes, starts, strict=False)]
+    return [leaf(words, shape, start) for shape, start in zip(shapes, starts, strict=False)]
 
 
-def _leaf(words, shape, start: int):
+def leaf(words, shape, start: int):
     """The normals at `start` and after it."""
+    if not shape:  # alone, a number may be rounded in another way
+        return leaf(words, (1,), start).reshape(())
     first_tile, rest = divmod(start, 2 * TILE)
     place, stride = jnp.full(shape, rest, jnp.uint32), math.prod(shape)
     for axis, length in enumerate(shape):

@@ -58,7 +58,7 @@ def by_16_bits(a, b):
 ON_TPU = getattr(lax, "mulhi", by_16_bits)
 
 
-def _either(a, b):
+def either(a, b):
     """As `by_64_bits`, in the way of the platform that the program is lowered for."""
     return lax.platform_dependent(a, b, tpu=ON_TPU, default=by_64_bits)
 
@@ -68,7 +68,7 @@ def _round(upper, c0, c1, c2, c3, k0, k1):
     return upper(m1, c2) ^ c1 ^ k0, m1 * c2, upper(m0, c0) ^ c3 ^ k1, m0 * c0
 
 
-_round_anywhere = jax.jit(functools.partial(_round, _either))  # a shape is traced once
+_round_anywhere = jax.jit(functools.partial(_round, either))  # a shape is traced once
 
 
 def block(key, counter, rounds: int = ROUNDS, upper=None):
