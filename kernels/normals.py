@@ -1,5 +1,5 @@
-"""Standard normals for a whole pytree, drawn as one flat vector: from counters to N(0, 1) in one
-loop.
+"""Standard normals for a whole pytree, at the places of one flat vector: from counters to N(0, 1)
+in one loop.
 
 One block of Philox (128 bits) makes two normals by Box & Muller: 62 bits give the radius, 34 the
 angle.  A normal depends on the key and its position only, never on how long the vector is or how it
@@ -9,6 +9,9 @@ What bounds the speed is arithmetic (20 products of 32 bits a block) and, after 
 CPU has no loop with two results, and computes an expression anew for every reader; a complex number
 is one result that holds both normals, and a branch that is always taken, which the compiler cannot
 know, is where no reader reaches in: the pairs are written once and read where they are added.
+
+Elsewhere each leaf computes its own normals inside of what reads it, both of a pair for each: twice
+the arithmetic, and no memory.  Which it is, is decided where a program is lowered for a platform.
 """
 
 import functools
@@ -89,7 +92,13 @@ def _by_philox(key, shapes):
 
 def where_they_are_read(shapes, key):
     """Each leaf by itself, element by element: inside whatever reads it, at twice the arithmetic
-    and without memory."""
+    and without memory.
+
+    The words are those of the flat vector, and so are the normals where a compiler rounds alike:
+    one normal alone may differ in its last digit.
+    """
+    if max(map(math.prod, shapes), default=0) > 2**32 - 2 * TILE:  # places of more than 32 bits
+        return _flat(shapes, _pairs(_tiles(shapes), key))
     starts = itertools.accumulate(map(math.prod, shapes), initial=0)
     words = philox.words(key)
     return [leaf(words, shape, start) for shape, start in zip(shapes, starts, strict=False)]
@@ -97,8 +106,6 @@ def where_they_are_read(shapes, key):
 
 def leaf(words, shape, start: int):
     """The normals at `start` and after it."""
-    if not shape:  # alone, a number may be rounded in another way
-        return leaf(words, (1,), start).reshape(())
     first_tile, rest = divmod(start, 2 * TILE)
     place, stride = jnp.full(shape, rest, jnp.uint32), math.prod(shape)
     for axis, length in enumerate(shape):
@@ -112,16 +119,20 @@ def leaf(words, shape, start: int):
 def _from_memory(shapes, key):
     """One flat vector, whose pairs are written once."""
     tiles = _tiles(shapes)
-    if not tiles:
-        return _cut(jnp.zeros((0,), jnp.float32), shapes)
-    pairs = jnp.broadcast_to(_written(tiles, key).reshape(tiles, 1, TILE), (tiles, 2, TILE))
+    return _flat(shapes, _written(tiles, key) if tiles else jnp.zeros((0,), jnp.complex64))
+
+
+def _flat(shapes, pairs):
+    """Pairs as leaves."""
+    tiles = pairs.size // TILE
+    pairs = jnp.broadcast_to(pairs.reshape(tiles, 1, TILE), (tiles, 2, TILE))
     second = lax.broadcasted_iota(np.int32, pairs.shape, 1) == 1
     return _cut(jnp.where(second, lax.imag(pairs), lax.real(pairs)).reshape(-1), shapes)
 
 
-def _pairs(tiles, key):
+def _pairs(tiles, key, upper=None):
     index = lax.iota(np.uint32, tiles * TILE)
-    return lax.complex(*pair(*philox.blocks(key, index, philox.by_64_bits)))
+    return lax.complex(*pair(*philox.blocks(key, index, upper)))
 
 
 def _written(tiles, key):
@@ -130,7 +141,7 @@ def _written(tiles, key):
     never = lambda key: jnp.broadcast_to(
         (philox.words(key)[0] & np.uint32(0)).astype(jnp.complex64), (tiles * TILE,)
     )
-    return lax.cond(always, functools.partial(_pairs, tiles), never, key)
+    return lax.cond(always, functools.partial(_pairs, tiles, upper=philox.by_64_bits), never, key)
 
 
 def pair(w0, w1, w2, w3):
