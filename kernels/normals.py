@@ -1,5 +1,5 @@
-"""Standard normals for a whole pytree, drawn as one flat vector: from counters to N(0, 1) in one
-loop.
+"""Standard normals for a whole pytree, at the places of one flat vector: from counters to N(0, 1)
+in one loop.
 
 One block of Philox (128 bits) makes two normals by Box & Muller: 62 bits give the radius, 34 the
 angle.  A normal depends on the key and its position only, never on how long the vector is or how it
@@ -9,9 +9,14 @@ What bounds the speed is arithmetic (20 products of 32 bits a block) and, after 
 CPU has no loop with two results, and computes an expression anew for every reader; a complex number
 is one result that holds both normals, and a branch that is always taken, which the compiler cannot
 know, is where no reader reaches in: the pairs are written once and read where they are added.
+
+Elsewhere each leaf computes its own normals inside of what reads it, both of a pair for each: twice
+the arithmetic, and no memory.  Which it is, is decided where a program is lowered for a platform.
 """
 
 import functools
+import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -48,38 +53,86 @@ def normals(key, like, generator: str = "philox"):
     if generator not in GENERATORS:
         raise ValueError(f"normals: need a generator out of {GENERATORS}; got {generator!r}.")
     leaves, treedef = jax.tree.flatten(like)
-    total = sum(x.size for x in leaves)
+    shapes = tuple(tuple(x.shape) for x in leaves)
     draw = _by_philox if generator == "philox" else _by_key
-    flat = draw(key, -(-total // (2 * TILE)))
+    return treedef.unflatten(draw(key, shapes))
+
+
+def _tiles(shapes) -> int:
+    return -(-sum(map(math.prod, shapes)) // (2 * TILE))
+
+
+def _cut(flat, shapes) -> list:
+    """A flat vector as leaves."""
     out, start = [], 0
-    for x in leaves:
-        out.append(lax.slice(flat, (start,), (start + x.size,)).reshape(x.shape))
-        start += x.size
-    return treedef.unflatten(out)
+    for shape in shapes:
+        end = start + math.prod(shape)
+        out.append(lax.slice(flat, (start,), (end,)).reshape(shape))
+        start = end
+    return out
 
 
-def _by_key(key, tiles: int):
+def _by_key(key, shapes):
     """One draw padded to tiles: on a CPU a (784, 10) leaf of its own costs 2.8 times as much a
     value."""
-    return jax.random.normal(key, (tiles * 2 * TILE,), jnp.float32)
+    return _cut(jax.random.normal(key, (_tiles(shapes) * 2 * TILE,), jnp.float32), shapes)
 
 
 @functools.partial(jax.jit, static_argnums=1)  # alone it rounds as it does inside a program
-def _by_philox(key, tiles: int):
-    if tiles >= 2**24:
-        raise ValueError(f"normals: need less than 2^33 values of one key; got {tiles * 2 * TILE}.")
-    if tiles == 0:
-        return jnp.zeros((0,), jnp.float32)
-    pairs = lax.platform_dependent(
-        key, cpu=functools.partial(_written, tiles), default=functools.partial(_pairs, tiles)
+def _by_philox(key, shapes):
+    if _tiles(shapes) >= 2**24:
+        raise ValueError(
+            f"normals: need less than 2^33 values of one key; got {_tiles(shapes) * 2 * TILE}."
+        )
+    ways = dict(cpu=_from_memory, default=where_they_are_read)
+    return lax.platform_dependent(
+        key, **{where: functools.partial(way, shapes) for where, way in ways.items()}
     )
+
+
+def where_they_are_read(shapes, key):
+    """Each leaf by itself, element by element: inside whatever reads it, at twice the arithmetic
+    and without memory.
+
+    The words are those of the flat vector, and so are the normals where a compiler rounds alike:
+    one normal alone may differ in its last digit.
+    """
+    if max(map(math.prod, shapes), default=0) > 2**32 - 2 * TILE:  # places of more than 32 bits
+        return _flat(shapes, _pairs(_tiles(shapes), key))
+    starts = itertools.accumulate(map(math.prod, shapes), initial=0)
+    words = philox.words(key)
+    return [leaf(words, shape, start) for shape, start in zip(shapes, starts, strict=False)]
+
+
+def leaf(words, shape, start: int):
+    """The normals at `start` and after it."""
+    first_tile, rest = divmod(start, 2 * TILE)
+    place, stride = jnp.full(shape, rest, jnp.uint32), math.prod(shape)
+    for axis, length in enumerate(shape):
+        stride //= max(length, 1)
+        place += lax.broadcasted_iota(np.uint32, shape, axis) * np.uint32(stride)
+    tile, place = place // np.uint32(2 * TILE), place % np.uint32(2 * TILE)
+    index = tile * np.uint32(TILE) + place % np.uint32(TILE) + np.uint32(first_tile * TILE)
+    return one_of_pair(place >= np.uint32(TILE), *philox.draw(words, index, philox.NORMALS))
+
+
+def _from_memory(shapes, key):
+    """One flat vector, whose pairs are written once."""
+    tiles = _tiles(shapes)
+    return _flat(shapes, _written(tiles, key) if tiles else jnp.zeros((0,), jnp.complex64))
+
+
+def _flat(shapes, pairs):
+    """Pairs as leaves."""
+    tiles = pairs.size // TILE
     pairs = jnp.broadcast_to(pairs.reshape(tiles, 1, TILE), (tiles, 2, TILE))
     second = lax.broadcasted_iota(np.int32, pairs.shape, 1) == 1
-    return jnp.where(second, lax.imag(pairs), lax.real(pairs)).reshape(-1)
+    return _cut(jnp.where(second, lax.imag(pairs), lax.real(pairs)).reshape(-1), shapes)
 
 
-def _pairs(tiles, key):
-    return lax.complex(*pair(*philox.blocks(key, lax.iota(np.uint32, tiles * TILE))))
+def _pairs(tiles, key, upper=None):
+    index = lax.iota(np.uint32, tiles * TILE)
+    return lax.complex(*pair(*philox.blocks(key, index, upper)))
 
 
 def _written(tiles, key):
@@ -88,7 +141,7 @@ def _written(tiles, key):
     never = lambda key: jnp.broadcast_to(
         (philox.words(key)[0] & np.uint32(0)).astype(jnp.complex64), (tiles * TILE,)
     )
-    return lax.cond(always, functools.partial(_pairs, tiles), never, key)
+    return lax.cond(always, functools.partial(_pairs, tiles, upper=philox.by_64_bits), never, key)
 
 
 def pair(w0, w1, w2, w3):
@@ -98,31 +151,54 @@ def pair(w0, w1, w2, w3):
     Shapes:
         UInt32[...] -> two Float32[...].
     """
-    f, signed = np.float32, lambda w: lax.bitcast_convert_type(w, jnp.int32)
-    number = lambda w: lax.convert_element_type(signed(w), jnp.float32)
-    flip = lambda x, sign: lax.bitcast_convert_type(
-        lax.bitcast_convert_type(x, jnp.uint32) ^ (sign & np.uint32(1 << 31)), jnp.float32
-    )
+    radius, cos, sin = _polar(w0, w1, w2)
+    return _flip(radius * (cos - sin), w3), _flip(radius * (cos + sin), w3 << np.uint32(1))
+
+
+@jax.jit  # traced once for all leaves of a shape
+def one_of_pair(second, w0, w1, w2, w3):
+    """The second normal of `pair` where `second`, else the first, bit for bit.
+
+    Shapes:
+        bool[...], UInt32[...] -> Float32[...].
+    """
+    radius, cos, sin = _polar(w0, w1, w2)
+    sin = jnp.where(second, sin, -sin)
+    return _flip(radius * (cos + sin), jnp.where(second, w3 << np.uint32(1), w3))
+
+
+def _signed(word):
+    return lax.bitcast_convert_type(word, jnp.int32)
+
+
+def _flip(x, sign):
+    """`x` with its sign turned where the highest bit of `sign` is 1."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32) ^ (sign & np.uint32(1 << 31))
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _polar(w0, w1, w2):
+    """The radius over sqrt(2), and the cosine and sine of an angle in [-pi/4, pi/4]."""
+    f = np.float32
+    number = lambda w: lax.convert_element_type(_signed(w), jnp.float32)
     # u 2^31 with 62 bits, never 0, at most 2^31: small u, the tail, keep all their digits
     u = number(w0 >> np.uint32(1)) + (number(w2 >> np.uint32(1)) + f(0.5)) * f(2.0**-31)
     # -log u = -(exponent - 31) log 2 - log1p(m), m in [sqrt(1/2) - 1, sqrt(2) - 1]
-    raw = signed(u)
+    raw = _signed(u)
     shifted = raw - np.int32(0x3F3504F3)
     exponent = lax.convert_element_type(shifted >> np.int32(23), jnp.float32)
     m = lax.bitcast_convert_type(raw - (shifted & np.int32(-1 << 23)), jnp.float32) - f(1)
     m2 = m * m
     a, b, c, d = (f(p) + f(q) * m for p, q in LOG)
     minus_log = (f(31) - exponent) * f(np.log(2)) - m * ((a + b * m2) + (c + d * m2) * (m2 * m2))
-    radius = jnp.sqrt(
-        minus_log
-    )  # over sqrt(2), which cos(pi/4 + t) = (cos t - sin t) / sqrt(2) returns
-    t = number(w1) * f(
-        np.pi / 4 * 2.0**-31
-    )  # [-pi/4, pi/4]: a quarter turn; two signs choose which
+    # over sqrt(2), which cos(pi/4 + t) = (cos t - sin t) / sqrt(2) returns
+    radius = jnp.sqrt(minus_log)
+    # [-pi/4, pi/4]: a quarter turn; two signs choose which
+    t = number(w1) * f(np.pi / 4 * 2.0**-31)
     t2 = t * t
     cos = f(1) + t2 * (f(COS[0]) + t2 * (f(COS[1]) + t2 * f(COS[2])))
     sin = t + t * t2 * (f(SIN[0]) + t2 * (f(SIN[1]) + t2 * f(SIN[2])))
-    return flip(radius * (cos - sin), w3), flip(radius * (cos + sin), w3 << np.uint32(1))
+    return radius, cos, sin
 
 
 # Least greatest absolute error on the ranges above: 3.4e-8, 3.2e-8 and 1.8e-9, below half a

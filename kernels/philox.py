@@ -18,6 +18,8 @@ References:
     3.3 and 4.
 """
 
+import functools
+
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -30,12 +32,12 @@ ROUNDS = 10
 WORDS, NORMALS, SPLIT, FOLD = range(4)  # the uses of a key: never renumber
 
 
-def _high(a, b):
-    """The upper 32 bits of a product of two UInt32, by way of 64 bits: one instruction, where 32 x
-    32 -> 64 is one.
+def by_64_bits(a, b):
+    """The upper 32 bits of a product of two UInt32, by way of 64 bits.
 
-    lax.mulhi is no faster, jax has it from 0.10.2 on only, and a program on several devices cannot
-    hold it.
+    CPUs multiply 32 x 32 -> 64 in one instruction, and of all that stands here LLVM makes one
+    mul.hi.u32 on a GPU.  lax.mulhi is no faster there, and a program for several GPUs cannot hold
+    it.
     """
     with jax.enable_x64(True):  # here alone: 64 bits go no further
         product = lax.convert_element_type(a, np.uint64) * lax.convert_element_type(b, np.uint64)
@@ -44,8 +46,37 @@ def _high(a, b):
         )
 
 
-def block(key, counter, rounds: int = ROUNDS):
+def by_16_bits(a, b):
+    """As `by_64_bits`: four products of halves, none of which leaves 32 bits."""
+    half, lower = np.uint32(16), np.uint32(0xFFFF)
+    high_a, low_a, high_b, low_b = a >> half, a & lower, b >> half, b & lower
+    middle = high_a * low_b + (low_a * low_b >> half)
+    return high_a * high_b + (middle >> half) + (low_a * high_b + (middle & lower) >> half)
+
+
+# A TPU has no 64 bits: a product would be 11 to 40 operations.  jax has mulhi from 0.10.2 on.
+ON_TPU = getattr(lax, "mulhi", by_16_bits)
+
+
+def either(a, b):
+    """As `by_64_bits`, in the way of the platform that the program is lowered for."""
+    return lax.platform_dependent(a, b, tpu=ON_TPU, default=by_64_bits)
+
+
+def _round(upper, c0, c1, c2, c3, k0, k1):
+    m0, m1 = (jnp.full_like(c0, m) for m in MULTIPLIERS)
+    return upper(m1, c2) ^ c1 ^ k0, m1 * c2, upper(m0, c0) ^ c3 ^ k1, m0 * c0
+
+
+_round_anywhere = jax.jit(functools.partial(_round, either))  # a shape is traced once
+
+
+def block(key, counter, rounds: int = ROUNDS, upper=None):
     """Four words of `counter` under `key`: Philox4x32.
+
+    Args:
+        upper: how upper halves of products are made, such as `by_64_bits`; None: as the platform
+            likes it.  All ways give the same bits.
 
     Shapes:
         key: two, counter: four UInt32[...] that broadcast -> four UInt32[...].
@@ -54,23 +85,25 @@ def block(key, counter, rounds: int = ROUNDS):
         >>> [f"{int(w):08x}" for w in block((0, 0), (0, 0, 0, 0))]
         ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
+    one_round = functools.partial(_round, upper) if upper else _round_anywhere
     key = [jnp.asarray(k, jnp.uint32) for k in key]
     counter = [jnp.asarray(c, jnp.uint32) for c in counter]
-    k0, k1, c0, c1, c2, c3 = jnp.broadcast_arrays(*key, *counter)
-    m0, m1 = (jnp.full_like(c0, m) for m in MULTIPLIERS)
+    k0, k1, *words = jnp.broadcast_arrays(*key, *counter)
     for _ in range(rounds):
-        c0, c1, c2, c3 = _high(m1, c2) ^ c1 ^ k0, m1 * c2, _high(m0, c0) ^ c3 ^ k1, m0 * c0
+        words = one_round(*words, k0, k1)
         k0, k1 = k0 + np.uint32(WEYL[0]), k1 + np.uint32(WEYL[1])
-    return c0, c1, c2, c3
+    return tuple(words)
 
 
-def _draw(data, index, use: int):
+def draw(data, index, use: int, upper=None):
     """The blocks of a key's words `data` at `index` -> four UInt32[...], one block an index.
 
     The index is mixed with k0: that keeps indices apart, and keeps XLA from moving the first
     products, which would depend on the index alone, out of a loop over keys into memory.
     """
-    return block((data[0], data[1]), (index ^ data[0], jnp.uint32(use), data[2], data[3]))
+    return block(
+        (data[0], data[1]), (index ^ data[0], jnp.uint32(use), data[2], data[3]), upper=upper
+    )
 
 
 def _seed(seed):
@@ -87,11 +120,11 @@ def _seed(seed):
 
 def _split(data, shape):
     count = int(np.prod(shape, dtype=np.int64))
-    return jnp.stack(_draw(data, lax.iota(np.uint32, count), SPLIT), -1).reshape(*shape, 4)
+    return jnp.stack(draw(data, lax.iota(np.uint32, count), SPLIT), -1).reshape(*shape, 4)
 
 
 def _fold_in(data, number):
-    return jnp.stack(_draw(data, lax.convert_element_type(number, np.uint32), FOLD))
+    return jnp.stack(draw(data, lax.convert_element_type(number, np.uint32), FOLD))
 
 
 def _random_bits(data, width: int, shape):
@@ -107,7 +140,7 @@ def _random_bits(data, width: int, shape):
         raise ValueError(
             f"philox: need at most 2^34 words of one key; got {count}. Use fold_in for more."
         )
-    words = jnp.stack(_draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS), -1).reshape(-1)[
+    words = jnp.stack(draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS), -1).reshape(-1)[
         :count
     ]
     if width != 64:
@@ -143,11 +176,11 @@ def words(key):
     return jnp.concatenate([data, jnp.array([0x2D6C666A, 0x3279656B], jnp.uint32)])
 
 
-def blocks(key, index):
+def blocks(key, index, upper=None):
     """The blocks `index` of a key of any type, apart from all that jax.random draws from it: for
     fused kernels.
 
     Shapes:
         index UInt32[...] -> four UInt32[...].
     """
-    return _draw(words(key), index, NORMALS)
+    return draw(words(key), index, NORMALS, upper)

@@ -101,13 +101,6 @@ def programs(known=lambda case, target: "", cases=CASES):
     ]
 
 
-NO_PHILOX = ("noise key", "noise clipped")
-
-
-def wide_today(case, target):
-    return "" if case in NO_PHILOX else "Philox multiplies by way of 64 bits"
-
-
 def waits_today(case, target):
     return "" if target == "v5e" else "1 a round: how many rounds there are is data"
 
@@ -126,11 +119,13 @@ def test_it_compiles_and_its_loops_are_known(compilers, case, target):
     assert ("step" in row) == (case != "algorithm fedsgd")
 
 
-@pytest.mark.parametrize("case, target", programs(wide_today))
+@pytest.mark.parametrize("case, target", programs())
 def test_nothing_is_computed_in_64_bits(compilers, case, target):
-    """As written too: a TPU's compiler makes 32 bits of it, many times as many."""
+    """As written too for a TPU, whose compiler makes 32 bits of it, many times as many; a GPU has
+    the upper half of a product in one instruction."""
     row = compilers.row(target, case=case)
-    assert row["wide_written"] == 0 and row["round"]["wide"] == 0
+    assert row["round"]["wide"] == 0
+    assert target != "v5e" or row["wide_written"] == 0
 
 
 @pytest.mark.parametrize("case, target", programs(waits_today))
@@ -188,23 +183,23 @@ GOALS = (
     Goal("W1 h200: launches a round", lambda of: launches(of(*W1_H200)), 60, 95),
     Goal("W1 h200: launches a step", lambda of: of_step("launches")(of(*W1_H200)), 9, 13),
     Goal("W1 h200: waits of the host", lambda of: of_round("host_waits")(of(*W1_H200)), 0, 1),
-    Goal("W1 h200: 64 bits", lambda of: of_round("wide")(of(*W1_H200)), 0, 21.8e6),
-    Goal("W1 v5e: 64 bits as written", lambda of: of(*W1_V5E)["wide_written"], 0, 63),
-    Goal("W2 h200: 64 bits", lambda of: of_round("wide")(of(*W2_H200)), 0, 5.73e9),
+    Goal("W1 h200: 64 bits", lambda of: of_round("wide")(of(*W1_H200)), 0, 0),
+    Goal("W1 v5e: 64 bits as written", lambda of: of(*W1_V5E)["wide_written"], 0, 0),
+    Goal("W2 h200: 64 bits", lambda of: of_round("wide")(of(*W2_H200)), 0, 0),
     Goal(
-        "W2 h200: private over plain", ratio(seconds, W2_H200, ("W2", "plain", "h200")), 1.3, 1.87
+        "W2 h200: private over plain", ratio(seconds, W2_H200, ("W2", "plain", "h200")), 1.3, 1.73
     ),
     Goal(
         "W2 h200: bytes of a step, private over plain",
         ratio(moved, W2_H200, ("W2", "plain", "h200")),
         1.3,
-        2.19,
+        1.66,
     ),
     Goal(
         "W2 v5e: private over plain",
         ratio(seconds, W2_V5E, ("W2", "plain", "v5e")),
         1.5,
-        8.76,
+        2.26,
         True,
     ),
     Goal(

@@ -173,6 +173,46 @@ def test_operations_on_64_bits_are_counted():
     assert rounds().turn.wide and not counts.read(text().replace("u64", "u32"), TPU).whole().wide
 
 
+HALF = """
+%half (b: u32[8]) -> u32[8] {
+  %b = u32[8]{0} parameter(0)
+  %long = u64[8]{0} convert(%b)
+  %by = u64[] constant(3528531795)
+  %each = u64[8]{0} broadcast(%by), dimensions={}
+  %product = u64[8]{0} multiply(%long, %each)
+  %bits = u64[] constant(32)
+  %all = u64[8]{0} broadcast(%bits), dimensions={}
+  %shifted = u64[8]{0} shift-right-logical(%product, %all)
+  %upper = u32[8]{0} convert(%shifted)
+  ROOT %mixed = u32[8]{0} xor(%upper, %b)
+}
+
+ENTRY %main (a: u32[8]) -> u32[8] {
+  %a = u32[8]{0} parameter(0)
+  ROOT %drawn = u32[8]{0} fusion(%a), kind=kLoop, calls=%half
+}
+"""
+
+
+def operations(text, target=GPU):
+    """All of a program without loops, and those on 64 bits."""
+    cost = counts.Reader(text, target, {}).body("main", "", None).whole()
+    return cost.other, cost.wide
+
+
+def test_the_upper_half_of_a_product_is_one_operation_of_a_gpu():
+    assert operations(HALF) == (2 * 8, 0)
+    assert operations(HALF, TPU) == (5 * 8, 4 * 8)
+    for changed in (
+        HALF.replace("constant(32)", "constant(31)"),
+        HALF.replace("constant(3528531795)", "constant(4294967296)"),
+        HALF.replace("%shifted = u64[8]{0} shift-right-logical", "%shifted = u64[8]{0} add"),
+        HALF.replace("%b = u32[8]", "%b = u64[8]").replace("%upper, %b", "%upper, %upper"),
+        HALF.replace("u32[8]{0} convert(%shifted)", "u32[8]{0} convert(%product)"),
+    ):
+        assert operations(changed)[1] >= 3 * 8
+
+
 def test_collectives_are_counted():
     assert rounds().whole().collectives == {"all-reduce": 1}
     assert rounds().whole().collective_bytes == 128

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jfl.kernels import philox
-from jfl.kernels.normals import TILE, normals, pair
+from jfl.kernels.normals import TILE, leaf, normals, pair, where_they_are_read
 from jfl.kernels.philox import PHILOX
 from scipy import stats
 
@@ -284,11 +284,79 @@ def test_noise_is_drawn_once():
     assert products(plain, 1) >= 2 * products(plain, 0) > 0
 
 
-def test_upper_halves_of_products():
+UPPER = dict(
+    bits_64=philox.by_64_bits, bits_16=philox.by_16_bits, tpu=philox.ON_TPU, chosen=philox.either
+)
+
+
+@pytest.mark.parametrize("name", UPPER)
+def test_upper_halves_of_products(name):
+    """Every way, whichever platform it is for."""
     a, b = np.random.default_rng(0).integers(0, 2**32, (2, 2000), dtype=np.uint64)
-    a[:4], b[:4] = (0, 2**32 - 1, 2**32 - 1, 2**16), (5, 2**32 - 1, 1, 2**16)
-    high = philox._high(jnp.asarray(a, jnp.uint32), jnp.asarray(b, jnp.uint32))
-    assert high.dtype == jnp.uint32 and np.array_equal(high, (a * b) >> np.uint64(32))
+    edges = np.array([0, 1, 2**16 - 1, 2**16, 2**31, 2**32 - 2**16, 2**32 - 1], np.uint64)
+    pairs = np.array(list(itertools.product(edges, edges))).T
+    a, b = np.concatenate([[a, b], pairs], axis=1)
+    for run in (UPPER[name], jax.jit(UPPER[name])):
+        high = run(jnp.asarray(a, jnp.uint32), jnp.asarray(b, jnp.uint32))
+        assert high.dtype == jnp.uint32 and np.array_equal(high, (a * b) >> np.uint64(32))
+    for m in philox.MULTIPLIERS:
+        high = jax.vmap(lambda x, m=m: UPPER[name](x, np.uint32(m)))(jnp.asarray(a, jnp.uint32))
+        assert np.array_equal(high, (a * np.uint64(m)) >> np.uint64(32))
+
+
+@pytest.mark.parametrize("upper", [philox.by_16_bits, philox.ON_TPU])
+@pytest.mark.parametrize("key, counter, out", KNOWN)
+def test_philox_of_other_products(upper, key, counter, out):
+    words = jax.jit(lambda: philox.block(key, counter, upper=upper))()
+    assert " ".join(f"{int(w):08x}" for w in words) == out
+
+
+LEAVES = (
+    [(2 * TILE,)],
+    [(5,), (3, 2 * TILE), ()],
+    [(TILE - 1, 3), (), (0, 4), (7, 1, 129), (), (2, 3, 5, 7), (1,)],
+    [(0,), ()],
+    [(TILE,), (TILE,), (TILE + 1,), (4 * TILE,)],
+    [],
+)
+
+
+@pytest.mark.parametrize("shapes", LEAVES)
+@pytest.mark.parametrize("impl", [PHILOX, "threefry2x32"])
+def test_leaves_by_themselves_are_those_of_the_flat_vector(shapes, impl):
+    """What an accelerator draws, run here, is what a CPU draws: bit for bit, in every program."""
+    keys = jax.random.split(jax.random.key(5, impl=impl), 3)
+    here = lambda key: normals(key, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
+    there = functools.partial(where_they_are_read, tuple(shapes))
+    scan = lambda draw: lambda keys: jax.lax.scan(lambda c, key: (c, draw(key)), 0, keys)[1]
+    plain = [here(key) for key in keys]
+    assert [x.shape for x in plain[0]] == shapes
+    for run in (jax.jit(jax.vmap(there)), jax.jit(scan(there)), jax.jit(scan(here))):
+        for i, leaves in enumerate(plain):
+            for ours, theirs in zip(leaves, run(keys), strict=True):
+                same(ours, theirs[i])
+    for ours, theirs in zip(plain[0], jax.jit(there)(keys[0]), strict=True):
+        assert theirs.dtype == jnp.float32
+        same(ours, theirs)
+
+
+def same(ours, theirs):
+    """Bit for bit; a number alone is no vector code, and LLVM may round it in another way."""
+    np.testing.assert_array_equal(np.shape(ours), np.shape(theirs))
+    if np.size(ours) == 1:
+        np.testing.assert_array_max_ulp(ours, theirs, 2)
+    else:
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_places_beyond_32_bits():
+    """The last leaf of 2^33 values: its place is no number of 32 bits, the index of its pair is."""
+    start = 2**33 - 2 * TILE - 3
+    drawn = np.asarray(jax.jit(lambda w: leaf(w, (5,), start))(philox.words(jax.random.key(3))))
+    index = np.arange(2**32 - 2 * TILE, 2**32, dtype=np.uint32)
+    first, second = jax.jit(pair)(*philox.blocks(jax.random.key(3), jnp.asarray(index)))
+    tiles = np.stack([np.reshape(x, (2, TILE)) for x in (first, second)], 1).ravel()
+    np.testing.assert_array_equal(drawn, tiles[2 * TILE - 3 : 2 * TILE + 2])
 
 
 DEVICES = """

@@ -6,7 +6,8 @@ launch      what a device is told to do on its own: a fusion, a library call, a 
 bytes       what launches read and write in the device's memory, slices and gathers at the size of
             what they take.  Reads that come out of a cache count: an upper estimate of traffic.
 flops       of matrix products and convolutions; `other` are all other operations on numbers, `wide`
-            those of them on 64 bits.
+            those of them on 64 bits.  The upper half of a product of two numbers of 32 bits is one
+            operation on 32 bits of a GPU, however it is written: mul.hi.u32 is what stands in PTX.
 seconds     a floor.  Of a GPU: launch by launch the largest of the time of a launch, bytes over
             bandwidth, flops and other operations over their peaks; and a wait of the host each time
             it has to read a number.  No prediction: real kernels reach half to nine tenths of a
@@ -435,7 +436,10 @@ class Reader:
             return many, many * _touches_wide(one, self._held(where, one))
         other = wide = 0.0
         wanted, named = self._wanted(inside[0]), self.named[inside[0]]
+        parts, halves = upper_halves(named) if self.target.platform == "cuda" else ((), ())
         for i in self.computations[inside[0]]:
+            if i.name in parts:
+                continue
             held = [named[name] for name in i.operands if name in named]
             if i.kind == "fusion":
                 more, more_wide = self._other(inside[0], i)
@@ -448,7 +452,8 @@ class Reader:
             elif i.kind in MOVES | NO_LAUNCH | PRODUCTS:
                 continue
             many *= OF_SLOW if i.kind in SLOW else 1
-            other, wide = other + many, wide + many * _touches_wide(i, held)
+            is_wide = i.name not in halves and _touches_wide(i, held)
+            other, wide = other + many, wide + many * is_wide
         return other, wide
 
     def _wanted(self, name) -> dict:
@@ -511,6 +516,62 @@ def _constant(one):
 
 def _touches_wide(one: Instruction, held) -> bool:
     return one.is_wide() or any(h.is_wide() for h in held)
+
+
+def upper_halves(named: dict) -> tuple[set, set]:
+    """Products of two UInt32 by way of 64 bits, of which nothing but the upper half is read.
+
+    Args:
+        named: the instructions of a computation.
+
+    Returns:
+        The names of what leads to the halves, and of the halves.
+    """
+    readers = {name: [] for name in named}
+    for one in named.values():
+        for operand in one.operands:
+            if operand in readers:
+                readers[operand].append(one)
+    parts, halves = set(), set()
+    for product in named.values():
+        shifts = readers[product.name]
+        ends = [end for shift in shifts for end in readers[shift.name]]
+        factors = [named.get(name) for name in product.operands]
+        if (
+            _is(product, "multiply", "u64")
+            and ends
+            and all(_is(shift, "shift-right-logical", "u64") for shift in shifts)
+            and all(_value(named, shift.operands[1]) == 32 for shift in shifts)
+            and all(_is(end, "convert", "u32") for end in ends)
+            and all(_is_short(named, factor) for factor in factors)
+        ):
+            parts |= {product.name} | {shift.name for shift in shifts}
+            halves |= {end.name for end in ends}
+    for name, told in readers.items():
+        if _is(named[name], "convert", "u64") and {one.name for one in told} <= parts:
+            parts.add(name)
+    return parts, halves
+
+
+def _is(one, kind, number):
+    return one is not None and one.kind == kind and one.arrays[0].kind == number
+
+
+def _value(named, name):
+    """Of a constant, broadcast or not; None for anything else."""
+    one = named.get(name)
+    if one is not None and one.kind == "broadcast":
+        one = named.get(one.operands[0])
+    return _constant(one)
+
+
+def _is_short(named, one):
+    """True for a number of 64 bits that 32 bits hold."""
+    if _is(one, "convert", "u64"):
+        source = named.get(one.operands[0])
+        return source is not None and source.arrays[0].kind == "u32"
+    value = _value(named, one.name) if one is not None else None
+    return value is not None and value < 2**32
 
 
 def _kind_of_call(target):
