@@ -180,14 +180,14 @@ W1_H200, W1_V5E = ("W1", "private", "h200"), ("W1", "private", "v5e")
 W2_H200, W2_V5E = ("W2", "private", "h200"), ("W2", "private", "v5e")
 seconds, launches, moved = of_round("seconds"), of_round("launches"), of_step("bytes")
 GOALS = (
-    Goal("W1 h200: launches a round", lambda of: launches(of(*W1_H200)), 60, 95),
-    Goal("W1 h200: launches a step", lambda of: of_step("launches")(of(*W1_H200)), 9, 13),
+    Goal("W1 h200: launches a round", lambda of: launches(of(*W1_H200)), 60, 90),
+    Goal("W1 h200: launches a step", lambda of: of_step("launches")(of(*W1_H200)), 9, 12),
     Goal("W1 h200: waits of the host", lambda of: of_round("host_waits")(of(*W1_H200)), 0, 1),
     Goal("W1 h200: 64 bits", lambda of: of_round("wide")(of(*W1_H200)), 0, 0),
     Goal("W1 v5e: 64 bits as written", lambda of: of(*W1_V5E)["wide_written"], 0, 0),
     Goal("W2 h200: 64 bits", lambda of: of_round("wide")(of(*W2_H200)), 0, 0),
     Goal(
-        "W2 h200: private over plain", ratio(seconds, W2_H200, ("W2", "plain", "h200")), 1.3, 1.73
+        "W2 h200: private over plain", ratio(seconds, W2_H200, ("W2", "plain", "h200")), 1.3, 1.80
     ),
     Goal(
         "W2 h200: bytes of a step, private over plain",
@@ -199,24 +199,24 @@ GOALS = (
         "W2 v5e: private over plain",
         ratio(seconds, W2_V5E, ("W2", "plain", "v5e")),
         1.5,
-        2.26,
+        2.42,
         True,
     ),
     Goal(
         "W2 h200: a Poisson cohort over a fixed one",
         ratio(seconds, ("W2", "poisson", "h200"), W2_H200),
         1.3,
-        4.2,
+        3.87,
     ),
     Goal(
         "W2 h200: wavelet noise over isotropic noise",
         ratio(seconds, ("W2", "wavelet", "h200"), W2_H200),
         1.3,
-        2.45,
+        2.73,
     ),
     Goal("W1 h200: 64 points over one", ratio(seconds, (*W1_H200, POINTS), W1_H200), 2, 2.94),
-    Goal("W1 v5e: 64 points over one", ratio(seconds, (*W1_V5E, POINTS), W1_V5E), 4, 26.2),
-    Goal("W1 h200, 8 devices: launches", lambda of: launches(of(*W1_H200, MANY)), 1500, 171),
+    Goal("W1 v5e: 64 points over one", ratio(seconds, (*W1_V5E, POINTS), W1_V5E), 4, 11.9),
+    Goal("W1 h200, 8 devices: launches", lambda of: launches(of(*W1_H200, MANY)), 1500, 128),
     Goal(
         "W1 h200, 8 devices: collectives",
         lambda of: sum(of(*W1_H200, MANY)["round"]["collectives"].values()),
