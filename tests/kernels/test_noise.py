@@ -321,6 +321,7 @@ LEAVES = (
 )
 
 
+@pytest.mark.by_default("impl0-shapes1", "threefry2x32-shapes2", "threefry2x32-shapes3")
 @pytest.mark.parametrize("shapes", LEAVES)
 @pytest.mark.parametrize("impl", [PHILOX, "threefry2x32"])
 def test_leaves_by_themselves_are_those_of_the_flat_vector(shapes, impl):
