@@ -201,7 +201,7 @@ def operations(text, target=GPU):
 
 
 def test_the_upper_half_of_a_product_is_one_operation_of_a_gpu():
-    assert operations(HALF) == (2 * 8, 0)
+    assert operations(HALF) == (2 * 8, 4 * 8)  # written in 64 bits all the same
     assert operations(HALF, TPU) == (5 * 8, 4 * 8)
     for changed in (
         HALF.replace("constant(32)", "constant(31)"),
@@ -210,7 +210,7 @@ def test_the_upper_half_of_a_product_is_one_operation_of_a_gpu():
         HALF.replace("%b = u32[8]", "%b = u64[8]").replace("%upper, %b", "%upper, %upper"),
         HALF.replace("u32[8]{0} convert(%shifted)", "u32[8]{0} convert(%product)"),
     ):
-        assert operations(changed)[1] >= 3 * 8
+        assert operations(changed)[0] > 2 * 8 and operations(changed)[1] >= 3 * 8
 
 
 def test_collectives_are_counted():

@@ -5,9 +5,10 @@ launch      what a device is told to do on its own: a fusion, a library call, a 
             often as it turns.
 bytes       what launches read and write in the device's memory, slices and gathers at the size of
             what they take.  Reads that come out of a cache count: an upper estimate of traffic.
-flops       of matrix products and convolutions; `other` are all other operations on numbers, `wide`
-            those of them on 64 bits.  The upper half of a product of two numbers of 32 bits is one
-            operation on 32 bits of a GPU, however it is written: mul.hi.u32 is what stands in PTX.
+flops       of matrix products and convolutions; `other` are all other operations on numbers.  The
+            upper half of a product of two numbers of 32 bits is one of them on a GPU, however it is
+            written: mul.hi.u32 is what stands in PTX.
+wide        operations on 64 bits, as they are written.
 seconds     a floor.  Of a GPU: launch by launch the largest of the time of a launch, bytes over
             bandwidth, flops and other operations over their peaks; and a wait of the host each time
             it has to read a number.  No prediction: real kernels reach half to nine tenths of a
@@ -436,9 +437,10 @@ class Reader:
             return many, many * _touches_wide(one, self._held(where, one))
         other = wide = 0.0
         wanted, named = self._wanted(inside[0]), self.named[inside[0]]
-        parts, halves = upper_halves(named) if self.target.platform == "cuda" else ((), ())
+        parts = of_upper_halves(named) if self.target.platform == "cuda" else set()
         for i in self.computations[inside[0]]:
             if i.name in parts:
+                wide += wanted[i.name]
                 continue
             held = [named[name] for name in i.operands if name in named]
             if i.kind == "fusion":
@@ -452,8 +454,7 @@ class Reader:
             elif i.kind in MOVES | NO_LAUNCH | PRODUCTS:
                 continue
             many *= OF_SLOW if i.kind in SLOW else 1
-            is_wide = i.name not in halves and _touches_wide(i, held)
-            other, wide = other + many, wide + many * is_wide
+            other, wide = other + many, wide + many * _touches_wide(i, held)
         return other, wide
 
     def _wanted(self, name) -> dict:
@@ -518,21 +519,21 @@ def _touches_wide(one: Instruction, held) -> bool:
     return one.is_wide() or any(h.is_wide() for h in held)
 
 
-def upper_halves(named: dict) -> tuple[set, set]:
+def of_upper_halves(named: dict) -> set:
     """Products of two UInt32 by way of 64 bits, of which nothing but the upper half is read.
 
     Args:
         named: the instructions of a computation.
 
     Returns:
-        The names of what leads to the halves, and of the halves.
+        The names of what leads to the halves; the last step, to 32 bits, is not among them.
     """
     readers = {name: [] for name in named}
     for one in named.values():
         for operand in one.operands:
             if operand in readers:
                 readers[operand].append(one)
-    parts, halves = set(), set()
+    parts = set()
     for product in named.values():
         shifts = readers[product.name]
         ends = [end for shift in shifts for end in readers[shift.name]]
@@ -546,11 +547,10 @@ def upper_halves(named: dict) -> tuple[set, set]:
             and all(_is_short(named, factor) for factor in factors)
         ):
             parts |= {product.name} | {shift.name for shift in shifts}
-            halves |= {end.name for end in ends}
     for name, told in readers.items():
         if _is(named[name], "convert", "u64") and {one.name for one in told} <= parts:
             parts.add(name)
-    return parts, halves
+    return parts
 
 
 def _is(one, kind, number):
