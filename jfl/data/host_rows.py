@@ -4,10 +4,12 @@ travel.
 Axes: n rows, C clients, N slots of the largest client, K slots of a cohort.
 """
 
+import concurrent.futures
 import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,6 +19,8 @@ from ..core.records import Federation
 from .datasets import checked_arrays
 
 BLOCK = 2**22  # numbers read at once when all are looked at
+READERS = 4  # threads that copy rows
+AT_ONCE = 2**20  # bytes of a cohort that one thread copies as fast
 CHANGED = "Rows must stay as they were when the population was made: begin again."
 __all__ = ["population"]
 
@@ -30,6 +34,7 @@ def population(
     classes: int | None = None,
     fields: Sequence[str] = ("image", "label"),
     prepare: Callable | None = None,
+    prepare_row: Callable | None = None,
     caveats: tuple = (),
 ) -> Federation:
     """A federation whose rows stay where they are: `jfl.simulate` fetches those of each cohort
@@ -46,7 +51,10 @@ def population(
         classes: number of classes; 0 for regression; None: one more than the largest label.
         fields: the names of x and y where an item of `rows` is a dict.
         prepare: makes features of the x that is read, [m, ...] to [m, ...], such as
-            lambda x: x / np.float32(255).
+            lambda x: x / np.float32(255).  A NumPy function, on the host.
+        prepare_row: the same of one row, on the device: a JAX function such as
+            lambda x: x / jnp.float32(255).  Rows travel as they are stored, pixels as bytes at a
+            quarter of the size.
         caveats: sentences about the rows that belong beside every guarantee.
 
     Returns:
@@ -61,8 +69,8 @@ def population(
             is none.
 
     Costs:
-        12 bytes a client on the host, 4 on the device; 4 bytes a number for the rows of two
-        cohorts.
+        12 bytes a client on the host, 4 on the device; the rows of two cohorts, as they travel.
+        Arrays are read by several threads.
 
     Example:
         >>> x, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
@@ -71,7 +79,7 @@ def population(
         ((2, 3, 6), [1, 2, 3])
     """
     where = "population"
-    read, n, arrays = _reader(rows, fields, prepare)
+    stored, n, arrays = _reader(rows, fields, prepare)
     caveats = checks.several(where, caveats=caveats)
     sizes = checks.array(where, "sizes", sizes)
     if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iu" or sizes.min() < 1:
@@ -103,7 +111,7 @@ def population(
     if not isinstance(test, tuple | list) or len(test) != 2:
         checks.fail(where, "test=(x_test, y_test)", type(test).__name__)
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    host = Population(read, offsets, order, int(sizes.max()), arrays, None, None)
+    host = Population(stored, arrays, bool(arrays) and prepare is None, offsets, order, prepare_row)
     host, classes, identity, like = _looked_at(host, n, test, classes, where)
     x_test, y_test = checked_arrays(where, *like, *test, classes)[2:4]
     host.identity, host.shape, host.classes = identity, like[0].shape[1:], classes
@@ -123,33 +131,60 @@ def population(
 
 
 class Population:
-    """Where the rows are; equal only to itself, so that a program is compiled for it once."""
+    """Where the rows are; equal only to itself, so that a program is compiled for it once.
 
-    def __init__(self, read, offsets, order, slots, arrays, kind, identity):
-        self.read, self.offsets, self.order, self.slots = read, offsets, order, slots
-        self.arrays, self.kind, self.identity = arrays, kind, identity  # kind: the types of x and y
-        self.shape, self.classes = None, 0  # of a row of x, of y
+    `stored` reads rows as they travel to the device, `read` as a model sees them; `kind` and
+    `shape` are those of `read`, of x and y.
+    """
+
+    def __init__(self, stored, arrays, direct, offsets, order, prepare_row):
+        self.stored, self.arrays, self.direct = stored, arrays, direct
+        self.offsets, self.order, self.slots = offsets, order, int(np.diff(offsets).max())
+        self.prepare_row = prepare_row
+        self.prepared = None if prepare_row is None else _of_rows(prepare_row)
+        self.kind = self.identity = self.shape = self.sent = None
+        self.classes = 0  # of y
+        self.readers = None  # threads, from the first large fetch on
+
+    def read(self, positions):
+        """x and y of rows as a model sees them."""
+        x, y = (np.asarray(v) for v in self.stored(positions))
+        return (x if self.prepared is None else self.prepared(x)), y
 
     def rows(self, ids):
         """Row numbers of clients [m, N] and where there are any, Bool[m, N]; an id past the end has
         none."""
-        there = ids < len(self.offsets) - 1
-        first = self.offsets[np.where(there, ids, 0)]
-        size = np.where(there, self.offsets[np.where(there, ids, 0) + 1] - first, 0)
+        first, size = self._spans(ids)
         mask = np.arange(self.slots) < size[:, None]
         positions = np.where(mask, first[:, None] + np.arange(self.slots), 0)
         return (positions if self.order is None else np.where(mask, self.order[positions], 0)), mask
 
+    def _spans(self, ids):
+        """Where the rows of clients begin, and how many there are."""
+        there = ids < len(self.offsets) - 1
+        first = self.offsets[np.where(there, ids, 0)]
+        return first, np.where(there, self.offsets[np.where(there, ids, 0) + 1] - first, 0)
+
     def fetch(self, ids):
         """x [m, N, ...] and y [m, N] of clients `ids`; zeros where a client has no more rows."""
-        positions, mask = self.rows(np.asarray(ids))
-        count, out = int(mask.sum()), []
-        if not count:  # of a process whose slots are all empty
-            return tuple(
-                np.zeros(mask.shape + rest, kind) for kind, rest in zip(self.kind, (self.shape, ()))
-            )
-        values = [np.asarray(v) for v in self.read(positions[mask])]
-        for value, kind, rest in zip(values, self.kind, (self.shape, ())):
+        ids = np.asarray(ids)
+        size = self._spans(ids)[1]
+        out = tuple(np.zeros((len(ids), self.slots, *rest), kind) for rest, kind in self.sent)
+        parts = _shares(size, READERS if self.direct and out[0].nbytes > AT_ONCE else 1)
+        fill = self._copy if self.direct else self._read
+        if len(parts) > 1:
+            self.readers = self.readers or concurrent.futures.ThreadPoolExecutor(READERS)
+            list(self.readers.map(lambda part: fill(ids[part], [v[part] for v in out]), parts))
+        elif parts:  # else all slots are empty
+            fill(ids, out)
+        self.forget()
+        return out
+
+    def _read(self, ids, out):
+        """Rows of clients by way of `stored`."""
+        positions, mask = self.rows(ids)
+        count, values = int(mask.sum()), [np.asarray(v) for v in self.stored(positions[mask])]
+        for value, (rest, _), to in zip(values, self.sent, out):
             if value.shape != (count, *rest):
                 checks.fail(
                     "population",
@@ -157,18 +192,31 @@ class Population:
                     list(value.shape),
                     CHANGED,
                 )
-            padded = np.zeros(mask.shape + rest, kind)
-            padded[mask] = value
-            out.append(padded)
-        if self.classes and not 0 <= values[1].min() <= values[1].max() < self.classes:
+            to[mask] = value
+        self._labels(values[1])
+
+    def _copy(self, ids, out):
+        """Rows of clients from arrays, each number copied once."""
+        (x, y), (positions, mask) = self.arrays, self.rows(ids)
+        labels = y[positions[mask]]
+        self._labels(labels)
+        out[1][mask] = labels
+        if mask.all() and x.dtype == out[0].dtype:
+            flat = out[0].reshape(-1, *x.shape[1:])  # of a part of an array: no copy
+            np.take(x, positions.reshape(-1), axis=0, out=flat, mode="clip")
+            return
+        for to, at, size in zip(out[0], positions, mask.sum(1).tolist()):
+            if size:
+                to[:size] = x[at[0] : at[0] + size] if self.order is None else x[at[:size]]
+
+    def _labels(self, y):
+        if self.classes and not 0 <= y.min() <= y.max() < self.classes:
             checks.fail(
                 "population",
                 f"labels below {self.classes}, as at first",
-                f"{values[1].min()} to {values[1].max()}",
+                f"{y.min()} to {y.max()}",
                 CHANGED,
             )
-        self.forget()
-        return tuple(out)
 
     def forget(self):
         """Let go of the pages of memory-mapped files: they stay in the system's cache, not in this
@@ -177,6 +225,34 @@ class Population:
             memory_map = getattr(x, "_mmap", None)
             if memory_map is not None and hasattr(mmap, "MADV_DONTNEED") and x.mode in ("r", "r+"):
                 memory_map.madvise(mmap.MADV_DONTNEED)
+
+
+def _shares(size, most) -> list:
+    """At most so many slices of clients, with about equally many rows each."""
+    total = np.cumsum(size)
+    if not len(total) or not total[-1]:
+        return []
+    ends = np.searchsorted(total, total[-1] * np.arange(1, most) / most, side="right")
+    ends = np.unique([0, *ends, len(size)])
+    return [slice(a, b) for a, b in zip(ends, ends[1:]) if size[a:b].any()]
+
+
+def _of_rows(prepare_row):
+    """A function of one row as one of many, on the host."""
+    many = jax.jit(jax.vmap(prepare_row)) if callable(prepare_row) else None
+
+    def prepared(x):
+        try:
+            return np.asarray(many(x))
+        except Exception as error:  # of a function of the user's own
+            checks.fail(
+                "population",
+                "prepare_row, a JAX function of the x of one row",
+                checks.cause(error),
+                "A NumPy function of many rows is `prepare`.",
+            )
+
+    return prepared
 
 
 def _reader(rows, fields, prepare):
@@ -277,6 +353,9 @@ def _looked_at(host, n, test, classes, where):
         classes = (
             max(most, int(np.max(test[1], initial=0))) + 1 if host.kind[1].kind == "i" else None
         )
+    stored = [np.asarray(v) for v in host.stored(np.arange(1))]
+    kinds = host.kind if host.prepared is None else (stored[0].dtype, host.kind[1])
+    host.sent = [(v.shape[1:], kind) for v, kind in zip(stored, kinds)]
     clients = len(host.offsets) - 1
     step = max(1, BLOCK // host.slots)
     for first in range(0, clients, step):

@@ -246,7 +246,10 @@ def _some(run, plan, keys, slots, fetched):
         if rows is None:
             rows = Rows(fed.x, fed.y, fed.index.at[id_].get(mode="fill", fill_value=0), size)
         else:
-            rows = Rows(*rows, jnp.arange(rows[1].shape[0], dtype=jnp.int32), size)
+            x, y = rows
+            if fed.host.prepare_row is not None:
+                x = jax.vmap(fed.host.prepare_row)(x)
+            rows = Rows(x, y, jnp.arange(len(y), dtype=jnp.int32), size)
         payload, own, seen = alg.client(
             ctx, Keys(address(keys.batch), rows_key), run.server, own, rows
         )

@@ -32,7 +32,7 @@ from scipy import stats
 import jfl
 from jfl import sampling
 from jfl.core.random_streams import Stream, stream
-from jfl.data import checksum
+from jfl.data import checksum, host_rows
 from jfl.engine.round import draw, draws_key
 from jfl.sampling import uniform
 
@@ -259,6 +259,74 @@ def test_rows_come_from_a_data_source_too():
         assert np.array_equal(one, two) and not two[2].any()  # an id past the end has no rows
     doubled = jfl.population((x, y), size, test=test, prepare=lambda v: 2 * v)
     assert np.array_equal(doubled.host.fetch(np.array([1]))[0], 2 * a.host.fetch(np.array([1]))[0])
+
+
+@pytest.mark.parametrize("at_once", [0, 2**40], ids=["threads", "one"])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("sizes", [(3, 3, 3, 3, 3), (1, 4, 2, 5, 3)], ids=["even", "ragged"])
+def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, at_once, monkeypatch):
+    """Against a loop over clients, also beyond the last; rows as they are stored."""
+    monkeypatch.setattr(host_rows, "AT_ONCE", at_once)
+    n, starts = sum(sizes), np.cumsum([0, *sizes])
+    x = np.arange(n * 4, dtype=np.uint8).reshape(n, 2, 2)
+    y = (np.arange(n) % 3).astype(np.int64)
+    order = np.random.default_rng(0).permutation(n) if ordered else np.arange(n)
+    fed = jfl.population(
+        (x, y),
+        sizes,
+        order=order if ordered else None,
+        test=(x[:2] / np.float32(255), y[:2]),
+        prepare_row=lambda row: row / jnp.float32(255),
+    )
+    for ids in ([4, 0, 2, 5], [1], [5, 5], [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]):
+        found = fed.host.fetch(np.array(ids))
+        assert [v.dtype for v in found] == [np.uint8, np.int32]
+        for i, client in enumerate(ids):
+            own = order[starts[client] : starts[client + 1]] if client < len(sizes) else []
+            for value, rows in zip(found, (x, y)):
+                assert np.array_equal(value[i, : len(own)], rows[np.array(own, int)])
+                assert value.shape[1] == max(sizes) and not value[i, len(own) :].any()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_rows_that_are_prepared_on_the_device_are_the_same_run(name):
+    """Bytes that become numbers there, and the same numbers from the host."""
+    rng, sizes = np.random.default_rng(0), (3, 5, 2, 4)
+    pixels, y = rng.integers(0, 256, (14, 3)).astype(np.uint8), rng.normal(size=14)
+    scaled = lambda x: x * np.float32(1 / 256)
+    given = dict(sizes=sizes, test=(scaled(pixels), y), classes=0)
+    host = jfl.population((pixels, y), prepare=scaled, **given)
+    device = jfl.population((pixels, y), prepare_row=scaled, **given)
+    assert device.host.fetch(np.array([1]))[0].dtype == np.uint8
+    assert np.array_equal(host.identity, device.identity)
+    algorithm = getattr(jfl.algorithms, name)(
+        noisy_grad(), lr=0.3, steps=2, batch=jfl.batches.without_replacement(2)
+    )
+    sampler = jfl.sampling.without_replacement(4, 3)
+    one, other = (
+        jfl.simulate(
+            jax.random.key(0),
+            jfl.plan(fed, jfl.task(start_params(), squared), algorithm, sampler),
+            3,
+            evaluate_every=3,
+        )
+        for fed in (host, device)
+    )
+    close(one, other)
+    assert not np.allclose(flat(one.params), flat(start_params()), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "prepare_row, message",
+    [
+        (lambda x: np.asarray(x) / 255, "(?s)JAX function of the x of one row.*`prepare`"),
+        (3, "JAX"),
+    ],
+)
+def test_a_row_is_prepared_by_a_function_of_jax(prepare_row, message):
+    x, y = np.zeros((4, 3), np.uint8), np.zeros(4, np.int32)
+    with pytest.raises(ValueError, match=message):
+        jfl.population((x, y), [2, 2], test=(x / 255, y), prepare_row=prepare_row)
 
 
 def test_another_row_is_another_noise_and_another_checksum():
