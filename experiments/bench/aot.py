@@ -115,7 +115,9 @@ def compile_one(args, name: str, mode: str, target: str) -> dict:
     make = lambda **change: workloads.workload(
         name, mode.split("+"), args.algorithm, **dict(args.set) | change
     )
-    made, turns = make(), dict(args.turns)
+    with report.as_on(target):
+        made, turns = make(), dict(args.turns)
+        plans = [make(**numbers).plan for numbers in SPREAD] if args.points else []
     about = dict(
         workload=name,
         mode=mode,
@@ -127,7 +129,6 @@ def compile_one(args, name: str, mode: str, target: str) -> dict:
     )
     print(" ".join(f"{k}={v}" for k, v in about.items() if v), flush=True)
     if args.points:
-        plans = [make(**numbers).plan for numbers in SPREAD]
         found = report.grid(plans, target, points=args.points, devices=args.devices, turns=turns)
     else:
         found = report.run(made.plan, target, devices=args.devices, turns=turns)
@@ -137,7 +138,7 @@ def compile_one(args, name: str, mode: str, target: str) -> dict:
     rest = dict(
         cohort=made.cohort(),
         steps=found.steps,
-        turns={name: told._asdict() for name, told in turns.items()},
+        turns={name: told._asdict() for name, told in found.turns.items()},
         commit=commit(),
         versions=machines.versions(),
     )

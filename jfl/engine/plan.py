@@ -20,6 +20,7 @@ from ..sampling import batches
 from ..sampling import clients as sampling
 
 MEMORY = 2**31  # bytes for what a round computes at once
+CHUNKS = 16  # of a cohort of random size, on a CPU
 
 
 def plan(
@@ -52,7 +53,8 @@ def plan(
             draws, so that the release is an unbiased estimate of the weighted mean over all
             clients; they act after the row clip.
         adjacency: of the release, "add_remove" or "replace_one"; None: what the sampler implies.
-        chunk: clients computed at once; None: as many as `memory` bytes allow.
+        chunk: clients computed at once, on each device; None: as many as `memory` bytes allow, and
+            fewer where a round's size is random: a chunk without a client costs nothing.
         memory: bytes for what a round computes at once, where `chunk` is None.
         paired_noise: points of a sweep with one seed share noise; their joint release is then not
             private.
@@ -125,7 +127,26 @@ def plan(
     if chunk is not None:
         checks.whole("plan", chunk=chunk)
         return dataclasses.replace(result, chunk=min(chunk, sampler.capacity))
-    return dataclasses.replace(result, chunk=int(max(1, min(sampler.capacity, memory // each))))
+    fits = int(max(1, memory // each))
+    return dataclasses.replace(result, chunk=min(sampler.capacity, fits, _at_once(sampler)))
+
+
+def _at_once(sampler: Sampler) -> int:
+    """Slots of a chunk, where memory does not decide.
+
+    Chunks without a client do not run.  A CPU is as fast in small ones, so the fewer slots the
+    last one leaves empty the better.  Elsewhere each has the launches of a whole cohort, so nearly
+    all cohorts should fit into one.
+    """
+    if sampling.fills(sampler):
+        return sampler.capacity
+    if jax.default_backend() == "cpu":
+        return -(-sampler.capacity // CHUNKS)
+    if sampler.scheme == "poisson" and checks.concrete(sampler.expected):
+        mean = float(sampler.expected)
+        deviation = (mean * (1 - min(1, mean / sampler.clients))) ** 0.5
+        return int(np.ceil(mean + 2 * deviation))
+    return sampler.capacity
 
 
 def _fits(fed, task, algorithm, sampler):

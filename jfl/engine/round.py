@@ -14,6 +14,7 @@ from ..core.random_streams import Stream, noise_base, noise_words, stream, strea
 from ..core.records import Array, Cohort, Context, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
 from ..core.threefry import compact
 from ..privacy.mechanisms import chain as mech
+from ..sampling import clients as sampling
 from .devices import devices
 
 
@@ -169,13 +170,17 @@ def _keys(run, batch, noise):
 
 
 def chunks(cohort: Cohort, plan: Plan) -> tuple:
-    """ids, count and turn as [chunks, slots of a chunk], filled up with empty slots; each device
-    has equally many."""
+    """ids, count and turn as [chunks, slots of a chunk], filled up with empty slots.
+
+    Each device has equally many.  Slots are dealt to the devices in turn: where the last of a
+    cohort are empty, no device has more to do than another.
+    """
     count, size = layout(plan)
+    devices = 1 if plan.mesh is None else plan.mesh.shape["clients"]
     pad = count * size - plan.sampler.capacity
     fill = (plan.sampler.clients, 0, 0)
     return tuple(
-        jnp.pad(x, (0, pad), constant_values=f).reshape(count, size)
+        jnp.pad(x, (0, pad), constant_values=f).reshape(-1, devices).T.reshape(count, size)
         for x, f in zip((cohort.ids, cohort.count, cohort.turn), fill)
     )
 
@@ -208,20 +213,53 @@ def _cohort(run, plan, keys, slots, fetched):
 
 
 def _chunks(run, plan, keys, slots, fetched):
-    """The chunks of one device, one after another."""
+    """The chunks of one device, one after another, as far as there are clients.
+
+    An empty slot weighs nothing and remembers nothing, so what a chunk without a client would give
+    are the zeros that this begins with.
+    """
     some = functools.partial(_some, run, plan, keys)
-    first = pytrees.map(lambda x: x[0], (slots, fetched))
-    if slots[0].shape[0] == 1:
+    count, first = slots[0].shape[0], pytrees.map(lambda x: x[0], (slots, fetched))
+    if count == 1:
         sums, new = some(*first)
         return sums, pytrees.map(lambda x: x[None], new)
-    zeros = pytrees.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(some, *first)[0])
+    sums, new = jax.eval_shape(some, *first)
+    sums = pytrees.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 
     def add(sums, chunk):
         more, new = some(*chunk)
         return pytrees.add(sums, more), new
 
+    def one(i, carry):
+        chunk = pytrees.map(
+            lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), (slots, fetched)
+        )
+        sums, new = add(carry[0], chunk)
+        return sums, pytrees.map(lambda x, n: x.at[i].set(n), carry[1], new)
+
     with jax.named_scope("chunks"):
-        return jax.lax.scan(add, zeros, (slots, fetched))
+        if sampling.fills(plan.sampler):
+            return jax.lax.scan(add, sums, (slots, fetched))
+        new = pytrees.map(lambda s: jnp.zeros((count, *s.shape), s.dtype), new)
+        return jax.lax.fori_loop(0, _chunks_with_clients(slots[1]), one, (sums, new))
+
+
+def _chunks_with_clients(times):
+    """How many chunks have to run: up to the last one with a client; times: Int[chunks, slots]."""
+    chunk = jnp.arange(1, len(times) + 1, dtype=jnp.int32)
+    return _most(jnp.where((times > 0).any(1), chunk, 0).max())
+
+
+@jax.custom_batching.custom_vmap
+def _most(count):
+    """The points of a sweep run as many chunks as the one that needs most: a loop that ended for
+    some of them alone would copy its sums in every turn."""
+    return count
+
+
+@_most.def_vmap
+def _(size, batched, count):
+    return _most(count.max(0) if batched[0] else count), False
 
 
 def _some(run, plan, keys, slots, fetched):

@@ -256,12 +256,19 @@ def widened(plans: list[Plan], to: dict) -> list[Plan]:
 
 def static_groups(plans: list[Plan]) -> list[list[int]]:
     """Where the plans stand that share a program: of one structure, with arrays of one shape and
-    type."""
+    type.  They need not have one chunk: `largest_chunk` is for all of them."""
     groups: dict = {}
     for i, plan in enumerate(plans):
         shapes = tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(plan))
-        groups.setdefault((jax.tree.structure(plan), shapes), []).append(i)
+        structure = jax.tree.structure(dataclasses.replace(plan, chunk=0))
+        groups.setdefault((structure, shapes), []).append(i)
     return list(groups.values())
+
+
+def largest_chunk(plans: list[Plan]) -> int:
+    """Clients computed at once where the plans are one program; cohorts of different rates are
+    planned with different chunks."""
+    return max(p.chunk or p.sampler.capacity for p in plans)
 
 
 def _apart(points, plans, seeds, words, groups):
@@ -282,8 +289,8 @@ def _apart(points, plans, seeds, words, groups):
                     "sweep",
                     "points that differ in what they compute, or in their seed",
                     f"{checks.shown(points[known[1]])} and {checks.shown(points[i])}, which differ "
-                    f"in how it is computed alone (a chunk, "
-                    "a capacity, a gradient path, a function that is made anew for each point)",
+                    "in how it is computed alone (a capacity, a gradient path, a function that is "
+                    "made anew for each point)",
                     "Give them different seeds, or run one of them.",
                 )
 
@@ -291,11 +298,12 @@ def _apart(points, plans, seeds, words, groups):
 def _group(plans: list[Plan], keys, words, counts, memory, mesh):
     """Run plans of one structure as one vmapped program, a block of points at a time."""
     leaves = [jax.tree.leaves(p) for p in plans]
-    plans = [dataclasses.replace(p, mesh=mesh) for p in plans]
+    chunk = largest_chunk(plans)
+    plans = [dataclasses.replace(p, mesh=mesh, chunk=chunk) for p in plans]
     treedef = jax.tree.structure(plans[0])
     mapped = tuple(any(not _same(column[0], x) for x in column[1:]) for column in zip(*leaves))
     shared = tuple(x for x, m in zip(leaves[0], mapped) if not m)
-    point = client_bytes(plans[0]) * (plans[0].chunk or plans[0].sampler.capacity)
+    point = client_bytes(plans[0]) * chunk
     lines = 1 if mesh is None else mesh.shape.get("points", 1)  # each device takes equally many
     block = lines * int(max(1, min(-(-len(plans) // lines), memory // point)))
     shared, counts = meshes.spread((shared, jnp.asarray(counts)), mesh)

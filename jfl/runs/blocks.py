@@ -17,7 +17,7 @@ import jax
 from ..core.records import Health, Plan
 from ..engine import devices as meshes
 from ..engine.plan import client_bytes
-from ..engine.sweep import MEMORY, static_groups
+from ..engine.sweep import MEMORY, largest_chunk, static_groups
 from ..engine.sweep import sweep as run_sweep
 from . import checkpoint, record
 from .config import Config
@@ -74,8 +74,8 @@ def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[in
     """
     out = []
     for members in static_groups(plans):
-        plan = plans[members[0]]
-        fit = memory // (client_bytes(plan) * (plan.chunk or plan.sampler.capacity))
+        together = [plans[i] for i in members]
+        fit = memory // (client_bytes(together[0]) * largest_chunk(together))
         count = math.ceil(len(members) / max(1, min(fit, most)))
         # every so-many-th point: what varies in the group varies in each block, so that they share
         # a program

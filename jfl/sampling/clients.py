@@ -30,6 +30,13 @@ def adjacency(sampler: Sampler) -> str:
     return "add_remove" if sampler.scheme == "poisson" else "replace_one"
 
 
+def fills(sampler: Sampler) -> bool:
+    """Whether every slot of every cohort holds a client."""
+    if sampler.scheme == "with_replacement":
+        return sampler.independent
+    return sampler.scheme in ("full", "without_replacement", "first_responders")
+
+
 def _cohort(ids, clients, overflow=0):
     return Cohort(
         ids,
@@ -131,12 +138,10 @@ def _draw_with(key, *, edges, clients, cohort, independent):
     if independent:
         return Cohort(drawn, jnp.ones(cohort, jnp.int32), turn, jnp.zeros((), jnp.int32))
     count = jnp.searchsorted(drawn, drawn, side="right").astype(jnp.int32) - first
-    return Cohort(
-        jnp.where(turn == 0, drawn, clients),
-        jnp.where(turn == 0, count, 0),
-        jnp.zeros_like(turn),
-        jnp.zeros((), jnp.int32),
+    ids, count = jax.lax.sort(  # empty slots last
+        (jnp.where(turn == 0, drawn, clients), jnp.where(turn == 0, count, 0)), num_keys=1
     )
+    return Cohort(ids, count, jnp.zeros_like(turn), jnp.zeros((), jnp.int32))
 
 
 def with_replacement(

@@ -29,13 +29,16 @@ def answer(target, case=None, workload=None, modes=(), points=0, turns=(), **res
     """The row of a request; `rest` are devices, and numbers of a workload."""
     devices, numbers = rest.pop("devices", 1), rest
     if case is not None:
-        return report.run(CASES[case](), target, devices=devices).row()
+        with report.as_on(target):
+            plan = CASES[case]()
+        return report.run(plan, target, devices=devices).row()
     told = dict(devices=devices, turns=dict(map(aot.turns_of, turns)))
     make = lambda **change: workloads.workload(workload, modes, **numbers | change).plan
+    with report.as_on(target):
+        plans = [make(**change) for change in (aot.SPREAD if points else ({},))]
     if points:
-        plans = [make(**change) for change in aot.SPREAD]
         return report.grid(plans, target, points=points, **told).row()
-    return report.run(make(), target, **told).row()
+    return report.run(*plans, target, **told).row()
 
 
 def main():

@@ -77,5 +77,6 @@ CASES = (
     {case: functools.partial(plan, case.split()[1]) for case in ALGORITHMS}
     | {f"noise {name}": make for name, make in NOISES.items()}
     | {f"cohort {name}": lambda make=make: plan(sampler=make()) for name, make in SAMPLERS.items()}
+    | {"cohort poisson in chunks": lambda: plan(sampler=SAMPLERS["poisson"](), chunk=2)}
     | {f"batch {name}": lambda make=make: plan(batch=make()) for name, make in BATCHES.items()}
 )

@@ -146,9 +146,10 @@ def test_chunks_capacity_and_padding_never_matter(name, task, base):
         name,
         make_federation(pad=4),
         task,
-        chunk=2,
+        chunk=5,
         sampler=jfl.sampling.poisson(CLIENTS, 0.4, capacity=5),
     )
+    assert (plan.chunk, wide.chunk) == (1, 5)
     other = run4(wide)
     close((out.run.server, out.run.own), (other.run.server, other.run.own))
     assert np.array_equal(words(plan), words(wide))
@@ -193,6 +194,57 @@ def test_slots_and_memory(name, fed, task):
     # an empty round is a release of noise, not a silent one: that nobody came is hidden
     assert not np.allclose(flat(nobody.server.params), flat(start.server.params), atol=1e-4)
     assert step._cache_size() == 1
+
+
+class Counted:
+    """A loss that counts on the host how often it runs."""
+
+    calls = 0
+
+    @staticmethod
+    @jfl.named("tests.counted_loss")
+    def loss(params, x, y):
+        jax.debug.callback(Counted.add, x[0])
+        return squared(params, x, y)
+
+    @classmethod
+    def add(cls, _):
+        cls.calls += 1
+
+
+def computed(f, *args) -> int:
+    """How many losses a call computes, in units of a client's: two steps of three rows."""
+    jax.block_until_ready(f(*args))
+    jax.effects_barrier()
+    Counted.calls = 0
+    jax.block_until_ready(f(*args))
+    jax.effects_barrier()
+    return Counted.calls / 6
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_chunks_without_a_client_do_not_run(chunk, fed):
+    """Alone, and in a sweep, where as many run as the point that needs most has."""
+    plan = jfl.plan(
+        fed,
+        jfl.task(start_params(), Counted.loss),
+        make_algorithm("scaffold", jfl.grad(Counted.loss)),
+        jfl.sampling.poisson(CLIENTS, 0.4, capacity=CLIENTS),
+        chunk=chunk,
+    )
+    keys = jax.random.split(KEY, 12)
+    runs = [jfl.init(key, plan) for key in keys]
+    draw = jax.jit(lambda run, plan: plan.sampler.draw(stream(draws_key(run), Stream.COHORT, 0)))
+    many = [int((draw(run, plan).count > 0).sum()) for run in runs]
+    assert len(set(many)) >= 3
+    slots = [-(-n // chunk) * chunk for n in many]
+    step = jax.jit(jfl.run_round)
+    assert [computed(step, run, plan) for run in runs] == slots
+    both = jax.jit(jax.vmap(jfl.run_round, (0, None)))
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *runs)
+    assert computed(both, stacked, plan) == len(runs) * max(slots)
+    for i, run in enumerate(runs):
+        close(jax.tree.map(lambda x, i=i: x[i], both(stacked, plan)), step(run, plan))
 
 
 @every_algorithm

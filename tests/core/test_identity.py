@@ -799,11 +799,13 @@ def test_paired_noise_opts_out(fed, task):
 
 def test_points_that_would_be_compiled_apart_are_refused(fed, task):
     """They have one noise, and two programs may add in another order."""
-    make = lambda chunk, **_: noisy_plan("fedavg", fed, task, chunk=chunk)
+    make = lambda capacity, **_: noisy_plan(
+        "fedavg", fed, task, sampler=jfl.sampling.poisson(CLIENTS, 0.4, capacity=capacity)
+    )
     with pytest.raises(
         ValueError, match="sweep: need points that differ in what they compute.*different seeds"
     ):
-        jfl.sweep(make, rounds=1, points=[dict(chunk=2), dict(chunk=3)])
+        jfl.sweep(make, rounds=1, points=[dict(capacity=6), dict(capacity=7)])
     with pytest.raises(ValueError, match="need points"):
         jfl.sweep(
             lambda path: jfl.plan(
@@ -818,15 +820,16 @@ def test_points_that_would_be_compiled_apart_are_refused(fed, task):
     out = jfl.sweep(
         make,
         rounds=1,
-        points=[dict(chunk=2, seed=0), dict(chunk=3, seed=1)],
+        points=[dict(capacity=6, seed=0), dict(capacity=7, seed=1)],
         tolerate=("empty_cohort",),
     )
     assert out.groups == 2
     # in one group they are one and the same release
+    make = lambda chunk, **_: noisy_plan("fedavg", fed, task, chunk=chunk)
     both = jfl.sweep(
-        make, rounds=1, points=[dict(chunk=2), dict(chunk=2)], tolerate=("empty_cohort",)
+        make, rounds=1, points=[dict(chunk=2), dict(chunk=3)], tolerate=("empty_cohort",)
     )
-    assert same_bits(both.params[0], both.params[1])
+    assert both.groups == 1 and same_bits(both.params[0], both.params[1])
 
 
 # --- data

@@ -32,6 +32,7 @@ from helpers.problems import (
 
 DEVICE = make_federation()
 FEDS = dict(device=DEVICE, host=on_host(DEVICE))
+RANDOM = dict(sampler=jfl.sampling.poisson(7, 0.5, capacity=7), chunk=1)  # some chunks are empty
 
 
 def make(fed, name="fedavg", lr=0.3, z=1.1, **options):
@@ -61,7 +62,7 @@ def runs(plan, meshes, **what):
         report(dict(what, mesh=str(mesh)), found, one, other)
 
 
-def grids(meshes, name):
+def grids(meshes, name, **options):
     made = {}
     axes = dict(lr=[0.1, 0.3, 0.5], z=[0.5, 2.0])
     go = lambda seed, mesh: flat(
@@ -72,7 +73,7 @@ def grids(meshes, name):
                 for s in [
                     jfl.sweep(
                         lambda lr, z: made.setdefault(
-                            (lr, z), make("device", name, lr, z, chunk=2)
+                            (lr, z), make("device", name, lr, z, **options)
                         ),
                         rounds=3,
                         seed=seed,
@@ -137,7 +138,7 @@ def main(kind):
     if kind == "short":
         runs(make("device", "scaffold", chunk=1), [8], fed="device")
         runs(make("host", "scaffold"), [8], fed="host")
-        grids([jax.make_mesh((2, 4), ("points", "clients"))], "fedavg")
+        grids([jax.make_mesh((2, 4), ("points", "clients"))], "fedavg", **RANDOM)
         return
     if kind == "half":  # chunks and devices are added up in float32
         for dtype, mesh in itertools.product(("bfloat16", "float16"), (2, 8)):
@@ -152,17 +153,19 @@ def main(kind):
         uploads=dict(upload=noisy_release()),
         poisson=dict(sampler=jfl.sampling.poisson(7, 0.5)),
     ).items():
-        runs(make("device", **more), [8], case=name)
-    grids(
-        [
-            2,
-            4,
-            "auto",
-            jax.make_mesh((2, 4), ("points", "clients")),
-            jax.make_mesh((8,), ("clients",)),
-        ],
-        "scaffold",
-    )
+        runs(make("device", **more), [2, 8], case=name)
+    for options in (dict(chunk=2), RANDOM):
+        grids(
+            [
+                2,
+                4,
+                "auto",
+                jax.make_mesh((2, 4), ("points", "clients")),
+                jax.make_mesh((8,), ("clients",)),
+            ],
+            "scaffold",
+            **options,
+        )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ TPU's leaves them to be read from the loop itself.
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments.bench import aot
@@ -337,3 +338,15 @@ def test_a_row_replaces_the_one_of_the_same_program(tmp_path):
         aot.save(out, row | dict(launches=launches))
     aot.save(out, row | dict(target=2))
     assert [r.get("launches") for r in json.loads(out.read_text())["rows"]] == [2, None]
+
+
+def test_chunks_of_a_poisson_cohort_turn_as_often_as_their_law_says():
+    """Twenty of a hundred: seldom more than twenty-eight."""
+    with report.as_on("h200"):
+        one = workloads.workload("W2", ("poisson",)).plan
+    assert one.chunk == 28
+    told = report.chunk_turns(one)["chunks"]
+    assert told.capacity == 4 and 1.015 < told.mean < 1.025
+    assert report.chunk_turns(workloads.workload("W2").plan) == {}
+    drawn = np.random.default_rng(0).binomial(100, 0.2, 100_000)
+    assert abs(np.ceil(drawn / 28).mean() - told.mean) < 5e-3

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from scipy import stats
 
 import jfl
 from jfl.core.hashing import WORDS
 from jfl.engine import simulate, sweep
-from jfl.engine.round import begin
+from jfl.engine.round import begin, layout
 
 from . import counts, machines, program, workloads
 
@@ -36,6 +37,7 @@ class Report:
         memory: bytes on one device; wide_written: instructions on 64 bits in the program that was
             handed to the compiler, which a TPU's compiler writes anew in 32 bits.
         steps: local steps of a client.
+        turns: of loops that the compiler does not know.
     """
 
     target: str
@@ -45,6 +47,7 @@ class Report:
     loops: counts.Loop
     steps: int
     text: str
+    turns: dict = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def rounds(self) -> counts.Loop:
@@ -89,10 +92,12 @@ class Report:
 
 
 @contextlib.contextmanager
-def _as_on(platform):
-    """Where jfl chooses by `jax.default_backend()` while it is traced, it chooses as over there."""
+def as_on(target: str):
+    """Where jfl chooses by `jax.default_backend()`, it chooses as over there: in `jfl.plan`, and
+    while a program is traced."""
     jax.clear_caches()  # of what was traced for this machine
-    with mock.patch.object(jax, "default_backend", lambda: NAMES[platform]):
+    platform = NAMES[machines.TARGETS[target].platform]
+    with mock.patch.object(jax, "default_backend", lambda: platform):
         yield
     jax.clear_caches()
 
@@ -109,7 +114,7 @@ def compiled(function, arguments, target: str, *, steps=1, turns=None, **static)
         counts.UnknownLoops: for loops whose turns nobody knows; and whatever a compiler says.
     """
     machine = machines.TARGETS[target]
-    with _as_on(machine.platform):
+    with as_on(target):
         begun = time.perf_counter()
         lowered = function.lower(*arguments, **static)
         done = lowered.compile()
@@ -118,7 +123,7 @@ def compiled(function, arguments, target: str, *, steps=1, turns=None, **static)
     found, text = done.memory_analysis(), done.as_text()
     memory = {k: int(getattr(found, f"{v}_in_bytes")) for k, v in MEMORY.items()} if found else {}
     loops = counts.read(text, machine, turns)
-    return Report(target, seconds, memory, written, loops, steps, text)
+    return Report(target, seconds, memory, written, loops, steps, text, turns or {})
 
 
 def shapes(tree):
@@ -146,6 +151,18 @@ def _words(*count):
     return jax.ShapeDtypeStruct((*count, WORDS), jnp.uint32)
 
 
+def chunk_turns(plan: jfl.Plan) -> dict:
+    """How many chunks of a Poisson cohort hold a client: the mean, and all."""
+    sampler, (count, size) = plan.sampler, layout(plan)
+    if sampler.scheme != "poisson" or count == 1:
+        return {}
+    devices = 1 if plan.mesh is None else plan.mesh.shape["clients"]
+    together, law = size * devices, stats.binom(sampler.clients, float(sampler.rate))
+    turns = count // devices
+    mean = float(law.sf(np.arange(turns) * together).sum())
+    return dict(chunks=counts.Turns(mean, turns))
+
+
 def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) -> Report:
     """What `jfl.simulate` compiles: rounds, evaluations, and what it computes once.
 
@@ -154,6 +171,7 @@ def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) ->
     """
     mesh = machines.mesh(target, devices)
     plan = dataclasses.replace(plan, mesh=mesh if devices > 1 else None)
+    turns = chunk_turns(plan) | (turns or {})
     state = jax.eval_shape(begin, _key(), shapes(plan), _words(), _words())
     many = jax.ShapeDtypeStruct((evaluations,), jnp.int32)
     return compiled(
