@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.bench import aot
+from experiments.bench import aot, device
 from experiments.bench.ahead_of_time import counts, machines, program, report, workloads
 
 GPU, TPU = machines.TARGETS["h200"], machines.TARGETS["v5e"]
@@ -350,3 +350,51 @@ def test_chunks_of_a_poisson_cohort_turn_as_often_as_their_law_says():
     assert report.chunk_turns(workloads.workload("W2").plan) == {}
     drawn = np.random.default_rng(0).binomial(100, 0.2, 100_000)
     assert abs(np.ceil(drawn / 28).mean() - told.mean) < 5e-3
+
+
+def test_rows_of_a_workload_have_its_shapes():
+    """So what a device is timed with is what was compiled for it."""
+    few = dict(rows=10, clients=12)
+    made = workloads.workload("W1", fed=workloads.random_rows("W1", **few), **few)
+    assert made.hash() == workloads.workload("W1", **few).hash()
+
+
+@pytest.mark.slow
+def test_a_device_is_timed_and_what_fails_is_told(capsys, monkeypatch, tmp_path):
+    """On the CPU that is here, at a small size: a row for every job, those that failed by name."""
+    monkeypatch.setattr(device, "SECONDS", 0.1)
+    monkeypatch.setattr(device, "CIFAR_ROUNDS", 2)
+    out, one_run = tmp_path / "rows.json", device.one_run
+
+    def broken(plan):
+        if plan.algorithm.name == "scaffold":
+            raise RuntimeError("out of memory")
+        return one_run(plan)
+
+    monkeypatch.setattr(device, "one_run", broken)
+    few = dict(rows=10, clients=12, cohort=4, batch=5, steps=2)
+    names = ["W1", "W4", "W6", "cifar10"]
+    assert device.main(names, out=out, numbers=few) == 1
+    rows = {(r["name"], r["mode"]): r for r in json.loads(out.read_text())["rows"]}
+    assert set(rows) == {(j.name, j.mode) for j in device.jobs() if j.name in names}
+    assert "out of memory" in rows.pop(("W6", "private"))["skipped"]
+    for row in rows.values():
+        assert row["seconds"] > 0 and row["compile_seconds"] > 0 and row["device"]
+    assert "ms a round" in capsys.readouterr().out
+    assert device.main(["W1"], minutes=0, out=out) == 0
+    assert "no time left" in capsys.readouterr().out
+
+
+def test_a_clock_stands_beside_the_floor_of_its_own_shapes(monkeypatch):
+    """Of this device and this workload; others have none."""
+    monkeypatch.setattr(device, "target", lambda: "h200")
+    made = workloads.workload("W1")
+    (row,) = (
+        r
+        for r in json.loads(aot.RESULTS.read_text())["rows"]
+        if (r["shapes"], r["target"], r["points"], r["devices"]) == (made.hash(), "h200", 0, 1)
+    )
+    assert device.floor(made, 0)["floor"] == row["round"]["seconds"] > 0
+    assert device.floor(workloads.workload("W1", steps=2), 0) == {}
+    monkeypatch.setattr(device, "target", lambda: None)
+    assert device.floor(made, 0) == {}

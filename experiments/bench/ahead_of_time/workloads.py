@@ -1,7 +1,7 @@
 """The plans that are compiled, as shapes: nothing of the size of their data is allocated.
 
 Numbers of W1, W2, W3 and W5 are those of `experiments/bench/peers/workloads.py`, which the clock
-times; the test set has 10,000 rows.
+times; W6 is that of `experiments/bench/round.py`.  The test set has 10,000 rows.
 """
 
 import dataclasses
@@ -22,6 +22,20 @@ from jfl.core.records import Federation
 
 PEERS = str(Path(__file__).parents[1] / "peers")
 TEST_ROWS = 10_000
+CLASSES = 10
+W6 = dict(
+    level="record",
+    features=(40,),
+    clients=100,
+    rows=4000,
+    hidden=(),
+    cohort=20,
+    steps=50,
+    batch=800,
+    lr=0.01,
+    clip=1.0,
+    noise=120.0,
+)
 ALGORITHMS = tuple(jfl.algorithms.__all__)
 MODES = dict(
     private="the workload's noise",
@@ -87,7 +101,7 @@ def _peers():
     """The numbers of the workloads that are timed."""
     if PEERS not in sys.path:
         sys.path.append(PEERS)
-    return importlib.import_module("workloads").WORKLOADS
+    return importlib.import_module("workloads").WORKLOADS | dict(W6=W6)
 
 
 def names() -> list:
@@ -95,11 +109,18 @@ def names() -> list:
     return list(_peers())
 
 
-def workload(name: str, modes=("private",), algorithm: str = "fedavg", **change) -> Workload:
+def workload(
+    name: str,
+    modes=("private",),
+    algorithm: str = "fedavg",
+    fed: Federation | None = None,
+    **change,
+) -> Workload:
     """A workload by name.
 
     Args:
         modes: of MODES, one change of the workload each.
+        fed: the rows, as of `random_rows`; None: shapes alone.
         change: numbers in place of the workload's own, of CHANGES.
 
     Raises:
@@ -114,10 +135,14 @@ def workload(name: str, modes=("private",), algorithm: str = "fedavg", **change)
         if given - known:
             raise ValueError(f"no {what} {sorted(given - known)}; known: {sorted(known)}")
     numbers = _peers()[name] | change
+    if fed is not None:
+        return Workload(
+            name, tuple(modes), algorithm, numbers, _plan(fed, numbers, modes, algorithm)
+        )
     held = []
 
     def make(*arrays):
-        held.append(_Maker(Federation(*arrays, classes=10), numbers, modes).plan(algorithm))
+        held.append(_plan(Federation(*arrays, classes=CLASSES), numbers, modes, algorithm))
         return held[0]
 
     shapes, form = jax.tree.flatten(jax.eval_shape(make, *_arrays(numbers)))
@@ -129,8 +154,31 @@ def workload(name: str, modes=("private",), algorithm: str = "fedavg", **change)
     return Workload(name, tuple(modes), algorithm, numbers, form.unflatten(leaves))
 
 
+def random_rows(name: str, **change) -> Federation:
+    """Rows of a workload's shapes, normal, each client's next to each other."""
+    numbers, rng = _peers()[name] | change, np.random.default_rng(0)
+    clients, rows = numbers["clients"], numbers["rows"]
+    normal = lambda shape: jnp.asarray(rng.standard_normal(shape.shape, np.float32))
+    labels = lambda shape: jnp.asarray(rng.integers(0, CLASSES, shape.shape, np.int32))
+    x, y, _, _, x_test, y_test, test_index, test_size = _arrays(numbers)
+    return Federation(
+        normal(x),
+        labels(y),
+        jnp.arange(clients * rows, dtype=jnp.int32).reshape(clients, rows),
+        jnp.full(clients, rows, jnp.int32),
+        normal(x_test),
+        labels(y_test),
+        *(jnp.zeros(v.shape, v.dtype) for v in (test_index, test_size)),
+        classes=CLASSES,
+    )
+
+
+def _plan(fed, numbers, modes, algorithm):
+    return _Maker(fed, numbers, modes).plan(algorithm)
+
+
 def _features(numbers):
-    return tuple(numbers.get("image", (784,)))
+    return tuple(numbers.get("image") or numbers.get("features", (784,)))
 
 
 def _arrays(numbers):
