@@ -475,9 +475,7 @@ def test_products_against_formed_gradients(shape):
 
     for squares, whole, spoilt in run(a, b, g):
         np.testing.assert_allclose(squares, np.square(g).sum((1, 2, 3)), rtol=1e-4)
-        np.testing.assert_allclose(
-            whole, np.einsum("n,neio->eio", factor, g), rtol=1e-4, atol=1e-5
-        )
+        np.testing.assert_allclose(whole, np.einsum("n,neio->eio", factor, g), rtol=1e-4, atol=1e-5)
         close(spoilt, whole)
 
 
@@ -491,9 +489,7 @@ def test_lookups_against_formed_gradients():
         at, b
     )
     np.testing.assert_allclose(squares, np.square(g).sum((1, 2)), rtol=1e-5)
-    np.testing.assert_allclose(
-        whole, np.einsum("n,nvd->vd", factor, g), rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(whole, np.einsum("n,nvd->vd", factor, g), rtol=1e-5, atol=1e-6)
 
 
 def test_patches_are_those_of_lax():

@@ -258,17 +258,29 @@ def test_golden_file():
                 <= got
                 <= v["eps_rdp_exact_same_orders"] * (1 + 1e-9)
             ), e["id"]
-        elif e["kind"] == "calibration" and p["q"] < 1:
+        else:
+            continue
+        seen += 1
+    assert seen > 80
+
+
+@pytest.mark.slow  # test_solved_noise_is_safe_and_tight, and values of test_pld.py
+def test_golden_calibrations():
+    path = DATA / "golden_accounting.json"
+    if not path.exists():
+        pytest.skip(f"NOT TESTED against {path}: set JFL_DATA_DIR to its folder")
+    seen = 0
+    for e in json.loads(path.read_text())["entries"]:
+        p, v = e["params"], e["values"]
+        if e["kind"] == "calibration" and p["q"] < 1:
             z = guarantees.solve_noise(
                 lambda z, p=p: poisson(p["q"], z, p["T"]), p["target_eps"], p["delta"]
             )
             # with loss distributions, of a finer grid than that library's
             assert 1 - 5e-4 < z / v["sigma_pld_dpa"] < 1 + 1e-3, e["id"]
             assert z <= v["sigma_rdp_dpa"], e["id"]
-        else:
-            continue
-        seen += 1
-    assert seen > 80
+            seen += 1
+    assert seen > 5
 
 
 # --- against another library
@@ -323,7 +335,7 @@ def test_participation_at_order_two():
     st.integers(1, 10**5),
     st.sampled_from([poisson, fixed]),
 )
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=10)
 def test_more_of_anything_costs_more(z, q, times, build):
     base = eps(build(q, z, times))
     assert 0 <= base < math.inf
@@ -389,6 +401,7 @@ def test_float64_whatever_the_default():
     close(results[0], 1e-12 * math.expm1(1.0), 1e-9)  # exact to first order, lost in float32
 
 
+@pytest.mark.slow  # test_transforms.py: every curve under jit and vmap, and its slopes
 def test_traceable():
     orders = np.array([1.5, 2.0, 16.0])
     for curve in (rdp.poisson, rdp.without_replacement):
@@ -419,6 +432,7 @@ def test_slopes_are_finite_beyond_the_reach_of_the_grid():
 # --- noise
 
 
+@pytest.mark.by_default("1.0")
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
 def test_solved_noise_is_safe_and_tight(target):
     z = guarantees.solve_noise(lambda z: poisson(0.02, z, 500), target, DELTA)
@@ -700,6 +714,9 @@ def test_weights():
     )  # std 1 over 2 * 0.5 * weight 2
     changing = records.Fn(jnp.ones)
     assert third(make(release=NOISY(), weights=changing)).epsilon == third(relative).epsilon
+
+
+def test_weights_that_change_over_rounds(renyi_alone):
     # a fixed std beside weights of the round: each round has a multiplier of its own
     rising = records.Fn(lambda round_: jnp.ones(CLIENTS).at[0].set(1.0 + round_))
     got = guarantees.guarantee(
@@ -791,9 +808,7 @@ def test_caveats_travel():
     )
 
 
-@pytest.mark.by_default(
-    "1.0-plan0-options0", "1.0-plan1-options1", "1.0-plan4-options4", "1.0-plan5-options5"
-)
+@pytest.mark.by_default("1.0-plan1-options1", "1.0-plan4-options4", "1.0-plan5-options5")
 @pytest.mark.parametrize(
     "plan, options",
     [
@@ -1072,10 +1087,15 @@ def test_delta_inverts_epsilon():
     assert rdp_events.delta(events.gaussian(1000.0), 1.0) < 1e-200
 
 
-def test_other_unknowns():
+def test_rounds_for_an_epsilon():
+    """More than quick bounds allow, and no more than the smallest does."""
     event = events.poisson(0.01, events.gaussian(1.0))
     times = guarantees.solve_rounds(event, 2.0, DELTA)
     assert best(events.repeat(event, times)) <= 2.0 < best(events.repeat(event, times + 1))
+    assert eps(events.repeat(event, times)) > 2.0
+
+
+def test_other_unknowns(renyi_alone):
     assert guarantees.solve_rounds(events.gaussian(0.1), 1.0, DELTA) == 0
     rate = guarantees.solve_rate(lambda q: poisson(q, 1.0, 500), 2.0, DELTA)
     assert rate == np.float32(rate) and 2.0 * (1 - 1e-3) <= best(poisson(rate, 1.0, 500)) <= 2.0
