@@ -1184,17 +1184,20 @@ def test_marks_under_every_transformation():
         return mech.release(chain, key, (), v[None], jnp.ones(1))[0]
 
     keys, v = jax.random.split(jax.random.key(1), 4), jnp.arange(12.0).reshape(4, 3) / 40 + 0.1
-    each = jnp.stack([out(k, x) for k, x in zip(keys, v)])
+    plain = jax.jit(out)
+    each = jnp.stack([plain(k, x) for k, x in zip(keys, v)])
     np.testing.assert_allclose(jax.jit(jax.vmap(out))(keys, v), each, rtol=1e-6)
-    np.testing.assert_allclose(jax.vmap(out, (0, 1))(keys, v.T), each, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.vmap(out, (0, 1)))(keys, v.T), each, rtol=1e-6)
     np.testing.assert_allclose(
         jax.lax.scan(lambda c, kv: (c, out(*kv)), 0, (keys, v))[1], each, rtol=1e-6
     )
-    np.testing.assert_allclose(jax.checkpoint(out)(keys[0], v[0]), each[0], rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.checkpoint(out))(keys[0], v[0]), each[0], rtol=1e-6)
     slope = jax.jit(jax.vmap(jax.grad(lambda v, key: out(key, v).sum()), (0, 0)))(v, keys)
     np.testing.assert_allclose(slope, np.ones((4, 3)), rtol=1e-5)  # the clip does not bite
     mesh = jfl.engine.devices.Mesh(np.array(jax.devices()[:1]), ("clients",))
-    spread = jax.shard_map(
-        jax.vmap(out), mesh=mesh, in_specs=jax.P("clients"), out_specs=jax.P("clients")
+    spread = jax.jit(
+        jax.shard_map(
+            jax.vmap(out), mesh=mesh, in_specs=jax.P("clients"), out_specs=jax.P("clients")
+        )
     )
     np.testing.assert_allclose(spread(keys, v), each, rtol=1e-6)
