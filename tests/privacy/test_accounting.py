@@ -580,7 +580,7 @@ def test_several_releases_add_up():
     assert got == guarantees.guarantee(make(NOISY(0.5)), 50).epsilon
 
 
-def test_who_takes_part():
+def test_who_takes_part(few_orders):
     share = lambda sampler: (
         guarantees.guarantee(make(NOISY(), sampler=sampler), 50, view="third_party").epsilon
     )
@@ -605,7 +605,7 @@ def test_who_takes_part():
     close(guarantees.guarantee(make(NOISY(), sampler=often), 10).epsilon, server, 1e-12)
 
 
-def test_worst_client_when_sizes_and_shares_differ():
+def test_worst_client_when_sizes_and_shares_differ(few_orders):
     sizes, weights = np.arange(50, 50 + CLIENTS), np.arange(1, CLIENTS + 1)[::-1] ** 2
     plan = make(NOISY(), sampler=sampling.with_replacement(CLIENTS, 5, weights), sizes=sizes)
     got = guarantees.guarantee(plan, 50, view="third_party").epsilon
@@ -626,7 +626,7 @@ def test_worst_client_when_sizes_and_shares_differ():
     )
 
 
-def test_clients_behind_the_server():
+def test_clients_behind_the_server(few_orders):
     plan = make(release=NOISY())
     g = guarantees.guarantee(plan, 50, view="third_party")
     assert (g.unit, g.adjacency, g.method) == ("client", "replace_one", "pld")
@@ -673,7 +673,7 @@ def test_clients_joining_on_their_own():
         guarantees.guarantee(small, 50, view="third_party")
 
 
-def test_noise_on_uploads():
+def test_noise_on_uploads(few_orders):
     plan = make(upload=NOISY(2.0))
     server = guarantees.guarantee(plan, 50)
     third = guarantees.guarantee(plan, 50, view="third_party")
@@ -716,7 +716,7 @@ def test_weights():
     assert third(make(release=NOISY(), weights=changing)).epsilon == third(relative).epsilon
 
 
-def test_weights_that_change_over_rounds(renyi_alone):
+def test_weights_that_change_over_rounds(renyi_alone, few_orders):
     # a fixed std beside weights of the round: each round has a multiplier of its own
     rising = records.Fn(lambda round_: jnp.ones(CLIENTS).at[0].set(1.0 + round_))
     got = guarantees.guarantee(
@@ -821,7 +821,7 @@ def test_caveats_travel():
     ],
 )
 @pytest.mark.parametrize("target", [1.0, pytest.param(6.0, marks=pytest.mark.slow)])
-def test_calibrated_plans_keep_their_promise(plan, options, target):
+def test_calibrated_plans_keep_their_promise(plan, options, target, few_orders):
     z = jfl.calibrate(plan, epsilon=target, rounds=20, **options)
 
     def at(z):
@@ -958,7 +958,7 @@ def test_rare_repeats_are_paid_from_delta():
     close(whole, rdp.with_replacement(np.array([1.5, 2.0, 4.0]), binomial(5, 20), 2.0), 1e-12)
 
 
-def test_plans_that_draw_with_replacement(renyi_alone):
+def test_plans_that_draw_with_replacement(renyi_alone, few_orders):
     """Their loss distributions, which cost a minute, are those of test_with_replacement.py."""
     rows = guarantees.guarantee(make(NOISY(), batches.with_replacement(10)), 20)
     assert (
@@ -984,7 +984,7 @@ def test_plans_that_draw_with_replacement(renyi_alone):
 # --- participation, segments, other unknowns
 
 
-def test_participation_of_clients():
+def test_participation_of_clients(few_orders):
     sizes = np.full(CLIENTS, 100)
     sizes[3], sizes[4] = 40, 0
     plan = make(NOISY(), sizes=sizes)
@@ -1020,7 +1020,7 @@ def test_participation_of_clients():
     assert guarantees.guarantee(plan, 50, realised=np.zeros(CLIENTS, int)).epsilon == 0
 
 
-def test_epsilon_of_each_client():
+def test_epsilon_of_each_client(few_orders):
     sizes = np.full(CLIENTS, 100)
     sizes[3], sizes[4] = 40, 0
     plan = make(NOISY(), sizes=sizes)
@@ -1055,7 +1055,7 @@ def test_refusals_of_participation(options, match):
         guarantees.guarantee(make(NOISY()), 50, **options)
 
 
-def test_segments_add_up():
+def test_segments_add_up(few_orders):
     first, second = make(NOISY()), make(NOISY(2.0), batches.full())
     got = guarantees.guarantee([(first, 10), (second, 20)], delta=DELTA)
     want = events.compose(fixed(0.1, 1.0, 30, 100), events.repeat(events.gaussian(2.0), 60))
@@ -1095,7 +1095,7 @@ def test_rounds_for_an_epsilon():
     assert eps(events.repeat(event, times)) > 2.0
 
 
-def test_other_unknowns(renyi_alone):
+def test_other_unknowns(renyi_alone, few_orders):
     assert guarantees.solve_rounds(events.gaussian(0.1), 1.0, DELTA) == 0
     rate = guarantees.solve_rate(lambda q: poisson(q, 1.0, 500), 2.0, DELTA)
     assert rate == np.float32(rate) and 2.0 * (1 - 1e-3) <= best(poisson(rate, 1.0, 500)) <= 2.0
