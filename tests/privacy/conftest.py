@@ -8,7 +8,7 @@ from jfl.privacy.accountants import pld, rdp_events
 
 # Both sides of these tests ask the same accountant: any grid and any orders tell events apart.
 # What grids and curves prove, and how near they come, is tested in the files of the accountants.
-LEDGER = {"test_accounting", "test_guarantee", "test_segments", "test_uploads"}
+LEDGER = {"test_accounting", "test_guarantee", "test_ledger", "test_segments", "test_uploads"}
 DIGITS = {"test_accounting"}  # which has golden values of Renyi bounds too
 FEW = 16
 

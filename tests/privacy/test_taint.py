@@ -1157,7 +1157,29 @@ def compiled(plan):
     )
 
 
-@pytest.mark.by_default("output_perturbation")
+def test_marks_lower_to_nothing(monkeypatch):
+    """A release and a private gradient, with marks and without: as many operations of each kind."""
+    grad = noisy_grad(microbatch=2)
+    grad = dataclasses.replace(grad, mechanism=mech.bind(grad.mechanism, "replace_one", "test"))
+    batch = jfl.core.records.Batch(jnp.ones((4, 3)), jnp.ones(4), jnp.ones(4, bool))
+    context = jfl.core.records.Context(*[jnp.int32(1)] * 3, jnp.float32(1), 1, jnp.float32(1))
+
+    def lowered():
+        traced = jax.jit(lambda key, w: grad(key, w, batch, context)).trace(
+            jax.random.key(0), start_params()
+        )
+        text = re.findall(r"stablehlo\.(\w+)", traced.lower().as_text())
+        return "jfl_release" in str(traced.jaxpr), {k: text.count(k) for k in set(text)}
+
+    marked, with_marks = lowered()
+    monkeypatch.setattr(marks, "_bind", lambda primitive, value, *of, **params: value)
+    assert marked and len(with_marks) > 5
+    bare, without = lowered()
+    changed = {k for k in with_marks if with_marks[k] != without.get(k)}
+    assert not bare and changed <= {"constant", "convert", "broadcast_in_dim"}, changed
+
+
+@pytest.mark.slow  # two programs, and all that was compiled is forgotten; the test above
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "output_perturbation"])
 def test_marks_cost_nothing_in_the_compiled_program(name, fed, task, monkeypatch):
     """The very text that XLA compiled, with marks and without."""

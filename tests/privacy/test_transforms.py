@@ -240,7 +240,15 @@ def alone(module, name):
     return np.stack(found).reshape(2, 2, *found[0].shape), both
 
 
-@pytest.mark.parametrize("module, name", CASES, ids=name_of)
+# A run of `pld` by itself is a program that maps over batches of runs (test_pld.py), and its slopes
+# are taken inside of a caller's below.
+QUICK = [
+    pytest.param(*c.values, marks=pytest.mark.slow) if c.values == (pld, RUNS[0]) else c
+    for c in CASES
+]
+
+
+@pytest.mark.parametrize("module, name", QUICK, ids=name_of)
 def test_jit_vmap_and_scan(module, name):
     """Inside the caller's program, with the caller's default of float32: the same numbers, in
     float64."""
