@@ -186,6 +186,15 @@ CLIPS = {
 LOOSE = ("another basis",)  # bounds that hold, and are not attained
 
 
+@pytest.mark.by_default(  # each clip, and each layout with an own ellipsoid
+    *(f"{layout}-own ellipsoid" for layout in LAYOUTS),
+    "flat-l2",
+    "flat-bands of another basis",
+    "per_layer-per_layer",
+    "per_layer-other ellipsoid",
+    "per_layer-bands",
+    "pixels-ellipsoid of another basis",
+)
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_clipped_row_is_longer_than_its_bound(layout, clip):
@@ -486,7 +495,7 @@ def james_stein(c, sizes, std):
     return c * (max(0.0, 1 - (sizes - 2) * std**2 / energy) if sizes >= 3 else 1.0)
 
 
-@settings(max_examples=5)
+@settings(max_examples=4)
 @given(st.integers(0, 1000), st.sampled_from(["flat", "per_layer"]), st.booleans())
 def test_denoisers_against_a_loop(seed, layout, shaped):
     made = LAYOUTS[layout]
