@@ -65,8 +65,7 @@ def test_worst_client_with_loss_distributions():
     close(got, max(each), 1e-4)
 
 
-def test_deltas_invert_epsilons(monkeypatch):
-    monkeypatch.setattr(pld, "delta", functools.partial(pld.delta, size=pld.SIZES[0]))
+def test_deltas_invert_epsilons():
     event = events.repeat(events.poisson(0.05, events.gaussian(1.5)), 100)
     value = tightest.epsilon(event, 1e-6)[0]
     found = tightest.delta(event, value)
