@@ -456,7 +456,7 @@ def test_norms_that_cancel_are_never_too_small(common):
 # --- kernels
 
 
-@pytest.mark.by_default("shape1")
+@pytest.mark.by_default("shape0", "shape1")
 @pytest.mark.parametrize("shape", [(3, 2, 1, 4, 5), (3, 1, 2, 4, 5), (3, 2, 6, 2, 2)])
 def test_products_against_formed_gradients(shape):
     n, e, places, i, o = shape

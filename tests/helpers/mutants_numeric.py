@@ -64,7 +64,7 @@ MUTANTS = (
         "kernels/ghost_sums.py",
         'jnp.einsum("nepi,nepo->eio", a, b, precision=FULL)',
         'jnp.einsum("nepi,nepo->eio", a, _wide(self.b), precision=FULL)',
-        f"{GHOST}::test_equal_to_vmap",
+        f"{GHOST}::test_products_against_formed_gradients",
     ),
     Mutant(
         "jfl/privacy/mechanisms/stages.py",
@@ -193,7 +193,7 @@ MUTANTS = (
         "jfl/privacy/ledger/segments.py",
         "return one.seed == other.seed and one.first < other.end and other.first < one.end",
         "return False",
-        f"{SEGMENTS}::test_runs_of_one_seed_are_one_release_a_step",
+        f"{SEGMENTS}::test_plans_that_share_noise_are_refused",
     ),
     Mutant(
         "jfl/privacy/ledger/segments.py",
