@@ -155,8 +155,10 @@ def test_numbers_on_a_mesh_hash_alike():
     host = hashing.of_arrays([np.arange(4, dtype=np.float32)] * 2)
     assert same_bits(jax.jit(lambda a, b: hashing.of_arrays([a, b]))(lies("a"), lies()), host)
     part = lambda x: hashing.of_arrays([x[0], x[1], jnp.float32(3)])[None]
-    varying = jax.shard_map(part, mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P("a"))(lies("a"))
-    assert same_bits(varying[0], hashing.of_arrays([np.float32(0), np.float32(1), np.float32(3)]))
+    spread = jax.jit(jax.shard_map(part, mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P("a")))
+    assert same_bits(
+        spread(lies("a"))[0], hashing.of_arrays([np.float32(0), np.float32(1), np.float32(3)])
+    )
 
 
 # --- what is part of an identity
@@ -690,7 +692,7 @@ def flat_loss(params, x, y):
     return 0.0 * params["a"].sum()
 
 
-def still(fed, value=0.0, lr=0.1):
+def still(fed, value=0.0, lr=0.1, **options):
     """A plan whose release is noise alone: every gradient is 0."""
     algorithm = jfl.algorithms.fedavg(jfl.grad(flat_loss), lr=lr, batch=jfl.batches.full(), steps=1)
     return jfl.plan(
@@ -699,6 +701,7 @@ def still(fed, value=0.0, lr=0.1):
         algorithm,
         jfl.sampling.full(CLIENTS),
         release=jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0)),
+        **options,
     )
 
 
@@ -771,17 +774,18 @@ def test_a_vmap_over_plans_from_one_start(plans):
     moved = np.asarray(runs.server.params["a"])
     assert not alike(moved[0], moved[1]) and not alike(moved[1], moved[2])
     for i, plan in enumerate(plans):
-        alone = np.asarray(jfl.scan(begun, plan, [1])[0].server.params["a"])
+        alone = noises(begun, plan, 1)[1].server.params["a"]
         assert alike(moved[i], alone)
 
 
 def test_simulate_scan_and_rounds_have_one_noise(fed, task):
-    plan = noisy_plan("fedavg", fed, task)
-    ours = jfl.simulate(KEY, plan, 3, evaluate_every=3, tolerate=("empty_cohort",))
-    scanned = jax.jit(lambda run, plan: jfl.scan(run, plan, [3])[0])(jfl.init(KEY, plan), plan)
-    run = jfl.init(KEY, plan)
+    everyone = dict(sampler=jfl.sampling.full(CLIENTS), batch=jfl.batches.full())
+    plan = noisy_plan("fedavg", fed, task, **everyone)
+    ours = jfl.simulate(KEY, plan, 3, evaluate_every=3)
+    scanned = jax.jit(lambda run: jfl.scan(run, plan, [3])[0])(jfl.init(KEY, plan))
+    run, one_round = jfl.init(KEY, plan), jax.jit(lambda run: jfl.run_round(run, plan)[0])
     for _ in range(3):
-        run, _ = _round(run, plan)
+        run = one_round(run)
     close(ours.run.server, scanned.server)
     close(ours.run.server, run.server)
     assert same_bits(ours.run.identity, identity.words(plan)) and same_bits(
@@ -799,8 +803,12 @@ def test_paired_noise_opts_out(fed, task):
 
 def test_points_that_would_be_compiled_apart_are_refused(fed, task):
     """They have one noise, and two programs may add in another order."""
-    make = lambda capacity, **_: noisy_plan(
-        "fedavg", fed, task, sampler=jfl.sampling.poisson(CLIENTS, 0.4, capacity=capacity)
+    make = lambda capacity, chunk=None, **_: noisy_plan(
+        "fedavg",
+        fed,
+        task,
+        chunk=chunk,
+        sampler=jfl.sampling.poisson(CLIENTS, 0.4, capacity=capacity),
     )
     with pytest.raises(
         ValueError, match="sweep: need points that differ in what they compute.*different seeds"
@@ -817,19 +825,19 @@ def test_points_that_would_be_compiled_apart_are_refused(fed, task):
             rounds=1,
             points=[dict(path="vmap"), dict(path="auto")],
         )
+    # of different seeds they may be; in one group they are one and the same release
     out = jfl.sweep(
         make,
         rounds=1,
-        points=[dict(capacity=6, seed=0), dict(capacity=7, seed=1)],
+        points=[
+            dict(capacity=7, chunk=2, seed=0),
+            dict(capacity=7, chunk=3, seed=0),
+            dict(capacity=6, seed=1),
+        ],
         tolerate=("empty_cohort",),
     )
     assert out.groups == 2
-    # in one group they are one and the same release
-    make = lambda chunk, **_: noisy_plan("fedavg", fed, task, chunk=chunk)
-    both = jfl.sweep(
-        make, rounds=1, points=[dict(chunk=2), dict(chunk=3)], tolerate=("empty_cohort",)
-    )
-    assert both.groups == 1 and same_bits(both.params[0], both.params[1])
+    assert same_bits(out.params[0], out.params[1]) and not same_bits(out.params[0], out.params[2])
 
 
 # --- data
@@ -969,14 +977,15 @@ def pinned(tmp_path, python=sys.executable, **environment):
     return json.loads(done.stdout)
 
 
-def test_pins(tmp_path):
+def test_pins(tmp_path, capsys):
     """Descriptions and first words of noise of a plan for each algorithm: whoever changes them
     changes every recorded run.
 
     If that is meant, write the new ones:
     PYTHONPATH=tests python tests/core/test_identity.py.
     """
-    assert pinned(tmp_path) == json.loads(GOLDEN.read_text())
+    written(PIN.replace("{loss}", LOSS), "pin", tmp_path)
+    assert json.loads(capsys.readouterr().out) == json.loads(GOLDEN.read_text())
 
 
 def copied(folder):
@@ -988,6 +997,7 @@ def copied(folder):
     return str(folder)
 
 
+@pytest.mark.slow  # every function has a registered name, in which no module is
 def test_moved_modules_keep_the_noise(tmp_path):
     """The package with two modules renamed: every description and all noise stay."""
     copied(tmp_path)

@@ -112,7 +112,7 @@ def test_noise_covariance_has_a_closed_form(m):
 TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-5, "float64": 1e-12}
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     st.integers(1, 70),
     st.sampled_from(sorted(TOLERANCE)),
@@ -135,6 +135,7 @@ def test_reconstruction_and_energy(d, dtype, leading, seed):
     )
 
 
+@pytest.mark.by_default("xla-1", "xla-5", "interpret-5")
 @pytest.mark.parametrize("d", [1, 5, 16])
 @pytest.mark.parametrize("path", ["xla", "interpret"])
 def test_gradient_vmap_and_jit(path, d):
@@ -307,6 +308,7 @@ def test_bands_are_where_they_are_said_to_be(name):
     np.testing.assert_allclose(energy.sum(), np.square(flat(tree)).sum(), rtol=1e-5)
 
 
+@pytest.mark.by_default("per_layer", "plain", "image")
 @each_maker
 def test_transforms_of_bands(name):
     b, table = TABLE[name]
@@ -421,6 +423,7 @@ def assert_covariance(samples, sigma, alarm=1e-6):
     assert np.all(np.abs(product[np.triu_indices(d, 1)]) < norm.isf(each / 2) * np.sqrt(n))
 
 
+@pytest.mark.by_default("padded", "columns")
 @pytest.mark.parametrize(
     "name, b, like, sigma, wrong",
     [
@@ -440,6 +443,7 @@ def assert_covariance(samples, sigma, alarm=1e-6):
             np.kron(np.eye(2), closed_form(4)),
         ),
     ],
+    ids=["paper", "padded", "columns"],
 )
 def test_covariance_of_the_noise(name, b, like, sigma, wrong):
     draws = 20_000
@@ -458,6 +462,7 @@ def test_covariance_of_the_noise(name, b, like, sigma, wrong):
             assert_covariance(samples, other)
 
 
+@pytest.mark.by_default("plain", "image")
 @each_maker
 def test_noise_of_bands(name):
     b, table = TABLE[name]

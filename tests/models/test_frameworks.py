@@ -22,7 +22,7 @@ def fed():
 
 
 def run(fed, params, loss, predict=None, noise=0.5):
-    """Two rounds, with clipping and noise."""
+    """A round, with clipping and noise."""
     task = jfl.task(params, loss, predict)
     grad = jfl.private_grad(
         task.loss, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(noise), jfl.divide(3))
@@ -30,10 +30,10 @@ def run(fed, params, loss, predict=None, noise=0.5):
     plan = jfl.plan(
         fed,
         task,
-        jfl.algorithms.fedsgd(grad, batch=jfl.batches.without_replacement(3)),
+        jfl.algorithms.fedsgd(grad, batch=jfl.batches.full()),
         jfl.sampling.full(CLIENTS),
     )
-    return jfl.simulate(KEY, plan, 2, evaluate_every=2)
+    return jfl.simulate(KEY, plan, 1, evaluate_every=1)
 
 
 def entropy(logits, y):

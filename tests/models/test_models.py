@@ -72,12 +72,14 @@ def test_conv_same_is_a_convolution(shape, kernel):
     """Values and both gradients; also mapped over clients' own kernels."""
     x, k = jax.random.normal(KEY, shape), jax.random.normal(jax.random.key(1), kernel)
     cotangent = jax.random.normal(jax.random.key(2), shape[:2] + kernel[3:])
-    out, back = jax.vjp(conv_same, x, k)
-    want, want_back = jax.vjp(lax_conv, x, k)
-    close(out, want, rtol=1e-4, atol=1e-5)
-    close(back(cotangent), want_back(cotangent), rtol=1e-4, atol=1e-5)
-    kernels = jnp.stack([k, 2 * k, -k])
-    close(jax.vmap(conv_same, (None, 0))(x, kernels)[1], 2 * want, rtol=1e-4, atol=1e-5)
+
+    @jax.jit
+    def run(x, k):
+        (out, back), (want, want_back) = jax.vjp(conv_same, x, k), jax.vjp(lax_conv, x, k)
+        many = jax.vmap(conv_same, (None, 0))(x, jnp.stack([k, 2 * k, -k]))
+        return (out, *back(cotangent), many[1]), (want, *want_back(cotangent), 2 * want)
+
+    close(*run(x, k), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 2), (5, 7, 1), (2, 2, 3)])
@@ -92,36 +94,39 @@ def test_max_pool2(shape):
 WAYS = dict(cpu=tasks._looked_up, elsewhere=tasks._compared)
 
 
-def _losses(pick, logits, labels):
-    """Values and gradients of a batch."""
+def _losses(pick):
+    """Values and gradients of a batch: logits, labels -> both."""
     one = lambda z, label: jax.nn.logsumexp(z) - pick(z, label)
-    return jax.jit(jax.vmap(jax.value_and_grad(one)))(logits, labels)
+    return jax.jit(jax.vmap(jax.value_and_grad(one)))
 
 
+@pytest.mark.by_default("cpu-10", "elsewhere-2", "elsewhere-101")
 @pytest.mark.parametrize("classes", [2, 10, 101])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_loss_is_the_cross_entropy(way, classes):
     """To the bit on a CPU; elsewhere a gradient may be rounded otherwise, by half a digit of 1."""
+    derive = jax.value_and_grad(optax.softmax_cross_entropy_with_integer_labels)
+    known = jax.jit(jax.vmap(derive))
+    ours = jax.jit(jax.vmap(jax.value_and_grad(tasks.cross_entropy)))
+    mine = _losses(WAYS[way])
     r = np.random.default_rng(classes)
     labels = r.integers(0, classes, 300).astype(np.int32)
     for scale in (0, 1, 40):
         logits = (scale * r.normal(size=(300, classes))).astype(np.float32)
-        derive = jax.value_and_grad(optax.softmax_cross_entropy_with_integer_labels)
-        want, want_back = jax.jit(jax.vmap(derive))(logits, labels)
-        found, back = _losses(WAYS[way], logits, labels)
+        want, want_back = known(logits, labels)
+        found, back = mine(logits, labels)
         assert np.array_equal(found, want)
         most = 0 if way == "cpu" else 2.0**-24
         assert np.abs(np.asarray(back) - np.asarray(want_back)).max() <= most
         if jax.default_backend() == "cpu":
-            chosen = jax.jit(jax.vmap(jax.value_and_grad(tasks.cross_entropy)))(logits, labels)
-            assert same_bits(chosen, (want, want_back))
+            assert same_bits(ours(logits, labels), (want, want_back))
 
 
 def test_a_label_that_is_none_is_alike_everywhere():
     """A negative one counts from the end, as in NumPy; any other is no number."""
     logits = jnp.tile(jnp.arange(4.0), (8, 1))
     labels = jnp.array([-6, -5, -4, -1, 0, 3, 4, 9])
-    one, other = (_losses(pick, logits, labels) for pick in WAYS.values())
+    one, other = (_losses(pick)(logits, labels) for pick in WAYS.values())
     np.testing.assert_allclose(one[0], other[0])
     np.testing.assert_allclose(one[1], other[1], rtol=1e-6, atol=1e-7)
     assert np.isnan(one[0]).tolist() == [True, True, False, False, False, False, True, True]

@@ -296,8 +296,11 @@ def test_what_each_bound_needs():
     for name, sigma in need.items():
         less = privacy.compare(*MNIST, sigma * (1 - 1e-5), 1e-2)[name]
         assert privacy.compare(*MNIST, sigma, 1e-2)[name] <= 0.3 * (1 + 1e-12) < less, name
-    # the crude bound does not vanish with more noise: it waits until nothing can be seen at all, or
-    # for ever
+
+
+@pytest.mark.slow  # the test above: what each bound needs is what `compare` says it reaches
+def test_the_crude_bound_does_not_vanish_with_more_noise():
+    """It waits until nothing can be seen at all, or for ever."""
     assert 36_000 < privacy.noise_needed(0.3, 1e-5, *MNIST)["rdp_crude"] < 37_000
     assert privacy.noise_needed(0.02, 1e-5, 10, 400, 1.0, 50, 500)["rdp_crude"] == math.inf
 

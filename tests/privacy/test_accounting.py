@@ -258,17 +258,29 @@ def test_golden_file():
                 <= got
                 <= v["eps_rdp_exact_same_orders"] * (1 + 1e-9)
             ), e["id"]
-        elif e["kind"] == "calibration" and p["q"] < 1:
+        else:
+            continue
+        seen += 1
+    assert seen > 80
+
+
+@pytest.mark.slow  # test_solved_noise_is_safe_and_tight, and values of test_pld.py
+def test_golden_calibrations():
+    path = DATA / "golden_accounting.json"
+    if not path.exists():
+        pytest.skip(f"NOT TESTED against {path}: set JFL_DATA_DIR to its folder")
+    seen = 0
+    for e in json.loads(path.read_text())["entries"]:
+        p, v = e["params"], e["values"]
+        if e["kind"] == "calibration" and p["q"] < 1:
             z = guarantees.solve_noise(
                 lambda z, p=p: poisson(p["q"], z, p["T"]), p["target_eps"], p["delta"]
             )
             # with loss distributions, of a finer grid than that library's
             assert 1 - 5e-4 < z / v["sigma_pld_dpa"] < 1 + 1e-3, e["id"]
             assert z <= v["sigma_rdp_dpa"], e["id"]
-        else:
-            continue
-        seen += 1
-    assert seen > 80
+            seen += 1
+    assert seen > 5
 
 
 # --- against another library
@@ -323,7 +335,7 @@ def test_participation_at_order_two():
     st.integers(1, 10**5),
     st.sampled_from([poisson, fixed]),
 )
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=10)
 def test_more_of_anything_costs_more(z, q, times, build):
     base = eps(build(q, z, times))
     assert 0 <= base < math.inf
@@ -389,6 +401,7 @@ def test_float64_whatever_the_default():
     close(results[0], 1e-12 * math.expm1(1.0), 1e-9)  # exact to first order, lost in float32
 
 
+@pytest.mark.slow  # test_transforms.py: every curve under jit and vmap, and its slopes
 def test_traceable():
     orders = np.array([1.5, 2.0, 16.0])
     for curve in (rdp.poisson, rdp.without_replacement):
@@ -419,6 +432,7 @@ def test_slopes_are_finite_beyond_the_reach_of_the_grid():
 # --- noise
 
 
+@pytest.mark.by_default("1.0")
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
 def test_solved_noise_is_safe_and_tight(target):
     z = guarantees.solve_noise(lambda z: poisson(0.02, z, 500), target, DELTA)
@@ -566,7 +580,7 @@ def test_several_releases_add_up():
     assert got == guarantees.guarantee(make(NOISY(0.5)), 50).epsilon
 
 
-def test_who_takes_part():
+def test_who_takes_part(few_orders):
     share = lambda sampler: (
         guarantees.guarantee(make(NOISY(), sampler=sampler), 50, view="third_party").epsilon
     )
@@ -591,7 +605,7 @@ def test_who_takes_part():
     close(guarantees.guarantee(make(NOISY(), sampler=often), 10).epsilon, server, 1e-12)
 
 
-def test_worst_client_when_sizes_and_shares_differ():
+def test_worst_client_when_sizes_and_shares_differ(few_orders):
     sizes, weights = np.arange(50, 50 + CLIENTS), np.arange(1, CLIENTS + 1)[::-1] ** 2
     plan = make(NOISY(), sampler=sampling.with_replacement(CLIENTS, 5, weights), sizes=sizes)
     got = guarantees.guarantee(plan, 50, view="third_party").epsilon
@@ -612,7 +626,7 @@ def test_worst_client_when_sizes_and_shares_differ():
     )
 
 
-def test_clients_behind_the_server():
+def test_clients_behind_the_server(few_orders):
     plan = make(release=NOISY())
     g = guarantees.guarantee(plan, 50, view="third_party")
     assert (g.unit, g.adjacency, g.method) == ("client", "replace_one", "pld")
@@ -659,7 +673,7 @@ def test_clients_joining_on_their_own():
         guarantees.guarantee(small, 50, view="third_party")
 
 
-def test_noise_on_uploads():
+def test_noise_on_uploads(few_orders):
     plan = make(upload=NOISY(2.0))
     server = guarantees.guarantee(plan, 50)
     third = guarantees.guarantee(plan, 50, view="third_party")
@@ -700,6 +714,9 @@ def test_weights():
     )  # std 1 over 2 * 0.5 * weight 2
     changing = records.Fn(jnp.ones)
     assert third(make(release=NOISY(), weights=changing)).epsilon == third(relative).epsilon
+
+
+def test_weights_that_change_over_rounds(renyi_alone, few_orders):
     # a fixed std beside weights of the round: each round has a multiplier of its own
     rising = records.Fn(lambda round_: jnp.ones(CLIENTS).at[0].set(1.0 + round_))
     got = guarantees.guarantee(
@@ -791,9 +808,7 @@ def test_caveats_travel():
     )
 
 
-@pytest.mark.by_default(
-    "1.0-plan0-options0", "1.0-plan1-options1", "1.0-plan4-options4", "1.0-plan5-options5"
-)
+@pytest.mark.by_default("1.0-plan1-options1", "1.0-plan4-options4", "1.0-plan5-options5")
 @pytest.mark.parametrize(
     "plan, options",
     [
@@ -806,7 +821,7 @@ def test_caveats_travel():
     ],
 )
 @pytest.mark.parametrize("target", [1.0, pytest.param(6.0, marks=pytest.mark.slow)])
-def test_calibrated_plans_keep_their_promise(plan, options, target):
+def test_calibrated_plans_keep_their_promise(plan, options, target, few_orders):
     z = jfl.calibrate(plan, epsilon=target, rounds=20, **options)
 
     def at(z):
@@ -943,7 +958,7 @@ def test_rare_repeats_are_paid_from_delta():
     close(whole, rdp.with_replacement(np.array([1.5, 2.0, 4.0]), binomial(5, 20), 2.0), 1e-12)
 
 
-def test_plans_that_draw_with_replacement(renyi_alone):
+def test_plans_that_draw_with_replacement(renyi_alone, few_orders):
     """Their loss distributions, which cost a minute, are those of test_with_replacement.py."""
     rows = guarantees.guarantee(make(NOISY(), batches.with_replacement(10)), 20)
     assert (
@@ -969,7 +984,7 @@ def test_plans_that_draw_with_replacement(renyi_alone):
 # --- participation, segments, other unknowns
 
 
-def test_participation_of_clients():
+def test_participation_of_clients(few_orders):
     sizes = np.full(CLIENTS, 100)
     sizes[3], sizes[4] = 40, 0
     plan = make(NOISY(), sizes=sizes)
@@ -1005,7 +1020,7 @@ def test_participation_of_clients():
     assert guarantees.guarantee(plan, 50, realised=np.zeros(CLIENTS, int)).epsilon == 0
 
 
-def test_epsilon_of_each_client():
+def test_epsilon_of_each_client(few_orders):
     sizes = np.full(CLIENTS, 100)
     sizes[3], sizes[4] = 40, 0
     plan = make(NOISY(), sizes=sizes)
@@ -1040,7 +1055,7 @@ def test_refusals_of_participation(options, match):
         guarantees.guarantee(make(NOISY()), 50, **options)
 
 
-def test_segments_add_up():
+def test_segments_add_up(few_orders):
     first, second = make(NOISY()), make(NOISY(2.0), batches.full())
     got = guarantees.guarantee([(first, 10), (second, 20)], delta=DELTA)
     want = events.compose(fixed(0.1, 1.0, 30, 100), events.repeat(events.gaussian(2.0), 60))
@@ -1072,10 +1087,15 @@ def test_delta_inverts_epsilon():
     assert rdp_events.delta(events.gaussian(1000.0), 1.0) < 1e-200
 
 
-def test_other_unknowns():
+def test_rounds_for_an_epsilon():
+    """More than quick bounds allow, and no more than the smallest does."""
     event = events.poisson(0.01, events.gaussian(1.0))
     times = guarantees.solve_rounds(event, 2.0, DELTA)
     assert best(events.repeat(event, times)) <= 2.0 < best(events.repeat(event, times + 1))
+    assert eps(events.repeat(event, times)) > 2.0
+
+
+def test_other_unknowns(renyi_alone, few_orders):
     assert guarantees.solve_rounds(events.gaussian(0.1), 1.0, DELTA) == 0
     rate = guarantees.solve_rate(lambda q: poisson(q, 1.0, 500), 2.0, DELTA)
     assert rate == np.float32(rate) and 2.0 * (1 - 1e-3) <= best(poisson(rate, 1.0, 500)) <= 2.0

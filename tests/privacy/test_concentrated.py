@@ -315,18 +315,15 @@ def test_many_agree_with_one_by_one(scheme):
 
 
 def test_many_use_the_same_curves():
-    orders = np.array([1.001, 1.5, 2.0, 8.0, 20.0])
-    with jax.enable_x64(True):
-        for z in (0.7, 2.0, 100.0):
-            for quick, exact in (
-                (rdp_batched._poisson, rdp.poisson),
-                (rdp_batched._without_replacement, rdp.without_replacement),
-            ):
-                close(
-                    quick(jnp.asarray(0.01), jnp.asarray(z))(jnp.asarray(orders)),
-                    exact(orders, 0.01, z),
-                    1e-8,
-                )
+    orders, z = np.array([1.001, 1.5, 2.0, 8.0, 20.0]), np.array([0.7, 2.0, 100.0])
+    for quick, exact in (
+        (rdp_batched._poisson, rdp.poisson),
+        (rdp_batched._without_replacement, rdp.without_replacement),
+    ):
+        with jax.enable_x64(True):
+            each = jax.jit(jax.vmap(lambda z, quick=quick: quick(jnp.asarray(0.01), z)(orders)))
+            got = each(jnp.asarray(z))
+        close(got, [np.asarray(exact(orders, 0.01, one)) for one in z], 1e-8)
 
 
 def test_many_calibrations_are_safe_and_tight():
@@ -354,6 +351,7 @@ def test_many_at_the_extremes():
     assert (got >= np.where(one < 600, least, 0) * (1 - 1e-9)).all()
 
 
+@pytest.mark.slow  # test_transforms.py: `epsilons` under jit, vmap and scan
 def test_many_inside_a_program():
     values = rdp_batched.epsilons(0.01, np.array([1.0, 2.0]), 1000.0, 1e-5)
     with jax.enable_x64(True):
@@ -367,6 +365,9 @@ def test_many_inside_a_program():
             lambda c, z: (c, rdp_batched.epsilons(0.01, z, 1000.0, 1e-5)), 0, z
         )
     close(scanned, values, 1e-12)
+
+
+def test_many_refuse():
     with pytest.raises(ValueError, match=r"rate in \(0, 1\]"):
         rdp_batched.epsilons(1.5, 1.0, 10, 1e-5)
     with pytest.raises(ValueError, match="scheme to be one of"):

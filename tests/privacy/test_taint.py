@@ -1157,7 +1157,29 @@ def compiled(plan):
     )
 
 
-@pytest.mark.by_default("output_perturbation")
+def test_marks_lower_to_nothing(monkeypatch):
+    """A release and a private gradient, with marks and without: as many operations of each kind."""
+    grad = noisy_grad(microbatch=2)
+    grad = dataclasses.replace(grad, mechanism=mech.bind(grad.mechanism, "replace_one", "test"))
+    batch = jfl.core.records.Batch(jnp.ones((4, 3)), jnp.ones(4), jnp.ones(4, bool))
+    context = jfl.core.records.Context(*[jnp.int32(1)] * 3, jnp.float32(1), 1, jnp.float32(1))
+
+    def lowered():
+        traced = jax.jit(lambda key, w: grad(key, w, batch, context)).trace(
+            jax.random.key(0), start_params()
+        )
+        text = re.findall(r"stablehlo\.(\w+)", traced.lower().as_text())
+        return "jfl_release" in str(traced.jaxpr), {k: text.count(k) for k in set(text)}
+
+    marked, with_marks = lowered()
+    monkeypatch.setattr(marks, "_bind", lambda primitive, value, *of, **params: value)
+    assert marked and len(with_marks) > 5
+    bare, without = lowered()
+    changed = {k for k in with_marks if with_marks[k] != without.get(k)}
+    assert not bare and changed <= {"constant", "convert", "broadcast_in_dim"}, changed
+
+
+@pytest.mark.slow  # two programs, and all that was compiled is forgotten; the test above
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "output_perturbation"])
 def test_marks_cost_nothing_in_the_compiled_program(name, fed, task, monkeypatch):
     """The very text that XLA compiled, with marks and without."""
@@ -1184,17 +1206,20 @@ def test_marks_under_every_transformation():
         return mech.release(chain, key, (), v[None], jnp.ones(1))[0]
 
     keys, v = jax.random.split(jax.random.key(1), 4), jnp.arange(12.0).reshape(4, 3) / 40 + 0.1
-    each = jnp.stack([out(k, x) for k, x in zip(keys, v)])
+    plain = jax.jit(out)
+    each = jnp.stack([plain(k, x) for k, x in zip(keys, v)])
     np.testing.assert_allclose(jax.jit(jax.vmap(out))(keys, v), each, rtol=1e-6)
-    np.testing.assert_allclose(jax.vmap(out, (0, 1))(keys, v.T), each, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.vmap(out, (0, 1)))(keys, v.T), each, rtol=1e-6)
     np.testing.assert_allclose(
         jax.lax.scan(lambda c, kv: (c, out(*kv)), 0, (keys, v))[1], each, rtol=1e-6
     )
-    np.testing.assert_allclose(jax.checkpoint(out)(keys[0], v[0]), each[0], rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.checkpoint(out))(keys[0], v[0]), each[0], rtol=1e-6)
     slope = jax.jit(jax.vmap(jax.grad(lambda v, key: out(key, v).sum()), (0, 0)))(v, keys)
     np.testing.assert_allclose(slope, np.ones((4, 3)), rtol=1e-5)  # the clip does not bite
     mesh = jfl.engine.devices.Mesh(np.array(jax.devices()[:1]), ("clients",))
-    spread = jax.shard_map(
-        jax.vmap(out), mesh=mesh, in_specs=jax.P("clients"), out_specs=jax.P("clients")
+    spread = jax.jit(
+        jax.shard_map(
+            jax.vmap(out), mesh=mesh, in_specs=jax.P("clients"), out_specs=jax.P("clients")
+        )
     )
     np.testing.assert_allclose(spread(keys, v), each, rtol=1e-6)

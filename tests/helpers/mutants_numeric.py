@@ -1,0 +1,254 @@
+"""Breaks of what is computed: draws, clips, noise, sums, accountants, and the ledger's events."""
+
+from helpers.mutants import Mutant
+
+KERNELS, PRIVACY = "tests/kernels", "tests/privacy"
+NOISE, GHOST = f"{KERNELS}/test_noise.py", "tests/gradients/test_ghost_clipping.py"
+ACCOUNTING, GUARANTEE = f"{PRIVACY}/test_accounting.py", f"{PRIVACY}/test_guarantee.py"
+SAMPLERS, SEGMENTS = "tests/sampling/test_samplers.py", f"{PRIVACY}/test_segments.py"
+MECHANISM, FLOATS = f"{PRIVACY}/test_mechanism.py", f"{PRIVACY}/test_floats.py"
+PLD, IDENTITY = f"{PRIVACY}/test_pld.py", "tests/core/test_identity.py"
+
+MUTANTS = (
+    # --- draws of noise
+    Mutant(
+        "kernels/normals.py",
+        "place, stride = jnp.full(shape, rest, jnp.uint32), math.prod(shape)",
+        "place, stride = jnp.zeros(shape, jnp.uint32), math.prod(shape)",
+        f"{NOISE}::test_leaves_by_themselves_are_those_of_the_flat_vector",
+    ),
+    Mutant(
+        "kernels/normals.py",
+        "_flip(radius * (cos + sin), w3 << np.uint32(1))\n\n",
+        "_flip(radius * (cos + sin), w3)\n\n",
+        f"{NOISE}::test_every_word_gives_a_finite_normal_close_to_the_exact_one",
+    ),
+    Mutant(
+        "kernels/philox.py",
+        "(low_a * high_b + (middle & lower) >> half)",
+        "(low_a * high_b >> half)",
+        f"{NOISE}::test_philox_of_other_products",
+    ),
+    Mutant(
+        "jfl/privacy/mechanisms/haar_bands.py",
+        '_one_each("bands.noise", bands, stds), normals(key, drawn))',
+        '_one_each("bands.noise", bands, stds) ** 2, normals(key, drawn))',
+        f"{KERNELS}/test_haar.py::test_covariance_of_the_noise",
+    ),
+    Mutant(
+        "jfl/local/training.py",
+        "return draw(work.batches, keys.batch, s, rows.size, slots), jax.random.fold_in(",
+        "return draw(work.batches, keys.batch, 0, rows.size, slots), jax.random.fold_in(",
+        f"{PRIVACY}/test_taint.py::test_what_users_write_passes",
+    ),
+    # --- clipped sums
+    Mutant(
+        "kernels/ghost_sums.py",
+        "factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))",
+        "factor = bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)",
+        f"{GHOST}::test_equal_to_vmap",
+    ),
+    Mutant(
+        "kernels/ghost_sums.py",
+        "factor.reshape(factor.shape + (1,) * (x.ndim - 1)) != 0, x, jnp.zeros((), x.dtype)",
+        "factor.reshape(factor.shape + (1,) * (x.ndim - 1)) < 1e9, x, jnp.zeros((), x.dtype)",
+        f"{GHOST}::test_a_gradient_that_is_not_finite_counts_as_zero",
+    ),
+    Mutant(
+        "kernels/ghost_sums.py",
+        "return jnp.where(first, jnp.square(rows).sum(2), 0).sum(1)",
+        "return jnp.square(rows).sum((1, 2))",
+        f"{GHOST}::test_lookups_against_formed_gradients",
+    ),
+    Mutant(
+        "kernels/ghost_sums.py",
+        'jnp.einsum("nepi,nepo->eio", a, b, precision=FULL)',
+        'jnp.einsum("nepi,nepo->eio", a, _wide(self.b), precision=FULL)',
+        f"{GHOST}::test_products_against_formed_gradients",
+    ),
+    Mutant(
+        "jfl/privacy/mechanisms/stages.py",
+        "factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))",
+        "factor = bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)",
+        f"{MECHANISM}::test_small_contributions_are_left_alone_and_zero_is_not_divided_by",
+    ),
+    Mutant(
+        "jfl/privacy/mechanisms/chain.py",
+        "counts, bad = is_counted & finite, is_counted & ~finite",
+        "counts, bad = is_counted, is_counted & ~finite",
+        f"{FLOATS}::test_a_row_that_is_not_finite_counts_as_zero",
+    ),
+    Mutant(
+        "jfl/privacy/mechanisms/chain.py",
+        "form, rows = pytrees.form(rows), pytrees.wide(rows)",
+        "form = pytrees.form(rows)",
+        f"{FLOATS}::test_the_sum_is_that_of_a_loop",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        "return pytrees.add(sums, more), new",
+        "return more, new",
+        f"{FLOATS}::test_cohorts_of_half_precision_add_up_in_chunks",
+    ),
+    # --- sensitivity
+    Mutant(
+        "jfl/privacy/mechanisms/chain.py",
+        '(2.0 if mechanism.adjacency == "replace_one" else 1.0)',
+        "1.0",
+        f"{MECHANISM}::test_noise_has_the_scale_of_the_sensitivity",
+    ),
+    Mutant(
+        "jfl/privacy/mechanisms/chain.py",
+        "* bound(mechanism, state, shape(mechanism))\n        * max_weight\n",
+        "* bound(mechanism, state, shape(mechanism))\n",
+        f"{MECHANISM}::test_noise_has_the_scale_of_the_sensitivity",
+    ),
+    Mutant(
+        "jfl/privacy/mechanisms/stages.py",
+        "return jnp.maximum(state, floor) * jnp.sqrt(1 + jnp.square(indicator) / 4)",
+        "return jnp.maximum(state, floor)",
+        f"{MECHANISM}::test_noise_has_the_scale_of_the_sensitivity",
+    ),
+    Mutant(
+        "jfl/privacy/mechanisms/stages.py",
+        "return 1.0 if shape is None else jnp.max(shape.scales)",
+        "return 1.0 if shape is None else jnp.min(shape.scales)",
+        f"{PRIVACY}/test_wavelet.py::test_no_clipped_row_is_longer_than_its_bound",
+    ),
+    # --- accountants
+    Mutant(
+        "jfl/privacy/accountants/rdp_formulas.py",
+        "u = q * xp.expm1((2 * x - 1) / (2 * z**2))",
+        "u = q**2 * xp.expm1((2 * x - 1) / (2 * z**2))",
+        f"{ACCOUNTING}::test_golden_file",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/rdp_formulas.py",
+        "curve = xp.logaddexp(2 * xp.log(q) + log_moment, 0.0)",
+        "curve = xp.logaddexp(3 * xp.log(q) + log_moment, 0.0)",
+        f"{ACCOUNTING}::test_golden_file",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/rdp_formulas.py",
+        "epsilon = curve + xp.log1p(-1 / orders)",
+        "epsilon = curve + 2 * xp.log1p(-1 / orders)",
+        f"{ACCOUNTING}::test_golden_file",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/rdp_batched.py",
+        "inner = jnp.where(near, weight * a * (a - 1) / 2 * v**2 * series, far)",
+        "inner = jnp.where(near, weight * a * (a - 1) / 4 * v**2 * series, far)",
+        f"{PRIVACY}/test_concentrated.py::test_many_use_the_same_curves",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/tightest.py",
+        "    return float(high)\n",
+        "    return float(low)\n",
+        f"{ACCOUNTING}::test_solved_noise_is_safe_and_tight",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/tightest.py",
+        "if low >= 10**12 or not fits(low + 1):",
+        "if low < 10**12:",
+        f"{ACCOUNTING}::test_rounds_for_an_epsilon",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/pld_step.py",
+        "return mass.at[0].add(below[0]), lost[0]",
+        "return mass.at[0].add(below[0]), 0.0 * lost[0]",
+        f"{PLD}::test_nothing_vanishes_at_the_ends_of_a_grid",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/pld_step.py",
+        "offset = jnp.clip(loss - interval * (start + jnp.arange(size)), -",
+        "offset = jnp.clip(interval * (start + jnp.arange(size)) - loss, -",
+        f"{PLD}::test_masses_keep_both_probabilities_and_the_profile",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/pld_step.py",
+        "return composed.extra + jnp.sum(\n",
+        "return 0.0 * composed.extra + jnp.sum(\n",
+        f"{PLD}::test_any_window_is_an_upper_bound",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/with_replacement.py",
+        "return law[0] * erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))",
+        "return erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))",
+        f"{PRIVACY}/test_with_replacement.py::test_the_profile_is_the_worst_of_all_mixtures",
+    ),
+    # --- the ledger
+    Mutant(
+        "jfl/privacy/ledger/to_events.py",
+        "least = np.sort(np.repeat(multipliers, turns))[:times]",
+        "least = np.sort(np.repeat(multipliers, turns))[-times:]",
+        f"{GUARANTEE}::test_changing_noise_in_every_place",
+    ),
+    Mutant(
+        "jfl/privacy/ledger/segments.py",
+        "release=later(plan.release, first),",
+        "release=plan.release,",
+        f"{GUARANTEE}::test_a_later_segment_says_where_its_rounds_begin",
+    ),
+    Mutant(
+        "jfl/privacy/ledger/segments.py",
+        "return one.seed == other.seed and one.first < other.end and other.first < one.end",
+        "return False",
+        f"{SEGMENTS}::test_plans_that_share_noise_are_refused",
+    ),
+    Mutant(
+        "jfl/privacy/ledger/segments.py",
+        "if any(len(several) > 1 for several in of.values())",
+        "if any(len(several) > 2 for several in of.values())",
+        f"{SEGMENTS}::test_a_sweep_says_what_its_points_share",
+    ),
+    Mutant(
+        "jfl/privacy/taint/client.py",
+        "if set(flow.covers(key, mark.loops)) != set(mark.loops):",
+        "if False:",
+        f"{PRIVACY}/test_taint.py::test_mutants_are_caught",
+    ),
+    # --- who takes part, and which rows
+    Mutant(
+        "jfl/sampling/uniform.py",
+        "is_taken = jnp.any((chosen == draws[i]) & (jnp.arange(count) < i))",
+        "is_taken = jnp.zeros((), bool)",
+        f"{SAMPLERS}::test_batches_without_replacement_are_uniform_over_subsets",
+    ),
+    Mutant(
+        "jfl/sampling/batches.py",
+        "jax.random.bits(jax.random.fold_in(key, step), (n,), jnp.uint32), rate",
+        "jax.random.bits(key, (n,), jnp.uint32), rate",
+        f"{SAMPLERS}::test_draws_never_depend_on_padding",
+    ),
+    Mutant(
+        "jfl/sampling/batches.py",
+        "score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,))",
+        "score = jax.random.uniform(jax.random.fold_in(key, step), (n,))",
+        f"{SAMPLERS}::test_epochs_cover_each_row_once",
+    ),
+    Mutant(
+        "jfl/sampling/clients.py",
+        "jax.lax.sort((wait, late, ids), num_keys=2)",
+        "jax.lax.sort((wait, ids, ids), num_keys=2)",
+        f"{SAMPLERS}::test_equal_latencies_are_a_uniform_cohort",
+    ),
+    # --- identities, and models
+    Mutant(
+        "jfl/engine/round.py",
+        "other = (run.round > 0) & (run.identity != words).any()",
+        "other = (run.round < 0) & (run.identity != words).any()",
+        f"{IDENTITY}::test_histories",
+    ),
+    Mutant(
+        "jfl/engine/sweep.py",
+        "if known[0] != number:",
+        "if False:",
+        f"{IDENTITY}::test_points_that_would_be_compiled_apart_are_refused",
+    ),
+    Mutant(
+        "jfl/models/tasks.py",
+        "is_label = jnp.arange(classes) == jnp.where(label < 0, label + classes, label)",
+        "is_label = jnp.arange(classes) == label",
+        "tests/models/test_models.py::test_a_label_that_is_none_is_alike_everywhere",
+    ),
+)

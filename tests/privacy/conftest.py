@@ -1,0 +1,36 @@
+"""Small grids of loss distributions, and few orders of Renyi curves, where what is tested is which
+events a plan is worth, and not how near the bounds of those come."""
+
+import numpy as np
+import pytest
+
+from jfl.privacy.accountants import pld, rdp_events, tightest
+
+# Both sides of these tests ask the same accountant: any grid and any orders tell events apart.
+# What grids and curves prove, and how near they come, is tested in the files of the accountants.
+LEDGER = {"test_accounting", "test_guarantee", "test_ledger", "test_segments", "test_uploads"}
+PATHS = {"test_taint"}  # what rows reach, whatever its epsilon
+DIGITS = {"test_accounting"}  # which has golden values of Renyi bounds too
+FEW = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_grids(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.stem in LEDGER:
+            patch.setattr(pld, "SIZES", (2**12,))
+        if request.path.stem in LEDGER - DIGITS:
+            take_few_orders(patch)
+        if request.path.stem in PATHS:
+            patch.setattr(tightest, "takes", lambda *args: False)
+        yield
+
+
+def take_few_orders(patch):
+    patch.setattr(rdp_events, "BLOCK", FEW)
+    patch.setattr(rdp_events, "ORDERS", 1 + np.geomspace(1e-5, 1e7, 2 * FEW))
+
+
+@pytest.fixture
+def few_orders(monkeypatch):
+    take_few_orders(monkeypatch)
