@@ -25,7 +25,16 @@ from helpers.numpy_loops import (
     falling,
     run_jfl,
 )
-from helpers.problems import CLIENTS, SIZES, close, flat, make_algorithm, squared, start_params
+from helpers.problems import (
+    CLIENTS,
+    SIZES,
+    close,
+    flat,
+    make_algorithm,
+    make_federation,
+    squared,
+    start_params,
+)
 
 import jfl
 
@@ -105,7 +114,7 @@ CASES = dict(
     plain=Case("fedavg"),
     private_poisson=Case("fedavg", "poisson", "poisson", rows=ROWS),
     release_in_chunks=Case("fedavg", release=RELEASE, chunk=2),
-    private_and_release_by_size=Case("fedavg", rows=ROWS, release=RELEASE, weights="size"),
+    private_and_release_by_size=Case("fedavg", rows=ROWS, release=RELEASE, weights="size", chunk=2),
     momentum_on_draws_with_replacement=Case(
         "fedavg", "full", "with_", weights=ARRAY, client="momentum"
     ),
@@ -115,7 +124,14 @@ CASES = dict(
     ),
     independent_turns_by_rate=Case("fedavg", "independent", "rate", rows=ROWS),
     epochs_and_weights_by_round=Case(
-        "fedavg", "full", "epochs", weights=by_round, lr=falling, release=RELEASE
+        "fedavg",
+        "full",
+        "epochs",
+        weights=by_round,
+        lr=falling,
+        release=RELEASE,
+        adjacency="add_remove",
+        server="adam",
     ),
     noisy_uploads=Case("fedavg", "poisson", upload=UPLOAD, server="momentum"),
     release_add_remove_adam=Case(
@@ -135,26 +151,48 @@ CASES = dict(
     scaffold_private=Case("scaffold", rows=ROWS, server="momentum"),
     scaffold_release_by_size=Case("scaffold", release=RELEASE, weights="size", chunk=2),
     scaffold_noise_everywhere=Case(
-        "scaffold", "poisson", "poisson", rows=ROWS, upload=UPLOAD, release=RELEASE
+        "scaffold", "poisson", "poisson", rows=ROWS, upload=UPLOAD, release=RELEASE, lr=falling
     ),
     scaffold_several_turns=Case("scaffold", "multiplicity", "epochs", lr=falling),
     scaffold_warm_private=Case("scaffold", rows=ROWS, weights="size", warm=2.0, server="adam"),
     scaffold_warm_release=Case("scaffold", "full", release=RELEASE, warm=1.0, lr=falling),
+    scaffold_warm_all=Case(
+        "scaffold", rows=ROWS, release=RELEASE, weights="size", chunk=2, warm=2.0, server="adam"
+    ),
     clip_and_noise_by_round=Case(
         "fedavg", "poisson", "poisson", rows=(shrinking, calming, 4.0), client="adam"
     ),
     noise_by_client=Case(
-        "fedavg", release=(shrinking, calming, 3.0), rows=(0.6, LEVELS, 4.0), client="adagrad"
+        "fedavg",
+        batch="with_",
+        release=(shrinking, calming, 3.0),
+        rows=(0.6, LEVELS, 4.0),
+        weights=ARRAY,
+        client="adagrad",
     ),
-    uploads_by_round_and_client=Case("fedavg", "independent", upload=(shrinking, LEVELS)),
+    uploads_by_round_and_client=Case(
+        "fedavg", "independent", "rate", rows=ROWS, upload=(shrinking, LEVELS)
+    ),
 )
 # what these show, richer cases show too: they wait for the slow run
 SLOW = (
     "plain",
+    "private_poisson",  # clip_and_noise_by_round
+    "release_in_chunks",  # private_and_release_by_size
+    "momentum_on_draws_with_replacement",  # noise_by_client
+    "drawn_by_share",  # the multinomial loop of test_dpnfl.py
+    "independent_turns_by_rate",  # uploads_by_round_and_client
+    "noisy_uploads",  # scaffold_noise_everywhere
+    "release_add_remove_adam",  # epochs_and_weights_by_round
     "fedsgd_full_batch",
     "fedsgd_private_and_release",
     "fedprox_plain",
+    "scaffold_full",  # from here on scaffold_noise_everywhere and scaffold_warm_all
+    "scaffold_private",
+    "scaffold_release_by_size",
     "scaffold_several_turns",
+    "scaffold_warm_private",
+    "scaffold_warm_release",
 )
 OPTIMIZERS = dict(
     sgd=optax.sgd,
@@ -366,8 +404,6 @@ def run_numpy(case, fed, d, wrong=()):  # noqa: C901
 @functools.cache
 def outcome(case):
     """(draws, run, federation) of jfl for a case, computed once for all tests."""
-    from helpers.problems import make_federation
-
     fed = make_federation()
     plan = build(case, fed, jfl.task(start_params(), squared))
     key = jax.random.key(3)
@@ -409,18 +445,16 @@ def test_equals_numpy(case):
 
 
 MISTAKES = [
-    ("noise_on_mean", "private_poisson"),
-    ("batch_clip", "private_poisson"),
-    ("shared_noise", "private_poisson"),
+    ("noise_on_mean", "clip_and_noise_by_round"),
+    ("batch_clip", "clip_and_noise_by_round"),
+    ("shared_noise", "clip_and_noise_by_round"),
     ("one_sided", "private_and_release_by_size"),
     ("weight_before_clip", "private_and_release_by_size"),
-    ("release_on_mean", "release_in_chunks"),
-    ("one_sided", "release_in_chunks"),
-    ("control_sign", "scaffold_full"),
-    ("control_sign", "scaffold_release_by_size"),
+    ("release_on_mean", "private_and_release_by_size"),
+    ("control_sign", "scaffold_noise_everywhere"),
+    ("control_sign", "scaffold_warm_all"),
     ("exact_clip", "adaptive_clip"),
-    ("never_warm", "scaffold_warm_private"),
-    ("never_warm", "scaffold_warm_release"),
+    ("never_warm", "scaffold_warm_all"),
     ("first_round", "clip_and_noise_by_round"),
     ("shared_level", "noise_by_client"),
 ]
@@ -439,10 +473,9 @@ def test_control_is_option_two():
     """c_i becomes c_i - c + (x - y) / (K lr), which for plain SGD is the mean of the (noisy)
     gradients."""
     case = CASES["scaffold_private"]
-    _, _, fed = outcome(case)
     plan = build(
         dataclasses.replace(case, sampler="full", server="sgd"),
-        fed,
+        make_federation(),
         jfl.task(start_params(), squared),
     )
     step = jax.jit(lambda run, p: jfl.run_round(run, p)[0])
