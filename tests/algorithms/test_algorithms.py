@@ -114,13 +114,21 @@ CASES = dict(
     plain=Case("fedavg"),
     private_poisson=Case("fedavg", "poisson", "poisson", rows=ROWS),
     release_in_chunks=Case("fedavg", release=RELEASE, chunk=2),
-    private_and_release_by_size=Case("fedavg", rows=ROWS, release=RELEASE, weights="size", chunk=2),
+    private_and_release_by_size=Case(
+        "fedavg", batch="with_", rows=ROWS, release=RELEASE, weights="size", chunk=2
+    ),
     momentum_on_draws_with_replacement=Case(
         "fedavg", "full", "with_", weights=ARRAY, client="momentum"
     ),
     drawn_by_share=Case("fedavg", "shares", weights="size"),
     several_turns_short_batches=Case(
-        "fedavg", "multiplicity", "short", rows=ROWS, l2=0.2, microbatch=2
+        "fedavg",
+        "multiplicity",
+        "short",
+        rows=(shrinking, calming, 4.0),
+        l2=0.2,
+        microbatch=2,
+        client="adam",
     ),
     independent_turns_by_rate=Case("fedavg", "independent", "rate", rows=ROWS),
     epochs_and_weights_by_round=Case(
@@ -163,15 +171,17 @@ CASES = dict(
         "fedavg", "poisson", "poisson", rows=(shrinking, calming, 4.0), client="adam"
     ),
     noise_by_client=Case(
+        "fedavg", release=(shrinking, calming, 3.0), rows=(0.6, LEVELS, 4.0), client="adagrad"
+    ),
+    noise_by_round_and_client=Case(
         "fedavg",
-        batch="with_",
-        release=(shrinking, calming, 3.0),
+        "independent",
+        "rate",
         rows=(0.6, LEVELS, 4.0),
+        upload=(shrinking, LEVELS),
+        release=(shrinking, calming, 3.0),
         weights=ARRAY,
         client="adagrad",
-    ),
-    uploads_by_round_and_client=Case(
-        "fedavg", "independent", "rate", rows=ROWS, upload=(shrinking, LEVELS)
     ),
 )
 # what these show, richer cases show too: they wait for the slow run
@@ -179,11 +189,13 @@ SLOW = (
     "plain",
     "private_poisson",  # clip_and_noise_by_round
     "release_in_chunks",  # private_and_release_by_size
-    "momentum_on_draws_with_replacement",  # noise_by_client
+    "momentum_on_draws_with_replacement",  # private_and_release_by_size, noise_by_round_and_client
     "drawn_by_share",  # the multinomial loop of test_dpnfl.py
-    "independent_turns_by_rate",  # uploads_by_round_and_client
+    "independent_turns_by_rate",  # noise_by_round_and_client
     "noisy_uploads",  # scaffold_noise_everywhere
     "release_add_remove_adam",  # epochs_and_weights_by_round
+    "clip_and_noise_by_round",  # several_turns_short_batches
+    "noise_by_client",  # noise_by_round_and_client
     "fedsgd_full_batch",
     "fedsgd_private_and_release",
     "fedprox_plain",
@@ -445,9 +457,9 @@ def test_equals_numpy(case):
 
 
 MISTAKES = [
-    ("noise_on_mean", "clip_and_noise_by_round"),
-    ("batch_clip", "clip_and_noise_by_round"),
-    ("shared_noise", "clip_and_noise_by_round"),
+    ("noise_on_mean", "several_turns_short_batches"),
+    ("batch_clip", "several_turns_short_batches"),
+    ("shared_noise", "several_turns_short_batches"),
     ("one_sided", "private_and_release_by_size"),
     ("weight_before_clip", "private_and_release_by_size"),
     ("release_on_mean", "private_and_release_by_size"),
@@ -455,8 +467,8 @@ MISTAKES = [
     ("control_sign", "scaffold_warm_all"),
     ("exact_clip", "adaptive_clip"),
     ("never_warm", "scaffold_warm_all"),
-    ("first_round", "clip_and_noise_by_round"),
-    ("shared_level", "noise_by_client"),
+    ("first_round", "several_turns_short_batches"),
+    ("shared_level", "noise_by_round_and_client"),
 ]
 
 
@@ -469,6 +481,7 @@ def test_a_wrong_loop_disagrees(mistake, case):
 # --- SCAFFOLD's own identities
 
 
+@pytest.mark.slow  # the loop, whose control variates are compared, takes the other form
 def test_control_is_option_two():
     """c_i becomes c_i - c + (x - y) / (K lr), which for plain SGD is the mean of the (noisy)
     gradients."""
@@ -492,14 +505,8 @@ def test_control_is_option_two():
     assert np.abs(own(after)).max() > 0.1
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param("scaffold_full", marks=pytest.mark.slow),
-        pytest.param("scaffold_private", marks=pytest.mark.slow),
-        "scaffold_noise_everywhere",
-    ],
-)
+@pytest.mark.slow  # follows from the loop
+@pytest.mark.parametrize("case", ["scaffold_full", "scaffold_private", "scaffold_noise_everywhere"])
 def test_control_is_the_mean_of_the_clients(case):
     """With equal weights and no clip or noise on what is sent, c = mean c_i: also under
     record-level noise."""

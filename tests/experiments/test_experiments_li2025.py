@@ -57,18 +57,19 @@ def line(*accuracy):
 )
 @pytest.mark.parametrize("name", [n for n, e in li2025.EXPERIMENTS.items() if e.lines])
 def test_every_line_is_a_plan_of_the_paper(name):
-    experiment = li2025.EXPERIMENTS[name]
+    experiment, dealt = li2025.EXPERIMENTS[name], set()
     assert set(experiment.quick_lines) <= set(experiment.lines)
     for title, changes in experiment.lines.items():
         config = Config(**{**experiment.base, **changes})
-        fed = build.federation(config)
         rows = dict(mnist=600, adult=325)[config.dataset]
-        assert fed.size.tolist() == [rows] * 100 and config.steps * config.batch <= rows, title
-        kinds = [len(set(np.asarray(fed.y)[i])) for i in np.asarray(fed.index)[:, :rows]]
-        many = dict(mnist=10, adult=2)[config.dataset]
-        assert set(kinds) == (
-            {many} if config.partition == "similarity" else {dict(mnist=4, adult=1)[config.dataset]}
-        )
+        assert config.steps * config.batch <= rows, title
+        if config.partition not in dealt:
+            dealt.add(config.partition)
+            fed = build.federation(config)
+            assert fed.size.tolist() == [rows] * 100
+            kinds = [len(set(np.asarray(fed.y)[i])) for i in np.asarray(fed.index)[:, :rows]]
+            iid, other = dict(mnist=(10, 4), adult=(2, 1))[config.dataset]
+            assert set(kinds) == ({iid} if config.partition == "similarity" else {other})
         made = li2025_plans.build(config, lr=0.1 if config.mode == "sound" else None)
         assert made.sampler.capacity == (config.cohort or 100)
         release = made.algorithm.releases[0]

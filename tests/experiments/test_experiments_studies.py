@@ -10,6 +10,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from helpers import pretended
 
 from experiments.harness import kept_runs, runner
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
@@ -19,6 +20,7 @@ from experiments.studies import study as studies
 from experiments.studies.plans import PLANS, Cell, Study
 from jfl.privacy import guarantees
 from jfl.report import read, results, sections
+from jfl.runs import blocks
 from jfl.runs import build as assemble
 from jfl.runs.config import FIELDS, Config
 from jfl.runs.store import ResultStore
@@ -152,7 +154,11 @@ def test_the_worst_split_is_told(monkeypatch):
 # --- a study
 
 
-def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+@pytest.mark.by_default("accounted")
+@pytest.mark.parametrize("trained", [False, True], ids=["accounted", "trained"])
+def test_a_study_from_end_to_end_goes_on_where_it_stopped(trained, tmp_path, monkeypatch, capsys):
+    if not trained:
+        monkeypatch.setattr(blocks, "compute", pretended.compute)
     gone = Cell("b", "FedAvg", 1.0, TINY | dict(dataset="mnist"))
     claims = (
         Claim(

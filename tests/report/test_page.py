@@ -34,8 +34,7 @@ VERSIONS = dict(jfl="0.1.0", jax="0.10.2", device="cpu")
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
+    assert jax.config.jax_compilation_cache_dir is not None  # where all tests have their programs
 
 
 def guarantee(
