@@ -440,9 +440,19 @@ def test_public_modules_list_what_they_offer():
         assert module.__all__ and all(callable(getattr(module, n)) for n in module.__all__), name
 
 
+# seconds each; what they show is compared with other accountants in tests/privacy and tests/papers
+LONG_DOCTESTS = [f"jfl.privacy.accountants.{n}" for n in ("pld", "rdp_batched", "tightest")]
+LONG_DOCTESTS += ["jfl.papers.chen2024.privacy"]
+
+
 @pytest.mark.parametrize(
     "name",
-    sorted("jfl" if n == "__init__" else f"jfl.{n}" for n in FILES if not n.endswith("__main__")),
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LONG_DOCTESTS else ())
+        for name in sorted(
+            "jfl" if n == "__init__" else f"jfl.{n}" for n in FILES if not n.endswith("__main__")
+        )
+    ],
 )
 def test_doctests(name):
     module = importlib.import_module(name)

@@ -170,6 +170,7 @@ def test_every_file_named_exists():
         assert (ROOT / target).exists(), target
 
 
+@pytest.mark.slow  # as does test_as_a_program of test_cli.py
 def test_the_package_runs_as_a_command():
     out = subprocess.run(
         [sys.executable, "-m", "jfl.cli", "list", "--help"],

@@ -103,7 +103,7 @@ def test_matched_noise_has_the_power_of_the_published():
 
 
 # trained, they wait for the slow run: that noise reaches the model is in tests/privacy, and that a
-# line is trained is in test_experiments_li2025.py
+# line is trained is in test_experiments_noble2022.py
 @pytest.mark.by_default("accounted-sample_mnist")
 @pytest.mark.parametrize("name", ["sample_mnist", "client_mnist"])
 @pytest.mark.parametrize("trained", [False, True], ids=["accounted", "trained"])

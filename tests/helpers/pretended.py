@@ -1,6 +1,7 @@
 """In place of programs, where what is kept, told or accounted of their runs is tested."""
 
 import dataclasses
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,7 +39,8 @@ def compute(block, *memory, **how):
 def _measured(config):
     every = config.evaluate_every or 1
     rounds = sorted({*range(every, config.rounds + 1, every), config.rounds})
-    accuracy = [1 - 1 / (1 + config.lr + 0.01 * config.seed + r) for r in rounds]
+    own = zlib.crc32(repr(config).encode()) / 2**32  # no two configs have the same numbers
+    accuracy = [0.98 - 0.9 / (1 + config.lr + r) + 0.01 * own for r in rounds]
     empty = config.sampler == "poisson" and config.seed % 3 == 0
     health = dict(nonfinite=int(config.lr > 1e6), overflow=0, empty_cohort=int(empty))
     return dict(

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import pretended
 from helpers.paths import RESULTS, ROOT
 from helpers.problems import noisy_grad, noisy_release, squared
 
@@ -24,7 +25,7 @@ import jfl
 from jfl.cli import main
 from jfl.report import document as markup
 from jfl.report import page, plots, read, results, sections
-from jfl.runs import record, tables
+from jfl.runs import blocks, record, tables
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>|$\\frac$"
 FLOATS = ("accuracy", "loss", "train_loss", "clip_fraction", "update_norm", "cohort")
@@ -170,39 +171,42 @@ def records(parsed, caption):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
+    """The files of a sweep, but for what its program would have computed."""
     out = tmp_path_factory.mktemp("page") / "sweep"
-    assert (
-        main.main(
-            [
-                "sweep",
-                "--clients",
-                "6",
-                "--min-rows",
-                "8",
-                "--model",
-                "logistic",
-                "--batch",
-                "4",
-                "--steps",
-                "1",
-                "--rounds",
-                "2",
-                "--evaluate-every",
-                "1",
-                "--unit",
-                "client",
-                "--sampler",
-                "full",
-                "--sweep",
-                "noise-multiplier=1.5",
-                "--sweep",
-                "seed=0,1",
-                "--out",
-                str(out),
-            ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "compute", pretended.compute)
+        assert (
+            main.main(
+                [
+                    "sweep",
+                    "--clients",
+                    "6",
+                    "--min-rows",
+                    "8",
+                    "--model",
+                    "logistic",
+                    "--batch",
+                    "4",
+                    "--steps",
+                    "1",
+                    "--rounds",
+                    "2",
+                    "--evaluate-every",
+                    "1",
+                    "--unit",
+                    "client",
+                    "--sampler",
+                    "full",
+                    "--sweep",
+                    "noise-multiplier=1.5",
+                    "--sweep",
+                    "seed=0,1",
+                    "--out",
+                    str(out),
+                ]
+            )
+            == 0
         )
-        == 0
-    )
     return out
 
 
