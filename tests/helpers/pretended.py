@@ -8,6 +8,8 @@ import numpy as np
 
 import jfl
 
+SERIES = ("loss", "train_loss", "clip_fraction", "update_norm", "cohort")
+
 
 def simulate(key, plan, rounds, *, start, **how):
     """What `jfl.simulate` gives of rounds that end in one evaluation, without a program: the state
@@ -47,5 +49,6 @@ def _measured(config):
         seconds=0.1,
         compile=0.05,
         health=health | dict(nonfinite_rows=0),
-        history=dict(round=rounds, accuracy=accuracy, loss=[1 - a for a in accuracy]),
+        history=dict(round=rounds, accuracy=accuracy)
+        | {name: [1 - a for a in accuracy] for name in SERIES},
     )
