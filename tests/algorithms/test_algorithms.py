@@ -153,7 +153,7 @@ CASES = dict(
     ),
     fedprox_plain=Case("fedprox"),
     fedprox_private_and_release=Case(
-        "fedprox", "full", "poisson", rows=ROWS, release=RELEASE, weights=ARRAY
+        "fedprox", "full", "poisson", rows=ROWS, release=RELEASE, weights=ARRAY, adaptive=True
     ),
     scaffold_full=Case("scaffold", "full"),
     scaffold_private=Case("scaffold", rows=ROWS, server="momentum"),
@@ -198,6 +198,7 @@ SLOW = (
     "noise_by_client",  # noise_by_round_and_client
     "fedsgd_full_batch",
     "fedsgd_private_and_release",
+    "adaptive_clip",  # fedprox_private_and_release
     "fedprox_plain",
     "scaffold_full",  # from here on scaffold_noise_everywhere and scaffold_warm_all
     "scaffold_private",
@@ -465,7 +466,7 @@ MISTAKES = [
     ("release_on_mean", "private_and_release_by_size"),
     ("control_sign", "scaffold_noise_everywhere"),
     ("control_sign", "scaffold_warm_all"),
-    ("exact_clip", "adaptive_clip"),
+    ("exact_clip", "fedprox_private_and_release"),
     ("never_warm", "scaffold_warm_all"),
     ("first_round", "several_turns_short_batches"),
     ("shared_level", "noise_by_round_and_client"),

@@ -421,6 +421,7 @@ def test_a_raised_attempt_changes_the_run(fed, task, base):
     assert same_bits(run4(plan, start=fresh).params, out.params)
 
 
+@pytest.mark.slow  # each way is compared with the NumPy loops
 def test_batches_drawn_ahead_are_those_of_the_loop(fed, task, monkeypatch):
     local = importlib.import_module("jfl.local")
     run = lambda: jax.jit(
