@@ -25,7 +25,16 @@ from helpers.numpy_loops import (
     falling,
     run_jfl,
 )
-from helpers.problems import CLIENTS, SIZES, close, flat, make_algorithm, squared, start_params
+from helpers.problems import (
+    CLIENTS,
+    SIZES,
+    close,
+    flat,
+    make_algorithm,
+    make_federation,
+    squared,
+    start_params,
+)
 
 import jfl
 
@@ -105,17 +114,32 @@ CASES = dict(
     plain=Case("fedavg"),
     private_poisson=Case("fedavg", "poisson", "poisson", rows=ROWS),
     release_in_chunks=Case("fedavg", release=RELEASE, chunk=2),
-    private_and_release_by_size=Case("fedavg", rows=ROWS, release=RELEASE, weights="size"),
+    private_and_release_by_size=Case(
+        "fedavg", batch="with_", rows=ROWS, release=RELEASE, weights="size", chunk=2
+    ),
     momentum_on_draws_with_replacement=Case(
         "fedavg", "full", "with_", weights=ARRAY, client="momentum"
     ),
     drawn_by_share=Case("fedavg", "shares", weights="size"),
     several_turns_short_batches=Case(
-        "fedavg", "multiplicity", "short", rows=ROWS, l2=0.2, microbatch=2
+        "fedavg",
+        "multiplicity",
+        "short",
+        rows=(shrinking, calming, 4.0),
+        l2=0.2,
+        microbatch=2,
+        client="adam",
     ),
     independent_turns_by_rate=Case("fedavg", "independent", "rate", rows=ROWS),
     epochs_and_weights_by_round=Case(
-        "fedavg", "full", "epochs", weights=by_round, lr=falling, release=RELEASE
+        "fedavg",
+        "full",
+        "epochs",
+        weights=by_round,
+        lr=falling,
+        release=RELEASE,
+        adjacency="add_remove",
+        server="adam",
     ),
     noisy_uploads=Case("fedavg", "poisson", upload=UPLOAD, server="momentum"),
     release_add_remove_adam=Case(
@@ -129,32 +153,59 @@ CASES = dict(
     ),
     fedprox_plain=Case("fedprox"),
     fedprox_private_and_release=Case(
-        "fedprox", "full", "poisson", rows=ROWS, release=RELEASE, weights=ARRAY
+        "fedprox", "full", "poisson", rows=ROWS, release=RELEASE, weights=ARRAY, adaptive=True
     ),
     scaffold_full=Case("scaffold", "full"),
     scaffold_private=Case("scaffold", rows=ROWS, server="momentum"),
     scaffold_release_by_size=Case("scaffold", release=RELEASE, weights="size", chunk=2),
     scaffold_noise_everywhere=Case(
-        "scaffold", "poisson", "poisson", rows=ROWS, upload=UPLOAD, release=RELEASE
+        "scaffold", "poisson", "poisson", rows=ROWS, upload=UPLOAD, release=RELEASE, lr=falling
     ),
     scaffold_several_turns=Case("scaffold", "multiplicity", "epochs", lr=falling),
     scaffold_warm_private=Case("scaffold", rows=ROWS, weights="size", warm=2.0, server="adam"),
     scaffold_warm_release=Case("scaffold", "full", release=RELEASE, warm=1.0, lr=falling),
+    scaffold_warm_all=Case(
+        "scaffold", rows=ROWS, release=RELEASE, weights="size", chunk=2, warm=2.0, server="adam"
+    ),
     clip_and_noise_by_round=Case(
         "fedavg", "poisson", "poisson", rows=(shrinking, calming, 4.0), client="adam"
     ),
     noise_by_client=Case(
         "fedavg", release=(shrinking, calming, 3.0), rows=(0.6, LEVELS, 4.0), client="adagrad"
     ),
-    uploads_by_round_and_client=Case("fedavg", "independent", upload=(shrinking, LEVELS)),
+    noise_by_round_and_client=Case(
+        "fedavg",
+        "independent",
+        "rate",
+        rows=(0.6, LEVELS, 4.0),
+        upload=(shrinking, LEVELS),
+        release=(shrinking, calming, 3.0),
+        weights=ARRAY,
+        client="adagrad",
+    ),
 )
 # what these show, richer cases show too: they wait for the slow run
 SLOW = (
     "plain",
+    "private_poisson",  # clip_and_noise_by_round
+    "release_in_chunks",  # private_and_release_by_size
+    "momentum_on_draws_with_replacement",  # private_and_release_by_size, noise_by_round_and_client
+    "drawn_by_share",  # the multinomial loop of test_dpnfl.py
+    "independent_turns_by_rate",  # noise_by_round_and_client
+    "noisy_uploads",  # scaffold_noise_everywhere
+    "release_add_remove_adam",  # epochs_and_weights_by_round
+    "clip_and_noise_by_round",  # several_turns_short_batches
+    "noise_by_client",  # noise_by_round_and_client
     "fedsgd_full_batch",
     "fedsgd_private_and_release",
+    "adaptive_clip",  # fedprox_private_and_release
     "fedprox_plain",
+    "scaffold_full",  # from here on scaffold_noise_everywhere and scaffold_warm_all
+    "scaffold_private",
+    "scaffold_release_by_size",
     "scaffold_several_turns",
+    "scaffold_warm_private",
+    "scaffold_warm_release",
 )
 OPTIMIZERS = dict(
     sgd=optax.sgd,
@@ -366,8 +417,6 @@ def run_numpy(case, fed, d, wrong=()):  # noqa: C901
 @functools.cache
 def outcome(case):
     """(draws, run, federation) of jfl for a case, computed once for all tests."""
-    from helpers.problems import make_federation
-
     fed = make_federation()
     plan = build(case, fed, jfl.task(start_params(), squared))
     key = jax.random.key(3)
@@ -409,20 +458,18 @@ def test_equals_numpy(case):
 
 
 MISTAKES = [
-    ("noise_on_mean", "private_poisson"),
-    ("batch_clip", "private_poisson"),
-    ("shared_noise", "private_poisson"),
+    ("noise_on_mean", "several_turns_short_batches"),
+    ("batch_clip", "several_turns_short_batches"),
+    ("shared_noise", "several_turns_short_batches"),
     ("one_sided", "private_and_release_by_size"),
     ("weight_before_clip", "private_and_release_by_size"),
-    ("release_on_mean", "release_in_chunks"),
-    ("one_sided", "release_in_chunks"),
-    ("control_sign", "scaffold_full"),
-    ("control_sign", "scaffold_release_by_size"),
-    ("exact_clip", "adaptive_clip"),
-    ("never_warm", "scaffold_warm_private"),
-    ("never_warm", "scaffold_warm_release"),
-    ("first_round", "clip_and_noise_by_round"),
-    ("shared_level", "noise_by_client"),
+    ("release_on_mean", "private_and_release_by_size"),
+    ("control_sign", "scaffold_noise_everywhere"),
+    ("control_sign", "scaffold_warm_all"),
+    ("exact_clip", "fedprox_private_and_release"),
+    ("never_warm", "scaffold_warm_all"),
+    ("first_round", "several_turns_short_batches"),
+    ("shared_level", "noise_by_round_and_client"),
 ]
 
 
@@ -435,14 +482,14 @@ def test_a_wrong_loop_disagrees(mistake, case):
 # --- SCAFFOLD's own identities
 
 
+@pytest.mark.slow  # the loop, whose control variates are compared, takes the other form
 def test_control_is_option_two():
     """c_i becomes c_i - c + (x - y) / (K lr), which for plain SGD is the mean of the (noisy)
     gradients."""
     case = CASES["scaffold_private"]
-    _, _, fed = outcome(case)
     plan = build(
         dataclasses.replace(case, sampler="full", server="sgd"),
-        fed,
+        make_federation(),
         jfl.task(start_params(), squared),
     )
     step = jax.jit(lambda run, p: jfl.run_round(run, p)[0])
@@ -459,14 +506,8 @@ def test_control_is_option_two():
     assert np.abs(own(after)).max() > 0.1
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param("scaffold_full", marks=pytest.mark.slow),
-        pytest.param("scaffold_private", marks=pytest.mark.slow),
-        "scaffold_noise_everywhere",
-    ],
-)
+@pytest.mark.slow  # follows from the loop
+@pytest.mark.parametrize("case", ["scaffold_full", "scaffold_private", "scaffold_noise_everywhere"])
 def test_control_is_the_mean_of_the_clients(case):
     """With equal weights and no clip or noise on what is sent, c = mean c_i: also under
     record-level noise."""

@@ -212,7 +212,7 @@ def test_dpnfl_is_fedavg_by_another_name():
     close(jax.tree.leaves(ours), jax.tree.leaves(theirs), rtol=0, atol=0)
 
 
-# --- aggregations
+# --- aggregations: identities, that follow from what the loops above compute path by path
 
 FEW, PAIR = SIZES[:6], 2
 P6 = np.array(FEW) / sum(FEW)
@@ -266,6 +266,7 @@ def each_alone():
     return alone * PAIR  # the release divides by the cohort
 
 
+@pytest.mark.slow
 def test_uniform_cohorts_are_unbiased_and_their_square_is_bounded():
     """Over all cohorts, (n / r) sum p_i diff_i has mean sum p_i diff_i; E ||.||^2 <= (n / r) sum
     p_i ||diff_i||^2."""
@@ -277,6 +278,7 @@ def test_uniform_cohorts_are_unbiased_and_their_square_is_bounded():
     assert np.linalg.norm(alone.mean(0) - P6 @ alone) > 0.01  # sizes matter here
 
 
+@pytest.mark.slow
 def test_multinomial_cohorts_are_unbiased():
     """Over all 36 ordered draws with probabilities p_i p_j: w + (1 / r) sum diff_i, with
     multiplicity."""
@@ -290,6 +292,7 @@ def test_multinomial_cohorts_are_unbiased():
     assert np.abs(found.mean(0) - P6 @ alone).max() > 1e-3  # other chances are biased
 
 
+@pytest.mark.slow
 def test_normalised_cohorts_are_biased_where_sizes_differ():
     release = jfl.chain(jfl.total(), jfl.divide("weight"))
     uniform, alone = jfl.sampling.without_replacement(6, PAIR), each_alone()
@@ -301,6 +304,7 @@ def test_normalised_cohorts_are_biased_where_sizes_differ():
     close(updates(uniform, SUBSETS, weights="uniform", release=release).mean(0), alone.mean(0))
 
 
+@pytest.mark.slow
 def test_biased_fedavg_is_uniform_in_smaller_steps():
     """w + sum_C p_i diff_i, pathwise and round by round; not another fixed point."""
     fed, task = make_federation(sizes=FEW), jfl.task(start_params(), squared)
@@ -371,6 +375,7 @@ def test_two_steps_and_another_start():
     assert [x.dtype for x in state] == [x.dtype for x in after] == [jnp.bfloat16] * 2
 
 
+@pytest.mark.slow  # follows from the golden step and the loops
 def test_great_adaptivity_is_a_scaled_dpnfl():
     """With no memory, alpha mu / (|diff| + adaptivity) is (alpha / adaptivity) diff as adaptivity
     grows."""
@@ -394,7 +399,9 @@ def test_great_adaptivity_is_a_scaled_dpnfl():
     assert np.abs(small - plain).max() > 0.003
 
 
-def test_every_number_of_the_server_is_data():
+@pytest.mark.by_default("own")  # the golden step is that of both
+@pytest.mark.parametrize("by", ["own", "partial"])
+def test_every_number_of_the_server_is_data(by):
     """A sweep over them is one program, and each of them is used; a partial of `adaptive`
     likewise."""
     fed, task = make_federation(), jfl.task(start_params(), squared)
@@ -429,11 +436,10 @@ def test_every_number_of_the_server_is_data():
         )
         return make(dpnfl(server_lr=server_lr, server_optimizer=server, **common))
 
-    one, other = (jfl.sweep(f, rounds=2, points=points) for f in (own, partial))
-    assert one.groups == other.groups == 1 and len({tuple(flat(p)) for p in one.params}) == len(
-        points
-    )
-    close(list(one.params), list(other.params))
+    found = jfl.sweep(dict(own=own, partial=partial)[by], rounds=2, points=points)
+    assert found.groups == 1 and len({tuple(flat(p)) for p in found.params}) == len(points)
+    if by == "partial":
+        close(list(found.params), list(jfl.sweep(own, rounds=2, points=points).params))
 
 
 # --- noise
@@ -487,6 +493,7 @@ def moves():
     return rates, np.asarray(jax.jit(jax.vmap(one))(jnp.asarray(tables, jnp.float32)), np.float64)
 
 
+@pytest.mark.slow  # the loop has the same normals in each step
 def test_noise_is_added_in_each_step_once(moves):
     """Step s moves by alpha_s N(0, sigma^2) of its own, and the round by their sum: exactly `steps`
     draws."""

@@ -120,6 +120,7 @@ def run_numpy(noise, clip_steps, d, noises, fed, wrong=""):
     return w
 
 
+@pytest.mark.by_default("levels-all", "printed-all", "number-last")
 @pytest.mark.parametrize(
     "noise, clip_steps",
     [("number", "all"), ("levels", "all"), ("printed", "all"), ("number", "last")],
@@ -132,7 +133,7 @@ def test_equals_numpy(noise, clip_steps):
 
 
 @pytest.mark.parametrize(
-    "noise, wrong", [("number", "last_only"), ("number", "gradient_space"), ("levels", "shared")]
+    "noise, wrong", [("levels", "last_only"), ("levels", "gradient_space"), ("levels", "shared")]
 )
 def test_a_wrong_loop_disagrees(noise, wrong):
     d, noises, run, fed = outcome(noise, "all")

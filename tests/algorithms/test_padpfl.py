@@ -215,6 +215,7 @@ def run_numpy(case, drawn, fed, wrong=""):
     return w, inexact
 
 
+@pytest.mark.by_default("printed", "levels", "prox_erm")  # "difference" is in the first two
 @pytest.mark.parametrize("name", CASES)
 def test_equals_numpy(name):
     drawn, run, fed = outcome(name)
@@ -230,7 +231,7 @@ def test_equals_numpy(name):
         ("levels", "no_pull"),
         ("printed", "clip_last"),
         ("printed", "equal"),
-        ("difference", "max_p"),
+        ("printed", "max_p"),
         ("levels", "shared"),
     ],
 )
@@ -245,9 +246,9 @@ def test_a_wrong_loop_disagrees(name, wrong):
         )
 
 
-def test_equal_clients_and_factors_are_nbafl():
-    """Equal impact factors take the plain mean, which is fedprox without noise; and the noise is
-    that of NbAFL."""
+@pytest.mark.slow  # follows from the loops of both
+def test_equal_factors_are_fedprox():
+    """Equal impact factors take the plain mean, which is fedprox without noise."""
     fed = make_federation(sizes=(5,) * CLIENTS)
     mine = plan_of(impact((1, 1), (3, 4)), fed=fed)
     other = jfl.plan(
@@ -268,6 +269,10 @@ def test_equal_clients_and_factors_are_nbafl():
         for p in (mine, other)
     ]
     close(*runs, rtol=1e-5, atol=1e-6)
+
+
+def test_equal_clients_and_factors_have_the_noise_of_nbafl():
+    fed = make_federation(sizes=(5,) * CLIENTS)
     plan = plan_of(fed=fed, sites=chains(2.0, 1.0, 1.0))
     for rounds in (2, 30):
         std = printed.calibrate(plan, epsilon=20.0, rounds=rounds, delta=DELTA, view="third_party")
@@ -280,6 +285,7 @@ def test_equal_clients_and_factors_are_nbafl():
 # --- noise
 
 
+@pytest.mark.slow  # the loop has the same normals, and their scale
 def test_a_broadcast_has_the_noise_of_all():
     """Variance sum p^2 sigma_C^2 + sigma_S^2 per coordinate: 5 sigma of its estimate, wrong once in
     10^6 draws."""

@@ -20,6 +20,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.S)
 
 
+@pytest.mark.slow  # test_every_python_block_runs runs them too, in code without optimisations
 def test_the_ten_lines_run(monkeypatch, tmp_path):
     """As a newcomer has it: the accuracy on the first line, then a proved epsilon of at most 8.
 
@@ -34,7 +35,11 @@ def test_the_ten_lines_run(monkeypatch, tmp_path):
         cwd=tmp_path,
     )
     assert out.returncode == 0, out.stderr
-    accuracy, text = out.stdout.split("\n", 1)
+    judge_the_ten_lines(out.stdout)
+
+
+def judge_the_ten_lines(printed):
+    accuracy, text = printed.split("\n", 1)
     assert 0.6 <= float(accuracy) <= 1
     found = re.match(r"epsilon = (\S+) at delta = 1e-05 \(proved; ", text)
     assert found and 0 < float(found[1]) <= 8, text
@@ -43,12 +48,20 @@ def test_the_ten_lines_run(monkeypatch, tmp_path):
 
 RUN = """
 import json, sys, traceback
+import jax
+programs = []
+def listen(event, duration, **about):
+    if event == "/jax/core/compile/backend_compile_duration":
+        programs.append(about["fun_name"])
+jax.monitoring.register_event_duration_secs_listener(listen)
 pages = json.load(open(sys.argv[1]))
 namespace = {}
 for page, blocks in pages:
     for number, text in enumerate(blocks):
         try:
             exec(compile(text, f"{page}, Python block {number + 1}", "exec"), namespace)
+            if (page, number) == ("README.md", 0):
+                print("PROGRAMS", json.dumps(programs))
         except BaseException:
             traceback.print_exc()
             sys.exit(f"{page}, Python block {number + 1} does not run:\\n{text}")
@@ -66,7 +79,8 @@ jax.eval_shape(lambda key: jfl.scan(jfl.init(key, plan), plan, jax.numpy.ones(1,
 )
 def test_every_python_block_runs(docs, devices, monkeypatch, tmp_path):
     """As pasted one after another, the README first; on several devices, which the pages speak
-    of."""
+    of.  The ten lines compile two programs for the key, first parameters, the run, and two for the
+    last of the accuracies: more would be a newcomer's seconds."""
     flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={devices}"
     monkeypatch.setenv("XLA_FLAGS", flags.strip())
     pages = [("README.md", blocks("python"))]
@@ -84,6 +98,11 @@ def test_every_python_block_runs(docs, devices, monkeypatch, tmp_path):
         cwd=tmp_path,
     )
     assert out.returncode == 0, out.stderr[-4000:]
+    ten_lines, rest = out.stdout.split("PROGRAMS ")
+    judge_the_ten_lines(ten_lines)
+    programs = json.loads(rest.splitlines()[0])
+    assert len(programs) <= 6, programs
+    assert sum("_scan" in name for name in programs) == 1
 
 
 def test_the_algorithm_shown_is_the_one_that_runs():
@@ -151,6 +170,7 @@ def test_every_file_named_exists():
         assert (ROOT / target).exists(), target
 
 
+@pytest.mark.slow  # as does test_as_a_program of test_cli.py
 def test_the_package_runs_as_a_command():
     out = subprocess.run(
         [sys.executable, "-m", "jfl.cli", "list", "--help"],

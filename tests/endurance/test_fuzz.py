@@ -908,8 +908,7 @@ def commanded(monkeypatch, folder, command, text):
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
+    assert jax.config.jax_compilation_cache_dir is not None  # where all tests have their programs
 
 
 @settings(FEW, max_examples=16)

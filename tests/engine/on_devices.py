@@ -121,6 +121,31 @@ def sums(dtype, chunk, mesh, seed):
     return flat(found(run, plan))
 
 
+def short():
+    """Three ways to spread one run, which has one result."""
+    begin = lambda seed, plan, mesh=None: jfl.simulate(
+        jax.random.key(seed), plan, 4, evaluate_every=2, mesh=mesh
+    )
+    plan = make("device", "scaffold")
+    alone, other = (begin(seed, plan) for seed in (0, 1))
+    for fed, more in dict(device=dict(chunk=1), host={}).items():
+        found = begin(0, make(fed, "scaffold", **more), 8)
+        report(dict(fed=fed), seen(found), seen(alone), seen(other))
+    swept = jfl.sweep(
+        lambda lr: make("device", "scaffold", lr, chunk=2),
+        rounds=4,
+        evaluate_every=2,
+        mesh=jax.make_mesh((2, 4), ("points", "clients")),
+        lr=[0.1, 0.3],
+    )
+    last = flat((swept.params[1], swept.metrics.loss[1]))
+    report(
+        dict(fed="device", sweep=True),
+        last,
+        *(flat((out.params, out.metrics.loss)) for out in (alone, other)),
+    )
+
+
 def report(what, found, one, other):
     print(
         json.dumps(
@@ -136,9 +161,7 @@ def report(what, found, one, other):
 def main(kind):
     assert len(jax.devices()) == 8
     if kind == "short":
-        runs(make("device", "scaffold", chunk=1), [8], fed="device")
-        runs(make("host", "scaffold"), [8], fed="host")
-        grids([jax.make_mesh((2, 4), ("points", "clients"))], "fedavg", **RANDOM)
+        short()
         return
     if kind == "half":  # chunks and devices are added up in float32
         for dtype, mesh in itertools.product(("bfloat16", "float16"), (2, 8)):

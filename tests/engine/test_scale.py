@@ -198,8 +198,14 @@ def make_plan(fed, name="scaffold", **options):
     return jfl.plan(fed, task, algorithm, jfl.sampling.without_replacement(7, 5), **options)
 
 
+@pytest.mark.by_default("scaffold-options2")
 @pytest.mark.parametrize(
-    "name, options", [("scaffold", dict(weights="size")), ("fedavg", dict(chunk=2))]
+    "name, options",
+    [
+        ("scaffold", dict(weights="size")),
+        ("fedavg", dict(chunk=2)),
+        ("scaffold", dict(weights="size", chunk=2)),
+    ],
 )
 def test_a_population_is_the_same_run(name, options, tmp_path):
     fed = make_federation()

@@ -8,6 +8,7 @@ import os
 import jax
 import numpy as np
 import pytest
+from helpers import pretended
 
 import jfl
 from experiments.harness import runner
@@ -15,6 +16,7 @@ from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Line
 from experiments.papers import chen2024 as paper
 from experiments.papers import chen2024_bounds as numbers
 from experiments.papers import chen2024_plans as plans
+from jfl.runs import blocks
 from jfl.runs.config import Config
 
 SMALL = dict(
@@ -163,7 +165,11 @@ def test_dirichlet_is_balanced_and_synthetic_is_of_the_paper():
 # --- runs
 
 
-def test_a_run_of_lines(tmp_path, capsys):
+@pytest.mark.by_default("accounted")
+@pytest.mark.parametrize("trained", [False, True], ids=["accounted", "trained"])
+def test_a_run_of_lines(trained, tmp_path, capsys, monkeypatch):
+    if not trained:
+        monkeypatch.setattr(blocks, "compute", pretended.compute)
     figure = paper.EXPERIMENTS["fig1ab"]
     name = "balanced AdDPNFL"
     lines = {name: dataclasses.asdict(small(figure, name))}

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from helpers import pretended
 from helpers.paths import RESULTS
 
-from experiments.harness import collect, runner
+from experiments.harness import collect, programs, runner
 from experiments.harness.runner import Claim, Experiment
 from jfl.report import results as results_file
+from jfl.runs import blocks
 
 TINY = dict(
     dataset="digits", partition="iid", clients=4, rounds=1, steps=1, batch=4, evaluate_every=1
@@ -113,6 +115,8 @@ def test_quick_runs_are_left_out_and_a_study_is_kept(tmp_path, capsys):
 
 
 def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(blocks, "compute", pretended.compute)
+    monkeypatch.setattr(programs, "trace_once", lambda *_: None)
     monkeypatch.setenv("JFL_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     claims = (

@@ -9,8 +9,10 @@ import json
 
 import jax
 import pytest
+from helpers import pretended
 
 from experiments.harness import kept_runs, runner
+from experiments.harness import programs as harness_programs
 from experiments.harness.programs import Plans
 from experiments.harness.runner import Claim, Experiment
 from jfl.core import checks
@@ -25,8 +27,24 @@ TINY = dict(
 )
 
 
+@pytest.fixture(autouse=True)
+def bookkeeping(request, monkeypatch):
+    """What runs are kept, shared and told is the same whatever computes them; tests that take
+    `programs` have real ones."""
+    monkeypatch.setattr(record, "picture", lambda path, *_: path.write_bytes(b""))
+    if "programs" not in request.fixturenames and not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr(points, "compute", pretended.compute)
+        for module in (sweep, harness_programs):
+            monkeypatch.setattr(module, "trace_once", lambda *_: None)
+
+
 @pytest.fixture
-def ran(monkeypatch):
+def programs():
+    """Real ones."""
+
+
+@pytest.fixture
+def ran(bookkeeping, monkeypatch):
     """The [(learning rate, seed)] of the programs that run."""
     seen, real = [], points.compute
 
@@ -44,16 +62,19 @@ def figure(seeds=(0, 1), **lines):
     )
 
 
-def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, ran):
+def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, programs, ran):
     kept = tmp_path / "kept"
     one = runner.run("one", figure(), tmp_path / "one", kept=kept)
     assert ran == [
         [(0.1, 0), (0.1, 1), (0.5, 0), (0.5, 1)]
     ]  # the lines of a figure are one program
     other = runner.run(
-        "other", figure((2, 1), quick=dict(lr=0.5), new=dict(lr=0.2)), tmp_path / "other", kept=kept
+        "other",
+        figure((2, 1), quick=dict(lr=0.5), new=dict(lr=0.2), slow=dict(lr=0.1)),
+        tmp_path / "other",
+        kept=kept,
     )
-    assert ran[1:] == [[(0.5, 2), (0.2, 2), (0.2, 1)]]
+    assert ran[1:] == [[(0.5, 2), (0.2, 2), (0.2, 1), (0.1, 2)]]
     assert other["lines"]["quick"]["accuracy"][1] == one["lines"]["fast"]["accuracy"][1]
     assert other["lines"]["quick"]["accuracy"][0] != one["lines"]["fast"]["accuracy"][0]
     assert 0 < one["seconds"] and other["seconds"] < 60
@@ -388,8 +409,9 @@ def test_what_is_done_or_not_begun_is_free_for_others(tmp_path, small, together)
 
 def test_failed_runs_are_told_and_kept(tmp_path, capsys):
     claims = (Claim("far", runner.close("good", "bad")),)
-    bad = dict(lr=1e30, clip_norm=1e30, noise_multiplier=1.0)
-    made = dataclasses.replace(figure(good=dict(lr=0.1), bad=bad, last=dict(lr=0.2)), claims=claims)
+    made = dataclasses.replace(
+        figure(good=dict(lr=0.1), bad=dict(lr=1e30), last=dict(lr=0.2)), claims=claims
+    )
     for _ in range(2):  # as they were computed, and as they are kept
         found = runner.run("tiny", made, tmp_path)
         assert list(found["lines"]) == ["good", "last"] and list(found["failed"]) == ["bad"]

@@ -6,6 +6,7 @@ Also what all experiments share: the records of runs, and results that say which
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -152,8 +153,19 @@ def test_the_worst_split_is_told(monkeypatch):
 # --- a study
 
 
-def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
-    gone = Cell("b", "FedAvg", 1.0, TINY | dict(dataset="mnist"))
+def untrained(make, *, points, **how):
+    """What a sweep gives, without a program: accuracies that follow from rates and seeds."""
+    rates = [float(make(p["run"]).algorithm.client.data["work"].lr) for p in points]
+    seen = np.array([[0.5 + 0.1 * r + 0.01 * p["seed"]] for r, p in zip(rates, points)])
+    return SimpleNamespace(
+        metrics=SimpleNamespace(accuracy=seen, loss=1 - seen), failed=[False] * len(points)
+    )
+
+
+@pytest.mark.by_default("accounted")
+@pytest.mark.parametrize("trained", [False, True], ids=["accounted", "trained"])
+def test_a_study_from_end_to_end_goes_on_where_it_stopped(trained, tmp_path, monkeypatch, capsys):
+    gone = Cell("b", "FedAvg", 1.0, TINY | dict(dataset="svhn"))  # which no other test reads
     claims = (
         Claim(
             "noise costs",
@@ -164,7 +176,7 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
     monkeypatch.setitem(studies.PLANS, "tiny", lambda quick: study)
     monkeypatch.setenv("JFL_DATA_DIR", str(tmp_path / "nothing"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    ran, real = [], studies.run_points
+    ran, real = [], studies.run_points if trained else untrained
     monkeypatch.setattr(
         studies,
         "run_points",
@@ -176,9 +188,9 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(tmp_path, monkeypatch,
     found = run()
     told = capsys.readouterr()
     assert (
-        "SKIPPED: mnist" in told.out
-        and "SKIPPED: mnist" in told.err
-        and "datasets.mnist" in found["unread"]["mnist"]
+        "SKIPPED: svhn" in told.out
+        and "SKIPPED: svhn" in told.err
+        and "datasets.svhn" in found["unread"]["svhn"]
     )
     assert ran == [2, 2]  # to choose, and to report
     (noisy,) = found["points"]

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 import pytest
 from helpers.problems import same_bits
-from jax.experimental.compilation_cache import compilation_cache
 
 from jfl.engine.round import init
 from jfl.privacy.guarantees import guarantee
@@ -57,22 +56,12 @@ def files(out):
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def programs(tmp_path_factory):
-    """Compiled programs are kept, as by the command line: these runs are one program, started
-    often."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = [getattr(jax.config, name) for name in names]
-    folder = tmp_path_factory.mktemp(
-        "cache"
-    )  # of the command line too, which takes the folder within
-    for name, value in zip(names, (str(folder / "programs"), 0.0)):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()  # it holds the folder of its first use
-    yield folder
-    for name, value in zip(names, before):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Pictures, and programs that are traced to be refused, are of test_cli.py; here they would be
+    most of the time."""
+    monkeypatch.setattr(train.report, "picture", lambda *_: None)
+    monkeypatch.setattr(train, "scan", lambda run, plan, rounds: run)
 
 
 @pytest.fixture(scope="module")
@@ -155,22 +144,16 @@ cli.main(sys.argv[3:])
 """  # noqa: E501
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "where, at, last",
-    [
-        pytest.param("computing", 6, 4, marks=pytest.mark.slow),
-        ("saving", 4, 2),
-        pytest.param("computing", 1, None, marks=pytest.mark.slow),
-    ],
+    "where, at, last", [("computing", 6, 4), ("saving", 4, 2), ("computing", 1, None)]
 )
-def test_a_killed_run_resumes_to_the_straight_one(straight, programs, tmp_path, where, at, last):
+def test_a_killed_run_resumes_to_the_straight_one(straight, tmp_path, where, at, last):
     out = tmp_path / "run"
     (tmp_path / "run.toml").write_text(config.dump(dataclasses.asdict(STATEFUL)))
     command = ["train", "--config", str(tmp_path / "run.toml"), "--out", str(out)]
-    env = dict(os.environ, JFL_CACHE_DIR=str(programs))
     child = subprocess.run(
         [sys.executable, "-c", CHILD, where, str(at), *command],
-        env=env,
         capture_output=True,
         text=True,
         timeout=300,
@@ -180,6 +163,40 @@ def test_a_killed_run_resumes_to_the_straight_one(straight, programs, tmp_path, 
     entry = train.train(STATEFUL, out, resume=True)
     assert same_bits(final(STATEFUL, out), final(STATEFUL, straight))
     assert table(out) == table(straight)
+    assert entry["config"]["recomputed"] == 0
+
+
+class Death(BaseException):
+    """Nobody catches it."""
+
+
+@pytest.mark.parametrize("where, at, last", [("computing", 6, 4), ("saving", 4, 2)])
+def test_a_run_that_dies_resumes_to_the_straight_one(
+    straight, tmp_path, monkeypatch, where, at, last
+):
+    """In this process, which lives on; what a kill leaves behind beside it is below."""
+    announce, move = Journal.announce, os.replace
+
+    def announced(self, until, *rest, **options):
+        announce(self, until, *rest, **options)
+        if until == at:
+            raise Death
+
+    def moved(source, target, *rest, **options):
+        if os.path.basename(target) == str(at):
+            raise Death
+        return move(source, target, *rest, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(Death):
+        if where == "computing":
+            patch.setattr(Journal, "announce", announced)
+        else:
+            patch.setattr(os, "replace", moved)
+        train.train(STATEFUL, tmp_path)
+    assert Checkpoints(tmp_path).latest() == last
+    entry = train.train(STATEFUL, tmp_path, resume=True)
+    assert same_bits(final(STATEFUL, tmp_path), final(STATEFUL, straight))
+    assert table(tmp_path) == table(straight)
     assert entry["config"]["recomputed"] == 0
 
 
@@ -323,8 +340,10 @@ def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatc
     monkeypatch.setattr(checkpoint, "environment", lambda: same)
     jax.config.update("jax_random_seed_offset", 5)
     try:
-        entry = train.train(STATEFUL, half, resume=True)
-        assert entry["config"]["recomputed"] == 2 and int(final(STATEFUL, half).attempt) == 1
+        # where it goes on: the rounds themselves would be another program here
+        monkeypatch.setattr(train, "_train", lambda session, position: position)
+        found = train.train(STATEFUL, half, resume=True)
+        assert found.branch.recomputed == 2 and int(found.run.attempt) == 1
     finally:
         jax.config.update("jax_random_seed_offset", 0)
 

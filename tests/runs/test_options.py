@@ -197,6 +197,8 @@ algorithms.mine = mine  # the line of jfl/algorithms/__init__.py
 algorithms.__all__.append("mine")
 
 from jfl.cli.main import main
+from jfl.runs import record
+record.picture = lambda *_: None  # they are of test_cli.py
 for arguments in sys.argv[1].split(";"):
     print("code", main(arguments.split()))
 '''
@@ -205,10 +207,16 @@ for arguments in sys.argv[1].split(";"):
 def test_a_new_algorithm_is_one_function_and_one_name(tmp_path):
     """Its option is a flag, a key in files, and in `jfl list`; unused, it is refused."""
     small = "--clients 6 --cohort 3 --model logistic --batch 4 --steps 1 --rounds 1 --min-rows 8"
-    (tmp_path / "c.toml").write_text("algorithm = 'mine'\nmy_option = 4\n")
+    lines = [
+        "my_option = 4",
+        "noise_multiplier = 9.0",
+        "sampler = 'full'",
+        "batch_sampler = 'full'",
+    ]
+    (tmp_path / "c.toml").write_text("\n".join(["algorithm = 'mine'", *lines]))
     commands = [
         f"train --algorithm mine --my-option 3 {small} --out {tmp_path}/a",
-        f"train --config {tmp_path}/c.toml {small} --out {tmp_path}/b",
+        f"epsilon --config {tmp_path}/c.toml",
         f"train --my-option 3 {small} --out {tmp_path}/c",
         f"train --algorithm mine --my-option many {small} --out {tmp_path}/c",
         "list",

@@ -1,0 +1,228 @@
+"""Small breaks in runs, engine and algorithms, each of which a test of the default run must see."""
+
+from helpers.mutants import Mutant
+
+LOOPS = "tests/algorithms/test_algorithms.py::test_equals_numpy"
+CHECKPOINT = "tests/runs/test_checkpoint.py"
+CLI = "tests/cli/test_cli.py"
+KEPT = "tests/experiments/test_experiments_kept_runs.py"
+ENGINE = "tests/contracts/test_engine.py"
+
+MUTANTS = (
+    # --- algorithms
+    Mutant(
+        "jfl/algorithms/scaffold.py",
+        "drift = pytrees.sub(server.control, client_state)",
+        "drift = pytrees.sub(client_state, server.control)",
+        f"{LOOPS}[scaffold_noise_everywhere]",
+    ),
+    Mutant(
+        "jfl/algorithms/scaffold.py",
+        "jnp.where(context.round < warm, 0.0, 1.0)",
+        "jnp.where(context.round <= warm, 0.0, 1.0)",
+        f"{LOOPS}[scaffold_warm_all]",
+    ),
+    Mutant(
+        "jfl/algorithms/scaffold.py",
+        "context.cohort / context.clients / rates",
+        "context.cohort / context.clients",
+        f"{LOOPS}[scaffold_warm_all]",
+    ),
+    Mutant(
+        "jfl/algorithms/fedprox.py",
+        "pytrees.sub(w, server.params)",
+        "pytrees.sub(server.params, w)",
+        f"{LOOPS}[fedprox_private_and_release]",
+    ),
+    Mutant(
+        "jfl/algorithms/fedsgd.py",
+        "pytrees.scale(-1.0, gradient)",
+        "pytrees.scale(1.0, gradient)",
+        f"{LOOPS}[fedsgd_divided_by_size]",
+    ),
+    Mutant(
+        "jfl/algorithms/padpfl.py",
+        'pytrees.sub(release, server.params) if upload == "model" else release',
+        "release",
+        "tests/algorithms/test_padpfl.py::test_equals_numpy[printed]",
+    ),
+    Mutant(
+        "jfl/algorithms/padpfl.py",
+        "payload = trained if upload",
+        "payload = start if upload",
+        "tests/algorithms/test_padpfl.py::test_equals_numpy[printed]",
+    ),
+    Mutant(
+        "jfl/algorithms/output_perturbation.py",
+        "pytrees.cast(pytrees.scale(rates, mean), form)",
+        "pytrees.cast(mean, form)",
+        "tests/algorithms/test_output_perturbation.py::test_equals_numpy[levels-all]",
+    ),
+    # --- rounds
+    Mutant(
+        "jfl/engine/round.py",
+        "return pytrees.add(sums, more), new",
+        "return more, new",
+        f"{LOOPS}[private_and_release_by_size]",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        "fill = (plan.sampler.clients, 0, 0)",
+        "fill = (0, 1, 0)",
+        f"{LOOPS}[private_and_release_by_size]",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        'weights.at[ids].get(mode="fill", fill_value=0) * count',
+        'weights.at[ids].get(mode="fill", fill_value=0) * (count > 0)',
+        f"{LOOPS}[several_turns_short_batches]",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        "address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)",
+        "address = lambda key: jax.random.fold_in(key, id_)",
+        f"{LOOPS}[noise_by_round_and_client]",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        'return jax.lax.psum(sums, "clients"), new',
+        "return sums, new",
+        "tests/engine/test_scale.py::test_eight_devices_are_one",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        "return jax.lax.select(run.attempt > 0, stream(key, Stream.AGAIN, run.attempt), key)",
+        "return key",
+        f"{ENGINE}::test_a_raised_attempt_changes_the_run",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        "return _Keys(batch, keys[:2], keys[2])",
+        "return _Keys(batch, keys[:2], keys[1])",
+        f"{LOOPS}[private_and_release_by_size]",
+    ),
+    Mutant(
+        "jfl/engine/sweep.py",
+        "known = [(zero, zero) if p.paired_noise else (w, h)",
+        "known = [(zero, zero) if True else (w, h)",
+        f"{ENGINE}::test_points_of_a_sweep_never_share_noise[rows]",
+    ),
+    Mutant(
+        "jfl/algorithms/addpnfl.py",
+        "(jnp.sqrt(v) + adaptivity)",
+        "jnp.sqrt(v + adaptivity**2)",
+        "tests/algorithms/test_dpnfl.py::test_equals_the_papers_loop[diff]",
+    ),
+    # --- runs that go on
+    Mutant(
+        "jfl/runs/train.py",
+        "session.journal.announce(done + n, position.branch",
+        "session.journal.announce(done, position.branch",
+        f"{CHECKPOINT}::test_a_run_that_dies_resumes_to_the_straight_one",
+    ),
+    Mutant(
+        "jfl/runs/train.py",
+        "if done - saved >= session.save_every or done == config.rounds:",
+        "if done == config.rounds:",
+        f"{CHECKPOINT}::test_a_run_that_dies_resumes_to_the_straight_one",
+    ),
+    Mutant(
+        "jfl/runs/checkpoint.py",
+        "os.replace(temporary, path)",
+        "path.write_bytes(temporary.read_bytes())",
+        f"{CHECKPOINT}::test_a_run_that_dies_resumes_to_the_straight_one",
+    ),
+    Mutant(
+        "jfl/runs/journal.py",
+        'if journal["program"] == program(**layout) and (',
+        "if (",
+        f"{CHECKPOINT}::test_noise_that_changes_without_a_known_reason_counts_twice",
+    ),
+    Mutant(
+        "jfl/runs/journal.py",
+        'again = max(0, journal["until"] - done)',
+        'again = max(0, journal["until"] - done - 1)',
+        f"{CHECKPOINT}::test_noise_that_changes_without_a_known_reason_counts_twice",
+    ),
+    Mutant(
+        "jfl/runs/train.py",
+        "guarantees = privacy(plan, config, config.rounds + charged)",
+        "guarantees = privacy(plan, config, config.rounds)",
+        f"{CHECKPOINT}::test_rounds_announced_beyond_the_end_are_charged",
+    ),
+    Mutant(
+        "jfl/runs/train.py",
+        "if differ := [k for k in compared if old[k] != new[k]]:",
+        "if differ := []:",
+        f"{CHECKPOINT}::test_another_config_is_refused_and_named",
+    ),
+    Mutant(
+        "jfl/runs/train.py",
+        "report.void(out)  # of",
+        "pass  # of",
+        f"{CLI}::test_what_states_an_epsilon_of_fewer_rounds_goes",
+    ),
+    # --- sweeps and the command line
+    Mutant(
+        "jfl/runs/sweep.py",
+        'dataclasses.replace(calibrated, seed=point["seed"])',
+        "dataclasses.replace(calibrated, seed=0)",
+        "tests/runs/test_cluster.py::test_a_sweep_keeps_every_point_once",
+    ),
+    Mutant(
+        "jfl/runs/sweep.py",
+        "proved(name, first.setdefault(name, i))",
+        'proved("", 0)',
+        f"{CLI}::test_a_sweep_over_delta_proves_each_at_its_own",
+    ),
+    Mutant(
+        "jfl/runs/sweep.py",
+        "if failed == len(records) or (strict and failed):",
+        "if failed == len(records):",
+        f"{CLI}::test_failed_points_are_marked",
+    ),
+    Mutant(
+        "jfl/runs/sweep.py",
+        "if setting in built:",
+        "if False:",
+        f"{CLI}::test_a_sweep_calibrates_each_setting_once_and_says_what_is_not_counted",
+    ),
+    Mutant(
+        "jfl/cli/__main__.py",
+        "sys.exit(main())",
+        "main()",
+        f"{CLI}::test_as_a_program",
+    ),
+    # --- runs of experiments that are kept
+    Mutant(
+        "experiments/harness/kept_runs.py",
+        "return [seed for seed in seeds if seed not in done]",
+        "return list(seeds)",
+        f"{KEPT}::test_a_changed_field_runs_its_line_alone",
+    ),
+    Mutant(
+        "experiments/harness/kept_runs.py",
+        "            shutil.rmtree(home / RUNNING)\n        yield\n",
+        "            pass\n        yield\n",
+        f"{KEPT}::test_a_sweep_of_an_experiments_own_begins_again",
+    ),
+    Mutant(
+        "experiments/harness/kept_runs.py",
+        "held[home].close()  # others may have it now",
+        "pass",
+        f"{KEPT}::test_what_is_done_or_not_begun_is_free_for_others",
+    ),
+    Mutant(
+        "jfl/runs/record.py",
+        "bad = any(count for name, count in self.health.items() if name not in self.tolerated)",
+        "bad = False",
+        f"{KEPT}::test_failed_runs_are_told_and_kept",
+    ),
+    Mutant(
+        "jfl/runs/train.py",
+        'if config.mode == "sound":\n        return ()',
+        "if True:\n        return ()",
+        "tests/experiments/test_experiments_ranaweera2025.py"
+        "::test_a_run_shows_what_is_claimed_beside_what_is_proved",
+    ),
+)
