@@ -181,10 +181,11 @@ def chunks(cohort: Cohort, plan: Plan) -> tuple:
 
 
 def layout(plan: Plan) -> tuple[int, int]:
-    """How many chunks, and slots in each."""
+    """How many chunks, and slots in each: equally many, so that few stay empty."""
     slots, devices = plan.sampler.capacity, 1 if plan.mesh is None else plan.mesh.shape["clients"]
-    size = min(plan.chunk or slots, -(-slots // devices))
-    return -(-slots // (size * devices)) * devices, size
+    most = min(plan.chunk or slots, -(-slots // devices))
+    count = -(-slots // (most * devices)) * devices
+    return count, -(-slots // count)
 
 
 def _cohort(run, plan, keys, slots, fetched):
