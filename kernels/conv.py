@@ -34,7 +34,9 @@ def _of_patches(x, kernel, around):
     kh, kw, c, out = kernel.shape
     h, w = x.shape[:2]
     padded = jnp.pad(x, (*around, (0, 0)))
-    patches = [lax.slice(padded, (i, j, 0), (i + h, j + w, c)) for i in range(kh) for j in range(kw)]
+    patches = [
+        lax.slice(padded, (i, j, 0), (i + h, j + w, c)) for i in range(kh) for j in range(kw)
+    ]
     flat = jnp.concatenate(patches, -1).reshape(h * w, kh * kw * c)
     return (flat @ kernel.reshape(kh * kw * c, out)).reshape(h, w, out)
 
@@ -43,7 +45,9 @@ def is_kept_apart(groups: int, channels: int, out: int, examples: float) -> bool
     """Whether `apart` serves a convolution; any other has to multiply patches.
 
     Args:
-        channels, out: of a group.
+        groups: of the convolution itself.
+        channels: of a group.
+        out: channels that come out of a group.
         examples: that its gradient by the kernel adds up.
     """
     return examples > 1 and (groups == 1 or min(channels, out) > 1)
@@ -52,7 +56,7 @@ def is_kept_apart(groups: int, channels: int, out: int, examples: float) -> bool
 def apart(x, kernel, params):
     """XLA's own convolution, in which no client's numbers meet another's once it is mapped.
 
-    Mapped over kernels it becomes a grouped one.  Of groups with a single channel to add up, a TPU's
+    Mapped over kernels it becomes a grouped one.  Of groups with a single channel to add up a TPU's
     compiler makes one dense convolution with zeros between the groups, and 0 * nan is nan: a client
     that is not finite would take the others along.  So a channel that is alone gets zeros beside
     it: of x, and of what comes out, which the gradient by x adds up.
