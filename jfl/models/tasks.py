@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.records import Federation, Fn, Task, named
-from ..kernels.conv import conv_same, max_pool2
+from ..kernels.conv import conv_same, relu_pool
 from . import frameworks
 
 __all__ = ["logistic", "mlp", "cnn"]
@@ -170,8 +170,7 @@ class _Mlp(nn.Module):
 
 
 class _Conv(nn.Module):
-    """A convolution, ReLU and pooling.  The largest number of a window stays the largest when a
-    bias is added and when ReLU is taken, so both come last, on a quarter of the numbers."""
+    """A convolution, its bias, ReLU and pooling."""
 
     features: int
 
@@ -181,7 +180,7 @@ class _Conv(nn.Module):
             "kernel", nn.initializers.lecun_normal(), (3, 3, x.shape[-1], self.features)
         )
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return nn.relu(max_pool2(conv_same(x, kernel)) + bias)
+        return relu_pool(conv_same(x, kernel), bias)
 
 
 class _Cnn(nn.Module):
