@@ -10,7 +10,7 @@ import pytest
 from helpers.problems import close
 from jax import lax
 from jax.extend.core import jaxprs_in_params
-from jfl.kernels.conv import conv_same, max_pool2
+from jfl.kernels.conv import conv_same, max_pool2, relu_pool
 
 from jfl.core.records import Batch, Fn
 from jfl.gradients import ghost
@@ -204,3 +204,18 @@ def test_max_pool2(shape, backend, traced_for):
     close(back(jnp.ones_like(value))[0], gradient)
     half = max_pool2(jnp.asarray(x, jnp.bfloat16))
     assert half.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bias_and_relu_may_come_before_or_after_the_pooling(backend, traced_for):
+    """The same to the bit, and the same gradients."""
+    traced_for(backend)
+    x, bias = np.asarray(normal(0, 5, 6, 3)), np.array([-0.5, 0.0, 0.5], np.float32)
+    cells = np.maximum(x[:4] + bias, 0).reshape(2, 2, 3, 2, 3)
+    want = cells.max((1, 3))
+    value, back = jax.vjp(relu_pool, x, bias)
+    assert np.array_equal(value, want) and (want == 0).any()
+    gradient = np.zeros_like(x)
+    chosen = (cells == want[:, None, :, None]) & (cells > 0)
+    gradient[:4] = chosen.reshape(4, 6, 3)
+    close(back(jnp.ones_like(value)), (gradient, chosen.sum((0, 1, 2, 3))))
