@@ -86,6 +86,13 @@ def few_programs():
         jax.clear_caches()
 
 
+@pytest.fixture
+def traced_for(monkeypatch):
+    """A function of a backend's name, as for which programs are traced from then on; here they
+    run."""
+    return lambda backend: monkeypatch.setattr(jax, "default_backend", lambda: backend)
+
+
 @pytest.fixture(scope="session")
 def fed():
     return make_federation()

@@ -186,10 +186,14 @@ def chunks(cohort: Cohort, plan: Plan) -> tuple:
 
 
 def layout(plan: Plan) -> tuple[int, int]:
-    """How many chunks, and slots in each."""
+    """How many chunks, and slots in each.
+
+    Where all slots hold clients the chunks are of equal size, so that few slots are added.
+    """
     slots, devices = plan.sampler.capacity, 1 if plan.mesh is None else plan.mesh.shape["clients"]
     size = min(plan.chunk or slots, -(-slots // devices))
-    return -(-slots // (size * devices)) * devices, size
+    count = -(-slots // (size * devices)) * devices
+    return count, -(-slots // count) if sampling.fills(plan.sampler) else size
 
 
 def _cohort(run, plan, keys, slots, fetched):

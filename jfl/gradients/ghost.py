@@ -199,18 +199,21 @@ def _run(closed, args, hooks=None):
     return [value(v) for v in closed.jaxpr.outvars]
 
 
-def products(loss, params, x, y):
-    """`loss` with its convolutions as matrix products of patches, or itself where there are none.
+def convolved(loss, params, x, y, examples: int):
+    """`loss` with its convolutions the way of kernels.conv, or itself where it has none.
 
-    Under vmap over clients a convolution becomes a grouped one, and inside a loop its backward pass
-    is slow on a CPU: for a small CNN seven times slower than this.  The values are the same up to
-    rounding.
+    A user's own are among them: under vmap over clients a convolution becomes a grouped one, and
+    inside a loop its backward pass is slow on a CPU, for a small CNN seven times slower than this.
+    The values are the same up to rounding.
+
+    Args:
+        examples: whose gradients are added up.
     """
     flat, hooks = _flat(loss, params, x, y), {}
     for at, equation in enumerate(flat.jaxpr.eqns):
         if equation.primitive is p.conv_general_dilated_p:
             shapes, out = [v.aval.shape for v in equation.invars], equation.outvars[0].aval
-            if parts := convolution(equation.params, 1, shapes, out):
+            if parts := convolution(equation.params, 1, shapes, out, examples):
                 hooks[at] = lambda x, w, apply=parts[0]: apply(None, w, x)[0]
     if not hooks:
         return loss

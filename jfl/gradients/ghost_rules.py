@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
+from ..kernels.conv import apart, is_kept_apart, multiplies_patches
 from ..kernels.ghost_sums import Lookup, patches, product
 
 MODES = (
@@ -49,7 +50,13 @@ def matmul(params, side, shapes, out):
     return apply, gather, back
 
 
-def convolution(params, side, shapes, out):
+def convolution(params, side, shapes, out, examples=math.inf):
+    """The way of kernels.conv: patches, or XLA's own.
+
+    Args:
+        examples: that XLA adds up in the gradient by the kernel: none in book-keeping, which
+            multiplies patches for it.
+    """
     if side == 0 or params["batch_group_count"] != 1 or 0 in out.shape:
         return None
     dims, groups = params["dimension_numbers"], params["feature_group_count"]
@@ -64,15 +71,21 @@ def convolution(params, side, shapes, out):
     shape = [out.shape[d] for d in last(dims.out_spec)]
     places = math.prod(shape[:-1])
 
-    def apply(bind, leaf, other):
-        """As a matrix product: see kernels.conv."""
-        a = patches(other.transpose(last(dims.lhs_spec)), *where)
-        a = (
+    own = not multiplies_patches() and is_kept_apart(groups, sizes[-2], o, examples)
+
+    def cut(x):
+        """[groups, places, what each multiplies]"""
+        a = patches(x.transpose(last(dims.lhs_spec)), *where)
+        return (
             a.reshape(places, math.prod(window), groups, -1)
             .transpose(2, 0, 1, 3)
             .reshape(groups, places, -1)
         )
-        w = leaf.transpose(kernel).reshape(-1, groups, o)
+
+    def apply(bind, leaf, other):
+        if own:
+            return apart(other, leaf, params), other
+        a, w = cut(other), leaf.transpose(kernel).reshape(-1, groups, o)
         value = jnp.einsum(
             "gpi,igo->pgo",
             a,
@@ -84,7 +97,7 @@ def convolution(params, side, shapes, out):
 
     def gather(a, b):
         b = b.transpose(0, *(d + 1 for d in last(dims.out_spec))).reshape(-1, places, groups, o)
-        return product(a, b.swapaxes(1, 2))
+        return product(jax.vmap(cut)(a) if own else a, b.swapaxes(1, 2))
 
     def back(total):
         return total.swapaxes(0, 1).reshape(sizes).transpose(np.argsort(kernel))

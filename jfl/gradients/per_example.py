@@ -157,7 +157,7 @@ def private_grad(
 
 
 def _mean(self, key, params, batch, ctx):
-    loss = ghost.products(self.loss, params, *_example(batch))
+    loss = ghost.convolved(self.loss, params, *_example(batch), batch.mask.shape[0])
 
     def mean_loss(w):
         losses = jax.vmap(loss, (None, 0, 0))(w, batch.x, batch.y)
@@ -233,7 +233,7 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
 
     def some(rows: Batch, w):
         if book is None:
-            loss = ghost.products(self.loss, params, *example)
+            loss = ghost.convolved(self.loss, params, *example, examples=1)
             losses, grads = jax.vmap(jax.value_and_grad(loss), (None, 0, 0))(params, rows.x, rows.y)
             partial = mech.contribute(self.mechanism, (), grads, w)
         else:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.records import Federation, Fn, Task, named
-from ..kernels.conv import conv_same, max_pool2
+from ..kernels.conv import conv_same, relu_pool
 from . import frameworks
 
 __all__ = ["logistic", "mlp", "cnn"]
@@ -170,6 +170,8 @@ class _Mlp(nn.Module):
 
 
 class _Conv(nn.Module):
+    """A convolution, its bias, ReLU and pooling."""
+
     features: int
 
     @nn.compact
@@ -177,7 +179,8 @@ class _Conv(nn.Module):
         kernel = self.param(
             "kernel", nn.initializers.lecun_normal(), (3, 3, x.shape[-1], self.features)
         )
-        return conv_same(x, kernel) + self.param("bias", nn.initializers.zeros, (self.features,))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return relu_pool(conv_same(x, kernel), bias)
 
 
 class _Cnn(nn.Module):
@@ -189,7 +192,7 @@ class _Cnn(nn.Module):
     def __call__(self, x):
         x = x if x.ndim == 3 else x[..., None]
         for features in self.channels:
-            x = max_pool2(nn.relu(_Conv(features)(x)))
+            x = _Conv(features)(x)
         x = nn.relu(nn.Dense(self.dense)(x.reshape(-1)))
         return nn.Dense(self.classes)(x)
 

@@ -19,6 +19,7 @@ from ..core.errors import NotAnalysable
 from ..core.records import Caveat, Fn, Guarantee, Health, Metrics, Plan, code_of
 from ..data.federation import describe
 from ..gradients.per_example import gradient_path
+from ..kernels.conv import multiplies_patches
 from ..privacy import guarantees as accounting
 from ..privacy.ledger import entries
 from ..privacy.mechanisms import chain as mechanism
@@ -555,7 +556,11 @@ def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict
 
     return dict(
         versions=environment() | dict(optax=optax.__version__, flax=flax.__version__),
-        kernels=dict(gradients=gradient_path(plans[0]), normals=_generators(plans[0])),
+        kernels=dict(
+            gradients=gradient_path(plans[0]),
+            normals=_generators(plans[0]),
+            convolutions="patches" if multiplies_patches() else "XLA's own",
+        ),
         noise=noise(plans[0], rounds),
         data=describe(plans[0].fed, partition),
         plan=identity.describe(plans[0]),

@@ -1,9 +1,12 @@
 """Small plans whose programs are compiled: every algorithm, noise, cohort and batch, of a softmax
-regression on seven clients."""
+regression on seven clients; and convolutions, on images."""
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
+from flax import linen as nn
 from helpers.problems import SIZES, make_algorithm, make_federation
 
 import jfl
@@ -26,9 +29,29 @@ def chain(clip=None, noise=None, divisor=None):
     return jfl.chain(clip, jfl.total(), noise, *after)
 
 
-def plan(name="fedavg", rows=None, batch=None, sampler=None, **sites):
-    """Noise in every local step, if it is not on an upload or the release."""
+def pictures():
+    """The same clients, with images for rows."""
+    fed, _, _ = problem()
+    images = lambda x: jnp.broadcast_to(x[:, :1, None], (x.shape[0], 8, 6))
+    return dataclasses.replace(fed, x=images(fed.x), x_test=images(fed.x_test))
+
+
+def of_another_library(fed):
+    """A user's own convolutions."""
+    layers = [nn.Conv(4, (3, 3)), nn.relu, nn.Conv(6, (3, 3), strides=2), jnp.ravel, nn.Dense(3)]
+    return jfl.models.classifier(fed, nn.Sequential([lambda x: x[..., None], *layers]))
+
+
+def plan(name="fedavg", rows=None, batch=None, sampler=None, model=None, **sites):
+    """Noise in every local step, if it is not on an upload or the release.
+
+    Args:
+        model: images -> a task, in place of softmax regression.
+    """
     fed, task, _ = problem()
+    if model is not None:
+        fed = pictures()
+        task = model(fed)
     grad = jfl.grad(task.loss)
     if not {"upload", "release"} & set(sites):
         grad = jfl.private_grad(task.loss, rows or chain(divisor=3))
@@ -72,10 +95,24 @@ BATCHES = dict(
     poisson=lambda: jfl.batches.poisson(2.0, capacity=9),
     epochs=lambda: jfl.batches.epochs(3),
 )
+small_cnn = functools.partial(jfl.models.cnn, channels=(4, 6), dense=5)
+MODELS = dict(
+    cnn=lambda: plan(model=small_cnn),
+    cnn_of_clients=lambda: plan(
+        model=small_cnn, batch=jfl.batches.epochs(3), release=chain(divisor=COHORT)
+    ),
+    cnn_of_single_rows=lambda: plan(
+        model=small_cnn, batch=jfl.batches.epochs(1), release=chain(divisor=COHORT)
+    ),
+    convolutions_of_flax=lambda: plan(
+        model=of_another_library, batch=jfl.batches.epochs(3), release=chain(divisor=COHORT)
+    ),
+)
 ALGORITHMS = tuple(f"algorithm {name}" for name in jfl.algorithms.__all__)
 CASES = (
     {case: functools.partial(plan, case.split()[1]) for case in ALGORITHMS}
     | {f"noise {name}": make for name, make in NOISES.items()}
+    | {f"model {name}": make for name, make in MODELS.items()}
     | {f"cohort {name}": lambda make=make: plan(sampler=make()) for name, make in SAMPLERS.items()}
     | {"cohort poisson in chunks": lambda: plan(sampler=SAMPLERS["poisson"](), chunk=2)}
     | {f"batch {name}": lambda make=make: plan(batch=make()) for name, make in BATCHES.items()}

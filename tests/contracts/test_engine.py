@@ -32,7 +32,7 @@ import jfl
 from jfl.core.identity import words
 from jfl.core.random_streams import Stream, stream
 from jfl.core.records import Cohort, Fn, Sampler
-from jfl.engine.round import draws_key, noise_key, one_round
+from jfl.engine.round import draws_key, layout, noise_key, one_round
 
 # jfl.simulate and jfl.round are functions; their modules are reached by name
 sim, sweeps = (
@@ -163,6 +163,18 @@ def test_chunks_capacity_and_padding_never_matter(name, task, base):
     other = run4(wide)
     close((out.run.server, out.run.own), (other.run.server, other.run.own))
     assert np.array_equal(words(plan), words(wide))
+
+
+def test_chunks_are_of_equal_size(fed, task):
+    """No more slots are computed than it takes, and no chunk is larger than it may be."""
+    sampler = jfl.sampling.with_replacement(CLIENTS, 50)
+    sizes = {}
+    for most in range(1, 51):
+        plan = noisy_plan("fedavg", fed, task, sampler=sampler, chunk=most)
+        count, size = layout(plan)
+        assert count * size >= 50 and size <= most and count * size - 50 < count
+        sizes[most] = count, size
+    assert sizes[41] == (2, 25) and sizes[50] == (1, 50) and sizes[30] == (2, 25)
 
 
 def _given(key, *, ids):

@@ -243,6 +243,19 @@ def test_a_gpu_waits_for_the_host_where_a_number_decides():
     assert found[1].whole().host_waits == 1 and found[1].whole().launches["host"] == 1
 
 
+def test_the_gradient_of_a_pooling_takes_time():
+    """A TPU's compiler has no estimate for it; what has none because it runs beside others, such as
+    a copy, takes none."""
+    step = text().replace(
+        "%moved = f32[8,4]{1,0} fusion(%x), kind=kLoop, calls=%narrow",
+        "%moved = f32[8,4]{1,0} select-and-scatter(%x, %x, %one), window={size=2x2 stride=2x2}",
+    )
+    (pooled, plain) = (
+        counts.read(found, TPU).scoped("local_steps")[0][1].turn for found in (step, text())
+    )
+    assert plain.seconds == 0 and pooled.seconds == (3 * 4 * 32 + 4) / TPU.bandwidth
+
+
 def test_flops_and_padding():
     one = program.instruction(
         "%d = f32[8,10]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
@@ -253,6 +266,30 @@ def test_flops_and_padding():
     (padded,) = program.arrays_of("f32[20,3]{1,0:T(8,128)}")
     assert padded.count == 24 * 128 and padded.bytes() == 4 * 24 * 128 and not padded.near
     assert program.arrays_of("f32[3]{0:T(128)S(1)}")[0].near
+
+
+CLIENTS = (
+    "%c = f32[7,5,12,12,6]{4,1,0,3,2} convolution(%x, %k), window={size=3x3x7 stride=1x1x6 "
+    "pad=1_1x1_1x0_0 lhs_dilate=1x1x7}, dim_labels=2b01f_201io->2b01f"
+)
+ALONE = (
+    "%c = f32[35,12,12,6]{3,2,1,0} convolution(%x, %k), window={size=3x3 pad=1_1x1_1}, "
+    "dim_labels=b01f_01io->b01f"
+)
+
+
+@pytest.mark.parametrize(
+    "written, kernel, multiplied",
+    [(CLIENTS, (7, 3, 3, 4, 6), 3 * 3 * 4), (ALONE, (3, 3, 4, 6), 3 * 3 * 4)],
+    ids=["clients", "alone"],
+)
+def test_flops_of_convolutions(written, kernel, multiplied):
+    """A TPU's compiler writes clients with kernels of their own as one more axis of a window, of
+    which every place meets one client alone."""
+    one = program.instruction(written)
+    x = program.instruction("%x = f32[35,12,12,4]{3,2,1,0} parameter(0)")
+    k = program.instruction(f"%k = f32[{','.join(map(str, kernel))}] parameter(1)")
+    assert counts._multiplied(one, [x, k]) == 2 * (35 * 12 * 12 * 6) * multiplied
 
 
 @pytest.mark.parametrize(

@@ -541,7 +541,7 @@ def test_a_run_by_either_path():
 
 @pytest.mark.by_default("conv")
 @pytest.mark.parametrize("name", ["conv", "conv_of_lines"])
-def test_plain_gradients_multiply_matrices(name):
+def test_plain_gradients_of_a_cpu_multiply_matrices(name):
     """A model's own convolutions, whatever they are: the same gradient, and no convolution once
     clients have weights of their own; jax's plain gradient has some."""
     loss, params, x, y = problem(*COVERED[name])
@@ -557,7 +557,20 @@ def test_plain_gradients_multiply_matrices(name):
 
 def test_a_loss_without_convolutions_is_left_alone():
     loss, params, x, y = problem(*COVERED["dense_at_many_positions"])
-    assert ghost.products(loss, *example(params, x, y)) is loss
+    assert ghost.convolved(loss, *example(params, x, y), ROWS) is loss
+
+
+@pytest.mark.by_default("cnn-tpu", "conv-gpu")
+@pytest.mark.parametrize("backend", ["gpu", "tpu"])
+@pytest.mark.parametrize("name", ["cnn", "conv", "conv_of_lines"])
+def test_convolutions_of_an_accelerator_have_a_rule(name, backend, traced_for):
+    """There a convolution is XLA's own and its window a pooling: the same sums, nothing formed by
+    vmap."""
+    traced_for(backend)
+    loss, params, x, y = problem(*COVERED[name])
+    book = ghost.read(loss, *example(params, x, y))
+    assert not book.why_not and "conv_general_dilated" in str(book.jaxpr)
+    check_sums(loss, params, x, y)
 
 
 @pytest.mark.by_default("bookkeeping")

@@ -1,4 +1,4 @@
-"""Ready-made models, users' own losses, and the convolution that stays a matmul."""
+"""Ready-made models and users' own losses."""
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,12 @@ import pytest
 from flax import linen as nn
 from helpers.problems import (
     CLIENTS,
-    close,
     flat,
     make_federation,
     same_bits,
     squared,
     start_params,
 )
-from jfl.kernels.conv import conv_same, max_pool2
 
 import jfl
 from jfl.core.records import Batch, Federation
@@ -50,45 +48,6 @@ def images():
         np.zeros(7, np.int32),
     )
     return Federation(*map(jnp.asarray, arrays), classes=2)
-
-
-def lax_conv(x, kernel):
-    return jax.lax.conv_general_dilated(
-        x[None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )[0]
-
-
-@pytest.mark.by_default("shape0-kernel0")
-@pytest.mark.parametrize(
-    "shape, kernel",
-    [
-        ((6, 5, 2), (3, 3, 2, 4)),
-        ((4, 4, 1), (5, 3, 1, 2)),
-        ((1, 3, 2), (1, 1, 2, 3)),
-        ((2, 2, 1), (3, 3, 1, 1)),
-    ],
-)
-def test_conv_same_is_a_convolution(shape, kernel):
-    """Values and both gradients; also mapped over clients' own kernels."""
-    x, k = jax.random.normal(KEY, shape), jax.random.normal(jax.random.key(1), kernel)
-    cotangent = jax.random.normal(jax.random.key(2), shape[:2] + kernel[3:])
-
-    @jax.jit
-    def run(x, k):
-        (out, back), (want, want_back) = jax.vjp(conv_same, x, k), jax.vjp(lax_conv, x, k)
-        many = jax.vmap(conv_same, (None, 0))(x, jnp.stack([k, 2 * k, -k]))
-        return (out, *back(cotangent), many[1]), (want, *want_back(cotangent), 2 * want)
-
-    close(*run(x, k), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(4, 6, 2), (5, 7, 1), (2, 2, 3)])
-def test_max_pool2(shape):
-    x = jax.random.normal(KEY, shape)
-    want = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 2, 1), (2, 2, 1), "VALID")
-    close(max_pool2(x), want)
-    h, w = shape[0] // 2, shape[1] // 2
-    assert max_pool2(x).shape == (h, w, shape[2])
 
 
 WAYS = dict(cpu=tasks._looked_up, elsewhere=tasks._compared)

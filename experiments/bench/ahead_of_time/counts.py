@@ -12,7 +12,8 @@ wide        operations on 64 bits, as they are written.
 seconds     a floor.  Of a GPU: launch by launch the largest of the time of a launch, bytes over
             bandwidth, flops and other operations over their peaks; and a wait of the host each time
             it has to read a number.  No prediction: real kernels reach half to nine tenths of a
-            peak.  Of a TPU: the compiler's own estimate of cycles over the clock, no measurement.
+            peak.  Of a TPU: the compiler's own estimate of cycles over the clock, no measurement;
+            for what it has no estimate of, the gradient of a pooling, the same floor.
 busy        the same without launches and waits: what the peaks alone take, on either.
 
 The compiler knows the turns of many loops.  The loop over rounds is known by its name, and counted
@@ -50,6 +51,7 @@ MOVES = {
     *("real", "imag", "complex", "rng-get-and-update-state", "sort", "fusion", "call", "while"),
     *("conditional", "custom-call", "map", "reduce-window", "select-and-scatter"),
 }
+NOT_ESTIMATED = {"select-and-scatter"}  # by a TPU's compiler
 SLOW = {
     *("exponential", "log", "tanh", "power", "sine", "cosine", "rsqrt", "sqrt", "divide", "erf"),
     *("exponential-minus-one", "log-plus-one", "logistic", "remainder", "cbrt", "tan", "atan2"),
@@ -316,6 +318,7 @@ class Reader:
         if target.platform == "tpu":
             found = re.search(r'"estimated_cycles":"(\d+)"', one.attributes)
             seconds = float(found.group(1)) / target.clock if found else 0.0
+            seconds = max(seconds, busy) if one.kind in NOT_ESTIMATED else seconds
             turn.seconds += seconds
         else:
             seconds = max(many * GRAPH_LAUNCH, busy)
@@ -615,8 +618,20 @@ def _convolved(one, held, target):
         return 2 * held[1].size() * math.prod(result) / max(result[channels], 1)
     if "BackwardInput" in target:
         return 2 * held[0].size() * math.prod(kernel) / max(kernel[channels], 1)
-    window = re.search(r"window=\{size=([\dx]+)", one.attributes)
     # a TPU writes the batch of a batched matrix product as a window
-    batched = window and "dot_general" in one.source()
-    batch = math.prod(map(int, window.group(1).split("x"))) if batched else 1
+    window = _window(one)
+    batch = window["size"]
+    if "dot_general" not in one.source():  # and clients, each with a kernel of its own
+        moves = zip(*(window[part] for part in ("size", "stride", "lhs_dilate")), strict=True)
+        batch = [size for size, stride, dilate in moves if (stride, dilate) == (size - 1, size)]
+    batch = math.prod(batch)
     return 2 * math.prod(result) * math.prod(kernel) / max(kernel[channels], 1) / batch
+
+
+def _window(one):
+    """Of a convolution: the sizes, strides and dilations of its window, axis by axis."""
+    inside = re.search(r"window=\{([^}]*)\}", one.attributes)
+    parts = dict(part.split("=") for part in inside.group(1).split()) if inside else {}
+    axes = len(parts["size"].split("x")) if parts else 0
+    read = lambda name: [int(n) for n in parts.get(name, "x".join("1" * axes)).split("x") if n]
+    return {name: read(name) for name in ("size", "stride", "lhs_dilate")}

@@ -1,0 +1,221 @@
+"""Convolutions and pooling: every way, of whatever backend, is one convolution written in NumPy,
+and no client's numbers meet another's."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.problems import close
+from jax import lax
+from jax.extend.core import jaxprs_in_params
+from jfl.kernels.conv import conv_same, max_pool2, relu_pool
+
+from jfl.core.records import Batch, Fn
+from jfl.gradients import ghost
+from jfl.gradients.per_example import grad
+
+BACKENDS = ("cpu", "gpu", "tpu")
+NAMES = ("NHWC", "HWIO", "NHWC")
+CLOSE = dict(rtol=1e-5, atol=2e-5)  # sums of up to 100 products of normals, in float32
+
+
+def derive(x, kernel, cotangent, stride=1, around=1, groups=1):
+    """A convolution place by place, in float64 -> its value, its derivatives by x and the kernel.
+
+    Shapes:
+        x [H, W, C], kernel [kh, kw, C / groups, O], cotangent like the value.
+    """
+    x, kernel, cotangent = (np.asarray(v, np.float64) for v in (x, kernel, cotangent))
+    kh, kw, each, out = kernel.shape
+    padded = np.pad(x, ((around, around), (around, around), (0, 0)))
+    value, back = np.zeros(cotangent.shape), (np.zeros(padded.shape), np.zeros(kernel.shape))
+    for i, j in itertools.product(*map(range, value.shape[:2])):
+        rows, columns = slice(i * stride, i * stride + kh), slice(j * stride, j * stride + kw)
+        for o in range(out):
+            first = o // (out // groups) * each
+            here = (rows, columns, slice(first, first + each))
+            value[i, j, o] = (padded[here] * kernel[..., o]).sum()
+            back[0][here] += cotangent[i, j, o] * kernel[..., o]
+            back[1][..., o] += cotangent[i, j, o] * padded[here]
+    inside = slice(around, -around or None)
+    return value, (back[0][inside, inside], back[1])
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+@pytest.mark.by_default("cpu-shape0-kernel0", "tpu-shape0-kernel0", "gpu-shape1-kernel1")
+@pytest.mark.parametrize(
+    "shape, kernel",
+    [
+        ((6, 5, 2), (3, 3, 2, 4)),
+        ((4, 4, 1), (5, 3, 1, 2)),
+        ((1, 3, 2), (1, 1, 2, 3)),
+        ((2, 2, 1), (3, 3, 1, 1)),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_conv_same_is_a_convolution(shape, kernel, backend, traced_for):
+    """Values and both gradients; also mapped over clients' own kernels."""
+    traced_for(backend)
+    kh, kw = kernel[:2]
+    x, k, cotangent = normal(0, *shape), normal(1, *kernel), normal(2, *shape[:2], kernel[3])
+    most = max(kh, kw) // 2  # NumPy's kernel is square, with zeros around
+    square = np.zeros((2 * most + 1, 2 * most + 1, *kernel[2:]))
+    inner = np.s_[most - kh // 2 : most + kh // 2 + 1, most - kw // 2 : most + kw // 2 + 1]
+    square[inner] = k
+    want, (by_x, by_kernel) = derive(x, square, cotangent, around=most)
+
+    @jax.jit
+    def program(x, k):
+        value, back = jax.vjp(conv_same, x, k)
+        kernels = jnp.stack([k, 2 * k, -k])
+        return value, back(cotangent), jax.vmap(conv_same, (None, 0))(x, kernels)[1]
+
+    close(program(x, k), (want, (by_x, by_kernel[inner]), 2 * want), **CLOSE)
+
+
+# stride, padding, groups, channels, channels that come out, examples
+CASES = dict(
+    plain=(1, 1, 1, 3, 4, 3),
+    valid=(1, 0, 1, 2, 3, 2),
+    strided=(2, 1, 1, 3, 2, 2),
+    groups=(1, 1, 2, 4, 6, 2),
+    depth=(1, 1, 3, 3, 6, 2),
+    one_channel=(1, 1, 1, 1, 4, 2),
+    one_out=(1, 1, 1, 3, 1, 2),
+    one_example=(1, 1, 1, 3, 4, 1),
+)
+
+
+def problem(stride, around, groups, channels, out, examples):
+    """A user's loss with a convolution of lax, and two clients with weights and rows of their
+    own."""
+
+    def loss(kernel, x, y):
+        value = lax.conv_general_dilated(
+            x[None],
+            kernel,
+            (stride, stride),
+            [(around, around)] * 2,
+            dimension_numbers=NAMES,
+            feature_group_count=groups,
+        )[0]
+        return (value * y).sum()
+
+    side = (5 + 2 * around - 3) // stride + 1
+    kernels = normal(0, 2, 3, 3, channels // groups, out)
+    return (
+        Fn(loss),
+        kernels,
+        normal(1, 2, examples, 5, 5, channels),
+        normal(2, 2, examples, side, side, out),
+    )
+
+
+def by_kernel(loss, kernels, x, y):
+    """The mean gradient of each client's rows."""
+    one = lambda k, x, y: grad(loss)(None, k, Batch(x, y, jnp.ones(y.shape[0], bool)), None)[0]
+    return jax.vmap(one)(kernels, x, y)
+
+
+def by_x(loss, kernels, x, y):
+    """Each client's gradients by its rows, of the loss that `grad` derives."""
+
+    def one(k, x, y):
+        mine = ghost.convolved(loss, k, x[0], y[0], x.shape[0])
+        return jax.vmap(jax.grad(mine, 1), (None, 0, 0))(k, x, y)
+
+    return jax.vmap(one)(kernels, x, y)
+
+
+@pytest.mark.by_default("groups-cpu", "groups-tpu", "one_channel-tpu", "strided-gpu")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_a_users_convolution(case, backend, traced_for):
+    """Of a model of any library: both derivatives, mapped over clients."""
+    traced_for(backend)
+    stride, around, groups, _, _, examples = CASES[case]
+    loss, kernels, x, y = problem(*CASES[case])
+    want = [
+        [
+            derive(*row, stride, around, groups)[1]
+            for row in zip(x[c], [kernels[c]] * examples, y[c])
+        ]
+        for c in range(2)
+    ]
+    program = jax.jit(lambda *v: [f(loss, *v) for f in (by_x, by_kernel)])
+    rows, means = program(kernels, x, y)
+    close(rows, np.array([[row[0] for row in rows] for rows in want]), **CLOSE)
+    mean = np.array([np.mean([row[1] for row in rows], 0) for rows in want])
+    close(means, mean, **CLOSE)
+
+
+def convolutions(jaxpr):
+    """The equations of a jaxpr and of those in it."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "conv_general_dilated":
+            yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from convolutions(inner)
+
+
+@pytest.mark.parametrize("backend", ["gpu", "tpu"])
+@pytest.mark.parametrize("case", CASES)
+def test_clients_are_kept_apart(case, backend, traced_for):
+    """A TPU's compiler makes a dense convolution of groups with one channel each, with zeros
+    between them, and there a client that is not finite would reach every other: 0 * nan is nan."""
+    traced_for(backend)
+    loss, kernels, x, y = problem(*CASES[case])
+    traced = [
+        jax.make_jaxpr(lambda *v, f=derived: f(loss, *v))(kernels, x, y)
+        for derived in (by_kernel, by_x)
+    ]
+    found = [equation for each in traced for equation in convolutions(each.jaxpr)]
+    assert bool(found) == (case not in ("depth", "one_example"))
+    for equation in found:
+        names = equation.params["dimension_numbers"]
+        channels = equation.invars[1].aval.shape[names.rhs_spec[1]]
+        assert channels > 1, equation
+
+
+def test_a_client_that_is_not_finite_is_alone(traced_for):
+    traced_for("tpu")
+    loss, kernels, x, y = problem(*CASES["one_channel"])
+    spoilt = by_kernel(loss, kernels, x.at[0, 1, 2, 2].set(np.nan), y)
+    assert np.isnan(spoilt[0]).any()
+    close(spoilt[1], by_kernel(loss, kernels, x, y)[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(4, 6, 2), (5, 7, 1), (2, 2, 3)])
+def test_max_pool2(shape, backend, traced_for):
+    traced_for(backend)
+    x, (h, w) = np.asarray(normal(0, *shape)), (shape[0] // 2, shape[1] // 2)
+    cells = x[: 2 * h, : 2 * w].reshape(h, 2, w, 2, shape[2])
+    value, back = jax.vjp(max_pool2, x)
+    want = cells.max((1, 3))
+    close(value, want)
+    gradient = np.zeros(shape, np.float32)
+    gradient[: 2 * h, : 2 * w] = (cells == want[:, None, :, None]).reshape(2 * h, 2 * w, shape[2])
+    close(back(jnp.ones_like(value))[0], gradient)
+    half = max_pool2(jnp.asarray(x, jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bias_and_relu_may_come_before_or_after_the_pooling(backend, traced_for):
+    """The same to the bit, and the same gradients."""
+    traced_for(backend)
+    x, bias = np.asarray(normal(0, 5, 6, 3)), np.array([-3.0, 0.0, 0.5], np.float32)
+    cells = np.maximum(x[:4] + bias, 0).reshape(2, 2, 3, 2, 3)
+    want = cells.max((1, 3))
+    value, back = jax.vjp(relu_pool, x, bias)
+    assert np.array_equal(value, want) and (want == 0).any()
+    gradient = np.zeros_like(x)
+    chosen = (cells == want[:, None, :, None]) & (cells > 0)
+    gradient[:4] = chosen.reshape(4, 6, 3)
+    close(back(jnp.ones_like(value)), (gradient, chosen.sum((0, 1, 2, 3))))
