@@ -1,5 +1,6 @@
 """How the tests run: cheap code, each program compiled once, the same examples in every run."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -35,6 +36,10 @@ for name, value in dict(
 ).items():
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
+
+# What jax has traced stays for long: the collector would look at millions of such objects again and
+# again, for a tenth of the time.
+gc.set_threshold(10_000, 20, 200)
 
 # examples are the same in every run: a red test is red for everyone
 hypothesis.settings.register_profile("jfl", derandomize=True, deadline=None)

@@ -34,6 +34,8 @@ from jfl.core.random_streams import Stream, stream
 from jfl.core.records import Cohort, Fn, Sampler
 from jfl.engine.round import draws_key, layout, noise_key, one_round
 
+pytestmark = pytest.mark.accelerator
+
 # jfl.simulate and jfl.round are functions; their modules are reached by name
 sim, sweeps = (
     importlib.import_module("jfl.engine.simulate"),
@@ -166,8 +168,9 @@ def test_chunks_capacity_and_padding_never_matter(name, task, base):
 
 
 def test_chunks_are_of_equal_size(fed, task):
-    """No more slots are computed than it takes, and no chunk is larger than it may be."""
-    sampler = jfl.sampling.with_replacement(CLIENTS, 50)
+    """No more slots are computed than it takes, and no chunk is larger than it may be.  Where a
+    round's size is random, the chunk is what it was asked to be: the last ones seldom run."""
+    sampler = jfl.sampling.with_replacement(CLIENTS, 50, independent=True)
     sizes = {}
     for most in range(1, 51):
         plan = noisy_plan("fedavg", fed, task, sampler=sampler, chunk=most)
@@ -175,6 +178,8 @@ def test_chunks_are_of_equal_size(fed, task):
         assert count * size >= 50 and size <= most and count * size - 50 < count
         sizes[most] = count, size
     assert sizes[41] == (2, 25) and sizes[50] == (1, 50) and sizes[30] == (2, 25)
+    random = jfl.sampling.with_replacement(CLIENTS, 50)
+    assert layout(noisy_plan("fedavg", fed, task, sampler=random, chunk=41)) == (2, 41)
 
 
 def _given(key, *, ids):

@@ -294,6 +294,7 @@ def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, at_once, monk
                 assert value.shape[1] == max(sizes) and not value[i, len(own) :].any()
 
 
+@pytest.mark.by_default("scaffold")
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_rows_that_are_prepared_on_the_device_are_the_same_run(name):
     """Bytes that become numbers there, and the same numbers from the host."""

@@ -16,6 +16,8 @@ from jfl.core.records import Batch, Fn
 from jfl.gradients import ghost
 from jfl.gradients.per_example import grad
 
+pytestmark = pytest.mark.accelerator
+
 BACKENDS = ("cpu", "gpu", "tpu")
 NAMES = ("NHWC", "HWIO", "NHWC")
 CLOSE = dict(rtol=1e-5, atol=2e-5)  # sums of up to 100 products of normals, in float32

@@ -13,6 +13,8 @@ from scipy.stats import chi2, norm
 
 from jfl.privacy.mechanisms import haar_bands
 
+pytestmark = pytest.mark.accelerator
+
 GOLDEN = np.array([4, 8, 1, 9, 8, 4, 5, 3], np.float32)
 GOLDEN_H = np.array([5.25, -2, -4, 2, 1, 0.5, 1, 0.25])
 

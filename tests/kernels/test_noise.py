@@ -21,6 +21,8 @@ from jfl.kernels.normals import TILE, leaf, normals, pair, where_they_are_read
 from jfl.kernels.philox import PHILOX
 from scipy import stats
 
+pytestmark = pytest.mark.accelerator
+
 ALARM = 1e-6
 # clients, steps, normals: 4.2e6, and 5e5 for what must be refused
 SHAPE, SMALL = (32, 32, 4096), (8, 16, 4096)
