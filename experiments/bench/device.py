@@ -65,8 +65,8 @@ def jobs() -> list:
     return [
         *plain,
         Job("W4", "W1", points=64),
-        Job("W2", "W2", "private+wavelet"),
-        Job("W2", "W2", "private+poisson"),
+        Job("W2", "W2", "wavelet"),
+        Job("W2", "W2", "poisson"),
         Job("W2", "W2", "threefry"),
         Job("W6", "W6", algorithm="scaffold"),
         Job("cifar10", "W5", rounds=CIFAR_ROUNDS),
