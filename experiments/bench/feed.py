@@ -1,0 +1,106 @@
+"""How fast a cohort's rows are read from the system's cache: by threads, each number copied once,
+and by an index of all rows, as from a data source, in turns in one process.
+
+    python -m experiments.bench.feed            # 2 CPU cores, half a minute, 0.5 GB of disk
+
+Rows are written to a temporary folder and mapped from there; a median of TURNS cohorts a row.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+import jfl
+from jfl.data import host_rows
+from jfl.runs.checkpoint import environment
+
+from . import aot
+
+RESULTS = aot.ROOT / "experiments" / "results" / "feed.json"
+CLIENTS, COHORT, TURNS = 4000, 1000, 15
+# rows of the largest client, numbers a row, their type, clients of different size, rows shuffled
+CASES = (
+    ("rows of 32 numbers", 20, 32, "float32", False, False),
+    ("rows of 784 numbers", 20, 784, "float32", False, False),
+    ("the same, clients of 10 to 20 rows", 20, 784, "float32", True, False),
+    ("the same, a client's rows apart", 20, 784, "float32", False, True),
+    ("pixels as bytes, prepared on the device", 20, 3072, "uint8", False, False),
+)
+
+
+def population(folder: Path, most, features, kind, ragged, shuffled):
+    """Clients whose rows are in a file."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(most // 2, most + 1, CLIENTS) if ragged else np.full(CLIENTS, most)
+    n = int(sizes.sum())
+    x = np.lib.format.open_memmap(folder / "x.npy", "w+", kind, (n, features))
+    for first in range(0, n, 4096):
+        x[first : first + 4096] = rng.integers(0, 256, (min(4096, n - first), features))
+    y = rng.integers(0, 10, n).astype(np.int32)
+    prepare_row = (lambda row: row / jnp.float32(255)) if kind == "uint8" else None
+    test = (np.asarray(x[:10], np.float32), y[:10])
+    order = rng.permutation(n) if shuffled else None
+    x = np.load(folder / "x.npy", mmap_mode="r")
+    return jfl.population((x, y), sizes, order=order, test=test, prepare_row=prepare_row)
+
+
+def measured(fed) -> dict:
+    """Seconds of both ways, a cohort each in turn."""
+    rng, host, seconds = np.random.default_rng(1), fed.host, {True: [], False: []}
+    for _ in range(TURNS):
+        ids = rng.choice(CLIENTS, COHORT, replace=False)
+        for direct in (True, False):
+            host.direct = direct
+            begun = time.perf_counter()
+            rows = host.fetch(ids)
+            seconds[direct].append(time.perf_counter() - begun)
+    size = sum(v.nbytes for v in rows)
+    copied, indexed = (statistics.median(seconds[direct]) for direct in (True, False))
+    return dict(
+        bytes=size,
+        seconds=copied,
+        by_index=indexed,
+        ratio=indexed / copied,
+        bytes_a_second=size / copied,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    rows = []
+    for name, *case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(dict(case=name, **measured(population(Path(folder), *case))))
+        row = rows[-1]
+        print(
+            f"{name:42} {row['bytes'] / 1e6:6.1f} MB {row['bytes_a_second'] / 1e9:6.2f} GB/s, "
+            f"{row['ratio']:.1f} times as fast as by an index",
+            flush=True,
+        )
+    about = dict(
+        clients=CLIENTS,
+        cohort=COHORT,
+        turns=TURNS,
+        readers=host_rows.READERS,
+        cpus=os.cpu_count(),
+        load=os.getloadavg()[0],
+        commit=aot.commit(),
+        versions=environment(),
+        command="python -m experiments.bench.feed",
+    )
+    args.out.write_text(json.dumps(about | dict(rows=rows), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
