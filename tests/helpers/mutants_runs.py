@@ -193,6 +193,31 @@ MUTANTS = (
         "main()",
         f"{CLI}::test_as_a_program",
     ),
+    # --- chunks without a client, and rows that travel
+    Mutant(
+        "jfl/engine/round.py",
+        "fori_loop(0, _chunks_with_clients(slots[1]), one",
+        "fori_loop(0, count, one",
+        f"{ENGINE}::test_chunks_without_a_client_do_not_run",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        "_most(count.max(0) if",
+        "_most(count.min(0) if",
+        f"{ENGINE}::test_chunks_without_a_client_do_not_run",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        "x = jax.vmap(fed.host.prepare_row)(x)",
+        "x = x.astype(jnp.float32)",
+        "tests/engine/test_scale.py::test_rows_that_are_prepared_on_the_device_are_the_same_run",
+    ),
+    Mutant(
+        "jfl/data/host_rows.py",
+        "slice(a, b) for a, b in zip(ends, ends[1:])",
+        "slice(a, b) for a, b in zip(ends, ends[1:-1])",
+        "tests/engine/test_scale.py::test_rows_of_a_cohort_are_those_of_its_clients",
+    ),
     # --- runs of experiments that are kept
     Mutant(
         "experiments/harness/kept_runs.py",
