@@ -217,7 +217,7 @@ GOALS = (
         "W2 h200: a Poisson cohort over a fixed one",
         ratio(seconds, ("W2", "poisson", "h200"), W2_H200),
         1.3,
-        3.87,
+        1.22,
     ),
     Goal(
         "W2 h200: wavelet noise over isotropic noise",
