@@ -5,7 +5,9 @@ Axes: n rows, C clients, N slots of the largest client, K slots of a cohort.
 """
 
 import concurrent.futures
+import functools
 import mmap
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,7 +56,8 @@ def population(
             lambda x: x / np.float32(255).  A NumPy function, on the host.
         prepare_row: the same of one row, on the device: a JAX function such as
             lambda x: x / jnp.float32(255).  Rows travel as they are stored, pixels as bytes at a
-            quarter of the size.
+            quarter of the size.  Its last digits may differ from NumPy's: other data, so other
+            noise.
         caveats: sentences about the rows that belong beside every guarantee.
 
     Returns:
@@ -144,12 +147,14 @@ class Population:
         self.prepared = None if prepare_row is None else _of_rows(prepare_row)
         self.kind = self.identity = self.shape = self.sent = None
         self.classes = 0  # of y
-        self.readers = None  # threads, from the first large fetch on
 
     def read(self, positions):
         """x and y of rows as a model sees them."""
         x, y = (np.asarray(v) for v in self.stored(positions))
-        return (x if self.prepared is None else self.prepared(x)), y
+        if self.prepared is not None:
+            x = self.prepared(x)
+            x = x if self.kind is None else x.astype(self.kind[0], copy=False)
+        return x, y
 
     def rows(self, ids):
         """Row numbers of clients [m, N] and where there are any, Bool[m, N]; an id past the end has
@@ -173,8 +178,7 @@ class Population:
         parts = _shares(size, READERS if self.direct and out[0].nbytes > AT_ONCE else 1)
         fill = self._copy if self.direct else self._read
         if len(parts) > 1:
-            self.readers = self.readers or concurrent.futures.ThreadPoolExecutor(READERS)
-            list(self.readers.map(lambda part: fill(ids[part], [v[part] for v in out]), parts))
+            list(_readers().map(lambda part: fill(ids[part], [v[part] for v in out]), parts))
         elif parts:  # else all slots are empty
             fill(ids, out)
         self.forget()
@@ -201,7 +205,9 @@ class Population:
         labels = y[positions[mask]]
         self._labels(labels)
         out[1][mask] = labels
-        if mask.all() and x.dtype == out[0].dtype:
+        # of other arrays np.take would first make a copy, of the whole population
+        plain = x.flags.c_contiguous and x.flags.aligned and x.dtype == out[0].dtype
+        if mask.all() and plain:
             flat = out[0].reshape(-1, *x.shape[1:])  # of a part of an array: no copy
             np.take(x, positions.reshape(-1), axis=0, out=flat, mode="clip")
             return
@@ -237,20 +243,41 @@ def _shares(size, most) -> list:
     return [slice(a, b) for a, b in zip(ends, ends[1:]) if size[a:b].any()]
 
 
+@functools.cache
+def _readers():
+    """The threads that copy rows, of all populations."""
+    return concurrent.futures.ThreadPoolExecutor(READERS)
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_readers.cache_clear)
+
+
 def _of_rows(prepare_row):
     """A function of one row as one of many, on the host."""
     many = jax.jit(jax.vmap(prepare_row)) if callable(prepare_row) else None
+    refuse = lambda got: checks.fail(
+        "population",
+        "prepare_row, a JAX function of the x of one row to one array",
+        got,
+        "A NumPy function of many rows is `prepare`.",
+    )
 
     def prepared(x):
-        try:
-            return np.asarray(many(x))
-        except Exception as error:  # of a function of the user's own
+        if x.dtype.itemsize > 4:  # devices compute in 32 bits
             checks.fail(
                 "population",
-                "prepare_row, a JAX function of the x of one row",
-                checks.cause(error),
-                "A NumPy function of many rows is `prepare`.",
+                "x of at most 32 bits a number beside prepare_row",
+                x.dtype,
+                "Store it so, or use `prepare`.",
             )
+        try:
+            found = many(x)
+        except Exception as error:  # of a function of the user's own
+            refuse(checks.cause(error))
+        if not isinstance(found, jax.Array):
+            refuse(f"{type(found).__name__} of it")
+        return np.asarray(found)
 
     return prepared
 

@@ -290,7 +290,7 @@ def _some(run, plan, keys, slots, fetched):
         else:
             x, y = rows
             if fed.host.prepare_row is not None:
-                x = jax.vmap(fed.host.prepare_row)(x)
+                x = jax.vmap(fed.host.prepare_row)(x).astype(fed.host.kind[0])
             rows = Rows(x, y, jnp.arange(len(y), dtype=jnp.int32), size)
         payload, own, seen = alg.client(
             ctx, Keys(address(keys.batch), rows_key), run.server, own, rows

@@ -5,6 +5,7 @@ A population must be the same federation as one on the device, and any number of
 run as one: cohorts, batches and noise are addressed, so only the order of summation may differ.
 """
 
+import copy
 import dataclasses
 import json
 import os
@@ -324,16 +325,37 @@ def test_rows_that_are_prepared_on_the_device_are_the_same_run(name):
 
 
 @pytest.mark.parametrize(
-    "prepare_row, message",
+    "prepare_row, kind, message",
     [
-        (lambda x: np.asarray(x) / 255, "(?s)JAX function of the x of one row.*`prepare`"),
-        (3, "JAX"),
+        (lambda x: np.asarray(x) / 255, "uint8", "(?s)JAX function of the x of one.*`prepare`"),
+        (3, "uint8", "JAX"),
+        (lambda x: (x, x), "uint8", "to one array; got tuple"),
+        (lambda x: x / jnp.float32(255), "int64", "at most 32 bits a number.*got int64"),
     ],
 )
-def test_a_row_is_prepared_by_a_function_of_jax(prepare_row, message):
-    x, y = np.zeros((4, 3), np.uint8), np.zeros(4, np.int32)
+def test_a_row_is_prepared_by_a_function_of_jax(prepare_row, kind, message):
+    x, y = np.zeros((4, 3), kind), np.zeros(4, np.int32)
     with pytest.raises(ValueError, match=message):
         jfl.population((x, y), [2, 2], test=(x / 255, y), prepare_row=prepare_row)
+
+
+def test_prepared_rows_have_the_type_that_was_declared():
+    """What the check of privacy sees is what runs."""
+    x, y = np.arange(12, dtype=np.uint8).reshape(4, 3), np.zeros(4, np.int32)
+    half = lambda row: row.astype(jnp.float16)
+    fed = jfl.population((x, y), [2, 2], test=(x / 255, y), prepare_row=half)
+    assert fed.host.kind[0] == fed.host.read(np.arange(2))[0].dtype == np.float32
+
+
+def test_arrays_in_another_order_are_not_copied_whole(monkeypatch):
+    """np.take would; and a population may be copied after it was read by threads."""
+    monkeypatch.setattr(host_rows, "AT_ONCE", 0)
+    x, y = np.arange(72, dtype=np.float32).reshape(6, 3, 4), np.zeros(6, np.int32)
+    fed = jfl.population((x.transpose(0, 2, 1), y), [2, 2, 2], test=(x.transpose(0, 2, 1), y))
+    monkeypatch.setattr(np, "take", None)
+    found = fed.host.fetch(np.array([2, 0]))[0]
+    assert np.array_equal(found, x.transpose(0, 2, 1)[[4, 5, 0, 1]].reshape(2, 2, 4, 3))
+    assert copy.deepcopy(fed).host.slots == 2
 
 
 def test_another_row_is_another_noise_and_another_checksum():

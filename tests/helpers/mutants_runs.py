@@ -208,8 +208,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/round.py",
-        "x = jax.vmap(fed.host.prepare_row)(x)",
-        "x = x.astype(jnp.float32)",
+        "x = jax.vmap(fed.host.prepare_row)(x).astype",
+        "x = x.astype",
         "tests/engine/test_scale.py::test_rows_that_are_prepared_on_the_device_are_the_same_run",
     ),
     Mutant(

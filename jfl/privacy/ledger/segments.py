@@ -322,7 +322,7 @@ def _same_rows(one, other):
     if (one.host is None) != (other.host is None):
         return False
     if one.host is not None:
-        return one.host is other.host or np.array_equal(one.host.digest, other.host.digest)
+        return one.host is other.host or np.array_equal(one.host.identity, other.host.identity)
     if not all(np.array_equal(getattr(one, n), getattr(other, n)) for n in ("size", "x", "y")):
         return False
     size, tables = np.asarray(one.size), [np.asarray(fed.index) for fed in (one, other)]
