@@ -251,7 +251,7 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
         quick,
         verdicts,
         start=gaps[0].mean(),
-        seeds=seeds,
+        seeds=list(range(seeds)),
         along={str(t): row for t, row in table.items()},
         constants={k: np.asarray(v).item() for k, v in known._asdict().items()},
     )

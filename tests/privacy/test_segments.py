@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.ledger_plans import CLIENTS, COHORT, NOISY, best, close, fixed, make, poisson_plan
-from helpers.problems import make_federation, squared, start_params
+from helpers.problems import make_federation, on_host, squared, start_params
 
 import jfl
 from jfl import sampling
@@ -724,3 +724,11 @@ def test_releases_of_one_algorithm_are_no_independent_samples(scheme):
     assert any("one sample" in c for c in found.caveats) and not any(
         "one sample" in c for c in single.caveats
     )
+
+
+def test_rows_of_populations_are_compared_too():
+    """Where they are not one object."""
+    one, same = (on_host(make_federation()) for _ in range(2))
+    assert one.host is not same.host and segments._same_rows(one, same)
+    assert not segments._same_rows(one, on_host(make_federation(5)))
+    assert not segments._same_rows(one, make_federation())
