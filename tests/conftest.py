@@ -38,7 +38,7 @@ for name, value in dict(
     jax.config.update(name, value)
 
 # What jax has traced stays for long: the collector would look at millions of such objects again and
-# again, for a tenth of the time.
+# again, for 3 % of a worker's time.
 gc.set_threshold(10_000, 20, 200)
 
 # examples are the same in every run: a red test is red for everyone

@@ -28,9 +28,10 @@ CLIENTS, COHORT, TURNS = 4000, 1000, 15
 # rows of the largest client, numbers a row, their type, clients of different size, rows shuffled
 CASES = (
     ("rows of 32 numbers", 20, 32, "float32", False, False),
+    ("the same, clients of 10 to 20 rows", 20, 32, "float32", True, False),
     ("rows of 784 numbers", 20, 784, "float32", False, False),
-    ("the same, clients of 10 to 20 rows", 20, 784, "float32", True, False),
-    ("the same, a client's rows apart", 20, 784, "float32", False, True),
+    ("784 numbers, clients of 10 to 20 rows", 20, 784, "float32", True, False),
+    ("784 numbers, a client's rows apart", 20, 784, "float32", False, True),
     ("pixels as bytes, prepared on the device", 20, 3072, "uint8", False, False),
 )
 

@@ -22,7 +22,7 @@ from .datasets import checked_arrays
 
 BLOCK = 2**22  # numbers read at once when all are looked at
 READERS = 4  # threads that copy rows
-AT_ONCE = 2**20  # bytes of a cohort that one thread copies as fast
+ONE_THREAD = 2**20  # bytes of a cohort that one thread copies as fast
 CHANGED = "Rows must stay as they were when the population was made: begin again."
 __all__ = ["population"]
 
@@ -136,8 +136,9 @@ def population(
 class Population:
     """Where the rows are; equal only to itself, so that a program is compiled for it once.
 
-    `stored` reads rows as they travel to the device, `read` as a model sees them; `kind` and
-    `shape` are those of `read`, of x and y.
+    `stored` reads rows as they travel to the device, `read` as a model sees them; `direct` says
+    that the rows of `stored` are those of `arrays`.  `kind` holds the types of x and y that `read`
+    gives, `shape` the shape of a row of x, `sent` shapes and types of both as they travel.
     """
 
     def __init__(self, stored, arrays, direct, offsets, order, prepare_row):
@@ -171,24 +172,45 @@ class Population:
         return first, np.where(there, self.offsets[np.where(there, ids, 0) + 1] - first, 0)
 
     def fetch(self, ids):
-        """x [m, N, ...] and y [m, N] of clients `ids`; zeros where a client has no more rows."""
+        """x [m, N, ...] and y [m, N] of clients `ids`, as they travel; zeros where a client has no
+        more rows."""
         ids = np.asarray(ids)
         size = self._spans(ids)[1]
         out = tuple(np.zeros((len(ids), self.slots, *rest), kind) for rest, kind in self.sent)
-        parts = _shares(size, READERS if self.direct and out[0].nbytes > AT_ONCE else 1)
-        fill = self._copy if self.direct else self._read
+        parts = _shares(size, READERS if self.direct and out[0].nbytes > ONE_THREAD else 1)
+        fill = lambda part: self._fill(ids[part], [v[part] for v in out])
         if len(parts) > 1:
-            list(_readers().map(lambda part: fill(ids[part], [v[part] for v in out]), parts))
+            list(_readers().map(fill, parts))
         elif parts:  # else all slots are empty
-            fill(ids, out)
+            fill(parts[0])
         self.forget()
         return out
 
-    def _read(self, ids, out):
-        """Rows of clients by way of `stored`."""
+    def _fill(self, ids, out):
+        """Rows of clients into their slots of a cohort."""
         positions, mask = self.rows(ids)
-        count, values = int(mask.sum()), [np.asarray(v) for v in self.stored(positions[mask])]
-        for value, (rest, _), to in zip(values, self.sent, out):
+        if self.direct and 2 * mask.sum() >= mask.size and _is_plain(self.arrays[0], out[0]):
+            # straight to its place, also where no row belongs: row 0, which is in the cache
+            flat = out[0].reshape(-1, *out[0].shape[2:])
+            np.take(self.arrays[0], positions.reshape(-1), axis=0, out=flat, mode="clip")
+            out[0][~mask] = 0
+            labels = self.arrays[1][positions[mask]]
+        else:
+            x, labels = (np.asarray(v) for v in self.stored(positions[mask]))
+            self._as_at_first(int(mask.sum()), x, labels)
+            out[0][mask] = x
+        if self.classes and not 0 <= labels.min() <= labels.max() < self.classes:
+            checks.fail(
+                "population",
+                f"labels below {self.classes}, as at first",
+                f"{labels.min()} to {labels.max()}",
+                CHANGED,
+            )
+        out[1][mask] = labels
+
+    def _as_at_first(self, count, *rows):
+        """Refuse x or y of another number or shape: a data source may give what it likes."""
+        for value, (rest, _) in zip(rows, self.sent):
             if value.shape != (count, *rest):
                 checks.fail(
                     "population",
@@ -196,33 +218,6 @@ class Population:
                     list(value.shape),
                     CHANGED,
                 )
-            to[mask] = value
-        self._labels(values[1])
-
-    def _copy(self, ids, out):
-        """Rows of clients from arrays, each number copied once."""
-        (x, y), (positions, mask) = self.arrays, self.rows(ids)
-        labels = y[positions[mask]]
-        self._labels(labels)
-        out[1][mask] = labels
-        # of other arrays np.take would first make a copy, of the whole population
-        plain = x.flags.c_contiguous and x.flags.aligned and x.dtype == out[0].dtype
-        if mask.all() and plain:
-            flat = out[0].reshape(-1, *x.shape[1:])  # of a part of an array: no copy
-            np.take(x, positions.reshape(-1), axis=0, out=flat, mode="clip")
-            return
-        for to, at, size in zip(out[0], positions, mask.sum(1).tolist()):
-            if size:
-                to[:size] = x[at[0] : at[0] + size] if self.order is None else x[at[:size]]
-
-    def _labels(self, y):
-        if self.classes and not 0 <= y.min() <= y.max() < self.classes:
-            checks.fail(
-                "population",
-                f"labels below {self.classes}, as at first",
-                f"{y.min()} to {y.max()}",
-                CHANGED,
-            )
 
     def forget(self):
         """Let go of the pages of memory-mapped files: they stay in the system's cache, not in this
@@ -233,8 +228,14 @@ class Population:
                 memory_map.madvise(mmap.MADV_DONTNEED)
 
 
+def _is_plain(x, out) -> bool:
+    """Whether np.take writes rows of x to `out` itself: first it would copy all of an array that
+    lies otherwise."""
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype == out.dtype
+
+
 def _shares(size, most) -> list:
-    """At most so many slices of clients, with about equally many rows each."""
+    """At most so many slices of clients that hold all rows, about equally many each."""
     total = np.cumsum(size)
     if not len(total) or not total[-1]:
         return []

@@ -55,6 +55,8 @@ def plan(
         adjacency: of the release, "add_remove" or "replace_one"; None: what the sampler implies.
         chunk: clients computed at once, on each device; None: as many as `memory` bytes allow, and
             fewer where a round's size is random: a chunk without a client costs nothing.
+            Off a CPU the number then follows from the rate of a Poisson cohort, so plans of
+            another rate are compiled apart unless `chunk` is given (points of a sweep share one).
             Such a round can be differentiated forwards; backwards only as one chunk, that is with
             chunk=sampler.capacity.
         memory: bytes for what a round computes at once, where `chunk` is None.

@@ -559,7 +559,7 @@ def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict
         kernels=dict(
             gradients=gradient_path(plans[0]),
             normals=_generators(plans[0]),
-            convolutions="patches" if multiplies_patches() else "XLA's own",
+            convolutions="patches" if multiplies_patches() else "XLA's own; patches of a lone row",
         ),
         noise=noise(plans[0], rounds),
         data=describe(plans[0].fed, partition),

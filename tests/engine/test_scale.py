@@ -273,7 +273,7 @@ def test_rows_come_from_a_data_source_too():
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3, 3), (1, 4, 2, 5, 3)], ids=["even", "ragged"])
 def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, at_once, monkeypatch):
     """Against a loop over clients, also beyond the last; rows as they are stored."""
-    monkeypatch.setattr(host_rows, "AT_ONCE", at_once)
+    monkeypatch.setattr(host_rows, "ONE_THREAD", at_once)
     n, starts = sum(sizes), np.cumsum([0, *sizes])
     x = np.arange(n * 4, dtype=np.uint8).reshape(n, 2, 2)
     y = (np.arange(n) % 3).astype(np.int64)
@@ -349,7 +349,7 @@ def test_prepared_rows_have_the_type_that_was_declared():
 
 def test_arrays_in_another_order_are_not_copied_whole(monkeypatch):
     """np.take would; and a population may be copied after it was read by threads."""
-    monkeypatch.setattr(host_rows, "AT_ONCE", 0)
+    monkeypatch.setattr(host_rows, "ONE_THREAD", 0)
     x, y = np.arange(72, dtype=np.float32).reshape(6, 3, 4), np.zeros(6, np.int32)
     fed = jfl.population((x.transpose(0, 2, 1), y), [2, 2, 2], test=(x.transpose(0, 2, 1), y))
     monkeypatch.setattr(np, "take", None)
