@@ -11,7 +11,7 @@ is one result that holds both normals, and a branch that is always taken, which 
 know, is where no reader reaches in: the pairs are written once and read where they are added.
 
 Elsewhere each leaf computes its own normals inside of what reads it, both of a pair for each: twice
-the arithmetic, and no memory.  Which it is, is decided where a program is lowered for a platform.
+the arithmetic, and no memory.  Which it is, is decided when a program is traced for a backend.
 """
 
 import functools
@@ -78,16 +78,19 @@ def _by_key(key, shapes):
     return _cut(jax.random.normal(key, (_tiles(shapes) * 2 * TILE,), jnp.float32), shapes)
 
 
-@functools.partial(jax.jit, static_argnums=1)  # alone it rounds as it does inside a program
 def _by_philox(key, shapes):
     if _tiles(shapes) >= 2**24:
         raise ValueError(
             f"normals: need less than 2^33 values of one key; got {_tiles(shapes) * 2 * TILE}."
         )
-    ways = dict(cpu=_from_memory, default=where_they_are_read)
-    return lax.platform_dependent(
-        key, **{where: functools.partial(way, shapes) for where, way in ways.items()}
-    )
+    way = _from_memory if jax.default_backend() == "cpu" else where_they_are_read
+    return _drawn(way, shapes, key)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _drawn(way, shapes, key):
+    """Compiled, so that leaves that are drawn alone round as they do inside a program."""
+    return way(shapes, key)
 
 
 def where_they_are_read(shapes, key):

@@ -58,9 +58,9 @@ def by_16_bits(a, b):
 ON_TPU = getattr(lax, "mulhi", by_16_bits)
 
 
-def either(a, b):
-    """As `by_64_bits`, in the way of the platform that the program is lowered for."""
-    return lax.platform_dependent(a, b, tpu=ON_TPU, default=by_64_bits)
+def traced_for():
+    """How upper halves are made on the backend that a program is traced for."""
+    return ON_TPU if jax.default_backend() == "tpu" else by_64_bits
 
 
 def _round(upper, c0, c1, c2, c3, k0, k1):
@@ -68,14 +68,14 @@ def _round(upper, c0, c1, c2, c3, k0, k1):
     return upper(m1, c2) ^ c1 ^ k0, m1 * c2, upper(m0, c0) ^ c3 ^ k1, m0 * c0
 
 
-_round_anywhere = jax.jit(functools.partial(_round, either))  # a shape is traced once
+_round_once = jax.jit(_round, static_argnums=0)  # a shape is traced once
 
 
 def block(key, counter, rounds: int = ROUNDS, upper=None):
     """Four words of `counter` under `key`: Philox4x32.
 
     Args:
-        upper: how upper halves of products are made, such as `by_64_bits`; None: as the platform
+        upper: how upper halves of products are made, such as `by_64_bits`; None: as the backend
             likes it.  All ways give the same bits.
 
     Shapes:
@@ -85,7 +85,7 @@ def block(key, counter, rounds: int = ROUNDS, upper=None):
         >>> [f"{int(w):08x}" for w in block((0, 0), (0, 0, 0, 0))]
         ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
-    one_round = functools.partial(_round, upper) if upper else _round_anywhere
+    one_round = functools.partial(_round_once, upper or traced_for())
     key = [jnp.asarray(k, jnp.uint32) for k in key]
     counter = [jnp.asarray(c, jnp.uint32) for c in counter]
     k0, k1, *words = jnp.broadcast_arrays(*key, *counter)

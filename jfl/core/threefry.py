@@ -21,6 +21,7 @@ from jax import lax
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 JAX_NAME = "threefry2x32"
+LENGTHS = (128, 1024)  # blocks of a row; a longer one is as long as it is
 
 
 def block(key, counter):
@@ -75,24 +76,31 @@ def _kernel(on_cpu, elsewhere):
     """A function of keys UInt32[..., 2] and counters UInt32[...] of as many axes, any of length 1.
 
     On a CPU it lies in a branch that is always taken, which the compiler cannot know: so no reader
-    computes it anew, and XLA compiles it once for all places in which it has the same shape.
+    computes it anew.  Blocks lie in a row of one of few lengths there, so that nearly all places of
+    a program share what is traced, lowered and compiled.
     """
 
     @jax.jit
-    def whole(data, number):
-        shape = jnp.broadcast_shapes(data.shape[:-1], number.shape)
-        data = jnp.broadcast_to(data, (*shape, 2))
-        number = jnp.broadcast_to(number, shape)
-        if jax.default_backend() != "cpu":
-            return elsewhere(data, number)
+    def row(data, number):
         always = lax.optimization_barrier(jnp.bool_(True))
         # what follows from the arguments: under shard_map both branches must vary alike
         never = lambda data, number: number if on_cpu is _mixed else data
         return lax.cond(always, on_cpu, never, data, number)
 
+    def in_a_row(data, number):
+        shape = number.shape
+        count = math.prod(shape)
+        length = next((n for n in LENGTHS if n >= count), count)
+        data, number = _padded(data.reshape(count, 2), length), _padded(number.ravel(), length)
+        words = row(data, number)
+        return words[:count].reshape(*shape, *words.shape[1:])
+
     @jax.custom_batching.custom_vmap
     def kernel(data, number):
-        return whole(data, number)
+        shape = jnp.broadcast_shapes(data.shape[:-1], number.shape)
+        data = jnp.broadcast_to(data, (*shape, 2))
+        number = jnp.broadcast_to(number, shape)
+        return (in_a_row if jax.default_backend() == "cpu" else elsewhere)(data, number)
 
     @kernel.def_vmap
     def _(size, batched, data, number):
@@ -102,6 +110,10 @@ def _kernel(on_cpu, elsewhere):
         return kernel(data, number), True
 
     return kernel
+
+
+def _padded(x, length: int):
+    return jnp.pad(x, [(0, length - len(x))] + [(0, 0)] * (x.ndim - 1)) if len(x) < length else x
 
 
 _pairs, _singles = _kernel(_packed, _stacked), _kernel(_mixed, _mixed)

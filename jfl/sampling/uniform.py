@@ -46,7 +46,8 @@ def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
     """
     top = size - count + jnp.arange(count)  # the i-th draw is from 0..top[i]
     draws = jax.random.randint(key, (count,), 0, jnp.maximum(top, 0) + 1)
-    return jax.lax.platform_dependent(draws, top, cpu=_walk, default=_walk_at_once)
+    walk = _walk if jax.default_backend() == "cpu" else _walk_at_once
+    return walk(draws, top)
 
 
 def _walk(draws, top):

@@ -284,9 +284,7 @@ def test_noise_is_drawn_once():
     assert products(plain, 1) >= 2 * products(plain, 0) > 0
 
 
-UPPER = dict(
-    bits_64=philox.by_64_bits, bits_16=philox.by_16_bits, tpu=philox.ON_TPU, chosen=philox.either
-)
+UPPER = dict(bits_64=philox.by_64_bits, bits_16=philox.by_16_bits, tpu=philox.ON_TPU)
 
 
 @pytest.mark.parametrize("name", UPPER)
