@@ -83,6 +83,7 @@ def relu_pool(x, bias):
     The largest number of a window stays the largest when a bias is added and when ReLU is taken, so
     both may come last, on a quarter of the numbers.  On a CPU the program is slower so.
     """
+    bias = bias[None, None]
     if multiplies_patches():
         return max_pool2(jax.nn.relu(x + bias))
     return jax.nn.relu(max_pool2(x) + bias)

@@ -108,7 +108,7 @@ class Lookup(NamedTuple):
         if p == 1:
             return jnp.square(b).sum((1, 2))
         same = self.at[:, :, None] == self.at[:, None, :]
-        first = ~jnp.any(same & jnp.tri(p, k=-1, dtype=bool), 2)
+        first = ~jnp.any(same & jnp.tri(p, k=-1, dtype=bool)[None], 2)
         rows = jnp.einsum("npq,nqd->npd", same.astype(b.dtype), b, precision=FULL)
         return jnp.where(first, jnp.square(rows).sum(2), 0).sum(1)
 

@@ -37,6 +37,11 @@ for name, value in dict(
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
 
+# A sum of arrays of different ranks is a mistake more often than it is meant.  Accountants
+# broadcast as NumPy does, in a context of their own (`jfl.core.precision`).
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
 # What jax has traced stays for long: the collector would look at millions of such objects again and
 # again, for 3 % of a worker's time.
 gc.set_threshold(10_000, 20, 200)
@@ -66,19 +71,6 @@ def pytest_collection_modifyitems(config, items):
 def pytest_unconfigure():
     if COMPILED is not None:
         shutil.rmtree(COMPILED, ignore_errors=True)
-
-
-# Rooms whose programs, and whose tests' losses, add no arrays of different ranks.  Accountants and
-# papers broadcast as NumPy does, in a context of their own (`jfl.core.precision`).
-STRICT_RANKS = {"contracts", "sampling", "engine"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_rank_promotion(request):
-    """A sum of arrays of different ranks is a mistake more often than it is meant."""
-    strict = request.path.parent.name in STRICT_RANKS
-    with jax.numpy_rank_promotion("raise" if strict else "allow"):
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

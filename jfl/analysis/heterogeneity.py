@@ -165,7 +165,7 @@ def gradient_dissimilarity(
     p = jnp.asarray(client_weights(fed, weights), jnp.float32)
     grads = client_gradients(task, params, fed, l2=l2, chunk=chunk)
     mean = pytrees.map(lambda g: jnp.tensordot(p, g, 1), grads)
-    each, square = _squares(pytrees.sub(grads, mean)), _squares(grads)
+    each, square = _squares(pytrees.map(lambda g, m: g - m[None], grads, mean)), _squares(grads)
     square_mean = pytrees.norm(mean) ** 2
     return Dissimilarity(
         p @ each,

@@ -196,7 +196,7 @@ def of_data(x, y, index, size):
     """
     if any(isinstance(v, jax.core.Tracer) for v in (x, y, index, size)):
         x, y, index, size = map(jnp.asarray, (x, y, index, size))
-        there = jnp.arange(index.shape[-1]) < size[..., None]
+        there = jax.lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1) < size[..., None]
         return of_arrays([x, y, jnp.where(there, index, 0), size])
     host, sizes = np.asarray(index), np.asarray(size)
     if (

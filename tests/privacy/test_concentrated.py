@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.paths import DATA
 
+from jfl.core.precision import in_float64
 from jfl.privacy.accountants import (
     approximate_dp,
     events,
@@ -115,7 +116,7 @@ def test_tcdp_calibration():
 def test_concentrated_is_traceable_and_says_what_holds():
     found = jax.jit(lambda r: cdp.tcdp_amplify(r, 0.1).holds)(jnp.array([0.05, 0.2]))
     assert found.tolist() == [True, False]
-    with jax.enable_x64(True):
+    with in_float64():
         each = jax.jit(jax.vmap(lambda r: cdp.to_dp(r, 1e-5)))(jnp.array([0.1, 2.0]))
     close(each, [1.914238832003598, 10.72482411293917])
     assert float(cdp.to_dp(1e-12, 1e-3)) == 0.0
@@ -233,7 +234,7 @@ def test_series_between_whole_orders():
     one, two, three = (np.asarray(wang2019.crude([a], 0.1, 3.0))[0] for a in (1.5, 2.0, 3.0))
     close(one, two)  # (a - 1) times it, on a chord from 0
     close(wang2019.crude([2.5], 0.1, 3.0), [(0.5 * 1 * two + 0.5 * 2 * three) / 1.5])
-    with jax.enable_x64(True):
+    with in_float64():
         slope = jax.grad(lambda z: wang2019.refined([8.0], 0.1, z)[0])(3.0)
         ends = [float(wang2019.refined([8.0], 0.1, z)[0]) for z in (3 - 1e-5, 3 + 1e-5)]
     close(slope, (ends[1] - ends[0]) / 2e-5, 1e-6)
@@ -320,7 +321,7 @@ def test_many_use_the_same_curves():
         (rdp_batched._poisson, rdp.poisson),
         (rdp_batched._without_replacement, rdp.without_replacement),
     ):
-        with jax.enable_x64(True):
+        with in_float64():
             each = jax.jit(jax.vmap(lambda z, quick=quick: quick(jnp.asarray(0.01), z)(orders)))
             got = each(jnp.asarray(z))
         close(got, [np.asarray(exact(orders, 0.01, one)) for one in z], 1e-8)
@@ -354,7 +355,7 @@ def test_many_at_the_extremes():
 @pytest.mark.slow  # test_transforms.py: `epsilons` under jit, vmap and scan
 def test_many_inside_a_program():
     values = rdp_batched.epsilons(0.01, np.array([1.0, 2.0]), 1000.0, 1e-5)
-    with jax.enable_x64(True):
+    with in_float64():
         z = jnp.array([1.0, 2.0])
         close(
             jax.jit(jax.vmap(lambda z: rdp_batched.epsilons(0.01, z, 1000.0, 1e-5)))(z),

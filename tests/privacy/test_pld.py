@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
+from jfl.core.precision import in_float64
 from jfl.privacy.accountants import events, pld, pld_compose, pld_step, rdp, rdp_events
 from jfl.privacy.accountants import local_steps as rounds
 
@@ -240,7 +241,7 @@ def test_masses_keep_both_probabilities_and_the_profile():
     """Pessimistic masses touch the profile at every grid point and are above between; optimistic
     ones are below."""
     rate, z, interval, start, size = 0.2, 0.8, 0.05, -40, 200
-    with jax.enable_x64(True):
+    with in_float64():
         for direction in ("remove", "add", "replace"):
             mass, lost, low, offset = map(
                 np.asarray, both_ends(direction, rate, z, interval, start, size)
@@ -266,7 +267,7 @@ def test_masses_keep_both_probabilities_and_the_profile():
 
 
 def test_nothing_vanishes_at_the_ends_of_a_grid():
-    with jax.enable_x64(True):
+    with in_float64():
         for direction, rate in (
             ("remove", 1.0),
             ("add", 1.0),
@@ -280,7 +281,7 @@ def test_nothing_vanishes_at_the_ends_of_a_grid():
 
 
 def test_tails_and_lost_mass_compose():
-    with jax.enable_x64(True):
+    with in_float64():
         part = pld_compose.Part(
             jnp.array([2.0, 0.5]), jnp.ones(1, complex), jnp.asarray(1e-3), jnp.zeros(2)
         )
@@ -295,7 +296,7 @@ def test_tails_and_lost_mass_compose():
 @pytest.mark.slow
 def test_the_lower_end_counts_how_far_steps_lie_beside_the_grid():
     """Offsets that add up: many steps whose losses all lie in a few cells."""
-    with jax.enable_x64(True):
+    with in_float64():
         groups = (
             (
                 events.Poisson(jnp.full(1, 0.01), events.Gaussian(jnp.full(1, 1.0))),
@@ -494,7 +495,7 @@ def test_wrap_around_adds_no_loss():
 
 def test_any_window_is_an_upper_bound():
     """A bad grid may be loose, never wrong: windows and steps off by much, tilts off by factors."""
-    with jax.enable_x64(True):
+    with in_float64():
         groups = (
             (
                 events.Poisson(jnp.full(1, 0.1), events.Gaussian(jnp.full(1, 2.0))),
@@ -590,7 +591,7 @@ def test_jit_vmap_and_float64():
     rates = np.array([0.1, 0.25])
     alone = [float(pld.poisson(r, 2.0, 10, 1e-5, COARSE)) for r in rates]
     np.testing.assert_allclose(pld.poisson(rates, 2.0, 10, 1e-5, COARSE), alone, rtol=1e-9)
-    with jax.enable_x64(True):
+    with in_float64():
         both = jax.jit(jax.vmap(lambda r: pld.poisson(r, 2.0, 10, 1e-5, COARSE)))(rates)
     np.testing.assert_allclose(both, alone, rtol=1e-9)
 
