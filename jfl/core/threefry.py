@@ -87,8 +87,13 @@ def _kernel(on_cpu, elsewhere):
         never = lambda data, number: number if on_cpu is _mixed else data
         return lax.cond(always, on_cpu, never, data, number)
 
-    def in_a_row(data, number):
-        shape = number.shape
+    @jax.jit
+    def whole(data, number):
+        shape = jnp.broadcast_shapes(data.shape[:-1], number.shape)
+        data = jnp.broadcast_to(data, (*shape, 2))
+        number = jnp.broadcast_to(number, shape)
+        if jax.default_backend() != "cpu":
+            return elsewhere(data, number)
         count = math.prod(shape)
         length = next((n for n in LENGTHS if n >= count), count)
         data, number = _padded(data.reshape(count, 2), length), _padded(number.ravel(), length)
@@ -97,10 +102,7 @@ def _kernel(on_cpu, elsewhere):
 
     @jax.custom_batching.custom_vmap
     def kernel(data, number):
-        shape = jnp.broadcast_shapes(data.shape[:-1], number.shape)
-        data = jnp.broadcast_to(data, (*shape, 2))
-        number = jnp.broadcast_to(number, shape)
-        return (in_a_row if jax.default_backend() == "cpu" else elsewhere)(data, number)
+        return whole(data, number)
 
     @kernel.def_vmap
     def _(size, batched, data, number):

@@ -17,10 +17,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..core import pytrees
 from ..core.records import Feed, Plan, Run
 from .devices import everywhere
-from .round import Seen, begin, chunks, draw, draws_key, fed_round
+from .round import Seen, begin_compiled, chunks, draw, draws_key, fed_round
 
 BLOCK = 2**18  # numbers of a state copied at once
-_begin, _draws_key = jax.jit(begin), jax.jit(draws_key)
+_draws_key = jax.jit(draws_key)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 2))
@@ -41,7 +41,7 @@ def start(key, plan: Plan, words, history) -> Run:
     """The state before the first round; what clients remember is in numpy arrays, where zeros take
     no memory yet."""
     sampler, clients = plan.sampler, plan.sampler.clients
-    run = _begin(
+    run = begin_compiled(
         key,
         dataclasses.replace(plan, sampler=dataclasses.replace(sampler, clients=1)),
         words,

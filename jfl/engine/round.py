@@ -40,7 +40,8 @@ def init(key: jax.Array, plan: Plan) -> Run:
         A Run, for `jfl.scan`, `jfl.run_round` or `jfl.simulate(start=...)`.
     """
     checks.kind("init", Plan, "jfl.plan", plan=plan)
-    return begin(key, plan, identity.for_noise(plan), identity.of_start(plan))
+    words, history = identity.for_noise(plan), identity.of_start(plan)
+    return begin_compiled(checks.key("init", key), plan, words, history)
 
 
 def begin(key, plan: Plan, words, history) -> Run:
@@ -63,6 +64,9 @@ def begin(key, plan: Plan, words, history) -> Run:
         state,
         Health(*zeros[2:]),
     )
+
+
+begin_compiled = jax.jit(begin)
 
 
 def enter(run: Run, words) -> Run:

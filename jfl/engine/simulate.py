@@ -19,7 +19,7 @@ from ..privacy.mechanisms import float_floors
 from . import devices as meshes
 from . import host_feed
 from .metrics import evaluate
-from .round import Seen, begin, draws_key, enter, noise_key, one_round
+from .round import Seen, begin, begin_compiled, draws_key, enter, noise_key, one_round
 
 EVALUATIONS = 10**7  # of a run: more is a slip
 
@@ -114,7 +114,7 @@ def _scan(run, plan, rounds, words):
     return scan_from(run, plan, rounds, noise_base(run.key, words))
 
 
-_begin, _noise_base = jax.jit(begin), jax.jit(noise_base)
+_noise_base = jax.jit(noise_base)
 
 
 def schedule(rounds: int, every: int | None) -> np.ndarray:
@@ -207,7 +207,7 @@ def simulate(
             )
     plan, key = meshes.spread((dataclasses.replace(plan, mesh=mesh), key), mesh)
     with meshes.together():
-        fresh = host_feed.start if plan.fed.host is not None else _begin
+        fresh = host_feed.start if plan.fed.host is not None else begin_compiled
         run = (
             fresh(key, plan, words, identity.of_start(plan))
             if start is None
