@@ -21,7 +21,7 @@ from jax import lax
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 JAX_NAME = "threefry2x32"
-LENGTHS = (128, 1024)  # blocks of a row; a longer one is as long as it is
+LENGTHS = (16, 128, 1024)  # blocks of a row; a longer one is as long as it is
 
 
 def block(key, counter):
@@ -83,8 +83,10 @@ def _kernel(on_cpu, elsewhere):
     @jax.jit
     def row(data, number):
         always = lax.optimization_barrier(jnp.bool_(True))
-        # what follows from the arguments: under shard_map both branches must vary alike
-        never = lambda data, number: number if on_cpu is _mixed else data
+        # what follows from both arguments: under shard_map both branches must vary alike
+        never = lambda data, number: (
+            data[:, 0] + number if on_cpu is _mixed else data + number[:, None]
+        )
         return lax.cond(always, on_cpu, never, data, number)
 
     @jax.jit
@@ -95,7 +97,8 @@ def _kernel(on_cpu, elsewhere):
         if jax.default_backend() != "cpu":
             return elsewhere(data, number)
         count = math.prod(shape)
-        length = next((n for n in LENGTHS if n >= count), count)
+        known = isinstance(count, int)  # else a dimension that an exported program leaves open
+        length = next((n for n in LENGTHS if n >= count), count) if known else count
         data, number = _padded(data.reshape(count, 2), length), _padded(number.ravel(), length)
         words = row(data, number)
         return words[:count].reshape(*shape, *words.shape[1:])
@@ -115,7 +118,9 @@ def _kernel(on_cpu, elsewhere):
 
 
 def _padded(x, length: int):
-    return jnp.pad(x, [(0, length - len(x))] + [(0, 0)] * (x.ndim - 1)) if len(x) < length else x
+    if length == x.shape[0]:
+        return x
+    return jnp.pad(x, [(0, length - len(x))] + [(0, 0)] * (x.ndim - 1))
 
 
 _pairs, _singles = _kernel(_packed, _stacked), _kernel(_mixed, _mixed)

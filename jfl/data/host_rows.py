@@ -23,6 +23,8 @@ from .datasets import checked_arrays
 BLOCK = 2**22  # numbers read at once when all are looked at
 READERS = 4  # threads that copy rows
 ONE_THREAD = 2**20  # bytes of a cohort that one thread copies as fast
+PART = 2**22  # bytes that a thread copies at once
+LARGE_ROW = 2**10  # bytes of a row from which a loop over clients costs nothing beside the copying
 CHANGED = "Rows must stay as they were when the population was made: begin again."
 __all__ = ["population"]
 
@@ -177,7 +179,8 @@ class Population:
         ids = np.asarray(ids)
         size = self._spans(ids)[1]
         out = tuple(np.zeros((len(ids), self.slots, *rest), kind) for rest, kind in self.sent)
-        parts = _shares(size, READERS if self.direct and out[0].nbytes > ONE_THREAD else 1)
+        several = self.direct and out[0].nbytes > ONE_THREAD
+        parts = _shares(size, max(READERS, -(-out[0].nbytes // PART)) if several else 1)
         fill = lambda part: self._fill(ids[part], [v[part] for v in out])
         if len(parts) > 1:
             list(_readers().map(fill, parts))
@@ -189,12 +192,9 @@ class Population:
     def _fill(self, ids, out):
         """Rows of clients into their slots of a cohort."""
         positions, mask = self.rows(ids)
-        if self.direct and 2 * mask.sum() >= mask.size and _is_plain(self.arrays[0], out[0]):
-            # straight to its place, also where no row belongs: row 0, which is in the cache
-            flat = out[0].reshape(-1, *out[0].shape[2:])
-            np.take(self.arrays[0], positions.reshape(-1), axis=0, out=flat, mode="clip")
-            out[0][~mask] = 0
+        if self.direct:
             labels = self.arrays[1][positions[mask]]
+            self._copy(positions, mask, out[0])
         else:
             x, labels = (np.asarray(v) for v in self.stored(positions[mask]))
             self._as_at_first(int(mask.sum()), x, labels)
@@ -207,6 +207,21 @@ class Population:
                 CHANGED,
             )
         out[1][mask] = labels
+
+    def _copy(self, positions, mask, out):
+        """Rows of arrays into their slots, in the way that is fastest for them."""
+        x, filled = self.arrays[0], mask.sum()
+        is_large = self.order is None and x[:1].nbytes >= LARGE_ROW
+        if _is_plain(x, out) and (filled == mask.size or not is_large and 2 * filled >= mask.size):
+            # straight to its place, also where no row belongs: row 0, which is in the cache
+            flat = out.reshape(mask.size, *out.shape[2:])
+            np.take(x, positions.reshape(-1), axis=0, out=flat, mode="clip")
+            out[~mask] = 0
+        elif is_large:  # the rows of a client lie one after another
+            for to, first, size in zip(out, positions[:, 0].tolist(), mask.sum(1).tolist()):
+                to[:size] = x[first : first + size]
+        else:
+            out[mask] = x[positions[mask]]
 
     def _as_at_first(self, count, *rows):
         """Refuse x or y of another number or shape: a data source may give what it likes."""

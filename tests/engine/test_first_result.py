@@ -53,6 +53,39 @@ def test_a_compact_key_under_mixed_axes():
         np.testing.assert_array_equal(data(ours), data(jax.vmap(child, axes)(*args)))
 
 
+@pytest.mark.parametrize("count", [0, 15, 16, 17, 128, 129, 1024, 1025])
+def test_draws_around_the_lengths_of_rows(count):
+    """On a CPU blocks are computed in rows of a few lengths."""
+    key = jax.random.key(5)
+    for draw in (jax.random.bits, lambda *of: jax.random.key_data(jax.random.split(*of))):
+        np.testing.assert_array_equal(draw(compact(key), (count,)), draw(key, (count,)))
+
+
+def _child_and_draws(data):
+    child = jax.random.fold_in(compact(jax.random.wrap_key_data(data)), 3)
+    return jax.random.bits(child, (5,))
+
+
+def test_draws_of_a_number_of_keys_that_an_exported_program_leaves_open():
+    """Draws alone: children of such keys are more than `jax.export` refines."""
+    (number,) = jax.export.symbolic_shape("n")
+    draw = jax.vmap(lambda data: jax.random.bits(compact(jax.random.wrap_key_data(data)), (5,)))
+    shape = jax.ShapeDtypeStruct((number, 2), np.uint32)
+    data = jax.random.key_data(jax.random.split(jax.random.key(3), 7))
+    np.testing.assert_array_equal(jax.export.export(jax.jit(draw))(shape).call(data), draw(data))
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_keys_of_each_device(check_vma):
+    mesh, spec = jax.sharding.Mesh(jax.devices()[:1], "clients"), jax.sharding.PartitionSpec
+    data = jax.random.key_data(jax.random.split(jax.random.key(3), 7))
+    draw = jax.vmap(_child_and_draws)
+    shared = jax.shard_map(
+        draw, mesh=mesh, in_specs=spec("clients"), out_specs=spec("clients"), check_vma=check_vma
+    )
+    np.testing.assert_array_equal(jax.jit(shared)(data), draw(data))
+
+
 def test_keys_of_other_types_stay():
     key = jax.random.key(0, impl="rbg")
     assert compact(key) is key

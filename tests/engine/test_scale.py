@@ -269,11 +269,13 @@ def test_rows_come_from_a_data_source_too():
 
 
 @pytest.mark.parametrize("at_once", [0, 2**40], ids=["threads", "one"])
+@pytest.mark.parametrize("large", [0, 2**40], ids=["large", "small"])
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3, 3), (1, 4, 2, 5, 3)], ids=["even", "ragged"])
-def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, at_once, monkeypatch):
+def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, large, at_once, monkeypatch):
     """Against a loop over clients, also beyond the last; rows as they are stored."""
     monkeypatch.setattr(host_rows, "ONE_THREAD", at_once)
+    monkeypatch.setattr(host_rows, "LARGE_ROW", large)
     n, starts = sum(sizes), np.cumsum([0, *sizes])
     x = np.arange(n * 4, dtype=np.uint8).reshape(n, 2, 2)
     y = (np.arange(n) % 3).astype(np.int64)
@@ -293,6 +295,15 @@ def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, at_once, monk
             for value, rows in zip(found, (x, y)):
                 assert np.array_equal(value[i, : len(own)], rows[np.array(own, int)])
                 assert value.shape[1] == max(sizes) and not value[i, len(own) :].any()
+
+
+def test_rows_without_numbers():
+    fed = jfl.population(
+        (np.zeros((8, 0, 3), np.float32), np.arange(8) % 2),
+        [2, 3, 3],
+        test=(np.zeros((2, 0, 3), np.float32), np.array([0, 1])),
+    )
+    assert fed.host.fetch(np.array([0, 1, 2]))[0].shape == (3, 3, 0, 3)
 
 
 @pytest.mark.by_default("scaffold")
