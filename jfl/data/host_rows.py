@@ -23,8 +23,8 @@ from .datasets import checked_arrays
 BLOCK = 2**22  # numbers read at once when all are looked at
 READERS = 4  # threads that copy rows
 ONE_THREAD = 2**20  # bytes of a cohort that one thread copies as fast
-PART = 2**22  # bytes that a thread copies at once
-LARGE_ROW = 2**10  # bytes of a row from which a loop over clients costs nothing beside the copying
+PART = 2**24  # bytes that a thread copies at once
+LARGE_CLIENT = 2**16  # bytes from which a loop over clients costs nothing beside the copying
 CHANGED = "Rows must stay as they were when the population was made: begin again."
 __all__ = ["population"]
 
@@ -211,7 +211,7 @@ class Population:
     def _copy(self, positions, mask, out):
         """Rows of arrays into their slots, in the way that is fastest for them."""
         x, filled = self.arrays[0], mask.sum()
-        is_large = self.order is None and x[:1].nbytes >= LARGE_ROW
+        is_large = self.order is None and out[:1].nbytes >= LARGE_CLIENT
         if _is_plain(x, out) and (filled == mask.size or not is_large and 2 * filled >= mask.size):
             # straight to its place, also where no row belongs: row 0, which is in the cache
             flat = out.reshape(mask.size, *out.shape[2:])

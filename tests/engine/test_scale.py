@@ -275,7 +275,7 @@ def test_rows_come_from_a_data_source_too():
 def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, large, at_once, monkeypatch):
     """Against a loop over clients, also beyond the last; rows as they are stored."""
     monkeypatch.setattr(host_rows, "ONE_THREAD", at_once)
-    monkeypatch.setattr(host_rows, "LARGE_ROW", large)
+    monkeypatch.setattr(host_rows, "LARGE_CLIENT", large)
     n, starts = sum(sizes), np.cumsum([0, *sizes])
     x = np.arange(n * 4, dtype=np.uint8).reshape(n, 2, 2)
     y = (np.arange(n) % 3).astype(np.int64)
