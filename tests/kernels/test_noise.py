@@ -302,6 +302,21 @@ def test_upper_halves_of_products(name):
         assert np.array_equal(high, (a * np.uint64(m)) >> np.uint64(32))
 
 
+@pytest.mark.parametrize(
+    "backend, rows, in_memory, in_64_bits",
+    [("cpu", 700, True, True), ("gpu", 701, False, True), ("tpu", 702, False, False)],
+)
+def test_each_backend_draws_in_its_own_way(backend, rows, in_memory, in_64_bits, traced_for):
+    """In memory as complex numbers, or each leaf by itself; products by 64 bits, or without.
+
+    Each has a shape of its own: what was traced for one backend stays for the others.
+    """
+    traced_for(backend)
+    leaves = [jax.ShapeDtypeStruct((rows, 3), jnp.float32)]
+    program = str(jax.make_jaxpr(lambda key: normals(key, leaves))(jax.random.key(0)))
+    assert ("c64[" in program) == in_memory and ("u64[" in program) == in_64_bits
+
+
 @pytest.mark.parametrize("upper", [philox.by_16_bits, philox.ON_TPU])
 def test_philox_of_other_products(upper):
     keys, counters, out = zip(*KNOWN)
