@@ -130,19 +130,19 @@ def spread(tree, mesh: Mesh | None, axis=None):
     if mesh is None:
         return tree
     sharding = NamedSharding(mesh, PartitionSpec(axis)) if axis else everywhere(mesh)
+    return jax.tree.map(lambda x: put(x, sharding), tree)
 
-    def put(x):
-        if isinstance(x, jax.Array) and x.sharding == sharding:
-            return x
-        if jax.process_count() == 1:
-            return jax.device_put(x, sharding)
-        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(
-                put(jax.random.key_data(x)), impl=jax.random.key_impl(x)
-            )
-        return jax.make_array_from_callback(np.shape(x), sharding, np.asarray(x).__getitem__)
 
-    return jax.tree.map(put, tree)
+def put(x, sharding: NamedSharding):
+    """An array that every host has, on devices of all of them."""
+    if isinstance(x, jax.Array) and x.sharding == sharding:
+        return x
+    if jax.process_count() == 1:
+        return jax.device_put(x, sharding)
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = put(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return jax.make_array_from_callback(np.shape(x), sharding, np.asarray(x).__getitem__)
 
 
 def connect(

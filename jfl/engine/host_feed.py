@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..core import pytrees
 from ..core.records import Feed, Plan, Run
 from .devices import everywhere
-from .round import Seen, begin_compiled, chunks, draw, draws_key, fed_round
+from .round import Seen, begin_compiled, draw, draws_key, fed_round
+from .slots import dealt
 
 BLOCK = 2**18  # numbers of a state copied at once
 _draws_key = jax.jit(draws_key)
@@ -34,7 +35,7 @@ def _step(run, plan, sums, noise, feed):
 @jax.jit
 def _drawn(key, plan, round_):
     cohort = draw(key, plan, round_)
-    return chunks(cohort, plan), cohort.overflow
+    return dealt(cohort, plan), cohort.overflow
 
 
 def start(key, plan: Plan, words, history) -> Run:

@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from ..core.records import Federation, Task
 from ..models import frameworks
+from . import sharding
 
 BLOCK = 2048  # test rows evaluated at once
 
@@ -17,41 +19,53 @@ def _predicted(task: Task, params, x):
         raise
 
 
-def _mean(per_row, rows, mask):
-    """Mean of `per_row` over the rows where mask holds, a block at a time."""
-    values = jax.lax.map(lambda row: per_row(*row), rows, batch_size=min(BLOCK, mask.shape[0]))
-    return jax.tree.map(
-        lambda v: jnp.where(mask, v, 0.0).sum() / jnp.maximum(mask.sum(), 1), values
-    )
-
-
-def evaluate(task: Task, params, fed: Federation):
+def evaluate(task: Task, params, fed: Federation, mesh: Mesh | None = None):
     """-> mean test loss, test accuracy, mean over clients of their held-out accuracy (None where
     undefined)."""
 
-    def row(x, y):
+    def row(params, x, y):
         loss = task.loss(params, x, y)
         if task.predict is None:
             return loss, jnp.zeros(())
         return loss, (_predicted(task, params, x) == y).astype(jnp.float32)
 
-    loss, accuracy = _mean(row, (fed.x_test, fed.y_test), jnp.ones(fed.y_test.shape[0], bool))
-    return loss, None if task.predict is None else accuracy, client_accuracy(task, params, fed)
+    loss, accuracy = _mean(row, params, (fed.x_test, fed.y_test), BLOCK, mesh)
+    return (
+        loss,
+        None if task.predict is None else accuracy,
+        client_accuracy(task, params, fed, mesh),
+    )
 
 
-def client_accuracy(task: Task, params, fed: Federation):
+def _mean(per_item, given, items, block, mesh):
+    """Mean of `per_item(given, *item)`, a block of items at a time, each device its part."""
+
+    def sums(given, items, mask):
+        values = jax.lax.map(
+            lambda item: per_item(given, *item), items, batch_size=min(block, len(mask))
+        )
+        return jax.tree.map(lambda v: jnp.where(mask, v, 0.0).sum(), values)
+
+    many = max(1, len(items[0]))
+    return jax.tree.map(lambda v: v / many, sharding.sum_of_parts(sums, given, items, mesh))
+
+
+def client_accuracy(task: Task, params, fed: Federation, mesh: Mesh | None = None):
     """Mean over clients of the accuracy on their own held-out rows; None without such rows or
     without predictions."""
     if task.predict is None or fed.test_index.shape[-1] == 0:
         return None
 
-    def client(index, size):
-        hit = jax.vmap(lambda i: _predicted(task, params, fed.x[i]) == fed.y[i])(index)
+    def client(given, index, size):
+        params, x, y = given
+        hit = jax.vmap(lambda i: _predicted(task, params, x[i]) == y[i])(index)
         held = jnp.arange(index.shape[0]) < size
         return jnp.where(held, hit, False).sum() / jnp.maximum(size, 1)
 
-    return jax.lax.map(
-        lambda c: client(*c),
+    return _mean(
+        client,
+        (params, fed.x, fed.y),
         (fed.test_index, fed.test_size),
-        batch_size=max(1, BLOCK // fed.test_index.shape[-1]),
-    ).mean()
+        max(1, BLOCK // fed.test_index.shape[-1]),
+        mesh,
+    )

@@ -18,9 +18,9 @@ from ..privacy.mechanisms.stages import divide, total
 from ..privacy.taint import checker as taint
 from ..sampling import batches
 from ..sampling import clients as sampling
+from .slots import CHUNKS
 
 MEMORY = 2**31  # bytes for what a round computes at once
-CHUNKS = 16  # of a cohort of random size, on a CPU
 
 
 def plan(

@@ -15,6 +15,7 @@ from ..core.records import Array, Cohort, Context, Feed, Fn, Health, Key, Keys, 
 from ..core.threefry import compact
 from ..privacy.mechanisms import chain as mech
 from ..sampling import clients as sampling
+from . import sharding, slots
 from .devices import devices
 
 
@@ -50,6 +51,7 @@ def begin(key, plan: Plan, words, history) -> Run:
     server, own = plan.algorithm.init(plan.task.init(stream(compact(key), Stream.INIT, 0)))
     clients = plan.sampler.clients
     own = pytrees.map(lambda x: jnp.broadcast_to(x, (clients,) + x.shape), own)
+    own = sharding.held(own, devices(plan.mesh))
     zeros = [jnp.zeros((), jnp.int32) for _ in range(2 + len(Health._fields))]
     # copies, so that a run may be donated without taking the plan or the key along
     key, server, state = jax.tree.map(jnp.copy, (key, server, mech.initial(plan.release)))
@@ -121,11 +123,8 @@ def one_round(run: Run, plan: Plan, noise, draws=None) -> tuple[Run, Seen]:
         _keys(run, batch_key, noise),
         at(plan, run.round),
     )
-    slots = chunks(cohort, plan)
-    sums, new = _cohort(run, plan, keys, slots, None)
-    taken = jnp.where(slots[1] > 0, slots[0], plan.sampler.clients).reshape(-1)
-    own = pytrees.put(run.own, taken, pytrees.map(lambda x: x.reshape((-1,) + x.shape[2:]), new))
-    return _serve(dataclasses.replace(run, own=own), plan, keys, slots, cohort.overflow, sums)
+    sums, own = _cohort(run, plan, keys, cohort)
+    return _serve(dataclasses.replace(run, own=own), plan, keys, cohort.overflow, sums)
 
 
 def fed_round(run: Run, plan: Plan, noise, feed: Feed) -> tuple[Run, Seen, Any]:
@@ -135,8 +134,8 @@ def fed_round(run: Run, plan: Plan, noise, feed: Feed) -> tuple[Run, Seen, Any]:
         _keys(run, stream(draws_key(run), Stream.BATCH, run.round), noise),
         at(plan, run.round),
     )
-    sums, new = _cohort(run, plan, keys, feed.slots, (feed.rows, feed.own))
-    return *_serve(run, plan, keys, feed.slots, feed.overflow, sums), new
+    sums, new = _fed_cohort(run, plan, keys, feed)
+    return *_serve(run, plan, keys, feed.overflow, sums), new
 
 
 def draws_key(run: Run):
@@ -173,83 +172,134 @@ def _keys(run, batch, noise):
     return _Keys(batch, keys[:2], keys[2])
 
 
-def chunks(cohort: Cohort, plan: Plan) -> tuple:
-    """ids, count and turn as [chunks, slots of a chunk], filled up with empty slots.
+def _cohort(run, plan, keys, cohort):
+    """-> the sums over all clients of a cohort, and what every client remembers now.
 
-    Each device has equally many.  Slots are dealt to the devices in turn: where the last of a
-    cohort are empty, no device has more to do than another.
+    Where clients remember, each of several devices holds the states of equally many, and runs
+    those of them that are drawn: no state travels.
     """
-    count, size = layout(plan)
-    devices = 1 if plan.mesh is None else plan.mesh.shape["clients"]
-    pad = count * size - plan.sampler.capacity
-    fill = (plan.sampler.clients, 0, 0)
-    return tuple(
-        jnp.pad(x, (0, pad), constant_values=f).reshape(-1, devices).T.reshape(count, size)
-        for x, f in zip((cohort.ids, cohort.count, cohort.turn), fill)
-    )
+    if sharding.count(plan.mesh) == 1:
+        chunks = slots.dealt(cohort, plan)
+        return _chunks(run, plan, keys, chunks, sampling.fills(plan.sampler))
 
-
-def layout(plan: Plan) -> tuple[int, int]:
-    """How many chunks, and slots in each.
-
-    Where all slots hold clients the chunks are of equal size, so that few slots are added.
-    """
-    slots, devices = plan.sampler.capacity, 1 if plan.mesh is None else plan.mesh.shape["clients"]
-    size = min(plan.chunk or slots, -(-slots // devices))
-    count = -(-slots // (size * devices)) * devices
-    return count, -(-slots // count) if sampling.fills(plan.sampler) else size
-
-
-def _cohort(run, plan, keys, slots, fetched):
-    """-> the sums over all clients of a cohort, and what each remembers [chunks, slots, ...]."""
-    if plan.mesh is None:
-        return _chunks(run, plan, keys, slots, fetched)
-
-    def part(*args):  # a vmap over sweep points cannot see into closures here
-        sums, new = _chunks(*args)
-        return jax.lax.psum(sums, "clients"), new
+    def part(own, run, plan, keys, cohort):  # a vmap over sweep points cannot see into closures
+        run, device = dataclasses.replace(run, own=own), jax.lax.axis_index("clients")
+        if not jax.tree.leaves(own):
+            chunks = slots.dealt_to(device, cohort, plan)
+            sums, own = _chunks(run, plan, keys, chunks, sampling.fills(plan.sampler))
+        else:
+            held = len(jax.tree.leaves(own)[0])
+            chunks = slots.held_by(device, held, cohort, plan)
+            filled = plan.sampler.scheme == "full"
+            sums, own = _chunks(run, plan, keys, chunks, filled, first=device * held)
+        return sharding.summed(sums), own
 
     every, share = PartitionSpec(), PartitionSpec("clients")
     split = jax.shard_map(
         part,
         mesh=plan.mesh,
-        in_specs=(every, every, every, share, share),
+        in_specs=(share, every, every, every, every),
         out_specs=(every, share),
         check_vma=False,
     )
-    return split(run, plan, keys, slots, fetched)
+    held = sharding.padded(run.own, plan.mesh)
+    sums, own = split(held, dataclasses.replace(run, own=()), plan, keys, cohort)
+    return sums, pytrees.map(lambda x, old: x[: len(old)], own, run.own)
 
 
-def _chunks(run, plan, keys, slots, fetched):
-    """The chunks of one device, one after another, as far as there are clients.
+def _fed_cohort(run, plan, keys, feed):
+    """As `_cohort`, of what was fetched; -> the sums, what each client of the cohort remembers
+    [chunks, slots, ...]."""
+    fetched = (feed.slots, feed.rows, feed.own)
+    if sharding.count(plan.mesh) == 1:
+        return _fed_chunks(run, plan, keys, fetched)
+
+    def part(*args):
+        sums, new = _fed_chunks(*args)
+        return sharding.summed(sums), new
+
+    every, share = PartitionSpec(), PartitionSpec("clients")
+    split = jax.shard_map(
+        part,
+        mesh=plan.mesh,
+        in_specs=(every, every, every, share),
+        out_specs=(every, share),
+        check_vma=False,
+    )
+    return split(run, plan, keys, fetched)
+
+
+def _chunks(run, plan, keys, chunks, filled, first=0):
+    """The chunks of one device, where rows are on it.
+
+    Args:
+        run: its `own` are the states of clients from `first` on.
+        chunks: ids, count and turn [chunks, slots].
+        filled: that no chunk is without a client.
+
+    Returns:
+        The sums, and what these clients remember now.
+    """
+
+    def some(own, chunk):
+        ids, count, _ = chunk
+        place = jnp.where(count > 0, ids - first, plan.sampler.clients)
+        sums, new = _some(run, plan, keys, chunk, None, pytrees.take(own, place))
+        return sums, pytrees.put(own, place, new), ()
+
+    sums, own, _ = _in_turn(some, run.own, chunks, chunks[1], filled)
+    return sums, own
+
+
+def _fed_chunks(run, plan, keys, fetched):
+    """As `_chunks`, of what was fetched -> the sums, what clients remember [chunks, slots, ...]."""
+
+    def some(nothing, chunk):
+        sums, new = _some(run, plan, keys, *chunk)
+        return sums, nothing, new
+
+    times, filled = fetched[0][1], sampling.fills(plan.sampler)
+    sums, _, new = _in_turn(some, (), fetched, times, filled)
+    return sums, new
+
+
+def _in_turn(some, state, chunks, times, filled):
+    """Chunks one after another, as far as there are clients.
 
     An empty slot weighs nothing and remembers nothing, so what a chunk without a client would give
     are the zeros that this begins with.
+
+    Args:
+        some: state, chunk -> what is summed over chunks, the next state, what is kept of the chunk.
+        times: Int[chunks, slots], 0 for an empty slot.
+        filled: that no chunk is without a client.
+
+    Returns:
+        The sums, the last state, what was kept of each chunk.
     """
-    some = functools.partial(_some, run, plan, keys)
-    count, first = slots[0].shape[0], pytrees.map(lambda x: x[0], (slots, fetched))
-    if count == 1:
-        sums, new = some(*first)
-        return sums, pytrees.map(lambda x: x[None], new)
-    sums, new = jax.eval_shape(some, *first)
+    first = pytrees.map(lambda x: x[0], chunks)
+    if len(times) == 1:
+        sums, state, kept = some(state, first)
+        return sums, state, pytrees.map(lambda x: x[None], kept)
+    sums, _, kept = jax.eval_shape(some, state, first)
     sums = pytrees.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 
-    def add(sums, chunk):
-        more, new = some(*chunk)
-        return pytrees.add(sums, more), new
+    def add(carry, chunk):
+        sums, state = carry
+        more, state, kept = some(state, chunk)
+        return (pytrees.add(sums, more), state), kept
 
     def one(i, carry):
-        chunk = pytrees.map(
-            lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), (slots, fetched)
-        )
-        sums, new = add(carry[0], chunk)
-        return sums, pytrees.map(lambda x, n: x.at[i].set(n), carry[1], new)
+        chunk = pytrees.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), chunks)
+        (sums, state), new = add(carry[:2], chunk)
+        return sums, state, pytrees.map(lambda x, n: x.at[i].set(n), carry[2], new)
 
     with jax.named_scope("chunks"):
-        if sampling.fills(plan.sampler):
-            return jax.lax.scan(add, sums, (slots, fetched))
-        new = pytrees.map(lambda s: jnp.zeros((count, *s.shape), s.dtype), new)
-        return jax.lax.fori_loop(0, _chunks_with_clients(slots[1]), one, (sums, new))
+        if filled:
+            (sums, state), kept = jax.lax.scan(add, (sums, state), chunks)
+            return sums, state, kept
+        kept = pytrees.map(lambda s: jnp.zeros((len(times), *s.shape), s.dtype), kept)
+        return jax.lax.fori_loop(0, _chunks_with_clients(times), one, (sums, state, kept))
 
 
 def _chunks_with_clients(times):
@@ -270,8 +320,11 @@ def _(size, batched, count):
     return _most(count.max(0) if batched[0] else count), False
 
 
-def _some(run, plan, keys, slots, fetched):
-    """A chunk of the cohort -> what is summed over chunks, what its clients remember."""
+def _some(run, plan, keys, slots, rows, own):
+    """A chunk of the cohort -> what is summed over chunks, what its clients remember.
+
+    rows: [slots, ...], or None where each client looks its own up in the federation.
+    """
     alg, sampler, fed, weights = plan.algorithm, plan.sampler, plan.fed, plan.weights
     ids, count, turn = slots
     taken = count > 0
@@ -306,7 +359,6 @@ def _some(run, plan, keys, slots, fetched):
         )
         return sent, payload, own, seen
 
-    rows, own = (None, pytrees.take(run.own, ids)) if fetched is None else fetched
     sent, payload, new, watched = jax.vmap(client)(own, ids, turn, rows)
     part = mech.contribute(
         plan.release, run.mechanism, sent, weights.at[ids].get(mode="fill", fill_value=0) * count
@@ -316,12 +368,12 @@ def _some(run, plan, keys, slots, fetched):
     sums = jax.tree.map(
         lambda x: jnp.where(taken, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype), watched
     )
-    return (part, sums, bad.sum(dtype=jnp.int32)), new
+    return (part, sums, bad.sum(dtype=jnp.int32), taken.sum(dtype=jnp.int32)), new
 
 
-def _serve(run, plan, keys, slots, overflow, sums):
+def _serve(run, plan, keys, overflow, sums):
     """What the server does with the sums of a cohort."""
-    sampler, (total, watched, bad) = plan.sampler, sums
+    sampler, (total, watched, bad, present) = plan.sampler, sums
     released, state = mech.finish(
         plan.release,
         keys.release,
@@ -340,7 +392,6 @@ def _serve(run, plan, keys, slots, overflow, sums):
         jnp.asarray(sampler.expected, jnp.float32),
     )
     server = plan.algorithm.server(ctx, run.server, released)
-    present = (slots[1] > 0).sum()
     # a client that meets a clip counts as zero where it is not finite
     met, lost = (
         (0, jnp.maximum(bad, total.nonfinite))

@@ -17,7 +17,7 @@ from ..core.records import Health, Metrics, Plan, Run
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import float_floors
 from . import devices as meshes
-from . import host_feed
+from . import host_feed, sharding
 from .metrics import evaluate
 from .round import Seen, begin, begin_compiled, draws_key, enter, noise_key, one_round
 
@@ -71,7 +71,8 @@ def _no_data(where, data):
 
 def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
     """`scan` of a run that has entered its plan; `noise` is its noise_key."""
-    draws = draws_key(run)
+    draws, clients = draws_key(run), plan.sampler.clients
+    run = dataclasses.replace(run, own=sharding.padded(run.own, meshes.devices(plan.mesh)))
 
     def until_evaluation(run, count):
         nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
@@ -85,12 +86,13 @@ def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
             run, sums = jax.lax.fori_loop(0, count, one, (run, nothing))
         return run, _metrics(run, plan, sums)
 
-    return jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
+    run, metrics = jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
+    return dataclasses.replace(run, own=sharding.cut(run.own, clients)), metrics
 
 
 def _metrics(run, plan, sums):
     loss, accuracy, client_accuracy = evaluate(
-        plan.task, plan.algorithm.params(run.server), plan.fed
+        plan.task, plan.algorithm.params(run.server), plan.fed, meshes.devices(plan.mesh)
     )
     mean = lambda x: x / jnp.maximum(sums.rounds, 1)
     return Metrics(
@@ -205,7 +207,8 @@ def simulate(
             meshes.exchange(
                 "simulate", f"{identity.words(plan).tolist()} {begun} {counts.tolist()}"
             )
-    plan, key = meshes.spread((dataclasses.replace(plan, mesh=mesh), key), mesh)
+    plan = sharding.place(dataclasses.replace(plan, mesh=mesh), mesh)
+    key = meshes.spread(key, mesh)
     with meshes.together():
         fresh = host_feed.start if plan.fed.host is not None else begin_compiled
         run = (
@@ -217,8 +220,10 @@ def simulate(
         if plan.fed.host is not None:
             run, metrics = _fed(run, plan, counts, words)
         else:
-            run = meshes.one_device(run) if mesh is None else meshes.spread(run, mesh)
+            run = meshes.one_device(run) if mesh is None else sharding.place(run, mesh)
             run, metrics = _scan(run, plan, meshes.spread(counts, mesh), meshes.spread(words, mesh))
+            if meshes.shared(mesh):
+                run = dataclasses.replace(run, own=sharding.on_host(run.own))
         stop_if_unhealthy(run, tolerate)  # waits for the run
     return Output(run, metrics, plan.algorithm.params(run.server))
 
@@ -270,7 +275,8 @@ def _resumable(run: Run, plan: Plan) -> Run:
         return dataclasses.replace(
             jax.tree.map(jnp.copy, dataclasses.replace(run, own=())), own=host_feed.copied(run.own)
         )
-    return jax.tree.map(jnp.copy, run)
+    # what several processes remember comes in NumPy's arrays
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else jnp.copy(x), run)
 
 
 ADVICE = dict(

@@ -15,6 +15,7 @@ from ..core.errors import ArgumentError, HealthError
 from ..core.records import Plan, Run
 from ..data.federation import checksum
 from ..engine import devices as meshes
+from ..engine import sharding
 from ..engine.round import init
 from ..engine.simulate import scan, schedule, simulate
 from ..papers import as_printed
@@ -252,7 +253,7 @@ def _follow(config, mesh, ready):
     ready(f"{_facts(plan, config)} {code()}")
     with meshes.together():
         run = meshes.agree(init(key, plan))
-    plan = meshes.spread(plan, mesh)
+    plan = sharding.place(plan, mesh)
     while (done := int(run.round)) < config.rounds:
         n = _segment(evaluations, done)
         run = simulate(
@@ -417,7 +418,7 @@ def _segments(session: Session, position: Position, eps: dict, stopwatch: Stopwa
     config, out, mesh = session.config, session.out, session.mesh
     run, history = position.run, position.history
     key, saved = jax.random.key(config.seed), int(run.round)
-    placed = meshes.spread(session.plan, mesh)  # once for all segments
+    placed = sharding.place(session.plan, mesh)  # once for all segments
     while (done := int(run.round)) < config.rounds:
         n = _segment(session.evaluations, done)
         session.journal.announce(done + n, position.branch, **session.facts)

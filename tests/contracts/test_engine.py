@@ -32,7 +32,8 @@ import jfl
 from jfl.core.identity import words
 from jfl.core.random_streams import Stream, stream
 from jfl.core.records import Cohort, Fn, Sampler
-from jfl.engine.round import draws_key, layout, noise_key, one_round
+from jfl.engine.round import draws_key, noise_key, one_round
+from jfl.engine.slots import layout
 
 pytestmark = pytest.mark.accelerator
 

@@ -49,8 +49,31 @@ def make(fed, name="fedavg", lr=0.3, z=1.1, **options):
     )
 
 
-def seen(out):
-    return flat((out.params, out.metrics.loss, out.metrics.update_norm, out.run.own))
+def remembering(clients, sampler, chunk=None):
+    """Clients that remember, with held-out rows of their own and for all."""
+    fed = make_federation(
+        sizes=[3 + c % 6 for c in range(clients)], classes=3, held_out=2, tests=clients - 2
+    )
+    task = jfl.models.logistic(fed)
+    clipped = jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(1.1), jfl.divide(3.0))
+    algorithm = jfl.algorithms.scaffold(
+        jfl.private_grad(task.loss, clipped),
+        lr=0.3,
+        steps=2,
+        batch=jfl.batches.without_replacement(3),
+    )
+    return jfl.plan(fed, task, algorithm, sampler, chunk=chunk)
+
+
+def held(found):
+    """Clients whose states each device holds."""
+    leaves = jax.tree.leaves(found.run.own)
+    return sorted({part.data.shape[0] for x in leaves for part in x.addressable_shards})
+
+
+def seen(out, scores=("accuracy", "client_accuracy")):
+    metrics = [getattr(out.metrics, name) for name in ("loss", "update_norm", *scores)]
+    return flat((out.params, out.run.own, metrics))
 
 
 def runs(plan, meshes, **what):
@@ -58,8 +81,8 @@ def runs(plan, meshes, **what):
         seen(jfl.simulate(jax.random.key(seed), plan, 4, evaluate_every=2)) for seed in (0, 1)
     )
     for mesh in meshes:
-        found = seen(jfl.simulate(jax.random.key(0), plan, 4, evaluate_every=2, mesh=mesh))
-        report(dict(what, mesh=str(mesh)), found, one, other)
+        found = jfl.simulate(jax.random.key(0), plan, 4, evaluate_every=2, mesh=mesh)
+        report(dict(what, mesh=str(mesh), held=held(found)), seen(found), one, other)
 
 
 def grids(meshes, name, **options):
@@ -112,38 +135,32 @@ def sums(dtype, chunk, mesh, seed):
     plan, key = dataclasses.replace(plan, mesh=jfl.mesh.devices(mesh)), jax.random.key(seed)
     run, keys = jfl.init(key, plan), part._Keys(key, jax.random.split(key, 2), key)
     found = jax.jit(
-        lambda run, plan: (
-            part._cohort(run, plan, keys, part.chunks(plan.sampler.draw(key), plan), None)[0][
-                0
-            ].value
-        )
+        lambda run, plan: part._cohort(run, plan, keys, plan.sampler.draw(key))[0][0].value
     )
     return flat(found(run, plan))
 
 
 def short():
-    """Three ways to spread one run, which has one result."""
+    """Ways to spread one run, which has one result."""
     begin = lambda seed, plan, mesh=None: jfl.simulate(
         jax.random.key(seed), plan, 4, evaluate_every=2, mesh=mesh
     )
-    plan = make("device", "scaffold")
-    alone, other = (begin(seed, plan) for seed in (0, 1))
-    for fed, more in dict(device=dict(chunk=1), host={}).items():
-        found = begin(0, make(fed, "scaffold", **more), 8)
-        report(dict(fed=fed), seen(found), seen(alone), seen(other))
+    plan = remembering(8, jfl.sampling.poisson(8, 0.5), chunk=1)
+    alone, other = begin(0, plan), begin(1, plan)
+    found = begin(0, plan, 8)
+    report(dict(fed="device", held=held(found)), *map(seen, (found, alone, other)))
+    found = begin(0, dataclasses.replace(plan, fed=on_host(plan.fed)), 8)
+    report(dict(fed="host"), *(seen(out, scores=()) for out in (found, alone, other)))
     swept = jfl.sweep(
-        lambda lr: make("device", "scaffold", lr, chunk=2),
+        lambda: plan,
         rounds=4,
         evaluate_every=2,
         mesh=jax.make_mesh((2, 4), ("points", "clients")),
-        lr=[0.1, 0.3],
+        seed=[1, 0],
     )
-    last = flat((swept.params[1], swept.metrics.loss[1]))
-    report(
-        dict(fed="device", sweep=True),
-        last,
-        *(flat((out.params, out.metrics.loss)) for out in (alone, other)),
-    )
+    shown = lambda params, metrics: flat((params, metrics.loss, metrics.client_accuracy))
+    last = shown(swept.params[1], jax.tree.map(lambda x: x[1], swept.metrics))
+    report(dict(sweep=True), last, *(shown(out.params, out.metrics) for out in (alone, other)))
 
 
 def report(what, found, one, other):
@@ -177,6 +194,20 @@ def main(kind):
         poisson=dict(sampler=jfl.sampling.poisson(7, 0.5)),
     ).items():
         runs(make("device", **more), [2, 8], case=name)
+    for clients, chunk in itertools.product((16, 7), (None, 2)):
+        for sampler in (
+            jfl.sampling.full(clients),
+            jfl.sampling.without_replacement(clients, 5),
+            jfl.sampling.with_replacement(clients, 6),
+            jfl.sampling.poisson(clients, 0.5),
+        ):
+            runs(
+                remembering(clients, sampler, chunk),
+                [2, 8],
+                clients=clients,
+                sampler=sampler.scheme,
+                chunk=chunk,
+            )
     for options in (dict(chunk=2), RANDOM):
         grids(
             [

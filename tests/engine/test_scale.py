@@ -478,8 +478,10 @@ def judge(rows, at_least):
 
 def test_eight_devices_are_one():
     """A run on 8 devices with chunks, on rows of the device and of the host, and a sweep over 2 x 4
-    of them."""
-    judge(on_devices("short"), 3)
+    of them; each device holds the states of its clients alone."""
+    rows = on_devices("short")
+    judge(rows, 3)
+    assert rows[0]["held"] == [1]
 
 
 @pytest.mark.slow
@@ -493,7 +495,10 @@ def test_devices_add_up_half_precision_in_float32():
 def test_any_number_of_devices_is_one():
     """1, 2, 4, 8 devices; any chunk; stateless and stateful; rows on device and host; client noise;
     sweeps."""
-    judge(on_devices("long"), 40)
+    rows = on_devices("long")
+    judge(rows, 72)
+    divided = [row["held"] for row in rows if row.get("clients") == 16]
+    assert divided == [[8], [2]] * 8
 
 
 def test_a_mesh_that_is_none_is_refused():

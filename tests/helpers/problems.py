@@ -18,7 +18,7 @@ CLIENTS, FEATURES = len(SIZES), 3
 JUNK = 4  # rows that nobody owns, row 0 among them: padding points there
 
 
-def make_federation(seed=0, sizes=SIZES, classes=0, pad=0, junk=None, held_out=0):
+def make_federation(seed=0, sizes=SIZES, classes=0, pad=0, junk=None, held_out=0, tests=6):
     """A federation built by hand: rows in a random order, an index for each client, `pad` more
     columns than needed.
 
@@ -43,7 +43,7 @@ def make_federation(seed=0, sizes=SIZES, classes=0, pad=0, junk=None, held_out=0
         index[c, :size] = owned[begin : begin + size]
         begin += size
     test = index[:, :held_out]
-    x_test = r.normal(size=(6, FEATURES)).astype(np.float32)
+    x_test = r.normal(size=(tests, FEATURES)).astype(np.float32)
     y_test = (
         r.integers(0, classes, 6).astype(np.int32)
         if classes

@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 import jfl
 from jfl import chain, clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
 from jfl.core.records import Batch, Context, Diagnostics, Health
+from jfl.engine.slots import dealt
 from jfl.papers.ranaweera2025.privacy import audit_scores
 from jfl.privacy.ledger import entries
 from jfl.privacy.mechanisms import chain as mech
@@ -206,10 +207,8 @@ def test_cohorts_are_summed_in_float32_and_the_server_sees_its_own_type(fed, sit
     plan = half_plan(fed, "bfloat16", site, chunk=2)
     run = jfl.init(KEY, plan)
     keys = module._Keys(KEY, jax.random.split(KEY, 2), KEY)
-    slots = module.chunks(plan.sampler.draw(KEY), plan)
-    part = jax.eval_shape(
-        lambda: module._some(run, plan, keys, jax.tree.map(lambda x: x[0], slots), None)[0][0]
-    )
+    slots = jax.tree.map(lambda x: x[0], dealt(plan.sampler.draw(KEY), plan))
+    part = jax.eval_shape(lambda: module._some(run, plan, keys, slots, None, ())[0][0])
     assert {x.dtype for x in jax.tree.leaves(part.value)} == {jnp.dtype("float32")}
     assert set(part.form[1]) == {jnp.dtype("bfloat16")}
     after = jax.eval_shape(lambda: module.one_round(run, plan, KEY)[0])

@@ -14,8 +14,8 @@ from scipy import stats
 
 import jfl
 from jfl.core.hashing import WORDS
-from jfl.engine import simulate, sweep
-from jfl.engine.round import begin, layout
+from jfl.engine import sharding, simulate, slots, sweep
+from jfl.engine.round import begin
 
 from . import counts, machines, program, workloads
 
@@ -139,8 +139,11 @@ def shapes(tree):
 def _placed(tree, mesh, *axes):
     """Shapes that lie on the devices of a mesh, whole or split along an axis of it."""
     where = NamedSharding(mesh, PartitionSpec(*axes))
-    put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-    return jax.tree.map(put, shapes(tree))
+    return jax.tree.map(lambda x: _shape_at(x, where), shapes(tree))
+
+
+def _shape_at(x, where):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
 
 def _key():
@@ -152,15 +155,26 @@ def _words(*count):
 
 
 def chunk_turns(plan: jfl.Plan) -> dict:
-    """How many chunks of a Poisson cohort hold a client: the mean, and all."""
-    sampler, (count, size) = plan.sampler, layout(plan)
-    if sampler.scheme != "poisson" or count == 1:
-        return {}
-    devices = 1 if plan.mesh is None else plan.mesh.shape["clients"]
-    together, law = size * devices, stats.binom(sampler.clients, float(sampler.rate))
-    turns = count // devices
-    mean = float(law.sf(np.arange(turns) * together).sum())
-    return dict(chunks=counts.Turns(mean, turns))
+    """How many chunks of a cohort of random size hold a client: the mean, and all.
+
+    Devices wait for each other.  Where slots are dealt they need equally many chunks; where each
+    runs those whose states it holds, the one that needs most counts.
+    """
+    sampler, devices = plan.sampler, sharding.count(plan.mesh)
+    if devices > 1 and plan.algorithm.stateful:
+        if sampler.scheme == "full":
+            return {}
+        count, size = slots.layout_of_holder(plan, -(-sampler.clients // devices))
+        law = stats.binom(sampler.capacity, 1 / devices)
+        turns = count
+        needed = 1 - law.cdf(np.arange(turns) * size) ** devices
+    else:
+        count, size = slots.layout(plan)
+        if sampler.scheme != "poisson":
+            return {}
+        turns, together = count // devices, size * devices
+        needed = stats.binom(sampler.clients, float(sampler.rate)).sf(np.arange(turns) * together)
+    return {} if turns == 1 else dict(chunks=counts.Turns(float(needed.sum()), turns))
 
 
 def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) -> Report:
@@ -171,12 +185,17 @@ def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) ->
     """
     mesh = machines.mesh(target, devices)
     plan = dataclasses.replace(plan, mesh=mesh if devices > 1 else None)
-    turns = chunk_turns(plan) | (turns or {})
+    with as_on(target):  # a chunk is larger where launches are dear
+        turns = chunk_turns(plan) | (turns or {})
     state = jax.eval_shape(begin, _key(), shapes(plan), _words(), _words())
     many = jax.ShapeDtypeStruct((evaluations,), jnp.int32)
+    placed = _placed((state, plan, many, _words()), mesh)
+    if devices > 1:
+        parts = [jax.tree.map(_shape_at, part, sharding.where(part, mesh)) for part in placed[:2]]
+        placed = (*parts, *placed[2:])
     return compiled(
         simulate._scan,
-        _placed((state, plan, many, _words()), mesh),
+        placed,
         target,
         steps=workloads.steps_of(plan),
         turns=turns,

@@ -1,0 +1,94 @@
+"""Which slots of a cohort a device runs, chunk by chunk.
+
+A slot is a place for a client of the cohort; an empty one weighs nothing.  A chunk is what runs at
+once.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.records import Cohort, Plan
+from ..sampling import clients as sampling
+from .sharding import count as device_count
+
+CHUNKS = 16  # of a cohort of random size on a CPU
+
+
+def layout(plan: Plan) -> tuple[int, int]:
+    """How many chunks, and slots in each, of `dealt`.
+
+    Where all slots hold clients the chunks are of equal size, so that few slots are added.
+    """
+    slots, devices = plan.sampler.capacity, device_count(plan.mesh)
+    size = min(plan.chunk or slots, -(-slots // devices))
+    count = -(-slots // (size * devices)) * devices
+    return count, -(-slots // count) if sampling.fills(plan.sampler) else size
+
+
+def dealt(cohort: Cohort, plan: Plan) -> tuple:
+    """ids, count and turn as [chunks, slots of a chunk], filled up with empty slots.
+
+    Each device has equally many chunks.  Slots are dealt to the devices in turn: where the last of
+    a cohort are empty, no device has more to do than another.
+    """
+    count, size = layout(plan)
+    devices = device_count(plan.mesh)
+    pad = count * size - plan.sampler.capacity
+    return tuple(
+        jnp.pad(x, (0, pad), constant_values=f).reshape(-1, devices).T.reshape(count, size)
+        for x, f in zip(cohort[:3], _empty(plan))
+    )
+
+
+def dealt_to(device, cohort: Cohort, plan: Plan) -> tuple:
+    """The chunks of `dealt` that are one device's."""
+    each = layout(plan)[0] // device_count(plan.mesh)
+    return tuple(jax.lax.dynamic_slice_in_dim(x, device * each, each) for x in dealt(cohort, plan))
+
+
+def layout_of_holder(plan: Plan, held: int) -> tuple[int, int]:
+    """How many chunks, and slots in each, of `held_by`."""
+    if plan.sampler.scheme == "full":  # equal chunks: few slots are added
+        count = -(-held // min(plan.chunk or held, held))
+        return count, -(-held // count)
+    slots = min(plan.sampler.capacity, held)
+    enough = int(np.ceil(_enough(plan.sampler.capacity / device_count(plan.mesh))))
+    size = min(plan.chunk or enough, enough, slots)
+    return -(-slots // size), size
+
+
+def held_by(device, held: int, cohort: Cohort, plan: Plan) -> tuple:
+    """As `dealt_to`, of the clients whose states a device holds: `held` of them in a row.
+
+    Where not everyone takes part, how many of a cohort these are is random.  There are slots for
+    as many as there can be; chunks without a client do not run.
+    """
+    (count, size), empty = layout_of_holder(plan, held), _empty(plan)
+    if plan.sampler.scheme == "full":
+        nobody = held * device_count(plan.mesh) - plan.sampler.capacity
+        everyone = [jnp.pad(x, (0, nobody), constant_values=f) for x, f in zip(cohort[:3], empty)]
+        columns = [jax.lax.dynamic_slice_in_dim(x, device * held, held) for x in everyone]
+    else:  # those that are here come first, in their order
+        here = (cohort.count > 0) & (cohort.ids // held == device)
+        columns = [jnp.where(here, x, f) for x, f in zip(cohort[:3], empty)]
+        _, *columns = jax.lax.sort((~here, *columns), num_keys=1, is_stable=True)
+        columns = [x[: count * size] for x in columns]
+    return tuple(
+        jnp.pad(x, (0, count * size - len(x)), constant_values=f).reshape(count, size)
+        for x, f in zip(columns, empty)
+    )
+
+
+def _enough(mean: float) -> float:
+    """Slots of a chunk where so many clients are expected.
+
+    A CPU is as fast in small chunks, so the fewer slots the last one leaves empty the better.
+    Elsewhere each chunk has the launches of a whole cohort, so nearly all should fit into one.
+    """
+    return mean / CHUNKS if jax.default_backend() == "cpu" else mean + 2 * mean**0.5
+
+
+def _empty(plan):
+    """ids, count and turn of an empty slot."""
+    return plan.sampler.clients, 0, 0
