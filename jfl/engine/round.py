@@ -1,7 +1,6 @@
 """One round as one program: draw a cohort, run its clients, release, update the server."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 import jfl
+from jfl.engine import sharding
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script of its own: tests/ is not on the path
 
@@ -65,10 +66,17 @@ def remembering(clients, sampler, chunk=None):
     return jfl.plan(fed, task, algorithm, sampler, chunk=chunk)
 
 
-def held(found):
-    """Clients whose states each device holds."""
-    leaves = jax.tree.leaves(found.run.own)
+def held(tree):
+    """How many rows of its arrays each device holds."""
+    leaves = jax.tree.leaves(tree)
     return sorted({part.data.shape[0] for x in leaves for part in x.addressable_shards})
+
+
+def placed(plan, mesh):
+    """`held` by devices before a run begins: states, held-out rows of clients and for all."""
+    mesh, run = jfl.mesh.devices(mesh), jfl.init(jax.random.key(0), plan)
+    own, fed = sharding.place(run, mesh).own, sharding.place(plan, mesh).fed
+    return [held(x) for x in (own, (fed.test_index, fed.test_size), (fed.x_test, fed.y_test))]
 
 
 def seen(out, scores=("accuracy", "client_accuracy")):
@@ -82,7 +90,7 @@ def runs(plan, meshes, **what):
     )
     for mesh in meshes:
         found = jfl.simulate(jax.random.key(0), plan, 4, evaluate_every=2, mesh=mesh)
-        report(dict(what, mesh=str(mesh), held=held(found)), seen(found), one, other)
+        report(dict(what, mesh=str(mesh), held=held(found.run.own)), seen(found), one, other)
 
 
 def grids(meshes, name, **options):
@@ -148,7 +156,8 @@ def short():
     plan = remembering(8, jfl.sampling.poisson(8, 0.5), chunk=1)
     alone, other = begin(0, plan), begin(1, plan)
     found = begin(0, plan, 8)
-    report(dict(fed="device", held=held(found)), *map(seen, (found, alone, other)))
+    what = dict(fed="device", held=held(found.run.own), placed=placed(plan, 8))
+    report(what, *map(seen, (found, alone, other)))
     found = begin(0, dataclasses.replace(plan, fed=on_host(plan.fed)), 8)
     report(dict(fed="host"), *(seen(out, scores=()) for out in (found, alone, other)))
     swept = jfl.sweep(

@@ -35,7 +35,7 @@ def taken(chunks):
 def of_devices(function, devices):
     """What each device finds: `function` of its number."""
     found = jax.jit(jax.vmap(function))(jnp.arange(devices))
-    return [jax.tree.map(lambda x: x[device], found) for device in range(devices)]
+    return [jax.tree.map(lambda x, device=device: x[device], found) for device in range(devices)]
 
 
 SCHEMES = ("full", "without_replacement", "with_replacement", "poisson")
