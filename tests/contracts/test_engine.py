@@ -183,17 +183,17 @@ def test_chunks_are_of_equal_size(fed, task):
     assert layout(noisy_plan("fedavg", fed, task, sampler=random, chunk=41)) == (2, 41)
 
 
-def _given(key, *, ids):
-    return Cohort(
-        ids, (ids < CLIENTS).astype(jnp.int32), jnp.zeros_like(ids), jnp.zeros((), jnp.int32)
-    )
+def _given(key, *, ids, count):
+    return Cohort(ids, count, jnp.zeros_like(ids), jnp.zeros((), jnp.int32))
 
 
-def given_sampler(ids):
-    """A cohort that a test chooses; CLIENTS marks an empty slot."""
-    return Sampler(
-        Fn(_given, dict(ids=jnp.array(ids, jnp.int32))), np.float32(3), clients=CLIENTS, capacity=5
-    )
+def given_sampler(ids, empty=()):
+    """A cohort that a test chooses; CLIENTS marks an empty slot, or its place in `empty`."""
+    ids = np.array(ids, np.int32)
+    count = (ids < CLIENTS).astype(np.int32)
+    count[list(empty)] = 0
+    data = dict(ids=jnp.asarray(ids), count=jnp.asarray(count))
+    return Sampler(Fn(_given, data), np.float32(3), clients=CLIENTS, capacity=5)
 
 
 @most_algorithms
@@ -203,9 +203,13 @@ def test_slots_and_memory(name, fed, task):
     step = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
     plans = [
         noisy_plan(
-            name, fed, task, sampler=given_sampler(ids), paired_noise=True
+            name, fed, task, sampler=given_sampler(*cohort), paired_noise=True
         )  # other draws, other noise
-        for ids in ([1, 3, 5, 7, 7], [5, 7, 1, 7, 3], [7, 3, 7, 5, 1])
+        for cohort in (
+            [[1, 3, 5, 7, 7]],
+            [[5, 7, 1, 7, 3]],
+            [[0, 3, 2, 5, 1], [0, 2]],  # empty slots that name a client
+        )
     ]
     start = jfl.init(KEY, plans[0])
     start = dataclasses.replace(start, own=jax.tree.map(lambda x: x + 3.0, start.own))

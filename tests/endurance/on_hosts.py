@@ -20,19 +20,21 @@ from helpers.problems import flat, make_federation, noisy_grad, on_host, squared
 
 
 def results(names, mesh=None):
-    """Of a run with rows on the device (fedavg), and of one with rows on the host whose clients
-    remember (scaffold)."""
-    fed = make_federation()
+    """Of a run with rows on the device (fedavg), and of two whose clients remember: with rows on the
+    host (scaffold), and with rows and states on the devices (states)."""
+    fed, even = make_federation(), make_federation(sizes=[3, 5, 8, 4, 6, 9, 5, 4])
     for name in names:
-        rows = dict(fedavg=fed, scaffold=on_host(fed))[name]
-        algorithm = getattr(jfl.algorithms, name)(
+        kind, rows = dict(
+            fedavg=("fedavg", fed), scaffold=("scaffold", on_host(fed)), states=("scaffold", even)
+        )[name]
+        algorithm = getattr(jfl.algorithms, kind)(
             noisy_grad(), lr=0.3, steps=2, batch=jfl.batches.without_replacement(3)
         )
         plan = jfl.plan(
             rows,
             jfl.task(start_params(), squared),
             algorithm,
-            jfl.sampling.without_replacement(7, 5),
+            jfl.sampling.without_replacement(len(rows.size), 5),
         )
         first = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=2, mesh=mesh)
         out = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=1, mesh=mesh, start=first.run)

@@ -71,12 +71,12 @@ def same_as_one(rows):
 
 @pytest.mark.slow
 def test_two_processes_are_one():
-    same_as_one(together(2, "scaffold"))
+    same_as_one(together(2, "scaffold", "states"))
 
 
 @pytest.mark.slow
 def test_four_processes_are_one():
-    same_as_one(together(4, "fedavg", "scaffold"))
+    same_as_one(together(4, "fedavg", "scaffold", "states"))
 
 
 def train(out, count=1, *more, cache=None):

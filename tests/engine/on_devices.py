@@ -68,7 +68,7 @@ def remembering(clients, sampler, chunk=None):
 
 def held(tree):
     """How many rows of its arrays each device holds."""
-    leaves = jax.tree.leaves(tree)
+    leaves = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
     return sorted({part.data.shape[0] for x in leaves for part in x.addressable_shards})
 
 
