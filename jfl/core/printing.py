@@ -101,6 +101,15 @@ def _between(x, form="{:.6g}") -> str:
     return least if least == most else f"{least} to {most}"
 
 
+def in_bytes(count: float) -> str:
+    """A number of bytes, for people."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
 def _size(tree) -> int:
     return sum(int(np.prod(np.shape(x))) for x in jax.tree.leaves(tree))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,9 @@ from .plan import client_bytes
 from .round import begin
 from .simulate import scan_from, schedule, tolerated
 
-MEMORY = 2**32  # bytes for the points computed at once
+MEMORY = 2**32  # bytes for the points computed at once, where a device does not say what it has
+SHARE = 0.25  # of an accelerator's memory for what `client_bytes` estimates
+FULL = 0.9  # of an accelerator's memory for what a compiled program is known to take
 
 
 class Sweep(NamedTuple):
@@ -37,6 +40,8 @@ class Sweep(NamedTuple):
     groups: int  # programs compiled
     seconds: np.ndarray  # Float[S]: a point's share of its group's time, compilation included
     caveats: tuple = ()  # sentences that belong beside the guarantees of several points
+    # Float[S]: what a point of its program takes of a device's memory; NaN where that is unknown
+    point_bytes: Any = None
     __repr__ = printing.sweep
 
 
@@ -106,10 +111,11 @@ def sweep(
     rounds: int,
     points: list[dict] | None = None,
     evaluate_every: int | None = None,
-    memory: float = MEMORY,
+    memory: float | None = None,
     strict: bool = False,
     tolerate: Sequence[str] = (),
     mesh: Any = None,
+    watch: Callable[[str], None] | None = None,
     **axes: Sequence,
 ) -> Sweep:
     """Run `make_plan(**point)` at every point; points that share their static part are one vmapped
@@ -125,11 +131,15 @@ def sweep(
         rounds: how many rounds each point runs.
         points: a dict for each point, from names to values; in place of `axes`.
         evaluate_every: rounds between evaluations; default about twenty evaluations.
-        memory: bytes for the points computed at once, on each device.
+        memory: bytes for the points computed at once, on each device; default what an accelerator
+            has, and 4 GiB on a CPU.  A first guess says how many points these are; if the compiled
+            program takes more, it is compiled again for fewer.
         strict: raise HealthError if any point fails, not only if all do.
         tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
         mesh: devices that share the points: "auto", a number, or a mesh as
             jfl.engine.devices.devices makes; None: one.
+        watch: called with a line before each program runs, such as `print`: how many points it
+            runs at once, and what memory a point takes.
         **axes: for each name the list of its values, or one value.
 
     Returns:
@@ -147,7 +157,7 @@ def sweep(
         [0.1, 0.1, 0.2, 0.2]
     """
     points = _checked_points(points, axes)
-    memory = checks.memory("sweep", memory)
+    memory = None if memory is None else checks.memory("sweep", memory)
     checks.choice("sweep", (False, True), strict=strict)
     tolerate = tolerated("sweep", tolerate)
     counts = schedule(rounds, evaluate_every)
@@ -163,20 +173,21 @@ def sweep(
             meshes.exchange(
                 "sweep", f"{[(w.tolist(), key) for w, key in zip(words, seeds)]} {counts.tolist()}"
             )
-    results, seconds = [None] * len(plans), np.zeros(len(plans))
+    results, seconds, each = [None] * len(plans), np.zeros(len(plans)), np.zeros(len(plans))
     for members in groups:
         begun = time.perf_counter()
-        for i, result in zip(
-            members,
-            _group(
-                [plans[i] for i in members],
-                jnp.stack([seeds[i] for i in members]),
-                [words[i] for i in members],
-                counts,
-                memory,
-                meshes.devices(mesh, len(members)),
-            ),
-        ):
+        program = _Program(
+            [plans[i] for i in members],
+            jnp.stack([seeds[i] for i in members]),
+            [words[i] for i in members],
+            counts,
+            meshes.devices(mesh, len(members)),
+        )
+        program.fit(memory)
+        each[members] = program.point_bytes
+        if watch is not None:
+            watch(str(program))
+        for i, result in zip(members, program.run()):
             results[i] = result
         seconds[members] = (time.perf_counter() - begun) / len(members)
 
@@ -193,6 +204,7 @@ def sweep(
         len(groups),
         seconds,
         segments.sharing(plans, [p["seed"] for p in points]),
+        each,
     )
     if failed.all() or (strict and failed.any()):
         raise HealthError(
@@ -295,44 +307,89 @@ def _apart(points, plans, seeds, words, groups):
                 )
 
 
-def _group(plans: list[Plan], keys, words, counts, memory, mesh):
-    """Run plans of one structure as one vmapped program, a block of points at a time."""
-    leaves = [jax.tree.leaves(p) for p in plans]
-    chunk = largest_chunk(plans)
-    plans = [dataclasses.replace(p, mesh=mesh, chunk=chunk) for p in plans]
-    treedef = jax.tree.structure(plans[0])
-    mapped = tuple(any(not _same(column[0], x) for x in column[1:]) for column in zip(*leaves))
-    shared = tuple(x for x, m in zip(leaves[0], mapped) if not m)
-    point = client_bytes(plans[0]) * chunk
-    lines = 1 if mesh is None else mesh.shape.get("points", 1)  # each device takes equally many
-    block = lines * int(max(1, min(-(-len(plans) // lines), memory // point)))
-    shared, counts = meshes.spread((shared, jnp.asarray(counts)), mesh)
-    out = []
-    begun, zero = (
-        identity.of_many(plans, identity.Reader.start),
-        np.zeros(identity.hashing.WORDS, np.uint32),
-    )
-    known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
-    noise = np.stack([np.stack([w, h, noise_words(w, h, 0)]) for w, h in known])  # [points, 3, 4]
-    for first in range(0, len(plans), block):
-        at = [
-            min(first + i, len(plans) - 1) for i in range(block)
-        ]  # the last block repeats its last point
+def device_memory(share: float) -> float | None:
+    """So much of the memory that this process's accelerators have; None where they do not say."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return share * limit if limit else None
+
+
+class _Program:
+    """Plans of one structure as one vmapped program, that runs a block of points at a time."""
+
+    def __init__(self, plans: list[Plan], keys, words, counts, mesh):
+        leaves = [jax.tree.leaves(p) for p in plans]
+        chunk = largest_chunk(plans)
+        plans = [dataclasses.replace(p, mesh=mesh, chunk=chunk) for p in plans]
+        self.plans, self.keys, self.leaves, self.mesh = plans, keys, leaves, mesh
+        self.mapped = tuple(
+            any(not _same(column[0], x) for x in column[1:]) for column in zip(*leaves)
+        )
+        shared = tuple(x for x, m in zip(leaves[0], self.mapped) if not m)
+        self.rest = meshes.spread((shared, jnp.asarray(counts)), mesh)
+        begun = identity.of_many(plans, identity.Reader.start)
+        zero = np.zeros(identity.hashing.WORDS, np.uint32)
+        known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
+        # [points, 3, 4]
+        self.noise = np.stack([np.stack([w, h, noise_words(w, h, 0)]) for w, h in known])
+        # each device takes equally many
+        self.lines = 1 if mesh is None else mesh.shape.get("points", 1)
+        self.block, self.point_bytes = self.lines * -(-len(plans) // self.lines), math.nan
+
+    def fit(self, memory: float | None):
+        """Choose how many points run at once on a device, by what its compiler says they take.
+
+        A guess comes first; where it was too high the program is compiled once more.
+        """
+        has = lambda share: memory if memory is not None else device_memory(share) or MEMORY
+        guess, most = has(SHARE), has(FULL)
+        self._at_most(guess / (client_bytes(self.plans[0]) * largest_chunk(self.plans)))
+        while (needed := self._compiled_bytes()) > most and self.block > self.lines:
+            each = self.block // self.lines
+            self._at_most(min(each - 1, each * most / needed))
+
+    def _at_most(self, points: float):
+        self.block = min(self.block, self.lines * int(max(1, points)))
+
+    def _compiled_bytes(self) -> float:
+        """What a block takes of a device, beside what all points share; 0 where that is unknown."""
+        lowered = _points.lower(*self._arguments(0), treedef=self._treedef(), mapped=self.mapped)
+        found = lowered.compile().memory_analysis()  # the call that follows takes the same program
+        if found is None:
+            return 0.0
+        mine = jax.tree.leaves(self._arguments(0)[:3])
+        needed = found.temp_size_in_bytes + found.output_size_in_bytes
+        needed += sum(x.nbytes for x in mine) / self.lines
+        self.point_bytes = needed / (self.block // self.lines)
+        return needed
+
+    def __str__(self):
+        each = (
+            "" if math.isnan(self.point_bytes) else f", {printing.in_bytes(self.point_bytes)} each"
+        )
+        return f"{len(self.plans)} points as one program, {self.block} at once{each}"
+
+    def _treedef(self):
+        return jax.tree.structure(self.plans[0])
+
+    def _arguments(self, first: int):
+        """Of the block of points from `first` on; the last block repeats its last point."""
+        at = [min(first + i, len(self.plans) - 1) for i in range(self.block)]
         varied = tuple(
-            jnp.stack([jnp.asarray(leaves[i][c]) for i in at]) for c, m in enumerate(mapped) if m
+            jnp.stack([jnp.asarray(self.leaves[i][c]) for i in at])
+            for c, m in enumerate(self.mapped)
+            if m
         )
-        mine = meshes.spread(
-            (keys[jnp.array(at)], jnp.asarray(noise[at]), varied),
-            mesh,
-            "points" if lines > 1 else None,
-        )
-        health, metrics, params = _points(*mine, shared, counts, treedef=treedef, mapped=mapped)
-        health, metrics, params = jax.tree.map(np.asarray, (health, metrics, params))
-        for i in range(min(block, len(plans) - first)):
-            out.append(
-                tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in (health, metrics, params))
-            )
-    return out
+        mine = (self.keys[jnp.array(at)], jnp.asarray(self.noise[at]), varied)
+        return *meshes.spread(mine, self.mesh, "points" if self.lines > 1 else None), *self.rest
+
+    def run(self):
+        """-> health, metrics and parameters of each point."""
+        for first in range(0, len(self.plans), self.block):
+            arguments = self._arguments(first)
+            found = _points(*arguments, treedef=self._treedef(), mapped=self.mapped)
+            found = jax.tree.map(np.asarray, found)
+            for i in range(min(self.block, len(self.plans) - first)):
+                yield tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in found)
 
 
 def _same(a, b) -> bool:

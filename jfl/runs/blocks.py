@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,13 +18,12 @@ import jax
 from ..core.records import Health, Plan
 from ..engine import devices as meshes
 from ..engine.plan import client_bytes
-from ..engine.sweep import MEMORY, largest_chunk, static_groups
+from ..engine.sweep import FULL, MEMORY, SHARE, device_memory, largest_chunk, static_groups
 from ..engine.sweep import sweep as run_sweep
 from . import checkpoint, record
 from .config import Config
 
 AT_ONCE = 8  # points of a block on a CPU: 32 at once take longer there than 8 after 8
-SHARE = 0.25  # of an accelerator's memory for what `client_bytes` estimates
 
 
 class Block(NamedTuple):
@@ -57,8 +57,7 @@ def key(config: Config, data: str, plan: str) -> str:
 
 def memory() -> float:
     """Bytes for the points that this process computes at once."""
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    return SHARE * limit if limit else MEMORY
+    return device_memory(SHARE) or MEMORY
 
 
 def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[int]]]:
@@ -83,13 +82,16 @@ def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[in
     return out
 
 
-def compute(block: Block, memory: float = math.inf, mesh=None) -> list[dict]:
+def compute(
+    block: Block, memory: float = math.inf, mesh=None, watch: Callable[[str], None] | None = None
+) -> list[dict]:
     """Run a block.
 
     Args:
         block: its points.
         memory: bytes for the points that run at once.
         mesh: as of jfl.sweep.
+        watch: as of jfl.sweep.
 
     Returns:
         What is kept of each point (`record.measurement`), with its share of the seconds.
@@ -104,6 +106,7 @@ def compute(block: Block, memory: float = math.inf, mesh=None) -> list[dict]:
         evaluate_every=first.evaluate_every,
         memory=memory,
         mesh=mesh,
+        watch=watch,
         tolerate=Health._fields,
     )
     seconds, compiled = stopwatch.read()
@@ -127,7 +130,7 @@ class Local:
 
     @contextlib.contextmanager
     def open(self, watch):
-        self.memory = self.devices * memory()
+        self.memory, self.watch = self.devices * memory(), watch
         yield self
 
     def most(self, count: int) -> float:
@@ -140,4 +143,10 @@ class Local:
             worker="local", device=f"{jax.default_backend()} {checkpoint.environment()['device']}"
         )
         for block in blocks:
-            yield block, [who | measured for measured in compute(block, mesh=self.mesh)]
+            found = compute(
+                block,
+                device_memory(FULL) or math.inf,
+                self.mesh,
+                lambda line: self.watch(note=line),
+            )
+            yield block, [who | measured for measured in found]

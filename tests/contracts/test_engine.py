@@ -8,6 +8,7 @@ slots, chunks, capacities, padding, evaluation or where it was stopped.
 import dataclasses
 import functools
 import importlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +31,10 @@ from helpers.problems import (
 
 import jfl
 from jfl.core.identity import words
+from jfl.core.printing import in_bytes
 from jfl.core.random_streams import Stream, stream
 from jfl.core.records import Cohort, Fn, Sampler
+from jfl.engine.plan import client_bytes
 from jfl.engine.round import draws_key, noise_key, one_round
 from jfl.engine.slots import layout
 
@@ -560,6 +563,34 @@ def test_sweep_groups_by_structure(fed, task):
                 jax.random.key(0), plain_plan(fed, task, lr=p["lr"], steps=p["steps"]), 1
             ).params,
         )
+
+
+def test_points_that_run_at_once_fit_into_memory(fed, task):
+    """By the compiler's count: a first guess that was too high is compiled once more, for fewer
+    points, and a second block is the same program."""
+    lines, compiled = [], []
+    plans = {lr: plain_plan(fed, task, lr=lr) for lr in (0.1, 0.2, 0.3, 0.4, 0.5)}
+    options = dict(rounds=1, lr=list(plans), watch=lines.append)
+    go = lambda **more: jfl.sweep(lambda lr: plans[lr], **options, **more)
+    whole = go()
+    assert np.isfinite(whole.point_bytes).all() and whole.point_bytes[0] > 1000
+    assert lines == [f"5 points as one program, 5 at once, {in_bytes(whole.point_bytes[0])} each"]
+    memory = 5 * client_bytes(plans[0.1]) * plans[0.1].chunk
+    assert memory < whole.point_bytes.sum()  # the guess is 5, and too high
+    listen = lambda event, seconds, **_: compiled.append(event)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        small = go(memory=memory)
+        count = sum(event.endswith("backend_compile_duration") for event in compiled)
+        again = go(memory=memory)
+        assert sum(event.endswith("backend_compile_duration") for event in compiled) == count
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert lines[1] == lines[2]
+    at_once = int(re.search("(\\d+) at once", lines[1])[1])
+    assert at_once < 5 and (at_once == 1 or at_once * small.point_bytes[0] <= memory)
+    assert same_bits(again.params, small.params)
+    close(small.params, whole.params)
 
 
 def test_sweep_pairs_cohorts_and_batches(fed, task):

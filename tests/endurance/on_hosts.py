@@ -20,8 +20,8 @@ from helpers.problems import flat, make_federation, noisy_grad, on_host, squared
 
 
 def results(names, mesh=None):
-    """Of a run with rows on the device (fedavg), and of two whose clients remember: with rows on the
-    host (scaffold), and with rows and states on the devices (states)."""
+    """Of a run with rows on the device (fedavg), and of two whose clients remember: with rows on
+    the host (scaffold), and with rows and states on the devices (states)."""
     fed, even = make_federation(), make_federation(sizes=[3, 5, 8, 4, 6, 9, 5, 4])
     for name in names:
         kind, rows = dict(

@@ -455,7 +455,7 @@ API = {
         dict(key=SEED, plan=PLAN, rounds=2, evaluate_every=1, start=None, tolerate=(), mesh=None),
     ),
     "sweep": (
-        begins(jfl.sweep, "jfl.engine.sweep:_group"),
+        begins(jfl.sweep, "jfl.engine.sweep:_Program"),
         dict(
             make_plan=lambda lr: PLAN,
             rounds=2,
@@ -467,10 +467,11 @@ API = {
             strict=False,
             tolerate=(),
             mesh=None,
+            watch=None,
         ),
     ),
     "sweep ": (
-        begins(jfl.sweep, "jfl.engine.sweep:_group"),
+        begins(jfl.sweep, "jfl.engine.sweep:_Program"),
         dict(make_plan=lambda **given: PLAN, rounds=2, points=[dict(a=1), dict(seed=2)]),
     ),
     "scan": (
@@ -698,7 +699,7 @@ def test_arguments_that_no_fuzz_may_miss(where):
             lambda: jfl.sweep(lambda **given: PLAN, rounds=2, points=["ab"]),
             "each a dict of arguments",
         ),
-        (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], memory=None), "memory > 0"),
+        (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], memory=0), "memory > 0"),
         (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], strict="no"), "strict to be one of"),
         (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], tolerate=None), "tolerate, a list"),
         (
