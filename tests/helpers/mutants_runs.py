@@ -61,14 +61,14 @@ MUTANTS = (
     # --- rounds
     Mutant(
         "jfl/engine/round.py",
-        "return pytrees.add(sums, more), new",
-        "return more, new",
+        "return (pytrees.add(sums, more), state), kept",
+        "return (more, state), kept",
         f"{LOOPS}[private_and_release_by_size]",
     ),
     Mutant(
-        "jfl/engine/round.py",
-        "fill = (plan.sampler.clients, 0, 0)",
-        "fill = (0, 1, 0)",
+        "jfl/engine/slots.py",
+        "return plan.sampler.clients, 0, 0",
+        "return 0, 1, 0",
         f"{LOOPS}[private_and_release_by_size]",
     ),
     Mutant(
@@ -85,9 +85,51 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/round.py",
-        'return jax.lax.psum(sums, "clients"), new',
-        "return sums, new",
+        "return sharding.summed(sums), own",
+        "return sums, own",
         "tests/engine/test_scale.py::test_eight_devices_are_one",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        "filled, first=device * held)",
+        "filled, first=0)",
+        "tests/engine/test_scale.py::test_eight_devices_are_one",
+    ),
+    Mutant(
+        "jfl/engine/round.py",
+        "place = jnp.where(count > 0, ids - first, plan.sampler.clients)",
+        "place = ids - first",
+        f"{ENGINE}::test_slots_and_memory[scaffold]",
+    ),
+    Mutant(
+        "jfl/engine/slots.py",
+        "cohort.ids // held == device",
+        "cohort.ids % device_count(plan.mesh) == device",
+        "tests/engine/test_slots.py",
+    ),
+    Mutant(
+        "jfl/engine/sharding.py",
+        "high.astype(jnp.int32) * 2**HALF + low.astype(jnp.int32)",
+        "(high * 2**HALF + low).astype(jnp.int32)",
+        "tests/engine/test_slots.py",
+    ),
+    Mutant(
+        "jfl/engine/sharding.py",
+        "mask = first + jnp.arange(each) >= begin",
+        "mask = first + jnp.arange(each) >= 0",
+        "tests/engine/test_scale.py::test_eight_devices_are_one",
+    ),
+    Mutant(
+        "jfl/engine/sharding.py",
+        'names[0] == "own" or',
+        'names[0] == "nothing" or',
+        "tests/engine/test_scale.py::test_eight_devices_are_one",
+    ),
+    Mutant(
+        "jfl/engine/sweep.py",
+        "(needed := self._compiled_bytes()) > most",
+        "(needed := self._compiled_bytes()) > 2**60",
+        f"{ENGINE}::test_points_that_run_at_once_fit_into_memory",
     ),
     Mutant(
         "jfl/engine/round.py",
@@ -196,7 +238,7 @@ MUTANTS = (
     # --- chunks without a client, and rows that travel
     Mutant(
         "jfl/engine/round.py",
-        "fori_loop(0, _chunks_with_clients(slots[1]), one",
+        "fori_loop(0, _chunks_with_clients(times), one",
         "fori_loop(0, count, one",
         f"{ENGINE}::test_chunks_without_a_client_do_not_run",
     ),
