@@ -329,7 +329,7 @@ class Reader:
         turn.other, turn.wide = turn.other + other, turn.wide + wide
         if kind == "collective":
             turn.collectives[one.kind.removesuffix("-start")] += 1
-            turn.collective_bytes += one.bytes()
+            turn.collective_bytes += sum(array.bytes() for array in one.arrays)  # near ones too
         if kind == "host":
             turn.host_waits += 1
         loop.launches.append(Launch(seconds, kind, one.name, one.arrays, one.source(), moved))
