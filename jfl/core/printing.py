@@ -103,11 +103,11 @@ def _between(x, form="{:.6g}") -> str:
 
 def in_bytes(count: float) -> str:
     """A number of bytes, for people."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} GB"
+    return f"{count:.3g} TB"
 
 
 def _size(tree) -> int:

@@ -206,6 +206,14 @@ def agree(tree):
     return jax.tree.map(back, tree, jax.tree.map(jnp.asarray, sent))
 
 
+def least(number: float, mesh: Mesh | None) -> float:
+    """The smallest of what the processes of a mesh say."""
+    if not shared(mesh):
+        return number
+    with together():
+        return float(np.min(multihost_utils.process_allgather(np.float64(number))))
+
+
 def exchange(where: str, text: str = "", refusal: str = ""):
     """Of several processes: what one refuses all refuse, and so they do if they say different
     texts.

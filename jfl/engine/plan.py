@@ -58,7 +58,7 @@ def plan(
             Off a CPU the number then follows from the rate of a Poisson cohort, so plans of
             another rate are compiled apart unless `chunk` is given (points of a sweep share one).
             Such a round can be differentiated forwards; backwards only as one chunk, that is with
-            chunk=sampler.capacity.
+            chunk=sampler.capacity, and with clients that remember only on one device.
         memory: bytes for what a round computes at once, where `chunk` is None.
         paired_noise: points of a sweep with one seed share noise; their joint release is then not
             private.

@@ -1,6 +1,7 @@
 """One round as one program: draw a cohort, run its clients, release, update the server."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -95,7 +96,8 @@ def run_round(run: Run, plan: Plan) -> tuple[Run, Seen]:
     """One round.  Pure: jit it, scan it, vmap it.
 
     The cohort is summed chunk by chunk, so only `plan.chunk` clients' models are held at once; the
-    devices of `plan.mesh` take equal parts of the chunks.
+    devices of `plan.mesh` take equal parts of the chunks or, where clients remember, each those
+    whose states it holds.
 
     Args:
         run: of `jfl.init`, or of an earlier round.
@@ -188,9 +190,12 @@ def _cohort(run, plan, keys, cohort):
             sums, own = _chunks(run, plan, keys, chunks, sampling.fills(plan.sampler))
         else:
             held = len(jax.tree.leaves(own)[0])
-            chunks = slots.held_by(device, held, cohort, plan)
-            filled = plan.sampler.scheme == "full"
+            chunks, lost = slots.held_by(device, held, cohort, plan)
+            filled = sampling.in_order(plan.sampler)
             sums, own = _chunks(run, plan, keys, chunks, filled, first=device * held)
+            total, watched, *others = sums
+            watched = watched._replace(overflow=watched.overflow + lost)
+            sums = (total, watched, *others)
         return sharding.summed(sums), own
 
     every, share = PartitionSpec(), PartitionSpec("clients")
@@ -240,65 +245,59 @@ def _chunks(run, plan, keys, chunks, filled, first=0):
         The sums, and what these clients remember now.
     """
 
-    def some(own, chunk):
-        ids, count, _ = chunk
-        place = jnp.where(count > 0, ids - first, plan.sampler.clients)
-        sums, new = _some(run, plan, keys, chunk, None, pytrees.take(own, place))
-        return sums, pytrees.put(own, place, new), ()
+    # a state is read where it was before the round: a client is in one slot alone, and a loop that
+    # wrote as it goes would copy all states in every turn
+    place = jnp.where(chunks[1] > 0, chunks[0] - first, plan.sampler.clients)
 
-    sums, own, _ = _in_turn(some, run.own, chunks, chunks[1], filled)
-    return sums, own
+    def some(chunk, place):
+        return _some(run, plan, keys, chunk, None, pytrees.take(run.own, place))
+
+    sums, new = _in_turn(some, (chunks, place), chunks[1], filled)
+    flat = pytrees.map(lambda x: x.reshape((-1,) + x.shape[2:]), new)
+    return sums, pytrees.put(run.own, place.reshape(-1), flat)
 
 
 def _fed_chunks(run, plan, keys, fetched):
     """As `_chunks`, of what was fetched -> the sums, what clients remember [chunks, slots, ...]."""
-
-    def some(nothing, chunk):
-        sums, new = _some(run, plan, keys, *chunk)
-        return sums, nothing, new
-
-    times, filled = fetched[0][1], sampling.fills(plan.sampler)
-    sums, _, new = _in_turn(some, (), fetched, times, filled)
-    return sums, new
+    some = functools.partial(_some, run, plan, keys)
+    return _in_turn(some, fetched, fetched[0][1], sampling.fills(plan.sampler))
 
 
-def _in_turn(some, state, chunks, times, filled):
+def _in_turn(some, chunks, times, filled):
     """Chunks one after another, as far as there are clients.
 
     An empty slot weighs nothing and remembers nothing, so what a chunk without a client would give
     are the zeros that this begins with.
 
     Args:
-        some: state, chunk -> what is summed over chunks, the next state, what is kept of the chunk.
+        some: a chunk -> what is summed over chunks, what its clients remember.
         times: Int[chunks, slots], 0 for an empty slot.
         filled: that no chunk is without a client.
 
     Returns:
-        The sums, the last state, what was kept of each chunk.
+        The sums, and what clients remember [chunks, slots, ...].
     """
     first = pytrees.map(lambda x: x[0], chunks)
     if len(times) == 1:
-        sums, state, kept = some(state, first)
-        return sums, state, pytrees.map(lambda x: x[None], kept)
-    sums, _, kept = jax.eval_shape(some, state, first)
+        sums, new = some(*first)
+        return sums, pytrees.map(lambda x: x[None], new)
+    sums, new = jax.eval_shape(some, *first)
     sums = pytrees.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 
-    def add(carry, chunk):
-        sums, state = carry
-        more, state, kept = some(state, chunk)
-        return (pytrees.add(sums, more), state), kept
+    def add(sums, chunk):
+        more, new = some(*chunk)
+        return pytrees.add(sums, more), new
 
     def one(i, carry):
         chunk = pytrees.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), chunks)
-        (sums, state), new = add(carry[:2], chunk)
-        return sums, state, pytrees.map(lambda x, n: x.at[i].set(n), carry[2], new)
+        sums, new = add(carry[0], chunk)
+        return sums, pytrees.map(lambda x, n: x.at[i].set(n), carry[1], new)
 
     with jax.named_scope("chunks"):
         if filled:
-            (sums, state), kept = jax.lax.scan(add, (sums, state), chunks)
-            return sums, state, kept
-        kept = pytrees.map(lambda s: jnp.zeros((len(times), *s.shape), s.dtype), kept)
-        return jax.lax.fori_loop(0, _chunks_with_clients(times), one, (sums, state, kept))
+            return jax.lax.scan(add, sums, chunks)
+        new = pytrees.map(lambda s: jnp.zeros((len(times), *s.shape), s.dtype), new)
+        return jax.lax.fori_loop(0, _chunks_with_clients(times), one, (sums, new))
 
 
 def _chunks_with_clients(times):

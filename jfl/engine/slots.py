@@ -48,12 +48,20 @@ def dealt_to(device, cohort: Cohort, plan: Plan) -> tuple:
 
 
 def layout_of_holder(plan: Plan, held: int) -> tuple[int, int]:
-    """How many chunks, and slots in each, of `held_by`."""
-    if plan.sampler.scheme == "full":  # equal chunks: few slots are added
+    """How many chunks, and slots in each, of `held_by`.
+
+    Where a cohort is drawn uniformly there are slots for as many clients as it has of one device,
+    but for a chance below OVERFLOW in HORIZON draws; else for as many as there can be.
+    """
+    sampler, devices = plan.sampler, device_count(plan.mesh)
+    if sampling.in_order(sampler):  # equal chunks: few slots are added
         count = -(-held // min(plan.chunk or held, held))
         return count, -(-held // count)
-    slots = min(plan.sampler.capacity, held)
-    enough = int(np.ceil(_enough(plan.sampler.capacity / device_count(plan.mesh))))
+    slots = min(sampler.capacity, held)
+    if sampler.scheme in ("without_replacement", "poisson"):
+        # of a Poisson cohort no more than its capacity come
+        slots = min(slots, sampling.tail_capacity(sampler.capacity, 1 / devices, "mesh"))
+    enough = int(np.ceil(_enough(sampler.capacity / devices)))
     size = min(plan.chunk or enough, enough, slots)
     return -(-slots // size), size
 
@@ -61,23 +69,29 @@ def layout_of_holder(plan: Plan, held: int) -> tuple[int, int]:
 def held_by(device, held: int, cohort: Cohort, plan: Plan) -> tuple:
     """As `dealt_to`, of the clients whose states a device holds: `held` of them in a row.
 
-    Where not everyone takes part, how many of a cohort these are is random.  There are slots for
-    as many as there can be; chunks without a client do not run.
+    Where not everyone takes part, how many of a cohort these are is random.  Chunks without a
+    client do not run.
+
+    Returns:
+        ids, count and turn [chunks, slots], and how many clients found no slot.
     """
     (count, size), empty = layout_of_holder(plan, held), _empty(plan)
-    if plan.sampler.scheme == "full":
+    if sampling.in_order(plan.sampler):
         nobody = held * device_count(plan.mesh) - plan.sampler.capacity
         everyone = [jnp.pad(x, (0, nobody), constant_values=f) for x, f in zip(cohort[:3], empty)]
         columns = [jax.lax.dynamic_slice_in_dim(x, device * held, held) for x in everyone]
+        lost = jnp.zeros((), jnp.int32)
     else:  # those that are here come first, in their order
         here = (cohort.count > 0) & (cohort.ids // held == device)
         columns = [jnp.where(here, x, f) for x, f in zip(cohort[:3], empty)]
         _, *columns = jax.lax.sort((~here, *columns), num_keys=1, is_stable=True)
+        lost = (columns[1][count * size :] > 0).sum(dtype=jnp.int32)
         columns = [x[: count * size] for x in columns]
-    return tuple(
+    chunks = tuple(
         jnp.pad(x, (0, count * size - len(x)), constant_values=f).reshape(count, size)
         for x, f in zip(columns, empty)
     )
+    return chunks, lost
 
 
 def _enough(mean: float) -> float:

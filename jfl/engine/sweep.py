@@ -26,6 +26,7 @@ from .simulate import scan_from, schedule, tolerated
 MEMORY = 2**32  # bytes for the points computed at once, where a device does not say what it has
 SHARE = 0.25  # of an accelerator's memory for what `client_bytes` estimates
 FULL = 0.9  # of an accelerator's memory for what a compiled program is known to take
+COMPILATIONS = 3  # of a program, at most, to find how many points fit
 
 
 class Sweep(NamedTuple):
@@ -40,7 +41,8 @@ class Sweep(NamedTuple):
     groups: int  # programs compiled
     seconds: np.ndarray  # Float[S]: a point's share of its group's time, compilation included
     caveats: tuple = ()  # sentences that belong beside the guarantees of several points
-    # Float[S]: what a point of its program takes of a device's memory; NaN where that is unknown
+    # Float[S]: what a point takes of a device's memory, beside what its program's points share and
+    # if as many run at once as did; NaN where that is unknown
     point_bytes: Any = None
     __repr__ = printing.sweep
 
@@ -132,14 +134,14 @@ def sweep(
         points: a dict for each point, from names to values; in place of `axes`.
         evaluate_every: rounds between evaluations; default about twenty evaluations.
         memory: bytes for the points computed at once, on each device; default what an accelerator
-            has, and 4 GiB on a CPU.  A first guess says how many points these are; if the compiled
-            program takes more, it is compiled again for fewer.
+            has free, and 4 GiB on a CPU.  A first guess says how many points these are; if the
+            compiled program takes more, it is compiled again for fewer, twice at most.
         strict: raise HealthError if any point fails, not only if all do.
         tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
         mesh: devices that share the points: "auto", a number, or a mesh as
             jfl.engine.devices.devices makes; None: one.
         watch: called with a line before each program runs, such as `print`: how many points it
-            runs at once, and what memory a point takes.
+            runs at once, and what memory a point takes beside what all of them share.
         **axes: for each name the list of its values, or one value.
 
     Returns:
@@ -160,6 +162,8 @@ def sweep(
     memory = None if memory is None else checks.memory("sweep", memory)
     checks.choice("sweep", (False, True), strict=strict)
     tolerate = tolerated("sweep", tolerate)
+    if watch is not None and not callable(watch):
+        checks.fail("sweep", "watch, a function of a line, such as print", checks.shown(watch))
     counts = schedule(rounds, evaluate_every)
     meshes.devices(mesh, len(points))  # refuses what is none
     points = [dict(seed=0) | p for p in points]
@@ -308,9 +312,11 @@ def _apart(points, plans, seeds, words, groups):
 
 
 def device_memory(share: float) -> float | None:
-    """So much of the memory that this process's accelerators have; None where they do not say."""
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    return share * limit if limit else None
+    """So much of the memory that is free on an accelerator of this process; None where it does not
+    say."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    limit = stats.get("bytes_limit")
+    return share * (limit - stats.get("bytes_in_use", 0)) if limit else None
 
 
 class _Program:
@@ -338,35 +344,48 @@ class _Program:
     def fit(self, memory: float | None):
         """Choose how many points run at once on a device, by what its compiler says they take.
 
-        A guess comes first; where it was too high the program is compiled once more.
+        A guess comes first.  Where it was too high the program is compiled again, twice at most:
+        what a block takes is near to a part that it always takes and one for each point.
         """
         has = lambda share: memory if memory is not None else device_memory(share) or MEMORY
-        guess, most = has(SHARE), has(FULL)
+        guess, most = (meshes.least(has(share), self.mesh) for share in (SHARE, FULL))
         self._at_most(guess / (client_bytes(self.plans[0]) * largest_chunk(self.plans)))
-        while (needed := self._compiled_bytes()) > most and self.block > self.lines:
-            each = self.block // self.lines
-            self._at_most(min(each - 1, each * most / needed))
+        tried = []  # points on a device, bytes
+        while True:
+            points, needed = self.block // self.lines, self._compiled_bytes()
+            tried.append((points, needed))
+            if needed <= most or points == 1 or len(tried) == COMPILATIONS:
+                return
+            (a, first), (b, last) = tried[0], tried[-1]
+            each = last / b if a == b else (first - last) / (a - b)
+            fewer = (last - most) / each if each > 0 else 1
+            self._at_most(points - max(1, fewer))
 
     def _at_most(self, points: float):
-        self.block = min(self.block, self.lines * int(max(1, points)))
+        """Blocks of no more points on a device, and as equal as can be."""
+        points = max(1, int(min(points, self.block // self.lines)))
+        blocks = -(-len(self.plans) // (self.lines * points))
+        self.block = self.lines * -(-len(self.plans) // (self.lines * blocks))
 
     def _compiled_bytes(self) -> float:
         """What a block takes of a device, beside what all points share; 0 where that is unknown."""
-        lowered = _points.lower(*self._arguments(0), treedef=self._treedef(), mapped=self.mapped)
+        arguments = self._arguments(0)
+        lowered = _points.lower(*arguments, treedef=self._treedef(), mapped=self.mapped)
         found = lowered.compile().memory_analysis()  # the call that follows takes the same program
         if found is None:
             return 0.0
-        mine = jax.tree.leaves(self._arguments(0)[:3])
-        needed = found.temp_size_in_bytes + found.output_size_in_bytes
-        needed += sum(x.nbytes for x in mine) / self.lines
+        mine = sum(x.nbytes for x in jax.tree.leaves(arguments[:3])) / self.lines
+        needed = found.temp_size_in_bytes + found.output_size_in_bytes + mine
+        needed = -meshes.least(-needed, self.mesh)
         self.point_bytes = needed / (self.block // self.lines)
         return needed
 
     def __str__(self):
-        each = (
-            "" if math.isnan(self.point_bytes) else f", {printing.in_bytes(self.point_bytes)} each"
-        )
-        return f"{len(self.plans)} points as one program, {self.block} at once{each}"
+        each = "" if math.isnan(self.point_bytes) else f", {printing.in_bytes(self.point_bytes)}"
+        each = each and f"{each} of a device's memory each"
+        there = f" on each of {self.lines} devices" if self.lines > 1 else ""
+        points = f"{len(self.plans)} points" if len(self.plans) > 1 else "1 point"
+        return f"{points} as one program, {self.block // self.lines} at once{there}{each}"
 
     def _treedef(self):
         return jax.tree.structure(self.plans[0])

@@ -18,7 +18,7 @@ import jax
 from ..core import checks, identity
 from ..core.errors import ArgumentError
 from ..data.federation import checksum
-from ..engine.sweep import MEMORY, widened
+from ..engine.sweep import FULL, MEMORY, device_memory, widened
 from . import blocks, build, checkpoint
 from .blocks import AT_ONCE, Block
 from .config import Config
@@ -222,7 +222,7 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
         device=f"{environment['backend']} {environment['device']}",
     )
     if jax.default_backend() != "cpu":
-        memory = blocks.memory()  # of this worker's accelerator
+        memory = device_memory(FULL) or memory  # of this worker's accelerator
     return [worker | measured for measured in blocks.compute(block, memory)]
 
 

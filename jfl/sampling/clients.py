@@ -37,6 +37,11 @@ def fills(sampler: Sampler) -> bool:
     return sampler.scheme in ("full", "without_replacement", "first_responders")
 
 
+def in_order(sampler: Sampler) -> bool:
+    """Whether slot i of every cohort holds client i."""
+    return sampler.draw.function is _draw_full
+
+
 def _cohort(ids, clients, overflow=0):
     return Cohort(
         ids,

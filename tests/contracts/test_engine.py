@@ -574,7 +574,8 @@ def test_points_that_run_at_once_fit_into_memory(fed, task):
     go = lambda **more: jfl.sweep(lambda lr: plans[lr], **options, **more)
     whole = go()
     assert np.isfinite(whole.point_bytes).all() and whole.point_bytes[0] > 1000
-    assert lines == [f"5 points as one program, 5 at once, {in_bytes(whole.point_bytes[0])} each"]
+    each = f"{in_bytes(whole.point_bytes[0])} of a device's memory each"
+    assert lines == [f"5 points as one program, 5 at once, {each}"]
     memory = 5 * client_bytes(plans[0.1]) * plans[0.1].chunk
     assert memory < whole.point_bytes.sum()  # the guess is 5, and too high
     listen = lambda event, seconds, **_: compiled.append(event)
@@ -591,6 +592,29 @@ def test_points_that_run_at_once_fit_into_memory(fed, task):
     assert at_once < 5 and (at_once == 1 or at_once * small.point_bytes[0] <= memory)
     assert same_bits(again.params, small.params)
     close(small.params, whole.params)
+    with pytest.raises(ValueError, match="watch, a function of a line"):
+        jfl.sweep(lambda lr: plans[lr], rounds=1, lr=0.1, watch=True)
+
+
+@pytest.mark.parametrize("always, each, fits", [(0.0, 0.02, 50), (0.9, 0.002, 50), (0.95, 0.01, 5)])
+def test_a_program_is_compiled_three_times_at_most(fed, task, monkeypatch, always, each, fits):
+    """Where a part of its memory does not depend on how many points it runs."""
+    compiled = []
+
+    def bytes_of(program):
+        compiled.append(program.block)
+        return always + each * program.block
+
+    monkeypatch.setattr(sweeps._Program, "_compiled_bytes", bytes_of)
+    monkeypatch.setattr(sweeps, "client_bytes", lambda plan: 0.0001)
+    plans = [plain_plan(fed, task, lr=lr) for lr in np.linspace(0.1, 0.2, 100)]
+    keys, words = jax.random.split(KEY, 100), np.zeros((100, 4), np.uint32)
+    program = sweeps._Program(plans, keys, words, [1], None)
+    program.fit(1.0)
+    assert compiled[-1] == program.block and len(compiled) <= 3 and compiled[0] == 100
+    assert fits / 2 <= program.block <= fits
+    # blocks are as equal as can be
+    assert program.block == -(-100 // -(-100 // program.block))
 
 
 def test_sweep_pairs_cohorts_and_batches(fed, task):

@@ -1,5 +1,6 @@
 """Which slots of a cohort each device runs, and what devices tell each other."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import hypothesis
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
+from scipy import stats
 
 import jfl
+from jfl.core.records import Cohort, Fn
 from jfl.engine import sharding, slots
 
 
@@ -65,8 +68,10 @@ def test_every_client_of_a_cohort_runs_once_and_where_its_state_is(
             slots.dealt_to(device, drawn, plan),
         )
         parts, dealt = zip(*of_devices(both, devices))
+        parts, lost = zip(*parts)
         layout = slots.layout_of_holder(plan, held)
     wanted = sorted(taken(drawn[:3]))
+    assert not any(lost)
     # those that no state decides about too: each on one device
     assert sorted(sum(map(taken, parts), [])) == sorted(sum(map(taken, dealt), [])) == wanted
     for device, part in enumerate(parts):
@@ -79,9 +84,43 @@ def test_a_device_has_its_clients_first(scheme):
     """Chunks that hold nobody do not run, up to the last one that does."""
     plan = plan_of(20, scheme, 9, 2, 4)
     drawn = plan.sampler.draw(jax.random.key(3))
-    for _, count, _ in of_devices(lambda device: slots.held_by(device, 5, drawn, plan), 4):
+    for (_, count, _), _ in of_devices(lambda device: slots.held_by(device, 5, drawn, plan), 4):
         count = np.asarray(count).ravel() > 0
         assert (np.sort(count)[::-1] == count).all()
+
+
+def test_a_uniform_cohort_needs_few_slots_of_a_device_and_what_finds_none_is_counted():
+    """1,024 of 100,000 clients on 8 devices: 128 are expected on one."""
+    plan = SimpleNamespace(
+        sampler=jfl.sampling.without_replacement(100_000, 1024),
+        chunk=None,
+        mesh=AbstractMesh((8,), ("clients",)),
+    )
+    count, size = slots.layout_of_holder(plan, 12_500)
+    assert 200 < count * size < 300
+    law = stats.hypergeom(100_000, 12_500, 1024)
+    assert law.sf(count * size) < 1e-18 < law.sf(180)
+    ids = jnp.arange(1024, dtype=jnp.int32)  # all on the first device
+    skewed = Cohort(ids, jnp.ones_like(ids), jnp.zeros_like(ids), jnp.int32(0))
+    (chunks, lost), (others, none) = of_devices(
+        lambda device: slots.held_by(device, 12_500, skewed, plan), 2
+    )
+    assert len(taken(chunks)) == count * size and int(lost) == 1024 - count * size
+    assert not taken(others) and int(none) == 0
+    # no such law is known of a sampler of somebody's own
+    own = jfl.sampling.with_replacement(100_000, 1024)
+    plan.sampler = own
+    assert np.prod(slots.layout_of_holder(plan, 12_500)) >= 1024
+
+
+def test_a_sampler_in_another_order_is_not_taken_for_everyone():
+    """`full` is also what a sampler of somebody's own is called if it does not say."""
+    back = jnp.arange(7, dtype=jnp.int32)[::-1]
+    cohort = Cohort(back, jnp.ones_like(back), jnp.zeros_like(back), jnp.int32(0))
+    plan = plan_of(7, "full", 7, 2, 2)
+    plan.sampler = dataclasses.replace(plan.sampler, draw=Fn(lambda key: cohort))
+    parts = of_devices(lambda device: slots.held_by(device, 4, cohort, plan)[0], 2)
+    assert [sorted(i for i, _ in taken(part)) for part in parts] == [[0, 1, 2, 3], [4, 5, 6]]
 
 
 COUNTS = [0, 1, 4095, 4096, 2**24 + 1, 2**27 - 1]

@@ -61,8 +61,8 @@ MUTANTS = (
     # --- rounds
     Mutant(
         "jfl/engine/round.py",
-        "return (pytrees.add(sums, more), state), kept",
-        "return (more, state), kept",
+        "return pytrees.add(sums, more), new",
+        "return more, new",
         f"{LOOPS}[private_and_release_by_size]",
     ),
     Mutant(
@@ -97,14 +97,26 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/round.py",
-        "place = jnp.where(count > 0, ids - first, plan.sampler.clients)",
-        "place = ids - first",
+        "place = jnp.where(chunks[1] > 0, chunks[0] - first, plan.sampler.clients)",
+        "place = chunks[0] - first",
         f"{ENGINE}::test_slots_and_memory[scaffold]",
     ),
     Mutant(
         "jfl/engine/slots.py",
         "cohort.ids // held == device",
         "cohort.ids % device_count(plan.mesh) == device",
+        "tests/engine/test_slots.py",
+    ),
+    Mutant(
+        "jfl/engine/slots.py",
+        "lost = (columns[1][count * size :] > 0)",
+        "lost = (columns[1][count * size :] < 0)",
+        "tests/engine/test_slots.py",
+    ),
+    Mutant(
+        "jfl/engine/slots.py",
+        "if sampling.in_order(plan.sampler):\n        nobody",
+        'if plan.sampler.scheme == "full":\n        nobody',
         "tests/engine/test_slots.py",
     ),
     Mutant(
@@ -127,8 +139,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/sweep.py",
-        "(needed := self._compiled_bytes()) > most",
-        "(needed := self._compiled_bytes()) > 2**60",
+        "if needed <= most or points == 1",
+        "if needed <= 2**60 or points == 1",
         f"{ENGINE}::test_points_that_run_at_once_fit_into_memory",
     ),
     Mutant(

@@ -45,9 +45,9 @@ def make_federation(seed=0, sizes=SIZES, classes=0, pad=0, junk=None, held_out=0
     test = index[:, :held_out]
     x_test = r.normal(size=(tests, FEATURES)).astype(np.float32)
     y_test = (
-        r.integers(0, classes, 6).astype(np.int32)
+        r.integers(0, classes, tests).astype(np.int32)
         if classes
-        else r.normal(size=6).astype(np.float32)
+        else r.normal(size=tests).astype(np.float32)
     )
     arrays = (
         x,
