@@ -114,12 +114,6 @@ def waits_today(case, target):
     return "" if target == "v5e" else "1 a round: how many rounds there are is data"
 
 
-def reduces_today(case, target):
-    if case in ("algorithm padpfl", "algorithm scaffold"):
-        return "2 sums today, floats and counts apart, and states of clients are gathered"
-    return "2 sums today, floats and counts apart"
-
-
 @pytest.mark.parametrize("case, target", programs())
 def test_it_compiles_and_its_loops_are_known(compilers, case, target):
     row = compilers.row(target, case=case)
@@ -140,7 +134,7 @@ def test_nothing_waits_for_the_host(compilers, case, target):
     assert compilers.row(target, case=case)["round"]["host_waits"] == 0
 
 
-@pytest.mark.parametrize("case, target", programs(reduces_today, ALGORITHMS))
+@pytest.mark.parametrize("case, target", programs(cases=ALGORITHMS))
 def test_eight_devices_add_up_once_a_round(compilers, case, target):
     found = compilers.row(target, case=case, devices=8)["round"]["collectives"]
     assert found == {"all-reduce": 1}
@@ -230,12 +224,12 @@ GOALS = (
     Goal("W3 h200: milliseconds a round", milliseconds("W3", "h200"), 6, 5.74),
     Goal("W3 v5e: milliseconds a round", milliseconds("W3", "v5e"), 60, 57.4, True),
     Goal("W5 h200: milliseconds a round", milliseconds("W5", "h200"), 8, 5.44),
-    Goal("W1 h200, 8 devices: launches", lambda of: launches(of(*W1_H200, MANY)), 1500, 128),
+    Goal("W1 h200, 8 devices: launches", lambda of: launches(of(*W1_H200, MANY)), 1500, 124),
     Goal(
         "W1 h200, 8 devices: collectives",
         lambda of: sum(of(*W1_H200, MANY)["round"]["collectives"].values()),
         1,
-        3,
+        1,
     ),
 )
 
