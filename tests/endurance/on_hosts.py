@@ -5,6 +5,7 @@
 Process 0 prints a JSON line of results for each case.
 """
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -41,6 +42,26 @@ def results(names, mesh=None):
         yield name, flat((out.params, out.metrics.loss, out.run.own))
 
 
+def grid(mesh=None, memory=None):
+    """Of a sweep whose points do not fit at once; `memory` is what this process's device has."""
+    if memory is not None:
+        sweeps = importlib.import_module("jfl.engine.sweep")  # a function has its name
+        sweeps.device_memory = lambda share: share * memory
+    fed, task = make_federation(), jfl.task(start_params(), squared)
+    algorithm = lambda lr: jfl.algorithms.fedavg(
+        grad, lr=lr, steps=1, batch=jfl.batches.without_replacement(3)
+    )
+    grad, lines = noisy_grad(), []
+    out = jfl.sweep(
+        lambda lr: jfl.plan(fed, task, algorithm(lr), jfl.sampling.full(7)),
+        rounds=1,
+        lr=[0.1 * i for i in range(1, 13)],
+        mesh=mesh,
+        watch=lines.append,
+    )
+    return lines, flat(out.params)
+
+
 def main(processes, process, port, *names):
     jfl.mesh.connect(f"127.0.0.1:{port}", int(processes), int(process))
     assert jax.process_count() == int(processes) == len(jax.devices())
@@ -54,6 +75,10 @@ def main(processes, process, port, *names):
         jfl.simulate(jax.random.key(int(process)), plan, 2, mesh="auto")
     if names == ("sweep apart",):
         jfl.sweep(lambda: plan, seed=[0, int(process)], rounds=2, mesh="auto")
+    if names == ("sweep",):
+        lines, values = grid("auto", 6e3 if process == "0" else 1e5)
+        print(json.dumps(dict(name=lines, values=values.tolist())), flush=True)
+        return
     for name, values in results(names, "auto"):
         if jfl.mesh.lead():
             print(json.dumps(dict(name=name, values=np.asarray(values).tolist())), flush=True)

@@ -75,6 +75,18 @@ def test_two_processes_are_one():
 
 
 @pytest.mark.slow
+def test_processes_with_unequal_memory_run_one_sweep():
+    """Blocks of the same points, by what the smaller one has; else each would wait for another
+    message."""
+    from endurance import on_hosts
+
+    (row,) = together(2, "sweep")
+    lines, values = on_hosts.grid()
+    assert "12 at once" in lines[0] and "1 at once on each of 2 devices" in row["name"][0]
+    np.testing.assert_allclose(row["values"], values, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.slow
 def test_four_processes_are_one():
     same_as_one(together(4, "fedavg", "scaffold", "states"))
 
