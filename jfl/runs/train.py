@@ -316,7 +316,9 @@ def _journaled(journal, out) -> dict:
 def _position(session: Session, resume: bool) -> Position:
     """Where the run begins or goes on."""
     plan, config, out, journal = session.plan, session.config, session.out, session.journal
-    run = init(jax.random.key(config.seed), plan)
+    # of several processes each begins alone, and agrees with the others later
+    mesh = session.mesh if jax.process_count() == 1 else None
+    run = init(jax.random.key(config.seed), dataclasses.replace(plan, mesh=mesh))
     if not resume or not has_files(out):
         return Position(run, Branch(), {}, 0.0, 0)
     journaled = _journaled(journal, out)
