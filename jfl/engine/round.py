@@ -51,7 +51,7 @@ def begin(key, plan: Plan, words, history) -> Run:
     server, own = plan.algorithm.init(plan.task.init(stream(compact(key), Stream.INIT, 0)))
     clients = plan.sampler.clients
     own = pytrees.map(lambda x: jnp.broadcast_to(x, (clients,) + x.shape), own)
-    own = sharding.held(own, devices(plan.mesh))
+    own = sharding.placed_states(own, devices(plan.mesh))
     zeros = [jnp.zeros((), jnp.int32) for _ in range(2 + len(Health._fields))]
     # copies, so that a run may be donated without taking the plan or the key along
     key, server, state = jax.tree.map(jnp.copy, (key, server, mech.initial(plan.release)))
@@ -208,7 +208,7 @@ def _cohort(run, plan, keys, cohort):
     )
     held = sharding.padded(run.own, plan.mesh)
     sums, own = split(held, dataclasses.replace(run, own=()), plan, keys, cohort)
-    return sums, pytrees.map(lambda x, old: x[: len(old)], own, run.own)
+    return sums, sharding.cut(own, run.own)
 
 
 def _fed_cohort(run, plan, keys, feed):

@@ -31,7 +31,7 @@ def _even(x, mesh) -> bool:
     return x.shape[0] % count(mesh) == 0
 
 
-def where(tree: Plan | Run, mesh: Mesh):
+def shardings(tree: Plan | Run, mesh: Mesh):
     """For each array of a plan or a run, where it lies."""
 
     def one(path, x):
@@ -44,15 +44,15 @@ def where(tree: Plan | Run, mesh: Mesh):
 
 def place(tree: Plan | Run, mesh: Mesh | None):
     """A plan or a run on the devices of a mesh."""
-    return tree if mesh is None else jax.tree.map(put, tree, where(tree, mesh))
+    return tree if mesh is None else jax.tree.map(put, tree, shardings(tree, mesh))
 
 
 def _divided(mesh):
     return NamedSharding(mesh, PartitionSpec("clients"))
 
 
-def held(states, mesh: Mesh | None):
-    """In a program, what clients remember, where it is to lie."""
+def placed_states(states, mesh: Mesh | None):
+    """As `place`, of what clients remember, inside a program."""
     if count(mesh) == 1 or not all(_even(x, mesh) for x in jax.tree.leaves(states)):
         return states
     return jax.lax.with_sharding_constraint(states, _divided(mesh))
@@ -66,9 +66,9 @@ def padded(states, mesh: Mesh | None):
     return pytrees.map(lambda x: x if _even(x, mesh) else jnp.pad(x, more(x)), states)
 
 
-def cut(states, clients: int):
-    """`padded` states without those of nobody."""
-    return pytrees.map(lambda x: x[:clients], states)
+def cut(states, like):
+    """`padded` states without those of nobody: as many as there were before."""
+    return pytrees.map(lambda x, old: x[: len(old)], states, like)
 
 
 def on_host(states):

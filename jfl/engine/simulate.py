@@ -71,8 +71,8 @@ def _no_data(where, data):
 
 def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
     """`scan` of a run that has entered its plan; `noise` is its noise_key."""
-    draws, clients = draws_key(run), plan.sampler.clients
-    run = dataclasses.replace(run, own=sharding.padded(run.own, meshes.devices(plan.mesh)))
+    draws, own = draws_key(run), run.own
+    run = dataclasses.replace(run, own=sharding.padded(own, meshes.devices(plan.mesh)))
 
     def until_evaluation(run, count):
         nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
@@ -87,7 +87,7 @@ def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
         return run, _metrics(run, plan, sums)
 
     run, metrics = jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
-    return dataclasses.replace(run, own=sharding.cut(run.own, clients)), metrics
+    return dataclasses.replace(run, own=sharding.cut(run.own, own)), metrics
 
 
 def _metrics(run, plan, sums):

@@ -337,9 +337,10 @@ class _Program:
         known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
         # [points, 3, 4]
         self.noise = np.stack([np.stack([w, h, noise_words(w, h, 0)]) for w, h in known])
-        # each device takes equally many
-        self.lines = 1 if mesh is None else mesh.shape.get("points", 1)
-        self.block, self.point_bytes = self.lines * -(-len(plans) // self.lines), math.nan
+        # that share the points, equally many each
+        self.devices = 1 if mesh is None else mesh.shape.get("points", 1)
+        self.block, self.point_bytes = self.devices * -(-len(plans) // self.devices), math.nan
+        self.first = None  # arguments of the first block: it is compiled for them
 
     def fit(self, memory: float | None):
         """Choose how many points run at once on a device, by what its compiler says they take.
@@ -352,7 +353,7 @@ class _Program:
         self._at_most(guess / (client_bytes(self.plans[0]) * largest_chunk(self.plans)))
         tried = []  # points on a device, bytes
         while True:
-            points, needed = self.block // self.lines, self._compiled_bytes()
+            points, needed = self.block // self.devices, self._compiled_bytes()
             tried.append((points, needed))
             if needed <= most or points == 1 or len(tried) == COMPILATIONS:
                 return
@@ -363,29 +364,29 @@ class _Program:
 
     def _at_most(self, points: float):
         """Blocks of no more points on a device, and as equal as can be."""
-        points = max(1, int(min(points, self.block // self.lines)))
-        blocks = -(-len(self.plans) // (self.lines * points))
-        self.block = self.lines * -(-len(self.plans) // (self.lines * blocks))
+        points = max(1, int(min(points, self.block // self.devices)))
+        blocks = -(-len(self.plans) // (self.devices * points))
+        self.block = self.devices * -(-len(self.plans) // (self.devices * blocks))
 
     def _compiled_bytes(self) -> float:
         """What a block takes of a device, beside what all points share; 0 where that is unknown."""
-        arguments = self._arguments(0)
+        self.first = arguments = self._arguments(0)
         lowered = _points.lower(*arguments, treedef=self._treedef(), mapped=self.mapped)
         found = lowered.compile().memory_analysis()  # the call that follows takes the same program
         if found is None:
             return 0.0
-        mine = sum(x.nbytes for x in jax.tree.leaves(arguments[:3])) / self.lines
+        mine = sum(x.nbytes for x in jax.tree.leaves(arguments[:3])) / self.devices
         needed = found.temp_size_in_bytes + found.output_size_in_bytes + mine
         needed = -meshes.least(-needed, self.mesh)
-        self.point_bytes = needed / (self.block // self.lines)
+        self.point_bytes = needed / (self.block // self.devices)
         return needed
 
     def __str__(self):
         each = "" if math.isnan(self.point_bytes) else f", {printing.in_bytes(self.point_bytes)}"
         each = each and f"{each} of a device's memory each"
-        there = f" on each of {self.lines} devices" if self.lines > 1 else ""
+        there = f" on each of {self.devices} devices" if self.devices > 1 else ""
         points = f"{len(self.plans)} points" if len(self.plans) > 1 else "1 point"
-        return f"{points} as one program, {self.block // self.lines} at once{there}{each}"
+        return f"{points} as one program, {self.block // self.devices} at once{there}{each}"
 
     def _treedef(self):
         return jax.tree.structure(self.plans[0])
@@ -399,12 +400,12 @@ class _Program:
             if m
         )
         mine = (self.keys[jnp.array(at)], jnp.asarray(self.noise[at]), varied)
-        return *meshes.spread(mine, self.mesh, "points" if self.lines > 1 else None), *self.rest
+        return *meshes.spread(mine, self.mesh, "points" if self.devices > 1 else None), *self.rest
 
     def run(self):
         """-> health, metrics and parameters of each point."""
         for first in range(0, len(self.plans), self.block):
-            arguments = self._arguments(first)
+            arguments, self.first = self.first or self._arguments(first), None
             found = _points(*arguments, treedef=self._treedef(), mapped=self.mapped)
             found = jax.tree.map(np.asarray, found)
             for i in range(min(self.block, len(self.plans) - first)):

@@ -4,11 +4,13 @@ The programs are written by hand, in the two dialects: a GPU's compiler notes th
 TPU's leaves them to be read from the loop itself.
 """
 
+import dataclasses
 import json
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 from experiments.bench import aot, device
 from experiments.bench.ahead_of_time import counts, machines, program, report, workloads
@@ -388,6 +390,22 @@ def test_chunks_of_a_poisson_cohort_turn_as_often_as_their_law_says(monkeypatch)
     assert report.chunk_turns(workloads.workload("W1").plan) == {}
     drawn = np.random.default_rng(0).binomial(100, 0.2, 100_000)
     assert abs(np.ceil(drawn / 28).mean() - told.mean) < 5e-3
+
+
+@pytest.mark.parametrize("mode", ["private", "poisson"])
+def test_the_device_that_holds_most_of_a_cohort_decides(mode, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    plan = workloads.workload("W1", (mode,), "scaffold", clients=800, cohort=80, chunk=9).plan
+    plan = dataclasses.replace(plan, mesh=AbstractMesh((8,), ("clients",)))
+    told, rng = report.chunk_turns(plan)["chunks"], np.random.default_rng(0)
+    drawn = (
+        rng.binomial(100, 0.1, (100_000, 8))
+        if mode == "poisson"
+        else rng.multivariate_hypergeometric([100] * 8, 80, 100_000)
+    )
+    # told as if devices were independent and drew with replacement
+    assert abs(np.ceil(drawn.max(1) / 9).mean() - told.mean) < (5e-3 if mode == "poisson" else 0.1)
+    assert told.capacity >= np.ceil(drawn.max() / 9)
 
 
 def test_rows_of_a_workload_have_its_shapes():

@@ -251,7 +251,7 @@ MUTANTS = (
     Mutant(
         "jfl/engine/round.py",
         "fori_loop(0, _chunks_with_clients(times), one",
-        "fori_loop(0, count, one",
+        "fori_loop(0, len(times), one",
         f"{ENGINE}::test_chunks_without_a_client_do_not_run",
     ),
     Mutant(

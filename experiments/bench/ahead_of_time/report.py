@@ -164,9 +164,12 @@ def chunk_turns(plan: jfl.Plan) -> dict:
     if devices > 1 and plan.algorithm.stateful:
         if sampler.scheme == "full":
             return {}
-        count, size = slots.layout_of_holder(plan, -(-sampler.clients // devices))
-        law = stats.binom(sampler.capacity, 1 / devices)
-        turns = count
+        held = -(-sampler.clients // devices)
+        turns, size = slots.layout_of_holder(plan, held)
+        # of a Poisson cohort each client comes by itself
+        apart = sampler.scheme == "poisson"
+        drawn = (held, float(sampler.rate)) if apart else (sampler.capacity, 1 / devices)
+        law = stats.binom(*drawn)
         needed = 1 - law.cdf(np.arange(turns) * size) ** devices
     else:
         count, size = slots.layout(plan)
@@ -191,7 +194,9 @@ def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) ->
     many = jax.ShapeDtypeStruct((evaluations,), jnp.int32)
     placed = _placed((state, plan, many, _words()), mesh)
     if devices > 1:
-        parts = [jax.tree.map(_shape_at, part, sharding.where(part, mesh)) for part in placed[:2]]
+        parts = [
+            jax.tree.map(_shape_at, part, sharding.shardings(part, mesh)) for part in placed[:2]
+        ]
         placed = (*parts, *placed[2:])
     return compiled(
         simulate._scan,
