@@ -85,11 +85,22 @@ def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> np.ndarray:
         >>> round(float(gaussian_epsilon(1.0, 1e-5)), 4)
         4.3772
     """
-    mu, delta = np.broadcast_arrays(mu, delta)
+    if mu.ndim or delta.ndim:
+        return _halved(*np.broadcast_arrays(mu, delta))
+    return np.float64(_of_one(float(mu), float(delta)))
 
+
+@functools.lru_cache(4096)  # a guarantee asks for the same one in each of its bounds
+def _of_one(mu, delta):
+    return float(_halved(np.float64(mu), np.float64(delta)))
+
+
+def _halved(mu, delta):
     def repeat(start, stop, body, ends):
         for i in range(start, stop):
-            ends = body(i, ends)
+            before, ends = ends, body(i, ends)
+            if all(map(np.array_equal, before, ends)):  # no float lies between them
+                break
         return ends
 
     return formulas.crossing(ON_HOST, mu, delta, repeat)
