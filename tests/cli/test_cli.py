@@ -904,7 +904,7 @@ def test_a_small_demo(tmp_path, capsys):
             "add_remove",
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             [
                 "--unit",
                 "client",
@@ -918,6 +918,7 @@ def test_a_small_demo(tmp_path, capsys):
             "client",
             "third_party",
             "replace_one",
+            marks=pytest.mark.slow,
         ),
         (["--sampler", "full"], "example", "server", "replace_one"),
     ],

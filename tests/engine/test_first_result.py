@@ -26,11 +26,14 @@ def draws(key):
     )
 
 
+IN_A_PROGRAM = jax.jit(draws), jax.jit(jax.vmap(jax.vmap(draws)))
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
 def test_a_compact_key_is_the_same_key(seed):
     """Bit for bit jax's threefry: alone, in a program, under vmap of one axis and of two."""
     key = jax.random.key(seed)
-    one, two = jax.jit(draws), jax.jit(jax.vmap(jax.vmap(draws)))
+    one, two = IN_A_PROGRAM
     keys = jax.random.split(key, (2, 3))
     for run, plain in ((draws, key), (one, key), (two, keys)):
         for ours, theirs in zip(run(compact(plain)), draws_of(plain), strict=True):

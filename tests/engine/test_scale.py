@@ -68,6 +68,7 @@ def _p_of_uniform(ids, clients, cells=64):
     return stats.chisquare(counts).pvalue
 
 
+@pytest.mark.slow
 def test_every_client_is_as_likely_wherever_it_stands():
     """Chi-square over 64 ranges of ids, false alarm 1e-4; ids of which few are taken from the upper
     half are found."""

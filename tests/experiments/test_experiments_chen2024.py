@@ -75,6 +75,7 @@ def test_every_line_is_a_plan_that_traces():
     assert len(deals) == 6 and len(traced) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "JFL_DATA_DIR" not in os.environ, reason="lines NOT built on real MNIST: set JFL_DATA_DIR"
 )
@@ -313,6 +314,7 @@ def test_bounds_beside_a_run(tmp_path):
     assert verdicts["the hypotheses of Theorem 3 hold at usual rates"] == NOT
 
 
+@pytest.mark.slow
 def test_objective_is_that_of_the_optimum():
     plan, known, best = numbers.problem(
         "digits", clients=5, per_round=2, steps=2, batch=5, min_rows=40, l2=0.3, rounds=5

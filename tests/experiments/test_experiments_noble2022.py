@@ -192,6 +192,7 @@ def test_rounds_of_the_proved_epsilon(k):
 # --- runs
 
 
+@pytest.mark.slow
 def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
     def claims(plan, config, rounds):  # what is proved takes seconds, and has tests of its own
         return (
@@ -245,6 +246,7 @@ def test_list(capsys):
     assert all(name in listed for name in paper.EXPERIMENTS) and "sigma=160, K=40" in listed
 
 
+@pytest.mark.slow
 def test_bounds(tmp_path, capsys):
     experiment = dataclasses.replace(
         paper.EXPERIMENTS["bounds"],

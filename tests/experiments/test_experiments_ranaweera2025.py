@@ -253,6 +253,7 @@ def test_scaled_coefficients_are_the_ellipsoid_on_pixels():
         assert np.allclose(one[layer][leaf] / scale[layer][leaf], other[layer][leaf], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bands_clipped_apart_are_leaves_of_coefficients():
     shape = ranaweera2025_plans.shape_named(TINY, "proxy:0.25")
     bounds, options = (

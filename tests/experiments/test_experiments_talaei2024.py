@@ -52,6 +52,7 @@ def line(*loss):
 # --- plans
 
 
+@pytest.mark.by_default("fig9")
 @pytest.mark.skipif("JFL_DATA_DIR" not in os.environ, reason="needs MNIST: set JFL_DATA_DIR")
 @pytest.mark.parametrize("name", ["fig2", "fig7", "fig9"])
 def test_lines_are_plans_of_the_paper(name):
@@ -141,6 +142,7 @@ def test_stages_of_a_swap(monkeypatch):
     assert talaei2024_plans.proved(plans, "server", 0.01).epsilon == pytest.approx(20, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_the_quality_is_swapped(monkeypatch):
     """Without noise and swap, two stages are the run of one plan; with factors that change, of a
     plan with a schedule."""

@@ -175,6 +175,7 @@ def read_a_paper(text, whole):
     )
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs(monkeypatch):
     """In this process, of another model: a kernel, and a larger program, take longer than all the
     rest.  That the cells of every notebook run as they stand is of the slow run."""

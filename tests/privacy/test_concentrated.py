@@ -327,6 +327,7 @@ def test_many_use_the_same_curves():
         close(got, [np.asarray(exact(orders, 0.01, one)) for one in z], 1e-8)
 
 
+@pytest.mark.slow
 def test_many_calibrations_are_safe_and_tight():
     q, _, steps, delta = configurations(40, 1)
     target = np.geomspace(0.2, 8, 40)

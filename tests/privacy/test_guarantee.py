@@ -271,6 +271,7 @@ def test_a_later_segment_says_where_its_rounds_begin(renyi):
         )
 
 
+@pytest.mark.slow
 def test_changing_noise_with_all_bounds():
     plan = make(chain(0.5, jfl.gaussian(calming)))
     g = guarantees.guarantee(plan, 3)

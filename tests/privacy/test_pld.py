@@ -90,6 +90,7 @@ def test_golden_brackets(call, cases):
         inside(got, *bracket)
 
 
+@pytest.mark.slow
 def test_full_batches_beside_samples():
     mixed = events.compose(events.repeat(events.gaussian(5.0), 10), sampled(0.1, 2.0, 100))
     inside(pld.epsilon(mixed, 1e-6)[0], 4.0553279271, 4.0558334453)

@@ -346,11 +346,12 @@ def test_clients_that_run_several_times_a_round():
         (COHORT, False, "replace_one", lambda z: events.without_replacement(5, CLIENTS, z)),
         (COHORT, True, "replace_one", lambda z: events.participation(0.25, z)),
         (sampling.poisson(CLIENTS, 0.25), False, "add_remove", lambda z: events.poisson(0.25, z)),
-        (
+        pytest.param(
             sampling.with_replacement(CLIENTS, 5),
             False,
             "replace_one",
             lambda z: events.with_replacement(5, CLIENTS, z),
+            marks=pytest.mark.slow,
         ),
         (sampling.full(CLIENTS), False, "replace_one", lambda z: z),
     ],

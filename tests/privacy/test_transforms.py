@@ -242,8 +242,9 @@ def alone(module, name):
 
 # A run of `pld` by itself is a program that maps over batches of runs (test_pld.py), and its slopes
 # are taken inside of a caller's below.
+SLOW_TO_VMAP = ((pld, RUNS[0]), (rdp_batched, "epsilons"))
 QUICK = [
-    pytest.param(*c.values, marks=pytest.mark.slow) if c.values == (pld, RUNS[0]) else c
+    pytest.param(*c.values, marks=pytest.mark.slow) if c.values in SLOW_TO_VMAP else c
     for c in CASES
 ]
 
@@ -285,9 +286,8 @@ EXTREMES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == SECOND else n for n in RUNS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
 def test_slopes_of_a_loss_distribution_are_finite_at_extremes(name):
     """Also where the grid proves nothing; and at rate 1 they are those of the exact Gaussian."""
     with jax.enable_x64(True):
@@ -304,6 +304,7 @@ def test_slopes_of_a_loss_distribution_are_finite_at_extremes(name):
                 np.testing.assert_allclose(slopes[0], exact, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_slopes_of_many_are_finite_at_extremes():
     q, z, t, d = EXTREMES
     with jax.enable_x64(True):

@@ -377,6 +377,7 @@ def test_a_function_of_weights_is_kept_whole():
     assert np.isfinite(np.asarray(out.metrics.loss)).all() and out.run.own.shape == (C,)
 
 
+@pytest.mark.slow
 def test_a_paper_without_any_proof_still_runs(tmp_path):
     """Poisson batches, and so little true noise that no delta is left for an overflow: nothing
     proved, and a claim."""

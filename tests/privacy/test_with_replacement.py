@@ -104,7 +104,7 @@ def above(epsilon, losses, mass, lost=0.0):
 # --- one release
 
 
-@pytest.mark.by_default("2-1.05-0.8", "4-2-5.0")
+@pytest.mark.by_default("2-1.05-0.8")
 @pytest.mark.parametrize("draws, population, z", CASES)
 def test_the_profile_is_the_worst_of_all_mixtures(draws, population, z):
     """A search over data sets and the solution of the dual problem meet: above each, and no higher
@@ -205,7 +205,7 @@ def tails(law, z, points):
     )
 
 
-@pytest.mark.by_default("3-12-2.0-0.4")
+@pytest.mark.slow
 @pytest.mark.parametrize("draws, population, z, epsilon", [(4, 8, 1.0, 3.0), (3, 12, 2.0, 0.4)])
 def test_two_releases_by_direct_convolution(draws, population, z, epsilon):
     """delta of two releases = E[profile(epsilon - loss of the first)]: no grid of the module, no
