@@ -1,0 +1,317 @@
+"""One run with many canaries: published values, sums by brute force, and how often it is wrong."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from jfl.auditing.estimators import one_run as audit
+from jfl.auditing.estimators.one_run import best_number_of_guesses, one_run, one_run_tradeoff
+from jfl.core.errors import ArgumentError
+from jfl.privacy.accountants import rdp, rdp_on_host
+
+# canaries, guesses, correct, epsilon of `one_run`, of `one_run_tradeoff`; delta 1e-5, confidence
+# .95; by two other programs
+GOLDEN = [
+    (1000, 100, 100, 3.4653763478, 5.5490278976),
+    (1000, 100, 90, 1.6261434807, 2.4564048931),
+    (1000, 1000, 600, 0.2972269537, 0.5835404732),
+    (1000, 1000, 900, 2.0206455959, 3.7793383329),
+    (5000, 1500, 1500, 6.0790054, 10.9062316),
+    (5000, 1500, 1400, 2.4636697, 3.8408162),
+    (10000, 10000, 7000, 0.8109442347, 1.3760923261),
+    (1000, 1000, 500, 0.0, 0.0),
+]
+
+
+@pytest.mark.parametrize("row", GOLDEN, ids=lambda row: "-".join(map(str, row[:3])))
+def test_published_values(row):
+    *counts, anything, gaussian = row
+    assert one_run(*counts, delta=1e-5).epsilon == pytest.approx(anything, abs=1e-7)
+    assert one_run_tradeoff(*counts, delta=1e-5).epsilon == pytest.approx(gaussian, abs=1e-7)
+
+
+def test_published_value_without_delta():
+    assert one_run(100, 100, 100, delta=0.0).epsilon == pytest.approx(3.492965431, abs=1e-8)
+
+
+def corners(inside, outside):
+    """Numbers of scores over the thresholds at which the ROC curve has its corners."""
+    thresholds = np.append(np.union1d(inside, outside), np.inf)
+    counts = (np.searchsorted(np.sort(s), thresholds) for s in (inside, outside))
+    kept = []
+    for x, y in zip(*(c.tolist() for c in counts)):
+        while len(kept) > 1:
+            (x0, y0), (x1, y1) = kept[-2:]
+            if (y1 - y0) * (x - x1) > (y - y1) * (x1 - x0):
+                break
+            kept.pop()
+        kept.append((x, y))
+    return [len(inside) + len(outside) - x - y for x, y in kept]
+
+
+@pytest.mark.parametrize(
+    "shift, anything, gaussian",
+    [(0, 0, 0), (1, 1.13346, 2.164749), (2, 2.311945, 4.7218075), (4, 4.395568, 9.133752)],
+)
+def test_values_of_jax_privacy(shift, anything, gaussian):
+    """`test_epsilon_one_run_close`: guesses "in" alone, at each corner of the ROC curve.
+
+    Its corners are chosen with the coins in hand, so that its own bounds are not quite what they
+    say; here they only have to agree.
+    """
+    n = 10_000
+    outside = special.ndtri((np.arange(n) + 0.5) / n)
+    numbers = corners(outside + shift, outside)
+    made = [k for k in numbers if k]
+    # there, no guess at all is one of the numbers tried
+    confidence = 1 - 0.05 * len(made) / len(numbers)
+    arguments = (np.concatenate([outside + shift, outside]), np.arange(2 * n) < n, made)
+    options = dict(delta=1e-6, confidence=confidence, sides="highest")
+    found = best_number_of_guesses(*arguments, **options)
+    assert found.epsilon == pytest.approx(anything, abs=2e-6) and found.tried == len(made)
+    found = best_number_of_guesses(*arguments, family=audit.GAUSSIAN, **options)
+    assert found.epsilon == pytest.approx(gaussian, abs=2e-6)
+
+
+# --- against sums and other programs
+
+
+@pytest.mark.parametrize("counts", [(30, 20, 13), (50, 50, 50), (40, 7, 1), (9, 5, 0)])
+@pytest.mark.parametrize("epsilon", [0.0, 0.7, 3.0])
+def test_p_value_by_summation(counts, epsilon):
+    canaries, guesses, correct = counts
+    q, delta = 1 / (1 + math.exp(-epsilon)), 1e-3
+    mass = [math.comb(guesses, k) * q**k * (1 - q) ** (guesses - k) for k in range(guesses + 1)]
+    missed = max([sum(mass[correct - i : correct]) / i for i in range(1, correct + 1)], default=0)
+    p = min(1, sum(mass[correct:]) + 2 * canaries * delta * missed)
+    assert audit.one_run_p_value(epsilon, *counts, delta=delta) == pytest.approx(p, rel=1e-12)
+
+
+def test_p_values_rise_with_epsilon():
+    """Then the first epsilon that is not rejected is the bound, and a search finds it."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        canaries = int(10 ** rng.uniform(1, 3.5))
+        guesses = int(rng.integers(1, canaries + 1))
+        correct = int(rng.integers(guesses // 2, guesses + 1))
+        p = audit._p_value(canaries, guesses, correct, 10 ** rng.uniform(-6, -2))
+        assert np.all(np.diff([p(x) for x in np.linspace(0, 12, 40)]) > -1e-9)
+
+
+def rejected(mu, canaries, guesses, correct, alpha, alphabet=2):
+    """Algorithm 3 as printed, without stopping early."""
+    right = [alpha * correct / canaries]
+    wrong = [alpha * (guesses - correct) / canaries]
+    for i in range(correct - 1, -1, -1):
+        least = special.ndtr(special.ndtri(right[-1]) - mu)
+        wrong.append(max(wrong[-1], (alphabet - 1) * least))
+        right.append(min(1, right[-1] + i / (guesses - i) * (wrong[-1] - wrong[-2])))
+    return right[-1] + wrong[-1] > guesses / canaries
+
+
+@pytest.mark.parametrize("alphabet", [2, 4])
+def test_tradeoff_as_printed(alphabet):
+    counts, delta = (60, 40, 36), 1e-3
+    epsilon = one_run_tradeoff(*counts, delta=delta, alphabet=alphabet).epsilon
+    # epsilon -> mu
+    low, high = 0.0, 20.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rejected(middle, *counts, 0.05, alphabet) else (low, middle)
+    assert low > 0.5 and epsilon == pytest.approx(rdp_on_host.gaussian_epsilon(low, delta), 1e-6)
+
+
+@pytest.mark.parametrize("alphabet", [2, 3, 10])
+def test_tradeoff_of_one_canary_is_the_best_guess(alphabet):
+    """One guess can be right with probability r at most where r + (alphabet - 1) curve(r) = 1."""
+    confidence = 0.05  # so that alpha is over the chance of a guess without any information
+    mu = 1 / audit._smallest_rejected(audit.GAUSSIAN, 1, 1, 1, 1 - confidence, alphabet)
+    right = 1 - confidence
+    wrong = stats.norm.cdf(stats.norm.ppf(right) - mu)
+    assert right + (alphabet - 1) * wrong == pytest.approx(1, abs=1e-6)
+
+
+def test_tradeoff_from_deltas_of_an_accountant():
+    """Lines for 60 epsilons lie under the Gaussian's curve, and lose little."""
+
+    def deltas(z):
+        epsilons = np.linspace(0, 12, 60)
+        return epsilons, np.array(rdp.gaussian_delta(epsilons, 1 / z))
+
+    epsilons, delta = deltas(1.0)
+    curve, exact = audit.curve_of_deltas(epsilons, delta), audit.GAUSSIAN.curve(1.0)
+    slopes = np.exp(np.concatenate([-epsilons, epsilons]))
+    for x in np.linspace(0, 1, 101):
+        lines = np.concatenate([np.exp(-epsilons) * (x - delta), 1 - delta - slopes[60:] * (1 - x)])
+        assert curve(x) == pytest.approx(max(0, lines.max()), abs=1e-12)
+        assert exact(x) - 2e-3 < curve(x) <= exact(x) + 1e-12
+    family = audit.GAUSSIAN._replace(curve=lambda z: audit.curve_of_deltas(*deltas(z)), least=0.3)
+    counts = (1000, 200, 170)
+    lines = one_run_tradeoff(*counts, delta=1e-5, family=family).epsilon
+    gaussian = one_run_tradeoff(*counts, delta=1e-5).epsilon
+    assert 0.98 * gaussian < lines <= gaussian
+
+
+# --- guesses
+
+
+def test_guesses_by_hand():
+    scores = [5, 1, 4, 2, 3, 0]
+    included = [1, 0, 0, 0, 1, 1]
+    made = audit.guesses_from_scores(scores, included, 5)
+    assert made.signs.tolist() == [1, -1, 1, 0, 1, -1] and made.correct == 3
+    made = audit.guesses_from_scores(scores, included, 3, sides="highest")
+    assert made.signs.tolist() == [1, 0, 1, 0, 1, 0] and made.correct == 2
+
+
+def test_equal_scores_give_no_canary_away():
+    """With one score for all, an order that keeps the included ones last would be all right."""
+    included = np.arange(100) >= 50
+    for coins in (included, ~included):
+        assert audit.guesses_from_scores(np.zeros(100), coins, 40).correct == 0
+        best = best_number_of_guesses(np.zeros(100), coins, [20, 60], delta=0.0)
+        assert best.epsilon == 0
+
+
+def test_the_best_number_is_the_best_of_each_at_its_share():
+    rng = np.random.default_rng(3)
+    included = rng.random(2000) < 0.5
+    scores = rng.normal(size=2000) + 2 * included
+    numbers = [10, 50, 200, 700, 2000]
+    for family, bound in ((None, one_run), (audit.GAUSSIAN, one_run_tradeoff)):
+        each = {}
+        for guesses in numbers:
+            made = audit.guesses_from_scores(scores, included, guesses)
+            found = bound(*made[:3], delta=1e-5, confidence=1 - 0.05 / 5)
+            each[found.epsilon] = found
+        best = best_number_of_guesses(scores, included, numbers, delta=1e-5, family=family)
+        assert best.epsilon == pytest.approx(max(each), abs=1e-8)
+        assert best.guesses == each[max(each)].guesses and best.confidence == 0.95
+
+
+# --- how often a bound is over the truth
+
+
+def smallest_over(epsilon, canaries, guesses, **options):
+    """The smallest number of right guesses whose bound is over `epsilon`."""
+    low, high = 0, guesses + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = one_run(canaries, guesses, middle, **options).epsilon
+        low, high = (low, middle) if found > epsilon else (middle, high)
+    return high
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
+def test_randomized_response_is_overstated_as_rarely_as_promised(epsilon):
+    """Exact, no simulation: the right guesses are binomial, and the bound is tight for them."""
+    guesses = 300
+    least = smallest_over(epsilon + 1e-9, guesses, guesses, delta=0.0)
+    wrong = stats.binom.sf(least - 1, guesses, special.expit(epsilon))
+    assert 0.03 < wrong <= 0.05
+    # must fail: the same counts, read at a chance of 2 % less
+    weaker = stats.binom.sf(least - 1, guesses, special.expit(epsilon) * 1.02)
+    assert weaker > 0.05
+
+
+def test_the_term_of_delta_is_needed():
+    """Each bit is told with probability delta: (0, delta)-DP.  Exact, no simulation."""
+    canaries, delta = 2000, 0.01
+    chance = delta + (1 - delta) / 2
+    with_term = [
+        audit.one_run_p_value(0.0, canaries, canaries, k, delta=delta)
+        for k in range(1000, 1101, 10)
+    ]
+    over = [stats.binom.sf(k - 1, canaries, chance) for k in range(1000, 1101, 10)]
+    assert np.all(np.array(with_term) >= over)
+    # must fail: delta dropped
+    least = smallest_over(0.0, canaries, canaries, delta=0.0)
+    assert stats.binom.sf(least - 1, canaries, chance) > 0.1
+    # it is neither free nor useless
+    assert 0 < one_run(200, 200, 190, delta=1e-4).epsilon < one_run(200, 200, 190, delta=0).epsilon
+
+
+def test_numbers_chosen_after_the_scores_need_the_correction():
+    """Scores without information, 200 runs.  False alarm of this test: 1e-3 (binomial)."""
+    rng = np.random.default_rng(7)
+    numbers, runs = list(range(10, 401, 15)), 200
+    corrected = uncorrected = 0
+    for _ in range(runs):
+        included = rng.random(400) < 0.5
+        scores = rng.normal(size=400)
+        best = best_number_of_guesses(scores, included, numbers, delta=0.0)
+        corrected += best.epsilon > 0
+        made = [audit.guesses_from_scores(scores, included, n) for n in numbers]
+        uncorrected += any(audit.one_run_p_value(0.0, *m[:3], delta=0.0) < 0.05 for m in made)
+    limit = stats.binom.isf(1e-3, runs, 0.05)
+    assert corrected <= limit
+    assert uncorrected > limit  # must fail: the number was chosen after the scores were seen
+
+
+def test_gaussian_scores_are_not_overstated():
+    """Independent Gaussian releases, 200 runs.  False alarm of this test: 1e-3 (binomial)."""
+    rng = np.random.default_rng(11)
+    runs, canaries, guesses, mu = 200, 200, 60, 1.0
+    counts = []
+    for _ in range(runs):
+        included = rng.random(canaries) < 0.5
+        scores = rng.normal(size=canaries) + mu * included
+        counts.append(audit.guesses_from_scores(scores, included, guesses).correct)
+    bound = {v: one_run_tradeoff(canaries, guesses, v, delta=1e-3).epsilon for v in set(counts)}
+    found = np.array([bound[v] for v in counts])
+    limit = stats.binom.isf(1e-3, runs, 0.05)
+    assert np.sum(found > rdp_on_host.gaussian_epsilon(mu, 1e-3)) <= limit
+    # must fail: a claim of a fifth of the mu that was there
+    assert np.sum(found > rdp_on_host.gaussian_epsilon(mu / 5, 1e-3)) > limit
+
+
+# --- what is refused
+
+REFUSED = {
+    "more guesses": (lambda: one_run(100, 101, 50, delta=0.0), "guesses <= canaries, that is 100"),
+    "more right": (lambda: one_run(100, 10, 11, delta=0.0), "correct <= guesses"),
+    "half a canary": (lambda: one_run(99.5, 10, 9, delta=0.0), "whole number canaries"),
+    "delta of 1": (lambda: one_run(100, 10, 9, delta=1.0), r"delta in \[0, 1\)"),
+    "nan": (lambda: one_run(100, 10, 9, delta=math.nan), "delta >= 0"),
+    "per cent": (lambda: one_run(100, 10, 9, delta=0.0, confidence=95), "confidence in"),
+    "few": (lambda: one_run(100, 4, 4, delta=0.0), "at least 5 guesses.*below 0.9375 can be had"),
+    "much delta": (lambda: one_run(100, 50, 50, delta=0.1), "delta below 0.0079[0-9]* works"),
+    "no delta": (lambda: one_run_tradeoff(100, 50, 49, delta=0.0), "delta > 0|delta in"),
+    "few, curve": (lambda: one_run_tradeoff(9, 2, 2, delta=1e-5), "more guesses.*can be had"),
+    "no family": (lambda: one_run_tradeoff(9, 9, 9, delta=1e-5, family=1), "a Family"),
+    "unary": (lambda: one_run_tradeoff(9, 9, 9, delta=1e-5, alphabet=1), "alphabet >= 2"),
+    "ragged": (lambda: audit.guesses_from_scores([1.0, 2.0], [True], 1), "one length"),
+    "coins": (lambda: audit.guesses_from_scores([1.0, 2.0], [0, 2], 1), "true or false"),
+    "nan score": (lambda: audit.guesses_from_scores([1.0, math.nan], [0, 1], 1), "1 that are nan"),
+    "side": (lambda: audit.guesses_from_scores([1.0], [0], 1, sides="left"), "sides to be one of"),
+    "nothing": (lambda: best_number_of_guesses([1.0], [0], [], delta=0.0), "at least one number"),
+    "many": (
+        lambda: best_number_of_guesses(np.zeros(9), np.zeros(9), [5, 10], delta=0.0),
+        "guesses <= canaries, that is 9",
+    ),
+    "few, best": (
+        lambda: best_number_of_guesses(np.zeros(9), np.zeros(9), [2, 3], delta=0.0),
+        "at least 6 guesses for confidence=0.975",
+    ),
+    "deltas": (lambda: audit.curve_of_deltas([0.0, 1.0], [0.5]), "two lists of one length"),
+    "delta over 1": (lambda: audit.curve_of_deltas([0.0], [1.5]), "deltas in"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    call, message = REFUSED[name]
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("delta", [0.1, 0.9])
+def test_the_delta_that_a_refusal_names_works(delta):
+    with pytest.raises(ArgumentError) as refused:
+        one_run(100, 50, 50, delta=delta)
+    named = float(str(refused.value).split("delta below ")[1].split()[0])
+    assert one_run(100, 50, 50, delta=0.99 * named).epsilon > 0
+    with pytest.raises(ArgumentError):
+        one_run(100, 50, 50, delta=1.02 * named)
