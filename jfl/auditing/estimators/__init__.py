@@ -1,0 +1,5 @@
+"""From scores of attacks to lower bounds and estimates of epsilon."""
+
+from ...core.lazy import submodules as _submodules
+
+__getattr__, __dir__ = _submodules(__name__, __path__)
