@@ -43,6 +43,9 @@ def test_published_values_of_the_estimate(dimension, epsilon):
     # two cosines with this mean and deviation
     fitted = one_shot.epsilon_of_final([0.0, 2 * scale], dimension, 0.01)
     assert fitted.epsilon == pytest.approx(epsilon, abs=1e-6) and fitted.kind == "estimate"
+    # the null is symmetric: canaries that the model moved away from tell as much
+    away = one_shot.epsilon_of_final([0.0, -2 * scale], dimension, 0.01)
+    assert away.epsilon == pytest.approx(epsilon, abs=1e-6)
 
 
 @pytest.mark.parametrize("dimension", [1000, 2000, 10**6])
@@ -81,9 +84,10 @@ def test_hockey_stick_in_the_far_tail_and_with_almost_equal_deviations():
     log_p, log_q = stats.norm.logcdf(z), stats.norm.logcdf(log_z)
     assert tail == pytest.approx(math.exp(log_p) * -math.expm1(30 + log_q - log_p), rel=1e-9)
     for nudge in (-1e-12, 1e-12, -1e-6, 1e-6):
-        near = one_shot.hockey_stick_of_gaussians(1.0, 1.0 + nudge, 0.0, 1.0, 2.0)
-        equal = one_shot.hockey_stick_of_gaussians(1.0, 1.0, 0.0, 1.0, 2.0)
-        assert near == pytest.approx(equal, rel=10 * abs(nudge) + 1e-9)
+        for mean in (1.0, -1.0):
+            near = one_shot.hockey_stick_of_gaussians(mean, 1.0 + nudge, 0.0, 1.0, 2.0)
+            equal = one_shot.hockey_stick_of_gaussians(mean, 1.0, 0.0, 1.0, 2.0)
+            assert near == pytest.approx(equal, rel=10 * abs(nudge) + 1e-9)
     assert one_shot.hockey_stick_of_gaussians(0.0, 1.0, 0.0, 1.0, 0.0) == 0
 
 

@@ -595,6 +595,6 @@ def _best_of_family(made, canaries, family, alpha):
     best, z = made[0], None
     for guesses, correct in _promising(made, alpha):
         smaller = _smallest_rejected(family, canaries, guesses, correct, alpha, most=z)
-        if smaller is not None and (z is None or smaller < z):
+        if smaller is not None:
             best, z = (guesses, correct), smaller
     return best, z
