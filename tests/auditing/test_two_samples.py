@@ -209,6 +209,11 @@ def test_raw_counts():
         assert found.kind == "estimate" and found.confidence is None
 
 
+def test_raw_counts_divide_by_as_few_as_they_may():
+    found = two_samples.raw_counts(np.full(100, 1e3), np.arange(200.0), min_count=50)
+    assert abs(found.epsilon - math.log(4)) < 1e-12 and found[2:5] == (150.0, 0, 50)
+
+
 def test_statistics_of_the_attack():
     generator = np.random.default_rng(1)
     inside, outside = generator.normal(1, 1, 80).round(1), generator.normal(0, 1, 100).round(1)
@@ -293,6 +298,19 @@ def test_a_sampled_family(profile):
     general = two_samples.lower_bound(inside, outside, **common)
     assert abs(profile(1.0, proved) / delta - 1) < 1e-2
     assert general.epsilon < 0.9 * found.epsilon and 0.8 * proved < found.epsilon <= proved
+
+
+def test_no_other_epsilon_rejects_less_noise():
+    """Two thresholds, and a mechanism whose curve leans elsewhere than a Gaussian's."""
+    seen = []
+    generator = np.random.default_rng(0)
+    inside = generator.normal(0, 1, 20_000) + (generator.random(20_000) < RATE)
+    sides = np.sort(inside), np.sort(generator.normal(0, 1, 20_000))
+    Explicit([1.4, 2.4]).judge(*sides, alpha=0.05, read=keep(seen))
+    noise, i = two_samples._smallest_rejected(seen[0], by_formula, 0.5, 4.0)
+    shown = [(x, two_samples._shown_delta(seen[0], x)[0]) for x in np.linspace(0, 1.5, 300)]
+    rejects = lambda z: any(0 < d >= by_formula(z, x) for x, d in shown)
+    assert rejects(noise * (1 + 1e-4)) and not rejects(noise * (1 - 1e-5)) and i in (0, 1)
 
 
 def test_the_gaussian_bound_says_where_it_holds():
@@ -418,6 +436,18 @@ def test_parts_of_a_split_share_no_score():
     assert len(first) == 15 and sorted([*first, *second]) == scores[0].tolist()
     assert np.all(np.diff(first) > 0) and np.all(np.diff(second) > 0)
     assert len(chose.thresholds) <= 30 * 0.3
+    upper = counts.clopper_pearson_upper(judged.false_positives, 21, 0.25)
+    np.testing.assert_allclose(judged.false_positive_rate, upper)
+
+
+def test_the_frontier_divides_by_its_size():
+    for divided in (True, False):
+        seen = []
+        Frontier(divided).judge(normal_scores(40) + 1, normal_scores(30), 0.5, keep(seen))
+        tried = len(seen[0].thresholds) if divided else 1
+        upper = counts.clopper_pearson_upper(seen[0].false_negatives, 40, 0.25 / tried)
+        np.testing.assert_allclose(seen[0].false_negative_rate, upper)
+        assert len(seen[0].thresholds) > 5
 
 
 def test_bootstrap():
@@ -436,6 +466,13 @@ def test_bootstrap():
         for c in (False, True)
     )
     assert plain.low < shifted.low and plain.high == shifted.high == inside.max()
+    drawn = []
+    skewed = lambda a, b: drawn.append(float(np.exp(3 * a).mean())) or drawn[-1]
+    interval = two_samples.bootstrap(skewed, inside, outside, samples=200, confidence=0.9)
+    shift = stats.norm.ppf(np.mean(np.array(drawn[1:]) < drawn[0]))
+    ends = stats.norm.cdf(2 * shift + stats.norm.ppf([0.05, 0.95]))
+    np.testing.assert_allclose(interval[::2], np.quantile(drawn[1:], ends))
+    assert abs(shift) > 0.02
     epsilons = two_samples.bootstrap(two_samples.raw_counts, inside + 1, outside, samples=20)
     assert epsilons.low <= epsilons.high and epsilons.value > 1
     again = two_samples.bootstrap(two_samples.raw_counts, inside + 1, outside, samples=20)

@@ -216,9 +216,10 @@ class Frontier:
     """Every threshold on the concave frontier of the same scores: an estimate, no lower bound.
 
     The thresholds were chosen by the scores they are judged on, so nothing is guaranteed.
-    Undivided, the best of them shows more than the truth in a large share of audits.  Divided by
-    their number it errs on the safe side where it was tried (as jax_privacy's class Bonferroni),
-    without a proof.
+    Undivided, the best of them is in part the luckiest: at confidence 1/2 and 800 scores a side it
+    exceeds the truth in clearly more than half of all audits.  Divided by their number, as in
+    jax_privacy's class Bonferroni, it erred on the safe side where it was tried (Gaussians, 12 to
+    200 scores a side), without a proof.
 
     Attributes:
         divided: alpha is divided by the number of thresholds on the frontier; without, this is the

@@ -460,8 +460,6 @@ def _smallest_rejected(rates, profile, least, most):
         there = functools.partial(excess, log_noise=log_noise)
         if step == 0:
             x = min([x, *grid], key=there)
-        else:
-            width /= 4
         better = _clearest(there, max(x - width, 0.0), min(x + width, top))
         if not there(better) < there(x):
             break
