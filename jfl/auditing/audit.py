@@ -1,0 +1,307 @@
+"""`jfl.audit`: what an attack measures of a plan, beside what is proved and claimed of it."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ..core import checks
+from ..core.errors import NotAnalysable
+from ..core.records import Guarantee, Plan
+from ..engine import devices
+from ..engine.sweep import FULL, device_memory
+from ..privacy import guarantees
+from ..privacy.entry_guarantees import choices, choose, entries_of
+from . import canaries, scores
+from .estimators import counts, thresholds, two_samples
+from .trials import block_size, run_trials
+
+LEARN = 0.3  # of the trials, that choose the score and its threshold
+MEMORY = 2**30  # bytes for trials at once, on a CPU
+SIDES = ("inside", "outside")
+
+
+class AuditReport(NamedTuple):
+    """What was measured, and what it is measured against.
+
+    Attributes:
+        epsilon: the lower bound, at `confidence`: the mechanism that ran is not more private.
+        delta: the delta at which it is.
+        confidence: with which it holds, all choices that were tried included.
+        estimator: how it was had.
+        canary: what was put in.
+        trials: runs of each side.
+        proved: the guarantee of the plan; None where nothing is proved.
+        claimed: what a paper claims, or what was given; None for nothing.
+        adversary: what was seen.
+        refuted: whether the claim is refuted.
+        contradicted: whether what is proved is refuted: a bug.
+        unit, view, adjacency: whose privacy, against whom.
+        mu: the distance of both sides in standard deviations of the outside score, of the runs
+            that were judged: an estimate, and the privacy of a Gaussian mechanism.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    estimator: str
+    canary: str
+    trials: int
+    proved: Guarantee | None
+    claimed: float | None
+    adversary: str
+    refuted: bool
+    contradicted: bool
+    unit: str
+    view: str
+    adjacency: str
+    mu: float
+
+    def __str__(self):
+        relation = ">" if self.contradicted else "<="
+        beside = (
+            "nothing is proved"
+            if self.proved is None
+            else f"{relation} proved {self.proved.epsilon:.4g} ({self.proved.method})"
+        )
+        lines = [f"audited {self.epsilon:.4g} {beside} at delta = {self.delta:.3g}"]
+        if self.contradicted:
+            lines[0] += ": CONTRADICTED"
+        if self.claimed is not None:
+            verdict = "REFUTED" if self.refuted else "not refuted"
+            lines[0] += f"; claimed {self.claimed:.4g}: {verdict}"
+        lines += [
+            f"  unit: {self.unit}, view: {self.view}, adjacency: {self.adjacency}",
+            f"  canary: {self.canary}",
+            f"  adversary: sees {self.adversary}",
+            f"  estimator: {self.estimator}, {self.trials} runs with and {self.trials} without, "
+            f"confidence {self.confidence:.4g}",
+        ]
+        if self.epsilon == 0:
+            lines.append("  nothing was shown: that is no sign of privacy")
+        return "\n".join(lines)
+
+
+def audit(
+    plan: Plan,
+    rounds: int,
+    trials: int = 100_000,
+    delta: float = 1e-2,
+    *,
+    unit: str | None = None,
+    view: str | None = None,
+    adjacency: str | None = None,
+    confidence: float = 0.95,
+    claimed: float | None = None,
+    seed: int = 0,
+    memory: float | None = None,
+    mesh: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> AuditReport:
+    """Run a plan many times with and without a worst-case canary, and say what that refutes.
+
+    The canary goes through the plan's own chains, samplers, weights and server, and all runs are
+    one compiled program.  An audit never says that something is private: it refutes a number, or
+    does not.
+
+    Args:
+        plan: a Plan with noise.
+        rounds: of each run; a few show most of what there is, at less than the cost of all.
+        trials: runs of each side.  Three in ten choose the score and its threshold, the others
+            judge.
+        delta: in (0, 1).  At a small one the test that shows most is rare: 1e-2 shows more with
+            1e5 trials than 1e-5 does.
+        unit, view, adjacency: as in `jfl.guarantee`.
+        confidence: in (0, 1), of the bound that is printed.
+        claimed: an epsilon at `delta` that is to be refuted; None: what the paper of the plan
+            claims, where it runs as printed.
+        seed: of all runs.  Each has a key of its own, on either side.
+        memory: bytes for runs at once; None: what an accelerator has free, 1 GiB on a CPU.
+        mesh: devices that share the runs: None, a number, "auto".
+        progress: is called with how many runs are done, and how many there are.
+
+    Privacy:
+        What is refuted is the epsilon of the program that ran, on these data, against an adversary
+        who knows all other data and sees what the report says.
+
+    Raises:
+        ValueError: for a plan without noise, or numbers with which nothing can be shown.
+
+    References:
+        Jagielski, Ullman, Oprea, NeurIPS 2020; Nasr et al., IEEE S&P 2021 (Dirac canaries).
+
+    Example:
+        >>> import jfl
+        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(5))
+        >>> task = jfl.models.logistic(fed)
+        >>> noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(5))
+        >>> fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss))
+        >>> plan = jfl.plan(fed, task, fedavg, jfl.sampling.full(5), release=noise)
+        >>> report = jfl.audit(plan, rounds=1, trials=2_000, delta=1e-2)
+        >>> 1 < report.epsilon < report.proved.epsilon
+        True
+    """
+    where = "jfl.audit"
+    checks.kind(where, Plan, "jfl.plan", plan=plan)
+    checks.whole(where, rounds=rounds, trials=trials)
+    checks.fraction(where, single=True, confidence=confidence)
+    _can_show(trials, delta, confidence, claimed)
+    choices(unit, view, adjacency)
+    entries = entries_of(plan, rounds, delta)
+    if not entries:
+        checks.fail(
+            where,
+            "a plan whose noise protects something",
+            "one without noise",
+            "Without noise a canary is found for certain: any epsilon is refuted.",
+            error=NotAnalysable,
+        )
+    entry = choose(where, plan, entries, unit, view, adjacency)
+    asked = dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
+    proved = _proved(plan, rounds, delta, asked)
+    if claimed is None:
+        claimed = _claimed(plan, rounds, delta, asked)
+    made = canaries.experiment(plan, entry, rounds)
+    seen = _seen(made, rounds, trials, seed, memory, mesh, progress)
+    epsilon, estimator, mu = _bound(seen, made.law, delta, confidence)
+    return AuditReport(
+        epsilon,
+        float(delta),
+        float(confidence),
+        estimator,
+        made.canary,
+        int(trials),
+        proved,
+        claimed,
+        made.adversary,
+        claimed is not None and epsilon > claimed,
+        proved is not None and epsilon > proved.epsilon,
+        mu=mu,
+        **asked,
+    )
+
+
+def _can_show(trials, delta, confidence, claimed):
+    """Refuse numbers with which no runs could show anything."""
+    where = "jfl.audit"
+    checks.fraction(where, single=True, delta=delta)
+    if not 0 < delta < 1:
+        checks.fail(where, "delta in (0, 1)", f"delta={delta!r}")
+    most = ceiling(trials, delta, confidence)
+    if not most > 0:
+        checks.fail(
+            where,
+            f"trials enough for confidence={confidence:g}",
+            f"trials={trials}, which show nothing even without an error",
+            "Raise trials, or lower confidence.",
+        )
+    if claimed is not None:
+        checks.nonnegative(where, single=True, claimed=claimed)
+        if claimed >= most:
+            checks.fail(
+                where,
+                f"trials that can refute claimed={claimed:g}",
+                f"trials={trials}, which show at most {most:.3g} even without an error",
+                "Raise trials, or audit fewer rounds, whose epsilon is smaller.",
+            )
+
+
+def ceiling(trials: int, delta: float, confidence: float) -> float:
+    """The largest epsilon that so many runs of each side can show: of a test without an error.
+
+    Example:
+        >>> round(ceiling(100_000, 1e-2, 0.95), 2)
+        9.83
+    """
+    judged = trials - int(LEARN * trials)
+    # one threshold, two rates
+    worst = counts.clopper_pearson_upper(0, judged, (1 - confidence) / 2)
+    left = 1 - float(worst) - delta
+    return math.log(left / float(worst)) if left > worst else 0.0
+
+
+def _proved(plan, rounds, delta, asked):
+    try:
+        return guarantees.guarantee(plan, rounds, delta, **asked)
+    except NotAnalysable:
+        return None
+
+
+def _claimed(plan, rounds, delta, asked):
+    """What the plan's paper claims of this unit and view, where its formula is for such a plan."""
+    from ..papers import as_printed  # no proof reads it
+
+    try:
+        claim = as_printed.claimed(plan, rounds, delta, view=asked["view"])
+    except ValueError:
+        return None
+    alike = (claim.unit, claim.adjacency) == (asked["unit"], asked["adjacency"])
+    if not alike or claim.rounds not in (None, rounds) or not math.isfinite(claim.epsilon):
+        return None
+    return float(claim.epsilon)
+
+
+def _seen(made, rounds, trials, seed, memory, mesh, progress):
+    """What is seen in all runs, [trials, R, k] of each side."""
+    keys = jax.random.split(jax.random.key(seed), (2, trials))
+    mesh = devices.devices(mesh)
+    count = 1 if mesh is None else mesh.size
+    if memory is None:
+        memory = device_memory(FULL) or MEMORY
+    block = block_size(made.inside, rounds, trials, memory, count)
+    done = [0, 0]
+
+    def told(side):
+        def tell(finished):
+            done[side] = finished
+            if progress is not None:
+                progress(sum(done), 2 * trials)
+
+        return tell
+
+    return [
+        run_trials(keys[side], plan, rounds, block, mesh, told(side))
+        for side, plan in enumerate((made.inside, made.outside))
+    ]
+
+
+def _bound(seen, law, delta, confidence):
+    """The lower bound of runs that no choice has seen, how it was had, and their distance."""
+    first = int(LEARN * len(seen[0]))
+    learn, judge = ([side[:first] for side in seen], [side[first:] for side in seen])
+    best = None
+    for score in scores.learn(*learn, law):
+        a, b = (score.of(side) for side in learn)
+        tried = _thresholds(a, b)
+        found = [
+            two_samples.lower_bound(
+                a,
+                b,
+                delta=delta,
+                confidence=confidence,
+                thresholds=thresholds.Explicit(float(t)),
+            )
+            for t in tried
+        ]
+        i = int(np.argmax([f.epsilon for f in found]))
+        if best is None or found[i].epsilon > best[0]:
+            best = found[i].epsilon, score, float(tried[i])
+    _, score, threshold = best
+    a, b = (score.of(side) for side in judge)
+    shown = two_samples.lower_bound(
+        a, b, delta=delta, confidence=confidence, thresholds=thresholds.Explicit(threshold)
+    )
+    deviation = b.std()
+    mu = float((a.mean() - b.mean()) / deviation) if deviation > 0 else math.inf
+    words = f"Clopper-Pearson of a {score.name}, chosen on {first} other runs of each side"
+    return float(shown.epsilon), words, mu
+
+
+def _thresholds(a, b):
+    """Candidates at even ranks of both sides together, finer towards the ends."""
+    together = np.sort(np.concatenate([a, b]))
+    tail = np.geomspace(1e-4, 0.5, 60)
+    share = np.concatenate([tail, 1 - tail])
+    return np.unique(np.quantile(together, share))

@@ -1,0 +1,98 @@
+"""Many runs of one plan as one program: what an adversary sees of each."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..core.errors import HealthError
+from ..core.records import Plan
+from ..engine import devices
+from ..engine.round import init
+from ..engine.simulate import scan
+
+LEAST = 64  # trials of a block, where memory allows
+
+
+def observe(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
+    """One run of a watched plan.
+
+    Returns:
+        Float[R, k], what is seen of each round: the release along the canary, one number for each
+        copy of the parameters in it, and the logarithm of an adaptive clip norm; and whether a
+        number was not finite.
+    """
+    run, metrics = scan(init(key, plan), plan, jnp.ones(rounds, jnp.int32))
+    seen = run.server.seen
+    if metrics.clip_norm is not None:
+        seen = jnp.concatenate([seen, jnp.log(metrics.clip_norm)[:, None]], axis=1)
+    return seen, run.health.nonfinite > 0
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _block(keys, plan, rounds):
+    seen, bad = jax.vmap(lambda key: observe(key, plan, rounds))(keys)
+    return seen, bad.sum()
+
+
+def block_size(plan: Plan, rounds: int, trials: int, memory: float, count: int = 1) -> int:
+    """How many trials run at once within `memory` bytes, a multiple of the `count` of devices."""
+    few = max(2, count)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), few))
+    found = _block.lower(keys, plan, rounds).compile().memory_analysis()
+    if found is None:
+        return min(trials, LEAST)
+    each = (found.temp_size_in_bytes + found.output_size_in_bytes) / few
+    fits = int(max(1, memory // max(each, 1)))
+    blocks = -(-trials // max(1, min(fits, trials)))
+    size = -(-trials // blocks)
+    return -(-size // count) * count
+
+
+def run_trials(
+    keys: jax.Array,
+    plan: Plan,
+    rounds: int,
+    block: int,
+    mesh: object = None,
+    progress: Callable = lambda done: None,
+) -> np.ndarray:
+    """What is seen in each run, Float32[trials, R, k].
+
+    Args:
+        keys: [trials], one of each run.
+        plan: watched, of `canaries.experiment`.
+        rounds: of each run.
+        block: runs at once; the last block is filled with runs that are dropped.
+        mesh: devices that share a block: None, a number, "auto".
+        progress: is told how many runs are done.
+
+    Raises:
+        HealthError: where a run was not finite.
+    """
+    mesh = devices.devices(mesh)
+    place = (lambda x: x) if mesh is None else _shared(mesh)
+    parts, total = [], len(keys)
+    for begin in range(0, total, block):
+        some = keys[begin : begin + block]
+        missing = block - len(some)
+        if missing:
+            some = jnp.concatenate([some, jnp.broadcast_to(keys[:1], (missing,))])
+        seen, bad = _block(place(some), plan, rounds)
+        if int(bad):
+            raise HealthError(
+                "jfl.audit: need runs that stay finite; got a number that is not finite in "
+                f"{int(bad)} of {block} runs. Lower the learning rate of the plan.",
+                dict(nonfinite=int(bad)),
+            )
+        parts.append(np.asarray(seen)[: len(some) - missing])
+        progress(min(begin + block, total))
+    return np.concatenate(parts)
+
+
+def _shared(mesh):
+    axes = PartitionSpec(mesh.axis_names)
+    return lambda keys: jax.device_put(keys, NamedSharding(mesh, axes))
