@@ -236,7 +236,9 @@ def _of_a_client(plan, entry, client, rounds, payload):
     fed = _federation(np.zeros(max(rows, 1), np.float32), index, width)
     task, pair = Task(init=plan.task.init, loss=Fn(_nothing)), []
     absent = not replaced and mech.adaptive(plan.release)  # its vote on the clip norm counts too
-    for value in (1.0, -1.0 if replaced else 0.0):
+    # the vote on an adaptive clip norm differs too: one upload just fits, the other does not
+    fits = (1 - 1e-4) / FAR if replaced and mech.adaptive(plan.release) else 1.0
+    for value in (fits, -1.0 if replaced else 0.0):
         each = np.full(count, others, np.float32)
         each[client] = value
         upload = dict(row=row, each=jnp.asarray(each))

@@ -14,7 +14,7 @@ from ..engine import devices
 from ..engine.round import init
 from ..engine.simulate import scan
 
-LEAST = 64  # trials of a block, where memory allows
+BLOCK = 4096  # trials at once on a device: more are no faster
 
 
 def observe(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
@@ -38,18 +38,17 @@ def _block(keys, plan, rounds):
     return seen, bad.sum()
 
 
-def block_size(plan: Plan, rounds: int, trials: int, memory: float, count: int = 1) -> int:
-    """How many trials run at once within `memory` bytes, a multiple of the `count` of devices."""
-    few = max(2, count)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), few))
-    found = _block.lower(keys, plan, rounds).compile().memory_analysis()
-    if found is None:
-        return min(trials, LEAST)
-    each = (found.temp_size_in_bytes + found.output_size_in_bytes) / few
-    fits = int(max(1, memory // max(each, 1)))
-    blocks = -(-trials // max(1, min(fits, trials)))
-    size = -(-trials // blocks)
-    return -(-size // count) * count
+def block_size(plan: Plan, rounds: int, trials: int, memory: float, devices: int = 1) -> int:
+    """How many trials run at once, a multiple of `devices`: as many as help, and as fit into
+    `memory` bytes of each device by what the compiled program says."""
+    size = min(BLOCK, -(-trials // devices))
+    while True:
+        keys = jax.eval_shape(lambda size=size: jax.random.split(jax.random.key(0), size))
+        found = _block.lower(keys, plan, rounds).compile().memory_analysis()
+        needed = 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes
+        if needed <= memory or size == 1:
+            return size * devices
+        size = max(1, min(size // 2, int(size * memory / needed)))
 
 
 def run_trials(
