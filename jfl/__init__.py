@@ -8,6 +8,8 @@ from . import schedules as schedules
 from .algorithms import algorithm as algorithm
 from .analysis import heterogeneity as heterogeneity
 from .analysis import public_data as public_data
+from .auditing.audit import AuditReport as AuditReport
+from .auditing.audit import audit as audit
 from .core import earlier_names as _earlier_names
 from .core import errors as errors
 from .core.errors import HealthError as HealthError
@@ -76,6 +78,7 @@ REPOSITORY = "OWNER/jfl"
 # What `from jfl import *` binds; names of earlier versions, which warn, are left out.
 __all__ = [
     "Algorithm",
+    "AuditReport",
     "Context",
     "Diagnostics",
     "Federation",
@@ -96,6 +99,8 @@ __all__ = [
     "Task",
     "algorithm",
     "algorithms",
+    "audit",
+    "auditing",
     "bands",
     "batches",
     "bounded",

@@ -271,37 +271,37 @@ def _bound(seen, law, delta, confidence):
     """The lower bound of runs that no choice has seen, how it was had, and their distance."""
     first = int(LEARN * len(seen[0]))
     learn, judge = ([side[:first] for side in seen], [side[first:] for side in seen])
-    best = None
+    tried = []
     for score in scores.learn(*learn, law):
-        a, b = (score.of(side) for side in learn)
-        tried = _thresholds(a, b)
-        found = [
-            two_samples.lower_bound(
-                a,
-                b,
-                delta=delta,
-                confidence=confidence,
-                thresholds=thresholds.Explicit(float(t)),
-            )
-            for t in tried
-        ]
-        i = int(np.argmax([f.epsilon for f in found]))
-        if best is None or found[i].epsilon > best[0]:
-            best = found[i].epsilon, score, float(tried[i])
-    _, score, threshold = best
-    a, b = (score.of(side) for side in judge)
-    shown = two_samples.lower_bound(
-        a, b, delta=delta, confidence=confidence, thresholds=thresholds.Explicit(threshold)
+        threshold, shown = _threshold(*(score.of(side) for side in learn), delta, confidence)
+        tried.append((shown, score, threshold))
+    _, score, threshold = max(tried, key=lambda one: one[0])
+    inside, outside = (score.of(side) for side in judge)
+    found = two_samples.lower_bound(
+        inside,
+        outside,
+        delta=delta,
+        confidence=confidence,
+        thresholds=thresholds.Explicit(threshold),
     )
-    deviation = b.std()
-    mu = float((a.mean() - b.mean()) / deviation) if deviation > 0 else math.inf
+    deviation = outside.std()
+    apart = inside.mean() - outside.mean()
+    mu = float(apart / deviation) if deviation > 0 else math.inf
     words = f"Clopper-Pearson of a {score.name}, chosen on {first} other runs of each side"
-    return float(shown.epsilon), words, mu
+    return float(found.epsilon), words, mu
 
 
-def _thresholds(a, b):
-    """Candidates at even ranks of both sides together, finer towards the ends."""
-    together = np.sort(np.concatenate([a, b]))
+def _threshold(inside, outside, delta, confidence):
+    """The threshold that shows most of these scores, and what it shows: candidates at even ranks of
+    both sides together, finer towards the ends."""
+    inside, outside = np.sort(inside), np.sort(outside)
+    together = np.sort(np.concatenate([inside, outside]))
     tail = np.geomspace(1e-4, 0.5, 60)
-    share = np.concatenate([tail, 1 - tail])
-    return np.unique(np.quantile(together, share))
+    candidates = np.unique(np.quantile(together, np.concatenate([tail, 1 - tail])))
+    below, above = np.searchsorted(inside, candidates), np.searchsorted(outside, candidates)
+    upper = lambda count, of: counts.clopper_pearson_upper(count, len(of), (1 - confidence) / 2)
+    missed, alarms = upper(below, inside), upper(len(outside) - above, outside)
+    gain = lambda kept, wrong: np.log(np.maximum(kept - delta, 1e-300)) - np.log(wrong)
+    shown = np.maximum(gain(1 - missed, alarms), gain(1 - alarms, missed))
+    best = int(np.argmax(shown))
+    return float(candidates[best]), float(shown[best])
