@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from .. import papers  # loads one where a claim is asked for; no proof reads it
 from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.records import Guarantee, Plan
@@ -213,7 +214,7 @@ def ceiling(trials: int, delta: float, confidence: float) -> float:
 
     Example:
         >>> round(ceiling(100_000, 1e-2, 0.95), 2)
-        9.83
+        9.84
     """
     judged = trials - int(LEARN * trials)
     # one threshold, two rates
@@ -231,10 +232,8 @@ def _proved(plan, rounds, delta, asked):
 
 def _claimed(plan, rounds, delta, asked):
     """What the plan's paper claims of this unit and view, where its formula is for such a plan."""
-    from ..papers import as_printed  # no proof reads it
-
     try:
-        claim = as_printed.claimed(plan, rounds, delta, view=asked["view"])
+        claim = papers.as_printed.claimed(plan, rounds, delta, view=asked["view"])
     except ValueError:
         return None
     alike = (claim.unit, claim.adjacency) == (asked["unit"], asked["adjacency"])
