@@ -89,6 +89,7 @@ def audit(arguments: list[str]) -> None:
     """
     command, asked, out = _parsed(arguments)
     mesh = _devices(command.mesh)
+    checks.seed("jfl audit", seed=command.seed)
     _check_place(out, asked)
     unused_options.refuse_unused(asked)
     plan, config = build.build(asked)
