@@ -9,7 +9,11 @@ import jax
 
 from ..core.errors import ArgumentError, HealthError
 
-OK, USAGE, UNHEALTHY, INTERRUPTED = 0, 2, 3, 130
+OK, FAILED, USAGE, UNHEALTHY, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class Failed(Exception):
+    """A command did its work, and what it checked does not hold; the message says what."""
 
 
 def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
@@ -24,13 +28,16 @@ def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
         debug: also show the traceback of what was refused; so does a JFL_DEBUG in the environment.
 
     Returns:
-        0 done, 2 bad usage or config, 3 stopped by Health, 130 interrupted.
+        0 done, 1 a check that failed, 2 bad usage or config, 3 stopped by Health, 130 interrupted.
     """
     try:
         work()
         return OK
     except SystemExit as stop:  # of the argument parser
         return USAGE if stop.code else OK
+    except Failed as error:
+        _say(f"{program}: {error}", debug)
+        return FAILED
     except HealthError as error:
         _say(f"{program}: stopped. {error}", debug)
         return UNHEALTHY

@@ -1,4 +1,4 @@
-"""The command line: `jfl demo | train | sweep | report | epsilon | calibrate | list`."""
+"""The command line: `jfl demo | train | sweep | audit | report | epsilon | calibrate | list`."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from ..core import checks
 from ..report import page
 from ..runs import directory, record, train
 from ..runs.build import build
-from . import accounting, console, demo, exits, runs
+from . import accounting, audit, console, demo, exits, runs
 from .exits import INTERRUPTED as INTERRUPTED
 from .exits import OK, USAGE
 from .exits import UNHEALTHY as UNHEALTHY
@@ -29,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: the words behind `jfl`; None: those of this process.
 
     Returns:
-        The exit code: 0 done, 2 bad usage or config, 3 stopped by Health, 130 interrupted.
+        The exit code: 0 done, 1 an audit above what is proved, 2 bad usage or config, 3 stopped by
+        Health, 130 interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
@@ -239,6 +240,11 @@ COMMANDS = dict(
     ),
     train=Command("one run in a directory, with checkpoints and --resume", runs.train),
     sweep=Command("many runs as few programs: any field may take several values", runs.sweep),
+    audit=Command(
+        "attack a run with a worst-case canary: a lower bound of its epsilon, beside what is "
+        "proved and claimed",
+        audit.audit,
+    ),
     report=Command(
         "one page of runs, sweeps and experiments, in HTML and Markdown: tables, pictures, "
         "guarantees, settings",

@@ -96,11 +96,17 @@ def split_config_files(arguments: Sequence[str]) -> tuple[dict, list[str]]:
 
 
 def parse_with_config(
-    kind: type[Command], arguments: Sequence[str], program: str
+    kind: type[Command], arguments: Sequence[str], program: str, own: Sequence[str] = ()
 ) -> tuple[Command, dict]:
     """Read a command whose flags are the fields of `Config` and a few of its own.
 
     Flags win over files.
+
+    Args:
+        kind: of the command.
+        arguments: the words behind the program's name.
+        program: how errors and `--help` call the program.
+        own: fields of `Config` that mean something else to this command: no file fills them.
 
     Returns:
         The command, and the axes of a sweep that a file names.
@@ -112,7 +118,8 @@ def parse_with_config(
     for one, other in (("noise-multiplier", "epsilon"), ("epsilon", "noise-multiplier")):
         if f"--{one}" in flags and f"--{other}" not in flags:
             values.pop(other.replace("-", "_"), None)
-    return parse(kind, rest, program, kind(**values)), axes
+    filled = {name: value for name, value in values.items() if name not in own}
+    return parse(kind, rest, program, kind(**filled)), axes
 
 
 def config_of(command) -> Config:

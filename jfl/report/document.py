@@ -16,6 +16,7 @@ from ..runs import record
 HEAD, MARKDOWN_HEAD = (record.PAGES[suffix].decode() for suffix in (".html", ".md"))
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 # words that stand out in a column of verdicts: shape and word say it, the colour only again
+CONTRADICTED, REFUTED = "the proof is contradicted: a bug", "the claim is refuted"
 MARKS = {
     "confirmed": "good",
     "proved": "good",
@@ -26,6 +27,9 @@ MARKS = {
     "conditional": "open",
     "audited": "open",
     "descriptive": "open",
+    CONTRADICTED: "bad",
+    REFUTED: "bad",
+    "nothing is refuted": "open",
 }
 
 

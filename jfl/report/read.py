@@ -16,6 +16,7 @@ from . import results
 from .plots import Setting, data_of, several
 
 FINISH = "A run that was stopped goes on with jfl train --resume."
+AUDITS = "audit.json"
 METRICS = ("accuracy", "loss", "clip_fraction", "update_norm")
 
 
@@ -71,6 +72,32 @@ class Summary(msgspec.Struct, forbid_unknown_fields=True):
             raise ValueError("Expected at least one run, got none")
 
 
+class Audit(msgspec.Struct):
+    """One audit of audit.json, of which a page needs these fields; without `proved` nothing is."""
+
+    epsilon: results.Positive
+    delta: results.Number
+    unit: str
+    adjacency: str
+    view: str
+    method: str
+    status: str
+    confidence: results.Number
+    canary: str
+    trials: int
+    rounds: int
+    proved: Promise | None
+    claimed: results.Positive | None
+    refuted: bool
+    contradicted: bool
+    config: dict[str, Any]
+
+
+class Audits(msgspec.Struct, forbid_unknown_fields=True):
+    audits: list[Audit]
+    format: int | None = None
+
+
 class Manifest(msgspec.Struct):
     versions: dict[str, Any]
     data: dict[str, Any] = {}
@@ -87,6 +114,7 @@ class Source(NamedTuple):
         config: the text of config.toml.
         experiments: of a collection the first is the collection as a whole.
         lines: sources of the lines of an experiment.
+        audits: of audit.json, the newest last.
     """
 
     label: str
@@ -98,6 +126,7 @@ class Source(NamedTuple):
     config: str = ""
     experiments: list[results.Experiment] = []
     lines: list["Source"] = []
+    audits: list[dict] = []
 
 
 class Group(NamedTuple):
@@ -180,7 +209,21 @@ def _run(path, label, kind, complete=True) -> Source:
     config = _text(path / "config.toml")
     if kind == "train" and "\n[sweep]" in config:
         kind = "sweep"
-    return Source(label, path, kind, runs, rows, manifest, config)
+    return Source(label, path, kind, runs, rows, manifest, config, audits=audits(path))
+
+
+def audits(folder) -> list[dict]:
+    """The audits that `jfl audit` left in a folder, the newest last.
+
+    Raises:
+        ValueError: naming the file for what no audit wrote.
+    """
+    path = Path(folder) / AUDITS
+    if not path.exists():
+        return []
+    found = results.load(path)
+    results.checked(path, found, Audits)
+    return found["audits"]
 
 
 def _rows(path, runs) -> list[dict]:

@@ -8,7 +8,7 @@ import shlex
 
 from ..runs import tables
 from ..runs.record import PLUS_MINUS, plus_minus
-from . import plots, read, results
+from . import document, plots, read, results
 from .document import Code, Document, Fold, Items, Picture, Section, Table, Text
 from .read import Group, Source
 from .results import Experiment
@@ -31,6 +31,10 @@ VIEWS = (
     "The server sees every upload; a third party sees models only. Claimed is what a paper's "
     "formula says of this run, whether or not it holds. Runs on the same data compose: together "
     "they leak more than each alone."
+)
+AUDITED = (
+    "An audited ε is a lower bound at its confidence, at its own δ and of its own rounds. It "
+    "refutes a smaller ε; it proves none. A small one says nothing: another attack may show more."
 )
 DATA_WORDS = (
     "Rows are those that clients hold, with the smallest, the median and the largest client. Label "
@@ -310,7 +314,43 @@ def _guarantees(groups: list[Group]) -> list:
         ]
     else:
         blocks.append(Text("No caveats were recorded."))
-    return [*blocks, Text(VIEWS, quiet=True)]
+    return [*blocks, *_audits(groups), Text(VIEWS, quiet=True)]
+
+
+def _audits(groups: list[Group]) -> list:
+    """A row for each audit, beside what is proved and claimed at its delta and of its rounds."""
+    columns = [
+        *_words("setting"),
+        *_numbers("audited ε", "proved ε", "claimed ε", "δ", "confidence", "trials", "rounds"),
+        *_words("unit", "adjacency", "view", "canary", "method", "status", "verdict"),
+    ]
+    rows = [
+        (
+            group.setting.label,
+            cell(float(audit["epsilon"])),
+            "none" if audit["proved"] is None else _epsilon_and_delta(audit["proved"])[0],
+            cell(audit["claimed"]),
+            f"{audit['delta']:.3g}",
+            cell(audit["confidence"]),
+            cell(audit["trials"]),
+            cell(audit["rounds"]),
+            *_unit_and_view(audit),
+            *(audit[k] for k in ("canary", "method", "status")),
+            _audit_verdict(audit),
+        )
+        for group in groups
+        for audit in group.source.audits
+    ]
+    if not rows:
+        return []
+    table = _without_empty("Audits: what attacks measured", columns, rows, keep=("proved ε",))
+    return [table, Text(AUDITED, quiet=True)]
+
+
+def _audit_verdict(audit) -> str:
+    if audit["contradicted"]:
+        return document.CONTRADICTED
+    return document.REFUTED if audit["refuted"] else "nothing is refuted"
 
 
 def _data(parts) -> list:

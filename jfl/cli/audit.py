@@ -1,0 +1,266 @@
+"""`jfl audit`: what an attack measures of the run that a config describes, kept in audit.json."""
+
+import dataclasses
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+from ..auditing.audit import AuditReport
+from ..auditing.audit import audit as run_audit
+from ..core import checks
+from ..core.options import field
+from ..core.records import Guarantee
+from ..papers import as_printed
+from ..report import read
+from ..runs import build, directory, record, unused_options
+from ..runs import config as configs
+from ..runs.checkpoint import write
+from ..runs.config import Config
+from . import console
+from .exits import Failed
+from .options import config_of, parse_with_config, split_config_files
+
+OUT = Path("runs/audit")
+OWN = ("delta", "rounds", "unit", "view", "adjacency", "seed")  # of the audit, not of the run
+SHARED = ("rounds", "unit", "view", "adjacency")  # without a config they describe the run, too
+CADENCE = ("evaluate_every", "checkpoint_every")  # two configs that differ in it are one run
+# audits that agree in all of these are one
+SETTINGS = ("config", "rounds", "trials", "delta", "unit", "view", "adjacency", "confidence")
+SETTINGS += ("claimed", "seed")
+LOWER_BOUND = "a lower bound at its confidence: it refutes a smaller epsilon, and proves none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit(Config):
+    """Attack a run with a worst-case canary: a lower bound of its epsilon, beside what is proved
+    and claimed of it.
+
+    example: jfl audit --config run.toml --rounds 1
+
+    example: jfl audit runs/first --trials 20000
+
+    The first word may be the directory of a run; audit.json is then kept in it.  --config FILE.toml
+    describes a run, too, and so do flags; flags win over both.  Exit code 1: the audited epsilon is
+    above the proved one, which is a bug.
+    """
+
+    trials: int = field(
+        100_000, "runs with the canary, and as many without: more of them show a larger epsilon"
+    )
+    delta: float = field(
+        1e-2,
+        "delta of the audited epsilon, not that of the config: at a small delta the test that "
+        "shows most is rare, so 1e-2 shows more with 1e5 trials than 1e-5 does",
+    )
+    rounds: int | None = field(
+        None,
+        "rounds of each audited run; default the config's.  A few rounds show most of what there "
+        "is, at less than the cost of all.  Without a config: of the run, too",
+    )
+    unit: str | None = field(
+        None, "example | client: whose data is attacked; default the config's unit"
+    )
+    view: str | None = field(
+        None, "server | third_party: who attacks; default the config's view, or that of its noise"
+    )
+    adjacency: str | None = field(
+        None, "replace_one | add_remove; default the config's, or the one that is proved"
+    )
+    confidence: float = field(0.95, "with which the audited epsilon holds, in (0, 1)")
+    claimed: float | None = field(
+        None,
+        "an epsilon at --delta that is to be refuted; default what the paper of the run claims",
+    )
+    seed: int = field(0, "seed of the audited runs; data and partition follow the config's seed")
+    out: Path | None = field(
+        None, f"directory for audit.json; default the run's own, or {OUT.as_posix()}"
+    )
+    mesh: str = field("1", "how many devices of this machine share the runs, or auto for all")
+
+
+def audit(arguments: list[str]) -> None:
+    """`jfl audit`: run the audit, print it, and add it to audit.json.
+
+    Raises:
+        ArgumentError: for what names no audit; nothing is written.
+        Failed: where the audited epsilon is above the proved one; it is written all the same.
+    """
+    command, asked, out = _parsed(arguments)
+    mesh = _devices(command.mesh)
+    checks.seed("jfl audit", seed=command.seed)
+    _check_place(out, asked)
+    unused_options.refuse_unused(asked)
+    plan, config = build.build(asked)
+    rounds = asked.rounds if command.rounds is None else command.rounds
+    begun = time.perf_counter()
+    with console.progress() as bar:
+        bar.disable = not sys.stderr.isatty()
+        task = bar.add_task("jfl audit", total=None, note="compiling")
+
+        def watch(done, total):
+            bar.update(task, completed=done, total=total, note="runs")
+
+        report = run_audit(
+            plan,
+            rounds,
+            command.trials,
+            command.delta,
+            **_whose(command, asked),
+            confidence=command.confidence,
+            claimed=_claimed(command, plan, asked, rounds),
+            seed=command.seed,
+            mesh=mesh,
+            progress=watch,
+        )
+    print(report)
+    manifest = record.manifest(
+        [plan],
+        build.the_partition(config),
+        rounds,
+        seconds=time.perf_counter() - begun,
+        seeds=[command.seed],
+    )
+    keep(out, entry(report, rounds, command.seed, dataclasses.asdict(config), manifest))
+    print(f"Audit: {out / read.AUDITS}")
+    if report.contradicted:
+        proved = report.proved.epsilon
+        raise Failed(
+            f"need an audited epsilon of at most {proved:.4g}, which is proved; got "
+            f"{report.epsilon:.4g}. This is a bug in the proof or in the code: please report it "
+            f"with {out / read.AUDITS}."
+        )
+
+
+# --- what is asked for
+
+
+def _parsed(arguments) -> tuple[Audit, Config, Path]:
+    """The command, the config of the run that is audited, and where audit.json goes."""
+    program, folder = "jfl audit", None
+    if arguments and not arguments[0].startswith("-"):
+        folder, *arguments = arguments
+        if not (Path(folder) / "config.toml").is_file():
+            checks.fail(
+                program,
+                "the directory of a run, with its config.toml",
+                checks.shown(folder),
+                "Or give --config FILE.toml.",
+            )
+        arguments = ["--config", str(Path(folder) / "config.toml"), *arguments]
+    command, axes = parse_with_config(Audit, arguments, program, own=OWN)
+    if axes:
+        checks.fail(
+            program, "the config of one run", "one with [sweep]", "Audit one of its points."
+        )
+    files = split_config_files(arguments)[0]
+    values = {name: files.get(name, configs.FIELDS[name].default) for name in OWN}
+    if not any(word.split("=")[0] == "--config" for word in arguments):
+        given = {name: getattr(command, name) for name in SHARED}
+        values |= {name: value for name, value in given.items() if value is not None}
+    out = command.out or (OUT if folder is None else Path(folder))
+    return command, dataclasses.replace(config_of(command), **values), out
+
+
+def _devices(words: str) -> str | int | None:
+    if words == "auto":
+        return words
+    if not words.isdecimal():
+        checks.fail("--mesh", "a number, or auto", checks.shown(words))
+    return None if words == "1" else int(words)
+
+
+def _whose(command: Audit, config: Config) -> dict:
+    """Unit, view and adjacency: those that are given, else those of the config's guarantee."""
+    unit = configs.the_unit(config)
+    view = config.view if unit is None else configs.the_view(config)
+    if command.unit not in (None, unit):  # view and adjacency of the config are of its own unit
+        return dict(unit=command.unit, view=command.view, adjacency=command.adjacency)
+    return dict(
+        unit=unit, view=command.view or view, adjacency=command.adjacency or config.adjacency
+    )
+
+
+def _claimed(command: Audit, plan, config: Config, rounds: int) -> float | None:
+    """The epsilon to refute: the one that is given, or what the paper that the config names says;
+    None leaves it to the plan's own paper."""
+    if command.claimed is not None or config.paper is None:
+        return command.claimed
+    whose = _whose(command, config)
+    fit = [
+        claim.epsilon
+        for claim in as_printed.claims(plan, rounds, command.delta, config.paper)
+        if claim.rounds in (None, rounds)
+        and math.isfinite(claim.epsilon)
+        and all(whose[k] in (None, getattr(claim, k)) for k in whose)
+    ]
+    return min(fit, default=None)
+
+
+# --- audit.json
+
+
+def _check_place(out: Path, config: Config) -> None:
+    """Refuse, before anything is computed, a directory that cannot take an audit of this run."""
+    directory.checked(out, resume=True)
+    if (out / directory.LOCK).exists():
+        with directory.locked(out):  # no other process is at work in it
+            pass
+    read.audits(out)  # a damaged file is refused, not replaced
+    if not (out / "config.toml").exists():
+        if (out / "summary.json").exists():
+            checks.fail("--out", "a new directory, or that of one run", f"{out}, which is neither")
+        return
+    values = configs.load(out / "config.toml")
+    there = dataclasses.asdict(Config(**values)) if "sweep" not in values else None
+    here = dataclasses.asdict(config)
+    differ = there and [k for k in here if k not in CADENCE and there[k] != here[k]]
+    if there is None or differ:
+        checks.fail(
+            "--out",
+            "a new directory, or that of the run that is audited",
+            f"{out}, a sweep"
+            if there is None
+            else f"{out} of a run with other {', '.join(differ)}",
+            "Give another --out.",
+        )
+
+
+def entry(report: AuditReport, rounds: int, seed: int, config: dict, manifest: dict) -> dict:
+    """An audit as audit.json holds it: all fields of the report, and what it takes to get it again.
+
+    Args:
+        report: what was measured.
+        rounds: of each audited run.
+        seed: of the audited runs.
+        config: of the run that was audited, as resolved.
+        manifest: versions, data and plan, of `record.manifest`.
+    """
+    bound = Guarantee(
+        report.epsilon,
+        report.delta,
+        report.unit,
+        report.adjacency,
+        report.view,
+        report.estimator,
+        "audited",
+        (LOWER_BOUND,),
+        rounds=rounds,
+    )
+    proved = None if report.proved is None else record.row(report.proved)
+    return record.as_json(
+        report._asdict()
+        | record.row(bound)
+        | dict(proved=proved, seed=seed, config=config, manifest=manifest)
+    )
+
+
+def keep(out: Path, found: dict) -> None:
+    """Add an audit to audit.json, the newest last; one with the same settings is replaced."""
+    with directory.locked(out):
+        others = [
+            other for other in read.audits(out) if any(other.get(k) != found[k] for k in SETTINGS)
+        ]
+        text = dict(format=record.FORMAT, audits=[*others, found])
+        write(out / read.AUDITS, json.dumps(text, indent=1, allow_nan=False))

@@ -1,0 +1,303 @@
+"""`jfl audit`: what it audits, what audit.json and the page say of it, and its exit codes."""
+
+import dataclasses
+import json
+import shutil
+import types
+
+import jax
+import pytest
+from helpers import pretended
+
+from jfl.auditing.audit import AuditReport
+from jfl.cli import audit as command
+from jfl.cli import main
+from jfl.core.records import Guarantee
+from jfl.papers import as_printed
+from jfl.privacy import guarantees
+from jfl.runs import build, config, directory, record, train
+
+RUN = dict(clients=6, min_rows=8, model="logistic", noise_multiplier=1.0, rounds=3)
+FULL = dict(sampler="full", batch_sampler="full", steps=1)  # noise with a closed form
+FEW = ["--trials", 400, "--rounds", 1]
+
+
+def flags(**values) -> list:
+    return [w for k, v in values.items() for w in (f"--{k.replace('_', '-')}", v)]
+
+
+def jfl(*args) -> int:
+    return main.main([str(a) for a in args])
+
+
+def kept(out) -> list[dict]:
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    found = json.loads((out / "audit.json").read_text(), parse_constant=refuse)
+    assert set(found) == {"format", "audits"} and found["format"] == record.FORMAT
+    return found["audits"]
+
+
+def rows_of_page(out, capsys) -> list[dict]:
+    """The table of audits of a page in Markdown."""
+    assert jfl("report", out) == 0
+    capsys.readouterr()
+    text = (out / "report.md").read_text()
+    lines = text[text.index("Audits: what attacks measured") :].splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines[first:last]]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    assert jax.config.jax_compilation_cache_dir is not None
+    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The directory of a run, whose numbers are made up."""
+    out = tmp_path_factory.mktemp("audits") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(train, "simulate", pretended.simulate)
+        patched.setattr(record, "picture", lambda path, *_: path.write_bytes(b"\x89PNG"))
+        assert jfl("train", *flags(**RUN, **FULL), "--out", out) == 0
+    return out
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("audit.json"))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the audit is asked for; nothing runs."""
+    calls = []
+
+    def pretend(plan, rounds, trials, delta, *, progress, **more):
+        progress(trials, 2 * trials)
+        calls.append(types.SimpleNamespace(plan=plan, rounds=rounds, delta=delta, **more))
+        return AuditReport(
+            epsilon=0.5,
+            delta=delta,
+            confidence=more["confidence"],
+            estimator="made up",
+            canary="a row",
+            trials=trials,
+            proved=None,
+            claimed=more["claimed"],
+            adversary="all",
+            refuted=False,
+            contradicted=False,
+            unit=more["unit"] or "example",
+            view=more["view"] or "server",
+            adjacency=more["adjacency"] or "replace_one",
+            mu=float("inf"),
+        )
+
+    monkeypatch.setattr(command, "run_audit", pretend)
+    return calls
+
+
+# --- real audits
+
+
+def test_of_a_run_directory(copied, capsys):
+    """The report, audit.json and the row of the page say the same; then a claim is refuted."""
+    before = {p: p.read_bytes() for p in copied.iterdir() if p.is_file()}
+    assert jfl("audit", copied, *FEW) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""  # progress is for terminals
+    (one,) = kept(copied)
+    assert set(AuditReport._fields) | set(command.SETTINGS) | {"manifest", "method"} <= set(one)
+    (of_run,) = json.loads((copied / "summary.json").read_text())["runs"]
+    assert one["config"] == {k: of_run["config"][k] for k in config.FIELDS}
+    assert (one["rounds"], one["trials"], one["delta"], one["seed"]) == (1, 400, 1e-2, 0)
+    assert one["status"] == "audited" and {"jfl", "source", "jax"} <= set(
+        one["manifest"]["versions"]
+    )
+    plan, _ = build.build(config.Config(**RUN, **FULL))
+    proved = guarantees.guarantee(plan, 1, 1e-2, "example", "server").epsilon
+    assert one["proved"]["epsilon"] == proved and 0.2 < one["epsilon"] < proved
+    assert shown.out.startswith(f"audited {one['epsilon']:.4g} <= proved {proved:.4g}")
+    assert "private" not in (shown.out + (copied / "audit.json").read_text()).lower()
+    assert {p: p.read_bytes() for p in before} == before
+    assert {p.name for p in copied.iterdir()} == {p.name for p in before} | {
+        "audit.json",
+        *(p.name for p in copied.iterdir() if p.is_dir()),
+    }
+
+    assert jfl("audit", copied, *FEW, "--claimed", 0.1) == 0
+    assert "claimed 0.1: REFUTED" in capsys.readouterr().out
+    first, second = kept(copied)
+    assert first == one and second["refuted"] and not second["contradicted"]
+    assert (second["claimed"], second["epsilon"]) == (0.1, one["epsilon"])
+
+    rows = rows_of_page(copied, capsys)
+    assert [row["verdict"] for row in rows] == ["nothing is refuted", "the claim is refuted"]
+    assert [row["claimed ε"] for row in rows] == ["", "0.1"]
+    for row in rows:
+        assert row["audited ε"] == f"{one['epsilon']:.4g}" and row["proved ε"] == f"{proved:.4g}"
+        assert (row["δ"], row["confidence"], row["trials"]) == ("0.01", "0.95", "400")
+        assert (row["rounds"], row["status"], row["canary"]) == ("1", "audited", one["canary"])
+    assert "the claim is refuted" in (copied / "report.html").read_text()
+
+
+def test_above_what_is_proved_exits_1(copied, capsys, monkeypatch):
+    small = Guarantee(0.1, 1e-2, "example", "replace_one", "server", "too good")
+    monkeypatch.setattr(guarantees, "guarantee", lambda *_, **__: small)
+    assert jfl("audit", copied, *FEW) == 1
+    shown = capsys.readouterr()
+    assert "> proved 0.1 (too good)" in shown.out and "CONTRADICTED" in shown.out
+    assert shown.err.count("\n") == 1 and "need an audited epsilon of at most 0.1" in shown.err
+    assert kept(copied)[0]["contradicted"]
+    (row,) = rows_of_page(copied, capsys)
+    assert row["verdict"] == "the proof is contradicted: a bug"
+
+
+# --- what is audited
+
+
+def test_a_config_is_built_as_train_builds_it(asked, tmp_path):
+    """Calibrated at the config's delta and rounds; the audit has its own."""
+    values = RUN | FULL | dict(noise_multiplier=None, epsilon=4.0, delta=1e-6, seed=3)
+    values |= dict(unit="client", view="third_party")
+    file, out = tmp_path / "run.toml", tmp_path / "out"
+    file.write_text(config.dump(values))
+    _, wanted = build.build(config.Config(**values))
+    assert jfl("audit", "--config", file, "--rounds", 2, "--seed", 7, "--out", out) == 0
+    assert jfl("audit", "--config", file, "--out", out, "--delta", 0.02, "--mesh", "auto") == 0
+    assert [(a.rounds, a.delta, a.seed, a.mesh) for a in asked] == [
+        (2, 1e-2, 7, None),
+        (3, 0.02, 0, "auto"),
+    ]
+    assert {(a.unit, a.view) for a in asked} == {("client", "third_party")}
+    for audit in kept(out):
+        assert audit["config"] == record.as_json(dataclasses.asdict(wanted))
+    for call in asked:
+        assert record.noise(call.plan, 3) == [[pytest.approx(wanted.noise_multiplier)] * 2]
+
+
+def test_flags_alone_describe_the_run_too(asked, tmp_path):
+    given = flags(**RUN | FULL | dict(rounds=2), unit="client")
+    assert jfl("audit", *given, "--delta", 0.05, "--out", tmp_path) == 0
+    (one,), (call,) = kept(tmp_path), asked
+    assert (one["config"]["unit"], one["config"]["rounds"]) == ("client", 2)
+    assert one["config"]["delta"] == config.Config().delta and one["delta"] == 0.05
+    assert (call.unit, call.view, call.rounds) == ("client", "third_party", 2)
+
+
+def test_another_unit_leaves_the_run_as_it_is(asked, copied):
+    assert jfl("audit", copied, "--unit", "client", "--trials", 400) == 0
+    assert (asked[0].unit, asked[0].view, asked[0].rounds) == ("client", None, 3)
+    assert kept(copied)[0]["config"]["unit"] is None
+
+
+def test_the_paper_that_the_config_names(asked, tmp_path):
+    values = RUN | dict(mode="as_printed", paper="chen2024", batch=4, batch_sampler=None)
+    values = {k: v for k, v in values.items() if v is not None}
+    assert jfl("audit", *flags(**values), "--out", tmp_path) == 0
+    wanted = as_printed.claimed(asked[0].plan, 3, 1e-2, "chen2024")
+    assert asked[0].claimed == wanted.epsilon > 0
+    assert jfl("audit", *flags(**values), "--claimed", 0.3, "--out", tmp_path) == 0
+    assert asked[1].claimed == 0.3
+
+
+# --- audit.json
+
+
+def test_audits_of_other_settings_are_kept_and_the_newest_is_last(asked, copied):
+    for seed in (1, 2, 1):
+        assert jfl("audit", copied, "--seed", seed) == 0
+    assert [audit["seed"] for audit in kept(copied)] == [2, 1]
+    assert kept(copied)[0]["mu"] is None  # infinite
+    assert jfl("audit", copied, "--seed", 1, "--trials", 500) == 0
+    assert [(a["seed"], a["trials"]) for a in kept(copied)] == [
+        (2, 100_000),
+        (1, 100_000),
+        (1, 500),
+    ]
+
+
+def test_no_other_run_gets_the_audit(asked, copied, tmp_path, capsys):
+    assert jfl("audit", copied, "--lr", 0.9) == 2
+    assert "of a run with other lr" in capsys.readouterr().err
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "config.toml").write_text("[sweep]\nlr = [0.1, 0.3]\n")
+    assert jfl("audit", *flags(**RUN), "--out", tmp_path / "sweep") == 2
+    assert "a sweep" in capsys.readouterr().err
+    (tmp_path / "demo").mkdir()
+    shutil.copy(copied / "summary.json", tmp_path / "demo")
+    assert jfl("audit", *flags(**RUN), "--out", tmp_path / "demo") == 2
+    assert not asked and not list(tmp_path.rglob("audit.json"))
+    assert jfl("audit", copied, "--lr", 0.9, "--out", tmp_path / "other") == 0
+    assert kept(tmp_path / "other")[0]["config"]["lr"] == 0.9
+    assert not (copied / "audit.json").exists()
+
+
+@pytest.mark.parametrize("text", ["{", '{"format": 1, "audits": [{"epsilon": 1}]}'])
+def test_a_damaged_file_is_refused_before_anything_runs(text, asked, copied, capsys):
+    (copied / "audit.json").write_text(text)
+    assert jfl("audit", copied) == 2 and jfl("report", copied) == 2
+    assert capsys.readouterr().err.count("audit.json") == 2
+    assert not asked and (copied / "audit.json").read_text() == text
+
+
+def test_a_directory_in_use_is_refused(asked, copied, capsys):
+    with directory.locked(copied):
+        assert jfl("audit", copied) == 2
+    assert "no other process" in capsys.readouterr().err and not asked
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["--trials", 0], "trials >= 1"),
+        (["--trials", 3], "which show nothing"),
+        (["--delta", 0], "delta in (0, 1]"),
+        (["--confidence", 2], "confidence in (0, 1]"),
+        (["--claimed", 50], "which show at most"),
+        (["--claimed", -1], "claimed >= 0"),
+        (["--rounds", 0], "rounds >= 1"),
+        (["--unit", "planet"], "unit"),
+        (["--view", "nobody"], "view"),
+        (["--seed", -1], "seed >= 0"),
+        (["--mesh", "many"], "--mesh: need a number, or auto"),
+        (["--holdout", 2], "holdout"),
+        (["--out", ""], "a value for --out"),
+        (["--nonsense", 1], "nonsense"),
+    ],
+)
+def test_bad_flags_exit_2_and_write_nothing(more, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert jfl("audit", *flags(**RUN | FULL), *more) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["nowhere"], "the directory of a run"),
+        (["--config", "sweep.toml"], "the config of one run"),
+        (["--config", "quiet.toml"], "noise protects"),
+        (["--config", "unused.toml"], "for bands"),
+    ],
+)
+def test_bad_runs_exit_2_and_write_nothing(args, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    quiet = {k: v for k, v in RUN.items() if k != "noise_multiplier"}
+    (tmp_path / "sweep.toml").write_text(config.dump(RUN | dict(sweep=dict(lr=[0.1, 0.3]))))
+    (tmp_path / "quiet.toml").write_text(config.dump(quiet))
+    (tmp_path / "unused.toml").write_text(config.dump(RUN | FULL | dict(bands="flat")))
+    before = set(tmp_path.iterdir())
+    assert jfl("audit", *args) == 2
+    assert words in capsys.readouterr().err
+    assert set(tmp_path.iterdir()) == before
