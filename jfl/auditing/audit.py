@@ -147,6 +147,7 @@ def audit(
     where = "jfl.audit"
     checks.kind(where, Plan, "jfl.plan", plan=plan)
     checks.whole(where, rounds=rounds, trials=trials)
+    checks.whole(where, least=0, seed=seed)
     checks.fraction(where, single=True, confidence=confidence)
     _can_show(trials, delta, confidence, claimed)
     choices(unit, view, adjacency)

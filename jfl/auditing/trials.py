@@ -85,6 +85,7 @@ def run_trials(
             raise HealthError(
                 "jfl.audit: need runs that stay finite; got a number that is not finite in "
                 f"{int(bad)} of {block} runs. Lower the learning rate of the plan.",
+                None,
                 dict(nonfinite=int(bad)),
             )
         parts.append(np.asarray(seen)[: len(some) - missing])

@@ -244,11 +244,20 @@ def test_what_shows_nothing_is_refused():
         "trials that can refute claimed": lambda: jfl.audit(plan, 1, 1000, claimed=50.0),
         "delta": lambda: jfl.audit(plan, 1, delta=0.0),
         "rounds": lambda: jfl.audit(plan, 0),
+        "seed": lambda: jfl.audit(plan, 1, seed=-1),
         "view": lambda: jfl.audit(plan, 1, view="nobody"),
         "Choices: ": lambda: jfl.audit(plan, 1, unit="example", adjacency="add_remove"),
     }.items():
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def test_runs_that_are_not_finite_say_so(monkeypatch):
+    made = experiment(audit_plans.of_clients(1.0), 1)
+    monkeypatch.setattr(trials, "_block", lambda keys, *_: (jnp.zeros((len(keys), 1, 4)), 2))
+    with pytest.raises(jfl.HealthError, match="not finite in 2 of 8 runs") as error:
+        trials.run_trials(jax.random.split(jax.random.key(0), 8), made.inside, 1, 8)
+    assert error.value.health == dict(nonfinite=2)
 
 
 def test_a_report_says_all_that_it_rests_on():
