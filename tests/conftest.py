@@ -23,15 +23,16 @@ if not os.environ.get("JFL_TEST_OPTIMIZED") and CHEAP.split()[0] not in os.envir
 ):
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *CHEAP.split()]).strip()
 
-# What one worker, or a process that a test starts, has compiled is there for the others.  The
-# folder goes with the process of pytest that made it; JAX_COMPILATION_CACHE_DIR names one that
-# stays, for whoever runs the tests often.
+# What one worker, or a process that a test starts, has compiled is there for the others; what
+# compiles in less than a tenth of a second is not worth a file.  The folder goes with the process
+# of pytest that made it; JAX_COMPILATION_CACHE_DIR names one that stays, for whoever runs the
+# tests often.
 COMPILED = None
 if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
     COMPILED = tempfile.mkdtemp(prefix="jfl-tests-compiled-")
 for name, value in dict(
     jax_compilation_cache_dir=COMPILED or os.environ["JAX_COMPILATION_CACHE_DIR"],
-    jax_persistent_cache_min_compile_time_secs=0.0,
+    jax_persistent_cache_min_compile_time_secs=0.1,
     jax_persistent_cache_min_entry_size_bytes=-1,
 ).items():
     os.environ[name.upper()] = str(value)

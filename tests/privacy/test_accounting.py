@@ -29,7 +29,7 @@ import jfl
 from jfl import sampling
 from jfl.core import records
 from jfl.privacy import guarantees
-from jfl.privacy.accountants import events, rdp, rdp_events, rdp_on_host
+from jfl.privacy.accountants import events, rdp, rdp_events, rdp_formulas, rdp_on_host
 from jfl.privacy.accountants import tightest as tight
 from jfl.privacy.ledger import entries, participation
 from jfl.privacy.mechanisms.chain import chain
@@ -1172,6 +1172,23 @@ def test_curves_on_the_host_are_those_of_the_programs(z):
     for host, program in zip(curves_of(rdp_on_host, z), curves_of(rdp, z), strict=True):
         assert isinstance(host, np.ndarray) and host.dtype == np.float64
         np.testing.assert_allclose(host, program, rtol=1e-8, atol=1e-15)
+
+
+def test_the_exact_gaussian_on_the_host_is_the_smallest_that_fits():
+    """Tested points alone, and none that fits lies below; one by one as all together."""
+    r = np.random.default_rng(0)
+    mu, delta = np.exp(r.uniform(-20, 8, 2000)), np.exp(r.uniform(-300, -0.01, 2000))
+    found = rdp_on_host.gaussian_epsilon(mu, delta)
+    held = found > 0
+    profile = lambda epsilon: rdp_formulas.log_profile(
+        rdp_formulas.ON_HOST, epsilon / mu - mu / 2, mu
+    )
+    assert 0.5 < held.mean() < 1
+    with np.errstate(invalid="ignore"):
+        assert (profile(found) <= np.log(delta))[held].all()
+        assert (profile(found * (1 - 1e-11)) > np.log(delta))[held].all()
+    each = [rdp_on_host.gaussian_epsilon(m, d) for m, d in zip(mu[:50], delta[:50])]
+    assert np.array_equal(each, found[:50])
 
 
 def test_a_curve_is_computed_once_and_never_changed():

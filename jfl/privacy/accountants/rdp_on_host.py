@@ -6,13 +6,18 @@ units and references are those of `rdp`; results are NumPy's, and differ in roun
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
+import scipy.special
 from numpy.typing import ArrayLike
 
 from . import rdp_formulas as formulas
 from .rdp_formulas import ON_HOST
+
+TANGENTS = 60  # at most; five to eight do
+ROUNDING = 4e-15  # of epsilon
 
 
 def _float64(function: Callable) -> Callable:
@@ -86,21 +91,38 @@ def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> np.ndarray:
         4.3772
     """
     if mu.ndim or delta.ndim:
-        return _halved(*np.broadcast_arrays(mu, delta))
+        return _by_tangents(*np.broadcast_arrays(mu, delta))
     return np.float64(_of_one(float(mu), float(delta)))
 
 
 @functools.lru_cache(4096)  # a guarantee asks for the same one in each of its bounds
 def _of_one(mu, delta):
-    return float(_halved(np.float64(mu), np.float64(delta)))
+    return float(_by_tangents(np.float64(mu), np.float64(delta)))
 
 
-def _halved(mu, delta):
-    def repeat(start, stop, body, ends):
-        for i in range(start, stop):
-            before, ends = ends, body(i, ends)
-            if all(map(np.array_equal, before, ends)):  # no float lies between them
-                break
-        return ends
+def _by_tangents(mu, delta):
+    """Newton's method on log(delta(epsilon)), from above.
 
-    return formulas.crossing(ON_HOST, mu, delta, repeat)
+    delta(epsilon) is an expectation of a log-concave function of a normal variable, so its
+    logarithm is concave: tangents lie above it, and each point is on the safe side of the
+    crossing, but for rounding.  What is returned was tested.
+    """
+    is_zero = scipy.special.erf(mu / math.sqrt(8)) <= delta  # exact for tiny mu too
+    mu = np.where(is_zero, 1.0, mu)
+    target = np.log(delta)
+    # the Gaussian tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta
+    point = proved = mu * (mu / 2 + np.sqrt(-2 * target))
+    for _ in range(TANGENTS):
+        s = point / mu - mu / 2
+        profile = formulas.log_profile(ON_HOST, s, mu)
+        fits = profile <= target
+        proved = np.where(fits, np.minimum(proved, point), proved)
+        slope = -np.exp(point + scipy.special.log_ndtr(-s - mu) - profile)
+        after = np.maximum(point - (profile - target) / slope, 0.0)
+        # one that rounding put below goes up, and from there it stays
+        after = np.where(fits, after, np.maximum(after, point * (1 + ROUNDING)))
+        moves = (np.abs(after - point) > ROUNDING / 2 * point) & (proved >= point)
+        if not moves.any():
+            break
+        point = np.where(moves, after, point)
+    return np.where(is_zero, 0.0, proved)
