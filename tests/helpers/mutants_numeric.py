@@ -9,6 +9,8 @@ SAMPLERS, SEGMENTS = "tests/sampling/test_samplers.py", f"{PRIVACY}/test_segment
 MECHANISM, FLOATS = f"{PRIVACY}/test_mechanism.py", f"{PRIVACY}/test_floats.py"
 PLD, IDENTITY = f"{PRIVACY}/test_pld.py", "tests/core/test_identity.py"
 
+AUDIT = "tests/auditing/test_audit.py"
+
 MUTANTS = (
     # --- draws of noise
     Mutant(
@@ -250,5 +252,30 @@ MUTANTS = (
         "is_label = jnp.arange(classes) == jnp.where(label < 0, label + classes, label)",
         "is_label = jnp.arange(classes) == label",
         "tests/models/test_models.py::test_a_label_that_is_none_is_alike_everywhere",
+    ),
+    # --- audits
+    Mutant(
+        "jfl/auditing/audit.py",
+        "[side[first:] for side in seen])",
+        "[side[:first] for side in seen])",
+        f"{AUDIT}::test_the_bound_holds_as_often_as_it_says",
+    ),
+    Mutant(
+        "jfl/auditing/canaries.py",
+        "others = -1.0 if replaced and drawn and not release.steps else 0.0",
+        "others = 0.0",
+        f"{AUDIT}::test_no_more_than_is_proved_and_not_much_less",
+    ),
+    Mutant(
+        "jfl/auditing/canaries.py",
+        "if distance > farthest:",
+        "if best is None or distance < farthest:",
+        f"{AUDIT}::test_a_canary_is_as_long_as_the_bound_and_found_by_its_projection",
+    ),
+    Mutant(
+        "jfl/auditing/scores.py",
+        "np.square(moved) / 2, axis=1)",
+        "np.square(moved), axis=1)",
+        f"{AUDIT}::test_the_ratio_is_that_of_the_mixture",
     ),
 )
