@@ -20,6 +20,7 @@ from .estimators import counts, thresholds, two_samples
 from .trials import block_size, run_trials
 
 LEARN = 0.3  # of the trials, that choose the score and its threshold
+FEWEST = 100  # runs of each side that choose, at least
 MEMORY = 2**30  # bytes for trials at once, on a CPU
 SIDES = ("inside", "outside")
 
@@ -38,7 +39,8 @@ class AuditReport(NamedTuple):
         claimed: what a paper claims, or what was given; None for nothing.
         adversary: what was seen.
         refuted: whether the claim is refuted.
-        contradicted: whether what is proved is refuted: a bug.
+        contradicted: whether what is proved without a condition is refuted: a bug.
+        why_not_proved: where nothing is proved, the reason.
         unit, view, adjacency: whose privacy, against whom.
         mu: the distance of both sides in standard deviations of the outside score, of the runs
             that were judged: an estimate, and the privacy of a Gaussian mechanism.
@@ -59,14 +61,14 @@ class AuditReport(NamedTuple):
     view: str
     adjacency: str
     mu: float
+    why_not_proved: str = ""
 
     def __str__(self):
-        relation = ">" if self.contradicted else "<="
-        beside = (
-            "nothing is proved"
-            if self.proved is None
-            else f"{relation} proved {self.proved.epsilon:.4g} ({self.proved.method})"
-        )
+        beside = "beside nothing that is proved"
+        if self.proved is not None:
+            relation = ">" if self.epsilon > self.proved.epsilon else "<="
+            of = self.proved
+            beside = f"{relation} {of.status} {of.epsilon:.4g} ({of.method})"
         lines = [f"audited {self.epsilon:.4g} {beside} at delta = {self.delta:.3g}"]
         if self.contradicted:
             lines[0] += ": CONTRADICTED"
@@ -80,6 +82,10 @@ class AuditReport(NamedTuple):
             f"  estimator: {self.estimator}, {self.trials} runs with and {self.trials} without, "
             f"confidence {self.confidence:.4g}",
         ]
+        if self.proved is None:
+            lines.append(f"  not proved: {self.why_not_proved}")
+        if self.mu == 0:
+            lines.append("  the canary did not move what is seen")
         if self.epsilon == 0:
             lines.append("  nothing was shown: that is no sign of privacy")
         return "\n".join(lines)
@@ -108,7 +114,7 @@ def audit(
     does not.
 
     Args:
-        plan: a Plan with noise.
+        plan: a Plan with noise; one, what several runs release together is not audited.
         rounds: of each run; a few show most of what there is, at less than the cost of all.
         trials: runs of each side.  Three in ten choose the score and its threshold, the others
             judge.
@@ -162,7 +168,7 @@ def audit(
         )
     entry = choose(where, plan, entries, unit, view, adjacency)
     asked = dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
-    proved = _proved(plan, rounds, delta, asked)
+    proved, why_not = _proved(plan, rounds, delta, asked)
     if claimed is None:
         claimed = _claimed(plan, rounds, delta, asked)
     made = canaries.experiment(plan, entry, rounds)
@@ -179,8 +185,9 @@ def audit(
         claimed,
         made.adversary,
         claimed is not None and epsilon > claimed,
-        proved is not None and epsilon > proved.epsilon,
+        proved is not None and proved.status == "proved" and epsilon > proved.epsilon,
         mu=mu,
+        why_not_proved=why_not,
         **asked,
     )
 
@@ -192,12 +199,13 @@ def _can_show(trials, delta, confidence, claimed):
     if not 0 < delta < 1:
         checks.fail(where, "delta in (0, 1)", f"delta={delta!r}")
     most = ceiling(trials, delta, confidence)
-    if not most > 0:
+    if LEARN * trials < FEWEST or not most > 0:
         checks.fail(
             where,
-            f"trials enough for confidence={confidence:g}",
+            f"trials enough for confidence={confidence:g} at delta={delta:g}, at least "
+            f"{math.ceil(FEWEST / LEARN)}",
             f"trials={trials}, which show nothing even without an error",
-            "Raise trials, or lower confidence.",
+            "Raise trials, or lower confidence or delta.",
         )
     if claimed is not None:
         checks.nonnegative(where, single=True, claimed=claimed)
@@ -226,9 +234,9 @@ def ceiling(trials: int, delta: float, confidence: float) -> float:
 
 def _proved(plan, rounds, delta, asked):
     try:
-        return guarantees.guarantee(plan, rounds, delta, **asked)
-    except NotAnalysable:
-        return None
+        return guarantees.guarantee(plan, rounds, delta, **asked), ""
+    except NotAnalysable as error:
+        return None, str(error)
 
 
 def _claimed(plan, rounds, delta, asked):
@@ -286,7 +294,8 @@ def _bound(seen, law, delta, confidence):
     )
     deviation = outside.std()
     apart = inside.mean() - outside.mean()
-    mu = float(apart / deviation) if deviation > 0 else math.inf
+    mu = float(apart / deviation) if deviation > 0 else math.copysign(math.inf, apart)
+    mu = mu if apart else 0.0
     words = f"Clopper-Pearson of a {score.name}, chosen on {first} other runs of each side"
     return float(found.epsilon), words, mu
 

@@ -13,6 +13,7 @@ others point there too (else most of the distance is lost); under "add_remove" i
 """
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -102,19 +103,46 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
 
 
 def _client(plan, entry):
-    """The client that has least noise, then fewest rows or most weight."""
+    """The client that has least noise, then comes most often, then has fewest rows or most
+    weight."""
     rows = np.asarray(plan.fed.size).reshape(-1)
     count = len(rows)
     least = np.full(count, np.inf)
     for part in entry.parts:
         level = np.asarray(effective(part), np.float64).min(axis=0)
         least = np.minimum(least, np.broadcast_to(level, (count,)))
-    weights = plan.weights(0) if isinstance(plan.weights, Fn) else plan.weights
-    if entry.unit == "client":
-        order = np.lexsort((-np.asarray(weights), least))
+    often = -_shares(plan.sampler) if entry.view == "third_party" else -np.ones(count)
+    if entry.unit == "example":
+        order = np.lexsort((rows, often, least))
+        return int(next(c for c in order if rows[c] > 0))
+    weights = np.asarray(plan.weights(0) if isinstance(plan.weights, Fn) else plan.weights)
+    order = np.lexsort((often * weights, least))
+    if not _votes(plan, entry) or isinstance(plan.weights, Fn):
         return int(order[0])
-    order = np.lexsort((rows, least))
-    return int(next(c for c in order if rows[c] > 0))
+    # its absence must not change the largest weight, which the noise follows
+    for c in order:
+        others = np.delete(weights, c)
+        if others.size and others.max() == weights.max():
+            return int(c)
+    raise NotAnalysable(
+        "jfl.audit: need a second client, for an adaptive clip under add_remove; got one, whose "
+        "absence would take the noise along. Audit a plan with more clients."
+    )
+
+
+def _votes(plan, entry):
+    """True if the absence of a client shows in the clip norm too."""
+    return entry.adjacency == "add_remove" and mech.adaptive(plan.release)
+
+
+def _shares(sampler):
+    """Float64[C], the probability that one draw takes a client; of latencies, how often in 1,000
+    cohorts."""
+    if sampler.scheme != "first_responders":
+        return np.array(np.broadcast_to(share_of(sampler), (sampler.clients,)), np.float64)
+    drawn = jax.vmap(sampler.draw)(jax.random.split(jax.random.key(0), 1000))
+    ids = np.asarray(drawn.ids)[np.asarray(drawn.count) > 0]
+    return np.bincount(ids, minlength=sampler.clients)[: sampler.clients] / 1000
 
 
 def _alone(plan, client):
@@ -176,7 +204,14 @@ def _rows_of(fed):
 def _of_a_record(plan, entry, client, rounds):
     release = plan.algorithm.releases[0]
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
-    row, weight, words = _canary(release.mechanism, params)
+    if any(stage.declared for stage in release.mechanism.stages):
+        raise NotAnalysable(
+            "jfl.audit: need a chain that clips; got a bound that is declared of a loss. The "
+            "canary is a loss of its own, of which nothing was declared."
+        )
+    row, weight, words = _canary(release.mechanism, params, rounds)
+    if release.steps:
+        words += " (the bound covers a change of every step, which one row seldom reaches)"
     index, count, width = _rows_of(plan.fed)
     replaced = entry.adjacency == "replace_one"
     # noise that is added once covers a change of every step: there the others stay out of the way
@@ -227,7 +262,7 @@ def _linear(params, x, y, *, slope):
 
 def _of_a_client(plan, entry, client, rounds, payload):
     chain = plan.upload if plan.upload is not None and mech.clips(plan.upload) else plan.release
-    row, weight, words = _canary(chain, payload)
+    row, weight, words = _canary(chain, payload, rounds)
     count = plan.sampler.clients
     replaced = entry.adjacency == "replace_one"
     drawn = plan.sampler.scheme in ("without_replacement", "with_replacement")
@@ -235,7 +270,7 @@ def _of_a_client(plan, entry, client, rounds, payload):
     index, rows, width = _rows_of(plan.fed)
     fed = _federation(np.zeros(max(rows, 1), np.float32), index, width)
     task, pair = Task(init=plan.task.init, loss=Fn(_nothing)), []
-    absent = not replaced and mech.adaptive(plan.release)  # its vote on the clip norm counts too
+    absent = _votes(plan, entry)
     # the vote on an adaptive clip norm differs too: one upload just fits, the other does not
     fits = (1 - 1e-4) / FAR if replaced and mech.adaptive(plan.release) else 1.0
     for value in (fits, -1.0 if replaced else 0.0):
@@ -294,7 +329,7 @@ def _one_client(plan, server, own, fed):
 # --- what is put in
 
 
-def _canary(mechanism, like):
+def _canary(mechanism, like, rounds=1):
     """The contribution that moves the release furthest in the norm of its noise -> its value before
     the chain clips it, the weights of a projection that finds it, and words."""
     if mechanism is None or not mech.clips(mechanism):
@@ -303,12 +338,14 @@ def _canary(mechanism, like):
             f"{'none' if mechanism is None else [s.name for s in mechanism.stages]}. Without a "
             "bound there is no worst canary: clip first."
         )
+    largest = min(float(jnp.finfo(v.dtype).max) for v in jax.tree.leaves(like))
+    every = range(rounds if mech.scheduled(mechanism) else 1)
+    length = max(float(mech.bound(mech.at(mechanism, jnp.int32(r)))) for r in every)
+    if not any(s.declared for s in mechanism.stages):
+        length = max(length, min(FAR * length, 1e-2 * largest))
     mechanism = mech.at(mechanism, jnp.int32(0))
     like = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), like)
     shape = mech.shape(mechanism)
-    length = float(mech.bound(mechanism))
-    if not any(s.declared for s in mechanism.stages):
-        length *= FAR
     best, farthest = None, -1.0
     for words, direction in _directions(shape, like):
         norm = float(pytrees.norm(direction))
@@ -327,6 +364,13 @@ def _canary(mechanism, like):
             distance = float(jnp.sqrt(_dot(weight, moved)))
         if distance > farthest:
             best, farthest = (row, pytrees.scale(1 / distance, weight), words), distance
+    if best is None or not 0 < farthest < math.inf:
+        checks.fail(
+            "jfl.audit",
+            "a bound whose square float32 can hold",
+            f"{length:g} for a canary",
+            "Scale the loss and the bound.",
+        )
     return best
 
 
@@ -440,11 +484,9 @@ def _law(plan, entry, client):
         each, law = _batch_law(release.batches, rows), np.ones(1)
         for _ in range(release.count):
             law = np.convolve(law, each)
-    cohort = _cohort_law(plan.sampler, client)
-    if cohort is None or len(cohort) > 2:
-        return None
-    mixed = cohort[1] * law
-    mixed[0] += cohort[0]
+    mixed = np.zeros((len(law) - 1) * (len(cohort := _cohort_law(plan.sampler, client)) - 1) + 1)
+    for copies, chance in enumerate(cohort):  # a client that is drawn twice counts twice
+        mixed[np.arange(len(law)) * copies] += chance * law
     return mixed
 
 
@@ -471,11 +513,8 @@ def _epochs_law(batches, rows, steps):
 
 
 def _cohort_law(sampler, client):
-    if sampler.scheme not in ("full", "poisson", "without_replacement", "with_replacement"):
-        return None
-    share = float(np.broadcast_to(share_of(sampler), (sampler.clients,))[client])
     draws = sampler.capacity if sampler.scheme == "with_replacement" else 1
-    return _binomial(draws, share)
+    return _binomial(draws, float(min(_shares(sampler)[client], 1.0)))
 
 
 def _binomial(draws, probability):

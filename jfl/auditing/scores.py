@@ -1,8 +1,9 @@
 """One number for each run, from what is seen of it: learned on runs that judge nothing.
 
 Any function of what is seen gives a valid audit, if it was chosen without a look at the runs that
-are judged.  Two are tried: the best sum of what is seen (Fisher's discriminant), which nothing
-beats where both sides are normal with one covariance; and the sum over rounds of log-likelihood
+are judged.  Three are tried: the sum over rounds, each read alike; the best sum of all that is
+seen (Fisher's discriminant), which nothing beats where both sides are normal with one covariance,
+but which has to learn a number for each; and the sum over rounds of log-likelihood
 ratios, where it depends on a draw whether the canary is in a round.
 """
 
@@ -31,7 +32,7 @@ def learn(inside: np.ndarray, outside: np.ndarray, law: np.ndarray | None) -> li
         law: Float64[m], how probable it is that it counts 0, 1, ... times in a round; None or
             certain: only the sum.
     """
-    found = [_sum(inside, outside)]
+    found = [_sum_over_rounds(inside, outside), _sum(inside, outside)]
     if law is not None and np.max(law) < 1 - 1e-12:
         found.append(_ratios(inside, outside, law))
     return found
@@ -64,6 +65,13 @@ def _flat(seen):
 def _sum(inside, outside):
     weights = direction(_flat(inside), _flat(outside))
     return Score(lambda seen: _flat(seen) @ weights, "sum")
+
+
+def _sum_over_rounds(inside, outside):
+    """All rounds alike: few numbers are learned, however many rounds there are."""
+    each = lambda seen: np.asarray(seen, np.float64).reshape(-1, seen.shape[-1])
+    weights = direction(each(inside), each(outside))
+    return Score(lambda seen: (np.asarray(seen, np.float64) @ weights).sum(1), "sum over rounds")
 
 
 def _ratios(inside, outside, law):

@@ -29,7 +29,7 @@ def observe(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Arr
     seen = run.server.seen
     if metrics.clip_norm is not None:
         seen = jnp.concatenate([seen, jnp.log(metrics.clip_norm)[:, None]], axis=1)
-    return seen, run.health.nonfinite > 0
+    return seen, run.health.nonfinite + run.health.nonfinite_rows > 0
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -84,7 +84,8 @@ def run_trials(
         if int(bad):
             raise HealthError(
                 "jfl.audit: need runs that stay finite; got a number that is not finite in "
-                f"{int(bad)} of {block} runs. Lower the learning rate of the plan.",
+                f"{int(bad)} of {block} runs, so that its canary counts as zero. Lower the clip "
+                "norm or the learning rate of the plan, or take parameters in float32.",
                 None,
                 dict(nonfinite=int(bad)),
             )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import audit_plans
 from helpers.audit_plans import CLIENTS, FED, PLANS, TASK, chain
-from helpers.problems import squared
+from helpers.problems import make_federation, squared, start_params
 from scipy import stats
 
 import jfl
@@ -177,6 +177,100 @@ def test_the_same_seed_is_the_same_report_and_another_is_not():
     assert one == again and one.mu != other.mu
 
 
+# --- plans that need a canary of their own
+
+
+def _half_floats():
+    params = jax.tree.map(lambda x: x.astype(jnp.float16), start_params())
+    grad = jfl.private_grad(squared, chain(1.0, jfl.clip_l2(10.0)))
+    fedavg = jfl.algorithms.fedavg(grad, steps=1, lr=0.01, batch=jfl.batches.full())
+    return jfl.plan(FED, jfl.task(params, squared), fedavg, jfl.sampling.full(CLIENTS))
+
+
+def _growing():
+    grows = jfl.Fn(lambda round_: jnp.where(round_ > 0, 1.0, 1e-5))
+    return audit_plans.of_clients(1.0, release=chain(1.0, jfl.clip_l2(grows)))
+
+
+SPECIAL = {  # plan, rounds, the distance in deviations that the canary has
+    "seldom drawn": (
+        lambda: audit_plans.of_clients(
+            1.0,
+            jfl.sampling.with_replacement(CLIENTS, 2, weights=[0.01, 0.33, 0.33, 0.33]),
+            weights=[0.01, 0.33, 0.33, 0.33],
+        ),
+        1,
+        0.5,
+    ),
+    "slow": (
+        lambda: audit_plans.of_clients(
+            1.0, jfl.sampling.first_responders(CLIENTS, 2, [99.0, 1.0, 1.1, 9.0], jitter=0.01)
+        ),
+        1,
+        1.0,
+    ),
+    "half floats": (_half_floats, 1, 1.0),
+    "growing clip": (_growing, 3, math.sqrt(3)),
+    "many rounds": (lambda: audit_plans.of_clients(10.0), 100, 1.0),
+    "a vote": (
+        lambda: audit_plans.of_clients(
+            1.0,
+            jfl.sampling.poisson(CLIENTS, 1.0),
+            release=audit_plans.adaptive(),
+            weights=[4.0, 1.0, 4.0, 1.0],
+        ),
+        1,
+        0.7,
+    ),
+}
+
+
+@pytest.mark.by_default("many rounds", "seldom drawn")
+@pytest.mark.parametrize("name", SPECIAL)
+def test_the_canary_is_where_it_is_seen(name):
+    """Of 2,000 runs, at five deviations: no nearer than said, and no further than is proved."""
+    make, rounds, least = SPECIAL[name]
+    found = jfl.audit(make(), rounds, 2000)
+    error = 5 * math.sqrt(2 / 1400)
+    assert found.mu > 0.8 * least - error
+    most = jfl.guarantee(make(), rounds, 1e-2, unit=found.unit, view=found.view).epsilon
+    assert found.epsilon <= most
+
+
+def test_absence_does_not_change_the_noise_of_others():
+    """The client of the largest weight would take the scale of the noise along."""
+    make = lambda fed, weights: jfl.plan(
+        fed,
+        TASK,
+        jfl.algorithms.fedavg(jfl.grad(squared), batch=jfl.batches.full()),
+        jfl.sampling.poisson(len(weights), 0.5),
+        release=audit_plans.adaptive(),
+        weights=weights,
+    )
+    plan = make(FED, [1.0, 2.0, 3.0, 4.0])
+    made = experiment(plan, 1)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    inside, outside = (trials.run_trials(keys, p, 1, 4000) for p in (made.inside, made.outside))
+    one, other = (v[..., 0].std() for v in (inside, outside))
+    assert 0.5 < other / one < 1.05  # with the canary there is a draw more
+    found = jfl.audit(plan, 1, 4000)
+    assert found.epsilon < found.proved.epsilon and found.mu < 1
+    with pytest.raises(ValueError, match="need a second client"):
+        jfl.audit(make(make_federation(sizes=(8,)), [1.0]), 1, 1000)
+
+
+def test_a_canary_that_moves_nothing_says_so():
+    algorithm = jfl.algorithms.fedavg(
+        jfl.private_grad(squared, chain(1.0)),
+        steps=1,
+        lr=lambda step: 0.0 * step,
+        batch=jfl.batches.full(),
+    )
+    found = jfl.audit(jfl.plan(FED, TASK, algorithm, jfl.sampling.full(CLIENTS)), 1, 1000)
+    assert (found.epsilon, found.mu) == (0.0, 0.0)
+    assert "did not move" in str(found) and "no sign of privacy" in str(found)
+
+
 # --- scores
 
 
@@ -185,7 +279,7 @@ def test_the_sum_is_fishers_discriminant():
     mix, shift = r.normal(size=(4, 4)), np.array([0.3, -0.2, 0.0, 0.5])
     outside = (r.normal(size=(200_000, 4)) @ mix.T).reshape(-1, 2, 2)
     inside = (shift + r.normal(size=(200_000, 4)) @ mix.T).reshape(-1, 2, 2)
-    (score,) = scores.learn(inside, outside, None)
+    _, score = scores.learn(inside, outside, None)
     want = math.sqrt(shift @ np.linalg.solve(mix @ mix.T, shift))  # no direction shows more
     a, b = score.of(inside), score.of(outside)
     assert (a.mean() - b.mean()) / b.std() == pytest.approx(want, rel=0.01)
@@ -198,19 +292,19 @@ def test_the_ratio_is_that_of_the_mixture():
     times = r.choice(3, size=(100_000, 2), p=law)
     outside = r.normal(size=(100_000, 2, 1))
     inside = distance * times[..., None] + r.normal(size=(100_000, 2, 1))
-    total, ratio = scores.learn(inside, outside, law)
+    *_, ratio = scores.learn(inside, outside, law)
     points = np.linspace(-2, 5, 8)[:, None, None] * np.ones((1, 2, 1))
     density = lambda x: sum(p * stats.norm.pdf(x, m * distance) for m, p in enumerate(law))
     want = np.log(density(points) / stats.norm.pdf(points)).sum((1, 2))
     np.testing.assert_allclose(ratio.of(points), want, atol=0.1)
-    assert (total.name, ratio.name) == ("sum", "likelihood ratio")
+    assert ratio.name == "likelihood ratio"
 
 
 def test_what_has_no_noise_tells_all():
     r = np.random.default_rng(0)
     outside = np.stack([r.normal(size=500), np.zeros(500)], 1)[:, None]
     inside = outside + np.array([0.0, 1e-3])
-    (score,) = scores.learn(inside, outside, None)
+    _, score = scores.learn(inside, outside, None)
     assert score.of(inside).min() > score.of(outside).max()
 
 
@@ -225,7 +319,7 @@ def test_the_bound_holds_as_often_as_it_says(truth, shift):
         sides = [r.normal(size=(900, 40, 1)) for _ in range(2)]
         sides[0][:, 0] += shift
         held_out += audit._bound(sides, None, delta, 0.95)[0] > truth
-        (score,) = scores.learn(*sides, None)
+        _, score = scores.learn(*sides, None)
         the_same += audit._threshold(*map(score.of, sides), delta, 0.95)[1] > truth
     most = stats.binom.isf(1e-4, audits, 0.05)
     assert held_out <= most
