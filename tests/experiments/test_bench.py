@@ -4,6 +4,7 @@ peer's driver is held to."""
 import importlib
 import json
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -90,3 +91,19 @@ def test_the_readme_tells_what_was_timed():
                 assert len(told) in (len(found), len(wanted))
                 checked += len(told)
     assert checked > 50
+
+
+@pytest.mark.slow
+def test_audits_of_every_kind(tmp_path):
+    """Few runs: nothing that is proved is contradicted, and what is printed is refuted."""
+    out = tmp_path / "audits.json"
+    command = [sys.executable, "-m", "experiments.bench.audits", "--trials", "2000"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], capture_output=True, text=True, timeout=900, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = {row["case"]: row for row in json.loads(out.read_text())["rows"]}
+    assert len(rows) == 20 and not any(row["contradicted"] for row in rows.values())
+    assert [name for name, row in rows.items() if row["refuted"]] == [
+        "client, wavelet noise as printed"
+    ]

@@ -1,0 +1,173 @@
+"""How near an audit comes to what is proved: small plans of each kind, with worst-case canaries.
+
+    python -m experiments.bench.audits [--trials 200000] [--out FILE]
+
+A row for each plan: the audited epsilon at 95 % confidence, the proved one, what is claimed where
+the noise is a paper's, the measured distance in deviations, and processor seconds.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+import jfl
+from jfl.runs.checkpoint import environment
+
+from . import aot
+
+RESULTS = Path(__file__).parents[1] / "results" / "audits.json"
+DELTA = 1e-2
+CLIENTS, ROWS, FEATURES = 4, 8, 3
+batches, sampling = jfl.batches, jfl.sampling
+
+
+def squared(params, x, y):
+    return 0.5 * (x @ params["w"] + params["b"] - y) ** 2
+
+
+def start(key):
+    return {"b": jnp.zeros(()), "w": jnp.zeros(FEATURES)}
+
+
+def chain(z, *clip, divide=3.0):
+    return jfl.chain(*clip or (jfl.clip_l2(0.8),), jfl.total(), jfl.gaussian(z), jfl.divide(divide))
+
+
+def rows():
+    """32 rows in four equal parts: an audit puts its own into their place."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(CLIENTS * ROWS, FEATURES)), rng.normal(size=CLIENTS * ROWS)
+    one = x.astype(np.float32), y.astype(np.float32)
+    own = lambda labels: np.split(np.arange(len(labels)), CLIENTS)
+    return jfl.datasets.arrays(*one, *one, classes=0), own
+
+
+class Kinds:
+    """Makers of plans on one federation."""
+
+    def __init__(self):
+        self.fed = jfl.federate(*rows())
+        self.task = jfl.task(start, squared)
+
+    def record(self, z, batch, steps=1, name="fedavg", sampler=None):
+        grad = jfl.private_grad(squared, chain(z))
+        algorithm = getattr(jfl.algorithms, name)(grad, steps=steps, lr=0.3, batch=batch)
+        return jfl.plan(self.fed, self.task, algorithm, sampler or sampling.full(CLIENTS))
+
+    def client(self, sampler=None, name="fedavg", **chains):
+        algorithm = getattr(jfl.algorithms, name)(
+            jfl.grad(squared), steps=1, lr=0.1, batch=batches.full()
+        )
+        return jfl.plan(self.fed, self.task, algorithm, sampler or sampling.full(CLIENTS), **chains)
+
+    def published(self, z):
+        made = jfl.bands.flat(start(None))
+        clip, noise = jfl.wavelet.published("R1", 1.0, z, made, unsound=True)
+        return self.client(release=jfl.chain(clip, jfl.total(), noise, jfl.divide(CLIENTS)))
+
+
+def cases():
+    """name -> plan, rounds, what is asked of `jfl.audit`."""
+    of, share = Kinds(), sampling.without_replacement(CLIENTS, 2)
+    shape = jfl.wavelet.ellipsoid(jfl.bands.flat(start(None)))
+    shaped = jfl.wavelet.clip_ellipsoid(0.5, shape), jfl.total(), jfl.gaussian(1.0, shape=shape)
+    adaptive = jfl.clip_adaptive(1.0, indicator=1.0, count=float(CLIENTS))
+    upload = jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(1.0))
+    server, third_party = dict(view="server"), dict(view="third_party")
+    return {
+        "record, full batch": (of.record(1.0, batches.full()), 1, {}),
+        "record, full batch, 3 rounds of 2 steps": (of.record(2.0, batches.full(), 2), 3, {}),
+        "record, Poisson 1/2": (of.record(1.0, batches.poisson(4)), 1, {}),
+        "record, Poisson 1/2, 4 rounds": (of.record(2.0, batches.poisson(4)), 4, {}),
+        "record, 4 of 8": (of.record(0.7, batches.without_replacement(4)), 1, {}),
+        "record, 4 of 8, 4 rounds": (of.record(1.0, batches.without_replacement(4)), 4, {}),
+        "record, 4 of 8 with replacement": (of.record(1.0, batches.with_replacement(4)), 1, {}),
+        "record, epochs of 2 steps, 2 rounds": (of.record(1.0, batches.epochs(4), 2), 2, {}),
+        "record, SCAFFOLD, 3 rounds of 2 steps": (
+            of.record(2.0, batches.full(), 2, "scaffold"),
+            3,
+            {},
+        ),
+        "record, third party, cohorts of 2": (
+            of.record(1.0, batches.full(), sampler=share),
+            1,
+            third_party,
+        ),
+        "client": (of.client(release=chain(1.0)), 1, {}),
+        "client, SCAFFOLD": (of.client(name="scaffold", release=chain(1.0)), 1, {}),
+        "client, cohorts of 2": (of.client(share, release=chain(0.7)), 1, {}),
+        "client, Poisson 1/2": (
+            of.client(sampling.poisson(CLIENTS, 0.5), release=chain(1.0)),
+            1,
+            {},
+        ),
+        "client, clip per layer": (
+            of.client(release=chain(1.0, jfl.clip_per_layer((0.5, 0.8)))),
+            1,
+            {},
+        ),
+        "client, adaptive clip": (of.client(release=chain(1.0, adaptive)), 1, {}),
+        "client, shaped noise": (of.client(release=jfl.chain(*shaped, jfl.divide(CLIENTS))), 1, {}),
+        "client, wavelet noise as printed": (of.published(1.0), 1, {}),
+        "upload, server": (of.client(upload=upload), 1, server),
+        "upload, third party": (of.client(upload=upload), 1, third_party),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=200_000)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    found, begun = [], time.perf_counter()
+    for name, (plan, rounds, asked) in cases().items():
+        before = time.process_time()
+        report = jfl.audit(plan, rounds, args.trials, DELTA, **asked)
+        ratio = report.epsilon / report.proved.epsilon
+        found.append(
+            dict(
+                case=name,
+                rounds=rounds,
+                audited=report.epsilon,
+                proved=report.proved.epsilon,
+                method=report.proved.method,
+                ratio=ratio,
+                claimed=report.claimed,
+                refuted=report.refuted,
+                contradicted=report.contradicted,
+                mu=report.mu,
+                unit=report.unit,
+                view=report.view,
+                adjacency=report.adjacency,
+                processor_seconds=time.process_time() - before,
+            )
+        )
+        claim = f", claimed {report.claimed:.3g}" if report.claimed is not None else ""
+        print(
+            f"{name:40} audited {report.epsilon:6.3f} of {report.proved.epsilon:6.3f} "
+            f"({ratio:.2f}), mu {report.mu:.3f}{claim}",
+            flush=True,
+        )
+    about = dict(
+        trials=args.trials,
+        delta=DELTA,
+        confidence=0.95,
+        seconds=time.perf_counter() - begun,
+        cpus=os.cpu_count(),
+        load=os.getloadavg()[0],
+        commit=aot.commit(),
+        versions=environment(),
+        command="python -m experiments.bench.audits",
+    )
+    args.out.write_text(json.dumps(about | dict(rows=found), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
