@@ -272,7 +272,9 @@ def _of_a_client(plan, entry, client, rounds, payload):
     task, pair = Task(init=plan.task.init, loss=Fn(_nothing)), []
     absent = _votes(plan, entry)
     # the vote on an adaptive clip norm differs too: one upload just fits, the other does not
-    fits = (1 - 1e-4) / FAR if replaced and mech.adaptive(plan.release) else 1.0
+    fits = 1.0
+    if replaced and mech.adaptive(plan.release):
+        fits = (1 - 1e-4) * float(mech.initial(plan.release)) / float(pytrees.norm(row))
     for value in (fits, -1.0 if replaced else 0.0):
         each = np.full(count, others, np.float32)
         each[client] = value
