@@ -22,7 +22,6 @@ from .trials import block_size, run_trials
 LEARN = 0.3  # of the trials, that choose the score and its threshold
 FEWEST = 100  # runs of each side that choose, at least
 MEMORY = 2**30  # bytes for trials at once, on a CPU
-SIDES = ("inside", "outside")
 
 
 class AuditReport(NamedTuple):
@@ -115,7 +114,7 @@ def audit(
 
     Args:
         plan: a Plan with noise; one, what several runs release together is not audited.
-        rounds: of each run; a few show most of what there is, at less than the cost of all.
+        rounds: of each run; what is proved is of so many, too.
         trials: runs of each side.  Three in ten choose the score and its threshold, the others
             judge.
         delta: in (0, 1).  At a small one the test that shows most is rare: 1e-2 shows more with

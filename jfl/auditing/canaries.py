@@ -86,6 +86,11 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
     Raises:
         NotAnalysable: for releases that no canary here reaches.
     """
+    if entry.implied:
+        raise NotAnalysable(
+            f"jfl.audit: need the unit that the noise is for; got unit={entry.unit!r}, whose "
+            "guarantee follows from that of clients. Audit unit='client'."
+        )
     client, payload = _client(plan, entry), None
     if entry.unit == "client":
         payload = _payload(plan)
@@ -117,8 +122,13 @@ def _client(plan, entry):
         return int(next(c for c in order if rows[c] > 0))
     weights = np.asarray(plan.weights(0) if isinstance(plan.weights, Fn) else plan.weights)
     order = np.lexsort((often * weights, least))
-    if not _votes(plan, entry) or isinstance(plan.weights, Fn):
+    if not _votes(plan, entry):
         return int(order[0])
+    if isinstance(plan.weights, Fn):
+        raise NotAnalysable(
+            "jfl.audit: need weights that stay, for an adaptive clip under add_remove; got a "
+            "function of the round. Audit the plan with the weights of one round."
+        )
     # its absence must not change the largest weight, which the noise follows
     for c in order:
         others = np.delete(weights, c)
@@ -280,7 +290,7 @@ def _of_a_client(plan, entry, client, rounds, payload):
         each[client] = value
         upload = dict(row=row, each=jnp.asarray(each))
         weights = plan.weights
-        if absent and not isinstance(weights, Fn):
+        if absent:
             weights = jnp.asarray(weights).at[client].multiply(abs(value))
         pair.append(
             dataclasses.replace(

@@ -263,6 +263,10 @@ def test_absence_does_not_change_the_noise_of_others():
     assert 0.5 < other / one < 1.05  # with the canary there is a draw more
     found = jfl.audit(plan, 1, 4000)
     assert found.epsilon < found.proved.epsilon and found.mu < 1
+    with pytest.raises(ValueError, match="need weights that stay"):
+        moving = jfl.Fn(lambda round_: jnp.ones(CLIENTS))
+        poisson, release = jfl.sampling.poisson(CLIENTS, 0.5), audit_plans.adaptive()
+        jfl.audit(audit_plans.of_clients(1.0, poisson, release=release, weights=moving), 1, 1000)
     with pytest.raises(ValueError, match="need a second client"):
         jfl.audit(make(make_federation(sizes=(8,)), [1.0]), 1, 1000)
 
@@ -348,6 +352,7 @@ def test_what_shows_nothing_is_refused():
         "rounds": lambda: jfl.audit(plan, 0),
         "seed": lambda: jfl.audit(plan, 1, seed=-1),
         "view": lambda: jfl.audit(plan, 1, view="nobody"),
+        "need the unit that the noise is for": lambda: jfl.audit(plan, 1, unit="example"),
         "Choices: ": lambda: jfl.audit(plan, 1, unit="example", adjacency="add_remove"),
     }.items():
         with pytest.raises(ValueError, match=words):
