@@ -95,8 +95,7 @@ def audit(arguments: list[str]) -> None:
     plan, config = build.build(asked)
     rounds = asked.rounds if command.rounds is None else command.rounds
     begun = time.perf_counter()
-    with console.progress() as bar:
-        bar.disable = not sys.stderr.isatty()
+    with console.progress(shown=sys.stderr.isatty()) as bar:
         task = bar.add_task("jfl audit", total=None, note="compiling")
 
         def watch(done, total):

@@ -7,8 +7,11 @@ from ..runs import record
 from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS
 
 
-def progress():
-    """A progress bar on stderr, with a field `note`."""
+def progress(shown: bool = True):
+    """A progress bar on stderr, with a field `note`; nothing at all unless `shown`.
+
+    That is decided here: a bar that is hidden once it was begun is never ended.
+    """
     from rich import progress as bars
     from rich.console import Console
 
@@ -19,6 +22,7 @@ def progress():
         bars.TimeElapsedColumn(),
         bars.TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
+        disable=not shown,
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import threading
 import types
 
 import jax
@@ -112,6 +113,8 @@ def test_of_a_run_directory(copied, capsys):
     assert jfl("audit", copied, *FEW) == 0
     shown = capsys.readouterr()
     assert shown.err == ""  # progress is for terminals
+    # a bar that is not ended would draw for ever
+    assert not [t for t in threading.enumerate() if type(t).__module__.startswith("rich")]
     (one,) = kept(copied)
     assert set(AuditReport._fields) | set(command.SETTINGS) | {"manifest", "method"} <= set(one)
     (of_run,) = json.loads((copied / "summary.json").read_text())["runs"]
