@@ -10,6 +10,8 @@ from .analysis import heterogeneity as heterogeneity
 from .analysis import public_data as public_data
 from .auditing.audit import AuditReport as AuditReport
 from .auditing.audit import audit as audit
+from .auditing.single_run import OneRunReport as OneRunReport
+from .auditing.single_run import audit_one_run as audit_one_run
 from .core import earlier_names as _earlier_names
 from .core import errors as errors
 from .core.errors import HealthError as HealthError
@@ -89,6 +91,7 @@ __all__ = [
     "Keys",
     "Mechanism",
     "Metrics",
+    "OneRunReport",
     "Output",
     "Plan",
     "REPOSITORY",
@@ -100,6 +103,7 @@ __all__ = [
     "algorithm",
     "algorithms",
     "audit",
+    "audit_one_run",
     "auditing",
     "bands",
     "batches",

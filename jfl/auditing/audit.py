@@ -15,10 +15,12 @@ from ..engine import devices
 from ..engine.sweep import FULL, device_memory
 from ..privacy import guarantees
 from ..privacy.entry_guarantees import choices, choose, entries_of
-from . import canaries, scores
+from ..privacy.ledger.entry import Entry
+from . import canaries, scores, trainings
 from .estimators import counts, thresholds, two_samples
 from .trials import block_size, run_trials
 
+WORST = "worst case"
 LEARN = 0.3  # of the trials, that choose the score and its threshold
 FEWEST = 100  # runs of each side that choose, at least
 MEMORY = 2**30  # bytes for trials at once, on a CPU
@@ -63,17 +65,7 @@ class AuditReport(NamedTuple):
     why_not_proved: str = ""
 
     def __str__(self):
-        beside = "beside nothing that is proved"
-        if self.proved is not None:
-            relation = ">" if self.epsilon > self.proved.epsilon else "<="
-            of = self.proved
-            beside = f"{relation} {of.status} {of.epsilon:.4g} ({of.method})"
-        lines = [f"audited {self.epsilon:.4g} {beside} at delta = {self.delta:.3g}"]
-        if self.contradicted:
-            lines[0] += ": CONTRADICTED"
-        if self.claimed is not None:
-            verdict = "REFUTED" if self.refuted else "not refuted"
-            lines[0] += f"; claimed {self.claimed:.4g}: {verdict}"
+        lines = [verdict(self)]
         lines += [
             f"  unit: {self.unit}, view: {self.view}, adjacency: {self.adjacency}",
             f"  canary: {self.canary}",
@@ -90,6 +82,22 @@ class AuditReport(NamedTuple):
         return "\n".join(lines)
 
 
+def verdict(report: Any) -> str:
+    """The first line of a report: what was audited beside what is proved and claimed."""
+    beside = "beside nothing that is proved"
+    if report.proved is not None:
+        relation = ">" if report.epsilon > report.proved.epsilon else "<="
+        of = report.proved
+        beside = f"{relation} {of.status} {of.epsilon:.4g} ({of.method})"
+    line = f"audited {report.epsilon:.4g} {beside} at delta = {report.delta:.3g}"
+    if report.contradicted:
+        line += ": CONTRADICTED"
+    if report.claimed is not None:
+        refuted = "REFUTED" if report.refuted else "not refuted"
+        line += f"; claimed {report.claimed:.4g}: {refuted}"
+    return line
+
+
 def audit(
     plan: Plan,
     rounds: int,
@@ -99,6 +107,8 @@ def audit(
     unit: str | None = None,
     view: str | None = None,
     adjacency: str | None = None,
+    canary: str = WORST,
+    sees: str = "releases",
     confidence: float = 0.95,
     claimed: float | None = None,
     seed: int = 0,
@@ -106,11 +116,14 @@ def audit(
     mesh: Any = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> AuditReport:
-    """Run a plan many times with and without a worst-case canary, and say what that refutes.
+    """Run a plan many times with and without a canary, and say what that refutes.
 
     The canary goes through the plan's own chains, samplers, weights and server, and all runs are
     one compiled program.  An audit never says that something is private: it refutes a number, or
     does not.
+
+    The canary of the worst case comes near to what is proved: nothing but it moves the release.
+    Others are in a training on the plan's rows, and show what an attack finds in such a one.
 
     Args:
         plan: a Plan with noise; one, what several runs release together is not audited.
@@ -120,6 +133,11 @@ def audit(
         delta: in (0, 1).  At a small one the test that shows most is rare: 1e-2 shows more with
             1e5 trials than 1e-5 does.
         unit, view, adjacency: as in `jfl.guarantee`.
+        canary: "worst case", or in a training "mislabelled" (a row with a wrong label; all rows of
+            a client), "blank" (rows of zeros), "direction" (a gradient or an upload far along a
+            random direction).
+        sees: "releases", of each round; in a training also "models", of each round, and "final
+            model": of these the loss of the canary is read.
         confidence: in (0, 1), of the bound that is printed.
         claimed: an epsilon at `delta` that is to be refuted; None: what the paper of the plan
             claims, where it runs as printed.
@@ -136,7 +154,8 @@ def audit(
         ValueError: for a plan without noise, or numbers with which nothing can be shown.
 
     References:
-        Jagielski, Ullman, Oprea, NeurIPS 2020; Nasr et al., IEEE S&P 2021 (Dirac canaries).
+        Jagielski, Ullman, Oprea, NeurIPS 2020; Nasr et al., IEEE S&P 2021 (Dirac canaries);
+        Andrew et al., ICLR 2024 (random directions).
 
     Example:
         >>> import jfl
@@ -155,22 +174,24 @@ def audit(
     checks.whole(where, least=0, seed=seed)
     checks.fraction(where, single=True, confidence=confidence)
     _can_show(trials, delta, confidence, claimed)
-    choices(unit, view, adjacency)
-    entries = entries_of(plan, rounds, delta)
-    if not entries:
+    checks.choice(where, (WORST, *trainings.CANARIES), canary=canary)
+    checks.choice(where, trainings.SEES, sees=sees)
+    if canary == WORST and sees != "releases":
         checks.fail(
             where,
-            "a plan whose noise protects something",
-            "one without noise",
-            "Without noise a canary is found for certain: any epsilon is refuted.",
-            error=NotAnalysable,
+            f'sees="releases" for canary="{WORST}"',
+            f"sees={sees!r}",
+            'In a training models are seen: take canary="direction" or "mislabelled".',
         )
-    entry = choose(where, plan, entries, unit, view, adjacency)
+    entry = whose(where, plan, rounds, delta, unit, view, adjacency)
     asked = dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
-    proved, why_not = _proved(plan, rounds, delta, asked)
+    proved, why_not = proved_of(plan, rounds, delta, asked)
     if claimed is None:
-        claimed = _claimed(plan, rounds, delta, asked)
-    made = canaries.experiment(plan, entry, rounds)
+        claimed = claimed_by_paper(plan, rounds, delta, asked)
+    if canary == WORST:
+        made = canaries.experiment(plan, entry, rounds)
+    else:
+        made = trainings.experiment(plan, entry, rounds, canary, sees)
     seen = _seen(made, rounds, trials, seed, memory, mesh, progress)
     epsilon, estimator, mu = _bound(seen, made.law, delta, confidence)
     return AuditReport(
@@ -231,14 +252,34 @@ def ceiling(trials: int, delta: float, confidence: float) -> float:
     return math.log(left / float(worst)) if left > worst else 0.0
 
 
-def _proved(plan, rounds, delta, asked):
+def whose(where: str, plan: Plan, rounds: int, delta: float, unit, view, adjacency) -> Entry:
+    """The entry of the ledger whose privacy is attacked.
+
+    Raises:
+        NotAnalysable: for a plan without noise.
+    """
+    choices(unit, view, adjacency)
+    entries = entries_of(plan, rounds, delta)
+    if not entries:
+        checks.fail(
+            where,
+            "a plan whose noise protects something",
+            "one without noise",
+            "Without noise a canary is found for certain: any epsilon is refuted.",
+            error=NotAnalysable,
+        )
+    return choose(where, plan, entries, unit, view, adjacency)
+
+
+def proved_of(plan: Plan, rounds: int, delta: float, asked: dict) -> tuple[Guarantee | None, str]:
+    """The guarantee of a plan; where there is none, None and the reason."""
     try:
         return guarantees.guarantee(plan, rounds, delta, **asked), ""
     except NotAnalysable as error:
         return None, str(error)
 
 
-def _claimed(plan, rounds, delta, asked):
+def claimed_by_paper(plan: Plan, rounds: int, delta: float, asked: dict) -> float | None:
     """What the plan's paper claims of this unit and view, where its formula is for such a plan."""
     try:
         claim = papers.as_printed.claimed(plan, rounds, delta, view=asked["view"])

@@ -14,7 +14,7 @@ others point there too (else most of the distance is lost); under "add_remove" i
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from ..core.records import (
     Plan,
     Rows,
     Task,
+    Tree,
     named,
 )
 from ..gradients.per_example import Grad
@@ -42,7 +43,9 @@ from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands as bands
 from ..privacy.mechanisms.stages import total
 from ..sampling import clients as sampling
+from . import watching
 
+ORTHOGONAL = 1e11  # products that it may take to make directions orthogonal
 FAR = 1e4  # times its bound: how long a canary is before it is clipped
 
 
@@ -65,13 +68,6 @@ class Experiment(NamedTuple):
     adversary: str
 
 
-class Watched(NamedTuple):
-    """A server that also remembers what the adversary saw."""
-
-    state: Any
-    seen: Any  # Float[R, k]
-
-
 def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
     """The canary that costs `entry` most, in a plan of its kind.
 
@@ -86,28 +82,33 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
     Raises:
         NotAnalysable: for releases that no canary here reaches.
     """
-    if entry.implied:
-        raise NotAnalysable(
-            f"jfl.audit: need the unit that the noise is for; got unit={entry.unit!r}, whose "
-            "guarantee follows from that of clients. Audit unit='client'."
-        )
-    client, payload = _client(plan, entry), None
+    refuse_implied(entry)
+    client, payload = weakest_client(plan, entry), None
     if entry.unit == "client":
-        payload = _payload(plan)
+        payload = upload_shapes(plan)
     if entry.view == "server":
-        plan, client = _alone(plan, client)
+        plan, client = alone(plan, client)
     if entry.unit == "client":
         made, canary = _of_a_client(plan, entry, client, rounds, payload)
     else:
         made, canary = _of_a_record(plan, entry, client, rounds)
-    law = _law(plan, entry, client)
+    law = law_of(plan, entry, client)
     seen = "each upload of its client" if entry.view == "server" else "each aggregate"
     if mech.adaptive(plan.release):
         seen += " and clip norm"
     return Experiment(*made, law, canary, f"{seen} of {rounds} rounds")
 
 
-def _client(plan, entry):
+def refuse_implied(entry: Entry) -> None:
+    """Refuse a unit whose guarantee follows from that of another."""
+    if entry.implied:
+        raise NotAnalysable(
+            f"jfl.audit: need the unit that the noise is for; got unit={entry.unit!r}, whose "
+            "guarantee follows from that of clients. Audit unit='client'."
+        )
+
+
+def weakest_client(plan: Plan, entry: Entry) -> int:
     """The client that has least noise, then comes most often, then has fewest rows or most
     weight."""
     rows = np.asarray(plan.fed.size).reshape(-1)
@@ -122,7 +123,7 @@ def _client(plan, entry):
         return int(next(c for c in order if rows[c] > 0))
     weights = np.asarray(plan.weights(0) if isinstance(plan.weights, Fn) else plan.weights)
     order = np.lexsort((often * weights, least))
-    if not _votes(plan, entry):
+    if not votes(plan, entry):
         return int(order[0])
     if isinstance(plan.weights, Fn):
         raise NotAnalysable(
@@ -140,7 +141,7 @@ def _client(plan, entry):
     )
 
 
-def _votes(plan, entry):
+def votes(plan: Plan, entry: Entry) -> bool:
     """True if the absence of a client shows in the clip norm too."""
     return entry.adjacency == "add_remove" and mech.adaptive(plan.release)
 
@@ -155,7 +156,7 @@ def _shares(sampler):
     return np.bincount(ids, minlength=sampler.clients)[: sampler.clients] / 1000
 
 
-def _alone(plan, client):
+def alone(plan: Plan, client: int) -> tuple[Plan, int]:
     """The plan of one client alone, and its number there; of the whole federation where noise
     changes from round to round for each client."""
     count = plan.sampler.clients
@@ -173,17 +174,24 @@ def _alone(plan, client):
         return dataclasses.replace(
             plan, sampler=everyone, weights=jnp.asarray(only), release=release, chunk=count
         ), client
-    index = np.asarray(plan.fed.index) if plan.fed.host is None else None
-    rows = int(np.asarray(plan.fed.size).reshape(-1)[client])
-    width = rows if index is None else index.shape[1]
     return dataclasses.replace(
         plan,
-        fed=_federation(np.zeros(rows, np.float32), [np.arange(rows)], width),
+        fed=_only(plan.fed, client),
         sampler=sampling.full(1),
         weights=jnp.ones(1, jnp.float32),
         release=release,
         chunk=1,
     ), 0
+
+
+def _only(fed, client):
+    """A federation of one of its clients; where its rows are on the host, of as many zeros."""
+    if fed.host is not None:
+        rows = int(np.asarray(fed.size).reshape(-1)[client])
+        return _federation(np.zeros(rows, np.float32), [np.arange(rows)])
+    names = ("index", "size", "test_index", "test_size")
+    its = {name: np.asarray(getattr(fed, name))[client : client + 1] for name in names}
+    return dataclasses.replace(fed, **{name: jnp.asarray(value) for name, value in its.items()})
 
 
 def _federation(x, index, width=None):
@@ -219,7 +227,7 @@ def _of_a_record(plan, entry, client, rounds):
             "jfl.audit: need a chain that clips; got a bound that is declared of a loss. The "
             "canary is a loss of its own, of which nothing was declared."
         )
-    row, weight, words = _canary(release.mechanism, params, rounds)
+    row, weight, words = worst(release.mechanism, params, rounds)
     if release.steps:
         words += " (the bound covers a change of every step, which one row seldom reaches)"
     index, count, width = _rows_of(plan.fed)
@@ -250,7 +258,7 @@ def _of_a_record(plan, entry, client, rounds):
                 plan,
                 fed=_federation(rows, index, width),
                 task=task,
-                algorithm=_watched(algorithm, weight, rounds, None),
+                algorithm=watching.watched(algorithm, *along(weight, rounds, algorithm)),
                 mesh=None,
             )
         )
@@ -271,16 +279,15 @@ def _linear(params, x, y, *, slope):
 
 
 def _of_a_client(plan, entry, client, rounds, payload):
-    chain = plan.upload if plan.upload is not None and mech.clips(plan.upload) else plan.release
-    row, weight, words = _canary(chain, payload, rounds)
+    row, weight, words = worst(chain_of(plan), payload, rounds)
     count = plan.sampler.clients
     replaced = entry.adjacency == "replace_one"
     drawn = plan.sampler.scheme in ("without_replacement", "with_replacement")
     others = -1.0 if replaced and drawn else 0.0
     index, rows, width = _rows_of(plan.fed)
     fed = _federation(np.zeros(max(rows, 1), np.float32), index, width)
-    task, pair = Task(init=plan.task.init, loss=Fn(_nothing)), []
-    absent = _votes(plan, entry)
+    task, pair = Task(init=plan.task.init, loss=Fn(nothing)), []
+    absent = votes(plan, entry)
     # the vote on an adaptive clip norm differs too: one upload just fits, the other does not
     fits = 1.0
     if replaced and mech.adaptive(plan.release):
@@ -288,7 +295,6 @@ def _of_a_client(plan, entry, client, rounds, payload):
     for value in (fits, -1.0 if replaced else 0.0):
         each = np.full(count, others, np.float32)
         each[client] = value
-        upload = dict(row=row, each=jnp.asarray(each))
         weights = plan.weights
         if absent:
             weights = jnp.asarray(weights).at[client].multiply(abs(value))
@@ -298,7 +304,11 @@ def _of_a_client(plan, entry, client, rounds, payload):
                 fed=fed,
                 task=task,
                 weights=weights,
-                algorithm=_watched(plan.algorithm, weight, rounds, upload),
+                algorithm=watching.watched(
+                    plan.algorithm,
+                    *along(weight, rounds, plan.algorithm),
+                    client=Fn(_upload, dict(row=row, each=jnp.asarray(each))),
+                ),
                 mesh=None,
             )
         )
@@ -307,12 +317,24 @@ def _of_a_client(plan, entry, client, rounds, payload):
     return pair, f"an upload {words}, against {against}{around}"
 
 
+@named("audit.upload")
+def _upload(context, keys, server, own, rows, *, row, each):
+    coefficient = each.at[context.client].get(mode="fill", fill_value=0.0)
+    zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    return pytrees.scale(coefficient, row), own, Diagnostics(zero, zero, none, none)
+
+
 @named("audit.nothing")
-def _nothing(params, x, y):
+def nothing(params, x, y):
     return 0.0 * x
 
 
-def _payload(plan):
+def chain_of(plan: Plan) -> Mechanism:
+    """The chain that bounds an upload."""
+    return plan.upload if plan.upload is not None and mech.clips(plan.upload) else plan.release
+
+
+def upload_shapes(plan: Plan) -> Tree:
     """Shapes of what a client sends."""
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
     server, own = jax.eval_shape(plan.algorithm.init, params)
@@ -341,9 +363,66 @@ def _one_client(plan, server, own, fed):
 # --- what is put in
 
 
-def _canary(mechanism, like, rounds=1):
-    """The contribution that moves the release furthest in the norm of its noise -> its value before
-    the chain clips it, the weights of a projection that finds it, and words."""
+def worst(mechanism: Mechanism | None, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]:
+    """The contribution that moves the release furthest in the norm of its noise.
+
+    Args:
+        mechanism: the chain that it goes through.
+        like: the shapes of a contribution.
+        rounds: how many are run, for bounds that change.
+
+    Returns:
+        Its value before the chain clips it, the weights of a projection that finds it, and words.
+    """
+    length = _length(mechanism, like, rounds)
+    mechanism = mech.at(mechanism, jnp.int32(0))
+    like = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), like)
+    best, farthest = None, -1.0
+    for words, direction in _directions(mech.shape(mechanism), like):
+        norm = float(pytrees.norm(direction))
+        if not norm > 0:  # it lies in what is only padding
+            continue
+        row = pytrees.scale(length / norm, direction)
+        weight, distance = _found_by(mechanism, row)
+        if distance > farthest:
+            best, farthest = (row, weight, words), float(distance)
+    _can_be_held(length, farthest)
+    return best
+
+
+def random(mechanism: Mechanism | None, like: Tree, rounds: int, count: int, seed: int) -> tuple:
+    """Contributions along random directions, as long as those of `worst`.
+
+    Where there is room for it they are orthogonal, so that none is seen in the place of another.
+
+    Returns:
+        Their values [count, ...] before the chain clips them, and for each the weights of a
+        projection that finds it [count, ...].
+    """
+    length = _length(mechanism, like, rounds)
+    mechanism = mech.at(mechanism, jnp.int32(0))
+    leaves, shape = jax.tree.flatten(like)
+    size = sum(math.prod(leaf.shape) for leaf in leaves)
+    drawn = np.random.default_rng(seed).normal(size=(count, size)).astype(np.float32)
+    if count <= size and count * count * size <= ORTHOGONAL:
+        drawn = np.linalg.qr(drawn.T)[0].T
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
+    parts = zip(np.split(drawn, ends, axis=1), leaves, strict=True)
+    drawn = [part.reshape(count, *leaf.shape) for part, leaf in parts]
+
+    @jax.jit
+    @jax.vmap
+    def put(direction):
+        row = pytrees.scale(length / pytrees.norm(direction), direction)
+        return row, *_found_by(mechanism, row)
+
+    rows, weights, distances = put(jax.tree.unflatten(shape, list(map(jnp.asarray, drawn))))
+    _can_be_held(length, float(distances.min()))
+    return rows, weights
+
+
+def _length(mechanism, like, rounds):
+    """How long a contribution is before its chain clips it."""
     if mechanism is None or not mech.clips(mechanism):
         raise NotAnalysable(
             "jfl.audit: need a chain that bounds one contribution; got "
@@ -353,37 +432,34 @@ def _canary(mechanism, like, rounds=1):
     largest = min(float(jnp.finfo(v.dtype).max) for v in jax.tree.leaves(like))
     every = range(rounds if mech.scheduled(mechanism) else 1)
     length = max(float(mech.bound(mech.at(mechanism, jnp.int32(r)))) for r in every)
-    if not any(s.declared for s in mechanism.stages):
-        length = max(length, min(FAR * length, 1e-2 * largest))
-    mechanism = mech.at(mechanism, jnp.int32(0))
-    like = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), like)
+    if any(s.declared for s in mechanism.stages):
+        return length
+    return max(length, min(FAR * length, 1e-2 * largest))
+
+
+def _found_by(mechanism, row):
+    """The weights of the projection that finds a contribution, and how far it moves there."""
+    stacked = jax.tree.map(lambda v: v[None], row)
+    moved = mech.contribute(mechanism, mech.initial(mechanism), stacked, jnp.ones(1)).value
+    if mech.adaptive(mechanism):  # beside the vote on its clip norm
+        moved = moved[0]
     shape = mech.shape(mechanism)
-    best, farthest = None, -1.0
-    for words, direction in _directions(shape, like):
-        norm = float(pytrees.norm(direction))
-        if not norm > 0:  # it lies in what is only padding
-            continue
-        row = pytrees.scale(length / norm, direction)
-        stacked = jax.tree.map(lambda v: v[None], row)
-        state = mech.initial(mechanism)
-        moved = mech.contribute(mechanism, state, stacked, jnp.ones(1)).value
-        if mech.adaptive(mechanism):  # beside the vote on its clip norm
-            moved = moved[0]
-        if shape is None:
-            weight, distance = moved, float(pytrees.norm(moved))
-        else:
-            weight = bands.scale(shape.bands, jnp.square(shape.scales), moved)
-            distance = float(jnp.sqrt(_dot(weight, moved)))
-        if distance > farthest:
-            best, farthest = (row, pytrees.scale(1 / distance, weight), words), distance
-    if best is None or not 0 < farthest < math.inf:
+    if shape is None:
+        weight, distance = moved, pytrees.norm(moved)
+    else:
+        weight = bands.scale(shape.bands, jnp.square(shape.scales), moved)
+        distance = jnp.sqrt(_dot(weight, moved))
+    return pytrees.scale(1 / distance, weight), distance
+
+
+def _can_be_held(length, distance):
+    if not 0 < distance < math.inf:
         checks.fail(
             "jfl.audit",
             "a bound whose square float32 can hold",
             f"{length:g} for a canary",
             "Scale the loss and the bound.",
         )
-    return best
 
 
 def _dot(a, b):
@@ -410,79 +486,25 @@ def _directions(shape, like):
 # --- what is seen
 
 
-def _watched(algorithm: Algorithm, weight, rounds, upload) -> Algorithm:
-    of = algorithm
+def along(weight: Tree, rounds: int, of: Algorithm) -> tuple:
+    """What is kept of releases, and how: each round's projection on `weight`, for `watched`."""
     leaves = tuple(jax.tree.leaves(weight))
-    return dataclasses.replace(
-        algorithm,
-        init=Fn(_init, dict(of=of.init), dict(rounds=rounds)),
-        client=Fn(_client_of, dict(of=of.client, upload=upload)),
-        server=Fn(
-            _server,
-            dict(of=of.server, params=of.params, weight=leaves),
-            dict(model=of.uploads == "model"),
-        ),
-        params=Fn(_params, dict(of=of.params)),
-    )
+    see = Fn(_see_projection, dict(weight=leaves), dict(model=of.uploads == "model"))
+    return jnp.zeros((rounds, watching.COPIES), jnp.float32), see
 
 
-@named("audit.init")
-def _init(params, *, of, rounds):
-    server, own = of(params)
-    return Watched(server, jnp.zeros((rounds, MOST), jnp.float32)), own
-
-
-MOST = 4  # copies of the parameters in what is released, at most
-
-
-@named("audit.client")
-def _client_of(context, keys, server, own, rows, *, of, upload):
-    if upload is None:
-        return of(context, keys, server.state, own, rows)
-    coefficient = upload["each"].at[context.client].get(mode="fill", fill_value=0.0)
-    payload = pytrees.scale(coefficient, upload["row"])
-    zero = jnp.zeros(())
-    return payload, own, Diagnostics(zero, zero, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
-
-
-@named("audit.server")
-def _server(context, server, release, *, of, params, weight, model):
-    seen = release
+@named("audit.see_projection")
+def _see_projection(moment, seen, *, weight, model):
+    release = moment.release
     if model:  # the model that was broadcast is known
-        seen = pytrees.sub(release, params(server.state))
-    copies = _projections(seen, weight)
-    after = of(context, server.state, release)
-    return Watched(after, server.seen.at[context.round].set(copies))
-
-
-def _projections(tree, weight):
-    """Float[MOST]: of each copy of the parameters, along `weight`; zeros beyond."""
-    leaves = jax.tree.leaves(tree)
-    size = len(weight)
-    alike = len(leaves) % size == 0 and all(
-        x.shape == weight[i % size].shape for i, x in enumerate(leaves)
-    )
-    if not alike:
-        checks.fail(
-            "jfl.audit",
-            "a release made of copies of the parameters",
-            [x.shape for x in leaves],
-            error=NotAnalysable,
-        )
-    dot = lambda part: sum(jnp.vdot(w, x.astype(jnp.float32)) for w, x in zip(weight, part))
-    found = [dot(leaves[i : i + size]) for i in range(0, len(leaves), size)][:MOST]
-    return jnp.stack([*found, *[jnp.zeros(())] * (MOST - len(found))])
-
-
-@named("audit.params")
-def _params(server, *, of):
-    return of(server.state)
+        release = pytrees.sub(release, moment.before)
+    return seen.at[moment.round].set(watching.projections(release, weight))
 
 
 # --- how often the canary counts
 
 
-def _law(plan, entry, client):
+def law_of(plan: Plan, entry: Entry, client: int) -> np.ndarray | None:
     """Probabilities of 0, 1, ... copies of the canary in what is seen of a round."""
     if entry.unit == "client":
         return _cohort_law(plan.sampler, client)

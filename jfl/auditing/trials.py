@@ -17,19 +17,26 @@ from ..engine.simulate import scan
 BLOCK = 4096  # trials at once on a device: more are no faster
 
 
-def observe(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
+def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
     """One run of a watched plan.
 
     Returns:
-        Float[R, k], what is seen of each round: the release along the canary, one number for each
-        copy of the parameters in it, and the logarithm of an adaptive clip norm; and whether a
-        number was not finite.
+        Float[R, ...], what is seen of each round, with the logarithm of an adaptive clip norm at
+        its end; and whether a number was not finite.
     """
     run, metrics = scan(init(key, plan), plan, jnp.ones(rounds, jnp.int32))
     seen = run.server.seen
     if metrics.clip_norm is not None:
-        seen = jnp.concatenate([seen, jnp.log(metrics.clip_norm)[:, None]], axis=1)
+        shape = (rounds, *[1] * (seen.ndim - 1))
+        clip = jnp.log(metrics.clip_norm).reshape(shape)
+        seen = jnp.concatenate([seen, jnp.broadcast_to(clip, (*seen.shape[:-1], 1))], axis=-1)
     return seen, run.health.nonfinite + run.health.nonfinite_rows > 0
+
+
+def observe(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
+    """As `watch`, with all that is seen of a round in one row: Float[R, k]."""
+    seen, bad = watch(key, plan, rounds)
+    return seen.reshape(rounds, -1), bad
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -82,16 +89,21 @@ def run_trials(
             some = jnp.concatenate([some, jnp.broadcast_to(keys[:1], (missing,))])
         seen, bad = _block(place(some), plan, rounds)
         if int(bad):
-            raise HealthError(
-                "jfl.audit: need runs that stay finite; got a number that is not finite in "
-                f"{int(bad)} of {block} runs, so that its canary counts as zero. Lower the clip "
-                "norm or the learning rate of the plan, or take parameters in float32.",
-                None,
-                dict(nonfinite=int(bad)),
-            )
+            refuse_not_finite(int(bad), block)
         parts.append(np.asarray(seen)[: len(some) - missing])
         progress(min(begin + block, total))
     return np.concatenate(parts)
+
+
+def refuse_not_finite(bad: int, runs: int) -> None:
+    """Raise what runs that did not stay finite mean for an audit."""
+    raise HealthError(
+        "jfl.audit: need runs that stay finite; got a number that is not finite in "
+        f"{bad} of {runs} runs, so that its canary counts as zero. Lower the clip "
+        "norm or the learning rate of the plan, or take parameters in float32.",
+        None,
+        dict(nonfinite=bad),
+    )
 
 
 def _shared(mesh):

@@ -408,7 +408,7 @@ def test_a_canary_is_as_long_as_the_bound_and_found_by_its_projection():
     noise = jfl.gaussian(1.0, shape=shape)
     shaped = mech.bind(jfl.chain(jfl.clip_l2(0.8), jfl.total(), noise), "add_remove", "test")
     for mechanism in (plain, shaped):
-        row, weight, _ = canaries._canary(mechanism, like)
+        row, weight, _ = canaries.worst(mechanism, like)
         one = jax.tree.map(lambda v: v[None], row)
         moved = mech.contribute(mechanism, (), one, jnp.ones(1)).value
         assert float(pytrees.norm(moved)) == pytest.approx(0.8, rel=1e-5)

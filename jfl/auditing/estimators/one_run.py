@@ -215,6 +215,43 @@ def guesses_from_scores(
     return Guesses(len(order), int(guesses), int(correct), signs)
 
 
+def guesses_about(scores: ArrayLike, included: ArrayLike, guesses: int, center: float) -> Guesses:
+    """Guess "in" over `center` and "out" under it, for the canaries whose scores are furthest away.
+
+    As many may be "in" as seem to be, so that no guess is spent on a side that ran out of canaries;
+    but the center has to come from elsewhere, such as another run.
+
+    Shapes:
+        scores [canaries], included [canaries] -> signs [canaries].
+
+    Args:
+        scores: higher where a canary seems to have been in.
+        included: what the coins said.
+        guesses: how many to make; fix it before you see the scores.
+        center: fixed before you see them, too.
+
+    Raises:
+        ArgumentError: as `guesses_from_scores`.
+
+    Example:
+        >>> made = guesses_about([0.1, 2.0, 1.5, 0.4], [False, True, True, False], 3, center=0.5)
+        >>> made.correct, made.signs.tolist()
+        (3, [-1, 1, 1, 0])
+    """
+    where = "guesses_about"
+    _, included = _ranked(where, scores, included, "both")
+    checks.whole(where, guesses=guesses)
+    _at_most_canaries(where, guesses, len(included))
+    apart = np.asarray(scores, np.float64) - float(center)
+    right = np.where(apart == 0, False, (apart > 0) == included)
+    # of equal distances the wrong guesses first; at the center itself a guess is "in" or "out" as
+    # the coin is not
+    chosen = np.lexsort((right, -np.abs(apart)))[:guesses]
+    signs = np.zeros(len(included), np.int8)
+    signs[chosen] = np.where(right, 1, -1)[chosen] * np.where(included, 1, -1)[chosen]
+    return Guesses(len(included), int(guesses), int(right[chosen].sum()), signs)
+
+
 def _ranked(where, scores, included, sides):
     """Canaries from the lowest score to the highest, and the coins as booleans."""
     checks.choice(where, ("both", "highest"), sides=sides)

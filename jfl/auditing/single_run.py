@@ -1,0 +1,238 @@
+"""`jfl.audit_one_run`: what one training with many canaries shows of its epsilon."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ..core import checks
+from ..core.errors import ArgumentError
+from ..core.records import Guarantee, Plan
+from ..privacy.accountants import rdp_on_host
+from . import audit, scores, trainings
+from .estimators import one_run, two_samples
+from .trials import refuse_not_finite, watch
+
+NUMBERS = 8  # of guesses that are tried on the runs that choose
+
+
+class OneRunReport(NamedTuple):
+    """What one run with many canaries shows, and what it is measured against.
+
+    Attributes:
+        epsilon: the lower bound, at `confidence`, whatever the mechanism is.
+        delta: the delta at which it is.
+        confidence: with which it holds.
+        canary: what was put in.
+        canaries: how many, each in or out by a coin of its own.
+        guesses, correct: about how many of them it was guessed, and how many guesses are right.
+        gaussian: what the same guesses show of a Gaussian mechanism without sampling; an estimate
+            for any other.
+        mu: the distance of both sides in standard deviations of the score.
+        estimate: the epsilon of a Gaussian mechanism at that distance, without a guarantee.
+        auroc: how often a canary that is in has a higher score than one that is out.
+        proved: the guarantee of the plan; None where nothing is proved.
+        claimed: an epsilon that was given, or what the plan's paper claims.
+        adversary: what was seen.
+        refuted: whether the claim is refuted.
+        contradicted: whether what is proved without a condition is refuted: a bug.
+        unit, view, adjacency: whose privacy, against whom.
+        why_not_proved: where nothing is proved, the reason.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    canary: str
+    canaries: int
+    guesses: int
+    correct: int
+    gaussian: float
+    mu: float
+    estimate: float
+    auroc: float
+    proved: Guarantee | None
+    claimed: float | None
+    adversary: str
+    refuted: bool
+    contradicted: bool
+    unit: str
+    view: str
+    adjacency: str
+    why_not_proved: str = ""
+
+    def __str__(self):
+        lines = [audit.verdict(self)]
+        lines += [
+            f"  unit: {self.unit}, view: {self.view}, adjacency: {self.adjacency}",
+            f"  canaries: {self.canaries}, each in or out by a coin: {self.canary}",
+            f"  adversary: sees {self.adversary}",
+            f"  estimator: {self.correct} of {self.guesses} guesses right (Steinke, Nasr, "
+            f"Jagielski), confidence {self.confidence:.4g}; AUROC {self.auroc:.3f}",
+            f"  if it were a Gaussian mechanism without sampling: {self.gaussian:.4g}",
+            f"  estimate by the distance of the scores, {self.mu:.3g} deviations: "
+            f"{self.estimate:.4g}",
+        ]
+        if self.proved is None:
+            lines.append(f"  not proved: {self.why_not_proved}")
+        if self.epsilon == 0:
+            lines.append("  nothing was shown: that is no sign of privacy")
+        return "\n".join(lines)
+
+
+def audit_one_run(
+    plan: Plan,
+    rounds: int,
+    canaries: int = 100,
+    delta: float = 1e-5,
+    *,
+    unit: str | None = None,
+    view: str | None = None,
+    adjacency: str | None = None,
+    canary: str = "direction",
+    sees: str = "releases",
+    confidence: float = 0.95,
+    claimed: float | None = None,
+    seed: int = 0,
+) -> OneRunReport:
+    """Train once with many canaries, each in or out by a coin, and guess the coins.
+
+    For plans that are too large to run a thousand times.  It shows about half of what `jfl.audit`
+    could, since each guess says little.  One more run, with coins of its own, chooses the score and
+    the number of guesses; it judges nothing.
+
+    Args:
+        plan: a Plan with noise, whose rows are on the device.  Canaries take the place of its own
+            rows, or clients.
+        rounds: of each of the two runs; what is proved is of so many, too.
+        canaries: how many.  Of the view of the server they are rows of one client.
+        delta: in (0, 1).
+        unit, view, adjacency: as in `jfl.guarantee`.
+        canary: "direction", "mislabelled" or "blank": see `jfl.audit`.
+        sees: "releases", "models" or "final model": see `jfl.audit`.
+        confidence: in (0, 1), of the bound.
+        claimed: an epsilon at `delta` that is to be refuted; None: what the paper of the plan
+            claims, where it runs as printed.
+        seed: of the runs and of the coins.
+
+    Privacy:
+        the bound holds for the canaries' own privacy in this plan: a tenth of the clients as
+        canaries is another training than one without.
+
+    Raises:
+        NotAnalysable: for a plan without noise, or one in which no such canary can be put.
+        ValueError: for numbers with which nothing can be shown.
+
+    References:
+        Steinke, Nasr, Jagielski, NeurIPS 2023; Mahloujifar, Melis, Chaudhuri, ICML 2025; Andrew et
+        al., ICLR 2024 (random directions).
+
+    Example:
+        >>> import jfl
+        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(40))
+        >>> task = jfl.models.logistic(fed)
+        >>> noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(0.5), jfl.divide(40))
+        >>> fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss))
+        >>> plan = jfl.plan(fed, task, fedavg, jfl.sampling.full(40), release=noise)
+        >>> report = jfl.audit_one_run(plan, rounds=4, canaries=40)
+        >>> report.canaries, report.epsilon < report.proved.epsilon
+        (40, True)
+    """
+    where = "jfl.audit_one_run"
+    checks.kind(where, Plan, "jfl.plan", plan=plan)
+    checks.whole(where, rounds=rounds)
+    checks.whole(where, least=10, canaries=canaries)
+    checks.whole(where, least=0, seed=seed)
+    checks.choice(where, trainings.CANARIES, canary=canary)
+    checks.choice(where, trainings.SEES, sees=sees)
+    if claimed is not None:
+        checks.nonnegative(where, single=True, claimed=claimed)
+    one_run.one_run(canaries, canaries, canaries, delta=delta, confidence=confidence)
+    entry = audit.whose(where, plan, rounds, delta, unit, view, adjacency)
+    asked = dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
+    proved, why_not = audit.proved_of(plan, rounds, delta, asked)
+    if claimed is None:
+        claimed = audit.claimed_by_paper(plan, rounds, delta, asked)
+    made, _ = trainings.training(plan, entry, rounds, canary, sees, canaries)
+    coins = np.random.default_rng([seed, 1])
+    sides = [coins.permutation(canaries) % 2 == 0, coins.random(canaries) < 0.5]
+    learn, judge = (
+        _seen(key, trainings.with_coins(made, rounds, inside), rounds)
+        for key, inside in zip(jax.random.split(jax.random.key(seed), 2), sides, strict=True)
+    )
+    score, *_ = scores.learn(learn[sides[0]], learn[~sides[0]], None)
+    level = dict(delta=delta, confidence=confidence)
+    center, guesses = _choice(score.of(learn), sides[0], **level)
+    found, of_gaussian = _bounds(score.of(judge), sides[1], guesses, center, **level)
+    inside, outside = (score.of(judge)[side] for side in (sides[1], ~sides[1]))
+    mu = _distance(inside, outside)
+    return OneRunReport(
+        found.epsilon,
+        float(delta),
+        float(confidence),
+        made.words,
+        canaries,
+        found.guesses,
+        found.correct,
+        of_gaussian.epsilon,
+        mu,
+        float(rdp_on_host.gaussian_epsilon(mu, delta)) if mu > 0 else 0.0,
+        two_samples.auroc(inside, outside) if len(inside) and len(outside) else math.nan,
+        proved,
+        claimed,
+        made.adversary,
+        claimed is not None and found.epsilon > claimed,
+        proved is not None and proved.status == "proved" and found.epsilon > proved.epsilon,
+        why_not_proved=why_not,
+        **asked,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _run(key, plan, rounds):
+    return watch(key, plan, rounds)
+
+
+def _seen(key, plan, rounds):
+    """What is seen of each canary in one run, Float32[m, R, k]."""
+    seen, bad = _run(key, plan, rounds)
+    if bad:
+        refuse_not_finite(1, 1)
+    return np.asarray(seen).swapaxes(0, 1)
+
+
+def _choice(scores, included, delta, confidence):
+    """The score between both sides, and the number of guesses that shows most of these scores;
+    where none shows any, that of the smallest p-value."""
+    center = (scores[included].mean() + scores[~included].mean()) / 2
+    canaries = len(scores)
+    best = (-1.0, 0.0, canaries)
+    for guesses in np.unique(np.linspace(0, canaries, NUMBERS + 1).astype(int))[1:]:
+        try:
+            found, _ = _bounds(scores, included, int(guesses), center, delta, confidence)
+        except ArgumentError:  # so few guesses show nothing
+            continue
+        p = one_run.one_run_p_value(0.0, canaries, int(guesses), found.correct, delta=delta)
+        best = max(best, (found.epsilon, -p, int(guesses)))
+    return center, best[2]
+
+
+def _bounds(scores, included, guesses, center, delta, confidence):
+    """Of any mechanism, and of a Gaussian one."""
+    made = one_run.guesses_about(scores, included, guesses, center)
+    counts = (made.canaries, made.guesses, made.correct)
+    level = dict(delta=delta, confidence=confidence)
+    return one_run.one_run(*counts, **level), one_run.one_run_tradeoff(*counts, **level)
+
+
+def _distance(inside, outside):
+    """Between the means, in deviations; 0 where the scores do not vary."""
+    if min(len(inside), len(outside)) < 2:
+        return 0.0
+    freedom = len(inside) + len(outside) - 2
+    squares = len(inside) * inside.var() + len(outside) * outside.var()
+    return (
+        float((inside.mean() - outside.mean()) / math.sqrt(squares / freedom)) if squares else 0.0
+    )

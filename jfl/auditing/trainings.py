@@ -1,0 +1,389 @@
+"""A plan that trains on its own rows, with canaries among them.
+
+What `canaries` puts in is the worst case: nothing else moves the release.  Here everyone else
+trains, so that an audit says what an attack finds in a training as it is.  It shows less.
+
+A canary is in or out by a coin.  Out means the row, or the client's rows, as they were under
+"replace_one", and nothing at all under "add_remove".
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core import checks, pytrees
+from ..core.errors import NotAnalysable
+from ..core.records import Fn, Plan, Task, Tree, named
+from ..gradients.per_example import Grad
+from ..privacy.ledger.entry import Entry
+from . import canaries, watching
+
+CANARIES = ("mislabelled", "blank", "direction")
+SEES = ("releases", "models", "final model")
+SEED = 2023  # of random directions
+GRADIENTS = 32  # of canaries that are held at once
+LARGEST = 2**28  # numbers of all directions together
+SHOWN = 64  # rows of a client whose loss is read
+
+
+class Training(NamedTuple):
+    """A plan that waits for coins.
+
+    Attributes:
+        plan: of which canaries take the place of some rows.
+        unit: "example" or "client", whose canaries they are.
+        replaced: that a canary which is out leaves its row, or its client's rows, as they were.
+        rows: Int[m, s], those of each canary.
+        clients: Int[m], whose they are.
+        kind: one of CANARIES.
+        sees: one of SEES.
+        sent: [m, ...], the gradient or upload of each canary before it is clipped; None: its own.
+        weights: [m, ...], the projection that finds it; None: its loss is read.
+        words: what is put in, and against what.
+        adversary: what is seen.
+    """
+
+    plan: Plan
+    unit: str
+    replaced: bool
+    rows: np.ndarray
+    clients: np.ndarray
+    kind: str
+    sees: str
+    sent: Tree | None
+    weights: Tree | None
+    words: str
+    adversary: str
+
+
+def training(
+    plan: Plan, entry: Entry, rounds: int, kind: str, sees: str, count: int = 1
+) -> tuple[Training, np.ndarray | None]:
+    """Canaries for a plan, and how probable it is that one counts 0, 1, ... times in a round.
+
+    Args:
+        plan: what is audited; its rows are on the device.
+        entry: of its ledger: whose privacy, and against whom.
+        rounds: of each run.
+        kind: "mislabelled" (a row, or all rows of a client, with the next label), "blank" (rows of
+            zeros), "direction" (a gradient, or an upload, far along a random direction).
+        sees: "releases" (white box, each round), "models" (the canary's loss under the model of
+            each round), "final model" (black box: its loss under the last one).
+        count: how many canaries.
+
+    Raises:
+        NotAnalysable: for plans in which no such canary can be put.
+        ArgumentError: for more canaries than there are rows or clients.
+    """
+    canaries.refuse_implied(entry)
+    _can_hold(plan, kind)
+    client = canaries.weakest_client(plan, entry)
+    like = jax.eval_shape(plan.task.init, jax.random.key(0))
+    if entry.unit == "client":
+        like = canaries.upload_shapes(plan)
+    alone = entry.view == "server" and sees == "releases"
+    if alone:
+        plan, client = canaries.alone(plan, client)
+    rows, clients = _places(plan, entry.unit, client, count, alone)
+    sent = weights = None
+    if kind == "direction":
+        chain = plan.algorithm.releases[0].mechanism
+        if entry.unit == "client":
+            chain = canaries.chain_of(plan)
+        _fits(count, like)
+        sent, weights = canaries.random(chain, like, rounds, count, SEED)
+    replaced = entry.adjacency == "replace_one"
+    law = None
+    if kind == "direction" and sees == "releases":
+        law = canaries.law_of(plan, entry, client)
+    made = Training(
+        plan,
+        entry.unit,
+        replaced,
+        rows,
+        clients,
+        kind,
+        sees,
+        sent,
+        weights,
+        _words(entry.unit, kind, replaced),
+        _adversary(rounds, sees, alone),
+    )
+    return made, law
+
+
+def experiment(plan: Plan, entry: Entry, rounds: int, kind: str, sees: str) -> canaries.Experiment:
+    """One canary in a training, and its neighbour: arguments as `training`."""
+    made, law = training(plan, entry, rounds, kind, sees)
+    sides = [with_coins(made, rounds, np.array([inside])) for inside in (True, False)]
+    if canaries.votes(plan, entry):
+        # an absent client does not vote on the clip norm either
+        weights = jnp.asarray(made.plan.weights).at[made.clients[0]].set(0.0)
+        sides[1] = dataclasses.replace(sides[1], weights=weights)
+    return canaries.Experiment(*sides, law, made.words, made.adversary)
+
+
+def _can_hold(plan, kind):
+    if plan.fed.host is not None:
+        raise NotAnalysable(
+            f"jfl.audit: need rows on the device for canary={kind!r}; got rows on the host. "
+            'canary="worst case" needs none of them.'
+        )
+    if kind == "mislabelled" and plan.fed.classes < 2:
+        raise NotAnalysable(
+            'jfl.audit: need labels of classes for canary="mislabelled"; got a federation with '
+            'classes=0. Take canary="blank" or "direction".'
+        )
+
+
+def _fits(count, like):
+    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(like))
+    if count * size > LARGEST:
+        checks.fail(
+            "jfl.audit",
+            f"at most {LARGEST // size} directions of {size} parameters",
+            count,
+            'Take fewer canaries, or canary="mislabelled".',
+        )
+
+
+def _places(plan, unit, client, count, alone):
+    """Rows [m, s] and clients [m] of the canaries: the first is the client with least noise, the
+    others follow it; one that is alone has them all."""
+    sizes, index = np.asarray(plan.fed.size), np.asarray(plan.fed.index)
+    have = len(sizes) if unit == "client" else int(sizes[client] if alone else sizes.sum())
+    if count > have:
+        of = "rows of the client whose uploads are seen" if alone else "rows"
+        checks.fail(
+            "jfl.audit",
+            f"at most as many canaries as {'clients' if unit == 'client' else of}, {have}",
+            count,
+            'Take fewer, or sees="models".' if alone and unit == "example" else "Take fewer.",
+        )
+    order = np.roll(np.arange(len(sizes)), -client)
+    if unit == "client":
+        clients = order[:count]
+        shown = min(SHOWN, int(sizes[clients].min()))
+        return index[clients, :shown], clients
+    if alone:
+        return index[client, :count, None], np.full(count, client)
+    turns = [(slot, c) for slot in range(index.shape[1]) for c in order if slot < sizes[c]]
+    slots, clients = np.array(turns[:count]).T
+    return index[clients, slots][:, None], clients
+
+
+def _words(unit, kind, replaced):
+    words = {
+        "example": {
+            "mislabelled": "a row with a wrong label",
+            "blank": "a row of zeros",
+            "direction": "a row whose gradient lies far along a random direction",
+        },
+        "client": {
+            "mislabelled": "a client whose labels are all wrong",
+            "blank": "a client whose rows are all zeros",
+            "direction": "an upload far along a random direction",
+        },
+    }
+    against = ("the row as it was", "no row")
+    if unit == "client":
+        against = ("its own rows", "no upload")
+    return f"{words[unit][kind]}, against {against[0 if replaced else 1]}"
+
+
+def _adversary(rounds, sees, alone):
+    if sees == "releases" and alone:
+        return f"each upload of the canary's client of {rounds} rounds, which trains alone"
+    seen = {
+        "releases": f"each aggregate of {rounds} rounds",
+        "models": f"the models of {rounds} rounds",
+        "final model": f"the model after {rounds} rounds, and the first one",
+    }
+    return f"{seen[sees]}; all others train"
+
+
+# --- what is put in
+
+
+def with_coins(made: Training, rounds: int, coins: np.ndarray) -> Plan:
+    """The plan with those canaries in whose coin is True; coins Bool[m].
+
+    Its runs keep what the adversary sees, Float[R, m, k] in `run.server.seen`: of other coins it is
+    the same program.
+    """
+    fed, inside = made.plan.fed, np.asarray(coins, bool)
+    if made.unit == "example":
+        changed = made.rows[:, 0], inside if made.replaced else np.ones_like(inside)
+    else:
+        changed = [np.asarray(fed.index[c, : int(fed.size[c])]) for c in made.clients]
+        inside_of = np.repeat(inside, [len(rows) for rows in changed])
+        changed = np.concatenate(changed), inside_of
+    rows = dict(zip("xy", _changed(fed, *changed, made.kind)))
+    if made.unit == "example":
+        which = np.full(len(fed.x), len(inside), np.int32)
+        which[made.rows[:, 0]] = np.arange(len(inside))
+        rows |= dict(which=jnp.asarray(which), inside=jnp.asarray(inside), slopes=made.sent)
+    plan = _training_on(made.plan, rows, made.replaced)
+    client = None
+    if made.unit == "client":
+        which = np.full(made.plan.sampler.clients, len(inside), np.int32)
+        which[made.clients] = np.arange(len(inside))
+        client = dict(of=plan.algorithm.client, which=jnp.asarray(which), uploads=made.sent)
+        client = Fn(_send, client | dict(inside=jnp.asarray(inside)), dict(replaced=made.replaced))
+    algorithm = watching.watched(plan.algorithm, *_seen(made, rounds), client=client)
+    return dataclasses.replace(plan, algorithm=algorithm)
+
+
+def _changed(fed, rows, inside, kind):
+    """The rows and labels of all, with a canary in the place of those `rows` that are inside."""
+    x, y, rows = fed.x, fed.y, rows[inside]
+    if kind == "mislabelled":
+        y = y.at[rows].set((y[rows] + 1) % fed.classes)
+    if kind == "blank":
+        x = x.at[rows].set(jnp.zeros((), x.dtype))
+    return x, y
+
+
+def _training_on(plan: Plan, rows: dict, replaced: bool) -> Plan:
+    """The plan on other rows: a row of its federation is a number, and the loss looks it up.
+
+    So all coins are one program, and a row may count as absent or have a gradient of its own.
+    """
+    clients, facts = plan.sampler.clients, dict(replaced=replaced)
+
+    def looked_up(node):
+        if not isinstance(node, Grad):
+            return node
+        return dataclasses.replace(node, loss=Fn(_row_loss, dict(of=node.loss, **rows), facts))
+
+    algorithm = jax.tree.map(looked_up, plan.algorithm, is_leaf=lambda node: isinstance(node, Grad))
+    nothing, count = jnp.zeros((1,), jnp.float32), len(plan.fed.x)
+    numbered = dataclasses.replace(
+        plan.fed,
+        x=jnp.arange(count, dtype=jnp.int32),
+        y=jnp.zeros(count, jnp.float32),
+        x_test=nothing,
+        y_test=nothing,
+        test_index=jnp.zeros((clients, 0), jnp.int32),
+        test_size=jnp.zeros(clients, jnp.int32),
+    )
+    task = Task(init=plan.task.init, loss=Fn(canaries.nothing))
+    return dataclasses.replace(plan, fed=numbered, task=task, algorithm=algorithm, mesh=None)
+
+
+@named("audit.row_loss")
+def _row_loss(params, number, _, *, of, x, y, replaced, which=None, inside=None, slopes=None):
+    """The loss of the row with this number; the label in the federation is not used.
+
+    Args:
+        params, number: as a loss is given them.
+        of: the loss of the plan.
+        x, y: all rows.
+        replaced: that a canary which is out leaves its row as it was; else it has no loss.
+        which: Int[n], the canary in the place of each row; m for none.
+        inside: Bool[m].
+        slopes: [m, ...], the gradients of canaries that are in; None: their own.
+    """
+    value = of(params, x[number], y[number])
+    if which is None:
+        return value
+    canary = which[number]
+    here = canary < len(inside)
+    there = inside.at[canary].get(mode="fill", fill_value=True)
+    if slopes is not None:
+        chosen = [s.at[canary].get(mode="clip") for s in jax.tree.leaves(slopes)]
+        leaves = zip(chosen, jax.tree.leaves(params), strict=True)
+        linear = sum(jnp.vdot(s, p) for s, p in leaves)
+        value = jnp.where(here & there, linear, value)
+    return value if replaced else jnp.where(there, value, 0.0)
+
+
+@named("audit.send")
+def _send(context, keys, server, own, rows, *, of, which, uploads, inside, replaced):
+    """What a client sends: its own upload, a canary's, or nothing."""
+    payload, own, watched = of(context, keys, server, own, rows)
+    canary = which.at[context.client].get(mode="fill", fill_value=len(inside))
+    here = canary < len(inside)
+    there = inside.at[canary].get(mode="fill", fill_value=True)
+    if uploads is not None:
+        upload = jax.tree.map(lambda u: u.at[canary].get(mode="clip"), uploads)
+        payload = _chosen(here & there, upload, payload)
+    if not replaced:
+        payload = _chosen(there, payload, pytrees.zeros_like(payload))
+    return payload, own, watched
+
+
+def _chosen(condition, one, other):
+    return jax.tree.map(lambda a, b: jnp.where(condition, a.astype(b.dtype), b), one, other)
+
+
+# --- what is seen
+
+
+def _seen(made, rounds):
+    """What is kept of each round, [R, m, k], and how: for `watching.watched`."""
+    plan, count = made.plan, len(made.rows)
+    of, loss = plan.algorithm, plan.task.loss
+    model = dict(model=of.uploads == "model")
+    whole = jnp.zeros((rounds, count, watching.COPIES), jnp.float32)
+    leaves = None if made.weights is None else tuple(jax.tree.leaves(made.weights))
+    x, y = _changed(plan.fed, made.rows, np.ones(made.rows.shape, bool), made.kind)
+    shown = x[made.rows], y[made.rows]
+    if made.sees == "releases":
+        if leaves is not None:
+            return whole, Fn(_see_projections, dict(weights=leaves), model)
+        return whole, Fn(_see_gradients, dict(loss=loss, shown=shown), model)
+    if leaves is not None:
+        params = jax.eval_shape(plan.task.init, jax.random.key(0))
+        leaves = leaves[: len(jax.tree.leaves(params))]
+    data = dict(loss=loss, shown=shown, weights=leaves, last=jnp.int32(rounds - 1))
+    see = Fn(_see_models, data, dict(final=made.sees == "final model"))
+    return jnp.zeros((rounds, count, 2), jnp.float32), see
+
+
+def _release(moment, model):
+    """What was released; of models, how far from the one that was broadcast, which is known."""
+    return pytrees.sub(moment.release, moment.before) if model else moment.release
+
+
+@named("audit.see_projections")
+def _see_projections(moment, seen, *, weights, model):
+    release = _release(moment, model)
+    return seen.at[moment.round].set(jax.vmap(lambda w: watching.projections(release, w))(weights))
+
+
+@named("audit.see_gradients")
+def _see_gradients(moment, seen, *, loss, shown, model):
+    """Each copy of the parameters in a release, along each canary's gradient at the broadcast."""
+    release, tiny = _release(moment, model), jnp.finfo(jnp.float32).tiny
+
+    def one(x, y):
+        gradient = jax.grad(lambda params: _mean_loss(loss, params, x, y))(moment.before)
+        unit = pytrees.scale(1 / jnp.maximum(pytrees.norm(gradient), tiny), gradient)
+        return watching.projections(release, jax.tree.leaves(unit))
+
+    # a gradient of each canary, of so many at once
+    found = jax.lax.map(lambda rows: one(*rows), shown, batch_size=min(GRADIENTS, len(shown[1])))
+    return seen.at[moment.round].set(found)
+
+
+@named("audit.see_models")
+def _see_models(moment, seen, *, loss, shown, weights, last, final):
+    """What the parameters say of each canary, now and before the first round, which is public."""
+
+    def read(params):
+        if weights is None:
+            return jax.vmap(lambda x, y: _mean_loss(loss, params, x, y))(*shown)
+        return jax.vmap(lambda w: watching.projections(params, w)[0])(weights)
+
+    now = jnp.stack([read(moment.after), read(moment.first)], axis=-1)
+    if final:
+        now = jnp.where(moment.round == last, now, 0.0)
+    return seen.at[moment.round].set(now)
+
+
+def _mean_loss(loss, params, x, y):
+    return jax.vmap(loss, (None, 0, 0))(params, x, y).astype(jnp.float32).mean()

@@ -1,0 +1,299 @@
+"""Audits of trainings: canaries among rows that train, how they are seen, and many in one run."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import audit_plans
+from helpers.problems import squared, start_params
+from scipy import stats
+
+import jfl
+from jfl.auditing import single_run, trainings, trials
+from jfl.engine.simulate import scan
+from jfl.privacy.entry_guarantees import choose, entries_of
+
+ROWS, CLIENTS = 12, 6
+TASK = jfl.task(start_params(), squared)
+
+
+def classes():
+    """Rows of three classes, as labels a linear model learns."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, ROWS * CLIENTS)
+    x = (np.eye(3)[y] * 2 + rng.normal(size=(len(y), 3))).astype(np.float32)
+    own = lambda labels: np.split(np.arange(len(labels)), CLIENTS)
+    return jfl.federate(jfl.datasets.arrays(x, y, x, y), own)
+
+
+FED = classes()
+MODEL = jfl.models.logistic(FED)
+
+
+def of_clients(z, sampler=None, name="fedavg", fed=FED, lr=0.1, **options):
+    algorithm = getattr(jfl.algorithms, name)(
+        jfl.grad(MODEL.loss), steps=2, lr=lr, batch=jfl.batches.full()
+    )
+    options.setdefault("release", audit_plans.chain(z, divide=float(CLIENTS)))
+    return jfl.plan(fed, MODEL, algorithm, sampler or jfl.sampling.full(CLIENTS), **options)
+
+
+def of_records(z, batch=None, name="fedavg", clients=None):
+    grad = jfl.private_grad(MODEL.loss, audit_plans.chain(z, divide=4.0))
+    algorithm = getattr(jfl.algorithms, name)(
+        grad, steps=1, lr=0.5, batch=batch or jfl.batches.full()
+    )
+    return jfl.plan(FED, MODEL, algorithm, clients or jfl.sampling.full(CLIENTS))
+
+
+def training(plan, rounds, kind, sees="releases", count=1, **asked):
+    asked = dict(unit=None, view=None, adjacency=None) | asked
+    entry = choose("test", plan, entries_of(plan, rounds, 1e-2), **asked)
+    return trainings.training(plan, entry, rounds, kind, sees, count)[0]
+
+
+def without_noise(plan):
+    """The plan with noise too small to see, so that two identities give one run."""
+    quiet = lambda s: s if s.noise is None else dataclasses.replace(s, noise=jnp.float32(1e-9))
+    stages = lambda m: dataclasses.replace(m, stages=tuple(map(quiet, m.stages)))
+    is_chain = lambda node: isinstance(node, jfl.Mechanism)
+    return jax.tree.map(lambda n: stages(n) if is_chain(n) else n, plan, is_leaf=is_chain)
+
+
+def params_after(plan, rounds=3):
+    run, _ = scan(jfl.init(jax.random.key(0), plan), plan, jnp.array([rounds]))
+    return plan.algorithm.params(run.server)
+
+
+def close(one, other, equal=True):
+    distance = max(
+        float(jnp.abs(a - b).max())
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
+    assert (distance < 1e-5) == equal, distance
+
+
+# --- what is put in is what it says
+
+
+@pytest.mark.parametrize("make", [of_clients, of_records, lambda z: of_clients(z, name="scaffold")])
+def test_a_canary_that_is_out_changes_nothing(make):
+    """The plan with lookups trains as the plan itself; with the canary in it does not."""
+    plan = make(1.0)
+    made = training(without_noise(plan), 3, "mislabelled", "models", adjacency="replace_one")
+    want = params_after(without_noise(plan))
+    close(params_after(trainings.with_coins(made, 3, [False])), want)
+    close(params_after(trainings.with_coins(made, 3, [True])), want, equal=False)
+
+
+@pytest.mark.parametrize("kind", ["mislabelled", "blank"])
+def test_a_canary_that_is_in_is_a_federation_with_other_rows(kind):
+    for plan in (of_clients(1.0), of_records(1.0)):
+        made = training(without_noise(plan), 3, kind, "models", adjacency="replace_one")
+        rows = made.rows[0]
+        x, y = np.array(FED.x), np.array(FED.y)
+        if kind == "mislabelled":
+            y[rows] = (y[rows] + 1) % 3
+        else:
+            x[rows] = 0
+        other = dataclasses.replace(plan, fed=dataclasses.replace(FED, x=x, y=y))
+        got = params_after(trainings.with_coins(made, 3, [True]))
+        close(got, params_after(without_noise(other)))
+        close(got, params_after(without_noise(plan)), equal=False)
+
+
+def test_a_row_that_is_absent_is_no_row():
+    """Under Poisson batches at a fixed rate: the federation without it gives the same model."""
+    batch = jfl.batches.poisson(rate=1.0, capacity=ROWS)
+    plan = of_records(1.0, batch)
+    made = training(without_noise(plan), 3, "blank", "models", adjacency="add_remove")
+    (client,), row = made.clients, made.rows[0, 0]
+    index = np.asarray(FED.index).copy()
+    left = index[client][index[client] != row]
+    index[client] = np.append(left, 0)
+    size = np.asarray(FED.size).copy()
+    size[client] -= 1
+    smaller = dataclasses.replace(FED, index=jnp.asarray(index), size=jnp.asarray(size))
+    want = without_noise(dataclasses.replace(plan, fed=smaller))
+    close(params_after(trainings.with_coins(made, 3, [False])), params_after(want))
+    close(params_after(trainings.with_coins(made, 3, [True])), params_after(want), equal=False)
+
+
+def test_a_client_that_is_absent_sends_nothing():
+    plan = of_clients(1.0, jfl.sampling.poisson(CLIENTS, 1.0))
+    made = training(without_noise(plan), 1, "mislabelled", "models", adjacency="add_remove")
+    got = params_after(trainings.with_coins(made, 1, [False]), 1)
+    alone = np.ones(CLIENTS, np.float32)
+    alone[made.clients] = 0.0
+    want = dataclasses.replace(without_noise(plan), weights=jnp.asarray(alone))
+    close(got, params_after(want, 1))
+
+
+# --- what is seen
+
+
+@pytest.mark.by_default("client", "record final")
+@pytest.mark.parametrize(
+    "make, sees, rounds, mu",
+    [
+        # noise covers two uploads that are opposite, and the other one is small
+        (lambda: of_clients(1.0, lr=1e-4), "releases", 4, 1.0),
+        (lambda: of_clients(1.0, lr=1e-4), "models", 4, 1.0),
+        (lambda: of_clients(1.0, lr=1e-4), "final model", 4, 1.0),
+        (lambda: of_records(0.5), "releases", 1, 1.0),
+        (lambda: of_records(0.5), "final model", 1, 6**-0.5),
+    ],
+    ids=["client", "client models", "client final", "record", "record final"],
+)
+def test_a_random_direction_is_as_far_as_it_must_be(make, sees, rounds, mu):
+    """In deviations, at five errors of 1,400 runs; and no bound above what is proved.
+
+    A record's own gradient is not small, so that it may lie nearer or further by its projection.
+    The final model has the noise of six clients.
+    """
+    found = jfl.audit(make(), rounds, 2000, canary="direction", sees=sees)
+    off = 5 * math.sqrt(2 / 1400) + (0.35 * mu if found.unit == "example" else 0.0)
+    assert abs(found.mu - mu) < off
+    assert found.epsilon <= found.proved.epsilon and not found.contradicted
+    assert "all others train" in found.adversary or "trains alone" in found.adversary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sees", trainings.SEES)
+@pytest.mark.parametrize("kind", trainings.CANARIES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: of_clients(0.2, jfl.sampling.poisson(CLIENTS, 0.5)),
+        lambda: of_clients(0.2, name="scaffold"),
+        lambda: of_clients(0.2, jfl.sampling.without_replacement(CLIENTS, 3)),
+        lambda: of_records(0.2, jfl.batches.poisson(4)),
+        lambda: of_records(0.2, jfl.batches.without_replacement(4), "scaffold"),
+        lambda: of_clients(
+            None,
+            upload=jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(0.2)),
+            release=jfl.chain(jfl.total(), jfl.divide(CLIENTS)),
+        ),
+    ],
+    ids=["poisson", "scaffold", "fixed", "rows poisson", "rows scaffold", "upload"],
+)
+def test_nothing_is_audited_above_what_is_proved(make, kind, sees):
+    found = jfl.audit(make(), 3, 2000, canary=kind, sees=sees, confidence=1 - 1e-6)
+    assert found.epsilon <= found.proved.epsilon
+
+
+def test_a_wrong_label_is_remembered():
+    """Found with little noise, and not with much; without a change there is nothing to find."""
+    found = jfl.audit(of_clients(0.05, lr=1.0), 4, 1000, canary="mislabelled", sees="final model")
+    assert found.epsilon > 1 and found.mu > 2
+    assert "a client whose labels are all wrong, against its own rows" in str(found)
+    hidden = jfl.audit(of_clients(20.0, lr=1.0), 4, 1000, canary="mislabelled", sees="final model")
+    assert hidden.epsilon < found.epsilon and abs(hidden.mu) < 0.3
+
+
+# --- many canaries in one run
+
+
+def test_one_run_shows_what_perfect_scores_would_and_no_more_than_is_proved():
+    """Directions of 60 clients that are seen with hardly any noise: every coin is guessed."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 120)
+    x = rng.normal(size=(120, 40)).astype(np.float32)
+    own = lambda labels: np.split(np.arange(len(labels)), 60)
+    fed = jfl.federate(jfl.datasets.arrays(x, y, x, y), own)
+    model = jfl.models.logistic(fed)
+    sgd = jfl.algorithms.fedavg(jfl.grad(model.loss), steps=1, lr=1e-4, batch=jfl.batches.full())
+    make = lambda z: jfl.plan(
+        fed, model, sgd, jfl.sampling.full(60), release=audit_plans.chain(z, divide=60.0)
+    )
+    clear = jfl.audit_one_run(make(1e-3), 2, 60, 1e-5)
+    assert clear.correct > 0.95 * clear.guesses and clear.guesses == 60
+    assert 1.5 < clear.epsilon < clear.gaussian < clear.proved.epsilon and clear.auroc > 0.98
+    noisy = jfl.audit_one_run(make(10.0), 2, 60, 1e-5, confidence=0.99)
+    assert noisy.epsilon <= noisy.proved.epsilon < 2 and noisy.auroc < 0.75
+    low = jfl.audit_one_run(make(1e-3), 2, 60, 1e-5, claimed=0.5)
+    assert low.refuted and "claimed 0.5: REFUTED" in str(low)
+
+
+def test_coins_are_their_own_in_every_run():
+    plan = of_records(1e-3)
+    made = training(plan, 2, "direction", count=10)
+    assert len(np.unique(made.rows)) == 10 and set(made.clients) == {made.clients[0]}
+    key = jax.random.key(1)
+    one, other = np.arange(10) < 5, np.arange(10) % 2 == 0
+    seen = [
+        np.asarray(trials.watch(key, trainings.with_coins(made, 2, coins), 2)[0])[..., 0].sum(0)
+        for coins in (one, other)
+    ]
+    moved = seen[0] - seen[1]
+    np.testing.assert_array_equal(np.abs(moved) > np.abs(moved).max() / 2, one != other)
+    everyone = training(plan, 2, "blank", "models", count=20)
+    assert set(everyone.clients) == set(range(CLIENTS)) and len(np.unique(everyone.rows)) == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", trainings.CANARIES)
+@pytest.mark.parametrize("sees", trainings.SEES)
+def test_one_run_of_each_kind_shows_no_more_than_is_proved(kind, sees):
+    """At a confidence of 1 - 1e-6 for each of the audits."""
+    rows = dict(canary=kind, sees=sees, confidence=1 - 1e-6)
+    for plan, count in ((of_records(0.5), 12), (of_records(0.5, jfl.batches.poisson(6)), 12)):
+        with pytest.raises(ValueError, match="guesses"):
+            jfl.audit_one_run(plan, 2, count, 1e-5, **rows)
+        found = jfl.audit_one_run(plan, 2, count, 1e-5, **rows | dict(confidence=0.99))
+        assert found.epsilon <= found.proved.epsilon
+
+
+def test_what_cannot_be_done_says_so():
+    plan, rows = of_clients(1.0), of_records(1.0)
+    other = audit_plans.of_clients(1.0)
+    for words, call in {
+        'need sees="releases" for canary="worst case"': lambda: jfl.audit(
+            plan, 1, 1000, sees="models"
+        ),
+        "need labels of classes": lambda: jfl.audit(other, 1, 1000, canary="mislabelled"),
+        "canary": lambda: jfl.audit(plan, 1, 1000, canary="wrong"),
+        "at most as many canaries as clients, 6": lambda: jfl.audit_one_run(plan, 1, 10, 1e-5),
+        "rows of the client whose uploads are seen, 12": lambda: jfl.audit_one_run(
+            rows, 1, 20, 1e-5
+        ),
+        "canaries": lambda: jfl.audit_one_run(rows, 1, 3, 1e-5),
+        "guesses": lambda: jfl.audit_one_run(rows, 1, 12, 1e-5, confidence=1 - 1e-9),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+    data = (np.zeros((20, 3), np.float32), np.zeros(20, np.float32))
+    fed = jfl.population(data, sizes=(5,) * 4, test=data, classes=0)
+    fedavg = jfl.algorithms.fedavg(jfl.grad(squared), batch=jfl.batches.full())
+    far = jfl.plan(fed, TASK, fedavg, jfl.sampling.full(4), release=audit_plans.chain(1.0))
+    with pytest.raises(ValueError, match="need rows on the device"):
+        jfl.audit(far, 1, 1000, canary="blank")
+
+
+def test_guesses_are_chosen_on_a_run_that_judges_nothing():
+    """Without a signal nothing is found, but for one audit in twenty: 200 of them, with a false
+    alarm of 1e-4; choosing on the scores that are judged breaks this."""
+    rng, alarms, the_same = np.random.default_rng(0), 0, 0
+    for _ in range(200):
+        scores, coins = rng.normal(size=(2, 60)), rng.random((2, 60)) < 0.5
+        center, number = single_run._choice(scores[0], coins[0], 1e-5, 0.95)
+        alarms += single_run._bounds(scores[1], coins[1], number, center, 1e-5, 0.95)[0].epsilon > 0
+        the_same += (
+            single_run._bounds(scores[0], coins[0], number, center, 1e-5, 0.95)[0].epsilon > 0
+        )
+    most = stats.binom.isf(1e-4, 200, 0.05)
+    assert alarms <= most < the_same
+    strong = coins[0] + rng.normal(size=60) * 0.1
+    assert single_run._choice(strong, coins[0], 1e-5, 0.95)[1] == 60
+    exact = single_run._distance(np.array([3.0, 5.0]), np.array([1.0, 3.0]))
+    assert exact == pytest.approx(2 / math.sqrt(2))
+
+
+def test_the_federation_is_not_changed():
+    before = np.array(FED.x), np.array(FED.y)
+    jfl.audit(of_records(1.0), 1, 400, canary="blank")
+    np.testing.assert_array_equal(before[0], FED.x)
+    np.testing.assert_array_equal(before[1], FED.y)
