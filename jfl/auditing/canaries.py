@@ -44,6 +44,7 @@ from ..privacy.mechanisms.stages import total
 from ..sampling import clients as sampling
 
 FAR = 1e4  # times its bound: how long a canary is before it is clipped
+MOST = 4  # copies of the parameters in what is released, at most
 
 
 class Experiment(NamedTuple):
@@ -430,9 +431,6 @@ def _watched(algorithm: Algorithm, weight, rounds, upload) -> Algorithm:
 def _init(params, *, of, rounds):
     server, own = of(params)
     return Watched(server, jnp.zeros((rounds, MOST), jnp.float32)), own
-
-
-MOST = 4  # copies of the parameters in what is released, at most
 
 
 @named("audit.client")
