@@ -129,7 +129,9 @@ def audit(
             claims, where it runs as printed.
         seed: of all runs.  Each has a key of its own, on either side.
         memory: bytes for runs at once; None: what an accelerator has free, 1 GiB on a CPU.
-        mesh: devices that share the runs: None, a number, "auto".
+        mesh: devices that share the runs: None, a number, "auto".  They send no messages, and the
+            report is that of one device.  Of a plan that has a mesh of its own each run is the
+            plan's own program on all its devices, and only None is taken.
         progress: is called with how many runs are done, and how many there are; first with those
             that `keep` held.
         keep: a file, such as "audit.trials.npz", for what was seen of the runs so far, written
@@ -164,6 +166,13 @@ def audit(
     checks.whole(where, least=0, seed=seed)
     checks.fraction(where, single=True, confidence=confidence)
     _can_show(trials, delta, confidence, claimed)
+    if devices.devices(mesh) is not None and devices.devices(plan.mesh) is not None:
+        checks.fail(
+            where,
+            "mesh=None for a plan that has a mesh",
+            checks.shown(mesh),
+            "Each run is on the devices of plan.mesh; to share runs, audit the plan without one.",
+        )
     choices(unit, view, adjacency)
     entries = entries_of(plan, rounds, delta)
     if not entries:

@@ -2,7 +2,7 @@
 
 A canary is what moves a release as far as the noise is meant to hide.  It goes through the plan's
 own chains, samplers, weights and server; what is replaced is the data, and what is learned from
-it, so that nothing else moves the release:
+it, so that nothing else moves the release.  A plan that has a mesh keeps it:
 
 - of a record: the loss is linear in the parameters, with a slope given by the row, so a row's
   gradient is the same whatever the parameters are, and the chain clips it.
@@ -252,7 +252,6 @@ def _of_a_record(plan, entry, client, rounds):
                 fed=_federation(rows, index, width),
                 task=task,
                 algorithm=_watched(algorithm, weight, rounds, None),
-                mesh=None,
             )
         )
     against = "the same row the other way" if replaced else "no row"
@@ -300,7 +299,6 @@ def _of_a_client(plan, entry, client, rounds, payload):
                 task=task,
                 weights=weights,
                 algorithm=_watched(plan.algorithm, weight, rounds, upload),
-                mesh=None,
             )
         )
     against = "the same upload the other way" if replaced else "no upload"

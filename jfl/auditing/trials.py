@@ -32,10 +32,17 @@ def observe(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Arr
     return seen, run.health.nonfinite + run.health.nonfinite_rows > 0
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _block(keys, plan, rounds):
-    seen, bad = jax.vmap(lambda key: observe(key, plan, rounds))(keys)
-    return seen, bad.sum()
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _block(keys, plan, rounds, mesh=None):
+    """Devices of a mesh run equal parts and send no messages."""
+    runs = lambda keys, plan: jax.vmap(lambda key: observe(key, plan, rounds))(keys)
+    if mesh is None:
+        return runs(keys, plan)
+    share, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
+    split = jax.shard_map(
+        runs, mesh=mesh, in_specs=(share, whole), out_specs=share, check_vma=False
+    )
+    return split(keys, plan)
 
 
 def block_size(plan: Plan, rounds: int, trials: int, memory: float, devices: int = 1) -> int:
@@ -91,14 +98,14 @@ def run_trials(
         missing = block - len(some)
         if missing:
             some = jnp.concatenate([some, jnp.broadcast_to(keys[:1], (missing,))])
-        found, bad = _block(place(some), plan, rounds)
-        if int(bad):
+        found, bad = _block(place(some), plan, rounds, mesh)
+        if bad := int(np.sum(bad)):  # on the host: devices that share runs send no messages
             raise HealthError(
                 "jfl.audit: need runs that stay finite; got a number that is not finite in "
-                f"{int(bad)} of {block} runs, so that its canary counts as zero. Lower the clip "
+                f"{bad} of {block} runs, so that its canary counts as zero. Lower the clip "
                 "norm or the learning rate of the plan, or take parameters in float32.",
                 None,
-                dict(nonfinite=int(bad)),
+                dict(nonfinite=bad),
             )
         parts.append(np.asarray(found)[: len(some) - missing])
         keep(parts[-1])
