@@ -104,7 +104,8 @@ def noise_test(
     sweep that share a seed.  Repeats are looked for across all of them.
 
     Args:
-        plan: a Plan with noise.  Of `with_replacement`, a client's first turn is tested.
+        plan: a Plan with noise.  Of `with_replacement`, a client's first turn is tested.  To see
+            the upload of each client alone, all of them run once for each: take few clients.
         rounds: of each run.
         runs: each with a key of its own.
         seed: of all runs.

@@ -1,6 +1,6 @@
 """What test_audit_devices.py runs on 8 CPU devices of one process: a JSON line of each case.
 
-python tests/auditing/on_devices.py shared own
+python tests/auditing/on_devices.py shared|own|noise
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import jax
 
 import jfl
 from jfl.auditing import canaries, trials
+from jfl.auditing.distribution import noise_test
 from jfl.engine import devices
 from jfl.privacy.entry_guarantees import choose, entries_of
 
@@ -60,6 +61,13 @@ def own():
         name: jfl.audit(dataclasses.replace(plan, mesh=2), 1, 2000, **asked).mu
         for name, (plan, asked) in made.items()
     }
+
+
+def noise():
+    """The noise of uploads on a mesh: what the tests say of it."""
+    plan = dataclasses.replace(audit_plans.uploads(1.0), mesh=2)
+    report = noise_test(plan, runs=500)
+    return dict(ok=report.ok, text=str(report), tests=[test.name for test in report.tests])
 
 
 if __name__ == "__main__":

@@ -45,3 +45,11 @@ def test_the_program_of_a_mesh_is_what_is_audited():
     assert found == dict(
         release=pytest.approx(1.0, abs=error), uploads=pytest.approx(0.5, abs=error)
     )
+
+
+@pytest.mark.slow
+def test_noise_on_a_mesh_is_as_stated():
+    """Of clients on different devices, too.  False alarms: 1e-6."""
+    found = on_devices("noise")
+    assert found["ok"], found["text"]
+    assert "uploads: independence across clients" in found["tests"]

@@ -14,6 +14,7 @@ from scipy import stats
 import jfl
 from jfl.auditing import distribution
 from jfl.auditing.distribution import noise_test
+from jfl.engine import round as engine_round
 from jfl.privacy.mechanisms import chain as mech
 
 LEVEL = 1e-6
@@ -99,6 +100,46 @@ def test_noise_that_is_not_is_found(name, monkeypatch):
     found = noise_test(_plan(), runs=8000, level=LEVEL)
     assert not found.ok and "NOT as stated" in str(found)
     assert f"release: {seen_by}" in [test.name for test in found.failed], found
+
+
+def _every_round_the_first(monkeypatch):
+    streams = engine_round.streams
+    first = lambda key, names, round_: streams(key, names, 0 * round_)
+    monkeypatch.setattr(engine_round, "streams", first)
+    return "rounds"
+
+
+def _one_identity(monkeypatch):
+    same = lambda plan: np.zeros(4, np.uint32)
+    monkeypatch.setattr(distribution.identity, "for_noise", same)
+    return "sweep points"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("break_it", [_every_round_the_first, _one_identity])
+def test_keys_that_are_used_twice_are_found(break_it, monkeypatch):
+    """In two rounds, or in two points of a sweep that share a seed: a correlation of 1 in thousands
+    of numbers, and draws that occur twice."""
+    axis = break_it(monkeypatch)
+    found = noise_test(_plan(), runs=500)
+    failed = {test.name for test in found.failed}
+    assert {f"release: independence across {axis}", "release: no repeats"} <= failed
+
+
+@pytest.mark.slow
+def test_rows_on_the_host_and_weights_that_change():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(20, 3)).astype(np.float32), rng.normal(size=20).astype(np.float32)
+    fed = jfl.population(rows, sizes=(5,) * CLIENTS, test=rows, classes=0)
+    algorithm = jfl.algorithms.fedavg(jfl.grad(audit_plans.squared), batch=jfl.batches.full())
+    for where, options in (
+        (fed, {}),
+        (audit_plans.FED, dict(weights=jfl.Fn(lambda round_: (1.0 + round_) * jnp.ones(CLIENTS)))),
+    ):
+        sampler = jfl.sampling.full(CLIENTS)
+        plan = jfl.plan(where, audit_plans.TASK, algorithm, sampler, release=chain(1.0), **options)
+        found = noise_test(plan, runs=2000, level=LEVEL)
+        assert found.ok, found
 
 
 def test_a_clip_that_the_noise_follows_is_measured(monkeypatch):
