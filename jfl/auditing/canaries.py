@@ -2,7 +2,7 @@
 
 A canary is what moves a release as far as the noise is meant to hide.  It goes through the plan's
 own chains, samplers, weights and server; what is replaced is the data, and what is learned from
-it, so that nothing else moves the release.  A plan that has a mesh keeps it:
+it, so that nothing else moves the release:
 
 - of a record: the loss is linear in the parameters, with a slope given by the row, so a row's
   gradient is the same whatever the parameters are, and the chain clips it.
@@ -10,6 +10,8 @@ it, so that nothing else moves the release.  A plan that has a mesh keeps it:
 
 Neighbours: under "replace_one" the canary points the other way, and where elements are drawn the
 others point there too (else most of the distance is lost); under "add_remove" it is zero.
+
+A plan that has a mesh keeps it: what is wrong only on several devices is audited there.
 """
 
 import dataclasses

@@ -27,6 +27,7 @@ def on_devices(what):
     return json.loads(done.stdout.splitlines()[-1])[what]
 
 
+@pytest.mark.slow
 def test_runs_that_eight_devices_share_are_those_of_one():
     """1,001 runs of each side, which 8 does not divide: the same report to the last bit, each
     device with its part of a block, and no message between them."""
