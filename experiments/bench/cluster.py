@@ -18,8 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from jfl.core.files import write
 from jfl.runs import record
-from jfl.runs.checkpoint import environment, write
+from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 from jfl.runs.on_ray import Ray
 from jfl.runs.sweep import FILE, sweep

@@ -26,9 +26,10 @@ from pathlib import Path
 from jfl import datasets
 from jfl.core import checks
 from jfl.core.errors import HealthError
+from jfl.core.files import temporary, write
 from jfl.data.tfds import digest
 from jfl.runs import record
-from jfl.runs.checkpoint import code, environment, temporary, write
+from jfl.runs.checkpoint import code, environment
 from jfl.runs.config import Config
 from jfl.runs.directory import locked
 from jfl.runs.store import ResultStore

@@ -1,7 +1,9 @@
 """`jfl.audit`: what an attack measures of a plan, beside what is proved and claimed of it."""
 
+import functools
 import math
 from collections.abc import Callable
+from os import PathLike
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +20,7 @@ from ..privacy.entry_guarantees import choices, choose, entries_of
 from ..privacy.ledger.entry import Entry
 from . import canaries, scores, trainings
 from .estimators import counts, thresholds, two_samples
+from .kept import Kept, question
 from .trials import block_size, run_trials
 
 WORST = "worst case"
@@ -115,6 +118,7 @@ def audit(
     memory: float | None = None,
     mesh: Any = None,
     progress: Callable[[int, int], None] | None = None,
+    keep: str | PathLike | None = None,
 ) -> AuditReport:
     """Run a plan many times with and without a canary, and say what that refutes.
 
@@ -143,8 +147,14 @@ def audit(
             claims, where it runs as printed.
         seed: of all runs.  Each has a key of its own, on either side.
         memory: bytes for runs at once; None: what an accelerator has free, 1 GiB on a CPU.
-        mesh: devices that share the runs: None, a number, "auto".
-        progress: is called with how many runs are done, and how many there are.
+        mesh: devices that share the runs: None, a number, "auto".  They send no messages, and the
+            report is that of one device.  Of a plan that has a mesh of its own each run is the
+            plan's own program on all its devices, and only None is taken.
+        progress: is called with how many runs are done, and how many there are; first with those
+            that `keep` held.
+        keep: a file, such as "audit.trials.npz", for what was seen of the runs so far, written
+            every few seconds.  The same audit with the same file goes on where it stopped, also
+            after a kill, and ends in the same report; one that is done is not run again.
 
     Privacy:
         What is refuted is the epsilon of the program that ran, on these data, against an adversary
@@ -152,6 +162,7 @@ def audit(
 
     Raises:
         ValueError: for a plan without noise, or numbers with which nothing can be shown.
+        ResumeRefused: where `keep` is a file of another audit, or of another version of jfl.
 
     References:
         Jagielski, Ullman, Oprea, NeurIPS 2020; Nasr et al., IEEE S&P 2021 (Dirac canaries);
@@ -174,6 +185,13 @@ def audit(
     checks.whole(where, least=0, seed=seed)
     checks.fraction(where, single=True, confidence=confidence)
     _can_show(trials, delta, confidence, claimed)
+    if devices.devices(mesh) is not None and devices.devices(plan.mesh) is not None:
+        checks.fail(
+            where,
+            "mesh=None for a plan that has a mesh",
+            checks.shown(mesh),
+            "Each run is on the devices of plan.mesh; to share runs, audit the plan without one.",
+        )
     checks.choice(where, (WORST, *trainings.CANARIES), canary=canary)
     checks.choice(where, trainings.SEES, sees=sees)
     if canary == WORST and sees != "releases":
@@ -192,7 +210,11 @@ def audit(
         made = canaries.experiment(plan, entry, rounds)
     else:
         made = trainings.experiment(plan, entry, rounds, canary, sees)
-    seen = _seen(made, rounds, trials, seed, memory, mesh, progress)
+    kept = None
+    if keep is not None:
+        settings = dict(rounds=rounds, trials=trials, seed=seed, canary=canary, sees=sees) | asked
+        kept = Kept(keep, question(plan, made[:2], settings), trials)
+    seen = _seen(made, rounds, trials, seed, memory, mesh, progress, kept)
     epsilon, estimator, mu = _bound(seen, made.law, delta, confidence)
     return AuditReport(
         epsilon,
@@ -291,15 +313,20 @@ def claimed_by_paper(plan: Plan, rounds: int, delta: float, asked: dict) -> floa
     return float(claim.epsilon)
 
 
-def _seen(made, rounds, trials, seed, memory, mesh, progress):
+def _seen(made, rounds, trials, seed, memory, mesh, progress, kept=None):
     """What is seen in all runs, [trials, R, k] of each side."""
+    kept = Kept(None, {}, trials) if kept is None else kept
+    done = kept.counts()
+    if sum(done) and progress is not None:
+        progress(sum(done), 2 * trials)
+    if sum(done) == 2 * trials:
+        return [kept.of(side) for side in range(2)]
     keys = jax.random.split(jax.random.key(seed), (2, trials))
     mesh = devices.devices(mesh)
     count = 1 if mesh is None else mesh.size
     if memory is None:
         memory = device_memory(FULL) or MEMORY
     block = block_size(made.inside, rounds, trials, memory, count)
-    done = [0, 0]
 
     def told(side):
         def tell(finished):
@@ -310,7 +337,16 @@ def _seen(made, rounds, trials, seed, memory, mesh, progress):
         return tell
 
     return [
-        run_trials(keys[side], plan, rounds, block, mesh, told(side))
+        run_trials(
+            keys[side],
+            plan,
+            rounds,
+            block,
+            mesh,
+            told(side),
+            kept.of(side),
+            functools.partial(kept.add, side),
+        )
         for side, plan in enumerate((made.inside, made.outside))
     ]
 

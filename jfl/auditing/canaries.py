@@ -10,6 +10,8 @@ it, so that nothing else moves the release:
 
 Neighbours: under "replace_one" the canary points the other way, and where elements are drawn the
 others point there too (else most of the distance is lost); under "add_remove" it is zero.
+
+A plan that has a mesh keeps it: what is wrong only on several devices is audited there.
 """
 
 import dataclasses
@@ -188,13 +190,13 @@ def _only(fed, client):
     """A federation of one of its clients; where its rows are on the host, of as many zeros."""
     if fed.host is not None:
         rows = int(np.asarray(fed.size).reshape(-1)[client])
-        return _federation(np.zeros(rows, np.float32), [np.arange(rows)])
+        return federation(np.zeros(rows, np.float32), [np.arange(rows)])
     names = ("index", "size", "test_index", "test_size")
     its = {name: np.asarray(getattr(fed, name))[client : client + 1] for name in names}
     return dataclasses.replace(fed, **{name: jnp.asarray(value) for name, value in its.items()})
 
 
-def _federation(x, index, width=None):
+def federation(x: np.ndarray, index: list, width: int | None = None) -> Federation:
     """Clients that own the rows `index` [C][rows] of x [n], which is all that a row holds."""
     sizes = np.array([len(i) for i in index], np.int32)
     padded = np.zeros((len(index), max(width or 0, 1, sizes.max(initial=1))), np.int32)
@@ -208,7 +210,7 @@ def _federation(x, index, width=None):
     )
 
 
-def _rows_of(fed):
+def rows_of(fed: Federation) -> tuple[list, int, int | None]:
     """Which rows each client has, and how many slots a client has."""
     sizes = np.asarray(fed.size).reshape(-1)
     starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -230,7 +232,7 @@ def _of_a_record(plan, entry, client, rounds):
     row, weight, words = worst(release.mechanism, params, rounds)
     if release.steps:
         words += " (the bound covers a change of every step, which one row seldom reaches)"
-    index, count, width = _rows_of(plan.fed)
+    index, count, width = rows_of(plan.fed)
     replaced = entry.adjacency == "replace_one"
     # noise that is added once covers a change of every step: there the others stay out of the way
     drawn = release.batches.scheme in ("without_replacement", "with_replacement", "epochs")
@@ -256,10 +258,9 @@ def _of_a_record(plan, entry, client, rounds):
         pair.append(
             dataclasses.replace(
                 plan,
-                fed=_federation(rows, index, width),
+                fed=federation(rows, index, width),
                 task=task,
                 algorithm=watching.watched(algorithm, *along(weight, rounds, algorithm)),
-                mesh=None,
             )
         )
     against = "the same row the other way" if replaced else "no row"
@@ -284,8 +285,8 @@ def _of_a_client(plan, entry, client, rounds, payload):
     replaced = entry.adjacency == "replace_one"
     drawn = plan.sampler.scheme in ("without_replacement", "with_replacement")
     others = -1.0 if replaced and drawn else 0.0
-    index, rows, width = _rows_of(plan.fed)
-    fed = _federation(np.zeros(max(rows, 1), np.float32), index, width)
+    index, rows, width = rows_of(plan.fed)
+    fed = federation(np.zeros(max(rows, 1), np.float32), index, width)
     task, pair = Task(init=plan.task.init, loss=Fn(nothing)), []
     absent = votes(plan, entry)
     # the vote on an adaptive clip norm differs too: one upload just fits, the other does not
@@ -309,7 +310,6 @@ def _of_a_client(plan, entry, client, rounds, payload):
                     *along(weight, rounds, plan.algorithm),
                     client=Fn(_upload, dict(row=row, each=jnp.asarray(each))),
                 ),
-                mesh=None,
             )
         )
     against = "the same upload the other way" if replaced else "no upload"

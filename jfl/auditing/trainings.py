@@ -271,7 +271,7 @@ def _training_on(plan: Plan, rows: dict, replaced: bool) -> Plan:
         test_size=jnp.zeros(clients, jnp.int32),
     )
     task = Task(init=plan.task.init, loss=Fn(canaries.nothing))
-    return dataclasses.replace(plan, fed=numbered, task=task, algorithm=algorithm, mesh=None)
+    return dataclasses.replace(plan, fed=numbered, task=task, algorithm=algorithm)
 
 
 @named("audit.row_loss")

@@ -39,23 +39,37 @@ def observe(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Arr
     return seen.reshape(rounds, -1), bad
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _block(keys, plan, rounds):
-    seen, bad = jax.vmap(lambda key: observe(key, plan, rounds))(keys)
-    return seen, bad.sum()
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _block(keys, plan, rounds, mesh=None):
+    """Devices of a mesh run equal parts and send no messages."""
+    runs = lambda keys, plan: jax.vmap(lambda key: observe(key, plan, rounds))(keys)
+    if mesh is None:
+        return runs(keys, plan)
+    share, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
+    split = jax.shard_map(
+        runs, mesh=mesh, in_specs=(share, whole), out_specs=share, check_vma=False
+    )
+    return split(keys, plan)
 
 
 def block_size(plan: Plan, rounds: int, trials: int, memory: float, devices: int = 1) -> int:
     """How many trials run at once, a multiple of `devices`: as many as help, and as fit into
-    `memory` bytes of each device by what the compiled program says."""
+    `memory` bytes of each device by what the compiled program says; in blocks as equal as can be,
+    since the last one is filled with runs that are dropped."""
     size = min(BLOCK, -(-trials // devices))
     while True:
         keys = jax.eval_shape(lambda size=size: jax.random.split(jax.random.key(0), size))
         found = _block.lower(keys, plan, rounds).compile().memory_analysis()
         needed = 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes
         if needed <= memory or size == 1:
-            return size * devices
+            return _even(trials, size * devices, devices)
         size = max(1, min(size // 2, int(size * memory / needed)))
+
+
+def _even(trials, most, devices):
+    """The smallest multiple of `devices` that needs no more blocks than `most` does."""
+    each = -(-trials // -(-trials // most))
+    return -(-each // devices) * devices
 
 
 def run_trials(
@@ -65,6 +79,8 @@ def run_trials(
     block: int,
     mesh: object = None,
     progress: Callable = lambda done: None,
+    seen: np.ndarray | None = None,
+    keep: Callable = lambda seen: None,
 ) -> np.ndarray:
     """What is seen in each run, Float32[trials, R, k].
 
@@ -75,22 +91,25 @@ def run_trials(
         block: runs at once; the last block is filled with runs that are dropped.
         mesh: devices that share a block: None, a number, "auto".
         progress: is told how many runs are done.
+        seen: of the first runs, where they ran before.
+        keep: is given what was seen in each block, before `progress`.
 
     Raises:
         HealthError: where a run was not finite.
     """
     mesh = devices.devices(mesh)
     place = (lambda x: x) if mesh is None else _shared(mesh)
-    parts, total = [], len(keys)
-    for begin in range(0, total, block):
+    parts, total = [] if seen is None else [seen], len(keys)
+    for begin in range(0 if seen is None else len(seen), total, block):
         some = keys[begin : begin + block]
         missing = block - len(some)
         if missing:
             some = jnp.concatenate([some, jnp.broadcast_to(keys[:1], (missing,))])
-        seen, bad = _block(place(some), plan, rounds)
-        if int(bad):
-            refuse_not_finite(int(bad), block)
-        parts.append(np.asarray(seen)[: len(some) - missing])
+        found, bad = _block(place(some), plan, rounds, mesh)
+        if bad := int(np.sum(bad)):  # on the host: devices that share runs send no messages
+            refuse_not_finite(bad, block)
+        parts.append(np.asarray(found)[: len(some) - missing])
+        keep(parts[-1])
         progress(min(begin + block, total))
     return np.concatenate(parts)
 

@@ -10,19 +10,20 @@ from pathlib import Path
 from ..auditing.audit import AuditReport
 from ..auditing.audit import audit as run_audit
 from ..core import checks
+from ..core.files import write
 from ..core.options import field
 from ..core.records import Guarantee
 from ..papers import as_printed
 from ..report import read
 from ..runs import build, directory, record, unused_options
 from ..runs import config as configs
-from ..runs.checkpoint import write
 from ..runs.config import Config
 from . import console
 from .exits import Failed
 from .options import config_of, parse_with_config, split_config_files
 
 OUT = Path("runs/audit")
+TRIALS = "audit.trials.npz"  # the runs of an audit under way
 OWN = ("delta", "rounds", "unit", "view", "adjacency", "seed")  # of the audit, not of the run
 SHARED = ("rounds", "unit", "view", "adjacency")  # without a config they describe the run, too
 CADENCE = ("evaluate_every", "checkpoint_every")  # two configs that differ in it are one run
@@ -42,8 +43,10 @@ class Audit(Config):
     example: jfl audit runs/first --trials 20000
 
     The first word may be the directory of a run; audit.json is then kept in it.  --config FILE.toml
-    describes a run, too, and so do flags; flags win over both.  Exit code 1: the audited epsilon is
-    above the proved one, which is a bug.
+    describes a run, too, and so do flags; flags win over both.  An audit that was stopped goes on
+    when the same command is given again: its runs are in audit.trials.npz until then.
+
+    Exit code 1: the audited epsilon is above the proved one, which is a bug.
     """
 
     trials: int = field(
@@ -56,8 +59,9 @@ class Audit(Config):
     )
     rounds: int | None = field(
         None,
-        "rounds of each audited run; default the config's.  A few rounds show most of what there "
-        "is, at less than the cost of all.  Without a config: of the run, too",
+        "rounds of each audited run; default the config's.  A few rounds show a wrong noise level "
+        "at less than the cost of all, but epsilon grows with the rounds, what is proved and what "
+        "is audited.  Without a config: of the run, too",
     )
     unit: str | None = field(
         None, "example | client: whose data is attacked; default the config's unit"
@@ -94,12 +98,16 @@ def audit(arguments: list[str]) -> None:
     unused_options.refuse_unused(asked)
     plan, config = build.build(asked)
     rounds = asked.rounds if command.rounds is None else command.rounds
-    begun = time.perf_counter()
+    begun, kept = time.perf_counter(), out / TRIALS
+    resumed = kept.exists()
     with console.progress(shown=sys.stderr.isatty()) as bar:
-        task = bar.add_task("jfl audit", total=None, note="compiling")
+        task, note = bar.add_task("jfl audit", total=None, note="compiling"), "runs"
 
         def watch(done, total):
-            bar.update(task, completed=done, total=total, note="runs")
+            nonlocal note, resumed
+            if resumed:  # the first call says what was there
+                note, resumed = f"resumed at {done} of {total}", False
+            bar.update(task, completed=done, total=total, note=note)
 
         report = run_audit(
             plan,
@@ -112,6 +120,7 @@ def audit(arguments: list[str]) -> None:
             seed=command.seed,
             mesh=mesh,
             progress=watch,
+            keep=kept,
         )
     print(report)
     manifest = record.manifest(
@@ -122,6 +131,7 @@ def audit(arguments: list[str]) -> None:
         seeds=[command.seed],
     )
     keep(out, entry(report, rounds, command.seed, dataclasses.asdict(config), manifest))
+    kept.unlink(missing_ok=True)
     print(f"Audit: {out / read.AUDITS}")
     if report.contradicted:
         proved = report.proved.epsilon

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from ..core import checks
+from ..core.files import write
 from ..runs import tables
-from ..runs.checkpoint import write
 from . import document, read, sections
 
 PICTURE = re.compile(r"picture-\d+\.png")

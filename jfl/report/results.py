@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..core import checks
+from ..core.files import write as write_text
 from ..runs import record, tables
-from ..runs.checkpoint import write as write_text
 
 FORMAT = 2
 EARLIER = (

@@ -5,32 +5,27 @@ first line has the digest of the second, which has that of the arrays, so a file
 which a bit fell is noticed.
 """
 
-import contextlib
-import errno
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import json
 import os
 import platform
-import re
 import sys
-import uuid
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from ..core import checks
+from ..core import checks, files
 from ..core.earlier_names import renamed
 from ..core.errors import ResumeRefused
+from ..core.files import write
 from ..core.records import Run
 
 MAGIC, FORMAT = "jfl-checkpoint", 3  # format 1 was a folder; 2 had no identity of a plan
 KEPT = 2
-TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 # what else than XLA_FLAGS makes another program of the same code
 SETTINGS = (
     "jax_enable_x64",
@@ -49,40 +44,6 @@ SETTINGS = (
 VARIABLES = ("NPROC", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
 
 
-def write(path, content):
-    """Write a file, a text or parts of bytes, so that a reader, also after a crash, sees the old
-    one or the new one."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with open(temporary, "wb") as file:
-            for part in [content.encode()] if isinstance(content, str) else content:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:  # of a write or a flush it names no file
-        error.filename = str(path)
-        raise
-    finally:
-        with contextlib.suppress(OSError):  # what went wrong above is what to tell
-            temporary.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):  # the new name is on the disk too; not on Windows
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # of a file system that cannot
-                raise
-        finally:
-            os.close(folder)
-
-
-def temporary(path) -> bool:
-    """True for a file that `write` was killed over."""
-    return bool(TEMPORARY.fullmatch(Path(path).name))
-
-
 def environment() -> dict:
     """The environment record: the program and machine on which the same rounds give the same
     bits."""
@@ -94,7 +55,7 @@ def environment() -> dict:
     processor, features = _processor()
     return dict(
         jfl=version("jfl"),
-        source=_source(),
+        source=files.source(),
         python=f"{platform.python_version()} -O{sys.flags.optimize}",
         jax=jax.__version__,
         jaxlib=version("jaxlib"),
@@ -137,15 +98,6 @@ def _cores() -> int:
     """CPU cores this process may use: sums are divided among them, so their last bits follow the
     number."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-@functools.cache
-def _source() -> str:
-    """jfl's own code: in a working copy the version does not change with it."""
-    package = Path(__file__).parents[1]
-    kernels = Path(importlib.import_module("jfl.kernels").__file__).parent
-    parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 @functools.cache

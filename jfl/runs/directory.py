@@ -7,7 +7,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..core import checks
-from .checkpoint import Checkpoints, temporary
+from ..core.files import temporary
+from .checkpoint import Checkpoints
 
 LOCK = ".lock"
 

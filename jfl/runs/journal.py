@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 
+from ..core import files
 from ..core.records import Run
 from . import checkpoint
 from .checkpoint import refuse_resume
@@ -99,7 +100,7 @@ class Journal:
         ):
             until = max(until, before["until"])
         record["until"] = until
-        checkpoint.write(
+        files.write(
             self.path, json.dumps(dict(record, digest=checkpoint.signature(record)), indent=1)
         )
 

@@ -16,6 +16,7 @@ from scipy.special import stdtrit
 
 from ..core import checks, identity
 from ..core.errors import NotAnalysable
+from ..core.files import write
 from ..core.records import Caveat, Fn, Guarantee, Health, Metrics, Plan, code_of
 from ..data.federation import describe
 from ..gradients.per_example import gradient_path
@@ -23,7 +24,7 @@ from ..kernels.conv import multiplies_patches
 from ..privacy import guarantees as accounting
 from ..privacy.ledger import entries
 from ..privacy.mechanisms import chain as mechanism
-from .checkpoint import environment, write
+from .checkpoint import environment
 from .config import Config
 
 FORMAT = 1  # of summary.json and results.json: who reads them refuses another

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core import checks, identity
 from ..core.errors import HealthError
+from ..core.files import write
 from ..core.records import Caveat, Health, Plan
 from ..data.federation import checksum
 from ..engine.round import init
@@ -21,7 +22,7 @@ from ..privacy.ledger import segments
 from . import blocks, build, checkpoint, record, unused_options
 from . import config as configs
 from .blocks import Block, Local
-from .checkpoint import refuse_resume, write
+from .checkpoint import refuse_resume
 from .config import Config
 from .directory import LOCK, checked, locked
 from .record import RunRecord, Stopwatch

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from ..core import checks
+from ..core.files import write as write_text
 from ..core.records import Plan
 from . import record
-from .checkpoint import write as write_text
 from .record import interval as interval
 
 FORMATS = (".csv", ".jsonl")

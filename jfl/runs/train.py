@@ -12,6 +12,7 @@ import numpy as np
 from ..core import checks, identity
 from ..core.earlier_names import renamed
 from ..core.errors import ArgumentError, HealthError
+from ..core.files import temporary, write
 from ..core.records import Plan, Run
 from ..data.federation import checksum
 from ..engine import devices as meshes
@@ -24,7 +25,7 @@ from ..privacy.mechanisms import chain as mech
 from . import build, unused_options
 from . import config as configs
 from . import record as report
-from .checkpoint import Checkpoints, code, environment, refuse_resume, temporary, write
+from .checkpoint import Checkpoints, code, environment, refuse_resume
 from .config import Config
 from .directory import checked, disk_errors_explained, has_files, locked
 from .journal import Branch, Journal, rejoin

@@ -14,8 +14,9 @@ from scipy import stats
 
 import jfl
 from jfl import local
-from jfl.auditing import audit, canaries, scores, trials
+from jfl.auditing import audit, canaries, kept, scores, trials
 from jfl.core import pytrees
+from jfl.core.errors import ResumeRefused
 from jfl.core.records import Fn
 from jfl.local import server_step
 from jfl.privacy.entry_guarantees import choose, entries_of
@@ -135,6 +136,15 @@ def test_a_leak_beside_the_noise_is_found():
     found = jfl.audit(plan, 1, 2000, unit="example", view="server")
     assert found.epsilon > 0.95 * audit.ceiling(2000, 1e-2, 0.95)
     assert found.proved is None or found.proved.status == "conditional"
+
+
+def test_scaffold_sends_nothing_beside_its_noise():
+    """A control variate without noise tells the canary for certain: no noise hides it, and
+    1,400 runs of each side without an error refute 4.5 at this confidence, where 3.05 is proved.
+    False alarms: once in a million."""
+    make, rounds, asked, _ = PLANS["record scaffold"]
+    found = jfl.audit(make(), rounds, 2000, confidence=SURE, **asked)
+    assert not found.contradicted and found.mu < 3
 
 
 def test_without_a_canary_the_release_is_its_noise():
@@ -418,3 +428,99 @@ def test_a_canary_is_as_long_as_the_bound_and_found_by_its_projection():
         distance = float(canaries._dot(weight, moved) / pytrees.norm(noise))
         sensitivity = float(mech.sensitivity(mechanism))
         assert distance == pytest.approx(sensitivity, rel=0.02)
+
+
+# --- blocks, and runs that go on
+
+
+def test_blocks_are_as_equal_as_can_be(monkeypatch):
+    """300 runs in blocks of at most 128 are 3 of 100, not 2 of 128 and 44 beside 84 that are
+    dropped; of 8 devices 3 of 104."""
+    made = experiment(audit_plans.of_clients(1.0), 1)
+    monkeypatch.setattr(trials, "BLOCK", 128)
+    assert trials.block_size(made.inside, 1, 300, 1e12) == 100
+    assert trials.block_size(made.inside, 1, 100, 1e12) == 100
+    monkeypatch.setattr(trials, "BLOCK", 16)
+    assert trials.block_size(made.inside, 1, 300, 1e12, devices=8) == 104
+    asked = []
+    monkeypatch.setattr(
+        trials,
+        "_block",
+        lambda keys, *_: asked.append(len(keys)) or (np.zeros((len(keys), 1, 4)), 0),
+    )
+    assert len(trials.run_trials(jax.random.split(jax.random.key(0), 300), None, 1, 100)) == 300
+    assert asked == [100, 100, 100]
+
+
+class Killed(Exception):
+    """In place of a kill."""
+
+
+def _killed_at(number):
+    def progress(done, total):
+        if done >= number:
+            raise Killed
+
+    return progress
+
+
+@pytest.mark.parametrize("stop", [256, 1500])
+def test_an_audit_goes_on_where_it_was_killed(stop, tmp_path, monkeypatch):
+    """On either side: the report is that of an audit that was never stopped, the runs that were
+    kept are not run again, and blocks of another size change nothing."""
+    plan, file = audit_plans.of_clients(1.0, name="scaffold"), tmp_path / "audit.trials.npz"
+    monkeypatch.setattr(kept, "SECONDS", 0.0)
+    monkeypatch.setattr(kept, "SHARE", 0.0)
+    monkeypatch.setattr(trials, "BLOCK", 256)
+    with pytest.raises(Killed):
+        jfl.audit(plan, 2, 1000, keep=file, progress=_killed_at(stop))
+    told = []
+    monkeypatch.setattr(trials, "BLOCK", 128)
+    found = jfl.audit(plan, 2, 1000, keep=file, progress=lambda *now: told.append(now))
+    assert told[0][0] >= stop and told[-1] == (2000, 2000)
+    assert found == jfl.audit(plan, 2, 1000)
+    ran = []
+    monkeypatch.setattr(audit, "run_trials", lambda *_: ran.append(1))
+    assert jfl.audit(plan, 2, 1000, keep=file) == found and not ran
+
+
+def test_runs_of_another_audit_are_refused_and_stay(tmp_path, monkeypatch):
+    plan, file = audit_plans.of_clients(1.0), tmp_path / "audit.trials.npz"
+    jfl.audit(plan, 1, 1000, keep=file)
+    before = file.read_bytes()
+    other = audit_plans.of_clients(1.5)
+    for words, call in {
+        "trials: 1000 there, 1200 here": lambda: jfl.audit(plan, 1, 1200, keep=file),
+        "seed: 0 there, 1 here": lambda: jfl.audit(plan, 1, 1000, seed=1, keep=file),
+        "rounds: 1 there, 2 here": lambda: jfl.audit(plan, 2, 1000, keep=file),
+        "plan: .* canary": lambda: jfl.audit(other, 1, 1000, keep=file),
+    }.items():
+        with pytest.raises(ResumeRefused, match=words) as error:
+            call()
+        assert "Name another file, or remove this one" in str(error.value)
+    with monkeypatch.context() as patched, pytest.raises(ResumeRefused, match="jfl: "):
+        patched.setattr(kept.files, "source", lambda: "another")
+        jfl.audit(plan, 1, 1000, keep=file)
+    assert file.read_bytes() == before
+    jfl.audit(plan, 1, 1000, confidence=0.9, delta=2e-2, keep=file)  # the same runs, read otherwise
+    for broken in (before[:200], b"", b"no archive"):
+        file.write_bytes(broken)
+        with pytest.raises(ResumeRefused, match="need a file that an audit wrote"):
+            jfl.audit(plan, 1, 1000, keep=file)
+        assert file.read_bytes() == broken
+
+
+def test_files_are_written_every_few_seconds(tmp_path, monkeypatch):
+    """And not after each of many quick blocks; all that ran are in it at the end."""
+    clock, written = iter(np.arange(0.0, 1000.0, 0.5)), []
+    monkeypatch.setattr(kept.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(kept, "SHARE", 1.0)
+    write = kept.files.write
+    monkeypatch.setattr(kept.files, "write", lambda *a: written.append(1) or write(*a))
+    made = kept.Kept(tmp_path / "runs.npz", {}, 50)
+    for side in (0, 1):
+        for _ in range(50):
+            made.add(side, np.zeros((1, 1, 4), np.float32))
+    assert 5 <= len(written) <= 12
+    again = kept.Kept(tmp_path / "runs.npz", {}, 50)
+    assert again.counts() == [50, 50] and again.of(1).shape == (50, 1, 4)

@@ -1,5 +1,6 @@
 """`jfl audit`: what it audits, what audit.json and the page say of it, and its exit codes."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -10,6 +11,8 @@ import jax
 import pytest
 from helpers import pretended
 
+from jfl.auditing import kept as kept_runs
+from jfl.auditing import trials
 from jfl.auditing.audit import AuditReport
 from jfl.cli import audit as command
 from jfl.cli import main
@@ -304,3 +307,38 @@ def test_bad_runs_exit_2_and_write_nothing(args, words, tmp_path, monkeypatch, c
     assert jfl("audit", *args) == 2
     assert words in capsys.readouterr().err
     assert set(tmp_path.iterdir()) == before
+
+
+def test_an_audit_that_was_stopped_goes_on(copied, capsys, monkeypatch):
+    """The same audit.json as of one that was not; the bar says where it went on."""
+    straight = shutil.copytree(copied, copied.with_name("straight"))
+    assert jfl("audit", straight, *FEW) == 0 and not (straight / command.TRIALS).exists()
+    monkeypatch.setattr(kept_runs, "SECONDS", 0.0)
+    monkeypatch.setattr(kept_runs, "SHARE", 0.0)
+    monkeypatch.setattr(trials, "BLOCK", 150)
+    notes = []
+
+    class Bar(contextlib.nullcontext):
+        disable = False
+
+        def add_task(self, *_, **__):
+            return 0
+
+        def update(self, task, completed, total, note):
+            notes.append(note)
+            if len(notes) == stop:
+                raise RuntimeError("stopped")
+
+    monkeypatch.setattr(command.console, "progress", lambda: Bar(Bar()))
+    stop = 2
+    with pytest.raises(RuntimeError, match="stopped"):
+        jfl("audit", copied, *FEW)
+    assert (copied / command.TRIALS).exists() and not (copied / "audit.json").exists()
+    assert jfl("audit", copied, "--trials", 500, "--rounds", 1) == 2
+    assert "trials: 400 there, 500 here" in capsys.readouterr().err
+    stop = None
+    assert jfl("audit", copied, *FEW) == 0
+    assert notes[:2] == ["runs"] * 2 and set(notes[2:]) == {"resumed at 268 of 800"}
+    assert not (copied / command.TRIALS).exists()
+    apart = lambda one: {k: v for k, v in one.items() if k != "manifest"}
+    assert [*map(apart, kept(copied))] == [*map(apart, kept(straight))]

@@ -39,9 +39,10 @@ os.environ.setdefault(
 )
 
 from jfl.cli import main
+from jfl.core.files import temporary
 from jfl.privacy.guarantees import guarantee
 from jfl.runs import build, config, record, train
-from jfl.runs.checkpoint import Checkpoints, environment, temporary
+from jfl.runs.checkpoint import Checkpoints, environment
 from jfl.runs.journal import Journal
 
 PLAN = config.Config(

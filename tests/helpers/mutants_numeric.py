@@ -10,6 +10,8 @@ MECHANISM, FLOATS = f"{PRIVACY}/test_mechanism.py", f"{PRIVACY}/test_floats.py"
 PLD, IDENTITY = f"{PRIVACY}/test_pld.py", "tests/core/test_identity.py"
 
 AUDIT = "tests/auditing/test_audit.py"
+DISTRIBUTION = "tests/auditing/test_distribution.py"
+OF_CLIENTS = f"{DISTRIBUTION}::test_noise_of_clients_and_of_cohorts"
 
 MUTANTS = (
     # --- draws of noise
@@ -277,5 +279,55 @@ MUTANTS = (
         "np.square(moved) / 2, axis=1)",
         "np.square(moved), axis=1)",
         f"{AUDIT}::test_the_ratio_is_that_of_the_mixture",
+    ),
+    # --- what audits and the noise test must see
+    Mutant(  # noise without the clip factor
+        "jfl/privacy/mechanisms/chain.py",
+        "level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32",
+        "level, jnp.float32",
+        OF_CLIENTS,
+    ),
+    Mutant(  # noise divided twice
+        "jfl/privacy/mechanisms/chain.py",
+        "        after = after._replace(std=sigma, shape=s.shape)",
+        "        for post in _of(mechanism, 'post'):\n"
+        "            sigma = post.apply(sigma, after)[0]\n"
+        "        after = after._replace(std=sigma, shape=s.shape)",
+        OF_CLIENTS,
+    ),
+    Mutant(  # a cohort normalised by those who came, in place of those expected
+        "jfl/privacy/mechanisms/stages.py",
+        "value = pytrees.map(lambda x: x / jnp.asarray(n, x.dtype), value)",
+        "n = n if after.realised is None else jnp.maximum(after.realised, 1)\n"
+        "    value = pytrees.map(lambda x: x / jnp.asarray(n, x.dtype), value)",
+        OF_CLIENTS,
+    ),
+    Mutant(  # one key for all clients
+        "jfl/engine/round.py",
+        "address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)",
+        "address = lambda key: jax.random.fold_in(key, turn)",
+        OF_CLIENTS,
+    ),
+    Mutant(  # a sigma that is wrong under a mesh
+        "jfl/engine/round.py",
+        "max_weight=plan.weights.max(),",
+        "max_weight=plan.weights.max() / sharding.count(plan.mesh),",
+        "tests/auditing/test_audit_devices.py::test_the_program_of_a_mesh_is_what_is_audited",
+    ),
+    Mutant(  # a control variate that leaks without noise
+        "jfl/algorithms/scaffold.py",
+        "    return (\n        Payload(\n",
+        "    bare = work.grad.mechanism\n"
+        "    bare = type(bare)(\n"
+        "        tuple(s for s in bare.stages if s.role != 'noise'), bare.adjacency\n"
+        "    )\n"
+        "    import dataclasses\n"
+        "    bare = dataclasses.replace(work.grad, mechanism=bare)\n"
+        "    bare = dataclasses.replace(work, grad=bare)\n"
+        "    mean = local.train(\n"
+        "        bare, context, keys, server.params, rows, lambda g, w, s: pytrees.add(g, drift)\n"
+        "    )[1]\n"
+        "    return (\n        Payload(\n",
+        f"{AUDIT}::test_scaffold_sends_nothing_beside_its_noise",
     ),
 )

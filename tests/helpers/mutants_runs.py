@@ -181,7 +181,7 @@ MUTANTS = (
         f"{CHECKPOINT}::test_a_run_that_dies_resumes_to_the_straight_one",
     ),
     Mutant(
-        "jfl/runs/checkpoint.py",
+        "jfl/core/files.py",
         "os.replace(temporary, path)",
         "path.write_bytes(temporary.read_bytes())",
         f"{CHECKPOINT}::test_a_run_that_dies_resumes_to_the_straight_one",

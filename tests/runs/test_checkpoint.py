@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from helpers.problems import same_bits
 
+from jfl.core import files as atomic
 from jfl.engine.round import init
 from jfl.privacy.guarantees import guarantee
 from jfl.runs import build, checkpoint, config, directory, journal, train
@@ -224,6 +225,7 @@ def test_the_journal_is_the_first_file(tmp_path, monkeypatch):
         seen.append(path.name)
         raise OSError("stop")
 
+    monkeypatch.setattr(atomic, "write", stop)
     monkeypatch.setattr(checkpoint, "write", stop)
     monkeypatch.setattr(train, "write", stop)
     with pytest.raises(OSError, match="stop"):
@@ -511,10 +513,10 @@ def test_the_identity_sees_the_cores_and_settings_that_change_bits(monkeypatch):
 
 
 def test_writing_replaces_a_file_whole(tmp_path, monkeypatch):
-    checkpoint.write(tmp_path / "a", "old")
+    atomic.write(tmp_path / "a", "old")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError):
-        checkpoint.write(tmp_path / "a", "new")
+        atomic.write(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
@@ -584,7 +586,7 @@ def test_a_disk_that_fails_keeps_the_last_checkpoint_and_says_so(straight, half)
         4,
         2,
     ]
-    assert not [p for p in half.rglob("*") if checkpoint.temporary(p)]
+    assert not [p for p in half.rglob("*") if atomic.temporary(p)]
     train.train(STATEFUL, half, resume=True)
     assert table(half) == table(straight) and same_bits(
         final(STATEFUL, half), final(STATEFUL, straight)

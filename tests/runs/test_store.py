@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from jfl.core import files
 from jfl.core.errors import ArgumentError, DataUnavailable, ResumeRefused
 from jfl.core.records import Health
 from jfl.data import datasets
@@ -94,9 +95,9 @@ def test_a_stopwatch_leaves_out_its_pauses(monkeypatch):
 
 def test_the_source_that_is_recorded_is_all_of_jfl(monkeypatch):
     """What a resumed run compares: also the engine, and not only the room of this module."""
-    read, seen = checkpoint.Path.read_bytes, []
-    monkeypatch.setattr(checkpoint.Path, "read_bytes", lambda path: seen.append(path) or read(path))
-    checkpoint._source.__wrapped__()
+    read, seen = files.Path.read_bytes, []
+    monkeypatch.setattr(files.Path, "read_bytes", lambda path: seen.append(path) or read(path))
+    files.source.__wrapped__()
     names = {path.as_posix().split("/jfl/")[-1] for path in seen}
     assert {"engine/round.py", "__init__.py", "runs/train.py"} <= names
     assert any(path.name == "philox.py" for path in seen)
