@@ -351,6 +351,7 @@ def audits(points: list, xlabel: str, title: str = ""):
     ax.set_xscale("log")
     ax.set_xlim(left, 2 * max(shown))
     outside = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=9, parse_math=False)
+    ax.text(1.01, 0, "audited ≤ proved; claimed", color=INK, weight="bold", **outside)
     for y, row in enumerate(rows):
         if isinstance(row, str):
             ax.text(-0.01, y, _short(row, 70), color=INK, weight="bold", ha="right", **outside)
