@@ -21,6 +21,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jfl.auditing import audit as auditing
 from jfl.core.errors import DataUnavailable, HealthError, NotAnalysable
 from jfl.engine.sweep import sweep as run_points
 from jfl.papers import as_printed
@@ -31,6 +32,7 @@ from jfl.runs.config import FIELDS, Config, the_unit, the_view
 from jfl.runs.store import ResultStore
 from jfl.runs.tables import interval
 
+from ..bench.aot import commit
 from ..harness.kept_runs import about, hashed
 from ..harness.runner import Experiment
 from .picture import picture, show
@@ -40,6 +42,8 @@ FAST = "jax_disable_most_optimizations"
 SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 SLACK = 1e-5  # of a calibrated epsilon, which a float32 multiplier may miss
 BLIND = ("lr", "server_lr", "mu", "upload", "preprocess")  # fields that no accounting reads
+MEASURED = ("claimed", "audited", "ceiling", "trials", "confidence", "mu")
+MEASURED += ("canary", "adversary", "estimator")
 STEPPED = ("fedavg", "fedprox", "scaffold", "dpnfl", "addpnfl")  # alike in how often they release
 
 
@@ -48,6 +52,19 @@ def key(kind: str, config: Config, more=()) -> str:
     return hashed(
         kind, record.plain(dataclasses.asdict(config)), list(more), SOURCE, *about(config.dataset)
     )
+
+
+ABOUT = (
+    dict(
+        interval="95 % t-interval over seeds, each with its own split; comparisons are paired, and "
+        "not corrected for their number",
+        chosen_by="mean test accuracy on the seeds tuned_on, which is in no epsilon",
+    ),
+    dict(
+        interval="each audited epsilon is a lower bound at its confidence, not corrected for their "
+        "number",
+    ),
+)
 
 
 # --- noise and what it proves
@@ -118,22 +135,46 @@ def claims_of(config: Config) -> dict:
             guarantees.guarantee(plan, config.rounds, config.delta, config.unit, config.view)
         )
     except NotAnalysable as error:  # it proves nothing
-        worth = dict(
-            unit=config.unit,
-            adjacency="replace_one",
-            view=config.view,
-            delta=config.delta,
-            epsilon=None,
-            method="none",
-            status="no guarantee",
-            caveats=[str(error)],
-            codes=["not-analysable"],
-            implied=False,
-            rounds=None,
-        )
+        worth = nothing_proved(config, config.unit, str(error))
     return record.with_caveats(worth, told.caveats) | dict(
         claimed=told.epsilon, claimed_method=told.method
     )
+
+
+def nothing_proved(config: Config, unit: str, why: str) -> dict:
+    """A guarantee as `record.row` has it, of a plan that has none."""
+    return dict(
+        unit=unit,
+        adjacency="replace_one",
+        view=config.view,
+        delta=config.delta,
+        epsilon=None,
+        method="none",
+        status="no guarantee",
+        caveats=[why],
+        codes=["not-analysable"],
+        implied=False,
+        rounds=None,
+    )
+
+
+def audit_of(config: Config, trials: int, unit: str | None = None, claim: bool = False) -> dict:
+    """What an attack measures of the plan, beside what is proved and, with `claim`, claimed."""
+    plan, _ = build.build(config)
+    unit = unit or config.unit
+    report = auditing.audit(plan, config.rounds, trials, config.delta, unit=unit, view=config.view)
+    if report.proved is None:
+        worth = nothing_proved(config, unit, report.why_not_proved)
+    else:
+        worth = record.row(report.proved)
+    found = dict(
+        claimed=report.claimed if claim else None,
+        audited=report.epsilon,
+        ceiling=auditing.ceiling(trials, config.delta, report.confidence),
+        trials=trials,
+        **{k: getattr(report, k) for k in ("confidence", "mu", "canary", "adversary", "estimator")},
+    )
+    return worth | record.plain(found)
 
 
 # --- runs
@@ -285,6 +326,38 @@ def accounted(store: ResultStore, cells, study, note) -> list[dict]:
     return rows
 
 
+def audited(store: ResultStore, cells, study, note) -> list[dict]:
+    """A row for each cell of a study of audits: what is claimed, measured and proved."""
+    rows = []
+    for cell in cells:
+        config, asked = Config(**cell.fields), dict(trials=study.trials) | cell.asked
+        found = store.get(
+            key("audit", config, sorted(asked.items())),
+            lambda config=config, asked=asked: audit_of(config, **asked),
+        )
+        measured = {k: found[k] for k in MEASURED}
+        rows.append(
+            dict(
+                panel=cell.panel,
+                line=cell.line,
+                x=cell.x,
+                mean=None,
+                half=None,
+                values={},
+                failed=0,
+                stated=config.epsilon,
+                **measured,
+                **_promise(found),
+                config=record.plain(dataclasses.asdict(config)),
+            )
+        )
+        note(f"{cell.line}, audited {found['audited']:.3g}")
+    return rows
+
+
+ROWS = dict(accuracy=trained, epsilon=accounted, audit=audited)  # by what a study shows
+
+
 # --- a study
 
 
@@ -320,7 +393,7 @@ def _study(name, out, quick):
     for panel in dict.fromkeys(c.panel for c in plan.cells):
         cells = [c for c in plan.cells if c.panel == panel and c.fields["dataset"] not in skipped]
         if cells:
-            rows += (trained if plan.y == "accuracy" else accounted)(store, cells, plan, note)
+            rows += ROWS[plan.y](store, cells, plan, note)
     by = {(r["panel"], r["line"], r["x"]): r for r in rows}
     verdicts = [
         dict(zip(("claim", "verdict", "seen"), (c.text, *c.check(by)))) for c in plan.claims
@@ -335,10 +408,8 @@ def _study(name, out, quick):
             points=rows,
             verdicts=verdicts,
             unread=skipped,
-            interval="95 % t-interval over seeds, each with its own split; comparisons are paired, "
-            "and not corrected for "
-            "their number",
-            chosen_by="mean test accuracy on the seeds tuned_on, which is in no epsilon",
+            **ABOUT[plan.y == "audit"],
+            commit=commit(),
             seconds=time.perf_counter() - begun,
             versions=environment() | dict(optimised=not jax.config.read(FAST)),
         )

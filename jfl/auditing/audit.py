@@ -212,7 +212,7 @@ def audit(
         made = trainings.experiment(plan, entry, rounds, canary, sees)
     kept = None
     if keep is not None:
-        settings = dict(rounds=rounds, trials=trials, seed=seed, canary=canary, sees=sees) | asked
+        settings = dict(rounds=rounds, trials=trials, seed=seed, sees=sees) | asked
         kept = Kept(keep, question(plan, made[:2], settings), trials)
     seen = _seen(made, rounds, trials, seed, memory, mesh, progress, kept)
     epsilon, estimator, mu = _bound(seen, made.law, delta, confidence)

@@ -7,6 +7,8 @@ it, so that nothing else moves the release:
 - of a record: the loss is linear in the parameters, with a slope given by the row, so a row's
   gradient is the same whatever the parameters are, and the chain clips it.
 - of a client: its upload is replaced, before the plan's own chain clips it.
+- of a record under the noise of its client: such a row goes through the client's own training, and
+  turns the upload that the chain clips.
 
 Neighbours: under "replace_one" the canary points the other way, and where elements are drawn the
 others point there too (else most of the distance is lost); under "add_remove" it is zero.
@@ -86,12 +88,14 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
     """
     refuse_implied(entry)
     client, payload = weakest_client(plan, entry), None
-    if entry.unit == "client":
+    if entry.unit == "client" or entry.implied:
         payload = upload_shapes(plan)
     if entry.view == "server":
         plan, client = alone(plan, client)
     if entry.unit == "client":
         made, canary = _of_a_client(plan, entry, client, rounds, payload)
+    elif entry.implied:
+        made, canary = _of_a_trained_record(plan, client, rounds, payload)
     else:
         made, canary = _of_a_record(plan, entry, client, rounds)
     law = law_of(plan, entry, client)
@@ -102,11 +106,12 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
 
 
 def refuse_implied(entry: Entry) -> None:
-    """Refuse a unit whose guarantee follows from that of another."""
-    if entry.implied:
+    """Refuse rows that are added or removed where the noise is for clients."""
+    if entry.implied and entry.adjacency != "replace_one":
         raise NotAnalysable(
-            f"jfl.audit: need the unit that the noise is for; got unit={entry.unit!r}, whose "
-            "guarantee follows from that of clients. Audit unit='client'."
+            f"jfl.audit: need the unit that the noise is for; got unit={entry.unit!r} and "
+            f"adjacency={entry.adjacency!r}, whose guarantee follows from that of clients. "
+            "Audit unit='client'."
         )
 
 
@@ -120,11 +125,13 @@ def weakest_client(plan: Plan, entry: Entry) -> int:
         level = np.asarray(effective(part), np.float64).min(axis=0)
         least = np.minimum(least, np.broadcast_to(level, (count,)))
     often = -_shares(plan.sampler) if entry.view == "third_party" else -np.ones(count)
-    if entry.unit == "example":
+    if entry.unit == "example" and not entry.implied:
         order = np.lexsort((rows, often, least))
         return int(next(c for c in order if rows[c] > 0))
     weights = np.asarray(plan.weights(0) if isinstance(plan.weights, Fn) else plan.weights)
     order = np.lexsort((often * weights, least))
+    if entry.implied:
+        order = [c for c in order if rows[c] > 0]
     if not votes(plan, entry):
         return int(order[0])
     if isinstance(plan.weights, Fn):
@@ -239,33 +246,57 @@ def _of_a_record(plan, entry, client, rounds):
     others = -1.0 if replaced and drawn and not release.steps else 0.0
     x = np.zeros(max(count, 1), np.float32)
     x[index[client]] = others
-    first, pair = index[client][0], []
-    loss = Fn(_linear, dict(slope=row))
-    grads = lambda node: isinstance(node, Grad)
-    algorithm = jax.tree.map(
-        lambda g: (
-            dataclasses.replace(g, loss=loss, path="auto" if g.path == "bookkeeping" else g.path)
-            if grads(g)
-            else g
-        ),
-        plan.algorithm,
-        is_leaf=grads,
-    )
-    task = Task(init=plan.task.init, loss=loss)
+    pair = []
     for value in (1.0, -1.0 if replaced else 0.0):
-        rows = x.copy()
-        rows[first] = value
-        pair.append(
-            dataclasses.replace(
-                plan,
-                fed=federation(rows, index, width),
-                task=task,
-                algorithm=watching.watched(algorithm, *along(weight, rounds, algorithm)),
-            )
-        )
+        x[index[client][0]] = value
+        fed = federation(x.copy(), index, width)
+        watched = watching.watched(plan.algorithm, *along(weight, rounds, plan.algorithm))
+        pair.append(_on_slopes(plan, fed, row, watched))
     against = "the same row the other way" if replaced else "no row"
     around = ", all others there too" if others else ""
     return pair, f"a row {words}, against {against}{around}"
+
+
+def _on_slopes(plan, fed, slope, algorithm):
+    """The plan on rows that are slopes of a loss, x times `slope`, in place of its own loss."""
+    loss = Fn(_linear, dict(slope=slope))
+    grads = lambda node: isinstance(node, Grad)
+    path = lambda g: "auto" if g.path == "bookkeeping" else g.path
+    put = lambda g: dataclasses.replace(g, loss=loss, path=path(g)) if grads(g) else g
+    algorithm = jax.tree.map(put, algorithm, is_leaf=grads)
+    task = Task(init=plan.task.init, loss=loss)
+    return dataclasses.replace(plan, fed=fed, task=task, algorithm=algorithm)
+
+
+def _of_a_trained_record(plan, client, rounds, payload):
+    """A row that turns the upload of its client, however many others there are: nothing bounds what
+    it does to the client's own training, but the clip of what comes out."""
+    row, weight, words = worst(chain_of(plan), payload, rounds)
+    params = jax.eval_shape(plan.task.init, jax.random.key(0))
+    shapes = [v.shape for v in jax.tree.leaves(params)]
+    first = lambda tree: jax.tree.leaves(tree)[: len(shapes)]
+    if [v.shape for v in first(row)] != shapes:
+        checks.fail(
+            "jfl.audit",
+            "uploads made of copies of the parameters",
+            [v.shape for v in jax.tree.leaves(row)],
+            error=NotAnalysable,
+        )
+    index, count, width = rows_of(plan.fed)
+    # a client takes the mean over its rows
+    largest = min(float(jnp.finfo(v.dtype).max) for v in jax.tree.leaves(payload))
+    longer = min(len(index[client]), max(1.0, 1e-2 * largest / float(pytrees.norm(row))))
+    slope = jax.tree.unflatten(jax.tree.structure(params), [longer * v for v in first(row)])
+    x, pair = np.zeros(max(count, 1), np.float32), []
+    for value in (-1.0, 1.0):  # training goes down the slope
+        x[index[client][0]] = value
+        fed = federation(x.copy(), index, width)
+        # each copy is watched by itself: training may move one up and another one down
+        kept = along(first(weight), rounds, plan.algorithm)
+        algorithm = watching.watched(plan.algorithm, *kept)
+        pair.append(_on_slopes(plan, fed, slope, algorithm))
+    words = f"a row that turns what its client uploads, {words}, against the same row the other way"
+    return pair, words
 
 
 @named("audit.linear")
@@ -508,6 +539,9 @@ def law_of(plan: Plan, entry: Entry, client: int) -> np.ndarray | None:
     """Probabilities of 0, 1, ... copies of the canary in what is seen of a round."""
     if entry.unit == "client":
         return _cohort_law(plan.sampler, client)
+    if entry.implied:
+        whole = all(r.batches.scheme == "full" for r in plan.algorithm.releases)
+        return _cohort_law(plan.sampler, client) if whole else None
     release = plan.algorithm.releases[0]
     rows = int(np.asarray(plan.fed.size).reshape(-1)[client])
     if len(plan.algorithm.releases) > 1 or release.steps:

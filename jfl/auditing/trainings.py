@@ -79,7 +79,7 @@ def training(
         ArgumentError: for more canaries than there are rows or clients.
     """
     canaries.refuse_implied(entry)
-    _can_hold(plan, kind)
+    _can_hold(plan, entry, kind)
     client = canaries.weakest_client(plan, entry)
     like = jax.eval_shape(plan.task.init, jax.random.key(0))
     if entry.unit == "client":
@@ -119,14 +119,20 @@ def experiment(plan: Plan, entry: Entry, rounds: int, kind: str, sees: str) -> c
     """One canary in a training, and its neighbour: arguments as `training`."""
     made, law = training(plan, entry, rounds, kind, sees)
     sides = [with_coins(made, rounds, np.array([inside])) for inside in (True, False)]
-    if canaries.votes(plan, entry):
+    if entry.unit == "client" and canaries.votes(plan, entry):
         # an absent client does not vote on the clip norm either
         weights = jnp.asarray(made.plan.weights).at[made.clients[0]].set(0.0)
         sides[1] = dataclasses.replace(sides[1], weights=weights)
     return canaries.Experiment(*sides, law, made.words, made.adversary)
 
 
-def _can_hold(plan, kind):
+def _can_hold(plan, entry, kind):
+    if entry.implied and kind == "direction":
+        raise NotAnalysable(
+            "jfl.audit: need noise for a row's gradient for canary='direction'; got noise for what "
+            "its client uploads. Take canary='mislabelled', 'blank' or 'worst case', or "
+            "unit='client'."
+        )
     if plan.fed.host is not None:
         raise NotAnalysable(
             f"jfl.audit: need rows on the device for canary={kind!r}; got rows on the host. "

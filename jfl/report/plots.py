@@ -326,6 +326,98 @@ def study(points: list, xlabel: str, title: str = ""):
     return figure
 
 
+def audits(points: list, xlabel: str, title: str = ""):
+    """What was audited, claimed and proved of each plan, one below the other.
+
+    A line reaches as far as the attack refutes and goes on, faint, to what it could have refuted
+    at most.  A claim that it refutes is filled, and the row says so.
+
+    Args:
+        points: results.Point that have `audited`.
+        xlabel: the name of the axis.
+        title: above the figure.
+
+    Returns:
+        The figure; None without such a point.
+    """
+    points = [p for p in points if p.audited is not None]
+    if not points:
+        return None
+    panels = list(dict.fromkeys(p.panel for p in points))
+    rows = [row for name in panels for row in (name, *(p for p in points if p.panel == name))]
+    figure, (ax,) = new_figure(1, (WIDTH, 1.3 + 0.25 * len(rows)), legend=0.3)
+    shown = [e for p in points for e in (p.audited, p.ceiling, p.claimed, p.epsilon) if e]
+    left, handles = 0.6 * min(shown), {}
+    ax.set_xscale("log")
+    ax.set_xlim(left, 2 * max(shown))
+    outside = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=9, parse_math=False)
+    ax.text(1.01, 0, "audited ≤ proved; claimed", color=INK, weight="bold", **outside)
+    for y, row in enumerate(rows):
+        if isinstance(row, str):
+            ax.text(-0.01, y, _short(row, 70), color=INK, weight="bold", ha="right", **outside)
+            continue
+        ax.text(-0.01, y, _short(row.line, 60), color=INK, ha="right", **outside)
+        ax.text(1.01, y, _audit_words(row), color=_audit_colour(row), **outside)
+        _audit_row(ax, y, row, left, handles)
+    ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=[], xlabel=_short(xlabel, 60))
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK)
+    style(ax)
+    ax.spines["left"].set_visible(False)
+    order = ("audited: all below is refuted", "at most, with so many runs", "proved")
+    order += ("claimed", "claimed and refuted")
+    legend(figure, [(handles[name], name) for name in order if name in handles])
+    return figure
+
+
+def _audit_row(ax, y, point, left, handles):
+    """One plan; a handle of each mark goes into `handles`, by its name."""
+    audited = max(point.audited, left)
+    ax.plot((left, audited), (y, y), color=COLOURS[1], lw=2.2)
+    (dot,) = ax.plot(audited, y, color=COLOURS[1], marker="o", ms=6, lw=2.2, clip_on=False)
+    if point.audited < left:  # nothing was shown
+        dot.set_markerfacecolor("white")
+    else:
+        handles["audited: all below is refuted"] = dot
+    (handles["at most, with so many runs"],) = ax.plot(
+        (audited, max(point.ceiling, audited)), (y, y), color=COLOURS[1], lw=1, ls=":"
+    )
+    if point.epsilon is not None:
+        (handles["proved"],) = ax.plot(
+            point.epsilon, y, color=INK, ls="none", marker="|", ms=13, mew=2.2
+        )
+    if point.claimed is not None:
+        refuted = point.audited > point.claimed
+        (handles["claimed and refuted" if refuted else "claimed"],) = ax.plot(
+            point.claimed,
+            y,
+            color=_audit_colour(point),
+            ls="none",
+            marker="X" if refuted else "x",
+            ms=9 if refuted else 7,
+            mew=0.5 if refuted else 1.6,
+        )
+
+
+def _audit_colour(point) -> str:
+    refuted = point.claimed is not None and point.audited > point.claimed
+    return COLOURS[3] if refuted else INK
+
+
+def _audit_words(point) -> str:
+    """The numbers of a row: audited, proved and claimed."""
+    number = lambda e: f"{e:,.0f}" if e >= 1000 else f"{e:.3g}"
+    proved = "nothing proved"
+    if point.epsilon is not None:
+        above = point.audited > point.epsilon
+        proved = f"{'>' if above else '≤'} {number(point.epsilon)}" + above * ", CONTRADICTED"
+    words = f"{number(point.audited)} {proved}"
+    if point.claimed is None:
+        return words
+    refuted = point.audited > point.claimed
+    return f"{words}; claimed {number(point.claimed)}" + refuted * ": REFUTED"
+
+
 def _study_line(ax, points, index, without_noise, top):
     """One line of a panel, a level across it where it has no x -> its handle."""
     look = dict(

@@ -110,6 +110,12 @@ class Point(msgspec.Struct, forbid_unknown_fields=True):
         stated: the epsilon that was asked of a paper's formula.
         claimed: the epsilon that the formula says of the noise.
         claimed_method: which formula.
+        audited: the epsilon that an attack refutes, at `confidence`.
+        ceiling: what so many trials could have refuted at most.
+        confidence: of `audited`.
+        trials: runs with the canary, and as many without.
+        mu: the distance of both in standard deviations, an estimate.
+        canary, adversary, estimator: what was put in, what was seen, how `audited` was had.
         epsilon, delta, unit, adjacency, view, method, status, caveats: of the proved guarantee.
         config: the values of its config.
     """
@@ -131,6 +137,14 @@ class Point(msgspec.Struct, forbid_unknown_fields=True):
     stated: Number | None = None
     claimed: Number | None = None
     claimed_method: str | None = None
+    audited: Positive | None = None
+    ceiling: Positive | None = None
+    confidence: Number | None = None
+    trials: int | None = None
+    mu: Number | None = None
+    canary: str | None = None
+    adversary: str | None = None
+    estimator: str | None = None
     epsilon: Number | None = None
     delta: Number | None = None
     unit: str | None = None

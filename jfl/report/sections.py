@@ -59,6 +59,10 @@ STUDY_WORDS = (
     "Means over seeds with 95 % intervals as bands; dashed lines have no noise, level ones do not "
     "depend on the axis."
 )
+AUDIT_WORDS = (
+    "What an attack refutes of each plan, beside what is claimed and proved of it. A claim left of "
+    "the dot is too small."
+)
 CLAIMS_WORDS = (
     "Proved against claimed ε: on the dotted line they are the same, above it the claim is too "
     "small."
@@ -522,7 +526,9 @@ def _verdicts(experiments) -> list:
 
 def experiment_picture(experiment: Experiment) -> list[Picture]:
     """The points of a study, or how far the lines of an experiment lie apart."""
-    if experiment.points:
+    if any(p.audited is not None for p in experiment.points):
+        figure, words = plots.audits(experiment.points, experiment.xlabel), AUDIT_WORDS
+    elif experiment.points:
         figure = plots.study(experiment.points, experiment.xlabel)
         words = STUDY_WORDS
         if any(p.claimed is not None for p in experiment.points):
@@ -626,12 +632,12 @@ def _line_columns(line: results.Line) -> dict:
 
 def _points(experiment: Experiment) -> list:
     points, caveats = experiment.points, {}
-    claims = any(p.claimed is not None for p in points)
+    claims = any((p.claimed, p.audited) != (None, None) for p in points)
     columns = [
         *_words("panel", "line"),
         *_numbers(experiment.xlabel or "x", "accuracy", "seeds", "failed"),
         *_words("chosen"),
-        *_numbers("stated ε", "claimed ε", "proved ε"),
+        *_numbers("stated ε", "claimed ε", "audited ε", "at most", "proved ε"),
         *((k.replace("delta", "δ"), k == "delta") for k in PROMISE),
         *_words("caveats"),
     ]
@@ -647,6 +653,8 @@ def _points(experiment: Experiment) -> list:
                 ", ".join(f"{k} = {cell(v)}" for k, v in point.chosen.items()),
                 cell(point.stated),
                 cell(point.claimed),
+                cell(point.audited),
+                cell(point.ceiling),
                 cell(point.epsilon) or "none",
                 *(cell(getattr(point, k)).replace("_", " ") for k in PROMISE),
                 _numbered(point.caveats or (), caveats),

@@ -83,6 +83,30 @@ def test_a_claim_is_refuted():
     assert "claimed 2.318: REFUTED" in str(found) and "CONTRADICTED" not in str(found)
 
 
+@pytest.mark.parametrize("view", ["server", "third_party"])
+def test_a_row_moves_a_whole_model(view):
+    """Talaei and Izadi's sensitivity is that of a model over its rows, and one row turns the model
+    whatever their number: with 50 rows their noise is 50 times too small."""
+    plan = audit_plans.padpfl_as_printed(4.0, 50, view)
+    found = jfl.audit(plan, 1, 2000, unit="example", view=view)
+    assert found.claimed == pytest.approx(4.0, rel=1e-4)
+    assert found.refuted and not found.contradicted
+    # twice the clip norm in deviations, which is 50 times what the formula takes it for
+    factor = math.sqrt(2 * math.log(1.25 / 1e-2))
+    assert found.mu == pytest.approx(50 * 4.0 / factor, rel=0.1)
+
+
+def test_a_row_under_the_noise_of_its_client_shows_what_an_upload_shows():
+    """Where batches are whole, a row turns its client's upload: all that the client's noise is
+    for, and no more, with a second copy of the parameters beside the first too."""
+    for name in ("fedavg", "scaffold"):
+        plan = audit_plans.of_clients(1.0, name=name)
+        found = jfl.audit(plan, 1, FEW, unit="example", confidence=SURE)
+        assert "a row that turns what its client uploads" in found.canary
+        assert found.proved.implied and found.mu == pytest.approx(1, abs=0.05)
+        assert 1.2 < found.epsilon <= found.proved.epsilon
+
+
 def _half(mechanism, state=None, max_weight=1.0):
     return SENSITIVITY(mechanism, state, max_weight) / 2
 
@@ -354,6 +378,7 @@ def test_the_bound_holds_as_often_as_it_says(truth, shift):
 def test_what_shows_nothing_is_refused():
     plan = audit_plans.of_clients(1.0)
     bare = jfl.plan(FED, TASK, jfl.algorithms.fedavg(jfl.grad(squared)), jfl.sampling.full(4))
+    drawn = audit_plans.of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5))  # add_remove
     for words, call in {
         "whose noise protects something": lambda: jfl.audit(bare, 1),
         "trials enough for confidence": lambda: jfl.audit(plan, 1, 3),
@@ -362,7 +387,7 @@ def test_what_shows_nothing_is_refused():
         "rounds": lambda: jfl.audit(plan, 0),
         "seed": lambda: jfl.audit(plan, 1, seed=-1),
         "view": lambda: jfl.audit(plan, 1, view="nobody"),
-        "need the unit that the noise is for": lambda: jfl.audit(plan, 1, unit="example"),
+        "need the unit that the noise is for": lambda: jfl.audit(drawn, 1, unit="example"),
         "Choices: ": lambda: jfl.audit(plan, 1, unit="example", adjacency="add_remove"),
     }.items():
         with pytest.raises(ValueError, match=words):

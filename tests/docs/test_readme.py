@@ -190,3 +190,22 @@ def test_every_command_helps(command, capsys):
         code = stop.code
     out = capsys.readouterr()
     assert not code and "jfl " + command in out.out, out.err
+
+
+def test_the_page_on_audits_has_the_rows_that_were_measured():
+    """The table of the house experiment is of experiments/results/study_audit.json."""
+    path = ROOT / "experiments" / "results" / "study_audit.json"
+    study, page = results.read(path), (ROOT / "docs" / "auditing.md").read_text()
+    assert study.name == "audit" and not study.quick
+    assert {v.verdict for v in study.verdicts} == {"confirmed"}
+    number = lambda e: f"{e:,.0f}" if e >= 1000 else f"{e:.3g}"
+    printed = [p for p in study.points if p.claimed is not None]
+    assert len(printed) >= 10
+    for p in printed:
+        numbers = map(number, (p.claimed, p.audited, p.ceiling, p.epsilon))
+        verdict = "**refuted**" if p.audited > p.claimed else "not refuted"
+        assert f" | {' | '.join(numbers)} | {verdict} |" in page, p.line
+    proved = [p for p in study.points if p.status == "proved"]
+    assert f"{len(proved)} rows" in page and all(p.audited <= p.epsilon for p in proved)
+    nearest = max(p.audited / p.epsilon for p in proved)
+    assert f"the nearest of {len(proved)} rows shows {nearest:.2f} of it" in page

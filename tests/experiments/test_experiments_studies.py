@@ -18,8 +18,11 @@ from experiments.papers import ranaweera2025_study, talaei2024_study
 from experiments.studies import plans as studies_plans
 from experiments.studies import study as studies
 from experiments.studies.plans import PLANS, Cell, Study
+from jfl import algorithms
+from jfl.algorithms.base import traits_of
+from jfl.papers import as_printed
 from jfl.privacy import guarantees
-from jfl.report import read, results, sections
+from jfl.report import plots, read, results, sections
 from jfl.runs import build as assemble
 from jfl.runs.config import FIELDS, Config
 from jfl.runs.store import ResultStore
@@ -29,6 +32,9 @@ TINY = dict(
     dataset="digits", partition="iid", clients=4, model="logistic", batch=16, steps=1, rounds=2
 )
 NOISY = TINY | dict(unit="client", view="third_party", epsilon=20.0)
+
+
+UNTRAINED = ("claimed", "audit")
 
 
 def row(*values, **more):
@@ -55,7 +61,7 @@ def test_cells_of_a_quick_study_are_plans(name):
             assert set(cell.fields) | set(point) <= set(FIELDS)
         assert cell.fields["dataset"] in ("digits", "synthetic")  # nothing to prepare
         config = Config(**cell.fields)
-        if name == "claimed":
+        if name in UNTRAINED:
             continue  # their noise is found below
         private = config.epsilon is not None or config.noise_multiplier is not None
         refuse_idle(config)
@@ -71,13 +77,14 @@ def test_cells_of_a_quick_study_are_plans(name):
 def test_full_studies_compare_equal_promises(name):
     study = PLANS[name](False)
     assert len({(c.panel, c.line, c.x) for c in study.cells}) == len(study.cells) and study.claims
-    assert not set(study.seeds) & set(study.tune) and (name == "claimed" or len(study.seeds) >= 5)
+    assert not set(study.seeds) & set(study.tune)
+    assert name in UNTRAINED or len(study.seeds) >= 5
     for cell in study.cells:
         config = Config(**{k: v for k, v in (cell.fields | cell.grid[0]).items()})
         if name != "claimed":
             refuse_idle(config)
         if (
-            config.unit == "example" and name != "claimed"
+            config.unit == "example" and name not in UNTRAINED
         ):  # one multiplier is right for all clients
             assert (
                 config.partition in ("iid", "natural", "labels")
@@ -501,3 +508,104 @@ def test_what_a_paper_claims_stands_beside_what_is_proved(tmp_path):
     assert found["x"] == found["claimed"] == pytest.approx(cell[0].x, rel=1e-4)
     assert found["epsilon"] > 10 * found["claimed"] and found["view"] == "third_party"
     assert studies_plans.covers("talaei2024")({("", "talaei2024", 4.0): found})[0] == NOT
+
+
+# --- audits
+
+
+def test_the_audits_are_of_every_algorithm_at_each_level_and_of_every_paper():
+    study = PLANS["audit"](False)
+    of = lambda *panels: {Config(**c.fields).algorithm for c in study.cells if c.panel in panels}
+    named = FIELDS["algorithm"].metadata["choices"]()
+    takes = lambda kind: {n for n in named if getattr(traits_of(getattr(algorithms, n)), kind)}
+    assert of(studies_plans.EXAMPLES) == takes("example_noise")
+    assert of(studies_plans.CLIENTS, studies_plans.UPLOADS) == takes("client_noise")
+    for quick in (False, True):
+        study = PLANS["audit"](quick)
+        printed = [c for c in study.cells if c.panel == studies_plans.PRINTED]
+        names = {c.line.partition(":")[0] for c in printed}
+        assert len(names) == len(as_printed.NAMES) and all(c.asked["claim"] for c in printed)
+        told = [c.text.partition(":")[0] for c in study.claims[1:]]
+        assert set(told) == names
+        for cell in study.cells:
+            refuse_idle(Config(**cell.fields))
+
+
+def test_noise_as_printed_is_for_the_epsilon_that_is_stated():
+    for cell in PLANS["audit"](True).cells:
+        if cell.panel == studies_plans.PRINTED and "all broadcasts" not in cell.line:
+            config = Config(**cell.fields)
+            plan, _ = assemble.build(config)
+            found = as_printed.claimed(plan, config.rounds, config.delta, None, config.view)
+            # Li et al.'s is a multiple of what covers their step; no other has one
+            stated = 2.0 if config.epsilon is None else config.epsilon
+            assert found.epsilon == pytest.approx(stated, rel=1e-3), cell.line
+
+
+def test_claims_of_audits():
+    paper = studies_plans.TALAEI
+    of = lambda *triples: {
+        ("p", f"{paper}: {i}", None): dict(claimed=c, audited=a, epsilon=e, status="proved")
+        for i, (c, a, e) in enumerate(triples)
+    }
+    one, two = (studies_plans.refuted(paper, is_so) for is_so in (True, False))
+    both, half, none = of((5, 6, 9), (5, 6, 9)), of((5, 6, 9), (5, 4, 9)), of((5, 4, 9), (5, 4, 9))
+    assert [check(both)[0] for check in (one, two)] == [CONFIRMED, NOT]
+    assert [check(half)[0] for check in (one, two)] == [NOT, NOT]
+    assert [check(none)[0] for check in (one, two)] == [NOT, CONFIRMED]
+    assert one({})[0] == two({})[0] == studies_plans.no_contradiction({})[0] == UNKNOWN
+    assert studies_plans.no_contradiction(both)[0] == CONFIRMED
+    verdict, seen = studies_plans.no_contradiction(of((5, 6, 9), (5, 9.1, 9)))
+    assert verdict == NOT and f"above it: {paper}: 1" in seen
+    # what rests on a condition is no bug, and nothing is proved where nothing can be contradicted
+    mixed = of((5, 6, 9), (5, 9.1, 9), (5, 6, None))
+    mixed["p", f"{paper}: 1", None]["status"] = "conditional"
+    assert studies_plans.no_contradiction(mixed)[0] == CONFIRMED
+
+
+def test_one_upload_of_talaei_and_izadi_is_refuted(tmp_path):
+    (cell,) = [c for c in PLANS["audit"](True).cells if "one upload" in c.line]
+    study = Study("audit", "ε", (cell,), y="audit", trials=2000)
+    store, notes = ResultStore(tmp_path / "cells.jsonl"), []
+    (found,) = studies.audited(store, (cell,), study, notes.append)
+    assert found["claimed"] == pytest.approx(5.0, rel=1e-4) and found["unit"] == "example"
+    assert found["claimed"] < found["audited"] <= found["ceiling"] < found["epsilon"]
+    assert "turns what its client uploads" in found["canary"]
+    assert (found["trials"], found["confidence"], found["view"]) == (2000, 0.95, "server")
+    assert studies.audited(ResultStore(store.path), (cell,), study, notes.append) == [found]
+    results.checked("a row", found, results.Point)
+
+
+def test_the_picture_of_audits_says_what_is_refuted():
+    point = lambda line, **more: results.Point("p", line, None, None, ceiling=9.0, **more)
+    points = [
+        point("shown", audited=2.0, epsilon=2.5),
+        point("nothing shown", audited=0.0, epsilon=0.1, claimed=1.0),
+        point("too small a claim", audited=3.0, epsilon=4000.0, claimed=2.0),
+        point("a bug", audited=3.0, epsilon=2.0),
+        point("bare", audited=3.0),
+    ]
+    page = plots.svg(plots.audits(points, "ε"))
+    for words in (
+        ">2 ≤ 2.5<",
+        ">0 ≤ 0.1; claimed 1<",
+        ">3 ≤ 4,000; claimed 2: REFUTED<",
+        ">3 &gt; 2, CONTRADICTED<",
+        ">3 nothing proved<",
+    ):
+        assert words in page, words
+    assert plots.audits([results.Point("p", "l", None, 0.5)], "ε") is None
+    source = results.Experiment(points=points, xlabel="ε")
+    assert "A claim left of the dot" in str(sections.experiment_picture(source))
+
+
+@pytest.mark.slow
+def test_the_quick_audit_finds_what_the_full_one_finds(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert runner.main("studies", studies.EXPERIMENTS, ["audit", "--quick", "--out", str(out)]) == 0
+    found = results.read(out / "results.json")
+    assert [v.verdict for v in found.verdicts] == [CONFIRMED] * 6
+    assert found.versions["commit"] and (out / "audit.png").stat().st_size > 10_000
+    assert "ε audited" in capsys.readouterr().out
+    (whole,) = read.read(out).experiments
+    assert {p.line for p in whole.points} == {c.line for c in PLANS["audit"](True).cells}

@@ -2,6 +2,7 @@
 
 import jfl
 from helpers.problems import make_federation, squared, start_params
+from jfl.papers import as_printed
 
 CLIENTS, ROWS = 4, 8
 FED = make_federation(sizes=(ROWS,) * CLIENTS)
@@ -52,6 +53,21 @@ def published(z):
     made = jfl.bands.flat(start_params())
     clip, noise = jfl.wavelet.published("R1", 1.0, z, made, unsound=True)
     return of_clients(None, release=jfl.chain(clip, jfl.total(), noise, jfl.divide(CLIENTS)))
+
+
+def padpfl_as_printed(epsilon, rows, view):
+    """Noise on uploads, and on their mean, as Talaei and Izadi print it for one round."""
+    fed = make_federation(sizes=(rows,) * CLIENTS)
+    padpfl = jfl.algorithms.padpfl(jfl.grad(squared), lr=0.02, steps=5)
+    of = lambda std: jfl.plan(
+        fed,
+        TASK,
+        padpfl,
+        jfl.sampling.full(CLIENTS),
+        upload=jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(std=std)),
+    )
+    claimed = as_printed.claimed(of(1.0), 1, 1e-2, view=view).epsilon
+    return of(claimed / epsilon)  # it is inverse to the noise
 
 
 sampling, batches = jfl.sampling, jfl.batches
