@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from ..auditing.audit import AuditReport
+from ..auditing import trainings
+from ..auditing.audit import WORST, AuditReport
 from ..auditing.audit import audit as run_audit
 from ..core import checks
 from ..core.files import write
@@ -29,7 +30,7 @@ SHARED = ("rounds", "unit", "view", "adjacency")  # without a config they descri
 CADENCE = ("evaluate_every", "checkpoint_every")  # two configs that differ in it are one run
 # audits that agree in all of these are one
 SETTINGS = ("config", "rounds", "trials", "delta", "unit", "view", "adjacency", "confidence")
-SETTINGS += ("claimed", "seed")
+SETTINGS += ("claimed", "seed", "canary", "adversary")
 LOWER_BOUND = "a lower bound at its confidence: it refutes a smaller epsilon, and proves none"
 
 
@@ -71,6 +72,17 @@ class Audit(Config):
     )
     adjacency: str | None = field(
         None, "replace_one | add_remove; default the config's, or the one that is proved"
+    )
+    canary: str = field(
+        WORST,
+        "worst case | mislabelled | blank | direction: the last three are in a training on the "
+        "run's own rows, and show less",
+        choices=lambda: (WORST, *trainings.CANARIES),
+    )
+    sees: str = field(
+        "releases",
+        "releases | models | final model: what the attack sees of such a training",
+        choices=lambda: trainings.SEES,
     )
     confidence: float = field(0.95, "with which the audited epsilon holds, in (0, 1)")
     claimed: float | None = field(
@@ -115,6 +127,8 @@ def audit(arguments: list[str]) -> None:
             command.trials,
             command.delta,
             **_whose(command, asked),
+            canary=command.canary,
+            sees=command.sees,
             confidence=command.confidence,
             claimed=_claimed(command, plan, asked, rounds),
             seed=command.seed,

@@ -309,6 +309,19 @@ def test_bad_runs_exit_2_and_write_nothing(args, words, tmp_path, monkeypatch, c
     assert set(tmp_path.iterdir()) == before
 
 
+def test_canaries_of_a_training(copied, capsys):
+    """Kept beside the audit with the worst case; what cannot be seen is refused."""
+    few = [*FEW, "--canary", "mislabelled", "--sees", "final model"]
+    assert jfl("audit", copied, *FEW) == jfl("audit", copied, *few) == 0
+    worst, other = kept(copied)
+    assert "wrong label" in other["canary"] and "wrong label" not in worst["canary"]
+    assert other["adversary"].startswith("the model after 1 rounds") and other["epsilon"] < 1
+    assert "wrong label" in capsys.readouterr().out
+    assert jfl("audit", copied, *FEW, "--sees", "models") == 2
+    assert 'sees="releases"' in capsys.readouterr().err
+    assert jfl("audit", copied, *FEW, "--canary", "wrong") == 2
+
+
 def test_an_audit_that_was_stopped_goes_on(copied, capsys, monkeypatch):
     """The same audit.json as of one that was not; the bar says where it went on."""
     straight = shutil.copytree(copied, copied.with_name("straight"))
@@ -319,8 +332,6 @@ def test_an_audit_that_was_stopped_goes_on(copied, capsys, monkeypatch):
     notes = []
 
     class Bar(contextlib.nullcontext):
-        disable = False
-
         def add_task(self, *_, **__):
             return 0
 
@@ -329,7 +340,7 @@ def test_an_audit_that_was_stopped_goes_on(copied, capsys, monkeypatch):
             if len(notes) == stop:
                 raise RuntimeError("stopped")
 
-    monkeypatch.setattr(command.console, "progress", lambda: Bar(Bar()))
+    monkeypatch.setattr(command.console, "progress", lambda shown: Bar(Bar()))
     stop = 2
     with pytest.raises(RuntimeError, match="stopped"):
         jfl("audit", copied, *FEW)
