@@ -4,6 +4,10 @@
 
 A row for each plan: the audited epsilon at 95 % confidence, the proved one, what is claimed where
 the noise is a paper's, the measured distance in deviations, and processor seconds.
+
+    python -m experiments.bench.audits --trainings [--out FILE]
+
+What canaries show in trainings on digits, by what is seen of them, and in one run each.
 """
 
 import argparse
@@ -22,6 +26,7 @@ from . import aot
 
 RESULTS = Path(__file__).parents[1] / "results" / "audits.json"
 DELTA = 1e-2
+TRAININGS = 3000  # runs of each side
 CLIENTS, ROWS, FEATURES = 4, 8, 3
 batches, sampling = jfl.batches, jfl.sampling
 
@@ -119,14 +124,95 @@ def cases():
     }
 
 
+def digits(clients):
+    fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(clients))
+    return fed, jfl.models.logistic(fed)
+
+
+def of_clients(clients, z):
+    """Noise on the aggregate of logistic models of ten local steps."""
+    fed, task = digits(clients)
+    fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), steps=10, lr=0.5)
+    release = chain(z, jfl.clip_l2(1.0), divide=float(clients))
+    return jfl.plan(fed, task, fedavg, sampling.full(clients), release=release)
+
+
+def of_rows(clients, z):
+    """Noise in each client's steps, on half of its rows."""
+    fed, task = digits(clients)
+    half = float(fed.size.min()) / 2
+    grad = jfl.private_grad(task.loss, chain(z, jfl.clip_l2(1.0), divide=half))
+    fedavg = jfl.algorithms.fedavg(grad, steps=2, lr=0.5, batch=batches.poisson(half))
+    return jfl.plan(fed, task, fedavg, sampling.full(clients))
+
+
+def trainings():
+    """Rows of `--trainings`."""
+    for unit, plan in {"client": of_clients(10, 0.5), "record": of_rows(10, 1.0)}.items():
+        for canary in ("direction", "mislabelled", "blank"):
+            for sees in ("releases", "models", "final model"):
+                found = jfl.audit(plan, 5, TRAININGS, DELTA, canary=canary, sees=sees)
+                yield dict(case=unit, runs=2 * TRAININGS), found
+    for unit, plan, count in (
+        ("client", of_clients(100, 0.5), 100),
+        ("record", of_rows(10, 1.0), 100),
+    ):
+        for canary in ("direction", "mislabelled"):
+            found = jfl.audit_one_run(plan, 5, count, DELTA, canary=canary)
+            yield dict(case=unit, runs=2, canaries=count, estimate=found.estimate), found
+
+
+def measured(rows):
+    """The rows of `trainings`, with seconds."""
+    before = time.process_time()
+    for row, found in rows:
+        spent, before = time.process_time() - before, time.process_time()
+        row |= dict(
+            canary=found.canary,
+            sees=found.adversary,
+            audited=found.epsilon,
+            proved=found.proved.epsilon,
+            ratio=found.epsilon / found.proved.epsilon,
+            mu=found.mu,
+            contradicted=found.contradicted,
+            processor_seconds=spent,
+        )
+        print(
+            f"{row['case']:8} {row['runs']:6} runs, {row['canary'][:45]:45} {row['sees'][:36]:36} "
+            f"audited {row['audited']:6.3f} of {row['proved']:6.3f}, mu {row['mu']:.3f}",
+            flush=True,
+        )
+        yield row
+
+
+def facts(begun, command):
+    return dict(
+        delta=DELTA,
+        confidence=0.95,
+        seconds=time.perf_counter() - begun,
+        cpus=os.cpu_count(),
+        load=os.getloadavg()[0],
+        commit=aot.commit(),
+        versions=environment(),
+        command=command,
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trials", type=int, default=200_000)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--trainings", action="store_true")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found, begun = [], time.perf_counter()
+    if args.trainings:
+        found = list(measured(trainings()))
+        about = facts(begun, "python -m experiments.bench.audits --trainings")
+        out = args.out or RESULTS.with_name("audits_of_trainings.json")
+        out.write_text(json.dumps(about | dict(rows=found), indent=1) + "\n")
+        return
     for name, (plan, rounds, asked) in cases().items():
         before = time.process_time()
         report = jfl.audit(plan, rounds, args.trials, DELTA, **asked)
@@ -155,18 +241,8 @@ def main():
             f"({ratio:.2f}), mu {report.mu:.3f}{claim}",
             flush=True,
         )
-    about = dict(
-        trials=args.trials,
-        delta=DELTA,
-        confidence=0.95,
-        seconds=time.perf_counter() - begun,
-        cpus=os.cpu_count(),
-        load=os.getloadavg()[0],
-        commit=aot.commit(),
-        versions=environment(),
-        command="python -m experiments.bench.audits",
-    )
-    args.out.write_text(json.dumps(about | dict(rows=found), indent=1) + "\n")
+    about = dict(trials=args.trials) | facts(begun, "python -m experiments.bench.audits")
+    (args.out or RESULTS).write_text(json.dumps(about | dict(rows=found), indent=1) + "\n")
 
 
 if __name__ == "__main__":
