@@ -6,8 +6,9 @@ A row for each plan: the audited epsilon at 95 % confidence, the proved one, wha
 the noise is a paper's, the measured distance in deviations, and processor seconds.
 
     python -m experiments.bench.audits --trainings [--out FILE]
+    python -m experiments.bench.audits --one-run [--out FILE]
 
-What canaries show in trainings on digits, by what is seen of them, and in one run each.
+What canaries show in trainings on digits, by what is seen of them; and many of them in one run.
 """
 
 import argparse
@@ -153,12 +154,14 @@ def trainings():
             for sees in ("releases", "models", "final model"):
                 found = jfl.audit(plan, 5, TRAININGS, DELTA, canary=canary, sees=sees)
                 yield dict(case=unit, runs=2 * TRAININGS), found
-    for unit, plan, count in (
-        ("client", of_clients(100, 0.5), 100),
-        ("record", of_rows(10, 1.0), 100),
-    ):
+
+
+def one_run():
+    """Rows of `--one-run`: at a delta that does not spend the level of many canaries."""
+    clients, rows = of_clients(100, 0.5), of_rows(10, 1.0)
+    for unit, plan, count in (("client", clients, 100), ("record", rows, 100)):
         for canary in ("direction", "mislabelled"):
-            found = jfl.audit_one_run(plan, 5, count, DELTA, canary=canary)
+            found = jfl.audit_one_run(plan, 5, count, 1e-5, canary=canary)
             yield dict(case=unit, runs=2, canaries=count, estimate=found.estimate), found
 
 
@@ -173,6 +176,7 @@ def measured(rows):
             audited=found.epsilon,
             proved=found.proved.epsilon,
             ratio=found.epsilon / found.proved.epsilon,
+            delta=found.delta,
             mu=found.mu,
             contradicted=found.contradicted,
             processor_seconds=spent,
@@ -187,7 +191,6 @@ def measured(rows):
 
 def facts(begun, command):
     return dict(
-        delta=DELTA,
         confidence=0.95,
         seconds=time.perf_counter() - begun,
         cpus=os.cpu_count(),
@@ -204,15 +207,20 @@ def main():
     )
     parser.add_argument("--trials", type=int, default=200_000)
     parser.add_argument("--trainings", action="store_true")
+    parser.add_argument("--one-run", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found, begun = [], time.perf_counter()
-    if args.trainings:
-        found = list(measured(trainings()))
-        about = facts(begun, "python -m experiments.bench.audits --trainings")
-        out = args.out or RESULTS.with_name("audits_of_trainings.json")
-        out.write_text(json.dumps(about | dict(rows=found), indent=1) + "\n")
-        return
+    for chosen, rows, flag, name in (
+        (args.trainings, trainings, "--trainings", "audits_of_trainings.json"),
+        (args.one_run, one_run, "--one-run", "audits_in_one_run.json"),
+    ):
+        if chosen:
+            found = list(measured(rows()))
+            about = facts(begun, f"python -m experiments.bench.audits {flag}")
+            out = args.out or RESULTS.with_name(name)
+            out.write_text(json.dumps(about | dict(rows=found), indent=1) + "\n")
+            return
     for name, (plan, rounds, asked) in cases().items():
         before = time.process_time()
         report = jfl.audit(plan, rounds, args.trials, DELTA, **asked)
@@ -241,7 +249,9 @@ def main():
             f"({ratio:.2f}), mu {report.mu:.3f}{claim}",
             flush=True,
         )
-    about = dict(trials=args.trials) | facts(begun, "python -m experiments.bench.audits")
+    about = dict(trials=args.trials, delta=DELTA) | facts(
+        begun, "python -m experiments.bench.audits"
+    )
     (args.out or RESULTS).write_text(json.dumps(about | dict(rows=found), indent=1) + "\n")
 
 
