@@ -80,6 +80,11 @@ def training(
     """
     canaries.refuse_implied(entry)
     _can_hold(plan, entry, kind)
+    if count > 1 and entry.unit == "client" and canaries.votes(plan, entry):
+        raise NotAnalysable(
+            "jfl.audit_one_run: need a clip norm that no client votes on, for clients that are "
+            "added or removed; got an adaptive one. Audit one client: jfl.audit."
+        )
     client = canaries.weakest_client(plan, entry)
     like = jax.eval_shape(plan.task.init, jax.random.key(0))
     if entry.unit == "client":

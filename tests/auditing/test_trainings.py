@@ -261,6 +261,12 @@ def test_what_cannot_be_done_says_so():
             rows, 1, 20, 1e-5
         ),
         "canaries": lambda: jfl.audit_one_run(rows, 1, 3, 1e-5),
+        "a clip norm that no client votes on": lambda: jfl.audit_one_run(
+            of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5), release=audit_plans.adaptive()),
+            1,
+            10,
+            1e-5,
+        ),
         "guesses": lambda: jfl.audit_one_run(rows, 1, 12, 1e-5, confidence=1 - 1e-9),
     }.items():
         with pytest.raises(ValueError, match=words):
