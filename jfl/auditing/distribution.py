@@ -96,8 +96,10 @@ def noise_test(
 ) -> NoiseReport:
     """Test the noise of local steps, uploads and the server's release, each by itself.
 
-    The plan's own program runs, on its own mesh: its chains, its samplers for the server's release,
-    all clients for noise of their own.  All contributions are zero.  What is tested is the release
+    The plan's chains and local steps run in jfl's own loop, on the plan's mesh: with its sampler
+    for the server's release, with all clients for noise of their own.  What an algorithm of your
+    own does beside them, with its keys or in what it sends, is not seen: that is for `jfl.audit`.
+    All contributions are zero.  What is tested is the release
     after its public divisor: its law (Kolmogorov-Smirnov), its variance (chi-square: of all, of
     each leaf or band, round, client and step), its mean, and its independence (correlations of the
     values and of their sizes) across coordinates, clients, steps, rounds, runs and the points of a

@@ -19,6 +19,7 @@ import numpy as np
 from ..core import checks, files, identity
 from ..core.errors import ResumeRefused
 from ..core.records import Plan
+from ..gradients.per_example import Grad
 
 SIDES = ("inside", "outside")
 SECONDS = 5.0  # between two writes, at least
@@ -37,10 +38,16 @@ def question(plan: Plan, pair: tuple, asked: dict) -> dict:
     """
     words = lambda p: "".join(f"{int(w):08x}" for w in np.asarray(identity.words(p)))
     version = importlib.metadata.version
+    # how it is computed: no part of a plan's identity, but what an audit looks at
+    is_grad = lambda node: isinstance(node, Grad)
+    grads = [g for g in jax.tree.leaves(plan.algorithm, is_leaf=is_grad) if is_grad(g)]
     return dict(
         format=FORMAT,
         plan=words(plan),
         canary=[words(p) for p in pair],
+        mesh=None if plan.mesh is None else str(plan.mesh),
+        chunk=plan.chunk,
+        gradients=[f"{g.path}, microbatch {g.microbatch}" for g in grads],
         **asked,
         jfl=f"{version('jfl')} ({files.source()})",
         jax=f"{version('jax')} on {jax.default_backend()}",

@@ -99,9 +99,9 @@ def audit_one_run(
 ) -> OneRunReport:
     """Train once with many canaries, each in or out by a coin, and guess the coins.
 
-    For plans that are too large to run a thousand times.  It shows about half of what `jfl.audit`
-    could, since each guess says little.  One more run, with coins of its own, chooses the score and
-    the number of guesses; it judges nothing.
+    For plans that are too large to run a thousand times.  It shows far less than `jfl.audit` could,
+    since each guess says little: with thousands of canaries about half.  One more run, with coins
+    of its own, chooses the score and the number of guesses; it judges nothing.
 
     Args:
         plan: a Plan with noise, whose rows are on the device.  Canaries take the place of its own
@@ -149,7 +149,14 @@ def audit_one_run(
     checks.choice(where, trainings.SEES, sees=sees)
     if claimed is not None:
         checks.nonnegative(where, single=True, claimed=claimed)
-    one_run.one_run(canaries, canaries, canaries, delta=delta, confidence=confidence)
+    most = one_run.one_run(canaries, canaries, canaries, delta=delta, confidence=confidence).epsilon
+    if claimed is not None and claimed >= most:
+        checks.fail(
+            where,
+            f"canaries that can refute claimed={claimed:g}",
+            f"canaries={canaries}, which show at most {most:.3g} if every guess is right",
+            "Take more canaries, or a smaller delta.",
+        )
     entry = audit.whose(where, plan, rounds, delta, unit, view, adjacency)
     asked = dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
     proved, why_not = audit.proved_of(plan, rounds, delta, asked)

@@ -90,14 +90,20 @@ def training(
     if entry.unit == "client":
         like = canaries.upload_shapes(plan)
     alone = entry.view == "server" and sees == "releases"
+    if alone and count > 1 and entry.unit == "client":
+        raise NotAnalysable(
+            "jfl.audit_one_run: need clients that are seen together; got the view of the server, "
+            "who sees each upload by itself. Audit one client (jfl.audit), or take sees='models'."
+        )
     if alone:
         plan, client = canaries.alone(plan, client)
     rows, clients = _places(plan, entry.unit, client, count, alone)
     sent = weights = None
     if kind == "direction":
-        chain = plan.algorithm.releases[0].mechanism
         if entry.unit == "client":
             chain = canaries.chain_of(plan)
+        else:
+            chain = plan.algorithm.releases[0].mechanism
         _fits(count, like)
         sent, weights = canaries.random(chain, like, rounds, count, SEED)
     replaced = entry.adjacency == "replace_one"
@@ -138,6 +144,22 @@ def _can_hold(plan, entry, kind):
             "its client uploads. Take canary='mislabelled', 'blank' or 'worst case', or "
             "unit='client'."
         )
+    chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
+    declared = [s for m in chains if m is not None for s in m.stages if s.declared]
+    if declared and kind == "direction":
+        raise NotAnalysable(
+            "jfl.audit: need a chain that clips for canary='direction'; got a bound that is "
+            "declared of a loss. A direction is a loss of its own, of which nothing was declared: "
+            "take canary='mislabelled' or 'blank'."
+        )
+    filled = np.arange(plan.fed.index.shape[1]) < np.asarray(plan.fed.size)[:, None]
+    owned = np.asarray(plan.fed.index)[filled]
+    if len(np.unique(owned)) < len(owned):
+        raise NotAnalysable(
+            f"jfl.audit: need rows with one owner each for canary={kind!r}; got "
+            f"{len(owned) - len(np.unique(owned))} that are owned again, of which all would change."
+            " canary='worst case' needs none of them."
+        )
     if plan.fed.host is not None:
         raise NotAnalysable(
             f"jfl.audit: need rows on the device for canary={kind!r}; got rows on the host. "
@@ -146,7 +168,7 @@ def _can_hold(plan, entry, kind):
     if kind == "mislabelled" and plan.fed.classes < 2:
         raise NotAnalysable(
             'jfl.audit: need labels of classes for canary="mislabelled"; got a federation with '
-            'classes=0. Take canary="blank" or "direction".'
+            'classes=0. Take canary="direction" or "blank".'
         )
 
 
@@ -165,16 +187,20 @@ def _places(plan, unit, client, count, alone):
     """Rows [m, s] and clients [m] of the canaries: the first is the client with least noise, the
     others follow it; one that is alone has them all."""
     sizes, index = np.asarray(plan.fed.size), np.asarray(plan.fed.index)
-    have = len(sizes) if unit == "client" else int(sizes[client] if alone else sizes.sum())
+    have = int((sizes > 0).sum())
+    if unit == "example":
+        have = int(sizes[client] if alone else sizes.sum())
     if count > have:
         of = "rows of the client whose uploads are seen" if alone else "rows"
+        of = "clients with rows" if unit == "client" else of
         checks.fail(
             "jfl.audit",
-            f"at most as many canaries as {'clients' if unit == 'client' else of}, {have}",
+            f"at most as many canaries as {of}, {have}",
             count,
             'Take fewer, or sees="models".' if alone and unit == "example" else "Take fewer.",
         )
     order = np.roll(np.arange(len(sizes)), -client)
+    order = order[sizes[order] > 0]
     if unit == "client":
         clients = order[:count]
         shown = min(SHOWN, int(sizes[clients].min()))
@@ -232,12 +258,14 @@ def with_coins(made: Training, rounds: int, coins: np.ndarray) -> Plan:
         changed = [np.asarray(fed.index[c, : int(fed.size[c])]) for c in made.clients]
         inside_of = np.repeat(inside, [len(rows) for rows in changed])
         changed = np.concatenate(changed), inside_of
-    rows = dict(zip("xy", _changed(fed, *changed, made.kind)))
-    if made.unit == "example":
+    x, y = _changed(fed, *changed, made.kind)
+    if made.unit == "client" or (made.replaced and made.sent is None):
+        plan = _on_rows(made.plan, x, y)
+    else:
         which = np.full(len(fed.x), len(inside), np.int32)
         which[made.rows[:, 0]] = np.arange(len(inside))
-        rows |= dict(which=jnp.asarray(which), inside=jnp.asarray(inside), slopes=made.sent)
-    plan = _training_on(made.plan, rows, made.replaced)
+        rows = dict(x=x, y=y, which=jnp.asarray(which), inside=jnp.asarray(inside))
+        plan = _on_numbers(made.plan, rows | dict(slopes=made.sent), made.replaced)
     client = None
     if made.unit == "client":
         which = np.full(made.plan.sampler.clients, len(inside), np.int32)
@@ -258,35 +286,59 @@ def _changed(fed, rows, inside, kind):
     return x, y
 
 
-def _training_on(plan: Plan, rows: dict, replaced: bool) -> Plan:
-    """The plan on other rows: a row of its federation is a number, and the loss looks it up.
-
-    So all coins are one program, and a row may count as absent or have a gradient of its own.
-    """
-    clients, facts = plan.sampler.clients, dict(replaced=replaced)
-
-    def looked_up(node):
-        if not isinstance(node, Grad):
-            return node
-        return dataclasses.replace(node, loss=Fn(_row_loss, dict(of=node.loss, **rows), facts))
-
-    algorithm = jax.tree.map(looked_up, plan.algorithm, is_leaf=lambda node: isinstance(node, Grad))
-    nothing, count = jnp.zeros((1,), jnp.float32), len(plan.fed.x)
-    numbered = dataclasses.replace(
+def _on_rows(plan: Plan, x, y) -> Plan:
+    """The plan on other rows, without test rows: they would be looked at in every round."""
+    clients, one = plan.sampler.clients, jnp.zeros((1,), jnp.float32)
+    fed = dataclasses.replace(
         plan.fed,
-        x=jnp.arange(count, dtype=jnp.int32),
-        y=jnp.zeros(count, jnp.float32),
-        x_test=nothing,
-        y_test=nothing,
+        x=x,
+        y=y,
+        x_test=one,
+        y_test=one,
         test_index=jnp.zeros((clients, 0), jnp.int32),
         test_size=jnp.zeros(clients, jnp.int32),
     )
     task = Task(init=plan.task.init, loss=Fn(canaries.nothing))
-    return dataclasses.replace(plan, fed=numbered, task=task, algorithm=algorithm)
+    return dataclasses.replace(plan, fed=fed, task=task)
+
+
+def _on_numbers(plan: Plan, rows: dict, replaced: bool) -> Plan:
+    """The plan on numbers in place of rows, which its losses look up: a row may count as absent, or
+    have a gradient of its own.
+
+    Raises:
+        NotAnalysable: where a client reads rows beside the gradients that jfl knows.
+    """
+    facts, found = dict(replaced=replaced), []
+
+    def looked_up(node):
+        if not isinstance(node, Grad):
+            return node
+        found.append(node)
+        loss = Fn(_row_loss, dict(of=node.loss, **rows), facts)
+        # a slope uses parameters in a way of its own
+        auto = rows["slopes"] is not None and node.path == "bookkeeping"
+        return dataclasses.replace(node, loss=loss, path="auto" if auto else node.path)
+
+    algorithm = jax.tree.map(looked_up, plan.algorithm, is_leaf=lambda node: isinstance(node, Grad))
+    count = len(plan.fed.x)
+    numbers = jnp.arange(count, dtype=jnp.int32), jnp.zeros(count, jnp.float32)
+    made = _on_rows(dataclasses.replace(plan, algorithm=algorithm), *numbers)
+    try:
+        if not found:
+            raise TypeError("no gradient of jfl in the algorithm")
+        canaries.upload_shapes(made)
+    except (TypeError, ValueError) as error:
+        raise NotAnalysable(
+            "jfl.audit: need rows that only gradients of jfl read, for one that is absent or has a "
+            f"direction; got {checks.cause(error)}. Take canary='mislabelled' or 'blank' with "
+            "adjacency='replace_one', or unit='client'."
+        ) from error
+    return made
 
 
 @named("audit.row_loss")
-def _row_loss(params, number, _, *, of, x, y, replaced, which=None, inside=None, slopes=None):
+def _row_loss(params, number, _, *, of, x, y, replaced, which, inside, slopes):
     """The loss of the row with this number; the label in the federation is not used.
 
     Args:
@@ -299,8 +351,6 @@ def _row_loss(params, number, _, *, of, x, y, replaced, which=None, inside=None,
         slopes: [m, ...], the gradients of canaries that are in; None: their own.
     """
     value = of(params, x[number], y[number])
-    if which is None:
-        return value
     canary = which[number]
     here = canary < len(inside)
     there = inside.at[canary].get(mode="fill", fill_value=True)

@@ -36,7 +36,7 @@ LOWER_BOUND = "a lower bound at its confidence: it refutes a smaller epsilon, an
 
 @dataclasses.dataclass(frozen=True)
 class Audit(Config):
-    """Attack a run with a worst-case canary: a lower bound of its epsilon, beside what is proved
+    """Attack a run with a canary: a lower bound of its epsilon, beside what is proved
     and claimed of it.
 
     example: jfl audit --config run.toml --rounds 1

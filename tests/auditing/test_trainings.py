@@ -13,6 +13,7 @@ from scipy import stats
 
 import jfl
 from jfl.auditing import single_run, trainings, trials
+from jfl.core import pytrees
 from jfl.engine.simulate import scan
 from jfl.privacy.entry_guarantees import choose, entries_of
 
@@ -173,7 +174,7 @@ def test_a_random_direction_is_as_far_as_it_must_be(make, sees, rounds, mu):
         lambda: of_records(0.2, jfl.batches.poisson(4)),
         lambda: of_records(0.2, jfl.batches.without_replacement(4), "scaffold"),
         lambda: of_clients(
-            None,
+            1.0,
             upload=jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(0.2)),
             release=jfl.chain(jfl.total(), jfl.divide(CLIENTS)),
         ),
@@ -256,7 +257,9 @@ def test_what_cannot_be_done_says_so():
         ),
         "need labels of classes": lambda: jfl.audit(other, 1, 1000, canary="mislabelled"),
         "canary": lambda: jfl.audit(plan, 1, 1000, canary="wrong"),
-        "at most as many canaries as clients, 6": lambda: jfl.audit_one_run(plan, 1, 10, 1e-5),
+        "at most as many canaries as clients with rows, 6": lambda: jfl.audit_one_run(
+            plan, 1, 10, 1e-5
+        ),
         "rows of the client whose uploads are seen, 12": lambda: jfl.audit_one_run(
             rows, 1, 20, 1e-5
         ),
@@ -277,6 +280,46 @@ def test_what_cannot_be_done_says_so():
     far = jfl.plan(fed, TASK, fedavg, jfl.sampling.full(4), release=audit_plans.chain(1.0))
     with pytest.raises(ValueError, match="need rows on the device"):
         jfl.audit(far, 1, 1000, canary="blank")
+
+
+def _own_gradient(context, keys, server, client_state, rows, *, loss):
+    """A client that reads its rows by itself."""
+    mean = lambda p: jax.vmap(loss, (None, 0, 0))(p, rows.x[rows.index], rows.y[rows.index]).mean()
+    sent = pytrees.scale(-1.0, jax.grad(mean)(server.params))
+    zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    return sent, client_state, jfl.Diagnostics(zero, zero, none, none)
+
+
+def test_clients_that_read_their_rows_themselves():
+    """Their canary is in, and out, as that of any other."""
+    of = of_clients(0.05).algorithm
+    algorithm = dataclasses.replace(of, client=jfl.Fn(_own_gradient, dict(loss=MODEL.loss)))
+    plan = dataclasses.replace(of_clients(0.05), algorithm=algorithm)
+    found = jfl.audit(plan, 3, 1000, canary="mislabelled")
+    assert found.mu > 1 and found.epsilon <= found.proved.epsilon
+    made = training(without_noise(plan), 3, "mislabelled", "models")
+    close(params_after(trainings.with_coins(made, 3, [False])), params_after(without_noise(plan)))
+
+
+def test_what_a_canary_cannot_be_put_in_is_refused():
+    declared = jfl.chain(jfl.bounded(1.0, "prox_erm"), jfl.total(), jfl.gaussian(1.0))
+    padpfl = jfl.algorithms.padpfl(
+        jfl.grad(MODEL.loss), mechanism=declared, mu=1.0, inexactness=0.1
+    )
+    plan = jfl.plan(FED, MODEL, padpfl, jfl.sampling.full(CLIENTS))
+    with pytest.raises(jfl.errors.NotAnalysable, match="need a chain that clips"):
+        jfl.audit(plan, 1, 1000, canary="direction")
+    index = np.array(FED.index)
+    index[0, 1] = index[0, 0]
+    twice = dataclasses.replace(FED, index=jnp.asarray(index))
+    with pytest.raises(jfl.errors.NotAnalysable, match="one owner each"):
+        jfl.audit(of_clients(1.0, fed=twice), 1, 1000, canary="blank")
+    upload = jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(1.0))
+    sent = of_clients(1.0, upload=upload, release=jfl.chain(jfl.total(), jfl.divide(CLIENTS)))
+    with pytest.raises(jfl.errors.NotAnalysable, match="seen together"):
+        jfl.audit_one_run(sent, 1, 12, 1e-5, view="server")
+    with pytest.raises(ValueError, match="can refute claimed=100"):
+        jfl.audit_one_run(of_records(1.0), 1, 12, 1e-5, claimed=100.0)
 
 
 def test_guesses_are_chosen_on_a_run_that_judges_nothing():
