@@ -138,6 +138,11 @@ def experiment(plan: Plan, entry: Entry, rounds: int, kind: str, sees: str) -> c
 
 
 def _can_hold(plan, entry, kind):
+    if plan.fed.host is not None:
+        raise NotAnalysable(
+            f"jfl.audit: need rows on the device for canary={kind!r}; got rows on the host. "
+            'canary="worst case" needs none of them.'
+        )
     if entry.implied and kind == "direction":
         raise NotAnalysable(
             "jfl.audit: need noise for a row's gradient for canary='direction'; got noise for what "
@@ -152,6 +157,7 @@ def _can_hold(plan, entry, kind):
             "declared of a loss. A direction is a loss of its own, of which nothing was declared: "
             "take canary='mislabelled' or 'blank'."
         )
+    # a canary changes a row wherever it is owned
     filled = np.arange(plan.fed.index.shape[1]) < np.asarray(plan.fed.size)[:, None]
     owned = np.asarray(plan.fed.index)[filled]
     if len(np.unique(owned)) < len(owned):
@@ -159,11 +165,6 @@ def _can_hold(plan, entry, kind):
             f"jfl.audit: need rows with one owner each for canary={kind!r}; got "
             f"{len(owned) - len(np.unique(owned))} that are owned again, of which all would change."
             " canary='worst case' needs none of them."
-        )
-    if plan.fed.host is not None:
-        raise NotAnalysable(
-            f"jfl.audit: need rows on the device for canary={kind!r}; got rows on the host. "
-            'canary="worst case" needs none of them.'
         )
     if kind == "mislabelled" and plan.fed.classes < 2:
         raise NotAnalysable(
