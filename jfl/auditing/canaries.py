@@ -470,17 +470,26 @@ def _length(mechanism, like, rounds):
 
 def _found_by(mechanism, row):
     """The weights of the projection that finds a contribution, and how far it moves there."""
+    moved = clipped(mechanism, row)
+    weight = against_noise(mechanism, moved)
+    distance = jnp.sqrt(_dot(weight, moved))
+    return pytrees.scale(1 / distance, weight), distance
+
+
+def clipped(mechanism: Mechanism, row: Tree) -> Tree:
+    """What a contribution adds to the sum, in float32."""
     stacked = jax.tree.map(lambda v: v[None], row)
     moved = mech.contribute(mechanism, mech.initial(mechanism), stacked, jnp.ones(1)).value
-    if mech.adaptive(mechanism):  # beside the vote on its clip norm
-        moved = moved[0]
+    return moved[0] if mech.adaptive(mechanism) else moved  # beside the vote on its clip norm
+
+
+def against_noise(mechanism: Mechanism, moved: Tree) -> Tree:
+    """The weights of the projection in which a change of the sum stands out most: of noise alike
+    everywhere the change itself."""
     shape = mech.shape(mechanism)
     if shape is None:
-        weight, distance = moved, pytrees.norm(moved)
-    else:
-        weight = bands.scale(shape.bands, jnp.square(shape.scales), moved)
-        distance = jnp.sqrt(_dot(weight, moved))
-    return pytrees.scale(1 / distance, weight), distance
+        return moved
+    return bands.scale(shape.bands, jnp.square(shape.scales), moved)
 
 
 def _can_be_held(length, distance):

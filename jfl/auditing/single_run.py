@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from ..core.errors import ArgumentError
 from ..core.records import Guarantee, Plan
 from ..privacy.accountants import rdp_on_host
 from . import audit, scores, trainings
-from .estimators import one_run, two_samples
+from .estimators import levels, one_run, two_samples
 from .trials import refuse_not_finite, watch
 
 NUMBERS = 8  # of guesses that are tried on the runs that choose
@@ -27,6 +28,7 @@ class OneRunReport(NamedTuple):
         confidence: with which it holds.
         canary: what was put in.
         canaries: how many, each in or out by a coin of its own.
+        learning_runs: how many runs chose the score and the number of guesses.
         guesses, correct: about how many of them it was guessed, and how many guesses are right.
         gaussian: what the same guesses show of a Gaussian mechanism without sampling; an estimate
             for any other.
@@ -47,6 +49,7 @@ class OneRunReport(NamedTuple):
     confidence: float
     canary: str
     canaries: int
+    learning_runs: int
     guesses: int
     correct: int
     gaussian: float
@@ -70,7 +73,8 @@ class OneRunReport(NamedTuple):
             f"  canaries: {self.canaries}, each in or out by a coin: {self.canary}",
             f"  adversary: sees {self.adversary}",
             f"  estimator: {self.correct} of {self.guesses} guesses right (Steinke, Nasr, "
-            f"Jagielski), confidence {self.confidence:.4g}; AUROC {self.auroc:.3f}",
+            f"Jagielski), confidence {self.confidence:.4g}; chosen on {self.learning_runs} other "
+            f"run{'s'[: self.learning_runs - 1]}; AUROC {self.auroc:.3f}",
             f"  if it were a Gaussian mechanism without sampling: {self.gaussian:.4g}",
             f"  estimate by the distance of the scores, {self.mu:.3g} deviations: "
             f"{self.estimate:.4g}",
@@ -95,24 +99,28 @@ def audit_one_run(
     sees: str = "releases",
     confidence: float = 0.95,
     claimed: float | None = None,
+    learning_runs: int = 4,
     seed: int = 0,
 ) -> OneRunReport:
     """Train once with many canaries, each in or out by a coin, and guess the coins.
 
     For plans that are too large to run a thousand times.  It shows far less than `jfl.audit` could,
-    since each guess says little: with thousands of canaries about half.  One more run, with coins
-    of its own, chooses the score and the number of guesses; it judges nothing.
+    since each guess says little: with thousands of canaries about half.  Other runs, with coins of
+    their own, choose the score and the number of guesses; they judge nothing.
 
     Args:
         plan: a Plan with noise, whose rows are on the device.  Canaries take the place of its own
             rows, or clients.
-        rounds: of each of the two runs; what is proved is of so many, too.
+        rounds: of each run; what is proved is of so many, too.
         canaries: how many.  Of the view of the server they are rows of one client.
         delta: in (0, 1).
         unit, view, adjacency: as in `jfl.guarantee`.
         canary: "direction", "mislabelled" or "blank": see `jfl.audit`.
         sees: "releases", "models" or "final model": see `jfl.audit`.
         confidence: in (0, 1), of the bound.
+        learning_runs: 1, or an even number from 4 on.  Several also say what is seen of each canary
+            anyway, by what the others do: taken away, a canary of a model that learns much in each
+            round stands out more.
         claimed: an epsilon at `delta` that is to be refuted; None: what the paper of the plan
             claims, where it runs as printed.
         seed: of the runs and of the coins.
@@ -145,6 +153,16 @@ def audit_one_run(
     checks.whole(where, rounds=rounds)
     checks.whole(where, least=10, canaries=canaries)
     checks.whole(where, least=0, seed=seed)
+    checks.whole(where, learning_runs=learning_runs)
+    if learning_runs != 1 and (learning_runs < 4 or learning_runs % 2):
+        checks.fail(
+            where,
+            "learning_runs=1, or an even number from 4 on",
+            f"learning_runs={learning_runs}",
+            "They come in pairs of opposite coins, and each pair is measured by the others.",
+        )
+    levels.check_delta(where, delta)
+    levels.check_confidence(where, confidence)
     checks.choice(where, trainings.CANARIES, canary=canary)
     checks.choice(where, trainings.SEES, sees=sees)
     if claimed is not None:
@@ -163,17 +181,19 @@ def audit_one_run(
     if claimed is None:
         claimed = audit.claimed_by_paper(plan, rounds, delta, asked)
     made, _ = trainings.training(plan, entry, rounds, canary, sees, canaries)
-    coins = np.random.default_rng([seed, 1])
-    sides = [coins.permutation(canaries) % 2 == 0, coins.random(canaries) < 0.5]
-    learn, judge = (
+    draw = np.random.default_rng([seed, 1])
+    coins = _learning_coins(draw, learning_runs, canaries)
+    judged = draw.random(canaries) < 0.5
+    keys = jax.random.split(jax.random.key(seed), learning_runs + 1)
+    *learn, judge = (
         _seen(key, trainings.with_coins(made, rounds, inside), rounds)
-        for key, inside in zip(jax.random.split(jax.random.key(seed), 2), sides, strict=True)
+        for key, inside in zip(keys, [*coins, judged], strict=True)
     )
-    score, *_ = scores.learn(learn[sides[0]], learn[~sides[0]], None)
     level = dict(delta=delta, confidence=confidence)
-    center, guesses = _choice(score.of(learn), sides[0], **level)
-    found, of_gaussian = _bounds(score.of(judge), sides[1], guesses, center, **level)
-    inside, outside = (score.of(judge)[side] for side in (sides[1], ~sides[1]))
+    chosen = _learn(np.stack(learn), coins, **level)
+    values = chosen.score(judge)
+    found, of_gaussian = _bounds(values, judged, chosen.guesses, chosen.center, **level)
+    inside, outside = values[judged], values[~judged]
     mu = _distance(inside, outside)
     return OneRunReport(
         found.epsilon,
@@ -181,6 +201,7 @@ def audit_one_run(
         float(confidence),
         made.words,
         canaries,
+        learning_runs,
         found.guesses,
         found.correct,
         of_gaussian.epsilon,
@@ -210,20 +231,62 @@ def _seen(key, plan, rounds):
     return np.asarray(seen).swapaxes(0, 1)
 
 
+class _Chosen(NamedTuple):
+    """How the run that is judged is read."""
+
+    worth: tuple  # of the runs that chose it: mean epsilon, and minus the mean p-value
+    center: float  # between the scores of both sides
+    guesses: int
+    score: Callable  # Float[m, R, k] -> Float[m]
+
+
+def _learning_coins(draw, runs, canaries):
+    """Bool[runs, m]: half of the canaries are in, of each two runs each canary in one."""
+    halves = [draw.permutation(canaries) % 2 == 0 for _ in range(max(runs // 2, 1))]
+    return np.stack([side for half in halves for side in (half, ~half)])[:runs]
+
+
+def _learn(seen, coins, delta, confidence):
+    """The score, with or without what is seen of a canary anyway, that shows more; what is seen of
+    the learning runs is Float[n, m, R, k]."""
+    tried = []
+    for anyway in ([False, True] if len(seen) > 1 else [False]):
+        left = seen - _by_others(seen) if anyway else seen
+        score, *_ = scores.learn(left[coins], left[~coins], None)
+        values = np.stack([score.of(run) for run in left])
+        known = seen.mean(0) if anyway else 0.0
+        of = lambda run, score=score, known=known: score.of(run - known)
+        tried.append(_Chosen(*_choice(values, coins, delta, confidence), of))
+    return max(tried, key=lambda chosen: chosen.worth)
+
+
+def _by_others(seen):
+    """What is seen of each canary in or out alike, by the pairs of runs that a run is not of."""
+    pairs = seen.reshape(-1, 2, *seen.shape[1:]).mean(1)
+    others = (pairs.sum(0) - pairs) / (len(pairs) - 1)
+    return np.repeat(others, 2, axis=0)
+
+
 def _choice(scores, included, delta, confidence):
-    """The score between both sides, and the number of guesses that shows most of these scores;
-    where none shows any, that of the smallest p-value."""
-    center = (scores[included].mean() + scores[~included].mean()) / 2
-    canaries = len(scores)
-    best = (-1.0, 0.0, canaries)
+    """What the best number of guesses is worth, the center between both sides, and that number:
+    scores Float[n, m] of n runs, where none shows anything by the smallest p-value."""
+    center = float(scores[included].mean() + scores[~included].mean()) / 2
+    canaries, best = scores.shape[1], None
     for guesses in np.unique(np.linspace(0, canaries, NUMBERS + 1).astype(int))[1:]:
-        try:
-            found, _ = _bounds(scores, included, int(guesses), center, delta, confidence)
-        except ArgumentError:  # so few guesses show nothing
-            continue
-        p = one_run.one_run_p_value(0.0, canaries, int(guesses), found.correct, delta=delta)
-        best = max(best, (found.epsilon, -p, int(guesses)))
-    return center, best[2]
+        shown, p_values = [], []
+        for values, inside in zip(scores, included, strict=True):
+            try:
+                found, _ = _bounds(values, inside, int(guesses), center, delta, confidence)
+            except ArgumentError:  # so few guesses show nothing
+                break
+            shown.append(found.epsilon)
+            counts = (canaries, int(guesses), found.correct)
+            p_values.append(one_run.one_run_p_value(0.0, *counts, delta=delta))
+        else:
+            worth = (float(np.mean(shown)), -float(np.mean(p_values)))
+            best = max(best or (worth, 0), (worth, int(guesses)))
+    worth, guesses = best or ((0.0, -1.0), canaries)
+    return worth, center, guesses
 
 
 def _bounds(scores, included, guesses, center, delta, confidence):

@@ -16,9 +16,10 @@ import numpy as np
 
 from ..core import checks, pytrees
 from ..core.errors import NotAnalysable
-from ..core.records import Fn, Plan, Task, Tree, named
+from ..core.records import Fn, Mechanism, Plan, Task, Tree, named
 from ..gradients.per_example import Grad
 from ..privacy.ledger.entry import Entry
+from ..privacy.mechanisms import chain as mech
 from . import canaries, watching
 
 CANARIES = ("mislabelled", "blank", "direction")
@@ -42,6 +43,7 @@ class Training(NamedTuple):
         sees: one of SEES.
         sent: [m, ...], the gradient or upload of each canary before it is clipped; None: its own.
         weights: [m, ...], the projection that finds it; None: its loss is read.
+        chain: what a row's gradient goes through before it is added; None: no chain bounds it.
         words: what is put in, and against what.
         adversary: what is seen.
     """
@@ -55,6 +57,7 @@ class Training(NamedTuple):
     sees: str
     sent: Tree | None
     weights: Tree | None
+    chain: Mechanism | None
     words: str
     adversary: str
 
@@ -98,14 +101,13 @@ def training(
     if alone:
         plan, client = canaries.alone(plan, client)
     rows, clients = _places(plan, entry.unit, client, count, alone)
-    sent = weights = None
+    chain = sent = weights = None
+    if entry.unit == "example" and not entry.implied:
+        chain = plan.algorithm.releases[0].mechanism
     if kind == "direction":
-        if entry.unit == "client":
-            chain = canaries.chain_of(plan)
-        else:
-            chain = plan.algorithm.releases[0].mechanism
         _fits(count, like)
-        sent, weights = canaries.random(chain, like, rounds, count, SEED)
+        bound = canaries.chain_of(plan) if entry.unit == "client" else chain
+        sent, weights = canaries.random(bound, like, rounds, count, SEED)
     replaced = entry.adjacency == "replace_one"
     law = None
     if kind == "direction" and sees == "releases":
@@ -120,6 +122,7 @@ def training(
         sees,
         sent,
         weights,
+        chain,
         _words(entry.unit, kind, replaced),
         _adversary(rounds, sees, alone),
     )
@@ -397,7 +400,9 @@ def _seen(made, rounds):
     if made.sees == "releases":
         if leaves is not None:
             return whole, Fn(_see_projections, dict(weights=leaves), model)
-        return whole, Fn(_see_gradients, dict(loss=loss, shown=shown), model)
+        rows = (plan.fed.x[made.rows], plan.fed.y[made.rows]) if made.replaced else None
+        data = dict(loss=loss, shown=shown, rows=rows, chain=made.chain)
+        return whole, Fn(_see_gradients, data, model | dict(unit=made.unit))
     if leaves is not None:
         params = jax.eval_shape(plan.task.init, jax.random.key(0))
         leaves = leaves[: len(jax.tree.leaves(params))]
@@ -418,17 +423,38 @@ def _see_projections(moment, seen, *, weights, model):
 
 
 @named("audit.see_gradients")
-def _see_gradients(moment, seen, *, loss, shown, model):
-    """Each copy of the parameters in a release, along each canary's gradient at the broadcast."""
-    release, tiny = _release(moment, model), jnp.finfo(jnp.float32).tiny
+def _see_gradients(moment, seen, *, loss, shown, rows, chain, model, unit):
+    """Each copy of the parameters in a release, along what each canary adds to it, less what the
+    rows in its place would add: by their gradients at the broadcast.
 
-    def one(x, y):
+    Args:
+        moment, seen: of `watching.watched`.
+        loss: of one row.
+        shown: x, y of each canary's rows.
+        rows: x, y of the rows in their place; None: none are.
+        chain: clips a row's gradient; None: a client's upload, or what a row moves in it.
+        model: that a release is a model.
+        unit: "example" or "client".
+    """
+    release, tiny = _release(moment, model), jnp.finfo(jnp.float32).tiny
+    now = None if chain is None else mech.at(chain, moment.round)
+
+    def adds(x, y):
         gradient = jax.grad(lambda params: _mean_loss(loss, params, x, y))(moment.before)
-        unit = pytrees.scale(1 / jnp.maximum(pytrees.norm(gradient), tiny), gradient)
-        return watching.projections(release, jax.tree.leaves(unit))
+        if now is not None:
+            return canaries.clipped(now, gradient)
+        if unit == "client":  # how long an upload is, no gradient says
+            return pytrees.scale(1 / jnp.maximum(pytrees.norm(gradient), tiny), gradient)
+        return gradient
+
+    def one(shown, rows):
+        moved = adds(*shown) if rows is None else pytrees.sub(adds(*shown), adds(*rows))
+        weight = moved if now is None else canaries.against_noise(now, moved)
+        return watching.projections(release, jax.tree.leaves(weight))
 
     # a gradient of each canary, of so many at once
-    found = jax.lax.map(lambda rows: one(*rows), shown, batch_size=min(GRADIENTS, len(shown[1])))
+    each = lambda pair: one(*pair)
+    found = jax.lax.map(each, (shown, rows), batch_size=min(GRADIENTS, len(shown[1])))
     return seen.at[moment.round].set(found)
 
 

@@ -195,6 +195,37 @@ def test_a_wrong_label_is_remembered():
     assert hidden.epsilon < found.epsilon and abs(hidden.mu) < 0.3
 
 
+def _clipped_gradient(x, y, bound):
+    """Of the softmax regression at zeros, flat: the row's gradient in NumPy."""
+    error = np.full(3, 1 / 3) - np.eye(3)[y]
+    flat = np.concatenate([np.outer(x, error).ravel(), error])
+    return flat * min(1.0, bound / np.linalg.norm(flat))
+
+
+@pytest.mark.parametrize("kind", ["mislabelled", "blank"])
+@pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
+def test_a_release_is_read_along_what_the_canary_changes(kind, adjacency):
+    """Without noise both sides lie the squared length of that change apart, as a loop finds it."""
+    batch = jfl.batches.poisson(rate=1.0, capacity=ROWS) if adjacency == "add_remove" else None
+    made = training(without_noise(of_records(1.0, batch)), 1, kind, adjacency=adjacency)
+    zeros = dict(init=jfl.Fn(lambda key: jax.tree.map(jnp.zeros_like, MODEL.init(key))))
+    still = dataclasses.replace(made.plan.task, **zeros)
+    made = made._replace(plan=dataclasses.replace(made.plan, task=still))
+    key = jax.random.key(0)
+    seen = [
+        float(trials.watch(key, trainings.with_coins(made, 1, [coin]), 1)[0][0, 0, 0])
+        for coin in (True, False)
+    ]
+    row = int(made.rows[0, 0])
+    x, y = np.array(FED.x[row], float), int(FED.y[row])
+    changed = (x, (y + 1) % 3) if kind == "mislabelled" else (0 * x, y)
+    change = _clipped_gradient(*changed, 0.8)
+    if adjacency == "replace_one":
+        change = change - _clipped_gradient(x, y, 0.8)
+    # an upload is minus the learning rate times the gradient, of which four rows are the divisor
+    assert seen[0] - seen[1] == pytest.approx(-0.5 * change @ change / 4, rel=1e-4)
+
+
 # --- many canaries in one run
 
 
@@ -264,6 +295,10 @@ def test_what_cannot_be_done_says_so():
             rows, 1, 20, 1e-5
         ),
         "canaries": lambda: jfl.audit_one_run(rows, 1, 3, 1e-5),
+        "jfl.audit_one_run: need learning_runs=1, or an even": lambda: jfl.audit_one_run(
+            rows, 1, 12, 1e-5, learning_runs=2
+        ),
+        "jfl.audit_one_run: need delta": lambda: jfl.audit_one_run(rows, 1, 12, 2.0),
         "a clip norm that no client votes on": lambda: jfl.audit_one_run(
             of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5), release=audit_plans.adaptive()),
             1,
@@ -328,7 +363,7 @@ def test_guesses_are_chosen_on_a_run_that_judges_nothing():
     rng, alarms, the_same = np.random.default_rng(0), 0, 0
     for _ in range(200):
         scores, coins = rng.normal(size=(2, 60)), rng.random((2, 60)) < 0.5
-        center, number = single_run._choice(scores[0], coins[0], 1e-5, 0.95)
+        _, center, number = single_run._choice(scores[:1], coins[:1], 1e-5, 0.95)
         alarms += single_run._bounds(scores[1], coins[1], number, center, 1e-5, 0.95)[0].epsilon > 0
         the_same += (
             single_run._bounds(scores[0], coins[0], number, center, 1e-5, 0.95)[0].epsilon > 0
@@ -336,9 +371,37 @@ def test_guesses_are_chosen_on_a_run_that_judges_nothing():
     most = stats.binom.isf(1e-4, 200, 0.05)
     assert alarms <= most < the_same
     strong = coins[0] + rng.normal(size=60) * 0.1
-    assert single_run._choice(strong, coins[0], 1e-5, 0.95)[1] == 60
+    assert single_run._choice(strong[None], coins[:1], 1e-5, 0.95)[2] == 60
     exact = single_run._distance(np.array([3.0, 5.0]), np.array([1.0, 3.0]))
     assert exact == pytest.approx(2 / math.sqrt(2))
+
+
+def test_what_others_do_is_taken_away():
+    """A canary's release has a part of the others', ten times what the coin moves, and another for
+    each canary: learned from four runs with coins of their own, it hides nothing."""
+    rng = np.random.default_rng(0)
+    coins = single_run._learning_coins(rng, 4, 80)
+    assert (coins.sum(1) == 40).all() and (coins.reshape(2, 2, 80).sum(1) == 1).all()
+    judged = rng.random(80) < 0.5
+    by_others = 10 * rng.normal(size=(80, 3, 1))
+    see = lambda inside: by_others + inside[:, None, None] + 0.3 * rng.normal(size=(80, 3, 1))
+    learn, judge = np.stack([see(inside) for inside in coins]), see(judged)
+    several = single_run._learn(learn, coins, 1e-5, 0.95)
+    one = single_run._learn(learn[:1], coins[:1], 1e-5, 0.95)
+    distance = lambda made: single_run._distance(
+        made.score(judge)[judged], made.score(judge)[~judged]
+    )
+    # three rounds at 0.3 are 5.8 deviations, by the mean of four runs 5.2
+    assert 4 < distance(several) < 6.5 and abs(distance(one)) < 1
+    # where nothing is there to take away, it is left as it is: the mean of runs adds noise
+    plain = learn - by_others
+    assert single_run._learn(plain, coins, 1e-5, 0.95).worth[0] > 2
+
+
+def test_a_run_is_measured_by_the_pairs_it_is_not_of():
+    seen = np.arange(6.0).reshape(6, 1, 1, 1)
+    by_others = single_run._by_others(seen).ravel()
+    np.testing.assert_allclose(by_others, [3.5, 3.5, 2.5, 2.5, 1.5, 1.5])
 
 
 def test_the_federation_is_not_changed():
