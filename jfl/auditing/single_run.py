@@ -250,7 +250,7 @@ def _learn(seen, coins, delta, confidence):
     """The score, with or without what is seen of a canary anyway, that shows more; what is seen of
     the learning runs is Float[n, m, R, k]."""
     tried = []
-    for anyway in ([False, True] if len(seen) > 1 else [False]):
+    for anyway in [False, True] if len(seen) > 1 else [False]:
         left = seen - _by_others(seen) if anyway else seen
         score, *_ = scores.learn(left[coins], left[~coins], None)
         values = np.stack([score.of(run) for run in left])
