@@ -73,8 +73,8 @@ class OneRunReport(NamedTuple):
             f"  canaries: {self.canaries}, each in or out by a coin: {self.canary}",
             f"  adversary: sees {self.adversary}",
             f"  estimator: {self.correct} of {self.guesses} guesses right (Steinke, Nasr, "
-            f"Jagielski), confidence {self.confidence:.4g}; chosen on {self.learning_runs} other "
-            f"run{'s'[: self.learning_runs - 1]}; AUROC {self.auroc:.3f}",
+            f"Jagielski), confidence {self.confidence:.4g}; AUROC {self.auroc:.3f}",
+            f"  score and number of guesses: chosen on other runs, {self.learning_runs}",
             f"  if it were a Gaussian mechanism without sampling: {self.gaussian:.4g}",
             f"  estimate by the distance of the scores, {self.mu:.3g} deviations: "
             f"{self.estimate:.4g}",
