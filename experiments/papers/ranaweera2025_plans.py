@@ -328,7 +328,7 @@ def energies(model):
 def median(model, shape_of):
     """Their median length in the norm of a shape."""
     each = jax.vmap(functools.partial(bands_of.energies, shape_of.bands))(contributions(model))
-    return float(jnp.median(jnp.sqrt((each * shape_of.scales**2).sum(1))))
+    return float(jnp.median(jnp.sqrt((each * shape_of.scales[None] ** 2).sum(1))))
 
 
 # --- variants

@@ -48,9 +48,9 @@ def ran(bookkeeping, monkeypatch):
     """The [(learning rate, seed)] of the programs that run."""
     seen, real = [], points.compute
 
-    def watched(block, **more):
+    def watched(block, *args, **more):
         seen.append([(c.lr, c.seed) for c in block.configs])
-        return real(block, **more)
+        return real(block, *args, **more)
 
     monkeypatch.setattr(points, "compute", watched)
     return seen

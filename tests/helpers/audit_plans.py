@@ -100,7 +100,7 @@ PLANS = {
         THIRD,
         0.1,
     ),
-    "record scaffold": (lambda: of_records(2.0, batches.full(), 2, "scaffold"), 3, {}, 0.7),
+    "record scaffold": (lambda: of_records(2.0, batches.full(), 2, "scaffold"), 3, {}, 0.65),
     # the bound covers a change of every step
     "record output perturbation": (lambda: output_perturbation(1.0), 1, {}, 0.1),
     "client": (lambda: of_clients(1.0), 1, {}, 0.65),
@@ -121,8 +121,8 @@ PLANS = {
     ),
     "client adaptive": (lambda: of_clients(1.0, release=adaptive()), 2, {}, 0.6),
     "client shaped": (lambda: ellipsoid(1.0), 1, {}, 0.65),
-    "client scaffold": (lambda: of_clients(1.0, name="scaffold"), 2, {}, 0.7),
+    "client scaffold": (lambda: of_clients(1.0, name="scaffold"), 2, {}, 0.65),
     "upload": (lambda: uploads(1.0), 1, SERVER, 0.65),
-    "upload, noise of all": (lambda: uploads(1.0), 1, THIRD, 0.7),
+    "upload, noise of all": (lambda: uploads(1.0), 1, THIRD, 0.65),
     "upload and release": (lambda: uploads(1.0, both()), 1, THIRD, 0.5),
 }
