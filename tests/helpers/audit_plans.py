@@ -107,6 +107,8 @@ PLANS = {
     "client, weights": (lambda: of_clients(1.0, weights=[1.0, 2.0, 3.0, 4.0]), 1, {}, 0.65),
     "client fixed": (lambda: of_clients(0.7, sampling.without_replacement(4, 2)), 1, {}, 0.6),
     "client poisson": (lambda: of_clients(1.0, sampling.poisson(4, 0.5)), 1, {}, 0.6),
+    # 1.6 rounds in a thousand draw more clients than there is room for, which delta pays for
+    "client overflow": (lambda: of_clients(1.2, sampling.poisson(4, 0.2, capacity=3)), 1, {}, 0.4),
     "client with replacement": (
         lambda: of_clients(1.0, sampling.with_replacement(4, 2)),
         1,
