@@ -7,13 +7,17 @@ Experiments that the file holds already and that are not given are kept; those t
 their places.  Quick runs are left out.
 """
 
-import argparse
 import importlib
 import sys
+import typing
 from pathlib import Path
+
+import tyro
 
 from jfl.core import checks
 from jfl.report import results
+
+from . import command_line
 
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 
@@ -56,15 +60,24 @@ def collect(module: str, folders, into) -> Path:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.harness.collect", description=__doc__.split("\n\n")[0]
-    )
-    parser.add_argument("module", choices=PAPERS)
-    parser.add_argument("folders", nargs="+", help="directories of experiments that ran")
-    parser.add_argument("--into", default="experiments/results")
-    args = parser.parse_args(argv)
-    print(collect(args.module, args.folders, args.into))
-    return 0
+    def command(
+        module: tyro.conf.Positional[typing.Literal[tuple(PAPERS)]],
+        folders: tyro.conf.Positional[tuple[str, ...]],
+        into: str = "experiments/results",
+    ) -> int:
+        """Make one file of experiments that ran.
+
+        Args:
+            module: the paper.
+            folders: directories of experiments that ran.
+            into: the directory of the file.
+        """
+        if not folders:
+            raise SystemExit("need at least one directory of an experiment that ran; got none")
+        print(collect(module, folders, into))
+        return 0
+
+    return command_line.called(command, "python -m experiments.harness.collect", argv)
 
 
 if __name__ == "__main__":

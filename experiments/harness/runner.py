@@ -10,13 +10,14 @@ out as confirmed, not confirmed, or cannot be checked, with the reason.  results
 command made it.
 """
 
-import argparse
 import dataclasses
 import sys
+import typing
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 from jfl.cli import console
 from jfl.core import checks as check
@@ -26,7 +27,7 @@ from jfl.runs import record
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 
-from . import kept_runs
+from . import command_line, kept_runs
 from .programs import Plans
 
 CONFIRMED, NOT, UNKNOWN = results_file.VERDICTS
@@ -342,28 +343,37 @@ def _shown(value):
 
 def main(module: str, experiments: dict, argv=None) -> int:
     """The command line of a paper's experiments, or of the studies."""
-    where = module if module == "studies" else f"papers.{module}"
-    parser = argparse.ArgumentParser(prog=f"python -m experiments.{where}")
-    parser.add_argument("name", nargs="?", choices=sorted(experiments), help="experiment")
-    parser.add_argument("--list", action="store_true", help="all experiments")
-    parser.add_argument("--quick", action="store_true", help="small settings, one seed")
-    parser.add_argument(
-        "--out", default=None, help="directory of the results; default runs/MODULE/NAME"
-    )
-    parser.add_argument("--lines", nargs="*", help="only these lines")
-    parser.add_argument(
-        "--kept",
-        default=None,
-        help="directory of the runs, which figures share; default runs/MODULE/"
-        f"{KEPT}, or OUT/{KEPT} if --out is given",
-    )
-    args = parser.parse_args(argv)
-    if args.list or args.name is None:
-        for name, e in experiments.items():
-            print(f"{name:<12} {e.title}  [{', '.join(e.lines)}]")
+    named = typing.Literal[tuple(sorted(experiments))] | None
+
+    def command(
+        name: tyro.conf.Positional[named] = None,
+        *,
+        list: bool = False,
+        quick: bool = False,
+        out: str | None = None,
+        lines: tuple[str, ...] = (),
+        kept: str | None = None,
+    ) -> int:
+        """Run an experiment, or name all.
+
+        Args:
+            name: the experiment; none: all are named.
+            list: name all experiments.
+            quick: small settings, one seed.
+            out: directory of the results; runs/MODULE/NAME where none is given.
+            lines: only these lines; all where none is given.
+            kept: directory of the runs, which figures share; runs/MODULE/kept where none is
+                given, or OUT/kept.
+        """
+        if list or name is None:
+            for each, e in experiments.items():
+                print(f"{each:<12} {e.title}  [{', '.join(e.lines)}]")
+            return 0
+        folder = out or f"runs/{module}/{name}{'-quick' if quick else ''}"
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        shared = kept or f"{out or f'runs/{module}'}/{KEPT}"
+        run(name, experiments[name], folder, quick, [*lines] or None, module, shared)
         return 0
-    out = args.out or f"runs/{module}/{args.name}{'-quick' if args.quick else ''}"
-    Path(out).mkdir(parents=True, exist_ok=True)
-    kept = args.kept or f"{args.out or f'runs/{module}'}/{KEPT}"
-    run(args.name, experiments[args.name], out, args.quick, args.lines, module, kept)
-    return 0
+
+    where = module if module == "studies" else f"papers.{module}"
+    return command_line.called(command, f"python -m experiments.{where}", argv)

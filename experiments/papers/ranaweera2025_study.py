@@ -12,16 +12,17 @@ reported, with a seed that is not reported.  Differences to isotropic noise are 
 which draw equal batches.
 """
 
-import argparse
 import dataclasses
 import functools
 import sys
 import time
+import typing
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
 from jfl.core import checks
 from jfl.engine.sweep import sweep
@@ -33,6 +34,7 @@ from jfl.runs.checkpoint import environment
 from jfl.runs.store import ResultStore
 from jfl.runs.tables import interval
 
+from ..harness import command_line
 from ..harness.kept_runs import about, hashed
 from .ranaweera2025_plans import CLIP, Model, coefficients, maker, rows
 
@@ -511,17 +513,28 @@ def special(name, experiment, out, quick):
 
 def main(argv=None):
     """`--collect` makes the tables of what ran; group names run these groups."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.papers.ranaweera2025 study")
-    parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], help="programs to run")
-    parser.add_argument(
-        "--cells", default="runs/ranaweera2025/study/cells.jsonl", help="lines of cells"
-    )
-    parser.add_argument("--collect", action="store_true", help="tables and picture of what ran")
-    parser.add_argument("--results", default=Path(__file__).parent / "results")
-    args = parser.parse_args(argv)
-    Path(args.cells).parent.mkdir(parents=True, exist_ok=True)
-    for group in args.groups:
-        run(group, args.cells)
-    if args.collect:
-        print(collect(args.cells, args.results)["finding"])
-    return 0
+    tables = collect
+
+    def command(
+        groups: tyro.conf.Positional[tuple[typing.Literal[tuple(GROUPS)], ...]] = (),
+        *,
+        cells: str = "runs/ranaweera2025/study/cells.jsonl",
+        collect: bool = False,
+        results: Path = Path(__file__).parent / "results",
+    ) -> int:
+        """Run groups of cells, and make tables of what ran.
+
+        Args:
+            groups: programs to run.
+            cells: lines of cells.
+            collect: tables and picture of what ran.
+            results: their directory.
+        """
+        Path(cells).parent.mkdir(parents=True, exist_ok=True)
+        for group in groups:
+            run(group, cells)
+        if collect:
+            print(tables(cells, results)["finding"])
+        return 0
+
+    return command_line.called(command, "python -m experiments.papers.ranaweera2025 study", argv)
