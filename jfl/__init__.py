@@ -60,8 +60,10 @@ from .privacy.guarantees import guarantee as guarantee
 from .privacy.guarantees import guarantees as guarantees
 from .privacy.ledger.entries import ledger as ledger
 from .privacy.mechanisms import haar_bands as bands
+from .privacy.mechanisms import strategies as strategies
 from .privacy.mechanisms import wavelet as wavelet
 from .privacy.mechanisms.chain import chain as chain
+from .privacy.mechanisms.correlated import correlated as correlated
 from .privacy.mechanisms.stages import bounded as bounded
 from .privacy.mechanisms.stages import clip_adaptive as clip_adaptive
 from .privacy.mechanisms.stages import clip_l2 as clip_l2
@@ -114,6 +116,7 @@ __all__ = [
     "clip_adaptive",
     "clip_l2",
     "clip_per_layer",
+    "correlated",
     "corruption",
     "datasets",
     "describe",
@@ -141,6 +144,7 @@ __all__ = [
     "scan",
     "schedules",
     "simulate",
+    "strategies",
     "sweep",
     "task",
     "total",

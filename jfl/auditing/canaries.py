@@ -152,7 +152,7 @@ def weakest_client(plan: Plan, entry: Entry) -> int:
 
 def votes(plan: Plan, entry: Entry) -> bool:
     """True if the absence of a client shows in the clip norm too."""
-    return entry.adjacency == "add_remove" and mech.adaptive(plan.release)
+    return entry.adjacency != "replace_one" and mech.adaptive(plan.release)
 
 
 def _shares(sampler):

@@ -82,6 +82,12 @@ def training(
         ArgumentError: for more canaries than there are rows or clients.
     """
     canaries.refuse_implied(entry)
+    if entry.adjacency == "zero_out":
+        raise NotAnalysable(
+            "jfl.audit: need add_remove or replace_one for canaries in a training; got zero_out, "
+            "under which a row is drawn and adds nothing. Audit the same plan under replace_one, "
+            "or its mechanism: jfl.audit with its default canary."
+        )
     _can_hold(plan, entry, kind)
     if count > 1 and entry.unit == "client" and canaries.votes(plan, entry):
         raise NotAnalysable(

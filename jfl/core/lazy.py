@@ -8,13 +8,13 @@ import pkgutil
 from . import earlier_names
 
 
-def submodules(package: str, path, offers: str | None = None):
+def submodules(package: str, path, offers: str | tuple = ()):
     """The `__getattr__` and `__dir__` of a package whose modules are imported on first use.
 
     Args:
         package: the package's `__name__`.
         path: its `__path__`.
-        offers: a module of the package whose names the package offers as its own.
+        offers: a module of the package whose names the package offers as its own, or several.
 
     Returns:
         `(__getattr__, __dir__)`, to be bound at the package's top level.  Names that the package
@@ -29,14 +29,25 @@ def submodules(package: str, path, offers: str | None = None):
         'jfl.privacy.calibration'
     """
 
+    names = (offers,) if isinstance(offers, str) else offers
+
+    def offering():
+        return (importlib.import_module(f"{package}.{name}") for name in names)
+
+    def is_module(name):
+        return name[0] != "_" and importlib.util.find_spec(f"{package}.{name}") is not None
+
     def __getattr__(name):
+        if name == "__all__" and len(names) > 1:
+            return [offered for module in offering() for offered in module.__all__]
         if not name.startswith("__") or name == "__all__":
-            if offers is not None and hasattr(importlib.import_module(f"{package}.{offers}"), name):
-                return getattr(importlib.import_module(f"{package}.{offers}"), name)
-            if (
-                not name.startswith("_")
-                and importlib.util.find_spec(f"{package}.{name}") is not None
-            ):
+            # one after another: a later one may import the first, which asks for a module here
+            for module in offering():
+                if hasattr(module, name):
+                    return getattr(module, name)
+                if is_module(name):
+                    break
+            if is_module(name):
                 return importlib.import_module(f"{package}.{name}")
         return earlier_names.member(package, name)
 
@@ -44,7 +55,7 @@ def submodules(package: str, path, offers: str | None = None):
         modules = {
             module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_")
         }
-        offered = dir(importlib.import_module(f"{package}.{offers}")) if offers is not None else []
+        offered = [name for module in offering() for name in dir(module)]
         return sorted(
             {
                 *vars(importlib.import_module(package)),

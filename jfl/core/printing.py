@@ -151,7 +151,8 @@ def stage(self) -> str:
     """A stage as it was written: clip_l2(1)."""
     if self.role == "noise":
         level = "std=" * self.absolute + _level(self.noise)
-        return f"{self.name}({level}{', shape=...' if self.shape is not None else ''})"
+        level += ", shape=..." * (self.shape is not None)
+        return f"{self.name}({level}{'' if self.strategy is None else f', {self.strategy!r}'})"
     if self.divisor in ("size", "weight"):
         return f'divide("{self.divisor}")'
     if self.declared:
@@ -194,8 +195,10 @@ def sampler(self) -> str:
     """Who takes part in a round."""
     many = value(self.expected)
     return (
-        f"{self.scheme}: {'about ' * (self.scheme == 'poisson')}{many} of {self.clients:,} "
+        f"{self.scheme}: {'about ' * self.scheme.endswith('poisson')}{many} of {self.clients:,} "
         f"clients a round"
+        + f", in {self.separation} groups that take turns"
+        * (self.separation > 1)
     )
 
 

@@ -241,7 +241,7 @@ class Mechanism:
     stages: tuple  # of Stage; roles run row -> sum -> noise -> post
     adjacency: str | None = static(
         default=None
-    )  # add_remove | replace_one | None (bound by `plan`)
+    )  # add_remove | replace_one | zero_out | None (bound by `plan`)
     __repr__ = printing.mechanism
 
 
@@ -331,14 +331,17 @@ class Feed(NamedTuple):
 class Sampler:
     """Who takes part, and what an accountant may assume about it."""
 
-    draw: Fn  # key -> Cohort
+    draw: Fn  # key -> Cohort; (key, round) -> Cohort where clients take turns
     expected: Array  # expected clients a round: the public denominator
     share: Array | None = None  # [C] each client's share of the draws; None: 1 / C
     rate: Array | None = None  # poisson: probability of a client
-    scheme: str = static(default="full")  # full | without_replacement | with_replacement | poisson
+    scheme: str = static(default="full")  # the name of its function in jfl.sampling
     clients: int = static(default=0)
     capacity: int = static(default=0)  # slots K
     independent: bool = static(default=False)  # with_replacement: a repeated client runs again
+    # rounds from one participation of a client to its next, at least; above 1 groups of clients
+    # take turns, and `draw` takes the key of the run and the round
+    separation: int = static(default=1)
     __repr__ = printing.sampler
 
 
@@ -444,7 +447,7 @@ class Guarantee(NamedTuple):
     epsilon: float
     delta: float
     unit: str  # example | client
-    adjacency: str  # add_remove | replace_one
+    adjacency: str  # add_remove | replace_one | zero_out
     view: str  # server | third_party
     method: str  # which bound gave the number
     status: str = "proved"  # proved | claimed | audited | conditional | descriptive

@@ -12,7 +12,7 @@ from ..core import checks, identity, pytrees
 from ..core.records import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
 from ..models import frameworks
 from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import float_floors
+from ..privacy.mechanisms import correlated, float_floors
 from ..privacy.mechanisms.chain import bind, chain
 from ..privacy.mechanisms.stages import divide, total
 from ..privacy.taint import checker as taint
@@ -52,7 +52,8 @@ def plan(
             Float[C].  They are scaled to mean 1 over clients and divided by the client's share of
             draws, so that the release is an unbiased estimate of the weighted mean over all
             clients; they act after the row clip.
-        adjacency: of the release, "add_remove" or "replace_one"; None: what the sampler implies.
+        adjacency: of the release, "add_remove", "replace_one" or "zero_out"; None: what the
+            sampler implies.
         chunk: clients computed at once, on each device; None: as many as `memory` bytes allow, and
             fewer where a round's size is random: a chunk without a client costs nothing.
             Off a CPU the number then follows from the rate of a Poisson cohort, so plans of
@@ -81,7 +82,7 @@ def plan(
     implied = sampling.adjacency(sampler)
     if adjacency is not None:
         checks.choice("plan", mech.ADJACENCIES, adjacency=adjacency)
-        if adjacency != implied and sampler.scheme != "full":
+        if adjacency not in (implied, "zero_out") and sampler.scheme != "full":
             checks.fail(
                 "plan",
                 f"adjacency {implied!r}, which sampling.{sampler.scheme} implies",
@@ -109,6 +110,9 @@ def plan(
             "clip_adaptive",
             "A client keeps no clip norm: use it in release.",
         )
+    correlated.refuse("plan", upload, "upload")
+    for declared in algorithm.releases:
+        correlated.refuse("plan", declared.mechanism, "private_grad")
     # whether a client uploads is seen: only what it uploads can be hidden
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
     algorithm = _bind_rows(algorithm)
@@ -125,6 +129,7 @@ def plan(
         0,
         paired_noise,
     )
+    correlated.refuse_changing("plan", release, result.weights)
     each = client_bytes(result)
     float_floors.lasting("plan", result, 1)  # the others when it is known how many rounds there are
     taint.refuse("plan", result)

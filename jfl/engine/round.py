@@ -14,6 +14,7 @@ from ..core.random_streams import Stream, noise_base, noise_words, stream, strea
 from ..core.records import Array, Cohort, Context, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
 from ..core.threefry import compact
 from ..privacy.mechanisms import chain as mech
+from ..privacy.mechanisms import correlated
 from ..sampling import clients as sampling
 from . import sharding, slots
 from .devices import devices
@@ -55,7 +56,7 @@ def begin(key, plan: Plan, words, history) -> Run:
     zeros = [jnp.zeros((), jnp.int32) for _ in range(2 + len(Health._fields))]
     # copies, so that a run may be donated without taking the plan or the key along
     key, server, state = jax.tree.map(jnp.copy, (key, server, mech.initial(plan.release)))
-    return Run(
+    run = Run(
         zeros[0],
         key,
         jnp.asarray(words),
@@ -66,6 +67,24 @@ def begin(key, plan: Plan, words, history) -> Run:
         state,
         Health(*zeros[2:]),
     )
+    strategy = correlated.strategy_of(plan.release)
+    if strategy is None or not strategy.memory:
+        return run
+    return dataclasses.replace(run, mechanism=correlated.empty(plan.release, _sum(run, plan)))
+
+
+def _sum(run, plan):
+    """The shapes of what a cohort sums."""
+
+    def one(run, plan):
+        keys, plan = _keys(run, run.key, run.key), at(plan, run.round)
+        nobody = tuple(jnp.zeros(1, jnp.int32) for _ in range(3))
+        own = pytrees.map(lambda x: x[:1], run.own)
+        host = plan.fed.host
+        rows = None if host is None else tuple(map(jnp.asarray, host.fetch(np.zeros(1, np.int32))))
+        return _some(run, plan, keys, nobody, rows, own)[0][0].value
+
+    return jax.eval_shape(one, dataclasses.replace(run, key=compact(run.key)), plan)
 
 
 begin_compiled = jax.jit(begin)
@@ -83,7 +102,10 @@ def enter(run: Run, words) -> Run:
     left = hashing.combine(hashing.combine(run.history, run.identity), hashing.of_number(run.round))
     xp = jnp if any(isinstance(x, jax.Array) for x in (words, run.history, run.round)) else np
     return dataclasses.replace(
-        run, identity=xp.asarray(words), history=xp.where(other, left, run.history)
+        run,
+        identity=xp.asarray(words),
+        history=xp.where(other, left, run.history),
+        mechanism=correlated.restarted(run.mechanism, other),
     )
 
 
@@ -120,7 +142,7 @@ def one_round(run: Run, plan: Plan, noise, draws=None) -> tuple[Run, Seen]:
     draws = draws_key(run) if draws is None else draws
     cohort_key, batch_key = streams(draws, (Stream.COHORT, Stream.BATCH), run.round)
     cohort, keys, plan = (
-        plan.sampler.draw(cohort_key),
+        sampling.cohort_of(plan.sampler, draws, run.round, cohort_key),
         _keys(run, batch_key, noise),
         at(plan, run.round),
     )
@@ -151,7 +173,7 @@ def draws_key(run: Run):
 
 def draw(key, plan: Plan, round_) -> Cohort:
     """The cohort of a round, of the run with this draws_key."""
-    return plan.sampler.draw(stream(key, Stream.COHORT, round_))
+    return sampling.cohort_of(plan.sampler, key, round_)
 
 
 def at(plan: Plan, round_) -> Plan:
@@ -166,11 +188,12 @@ class _Keys(NamedTuple):
     batch: Key
     own: Key  # [2]: of local steps, of uploads
     release: Key
+    noise: Key  # from which those of all rounds follow
 
 
 def _keys(run, batch, noise):
     keys = streams(noise, (Stream.ROWS, Stream.UPLOAD, Stream.RELEASE), run.round)
-    return _Keys(batch, keys[:2], keys[2])
+    return _Keys(batch, keys[:2], keys[2], noise)
 
 
 def _cohort(run, plan, keys, cohort):
@@ -372,6 +395,9 @@ def _some(run, plan, keys, slots, rows, own):
 def _serve(run, plan, keys, overflow, sums):
     """What the server does with the sums of a cohort."""
     sampler, (total, watched, bad, present) = plan.sampler, sums
+    series = None
+    if correlated.strategy_of(plan.release) is not None:
+        series = jax.random.fold_in(keys.noise, Stream.RELEASE), run.round
     released, state = mech.finish(
         plan.release,
         keys.release,
@@ -380,6 +406,7 @@ def _serve(run, plan, keys, overflow, sums):
         max_weight=plan.weights.max(),
         realised=total.weight,
         form=total.form,
+        series=series,
     )
     ctx = Context(
         run.round,

@@ -236,7 +236,7 @@ def _entered(run: Run, words):
         dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words
     )
     identity_, history = (pytrees.on_device(x) for x in (there.identity, there.history))
-    run = dataclasses.replace(run, identity=identity_, history=history)
+    run = dataclasses.replace(run, identity=identity_, history=history, mechanism=there.mechanism)
     return run, noise_words(there.identity, there.history, there.attempt)
 
 

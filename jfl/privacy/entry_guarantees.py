@@ -14,6 +14,7 @@ from .accountants.tightest import epsilon_of
 from .ledger import entries as ledger
 from .ledger.entry import Entry, effective
 from .ledger.to_events import events_of, run
+from .mechanisms.chain import ADJACENCIES
 
 MOST = 10**12  # rounds
 
@@ -26,6 +27,8 @@ def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
     value, method = tight_of(entry, rounds, delta)
+    if entry.method:
+        method = f"{entry.method}, {method}"
     if entry.mixture and method != EXACT:
         method += ", participation mixture"
     return Guarantee(
@@ -110,7 +113,7 @@ def choices(unit, view, adjacency) -> None:
     """Refuse what is no unit, view or adjacency."""
     checks.choice("jfl.guarantee", (None, "example", "client"), unit=unit)
     checks.choice("jfl.guarantee", (None, *ledger.VIEWS), view=view)
-    checks.choice("jfl.guarantee", (None, "add_remove", "replace_one"), adjacency=adjacency)
+    checks.choice("jfl.guarantee", (None, *ADJACENCIES), adjacency=adjacency)
 
 
 def choose(where, plan, entries, unit, view, adjacency) -> Entry:

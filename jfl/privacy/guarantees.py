@@ -77,7 +77,7 @@ def guarantee(
         unit: "example" or "client"; None: the only one that is proved.
         view: "server", which sees every upload, or "third_party", which sees models; None: the only
             view that has an answer, or the server's where both have.  The result names it.
-        adjacency: "add_remove" or "replace_one", only needed where both are proved.
+        adjacency: "add_remove", "replace_one" or "zero_out", only needed where several are proved.
         cap: the most participations of a client; asserted: nothing enforces it.
         quantile: the probability with which a client may exceed the number of participations that
             counts; it is paid from delta.

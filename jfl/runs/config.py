@@ -304,7 +304,9 @@ class Experiment:
         needs=NOISE,
     )
     adjacency: str | None = field(
-        None, "add_remove | replace_one; default what the sampler implies", needs=NOISE
+        None,
+        "add_remove | replace_one | zero_out; default what the sampler implies",
+        needs=NOISE,
     )
     mode: str = field(
         "sound",

@@ -22,6 +22,7 @@ from ..engine.simulate import scan, schedule, simulate
 from ..papers import as_printed
 from ..privacy.entry_guarantees import Overflow
 from ..privacy.mechanisms import chain as mech
+from ..privacy.mechanisms import correlated
 from . import build, unused_options
 from . import config as configs
 from . import record as report
@@ -344,6 +345,14 @@ def _position(session: Session, resume: bool) -> Position:
             f"another one, which releases {branch.recomputed} rounds again",
             "Rounds that are released twice are charged "
             "as later ones, which have more noise: start in another directory with another --seed.",
+        )
+    if branch.recomputed and correlated.strategy_of(plan.release) is not None:
+        refuse_resume(
+            "--resume",
+            "the program and machine that began, where noise is correlated over rounds",
+            f"another one, which releases {branch.recomputed} rounds again",
+            "Both releases of a round would hold the same earlier noise: start in another "
+            "directory with another --seed.",
         )
     # rounds of this very program beyond where it is to stop now: charged, but not kept as released
     # twice, since a longer run would release the same again

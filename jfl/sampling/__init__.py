@@ -2,4 +2,4 @@
 
 from ..core.lazy import submodules as _submodules
 
-__getattr__, __dir__ = _submodules(__name__, __path__, offers="clients")
+__getattr__, __dir__ = _submodules(__name__, __path__, offers=("clients", "rotation"))

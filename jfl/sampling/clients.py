@@ -1,5 +1,7 @@
 """Who takes part in a round: `draw(key) -> Cohort`, and what an accountant may assume about it.
 
+Groups of clients that take turns are in rotation.py.
+
 A capacity is what a program reserves; a draw that does not fit is counted in Health.overflow and
 voids the claim. Capacities are chosen so that this has probability below OVERFLOW in any run of
 HORIZON draws.
@@ -14,7 +16,8 @@ from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.options import Setting
-from ..core.records import Array, Cohort, Fn, Sampler, named, record
+from ..core.random_streams import Stream, stream
+from ..core.records import Array, Cohort, Fn, Key, Sampler, named, record
 from . import uniform
 
 OVERFLOW = 1e-12
@@ -23,18 +26,34 @@ TRIES = 8  # words for a draw with replacement, of which the first that favours 
 # from so many clients on a draw costs what its cohort costs, not what the population does
 MANY = 2**15
 __all__ = ["full", "without_replacement", "with_replacement", "poisson", "first_responders"]
+# schemes in which each client joins on its own, so that one more changes nothing for the others
+ON_THEIR_OWN = ("poisson", "cyclic_poisson")
 
 
 def adjacency(sampler: Sampler) -> str:
     """The neighbours the scheme's amplification speaks of."""
-    return "add_remove" if sampler.scheme == "poisson" else "replace_one"
+    return "add_remove" if sampler.scheme in ON_THEIR_OWN else "replace_one"
+
+
+def cohort_of(sampler: Sampler, key: Key, round_: ArrayLike, own: Key | None = None) -> Cohort:
+    """The cohort of a round.
+
+    Args:
+        sampler: of jfl.sampling.
+        key: of cohorts and batches of the run.
+        round_: Int[], its number.
+        own: stream(key, Stream.COHORT, round_), where it is known.
+    """
+    if sampler.separation > 1:
+        return sampler.draw(jax.random.fold_in(key, Stream.COHORT), round_)
+    return sampler.draw(stream(key, Stream.COHORT, round_) if own is None else own)
 
 
 def fills(sampler: Sampler) -> bool:
     """Whether every slot of every cohort holds a client."""
     if sampler.scheme == "with_replacement":
         return sampler.independent
-    return sampler.scheme in ("full", "without_replacement", "first_responders")
+    return sampler.scheme not in ON_THEIR_OWN
 
 
 def in_order(sampler: Sampler) -> bool:
@@ -42,7 +61,8 @@ def in_order(sampler: Sampler) -> bool:
     return sampler.draw.function is _draw_full
 
 
-def _cohort(ids, clients, overflow=0):
+def as_cohort(ids: Array, clients: int, overflow: ArrayLike = 0) -> Cohort:
+    """Distinct clients, each once; an id of `clients` is an empty slot."""
     return Cohort(
         ids,
         (ids < clients).astype(jnp.int32),
@@ -53,7 +73,7 @@ def _cohort(ids, clients, overflow=0):
 
 @named("sampling.full")
 def _draw_full(key, *, clients):
-    return _cohort(jnp.arange(clients), clients)
+    return as_cohort(jnp.arange(clients), clients)
 
 
 def full(clients: int) -> Sampler:
@@ -85,12 +105,12 @@ def _fits(where, clients, cohort):
 
 @named("sampling.without_replacement_few")
 def _draw_few(key, *, clients, cohort):
-    return _cohort(uniform.sparse_subset(key, clients, cohort, cohort), clients)
+    return as_cohort(uniform.sparse_subset(key, clients, cohort, cohort), clients)
 
 
 @named("sampling.without_replacement")
 def _draw_without(key, *, clients, cohort):
-    return _cohort(
+    return as_cohort(
         jax.lax.top_k(jax.random.bits(key, (clients,), jnp.uint32), cohort)[1].astype(jnp.int32),
         clients,
     )
@@ -236,7 +256,7 @@ def tail_capacity(trials: int, rate: float, where: str) -> int:
 def _draw_poisson(key, *, rate, clients, capacity):
     chosen = uniform.below(jax.random.bits(key, (clients,), jnp.uint32), rate)
     ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
-    return _cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
+    return as_cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
 
 
 @named("sampling.poisson_few")
@@ -248,7 +268,7 @@ def _draw_poisson_few(key, *, rate, steps, clients, capacity):
     taken = jnp.minimum(count, capacity)
     chosen = uniform.sparse_subset(who, clients, capacity, taken)
     ids = jnp.where(jnp.arange(capacity) < taken, chosen, clients)
-    return _cohort(ids, clients, count - taken)
+    return as_cohort(ids, clients, count - taken)
 
 
 def _binomial(clients, rate, capacity):
@@ -337,7 +357,7 @@ def _draw_responders(key, *, latency, jitter, clients, cohort):
     late = jnp.invert(jax.random.bits(key, (clients,), jnp.uint32))
     wait = latency * (1 - jitter - jitter * jnp.log1p(-(late.astype(jnp.float32) + 0.5) * 2.0**-32))
     ids = jnp.arange(clients, dtype=jnp.int32)
-    return _cohort(jax.lax.sort((wait, late, ids), num_keys=2)[2][:cohort], clients)
+    return as_cohort(jax.lax.sort((wait, late, ids), num_keys=2)[2][:cohort], clients)
 
 
 def first_responders(

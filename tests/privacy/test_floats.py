@@ -206,7 +206,7 @@ def test_cohorts_are_summed_in_float32_and_the_server_sees_its_own_type(fed, sit
     module = importlib.import_module("jfl.engine.round")
     plan = half_plan(fed, "bfloat16", site, chunk=2)
     run = jfl.init(KEY, plan)
-    keys = module._Keys(KEY, jax.random.split(KEY, 2), KEY)
+    keys = module._Keys(KEY, jax.random.split(KEY, 2), KEY, KEY)
     slots = jax.tree.map(lambda x: x[0], dealt(plan.sampler.draw(KEY), plan))
     part = jax.eval_shape(lambda: module._some(run, plan, keys, slots, None, ())[0][0])
     assert {x.dtype for x in jax.tree.leaves(part.value)} == {jnp.dtype("float32")}

@@ -64,7 +64,7 @@ def _rows(r, magnitude):
 
 def _gap(kind, adjacency, bound, rows, other, weight, at):
     """How far the neighbour moves the sum, over what is claimed."""
-    if adjacency == "add_remove":
+    if adjacency != "replace_one":
         one, claim = _sum(kind, adjacency, bound, rows, weight)
         without = weight.copy()
         without[at] = 0.0

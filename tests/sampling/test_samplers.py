@@ -17,8 +17,9 @@ from scipy import stats
 
 import jfl
 from jfl import sampling
+from jfl.privacy.ledger.client_level import cohort_overflow
 from jfl.privacy.ledger.participation import share_of
-from jfl.sampling import batches, uniform
+from jfl.sampling import batches, clients, rotation, uniform
 
 ALARM = 1e-6
 KEY = jax.random.key(2)
@@ -716,3 +717,116 @@ def test_other_bad_arguments_are_refused():
             sampling.with_replacement(7, 3, weights=weights)
     with pytest.raises(ValueError, match="traced"):
         jax.jit(lambda q: sampling.poisson(7, q).draw(KEY).count)(0.5)
+
+
+# --- groups that take turns
+
+
+def rounds_of(sampler, key, rounds):
+    """Who takes part, Bool[rounds, clients]."""
+    one = jax.jit(lambda key, r: clients.cohort_of(sampler, key, r))
+    out = np.zeros((rounds, sampler.clients), bool)
+    for r in range(rounds):
+        cohort = jax.tree.map(np.asarray, one(key, r))
+        assert cohort.overflow == 0 and (cohort.turn == 0).all()
+        here = cohort.ids[cohort.count > 0]
+        assert len(set(here.tolist())) == len(here)
+        out[r, here] = True
+    return out
+
+
+def closest(took_part):
+    """The fewest rounds between two participations of a client."""
+    return min(
+        int(np.diff(np.flatnonzero(column)).min()) for column in took_part.T if column.sum() > 1
+    )
+
+
+@pytest.mark.parametrize("clients_, cohort, separation", [(12, 3, 4), (13, 2, 4), (7, 3, 2)])
+def test_a_client_stays_away_for_as_long_as_promised(clients_, cohort, separation):
+    sampler = sampling.min_separation(clients_, cohort, separation)
+    for seed in range(5):
+        seen = rounds_of(sampler, jax.random.key(seed), 10 * separation)
+        assert (seen.sum(1) == cohort).all()
+        assert closest(seen) == separation
+    # a sampler without groups would be seen
+    free = sampling.without_replacement(clients_, cohort)
+    assert closest(rounds_of(free, KEY, 10 * separation)) < separation
+
+
+def test_turns_of_all_are_a_cyclic_order():
+    seen = rounds_of(sampling.min_separation(12, 3, 4), KEY, 8)
+    assert (seen[:4].sum(0) == 1).all() and (seen[:4] == seen[4:]).all()
+
+
+def test_a_cohort_of_a_group_is_a_uniform_subset():
+    """Groups of 8, of which 2 are drawn: which pair, in 6,000 rounds of one group."""
+    sampler = sampling.min_separation(16, 2, 2)
+    seen = rounds_of(sampler, KEY, 2)
+    draw = jax.jit(jax.vmap(lambda r: clients.cohort_of(sampler, KEY, r).ids))
+    ids = np.sort(np.asarray(draw(2 * jnp.arange(6000))), axis=1)
+    group = np.unique(ids)
+    assert len(group) == 8 and not set(group) & set(np.flatnonzero(seen[1]))
+    pairs = {pair: k for k, pair in enumerate(itertools.combinations(group.tolist(), 2))}
+    counts = np.bincount([pairs[tuple(pair)] for pair in ids.tolist()], minlength=28)
+    assert not rejects(counts, np.full(28, 1 / 28))
+    counts[0] += counts[1] + counts[2]
+    counts[1] = counts[2] = 6
+    assert rejects(counts / counts.sum() * 6000, np.full(28, 1 / 28))
+
+
+def test_groups_are_drawn_by_the_seed_and_every_client_may_be_in_any():
+    group = jax.vmap(lambda key: rotation.group_of(key, 7, 3))(jax.random.split(KEY, 3000))
+    counts = np.stack([(np.asarray(group) == g).sum(0) for g in range(3)])
+    for client in range(7):
+        assert not rejects(counts[:, client], np.full(3, 1 / 3))
+    # of three clients in a row, each is in another group
+    assert (np.sort(np.asarray(group)[:, :3], axis=1) == np.arange(3)).all()
+
+
+def test_cyclic_poisson_is_poisson_in_a_group():
+    """A client joins in its group's rounds with its rate, on its own; in others never."""
+    rate, period, n = 0.3, 3, 3000
+    sampler = sampling.cyclic_poisson(8, rate, period, capacity=8)
+
+    def one(key):
+        draw = lambda r: clients.cohort_of(sampler, key, r)
+        ids = jax.vmap(draw)(jnp.arange(2 * period)).ids
+        return jax.vmap(lambda i: jnp.zeros(8, bool).at[i].set(True, mode="drop"))(ids)
+
+    seen = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(KEY, n)))  # [n, rounds, clients]
+    times = seen.reshape(n, 2, period, 8).sum(1)  # by group, clients
+    assert ((times > 0).sum(1) <= 1).all()  # only in rounds of one group
+    joined = times.sum(1)[:, 0]
+    law = [(1 - rate) ** 2, 2 * rate * (1 - rate), rate**2]
+    assert not rejects(np.bincount(joined, minlength=3), law)
+    assert rejects(np.bincount(joined, minlength=3), [(1 - 0.4) ** 2, 2 * 0.4 * 0.6, 0.4**2])
+    # two clients join independently, whatever their groups
+    both = np.bincount(2 * seen[:, 0, 0] + seen[:, 0, 1], minlength=4)
+    p = rate / period
+    assert not rejects(both, [(1 - p) ** 2, p * (1 - p), p * (1 - p), p**2])
+    assert sampler.expected == pytest.approx(8 * rate / period)
+
+
+def test_overflow_of_a_cyclic_cohort_is_counted_and_charged():
+    few = sampling.cyclic_poisson(8, 0.9, 2, capacity=1)
+    lost = [int(clients.cohort_of(few, KEY, r).overflow) for r in range(20)]
+    assert max(lost) > 0
+    assert cohort_overflow(few) > 0.5
+    enough = sampling.cyclic_poisson(1000, 0.5, 5)
+    assert cohort_overflow(enough) < 1e-17 and enough.capacity < 250
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: sampling.min_separation(10, 4, 3), "cohort <= clients // separation = 3"),
+        (lambda: sampling.min_separation(10, 4, 1), "1 is sampling.without_replacement"),
+        (lambda: sampling.cyclic_poisson(10, 0.5, 1), "1 is sampling.poisson"),
+        (lambda: sampling.cyclic_poisson(10, 1.5, 2), "rate"),
+        (lambda: sampling.cyclic_poisson(10, 0.5, 2, capacity=11), "capacity <= clients=10"),
+    ],
+)
+def test_turns_that_cannot_be_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -5,10 +5,13 @@ import numpy as np
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Fn, Plan
+from ...sampling import clients as sampling
 from ..mechanisms.chain import bound, limit, multiplier_follows, noisy, shape
+from ..mechanisms.correlated import strategy_of
 from .entry import Clients, Entry, Part, WeightedSum, refused
 from .noise_levels import levels, usable
-from .participation import VIEWS, attendance_of, share_of, tail, who, worst_columns
+from .over_rounds import amplifies, spread
+from .participation import VIEWS, attendance_of, in_turns, share_of, tail, worst_columns
 
 OTHERS = Caveat(
     "counts the noise of the other clients, who are taken not to help the third party", "others"
@@ -66,16 +69,16 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     too."""
     if not noisy(plan.release):
         return []
-    sampler, caveats = plan.sampler, who(plan, "third_party")
-    adjacency = plan.release.adjacency or (
-        "add_remove" if sampler.scheme == "poisson" else "replace_one"
-    )
-    worst = ((0, 0),)
+    sampler, caveats = plan.sampler, in_turns(plan)
+    adjacency = plan.release.adjacency or (sampling.adjacency(sampler))
+    worst, method = ((0, 0),), ""
     try:
         noise = _release_levels(plan, rounds)
-        part = Part("model", noise, *_cohort(plan, adjacency))
+        of_rounds, method = spread(plan, noise, rounds)
+        part = Part("model", noise, *_cohort(plan, adjacency), of_rounds=of_rounds)
         if (
             noisy(plan.upload)
+            and of_rounds is None
             and summed(plan)
             and adjacency == "replace_one"
             and shape(plan.release) is None
@@ -106,6 +109,7 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
             noise_of="server",
             drawn="clients",
             caveats=caveats,
+            method=method,
         )
     ]
 
@@ -159,16 +163,21 @@ def _cohort(plan, adjacency):
             "Use sampling.without_replacement or sampling.poisson.",
             error=NotAnalysable,
         )
-    if scheme in ("full", "first_responders") or (
-        scheme == "poisson" and adjacency == "replace_one"
-    ):
+    if scheme in ("full", "first_responders", "min_separation"):
         return ("none",)
-    if scheme == "poisson":
+    if scheme in sampling.ON_THEIR_OWN:
+        correlated = strategy_of(plan.release) is not None
+        if adjacency == "replace_one" or (correlated and not amplifies(plan)):
+            return ("none",)
         return "poisson", np.array([share_of(sampler)])
+    if strategy_of(plan.release) is not None:
+        return ("none",)  # as if every client came in every round
     if scheme not in ("with_replacement", "without_replacement"):
         checks.fail(
             "jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}", error=NotAnalysable
         )
+    if adjacency == "zero_out" and scheme == "without_replacement":
+        return ("none",)  # no gain is known for a client that is drawn and adds nothing
     if adjacency != "replace_one":
         checks.fail(
             "jfl.guarantee",
@@ -193,6 +202,6 @@ def _cohort(plan, adjacency):
 
 
 def cohort_overflow(sampler):
-    if sampler.scheme != "poisson":
+    if sampler.scheme not in sampling.ON_THEIR_OWN:
         return 0.0
-    return tail(sampler.capacity, sampler.clients, share_of(sampler))
+    return tail(sampler.capacity, sampler.clients, share_of(sampler) / sampler.separation)

@@ -135,7 +135,9 @@ def _implied(plan, entry):
         )
     attendance = attendance_of(plan, entry.view, np.max(share_of(plan.sampler)))
     share = np.full(plan.sampler.clients, np.max(share_of(plan.sampler)))
-    parts = tuple(Part(p.release, p.multiplier, moves=2.0) for p in entry.parts)
+    parts = tuple(
+        Part(p.release, p.multiplier, moves=2.0, of_rounds=p.of_rounds) for p in entry.parts
+    )
     return entry._replace(
         unit="example",
         parts=parts,

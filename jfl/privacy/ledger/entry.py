@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+ABSENT = 1e12  # a noise multiplier where a unit does not come
+
 
 class WeightedSum(NamedTuple):
     """What a third party sees of noisy uploads: their weighted sum, with the noise of all."""
@@ -35,6 +37,9 @@ class Part(NamedTuple):
     seen: bool = False  # the sample counts as known: no gain
     moves: float = 1.0  # sensitivities by which the unit moves the release at most
     summed: WeightedSum | None = None
+    # [rounds, 1], times the multiplier: independent releases that are worth rounds which do not
+    # stand alone
+    of_rounds: np.ndarray | None = None
 
     @property
     def rate(self) -> np.ndarray:
@@ -60,7 +65,7 @@ class Entry(NamedTuple):
 
     unit: str  # example | client
     view: str  # server | third_party
-    adjacency: str  # add_remove | replace_one
+    adjacency: str  # add_remove | replace_one | zero_out
     parts: tuple = ()  # of Part: a participation of a client; a round where `chance` is None
     clients: Clients | None = None
     chance: np.ndarray | None = None  # [C] probability that the client takes part; 1: every round
@@ -78,6 +83,7 @@ class Entry(NamedTuple):
     refusal: str = ""  # why there is no epsilon
     status: str = "proved"  # proved | conditional
     caveats: tuple = ()
+    method: str = ""  # the name of a mechanism whose rounds do not stand alone
 
     @property
     def changes(self) -> bool:
@@ -110,19 +116,21 @@ def effective(part: Part) -> np.ndarray:
     """Multipliers that a client meets, [rounds or 1, C or 1]: its own, or those of a sum."""
     total = part.summed
     if total is None:
-        return part.multiplier if part.moves == 1 else part.multiplier / part.moves
+        own = part.multiplier if part.moves == 1 else part.multiplier / part.moves
+        return own if part.of_rounds is None else np.minimum(own * part.of_rounds, ABSENT)
     if total.uploads is None:
         return _in_the_sum(total, part.multiplier, 0.0)
     return _in_the_sum(total, total.uploads, total.unit * part.multiplier)
 
 
 def _in_the_sum(total, uploads, server):
-    """The noise is everybody's, the shift the client's own; 1e12 for a client of weight 0."""
+    """The noise is everybody's, the shift the client's own; ABSENT for a client of weight 0."""
     weights = total.weights
     noise = np.square(weights * uploads)
     noise = noise.sum(1, keepdims=True) if total.others else noise
     std = np.sqrt(noise + np.square(server))
-    return np.where(weights > 0, np.minimum(std / np.where(weights > 0, weights, 1.0), 1e12), 1e12)
+    shares = np.where(weights > 0, weights, 1.0)
+    return np.where(weights > 0, np.minimum(std / shares, ABSENT), ABSENT)
 
 
 def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry:

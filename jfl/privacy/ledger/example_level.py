@@ -98,7 +98,10 @@ def _kind(release, adjacency):
     if release.steps:
         return "local training", "touched"
     scheme = release.batches.scheme
-    no_gain = scheme in ("full", "epochs") or (scheme, adjacency) == ("poisson", "replace_one")
+    no_gain = scheme in ("full", "epochs") or (scheme, adjacency) in (
+        ("poisson", "replace_one"),
+        ("without_replacement", "zero_out"),
+    )
     return "local step", "none" if no_gain else scheme
 
 
@@ -133,7 +136,9 @@ def _sample(release, adjacency, rows):
     if scheme == "full":
         return 1.0, 1.0
     if scheme == "poisson":
-        return (_rate(batches, rows) if adjacency == "add_remove" else 1.0), 1.0
+        return (1.0 if adjacency == "replace_one" else _rate(batches, rows)), 1.0
+    if adjacency == "zero_out" and scheme in ("epochs", "without_replacement"):
+        return 1.0, 1.0  # for a row that is drawn and adds nothing no gain is known
     if adjacency != "replace_one":
         checks.fail(
             "jfl.guarantee",

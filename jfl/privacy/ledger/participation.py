@@ -8,8 +8,13 @@ import numpy as np
 
 from ...core import checks
 from ...core.records import Caveat, Plan, Sampler
+from ...sampling.clients import ON_THEIR_OWN
 
 EVERY_ROUND = Caveat("planned worst case: the client participates in every round", "every-round")
+TURNS = (
+    "planned worst case: the client takes part whenever the turn of its group comes, in one of {} "
+    "rounds"
+)
 HONEST = Caveat("cohort drawn honestly and not revealed to the third party", "honest-cohort")
 ASSERTED = "asserted, not enforced: no client participates more than {} times"
 LIKELY = (
@@ -22,10 +27,8 @@ SEEN = Caveat(
     "realised",
 )
 VIEWS = ("server", "third_party")
-UNKNOWN = (
-    "full",
-    "first_responders",
-)  # schemes without a chance of absence, or with one that nobody knows
+# schemes without a chance of absence, or with one that nobody knows, or that rounds share
+UNKNOWN = ("full", "first_responders", "min_separation", "cyclic_poisson")
 GROUPS = 16  # of clients, in the search for the worst one
 
 
@@ -37,7 +40,7 @@ def share_of(sampler: Sampler):
         return np.minimum(np.nextafter(np.asarray(sampler.share), np.float32(1)), 1).astype(
             np.float64
         )  # not below what is drawn
-    if sampler.scheme == "poisson":
+    if sampler.scheme in ON_THEIR_OWN:  # of clients that take turns, in a round of their own
         return drawn(np.asarray(sampler.rate))
     return sampler.capacity / sampler.clients if sampler.scheme == "without_replacement" else 1.0
 
@@ -97,6 +100,14 @@ def who(plan: Plan, view: str) -> tuple:
     if plan.sampler.scheme == "full":
         return ()
     return (EVERY_ROUND,) if view == "server" or plan.sampler.scheme in UNKNOWN else (HONEST,)
+
+
+def in_turns(plan: Plan) -> tuple:
+    """The caveat about participation in a release, of which rounds of other groups are no part."""
+    if plan.sampler.separation == 1:
+        return who(plan, "third_party")
+    turns = Caveat(TURNS.format(plan.sampler.separation), "turns")
+    return (turns, HONEST) if plan.sampler.scheme in ON_THEIR_OWN else (turns,)
 
 
 def frontier(sizes, share):

@@ -3,11 +3,12 @@
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from ...core.errors import NotAnalysable
 from ..accountants import events
-from .entry import Entry, Member, Part, Stretch, effective
+from .entry import ABSENT, Entry, Member, Part, Stretch, effective
 
 WHOLE = ("without_replacement", "touched")  # samples of everything are no samples
 
@@ -24,9 +25,24 @@ def events_of(entry: Entry) -> tuple:
 
 def run(entry: Entry, rounds) -> tuple:
     """The events of `rounds` times what the entry stands for."""
-    again = events.series if entry.changes else events.repeat
-    times = np.ones(rounds) if entry.changes else rounds
-    return tuple(again(e, times) for e in events_of(entry))
+    if entry.changes:
+        return tuple(_series(e, rounds) for e in events_of(entry))
+    return tuple(events.repeat(e, rounds) for e in events_of(entry))
+
+
+def _series(event, rounds):
+    """The event of rounds whose noise differs; equal rounds of one release together, and without
+    those in which nothing is released."""
+    noise = [z for z in jax.tree.leaves(event) if np.ndim(z)]
+    if len(noise) != 1:
+        return events.series(event, np.ones(rounds))
+    each, often = np.unique(noise[0][:rounds], return_counts=True)
+    often = np.where(each < ABSENT, often, 0)
+    kept = often > 0 if often.any() else slice(None)
+    return events.series(
+        jax.tree.map(lambda z: each[kept] if np.ndim(z) else z, event),
+        often[kept].astype(np.float64),
+    )
 
 
 def _of_columns(entry, noise, columns):

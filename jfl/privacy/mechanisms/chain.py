@@ -3,7 +3,7 @@ sensitivity flows through.
 
 The user gives the noise multiplier z; the chain computes sigma = z * sensitivity, so that noise for
 a sum cannot be added to a mean.  Sensitivity of the sum is the bound of one contribution
-(add_remove) or twice that (replace_one).
+(add_remove, zero_out) or twice that (replace_one).
 
 A mechanism works in two halves, so that a cohort can be summed chunk by chunk: `contribute` (rows
 and sum) and `finish` (noise and post).  `release` is both at once.
@@ -21,11 +21,12 @@ from ...core import checks, marks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.records import Fn, Key, Mechanism, named, record, static
 from ...kernels.normals import normals
-from . import haar_bands
+from . import correlated, haar_bands
 from .stages import FLOOR, After, Stage
 
 ROLES = ("row", "sum", "noise", "post")
-ADJACENCIES = ("add_remove", "replace_one")
+# one unit more or less; another in its place; or, with all that is drawn as it is, nothing of it
+ADJACENCIES = ("add_remove", "replace_one", "zero_out")
 LAWS = ("gaussian",)
 
 
@@ -120,14 +121,20 @@ def adaptive(mechanism: Mechanism) -> bool:
 
 
 def bind(
-    mechanism: Mechanism | None, adjacency: str, where: str, required: bool = False
+    mechanism: Mechanism | None,
+    adjacency: str,
+    where: str,
+    required: bool = False,
+    zero_out: bool = True,
 ) -> Mechanism | None:
     """The mechanism under `adjacency`; `required` if another one given in the chain would be
-    wrong."""
+    wrong, but for zero_out, which any sample allows."""
     if mechanism is None:
         return None
     if mechanism.adjacency is None:
         return Mechanism(mechanism.stages, adjacency)
+    if zero_out and mechanism.adjacency == "zero_out":
+        return mechanism
     if required and mechanism.adjacency != adjacency:
         checks.fail(
             where,
@@ -217,7 +224,10 @@ def later(value: Any, first: int) -> Any:
     """A mechanism, or a function of the round, that begins at round `first`."""
     if isinstance(value, Fn):
         return Fn(_shifted, dict(of=value), dict(first=first))
-    if value is None or not scheduled(value):
+    if value is None:
+        return value
+    correlated.later(value, first)
+    if not scheduled(value):
         return value
 
     def move(f):
@@ -365,6 +375,7 @@ def finish(
     realised: Any = None,
     client: Any = None,
     form: Any = None,
+    series: Any = None,
 ) -> tuple:
     """Noise and post-processing of a finished sum.
 
@@ -379,6 +390,8 @@ def finish(
         client: whose noise it is, where each client has its own level.
         form: `pytrees.form` of a contribution: the release is rounded to its types, after
             everything else.  None: of the sum.
+        series: the key of all releases of the run and the number of this one, where noise is
+            correlated over them.
 
     Returns:
         The release, and the state for the next one.
@@ -407,10 +420,14 @@ def finish(
         )
         after = after._replace(std=sigma, shape=s.shape)
         if s.shape is None:
+            if s.strategy is None:
+                drawn = normals(noise_key, value, s.generator)
+            elif series is None:
+                correlated.refuse("chain", mechanism, "a release on its own")
+            else:
+                drawn, state = correlated.noise(s, series, state, value)
             value = pytrees.map(
-                lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype),
-                value,
-                normals(noise_key, value, s.generator),
+                lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, drawn
             )
         else:
             stds = sigma / s.shape.scales

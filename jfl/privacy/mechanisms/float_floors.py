@@ -7,6 +7,7 @@ import numpy as np
 
 from ...core import checks
 from ...core.records import Fn, Plan
+from . import correlated
 from .stages import FLOOR
 
 BLOCK = 2**16  # rounds evaluated at once
@@ -14,7 +15,8 @@ LAST = 2**31 - 1  # of the clock
 
 
 def lasting(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
-    """Refuse a plan in which a function of the round falls below the floor of clip norms and noise.
+    """Refuse a plan in which a function of the round falls below the floor of clip norms and noise,
+    or whose correlated noise ends before its rounds do.
 
     Constants are checked when a stage is made.  Below the floor squares of norms underflow: a clip
     would bound nothing, though the noise follows it down.  Traced functions pass: the program makes
@@ -37,6 +39,7 @@ def lasting(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
         >>> [bool(v) for v in (_values(falls, jnp.array([49, 51])) >= FLOOR)]
         [True, False]
     """
+    correlated.covers(where, plan.release, first + rounds)
     of_clients = [("private_grad", r.mechanism) for r in plan.algorithm.releases]
     for site, mechanism in (("release", plan.release), ("upload", plan.upload), *of_clients):
         for stage in mechanism.stages if mechanism is not None else ():

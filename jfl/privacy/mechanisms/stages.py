@@ -38,6 +38,7 @@ class Stage:
     law: str = static(default="")  # noise: its distribution; "gaussian" is the one that is drawn
     claimed: Any = None  # noise: the multiplier that a paper states for it
     generator: str = static(default="philox")  # noise: of kernels.normals
+    strategy: Any = None  # noise: by what it is correlated over rounds; None: every round its own
     __repr__ = printing.stage
 
     @property

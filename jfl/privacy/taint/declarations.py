@@ -29,6 +29,8 @@ DRAWS = {
     "_draw_few": "without_replacement",
     "_draw_poisson_few": "poisson",
     "_draw_responders": "first_responders",
+    "_draw_separated": "min_separation",
+    "_draw_cyclic": "cyclic_poisson",
 }
 
 
@@ -85,7 +87,7 @@ def declarations(plan: Plan) -> Against:
     algorithm = plan.algorithm
     sampler = (
         ()
-        if _sampled(plan.sampler.draw, plan.sampler.scheme)
+        if _sampled(plan.sampler.draw, plan.sampler.scheme) and _takes_turns(plan.sampler)
         else (f"who takes part: {name_of(plan.sampler.draw)}",)
     )
     example = [
@@ -140,6 +142,12 @@ def own_stage(stage: Stage) -> bool:
 
 def _sampled(draw, scheme) -> bool:
     return own(draw.function) and DRAWS.get(draw.function.__name__) == scheme
+
+
+def _takes_turns(sampler) -> bool:
+    """True if clients stay away for as many rounds as the sampler says."""
+    fixed = sampler.draw.static
+    return sampler.separation == fixed.get("separation", fixed.get("period", 1))
 
 
 def _drawn(batches: Batches) -> bool:

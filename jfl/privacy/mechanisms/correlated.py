@@ -1,0 +1,209 @@
+"""Noise that is correlated over rounds: what a round adds, later rounds take back in part.
+
+A strategy, a lower-triangular matrix C, says how.  With z_t the fresh normals of round t, round t
+releases its sum plus std * (C^-1 z)_t.  Sums over rounds, which are what training adds up, then
+hold less noise than with independent noise, and all rounds together are one Gaussian release of
+C times what the rounds summed.
+
+Fresh normals are addressed by the round.  A strategy whose C^-1 has few bands draws those of
+earlier rounds again, and needs no memory; others keep buffers of the size of a release.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from ...core import checks, marks, pytrees
+from ...core.errors import NotAnalysable
+from ...core.records import Fn, Key, Mechanism, record
+from ...kernels.normals import normals
+from .stages import Stage, gaussian
+from .strategies.strategy import Strategy
+
+
+@record
+class Buffers:
+    """What a strategy keeps of earlier rounds: leaves [memory, ...] like a release, in units of the
+    standard deviation of fresh noise."""
+
+    held: Any
+
+
+def correlated(
+    noise_multiplier: ArrayLike, strategy: Strategy, *, generator: str = "philox"
+) -> Stage:
+    """Add noise to the sums of all rounds that is correlated over them: in `release`, in place of
+    `gaussian`.
+
+    Args:
+        noise_multiplier: standard deviation of the fresh noise of a round over the sensitivity of
+            one round's sum, > 0; with strategies.identity this is gaussian(noise_multiplier).
+            Where a paper divides by the sensitivity of the whole run, it is that multiplier times
+            strategy.sensitivity(participations, separation).
+        strategy: of jfl.strategies, for at least as many rounds as will run.
+        generator: as in `gaussian`.
+
+    Privacy:
+        One Gaussian release of all rounds together, for any data that depends on earlier releases,
+        with noise multiplier noise_multiplier / strategy.sensitivity(...): how often a client takes
+        part, and how far apart, is read off the sampler.  For a third party only: whoever sees the
+        uploads of a round sees no noise.  A run that goes on under another plan begins a new
+        factorisation.
+
+    Raises:
+        ValueError: unless noise_multiplier is one number > 0; elsewhere than in `release`, beside
+            clip norms or weights that change from round to round.
+
+    References:
+        Kairouz et al., ICML 2021; Denisov et al., NeurIPS 2022; Choquette-Choo et al., ICML 2023.
+
+    Example:
+        >>> import jfl
+        >>> noise = jfl.correlated(1.0, jfl.strategies.inverse_banded(100, 4))
+        >>> release = jfl.chain(jfl.clip_l2(1.0), jfl.total(), noise, jfl.divide(10))
+    """
+    where = "correlated"
+    if not isinstance(strategy, Strategy):
+        checks.fail(where, "a strategy of jfl.strategies", f"{strategy!r}")
+    if callable(noise_multiplier) or checks.ndim(where, "noise_multiplier", noise_multiplier):
+        checks.fail(
+            where,
+            "one noise multiplier for all rounds",
+            checks.shown(noise_multiplier),
+            "A strategy says how the noise of rounds belongs together: it cannot change.",
+        )
+    stage = gaussian(noise_multiplier, generator=generator)
+    return Stage(
+        None,
+        noise=stage.noise,
+        strategy=strategy,
+        name="correlated",
+        role="noise",
+        law=stage.law,
+        generator=generator,
+    )
+
+
+def strategy_of(mechanism: Mechanism | None) -> Strategy | None:
+    """By what the noise of a mechanism is correlated; None where rounds have noise of their own."""
+    stages = mechanism.stages if mechanism is not None else ()
+    return next((s.strategy for s in stages if s.strategy is not None), None)
+
+
+def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
+    """Correlated noise has a place only where every round adds to one series of sums."""
+    if strategy_of(mechanism) is not None:
+        checks.fail(
+            where,
+            "correlated noise in release only",
+            f"it in {site}",
+            "There each client would need noise that it remembers: use gaussian.",
+        )
+
+
+def refuse_changing(where: str, release: Mechanism, weights: Any) -> None:
+    """One scale for all rounds: the noise of a round is also part of others."""
+    if strategy_of(release) is None:
+        return
+    changing = isinstance(weights, Fn) or any(
+        isinstance(v, Fn)
+        for s in release.stages
+        for f in (s.apply, s.bound)
+        if f is not None
+        for v in f.data.values()
+    )
+    if changing or any(s.state is not None for s in release.stages):
+        checks.fail(
+            where,
+            "a clip norm and weights that are the same in every round beside correlated noise",
+            "such as change from round to round",
+            "Use gaussian, or fixed ones.",
+        )
+
+
+def empty(mechanism: Mechanism, like: Any) -> Any:
+    """What a mechanism keeps before its first round; () where it keeps nothing.
+
+    Args:
+        mechanism: with correlated noise or without.
+        like: a sum, or its shapes.
+    """
+    strategy = strategy_of(mechanism)
+    if strategy is None or not strategy.memory:
+        return ()
+    zeros = lambda x: jnp.zeros((strategy.memory, *x.shape), jnp.float32)
+    return Buffers(pytrees.map(zeros, like))
+
+
+def restarted(state: Any, other: Any) -> Any:
+    """The state of a mechanism that goes on; without memory where `other` says that another plan
+    has begun."""
+    if not isinstance(state, Buffers) or (checks.concrete(other) and not np.any(other)):
+        return state
+    return pytrees.map(lambda x: jnp.where(other, jnp.zeros((), x.dtype), x), state)
+
+
+def noise(stage: Stage, series: tuple[Key, Any], state: Any, like: Any) -> tuple:
+    """The noise of a round in units of the fresh noise's standard deviation.
+
+    Args:
+        stage: of `correlated`.
+        series: the key from which the keys of all rounds follow, and the number of this one.
+        state: `empty`, or of the round before.
+        like: the sum, for its shapes.
+
+    Returns:
+        A pytree like `like`, float32; nan from the round on that the strategy does not cover.  And
+        the state of the next round.
+    """
+    (key, round_), strategy = series, stage.strategy
+    covered = jnp.where(round_ < strategy.rounds, jnp.float32(1), jnp.nan)
+
+    def fresh(index):
+        return normals(marks.noise_key(jax.random.fold_in(key, index)), like, stage.generator)
+
+    if strategy.memory:
+        leaves, treedef = jax.tree.flatten(fresh(round_))
+        buffers = jax.tree.leaves(state.held)
+        mixed = [strategy.mix(z, held) for z, held in zip(leaves, buffers, strict=True)]
+        state = Buffers(treedef.unflatten([held for _, held in mixed]))
+        return treedef.unflatten([covered * x for x, _ in mixed]), state
+    index, weight, count = strategy.draws(round_)
+    first = pytrees.map(lambda z: covered * weight[0] * z, fresh(index[0]))
+    if len(index) == 1:
+        return first, state
+
+    def more(k, total):
+        return pytrees.map(lambda x, z: x + weight[k] * z, total, fresh(index[k]))
+
+    with jax.named_scope("earlier_noise"):
+        return jax.lax.fori_loop(1, count, more, first), state
+
+
+def covers(where: str, mechanism: Mechanism, rounds: int) -> None:
+    """Refuse more rounds than the strategy of a mechanism is for."""
+    strategy = strategy_of(mechanism)
+    if strategy is not None and rounds > strategy.rounds:
+        checks.fail(
+            where,
+            f"at most the {strategy.rounds} rounds of the strategy of correlated noise",
+            f"{rounds}",
+            "Make the strategy for as many rounds as will run: later ones would have no noise that "
+            "anything proves.",
+            error=NotAnalysable,
+        )
+
+
+def later(mechanism: Mechanism, first: int) -> None:
+    """Refuse to account for a part of a run: what a client added before goes on in its noise."""
+    if first and strategy_of(mechanism) is not None:
+        checks.fail(
+            "jfl.guarantee",
+            "a run with correlated noise from its round 0 on",
+            f"a part that begins with round {first}",
+            "Give the rounds of one plan as one segment, (plan, rounds, 0).",
+            error=NotAnalysable,
+        )

@@ -1,0 +1,174 @@
+"""Groups of clients that take turns, so that a client that took part is absent for a while:
+`draw(key, round) -> Cohort`, with the key of the run's cohorts.
+
+Correlated noise needs it: what a client adds in one round meets the noise of other rounds, and the
+further apart its participations are, the less they add up to.  Groups follow from the seed alone.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ..core import checks
+from ..core.records import Array, Cohort, Fn, Sampler, named
+from . import uniform
+from .clients import as_cohort, tail_capacity
+
+__all__ = ["min_separation", "cyclic_poisson"]
+GROUPS = 2**32 - 1  # in place of a round: the key from which groups follow
+
+
+def group_of(key: jax.Array, clients: int, separation: int) -> Array:
+    """Int32[C]: in which of `separation` groups each client is, all of one size but for one client.
+
+    Of `separation` clients in a row each is in another group, so that clients that were sorted by
+    something are spread over the groups.
+    """
+    client = jnp.arange(clients, dtype=jnp.int32)
+    return (client % separation + _turned(key, clients, separation)[client // separation]) % (
+        separation
+    )
+
+
+def _turned(key, clients, separation):
+    """Int32[blocks]: by how much the groups of each block of clients in a row are turned."""
+    blocks = -(-clients // separation)
+    return jax.random.randint(jax.random.fold_in(key, GROUPS), (blocks,), 0, separation)
+
+
+@named("sampling.min_separation")
+def _draw_separated(key: jax.Array, round_: ArrayLike, *, clients, cohort, separation) -> Cohort:
+    blocks = -(-clients // separation)
+    turned = _turned(key, clients, separation)
+    place = (round_ % separation - turned) % separation
+    member = jnp.arange(blocks, dtype=jnp.int32) * separation + place
+    # a block may be cut off by the last client: who is not there is drawn last
+    words = jax.random.bits(jax.random.fold_in(key, round_), (blocks,), jnp.uint32)
+    words = jnp.where(member < clients, words | jnp.uint32(1), 0)
+    return as_cohort(member[jax.lax.top_k(words, cohort)[1]], clients)
+
+
+def min_separation(clients: int, cohort: int, separation: int) -> Sampler:
+    """A cohort of fixed size whose clients then stay away for `separation` - 1 rounds.
+
+    Clients are dealt to `separation` groups, at random and once for a run; round t draws from group
+    t mod `separation`, uniformly and without replacement.  With cohort = clients / separation it is
+    a cyclic order in which every client comes once in `separation` rounds.
+
+    Args:
+        clients: number of clients.
+        cohort: clients of a round, the slots K of a cohort; at most clients // separation.
+        separation: rounds from one participation of a client to the next, at least.  Where it does
+            not divide `clients`, groups differ by one client, and so a little do the chances of
+            clients.
+
+    Privacy:
+        replace_one or zero_out of one client, without amplification: nothing is gained by chance,
+        but a client takes part in at most one of `separation` rounds, whatever is drawn.
+
+    Raises:
+        ValueError: unless separation >= 2 and cohort is in 1..clients // separation.
+
+    References:
+        Kairouz et al., ICML 2021; Choquette-Choo et al., NeurIPS 2023 (b-min-sep participation).
+
+    Example:
+        >>> sampler, key = min_separation(6, 2, 3), jax.random.key(0)
+        >>> first, again = (set(sampler.draw(key, r).ids.tolist()) for r in (0, 3))
+        >>> first == again, first & set(sampler.draw(key, 1).ids.tolist())
+        (True, set())
+    """
+    where = "sampling.min_separation"
+    checks.whole(where, clients=clients, cohort=cohort)
+    _groups(where, clients, separation=separation)
+    if cohort > clients // separation:
+        checks.fail(
+            where,
+            f"cohort <= clients // separation = {clients // separation}",
+            f"cohort={cohort}",
+            "A group has no more clients: lower the separation or the cohort.",
+        )
+    fixed = dict(clients=int(clients), cohort=int(cohort), separation=int(separation))
+    return Sampler(
+        Fn(_draw_separated, static=fixed),
+        checks.scalar(cohort),
+        scheme="min_separation",
+        clients=int(clients),
+        capacity=int(cohort),
+        separation=int(separation),
+    )
+
+
+@named("sampling.cyclic_poisson")
+def _draw_cyclic(key, round_, *, rate, clients, capacity, period):
+    groups = jax.random.bits(jax.random.fold_in(key, GROUPS), (clients,), jnp.uint32)
+    words = jax.random.bits(jax.random.fold_in(key, round_), (clients,), jnp.uint32)
+    own = groups % jnp.uint32(period) == round_ % period
+    chosen = own & uniform.below(words, rate)
+    ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
+    return as_cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
+
+
+def cyclic_poisson(
+    clients: int, rate: ArrayLike, period: int, capacity: int | None = None
+) -> Sampler:
+    """Each client belongs to one of `period` groups, on its own and once for a run; in round t each
+    client of group t mod `period` joins independently with probability `rate`.
+
+    The expected cohort is rate * clients / period, as that of `poisson(clients, rate / period)`.
+
+    Args:
+        clients: number of clients.
+        rate: in (0, 1], the probability of a client in a round of its group.
+        period: rounds from one chance of a client to its next.
+        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
+            draw hardly ever exceeds them.
+
+    Privacy:
+        add_remove of one client: Poisson subsampling at `rate` in one of `period` rounds, also
+        where the noise is correlated over at most `period` rounds; the accountant adds the
+        probability of an overflow to delta.
+
+    Raises:
+        ValueError: unless rate is in (0, 1], period >= 2 and capacity in 1..clients.
+
+    References:
+        Choquette-Choo et al., NeurIPS 2023, "(Amplified) banded matrix factorization", Theorem 4.
+
+    Example:
+        >>> sampler, key = cyclic_poisson(6, 1.0, 2, capacity=6), jax.random.key(0)
+        >>> even, odd = (set(sampler.draw(key, r).ids.tolist()) - {6} for r in (0, 1))
+        >>> sorted(even | odd), even & odd
+        ([0, 1, 2, 3, 4, 5], set())
+    """
+    where = "sampling.cyclic_poisson"
+    checks.whole(where, clients=clients)
+    _groups(where, clients, period=period)
+    clients, period = int(clients), int(period)
+    checks.fraction(where, single=True, rate=rate)
+    if capacity is None:
+        if not checks.concrete(rate):
+            checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
+        capacity = tail_capacity(clients, float(rate) / period, where)
+    checks.whole(where, capacity=capacity)
+    if capacity > clients:
+        checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
+    rate = checks.scalar(rate)
+    fixed = dict(clients=clients, capacity=int(capacity), period=period)
+    return Sampler(
+        Fn(_draw_cyclic, dict(rate=rate), fixed),
+        rate * clients / period,
+        rate=rate,
+        scheme="cyclic_poisson",
+        clients=clients,
+        capacity=int(capacity),
+        separation=period,
+    )
+
+
+def _groups(where, clients, **given):
+    ((name, value),) = given.items()
+    checks.whole(where, **given)
+    if not 2 <= value <= clients:
+        other = "sampling.without_replacement" if name == "separation" else "sampling.poisson"
+        checks.fail(where, f"2 <= {name} <= clients={clients}", f"{name}={value}", f"1 is {other}.")
