@@ -13,10 +13,11 @@ from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
 from .accountants.tightest import epsilon_of
 from .ledger import entries as ledger
 from .ledger.entry import Entry, effective
-from .ledger.to_events import events_of, run
+from .ledger.to_events import events_of, of_levels, run
 from .mechanisms.chain import ADJACENCIES
 
 MOST = 10**12  # rounds
+FEW = 16  # levels of noise, which are counted instead of listed
 
 
 class Overflow(NotAnalysable):
@@ -72,8 +73,7 @@ def overflowing(entry: Entry, times, delta):
         return np.zeros(times.shape), np.ones(times.shape, bool)
     happened = times
     if entry.changes:  # how often each round's noise was added
-        listed = tuple(events.series(e, np.ones(np.max(times, initial=1))) for e in listed)
-        happened = np.arange(np.max(times, initial=1)) < times[:, None]
+        listed, happened = _by_levels(listed, times)
     values, exact = bounds(listed, happened, np.full(times.shape, float(delta)))
     for _ in range(100):
         if not beta.any():
@@ -95,6 +95,23 @@ def overflowing(entry: Entry, times, delta):
     raise Overflow(
         "jfl.guarantee: need an epsilon that settles; got an overflow that takes most of delta. "
         "Raise the capacity of the sampler or of the batches."
+    )
+
+
+def _by_levels(listed, times):
+    """Events whose noise differs by rounds, as series of all that any of them has; and how often
+    each part happened within so many rounds, [m, parts]."""
+    most = int(np.max(times, initial=1))
+    if len(listed) == 1:
+        levels, which = of_levels(listed[0], most)
+        count = which.max(initial=0) + 1
+        if count <= FEW:
+            happened = np.cumsum(which[:, None] == np.arange(count), axis=0)
+            happened = np.concatenate([np.zeros((1, count), int), happened])[np.asarray(times)]
+            return (events.series(levels, np.ones(count)),), happened
+    return (
+        tuple(events.series(e, np.ones(most)) for e in listed),
+        np.arange(most) < times[:, None],
     )
 
 

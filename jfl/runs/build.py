@@ -19,6 +19,7 @@ from ..papers import as_printed
 from ..privacy.calibration import calibrate, calibrate_per_client
 from ..privacy.mechanisms import haar_bands, wavelet
 from ..privacy.mechanisms.chain import chain
+from ..privacy.mechanisms.correlated import correlated
 from ..privacy.mechanisms.stages import (
     Stage,
     bounded,
@@ -29,6 +30,7 @@ from ..privacy.mechanisms.stages import (
     gaussian,
     total,
 )
+from ..privacy.mechanisms.strategies import Strategy
 from ..sampling import weights as client_weights
 from .config import (
     FIELDS,
@@ -305,6 +307,8 @@ def _sampler(config) -> Sampler:
         if (rate is None) == (cohort is None):
             checks.fail("config", f"either cohort or rate for sampler={name!r}", got)
         rate = cohort / clients if rate is None else rate
+        if options.takes(function, "separation") and config.rate is None:
+            rate = min(1.0, rate * config.separation)  # in a round of its own group
     elif options.takes(function, "cohort"):
         if rate is not None or cohort is None:
             checks.fail("config", f"cohort and no rate for sampler={name!r}", got)
@@ -391,8 +395,22 @@ def _chain(config, task, noise, *post) -> Mechanism:
         clip = _clip(config, task)
         as_std = callable(noise) and config.mode == "as_printed"
         stage = gaussian(std=noise) if as_std else gaussian(noise)
+        if config.strategy is not None:
+            stage = correlated(noise, _strategy(config))
     adjacency = config.adjacency if the_unit(config) == "example" else None
     return chain(clip, total(), stage, *post, adjacency=adjacency)
+
+
+def _strategy(config) -> Strategy:
+    """Of correlated noise, for all rounds and for clients that come as the sampler lets them."""
+    function = factory("strategy", config.strategy)
+    separation = _sampler(config).separation
+    given = dict(
+        rounds=config.rounds,
+        participations=-(-config.rounds // separation),
+        separation=separation,
+    )
+    return function(**options.arguments(function, vars(config), given))
 
 
 def _decaying(config, noise):

@@ -15,15 +15,15 @@ import typing
 import optax
 import tomli_w
 
-from .. import algorithms, schedules
+from .. import algorithms, sampling, schedules
 from ..algorithms.base import traits_of
 from ..core import checks, options
 from ..core.options import field
 from ..data import datasets, partition
 from ..models import tasks
 from ..papers import as_printed
-from ..privacy.mechanisms import wavelet
-from ..sampling import batches, clients
+from ..privacy.mechanisms import strategies, wavelet
+from ..sampling import batches
 
 UNITS = ("example", "client")
 VIEWS = ("server", "third_party")
@@ -52,6 +52,8 @@ def names(kind: str) -> list[str]:
         return [name for name in module.__all__ if name != "arrays"]
     if kind == "lr_schedule":  # of one number; others need constants of the problem
         return [name for name in module.__all__ if options.takes(getattr(module, name), "lr")]
+    if kind == "strategy":  # the others are what one is, and for what it is made
+        return [name for name in module.__all__ if name not in ("Strategy", "momentum")]
     return list(module.__all__)
 
 
@@ -70,7 +72,8 @@ _MODULES = dict(
     dataset=datasets,
     partition=partition,
     model=tasks,
-    sampler=clients,
+    sampler=sampling,
+    strategy=strategies,
     batch_sampler=batches,
     lr_schedule=schedules,
 )
@@ -241,6 +244,17 @@ class Experiment:
     )
     noise_multiplier: float | None = field(
         None, "standard deviation of the noise over the sensitivity; None: no privacy"
+    )
+    strategy: str | None = field(
+        None,
+        f"of noise on the aggregate that is correlated over rounds: {_several('strategy')}; None: "
+        "independent noise",
+        choices=lambda: (None, *names("strategy")),
+        needs={
+            "noise, and unit='client'": lambda config: (
+                _private(config) and the_unit(config) == "client"
+            )
+        },
     )
     noise_shape: str = field(
         "isotropic",

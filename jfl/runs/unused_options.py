@@ -58,6 +58,8 @@ def factories(config: Config) -> list:
     """The functions that a config names, but for a partition that group_rows replaces."""
     kinds = {kind: getattr(config, kind) for kind in ("algorithm", "dataset", "model")}
     kinds |= dict(batch_sampler=config.batch_sampler, sampler=sampler_of(config))
+    if config.strategy is not None:
+        kinds["strategy"] = config.strategy
     if not config.group_rows:
         kinds["partition"] = config.partition
     if config.lr_schedule != "constant":

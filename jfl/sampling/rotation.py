@@ -5,16 +5,20 @@ Correlated noise needs it: what a client adds in one round meets the noise of ot
 further apart its participations are, the less they add up to.  Groups follow from the seed alone.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ..core import checks
+from ..core.options import Setting
 from ..core.records import Array, Cohort, Fn, Sampler, named
 from . import uniform
 from .clients import as_cohort, tail_capacity
 
 __all__ = ["min_separation", "cyclic_poisson"]
+Separation = Annotated[int, Setting(default=2)]
 GROUPS = 2**32 - 1  # in place of a round: the key from which groups follow
 
 
@@ -48,7 +52,7 @@ def _draw_separated(key: jax.Array, round_: ArrayLike, *, clients, cohort, separ
     return as_cohort(member[jax.lax.top_k(words, cohort)[1]], clients)
 
 
-def min_separation(clients: int, cohort: int, separation: int) -> Sampler:
+def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler:
     """A cohort of fixed size whose clients then stay away for `separation` - 1 rounds.
 
     Clients are dealt to `separation` groups, at random and once for a run; round t draws from group
@@ -56,11 +60,13 @@ def min_separation(clients: int, cohort: int, separation: int) -> Sampler:
     a cyclic order in which every client comes once in `separation` rounds.
 
     Args:
+        separation: rounds from one participation of a client to its next, at least.  Where it does
+            not divide the number of clients, groups differ by one client, and so a little do the
+            chances of clients.
+
+    Other Parameters:
         clients: number of clients.
         cohort: clients of a round, the slots K of a cohort; at most clients // separation.
-        separation: rounds from one participation of a client to the next, at least.  Where it does
-            not divide `clients`, groups differ by one client, and so a little do the chances of
-            clients.
 
     Privacy:
         replace_one or zero_out of one client, without amplification: nothing is gained by chance,
@@ -100,37 +106,39 @@ def min_separation(clients: int, cohort: int, separation: int) -> Sampler:
 
 
 @named("sampling.cyclic_poisson")
-def _draw_cyclic(key, round_, *, rate, clients, capacity, period):
+def _draw_cyclic(key, round_, *, rate, clients, capacity, separation):
     groups = jax.random.bits(jax.random.fold_in(key, GROUPS), (clients,), jnp.uint32)
     words = jax.random.bits(jax.random.fold_in(key, round_), (clients,), jnp.uint32)
-    own = groups % jnp.uint32(period) == round_ % period
+    own = groups % jnp.uint32(separation) == round_ % separation
     chosen = own & uniform.below(words, rate)
     ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
     return as_cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
 
 
 def cyclic_poisson(
-    clients: int, rate: ArrayLike, period: int, capacity: int | None = None
+    clients: int, rate: ArrayLike, separation: Separation, capacity: int | None = None
 ) -> Sampler:
-    """Each client belongs to one of `period` groups, on its own and once for a run; in round t each
-    client of group t mod `period` joins independently with probability `rate`.
+    """Each client belongs to one of `separation` groups, on its own and once for a run; in round t
+    each client of group t mod `separation` joins independently with probability `rate`.
 
-    The expected cohort is rate * clients / period, as that of `poisson(clients, rate / period)`.
+    The expected cohort is rate * clients / separation, as of `poisson(clients, rate / separation)`.
 
     Args:
+        separation: rounds from one chance of a client to its next.
+
+    Other Parameters:
         clients: number of clients.
         rate: in (0, 1], the probability of a client in a round of its group.
-        period: rounds from one chance of a client to its next.
         capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
             draw hardly ever exceeds them.
 
     Privacy:
-        add_remove of one client: Poisson subsampling at `rate` in one of `period` rounds, also
-        where the noise is correlated over at most `period` rounds; the accountant adds the
+        add_remove of one client: Poisson subsampling at `rate` in one of `separation` rounds, also
+        where the noise is correlated over at most `separation` rounds; the accountant adds the
         probability of an overflow to delta.
 
     Raises:
-        ValueError: unless rate is in (0, 1], period >= 2 and capacity in 1..clients.
+        ValueError: unless rate is in (0, 1], separation >= 2 and capacity in 1..clients.
 
     References:
         Choquette-Choo et al., NeurIPS 2023, "(Amplified) banded matrix factorization", Theorem 4.
@@ -143,26 +151,26 @@ def cyclic_poisson(
     """
     where = "sampling.cyclic_poisson"
     checks.whole(where, clients=clients)
-    _groups(where, clients, period=period)
-    clients, period = int(clients), int(period)
+    _groups(where, clients, separation=separation)
+    clients, separation = int(clients), int(separation)
     checks.fraction(where, single=True, rate=rate)
     if capacity is None:
         if not checks.concrete(rate):
             checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
-        capacity = tail_capacity(clients, float(rate) / period, where)
+        capacity = tail_capacity(clients, float(rate) / separation, where)
     checks.whole(where, capacity=capacity)
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
     rate = checks.scalar(rate)
-    fixed = dict(clients=clients, capacity=int(capacity), period=period)
+    fixed = dict(clients=clients, capacity=int(capacity), separation=separation)
     return Sampler(
         Fn(_draw_cyclic, dict(rate=rate), fixed),
-        rate * clients / period,
+        rate * clients / separation,
         rate=rate,
         scheme="cyclic_poisson",
         clients=clients,
         capacity=int(capacity),
-        separation=period,
+        separation=separation,
     )
 
 

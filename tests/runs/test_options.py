@@ -139,10 +139,14 @@ def test_fields_of_recorded_runs_keep_their_names_and_defaults():
         beta1=0.9,
         beta2=0.99,
         second_moment_of="diff",
+        separation=2,
+        efficient=False,
+        noise_bands=8,
+        buffers=3,
     )
     assert {name: option.default for name, option in config.OPTIONS.items()} == derived
     assert all(config.FIELDS[name].default == value for name, value in derived.items())
-    assert len(config.FIELDS) == 67
+    assert len(config.FIELDS) == 72
 
 
 def test_every_field_says_what_it_is():

@@ -19,7 +19,8 @@ import jfl
 from jfl import sampling
 from jfl.privacy.ledger.client_level import cohort_overflow
 from jfl.privacy.ledger.participation import share_of
-from jfl.sampling import batches, clients, rotation, uniform
+from jfl.sampling import batches, rotation, uniform
+from jfl.sampling import clients as cohorts
 
 ALARM = 1e-6
 KEY = jax.random.key(2)
@@ -724,7 +725,7 @@ def test_other_bad_arguments_are_refused():
 
 def rounds_of(sampler, key, rounds):
     """Who takes part, Bool[rounds, clients]."""
-    one = jax.jit(lambda key, r: clients.cohort_of(sampler, key, r))
+    one = jax.jit(lambda key, r: cohorts.cohort_of(sampler, key, r))
     out = np.zeros((rounds, sampler.clients), bool)
     for r in range(rounds):
         cohort = jax.tree.map(np.asarray, one(key, r))
@@ -763,7 +764,7 @@ def test_a_cohort_of_a_group_is_a_uniform_subset():
     """Groups of 8, of which 2 are drawn: which pair, in 6,000 rounds of one group."""
     sampler = sampling.min_separation(16, 2, 2)
     seen = rounds_of(sampler, KEY, 2)
-    draw = jax.jit(jax.vmap(lambda r: clients.cohort_of(sampler, KEY, r).ids))
+    draw = jax.jit(jax.vmap(lambda r: cohorts.cohort_of(sampler, KEY, r).ids))
     ids = np.sort(np.asarray(draw(2 * jnp.arange(6000))), axis=1)
     group = np.unique(ids)
     assert len(group) == 8 and not set(group) & set(np.flatnonzero(seen[1]))
@@ -786,16 +787,16 @@ def test_groups_are_drawn_by_the_seed_and_every_client_may_be_in_any():
 
 def test_cyclic_poisson_is_poisson_in_a_group():
     """A client joins in its group's rounds with its rate, on its own; in others never."""
-    rate, period, n = 0.3, 3, 3000
-    sampler = sampling.cyclic_poisson(8, rate, period, capacity=8)
+    rate, turns, n = 0.3, 3, 3000
+    sampler = sampling.cyclic_poisson(8, rate, turns, capacity=8)
 
     def one(key):
-        draw = lambda r: clients.cohort_of(sampler, key, r)
-        ids = jax.vmap(draw)(jnp.arange(2 * period)).ids
+        draw = lambda r: cohorts.cohort_of(sampler, key, r)
+        ids = jax.vmap(draw)(jnp.arange(2 * turns)).ids
         return jax.vmap(lambda i: jnp.zeros(8, bool).at[i].set(True, mode="drop"))(ids)
 
     seen = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(KEY, n)))  # [n, rounds, clients]
-    times = seen.reshape(n, 2, period, 8).sum(1)  # by group, clients
+    times = seen.reshape(n, 2, turns, 8).sum(1)  # by group, clients
     assert ((times > 0).sum(1) <= 1).all()  # only in rounds of one group
     joined = times.sum(1)[:, 0]
     law = [(1 - rate) ** 2, 2 * rate * (1 - rate), rate**2]
@@ -803,14 +804,14 @@ def test_cyclic_poisson_is_poisson_in_a_group():
     assert rejects(np.bincount(joined, minlength=3), [(1 - 0.4) ** 2, 2 * 0.4 * 0.6, 0.4**2])
     # two clients join independently, whatever their groups
     both = np.bincount(2 * seen[:, 0, 0] + seen[:, 0, 1], minlength=4)
-    p = rate / period
+    p = rate / turns
     assert not rejects(both, [(1 - p) ** 2, p * (1 - p), p * (1 - p), p**2])
-    assert sampler.expected == pytest.approx(8 * rate / period)
+    assert sampler.expected == pytest.approx(8 * rate / turns)
 
 
 def test_overflow_of_a_cyclic_cohort_is_counted_and_charged():
     few = sampling.cyclic_poisson(8, 0.9, 2, capacity=1)
-    lost = [int(clients.cohort_of(few, KEY, r).overflow) for r in range(20)]
+    lost = [int(cohorts.cohort_of(few, KEY, r).overflow) for r in range(20)]
     assert max(lost) > 0
     assert cohort_overflow(few) > 0.5
     enough = sampling.cyclic_poisson(1000, 0.5, 5)

@@ -12,7 +12,6 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Plan
 from ..mechanisms.correlated import covers, strategy_of
-from .entry import ABSENT
 
 MANY = 10**6  # rounds, of which no table is made
 
@@ -28,7 +27,7 @@ def spread(plan: Plan, noise: np.ndarray, rounds: int) -> tuple[np.ndarray | Non
 
     Returns:
         [rounds, 1]: times the noise, the multipliers of independent Gaussian releases that are
-        worth what all rounds release about a client, ABSENT for a round that adds nothing; None
+        worth what all rounds release about a client, inf for a round that adds nothing; None
         where each round is what it is.  And "matrix_gaussian" or "banded_cyclic_poisson" for
         correlated noise, "" for other.
 
@@ -54,16 +53,16 @@ def spread(plan: Plan, noise: np.ndarray, rounds: int) -> tuple[np.ndarray | Non
         )
     if amplifies(plan):
         alone = _of_one_group(rounds, separation) / strategy.largest_column()
-        return np.minimum(alone, ABSENT), "banded_cyclic_poisson"
+        return alone, "banded_cyclic_poisson"
     added = np.diff(strategy.squared_sensitivities(rounds, separation), prepend=0.0)
     with np.errstate(divide="ignore"):
-        each = np.where(added > 0, 1 / np.sqrt(np.maximum(added, 0)), ABSENT)
+        each = np.where(added > 0, 1 / np.sqrt(np.maximum(added, 0)), np.inf)
     return each[:, None], "matrix_gaussian"
 
 
 def _of_one_group(rounds, separation):
     """1 in the rounds of the first group, which comes most often."""
-    return np.where(np.arange(rounds)[:, None] % separation == 0, 1.0, ABSENT)
+    return np.where(np.arange(rounds)[:, None] % separation == 0, 1.0, np.inf)
 
 
 def amplifies(plan: Plan) -> bool:

@@ -31,18 +31,22 @@ def run(entry: Entry, rounds) -> tuple:
 
 
 def _series(event, rounds):
-    """The event of rounds whose noise differs; equal rounds of one release together, and without
-    those in which nothing is released."""
+    """The event of rounds whose noise differs; equal rounds together, and without those in which
+    nothing is released."""
+    levels, which = of_levels(event, rounds)
+    often = np.bincount(which, minlength=1 + which.max(initial=0)).astype(np.float64)
+    (noise,) = [z for z in jax.tree.leaves(levels) if np.ndim(z)][:1] or [np.zeros(len(often))]
+    absent = noise[: len(often)] >= ABSENT
+    return events.series(levels, np.where(absent & ~absent.all(), 0.0, often))
+
+
+def of_levels(event, rounds: int) -> tuple:
+    """An event whose noise differs by rounds, with each level of it once; and which of them each
+    round has, Int[rounds]."""
     noise = [z for z in jax.tree.leaves(event) if np.ndim(z)]
-    if len(noise) != 1:
-        return events.series(event, np.ones(rounds))
-    each, often = np.unique(noise[0][:rounds], return_counts=True)
-    often = np.where(each < ABSENT, often, 0)
-    kept = often > 0 if often.any() else slice(None)
-    return events.series(
-        jax.tree.map(lambda z: each[kept] if np.ndim(z) else z, event),
-        often[kept].astype(np.float64),
-    )
+    together = np.stack([z[:rounds] for z in noise]) if noise else np.zeros((1, rounds))
+    _, first, which = np.unique(together, axis=1, return_index=True, return_inverse=True)
+    return jax.tree.map(lambda z: z[first] if np.ndim(z) else z, event), which.reshape(-1)
 
 
 def _of_columns(entry, noise, columns):

@@ -147,7 +147,7 @@ def _sampled(draw, scheme) -> bool:
 def _takes_turns(sampler) -> bool:
     """True if clients stay away for as many rounds as the sampler says."""
     fixed = sampler.draw.static
-    return sampler.separation == fixed.get("separation", fixed.get("period", 1))
+    return sampler.separation == fixed.get("separation", 1)
 
 
 def _drawn(batches: Batches) -> bool:

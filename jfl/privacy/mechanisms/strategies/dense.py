@@ -48,7 +48,7 @@ def dense(
     Two rounds in which one unit may come have orthogonal columns, so that its participations add up
     as if noise were independent.
 
-    Args:
+    Other Parameters:
         rounds: that it covers.
         participations: of a unit, at most: 1, or as many as fit.
         separation: rounds between two of them.

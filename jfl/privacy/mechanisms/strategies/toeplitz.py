@@ -1,13 +1,14 @@
 """Strategies whose C is a Toeplitz matrix: what happens after a round does not depend on when it
 was."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from ....core import checks
+from ....core.options import Setting
 from ....core.records import record, static
 from . import optimal, sensitivities
 from .series import inverse, square_root_series
@@ -98,7 +99,7 @@ def lower_toeplitz(column: np.ndarray) -> np.ndarray:
 def identity(rounds: int) -> Strategy:
     """Noise of its own in each round: `jfl.gaussian`, as a strategy.
 
-    Args:
+    Other Parameters:
         rounds: that it covers.
 
     Example:
@@ -115,7 +116,7 @@ def square_root(rounds: int) -> Strategy:
 
     Each round draws the noise of all rounds before it again: for a few hundred rounds.
 
-    Args:
+    Other Parameters:
         rounds: that it covers.
 
     References:
@@ -132,7 +133,7 @@ def square_root(rounds: int) -> Strategy:
 
 def banded_toeplitz(
     rounds: int,
-    bands: int,
+    bands: Annotated[int, Setting("noise_bands", default=8)],
     *,
     participations: int = 1,
     separation: int = 1,
@@ -145,8 +146,10 @@ def banded_toeplitz(
     A run holds the noise of bands - 1 rounds.
 
     Args:
-        rounds: that it covers.
         bands: of C; 1 is `identity`.
+
+    Other Parameters:
+        rounds: that it covers.
         participations: of a unit, at most, for which C is best.
         separation: rounds between two of them, at least.
         workload: "prefix", sums over rounds; or Float64[rounds], how much of a round is in what is
@@ -170,7 +173,7 @@ def banded_toeplitz(
 
 def inverse_banded(
     rounds: int,
-    bands: int,
+    bands: Annotated[int, Setting("noise_bands", default=8)],
     *,
     participations: int = 1,
     separation: int = 1,
@@ -182,8 +185,10 @@ def inverse_banded(
     held.
 
     Args:
-        rounds: that it covers.
         bands: of C^-1; 1 is `identity`.
+
+    Other Parameters:
+        rounds: that it covers.
         participations: as in `banded_toeplitz`.
         separation: as in `banded_toeplitz`.
         workload: as in `banded_toeplitz`.
@@ -276,8 +281,10 @@ def blt(
     length with the memory of that many models.
 
     Args:
+        buffers: exponentials of BLT; two to five are enough.
+
+    Other Parameters:
         rounds: that it covers.
-        buffers: exponentials; two to five are enough.
         participations: as in `banded_toeplitz`.
         separation: as in `banded_toeplitz`.
         workload: as in `banded_toeplitz`.

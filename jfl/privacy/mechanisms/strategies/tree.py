@@ -98,10 +98,12 @@ def tree(rounds: int, *, efficient: bool = False) -> Strategy:
     """The binary tree: the sum of t rounds has the noise of as many nodes as t has binary ones.
 
     Args:
-        rounds: that it covers.
         efficient: whether what is below a node counts in its estimate (Honaker's, of the past
             alone): less noise, at the same privacy; a round then draws the noise of up to twice as
             many nodes as there were rounds, so for a few hundred rounds.
+
+    Other Parameters:
+        rounds: that it covers.
 
     References:
         Dwork et al., STOC 2010; Chan et al., 2011; Honaker, 2015; Kairouz et al., ICML 2021.

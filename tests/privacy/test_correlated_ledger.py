@@ -1,0 +1,299 @@
+"""What correlated noise proves: one Gaussian release over the run, read off the sampler."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.problems import make_federation, squared, start_params
+
+import jfl
+from jfl.privacy.accountants import events
+from jfl.privacy.accountants.tightest import epsilon
+from jfl.privacy.mechanisms.strategies import (
+    banded_toeplitz,
+    blt,
+    dense,
+    identity,
+    inverse_banded,
+    square_root,
+    tree,
+)
+
+C, DELTA = 12, 1e-5
+FED = make_federation(sizes=(3,) * C)
+STRATEGIES = {
+    "identity": lambda n, k, b: identity(n),
+    "tree": lambda n, k, b: tree(n),
+    "square root": lambda n, k, b: square_root(n),
+    "banded": lambda n, k, b: banded_toeplitz(n, min(b, 3), participations=k, separation=b),
+    "inverse banded": lambda n, k, b: inverse_banded(n, 3, participations=k, separation=b),
+    "blt": lambda n, k, b: blt(n, 2, participations=k, separation=b),
+    "dense": lambda n, k, b: dense(n, participations=k, separation=b),
+}
+
+
+def plan(noise, sampler=None, fed=FED, adjacency=None, **options):
+    clients = len(fed.size)
+    alg = jfl.algorithms.fedavg(
+        jfl.grad(squared), lr=0.1, steps=1, batch=jfl.batches.without_replacement(1)
+    )
+    release = jfl.chain(jfl.clip_l2(1.0), jfl.total(), noise, jfl.divide(4.0))
+    return jfl.plan(
+        fed,
+        jfl.task(start_params(), squared),
+        alg,
+        sampler or jfl.sampling.full(clients),
+        release=release,
+        adjacency=adjacency,
+        **options,
+    )
+
+
+def gaussian(z):
+    return epsilon(events.gaussian(z), DELTA)[0]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("separation", [1, 3])
+def test_a_run_is_one_gaussian_release(name, separation):
+    n = 10
+    made = STRATEGIES[name](n, -(-n // separation), separation)
+    sampler = None if separation == 1 else jfl.sampling.min_separation(C, 4, separation)
+    for adjacency, sides in (("replace_one", 2), ("zero_out", 1)):
+        made_plan = plan(jfl.correlated(3.0, made), sampler, adjacency=adjacency)
+        found = jfl.guarantee(made_plan, n, DELTA)
+        sens = made.sensitivity(-(-n // separation), separation, epochs=True)
+        # the noise multiplier is in units of the sensitivity of a round, which replacing doubles
+        assert found.epsilon == pytest.approx(gaussian(3.0 / sens), rel=1e-6)
+        assert found.adjacency == adjacency and found.method.startswith("matrix_gaussian")
+        assert found.status == "proved" and found.view == "third_party" and found.unit == "client"
+        std = jfl.privacy.mechanisms.chain.sensitivity(made_plan.release)
+        assert float(std) == sides
+
+
+def test_epsilon_after_each_round_ends_at_the_guarantee_and_never_falls():
+    made = blt(30, 2, participations=6, separation=5)
+    one = plan(jfl.correlated(2.0, made), jfl.sampling.min_separation(C, 2, 5))
+    path = jfl.epsilons(one, np.arange(31), DELTA)
+    assert path[0] == 0 and (np.diff(path) >= 0).all()
+    assert path[-1] == pytest.approx(jfl.guarantee(one, 30, DELTA).epsilon, rel=1e-6)
+    assert path[1] == pytest.approx(gaussian(2.0), rel=1e-6)
+    # a table per number of rounds knows no less
+    for rounds in (3, 6, 17):
+        own = jfl.guarantee(one, rounds, DELTA).epsilon
+        assert own == pytest.approx(path[rounds], rel=1e-6)
+
+
+@pytest.mark.parametrize("sampler", ["min_separation", "cyclic_poisson"])
+def test_calibration_finds_the_multiplier(sampler):
+    drawn = (
+        jfl.sampling.min_separation(C, 2, 4)
+        if sampler == "min_separation"
+        else jfl.sampling.cyclic_poisson(C, 0.7, 4, capacity=C)
+    )
+    made = banded_toeplitz(16, 4, participations=4, separation=4)
+    z = jfl.calibrate(plan(jfl.correlated(1.0, made), drawn), epsilon=3.0, rounds=16, delta=DELTA)
+    assert 2.99 < jfl.guarantee(plan(jfl.correlated(z, made), drawn), 16, DELTA).epsilon <= 3.0
+
+
+# computed for N = 10,000, a mean cohort of 100, 1,000 rounds, delta = 1e-5
+CYCLIC = {
+    (1.0, 1): 1.828244,
+    (1.0, 4): 4.185153,
+    (1.0, 16): 9.083010,
+    (1.0, 32): 12.788545,
+    (2.0, 16): 3.082661,
+    (4.0, 4): 0.587431,
+    (0.6, 4): 14.037368,
+}
+
+
+@pytest.fixture(scope="module")
+def many():
+    """10,000 clients with one row."""
+    x, y = np.zeros((10_000, 3), np.float32), np.zeros(10_000, np.float32)
+    fed = make_federation()
+    rows = jnp.arange(10_000, dtype=jnp.int32)
+    return dataclasses.replace(
+        fed,
+        x=jnp.asarray(x),
+        y=jnp.asarray(y),
+        index=rows[:, None],
+        size=jnp.ones(10_000, jnp.int32),
+        test_index=jnp.zeros((10_000, 0), jnp.int32),
+        test_size=jnp.zeros(10_000, jnp.int32),
+    )
+
+
+@pytest.mark.parametrize("z, bands", CYCLIC)
+def test_bands_and_cyclic_poisson_are_amplified_as_published(many, z, bands):
+    """Fewer steps at a higher rate: the multiplier is over the length of a column of C."""
+    rate, n = 0.01 * bands, 1000
+    made = identity(n) if bands == 1 else banded_toeplitz(n, bands)
+    sampler = (
+        jfl.sampling.poisson(10_000, rate)
+        if bands == 1
+        else jfl.sampling.cyclic_poisson(10_000, rate, bands)
+    )
+    noise = jfl.correlated(z * made.largest_column(), made)
+    if bands == 1:  # without turns correlated noise has no amplification; independent noise has
+        noise = jfl.gaussian(z)
+    found = jfl.guarantee(plan(noise, sampler, many), n, DELTA)
+    assert found.epsilon == pytest.approx(CYCLIC[z, bands], rel=3e-4)
+    assert found.epsilon >= CYCLIC[z, bands] * (1 - 1e-6)
+    assert found.method.startswith("" if bands == 1 else "banded_cyclic_poisson")
+
+
+def test_all_of_a_group_is_no_chance(many):
+    made = banded_toeplitz(1000, 100)
+    sampler = jfl.sampling.cyclic_poisson(10_000, 1.0, 100)
+    noise = jfl.correlated(2.0 * made.largest_column(), made)
+    found = jfl.guarantee(plan(noise, sampler, many), 1000, DELTA).epsilon
+    assert found == pytest.approx(gaussian(2.0 / 10**0.5), rel=1e-4)
+
+
+def test_more_bands_than_turns_are_not_amplified():
+    """What a client adds then meets its own next participation: sensitivity, and no chance."""
+    made = banded_toeplitz(12, 6)
+    one = plan(jfl.correlated(2.0, made), jfl.sampling.cyclic_poisson(C, 0.5, 4, capacity=C))
+    found = jfl.guarantee(one, 12, DELTA)
+    assert found.method.startswith("matrix_gaussian")
+    assert found.epsilon == pytest.approx(gaussian(2.0 / made.sensitivity(3, 4)), rel=1e-6)
+    assert found.adjacency == "add_remove"
+
+
+def test_samplers_without_turns_count_every_round():
+    made = square_root(6)
+    want = gaussian(2.0 / made.sensitivity(6, 1))
+    for sampler in (
+        jfl.sampling.without_replacement(C, 4),
+        jfl.sampling.with_replacement(C, 4),
+        jfl.sampling.poisson(C, 0.3),
+        jfl.sampling.first_responders(C, 4, latency_spread=2.0),
+    ):
+        found = jfl.guarantee(plan(jfl.correlated(2.0, made), sampler), 6, DELTA)
+        assert found.epsilon == pytest.approx(want, rel=1e-6) or sampler.scheme == "poisson"
+        assert found.epsilon >= want * (1 - 1e-9)
+
+
+def test_turns_alone_help_independent_noise_too():
+    """A client of a group takes part in a third of the rounds."""
+    one = plan(jfl.gaussian(2.0), jfl.sampling.min_separation(C, 4, 3))
+    assert jfl.guarantee(one, 7, DELTA).epsilon == pytest.approx(gaussian(2.0 / 3**0.5), rel=1e-6)
+    drawn = plan(jfl.gaussian(2.0), jfl.sampling.cyclic_poisson(C, 0.5, 3, capacity=C))
+    wanted = epsilon(events.repeat(events.poisson(0.5, events.gaussian(2.0)), 3), DELTA)[0]
+    assert jfl.guarantee(drawn, 7, DELTA).epsilon == pytest.approx(wanted, rel=1e-5)
+
+
+def test_zero_out_is_half_of_replacing():
+    for sampler in (None, jfl.sampling.min_separation(C, 2, 3)):
+        one = plan(jfl.gaussian(4.0), sampler, adjacency="zero_out")
+        other = plan(jfl.gaussian(4.0), sampler, adjacency="replace_one")
+        assert jfl.guarantee(one, 6).epsilon == jfl.guarantee(other, 6).epsilon
+        sides = jfl.privacy.mechanisms.chain.sensitivity
+        assert float(sides(other.release)) == 2 * float(sides(one.release))
+
+
+def test_zero_out_of_rows():
+    """A batch sampler that has no gain for it counts every look at a row."""
+
+    def guaranteed(batch, adjacency=None, rounds=5):
+        noise = jfl.chain(
+            jfl.clip_l2(1.0),
+            jfl.total(),
+            jfl.gaussian(3.0),
+            jfl.divide(2.0),
+            adjacency=adjacency,
+        )
+        alg = jfl.algorithms.fedavg(jfl.private_grad(squared, noise), lr=0.1, steps=3, batch=batch)
+        made = jfl.plan(FED, jfl.task(start_params(), squared), alg, jfl.sampling.full(C))
+        return jfl.guarantee(made, rounds, DELTA, unit="example")
+
+    assert guaranteed(jfl.batches.epochs(1), "zero_out").epsilon == pytest.approx(
+        gaussian(3.0 / 5**0.5), rel=1e-6
+    )
+    fixed = guaranteed(jfl.batches.without_replacement(1), "zero_out")
+    assert fixed.epsilon == pytest.approx(gaussian(3.0 / 15**0.5), rel=1e-6)
+    assert fixed.adjacency == "zero_out"
+    drawn = guaranteed(jfl.batches.poisson(1.0, capacity=3), "zero_out")
+    same = guaranteed(jfl.batches.poisson(1.0, capacity=3))
+    assert drawn.epsilon == same.epsilon and same.adjacency == "add_remove"
+    with pytest.raises(ValueError, match="adjacency 'replace_one' for batches.with_replacement"):
+        guaranteed(jfl.batches.with_replacement(2), "zero_out")
+
+
+# --- what proves nothing
+
+
+def test_a_strategy_for_turns_needs_a_sampler_that_keeps_them():
+    made = banded_toeplitz(12, 3, participations=4, separation=3)
+    noise = jfl.correlated(2.0, made)
+    for sampler in (
+        None,
+        jfl.sampling.without_replacement(C, 4),
+        jfl.sampling.min_separation(C, 4, 2),
+    ):
+        with pytest.raises(ValueError, match="a sampler whose clients stay away for 3 rounds"):
+            jfl.guarantee(plan(noise, sampler), 12)
+    assert jfl.guarantee(plan(noise, jfl.sampling.min_separation(C, 3, 4)), 12).status == "proved"
+
+
+def test_a_sampler_that_claims_turns_is_not_believed():
+    honest = jfl.sampling.without_replacement(C, 3)
+    forged = dataclasses.replace(
+        jfl.sampling.min_separation(C, 3, 3), draw=honest.draw, scheme="min_separation"
+    )
+    made = banded_toeplitz(12, 3, participations=4, separation=3)
+    found = jfl.guarantee(plan(jfl.correlated(2.0, made), forged), 12)
+    assert found.status == "conditional"
+    longer = dataclasses.replace(jfl.sampling.min_separation(C, 3, 3), separation=6)
+    found = jfl.guarantee(plan(jfl.correlated(2.0, made), longer), 12)
+    assert found.status == "conditional"
+
+
+def test_parts_of_a_run_are_not_accounted_apart():
+    made = plan(jfl.correlated(2.0, square_root(8)))
+    with pytest.raises(ValueError, match="a run with correlated noise from its round 0 on"):
+        jfl.guarantee([(made, 4), (made, 4)])
+    with pytest.raises(ValueError, match="a part that begins with round 4"):
+        jfl.guarantee([(made, 4, 4)])
+    whole = jfl.guarantee(made, 8).epsilon
+    assert jfl.guarantee([(made, 8)]).epsilon == pytest.approx(whole, rel=1e-6)
+    # two runs of other plans on the same clients: both of them
+    other = plan(jfl.correlated(2.0, tree(8)))
+    both = jfl.guarantee([(made, 8), (other, 8, 0)]).epsilon
+    sens = np.hypot(square_root(8).sensitivity(8), tree(8).sensitivity(8))
+    assert both == pytest.approx(gaussian(2.0 / sens), rel=1e-6)
+
+
+def test_neither_the_server_nor_a_cap_is_answered():
+    made = plan(jfl.correlated(2.0, square_root(8)))
+    with pytest.raises(ValueError, match="The server sees every upload"):
+        jfl.guarantee(made, 8, view="server")
+    with pytest.raises(ValueError, match="view='server' beside cap"):
+        jfl.guarantee(made, 8, unit="client", view="third_party", cap=3)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_audited_is_no_more_than_proved(name):
+    """The worst canary in the worst client, which comes every fourth round."""
+    made = STRATEGIES[name](8, 2, 4)
+    one = plan(
+        jfl.correlated(1.5 * made.sensitivity(2, 4), made),
+        jfl.sampling.min_separation(C, 3, 4),
+        adjacency="zero_out",
+    )
+    report = jfl.audit(one, 8, trials=4000)
+    assert report.epsilon <= report.proved.epsilon and not report.refuted
+    assert report.epsilon > 0.1 * report.proved.epsilon
+
+
+def test_less_noise_than_claimed_is_refuted():
+    """The same audit, told that a client comes once where it comes in every round."""
+    made = square_root(8)
+    one = plan(jfl.correlated(2.0, made), adjacency="zero_out")
+    honest = jfl.audit(one, 8, trials=4000)
+    assert not honest.refuted
+    once = epsilon(events.gaussian(2.0 / made.sensitivity(1)), 1e-2)[0]
+    assert jfl.audit(one, 8, trials=4000, claimed=once).refuted
