@@ -230,6 +230,22 @@ def seen(event: Any) -> Any:
     return gaussian(seen(event.event).noise_multiplier / copies)
 
 
+def of_group(event: Any, size: int) -> Any:
+    """`event` where `size` units differ at once; None where no such event is known here.
+
+    Units move a sum by at most `size` sensitivities, wherever they are.
+    """
+    if isinstance(event, Gaussian):
+        return gaussian(event.noise_multiplier / size)
+    if isinstance(event, Compose):
+        inner = tuple(of_group(e, size) for e in event.events)
+        return None if None in inner else Compose(inner)
+    if isinstance(event, (Repeat, Series)):
+        inner = of_group(event.event, size)
+        return None if inner is None else type(event)(inner, event.times)
+    return None
+
+
 KINDS = (
     Gaussian,
     Poisson,
