@@ -9,13 +9,13 @@ import pytest
 from helpers.ledger_plans import BATCH, NOISY, fixed, make, poisson, poisson_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from scipy import integrate, optimize, stats
 from scipy.special import ndtr, ndtri
 
 import jfl
 from jfl.core.records import Guarantee
 from jfl.core.trade_off import Curve, curve_of, curve_of_pair
-from jfl.privacy.accountants import curves, events, pld, rdp_events, tightest
+from jfl.privacy.accountants import curves, events, pld, rdp, rdp_events, rdp_on_host, tightest
 from jfl.privacy.accountants.curves import Release, curve
 from jfl.sampling import batches
 
@@ -245,6 +245,134 @@ def test_a_large_group():
     assert mus == sorted(mus) and mus[-1] <= 1000 * rdp_events.gaussian_mu(fixed(0.01, 5.0, 30))
 
 
+def of_one_group(law, z, epsilon):
+    """The exact delta of one step of a group, the worse of both directions."""
+    number = np.arange(len(law))
+    log_ratio = lambda x: np.log(law @ np.exp((2 * number * x - number**2) / (2 * z**2)))
+
+    def removed(e):
+        if e <= math.log(law[0]):
+            return 1 - math.exp(e)
+        x = optimize.brentq(lambda x: log_ratio(x) - e, -90 * z, 90 * z)
+        return law @ stats.norm.sf((x - number) / z) - math.exp(e) * stats.norm.sf(x / z)
+
+    return max(removed(epsilon), 1 - math.exp(epsilon) * (1 - removed(-epsilon)))
+
+
+def test_golden_group():
+    """Two units on a Poisson sample at rate 0.1; of dp_accounting's loss distribution."""
+    group = events.repeat(events.poisson_group(0.1, 2, events.gaussian(1.0)), 10)
+    value, width = pld.pld_epsilon(group, 1, 1e-5)
+    assert math.isclose(value, 6.1933980296, rel_tol=2e-6) and 0 <= width < 1e-3
+    known = Release((poisson(0.1, 1.0, 10),)).group(2).curve()
+    assert math.isclose(known.epsilon_at(1e-5), 6.1933980296, rel_tol=2e-5)
+    assert known.epsilon_at(1e-5) < curve((poisson(0.1, 1.0, 10),)).group(2).epsilon_at(1e-5)
+
+
+@pytest.mark.parametrize("q, size, z", [(0.1, 2, 1.0), (0.3, 5, 4.0), (0.01, 3, 0.8)])
+def test_one_step_of_a_group_is_exact(q, size, z):
+    event = events.poisson_group(q, size, events.gaussian(z))
+    exact = np.array([of_one_group(event.law, z, e) for e in EPSILONS])
+    got = pld.deltas(event, EPSILONS)
+    assert (got >= exact * (1 - 1e-9)).all()
+    np.testing.assert_allclose(got, exact, rtol=1e-3, atol=1e-13)
+    renyi = rdp_events.deltas(event, EPSILONS)
+    assert (renyi >= exact).all()
+
+
+@pytest.mark.parametrize("q, size, z", [(0.1, 2, 1.0), (0.3, 5, 4.0), (0.5, 3, 0.8)])
+def test_renyi_curve_of_a_group(q, size, z):
+    """By adaptive quadrature of both directions."""
+    event = events.poisson_group(q, size, events.gaussian(z))
+    number = np.arange(size + 1)
+    for order in (1.2, 2.0, 3.7):
+        log_moments = []
+        for power in (order, 1 - order):
+
+            def integrand(x, power=power):
+                ratio = event.law @ np.exp((2 * number * x - number**2) / (2 * z**2))
+                return stats.norm.pdf(x / z) / z * ratio**power
+
+            ends = -12 * z, order * size + 12 * z
+            value = integrate.quad(integrand, *ends, epsabs=0, epsrel=1e-12, limit=500)[0]
+            log_moments.append(math.log(value))
+        want = max(log_moments) / (order - 1)
+        for curve_of_event in (
+            rdp_on_host.poisson_group(order, event.law, z),
+            rdp.poisson_group(order, event.law, z),
+            rdp_events.curve(event, np.array([order]))[0],
+        ):
+            np.testing.assert_allclose(np.ravel(curve_of_event)[0], want, rtol=1e-9)
+    whole = rdp_on_host.poisson_group(1e6, event.law, z)
+    assert math.isclose(whole.item(), 1e6 * size**2 / (2 * z**2))
+
+
+def test_a_group_of_one_is_none_and_all_of_it_is_a_gaussian():
+    one, sample = events.poisson_group(0.2, 1, events.gaussian(1.5)), poisson(0.2, 1.5)
+    orders = np.array([1.1, 2.0, 30.0])
+    np.testing.assert_allclose(
+        rdp_events.curve(one, orders), rdp_events.curve(sample, orders), rtol=1e-10
+    )
+    for times in (1, 50):
+        want = pld.pld_epsilon(sample, times, 1e-6)
+        np.testing.assert_allclose(pld.pld_epsilon(one, times, 1e-6), want, rtol=1e-6, atol=1e-8)
+    everyone = events.poisson_group(1.0, 4, events.gaussian(8.0))
+    assert everyone.law.tolist() == [0, 0, 0, 0, 1]
+    assert rdp_events.gaussian_mu(everyone) == 0.5
+    for known in (curve((everyone,)), Release((events.gaussian(8.0),)).group(4).curve()):
+        assert math.isclose(known.mu, 0.5, rel_tol=1e-9)
+    with pytest.raises(ValueError, match="events.poisson_group: need a whole number size"):
+        events.poisson_group(0.1, 1.5, events.gaussian(1.0))
+
+
+def test_which_groups_have_events_of_their_own():
+    sampled, noise = poisson(0.1, 2.0, 3), events.gaussian(1.0)
+    group = events.of_group(events.compose(sampled, noise), 3)
+    assert group.events[1] == events.gaussian(1 / 3)
+    assert group.events[0].event.law.tolist() == events.poisson_group(0.1, 3, noise).law.tolist()
+    series = events.series(events.poisson(0.1, events.gaussian(np.array([1.0, 3.0]))), [4, 5])
+    known = Release((events.of_group(series, 2),)).curve()
+    parts = [
+        events.repeat(events.poisson_group(0.1, 2, events.gaussian(z)), n)
+        for z, n in ((1.0, 4), (3.0, 5))
+    ]
+    want = curve((events.compose(*parts),)).delta_at(EPSILONS)
+    np.testing.assert_allclose(known.delta_at(EPSILONS), want, rtol=1e-3)
+    for other in (fixed(0.1, 1.0, 3), events.participation(0.5, noise)):
+        assert events.of_group(other, 2) is None
+        assert events.of_group(events.compose(noise, other), 2) is None
+    assert events.of_group(sampled, 17) is None and Release((sampled,)).group(17) is None
+
+
+def test_groups_on_poisson_samples():
+    known = jfl.guarantee(poisson_plan(), 4, unit="example", view="server")
+    two, many = known.group(2), known.group(20)
+    assert known.epsilon < two.epsilon < known.curve().group(2).epsilon_at(known.delta)
+    assert two.mu < known.curve().group(2).mu and many.epsilon > two.epsilon
+
+
+@pytest.mark.parametrize(
+    "pairs", [[(5.0, 1e-7)], [(0.3, 0.01), (6.0, 1e-9)], [(0.0, 0.2)], [(9.0, 0.0), (2.0, 1e-3)]]
+)
+def test_mu_is_the_largest_of_all_rates(pairs):
+    known = curve_of(*zip(*pairs))
+    rates = np.geomspace(1e-12, 0.5, 20000)
+    brute = np.max(ndtri(known.tpr(rates)) - ndtri(rates))
+    assert brute - 1e-12 <= known.mu <= brute + 1e-3
+
+
+def test_reading_many_epsilons_of_one_distribution():
+    rng = np.random.default_rng(0)
+    losses = 0.5 + 0.01 * np.arange(500)
+    mass = rng.dirichlet(np.ones(500)) * 0.9
+    epsilon = np.concatenate([[0.0, 0.499], rng.uniform(0.5, 5.49, 50), [5.6]])
+    brute = [1e-3 + (mass * -np.expm1(np.minimum(e - losses, 0))).sum() for e in epsilon]
+    got = pld._read(losses, mass, 1e-3, epsilon)
+    assert got[0] == got[1] == 1.0  # below the window nothing is known
+    np.testing.assert_allclose(got[2:], brute[2:], rtol=1e-8)
+    assert (got[2:] >= np.array(brute[2:]) * (1 - 1e-12)).all()
+
+
 # --- guarantees of plans
 
 
@@ -298,7 +426,8 @@ def test_an_overflow_and_a_quantile_are_paid():
     want = clean.delta_at(finer) + chance * (1 + np.exp(finer))
     want = np.minimum.accumulate(want)  # a delta holds for larger epsilons
     np.testing.assert_allclose(paid.delta_at(finer), want, rtol=1e-3)
-    assert paid.gaussian_mu == math.inf and Release((event,), chance).group(2) is None
+    assert paid.gaussian_mu == math.inf and Release((event,), 0.0, chance).group(2) is None
+    assert Release((event,), chance).group(3).overflow == 3 * chance
     assert Release((event,), 0.0, 1e-7).curve().tpr(0.0) >= 1e-7
     plan = make(rows=NOISY(), batch=BATCH)
     known = jfl.guarantee(plan, 20, view="server", quantile=1e-7)

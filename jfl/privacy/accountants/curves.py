@@ -34,11 +34,14 @@ class Release(NamedTuple):
         return curve(self.alternatives, self.overflow, self.extra)
 
     def group(self, size: int) -> "Release | None":
-        """The same for `size` units at once; None where a curve of one unit has to do."""
-        if self.overflow or self.extra:
+        """The same for `size` units at once; None where a curve of one unit has to do.
+
+        A draw without a slot costs as before, and may happen in the samples of each unit.
+        """
+        if self.extra:
             return None
         grouped = tuple(events.of_group(event, size) for event in self.alternatives)
-        return None if None in grouped else Release(grouped)
+        return None if None in grouped else Release(grouped, self.overflow * size)
 
 
 def curve(alternatives: Sequence, overflow: float = 0.0, extra: float = 0.0) -> Curve:

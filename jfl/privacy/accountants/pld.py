@@ -36,6 +36,7 @@ QUICK = {
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
 }  # a third of the compilation of what runs for milliseconds
+ADD_REMOVE = (events.Poisson, events.PoissonGroup)
 WIDE = 8  # runs that are computed side by side
 
 
@@ -409,8 +410,8 @@ def _flat(event, times, kinds):
         return [(events.Participation(event.probability, events.Compose(inner)), times)]
     if isinstance(event, events.Gaussian):
         return [(events.Poisson(1.0, _gaussian(event)), times)]
-    if isinstance(event, (events.Poisson, events.WithoutReplacement, events.Multiplicity)):
-        kinds.add("add_remove" if isinstance(event, events.Poisson) else "replace_one")
+    if isinstance(event, (*ADD_REMOVE, events.WithoutReplacement, events.Multiplicity)):
+        kinds.add("add_remove" if isinstance(event, ADD_REMOVE) else "replace_one")
         for inner in _leaves(event.event):
             if not isinstance(inner, events.Gaussian):
                 name = (
@@ -428,6 +429,8 @@ def _flat(event, times, kinds):
         one = _gaussian(events.Gaussian(float(pld_compose.precision(event.event)) ** -0.5))
         if isinstance(event, events.Multiplicity):
             return [(_copies(event, one), times)]
+        if isinstance(event, events.PoissonGroup):
+            return [(_group(event, one), times)]
         return [
             (
                 _sampled(
@@ -456,6 +459,15 @@ def _sampled(rate, one):
             "pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}", error=NotAnalysable
         )
     return events.Poisson(rate, one)  # directions tell the kinds apart
+
+
+def _group(event, one):
+    """As a Gaussian of more sensitivity, where all units always join."""
+    most = len(event.law) - 1
+    if event.law[0] == 0:
+        return events.Poisson(1.0, _gaussian(events.Gaussian(one.noise_multiplier / most)))
+    _sampled(np.sum(event.law[1:]), one)
+    return events.PoissonGroup(np.asarray(event.law), one)
 
 
 def _copies(event, one):

@@ -88,6 +88,8 @@ def _curve(event, orders, curves=rdp):
         return curves.participation(orders, event.probability, inner(event.event))
     if isinstance(event, events.Poisson):
         return curves.poisson(orders, event.rate, z())
+    if isinstance(event, events.PoissonGroup):
+        return curves.poisson_group(orders, event.law, z())
     if isinstance(event, events.WithoutReplacement):
         return curves.without_replacement(orders, event.sample / event.population, z())
     if isinstance(event, events.Multiplicity):
@@ -192,6 +194,7 @@ def _deltas_of_curve(orders, values, epsilon):
 def _is_sampled(kinds):
     return kinds & {
         events.Poisson,
+        events.PoissonGroup,
         events.WithoutReplacement,
         events.WithReplacement,
         events.Multiplicity,
@@ -342,6 +345,8 @@ def _precision(event, sampled=True):
         )
     if not sampled:
         copies = event.most if isinstance(event, events.Multiplicity) else 1
+        if isinstance(event, events.PoissonGroup):
+            copies = len(event.law) - 1
         return copies**2 * _precision(event.event, sampled)
     name = "WithReplacement" if isinstance(event, events.Multiplicity) else type(event).__name__
     checks.fail(

@@ -108,6 +108,7 @@ def takes(event: Any, times: float = 1) -> bool:
     kinds = rdp_events.event_types(event)
     sampled = kinds & {
         events.Poisson,
+        events.PoissonGroup,
         events.WithoutReplacement,
         events.WithReplacement,
         events.Participation,
