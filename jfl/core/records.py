@@ -485,6 +485,11 @@ class Guarantee(_Fields):
         known._release = release
         return known
 
+    @property
+    def release(self) -> Any:
+        """What is behind it; None where it knows its own epsilon and delta only."""
+        return self._release
+
     def _replace(self, **fields):
         changed = super()._replace(**fields)
         keep = (changed.epsilon, changed.delta) == (self.epsilon, self.delta)
@@ -634,7 +639,7 @@ class _Group(NamedTuple):
 
     def curve(self):
         general = self.one.curve().group(self.size)
-        release = self.one._release
+        release = self.one.release
         grouped = release.group(self.size) if release is not None else None
         return general if grouped is None else _both(grouped.curve(), general)
 

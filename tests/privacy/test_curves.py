@@ -400,7 +400,7 @@ def test_a_guarantee_keeps_its_fields():
 
 def test_a_guarantee_answers_as_its_events():
     known = jfl.guarantee(poisson_plan(), 4, unit="example", view="server")
-    listed = known._release.alternatives
+    listed = known.release.alternatives
     np.testing.assert_allclose(known.tpr(RATES), curve(listed).tpr(RATES), rtol=1e-4)
     assert jfl.guarantee(poisson_plan(), 8, unit="example", view="server").mu > known.mu
     fresh = jfl.guarantee(poisson_plan(), 5, unit="example", view="server")
@@ -431,8 +431,8 @@ def test_an_overflow_and_a_quantile_are_paid():
     assert Release((event,), 0.0, 1e-7).curve().tpr(0.0) >= 1e-7
     plan = make(rows=NOISY(), batch=BATCH)
     known = jfl.guarantee(plan, 20, view="server", quantile=1e-7)
-    assert known._release.extra == pytest.approx(1e-7, rel=0.9) and known._release.extra > 0
-    assert known.delta_at(1e3) >= known._release.extra
+    assert known.release.extra == pytest.approx(1e-7, rel=0.9) and known.release.extra > 0
+    assert known.delta_at(1e3) >= known.release.extra
     assert known.delta_at(known.epsilon) <= known.delta * (1 + 1e-12)
 
 

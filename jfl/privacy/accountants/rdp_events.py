@@ -165,7 +165,7 @@ def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
     best = np.where(np.isnan(exact), 1.0, exact)
     if _is_sampled(event_types(event)):
         values = counts @ _values(event, MANY_ORDERS, len(counts))
-        best = np.minimum(best, _deltas_of_curve(MANY_ORDERS, values, epsilon))
+        best = np.minimum(best, deltas_of_curve(MANY_ORDERS, values, epsilon))
     return np.minimum(best + given_up * counts.sum(), 1.0)
 
 
@@ -180,8 +180,24 @@ def gaussian_mu(event: Any) -> float:
     return math.sqrt(_precision(event, sampled=False))
 
 
-def _deltas_of_curve(orders, values, epsilon):
-    """`convert`, solved for delta."""
+def values(event: Any, orders: np.ndarray) -> np.ndarray:
+    """`curve` on the host, of an event whose numbers are concrete; a Series part by part."""
+    if isinstance(event, events.Series):
+        return event.times @ _values(event.event, orders, np.size(event.times))
+    if events.Series in event_types(event):
+        if isinstance(event, events.Repeat):
+            return event.times * values(event.event, orders)
+        if isinstance(event, events.Compose):
+            return sum(values(e, orders) for e in event.events)
+    return _values(event, orders, 1)[0]
+
+
+def deltas_of_curve(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+    """The smallest deltas that a curve proves at many epsilons: `convert`, solved for delta.
+
+    Shapes:
+        orders [n] > 1, values [n], epsilon [m] >= 0 -> Float64[m].
+    """
     with np.errstate(all="ignore"):
         slack = (orders - 1) * (values + np.log1p(-1 / orders)) - np.log(orders)
         log_delta = np.min(
