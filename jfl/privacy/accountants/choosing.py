@@ -1,8 +1,9 @@
 """The price of choosing: run a random number of times, release the best run and nothing else.
 
 A fixed number of runs composes, whichever is shown: choosing the best of m can cost as much as
-showing all m.  A number that is random, and secret, costs two to four times as much as one run, whatever
-its mean, if its law has the right tail (Papernot and Steinke, arXiv:2110.03620).  What is needed:
+showing all m.  A number that is random, and secret, costs two to four times as much as one run,
+whatever its mean, if its law has the right tail (Papernot and Steinke, arXiv:2110.03620).  What is
+needed:
 
 - The number of runs is drawn by `draw`, before the first of them, and is never told: no times, no
   logs, no count of runs.
