@@ -1,5 +1,5 @@
-"""The vocabulary: records without behaviour.  Read this file first; of jfl it imports hashes and
-how records print.
+"""The vocabulary: records without behaviour.  Read this file first; of jfl it imports hashes,
+how records print, and the curves of a guarantee.
 
 Axes, named once and used everywhere:
     C clients   K cohort slots   N rows per client (padded)   B batch   T local steps   R rounds   S
@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from . import hashing, printing
+from . import checks, hashing, printing, trade_off
 from .pytrees import on_device
 
 Array = jax.Array
@@ -441,9 +442,7 @@ def code_of(caveat: str) -> str:
     return getattr(caveat, "code", "")
 
 
-class Guarantee(NamedTuple):
-    """An epsilon is never a bare float.  All fields are plain Python values."""
-
+class _Fields(NamedTuple):
     epsilon: float
     delta: float
     unit: str  # example | client
@@ -454,6 +453,21 @@ class Guarantee(NamedTuple):
     caveats: tuple = ()  # sentences, most of them a `Caveat`
     implied: bool = False  # it follows from the guarantee of another unit
     rounds: int | None = None  # that it covers; None: all that were asked for
+
+
+class Guarantee(_Fields):
+    """An epsilon is never a bare float.  All fields are plain Python values.
+
+    Beside them a guarantee of `jfl.guarantee` knows the releases that it is about, so it answers
+    for other epsilons and deltas, for attacks, and for groups.  They are no field: two guarantees
+    are equal, print and are stored as their fields alone.  One that was read from a file, or that
+    a paper claims, knows its own epsilon and delta only, and its answers are what these imply.
+
+    Other epsilons and deltas have the unit, adjacency, view, status and caveats of this one.
+    """
+
+    _release = None  # what is behind it: `curve()` and `group(size)`
+    _curve = None
 
     def __str__(self):
         none = self.epsilon == float("inf") and self.status == "proved"
@@ -466,3 +480,180 @@ class Guarantee(NamedTuple):
             f"view: {self.view}, method: {self.method})"
         )
         return text + "".join(f"\n  caveat: {c}" for c in self.caveats)
+
+    def about(self, release: Any) -> "Guarantee":
+        """This guarantee, with the releases behind it: an object with `curve()` and
+        `group(size)`, as `accountants.curves.Release`."""
+        known = self._make(self)
+        known._release = release
+        return known
+
+    @property
+    def release(self) -> Any:
+        """What is behind it; None where it knows its own epsilon and delta only."""
+        return self._release
+
+    def _replace(self, **fields):
+        changed = super()._replace(**fields)
+        keep = (changed.epsilon, changed.delta) == (self.epsilon, self.delta)
+        return changed.about(self._release) if keep else changed
+
+    def curve(self) -> trade_off.Curve:
+        """Pairs of epsilon and delta, each of them proved: arrays `.epsilon` and `.delta`, ready to
+        be plotted.
+
+        Computed once, by every bound that applies; a second at most, then kept.
+
+        Privacy:
+            of the unit, adjacency and view of this guarantee.
+
+        Example:
+            >>> claimed = Guarantee(1.0, 1e-5, "example", "replace_one", "server", "a paper")
+            >>> claimed.curve().epsilon.tolist()
+            [0.0, 1.0]
+        """
+        if self._curve is None:
+            pair = trade_off.curve_of_pair(self.epsilon, self.delta)
+            self._curve = pair if self._release is None else _both(self._release.curve(), pair)
+        return self._curve
+
+    def delta_at(self, epsilon: ArrayLike) -> np.ndarray:
+        """The smallest delta that is proved at an epsilon.
+
+        Args:
+            epsilon: [...] >= 0.
+
+        Returns:
+            Float64[...].
+
+        Example:
+            >>> claimed = Guarantee(1.0, 1e-5, "example", "replace_one", "server", "a paper")
+            >>> float(claimed.delta_at(2.0)), round(float(claimed.delta_at(0.0)), 4)
+            (1e-05, 0.4621)
+        """
+        return self.curve().delta_at(epsilon)
+
+    def epsilon_at(self, delta: ArrayLike) -> np.ndarray:
+        """The smallest epsilon that is proved at a delta; inf where none is.
+
+        At the delta of this guarantee it may be a little smaller than its epsilon.
+
+        Args:
+            delta: [...] in [0, 1].
+
+        Returns:
+            Float64[...].
+
+        Example:
+            >>> claimed = Guarantee(1.0, 1e-5, "example", "replace_one", "server", "a paper")
+            >>> claimed.epsilon_at([1e-6, 1e-5]).tolist()
+            [inf, 1.0]
+        """
+        return self.curve().epsilon_at(delta)
+
+    def tpr(self, fpr: ArrayLike) -> np.ndarray:
+        """The true-positive rate that no attack exceeds at a false-positive rate.
+
+        An attack decides, from all that the view sees, whether the unit took part (add_remove) or
+        which of two it was (replace_one).
+
+        Args:
+            fpr: [...] in [0, 1].
+
+        Returns:
+            Float64[...], an upper bound: from every pair of the curve min(e^epsilon fpr + delta,
+            1 - e^-epsilon (1 - delta - fpr)), and from the Gaussian mechanism without any gain from
+            sampling.
+
+        References:
+            Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.1; Dong, Roth, Su, JRSS B 2022.
+
+        Example:
+            >>> claimed = Guarantee(1.0, 1e-5, "example", "replace_one", "server", "a paper")
+            >>> claimed.tpr([0.0, 0.01, 0.1]).round(4).tolist()
+            [0.0, 0.0272, 0.2718]
+        """
+        return self.curve().tpr(fpr)
+
+    @property
+    def mu(self) -> float:
+        """The mu of Gaussian differential privacy: no attack does better than telling N(mu, 1) from
+        N(0, 1).
+
+        It is the smallest such mu for attacks with a false-positive rate of at least 1e-12.  Below,
+        the curve of a sampled mechanism climbs to what it is without any gain from sampling, so a
+        mu for all rates is that of the whole: a limit without use.
+
+        References:
+            Dong, Roth, Su, JRSS B 2022, Definition 4.
+
+        Example:
+            >>> claimed = Guarantee(1.0, 0.0, "example", "replace_one", "server", "a paper")
+            >>> round(claimed.mu, 3)
+            1.232
+        """
+        return self.curve().mu
+
+    def group(self, size: int) -> "Guarantee":
+        """The guarantee, at the same delta, where `size` units differ at once: all rows of a
+        person, or all clients of a household.
+
+        Noise without sampling counts with `size` times the sensitivity, and Poisson samples with a
+        binomial number of the units in each; for all else, and if it is smaller, the attack on one
+        unit counts `size` times over.
+
+        Args:
+            size: how many units, 1 to 1000.
+
+        Returns:
+            A guarantee with all that this one has, and a caveat that names the size.
+
+        Raises:
+            ValueError: unless size is such a whole number.
+
+        References:
+            Dong, Roth, Su, JRSS B 2022, Theorem 2.14; Charles et al., arXiv:2407.07737 (samples).
+
+        Example:
+            >>> claimed = Guarantee(1.0, 0.0, "example", "replace_one", "server", "a paper")
+            >>> claimed.group(3).epsilon
+            3.0
+        """
+        checks.whole("Guarantee.group", most=trade_off.LARGEST_GROUP, size=size)
+        if size == 1:
+            return self
+        group = _Group(self, int(size))
+        return (
+            self._make(self)
+            ._replace(
+                epsilon=float(group.curve().epsilon_at(self.delta)),
+                method=f"{self.method}, group of {size}",
+                caveats=(*self.caveats, Caveat(f"of {size} {self.unit}s at once", "group")),
+            )
+            .about(group)
+        )
+
+
+class _Group(NamedTuple):
+    """What is behind a guarantee for several units at once."""
+
+    one: Guarantee
+    size: int
+
+    def curve(self):
+        general = self.one.curve().group(self.size)
+        release = self.one.release
+        grouped = release.group(self.size) if release is not None else None
+        return general if grouped is None else _both(grouped.curve(), general)
+
+    def group(self, size):
+        return _Group(self.one, self.size * size)
+
+
+def _both(first, second):
+    """Two curves of one mechanism."""
+    return trade_off.curve_of(
+        np.append(first.epsilon, second.epsilon),
+        np.append(first.delta, second.delta),
+        min(first.gaussian_mu, second.gaussian_mu),
+    )

@@ -63,7 +63,7 @@ COLUMNS = tuple(NUMBERS) + tuple(
 def read(where: str, data_dir: str | Path | None, download: bool) -> tuple:
     """x [32561, 105] and y, x_test [16281, 105] and y_test, from the first place that has both
     files."""
-    places = [place / "adult" for place in tfds._places(data_dir)]
+    places = [place / "adult" for place in tfds.places(data_dir)]
     if download and not _found(places):
         _download(where, places[0])
     folder = _found(places)

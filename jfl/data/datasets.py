@@ -13,10 +13,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks
+from ..core.errors import DataUnavailable
 from ..core.options import Setting
 from . import adult as uci
+from . import idx, tfds
 from . import synthetic as generator
-from . import tfds
 
 __all__ = [
     "adult",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 EMNIST_SPLITS = ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")
+DEBIAN = Path("/usr/share/datasets")  # where packages of Debian put datasets
 INT32 = 2**31 - 1
 
 
@@ -146,12 +148,48 @@ def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset
 
 
 def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """Fashion-MNIST: all as `mnist`.
+    """Fashion-MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
+
+    Read from data prepared by tensorflow_datasets, as `mnist`, or from the four IDX files of its
+    authors (train-images-idx3-ubyte and so on, with or without .gz) in a folder fashion-mnist: of
+    the places of `mnist`, the first that has either; then /usr/share/datasets/fashion-mnist, which
+    Debian's package dataset-fashion-mnist fills.  tensorflow_datasets shuffles the rows when it
+    prepares them, so the two have one set of rows in two orders, and two checksums.
+
+    Other Parameters:
+        data_dir: as in `mnist`; only this folder is looked into.
+        download: as in `mnist`, where the rows are in none of these places.
+
+    Raises:
+        DataUnavailable: if the data are not there (it names the package that has them), or a file
+            is damaged.
 
     References:
         Xiao, Rasul and Vollgraf, arXiv:1708.07747.
     """
-    return _prepared("fashion_mnist", data_dir, download)
+    where, name, folder_name = "datasets.fashion_mnist", "fashion_mnist", "fashion-mnist"
+    places = tfds.places(data_dir)
+    for place in places:
+        if tfds.newest_in(place, name):
+            return _prepared(name, data_dir, download)
+        if idx.holds(place / folder_name):
+            return _images(where, name, idx.read_dataset(where, place / folder_name, 10))
+    if data_dir is None and idx.holds(DEBIAN / folder_name):
+        return _images(where, name, idx.read_dataset(where, DEBIAN / folder_name, 10))
+    if download:
+        return _prepared(name, data_dir, download)
+    looked = [place / n for place in places for n in (name, folder_name)]
+    looked += [DEBIAN / folder_name] if data_dir is None else []
+    checks.fail(
+        where,
+        "the images of Fashion-MNIST",
+        "nothing in " + ", ".join(map(str, looked)),
+        "On Debian or Ubuntu:  apt-get install dataset-fashion-mnist.  Elsewhere put the four IDX "
+        "files of its authors (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, "
+        "t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz) into a folder DIR/fashion-mnist and "
+        "set JFL_DATA_DIR=DIR or pass data_dir=DIR.  download=True tries tensorflow_datasets.",
+        error=DataUnavailable,
+    )
 
 
 def emnist(
@@ -451,7 +489,12 @@ def _finite(where, key, value):
 
 def _prepared(name, data_dir, download) -> Dataset:
     where = f"datasets.{name}"
-    stored, checksum = tfds.read(where, name, data_dir, download)
+    return _images(where, name, *tfds.read(where, name, data_dir, download))
+
+
+def _images(where, name, stored, checksum=None) -> Dataset:
+    """A dataset of uint8 images as they are stored."""
+    checksum = checksum or tfds.stored_digest(stored)
     x, x_test = (stored[key].astype(np.float32) for key in ("x", "x_test"))
     x /= 255
     x_test /= 255

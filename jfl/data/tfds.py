@@ -42,7 +42,7 @@ def read(where: str, name: str, data_dir: str | Path | None, download: bool) -> 
         checks.fail(
             where,
             "data prepared by tensorflow_datasets",
-            "nothing in " + ", ".join(str(place / name) for place in _places(data_dir)),
+            "nothing in " + ", ".join(str(place / name) for place in places(data_dir)),
             f'Prepare it once, where there is a network:  pip install "jfl[tfds]" tensorflow  and  '
             f"tfds build {name} --file_format=array_record --data_dir=DIR  (preparing needs "
             f"TensorFlow, reading "
@@ -53,24 +53,27 @@ def read(where: str, name: str, data_dir: str | Path | None, download: bool) -> 
     return _cached(where, name, folder)
 
 
-def _places(data_dir) -> list[Path]:
+def places(data_dir: str | Path | None) -> list[Path]:
+    """The folders that may hold data, the first to look into first."""
     if data_dir is not None:
         if not isinstance(data_dir, (str, os.PathLike)):
             checks.fail("datasets", "data_dir, a path", checks.shown(data_dir))
         return [Path(data_dir).expanduser(), Path(data_dir).expanduser() / "tfds"]
     variable = os.environ.get("JFL_DATA_DIR")
-    places = [Path(variable).expanduser() / "tfds", Path(variable).expanduser()] if variable else []
-    return places + [Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()]
+    first = [Path(variable).expanduser() / "tfds", Path(variable).expanduser()] if variable else []
+    return first + [Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()]
 
 
 def _find(name, data_dir) -> Path | None:
     """The newest prepared version of `name` in the first place that has one."""
-    for place in _places(data_dir):
-        folders = [path.parent for path in (place / name).glob("*.*.*/dataset_info.json")]
-        folders = [path for path in folders if path.name.replace(".", "").isdigit()]
-        if folders:
-            return max(folders, key=lambda path: [int(part) for part in path.name.split(".")])
-    return None
+    return next(filter(None, (newest_in(place, name) for place in places(data_dir))), None)
+
+
+def newest_in(place: Path, name: str) -> Path | None:
+    """The newest prepared version of `name` in one folder."""
+    folders = [path.parent for path in (place / name).glob("*.*.*/dataset_info.json")]
+    folders = [path for path in folders if path.name.replace(".", "").isdigit()]
+    return max(folders, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
 
 
 def _tfds(where):
@@ -97,7 +100,7 @@ def _missing(where, error):
 def _download(where, name, data_dir):
     tfds = _tfds(where)
     try:
-        tfds.data_source(name, split="train", data_dir=str(_places(data_dir)[0]), download=True)
+        tfds.data_source(name, split="train", data_dir=str(places(data_dir)[0]), download=True)
     except ImportError as error:
         _missing(where, error)
     except Exception as error:  # whatever the network, the host or the disk came up with
@@ -156,12 +159,13 @@ def _cached(where, name, folder) -> tuple[dict, str]:
     stored = _load(path)
     if stored is None:
         stored = _decode(where, folder)
-        stored["checksum"] = np.array(_stored_digest(stored))
+        stored["checksum"] = np.array(stored_digest(stored))
         _save(path, stored)
     return stored, str(stored["checksum"])
 
 
-def _stored_digest(stored):
+def stored_digest(stored: dict) -> str:
+    """sha256 of the images, the labels and the number of classes as they are stored."""
     return digest(*(stored[key] for key in ("x", "y", "x_test", "y_test", "classes")))
 
 
@@ -181,7 +185,7 @@ def _load(path) -> dict | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             stored = {key: file[key] for key in file.files}
-        if str(stored["checksum"]) == _stored_digest(stored):
+        if str(stored["checksum"]) == stored_digest(stored):
             return stored
         problem = "its checksum does not fit"
     except (FileNotFoundError, NotADirectoryError):

@@ -9,6 +9,7 @@ from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Guarantee, Plan
 from .accountants import events
+from .accountants.curves import Release
 from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
 from .accountants.tightest import epsilon_of
 from .ledger import entries as ledger
@@ -27,7 +28,8 @@ class Overflow(NotAnalysable):
 def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
-    value, method = tight_of(entry, rounds, delta)
+    listed = run(entry, rounds)
+    value, method = _tight_of(entry, listed, rounds, delta)
     if entry.method:
         method = f"{entry.method}, {method}"
     if entry.mixture and method != EXACT:
@@ -42,12 +44,15 @@ def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
         entry.status,
         tuple(dict.fromkeys(entry.caveats)),
         entry.implied,
-    )
+    ).about(Release(listed, entry.overflow * rounds if listed else 0.0))
 
 
 def tight_of(entry: Entry, rounds, delta) -> tuple[float, str]:
     """The smallest epsilon and its method, for a run of `rounds`."""
-    listed = run(entry, rounds)
+    return _tight_of(entry, run(entry, rounds), rounds, delta)
+
+
+def _tight_of(entry, listed, rounds, delta):
     if not listed:  # nobody takes part
         return 0.0, EXACT
     # the Renyi bound says what an overflow costs at most; with less epsilon it costs less

@@ -130,7 +130,8 @@ def guarantee(
     )
     proved = guarantee_of(entry, 1, delta - beta)
     status = proved.status if status == "proved" else status
-    return proved._replace(delta=float(delta), status=status)
+    behind = proved.release._replace(extra=float(beta))
+    return proved._replace(delta=float(delta), status=status).about(behind)
 
 
 def epsilons(

@@ -5,6 +5,7 @@ Prepared datasets other than MNIST are not at hand everywhere, so small ones are
 the format of tensorflow_datasets and read through the public functions.
 """
 
+import gzip
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from jfl.core.errors import DataUnavailable
 from jfl.core.records import Federation
 from jfl.data import checksum, datasets, describe, federate, partition, tfds, transforms
 from jfl.runs.build import federation
@@ -866,6 +868,156 @@ def test_damaged_source_and_missing_packages(place, monkeypatch):
     with monkeypatch.context() as patch:  # a cache needs none of these packages
         patch.setitem(__import__("sys").modules, "tensorflow_datasets", None)
         datasets.cifar10()
+
+
+# IDX files
+
+
+IDX_ROWS = {"train": 23, "t10k": 7}
+
+
+def idx_bytes(values):
+    """The IDX format, written by hand: two zeros, 8 for bytes, the number of axes, their
+    lengths."""
+    header = bytes([0, 0, 8, values.ndim])
+    return header + b"".join(n.to_bytes(4, "big") for n in values.shape) + values.tobytes()
+
+
+def write_idx(folder, seed=0, compressed=True, side=28):
+    """The four files of Fashion-MNIST with few rows; gives the images and labels of each half."""
+    folder.mkdir(parents=True)
+    rng, truth = np.random.default_rng(seed), {}
+    for half, rows in IDX_ROWS.items():
+        images = rng.integers(0, 256, (rows, side, side), np.uint8)
+        labels = rng.permutation(np.resize(np.arange(10, dtype=np.uint8), rows))
+        truth[half] = images, labels
+        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+            content, name = idx_bytes(values), f"{half}-{kind}-ubyte"
+            if compressed:
+                content, name = gzip.compress(content, 1), name + ".gz"
+            (folder / name).write_bytes(content)
+    return truth
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("where", ["data/fashion-mnist", "data/tfds/fashion-mnist", "debian"])
+def test_fashion_mnist_of_idx_files(where, compressed, place, monkeypatch):
+    monkeypatch.setattr(datasets, "DEBIAN", place / "debian")
+    folder = place / where / "fashion-mnist" if where == "debian" else place / where
+    truth = write_idx(folder, compressed=compressed)
+    data = datasets.fashion_mnist()
+    for x, y, half in ((data.x, data.y, "train"), (data.x_test, data.y_test, "t10k")):
+        images, labels = truth[half]
+        np.testing.assert_array_equal(x, images[..., None].astype(np.float32) / 255)
+        np.testing.assert_array_equal(y, labels)
+        assert x.dtype == np.float32 and y.dtype == np.int32 and x.flags.c_contiguous
+    assert data.name == "fashion_mnist" and data.classes == 10 and len(data.checksum) == 64
+    assert federate(data, partition.iid(4)).x.shape == (23, 28, 28, 1)
+
+
+def test_which_fashion_mnist_is_read(place, monkeypatch):
+    monkeypatch.setattr(datasets, "DEBIAN", place / "debian")
+    labels = lambda truth, half="train": truth[half][1].tolist()
+    first = write_idx(place / "debian" / "fashion-mnist", seed=1)
+    assert datasets.fashion_mnist().y.tolist() == labels(first)
+    with pytest.raises(DataUnavailable):  # a folder that is named is the only one
+        datasets.fashion_mnist(data_dir=place / "own")
+    second = write_idx(place / "data" / "fashion-mnist", seed=2)
+    assert datasets.fashion_mnist().y.tolist() == labels(second) != labels(first)
+    checksum = datasets.fashion_mnist().checksum
+    third = write_idx(place / "own" / "fashion-mnist", seed=3, compressed=False)
+    assert datasets.fashion_mnist(data_dir=str(place / "own")).y.tolist() == labels(third)
+    write_idx(place / "again" / "fashion-mnist", seed=2, compressed=False)
+    assert datasets.fashion_mnist(place / "again").checksum == checksum  # the same rows
+    fourth = prepare(place / "data" / "tfds", *FAKES["fashion_mnist"][1:], seed=4)
+    assert datasets.fashion_mnist().y.tolist() == labels(fourth)
+
+
+def test_fashion_mnist_that_is_not_there(place, monkeypatch):
+    monkeypatch.setattr(datasets, "DEBIAN", place / "debian")
+    with pytest.raises(DataUnavailable) as error:
+        datasets.fashion_mnist()
+    for part in (
+        "datasets.fashion_mnist: need the images of Fashion-MNIST",
+        str(place / "data" / "tfds" / "fashion_mnist"),
+        str(place / "data" / "fashion-mnist"),
+        str(place / "debian" / "fashion-mnist"),
+        "apt-get install dataset-fashion-mnist",
+        "JFL_DATA_DIR=DIR",
+        "download=True",
+    ):
+        assert part in str(error.value)
+    with pytest.raises(DataUnavailable) as error:
+        datasets.fashion_mnist(data_dir=place / "own")
+    assert str(place / "debian") not in str(error.value)
+    (place / "own" / "fashion-mnist").mkdir(parents=True)
+    with pytest.raises(DataUnavailable, match="apt-get"):
+        datasets.fashion_mnist(data_dir=place / "own")
+
+
+TRAIN = "train-images-idx3-ubyte"
+
+
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        (TRAIN, lambda c: b"", "begins with 00000803; got an empty file in .*" + TRAIN),
+        (TRAIN, lambda c: b"\0\0\x0d" + c[3:], "begins with 00000803; got 00000d03"),
+        (
+            "t10k-labels-idx1-ubyte",
+            lambda c: c[:3] + b"\3" + c[4:],
+            "1 axes, which begins with 00000801; got 00000803 in .*t10k-labels",
+        ),
+        (TRAIN, lambda c: c[:9], r"a header of 16 bytes; got 9 bytes in .*: it is cut short"),
+        (
+            TRAIN,
+            lambda c: c[:-1],
+            r"18032 bytes after the header, .* \[23, 28, 28\]; got 18031 in .*cut short",
+        ),
+        (TRAIN, lambda c: c + b"\0", "got 18033 in .*: it goes on"),
+        (
+            "train-labels-idx1-ubyte",
+            lambda c: c[:4] + (22).to_bytes(4, "big") + c[8:-1],
+            "a label for each image in .*; got 23 images in train-.* and 22 labels",
+        ),
+        ("t10k-labels-idx1-ubyte", lambda c: None, "the file t10k-labels-idx1-ubyte or t10k"),
+        (
+            "train-labels-idx1-ubyte",
+            lambda c: c[:-1] + b"\x0a",
+            r"labels in \[0, 10\); got y\[22\] = 10",
+        ),
+        (TRAIN, lambda c: gzip.compress(c)[:-9], "a readable file .*EOFError"),
+        (TRAIN, lambda c: b"\x1f\x8b" + c[2:], "a readable file .*Error -3 while decompressing"),
+        (TRAIN, lambda c: b"\x1f\x8b\7" + c[3:], "a readable file .*BadGzipFile: Unknown"),
+        (
+            TRAIN,
+            lambda c: gzip.compress(c)[:-8] + bytes(8),
+            "a readable file .*BadGzipFile: CRC check failed",
+        ),
+    ],
+)
+def test_damaged_idx_files(name, change, message, place):
+    write_idx(place / "data" / "fashion-mnist", compressed=False)
+    path = place / "data" / "fashion-mnist" / name
+    content = change(path.read_bytes())
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ValueError, match="datasets.fashion_mnist: need .*" + message) as error:
+        datasets.fashion_mnist()
+    assert isinstance(error.value, DataUnavailable) or "labels in" in message
+
+
+@pytest.mark.skipif(
+    not (datasets.DEBIAN / "fashion-mnist").is_dir(),
+    reason="real Fashion-MNIST NOT tested: apt-get install dataset-fashion-mnist",
+)
+def test_real_fashion_mnist(place):
+    """The published counts and moments; the first label of each half is a boot."""
+    data = datasets.fashion_mnist()
+    assert data.x.shape == (60000, 28, 28, 1) and data.x_test.shape == (10000, 28, 28, 1)
+    assert np.bincount(data.y).tolist() == [6000] * 10
+    assert np.bincount(data.y_test).tolist() == [1000] * 10
+    assert data.y[:5].tolist() == [9, 0, 0, 3, 0] and data.y_test[0] == 9
+    assert abs(data.x.mean() - 0.2860) < 1e-4 and abs(data.x.std() - 0.3530) < 1e-4
 
 
 REAL = os.environ.get("JFL_DATA_DIR")

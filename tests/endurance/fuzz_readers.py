@@ -377,7 +377,7 @@ def _npz():
         classes=np.int32(2),
     )
     file = io.BytesIO()
-    np.savez(file, **stored, checksum=np.array(tfds._stored_digest(stored)))
+    np.savez(file, **stored, checksum=np.array(tfds.stored_digest(stored)))
     return file.getvalue()
 
 

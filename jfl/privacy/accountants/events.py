@@ -8,6 +8,7 @@ number of rounds compiles nothing anew.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks
+
+LARGEST_GROUP = 16  # of units on one Poisson sample, that are counted as such
 
 
 def _event(cls):
@@ -30,6 +33,15 @@ class Gaussian:
 @_event
 class Poisson:
     rate: Any
+    event: Any
+
+
+@_event
+class PoissonGroup:
+    """`event` on a Poisson sample, for several units at once: k of them join with probability
+    law[k]."""
+
+    law: Any
     event: Any
 
 
@@ -111,6 +123,30 @@ def poisson(rate: ArrayLike, event: Any) -> Poisson:
     return Poisson(
         _number("events.poisson", checks.fraction, rate=rate), _known("events.poisson", event)
     )
+
+
+def poisson_group(rate: ArrayLike, size: int, event: Any) -> PoissonGroup:
+    """`event` on a sample that each of `size` units joins on its own with probability `rate`; for
+    add_remove of all of them.
+
+    The noise multiplier is that of one unit.
+
+    Units:
+        rate in (0, 1], concrete.
+
+    Raises:
+        ValueError: outside that range, or unless size is whole.
+
+    Example:
+        >>> poisson_group(0.1, 2, gaussian(1.0)).law.round(2).tolist()
+        [0.81, 0.18, 0.01]
+    """
+    where = "events.poisson_group"
+    checks.whole(where, size=size)
+    rate = float(_number(where, checks.fraction, rate=rate))
+    absent = [(1 - rate) ** (size - k) for k in range(size + 1)]
+    law = [math.comb(size, k) * rate**k * absent[k] for k in range(size + 1)]
+    return PoissonGroup(np.array(law, np.float64), _known(where, event))
 
 
 def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) -> WithoutReplacement:
@@ -230,9 +266,28 @@ def seen(event: Any) -> Any:
     return gaussian(seen(event.event).noise_multiplier / copies)
 
 
+def of_group(event: Any, size: int) -> Any:
+    """`event` where `size` units differ at once; None where no such event is known here.
+
+    Units move a sum by at most `size` sensitivities, wherever they are.
+    """
+    if isinstance(event, Gaussian):
+        return gaussian(event.noise_multiplier / size)
+    if isinstance(event, Poisson) and size <= LARGEST_GROUP:
+        return poisson_group(event.rate, size, event.event)
+    if isinstance(event, Compose):
+        inner = tuple(of_group(e, size) for e in event.events)
+        return None if None in inner else Compose(inner)
+    if isinstance(event, (Repeat, Series)):
+        inner = of_group(event.event, size)
+        return None if inner is None else type(event)(inner, event.times)
+    return None
+
+
 KINDS = (
     Gaussian,
     Poisson,
+    PoissonGroup,
     WithoutReplacement,
     WithReplacement,
     Repeat,

@@ -27,12 +27,16 @@ NOISE, RATE = (0.02, 1e6), 1e-9  # z and rates that are taken
 FEW = 1e-6  # of delta, which a lower end gives up
 RARE = 1e-6  # of delta, for more copies than are counted
 LEAST = 1e-20  # of the same, where delta is sought
+TARGETS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-14)  # deltas around which a curve is sharp
+FEW_PARTS = 4  # of an event, beyond which the grids of a curve are coarser
+ACCUMULATED = 1e-9  # of a sum, at most, that rounding takes
 COPIES = 128  # of an element in a sample, at most
 QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
 }  # a third of the compilation of what runs for milliseconds
+ADD_REMOVE = (events.Poisson, events.PoissonGroup)
 WIDE = 8  # runs that are computed side by side
 
 
@@ -256,6 +260,56 @@ def delta(event: Any, epsilon: ArrayLike, times: ArrayLike = 1, size: int = 2**1
     return min(largest + rare * float(times), 1.0)
 
 
+def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
+    """Deltas that are proved at many epsilons at once, for `event`, `times` times.
+
+    A grid is sharp around one delta, so there are several, and the smallest delta of them counts.
+
+    Shapes:
+        epsilon [n] >= 0 -> Float64[n] in [0, 1].
+
+    Raises:
+        ValueError: as `pld_epsilon`.
+
+    Example:
+        >>> deltas(events.gaussian(1.0), np.array([0.0, 1.0])).round(4).tolist()
+        [0.3829, 0.1269]
+    """
+    checks.positive("pld.deltas", times=times)
+    groups, adjacency, rare = _groups(event, LEAST / float(times))
+    groups = tuple((part, n * float(times)) for part, n in groups)
+    parts = sum(len(n) for _, n in groups)
+    size = max(SIZES[0], SIZES[1] // 2 ** math.ceil(math.log2(max(parts / FEW_PARTS, 1.0))))
+    worst = np.zeros(epsilon.shape)
+    for way in pld_step.DIRECTIONS[adjacency]:
+        best = np.ones(epsilon.shape)
+        for target in TARGETS:
+            composed = _above(groups, way, size, delta=target)[1]
+            best = np.minimum(best, _read(*map(np.asarray, composed[:3]), epsilon))
+        worst = np.maximum(worst, best)
+    return np.minimum(worst + rare * float(times), 1.0)
+
+
+def _read(losses, mass, extra, epsilon):
+    """`pld_step.hockey_stick` at many epsilons: sums of positive numbers alone, from the far end.
+
+    Between two losses it is a straight line in e^epsilon.
+    """
+    interval = losses[1] - losses[0]
+    # sum of mass * e^(loss_j - loss) beyond each loss j: what delta falls by, but for a factor
+    with np.errstate(divide="ignore"):
+        weighted = np.log(mass) - interval * np.arange(len(mass))
+    beyond = np.logaddexp.accumulate(weighted[::-1])[::-1]
+    beyond = np.exp(np.append(beyond[1:], -np.inf) + interval * np.arange(len(mass)))
+    falls = np.expm1(interval) * beyond
+    delta = (np.cumsum(falls[::-1])[::-1]) * (1 + ACCUMULATED) + extra
+    after = np.clip(np.searchsorted(losses, epsilon, "right"), 1, len(losses) - 1)
+    part = np.expm1(np.clip(epsilon - losses[after - 1], 0.0, interval)) / np.expm1(interval)
+    found = delta[after - 1] + part * (delta[after] - delta[after - 1])
+    # below the window nothing is known but that delta is at most 1
+    return np.where((epsilon >= losses[0]) & (found < 1), found, 1.0)
+
+
 def _refine(groups, adjacency, times, delta, sizes=SIZES):
     groups = tuple((part, n * times) for part, n in groups)
     precision = sum(np.sum(pld_compose.precision(event) * n) for event, n in groups)
@@ -356,8 +410,8 @@ def _flat(event, times, kinds):
         return [(events.Participation(event.probability, events.Compose(inner)), times)]
     if isinstance(event, events.Gaussian):
         return [(events.Poisson(1.0, _gaussian(event)), times)]
-    if isinstance(event, (events.Poisson, events.WithoutReplacement, events.Multiplicity)):
-        kinds.add("add_remove" if isinstance(event, events.Poisson) else "replace_one")
+    if isinstance(event, (*ADD_REMOVE, events.WithoutReplacement, events.Multiplicity)):
+        kinds.add("add_remove" if isinstance(event, ADD_REMOVE) else "replace_one")
         for inner in _leaves(event.event):
             if not isinstance(inner, events.Gaussian):
                 name = (
@@ -375,6 +429,8 @@ def _flat(event, times, kinds):
         one = _gaussian(events.Gaussian(float(pld_compose.precision(event.event)) ** -0.5))
         if isinstance(event, events.Multiplicity):
             return [(_copies(event, one), times)]
+        if isinstance(event, events.PoissonGroup):
+            return [(_group(event, one), times)]
         return [
             (
                 _sampled(
@@ -403,6 +459,15 @@ def _sampled(rate, one):
             "pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}", error=NotAnalysable
         )
     return events.Poisson(rate, one)  # directions tell the kinds apart
+
+
+def _group(event, one):
+    """As a Gaussian of more sensitivity, where all units always join."""
+    most = len(event.law) - 1
+    if event.law[0] == 0:
+        return events.Poisson(1.0, _gaussian(events.Gaussian(one.noise_multiplier / most)))
+    _sampled(np.sum(event.law[1:]), one)
+    return events.PoissonGroup(np.asarray(event.law), one)
 
 
 def _copies(event, one):

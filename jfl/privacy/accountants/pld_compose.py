@@ -116,6 +116,8 @@ def _fold(event, leaf):
         return leaf(jnp.ones_like(event.noise_multiplier), event.noise_multiplier)
     if isinstance(event, events.Poisson):
         return leaf(event.rate, precision(event.event) ** -0.5)
+    if isinstance(event, events.PoissonGroup):
+        return leaf(event.law, precision(event.event) ** -0.5)
     if isinstance(event, events.WithoutReplacement):
         return leaf(event.sample / event.population, precision(event.event) ** -0.5)
     if isinstance(event, events.Multiplicity):
@@ -166,6 +168,8 @@ def precision(event: Any) -> jax.Array:
         return sum(precision(e) for e in event.events)
     if isinstance(event, events.Multiplicity):
         return event.most**2 * precision(event.event)
+    if isinstance(event, events.PoissonGroup):
+        return (event.law.shape[-1] - 1) ** 2 * precision(event.event)
     return (
         event.noise_multiplier**-2.0
         if isinstance(event, events.Gaussian)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax.scipy.special import erf, erfc
 from jax.typing import ArrayLike
 
-from . import roots, with_replacement
+from . import poisson_group, roots, with_replacement
 
 DIRECTIONS = {"add_remove": ("remove", "add"), "replace_one": ("replace",)}
 ROUGH = 512  # nodes of a rough step
@@ -58,10 +58,10 @@ def pessimistic(
     """
     losses = interval * (start + jnp.arange(size))
     if direction == "remove":
-        mass, _, below, lost = _split(losses, interval, rate, z)
+        mass, _, below, lost = _split(losses, interval, rate, z, poisson_group)
         return mass.at[0].add(below[0]), lost[0]
     if direction == "add":
-        _, mass, lost, below = _split(-losses[::-1], interval, rate, z)
+        _, mass, lost, below = _split(-losses[::-1], interval, rate, z, poisson_group)
         return mass[::-1].at[0].add(below[1]), lost[1]
     upper, _, below, lost = _split(jnp.maximum(losses, 0.0), interval, rate, z, floor=0.0)
     _, lower, _, under = _split(jnp.maximum(-losses[::-1], 0.0), interval, rate, z, floor=0.0)
@@ -81,9 +81,9 @@ def optimistic(
     """
     edges = interval * (start - 0.5 + jnp.arange(size + 1))
     if direction == "remove":
-        p, q = _masses(edges, rate, z)[:2]
+        p, q = _masses(edges, rate, z, poisson_group)[:2]
     elif direction == "add":
-        q, p = (m[::-1] for m in _masses(-edges[::-1], rate, z)[:2])
+        q, p = (m[::-1] for m in _masses(-edges[::-1], rate, z, poisson_group)[:2])
     else:
         p, q = _masses(jnp.maximum(edges, 0.0), rate, z)[:2]
         mirrored_p, mirrored_q = _masses(jnp.maximum(-edges[::-1], 0.0), rate, z)[:2]
@@ -100,7 +100,9 @@ def rough(direction: str, rate: ArrayLike, z: ArrayLike) -> tuple[jax.Array, jax
     """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid,
     never to prove."""
     if jnp.ndim(rate):
-        return with_replacement.rough(rate, z)
+        if direction == "replace":
+            return with_replacement.rough(rate, z)
+        return poisson_group.rough(direction, rate, z)
     step = (28 + 2 / z) / ROUGH
     before = jnp.floor((12 + 0.5 / z) / step)
     s = 0.5 / z + step * (
@@ -185,14 +187,17 @@ def reached(function: Callable, composed: Any, level: ArrayLike) -> list:
 # --- cells
 
 
-def _split(losses, interval, rate, z, floor=None):
-    """Masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and above."""
+def _split(losses, interval, rate, z, of_law=with_replacement, floor=None):
+    """Masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and above.
+
+    `of_law` knows the masses where `rate` is a law, of a number of copies or of units.
+    """
     first, last = losses[:-1], losses[1:]
     near = last < FAR
     if jnp.ndim(rate):
-        p, q, below, above, excess = with_replacement.masses(losses, rate, z)
+        p, q, below, above, excess = of_law.masses(losses, rate, z)
     else:
-        p, q, below, above = _masses(losses, rate, z, floor)
+        p, q, below, above = _masses(losses, rate, z, of_law, floor)
         # p - e^first q, without the difference of numbers near each other: rate * N(1) - (e^first -
         # 1 + rate) * N(0)
         factor = jnp.expm1(jnp.minimum(first, FAR)) + rate
@@ -205,11 +210,11 @@ def _split(losses, interval, rate, z, floor=None):
     return join(p - high, high), join(q - high_q, high_q), below, above
 
 
-def _masses(losses, rate, z, floor=None):
+def _masses(losses, rate, z, of_law=with_replacement, floor=None):
     """P [n-1] and Q [n-1] of the cells between n losses; (P, Q) between floor and the first, and
     above the last."""
     if jnp.ndim(rate):
-        return with_replacement.masses(losses, rate, z)[:4]
+        return of_law.masses(losses, rate, z)[:4]
     q, moved = _cells(losses, rate, z, 0.0), _cells(losses, rate, z, 1 / z)
     ends = jnp.stack([losses[0], losses[-1]])
     s = _place(ends, rate, z)

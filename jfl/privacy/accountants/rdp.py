@@ -80,6 +80,26 @@ def poisson(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
 
 
 @float64
+def poisson_group(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> jax.Array:
+    """Curve of a Gaussian on a Poisson sample that k of several units join with law[k], for
+    add_remove of all of them.
+
+    The larger divergence of both directions of the pair in the module `poisson_group`, by the
+    integral of `poisson`.
+
+    Shapes:
+        orders [n] > 1, law [m + 1] -> [n].
+
+    Units:
+        z: std over the sensitivity of one unit.
+
+    References:
+        Charles et al., arXiv:2407.07737.
+    """
+    return formulas.poisson_group(COMPILED, orders, law, z)
+
+
+@float64
 def without_replacement(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of a Gaussian on a sample of fixed size, for replace_one; rate = sample / population.
 

@@ -20,9 +20,12 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.precision import in_float64
 from . import events, rdp, rdp_on_host, roots
+from .rdp_formulas import ON_HOST, log_profile
 
 BLOCK = 64  # orders of one compiled call
 ORDERS = 1 + np.geomspace(1e-5, 1e7, 2 * BLOCK)
+MANY_ORDERS = 1 + np.geomspace(1e-4, 1e5, 8 * BLOCK)  # for epsilons of all sizes at once
+LEAST_LOSS = 1e-18  # of delta, which a law of copies may leave out where delta is sought
 SAMPLED, EXACT = "rdp", "gaussian_exact"
 LOG_LEAST_DELTA = -300 * math.log(10)
 FEW = 4  # events, beyond which they are computed together
@@ -85,6 +88,8 @@ def _curve(event, orders, curves=rdp):
         return curves.participation(orders, event.probability, inner(event.event))
     if isinstance(event, events.Poisson):
         return curves.poisson(orders, event.rate, z())
+    if isinstance(event, events.PoissonGroup):
+        return curves.poisson_group(orders, event.law, z())
     if isinstance(event, events.WithoutReplacement):
         return curves.without_replacement(orders, event.sample / event.population, z())
     if isinstance(event, events.Multiplicity):
@@ -132,6 +137,85 @@ def delta(event: Any, epsilon: float) -> float:
         return bounds((event,), np.ones(1), np.exp([log_delta]))[0][0] - float(epsilon)
 
     return math.exp(roots.smallest_fitting(excess, LOG_LEAST_DELTA, 0.0, 1e-6))
+
+
+def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
+    """Deltas that are proved at many epsilons at once, for `event`, `times` times.
+
+    Shapes:
+        epsilon [n] >= 0 -> Float64[n] in [0, 1].
+
+    Raises:
+        ValueError: as `epsilon`.
+
+    Example:
+        >>> deltas(events.gaussian(1.0), np.array([0.0, 1.0])).round(4).tolist()
+        [0.3829, 0.1269]
+    """
+    counts = np.asarray([times], np.float64)
+    if isinstance(event, events.Series):
+        counts, event = counts * event.times, event.event
+    event, given_up = with_multiplicities(event, LEAST_LOSS / max(float(counts.sum()), 1.0))
+    precision = np.broadcast_to(
+        np.asarray(_precision(event, sampled=False), np.float64), counts.shape
+    )
+    mu = math.sqrt(counts @ precision)
+    with np.errstate(all="ignore"):  # what overflows proves nothing
+        exact = np.exp(log_profile(ON_HOST, epsilon / mu - mu / 2, np.full(epsilon.shape, mu)))
+    best = np.where(np.isnan(exact), 1.0, exact)
+    if _is_sampled(event_types(event)):
+        values = counts @ _values(event, MANY_ORDERS, len(counts))
+        best = np.minimum(best, deltas_of_curve(MANY_ORDERS, values, epsilon))
+    return np.minimum(best + given_up * counts.sum(), 1.0)
+
+
+def gaussian_mu(event: Any) -> float:
+    """The event is mu-GDP for this mu, as if all of it always took part with all its copies.
+
+    Example:
+        >>> gaussian_mu(events.repeat(events.poisson(0.1, events.gaussian(2.0)), 16))
+        2.0
+    """
+    event, _ = with_multiplicities(event, 0.0)
+    return math.sqrt(_precision(event, sampled=False))
+
+
+def values(event: Any, orders: np.ndarray) -> np.ndarray:
+    """`curve` on the host, of an event whose numbers are concrete; a Series part by part."""
+    if isinstance(event, events.Series):
+        return event.times @ _values(event.event, orders, np.size(event.times))
+    if events.Series in event_types(event):
+        if isinstance(event, events.Repeat):
+            return event.times * values(event.event, orders)
+        if isinstance(event, events.Compose):
+            return sum(values(e, orders) for e in event.events)
+    return _values(event, orders, 1)[0]
+
+
+def deltas_of_curve(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+    """The smallest deltas that a curve proves at many epsilons: `convert`, solved for delta.
+
+    Shapes:
+        orders [n] > 1, values [n], epsilon [m] >= 0 -> Float64[m].
+    """
+    with np.errstate(all="ignore"):
+        slack = (orders - 1) * (values + np.log1p(-1 / orders)) - np.log(orders)
+        log_delta = np.min(
+            np.where(np.isnan(slack), np.inf, slack) - (orders - 1) * epsilon[:, None], axis=1
+        )
+        at_zero = np.sqrt(-np.expm1(-values)).min()
+    return np.minimum(np.exp(np.minimum(log_delta, 0.0)), at_zero)
+
+
+def _is_sampled(kinds):
+    return kinds & {
+        events.Poisson,
+        events.PoissonGroup,
+        events.WithoutReplacement,
+        events.WithReplacement,
+        events.Multiplicity,
+        events.Participation,
+    }
 
 
 def bounds(
@@ -209,12 +293,7 @@ def _bound(event, times, delta):
         np.asarray(_precision(event, sampled=False), np.float64), counts.shape[1:]
     )
     exact = rdp_on_host.gaussian_epsilon(np.sqrt(counts @ precision), delta)
-    if not kinds & {
-        events.Poisson,
-        events.WithoutReplacement,
-        events.WithReplacement,
-        events.Participation,
-    }:
+    if not _is_sampled(kinds):
         return exact, np.ones(len(times), bool)
     orders, values = ORDERS, counts @ _values(event, ORDERS, counts.shape[1])
     for _ in range(2):  # a finer look around each best order
@@ -282,6 +361,8 @@ def _precision(event, sampled=True):
         )
     if not sampled:
         copies = event.most if isinstance(event, events.Multiplicity) else 1
+        if isinstance(event, events.PoissonGroup):
+            copies = len(event.law) - 1
         return copies**2 * _precision(event.event, sampled)
     name = "WithReplacement" if isinstance(event, events.Multiplicity) else type(event).__name__
     checks.fail(

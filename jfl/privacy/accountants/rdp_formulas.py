@@ -15,6 +15,7 @@ import numpy as np
 import scipy.special
 
 NODES = 1024  # points of an integral
+LARGEST_EXPONENT = 690.0  # of a ratio that is computed
 TAIL = 10.0  # integrals reach this many standard deviations beyond the last mode
 LEGENDRE = np.polynomial.legendre.leggauss(16)
 THREE_POINTS = np.polynomial.legendre.leggauss(3)
@@ -46,6 +47,27 @@ def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
     curve = xp.logaddexp(inner, 0.0).reshape(whole.shape) / (orders.reshape(whole.shape) - 1)
     reached = orders.reshape(whole.shape) + TAIL * z <= x[-1]
     return _within_reach(library, reached, rate, curve, whole)
+
+
+def poisson_group(library: Library, orders: Any, law: Any, z: Any) -> Any:
+    """See `rdp.poisson_group`."""
+    xp = library.numpy
+    most = len(law) - 1
+    orders, whole = xp.atleast_1d(orders), orders * most**2 / (2 * z**2)
+    step = 0.5 * z * xp.minimum(1.0, 2 * z / most)
+    x = -TAIL * z + step * xp.arange(NODES)
+    number = xp.arange(1.0, most + 1)[:, None]
+    ratios = xp.expm1(xp.minimum((2 * number * x - number**2) / (2 * z**2), LARGEST_EXPONENT))
+    u = xp.sum(law[1:, None] * ratios, axis=0)
+    log_weight = xp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
+    both = [
+        _log_mean_excess(library, powers[:, None], u, log_weight) for powers in (orders, 1 - orders)
+    ]
+    larger = xp.logaddexp(xp.maximum(*both), 0.0).reshape(whole.shape)
+    curve = larger / (orders.reshape(whole.shape) - 1)
+    end = xp.minimum(x[-1], LARGEST_EXPONENT * z**2 / most)
+    reached = orders.reshape(whole.shape) * most + TAIL * z <= end
+    return xp.where(reached & (law[0] > 0), xp.minimum(curve, whole), whole)
 
 
 def without_replacement(library: Library, orders: Any, rate: Any, z: Any) -> Any:

@@ -54,6 +54,12 @@ def poisson(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> np.ndarray:
 
 
 @_float64
+def poisson_group(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> np.ndarray:
+    """`rdp.poisson_group`."""
+    return formulas.poisson_group(ON_HOST, orders, law, z)
+
+
+@_float64
 def without_replacement(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> np.ndarray:
     """`rdp.without_replacement`."""
     return formulas.without_replacement(ON_HOST, orders, rate, z)

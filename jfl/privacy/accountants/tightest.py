@@ -63,7 +63,7 @@ def delta(event: Any, epsilon: float) -> float:
     if not takes(event):
         return found
     try:
-        return min(found, pld.delta(_spread(event), epsilon))
+        return min(found, pld.delta(spread(event), epsilon))
     except NotAnalysable:  # numbers outside its range
         return found
 
@@ -95,7 +95,7 @@ def _distribution(event, times, delta):
     if delta < FINEST or not takes(event, times):
         return math.inf, LOSS_DISTRIBUTION
     try:
-        return pld.pld_epsilon(_spread(event), times, delta)[0], LOSS_DISTRIBUTION
+        return pld.pld_epsilon(spread(event), times, delta)[0], LOSS_DISTRIBUTION
     except NotAnalysable:  # numbers outside its range
         return math.inf, LOSS_DISTRIBUTION
 
@@ -108,6 +108,7 @@ def takes(event: Any, times: float = 1) -> bool:
     kinds = rdp_events.event_types(event)
     sampled = kinds & {
         events.Poisson,
+        events.PoissonGroup,
         events.WithoutReplacement,
         events.WithReplacement,
         events.Participation,
@@ -115,7 +116,7 @@ def takes(event: Any, times: float = 1) -> bool:
     return bool(sampled) and _parts(event) <= PARTS and times <= REPEATS
 
 
-def _spread(event):
+def spread(event: Any) -> Any:
     """An event without Series: each of its parts by itself."""
     if isinstance(event, events.Series):
         times = np.asarray(event.times)
@@ -123,8 +124,8 @@ def _spread(event):
             *(events.repeat(_part(event.event, i), n) for i, n in enumerate(times) if n > 0)
         )
     if isinstance(event, events.Compose):
-        return events.Compose(tuple(_spread(e) for e in event.events))
-    return type(event)(**{k: _spread(v) if k == "event" else v for k, v in vars(event).items()})
+        return events.Compose(tuple(spread(e) for e in event.events))
+    return type(event)(**{k: spread(v) if k == "event" else v for k, v in vars(event).items()})
 
 
 def _part(event, i):

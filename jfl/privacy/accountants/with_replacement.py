@@ -81,15 +81,15 @@ def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
     ends = jnp.concatenate([jnp.zeros(1), losses])
     t = place(ends, law, z)
     factor = jnp.expm1(jnp.minimum(ends[:-1], 600.0))
-    none = law[0] * _cells(t, ends)
+    none = law[0] * cells(t, ends)
 
     def add(total, each):
         p, q, excess, above = total
         k, mass = each
         mu = k / z
         places = _place_of_one(t, ends, mu)
-        plain, moved = mass * _cells(places, ends), mass * _cells(places - mu, ends)
-        tails = mass * _tail(jnp.stack([places[-1] - mu, places[-1]]))
+        plain, moved = mass * cells(places, ends), mass * cells(places - mu, ends)
+        tails = mass * tail(jnp.stack([places[-1] - mu, places[-1]]))
         return (
             p + moved,
             q + plain,
@@ -97,7 +97,7 @@ def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
             above + tails,
         ), None
 
-    first = none, none, -factor * none, jnp.full(2, law[0] * _tail(t[-1]))
+    first = none, none, -factor * none, jnp.full(2, law[0] * tail(t[-1]))
     (p, q, excess, above), _ = jax.lax.scan(add, first, _copies(law))
     return p[1:], q[1:], jnp.stack([p[0], q[0]]), above, excess[1:]
 
@@ -217,16 +217,17 @@ def _place_of_one(t, losses, mu):
     return jnp.where(mu < t, t, jnp.maximum(t, losses / mu + mu / 2))
 
 
-def _cells(s, losses):
+def cells(s: jax.Array, losses: jax.Array) -> jax.Array:
     """Normal probability between points, each from the tail where it is not a difference from 1; 0
     without a loss between them."""
-    tail, right = _tail(jnp.abs(s)), s >= 0
-    a, b, u, v = tail[:-1], tail[1:], right[:-1], right[1:]
-    cells = jnp.where(u, a - b, jnp.where(v, 1 - a - b, b - a))
-    return jnp.where(losses[1:] > losses[:-1], jnp.maximum(cells, 0.0), 0.0)
+    beyond, right = tail(jnp.abs(s)), s >= 0
+    a, b, u, v = beyond[:-1], beyond[1:], right[:-1], right[1:]
+    between = jnp.where(u, a - b, jnp.where(v, 1 - a - b, b - a))
+    return jnp.where(losses[1:] > losses[:-1], jnp.maximum(between, 0.0), 0.0)
 
 
-def _tail(s):
+def tail(s: ArrayLike) -> jax.Array:
+    """The probability of a normal variable above s."""
     return erfc(s / math.sqrt(2)) / 2
 
 

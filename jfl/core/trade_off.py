@@ -1,0 +1,225 @@
+"""A privacy curve, and what it says of attacks: NumPy, and no accountant in sight.
+
+A curve is a list of proved (epsilon, delta).  Each pair bounds every attack by two lines: with a
+false-positive rate a, its true-positive rate is at most e^epsilon a + delta, and at most 1 -
+e^-epsilon (1 - delta - a).  So the curve is a polygon that lies on or above the true rates.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from . import checks
+
+LEAST_RATE = 1e-12  # of false positives, down to which mu holds
+LINES = 4096  # of a curve of a group
+LARGEST_GROUP = 1000
+
+
+class Curve(NamedTuple):
+    """Pairs (epsilon, delta) of which each is proved, ready to be plotted.
+
+    Between two of them the straight line in e^epsilon is proved too, since the true delta is
+    convex in it; `curve_of` leaves out what lies above such a line.
+    """
+
+    epsilon: np.ndarray  # Float64[n] ascending, the first is 0
+    delta: np.ndarray  # Float64[n] descending, in [0, 1]
+    gaussian_mu: float = math.inf  # it is also mu-GDP for this mu, at all rates
+
+    def delta_at(self, epsilon: ArrayLike) -> np.ndarray:
+        """See `Guarantee.delta_at`."""
+        where = "Guarantee.delta_at"
+        epsilon = _numbers(where, "epsilon", epsilon, lambda v: v >= 0, ">= 0")
+        after = np.clip(np.searchsorted(self.epsilon, epsilon, "right"), 1, len(self.epsilon) - 1)
+        if len(self.epsilon) == 1:
+            chord = np.broadcast_to(self.delta[0], epsilon.shape)
+        else:
+            first, last = self.epsilon[after - 1], self.epsilon[after]
+            inside = np.clip(epsilon, first, last)
+            part = np.exp(inside - last) * np.expm1(first - inside) / np.expm1(first - last)
+            chord = (1 - part) * self.delta[after - 1] + part * self.delta[after]
+        return np.minimum(chord, _gaussian_delta(self.gaussian_mu, epsilon))[()]
+
+    def epsilon_at(self, delta: ArrayLike) -> np.ndarray:
+        """See `Guarantee.epsilon_at`."""
+        where = "Guarantee.epsilon_at"
+        delta = _numbers(where, "delta", delta, lambda v: (v >= 0) & (v <= 1), "in [0, 1]")
+        fits = len(self.delta) - np.searchsorted(self.delta[::-1], delta, "right")
+        after = np.clip(fits, 1, max(len(self.delta) - 1, 1))
+        if len(self.delta) > 1:
+            first, last = self.epsilon[after - 1], self.epsilon[after]
+            high, low = self.delta[after - 1], self.delta[after]
+            share = np.clip((high - delta) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+            chord = last + np.log(np.exp(first - last) - np.expm1(first - last) * share)
+            chord = np.clip(chord, first, last)
+        else:
+            chord = np.zeros(delta.shape)
+        found = np.where(fits == 0, 0.0, np.where(fits == len(self.delta), np.inf, chord))
+        return np.minimum(found, _gaussian_epsilon(self.gaussian_mu, delta))[()]
+
+    def tpr(self, fpr: ArrayLike) -> np.ndarray:
+        """See `Guarantee.tpr`."""
+        fpr = _numbers("Guarantee.tpr", "fpr", fpr, lambda v: (v >= 0) & (v <= 1), "in [0, 1]")
+        lines = _lines(self)
+        highest = lines.height(fpr)
+        if self.gaussian_mu < math.inf:
+            highest = np.minimum(highest, ndtr(ndtri(fpr) + self.gaussian_mu))
+        return np.clip(highest, fpr, 1.0)[()]
+
+    @property
+    def mu(self) -> float:
+        """See `Guarantee.mu`."""
+        lines = _lines(self)
+        # a Gaussian's curve is concave: where it is above all corners, it is above the polygon
+        kept = (lines.corners >= LEAST_RATE) & (lines.corners <= 0.5)
+        rates = np.append(lines.corners[kept], LEAST_RATE)
+        highest = np.clip(lines.height(rates), rates, 1.0)
+        return float(min(np.max(ndtri(highest) - ndtri(rates)), self.gaussian_mu))
+
+    def group(self, size: int) -> "Curve":
+        """What holds for `size` units at once, whatever the mechanism.
+
+        An attack on the outcome of an attack: the true-positive rates of neighbours of neighbours
+        are those of one unit, applied `size` times.  It is never above size * epsilon with delta
+        (e^(size epsilon) - 1) / (e^epsilon - 1), which applies one pair of the curve each time.
+
+        References:
+            Dong, Roth, Su, JRSS B 2022, Theorem 2.14.
+        """
+        one = lines = _lines(self)
+        for _ in range(size - 1):
+            lines = _after(one, lines)
+        kept = lines.epsilon >= 0
+        return curve_of(lines.epsilon[kept], lines.delta[kept], self.gaussian_mu * size)
+
+
+def curve_of(epsilon: ArrayLike, delta: ArrayLike, gaussian_mu: float = math.inf) -> Curve:
+    """The curve of proved pairs, in any order: their lower hull, convex in e^epsilon.
+
+    Example:
+        >>> curve_of([1.0, 0.0, 2.0], [0.4, 0.5, 0.0]).delta.tolist()
+        [0.5, 0.0]
+    """
+    order = np.lexsort((delta, epsilon))
+    epsilon = np.asarray(epsilon, np.float64)[order]
+    delta = np.clip(np.asarray(delta, np.float64)[order], 0.0, 1.0)
+    if epsilon[0] > 0:  # what one pair says of smaller epsilons
+        sum_of_rates = (1 - delta) * (2 * np.exp(-epsilon) / (1 + np.exp(-epsilon)))
+        epsilon, delta = np.append(0.0, epsilon), np.append(1 - np.max(sum_of_rates), delta)
+    hull = []
+    lowest = np.inf
+    for e, d in zip(epsilon.tolist(), delta.tolist()):
+        if d >= lowest:
+            continue
+        lowest = d
+        while len(hull) > 1 and _fall(hull[-2], hull[-1]) <= _fall(hull[-1], (e, d)):
+            hull.pop()
+        hull.append((e, d))
+    epsilon, delta = np.array(hull).T
+    return Curve(epsilon, delta, float(gaussian_mu))
+
+
+def curve_of_pair(epsilon: float, delta: float) -> Curve:
+    """What one pair says by itself.
+
+    Example:
+        >>> round(float(curve_of_pair(1.0, 0.0).tpr(0.1)), 4)
+        0.2718
+    """
+    if not epsilon < math.inf:
+        return curve_of([0.0], [1.0])
+    return curve_of([epsilon], [delta])
+
+
+def _fall(first, last):
+    """log of how fast delta falls with e^epsilon between two pairs: the rate where their lines
+    meet."""
+    (e, d), (f, g) = first, last
+    if not d > g:
+        return -math.inf
+    return math.log(d - g) - f - math.log(-math.expm1(e - f))
+
+
+class _Lines(NamedTuple):
+    """The polygon: lines of slope e^epsilon, the steepest first, and the rates where one gives way
+    to the next."""
+
+    epsilon: np.ndarray  # [n] descending, of either sign
+    delta: np.ndarray  # [n] height at rate 0
+    corners: np.ndarray  # [n - 1] ascending
+
+    def height(self, rates):
+        line = np.searchsorted(self.corners, rates)
+        with np.errstate(divide="ignore", over="ignore"):
+            steep = np.exp(self.epsilon[line] + np.log(rates))
+        return np.where(rates > 0, steep, 0.0) + self.delta[line]
+
+
+def _lines(curve) -> _Lines:
+    epsilon, delta = curve.epsilon[::-1], curve.delta[::-1]
+    mirrored = -np.expm1(-curve.epsilon) + np.exp(-curve.epsilon) * curve.delta
+    epsilon = np.concatenate([epsilon, -curve.epsilon[1:]])
+    return _polygon(epsilon, np.concatenate([delta, mirrored[1:]]))
+
+
+def _polygon(epsilon, delta) -> _Lines:
+    """Lines whose order is known, with the corners between neighbours."""
+    gap = epsilon[:-1] - epsilon[1:]
+    rise = np.maximum(delta[1:] - delta[:-1], 0.0)
+    with np.errstate(divide="ignore", over="ignore"):
+        corners = np.exp(np.log(rise) - epsilon[:-1] - np.log(-np.expm1(-gap)))
+    return _Lines(epsilon, delta, np.maximum.accumulate(np.minimum(corners, 1.0)))
+
+
+def _after(second: _Lines, first: _Lines) -> _Lines:
+    """`second` applied to the heights of `first`; each pair of lines is one that holds, whichever
+    are picked."""
+    heights = np.clip(first.height(first.corners), 0.0, 1.0)
+    # where the height reaches a corner of the second: the line below it, solved for the rate
+    line = np.searchsorted(heights, second.corners)
+    above = np.maximum(second.corners - first.delta[line], 0.0)
+    with np.errstate(divide="ignore"):
+        rates = np.exp(np.log(above) - first.epsilon[line])
+    ends = np.unique(np.concatenate([[0.0], first.corners, np.clip(rates, 0.0, 1.0), [1.0]]))
+    if len(ends) > LINES:
+        ends = ends[np.linspace(0, len(ends) - 1, LINES).astype(int)]
+    middles = (ends[1:] + ends[:-1]) / 2
+    inner = np.searchsorted(first.corners, middles)
+    outer = np.searchsorted(second.corners, np.clip(first.height(middles), 0.0, 1.0))
+    epsilon = second.epsilon[outer] + first.epsilon[inner]
+    delta = second.delta[outer] + np.exp(second.epsilon[outer]) * first.delta[inner]
+    kept = np.append(True, np.diff(epsilon) < 0)
+    return _polygon(epsilon[kept], delta[kept])
+
+
+def _gaussian_delta(mu, epsilon):
+    """1, which says nothing, where rounding would show."""
+    if not 1e-3 <= mu < math.inf:
+        return 1.0
+    s = epsilon / mu
+    return np.maximum(ndtr(mu / 2 - s) - np.exp(epsilon + log_ndtr(-mu / 2 - s)), 0.0)
+
+
+def _gaussian_epsilon(mu, delta):
+    """By halving, from above: the tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta."""
+    if not 0 < mu < math.inf:
+        return math.inf if mu else 0.0
+    with np.errstate(divide="ignore"):
+        high = mu * (mu / 2 + np.sqrt(-2 * np.log(delta)))
+    low = np.zeros(delta.shape)
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = _gaussian_delta(mu, middle) <= delta
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    return np.where(_gaussian_delta(mu, np.zeros(delta.shape)) <= delta, 0.0, high)
+
+
+def _numbers(where, name, value, test, need):
+    array = checks.array(where, name, value)
+    if array.dtype.kind not in "iuf" or not np.all(test(array)):
+        checks.fail(where, f"{name}, numbers {need}", f"{name}={checks.shown(value)}")
+    return array.astype(np.float64)

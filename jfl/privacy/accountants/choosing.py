@@ -1,0 +1,308 @@
+"""The price of choosing: run a random number of times, release the best run and nothing else.
+
+A fixed number of runs composes, whichever is shown: choosing the best of m can cost as much as
+showing all m.  A number that is random, and secret, costs two to four times as much as one run,
+whatever its mean, if its law has the right tail (Papernot and Steinke, arXiv:2110.03620).  What is
+needed:
+
+- The number of runs is drawn by `draw`, before the first of them, and is never told: no times, no
+  logs, no count of runs.
+- Each run draws its setting (learning rate, clip norm, ...) independently from one law that does
+  not depend on the data, and has cohorts, batches and noise of its own: a seed of its own.
+- The score by which the best is chosen is part of what the run releases: computed from public rows,
+  or privately, at a price that is in the run's own guarantee.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+from scipy.special import gammaln
+
+from ...core import checks
+from ...core.errors import NotAnalysable
+from ...core.trade_off import Curve, curve_of
+from . import events, rdp_events, rdp_on_host
+from .curves import Release
+
+LAWS = ("poisson", "truncated_negative_binomial")
+MOST_RUNS = 1e4  # on average
+ORDERS = 1 + np.geomspace(1e-2, 1e4, 64 * rdp_events.BLOCK)
+FEW_ORDERS = 1 + np.geomspace(
+    1e-2, 1e4, 8 * rdp_events.BLOCK
+)  # where each round has noise of its own
+POINTS = 4096  # of a curve
+LEAST_DELTA = 1e-18  # at the end of a curve
+TAIL = 40.0  # -log of the probability of more runs than `draw` knows
+HALVINGS = 200
+
+
+class Runs(NamedTuple):
+    """The law of the number of runs; `poisson`, `geometric`, `logarithmic` and
+    `truncated_negative_binomial` make it."""
+
+    law: str  # of LAWS
+    mean: float
+    shape: float = math.inf  # eta: 1 geometric, 0 logarithmic
+    gamma: float = math.nan  # probability of stopping; 1: always one run
+
+
+def poisson(mean: float) -> Runs:
+    """A Poisson number of runs: well concentrated, and the dearest for many runs.
+
+    It may be 0: then nothing is released.
+
+    Args:
+        mean: in [1, 10000].
+
+    Raises:
+        ValueError: outside that range.
+
+    References:
+        arXiv:2110.03620, Theorem 6.
+    """
+    return Runs(LAWS[0], _mean("choosing.poisson", mean))
+
+
+def truncated_negative_binomial(mean: float, shape: float) -> Runs:
+    """A number of runs of at least 1, P(k) ~ Gamma(k + shape) / k! (1 - gamma)^k.
+
+    The smaller the shape, the less it costs, and the more often there is one run only.
+
+    Args:
+        mean: in [1, 10000]; 1: always one run, which costs nothing.
+        shape: eta >= 0: 1 is geometric, 0 logarithmic.
+
+    Raises:
+        ValueError: outside that range.
+
+    References:
+        arXiv:2110.03620, Definition 1 and Theorem 2.
+
+    Example:
+        >>> truncated_negative_binomial(10.0, 1.0).gamma
+        0.1
+    """
+    where = "choosing.truncated_negative_binomial"
+    mean = _mean(where, mean)
+    checks.nonnegative(where, single=True, shape=shape)
+    return Runs(LAWS[1], mean, float(shape), _gamma(mean, float(shape)))
+
+
+def geometric(mean: float) -> Runs:
+    """`truncated_negative_binomial` of shape 1: after each run, stop with probability 1 / mean."""
+    return truncated_negative_binomial(mean, 1.0)
+
+
+def logarithmic(mean: float) -> Runs:
+    """`truncated_negative_binomial` of shape 0: the cheapest of these."""
+    return truncated_negative_binomial(mean, 0.0)
+
+
+def curve_of_choice(orders: ArrayLike, curve: ArrayLike, runs: Runs) -> np.ndarray:
+    """The Renyi curve of the whole choice, from that of one run.
+
+    Shapes:
+        orders [n] > 1, ascending, curve [n] -> Float64[n].
+
+    Privacy:
+        of the unit and adjacency of the curve, for the released run with its score.
+
+    Raises:
+        ValueError: unless the orders are such, and the curve fits them.
+
+    References:
+        arXiv:2110.03620, Theorems 2 and 6.
+
+    Example:
+        >>> orders = np.array([1.5, 2.0, 8.0, 64.0])
+        >>> curve_of_choice(orders, 0.01 * orders, geometric(1.0)).tolist()
+        [0.015, 0.02, 0.08, 0.64]
+    """
+    where = "choosing.curve_of_choice"
+    checks.kind(where, Runs, "choosing.geometric", runs=runs)
+    orders = checks.array(where, "orders", orders).astype(np.float64)
+    curve = checks.array(where, "curve", curve).astype(np.float64)
+    if orders.ndim != 1 or not np.all(orders > 1) or not np.all(np.diff(orders) > 0):
+        checks.fail(where, "orders [n] > 1, ascending", checks.shown(orders))
+    if curve.shape != orders.shape or not np.all(curve >= 0):
+        checks.fail(where, f"a curve {list(orders.shape)} of numbers >= 0", checks.shown(curve))
+    if runs.gamma == 1:
+        return curve
+    log_mean = math.log(runs.mean) / (orders - 1)
+    if runs.law == LAWS[0]:
+        # as a sum over all runs: each is the best with an odd where its own loss is above epsilon
+        tails = rdp_events.deltas_of_curve(orders, curve, np.log1p(1 / (orders - 1)))
+        chosen = curve + runs.mean * tails + log_mean
+    else:
+        price = np.min((1 - 1 / orders) * curve - math.log(runs.gamma) / orders)
+        chosen = curve + log_mean + (1 + runs.shape) * price
+    # a curve does not fall with its order: larger ones bound smaller ones
+    return np.minimum.accumulate(chosen[::-1])[::-1]
+
+
+def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
+    """The epsilon of choosing the best of a random number of runs.
+
+    Args:
+        one: what one run releases: its `Guarantee` of jfl.guarantee, or an event.
+        runs: the law of their number.
+        delta: of the choice, in (0, 1).
+
+    Privacy:
+        of the unit, adjacency and view of one run, by Renyi bounds, which is more than the loss
+        distribution of one run may say.
+
+    Raises:
+        NotAnalysable: of a guarantee that does not know its releases.
+        ValueError: unless delta is in (0, 1).
+
+    Example:
+        >>> from jfl.privacy.accountants import events
+        >>> run = events.repeat(events.poisson(0.01, events.gaussian(1.0)), 1000)
+        >>> [round(epsilon_of_choice(run, law, 1e-5), 2) for law in (geometric(1), geometric(10))]
+        [2.1, 4.1]
+    """
+    rdp_events.check_delta(delta)
+    release = _release("choosing.epsilon_of_choice", one, runs)
+    if release.overflow or release.extra:
+        return float(_curve(release, runs).epsilon_at(delta))
+    chosen = _chosen(release, runs)
+    return max((float(rdp_on_host.convert(*each, delta).min()) for each in chosen), default=0.0)
+
+
+def choice(one: Any, runs: Runs) -> Curve:
+    """Pairs of epsilon and delta of choosing the best of a random number of runs; see
+    `epsilon_of_choice`.
+
+    Example:
+        >>> from jfl.privacy.accountants import events
+        >>> bool(choice(events.gaussian(5.0), poisson(10)).epsilon_at(1e-5) < 3)
+        True
+    """
+    return _curve(_release("choosing.choice", one, runs), runs)
+
+
+def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndarray:
+    """A number of runs by its law: equal for equal keys, on any machine.
+
+    Args:
+        key: of jax.random; whoever knows it knows the number, so it is secret and of no other use.
+        runs: the law.
+        number: how many numbers; None: one, as an int.
+
+    Returns:
+        An int, or Int[number].
+
+    Example:
+        >>> draw(jax.random.key(0), geometric(1.0))
+        1
+    """
+    where = "choosing.draw"
+    checks.kind(where, Runs, "choosing.geometric", runs=runs)
+    if number is not None:
+        checks.whole(where, number=number)
+    bits = np.asarray(jax.random.bits(checks.key(where, key), (number or 1, 2), "uint32"))
+    high, low = bits.astype(np.float64).T
+    uniform = (high * 2.0**21 + np.floor(low / 2.0**11) + 0.5) * 2.0**-53
+    first = 0 if runs.law == LAWS[0] else 1
+    drawn = first + np.searchsorted(np.cumsum(probabilities(runs))[:-1], uniform)
+    return int(drawn[0]) if number is None else drawn
+
+
+def probabilities(runs: Runs) -> np.ndarray:
+    """P(K = k) of k = 0, 1, ... for a Poisson law, of k = 1, 2, ... for the others, until what is
+    left is below e^-40.
+
+    Example:
+        >>> probabilities(geometric(2.0))[:3].tolist()
+        [0.5, 0.25, 0.125]
+    """
+    if runs.gamma == 1:
+        return np.ones(1)
+    if runs.law == LAWS[0]:
+        k = np.arange(math.ceil(runs.mean + TAIL + math.sqrt(2 * TAIL * runs.mean)))
+        return np.exp(k * math.log(runs.mean) - runs.mean - gammaln(k + 1))
+    eta, gamma = runs.shape, runs.gamma
+    stays = math.log1p(-gamma)
+    # the power of k grows as long as it can; from there the tail is that of a geometric law
+    longest = TAIL + eta * math.log1p(eta + TAIL) + eta * math.log(1 / gamma)
+    k = np.arange(1, 2 + math.ceil(longest / -stays))
+    if eta == 1:
+        return gamma * (1 - gamma) ** (k - 1)
+    if eta == 0:
+        return np.exp(k * stays) / (k * -math.log(gamma))
+    scale = gammaln(eta) + math.log(math.expm1(-eta * math.log(gamma)))
+    return np.exp(gammaln(k + eta) - gammaln(k + 1) + k * stays - scale)
+
+
+def _mean(where, mean) -> float:
+    checks.positive(where, single=True, mean=mean)
+    if not 1 <= mean <= MOST_RUNS:
+        checks.fail(where, f"a mean in [1, {MOST_RUNS:g}]", f"mean={checks.shown(mean)}")
+    return float(mean)
+
+
+def _gamma(mean, shape) -> float:
+    """The gamma of a mean, which falls with it: the smaller end, which costs more."""
+    if mean == 1:
+        return 1.0
+    if shape == 1:
+        return 1 / mean
+    low, high = -700.0, 0.0  # of log(gamma)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        # 1 / gamma - 1 over (1 - gamma^shape) / shape
+        left = -math.expm1(shape * middle) / shape if shape * -middle > 1e-300 else -middle
+        if math.expm1(-middle) / left >= mean:
+            low = middle
+        else:
+            high = middle
+    return math.exp(low)
+
+
+def _release(where, one, runs) -> Release:
+    checks.kind(where, Runs, "choosing.geometric", runs=runs)
+    if isinstance(one, events.KINDS):
+        return Release((one,))
+    release = one if isinstance(one, Release) else getattr(one, "release", None)
+    if isinstance(release, Release):
+        return release
+    checks.fail(
+        where,
+        "an event, or a guarantee that knows its releases",
+        checks.shown(one),
+        "Take the result of jfl.guarantee: one of a group, of a file or of a paper has no curve of "
+        "Renyi divergences.",
+        error=NotAnalysable,
+    )
+
+
+def _chosen(release, runs) -> list:
+    """(orders, curve of the choice) for each event of which the worst counts."""
+    out = []
+    for event in release.alternatives:
+        if events.WithReplacement in rdp_events.event_types(event):
+            event, _ = rdp_events.with_multiplicities(event, 0.0)
+        varies = events.Series in rdp_events.event_types(event)
+        orders = FEW_ORDERS if varies else ORDERS
+        out.append((orders, curve_of_choice(orders, rdp_events.values(event, orders), runs)))
+    return out
+
+
+def _curve(release, runs) -> Curve:
+    chosen = _chosen(release, runs)
+    last = max((float(rdp_on_host.convert(*c, LEAST_DELTA).min()) for c in chosen), default=0.0)
+    epsilon = np.linspace(0.0, last, POINTS)
+    delta = np.zeros(POINTS)
+    for each in chosen:
+        delta = np.maximum(delta, rdp_events.deltas_of_curve(*each, epsilon))
+    # what goes wrong in one run may go wrong in each
+    wrong = runs.mean * (release.overflow + release.extra)
+    with np.errstate(over="ignore"):
+        cost = wrong * (1 + np.exp(epsilon)) if wrong else 0.0
+    return curve_of(epsilon, delta + cost)
