@@ -41,7 +41,14 @@ from .plans import PLANS
 FAST = "jax_disable_most_optimizations"
 SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 SLACK = 1e-5  # of a calibrated epsilon, which a float32 multiplier may miss
-BLIND = ("lr", "server_lr", "mu", "upload", "preprocess")  # fields that no accounting reads
+BLIND = (
+    "lr",
+    "server_lr",
+    "mu",
+    "upload",
+    "preprocess",
+    "clip_norm",
+)  # fields that no accounting reads
 MEASURED = ("claimed", "audited", "ceiling", "trials", "confidence", "mu")
 MEASURED += ("canary", "adversary", "estimator")
 STEPPED = ("fedavg", "fedprox", "scaffold", "dpnfl", "addpnfl")  # alike in how often they release

@@ -410,7 +410,12 @@ def _strategy(config) -> Strategy:
         participations=-(-config.rounds // separation),
         separation=separation,
     )
-    return function(**options.arguments(function, vars(config), given))
+    return _made(function, tuple(options.arguments(function, vars(config), given).items()))
+
+
+@functools.lru_cache(64)  # the points of a sweep ask for the same
+def _made(function, given):
+    return function(**dict(given))
 
 
 def _decaying(config, noise):
