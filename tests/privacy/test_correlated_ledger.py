@@ -168,13 +168,19 @@ def test_samplers_without_turns_count_every_round():
     want = gaussian(2.0 / made.sensitivity(6, 1))
     for sampler in (
         jfl.sampling.without_replacement(C, 4),
-        jfl.sampling.with_replacement(C, 4),
-        jfl.sampling.poisson(C, 0.3),
+        jfl.sampling.poisson(C, 0.3, capacity=C),
         jfl.sampling.first_responders(C, 4, latency_spread=2.0),
     ):
         found = jfl.guarantee(plan(jfl.correlated(2.0, made), sampler), 6, DELTA)
-        assert found.epsilon == pytest.approx(want, rel=1e-6) or sampler.scheme == "poisson"
-        assert found.epsilon >= want * (1 - 1e-9)
+        assert found.epsilon == pytest.approx(want, rel=1e-6)
+
+
+def test_a_client_that_is_drawn_twice_would_add_twice_as_much():
+    for adjacency in (None, "zero_out"):
+        drawn = jfl.sampling.with_replacement(C, 4)
+        one = plan(jfl.correlated(2.0, square_root(6)), drawn, adjacency=adjacency)
+        with pytest.raises(ValueError, match="a sampler that draws a client once a round"):
+            jfl.guarantee(one, 6, DELTA)
 
 
 def test_turns_alone_help_independent_noise_too():

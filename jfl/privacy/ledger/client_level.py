@@ -165,13 +165,10 @@ def _cohort(plan, adjacency):
         )
     if scheme in ("full", "first_responders", "min_separation"):
         return ("none",)
-    if scheme in sampling.ON_THEIR_OWN:
-        correlated = strategy_of(plan.release) is not None
-        if adjacency == "replace_one" or (correlated and not amplifies(plan)):
-            return ("none",)
-        return "poisson", np.array([share_of(sampler)])
     if strategy_of(plan.release) is not None:
-        return ("none",)  # as if every client came in every round
+        return _beside_correlated_noise(plan, adjacency)
+    if scheme in sampling.ON_THEIR_OWN:
+        return ("none",) if adjacency == "replace_one" else _by_chance(sampler)
     if scheme not in ("with_replacement", "without_replacement"):
         checks.fail(
             "jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}", error=NotAnalysable
@@ -199,6 +196,24 @@ def _cohort(plan, adjacency):
         # protects
         return "participation", np.array([share_of(sampler)])
     return "without_replacement", np.array([sampler.capacity]), np.array([sampler.clients])
+
+
+def _beside_correlated_noise(plan, adjacency):
+    """As `_cohort`: every round counts, but where a client's rounds never meet."""
+    scheme = plan.sampler.scheme
+    if scheme == "with_replacement":  # a client that is drawn m times adds m times as much
+        checks.fail(
+            "jfl.guarantee",
+            "a sampler that draws a client once a round beside correlated noise",
+            "sampling.with_replacement",
+            "Use sampling.min_separation or sampling.without_replacement.",
+            error=NotAnalysable,
+        )
+    return _by_chance(plan.sampler) if amplifies(plan) and adjacency != "replace_one" else ("none",)
+
+
+def _by_chance(sampler):
+    return "poisson", np.array([share_of(sampler)])
 
 
 def cohort_overflow(sampler):

@@ -1,0 +1,168 @@
+"""What correlated noise costs: a round of clients, its noise alone, and finding a strategy.
+
+    JFL_DATA_DIR=... python -m experiments.bench.correlated [--repeats 15] [--out FILE]
+
+The shape of W2 (MLP 784-200-10, cohort 20, 50 steps of 20 rows) with noise for clients, added once
+a round.  Variants take turns in one process; `ratio` is to independent noise in the same turn.
+What was aimed at: the noise of 4 inverse bands at most 1.3 x 4 times that of independent noise, a
+round with a BLT of 3 buffers at most 1.2 times a round, 16 bands for 2,000 rounds found within 5 s.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import time
+
+import jax
+import jax.numpy as jnp
+
+import jfl
+from jfl.core.random_streams import Stream
+from jfl.privacy.mechanisms import correlated
+from jfl.runs.checkpoint import environment
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = ROOT / "experiments" / "results" / "correlated.json"
+ROUNDS = 200
+BLOCK = 50  # draws of noise in a timed call, so that a call is no part of it
+
+
+def strategies() -> dict:
+    """The noise of each variant."""
+    named = jfl.strategies
+    return {
+        "independent": None,
+        "4 inverse bands": named.inverse_banded(ROUNDS, 4),
+        "16 inverse bands": named.inverse_banded(ROUNDS, 16),
+        "4 bands": named.banded_toeplitz(ROUNDS, 4),
+        "16 bands": named.banded_toeplitz(ROUNDS, 16),
+        "BLT, 3 buffers": named.blt(ROUNDS, 3),
+        "tree": named.tree(ROUNDS),
+    }
+
+
+def make_plan(fed, strategy):
+    noise = jfl.gaussian(1.0) if strategy is None else jfl.correlated(1.0, strategy)
+    task = jfl.models.mlp(fed, (200,))
+    alg = jfl.algorithms.fedavg(
+        jfl.grad(task.loss), lr=0.1, steps=50, batch=jfl.batches.without_replacement(20)
+    )
+    release = jfl.chain(jfl.clip_l2(1.0), jfl.total(), noise, jfl.divide(20))
+    return jfl.plan(fed, task, alg, jfl.sampling.without_replacement(100, 20), release=release)
+
+
+def rounds_of(plan):
+    """A function that plays two rounds, of a run that goes on."""
+    state = [jfl.init(jax.random.key(0), plan)]
+    play = jax.jit(lambda run, plan: jfl.scan(run, plan, jnp.array([2])), donate_argnums=0)
+    fresh = jax.tree.map(jnp.copy, state[0])
+
+    def run():
+        again = jax.tree.map(jnp.copy, fresh)
+        jax.block_until_ready(play(again, plan))
+
+    return run
+
+
+def noise_of(plan):
+    """A function that draws the noise of many rounds, and nothing else."""
+    (stage,) = [s for s in plan.release.stages if s.role == "noise"]
+    like = jax.eval_shape(plan.task.init, jax.random.key(0))
+    if stage.strategy is None:  # the same code, with a strategy that is none
+        stage = jfl.correlated(1.0, jfl.strategies.identity(ROUNDS))
+    empty = correlated.empty(jfl.chain(jfl.clip_l2(1.0), jfl.total(), stage), like)
+
+    @jax.jit
+    def many(key, stage, state):
+        key = jax.random.fold_in(key, Stream.RELEASE)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+
+        def one(round_, carry):
+            total, state = carry
+            drawn, state = correlated.noise(stage, (key, round_ + 40), state, zeros)
+            return jax.tree.map(jnp.add, total, drawn), state
+
+        return jax.lax.fori_loop(0, BLOCK, one, (zeros, state))
+
+    return lambda: jax.block_until_ready(many(jax.random.key(0), stage, empty))
+
+
+def in_turns(runs: dict, repeats: int) -> dict:
+    """Seconds of each, and their ratios to the first of the same turn."""
+    for run in runs.values():
+        run()
+    turns = []
+    for _ in range(repeats):
+        turn = {}
+        for name, run in runs.items():
+            begun = time.perf_counter()
+            run()
+            turn[name] = time.perf_counter() - begun
+        turns.append(turn)
+    first = next(iter(runs))
+    return {
+        name: dict(
+            seconds=statistics.median(t[name] for t in turns),
+            ratio=statistics.median(t[name] / t[first] for t in turns),
+        )
+        for name in runs
+    }
+
+
+def found_in(repeats: int) -> list[dict]:
+    """Seconds to find coefficients."""
+    named = jfl.strategies
+    makes = {
+        "16 bands, 2,000 rounds": lambda: named.banded_toeplitz(2000, 16),
+        "16 inverse bands, 2,000 rounds, 10 participations": lambda: named.inverse_banded(
+            2000, 16, participations=10, separation=200
+        ),
+        "BLT of 3, 2,000 rounds, 10 participations": lambda: named.blt(
+            2000, 3, participations=10, separation=200
+        ),
+        "dense, 300 rounds": lambda: named.dense(300),
+    }
+    rows = []
+    for name, make in makes.items():
+        seconds = []
+        for _ in range(repeats):
+            begun = time.perf_counter()
+            make()
+            seconds.append(time.perf_counter() - begun)
+        rows.append(dict(what="strategy", variant=name, seconds=statistics.median(seconds)))
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+    args = parser.parse_args()
+    fed = jfl.federate(jfl.datasets.mnist(), jfl.partition.iid(100))
+    plans = {name: make_plan(fed, strategy) for name, strategy in strategies().items()}
+    rows = []
+    for what, runs, each in (
+        ("round", {n: rounds_of(p) for n, p in plans.items()}, 2),
+        ("noise of a round", {n: noise_of(p) for n, p in plans.items()}, BLOCK),
+    ):
+        for name, one in in_turns(runs, args.repeats).items():
+            rows.append(
+                dict(what=what, variant=name, seconds=one["seconds"] / each, ratio=one["ratio"])
+            )
+            print(f"{what:<18} {name:<18} {rows[-1]['seconds']:.3g} s  {one['ratio']:.2f}")
+    rows += found_in(3)
+    for row in rows[-4:]:
+        print(f"{row['what']:<18} {row['variant']:<18} {row['seconds']:.3g} s")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    about = dict(versions=environment(), repeats=args.repeats, commit=commit)
+    args.out.write_text(json.dumps(dict(about=about, rows=rows), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
