@@ -43,6 +43,8 @@ from .deprecated import fingerprint as fingerprint
 from .deprecated import round as round
 from .deprecated import start as start
 from .engine import devices as mesh
+from .engine.choose import Choice as Choice
+from .engine.choose import choose as choose
 from .engine.plan import plan as plan
 from .engine.round import init as init
 from .engine.round import run_round as run_round
@@ -83,6 +85,7 @@ REPOSITORY = "OWNER/jfl"
 __all__ = [
     "Algorithm",
     "AuditReport",
+    "Choice",
     "Context",
     "Diagnostics",
     "Federation",
@@ -113,6 +116,7 @@ __all__ = [
     "calibrate",
     "chain",
     "check_privacy",
+    "choose",
     "clip_adaptive",
     "clip_l2",
     "clip_per_layer",

@@ -77,8 +77,8 @@ HEAVY = {
     "tensorboardX",
     "ray",
 }
-PUBLIC = """Algorithm AuditReport Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metrics OneRunReport Output Plan
-REPOSITORY Release Rows Run Sweep Task algorithm algorithms audit audit_one_run auditing bands batches bounded calibrate chain check_privacy
+PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metrics OneRunReport Output Plan
+REPOSITORY Release Rows Run Sweep Task algorithm algorithms audit audit_one_run auditing bands batches bounded calibrate chain check_privacy choose
 clip_adaptive clip_l2 clip_per_layer correlated corruption datasets describe divide epsilons errors federate fingerprint gaussian
 grad guarantee guarantees heterogeneity init ledger mesh models named partition plan population private_grad
 public_data round run_round sampling scan schedules simulate start strategies sweep task total transforms wavelet""".split()  # noqa: E501

@@ -67,6 +67,11 @@ def shaped(make_bands):
     return plan(rows=chain(jfl.wavelet.clip_ellipsoid(0.8, shape), noise, 3))
 
 
+def correlated(strategy):
+    """Noise of the release that is correlated over rounds."""
+    return plan(release=chain(noise=jfl.correlated(1.1, strategy), divisor=COHORT))
+
+
 NOISES = {
     "gaussian": lambda: plan(),
     "key": lambda: plan(rows=chain(noise=jfl.gaussian(1.1, generator="key"), divisor=3)),
@@ -80,6 +85,10 @@ NOISES = {
     "upload": lambda: plan(upload=chain()),
     "release": lambda: plan(release=chain(divisor=COHORT)),
     "adaptive": lambda: plan(release=chain(jfl.clip_adaptive(0.8, COHORT), divisor=COHORT)),
+    "correlated, drawn again": lambda: correlated(jfl.strategies.inverse_banded(20, 4)),
+    "correlated, bands held": lambda: correlated(jfl.strategies.banded_toeplitz(20, 4)),
+    "correlated, sums held": lambda: correlated(jfl.strategies.blt(20, 2)),
+    "correlated, tree": lambda: correlated(jfl.strategies.tree(20)),
 }
 SAMPLERS = dict(
     full=lambda: jfl.sampling.full(CLIENTS),
@@ -87,6 +96,8 @@ SAMPLERS = dict(
     with_replacement=lambda: jfl.sampling.with_replacement(CLIENTS, COHORT),
     poisson=lambda: jfl.sampling.poisson(CLIENTS, 0.5),
     first_responders=lambda: jfl.sampling.first_responders(CLIENTS, COHORT, latency_spread=3.0),
+    min_separation=lambda: jfl.sampling.min_separation(CLIENTS, 3, 2),
+    cyclic_poisson=lambda: jfl.sampling.cyclic_poisson(CLIENTS, 0.9, 2, capacity=CLIENTS),
 )
 BATCHES = dict(
     full=lambda: jfl.batches.full(),

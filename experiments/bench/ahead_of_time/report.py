@@ -16,6 +16,8 @@ import jfl
 from jfl.core.hashing import WORDS
 from jfl.engine import sharding, simulate, slots, sweep
 from jfl.engine.round import begin
+from jfl.privacy.mechanisms import correlated
+from jfl.sampling.clients import ON_THEIR_OWN
 
 from . import counts, machines, program, workloads
 
@@ -167,17 +169,32 @@ def chunk_turns(plan: jfl.Plan) -> dict:
         held = -(-sampler.clients // devices)
         turns, size = slots.layout_of_holder(plan, held)
         # of a Poisson cohort each client comes by itself
-        apart = sampler.scheme == "poisson"
-        drawn = (held, float(sampler.rate)) if apart else (sampler.capacity, 1 / devices)
+        apart = sampler.scheme in ON_THEIR_OWN
+        drawn = (
+            (held, float(sampler.rate) / sampler.separation)
+            if apart
+            else (sampler.capacity, 1 / devices)
+        )
         law = stats.binom(*drawn)
         needed = 1 - law.cdf(np.arange(turns) * size) ** devices
     else:
         count, size = slots.layout(plan)
-        if sampler.scheme != "poisson":
+        if sampler.scheme not in ON_THEIR_OWN:
             return {}
         turns, together = count // devices, size * devices
-        needed = stats.binom(sampler.clients, float(sampler.rate)).sf(np.arange(turns) * together)
+        rate = float(sampler.rate) / sampler.separation
+        needed = stats.binom(sampler.clients, rate).sf(np.arange(turns) * together)
     return {} if turns == 1 else dict(chunks=counts.Turns(float(needed.sum()), turns))
+
+
+def earlier_turns(plan: jfl.Plan) -> dict:
+    """How many earlier noises a round of correlated noise draws again, where that hangs on it."""
+    strategy = correlated.strategy_of(plan.release)
+    if strategy is None or strategy.memory or strategy.steady:
+        return {}
+    drawn = (strategy.noising() != 0).sum(1) - 1
+    mean, most = float(drawn.mean()), int(drawn.max())
+    return {} if most == 0 else dict(earlier_noise=counts.Turns(mean, most))
 
 
 def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) -> Report:
@@ -189,7 +206,7 @@ def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) ->
     mesh = machines.mesh(target, devices)
     plan = dataclasses.replace(plan, mesh=mesh if devices > 1 else None)
     with as_on(target):  # a chunk is larger where launches are dear
-        turns = chunk_turns(plan) | (turns or {})
+        turns = chunk_turns(plan) | earlier_turns(plan) | (turns or {})
     state = jax.eval_shape(begin, _key(), shapes(plan), _words(), _words())
     many = jax.ShapeDtypeStruct((evaluations,), jnp.int32)
     placed = _placed((state, plan, many, _words()), mesh)

@@ -42,6 +42,11 @@ class Strategy:
         again."""
         return 0
 
+    @property
+    def steady(self) -> bool:
+        """True if nearly every round draws as many normals as `draws` has room for."""
+        return False
+
     def matrix(self) -> np.ndarray:
         """C, Float64[rounds, rounds]; of trees, whose rows are nodes, Float64[nodes, rounds]."""
         raise NotImplementedError

@@ -63,6 +63,10 @@ class Again(Toeplitz):
     def words(self) -> str:
         return "identity" if len(self.bands) == 1 else f"inverse of {len(self.bands)} bands"
 
+    @property
+    def steady(self) -> bool:
+        return 4 * len(self.bands) <= self.rounds
+
     def first_noise(self) -> np.ndarray:
         return np.pad(np.asarray(self.bands, np.float64), (0, self.rounds))[: self.rounds]
 
