@@ -151,7 +151,7 @@ def _at_once(sampler: Sampler) -> int:
         return sampler.capacity
     if jax.default_backend() == "cpu":
         return -(-sampler.capacity // CHUNKS)
-    if not sampling.fills(sampler) and checks.concrete(sampler.expected):
+    if sampler.scheme in sampling.ON_THEIR_OWN and checks.concrete(sampler.expected):
         mean = float(sampler.expected)
         deviation = (mean * (1 - min(1, mean / sampler.clients))) ** 0.5
         return int(np.ceil(mean + 2 * deviation))

@@ -50,6 +50,12 @@ def make(fed, name="fedavg", lr=0.3, z=1.1, **options):
     )
 
 
+def correlated(strategy):
+    """A release whose noise is correlated over rounds."""
+    noise = jfl.correlated(1.1, strategy)
+    return jfl.chain(jfl.clip_l2(0.8), jfl.total(), noise, jfl.divide(3.0))
+
+
 def remembering(clients, sampler, chunk=None):
     """Clients that remember, with held-out rows of their own and for all."""
     fed = make_federation(
@@ -201,6 +207,15 @@ def main(kind):
         client=dict(release=noisy_release()),
         uploads=dict(upload=noisy_release()),
         poisson=dict(sampler=jfl.sampling.poisson(7, 0.5)),
+        drawn_again=dict(release=correlated(jfl.strategies.inverse_banded(4, 3))),
+        bands_held=dict(
+            release=correlated(jfl.strategies.banded_toeplitz(4, 2)),
+            sampler=jfl.sampling.min_separation(7, 3, 2),
+        ),
+        sums_held=dict(
+            release=correlated(jfl.strategies.blt(4, 2)),
+            sampler=jfl.sampling.cyclic_poisson(7, 0.8, 2, capacity=7),
+        ),
     ).items():
         runs(make("device", **more), [2, 8], case=name)
     for clients, chunk in itertools.product((16, 7), (None, 2)):
