@@ -528,8 +528,8 @@ def correlated(quick):
         cells += [
             Cell(f"MNIST, {everyone}", name, e, whole | fields | dict(epsilon=e), grid)
             for name, fields in {
-                "independent": {},
-                "tree": dict(strategy="tree"),
+                f"independent, {TURNS}": {},
+                f"tree, {TURNS}": dict(strategy="tree"),
                 "square root": dict(strategy="square_root"),
             }.items()
             for e in epsilons
@@ -569,7 +569,10 @@ def correlated(quick):
                 "independent noise",
                 _no_worse(
                     0.0,
-                    *(((panel, "independent", e), (panel, "square root", e)) for e in epsilons),
+                    *(
+                        ((panel, f"independent, {TURNS}", e), (panel, "square root", e))
+                        for e in epsilons
+                    ),
                 ),
             )
         )

@@ -72,6 +72,17 @@ def test_a_run_is_one_gaussian_release(name, separation):
         assert float(std) == sides
 
 
+@pytest.mark.parametrize("adjacency", ["replace_one", "zero_out", "add_remove"])
+def test_what_is_implied_for_examples_counts_all_rounds_too(adjacency):
+    """An example moves an upload by up to twice its bound: as replacing the client does."""
+    made = square_root(6)
+    one = plan(jfl.correlated(4.0, made), adjacency=adjacency)
+    found = jfl.guarantee(one, 6, DELTA, unit="example", view="third_party")
+    sides = 1 if adjacency == "replace_one" else 2
+    assert found.implied
+    assert found.epsilon == pytest.approx(gaussian(4.0 / sides / made.sensitivity(6)), rel=1e-6)
+
+
 def test_epsilon_after_each_round_ends_at_the_guarantee_and_never_falls():
     made = blt(30, 2, participations=6, separation=5)
     one = plan(jfl.correlated(2.0, made), jfl.sampling.min_separation(C, 2, 5))

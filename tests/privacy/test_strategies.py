@@ -20,6 +20,7 @@ from jfl.privacy.mechanisms.strategies import (
     square_root,
     tree,
 )
+from jfl.privacy.mechanisms.strategies.toeplitz import Banded, Sums
 
 MADE = {  # of 11 rounds, so that nothing is a power of two or a multiple of the bands
     "identity": lambda: identity(11),
@@ -200,8 +201,6 @@ def test_parameters_of_blt(n, buffers, error, times, apart, weight, decay):
 
 def test_algebra_of_blt():
     """A column of decays and its inverse, by hand."""
-    from jfl.privacy.mechanisms.strategies.toeplitz import Sums
-
     decay, weight = np.array([0.9, 0.5]), np.array([0.2, 0.3])
     column = np.concatenate([[1], decay ** np.arange(9)[:, None] @ weight])
     made = Sums(10, 1, column, decay, weight, 2)
@@ -273,6 +272,18 @@ def test_squares_of_all_first_rounds_are_no_less_than_what_a_search_finds(made, 
         worst = searched(matrix, -(-rounds // separation), separation, epochs=True)
         assert squares[-1] >= worst**2 * (1 - 1e-9)
         assert squares[-1] <= 1.3 * worst**2
+
+
+@pytest.mark.parametrize("column", [(1, 0.2, 0.9), (1, -0.5, 0.8), (1, -0.9, -0.9), (1, 1.5)])
+def test_columns_of_your_own_that_rise_or_turn_are_bounded(column):
+    """What falls and is above them is charged; with turns as long as the column they are exact."""
+    made = Banded(9, 1, np.array(column, float))
+    for about in ((9, 1), (4, 2), (2, 1)):
+        worst = searched(made.matrix(), *about)
+        assert worst * (1 - 1e-9) <= made.sensitivity(*about) <= 2 * worst
+        squares = made.squared_sensitivities(9, about[1])
+        assert squares[-1] >= searched(made.matrix(), 9, about[1], epochs=True) ** 2 * (1 - 1e-9)
+    assert made.sensitivity(3, 3) == pytest.approx(searched(made.matrix(), 3, 3), rel=1e-9)
 
 
 def test_a_sensitivity_that_is_too_small_would_be_seen(made):
