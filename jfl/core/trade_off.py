@@ -15,6 +15,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from . import checks
 
 LEAST_RATE = 1e-12  # of false positives, down to which mu holds
+CLOSEST = 1e-12  # between two epsilons of a curve
 LINES = 4096  # of a curve of a group
 LARGEST_GROUP = 1000
 
@@ -107,14 +108,21 @@ def curve_of(epsilon: ArrayLike, delta: ArrayLike, gaussian_mu: float = math.inf
     order = np.lexsort((delta, epsilon))
     epsilon = np.asarray(epsilon, np.float64)[order]
     delta = np.clip(np.asarray(delta, np.float64)[order], 0.0, 1.0)
-    if epsilon[0] > 0:  # what one pair says of smaller epsilons
-        sum_of_rates = (1 - delta) * (2 * np.exp(-epsilon) / (1 + np.exp(-epsilon)))
-        epsilon, delta = np.append(0.0, epsilon), np.append(1 - np.max(sum_of_rates), delta)
+    # what one pair says of smaller epsilons: less, it may be, than is stated at 0
+    sum_of_rates = (1 - delta) * (2 * np.exp(-epsilon) / (1 + np.exp(-epsilon)))
+    at_zero = 1 - np.max(sum_of_rates)
+    if epsilon[0] > 0:
+        epsilon, delta = np.append(0.0, epsilon), np.append(at_zero, delta)
+    delta[0] = min(delta[0], at_zero)
     hull = []
     lowest = np.inf
     for e, d in zip(epsilon.tolist(), delta.tolist()):
         if d >= lowest:
             continue
+        if hull and e - hull[-1][0] < CLOSEST:  # one point, as far as numbers go
+            if hull[-1][0] == 0:  # which says as much already
+                continue
+            hull.pop()
         lowest = d
         while len(hull) > 1 and _fall(hull[-2], hull[-1]) <= _fall(hull[-1], (e, d)):
             hull.pop()

@@ -178,5 +178,5 @@ def _groups(where, clients, **given):
     ((name, value),) = given.items()
     checks.whole(where, **given)
     if not 2 <= value <= clients:
-        other = "sampling.without_replacement" if name == "separation" else "sampling.poisson"
+        other = "sampling.poisson" if where.endswith("poisson") else "sampling.without_replacement"
         checks.fail(where, f"2 <= {name} <= clients={clients}", f"{name}={value}", f"1 is {other}.")

@@ -40,6 +40,7 @@ STRATEGIES = {
     "dense": lambda: dense(ROUNDS),
 }
 NAMES = list(STRATEGIES)
+KINDS = ["tree", "inverse banded", "banded", "blt"]  # one of each way to draw
 
 
 @functools.cache
@@ -162,7 +163,7 @@ def test_the_noise_has_the_covariance_of_its_strategy(name):
 # --- however it is cut
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_run_in_parts_and_in_chunks_is_the_run(name):
     whole = jfl.simulate(KEY, plan(name, chunk=C), ROUNDS).run
     part = jfl.simulate(KEY, plan(name, chunk=C), 4).run
@@ -195,7 +196,7 @@ def test_a_sweep_over_strategies_is_one_program_and_its_runs(names):
     assert np.ptp(np.asarray(out.metrics.loss)[:, -1]) > 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_another_plan_begins_a_factorisation_of_its_own(name):
     """What was held is gone, and normals that earlier rounds drew are not drawn again."""
     first, second = plan(name, lr=1e-30), plan(name, z=2.5, lr=1e-30)
@@ -292,7 +293,7 @@ def test_more_rounds_than_the_strategy_covers_are_refused_and_would_be_nan():
     part = jfl.simulate(KEY, plan("tree"), 4).run
     with pytest.raises(ValueError, match="at most the 9 rounds of the strategy"):
         jfl.simulate(KEY, plan("tree"), 6, start=part)
-    for name in NAMES:
+    for name in KINDS:
         found, run = models(plan(name), ROUNDS + 1)
         assert np.isfinite(found[:-1]).all() and np.isnan(found[-1]).all()
         assert int(run.health.nonfinite) == 1

@@ -15,6 +15,7 @@ from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Line
 from experiments.papers import ranaweera2025, ranaweera2025_plans, ranaweera2025_study
 from jfl import wavelet
 from jfl.core.records import Batch
+from jfl.data import datasets
 from jfl.gradients import per_example
 from jfl.papers.ranaweera2025 import theory
 from jfl.privacy.accountants import rdp
@@ -142,6 +143,7 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(
 def test_data_that_are_not_there_leave_all_claims_open(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("JFL_DATA_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(datasets, "DEBIAN", tmp_path)
     for name in ("sample_fmnist", "client_cifar10", "table3"):
         experiment = ranaweera2025.EXPERIMENTS[name]
         found = runner.run(name, experiment, tmp_path, quick=True)

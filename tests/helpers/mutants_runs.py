@@ -151,8 +151,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/round.py",
-        "return _Keys(batch, keys[:2], keys[2])",
-        "return _Keys(batch, keys[:2], keys[1])",
+        "return _Keys(batch, keys[:2], keys[2], noise)",
+        "return _Keys(batch, keys[:2], keys[1], noise)",
         f"{LOOPS}[private_and_release_by_size]",
     ),
     Mutant(

@@ -51,6 +51,10 @@ TABLE = {
             lambda z: rdp.with_replacement(ORDERS, np.array([0.5, 0.375, 0.125]), z),
             SIGMAS,
         ),
+        poisson_group=(
+            lambda z: rdp.poisson_group(ORDERS, np.array([0.5, 0.375, 0.125]), z),
+            SIGMAS,
+        ),
         participation=(lambda z: rdp.participation(ORDERS, 0.25, rdp.gaussian(ORDERS, z)), SIGMAS),
         convert=(lambda z: rdp.convert(ORDERS, rdp.gaussian(ORDERS, z), 2.0**-17), SIGMAS),
         epsilon=(lambda z: rdp.epsilon(ORDERS, rdp.gaussian(ORDERS, z), 2.0**-17), SIGMAS),
@@ -160,7 +164,7 @@ HOST = {
     zcdp: set(),
     approximate_dp: {"round_rate"},
     local_steps: set(),
-    pld: {"epsilon", "pld_epsilon", "epsilons", "delta"},
+    pld: {"epsilon", "pld_epsilon", "epsilons", "delta", "deltas"},
     rdp_batched: set(),
     rdp_events: {
         "above",
@@ -168,7 +172,11 @@ HOST = {
         "delta",
         "bounds",
         "check_delta",
+        "deltas",
+        "deltas_of_curve",
         "event_types",
+        "gaussian_mu",
+        "values",
         "with_multiplicities",
     },
 }

@@ -163,6 +163,8 @@ def test_an_option_of_a_function_that_is_not_chosen_is_refused(name):
         getattr(options.split_optional(option.type)[0], "__name__", ""), (5,)
     )
     plain = dict(sampler="full", model="logistic", partition="iid")
+    if "strategy" in option.takers:  # which only noise for clients has
+        plain |= dict(unit="client", noise_multiplier=1.0)
     chosen = config.Config(**plain, **{name: other})
     with pytest.raises(ArgumentError, match=f" for {name}; got {name}="):
         unused_options.refuse_unused(chosen)
