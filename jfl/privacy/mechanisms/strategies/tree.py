@@ -43,6 +43,21 @@ class Tree(Strategy):
         inside = [start + 2**height <= rounds for height, start in nodes]
         return self.matrix()[inside, :rounds]
 
+    def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
+        """Each node holds as many of a unit's contributions as rounds of its are in it: counted,
+        without the matrix."""
+        starts = [np.arange(0, rounds - 2**h + 1, 2**h) for h in range(rounds.bit_length())]
+        ends = np.concatenate([start + 2**h for h, start in enumerate(starts)])
+        starts = np.concatenate(starts)
+        worst = 0
+        for first in range(min(separation, rounds)):
+            inside = (ends - 1 - first) // separation - (starts - 1 - first) // separation
+            worst = max(worst, int(np.square(inside).sum()))
+        return np.full(rounds, float(worst))
+
+    def errors(self) -> np.ndarray:
+        return np.array([float(t.bit_count()) for t in range(1, self.rounds + 1)])
+
     def sensitivity(
         self, participations: int = 1, separation: int = 1, *, epochs: bool = False
     ) -> float:
@@ -87,6 +102,9 @@ class EfficientTree(Tree):
 
     def noising(self) -> np.ndarray:
         return np.asarray(self.table, np.float64)
+
+    def errors(self) -> np.ndarray:
+        return Strategy.errors(self)
 
     def draws(self, round_: Any) -> tuple:
         row = jnp.asarray(self.table, jnp.float32)[jnp.minimum(round_, self.rounds - 1)]
