@@ -354,6 +354,14 @@ def _position(session: Session, resume: bool) -> Position:
             "Both releases of a round would hold the same earlier noise: start in another "
             "directory with another --seed.",
         )
+    if branch.recomputed and plan.sampler.separation > 1:
+        refuse_resume(
+            "--resume",
+            "the program and machine that began, where clients take turns",
+            f"another one, which releases {branch.recomputed} rounds again",
+            "A client could come more often than once in its turns: start in another directory "
+            "with another --seed.",
+        )
     # rounds of this very program beyond where it is to stop now: charged, but not kept as released
     # twice, since a longer run would release the same again
     same = branch.attempt == journaled["attempt"]

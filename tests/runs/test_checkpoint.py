@@ -334,6 +334,26 @@ def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkey
     assert summary["runs"][0]["privacy"][0]["epsilon"] == worth[0]
 
 
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(strategy="blt", buffers=2), "noise is correlated over rounds"),
+        (dict(sampler="min_separation", separation=2), "clients take turns"),
+    ],
+)
+def test_rounds_that_belong_together_are_not_released_again(tmp_path, monkeypatch, change, words):
+    """Correlated noise would hold the same earlier noise twice; a client would come out of turn."""
+    settings = dataclasses.replace(
+        TINY, unit="client", noise_multiplier=4.0, cohort=2, clients=4, **change
+    )
+    train.train(settings, tmp_path / "run")
+    assert train.train(settings, tmp_path / "run", resume=True)["config"]["recomputed"] == 0
+    stopped(tmp_path / "run", settings.rounds + 2)
+    elsewhere(monkeypatch)
+    with pytest.raises(ValueError, match=words):
+        train.train(settings, tmp_path / "run", resume=True)
+
+
 def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatch):
     """What noise descends from is compared itself: here a key moves, and what names the program
     does not say so."""
