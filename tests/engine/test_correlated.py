@@ -41,6 +41,7 @@ STRATEGIES = {
 }
 NAMES = list(STRATEGIES)
 KINDS = ["tree", "inverse banded", "banded", "blt"]  # one of each way to draw
+OFTEN = [pytest.param(n, marks=() if n in ("tree", "banded") else pytest.mark.slow) for n in NAMES]
 
 
 @functools.cache
@@ -150,7 +151,7 @@ def surprise(found, wanted, count):
 BEYOND = 6.3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OFTEN)
 def test_the_noise_has_the_covariance_of_its_strategy(name):
     found, count = covariance(name, 3000)
     noising = strategy(name).noising()
@@ -163,7 +164,7 @@ def test_the_noise_has_the_covariance_of_its_strategy(name):
 # --- however it is cut
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", OFTEN)
 def test_a_run_in_parts_and_in_chunks_is_the_run(name):
     whole = jfl.simulate(KEY, plan(name, chunk=C), ROUNDS).run
     part = jfl.simulate(KEY, plan(name, chunk=C), 4).run

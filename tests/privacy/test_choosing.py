@@ -151,6 +151,7 @@ def test_draws_are_those_of_the_key():
     assert many.tolist() == [29, 4, 9, 4, 14]  # on any machine
 
 
+@pytest.mark.slow
 def test_guarantees_and_series():
     plan = poisson_plan()
     known = jfl.guarantee(plan, 4, unit="example", view="server")

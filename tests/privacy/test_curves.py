@@ -147,6 +147,7 @@ def test_pairs_agree_with_the_accountants():
     np.testing.assert_allclose(pld.deltas(event, EPSILONS), one_by_one, rtol=1e-3, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "event",
     [
@@ -184,6 +185,7 @@ def test_renyi_bounds_alone_give_a_looser_curve(monkeypatch):
     assert 0 < tiny.epsilon_at(1e-5) < math.inf
 
 
+@pytest.mark.slow
 def test_the_worst_of_several_clients_counts(monkeypatch):
     """Whichever is the worst at an epsilon: one is for large, another for small ones."""
     several = (poisson(0.02, 0.7, 1), poisson(0.9, 9.0, 3), poisson(0.4, 9.0, 3))
@@ -237,6 +239,7 @@ def test_groups_are_never_above_the_usual_bound():
             assert group.delta_at(3 * epsilon) <= usual * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_a_large_group():
     known = curve((fixed(0.01, 5.0, 30),))
     begun = time.perf_counter()
@@ -269,6 +272,7 @@ def test_golden_group():
     assert known.epsilon_at(1e-5) < curve((poisson(0.1, 1.0, 10),)).group(2).epsilon_at(1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q, size, z", [(0.1, 2, 1.0), (0.3, 5, 4.0), (0.01, 3, 0.8)])
 def test_one_step_of_a_group_is_exact(q, size, z):
     event = events.poisson_group(q, size, events.gaussian(z))
@@ -325,6 +329,7 @@ def test_a_group_of_one_is_none_and_all_of_it_is_a_gaussian():
         events.poisson_group(0.1, 1.5, events.gaussian(1.0))
 
 
+@pytest.mark.slow
 def test_which_groups_have_events_of_their_own():
     sampled, noise = poisson(0.1, 2.0, 3), events.gaussian(1.0)
     group = events.of_group(events.compose(sampled, noise), 3)
@@ -344,6 +349,7 @@ def test_which_groups_have_events_of_their_own():
     assert events.of_group(sampled, 17) is None and Release((sampled,)).group(17) is None
 
 
+@pytest.mark.slow
 def test_groups_on_poisson_samples():
     known = jfl.guarantee(poisson_plan(), 4, unit="example", view="server")
     two, many = known.group(2), known.group(20)
@@ -398,6 +404,7 @@ def test_a_guarantee_keeps_its_fields():
     assert (fields.tpr(RATES) >= known.tpr(RATES)).all()
 
 
+@pytest.mark.slow
 def test_a_guarantee_answers_as_its_events():
     known = jfl.guarantee(poisson_plan(), 4, unit="example", view="server")
     listed = known.release.alternatives
@@ -418,6 +425,7 @@ def test_no_noise_and_nobody():
     np.testing.assert_allclose(nobody.tpr(RATES), RATES, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_overflow_and_a_quantile_are_paid():
     chance = 1e-9
     event = poisson(0.05, 1.0, 10)

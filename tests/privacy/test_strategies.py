@@ -249,7 +249,10 @@ def searched(matrix, *about, epochs=False):
 
 
 @pytest.mark.parametrize("name", MADE)
-@pytest.mark.parametrize("about", [(1, 1), (3, 4), (4, 3), (2, 1), (11, 1), (2, 5)])
+@pytest.mark.parametrize(
+    "about",
+    [(1, 1), (3, 4), *(pytest.param(a, marks=pytest.mark.slow) for a in ((4, 3), (2, 5))), (11, 1)],
+)
 def test_no_pattern_exceeds_the_sensitivity(made, name, about):
     strategy = made(name)
     found, worst = strategy.sensitivity(*about), searched(strategy.matrix(), *about)
