@@ -17,6 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks
+from .shared_sample import binomial_tails
 
 LARGEST_GROUP = 16  # of units on one Poisson sample, that are counted as such
 
@@ -49,6 +50,27 @@ class PoissonGroup:
 class WithoutReplacement:
     sample: Any
     population: Any
+    event: Any
+
+
+@_event
+class Replaced:
+    """`event` on a Poisson sample that holds so many, for replace_one: the others fill it with
+    probability `full`, and the unit is then one of a uniform subset with `rate_when_full`."""
+
+    rate: Any
+    full: Any
+    rate_when_full: Any
+    event: Any
+
+
+@_event
+class ZeroedOut:
+    """As Replaced, for zero_out; a sample of fixed size is always full."""
+
+    rate: Any
+    full: Any
+    rate_when_full: Any
     event: Any
 
 
@@ -160,6 +182,65 @@ def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) ->
     if checks.concrete((sample, population)) and np.any(sample > population):
         checks.fail(where, "sample <= population", f"sample={sample:g}, population={population:g}")
     return WithoutReplacement(sample, population, _known(where, event))
+
+
+def replaced(rate: ArrayLike, event: Any) -> Replaced:
+    """`event` on a sample that each element joins on its own with probability `rate`; for
+    replace_one.
+
+    Units:
+        rate in (0, 1].
+
+    Raises:
+        ValueError: outside that range.
+    """
+    where = "events.replaced"
+    rate = _number(where, checks.fraction, rate=rate)
+    return Replaced(rate, np.zeros_like(rate)[()], rate, _known(where, event))
+
+
+def zeroed_out(sample: ArrayLike, population: ArrayLike, event: Any) -> ZeroedOut:
+    """`event` on `sample` distinct elements of `population`, all subsets alike; for zero_out.
+
+    Raises:
+        ValueError: unless both are whole and 1 <= sample <= population.
+
+    Example:
+        >>> float(zeroed_out(1, 4, gaussian(1.0)).rate_when_full)
+        0.25
+    """
+    whole = without_replacement(sample, population, event)
+    rate = whole.sample / whole.population
+    return ZeroedOut(rate, np.ones_like(rate)[()], rate, whole.event)
+
+
+def truncated_poisson(
+    rate: float, population: int, capacity: int, event: Any, adjacency: str = "zero_out"
+) -> Replaced | ZeroedOut:
+    """`event` on a Poisson sample of `population` elements at `rate` that holds at most `capacity`:
+    of more, a uniform subset.
+
+    Args:
+        rate: in (0, 1].
+        population: elements that may join, a public number.
+        capacity: of the sample.
+        event: a Gaussian, or several.
+        adjacency: "zero_out" or "replace_one".
+
+    Raises:
+        ValueError: outside (0, 1], or unless both numbers are whole and 1 <= capacity <=
+            population.
+
+    References:
+        Chua et al., arXiv:2508.15089, for the two cases, full and not.
+    """
+    where = "events.truncated_poisson"
+    checks.choice(where, ("zero_out", "replace_one"), adjacency=adjacency)
+    sizes = without_replacement(capacity, population, event)
+    rate = _number(where, checks.fraction, rate=rate)
+    full, then = binomial_tails(float(rate), int(sizes.population), int(sizes.sample))
+    kind = ZeroedOut if adjacency == "zero_out" else Replaced
+    return kind(rate, np.float64(full), np.float64(then), sizes.event)
 
 
 def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> WithReplacement:
@@ -288,6 +369,8 @@ KINDS = (
     Gaussian,
     Poisson,
     PoissonGroup,
+    Replaced,
+    ZeroedOut,
     WithoutReplacement,
     WithReplacement,
     Repeat,

@@ -7,6 +7,7 @@ refine the grid until the width is small.  All compute in float64 whatever the c
 How, and why it is a proof: `pld_compose`.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -36,7 +37,14 @@ QUICK = {
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
 }  # a third of the compilation of what runs for milliseconds
-ADD_REMOVE = (events.Poisson, events.PoissonGroup)
+ADJACENCIES = {
+    events.Poisson: "add_remove",
+    events.PoissonGroup: "add_remove",
+    events.Replaced: "replace_one of a Poisson sample",
+    events.ZeroedOut: "zero_out",
+    events.WithoutReplacement: "replace_one",
+    events.Multiplicity: "replace_one",
+}
 WIDE = 8  # runs that are computed side by side
 
 
@@ -410,8 +418,8 @@ def _flat(event, times, kinds):
         return [(events.Participation(event.probability, events.Compose(inner)), times)]
     if isinstance(event, events.Gaussian):
         return [(events.Poisson(1.0, _gaussian(event)), times)]
-    if isinstance(event, (*ADD_REMOVE, events.WithoutReplacement, events.Multiplicity)):
-        kinds.add("add_remove" if isinstance(event, ADD_REMOVE) else "replace_one")
+    if type(event) in ADJACENCIES:
+        kinds.add(ADJACENCIES[type(event)])
         for inner in _leaves(event.event):
             if not isinstance(inner, events.Gaussian):
                 name = (
@@ -431,6 +439,8 @@ def _flat(event, times, kinds):
             return [(_copies(event, one), times)]
         if isinstance(event, events.PoissonGroup):
             return [(_group(event, one), times)]
+        if isinstance(event, (events.Replaced, events.ZeroedOut)):
+            return [(_on_shared(event, one), times)]
         return [
             (
                 _sampled(
@@ -459,6 +469,16 @@ def _sampled(rate, one):
             "pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}", error=NotAnalysable
         )
     return events.Poisson(rate, one)  # directions tell the kinds apart
+
+
+def _on_shared(event, one):
+    """As it is, or a Gaussian where the unit is always in the sample."""
+    if min(float(rate) for name, rate in vars(event).items() if name.startswith("rate")) < 1:
+        for name, rate in vars(event).items():
+            if name.startswith("rate"):
+                _sampled(rate, one)
+        return dataclasses.replace(event, event=one)
+    return events.Poisson(1.0, one)
 
 
 def _group(event, one):

@@ -118,6 +118,9 @@ def _fold(event, leaf):
         return leaf(event.rate, precision(event.event) ** -0.5)
     if isinstance(event, events.PoissonGroup):
         return leaf(event.law, precision(event.event) ** -0.5)
+    if isinstance(event, (events.Replaced, events.ZeroedOut)):
+        rates = jnp.stack([event.rate, event.full, event.rate_when_full])
+        return leaf(rates, precision(event.event) ** -0.5)
     if isinstance(event, events.WithoutReplacement):
         return leaf(event.sample / event.population, precision(event.event) ** -0.5)
     if isinstance(event, events.Multiplicity):

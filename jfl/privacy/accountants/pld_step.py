@@ -6,6 +6,7 @@ against Q = N(0, z^2), or is made of it:
 
 - "remove": P against Q, for add_remove.
 - "add": Q against P, for add_remove: every loss with its sign changed.
+- "replaced", "zeroed" and "restored": a sample that both neighbours share, see `shared_sample`.
 - "replace": for a sample of fixed size and replace_one: the part of P, Q with loss > 0, the same
   mirrored, and what is left of the probability at loss 0.
 
@@ -30,9 +31,20 @@ import jax.numpy as jnp
 from jax.scipy.special import erf, erfc
 from jax.typing import ArrayLike
 
-from . import poisson_group, roots, with_replacement
+from . import poisson_group, roots, shared_sample, with_replacement
 
-DIRECTIONS = {"add_remove": ("remove", "add"), "replace_one": ("replace",)}
+DIRECTIONS = {
+    "add_remove": ("remove", "add"),
+    "replace_one": ("replace",),
+    "replace_one of a Poisson sample": ("replaced",),
+    "zero_out": ("zeroed", "restored"),
+}
+# of a sample that both share: what a step is where the others leave room, and where they fill it
+SHARED = {
+    "replaced": ("replaced", "replaced_in_full"),
+    "zeroed": ("remove", "zeroed"),
+    "restored": ("add", "restored"),
+}
 ROUGH = 512  # nodes of a rough step
 FAR = 600.0  # exponents beyond are not taken
 NEVER = -1e12
@@ -56,6 +68,8 @@ def pessimistic(
     References:
         Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022.
     """
+    if direction in SHARED and jnp.shape(rate) != (1,):
+        return _with_room(pessimistic, direction, rate, z, interval, start, size)
     losses = interval * (start + jnp.arange(size))
     if direction == "remove":
         mass, _, below, lost = _split(losses, interval, rate, z, poisson_group)
@@ -63,10 +77,11 @@ def pessimistic(
     if direction == "add":
         _, mass, lost, below = _split(-losses[::-1], interval, rate, z, poisson_group)
         return mass[::-1].at[0].add(below[1]), lost[1]
-    upper, _, below, lost = _split(jnp.maximum(losses, 0.0), interval, rate, z, floor=0.0)
-    _, lower, _, under = _split(jnp.maximum(-losses[::-1], 0.0), interval, rate, z, floor=0.0)
+    up, down = _halves(direction)
+    upper, _, below, lost = _split(jnp.maximum(losses, 0.0), interval, rate, z, up, floor=0.0)
+    _, lower, _, under = _split(jnp.maximum(-losses[::-1], 0.0), interval, rate, z, down, floor=0.0)
     mass = (upper + lower[::-1]).at[0].add(below[0] + under[1])
-    return mass.at[_index_of_zero(start, size)].add(_even(rate, z)), lost[0]
+    return mass.at[_index_of_zero(start, size)].add(_even(direction, rate, z)), lost[0]
 
 
 def optimistic(
@@ -80,25 +95,76 @@ def optimistic(
     outside the grid is dropped.
     """
     edges = interval * (start - 0.5 + jnp.arange(size + 1))
-    if direction == "remove":
-        p, q = _masses(edges, rate, z, poisson_group)[:2]
-    elif direction == "add":
-        q, p = (m[::-1] for m in _masses(-edges[::-1], rate, z, poisson_group)[:2])
-    else:
-        p, q = _masses(jnp.maximum(edges, 0.0), rate, z)[:2]
-        mirrored_p, mirrored_q = _masses(jnp.maximum(-edges[::-1], 0.0), rate, z)[:2]
-        p, q = p + mirrored_q[::-1], q + mirrored_p[::-1]
-        even = jnp.where((-start >= 0) & (-start < size), _even(rate, z), 0.0)
-        p, q = (m.at[_index_of_zero(start, size)].add(even) for m in (p, q))
+    p, q = _outcomes(direction, rate, z, edges, start, size)
     known = (p > 0) & (q > 0)
     loss = jnp.log(jnp.where(known, p, 1.0)) - jnp.log(jnp.where(known, q, 1.0))
     offset = jnp.clip(loss - interval * (start + jnp.arange(size)), -interval / 2, interval / 2)
     return p, jnp.where(known, offset, -interval / 2)
 
 
+def _outcomes(direction, rate, z, edges, start, size):
+    """P [size] and Q [size] of the losses between edges [size + 1]."""
+    if direction in SHARED and jnp.shape(rate) != (1,):
+        return _with_room(_outcomes, direction, rate, z, edges, start, size)
+    if direction == "remove":
+        return _masses(edges, rate, z, poisson_group)[:2]
+    if direction == "add":
+        q, p = (m[::-1] for m in _masses(-edges[::-1], rate, z, poisson_group)[:2])
+        return p, q
+    up, down = _halves(direction)
+    p, q = _masses(jnp.maximum(edges, 0.0), rate, z, up)[:2]
+    mirrored_p, mirrored_q = _masses(jnp.maximum(-edges[::-1], 0.0), rate, z, down)[:2]
+    inside = (-start >= 0) & (-start < size)
+    even = jnp.where(inside, _even(direction, rate, z), 0.0)
+    return tuple(
+        side.at[_index_of_zero(start, size)].add(even)
+        for side in (p + mirrored_q[::-1], q + mirrored_p[::-1])
+    )
+
+
+def _with_room(step, direction, rate, z, *grid):
+    """A step on a sample that both neighbours share: of two, each in its share.
+
+    Args:
+        step: `pessimistic` or `_outcomes`.
+        direction: of `SHARED`.
+        rate: a number, 1, where there is no sample; [3] the numbers of an event.
+        z: std / sensitivity.
+        grid: of the step.
+    """
+    if not jnp.ndim(rate):
+        return step("add" if direction == "restored" else "remove", rate, z, *grid)
+    (room, of_room), (full, of_full) = _rates(direction, rate)
+    pairs = zip(step(room, of_room, z, *grid), step(full, of_full, z, *grid))
+    return tuple((1 - rate[1]) * a + rate[1] * b for a, b in pairs)
+
+
+def _rates(direction, rate):
+    """(direction, rate) where the others leave room, and where they fill the sample."""
+    room, full = SHARED[direction]
+    return (room, rate[:1] if room in shared_sample.PLACES else rate[0]), (full, rate[2:])
+
+
+def _halves(direction):
+    """What knows the masses of losses above 0, and of those below, mirrored."""
+    if direction == "replace":
+        return with_replacement, with_replacement
+    return tuple(shared_sample.Half(*places) for places in shared_sample.PLACES[direction])
+
+
 def rough(direction: str, rate: ArrayLike, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid,
     never to prove."""
+    if direction in SHARED and jnp.shape(rate) != (1,):
+        if not jnp.ndim(rate):
+            return rough("add" if direction == "restored" else "remove", rate, z)
+        each = [rough(way, of_way, z) for way, of_way in _rates(direction, rate)]
+        shares = jnp.log1p(-rate[1]), jnp.log(rate[1])
+        losses = jnp.concatenate([loss for loss, _ in each])
+        masses = jnp.concatenate([mass + share for (_, mass), share in zip(each, shares)])
+        return jax.lax.sort((losses, masses), num_keys=1)
+    if direction in shared_sample.PLACES:
+        return shared_sample.rough(direction, rate, z)
     if jnp.ndim(rate):
         if direction == "replace":
             return with_replacement.rough(rate, z)
@@ -119,7 +185,9 @@ def rough(direction: str, rate: ArrayLike, z: ArrayLike) -> tuple[jax.Array, jax
     node = jnp.arange(ROUGH) - before
     inside = jnp.where(node < 0, -jnp.inf, jnp.where(node > 0, 0.0, -math.log(2)))
     loss = jnp.where(node > 0, loss, 0.0)
-    masses = jnp.concatenate([(q + inside)[::-1], jnp.log(_even(rate, z))[None], p + inside])
+    masses = jnp.concatenate(
+        [(q + inside)[::-1], jnp.log(_even("replace", rate, z))[None], p + inside]
+    )
     return jnp.concatenate([-loss[::-1], jnp.zeros(1), loss]), masses - jnp.log(
         jnp.sum(jnp.exp(masses))
     )
@@ -254,8 +322,10 @@ def _place(loss, rate, z):
     return z * jnp.where(loss < 30, near, far) + 0.5 / z
 
 
-def _even(rate, z):
-    """Probability of loss 0 in "replace": what the two halves leave of 1."""
+def _even(direction, rate, z):
+    """Probability of loss 0: what the two halves leave of 1."""
+    if direction in shared_sample.PLACES:
+        return shared_sample.even(rate, z, direction)
     if jnp.ndim(rate):
         return with_replacement.even(rate, z)
     return (1 - rate) * erf(math.sqrt(0.125) / z)

@@ -176,6 +176,25 @@ def participation(orders: ArrayLike, probability: ArrayLike, curve: ArrayLike) -
 
 
 @float64
+def either(
+    orders: ArrayLike, probability: ArrayLike, first: ArrayLike, second: ArrayLike
+) -> jax.Array:
+    """Curve of a release that is `first` with `probability`, visibly, and else `second`.
+
+    Shapes:
+        orders [n], first [n], second [n] -> [n].
+
+    References:
+        Joint convexity of exp((a - 1) D).
+
+    Example:
+        >>> float(either(2.0, 0.5, 0.3, 0.3)).__round__(12)
+        0.3
+    """
+    return formulas.either(COMPILED, orders, probability, first, second)
+
+
+@float64
 def convert(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The epsilon that each order proves at `delta`; the smallest counts.
 

@@ -90,6 +90,12 @@ def _curve(event, orders, curves=rdp):
         return curves.poisson(orders, event.rate, z())
     if isinstance(event, events.PoissonGroup):
         return curves.poisson_group(orders, event.law, z())
+    if isinstance(event, (events.Replaced, events.ZeroedOut)):
+        # no two releases lie further apart than those of elements that replace each other
+        is_zeroed = isinstance(event, events.ZeroedOut)
+        apart = lambda rate: curves.without_replacement(orders, rate, z() / (1 + is_zeroed))
+        room = curves.poisson(orders, event.rate, z()) if is_zeroed else apart(event.rate)
+        return curves.either(orders, event.full, apart(event.rate_when_full), room)
     if isinstance(event, events.WithoutReplacement):
         return curves.without_replacement(orders, event.sample / event.population, z())
     if isinstance(event, events.Multiplicity):
@@ -211,6 +217,8 @@ def _is_sampled(kinds):
     return kinds & {
         events.Poisson,
         events.PoissonGroup,
+        events.Replaced,
+        events.ZeroedOut,
         events.WithoutReplacement,
         events.WithReplacement,
         events.Multiplicity,

@@ -122,6 +122,16 @@ def participation(library: Library, orders: Any, probability: Any, curve: Any) -
     return xp.where(probability < 1, xp.minimum(mixed, curve), curve)
 
 
+def either(library: Library, orders: Any, probability: Any, first: Any, second: Any) -> Any:
+    """See `rdp.either`."""
+    xp = library.numpy
+    logs = xp.log(probability), xp.log1p(-probability)
+    powers = [log + (orders - 1) * c for log, c in zip(logs, (first, second))]
+    both = xp.logaddexp(*powers) / (orders - 1)
+    both = xp.where(probability < 1, xp.where(probability > 0, both, second), first)
+    return xp.minimum(xp.maximum(both, xp.minimum(first, second)), xp.maximum(first, second))
+
+
 def convert(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
     """See `rdp.convert`."""
     xp = library.numpy

@@ -83,6 +83,14 @@ def participation(orders: ArrayLike, probability: ArrayLike, curve: ArrayLike) -
 
 
 @_float64
+def either(
+    orders: ArrayLike, probability: ArrayLike, first: ArrayLike, second: ArrayLike
+) -> np.ndarray:
+    """`rdp.either`."""
+    return formulas.either(ON_HOST, orders, probability, first, second)
+
+
+@_float64
 def convert(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> np.ndarray:
     """`rdp.convert`."""
     return formulas.convert(ON_HOST, orders, curve, delta)

@@ -109,6 +109,8 @@ def takes(event: Any, times: float = 1) -> bool:
     sampled = kinds & {
         events.Poisson,
         events.PoissonGroup,
+        events.Replaced,
+        events.ZeroedOut,
         events.WithoutReplacement,
         events.WithReplacement,
         events.Participation,
