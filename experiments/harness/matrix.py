@@ -22,6 +22,7 @@ SAMPLERS = {
     "without_replacement": lambda s: s.without_replacement(CLIENTS, 4),
     "with_replacement": lambda s: s.with_replacement(CLIENTS, 4),
     "poisson": lambda s: s.poisson(CLIENTS, 0.3),
+    "truncated_poisson": lambda s: s.truncated_poisson(CLIENTS, 0.3, 6),
     "first_responders": lambda s: s.first_responders(CLIENTS, 4, latency_spread=2.0),
     "min_separation": lambda s: s.min_separation(CLIENTS, 4, 3),
     "cyclic_poisson": lambda s: s.cyclic_poisson(CLIENTS, 0.9, 3, capacity=CLIENTS),
@@ -31,6 +32,7 @@ BATCHES = {
     "without_replacement": lambda b: b.without_replacement(2),
     "with_replacement": lambda b: b.with_replacement(2),
     "poisson": lambda b: b.poisson(1.0, capacity=5),
+    "truncated_poisson": lambda b: b.truncated_poisson(1.0, 3),
     "epochs": lambda b: b.epochs(2),
 }
 HEAD = """# What can be proved

@@ -121,9 +121,7 @@ def output_perturbation(
             'bounded(..., "prox_erm")',
             "Use padpfl(mechanism=...).",
         )
-    mechanism = mech.bind(
-        mechanism, "replace_one", "output_perturbation", required=True, zero_out=False
-    )
+    mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True, also=())
     checks.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
     if mu is not None:
         checks.nonnegative("output_perturbation", single=True, mu=mu)

@@ -134,7 +134,7 @@ def padpfl(
             )
         if rests_on_solves and inexactness is None:
             checks.fail("padpfl", "inexactness beside a prox_erm bound, which rests on it", "none")
-        mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True, zero_out=False)
+        mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True, also=())
     work = local.work(grad, batch, lr=lr, steps=steps)
     step = dict(step=local.server_step(server_lr, server_optimizer))
     most = None if inexactness is None else checks.scalar(inexactness)

@@ -181,10 +181,11 @@ def mechanism(self) -> str:
 @safe
 def batches(self) -> str:
     """A batch sampler as it was called."""
-    size = self.batch if self.scheme != "poisson" else self.expected
+    size = self.expected if self.scheme.endswith("poisson") else self.batch
     given = (
         [("rate", self.rate)] if self.rate is not None else [] if size is None else [(None, size)]
     )
+    given += [("capacity", self.batch)] if self.scheme == "truncated_poisson" else []
     given += [("short", self.short)] if self.short != "error" else []
     arguments = (value(v) if name is None else f"{name}={value(v)}" for name, v in given)
     return f"{self.scheme}({', '.join(arguments)})"

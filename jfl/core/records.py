@@ -226,11 +226,11 @@ class Batches:
     """Which of its rows a client uses in a step, and what an accountant may assume about it."""
 
     draw: Fn  # (round key, step, size, N) -> slots Int[B], mask Bool[B], overflow Int[]
-    scheme: str = static()  # full | without_replacement | with_replacement | poisson | epochs
-    batch: int | None = static()  # slots of a batch (None: N); the size drawn, but for poisson
+    scheme: str = static()  # the name of its function in jfl.sampling.batches
+    batch: int | None = static()  # slots of a batch (None: N); the size drawn, but for poisson ones
     short: str = static(default="error")  # a client with fewer rows than a batch: "error" | "all"
     rate: Array | None = None  # poisson: probability of a row; None: expected / size
-    expected: float | None = None  # poisson: expected rows of a batch
+    expected: float | None = None  # poisson ones: expected rows of a batch
     __repr__ = printing.batches
 
 

@@ -82,10 +82,11 @@ def plan(
     implied = sampling.adjacency(sampler)
     if adjacency is not None:
         checks.choice("plan", mech.ADJACENCIES, adjacency=adjacency)
-        if adjacency not in (implied, "zero_out") and sampler.scheme != "full":
+        if adjacency not in sampling.adjacencies(sampler):
             checks.fail(
                 "plan",
-                f"adjacency {implied!r}, which sampling.{sampler.scheme} implies",
+                f"adjacency {' or '.join(map(repr, sampling.adjacencies(sampler)))} for "
+                f"sampling.{sampler.scheme}",
                 f"adjacency={adjacency!r}",
                 "Leave it out, or change the sampler.",
             )
@@ -101,7 +102,8 @@ def plan(
         release,
         implied,
         "plan(release=...)",
-        required=sampler.scheme != "full" or adjacency is not None,
+        required=True,
+        also=sampling.adjacencies(sampler) if adjacency is None else ("zero_out",),
     )
     if upload is not None and mech.adaptive(upload):
         checks.fail(
@@ -151,7 +153,7 @@ def _at_once(sampler: Sampler) -> int:
         return sampler.capacity
     if jax.default_backend() == "cpu":
         return -(-sampler.capacity // CHUNKS)
-    if sampler.scheme in sampling.ON_THEIR_OWN and checks.concrete(sampler.expected):
+    if sampler.scheme in sampling.BY_RATE and checks.concrete(sampler.expected):
         mean = float(sampler.expected)
         deviation = (mean * (1 - min(1, mean / sampler.clients))) ** 0.5
         return int(np.ceil(mean + 2 * deviation))
@@ -346,7 +348,8 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
     def one(node):
         if not isinstance(node, Mechanism):
             return node
-        bound = bind(node, kind, "private_grad", required=not free)
+        also = ("zero_out", "replace_one") if kind != "replace_one" else ("zero_out",)
+        bound = bind(node, kind, "private_grad", required=not free, also=also)
         if any(s.divisor == "weight" for s in bound.stages):
             checks.fail(
                 "plan",

@@ -2,16 +2,16 @@
 adds nothing, while all that is drawn stays as it is.
 
 Draw the sample first.  Let A be the release where the unit is not in it, B where it is in one
-neighbour, B' where it is in the other; rate is the chance that it is.  Whatever the others do, these
-are Gaussians of one standard deviation, and the release is (1 - rate) A + rate B in one neighbour
-and (1 - rate) A + rate B' in the other.  Let B lie at most d from A and at most e from B'.  No set T
+neighbour, B' where it is in the other; rate is the chance that it is.  Whatever the others do,
+these are Gaussians of one standard deviation, and the release is (1 - rate) A + rate B in one
+neighbour and (1 - rate) A + rate B' in the other.  Let B lie at most d from A and at most e from B'.  No set T
 of outcomes tells the neighbours apart better, at any x >= 1, than an interval on a line where A, B'
 and B lie at 0, d - e and d:
 
     H_x = sup over T of rate B(T) - x rate B'(T) - (x - 1) (1 - rate) A(T),
 
-and among all T of one B(T), by Neyman and Pearson, that interval has the least A(T) that a distance
-d allows and the least B'(T) that a distance e allows, both at once.  For x < 1 the neighbours change
+and among all T of one B(T), by Neyman and Pearson, that interval has the least A(T) that a
+distance d allows and the least B'(T) that a distance e allows, both at once.  For x < 1 the neighbours change
 their places (H_x(P, Q) = 1 - x + x H_{1/x}(Q, P)), which mirrors the losses; what is left of the
 probability has loss 0.  What dominates step by step dominates composed (Zhu, Dong, Wang, AISTATS
 2022, Theorem 10).
@@ -20,16 +20,16 @@ Lengths are in sensitivities under the adjacency in use, z = std / sensitivity:
 
 - "replaced": a Poisson sample, replace_one (a sensitivity is two clip norms).  A to B is one clip
   norm, B to B' two: d = 1/2, e = 1.
-- "replaced_in_full": a sample of fixed size.  In A another element is in the unit's place: d = e = 1.
+- "replaced_in_full": a sample of fixed size.  In A another element is in the unit's place: d = 1,
+  e = 1.
 - "zeroed": a sample of fixed size, zero_out.  In A another element is in the unit's place: d = 2,
   e = 1.
 - "restored": the same, from the neighbour in which the unit adds nothing: d = 1, e = 1.
 
-A Poisson sample that holds only so many is one of fixed size where the others fill it, and a Poisson
-sample where they leave room, whoever joins: one of two steps, of which all may know which it is.
+A Poisson sample that holds only so many is one of fixed size where the others fill it, and a
+Poisson sample where they leave room: one of two steps, and all may know which.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -45,7 +45,7 @@ PLACES = {
     "zeroed": ((2.0, 1.0), (1.0, 0.0)),
     "restored": ((1.0, 0.0), (2.0, 1.0)),
 }
-HALVINGS = 64
+STEPS = 10  # of Newton's method; beyond the nodes fewer do than halvings would
 NODES = 2048  # of a rough step
 FAR = 600.0  # exponents beyond are not taken
 
@@ -82,22 +82,32 @@ class Half(NamedTuple):
 
 
 def place(losses: jax.Array, rate: ArrayLike, z: ArrayLike, far: float, near: float) -> jax.Array:
-    """The point x / z of each loss >= 0, by halving: above the middle of B and B' the loss rises."""
+    """The point x / z of each loss >= 0: above the middle of B and B' the loss rises.
+
+    Between two nodes of a table, or above all of them, by Newton's method that stays in a bracket.
+    """
     middle = (far + near) / (2 * z)
     # log(1 - rate + rate e^u) is at least u + log(rate), and at most the larger of u and 0
     enough = (losses - jnp.log(rate)) * z
-    high = enough / far + far / (2 * z)
+    most = enough / far + far / (2 * z)
     if near > 0:
-        high = jnp.maximum(high, enough / (far - near) + middle)
+        most = jnp.maximum(most, enough / (far - near) + middle)
+    nodes = middle + (14 + far / z) * jnp.linspace(0.0, 1.0, NODES + 1)
+    after = jnp.searchsorted(_loss(nodes, rate, z, far, near)[0], losses)
+    low = nodes[jnp.maximum(after - 1, 0)]
+    high = jnp.where(after <= NODES, nodes[jnp.minimum(after, NODES)], jnp.maximum(most, low))
 
-    def halve(_, bracket):
-        low, high = bracket
-        half = (low + high) / 2
-        is_below = _loss(half, rate, z, far, near) < losses
-        return jnp.where(is_below, half, low), jnp.where(is_below, high, half)
+    def closer(_, bracket):
+        low, high, s = bracket
+        value, slope = _loss(s, rate, z, far, near)
+        is_below = value < losses
+        low, high = jnp.where(is_below, s, low), jnp.where(is_below, high, s)
+        step = s - (value - losses) / slope
+        inside = (step >= low) & (step <= high)
+        return low, high, jnp.where(inside, step, (low + high) / 2)
 
-    start = jnp.full_like(losses, middle), jnp.maximum(high, middle)
-    return jnp.where(losses > 0, jax.lax.fori_loop(0, HALVINGS, halve, start)[1], middle)
+    s = jax.lax.fori_loop(0, STEPS, closer, (low, high, (low + high) / 2))[2]
+    return jnp.where(losses > 0, s, middle)
 
 
 def even(rate: ArrayLike, z: ArrayLike, direction: str) -> jax.Array:
@@ -119,20 +129,18 @@ def rough(direction: str, rate: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax
 
 def _nodes(rate, z, far, near, of_p):
     s = (far + near) / (2 * z) + (14 + far / z) * jnp.linspace(0.0, 1.0, 2 * NODES + 1)
-    loss = _loss(s, rate, z, far, near)
+    loss = _loss(s, rate, z, far, near)[0]
     edges, shift = s[::2], (far if of_p else near) / z
     mass = (1 - rate) * cells(edges, edges) + rate * cells(edges - shift, edges)
     return loss[1::2], mass
 
 
 def _loss(s, rate, z, far, near):
-    log_ratio = lambda shift: (
-        jnp.log1p(-rate)
-        + jnp.logaddexp(
-            0.0, jnp.log(rate) - jnp.log1p(-rate) + shift / z * s - (shift / z) ** 2 / 2
-        )
-    )
-    return log_ratio(far) - log_ratio(near)
+    """The loss at points x / z, and its slope there."""
+    odds = jnp.log(rate) - jnp.log1p(-rate)
+    u, v = (odds + shift / z * s - (shift / z) ** 2 / 2 for shift in (far, near))
+    slope = (far * jax.nn.sigmoid(u) - near * jax.nn.sigmoid(v)) / z
+    return jnp.logaddexp(0.0, u) - jnp.logaddexp(0.0, v), slope
 
 
 def binomial_tails(rate: float, population: int, capacity: int) -> tuple[float, float]:

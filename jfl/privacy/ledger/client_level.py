@@ -168,14 +168,14 @@ def _cohort(plan, adjacency):
     if strategy_of(plan.release) is not None:
         return _beside_correlated_noise(plan, adjacency)
     if scheme in sampling.ON_THEIR_OWN:
-        return ("none",) if adjacency == "replace_one" else _by_chance(sampler)
+        return _by_chance(sampler)
+    if scheme == "truncated_poisson":
+        return _truncated(plan, adjacency)
     if scheme not in ("with_replacement", "without_replacement"):
         checks.fail(
             "jfl.guarantee", "a scheme of jfl.sampling", f"scheme={scheme!r}", error=NotAnalysable
         )
-    if adjacency == "zero_out" and scheme == "without_replacement":
-        return ("none",)  # no gain is known for a client that is drawn and adds nothing
-    if adjacency != "replace_one":
+    if adjacency != "replace_one" and (adjacency, scheme) != ("zero_out", "without_replacement"):
         checks.fail(
             "jfl.guarantee",
             f"adjacency 'replace_one' for sampling.{scheme}",
@@ -196,6 +196,28 @@ def _cohort(plan, adjacency):
         # protects
         return "participation", np.array([share_of(sampler)])
     return "without_replacement", np.array([sampler.capacity]), np.array([sampler.clients])
+
+
+def _truncated(plan, adjacency):
+    """As `_cohort`, of a Poisson cohort that holds only so many."""
+    sampler = plan.sampler
+    if adjacency == "add_remove":
+        checks.fail(
+            "jfl.guarantee",
+            "adjacency 'zero_out' or 'replace_one' for sampling.truncated_poisson",
+            f"{adjacency!r}",
+            "One client more changes the cohort of the others: use sampling.poisson.",
+            error=NotAnalysable,
+        )
+    if plan.algorithm.stateful:  # as of a cohort of fixed size; nobody comes more often
+        return "participation", np.array([share_of(sampler)])
+    clients = np.array([sampler.clients])
+    return (
+        "truncated_poisson",
+        share_of(sampler) * clients,
+        clients,
+        np.array([sampler.capacity]),
+    )
 
 
 def _beside_correlated_noise(plan, adjacency):

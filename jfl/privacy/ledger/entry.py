@@ -28,10 +28,13 @@ class Part(NamedTuple):
     release: str  # local step | local training | upload | sum of uploads | model
     multiplier: np.ndarray  # [rounds or 1, C or 1], std over sensitivity: what the chain states
     sampling: str = (
-        "none"  # none | poisson | without_replacement | with_replacement | touched | participation
+        # none | poisson | truncated_poisson | without_replacement | with_replacement | touched |
+        # participation
+        "none"
     )
     sample: np.ndarray = np.ones(1)  # [C or 1] elements drawn, or the probability of one
     population: np.ndarray = np.ones(1)  # [C or 1] elements that they are drawn from
+    capacity: np.ndarray = np.zeros(1)  # [C or 1] of a truncated Poisson sample
     count: np.ndarray = np.ones(1)  # [C or 1] times in a participation (or in a round)
     takes_all: np.ndarray = np.zeros(1, bool)  # [C or 1] batches are all rows: nothing is drawn
     seen: bool = False  # the sample counts as known: no gain

@@ -8,6 +8,7 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan, Release
 from ..mechanisms.chain import noisy
+from ...sampling.batches import adjacency as implied
 from .entry import Clients, Entry, Part, refused
 from .noise_levels import levels
 from .participation import VIEWS, attendance_of, drawn, tail, worst_columns
@@ -21,7 +22,7 @@ SITES = Caveat(
     "the releases of one algorithm may draw one sample: it counts as seen, without a gain",
     "one-sample",
 )
-NO_ROWS = (1.0, 1.0, 1.0, 1.0, 0.0)  # of a client without rows, in `_by_rows`
+NO_ROWS = (1.0, 1.0, 1.0, 1.0, 1.0, 0.0)  # of a client without rows, in `_by_rows`
 
 
 def examples(plan: Plan, rounds: int) -> list[Entry]:
@@ -45,8 +46,8 @@ def examples(plan: Plan, rounds: int) -> list[Entry]:
 
 
 def _adjacency(release: Release) -> str:
-    sampled = release.batches.scheme == "poisson" and not release.steps
-    return release.mechanism.adjacency or ("add_remove" if sampled else "replace_one")
+    sampled = "replace_one" if release.steps else implied(release.batches)
+    return release.mechanism.adjacency or sampled
 
 
 def _entries(plan, adjacency, rounds):
@@ -61,11 +62,12 @@ def _entries(plan, adjacency, rounds):
     several = sum(r.batches.scheme != "full" for r in releases) > 1
     parts, lost = [], []
     for release, multiplier in zip(releases, noise):
-        sample, population, count, takes_all, overflow = _by_rows(release, adjacency, rows)
-        what, sampling = _kind(release, adjacency)
-        parts.append(
-            Part(what, multiplier, sampling, sample, population, count, takes_all > 0, several)
+        sample, population, capacity, count, takes_all, overflow = _by_rows(
+            release, adjacency, rows
         )
+        what, sampling = _kind(release, adjacency)
+        sizes = sample, population, capacity, count
+        parts.append(Part(what, multiplier, sampling, *sizes, takes_all > 0, several))
         lost.append(overflow)
     convex = any(s.declared == "prox_erm" for r in releases for s in r.mechanism.stages)
     assumed = ((CONVEX,) if convex else ()) + ((SITES,) if several else ())
@@ -98,16 +100,12 @@ def _kind(release, adjacency):
     if release.steps:
         return "local training", "touched"
     scheme = release.batches.scheme
-    no_gain = scheme in ("full", "epochs") or (scheme, adjacency) in (
-        ("poisson", "replace_one"),
-        ("without_replacement", "zero_out"),
-    )
-    return "local step", "none" if no_gain else scheme
+    return "local step", "none" if scheme in ("full", "epochs") else scheme
 
 
 def _by_rows(release, adjacency, rows):
-    """What follows from a client's number of rows, [5, C]: elements drawn and those they are drawn
-    from, how often, whether that is all, and the probability of an overflow."""
+    """What follows from a client's number of rows, [6, C]: elements drawn and those they are drawn
+    from, a capacity, how often, whether that is all, and the probability of an overflow."""
     sizes, which = np.unique(rows, return_inverse=True)
     each = [_of_rows(release, adjacency, int(n)) if n > 0 else NO_ROWS for n in sizes]
     return np.array(each, np.float64).T[:, which.reshape(-1)]
@@ -125,7 +123,7 @@ def _of_rows(release, adjacency, rows):
     takes_all = batches.scheme == "full" or (
         batches.scheme == "without_replacement" and rows <= batches.batch
     )
-    return sample, population, count, takes_all, overflow
+    return sample, population, batches.batch or 1.0, count, takes_all, overflow
 
 
 def _sample(release, adjacency, rows):
@@ -136,10 +134,11 @@ def _sample(release, adjacency, rows):
     if scheme == "full":
         return 1.0, 1.0
     if scheme == "poisson":
-        return (1.0 if adjacency == "replace_one" else _rate(batches, rows)), 1.0
-    if adjacency == "zero_out" and scheme in ("epochs", "without_replacement"):
-        return 1.0, 1.0  # for a row that is drawn and adds nothing no gain is known
-    if adjacency != "replace_one":
+        return _rate(batches, rows), 1.0
+    if scheme == "truncated_poisson" and adjacency != "add_remove":
+        return _rate(batches, rows) * rows, rows
+    zeroed = adjacency == "zero_out" and scheme in ("epochs", "without_replacement")
+    if adjacency != "replace_one" and not zeroed:
         checks.fail(
             "jfl.guarantee",
             f"adjacency 'replace_one' for batches.{scheme}",
@@ -181,6 +180,7 @@ def _touched(release, adjacency, rows):
     missed = {
         "full": lambda: 0.0,
         "poisson": lambda: (1 - _rate(batches, rows)) ** steps,
+        "truncated_poisson": lambda: (1 - _rate(batches, rows)) ** steps,
         "without_replacement": lambda: (1 - min(batches.batch / rows, 1)) ** steps,
         "with_replacement": lambda: (1 - 1 / rows) ** (steps * batches.batch),
         "epochs": lambda: max(0.0, 1 - steps * batches.batch / rows),

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core import checks
 from ...core.records import Caveat, Plan, Sampler
-from ...sampling.clients import ON_THEIR_OWN
+from ...sampling.clients import BY_RATE
 
 EVERY_ROUND = Caveat("planned worst case: the client participates in every round", "every-round")
 TURNS = (
@@ -40,7 +40,7 @@ def share_of(sampler: Sampler):
         return np.minimum(np.nextafter(np.asarray(sampler.share), np.float32(1)), 1).astype(
             np.float64
         )  # not below what is drawn
-    if sampler.scheme in ON_THEIR_OWN:  # of clients that take turns, in a round of their own
+    if sampler.scheme in BY_RATE:  # of clients that take turns, in a round of their own
         return drawn(np.asarray(sampler.rate))
     return sampler.capacity / sampler.clients if sampler.scheme == "without_replacement" else 1.0
 
@@ -107,7 +107,7 @@ def in_turns(plan: Plan) -> tuple:
     if plan.sampler.separation == 1:
         return who(plan, "third_party")
     turns = Caveat(TURNS.format(plan.sampler.separation), "turns")
-    return (turns, HONEST) if plan.sampler.scheme in ON_THEIR_OWN else (turns,)
+    return (turns, HONEST) if plan.sampler.scheme in BY_RATE else (turns,)
 
 
 def frontier(sizes, share):

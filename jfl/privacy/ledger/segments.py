@@ -61,7 +61,14 @@ SHARED = Caveat(
 )
 WAYS = 64  # to combine the noise of uploads and releases over segments
 COMBINATIONS = 4096  # of different clients
-SAMPLES = {events.Poisson, events.WithoutReplacement, events.WithReplacement, events.Participation}
+SAMPLES = {
+    events.Poisson,
+    events.Replaced,
+    events.ZeroedOut,
+    events.WithoutReplacement,
+    events.WithReplacement,
+    events.Participation,
+}
 
 
 class Segment(NamedTuple):

@@ -56,7 +56,7 @@ def _of_columns(entry, noise, columns):
     if entry.participations is not None:
         times = int(entry.participations[other])
         levels = [_least(z, times, entry.turns) for z in levels]
-    steps = [_step(p, first, z) for p, z in zip(entry.parts, levels)]
+    steps = [_step(entry, p, first, z) for p, z in zip(entry.parts, levels)]
     event = _participation(steps)
     if entry.participations is None:
         event = attended(entry, other, event)
@@ -91,7 +91,7 @@ def _least(multipliers, times, turns):
     return least if times > 1 else float(least[0])
 
 
-def _step(part: Part, column: int, multiplier):
+def _step(entry: Entry, part: Part, column: int, multiplier):
     """The event of one release, and how often it happens."""
     noise = events.gaussian(multiplier)
     sample, population, count = (
@@ -100,12 +100,20 @@ def _step(part: Part, column: int, multiplier):
     if part.sampling == "none" or (part.sampling in WHOLE and sample >= population):
         return noise, count
     if part.sampling == "without_replacement":
-        event = events.without_replacement(sample, population, noise)
+        is_zeroed = entry.adjacency == "zero_out"
+        drawn = events.zeroed_out if is_zeroed else events.without_replacement
+        event = drawn(sample, population, noise)
+    elif part.sampling == "truncated_poisson":
+        capacity = float(part.capacity[column if len(part.capacity) > 1 else 0])
+        sizes = min(sample / population, 1.0), population, min(capacity, population)
+        event = events.truncated_poisson(*sizes, noise, entry.adjacency)
     elif part.sampling == "with_replacement":
         event = events.with_replacement(sample, population, noise)
     else:  # each takes part on its own, with a probability
         drawn = dict(
-            poisson=events.poisson, touched=events.touched, participation=events.participation
+            poisson=events.replaced if entry.adjacency == "replace_one" else events.poisson,
+            touched=events.touched,
+            participation=events.participation,
         )
         event = drawn[part.sampling](sample / population, noise)
     return (events.seen(event) if part.seen else event), count
@@ -160,7 +168,8 @@ def met(stretch: Stretch, columns) -> list[Met]:
     out = []
     for member, (first, other) in zip(stretch.members, columns):
         levels = [_column(effective(p), first) for p in member.entry.parts]
-        steps = tuple(_step(p, first, z) for p, z in zip(member.entry.parts, levels))
+        entry = member.entry
+        steps = tuple(_step(entry, p, first, z) for p, z in zip(entry.parts, levels))
         out.append(Met(member, steps, first, other))
     return out
 

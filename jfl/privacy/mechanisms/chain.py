@@ -11,6 +11,7 @@ and sum) and `finish` (noise and post).  `release` is both at once.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -125,20 +126,19 @@ def bind(
     adjacency: str,
     where: str,
     required: bool = False,
-    zero_out: bool = True,
+    also: Sequence[str] = ("zero_out",),
 ) -> Mechanism | None:
     """The mechanism under `adjacency`; `required` if another one given in the chain would be
-    wrong, but for zero_out, which any sample allows."""
+    wrong, but for those in `also`, which the sample allows too."""
     if mechanism is None:
         return None
     if mechanism.adjacency is None:
         return Mechanism(mechanism.stages, adjacency)
-    if zero_out and mechanism.adjacency == "zero_out":
-        return mechanism
-    if required and mechanism.adjacency != adjacency:
+    if required and mechanism.adjacency not in (adjacency, *also):
         checks.fail(
             where,
-            f"adjacency {adjacency!r}, which its sampler implies",
+            f"adjacency {adjacency!r}, which its sampler implies"
+            + "".join(f", or {other!r}" for other in also),
             f"adjacency={mechanism.adjacency!r}",
             "Leave adjacency out of chain(...), or change the sampler.",
         )

@@ -31,6 +31,7 @@ DRAWS = {
     "_draw_responders": "first_responders",
     "_draw_separated": "min_separation",
     "_draw_cyclic": "cyclic_poisson",
+    "_draw_truncated": "truncated_poisson",
 }
 
 
@@ -154,6 +155,9 @@ def _drawn(batches: Batches) -> bool:
     """True if a batch is drawn as its scheme says."""
     if not _sampled(batches.draw, batches.scheme):
         return False
+    if batches.scheme == "truncated_poisson":
+        same = same_bits(batches.draw.data, dict(expected=batches.expected))
+        return same and batches.draw.static.get("batch") == batches.batch
     if batches.scheme in ("without_replacement", "with_replacement", "epochs"):
         return batches.draw.static.get("batch") == batches.batch
     data = batches.draw.data
