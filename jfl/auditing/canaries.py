@@ -242,8 +242,13 @@ def _of_a_record(plan, entry, client, rounds):
     index, count, width = rows_of(plan.fed)
     replaced = entry.adjacency == "replace_one"
     # noise that is added once covers a change of every step: there the others stay out of the way
-    drawn = release.batches.scheme in ("without_replacement", "with_replacement", "epochs")
-    others = -1.0 if replaced and drawn and not release.steps else 0.0
+    drawn = release.batches.scheme in (
+        "without_replacement",
+        "with_replacement",
+        "epochs",
+        "truncated_poisson",
+    )
+    others = -1.0 if entry.adjacency != "add_remove" and drawn and not release.steps else 0.0
     x = np.zeros(max(count, 1), np.float32)
     x[index[client]] = others
     pair = []
@@ -314,8 +319,12 @@ def _of_a_client(plan, entry, client, rounds, payload):
     row, weight, words = worst(chain_of(plan), payload, rounds)
     count = plan.sampler.clients
     replaced = entry.adjacency == "replace_one"
-    drawn = plan.sampler.scheme in ("without_replacement", "with_replacement")
-    others = -1.0 if replaced and drawn else 0.0
+    drawn = plan.sampler.scheme in (
+        "without_replacement",
+        "with_replacement",
+        "truncated_poisson",
+    )
+    others = -1.0 if entry.adjacency != "add_remove" and drawn else 0.0
     index, rows, width = rows_of(plan.fed)
     fed = federation(np.zeros(max(rows, 1), np.float32), index, width)
     task, pair = Task(init=plan.task.init, loss=Fn(nothing)), []
@@ -572,7 +581,7 @@ def _batch_law(batches, rows):
         batches.scheme == "without_replacement" and rows <= batches.batch
     ):
         return np.array([0.0, 1.0])
-    if batches.scheme == "poisson":
+    if batches.scheme in ("poisson", "truncated_poisson"):  # of the latter at most
         rate = float(batches.rate if batches.rate is not None else batches.expected / rows)
         return _binomial(1, min(rate, 1.0))
     if batches.scheme == "without_replacement":

@@ -58,7 +58,7 @@ def layout_of_holder(plan: Plan, held: int) -> tuple[int, int]:
         count = -(-held // min(plan.chunk or held, held))
         return count, -(-held // count)
     slots = min(sampler.capacity, held)
-    if sampler.scheme in ("without_replacement", "poisson"):
+    if sampler.scheme in ("without_replacement", "poisson", "truncated_poisson"):
         # of a Poisson cohort no more than its capacity come
         slots = min(slots, sampling.tail_capacity(sampler.capacity, 1 / devices, "mesh"))
     enough = int(np.ceil(_enough(sampler.capacity / devices)))

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from ..core import checks, marks
 from ..core.records import Array, Batch, Batches, Fn, Key, Rows, named
 from . import uniform
-from .clients import HORIZON, OVERFLOW
+from .clients import HORIZON, OVERFLOW, room_for
 
 __all__ = [
     "full",
@@ -200,7 +200,7 @@ def _draw_truncated(key, step, size, n, *, expected, batch):
     return slots.astype(jnp.int32), slots < n, _none()
 
 
-def truncated_poisson(batch: float, capacity: int) -> Batches:
+def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
     """Each row joins independently with probability batch / rows; of more than `capacity`, a
     uniform subset.
 
@@ -209,8 +209,8 @@ def truncated_poisson(batch: float, capacity: int) -> Batches:
 
     Other Parameters:
         batch: expected rows before the cut, > 0.
-        capacity: slots of a batch.  With room for the mean and five deviations it costs as much
-            epsilon as `poisson`; with two, about twice.
+        capacity: slots of a batch; None: the mean and five deviations, with which it costs as much
+            epsilon as `poisson`.  With two, it costs about twice.
 
     Privacy:
         zero_out (or replace_one) of one example: whether the others fill the batch hangs on how
@@ -224,6 +224,8 @@ def truncated_poisson(batch: float, capacity: int) -> Batches:
     """
     where = "batches.truncated_poisson"
     checks.positive(where, single=True, batch=batch)
+    if capacity is None:
+        capacity = room_for(float(batch))
     checks.whole(where, capacity=capacity)
     expected = checks.scalar(batch)
     return Batches(

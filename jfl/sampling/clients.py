@@ -7,6 +7,7 @@ voids the claim. Capacities are chosen so that this has probability below OVERFL
 HORIZON draws.
 """
 
+import math
 from typing import Annotated
 
 import jax
@@ -358,6 +359,15 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
     )
 
 
+def room_for(mean: float) -> int:
+    """A capacity of the mean and five deviations of a Poisson sample.
+
+    >>> room_for(100.0)
+    150
+    """
+    return math.ceil(mean + 5 * math.sqrt(mean))
+
+
 @named("sampling.truncated_poisson")
 def _draw_truncated(key, *, rate, clients, capacity):
     words = jax.random.bits(key, (clients,), jnp.uint32)
@@ -368,7 +378,7 @@ def _draw_truncated(key, *, rate, clients, capacity):
     return as_cohort(ids, clients)
 
 
-def truncated_poisson(clients: int, rate: ArrayLike, capacity: int) -> Sampler:
+def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampler:
     """Each client joins independently with probability `rate`; of more than `capacity`, a uniform
     subset takes part.
 
@@ -379,7 +389,8 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int) -> Sampler:
     Other Parameters:
         clients: number of clients, which is public.
         rate: in (0, 1], the probability of a client in a round.
-        capacity: clients that a round has room for, the slots K of a cohort.
+        capacity: clients that a round has room for, the slots K of a cohort; None: the mean and
+            five deviations.
 
     Privacy:
         zero_out (or replace_one) of one client: whether the others fill the cohort hangs on how
@@ -397,8 +408,13 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int) -> Sampler:
         12
     """
     where = "sampling.truncated_poisson"
-    checks.whole(where, clients=clients, capacity=capacity)
+    checks.whole(where, clients=clients)
     checks.fraction(where, single=True, rate=rate)
+    if capacity is None:
+        if not checks.concrete(rate):
+            checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
+        capacity = min(clients, room_for(clients * float(rate)))
+    checks.whole(where, capacity=capacity)
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
     clients, capacity, rate = int(clients), int(capacity), checks.scalar(rate)

@@ -95,6 +95,7 @@ SAMPLERS = dict(
     without_replacement=lambda: jfl.sampling.without_replacement(CLIENTS, COHORT),
     with_replacement=lambda: jfl.sampling.with_replacement(CLIENTS, COHORT),
     poisson=lambda: jfl.sampling.poisson(CLIENTS, 0.5),
+    truncated_poisson=lambda: jfl.sampling.truncated_poisson(CLIENTS, 0.5, 4),
     first_responders=lambda: jfl.sampling.first_responders(CLIENTS, COHORT, latency_spread=3.0),
     min_separation=lambda: jfl.sampling.min_separation(CLIENTS, 3, 2),
     cyclic_poisson=lambda: jfl.sampling.cyclic_poisson(CLIENTS, 0.9, 2, capacity=CLIENTS),
@@ -104,6 +105,7 @@ BATCHES = dict(
     without_replacement=lambda: jfl.batches.without_replacement(3),
     with_replacement=lambda: jfl.batches.with_replacement(3),
     poisson=lambda: jfl.batches.poisson(2.0, capacity=9),
+    truncated_poisson=lambda: jfl.batches.truncated_poisson(2.0, 4),
     epochs=lambda: jfl.batches.epochs(3),
 )
 small_cnn = functools.partial(jfl.models.cnn, channels=(4, 6), dense=5)

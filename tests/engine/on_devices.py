@@ -207,6 +207,7 @@ def main(kind):
         client=dict(release=noisy_release()),
         uploads=dict(upload=noisy_release()),
         poisson=dict(sampler=jfl.sampling.poisson(7, 0.5)),
+        truncated=dict(sampler=jfl.sampling.truncated_poisson(7, 0.5, 4)),
         drawn_again=dict(release=correlated(jfl.strategies.inverse_banded(4, 3))),
         bands_held=dict(
             release=correlated(jfl.strategies.banded_toeplitz(4, 2)),
@@ -224,6 +225,7 @@ def main(kind):
             jfl.sampling.without_replacement(clients, 5),
             jfl.sampling.with_replacement(clients, 6),
             jfl.sampling.poisson(clients, 0.5),
+            jfl.sampling.truncated_poisson(clients, 0.5, 6),
         ):
             runs(
                 remembering(clients, sampler, chunk),

@@ -831,3 +831,77 @@ def test_overflow_of_a_cyclic_cohort_is_counted_and_charged():
 def test_turns_that_cannot_be_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def truncated_by_hand(key, clients_, rate, capacity):
+    """Who joins, and of more than there is room for those whose words are the smallest."""
+    words = np.asarray(jax.random.bits(key, (clients_,), jnp.uint32))
+    joined = np.flatnonzero(np.asarray(uniform.below(jnp.asarray(words), rate)))
+    kept = joined[np.argsort(words[joined], kind="stable")][:capacity]
+    return np.sort(kept)
+
+
+def test_a_truncated_cohort_equals_a_loop():
+    sampler = sampling.truncated_poisson(40, 0.3, 12)
+    sizes = set()
+    for seed in range(40):
+        key = jax.random.key(seed)
+        cohort, by_hand = sampler.draw(key), truncated_by_hand(key, 40, 0.3, 12)
+        sizes.add(len(by_hand))
+        np.testing.assert_array_equal(
+            cohort.ids, np.pad(by_hand, (0, 12 - len(by_hand)), constant_values=40)
+        )
+        np.testing.assert_array_equal(cohort.count, np.arange(12) < len(by_hand))
+        assert cohort.overflow == 0
+    assert max(sizes) == 12 and min(sizes) < 12
+    whole = sampling.truncated_poisson(40, 1.0, 12).draw(KEY)
+    assert (whole.count == 1).all()
+
+
+def test_of_more_than_there_is_room_for_a_uniform_subset_comes():
+    """4 clients, room for 2, rate 0.8: the law of all subsets; false alarms as `rejects` has."""
+    sampler, rate = sampling.truncated_poisson(4, 0.8, 2), 0.8
+    ids = np.asarray(jax.jit(jax.vmap(lambda k: sampler.draw(k).ids))(jax.random.split(KEY, 8000)))
+    law = {}
+    for joined in itertools.product((0, 1), repeat=4):
+        who = [i for i in range(4) if joined[i]]
+        kept = list(itertools.combinations(who, min(2, len(who))))
+        for one in kept:
+            chance = rate ** len(who) * (1 - rate) ** (4 - len(who)) / len(kept)
+            law[one] = law.get(one, 0) + chance
+    order = {one: i for i, one in enumerate(sorted(law))}
+    counts = np.bincount([order[tuple(r[r < 4])] for r in ids], minlength=len(order))
+    expected = np.array([law[one] for one in sorted(law)])
+    assert not rejects(counts, expected)
+    first = np.where([0 in one for one in sorted(law)], 1.3, 1.0) * expected  # the first ones kept
+    assert rejects(counts, first / first.sum())
+
+
+def test_a_truncated_batch_is_the_same_of_rows():
+    draw = batches.truncated_poisson(4.0, 6)
+    for step, size in ((0, 20), (1, 13), (2, 3), (3, 0)):
+        slots, mask, overflow = draw.draw(KEY, step, size, 20)
+        words = np.asarray(jax.random.bits(jax.random.fold_in(KEY, step), (20,), jnp.uint32))
+        rate = np.float32(min(1.0, 4.0 / max(size, 1)))
+        joined = np.asarray(uniform.below(jnp.asarray(words), rate)) & (np.arange(20) < size)
+        joined = np.flatnonzero(joined)
+        kept = np.sort(joined[np.argsort(words[joined], kind="stable")][:6])
+        np.testing.assert_array_equal(np.asarray(slots)[np.asarray(mask)], kept)
+        assert overflow == 0 and len(slots) == 6
+    few, mask, _ = draw.draw(KEY, 0, 3, 4)  # fewer rows than slots
+    assert len(few) == 6 and mask.sum() <= 3
+    assert batches.truncated_poisson(100.0).batch == sampling.truncated_poisson(1000, 0.1).capacity
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: sampling.truncated_poisson(10, 0.5, 11), "capacity <= clients=10"),
+        (lambda: sampling.truncated_poisson(10, 0.0, 4), "rate"),
+        (lambda: batches.truncated_poisson(0.0, 4), "batch"),
+        (lambda: batches.truncated_poisson(4.0, 0), "capacity"),
+    ],
+)
+def test_truncated_samplers_refuse(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -4,17 +4,17 @@ adds nothing, while all that is drawn stays as it is.
 Draw the sample first.  Let A be the release where the unit is not in it, B where it is in one
 neighbour, B' where it is in the other; rate is the chance that it is.  Whatever the others do,
 these are Gaussians of one standard deviation, and the release is (1 - rate) A + rate B in one
-neighbour and (1 - rate) A + rate B' in the other.  Let B lie at most d from A and at most e from B'.  No set T
-of outcomes tells the neighbours apart better, at any x >= 1, than an interval on a line where A, B'
-and B lie at 0, d - e and d:
+neighbour and (1 - rate) A + rate B' in the other.  Let B lie at most d from A and at most e from
+B'.  No set T of outcomes tells the neighbours apart better, at any x >= 1, than an interval on a
+line where A, B' and B lie at 0, d - e and d:
 
     H_x = sup over T of rate B(T) - x rate B'(T) - (x - 1) (1 - rate) A(T),
 
-and among all T of one B(T), by Neyman and Pearson, that interval has the least A(T) that a
-distance d allows and the least B'(T) that a distance e allows, both at once.  For x < 1 the neighbours change
-their places (H_x(P, Q) = 1 - x + x H_{1/x}(Q, P)), which mirrors the losses; what is left of the
-probability has loss 0.  What dominates step by step dominates composed (Zhu, Dong, Wang, AISTATS
-2022, Theorem 10).
+and among all T of one B(T), by Neyman and Pearson, that interval has the least A(T) that a distance
+d allows and the least B'(T) that a distance e allows, both at once.  For x < 1 the neighbours
+change their places (H_x(P, Q) = 1 - x + x H_{1/x}(Q, P)), which mirrors the losses; what is left of
+the probability has loss 0.  What dominates step by step dominates composed (Zhu, Dong, Wang,
+AISTATS 2022, Theorem 10).
 
 Lengths are in sensitivities under the adjacency in use, z = std / sensitivity:
 

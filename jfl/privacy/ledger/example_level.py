@@ -7,8 +7,8 @@ import numpy as np
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan, Release
-from ..mechanisms.chain import noisy
 from ...sampling.batches import adjacency as implied
+from ..mechanisms.chain import noisy
 from .entry import Clients, Entry, Part, refused
 from .noise_levels import levels
 from .participation import VIEWS, attendance_of, drawn, tail, worst_columns
