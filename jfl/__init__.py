@@ -66,6 +66,7 @@ from .privacy.mechanisms import strategies as strategies
 from .privacy.mechanisms import wavelet as wavelet
 from .privacy.mechanisms.chain import chain as chain
 from .privacy.mechanisms.correlated import correlated as correlated
+from .privacy.mechanisms.distributed import distributed as distributed
 from .privacy.mechanisms.stages import bounded as bounded
 from .privacy.mechanisms.stages import clip_adaptive as clip_adaptive
 from .privacy.mechanisms.stages import clip_l2 as clip_l2
@@ -121,6 +122,7 @@ __all__ = [
     "clip_l2",
     "clip_per_layer",
     "correlated",
+    "distributed",
     "corruption",
     "datasets",
     "describe",

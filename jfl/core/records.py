@@ -361,6 +361,8 @@ class Plan:
     paired_noise: bool = static(
         default=False
     )  # sweep points share noise: voids their joint guarantee
+    # whether the server is taken to see only sums of uploads
+    secure_aggregation: bool = static(default=False)
     mesh: Any = static(
         default=None
     )  # jax.sharding.Mesh whose axis "clients" shares each cohort; None: one device
@@ -447,7 +449,7 @@ class _Fields(NamedTuple):
     delta: float
     unit: str  # example | client
     adjacency: str  # add_remove | replace_one | zero_out
-    view: str  # server | third_party
+    view: str  # server | aggregate | third_party
     method: str  # which bound gave the number
     status: str = "proved"  # proved | claimed | audited | conditional | descriptive
     caveats: tuple = ()  # sentences, most of them a `Caveat`

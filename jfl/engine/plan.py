@@ -12,7 +12,7 @@ from ..core import checks, identity, pytrees
 from ..core.records import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
 from ..models import frameworks
 from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import correlated, float_floors
+from ..privacy.mechanisms import correlated, distributed, float_floors
 from ..privacy.mechanisms.chain import bind, chain
 from ..privacy.mechanisms.stages import divide, total
 from ..privacy.taint import checker as taint
@@ -35,6 +35,7 @@ def plan(
     adjacency: str | None = None,
     chunk: int | None = None,
     memory: float = MEMORY,
+    secure_aggregation: bool = False,
     paired_noise: bool = False,
 ) -> Plan:
     """One experiment: what `simulate` runs and what `guarantee` accounts.
@@ -61,6 +62,9 @@ def plan(
             Such a round can be differentiated forwards; backwards only as one chunk, that is with
             chunk=sampler.capacity, and with clients that remember only on one device.
         memory: bytes for what a round computes at once, where `chunk` is None.
+        secure_aggregation: whether the server is taken to see only the sum of a cohort's uploads:
+            what such a sum shows is then listed as the view "aggregate".  Nothing is encrypted
+            here.
         paired_noise: points of a sweep with one seed share noise; their joint release is then not
             private.
 
@@ -79,6 +83,7 @@ def plan(
     identity.as_made(fed)
     memory = checks.memory("plan", memory)
     checks.choice("plan", (False, True), paired_noise=paired_noise)
+    checks.choice("plan", (False, True), secure_aggregation=secure_aggregation)
     implied = sampling.adjacency(sampler)
     if adjacency is not None:
         checks.choice("plan", mech.ADJACENCIES, adjacency=adjacency)
@@ -113,8 +118,10 @@ def plan(
             "A client keeps no clip norm: use it in release.",
         )
     correlated.refuse("plan", upload, "upload")
+    distributed.refuse("plan", release, "release")
     for declared in algorithm.releases:
         correlated.refuse("plan", declared.mechanism, "private_grad")
+        distributed.refuse("plan", declared.mechanism, "private_grad")
     # whether a client uploads is seen: only what it uploads can be hidden
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
     algorithm = _bind_rows(algorithm)
@@ -130,8 +137,10 @@ def plan(
         _weights(weights, fed, sampler),
         0,
         paired_noise,
+        secure_aggregation=secure_aggregation,
     )
     correlated.refuse_changing("plan", release, result.weights)
+    distributed.refuse_unlike("plan", upload, release, result.weights)
     each = client_bytes(result)
     float_floors.lasting("plan", result, 1)  # the others when it is known how many rounds there are
     taint.refuse("plan", result)

@@ -45,7 +45,7 @@ COLUMNS = (
 SERIES = [f for f in Metrics.__dataclass_fields__ if f != "round"]
 # colours that colour-blind readers can tell apart (Okabe and Ito, 2008)
 PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
-VIEWS = dict(server="server", third_party="third party")
+VIEWS = dict(server="server", third_party="third party", aggregate="secure aggregation")
 PICTURES = (".png", ".svg", ".pdf")
 # how the pages of `jfl report` begin, as jfl.report.document says, which stands above this module
 PAGES = {

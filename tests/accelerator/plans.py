@@ -72,6 +72,12 @@ def correlated(strategy):
     return plan(release=chain(noise=jfl.correlated(1.1, strategy), divisor=COHORT))
 
 
+def integers():
+    """Uploads as integers, of which each client adds a share of the noise."""
+    pair = jfl.distributed(1.1, 0.8, COHORT, law="skellam", like=problem()[1], bits=12)
+    return plan(upload=pair.upload, release=pair.release)
+
+
 NOISES = {
     "gaussian": lambda: plan(),
     "key": lambda: plan(rows=chain(noise=jfl.gaussian(1.1, generator="key"), divisor=3)),
@@ -84,6 +90,7 @@ NOISES = {
     "wavelet_per_layer": lambda: shaped(jfl.bands.per_layer),
     "upload": lambda: plan(upload=chain()),
     "release": lambda: plan(release=chain(divisor=COHORT)),
+    "integers": lambda: integers(),
     "adaptive": lambda: plan(release=chain(jfl.clip_adaptive(0.8, COHORT), divisor=COHORT)),
     "correlated, drawn again": lambda: correlated(jfl.strategies.inverse_banded(20, 4)),
     "correlated, bands held": lambda: correlated(jfl.strategies.banded_toeplitz(20, 4)),

@@ -1,4 +1,4 @@
-"""Samples that both neighbours share: Poisson and replaced, zeroed out of a fixed size, truncated."""
+"""Samples that both neighbours share: replaced under Poisson, zeroed out, truncated."""
 
 import itertools
 

@@ -91,6 +91,15 @@ class Multiplicity:
 
 
 @_event
+class RenyiBound:
+    """A release of which only this is known: for every order a > 1 its Renyi divergence is at most
+    the least of slopes * a + constants."""
+
+    slopes: Any
+    constants: Any
+
+
+@_event
 class Repeat:
     event: Any
     times: Any
@@ -182,6 +191,28 @@ def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) ->
     if checks.concrete((sample, population)) and np.any(sample > population):
         checks.fail(where, "sample <= population", f"sample={sample:g}, population={population:g}")
     return WithoutReplacement(sample, population, _known(where, event))
+
+
+def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
+    """A release whose Renyi divergence of order a is at most each slopes[i] * a + constants[i].
+
+    Raises:
+        ValueError: unless all are >= 0 where it matters, for a >= 1.
+
+    Example:
+        >>> renyi_bound([0.5, 0.4], [0.0, 0.1]).slopes.tolist()  # zCDP of rho 0.5, and another
+        [0.5, 0.4]
+    """
+    where = "events.renyi_bound"
+    slopes = np.atleast_1d(_number(where, checks.nonnegative, slopes=slopes))
+    constants = np.atleast_1d(np.asarray(constants, np.float64))
+    if slopes.shape != constants.shape or not np.all(slopes + constants >= 0):
+        checks.fail(
+            where,
+            "as many slopes as constants, and no bound below 0",
+            f"slopes={slopes!r}, constants={constants!r}",
+        )
+    return RenyiBound(slopes, constants)
 
 
 def replaced(rate: ArrayLike, event: Any) -> Replaced:
@@ -371,6 +402,7 @@ KINDS = (
     PoissonGroup,
     Replaced,
     ZeroedOut,
+    RenyiBound,
     WithoutReplacement,
     WithReplacement,
     Repeat,

@@ -84,6 +84,9 @@ def _curve(event, orders, curves=rdp):
         return sum(map(inner, event.events))
     if isinstance(event, events.Series):
         return event.times @ _each(event.event, orders)
+    if isinstance(event, events.RenyiBound):
+        each = orders[..., None] * event.slopes + event.constants
+        return each.min(axis=-1)
     if isinstance(event, events.Participation):
         return curves.participation(orders, event.probability, inner(event.event))
     if isinstance(event, events.Poisson):
@@ -223,6 +226,7 @@ def _is_sampled(kinds):
         events.WithReplacement,
         events.Multiplicity,
         events.Participation,
+        events.RenyiBound,
     }
 
 
@@ -367,6 +371,8 @@ def _precision(event, sampled=True):
         return event.times @ np.broadcast_to(
             _precision(event.event, sampled), np.shape(event.times)
         )
+    if isinstance(event, events.RenyiBound):  # no Gaussian is known that it is no worse than
+        return np.inf
     if not sampled:
         copies = event.most if isinstance(event, events.Multiplicity) else 1
         if isinstance(event, events.PoissonGroup):

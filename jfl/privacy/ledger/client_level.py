@@ -8,11 +8,21 @@ from ...core.records import Caveat, Fn, Plan
 from ...sampling import clients as sampling
 from ..mechanisms.chain import bound, limit, multiplier_follows, noisy, shape
 from ..mechanisms.correlated import strategy_of
-from .entry import Clients, Entry, Part, WeightedSum, refused
+from ..mechanisms.distributed import encoding_of
+from ..mechanisms.integers import Encoding
+from .entry import ABSENT, Clients, Entry, Part, WeightedSum, refused
 from .noise_levels import levels, usable
 from .over_rounds import amplifies, spread
 from .participation import VIEWS, attendance_of, in_turns, share_of, tail, worst_columns
 
+SECURE = Caveat(
+    "taken, not seen: secure aggregation shows nothing but the sum of a cohort's uploads, no "
+    "client drops out, and none tells its noise",
+    "secure-aggregation",
+)
+BITS = "an upload has {} bits a coordinate; noise is drawn from a table, within 2^-40 of its law"
+# schemes whose cohorts are always as large, of clients that come once
+FIXED_COHORTS = ("full", "without_replacement", "first_responders", "min_separation")
 OTHERS = Caveat(
     "counts the noise of the other clients, who are taken not to help the third party", "others"
 )
@@ -33,9 +43,9 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     try:
         noise = levels(plan.upload, rounds, len(number))
     except NotAnalysable as error:
-        return [refused("client", view, adjacency, error) for view in VIEWS]
+        return [refused("client", view, adjacency, error) for view in VIEWS[:2]]
     ones, entries = np.ones(number.shape, int), []
-    for view in VIEWS:
+    for view in VIEWS[:2]:
         attendance = attendance_of(plan, view)
         entries.append(
             Entry(
@@ -52,6 +62,10 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
                 caveats=attendance.caveats,
             )
         )
+    if encoding_of(plan.upload) is not None:
+        return _of_integers(plan, entries, others)
+    if plan.secure_aggregation:
+        entries.append(_aggregate(plan, rounds, noise, adjacency))
     if summed(plan):
         shares = weights(plan, rounds)
         total = WeightedSum(shares, others)
@@ -62,6 +76,101 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
             caveats=entries[1].caveats + ((OTHERS,) if others else ()),
         )
     return entries
+
+
+def _aggregate(plan, rounds, noise, adjacency):
+    """For whoever sees sums of cohorts, and who is in them: the client's noise, and that of the
+    others whose noise weighs least."""
+    sampler, clients = plan.sampler, plan.sampler.clients
+    try:
+        if sampler.scheme not in FIXED_COHORTS:
+            checks.fail(
+                "jfl.guarantee",
+                "cohorts of a fixed size for view='aggregate', out of "
+                + ", ".join(f"sampling.{name}" for name in FIXED_COHORTS),
+                f"sampling.{sampler.scheme}",
+                "In a small cohort there is little noise.",
+                error=NotAnalysable,
+            )
+        if not _straight(plan) or shape(plan.upload) is not None or noise.shape[1] > 1:
+            checks.fail(
+                "jfl.guarantee",
+                "isotropic noise of uploads, of one level, that are summed as they are",
+                "a clip after it, a divisor or a noise of each client, or noise of a shape",
+                "Clip in upload, and divide by a number.",
+                error=NotAnalysable,
+            )
+    except NotAnalysable as error:
+        return refused("client", "aggregate", adjacency, error)
+    shares = weights(plan, rounds)
+    own, others = np.square(shares), sampler.capacity - 1
+    least = np.sort(own, axis=1)  # so many others with the least noise, without the client itself
+    sums = np.cumsum(least, axis=1)
+    if others:
+        is_among = own <= least[:, [others - 1]]
+        theirs = np.where(is_among, sums[:, [others]] - own, sums[:, [others - 1]])
+    else:
+        theirs = np.zeros(own.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = np.where(shares > 0, np.sqrt(own + theirs) / shares, ABSENT)
+    gain = np.minimum(gain, ABSENT)
+    attendance = attendance_of(plan, "aggregate")
+    ones, number = np.ones(clients, int), np.arange(clients)
+    return Entry(
+        "client",
+        "aggregate",
+        adjacency,
+        (Part("sum of uploads", _every_round(noise, gain), of_rounds=gain),),
+        Clients(ones, attendance.share, number),
+        attendance.chance,
+        attendance.turns,
+        tuple((c, c) for c in np.unique(gain, axis=1, return_index=True)[1].tolist()),
+        status="conditional",
+        caveats=attendance.caveats + (SECURE,),
+    )
+
+
+def _of_integers(plan, entries, others):
+    """The same entries where uploads are integers: Renyi bounds, of one client's noise or of a
+    cohort's."""
+    encoding = encoding_of(plan.upload)
+    cohort, found = plan.sampler.capacity, []
+    if plan.sampler.scheme not in FIXED_COHORTS or cohort != encoding.cohort:
+        checks.fail(
+            "jfl.guarantee",
+            f"cohorts of always {encoding.cohort} clients, as jfl.distributed was told",
+            f"{plan.sampler.scheme}, {cohort}",
+            "Each client adds its share of the noise of so many.",
+            error=NotAnalysable,
+        )
+    bits = (Caveat(BITS.format(encoding.bits), "integers"),)
+    together = cohort if others else 1
+    views = [(entries[0], 1, bits), (entries[1], together, bits + ((OTHERS,) if others else ()))]
+    if plan.secure_aggregation:
+        seen = entries[0]._replace(view="aggregate", status="conditional")
+        views.append((seen, cohort, (*bits, SECURE)))
+    for entry, clients, caveats in views:
+        part = of_integers(encoding, clients)
+        found.append(entry._replace(parts=(part,), caveats=entry.caveats + caveats))
+    return found
+
+
+def of_integers(encoding: Encoding, clients: int, moves: float = 1.0) -> Part:
+    """An integer release of so many clients' sum, about one that moves it by `moves` uploads."""
+    std = encoding.share * clients**0.5 * encoding.scale
+    level = np.array([[std / (encoding.sensitivity / encoding.clip_norm * encoding.longest)]])
+    return Part(
+        "upload" if clients == 1 else "sum of uploads",
+        level,
+        moves=moves,
+        renyi=(*encoding.bounds(clients, moves), clients),
+    )
+
+
+def _straight(plan):
+    """True if each upload reaches the sum as its noise left it."""
+    straight = all(s.role != "row" or s.declared == "upload" for s in plan.release.stages)
+    return straight and all(s.role != "post" or s.divisor == "number" for s in plan.upload.stages)
 
 
 def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
@@ -117,9 +226,7 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
 def summed(plan: Plan) -> bool:
     """True if all that leaves the server is a sum of all clients' uploads, each with noise of one
     kind."""
-    straight = all(s.role != "row" or s.declared == "upload" for s in plan.release.stages)
-    plain = all(s.role != "post" or s.divisor == "number" for s in plan.upload.stages)
-    return straight and plain and plan.sampler.scheme == "full" and shape(plan.upload) is None
+    return _straight(plan) and plan.sampler.scheme == "full" and shape(plan.upload) is None
 
 
 def _every_round(z, like):

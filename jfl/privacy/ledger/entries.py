@@ -6,6 +6,7 @@ from ...core import checks
 from ...core.records import Caveat, Plan
 from ..mechanisms import float_floors
 from ..mechanisms.chain import noisy
+from ..mechanisms.distributed import encoding_of
 from ..taint import checker as taint
 from . import client_level, example_level
 from .entry import Clients, Entry, Part
@@ -136,7 +137,10 @@ def _implied(plan, entry):
     attendance = attendance_of(plan, entry.view, np.max(share_of(plan.sampler)))
     share = np.full(plan.sampler.clients, np.max(share_of(plan.sampler)))
     parts = tuple(
-        Part(p.release, p.multiplier, moves=2.0, of_rounds=p.of_rounds) for p in entry.parts
+        Part(p.release, p.multiplier, moves=2.0, of_rounds=p.of_rounds)
+        if p.renyi is None
+        else client_level.of_integers(encoding_of(plan.upload), p.renyi[2], moves=2.0)
+        for p in entry.parts
     )
     return entry._replace(
         unit="example",

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...core import checks
+from ...core.errors import NotAnalysable
+
 ABSENT = 1e12  # a noise multiplier where a unit does not come
 
 
@@ -43,6 +46,9 @@ class Part(NamedTuple):
     # [rounds, 1], times the multiplier: independent releases that are worth rounds which do not
     # stand alone
     of_rounds: np.ndarray | None = None
+    # slopes and constants of Renyi bounds, all that is known where the noise is of integers; and
+    # of how many clients it is
+    renyi: tuple | None = None
 
     @property
     def rate(self) -> np.ndarray:
@@ -67,7 +73,7 @@ class Entry(NamedTuple):
     """
 
     unit: str  # example | client
-    view: str  # server | third_party
+    view: str  # server | aggregate | third_party
     adjacency: str  # add_remove | replace_one | zero_out
     parts: tuple = ()  # of Part: a participation of a client; a round where `chance` is None
     clients: Clients | None = None
@@ -144,6 +150,14 @@ def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry
         multiplier: of the first round; later rounds keep their ratio to it.
         constant: whether all rounds get the multiplier itself.
     """
+    if any(p.renyi is not None for p in entry.parts):
+        checks.fail(
+            "jfl.calibrate",
+            "Gaussian noise",
+            "integers, whose bound hangs on scale and rounding too",
+            "Call jfl.guarantee for a few noise multipliers of jfl.distributed.",
+            error=NotAnalysable,
+        )
     flat = constant or not entry.changes
     courses = [np.ones((1, 1)) if flat else p.multiplier / p.multiplier[:1] for p in entry.parts]
     parts = (p._replace(multiplier=multiplier * c) for p, c in zip(entry.parts, courses))

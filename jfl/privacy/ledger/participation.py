@@ -26,7 +26,7 @@ SEEN = Caveat(
     "participations as they happened, not as planned: a description of this run, not a guarantee",
     "realised",
 )
-VIEWS = ("server", "third_party")
+VIEWS = ("server", "third_party", "aggregate")
 # schemes without a chance of absence, or with one that nobody knows, or that rounds share
 UNKNOWN = ("full", "first_responders", "min_separation", "cyclic_poisson")
 GROUPS = 16  # of clients, in the search for the worst one

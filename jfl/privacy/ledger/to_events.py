@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from ...core import checks
 from ...core.errors import NotAnalysable
 from ..accountants import events
 from .entry import ABSENT, Entry, Member, Part, Stretch, effective
@@ -93,6 +94,8 @@ def _least(multipliers, times, turns):
 
 def _step(entry: Entry, part: Part, column: int, multiplier):
     """The event of one release, and how often it happens."""
+    if part.renyi is not None:
+        return events.renyi_bound(*part.renyi[:2]), float(part.count[0])
     noise = events.gaussian(multiplier)
     sample, population, count = (
         float(v[column if len(v) > 1 else 0]) for v in (part.sample, part.population, part.count)
@@ -160,6 +163,14 @@ class Met(NamedTuple):
     def precision(self):
         """Sum of 1 / z^2 of a participation, where all that is drawn is seen and the client is in
         all of it."""
+        if any(part.renyi is not None for part in self.entry.parts):
+            checks.fail(
+                "jfl.guarantee",
+                "Gaussian noise in plans that share a sample",
+                "integers of jfl.distributed",
+                "Give them seeds of their own: seeds='different'.",
+                error=NotAnalysable,
+            )
         return sum(count * _precision(step) for step, count in self.steps)
 
 

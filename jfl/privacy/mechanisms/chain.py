@@ -22,13 +22,13 @@ from ...core import checks, marks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.records import Fn, Key, Mechanism, named, record, static
 from ...kernels.normals import normals
-from . import correlated, haar_bands
+from . import correlated, haar_bands, integers
 from .stages import FLOOR, After, Stage
 
 ROLES = ("row", "sum", "noise", "post")
 # one unit more or less; another in its place; or, with all that is drawn as it is, nothing of it
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
-LAWS = ("gaussian",)
+LAWS = ("gaussian", "discrete_gaussian", "skellam")
 
 
 @record
@@ -80,13 +80,13 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
         checks.fail(
             "chain", "at most one noise stage", got, "Two Gaussians are one: add their variances."
         )
-    laws = [s.name for s in stages if s.role == "noise" and s.law not in LAWS]
+    laws = [s.name for s in stages if s.role == "noise" and not _known_law(s)]
     if laws:
         checks.fail(
             "chain",
             f"noise of a law out of {', '.join(LAWS)}, such as gaussian(1.1)",
             f"a noise stage {laws[0]!r}",
-            "What is drawn and accounted is Gaussian, whatever a stage is called.",
+            "No other noise is drawn and accounted, whatever a stage is called.",
         )
     if 2 in order and order[0] != 0:
         checks.fail(
@@ -102,6 +102,10 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     if adjacency is not None:
         checks.choice("chain", ADJACENCIES, adjacency=adjacency)
     return Mechanism(tuple(stages), adjacency)
+
+
+def _known_law(stage):
+    return stage.law in LAWS and (stage.law == "gaussian") == (stage.encoding is None)
 
 
 def _of(mechanism, role):
@@ -419,7 +423,9 @@ def finish(
             (bound(mechanism, state, s.shape) >= FLOOR) & _lasts(sigma), sigma, jnp.nan
         )
         after = after._replace(std=sigma, shape=s.shape)
-        if s.shape is None:
+        if s.encoding is not None:
+            value = integers.encode(s.encoding, noise_key, value)
+        elif s.shape is None:
             if s.strategy is None:
                 drawn = normals(noise_key, value, s.generator)
             elif series is None:

@@ -39,6 +39,8 @@ class Stage:
     claimed: Any = None  # noise: the multiplier that a paper states for it
     generator: str = static(default="philox")  # noise: of kernels.normals
     strategy: Any = None  # noise: by what it is correlated over rounds; None: every round its own
+    # noise of integers, a share of a cohort's: an integers.Encoding
+    encoding: Any = static(default=None)
     __repr__ = printing.stage
 
     @property

@@ -1,0 +1,159 @@
+"""Noise that the clients of a cohort add together: each a share, so that their sum has enough.
+
+For secure aggregation, where nobody sees more than the sum of a cohort's uploads.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ...core import checks
+from ...core.records import Fn, Mechanism, Task
+from . import integers, stages
+from .chain import chain
+
+LAWS = ("gaussian", "discrete_gaussian", "skellam")
+
+
+class Distributed(NamedTuple):
+    """The two chains of `distributed`, for `jfl.plan(upload=..., release=...)`."""
+
+    upload: Mechanism
+    release: Mechanism
+
+
+def distributed(
+    noise_multiplier: float,
+    clip_norm: float,
+    cohort: int,
+    *,
+    law: str = "gaussian",
+    like: Task | Any = None,
+    bits: int = 16,
+    deviations: float = 4.0,
+    adjacency: str = "zero_out",
+) -> Distributed:
+    """Noise of which each client of a cohort adds a share: nobody adds it all, and under secure
+    aggregation nobody sees an upload that has less.
+
+    Args:
+        noise_multiplier: of the sum of a cohort: its noise over the sensitivity, > 0.
+        clip_norm: of an upload, > 0, in its units.
+        cohort: clients of a round, always as many: each adds 1 / cohort of the variance.
+        law: "gaussian", on real numbers; "discrete_gaussian" or "skellam", on integers modulo
+            2^bits, as a deployed aggregation sums them.
+        like: a Task, or what is uploaded (arrays or their shapes); for integers.
+        bits: of a coordinate, for integers; cohort * 2^bits <= 2^25.
+        deviations: how many standard deviations of a sum's coordinate fit into the bits.
+        adjacency: "zero_out" or "replace_one".
+
+    Returns:
+        Chains `upload` and `release`, the latter the mean over the cohort.
+
+    Privacy:
+        view "aggregate" of a client, in a plan with secure_aggregation=True: conditional on that
+        aggregation, on no client dropping out, and on clients that keep their noise secret.
+        Rounding lengthens uploads, which the bound counts: the noise multiplier of the integers is
+        a little below the one asked for.
+
+    Raises:
+        ValueError: outside those ranges; for noise that is too wide or too many clients for the
+            bits.
+
+    References:
+        Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism", ICML 2021; Agarwal,
+        Kairouz, Liu, "The Skellam mechanism", NeurIPS 2021.
+
+    Example:
+        >>> import jfl
+        >>> pair = jfl.distributed(1.0, 0.5, 20, law="skellam", like=np.zeros(100), bits=12)
+        >>> [stage.name for stage in pair.upload.stages]
+        ['clip_l2', 'total', 'skellam']
+    """
+    where = "distributed"
+    checks.positive(
+        where, noise_multiplier=noise_multiplier, clip_norm=clip_norm, deviations=deviations
+    )
+    checks.whole(where, cohort=cohort, bits=bits)
+    checks.choice(where, LAWS, law=law)
+    checks.choice(where, ("zero_out", "replace_one"), adjacency=adjacency)
+    start = stages.clip_l2(clip_norm), stages.total()
+    if law == "gaussian":
+        share = stages.gaussian(noise_multiplier / math.sqrt(cohort))
+        upload = chain(*start, share, adjacency=adjacency)
+        return Distributed(upload, chain(stages.total(), stages.divide(cohort)))
+    if like is None:
+        checks.fail(
+            where,
+            f"like=task, or what a client uploads, beside law={law!r}",
+            "like=None",
+            "What rounding adds hangs on the size of an upload.",
+        )
+    if isinstance(like, Task):
+        like = jax.eval_shape(like.init, jax.random.key(0))
+    size = sum(math.prod(np.shape(x)) for x in jax.tree.leaves(like))
+    if cohort * 2**bits > 2 * integers.EXACT:
+        checks.fail(
+            where,
+            "cohort * 2^bits <= 2^25, whose sums float32 holds exactly",
+            f"cohort={cohort}, bits={bits}",
+            "Use fewer bits.",
+        )
+    numbers = float(noise_multiplier), float(clip_norm), int(cohort), int(size), int(bits)
+    encoding = integers.Encoding(law, *numbers, float(deviations), adjacency)
+    integers.table(law, encoding.scale * encoding.share)  # refuses noise that is too wide
+    noise = stages.Stage(
+        None,
+        noise=checks.scalar(noise_multiplier),
+        encoding=encoding,
+        name=law,
+        role="noise",
+        law=law,
+    )
+    decode = stages.Stage(
+        Fn(integers.decode, static=dict(encoding=encoding)), name="modular_sum", role="post"
+    )
+    return Distributed(
+        chain(*start, noise, adjacency=adjacency),
+        chain(stages.total(), decode, stages.divide(cohort)),
+    )
+
+
+def encoding_of(mechanism: Mechanism | None) -> integers.Encoding | None:
+    """How the uploads of a mechanism become integers; None where they do not."""
+    found = (s.encoding for s in (mechanism.stages if mechanism else ()) if s.encoding is not None)
+    return next(found, None)
+
+
+def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
+    """Integers with a share of noise are for uploads."""
+    encoding = encoding_of(mechanism)
+    if encoding is not None:
+        checks.fail(where, f"{encoding.law} noise in upload only", f"it in {site}")
+
+
+def refuse_unlike(where: str, upload: Mechanism | None, release: Mechanism, weights: Any) -> None:
+    """A sum of integers is undone by the release that was made with it, of clients that weigh the
+    same."""
+    encoding = encoding_of(upload)
+    decoding = [s.apply.static["encoding"] for s in release.stages if s.name == "modular_sum"]
+    if encoding is None and not decoding:
+        return
+    plain = len(release.stages) > 1 and [s.name for s in release.stages[:2]] == [
+        "total",
+        "modular_sum",
+    ]
+    if decoding != [encoding] or not plain:
+        checks.fail(
+            where,
+            "upload and release of one jfl.distributed(...)",
+            f"upload={upload!r}, release={release!r}",
+        )
+    if isinstance(weights, Fn) or not checks.concrete(weights) or np.any(np.asarray(weights) != 1):
+        checks.fail(
+            where,
+            'weights="uniform" beside integers, whose sum is taken modulo 2^bits',
+            "other weights",
+        )

@@ -1,0 +1,238 @@
+"""Uploads as integers with few bits, which a secure aggregation sums modulo 2^bits.
+
+A client clips its upload, rotates, scales and rounds it, adds integer noise and keeps what is left
+modulo 2^bits; whoever has the sum undoes scale and rotation.
+
+The rotation is a Hadamard transform with random signs, of blocks whose sizes are powers of two that
+add up to the upload's size: nothing is padded.  It spreads an upload evenly over coordinates, so
+that few bits hold them; privacy needs none of it.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core import checks
+from ...core.records import Key, named
+from . import stages
+
+AGAIN = math.exp(-0.5)  # the probability with which a rounding is too long, at most
+TRIES = 3  # of a rounding
+ROUNDING = 1e-5  # of a norm in float32
+TABLE = 2**15  # entries of a table of noise
+REACH = 12  # standard deviations in it, or as many as float64 has probabilities for
+EXACT = 2**24  # whole numbers up to here are exact in float32
+
+
+class Encoding(NamedTuple):
+    """How uploads become integers with noise: all that the epsilon follows from."""
+
+    law: str
+    noise_multiplier: float
+    clip_norm: float
+    cohort: int
+    dimensions: int
+    bits: int
+    deviations: float
+    adjacency: str
+
+    @property
+    def sensitivity(self) -> float:
+        """By how much one client moves the sum, before it is scaled."""
+        return self.clip_norm * (2 if self.adjacency == "replace_one" else 1)
+
+    @property
+    def share(self) -> float:
+        """The standard deviation of one client's noise, before it is scaled."""
+        return self.noise_multiplier * self.sensitivity / math.sqrt(self.cohort)
+
+    @property
+    def scale(self) -> float:
+        """What uploads are multiplied by: as much as lets a sum's coordinate of so many deviations
+        fit into the bits."""
+        k, n, d = self.deviations, self.cohort, self.dimensions
+        room = 2.0 ** (2 * self.bits) - n * k**2
+        if room <= 0:
+            checks.fail(
+                "distributed",
+                f"2^(2 bits) > cohort * deviations^2 = {n * k**2:g}",
+                f"bits={self.bits}",
+                "Use more bits.",
+            )
+        spread = (self.clip_norm * n) ** 2 / d + n * self.share**2
+        return math.sqrt(room) / (2 * k * math.sqrt(spread))
+
+    @property
+    def longest(self) -> float:
+        """The Euclidean norm of a rounded upload, at most."""
+        length, root = self.scale * self.clip_norm, math.sqrt(self.dimensions)
+        chance = math.sqrt(2 * math.log(1 / AGAIN)) * (length + root / 2)
+        return min(length + root, math.sqrt(length**2 + self.dimensions / 4 + chance))
+
+    def bounds(self, clients: int, moves: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """Renyi divergence of the noisy sum of `clients` clients, which share the noise.
+
+        Args:
+            clients: whose noise is in the sum.
+            moves: sensitivities by which the sum differs.
+
+        Returns:
+            Slopes and constants: the divergence of order a is at most the least of slope * a +
+            constant.
+
+        References:
+            Kairouz, Liu, Steinke, ICML 2021 (discrete Gaussian, sums of them); Agarwal, Kairouz,
+            Liu, NeurIPS 2021 (Skellam).
+        """
+        twice = 2 if self.adjacency == "replace_one" else 1
+        d, one = self.dimensions, self.scale * self.share
+        l2 = moves * twice * self.longest * (1 + ROUNDING)
+        l1 = l2 * min(math.sqrt(d), l2)  # of whole numbers the squares are no smaller
+        std = one * math.sqrt(clients)
+        if self.law == "skellam":
+            plain = l2**2 / (2 * std**2)
+            first = plain + l2**2 / (2 * std**4), (6 * l1 - l2**2) / (4 * std**4)
+            return np.array([first, (plain, 3 * l1 / (2 * std**2))]).T
+        each = np.arange(1, clients)
+        apart = 10 * np.exp(-2 * (math.pi * one) ** 2 * each / (each + 1)).sum()
+        ratio = l2 / std
+        return np.array(
+            [
+                (ratio**2 / 2, apart * d),
+                (ratio**2 / 2 + l1 / std * apart + apart**2 * d / 2, 0.0),
+                ((ratio + math.sqrt(d) * apart) ** 2 / 2, 0.0),
+            ]
+        ).T
+
+
+def encode(encoding: Encoding, key: Key, value: Any) -> Any:
+    """One client's integers with noise, modulo 2^bits around 0, as floats in the shape of
+    `value`."""
+    leaves, treedef = jax.tree.flatten(value)
+    flat = jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in leaves])
+    if flat.size != encoding.dimensions:
+        checks.fail(
+            "distributed",
+            f"uploads of {encoding.dimensions} numbers, as in like=...",
+            f"{flat.size}",
+            "Give what a client uploads as like=...",
+        )
+    clipped, _ = stages.scale_to_bound(encoding.clip_norm, flat)  # whatever the chain's clip was
+    scaled = _rotated(clipped, back=False) * encoding.scale
+    rounding, noise = jax.random.split(key)
+    whole = _rounded(scaled, encoding.longest, rounding)
+    noisy = _wrapped(whole + _noise(encoding, noise), encoding.bits)
+    ends = np.cumsum([x.size for x in leaves])[:-1]
+    return treedef.unflatten(
+        [part.reshape(x.shape) for part, x in zip(jnp.split(noisy, ends), leaves)]
+    )
+
+
+@named("distributed.decode")
+def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple:
+    """The sum of a cohort's integers, undone; a stage after the sum."""
+    leaves, treedef = jax.tree.flatten(value)
+    flat = jnp.concatenate([jnp.ravel(x) for x in leaves])
+    flat = _rotated(_wrapped(flat, encoding.bits) / encoding.scale, back=True)
+    ends = np.cumsum([x.size for x in leaves])[:-1]
+    parts = [part.reshape(x.shape) for part, x in zip(jnp.split(flat, ends), leaves)]
+    return treedef.unflatten(parts), after
+
+
+def _wrapped(whole, bits):
+    """Whole numbers modulo 2^bits, in -2^(bits - 1) .. 2^(bits - 1) - 1; exact."""
+    turn = 2.0**bits
+    return whole - turn * jnp.floor((whole + turn / 2) / turn)
+
+
+def _rounded(x, longest, key):
+    """Each coordinate up or down, right on average: the last of a few draws that is not too long,
+    else towards 0."""
+    low = jnp.floor(x)
+
+    def again(number, kept):
+        up = jax.random.uniform(jax.random.fold_in(key, number), x.shape) < x - low
+        whole = low + up
+        fits = jnp.sum(jnp.square(whole)) <= longest**2
+        return jnp.where(fits, whole, kept)
+
+    return jax.lax.fori_loop(0, TRIES, again, jnp.trunc(x))
+
+
+def _noise(encoding, key):
+    """Float32[d], whole numbers with the law of one client's noise, by inversion from words of 63
+    bits."""
+    high, low = table(encoding.law, encoding.scale * encoding.share)
+    words = jax.random.bits(key, (2, encoding.dimensions), jnp.uint32)
+    sign = 1.0 - 2.0 * (words[1] & 1).astype(jnp.float32)
+    word = words[0], words[1] >> 1
+    high, low = jnp.asarray(high), jnp.asarray(low)
+    size = jnp.zeros(encoding.dimensions, jnp.int32)
+    step = len(high)
+    while step > 1:  # how many tails are above the word
+        step //= 2
+        there = size + step - 1
+        above = (high[there] > word[0]) | ((high[there] == word[0]) & (low[there] > word[1]))
+        size = jnp.where(above, size + step, size)
+    return sign * size.astype(jnp.float32)
+
+
+@functools.lru_cache(64)
+def table(law: str, std: float) -> tuple[np.ndarray, np.ndarray]:
+    """P(|noise| >= k) for k = 1, 2, ... in 2^-63 as two words, UInt32[n] each, n a power of two; 0
+    beyond the end.
+
+    Raises:
+        ValueError: for noise that needs too long a table.
+    """
+    from scipy import special  # slow: not at import
+
+    reach = math.ceil(REACH * max(std, 1.0)) + 12
+    if reach >= TABLE:
+        checks.fail(
+            "distributed",
+            f"noise of at most {TABLE // REACH - 2} whole numbers a client",
+            f"{std:.3g}",
+            "Use fewer bits: they are more than this noise needs.",
+        )
+    k = np.arange(reach + 1, dtype=np.float64)
+    if law == "skellam":
+        mass = special.ive(k, std**2)
+    else:
+        mass = np.exp(-np.square(k) / (2 * std**2))
+    both = np.append(mass[0], 2 * mass[1:])
+    tails = (np.cumsum(both[::-1])[::-1] / both.sum())[1:]
+    words = np.floor(tails * 2.0**63).astype(np.uint64)
+    size = 2 ** math.ceil(math.log2(len(words) + 1))
+    words = np.append(words, np.zeros(size - len(words), np.uint64))
+    return (words >> np.uint64(31)).astype(np.uint32), (words & np.uint64(2**31 - 1)).astype(
+        np.uint32
+    )
+
+
+def _rotated(flat, back):
+    """Random signs, then a Hadamard transform of each block; or both undone."""
+    signs = 1.0 - 2.0 * (jax.random.bits(jax.random.key(0), flat.shape, jnp.uint32) >> 31)
+    flat = flat if back else flat * signs
+    parts, start = [], 0
+    for exponent in reversed(range(flat.size.bit_length())):
+        if flat.size >> exponent & 1:
+            parts.append(_hadamard(flat[start : start + 2**exponent], exponent))
+            start += 2**exponent
+    flat = jnp.concatenate(parts)
+    return flat * signs if back else flat
+
+
+def _hadamard(block, exponent):
+    """Orthonormal, and its own inverse: a matrix on each side, of which the transform is a
+    Kronecker product."""
+    from scipy import linalg  # slow: not at import
+
+    left, right = 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
+    times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    a, b = (linalg.hadamard(n, np.float32) / np.float32(n) ** 0.5 for n in (left, right))
+    return times(times(a, block.reshape(left, right)), b).reshape(-1)
