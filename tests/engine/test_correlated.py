@@ -21,6 +21,7 @@ from jfl.privacy.mechanisms.strategies import (
     blt,
     dense,
     inverse_banded,
+    restarted,
     square_root,
     tree,
 )
@@ -32,6 +33,7 @@ C, ROUNDS, KEY = 7, 9, jax.random.key(3)
 STRATEGIES = {
     "identity": lambda: uncorrelated(ROUNDS),
     "tree": lambda: tree(ROUNDS),
+    "restarted": lambda: restarted(tree(4), ROUNDS),
     "efficient tree": lambda: tree(ROUNDS, efficient=True),
     "square root": lambda: square_root(ROUNDS),
     "banded": lambda: banded_toeplitz(ROUNDS, 3),

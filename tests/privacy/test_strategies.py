@@ -16,6 +16,7 @@ from jfl.privacy.mechanisms.strategies import (
     identity,
     inverse_banded,
     momentum,
+    restarted,
     series,
     square_root,
     tree,
@@ -25,6 +26,8 @@ from jfl.privacy.mechanisms.strategies.toeplitz import Banded, Sums
 MADE = {  # of 11 rounds, so that nothing is a power of two or a multiple of the bands
     "identity": lambda: identity(11),
     "tree": lambda: tree(11),
+    "restarted tree": lambda: restarted(tree(4), 11),
+    "restarted": lambda: restarted(inverse_banded(4, 3), 11),
     "efficient tree": lambda: tree(11, efficient=True),
     "square root": lambda: square_root(11),
     "banded": lambda: banded_toeplitz(11, 3),

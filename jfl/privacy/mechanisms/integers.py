@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from ...core import checks
 from ...core.records import Key, named
@@ -189,8 +190,6 @@ def table(law: str, std: float) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: for noise that needs too long a table.
     """
-    from scipy import special  # slow: not at import
-
     reach = math.ceil(REACH * max(std, 1.0)) + 12
     if reach >= TABLE:
         checks.fail(
@@ -201,7 +200,7 @@ def table(law: str, std: float) -> tuple[np.ndarray, np.ndarray]:
         )
     k = np.arange(reach + 1, dtype=np.float64)
     if law == "skellam":
-        mass = special.ive(k, std**2)
+        mass = scipy.special.ive(k, std**2)
     else:
         mass = np.exp(-np.square(k) / (2 * std**2))
     both = np.append(mass[0], 2 * mass[1:])
@@ -230,9 +229,16 @@ def _rotated(flat, back):
 def _hadamard(block, exponent):
     """Orthonormal, and its own inverse: a matrix on each side, of which the transform is a
     Kronecker product."""
-    from scipy import linalg  # slow: not at import
-
     left, right = 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
     times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    a, b = (linalg.hadamard(n, np.float32) / np.float32(n) ** 0.5 for n in (left, right))
+    a, b = (_matrix(n) / np.float32(n) ** 0.5 for n in (left, right))
     return times(times(a, block.reshape(left, right)), b).reshape(-1)
+
+
+def _matrix(size):
+    """Sylvester's, Float32[size, size] of -1 and 1: the sign is the parity of common bits."""
+    both = np.arange(size)[:, None] & np.arange(size)
+    parity = np.zeros(both.shape, np.int64)
+    for bit in range(size.bit_length()):
+        parity ^= both >> bit & 1
+    return (1 - 2 * parity).astype(np.float32)

@@ -8,10 +8,12 @@
 | `banded_toeplitz` | few bands | holds bands - 1 noises | few participations; cyclic Poisson |
 | `inverse_banded` | full | draws as many noises as bands again | no memory, any run |
 | `blt` | full | holds 2 to 5 sums | long runs |
+| `restarted` | copies of another | what that does | bounded error of many participations |
 | `dense` | full, any | draws all earlier noise again | the least error that there is |
 """
 
 from .dense import dense as dense
+from .restarts import restarted as restarted
 from .strategy import Strategy as Strategy
 from .toeplitz import banded_toeplitz as banded_toeplitz
 from .toeplitz import blt as blt
@@ -29,6 +31,7 @@ __all__ = [
     "identity",
     "inverse_banded",
     "momentum",
+    "restarted",
     "square_root",
     "tree",
 ]
