@@ -55,7 +55,9 @@ from .engine.sweep import Sweep as Sweep
 from .engine.sweep import sweep as sweep
 from .gradients.per_example import grad as grad
 from .gradients.per_example import private_grad as private_grad
+from .local import optimizers as optimizers
 from .models.tasks import task as task
+from .privacy.at_scale import at_scale as at_scale
 from .privacy.calibration import calibrate as calibrate
 from .privacy.guarantees import epsilons as epsilons
 from .privacy.guarantees import guarantee as guarantee
@@ -108,6 +110,7 @@ __all__ = [
     "Task",
     "algorithm",
     "algorithms",
+    "at_scale",
     "audit",
     "audit_one_run",
     "auditing",
@@ -140,6 +143,7 @@ __all__ = [
     "mesh",
     "models",
     "named",
+    "optimizers",
     "partition",
     "plan",
     "population",

@@ -1,0 +1,124 @@
+"""Optimizers for noisy gradients, as optax transformations; post-processing, which costs no
+privacy."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from ..core import checks
+from ..core.errors import NotAnalysable
+from ..core.records import Mechanism
+from ..privacy.mechanisms import chain
+
+__all__ = ["adam_without_noise_bias", "noise_std"]
+
+
+class Moments(NamedTuple):
+    """What Adam remembers."""
+
+    count: jax.Array
+    mean: optax.Updates
+    square: optax.Updates
+
+
+def noise_std(mechanism: Mechanism) -> float:
+    """The standard deviation of the noise in each coordinate of what a chain releases, after its
+    public divisors.
+
+    Args:
+        mechanism: with isotropic noise of one level, and divisors that are numbers.
+
+    Raises:
+        ValueError: for noise that changes with the round, differs among clients, or has a shape.
+
+    Example:
+        >>> import jfl
+        >>> clip, noise = jfl.clip_l2(0.5), jfl.gaussian(2.0)
+        >>> round(noise_std(jfl.chain(clip, jfl.total(), noise, jfl.divide(10))), 6)
+        0.1
+    """
+    where = "optimizers.noise_std"
+    checks.kind(where, Mechanism, "jfl.chain", mechanism=mechanism)
+    bound = mechanism if mechanism.adjacency else Mechanism(mechanism.stages, "add_remove")
+    levels = None if chain.scheduled(bound) else chain.multiplier(bound)
+    post = [s for s in bound.stages if s.role == "post"]
+    divisor = chain.denominator(bound) or 1.0
+    if (
+        not isinstance(levels, float)
+        or chain.shape(bound) is not None
+        or chain.adaptive(bound)
+        or any(s.divisor != "number" for s in post)
+    ):
+        checks.fail(
+            where,
+            "isotropic noise of one level, a fixed clip norm, and divisors that are numbers",
+            f"{mechanism!r}",
+            "Compute the standard deviation yourself.",
+            error=NotAnalysable,
+        )
+    return levels * float(chain.sensitivity(bound)) / divisor
+
+
+def adam_without_noise_bias(
+    learning_rate: ArrayLike,
+    noise_std: ArrayLike = 0.0,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    least: ArrayLike = 1e-8,
+) -> optax.GradientTransformation:
+    """Adam whose second moment is freed of what noise adds to it (DP-Adam-BC).
+
+    Noise of standard deviation s adds s^2 to the mean square of every gradient.  Where gradients
+    are small beside it, Adam then divides all coordinates by nearly the same number, and is a slow
+    gradient descent; without the bias it is Adam again.
+
+    Args:
+        learning_rate: > 0.
+        noise_std: of the noise in each coordinate of a gradient, `noise_std(chain)`; 0 is Adam.
+        b1: how much of the mean stays, in [0, 1).
+        b2: how much of the mean square stays, in [0, 1).
+        least: of the mean square, after the bias is taken from it; > 0.
+
+    Privacy:
+        of what the gradients have: nothing here reads a row.
+
+    References:
+        Tang, Shpilevskiy, Lécuyer, "DP-AdamBC", AAAI 2024.
+
+    Example:
+        >>> import functools, jfl
+        >>> noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(16))
+        >>> adam = functools.partial(adam_without_noise_bias, noise_std=noise_std(noise))
+        >>> adam.keywords["noise_std"]
+        0.0625
+    """
+    where = "optimizers.adam_without_noise_bias"
+    checks.nonnegative(where, noise_std=noise_std)
+    checks.positive(where, least=least)
+    for name, value in dict(b1=b1, b2=b2).items():
+        if checks.concrete(value) and not 0 <= value < 1:
+            checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return Moments(jnp.zeros((), jnp.int32), zeros, zeros)
+
+    def update(gradient, state, params=None):
+        count = state.count + 1
+        keep = lambda old, new, share: jax.tree.map(
+            lambda a, b: share * a + (1 - share) * b, old, new
+        )
+        mean = keep(state.mean, gradient, b1)
+        square = keep(state.square, jax.tree.map(jnp.square, gradient), b2)
+        first, second = (1 - jnp.float32(b) ** count for b in (b1, b2))
+
+        def step(m, v):
+            signal = jnp.maximum(v / second - jnp.square(noise_std), least)
+            return -learning_rate * (m / first) / jnp.sqrt(signal)
+
+        return jax.tree.map(step, mean, square), Moments(count, mean, square)
+
+    return optax.GradientTransformation(init, update)
