@@ -25,6 +25,8 @@ SAMPLERS = {
     "truncated_poisson": lambda s: s.truncated_poisson(CLIENTS, 0.3, 6),
     "first_responders": lambda s: s.first_responders(CLIENTS, 4, latency_spread=2.0),
     "min_separation": lambda s: s.min_separation(CLIENTS, 4, 3),
+    "random_allocation": lambda s: s.random_allocation(CLIENTS, 3, capacity=CLIENTS),
+    "balls_in_bins": lambda s: s.balls_in_bins(CLIENTS, 3, capacity=CLIENTS),
     "cyclic_poisson": lambda s: s.cyclic_poisson(CLIENTS, 0.9, 3, capacity=CLIENTS),
 }
 BATCHES = {

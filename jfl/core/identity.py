@@ -40,7 +40,8 @@ from .records import Federation, Fn, Plan
 # How a plan is stored and computed, not what: these are no part of its identity.  Neither are the
 # number of rounds, the cadence of evaluations and the padding of a federation, which no plan holds.
 NOT_PART = {
-    "Plan": ("chunk", "mesh"),
+    # what is assumed of whoever sums uploads changes nothing that is drawn
+    "Plan": ("chunk", "mesh", "secure_aggregation"),
     "Grad": ("microbatch", "path"),
     # said of the algorithm for `plan`; what it does is in its functions
     "Algorithm": ("uploads", "checks_its_solve"),

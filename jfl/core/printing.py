@@ -198,8 +198,8 @@ def sampler(self) -> str:
     return (
         f"{self.scheme}: {'about ' * self.scheme.endswith('poisson')}{many} of {self.clients:,} "
         f"clients a round"
-        + f", in {self.separation} groups that take turns"
-        * (self.separation > 1)
+        + f", in {self.separation} groups that take turns" * (self.separation > 1)
+        + f", each once in {self.epoch} rounds" * (self.epoch > 1)
     )
 
 

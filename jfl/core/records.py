@@ -343,7 +343,15 @@ class Sampler:
     # rounds from one participation of a client to its next, at least; above 1 groups of clients
     # take turns, and `draw` takes the key of the run and the round
     separation: int = static(default=1)
+    # rounds in which each client takes part once, in one that is drawn; above 1 `draw` takes the
+    # key of the run and the round, too
+    epoch: int = static(default=1)
     __repr__ = printing.sampler
+
+    @property
+    def over_rounds(self) -> bool:
+        """Whether the cohorts of several rounds are drawn together."""
+        return self.separation > 1 or self.epoch > 1
 
 
 @record

@@ -354,7 +354,7 @@ def _position(session: Session, resume: bool) -> Position:
             "Both releases of a round would hold the same earlier noise: start in another "
             "directory with another --seed.",
         )
-    if branch.recomputed and plan.sampler.separation > 1:
+    if branch.recomputed and plan.sampler.over_rounds:
         refuse_resume(
             "--resume",
             "the program and machine that began, where clients take turns",

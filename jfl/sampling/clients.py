@@ -35,7 +35,7 @@ __all__ = [
     "first_responders",
 ]
 # schemes in which each client joins on its own, so that one more changes nothing for the others
-ON_THEIR_OWN = ("poisson", "cyclic_poisson")
+ON_THEIR_OWN = ("poisson", "cyclic_poisson", "random_allocation", "balls_in_bins")
 BY_RATE = (*ON_THEIR_OWN, "truncated_poisson")
 
 
@@ -62,7 +62,7 @@ def cohort_of(sampler: Sampler, key: Key, round_: ArrayLike, own: Key | None = N
         round_: Int[], its number.
         own: stream(key, Stream.COHORT, round_), where it is known.
     """
-    if sampler.separation > 1:
+    if sampler.over_rounds:
         return sampler.draw(jax.random.fold_in(key, Stream.COHORT), round_)
     return sampler.draw(stream(key, Stream.COHORT, round_) if own is None else own)
 
@@ -235,6 +235,12 @@ def with_replacement(
     )
 
 
+def shares_of(edges: Array) -> Array:
+    """Float32[C]: the part of all words that lies between `edges`."""
+    ends = np.append(np.asarray(edges).astype(np.int64), 2**32)
+    return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32)
+
+
 def _shares(weights):
     """-> Float32[C], and the UInt32[C - 1] between which a word belongs to a client: exactly that
     share of all words."""
@@ -289,7 +295,7 @@ def _draw_poisson_few(key, *, rate, steps, clients, capacity):
     return as_cohort(ids, clients, count - taken)
 
 
-def _binomial(clients, rate, capacity):
+def binomial_steps(clients: int, rate: ArrayLike, capacity: int) -> jax.Array:
     """UInt32[2, capacity + 1]: P(at most k clients) for k = 0..capacity, in 2^-64."""
     from scipy import stats
 
@@ -348,7 +354,7 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
     rate = checks.scalar(rate)
     draw, data = _draw_poisson, dict(rate=rate)
     if _few(clients, capacity) and checks.concrete(rate):
-        draw, data = _draw_poisson_few, data | dict(steps=_binomial(clients, rate, capacity))
+        draw, data = _draw_poisson_few, data | dict(steps=binomial_steps(clients, rate, capacity))
     return Sampler(
         Fn(draw, data, dict(clients=clients, capacity=capacity)),
         rate * clients,

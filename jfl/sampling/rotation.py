@@ -17,8 +17,9 @@ from ..core.records import Array, Cohort, Fn, Sampler, named
 from . import uniform
 from .clients import as_cohort, tail_capacity
 
-__all__ = ["min_separation", "cyclic_poisson"]
+__all__ = ["min_separation", "cyclic_poisson", "random_allocation", "balls_in_bins"]
 Separation = Annotated[int, Setting(default=2)]
+Epoch = Annotated[int, Setting(default=2)]
 GROUPS = 2**32 - 1  # in place of a round: the key from which groups follow
 
 
@@ -174,9 +175,112 @@ def cyclic_poisson(
     )
 
 
+@named("sampling.random_allocation")
+def _draw_allocated(key, round_, *, clients, capacity, epoch):
+    number = jax.random.fold_in(jax.random.fold_in(key, GROUPS), round_ // epoch)
+    return _in_bin(jax.random.bits(number, (clients,), jnp.uint32), round_, capacity, epoch)
+
+
+def _in_bin(words, round_, capacity, epoch):
+    clients = len(words)
+    chosen = words % jnp.uint32(epoch) == round_ % epoch
+    ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
+    return as_cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
+
+
+def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -> Sampler:
+    """Each client takes part once in every `epoch` rounds, in a round that it draws uniformly, on
+    its own and anew for each epoch.
+
+    Nobody is left out and nobody comes twice, as in a shuffle, with a gain like that of Poisson
+    sampling at rate 1 / epoch.  For k participations in t rounds take epochs of t // k rounds,
+    whose proved cost is the same.
+
+    Args:
+        epoch: rounds in which each client takes part once.
+
+    Other Parameters:
+        clients: number of clients.
+        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
+            draw hardly ever exceeds them.
+
+    Privacy:
+        add_remove or zero_out of one client.  The releases of an epoch are one: a client moves one
+        of them, unseen.  Since a client comes once in it, what it adds may hang on all that was
+        released, and is turned to one direction; so the bound is that of numbers.  An epoch that is
+        cut off counts whole.  The accountant adds the probability of an overflow to delta.
+
+    Raises:
+        ValueError: unless epoch is in 2..clients and capacity in 1..clients.
+
+    References:
+        Feldman, Shenfeld, arXiv:2502.08202; Chua et al., 2024 (balls and bins).
+
+    Example:
+        >>> sampler, key = random_allocation(6, 3, capacity=6), jax.random.key(0)
+        >>> sorted(c for r in range(3) for c in sampler.draw(key, r).ids.tolist() if c < 6)
+        [0, 1, 2, 3, 4, 5]
+    """
+    return _allocated("random_allocation", _draw_allocated, clients, epoch, capacity)
+
+
+@named("sampling.balls_in_bins")
+def _draw_bins(key, round_, *, clients, capacity, epoch, separation):
+    words = jax.random.bits(jax.random.fold_in(key, GROUPS), (clients,), jnp.uint32)
+    return _in_bin(words, round_, capacity, epoch)
+
+
+def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sampler:
+    """Each client draws a bin, once for a run, and takes part in round t if t mod `epoch` is its
+    bin: always the same clients together, `epoch` rounds apart.
+
+    Args:
+        epoch: bins, and rounds from one participation of a client to its next.
+
+    Other Parameters:
+        clients: number of clients.
+        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
+            draw hardly ever exceeds them.
+
+    Privacy:
+        add_remove or zero_out of one client: all its rounds are one release in a bin that nobody
+        knows, which is a gain in a few epochs.  Over many, `random_allocation` gains more.  With
+        correlated noise it keeps participations apart, without a gain.
+
+    Raises:
+        ValueError: unless epoch is in 2..clients and capacity in 1..clients.
+
+    References:
+        Choquette-Choo et al., 2025 (balls in bins for correlated noise); Chua et al., 2024.
+
+    Example:
+        >>> sampler, key = balls_in_bins(6, 3, capacity=6), jax.random.key(0)
+        >>> first, again = (sampler.draw(key, r).ids.tolist() for r in (0, 3))
+        >>> first == again
+        True
+    """
+    return _allocated("balls_in_bins", _draw_bins, clients, epoch, capacity, separation=epoch)
+
+
+def _allocated(scheme, draw, clients, epoch, capacity, **more):
+    where = f"sampling.{scheme}"
+    checks.whole(where, clients=clients)
+    _groups(where, clients, epoch=epoch)
+    if capacity is None:
+        capacity = tail_capacity(clients, 1 / epoch, where)
+    checks.whole(where, capacity=capacity)
+    if capacity > clients:
+        checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
+    numbers = dict(clients=int(clients), capacity=int(capacity), epoch=int(epoch), **more)
+    return Sampler(
+        Fn(draw, static=numbers), checks.scalar(clients / epoch), scheme=scheme, **numbers
+    )
+
+
 def _groups(where, clients, **given):
     ((name, value),) = given.items()
     checks.whole(where, **given)
     if not 2 <= value <= clients:
         other = "sampling.poisson" if where.endswith("poisson") else "sampling.without_replacement"
+        other = "sampling.full" if name == "epoch" else other
         checks.fail(where, f"2 <= {name} <= clients={clients}", f"{name}={value}", f"1 is {other}.")

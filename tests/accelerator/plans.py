@@ -104,6 +104,8 @@ SAMPLERS = dict(
     poisson=lambda: jfl.sampling.poisson(CLIENTS, 0.5),
     truncated_poisson=lambda: jfl.sampling.truncated_poisson(CLIENTS, 0.5, 4),
     first_responders=lambda: jfl.sampling.first_responders(CLIENTS, COHORT, latency_spread=3.0),
+    random_allocation=lambda: jfl.sampling.random_allocation(CLIENTS, 2, capacity=CLIENTS),
+    balls_in_bins=lambda: jfl.sampling.balls_in_bins(CLIENTS, 2, capacity=CLIENTS),
     min_separation=lambda: jfl.sampling.min_separation(CLIENTS, 3, 2),
     cyclic_poisson=lambda: jfl.sampling.cyclic_poisson(CLIENTS, 0.9, 2, capacity=CLIENTS),
 )

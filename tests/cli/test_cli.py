@@ -1056,6 +1056,8 @@ def test_a_flag_without_effect_is_refused(flags, named, tmp_path, capsys):
         (dict(batch_sampler="full"), "replace_one"),
         (dict(adjacency="add_remove", batch_sampler="poisson"), "add_remove"),
         (dict(adjacency="replace_one"), "replace_one"),
+        (dict(adjacency="replace_one", batch_sampler="poisson"), "replace_one"),
+        (dict(batch_sampler="truncated_poisson"), "zero_out"),
     ],
 )
 def test_adjacency_of_examples_is_what_was_asked_for(fields, adjacency):
@@ -1067,14 +1069,11 @@ def test_adjacency_of_examples_is_what_was_asked_for(fields, adjacency):
     assert guarantee(made, 3, 1e-5, unit="example").adjacency == adjacency
 
 
-@pytest.mark.parametrize(
-    "fields", [dict(adjacency="add_remove"), dict(adjacency="replace_one", batch_sampler="poisson")]
-)
-def test_an_adjacency_that_the_batches_do_not_have_is_refused(fields):
+@pytest.mark.parametrize("sampler", ["without_replacement", "truncated_poisson"])
+def test_an_adjacency_that_the_batches_do_not_have_is_refused(sampler):
+    fields = dict(adjacency="add_remove", batch_sampler=sampler, noise_multiplier=3.0)
     with pytest.raises(ValueError, match="adjacency"):
-        build.build(
-            config.Config(clients=6, cohort=3, model="logistic", noise_multiplier=3.0, **fields)
-        )
+        build.build(config.Config(clients=6, cohort=3, model="logistic", **fields))
 
 
 @pytest.mark.parametrize("seeds", ["0,4294967296", "0,99999999999999999999", "0,-1", "1,1"])

@@ -1,5 +1,6 @@
 """Samples that both neighbours share: replaced under Poisson, zeroed out, truncated."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -264,3 +265,21 @@ def test_add_remove_is_refused_for_truncated_samples(fed):
         client_plan(fed, jfl.sampling.truncated_poisson(C, 0.25, 5), "add_remove")
     with pytest.raises(ArgumentError, match="'replace_one' or 'zero_out' for sampling.without"):
         client_plan(fed, jfl.sampling.without_replacement(C, 5), "add_remove")
+
+
+@pytest.mark.parametrize(
+    "sampler, lie",
+    [
+        (jfl.sampling.poisson(C, 0.9, C), dict(rate=np.float32(0.01))),
+        (jfl.sampling.without_replacement(C, 6), dict(capacity=1)),
+        (jfl.sampling.truncated_poisson(C, 0.9, 3), dict(capacity=C)),
+        (jfl.sampling.with_replacement(C, 4, np.arange(1.0, C + 1)), dict(share=None)),
+        (jfl.sampling.cyclic_poisson(C, 0.9, 3, capacity=C), dict(rate=np.float32(0.1))),
+    ],
+)
+def test_a_sampler_that_says_what_it_does_not_draw_proves_nothing(fed, sampler, lie):
+    plan = client_plan(fed, sampler)
+    honest = [e.status for e in jfl.ledger(plan, 5) if not e.refusal and e.unit == "client"]
+    assert set(honest) == {"proved"}
+    other = client_plan(fed, dataclasses.replace(sampler, **lie))
+    assert {e.status for e in jfl.ledger(other, 5) if not e.refusal} == {"conditional"}

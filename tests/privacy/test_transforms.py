@@ -56,6 +56,12 @@ TABLE = {
             SIGMAS,
         ),
         participation=(lambda z: rdp.participation(ORDERS, 0.25, rdp.gaussian(ORDERS, z)), SIGMAS),
+        either=(
+            lambda z: rdp.either(
+                ORDERS, 0.25, rdp.gaussian(ORDERS, z), rdp.gaussian(ORDERS, 2 * z)
+            ),
+            SIGMAS,
+        ),
         convert=(lambda z: rdp.convert(ORDERS, rdp.gaussian(ORDERS, z), 2.0**-17), SIGMAS),
         epsilon=(lambda z: rdp.epsilon(ORDERS, rdp.gaussian(ORDERS, z), 2.0**-17), SIGMAS),
         delta=(lambda z: rdp.delta(ORDERS, rdp.gaussian(ORDERS, z), 1.0), SIGMAS),

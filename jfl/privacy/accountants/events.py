@@ -54,6 +54,14 @@ class WithoutReplacement:
 
 
 @_event
+class Allocation:
+    """`event` in one of so many rounds, which is drawn uniformly and not seen; for add_remove."""
+
+    slots: Any
+    event: Any
+
+
+@_event
 class Replaced:
     """`event` on a Poisson sample that holds so many, for replace_one: the others fill it with
     probability `full`, and the unit is then one of a uniform subset with `rate_when_full`."""
@@ -191,6 +199,16 @@ def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) ->
     if checks.concrete((sample, population)) and np.any(sample > population):
         checks.fail(where, "sample <= population", f"sample={sample:g}, population={population:g}")
     return WithoutReplacement(sample, population, _known(where, event))
+
+
+def allocation(slots: int, event: Any) -> Allocation:
+    """`slots` releases of `event`, in one of which a unit takes part, drawn uniformly; for
+    add_remove.
+
+    Raises:
+        ValueError: unless slots is whole.
+    """
+    return Allocation(_whole("events.allocation", slots=slots), _known("events.allocation", event))
 
 
 def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
@@ -400,6 +418,7 @@ KINDS = (
     Gaussian,
     Poisson,
     PoissonGroup,
+    Allocation,
     Replaced,
     ZeroedOut,
     RenyiBound,

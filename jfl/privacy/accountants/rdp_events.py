@@ -65,6 +65,10 @@ def curve(event: Any, orders: ArrayLike) -> jax.Array:
         ValueError: as `epsilon`.
     """
     event, _ = with_multiplicities(event, 0.0)
+    if events.Allocation in event_types(event):
+        found = values(event, np.asarray(orders, np.float64))
+        with in_float64():
+            return jnp.asarray(found, jnp.float64)
     with in_float64():
         return _curve(
             jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), event),
@@ -75,7 +79,6 @@ def curve(event: Any, orders: ArrayLike) -> jax.Array:
 def _curve(event, orders, curves=rdp):
     """`curve`, by the functions of `rdp`, or of `rdp_on_host`, which takes no Series."""
     inner = lambda part: _curve(part, orders, curves)
-    z = lambda: _precision(event.event) ** -0.5
     if isinstance(event, events.Gaussian):
         return curves.gaussian(orders, event.noise_multiplier)
     if isinstance(event, events.Repeat):
@@ -89,20 +92,28 @@ def _curve(event, orders, curves=rdp):
         return each.min(axis=-1)
     if isinstance(event, events.Participation):
         return curves.participation(orders, event.probability, inner(event.event))
+    return _sampled_curve(event, orders, curves)
+
+
+def _sampled_curve(event, orders, curves):
+    """Of Gaussians on a sample."""
+    z = _precision(event.event) ** -0.5 if hasattr(event, "event") else None
     if isinstance(event, events.Poisson):
-        return curves.poisson(orders, event.rate, z())
+        return curves.poisson(orders, event.rate, z)
     if isinstance(event, events.PoissonGroup):
-        return curves.poisson_group(orders, event.law, z())
+        return curves.poisson_group(orders, event.law, z)
+    if isinstance(event, events.Allocation):
+        return curves.allocation(orders, event.slots, z)
     if isinstance(event, (events.Replaced, events.ZeroedOut)):
         # no two releases lie further apart than those of elements that replace each other
         is_zeroed = isinstance(event, events.ZeroedOut)
-        apart = lambda rate: curves.without_replacement(orders, rate, z() / (1 + is_zeroed))
-        room = curves.poisson(orders, event.rate, z()) if is_zeroed else apart(event.rate)
+        apart = lambda rate: curves.without_replacement(orders, rate, z / (1 + is_zeroed))
+        room = curves.poisson(orders, event.rate, z) if is_zeroed else apart(event.rate)
         return curves.either(orders, event.full, apart(event.rate_when_full), room)
     if isinstance(event, events.WithoutReplacement):
-        return curves.without_replacement(orders, event.sample / event.population, z())
+        return curves.without_replacement(orders, event.sample / event.population, z)
     if isinstance(event, events.Multiplicity):
-        return curves.with_replacement(orders, event.law, z())
+        return curves.with_replacement(orders, event.law, z)
     return _precision(event)
 
 
@@ -220,6 +231,7 @@ def _is_sampled(kinds):
     return kinds & {
         events.Poisson,
         events.PoissonGroup,
+        events.Allocation,
         events.Replaced,
         events.ZeroedOut,
         events.WithoutReplacement,
@@ -262,7 +274,7 @@ def above(alternatives: Sequence, times: np.ndarray, delta: np.ndarray) -> np.nd
     alike = (
         len(set(shapes)) == 1 and len(alternatives) > FEW and not any(np.ndim(v) for v in leaves[0])
     )
-    if not alike or events.WithReplacement in event_types(alternatives[0]):
+    if not alike or event_types(alternatives[0]) & {events.WithReplacement, events.Allocation}:
         return np.array([bounds((e,), times, delta)[0][0] for e in alternatives])
     with in_float64():
         # lengths in steps, so that few of them are compiled
@@ -327,10 +339,35 @@ def _values(event, orders, parts):
         leaves, shape = jax.tree.flatten(event)
         numbers = tuple((np.shape(v), np.asarray(v, np.float64).tobytes()) for v in leaves)
         return _curve_on_host(shape, numbers, orders.tobytes())[None]
+    if events.Allocation in event_types(event):  # on the host alone
+        each = [event] if parts == 1 else _apart(event, parts)
+        return np.stack([_with_series(one, orders) for one in each])
     curve_of = curve if parts == 1 else _compiled_each
     with in_float64():
         curves = [np.asarray(curve_of(event, block)) for block in orders.reshape(-1, BLOCK)]
     return np.concatenate([f.reshape(parts, -1) for f in curves], axis=1)
+
+
+def _with_series(event, orders):
+    """`_curve` on the host, of an event that may hold Series."""
+    if isinstance(event, events.Series):
+        each = [_with_series(one, orders) for one in _apart(event.event, len(event.times))]
+        return event.times @ np.stack(each)
+    if isinstance(event, events.Compose):
+        return sum(_with_series(e, orders) for e in event.events)
+    if isinstance(event, events.Repeat):
+        return event.times * _with_series(event.event, orders)
+    return _curve(event, orders, rdp_on_host)
+
+
+def _apart(event, parts):
+    """Events whose Gaussians hold one number each, of one whose Gaussians hold [parts]."""
+    pick = lambda g, i: events.Gaussian(np.broadcast_to(g.noise_multiplier, (parts,))[i])
+    is_leaf = lambda e: isinstance(e, events.Gaussian)
+    return [
+        jax.tree.map(lambda e, i=i: pick(e, i) if is_leaf(e) else e, event, is_leaf=is_leaf)
+        for i in range(parts)
+    ]
 
 
 @functools.lru_cache(1024)  # a guarantee asks for the same curve three times

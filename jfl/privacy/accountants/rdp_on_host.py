@@ -13,6 +13,7 @@ import numpy as np
 import scipy.special
 from numpy.typing import ArrayLike
 
+from . import allocation as _allocation
 from . import rdp_formulas as formulas
 from .rdp_formulas import ON_HOST
 
@@ -80,6 +81,12 @@ def with_replacement(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> np.ndar
 def participation(orders: ArrayLike, probability: ArrayLike, curve: ArrayLike) -> np.ndarray:
     """`rdp.participation`."""
     return formulas.participation(ON_HOST, orders, probability, curve)
+
+
+@_float64
+def allocation(orders: ArrayLike, slots: ArrayLike, z: ArrayLike) -> np.ndarray:
+    """Of releases in one of which a unit takes part; here alone, see `accountants.allocation`."""
+    return _allocation.curve(np.atleast_1d(orders), float(slots), float(z)).reshape(orders.shape)
 
 
 @_float64

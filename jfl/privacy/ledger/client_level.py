@@ -12,7 +12,7 @@ from ..mechanisms.distributed import encoding_of
 from ..mechanisms.integers import Encoding
 from .entry import ABSENT, Clients, Entry, Part, WeightedSum, refused
 from .noise_levels import levels, usable
-from .over_rounds import amplifies, spread
+from .over_rounds import ALLOCATED, allocates, amplifies, spread
 from .participation import VIEWS, attendance_of, in_turns, share_of, tail, worst_columns
 
 SECURE = Caveat(
@@ -183,8 +183,8 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     worst, method = ((0, 0),), ""
     try:
         noise = _release_levels(plan, rounds)
-        of_rounds, method = spread(plan, noise, rounds)
-        part = Part("model", noise, *_cohort(plan, adjacency), of_rounds=of_rounds)
+        of_rounds, method = spread(plan, noise, rounds, adjacency)
+        part = Part("model", noise, *_cohort(plan, adjacency, of_rounds), of_rounds=of_rounds)
         if (
             noisy(plan.upload)
             and of_rounds is None
@@ -258,7 +258,7 @@ def _release_levels(plan, rounds):
     return usable(levels(plan.release, rounds, 1) / np.array(each)[:, None])
 
 
-def _cohort(plan, adjacency):
+def _cohort(plan, adjacency, of_rounds=None):
     """How the clients of a release are sampled: kind, elements drawn, and those they are drawn
     from."""
     sampler, scheme = plan.sampler, plan.sampler.scheme
@@ -272,6 +272,9 @@ def _cohort(plan, adjacency):
         )
     if scheme in ("full", "first_responders", "min_separation"):
         return ("none",)
+    if scheme in ALLOCATED:
+        gains = allocates(plan, of_rounds, adjacency)
+        return ("allocation", np.ones(1), np.array([sampler.epoch])) if gains else ("none",)
     if strategy_of(plan.release) is not None:
         return _beside_correlated_noise(plan, adjacency)
     if scheme in sampling.ON_THEIR_OWN:
@@ -348,4 +351,5 @@ def _by_chance(sampler):
 def cohort_overflow(sampler):
     if sampler.scheme not in sampling.ON_THEIR_OWN:
         return 0.0
-    return tail(sampler.capacity, sampler.clients, share_of(sampler) / sampler.separation)
+    turns = 1 if sampler.scheme in ALLOCATED else sampler.separation
+    return tail(sampler.capacity, sampler.clients, share_of(sampler) / turns)

@@ -13,10 +13,14 @@ from ...core.errors import NotAnalysable
 from ...core.records import Plan
 from ..mechanisms.correlated import covers, strategy_of
 
+# schemes in which a client takes part once in an epoch, in a round that is drawn and not seen
+ALLOCATED = ("random_allocation", "balls_in_bins")
 MANY = 10**6  # rounds, of which no table is made
 
 
-def spread(plan: Plan, noise: np.ndarray, rounds: int) -> tuple[np.ndarray | None, str]:
+def spread(
+    plan: Plan, noise: np.ndarray, rounds: int, adjacency: str
+) -> tuple[np.ndarray | None, str]:
     """What the noise of each round is worth as an independent release about one client, and the
     name of the mechanism.
 
@@ -24,6 +28,7 @@ def spread(plan: Plan, noise: np.ndarray, rounds: int) -> tuple[np.ndarray | Non
         plan: a plan whose release is noisy.
         noise: [rounds or 1, 1], std of fresh noise over the sensitivity of a round.
         rounds: how many of its rounds are looked at.
+        adjacency: of the guarantee.
 
     Returns:
         [rounds, 1]: times the noise, the multipliers of independent Gaussian releases that are
@@ -37,8 +42,10 @@ def spread(plan: Plan, noise: np.ndarray, rounds: int) -> tuple[np.ndarray | Non
     """
     strategy, separation = strategy_of(plan.release), plan.sampler.separation
     if strategy is None:
-        if separation == 1 or len(noise) > 1 or rounds > MANY:
+        if not plan.sampler.over_rounds or len(noise) > 1 or rounds > MANY:
             return None, ""
+        if plan.sampler.scheme in ALLOCATED:
+            return _of_allocation(plan.sampler, rounds, adjacency), ""
         return _of_one_group(rounds, separation), ""
     covers("jfl.guarantee", plan.release, rounds)
     if strategy.separation > separation:
@@ -58,6 +65,37 @@ def spread(plan: Plan, noise: np.ndarray, rounds: int) -> tuple[np.ndarray | Non
     with np.errstate(divide="ignore"):
         each = np.where(added > 0, 1 / np.sqrt(np.maximum(added, 0)), np.inf)
     return each[:, None], "matrix_gaussian"
+
+
+def _of_allocation(sampler, rounds, adjacency):
+    """A release in the first round of every epoch; of bins that stay, where a client is in one of
+    them unseen, all its rounds at once."""
+    number = np.arange(rounds)[:, None]
+    each = np.where(number % sampler.epoch == 0, 1.0, np.inf)
+    if sampler.scheme == "random_allocation" or adjacency == "replace_one":
+        return each
+    epochs = -(-rounds // sampler.epoch)
+    return np.where(number == 0, epochs**-0.5, np.inf)
+
+
+def begun(where: str, plan: Plan, first: int) -> None:
+    """Refuse a part of a run that begins where a client may have taken part already."""
+    sampler = plan.sampler
+    if sampler.scheme in ALLOCATED and (first % sampler.epoch or sampler.scheme == "balls_in_bins"):
+        checks.fail(
+            where,
+            f"a run with sampling.{sampler.scheme} from its round 0 on"
+            + f", or from a multiple of {sampler.epoch}" * (sampler.scheme != "balls_in_bins"),
+            f"a part that begins with round {first}",
+            "Give the rounds of one plan as one segment, (plan, rounds, 0).",
+            error=NotAnalysable,
+        )
+
+
+def allocates(plan: Plan, of_rounds: np.ndarray | None, adjacency: str) -> bool:
+    """True if it is a gain that nobody knows in which round of an epoch a client takes part."""
+    independent = strategy_of(plan.release) is None and of_rounds is not None
+    return independent and adjacency != "replace_one"
 
 
 def _of_one_group(rounds, separation):

@@ -28,7 +28,14 @@ SEEN = Caveat(
 )
 VIEWS = ("server", "third_party", "aggregate")
 # schemes without a chance of absence, or with one that nobody knows, or that rounds share
-UNKNOWN = ("full", "first_responders", "min_separation", "cyclic_poisson")
+UNKNOWN = (
+    "full",
+    "first_responders",
+    "min_separation",
+    "cyclic_poisson",
+    "random_allocation",
+    "balls_in_bins",
+)
 GROUPS = 16  # of clients, in the search for the worst one
 
 
@@ -40,6 +47,8 @@ def share_of(sampler: Sampler):
         return np.minimum(np.nextafter(np.asarray(sampler.share), np.float32(1)), 1).astype(
             np.float64
         )  # not below what is drawn
+    if sampler.scheme in ("random_allocation", "balls_in_bins"):
+        return 1 / sampler.epoch
     if sampler.scheme in BY_RATE:  # of clients that take turns, in a round of their own
         return drawn(np.asarray(sampler.rate))
     return sampler.capacity / sampler.clients if sampler.scheme == "without_replacement" else 1.0
@@ -104,6 +113,8 @@ def who(plan: Plan, view: str) -> tuple:
 
 def in_turns(plan: Plan) -> tuple:
     """The caveat about participation in a release, of which rounds of other groups are no part."""
+    if plan.sampler.epoch > 1:
+        return (HONEST,)
     if plan.sampler.separation == 1:
         return who(plan, "third_party")
     turns = Caveat(TURNS.format(plan.sampler.separation), "turns")

@@ -24,6 +24,7 @@ from ..mechanisms.chain import later
 from .entries import entries
 from .entry import Entry, Member, Stretch, effective
 from .noise_levels import changing
+from .over_rounds import begun
 from .participation import turns, worst_columns
 from .to_events import kinds, met, round_of
 
@@ -280,6 +281,7 @@ def _begun(plan, first):
     """What the accountant reads of a plan, from round `first` on."""
     if not first:
         return plan
+    begun("jfl.guarantee", plan, first)
     releases = tuple(
         dataclasses.replace(r, mechanism=later(r.mechanism, first)) for r in plan.algorithm.releases
     )

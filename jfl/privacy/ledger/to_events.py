@@ -106,6 +106,8 @@ def _step(entry: Entry, part: Part, column: int, multiplier):
         is_zeroed = entry.adjacency == "zero_out"
         drawn = events.zeroed_out if is_zeroed else events.without_replacement
         event = drawn(sample, population, noise)
+    elif part.sampling == "allocation":
+        event = events.allocation(population, noise)
     elif part.sampling == "truncated_poisson":
         capacity = float(part.capacity[column if len(part.capacity) > 1 else 0])
         sizes = min(sample / population, 1.0), population, min(capacity, population)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 from ...core.records import Batches, Fn, Mechanism, Plan
+from ...sampling import clients
 from ..mechanisms import chain as mech
 from ..mechanisms import stages, wavelet
 from ..mechanisms.stages import Stage
@@ -32,6 +33,8 @@ DRAWS = {
     "_draw_separated": "min_separation",
     "_draw_cyclic": "cyclic_poisson",
     "_draw_truncated": "truncated_poisson",
+    "_draw_allocated": "random_allocation",
+    "_draw_bins": "balls_in_bins",
 }
 
 
@@ -88,7 +91,7 @@ def declarations(plan: Plan) -> Against:
     algorithm = plan.algorithm
     sampler = (
         ()
-        if _sampled(plan.sampler.draw, plan.sampler.scheme) and _takes_turns(plan.sampler)
+        if _sampled(plan.sampler.draw, plan.sampler.scheme) and _says_what_it_draws(plan.sampler)
         else (f"who takes part: {name_of(plan.sampler.draw)}",)
     )
     example = [
@@ -145,10 +148,33 @@ def _sampled(draw, scheme) -> bool:
     return own(draw.function) and DRAWS.get(draw.function.__name__) == scheme
 
 
-def _takes_turns(sampler) -> bool:
-    """True if clients stay away for as many rounds as the sampler says."""
-    fixed = sampler.draw.static
-    return sampler.separation == fixed.get("separation", 1)
+def _says_what_it_draws(sampler) -> bool:
+    """True if what a sampler says of itself, from which an epsilon follows, is what it draws by."""
+    fixed, data = sampler.draw.static, sampler.draw.data
+    if not same_bits(data.get("rate"), sampler.rate):
+        return False
+    if "steps" in data:
+        numbers = sampler.clients, sampler.rate, sampler.capacity
+        if not same_bits(data["steps"], clients.binomial_steps(*numbers)):
+            return False
+    edges = data.get("edges")
+    if not same_bits(None if edges is None else clients.shares_of(edges), sampler.share):
+        return False
+    room = fixed.get("capacity", fixed.get("cohort", sampler.clients))
+    said = (
+        sampler.clients,
+        sampler.capacity,
+        sampler.separation,
+        sampler.epoch,
+        sampler.independent,
+    )
+    return said == (
+        fixed["clients"],
+        room,
+        fixed.get("separation", 1),
+        fixed.get("epoch", 1),
+        fixed.get("independent", False),
+    )
 
 
 def _drawn(batches: Batches) -> bool:
