@@ -50,7 +50,8 @@ def encoded_by_hand(code, key, x):
             kept = whole
     words = np.asarray(jax.random.bits(noise, (2, len(x)), jnp.uint32)).astype(np.uint64)
     word = (words[0] << np.uint64(31)) | (words[1] >> np.uint64(1))
-    high, low = (t.astype(np.uint64) for t in integers.table(code.law, code.scale * code.share))
+    known = integers.table(code.law, code.scale * code.share)
+    high, low = (t.astype(np.uint64) for t in (known.high, known.low))
     tails = (high << np.uint64(31)) | low
     size = (tails[None] > word[:, None]).sum(1)
     noisy = kept + size * np.where(words[1] & np.uint64(1), -1, 1)
@@ -124,6 +125,25 @@ def test_noise_has_its_law(law):
 
     assert 1 < std < 20 and not rejects(std)
     assert rejects(1.05 * std)
+
+
+@pytest.mark.parametrize("std", [0.3, 1.0, 7.7, 300.0, 2000.0])
+def test_every_search_ends_where_the_table_says(std):
+    """Words at, just below and just above every tail and every bucket, and some between."""
+    known = integers.table("discrete_gaussian", std)
+    tails = (known.high.astype(np.uint64) << np.uint64(31)) | known.low
+    rng = np.random.default_rng(0)
+    powers = [n for b in range(62) for n in (2**b, 2**b - 1, 17 * 2**b // 16)]
+    more = [*powers, *rng.integers(0, 2**63, 5000).tolist(), 0, 1, 2, 2**63 - 1]
+    near = tails, tails - np.uint64(1), tails + np.uint64(1)
+    words = np.concatenate([*near, np.array(more, np.uint64)]) & np.uint64(2**63 - 1)
+    high = jnp.asarray((words >> np.uint64(31)).astype(np.uint32))
+    low = jnp.asarray((words & np.uint64(2**31 - 1)).astype(np.uint32))
+    bucket = np.asarray(integers._bucket(high, low << 1))
+    size = known.start[bucket]
+    above = len(tails) - np.searchsorted(tails[::-1], words, "right")
+    assert (size <= above).all() and (above - size < known.reach).all()
+    assert known.reach <= max(4, 2 ** np.ceil(np.log2(0.2 * std + 4)))
 
 
 @pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])

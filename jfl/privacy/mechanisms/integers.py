@@ -22,8 +22,9 @@ from ...core.records import Key, named
 from . import stages
 
 AGAIN = math.exp(-0.5)  # the probability with which a rounding is too long, at most
-TRIES = 3  # of a rounding
+TRIES = 2  # of a rounding
 ROUNDING = 1e-5  # of a norm in float32
+OCTAVES, PARTS = 63, 16  # of words of 63 bits, and of an octave: buckets in which a search begins
 TABLE = 2**15  # entries of a table of noise
 REACH = 12  # standard deviations in it, or as many as float64 has probabilities for
 EXACT = 2**24  # whole numbers up to here are exact in float32
@@ -167,25 +168,45 @@ def _rounded(x, longest, key):
 def _noise(encoding, key):
     """Float32[d], whole numbers with the law of one client's noise, by inversion from words of 63
     bits."""
-    high, low = table(encoding.law, encoding.scale * encoding.share)
+    known = table(encoding.law, encoding.scale * encoding.share)
     words = jax.random.bits(key, (2, encoding.dimensions), jnp.uint32)
     sign = 1.0 - 2.0 * (words[1] & 1).astype(jnp.float32)
-    word = words[0], words[1] >> 1
-    high, low = jnp.asarray(high), jnp.asarray(low)
-    size = jnp.zeros(encoding.dimensions, jnp.int32)
-    step = len(high)
+    first, second = words[0], words[1] >> 1
+    high, low = jnp.asarray(known.high), jnp.asarray(known.low)
+    size = jnp.asarray(known.start)[_bucket(first, words[1] & ~jnp.uint32(1))]
+    step = known.reach
     while step > 1:  # how many tails are above the word
         step //= 2
         there = size + step - 1
-        above = (high[there] > word[0]) | ((high[there] == word[0]) & (low[there] > word[1]))
+        above = (high[there] > first) | ((high[there] == first) & (low[there] > second))
         size = jnp.where(above, size + step, size)
     return sign * size.astype(jnp.float32)
 
 
+def _bucket(high, low):
+    """By the first bit that is set of two words and the four after it: where a search begins."""
+    zeros = jax.lax.clz(high).astype(jnp.uint32)
+    # a shift by all bits of a word is not defined
+    above = (high << (zeros & 31)) | jnp.where(zeros > 0, (low >> 1) >> (31 - (zeros & 31)), 0)
+    more = jax.lax.clz(low).astype(jnp.uint32)
+    is_small = high == 0
+    place = jnp.where(is_small, jnp.minimum(32 + more, OCTAVES - 1), zeros)
+    bits = jnp.where(is_small, low << (more & 31), above)
+    return (place * PARTS + ((bits >> 27) & (PARTS - 1))).astype(jnp.int32)
+
+
+class Table(NamedTuple):
+    """P(|noise| >= k) for k = 1, 2, ... in 2^-63 as two words, and where a search in it begins."""
+
+    high: np.ndarray  # UInt32[n], the first 32 bits
+    low: np.ndarray  # UInt32[n], the other 31; all are 0 beyond the end
+    start: np.ndarray  # Int32[OCTAVES * PARTS], how many tails are above every word of a bucket
+    reach: int  # a power of two, above how many more there may be
+
+
 @functools.lru_cache(64)
-def table(law: str, std: float) -> tuple[np.ndarray, np.ndarray]:
-    """P(|noise| >= k) for k = 1, 2, ... in 2^-63 as two words, UInt32[n] each, n a power of two; 0
-    beyond the end.
+def table(law: str, std: float) -> Table:
+    """The noise of one client.
 
     Raises:
         ValueError: for noise that needs too long a table.
@@ -206,10 +227,25 @@ def table(law: str, std: float) -> tuple[np.ndarray, np.ndarray]:
     both = np.append(mass[0], 2 * mass[1:])
     tails = (np.cumsum(both[::-1])[::-1] / both.sum())[1:]
     words = np.floor(tails * 2.0**63).astype(np.uint64)
-    size = 2 ** math.ceil(math.log2(len(words) + 1))
-    words = np.append(words, np.zeros(size - len(words), np.uint64))
-    return (words >> np.uint64(31)).astype(np.uint32), (words & np.uint64(2**31 - 1)).astype(
-        np.uint32
+    place, part = np.divmod(np.arange(OCTAVES * PARTS, dtype=np.int64), PARTS)
+    ends = [
+        [(PARTS + n + side) << 63 - p >> 5 for p, n in zip(place.tolist(), part.tolist())]
+        for side in (0, 1)
+    ]
+    ends = np.array(ends, dtype=np.uint64)
+    last = place == OCTAVES - 1  # and all words below
+    ends[0, last] = 0
+    # tails above a word: those above the largest word of a bucket, and above its smallest
+    ascending = words[::-1]
+    fewest = len(words) - np.searchsorted(ascending, ends[1] - np.uint64(1), "right")
+    most = len(words) - np.searchsorted(ascending, ends[0], "right")
+    room = 2 ** math.ceil(math.log2(np.max(most - fewest) + 1))
+    words = np.append(words, np.zeros(room + 1, np.uint64))
+    return Table(
+        (words >> np.uint64(31)).astype(np.uint32),
+        (words & np.uint64(2**31 - 1)).astype(np.uint32),
+        fewest.astype(np.int32),
+        room,
     )
 
 
