@@ -228,9 +228,10 @@ def table(law: str, std: float) -> Table:
     tails = (np.cumsum(both[::-1])[::-1] / both.sum())[1:]
     words = np.floor(tails * 2.0**63).astype(np.uint64)
     place, part = np.divmod(np.arange(OCTAVES * PARTS, dtype=np.int64), PARTS)
+    number = lambda p, n: (PARTS + n) << 63 - p  # 32 times the least word of a bucket
     ends = [
-        [(PARTS + n + side) << 63 - p >> 5 for p, n in zip(place.tolist(), part.tolist())]
-        for side in (0, 1)
+        [number(p, n) >> 5 for p, n in zip(place.tolist(), part.tolist())],
+        [-(-number(p, n + 1) >> 5) for p, n in zip(place.tolist(), part.tolist())],
     ]
     ends = np.array(ends, dtype=np.uint64)
     last = place == OCTAVES - 1  # and all words below
