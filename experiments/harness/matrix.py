@@ -92,9 +92,8 @@ def of_clients(fed, task):
                 )
 
             def upload(adjacency=adjacency, sampler=sampler):
-                return jfl.plan(
-                    fed, task, average, sampler, upload=chain(jfl.gaussian(3.0), adjacency)
-                )
+                noise = chain(jfl.gaussian(3.0), adjacency)
+                return jfl.plan(fed, task, average, sampler, upload=noise, secure_aggregation=True)
 
             models = dict(unit="client", view="third_party")
             cells = [
@@ -102,6 +101,7 @@ def of_clients(fed, task):
                 method(functools.partial(plan, jfl.correlated(6.0, strategy)), **models),
                 method(upload, **models),
                 method(upload, unit="client", view="server"),
+                method(upload, unit="client", view="aggregate"),
             ]
             if set(cells) != {"–"}:
                 yield [f"`{name}`", adjacency, *cells]
@@ -139,6 +139,7 @@ def page() -> str:
             "the same, correlated over rounds",
             "noise on uploads, third party",
             "noise on uploads, server",
+            "noise on uploads, secure aggregation",
         ],
         of_clients(fed, task),
     )

@@ -167,6 +167,8 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
     because = ""
     if view == "server" and not fits[view] and ledger.only_the_release(plan):
         because = "The server sees every upload before the noise of the release is added. "
+    if view == "aggregate" and not plan.secure_aggregation:
+        because = "Say jfl.plan(..., secure_aggregation=True), if that is how uploads are summed. "
     checks.fail(
         where,
         "one guarantee that this plan's noise can prove",

@@ -273,6 +273,13 @@ def test_of_unequal_weights_the_least_noisy_cohort_counts(fed):
             assert level > 1e9
 
 
+def test_the_view_has_to_be_declared(fed):
+    one = dataclasses.replace(plan(fed), secure_aggregation=False)
+    with pytest.raises(ArgumentError, match="secure_aggregation=True"):
+        jfl.guarantee(one, 10, 1e-5, view="aggregate")
+    assert {e.view for e in jfl.ledger(one, 10)} == {"server", "third_party"}
+
+
 def test_calibration_knows_the_share(fed):
     z = jfl.calibrate(plan(fed), epsilon=3.0, rounds=10, delta=1e-5, view="aggregate")
     one = plan(fed, z=float(z) * 4**0.5)  # each of 4 adds half
