@@ -207,6 +207,13 @@ def test_the_divergence_of_the_known_discrete_gaussian():
     assert np.sqrt(1 / (2 * rho)) == pytest.approx(1.0, rel=0.02)  # the multiplier asked for
 
 
+@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
+def test_what_moves_twice_as_far_diverges_four_times_as_much(law):
+    code = encoding(law, z=2.0, bits=12)
+    (one, _), (two, _) = code.bounds(4), code.bounds(4, moves=2.0)
+    assert two.min() == pytest.approx(4 * one.min(), rel=1e-3)
+
+
 def test_many_bits_cost_nothing_and_few_do():
     epsilons = []
     for bits in (16, 12, 8):

@@ -17,7 +17,7 @@ from jfl.core.hashing import WORDS
 from jfl.engine import sharding, simulate, slots, sweep
 from jfl.engine.round import begin
 from jfl.privacy.mechanisms import correlated
-from jfl.sampling.clients import ON_THEIR_OWN
+from jfl.sampling.clients import BY_RATE
 
 from . import counts, machines, program, workloads
 
@@ -169,22 +169,22 @@ def chunk_turns(plan: jfl.Plan) -> dict:
         held = -(-sampler.clients // devices)
         turns, size = slots.layout_of_holder(plan, held)
         # of a Poisson cohort each client comes by itself
-        apart = sampler.scheme in ON_THEIR_OWN
-        drawn = (
-            (held, float(sampler.rate) / sampler.separation)
-            if apart
-            else (sampler.capacity, 1 / devices)
-        )
+        apart = sampler.scheme in BY_RATE
+        drawn = (held, _chance(sampler)) if apart else (sampler.capacity, 1 / devices)
         law = stats.binom(*drawn)
         needed = 1 - law.cdf(np.arange(turns) * size) ** devices
     else:
         count, size = slots.layout(plan)
-        if sampler.scheme not in ON_THEIR_OWN:
+        if sampler.scheme not in BY_RATE:
             return {}
         turns, together = count // devices, size * devices
-        rate = float(sampler.rate) / sampler.separation
-        needed = stats.binom(sampler.clients, rate).sf(np.arange(turns) * together)
+        needed = stats.binom(sampler.clients, _chance(sampler)).sf(np.arange(turns) * together)
     return {} if turns == 1 else dict(chunks=counts.Turns(float(needed.sum()), turns))
+
+
+def _chance(sampler):
+    """The probability that a client takes part in a round of which nobody knows the number."""
+    return 1 / sampler.epoch if sampler.rate is None else float(sampler.rate) / sampler.separation
 
 
 def earlier_turns(plan: jfl.Plan) -> dict:

@@ -19,6 +19,7 @@ import scipy.special
 
 from ...core import checks
 from ...core.records import Key, named
+from ...core.threefry import compact
 from . import stages
 
 AGAIN = math.exp(-0.5)  # the probability with which a rounding is too long, at most
@@ -252,7 +253,7 @@ def table(law: str, std: float) -> Table:
 
 def _rotated(flat, back):
     """Random signs, then a Hadamard transform of each block; or both undone."""
-    signs = 1.0 - 2.0 * (jax.random.bits(jax.random.key(0), flat.shape, jnp.uint32) >> 31)
+    signs = 1.0 - 2.0 * (jax.random.bits(compact(jax.random.key(0)), flat.shape, jnp.uint32) >> 31)
     flat = flat if back else flat * signs
     parts, start = [], 0
     for exponent in reversed(range(flat.size.bit_length())):
