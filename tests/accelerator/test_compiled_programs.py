@@ -101,7 +101,7 @@ def programs(known=lambda case, target: "", cases=CASES):
     ]
 
 
-NO_PHILOX = ("noise key", "noise clipped")
+NO_PHILOX = ("noise key", "noise clipped", "noise integers")
 
 
 def wide_today(case, target):
