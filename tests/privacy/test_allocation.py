@@ -1,5 +1,6 @@
 """Random allocation: once in an epoch, in a round that nobody sees."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -229,3 +230,23 @@ def test_no_data_are_worse_than_the_bound():
 def test_bad_input(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        jfl.sampling.random_allocation(C, 4, capacity=C),
+        jfl.sampling.balls_in_bins(C, 4, capacity=C),
+        jfl.sampling.truncated_poisson(C, 0.5, 5),
+    ],
+    ids=lambda s: s.scheme,
+)
+def test_runs_that_go_on_and_runs_in_chunks_are_the_same(sampler):
+    key, one = jax.random.key(3), plan(sampler)
+    whole = jax.tree.leaves(jfl.simulate(key, one, 6).params)
+    begun = jfl.simulate(key, one, 3)
+    rest = jax.tree.leaves(jfl.simulate(key, one, 6, start=begun.run).params)
+    chunks = jax.tree.leaves(jfl.simulate(key, dataclasses.replace(one, chunk=2), 6).params)
+    for a, b, c in zip(whole, rest, chunks):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, c, atol=1e-6)
