@@ -20,7 +20,7 @@ SECURE = Caveat(
     "client drops out, and none tells its noise",
     "secure-aggregation",
 )
-BITS = "an upload has {} bits a coordinate; noise is drawn from a table, within 2^-40 of its law"
+BITS = "an upload has {} bits a coordinate; noise is drawn from a table of 63 bits"
 # schemes whose cohorts are always as large, of clients that come once
 FIXED_COHORTS = ("full", "without_replacement", "first_responders", "min_separation")
 OTHERS = Caveat(
@@ -136,13 +136,17 @@ def _of_integers(plan, entries, others):
     encoding = encoding_of(plan.upload)
     cohort, found = plan.sampler.capacity, []
     if plan.sampler.scheme not in FIXED_COHORTS or cohort != encoding.cohort:
-        checks.fail(
-            "jfl.guarantee",
-            f"cohorts of always {encoding.cohort} clients, as jfl.distributed was told",
-            f"{plan.sampler.scheme}, {cohort}",
-            "Each client adds its share of the noise of so many.",
-            error=NotAnalysable,
-        )
+        try:
+            checks.fail(
+                "jfl.guarantee",
+                f"cohorts of always {encoding.cohort} clients, as jfl.distributed was told",
+                f"sampling.{plan.sampler.scheme}, with room for {cohort}",
+                "Each client adds its share of the noise of so many.",
+                error=NotAnalysable,
+            )
+        except NotAnalysable as error:
+            views = VIEWS if plan.secure_aggregation else VIEWS[:2]
+            return [refused("client", view, entries[0].adjacency, error) for view in views]
     bits = (Caveat(BITS.format(encoding.bits), "integers"),)
     together = cohort if others else 1
     views = [(entries[0], 1, bits), (entries[1], together, bits + ((OTHERS,) if others else ()))]
