@@ -117,7 +117,7 @@ def plan(
             "clip_adaptive",
             "A client keeps no clip norm: use it in release.",
         )
-    correlated.refuse("plan", upload, "upload")
+    correlated.refuse_memory("plan", upload)
     distributed.refuse("plan", release, "release")
     for declared in algorithm.releases:
         correlated.refuse("plan", declared.mechanism, "private_grad")

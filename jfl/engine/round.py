@@ -348,6 +348,7 @@ def _some(run, plan, keys, slots, rows, own):
     """
     alg, sampler, fed, weights = plan.algorithm, plan.sampler, plan.fed, plan.weights
     ids, count, turn = slots
+    uploads_key = jax.random.fold_in(keys.noise, Stream.UPLOAD)
     taken = count > 0
 
     def client(own, id_, turn, rows):
@@ -373,11 +374,12 @@ def _some(run, plan, keys, slots, rows, own):
         payload, own, seen = alg.client(
             ctx, Keys(address(keys.batch), rows_key), run.server, own, rows
         )
-        sent = (
-            payload
-            if plan.upload is None
-            else mech.alone(plan.upload, upload_key, payload, client=id_)[0]
-        )
+        sent, series = payload, None
+        if correlated.strategy_of(plan.upload) is not None:
+            of_round = functools.partial(jax.random.fold_in, uploads_key)
+            series = (lambda number: address(of_round(number))), run.round
+        if plan.upload is not None:
+            sent, _ = mech.alone(plan.upload, upload_key, payload, client=id_, series=series)
         return sent, payload, own, seen
 
     sent, payload, new, watched = jax.vmap(client)(own, ids, turn, rows)

@@ -346,7 +346,7 @@ def _position(session: Session, resume: bool) -> Position:
             "Rounds that are released twice are charged "
             "as later ones, which have more noise: start in another directory with another --seed.",
         )
-    if branch.recomputed and correlated.strategy_of(plan.release) is not None:
+    if branch.recomputed and any(map(correlated.strategy_of, (plan.upload, plan.release))):
         refuse_resume(
             "--resume",
             "the program and machine that began, where noise is correlated over rounds",

@@ -141,7 +141,7 @@ def test_poisson_capacity_is_the_tail_and_not_all_clients():
 def test_the_law_of_how_many_join_is_no_more_likely_to_overflow_than_is_charged():
     """The table's last entries are those of the binomial law, and only one word of 2^64 lies beyond
     the last one."""
-    high, low = np.asarray(sampling._binomial(MANY, 0.002, 150)).astype(object)
+    high, low = np.asarray(sampling.binomial_steps(MANY, 0.002, 150)).astype(object)
     steps = [int(h) * 2**32 + int(w) for h, w in zip(high, low)]
     assert steps == sorted(steps) and steps[-1] == 2**64 - 1
     law = stats.binom(MANY, float(np.float32(0.002)))

@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.problems import make_federation, squared, start_params
 
 import jfl
+from jfl.core.errors import NotAnalysable
 from jfl.privacy.accountants import events
 from jfl.privacy.accountants.tightest import epsilon
 from jfl.privacy.mechanisms.strategies import (
@@ -241,6 +243,81 @@ def test_zero_out_of_rows():
     assert drawn.epsilon == same.epsilon and same.adjacency == "add_remove"
     with pytest.raises(ValueError, match="adjacency 'replace_one' for batches.with_replacement"):
         guaranteed(jfl.batches.with_replacement(2), "zero_out")
+
+
+@pytest.mark.parametrize("draw", ["without_replacement", "poisson"])
+def test_absence_hides_no_example_in_correlated_noise(draw):
+    """What is implied for examples has no gain from rounds in which its client does not come."""
+    sampler = (
+        jfl.sampling.without_replacement(C, 2)
+        if draw == "without_replacement"
+        else jfl.sampling.poisson(C, 0.1, C)
+    )
+    made = square_root(6)
+    one = plan(jfl.correlated(4.0, made), sampler, adjacency="zero_out")
+    found = jfl.guarantee(one, 6, DELTA, unit="example", view="third_party")
+    twice = 2 * made.sensitivity(6, 1)
+    assert found.epsilon == pytest.approx(gaussian(4.0 / twice), rel=1e-6)
+    assert "participation" not in found.method
+
+
+# --- uploads
+
+
+def upload_plan(noise, sampler=None, **options):
+    algorithm = jfl.algorithms.fedavg(jfl.grad(squared), lr=0.1, steps=1, batch=jfl.batches.full())
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), noise)
+    sampler = sampler or jfl.sampling.full(C)
+    return jfl.plan(
+        FED, jfl.task(start_params(), squared), algorithm, sampler, upload=chain, **options
+    )
+
+
+@pytest.mark.parametrize("separation", [1, 3])
+@pytest.mark.parametrize("name", ["identity", "tree", "restarted", "inverse banded"])
+def test_noise_of_an_upload_goes_on_over_rounds(name, separation):
+    """Whoever sees a client's uploads sees one Gaussian release; others' noise is no help."""
+    made = STRATEGIES[name](12, 12 // separation, separation)
+    sampler = None if separation == 1 else jfl.sampling.min_separation(C, 4, separation)
+    one = upload_plan(jfl.correlated(4.0, made), sampler)
+    sens = made.sensitivity(12 // separation, separation, epochs=True)
+    for view in ("server", "third_party"):
+        found = jfl.guarantee(one, 12, DELTA, unit="client", view=view)
+        assert found.epsilon == pytest.approx(gaussian(4.0 / sens), rel=1e-6)
+        assert found.method.startswith("matrix_gaussian") and found.status == "proved"
+
+
+def test_what_uploads_cannot_have():
+    for made in (banded_toeplitz(12, 3), blt(12, 2)):
+        with pytest.raises(ValueError, match="draws earlier noise again"):
+            upload_plan(jfl.correlated(1.0, made))
+    noise = jfl.correlated(4.0, tree(12))
+    one = upload_plan(noise, jfl.sampling.with_replacement(C, 4))
+    with pytest.raises(NotAnalysable, match="once a round"):
+        jfl.guarantee(one, 12, DELTA, view="server")
+    one = upload_plan(noise)
+    with pytest.raises(ValueError, match="at most the 12 rounds"):
+        jfl.guarantee(one, 13, DELTA, view="server")
+    with pytest.raises(ValueError, match="at most the 12 rounds"):
+        jfl.simulate(jax.random.key(0), one, 13)
+    with pytest.raises(ValueError, match="from its round 0 on"):
+        jfl.guarantee([(one, 4, 4)], delta=DELTA, view="server")
+    together = upload_plan(noise, secure_aggregation=True)
+    assert {e.view for e in jfl.ledger(together, 12)} == {"server", "third_party"}
+    apart = STRATEGIES["inverse banded"](12, 4, 3)
+    with pytest.raises(NotAnalysable, match="stay away for 3 rounds"):
+        jfl.guarantee(upload_plan(jfl.correlated(4.0, apart)), 12, DELTA, view="server")
+
+
+def test_noise_on_uploads_that_goes_on_is_not_counted_in_a_release():
+    """The server's noise beside it stands alone: the uploads' is not new in each round."""
+    algorithm = jfl.algorithms.fedavg(jfl.grad(squared), lr=0.1, steps=1, batch=jfl.batches.full())
+    upload = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.correlated(4.0, tree(12)))
+    server = jfl.chain(jfl.bounded(1.0, "upload"), jfl.total(), jfl.gaussian(3.0))
+    task = jfl.task(start_params(), squared)
+    one = jfl.plan(FED, task, algorithm, jfl.sampling.full(C), upload=upload, release=server)
+    entries = [e for e in jfl.ledger(one, 12) if e.noise_of == "server" and not e.implied]
+    assert [e.parts[0].summed for e in entries] == [None]
 
 
 # --- what proves nothing

@@ -140,13 +140,14 @@ def test_fields_of_recorded_runs_keep_their_names_and_defaults():
         beta2=0.99,
         second_moment_of="diff",
         separation=2,
+        epoch=2,
         efficient=False,
         noise_bands=8,
         buffers=3,
     )
     assert {name: option.default for name, option in config.OPTIONS.items()} == derived
     assert all(config.FIELDS[name].default == value for name, value in derived.items())
-    assert len(config.FIELDS) == 72
+    assert len(config.FIELDS) == 73
 
 
 def test_every_field_says_what_it_is():

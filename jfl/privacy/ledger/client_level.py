@@ -12,7 +12,7 @@ from ..mechanisms.distributed import encoding_of
 from ..mechanisms.integers import Encoding
 from .entry import ABSENT, Clients, Entry, Part, WeightedSum, refused
 from .noise_levels import levels, usable
-from .over_rounds import ALLOCATED, allocates, amplifies, spread
+from .over_rounds import ALLOCATED, allocates, amplifies, of_uploads, spread
 from .participation import VIEWS, attendance_of, in_turns, share_of, tail, worst_columns
 
 SECURE = Caveat(
@@ -41,7 +41,7 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
         return []
     adjacency, number = plan.upload.adjacency or "replace_one", np.arange(plan.sampler.clients)
     try:
-        noise = levels(plan.upload, rounds, len(number))
+        noise, of_rounds = levels(plan.upload, rounds, len(number)), of_uploads(plan, rounds)
     except NotAnalysable as error:
         return [refused("client", view, adjacency, error) for view in VIEWS[:2]]
     ones, entries = np.ones(number.shape, int), []
@@ -62,6 +62,8 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
                 caveats=attendance.caveats,
             )
         )
+    if of_rounds is not None:
+        return [_correlated(entry, of_rounds) for entry in entries]
     if encoding_of(plan.upload) is not None:
         return _of_integers(plan, entries, others)
     if plan.secure_aggregation:
@@ -76,6 +78,22 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
             caveats=entries[1].caveats + ((OTHERS,) if others else ()),
         )
     return entries
+
+
+def _correlated(entry, of_rounds):
+    """The same where noise goes on over rounds: each counts, whoever sees it, with the client's own
+    noise alone."""
+    every = np.ones(entry.clients.share.shape)
+    return entry._replace(
+        parts=tuple(p._replace(of_rounds=of_rounds) for p in entry.parts),
+        clients=entry.clients._replace(share=0 * every),
+        chance=None,
+        turns=1,
+        worst=((0, 0),),
+        mixture=False,
+        overflow=0.0,
+        method="matrix_gaussian",
+    )
 
 
 def _aggregate(plan, rounds, noise, adjacency):
@@ -191,6 +209,7 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
         part = Part("model", noise, *_cohort(plan, adjacency, of_rounds), of_rounds=of_rounds)
         if (
             noisy(plan.upload)
+            and strategy_of(plan.upload) is None
             and of_rounds is None
             and summed(plan)
             and adjacency == "replace_one"

@@ -142,16 +142,18 @@ def _implied(plan, entry):
         else client_level.of_integers(encoding_of(plan.upload), p.renyi[2], moves=2.0)
         for p in entry.parts
     )
+    # rounds that do not stand alone: who is absent from one is in the noise of others
+    alone = all(p.of_rounds is None for p in parts)
     return entry._replace(
         unit="example",
         parts=parts,
         clients=Clients(np.ones(share.shape, int), share, present),
-        chance=attendance.chance,
-        turns=attendance.turns,
+        chance=attendance.chance if alone else None,
+        turns=attendance.turns if alone else 1,
         worst=tuple((c, c) for c in range(parts[0].multiplier.shape[1])),
         overflow=0.0,
         implied=True,
         drawn="",
-        mixture=attendance.gains,
+        mixture=attendance.gains and alone,
         caveats=entry.caveats + (IMPLIED_TWICE,),
     )

@@ -47,24 +47,53 @@ def spread(
         if plan.sampler.scheme in ALLOCATED:
             return _of_allocation(plan.sampler, rounds, adjacency), ""
         return _of_one_group(rounds, separation), ""
-    covers("jfl.guarantee", plan.release, rounds)
+    _fits(plan.release, separation, rounds, plan.sampler.scheme)
+    if amplifies(plan):
+        alone = _of_one_group(rounds, separation) / strategy.largest_column()
+        return alone, "banded_cyclic_poisson"
+    return _of_strategy(strategy, rounds, separation), "matrix_gaussian"
+
+
+def of_uploads(plan: Plan, rounds: int) -> np.ndarray | None:
+    """As `spread`, of noise on uploads that is correlated over rounds; None where it is not.
+
+    A client's noise goes on through rounds in which it does not come, in which it adds nothing.
+    """
+    strategy, sampler = strategy_of(plan.upload), plan.sampler
+    if strategy is None:
+        return None
+    if sampler.scheme == "with_replacement":
+        checks.fail(
+            "jfl.guarantee",
+            "a sampler that draws a client once a round beside correlated noise",
+            "sampling.with_replacement",
+            "Use sampling.min_separation or sampling.without_replacement.",
+            error=NotAnalysable,
+        )
+    _fits(plan.upload, sampler.separation, rounds, sampler.scheme)
+    return _of_strategy(strategy, rounds, sampler.separation)
+
+
+def _fits(mechanism, separation, rounds, scheme):
+    covers("jfl.guarantee", mechanism, rounds)
+    strategy = strategy_of(mechanism)
     if strategy.separation > separation:
         checks.fail(
             "jfl.guarantee",
             f"a sampler whose clients stay away for {strategy.separation} rounds, for which the "
             f"strategy was made",
-            f"sampling.{plan.sampler.scheme}, with separation {separation}",
+            f"sampling.{scheme}, with separation {separation}",
             "Use sampling.min_separation or sampling.cyclic_poisson, or a strategy for "
             "separation=1.",
             error=NotAnalysable,
         )
-    if amplifies(plan):
-        alone = _of_one_group(rounds, separation) / strategy.largest_column()
-        return alone, "banded_cyclic_poisson"
+
+
+def _of_strategy(strategy, rounds, separation):
     added = np.diff(strategy.squared_sensitivities(rounds, separation), prepend=0.0)
     with np.errstate(divide="ignore"):
         each = np.where(added > 0, 1 / np.sqrt(np.maximum(added, 0)), np.inf)
-    return each[:, None], "matrix_gaussian"
+    return each[:, None]
 
 
 def _of_allocation(sampler, rounds, adjacency):

@@ -9,6 +9,7 @@ Fresh normals are addressed by the round.  A strategy whose C^-1 has few bands d
 earlier rounds again, and needs no memory; others keep buffers of the size of a release.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks, marks, pytrees
 from ...core.errors import NotAnalysable
-from ...core.records import Fn, Key, Mechanism, record
+from ...core.records import Fn, Mechanism, record
 from ...kernels.normals import normals
 from .stages import Stage, gaussian
 from .strategies.strategy import Strategy
@@ -49,13 +50,15 @@ def correlated(
     Privacy:
         One Gaussian release of all rounds together, for any data that depends on earlier releases,
         with noise multiplier noise_multiplier / strategy.sensitivity(...): how often a client takes
-        part, and how far apart, is read off the sampler.  For a third party only: whoever sees the
-        uploads of a round sees no noise.  A run that goes on under another plan begins a new
+        part, and how far apart, is read off the sampler.  In `release` for a third party only:
+        whoever sees the uploads of a round sees no noise.  In `upload` each client has a series of
+        its own, for whoever sees its uploads.  A run that goes on under another plan begins a new
         factorisation.
 
     Raises:
-        ValueError: unless noise_multiplier is one number > 0; elsewhere than in `release`, beside
-            clip norms or weights that change from round to round.
+        ValueError: unless noise_multiplier is one number > 0; elsewhere than in `release` and, for
+            strategies without buffers, `upload`; beside clip norms or
+            weights that change from round to round.
 
     References:
         Kairouz et al., ICML 2021; Denisov et al., NeurIPS 2022; Choquette-Choo et al., ICML 2023.
@@ -93,14 +96,29 @@ def strategy_of(mechanism: Mechanism | None) -> Strategy | None:
     return next((s.strategy for s in stages if s.strategy is not None), None)
 
 
+def refuse_memory(where: str, upload: Mechanism | None) -> None:
+    """In uploads each client has noise of its own, which it must be able to draw again."""
+    strategy = strategy_of(upload)
+    if strategy is None:
+        return
+    if strategy.memory:
+        checks.fail(
+            where,
+            "a strategy that draws earlier noise again for uploads",
+            f"{strategy!r}, of which each client would hold {strategy.memory} buffers",
+            "Use inverse_banded, tree, restarted, square_root or dense.",
+        )
+    refuse_changing(where, upload, None)
+
+
 def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
     """Correlated noise has a place only where every round adds to one series of sums."""
     if strategy_of(mechanism) is not None:
         checks.fail(
             where,
-            "correlated noise in release only",
+            "correlated noise in release or upload only",
             f"it in {site}",
-            "There each client would need noise that it remembers: use gaussian.",
+            "Use gaussian.",
         )
 
 
@@ -146,12 +164,13 @@ def restarted(state: Any, other: Any) -> Any:
     return pytrees.map(lambda x: jnp.where(other, jnp.zeros((), x.dtype), x), state)
 
 
-def noise(stage: Stage, series: tuple[Key, Any], state: Any, like: Any) -> tuple:
+def noise(stage: Stage, series: tuple, state: Any, like: Any) -> tuple:
     """The noise of a round in units of the fresh noise's standard deviation.
 
     Args:
         stage: of `correlated`.
-        series: the key from which the keys of all rounds follow, and the number of this one.
+        series: the key from which the keys of all rounds follow, or a function from the number of
+            a round to its key; and the number of this one.
         state: `empty`, or of the round before.
         like: the sum, for its shapes.
 
@@ -160,10 +179,11 @@ def noise(stage: Stage, series: tuple[Key, Any], state: Any, like: Any) -> tuple
         the state of the next round.
     """
     (key, round_), strategy = series, stage.strategy
+    address = key if callable(key) else functools.partial(jax.random.fold_in, key)
     covered = jnp.where(round_ < strategy.rounds, jnp.float32(1), jnp.nan)
 
     def fresh(index):
-        return normals(marks.noise_key(jax.random.fold_in(key, index)), like, stage.generator)
+        return normals(marks.noise_key(address(index)), like, stage.generator)
 
     if strategy.memory:
         leaves, treedef = jax.tree.flatten(fresh(round_))

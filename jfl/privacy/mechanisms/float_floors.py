@@ -39,7 +39,8 @@ def lasting(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
         >>> [bool(v) for v in (_values(falls, jnp.array([49, 51])) >= FLOOR)]
         [True, False]
     """
-    correlated.covers(where, plan.release, first + rounds)
+    for mechanism in (plan.upload, plan.release):
+        correlated.covers(where, mechanism, first + rounds)
     of_clients = [("private_grad", r.mechanism) for r in plan.algorithm.releases]
     for site, mechanism in (("release", plan.release), ("upload", plan.upload), *of_clients):
         for stage in mechanism.stages if mechanism is not None else ():
