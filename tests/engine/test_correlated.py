@@ -349,8 +349,9 @@ def test_each_client_has_a_series_of_its_own(name):
         assert np.abs((np.diag(np.diag(exact)) - exact) / scale).max() > 7
 
 
-def test_uploads_train_with_noise_that_goes_on():
-    """With little noise as without; and the same in chunks, and in runs that go on."""
+@pytest.mark.parametrize("chunk", [None, pytest.param(1, marks=pytest.mark.slow)])
+def test_uploads_train_with_noise_that_goes_on(chunk):
+    """The same in runs that go on, and in chunks."""
     fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(6))
     task = jfl.models.logistic(fed)
     algorithm = jfl.algorithms.fedavg(jfl.grad(task.loss), steps=2, batch=jfl.batches.full())
@@ -361,8 +362,9 @@ def test_uploads_train_with_noise_that_goes_on():
     whole = jax.tree.leaves(jfl.simulate(KEY, one, 6).params)
     begun = jfl.simulate(KEY, one, 2)
     rest = jax.tree.leaves(jfl.simulate(KEY, one, 4, start=begun.run).params)
-    chunks = jax.tree.leaves(jfl.simulate(KEY, dataclasses.replace(one, chunk=1), 6).params)
-    for a, b, c in zip(whole, rest, chunks):
+    other = one if chunk is None else dataclasses.replace(one, chunk=chunk)
+    again = jax.tree.leaves(jfl.simulate(KEY, other, 6).params)
+    for a, b, c in zip(whole, rest, again):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_allclose(a, c, atol=2e-6)
     assert np.isfinite(np.concatenate([np.ravel(x) for x in whole])).all()

@@ -300,7 +300,13 @@ def test_a_sensitivity_that_is_too_small_would_be_seen(made):
 # --- what a round computes
 
 
-@pytest.mark.parametrize("name", MADE)
+EACH_WAY = ("tree", "restarted", "banded", "inverse banded", "blt")  # to draw noise
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in EACH_WAY else pytest.param(n, marks=pytest.mark.slow) for n in MADE],
+)
 def test_rounds_compute_the_noise_of_the_matrix(made, name):
     strategy = made(name)
     noising = strategy.noising()
