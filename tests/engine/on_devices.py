@@ -147,7 +147,7 @@ def sums(dtype, chunk, mesh, seed):
         chunk=chunk,
     )
     plan, key = dataclasses.replace(plan, mesh=jfl.mesh.devices(mesh)), jax.random.key(seed)
-    run, keys = jfl.init(key, plan), part._Keys(key, jax.random.split(key, 2), key)
+    run, keys = jfl.init(key, plan), part._Keys(key, jax.random.split(key, 2), key, key)
     found = jax.jit(
         lambda run, plan: part._cohort(run, plan, keys, plan.sampler.draw(key))[0][0].value
     )

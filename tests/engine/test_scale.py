@@ -499,7 +499,7 @@ def test_any_number_of_devices_is_one():
     rows = on_devices("long")
     judge(rows, 88)
     divided = [row["held"] for row in rows if row.get("clients") == 16]
-    assert divided == [[8], [2]] * 8
+    assert divided == [[8], [2]] * 10
 
 
 def test_a_mesh_that_is_none_is_refused():
