@@ -95,6 +95,9 @@ NOISES = {
     "correlated, drawn again": lambda: correlated(jfl.strategies.inverse_banded(20, 4)),
     "correlated, bands held": lambda: correlated(jfl.strategies.banded_toeplitz(20, 4)),
     "correlated, sums held": lambda: correlated(jfl.strategies.blt(20, 2)),
+    "correlated, uploads": lambda: plan(
+        upload=chain(noise=jfl.correlated(1.1, jfl.strategies.inverse_banded(20, 4)))
+    ),
     "correlated, tree": lambda: correlated(jfl.strategies.tree(20)),
 }
 SAMPLERS = dict(
