@@ -7,6 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks
+from ..core.errors import NotAnalysable
 from ..core.records import Plan
 from .accountants.tightest import largest, smallest
 from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
@@ -86,6 +87,14 @@ def calibrate(
                 "the same noise in every round for over='rounds'",
                 "a function of the round",
                 "Look along jfl.epsilons(plan, range(...)).",
+            )
+        if any(part.of_rounds is not None for part in entry.parts):
+            checks.fail(
+                "jfl.calibrate",
+                "rounds that stand alone for over='rounds'",
+                "noise that is correlated over rounds, or clients that take turns",
+                "Look along jfl.epsilons(plan, range(...)).",
+                error=NotAnalysable,
             )
         solved = [_rounds(entry, target, delta) for target in np.ravel(epsilon)]
     return solved[0] if np.ndim(epsilon) == 0 else np.reshape(solved, np.shape(epsilon))

@@ -397,3 +397,23 @@ def test_less_noise_than_claimed_is_refuted():
     assert not honest.refuted
     once = epsilon(events.gaussian(2.0 / made.sensitivity(1)), 1e-2)[0]
     assert jfl.audit(one, 8, trials=4000, claimed=once).refuted
+
+
+def test_rounds_that_do_not_stand_alone_are_not_counted_one_by_one():
+    for one in (
+        plan(jfl.correlated(20.0, square_root(12)), adjacency="zero_out"),
+        plan(jfl.gaussian(2.0), jfl.sampling.min_separation(C, 4, 3)),
+    ):
+        with pytest.raises(NotAnalysable, match="jfl.epsilons"):
+            jfl.calibrate(one, epsilon=2.0, over="rounds")
+
+
+def test_a_strategy_of_your_own_is_taken_at_its_word():
+    class Mine(type(identity(6))):
+        pass
+
+    own = identity(6)
+    mine = Mine(**{f.name: getattr(own, f.name) for f in dataclasses.fields(own)})
+    for strategy, status in ((own, "proved"), (mine, "conditional")):
+        one = plan(jfl.correlated(4.0, strategy), adjacency="zero_out")
+        assert jfl.guarantee(one, 6, DELTA, unit="client").status == status

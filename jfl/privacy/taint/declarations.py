@@ -38,6 +38,9 @@ DRAWS = {
 }
 
 
+STRATEGIES = "jfl.privacy.mechanisms.strategies."
+
+
 class Against(NamedTuple):
     example: tuple
     client: tuple
@@ -114,6 +117,10 @@ def _asserted(mechanism) -> list:
         f"the bound of the row stage {s.name!r}"
         for s in mechanism.stages
         if s.role == "row" and not own_stage(s)
+    ] + [
+        f"the strategy {type(s.strategy).__name__}, which is not one of jfl.strategies"
+        for s in mechanism.stages
+        if s.strategy is not None and not type(s.strategy).__module__.startswith(STRATEGIES)
     ]
 
 
