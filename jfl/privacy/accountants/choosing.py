@@ -283,15 +283,18 @@ def _release(where, one, runs) -> Release:
 
 
 def _chosen(release, runs) -> list:
-    """(orders, curve of the choice) for each event of which the worst counts."""
-    out = []
-    for event in release.alternatives:
-        if events.WithReplacement in rdp_events.event_types(event):
+    """(orders, curve of the choice), of the worst event at each order: a run may have any setting,
+    and which is the worst hangs on the order."""
+    kinds = [rdp_events.event_types(event) for event in release.alternatives]
+    if not kinds:
+        return []
+    orders = FEW_ORDERS if any(events.Series in kind for kind in kinds) else ORDERS
+    curves = []
+    for event, kind in zip(release.alternatives, kinds):
+        if events.WithReplacement in kind:
             event, _ = rdp_events.with_multiplicities(event, 0.0)
-        varies = events.Series in rdp_events.event_types(event)
-        orders = FEW_ORDERS if varies else ORDERS
-        out.append((orders, curve_of_choice(orders, rdp_events.values(event, orders), runs)))
-    return out
+        curves.append(rdp_events.values(event, orders))
+    return [(orders, curve_of_choice(orders, np.max(curves, axis=0), runs))]
 
 
 def _curve(release, runs) -> Curve:
