@@ -61,12 +61,14 @@ def choose(
             jfl.privacy.accountants: ten on average.
         seed: all of it follows from it: keep it secret.
         delta: of the guarantee.
-        score: parameters -> a number, larger is better, on public rows; None: the accuracy on the
-            federation's test rows, which then count as public.
+        score: parameters -> a number, larger is better, on public rows, which nobody can check:
+            the guarantee is then conditional; None: the accuracy on the federation's test rows,
+            which then count as public.
         unit: as in `jfl.guarantee`.
         view: as in `jfl.guarantee`.
         adjacency: as in `jfl.guarantee`.
-        **axes: values of each argument of make_plan: a grid, of which each point is as likely.
+        **axes: values of each argument of make_plan: a grid, of which each point is as likely;
+            none: the best of several seeds.
 
     Privacy:
         of the parameters, the setting and the score together, by Renyi bounds, for the setting that
@@ -91,10 +93,18 @@ def choose(
     where = "jfl.choose"
     checks.kind(where, choosing.Runs, "choosing.logarithmic", runs=runs)
     checks.seed(where, seed=seed)
+    if score is not None and not callable(score):
+        checks.fail(
+            where,
+            "score: a function of parameters that gives a number",
+            f"score={checks.shown(score)}",
+        )
     grid = points_of(axes)
     plans = functools.cache(lambda i: make_plan(**grid[i]))
     ask = dict(unit=unit, view=view, adjacency=adjacency)
     told = _guarantee([plans(i) for i in range(len(grid))], rounds, runs, delta, ask)
+    if score is not None:  # what it reads cannot be seen
+        told = told._replace(status="conditional")
     number, drawn, seeds = _drawn(seed, runs, len(grid))
     if not number:
         return Choice(None, None, None, told)
@@ -107,12 +117,19 @@ def choose(
     if score is None:
         scores = np.asarray(out.metrics.accuracy)[:, -1]
     else:
-        scores = np.array([float(score(params)) for params in out.params])
+        scores = np.array([_scored(where, score(params)) for params in out.params])
     scores = np.where(np.asarray(out.failed) | ~np.isfinite(scores), -np.inf, scores)
     best = int(np.argmax(scores))
     if scores[best] == -np.inf:
         return Choice(None, None, None, told)
     return Choice(out.params[best], grid[drawn[best]], float(scores[best]), told)
+
+
+def _scored(where, value):
+    found = checks.array(where, "what score returns", value)
+    if found.size != 1 or found.dtype.kind not in "biuf":
+        checks.fail(where, "one number from score, larger for a better model", checks.shown(value))
+    return float(found.item())
 
 
 def _drawn(seed, runs, settings):

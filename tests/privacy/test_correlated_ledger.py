@@ -1,6 +1,7 @@
 """What correlated noise proves: one Gaussian release over the run, read off the sampler."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -355,6 +356,12 @@ def test_parts_of_a_run_are_not_accounted_apart():
         jfl.guarantee([(made, 4), (made, 4)])
     with pytest.raises(ValueError, match="a part that begins with round 4"):
         jfl.guarantee([(made, 4, 4)])
+    short = plan(jfl.gaussian(2.0))
+    for parts in ([(short, 3), (made, 4, 4)], [(short, 4), (made, 2), (made, 2)]):
+        with pytest.raises(ValueError, match="name those before it"):
+            jfl.guarantee(parts)
+    with pytest.raises(ValueError, match="shares from its first to its last; got .* 0 to 7"):
+        jfl.guarantee([(made, 8), (short, 4, 0)])
     whole = jfl.guarantee(made, 8).epsilon
     assert jfl.guarantee([(made, 8)]).epsilon == pytest.approx(whole, rel=1e-6)
     # two runs of other plans on the same clients: both of them
@@ -362,6 +369,47 @@ def test_parts_of_a_run_are_not_accounted_apart():
     both = jfl.guarantee([(made, 8), (other, 8, 0)]).epsilon
     sens = np.hypot(square_root(8).sensitivity(8), tree(8).sensitivity(8))
     assert both == pytest.approx(gaussian(2.0 / sens), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_noise_that_begins_in_a_later_round_is_accounted_from_there(name):
+    """Against all contributions of 0, 1 and -1 to the rounds that ran, seen through the noise that
+    they had: all rows, or the first ones where buffers begin empty."""
+    strategy, first = STRATEGIES[name](12, 1, 1), 7
+    quiet = plan(jfl.gaussian(1e7), adjacency="zero_out")
+    made = plan(jfl.correlated(6.0, strategy), adjacency="zero_out")
+    for rounds in (1, 4):
+        rows = slice(0, rounds) if strategy.memory else slice(first, first + rounds)
+        noise = strategy.noising()[rows]
+        precision = np.linalg.inv(noise @ noise.T)
+        worst = max(
+            np.array(x) @ precision @ x for x in itertools.product((-1, 0, 1), repeat=rounds)
+        )
+        least = gaussian(6.0 / np.sqrt(worst))
+        found = jfl.guarantee([(quiet, first), (made, rounds)], unit="client")
+        columns = strategy.matrix()[:, first : first + rounds]
+        most = np.sqrt(np.abs(columns.T @ columns).sum())
+        assert least * (1 - 1e-6) <= found.epsilon <= gaussian(6.0 / most) * (1 + 1e-6)
+        assert found.status == "proved"
+
+
+def test_a_strategy_that_was_changed_by_hand_is_taken_at_its_word():
+    changes = (
+        (blt(12, 2), dict(column=np.r_[1.0, np.zeros(11)])),
+        (blt(12, 2), dict(weight=np.zeros(2))),
+        (inverse_banded(12, 3), dict(column=np.ones(1))),
+        (square_root(12), dict(rounds=14)),
+        (dense(12), dict(table=np.eye(12))),
+        (tree(12, efficient=True), dict(rounds=6)),
+        (restarted(tree(4), 12), dict(normals=2)),
+        (restarted(square_root(4), 12), dict(of=dataclasses.replace(square_root(4), column=[1.0]))),
+    )
+    for strategy, change in changes:
+        changed = dataclasses.replace(strategy, **change)
+        for one, status in ((strategy, "proved"), (changed, "conditional")):
+            made = plan(jfl.correlated(4.0, one), adjacency="zero_out")
+            found = jfl.guarantee(made, 6, DELTA, unit="client")
+            assert found.status == status, (strategy, change)
 
 
 def test_neither_the_server_nor_a_cap_is_answered():

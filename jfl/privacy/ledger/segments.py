@@ -21,6 +21,7 @@ from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Fn, Plan
 from ..accountants import events
 from ..mechanisms.chain import later
+from ..mechanisms.correlated import strategy_of
 from .entries import entries
 from .entry import Entry, Member, Stretch, effective
 from .noise_levels import changing
@@ -119,6 +120,7 @@ def concatenate(segments, seeds=None) -> list[Entry]:
     """
     distinct, once = _distinct(_segments(segments, seeds))
     pieces = _pieces(distinct)
+    _whole_series(distinct, pieces)
     listed = [
         [entries(_begun(distinct[i].plan, p.first), p.rounds) for i in p.members] for p in pieces
     ]
@@ -275,6 +277,49 @@ def _pieces(segments):
             if members:
                 out.append(Piece(members, first, end - first))
     return sorted(out, key=lambda p: (p.members[0], p.first))
+
+
+def _whole_series(segments, pieces):
+    """Refuse a part of a run with correlated noise: what a client added in earlier rounds of it
+    goes on in the noise of later ones."""
+    for i, s in enumerate(segments):
+        if not any(strategy_of(m) is not None for m in (s.plan.upload, s.plan.release)):
+            continue
+        own = [p for p in pieces if i in p.members]
+        if len(own) > 1:
+            checks.fail(
+                WHERE,
+                "rounds that a plan with correlated noise has to itself, or shares from its first "
+                "to its last",
+                f"other segments of its seed in some of its rounds {s.first} to {s.end - 1}",
+                "Give segments that begin and end together, or, of runs with different seeds, "
+                'seeds="different".',
+                error=NotAnalysable,
+            )
+        if s.first and not _others_until(segments, i):
+            checks.fail(
+                WHERE,
+                "a run with correlated noise from its round 0 on",
+                f"a part that begins with round {s.first}",
+                "Give the rounds of one plan as one segment, (plan, rounds, 0); where it went on "
+                "from other plans, name those before it, as in [(other, 10), (plan, 10)].",
+                error=NotAnalysable,
+            )
+
+
+def _others_until(segments, i):
+    """True if other plans ran in all rounds before a segment, and its own in none."""
+    own = segments[i]
+    before = sorted(
+        (t.first, t.end) for t in segments if t.seed == own.seed and t.first < own.first
+    )
+    if any(t.first < own.first and _name(t.plan) == _name(own.plan) for t in segments):
+        return False
+    at = 0
+    for first, end in before:
+        if first <= at:
+            at = max(at, end)
+    return at >= own.first
 
 
 def _begun(plan, first):

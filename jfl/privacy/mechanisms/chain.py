@@ -230,7 +230,7 @@ def later(value: Any, first: int) -> Any:
         return Fn(_shifted, dict(of=value), dict(first=first))
     if value is None:
         return value
-    correlated.later(value, first)
+    value = correlated.later(value, first)
     if not scheduled(value):
         return value
 

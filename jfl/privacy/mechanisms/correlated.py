@@ -9,6 +9,7 @@ Fresh normals are addressed by the round.  A strategy whose C^-1 has few bands d
 earlier rounds again, and needs no memory; others keep buffers of the size of a release.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -22,6 +23,7 @@ from ...core.errors import NotAnalysable
 from ...core.records import Fn, Mechanism, record
 from ...kernels.normals import normals
 from .stages import Stage, gaussian
+from .strategies.rest import after
 from .strategies.strategy import Strategy
 
 
@@ -211,7 +213,8 @@ def covers(where: str, mechanism: Mechanism, rounds: int) -> None:
     if strategy is not None and rounds > strategy.rounds:
         checks.fail(
             where,
-            f"at most the {strategy.rounds} rounds of the strategy of correlated noise",
+            f"at most the {strategy.rounds} rounds of the strategy of correlated noise, "
+            f"{strategy.words()}",
             f"{rounds}",
             "Make the strategy for as many rounds as will run: later ones would have no noise that "
             "anything proves.",
@@ -219,13 +222,11 @@ def covers(where: str, mechanism: Mechanism, rounds: int) -> None:
         )
 
 
-def later(mechanism: Mechanism, first: int) -> None:
-    """Refuse to account for a part of a run: what a client added before goes on in its noise."""
-    if first and strategy_of(mechanism) is not None:
-        checks.fail(
-            "jfl.guarantee",
-            "a run with correlated noise from its round 0 on",
-            f"a part that begins with round {first}",
-            "Give the rounds of one plan as one segment, (plan, rounds, 0).",
-            error=NotAnalysable,
-        )
+def later(mechanism: Mechanism, first: int) -> Mechanism:
+    """What the accountant reads of a plan that went on from another in round `first`: noise that
+    begins there."""
+    if strategy_of(mechanism) is None:
+        return mechanism
+    move = lambda strategy: strategy and after(strategy, first)
+    stages = (dataclasses.replace(s, strategy=move(s.strategy)) for s in mechanism.stages)
+    return Mechanism(tuple(stages), mechanism.adjacency)

@@ -118,10 +118,17 @@ def _asserted(mechanism) -> list:
         for s in mechanism.stages
         if s.role == "row" and not own_stage(s)
     ] + [
-        f"the strategy {type(s.strategy).__name__}, which is not one of jfl.strategies"
+        f"the strategy of correlated noise: {s.strategy!r}"
         for s in mechanism.stages
-        if s.strategy is not None and not type(s.strategy).__module__.startswith(STRATEGIES)
+        if s.strategy is not None and not _own_strategy(s.strategy)
     ]
+
+
+def _own_strategy(strategy) -> bool:
+    """True for a strategy of jfl.strategies, restarted or not, as it was made."""
+    parts = strategy, getattr(strategy, "of", strategy)
+    ours = all(type(part).__module__.startswith(STRATEGIES) for part in parts)
+    return ours and strategy.says_what_it_draws()
 
 
 def own_stage(stage: Stage) -> bool:

@@ -36,20 +36,27 @@ class Restarted(Strategy):
         return -(-self.rounds // self.of.rounds)
 
     def matrix(self) -> np.ndarray:
-        return self._cut(_diagonal(self.of.matrix(), self._copies))[:, : self.rounds]
+        return self._until(self.rounds)
+
+    def _until(self, rounds):
+        whole, rest = divmod(rounds, self.of.rounds)
+        blocks = [self.of.matrix()] * whole + [self.of._until(rest)] * (rest > 0)
+        return _diagonal(blocks)
 
     def noising(self) -> np.ndarray:
-        return self._cut(_diagonal(self.of.noising(), self._copies))[: self.rounds]
-
-    def _cut(self, whole):
-        """Without what lies beyond the last round, where rounds and draws are the same."""
-        is_square = whole.shape[0] == whole.shape[1]
-        return whole[: self.rounds, : self.rounds] if is_square else whole
+        one = self.of.noising()
+        whole = _diagonal([one] * self._copies)[: self.rounds]
+        # what lies beyond the last round counts as drawn where draws are not those of rounds
+        return whole[:, : self.rounds] if one.shape[0] == one.shape[1] else whole
 
     def errors(self) -> np.ndarray:
         one = self.of.errors()
         before = np.arange(self._copies)[:, None] * one[-1]
         return (before + one).reshape(-1)[: self.rounds]
+
+    def says_what_it_draws(self) -> bool:
+        """Of copies that share no normals."""
+        return self.of.says_what_it_draws() and self.normals >= self.of.noising().shape[1]
 
     def draws(self, round_: Any) -> tuple:
         copy, within = round_ // self.of.rounds, round_ % self.of.rounds
@@ -74,15 +81,6 @@ class Restarted(Strategy):
         squares = (before[..., None] + whole[group[:, :-1]]).reshape(separation, -1)
         squares = np.hstack([squares, ends.sum(1)[:, None] + last[group[:, -1]]])
         return np.maximum.accumulate(squares.max(0))
-
-    def _until(self, rounds):
-        copies, rest = divmod(rounds, self.of.rounds)
-        whole = _diagonal(self.of.matrix(), copies)
-        last = self.of._until(rest) if rest else np.zeros((0, 0))
-        out = np.zeros((len(whole) + len(last), rounds))
-        out[: len(whole), : whole.shape[1]] = whole
-        out[len(whole) :, whole.shape[1] :] = last
-        return out
 
     def sensitivity(
         self, participations: int = 1, separation: int = 1, *, epochs: bool = False
@@ -150,11 +148,11 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
     return Restarted(int(rounds), strategy.separation, strategy, normals)
 
 
-def _diagonal(block, copies):
-    out = np.zeros((copies * block.shape[0], copies * block.shape[1]))
-    for i in range(copies):
-        rows, columns = (slice(i * n, (i + 1) * n) for n in block.shape)
-        out[rows, columns] = block
+def _diagonal(blocks):
+    ends = np.cumsum([block.shape for block in blocks], axis=0)
+    out = np.zeros(ends[-1])
+    for block, (row, column) in zip(blocks, ends):
+        out[row - block.shape[0] : row, column - block.shape[1] : column] = block
     return out
 
 

@@ -70,6 +70,11 @@ class Strategy:
         then."""
         raise NotImplementedError
 
+    def says_what_it_draws(self) -> bool:
+        """True if the C of which an accountant reads is that of the noise which a round draws; a
+        strategy with numbers that were changed by hand need not be."""
+        return True
+
     # --- of all
 
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:

@@ -63,6 +63,9 @@ class Again(Toeplitz):
     def words(self) -> str:
         return "identity" if len(self.bands) == 1 else f"inverse of {len(self.bands)} bands"
 
+    def says_what_it_draws(self) -> bool:
+        return same(self._column(), inverse(self.bands, self.rounds))
+
     @property
     def steady(self) -> bool:
         return 4 * len(self.bands) <= self.rounds
@@ -91,6 +94,18 @@ class Banded(Toeplitz):
         weight = jnp.asarray(self.column, jnp.float32)
         mixed = (fresh - jnp.tensordot(weight[1:], held, 1)) / weight[0]
         return mixed, jnp.concatenate([mixed[None], held[:-1]])
+
+
+def exponentials(rounds: int, decay: ArrayLike, weight: ArrayLike) -> np.ndarray:
+    """1, then sum_j weight_j decay_j^(t - 1), Float64[rounds]."""
+    powers = np.asarray(decay, np.float64) ** np.arange(max(rounds - 1, 0))[:, None]
+    return np.concatenate([np.ones(1), powers @ np.asarray(weight, np.float64)])[:rounds]
+
+
+def same(one: ArrayLike, other: ArrayLike) -> bool:
+    """True if two tables are equal up to rounding."""
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
 def lower_toeplitz(column: np.ndarray) -> np.ndarray:
@@ -261,6 +276,11 @@ class Sums(Toeplitz):
     def words(self) -> str:
         return f"BLT of {self.buffers} buffers"
 
+    def says_what_it_draws(self) -> bool:
+        sizes = {np.shape(self.decay), np.shape(self.weight)}
+        column = exponentials(self.rounds, self.decay, self.weight)
+        return sizes == {(self.buffers,)} and same(self.column, column)
+
     @property
     def memory(self) -> int:
         return self.buffers
@@ -307,6 +327,5 @@ def blt(
     asked = optimal.asked(where, rounds, participations, separation, workload, error)
     checks.whole(where, most=16, buffers=buffers)
     decay, weight = optimal.blt(asked, int(buffers))
-    powers = decay ** np.arange(max(asked.rounds - 1, 0))[:, None]
-    column = np.concatenate([np.ones(1), powers @ weight])[: asked.rounds]
+    column = exponentials(asked.rounds, decay, weight)
     return Sums(asked.rounds, asked.separation, column, decay, weight, int(buffers))
