@@ -15,7 +15,7 @@ from ..core.errors import HealthError
 from ..core.random_streams import noise_base, noise_words
 from ..core.records import Health, Metrics, Plan, Run
 from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import float_floors
+from ..privacy.mechanisms import correlated, float_floors
 from . import devices as meshes
 from . import host_feed, sharding
 from .metrics import evaluate
@@ -257,26 +257,31 @@ def _fed(run: Run, plan: Plan, counts, words) -> tuple[Run, Metrics]:
 def _resumable(run: Run, plan: Plan) -> Run:
     """A copy of `run` (the program consumes what it is given) that fits `plan`."""
     fresh = jax.eval_shape(begin, run.key, plan, run.identity, run.history)
-    same = jax.tree.structure(fresh) == jax.tree.structure(run) and all(
-        a.shape == b.shape and a.dtype == b.dtype
-        for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(run))
-    )
-    if not same:
-        describe = lambda r: jax.tree.map(
-            lambda x: f"{x.dtype}{list(x.shape)}", dataclasses.asdict(r)["server"]
-        )
-        checks.fail(
-            "simulate(start=...)",
-            f"a state like this plan's, {describe(fresh)}",
-            f"{describe(run)}",
-            "Use the plan that made it, or one with the same algorithm, model and clients.",
-        )
+    held = correlated.begun_anew(run.mechanism, fresh.mechanism)
+    run = dataclasses.replace(run, mechanism=held)
+    for name, words in STATES.items():
+        need, got = (_shapes(r, name) for r in (fresh, run))
+        if need != got:
+            checks.fail(
+                "simulate(start=...)",
+                f"a state like this plan's, of {words}: {need}",
+                f"{got}",
+                "Use the plan that made it, or one with the same algorithm, model and clients.",
+            )
     if plan.fed.host is not None:
         return dataclasses.replace(
             jax.tree.map(jnp.copy, dataclasses.replace(run, own=())), own=host_feed.copied(run.own)
         )
     # what several processes remember comes in NumPy's arrays
     return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else jnp.copy(x), run)
+
+
+STATES = dict(server="the server", own="the clients", mechanism="the release")
+
+
+def _shapes(run, name):
+    """What of the state of a run must be that of its plan."""
+    return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", getattr(run, name))
 
 
 ADVICE = dict(

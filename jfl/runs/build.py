@@ -308,6 +308,14 @@ def _sampler(config) -> Sampler:
             checks.fail("config", f"either cohort or rate for sampler={name!r}", got)
         rate = cohort / clients if rate is None else rate
         if options.takes(function, "separation") and config.rate is None:
+            group = -(-clients // config.separation)
+            if cohort > group:
+                checks.fail(
+                    "config",
+                    f"cohort <= {group}, the clients of a group for sampler={name!r} and "
+                    f"separation={config.separation}",
+                    f"cohort={cohort}",
+                )
             rate = min(1.0, rate * config.separation)  # in a round of its own group
     elif options.takes(function, "cohort"):
         if rate is not None or cohort is None:

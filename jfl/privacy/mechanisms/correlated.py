@@ -80,6 +80,7 @@ def correlated(
             checks.shown(noise_multiplier),
             "A strategy says how the noise of rounds belongs together: it cannot change.",
         )
+    checks.positive(where, single=True, noise_multiplier=noise_multiplier)
     stage = gaussian(noise_multiplier, generator=generator)
     return Stage(
         None,
@@ -164,6 +165,16 @@ def restarted(state: Any, other: Any) -> Any:
     if not isinstance(state, Buffers) or (checks.concrete(other) and not np.any(other)):
         return state
     return pytrees.map(lambda x: jnp.where(other, jnp.zeros((), x.dtype), x), state)
+
+
+def begun_anew(state: Any, fresh: Any) -> Any:
+    """The state of a run that goes on under a plan whose own would be `fresh`, shapes: empty where
+    they hold unlike buffers or one of them none, since noise begins anew with another plan."""
+    ours = all(isinstance(one, Buffers) or jax.tree.leaves(one) == [] for one in (state, fresh))
+    shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), one) for one in (state, fresh)]
+    if not ours or shapes[0] == shapes[1]:
+        return state
+    return pytrees.map(lambda x: jnp.zeros(x.shape, x.dtype), fresh)
 
 
 def noise(stage: Stage, series: tuple, state: Any, like: Any) -> tuple:

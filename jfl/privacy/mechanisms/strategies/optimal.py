@@ -55,6 +55,8 @@ def asked(
                 f"shape {matrix.shape}",
                 "Make one with strategies.momentum.",
             )
+        if not matrix.any():
+            checks.fail(where, "a workload with a number that is not 0", "zeros only")
         if matrix.ndim == 2 and np.any(np.triu(matrix, 1)):
             checks.fail(
                 where, "a lower-triangular workload", "one that reads later rounds", "Transpose it?"
@@ -156,10 +158,21 @@ def _loss(wanted, column, noise):
         if wanted.participations > 1:  # it must not increase: see sensitivities
             column = jax.lax.cummax(jnp.abs(column), reverse=True)
     column = _padded(column, n)
-    moved = sum(
-        jnp.pad(column, (first, 0))[:n] for first in range(0, n, apart)[: wanted.participations]
-    )
+    moved = _at_most(column, apart, wanted.participations)
     return jnp.square(moved).sum() * _error(wanted, noise)
+
+
+def _at_most(column, apart, participations):
+    """What a unit adds in its first rounds, 0, `apart`, 2 `apart`, ...: Float64[n], by sums over
+    the rounds that are so far apart."""
+    n = len(column)
+    later = jnp.pad(column, (0, -n % apart)).reshape(-1, apart)
+    if participations >= len(later):
+        moved = jnp.cumsum(later, axis=0)
+    else:  # no difference of two sums: a column that the search tries may overflow
+        window, before = (participations, 1), ((participations - 1, 0), (0, 0))
+        moved = jax.lax.reduce_window(later, 0.0, jax.lax.add, window, (1, 1), before)
+    return moved.reshape(-1)[:n]
 
 
 def _error(wanted, noise):
