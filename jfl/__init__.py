@@ -69,6 +69,7 @@ from .privacy.mechanisms import wavelet as wavelet
 from .privacy.mechanisms.chain import chain as chain
 from .privacy.mechanisms.correlated import correlated as correlated
 from .privacy.mechanisms.distributed import distributed as distributed
+from .privacy.mechanisms.scaled_clip import clip_scaled as clip_scaled
 from .privacy.mechanisms.stages import bounded as bounded
 from .privacy.mechanisms.stages import clip_adaptive as clip_adaptive
 from .privacy.mechanisms.stages import clip_l2 as clip_l2
@@ -122,6 +123,7 @@ __all__ = [
     "check_privacy",
     "choose",
     "clip_adaptive",
+    "clip_scaled",
     "clip_l2",
     "clip_per_layer",
     "correlated",

@@ -79,7 +79,7 @@ HEAVY = {
 }
 PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metrics OneRunReport Output Plan
 REPOSITORY Release Rows Run Sweep Task algorithm algorithms at_scale audit audit_one_run auditing bands batches bounded calibrate chain check_privacy choose
-clip_adaptive clip_l2 clip_per_layer correlated corruption datasets describe distributed divide epsilons errors federate fingerprint gaussian
+clip_adaptive clip_l2 clip_per_layer clip_scaled correlated corruption datasets describe distributed divide epsilons errors federate fingerprint gaussian
 grad guarantee guarantees heterogeneity init ledger mesh models named optimizers partition plan population private_grad
 public_data round run_round sampling scan schedules simulate start strategies sweep task total transforms wavelet""".split()  # noqa: E501
 EARLIER = {"fingerprint", "round", "start"}  # names that warn, and go

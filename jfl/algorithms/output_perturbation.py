@@ -100,7 +100,7 @@ def output_perturbation(
     if (
         not isinstance(mechanism, Mechanism)
         or not mech.clips(mechanism)
-        or mech.adaptive(mechanism)
+        or mech.remembers(mechanism)
     ):
         checks.fail(
             "output_perturbation",

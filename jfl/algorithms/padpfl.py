@@ -120,7 +120,7 @@ def padpfl(
         if (
             not isinstance(mechanism, Mechanism)
             or not mech.clips(mechanism)
-            or mech.adaptive(mechanism)
+            or mech.remembers(mechanism)
         ):
             checks.fail(
                 "padpfl",

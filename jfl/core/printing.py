@@ -157,7 +157,8 @@ def stage(self) -> str:
         return f'divide("{self.divisor}")'
     if self.declared:
         return f'bounded({_level(self.bound.data["value"])}, "{self.declared}")'
-    arguments = [] if self.state is None else [value(self.state)]
+    has_level = self.state is not None and not isinstance(self.state, tuple)
+    arguments = [value(self.state)] if has_level else []
     for f in (self.bound or self.apply,):
         arguments += [] if f is None or arguments else [_level(v) for v in f.data.values()]
     return f"{self.name}({', '.join(arguments)})"

@@ -110,12 +110,13 @@ def plan(
         required=True,
         also=sampling.adjacencies(sampler) if adjacency is None else ("zero_out",),
     )
-    if upload is not None and mech.adaptive(upload):
+    if upload is not None and mech.remembers(upload):
         checks.fail(
             "plan",
             "a fixed clip in upload",
-            "clip_adaptive",
-            "A client keeps no clip norm: use it in release.",
+            f"{upload!r}",
+            "A client keeps nothing of earlier releases: use clip_adaptive or clip_scaled in "
+            "release.",
         )
     correlated.refuse_memory("plan", upload)
     distributed.refuse("plan", release, "release")

@@ -128,12 +128,13 @@ def private_grad(
             f"{mechanism!r}",
             "For no privacy use jfl.grad(loss).",
         )
-    if mech.adaptive(mechanism):
+    if mech.remembers(mechanism):
         checks.fail(
             "private_grad",
             "a fixed clip",
-            "clip_adaptive",
-            "All clients of a round share one clip norm: use clip_adaptive in plan(release=...).",
+            f"{mechanism!r}",
+            "All clients of a round share what earlier releases said: use clip_adaptive or "
+            "clip_scaled in plan(release=...).",
         )
     if l2 is not None:
         checks.nonnegative("private_grad", single=True, l2=l2)

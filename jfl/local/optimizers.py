@@ -49,7 +49,7 @@ def noise_std(mechanism: Mechanism) -> float:
     if (
         not isinstance(levels, float)
         or chain.shape(bound) is not None
-        or chain.adaptive(bound)
+        or chain.remembers(bound)
         or any(s.divisor != "number" for s in post)
     ):
         checks.fail(

@@ -6,7 +6,7 @@ from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.records import Caveat, Guarantee, Plan
 from .entry_guarantees import choose, entries_of, guarantee_of
-from .mechanisms.chain import adaptive
+from .mechanisms.chain import remembers
 
 WORDS = (
     "not of what ran here, whose own epsilon is {:.4g} or more: of a deployment in which {:,} of "
@@ -76,11 +76,11 @@ def at_scale(
             f"sampling.{sampler.scheme}, {cohort} of {clients}",
             error=NotAnalysable,
         )
-    if adaptive(plan.release):
+    if remembers(plan.release):
         checks.fail(
             where,
             "a fixed clip norm",
-            "clip_adaptive, whose noisy count knows the cohort that runs",
+            f"{plan.release!r}, whose clip knows the noise of the cohort that runs",
             error=NotAnalysable,
         )
     entry = choose(where, plan, entries_of(plan, rounds, delta), "client", "third_party", None)

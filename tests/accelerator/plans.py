@@ -91,6 +91,9 @@ NOISES = {
     "upload": lambda: plan(upload=chain()),
     "release": lambda: plan(release=chain(divisor=COHORT)),
     "integers": lambda: integers(),
+    "scaled": lambda: plan(
+        release=chain(jfl.clip_scaled(0.8, COHORT, like=problem()[1]), divisor=COHORT)
+    ),
     "adaptive": lambda: plan(release=chain(jfl.clip_adaptive(0.8, COHORT), divisor=COHORT)),
     "correlated, drawn again": lambda: correlated(jfl.strategies.inverse_banded(20, 4)),
     "correlated, bands held": lambda: correlated(jfl.strategies.banded_toeplitz(20, 4)),

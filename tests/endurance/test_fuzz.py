@@ -265,6 +265,10 @@ API = {
         jfl.clip_adaptive,
         dict(initial=1.0, count=3, quantile=0.5, lr=0.2, indicator=0.1),
     ),
+    "clip_scaled": (
+        jfl.clip_scaled,
+        dict(bound=1.0, count=3, like=start_params(), decay=0.9, least=0.1),
+    ),
     "gaussian": (jfl.gaussian, dict(noise_multiplier=1.0, generator="philox")),
     "divide": (jfl.divide, dict(n=1)),
     "bounded": (jfl.bounded, dict(value=1.0, reason="upload")),

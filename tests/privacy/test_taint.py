@@ -816,6 +816,7 @@ def test_every_row_stage_of_jfl_is_known():
         jfl.clip_l2(calming),
         jfl.clip_per_layer((1.0, 2.0)),
         jfl.clip_adaptive(1.0, 3),
+        jfl.clip_scaled(1.0, 3, like=like),
         jfl.wavelet.clip_ellipsoid(1.0, shape),
         jfl.wavelet.clip_bands(np.ones(jfl.bands.count(haar)), haar),
         jfl.wavelet.shares(haar),

@@ -122,6 +122,11 @@ def clips(mechanism: Mechanism | None) -> bool:
 
 def adaptive(mechanism: Mechanism) -> bool:
     """True if the clip norm changes from release to release."""
+    return any(s.state is not None and s.name == "clip_adaptive" for s in mechanism.stages)
+
+
+def remembers(mechanism: Mechanism) -> bool:
+    """True if a stage reads earlier releases."""
     return any(s.state is not None for s in mechanism.stages)
 
 
@@ -152,7 +157,8 @@ def bind(
 def initial(mechanism: Mechanism) -> Any:
     """The state of the first release."""
     states = [s.state for s in mechanism.stages if s.state is not None]
-    return jnp.asarray(states[0], jnp.float32) if states else ()
+    wide = lambda x: jnp.asarray(x, jnp.float32)
+    return jax.tree.map(wide, states[0]) if states else ()
 
 
 def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:

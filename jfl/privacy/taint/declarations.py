@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...core.records import Batches, Fn, Mechanism, Plan
 from ...sampling import clients
 from ..mechanisms import chain as mech
-from ..mechanisms import stages, wavelet
+from ..mechanisms import scaled_clip, stages, wavelet
 from ..mechanisms.stages import Stage
 from .ownership import foreign, gradients_in, loss_types, name_of, nodes, own, records_in, same_bits
 from .tracing import opaque_parts
@@ -19,6 +19,12 @@ ROWS = {
     wavelet._clip_ellipsoid: wavelet._ellipsoid_bound,
     wavelet._clip_bands: wavelet._bands_bound,
     wavelet._shares: wavelet._one,
+    scaled_clip._clip_scaled: scaled_clip._scaled_bound,
+}
+# what a row stage of jfl learns of a release
+UPDATES = {
+    stages._clip_adaptive: stages._adapt,
+    scaled_clip._clip_scaled: scaled_clip._unscale,
 }
 
 DRAWS = {
@@ -150,7 +156,7 @@ def own_stage(stage: Stage) -> bool:
         (stage.update is not None) != (stage.state is not None)
         or stage.update is not None
         and (
-            stage.update.function is not stages._adapt
+            stage.update.function is not UPDATES.get(stage.apply.function)
             or not same_bits(stage.update.data, stage.apply.data)
         )
     ):
