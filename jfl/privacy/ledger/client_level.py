@@ -12,9 +12,11 @@ from ..mechanisms.distributed import encoding_of
 from ..mechanisms.integers import Encoding
 from .entry import ABSENT, Clients, Entry, Part, WeightedSum, refused
 from .noise_levels import levels, usable
-from .over_rounds import ALLOCATED, allocates, amplifies, of_uploads, spread
-from .participation import VIEWS, attendance_of, in_turns, share_of, tail, worst_columns
+from .over_rounds import ALLOCATED, allocates, amplifies, of_uploads, once_a_round, spread
+from .participation import attendance_of, in_turns, share_of, tail, worst_columns
 
+# who sees each upload, and who sees models; a sum of uploads alone is another view
+BY_SIGHT = ("server", "third_party")
 SECURE = Caveat(
     "taken, not seen: secure aggregation shows nothing but the sum of a cohort's uploads, no "
     "client drops out, and none tells its noise",
@@ -43,9 +45,9 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     try:
         noise, of_rounds = levels(plan.upload, rounds, len(number)), of_uploads(plan, rounds)
     except NotAnalysable as error:
-        return [refused("client", view, adjacency, error) for view in VIEWS[:2]]
+        return [refused("client", view, adjacency, error) for view in BY_SIGHT]
     ones, entries = np.ones(number.shape, int), []
-    for view in VIEWS[:2]:
+    for view in BY_SIGHT:
         attendance = attendance_of(plan, view)
         entries.append(
             Entry(
@@ -83,10 +85,10 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
 def _correlated(entry, of_rounds):
     """The same where noise goes on over rounds: each counts, whoever sees it, with the client's own
     noise alone."""
-    every = np.ones(entry.clients.share.shape)
+    always = np.zeros_like(entry.clients.share)
     return entry._replace(
         parts=tuple(p._replace(of_rounds=of_rounds) for p in entry.parts),
-        clients=entry.clients._replace(share=0 * every),
+        clients=entry.clients._replace(share=always),
         chance=None,
         turns=1,
         worst=((0, 0),),
@@ -153,18 +155,11 @@ def _of_integers(plan, entries, others):
     cohort's."""
     encoding = encoding_of(plan.upload)
     cohort, found = plan.sampler.capacity, []
-    if plan.sampler.scheme not in FIXED_COHORTS or cohort != encoding.cohort:
-        try:
-            checks.fail(
-                "jfl.guarantee",
-                f"cohorts of always {encoding.cohort} clients, as jfl.distributed was told",
-                f"sampling.{plan.sampler.scheme}, with room for {cohort}",
-                "Each client adds its share of the noise of so many.",
-                error=NotAnalysable,
-            )
-        except NotAnalysable as error:
-            views = VIEWS if plan.secure_aggregation else VIEWS[:2]
-            return [refused("client", view, entries[0].adjacency, error) for view in views]
+    try:
+        _enough_shares(plan.sampler, encoding)
+    except NotAnalysable as error:
+        views = [entry.view for entry in entries] + ["aggregate"] * plan.secure_aggregation
+        return [refused("client", view, entries[0].adjacency, error) for view in views]
     bits = (Caveat(BITS.format(encoding.bits), "integers"),)
     together = cohort if others else 1
     views = [(entries[0], 1, bits), (entries[1], together, bits + ((OTHERS,) if others else ()))]
@@ -175,6 +170,17 @@ def _of_integers(plan, entries, others):
         part = of_integers(encoding, clients)
         found.append(entry._replace(parts=(part,), caveats=entry.caveats + caveats))
     return found
+
+
+def _enough_shares(sampler, encoding):
+    if sampler.scheme not in FIXED_COHORTS or sampler.capacity != encoding.cohort:
+        checks.fail(
+            "jfl.guarantee",
+            f"cohorts of always {encoding.cohort} clients, as jfl.distributed was told",
+            f"sampling.{sampler.scheme}, with room for {sampler.capacity}",
+            "Each client adds its share of the noise of so many.",
+            error=NotAnalysable,
+        )
 
 
 def of_integers(encoding: Encoding, clients: int, moves: float = 1.0) -> Part:
@@ -355,15 +361,7 @@ def _truncated(plan, adjacency):
 
 def _beside_correlated_noise(plan, adjacency):
     """As `_cohort`: every round counts, but where a client's rounds never meet."""
-    scheme = plan.sampler.scheme
-    if scheme == "with_replacement":  # a client that is drawn m times adds m times as much
-        checks.fail(
-            "jfl.guarantee",
-            "a sampler that draws a client once a round beside correlated noise",
-            "sampling.with_replacement",
-            "Use sampling.min_separation or sampling.without_replacement.",
-            error=NotAnalysable,
-        )
+    once_a_round(plan.sampler)
     return _by_chance(plan.sampler) if amplifies(plan) and adjacency != "replace_one" else ("none",)
 
 

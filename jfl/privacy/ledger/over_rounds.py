@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core import checks
 from ...core.errors import NotAnalysable
-from ...core.records import Plan
+from ...core.records import Plan, Sampler
 from ..mechanisms.correlated import covers, strategy_of
 
 # schemes in which a client takes part once in an epoch, in a round that is drawn and not seen
@@ -62,6 +62,13 @@ def of_uploads(plan: Plan, rounds: int) -> np.ndarray | None:
     strategy, sampler = strategy_of(plan.upload), plan.sampler
     if strategy is None:
         return None
+    once_a_round(sampler)
+    _fits(plan.upload, sampler.separation, rounds, sampler.scheme)
+    return _of_strategy(strategy, rounds, sampler.separation)
+
+
+def once_a_round(sampler: Sampler) -> None:
+    """Refuse a sampler beside correlated noise whose clients may add several times as much."""
     if sampler.scheme == "with_replacement":
         checks.fail(
             "jfl.guarantee",
@@ -70,8 +77,6 @@ def of_uploads(plan: Plan, rounds: int) -> np.ndarray | None:
             "Use sampling.min_separation or sampling.without_replacement.",
             error=NotAnalysable,
         )
-    _fits(plan.upload, sampler.separation, rounds, sampler.scheme)
-    return _of_strategy(strategy, rounds, sampler.separation)
 
 
 def _fits(mechanism, separation, rounds, scheme):
