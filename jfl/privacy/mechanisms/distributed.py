@@ -91,9 +91,7 @@ def distributed(
             "like=None",
             "What rounding adds hangs on the size of an upload.",
         )
-    if isinstance(like, Task):
-        like = jax.eval_shape(like.init, jax.random.key(0))
-    size = sum(math.prod(np.shape(x)) for x in jax.tree.leaves(like))
+    size = sum(math.prod(x.shape) for x in jax.tree.leaves(stages.shapes_like(like)))
     if cohort * 2**bits > 2 * integers.EXACT:
         checks.fail(
             where,

@@ -1,5 +1,6 @@
 """Clipping in coordinates that are scaled by what earlier releases showed of their size."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks, pytrees
 from ...core.records import Fn, named
-from .stages import Stage, refuse_tiny, scale_to_bound
+from .stages import Stage, refuse_tiny, scale_to_bound, shapes_like
 
 
 class Squares(NamedTuple):
@@ -36,7 +37,7 @@ def clip_scaled(
     Args:
         bound: the clip norm, > 0, of a contribution whose coordinates are divided by their size.
         count: the expected number of contributions, or sum of their weights, which is public.
-        like: what a client contributes, or its shapes: parameters, for most algorithms.
+        like: a Task, or what a client contributes (arrays or their shapes).
         decay: how much of the running mean stays at each release, in [0, 1).
         least: of a size, > 0, in the units of a coordinate; None: a tenth of what a coordinate has
             where `bound` is spread over all of them.
@@ -64,18 +65,17 @@ def clip_scaled(
     checks.nonnegative(where, single=True, decay=decay)
     if checks.concrete(decay) and not decay < 1:
         checks.fail(where, "decay < 1", f"decay={decay!r}")
-    shapes = jax.tree.map(np.shape, like)
-    leaves = jax.tree.leaves(like)
-    if not leaves or not all(hasattr(x, "shape") or np.isscalar(x) for x in leaves):
-        checks.fail(where, "like: what a client contributes, arrays or their shapes", f"{shapes!r}")
-    numbers = sum(int(np.prod(np.shape(x))) for x in leaves)
+    shapes = shapes_like(like)
+    numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    if not numbers:
+        checks.fail(where, "like=task, or what a client contributes", f"like={like!r}")
     least = 0.1 * bound / numbers**0.5 if least is None else least
     checks.positive(where, single=True, least=least)
     data = {
         k: checks.scalar(v)
         for k, v in dict(bound=bound, count=count, decay=decay, least=least).items()
     }
-    zeros = jax.tree.map(lambda x: np.zeros(np.shape(x), np.float32), like)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     return Stage(
         Fn(_clip_scaled, data),
         Fn(_scaled_bound, data),

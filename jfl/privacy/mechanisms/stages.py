@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks, printing, pytrees
-from ...core.records import Array, Fn, named, record, static
+from ...core.records import Array, Fn, Task, named, record, static
 from ...kernels.normals import GENERATORS
 from . import haar_bands as bands
 
@@ -110,6 +110,14 @@ def refuse_tiny(where: str, **given: ArrayLike) -> None:
 
 
 # --- row stages
+
+
+def shapes_like(like: Any) -> Any:
+    """What a client contributes, as shapes: of a Task its parameters; else what is given, arrays or
+    their shapes."""
+    if isinstance(like, Task):
+        like = jax.eval_shape(like.init, jax.random.key(0))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.float32), like)
 
 
 def scale_to_bound(bound: ArrayLike | Callable, row: Any, norm: Any = None) -> tuple:
