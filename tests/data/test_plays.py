@@ -68,7 +68,7 @@ def test_lines_of_roles():
 
 
 def test_rows_are_windows_of_one_role_and_the_character_after_them(tmp_path, monkeypatch):
-    lines = [f"line {i} of words, é" for i in range(20)]
+    lines = [f"é{i:03d}x{i:03d}y{i:03d}z" for i in range(20)]  # each window names its line
     text = "**ONE**  \n" + "\n".join(lines) + "\n\n**TWO**\nshort\n\n**One**\nthe end of it all\n"
     write(tmp_path, monkeypatch, second=text, first="**ZED**\n" + "Abc! " * 30 + "\nmore of it\n")
     data = datasets.shakespeare(window=12, stride=5, test_fraction=0.25)
