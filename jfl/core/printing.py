@@ -351,11 +351,13 @@ def run(self) -> str:
     """The state of a run."""
     client_states = _size(self.own)
     clients = f"; clients remember {client_states:,} numbers" if client_states else ""
-    clip = f"; clip norm {value(self.mechanism)}" if jax.tree.leaves(self.mechanism) else ""
+    held = self.mechanism  # one number is an adaptive clip norm
+    clip = f"; clip norm {value(held)}" if hasattr(held, "shape") else ""
+    held = "" if clip or not jax.tree.leaves(held) else "; the release remembers earlier ones"
     return (
         f"Run: after round {value(self.round)}, attempt {value(self.attempt)}; "
         f"{_many(_size(self.server), 'number')} "
-        f"on the server{clients}{clip}; {_health(self.health)}"
+        f"on the server{clients}{clip}{held}; {_health(self.health)}"
     )
 
 

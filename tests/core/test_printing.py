@@ -281,3 +281,18 @@ def test_the_text_is_of_what_runs(fed, task):
     )
     assert make(0.1) != make(0.2) and "l2=0.5" in make(0.1)
     assert "in clients none" in make(0.1) and len(jax.tree.leaves(start_params())) == 2
+
+
+def test_a_run_says_what_its_release_remembers():
+    fed = make_federation()
+    task = jfl.task(start_params(), squared)
+    alg = jfl.algorithms.fedavg(jfl.grad(squared), steps=1, batch=jfl.batches.full())
+
+    def words(clip):
+        release = jfl.chain(clip, jfl.total(), jfl.gaussian(1.0), jfl.divide(7))
+        plan = jfl.plan(fed, task, alg, jfl.sampling.full(len(fed.size)), release=release)
+        return repr(jfl.init(jax.random.key(0), plan))
+
+    assert "clip norm 0.5;" in words(jfl.clip_adaptive(0.5, 7.0))
+    assert "; the release remembers earlier ones;" in words(jfl.clip_scaled(0.5, 7.0, like=task))
+    assert "clip" not in words(jfl.clip_l2(0.5)) and "remembers" not in words(jfl.clip_l2(0.5))

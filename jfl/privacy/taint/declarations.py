@@ -132,9 +132,12 @@ def _asserted(mechanism) -> list:
 
 def _own_strategy(strategy) -> bool:
     """True for a strategy of jfl.strategies, restarted or not, as it was made."""
-    parts = strategy, getattr(strategy, "of", strategy)
-    ours = all(type(part).__module__.startswith(STRATEGIES) for part in parts)
-    return ours and strategy.says_what_it_draws()
+    part = strategy
+    while part is not None:
+        if not type(part).__module__.startswith(STRATEGIES):
+            return False
+        part = getattr(part, "of", None)
+    return strategy.says_what_it_draws()
 
 
 def own_stage(stage: Stage) -> bool:
