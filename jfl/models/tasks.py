@@ -239,7 +239,7 @@ def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 25
 
     The defaults are those of the field's benchmarks on `datasets.shakespeare`.
 
-    Args:
+    Other Parameters:
         fed: rows of tokens, Int[T], each in [0, classes), and the label that follows them.
         embedding: numbers for a token.
         hidden: widths of the layers.
