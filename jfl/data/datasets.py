@@ -281,7 +281,7 @@ def shakespeare(
 ) -> Dataset:
     """The plays by role: windows of text, and the character that comes next.
 
-    A role of a play is an owner: 1,100 of them, with as many rows as they speak: use
+    A role of a play is an owner: 1,141 of them, with as many rows as they speak: use
     `partition.natural()`.  The last lines of a role are its test rows, so that no test text was
     trained on.
 
@@ -289,8 +289,8 @@ def shakespeare(
 
     Other Parameters:
         window: characters of a row.
-        stride: characters from one row of a role to the next; 1 is every position, as in LEAF:
-            4 million rows.
+        stride: characters from one row of a role to the next: 10 is 344,396 rows; 1 is every
+            position, as in LEAF, and ten times as many.
         test_fraction: of the lines of each role, in (0, 1): its last ones.
         min_rows: training rows of a role, below which it is left out; >= 1.
 
@@ -325,7 +325,7 @@ def shakespeare(
             test.append(plays.windows(plays.numbered(lines[first:]), window, stride))
             owners += [f"{path.stem}: {role}"] * len(rows[1])
     x, y, x_test, y_test = (
-        np.concatenate([part[i] for part in parts]) if parts else np.zeros((0, window), np.uint8)
+        np.concatenate([part[i] for part in parts]) if parts else np.zeros((0, window), int)
         for parts in (train, test)
         for i in (0, 1)
     )
@@ -336,15 +336,8 @@ def shakespeare(
             f"{len(x)} and {len(x_test)} of window={window}, stride={stride}, min_rows={min_rows}",
             "Take a shorter window.",
         )
-    data = make_dataset(
-        where,
-        x.astype(np.int32),
-        y.astype(np.int32),
-        x_test.astype(np.int32),
-        y_test.astype(np.int32),
-        1 + len(plays.CHARACTERS),
-        "shakespeare",
-    )
+    classes = 1 + len(plays.CHARACTERS)
+    data = make_dataset(where, x, y, x_test, y_test, classes, "shakespeare")
     return data._replace(owners=np.array(owners))
 
 

@@ -63,13 +63,13 @@ def roles(text: str) -> dict[str, list[str]]:
 
 
 def numbered(lines: list[str]) -> np.ndarray:
-    """Lines as the labels of their characters, UInt8[n]; each line but the last with its end.
+    """Lines as the labels of their characters, Int32[n]; each line but the last with its end.
 
     Example:
         >>> numbered(["a b", "é"]).tolist()
         [53, 2, 54, 1, 0]
     """
-    table = np.zeros(128, np.uint8)
+    table = np.zeros(128, np.int32)
     table[[ord(c) for c in CHARACTERS]] = 1 + np.arange(len(CHARACTERS))
     codes = np.array([ord(c) for c in "\n".join(lines)], np.int64)
     return np.where(codes < len(table), table[np.minimum(codes, len(table) - 1)], 0)

@@ -259,15 +259,16 @@ def _resumable(run: Run, plan: Plan) -> Run:
     fresh = jax.eval_shape(begin, run.key, plan, run.identity, run.history)
     held = correlated.begun_anew(run.mechanism, fresh.mechanism)
     run = dataclasses.replace(run, mechanism=held)
-    for name, words in STATES.items():
-        need, got = (_shapes(r, name) for r in (fresh, run))
-        if need != got:
-            checks.fail(
-                "simulate(start=...)",
-                f"a state like this plan's, of {words}: {need}",
-                f"{got}",
-                "Use the plan that made it, or one with the same algorithm, model and clients.",
-            )
+    if _kind(fresh) != _kind(run):
+        unlike = [n for n in STATES if _kind(getattr(fresh, n)) != _kind(getattr(run, n))]
+        name = unlike[0] if unlike else "server"
+        need, got = (_shapes(getattr(r, name)) for r in (fresh, run))
+        checks.fail(
+            "simulate(start=...)",
+            f"a state like this plan's, of {STATES[name]}: {need}",
+            f"{got}",
+            "Use the plan that made it, or one with the same algorithm, model and clients.",
+        )
     if plan.fed.host is not None:
         return dataclasses.replace(
             jax.tree.map(jnp.copy, dataclasses.replace(run, own=())), own=host_feed.copied(run.own)
@@ -279,9 +280,13 @@ def _resumable(run: Run, plan: Plan) -> Run:
 STATES = dict(server="the server", own="the clients", mechanism="the release")
 
 
-def _shapes(run, name):
-    """What of the state of a run must be that of its plan."""
-    return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", getattr(run, name))
+def _shapes(tree):
+    return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
+
+
+def _kind(tree):
+    """What of a state must be that of its plan."""
+    return jax.tree.structure(tree), jax.tree.leaves(_shapes(tree))
 
 
 ADVICE = dict(

@@ -237,7 +237,7 @@ def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 25
     """The token that comes next: an embedding, layers of LSTM cells, and one dense layer on the
     last state.
 
-    The defaults are those of the field's benchmarks on `datasets.shakespeare`.
+    The defaults are those of the reference, for the plays of `datasets.shakespeare`.
 
     Other Parameters:
         fed: rows of tokens, Int[T], each in [0, classes), and the label that follows them.
@@ -245,7 +245,7 @@ def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 25
         hidden: widths of the layers.
 
     References:
-        McMahan et al., AISTATS 2017; Reddi et al., ICLR 2021, appendix C.
+        McMahan et al., AISTATS 2017.
     """
     where = "models.lstm"
     checks.kind(where, Federation, "jfl.federate", fed=fed)

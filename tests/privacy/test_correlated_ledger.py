@@ -360,6 +360,15 @@ def test_parts_of_a_run_are_not_accounted_apart():
     for parts in ([(short, 3), (made, 4, 4)], [(short, 4), (made, 2), (made, 2)]):
         with pytest.raises(ValueError, match="name those before it"):
             jfl.guarantee(parts)
+    # plans with paired noise go on with the normals of the plan before
+    one, two = (
+        plan(noise, paired_noise=True)
+        for noise in (jfl.gaussian(2.0), jfl.correlated(2.0, square_root(8)))
+    )
+    with pytest.raises(ValueError, match="round 4 and shares its noise"):
+        jfl.guarantee([(one, 4), (two, 4)])
+    # after another plan, the same one has noise of its own
+    jfl.guarantee([(short, 2), (made, 2), (short, 2), (made, 2)])
     with pytest.raises(ValueError, match="shares from its first to its last; got .* 0 to 7"):
         jfl.guarantee([(made, 8), (short, 4, 0)])
     whole = jfl.guarantee(made, 8).epsilon

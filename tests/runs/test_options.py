@@ -12,7 +12,7 @@ from jfl.algorithms import base
 from jfl.core import options
 from jfl.core.errors import ArgumentError
 from jfl.core.options import PYTHON_ONLY, Setting
-from jfl.runs import config, unused_options
+from jfl.runs import build, config, unused_options
 
 
 def first(
@@ -245,3 +245,13 @@ def test_a_new_algorithm_is_one_function_and_one_name(tmp_path):
     assert "my_option=7" in said and "An algorithm of mine" in said
     assert "mine: how often it shouts" in " ".join(said.replace("│", " ").split())
     assert not (tmp_path / "c").exists()
+
+
+def test_a_cohort_that_no_group_holds_is_refused():
+    """Of 20 clients in 4 groups 5 take part at most; the rate was cut to 1 without a word."""
+
+    settings = config.Config(sampler="cyclic_poisson", separation=4, clients=20, cohort=10)
+    with pytest.raises(ValueError, match="cohort <= 5, the clients of a group"):
+        build._sampler(settings)
+    fits = dataclasses.replace(settings, cohort=5)
+    assert float(build._sampler(fits).rate) == 1.0

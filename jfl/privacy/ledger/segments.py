@@ -213,8 +213,7 @@ def _distinct(segments):
     """
     if not any(_overlap(a, b) for a, b in itertools.combinations(segments, 2)):
         return segments, False
-    name = functools.cache(lambda i: _name(segments[i].plan))
-    past = functools.cache(lambda i: _past(segments, i, name, past))
+    name, past = _known(segments)
     kept, once = [], False
     for i, s in enumerate(segments):
         at = [
@@ -251,14 +250,26 @@ def _name(plan):
     return id(plan) if plan.paired_noise else identity.words(plan).tobytes()
 
 
+def _known(segments):
+    """What the noise of a segment follows from: its plan's, and what may have run before."""
+    name = functools.cache(lambda i: _name(segments[i].plan))
+    past = functools.cache(lambda i: _past(segments, i, name, past))
+    return name, past
+
+
+def _before(segments, i):
+    """Numbers of the segments that ran until this one begins."""
+    s = segments[i]
+    return [j for j, t in enumerate(segments) if t.seed == s.seed and t.first < s.first <= t.end]
+
+
 def _past(segments, i, name, past):
     """What may have run before a segment, as far as the segments tell: a set of tuples of (plan,
     where it ended).
 
     Rounds before it of which no segment speaks are taken as the plan's own.
     """
-    s = segments[i]
-    before = [j for j, t in enumerate(segments) if t.seed == s.seed and t.first < s.first <= t.end]
+    s, before = segments[i], _before(segments, i)
     pasts = [
         past(j) if name(j) == name(i) else {p + ((name(j), s.first),) for p in past(j)}
         for j in before
@@ -282,11 +293,11 @@ def _pieces(segments):
 def _whole_series(segments, pieces):
     """Refuse a part of a run with correlated noise: what a client added in earlier rounds of it
     goes on in the noise of later ones."""
+    name, past = _known(segments)
     for i, s in enumerate(segments):
         if not any(strategy_of(m) is not None for m in (s.plan.upload, s.plan.release)):
             continue
-        own = [p for p in pieces if i in p.members]
-        if len(own) > 1:
+        if sum(i in p.members for p in pieces) > 1:
             checks.fail(
                 WHERE,
                 "rounds that a plan with correlated noise has to itself, or shares from its first "
@@ -296,30 +307,18 @@ def _whole_series(segments, pieces):
                 'seeds="different".',
                 error=NotAnalysable,
             )
-        if s.first and not _others_until(segments, i):
+        own = any(name(j) == name(i) for j in _before(segments, i))
+        if s.first and (own or () in past(i) or s.plan.paired_noise):
             checks.fail(
                 WHERE,
                 "a run with correlated noise from its round 0 on",
-                f"a part that begins with round {s.first}",
+                f"a part that begins with round {s.first}"
+                + " and shares its noise with other plans" * s.plan.paired_noise,
                 "Give the rounds of one plan as one segment, (plan, rounds, 0); where it went on "
-                "from other plans, name those before it, as in [(other, 10), (plan, 10)].",
+                "from other plans, without paired_noise, name those before it, as in "
+                "[(other, 10), (plan, 10)].",
                 error=NotAnalysable,
             )
-
-
-def _others_until(segments, i):
-    """True if other plans ran in all rounds before a segment, and its own in none."""
-    own = segments[i]
-    before = sorted(
-        (t.first, t.end) for t in segments if t.seed == own.seed and t.first < own.first
-    )
-    if any(t.first < own.first and _name(t.plan) == _name(own.plan) for t in segments):
-        return False
-    at = 0
-    for first, end in before:
-        if first <= at:
-            at = max(at, end)
-    return at >= own.first
 
 
 def _begun(plan, first):

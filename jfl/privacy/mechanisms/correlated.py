@@ -59,8 +59,8 @@ def correlated(
 
     Raises:
         ValueError: unless noise_multiplier is one number > 0; elsewhere than in `release` and, for
-            strategies without buffers, `upload`; beside clip norms or
-            weights that change from round to round.
+            strategies without buffers, `upload`; beside clip norms or weights that change from
+            round to round.
 
     References:
         Kairouz et al., ICML 2021; Denisov et al., NeurIPS 2022; Choquette-Choo et al., ICML 2023.
