@@ -26,6 +26,7 @@ from .core.records import Guarantee as Guarantee
 from .core.records import Health as Health
 from .core.records import Keys as Keys
 from .core.records import Mechanism as Mechanism
+from .core.records import Metric as Metric
 from .core.records import Metrics as Metrics
 from .core.records import Plan as Plan
 from .core.records import Release as Release
@@ -99,6 +100,7 @@ __all__ = [
     "HealthError",
     "Keys",
     "Mechanism",
+    "Metric",
     "Metrics",
     "OneRunReport",
     "Output",

@@ -68,6 +68,7 @@ def algorithm(
     stateful: bool = False,
     uploads: str = "difference",
     checks_its_solve: bool = False,
+    personal: Callable | None = None,
 ) -> Algorithm:
     """An algorithm of three pure functions.
 
@@ -89,6 +90,9 @@ def algorithm(
             mean of models needs weights that add up to 1.
         checks_its_solve: a client that stops its solve too early counts as an overflow, which voids
             the run.  Only then may its mechanism declare bounded(..., "prox_erm").
+        personal: (server, client_state) -> params, a client's own model, by which its held-out
+            rows are judged; None: all are judged by `params`.  What a client keeps for itself is
+            not released: no guarantee covers a personal model that it hands on.
     """
     if not isinstance(releases, (list, tuple)) or not all(isinstance(r, Release) for r in releases):
         checks.fail(
@@ -112,4 +116,5 @@ def algorithm(
         stateful=stateful,
         uploads=uploads,
         checks_its_solve=checks_its_solve,
+        personal=personal if personal is None or isinstance(personal, Fn) else Fn(personal),
     )

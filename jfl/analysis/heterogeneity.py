@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from ..core import checks, pytrees
+from ..core.losses import for_evaluation
 from ..core.precision import in_float64
 from ..core.records import Array, Federation, Fn, Task, Tree
 
@@ -347,7 +348,7 @@ def _problem(where, task, params, fed, dtype=None):
     """The arguments of a gradient, if there is one; `dtype` is that of the floats of x where they
     are cast."""
     checks.on_device(where, fed)
-    loss = task.loss if isinstance(task, Task) else task
+    loss = for_evaluation(task) if isinstance(task, Task) else task
     if not callable(loss):
         checks.fail(where, "a Task, or a loss (params, x, y) -> scalar", checks.shown(loss))
     kind = dtype if dtype and jnp.issubdtype(fed.x.dtype, jnp.floating) else fed.x.dtype

@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks, pytrees
+from ..core.losses import for_evaluation
 from ..core.records import Batches, Fn, Rows, Task
 from ..privacy.mechanisms import haar_bands as haar
 from ..privacy.mechanisms.haar_bands import Bands
@@ -267,7 +268,7 @@ def band_report(energies: ArrayLike, bands: Bands) -> list[dict]:
 
 
 def _arguments(where, task, params, x, y, microbatch):
-    loss = task.loss if isinstance(task, Task) else task
+    loss = for_evaluation(task) if isinstance(task, Task) else task
     if not callable(loss):
         checks.fail(where, "a Task, or a loss (params, x, y) -> scalar", checks.shown(loss))
     try:

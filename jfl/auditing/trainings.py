@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core import checks, pytrees
 from ..core.errors import NotAnalysable
+from ..core.losses import for_evaluation
 from ..core.records import Fn, Mechanism, Plan, Task, Tree, named
 from ..gradients.per_example import Grad
 from ..privacy.ledger.entry import Entry
@@ -352,7 +353,7 @@ def _row_loss(params, number, _, *, of, x, y, replaced, which, inside, slopes):
     """The loss of the row with this number; the label in the federation is not used.
 
     Args:
-        params, number: as a loss is given them.
+        params, number: as a loss is given them; with the words of a key for one that draws.
         of: the loss of the plan.
         x, y: all rows.
         replaced: that a canary which is out leaves its row as it was; else it has no loss.
@@ -360,7 +361,8 @@ def _row_loss(params, number, _, *, of, x, y, replaced, which, inside, slopes):
         inside: Bool[m].
         slopes: [m, ...], the gradients of canaries that are in; None: their own.
     """
-    value = of(params, x[number], y[number])
+    number, *words = number if isinstance(number, tuple) else (number,)
+    value = of(params, (x[number], *words) if words else x[number], y[number])
     canary = which[number]
     here = canary < len(inside)
     there = inside.at[canary].get(mode="fill", fill_value=True)
@@ -397,7 +399,7 @@ def _chosen(condition, one, other):
 def _seen(made, rounds):
     """What is kept of each round, [R, m, k], and how: for `watching.watched`."""
     plan, count = made.plan, len(made.rows)
-    of, loss = plan.algorithm, plan.task.loss
+    of, loss = plan.algorithm, for_evaluation(plan.task)
     model = dict(model=of.uploads == "model")
     whole = jnp.zeros((rounds, count, watching.COPIES), jnp.float32)
     leaves = None if made.weights is None else tuple(jax.tree.leaves(made.weights))

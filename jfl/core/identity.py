@@ -43,8 +43,9 @@ NOT_PART = {
     # what is assumed of whoever sums uploads changes nothing that is drawn
     "Plan": ("chunk", "mesh", "secure_aggregation"),
     "Grad": ("microbatch", "path"),
+    "Task": ("evaluation", "metrics", "target"),
     # said of the algorithm for `plan`; what it does is in its functions
-    "Algorithm": ("uploads", "checks_its_solve"),
+    "Algorithm": ("uploads", "checks_its_solve", "personal"),
     "Sampler": ("capacity",),  # an overflow voids the run: no cap is part of a mechanism
     "Responders": ("capacity",),
     "sampling.poisson": ("capacity",),

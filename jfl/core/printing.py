@@ -363,7 +363,10 @@ def run(self) -> str:
 
 def _last(metrics, name) -> str:
     """A metric at the last evaluation: one number, or the range over the points of a sweep."""
-    x = getattr(metrics, name)
+    return _last_of(getattr(metrics, name))
+
+
+def _last_of(x) -> str:
     values = _numbers(x)
     return (
         "none"
@@ -390,6 +393,8 @@ def metrics(self) -> str:
         if getattr(self, n) is not None
     ]
     more = ", ".join(f"{n.replace('_', ' ')} {_last(self, n)}" for n in rest)
+    custom = [f"{name} {_last_of(v)}" for name, v in (self.custom or {}).items()]
+    more = ", ".join([more, *custom])
     return (
         f"Metrics: {points}{_many(shape[-1] if shape else 1, 'evaluation')}, the last after round "
         f"{_last(self, 'round')}"

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from . import checks, hashing, printing, trade_off
+from . import checks, hashing, pictures, printing, trade_off
 from .pytrees import on_device
 
 Array = jax.Array
@@ -170,6 +170,7 @@ class Federation:
         ).reshape(places.shape + (hashing.WORDS,))
 
     __repr__ = printing.federation
+    plot = pictures.federation
 
 
 _FEDERATION = tuple(f.name for f in dataclasses.fields(Federation) if not f.metadata.get("static"))
@@ -212,12 +213,24 @@ class Batch(NamedTuple):
 
 
 @record
+class Metric:
+    """A number to watch: finish(sum over test rows / how many there were).  Outside the
+    guarantee."""
+
+    row: Fn  # (params, x, y) -> a number; or a pair, a sum and how many it is of
+    finish: Fn | None = None  # of the mean; None: the mean itself
+
+
+@record
 class Task:
-    """What is learned.  `loss` and `predict` speak of one example; `params` is drawn from a key."""
+    """What is learned.  All but `init` speak of one example; `params` is drawn from a key."""
 
     init: Fn  # key -> params
-    loss: Fn  # (params, x, y) -> scalar, one example
-    predict: Fn | None = None  # (params, x) -> logits of one example; None: no accuracy
+    loss: Fn  # (params, x, y) -> scalar; or (params, x, y, key) for one that draws
+    predict: Fn | None = None  # (params, x) -> logits; None: no accuracy
+    evaluation: Fn | None = None  # as `loss`, of test rows; None: `loss`
+    metrics: dict | None = None  # name -> Metric, beside loss and accuracy
+    target: str = static(default="class")  # what y is: a name in models.targets.TARGETS
     __repr__ = printing.task
 
 
@@ -299,6 +312,8 @@ class Algorithm:
     client: Fn  # (ctx, keys, server, own, rows) -> payload, own, Diagnostics
     server: Fn  # (ctx, server, release) -> server
     params: Fn  # server -> params, for evaluation
+    # (server, own) -> params, by which a client's own held-out rows are judged; None: `params`
+    personal: Fn | None = None
     releases: tuple = ()  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
@@ -407,6 +422,9 @@ class Run:
     __repr__ = printing.run
 
 
+PERCENTILES = (10, 25, 50, 75, 90)
+
+
 @record
 class Metrics:
     """One entry per evaluation.  All but `round` lie outside the guarantee."""
@@ -420,6 +438,9 @@ class Metrics:
     update_norm: Array  # of what the server applied, mean since the last evaluation
     cohort: Array  # mean clients a round
     clip_norm: Array | None = None  # of an adaptive release
+    # percentiles over clients of what client_accuracy is the mean of, [..., len(PERCENTILES)]
+    client_percentiles: Array | None = None
+    custom: dict | None = None  # of `Task.metrics`, by name
     __repr__ = printing.metrics
 
 

@@ -7,7 +7,7 @@ one name in `__all__`.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -26,6 +26,7 @@ __all__ = [
     "digits",
     "emnist",
     "fashion_mnist",
+    "frame",
     "mnist",
     "shakespeare",
     "svhn",
@@ -41,7 +42,7 @@ class Dataset(NamedTuple):
     """Rows with their labels, and what identifies them."""
 
     x: np.ndarray  # [n, ...] float32, or int32 for tokens
-    y: np.ndarray  # [n] int32, or float32 when classes == 0
+    y: np.ndarray  # [n] or [n, k] int32, or float32 when classes == 0
     x_test: np.ndarray  # [m, ...]
     y_test: np.ndarray  # [m]
     classes: int  # 0: not a classification problem
@@ -67,7 +68,9 @@ def arrays(
     Args:
         x: [n, ...], training rows as a model shall see them: floats become float32, integers
             (tokens) int32.
-        y: [n], labels: integers in [0, classes), or numbers where classes=0.
+        y: [n], labels: integers in [0, classes), or numbers where classes=0.  Or [n, k]: sequences
+            of tokens in [0, classes), where a negative one is masked; or k numbers, where
+            classes=0, which may be several labels of 0 and 1.
         x_test: [m, ...], test rows.
         y_test: [m], their labels.
         classes: how many classes there are; None: as many as the labels show; 0: y is a number to
@@ -83,6 +86,92 @@ def arrays(
         2
     """
     return make_dataset(f"datasets.arrays({name!r})", x, y, x_test, y_test, classes, name)
+
+
+def frame(
+    data: Any,
+    label: str,
+    owner: str | None = None,
+    features: Sequence[str] | None = None,
+    *,
+    test: Any = None,
+    test_fraction: float = 0.2,
+    classes: int | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """A data frame of pandas or polars: a column of labels, one of owners, the others features.
+
+    Other Parameters:
+        data: the frame, a row for each example.
+        label: the column of labels: integers from 0 on, or numbers where classes=0.
+        owner: the column that says whose a row is: then `partition.natural()` gives each owner's
+            rows to one client.
+        features: the columns of x, all of them numbers; None: all that are left.
+        test: a frame with the same columns, of test rows; None: some of `data`.
+        test_fraction: of the rows of each owner, in (0, 1), where `test` is None.
+        classes: as in `arrays`.
+        seed: of the choice of test rows.
+
+    Raises:
+        ValueError: for columns that are not there or hold no numbers; all that `arrays` refuses.
+
+    Example:
+        >>> import pandas  # doctest: +SKIP
+        >>> data = frame(pandas.read_csv("visits.csv"), label="returned", owner="hospital")
+        ... # doctest: +SKIP
+        >>> fed = jfl.federate(data, jfl.partition.natural())  # doctest: +SKIP
+    """
+    where = "datasets.frame"
+    names = _columns(where, data)
+    chosen = [n for n in names if n not in (label, owner)] if features is None else list(features)
+    for name in (label, *([] if owner is None else [owner]), *chosen):
+        checks.choice(where, names, column=name)
+    if not chosen:
+        checks.fail(where, "a column of features at least", f"columns {names}")
+    x, y = _matrix(where, data, chosen), np.asarray(data[label])
+    owners = None if owner is None else np.asarray(data[owner]).astype(str)
+    if test is not None:
+        missing = [n for n in (label, *chosen) if n not in _columns(where, test)]
+        if missing:
+            checks.fail(where, f"a column {missing[0]!r} in test", f"{_columns(where, test)}")
+        rows = x, y, _matrix(where, test, chosen), np.asarray(test[label])
+    else:
+        checks.fraction(where, single=True, test_fraction=test_fraction)
+        checks.seed(where, seed=seed)
+        is_test = _some_of_each(owners, len(x), test_fraction, np.random.default_rng(seed))
+        rows = x[~is_test], y[~is_test], x[is_test], y[is_test]
+        owners = None if owners is None else owners[~is_test]
+    made = make_dataset(where, *rows, classes, "frame")
+    return made if owners is None else made._replace(owners=owners)
+
+
+def _columns(where, data) -> list[str]:
+    if not hasattr(data, "columns"):
+        checks.fail(where, "a data frame of pandas or polars", checks.shown(data))
+    return list(data.columns)
+
+
+def _matrix(where, data, names) -> np.ndarray:
+    columns = [np.asarray(data[name]) for name in names]
+    for name, column in zip(names, columns, strict=True):
+        if column.dtype.kind not in "biuf":
+            checks.fail(
+                where,
+                f"numbers in column {name!r}",
+                f"dtype {column.dtype}",
+                "Encode it (one column for each category), or leave it out with features=.",
+            )
+    return np.stack([column.astype(np.float32) for column in columns], 1)
+
+
+def _some_of_each(owners, rows, fraction, rng) -> np.ndarray:
+    """Bool[rows]: a fraction of each owner's rows, rounded; at least one row stays."""
+    numbers = np.zeros(rows, int) if owners is None else np.unique(owners, return_inverse=True)[1]
+    chosen = np.zeros(rows, bool)
+    for number in range(numbers.max() + 1):
+        own = rng.permutation(np.flatnonzero(numbers == number))
+        chosen[own[: min(round(fraction * len(own)), len(own) - 1)]] = True
+    return chosen
 
 
 def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
@@ -472,13 +561,7 @@ def checked_arrays(
         "y_test": (checks.array(where, "y_test", y_test), len(x_test)),
     }
     for key, (value, rows) in labels.items():
-        if value.shape != (rows,):
-            checks.fail(
-                where,
-                f"{key} of shape [{rows}], one label a row",
-                f"shape {list(value.shape)}",
-                "Use .ravel() for a column, .argmax(-1) for one-hot labels.",
-            )
+        _one_target_a_row(where, key, value, rows, classes)
         if value.dtype.kind not in "buif":
             checks.fail(
                 where, f"{key} of numbers", f"dtype {value.dtype}", "Number the classes from 0."
@@ -503,16 +586,39 @@ def checked_arrays(
     if classes > INT32:
         checks.fail(where, f"at most {INT32} classes", classes, "Number the classes from 0.")
     for key, (value, _) in labels.items():
-        bad = np.flatnonzero((value < 0) | (value >= classes))
+        masked = (value < 0) & (value.ndim > 1)
+        bad = np.argwhere(((value < 0) | (value >= classes)) & ~masked)
         if bad.size:
+            place = tuple(bad[0].tolist())
             checks.fail(
                 where,
                 f"labels in [0, {classes})",
-                f"{key}[{bad[0]}] = {value[bad[0]]}",
+                f"{key}[{', '.join(map(str, place))}] = {value[place]}",
                 "Number the classes from 0, or pass the right `classes`.",
             )
     y, y_test = (value.astype(np.int32, copy=False) for value, _ in labels.values())
     return x, y, x_test, y_test, int(classes)
+
+
+def _one_target_a_row(where, key, value, rows, classes):
+    """Labels [n]; or [n, k] where it was said what they are."""
+    if value.shape == (rows,):
+        return
+    several = value.ndim == 2 and len(value) == rows and value.shape[1] > 1
+    one_hot = (
+        several
+        and value.shape[1] == classes
+        and bool(((value == 0) | (value == 1)).all() and (value.sum(1) == 1).all())
+    )
+    if not several or classes is None or one_hot:
+        checks.fail(
+            where,
+            f"{key} of shape [{rows}], one label a row",
+            f"{'one-hot labels, ' if one_hot else ''}shape {list(value.shape)}",
+            "Use .ravel() for a column, .argmax(-1) for one-hot labels. For sequences of tokens "
+            "say how many there are, jfl.datasets.arrays(..., classes=V); for several numbers or "
+            "labels a row, classes=0.",
+        )
 
 
 def _features(where, key, value):

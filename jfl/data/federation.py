@@ -5,7 +5,7 @@ Axes: n rows, m test rows, C clients, N and Nt slots.  Imports jfl.core, jfl.cor
 neighbours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,16 +21,19 @@ __all__ = ["checksum", "describe", "federate"]
 
 
 def federate(
-    dataset: Dataset | Sequence,
-    partition: Partition | Sequence,
+    dataset: Dataset | Sequence | Mapping,
+    partition: Partition | Callable | None = None,
     *,
     holdout: float = 0.0,
     test: Sequence | None = None,
+    classes: int | None = None,
 ) -> Federation:
     """The rows of `dataset`, owned as `partition` says.
 
     Args:
-        dataset: a Dataset, or a tuple (x, y, x_test, y_test); with `test` also a tuple (x, y).
+        dataset: a Dataset, or a tuple (x, y, x_test, y_test); with `test` also a tuple (x, y).  Or
+            the rows of each client: a dict {client: (x, y)}, or a list of pairs (x, y), each with
+            as many rows as the client has; then `partition` is left out.
         partition: a partition, or any function of the labels [n] that gives a list of C index
             arrays.  Rows that nobody owns are allowed, rows with two owners are not.
             `partition.natural()` without arguments gives the rows to the owners that the dataset
@@ -38,7 +41,9 @@ def federate(
         holdout: the fraction of each client's rows, in [0, 1), that is kept for its own test,
             rounded; at least one row stays on either side.  These rows leave the training rows, so
             the partition's min_rows counts both.
-        test: (x_test, y_test), central test rows in place of the dataset's.
+        test: (x_test, y_test), central test rows in place of the dataset's.  Where the rows of each
+            client are given and `test` is not, these are all held-out rows.
+        classes: as in `jfl.datasets.arrays`, where `dataset` is none of jfl.datasets.
 
     Returns:
         The federation: index Int32[C, N], N the rows of the largest client; test_index
@@ -59,7 +64,6 @@ def federate(
         >>> fed.index.shape, fed.test_index.shape
         ((10, 108), (10, 36))
     """
-    x, y, x_test, y_test, classes = _parts(dataset, test)
     checks.nonnegative("federate", holdout=holdout)
     if np.ndim(holdout) or holdout >= 1:
         checks.fail(
@@ -68,6 +72,10 @@ def federate(
             f"holdout={holdout!r}",
             "0.2 keeps a fifth of each client.",
         )
+    everyone = _of_clients(dataset, partition, holdout, test)
+    if everyone is not None:
+        dataset, partition, test = everyone
+    x, y, x_test, y_test, classes = _parts(dataset, test, classes)
     if not callable(partition):
         checks.fail(
             "federate",
@@ -98,7 +106,11 @@ def federate(
             "Give the partition min_rows=2, or take fewer clients.",
         )
     index, size = _padded([part[k:] for part, k in zip(rows, kept, strict=True)])
-    test_index, test_size = _padded([part[:k] for part, k in zip(rows, kept, strict=True)])
+    held_out = [part[:k] for part, k in zip(rows, kept, strict=True)]
+    test_index, test_size = _padded(held_out)
+    if everyone is not None and test is None:
+        of_all = np.concatenate(held_out)
+        x_test, y_test = x[of_all], y[of_all]
     # copies: asarray may share memory with the caller, who could change the rows of a run
     # later.
     return Federation(
@@ -176,9 +188,56 @@ def _bound(partition, dataset):
     return natural(owners, partition.seed)
 
 
-def _parts(dataset, test):
+def _of_clients(dataset, partition, holdout, test):
+    """Where the rows of each client are given: all rows, who owns them, and the test rows, with
+    those of all clients in the place of none; else None."""
+    pairs = dataset
+    if isinstance(dataset, Mapping):
+        pairs = list(dataset.values())
+    elif not (isinstance(dataset, list) and all(isinstance(p, tuple | list) for p in dataset)):
+        return None
+    where = "federate({client: (x, y)})"
+    if partition is not None:
+        checks.fail(where, "no partition: each client has its rows", checks.shown(partition))
+    names = list(dataset) if isinstance(dataset, Mapping) else range(len(pairs))
+    if not pairs:
+        checks.fail(where, "a client at least", "none")
+    for name, pair in zip(names, pairs, strict=True):
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or len(pair[0]) != len(pair[1]):
+            got = [len(part) for part in pair] if isinstance(pair, tuple | list) else pair
+            checks.fail(where, f"(x, y) of as many rows for client {name!r}", f"{got}")
+    if test is None and not holdout:
+        checks.fail(
+            where,
+            "test rows",
+            "none",
+            "Pass test=(x_test, y_test), or holdout=0.2 for a fifth of each client's rows.",
+        )
+    x, y = (_joined(where, [np.asarray(pair[i]) for pair in pairs], names, "xy"[i]) for i in (0, 1))
+    owner = np.repeat(np.arange(len(pairs)), [len(pair[0]) for pair in pairs])
+    given = (x, y, x[:1], y[:1]) if test is None else (x, y)
+    return given, natural(owner), test
+
+
+def _joined(where, parts, names, letter):
+    shapes = {name: part.shape[1:] for name, part in zip(names, parts, strict=True)}
+    if len(set(shapes.values())) > 1:
+        few = ", ".join(f"{name!r} {list(shape)}" for name, shape in list(shapes.items())[:6])
+        checks.fail(
+            where,
+            f"rows of {letter} of one shape",
+            few,
+            "Pad sequences, and mask their labels with -1.",
+        )
+    return np.concatenate(parts)
+
+
+def _parts(dataset, test, classes):
     where = f"federate({dataset.name!r})" if isinstance(dataset, Dataset) else "federate"
-    classes = dataset.classes if isinstance(dataset, Dataset) else None
+    if isinstance(dataset, Dataset):
+        if classes not in (None, dataset.classes):
+            checks.fail(where, f"the dataset's classes, {dataset.classes}", f"classes={classes}")
+        classes = dataset.classes
     values = dataset[:4] if isinstance(dataset, Dataset) else dataset
     if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
         checks.fail(where, "test=(x_test, y_test)", type(test).__name__)

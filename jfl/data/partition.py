@@ -49,8 +49,8 @@ class Partition:
                 "federate(dataset, partition.natural()) takes the "
                 "dataset's; else give one owner a row.",
             )
-        if labels.ndim != 1:
-            checks.fail(where, "labels of shape [n]", f"shape {list(labels.shape)}")
+        if labels.ndim < 1:
+            checks.fail(where, "labels of shape [n] or [n, ...]", f"shape {list(labels.shape)}")
         if len(labels) < self.clients:
             checks.fail(
                 where,
@@ -744,6 +744,13 @@ def _partition(name, clients, seed, split):
 
 def _rows_by_class(name, labels):
     """Rows of each class that occurs."""
+    if labels.ndim > 1:
+        checks.fail(
+            f"partition.{name}",
+            "one label a row, since it splits by class",
+            f"labels of shape {list(labels.shape)}",
+            "Use iid, power_law or natural.",
+        )
     if labels.dtype.kind not in "biu":
         checks.fail(
             f"partition.{name}",

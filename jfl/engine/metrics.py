@@ -1,71 +1,158 @@
 """Evaluation on held-out rows; all of it lies outside the guarantee."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ..core.records import Federation, Task
+from ..core import losses
+from ..core.records import PERCENTILES, Federation, Fn, Task
 from ..models import frameworks
+from ..models.targets import TARGETS
 from . import sharding
 
 BLOCK = 2048  # test rows evaluated at once
+KEY = 0  # seed of the keys of test rows, for a loss that draws: the same in every evaluation
 
 
-def _predicted(task: Task, params, x):
+class Evaluation(NamedTuple):
+    """What was measured; None where undefined."""
+
+    loss: Any
+    accuracy: Any
+    client_accuracy: Any
+    client_percentiles: Any
+    custom: dict | None
+
+
+def _hits(task: Task, params, x, y):
+    """How much of a prediction is right: a number, or a pair of that and of how many."""
     try:
-        return jnp.argmax(task.predict(params, x), -1)
+        output = task.predict(params, x)
     except Exception as error:  # of somebody's module
         frameworks.explain("predict", error, f"x is {x.dtype}{list(x.shape)}")
         raise
+    hits = TARGETS[task.target].hits(output, y)
+    return jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), hits)
 
 
-def evaluate(task: Task, params, fed: Federation, mesh: Mesh | None = None):
-    """-> mean test loss, test accuracy, mean over clients of their held-out accuracy (None where
-    undefined)."""
+def _has_accuracy(task: Task) -> bool:
+    return task.predict is not None and TARGETS[task.target].hits is not None
 
-    def row(params, x, y):
-        loss = task.loss(params, x, y)
-        if task.predict is None:
-            return loss, jnp.zeros(())
-        return loss, (_predicted(task, params, x) == y).astype(jnp.float32)
 
-    loss, accuracy = _mean(row, params, (fed.x_test, fed.y_test), BLOCK, mesh)
-    return (
-        loss,
-        None if task.predict is None else accuracy,
-        client_accuracy(task, params, fed, mesh),
+def evaluate(
+    task: Task,
+    params,
+    fed: Federation,
+    mesh: Mesh | None = None,
+    personal: Fn | None = None,
+    server=None,
+    own=(),
+) -> Evaluation:
+    """Loss, accuracy and custom metrics on the central test rows; accuracy on each client's own.
+
+    Args:
+        task: what is learned.
+        params: of the model that all share.
+        fed: whose test rows are used.
+        mesh: devices that share the work.
+        personal: (server, what a client remembers) -> its own model, by which clients are then
+            judged; None: all by `params`.
+        server: what the server remembers.
+        own: leaves [C, ...], what clients remember.
+    """
+    draws = task.evaluation is None and losses.takes_key(task.loss)
+    loss = losses.for_evaluation(task)
+
+    def row(params, x, y, number=None):
+        found = dict(loss=loss(params, x, y) if number is None else drawn(params, x, y, number))
+        if _has_accuracy(task):
+            found["accuracy"] = _hits(task, params, x, y)
+        for name, metric in (task.metrics or {}).items():
+            value = metric.row(params, x, y)
+            found[f"custom {name}"] = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), value)
+        return found
+
+    def drawn(params, x, y, number):
+        key = jax.random.key(KEY, impl=losses.IMPLEMENTATION)
+        return task.loss(params, x, y, jax.random.fold_in(key, number))
+
+    items = (fed.x_test, fed.y_test)
+    if draws:
+        items = (*items, jnp.arange(len(fed.x_test), dtype=jnp.uint32))
+    found = _mean(row, params, items, BLOCK, mesh)
+    custom = {
+        name: found[f"custom {name}"] if m.finish is None else m.finish(found[f"custom {name}"])
+        for name, m in (task.metrics or {}).items()
+    }
+    model = (Fn(_same), params, ()) if personal is None else (personal, server, own)
+    return Evaluation(
+        found["loss"],
+        found.get("accuracy"),
+        *_of_clients(task, fed, mesh, *model),
+        custom or None,
     )
 
 
-def _mean(per_item, given, items, block, mesh):
-    """Mean of `per_item(given, *item)`, a block of items at a time, each device its part."""
+def _same(params, own):
+    return params
 
+
+def _mean(per_item, given, items, block, mesh):
+    """Mean of `per_item(given, *item)`, a block of items at a time, each device its part; of a
+    pair, the sum of its first over that of its second."""
+    many = max(1, len(items[0]))
+    sums = _sums(per_item, given, items, block, mesh)
+    return {name: _ratio(value, many) for name, value in sums.items()}
+
+
+def _ratio(value, many):
+    if not isinstance(value, tuple):
+        return value / many
+    total, count = value
+    return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), jnp.nan)
+
+
+def _sums(per_item, given, items, block, mesh):
     def sums(given, items, mask):
         values = jax.lax.map(
             lambda item: per_item(given, *item), items, batch_size=min(block, len(mask))
         )
         return jax.tree.map(lambda v: jnp.where(mask, v, 0.0).sum(), values)
 
-    many = max(1, len(items[0]))
-    return jax.tree.map(lambda v: v / many, sharding.sum_of_parts(sums, given, items, mesh))
+    return sharding.sum_of_parts(sums, given, items, mesh)
 
 
-def client_accuracy(task: Task, params, fed: Federation, mesh: Mesh | None = None):
-    """Mean over clients of the accuracy on their own held-out rows; None without such rows or
-    without predictions."""
-    if task.predict is None or fed.test_index.shape[-1] == 0:
-        return None
+def _of_clients(task: Task, fed: Federation, mesh: Mesh | None, model, server, own):
+    """The mean over clients of the accuracy on their own held-out rows, and percentiles; None
+    without such rows or without predictions."""
+    if not _has_accuracy(task) or fed.test_index.shape[-1] == 0:
+        return None, None
 
-    def client(given, index, size):
-        params, x, y = given
-        hit = jax.vmap(lambda i: _predicted(task, params, x[i]) == y[i])(index)
+    def client(given, index, size, own):
+        server, x, y = given
+        params = model(server, own)
+        hits = jax.vmap(lambda i: _hits(task, params, x[i], y[i]))(index)
         held = jnp.arange(index.shape[0]) < size
-        return jnp.where(held, hit, False).sum() / jnp.maximum(size, 1)
+        right = jax.tree.map(lambda v: jnp.where(held, v, 0).sum(), hits)
+        return _ratio(right, jnp.maximum(size, 1))
 
-    return _mean(
-        client,
-        (params, fed.x, fed.y),
-        (fed.test_index, fed.test_size),
-        max(1, BLOCK // fed.test_index.shape[-1]),
-        mesh,
-    )
+    clients = len(fed.test_size)
+    items = (fed.test_index, fed.test_size, own)
+    block = max(1, BLOCK // fed.test_index.shape[-1])
+
+    def placed(given, items, mask):
+        """Each at its place, zeros at the others: a sum over devices puts them together."""
+        *items, place = items
+        each = jax.lax.map(
+            lambda item: client(given, *item), tuple(items), batch_size=min(block, len(mask))
+        )
+        return jnp.zeros(clients).at[place].add(jnp.where(mask, each, 0.0))
+
+    given = (server, fed.x, fed.y)
+    places = jnp.arange(clients, dtype=jnp.int32)
+    each = sharding.sum_of_parts(placed, given, (*items, places), mesh)
+    there = fed.test_size > 0
+    known = jnp.where(there, each, jnp.nan)
+    return jnp.nanmean(known), jnp.nanpercentile(known, jnp.array(PERCENTILES))

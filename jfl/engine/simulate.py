@@ -91,20 +91,29 @@ def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
 
 
 def _metrics(run, plan, sums):
-    loss, accuracy, client_accuracy = evaluate(
-        plan.task, plan.algorithm.params(run.server), plan.fed, meshes.devices(plan.mesh)
+    mesh, personal = meshes.devices(plan.mesh), plan.algorithm.personal
+    seen = evaluate(
+        plan.task,
+        plan.algorithm.params(run.server),
+        plan.fed,
+        mesh,
+        personal,
+        run.server,
+        () if personal is None else jax.tree.map(lambda x: x[: plan.sampler.clients], run.own),
     )
     mean = lambda x: x / jnp.maximum(sums.rounds, 1)
     return Metrics(
         run.round,
-        loss,
-        accuracy,
-        client_accuracy,
+        seen.loss,
+        seen.accuracy,
+        seen.client_accuracy,
         mean(sums.loss),
         mean(sums.clipped),
         mean(sums.update_norm),
         mean(sums.clients),
         run.mechanism if mech.adaptive(plan.release) else None,
+        seen.client_percentiles,
+        seen.custom,
     )
 
 

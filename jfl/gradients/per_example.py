@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ..core import checks, marks, pytrees
+from ..core import checks, losses, marks, pytrees
 from ..core.records import Batch, Diagnostics, Fn, Mechanism, named, record, static
 from ..privacy.mechanisms import chain as mech
 from . import ghost
@@ -21,7 +21,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Grad:
     """(key, params, batch, ctx) -> gradient, (loss, clipped fraction)."""
 
-    loss: Fn  # (params, x, y) -> scalar, one example
+    loss: Fn  # (params, x, y) -> scalar, one example; x is a pair in one that draws: core.losses
     mechanism: Mechanism | None  # None: the mean gradient, not private
     l2: Any  # added after the mechanism: l2 * params
     microbatch: int | None = static(default=None)
@@ -51,6 +51,8 @@ def _as_fn(function) -> Fn:
 def _computed(loss, dtype, where) -> Fn:
     checks.choice(where, DTYPES, compute=dtype)
     loss = _as_fn(loss)
+    if losses.takes_key(loss):
+        loss = losses.joined(loss)
     return loss if dtype == "float32" else Fn(_coarse, dict(loss=loss), dict(dtype=dtype))
 
 
@@ -63,15 +65,16 @@ def _coarse(params, x, y, *, loss, dtype):
 
 
 def exact(loss: Fn) -> Fn:
-    """The loss in float32, whatever the steps compute in."""
-    return loss.data["loss"] if loss.function is _coarse else loss
+    """The loss in float32, whatever the steps compute in, and at one key if it draws."""
+    return losses.of_three(loss.data["loss"] if loss.function is _coarse else loss)
 
 
 def grad(loss: Callable, *, l2: ArrayLike | None = None, compute: str = "float32") -> Grad:
     """The mean gradient of `loss` over the rows of a batch: no privacy.
 
     Args:
-        loss: any pure (params, x, y) -> scalar for one example.
+        loss: any pure (params, x, y) -> scalar for one example, or (params, x, y, key) for one that
+            draws, such as dropout: each row of each step has a key of its own.
         l2: adds l2 * params, the gradient of (l2 / 2) ||params||^2.
         compute: the type in which the loss is computed, as in `private_grad`.
     """
@@ -92,7 +95,8 @@ def private_grad(
     """Per-example gradients of `loss` through `mechanism`.
 
     Args:
-        loss: any pure (params, x, y) -> scalar for one example.
+        loss: any pure (params, x, y) -> scalar for one example, or (params, x, y, key) for one that
+            draws, as in `grad`.
         mechanism: a chain over the examples of a batch, such as chain(clip_l2(1.0), total(),
             gaussian(1.1), divide(16)).
         l2: adds l2 * params after clipping and noise: it depends on no example, so it is not
@@ -110,9 +114,11 @@ def private_grad(
         a clip norm is measured in float32 on the very gradient that is added, so a coarse `compute`
         changes the gradient, never its bound: epsilon is the same.  Of parameters in half precision
         too, gradients are clipped, summed and made noisy in float32; the result is rounded to their
-        type.  A row whose gradient is not finite counts as zero: Health.nonfinite_rows counts it
-        and stops the run.  Noise is drawn anew for every (round, client, step).  What an epsilon is
-        worth depends on how batches and clients are drawn: see `jfl.guarantee`.
+        type.  What a loss draws is independent of the rows and of the noise, and clipping comes
+        after it: epsilon is the same.  A row whose gradient is not finite counts as zero:
+        Health.nonfinite_rows counts it and stops the run.  Noise is drawn anew for every (round,
+        client, step).  What an epsilon is worth depends on how batches and clients are drawn: see
+        `jfl.guarantee`.
 
     Raises:
         ValueError: for an adaptive clip: one clip norm must serve all clients of a round; with
@@ -157,12 +163,20 @@ def private_grad(
     )
 
 
+def _keyed(self, key, batch):
+    """The batch, with the words of a key for each row where the loss draws."""
+    if not losses.draws(self.loss):
+        return batch
+    return batch._replace(x=losses.with_words(batch.x, key, len(batch.mask)))
+
+
 def _mean(self, key, params, batch, ctx):
+    batch = _keyed(self, key, batch)
     loss = ghost.convolved(self.loss, params, *_example(batch), batch.mask.shape[0])
 
     def mean_loss(w):
-        losses = jax.vmap(loss, (None, 0, 0))(w, batch.x, batch.y)
-        return jnp.where(batch.mask, losses, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
+        each = jax.vmap(loss, (None, 0, 0))(w, batch.x, batch.y)
+        return jnp.where(batch.mask, each, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
 
     loss, g = jax.value_and_grad(mean_loss)(params)
     return g, _seen(loss, jnp.zeros(()), jnp.zeros((), jnp.int32))
@@ -177,8 +191,14 @@ def _example(batch):
     return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), (batch.x, batch.y))
 
 
+def _example_of(loss, plan):
+    """Likewise, as a loss of this plan takes them."""
+    x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (plan.fed.x, plan.fed.y))
+    return ((x, losses.words_shape()) if losses.draws(loss) else x), y
+
+
 def _private(self, key, params, batch, ctx):
-    batch = marks.example(batch)
+    batch = _keyed(self, key, marks.example(batch))
     weight = batch.mask.astype(jnp.float32)
     partial, loss = clipped_sum(self, params, batch, weight)
     value = marks.bounded(partial.value, self.mechanism, batch.mask, "examples")
@@ -216,8 +236,7 @@ def gradient_path(plan) -> str:
     private = lambda node: isinstance(node, Grad) and node.mechanism is not None
     grads = [g for g in jax.tree.leaves(plan.algorithm, is_leaf=private) if private(g)]
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
-    example = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (plan.fed.x, plan.fed.y)]
-    books = [_book(g, params, *example) for g in grads]
+    books = [_book(g, params, *_example_of(g.loss, plan)) for g in grads]
     paths = [("vmap" if b is None else ghost.words(b)) + _type(g) for g, b in zip(grads, books)]
     return " and ".join(dict.fromkeys(paths)) or "none"
 
@@ -235,11 +254,11 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
     def some(rows: Batch, w):
         if book is None:
             loss = ghost.convolved(self.loss, params, *example, examples=1)
-            losses, grads = jax.vmap(jax.value_and_grad(loss), (None, 0, 0))(params, rows.x, rows.y)
+            each, grads = jax.vmap(jax.value_and_grad(loss), (None, 0, 0))(params, rows.x, rows.y)
             partial = mech.contribute(self.mechanism, (), grads, w)
         else:
             (bounds,) = _clip(self.mechanism).apply.data.values()
-            value, over, finite, losses = ghost.clipped_sum(
+            value, over, finite, each = ghost.clipped_sum(
                 book,
                 self.loss,
                 params,
@@ -258,7 +277,7 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
                 (~finite & (w != 0)).sum(dtype=jnp.int32),
                 pytrees.form(params),
             )
-        return partial, jnp.where(w != 0, losses, 0.0).sum()
+        return partial, jnp.where(w != 0, each, 0.0).sum()
 
     size = weight.shape[0]
     if self.microbatch is None or self.microbatch >= size:

@@ -23,18 +23,20 @@ BATCH_NORM = (
 )
 DROPOUT = (
     "Dropout needs a random key for each example, which a loss of (params, x, y) does not have. "
-    "Use "
-    "deterministic=True, or leave it out."
+    "Let __call__ take `train` or `deterministic`, which jfl.models.flax sets; or write a loss "
+    '(params, x, y, key) and pass rngs={"dropout": key}; or use deterministic=True.'
 )
 ONE_EXAMPLE = (
     "The loss gets one example, without a batch axis, and params of module.init on such an x."
 )
 SPLIT_NNX = (
-    "Split it: graphdef, params, rest = nnx.split(model, nnx.Param, ...). Pass params, and call "
+    "Take jfl.models.nnx(fed, model). Or split it: "
+    "graphdef, params, rest = nnx.split(model, nnx.Param, ...). Pass params, and call "
     "nnx.merge(graphdef, params, rest)(x) in the loss."
 )
 SPLIT_EQUINOX = (
-    "An equinox module is a pytree, and what is no array in it cannot be trained. Split it: "
+    "An equinox module is a pytree, and what is no array in it cannot be trained. "
+    "Take jfl.models.equinox(fed, model). Or split it: "
     "params, static = "
     "eqx.partition(model, eqx.is_inexact_array). Pass params, and call eqx.combine(params, "
     "static)(x) in "
@@ -43,7 +45,7 @@ SPLIT_EQUINOX = (
 LINEN = (
     'Pass params = module.init(key, x)["params"] of one example x, and call '
     'module.apply({"params": params}, x) in the '
-    "loss; or take jfl.models.classifier(fed, module)."
+    "loss; or take jfl.models.flax(fed, module)."
 )
 WRITE_A_LOSS = (
     "Write a function: def loss(params, x, y), which calls the module with params on one example."
@@ -188,7 +190,7 @@ def explain(where: str, error: Exception, context: str = "") -> None:
             where,
             "a module that needs no random key",
             got,
-            "A loss of (params, x, y) has none: leave random layers out.",
+            "A loss of (params, x, y) has none: write one of (params, x, y, key).",
         )
     checks.fail(
         where, "a module of flax that fits its parameters and one example", got, ONE_EXAMPLE

@@ -1,19 +1,21 @@
 """What is learned: ready-made flax models, or any pure loss of one example."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import ArrayLike
 
-from ..core import checks
-from ..core.records import Federation, Fn, Task, named
+from ..core import checks, earlier_names, losses
+from ..core.records import Federation, Fn, Metric, Metrics, Task, named
 from ..kernels.conv import conv_same, relu_pool
 from . import frameworks
+from .adapters import flax
+from .targets import TARGETS
 
 __all__ = ["logistic", "mlp", "cnn", "lstm"]
+
+__getattr__ = earlier_names.renamed(__name__, {"classifier": "jfl.models.adapters.flax"})
 
 
 @named("models.fixed")
@@ -21,137 +23,85 @@ def _fixed(key, *, params):
     return params
 
 
-def task(params: Any, loss: Callable | None, predict: Callable | None = None) -> Task:
+def task(
+    params: Any,
+    loss: Callable,
+    predict: Callable | None = None,
+    *,
+    evaluation: Callable | None = None,
+    metrics: Mapping[str, Callable | Metric] | None = None,
+    target: str = "class",
+) -> Task:
     """A user's own problem.
 
     Args:
         params: the starting point, a pytree of floats; or a pure function key -> params.  An
             equinox module whose leaves are all arrays of floats is such a pytree; of others, and of
-            flax.nnx, pass the part that is.
-        loss: pure (params, x, y) -> scalar, for one example.
-        predict: pure (params, x) -> logits of one example; without it no accuracy is computed.
+            flax.nnx, see `jfl.models`.
+        loss: pure (params, x, y) -> scalar, for one example; or (params, x, y, key), which draws.
+            The key of a row follows from the seed, the round, the client and the step.
+        predict: pure (params, x) -> output of one example; without it no accuracy is computed.
+        evaluation: the loss of test rows, where it is another one: without dropout, say.  None:
+            `loss`; if that draws, each test row has one key in all evaluations.
+        metrics: what else is watched on the test rows, by name: pure (params, x, y) -> a number, or
+            a pair, a sum and how many it is of; or a jfl.Metric, which also says what is done to
+            the mean.  They are in `out.metrics.custom`.
+        target: what y is, which says what is right about an output: "class" (the largest logit),
+            "tokens" (each of a sequence, but for negative ones), "labels" (each of several logits
+            by its sign) or "numbers" (no accuracy).
 
     Raises:
         ValueError: for what cannot be trained (modules, leaves that are no floats, statistics of
             BatchNorm).
 
     Example:
+        >>> import jax, jax.numpy as jnp
         >>> t = task(jnp.zeros(3), lambda w, x, y: (x @ w - y) ** 2)
         >>> t.init(jax.random.key(0)).shape
         (3,)
     """
     if not callable(loss):
         checks.fail("task", "loss, a pure function (params, x, y) -> scalar", checks.shown(loss))
-    if predict is not None and not callable(predict):
-        checks.fail(
-            "task", "predict, a pure function (params, x) -> logits, or None", checks.shown(predict)
-        )
+    forms = dict(predict="(params, x) -> output", evaluation="(params, x, y) -> scalar")
+    for name, value in dict(predict=predict, evaluation=evaluation).items():
+        if value is not None and not callable(value):
+            checks.fail(
+                "task", f"{name}, a pure function {forms[name]}, or None", checks.shown(value)
+            )
+        frameworks.function("task", name, value, forms[name])
     frameworks.function("task", "loss", loss, "(params, x, y) -> scalar")
-    frameworks.function("task", "predict", predict, "(params, x) -> logits")
+    if evaluation is not None and losses.takes_key(evaluation):
+        checks.fail("task", "evaluation, a function (params, x, y)", "one that takes a key")
+    checks.choice("task", TARGETS, target=target)
     draws = callable(params) and frameworks.library(params) is None
-    init = Fn(params) if draws else Fn(_fixed, dict(params=frameworks.parameters("task", params)))
-    return Task(
-        init, loss if isinstance(loss, Fn) else Fn(loss), None if predict is None else Fn(predict)
-    )
+    init = _fn(params) if draws else Fn(_fixed, dict(params=frameworks.parameters("task", params)))
+    return Task(init, _fn(loss), _fn(predict), _fn(evaluation), watched("task", metrics), target)
 
 
-@named("models.init")
-def _init(key, *, module, shape, dtype="float32"):
-    return module.init(key, jnp.zeros(shape, dtype))["params"]
+def _fn(function: Callable | None) -> Fn | None:
+    return function if function is None or isinstance(function, Fn) else Fn(function)
 
 
-@named("models.predict")
-def _predict(params, x, *, module):
-    return module.apply({"params": params}, x)
-
-
-@named("models.cross_entropy")
-def _cross_entropy(params, x, y, *, module):
-    return cross_entropy(_predict(params, x, module=module), y)
-
-
-def cross_entropy(logits: jax.Array, label: ArrayLike) -> jax.Array:
-    """Minus the log-probability of a label, of one example.
-
-    Shapes:
-        logits: Float[classes]; label: Int[], in range(classes).
-    """
-    label = jnp.asarray(label)
-    pick = _looked_up if jax.default_backend() == "cpu" else _compared
-    return jax.nn.logsumexp(logits) - pick(logits, label)
-
-
-def _looked_up(logits, label):
-    return jnp.take_along_axis(logits, label[None], 0)[0]
-
-
-def _compared(logits, label):
-    """The same without a lookup, which costs an accelerator a launch, and its derivative another: a
-    scatter."""
-    classes = logits.shape[0]
-    is_label = jnp.arange(classes) == jnp.where(label < 0, label + classes, label)
-    found = jnp.where(is_label, logits, 0).sum()
-    is_known = (-classes <= label) & (label < classes)
-    return jnp.where(is_known, found, jnp.nan)
-
-
-def classifier(fed: Federation, module: nn.Module) -> Task:
-    """Cross-entropy of any flax module that maps one example to `fed.classes` logits."""
-    checks.kind("models", Federation, "jfl.federate", fed=fed)
-    if fed.classes < 2:
-        checks.fail(
-            "models",
-            "a federation with class labels",
-            f"classes={fed.classes}",
-            "For other problems use jfl.task(params, loss).",
-        )
-    if not isinstance(module, nn.Module):
-        checks.fail(
-            "models",
-            "a flax.linen module",
-            checks.shown(module),
-            "For others use jfl.task(params, loss, predict).",
-        )
-    shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
-
-    def whole(key):
-        variables = module.init(key, jnp.zeros(shape, dtype))
-        return variables, module.apply(variables, jnp.zeros(shape, dtype))
-
-    try:
-        variables, logits = jax.eval_shape(whole, jax.random.key(0))
-    except Exception as error:  # of somebody's module
-        frameworks.explain("models", error, f"x is {dtype}{list(shape)}")
-        raise
-    if "batch_stats" in variables:
-        checks.fail(
-            "models",
-            "a module without BatchNorm",
-            "variables in batch_stats",
-            frameworks.BATCH_NORM,
-        )
-    if set(variables) != {"params"}:
-        checks.fail(
-            "models",
-            "a module with parameters, and no other variables",
-            f"collections {sorted(variables)}",
-            "For others use jfl.task(params, loss, predict).",
-        )
-    if logits.shape != (fed.classes,):
-        checks.fail(
-            "models",
-            f"a module from one example {shape} to logits ({fed.classes},)",
-            f"{logits.shape}",
-            "It is called on one example, without a batch axis.",
-        )
-    data = dict(module=module)
-    # floats are not named: the identity of a plan does not hang on a default
-    tokens = {} if dtype == "float32" else dict(dtype=dtype)
-    return Task(
-        Fn(_init, static=dict(data, shape=shape, **tokens)),
-        Fn(_cross_entropy, static=data),
-        Fn(_predict, static=data),
-    )
+def watched(where: str, metrics: Mapping[str, Callable | Metric] | None) -> dict | None:
+    """Custom metrics as records, by name."""
+    if not metrics:
+        return None
+    if not isinstance(metrics, Mapping):
+        checks.fail(where, "metrics, a dict of names and functions", checks.shown(metrics))
+    taken = {field.name for field in dataclasses.fields(Metrics)}
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not name or name in taken:
+            checks.fail(
+                where,
+                "metrics by names of their own",
+                repr(name),
+                f"jfl measures {', '.join(sorted(taken))} itself.",
+            )
+        if not callable(metric) and not isinstance(metric, Metric):
+            checks.fail(where, f"metric {name!r}, a function (params, x, y)", checks.shown(metric))
+    return {
+        name: m if isinstance(m, Metric) else Metric(_fn(m)) for name, m in sorted(metrics.items())
+    }
 
 
 class _Mlp(nn.Module):
@@ -216,7 +166,7 @@ def logistic(fed: Federation) -> Task:
     """Softmax regression, started at zero.  For L2 regularisation give l2 to `grad` or
     `private_grad`."""
     checks.kind("models.logistic", Federation, "jfl.federate", fed=fed)
-    return classifier(fed, _Mlp((), fed.classes))
+    return flax(fed, _Mlp((), fed.classes), target="class")
 
 
 def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
@@ -230,7 +180,7 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
     hidden = checks.several("models.mlp", hidden=hidden)
     for width in hidden:
         checks.whole("models.mlp", hidden=width)
-    return classifier(fed, _Mlp(hidden, fed.classes))
+    return flax(fed, _Mlp(hidden, fed.classes), target="class")
 
 
 def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 256)) -> Task:
@@ -260,7 +210,7 @@ def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 25
     checks.whole(where, embedding=embedding, **{f"hidden[{i}]": h for i, h in enumerate(hidden)})
     if not hidden:
         checks.fail(where, "a layer at least", "hidden=()")
-    return classifier(fed, _Lstm(embedding, hidden, fed.classes))
+    return flax(fed, _Lstm(embedding, hidden, fed.classes), target="class")
 
 
 def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -> Task:
@@ -279,4 +229,4 @@ def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -
             f"images of at least {2 ** len(channels)} pixels a side for {len(channels)} poolings",
             f"{tuple(fed.x.shape[1:3])}",
         )
-    return classifier(fed, _Cnn(channels, dense, fed.classes))
+    return flax(fed, _Cnn(channels, dense, fed.classes), target="class")

@@ -39,7 +39,7 @@ def pictures():
 def of_another_library(fed):
     """A user's own convolutions."""
     layers = [nn.Conv(4, (3, 3)), nn.relu, nn.Conv(6, (3, 3), strides=2), jnp.ravel, nn.Dense(3)]
-    return jfl.models.classifier(fed, nn.Sequential([lambda x: x[..., None], *layers]))
+    return jfl.models.flax(fed, nn.Sequential([lambda x: x[..., None], *layers]))
 
 
 def plan(name="fedavg", rows=None, batch=None, sampler=None, model=None, **sites):

@@ -619,15 +619,13 @@ def test_the_path_is_known():
     assert per_example.gradient_path(make_plan()) == "bookkeeping"
     assert per_example.gradient_path(make_plan(stage=jfl.clip_per_layer(1.0, 4))) == "bookkeeping"
     assert per_example.gradient_path(make_plan(path="vmap")) == "vmap"
-    shared = functools.partial(jfl.models.classifier, module=Shared())
+    shared = functools.partial(jfl.models.flax, module=Shared())
     assert (
         per_example.gradient_path(make_plan(shared))
         == "bookkeeping (vmap for same/bias, same/kernel)"
     )
     assert (
-        per_example.gradient_path(
-            make_plan(functools.partial(jfl.models.classifier, module=nn.Dense(3)))
-        )
+        per_example.gradient_path(make_plan(functools.partial(jfl.models.flax, module=nn.Dense(3))))
         == "bookkeeping"
     )
     fed = make_federation()

@@ -88,7 +88,7 @@ def test_linen_modules_that_mix_examples_or_draw(fed, module, words):
     if isinstance(module, Normed):
         params = Normed(True).init(KEY, fed.x[0])["params"]
     for use in (
-        lambda: jfl.models.classifier(fed, module),
+        lambda: jfl.models.flax(fed, module),
         lambda: run(fed, params, linen_loss(module)),
     ):
         with pytest.raises(ValueError) as error:
@@ -105,7 +105,7 @@ def test_the_remedies_work(fed):
         run(fed, module.init(KEY, fed.x[0])["params"], linen_loss(module)),
     )
     group = nn.Sequential([nn.Dense(4), nn.GroupNorm(num_groups=2), nn.Dense(3)])
-    assert jfl.models.classifier(fed, group).predict is not None
+    assert jfl.models.flax(fed, group).predict is not None
     normed = Normed(True)
     variables = normed.init(KEY, fed.x[0])
     fixed = variables["batch_stats"]
@@ -167,7 +167,7 @@ def test_linen_modules_are_no_parameters(fed):
     with pytest.raises(ValueError, match=r"predict, a pure function.*flax\.linen module Dense"):
         jfl.task(jnp.zeros(3), loss, nn.Dense(3))
     with pytest.raises(ValueError, match=r"need a flax\.linen module; got"):
-        jfl.models.classifier(fed, nnx.Linear(3, 3, rngs=nnx.Rngs(0)))
+        jfl.models.flax(fed, nnx.Linear(3, 3, rngs=nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from helpers.problems import (
 
 import jfl
 from jfl.core.records import Batch, Federation
-from jfl.models import tasks
+from jfl.models import targets
 
 KEY = jax.random.key(0)
 
@@ -50,7 +50,7 @@ def images():
     return Federation(*map(jnp.asarray, arrays), classes=2)
 
 
-WAYS = dict(cpu=tasks._looked_up, elsewhere=tasks._compared)
+WAYS = dict(cpu=targets._looked_up, elsewhere=targets._compared)
 
 
 def _losses(pick):
@@ -66,7 +66,7 @@ def test_the_loss_is_the_cross_entropy(way, classes):
     """To the bit on a CPU; elsewhere a gradient may be rounded otherwise, by half a digit of 1."""
     derive = jax.value_and_grad(optax.softmax_cross_entropy_with_integer_labels)
     known = jax.jit(jax.vmap(derive))
-    ours = jax.jit(jax.vmap(jax.value_and_grad(tasks.cross_entropy)))
+    ours = jax.jit(jax.vmap(jax.value_and_grad(targets.cross_entropy)))
     mine = _losses(WAYS[way])
     r = np.random.default_rng(classes)
     labels = r.integers(0, classes, 300).astype(np.int32)
@@ -163,7 +163,7 @@ def test_two_tasks_of_one_model_share_programs(labelled):
 
 
 def test_any_flax_module(labelled):
-    task = jfl.models.classifier(labelled, nn.Dense(3))
+    task = jfl.models.flax(labelled, nn.Dense(3))
     assert task.predict(task.init(KEY), labelled.x[0]).shape == (3,)
 
 
@@ -207,8 +207,8 @@ def test_a_users_own_loss(fed):
 def test_bad_models_are_refused(fed, labelled):
     with pytest.raises(ValueError, match="class labels"):
         jfl.models.logistic(fed)
-    with pytest.raises(ValueError, match="logits"):
-        jfl.models.classifier(labelled, nn.Dense(4))
+    with pytest.raises(ValueError, match=r"to \[3\], for class labels; got \[4\]"):
+        jfl.models.flax(labelled, nn.Dense(4))
     with pytest.raises(ValueError, match="images"):
         jfl.models.cnn(labelled)
     for bad in (0, -3, 2.5, True, "wide"):

@@ -216,7 +216,7 @@ class _Maker:
             return jfl.models.mlp(self.fed, hidden) if hidden else jfl.models.logistic(self.fed)
         if self.numbers["parameters"] < 1e6:
             return jfl.models.cnn(self.fed)
-        return jfl.models.classifier(self.fed, _conv5())
+        return jfl.models.flax(self.fed, _conv5())
 
     def _clip_and_noise(self):
         """The stages of a private sum."""

@@ -64,7 +64,7 @@ def make(spec, fed, mode, sampler=None):
         )
         batch, release, chunk = jfl.batches.without_replacement(spec.batch), None, None
     else:
-        task = jfl.models.cnn(fed) if spec.parameters < 1e6 else jfl.models.classifier(fed, Conv5())
+        task = jfl.models.cnn(fed) if spec.parameters < 1e6 else jfl.models.flax(fed, Conv5())
         noise = [jfl.gaussian(multiplier)] if multiplier else []
         grad = jfl.grad(task.loss, compute="bfloat16" if mode == "coarse" else "float32")
         batch = jfl.batches.epochs(spec.batch)

@@ -162,7 +162,8 @@ def _arrays_held(plan) -> list:
     algorithm, task = plan.algorithm, plan.task
     parts = (task, algorithm, plan.upload, plan.release, plan.weights)
     arrays = [x for x in jax.tree.leaves(parts) if np.size(x) > 1]
-    for loss in [task.loss, *(g.loss for g in gradients_in(algorithm.client))]:
+    evaluated = [] if task.evaluation is None else [task.evaluation]
+    for loss in [task.loss, *evaluated, *(g.loss for g in gradients_in(algorithm.client))]:
         if foreign(loss):
             arrays += loss_trace(loss, plan).consts
     look = lambda name, function, *operands: (

@@ -11,7 +11,17 @@ import numpy as np
 from ...core import identity
 from ...core.records import Fn
 
-LIBRARIES = ("jax", "jaxlib", "optax", "flax", "numpy", "functools", "operator", "builtins")
+LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "optax",
+    "flax",
+    "equinox",
+    "numpy",
+    "functools",
+    "operator",
+    "builtins",
+)
 
 
 def own(function) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from ...core import checks
+from ...core import checks, losses
 from .flow import OPAQUE
 from .ownership import foreign
 
@@ -103,7 +103,14 @@ def loss_trace(loss, plan) -> Trace:
         differentiate = lambda loss, params, x, y: jax.value_and_grad(lambda w: loss(w, x, y))(
             params
         )
-        return look_into(differentiate, abstract(loss), params_shapes(plan), *example_shapes(plan))
+        x, y = example_shapes(plan)
+        if losses.takes_key(loss):
+            differentiate = lambda loss, params, x, y: jax.value_and_grad(
+                lambda w: loss(w, x, y, jax.random.key(0))
+            )(params)
+        elif losses.draws(loss):
+            x = x, losses.words_shape()
+        return look_into(differentiate, abstract(loss), params_shapes(plan), x, y)
 
     return cached(("loss", avals(loss), avals(plan.task.init), avals(row_shapes(plan))), make)
 

@@ -1,0 +1,242 @@
+"""Training a part of a model: frozen backbones, LoRA, pretrained weights from a file."""
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core import checks, losses
+from ..core.records import Fn, Metric, Task, named
+
+__all__ = ["merged", "read_params", "trainable"]
+
+
+def trainable(
+    task: Task,
+    which: str | Sequence[str] | Callable | None = None,
+    params: Any = None,
+    *,
+    where: str = "models.trainable",
+) -> Task:
+    """A task of which a part is trained: LoRA, the last layers, all but the embedding.
+
+    The frozen part is one copy that all clients read, however many there are; no client, mechanism
+    or server ever holds another one.  Only what is trained is uploaded, clipped and made noisy.
+
+    Args:
+        task: any task.
+        which: patterns of paths to what is trained, such as "*lora*" or ("head/*", "*/bias"), as of
+            the shell; or a function path -> bool.  None: everything.
+        params: pretrained parameters, all or some: a pytree like the task's, or a dict of paths;
+            what is not there is drawn as the task does, which for a frozen part is refused unless
+            the task always starts from the same.
+        where: the function that is named in errors.
+
+    Returns:
+        A task whose parameters are a dict: the path of each trained array -> the array.
+        `merged(task, out.params)` puts the whole model together.
+
+    Privacy:
+        whatever `params` were made from lies outside every guarantee: pretrain on public data.
+
+    Raises:
+        ValueError: for patterns that nothing fits, shapes or paths that are not the task's, frozen
+            parts that would be drawn.
+
+    References:
+        Yu et al., ICLR 2022 (differentially private fine-tuning); Hu et al., ICLR 2022 (LoRA).
+
+    Example:
+        >>> import jfl
+        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(10))
+        >>> task = jfl.models.mlp(fed, hidden=(32,))
+        >>> pretrained = task.init(jax.random.key(1))
+        >>> sorted(trainable(task, "Dense_1/*", pretrained).init(jax.random.key(0)))
+        ['Dense_1/bias', 'Dense_1/kernel']
+    """
+    checks.kind(where, Task, "jfl.models or jfl.task", task=task)
+    shapes = by_path(jax.eval_shape(task.init, jax.random.key(0)))
+    given = _given(where, shapes, params)
+    if which is None:
+        return _started(task, given)
+    patterns = (which,) if isinstance(which, str) else which
+    chosen = which if callable(which) else lambda p: any(fnmatch.fnmatch(p, g) for g in patterns)
+    names = tuple(name for name in shapes if chosen(name))
+    if not names:
+        checks.fail(
+            where,
+            "a part to train",
+            f"{which!r}, which fits none of {', '.join(list(shapes)[:12])}",
+        )
+    constant = task.init.data.get("params") if not task.init.static else None
+    held = by_path(constant) if constant is not None else {}
+    frozen = {n: given.get(n, held.get(n)) for n in shapes if n not in names}
+    missing = [n for n, value in frozen.items() if value is None]
+    if missing:
+        checks.fail(
+            where,
+            "params for all that is frozen",
+            f"none for {', '.join(missing[:6])}{', ...' * (len(missing) > 6)}",
+            "A backbone that is drawn anew is worth nothing: give pretrained params.",
+        )
+    started = _started(task, {n: v for n, v in given.items() if n in names})
+    held = dict(frozen=frozen, init=task.init)
+    part = lambda f, form: None if f is None else Fn(form, dict(held, of=f))
+    metrics = {
+        name: Metric(part(metric.row, _on_part), metric.finish)
+        for name, metric in (task.metrics or {}).items()
+    }
+    return Task(
+        Fn(_part, dict(init=started.init), dict(names=names)),
+        part(task.loss, _on_part_with_key if losses.takes_key(task.loss) else _on_part),
+        part(task.predict, _output_of_part),
+        part(task.evaluation, _on_part),
+        metrics or None,
+        task.target,
+    )
+
+
+def merged(task: Task, params: Mapping[str, Any]) -> Any:
+    """The whole model of a task that `trainable` made.
+
+    Args:
+        task: of `trainable`.
+        params: what was trained, such as `out.params`.
+
+    Returns:
+        A pytree like that of the task before.
+
+    Raises:
+        ValueError: for another task.
+    """
+    if not isinstance(task, Task) or task.loss.function not in (_on_part, _on_part_with_key):
+        checks.fail("models.merged", "a task of jfl.models.trainable", checks.shown(task))
+    return _whole(params, task.loss.data["frozen"], task.loss.data["init"])
+
+
+def by_path(tree: Any) -> dict:
+    """Leaves by their paths, such as "Dense_0/kernel"."""
+    return {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _path(path) -> str:
+    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    # a variable of flax.nnx is a node with one child, its value
+    return "/".join(key for key in keys if key != "value") or "params"
+
+
+def _given(where, shapes, params) -> dict:
+    """Pretrained arrays by path, in the types of the task."""
+    if params is None:
+        return {}
+    found = by_path(params)
+    if isinstance(params, Mapping):
+        found |= {k: v for k, v in params.items() if isinstance(k, str) and not _is_tree(v)}
+    unknown = [name for name in found if name not in shapes]
+    if unknown or not found:
+        checks.fail(
+            where,
+            f"params by the paths of the model: {', '.join(list(shapes)[:12])}",
+            ", ".join(unknown[:6]) or "none",
+        )
+    unlike = {n: np.shape(v) for n, v in found.items() if np.shape(v) != shapes[n].shape}
+    if unlike:
+        name, shape = next(iter(unlike.items()))
+        checks.fail(
+            where, f"params of the model's shapes: {name} {list(shapes[name].shape)}", list(shape)
+        )
+    return {n: jnp.asarray(v, shapes[n].dtype) for n, v in found.items()}
+
+
+def _is_tree(value) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+def _started(task, given) -> Task:
+    """The task, with these arrays in the place of what it draws."""
+    if not given:
+        return task
+    init = Fn(_replaced, dict(init=task.init, given=given))
+    return Task(init, task.loss, task.predict, task.evaluation, task.metrics, task.target)
+
+
+@named("models.pretrained")
+def _replaced(key, *, init, given):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: given.get(_path(path), leaf), init(key)
+    )
+
+
+@named("models.part")
+def _part(key, *, init, names):
+    whole = by_path(init(key))
+    return {name: whole[name] for name in names}
+
+
+def _whole(part, frozen, init):
+    """The model of its trained and its frozen part, in the type of the trained one."""
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    kind = jnp.result_type(*jax.tree.leaves(part))
+    half = jnp.finfo(kind).bits < 32
+    cast = lambda x: x.astype(kind) if half else x
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: part[_path(path)] if _path(path) in part else cast(frozen[_path(path)]),
+        shapes,
+    )
+
+
+@named("models.on_part")
+def _on_part(part, x, y, *, of, frozen, init):
+    return of(_whole(part, frozen, init), x, y)
+
+
+@named("models.on_part_with_key")
+def _on_part_with_key(part, x, y, key, *, of, frozen, init):
+    return of(_whole(part, frozen, init), x, y, key)
+
+
+@named("models.output_of_part")
+def _output_of_part(part, x, *, of, frozen, init):
+    return of(_whole(part, frozen, init), x)
+
+
+def read_params(path: str | Path) -> dict:
+    """Pretrained parameters from a file: arrays by path, for `params=` of an adapter.
+
+    Args:
+        path: a file .npz, .safetensors (with the package safetensors) or .msgpack (of
+            flax.serialization).  Paths in it may be written with "/" or ".".
+
+    Returns:
+        A dict of paths such as "Dense_0/kernel" and arrays of NumPy.
+
+    Raises:
+        ValueError: for a file of another kind.
+        FileNotFoundError: without the file.
+
+    Example:
+        >>> import io, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> np.savez(f"{folder}/model.npz", **{"Dense_0/kernel": np.zeros((3, 2))})
+        >>> read_params(f"{folder}/model.npz")["Dense_0/kernel"].shape
+        (3, 2)
+    """
+    path = Path(path)
+    if path.suffix == ".npz":
+        with np.load(path) as stored:
+            found = dict(stored)
+    elif path.suffix == ".safetensors":
+        from safetensors.numpy import load_file
+
+        found = load_file(path)
+    elif path.suffix == ".msgpack":
+        from flax.serialization import msgpack_restore
+
+        found = by_path(msgpack_restore(path.read_bytes()))
+    else:
+        checks.fail("models.read_params", "a file .npz, .safetensors or .msgpack", path.name)
+    return {name.replace(".", "/"): value for name, value in found.items()}

@@ -1,0 +1,164 @@
+"""What a label can be, and what follows from it: the loss of a model's output, which of its parts
+are right, what else is worth watching.
+
+To add a kind of target, write its functions and its line in `TARGETS`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ..core import checks
+from ..core.records import Federation, named
+
+
+class Target(NamedTuple):
+    """A kind of label.
+
+    Attributes:
+        words: what it is, for errors.
+        loss: (output, y) -> scalar, of one example.
+        shape: (classes, shape of y) -> the shape that an output needs.
+        hits: (output, y) -> how many parts are right, or a pair of that and how many parts there
+            are; None: there is no accuracy.
+        metrics: name -> function as `hits`, and what is done to the mean in the end.
+    """
+
+    words: str
+    loss: Callable
+    shape: Callable
+    hits: Callable | None = None
+    metrics: Mapping = {}
+
+
+def cross_entropy(logits: jax.Array, label: ArrayLike) -> jax.Array:
+    """Minus the log-probability of a label, of one example.
+
+    Shapes:
+        logits: Float[classes]; label: Int[], in range(classes).
+    """
+    label = jnp.asarray(label)
+    pick = _looked_up if jax.default_backend() == "cpu" else _compared
+    return jax.nn.logsumexp(logits) - pick(logits, label)
+
+
+def _looked_up(logits, label):
+    return jnp.take_along_axis(logits, label[None], 0)[0]
+
+
+def _compared(logits, label):
+    """The same without a lookup, which costs an accelerator a launch, and its derivative another: a
+    scatter."""
+    classes = logits.shape[0]
+    is_label = jnp.arange(classes) == jnp.where(label < 0, label + classes, label)
+    found = jnp.where(is_label, logits, 0).sum()
+    is_known = (-classes <= label) & (label < classes)
+    return jnp.where(is_known, found, jnp.nan)
+
+
+def _class_hit(logits, label):
+    return jnp.argmax(logits, -1) == label
+
+
+# --- sequences: y Int[T], a negative one is masked
+
+
+def _token_losses(logits, tokens):
+    """The sum over the tokens that are not masked, and how many these are."""
+    counted = tokens >= 0
+    each = jax.vmap(cross_entropy)(logits, jnp.maximum(tokens, 0))
+    return jnp.where(counted, each, 0.0).sum(), counted.sum()
+
+
+def _mean_token_loss(logits, tokens):
+    total, count = _token_losses(logits, tokens)
+    return total / jnp.maximum(count, 1)
+
+
+def _token_hits(logits, tokens):
+    counted = tokens >= 0
+    return (counted & (jnp.argmax(logits, -1) == tokens)).sum(), counted.sum()
+
+
+# --- several labels at once: y [labels] of 0 and 1
+
+
+def _mean_binary_loss(logits, labels):
+    return (jax.nn.softplus(logits) - labels * logits).mean()
+
+
+def _label_hits(logits, labels):
+    right = (logits > 0) == (labels > 0.5)
+    return right.sum(), right.size
+
+
+# --- numbers
+
+
+def _half_square(output, y):
+    return 0.5 * jnp.square(output - y).sum()
+
+
+def _squares(output, y):
+    return jnp.square(output - y).mean()
+
+
+TARGETS = {
+    "class": Target("class labels", cross_entropy, lambda classes, y: (classes,), _class_hit),
+    "tokens": Target(
+        "sequences of tokens, a negative one masked",
+        _mean_token_loss,
+        lambda classes, y: (*y, classes),
+        _token_hits,
+        {"perplexity": (_token_losses, jnp.exp)},
+    ),
+    "labels": Target(
+        "several labels, each 0 or 1", _mean_binary_loss, lambda classes, y: y, _label_hits
+    ),
+    "numbers": Target(
+        "numbers",
+        _half_square,
+        lambda classes, y: y,
+        metrics={"rmse": (_squares, jnp.sqrt)},
+    ),
+}
+
+
+@named("targets.loss")
+def loss_of(output, y, target: str):
+    return TARGETS[target].loss(output, y)
+
+
+def target_of(where: str, fed: Federation, target: str | None) -> str:
+    """The name of what the labels of a federation are, as they show or as `target` says.
+
+    Raises:
+        ValueError: where the labels are not such.
+    """
+    shape, whole = tuple(fed.y.shape[1:]), jnp.issubdtype(fed.y.dtype, jnp.integer)
+    if target is None:
+        target = "numbers" if not fed.classes else ("tokens" if shape else "class")
+    checks.choice(where, TARGETS, target=target)
+    fits = {
+        "class": whole and not shape and fed.classes > 1,
+        "tokens": whole and len(shape) == 1 and fed.classes > 1,
+        "labels": len(shape) == 1,
+        "numbers": not fed.classes,
+    }[target]
+    if not fits:
+        remedy = {
+            "class": "For others see target= of jfl.models.flax, or jfl.task(params, loss).",
+            "tokens": "Rows of y are Int[T]: jfl.datasets.arrays(..., classes=V).",
+            "labels": "Rows of y are [labels]: jfl.datasets.arrays(..., classes=0).",
+            "numbers": "Labels that are numbers come from jfl.datasets.arrays(..., classes=0).",
+        }[target]
+        checks.fail(
+            where,
+            f"labels for target={target!r}, {TARGETS[target].words}",
+            f"y {fed.y.dtype}{list(shape)}, classes={fed.classes}",
+            remedy,
+        )
+    return target

@@ -1,0 +1,206 @@
+"""Losses with a key: dropout, noise layers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.problems import CLIENTS, make_federation
+
+import jfl
+from jfl.core import losses
+from jfl.core.records import Batch, Context
+from jfl.gradients.per_example import gradient_path
+
+KEY = jax.random.key(3)
+ROWS = 6
+
+
+def dropped(params, x, y, key):
+    """Two layers with dropout between them."""
+    hidden = jnp.tanh(x @ params["in"])
+    kept = jax.random.bernoulli(key, 0.5, hidden.shape)
+    return (jnp.where(kept, 2 * hidden, 0) @ params["out"] - y) ** 2
+
+
+def params_():
+    return {"in": jnp.ones((3, 4)) / 3, "out": jnp.arange(1.0, 5)}
+
+
+def batch_():
+    r = np.random.default_rng(0)
+    x, y = r.normal(size=(ROWS, 3)).astype(np.float32), r.normal(size=ROWS).astype(np.float32)
+    return Batch(jnp.asarray(x), jnp.asarray(y), jnp.arange(ROWS) != 2)
+
+
+def context():
+    one = jnp.float32(1)
+    return Context(jnp.int32(0), jnp.int32(0), jnp.int32(ROWS), one, 1, one)
+
+
+def by_hand(norm):
+    """A loop over the rows, each with the key of its place."""
+    params, batch, total, n = params_(), batch_(), 0.0, 0
+    base = jax.random.fold_in(KEY, losses.ROWS)
+    for i in range(ROWS):
+        if not batch.mask[i]:
+            continue
+        g = jax.grad(dropped)(params, batch.x[i], batch.y[i], jax.random.fold_in(base, i))
+        flat = np.concatenate([np.asarray(v, np.float64).reshape(-1) for v in jax.tree.leaves(g)])
+        total, n = total + flat * min(1.0, norm / np.linalg.norm(flat)), n + 1
+    return total, n
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(v, np.float64).reshape(-1) for v in jax.tree.leaves(tree)])
+
+
+def test_the_mean_gradient_is_that_of_a_loop():
+    total, n = by_hand(np.inf)
+    g, _ = jfl.grad(dropped)(KEY, params_(), batch_(), context())
+    np.testing.assert_allclose(flat(g), total / n, rtol=1e-5)
+    # and not that of another key
+    other, _ = jfl.grad(dropped)(jax.random.key(4), params_(), batch_(), context())
+    assert np.abs(flat(other) - total / n).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(path="vmap"),
+        dict(path="bookkeeping"),
+        dict(microbatch=4),
+        dict(path="vmap", microbatch=1),
+    ],
+    ids=str,
+)
+def test_clipped_gradients_are_those_of_a_loop(how):
+    total, _ = by_hand(2.0)
+    chain = jfl.chain(jfl.clip_l2(2.0), jfl.total(), jfl.divide(5))
+    chain = dataclasses.replace(chain, adjacency="replace_one")
+    g, (_, clipped) = jfl.private_grad(dropped, chain, **how)(KEY, params_(), batch_(), context())
+    np.testing.assert_allclose(flat(g), total / 5, rtol=2e-5)
+    assert clipped > 0
+
+
+def drawn(params, x, y, key):
+    """A loss whose gradient is what its key draws."""
+    return params @ jax.random.normal(key, params.shape)
+
+
+def plan_of(loss, chunk=None, steps=2, noise=None, **how):
+    fed = make_federation()
+    grad = jfl.grad(loss)
+    if noise is not None:
+        chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(noise), jfl.divide(2))
+        grad = jfl.private_grad(loss, chain, **how)
+    algorithm = jfl.algorithms.fedavg(grad, steps=steps, batch=jfl.batches.without_replacement(2))
+    task = jfl.task(jnp.zeros(3), loss)
+    return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS), chunk=chunk)
+
+
+def test_every_row_step_client_and_round_has_its_own_draw():
+    """The mean of so many independent normals has the variance of so many."""
+    wide = 4000
+    task = jfl.task(jnp.zeros(wide), drawn)
+    batch = jfl.batches.without_replacement(2)
+    algorithm = jfl.algorithms.fedavg(jfl.grad(drawn), lr=1.0, steps=3, batch=batch)
+    plan = jfl.plan(make_federation(), task, algorithm, jfl.sampling.full(CLIENTS))
+    run, moved = jfl.init(KEY, plan), []
+    for _ in range(2):
+        before = np.asarray(run.server.params)
+        run = jfl.run_round(run, plan)
+        run = run[0] if isinstance(run, tuple) else run
+        moved.append(np.asarray(run.server.params) - before)
+    # each is a sum over 3 steps of means over 2 rows and the clients
+    variance = 3 / (2 * CLIENTS)
+    for one in moved:  # 1 / sqrt(2 wide) = 1.1 %: six deviations are 7 %
+        assert abs(one.var() / variance - 1) < 0.07
+    assert abs(np.corrcoef(*moved)[0, 1]) < 6 / np.sqrt(wide)
+
+
+def test_draws_do_not_depend_on_chunks_or_paths():
+    runs = [
+        jfl.simulate(KEY, plan_of(dropped_linear, noise=0.5, **how), 3, evaluate_every=3)
+        for how in (dict(), dict(chunk=1), dict(microbatch=1), dict(path="vmap"))
+    ]
+    for other in runs[1:]:
+        np.testing.assert_allclose(other.params, runs[0].params, rtol=1e-4, atol=1e-6)
+
+
+def dropped_linear(params, x, y, key):
+    return (jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2 * x, 0) @ params - y) ** 2
+
+
+def test_a_run_that_goes_on_and_a_sweep_equal_separate_runs():
+    plans = [plan_of(dropped_linear, noise=z) for z in (0.5, 1.0)]
+    whole = [jfl.simulate(KEY, p, 4, evaluate_every=4).params for p in plans]
+    first = jfl.simulate(KEY, plans[0], 2)
+    rest = jfl.simulate(KEY, plans[0], 2, start=first.run)
+    assert np.array_equal(rest.params, whole[0])
+    swept = jfl.sweep(
+        lambda noise: plan_of(dropped_linear, noise=noise), noise=[0.5, 1.0], seed=3, rounds=4
+    )
+    assert swept.groups == 1
+    for point, alone in zip(swept.params, whole, strict=True):
+        np.testing.assert_allclose(point, alone, rtol=1e-5)
+
+
+def test_the_guarantee_is_that_of_a_loss_without_a_key():
+    plain = plan_of(lambda params, x, y: (x @ params - y) ** 2, noise=1.0)
+    keyed = plan_of(dropped_linear, noise=1.0)
+    assert "bookkeeping" in gradient_path(keyed)
+    one, other = (jfl.guarantee(p, 5, delta=1e-5) for p in (plain, keyed))
+    assert one.epsilon == other.epsilon and other.status == "proved"
+
+
+def _client(context, keys, server, own, rows, *, work):
+    trained, _, _, seen = jfl.local.train(work, context, keys, server.params, rows)
+    return jax.tree.map(jnp.subtract, trained, server.params), own, seen
+
+
+def test_a_users_client_with_such_a_loss_is_proved():
+    """It is traced; that a child of the noise key goes to the loss is no release of it."""
+    plan = plan_of(dropped_linear, noise=1.0)
+    client = jfl.Fn(_client, dict(work=plan.algorithm.client.data["work"]))
+    algorithm = dataclasses.replace(plan.algorithm, client=client, name="mine")
+    plan = dataclasses.replace(plan, algorithm=algorithm)
+    assert jfl.guarantee(plan, 5, delta=1e-5).status == "proved"
+
+
+def test_the_loss_of_test_rows():
+    """`evaluation` where it is given, else one key for each row, the same every time."""
+    fed = make_federation()
+    still = lambda params, x, y: (x @ params - y) ** 2
+    for evaluation in (still, None):
+        task = jfl.task(jnp.ones(3), dropped_linear, evaluation=evaluation)
+        algorithm = jfl.algorithms.fedsgd(jfl.grad(task.loss), lr=0.0001)
+        plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+        metrics = jfl.simulate(KEY, plan, 2, evaluate_every=1).metrics
+        assert abs(metrics.loss[0] - metrics.loss[1]) < 1e-2 * metrics.loss[0]
+        if evaluation is not None:
+            exact = np.mean((np.asarray(fed.x_test).sum(1) - np.asarray(fed.y_test)) ** 2)
+            assert abs(metrics.loss[0] / exact - 1) < 0.01
+
+
+def test_which_losses_take_a_key():
+    three = [
+        lambda params, x, y: 0,
+        lambda params, x, y, scale=1.0: 0,
+        lambda *rows: 0,
+        jfl.Fn(lambda params, x, y, scale: 0, dict(scale=1.0)),
+    ]
+    four = [
+        lambda params, x, y, key: 0,
+        lambda params, x, y, key=None: 0,
+        lambda params, x, y, random: 0,
+        jax.jit(dropped),
+        jfl.Fn(lambda params, x, y, key, *, scale: 0, dict(scale=1.0)),
+    ]
+    assert not any(map(losses.takes_key, three)) and all(map(losses.takes_key, four))
+
+
+def test_an_evaluation_takes_no_key():
+    with pytest.raises(ValueError, match=r"evaluation.*\(params, x, y\)"):
+        jfl.task(jnp.zeros(3), dropped_linear, evaluation=dropped_linear)
