@@ -43,9 +43,12 @@ from .data.host_rows import population as population
 from .deprecated import fingerprint as fingerprint
 from .deprecated import round as round
 from .deprecated import start as start
+from .engine import callbacks as callbacks
 from .engine import devices as mesh
 from .engine.choose import Choice as Choice
 from .engine.choose import choose as choose
+from .engine.compiling import keep_compiled_programs as keep_compiled_programs
+from .engine.metrics import predict as predict
 from .engine.plan import plan as plan
 from .engine.round import init as init
 from .engine.round import run_round as run_round
@@ -121,6 +124,7 @@ __all__ = [
     "batches",
     "bounded",
     "calibrate",
+    "callbacks",
     "chain",
     "check_privacy",
     "choose",
@@ -143,7 +147,9 @@ __all__ = [
     "guarantees",
     "heterogeneity",
     "init",
+    "keep_compiled_programs",
     "ledger",
+    "load",
     "mesh",
     "models",
     "named",
@@ -151,6 +157,7 @@ __all__ = [
     "partition",
     "plan",
     "population",
+    "predict",
     "private_grad",
     "public_data",
     "run_round",
@@ -166,4 +173,4 @@ __all__ = [
     "wavelet",
 ]
 _earlier_names.install(__name__)
-__getattr__, __dir__ = _submodules(__name__, __path__)
+__getattr__, __dir__ = _submodules(__name__, __path__, later={"load": "jfl.runs.load"})

@@ -1,21 +1,19 @@
-"""The command line: `jfl demo | train | sweep | audit | report | epsilon | calibrate | list`."""
+"""The command line: `jfl demo | train | sweep | predict | audit | report | ...`."""
 
 import dataclasses
 import functools
 import importlib.metadata
-import os
 import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-
 from ..core import checks
+from ..engine.compiling import keep_compiled_programs
 from ..report import page
 from ..runs import directory, record, train
 from ..runs.build import build
-from . import accounting, audit, console, demo, exits, runs
+from . import accounting, audit, console, demo, exits, predict, runs
 from .exits import INTERRUPTED as INTERRUPTED
 from .exits import OK, USAGE
 from .exits import UNHEALTHY as UNHEALTHY
@@ -45,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"jfl: need one of {', '.join(COMMANDS)}; got {name!r}.", file=sys.stderr)
         return USAGE
-    _keep_compiled_programs()
+    keep_compiled_programs()
     return exits.run(f"jfl {name}", functools.partial(COMMANDS[name].run, arguments), debug)
 
 
@@ -57,17 +55,6 @@ def _help():
         "\nexample: jfl train --algorithm scaffold --noise-multiplier 1.1 --rounds 60 --out "
         "runs/first"
     )
-
-
-def _keep_compiled_programs():
-    """Between commands, in the user's cache folder."""
-    if jax.config.jax_compilation_cache_dir is None:
-        base = os.environ.get("JFL_CACHE_DIR") or os.path.join(
-            os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jfl"
-        )
-        jax.config.update(
-            "jax_compilation_cache_dir", os.path.join(os.path.expanduser(base), "programs")
-        )
 
 
 # --- demo
@@ -240,6 +227,7 @@ COMMANDS = dict(
     ),
     train=Command("one run in a directory, with checkpoints and --resume", runs.train),
     sweep=Command("many runs as few programs: any field may take several values", runs.sweep),
+    predict=Command("what the model of a run says of rows in a file", predict.predict),
     audit=Command(
         "attack a run with a worst-case canary: a lower bound of its epsilon, beside what is "
         "proved and claimed",

@@ -4,17 +4,19 @@ stays fast."""
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Callable
 
 from . import earlier_names
 
 
-def submodules(package: str, path, offers: str | tuple = ()):
+def submodules(package: str, path, offers: str | tuple = (), later: dict | None = None):
     """The `__getattr__` and `__dir__` of a package whose modules are imported on first use.
 
     Args:
         package: the package's `__name__`.
         path: its `__path__`.
         offers: a module of the package whose names the package offers as its own, or several.
+        later: name -> the module that has it, imported when somebody names it.
 
     Returns:
         `(__getattr__, __dir__)`, to be bound at the package's top level.  Names that the package
@@ -38,6 +40,8 @@ def submodules(package: str, path, offers: str | tuple = ()):
         return name[0] != "_" and importlib.util.find_spec(f"{package}.{name}") is not None
 
     def __getattr__(name):
+        if later and name in later:
+            return getattr(importlib.import_module(later[name]), name)
         if name == "__all__" and len(names) > 1:
             return [offered for module in offering() for offered in module.__all__]
         if not name.startswith("__") or name == "__all__":
@@ -65,3 +69,22 @@ def submodules(package: str, path, offers: str | tuple = ()):
         )
 
     return __getattr__, __dir__
+
+
+def later(path: str) -> Callable:
+    """A function that lies in a module above, imported when it is called.
+
+    Args:
+        path: of the function, such as "jfl.runs.load.load".
+
+    Returns:
+        A function that calls it.  As an attribute of a class it is a method.
+    """
+    module, _, name = path.rpartition(".")
+
+    def call(*args, **options):
+        return getattr(importlib.import_module(module), name)(*args, **options)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"See `{path}`."
+    return call

@@ -106,3 +106,23 @@ def keep(mask, t):
         ),
         t,
     )
+
+
+# --- by the paths of leaves, such as "Dense_0/kernel"
+
+
+def path_of(keys) -> str:
+    """A path of jax.tree_util as words; "params" for a tree that is one leaf."""
+    names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
+    # a variable of flax.nnx is a node with one child, its value
+    return "/".join(name for name in names if name != "value") or "params"
+
+
+def by_path(t) -> dict:
+    """Leaves by their paths."""
+    return {path_of(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(t)}
+
+
+def map_by_path(f, t):
+    """f(path, leaf) in the place of each leaf."""
+    return jax.tree_util.tree_map_with_path(lambda keys, leaf: f(path_of(keys), leaf), t)

@@ -312,14 +312,14 @@ class Algorithm:
     client: Fn  # (ctx, keys, server, own, rows) -> payload, own, Diagnostics
     server: Fn  # (ctx, server, release) -> server
     params: Fn  # server -> params, for evaluation
-    # (server, own) -> params, by which a client's own held-out rows are judged; None: `params`
-    personal: Fn | None = None
     releases: tuple = ()  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
     uploads: str = static(default="difference")  # of models; "model": the mean needs all weights
     # the bound of the mechanism in a client may be declared "prox_erm": the client checks its solve
     checks_its_solve: bool = static(default=False)
+    # (server, own) -> params, by which a client's own held-out rows are judged; None: `params`
+    personal: Fn | None = None
     __repr__ = printing.algorithm
 
 

@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
-from ..core import losses
+from ..core import checks, losses
 from ..core.records import PERCENTILES, Federation, Fn, Task
 from ..models import frameworks
 from ..models.targets import TARGETS
@@ -93,6 +94,38 @@ def evaluate(
         *_of_clients(task, fed, mesh, *model),
         custom or None,
     )
+
+
+def predict(task: Task, params: Any, x: Any) -> np.ndarray:
+    """A model's outputs, a block of rows at a time.
+
+    Args:
+        task: with a `predict`.
+        params: such as `out.params`.
+        x: [n, ...], rows as those it was trained on.
+
+    Returns:
+        Float[n, ...]: logits, or what `predict` gives.
+
+    Raises:
+        ArgumentError: for a task without `predict`.
+
+    Example:
+        >>> import jfl
+        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(10))
+        >>> task = jfl.models.logistic(fed)
+        >>> predict(task, task.init(jax.random.key(0)), fed.x_test).shape
+        (359, 10)
+    """
+    checks.kind("predict", Task, "jfl.models or jfl.task", task=task)
+    if task.predict is None:
+        checks.fail("predict", "a task with predict", "one without", "jfl.task(params, loss, f).")
+    return np.asarray(_predicted(task.predict, params, jnp.asarray(x)))
+
+
+@jax.jit
+def _predicted(function, params, x):
+    return jax.lax.map(lambda row: function(params, row), x, batch_size=min(BLOCK, len(x)))
 
 
 def _same(params, own):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,17 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks, identity, printing, pytrees
-from ..core.errors import HealthError
 from ..core.random_streams import noise_base, noise_words
 from ..core.records import Health, Metrics, Plan, Run
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import correlated, float_floors
 from . import devices as meshes
 from . import host_feed, sharding
+from .callbacks import stop_if_unhealthy, watching
 from .metrics import evaluate
 from .round import Seen, begin, begin_compiled, draws_key, enter, noise_key, one_round
 
 EVALUATIONS = 10**7  # of a run: more is a slip
+PLACES = 32  # for metrics, at least: what a default cadence needs
 
 
 class Output(NamedTuple):
@@ -71,6 +72,14 @@ def _no_data(where, data):
 
 def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
     """`scan` of a run that has entered its plan; `noise` is its noise_key."""
+    run, until_evaluation, own = _prepared(run, plan, noise)
+    run, metrics = jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
+    return dataclasses.replace(run, own=sharding.cut(run.own, own)), metrics
+
+
+def _prepared(run, plan, noise):
+    """The run as a loop carries it; (run, number of rounds) -> run, Metrics; what clients remember,
+    as it was."""
     draws, own = draws_key(run), run.own
     run = dataclasses.replace(run, own=sharding.padded(own, meshes.devices(plan.mesh)))
 
@@ -86,8 +95,7 @@ def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
             run, sums = jax.lax.fori_loop(0, count, one, (run, nothing))
         return run, _metrics(run, plan, sums)
 
-    run, metrics = jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
-    return dataclasses.replace(run, own=sharding.cut(run.own, own)), metrics
+    return run, until_evaluation, own
 
 
 def _metrics(run, plan, sums):
@@ -121,8 +129,38 @@ _measured = jax.jit(_metrics)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _scan(run, plan, rounds, words):
-    return scan_from(run, plan, rounds, noise_base(run.key, words))
+def _scan(run, plan, rounds, evaluations, words):
+    """`scan` of the first `evaluations` entries of `rounds`: metrics have a place for each entry,
+    so that one program serves all numbers of rounds and of evaluations up to that many."""
+    run, until_evaluation, own = _prepared(run, plan, noise_base(run.key, words))
+    of_one = jax.eval_shape(until_evaluation, run, rounds[0])[1]
+    found = jax.tree.map(lambda s: jnp.zeros((len(rounds), *s.shape), s.dtype), of_one)
+
+    def one(i, carry):
+        run, found = carry
+        run, seen = until_evaluation(run, rounds[i])
+        return run, jax.tree.map(lambda all_, x: all_.at[i].set(x), found, seen)
+
+    run, found = jax.lax.fori_loop(0, evaluations, one, (run, found))
+    return dataclasses.replace(run, own=sharding.cut(run.own, own)), found
+
+
+def _places(evaluations: int) -> int:
+    """Places for metrics in a program that serves so many evaluations, and others."""
+    return max(PLACES, 2 ** int(np.ceil(np.log2(evaluations))))
+
+
+def _scanned(run: Run, plan: Plan, counts, words, mesh) -> tuple[Run, Metrics]:
+    """`_scan` of `counts`, and the metrics of its evaluations alone."""
+    rounds = np.zeros(_places(len(counts)), np.int32)
+    rounds[: len(counts)] = counts
+    many = np.int32(len(counts))
+    spread = (meshes.spread(v, mesh) for v in (rounds, many, words))
+    run, metrics = _scan(run, plan, *spread)
+    if meshes.shared(mesh):
+        return run, jax.tree.map(lambda x: x[: len(counts)], metrics)
+    # on the host: a slice on the device would be a program for each number of evaluations
+    return run, jax.tree.map(lambda x: pytrees.on_device(np.asarray(x)[: len(counts)]), metrics)
 
 
 _noise_base = jax.jit(noise_base)
@@ -167,11 +205,14 @@ def simulate(
     start: Run | None = None,
     tolerate: Sequence[str] = (),
     mesh: Any = None,
+    progress: bool = False,
+    callbacks: Sequence[Callable] = (),
     data: Any = None,
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
-    Plans of one structure share one compiled program, whatever their numbers.  Of a
+    Plans of one structure share one compiled program, whatever their numbers and however many
+    rounds they run; the logger "jfl" says (at level INFO) when one is compiled.  Of a
     `jfl.population` each round is one program, while the next cohort's rows are fetched; what
     clients remember is then in numpy arrays.
 
@@ -186,10 +227,19 @@ def simulate(
         tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
         mesh: devices that share each cohort: "auto", a number, or a mesh as
             jfl.engine.devices.devices makes; None: one.
+        progress: whether a bar on standard error shows the round, the time that is left and the
+            last metrics.
+        callbacks: functions of a `callbacks.Moment`, called after each evaluation; one that returns
+            True stops the run there.  See jfl.callbacks: early_stopping, checkpoint, log.  The
+            draws are those of a run without them, and so is the compiled program.
         data: no longer used.
 
     Returns:
         Output(run, metrics with leaves [evaluations], params).
+
+    Privacy:
+        a guarantee covers the rounds that ran.  Where a callback stops a run by what it sees, and
+        it sees training rows, ask for the guarantee of all rounds that were planned.
 
     Raises:
         HealthError: if a value was not finite, a draw overflowed its capacity or a cohort was
@@ -226,13 +276,14 @@ def simulate(
             else _resumable(start, plan)
         )
         run, words = _entered(run, words)
-        if plan.fed.host is not None:
-            run, metrics = _fed(run, plan, counts, words)
-        else:
-            run = meshes.one_device(run) if mesh is None else sharding.place(run, mesh)
-            run, metrics = _scan(run, plan, meshes.spread(counts, mesh), meshes.spread(words, mesh))
-            if meshes.shared(mesh):
-                run = dataclasses.replace(run, own=sharding.on_host(run.own))
+        with watching(plan, rounds, int(run.round), progress, callbacks, tolerate) as watch:
+            if plan.fed.host is not None:
+                run, metrics = _fed(run, plan, counts, words, watch)
+            else:
+                run = meshes.one_device(run) if mesh is None else sharding.place(run, mesh)
+                run, metrics = _on_device(run, plan, counts, words, mesh, watch)
+        if plan.fed.host is None and meshes.shared(mesh):
+            run = dataclasses.replace(run, own=sharding.on_host(run.own))
         stop_if_unhealthy(run, tolerate)  # waits for the run
     return Output(run, metrics, plan.algorithm.params(run.server))
 
@@ -249,7 +300,20 @@ def _entered(run: Run, words):
     return run, noise_words(there.identity, there.history, there.attempt)
 
 
-def _fed(run: Run, plan: Plan, counts, words) -> tuple[Run, Metrics]:
+def _on_device(run: Run, plan: Plan, counts, words, mesh, watch) -> tuple[Run, Metrics]:
+    """All rounds at once; or, where somebody watches, those up to the next evaluation."""
+    if watch is None:
+        return _scanned(run, plan, counts, words, mesh)
+    found = []
+    for count in counts:
+        run, seen = _scanned(run, plan, [count], words, mesh)
+        found.append(jax.tree.map(lambda x: x[0], seen))
+        if watch(run, found):
+            break
+    return run, jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+
+def _fed(run: Run, plan: Plan, counts, words, watch) -> tuple[Run, Metrics]:
     """As `scan`, of a population."""
     found, states = [], run.own
     run = meshes.spread(dataclasses.replace(run, own=()), plan.mesh)
@@ -260,6 +324,8 @@ def _fed(run: Run, plan: Plan, counts, words) -> tuple[Run, Metrics]:
             for _ in range(count):
                 run, sums = feeder.round(run, sums)
             found.append(_measured(run, plan, sums))
+            if watch is not None and watch(run, found):
+                break
     return dataclasses.replace(run, own=states), jax.tree.map(lambda *x: jnp.stack(x), *found)
 
 
@@ -296,29 +362,3 @@ def _shapes(tree):
 def _kind(tree):
     """What of a state must be that of its plan."""
     return jax.tree.structure(tree), jax.tree.leaves(_shapes(tree))
-
-
-ADVICE = dict(
-    nonfinite="Lower the learning rate, clip, or look for bad rows.",
-    nonfinite_rows="Lower the learning rate or look for bad rows; or pass "
-    'tolerate=("nonfinite_rows",): they '
-    "count as zero, and a run that does not stop does not show that they are there.",
-    overflow="Give the sampler a larger capacity: the guarantee does not cover this run.",
-    empty_cohort=(
-        'Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson '
-        "round is legal."
-    ),
-)
-
-
-def stop_if_unhealthy(run: Run, tolerate=()):
-    """Raise HealthError for a concrete run that counted trouble."""
-    if not checks.concrete(run.health):
-        return
-    health = {k: int(v) for k, v in run.health._asdict().items()}
-    bad = {k: v for k, v in health.items() if v > 0 and k not in tolerate}
-    if bad:
-        text = " ".join(f"{k}={v}. {ADVICE[k]}" for k, v in bad.items())
-        raise HealthError(
-            f"simulate: need a healthy run; by round {int(run.round)} counted {text}", run, health
-        )

@@ -230,17 +230,20 @@ def _key(seed):
 def _stack_metrics(all_metrics):
     """Metrics of groups may differ in what is defined; a field that is None anywhere is NaN
     there."""
-    out = {}
-    for f in Metrics.__dataclass_fields__:
-        values = [getattr(m, f) for m in all_metrics]
-        if all(v is None for v in values):
-            out[f] = None
-        else:
-            like = next(v for v in values if v is not None)
-            out[f] = np.stack(
-                [np.full(np.shape(like), np.nan) if v is None else np.asarray(v) for v in values]
-            )
-    return Metrics(**out)
+    names = [f for f in Metrics.__dataclass_fields__ if f != "custom"]
+    out = {f: _stacked([getattr(m, f) for m in all_metrics]) for f in names}
+    customs = [m.custom or {} for m in all_metrics]
+    custom = {n: _stacked([c.get(n) for c in customs]) for n in sorted(set().union(*customs))}
+    return Metrics(**out, custom=custom or None)
+
+
+def _stacked(values):
+    if all(v is None for v in values):
+        return None
+    like = next(v for v in values if v is not None)
+    return np.stack(
+        [np.full(np.shape(like), np.nan) if v is None else np.asarray(v) for v in values]
+    )
 
 
 def widths(plans: list[Plan]) -> dict:

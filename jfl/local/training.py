@@ -134,7 +134,7 @@ def work(grad: Grad, batches: Batches, *, lr, steps: int, optimizer=optax.sgd) -
     return Work(grad, batches, rate(lr), globals()["optimizer"](optimizer), steps)
 
 
-def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=False):
+def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=False, first=0):
     """Local steps from `params` -> (trained params, mean gradient, sum of learning rates,
     Diagnostics).
 
@@ -148,6 +148,8 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
             pull): post-processing of a release, as long as it reads no example.  The mean gradient
             is taken before it.
         moving: scales the updates, but not what is returned of gradients and rates: 0 only looks.
+        first: the number of the first step, by which its batch and its noise are drawn: work after
+            other work of the same round begins where that ended.
         drop: whether a step whose gradient is not finite has a zero gradient, and is counted among
             the rows that did.
     """
@@ -173,7 +175,7 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
     def step(carry, at_step):
         s, draws = at_step
         w, state, mean, seen = carry
-        (at, mask, overflow), key = draws if ahead else drawn(s)
+        (at, mask, overflow), key = draws if ahead else drawn(first + s)
         g, look = gradient.watched(key, w, gather(rows, at, mask), ctx)
         if drop:
             lost = ~pytrees.finite(g)
@@ -201,10 +203,18 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
         *(jnp.zeros((), kind) for kind in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))
     )
     start, every = (params, state, pytrees.zeros_like(params), nothing), jnp.arange(work.steps)
-    draws = jax.vmap(drawn)(every) if ahead else None
+    draws = jax.vmap(drawn)(first + every) if ahead else None
     with jax.named_scope("local_steps"):
         (w, _, mean, seen), rates = jax.lax.scan(step, start, (every, draws))
     return w, mean, rates.sum(), seen
+
+
+def both(one: Diagnostics, other: Diagnostics) -> Diagnostics:
+    """What was seen in two pieces of work: loss and clipped fraction of the first, counts of
+    both."""
+    return one._replace(
+        overflow=one.overflow + other.overflow, nonfinite=one.nonfinite + other.nonfinite
+    )
 
 
 @record

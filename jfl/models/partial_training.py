@@ -1,6 +1,7 @@
 """Training a part of a model: frozen backbones, LoRA, pretrained weights from a file."""
 
 import fnmatch
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import checks, losses
+from ..core import checks, files, losses, pytrees
 from ..core.records import Fn, Metric, Task, named
 
-__all__ = ["merged", "read_params", "trainable"]
+__all__ = ["merged", "read_params", "trainable", "write_params"]
 
 
 def trainable(
@@ -59,7 +60,7 @@ def trainable(
         ['Dense_1/bias', 'Dense_1/kernel']
     """
     checks.kind(where, Task, "jfl.models or jfl.task", task=task)
-    shapes = by_path(jax.eval_shape(task.init, jax.random.key(0)))
+    shapes = pytrees.by_path(jax.eval_shape(task.init, jax.random.key(0)))
     given = _given(where, shapes, params)
     if which is None:
         return _started(task, given)
@@ -73,7 +74,7 @@ def trainable(
             f"{which!r}, which fits none of {', '.join(list(shapes)[:12])}",
         )
     constant = task.init.data.get("params") if not task.init.static else None
-    held = by_path(constant) if constant is not None else {}
+    held = pytrees.by_path(constant) if constant is not None else {}
     frozen = {n: given.get(n, held.get(n)) for n in shapes if n not in names}
     missing = [n for n, value in frozen.items() if value is None]
     if missing:
@@ -118,22 +119,11 @@ def merged(task: Task, params: Mapping[str, Any]) -> Any:
     return _whole(params, task.loss.data["frozen"], task.loss.data["init"])
 
 
-def by_path(tree: Any) -> dict:
-    """Leaves by their paths, such as "Dense_0/kernel"."""
-    return {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _path(path) -> str:
-    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
-    # a variable of flax.nnx is a node with one child, its value
-    return "/".join(key for key in keys if key != "value") or "params"
-
-
 def _given(where, shapes, params) -> dict:
     """Pretrained arrays by path, in the types of the task."""
     if params is None:
         return {}
-    found = by_path(params)
+    found = pytrees.by_path(params)
     if isinstance(params, Mapping):
         found |= {k: v for k, v in params.items() if isinstance(k, str) and not _is_tree(v)}
     unknown = [name for name in found if name not in shapes]
@@ -166,14 +156,12 @@ def _started(task, given) -> Task:
 
 @named("models.pretrained")
 def _replaced(key, *, init, given):
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: given.get(_path(path), leaf), init(key)
-    )
+    return pytrees.map_by_path(lambda path, leaf: given.get(path, leaf), init(key))
 
 
 @named("models.part")
 def _part(key, *, init, names):
-    whole = by_path(init(key))
+    whole = pytrees.by_path(init(key))
     return {name: whole[name] for name in names}
 
 
@@ -183,9 +171,8 @@ def _whole(part, frozen, init):
     kind = jnp.result_type(*jax.tree.leaves(part))
     half = jnp.finfo(kind).bits < 32
     cast = lambda x: x.astype(kind) if half else x
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: part[_path(path)] if _path(path) in part else cast(frozen[_path(path)]),
-        shapes,
+    return pytrees.map_by_path(
+        lambda path, _: part[path] if path in part else cast(frozen[path]), shapes
     )
 
 
@@ -202,6 +189,28 @@ def _on_part_with_key(part, x, y, key, *, of, frozen, init):
 @named("models.output_of_part")
 def _output_of_part(part, x, *, of, frozen, init):
     return of(_whole(part, frozen, init), x)
+
+
+def write_params(path: str | Path, params: Any) -> None:
+    """Keep a model in a file .npz, arrays by path; `read_params` reads it.
+
+    Args:
+        path: the file, whose name ends in .npz.
+        params: a pytree, such as `out.params`.
+
+    Example:
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/model.npz"
+        >>> write_params(path, {"dense": {"kernel": np.zeros((3, 2))}})
+        >>> list(read_params(path))
+        ['dense/kernel']
+    """
+    path = Path(path)
+    if path.suffix != ".npz":
+        checks.fail("models.write_params", "a file .npz", path.name)
+    content = io.BytesIO()
+    np.savez(content, **{name: np.asarray(leaf) for name, leaf in pytrees.by_path(params).items()})
+    files.write(path, [content.getvalue()])
 
 
 def read_params(path: str | Path) -> dict:
@@ -236,7 +245,7 @@ def read_params(path: str | Path) -> dict:
     elif path.suffix == ".msgpack":
         from flax.serialization import msgpack_restore
 
-        found = by_path(msgpack_restore(path.read_bytes()))
+        found = pytrees.by_path(msgpack_restore(path.read_bytes()))
     else:
         checks.fail("models.read_params", "a file .npz, .safetensors or .msgpack", path.name)
     return {name.replace(".", "/"): value for name, value in found.items()}

@@ -42,7 +42,7 @@ COLUMNS = (
     "cohort",
     "epsilon",
 )
-SERIES = [f for f in Metrics.__dataclass_fields__ if f != "round"]
+SERIES = [c for c in COLUMNS if c in Metrics.__dataclass_fields__ and c != "round"]
 # colours that colour-blind readers can tell apart (Okabe and Ito, 2008)
 PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 VIEWS = dict(server="server", third_party="third party", aggregate="secure aggregation")
@@ -486,8 +486,10 @@ def rows(name: str, seed: int, metrics: dict, epsilon=None) -> list[dict]:
 
 
 def lists(metrics: Metrics, point: int | None = None) -> dict:
-    """Metrics as plain lists over evaluations, of one point of a sweep if given."""
-    values = {k: getattr(metrics, k) for k in Metrics.__dataclass_fields__}
+    """Metrics as plain lists over evaluations, custom ones too; of one point of a sweep if
+    given."""
+    values = {k: getattr(metrics, k) for k in Metrics.__dataclass_fields__ if k != "custom"}
+    values |= metrics.custom or {}
     return {
         k: plain(np.asarray(v if point is None else v[point]).tolist())
         for k, v in values.items()

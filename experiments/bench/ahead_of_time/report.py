@@ -209,7 +209,8 @@ def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) ->
         turns = chunk_turns(plan) | earlier_turns(plan) | (turns or {})
     state = jax.eval_shape(begin, _key(), shapes(plan), _words(), _words())
     many = jax.ShapeDtypeStruct((evaluations,), jnp.int32)
-    placed = _placed((state, plan, many, _words()), mesh)
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    placed = _placed((state, plan, many, count, _words()), mesh)
     if devices > 1:
         parts = [
             jax.tree.map(_shape_at, part, sharding.shardings(part, mesh)) for part in placed[:2]

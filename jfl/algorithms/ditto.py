@@ -1,0 +1,89 @@
+"""Ditto (Li et al., ICML 2021, Algorithm 1): beside the shared model each client trains one of its
+own, which is pulled to the shared one."""
+
+import dataclasses
+from typing import Annotated
+
+from .. import local
+from ..core import checks, pytrees
+from ..core.options import PYTHON_ONLY, extends
+from ..core.records import Algorithm, Fn, named
+from ..gradients.per_example import Grad
+from ..gradients.per_example import grad as plain_grad
+from .base import Number, Rate, algorithm
+from .fedavg import fedavg
+
+
+@named("ditto.init")
+def _init(params, *, step):
+    return step.init(params), params
+
+
+@named("ditto.client")
+def _client(context, keys, server, client_state, rows, *, work, personal, mu):
+    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows)
+    pull = lambda g, v, s: pytrees.axpy(mu, pytrees.sub(v, server.params), g)
+    own, _, _, _ = local.train(personal, context, keys, client_state, rows, pull, first=work.steps)
+    return pytrees.sub(trained, server.params), own, diagnostics
+
+
+@named("ditto.personal")
+def _personal(server, own):
+    return own
+
+
+@extends(fedavg)
+def ditto(
+    grad: Grad,
+    *,
+    mu: Number = 0.1,
+    personal_grad: Annotated[Grad | None, PYTHON_ONLY] = None,
+    personal_lr: Annotated[Rate | None, PYTHON_ONLY] = None,
+    **fedavg_options,
+) -> Algorithm:
+    """FedAvg, beside which each client follows gradient + mu * (v - w_server) in a model v of its
+    own.
+
+    Clients are judged by their own models (`metrics.client_accuracy`, `client_percentiles`); `run.
+    own` has them, [C, ...].
+
+    Args:
+        grad: gradients of the loss, as in `fedavg`: of the shared model.
+        mu: pull of a client's own model to the server's.
+        personal_grad: gradients for a client's own model; None: of the same loss, without noise.
+        personal_lr: its learning rate; None: that of the shared model.
+
+    Privacy:
+        a client's own model stays with it.  It is trained on its rows without noise, so no
+        guarantee covers a client that hands it on: give a private `personal_grad` for that, whose
+        releases come on top.
+
+    References:
+        Li et al., ICML 2021, Algorithm 1.
+
+    Example:
+        >>> import jfl
+        >>> ditto(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), mu=1.0).name
+        'ditto'
+    """
+    checks.nonnegative("ditto", single=True, mu=mu)
+    base = fedavg(grad, **fedavg_options)
+    work = base.client.data["work"]
+    if personal_grad is None:
+        personal_grad = plain_grad(work.grad.loss)
+    if not isinstance(personal_grad, Grad):
+        checks.fail("ditto", "personal_grad = jfl.grad(loss)", checks.shown(personal_grad))
+    own = dataclasses.replace(
+        work,
+        grad=personal_grad,
+        lr=work.lr if personal_lr is None else local.rate(personal_lr, "personal_lr"),
+    )
+    return algorithm(
+        Fn(_init, base.server.data),
+        Fn(_client, dict(work=work, personal=own, mu=checks.scalar(mu))),
+        base.server,
+        releases=base.releases,
+        name="ditto",
+        stateful=True,
+        personal=_personal,
+    )

@@ -1,0 +1,278 @@
+"""What watches a run between its evaluations: progress, early stopping, checkpoints, logs.
+
+A callback is a function of a `Moment`.  It is called after each evaluation, while nothing runs; one
+that returns True stops the run.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core import checks, files
+from ..core.errors import HealthError
+from ..core.records import Metrics, Plan, Run
+from . import compiling
+from .round import init
+
+__all__ = ["Moment", "checkpoint", "early_stopping", "log", "restore"]
+
+
+class Moment(NamedTuple):
+    """A run after an evaluation.
+
+    Attributes:
+        round: rounds done, those of earlier runs too.
+        last: the round at which the run is to end.
+        metrics: Metrics of this evaluation, without an axis; outside every guarantee.
+        history: Metrics of all evaluations of this call so far, leaves [evaluations].
+        run: the state; a copy, which may be kept.
+        plan: what runs.
+    """
+
+    round: int
+    last: int
+    metrics: Metrics
+    history: Metrics
+    run: Run
+    plan: Plan
+
+    @property
+    def params(self) -> Any:
+        """The model."""
+        return self.plan.algorithm.params(self.run.server)
+
+
+# --- callbacks
+
+
+def early_stopping(
+    metric: str = "loss", patience: int = 5, least: float = 0.0, larger: bool | None = None
+) -> Callable:
+    """Stop when a metric has not become better for a while.
+
+    Args:
+        metric: a name in Metrics, or of a custom metric.
+        patience: evaluations without an improvement after which the run stops.
+        least: an improvement is more than this.
+        larger: whether a larger value is better; None: it is, but for losses, perplexity and rmse.
+
+    Returns:
+        A callback, for one run.
+
+    Privacy:
+        it reads test rows, and for "train_loss" training rows: see `jfl.simulate`.
+
+    Example:
+        >>> import jfl
+        >>> stop = early_stopping("accuracy", patience=3)
+        >>> stop.__name__
+        'early_stopping'
+    """
+    where = "callbacks.early_stopping"
+    checks.whole(where, patience=patience)
+    checks.nonnegative(where, single=True, least=least)
+    if larger is None:
+        larger = not (metric.endswith("loss") or metric in ("perplexity", "rmse"))
+    best, since = -np.inf, 0
+
+    def stop(moment: Moment) -> bool:
+        nonlocal best, since
+        value = float(_value(where, moment.metrics, metric)) * (1 if larger else -1)
+        better = value > best + least
+        best, since = (value, 0) if better else (best, since + 1)
+        return since >= patience
+
+    stop.__name__ = "early_stopping"
+    return stop
+
+
+def _value(where, metrics, name):
+    found = getattr(metrics, name, None) if name in Metrics.__dataclass_fields__ else None
+    if found is None:
+        found = (metrics.custom or {}).get(name)
+    if found is None or np.ndim(found):
+        there = [*_numbers(metrics)]
+        checks.fail(where, f"a metric of this run: {', '.join(there)}", repr(name))
+    return found
+
+
+def _numbers(metrics: Metrics) -> dict:
+    """The metrics that are one number, by name."""
+    own = {n: getattr(metrics, n) for n in Metrics.__dataclass_fields__ if n != "custom"}
+    every = own | (metrics.custom or {})
+    return {n: float(v) for n, v in every.items() if v is not None and not np.ndim(v)}
+
+
+def log(write: Callable[[dict], Any]) -> Callable:
+    """Hand the metrics of each evaluation to a function, as a dict of numbers by name.
+
+    Args:
+        write: such as `print`, a list's `append`, or `wandb.log`.
+
+    Returns:
+        A callback.
+    """
+    if not callable(write):
+        checks.fail("callbacks.log", "a function of a dict", checks.shown(write))
+
+    def tell(moment: Moment) -> None:
+        write(_numbers(moment.metrics))
+
+    return tell
+
+
+def checkpoint(path: str | Path) -> Callable:
+    """Save the state at each evaluation, over the one before; `restore` reads it.
+
+    Args:
+        path: a file; it is complete or as it was before.
+
+    Returns:
+        A callback.
+
+    Privacy:
+        rounds after the last checkpoint that were shown before a crash, and are computed again on
+        another machine or with other versions, are released twice.  `jfl train` keeps a journal and
+        charges for them; this does not.
+    """
+    path = Path(path)
+
+    def save(moment: Moment) -> None:
+        leaves = [
+            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+            for x in jax.tree.leaves(moment.run)
+        ]
+        content = io.BytesIO()
+        np.savez(content, **{f"{i:04d}": np.asarray(x) for i, x in enumerate(leaves)})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, [content.getvalue()])
+
+    return save
+
+
+def restore(path: str | Path, plan: Plan) -> Run:
+    """The state that `checkpoint` saved, for `jfl.simulate(..., start=run)`.
+
+    Args:
+        path: the file.
+        plan: the plan that ran.
+
+    Raises:
+        ArgumentError: for a file of a plan with other states.
+    """
+    wanted, structure = jax.tree.flatten(init(jax.random.key(0), plan))
+    with np.load(path) as stored:
+        found = [stored[name] for name in sorted(stored.files)]
+    is_key = [jnp.issubdtype(w.dtype, jax.dtypes.prng_key) for w in wanted]
+    shape = lambda w, key: (*w.shape, 2) if key else w.shape
+    if [f.shape for f in found] != [shape(*pair) for pair in zip(wanted, is_key)]:
+        checks.fail(
+            "callbacks.restore",
+            "a state of this plan",
+            f"{path}, of another one",
+            "Use the plan that made it.",
+        )
+    wrap = lambda words, w: jax.random.wrap_key_data(words, impl=jax.random.key_impl(w))
+    return structure.unflatten(
+        wrap(f, w) if key else jnp.asarray(f) for f, w, key in zip(found, wanted, is_key)
+    )
+
+
+# --- what `simulate` does with them
+
+
+@contextlib.contextmanager
+def watching(
+    plan: Plan, rounds: int, before: int, progress: bool, callbacks: Sequence, tolerate: Sequence
+):
+    """A function (run, metrics so far) -> whether to stop; None where nobody watches."""
+    callbacks = checks.several("simulate", callbacks=callbacks)
+    for callback in callbacks:
+        if not callable(callback):
+            checks.fail("simulate", "callbacks, functions of a Moment", checks.shown(callback))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(compiling.told(plan))
+        if not progress and not callbacks:
+            yield None
+            return
+        bar = stack.enter_context(_bar(plan, rounds)) if progress else None
+
+        def watch(run: Run, found: list) -> bool:
+            stop_if_unhealthy(run, tolerate)
+            last = found[-1]
+            if bar is not None:
+                bar(int(run.round) - before, _numbers(last))
+            if not callbacks:
+                return False
+            history = jax.tree.map(lambda *x: jnp.stack(x), *found)
+            copy = jax.tree.map(lambda x: x.copy(), run)
+            moment = Moment(int(run.round), before + rounds, last, history, copy, plan)
+            return any([callback(moment) is True for callback in callbacks])
+
+        yield watch
+
+
+@contextlib.contextmanager
+def _bar(plan: Plan, rounds: int):
+    """A bar of rich, on standard error: (rounds done, numbers) -> None."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds, left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[numbers]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(f"{plan.algorithm.name} (compiling)", total=rounds, numbers="")
+
+        def show(done, numbers):
+            shown = [n for n in ("accuracy", "loss") if n in numbers]
+            words = "  ".join(f"{n} {numbers[n]:.4g}" for n in shown)
+            progress.update(task, completed=done, numbers=words, description=plan.algorithm.name)
+
+        yield show
+
+
+# --- health
+
+
+ADVICE = dict(
+    nonfinite="Lower the learning rate, clip, or look for bad rows.",
+    nonfinite_rows="Lower the learning rate or look for bad rows; or pass "
+    'tolerate=("nonfinite_rows",): they '
+    "count as zero, and a run that does not stop does not show that they are there.",
+    overflow="Give the sampler a larger capacity: the guarantee does not cover this run.",
+    empty_cohort=(
+        'Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson '
+        "round is legal."
+    ),
+)
+
+
+def stop_if_unhealthy(run: Run, tolerate=()):
+    """Raise HealthError for a concrete run that counted trouble."""
+    if not checks.concrete(run.health):
+        return
+    health = {k: int(v) for k, v in run.health._asdict().items()}
+    bad = {k: v for k, v in health.items() if v > 0 and k not in tolerate}
+    if bad:
+        text = " ".join(f"{k}={v}. {ADVICE[k]}" for k, v in bad.items())
+        raise HealthError(
+            f"simulate: need a healthy run; by round {int(run.round)} counted {text}", run, health
+        )

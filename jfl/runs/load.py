@@ -1,0 +1,153 @@
+"""A finished or interrupted run of `jfl train`, read back from its directory."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ..core import checks
+from ..core.errors import ArgumentError, DataUnavailable
+from ..core.records import Plan, Run
+from ..engine.metrics import predict
+from ..engine.round import init
+from . import config as configs
+from .build import build
+from .checkpoint import Checkpoints
+from .config import Config
+
+
+class LoadedRun(NamedTuple):
+    """A run as its last checkpoint has it.
+
+    Attributes:
+        config: its config, with the noise multiplier that was found.
+        plan: what ran.
+        run: its state, for `jfl.simulate(..., start=run)`.
+        history: its metrics, as lists over evaluations.
+    """
+
+    config: Config
+    plan: Plan
+    run: Run
+    history: dict
+
+    @property
+    def params(self) -> Any:
+        """The model."""
+        return self.plan.algorithm.params(self.run.server)
+
+    def predict(self, x: Any) -> np.ndarray:
+        """The model's outputs for rows x [n, ...]: Float[n, ...]."""
+        return predict(self.plan.task, self.params, x)
+
+
+def load(directory: str | Path) -> LoadedRun:
+    """Read a run of `jfl train`.
+
+    The data are read again, since the plan holds them.
+
+    Args:
+        directory: the run's, its --out.
+
+    Returns:
+        The run: `.params`, `.predict(x)`, `.plan`, `.history`.
+
+    Raises:
+        DataUnavailable: without a run there, or without its data.
+        ResumeRefused: for a damaged checkpoint, or one of another plan.
+
+    Example:
+        >>> jfl.load("runs/first").predict(images).argmax(-1)  # doctest: +SKIP
+    """
+    directory, where = Path(directory), "jfl.load"
+    checkpoints = Checkpoints(directory)
+    if not (directory / "config.toml").is_file() or checkpoints.latest() is None:
+        checks.fail(
+            where,
+            "the directory of a run of jfl train, with config.toml and a checkpoint",
+            f"{directory}, {'without them' if directory.is_dir() else 'which is not there'}",
+            error=DataUnavailable,
+        )
+    values = configs.load(directory / "config.toml")
+    values.pop("sweep", None)
+    plan, config = build(Config(**values))
+    saved = checkpoints.load()
+    run = checkpoints.restore(init(jax.random.key(config.seed), plan), saved)
+    return LoadedRun(config, plan, run, saved.meta["history"])
+
+
+# --- `jfl predict`
+
+
+def read_rows(path: str | Path, like: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Rows to predict from a file: .npy, .npz (its array x, or its only one) or .csv of numbers.
+
+    Args:
+        path: the file; of a .csv a first line that holds no numbers is a header.
+        like: shape and type of one row.
+
+    Raises:
+        ArgumentError: for a file that cannot be read so, or rows of another shape.
+    """
+    path, where = Path(path), "--data"
+    try:
+        if path.suffix == ".npy":
+            x = np.load(path)
+        elif path.suffix == ".npz":
+            with np.load(path) as stored:
+                name = "x" if "x" in stored.files else stored.files[0]
+                if name != "x" and len(stored.files) > 1:
+                    checks.fail(where, "an array named x", f"{stored.files} in {path}")
+                x = stored[name]
+        elif path.suffix == ".csv":
+            with open(path, newline="") as file:
+                lines = [line for line in csv.reader(file) if line]
+            skip = bool(lines) and not _is_number(lines[0][0])
+            x = np.array(lines[skip:], np.float64)
+        else:
+            checks.fail(where, "a file .npy, .npz or .csv", path.name)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        checks.fail(where, "rows of numbers", f"{path}: {error}")
+    x = np.asarray(x, like.dtype)
+    flat = int(np.prod(like.shape))
+    if x.ndim == 2 and x.shape[1] == flat:  # one line a row, whatever its shape
+        x = x.reshape(-1, *like.shape)
+    if x.shape[1:] != like.shape:
+        checks.fail(where, f"rows of shape {list(like.shape)}", f"{list(x.shape[1:])} in {path}")
+    return x
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def predictions(loaded: LoadedRun, x: np.ndarray) -> list[dict]:
+    """A line for each row: its class with the probability of each, or its numbers."""
+    outputs = loaded.predict(x).reshape(len(x), -1)
+    if loaded.plan.task.target != "class":
+        return [{f"output_{j}": v for j, v in enumerate(row)} for row in outputs.tolist()]
+    shares = np.asarray(jax.nn.softmax(outputs, -1))
+    return [
+        dict(label=int(row.argmax()), **{f"p_{j}": float(p) for j, p in enumerate(row)})
+        for row in shares
+    ]
+
+
+def write_predictions(path: Path | None, lines: list[dict]) -> str:
+    """Predictions as CSV: to a file, or as text where there is none."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(lines[0]) if lines else ["label"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    if path is not None:
+        Path(path).write_text(out.getvalue())
+    return out.getvalue()
