@@ -31,8 +31,8 @@ def _init(params, *, step, staleness):
 
 @named("fedbuff.client")
 def _client(context, keys, server, client_state, rows, *, work, staleness):
-    # a draw of this client in this round, like those of its batches
-    key = jax.random.fold_in(keys.batch, work.steps)
+    # no step has this number: nothing else draws from this key
+    key = jax.random.fold_in(keys.noise, work.steps)
     age = jax.random.randint(key, (), 0, staleness + 1)
     start = pytrees.map(lambda x: x[age], server.past)
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows)

@@ -18,6 +18,9 @@ from .fedavg import fedavg
 
 @named("fednova.client")
 def _client(context, keys, server, client_state, rows, *, work, local_steps):
+    if len(local_steps) != context.clients:
+        need = f"local_steps for each of {context.clients} clients"
+        checks.fail("fednova", need, len(local_steps))
     own = local_steps.at[context.client].get(mode="fill", fill_value=1)
     while_own = lambda g, w, s: pytrees.scale(jnp.where(s < own, 1.0, 0.0), g)
     trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows, while_own)

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from .. import local
 from ..core import checks, pytrees
 from ..core.options import extends
-from ..core.records import Algorithm, Fn, named
+from ..core.records import Algorithm, Fn, always_traced, named
 from ..gradients.per_example import Grad
 from .base import Number, algorithm
 from .fedavg import fedavg
 
 
+@always_traced
 @named("fedsam.client")
 def _client(context, keys, server, client_state, rows, *, work, rho):
     one = dataclasses.replace(work, steps=1)
@@ -26,9 +27,9 @@ def _client(context, keys, server, client_state, rows, *, work, rho):
         return g, seen
 
     def step(w, s):
-        uphill, first = look(w, 2 * s)
+        uphill, first = look(w, work.steps + s)
         length = jnp.maximum(pytrees.norm(uphill), jnp.finfo(jnp.float32).tiny)
-        g, second = look(pytrees.axpy(rho / length, uphill, w), 2 * s + 1)
+        g, second = look(pytrees.axpy(rho / length, uphill, w), s)
         lr = local.rates(work.lr, clock + s, 1)
         return pytrees.axpy(-lr, g, w), local.both(first, second)
 

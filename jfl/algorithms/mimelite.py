@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .. import local
 from ..core import checks, pytrees
 from ..core.options import extends
-from ..core.records import Algorithm, Fn, named, record
+from ..core.records import Algorithm, Fn, always_traced, named, record
 from ..gradients.per_example import Grad
 from .base import Number, algorithm, traits
 from .fedavg import fedavg
@@ -34,6 +34,7 @@ def _init(params, *, step):
     return State(server.params, server.optimizer, pytrees.zeros_like(params)), ()
 
 
+@always_traced
 @named("mimelite.client")
 def _client(context, keys, server, client_state, rows, *, work, momentum):
     mix = lambda g, w, s: pytrees.axpy(momentum, server.momentum, pytrees.scale(1 - momentum, g))

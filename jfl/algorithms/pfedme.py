@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .. import local
 from ..core import checks, pytrees
 from ..core.options import PYTHON_ONLY, extends
-from ..core.records import Algorithm, Fn, named
+from ..core.records import Algorithm, Fn, always_traced, named
 from ..gradients.per_example import Grad
 from .base import Number, algorithm
 from .fedavg import fedavg
@@ -20,6 +20,7 @@ def _init(params, *, step):
     return step.init(params), params
 
 
+@always_traced
 @named("pfedme.client")
 def _client(context, keys, server, client_state, rows, *, work, pull, outer_lr, outer_steps):
     def outer(carry, number):

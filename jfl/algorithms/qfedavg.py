@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from .. import local
 from ..core import checks, pytrees
 from ..core.options import PYTHON_ONLY, extends
-from ..core.records import Algorithm, Fn, Mechanism, Release, named
+from ..core.records import Algorithm, Fn, Mechanism, Release, always_traced, named
 from ..gradients.per_example import Grad, private_grad
 from ..gradients.per_example import grad as plain_grad
 from .base import Number, algorithm
@@ -28,6 +28,7 @@ def _times(factor, x, y, *, loss, params):
     return factor * loss(params, x, y)
 
 
+@always_traced
 @named("qfedavg.client")
 def _client(context, keys, server, client_state, rows, *, work, measure, q):
     trained, _, rates, diagnostics = local.train(work, context, keys, server.params, rows)

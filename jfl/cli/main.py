@@ -13,7 +13,7 @@ from ..engine.compiling import keep_compiled_programs
 from ..report import page
 from ..runs import directory, record, train
 from ..runs.build import build
-from . import accounting, audit, console, demo, exits, predict, runs
+from . import accounting, audit, console, demo, exits, new, predict, runs
 from .exits import INTERRUPTED as INTERRUPTED
 from .exits import OK, USAGE
 from .exits import UNHEALTHY as UNHEALTHY
@@ -244,6 +244,7 @@ COMMANDS = dict(
     calibrate=Command(
         "the noise multiplier, the rounds or the sampling rate for an epsilon", _calibrate
     ),
+    new=Command("an algorithm of one's own: a file, its test and its card", new.new),
     list=Command(
         "algorithms, datasets, partitions, samplers, models, optimizers, and their options", _list
     ),

@@ -82,6 +82,13 @@ def named(name: str) -> Callable:
     return register
 
 
+def always_traced(function: Callable) -> Callable:
+    """Decorate a client of jfl's own whose releases do not follow from its local steps alone: what
+    it declares is then compared with what a trace of it shows, as for a user's."""
+    function._always_traced = True
+    return function
+
+
 @jax.tree_util.register_pytree_node_class
 class Fn:
     """A module-level function with its hyperparameters bound by name.

@@ -366,7 +366,11 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
 
 
 def shakespeare(
-    window: int = 80, stride: int = 10, test_fraction: float = 0.2, min_rows: int = 2
+    window: int = 80,
+    stride: int = 10,
+    test_fraction: float = 0.2,
+    min_rows: int = 2,
+    every: bool = False,
 ) -> Dataset:
     """The plays by role: windows of text, and the character that comes next.
 
@@ -382,9 +386,12 @@ def shakespeare(
             position, as in LEAF, and ten times as many.
         test_fraction: of the lines of each role, in (0, 1): its last ones.
         min_rows: training rows of a role, below which it is left out; >= 1.
+        every: whether each character of a window has the next one as its label, and not the last
+            alone: then stride=window has each character once.
 
     Shapes:
-        x Int32[n, window], in [0, classes); y the next character.  `plays.CHARACTERS[label - 1]` of
+        x Int32[n, window], in [0, classes); y Int32[n], the next character, or with `every`
+        Int32[n, window].  `plays.CHARACTERS[label - 1]` of
         jfl.data is a label's character; 0 is any other.  owners: names such as "hamlet: OPHELIA".
 
     Raises:
@@ -424,6 +431,11 @@ def shakespeare(
             "training and test rows",
             f"{len(x)} and {len(x_test)} of window={window}, stride={stride}, min_rows={min_rows}",
             "Take a shorter window.",
+        )
+    if every:
+        y, y_test = (
+            np.concatenate([rows[:, 1:], label[:, None]], 1)
+            for rows, label in ((x, y), (x_test, y_test))
         )
     classes = 1 + len(plays.CHARACTERS)
     data = make_dataset(where, x, y, x_test, y_test, classes, "shakespeare")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import checks, identity, printing, pytrees
+from ..core import checks, identity, lazy, printing, pytrees
 from ..core.random_streams import noise_base, noise_words
 from ..core.records import Health, Metrics, Plan, Run
 from ..privacy.mechanisms import chain as mech
@@ -33,6 +33,7 @@ class Output(NamedTuple):
     metrics: Metrics  # leaves [evaluations]
     params: Any
     __repr__ = printing.output
+    frame = lazy.later("jfl.runs.tables.frame")
 
 
 def scan(run: Run, plan: Plan, rounds: int, data: Any = None) -> tuple[Run, Metrics]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import checks, identity, printing
+from ..core import checks, identity, lazy, printing
 from ..core.errors import HealthError
 from ..core.random_streams import noise_base, noise_words
 from ..core.records import Health, Metrics, Plan
@@ -45,6 +45,7 @@ class Sweep(NamedTuple):
     # if as many run at once as did; NaN where that is unknown
     point_bytes: Any = None
     __repr__ = printing.sweep
+    frame = lazy.later("jfl.runs.tables.frame")
 
 
 def points_of(axes: dict) -> list[dict]:

@@ -4,8 +4,10 @@ The loss of one example is traced to a jaxpr, so that every use of every paramet
 whatever library it was written.  A leaf that meets the data once, in a matrix product, a
 convolution or a table lookup, gets a tap: a zero added to what comes out, whose gradient is the
 backprop there.  A leaf that enters elementwise (a bias, a scale) has gradients no larger than the
-activations, and they are formed.  Every other leaf (used twice, in a loop, under a function that is
-not linear) has no rule: its gradients are formed as well, as vmap(grad) would.
+activations, and they are formed.  So with a leaf that a loop over time (a scan) reads once in each
+turn, as recurrent layers do: the tap then has an axis of turns.  Every other leaf (used twice,
+under a function that is not linear) has no rule: its gradients are formed as well, as vmap(grad)
+would.
 """
 
 import functools
@@ -18,7 +20,7 @@ from jax.extend.core import primitives as p
 
 from ..kernels.ghost_sums import Formed, shrink
 from ..models import frameworks
-from .ghost_rules import RULES, convolution
+from .ghost_rules import RULES, convolution, over_time
 
 # the same numbers in another shape: a gradient passes with its norm
 VIEWS = (
@@ -35,7 +37,8 @@ ELEMENTWISE = (p.add_p, p.sub_p, p.mul_p, p.div_p, p.max_p, p.min_p)
 class Rule(NamedTuple):
     """How one leaf meets the data."""
 
-    leaf: int
+    leaf: int | None
+    parts: Any  # what ghost_rules says of the equation
     shape: tuple  # of the tap
     dtype: Any
     apply: Any  # operands of the equation -> its output, what to record
@@ -47,8 +50,9 @@ class Book(NamedTuple):
     """A loss, read."""
 
     jaxpr: Any  # (leaves of the parameters, of the loss, of x, of y) -> loss; no inner jit
-    rules: dict  # index of an equation -> Rule
+    rules: dict  # (index of an equation, of one in its loop or None) -> Rule
     why_not: dict  # name of a leaf -> why it has no rule
+    loops: dict  # index of a scan -> the jaxpr of its turn, without inner jits
 
 
 def read(loss, params, x, y) -> Book:
@@ -68,32 +72,80 @@ def read(loss, params, x, y) -> Book:
         {'out': 'it is used 2 times'}
     """
     flat = _flat(loss, params, x, y)
-    equations, paths = flat.jaxpr.eqns, jax.tree_util.tree_leaves_with_path(params)
+    paths = jax.tree_util.tree_leaves_with_path(params)
     inputs = flat.jaxpr.invars[: len(paths)]
-    uses = {}
+    data = flat.jaxpr.invars[-len(jax.tree.leaves((x, y))) :]
+    loops = {
+        at: _unfolded(equation.params["jaxpr"])
+        for at, equation in enumerate(flat.jaxpr.eqns)
+        if equation.primitive is p.scan_p
+    }
+    rules, why_not = {}, {}
+    for leaf, ((path, _), (place, end)) in enumerate(
+        zip(paths, _ends(flat.jaxpr, inputs, data, loops))
+    ):
+        if isinstance(end, Rule):
+            rules[place] = end._replace(leaf=leaf)
+        elif end and inputs[leaf].aval.size > 1:  # of one number the gradient is one number
+            why_not[jax.tree_util.keystr(path, simple=True, separator="/") or "params"] = end
+    return Book(flat, rules, why_not, loops)
+
+
+def _ends(jaxpr, leaves, data, loops) -> list:
+    """For each of `leaves`, where it meets the data and how: a Rule, or why there is none ("" for
+    an elementwise use).
+
+    Args:
+        jaxpr: of the loss, or of one turn of a loop.
+        leaves: its input variables that are parameters.
+        data: its input variables that are data, or follow from them.
+        loops: index of a scan -> the jaxpr of its turn; none in a turn itself.
+    """
+    equations, uses = jaxpr.eqns, {}
     for at, equation in enumerate(equations):
         for side, v in enumerate(equation.invars):
             if not isinstance(v, Literal):
                 uses.setdefault(v, []).append((at, side))
-    for v in flat.jaxpr.outvars:
+    for v in jaxpr.outvars:
         if not isinstance(v, Literal):
             uses.setdefault(v, []).append((None, 0))
-    ends = [_follow(equations, uses, v) for v in inputs]
-    data = _reached(equations, flat.jaxpr.invars[-len(jax.tree.leaves((x, y))) :])
-    rules, why_not = {}, {}
-    for leaf, ((path, _), v, (views, end)) in enumerate(zip(paths, inputs, ends)):
-        if not isinstance(end, str):
-            at, side = end
-            if data.isdisjoint(equations[at].outvars):
-                end = f"it enters {equations[at].primitive.name} before it meets the data"
-            else:
-                end = _rule(equations[at], side, views, leaf, v.aval)
-            if isinstance(end, Rule):
-                rules[at] = end
-                continue
-        if end and v.aval.size > 1:  # of one number the gradient is one number
-            why_not[jax.tree_util.keystr(path, simple=True, separator="/") or "params"] = end
-    return Book(flat, rules, why_not)
+    reached, found = _reached(equations, data), []
+    for v in leaves:
+        views, end = _follow(equations, uses, v)
+        if isinstance(end, str):
+            found.append((None, end))
+            continue
+        (at, side), equation = end, equations[end[0]]
+        if reached.isdisjoint(equation.outvars):
+            name = equation.primitive.name
+            found.append((None, f"it enters {name} before it meets the data"))
+        elif at in loops and side < equation.params["num_consts"]:
+            found.append(_in_loop(equation, at, side, views, v.aval, loops[at].jaxpr))
+        else:
+            found.append(((at, None), _rule(equation, side, views, v.aval)))
+    return found
+
+
+def _in_loop(equation, at, side, views, aval, turn):
+    """As an entry of `_ends`, for a leaf that a loop over time reads in each turn."""
+    constants, length = equation.params["num_consts"], equation.params["length"]
+    ((place, end),) = _ends(turn, [turn.invars[side]], turn.invars[constants:], {})
+    if not isinstance(end, Rule):
+        return None, end and f"in a loop {end}"
+    if end.parts.factors is None:
+        return None, "in a loop it enters what is no matrix product"
+    parts = over_time(end.parts, length)
+    rule = end._replace(
+        shape=(length, *end.shape),
+        gather=parts.gather,
+        back=lambda total: _through(views, aval, end.back(total)),
+    )
+    return (at, place[0]), rule
+
+
+def _unfolded(closed):
+    """A jaxpr without inner jits."""
+    return jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)
 
 
 def _flat(loss, params, x, y):
@@ -105,7 +157,7 @@ def _flat(loss, params, x, y):
         frameworks.explain("the loss", error, f"x and y are {' and '.join(shapes)}")
         error.add_note(f"In the loss of one example, whose x and y are {' and '.join(shapes)}.")
         raise
-    return jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)
+    return _unfolded(closed)
 
 
 def _reached(equations, start) -> set:
@@ -139,7 +191,7 @@ def _follow(equations, uses, v):
         v = made
 
 
-def _rule(equation, side, views, leaf, aval):
+def _rule(equation, side, views, aval):
     """The Rule of a leaf that `equation` uses as operand `side`; "" for an elementwise use, or why
     none fits."""
     if equation.primitive in ELEMENTWISE:
@@ -151,24 +203,24 @@ def _rule(equation, side, views, leaf, aval):
         return f"it enters {equation.primitive.name}"
     if operands[side].size != aval.size:
         return "it is repeated before it is used"
-    apply, gather, back = parts
     bind = lambda w, other: _bind(equation, (other, w) if side else (w, other))[0]
+    ordered = lambda *operands: parts.apply(bind, operands[side], operands[1 - side])
+    whole = lambda total: _through(views, aval, parts.back(total))
+    return Rule(None, parts, out.shape, out.dtype, ordered, parts.gather, whole)
 
-    def whole(total):
-        """Back through the views, whose types do not matter here: rounding comes last, after the
-        noise."""
-        view = lambda w: functools.reduce(
-            lambda x, e: (
-                x if e.primitive is p.convert_element_type_p else e.primitive.bind(x, **e.params)
-            ),
-            views,
-            w,
-        )
-        wide = jax.ShapeDtypeStruct(aval.shape, total.dtype)
-        return jax.linear_transpose(view, wide)(back(total))[0]
 
-    ordered = lambda *operands: apply(bind, operands[side], operands[1 - side])
-    return Rule(leaf, out.shape, out.dtype, ordered, gather, whole)
+def _through(views, aval, total):
+    """Back through the views of a leaf, whose types do not matter here: rounding comes last, after
+    the noise."""
+    view = lambda w: functools.reduce(
+        lambda x, e: (
+            x if e.primitive is p.convert_element_type_p else e.primitive.bind(x, **e.params)
+        ),
+        views,
+        w,
+    )
+    wide = jax.ShapeDtypeStruct(aval.shape, total.dtype)
+    return jax.linear_transpose(view, wide)(total)[0]
 
 
 # --- running it
@@ -184,13 +236,13 @@ def _bind(equation, operands):
 
 def _run(closed, args, hooks=None):
     """The values of a jaxpr, inner jits unfolded; `hooks`: index of an equation -> what runs in its
-    place."""
+    place, and gives all that comes out."""
     env = dict(zip([*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *args]))
     value = lambda v: v.val if isinstance(v, Literal) else env[v]
     for at, equation in enumerate(closed.jaxpr.eqns):
         operands = [value(v) for v in equation.invars]
         if hooks and at in hooks:
-            made = [hooks[at](*operands)]
+            made = hooks[at](*operands)
         elif equation.primitive is p.jit_p:
             made = _run(equation.params["jaxpr"], operands)
         else:
@@ -214,7 +266,7 @@ def convolved(loss, params, x, y, examples: int):
         if equation.primitive is p.conv_general_dilated_p:
             shapes, out = [v.aval.shape for v in equation.invars], equation.outvars[0].aval
             if parts := convolution(equation.params, 1, shapes, out, examples):
-                hooks[at] = lambda x, w, apply=parts[0]: apply(None, w, x)[0]
+                hooks[at] = lambda x, w, apply=parts.apply: apply(None, w, x)[:1]
     if not hooks:
         return loss
     return lambda params, x, y: _run(flat, jax.tree.leaves((params, loss, x, y)), hooks)[0]
@@ -241,17 +293,9 @@ def rows(book: Book, loss, params, x, y):
     def one(formed, taps, x, y):
         records = {}
 
-        def hook(at):
-            def run(*operands):
-                made, records[at] = book.rules[at].apply(*operands)
-                return made + taps[at]
-
-            return run
-
         held = [formed.get(leaf, w) for leaf, w in enumerate(leaves)]
-        (value,) = _run(
-            book.jaxpr, [*held, *jax.tree.leaves((loss, x, y))], {at: hook(at) for at in taps}
-        )
+        hooks = _hooks(book, taps, records)
+        (value,) = _run(book.jaxpr, [*held, *jax.tree.leaves((loss, x, y))], hooks)
         return value, records
 
     derive = jax.vmap(jax.value_and_grad(one, (0, 1), has_aux=True), (None, None, 0, 0))
@@ -265,6 +309,58 @@ def rows(book: Book, loss, params, x, y):
             else (book.rules[at].gather(records[at], backprops[at]), book.rules[at].back)
         )
     return losses, parts
+
+
+def _tapped(rule, tap, records, key):
+    """What runs in the place of an equation: it records, and adds the tap."""
+
+    def run(*operands):
+        made, records[key] = rule.apply(*operands)
+        return [made + tap]
+
+    return run
+
+
+def _hooks(book, taps, records) -> dict:
+    """What runs in the place of the equations of the loss that have rules."""
+    hooks, loops = {}, {}
+    for (at, inner), tap in taps.items():
+        if inner is None:
+            hooks[at] = _tapped(book.rules[at, None], tap, records, (at, None))
+        else:
+            loops.setdefault(at, {})[inner] = tap
+    for at, inside in loops.items():
+        hooks[at] = functools.partial(_loop, book, at, inside, records)
+    return hooks
+
+
+def _loop(book, at, taps, records, *operands):
+    """A loop over time with taps and records in its turns; taps: index of an equation -> [turns,
+    ...]."""
+    params, turn = book.jaxpr.jaxpr.eqns[at].params, book.loops[at]
+    constants, carried = params["num_consts"], params["num_carry"]
+    fixed, begin = operands[:constants], operands[constants : constants + carried]
+
+    def one(carry, step):
+        xs, of_turn = step
+        noted = {}
+        hooks = {
+            inner: _tapped(book.rules[at, inner], tap, noted, (at, inner))
+            for inner, tap in of_turn.items()
+        }
+        made = _run(turn, [*fixed, *carry, *xs], hooks)
+        return made[:carried], (made[carried:], noted)
+
+    carry, (ys, noted) = jax.lax.scan(
+        one,
+        list(begin),
+        (list(operands[constants + carried :]), taps),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    records.update(noted)
+    return [*carry, *ys]
 
 
 def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):

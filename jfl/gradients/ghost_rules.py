@@ -2,14 +2,18 @@
 each primitive.
 
 A rule takes (params of the equation, which operand the parameter is, shapes of the operands,
-output) and returns apply, gather and back, or None where it does not fit.
+output) and returns `Parts`, or None where it does not fit.
 
 - apply: (bind, leaf, other operand) -> output, what to record; `bind` runs the equation itself.
 - gather: (records, backprops), both [N, ...] -> Formed, Product or Lookup.
 - back: a sum in the rule's shape -> in the parameter's.
+- factors: (records, backprops) -> the two factors of a Product, [N, E, P, ...] each; None where the
+  gradient is no product.  It is what a rule inside a loop needs.
 """
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +30,15 @@ MODES = (
 )
 
 
+class Parts(NamedTuple):
+    """How one kind of equation meets a parameter, as the docstring of this module says."""
+
+    apply: Callable
+    gather: Callable
+    back: Callable
+    factors: Callable | None = None
+
+
 def matmul(params, side, shapes, out):
     mine, theirs = ([tuple(d[s]) for d in params["dimension_numbers"]] for s in (side, 1 - side))
     free = lambda dims, shape: tuple(d for d in range(len(shape)) if d not in dims[0] + dims[1])
@@ -40,14 +53,14 @@ def matmul(params, side, shapes, out):
             e, places, i
         )
 
-    def gather(a, b):
+    def factors(a, b):
         b = b.reshape((-1, e, places, o) if side else (-1, e, o, places))
-        return product(a, b if side else b.swapaxes(2, 3))
+        return a, b if side else b.swapaxes(2, 3)
 
     def back(total):
         return total.reshape([shapes[side][d] for d in order]).transpose(np.argsort(order))
 
-    return apply, gather, back
+    return Parts(apply, lambda a, b: product(*factors(a, b)), back, factors)
 
 
 def convolution(params, side, shapes, out, examples=math.inf):
@@ -102,7 +115,7 @@ def convolution(params, side, shapes, out, examples=math.inf):
     def back(total):
         return total.swapaxes(0, 1).reshape(sizes).transpose(np.argsort(kernel))
 
-    return apply, gather, back
+    return Parts(apply, gather, back)
 
 
 def lookup(params, side, shapes, out):
@@ -124,7 +137,7 @@ def lookup(params, side, shapes, out):
             rows, 0, size - 1
         )
 
-    return (
+    return Parts(
         apply,
         lambda a, b: Lookup(a, b.reshape(*a.shape, -1), size),
         lambda total: total.reshape(shapes[0]),
@@ -132,3 +145,24 @@ def lookup(params, side, shapes, out):
 
 
 RULES = {p.dot_general_p: matmul, p.conv_general_dilated_p: convolution, p.gather_p: lookup}
+
+
+def over_time(parts: Parts, length: int) -> Parts:
+    """The rule of an equation that runs in each turn of a loop: positions of all turns together.
+
+    Shapes:
+        records and backprops have an axis of turns behind that of the examples.
+    """
+
+    def gather(a, b):
+        examples = len(a)
+        merged = lambda x: x.reshape(examples * length, *x.shape[2:])
+        a, b = (
+            jnp.moveaxis(x.reshape(examples, length, *x.shape[1:]), 1, 2).reshape(
+                examples, x.shape[1], length * x.shape[2], x.shape[3]
+            )
+            for x in parts.factors(merged(a), merged(b))
+        )
+        return product(a, b)
+
+    return Parts(parts.apply, gather, parts.back)

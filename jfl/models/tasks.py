@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from ..core import checks, earlier_names, losses
@@ -13,7 +15,7 @@ from . import frameworks
 from .adapters import flax
 from .targets import TARGETS
 
-__all__ = ["logistic", "mlp", "cnn", "lstm"]
+__all__ = ["logistic", "mlp", "cnn", "lstm", "gpt", "resnet18"]
 
 __getattr__ = earlier_names.renamed(__name__, {"classifier": "jfl.models.adapters.flax"})
 
@@ -149,17 +151,100 @@ class _Cnn(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
+class _LstmLayer(nn.Module):
+    """LSTM cells over time, of x [T, features]: all inputs at once, and the states one by one."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        four = 4 * self.width
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (x.shape[-1], four))
+        recurrent = self.param("recurrent", nn.initializers.orthogonal(), (self.width, four))
+        bias = self.param("bias", nn.initializers.zeros, (four,))
+
+        def turn(state, inputs):
+            cell, output = state
+            take_in, keep, new, give_out = jnp.split(inputs + output @ recurrent, 4)
+            cell = nn.sigmoid(keep) * cell + nn.sigmoid(take_in) * jnp.tanh(new)
+            output = nn.sigmoid(give_out) * jnp.tanh(cell)
+            return (cell, output), output
+
+        zeros = jnp.zeros(self.width, kernel.dtype)
+        return jax.lax.scan(turn, (zeros, zeros), x @ kernel + bias)[1]
+
+
 class _Lstm(nn.Module):
     embedding: int
     hidden: tuple
     classes: int
+    every: bool  # logits at every position, or at the last alone
 
     @nn.compact
     def __call__(self, x):
         x = nn.Embed(self.classes, self.embedding)(x)
         for width in self.hidden:
-            x = nn.RNN(nn.OptimizedLSTMCell(width))(x)
-        return nn.Dense(self.classes)(x[-1])
+            x = _LstmLayer(width)(x)
+        return nn.Dense(self.classes)(x if self.every else x[-1])
+
+
+class _Gpt(nn.Module):
+    width: int
+    layers: int
+    heads: int
+    dropout: float
+    classes: int
+    every: bool
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        length = x.shape[0]
+        positions = self.param("positions", nn.initializers.normal(0.02), (length, self.width))
+        drop = lambda x: nn.Dropout(self.dropout, deterministic=not train)(x)
+        causal = nn.make_causal_mask(jnp.ones(length))
+        x = drop(nn.Embed(self.classes, self.width)(x) + positions)
+        for _ in range(self.layers):
+            x = x + drop(
+                nn.MultiHeadDotProductAttention(self.heads)(nn.LayerNorm()(x), mask=causal)
+            )
+            wide = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(x)))
+            x = x + drop(nn.Dense(self.width)(wide))
+        return nn.Dense(self.classes)(nn.LayerNorm()(x if self.every else x[-1]))
+
+
+class _Residual(nn.Module):
+    """Two convolutions beside a way that leaves them out, with GroupNorm."""
+
+    features: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x):
+        strides = (self.stride, self.stride)
+        norm = lambda x: nn.GroupNorm(num_groups=min(32, self.features // 2))(x)
+        conv = lambda size, strides: nn.Conv(
+            self.features, (size, size), strides=strides, use_bias=False
+        )
+        y = norm(conv(3, (1, 1))(nn.relu(norm(conv(3, strides)(x)))))
+        if x.shape != y.shape:
+            x = norm(conv(1, strides)(x))
+        return nn.relu(x + y)
+
+
+class _ResNet(nn.Module):
+    width: int
+    blocks: tuple
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = x if x.ndim == 3 else x[..., None]
+        x = nn.Conv(self.width, (3, 3), use_bias=False)(x)
+        x = nn.relu(nn.GroupNorm(num_groups=min(32, self.width // 2))(x))
+        for stage, blocks in enumerate(self.blocks):
+            for block in range(blocks):
+                x = _Residual(self.width * 2**stage, 2 if stage and not block else 1)(x)
+        return nn.Dense(self.classes)(x.mean((0, 1)))
 
 
 def logistic(fed: Federation) -> Task:
@@ -184,13 +269,14 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
 
 
 def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 256)) -> Task:
-    """The token that comes next: an embedding, layers of LSTM cells, and one dense layer on the
-    last state.
+    """The token that comes next: an embedding, layers of LSTM cells, and a dense layer.
 
+    Of one label a row it is given the last state, of a label for each token (y Int[T]) all of them.
     The defaults are those of the reference, for the plays of `datasets.shakespeare`.
 
     Other Parameters:
-        fed: rows of tokens, Int[T], each in [0, classes), and the label that follows them.
+        fed: rows of tokens, Int[T], each in [0, classes), and the label that follows them, or one
+            for each token.
         embedding: numbers for a token.
         hidden: widths of the layers.
 
@@ -198,6 +284,44 @@ def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 25
         McMahan et al., AISTATS 2017.
     """
     where = "models.lstm"
+    every = _of_tokens(where, fed)
+    hidden = checks.several(where, hidden=hidden)
+    checks.whole(where, embedding=embedding, **{f"hidden[{i}]": h for i, h in enumerate(hidden)})
+    if not hidden:
+        checks.fail(where, "a layer at least", "hidden=()")
+    return flax(fed, _Lstm(embedding, hidden, fed.classes, every))
+
+
+def gpt(
+    fed: Federation, width: int = 64, layers: int = 2, heads: int = 4, dropout: float = 0.0
+) -> Task:
+    """A small transformer that looks back: learned positions, LayerNorm before attention and before
+    two dense layers with GELU.
+
+    Other Parameters:
+        fed: as in `lstm`.
+        width: numbers for a token; a multiple of `heads`.
+        layers: of attention and dense layers.
+        heads: of attention.
+        dropout: in [0, 1), in training; each row of each step has its own.
+
+    References:
+        Radford et al., 2019 (GPT-2), without tied embeddings: a table that is used twice has no
+        book-kept gradient.
+    """
+    where = "models.gpt"
+    every = _of_tokens(where, fed)
+    checks.whole(where, width=width, layers=layers, heads=heads)
+    checks.nonnegative(where, single=True, dropout=dropout)
+    if dropout >= 1:
+        checks.fail(where, "dropout in [0, 1)", f"{dropout!r}")
+    if width % heads:
+        checks.fail(where, f"a width that is a multiple of heads={heads}", f"width={width}")
+    return flax(fed, _Gpt(width, layers, heads, float(dropout), fed.classes, every))
+
+
+def _of_tokens(where, fed) -> bool:
+    """Whether the labels are of every token; refuses rows that hold none."""
     checks.kind(where, Federation, "jfl.federate", fed=fed)
     if fed.x.ndim != 2 or fed.x.dtype.kind != "i":
         checks.fail(
@@ -206,11 +330,28 @@ def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 25
             f"{fed.x.dtype}{list(fed.x.shape[1:])}",
             "jfl.datasets.shakespeare() has such rows.",
         )
-    hidden = checks.several(where, hidden=hidden)
-    checks.whole(where, embedding=embedding, **{f"hidden[{i}]": h for i, h in enumerate(hidden)})
-    if not hidden:
-        checks.fail(where, "a layer at least", "hidden=()")
-    return flax(fed, _Lstm(embedding, hidden, fed.classes), target="class")
+    return fed.y.ndim == 2
+
+
+def resnet18(fed: Federation, width: int = 64) -> Task:
+    """ResNet-18 for small images, with GroupNorm in the place of BatchNorm; images [H, W] or
+    [H, W, C].
+
+    Other Parameters:
+        fed: gives the shape of an image and the number of classes.
+        width: channels of the first stage, even; 64 has 11 million parameters.
+
+    References:
+        He et al., CVPR 2016, with the 3 x 3 stem for 32 x 32 pixels; Wu and He, ECCV 2018.
+    """
+    where = "models.resnet18"
+    checks.kind(where, Federation, "jfl.federate", fed=fed)
+    if len(fed.x.shape) not in (3, 4):
+        checks.fail(where, "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}")
+    checks.whole(where, least=2, width=width)
+    if width % 2 or (width > 64 and width % 64):
+        checks.fail(where, "an even width, or a multiple of 64", f"width={width}")
+    return flax(fed, _ResNet(width, (2, 2, 2, 2), fed.classes), target="class")
 
 
 def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -> Task:

@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -100,6 +101,53 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
             more[k] = v
         out += [r | more for r in record.rows(name, _seed(point["seed"]), history, epsilon)]
     return out
+
+
+def frame(
+    result: Any, plan: Plan | None = None, *, delta: float | None = None, kind: str = "pandas"
+) -> Any:
+    """`tidy` as a data frame; also the method `frame` of what jfl.simulate and jfl.sweep give back.
+
+    Args:
+        result: an Output or a Sweep.
+        plan: as in `tidy`.
+        delta: as in `tidy`.
+        kind: "pandas", "polars", or "xarray": a Dataset over the axes of a sweep, `seed` and
+            `round`, where each combination was run.
+
+    Raises:
+        ArgumentError: without that package.
+
+    Example:
+        >>> import jax, jfl
+        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(10))
+        >>> task = jfl.models.logistic(fed)
+        >>> algorithm = jfl.algorithms.fedsgd(jfl.grad(task.loss))
+        >>> plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(10))
+        >>> out = jfl.simulate(jax.random.key(0), plan, 2)
+        >>> list(out.frame(plan)["round"])  # doctest: +SKIP
+        [1, 2]
+    """
+    checks.choice("frame", ("pandas", "polars", "xarray"), kind=kind)
+    rows = tidy(result, plan, delta=delta)
+    try:
+        if kind == "polars":
+            import polars
+
+            return polars.DataFrame(rows, infer_schema_length=None)
+        import pandas
+
+        table = pandas.DataFrame(rows)
+        if kind == "pandas":
+            return table
+        import xarray  # noqa: F401, of which pandas makes the Dataset
+    except ImportError as error:
+        checks.fail("frame", f"the package {kind}", checks.cause(error), f"pip install {kind}")
+    axes = [c for c in rows[0] if c not in (*record.COLUMNS, "failed", *PROMISE)]
+    index = [c for c in axes if table[c].nunique(dropna=False) > 1] + ["seed", "round"]
+    if table.duplicated(index).any():
+        checks.fail("frame", "one row for each point, seed and round", f"several of {index}")
+    return table.drop(columns="name").set_index(index).to_xarray()
 
 
 def _epsilons(plan, history, delta):

@@ -90,11 +90,52 @@ class Rewritten(nn.Module):
         return nn.Dense(3, name="last")(x @ (w * jnp.tri(x.shape[-1], 4)))
 
 
+class Twice(nn.Module):
+    """A loop that uses its weight twice in each turn."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (x.shape[-1], x.shape[-1]))
+        turn = lambda _, h: jnp.tanh(h @ w) @ w
+        return nn.Dense(3, name="last")(jax.lax.fori_loop(0, 2, turn, x))
+
+
+class Until(nn.Module):
+    """A loop whose number of turns follows from the row."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (x.shape[-1], x.shape[-1]))
+        for _ in range(2):
+            x = jax.lax.cond(x.sum() > 0, lambda h: jnp.tanh(h @ w), lambda h: h, x)
+        return nn.Dense(3, name="last")(x)
+
+
+class Recurrent(nn.Module):
+    """Two recurrent layers of flax, one of them backwards, and one of jfl's own."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.RNN(nn.GRUCell(4))(nn.Embed(7, 3)(x))
+        h = nn.RNN(nn.LSTMCell(3), reverse=True, keep_order=True)(h)
+        return nn.Dense(3)(jfl.models.tasks._LstmLayer(4)(h)[-1])
+
+
 class Loop(nn.Module):
     @nn.compact
     def __call__(self, x):
         w = self.param("own", nn.initializers.normal(), (x.shape[-1], x.shape[-1]))
         return nn.Dense(3, name="last")(jax.lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ w), x))
+
+
+class Untrained(nn.Module):
+    """A module that has a switch, in evaluation."""
+
+    module: nn.Module
+
+    @nn.compact
+    def __call__(self, x):
+        return self.module(x, train=False)
 
 
 def _cnn():
@@ -128,13 +169,19 @@ COVERED = dict(
         (6, 2),
     ),
     attention=(Attention, 5),
+    recurrent=(Recurrent, 6),
+    loop=(Loop, (4,)),
+    loop_of_matrices=(Loop, (3, 4)),
+    gpt=(lambda: Untrained(jfl.models.tasks._Gpt(4, 2, 2, 0.0, 7, True)), 5),
+    resnet=(lambda: jfl.models.tasks._ResNet(4, (1, 1), 3), (6, 6, 3)),
     own_parameter=(Own, (3, 5)),
 )
 REFUSED = dict(
     shared=(Shared, (4,), {"same/bias": "used 2 times", "same/kernel": "used 2 times"}),
     tied=(Tied, 5, {"embed/embedding": "used 2 times"}),
     bent=(Bent, (4,), {"own": "tanh"}),
-    loop=(Loop, (4,), {"own": "while|scan"}),
+    loop=(Twice, (4,), {"own": "in a loop it is used 2 times"}),
+    branch=(Until, (4,), {"own": "used 2 times"}),
     factors=(Factors, (4,), {"a": "before it meets", "b": "before it meets"}),
     rewritten=(Rewritten, (4,), {"own": "mul before it meets the data"}),
 )

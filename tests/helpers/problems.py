@@ -117,6 +117,10 @@ def make_algorithm(name, grad, steps=2, batch=None, **options):
         options["steps"] = steps
     if name == "padpfl":  # a mean of models needs all of them
         options["upload"] = "difference"
+    if name in ("fedper", "fedrep"):  # of `start_params`
+        options.setdefault("shared", "w")
+    if name == "qfedavg" and getattr(grad, "mechanism", None) is not None:
+        options.setdefault("loss_mechanism", grad.mechanism)
     if name == "output_perturbation":  # its noise comes after the steps
         own = getattr(grad, "mechanism", None)
         options["mechanism"] = own or jfl.chain(jfl.clip_l2(0.8), jfl.total())

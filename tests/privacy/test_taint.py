@@ -119,7 +119,9 @@ def test_built_in_algorithms(name, kind, fed, task):
     )
     report = jfl.check_privacy(plan)
     assert report.status == dict(noise="proved", none="no noise", client="proved")[kind], report
-    assert declarations.trusted(plan) and not report.client
+    # of some the releases do not follow from the steps: they are traced like a user's
+    many = name in ("mimelite", "pfedme", "fedsam", "qfedavg")
+    assert declarations.trusted(plan) != many and not report.client
     if kind == "noise":
         assert not report.example and sum(r.times for r in report.releases) == sum(
             r.times for r in report.declared

@@ -144,10 +144,14 @@ def test_fields_of_recorded_runs_keep_their_names_and_defaults():
         efficient=False,
         noise_bands=8,
         buffers=3,
+        momentum=0.9,
+        q=1.0,
+        rho=0.05,
+        staleness=4,
     )
     assert {name: option.default for name, option in config.OPTIONS.items()} == derived
     assert all(config.FIELDS[name].default == value for name, value in derived.items())
-    assert len(config.FIELDS) == 73
+    assert len(config.FIELDS) == 77
 
 
 def test_every_field_says_what_it_is():
@@ -180,7 +184,12 @@ def test_what_the_builder_knows_of_an_algorithm_stands_beside_it():
     usual = {
         n for n in algorithms.__all__ if base.traits_of(getattr(algorithms, n)) == base.Traits()
     }
-    assert usual == {"addpnfl", "dpnfl", "fedavg", "fedprox", "fedsgd"}
+    assert usual == set(algorithms.__all__) - {
+        "mimelite",
+        "output_perturbation",
+        "padpfl",
+        "scaffold",
+    }
     assert base.traits_of(algorithms.padpfl).printed_unit == "client"
     assert base.traits_of(algorithms.scaffold).payload_models == 2
 

@@ -8,7 +8,17 @@ from ...sampling import clients
 from ..mechanisms import chain as mech
 from ..mechanisms import scaled_clip, stages, wavelet
 from ..mechanisms.stages import Stage
-from .ownership import foreign, gradients_in, loss_types, name_of, nodes, own, records_in, same_bits
+from .ownership import (
+    foreign,
+    functions_in,
+    gradients_in,
+    loss_types,
+    name_of,
+    nodes,
+    own,
+    records_in,
+    same_bits,
+)
 from .tracing import opaque_parts
 
 # the bound of a row stage of jfl follows from what the stage does, by the same numbers
@@ -78,8 +88,11 @@ def _from_start(mechanism):
 
 
 def trusted(plan: Plan) -> bool:
-    """True if jfl made the client, and what it declares is what the client holds."""
+    """True if jfl made the client, and what it declares is what the client holds; False for one
+    whose releases do not follow from its steps alone."""
     client, declared = plan.algorithm.client, declared_of(plan)
+    if any(getattr(f.function, "_always_traced", False) for f in functions_in(client)):
+        return False
     if not own(client.function) or foreign(client, skip=(Mechanism, Batches) + loss_types(client)):
         return False
     chains, draws = nodes(client, Mechanism), nodes(client, Batches)

@@ -604,6 +604,8 @@ class Flow:
                     ends = self.range(atom)
                     if ends is None:
                         return False
+                    if ends == (0, 0):  # a loop of one pass adds nothing
+                        continue
                     factors.append(side[atom])
                     both = sorted((sign * side[atom] * ends[0], sign * side[atom] * ends[1]))
                     low, high = low + both[0], high + both[1]
@@ -629,6 +631,8 @@ class Flow:
             reach, fine = 0, True
             for factor, atom in turns:  # digits of a number: each larger than all below it
                 ends = self.range(atom)
+                if ends == (0, 0):
+                    continue
                 fine = fine and ends is not None and factor > reach
                 reach += factor * ends[1] if ends else 0
             if fine and reach < 2**32:

@@ -135,19 +135,30 @@ def nodes(value, kind) -> list:
 
 def records_in(value):
     """All records in a pytree, however deep."""
-    records, todo = [], [value]
+    return [n for n in _nodes_in(value) if not isinstance(n, Fn)]
+
+
+def _nodes_in(value) -> list:
+    """All records and bound functions in a pytree, however deep."""
+    nodes_, todo = [], [value]
     while todo:
         current = todo.pop()
         if isinstance(current, Fn):
+            nodes_.append(current)
             todo += [current.data, current.static]
         elif isinstance(current, dict):
             todo += current.values()
         elif isinstance(current, (list, tuple)):
             todo += current
         elif dataclasses.is_dataclass(current) and not isinstance(current, type):
-            records.append(current)
+            nodes_.append(current)
             todo += [getattr(current, f.name) for f in dataclasses.fields(current)]
-    return records
+    return nodes_
+
+
+def functions_in(value) -> list:
+    """All bound functions in a pytree, however deep."""
+    return [n for n in _nodes_in(value) if isinstance(n, Fn)]
 
 
 def gradients_in(value) -> list:
