@@ -11,7 +11,7 @@ from ..core.options import PYTHON_ONLY, extends
 from ..core.records import Algorithm, Fn, Mechanism, Release, always_traced, named
 from ..gradients.per_example import Grad, private_grad
 from ..gradients.per_example import grad as plain_grad
-from .base import Number, algorithm
+from .base import Number, algorithm, traits
 from .fedavg import fedavg
 
 LEAST = 1e-3  # of what h would be for a loss of 1: below it, noise has made h useless
@@ -58,6 +58,7 @@ def _server(context, server, release, *, step):
     )
 
 
+@traits(example_noise=None)  # a config cannot say how the loss is released
 @extends(fedavg, without=["optimizer"])
 def qfedavg(
     grad: Grad,

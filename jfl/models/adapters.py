@@ -91,11 +91,11 @@ def flax(
             "For others see jfl.models.nnx, .equinox and .functions, or jfl.task.",
         )
     shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
-    x = jnp.zeros(shape, dtype)
     flags = _switches(type(module).__call__)
     trained, evaluated = ({k: v != off for k, v in flags.items()} for off in (False, True))
 
     def whole(key):
+        x = jnp.zeros(shape, dtype)
         variables = module.init(key, x, **evaluated)
         return variables, module.apply(variables, x, **evaluated)
 
@@ -123,7 +123,8 @@ def flax(
     )
     if flags:
         static = dict(module=module, flags=_items(trained))
-        draws = _draws(lambda v: module.apply(v, x, **trained), variables)
+        x = jax.ShapeDtypeStruct(shape, dtype)
+        draws = _draws(lambda v, x: module.apply(v, x, **trained), variables, x)
         training = Fn(_predict_drawing if draws else _predict, static=static)
         model = model._replace(training=training, draws=draws)
     return _task(where, fed, model, target, trainable, params)
@@ -139,10 +140,10 @@ def _items(switches: dict) -> tuple:
     return tuple(sorted(switches.items()))
 
 
-def _draws(call, variables) -> bool:
+def _draws(call, variables, x) -> bool:
     """Whether a module asks for a random key that it was not given."""
     try:
-        jax.eval_shape(call, variables)
+        jax.eval_shape(call, variables, x)
     except InvalidRngError:
         return True
     return False

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.serialization import msgpack_restore
 
 from ..core import checks, files, losses, pytrees
 from ..core.records import Fn, Metric, Task, named
@@ -243,8 +244,6 @@ def read_params(path: str | Path) -> dict:
 
         found = load_file(path)
     elif path.suffix == ".msgpack":
-        from flax.serialization import msgpack_restore
-
         found = pytrees.by_path(msgpack_restore(path.read_bytes()))
     else:
         checks.fail("models.read_params", "a file .npz, .safetensors or .msgpack", path.name)

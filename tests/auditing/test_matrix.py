@@ -26,6 +26,8 @@ ALGORITHMS = {
     name: dict(algorithm=name) for name in ("fedavg", "fedsgd", "fedprox", "scaffold", "dpnfl")
 }
 ALGORITHMS |= {"addpnfl": dict(algorithm="addpnfl")}
+NEW = ("ditto", "fedbuff", "feddyn", "fednova", "fedper", "fedrep", "fedsam", "mimelite", "pfedme")
+ALGORITHMS |= {name: dict(algorithm=name) for name in NEW}
 ALGORITHMS["scaffold, warm"] = dict(algorithm="scaffold", warm_rounds=1)
 BATCHES = ("full", "poisson", "without_replacement", "with_replacement", "epochs")
 COHORTS = {
@@ -44,6 +46,7 @@ def cases():
             yield f"fedavg, {level}, cohorts: {name}", fields | cohort
     for name in BATCHES:
         yield f"fedavg, record, batches: {name}", LEVELS["record"] | dict(batch_sampler=name)
+    yield "qfedavg, client", LEVELS["client"] | dict(algorithm="qfedavg")
     yield "output perturbation", LEVELS["record"] | dict(algorithm="output_perturbation")
     for view in ("server", "third_party"):
         padpfl = dict(algorithm="padpfl", unit="client", view=view, noise_multiplier=1.0)

@@ -240,6 +240,7 @@ def test_how_a_plan_is_computed_is_no_part_of_it(fed, task):
     assert set(identity.NOT_PART) == {
         "Plan",
         "Grad",
+        "Task",
         "Algorithm",
         "Sampler",
         "Responders",
@@ -947,6 +948,8 @@ chain = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.5), jfl.divide(2
 found = dict()
 for name in jfl.algorithms.__all__:
     options = dict(upload="difference") if name == "padpfl" else dict()
+    options |= dict(shared="w") if name in ("fedper", "fedrep") else dict()
+    options |= dict(loss_mechanism=chain) if name == "qfedavg" else dict()
     grad = jfl.private_grad(loss, chain)
     if name == "output_perturbation":
         options, grad = dict(mechanism=jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.5))), jfl.grad(loss)

@@ -462,7 +462,11 @@ def test_similarity_of_the_papers():
             lambda: partition.iid(11)(np.zeros(10, int)),
             "at least one row a client; got 10 rows for 11 clients. Take fewer",
         ),
-        (lambda: partition.iid(1)(np.zeros((10, 1))), "labels of shape [n]; got shape [10, 1]"),
+        (lambda: partition.iid(1)(np.float32(1)), "labels of shape [n] or [n, ...]; got shape []"),
+        (
+            lambda: partition.dirichlet(1, 1.0)(np.zeros((10, 2), int)),
+            "one label a row, since it splits by class; got labels of shape [10, 2]",
+        ),
         (
             lambda: partition.dirichlet(3, 1.0, min_rows=4)(np.zeros(10, int)),
             "min_rows * clients <= rows; got 4 * 3 > 10",

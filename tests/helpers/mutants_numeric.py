@@ -250,7 +250,7 @@ MUTANTS = (
         f"{IDENTITY}::test_points_that_would_be_compiled_apart_are_refused",
     ),
     Mutant(
-        "jfl/models/tasks.py",
+        "jfl/models/targets.py",
         "is_label = jnp.arange(classes) == jnp.where(label < 0, label + classes, label)",
         "is_label = jnp.arange(classes) == label",
         "tests/models/test_models.py::test_a_label_that_is_none_is_alike_everywhere",

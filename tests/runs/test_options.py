@@ -188,6 +188,7 @@ def test_what_the_builder_knows_of_an_algorithm_stands_beside_it():
         "mimelite",
         "output_perturbation",
         "padpfl",
+        "qfedavg",
         "scaffold",
     }
     assert base.traits_of(algorithms.padpfl).printed_unit == "client"
