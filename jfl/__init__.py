@@ -73,6 +73,9 @@ from .privacy.mechanisms import wavelet as wavelet
 from .privacy.mechanisms.chain import chain as chain
 from .privacy.mechanisms.correlated import correlated as correlated
 from .privacy.mechanisms.distributed import distributed as distributed
+from .privacy.mechanisms.post_processing import clip_values as clip_values
+from .privacy.mechanisms.post_processing import james_stein as james_stein
+from .privacy.mechanisms.post_processing import post_process as post_process
 from .privacy.mechanisms.scaled_clip import clip_scaled as clip_scaled
 from .privacy.mechanisms.stages import bounded as bounded
 from .privacy.mechanisms.stages import clip_adaptive as clip_adaptive
@@ -131,6 +134,7 @@ __all__ = [
     "clip_adaptive",
     "clip_scaled",
     "clip_l2",
+    "clip_values",
     "clip_per_layer",
     "correlated",
     "corruption",
@@ -147,6 +151,7 @@ __all__ = [
     "guarantees",
     "heterogeneity",
     "init",
+    "james_stein",
     "keep_compiled_programs",
     "ledger",
     "load",
@@ -157,6 +162,7 @@ __all__ = [
     "partition",
     "plan",
     "population",
+    "post_process",
     "predict",
     "private_grad",
     "public_data",

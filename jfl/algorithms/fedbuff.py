@@ -14,6 +14,8 @@ from ..gradients.per_example import Grad
 from .base import algorithm
 from .fedavg import fedavg
 
+AGES = 2022  # the seed of who is how late
+
 
 @record
 class State:
@@ -31,9 +33,9 @@ def _init(params, *, step, staleness):
 
 @named("fedbuff.client")
 def _client(context, keys, server, client_state, rows, *, work, staleness):
-    # no step has this number: nothing else draws from this key
-    key = jax.random.fold_in(keys.noise, work.steps)
-    age = jax.random.randint(key, (), 0, staleness + 1)
+    # who is how late is no draw of this run: it is the same for all seeds, rows and settings
+    key = jax.random.fold_in(jax.random.key(AGES), context.round)
+    age = jax.random.randint(jax.random.fold_in(key, context.client), (), 0, staleness + 1)
     start = pytrees.map(lambda x: x[age], server.past)
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows)
     discount = 1 / jnp.sqrt(1.0 + age)
@@ -49,8 +51,8 @@ def _server(context, server, diff, *, step):
 
 @extends(fedavg)
 def fedbuff(grad: Grad, *, staleness: int = 4, **fedavg_options) -> Algorithm:
-    """FedAvg with stale clients: each trains on the model of 0 to `staleness` rounds ago, drawn
-    anew each time, and its difference counts 1 / sqrt(1 + age).
+    """FedAvg with stale clients: each trains on the model of 0 to `staleness` rounds ago, another
+    one in each round, and its difference counts 1 / sqrt(1 + age).
 
     A round takes the place of a full buffer: its cohort are the uploads that fill one.
 
@@ -59,7 +61,7 @@ def fedbuff(grad: Grad, *, staleness: int = 4, **fedavg_options) -> Algorithm:
         staleness: the age in rounds that a model may have.  At least 0; 0 is `fedavg`.
 
     Privacy:
-        ages are drawn without looking at any row: they change no guarantee.
+        ages follow from the numbers of the round and of the client alone: they change no guarantee.
 
     References:
         Nguyen et al., AISTATS 2022, Algorithm 1, with the discount of section 5.

@@ -27,6 +27,7 @@ __all__ = [
     "emnist",
     "fashion_mnist",
     "frame",
+    "hugging_face",
     "mnist",
     "shakespeare",
     "svhn",
@@ -143,6 +144,65 @@ def frame(
         owners = None if owners is None else owners[~is_test]
     made = make_dataset(where, *rows, classes, "frame")
     return made if owners is None else made._replace(owners=owners)
+
+
+def hugging_face(
+    train: Any,
+    x: str | Sequence[str],
+    y: str,
+    *,
+    test: Any,
+    owner: str | None = None,
+    classes: int | None = None,
+) -> Dataset:
+    """A dataset of the package datasets (Hugging Face), or anything with columns by name.
+
+    Other Parameters:
+        train: a `datasets.Dataset` of training rows; or a dict of arrays.
+        x: the column of rows (an image, a sequence of numbers or tokens, all of one shape), or
+            several columns of numbers, side by side.
+        y: the column of labels.
+        test: as `train`, of test rows.
+        owner: the column that says whose a row is, for `partition.natural()`.
+        classes: as in `arrays`.
+
+    Units:
+        bytes of images become numbers in [0, 1].
+
+    Raises:
+        ValueError: for columns that are not there or whose rows differ in shape; all that `arrays`
+            refuses.
+
+    Example:
+        >>> rows = dict(age=[1.0, 2.0], height=[1.5, 1.7], sick=[0, 1], town=["a", "b"])
+        >>> data = hugging_face(rows, ["age", "height"], "sick", test=rows, owner="town")
+        >>> data.x.shape, data.owners.tolist()
+        ((2, 2), ['a', 'b'])
+    """
+    where = "datasets.hugging_face"
+
+    def column(rows, name):
+        names = getattr(rows, "column_names", None) or list(rows)
+        checks.choice(where, names, column=name)
+        values = rows.with_format("numpy")[name] if hasattr(rows, "with_format") else rows[name]
+        values = checks.array(
+            where, name, values[:], "Rows of one shape: pad sequences, resize images."
+        )
+        feature = (getattr(rows, "features", None) or {}).get(name)
+        of_bytes = "uint8" in (str(values.dtype), getattr(feature, "dtype", ""))
+        if of_bytes or type(feature).__name__ == "Image":
+            return values.astype(np.float32) / 255
+        return values
+
+    def features(rows):
+        if isinstance(x, str):
+            return column(rows, x)
+        return np.stack([column(rows, name).astype(np.float32) for name in x], 1)
+
+    made = make_dataset(
+        where, features(train), column(train, y), features(test), column(test, y), classes, "rows"
+    )
+    return made if owner is None else made._replace(owners=column(train, owner).astype(str))
 
 
 def _columns(where, data) -> list[str]:

@@ -9,11 +9,12 @@ To add one, write a factory, and below it its function (labels [n], C, Generator
 of each client, and a note for the manifest ("": nothing to say).
 """
 
+import copy
 import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -731,6 +732,38 @@ def _split_natural(owners, labels, clients, rng):
             "partition.natural", "one owner a row", f"{len(owners)} owners for {len(labels)} rows"
         )
     return _rows_by_number(owners, clients), ""
+
+
+def flower(partitioner: Any, column: str = "label") -> Callable:
+    """A partitioner of flwr-datasets, for `federate`.
+
+    Args:
+        partitioner: such as flwr_datasets.partitioner.DirichletPartitioner, without a dataset; it
+            needs the package datasets.
+        column: what it calls the labels (its `partition_by`).
+
+    Returns:
+        A function of the labels [n], a list of row numbers for each client.  A row that the
+        partitioner gives to nobody has no owner.
+
+    Example:
+        >>> from flwr_datasets.partitioner import IidPartitioner  # doctest: +SKIP
+        >>> fed = jfl.federate(data, flower(IidPartitioner(10)))  # doctest: +SKIP
+    """
+    where = "partition.flower"
+    if not hasattr(partitioner, "load_partition"):
+        checks.fail(where, "a partitioner of flwr-datasets", checks.shown(partitioner))
+
+    def split(labels):
+        from datasets import Dataset
+
+        rows = Dataset.from_dict({column: np.asarray(labels), "row": np.arange(len(labels))})
+        fresh = copy.deepcopy(partitioner)  # it takes a dataset once
+        fresh.dataset = rows
+        parts = (fresh.load_partition(c) for c in range(fresh.num_partitions))
+        return [np.asarray(part["row"][:], np.int64) for part in parts]
+
+    return split
 
 
 # --- parts

@@ -171,7 +171,7 @@ class _LstmLayer(nn.Module):
             return (cell, output), output
 
         zeros = jnp.zeros(self.width, kernel.dtype)
-        return jax.lax.scan(turn, (zeros, zeros), x @ kernel + bias)[1]
+        return jax.lax.scan(turn, (zeros, zeros), x @ kernel + bias[None])[1]
 
 
 class _Lstm(nn.Module):

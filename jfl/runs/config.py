@@ -49,7 +49,7 @@ def names(kind: str) -> list[str]:
     """The names that a config can give to a kind of factory: algorithm, dataset, model, ..."""
     module = _MODULES[kind]
     if kind == "dataset":
-        return [name for name in module.__all__ if name not in ("arrays", "frame")]
+        return [name for name in module.__all__ if name not in ("arrays", "frame", "hugging_face")]
     if kind == "lr_schedule":  # of one number; others need constants of the problem
         return [name for name in module.__all__ if options.takes(getattr(module, name), "lr")]
     if kind == "strategy":  # the others are what one is, and for what it is made

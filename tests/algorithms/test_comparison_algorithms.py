@@ -270,15 +270,17 @@ def more_draws(name, d, run, plan):
         [[f(r, i, t) for i, t in zip(d["ids"][r], d["turn"][r])] for r in range(ROUNDS)]
     )
     if name == "fedbuff":
-        own = lambda r, i, t: jax.random.fold_in(address(stream(base, Stream.ROWS, r), i, t), STEPS)
-        d["ages"] = each(lambda r, i, t: int(jax.random.randint(own(r, i, t), (), 0, 3)))
+        own = lambda r, i: jax.random.fold_in(jax.random.fold_in(jax.random.key(2022), r), i)
+        d["ages"] = each(lambda r, i, t: int(jax.random.randint(own(r, i), (), 0, 3)))
     if name == "qfedavg":
         own = lambda r, i, t: jax.random.fold_in(address(stream(base, Stream.ROWS, r), i, t), STEPS)
         d["of_loss"] = each(lambda r, i, t: float(normals(own(r, i, t), jnp.zeros(()))))
     return d
 
 
-@pytest.mark.parametrize("noisy", [True, False], ids=["noisy", "plain"])
+@pytest.mark.parametrize(
+    "noisy", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["noisy", "plain"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_its_numpy_loop(name, noisy):
     loop, options = CASES[name]
@@ -367,6 +369,7 @@ def test_presets_are_fedavg_with_that_optimizer(name):
     close(trained(preset), trained(by_hand), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_personal_models_do_better_where_clients_disagree():
     """Each client has labels of its own, which one model cannot have: Ditto, FedPer and pFedMe."""
     r = np.random.default_rng(0)

@@ -120,6 +120,7 @@ def test_every_row_step_client_and_round_has_its_own_draw():
     assert abs(np.corrcoef(*moved)[0, 1]) < 6 / np.sqrt(wide)
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_chunks_or_paths():
     runs = [
         jfl.simulate(KEY, plan_of(dropped_linear, noise=0.5, **how), 3, evaluate_every=3)

@@ -18,6 +18,7 @@ import numpy as np
 from ...core import checks
 from ...core.records import Batches, Caveat, Context, Fn, Mechanism, Plan
 from ..mechanisms import chain as mech
+from ..mechanisms.stages import After
 from . import constants
 from .client import Released, context_shapes, traced
 from .declarations import Against, batch_words, chain_words, declarations, declared_of, trusted
@@ -211,10 +212,18 @@ def _arrays_held(plan) -> list:
         ).consts
     if alien[3]:
         arrays += look("model", algorithm.params, server)
-    for s in foreign_stages:
-        if s.role == "row" and s.apply is not None:
-            arrays += look("row", s.apply, abstract(mech.initial(Mechanism((s,)))), payload)
+    arrays += [a for stage in foreign_stages for a in _held_by(stage, payload, look)]
     return arrays
+
+
+def _held_by(stage, payload, look) -> list:
+    """The arrays that the function of a user's stage holds."""
+    if stage.role == "row" and stage.apply is not None:
+        return look("row", stage.apply, abstract(mech.initial(Mechanism((stage,)))), payload)
+    if stage.role == "post":
+        number = jax.ShapeDtypeStruct((), jnp.float32)
+        return look("post", stage.apply, payload, After(number, number))
+    return []
 
 
 def refusal(plan: Plan) -> str:
