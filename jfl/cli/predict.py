@@ -35,4 +35,4 @@ def predict(arguments: list[str]) -> None:
     rows = load.read_rows(command.data, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
     lines = load.predictions(loaded, rows)
     text = load.write_predictions(command.out, lines)
-    print(text if command.out is None else f"{len(lines)} predictions in {command.out}", end="\n")
+    print(text[:-1] if command.out is None else f"{len(lines)} predictions in {command.out}")

@@ -222,3 +222,94 @@ def test_bad_cnn_widths_are_refused(images):
     for options in (dict(channels=(0,)), dict(channels=(2.5,)), dict(dense=0), dict(dense="wide")):
         with pytest.raises(ValueError, match="need"):
             jfl.models.cnn(images, **options)
+
+
+# --- what is ready-made
+
+
+def text(every):
+    r = np.random.default_rng(0)
+    x = r.integers(0, 7, (60, 5))
+    y = r.integers(0, 7, (60, 5) if every else 60)
+    data = jfl.datasets.arrays(x, y, x[:6], y[:6], classes=7)
+    return jfl.federate(data, jfl.partition.iid(CLIENTS))
+
+
+def pictures():
+    r = np.random.default_rng(0)
+    x, y = r.normal(size=(60, 8, 8, 3)), r.integers(0, 3, 60)
+    return jfl.federate((x, y, x[:6], y[:6]), jfl.partition.iid(CLIENTS))
+
+
+READY = dict(
+    logistic=lambda: jfl.models.logistic(pictures()),
+    mlp=lambda: jfl.models.mlp(pictures()),
+    cnn=lambda: jfl.models.cnn(pictures(), channels=(4,), dense=8),
+    resnet18=lambda: jfl.models.resnet18(pictures(), width=4),
+    lstm=lambda: jfl.models.lstm(text(False), hidden=(4, 3)),
+    lstm_every=lambda: jfl.models.lstm(text(True), hidden=(4,)),
+    gpt=lambda: jfl.models.gpt(text(False), width=8, layers=2, heads=2, dropout=0.1),
+    gpt_every=lambda: jfl.models.gpt(text(True), width=8, layers=1, heads=2),
+)
+
+
+@pytest.mark.parametrize("name", READY)
+def test_every_layer_of_a_ready_made_model_is_book_kept(name):
+    """The path by name, with nothing in brackets."""
+    from jfl.gradients.per_example import gradient_path
+
+    task = READY[name]()
+    fed = text(name.endswith("every")) if name.startswith(("gpt", "lstm")) else pictures()
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(2))
+    grad = jfl.private_grad(task.loss, chain)
+    algorithm = jfl.algorithms.fedsgd(grad, batch=jfl.batches.without_replacement(2))
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+    assert gradient_path(plan) == "bookkeeping"
+    assert jfl.guarantee(plan, 1, delta=1e-5).status == "proved"
+    if name == "gpt":
+        out = jfl.simulate(KEY, plan, 1)
+        assert np.isfinite(out.metrics.loss).all()
+        params, x, y = out.params, fed.x[0], fed.y[0]
+        drawn = {float(task.loss(params, x, y, jax.random.key(s))) for s in range(5)}
+        assert len(drawn) == 5
+
+
+def test_a_gpt_looks_back_alone():
+    """Tokens that come later change no logit."""
+    task = jfl.models.gpt(text(True), width=8, layers=2, heads=2)
+    params = task.init(KEY)
+    x = jnp.array([1, 2, 3, 4, 5])
+    one, other = task.predict(params, x), task.predict(params, x.at[3:].set(0))
+    np.testing.assert_allclose(one[:3], other[:3], rtol=1e-5)
+    assert np.abs(one[3:] - other[3:]).max() > 1e-3
+
+
+def test_an_lstm_against_a_loop():
+    task = jfl.models.lstm(text(True), embedding=3, hidden=(4,))
+    p = jax.tree.map(lambda v: np.asarray(v, float), task.init(KEY))
+    layer, sigmoid = p["_LstmLayer_0"], lambda v: 1 / (1 + np.exp(-v))
+    cell = output = np.zeros(4)
+    x, wanted = np.array([3, 1, 6, 0, 2]), []
+    for token in x:
+        inputs = p["Embed_0"]["embedding"][token] @ layer["kernel"] + layer["bias"]
+        i, f, g, o = np.split(inputs + output @ layer["recurrent"], 4)
+        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+        output = sigmoid(o) * np.tanh(cell)
+        wanted.append(output @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"])
+    got = task.predict(task.init(KEY), jnp.asarray(x))
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: jfl.models.gpt(pictures()), "rows of tokens"),
+        (lambda: jfl.models.gpt(text(True), width=6, heads=4), "a multiple of heads=4"),
+        (lambda: jfl.models.gpt(text(True), dropout=1.0), "dropout"),
+        (lambda: jfl.models.resnet18(text(False)), "images"),
+        (lambda: jfl.models.resnet18(pictures(), width=3), "an even width"),
+    ],
+)
+def test_ready_made_models_that_do_not_fit(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -1,0 +1,145 @@
+"""`jfl new algorithm`, `jfl predict`, `jfl.load`."""
+
+import csv
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import jfl
+from jfl.cli import main
+
+TINY = (
+    "--clients 6 --min-rows 8 --model logistic --sampler full --batch-sampler full --steps 2 "
+    "--rounds 4 --evaluate-every 2 --noise-multiplier 1.5"
+).split()
+
+
+def run(*args) -> int:
+    return main.main([str(a) for a in args])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("predict") / "run"
+    assert run("train", *TINY, "--out", out) == 0
+    return out
+
+
+# --- load
+
+
+def test_a_run_is_read_back(trained):
+    loaded = jfl.load(trained)
+    assert loaded.history["round"] == [2, 4] and int(loaded.run.round) == 4
+    again = jfl.simulate(jax.random.key(loaded.config.seed), loaded.plan, 4)
+    assert np.array_equal(
+        np.concatenate([np.ravel(v) for v in jax.tree.leaves(again.params)]),
+        np.concatenate([np.ravel(v) for v in jax.tree.leaves(loaded.params)]),
+    )
+    fed = loaded.plan.fed
+    labels = loaded.predict(fed.x_test).argmax(-1)
+    assert (labels == np.asarray(fed.y_test)).mean() == pytest.approx(
+        loaded.history["accuracy"][-1]
+    )
+    # and goes on
+    more = jfl.simulate(jax.random.key(0), loaded.plan, 2, start=loaded.run)
+    assert int(more.run.round) == 6
+
+
+def test_what_is_no_run(tmp_path, trained):
+    for folder, words in ((tmp_path / "none", "which is not there"), (tmp_path, "without them")):
+        with pytest.raises(jfl.errors.DataUnavailable, match=words):
+            jfl.load(folder)
+
+
+# --- predict
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "csv", "header.csv", "flat.npy"])
+def test_predictions_of_a_file(trained, tmp_path, kind, capsys):
+    loaded = jfl.load(trained)
+    x = np.asarray(loaded.plan.fed.x_test)[:5]
+    path = tmp_path / f"rows.{kind}"
+    flat = x.reshape(5, -1)
+    if kind == "npz":
+        np.savez(path, x=x, other=np.zeros(2))
+    elif kind.endswith("npy"):
+        np.save(path, flat if kind.startswith("flat") else x)
+    else:
+        names = ",".join(f"pixel_{i}" for i in range(64)) if kind.startswith("header") else ""
+        np.savetxt(path, flat, delimiter=",", header=names, comments="")
+    out = tmp_path / "predictions.csv"
+    assert run("predict", trained, "--data", path, "--out", out) == 0
+    lines = list(csv.DictReader(out.open()))
+    logits = loaded.predict(x)
+    assert [int(line["label"]) for line in lines] == logits.argmax(-1).tolist()
+    shares = np.asarray(jax.nn.softmax(logits, -1))
+    mine = [[float(line[f"p_{j}"]) for j in range(10)] for line in lines]
+    np.testing.assert_allclose(mine, shares, rtol=1e-4)
+    if kind == "npy":
+        capsys.readouterr()
+        assert run("predict", trained, "--data", path) == 0
+        assert capsys.readouterr().out == out.read_text()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["predict"], "the directory of a run first"),
+        (["predict", "RUN"], "need --data FILE"),
+        (["predict", "RUN", "--data", "nothing.npy"], "rows of numbers"),
+        (["predict", "RUN", "--data", "rows.txt"], "a file .npy, .npz or .csv"),
+        (["predict", "RUN", "--data", "wrong.npy"], "rows of shape"),
+        (["predict", "RUN", "--data", "several.npz"], "an array named x"),
+        (["predict", "RUN", "--data", "words.csv"], "rows of numbers"),
+        (["predict", "nowhere", "--data", "wrong.npy"], "which is not there"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_bad_words_of_predict(trained, tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    np.save("wrong.npy", np.zeros((2, 3)))
+    np.savez("several.npz", a=np.zeros(2), b=np.zeros(2))
+    (tmp_path / "words.csv").write_text("a,b\nc,d\n")
+    assert run(*[str(trained) if w == "RUN" else w for w in words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+# --- new
+
+
+def test_a_new_algorithm_passes_its_test(tmp_path, capsys):
+    assert run("new", "algorithm", "fedmine", "--out", tmp_path / "mine") == 0
+    files = sorted(p.name for p in (tmp_path / "mine").iterdir())
+    assert files == ["fedmine.md", "fedmine.py", "test_fedmine.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_fedmine.py"],
+        cwd=tmp_path / "mine",
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    # a change that the pseudo-code does not have is noticed
+    source = (tmp_path / "mine" / "fedmine.py").read_text()
+    assert "mu * (w - start)" in source
+    capsys.readouterr()
+    assert run("new", "algorithm", "fedmine", "--out", tmp_path / "mine") == 2
+    assert "Nothing is overwritten" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "fedmine.py").read_text() == source
+
+
+@pytest.mark.parametrize("words", [[], ["algorithm"], ["dataset", "mine"]])
+def test_new_needs_a_kind_and_a_name(words, capsys):
+    assert run("new", *words) == 2
+    assert "algorithm NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["class", "fed-mine", "2fed", "FedMine"])
+def test_names_that_are_none(name, tmp_path, capsys):
+    assert run("new", "algorithm", name, "--out", tmp_path) == 2
+    assert "a name of Python" in capsys.readouterr().err and not list(tmp_path.iterdir())
