@@ -57,6 +57,7 @@ from .engine.simulate import scan as scan
 from .engine.simulate import simulate as simulate
 from .engine.sweep import Sweep as Sweep
 from .engine.sweep import sweep as sweep
+from .engine.tuning import ask_tell as ask_tell
 from .gradients.per_example import grad as grad
 from .gradients.per_example import private_grad as private_grad
 from .local import optimizers as optimizers
@@ -119,6 +120,7 @@ __all__ = [
     "Task",
     "algorithm",
     "algorithms",
+    "ask_tell",
     "at_scale",
     "audit",
     "audit_one_run",

@@ -5,6 +5,7 @@ import sys
 from ..core import options
 from ..runs import record
 from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS
+from ..runs.presets import PRESETS
 
 
 def progress(shown: bool = True):
@@ -174,6 +175,15 @@ def names():
             text = " ".join((factory.__doc__ or "").strip().split("\n\n")[0].split())
             rows.append((kind, name, text.split(". ")[0].rstrip(".:"), _options(factory)))
     rows += [("optimizer", name, "on clients or server (optax)", "") for name in OPTIMIZERS]
+    rows += [
+        (
+            "preset",
+            name,
+            f"accuracy {preset.accuracy}",
+            " ".join(f"{k}={v}" for k, v in preset.fields.items()),
+        )
+        for name, preset in PRESETS.items()
+    ]
     columns = ("kind", "name", "what it is", "options")
     table(None, [(column, False) for column in columns], rows)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ..core import checks
 from ..core.options import field as field
 from ..runs import config as configs
+from ..runs import presets
 from ..runs.config import Config
 
 Command = typing.TypeVar("Command")
@@ -78,20 +79,23 @@ def _flags(kind, default):
 
 
 def split_config_files(arguments: Sequence[str]) -> tuple[dict, list[str]]:
-    """Read the files of `--config FILE`.
+    """Read the files of `--config FILE`, and the settings of `--preset NAME`.
 
     Returns:
-        Their values, of which later files replace those of earlier ones; and the other arguments.
+        Their values, of which later ones replace earlier ones; and the other arguments.
     """
     values, rest, words = {}, [], iter(arguments)
+    read = {"--config": ("a TOML file", configs.load), "--preset": ("a name", presets.fields)}
     for word in words:
-        if word.split("=")[0] != "--config":
+        flag = word.split("=")[0]
+        if flag not in read:
             rest.append(word)
             continue
-        path = word.partition("=")[2] or next(words, None)
-        if path is None:
-            checks.fail("--config", "a TOML file", "nothing")
-        values |= configs.load(path)
+        need, load = read[flag]
+        given = word.partition("=")[2] or next(words, None)
+        if given is None:
+            checks.fail(flag, need, "nothing")
+        values |= load(given)
     return values, rest
 
 

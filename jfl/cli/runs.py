@@ -32,7 +32,8 @@ class Train(Config):
     example: jfl train --algorithm scaffold --dataset digits --clients 50 --cohort 10 --rounds 60
       --steps 20 --batch 16 --lr 0.5 --clip-norm 1 --noise-multiplier 1.1 --out runs/scaffold
 
-    --config FILE.toml sets fields; flags win over it.
+    --config FILE.toml sets fields, --preset NAME those that are known to work (`jfl list`);
+    flags win over them.
     """
 
     out: Path = field(Path("runs/train"), "run directory: new or empty, unless --resume")

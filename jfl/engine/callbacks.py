@@ -23,6 +23,9 @@ from .round import init
 __all__ = ["Moment", "checkpoint", "early_stopping", "log", "restore"]
 
 
+MANY = ("client_percentiles", "custom")  # metrics that are several numbers
+
+
 class Moment(NamedTuple):
     """A run after an evaluation.
 
@@ -83,7 +86,7 @@ def early_stopping(
 
     def stop(moment: Moment) -> bool:
         nonlocal best, since
-        value = float(_value(where, moment.metrics, metric)) * (1 if larger else -1)
+        value = float(metric_of(where, moment.metrics, metric)) * (1 if larger else -1)
         better = value > best + least
         best, since = (value, 0) if better else (best, since + 1)
         return since >= patience
@@ -92,21 +95,26 @@ def early_stopping(
     return stop
 
 
-def _value(where, metrics, name):
-    found = getattr(metrics, name, None) if name in Metrics.__dataclass_fields__ else None
+def metric_of(where: str, metrics: Metrics, name: str) -> Any:
+    """A metric by name, a custom one too.
+
+    Raises:
+        ArgumentError: for a name that the run does not have.
+    """
+    of_jfl = [n for n in Metrics.__dataclass_fields__ if n not in MANY]
+    found = getattr(metrics, name) if name in of_jfl else (metrics.custom or {}).get(name)
     if found is None:
-        found = (metrics.custom or {}).get(name)
-    if found is None or np.ndim(found):
-        there = [*_numbers(metrics)]
+        there = [n for n in of_jfl if getattr(metrics, n) is not None]
+        there += [*(metrics.custom or {})]
         checks.fail(where, f"a metric of this run: {', '.join(there)}", repr(name))
     return found
 
 
 def _numbers(metrics: Metrics) -> dict:
     """The metrics that are one number, by name."""
-    own = {n: getattr(metrics, n) for n in Metrics.__dataclass_fields__ if n != "custom"}
+    own = {n: getattr(metrics, n) for n in Metrics.__dataclass_fields__ if n not in MANY}
     every = own | (metrics.custom or {})
-    return {n: float(v) for n, v in every.items() if v is not None and not np.ndim(v)}
+    return {n: float(v) for n, v in every.items() if v is not None}
 
 
 def log(write: Callable[[dict], Any]) -> Callable:

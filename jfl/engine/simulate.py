@@ -142,7 +142,8 @@ def _scan(run, plan, rounds, evaluations, words):
         run, seen = until_evaluation(run, rounds[i])
         return run, jax.tree.map(lambda all_, x: all_.at[i].set(x), found, seen)
 
-    run, found = jax.lax.fori_loop(0, evaluations, one, (run, found))
+    with jax.named_scope("evaluations"):  # as `rounds`
+        run, found = jax.lax.fori_loop(0, evaluations, one, (run, found))
     return dataclasses.replace(run, own=sharding.cut(run.own, own)), found
 
 

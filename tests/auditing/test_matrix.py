@@ -26,7 +26,9 @@ ALGORITHMS = {
     name: dict(algorithm=name) for name in ("fedavg", "fedsgd", "fedprox", "scaffold", "dpnfl")
 }
 ALGORITHMS |= {"addpnfl": dict(algorithm="addpnfl")}
-NEW = ("ditto", "fedbuff", "feddyn", "fednova", "fedper", "fedrep", "fedsam", "mimelite", "pfedme")
+NEW = ("ditto", "fedbuff", "feddyn", "fednova", "fedsam", "mimelite", "pfedme")
+# what they upload are no copies of the parameters, for which there is no canary
+WITHOUT = (("fedper", "record"), ("fedper", "client"), ("fedrep", "client"), ("qfedavg", "client"))
 ALGORITHMS |= {name: dict(algorithm=name) for name in NEW}
 ALGORITHMS["scaffold, warm"] = dict(algorithm="scaffold", warm_rounds=1)
 BATCHES = ("full", "poisson", "without_replacement", "with_replacement", "epochs")
@@ -46,7 +48,6 @@ def cases():
             yield f"fedavg, {level}, cohorts: {name}", fields | cohort
     for name in BATCHES:
         yield f"fedavg, record, batches: {name}", LEVELS["record"] | dict(batch_sampler=name)
-    yield "qfedavg, client", LEVELS["client"] | dict(algorithm="qfedavg")
     yield "output perturbation", LEVELS["record"] | dict(algorithm="output_perturbation")
     for view in ("server", "third_party"):
         padpfl = dict(algorithm="padpfl", unit="client", view=view, noise_multiplier=1.0)
@@ -82,3 +83,18 @@ def test_no_answer_of_the_ledger_is_refuted(name):
         assert found.proved.epsilon == proved.epsilon
         assert found.epsilon <= proved.epsilon, asked
         assert found.mu > 0, asked
+
+
+@pytest.mark.parametrize("name, level", WITHOUT)
+def test_what_cannot_be_audited_says_so(name, level):
+    """At client level the unit that the noise is for is audited; a row below it is not."""
+    plan = plan_of(LEVELS[level] | dict(algorithm=name))
+    asked = dict(unit="example", view=LEVELS[level]["view"], adjacency="replace_one")
+    if level == "client":
+        client = asked | dict(unit="client")
+        assert (
+            jfl.audit(plan, 2, 400, 1e-2, **client).epsilon
+            <= jfl.guarantee(plan, 2, 1e-2, unit="client", view=asked["view"]).epsilon
+        )
+    with pytest.raises(jfl.errors.NotAnalysable, match="made of copies of the parameters"):
+        jfl.audit(plan, 2, 400, 1e-2, **asked)

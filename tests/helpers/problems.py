@@ -118,7 +118,7 @@ def make_algorithm(name, grad, steps=2, batch=None, **options):
     if name == "padpfl":  # a mean of models needs all of them
         options["upload"] = "difference"
     if name in ("fedper", "fedrep"):  # of `start_params`
-        options.setdefault("shared", "w")
+        options.setdefault("shared", ("w", "*kernel"))
     if name == "qfedavg" and getattr(grad, "mechanism", None) is not None:
         options.setdefault("loss_mechanism", grad.mechanism)
     if name == "output_perturbation":  # its noise comes after the steps

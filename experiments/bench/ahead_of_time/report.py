@@ -207,6 +207,7 @@ def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) ->
     plan = dataclasses.replace(plan, mesh=mesh if devices > 1 else None)
     with as_on(target):  # a chunk is larger where launches are dear
         turns = chunk_turns(plan) | earlier_turns(plan) | (turns or {})
+        turns["evaluations"] = counts.Turns(evaluations, evaluations)
     state = jax.eval_shape(begin, _key(), shapes(plan), _words(), _words())
     many = jax.ShapeDtypeStruct((evaluations,), jnp.int32)
     count = jax.ShapeDtypeStruct((), jnp.int32)

@@ -82,7 +82,7 @@ def james_stein() -> Stage:
     sigma^2 / ||v||^2) times v.
 
     For d > 2 coordinates the expected squared error is smaller than that of v itself, whatever the
-    truth is.
+    truth is.  `jfl.wavelet.james_stein` does so in each band.
 
     Privacy:
         post-processing: sigma is a number of the mechanism.

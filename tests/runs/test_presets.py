@@ -1,0 +1,45 @@
+"""Settings by name: each is a config that runs, with the epsilon in its name."""
+
+import jax
+import pytest
+
+from jfl.cli import main
+from jfl.engine.simulate import simulate
+from jfl.privacy.guarantees import guarantee
+from jfl.runs import presets
+from jfl.runs.build import build
+from jfl.runs.config import Config, coerce
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_fields_are_those_of_a_config(name):
+    fields = presets.fields(name)
+    Config(**{k: coerce(k, v, "preset") for k, v in fields.items()})
+    dataset, unit, epsilon = name.split("-")
+    assert fields["dataset"] == dataset and fields["unit"] == unit
+    assert fields["epsilon"] == float(epsilon.removeprefix("eps"))
+
+
+@pytest.mark.parametrize("name", [n for n in presets.PRESETS if n.startswith("digits")])
+def test_it_learns_what_it_says(name):
+    """The accuracy beside it is of three seeds: one is within 3 points of their range."""
+    preset = presets.PRESETS[name]
+    plan, config = build(Config(**preset.fields, seed=0, partition_seed=0))
+    out = simulate(jax.random.key(0), plan, config.rounds, evaluate_every=config.rounds)
+    low, high = map(float, preset.accuracy.split("(")[1].rstrip(")").split(" to "))
+    assert low - 0.03 < float(out.metrics.accuracy[-1]) < high + 0.03
+    proved = guarantee(plan, config.rounds, config.delta, unit=config.unit, view=config.view)
+    assert proved.status == "proved" and proved.epsilon == pytest.approx(8.0, rel=1e-3)
+
+
+def test_flags_win_over_a_preset(capsys):
+    words = ["epsilon", "--preset", "digits-client-eps8"]
+    assert main.main([*words, "--rounds", "7"]) == 0
+    assert "7" in capsys.readouterr().out
+    assert main.main(["epsilon", "--preset", "digits"]) == 2
+    error = capsys.readouterr().err
+    assert "digits-client-eps8" in error and "--preset" in error
+    assert main.main(["epsilon", "--preset"]) == 2
+    assert "--preset: need a name" in capsys.readouterr().err
+    assert main.main(["list"]) == 0
+    assert "mnist-client-eps8" in capsys.readouterr().out
