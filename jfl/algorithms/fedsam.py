@@ -33,7 +33,8 @@ def _client(context, keys, server, client_state, rows, *, work, rho):
         lr = local.rates(work.lr, clock + s, 1)
         return pytrees.axpy(-lr, g, w), local.both(first, second)
 
-    trained, seen = jax.lax.scan(step, server.params, jnp.arange(work.steps))
+    with jax.named_scope("local_steps"):  # as in `local.train`
+        trained, seen = jax.lax.scan(step, server.params, jnp.arange(work.steps))
     each = seen._replace(loss=seen.loss.mean(), clipped=seen.clipped.mean())
     diagnostics = each._replace(overflow=seen.overflow.sum(), nonfinite=seen.nonfinite.sum())
     return pytrees.sub(trained, server.params), client_state, diagnostics

@@ -21,7 +21,7 @@ from ..runs import config as configs
 from ..runs.config import Config
 from . import console
 from .exits import Failed
-from .options import config_of, parse_with_config, split_config_files
+from .options import config_of, has_config, parse_with_config, split_config_files
 
 OUT = Path("runs/audit")
 TRIALS = "audit.trials.npz"  # the runs of an audit under way
@@ -179,7 +179,7 @@ def _parsed(arguments) -> tuple[Audit, Config, Path]:
         )
     files = split_config_files(arguments)[0]
     values = {name: files.get(name, configs.FIELDS[name].default) for name in OWN}
-    if not any(word.split("=")[0] == "--config" for word in arguments):
+    if not has_config(arguments):
         given = {name: getattr(command, name) for name in SHARED}
         values |= {name: value for name, value in given.items() if value is not None}
     out = command.out or (OUT if folder is None else Path(folder))

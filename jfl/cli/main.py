@@ -17,7 +17,7 @@ from . import accounting, audit, console, demo, exits, new, predict, runs
 from .exits import INTERRUPTED as INTERRUPTED
 from .exits import OK, USAGE
 from .exits import UNHEALTHY as UNHEALTHY
-from .options import config_of, parse, parse_with_config, split_config_files
+from .options import config_of, has_config, parse, parse_with_config, split_config_files
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,10 +83,6 @@ def _demo(arguments):
 # --- accounting
 
 
-def _has_config(arguments) -> bool:
-    return any(word.split("=")[0] == "--config" for word in arguments)
-
-
 def _command_of_config(kind, arguments, program):
     """epsilon or calibrate of a config, with the flags of their own that `kind` adds."""
     command, axes = parse_with_config(kind, arguments, program)
@@ -110,7 +106,7 @@ def _show_curve(curve, plot, setting, target=None):
 
 
 def _epsilon(arguments):
-    if _has_config(arguments):
+    if has_config(arguments):
         command = _command_of_config(accounting.ConfigEpsilon, arguments, "jfl epsilon")
         plan, config = build(config_of(command))
         _show_plan("epsilon", plan, config, command.plot)
@@ -162,7 +158,7 @@ def _show_numbers(name, numbers, noise_multiplier, target=None):
 
 
 def _calibrate(arguments):
-    if _has_config(arguments):
+    if has_config(arguments):
         _calibrate_config(arguments)
         return
     command = parse(accounting.Calibrate, arguments, "jfl calibrate")

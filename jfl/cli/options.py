@@ -78,6 +78,11 @@ def _flags(kind, default):
 # --- commands that a config file may fill
 
 
+def has_config(arguments: Sequence[str]) -> bool:
+    """Whether a config is named: by file or as a preset."""
+    return any(word.split("=")[0] in ("--config", "--preset") for word in arguments)
+
+
 def split_config_files(arguments: Sequence[str]) -> tuple[dict, list[str]]:
     """Read the files of `--config FILE`, and the settings of `--preset NAME`.
 

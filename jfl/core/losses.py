@@ -17,6 +17,12 @@ IMPLEMENTATION = "threefry2x32"
 ROWS = 0x726F7773  # "rows": the child of a step's key from which the rows of its batch have theirs
 
 
+def key_of(number: int):
+    """jax.random.key(number), without the 64 bits that it takes to make one in a program."""
+    words = jnp.array([0, number], jnp.uint32)
+    return jax.random.wrap_key_data(words, impl=IMPLEMENTATION)
+
+
 def takes_key(loss: Callable) -> bool:
     """Whether a loss is (params, x, y, key), and not (params, x, y).
 
@@ -85,7 +91,7 @@ def words_shape():
 
 @named("losses.at_one_key")
 def _at_one_key(params, x, y, *, loss):
-    return loss(params, x, y, jax.random.key(0, impl=IMPLEMENTATION))
+    return loss(params, x, y, key_of(0))
 
 
 def of_three(loss: Fn) -> Fn:

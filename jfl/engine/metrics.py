@@ -76,8 +76,8 @@ def evaluate(
         return found
 
     def drawn(params, x, y, number):
-        key = jax.random.key(KEY, impl=losses.IMPLEMENTATION)
-        return task.loss(params, x, y, jax.random.fold_in(key, number))
+        key = jax.random.fold_in(losses.key_of(KEY), number)
+        return task.loss(params, x, y, key)
 
     items = (fed.x_test, fed.y_test)
     if draws:

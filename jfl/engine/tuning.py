@@ -38,7 +38,7 @@ def ask_tell(
         tolerate: as of `jfl.sweep`.
 
     Returns:
-        A dict for each trial: its settings and `value`, NaN where a run failed; Optuna counts such
+        A dict for each trial: its settings and `value`, NaN where a run failed or the metric is not finite; Optuna counts such
         a trial as failed.
 
     Privacy:
@@ -67,7 +67,11 @@ def ask_tell(
         points = [dict(trial.params, seed=seed) for trial in asked for seed in seeds]
         swept = sweep(make_plan, rounds=rounds, points=points, tolerate=tolerate)
         values = np.asarray(metric_of(where, swept.metrics, metric))[:, -1].astype(float)
-        values = np.where(swept.failed, np.nan, values).reshape(len(asked), len(seeds)).mean(1)
+        values = (
+            np.where(swept.failed | ~np.isfinite(values), np.nan, values)
+            .reshape(len(asked), len(seeds))
+            .mean(1)
+        )
         for trial, value in zip(asked, values.tolist(), strict=True):
             study.tell(trial, value)
             tried.append(dict(trial.params, value=value))

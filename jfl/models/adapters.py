@@ -15,6 +15,7 @@ from flax import nnx as flax_nnx
 from flax.errors import InvalidRngError
 
 from ..core import checks
+from ..core.losses import key_of
 from ..core.records import Federation, Fn, Metric, Task, named
 from . import frameworks, partial_training
 from .targets import TARGETS, cross_entropy, loss_of, target_of
@@ -247,7 +248,7 @@ def _nnx_init(key, *, make):
 
 @named("models.nnx")
 def _nnx(params, x, *, rest, graph, keys):
-    return _nnx_drawing(params, x, jax.random.key(0), rest=rest, graph=graph, keys=keys)
+    return _nnx_drawing(params, x, key_of(0), rest=rest, graph=graph, keys=keys)
 
 
 @named("models.nnx_drawing")
@@ -363,7 +364,7 @@ def _eqx_init(key, *, make):
 def _eqx(params, x, *, arrays, rest, needs_key):
     import equinox as eqx
 
-    extra = dict(key=jax.random.key(0)) if needs_key else {}
+    extra = dict(key=key_of(0)) if needs_key else {}
     return eqx.combine(params, arrays, rest.value)(x, **extra)
 
 
