@@ -32,7 +32,7 @@ def federate(
 
     Args:
         dataset: a Dataset, or a tuple (x, y, x_test, y_test); with `test` also a tuple (x, y).  Or
-            the rows of each client: a dict {client: (x, y)}, or a list of pairs (x, y), each with
+            the rows of each client: a dict {client: (x, y)}, or a list of tuples (x, y), each with
             as many rows as the client has; then `partition` is left out.
         partition: a partition, or any function of the labels [n] that gives a list of C index
             arrays.  Rows that nobody owns are allowed, rows with two owners are not.
@@ -194,7 +194,7 @@ def _of_clients(dataset, partition, holdout, test):
     pairs = dataset
     if isinstance(dataset, Mapping):
         pairs = list(dataset.values())
-    elif not (isinstance(dataset, list) and all(isinstance(p, tuple | list) for p in dataset)):
+    elif not (isinstance(dataset, list) and all(isinstance(p, tuple) for p in dataset)):
         return None
     where = "federate({client: (x, y)})"
     if partition is not None:

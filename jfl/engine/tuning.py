@@ -38,7 +38,8 @@ def ask_tell(
         tolerate: as of `jfl.sweep`.
 
     Returns:
-        A dict for each trial: its settings and `value`, NaN where a run failed or the metric is not finite; Optuna counts such
+        A dict for each trial: its settings and `value`, NaN where a run failed or the metric is not
+        finite; Optuna counts such
         a trial as failed.
 
     Privacy:

@@ -14,6 +14,8 @@ from flax.serialization import msgpack_restore
 from ..core import checks, files, losses, pytrees
 from ..core.records import Fn, Metric, Task, named
 
+CONSTANT = ("models.fixed", "models.held_params")  # what makes the same parameters of every key
+
 __all__ = ["merged", "read_params", "trainable", "write_params"]
 
 
@@ -74,8 +76,9 @@ def trainable(
             "a part to train",
             f"{which!r}, which fits none of {', '.join(list(shapes)[:12])}",
         )
-    constant = task.init.data.get("params") if not task.init.static else None
-    held = pytrees.by_path(constant) if constant is not None else {}
+    # a task that always starts from the same has all of it
+    constant = getattr(task.init.function, "_registered_name", "") in CONSTANT
+    held = pytrees.by_path(task.init.data["params"]) if constant else {}
     frozen = {n: given.get(n, held.get(n)) for n in shapes if n not in names}
     missing = [n for n, value in frozen.items() if value is None]
     if missing:

@@ -51,6 +51,7 @@ EMPTY = ("empty_cohort",)
 # wait for the slow run (fedavg is without a client's state, scaffold with it)
 ALIKE = ("fedprox", "fedsgd", "output_perturbation", "addpnfl", "padpfl")
 ALIKE += ("fednova", "feddyn", "mimelite", "ditto", "fedrep", "fedper", "pfedme", "fedsam")
+ALIKE += ("fedbuff", "qfedavg")
 
 
 def algorithms(*slow):

@@ -102,7 +102,7 @@ def plan_of(loss, chunk=None, steps=2, noise=None, **how):
 
 def test_every_row_step_client_and_round_has_its_own_draw():
     """The mean of so many independent normals has the variance of so many."""
-    wide = 4000
+    wide = 2000
     task = jfl.task(jnp.zeros(wide), drawn)
     batch = jfl.batches.without_replacement(2)
     algorithm = jfl.algorithms.fedavg(jfl.grad(drawn), lr=1.0, steps=3, batch=batch)
@@ -115,8 +115,8 @@ def test_every_row_step_client_and_round_has_its_own_draw():
         moved.append(np.asarray(run.server.params) - before)
     # each is a sum over 3 steps of means over 2 rows and the clients
     variance = 3 / (2 * CLIENTS)
-    for one in moved:  # 1 / sqrt(2 wide) = 1.1 %: six deviations are 7 %
-        assert abs(one.var() / variance - 1) < 0.07
+    for one in moved:  # sqrt(2 / wide) = 3.2 %: six deviations are 19 %
+        assert abs(one.var() / variance - 1) < 0.19
     assert abs(np.corrcoef(*moved)[0, 1]) < 6 / np.sqrt(wide)
 
 

@@ -424,6 +424,7 @@ class Deep(nn.Module):
         return nn.Dense(3, name="head")(x)
 
 
+@pytest.mark.slow
 def test_a_frozen_part_is_one_copy_for_all_clients():
     """What the compiled program holds at once does not grow by a copy for each client."""
     copy = 4 * 512 * 512  # bytes of the middle layer

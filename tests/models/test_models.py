@@ -266,12 +266,19 @@ def test_every_layer_of_a_ready_made_model_is_book_kept(name):
     plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
     assert gradient_path(plan) == "bookkeeping"
     assert jfl.guarantee(plan, 1, delta=1e-5).status == "proved"
-    if name == "gpt":
-        out = jfl.simulate(KEY, plan, 1)
-        assert np.isfinite(out.metrics.loss).all()
-        params, x, y = out.params, fed.x[0], fed.y[0]
-        drawn = {float(task.loss(params, x, y, jax.random.key(s))) for s in range(5)}
-        assert len(drawn) == 5
+
+
+@pytest.mark.slow
+def test_a_gpt_with_dropout_is_trained():
+    fed, task = text(False), READY["gpt"]()
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(2))
+    grad = jfl.private_grad(task.loss, chain)
+    algorithm = jfl.algorithms.fedsgd(grad, batch=jfl.batches.without_replacement(2))
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+    out = jfl.simulate(KEY, plan, 1)
+    assert np.isfinite(out.metrics.loss).all()
+    drawn = {float(task.loss(out.params, fed.x[0], fed.y[0], jax.random.key(s))) for s in range(5)}
+    assert len(drawn) == 5
 
 
 def test_a_gpt_looks_back_alone():

@@ -129,7 +129,10 @@ def test_a_poisson_number_is_wrong_for_a_fixed_size():
 
 @pytest.mark.parametrize(
     "capacity, zeroed, replaced",
-    [(150, 1.8304656557, 2.8444403496), (120, 5.2971689123, 5.6777866229)],
+    [
+        pytest.param(150, 1.8304656557, 2.8444403496, marks=pytest.mark.slow),
+        (120, 5.2971689123, 5.6777866229),
+    ],
 )
 def test_truncated_samples_cost_at_most_what_is_published(capacity, zeroed, replaced):
     """A run of 1,000 rounds at 100 of 10,000, sigma 1 (Chua et al., with another accountant)."""
