@@ -38,6 +38,7 @@ def test_runs_that_eight_devices_share_are_those_of_one():
     assert "need mesh=None for a plan that has a mesh" in found["refused"]
 
 
+@pytest.mark.slow
 def test_the_program_of_a_mesh_is_what_is_audited():
     """The distance of the canary is that of one device: at five deviations of 2,000 runs, so noise
     divided by the number of devices, which doubles the distance, is found for certain."""

@@ -28,7 +28,10 @@ ALGORITHMS = {
 ALGORITHMS |= {"addpnfl": dict(algorithm="addpnfl")}
 NEW = ("ditto", "fedbuff", "feddyn", "fednova", "fedsam", "mimelite", "pfedme")
 # what they upload are no copies of the parameters, for which there is no canary
-WITHOUT = (("fedper", "record"), ("fedper", "client"), ("fedrep", "client"), ("qfedavg", "client"))
+WITHOUT = [("fedper", "record")]
+WITHOUT += [
+    pytest.param(name, "client", marks=pytest.mark.slow) for name in ("fedper", "fedrep", "qfedavg")
+]
 ALGORITHMS |= {name: dict(algorithm=name) for name in NEW}
 ALGORITHMS["scaffold, warm"] = dict(algorithm="scaffold", warm_rounds=1)
 BATCHES = ("full", "poisson", "without_replacement", "with_replacement", "epochs")

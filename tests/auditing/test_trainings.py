@@ -80,7 +80,14 @@ def close(one, other, equal=True):
 # --- what is put in is what it says
 
 
-@pytest.mark.parametrize("make", [of_clients, of_records, lambda z: of_clients(z, name="scaffold")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        of_records,
+        pytest.param(of_clients, marks=pytest.mark.slow),
+        pytest.param(lambda z: of_clients(z, name="scaffold"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_canary_that_is_out_changes_nothing(make):
     """The plan with lookups trains as the plan itself; with the canary in it does not."""
     plan = make(1.0)

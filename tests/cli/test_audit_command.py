@@ -110,6 +110,7 @@ def asked(monkeypatch):
 # --- real audits
 
 
+@pytest.mark.slow
 def test_of_a_run_directory(copied, capsys):
     """The report, audit.json and the row of the page say the same; then a claim is refuted."""
     before = {p: p.read_bytes() for p in copied.iterdir() if p.is_file()}

@@ -1040,6 +1040,7 @@ def other_pythons():
             yield path
 
 
+@pytest.mark.slow
 def test_another_python_has_the_same_noise(tmp_path):
     found = next(other_pythons(), None)
     if found is None:

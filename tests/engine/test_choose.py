@@ -28,7 +28,12 @@ task = jfl.models.logistic(FED)
 
 
 @pytest.mark.parametrize(
-    "law", [choosing.geometric(3.0), choosing.logarithmic(5.0), choosing.poisson(4.0)]
+    "law",
+    [
+        choosing.logarithmic(5.0),
+        pytest.param(choosing.geometric(3.0), marks=pytest.mark.slow),
+        pytest.param(choosing.poisson(4.0), marks=pytest.mark.slow),
+    ],
 )
 def test_the_choice_costs_what_the_law_says_whatever_was_drawn(law):
     one = jfl.guarantee(make_plan(), 4, DELTA)

@@ -88,7 +88,10 @@ def fresh(plan, run, index):
     return flat(normals(jax.random.fold_in(key, index), start_params()))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if i % 2 else ()) for i, n in enumerate(NAMES)],
+)
 def test_rounds_add_the_noise_of_a_loop_in_numpy(name):
     """Clients that do not learn send nothing, so the model moves by noise alone."""
     still, noisy = plan(name, lr=1e-30), strategy(name).noising()
@@ -179,7 +182,12 @@ def test_a_run_in_parts_and_in_chunks_is_the_run(name):
 
 
 @pytest.mark.parametrize(
-    "names", [("square root", "inverse"), ("banded", "epochs"), ("blt", "max")]
+    "names",
+    [
+        ("banded", "epochs"),
+        pytest.param(("square root", "inverse"), marks=pytest.mark.slow),
+        pytest.param(("blt", "max"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_sweep_over_strategies_is_one_program_and_its_runs(names):
     made = {

@@ -1087,6 +1087,7 @@ def test_delta_inverts_epsilon():
     assert rdp_events.delta(events.gaussian(1000.0), 1.0) < 1e-200
 
 
+@pytest.mark.slow
 def test_rounds_for_an_epsilon():
     """More than quick bounds allow, and no more than the smallest does."""
     event = events.poisson(0.01, events.gaussian(1.0))

@@ -431,7 +431,7 @@ def test_neither_the_server_nor_a_cap_is_answered():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in ("banded", "blt") else pytest.mark.slow) for n in STRATEGIES],
+    [pytest.param(n, marks=() if n == "banded" else pytest.mark.slow) for n in STRATEGIES],
 )
 def test_audited_is_no_more_than_proved(name):
     """The worst canary in the worst client, which comes every fourth round."""

@@ -262,6 +262,7 @@ def of_one_group(law, z, epsilon):
     return max(removed(epsilon), 1 - math.exp(epsilon) * (1 - removed(-epsilon)))
 
 
+@pytest.mark.slow
 def test_golden_group():
     """Two units on a Poisson sample at rate 0.1; of dp_accounting's loss distribution."""
     group = events.repeat(events.poisson_group(0.1, 2, events.gaussian(1.0)), 10)

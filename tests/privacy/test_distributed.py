@@ -59,7 +59,9 @@ def encoded_by_hand(code, key, x):
     return (noisy + turn // 2) % turn - turn // 2
 
 
-@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
+@pytest.mark.parametrize(
+    "law", ["discrete_gaussian", pytest.param("skellam", marks=pytest.mark.slow)]
+)
 def test_an_upload_equals_a_loop(law):
     code = encoding(law)
     for seed in range(20):

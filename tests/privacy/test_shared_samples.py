@@ -73,11 +73,8 @@ def of_poisson(rate, n, capacity):
 @pytest.mark.parametrize(
     "kind",
     [
-        "replaced",
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("zeroed", "truncated", "truncated_replaced")
-        ),
+        pytest.param(kind, marks=pytest.mark.slow)
+        for kind in ("replaced", "zeroed", "truncated", "truncated_replaced")
     ],
 )
 def test_no_data_set_is_worse_than_the_pair(kind):
