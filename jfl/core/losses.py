@@ -63,11 +63,12 @@ def joined(loss: Fn) -> Fn:
 
 
 def draws(loss: Fn) -> bool:
-    """Whether a loss is one that `joined` made, or holds one as its `loss`."""
+    """Whether a loss is one that `joined` made, or holds one: as its `loss`, or as what an audit
+    looks up rows for, its `of`."""
     while isinstance(loss, Fn):
         if loss.function is _with_key:
             return True
-        loss = loss.data.get("loss")
+        loss = loss.data.get("loss", loss.data.get("of"))
     return False
 
 

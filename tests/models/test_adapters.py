@@ -10,6 +10,7 @@ from flax import nnx
 from helpers.problems import CLIENTS, make_federation
 
 import jfl
+from jfl.engine import simulate
 from jfl.gradients.per_example import gradient_path
 
 KEY = jax.random.key(0)
@@ -484,3 +485,41 @@ def test_parts_that_do_not_fit(fed):
             jfl.models.trainable(task, which, given)
     with pytest.raises(ValueError, match="models.merged"):
         jfl.models.merged(task, params)
+
+
+# --- compiled once
+
+
+def linear_eqx(fed, seed):
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    return jfl.models.equinox(fed, eqx.nn.MLP(3, 3, 8, 1, key=jax.random.key(seed)))
+
+
+def head_alone(fed, seed):
+    task = jfl.models.flax(fed, Backbone())
+    return jfl.models.trainable(task, "head/*", task.init(jax.random.key(seed)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda fed, seed: jfl.models.nnx(fed, Net(nnx.Rngs(seed))),
+        pytest.param(lambda fed, seed: jfl.models.flax(fed, Dropped()), marks=pytest.mark.slow),
+        pytest.param(linear_eqx, marks=pytest.mark.slow),
+        pytest.param(head_alone, marks=pytest.mark.slow),
+    ],
+    ids=["nnx", "flax", "equinox", "part"],
+)
+def test_a_second_model_of_the_same_shape_compiles_nothing(fed, make):
+    trained(fed, make(fed, 0))
+    before = simulate._scan._cache_size()
+    trained(fed, make(fed, 1))
+    assert simulate._scan._cache_size() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("canary", ["worst case", "mislabelled", "direction"])
+def test_a_loss_with_a_key_is_audited(fed, canary):
+    plan = plan_of(fed, jfl.models.flax(fed, Dropped()), noise=2.0)
+    found = jfl.audit(plan, 2, 2000, 1e-2, unit="example", canary=canary, confidence=1 - 1e-6)
+    assert found.epsilon <= found.proved.epsilon and found.mu > 0
