@@ -32,7 +32,7 @@ def experiment(plan, rounds, **asked):
     return canaries.experiment(plan, entry, rounds)
 
 
-@pytest.mark.by_default("record fixed", "client", "client adaptive")
+@pytest.mark.by_default("record fixed", "client adaptive")
 @pytest.mark.parametrize("name", PLANS)
 def test_no_more_than_is_proved_and_not_much_less(name):
     """False alarms: one in a million, since the bound holds at that confidence.  The other half:
@@ -83,7 +83,7 @@ def test_a_claim_is_refuted():
     assert "claimed 2.318: REFUTED" in str(found) and "CONTRADICTED" not in str(found)
 
 
-@pytest.mark.parametrize("view", ["server", "third_party"])
+@pytest.mark.parametrize("view", ["third_party", pytest.param("server", marks=pytest.mark.slow)])
 def test_a_row_moves_a_whole_model(view):
     """Talaei and Izadi's sensitivity is that of a model over its rows, and one row turns the model
     whatever their number: with 50 rows their noise is 50 times too small."""
@@ -96,6 +96,7 @@ def test_a_row_moves_a_whole_model(view):
     assert found.mu == pytest.approx(50 * 4.0 / factor, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_row_under_the_noise_of_its_client_shows_what_an_upload_shows():
     """Where batches are whole, a row turns its client's upload: all that the client's noise is
     for, and no more, with a second copy of the parameters beside the first too."""

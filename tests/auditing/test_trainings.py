@@ -97,7 +97,7 @@ def test_a_canary_that_is_out_changes_nothing(make):
     close(params_after(trainings.with_coins(made, 3, [True])), want, equal=False)
 
 
-@pytest.mark.parametrize("kind", ["mislabelled", "blank"])
+@pytest.mark.parametrize("kind", ["mislabelled", pytest.param("blank", marks=pytest.mark.slow)])
 def test_a_canary_that_is_in_is_a_federation_with_other_rows(kind):
     for plan in (of_clients(1.0), of_records(1.0)):
         made = training(without_noise(plan), 3, kind, "models", adjacency="replace_one")
@@ -209,7 +209,7 @@ def _clipped_gradient(x, y, bound):
     return flat * min(1.0, bound / np.linalg.norm(flat))
 
 
-@pytest.mark.parametrize("kind", ["mislabelled", "blank"])
+@pytest.mark.parametrize("kind", ["mislabelled", pytest.param("blank", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
 def test_a_release_is_read_along_what_the_canary_changes(kind, adjacency):
     """Without noise both sides lie the squared length of that change apart, as a loop finds it."""

@@ -134,6 +134,7 @@ def test_a_curve_is_convex_and_inverts_itself():
     assert known.tpr(np.array([[0.1, 0.2]])).shape == (1, 2) and np.shape(known.tpr(0.1)) == ()
 
 
+@pytest.mark.slow
 def test_pairs_agree_with_the_accountants():
     for event in (poisson(0.01, 1.0, 1000), fixed(1 / 60, 3.0, 300)):
         known = curve((event,))

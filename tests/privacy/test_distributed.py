@@ -323,6 +323,7 @@ def test_chunks_and_the_whole_are_the_same(fed):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_attack_finds_less_than_is_proved():
     """One client's upload against nothing, seen in the direction in which it differs; the bound is
     for 4,000 runs of each side, with a false alarm in 1e4."""

@@ -128,7 +128,7 @@ def test_a_poisson_number_is_wrong_for_a_fixed_size():
     "capacity, zeroed, replaced",
     [
         pytest.param(150, 1.8304656557, 2.8444403496, marks=pytest.mark.slow),
-        (120, 5.2971689123, 5.6777866229),
+        pytest.param(120, 5.2971689123, 5.6777866229, marks=pytest.mark.slow),
     ],
 )
 def test_truncated_samples_cost_at_most_what_is_published(capacity, zeroed, replaced):
