@@ -310,6 +310,7 @@ def test_bad_runs_exit_2_and_write_nothing(args, words, tmp_path, monkeypatch, c
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_canaries_of_a_training(copied, capsys):
     """Kept beside the audit with the worst case; what cannot be seen is refused."""
     few = [*FEW, "--canary", "mislabelled", "--sees", "final model"]

@@ -108,6 +108,7 @@ def test_rounds_add_the_noise_of_a_loop_in_numpy(name):
     np.testing.assert_allclose(found, wanted, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_identity_is_gaussian_noise():
     one = plan("identity")
     stages = [jfl.gaussian(1.5) if s.role == "noise" else s for s in one.release.stages]

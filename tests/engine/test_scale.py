@@ -477,6 +477,7 @@ def judge(rows, at_least):
         assert row["other_seed"] > 1e-3, row  # what is compared can differ
 
 
+@pytest.mark.slow
 def test_eight_devices_are_one():
     """A run on 8 devices with chunks, on rows of the device and of the host, and a sweep over 2 x 4
     of them; each device holds the states of its clients alone."""

@@ -53,6 +53,7 @@ SCHEMES = ("full", "without_replacement", "with_replacement", "poisson")
     accelerator=st.booleans(),
     data=st.data(),
 )
+@pytest.mark.slow
 def test_every_client_of_a_cohort_runs_once_and_where_its_state_is(
     scheme, clients, devices, chunk, accelerator, data
 ):

@@ -217,6 +217,7 @@ def test_zero_out_is_half_of_replacing():
         assert float(sides(other.release)) == 2 * float(sides(one.release))
 
 
+@pytest.mark.slow
 def test_zero_out_of_rows():
     """Epochs count every look at a row; who is drawn by chance gains by it."""
 

@@ -221,6 +221,7 @@ for arguments in sys.argv[1].split(";"):
 '''
 
 
+@pytest.mark.slow
 def test_a_new_algorithm_is_one_function_and_one_name(tmp_path):
     """Its option is a flag, a key in files, and in `jfl list`; unused, it is refused."""
     small = "--clients 6 --cohort 3 --model logistic --batch 4 --steps 1 --rounds 1 --min-rows 8"
