@@ -55,7 +55,8 @@ def test_the_second_moment_is_that_of_the_signal():
     np.testing.assert_allclose(np.sqrt(v - s**2), signal, atol=0.03)
 
 
-@pytest.mark.parametrize("where", ["client", pytest.param("server", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["client", "server"])
 def test_it_trains_and_costs_nothing(where):
     fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(10))
     task = jfl.models.logistic(fed)

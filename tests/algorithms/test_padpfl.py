@@ -215,7 +215,7 @@ def run_numpy(case, drawn, fed, wrong=""):
     return w, inexact
 
 
-@pytest.mark.by_default("printed", "levels", "prox_erm")  # "difference" is in the first two
+@pytest.mark.by_default("printed", "prox_erm")  # "difference" and "levels" are like "printed"
 @pytest.mark.parametrize("name", CASES)
 def test_equals_numpy(name):
     drawn, run, fed = outcome(name)

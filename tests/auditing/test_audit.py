@@ -459,6 +459,7 @@ def test_a_canary_is_as_long_as_the_bound_and_found_by_its_projection():
 # --- blocks, and runs that go on
 
 
+@pytest.mark.slow
 def test_blocks_are_as_equal_as_can_be(monkeypatch):
     """300 runs in blocks of at most 128 are 3 of 100, not 2 of 128 and 44 beside 84 that are
     dropped; of 8 devices 3 of 104."""

@@ -113,6 +113,7 @@ def test_a_canary_that_is_in_is_a_federation_with_other_rows(kind):
         close(got, params_after(without_noise(plan)), equal=False)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_absent_is_no_row():
     """Under Poisson batches at a fixed rate: the federation without it gives the same model."""
     batch = jfl.batches.poisson(rate=1.0, capacity=ROWS)
@@ -332,6 +333,7 @@ def _own_gradient(context, keys, server, client_state, rows, *, loss):
     return sent, client_state, jfl.Diagnostics(zero, zero, none, none)
 
 
+@pytest.mark.slow
 def test_clients_that_read_their_rows_themselves():
     """Their canary is in, and out, as that of any other."""
     of = of_clients(0.05).algorithm

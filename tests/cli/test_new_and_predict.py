@@ -112,6 +112,7 @@ def test_bad_words_of_predict(trained, tmp_path, monkeypatch, capsys, words, mes
 # --- new
 
 
+@pytest.mark.slow
 def test_a_new_algorithm_passes_its_test(tmp_path, capsys):
     assert run("new", "algorithm", "fedmine", "--out", tmp_path / "mine") == 0
     files = sorted(p.name for p in (tmp_path / "mine").iterdir())

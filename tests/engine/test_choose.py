@@ -47,6 +47,7 @@ def test_the_choice_costs_what_the_law_says_whatever_was_drawn(law):
         assert {"score", "secret-runs"} <= {c.code for c in found.guarantee.caveats}
 
 
+@pytest.mark.slow
 def test_the_worst_setting_counts():
     law = choosing.geometric(3.0)
     both = jfl.choose(make_plan, rounds=4, runs=law, z=[3.0, 1.0]).guarantee.epsilon

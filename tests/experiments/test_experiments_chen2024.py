@@ -275,6 +275,7 @@ def test_claims_on_the_papers_own_figures():
 # --- accountants and bounds
 
 
+@pytest.mark.slow
 def test_accountants(tmp_path):
     found = numbers.accountants(
         "accountants", paper.EXPERIMENTS["accountants"], tmp_path, quick=True

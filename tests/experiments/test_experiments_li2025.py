@@ -53,7 +53,7 @@ def line(*accuracy):
 # --- plans
 
 
-@pytest.mark.by_default("fig2-adult", "clock")
+@pytest.mark.by_default("fig2-adult")
 @pytest.mark.skipif(
     "JFL_DATA_DIR" not in os.environ, reason="needs MNIST and Adult: set JFL_DATA_DIR"
 )

@@ -121,6 +121,7 @@ def test_a_run_in_parts_and_in_chunks_is_the_run():
     assert flat(whole.mechanism).min() > 0
 
 
+@pytest.mark.slow
 def test_a_sweep_over_it_is_its_runs():
     make = lambda decay: plan(jfl.clip_scaled(0.8, float(C), like=start_params(), decay=decay))
     out = jfl.sweep(make, decay=[0.5, 0.95], rounds=5, seed=3)

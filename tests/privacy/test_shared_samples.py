@@ -146,6 +146,7 @@ def test_truncated_samples_cost_at_most_what_is_published(capacity, zeroed, repl
         assert found == pytest.approx(replaced, abs=width)
 
 
+@pytest.mark.slow
 def test_renyi_bounds_are_above_the_distribution():
     for event in (
         events.replaced(0.02, events.gaussian(1.0)),

@@ -263,6 +263,18 @@ QUICK = [
 ]
 
 
+@pytest.mark.by_default(  # of each kind of function one or two
+    "rdp-poisson",
+    "rdp-convert",
+    "rdp-epsilon",
+    "wang2019-wor_rdp",
+    "zcdp-to_dp",
+    "zcdp-tcdp_amplify",
+    "approximate_dp-analytic_sigma",
+    "local_steps-participates",
+    "pld-upper lower",
+    "rdp_events-curve",
+)
 @pytest.mark.parametrize("module, name", QUICK, ids=name_of)
 def test_jit_vmap_and_scan(module, name):
     """Inside the caller's program, with the caller's default of float32: the same numbers, in
@@ -277,6 +289,18 @@ def test_jit_vmap_and_scan(module, name):
     assert np.isfinite(want).all() and np.ptp(want) > 0
 
 
+@pytest.mark.by_default(
+    "rdp-without_replacement",
+    "rdp-delta",
+    "rdp-gaussian_epsilon",
+    "wang2019-refined",
+    "zcdp-tcdp_to_dp",
+    "zcdp-tcdp_calibrate",
+    "approximate_dp-amplify",
+    "local_steps-last_step_shared",
+    "pld-without_replacement",
+    "rdp_events-curve",
+)
 @pytest.mark.parametrize("module, name", [c for c in CASES if not case(*c.values)[2]], ids=name_of)
 def test_gradients(module, name):
     """Beside differences of five points.  A grid moves with its numbers, by parts of its width:
