@@ -40,7 +40,7 @@ MODELS = dict(
     mlp=("pictures", lambda fed: jfl.models.mlp(fed, (200,))),
     cnn=("pictures", jfl.models.cnn),
     resnet18=("pictures", lambda fed: jfl.models.resnet18(fed, width=16)),
-    lstm=("text", lambda fed: jfl.models.lstm(fed, hidden=(128,))),
+    lstm=("text", lambda fed: jfl.models.lstm(fed, cells=(128,))),
     gpt=("text", lambda fed: jfl.models.gpt(fed, width=64, layers=2, heads=4)),
 )
 

@@ -22,6 +22,7 @@ SAMPLERS = {
     "without_replacement": lambda s: s.without_replacement(CLIENTS, 4),
     "with_replacement": lambda s: s.with_replacement(CLIENTS, 4),
     "poisson": lambda s: s.poisson(CLIENTS, 0.3),
+    "available_poisson": lambda s: s.available_poisson(CLIENTS, 0.3, period=4, capacity=CLIENTS),
     "truncated_poisson": lambda s: s.truncated_poisson(CLIENTS, 0.3, 6),
     "first_responders": lambda s: s.first_responders(CLIENTS, 4, latency_spread=2.0),
     "min_separation": lambda s: s.min_separation(CLIENTS, 4, 3),

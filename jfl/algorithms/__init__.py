@@ -9,6 +9,7 @@ from .addpnfl import adaptive as adaptive
 from .addpnfl import addpnfl as addpnfl
 from .band_energies import band_energies as band_energies
 from .base import algorithm as algorithm
+from .dicesgd import dicesgd as dicesgd
 from .ditto import ditto as ditto
 from .dpnfl import dpnfl as dpnfl
 from .fedavg import fedavg as fedavg
@@ -30,6 +31,7 @@ from .scaffold import scaffold as scaffold
 
 __all__ = [
     "addpnfl",
+    "dicesgd",
     "ditto",
     "dpnfl",
     "fedavg",

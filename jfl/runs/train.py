@@ -354,7 +354,7 @@ def _position(session: Session, resume: bool) -> Position:
             "Both releases of a round would hold the same earlier noise: start in another "
             "directory with another --seed.",
         )
-    if branch.recomputed and plan.sampler.over_rounds:
+    if branch.recomputed and (plan.sampler.separation > 1 or plan.sampler.epoch > 1):
         refuse_resume(
             "--resume",
             "the program and machine that began, where clients take turns",

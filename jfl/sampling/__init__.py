@@ -2,4 +2,6 @@
 
 from ..core.lazy import submodules as _submodules
 
-__getattr__, __dir__ = _submodules(__name__, __path__, offers=("clients", "rotation"))
+__getattr__, __dir__ = _submodules(
+    __name__, __path__, offers=("clients", "rotation", "availability")
+)

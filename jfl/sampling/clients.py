@@ -35,7 +35,13 @@ __all__ = [
     "first_responders",
 ]
 # schemes in which each client joins on its own, so that one more changes nothing for the others
-ON_THEIR_OWN = ("poisson", "cyclic_poisson", "random_allocation", "balls_in_bins")
+ON_THEIR_OWN = (
+    "poisson",
+    "available_poisson",
+    "cyclic_poisson",
+    "random_allocation",
+    "balls_in_bins",
+)
 BY_RATE = (*ON_THEIR_OWN, "truncated_poisson")
 
 

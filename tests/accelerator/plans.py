@@ -108,6 +108,7 @@ SAMPLERS = dict(
     without_replacement=lambda: jfl.sampling.without_replacement(CLIENTS, COHORT),
     with_replacement=lambda: jfl.sampling.with_replacement(CLIENTS, COHORT),
     poisson=lambda: jfl.sampling.poisson(CLIENTS, 0.5),
+    available_poisson=lambda: jfl.sampling.available_poisson(CLIENTS, 0.9, period=4, awake=0.5),
     truncated_poisson=lambda: jfl.sampling.truncated_poisson(CLIENTS, 0.5, 4),
     first_responders=lambda: jfl.sampling.first_responders(CLIENTS, COHORT, latency_spread=3.0),
     random_allocation=lambda: jfl.sampling.random_allocation(CLIENTS, 2, capacity=CLIENTS),

@@ -129,6 +129,21 @@ def feddyn(d, noisy, wrong, mu=0.2):
     return w, own
 
 
+def dicesgd(d, noisy, wrong, upload_norm=0.1, feedback_norm=0.15):
+    loop, w, own = Loop(d, noisy), flat(start_params()), np.zeros((CLIENTS, 4))
+    for r, cohort in loop.cohorts():
+        total = 0
+        for k, i in cohort:
+            v = w
+            for s in range(STEPS):
+                v = v - LR * loop.gradient(r, k, i, s, v)
+            sent = clip(v - w, upload_norm) + clip(own[i], feedback_norm) * (not wrong)
+            own[i] = own[i] + v - w - sent
+            total = total + sent
+        w = w + SERVER_LR * total / COHORT
+    return w, own
+
+
 def mimelite(d, noisy, wrong, momentum=0.8):
     loop, w, m = Loop(d, noisy), flat(start_params()), np.zeros(4)
     for r, cohort in loop.cohorts():
@@ -251,6 +266,7 @@ def fedbuff(d, noisy, wrong, staleness=2):
 CASES = dict(
     fednova=(fednova, dict(local_steps=LOCAL_STEPS)),
     feddyn=(feddyn, dict(mu=0.2)),
+    dicesgd=(dicesgd, dict(upload_norm=0.1, feedback_norm=0.15)),
     mimelite=(mimelite, dict(momentum=0.8)),
     qfedavg=(qfedavg, dict(q=2.0)),
     ditto=(ditto, dict(mu=0.4)),
@@ -305,6 +321,7 @@ def test_equals_its_numpy_loop(name, noisy):
         ("fednova", dict(local_steps=(STEPS,) * CLIENTS)),
         pytest.param("mimelite", dict(momentum=0.0), marks=pytest.mark.slow),
         ("qfedavg", dict(q=0.0)),
+        pytest.param("dicesgd", dict(upload_norm=1e6), marks=pytest.mark.slow),
         pytest.param("ditto", dict(mu=0.3), marks=pytest.mark.slow),
         pytest.param("fedsam", dict(rho=0.0), marks=pytest.mark.slow),
         pytest.param("fedbuff", dict(staleness=0), marks=pytest.mark.slow),
@@ -414,6 +431,8 @@ def test_personal_models_do_better_where_clients_disagree():
         (lambda g: jfl.algorithms.fednova(g, steps=2, local_steps=[3]), "from 1 to steps=2"),
         (lambda g: jfl.algorithms.feddyn(g, mu=0.0), "mu"),
         (lambda g: jfl.algorithms.mimelite(g, momentum=1.0), "momentum"),
+        (lambda g: jfl.algorithms.dicesgd(g, upload_norm=0.0), "upload_norm"),
+        (lambda g: jfl.algorithms.dicesgd(g, feedback_norm=-1.0), "feedback_norm"),
         (lambda g: jfl.algorithms.qfedavg(g, q=-1.0), "q"),
         (lambda g: jfl.algorithms.qfedavg(noisy_grad()), "loss_mechanism beside a private grad"),
         (lambda g: jfl.algorithms.ditto(g, personal_grad=squared), "personal_grad"),
@@ -428,6 +447,32 @@ def test_personal_models_do_better_where_clients_disagree():
 def test_bad_arguments(make, words):
     with pytest.raises(ValueError, match=words):
         make(jfl.grad(squared))
+
+
+def test_what_a_clip_cuts_off_is_sent_later():
+    """Three clients want 0, 0 and 9: a clip alone ends where two outweigh one, near 0; with what
+    was cut off, at the mean.  An upload is never longer than its two norms, so a clip to their sum
+    cuts nothing off, but for rounding."""
+    x, y = np.zeros((3, 1), np.float32), np.array([0.0, 0.0, 9.0], np.float32)
+    rows = {str(i): (x[i : i + 1], y[i : i + 1]) for i in range(3)}
+    three = jfl.federate(rows, test=(x, y), classes=0)
+    task = jfl.task(jnp.zeros(()), lambda w, x, y: 0.5 * (w - y) ** 2)
+    options = dict(lr=0.3, steps=1, batch=jfl.batches.full())
+    ends = {}
+    for name, norms, bound in (
+        ("fedavg", {}, 0.2),
+        ("dicesgd", dict(upload_norm=0.1, feedback_norm=0.1), 0.2),
+        ("dicesgd", dict(upload_norm=0.1, feedback_norm=5.0), 5.1),
+    ):
+        algorithm = getattr(jfl.algorithms, name)(jfl.grad(task.loss), **options, **norms)
+        chain = jfl.chain(jfl.clip_l2(bound * 1.00001), jfl.total(), jfl.divide(3.0))
+        plan = jfl.plan(three, task, algorithm, jfl.sampling.full(3), release=chain)
+        out = jfl.simulate(jax.random.key(0), plan, 300)
+        ends[name, bound] = float(out.params)
+        if name == "dicesgd":
+            assert float(out.metrics.clip_fraction.max()) == 0
+    assert abs(ends["fedavg", 0.2]) < 0.4
+    assert abs(ends["dicesgd", 5.1] - 3) < 0.1
 
 
 def test_a_part_that_is_everything_or_nothing():

@@ -26,7 +26,7 @@ ALGORITHMS = {
     name: dict(algorithm=name) for name in ("fedavg", "fedsgd", "fedprox", "scaffold", "dpnfl")
 }
 ALGORITHMS |= {"addpnfl": dict(algorithm="addpnfl")}
-NEW = ("ditto", "fedbuff", "feddyn", "fednova", "fedsam", "mimelite", "pfedme")
+NEW = ("dicesgd", "ditto", "fedbuff", "feddyn", "fednova", "fedsam", "mimelite", "pfedme")
 # what they upload are no copies of the parameters, for which there is no canary
 WITHOUT = [("fedper", "record")]
 WITHOUT += [

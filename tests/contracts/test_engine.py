@@ -50,7 +50,17 @@ EMPTY = ("empty_cohort",)
 # dpnfl is fedavg; these differ from it in the local step, the server's or the weights alone, and
 # wait for the slow run (fedavg is without a client's state, scaffold with it)
 ALIKE = ("fedprox", "fedsgd", "output_perturbation", "addpnfl", "padpfl")
-ALIKE += ("fednova", "feddyn", "mimelite", "ditto", "fedrep", "fedper", "pfedme", "fedsam")
+ALIKE += (
+    "fednova",
+    "feddyn",
+    "mimelite",
+    "dicesgd",
+    "ditto",
+    "fedrep",
+    "fedper",
+    "pfedme",
+    "fedsam",
+)
 ALIKE += ("fedbuff", "qfedavg")
 
 

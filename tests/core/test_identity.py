@@ -244,6 +244,7 @@ def test_how_a_plan_is_computed_is_no_part_of_it(fed, task):
         "Algorithm",
         "Sampler",
         "Responders",
+        "Available",
         "sampling.poisson",
         "sampling.poisson_few",
         "batches.poisson",

@@ -3,8 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from helpers.prepared_data import prepare
 
 import jfl
+from jfl.core.errors import DataUnavailable
 
 R = np.random.default_rng(0)
 
@@ -198,3 +200,29 @@ def test_the_picture_of_numbers_and_of_rows_on_the_host():
     assert heights.sum(0).tolist() == [12, 8]
     numbers = jfl.federate([(x, x[:, 0])], holdout=0.5, classes=0)
     assert [b.get_height() for b in numbers.plot().containers[0]] == [10]
+
+
+def test_data_that_tensorflow_datasets_prepared(tmp_path):
+    """As FEMNIST by writer: an owner a record."""
+    truth = prepare(tmp_path, "letters/1.0.0", (4, 4, 1), 10, (0, 10), True)
+    images, labels = truth["train"]
+    row = lambda r: (r["image"] / 255, r["label"], r["id"][-1:])
+    data = jfl.datasets.prepared("letters", row, data_dir=tmp_path)
+    np.testing.assert_allclose(data.x, images / 255, rtol=1e-6)
+    assert data.y.tolist() == labels.tolist() and data.x_test.shape == (7, 4, 4, 1)
+    assert data.owners.tolist() == [str(i)[-1] for i in range(len(labels))]
+    fed = jfl.federate(data, jfl.partition.natural())
+    assert len(fed.size) == 10
+    bare = jfl.datasets.prepared("letters", lambda r: row(r)[:2], data_dir=tmp_path)
+    assert bare.owners is None
+    for wrong, words in (
+        (lambda r: r["writer"], "row, a function of a record of .*image: ndarray.*KeyError"),
+        (lambda r: r["image"], r"\(x, y\) or \(x, y, owner\) of each record"),
+        (3, "row, a function"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            jfl.datasets.prepared("letters", wrong, data_dir=tmp_path)
+    with pytest.raises(DataUnavailable, match="nothing in"):
+        jfl.datasets.prepared("femnist", row, data_dir=tmp_path)
+    with pytest.raises(DataUnavailable, match="split 'dev'"):
+        jfl.datasets.prepared("letters", row, splits=("train", "dev"), data_dir=tmp_path)

@@ -124,7 +124,7 @@ def tokens(rows=24, length=6, classes=5):
 
 def test_an_lstm_learns_rows_of_tokens():
     fed = tokens()
-    task = jfl.models.lstm(fed, embedding=4, hidden=(16,))
+    task = jfl.models.lstm(fed, embedding=4, cells=(16,))
     params = task.init(jax.random.key(0))
     assert task.predict(params, fed.x[0]).shape == (5,)
     rows = jfl.batches.full()
@@ -142,6 +142,6 @@ def test_what_an_lstm_cannot_read():
     floats = jfl.federate(datasets.digits(), jfl.partition.iid(clients=3))
     with pytest.raises(ValueError, match="rows of tokens"):
         jfl.models.lstm(floats)
-    for change in (dict(hidden=()), dict(hidden=(0,)), dict(embedding=0)):
+    for change in (dict(cells=()), dict(cells=(0,)), dict(embedding=0)):
         with pytest.raises(ValueError, match="models.lstm"):
             jfl.models.lstm(tokens(), **change)

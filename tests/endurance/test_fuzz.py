@@ -374,6 +374,14 @@ API = {
     ),
     "sampling.poisson": (sampling.poisson, dict(clients=3, rate=0.5, capacity=2)),
     "sampling.poisson ": (sampling.poisson, dict(clients=3, rate=0.5)),
+    "sampling.available_poisson": (
+        sampling.available_poisson,
+        dict(clients=3, rate=0.5, available=[[1, 1, 1], [0, 1, 0]], capacity=3),
+    ),
+    "sampling.available_poisson ": (
+        sampling.available_poisson,
+        dict(clients=3, rate=0.5, period=4, awake=0.5),
+    ),
     "sampling.first_responders": (
         sampling.first_responders,
         dict(clients=3, cohort=2, latency=[1.0, 2.0, 3.0], jitter=0.5),

@@ -246,8 +246,8 @@ READY = dict(
     mlp=lambda: jfl.models.mlp(pictures()),
     cnn=lambda: jfl.models.cnn(pictures(), channels=(4,), dense=8),
     resnet18=lambda: jfl.models.resnet18(pictures(), width=4),
-    lstm=lambda: jfl.models.lstm(text(False), hidden=(4, 3)),
-    lstm_every=lambda: jfl.models.lstm(text(True), hidden=(4,)),
+    lstm=lambda: jfl.models.lstm(text(False), cells=(4, 3)),
+    lstm_every=lambda: jfl.models.lstm(text(True), cells=(4,)),
     gpt=lambda: jfl.models.gpt(text(False), width=8, layers=2, heads=2, dropout=0.1),
     gpt_every=lambda: jfl.models.gpt(text(True), width=8, layers=1, heads=2),
 )
@@ -292,7 +292,7 @@ def test_a_gpt_looks_back_alone():
 
 
 def test_an_lstm_against_a_loop():
-    task = jfl.models.lstm(text(True), embedding=3, hidden=(4,))
+    task = jfl.models.lstm(text(True), embedding=3, cells=(4,))
     p = jax.tree.map(lambda v: np.asarray(v, float), task.init(KEY))
     layer, sigmoid = p["_LstmLayer_0"], lambda v: 1 / (1 + np.exp(-v))
     cell = output = np.zeros(4)

@@ -148,10 +148,23 @@ def test_fields_of_recorded_runs_keep_their_names_and_defaults():
         q=1.0,
         rho=0.05,
         staleness=4,
+        window=80,
+        stride=10,
+        every=False,
+        width=64,
+        layers=2,
+        heads=4,
+        dropout=0.0,
+        embedding=8,
+        cells=(256, 256),
+        period=24,
+        awake=1 / 3,
+        upload_norm=1.0,
+        feedback_norm=1.0,
     )
     assert {name: option.default for name, option in config.OPTIONS.items()} == derived
     assert all(config.FIELDS[name].default == value for name, value in derived.items())
-    assert len(config.FIELDS) == 77
+    assert len(config.FIELDS) == 90
 
 
 def test_every_field_says_what_it_is():

@@ -373,4 +373,5 @@ def cohort_overflow(sampler):
     if sampler.scheme not in sampling.ON_THEIR_OWN:
         return 0.0
     turns = 1 if sampler.scheme in ALLOCATED else sampler.separation
-    return tail(sampler.capacity, sampler.clients, share_of(sampler) / turns)
+    trials = getattr(sampler, "at_once", sampler.clients)  # clients that a round may draw from
+    return tail(sampler.capacity, trials, share_of(sampler) / turns)

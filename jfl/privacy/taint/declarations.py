@@ -3,6 +3,8 @@
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
+
 from ...core.records import Batches, Fn, Mechanism, Plan
 from ...sampling import clients
 from ..mechanisms import chain as mech
@@ -48,6 +50,7 @@ DRAWS = {
     "_draw_responders": "first_responders",
     "_draw_separated": "min_separation",
     "_draw_cyclic": "cyclic_poisson",
+    "_draw_available": "available_poisson",
     "_draw_truncated": "truncated_poisson",
     "_draw_allocated": "random_allocation",
     "_draw_bins": "balls_in_bins",
@@ -192,6 +195,10 @@ def _says_what_it_draws(sampler) -> bool:
     if "steps" in data:
         numbers = sampler.clients, sampler.rate, sampler.capacity
         if not same_bits(data["steps"], clients.binomial_steps(*numbers)):
+            return False
+    if "available" in data:
+        pattern = np.asarray(data["available"])
+        if not same_bits(pattern, sampler.available) or sampler.at_once != pattern.sum(1).max():
             return False
     edges = data.get("edges")
     if not same_bits(None if edges is None else clients.shares_of(edges), sampler.share):

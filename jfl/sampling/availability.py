@@ -1,0 +1,145 @@
+"""Clients that can be reached at some hours and not at others."""
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from ..core import checks
+from ..core.options import Setting
+from ..core.records import Array, Fn, Sampler, named, record, static
+from . import uniform
+from .clients import as_cohort, tail_capacity
+
+__all__ = ["available_poisson"]
+
+
+@record
+class Available(Sampler):
+    """What a cohort hangs on beside its rate: who can be reached when."""
+
+    available: Array | None = None  # Bool[P, C]: in rounds t with t mod P = p
+    at_once: int = static(default=0)  # clients that can be reached in one round, at most
+
+    @property
+    def over_rounds(self) -> bool:
+        """`draw` takes the key of the run and the round."""
+        return True
+
+
+@named("sampling.available_poisson")
+def _draw_available(key, round_, *, rate, available, clients, capacity):
+    words = jax.random.bits(jax.random.fold_in(key, round_), (clients,), jnp.uint32)
+    chosen = available[round_ % len(available)] & uniform.below(words, rate)
+    ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
+    return as_cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
+
+
+def around_the_clock(clients: int, period: int, awake: float) -> np.ndarray:
+    """Bool[period, C]: each client can be reached in a run of round(awake * period) rounds of a
+    day, and the days of the clients, in their order, begin evenly over it.
+
+    Example:
+        >>> around_the_clock(4, 4, 0.5).astype(int).tolist()
+        [[1, 0, 0, 1], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    """
+    begins = np.arange(clients) * period // clients
+    hour = (np.arange(period)[:, None] - begins) % period
+    return hour < max(1, round(awake * period))
+
+
+def available_poisson(
+    clients: int,
+    rate: ArrayLike,
+    available: ArrayLike | None = None,
+    *,
+    period: Annotated[int, Setting(default=24)] = 24,
+    awake: Annotated[float, Setting(default=1 / 3)] = 1 / 3,
+    capacity: int | None = None,
+) -> Sampler:
+    """Of the clients that can be reached in a round each joins independently with probability
+    `rate`.
+
+    When a client can be reached is public and does not hang on data.  Without `available` each is
+    awake for a part of a day of `period` rounds, and clients are spread over the time zones in
+    their order.  So where clients of one kind stand in a row, rounds see one kind after the other
+    (semi-cyclic data).
+
+    Args:
+        period: rounds of a day.
+        awake: the part of a day in which a client can be reached, in (0, 1].
+
+    Other Parameters:
+        clients: number of clients.
+        rate: in (0, 1], the probability of a client that can be reached.
+        available: Bool[P, C]: who can be reached in the rounds t with t mod P = p, instead of
+            `period` and `awake`.
+        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
+            draw hardly ever exceeds them.
+
+    Privacy:
+        add_remove of one client, as `poisson(clients, rate)`: each round counts as if the client
+        could be reached, which is an upper bound.  A cohort of a given size needs a larger rate
+        where few can be reached, so it costs more than the same cohort out of all clients.
+
+    Raises:
+        ValueError: outside those ranges; for a client that can never be reached.
+
+    References:
+        Eichner et al., ICML 2019 (semi-cyclic SGD); Balle et al., NeurIPS 2020 ("random
+        check-ins"), on why availability is no randomness of the sampler.
+
+    Example:
+        >>> sampler = available_poisson(4, 1.0, [[1, 1, 0, 0], [0, 0, 1, 1]], capacity=4)
+        >>> [sampler.draw(jax.random.key(0), r).ids.tolist() for r in (0, 1, 2)]
+        [[0, 1, 4, 4], [2, 3, 4, 4], [0, 1, 4, 4]]
+    """
+    where = "sampling.available_poisson"
+    checks.whole(where, clients=clients)
+    checks.fraction(where, single=True, rate=rate)
+    if available is None:
+        checks.whole(where, period=period)
+        checks.fraction(where, single=True, awake=awake)
+        available = around_the_clock(int(clients), int(period), float(awake))
+    available = _checked(where, available, clients)
+    at_once = int(available.sum(1).max())
+    if capacity is None:
+        if not checks.concrete(rate):
+            checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
+        capacity = tail_capacity(at_once, rate, where)
+    checks.whole(where, capacity=capacity)
+    if capacity > clients:
+        checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
+    rate, shown = checks.scalar(rate), jnp.asarray(available)
+    fixed = dict(clients=int(clients), capacity=int(capacity))
+    return Available(
+        Fn(_draw_available, dict(rate=rate, available=shown), fixed),
+        rate * float(available.sum(1).mean()),
+        rate=rate,
+        scheme="available_poisson",
+        **fixed,
+        available=shown,
+        at_once=at_once,
+    )
+
+
+def _checked(where, available, clients) -> np.ndarray:
+    if not checks.concrete(available):
+        checks.fail(where, "available, an array outside of a traced function", "a tracer")
+    found = checks.array(where, "available", available)
+    if found.ndim != 2 or found.shape[1] != clients or not len(found):
+        checks.fail(where, f"available: Bool[rounds, {clients}]", f"shape {found.shape}")
+    if not np.isin(found, (0, 1)).all():
+        checks.fail(where, "available: true or false, 1 or 0", checks.shown(available))
+    found = found.astype(bool)
+    never = np.flatnonzero(~found.any(0))
+    if len(never):
+        checks.fail(
+            where,
+            "clients that can be reached in one round at least",
+            f"{len(never)} that never can, the first of them client {never[0]}",
+            "Leave them out of the federation.",
+        )
+    return found
