@@ -281,7 +281,7 @@ ROLES = dict(  # every role of every play is a client: 2 to 1,232 rows of 40 cha
     sampler="poisson",
     cohort=50,
     batch=4,
-    batch_sampler="poisson",
+    batch_sampler="with_replacement",  # a client may have fewer rows than a batch
     steps=4,
 )
 MODELS = dict(  # of 24,000 and 19,000 parameters
@@ -293,8 +293,9 @@ def text(quick):
     """The rule: each line chooses its rate and its clip norm, at each epsilon, on a seed of its
     own; a line without noise its rate alone."""
     epsilons = (8.0, 32.0) if quick else (2.0, 4.0, 8.0, 16.0)
-    base = ROLES | dict(rounds=3 if quick else 40)
+    base = ROLES | dict(rounds=3 if quick else 100)
     lrs, clips = ((1.0,), (0.3,)) if quick else ((0.3, 1.0, 3.0), (0.1, 0.3))
+    plain = lrs if quick else (0.1, 0.3, 1.0, 3.0, 10.0)
     private = tuple(dict(lr=lr, clip_norm=c) for lr in lrs for c in clips)
     panel, cells = "Shakespeare by role: client level", []
     for name, model in MODELS.items():
@@ -302,7 +303,7 @@ def text(quick):
             Cell(panel, name, e, base | model | LEVELS["client"] | dict(epsilon=e), private)
             for e in epsilons
         ]
-        cells.append(Cell(panel, name + NONE, None, base | model, rates(*lrs)))
+        cells.append(Cell(panel, name + NONE, None, base | model, rates(*plain)))
     claims = []
     for name in MODELS:
         at = lambda e, name=name: (panel, name, e)
