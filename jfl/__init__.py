@@ -69,6 +69,7 @@ from .privacy.guarantees import guarantee as guarantee
 from .privacy.guarantees import guarantees as guarantees
 from .privacy.ledger.entries import ledger as ledger
 from .privacy.mechanisms import haar_bands as bands
+from .privacy.mechanisms import linear_maps as linear_maps
 from .privacy.mechanisms import strategies as strategies
 from .privacy.mechanisms import wavelet as wavelet
 from .privacy.mechanisms.chain import chain as chain
@@ -156,6 +157,7 @@ __all__ = [
     "james_stein",
     "keep_compiled_programs",
     "ledger",
+    "linear_maps",
     "load",
     "mesh",
     "models",

@@ -157,6 +157,8 @@ def stage(self) -> str:
         return f'divide("{self.divisor}")'
     if self.declared:
         return f'bounded({_level(self.bound.data["value"])}, "{self.declared}")'
+    if self.name == "map_back" or self.role == "row" and self.bound is None:
+        return f"{self.name}({self.apply.static.get('size', '')})"
     has_level = self.state is not None and not isinstance(self.state, tuple)
     arguments = [value(self.state)] if has_level else []
     for f in (self.bound or self.apply,):

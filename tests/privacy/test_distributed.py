@@ -77,7 +77,7 @@ def test_an_upload_equals_a_loop(law):
 def without_noise(code, key, x):
     """What is rounded, before noise; and the norm that it may have."""
     clipped = x * jnp.minimum(1.0, code.clip_norm / jnp.linalg.norm(x))
-    scaled = integers._rotated(clipped, back=False) * code.scale
+    scaled = integers.hadamard.rotated(clipped, integers._signs()) * code.scale
     return integers._rounded(scaled, code.longest, key)
 
 
@@ -94,7 +94,10 @@ def test_rounding_is_right_on_average():
     code = encoding(bits=10)
     x = jax.random.normal(KEY, (23,))
     whole = jax.vmap(lambda k: without_noise(code, k, x))(jax.random.split(KEY, 20_000))
-    exact = integers._rotated(x * code.clip_norm / jnp.linalg.norm(x), back=False) * code.scale
+    exact = (
+        integers.hadamard.rotated(x * code.clip_norm / jnp.linalg.norm(x), integers._signs())
+        * code.scale
+    )
     error = (np.asarray(whole).mean(0) - exact) / (0.5 / 20_000**0.5)
     assert np.abs(error).max() < 6  # of 23 standard normals at most: a false alarm in 1e7
 

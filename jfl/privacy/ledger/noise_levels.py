@@ -5,14 +5,14 @@ import numpy as np
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Fn, Plan
-from ..mechanisms.chain import multiplier_follows, multipliers, noisy, scheduled
+from ..mechanisms.chain import multiplier_changes, multiplier_follows, multipliers, noisy
 
 
 def levels(mechanism, rounds: int, clients: int, max_weight=lambda round_: 1.0):
     """Noise multipliers [rounds or 1, clients or 1]: one row unless they change, one column unless
     clients differ."""
     noise = np.asarray(multipliers(mechanism, rounds, max_weight))
-    noise = noise if scheduled(mechanism) else noise[None]
+    noise = noise if multiplier_changes(mechanism) else noise[None]
     noise = noise if noise.ndim == 2 else noise[:, None]
     if noise.shape[1] not in (1, clients):
         checks.fail(
@@ -40,6 +40,6 @@ def changing(plan: Plan) -> bool:
     """True if the noise is not the same in every round."""
     fixed_std = noisy(plan.release) and not multiplier_follows(plan.release)
     return ((fixed_std or noisy(plan.upload)) and isinstance(plan.weights, Fn)) or any(
-        scheduled(m)
+        multiplier_changes(m)
         for m in (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
     )

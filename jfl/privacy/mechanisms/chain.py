@@ -95,10 +95,24 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
             got,
             "Start with clip_l2(...): noise hides only what is bounded.",
         )
-    if sum(s.state is not None for s in stages) > 1 or (
-        order.count(0) > 1 and any(s.state is not None for s in stages)
+    rows = [s for s in stages if s.role == "row"]
+    if (
+        rows
+        and rows[-1].is_map
+        and not all(s.is_map for s in rows)
+        or (2 in order and all(s.is_map for s in rows))
     ):
-        checks.fail("chain", "an adaptive clip alone among the row stages", got)
+        checks.fail(
+            "chain",
+            "a clip behind the last map",
+            got,
+            "Put clip_l2(...) between the map and total(): what a map makes of a bounded "
+            "contribution has no bound.",
+        )
+    if sum(s.state is not None for s in stages) > 1 or (
+        sum(not s.is_map for s in rows) > 1 and any(s.state is not None for s in stages)
+    ):
+        checks.fail("chain", "an adaptive clip alone among the clips", got)
     if adjacency is not None:
         checks.choice("chain", ADJACENCIES, adjacency=adjacency)
     return Mechanism(tuple(stages), adjacency)
@@ -117,7 +131,7 @@ def noisy(mechanism: Mechanism | None) -> bool:
 
 
 def clips(mechanism: Mechanism | None) -> bool:
-    return mechanism is not None and bool(_of(mechanism, "row"))
+    return mechanism is not None and not all(s.is_map for s in _of(mechanism, "row"))
 
 
 def adaptive(mechanism: Mechanism) -> bool:
@@ -166,7 +180,7 @@ def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
     a shape."""
     state = initial(mechanism) if state is None else state
     rows = _of(mechanism, "row")
-    return rows[-1].bound(state, shape) if rows else math.inf
+    return rows[-1].bound(state, shape) if rows and not rows[-1].is_map else math.inf
 
 
 def limit(mechanism: Mechanism) -> float:
@@ -311,15 +325,25 @@ def multipliers(
 ) -> np.ndarray | None:
     """`multiplier` of each of the first `rounds` rounds: Float64[rounds], or one number where all
     are alike."""
-    if not scheduled(mechanism) or not noisy(mechanism):
+    if not multiplier_changes(mechanism):
         return multiplier(mechanism, max_weight(0))
     values = [multiplier(at(mechanism, jnp.int32(r)), max_weight(r)) for r in range(rounds)]
     return np.array(values)
 
 
+def multiplier_changes(mechanism: Mechanism | None) -> bool:
+    """True if the noise multiplier is a function of the round.  It is not where only clips and maps
+    are, and the noise follows the clip."""
+    if not (noisy(mechanism) and scheduled(mechanism)):
+        return False
+    return not multiplier_follows(mechanism) or any(
+        isinstance(s.noise, Fn) for s in _of(mechanism, "noise")
+    )
+
+
 def calms(mechanism: Mechanism | None, rounds: int) -> bool:
     """True if some of the first `rounds` rounds has less noise than a later one."""
-    if not (noisy(mechanism) and scheduled(mechanism)):
+    if not multiplier_changes(mechanism):
         return False
     levels = np.asarray(multipliers(mechanism, rounds))
     return levels.ndim > 0 and bool(np.any(np.diff(levels, axis=0) > 0))
@@ -354,7 +378,7 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
 
     is_counted = counts = weight != 0
     clipped = bad = jnp.zeros(weight.shape, bool)
-    if clips(mechanism):
+    if _of(mechanism, "row"):
         rows, clipped, finite = jax.vmap(one)(rows)
         counts, bad = is_counted & finite, is_counted & ~finite
 

@@ -20,7 +20,7 @@ import scipy.special
 from ...core import checks
 from ...core.records import Key, named
 from ...core.threefry import compact
-from . import stages
+from . import hadamard, stages
 
 AGAIN = math.exp(-0.5)  # the probability with which a rounding is too long, at most
 TRIES = 2  # of a rounding
@@ -125,7 +125,7 @@ def encode(encoding: Encoding, key: Key, value: Any) -> Any:
             "Give what a client uploads as like=...",
         )
     clipped, _ = stages.scale_to_bound(encoding.clip_norm, flat)  # whatever the chain's clip was
-    scaled = _rotated(clipped, back=False) * encoding.scale
+    scaled = hadamard.rotated(clipped, _signs()) * encoding.scale
     rounding, noise = jax.random.split(key)
     whole = _rounded(scaled, encoding.longest, rounding)
     noisy = _wrapped(whole + _noise(encoding, noise), encoding.bits)
@@ -140,7 +140,7 @@ def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple:
     """The sum of a cohort's integers, undone; a stage after the sum."""
     leaves, treedef = jax.tree.flatten(value)
     flat = jnp.concatenate([jnp.ravel(x) for x in leaves])
-    flat = _rotated(_wrapped(flat, encoding.bits) / encoding.scale, back=True)
+    flat = hadamard.rotated(_wrapped(flat, encoding.bits) / encoding.scale, _signs(), back=True)
     ends = np.cumsum([x.size for x in leaves])[:-1]
     parts = [part.reshape(x.shape) for part, x in zip(jnp.split(flat, ends), leaves)]
     return treedef.unflatten(parts), after
@@ -251,32 +251,6 @@ def table(law: str, std: float) -> Table:
     )
 
 
-def _rotated(flat, back):
-    """Random signs, then a Hadamard transform of each block; or both undone."""
-    signs = 1.0 - 2.0 * (jax.random.bits(compact(jax.random.key(0)), flat.shape, jnp.uint32) >> 31)
-    flat = flat if back else flat * signs
-    parts, start = [], 0
-    for exponent in reversed(range(flat.size.bit_length())):
-        if flat.size >> exponent & 1:
-            parts.append(_hadamard(flat[start : start + 2**exponent], exponent))
-            start += 2**exponent
-    flat = jnp.concatenate(parts)
-    return flat * signs if back else flat
-
-
-def _hadamard(block, exponent):
-    """Orthonormal, and its own inverse: a matrix on each side, of which the transform is a
-    Kronecker product."""
-    left, right = 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
-    times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    a, b = (_matrix(n) / np.float32(n) ** 0.5 for n in (left, right))
-    return times(times(a, block.reshape(left, right)), b).reshape(-1)
-
-
-def _matrix(size):
-    """Sylvester's, Float32[size, size] of -1 and 1: the sign is the parity of common bits."""
-    both = np.arange(size)[:, None] & np.arange(size)
-    parity = np.zeros(both.shape, np.int64)
-    for bit in range(size.bit_length()):
-        parity ^= both >> bit & 1
-    return (1 - 2 * parity).astype(np.float32)
+def _signs():
+    """The key of the rotation's signs, which is public and always the same."""
+    return compact(jax.random.key(0))

@@ -50,6 +50,11 @@ class Stage:
         return DECLARED.get(self.name, "")
 
     @property
+    def is_map(self) -> bool:
+        """True for a row stage that bounds nothing: a clip has to follow."""
+        return self.role == "row" and self.bound is None
+
+    @property
     def divisor(self) -> str:
         """By what the stage divides: "number", "size" or "weight"; "" for one that does not."""
         return DIVISORS.get(self.name, "")

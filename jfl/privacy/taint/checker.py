@@ -18,8 +18,7 @@ import numpy as np
 from ...core import checks
 from ...core.records import Batches, Caveat, Context, Fn, Mechanism, Plan
 from ..mechanisms import chain as mech
-from ..mechanisms.stages import After
-from . import constants
+from . import constants, user_stages
 from .client import Released, context_shapes, traced
 from .declarations import Against, batch_words, chain_words, declarations, declared_of, trusted
 from .ownership import foreign, gradients_in, loss_types
@@ -103,7 +102,7 @@ def check_privacy(plan: Plan) -> Report:
             "Call it outside jit and vmap.",
         )
     verdict, declared = traced(plan), declared_of(plan)
-    rest = declarations(plan)
+    rest = _beside_the_client(plan)
     words = tuple(
         Released(chain_words(r.mechanism), r.count, "", batch_words(r.batches, r.steps))
         for r in declared
@@ -147,10 +146,16 @@ def warn(where: str, entry) -> None:
         warnings.warn(f"{where}: conditional, {why}", stacklevel=3)
 
 
+def _beside_the_client(plan) -> Against:
+    """What stands against a proof in stages, samplers and losses."""
+    declared, stages = declarations(plan), user_stages.opaque(plan)
+    return Against(declared.example + stages.example, declared.client + stages.client)
+
+
 def against(plan: Plan) -> Against:
     """What stands against a proof; a client is traced only where it is not jfl's own, as jfl itself
     put it together."""
-    rest = declarations(plan)
+    rest = _beside_the_client(plan)
     if trusted(plan):
         return rest
     verdict = traced(plan)
@@ -177,18 +182,12 @@ def _arrays_held(plan) -> list:
         arrays += look("task", task.init, key_shape())
     if isinstance(plan.weights, Fn) and foreign(plan.weights):
         arrays += look("weights", plan.weights, jax.ShapeDtypeStruct((), jnp.int32))
-    foreign_stages = [
-        s
-        for m in (plan.upload, plan.release)
-        if m is not None
-        for s in m.stages
-        if foreign([f for f in (s.apply, s.bound, s.update) if f is not None])
-    ]
+    arrays += user_stages.held(plan)
     alien = [
         bool(foreign(f, skip=(Mechanism, Batches) + loss_types(algorithm.client)))
         for f in (algorithm.init, algorithm.client, algorithm.server, algorithm.params)
     ]
-    if not (any(alien) or foreign_stages):
+    if not any(alien):
         return arrays
     verdict = traced(plan)
     arrays += verdict.consts
@@ -212,18 +211,7 @@ def _arrays_held(plan) -> list:
         ).consts
     if alien[3]:
         arrays += look("model", algorithm.params, server)
-    arrays += [a for stage in foreign_stages for a in _held_by(stage, payload, look)]
     return arrays
-
-
-def _held_by(stage, payload, look) -> list:
-    """The arrays that the function of a user's stage holds."""
-    if stage.role == "row" and stage.apply is not None:
-        return look("row", stage.apply, abstract(mech.initial(Mechanism((stage,)))), payload)
-    if stage.role == "post":
-        number = jax.ShapeDtypeStruct((), jnp.float32)
-        return look("post", stage.apply, payload, After(number, number))
-    return []
 
 
 def refusal(plan: Plan) -> str:

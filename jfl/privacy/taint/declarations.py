@@ -8,7 +8,7 @@ import numpy as np
 from ...core.records import Batches, Fn, Mechanism, Plan
 from ...sampling import clients
 from ..mechanisms import chain as mech
-from ..mechanisms import scaled_clip, stages, wavelet
+from ..mechanisms import linear_maps, scaled_clip, stages, wavelet
 from ..mechanisms.stages import Stage
 from .ownership import (
     foreign,
@@ -157,9 +157,11 @@ def _own_strategy(strategy) -> bool:
 
 
 def own_stage(stage: Stage) -> bool:
-    """True for a row stage whose bound is that of what it does."""
-    if stage.apply is None or stage.bound is None or not own(stage.apply.function):
+    """True for a row stage whose bound is that of what it does, and for a map, which has none."""
+    if stage.apply is None or not own(stage.apply.function):
         return False
+    if stage.bound is None:  # `chain` sees to the clip behind it
+        return stage.apply.function in linear_maps.OWN and stage.state is stage.update is None
     if stage.apply.function is stages._as_it_is:
         return (
             bool(stage.declared)  # where it may stand is checked in `jfl.plan`

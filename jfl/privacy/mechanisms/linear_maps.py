@@ -1,0 +1,254 @@
+"""Linear maps of contributions before the clip, whose sum is mapped back behind the noise.
+
+What is released then has fewer coordinates, or others.  A map is two stages around a mechanism:
+
+    there, back = jfl.linear_maps.projection(task, 500)
+    jfl.chain(there, jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), back, jfl.divide(50))
+
+The clip comes after the map, so it bounds what is summed whatever the map does: no epsilon rests on
+the map.  Its randomness is public and the same for all contributions of a round.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core import checks
+from ...core.records import Fn, Task, named
+from ...core.threefry import compact
+from . import hadamard
+from .stages import Stage, shapes_like
+
+__all__ = ["LinearMap", "linear_map", "projection", "rotation", "sparsification"]
+
+
+class LinearMap(NamedTuple):
+    """The two stages of a map."""
+
+    there: Stage  # of a contribution, before the clip
+    back: Stage  # of the noisy sum
+
+
+def linear_map(
+    forward: Callable, backward: Callable, *, seed: int = 0, each_round: bool = True
+) -> LinearMap:
+    """A map of your own, as two stages of a chain.
+
+    Args:
+        forward: (key, contribution) -> what is clipped and summed, a pytree of floats.
+        backward: (key, noisy sum) -> a release, in the shapes of a contribution.  For an unbiased
+            release it is linear, and backward(forward(v)) is v on average over keys.
+        seed: of the key, which is public.
+        each_round: whether every round has a key of its own; else all rounds have the same.
+
+    Privacy:
+        that of the chain without it.  `forward` sees one contribution, `backward` the noisy sum; a
+        plan in which one of them holds rows of the federation is refused.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jfl
+        >>> there, back = linear_map(lambda key, v: v[:2], lambda key, v: jnp.append(v, 0.0))
+        >>> chain = jfl.chain(there, jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), back)
+        >>> [stage.name for stage in chain.stages]
+        ['linear_map', 'clip_l2', 'total', 'gaussian', 'map_back']
+    """
+    where = "linear_maps.linear_map"
+    for name, function in (("forward", forward), ("backward", backward)):
+        if not callable(function) or isinstance(function, Fn):
+            checks.fail(where, f"{name}, a plain function of (key, value)", checks.shown(function))
+    drawn = _drawn_by(where, seed, each_round)
+    return LinearMap(
+        _there("linear_map", Fn(_forward, drawn, dict(function=forward))),
+        _back(Fn(_backward, drawn, dict(function=backward))),
+    )
+
+
+def rotation(like: Task | Any, *, seed: int = 0, each_round: bool = True) -> LinearMap:
+    """Turn contributions: a few large coordinates become many small ones of the same length.
+
+    Signs by chance, then Hadamard transforms of blocks.  Alone it changes neither clipping nor
+    isotropic noise; it prepares what treats coordinates one by one, such as `clip_values` or
+    rounding.
+
+    Args:
+        like: a Task, or what is contributed (arrays or their shapes).
+        seed: of the signs, which are public.
+        each_round: as in `linear_map`.
+
+    Privacy:
+        that of the chain without it.
+
+    References:
+        Suresh et al., ICML 2017, section 4.
+    """
+    return _own("linear_maps.rotation", like, None, True, seed, each_round)
+
+
+def projection(like: Task | Any, size: int, *, seed: int = 0, each_round: bool = True) -> LinearMap:
+    """Project contributions to `size` coordinates by chance: `rotation`, then `size` of the turned
+    coordinates, scaled so that lengths stay on average.
+
+    Noise is added to `size` numbers instead of all.  Mapped back it is as long per coordinate of
+    the projection as before; what of a contribution lies outside of the subspace is lost in this
+    round.  With each_round=False all rounds learn in one subspace.
+
+    Args:
+        like: a Task, or what is contributed (arrays or their shapes).
+        size: coordinates that are left.
+        seed: of signs and coordinates, which are public.
+        each_round: as in `linear_map`.
+
+    Privacy:
+        that of the chain without it.
+
+    Raises:
+        ValueError: unless size is whole, >= 1, and at most the number of coordinates.
+
+    References:
+        Ailon and Chazelle, SIAM J. Comput. 2009 (fast Johnson-Lindenstrauss transforms).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> there, back = projection({"w": jnp.zeros((3, 4))}, 4, each_round=False)
+        >>> sent = there.apply((), {"w": jnp.ones((3, 4))})[0]
+        >>> sent.shape
+        (4,)
+    """
+    return _own("linear_maps.projection", like, size, True, seed, each_round)
+
+
+def sparsification(
+    like: Task | Any, size: int, *, seed: int = 0, each_round: bool = True
+) -> LinearMap:
+    """Keep `size` coordinates by chance, the same for all contributions of a round, times the root
+    of how many there are for each that is kept.
+
+    Args:
+        like: a Task, or what is contributed (arrays or their shapes).
+        size: coordinates that are kept.
+        seed: of the coordinates, which are public.
+        each_round: as in `linear_map`; False trains these coordinates alone.
+
+    Privacy:
+        that of the chain without it.  Coordinates that are chosen by their size would be data.
+
+    Raises:
+        ValueError: unless size is whole, >= 1, and at most the number of coordinates.
+
+    References:
+        Konecny et al., 2016 ("random mask"); Hu et al., 2020, for DP federated learning.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> there, back = sparsification(jnp.zeros(6), 2, each_round=False)
+        >>> kept = back.apply(there.apply((), jnp.ones(6))[0], None)[0]
+        >>> sorted(set(kept.round(4).tolist()))
+        [0.0, 3.0]
+    """
+    return _own("linear_maps.sparsification", like, size, False, seed, each_round)
+
+
+def _own(where, like, size, turned, seed, each_round) -> LinearMap:
+    shapes = shapes_like(like)
+    numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    if not numbers:
+        checks.fail(where, "like=task, or what is contributed", f"like={checks.shown(like)}")
+    if size is not None:
+        checks.whole(where, size=size)
+        if size > numbers:
+            checks.fail(where, f"size <= {numbers}, the coordinates there are", f"size={size}")
+    fixed = dict(size=numbers if size is None else int(size), turned=turned)
+    drawn = _drawn_by(where, seed, each_round)
+    # the shapes of a contribution, in arrays that hold no number
+    form = jax.tree.map(lambda x: np.zeros((0, *x.shape), np.float32), shapes)
+    keeps_length = size is None or int(size) == numbers
+    return LinearMap(
+        _there(where.rpartition(".")[2], Fn(_shrink, dict(drawn, form=form), fixed)),
+        _back(Fn(_expand, dict(drawn, form=form), fixed | dict(keeps_length=keeps_length))),
+    )
+
+
+def _there(name, apply):
+    return Stage(apply, name=name, role="row")
+
+
+def _back(apply):
+    return Stage(apply, name="map_back", role="post")
+
+
+@named("linear_maps.count")
+def _count(round_):
+    return (round_ + 1).astype(jnp.float32)
+
+
+def _drawn_by(where, seed, each_round) -> dict:
+    """What a map takes its key from: the seed, and the number of the round, from 1 on."""
+    checks.seed(where, seed=seed)
+    checks.choice(where, (False, True), each_round=each_round)
+    return dict(seed=np.uint32(seed), count=Fn(_count) if each_round else np.float32(0))
+
+
+def _key(seed, count):
+    key = jax.random.fold_in(compact(jax.random.key(0)), seed)
+    return jax.random.fold_in(key, jnp.asarray(count).astype(jnp.uint32))
+
+
+@named("linear_maps.forward")
+def _forward(state, row, *, seed, count, function):
+    return function(_key(seed, count), row), jnp.zeros((), bool)
+
+
+@named("linear_maps.backward")
+def _backward(value, after, *, seed, count, function):
+    return function(_key(seed, count), value), _changed(after)
+
+
+@named("linear_maps.shrink")
+def _shrink(state, row, *, seed, count, form, size, turned):
+    leaves, found = jax.tree.leaves(row), jax.tree.map(lambda x: x.shape[1:], form)
+    if jax.tree.map(jnp.shape, row) != found:
+        checks.fail(
+            "linear_maps",
+            f"contributions like like=..., {found}",
+            f"{jax.tree.map(jnp.shape, row)}",
+            "Give what is contributed as like=...",
+        )
+    flat = jnp.concatenate([jnp.ravel(x) for x in leaves])
+    signs, places = jax.random.split(_key(seed, count))
+    flat = hadamard.rotated(flat, signs) if turned else flat
+    if size < flat.size:
+        flat = flat[_places(places, flat.size, size)] * (flat.size / size) ** 0.5
+    return flat, jnp.zeros((), bool)
+
+
+@named("linear_maps.expand")
+def _expand(value, after, *, seed, count, form, size, turned, keeps_length):
+    leaves, treedef = jax.tree.flatten(form)
+    numbers = [math.prod(x.shape[1:]) for x in leaves]
+    signs, places = jax.random.split(_key(seed, count))
+    flat = value
+    if size < sum(numbers):
+        kept = _places(places, sum(numbers), size)
+        scaled = value * (sum(numbers) / size) ** 0.5
+        flat = jnp.zeros(sum(numbers), value.dtype).at[kept].set(scaled)
+    flat = hadamard.rotated(flat, signs, back=True) if turned else flat
+    parts = jnp.split(flat, np.cumsum(numbers)[:-1])
+    parts = [part.reshape(x.shape[1:]) for part, x in zip(parts, leaves)]
+    return treedef.unflatten(parts), after if keeps_length else _changed(after)
+
+
+def _changed(after):
+    """Noise that was mapped is not isotropic any more."""
+    return after if after is None else after._replace(std=None)
+
+
+def _places(key, numbers, size) -> jax.Array:
+    return jax.random.permutation(key, numbers)[:size]
+
+
+OWN = (_forward, _shrink)  # what may stand before a clip

@@ -1,0 +1,110 @@
+"""What the functions of a user's stages hold: those of row and post stages, in any chain of a
+plan."""
+
+import jax
+import jax.numpy as jnp
+
+from ...core import checks
+from ...core.records import Fn, Mechanism, Plan
+from ..mechanisms import chain as mech
+from ..mechanisms.stages import After, Stage
+from .client import traced
+from .declarations import Against
+from .ownership import foreign
+from .tracing import Trace, abstract, avals, cached, look_into, params_shapes
+
+
+def held(plan: Plan) -> list:
+    """The arrays that the stages of a user's hold."""
+    return [array for _, _, trace in _traces(plan) for array in trace.consts]
+
+
+def opaque(plan: Plan) -> Against:
+    """What stands against a proof: stages that hide what they do."""
+    found = Against((), ())
+    for unit, stage, trace in _traces(plan):
+        words = tuple(f"what {name} in the stage {stage.name!r} does" for name in trace.opaque)
+        found = found._replace(**{unit: getattr(found, unit) + words})
+    return found
+
+
+def _traces(plan) -> list:
+    """(unit, stage, Trace) of each stage with a function of a user's."""
+    found = []
+    for release in plan.algorithm.releases:  # of gradients or models, or of one number
+        number = lambda: jax.ShapeDtypeStruct((), jnp.float32)
+        found += _of_chain("example", release.mechanism, lambda: params_shapes(plan), number)
+    for chain in (plan.upload, plan.release):
+        found += _of_chain("client", chain, lambda: traced(plan).shapes[1])
+    return found
+
+
+def _is_foreign(stage: Stage) -> bool:
+    return bool(foreign([f for f in (stage.apply, stage.bound, stage.update) if f is not None]))
+
+
+def _of_chain(unit, chain: Mechanism | None, *candidates) -> list:
+    """Of a chain over contributions like what the first of `candidates` gives that it takes.
+
+    Raises:
+        ValueError: where it takes none of them: what its functions hold cannot be seen.
+    """
+    if chain is None or not any(_is_foreign(s) or foreign(s.noise) for s in chain.stages):
+        return []
+    found = [(unit, stage, _of_the_round(f)) for stage, f in _schedules(chain)]
+    chain = mech.at(chain, jnp.int32(0))
+    if any(map(_is_foreign, chain.stages)):
+        found += [(unit, *pair) for pair in _walked(chain, candidates)]
+    return found
+
+
+def _schedules(chain):
+    """(stage, function) for clip norms and noise that are a user's function of the round."""
+    for stage in chain.stages:
+        of_apply = stage.apply.data.values() if stage.apply is not None else ()
+        for value in (*of_apply, stage.noise):
+            if isinstance(value, Fn) and foreign(value):
+                yield stage, value
+
+
+def _call(function, *operands):
+    return function(*operands)
+
+
+def _of_the_round(function) -> Trace:
+    round_ = jax.ShapeDtypeStruct((), jnp.int32)
+    return cached(
+        ("schedule", avals(function)), lambda: look_into(_call, abstract(function), round_)
+    )
+
+
+def _walked(chain, candidates):
+    why = None
+    for like in candidates:
+        try:
+            shapes = like()
+            name = ("stages", avals(chain), avals(shapes))
+            return cached(name, lambda shapes=shapes: _along(chain, shapes))
+        except Exception as error:  # the function is the user's, and so is its error
+            why = error if why is None else why
+    return checks.fail(
+        "jfl.plan",
+        "stages that take what is contributed",
+        f"{' -> '.join(s.name for s in chain.stages)}, which fails: {checks.cause(why)}",
+    )
+
+
+def _along(chain, value) -> list[tuple[Stage, Trace]]:
+    """Stage after stage, each on what the one before leaves."""
+    state, number = abstract(mech.initial(chain)), jax.ShapeDtypeStruct((), jnp.float32)
+    shape = next((s.shape for s in chain.stages if s.shape is not None), None)
+    found = []
+    for stage in chain.stages:
+        if stage.role not in ("row", "post") or stage.apply is None:
+            continue
+        operands = (state, value) if stage.role == "row" else (value, After(number, number, shape))
+        if _is_foreign(stage):
+            found.append((stage, look_into(_call, abstract(stage.apply), *operands)))
+        if stage.is_map or stage.role == "post":  # a clip leaves shapes as they are
+            value = jax.eval_shape(_call, stage.apply, *operands)[0]
+    return found
