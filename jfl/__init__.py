@@ -81,10 +81,12 @@ from .privacy.mechanisms.post_processing import post_process as post_process
 from .privacy.mechanisms.scaled_clip import clip_scaled as clip_scaled
 from .privacy.mechanisms.stages import bounded as bounded
 from .privacy.mechanisms.stages import clip_adaptive as clip_adaptive
+from .privacy.mechanisms.stages import clip_l1 as clip_l1
 from .privacy.mechanisms.stages import clip_l2 as clip_l2
 from .privacy.mechanisms.stages import clip_per_layer as clip_per_layer
 from .privacy.mechanisms.stages import divide as divide
 from .privacy.mechanisms.stages import gaussian as gaussian
+from .privacy.mechanisms.stages import laplace as laplace
 from .privacy.mechanisms.stages import total as total
 from .privacy.taint.checker import check_privacy as check_privacy
 from .sampling import batches as batches
@@ -135,8 +137,9 @@ __all__ = [
     "check_privacy",
     "choose",
     "clip_adaptive",
-    "clip_scaled",
+    "clip_l1",
     "clip_l2",
+    "clip_scaled",
     "clip_values",
     "clip_per_layer",
     "correlated",
@@ -156,6 +159,7 @@ __all__ = [
     "init",
     "james_stein",
     "keep_compiled_programs",
+    "laplace",
     "ledger",
     "linear_maps",
     "load",

@@ -194,6 +194,13 @@ def _sources(plan):
         found.append(_Source("release", "release", plan.release))
     if not found:
         raise NotAnalysable(f"{WHERE}: need a plan with noise; got one without. Nothing is tested.")
+    for source in found:
+        others = [s.name for s in source.mechanism.stages if s.is_map or s.law == "laplace"]
+        if others:
+            raise NotAnalysable(
+                f"{WHERE}: need Gaussian noise of a contribution's own coordinates; got "
+                f"{', '.join(others)} in {source.name}. Audit it: jfl.audit."
+            )
     return found
 
 

@@ -48,6 +48,14 @@ def norm(t):
     )
 
 
+def norm_l1(t):
+    """The sum of absolute values of all leaves together, in float32 or better."""
+    return sum(
+        jnp.sum(jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
+        for x in jax.tree.leaves(t)
+    )
+
+
 def wide(t):
     """Float leaves in float32 at least: sums are not to be rounded more coarsely than that."""
     return map(

@@ -50,11 +50,13 @@ def noise_std(mechanism: Mechanism) -> float:
         not isinstance(levels, float)
         or chain.shape(bound) is not None
         or chain.remembers(bound)
+        or chain.law_of(bound) != "gaussian"
         or any(s.divisor != "number" for s in post)
     ):
         checks.fail(
             where,
-            "isotropic noise of one level, a fixed clip norm, and divisors that are numbers",
+            "isotropic Gaussian noise of one level, a fixed clip norm, and divisors that are "
+            "numbers",
             f"{mechanism!r}",
             "Compute the standard deviation yourself.",
             error=NotAnalysable,

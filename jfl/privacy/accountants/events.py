@@ -32,6 +32,18 @@ class Gaussian:
 
 
 @_event
+class Laplace:
+    noise_multiplier: Any
+
+
+@_event
+class Pure:
+    """A release of which only its epsilon at delta = 0 is known."""
+
+    epsilon: Any
+
+
+@_event
 class Poisson:
     rate: Any
     event: Any
@@ -147,6 +159,31 @@ def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
         True
     """
     return Gaussian(_number("events.gaussian", checks.positive, noise_multiplier=noise_multiplier))
+
+
+def laplace(noise_multiplier: ArrayLike) -> Laplace:
+    """One release of a sum plus Laplace noise of scale noise_multiplier * sensitivity, that of the
+    sum of absolute values.
+
+    Several coordinates are no worse than one: the Renyi divergence is convex in the shift of a
+    coordinate and 0 without one, so shifts that add up to the sensitivity cost most in one place.
+
+    Units:
+        noise_multiplier: dimensionless, > 0.
+
+    Raises:
+        ValueError: unless it is finite and > 0.
+    """
+    return Laplace(_number("events.laplace", checks.positive, noise_multiplier=noise_multiplier))
+
+
+def pure(epsilon: ArrayLike) -> Pure:
+    """One release that is epsilon-private at delta = 0.
+
+    Raises:
+        ValueError: unless epsilon is finite and >= 0.
+    """
+    return Pure(_number("events.pure", checks.nonnegative, epsilon=epsilon))
 
 
 def poisson(rate: ArrayLike, event: Any) -> Poisson:
@@ -403,6 +440,10 @@ def of_group(event: Any, size: int) -> Any:
     """
     if isinstance(event, Gaussian):
         return gaussian(event.noise_multiplier / size)
+    if isinstance(event, Laplace):
+        return laplace(event.noise_multiplier / size)
+    if isinstance(event, Pure):
+        return pure(event.epsilon * size)
     if isinstance(event, Poisson) and size <= LARGEST_GROUP:
         return poisson_group(event.rate, size, event.event)
     if isinstance(event, Compose):
@@ -416,6 +457,8 @@ def of_group(event: Any, size: int) -> Any:
 
 KINDS = (
     Gaussian,
+    Laplace,
+    Pure,
     Poisson,
     PoissonGroup,
     Allocation,

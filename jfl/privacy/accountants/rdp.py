@@ -58,6 +58,41 @@ def gaussian(orders: ArrayLike, z: ArrayLike) -> jax.Array:
 
 
 @float64
+def laplace(orders: ArrayLike, z: ArrayLike) -> jax.Array:
+    """Curve of one Laplace release of scale z, in units of the sensitivity.
+
+    Shapes:
+        orders [n] > 1 -> [n], at most 1 / z.
+
+    References:
+        Mironov, CSF 2017, Proposition 6.
+
+    Example:
+        >>> round(float(laplace(2.0, 1.0)), 6)
+        0.619125
+    """
+    return formulas.laplace(COMPILED, orders, z)
+
+
+@float64
+def pure(orders: ArrayLike, epsilon: ArrayLike) -> jax.Array:
+    """Curve of whatever is epsilon-private at delta = 0: that of randomized response.
+
+    Shapes:
+        orders [n] > 1 -> [n], at most epsilon.
+
+    References:
+        Bun and Steinke, TCC 2016, proof of Proposition 3.3: no such pair has a larger divergence
+        than that on two points.
+
+    Example:
+        >>> round(float(pure(2.0, 1.0)), 6)
+        0.735326
+    """
+    return formulas.pure(COMPILED, orders, epsilon)
+
+
+@float64
 def poisson(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     """Curve of a Gaussian on a Poisson sample, for add_remove.
 

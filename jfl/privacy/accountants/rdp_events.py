@@ -28,6 +28,7 @@ MANY_ORDERS = 1 + np.geomspace(1e-4, 1e5, 8 * BLOCK)  # for epsilons of all size
 LEAST_LOSS = 1e-18  # of delta, which a law of copies may leave out where delta is sought
 SAMPLED, EXACT = "rdp", "gaussian_exact"
 LOG_LEAST_DELTA = -300 * math.log(10)
+NOT_GAUSSIAN = (events.Laplace, events.Pure, events.RenyiBound)  # releases with a curve alone
 FEW = 4  # events, beyond which they are computed together
 
 
@@ -81,6 +82,10 @@ def _curve(event, orders, curves=rdp):
     inner = lambda part: _curve(part, orders, curves)
     if isinstance(event, events.Gaussian):
         return curves.gaussian(orders, event.noise_multiplier)
+    if isinstance(event, events.Laplace):
+        return curves.laplace(orders, event.noise_multiplier)
+    if isinstance(event, events.Pure):
+        return curves.pure(orders, event.epsilon)
     if isinstance(event, events.Repeat):
         return event.times * inner(event.event)
     if isinstance(event, events.Compose):
@@ -238,7 +243,7 @@ def _is_sampled(kinds):
         events.WithReplacement,
         events.Multiplicity,
         events.Participation,
-        events.RenyiBound,
+        *NOT_GAUSSIAN,
     }
 
 
@@ -408,8 +413,8 @@ def _precision(event, sampled=True):
         return event.times @ np.broadcast_to(
             _precision(event.event, sampled), np.shape(event.times)
         )
-    if isinstance(event, events.RenyiBound):  # no Gaussian is known that it is no worse than
-        return np.inf
+    if isinstance(event, NOT_GAUSSIAN) and not sampled:
+        return np.inf  # no Gaussian is known that it is no worse than
     if not sampled:
         copies = event.most if isinstance(event, events.Multiplicity) else 1
         if isinstance(event, events.PoissonGroup):

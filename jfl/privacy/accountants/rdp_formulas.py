@@ -111,6 +111,24 @@ def of_all_copies(library: Library, orders: Any, law: Any, z: Any, total: Any) -
     return xp.where(law[0] > 0, xp.minimum(total / (orders - 1), whole), whole)
 
 
+def laplace(library: Library, orders: Any, z: Any) -> Any:
+    """See `rdp.laplace`."""
+    xp = library.numpy
+    shift = 1 / z
+    total = xp.logaddexp(
+        xp.log(orders / (2 * orders - 1)) + (orders - 1) * shift,
+        xp.log((orders - 1) / (2 * orders - 1)) - orders * shift,
+    )
+    return xp.clip(total / (orders - 1), 0.0, shift)
+
+
+def pure(library: Library, orders: Any, epsilon: Any) -> Any:
+    """See `rdp.pure`."""
+    xp = library.numpy
+    total = xp.logaddexp((orders - 1) * epsilon, -orders * epsilon) - xp.log1p(xp.exp(-epsilon))
+    return xp.clip(total / (orders - 1), 0.0, epsilon)
+
+
 def participation(library: Library, orders: Any, probability: Any, curve: Any) -> Any:
     """See `rdp.participation`."""
     xp = library.numpy

@@ -44,6 +44,18 @@ def gaussian(orders: ArrayLike, z: ArrayLike) -> np.ndarray:
 
 
 @_float64
+def laplace(orders: ArrayLike, z: ArrayLike) -> np.ndarray:
+    """`rdp.laplace`."""
+    return formulas.laplace(ON_HOST, orders, z)
+
+
+@_float64
+def pure(orders: ArrayLike, epsilon: ArrayLike) -> np.ndarray:
+    """`rdp.pure`."""
+    return formulas.pure(ON_HOST, orders, epsilon)
+
+
+@_float64
 def poisson(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> np.ndarray:
     """`rdp.poisson`.
 

@@ -106,6 +106,8 @@ def takes(event: Any, times: float = 1) -> bool:
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))
     kinds = rdp_events.event_types(event)
+    if kinds & set(rdp_events.NOT_GAUSSIAN):
+        return False
     sampled = kinds & {
         events.Poisson,
         events.PoissonGroup,

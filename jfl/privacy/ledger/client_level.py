@@ -6,7 +6,7 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Fn, Plan
 from ...sampling import clients as sampling
-from ..mechanisms.chain import bound, limit, multiplier_follows, noisy, shape
+from ..mechanisms.chain import bound, law_of, limit, multiplier_follows, noisy, shape
 from ..mechanisms.correlated import strategy_of
 from ..mechanisms.distributed import encoding_of
 from ..mechanisms.integers import Encoding
@@ -54,7 +54,7 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
                 "client",
                 view,
                 adjacency,
-                (Part("upload", noise),),
+                (Part("upload", noise, law=law_of(plan.upload)),),
                 Clients(ones, attendance.share, number),
                 attendance.chance,
                 attendance.turns,
@@ -70,7 +70,7 @@ def uploads(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
         return _of_integers(plan, entries, others)
     if plan.secure_aggregation:
         entries.append(_aggregate(plan, rounds, noise, adjacency))
-    if summed(plan):
+    if summed(plan) and law_of(plan.upload) == "gaussian":  # of which a sum has more
         shares = weights(plan, rounds)
         total = WeightedSum(shares, others)
         entries[1] = entries[1]._replace(
@@ -112,11 +112,12 @@ def _aggregate(plan, rounds, noise, adjacency):
                 "In a small cohort there is little noise.",
                 error=NotAnalysable,
             )
-        if not _straight(plan) or shape(plan.upload) is not None or noise.shape[1] > 1:
+        gaussian = law_of(plan.upload) == "gaussian" and shape(plan.upload) is None
+        if not (_straight(plan) and gaussian) or noise.shape[1] > 1:
             checks.fail(
                 "jfl.guarantee",
-                "isotropic noise of uploads, of one level, that are summed as they are",
-                "a clip after it, a divisor or a noise of each client, or noise of a shape",
+                "isotropic Gaussian noise of uploads, of one level, that are summed as they are",
+                "a clip after it, a divisor or a noise of each client, or other noise",
                 "Clip in upload, and divide by a number.",
                 error=NotAnalysable,
             )
@@ -212,9 +213,20 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
     try:
         noise = _release_levels(plan, rounds)
         of_rounds, method = spread(plan, noise, rounds, adjacency)
-        part = Part("model", noise, *_cohort(plan, adjacency, of_rounds), of_rounds=of_rounds)
+        law = law_of(plan.release)
+        if law != "gaussian" and of_rounds is not None:
+            checks.fail(
+                "jfl.guarantee",
+                "Gaussian noise where clients take turns or are allocated",
+                f"{law} noise",
+                "Use sampling.poisson or sampling.without_replacement.",
+                error=NotAnalysable,
+            )
+        cohort = _cohort(plan, adjacency, of_rounds)
+        part = Part("model", noise, *cohort, of_rounds=of_rounds, law=law)
         if (
             noisy(plan.upload)
+            and law == law_of(plan.upload) == "gaussian"
             and strategy_of(plan.upload) is None
             and of_rounds is None
             and summed(plan)

@@ -137,7 +137,7 @@ def _implied(plan, entry):
     attendance = attendance_of(plan, entry.view, np.max(share_of(plan.sampler)))
     share = np.full(plan.sampler.clients, np.max(share_of(plan.sampler)))
     parts = tuple(
-        Part(p.release, p.multiplier, moves=2.0, of_rounds=p.of_rounds)
+        Part(p.release, p.multiplier, moves=2.0, of_rounds=p.of_rounds, law=p.law)
         if p.renyi is None
         else client_level.of_integers(encoding_of(plan.upload), p.renyi[2], moves=2.0)
         for p in entry.parts

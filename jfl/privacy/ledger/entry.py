@@ -49,6 +49,9 @@ class Part(NamedTuple):
     # slopes and constants of Renyi bounds, all that is known where the noise is of integers; and
     # of how many clients it is
     renyi: tuple | None = None
+    law: str = (
+        "gaussian"  # of the noise; "laplace" has its multiplier in the sum of absolute values
+    )
 
     @property
     def rate(self) -> np.ndarray:

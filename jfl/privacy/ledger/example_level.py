@@ -8,7 +8,7 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan, Release
 from ...sampling.batches import adjacency as implied
-from ..mechanisms.chain import noisy
+from ..mechanisms.chain import law_of, noisy
 from .entry import Clients, Entry, Part, refused
 from .noise_levels import levels
 from .participation import VIEWS, attendance_of, drawn, tail, worst_columns
@@ -67,7 +67,8 @@ def _entries(plan, adjacency, rounds):
         )
         what, sampling = _kind(release, adjacency)
         sizes = sample, population, capacity, count
-        parts.append(Part(what, multiplier, sampling, *sizes, takes_all > 0, several))
+        law = law_of(release.mechanism)
+        parts.append(Part(what, multiplier, sampling, *sizes, takes_all > 0, several, law=law))
         lost.append(overflow)
     convex = any(s.declared == "prox_erm" for r in releases for s in r.mechanism.stages)
     assumed = ((CONVEX,) if convex else ()) + ((SITES,) if several else ())

@@ -42,7 +42,8 @@ def spread(
     """
     strategy, separation = strategy_of(plan.release), plan.sampler.separation
     if strategy is None:
-        if not plan.sampler.over_rounds or len(noise) > 1 or rounds > MANY:
+        in_turns = separation > 1 or plan.sampler.epoch > 1
+        if not in_turns or len(noise) > 1 or rounds > MANY:
             return None, ""
         if plan.sampler.scheme in ALLOCATED:
             return _of_allocation(plan.sampler, rounds, adjacency), ""

@@ -62,7 +62,7 @@ def _line(entry, part: Part) -> tuple:
         part.release,
         sampling,
         "" if part.sampling == "none" else rate,
-        _numbers(entry, effective(part)),
+        _numbers(entry, effective(part)) + (" laplace" if part.law == "laplace" else ""),
         _numbers(entry, part.count),
         _participation(entry),
     )

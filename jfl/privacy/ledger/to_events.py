@@ -96,6 +96,10 @@ def _step(entry: Entry, part: Part, column: int, multiplier):
     """The event of one release, and how often it happens."""
     if part.renyi is not None:
         return events.renyi_bound(*part.renyi[:2]), float(part.count[0])
+    if part.law == "laplace":
+        return _laplace(entry, part, column, multiplier), float(
+            part.count[_own(part.count, column)]
+        )
     noise = events.gaussian(multiplier)
     sample, population, count = (
         float(v[column if len(v) > 1 else 0]) for v in (part.sample, part.population, part.count)
@@ -122,6 +126,33 @@ def _step(entry: Entry, part: Part, column: int, multiplier):
         )
         event = drawn[part.sampling](sample / population, noise)
     return (events.seen(event) if part.seen else event), count
+
+
+def _own(values, column):
+    return column if len(values) > 1 else 0
+
+
+# how a unit comes into a sample, and adjacencies under which pure privacy is amplified by it
+AMPLIFIED = {
+    "poisson": ("add_remove", "zero_out", "replace_one"),
+    "without_replacement": ("replace_one",),
+}
+
+
+def _laplace(entry: Entry, part: Part, column: int, multiplier):
+    """The event of one release with Laplace noise: what a sample gains is known for pure privacy.
+
+    Elsewhere the sample counts as seen, which is sound: it does not hang on the data.
+    """
+    sample, population = (float(v[_own(v, column)]) for v in (part.sample, part.population))
+    if part.sampling == "with_replacement":  # an element may be all of a sample
+        return events.laplace(multiplier / sample)
+    if part.sampling == "participation":
+        return events.participation(sample / population, events.laplace(multiplier))
+    if part.seen or sample >= population or entry.adjacency not in AMPLIFIED.get(part.sampling, ()):
+        return events.laplace(multiplier)
+    gain = np.log1p(sample / population * np.expm1(min(1 / multiplier, 700.0)))
+    return events.pure(min(gain, 1 / multiplier))
 
 
 def _participation(steps):
@@ -165,11 +196,11 @@ class Met(NamedTuple):
     def precision(self):
         """Sum of 1 / z^2 of a participation, where all that is drawn is seen and the client is in
         all of it."""
-        if any(part.renyi is not None for part in self.entry.parts):
+        if any(part.renyi is not None or part.law != "gaussian" for part in self.entry.parts):
             checks.fail(
                 "jfl.guarantee",
                 "Gaussian noise in plans that share a sample",
-                "integers of jfl.distributed",
+                "Laplace noise, or integers of jfl.distributed",
                 "Give them seeds of their own: seeds='different'.",
                 error=NotAnalysable,
             )

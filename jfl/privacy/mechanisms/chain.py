@@ -21,6 +21,7 @@ import numpy as np
 from ...core import checks, marks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.records import Fn, Key, Mechanism, named, record, static
+from ...kernels.laplace import laplace
 from ...kernels.normals import normals
 from . import correlated, haar_bands, integers
 from .stages import FLOOR, After, Stage
@@ -28,7 +29,8 @@ from .stages import FLOOR, After, Stage
 ROLES = ("row", "sum", "noise", "post")
 # one unit more or less; another in its place; or, with all that is drawn as it is, nothing of it
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
-LAWS = ("gaussian", "discrete_gaussian", "skellam")
+LAWS = ("gaussian", "laplace", "discrete_gaussian", "skellam")
+WHOLE = ("discrete_gaussian", "skellam")  # laws of integers
 
 
 @record
@@ -109,6 +111,13 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
             "Put clip_l2(...) between the map and total(): what a map makes of a bounded "
             "contribution has no bound.",
         )
+    if any(s.law == "laplace" for s in stages) and rows[-1].name != "clip_l1":
+        checks.fail(
+            "chain",
+            "clip_l1(...) as the last clip before laplace(...)",
+            got,
+            "Its noise covers the sum of absolute values, which no other clip bounds.",
+        )
     if sum(s.state is not None for s in stages) > 1 or (
         sum(not s.is_map for s in rows) > 1 and any(s.state is not None for s in stages)
     ):
@@ -119,7 +128,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
 
 
 def _known_law(stage):
-    return stage.law in LAWS and (stage.law == "gaussian") == (stage.encoding is None)
+    return stage.law in LAWS and (stage.law in WHOLE) == (stage.encoding is not None)
 
 
 def _of(mechanism, role):
@@ -128,6 +137,11 @@ def _of(mechanism, role):
 
 def noisy(mechanism: Mechanism | None) -> bool:
     return mechanism is not None and bool(_of(mechanism, "noise"))
+
+
+def law_of(mechanism: Mechanism) -> str:
+    """The distribution of the noise; "" without noise."""
+    return next((s.law for s in _of(mechanism, "noise")), "")
 
 
 def clips(mechanism: Mechanism | None) -> bool:
@@ -452,9 +466,17 @@ def finish(
         sigma = jnp.where(
             (bound(mechanism, state, s.shape) >= FLOOR) & _lasts(sigma), sigma, jnp.nan
         )
-        after = after._replace(std=sigma, shape=s.shape)
+        # of a Laplace number of scale 1 the variance is 2
+        std = sigma * math.sqrt(2) if s.law == "laplace" else sigma
+        after = after._replace(std=std, shape=s.shape)
         if s.encoding is not None:
             value = integers.encode(s.encoding, noise_key, value)
+        elif s.law == "laplace":
+            value = pytrees.map(
+                lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype),
+                value,
+                laplace(noise_key, value),
+            )
         elif s.shape is None:
             if s.strategy is None:
                 drawn = normals(noise_key, value, s.generator)

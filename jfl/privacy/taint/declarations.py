@@ -26,6 +26,7 @@ from .tracing import opaque_parts
 # the bound of a row stage of jfl follows from what the stage does, by the same numbers
 ROWS = {
     stages._clip_l2: stages._its_bound,
+    stages._clip_l1: stages._its_bound,
     stages._clip_per_layer: stages._layers_bound,
     stages._clip_adaptive: stages._adaptive_bound,
     wavelet._clip_ellipsoid: wavelet._ellipsoid_bound,
@@ -135,15 +136,21 @@ def declarations(plan: Plan) -> Against:
 
 
 def _asserted(mechanism) -> list:
-    return [
-        f"the bound of the row stage {s.name!r}"
-        for s in mechanism.stages
-        if s.role == "row" and not own_stage(s)
-    ] + [
-        f"the strategy of correlated noise: {s.strategy!r}"
-        for s in mechanism.stages
-        if s.strategy is not None and not _own_strategy(s.strategy)
-    ]
+    rows = [s for s in mechanism.stages if s.role == "row"]
+    by_length = not rows or rows[-1].apply.function is not stages._clip_l1
+    return (
+        [f"the bound of the row stage {s.name!r}" for s in rows if not own_stage(s)]
+        + [
+            "Laplace noise behind a clip that is not clip_l1"
+            for s in mechanism.stages
+            if s.law == "laplace" and by_length
+        ]
+        + [
+            f"the strategy of correlated noise: {s.strategy!r}"
+            for s in mechanism.stages
+            if s.strategy is not None and not _own_strategy(s.strategy)
+        ]
+    )
 
 
 def _own_strategy(strategy) -> bool:
