@@ -160,7 +160,7 @@ def test_the_gain_from_a_sample_against_the_truth():
         return math.log(sum(integrate.quad(inside, *p)[0] for p in parts)) / (order - 1)
 
     over = False
-    for order in (1.5, 3.0, 20.0, 200.0):
+    for order in (1.5, 3.0, 12.0):
         curve = lambda event, order=order: rdp_events.values(event, np.array([order]))[0]
         for pair in ((0.0, q), (q, 0.0)):
             assert truth(order, *pair) <= curve(charged) * (1 + 1e-6)
