@@ -260,6 +260,20 @@ API = {
     "batches.with_replacement": (batches.with_replacement, dict(batch=3)),
     "batches.epochs": (batches.epochs, dict(batch=3)),
     "clip_l2": (jfl.clip_l2, dict(bound=1.0)),
+    "clip_l1": (jfl.clip_l1, dict(bound=1.0)),
+    "laplace": (jfl.laplace, dict(noise_multiplier=1.0)),
+    "linear_maps.rotation": (
+        jfl.linear_maps.rotation,
+        dict(like=start_params(), seed=1, each_round=True),
+    ),
+    "linear_maps.projection": (
+        jfl.linear_maps.projection,
+        dict(like=start_params(), size=2, seed=1, each_round=True),
+    ),
+    "linear_maps.sparsification": (
+        jfl.linear_maps.sparsification,
+        dict(like=start_params(), size=2, seed=1, each_round=False),
+    ),
     "clip_per_layer": (jfl.clip_per_layer, dict(bounds=1.0, layers=2)),
     "clip_adaptive": (
         jfl.clip_adaptive,
