@@ -1,7 +1,7 @@
-"""The best of several runs, with the epsilon of the whole choice."""
+"""The best of several runs, or of a tournament of runs, with the epsilon of the whole choice."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,11 +9,14 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import NotAnalysable
-from ..core.records import Caveat, Guarantee, Plan
+from ..core.records import Caveat, Fn, Guarantee, Plan
 from ..privacy import guarantees
 from ..privacy.accountants import choosing
 from ..privacy.accountants.curves import Release
-from .sweep import points_of, sweep
+from ..privacy.ledger.noise_levels import changing
+from ..privacy.mechanisms.correlated import strategy_of
+from .metrics import has_accuracy
+from .sweep import Trained, points_of, train
 
 SCORED = Caveat(
     "asserted, not checked: the score by which a run was chosen reads public rows only", "score"
@@ -22,6 +25,14 @@ SECRET = Caveat(
     "how many runs there were is secret: no log, no clock and no file may tell it", "secret-runs"
 )
 SEEDS = 2**31
+WHERE = "jfl.choose"
+
+
+class Rung(NamedTuple):
+    """A choice, and what the runs that it chooses from train before it."""
+
+    rounds: int  # behind those of the rungs before
+    runs: choosing.Runs  # the law of how many runs there are
 
 
 class Choice(NamedTuple):
@@ -37,8 +48,8 @@ class Choice(NamedTuple):
 def choose(
     make_plan: Callable[..., Plan],
     *,
-    rounds: int,
-    runs: choosing.Runs,
+    rounds: int | Sequence[int],
+    runs: choosing.Runs | Sequence[choosing.Runs],
     seed: int = 0,
     delta: float = 1e-5,
     score: Callable | None = None,
@@ -54,11 +65,18 @@ def choose(
     its setting from the grid and has a seed of its own, and one run is released: that costs two to
     four times the epsilon of one, however many there are on average.
 
+    With several numbers of rounds and as many laws it is a tournament (successive halving).  Short
+    runs are drawn in groups, the best of each group goes on to the next number of rounds, and so on
+    up to the last group, whose best is released.  With rounds=(10, 30, 90) and means 4, 3 and 2 it
+    trains 24 runs to round 10, 6 of them on to round 30 and 2 to round 90, on average.  Each rung's
+    choice is paid for all rounds before it, so that early rounds cost several times what late ones
+    do.
+
     Args:
         make_plan: as in `jfl.sweep`: settings -> Plan.
-        rounds: of each run.
+        rounds: of each run; of a tournament, up to the choice of each rung, ascending.
         runs: the law of their number, such as `choosing.logarithmic(10)` of
-            jfl.privacy.accountants: ten on average.
+            jfl.privacy.accountants: ten on average.  Of a tournament, the law of each rung.
         seed: all of it follows from it: keep it secret.
         delta: of the guarantee.
         score: parameters -> a number, larger is better, on public rows, which nobody can check:
@@ -70,14 +88,21 @@ def choose(
         **axes: values of each argument of make_plan: a grid, of which each point is as likely;
             none: the best of several seeds.
 
+    Returns:
+        Choice.  Without params where no run was drawn, or all of them failed; a tournament also
+        ends so where nothing is left in any group.
+
     Privacy:
         of the parameters, the setting and the score together, by Renyi bounds, for the setting that
         is worst at each order.  Whoever learns how many runs there were (from the time they took,
-        say) learns what no epsilon here covers.
+        say) learns what no epsilon here covers.  A tournament asks for rounds that stand alone and
+        are alike, since it charges each rung for the rounds behind the rung before it.
 
     Raises:
+        NotAnalysable: of settings without noise; of a tournament, where noise changes from round
+            to round or is correlated over rounds, or cohorts of several rounds are drawn together.
         ValueError: as `jfl.guarantee` and `jfl.sweep`; if settings differ in unit, adjacency or
-            view.
+            view; if rounds do not ascend, or rungs have no law each.
 
     References:
         Papernot and Steinke, ICLR 2022, "Hyperparameter tuning with Renyi differential privacy".
@@ -89,40 +114,139 @@ def choose(
         ...     make_plan, rounds=50, runs=choosing.logarithmic(10), lr=[0.1, 0.3, 1.0], seed=7
         ... )
         >>> best.setting, best.guarantee.epsilon  # doctest: +SKIP
+        >>> laws = [choosing.logarithmic(mean) for mean in (4, 3, 2)]
+        >>> best = jfl.choose(  # doctest: +SKIP
+        ...     make_plan, rounds=(10, 30, 90), runs=laws, lr=[0.1, 0.3, 1.0], seed=7
+        ... )
     """
-    where = "jfl.choose"
-    checks.kind(where, choosing.Runs, "choosing.logarithmic", runs=runs)
-    checks.seed(where, seed=seed)
+    rungs = _rungs(rounds, runs)
+    checks.seed(WHERE, seed=seed)
     if score is not None and not callable(score):
         checks.fail(
-            where,
+            WHERE,
             "score: a function of parameters that gives a number",
             f"score={checks.shown(score)}",
         )
     grid = points_of(axes)
     plans = functools.cache(lambda i: make_plan(**grid[i]))
     ask = dict(unit=unit, view=view, adjacency=adjacency)
-    told = _guarantee([plans(i) for i in range(len(grid))], rounds, runs, delta, ask)
+    told = _guarantee([plans(i) for i in range(len(grid))], rungs, delta, ask)
+    for i in range(len(grid)):
+        _refuse_untrained(plans(i), score)
     if score is not None:  # what it reads cannot be seen
         told = told._replace(status="conditional")
-    number, drawn, seeds = _drawn(seed, runs, len(grid))
+    groups, settings, seeds = _drawn(seed, [rung.runs for rung in rungs], len(grid))
+    best = _winner([plans(int(i)) for i in settings], seeds, rungs, groups, score)
+    if best is None:
+        return Choice(None, None, None, told)
+    return Choice(best.trained.params, grid[settings[best.number]], best.score, told)
+
+
+def _rungs(rounds, runs) -> list[Rung]:
+    """The rungs of a tournament; one number of rounds with one law is one rung."""
+    if isinstance(runs, choosing.Runs) or not isinstance(runs, (list, tuple)):
+        checks.kind(WHERE, choosing.Runs, "choosing.logarithmic", runs=runs)
+        checks.whole(WHERE, "Of a tournament give runs a law for each.", rounds=rounds)
+        return [Rung(int(rounds), runs)]
+    until = checks.several(WHERE, rounds=rounds)
+    if not runs or len(until) != len(runs):
+        checks.fail(
+            WHERE,
+            "rounds and a law of runs for each rung, and a rung",
+            f"{len(until)} of rounds and {len(runs)} of runs",
+        )
+    for i, (last, law) in enumerate(zip(until, runs)):
+        checks.whole(WHERE, **{f"rounds[{i}]": last})
+        checks.kind(WHERE, choosing.Runs, "choosing.logarithmic", **{f"runs[{i}]": law})
+    own = np.diff([int(last) for last in until], prepend=0)
+    if (own <= 0).any():
+        checks.fail(
+            WHERE,
+            "rounds that ascend: each rung goes on from the one before",
+            f"rounds={checks.shown(until)}",
+        )
+    if (mean := np.prod([law.mean for law in runs])) > choosing.MOST_RUNS:
+        checks.fail(
+            WHERE,
+            f"at most {choosing.MOST_RUNS:g} runs on average, the product of the means of all laws",
+            f"{mean:g}",
+        )
+    return [Rung(int(n), law) for n, law in zip(own, runs)]
+
+
+def _refuse_untrained(plan: Plan, score) -> None:
+    checks.on_device(WHERE, plan.fed)
+    if score is None and not has_accuracy(plan.task):
+        checks.fail(WHERE, "score: a function of parameters", "a task without an accuracy")
+
+
+# --- who wins
+
+
+def _drawn(seed, laws, settings):
+    """How many runs each group of each rung chooses from, Int[groups] for each rung; and the
+    setting and the seed of each run of the first rung."""
+    number_key, setting_key, seed_key = jax.random.split(jax.random.key(seed), 3)
+    keys = [number_key] if len(laws) == 1 else list(jax.random.split(number_key, len(laws)))
+    groups, number = [], 1  # from the last rung, which is one group; each of its runs is a group
+    for key, law in zip(reversed(keys), reversed(laws)):
+        groups.insert(0, choosing.draw(key, law, number) if number else np.zeros(0, int))
+        number = int(groups[0].sum())
     if not number:
-        return Choice(None, None, None, told)
-    out = sweep(
-        lambda setting: plans(setting),
-        rounds=rounds,
-        evaluate_every=rounds,
-        points=[dict(setting=int(i), seed=int(s)) for i, s in zip(drawn, seeds)],
-    )
-    if score is None:
-        scores = np.asarray(out.metrics.accuracy)[:, -1]
-    else:
-        scores = np.array([_scored(where, score(params)) for params in out.params])
-    scores = np.where(np.asarray(out.failed) | ~np.isfinite(scores), -np.inf, scores)
-    best = int(np.argmax(scores))
-    if scores[best] == -np.inf:
-        return Choice(None, None, None, told)
-    return Choice(out.params[best], grid[drawn[best]], float(scores[best]), told)
+        return groups, (), ()
+    drawn = np.asarray(jax.random.randint(setting_key, (number,), 0, settings))
+    first = int(jax.random.bits(seed_key, (), "uint32"))
+    return groups, drawn, (first + np.arange(number)) % SEEDS
+
+
+class _Runner(NamedTuple):
+    """A run in the tournament, after the rounds of a rung."""
+
+    number: int  # among the runs of the first rung
+    trained: Trained | None = None
+    score: float = -np.inf  # of a run that failed, too
+
+
+def _winner(plans, seeds, rungs, groups, score) -> _Runner | None:
+    """The run that is released, None if there is none.
+
+    A run is public to the next rung in all that it has released, and what clients remember is theirs
+    alone: going on from its state is what a longer run does.
+    """
+    field = [_Runner(i) for i in range(len(plans))]
+    for rung, sizes in zip(rungs, groups):
+        # one program goes on with all of them from where they are
+        alive = [runner for runner in field if runner is not None]
+        if not alive:
+            return None
+        trained = train(
+            [plans[runner.number] for runner in alive],
+            [seeds[runner.number] for runner in alive],
+            rung.rounds,
+            None if rung is rungs[0] else [runner.trained.state for runner in alive],
+            keeps=rung is not rungs[-1],
+        )
+        done = iter(zip(trained, _scores(trained, score)))
+        field = [runner and _Runner(runner.number, *next(done)) for runner in field]
+        ends = np.cumsum(sizes)
+        field = [_best(field[end - size : end]) for size, end in zip(sizes, ends)]
+    return field[0]
+
+
+def _best(group) -> _Runner | None:
+    """The first of those with the highest score; None of a group in which nobody has any."""
+    there = [runner for runner in group if runner is not None and runner.score > -np.inf]
+    return max(there, key=lambda runner: runner.score, default=None)
+
+
+def _scores(trained, score) -> list[float]:
+    """Of each run; -inf of one that failed."""
+    scores = [
+        float(t.metrics.accuracy[-1]) if score is None else _scored(WHERE, score(t.params))
+        for t in trained
+    ]
+    failed = [any(int(count) for count in t.health) for t in trained]
+    return [-np.inf if bad or not np.isfinite(s) else s for s, bad in zip(scores, failed)]
 
 
 def _scored(where, value):
@@ -132,32 +256,49 @@ def _scored(where, value):
     return float(found.item())
 
 
-def _drawn(seed, runs, settings):
-    """How many runs, and the setting and the seed of each."""
-    number_key, setting_key, seed_key = jax.random.split(jax.random.key(seed), 3)
-    number = choosing.draw(number_key, runs)
-    if not number:
-        return 0, (), ()
-    drawn = np.asarray(jax.random.randint(setting_key, (number,), 0, settings))
-    first = int(jax.random.bits(seed_key, (), "uint32"))
-    return number, drawn, (first + np.arange(number)) % SEEDS
+# --- what it costs
 
 
-def _guarantee(plans, rounds, runs, delta, ask) -> Guarantee:
+def _guarantee(plans, rungs, delta, ask) -> Guarantee:
     """Of the choice: that of one run with any setting, made dearer."""
-    each = [guarantees.guarantee(plan, rounds, delta, **ask) for plan in plans]
-    kinds = {(g.unit, g.adjacency, g.view) for g in each}
+    if len(rungs) > 1:
+        for plan in plans:
+            _refuse_rounds_together(plan)
+    # of a tournament each rung is charged for its own rounds, whatever came before them
+    each = [[guarantees.guarantee(p, rung.rounds, delta, **ask) for p in plans] for rung in rungs]
+    every = [g for of_rung in each for g in of_rung]
+    kinds = {(g.unit, g.adjacency, g.view) for g in every}
     if len(kinds) > 1:
         checks.fail(
-            "jfl.choose",
+            WHERE,
             "settings with one unit, adjacency and view",
             "; ".join(", ".join(kind) for kind in sorted(kinds)),
             "Give unit=, adjacency= and view=.",
         )
+    releases = [_release(of_rung) for of_rung in each]
+    caveats = tuple(dict.fromkeys(c for g in every for c in g.caveats)) + (SCORED, SECRET)
+    status = "conditional" if any(g.status != "proved" for g in every) else "proved"
+    unit, adjacency, view = kinds.pop()
+    laws = [rung.runs for rung in rungs]
+    name = "repeat_and_select" if len(rungs) == 1 else f"tournament of {len(rungs)}"
+    return Guarantee(
+        choosing.epsilon_of_tournament(releases, laws, delta),
+        float(delta),
+        unit,
+        adjacency,
+        view,
+        f"{name}, {', '.join(dict.fromkeys(law.law for law in laws))}, rdp",
+        status,
+        caveats,
+    )
+
+
+def _release(each) -> Release:
+    """What rounds with any setting release, of the guarantees of all settings."""
     releases = [getattr(g, "release", None) for g in each]
     if any(release is None for release in releases):
         checks.fail(
-            "jfl.choose",
+            WHERE,
             "noise in every setting",
             "one whose guarantee has no noise behind it",
             error=NotAnalysable,
@@ -168,21 +309,33 @@ def _guarantee(plans, rounds, runs, delta, ask) -> Guarantee:
         for release in releases
         for e in release.alternatives
     }
-    whole = Release(
+    return Release(
         tuple(alternatives.values()),
         max(r.overflow for r in releases),
         max(r.extra for r in releases),
     )
-    caveats = tuple(dict.fromkeys(c for g in each for c in g.caveats)) + (SCORED, SECRET)
-    status = "conditional" if any(g.status != "proved" for g in each) else "proved"
-    unit, adjacency, view = kinds.pop()
-    return Guarantee(
-        choosing.epsilon_of_choice(whole, runs, delta),
-        float(delta),
-        unit,
-        adjacency,
-        view,
-        f"repeat_and_select, {runs.law}, rdp",
-        status,
-        caveats,
-    )
+
+
+def _refuse_rounds_together(plan: Plan) -> None:
+    """Refuse a tournament of runs of which some rounds cost other than as many others do, or cost
+    something else after what came before them."""
+    chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
+    rounds = "rounds=(first, ..., last) to have rounds that stand alone and are alike"
+    reasons = {
+        "noise that is correlated over rounds": any(map(strategy_of, chains)),
+        "noise, a clip norm or weights that change from round to round": changing(plan)
+        or isinstance(plan.weights, Fn),
+        f"sampling.{plan.sampler.scheme}, which draws the cohorts of several rounds together": (
+            plan.sampler.over_rounds
+        ),
+    }
+    for got, found in reasons.items():
+        if found:
+            checks.fail(
+                WHERE,
+                rounds,
+                got,
+                "Give one number of rounds and one law, or take independent cohorts and the same "
+                "noise in every round.",
+                error=NotAnalysable,
+            )

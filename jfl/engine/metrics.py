@@ -38,7 +38,8 @@ def _hits(task: Task, params, x, y):
     return jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), hits)
 
 
-def _has_accuracy(task: Task) -> bool:
+def has_accuracy(task: Task) -> bool:
+    """True if its accuracy is measured."""
     return task.predict is not None and TARGETS[task.target].hits is not None
 
 
@@ -68,7 +69,7 @@ def evaluate(
 
     def row(params, x, y, number=None):
         found = dict(loss=loss(params, x, y) if number is None else drawn(params, x, y, number))
-        if _has_accuracy(task):
+        if has_accuracy(task):
             found["accuracy"] = _hits(task, params, x, y)
         for name, metric in (task.metrics or {}).items():
             value = metric.row(params, x, y)
@@ -160,7 +161,7 @@ def _sums(per_item, given, items, block, mesh):
 def _of_clients(task: Task, fed: Federation, mesh: Mesh | None, model, server, own):
     """The mean over clients of the accuracy on their own held-out rows, and percentiles; None
     without such rows or without predictions."""
-    if not _has_accuracy(task) or fed.test_index.shape[-1] == 0:
+    if not has_accuracy(task) or fed.test_index.shape[-1] == 0:
         return None, None
 
     def client(given, index, size, own):

@@ -221,6 +221,48 @@ def sweep(
     return out
 
 
+class Trained(NamedTuple):
+    """A point of `train`."""
+
+    health: Health
+    metrics: Metrics  # leaves [1]: at its end
+    params: Any
+    state: Any  # to go on from: a Run without its key; None where none was kept
+
+
+def train(
+    plans: list[Plan], seeds: Sequence[int], rounds: int, states=None, keeps: bool = False
+) -> list[Trained]:
+    """Train plans for so many rounds, as few programs, each from its state or from the start.
+
+    Args:
+        plans: one for each point.
+        seeds: of the points, each its own.
+        rounds: of each point, behind those of its state.
+        states: of each point, that its own plan and seed came to; None: all begin.
+        keeps: whether the states at the end are kept.
+
+    Returns:
+        The points in their order.  One that went on equals one that ran all its rounds at once.
+    """
+    plans = widened(plans, widths(plans))
+    words, out = identity.of_many(plans), [None] * len(plans)
+    for members in static_groups(plans):
+        program = _Program(
+            [plans[i] for i in members],
+            jnp.stack([jax.random.key(int(seeds[i])) for i in members]),
+            [words[i] for i in members],
+            schedule(rounds, rounds),
+            None,
+            states and [states[i] for i in members],
+            keeps,
+        )
+        program.fit(None)
+        for i, result in zip(members, program.run()):
+            out[i] = Trained(*result)
+    return out
+
+
 def _key(seed):
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         return checks.key("sweep", seed)
@@ -324,13 +366,15 @@ def device_memory(share: float) -> float | None:
 
 
 class _Program:
-    """Plans of one structure as one vmapped program, that runs a block of points at a time."""
+    """Plans of one structure as one vmapped program, that runs a block of points at a time; from
+    `states` that such a program kept, or from the start."""
 
-    def __init__(self, plans: list[Plan], keys, words, counts, mesh):
+    def __init__(self, plans: list[Plan], keys, words, counts, mesh, states=None, keeps=False):
         leaves = [jax.tree.leaves(p) for p in plans]
         chunk = largest_chunk(plans)
         plans = [dataclasses.replace(p, mesh=mesh, chunk=chunk) for p in plans]
         self.plans, self.keys, self.leaves, self.mesh = plans, keys, leaves, mesh
+        self.states, self.keeps = states, keeps
         self.mapped = tuple(
             any(not _same(column[0], x) for x in column[1:]) for column in zip(*leaves)
         )
@@ -375,11 +419,11 @@ class _Program:
     def _compiled_bytes(self) -> float:
         """What a block takes of a device, beside what all points share; 0 where that is unknown."""
         self.first = arguments = self._arguments(0)
-        lowered = _points.lower(*arguments, treedef=self._treedef(), mapped=self.mapped)
+        lowered = _points.lower(*arguments, **self._static())
         found = lowered.compile().memory_analysis()  # the call that follows takes the same program
         if found is None:
             return 0.0
-        mine = sum(x.nbytes for x in jax.tree.leaves(arguments[:3])) / self.devices
+        mine = sum(x.nbytes for x in jax.tree.leaves(arguments[:4])) / self.devices
         needed = found.temp_size_in_bytes + found.output_size_in_bytes + mine
         needed = -meshes.least(-needed, self.mesh)
         self.point_bytes = needed / (self.block // self.devices)
@@ -392,8 +436,9 @@ class _Program:
         points = f"{len(self.plans)} points" if len(self.plans) > 1 else "1 point"
         return f"{points} as one program, {self.block // self.devices} at once{there}{each}"
 
-    def _treedef(self):
-        return jax.tree.structure(self.plans[0])
+    def _static(self):
+        treedef = jax.tree.structure(self.plans[0])
+        return dict(treedef=treedef, mapped=self.mapped, keeps=self.keeps)
 
     def _arguments(self, first: int):
         """Of the block of points from `first` on; the last block repeats its last point."""
@@ -403,14 +448,16 @@ class _Program:
             for c, m in enumerate(self.mapped)
             if m
         )
-        mine = (self.keys[jnp.array(at)], jnp.asarray(self.noise[at]), varied)
+        states = [self.states[i] for i in at] if self.states else None
+        states = states and jax.tree.map(lambda *x: jnp.stack(x), *states)
+        mine = (self.keys[jnp.array(at)], jnp.asarray(self.noise[at]), varied, states)
         return *meshes.spread(mine, self.mesh, "points" if self.devices > 1 else None), *self.rest
 
     def run(self):
-        """-> health, metrics and parameters of each point."""
+        """-> health, metrics, parameters and, where it is kept, the state of each point."""
         for first in range(0, len(self.plans), self.block):
             arguments, self.first = self.first or self._arguments(first), None
-            found = _points(*arguments, treedef=self._treedef(), mapped=self.mapped)
+            found = _points(*arguments, **self._static())
             found = jax.tree.map(np.asarray, found)
             for i in range(min(self.block, len(self.plans) - first)):
                 yield tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in found)
@@ -420,21 +467,26 @@ def _same(a, b) -> bool:
     return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
 
 
-def _points_impl(keys, words, varied, shared, counts, *, treedef, mapped):
-    def point(key, words, varied):
+def _points_impl(keys, words, varied, states, shared, counts, *, treedef, mapped, keeps):
+    def point(key, words, varied, state):
         v, s = iter(varied), iter(shared)
         plan = treedef.unflatten([next(v) if m else next(s) for m in mapped])
-        run, metrics = scan_from(
-            begin(key, plan, words[0], words[1]), plan, counts, noise_base(key, words[2])
+        run = (
+            begin(key, plan, words[0], words[1])
+            if state is None
+            else dataclasses.replace(state, key=key)
         )
-        return run.health, metrics, plan.algorithm.params(run.server)
+        run, metrics = scan_from(run, plan, counts, noise_base(key, words[2]))
+        # a key is no array of NumPy's, and known
+        kept = dataclasses.replace(run, key=()) if keeps else None
+        return run.health, metrics, plan.algorithm.params(run.server), kept
 
     if (mesh := treedef.unflatten(mapped).mesh) is None:
-        return jax.vmap(point)(keys, words, varied)
+        return jax.vmap(point)(keys, words, varied, states)
     found = jax.vmap(point, spmd_axis_name="points" if "points" in mesh.shape else None)(
-        keys, words, varied
+        keys, words, varied, states
     )
     return jax.lax.with_sharding_constraint(found, meshes.everywhere(mesh))
 
 
-_points = jax.jit(_points_impl, static_argnames=("treedef", "mapped"))
+_points = jax.jit(_points_impl, static_argnames=("treedef", "mapped", "keeps"))

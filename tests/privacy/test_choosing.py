@@ -1,6 +1,7 @@
 """The price of choosing the best run: golden values, exact small cases, and the laws of how many
 runs."""
 
+import itertools
 import math
 
 import jax
@@ -92,6 +93,176 @@ def test_never_below_the_truth(runs):
         assert exact_divergence(order, best_p, best_q) <= bound * (1 + 1e-9)
         assert exact_divergence(order, best_q, best_p) <= bound * (1 + 1e-9)
     assert (np.diff(chosen) >= 0).all()
+
+
+# --- tournaments
+
+POISSONS = (choosing.poisson(5), choosing.poisson(5))
+TOURNAMENTS = [
+    (choosing.geometric(20), choosing.geometric(20)),
+    (choosing.logarithmic(30), choosing.truncated_negative_binomial(5, 0.5)),
+    (choosing.poisson(2), choosing.geometric(3)),
+    (choosing.geometric(3), choosing.poisson(2)),
+    POISSONS,
+    (choosing.geometric(1), choosing.logarithmic(10)),
+    (choosing.logarithmic(5), choosing.poisson(2), choosing.geometric(3)),
+]
+FINE = np.concatenate([[1.01, 1.1, 1.5], np.geomspace(2, 1e4, 40)])
+
+
+def answers(epsilon):
+    """A randomized response, of a bit and of its neighbour."""
+    right = special.expit(epsilon)
+    return np.array([1 - right, right]), np.array([right, 1 - right])
+
+
+def best_of(p, runs):
+    """The law of the best of outcomes in ascending order; the first is that there is none."""
+    law = choosing.probabilities(runs)
+    number = np.arange(len(law)) + (0 if runs.law == "poisson" else 1)
+    below = [law @ np.minimum(c, 1.0) ** number for c in np.cumsum(p)]
+    return np.diff(below, prepend=0.0)
+
+
+def both_ways(p, q):
+    kept = (p > 0) | (q > 0)
+    p, q = p[kept], q[kept]
+    return np.array([max(exact_divergence(a, p, q), exact_divergence(a, q, p)) for a in FINE])
+
+
+def released(rungs, laws, ranks):
+    """The exact law of what a tournament releases: rung i adds an outcome of rungs[i], and ranks[i]
+    says which of all outcomes so far is the better one."""
+    alive, nothing = np.ones(1), 0.0
+    for p, runs, rank in zip(rungs, laws, ranks):
+        alive = np.outer(alive, p).reshape(-1)
+        best = best_of(np.append(nothing, alive[rank]), runs)
+        nothing, alive = best[0], np.empty_like(alive)
+        alive[rank] = best[1:]
+    return np.append(nothing, alive)
+
+
+def of_responses(epsilons, laws):
+    """Exact divergences of tournaments of randomized responses, for many ways to score them; and
+    the curve of each rung's response."""
+    first, second = zip(*map(answers, epsilons))
+    draw = np.random.default_rng(0)
+    for middle in itertools.permutations(range(4)):
+        ranks = [np.arange(2), np.array(middle), draw.permutation(8)][: len(laws)]
+        p, q = (released(rungs, laws, ranks) for rungs in (first, second))
+        assert math.isclose(p.sum(), 1, rel_tol=1e-9)
+        yield both_ways(p, q)
+
+
+def curves_of(epsilons):
+    return [both_ways(*answers(epsilon)) for epsilon in epsilons]
+
+
+@pytest.mark.parametrize("laws", TOURNAMENTS)
+@pytest.mark.parametrize("epsilons", [(1.0, 0.3, 0.5), (0.2, 1.0, 0.1), (2.0, 0.1, 1.0)])
+def test_a_tournament_is_never_below_the_truth(epsilons, laws):
+    epsilons = epsilons[: len(laws)]
+    bound = choosing.curve_of_tournament(FINE, curves_of(epsilons), laws)
+    closest = 0.0
+    for exact in of_responses(epsilons, laws):
+        assert (exact <= bound * (1 + 1e-9)).all()
+        closest = max(closest, (exact / bound).max())
+    assert closest > 0.2  # it is a bound of this, not of anything
+    assert (np.diff(bound) >= 0).all()
+
+
+@pytest.mark.parametrize("wrong", ["one choice", "first rung free", "choices side by side"])
+def test_what_a_tournament_cannot_cost(wrong):
+    """Cheaper accountings, each of which lies below an exact divergence."""
+    curves, (low, high) = curves_of((2.0, 0.1)), POISSONS
+    value = {
+        "one choice": choosing.curve_of_choice(FINE, curves[0] + curves[1], high),
+        "first rung free": choosing.curve_of_choice(FINE, curves[1], high),
+        "choices side by side": choosing.curve_of_choice(FINE, curves[0], low)
+        + choosing.curve_of_choice(FINE, curves[1], high),
+    }[wrong]
+    assert max((exact / value).max() for exact in of_responses((2.0, 0.1), POISSONS)) > 1.02
+
+
+def test_a_tournament_by_hand():
+    """Both theorems as printed, on a grid of orders."""
+    orders, eta, mean = FINE, 0.5, 7.0
+    first, second = 0.02 * orders, 0.05 * orders
+    law = choosing.truncated_negative_binomial(mean, eta)
+    best = (
+        first
+        + (1 + eta) * np.min((1 - 1 / orders) * first + math.log(1 / law.gamma) / orders)
+        + math.log(mean) / (orders - 1)
+    )
+    best = np.minimum.accumulate(best[::-1])[::-1]
+    run = best + second
+    near = np.log1p(1 / (orders - 1))
+    slack = (orders - 1) * (run + np.log1p(-1 / orders)) - np.log(orders)
+    delta = np.exp(np.minimum(0, np.min(slack - (orders - 1) * near[:, None], axis=1)))
+    delta = np.minimum(delta, np.sqrt(-np.expm1(-run)).min())
+    want = run + 3 * delta + math.log(3) / (orders - 1)
+    found = choosing.curve_of_tournament(orders, [first, second], [law, choosing.poisson(3)])
+    np.testing.assert_allclose(found, np.minimum.accumulate(want[::-1])[::-1], rtol=1e-12)
+
+
+def test_a_tournament_of_one_rung_is_a_choice():
+    for runs in LAWS:
+        one = choosing.curve_of_choice(ORDERS, CURVE, runs)
+        np.testing.assert_array_equal(choosing.curve_of_tournament(ORDERS, [CURVE], [runs]), one)
+        value = choosing.epsilon_of_choice(RUN, runs, 1e-5)
+        assert choosing.epsilon_of_tournament([RUN], [runs], 1e-5) == value
+    # a rung in which always one run goes on is no rung
+    alone, law = choosing.geometric(1), choosing.logarithmic(5)
+    parts = [poisson(0.01, 1.0, 400), poisson(0.01, 1.0, 600)]
+    both = choosing.epsilon_of_tournament(parts, [alone, law], 1e-5)
+    assert math.isclose(both, choosing.epsilon_of_choice(RUN, law, 1e-5), rel_tol=1e-9)
+    last = choosing.epsilon_of_tournament(parts, [law, alone], 1e-5)
+    assert choosing.epsilon_of_choice(parts[0], law, 1e-5) < last < both
+
+
+@pytest.mark.parametrize("law", [choosing.logarithmic, choosing.geometric])
+def test_the_price_of_a_tournament(law):
+    """Between that of its last choice of straight runs, and that of showing the best of each."""
+    orders = choosing.FEW_ORDERS
+    one, louder = (rdp_events.values(poisson(0.01, z, 1), orders) for z in (1.0, 0.9))
+
+    def price(curves, means, delta=1e-5):
+        laws = [law(mean) for mean in means]
+        chosen = choosing.curve_of_tournament(orders, curves, laws)
+        return rdp_on_host.convert(orders, chosen, delta).min()
+
+    own, means = [100 * one, 200 * one, 600 * one], [4, 3, 2]
+    value = price(own, means)
+    straight = list(np.cumsum(own, axis=0))
+    shown = sum(price([curve], [mean], 1e-5 / 3) for curve, mean in zip(straight, means))
+    assert price(straight[-1:], means[-1:]) < value < 0.9 * shown
+    for i in range(3):  # more runs, more rounds and less noise of any rung cost more
+        replaced = lambda values, new, i=i: [*values[:i], new, *values[i + 1 :]]
+        assert price(own, replaced(means, 2 * means[i])) > value
+        assert price(replaced(own, 1.5 * own[i]), means) > value
+        assert price(replaced(own, own[i] * louder / one), means) > value
+    # an early round is chosen by more often than a late one
+    assert price(own[::-1], means) > 1.05 * value
+
+
+def test_each_run_that_is_started_may_go_wrong():
+    """As many runs begin a rung as the means of all laws from it on multiply to."""
+    laws = [choosing.geometric(4), choosing.poisson(3), choosing.geometric(2)]
+    wrong, event = [1e-9, 2e-9, 4e-9], poisson(0.01, 1.0, 10)
+    total = 24 * 1e-9 + 6 * 2e-9 + 2 * 4e-9
+    clean = [Release((event,)) for _ in laws]
+    for kind in ("overflow", "extra"):
+        dirty = [Release((event,), **{kind: b}) for b in wrong]
+        found = choosing.epsilon_of_tournament(dirty, laws, 1e-5)
+        # the same of one choice among as many that go wrong as often
+        curve = choosing._curve(clean, laws)
+        cost = curve.delta + total * (1 + np.exp(curve.epsilon))
+        assert math.isclose(found, curve.epsilon[cost <= 1e-5].min(), rel_tol=1e-3)
+        assert found > choosing.epsilon_of_tournament(clean, laws, 1e-5)
+    # a rung in which nobody takes part costs its overflow alone
+    empty = choosing.epsilon_of_tournament([Release(()), Release((event,))], laws[:2], 1e-5)
+    assert choosing.epsilon_of_tournament([Release(())] * 2, laws[:2], 1e-5) == 0
+    assert empty >= choosing.epsilon_of_choice(event, laws[1], 1e-5)
 
 
 def test_one_run_costs_nothing():
@@ -205,6 +376,22 @@ def test_guarantees_and_series():
         ),
         (lambda: choosing.curve_of_choice([2.0], [0.1], 3), "need runs of choosing.geometric"),
         (lambda: choosing.epsilon_of_choice(RUN, 3, 1e-5), "need runs of choosing.geometric"),
+        (
+            lambda: choosing.epsilon_of_tournament([RUN, RUN], [choosing.poisson(2)], 1e-5),
+            "a release and a law for each rung, and a rung; got 2 releases and 1 laws",
+        ),
+        (lambda: choosing.epsilon_of_tournament([], [], 1e-5), "for each rung, and a rung"),
+        (lambda: choosing.epsilon_of_tournament([RUN], [3], 1e-5), "runs of choosing.geometric"),
+        (
+            lambda: choosing.curve_of_tournament([2.0], [[1.0]], []),
+            "a curve and a law for each rung, and a rung; got 1 curves and 0 laws",
+        ),
+        (
+            lambda: choosing.curve_of_tournament(
+                [2.0, 3.0], [[1.0, 1.0], [1.0]], [choosing.geometric(2)] * 2
+            ),
+            r"need a curve \[2\] of numbers >= 0",
+        ),
         (lambda: choosing.epsilon_of_choice(RUN, choosing.poisson(2), 2.0), "delta in"),
         (lambda: choosing.draw(jax.random.key(0), choosing.poisson(2), 0), "whole number number"),
         (lambda: choosing.draw(0.5, choosing.poisson(2)), "a key such as"),

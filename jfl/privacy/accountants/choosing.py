@@ -11,9 +11,13 @@ needed:
   not depend on the data, and has cohorts, batches and noise of its own: a seed of its own.
 - The score by which the best is chosen is part of what the run releases: computed from public rows,
   or privately, at a price that is in the run's own guarantee.
+
+The best of several runs may go on as one run of a larger choice, and so on: a tournament.  Its
+guarantee is the same theorem, applied at each rung to all that was done before it.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -123,12 +127,7 @@ def curve_of_choice(orders: ArrayLike, curve: ArrayLike, runs: Runs) -> np.ndarr
     """
     where = "choosing.curve_of_choice"
     checks.kind(where, Runs, "choosing.geometric", runs=runs)
-    orders = checks.array(where, "orders", orders).astype(np.float64)
-    curve = checks.array(where, "curve", curve).astype(np.float64)
-    if orders.ndim != 1 or not np.all(orders > 1) or not np.all(np.diff(orders) > 0):
-        checks.fail(where, "orders [n] > 1, ascending", checks.shown(orders))
-    if curve.shape != orders.shape or not np.all(curve >= 0):
-        checks.fail(where, f"a curve {list(orders.shape)} of numbers >= 0", checks.shown(curve))
+    orders, curve = _checked(where, orders, curve)
     if runs.gamma == 1:
         return curve
     log_mean = math.log(runs.mean) / (orders - 1)
@@ -141,6 +140,55 @@ def curve_of_choice(orders: ArrayLike, curve: ArrayLike, runs: Runs) -> np.ndarr
         chosen = curve + log_mean + (1 + runs.shape) * price
     # a curve does not fall with its order: larger ones bound smaller ones
     return np.minimum.accumulate(chosen[::-1])[::-1]
+
+
+def curve_of_tournament(
+    orders: ArrayLike, curves: Sequence[ArrayLike], laws: Sequence[Runs]
+) -> np.ndarray:
+    """The Renyi curve of a choice in several rungs.
+
+    A run of the first rung is its own rounds alone.  A run of each other rung is the best of a
+    random number of runs of the rung before, and then rounds of its own.  The best of a random
+    number of runs of the last rung is released.
+
+    Args:
+        orders: > 1, ascending.
+        curves: of the rounds of each rung alone, for the setting that is worst at each order.
+        laws: of the number of runs that each rung chooses from; all numbers are independent.
+
+    Shapes:
+        orders [n], curves [L, n] -> Float64[n].
+
+    Privacy:
+        of the unit and adjacency of the curves, for the released run with its scores, where the
+        curve of a rung bounds its rounds whatever came before them.  Then a run's curve is that of
+        the choice before it plus that of its own rounds (adaptive composition at each order), and
+        the choice among such runs is `curve_of_choice` of it.
+
+    Raises:
+        ValueError: as `curve_of_choice`; unless each rung has a curve and a law.
+
+    References:
+        arXiv:2110.03620, Theorems 2 and 6, once for each rung.
+
+    Example:
+        >>> orders, runs = np.array([1.5, 2.0, 8.0, 64.0]), geometric(1.0)
+        >>> curve_of_tournament(orders, [0.01 * orders, 0.03 * orders], [runs, runs]).tolist()
+        [0.06, 0.08, 0.32, 2.56]
+    """
+    where = "choosing.curve_of_tournament"
+    laws, curves = checks.several(where, laws=laws), list(curves)
+    if not laws or len(curves) != len(laws):
+        checks.fail(
+            where,
+            "a curve and a law for each rung, and a rung",
+            f"{len(curves)} curves and {len(laws)} laws",
+        )
+    chosen = 0.0
+    for curve, runs in zip(curves, laws):
+        orders, own = _checked(where, orders, curve)
+        chosen = curve_of_choice(orders, chosen + own, runs)
+    return chosen
 
 
 def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
@@ -165,12 +213,48 @@ def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
         >>> [round(epsilon_of_choice(run, law, 1e-5), 2) for law in (geometric(1), geometric(10))]
         [2.1, 4.1]
     """
+    where = "choosing.epsilon_of_choice"
     rdp_events.check_delta(delta)
-    release = _release("choosing.epsilon_of_choice", one, runs)
-    if release.overflow or release.extra:
-        return float(_curve(release, runs).epsilon_at(delta))
-    chosen = _chosen(release, runs)
-    return max((float(rdp_on_host.convert(*each, delta).min()) for each in chosen), default=0.0)
+    return _epsilon((_release(where, one, runs),), (runs,), delta)
+
+
+def epsilon_of_tournament(rungs: Sequence, laws: Sequence[Runs], delta: float) -> float:
+    """The epsilon of a choice in several rungs; see `curve_of_tournament`.
+
+    Args:
+        rungs: what the rounds of each rung release, without those of the rungs before: its
+            `Guarantee` of jfl.guarantee, or an event.
+        laws: of the number of runs that each rung chooses from.
+        delta: of the choice, in (0, 1).
+
+    Privacy:
+        as `epsilon_of_choice`, for rounds that stand alone: their guarantee holds whatever came
+        before them.  That is so for independent rounds with noise of their own; not for noise that
+        is correlated over rounds, or clients that take turns.
+
+    Raises:
+        NotAnalysable: of a guarantee that does not know its releases.
+        ValueError: unless each rung has a law, and delta is in (0, 1).
+
+    Example:
+        >>> from jfl.privacy.accountants import events
+        >>> ten, eighty = (
+        ...     events.repeat(events.poisson(0.01, events.gaussian(1.0)), n) for n in (10, 80)
+        ... )
+        >>> round(epsilon_of_tournament([ten, eighty], [logarithmic(8), logarithmic(3)], 1e-5), 2)
+        2.86
+    """
+    where = "choosing.epsilon_of_tournament"
+    rdp_events.check_delta(delta)
+    rungs, laws = checks.several(where, rungs=rungs), checks.several(where, laws=laws)
+    if not laws or len(rungs) != len(laws):
+        checks.fail(
+            where,
+            "a release and a law for each rung, and a rung",
+            f"{len(rungs)} releases and {len(laws)} laws",
+        )
+    releases = tuple(_release(where, one, runs) for one, runs in zip(rungs, laws))
+    return _epsilon(releases, laws, delta)
 
 
 def choice(one: Any, runs: Runs) -> Curve:
@@ -182,7 +266,7 @@ def choice(one: Any, runs: Runs) -> Curve:
         >>> bool(choice(events.gaussian(5.0), poisson(10)).epsilon_at(1e-5) < 3)
         True
     """
-    return _curve(_release("choosing.choice", one, runs), runs)
+    return _curve((_release("choosing.choice", one, runs),), (runs,))
 
 
 def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndarray:
@@ -238,6 +322,17 @@ def probabilities(runs: Runs) -> np.ndarray:
     return np.exp(gammaln(k + eta) - gammaln(k + 1) + k * stays - scale)
 
 
+def _checked(where, orders, curve) -> tuple:
+    """Orders and a curve as Float64[n]."""
+    orders = checks.array(where, "orders", orders).astype(np.float64)
+    curve = checks.array(where, "curve", curve).astype(np.float64)
+    if orders.ndim != 1 or not np.all(orders > 1) or not np.all(np.diff(orders) > 0):
+        checks.fail(where, "orders [n] > 1, ascending", checks.shown(orders))
+    if curve.shape != orders.shape or not np.all(curve >= 0):
+        checks.fail(where, f"a curve {list(orders.shape)} of numbers >= 0", checks.shown(curve))
+    return orders, curve
+
+
 def _mean(where, mean) -> float:
     checks.positive(where, single=True, mean=mean)
     if not 1 <= mean <= MOST_RUNS:
@@ -282,30 +377,46 @@ def _release(where, one, runs) -> Release:
     )
 
 
-def _chosen(release, runs) -> list:
-    """(orders, curve of the choice), of the worst event at each order: a run may have any setting,
-    and which is the worst hangs on the order."""
-    kinds = [rdp_events.event_types(event) for event in release.alternatives]
+def _epsilon(releases, laws, delta) -> float:
+    if any(release.overflow or release.extra for release in releases):
+        return float(_curve(releases, laws).epsilon_at(delta))
+    chosen = _chosen(releases, laws)
+    return max((float(rdp_on_host.convert(*each, delta).min()) for each in chosen), default=0.0)
+
+
+def _chosen(releases, laws) -> list:
+    """(orders, curve of the choice), of the worst event of each rung at each order: a run may have
+    any setting, and which is the worst hangs on the order."""
+    kinds = [rdp_events.event_types(e) for release in releases for e in release.alternatives]
     if not kinds:
         return []
     orders = FEW_ORDERS if any(events.Series in kind for kind in kinds) else ORDERS
-    curves = []
-    for event, kind in zip(release.alternatives, kinds):
-        if events.WithReplacement in kind:
+    curves = [_worst(release.alternatives, orders) for release in releases]
+    return [(orders, curve_of_tournament(orders, curves, laws))]
+
+
+def _worst(alternatives, orders) -> np.ndarray:
+    curves = [np.zeros(len(orders))]  # nobody takes part
+    for event in alternatives:
+        if events.WithReplacement in rdp_events.event_types(event):
             event, _ = rdp_events.with_multiplicities(event, 0.0)
         curves.append(rdp_events.values(event, orders))
-    return [(orders, curve_of_choice(orders, np.max(curves, axis=0), runs))]
+    return np.max(curves, axis=0)
 
 
-def _curve(release, runs) -> Curve:
-    chosen = _chosen(release, runs)
+def _curve(releases, laws) -> Curve:
+    chosen = _chosen(releases, laws)
     last = max((float(rdp_on_host.convert(*c, LEAST_DELTA).min()) for c in chosen), default=0.0)
     epsilon = np.linspace(0.0, last, POINTS)
     delta = np.zeros(POINTS)
     for each in chosen:
         delta = np.maximum(delta, rdp_events.deltas_of_curve(*each, epsilon))
-    # what goes wrong in one run may go wrong in each
-    wrong = runs.mean * (release.overflow + release.extra)
+    # what goes wrong in the rounds of one run may go wrong in those of each that is started: of
+    # each rung as many as all laws from it on multiply to, on average
+    wrong, started = 0.0, 1.0
+    for release, runs in zip(reversed(releases), reversed(laws)):
+        started *= runs.mean
+        wrong += started * (release.overflow + release.extra)
     with np.errstate(over="ignore"):
         cost = wrong * (1 + np.exp(epsilon)) if wrong else 0.0
     return curve_of(epsilon, delta + cost)
