@@ -9,11 +9,12 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import NotAnalysable
-from ..core.records import Caveat, Fn, Guarantee, Plan
+from ..core.records import Caveat, Guarantee, Plan
 from ..privacy import guarantees
 from ..privacy.accountants import choosing
 from ..privacy.accountants.curves import Release
-from ..privacy.ledger.noise_levels import changing
+from ..privacy.entry_guarantees import choose as choose_entry
+from ..privacy.entry_guarantees import entries_of, release_of
 from ..privacy.mechanisms.correlated import strategy_of
 from .metrics import has_accuracy
 from .sweep import Trained, points_of, train
@@ -261,13 +262,9 @@ def _scored(where, value):
 
 def _guarantee(plans, rungs, delta, ask) -> Guarantee:
     """Of the choice: that of one run with any setting, made dearer."""
-    if len(rungs) > 1:
-        for plan in plans:
-            _refuse_rounds_together(plan)
-    # of a tournament each rung is charged for its own rounds, whatever came before them
-    each = [[guarantees.guarantee(p, rung.rounds, delta, **ask) for p in plans] for rung in rungs]
-    every = [g for of_rung in each for g in of_rung]
-    kinds = {(g.unit, g.adjacency, g.view) for g in every}
+    rounds = sum(rung.rounds for rung in rungs)
+    each = [guarantees.guarantee(plan, rounds, delta, **ask) for plan in plans]
+    kinds = {(g.unit, g.adjacency, g.view) for g in each}
     if len(kinds) > 1:
         checks.fail(
             WHERE,
@@ -275,14 +272,23 @@ def _guarantee(plans, rungs, delta, ask) -> Guarantee:
             "; ".join(", ".join(kind) for kind in sorted(kinds)),
             "Give unit=, adjacency= and view=.",
         )
-    releases = [_release(of_rung) for of_rung in each]
-    caveats = tuple(dict.fromkeys(c for g in every for c in g.caveats)) + (SCORED, SECRET)
-    status = "conditional" if any(g.status != "proved" for g in every) else "proved"
+    releases = [getattr(g, "release", None) for g in each]
+    if any(release is None for release in releases):
+        checks.fail(
+            WHERE,
+            "noise in every setting",
+            "one whose guarantee has no noise behind it",
+            error=NotAnalysable,
+        )
+    # of each setting what each rung releases
+    parts = [releases] if len(rungs) == 1 else _of_rungs(plans, rungs, delta, *next(iter(kinds)))
+    caveats = tuple(dict.fromkeys(c for g in each for c in g.caveats)) + (SCORED, SECRET)
+    status = "conditional" if any(g.status != "proved" for g in each) else "proved"
     unit, adjacency, view = kinds.pop()
     laws = [rung.runs for rung in rungs]
     name = "repeat_and_select" if len(rungs) == 1 else f"tournament of {len(rungs)}"
     return Guarantee(
-        choosing.epsilon_of_tournament(releases, laws, delta),
+        choosing.epsilon_of_tournament([_of_any(part) for part in parts], laws, delta),
         float(delta),
         unit,
         adjacency,
@@ -293,16 +299,8 @@ def _guarantee(plans, rungs, delta, ask) -> Guarantee:
     )
 
 
-def _release(each) -> Release:
-    """What rounds with any setting release, of the guarantees of all settings."""
-    releases = [getattr(g, "release", None) for g in each]
-    if any(release is None for release in releases):
-        checks.fail(
-            WHERE,
-            "noise in every setting",
-            "one whose guarantee has no noise behind it",
-            error=NotAnalysable,
-        )
+def _of_any(releases) -> Release:
+    """What rounds with any setting release, out of what they release with each."""
     # settings that differ in what no accounting reads are one
     alternatives = {
         str([np.asarray(x).tolist() for x in jax.tree.leaves(e)]) + str(jax.tree.structure(e)): e
@@ -316,26 +314,38 @@ def _release(each) -> Release:
     )
 
 
-def _refuse_rounds_together(plan: Plan) -> None:
-    """Refuse a tournament of runs of which some rounds cost other than as many others do, or cost
-    something else after what came before them."""
+def _of_rungs(plans, rungs, delta, unit, adjacency, view) -> list:
+    """For each rung what its own rounds release, with each setting.
+
+    So many rounds of a run have one guarantee, whichever they are and whatever came before them.
+    Plans of which that is not true are refused.
+    """
+    rounds = sum(rung.rounds for rung in rungs)
+    entries = []
+    for plan in plans:
+        _refuse_rounds_drawn_together(plan)
+        listed = entries_of(plan, rounds, delta)
+        entry = choose_entry(WHERE, plan, listed, unit, view, adjacency)
+        if entry.changes or entry.method:
+            _refuse_rounds("noise, a clip norm or weights that change from round to round")
+        entries.append(entry)
+    return [[release_of(entry, rung.rounds) for entry in entries] for rung in rungs]
+
+
+def _refuse_rounds_drawn_together(plan: Plan) -> None:
     chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
-    rounds = "rounds=(first, ..., last) to have rounds that stand alone and are alike"
-    reasons = {
-        "noise that is correlated over rounds": any(map(strategy_of, chains)),
-        "noise, a clip norm or weights that change from round to round": changing(plan)
-        or isinstance(plan.weights, Fn),
-        f"sampling.{plan.sampler.scheme}, which draws the cohorts of several rounds together": (
-            plan.sampler.over_rounds
-        ),
-    }
-    for got, found in reasons.items():
-        if found:
-            checks.fail(
-                WHERE,
-                rounds,
-                got,
-                "Give one number of rounds and one law, or take independent cohorts and the same "
-                "noise in every round.",
-                error=NotAnalysable,
-            )
+    if any(map(strategy_of, chains)):
+        _refuse_rounds("noise that is correlated over rounds")
+    if plan.sampler.over_rounds:
+        _refuse_rounds(f"sampling.{plan.sampler.scheme}, which draws cohorts by the round")
+
+
+def _refuse_rounds(got):
+    checks.fail(
+        WHERE,
+        "a plan whose rounds stand alone and are alike, for several numbers of rounds",
+        got,
+        "Give one number of rounds and one law; or take cohorts that are drawn anew in every "
+        "round, and the same noise.",
+        error=NotAnalysable,
+    )

@@ -28,8 +28,8 @@ class Overflow(NotAnalysable):
 def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
-    listed = run(entry, rounds)
-    value, method = _tight_of(entry, listed, rounds, delta)
+    release = release_of(entry, rounds)
+    value, method = _tight_of(entry, release.alternatives, rounds, delta)
     if entry.method:
         method = f"{entry.method}, {method}"
     if entry.mixture and method != EXACT:
@@ -44,7 +44,13 @@ def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
         entry.status,
         tuple(dict.fromkeys(entry.caveats)),
         entry.implied,
-    ).about(Release(listed, entry.overflow * rounds if listed else 0.0))
+    ).about(release)
+
+
+def release_of(entry: Entry, rounds) -> Release:
+    """What `rounds` rounds of an entry release."""
+    listed = run(entry, rounds)
+    return Release(listed, entry.overflow * rounds if listed else 0.0)
 
 
 def tight_of(entry: Entry, rounds, delta) -> tuple[float, str]:

@@ -8,6 +8,7 @@ import pytest
 from helpers.problems import make_federation
 
 import jfl
+from jfl.core.errors import NotAnalysable
 from jfl.engine import choose as choosing_runs
 from jfl.privacy.accountants import choosing
 
@@ -15,13 +16,14 @@ C, DELTA = 6, 1e-5
 FED = make_federation(sizes=(4,) * C, classes=2)
 
 
-def make_plan(lr=0.1, z=3.0):
-    release = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(z), jfl.divide(3.0))
-    alg = jfl.algorithms.fedavg(
+def make_plan(lr=0.1, z=3.0, noise=None, clip=1.0, sampler=None, kind="fedavg", **more):
+    noise = jfl.gaussian(z) if noise is None else noise
+    release = jfl.chain(jfl.clip_l2(clip), jfl.total(), noise, jfl.divide(3.0))
+    alg = getattr(jfl.algorithms, kind)(
         jfl.grad(task.loss), lr=lr, steps=1, batch=jfl.batches.without_replacement(2)
     )
-    sampler = jfl.sampling.poisson(C, 0.5, capacity=C)
-    return jfl.plan(FED, task, alg, sampler, release=release)
+    sampler = jfl.sampling.poisson(C, 0.5, capacity=C) if sampler is None else sampler
+    return jfl.plan(FED, task, alg, sampler, release=release, **more)
 
 
 task = jfl.models.logistic(FED)
@@ -75,7 +77,8 @@ def test_settings_that_are_worst_at_different_orders_count_together(mean, theore
 
     law = choosing.geometric(mean)
     ask = dict(unit="client", view="third_party", adjacency="add_remove")
-    found = choosing_runs._guarantee([made(True), made(False)], 10, law, DELTA, ask)
+    rungs = choosing_runs._rungs(10, law)
+    found = choosing_runs._guarantee([made(True), made(False)], rungs, DELTA, ask)
     assert found.epsilon == pytest.approx(theorem, abs=0.006)
     apart = [
         choosing.epsilon_of_choice(jfl.guarantee(made(s), 10, DELTA), law, DELTA)
@@ -89,7 +92,7 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
     law, rates = choosing.geometric(4.0), [0.1, 0.2, 0.3]
     seen = {}
     for seed in range(4):
-        number, drawn, seeds = choosing_runs._drawn(seed, law, len(rates))
+        ((number,),), drawn, seeds = choosing_runs._drawn(seed, [law], len(rates))
         scored = []
 
         def score(params, scored=scored):
@@ -111,12 +114,12 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
         assert found._fields == ("params", "setting", "score", "guarantee")
     assert capsys.readouterr() == ("", "")
     assert len(set(seen.values())) > 2  # random
-    assert choosing_runs._drawn(3, law, 3)[0] == seen[3]
+    assert choosing_runs._drawn(3, [law], 3)[0][0] == seen[3]
 
 
 def test_no_run_at_all_is_an_answer():
     law = choosing.poisson(1.0)
-    seed = next(s for s in range(50) if choosing_runs._drawn(s, law, 1)[0] == 0)
+    seed = next(s for s in range(50) if choosing_runs._drawn(s, [law], 1)[0][0] == 0)
     found = jfl.choose(make_plan, rounds=2, runs=law, seed=seed, lr=[0.1])
     assert found[:3] == (None, None, None) and np.isfinite(found.guarantee.epsilon)
 
@@ -135,11 +138,287 @@ def test_runs_that_fail_are_not_released():
 def test_settings_are_uniform():
     counts = np.zeros(4)
     for seed in range(400):
-        _, drawn, _ = choosing_runs._drawn(seed, choosing.geometric(1.0), 4)
+        _, drawn, _ = choosing_runs._drawn(seed, [choosing.geometric(1.0)], 4)
         counts[drawn[0]] += 1
     # chi-square of 3 degrees of freedom: beyond 31 once in 1e6
     assert ((counts - 100) ** 2 / 100).sum() < 31
     assert ((counts * [0.5, 1.5, 1, 1] - 100) ** 2 / 100).sum() > 31
+
+
+def test_the_draws_of_one_choice_are_those_they_were():
+    """Recorded before there were tournaments."""
+    recorded = {
+        (choosing.geometric(4.0), 0): (7, [2, 1, 1, 0, 2, 0, 1], 1728507713),
+        (choosing.geometric(4.0), 3): (1, [1], 1195459093),
+        (choosing.poisson(4.0), 7): (6, [0, 2, 2, 1, 1, 2], 884754664),
+        (choosing.logarithmic(5.0), 7): (10, [0, 2, 2, 1, 1, 2, 2, 1, 2, 2], 884754664),
+    }
+    for (law, seed), (number, settings, first) in recorded.items():
+        groups, drawn, seeds = choosing_runs._drawn(seed, [law], 3)
+        assert [g.tolist() for g in groups] == [[number]] and drawn.tolist() == settings
+        assert seeds.tolist() == [first + i for i in range(number)]
+    law = choosing.logarithmic(5.0)
+    found = jfl.choose(make_plan, rounds=4, runs=law, seed=3, lr=[0.1, 0.3])
+    assert found.guarantee.epsilon == pytest.approx(2.5930454679809607, rel=1e-12)
+    assert found.setting == dict(lr=0.3) and found.score == 0.5
+    assert found.guarantee.method == "repeat_and_select, truncated_negative_binomial, rdp"
+    listed = jfl.choose(make_plan, rounds=[4], runs=(law,), seed=3, lr=[0.1, 0.3])
+    assert listed.guarantee == found.guarantee and listed.setting == found.setting
+    for a, b in zip(jax.tree.leaves(listed.params), jax.tree.leaves(found.params)):
+        np.testing.assert_array_equal(a, b)
+
+
+# --- tournaments
+
+
+LAWS = (choosing.poisson(2.0), choosing.geometric(2.0), choosing.logarithmic(2.0))
+UNTIL = (1, 3, 6)
+
+
+def weight_of(params):
+    return float(sum(np.abs(x).sum() for x in jax.tree.leaves(params)))
+
+
+def test_a_tournament_is_paid_for_each_rung_that_follows():
+    """By rungs of their own rounds, for the worst setting of each."""
+    ask = dict(unit=None, view=None, adjacency=None)
+    plans = [make_plan(z=z) for z in (3.0, 2.0)]
+    find = lambda rounds, laws, plans=plans: choosing_runs._guarantee(
+        plans, choosing_runs._rungs(rounds, laws), DELTA, ask
+    )
+    found = find(UNTIL, LAWS)
+    own = [jfl.guarantee(plans[1], n, DELTA) for n in (1, 2, 3)]
+    want = choosing.epsilon_of_tournament(own, LAWS, DELTA)
+    assert found.epsilon == pytest.approx(want, rel=1e-9)
+    assert (found.unit, found.adjacency, found.view) == (own[0].unit, "add_remove", own[0].view)
+    assert found.method == "tournament of 3, poisson, truncated_negative_binomial, rdp"
+    assert {"score", "secret-runs"} <= {c.code for c in found.caveats}
+    assert found.epsilon > find(6, LAWS[-1]).epsilon
+    # a capacity that may be too small is paid once for each run that is started
+    tight = jfl.sampling.poisson(C, 0.03, capacity=5)
+    paid = find(UNTIL, LAWS, [make_plan(z=1.0, sampler=tight)])
+    free = find(UNTIL, LAWS, [make_plan(z=1.0, sampler=jfl.sampling.poisson(C, 0.03, capacity=C))])
+    assert paid.epsilon > free.epsilon
+
+
+def runner(scores, log, failing=()):
+    """In place of `train`: a run is its seed, its state is how far it came."""
+
+    def train(plans, seeds, rounds, states=None, keeps=False):
+        log.append((list(seeds), rounds, states, keeps))
+        before = [0] * len(seeds) if states is None else [state[1] for state in states]
+        return [
+            choosing_runs.Trained(
+                health=(int((seed, b + rounds) in failing), 0),
+                metrics=None,
+                params=scores[seed, b + rounds],
+                state=(seed, b + rounds) if keeps else None,
+            )
+            for seed, b in zip(seeds, before)
+        ]
+
+    return train
+
+
+def winner(monkeypatch, groups, scores, failing=()):
+    log, rungs = [], choosing_runs._rungs(UNTIL, LAWS)
+    number = int(np.sum(groups[0], dtype=int))
+    monkeypatch.setattr(choosing_runs, "train", runner(scores, log, failing))
+    groups = [np.array(g, int) for g in groups]
+    best = choosing_runs._winner(
+        [None] * number, list(range(number)), rungs, groups, lambda params: params
+    )
+    return best and (best.number, best.score), log
+
+
+def test_the_best_of_each_group_goes_on(monkeypatch):
+    groups = [[2, 0, 3, 1], [3, 1], [2]]
+    scores = {(seed, 1): s for seed, s in enumerate([1, 2, 5, 9, 9, 7])}  # 1, 3 and 5 win
+    scores |= {(1, 3): 4.0, (3, 3): 3.0, (5, 3): 0.0}  # of groups {1, nobody, 3} and {5}
+    scores |= {(1, 6): 6.0, (5, 6): 8.0}
+    best, log = winner(monkeypatch, groups, scores)
+    assert best == (5, 8.0)
+    # each rung is one call, and goes on from where its runs are for what is left of its rounds
+    assert log == [
+        ([0, 1, 2, 3, 4, 5], 1, None, True),
+        ([1, 3, 5], 2, [(1, 1), (3, 1), (5, 1)], True),
+        ([1, 5], 3, [(1, 3), (5, 3)], False),
+    ]
+
+
+def test_who_fails_does_not_go_on(monkeypatch):
+    groups = [[2, 1], [1, 1], [2]]
+    scores = {(s, r): 10.0 - s for s in range(3) for r in UNTIL}
+    assert winner(monkeypatch, groups, scores)[0] == (0, 10.0)
+    best, log = winner(monkeypatch, groups, scores, failing={(0, 1)})
+    assert best == (1, 9.0) and log[1][0] == [1, 2]
+    assert winner(monkeypatch, groups, scores, failing={(0, 3)})[0] == (2, 8.0)
+    assert winner(monkeypatch, groups, scores | {(0, 6): np.nan})[0] == (2, 8.0)
+    best, log = winner(monkeypatch, groups, scores, failing={(0, 1), (1, 1), (2, 1)})
+    assert best is None and len(log) == 1
+
+
+def test_a_tournament_in_which_nobody_runs(monkeypatch):
+    for groups in ([[], [], [0]], [[], [0, 0], [2]], [[0, 0], [1, 1], [2]]):
+        assert winner(monkeypatch, groups, {}) == (None, [])
+
+
+def test_groups_follow_their_laws():
+    """Means, and independence of what groups have; each within five standard errors."""
+    laws = [choosing.geometric(3.0), choosing.poisson(2.0)]
+    sizes, runs, nobody = [], [], 0
+    for seed in range(150):
+        groups, settings, seeds = choosing_runs._drawn(seed, laws, 4)
+        assert [len(g) for g in groups] == [groups[1].sum(), 1]
+        assert groups[0].sum() == len(settings) == len(set(np.asarray(seeds).tolist()))
+        sizes += groups[0].tolist()
+        runs.append(groups[1][0])
+        nobody += not groups[1][0]
+    assert abs(np.mean(runs) - 2.0) < 5 * np.sqrt(2.0 / 150)
+    assert abs(np.mean(sizes) - 3.0) < 5 * np.sqrt(6.0 / len(sizes))
+    assert abs(nobody / 150 - np.exp(-2)) < 5 * np.sqrt(0.12 / 150)
+    few = [np.array(sizes[: len(sizes) // 2 * 2]).reshape(-1, 2)]
+    assert abs(np.corrcoef(few[0].T)[0, 1]) < 5 / np.sqrt(len(few[0]))
+
+
+def test_the_winner_of_a_tournament_is_a_straight_run():
+    """Each step again with runs from their start, by hand."""
+    rates = [0.1, 0.2, 0.3]
+    seed = next(
+        s
+        for s in range(50)
+        if 6 <= len(choosing_runs._drawn(s, LAWS, 3)[1]) <= 10
+        and choosing_runs._drawn(s, LAWS, 3)[0][2][0] > 1
+    )
+    groups, settings, seeds = choosing_runs._drawn(seed, LAWS, 3)
+    found = jfl.choose(
+        make_plan, rounds=UNTIL, runs=LAWS, seed=seed, score=weight_of, kind="scaffold", lr=rates
+    )
+    plans = [make_plan(lr=lr, kind="scaffold") for lr in rates]
+    straight = lambda i, n: (
+        jfl.simulate(jax.random.key(int(seeds[i])), plans[settings[i]], n, evaluate_every=n).params
+    )
+    there = list(range(len(settings)))
+    for rounds, sizes in zip(UNTIL, groups):
+        score = lambda i, n=rounds: -1.0 if i is None else weight_of(straight(i, n))
+        ends = np.cumsum(sizes)
+        there = [max(there[e - s : e], key=score, default=None) for s, e in zip(sizes, ends)]
+    assert found.setting == dict(kind="scaffold", lr=rates[settings[there[0]]])
+    assert found.score == pytest.approx(weight_of(straight(there[0], 6)), rel=1e-5)
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(straight(there[0], 6))):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_runs_that_all_fail_are_an_answer_that_tells_no_number():
+    rare = jfl.sampling.poisson(C, 1e-6, capacity=C)  # a cohort is empty, which counts as a failure
+    law = choosing.geometric(3.0)
+    assert jfl.choose(make_plan, rounds=2, runs=law, seed=1, sampler=rare)[:3] == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (
+            lambda: make_plan(noise=jfl.gaussian(jfl.schedules.inverse_sqrt(2.0))),
+            "that change from round to round",
+        ),
+        (lambda: make_plan(clip=jfl.schedules.inverse_sqrt(2.0)), "that change from round to"),
+        (
+            lambda: make_plan(noise=jfl.correlated(1.0, jfl.strategies.banded_toeplitz(6, 2))),
+            "noise that is correlated over rounds",
+        ),
+        (
+            lambda: make_plan(sampler=jfl.sampling.cyclic_poisson(C, 0.5, 2, capacity=C)),
+            "sampling.cyclic_poisson, which draws cohorts by the round",
+        ),
+        (
+            lambda: make_plan(sampler=jfl.sampling.random_allocation(C, 3)),
+            "sampling.random_allocation, which draws cohorts by the round",
+        ),
+        (
+            lambda: make_plan(
+                sampler=jfl.sampling.available_poisson(C, 0.9, period=2, awake=0.5, capacity=C)
+            ),
+            "sampling.available_poisson, which draws cohorts by the round",
+        ),
+    ],
+)
+def test_a_tournament_asks_for_rounds_that_are_alike(make, message):
+    plan, law = make(), choosing.geometric(2.0)
+    ask = dict(unit=None, view=None, adjacency=None)
+    one = choosing_runs._guarantee([plan], choosing_runs._rungs(6, law), DELTA, ask)
+    assert 0 < one.epsilon < np.inf  # of one rung it is as it was
+    with pytest.raises(
+        NotAnalysable, match=f"jfl.choose: need .* alike, for several .*; got .*{message}"
+    ):
+        jfl.choose(lambda: plan, rounds=(2, 6), runs=(law, law))
+
+
+@pytest.mark.parametrize(
+    "rounds, runs, message",
+    [
+        ((2, 2), 2, "rounds that ascend"),
+        ((3, 2), 2, "rounds that ascend"),
+        ((0, 2), 2, r"a whole number rounds\[0\] >= 1"),
+        ((1, 2.5), 2, r"a whole number rounds\[1\] >= 1"),
+        (
+            (1, 2, 3),
+            2,
+            "rounds and a law of runs for each rung, and a rung; got 3 of rounds and 2 of runs",
+        ),
+        ((), 0, "rounds and a law of runs for each rung, and a rung; got 0"),
+        (4, 1, "rounds, a list"),
+        ((1, 2), None, "a whole number rounds .*give runs a law for each"),
+    ],
+)
+def test_what_is_no_tournament_is_refused(rounds, runs, message):
+    law = choosing.geometric(2.0)
+    laws = law if runs is None else [law] * runs
+    with pytest.raises(ValueError, match=f"jfl.choose: need {message}"):
+        jfl.choose(make_plan, rounds=rounds, runs=laws)
+
+
+def test_laws_of_a_tournament_are_laws():
+    with pytest.raises(ValueError, match=r"runs\[1\] of choosing.logarithmic"):
+        jfl.choose(make_plan, rounds=(1, 2), runs=(choosing.geometric(2.0), 3))
+    with pytest.raises(ValueError, match="at most 10000 runs on average.*got 22500"):
+        jfl.choose(make_plan, rounds=(1, 2), runs=[choosing.geometric(150)] * 2)
+
+
+@pytest.mark.slow
+def test_a_tournament_on_digits():
+    """Learning rates, one of which learns nothing: who wins is a straight run of its seed."""
+    fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(50))
+    model = jfl.models.logistic(fed)
+
+    def made(lr):
+        release = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), jfl.divide(25.0))
+        batch = jfl.batches.without_replacement(16)
+        alg = jfl.algorithms.fedavg(jfl.grad(model.loss), lr=lr, steps=5, batch=batch)
+        sampler = jfl.sampling.poisson(50, 0.5, capacity=50)
+        return jfl.plan(fed, model, alg, sampler, release=release)
+
+    laws = [choosing.geometric(mean) for mean in (4, 3, 2)]
+    rates, until, seed = [0.001, 0.1, 0.5], (5, 15, 45), 4
+    groups, settings, seeds = choosing_runs._drawn(seed, laws, 3)
+    assert groups[0].sum() > 5
+    found = jfl.choose(made, rounds=until, runs=laws, seed=seed, lr=rates)
+    assert found.setting["lr"] > 0.001 and found.score > 0.7
+    alone = []
+    for i in np.flatnonzero([rates[s] == found.setting["lr"] for s in settings]):
+        key = jax.random.key(int(seeds[i]))
+        alone.append(jfl.simulate(key, made(**found.setting), 45, evaluate_every=45))
+    apart = [
+        max(
+            float(np.abs(a - b).max())
+            for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(found.params))
+        )
+        for one in alone
+    ]
+    assert min(apart) < 1e-4 and sorted(apart)[1] > 0.01
+    assert float(alone[int(np.argmin(apart))].metrics.accuracy[-1]) == pytest.approx(
+        found.score, abs=0.01
+    )
 
 
 def test_what_cannot_be_chosen_is_refused():

@@ -209,9 +209,9 @@ def values(event: Any, orders: np.ndarray) -> np.ndarray:
     """`curve` on the host, of an event whose numbers are concrete; a Series part by part."""
     if isinstance(event, events.Series):
         return event.times @ _values(event.event, orders, np.size(event.times))
+    if isinstance(event, events.Repeat):  # of other numbers of times it is the same curve
+        return event.times * values(event.event, orders)
     if events.Series in event_types(event):
-        if isinstance(event, events.Repeat):
-            return event.times * values(event.event, orders)
         if isinstance(event, events.Compose):
             return sum(values(e, orders) for e in event.events)
     return _values(event, orders, 1)[0]
