@@ -211,8 +211,8 @@ class _Runner(NamedTuple):
 def _winner(plans, seeds, rungs, groups, score) -> _Runner | None:
     """The run that is released, None if there is none.
 
-    A run is public to the next rung in all that it has released, and what clients remember is theirs
-    alone: going on from its state is what a longer run does.
+    All that a run has released counts as seen by the next rung, and what clients remember is used
+    by them alone: to go on from its state is what a longer run does.
     """
     field = [_Runner(i) for i in range(len(plans))]
     for rung, sizes in zip(rungs, groups):

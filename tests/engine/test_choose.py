@@ -1,6 +1,7 @@
 """The best of a random number of runs, and what choosing costs."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -295,9 +296,12 @@ def test_the_winner_of_a_tournament_is_a_straight_run():
         make_plan, rounds=UNTIL, runs=LAWS, seed=seed, score=weight_of, kind="scaffold", lr=rates
     )
     plans = [make_plan(lr=lr, kind="scaffold") for lr in rates]
-    straight = lambda i, n: (
-        jfl.simulate(jax.random.key(int(seeds[i])), plans[settings[i]], n, evaluate_every=n).params
-    )
+
+    @functools.cache
+    def straight(i, n):
+        key = jax.random.key(int(seeds[i]))
+        return jfl.simulate(key, plans[settings[i]], n, evaluate_every=n).params
+
     there = list(range(len(settings)))
     for rounds, sizes in zip(UNTIL, groups):
         score = lambda i, n=rounds: -1.0 if i is None else weight_of(straight(i, n))
@@ -319,10 +323,15 @@ def test_runs_that_all_fail_are_an_answer_that_tells_no_number():
     "make, message",
     [
         (
-            lambda: make_plan(noise=jfl.gaussian(jfl.schedules.inverse_sqrt(2.0))),
+            lambda: make_plan(
+                noise=jfl.gaussian(jfl.schedules.inverse_sqrt(2.0)), sampler=jfl.sampling.full(C)
+            ),
             "that change from round to round",
         ),
-        (lambda: make_plan(clip=jfl.schedules.inverse_sqrt(2.0)), "that change from round to"),
+        (
+            lambda: make_plan(clip=jfl.schedules.inverse_sqrt(2.0), sampler=jfl.sampling.full(C)),
+            "that change from round to",
+        ),
         (
             lambda: make_plan(noise=jfl.correlated(1.0, jfl.strategies.banded_toeplitz(6, 2))),
             "noise that is correlated over rounds",
