@@ -7,22 +7,35 @@ from ..runs import record
 from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS
 from ..runs.presets import PRESETS
 
+PERIOD = 3600.0  # seconds of a run by which the time that is left is told: evaluations are rare
 
-def progress(shown: bool = True):
+
+def progress(shown: bool = True, of: str = ""):
     """A progress bar on stderr, with a field `note`; nothing at all unless `shown`.
 
-    That is decided here: a bar that is hidden once it was begun is never ended.
+    That is decided here: a bar that is hidden once it was begun is never ended.  With `of`, what
+    is counted, it has a field `accuracy` too; on a terminal it shows that, and the time that is
+    left.
     """
     from rich import progress as bars
     from rich.console import Console
 
+    console = Console(stderr=True)
+    note = bars.TextColumn("{task.fields[note]}")
+    live = (
+        bars.TextColumn(f"{of}, left"),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[accuracy]}"),
+    )
     return bars.Progress(
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
-        bars.TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
+        *(live if of and console.is_terminal else ()),
+        note,
+        console=console,
+        speed_estimate_period=PERIOD,
         disable=not shown,
     )
 

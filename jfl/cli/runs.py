@@ -38,6 +38,7 @@ class Train(Config):
 
     out: Path = field(Path("runs/train"), "run directory: new or empty, unless --resume")
     resume: bool = field(False, "go on from the last checkpoint in --out")
+    no_progress: bool = field(False, "show no line with the rounds done and the time that is left")
     devices: str = field("1", "how many devices of this machine share each cohort, or auto for all")
     coordinator: str | None = field(
         None,
@@ -65,8 +66,9 @@ def train(arguments: list[str]) -> None:
             ),
             file=sys.stderr,
         )
-    with console.progress() as bar:
-        task = bar.add_task("jfl train", total=config.rounds, note="checking, then compiling")
+    with console.progress(not command.no_progress, "rounds") as bar:
+        note = "checking, then compiling"
+        task = bar.add_task("jfl train", total=config.rounds, note=note, accuracy="")
 
         def watch(round, accuracy, loss, epsilon):
             seen = (("loss", loss), ("accuracy", accuracy), ("ε", epsilon))
@@ -136,6 +138,7 @@ class Sweep(Config):
     )
     strict: bool = field(False, "exit with 3 if any point fails, not only if all do")
     resume: bool = field(False, "go on with the points that are missing in --out")
+    no_progress: bool = field(False, "show no line with the points done and the time that is left")
     block: int | None = field(
         None,
         "points of one program at a time, at most; default what memory holds, and on a CPU 8",
@@ -169,8 +172,9 @@ def sweep(arguments: list[str]) -> None:
             "Give --sweep lr=0.1,0.3 or a table [sweep].",
         )
     engine = _engine(command)
-    with console.progress() as bar:
-        task = bar.add_task("jfl sweep", total=math.prod(map(len, axes.values())), note="checking")
+    with console.progress(not command.no_progress, "points") as bar:
+        total = math.prod(map(len, axes.values()))
+        task = bar.add_task("jfl sweep", total=total, note="checking", accuracy="")
         with _kept(command, "sweep"):
             entries = sweeps.sweep(
                 config_of(command),

@@ -87,7 +87,7 @@ def sweep(
         engine: blocks.Local(), in this process, or on_ray.Ray(...), over machines.
         block: points of a block at most; default what memory holds, and a size that suits the
             engine.
-        watch: called with some of completed=, total=, note= as points are done.
+        watch: called with some of completed=, total=, note=, accuracy= as points are done.
         warn: called with a text, once before the first point, where some points have so much noise
             that nothing can be learned.
 
@@ -357,7 +357,17 @@ def _run_missing(points: Points, store: ResultStore, machine, watch):
         with _disk_errors_explained(store):
             store.put(lines)
         several = f"{machine.name}, {machine.nodes} nodes" if machine.nodes > 1 else ""
-        watch(completed=completed(), note=several)
+        watch(completed=completed(), note=several, accuracy=_accuracy(lines))
+
+
+def _accuracy(lines: list[dict]) -> str:
+    """The last accuracies of points that are done, in a few words."""
+    last = [line["history"]["accuracy"][-1] for line in lines if line["history"].get("accuracy")]
+    last = [value for value in last if value is not None]
+    if not last:
+        return ""
+    low, high = (f"{value:.3g}" for value in (min(last), max(last)))
+    return f"accuracy {low}" if low == high else f"accuracy {low} to {high}"
 
 
 def _results(config, axes, points: Points, lines: list[dict]):

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -365,6 +366,35 @@ def test_a_run_has_one_epsilon(tmp_path, monkeypatch, capsys, no_programs):
     assert (
         rows[-1] < 0.999 * guarantees.epsilons(plan, [4], found.delta, "client", "third_party")[0]
     )
+
+
+SWEPT = ["--sweep", "lr=0.1,0.2,0.4", "--block", 1]
+
+
+@pytest.mark.parametrize(
+    "command, of, done", [(["train"], "rounds", "4/4"), (["sweep", *SWEPT], "points", "3/3")]
+)
+def test_a_terminal_sees_how_much_is_left(
+    command, of, done, tmp_path, monkeypatch, capsys, no_programs
+):
+    """And nothing else does: what a file or a pipe gets has neither that nor colours."""
+    go = lambda out, *more: jfl(*command, *TINY, "--out", tmp_path / out, *more)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert go("file") == 0
+    plain = capsys.readouterr().err
+    (line,) = (line for line in plain.splitlines() if done in line)
+    words = "loss \\S+  accuracy \\S+" if of == "rounds" else ""
+    assert re.fullmatch(
+        f"jfl {command[0]} \\S+ {done} 0:\\d\\d:\\d\\d {words}".strip(), line.strip()
+    )
+    assert "left" not in plain and "\x1b" not in plain
+    monkeypatch.setenv("FORCE_COLOR", "1")  # by which rich takes it for a terminal
+    monkeypatch.setenv("COLUMNS", "160")
+    assert go("terminal") == 0
+    live = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert re.search(f"{done} 0:\\d\\d:\\d\\d {of}, left 0:00:00 .*accuracy 0", live)
+    assert go("quiet", "--no-progress") == 0
+    assert done not in capsys.readouterr().err
 
 
 def test_a_sweep_has_one_epsilon_a_setting(tmp_path, no_programs):
