@@ -28,5 +28,6 @@ def laplace(key: jax.Array, like):
         >>> laplace(jax.random.key(0), jnp.zeros((2, 3))).shape
         (2, 3)
     """
-    a, b, c, d = (normals(jax.random.fold_in(key, i), like) for i in range(PARTS))
+    # of the key itself: keys that are derived from it may be those of other releases
+    a, b, c, d = normals(key, (like,) * PARTS)
     return jax.tree.map(lambda a, b, c, d: a * b + c * d, a, b, c, d)

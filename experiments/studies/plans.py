@@ -202,10 +202,11 @@ def fashion(quick):
         "Fashion-MNIST: privacy-utility frontier of the algorithms at equal proved epsilon",
         ("fashion",),
         quick,
+        ("fedavg", "fedsgd", "scaffold"),
     )
 
 
-def _frontier(title, sets, quick):
+def _frontier(title, sets, quick, only=None):
     epsilons = dict(
         example=(4.0, 16.0) if quick else (1.0, 2.0, 4.0, 8.0),
         client=(8.0, 32.0) if quick else (2.0, 4.0, 8.0, 16.0),
@@ -214,7 +215,8 @@ def _frontier(title, sets, quick):
     for data, base in ((k, DATA[k]) for k in sets):
         for level, where in LEVELS.items():
             panel = f"{TITLES[data]}: {level} level"
-            names = {n: v for n, v in ALGORITHMS[level].items() if not quick or n in SHORT[level]}
+            shown = only or (SHORT[level] if quick else ALGORITHMS[level])
+            names = {n: v for n, v in ALGORITHMS[level].items() if n in shown}
             for name, values in names.items():
                 fields, grid = line(name, few(values, quick), **base)
                 cells += [

@@ -1,6 +1,8 @@
 """DiceSGD (Zhang et al., ICLR 2024) with clients in the place of examples: what clipping cuts off
 is sent later, so that clipping has no bias."""
 
+import jax.numpy as jnp
+
 from .. import local
 from ..core import checks, pytrees
 from ..core.options import extends
@@ -23,7 +25,11 @@ def _client(context, keys, server, client_state, rows, *, work, upload_norm, fee
     sent = pytrees.add(
         scale_to_bound(upload_norm, diff)[0], scale_to_bound(feedback_norm, client_state)[0]
     )
-    return sent, pytrees.sub(pytrees.add(client_state, diff), sent), diagnostics
+    kept = pytrees.sub(pytrees.add(client_state, diff), sent)
+    # a difference that is not finite counts as zero, and is not kept either
+    is_finite = pytrees.finite(kept)
+    kept = pytrees.map(lambda new, old: jnp.where(is_finite, new, old), kept, client_state)
+    return sent, kept, diagnostics
 
 
 @extends(fedavg)

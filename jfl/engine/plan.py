@@ -12,7 +12,7 @@ from ..core import checks, identity, pytrees
 from ..core.records import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
 from ..models import frameworks
 from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import correlated, distributed, float_floors
+from ..privacy.mechanisms import correlated, distributed, float_floors, linear_maps
 from ..privacy.mechanisms.chain import bind, chain
 from ..privacy.mechanisms.stages import divide, total
 from ..privacy.taint import checker as taint
@@ -120,7 +120,9 @@ def plan(
         )
     correlated.refuse_memory("plan", upload)
     distributed.refuse("plan", release, "release")
+    linear_maps.refuse_unpaired("plan", upload, release)
     for declared in algorithm.releases:
+        linear_maps.refuse_unpaired("private_grad", declared.mechanism)
         correlated.refuse("plan", declared.mechanism, "private_grad")
         distributed.refuse("plan", declared.mechanism, "private_grad")
     # whether a client uploads is seen: only what it uploads can be hidden
@@ -283,7 +285,10 @@ def _declared(algorithm, sampler, upload, release):
             [s.name for s in release.stages],
         )
     fixed = not any(
-        isinstance(v, Fn) for s in upload.stages if s.role == "row" for v in s.bound.data.values()
+        isinstance(v, Fn)
+        for s in upload.stages
+        if s.role == "row" and not s.is_map
+        for v in s.bound.data.values()
     )
     if checks.concrete((upload, release)) and fixed:
         most, said = mech.limit(upload), float(mech.bound(release))

@@ -32,6 +32,7 @@ from ..privacy.mechanisms.stages import (
 )
 from ..privacy.mechanisms.strategies import Strategy
 from ..sampling import weights as client_weights
+from ..sampling.availability import around_the_clock
 from .config import (
     FIELDS,
     OPTIMIZERS,
@@ -318,13 +319,15 @@ def _sampler(config) -> Sampler:
                 )
             rate = min(1.0, rate * config.separation)  # in a round of its own group
         if options.takes(function, "awake") and config.rate is None:
-            if not cohort <= clients * config.awake:
+            # days have whole rounds, so the part that is awake is a little off
+            awake = around_the_clock(clients, config.period, config.awake).mean()
+            if not cohort <= clients * awake:
                 checks.fail(
                     "config",
-                    f"cohort <= {clients * config.awake:g}, the clients that are awake at once",
+                    f"cohort <= {clients * awake:g}, the clients that are awake at once",
                     f"cohort={cohort}",
                 )
-            rate = rate / config.awake  # of those that are awake
+            rate = min(1.0, rate / awake)  # of those that are awake
     elif options.takes(function, "cohort"):
         if rate is not None or cohort is None:
             checks.fail("config", f"cohort and no rate for sampler={name!r}", got)

@@ -75,7 +75,8 @@ def available_poisson(
         clients: number of clients.
         rate: in (0, 1], the probability of a client that can be reached.
         available: Bool[P, C]: who can be reached in the rounds t with t mod P = p, instead of
-            `period` and `awake`.
+            `period` and `awake`.  Who can be reached longer takes part more often, and counts for
+            more: weights do not make up for it.
         capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
             draw hardly ever exceeds them.
 

@@ -1,5 +1,6 @@
 """Laplace noise behind a clip in the sum of absolute values: its law, its curves, its ledger."""
 
+import dataclasses
 import math
 
 import jax
@@ -69,9 +70,7 @@ def test_a_run_equals_a_numpy_loop():
                     v = v - 0.1 * np.concatenate([[gap.mean()], (gap[:, None] * x).mean(0)])
                 total = total + clip(v - w, 0.5)
             key = stream(noise, Stream.RELEASE, r)
-            a, b, c, d = (
-                np.asarray(normals(jax.random.fold_in(key, i), jnp.zeros(4))) for i in range(4)
-            )
+            a, b, c, d = np.asarray(normals(key, jnp.zeros(16))).reshape(4, 4)
             w = w + (total + 2 * 0.5 * (a * b + c * d)) / CLIENTS  # replace_one
         return w
 
@@ -293,3 +292,52 @@ def test_bad_arguments():
             jfl.laplace(wrong)
     with pytest.raises(ValueError, match="clip_l1"):
         jfl.clip_l1(0.0)
+
+
+def test_the_noise_is_of_the_key_itself():
+    """A key that is derived from it may be that of another release: its normals must not be seen
+    in this one."""
+    here = np.asarray(laplace(KEY, jnp.zeros(64)))
+    derived = [np.asarray(normals(jax.random.fold_in(KEY, i), jnp.zeros(64))) for i in range(4)]
+    assert np.abs(here - (derived[0] * derived[1] + derived[2] * derived[3])).max() > 1
+    drawn = np.asarray(normals(KEY, jnp.zeros(256))).reshape(4, 64)
+    np.testing.assert_allclose(here, drawn[0] * drawn[1] + drawn[2] * drawn[3], rtol=1e-6)
+
+
+def test_a_gain_without_a_cap_and_rounds_without_a_release():
+    tiny = plan_of(chain_of(1e-3), sampler=jfl.sampling.poisson(CLIENTS, 0.5, capacity=CLIENTS))
+    assert epsilon_of(tiny, 1) == pytest.approx(1000 + math.log(0.5), rel=1e-3)
+    found = jfl.epsilons(plan_of(chain_of(2.0)), np.array([0, 1, 2]), delta=1e-12)
+    np.testing.assert_allclose(found, [0.0, 0.5, 1.0], rtol=1e-3)
+
+
+def test_a_round_is_empty_only_if_all_of_its_releases_are():
+    from jfl.privacy.ledger.to_events import _series
+
+    noisy = events.gaussian(np.array([1.0, 1e13, 1.0, 1e13]))
+    both = _series(events.compose(noisy, events.repeat(events.gaussian(0.5), 1.0)), 4)
+    charged = tightest.epsilon(both, 1e-5)[0]
+    whole = events.compose(
+        events.repeat(events.gaussian(1.0), 2), events.repeat(events.gaussian(0.5), 4)
+    )
+    assert charged == pytest.approx(tightest.epsilon(whole, 1e-5)[0], rel=1e-6)
+    alone = _series(events.compose(noisy), 4)
+    assert tightest.epsilon(alone, 1e-5)[0] == pytest.approx(
+        tightest.epsilon(events.repeat(events.gaussian(1.0), 2), 1e-5)[0], rel=1e-6
+    )
+
+
+def test_stages_changed_by_hand_are_not_believed():
+    bands = jfl.bands.of(start_params()) if hasattr(jfl.bands, "of") else None
+    changed = [dataclasses.replace(jfl.laplace(2.0), absolute=True)]
+    if bands is not None:
+        changed.append(dataclasses.replace(jfl.laplace(2.0), shape=bands))
+    for stage in changed:
+        with pytest.raises(ValueError, match="Laplace noise as laplace"):
+            jfl.chain(jfl.clip_l1(1.0), jfl.total(), stage)
+        bare = Mechanism((jfl.clip_l1(0.5), jfl.total(), stage), "replace_one")
+        assert jfl.guarantee(plan_of(bare), 2).status == "conditional"
+    renamed = dataclasses.replace(jfl.clip_l1(0.1), name="clip_l2")
+    chain = Mechanism((renamed, jfl.total(), jfl.gaussian(1.0)), "replace_one")
+    found = jfl.guarantee(plan_of(grad=jfl.private_grad(squared, chain)), 2)
+    assert found.status == "conditional"

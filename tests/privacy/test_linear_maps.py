@@ -1,5 +1,7 @@
 """Maps before a clip and back behind the noise: what they do, and that no epsilon rests on them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from jfl.core.errors import NotAnalysable
 from jfl.core.random_streams import Stream, stream
 from jfl.engine.round import noise_key
 from jfl.privacy.mechanisms import chain as mech
+from jfl.privacy.mechanisms import linear_maps
 
 KEY = jax.random.key(3)
 NUMBERS = 4  # of the parameters of start_params()
@@ -209,6 +212,48 @@ def test_functions_that_hold_rows_are_refused(where, level):
             plan_of(grad=jfl.private_grad(squared, chain))
 
 
+def _plus(rows, value):
+    return value + 1e-9 * rows.sum()
+
+
+def test_partials_of_rows_are_refused_whoever_made_the_function():
+    rows = np.asarray(make_federation().x)
+    direct = jfl.post_process(functools.partial(jnp.add, jnp.asarray(rows)))
+    task = jfl.task(jnp.zeros(rows.shape), lambda w, x, y: (w.mean() * x.sum() - y) ** 2)
+    fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), lr=0.1, steps=1, batch=jfl.batches.full())
+    release = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), direct)
+    with pytest.raises(ValueError, match="functions that read rows only as their arguments"):
+        jfl.plan(make_federation(), task, fedavg, jfl.sampling.full(CLIENTS), release=release)
+    inner = functools.partial(jax.tree.map, functools.partial(_plus, jnp.asarray(rows)))
+    release = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), jfl.post_process(inner))
+    with pytest.raises(ValueError, match="functions that read rows only as their arguments"):
+        plan_of(release)
+
+
+def test_chains_that_a_client_does_not_declare_are_looked_at():
+    rows = np.asarray(make_federation().x)
+    look = lambda value: jax.tree.map(lambda v: v + 1e-9 * jnp.asarray(rows).sum(), value)
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.divide(4.0), jfl.post_process(look))
+    inner = jfl.private_grad(squared, chain)
+    noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0))
+    with pytest.raises(ValueError, match="functions that read rows only as their arguments"):
+        jfl.plan(
+            make_federation(),
+            TASK,
+            jfl.algorithms.output_perturbation(
+                inner, noise, lr=0.1, steps=1, batch=jfl.batches.full()
+            ),
+            jfl.sampling.full(CLIENTS),
+        )
+
+
+def test_a_public_key_is_of_no_stream():
+    data = lambda key: jax.random.key_data(key).tolist()
+    for seed in range(7):
+        mine = data(linear_maps._key(seed, 1))
+        assert mine not in [data(stream(jax.random.key(0), s, r)) for s in range(7) for r in (0, 1)]
+
+
 def test_what_a_stage_hides_is_not_proved():
     """A callback may answer with anything."""
     shape = lambda v: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), v)
@@ -259,6 +304,14 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match="a clip behind the last map"):
             jfl.chain(*stages)
+    other = jfl.linear_maps.projection(TASK, 3, seed=1)
+    for stages in ((pair.there, other.back), (pair.there,), (pair.there, pair.back, pair.back)):
+        halves = stages[:1], stages[1:]
+        chain = jfl.chain(*halves[0], jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), *halves[1])
+        with pytest.raises(ValueError, match="both stages of"):
+            plan_of(chain)
+        with pytest.raises(ValueError, match="both stages of"):
+            plan_of(grad=jfl.private_grad(squared, chain))
     for make, words in (
         (lambda: jfl.linear_maps.projection(TASK, 5), "size <= 4"),
         (lambda: jfl.linear_maps.projection(TASK, 0), "size"),

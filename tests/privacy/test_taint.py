@@ -816,6 +816,7 @@ def test_every_row_stage_of_jfl_is_known():
     made = [
         jfl.clip_l2(1.0),
         jfl.clip_l2(calming),
+        jfl.clip_l1(1.0),
         jfl.clip_per_layer((1.0, 2.0)),
         jfl.clip_adaptive(1.0, 3),
         jfl.clip_scaled(1.0, 3, like=like),

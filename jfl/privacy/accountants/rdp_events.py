@@ -184,7 +184,7 @@ def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
     precision = np.broadcast_to(
         np.asarray(_precision(event, sampled=False), np.float64), counts.shape
     )
-    mu = math.sqrt(counts @ precision)
+    mu = math.sqrt(_so_often(counts, precision))
     with np.errstate(all="ignore"):  # what overflows proves nothing
         exact = np.exp(log_profile(ON_HOST, epsilon / mu - mu / 2, np.full(epsilon.shape, mu)))
     best = np.where(np.isnan(exact), 1.0, exact)
@@ -321,7 +321,7 @@ def _bound(event, times, delta):
     precision = np.broadcast_to(
         np.asarray(_precision(event, sampled=False), np.float64), counts.shape[1:]
     )
-    exact = rdp_on_host.gaussian_epsilon(np.sqrt(counts @ precision), delta)
+    exact = rdp_on_host.gaussian_epsilon(np.sqrt(_so_often(counts, precision)), delta)
     if not _is_sampled(kinds):
         return exact, np.ones(len(times), bool)
     orders, values = ORDERS, counts @ _values(event, ORDERS, counts.shape[1])
@@ -410,9 +410,8 @@ def _precision(event, sampled=True):
     if isinstance(event, events.Compose):
         return sum(_precision(e, sampled) for e in event.events)
     if isinstance(event, events.Series):
-        return event.times @ np.broadcast_to(
-            _precision(event.event, sampled), np.shape(event.times)
-        )
+        each = np.broadcast_to(_precision(event.event, sampled), np.shape(event.times))
+        return _so_often(np.asarray(event.times), each)
     if isinstance(event, NOT_GAUSSIAN) and not sampled:
         return np.inf  # no Gaussian is known that it is no worse than
     if not sampled:
@@ -432,6 +431,13 @@ def _precision(event, sampled=True):
         ),
         error=NotAnalysable,
     )
+
+
+def _so_often(counts, precision):
+    """counts @ precision, where what never happens adds nothing, however precise."""
+    known = np.isfinite(precision)
+    total = counts @ np.where(known, precision, 0.0)
+    return np.where((counts > 0) @ ~known, np.inf, total)
 
 
 def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:

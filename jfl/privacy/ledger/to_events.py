@@ -36,9 +36,18 @@ def _series(event, rounds):
     nothing is released."""
     levels, which = of_levels(event, rounds)
     often = np.bincount(which, minlength=1 + which.max(initial=0)).astype(np.float64)
-    (noise,) = [z for z in jax.tree.leaves(levels) if np.ndim(z)][:1] or [np.zeros(len(often))]
-    absent = noise[: len(often)] >= ABSENT
+    absent = _nothing_released(levels, len(often))
     return events.series(levels, np.where(absent & ~absent.all(), 0.0, often))
+
+
+def _nothing_released(levels, count):
+    """Bool[count]: rounds in which every release has the noise of one that did not happen."""
+    kinds = (events.Gaussian, events.Laplace, events.Pure, events.RenyiBound)
+    is_release = lambda e: isinstance(e, kinds)
+    releases = [e for e in jax.tree.leaves(levels, is_leaf=is_release) if is_release(e)]
+    noise = [np.asarray(getattr(e, "noise_multiplier", 0.0)) for e in releases]
+    absent = [np.broadcast_to(z[:count] if z.ndim else z, (count,)) >= ABSENT for z in noise]
+    return np.all(absent, axis=0) if absent else np.zeros(count, bool)
 
 
 def of_levels(event, rounds: int) -> tuple:
@@ -151,8 +160,8 @@ def _laplace(entry: Entry, part: Part, column: int, multiplier):
         return events.participation(sample / population, events.laplace(multiplier))
     if part.seen or sample >= population or entry.adjacency not in AMPLIFIED.get(part.sampling, ()):
         return events.laplace(multiplier)
-    gain = np.log1p(sample / population * np.expm1(min(1 / multiplier, 700.0)))
-    return events.pure(min(gain, 1 / multiplier))
+    rate, whole = sample / population, 1 / multiplier
+    return events.pure(whole + np.log(rate + (1 - rate) * np.exp(-whole)))
 
 
 def _participation(steps):

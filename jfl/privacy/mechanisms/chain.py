@@ -111,6 +111,9 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
             "Put clip_l2(...) between the map and total(): what a map makes of a bounded "
             "contribution has no bound.",
         )
+    changed = [s for s in stages if s.law == "laplace" and not plain_laplace(s)]
+    if changed:
+        checks.fail("chain", "Laplace noise as laplace(...) makes it", f"{changed[0]!r}")
     if any(s.law == "laplace" for s in stages) and rows[-1].name != "clip_l1":
         checks.fail(
             "chain",
@@ -137,6 +140,16 @@ def _of(mechanism, role):
 
 def noisy(mechanism: Mechanism | None) -> bool:
     return mechanism is not None and bool(_of(mechanism, "noise"))
+
+
+def plain_laplace(stage: Stage) -> bool:
+    """True for Laplace noise of one level in units of the sensitivity, the same in all rounds."""
+    return (
+        not isinstance(stage.noise, Fn)
+        and np.ndim(stage.noise) == 0
+        and not stage.absolute
+        and stage.shape is stage.strategy is stage.encoding is None
+    )
 
 
 def law_of(mechanism: Mechanism) -> str:
@@ -348,9 +361,12 @@ def multipliers(
 def multiplier_changes(mechanism: Mechanism | None) -> bool:
     """True if the noise multiplier is a function of the round.  It is not where only clips and maps
     are, and the noise follows the clip."""
-    if not (noisy(mechanism) and scheduled(mechanism)):
+    if not noisy(mechanism):
         return False
-    return not multiplier_follows(mechanism) or any(
+    clips_change = any(
+        isinstance(v, Fn) for s in _of(mechanism, "row") if s.bound for v in s.bound.data.values()
+    )
+    return (not multiplier_follows(mechanism) and clips_change) or any(
         isinstance(s.noise, Fn) for s in _of(mechanism, "noise")
     )
 

@@ -139,9 +139,10 @@ def refuse_changing(where: str, release: Mechanism, weights: Any) -> None:
     if changing or any(s.state is not None for s in release.stages):
         checks.fail(
             where,
-            "a clip norm and weights that are the same in every round beside correlated noise",
+            "a clip norm, weights and maps that are the same in every round beside correlated "
+            "noise",
             "such as change from round to round",
-            "Use gaussian, or fixed ones.",
+            "Use gaussian, or fixed ones; a map with each_round=False.",
         )
 
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from ...core.records import Key
 
+LARGEST = 6  # 2^6 rows of a matrix
+
 
 def rotated(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
     """A vector, rotated: its length stays, and it is spread over the coordinates of each block.
@@ -40,8 +42,13 @@ def rotated(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
 def _transform(block, exponent):
     """Orthonormal, and its own inverse: a matrix on each side, of which the transform is a
     Kronecker product."""
-    left, right = 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
     times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    if exponent > 2 * LARGEST:  # a large matrix costs more than one factor more
+        parts = block.reshape(-1, 2**LARGEST)
+        right = times(parts, _matrix(2**LARGEST) / np.float32(2**LARGEST) ** 0.5)
+        left = jax.vmap(lambda column: _transform(column, exponent - LARGEST), 1, 1)(right)
+        return left.reshape(-1)
+    left, right = 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
     a, b = (_matrix(n) / np.float32(n) ** 0.5 for n in (left, right))
     return times(times(a, block.reshape(left, right)), b).reshape(-1)
 

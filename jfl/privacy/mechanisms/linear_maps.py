@@ -18,12 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
-from ...core.records import Fn, Task, named
+from ...core.records import Fn, Mechanism, Task, named
 from ...core.threefry import compact
 from . import hadamard
 from .stages import Stage, shapes_like
 
 __all__ = ["LinearMap", "linear_map", "projection", "rotation", "sparsification"]
+
+
+PUBLIC = 0x6D617073  # apart from all core.random_streams.Stream
 
 
 class LinearMap(NamedTuple):
@@ -153,6 +156,33 @@ def sparsification(
     return _own("linear_maps.sparsification", like, size, False, seed, each_round)
 
 
+def refuse_unpaired(where: str, *chains: Mechanism | None) -> None:
+    """Each map is undone, by the stage that was made with it.
+
+    Args:
+        where: who asks, for the message.
+        chains: that a contribution passes one after another.
+    """
+    stages = [s for chain in chains if chain is not None for s in chain.stages]
+    there = [s for s in stages if s.is_map]
+    back = [s for s in stages if s.name == "map_back"]
+    words = " -> ".join(s.name for s in stages)
+    undo = "Put both stages of a map into the chain: there before the clip, back behind the noise."
+    if len(there) != len(back):
+        checks.fail(where, "a way back for each linear map", words, undo)
+    for one, other in zip(there, reversed(back)):
+        of_one, of_other = (
+            [s.apply.data.get(k) for k in ("seed", "count", "form")] for s in (one, other)
+        )
+        sizes = [(s.apply.static.get("size"), s.apply.static.get("turned")) for s in (one, other)]
+        if not checks.concrete((of_one, of_other)):
+            continue
+        leaves = [[np.asarray(x).tobytes() for x in jax.tree.leaves(v)] for v in (of_one, of_other)]
+        alike = jax.tree.structure(of_one) == jax.tree.structure(of_other)
+        if not alike or leaves[0] != leaves[1] or sizes[0] != sizes[1]:
+            checks.fail(where, "both stages of one map", f"those of two in {words}", undo)
+
+
 def _own(where, like, size, turned, seed, each_round) -> LinearMap:
     shapes = shapes_like(like)
     numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
@@ -194,7 +224,9 @@ def _drawn_by(where, seed, each_round) -> dict:
 
 
 def _key(seed, count):
-    key = jax.random.fold_in(compact(jax.random.key(0)), seed)
+    """A public key, which no run has: cohorts and noise are never drawn from it."""
+    key = jax.random.fold_in(compact(jax.random.key(0)), PUBLIC)
+    key = jax.random.fold_in(key, seed)
     return jax.random.fold_in(key, jnp.asarray(count).astype(jnp.uint32))
 
 
@@ -248,7 +280,8 @@ def _changed(after):
 
 
 def _places(key, numbers, size) -> jax.Array:
-    return jax.random.permutation(key, numbers)[:size]
+    """`size` of the places 0 .. numbers - 1: those with the largest of random words."""
+    return jax.lax.top_k(jax.random.bits(key, (numbers,), jnp.uint32), size)[1]
 
 
 OWN = (_forward, _shrink)  # what may stand before a clip

@@ -485,10 +485,10 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
             and for all clients.  The standard deviation is sqrt(2) times the scale.
 
     Privacy:
-        one release is pure: epsilon = 1 / noise_multiplier at delta = 0.  Many compose by their
+        one release is pure: epsilon = 1 / noise_multiplier, whatever delta.  Many compose by their
         Renyi curve.  On a sample, epsilon is amplified first, log(1 + q (e^epsilon - 1)), and the
         curve is that of any mechanism with so much: sound, and not tight.  In a release of many
-        coordinates `gaussian` costs less; of few, or at delta = 0, this does.
+        coordinates `gaussian` costs less; of few, or at a tiny delta, this does.
 
     Raises:
         ValueError: unless noise_multiplier is one number > 0.

@@ -34,6 +34,12 @@ ROWS = {
     wavelet._shares: wavelet._one,
     scaled_clip._clip_scaled: scaled_clip._scaled_bound,
 }
+NAMES = {
+    "clip_l2": stages._clip_l2,
+    "clip_l1": stages._clip_l1,
+    "clip_per_layer": stages._clip_per_layer,
+    "clip_adaptive": stages._clip_adaptive,
+}
 # what a row stage of jfl learns of a release
 UPDATES = {
     stages._clip_adaptive: stages._adapt,
@@ -128,9 +134,11 @@ def declarations(plan: Plan) -> Against:
         for b in nodes((algorithm.client, algorithm.releases), Batches)
         if not _drawn(b)
     ]
-    for grad in gradients_in(algorithm.client):
-        example += opaque_parts(grad.loss, plan)
+    # what a loss hides may be other clients' rows
+    hidden = [f for g in gradients_in(algorithm.client) for f in opaque_parts(g.loss, plan)]
+    example += hidden
     client = [f for m in (plan.upload, plan.release) if m is not None for f in _asserted(m)]
+    client += hidden
     once = lambda findings: tuple(dict.fromkeys((*findings, *sampler)))
     return Against(once(example), once(client))
 
@@ -141,9 +149,9 @@ def _asserted(mechanism) -> list:
     return (
         [f"the bound of the row stage {s.name!r}" for s in rows if not own_stage(s)]
         + [
-            "Laplace noise behind a clip that is not clip_l1"
+            "Laplace noise that was changed, or stands behind a clip that is not clip_l1"
             for s in mechanism.stages
-            if s.law == "laplace" and by_length
+            if s.law == "laplace" and (by_length or not mech.plain_laplace(s))
         ]
         + [
             f"the strategy of correlated noise: {s.strategy!r}"
@@ -175,6 +183,8 @@ def own_stage(stage: Stage) -> bool:
             and stage.bound.function is stages._declared
             and same_bits(stage.apply.data, stage.bound.data)
         )
+    if NAMES.get(stage.name, stage.apply.function) is not stage.apply.function:
+        return False  # some of what is computed goes by the name
     if (
         ROWS.get(stage.apply.function) is not stage.bound.function
         or stage.apply.static != stage.bound.static

@@ -74,6 +74,8 @@ def foreign(value, skip=(), _seen=None) -> list:
         return [f for v in value for f in more(v)]
     if type(value) is Fn:
         return more(value.function) + more(value.data) + more(value.static)
+    if _binds_arrays(value):
+        return [value]
     if isinstance(value, functools.partial):
         return more(value.func) + more(value.args) + more(value.keywords)
     if isinstance(value, type):
@@ -95,6 +97,18 @@ def foreign(value, skip=(), _seen=None) -> list:
         else list(getattr(value, "__dict__", {}).values())
     )
     return more(fields)
+
+
+def _binds_arrays(function) -> bool:
+    """True for a partial, or a method of an array, that holds numbers of its own: somebody's, even
+    where the function is a library's."""
+    arrays = np.ndarray, jax.Array
+    if isinstance(getattr(function, "__self__", None), arrays):
+        return True
+    if not isinstance(function, functools.partial):
+        return False
+    bound = jax.tree.leaves((function.args, function.keywords))
+    return any(isinstance(x, arrays) for x in bound) or _binds_arrays(function.func)
 
 
 def _contents(function):

@@ -10,7 +10,7 @@ from ..mechanisms import chain as mech
 from ..mechanisms.stages import After, Stage
 from .client import traced
 from .declarations import Against
-from .ownership import foreign
+from .ownership import foreign, nodes
 from .tracing import Trace, abstract, avals, cached, look_into, params_shapes
 
 
@@ -21,19 +21,22 @@ def held(plan: Plan) -> list:
 
 def opaque(plan: Plan) -> Against:
     """What stands against a proof: stages that hide what they do."""
-    found = Against((), ())
+    example, client = {}, {}
     for unit, stage, trace in _traces(plan):
-        words = tuple(f"what {name} in the stage {stage.name!r} does" for name in trace.opaque)
-        found = found._replace(**{unit: getattr(found, unit) + words})
-    return found
+        words = {f"what {name} in the stage {stage.name!r} does": None for name in trace.opaque}
+        client |= words  # what a client's own chain hides may be other clients' rows
+        example |= words if unit == "example" else {}
+    return Against(tuple(example), tuple(client))
 
 
 def _traces(plan) -> list:
     """(unit, stage, Trace) of each stage with a function of a user's."""
     found = []
-    for release in plan.algorithm.releases:  # of gradients or models, or of one number
-        number = lambda: jax.ShapeDtypeStruct((), jnp.float32)
-        found += _of_chain("example", release.mechanism, lambda: params_shapes(plan), number)
+    algorithm = plan.algorithm
+    number = lambda: jax.ShapeDtypeStruct((), jnp.float32)
+    # of gradients or models, or of one number; a client may hold chains that it does not declare
+    for chain in nodes((algorithm.client, algorithm.releases), Mechanism):
+        found += _of_chain("example", chain, lambda: params_shapes(plan), number)
     for chain in (plan.upload, plan.release):
         found += _of_chain("client", chain, lambda: traced(plan).shapes[1])
     return found
