@@ -3,7 +3,8 @@
 A chart is plain data that JSON holds and templates/plots.js draws: `legend`, entries that switch
 their lines on and off in all panels, and `panels` of axes and lines. A point of a line is [x, y,
 low, high, words]: its interval or its least and largest seed, and what else is said of it; what
-is missing at the end is left out. Colours are places in the palette of the page.
+is missing at the end is left out. Colours are places in the palette of the page. `zero` and `top`
+of an axis are where a 0 that has no logarithm stands, and what has no value at all.
 """
 
 import math
@@ -17,6 +18,7 @@ from .plots import COLOURS, NO_NOISE, STYLES, Setting
 DASHES = dict(zip(STYLES, ([], [7, 4], [2, 3], [8, 3, 2, 3])))
 # marks of a study's lines, under the names that the page's library has for them
 SHAPES = ("circle", "rect", "rectRot", "triangle", "star", "cross", "crossRot", "dash")
+ACCURACY = "test accuracy"
 SEEDS, INTERVAL = "least to largest seed", "95 % interval"
 SPREAD = "standard deviation over seeds"
 REFUTED_COLOUR = 3
@@ -165,7 +167,7 @@ def lines(lines: dict) -> dict | None:
         rows=[name for name, _, _ in known], right=[plots.epsilons(line) for _, line, _ in known]
     )
     line = dict(of=0, points=points, spread="bars", hollow=hollow, mark="circle")
-    panel = dict(title="", x=dict(title="test accuracy"), y=rows, lines=[line])
+    panel = dict(title="", x=dict(title=ACCURACY), y=rows, lines=[line])
     kinds = {SPREAD if s.half is None else INTERVAL for _, _, s in known if s.half or s.std}
     return dict(
         legend=[dict(name="", colour=1, mark="circle")],
@@ -201,7 +203,7 @@ def study(points: list, xlabel: str) -> dict | None:
         if claims:
             same = [_point(x, x) for x in positions]
             drawn.append(dict(of=len(entries), points=same, dash=DASHES[":"], line=True, mark=""))
-        y = dict(title="proved ε" if claims else "test accuracy", log=claims)
+        y = dict(title="proved ε", log=True, top=_number(top)) if claims else dict(title=ACCURACY)
         x = _log_axis(positions) | dict(title=xlabel)
         panels.append(dict(title=title, x=x, y=y, lines=drawn))
     if claims:

@@ -196,6 +196,7 @@ def _templates(autoescape: bool):
     templates.filters |= dict(
         kind=lambda block: type(block).__name__,
         anchor=_anchor,
+        card=_card,
         term=_term,
         inline=_inline,
         base64=lambda content: base64.b64encode(content).decode(),
@@ -251,6 +252,13 @@ def _pictures(blocks) -> list[Picture]:
         elif isinstance(block, Fold):
             found += _pictures(block.blocks)
     return found
+
+
+def _card(card: Card) -> str:
+    """A card as one sentence of words."""
+    facts = "; ".join(f"{name} {value}" for name, value in card.facts)
+    words = f"{card.heading}: {card.value}" + (f" ({facts})" if facts else "") + "."
+    return " ".join([words, *card.notes])
 
 
 def _summary(words) -> str:

@@ -30,12 +30,12 @@ addEventListener("DOMContentLoaded", () => {
   const described = (chart, at) => {
     const { line, chart: drawn, panel } = chart.jfl;
     const entry = drawn.legend[line[at.datasetIndex].of];
-    const [x, y, low, high, more] = line[at.datasetIndex].points[at.index];
+    const [x, y, low, high, more] = line[at.datasetIndex].points[at.dataIndex ?? at.index];
     const rows = panel.y.rows;
     const [axis, measure] = rows ? [panel.x, x] : [panel.y, y];
     const title = rows ? [rows[y], entry.name].filter(Boolean).join(": ") : entry.name;
     const lines = rows ? [] : [`${panel.x.title}: ${words(panel.x.zero === x ? 0 : x)}`];
-    lines.push(`${axis.title}: ${words(measure)}`);
+    if (measure !== axis.top) lines.push(`${axis.title}: ${words(measure)}`);
     if (low != null && drawn.spread) lines.push(`${words(low)} to ${words(high)}, ${drawn.spread}`);
     if (rows && panel.y.right[y] && !more) lines.push(panel.y.right[y]);
     if (more) lines.push(more);
@@ -147,29 +147,44 @@ addEventListener("DOMContentLoaded", () => {
     scale.ticks.callback = (value) => (value === axis.zero ? "0" : words(value));
     return scale;
   };
-  const rowed = (axis, side, texts, most) => ({
-    type: "linear",
-    position: side,
-    reverse: true,
-    min: -0.6,
-    max: texts.length - 0.4,
-    grid: { display: side === "left", color: () => theme.line, drawTicks: false },
-    border: { display: side === "left", color: () => theme.ink },
-    afterBuildTicks: (built) => { built.ticks = texts.map((_, value) => ({ value })); },
-    ticks: {
-      autoSkip: false,
-      padding: 6,
-      color: () => theme.ink,
-      font: (context) => (axis.headings?.includes(context.index) ? { weight: "bold" } : {}),
-      callback: (value) => short(texts[value], most),
-    },
-  });
+  const pen = document.createElement("canvas").getContext("2d");
+  const length = (text, bold) => {
+    pen.font = `${bold ? "bold " : ""}12px ${Chart.defaults.font.family}`;
+    return pen.measureText(text).width;
+  };
+  const fitted = (text, bold, room) => {
+    let cut = text;
+    while (cut.length > 4 && length(cut, bold) > room) cut = short(cut, cut.length - 1);
+    return cut;
+  };
+  const rowed = (axis, side, texts, room) => {
+    const bold = (i) => axis.headings?.includes(i) ?? false;
+    const labels = texts.map((text, i) => fitted(text, bold(i), room));
+    return {
+      type: "linear",
+      position: side,
+      reverse: true,
+      min: -0.6,
+      max: texts.length - 0.4,
+      grid: { display: side === "left", color: () => theme.line, drawTicks: false },
+      border: { display: side === "left", color: () => theme.ink },
+      afterBuildTicks: (built) => { built.ticks = texts.map((_, value) => ({ value })); },
+      afterFit: (built) => { built.width = Math.max(...labels.map((text, i) => length(text, bold(i)))) + 14; },
+      ticks: {
+        autoSkip: false,
+        padding: 6,
+        color: () => theme.ink,
+        font: (context) => (bold(context.index) ? { weight: "bold" } : {}),
+        callback: (value) => labels[value],
+      },
+    };
+  };
   const scales = (panel, width) => {
     if (!panel.y.rows) return { x: number(panel.x, panel), y: number(panel.y, panel) };
-    const wide = width > WIDE;
-    const y = rowed(panel.y, "left", panel.y.rows, wide ? 52 : 20);
-    const found = { x: number(panel.x, panel), y };
-    if (wide && panel.y.right.some(Boolean)) found.right = rowed(panel.y, "right", panel.y.right, 60);
+    const found = { x: number(panel.x, panel), y: rowed(panel.y, "left", panel.y.rows, 0.36 * width) };
+    if (width > WIDE && panel.y.right.some(Boolean)) {
+      found.right = rowed(panel.y, "right", panel.y.right, 0.3 * width);
+    }
     return found;
   };
   const draw = (chart, panel, canvas, width) => {
@@ -232,27 +247,32 @@ addEventListener("DOMContentLoaded", () => {
   };
 
   // --- one legend for all panels of a figure
+  const SHAPES = {
+    circle: "M8.5 6a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0", rect: "M9 2h8v8h-8z", rectRot: "M13 0l6 6-6 6-6-6z",
+    triangle: "M13 1l6 10H7z", dash: "M13 6h6", star: "M13 0v12M7 6h12M9 2l8 8M9 10l8-8", cross: "M13 0v12M7 6h12",
+    crossRot: "M9 2l8 8M9 10l8-8",
+  };
+  const vector = (tag, attributes, ...inside) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...inside);
+    return element;
+  };
   const sample = (entry) => {
-    const dash = (entry.dash ?? []).join(" ");
     const colour = `var(--c${entry.colour})`;
-    const shapes = {
-      circle: '<circle cx="13" cy="6" r="4.5"/>', rect: '<rect x="9" y="2" width="8" height="8"/>',
-      rectRot: '<path d="M13 0l6 6-6 6-6-6z"/>', triangle: '<path d="M13 1l6 10H7z"/>',
-      line: entry.upright ? '<path d="M13 0v12"/>' : "", dash: '<path d="M13 6h6"/>',
-      star: '<path d="M13 0v12M7 6h12M9 2l8 8M9 10l8-8"/>', cross: '<path d="M13 0v12M7 6h12"/>',
-      crossRot: '<path d="M9 2l8 8M9 10l8-8"/>',
-    };
-    const line = entry.line || (entry.mark === "line" && !entry.upright)
-      ? `<path d="M0 6h26" stroke-dasharray="${dash}"/>` : "";
-    return `<svg viewBox="0 0 26 12" aria-hidden="true" fill="${colour}" stroke="${colour}" stroke-width="2">${line}${shapes[entry.mark] ?? ""}</svg>`;
+    const level = entry.line || (entry.mark === "line" && !entry.upright);
+    const parts = level ? [vector("path", { d: "M0 6h26", "stroke-dasharray": (entry.dash ?? []).join(" ") })] : [];
+    const shape = entry.upright ? "M13 0v12" : SHAPES[entry.mark];
+    if (shape) parts.push(vector("path", { d: shape }));
+    const look = { viewBox: "0 0 26 12", "aria-hidden": "true", fill: colour, stroke: colour, "stroke-width": 2 };
+    return vector("svg", look, ...parts);
   };
   const legend = (chart, panels) => {
     const list = make("ul", { className: "legend", ariaLabel: "lines" });
     chart.legend.forEach((entry, of) => {
       if (!entry.name) return;
-      const button = make("button", { type: "button", ariaPressed: "true" });
-      button.innerHTML = sample(entry);  // of our own shapes and numbers alone
-      button.append(make("span", { textContent: entry.name }));
+      const name = make("span", { textContent: entry.name });
+      const button = make("button", { type: "button", ariaPressed: "true" }, sample(entry), name);
       button.addEventListener("click", () => {
         const on = button.ariaPressed !== "true";
         button.ariaPressed = String(on);
