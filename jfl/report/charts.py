@@ -259,7 +259,7 @@ def audits(points: list, xlabel: str) -> dict | None:
     for y, row in enumerate(rows):
         if isinstance(row, str):
             continue
-        words, audited = plots.audit_words(row), max(row.audited, left)
+        audited = max(row.audited, left)
         ceiling = max(row.ceiling, audited)
         refuted = row.claimed is not None and row.audited > row.claimed
         values = (
@@ -270,7 +270,7 @@ def audits(points: list, xlabel: str) -> dict | None:
         )
         for name, value, around in values:
             if value is not None:
-                found[name].append(_point(value, y, *around, words=words))
+                found[name].append(_point(value, y, *around))
     names = [name for name in marks if found[name]]
     drawn = [dict(of=i, points=found[name], spread="bars") for i, name in enumerate(names)]
     y = dict(

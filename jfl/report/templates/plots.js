@@ -31,15 +31,12 @@ addEventListener("DOMContentLoaded", () => {
     const { line, chart: drawn, panel } = chart.jfl;
     const entry = drawn.legend[line[at.datasetIndex].of];
     const [x, y, low, high, more] = line[at.datasetIndex].points[at.dataIndex ?? at.index];
-    const rows = panel.y.rows;
-    const [axis, measure] = rows ? [panel.x, x] : [panel.y, y];
-    const title = rows ? [rows[y], entry.name].filter(Boolean).join(": ") : entry.name;
-    const lines = rows ? [] : [`${panel.x.title}: ${words(panel.x.zero === x ? 0 : x)}`];
-    if (measure !== axis.top) lines.push(`${axis.title}: ${words(measure)}`);
-    if (low != null && drawn.spread) lines.push(`${words(low)} to ${words(high)}, ${drawn.spread}`);
-    if (rows && panel.y.right[y] && !more) lines.push(panel.y.right[y]);
-    if (more) lines.push(more);
-    return { title, lines };
+    const around = low != null && drawn.spread ? [`${words(low)} to ${words(high)}, ${drawn.spread}`] : [];
+    const { rows, right } = panel.y;
+    if (rows) return { title: rows[y], lines: [`${entry.name || panel.x.title}: ${words(x)}`, ...around], end: right[y] };
+    const lines = [entry.name];
+    if (y !== panel.y.top) lines.push(`${panel.y.title}: ${words(y)}`);
+    return { title: `${panel.x.title}: ${words(x === panel.x.zero ? 0 : x)}`, lines: [...lines, ...around, ...(more ? [more] : [])] };
   };
 
   // --- bands and bars, which the library does not have
@@ -181,7 +178,7 @@ addEventListener("DOMContentLoaded", () => {
   };
   const scales = (panel, width) => {
     if (!panel.y.rows) return { x: number(panel.x, panel), y: number(panel.y, panel) };
-    const found = { x: number(panel.x, panel), y: rowed(panel.y, "left", panel.y.rows, 0.36 * width) };
+    const found = { x: number(panel.x, panel), y: rowed(panel.y, "left", panel.y.rows, (width > WIDE ? 0.36 : 0.46) * width) };
     if (width > WIDE && panel.y.right.some(Boolean)) {
       found.right = rowed(panel.y, "right", panel.y.right, 0.3 * width);
     }
@@ -210,7 +207,8 @@ addEventListener("DOMContentLoaded", () => {
             displayColors: false,
             callbacks: {
               title: ([at]) => (at ? short(described(drawn, at).title, 60) : ""),
-              label: (at) => described(drawn, at).lines,
+              label: (at) => described(drawn, at).lines.map((text) => short(text, 60)),
+              afterBody: ([at]) => (at && described(drawn, at).end) || [],
             },
           },
         },
@@ -238,8 +236,8 @@ addEventListener("DOMContentLoaded", () => {
         const element = chart.getDatasetMeta(points[at].datasetIndex).data[points[at].index];
         chart.setActiveElements([points[at]]);
         chart.tooltip.setActiveElements([points[at]], { x: element.x, y: element.y });
-        const { title, lines } = described(chart, points[at]);
-        spoken.textContent = `${title}. ${lines.join(", ")}`;
+        const { title, lines, end } = described(chart, points[at]);
+        spoken.textContent = [title, ...lines, end].filter(Boolean).join(", ");
       }
       chart.update();
       event.preventDefault();
