@@ -32,7 +32,7 @@ class Browser:
         self._read, answers = os.pipe()
         # --remote-debugging-pipe reads descriptor 3 and writes descriptor 4
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (commands, answers)]
-        shell = ["sh", "-c", 'exec "$@" 3<&{} 4>&{}'.format(*ends), "sh"]
+        shell = ["bash", "-c", 'exec "$@" 3<&{} 4>&{}'.format(*ends), "browser"]
         flags = [*FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
         self.process = subprocess.Popen(
             [*shell, program(), *flags],
