@@ -47,7 +47,7 @@ def curves(settings: list[Setting], metrics: tuple[str, ...]) -> dict | None:
         ]
         values = [s.curves[metric][1] for s in settings if metric in s.curves]
         y = dict(title=plots.TITLES[metric], log=plots.on_logarithmic_axis(metric, values))
-        panels.append(dict(title=y["title"], x=dict(title="round"), y=y, lines=lines))
+        panels.append(dict(title=y["title"], x=dict(title="round", whole=True), y=y, lines=lines))
     return dict(legend=_settings(settings), panels=panels, spread=SEEDS)
 
 

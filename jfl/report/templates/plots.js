@@ -95,7 +95,7 @@ addEventListener("DOMContentLoaded", () => {
     const shown = line.marks || mark || line.points.length === 1;
     return {
       data: line.points.map(([x, y]) => ({ x, y })),
-      showLine: line.line ?? entry.line ?? Boolean(line.marks && line.points.length > 1),
+      showLine: line.marks ? line.points.length > 1 : line.line ?? entry.line ?? false,
       borderColor: colour,
       borderWidth: line.marks ? 1.2 : 2,
       borderDash: line.dash ?? entry.dash ?? [],
@@ -118,6 +118,7 @@ addEventListener("DOMContentLoaded", () => {
       border: { color: () => theme.ink },
       ticks: { color: () => theme.ink, maxRotation: 0, autoSkipPadding: 12 },
     };
+    if (axis.whole) scale.ticks.precision = 0;
     if (axis.low != null) {
       Object.assign(scale, { min: axis.low, max: axis.high });
       if (!axis.log) scale.ticks.includeBounds = false;
@@ -138,7 +139,10 @@ addEventListener("DOMContentLoaded", () => {
       }
       const from = axis.zero == null ? built.min : axis.zero * 1.5;
       const inside = ticks.filter((t) => t >= from && t <= built.max);
-      if (inside.length < 2) inside.splice(0, inside.length, ...[built.min * 1.1, built.max / 1.1].map((t) => Number(t.toPrecision(2))));
+      if (inside.length < 2) {  // in less than a decade: at the points themselves
+        const places = new Set(panel.lines.flatMap((line) => line.points.map((p) => p[axis === panel.x ? 0 : 1])));
+        inside.splice(0, inside.length, ...[...places].filter((v) => v > from * 1.02 && v < built.max / 1.02).sort((a, b) => a - b));
+      }
       built.ticks = [...(axis.zero == null ? [] : [axis.zero]), ...inside].map((value) => ({ value }));
     };
     scale.ticks.callback = (value) => (value === axis.zero ? "0" : words(value));
