@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import pretended
+from helpers.browser import program
 from helpers.paths import RESULTS, ROOT
 from helpers.problems import noisy_grad, noisy_release, squared
 from helpers.report_pages import EVIL, FLOATS, VERSIONS, Tables, guarantee, made
@@ -1613,12 +1614,9 @@ def test_an_installation_has_the_templates():
 
 
 def browse(tmp_path, target, *more):
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium on this machine: the page was not looked at in a browser")
     return subprocess.run(
         [
-            chromium,
+            program(),
             "--headless",
             "--no-sandbox",
             "--disable-gpu",

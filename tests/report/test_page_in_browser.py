@@ -3,6 +3,7 @@ what answers, and that it asks for nothing.
 
 Pictures of it are left in pytest's temporary folder, or in the folder that JFL_PICTURES names."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.browser import Browser
+from helpers.paths import RESULTS
 from helpers.report_pages import guarantee, made
 
 from jfl.report import page
@@ -52,6 +54,18 @@ def reported(tmp_path_factory):
     return folder / "page.html"
 
 
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory):
+    """The page of two papers' collections, with the first few of their experiments."""
+    folder = tmp_path_factory.mktemp("collected")
+    for paper in ("li2025", "talaei2024"):
+        found = json.loads((RESULTS / f"{paper}.json").read_text())
+        found["experiments"] = dict(list(found["experiments"].items())[:3])
+        (folder / f"{paper}.json").write_text(json.dumps(found))
+    page.main(sorted(folder.glob("*.json")), folder / "page.html")
+    return folder / "page.html"
+
+
 def opened(browser, reported, width=1400, scheme="light", **media):
     browser.open(reported, width, 2400, scheme, **media)
     browser.run("for (const d of document.querySelectorAll('details')) d.open = false")
@@ -77,6 +91,26 @@ def test_it_fits_its_width_and_asks_for_nothing(browser, reported, pictures, wid
     np.testing.assert_allclose(image[0, 0] * 255, paper, atol=1)
     far = np.abs(image - image[0, 0]).max(-1) > 0.6
     assert far.mean() > 0.005
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_collection_is_short_until_it_is_opened(browser, collected, pictures, width):
+    browser.open(collected, width, 1800)
+    fits = "document.documentElement.scrollWidth"
+    assert (
+        browser.run(fits) == width
+        and browser.run("document.querySelectorAll('canvas').length") == 0
+    )
+    browser.picture(pictures / f"collection-{width}.png")
+    rows = browser.run("document.querySelector('table').tBodies[0].rows.length")
+    closed = browser.run("document.documentElement.scrollHeight")
+    assert rows == 2 and closed < (5 if width > 500 else 9) * 1800
+    fold = "[...document.querySelectorAll('details')].find(d => d.querySelector('figure'))"
+    browser.run(f"{fold}.open = true")
+    browser.place(f"{fold}.querySelector('figure')")
+    browser.until(f"{fold}.querySelector('canvas')")
+    assert browser.run(fits) == width and not browser.complaints()
+    browser.picture(pictures / f"collection-open-{width}.png")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
