@@ -176,7 +176,8 @@ def _points(sources: list[Source]) -> list[Candidate]:
         for experiment in source.experiments:
             for p in experiment.points:
                 trained = p.mean is not None and p.claimed is None and p.audited is None
-                if trained and p.epsilon is not None and p.status in ("proved", "conditional"):
+                promised = all(getattr(p, k) is not None for k in (*PROMISE, "epsilon", "method"))
+                if trained and promised and p.status in ("proved", "conditional"):
                     at = "" if p.x is None else f", {experiment.xlabel or 'x'} {p.x:.4g}"
                     guarantee = {
                         k: getattr(p, k)

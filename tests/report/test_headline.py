@@ -154,6 +154,16 @@ def test_points_of_a_study_have_a_promise_too():
     assert "points with an ε here" in beside and "data differ too" in beside
 
 
+def test_a_point_whose_promise_is_not_whole_is_no_candidate(tmp_path):
+    whole = dict(panel="p", line="a", x=1.0, mean=0.5, epsilon=1.0, status="proved", method="pld")
+    whole |= dict(unit="example", adjacency="zero_out", view="server", delta=1e-5)
+    for without, shown in ((None, True), *((k, False) for k in (*headline.PROMISE, "method"))):
+        points = [{k: v for k, v in whole.items() if k != without}]
+        (tmp_path / "study.json").write_text(json.dumps(dict(format=2, points=points)))
+        found, _ = cards(tmp_path / "study.json")
+        assert ("Best private accuracy" in found) == shown, without
+
+
 def test_claims_and_audits_are_no_accuracies():
     for name in ("claimed", "audit"):
         found, _ = cards(RESULTS / f"study_{name}.json")
