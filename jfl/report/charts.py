@@ -260,7 +260,7 @@ def audits(points: list, xlabel: str) -> dict | None:
         if isinstance(row, str):
             continue
         audited = max(row.audited, left)
-        ceiling = max(row.ceiling, audited)
+        ceiling = max(row.ceiling or 0.0, audited)
         refuted = row.claimed is not None and row.audited > row.claimed
         values = (
             ("at most, with so many runs", ceiling, (audited, ceiling)),

@@ -411,7 +411,7 @@ def _audit_row(ax, y, point, left, handles):
     else:
         handles["audited: all below is refuted"] = dot
     (handles["at most, with so many runs"],) = ax.plot(
-        (audited, max(point.ceiling, audited)), (y, y), color=COLOURS[1], lw=1, ls=":"
+        (audited, max(point.ceiling or 0.0, audited)), (y, y), color=COLOURS[1], lw=1, ls=":"
     )
     if point.epsilon is not None:
         (handles["proved"],) = ax.plot(

@@ -162,3 +162,6 @@ def test_audits_are_rows_below_their_panels():
     assert lines["proved"] == [[3.0, 1]] and lines["claimed and refuted"] == [[0.5, 1]]
     assert lines["at most, with so many runs"][0] == [9.0, 1, 1.0, 9.0] and "claimed" not in lines
     assert charts.audits([point("p", "a", 1.0, 0.5)], "ε") is None
+    alone = [point("p", "a", None, None, half=None, audited=1.0, epsilon=2.0)]
+    (line, *_) = held(charts.audits(alone, "ε"))["panels"][0]["lines"]
+    assert line["points"] and plots.audits(alone, "ε") is not None  # no ceiling is known
