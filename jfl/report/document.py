@@ -1,20 +1,24 @@
 """A document of headings, tables and pictures, written as one HTML page or as Markdown.
 
 Everything that is shown was read from somebody's files, so all of it is escaped: by Jinja in the
-page, by `_plain` in Markdown. The page asks for nothing: styles and pictures are inside, and its
-policy forbids scripts and requests.
+page, by `_plain` in Markdown. The page asks for nothing: styles, pictures and scripts are inside.
+Its policy forbids requests, and every script but those of jfl, by their digests: words of a file
+that look like a script do not run, even if they came through unescaped.
 """
 
 import base64
 import functools
+import hashlib
 import html
+import importlib.resources
 import re
 from typing import NamedTuple
 
 from ..runs import record
 
 HEAD, MARKDOWN_HEAD = (record.PAGES[suffix].decode() for suffix in (".html", ".md"))
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src"
+LIBRARY = "chart.umd.min.js"  # Chart.js, which draws; a page without plots does without it
 # words that stand out in a column of verdicts: shape and word say it, the colour only again
 CONTRADICTED, REFUTED = "the proof is contradicted: a bug", "the claim is refuted"
 MARKS = {
@@ -31,6 +35,34 @@ MARKS = {
     REFUTED: "bad",
     "nothing is refuted": "open",
 }
+# term -> what it means, for those who do not know it yet
+GLOSSARY = {
+    "unit": "Whose data the guarantee hides: one example (one row of one client) or one client "
+    "(all of its rows).",
+    "adjacency": "Which two data sets have to look alike. add remove: the unit is there or not. "
+    "replace one: the unit is exchanged for another. zero out: nothing of the unit is added, and "
+    "all that is drawn is as it was.",
+    "view": "Who looks. The server sees every upload and who takes part; a third party sees "
+    "models only; a secure aggregation shows sums of uploads.",
+    "ε": "How much two adjacent data sets may differ in what is seen: every outcome is at most "
+    "exp(ε) times as likely under one as under the other, but for δ. Smaller is more private. "
+    "Epsilons of another unit, adjacency, view or δ do not compare.",
+    "δ": "The probability for which the bound of ε need not hold. It should be far below one over "
+    "the number of units.",
+    "proved": "A theorem covers this ε, for the objects that ran and the noise that they used.",
+    "conditional": "Proved only if something holds that the user said and jfl cannot check. The "
+    "caveats name it.",
+    "claimed": "What a paper's formula says of this run, whether or not it holds. Never a "
+    "guarantee.",
+    "audited": "What an attack showed: a lower bound of ε at some confidence. It refutes smaller "
+    "values and proves none.",
+    "method": "Which bound gave this ε: a privacy-loss distribution (pld), Rényi divergences "
+    "(rdp), or exact composition of Gaussians (gaussian_exact).",
+    "status": "How sure an ε is: proved, conditional, claimed, audited, descriptive (of a run that "
+    "happened, not a promise) or no guarantee.",
+}
+# headings of tables that are a term under another name
+HEADINGS = {f"{status} ε": status for status in ("proved", "claimed", "audited")}
 
 
 class Text(NamedTuple):
@@ -52,16 +84,24 @@ class Table(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """`alt` says what is to be seen to those who cannot; without svg the page shows the png."""
+    """`alt` says what is to be seen to those who cannot; without svg the page shows the png.
+
+    With `chart`, of `charts`, the page draws it again as a plot that answers to the pointer; the
+    still picture stays for those without scripts and for paper.
+    """
 
     alt: str
     caption: str
     png: bytes
     svg: str | None = None
+    chart: dict | None = None
 
 
 class Code(NamedTuple):
+    """`commands`: each line by itself, to be copied; one that begins with # is a comment."""
+
     text: str
+    commands: bool = False
 
 
 class Fold(NamedTuple):
@@ -71,26 +111,52 @@ class Fold(NamedTuple):
     blocks: list
 
 
+class Card(NamedTuple):
+    """One thing to see first: `value` in large letters, `facts` of (name, value) below it.
+
+    `parts` of (words, count) are drawn as one bar; with `alarm` the card stands out.
+    """
+
+    heading: str
+    value: str
+    facts: list = []
+    notes: list = []
+    parts: list = []
+    alarm: bool = False
+
+
 class Section(NamedTuple):
     heading: str
     blocks: list
 
 
 class Document(NamedTuple):
+    """`cards` stand above all sections, with `beside` as the words below them."""
+
     title: str
     lead: str
     sections: list
+    cards: list = []
+    beside: list = []
 
 
 def page(document: Document) -> str:
     """The document as one HTML file.
 
-    >>> "<script>" in page(Document("<script>", "", [Section("a", [Text("<script>")])]))
+    >>> "<b>" in page(Document("<b>", "", [Section("a", [Text("<b>")])]))
     False
     """
+    drawn = any(p.chart for section in document.sections for p in _pictures(section.blocks))
+    scripts = [_script("page.js")] + ([_script("plots.js"), _library()] if drawn else [])
     template = _templates(autoescape=True).get_template("page.html")
     return template.render(
-        document=document, head=HEAD, policy=POLICY, marks=MARKS, marked=("verdict", "status")
+        document=document,
+        head=HEAD,
+        policy=" ".join([POLICY, *map(_digest, scripts)]),
+        marks=MARKS,
+        marked=("verdict", "status"),
+        glossary=GLOSSARY,
+        scripts=scripts,
     )
 
 
@@ -130,12 +196,36 @@ def _templates(autoescape: bool):
     templates.filters |= dict(
         kind=lambda block: type(block).__name__,
         anchor=_anchor,
+        card=_card,
+        term=_term,
         inline=_inline,
         base64=lambda content: base64.b64encode(content).decode(),
         plain=_plain,
+        summary=_summary,
         fence=_fence,
     )
     return templates
+
+
+def _script(name: str) -> str:
+    return importlib.resources.files("jfl.report.templates").joinpath(name).read_text("utf-8")
+
+
+def _library() -> str:
+    """Chart.js below its licence, without the line that would ask for its source map."""
+    code, licence = _script(LIBRARY), _script(f"{LIBRARY}.LICENSE")
+    return f"/*\n{licence}*/\n{re.sub('//# sourceMappingURL=.*', '', code)}"
+
+
+def _digest(script: str) -> str:
+    """A script as a Content-Security-Policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _term(heading: str) -> str:
+    """The term of the glossary that a heading is; "" if it is none."""
+    term = HEADINGS.get(heading, heading)
+    return term if term in GLOSSARY else ""
 
 
 def _anchor(heading: str) -> str:
@@ -162,6 +252,18 @@ def _pictures(blocks) -> list[Picture]:
         elif isinstance(block, Fold):
             found += _pictures(block.blocks)
     return found
+
+
+def _card(card: Card) -> str:
+    """A card as one sentence of words."""
+    facts = "; ".join(f"{name} {value}" for name, value in card.facts)
+    words = f"{card.heading}: {card.value}" + (f" ({facts})" if facts else "") + "."
+    return " ".join([words, *card.notes])
+
+
+def _summary(words) -> str:
+    """Words inside a line of HTML, which Markdown takes as it is."""
+    return html.escape(" ".join(str(words).split()), quote=False)
 
 
 def _plain(words) -> str:

@@ -83,20 +83,24 @@ def curves(settings: list[Setting], metrics: tuple[str, ...]):
         for i, setting in enumerate(settings):
             if metric in setting.curves:
                 handles.setdefault(i, _curve(ax, i, *setting.curves[metric]))
-        values = np.concatenate(
-            [np.ravel(s.curves[metric][1]) for s in settings if metric in s.curves]
-        )
-        if metric in SCALED and np.nanmin(values) > 0:
-            if np.nanmax(values) > 30 * np.nanmin(values):
-                ax.set_yscale("log")  # one that diverges would flatten all others
+        values = [s.curves[metric][1] for s in settings if metric in s.curves]
+        if on_logarithmic_axis(metric, values):
+            ax.set_yscale("log")
         ax.set(xlabel="round", title=TITLES[metric])
         style(ax)
     legend(figure, [(handles[i], settings[i].label) for i in sorted(handles)])
     return figure
 
 
+def on_logarithmic_axis(metric: str, values: list[np.ndarray]) -> bool:
+    """Whether some curve, such as one that diverges, would flatten all others."""
+    flat = np.concatenate([np.ravel(v) for v in values])
+    low, high = np.nanmin(flat), np.nanmax(flat)
+    return bool(metric in SCALED and low > 0 and high > 30 * low)
+
+
 def _curve(ax, index, rounds, values):
-    colour, dashes = _look(index)
+    colour, dashes = look_of(index)
     marker = "o" if len(rounds) == 1 else None
     (line,) = ax.plot(rounds, values.mean(0), color=colour, ls=dashes, lw=1.8, marker=marker)
     if len(values) > 1:  # of one seed there is no band
@@ -104,7 +108,8 @@ def _curve(ax, index, rounds, values):
     return line
 
 
-def _look(index):
+def look_of(index: int) -> tuple[str, str]:
+    """The colour and the dashes of a setting, by its place."""
     return COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
 
 
@@ -112,7 +117,7 @@ def promises(settings: list[Setting]) -> list[tuple]:
     """The promises that some finite epsilon is given for, the most frequent first."""
     counts: dict = {}
     for setting in settings:
-        for promise in {_promise(g) for g in setting.guarantees if _drawable(g)}:
+        for promise in {_promise(g) for g in setting.guarantees if drawable(g)}:
             counts[promise] = counts.get(promise, 0) + 1
     return sorted(counts, key=lambda p: (-counts[p], list(map(str, p))))
 
@@ -121,7 +126,7 @@ def _promise(guarantee) -> tuple:
     return tuple(guarantee[k] for k in PROMISE)
 
 
-def _drawable(guarantee) -> bool:
+def drawable(guarantee) -> bool:
     """A whole run's epsilon that stands on its own, not one that follows from another unit's."""
     return (
         guarantee["epsilon"] is not None
@@ -131,11 +136,11 @@ def _drawable(guarantee) -> bool:
     )
 
 
-def _of_promise(setting, promise) -> dict:
+def of_promise(setting, promise) -> dict:
     """status -> the least epsilon that a setting has for a promise."""
     epsilons: dict = {}
     for g in setting.guarantees:
-        if _drawable(g) and _promise(g) == promise:
+        if drawable(g) and _promise(g) == promise:
             epsilons[g["status"]] = min(epsilons.get(g["status"], math.inf), g["epsilon"])
     return epsilons
 
@@ -163,7 +168,7 @@ def frontier(settings: list[Setting]):
         ax.set_ylabel("final test accuracy")
     low, high = axes[0].get_ylim()
     axes[0].set_ylim(max(low, 0), min(high, 1.02))
-    drawn = {g["status"] for s in settings for g in s.guarantees if _drawable(g)}
+    drawn = {g["status"] for s in settings for g in s.guarantees if drawable(g)}
     marks = [
         (Line2D([], [], color=INK, ls="none", ms=7, **MARKS[status]), status)
         for status in MARKS
@@ -177,12 +182,12 @@ def _frontier_panel(ax, settings, promise, handles):
     """Draw the settings that have a promise; a handle of each goes into `handles`, by its place."""
     from matplotlib.lines import Line2D
 
-    epsilons = [_of_promise(s, promise) for s in settings]
+    epsilons = [of_promise(s, promise) for s in settings]
     same_data = [s.data for s, of_setting in zip(settings, epsilons) if of_setting]
     for i, (setting, of_setting) in enumerate(zip(settings, epsilons)):
-        colour, _ = _look(i)
+        colour, _ = look_of(i)
         mean, half = interval(setting.final)
-        if setting.data in same_data and not any(map(_drawable, setting.guarantees)):
+        if setting.data in same_data and not any(map(drawable, setting.guarantees)):
             ax.axhline(mean, color=colour, ls="--", lw=1.2)
             handles[i] = Line2D([], [], color=colour, ls="--", lw=1.2)
         if len(of_setting) > 1:
@@ -193,15 +198,17 @@ def _frontier_panel(ax, settings, promise, handles):
             if status == "proved" or i not in handles:
                 handles[i] = Line2D([], [], **look)
     record.epsilon_axis(ax, [e for of_setting in epsilons for e in of_setting.values()])
-    unit, adjacency, view, delta = promise
+    ax.set(xlabel=f"ε at δ = {promise[-1]:.3g}", title=promise_words(promise))
+    style(ax)
+
+
+def promise_words(promise: tuple) -> str:
+    """A promise as the title of its panel."""
+    unit, adjacency, view, _ = promise
     viewer = (
         f"the {record.VIEWS[view]}" if view == "server" else f"a {record.VIEWS.get(view, view)}"
     )
-    ax.set(
-        xlabel=f"ε at δ = {delta:.3g}",
-        title=f"{unit}, {adjacency.replace('_', ' ')}, seen by {viewer}",
-    )
-    style(ax)
+    return f"{unit}, {adjacency.replace('_', ' ')}, seen by {viewer}"
 
 
 def _run_figure(panels, settings, **options):
@@ -224,8 +231,7 @@ def lines(lines: dict):
     Returns:
         The figure; None for fewer than two lines with an accuracy.
     """
-    known = [(n, line, summary(line.accuracy)) for n, line in lines.items()]
-    known = [(n, line, spread) for n, line, spread in known if spread.mean is not None][:LINES]
+    known = lines_with_accuracy(lines)
     if len(known) < 2:
         return None
     figure, (ax,) = new_figure(1, (0.9 * WIDTH, 0.8 + 0.26 * len(known)))
@@ -241,7 +247,7 @@ def lines(lines: dict):
             capsize=3,
             lw=1.2,
         )
-        for x, side, words in ((-0.01, "right", name), (1.01, "left", _epsilons(line))):
+        for x, side, words in ((-0.01, "right", name), (1.01, "left", epsilons(line))):
             ax.text(
                 x,
                 y,
@@ -266,7 +272,14 @@ def lines(lines: dict):
     return figure
 
 
-def _epsilons(line) -> str:
+def lines_with_accuracy(lines: dict) -> list[tuple]:
+    """(name, line, its accuracy) of the lines that have one, as many as one picture holds."""
+    known = [(n, line, summary(line.accuracy)) for n, line in lines.items()]
+    return [(n, line, spread) for n, line, spread in known if spread.mean is not None][:LINES]
+
+
+def epsilons(line) -> str:
+    """What is claimed and proved of the line of an experiment."""
     words = [
         f"{epsilon:.3g} {kind}"
         for epsilon, kind in ((line.epsilon_claimed, "claimed"), (line.epsilon_proved, "proved"))
@@ -290,11 +303,9 @@ def study(points: list, xlabel: str, title: str = ""):
     Returns:
         The figure; None without anything to draw.
     """
-    claims = any(p.claimed is not None for p in points)
-    points = [p for p in points if (claims or p.mean is not None) and (p.x is None or p.x > 0)]
-    if all(p.mean is None for p in points):
+    points, claims, top = points_to_draw(points)
+    if not points:
         return None
-    top = 3 * max(p.mean for p in points if p.mean is not None)
     panels = list(dict.fromkeys(p.panel for p in points))
     names = list(dict.fromkeys(p.line.removesuffix(NO_NOISE) for p in points))
     size = (WIDTH, 3.9) if len(panels) > 1 else (0.8 * WIDTH, 4.4)
@@ -326,6 +337,15 @@ def study(points: list, xlabel: str, title: str = ""):
     return figure
 
 
+def points_to_draw(points: list) -> tuple[list, bool, float]:
+    """Points of a study that have a place, whether they tell of claims, and where those without
+    proof stand."""
+    claims = any(p.claimed is not None for p in points)
+    points = [p for p in points if (claims or p.mean is not None) and (p.x is None or p.x > 0)]
+    means = [p.mean for p in points if p.mean is not None]
+    return (points, claims, 3 * max(means)) if means else ([], claims, 0.0)
+
+
 def audits(points: list, xlabel: str, title: str = ""):
     """What was audited, claimed and proved of each plan, one below the other.
 
@@ -340,16 +360,13 @@ def audits(points: list, xlabel: str, title: str = ""):
     Returns:
         The figure; None without such a point.
     """
-    points = [p for p in points if p.audited is not None]
-    if not points:
+    rows = audit_rows(points)
+    if not rows:
         return None
-    panels = list(dict.fromkeys(p.panel for p in points))
-    rows = [row for name in panels for row in (name, *(p for p in points if p.panel == name))]
     figure, (ax,) = new_figure(1, (WIDTH, 1.3 + 0.25 * len(rows)), legend=0.3)
-    shown = [e for p in points for e in (p.audited, p.ceiling, p.claimed, p.epsilon) if e]
-    left, handles = 0.6 * min(shown), {}
+    (left, right), handles = audit_range(points), {}
     ax.set_xscale("log")
-    ax.set_xlim(left, 2 * max(shown))
+    ax.set_xlim(left, right)
     outside = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=9, parse_math=False)
     ax.text(1.01, 0, "audited ≤ proved; claimed", color=INK, weight="bold", **outside)
     for y, row in enumerate(rows):
@@ -357,7 +374,7 @@ def audits(points: list, xlabel: str, title: str = ""):
             ax.text(-0.01, y, _short(row, 70), color=INK, weight="bold", ha="right", **outside)
             continue
         ax.text(-0.01, y, _short(row.line, 60), color=INK, ha="right", **outside)
-        ax.text(1.01, y, _audit_words(row), color=_audit_colour(row), **outside)
+        ax.text(1.01, y, audit_words(row), color=_audit_colour(row), **outside)
         _audit_row(ax, y, row, left, handles)
     ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=[], xlabel=_short(xlabel, 60))
     if title:
@@ -370,6 +387,20 @@ def audits(points: list, xlabel: str, title: str = ""):
     return figure
 
 
+def audit_rows(points: list) -> list:
+    """The audited points, each panel below its name."""
+    points = [p for p in points if p.audited is not None]
+    panels = list(dict.fromkeys(p.panel for p in points))
+    return [row for name in panels for row in (name, *(p for p in points if p.panel == name))]
+
+
+def audit_range(points: list) -> tuple[float, float]:
+    """The ends of the axis of audited points."""
+    audited = [p for p in points if p.audited is not None]
+    shown = [e for p in audited for e in (p.audited, p.ceiling, p.claimed, p.epsilon) if e]
+    return 0.6 * min(shown), 2 * max(shown)
+
+
 def _audit_row(ax, y, point, left, handles):
     """One plan; a handle of each mark goes into `handles`, by its name."""
     audited = max(point.audited, left)
@@ -380,7 +411,7 @@ def _audit_row(ax, y, point, left, handles):
     else:
         handles["audited: all below is refuted"] = dot
     (handles["at most, with so many runs"],) = ax.plot(
-        (audited, max(point.ceiling, audited)), (y, y), color=COLOURS[1], lw=1, ls=":"
+        (audited, max(point.ceiling or 0.0, audited)), (y, y), color=COLOURS[1], lw=1, ls=":"
     )
     if point.epsilon is not None:
         (handles["proved"],) = ax.plot(
@@ -404,7 +435,7 @@ def _audit_colour(point) -> str:
     return COLOURS[3] if refuted else INK
 
 
-def _audit_words(point) -> str:
+def audit_words(point) -> str:
     """The numbers of a row: audited, proved and claimed."""
     number = lambda e: f"{e:,.0f}" if e >= 1000 else f"{e:.3g}"
     proved = "nothing proved"
@@ -438,7 +469,7 @@ def _study_line(ax, points, index, without_noise, top):
             [p.x for p in points], mean - half, mean + half, color=look["color"], alpha=0.15, lw=0
         )
     for point, y in zip(points, mean):
-        if words := _remark(point):
+        if words := remark(point):
             ax.annotate(
                 words,
                 (point.x, y),
@@ -451,7 +482,8 @@ def _study_line(ax, points, index, without_noise, top):
     return handle
 
 
-def _remark(point) -> str:
+def remark(point) -> str:
+    """What stands at a point of a study, if its epsilon is not the one that it stands at."""
     if point.claimed is not None:
         return "nothing is proved" if point.epsilon is None else ""
     calibrated = point.target is not None or point.epsilon is None or point.epsilon == point.x

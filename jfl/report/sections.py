@@ -8,7 +8,7 @@ import shlex
 
 from ..runs import tables
 from ..runs.record import PLUS_MINUS, plus_minus
-from . import document, plots, read, results
+from . import charts, document, headline, plots, read, results
 from .document import Code, Document, Fold, Items, Picture, Section, Table, Text
 from .read import Group, Source
 from .results import Experiment
@@ -130,7 +130,8 @@ def assemble(sources: list[Source]) -> Document:
         Section("How to run it again", _commands(sources)),
     ]
     title = "jfl report: " + ", ".join(s.label for s in sources)
-    return Document(title, "From " + "; ".join(map(_origin, sources)) + ".", sections)
+    lead = "From " + "; ".join(map(_origin, sources)) + "."
+    return Document(title, lead, sections, *headline.of(sources, groups))
 
 
 def _origin(source: Source) -> str:
@@ -263,31 +264,35 @@ def run_pictures(groups: list[Group]) -> list:
         omitted = f" The first {plots.SHOWN} of {len(settings)} settings are drawn."
     if promises > plots.PANELS:
         omitted_panels = f" The {plots.PANELS} most frequent of {promises} promises are drawn."
+    learning, clipping = ("accuracy", "loss"), ("clip_fraction", "update_norm")
     pictures = [
         _picture(
-            plots.curves(settings, ("accuracy", "loss")),
+            plots.curves(settings, learning),
             f"Test accuracy and loss against rounds. Final accuracy of {finals}.",
             ACCURACY_WORDS + omitted,
+            charts.curves(settings, learning),
         ),
         _picture(
             plots.frontier(settings),
             "Final accuracy against ε, the numbers of the table above.",
             FRONTIER_WORDS + omitted_panels + omitted,
+            charts.frontier(settings),
         ),
         _picture(
-            plots.curves(settings, ("clip_fraction", "update_norm")),
+            plots.curves(settings, clipping),
             "Clip fraction and norm of the update against rounds.",
             CLIPPING_WORDS + omitted,
+            charts.curves(settings, clipping),
         ),
     ]
     pictures = [picture for some in pictures for picture in some]
     return pictures or [Text("These runs left no rows to draw.", quiet=True)]
 
 
-def _picture(figure, alt, caption) -> list[Picture]:
+def _picture(figure, alt, caption, chart) -> list[Picture]:
     if figure is None:
         return []
-    return [Picture(alt, caption, plots.png(figure), plots.svg(figure))]
+    return [Picture(alt, caption, plots.png(figure), plots.svg(figure), chart)]
 
 
 def _guarantees(groups: list[Group]) -> list:
@@ -414,9 +419,10 @@ def _overview(sources: list[Source]) -> list:
             *_words("least accurate", "most accurate"),
             *_numbers("points apart", "claimed ε holds", "minutes"),
         ]
+        table = Table("How far lines are apart: final test accuracy", columns, ranges)
+        heading = f"How far lines are apart, of each of {len(ranges)} experiments"
         blocks += [
-            Table("How far lines are apart: final test accuracy", columns, ranges),
-            Text(CLAIMED_HOLDS, quiet=True),
+            Fold(heading, [table, Text(CLAIMED_HOLDS, quiet=True)]),
             Text(SPREADS, quiet=True),
         ]
     return blocks
@@ -472,16 +478,34 @@ def _source(source: Source) -> list:
             *_verdicts([first]),
         ]
     blocks += _notes(first.notes + first.missing() + _missing(others))
-    blocks += _verdicts(source.experiments)
+    blocks += _counts(source.experiments)
+    if verdicts := _verdicts(source.experiments):
+        blocks.append(
+            Fold(f"Each of its {len(verdicts[0].rows)} claims, and what was seen", verdicts)
+        )
     for experiment in source.experiments:
-        blocks += experiment_picture(experiment)
         inner, heading = experiment_tables(experiment), "Facts of the collection"
         if experiment is not first:
             inner = _notes(experiment.notes + experiment.missing()) + inner
             heading = f"Numbers of {_full_name(experiment)}"
+        inner = experiment_picture(experiment) + inner
         if inner:
             blocks.append(Fold(heading + _effort(experiment), inner))
     return blocks
+
+
+def _counts(experiments) -> list[Table]:
+    """A row for each experiment whose claims were checked, with how many of them hold."""
+    given = [(e.name, e.title, [v.verdict for v in e.verdicts]) for e in experiments]
+    given = [(name or "of several", title if name else "", v) for name, title, v in given if v]
+    if not given:
+        return []
+    verdicts = list(headline.counted([v for _, _, found in given for v in found]))
+    rows = [
+        (name, title, len(v), *(v.count(k) or "" for k in verdicts)) for name, title, v in given
+    ]
+    columns = [*_words("experiment", "of"), *_numbers("claims", *verdicts)]
+    return [_without_empty("Its claims by experiment", columns, rows)]
 
 
 def _missing(experiments) -> list[str]:
@@ -528,8 +552,10 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
     """The points of a study, or how far the lines of an experiment lie apart."""
     if any(p.audited is not None for p in experiment.points):
         figure, words = plots.audits(experiment.points, experiment.xlabel), AUDIT_WORDS
+        chart = charts.audits(experiment.points, experiment.xlabel)
     elif experiment.points:
         figure = plots.study(experiment.points, experiment.xlabel)
+        chart = charts.study(experiment.points, experiment.xlabel)
         words = STUDY_WORDS
         if any(p.claimed is not None for p in experiment.points):
             unproved = ", ".join(dict.fromkeys(p.line for p in experiment.points if p.mean is None))
@@ -541,7 +567,7 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
             )
     else:
         lines = experiment.lines
-        figure = plots.lines(lines)
+        figure, chart = plots.lines(lines), charts.lines(lines)
         words = (
             f"Final test accuracy of its lines, {_bars(lines.values())}; filled where the file "
             "gives a proved ε."
@@ -549,7 +575,7 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
         if len(lines) > plots.LINES:
             words += f" The first {plots.LINES} of {len(lines)} lines."
     words = f"{_full_name(experiment)}. {words}"
-    return _picture(figure, f"{words} The numbers are in the tables.", words)
+    return _picture(figure, f"{words} The numbers are in the tables.", words, chart)
 
 
 def _bars(lines) -> str:
@@ -736,7 +762,7 @@ def _commands(sources: list[Source]) -> list:
     )
     if any(line.startswith("python -m experiments.papers.MODULE") for line in lines):
         words += "; MODULE is the paper's module, such as noble2022, which the results do not name"
-    return [Text(words + "."), Code("\n".join(lines))]
+    return [Text(words + "."), Code("\n".join(lines), commands=True)]
 
 
 def _one_line(words: str) -> str:

@@ -1,8 +1,9 @@
 """jfl report: what a page says, what it refuses, that it is harmless and asks for nothing; rows and
 event files."""
 
+import base64
 import csv
-import html.parser
+import hashlib
 import importlib.resources
 import json
 import re
@@ -18,8 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import pretended
+from helpers.browser import program
 from helpers.paths import RESULTS, ROOT
 from helpers.problems import noisy_grad, noisy_release, squared
+from helpers.report_pages import EVIL, FLOATS, VERSIONS, Tables, guarantee, made
 
 import jfl
 from jfl.cli import main
@@ -27,124 +30,11 @@ from jfl.report import document as markup
 from jfl.report import page, plots, read, results, sections
 from jfl.runs import blocks, record, tables
 
-EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>|$\\frac$"
-FLOATS = ("accuracy", "loss", "train_loss", "clip_fraction", "update_norm", "cohort")
-VERSIONS = dict(jfl="0.1.0", jax="0.10.2", device="cpu")
-
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
     assert jax.config.jax_compilation_cache_dir is not None  # where all tests have their programs
-
-
-def guarantee(
-    epsilon=2.0,
-    status="proved",
-    unit="example",
-    view="server",
-    method="pld",
-    caveats=("float32 noise",),
-    adjacency="add_remove",
-    delta=1e-5,
-    implied=False,
-    rounds=None,
-):
-    return dict(
-        unit=unit,
-        adjacency=adjacency,
-        view=view,
-        delta=delta,
-        epsilon=epsilon,
-        method=method,
-        status=status if epsilon is not None else "no guarantee",
-        caveats=list(caveats),
-        codes=[""] * len(caveats),
-        implied=implied,
-        rounds=rounds,
-    )
-
-
-def made(folder, settings=None, config='algorithm = "fedavg"\n', manifest=None, table=True):
-    """A folder as a command leaves it; settings: name -> (accuracies of seeds, guarantees, more of
-    the entry)."""
-    settings = settings or {"fedavg": ([0.8, 0.9, 1.0], [guarantee()], {})}
-    folder.mkdir(parents=True)
-    runs, rows = [], []
-    for name, (finals, guarantees, more) in settings.items():
-        for seed, final in enumerate(finals):
-            history = dict(round=[1, 2], **{k: [0.5, 0.25] for k in FLOATS}) | dict(
-                accuracy=[final / 2, final]
-            )
-            values = dict(
-                algorithm="fedavg", dataset=more.get("dataset", "digits"), lr=0.1, name=name
-            )
-            entry = record.RunRecord(
-                name, values, seed, history, 0.2, 0.0, guarantees
-            ).entry() | dict(seconds=dict(compile=0.0, total=1.0, per_round=0.1))
-            runs.append(
-                entry
-                | {k: v for k, v in more.items() if k != "failed"}
-                | (dict(failed=dict(nonfinite=1)) if seed in more.get("failed", ()) else {})
-            )
-            rows += record.rows(name, seed, history)
-    facts = dict(
-        clients=5,
-        rows=40,
-        min_size=4,
-        median_size=8.0,
-        max_size=12,
-        label_spread=0.5,
-        checksum="abc",
-    )
-    record.save(
-        folder,
-        runs,
-        rows,
-        manifest
-        or dict(versions=VERSIONS, seeds=[0, 1, 2], data=facts, written="2026-01-01T00:00:00Z"),
-    )
-    if not table:
-        (folder / "metrics.csv").unlink()
-        (folder / "manifest.json").unlink()
-    if config:
-        (folder / "config.toml").write_text(config)
-    return folder
-
-
-class Tables(html.parser.HTMLParser):
-    """Tables of a page: caption -> rows of cells, and every tag with its attributes."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tables, self.tags, self.words, self._in = {}, [], "", None
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag in ("caption", "th", "td"):
-            self._in, self._text = tag, ""
-        if tag == "tr":
-            self._row = []
-        if tag == "table":
-            self._rows = []
-
-    def handle_data(self, data):
-        self.words += data
-        if self._in:
-            self._text += data
-
-    def handle_endtag(self, tag):
-        if tag == "caption":
-            self._caption = self._text
-        if tag in ("th", "td"):
-            self._row.append(self._text)
-        if tag == "tr":
-            self._rows.append(self._row)
-        if tag == "table":
-            self.tables[self._caption] = self._rows
-        if tag == self._in:
-            self._in = None
 
 
 def shown(*folders):
@@ -975,11 +865,31 @@ def hostile(tmp_path_factory):
     return folder / "out.html"
 
 
+def scripts(parsed):
+    """The scripts of a page that run, which its policy names one by one, and its data."""
+    run = [text for attrs, text in parsed.scripts if attrs == {}]
+    data = [text for attrs, text in parsed.scripts if attrs == {"type": "application/json"}]
+    assert len(run) + len(data) == len(parsed.scripts)
+    (policy,) = [a["content"] for tag, a in parsed.tags if tag == "meta" and "http-equiv" in a]
+    allowed = dict(part.split(" ", 1) for part in policy.split("; "))
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in run]
+    assert allowed["script-src"] == " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
+    assert allowed["default-src"] == "'none'" and allowed.keys() == {
+        "default-src",
+        "style-src",
+        "img-src",
+        "script-src",
+    }
+    return run, [json.loads(text) for text in data]
+
+
 def test_what_files_say_is_shown_and_not_run(hostile):
     text, mark = hostile.read_text(), hostile.with_suffix(".md").read_text()
     parsed = Tables(text)
     tags = {tag for tag, _ in parsed.tags}
-    assert not tags & {"script", "img", "iframe", "object", "form"}
+    assert not tags & {"img", "iframe", "object", "form"}
+    run, data = scripts(parsed)
+    assert len(run) == 3 and len(data) >= 2
     assert not [a for _, attrs in parsed.tags for a in attrs if a.startswith("on")]
     assert parsed.words.count("<script>alert(1)</script>") > 10
     outside = re.sub(r"(?sm)^(```+)\n.*?\n\1\n", "", mark)  # but for code
@@ -992,10 +902,13 @@ def test_what_files_say_is_shown_and_not_run(hostile):
             assert attrs.get(name, "#").startswith(("#", "data:")), (tag, attrs)
     assert "default-src 'none'" in text and "@import" not in text
     assert not re.search(r"url\((?!#)", text.split("</head>")[1])
-    assert set(re.findall(r"https?://[^\"' ]*", text)) <= {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xlink",
-    }
+    namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    for script in run:
+        text = text.replace(script, "")
+    assert set(re.findall(r"https?://[^\"' ]*", text)) <= namespaces
+    home = {"https://www.chartjs.org", "https://github.com/kurkle/color#readme"}
+    named = set(re.findall(r"https?://[\w./#-]+", "".join(run)))
+    assert named <= namespaces | home and "sourceMappingURL" not in "".join(run)
 
 
 def test_it_can_be_read_by_all(reported):
@@ -1692,19 +1605,18 @@ def test_an_installation_has_the_templates():
         for path in (ROOT / "jfl" / "report").glob(pattern)
     }
     found = {path.name for path in importlib.resources.files("jfl.report.templates").iterdir()}
-    assert declared == found == {"page.html", "page.md", "page.css"}
+    library = {markup.LIBRARY, f"{markup.LIBRARY}.LICENSE"}
+    ours = {"page.html", "page.md", "page.css", "page.js", "plots.js"}
+    assert declared == found == ours | library
 
 
 # --- a real browser
 
 
 def browse(tmp_path, target, *more):
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium on this machine: the page was not looked at in a browser")
     return subprocess.run(
         [
-            chromium,
+            program(),
             "--headless",
             "--no-sandbox",
             "--disable-gpu",
@@ -1750,10 +1662,7 @@ def test_a_browser_shows_it(reported, tmp_path, scheme, paper):
 def test_what_a_browser_makes_of_hostile_files(hostile, tmp_path):
     seen = browse(tmp_path, hostile, "--dump-dom")
     assert not re.search(r"CONSOLE|ERR_|Refused", seen.stderr), seen.stderr
-    tags = [tag for tag, _ in Tables(seen.stdout).tags]
-    assert (
-        "script" not in tags
-        and "img" not in tags
-        and tags.count("svg") >= 2
-        and tags.count("table") >= 5
-    )
+    parsed = Tables(seen.stdout)
+    tags = [tag for tag, _ in parsed.tags]
+    assert "img" not in tags and tags.count("svg") >= 2 and tags.count("table") >= 5
+    assert parsed.scripts == Tables(hostile.read_text()).scripts and scripts(parsed)

@@ -1,0 +1,167 @@
+"""The data of a page's plots: the same numbers as in the still pictures, as JSON holds them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from helpers.report_pages import guarantee
+
+from jfl.report import charts, plots, results
+
+
+def setting(label, final, guarantees=(), data="digits", values=None):
+    values = np.array([[f / 2, f] for f in final]) if values is None else values
+    rounds = list(range(1, values.shape[1] + 1))
+    return plots.Setting(label, {"accuracy": (rounds, values)}, final, list(guarantees), data)
+
+
+def point(panel, line, x, mean, **more):
+    more = dict(half=0.01, epsilon=x) | more
+    return results.checked(
+        "a point", dict(panel=panel, line=line, x=x, mean=mean) | more, results.Point
+    )
+
+
+def by_name(chart, panel=0):
+    """The points of each line of a panel, by the name in the legend."""
+    return {
+        chart["legend"][line["of"]]["name"]: line["points"]
+        for line in chart["panels"][panel]["lines"]
+    }
+
+
+def held(chart):
+    """What JSON makes of it, without what no JSON holds."""
+    return json.loads(json.dumps(chart, allow_nan=False))
+
+
+def test_curves_are_those_of_the_picture():
+    settings = [setting("a", [0.8, 0.9, 0.4]), setting("b", [0.5])]
+    chart = held(charts.curves(settings, ("accuracy", "loss")))
+    (ax,) = plots.curves(settings, ("accuracy", "loss")).axes
+    lines = by_name(chart)
+    for line, name in zip(ax.lines, "ab"):
+        drawn = [[p[0], p[1]] for p in lines[name]]
+        np.testing.assert_allclose(drawn, np.transpose(line.get_data()), rtol=1e-5)
+    assert lines["a"][1] == [2, 0.7, 0.4, 0.9] and lines["b"] == [[1, 0.25], [2, 0.5]]
+    assert charts.curves(settings, ("clip_fraction",)) is None
+
+
+def test_a_curve_that_diverges_has_gaps_and_a_logarithmic_axis():
+    values = np.array([[1.0, 100.0, np.nan], [2.0, 50.0, np.inf]])
+    diverging = plots.Setting("a", {"loss": ([1, 2, 3], values)}, [], [], "")
+    (panel,) = held(charts.curves([diverging], ("loss",)))["panels"]
+    assert panel["lines"][0]["points"][2] == [3, None] and panel["y"]["log"]
+    flat = plots.Setting("a", {"loss": ([1, 2], np.array([[1.0, 2.0]]))}, [], [], "")
+    assert not charts.curves([flat], ("loss",))["panels"][0]["y"]["log"]
+
+
+def test_looks_tell_as_many_settings_apart_as_pictures_do():
+    settings = [setting(str(i), [0.5]) for i in range(plots.SHOWN + 3)]
+    legend = charts.curves(settings, ("accuracy",))["legend"]
+    looks = {(entry["colour"], tuple(entry["dash"])) for entry in legend}
+    assert len(legend) == len(looks) == plots.SHOWN
+
+
+def test_only_what_compares_shares_a_panel():
+    settings = [
+        setting("both", [0.8, 0.9], [guarantee(2.0), guarantee(0.5, "claimed")]),
+        setting("client", [0.7], [guarantee(4.0, unit="client")]),
+        setting("none", [0.95], [guarantee(None)]),
+        setting("elsewhere", [0.99], [guarantee(None)], "mnist"),
+        setting("conditional", [0.6], [guarantee(1.0, "conditional")]),
+    ]
+    chart = held(charts.frontier(settings))
+    assert [p["title"] for p in chart["panels"]] == [
+        "client, add remove, seen by the server",
+        "example, add remove, seen by the server",
+    ]
+    assert [e["name"] for e in chart["legend"]] == ["both", "client", "none", "conditional"]
+    example = by_name(chart, 1)
+    assert {p[4]: p[:2] for p in example["both"]} == {
+        "proved": [2.0, 0.85],
+        "claimed": [0.5, 0.85],
+    }
+    (line,) = [n for n in chart["panels"][1]["lines"] if len(n.get("marks", ())) == 2]
+    assert dict(zip(line["hollow"], line["marks"])) == {False: "circle", True: "rectRot"}
+    level = example["none"]
+    assert {p[1] for p in level} == {0.95} and [p[0] for p in level] == sorted(p[0] for p in level)
+    ends = {(p["y"]["low"], p["y"]["high"]) for p in chart["panels"]}
+    assert len(ends) == 1  # one axis for all, so that panels compare
+    assert charts.frontier([setting("none", [0.9], [guarantee(None)])]) is None
+
+
+@pytest.mark.parametrize(
+    "epsilons", [(0.0,), (0.0, 0.2), (0.0, 1e-6, 50.0), (1.0,), (1e-300, 1e99)]
+)
+def test_every_epsilon_has_a_place_on_the_axis(epsilons):
+    settings = [setting(str(e), [0.3], [guarantee(e)]) for e in epsilons]
+    (panel,) = held(charts.frontier(settings))["panels"]
+    places = [line["points"][0][0] for line in panel["lines"]]
+    assert places == sorted(places) and len(set(places)) == len(epsilons)
+    assert all(0 < panel["x"]["low"] <= p <= panel["x"]["high"] < math.inf for p in places)
+    assert ("zero" in panel["x"]) == (0.0 in epsilons)
+    assert epsilons[0] or places[0] == panel["x"]["zero"]
+
+
+def test_lines_of_an_experiment_are_rows():
+    spread = results.Spread
+    lines = {
+        "a": results.Line(spread(0.8, 0.1), epsilon_claimed=0.3, epsilon_proved=0.25),
+        "gone": results.Line(),
+        "b": results.Line([0.5]),
+    }
+    (panel,) = held(charts.lines(lines))["panels"]
+    assert panel["y"]["rows"] == ["a", "b"] and panel["lines"][0]["hollow"] == [False, True]
+    assert panel["y"]["right"] == ["ε 0.3 claimed, 0.25 proved", ""]
+    assert panel["lines"][0]["points"] == [[0.8, 0, 0.7, 0.9], [0.5, 1]]
+    assert charts.lines({"b": lines["b"]}) is None
+
+
+def test_points_of_a_study_keep_their_panels():
+    points = [
+        point("p", "FedAvg", 4.0, 0.5, epsilon=3.0),
+        point("p", "FedAvg", 16.0, 0.7),
+        point("p", "FedAvg, no noise", None, 0.9, epsilon=None),
+        point("q", "SCAFFOLD", 2.0, 0.6),
+    ]
+    chart = held(charts.study(points, "ε"))
+    first = by_name(chart)
+    assert first["FedAvg"] == [[4.0, 0.5, 0.49, 0.51, "ε 3"], [16.0, 0.7, 0.69, 0.71]]
+    assert [p[0] for p in first["FedAvg, no noise"]] == [4.0, 16.0]
+    assert list(by_name(chart, 1)) == ["SCAFFOLD"]
+    colours = {e["name"]: e["colour"] for e in chart["legend"]}
+    assert colours["FedAvg"] == colours["FedAvg, no noise"] != colours["SCAFFOLD"]
+    assert charts.study([point("p", "a", 4.0, None)], "ε") is None
+
+
+def test_a_claim_without_proof_has_no_number():
+    points = [
+        point("p", "one", 4.0, 2.0, claimed=4.0, half=None),
+        point("p", "other", 4.0, None, claimed=4.0, epsilon=None, half=None),
+    ]
+    chart = held(charts.study(points, "claimed ε"))
+    (panel,) = chart["panels"]
+    (without,) = by_name(chart)["other"]
+    assert without[1] == panel["y"]["top"] and without[4] == "nothing is proved"
+    assert by_name(chart)["proved = claimed"] == [[4.0, 4.0]] and panel["y"]["log"]
+
+
+def test_audits_are_rows_below_their_panels():
+    common = dict(half=None, audited=1.0, ceiling=9.0)
+    points = [
+        point("first", "a", None, None, claimed=0.5, **common | dict(epsilon=3.0)),
+        point("second", "b", None, None, **common | dict(epsilon=None)),
+    ]
+    chart = held(charts.audits(points, "ε"))
+    (panel,) = chart["panels"]
+    assert panel["y"]["rows"] == ["first", "a", "second", "b"] and panel["y"]["headings"] == [0, 2]
+    lines = by_name(chart)
+    assert [p[:2] for p in lines["audited: all below is refuted"]] == [[1.0, 1], [1.0, 3]]
+    assert lines["proved"] == [[3.0, 1]] and lines["claimed and refuted"] == [[0.5, 1]]
+    assert lines["at most, with so many runs"][0] == [9.0, 1, 1.0, 9.0] and "claimed" not in lines
+    assert charts.audits([point("p", "a", 1.0, 0.5)], "ε") is None
+    alone = [point("p", "a", None, None, half=None, audited=1.0, epsilon=2.0)]
+    (line, *_) = held(charts.audits(alone, "ε"))["panels"][0]["lines"]
+    assert line["points"] and plots.audits(alone, "ε") is not None  # no ceiling is known

@@ -1,0 +1,176 @@
+"""What a page says first: which setting is the best private one, with what promise, and what is
+said beside it."""
+
+import json
+
+import pytest
+from helpers.paths import RESULTS
+from helpers.report_pages import guarantee, made
+
+from jfl.report import document, headline, read
+
+
+def cards(*sources):
+    """heading -> card, and the words beside them."""
+    sources = [read.read(s) for s in sources]
+    found, beside = headline.of(sources, read.groups(sources))
+    return {card.heading: card for card in found}, " ".join(text.words for text in beside)
+
+
+def facts(card):
+    return dict(card.facts)
+
+
+def test_the_most_accurate_of_what_is_proved_is_the_best(tmp_path):
+    settings = {
+        "no noise": ([0.99, 0.97], [guarantee(None)], {}),
+        "claimed alone": ([0.95], [guarantee(1.0, "claimed")], {}),
+        "conditional": ([0.94], [guarantee(1.0, "conditional")], {}),
+        "best": (
+            [0.8, 0.9, 0.1],
+            [guarantee(4.0, unit="client", view="third_party", adjacency="zero_out", delta=1e-6)],
+            dict(failed=(2,)),
+        ),
+        "less": ([0.7], [guarantee(2.0)], {}),
+    }
+    found, beside = cards(made(tmp_path / "run", settings))
+    assert [*found] == [
+        "Best private accuracy",
+        "ε",
+        "What is proved",
+        "Without a guarantee, same data",
+    ]
+    best = found["Best private accuracy"]
+    assert best.value == "0.8500 ± 0.6353"  # t of one degree of freedom
+    assert facts(best) == dict(setting="best", seeds="2 (+1 failed)")
+    assert found["ε"].value == "4" and facts(found["ε"]) == {
+        "δ": "1e-06",
+        "unit": "client",
+        "adjacency": "zero out",
+        "view": "third party",
+    }
+    assert found["What is proved"].value == "proved"
+    assert facts(found["What is proved"]) == dict(method="pld", caveats="1, named below")
+    assert found["What is proved"].notes == ["2 of 5 settings have a proved ε."]
+    assert found["Without a guarantee, same data"].value == "0.9800 ± 0.1271"
+    assert "best of 2 settings with an ε here, chosen after looking at test accuracy" in beside
+    assert "That choice is in no ε" in beside and "jfl.choose" in beside
+    assert "which do not compare" in beside and "data differ" not in beside
+
+
+def test_what_is_conditional_is_named_as_such(tmp_path):
+    settings = {
+        "a": ([0.9], [guarantee(3.0, "conditional"), guarantee(9.0, "claimed")], {}),
+        "b": ([0.8], [guarantee(None)], {}),
+    }
+    found, beside = cards(made(tmp_path / "run", settings))
+    card = found["Best accuracy with a conditional ε"]
+    assert card.value == "0.9000" and card.notes == ["Of one seed there is no interval."]
+    assert found["ε"].value == "3" and found["What is proved"].value == "conditional"
+    assert found["What is proved"].notes == [headline.CONDITIONAL]
+    assert "It is the only one here" in beside and "in no ε" in beside
+
+
+def test_without_an_epsilon_nothing_is_promised(tmp_path):
+    settings = {"a": ([0.9], [guarantee(None)], {}), "b": ([0.8], [guarantee(1.0, "claimed")], {})}
+    found, beside = cards(made(tmp_path / "run", settings))
+    assert found["Best private accuracy"].value == "none" and not beside
+    assert "nothing is promised" in found["Best private accuracy"].notes[0]
+    assert found["Without a guarantee"].value == "0.9000"  # a claim is not without any
+
+
+def test_settings_without_an_accuracy_are_no_candidates(tmp_path):
+    settings = {
+        "failed": ([0.9, 0.9], [guarantee(1.0)], dict(failed=(0, 1))),
+        "b": ([0.5], [guarantee(2.0)], {}),
+    }
+    found, _ = cards(made(tmp_path / "run", settings))
+    assert facts(found["Best private accuracy"])["setting"] == "b"
+
+
+def test_other_data_are_told_and_are_no_reference(tmp_path):
+    settings = {
+        "a": ([0.9], [guarantee(1.0)], {}),
+        "b": ([0.8], [guarantee(1.0)], dict(dataset="mnist")),
+        "plain": ([0.99], [guarantee(None)], dict(dataset="mnist")),
+    }
+    found, beside = cards(made(tmp_path / "run", settings))
+    assert facts(found["Best private accuracy"])["setting"] == "a"
+    assert "data differ too" in beside and "do not compare" not in beside
+    assert [*found] == ["Best private accuracy", "ε", "What is proved"]
+
+
+def test_an_audit_above_the_proof_stands_first(tmp_path):
+    folder = made(tmp_path / "run")
+    audit = dict(
+        epsilon=9.0,
+        delta=1e-5,
+        unit="example",
+        adjacency="add_remove",
+        view="server",
+        method="m",
+        status="audited",
+        confidence=0.95,
+        canary="c",
+        trials=10,
+        rounds=2,
+        proved=guarantee(2.0),
+        claimed=None,
+        refuted=False,
+        contradicted=True,
+        config={},
+    )
+    (folder / "audit.json").write_text(json.dumps(dict(format=1, audits=[audit])))
+    found, _ = cards(folder)
+    first = next(iter(found.values()))
+    assert first.alarm and first.value == "contradicts the proof" and "bug" in first.notes[0]
+
+
+@pytest.mark.parametrize("paper", ["li2025", "talaei2024"])
+def test_the_claims_of_a_paper_are_counted(paper):
+    found, beside = cards(RESULTS / f"{paper}.json")
+    experiments = read.read(RESULTS / f"{paper}.json").experiments
+    verdicts = [v.verdict for e in experiments for v in e.verdicts]
+    card = found["Claims checked"]
+    assert card.value == str(len(verdicts)) and not beside
+    assert {name: int(count) for name, count in card.facts} == {
+        v: verdicts.count(v) for v in set(verdicts)
+    }
+    lines = [line for e in experiments for line in e.lines.values()]
+    claimed = [x for x in lines if x.epsilon_claimed is not None]
+    held = [
+        x for x in claimed if x.epsilon_proved is not None and x.epsilon_proved <= x.epsilon_claimed
+    ]
+    assert found["Claimed ε that hold"].value == f"{len(held)} of {len(claimed)}"
+
+
+def test_points_of_a_study_have_a_promise_too():
+    found, beside = cards(RESULTS / "study_frontier.json")
+    points = read.read(RESULTS / "study_frontier.json").experiments[0].points
+    best = max((p for p in points if p.status == "proved" and p.epsilon), key=lambda p: p.mean)
+    assert found["Best private accuracy"].value.startswith(f"{best.mean:.4f} ± ")
+    assert facts(found["Best private accuracy"])["setting"].startswith(f"{best.panel}: {best.line}")
+    assert found["ε"].value == f"{best.epsilon:.4g}" and facts(found["ε"])["unit"] == best.unit
+    assert "points with an ε here" in beside and "data differ too" in beside
+
+
+def test_a_point_whose_promise_is_not_whole_is_no_candidate(tmp_path):
+    whole = dict(panel="p", line="a", x=1.0, mean=0.5, epsilon=1.0, status="proved", method="pld")
+    whole |= dict(unit="example", adjacency="zero_out", view="server", delta=1e-5)
+    for without, shown in ((None, True), *((k, False) for k in (*headline.PROMISE, "method"))):
+        points = [{k: v for k, v in whole.items() if k != without}]
+        (tmp_path / "study.json").write_text(json.dumps(dict(format=2, points=points)))
+        found, _ = cards(tmp_path / "study.json")
+        assert ("Best private accuracy" in found) == shown, without
+
+
+def test_claims_and_audits_are_no_accuracies():
+    for name in ("claimed", "audit"):
+        found, _ = cards(RESULTS / f"study_{name}.json")
+        assert "Best private accuracy" not in found and "Claims checked" in found
+
+
+def test_verdicts_have_one_order_on_all_pages():
+    given = ["cannot be checked", "of another kind", "not confirmed", "confirmed"]
+    counted = headline.counted(given)
+    assert [*counted] == [*(v for v in document.MARKS if v in given), "of another kind"]

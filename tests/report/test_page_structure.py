@@ -1,0 +1,151 @@
+"""What a page is made of: its one library, data that no name ends, terms that can be reached,
+colours that can be read, Markdown that folds."""
+
+import hashlib
+import importlib.resources
+import json
+import re
+
+import pytest
+from helpers.report_pages import EVIL, Tables, guarantee, made
+
+from jfl.report import document, read, sections
+
+# of dist/chart.umd.min.js and LICENSE.md of chart.js 4.6.1, as its registry has them
+LIBRARY = "87364cc2b2a76a6684929e7d6b80b18a897794db38400caff1fcf1791c6925d2"
+LICENCE = "41a84aa2caba645f966a18d9c2056b73e6d3a81d80bc0046bc0011a2634d4cce"
+TEMPLATES = importlib.resources.files("jfl.report.templates")
+# each ends a script, or begins what hides its end, if it stands in one as it is
+HOSTILE = ["</script><script>alert(1)</script>", "<!--<script>", "\u2028alert(1)\u2029", "&lt;]]>"]
+
+
+def page_of(*folders):
+    return document.page(sections.assemble([read.read(f) for f in folders]))
+
+
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """They take most of the time."""
+    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
+
+
+@pytest.fixture(scope="module")
+def hostile_names(tmp_path_factory):
+    settings = {name: ([0.5, 0.6], [guarantee()], {}) for name in [*HOSTILE, EVIL]}
+    return page_of(made(tmp_path_factory.mktemp("names") / "run", settings))
+
+
+def test_no_name_ends_the_data_of_a_plot(hostile_names):
+    parsed = Tables(hostile_names)
+    data = [text for attrs, text in parsed.scripts if attrs]
+    assert len(data) == 3 and len(parsed.scripts) == 6
+    for text in data:
+        assert not re.search(r"[<>&\u2028\u2029]", text)
+        names = [entry["name"] for entry in json.loads(text)["legend"]]
+        assert names == [*HOSTILE, EVIL]
+    assert "alert" not in "".join(text for attrs, text in parsed.scripts if not attrs)
+
+
+def test_the_library_is_the_published_one_under_its_licence(hostile_names):
+    for name, digest in ((document.LIBRARY, LIBRARY), (f"{document.LIBRARY}.LICENSE", LICENCE)):
+        assert hashlib.sha256(TEMPLATES.joinpath(name).read_bytes()).hexdigest() == digest
+    licence = TEMPLATES.joinpath(f"{document.LIBRARY}.LICENSE").read_text()
+    assert licence.startswith("The MIT License") and hostile_names.count(licence) == 1
+
+
+def test_scripts_are_light_and_only_where_there_are_plots(hostile_names):
+    text = document.Text("words")
+    plain = document.page(document.Document("t", "", [document.Section("a", [text])]))
+    still = document.Picture("alt", "caption", b"png")
+    fold = document.Fold("f", [still._replace(chart=dict(legend=[], panels=[]))])
+    drawn = document.page(document.Document("t", "", [document.Section("a", [fold])]))
+    assert len(Tables(plain).scripts) == 1 and len(plain.encode()) < 40_000
+    assert len(Tables(drawn).scripts) == 4 and "Chart.js" not in plain
+    scripts = "".join(text for _, text in Tables(hostile_names).scripts)
+    assert 200_000 < len(scripts.encode()) < 300_000
+    assert document.page(document.Document("t", "", [document.Section("a", [still])])).count(
+        "<script"
+    ) == len(Tables(plain).scripts)
+
+
+def test_our_scripts_write_no_markup_and_ask_for_nothing():
+    for name in ("page.js", "plots.js"):
+        script = TEMPLATES.joinpath(name).read_text()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", script)
+        assert not re.search(r"fetch\(|XMLHttpRequest|import\(|new Function|</script", script)
+
+
+def test_terms_can_be_reached_and_are_told(tmp_path, without_pictures):
+    claim = guarantee(0.5, "claimed", method="paper")
+    page = page_of(made(tmp_path / "run", {"a": ([0.9], [guarantee(7.0), claim], {})}))
+    parsed = Tables(page)
+    ids = {attrs["id"] for _, attrs in parsed.tags if "id" in attrs}
+    terms = [a for tag, a in parsed.tags if tag == "a" and a.get("class") == "term"]
+    reached = {a["href"].removeprefix("#term-") for a in terms}
+    assert {"unit", "adjacency", "view", "δ", "ε", "proved", "claimed", "method"} <= reached
+    for attrs in terms:  # links have the focus by themselves
+        assert attrs["href"][1:] in ids and attrs["aria-describedby"] in ids
+    wanted = {"unit", "adjacency", "view", "δ", "proved", "claimed", "audited"}
+    assert wanted <= document.GLOSSARY.keys() and all(f"term-{n}" in ids for n in document.GLOSSARY)
+    assert all(words in parsed.words for words in document.GLOSSARY.values())
+
+
+def test_columns_keep_their_names_and_rows_their_scope(tmp_path, without_pictures):
+    parsed = Tables(page_of(made(tmp_path / "run")))
+    head = parsed.tables["Final test accuracy and what is proved of it"][0]
+    assert head[0] == "setting" and "proved ε" in head and "δ" in head
+    assert all(a.get("scope") in ("col", "row") for tag, a in parsed.tags if tag == "th")
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+def contrast(one, other):
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_words_and_lines_can_be_read_in_both_modes():
+    css = TEMPLATES.joinpath("page.css").read_text()
+    light = dict(re.findall(r"--(\w+): (#\w{6})", css.split("{% set dark %}")[0]))
+    dark = dict(re.findall(r"--(\w+): (#\w{6})", css.split("{% set dark %}")[1].split("{% end")[0]))
+    assert light.keys() - dark.keys() <= {"shadow"} and len(dark) > 14
+    for colours in (light, dark):
+        for name in ("ink", "quiet", "link", "good", "bad"):
+            for ground in ("paper", "panel"):
+                assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground, colours)
+        for i in range(8):  # lines and marks
+            assert contrast(colours[f"c{i}"], colours["paper"]) >= 3, (i, colours)
+
+
+def test_one_dark_palette_serves_the_system_and_the_button(tmp_path, without_pictures):
+    page = page_of(made(tmp_path / "run"))
+    assert page.count("--ink: #e6e8eb") == 2 and "{{" not in page.split("</style>")[0]
+    assert "prefers-color-scheme: dark" in page and ':root[data-theme="dark"]' in page
+    assert "prefers-reduced-motion" in page and "@media print" in page
+
+
+def test_markdown_folds_what_the_page_folds(tmp_path, without_pictures):
+    folder = made(tmp_path / "run", {"a </summary>\n<b>": ([0.9], [guarantee()], {})})
+    assembled = sections.assemble([read.read(folder)])
+    text, _ = document.markdown(assembled, "files")
+    outside = re.sub(r"(?sm)^(```+)\n.*?\n\1\n", "", text)
+    assert outside.count("<details markdown") == outside.count("</details>") == 2
+    assert outside.count("<summary>") == outside.count("</summary>") == 2 and "<b>" not in outside
+    assert "- Best private accuracy: 0.9000 (setting a \\</summary\\> " not in text
+    first = text.split("\n## ")[0]
+    assert (
+        "- Best private accuracy: 0.9000 (setting a &lt;/summary&gt; &lt;b&gt;; seeds 1)" in first
+    )
+    assert "- ε: 2 (δ 1e-05; unit example; adjacency add remove; view server)." in first
+
+
+def test_commands_stand_one_by_one():
+    code = document.Code("jfl demo --out NEW\n# a comment\njfl list", commands=True)
+    page = document.page(document.Document("t", "", [document.Section("a", [code])]))
+    assert page.count('class="command"') == 2 and '<p class="quiet"># a comment</p>' in page
+    text, _ = document.markdown(document.Document("t", "", [document.Section("a", [code])]), "f")
+    assert "```\njfl demo --out NEW\n# a comment\njfl list\n```" in text
