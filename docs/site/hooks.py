@@ -75,3 +75,15 @@ def on_page_markdown(markdown, page, config, files):
         return match[1] + there + (match[3] or "")
 
     return LINK.sub(moved, included(markdown, source))
+
+
+SHIM = "https://unpkg.com/iframe-worker/shim"  # that of the theme: search in pages opened as files
+
+
+def on_post_page(output, page, config):
+    """The shim comes with the site."""
+    return re.sub(rf'src="{SHIM}"', f'src="{_up(page)}site/iframe_worker.js"', output)
+
+
+def _up(page):
+    return "../" * page.url.count("/")
