@@ -48,10 +48,10 @@ local steps, try [SCAFFOLD](local.md#scaffold). If each client should have a mod
 [Ditto](personal.md#ditto). Everything else answers a question of its own: its card says which.
 
 The columns of ε compare what algorithms cost at one noise multiplier. All are of {CLIENTS} clients
-with {ROWS} rows that all take part in {ROUNDS} rounds of {STEPS} local steps on all their rows, with
-noise multiplier {NOISE:g}, δ = {DELTA:g}, add or remove one row, against the server. Where another
-adjacency is the only one, it is named. Client-level privacy (noise on the release) costs the same
-for each: one release a round, however many local steps there are.
+with {ROWS} rows that all take part in {ROUNDS} rounds of {STEPS} local steps on all their rows,
+with noise multiplier {NOISE:g}, δ = {DELTA:g}, add or remove one row, against the server.
+Where another adjacency is the only one, it is named. Client-level privacy (noise on the release)
+costs the same for each: one release a round, however many local steps there are.
 
 """
 FOOT = """
