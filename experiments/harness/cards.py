@@ -156,12 +156,13 @@ def card(name: str) -> str:
     parts = sections(inspect.getdoc(make))
     releases, epsilon = cost(name)
     source = Path(inspect.getsourcefile(make)).relative_to(ROOT).as_posix()
+    steps = "" if name == "fedsgd" else f", in {STEPS} local steps"
     remembers = "yes" if example(name, private=False).stateful else "no"
     rows = [
         ("equation", by_hand["equation"]),
         ("paper", flat(inspect.cleandoc(module.__doc__))),
-        ("noisy releases a participation", f"{releases} (of {STEPS} local steps)"),
-        ("ε of the plan above", epsilon),
+        ("noisy releases a participation", f"{releases}" + steps),
+        ("ε of the [common plan](index.md)", epsilon),
         ("clients remember something", remembers),
         ("source", f"[`{source}`](../../{source})"),
         ("tests", ", ".join(f"[`{t}`](../../{t})" for t in tests_of(name))),
