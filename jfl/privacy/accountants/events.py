@@ -35,6 +35,8 @@ class Gaussian:
 
 @_event
 class Laplace:
+    """One Laplace release, of scale / sensitivity `noise_multiplier`, the latter in the L1 norm."""
+
     noise_multiplier: Any
 
 
