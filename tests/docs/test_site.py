@@ -71,6 +71,15 @@ def test_the_site_fetches_nothing(site):
     assert (site / "search" / "search_index.js").is_file()  # search works in pages opened as files
 
 
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_blocks_of_a_page_stand_apart(page):
+    """A heading, list or table that follows a line of text at once is text to mkdocs."""
+    text = pages.FENCE.sub("", page.read_text())
+    glued = re.findall(r"^(?!\s|$|- |\d+\. |[#|>]).*\n(?:#+ |- |\d+\. |\|).*", text, re.M)
+    assert not glued
+    assert not re.findall(r"^(?:- |\|).*\n#+ .*", text, re.M)
+
+
 def test_what_is_fetched_is_seen():
     assert fetched('<script src="https://cdn.example/x.js"></script>') and fetched(
         '<link rel="stylesheet" href="//fonts.example/a.css">'
