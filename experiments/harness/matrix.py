@@ -41,7 +41,7 @@ BATCHES = {
 HEAD = """# What can be proved
 
 Made from the code by `python -m experiments.harness.matrix`: the method of a guarantee, by sampler,
-adjacency, noise and view; a dash where there is none. [What an ε from jfl says](privacy.md) has the
+adjacency, noise and view; a dash where there is none. [What ε means](concepts/epsilon.md) has the
 words.
 
 - `gaussian_exact`: composition without any gain from sampling. `pld`, `rdp`: with it. Which is the

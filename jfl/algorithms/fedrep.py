@@ -102,9 +102,9 @@ def fedper(
 
     Args:
         grad: gradients of the loss of the whole model, as in `fedavg`.
-        shared: patterns of paths to the shared part, such as "body/*" or ("Dense_0/*", "*/bias"),
-            as of the shell; or a function path -> bool.  By default kernels are shared, and what
-            else there is (biases, scales) is personal.
+        shared: patterns of paths to the shared part, such as `"body/*"` or `("Dense_0/*",
+            "*/bias")`, as of the shell; or a function path -> bool.  By default kernels are shared,
+            and what else there is (biases, scales) is personal.
 
     Privacy:
         both parts follow the same noisy gradients, so a personal part that is handed on is covered

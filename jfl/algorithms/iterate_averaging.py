@@ -13,6 +13,8 @@ from .base import Number
 
 @record
 class State:
+    """What the server remembers."""
+
     inner: Any  # what the algorithm itself remembers on the server
     mean: Any  # of the models after the rounds that count
 

@@ -74,10 +74,12 @@ class NoiseReport(NamedTuple):
 
     @property
     def failed(self) -> tuple:
+        """The tests that noise as stated would hardly ever fail."""
         return tuple(test for test in self.tests if test.adjusted < self.level)
 
     @property
     def ok(self) -> bool:
+        """True if no test failed."""
         return not self.failed
 
     def __str__(self):

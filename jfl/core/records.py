@@ -107,6 +107,7 @@ class Fn:
     __repr__ = printing.function
 
     def tree_flatten(self):
+        """For JAX: bound arguments are leaves, the function and static ones structure."""
         return (self.data,), (self.function, tuple(sorted(self.static.items())))
 
     @classmethod

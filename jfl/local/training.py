@@ -233,6 +233,7 @@ class ServerStep:
     optimizer: Fn
 
     def init(self, params) -> Server:
+        """The server's state before the first round."""
         return Server(params, self.optimizer(_at(self.lr, 0)).init(params))
 
     def __call__(self, ctx, server: Server, diff) -> Server:

@@ -24,6 +24,8 @@ VERDICTS = {
 
 
 class Claim(NamedTuple):
+    """One statement of a paper, as a function, with what became of it."""
+
     place: str  # in the paper: "Theorem 5", "eq. (20)"
     verdict: str  # a key of VERDICTS
     why: str  # what is missing or wrong, in one sentence

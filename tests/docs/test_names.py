@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from helpers.pages import PAGES
 from helpers.paths import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # a dotted name, and neither a file (`jfl.toml`, `jfl.egg-info/`) nor part of a path or a flag
 NAME = re.compile(r"(?<![\w/.-])jfl(?:\.[A-Za-z_]\w*)+(?![\w/-])")
 FILES = ("jfl.toml",)

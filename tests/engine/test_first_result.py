@@ -1,5 +1,5 @@
 """What makes the first result come soon: compact keys, and an epsilon without a program.  How many
-programs it compiles is counted in docs/test_readme.py."""
+programs it compiles is counted in docs/test_blocks.py."""
 
 import jax
 import numpy as np

@@ -233,13 +233,13 @@ def links(text):
     )
 
 
-@pytest.mark.parametrize("path", [*NOTEBOOKS, ROOT / "README.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
 def test_badges_point_into_the_tree(path):
     found = links(path.read_text())
     assert found
     for repository, file in found:
         assert repository == jfl.REPOSITORY
-        assert (ROOT / file) == path if path.suffix == ".ipynb" else (ROOT / file).is_file(), file
+        assert (ROOT / file) == path, file
 
 
 def test_notebook_installs_from_the_repository():

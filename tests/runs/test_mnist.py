@@ -29,7 +29,7 @@ def test_fedavg_learns_mnist(fed):
     assert float(out.metrics.accuracy[-1]) >= 0.90
 
 
-@pytest.mark.slow  # that it learns on digits, with its epsilon, is in docs/test_readme.py
+@pytest.mark.slow  # that it learns on digits, with its epsilon, is in docs/test_blocks.py
 def test_private_fedavg_learns_mnist_at_a_stated_epsilon(fed):
     task = jfl.models.logistic(fed)
     mechanism = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(2.0), jfl.divide(60))

@@ -38,6 +38,7 @@ GAPS = (
 Setting = collections.namedtuple(
     "Setting", "sigma_g user_ratio data_ratio local_updates rounds users delta"
 )
+Setting.__doc__ = "A run of the paper: its noise, who takes part, and for how long."
 
 # --- what the paper prints
 

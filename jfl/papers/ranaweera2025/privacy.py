@@ -317,6 +317,8 @@ def dynamic_epsilon(rate, mus, delta) -> float:
 
 
 class Audit(NamedTuple):
+    """What an attack on one release showed."""
+
     false_positives: int
     false_negatives: int
     epsilon: float  # no smaller one holds, at the stated confidence

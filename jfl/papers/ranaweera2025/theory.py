@@ -244,6 +244,8 @@ class Constants(NamedTuple):
 
 
 class Terms(NamedTuple):
+    """What one step adds to the bound on the distance from the optimum."""
+
     contraction: Any  # Delta_t
     constant: Any  # c_t
     gradient: Any  # factor of the squared gradient of this step
@@ -397,6 +399,8 @@ class Levels(NamedTuple):
 
 
 class Reported(NamedTuple):
+    """Gains in accuracy that the paper reports, at its three levels of noise."""
+
     figure: int
     vanilla: Levels  # over DP-SGD or DP-FedAvg
     dynamic: Levels  # over their dynamic form

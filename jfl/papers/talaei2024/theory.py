@@ -331,6 +331,8 @@ def _printed(where, lambdas, c, rounds, epsilon, extra, strict):
 
 
 class Group(NamedTuple):
+    """Clients whose rows are of one quality."""
+
     quality: str  # a key of DENSITY
     clients: int
     rows: int  # of each

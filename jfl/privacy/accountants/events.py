@@ -28,11 +28,15 @@ def _event(cls):
 
 @_event
 class Gaussian:
+    """One Gaussian release, of std / sensitivity `noise_multiplier`."""
+
     noise_multiplier: Any
 
 
 @_event
 class Laplace:
+    """One Laplace release, of scale / sensitivity `noise_multiplier`, the latter in the L1 norm."""
+
     noise_multiplier: Any
 
 
@@ -45,6 +49,8 @@ class Pure:
 
 @_event
 class Poisson:
+    """`event` on a sample that each unit joins with probability `rate`, by itself."""
+
     rate: Any
     event: Any
 
@@ -60,6 +66,8 @@ class PoissonGroup:
 
 @_event
 class WithoutReplacement:
+    """`event` on `sample` distinct units of `population`, drawn uniformly."""
+
     sample: Any
     population: Any
     event: Any
@@ -96,6 +104,8 @@ class ZeroedOut:
 
 @_event
 class WithReplacement:
+    """`event` on `draws` independent draws of one unit of `population`: it may come twice."""
+
     draws: Any
     population: Any
     event: Any
@@ -121,12 +131,16 @@ class RenyiBound:
 
 @_event
 class Repeat:
+    """`event`, so many `times`, with fresh randomness each time."""
+
     event: Any
     times: Any
 
 
 @_event
 class Compose:
+    """All `events`, one after another."""
+
     events: tuple
 
 
@@ -141,6 +155,8 @@ class Series:
 
 @_event
 class Participation:
+    """`event` with this `probability`, else nothing; which of them is not seen."""
+
     probability: Any
     event: Any
 

@@ -36,6 +36,8 @@ ROUNDING = 2e-15  # of the largest mass, for each composed step
 
 
 class Grid(NamedTuple):
+    """Where losses are kept: a window of equal intervals, and how mass outside of it is bounded."""
+
     interval: jax.Array
     start: jax.Array  # of steps, in intervals
     window: jax.Array  # start of the composed losses, in intervals
@@ -45,6 +47,8 @@ class Grid(NamedTuple):
 
 
 class Part(NamedTuple):
+    """One event, ready to be composed: its tilted mass as a spectrum."""
+
     moments: jax.Array  # [e] log E[exp(tilt * loss)] at some tilts
     spectrum: jax.Array  # of the mass tilted by the first of them, divided by its sum
     lost: jax.Array  # probability of an infinite loss
@@ -52,6 +56,8 @@ class Part(NamedTuple):
 
 
 class Composed(NamedTuple):
+    """A composed privacy-loss distribution, and the mass that the window left out."""
+
     losses: jax.Array  # [size] ascending
     mass: jax.Array  # [size]
     extra: jax.Array  # probability that counts in full
@@ -181,6 +187,7 @@ def precision(event: Any) -> jax.Array:
 
 
 def total_precision(groups: Any) -> jax.Array:
+    """The sum of `precision` over groups of (event, times)."""
     return sum(jnp.sum(precision(event) * times) for event, times in groups)
 
 

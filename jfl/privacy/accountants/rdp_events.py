@@ -396,6 +396,7 @@ _compiled_each = jax.jit(
 
 
 def event_types(event: Any) -> set[type]:
+    """The types of an event and of all events inside it."""
     inner = event.events if isinstance(event, events.Compose) else [getattr(event, "event", None)]
     return {type(event)}.union(*(event_types(e) for e in inner if e is not None))
 
@@ -493,6 +494,7 @@ def _law(event, loss):
 
 
 def check_delta(delta: float) -> None:
+    """Refuse a delta that is no number in (0, 1)."""
     value = checks.array("jfl.guarantee", "delta", delta)
     if value.ndim or value.dtype.kind not in "iuf" or not 0 < value < 1:
         checks.fail(

@@ -16,7 +16,11 @@ from .participation import VIEWS as VIEWS
 from .participation import attendance_of, share_of
 from .table import Ledger
 
-SIMULATION = Caveat("float32 noise from a simulation PRNG, not for deployment", "simulation")
+SIMULATION = Caveat(
+    "float32 noise from a simulation PRNG, not for deployment: it is not cryptographic, and who "
+    "knows the seed can subtract it, so keep the seed secret",
+    "simulation",
+)
 STOPS = Caveat(
     "a run that stops on rows that are not finite reveals that they are there: with "
     "tolerate=('nonfinite_rows',) "

@@ -142,6 +142,7 @@ def _table(bands) -> np.ndarray:
 
 
 def count(bands: Bands) -> int:
+    """How many bands there are."""
     return _table(bands).shape[1]
 
 

@@ -4,8 +4,8 @@ mechanism that is charged?
 A client is traced to a jaxpr on abstract values.  Rows are sources; what they reach is followed
 through every step, loops and branches included, until a mark says that a mechanism of jfl made a
 bounded sum of it noisy.  Keys and counters are followed too, so that each release is seen to have
-noise of its own, and that there are as many as the algorithm declares.  docs/privacy.md says what
-the check cannot see.
+noise of its own, and that there are as many as the algorithm declares.
+docs/concepts/checked.md says what the check cannot see.
 """
 
 import warnings
@@ -86,8 +86,8 @@ def check_privacy(plan: Plan) -> Report:
         ValueError: if the plan holds traced values.
 
     Privacy:
-        A check of the program as JAX traces it, not of Python: see docs/privacy.md for what it
-        cannot see.
+        A check of the program as JAX traces it, not of Python: see
+        docs/concepts/checked.md for what it cannot see.
 
     Example:
         >>> print(jfl.check_privacy(plan))  # doctest: +SKIP

@@ -1,0 +1,209 @@
+"""A card for each algorithm, made from its docstring, its code and docs/site/cards.toml.
+
+    python -m experiments.harness.cards        # writes docs/algorithms
+
+The equation and the advice are written by hand; what an algorithm is, releases and costs is not.
+"""
+
+import functools
+import inspect
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+
+import jfl
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "algorithms"
+CLIENTS, ROWS, ROUNDS, NOISE, DELTA = 10, 20, 10, 4.0, 1e-5
+STEPS = 4
+NAMES = {  # how papers write them
+    "fedavg": "FedAvg",
+    "fedsgd": "FedSGD",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "feddyn": "FedDyn",
+    "mimelite": "MimeLite",
+    "fednova": "FedNova",
+    "fedsam": "FedSAM",
+    "dicesgd": "DiceSGD",
+    "fedbuff": "FedBuff",
+    "qfedavg": "q-FedAvg",
+    "addpnfl": "AdDPNFL",
+    "ditto": "Ditto",
+    "fedper": "FedPer",
+    "fedrep": "FedRep",
+    "pfedme": "pFedMe",
+    "dpnfl": "DPNFL",
+    "output_perturbation": "Output perturbation",
+    "padpfl": "PADPFL",
+}
+HEAD = f"""# Algorithms
+
+Which one? Begin with [FedAvg](local.md#fedavg). If your clients differ and the noise is in their
+local steps, try [SCAFFOLD](local.md#scaffold). If each client should have a model of its own, try
+[Ditto](personal.md#ditto). Everything else answers a question of its own: its card says which.
+
+The columns of ε compare what algorithms cost at one noise multiplier. All are of {CLIENTS} clients
+with {ROWS} rows that all take part in {ROUNDS} rounds of {STEPS} local steps on all their rows,
+with noise multiplier {NOISE:g}, δ = {DELTA:g}, add or remove one row, against the server.
+Where another adjacency is the only one, it is named. Client-level privacy (noise on the release)
+costs the same for each: one release a round, however many local steps there are.
+
+"""
+FOOT = """
+(made from the code by `python -m experiments.harness.cards`)
+
+## Servers and averaging
+
+Any algorithm takes another server optimizer. It works on the release, so it costs no privacy.
+
+| you write | it is |
+|---|---|
+| `jfl.algorithms.fedavgm(grad, ...)` | FedAvg with momentum on the server (Hsu et al., 2019) |
+| `jfl.algorithms.fedadam`, `fedyogi`, `fedadagrad` | adaptive servers (Reddi et al., ICLR 2021) |
+| `jfl.algorithms.averaged(algorithm)` | the mean of the models of all rounds so far |
+| `server_optimizer=optax.adam` | any optax optimizer on the server |
+| `optimizer=optax.adam` | any optax optimizer on the clients: DP-Adam, where gradients are noisy |
+| `jfl.optimizers.adam_without_noise_bias` | Adam, its second moment without the bias of noise |
+
+All have the contract tests of `tests/contracts`: they compile once, scan equals loop, resume equals
+straight, a sweep equals separate runs. [Your own](../guides/algorithm.md) gets them with one line.
+"""
+
+
+@functools.cache
+def problem():
+    """A small federation and its task."""
+    rows = np.zeros((CLIENTS * ROWS, 2), np.float32)
+    labels = np.arange(len(rows)) % 2
+    owned = lambda _: np.arange(len(rows)).reshape(CLIENTS, ROWS)
+    fed = jfl.federate(jfl.datasets.arrays(rows, labels, rows[:2], labels[:2]), owned)
+    return fed, jfl.models.logistic(fed)
+
+
+def noisy(adjacency="add_remove"):
+    """The chain that all cards share."""
+    stages = jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(NOISE), jfl.divide(ROWS)
+    return jfl.chain(*stages, adjacency=adjacency)
+
+
+def example(name: str, private: bool = True):
+    """An algorithm as its card accounts it, on record-level noise."""
+    _, task = problem()
+    make = getattr(jfl.algorithms, name)
+    grad = jfl.private_grad(task.loss, noisy()) if private else jfl.grad(task.loss)
+    options = dict(batch=jfl.batches.full())
+    if name != "fedsgd":
+        options["steps"] = STEPS
+    if name == "qfedavg" and private:
+        options["loss_mechanism"] = noisy()
+    if name == "output_perturbation":
+        stages = jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(NOISE)
+        options["mechanism"] = jfl.chain(*stages, adjacency="replace_one")
+        grad = jfl.grad(task.loss)
+    return make(grad, **options)
+
+
+def cost(name: str) -> tuple[int, str]:
+    """How many noisy releases a participation has, and the epsilon of the card's plan."""
+    fed, task = problem()
+    algorithm = example(name)
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+    proved = jfl.guarantee(plan, ROUNDS, DELTA, unit="example", view="server")
+    note = "" if proved.adjacency == "add_remove" else f" ({proved.adjacency})"
+    return sum(site.count for site in algorithm.releases), f"{proved.epsilon:.2f}{note}"
+
+
+@functools.cache
+def written() -> dict:
+    """What is written by hand."""
+    return tomllib.loads((ROOT / "docs" / "site" / "cards.toml").read_text())
+
+
+def sections(docstring: str) -> dict:
+    """A Google-style docstring by its heads; the text before the first is under ""."""
+    parts = re.split(r"^(\w[\w ]*):\n(?=    )", docstring, flags=re.M)
+    found = {"": parts[0].split("\n>>>")[0].strip()}
+    for head, text in zip(parts[1::2], parts[2::2]):
+        found[head] = inspect.cleandoc(text)
+    return found
+
+
+def flat(text: str) -> str:
+    """Lines of a paragraph as one, ready for Markdown."""
+    return re.sub(r"\s*\n\s*", " ", text).replace("*", r"\*")
+
+
+def tests_of(name: str) -> list[str]:
+    """Files of tests that speak of an algorithm by its name."""
+    folders = (ROOT / "tests" / "algorithms", ROOT / "tests" / "papers")
+    files = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
+    return [
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        if re.search(rf"\b{name}\b", path.read_text())
+    ]
+
+
+def card(name: str) -> str:
+    """One algorithm in Markdown."""
+    make, by_hand = getattr(jfl.algorithms, name), written()[name]
+    module = sys.modules[make.__module__]
+    parts = sections(inspect.getdoc(make))
+    releases, epsilon = cost(name)
+    source = Path(inspect.getsourcefile(make)).relative_to(ROOT).as_posix()
+    steps = "" if name == "fedsgd" else f", in {STEPS} local steps"
+    remembers = "yes" if example(name, private=False).stateful else "no"
+    rows = [
+        ("equation", by_hand["equation"]),
+        ("paper", flat(inspect.cleandoc(module.__doc__))),
+        ("noisy releases a participation", f"{releases}" + steps),
+        ("ε of the [common plan](index.md)", epsilon),
+        ("clients remember something", remembers),
+        ("source", f"[`{source}`](../../{source})"),
+        ("tests", ", ".join(f"[`{t}`](../../{t})" for t in tests_of(name))),
+        ("reference", f"[`jfl.algorithms.{name}`](../reference/algorithms.md)"),
+    ]
+    out = [f"## {NAMES[name]} {{ #{name} }}", "", f"**When.** {by_hand['when']}", ""]
+    out += ["| | |", "|---|---|", *(f"| {head} | {text} |" for head, text in rows), ""]
+    for paragraph in re.split(r"\n\s*\n", parts[""]):
+        if paragraph.lstrip().startswith("- "):
+            items = re.split(r"\n(?=- )", paragraph.strip())
+            out += [f"- {flat(item[2:])}" for item in items] + [""]
+        else:
+            out += [flat(paragraph), ""]
+    if "Privacy" in parts:
+        out += [f"**Privacy:** {flat(parts['Privacy'])}", ""]
+    if "References" in parts:
+        out += [f"**References:** {flat(parts['References'])}", ""]
+    return "\n".join(out)
+
+
+def pages() -> dict:
+    """Every page of docs/algorithms, by its file's name."""
+    families = written()["families"]
+    of = {
+        family: [n for n, w in written().items() if w.get("family") == family]
+        for family in families
+    }
+    table = ["| algorithm | releases | ε | when |", "|---|---|---|---|"]
+    found = {}
+    for family, title in families.items():
+        text = [f"# {title}\n", "[All algorithms](index.md), and what the ε is of.\n"]
+        for name in of[family]:
+            releases, epsilon = cost(name)
+            link = f"[{NAMES[name]}]({family}.md#{name})"
+            table.append(f"| {link} | {releases} | {epsilon} | {written()[name]['when']} |")
+            text.append(card(name))
+        found[f"{family}.md"] = "\n".join(text).rstrip() + "\n"
+    found["index.md"] = HEAD + "\n".join(table) + "\n" + FOOT
+    return found
+
+
+if __name__ == "__main__":
+    for file, text in pages().items():
+        (FOLDER / file).write_text(text)
