@@ -98,7 +98,7 @@ def test_programs_of_jfl_use_its_public_names_alone():
 
 
 def test_the_results_are_of_these_programs():
-    keys = ("task", "tool", "lines", "privacy", "tokens")
+    keys = ("task", "tool", "checksum", "lines", "privacy", "tokens")
     recorded = [{key: row[key] for key in keys} for row in RESULTS["rows"]]
     assert recorded == lines.counted()
     assert set(RESULTS["about"]["versions"]) == {r["tool"] for r in RESULTS["rows"] if r["ran"]}

@@ -3,11 +3,13 @@
     python -m experiments.bench.lines [--python pfl=PATH flower=PATH fedjax=PATH] [--out FILE]
 
 Without --python it prints the table and writes nothing.  jfl's programs run in this interpreter,
-the others in those that are given; a tool without one is recorded as not run.  README.md says what
-the tasks are, and what environments the tools need.
+the others in those that are given; a tool without one is recorded as not run.  A program that has
+run and has not changed since is not run again, but by --again.  README.md says what the tasks are,
+and what environments the tools need.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -53,12 +55,15 @@ def program(task: str, tool: str) -> pathlib.Path:
 
 
 def counted() -> list[dict]:
-    """A row for each program: task, tool, lines, lines for privacy, tokens."""
-    return [
-        dict(task=task, tool=tool) | counting.count(program(task, tool).read_text())
-        for task in TASKS
-        for tool in TOOLS
-    ]
+    """A row for each program: task, tool, a checksum of both its files, lines, lines for privacy,
+    tokens."""
+    rows, shared = [], (FOLDER / "tasks.py").read_bytes()
+    for task in TASKS:
+        for tool in TOOLS:
+            source = program(task, tool).read_text()
+            checksum = hashlib.sha256(shared + source.encode()).hexdigest()[:12]
+            rows.append(dict(task=task, tool=tool, checksum=checksum) | counting.count(source))
+    return rows
 
 
 def run(python: str, path: pathlib.Path) -> dict:
@@ -124,6 +129,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--python", nargs="*", default=None, metavar="TOOL=PATH")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args()
     rows = counted()
@@ -133,11 +139,6 @@ def main():
     if bad := not_as_laid_out(rows):
         raise SystemExit(f"not as ruff lays them out: {', '.join(bad)}")
     pythons = dict(jfl=sys.executable) | dict(p.split("=", 1) for p in args.python)
-    for row in rows:
-        python = pythons.get(row["tool"])
-        path = program(row["task"], row["tool"])
-        row |= run(python, path) if python else dict(ran=False, why="no interpreter given")
-        print(row, flush=True)
     about = dict(
         rule=f"lines of code as ruff format lays them out at width {counting.WIDTH}, without "
         "imports, docstrings, comments, blank lines, and without tasks.py, which all share",
@@ -146,8 +147,25 @@ def main():
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
         ).stdout.strip(),
     )
-    args.out.write_text(json.dumps(dict(about=about, rows=rows), indent=1) + "\n")
+    kept = {} if args.again or not args.out.exists() else earlier(args.out)
+    for row in rows:
+        python = pythons.get(row["tool"])
+        if row["checksum"] in kept:
+            row |= kept[row["checksum"]]
+        elif python is None:
+            row |= dict(ran=False, why="no interpreter given")
+        else:
+            row |= run(python, program(row["task"], row["tool"]))
+        print(row, flush=True)
+        args.out.write_text(json.dumps(dict(about=about, rows=rows), indent=1) + "\n")
     print(table(rows))
+
+
+def earlier(path: pathlib.Path) -> dict:
+    """What programs printed, by checksum."""
+    keys = ("ran", "printed", "seconds")
+    found = json.loads(path.read_text())["rows"]
+    return {r["checksum"]: {k: r[k] for k in keys} for r in found if r.get("ran")}
 
 
 if __name__ == "__main__":
