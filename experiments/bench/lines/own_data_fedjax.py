@@ -13,7 +13,7 @@ from tasks import BATCH, CLIENTS, CLIP, DELTA, HOLDOUT, LR, NOISE, ROUNDS, STEPS
 
 x, y, owner = owned()
 rows, held_out = {}, {}
-for who in set(owner):
+for who in np.unique(owner):
     own = np.flatnonzero(owner == who)
     kept, tested = np.split(own, [int(len(own) * (1 - HOLDOUT))])
     rows[who] = {"x": x[kept], "y": y[kept]}

@@ -1,12 +1,13 @@
 """Own data, in jfl."""
 
 import jax
+import numpy as np
 from tasks import BATCH, CLIENTS, CLIP, DELTA, HOLDOUT, LR, NOISE, ROUNDS, STEPS, owned, report
 
 import jfl
 
 x, y, owner = owned()
-rows = {name: (x[owner == name], y[owner == name]) for name in set(owner)}
+rows = {name: (x[owner == name], y[owner == name]) for name in np.unique(owner)}
 fed = jfl.federate(rows, holdout=HOLDOUT)
 task = jfl.models.logistic(fed)
 batch = jfl.batches.without_replacement(BATCH)
