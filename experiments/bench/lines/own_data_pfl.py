@@ -29,10 +29,8 @@ class Net(nn.Sequential):
 
 
 x, y, owner = owned(torch=True)
-rows = {
-    who: Dataset((x[owner == who], y[owner == who])).split(1 - HOLDOUT) for who in np.unique(owner)
-}
-users = FederatedDataset(lambda who: rows[who][0], get_user_sampler("minimize_reuse", list(rows)))
+rows = {c: Dataset((x[owner == c], y[owner == c])).split(1 - HOLDOUT) for c in np.unique(owner)}
+users = FederatedDataset(lambda c: rows[c][0], get_user_sampler("minimize_reuse", list(rows)))
 net = Net(nn.Linear(64, 10))
 model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
 # privacy
