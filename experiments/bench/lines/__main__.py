@@ -13,9 +13,9 @@ import hashlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
-import time
 
 from experiments.bench.lines import counting
 
@@ -42,7 +42,7 @@ PACKAGES = dict(
     pfl=("pfl", "torch", "peft", "dp-accounting"),
     fedjax=("fedjax", "jax", "dm-haiku", "optax", "dp-accounting"),
 )
-LIMIT = 900  # seconds of a program
+LIMIT = 3600  # seconds of a program
 VERSIONS = """
 import importlib.metadata, json, platform, sys
 print(json.dumps(dict(python=platform.python_version()) | {
@@ -74,25 +74,27 @@ def run(python: str, path: pathlib.Path) -> dict:
         RAY_USAGE_STATS_ENABLED="0",
         PYTHONPATH=str(ROOT),
     )
-    begun = time.perf_counter()
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [python, "-W", "ignore", path],
             env=os.environ | settings,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=LIMIT,
+            start_new_session=True,  # what Ray starts ends with the program
         )
-        last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
-        if done.returncode == 0 and last.startswith("{"):
-            seconds = round(time.perf_counter() - begun, 1)
-            return dict(ran=True, printed=json.loads(last), seconds=seconds)
-        said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    except subprocess.TimeoutExpired:
-        said = f"longer than {LIMIT} seconds"
     except OSError as error:
-        said = str(error)
-    return dict(ran=False, why=said)
+        return dict(ran=False, why=str(error))
+    try:
+        out, err = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return dict(ran=False, why=f"longer than {LIMIT} seconds")
+    last = (out.strip().splitlines() or [""])[-1]
+    if process.returncode == 0 and last.startswith("{"):
+        return dict(ran=True, printed=json.loads(last))
+    return dict(ran=False, why=(err.strip().splitlines() or ["it printed nothing"])[-1])
 
 
 def versions(python: str, tool: str) -> dict:
@@ -163,7 +165,7 @@ def main():
 
 def earlier(path: pathlib.Path) -> dict:
     """What programs printed, by checksum."""
-    keys = ("ran", "printed", "seconds")
+    keys = ("ran", "printed")
     found = json.loads(path.read_text())["rows"]
     return {r["checksum"]: {k: r[k] for k in keys} for r in found if r.get("ran")}
 
