@@ -1,0 +1,65 @@
+"""Text, in pfl."""
+
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNTrainHyperParams
+from pfl.metrics import Weighted
+from pfl.model.pytorch import PyTorchModel
+from pfl.privacy.gaussian_mechanism import GaussianMechanism
+from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
+from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
+from tasks import (
+    BATCH,
+    CLIENTS,
+    CLIP,
+    DELTA,
+    EPOCHS,
+    NOISE,
+    ROUNDS,
+    TEXT_LR,
+    VOCABULARY,
+    report,
+    speeches,
+)
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.lstm = nn.LSTM(8, 32, batch_first=True)
+        self.output = nn.Linear(32, VOCABULARY)
+
+    def forward(self, x):
+        return self.output(self.lstm(self.embedding(x))[0]).mT
+
+    def loss(self, x, y):
+        return F.cross_entropy(self(x), y)
+
+    @torch.no_grad()
+    def metrics(self, x, y):
+        return {"accuracy": Weighted((self(x).argmax(1) == y).sum().item(), y.numel())}
+
+
+clients, test = speeches(torch=True)
+net = Net()
+model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
+sampler = get_user_sampler("minimize_reuse", range(CLIENTS))
+users = FederatedDataset.from_slices(clients, sampler)
+# privacy
+accountant = PLDPrivacyAccountant(ROUNDS, 1.0, "gaussian", noise_parameter=NOISE, delta=DELTA)
+# privacy
+mechanism = GaussianMechanism.from_privacy_accountant(accountant, CLIP)
+backend = SimulatedBackend(users, users, [CentrallyAppliedPrivacyMechanism(mechanism)])
+params = NNAlgorithmParams(ROUNDS, ROUNDS, train_cohort_size=CLIENTS, val_cohort_size=0)
+local = NNTrainHyperParams(BATCH, local_num_epochs=EPOCHS, local_learning_rate=TEXT_LR)
+FederatedAveraging().run(params, backend, model, local)
+accuracy = model.evaluate(Dataset(test))["accuracy"].overall_value
+report(accuracy=accuracy, epsilon=accountant.epsilon)
