@@ -1,7 +1,7 @@
 """Errors a newcomer can act on: where, what was needed, what came, what to do."""
 
 import numbers
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,9 @@ def concrete(value) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
-def fail(where: str, need: str, got, do: str = "", error: type[Exception] = ArgumentError):
+def fail(
+    where: str, need: str, got: object, do: str = "", error: type[Exception] = ArgumentError
+) -> NoReturn:
     """Refuse an argument.
 
     Args:
