@@ -3,6 +3,7 @@
 import csv
 import math
 import sys
+import time
 
 import jax
 import pytest
@@ -111,7 +112,10 @@ def test_wandb_offline(plan, tmp_path):
     logger = jfl.loggers.WandB("test", "run", mode="offline", dir=tmp_path, settings=settings)
     losses = logged(plan, logger)
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    content = path.read_bytes()
+    for _ in range(100):  # written by a process of wandb's own
+        if repr(losses[-1]).encode() in (content := path.read_bytes()):
+            break
+        time.sleep(0.1)
     assert b"fedsgd" in content and all(repr(loss).encode() in content for loss in losses)
 
 
