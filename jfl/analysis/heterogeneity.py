@@ -11,6 +11,7 @@ of one example.
 from typing import Any, NamedTuple
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike

@@ -4,6 +4,7 @@ import numbers
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

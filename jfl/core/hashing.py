@@ -8,6 +8,7 @@ import hashlib
 import weakref
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

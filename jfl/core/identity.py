@@ -30,6 +30,7 @@ import tokenize
 import types
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import default_registry

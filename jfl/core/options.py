@@ -274,7 +274,7 @@ def field(
     check: Callable | None = None,
     needs: Mapping[str, Callable] | None = None,
     repeated: bool = False,
-):
+) -> Any:
     """A field of a dataclass that is an option.
 
     Args:

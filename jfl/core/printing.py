@@ -9,6 +9,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.core
 import numpy as np
 
 WIDTH = 200  # characters of a line

@@ -139,7 +139,7 @@ def put(x, sharding: NamedSharding):
         return x
     if jax.process_count() == 1:
         return jax.device_put(x, sharding)
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = put(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     return jax.make_array_from_callback(np.shape(x), sharding, np.asarray(x).__getitem__)
@@ -199,7 +199,7 @@ def agree(tree):
     """The leaves of process 0, in all processes."""
     if jax.process_count() == 1:
         return tree
-    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     plain = jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), tree)
     sent = multihost_utils.broadcast_one_to_all(plain)
     back = lambda x, v: jax.random.wrap_key_data(v, impl=jax.random.key_impl(x)) if is_key(x) else v

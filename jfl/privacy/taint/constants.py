@@ -11,6 +11,7 @@ import math
 import weakref
 
 import jax
+import jax.core
 import numpy as np
 
 from ...core import checks
