@@ -336,10 +336,12 @@ def _largest(rows) -> float:
     """The largest eigenvalue of X^T X, by Lanczos without the product; a handful of rows or columns
     exactly."""
     if min(rows.shape) < 20:
-        return np.linalg.norm(rows, 2) ** 2
+        return float(np.linalg.norm(rows, 2)) ** 2
     width = rows.shape[1]
-    product = LinearOperator((width, width), matvec=lambda v: rows.T @ (rows @ v), dtype=rows.dtype)
-    return eigsh(product, k=1, v0=np.linspace(1, 2, width), tol=1e-10, return_eigenvectors=False)[0]
+    operator: Any = LinearOperator  # of scipy, whose types know neither matvec nor a float as tol
+    solve: Any = eigsh
+    product = operator((width, width), matvec=lambda v: rows.T @ (rows @ v), dtype=rows.dtype)
+    return solve(product, k=1, v0=np.linspace(1, 2, width), tol=1e-10, return_eigenvectors=False)[0]
 
 
 # --- gradients

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,7 @@ def run_trials(
     plan: Plan,
     rounds: int,
     block: int,
-    mesh: object = None,
+    mesh: Any = None,
     progress: Callable = lambda done: None,
     seen: np.ndarray | None = None,
     keep: Callable = lambda seen: None,

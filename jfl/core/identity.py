@@ -28,6 +28,7 @@ import sys
 import sysconfig
 import tokenize
 import types
+from typing import Any
 
 import jax
 import jax.core
@@ -251,7 +252,7 @@ def describe(plan: Plan) -> dict:
     as_made(plan.fed)
     reader = Reader()
     with _readable():
-        found = reader.shown(reader.plan(plan))
+        found: Any = reader.shown(reader.plan(plan))
     shapes, _ = jax.tree_util.tree_flatten_with_path(
         jax.eval_shape(plan.task.init, jax.random.key(0))
     )
@@ -386,7 +387,7 @@ class Reader:
         plain = lambda leaf: f"{_type(self.leaves[leaf.at])}{list(np.shape(self.leaves[leaf.at]))}"
         return json.dumps(tree, sort_keys=True, default=plain)
 
-    def shown(self, tree):
+    def shown(self, tree: Any) -> Any:
         """The description for people: numbers as they are, arrays by shape and checksum."""
         if isinstance(tree, Leaf):
             return _shown(self.leaves[tree.at])
@@ -418,7 +419,7 @@ class Reader:
         self.leaves.append(value if isinstance(value, _Place) else _in_its_type(value))
         return Leaf(len(self.leaves) - 1)
 
-    def data(self, value):
+    def data(self, value: Any) -> Any:
         """A pytree whose numbers are leaves."""
         if value is None or isinstance(value, (str, bytes, enum.Enum)):
             return self.static(value)
@@ -458,7 +459,7 @@ class Reader:
 
     def _function_of_plan(self, value: Fn):
         name = registered(value.function) if is_ours(value.function) else None
-        left = NOT_PART.get(name, ())
+        left = NOT_PART.get(name, ()) if name is not None else ()
         held = {
             k: self.data(v)
             for k, v in sorted(value.data.items())
@@ -476,7 +477,7 @@ class Reader:
         left = NOT_PART.get(name, ()) + (
             ("batch",) if name == "Batches" and value.scheme == "poisson" else ()
         )
-        found = {"record": name}
+        found: dict[str, Any] = {"record": name}
         for field in dataclasses.fields(value):
             held = getattr(value, field.name)
             plain = field.metadata.get("static")
@@ -493,7 +494,7 @@ class Reader:
 
     # --- everything else
 
-    def static(self, value):
+    def static(self, value: Any) -> Any:
         """What belongs to the structure of a program: its value counts as it is, numbers to the
         last digit."""
         if value is None or type(value) in (bool, str):
@@ -765,7 +766,10 @@ class Reader:
             else ()
         )
         fields = {k: self.static(v) for k, v in sorted(fields.items()) if k not in left}
-        found = {"object": self.static(cls), **({"fields": fields} if fields else {})}
+        found: dict[str, Any] = {
+            "object": self.static(cls),
+            **({"fields": fields} if fields else {}),
+        }
         for kind in (
             dict,
             list,
@@ -778,7 +782,8 @@ class Reader:
             float,
         ):  # a subclass, with its content
             if isinstance(value, kind):
-                found["content"] = self.static(kind(value))
+                inner: Any = kind
+                found["content"] = self.static(inner(value))
         if isinstance(value, np.ndarray):
             found["content"] = self._held(np.asarray(value))
         if not fields and "content" not in found and not is_ours(cls) and _is_theirs(cls):
@@ -788,12 +793,13 @@ class Reader:
     def _pickled(self, value):
         """What a library's object would write of itself; nothing where it cannot."""
         try:
-            state = copyreg.dispatch_table.get(type(value), lambda v: v.__reduce_ex__(4))(value)
+            reduce: Any = copyreg.dispatch_table.get(type(value), lambda v: v.__reduce_ex__(4))
+            state = reduce(value)
         except Exception:  # locks, files, generators: whatever their class says
             return "none"
         if not isinstance(state, tuple):
             return str(state)
-        items = [list(v) if hasattr(v, "__next__") else v for v in state[1:]]
+        items: list[Any] = [list(v) if hasattr(v, "__next__") else v for v in state[1:]]
         return [
             self.static(v)
             for v in items

@@ -162,7 +162,8 @@ def _docstring(factory) -> str:
     """The docstring, also under `python -OO`, which keeps none: then out of the source."""
     text = factory.__doc__
     if text is None and sys.flags.optimize > 1:
-        text = ast.get_docstring(ast.parse(textwrap.dedent(inspect.getsource(factory))).body[0])
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(factory))).body[0]
+        text = ast.get_docstring(tree)
     return inspect.cleandoc(text or "")
 
 

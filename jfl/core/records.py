@@ -23,6 +23,7 @@ from . import checks, hashing, pictures, printing, trade_off
 from .pytrees import on_device
 
 Array = jax.Array
+Number = jax.Array | np.ndarray | float  # a leaf: traced, of NumPy on the host, or plain
 Key = jax.Array
 Tree = Any
 Class = TypeVar("Class")
@@ -259,8 +260,8 @@ class Batches:
     scheme: str = static()  # the name of its function in jfl.sampling.batches
     batch: int | None = static()  # slots of a batch (None: N); the size drawn, but for poisson ones
     short: str = static(default="error")  # a client with fewer rows than a batch: "error" | "all"
-    rate: Array | None = None  # poisson: probability of a row; None: expected / size
-    expected: float | None = None  # poisson ones: expected rows of a batch
+    rate: Number | None = None  # poisson: probability of a row; None: expected / size
+    expected: Number | None = None  # poisson ones: expected rows of a batch
     __repr__ = printing.batches
 
 
@@ -365,9 +366,9 @@ class Sampler:
     """Who takes part, and what an accountant may assume about it."""
 
     draw: Fn  # key -> Cohort; (key, round) -> Cohort where clients take turns
-    expected: Array  # expected clients a round: the public denominator
-    share: Array | None = None  # [C] each client's share of the draws; None: 1 / C
-    rate: Array | None = None  # poisson: probability of a client
+    expected: Number  # expected clients a round: the public denominator
+    share: Array | np.ndarray | None = None  # [C] each client's share of the draws; None: 1 / C
+    rate: Number | None = None  # poisson: probability of a client
     scheme: str = static(default="full")  # the name of its function in jfl.sampling
     clients: int = static(default=0)
     capacity: int = static(default=0)  # slots K
@@ -412,11 +413,11 @@ class Plan:
 class Health(NamedTuple):
     """Counted inside the program, judged on the host."""
 
-    nonfinite: Array  # clients or server states with a value that is not finite
-    overflow: Array  # clients or rows that were drawn and found no slot
-    empty_cohort: Array  # rounds without a client
+    nonfinite: Array | np.ndarray  # clients or server states with a value that is not finite
+    overflow: Array | np.ndarray  # clients or rows that were drawn and found no slot
+    empty_cohort: Array | np.ndarray  # rounds without a client
     # rows, or clients, that met a clip with a value that is not finite: they counted as zero
-    nonfinite_rows: Array
+    nonfinite_rows: Array | np.ndarray
 
 
 @record

@@ -6,6 +6,7 @@ neighbours.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -168,8 +169,9 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
         "checksum": checksum(fed),
         "caveats": list(fed.caveats),
     }
-    if hasattr(partition, "describe"):
-        facts["partition"] = partition.describe(y)
+    words: Any = partition
+    if hasattr(words, "describe"):
+        facts["partition"] = words.describe(y)
     return facts
 
 
@@ -255,7 +257,9 @@ def _parts(dataset, test, classes):
             got,
             "See jfl.datasets.arrays.",
         )
-    return checked_arrays(where, *values[:2], *(values[2:] if test is None else test), classes)
+    x, y = values[:2]
+    x_test, y_test = values[2:] if test is None else test
+    return checked_arrays(where, x, y, x_test, y_test, classes)
 
 
 def _owned(rows, n):

@@ -187,7 +187,8 @@ def checkpoint(path: str | Path) -> Callable:
             for x in jax.tree.leaves(moment.run)
         ]
         content = io.BytesIO()
-        np.savez(content, **{f"{i:04d}": np.asarray(x) for i, x in enumerate(leaves)})
+        arrays: dict[str, Any] = {f"{i:04d}": np.asarray(x) for i, x in enumerate(leaves)}
+        np.savez(content, **arrays)
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, [content.getvalue()])
 

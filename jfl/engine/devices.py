@@ -65,7 +65,8 @@ def devices(mesh: str | Sequence | Mesh | None = "auto", points: int = 1) -> Mes
     every = jax.devices()
     if not isinstance(mesh, str) or mesh != "auto":  # an array has no truth of its own
         checks.whole("mesh", devices=mesh)
-        if mesh > len(every):
+        wanted: Any = mesh
+        if wanted > len(every):
             checks.fail(
                 "mesh",
                 f"at most the {len(every)} devices that are here",
@@ -79,7 +80,7 @@ def devices(mesh: str | Sequence | Mesh | None = "auto", points: int = 1) -> Mes
                 mesh,
                 'Use mesh="auto".',
             )
-        every = every[:mesh]
+        every = every[:wanted]
     if len(every) == 1:
         return None
     lines = max(d for d in range(1, len(every) + 1) if len(every) % d == 0 and d <= points)
@@ -170,7 +171,7 @@ def connect(
             )
         checks.whole("connect", processes=processes)
         checks.whole("connect", least=0, process=process)
-        if process >= processes:
+        if process is not None and processes is not None and process >= processes:
             checks.fail("connect", f"process below processes={processes}", process, "Count from 0.")
     jax.config.update(
         "jax_enable_recoverability", True

@@ -93,7 +93,9 @@ def _set_clock(state, step):
     scheduled = optax.ScaleByScheduleState
     return jax.tree.map(
         lambda s: (
-            s._replace(count=jnp.asarray(step, s.count.dtype)) if isinstance(s, scheduled) else s
+            s._replace(count=jnp.asarray(step, jnp.asarray(s.count).dtype))
+            if isinstance(s, scheduled)
+            else s
         ),
         state,
         is_leaf=lambda s: isinstance(s, scheduled),

@@ -64,10 +64,12 @@ def claimed(
     """
     paper = _asked(plan, rounds, delta, paper, view)
     value, method, caveats, *kind = _CLAIMS[paper](plan, rounds, delta, view)
+    unit, adjacency = kind or ("example", "replace_one")
     return Guarantee(
         value,
         float(delta),
-        *(kind or ("example", "replace_one")),
+        unit,
+        adjacency,
         view,
         method,
         "claimed",

@@ -97,7 +97,9 @@ def _flags() -> str:
 def _cores() -> int:
     """CPU cores this process may use: sums are divided among them, so their last bits follow the
     number."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @functools.cache

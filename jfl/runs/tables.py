@@ -138,7 +138,7 @@ def frame(
             return polars.DataFrame(rows, infer_schema_length=None)
         import pandas
 
-        table = pandas.DataFrame(rows)
+        table: Any = pandas.DataFrame(rows)
         if kind == "pandas":
             return table
         import xarray  # noqa: F401, of which pandas makes the Dataset

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -149,7 +149,7 @@ class Session(NamedTuple):
     out: Path
     checkpoints: Checkpoints
     journal: Journal
-    mesh: object
+    mesh: Any
     watch: Callable
     log: tuple[str, ...] = ()
 
@@ -337,7 +337,7 @@ def _position(session: Session, resume: bool) -> Position:
     _same(journaled, session.facts, out)
     if session.checkpoints.latest() is None:
         history, seconds = {}, 0.0
-        run, branch = rejoin(run, journaled, **journal.layout)
+        run, branch = rejoin(run, journaled, None, **journal.layout)
     else:
         saved = session.checkpoints.load()
         _same(saved.meta, session.facts, out)
@@ -574,7 +574,7 @@ def _shown(guarantees: list[dict], config: Config) -> dict | None:
 def shown_epsilon(guarantees: list[dict], config: Config) -> float | None:
     """The epsilon that tables and pictures show; None without one."""
     guarantee = _shown(guarantees, config)
-    return guarantee and guarantee["epsilon"]
+    return None if guarantee is None else guarantee["epsilon"]
 
 
 def shown_label(guarantees: list[dict], config: Config) -> str:

@@ -1,6 +1,7 @@
 """Where clients add noise for their examples: entries of unit "example"."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,8 @@ def examples(plan: Plan, rounds: int) -> list[Entry]:
 
 def _adjacency(release: Release) -> str:
     sampled = "replace_one" if release.steps else implied(release.batches)
-    return release.mechanism.adjacency or sampled
+    mechanism: Any = release.mechanism
+    return mechanism.adjacency or sampled
 
 
 def _entries(plan, adjacency, rounds):
@@ -60,7 +62,8 @@ def _entries(plan, adjacency, rounds):
     noise = [levels(r.mechanism, rounds, len(rows)) for r in releases]
     # batches of several releases follow from one key: they may be one sample
     several = sum(r.batches.scheme != "full" for r in releases) > 1
-    parts, lost = [], []
+    parts: list[Part] = []
+    lost: list[Any] = []
     for release, multiplier in zip(releases, noise):
         sample, population, capacity, count, takes_all, overflow = _by_rows(
             release, adjacency, rows

@@ -1,7 +1,7 @@
 """From entries to the events of an accountant: `events_of`, and nothing else, does it."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -235,7 +235,9 @@ def round_of(members: list[Met]):
         return members[0].event()
     alone = [m for m in members if m.draws_nothing]
     drawing = [m for m in members if not m.draws_nothing]
-    parts = [_gaussian(sum(m.entry.turns * m.precision() for m in alone))] if alone else []
+    parts: list[Any] = (
+        [_gaussian(sum(m.entry.turns * m.precision() for m in alone))] if alone else []
+    )
     if drawing:
         parts.append(drawing[0].event() if len(drawing) == 1 else _on_one_sample(drawing))
     return _composed(parts)
@@ -252,7 +254,7 @@ def _on_one_sample(members):
     if any(of_rounds) or len({m.entry.turns for m in members}) > 1:
         return seen
     drawing = [m for m in members if not m.draws_no_batch]
-    inner = (
+    inner: list[Any] = (
         [_gaussian(sum(m.precision() for m in members if m.draws_no_batch))]
         if len(drawing) < len(members)
         else []

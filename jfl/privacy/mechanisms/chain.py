@@ -12,7 +12,7 @@ and sum) and `finish` (noise and post).  `release` is both at once.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -135,7 +135,7 @@ def _of(mechanism, role):
     return [s for s in mechanism.stages if s.role == role]
 
 
-def noisy(mechanism: Mechanism | None) -> bool:
+def noisy(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
     return mechanism is not None and bool(_of(mechanism, "noise"))
 
 
@@ -345,7 +345,7 @@ def multipliers(
     return np.array(values)
 
 
-def multiplier_changes(mechanism: Mechanism | None) -> bool:
+def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
     """True if the noise multiplier is a function of the round.  It is not where only clips and maps
     are, and the noise follows the clip."""
     if not (noisy(mechanism) and scheduled(mechanism)):

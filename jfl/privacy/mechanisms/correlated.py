@@ -125,7 +125,7 @@ def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
         )
 
 
-def refuse_changing(where: str, release: Mechanism, weights: Any) -> None:
+def refuse_changing(where: str, release: Mechanism | None, weights: Any) -> None:
     """One scale for all rounds: the noise of a round is also part of others."""
     if strategy_of(release) is None:
         return

@@ -63,7 +63,7 @@ def clip_scaled(
     checks.positive(where, single=True, bound=bound, count=count)
     refuse_tiny(where, bound=bound)
     checks.nonnegative(where, single=True, decay=decay)
-    if checks.concrete(decay) and not decay < 1:
+    if checks.concrete(decay) and not np.asarray(decay) < 1:
         checks.fail(where, "decay < 1", f"decay={decay!r}")
     shapes = shapes_like(like)
     numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
