@@ -430,7 +430,7 @@ def test_help_shows_types_and_no_addresses():
     for name, value in public_callables():
         text = pydoc.plain(pydoc.render_doc(value))
         assert not ADDRESS.search(text), f"help({name}): {ADDRESS.search(text)}"
-        if inspect.isfunction(value):
+        if inspect.isfunction(value) and name.removeprefix("jfl.") not in EARLIER:
             assert not without_types(value), f"{name}: {without_types(value)} without types"
             shown[name] = str(inspect.signature(value))
     assert "**" not in "".join(v for n, v in shown.items() if n.startswith("jfl.algorithms."))

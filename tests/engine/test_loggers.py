@@ -105,6 +105,7 @@ def test_tensorboard(plan, tmp_path):
     assert seen == [*zip(ROUNDS, losses)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of wandb's own
 def test_wandb_offline(plan, tmp_path):
     wandb = pytest.importorskip("wandb", reason='needs pip install "jfl[wandb]"')
@@ -119,6 +120,7 @@ def test_wandb_offline(plan, tmp_path):
     assert b"fedsgd" in content and all(repr(loss).encode() in content for loss in losses)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own, and SQLAlchemy's
 def test_mlflow_in_a_file(plan, tmp_path):
     pytest.importorskip("mlflow", reason='needs pip install "jfl[mlflow]"')

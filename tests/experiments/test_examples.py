@@ -5,6 +5,7 @@ import pytest
 from experiments.examples import tuning
 
 
+@pytest.mark.slow
 def test_tuning_tells_the_search_from_the_priced_choice(monkeypatch, capsys):
     pytest.importorskip("optuna", reason='needs pip install "jfl[tune]"')
     monkeypatch.setattr("sys.argv", ["tuning", "--rounds", "1", "--trials", "4"])
