@@ -371,7 +371,7 @@ def _chunk(where, fed, chunk):
     return min(chunk, len(fed.size))
 
 
-def _squares(grads):
+def _squares(grads: Any) -> Any:
     """||g_c||^2 of a tree with a first axis."""
     return sum(jnp.square(g).reshape(len(g), -1).sum(1) for g in jax.tree.leaves(grads))
 

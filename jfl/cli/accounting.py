@@ -358,7 +358,8 @@ def guarantees_of_plan(
         key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0],
     )
     fields: dict[str, Any] = {k: best[k] for k in Guarantee._fields}
-    shown = Guarantee(**fields | dict(caveats=tuple(best["caveats"])))
+    fields["caveats"] = tuple(best["caveats"])
+    shown = Guarantee(**fields)
     return found, curve(worst, rounds, left, shown)
 
 

@@ -373,6 +373,11 @@ class Leaf:
         self.at = at
 
 
+def _fields_of(value: Any) -> tuple[str, ...]:
+    """The names of a named tuple's fields."""
+    return value._fields
+
+
 class Reader:
     """Reads values into a description; the numbers of a plan become its leaves."""
 
@@ -442,7 +447,7 @@ class Reader:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return {
                 "tuple": self.type(type(value)),
-                **{f: self.data(getattr(value, f)) for f in value._fields},
+                **{f: self.data(getattr(value, f)) for f in _fields_of(value)},
             }
         if isinstance(value, (list, tuple)):
             return [self.data(v) for v in value]
@@ -523,11 +528,14 @@ class Reader:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return {
                 "tuple": self.type(type(value)),
-                **{f: self.static(getattr(value, f)) for f in value._fields},
+                **{f: self.static(getattr(value, f)) for f in _fields_of(value)},
             }
         if type(value) in (set, frozenset):  # their order differs from process to process
             return {"set": sorted(_alone(v) for v in value)}
-        if type(value) in (dict, types.MappingProxyType):
+        if isinstance(value, (dict, types.MappingProxyType)) and type(value) in (
+            dict,
+            types.MappingProxyType,
+        ):
             return {"dict": [[self.static(k), self.static(v)] for k, v in value.items()]}
         return self._once(value)
 

@@ -660,9 +660,9 @@ def make_dataset(
     name: str,
     digest: str | None = None,
 ) -> Dataset:
-    *arrays, count = checked_arrays(where, x, y, x_test, y_test, classes)
-    x, y, x_test, y_test = arrays
-    return Dataset(x, y, x_test, y_test, count, name, digest or tfds.digest(*arrays))
+    arrays: tuple[Any, ...] = checked_arrays(where, x, y, x_test, y_test, classes)
+    whole = digest or tfds.digest(*arrays[:4])
+    return Dataset(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], name, whole)
 
 
 def checked_arrays(

@@ -119,7 +119,7 @@ def federate(
             own(on_device(value))
             for value in (x, y, index, size, x_test, y_test, test_index, test_size)
         ),
-        classes=classes,
+        classes=classes or 0,
         caveats=tuple(getattr(dataset, "caveats", ())),
     )
 
@@ -234,7 +234,7 @@ def _joined(where, parts, names, letter):
     return np.concatenate(parts)
 
 
-def _parts(dataset, test, classes):
+def _parts(dataset, test, classes) -> tuple[Any, Any, Any, Any, Any]:
     where = f"federate({dataset.name!r})" if isinstance(dataset, Dataset) else "federate"
     if isinstance(dataset, Dataset):
         if classes not in (None, dataset.classes):
@@ -258,7 +258,8 @@ def _parts(dataset, test, classes):
             "See jfl.datasets.arrays.",
         )
     x, y = values[:2]
-    x_test, y_test = values[2:] if test is None else test
+    held_out: Any = values[2:] if test is None else test
+    x_test, y_test = held_out
     return checked_arrays(where, x, y, x_test, y_test, classes)
 
 

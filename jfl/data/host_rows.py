@@ -129,7 +129,7 @@ def population(
     none = jnp.zeros((len(sizes), 0), jnp.int32), jnp.zeros(len(sizes), jnp.int32)
     return Federation(
         *(own(v) for v in (*blank, size, jnp.array(x_test), jnp.array(y_test), *none)),
-        classes=classes,
+        classes=classes or 0,
         caveats=caveats,
         host=host,
     )
@@ -360,7 +360,7 @@ def _reader(rows, fields, prepare):
     return read, len(rows), ()
 
 
-def _looked_at(host, n, test, classes, where):
+def _looked_at(host, n, test, classes, where) -> tuple[Any, Any, Any, Any]:
     """All rows once: their kinds, that they are finite and labelled, and their identity, as of a
     federation of them."""
     total, most, like = Rows(), -1, None

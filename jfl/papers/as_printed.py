@@ -129,7 +129,7 @@ def views(plan: Plan, paper: str | None = None) -> tuple:
     return ("server", "third_party") if paper in ("noble2022", "talaei2024") else ("server",)
 
 
-def _asked(plan, rounds, delta, paper, view):
+def _asked(plan, rounds, delta, paper, view) -> str:
     paper = _paper(plan, paper)
     checks.whole("jfl.papers.as_printed", rounds=rounds)
     check_delta(delta)

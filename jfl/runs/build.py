@@ -412,7 +412,8 @@ def _chain(config, task, noise: Any, *post) -> Mechanism:
         as_std = callable(noise) and config.mode == "as_printed"
         stage = gaussian(std=noise) if as_std else gaussian(noise)
         if config.strategy is not None:
-            stage = correlated(noise, _strategy(config))
+            multiplier: Any = noise
+            stage = correlated(multiplier, _strategy(config))
     adjacency = config.adjacency if the_unit(config) == "example" else None
     return chain(clip, total(), stage, *post, adjacency=adjacency)
 

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -237,7 +237,7 @@ class Checkpoints:
         return unpack(leaves, like)
 
 
-def refuse_resume(where: str, need: str, got, do: str = ""):
+def refuse_resume(where: str, need: str, got: object, do: str = "") -> NoReturn:
     """Refuse to go on with what a directory holds: `checks.fail` with ResumeRefused."""
     checks.fail(where, need, got, do, error=ResumeRefused)
 

@@ -81,7 +81,8 @@ def compile_seconds() -> float:
             if "/compile/" in event:
                 _compiling.append(seconds)
 
-        jax.monitoring.register_event_duration_secs_listener(heard)
+        monitoring: Any = jax.monitoring  # whose type asks for one more form of a listener
+        monitoring.register_event_duration_secs_listener(heard)
     return sum(_compiling)
 
 

@@ -54,7 +54,7 @@ class ResultStore:
         remedy: str = "Take the line out: its run is then computed again.",
     ):
         self.path, self.key = Path(path), key
-        self.records: dict[str, Any] = {}
+        self.records: dict[Hashable, Any] = {}
         self.head: Any = None
         self._fields, self._head_fields, self._signed = fields, head, signed
         self._line, self._remedy = line, remedy

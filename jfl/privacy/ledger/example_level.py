@@ -76,6 +76,7 @@ def _entries(plan, adjacency, rounds):
     convex = any(s.declared == "prox_erm" for r in releases for s in r.mechanism.stages)
     assumed = ((CONVEX,) if convex else ()) + ((SITES,) if several else ())
     entries = []
+    row_overflow: Any = sum(lost)
     for view in VIEWS[:2]:
         attendance = attendance_of(plan, view)
         entries.append(
@@ -89,7 +90,7 @@ def _entries(plan, adjacency, rounds):
                 attendance.turns,
                 worst_columns(rows, attendance.share, noise, present),
                 attendance.turns * sum(each[present].max() for each in lost),
-                sum(lost),
+                row_overflow,
                 attendance.gains,
                 drawn="rows",
                 status="conditional" if convex else "proved",

@@ -101,6 +101,7 @@ def _step(entry: Entry, part: Part, column: int, multiplier):
             part.count[_own(part.count, column)]
         )
     noise = events.gaussian(multiplier)
+    population: Any  # a whole number
     sample, population, count = (
         float(v[column if len(v) > 1 else 0]) for v in (part.sample, part.population, part.count)
     )
@@ -114,8 +115,9 @@ def _step(entry: Entry, part: Part, column: int, multiplier):
         event = events.allocation(population, noise)
     elif part.sampling == "truncated_poisson":
         capacity = float(part.capacity[column if len(part.capacity) > 1 else 0])
-        sizes = min(sample / population, 1.0), population, min(capacity, population)
-        event = events.truncated_poisson(*sizes, noise, entry.adjacency)
+        slots: Any = min(capacity, population)
+        rate = min(sample / population, 1.0)
+        event = events.truncated_poisson(rate, population, slots, noise, entry.adjacency)
     elif part.sampling == "with_replacement":
         event = events.with_replacement(sample, population, noise)
     else:  # each takes part on its own, with a probability

@@ -12,7 +12,7 @@ and sum) and `finish` (noise and post).  `release` is both at once.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, overload
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +158,22 @@ def remembers(mechanism: Mechanism) -> bool:
     return any(s.state is not None for s in mechanism.stages)
 
 
+@overload
+def bind(
+    mechanism: Mechanism,
+    adjacency: str,
+    where: str,
+    required: bool = ...,
+    also: Sequence[str] = ...,
+) -> Mechanism: ...
+@overload
+def bind(
+    mechanism: Mechanism | None,
+    adjacency: str,
+    where: str,
+    required: bool = ...,
+    also: Sequence[str] = ...,
+) -> Mechanism | None: ...
 def bind(
     mechanism: Mechanism | None,
     adjacency: str,
@@ -202,7 +218,7 @@ def limit(mechanism: Mechanism) -> float:
     return float(bound(mechanism)) / (denominator(mechanism) or 1.0)
 
 
-def shape(mechanism: Mechanism) -> Any:
+def shape(mechanism: Any) -> Any:
     """The shape of the noise; None if it is isotropic, or none."""
     return next((s.shape for s in _of(mechanism, "noise")), None)
 

@@ -71,10 +71,8 @@ def clip_scaled(
         checks.fail(where, "like=task, or what a client contributes", f"like={like!r}")
     least = 0.1 * bound / numbers**0.5 if least is None else least
     checks.positive(where, single=True, least=least)
-    data = {
-        k: checks.scalar(v)
-        for k, v in dict(bound=bound, count=count, decay=decay, least=least).items()
-    }
+    given: dict[str, Any] = dict(bound=bound, count=count, decay=decay, least=least)
+    data = {k: checks.scalar(v) for k, v in given.items()}
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     return Stage(
         Fn(_clip_scaled, data),

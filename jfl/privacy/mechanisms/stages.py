@@ -371,12 +371,10 @@ def clip_adaptive(
         if floor is None
         else floor
     )
-    data = {
-        k: checks.scalar(v)
-        for k, v in dict(
-            indicator=indicator, quantile=quantile, lr=lr, count=count, floor=floor
-        ).items()
-    }
+    given: dict[str, Any] = dict(
+        indicator=indicator, quantile=quantile, lr=lr, count=count, floor=floor
+    )
+    data = {k: checks.scalar(v) for k, v in given.items()}
     return Stage(
         Fn(_clip_adaptive, data),
         Fn(_adaptive_bound, data),

@@ -53,7 +53,7 @@ class Released(NamedTuple):
     mechanism: str  # its stages
     times: int | None  # a participation; None: nobody can count them
     key: str  # where its noise is from
-    reads: str  # which rows
+    reads: Any  # which rows, in words
 
 
 class Verdict(NamedTuple):
