@@ -45,6 +45,7 @@ from .deprecated import round as round
 from .deprecated import start as start
 from .engine import callbacks as callbacks
 from .engine import devices as mesh
+from .engine import loggers as loggers
 from .engine.choose import Choice as Choice
 from .engine.choose import choose as choose
 from .engine.compiling import keep_compiled_programs as keep_compiled_programs
@@ -163,6 +164,7 @@ __all__ = [
     "ledger",
     "linear_maps",
     "load",
+    "loggers",
     "mesh",
     "models",
     "named",

@@ -238,12 +238,12 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
     if checks.concrete(values):
         given = np.asarray(values)
         with np.errstate(over="ignore"):
-            values = given.astype(np.float32) if given.dtype.kind in "iuf" else np.array(np.nan)
-        if not np.isfinite(values).all():
+            held: Any = given.astype(np.float32) if given.dtype.kind in "iuf" else np.array(np.nan)
+        if not np.isfinite(held).all():
             checks.fail(where, "finite values (as float32)", checks.shown(given))
     else:
-        values = jnp.stack(values).astype(jnp.float32)
-    return Fn(_piecewise, dict(breakpoints=np.asarray(breakpoints, np.int32), values=values))
+        held = jnp.stack(values).astype(jnp.float32)
+    return Fn(_piecewise, dict(breakpoints=np.asarray(breakpoints, np.int32), values=held))
 
 
 @named("schedules.from_optax")

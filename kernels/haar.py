@@ -12,6 +12,7 @@ gather and moves no padding.
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +140,8 @@ def synthesis(coefficients, length: int, path: str = "auto"):
     _padded("synthesis", coefficients, 2 ** height(length), length)
     if _path("synthesis", path) == "xla":
         return merge(cut(coefficients, (length,)), (length,))
-    return _pallas(coefficients, False, path == "interpret")[..., :length]
+    found: Any = _pallas(coefficients, False, path == "interpret")
+    return found[..., :length]
 
 
 def levels(m: int):

@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import pkgutil
+import pydoc
 import re
 import subprocess
 import sys
@@ -81,12 +82,15 @@ HEAVY = {
     "PIL",
     "array_record",
     "tensorboardX",
+    "wandb",
+    "mlflow",
+    "pyarrow",
     "ray",
 }
 PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metric Metrics OneRunReport Output Plan
 REPOSITORY Release Rows Run Sweep Task algorithm algorithms at_scale audit audit_one_run auditing bands batches bounded calibrate callbacks ask_tell clip_values james_stein post_process chain
 check_privacy choose clip_adaptive clip_l1 clip_l2 clip_per_layer clip_scaled correlated corruption datasets describe distributed divide epsilons errors
-federate fingerprint gaussian grad guarantee guarantees heterogeneity init keep_compiled_programs laplace ledger linear_maps load mesh models named optimizers partition
+federate fingerprint gaussian grad guarantee guarantees heterogeneity init keep_compiled_programs laplace ledger linear_maps load loggers mesh models named optimizers partition
 plan population predict private_grad public_data round run_round sampling scan schedules simulate start strategies sweep task total transforms wavelet""".split()  # noqa: E501
 EARLIER = {"fingerprint", "round", "start"}  # names that warn, and go
 
@@ -415,6 +419,29 @@ def test_public_functions_have_types():
     untyped = {n: m for n, m in untyped.items() if n.removeprefix("jfl.") not in EARLIER}
     assert not untyped, f"without types: {untyped}"
     assert len(functions) > 150
+
+
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+
+
+def test_help_shows_types_and_no_addresses():
+    """Of everything public, also of factories that take the options of others."""
+    shown = {}
+    for name, value in public_callables():
+        text = pydoc.plain(pydoc.render_doc(value))
+        assert not ADDRESS.search(text), f"help({name}): {ADDRESS.search(text)}"
+        if inspect.isfunction(value) and name.removeprefix("jfl.") not in EARLIER:
+            assert not without_types(value), f"{name}: {without_types(value)} without types"
+            shown[name] = str(inspect.signature(value))
+    assert "**" not in "".join(v for n, v in shown.items() if n.startswith("jfl.algorithms."))
+    fedavg = shown["jfl.algorithms.fedavg"]
+    assert fedavg.startswith(
+        "(grad: Grad, *, lr: float | jax.Array | Callable = 0.1, steps: int = 10"
+    )
+    assert "= optax.sgd" in fedavg and fedavg.endswith("-> Algorithm")
+    assert (
+        "mu: float | jax.Array = 0.1, lr: " in shown["jfl.algorithms.fedprox"]
+    )  # of two factories
 
 
 def test_the_core_knows_no_algorithm_by_name():

@@ -80,7 +80,8 @@ def adaptive(
         )
         return step, Moments(first, second)
 
-    return optax.GradientTransformation(init, update)
+    rule: Any = update  # of optax, whose types know no states but its own
+    return optax.GradientTransformation(init, rule)
 
 
 def _decayed(decay, old, new):

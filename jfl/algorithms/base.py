@@ -7,6 +7,7 @@ import jax
 import optax
 
 from ..core import checks
+from ..core.options import readable
 from ..core.records import Algorithm, Fn, Release, named
 
 Number = float | jax.Array  # a hyperparameter: traced data, so that a sweep over it is a vmap
@@ -57,6 +58,7 @@ def _params(server):
     return getattr(server, "params", server)
 
 
+@readable
 def algorithm(
     init: Callable,
     client: Callable,

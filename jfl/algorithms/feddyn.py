@@ -65,11 +65,11 @@ def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
     """
     checks.positive("feddyn", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)
-    mu, step = checks.scalar(mu), base.server.data
+    pull, step = checks.scalar(mu), base.server.data
     return algorithm(
         Fn(_init, step),
-        Fn(_client, dict(base.client.data, mu=mu)),
-        Fn(_server, dict(step, mu=mu)),
+        Fn(_client, dict(base.client.data, mu=pull)),
+        Fn(_server, dict(step, mu=pull)),
         releases=base.releases,
         name="feddyn",
         stateful=True,

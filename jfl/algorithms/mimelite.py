@@ -84,13 +84,13 @@ def mimelite(grad: Grad, *, momentum: Number = 0.9, **fedavg_options) -> Algorit
     if checks.concrete(momentum) and momentum >= 1:
         checks.fail("mimelite", "momentum in [0, 1)", f"{momentum!r}")
     base = fedavg(grad, **fedavg_options)
-    work, momentum = base.client.data["work"], checks.scalar(momentum)
+    work, share = base.client.data["work"], checks.scalar(momentum)
     (release,) = base.releases
     rates = Fn(_rates, dict(lr=work.lr), dict(steps=work.steps))
     return algorithm(
         Fn(_init, base.server.data),
-        Fn(_client, dict(work=work, momentum=momentum)),
-        Fn(_server, dict(base.server.data, momentum=momentum, scale=rates)),
+        Fn(_client, dict(work=work, momentum=share)),
+        Fn(_server, dict(base.server.data, momentum=share, scale=rates)),
         releases=(dataclasses.replace(release, count=release.count + 1),),
         name="mimelite",
     )

@@ -8,7 +8,7 @@ import optax
 
 from .. import local
 from ..core import checks, pytrees
-from ..core.options import PYTHON_ONLY
+from ..core.options import PYTHON_ONLY, readable
 from ..core.records import Algorithm, Batches, Fn, Mechanism, Release, named
 from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
@@ -59,6 +59,7 @@ def _server(context, server, diff, *, step):
     return step(context, server, diff)
 
 
+@readable
 @traits(example_noise="mechanism", client_noise=None, as_printed={"clip_steps": "last"})
 def output_perturbation(
     grad: Grad,

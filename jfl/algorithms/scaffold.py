@@ -8,6 +8,7 @@ import optax
 
 from .. import local
 from ..core import checks, pytrees
+from ..core.options import readable
 from ..core.records import Algorithm, Batches, Fn, named, record
 from ..gradients.per_example import Grad
 from ..sampling.batches import without_replacement
@@ -78,6 +79,7 @@ def _rates(round_, *, lr, steps):
 
 
 @traits(payload_models=2)  # a difference and a change of control variate
+@readable
 def scaffold(
     grad: Grad,
     *,

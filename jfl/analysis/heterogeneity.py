@@ -11,6 +11,7 @@ of one example.
 from typing import Any, NamedTuple
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -335,10 +336,12 @@ def _largest(rows) -> float:
     """The largest eigenvalue of X^T X, by Lanczos without the product; a handful of rows or columns
     exactly."""
     if min(rows.shape) < 20:
-        return np.linalg.norm(rows, 2) ** 2
+        return float(np.linalg.norm(rows, 2)) ** 2
     width = rows.shape[1]
-    product = LinearOperator((width, width), matvec=lambda v: rows.T @ (rows @ v), dtype=rows.dtype)
-    return eigsh(product, k=1, v0=np.linspace(1, 2, width), tol=1e-10, return_eigenvectors=False)[0]
+    operator: Any = LinearOperator  # of scipy, whose types know neither matvec nor a float as tol
+    solve: Any = eigsh
+    product = operator((width, width), matvec=lambda v: rows.T @ (rows @ v), dtype=rows.dtype)
+    return solve(product, k=1, v0=np.linspace(1, 2, width), tol=1e-10, return_eigenvectors=False)[0]
 
 
 # --- gradients
@@ -368,7 +371,7 @@ def _chunk(where, fed, chunk):
     return min(chunk, len(fed.size))
 
 
-def _squares(grads):
+def _squares(grads: Any) -> Any:
     """||g_c||^2 of a tree with a first axis."""
     return sum(jnp.square(g).reshape(len(g), -1).sum(1) for g in jax.tree.leaves(grads))
 

@@ -152,7 +152,9 @@ def update_norms(
             checks.shown(batch),
         )
     rows = len(x) // clients
-    least = batch.batch if batch.scheme == "without_replacement" and batch.short == "error" else 1
+    least: Any = (
+        batch.batch if batch.scheme == "without_replacement" and batch.short == "error" else 1
+    )
     if rows < least:
         checks.fail(
             where,
@@ -160,7 +162,8 @@ def update_norms(
             f"{len(x)} rows for {clients} clients",
             "Take fewer clients, or a smaller batch.",
         )
-    return _updates(loss, params, x, y, batch, checks.scalar(lr), key, clients, steps)
+    rate: Any = lr
+    return _updates(loss, params, x, y, batch, checks.scalar(rate), key, clients, steps)
 
 
 def band_energies(

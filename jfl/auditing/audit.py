@@ -356,8 +356,9 @@ def _bound(seen, law, delta, confidence):
     first = int(LEARN * len(seen[0]))
     learn, judge = ([side[:first] for side in seen], [side[first:] for side in seen])
     tried = []
-    for score in scores.learn(*learn, law):
-        threshold, shown = _threshold(*(score.of(side) for side in learn), delta, confidence)
+    first_in, first_out = learn
+    for score in scores.learn(first_in, first_out, law):
+        threshold, shown = _threshold(score.of(first_in), score.of(first_out), delta, confidence)
         tried.append((shown, score, threshold))
     _, score, threshold = max(tried, key=lambda one: one[0])
     inside, outside = (score.of(side) for side in judge)

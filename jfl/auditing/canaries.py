@@ -18,7 +18,7 @@ A plan that has a mesh keeps it: what is wrong only on several devices is audite
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,8 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
     seen = "each upload of its client" if entry.view == "server" else "each aggregate"
     if mech.adaptive(plan.release):
         seen += " and clip norm"
-    return Experiment(*made, law, canary, f"{seen} of {rounds} rounds")
+    inside, outside = made
+    return Experiment(inside, outside, law, canary, f"{seen} of {rounds} rounds")
 
 
 def refuse_implied(entry: Entry) -> None:
@@ -210,8 +211,16 @@ def federation(x: np.ndarray, index: list, width: int | None = None) -> Federati
     for c, i in enumerate(index):
         padded[c, : len(i)] = i
     nothing = np.zeros((1,), np.float32)
+    x_, y, index_, size, x_test, y_test = map(
+        jnp.asarray, (x, np.zeros_like(x), padded, sizes, nothing, nothing)
+    )
     return Federation(
-        *map(jnp.asarray, (x, np.zeros_like(x), padded, sizes, nothing, nothing)),
+        x_,
+        y,
+        index_,
+        size,
+        x_test,
+        y_test,
         jnp.zeros((len(index), 0), jnp.int32),
         jnp.zeros(len(index), jnp.int32),
     )
@@ -403,7 +412,7 @@ def _one_client(plan, server, own, fed):
 # --- what is put in
 
 
-def worst(mechanism: Mechanism | None, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]:
+def worst(mechanism: Any, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]:
     """The contribution that moves the release furthest in the norm of its noise.
 
     Args:
@@ -417,7 +426,8 @@ def worst(mechanism: Mechanism | None, like: Tree, rounds: int = 1) -> tuple[Tre
     length = _length(mechanism, like, rounds)
     mechanism = mech.at(mechanism, jnp.int32(0))
     like = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), like)
-    best, farthest = None, -1.0
+    best: Any = None
+    farthest = -1.0
     for words, direction in _directions(mech.shape(mechanism), like):
         norm = float(pytrees.norm(direction))
         if not norm > 0:  # it lies in what is only padding
@@ -430,7 +440,7 @@ def worst(mechanism: Mechanism | None, like: Tree, rounds: int = 1) -> tuple[Tre
     return best
 
 
-def random(mechanism: Mechanism | None, like: Tree, rounds: int, count: int, seed: int) -> tuple:
+def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tuple:
     """Contributions along random directions, as long as those of `worst`.
 
     Where there is room for it they are orthogonal, so that none is seen in the place of another.

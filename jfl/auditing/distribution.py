@@ -237,8 +237,8 @@ def _noise(plan, source, rounds, runs, seed):
         z = z / (before / first)[..., None, None, None]
     if shape is not None:
         scales = np.asarray(shape.scales, np.float64)
-        z = z * scales[groups]
-        groups = [f"band {b}" for b in groups]
+        z = z * scales[np.asarray(groups)]
+        return z, np.asarray([f"band {b}" for b in groups])
     return z, np.asarray(groups)
 
 

@@ -12,6 +12,7 @@ import time
 import zipfile
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,7 +68,7 @@ class Kept:
     """
 
     def __init__(self, path: str | PathLike | None, question: dict, trials: int):
-        self.path = None if path is None else Path(path)
+        self.path: Any = None if path is None else Path(path)
         self.question, self.trials = question, trials
         self.parts = ([], [])
         self.written = time.monotonic()
@@ -95,7 +96,9 @@ class Kept:
     def _write(self):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         begun, held = time.monotonic(), io.BytesIO()
-        arrays = {name: self.of(side) for side, name in enumerate(SIDES) if self.parts[side]}
+        arrays: dict[str, Any] = {
+            name: self.of(side) for side, name in enumerate(SIDES) if self.parts[side]
+        }
         np.savez(held, question=json.dumps(self.question), **arrays)
         files.write(self.path, [held.getvalue()])
         self.written = time.monotonic()

@@ -8,7 +8,7 @@ ratios, where it depends on a draw whether the canary is in a round.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
@@ -97,7 +97,8 @@ def _ratios(inside, outside, law):
         for r, (weights, center, deviation, distance) in enumerate(rounds):
             s = (np.asarray(seen[:, r], float) @ weights - center) / deviation
             moved = times * distance
-            total += logsumexp(log_law + s[:, None] * moved - np.square(moved) / 2, axis=1)
+            gain: Any = logsumexp(log_law + s[:, None] * moved - np.square(moved) / 2, axis=1)
+            total += gain
         return total
 
     return Score(score, "likelihood ratio")

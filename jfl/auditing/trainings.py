@@ -144,7 +144,7 @@ def experiment(plan: Plan, entry: Entry, rounds: int, kind: str, sees: str) -> c
         # an absent client does not vote on the clip norm either
         weights = jnp.asarray(made.plan.weights).at[made.clients[0]].set(0.0)
         sides[1] = dataclasses.replace(sides[1], weights=weights)
-    return canaries.Experiment(*sides, law, made.words, made.adversary)
+    return canaries.Experiment(sides[0], sides[1], law, made.words, made.adversary)
 
 
 def _can_hold(plan, entry, kind):

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +26,13 @@ def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array
         its end; and whether a number was not finite.
     """
     run, metrics = scan(init(key, plan), plan, jnp.ones(rounds, jnp.int32))
-    seen = run.server.seen
+    seen: Any = run.server.seen
     if metrics.clip_norm is not None:
         shape = (rounds, *[1] * (seen.ndim - 1))
         clip = jnp.log(metrics.clip_norm).reshape(shape)
         seen = jnp.concatenate([seen, jnp.broadcast_to(clip, (*seen.shape[:-1], 1))], axis=-1)
-    return seen, run.health.nonfinite + run.health.nonfinite_rows > 0
+    bad: Any = run.health.nonfinite + run.health.nonfinite_rows > 0
+    return seen, bad
 
 
 def observe(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
@@ -77,7 +79,7 @@ def run_trials(
     plan: Plan,
     rounds: int,
     block: int,
-    mesh: object = None,
+    mesh: Any = None,
     progress: Callable = lambda done: None,
     seen: np.ndarray | None = None,
     keep: Callable = lambda seen: None,

@@ -6,14 +6,14 @@ Numbers become one round's event; a config becomes a plan, which the ledger read
 
 import dataclasses
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.options import field
-from ..core.records import Guarantee
+from ..core.records import Guarantee, Plan
 from ..privacy.accountants import events, pld, pld_compose, rdp, rdp_events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.entry_guarantees import overflowing
@@ -128,7 +128,7 @@ def one_round(numbers: Numbers, noise_multiplier: float, rate: float | None = No
     checks.choice("jfl", ("example", "client"), unit=numbers.unit)
     checks.choice("jfl", ("full", "without_replacement", "poisson"), sampler=numbers.sampler)
     checks.whole("jfl", steps=numbers.steps)
-    given = {
+    given: dict[str, Any] = {
         k: v
         for k, v in dict(
             batch=numbers.batch, rows=numbers.rows, cohort=numbers.cohort, clients=numbers.clients
@@ -269,7 +269,7 @@ def solve(numbers: Calibrate) -> tuple[Numbers, float]:
             f"noise_multiplier={numbers.noise_multiplier}, over={numbers.over!r}",
         )
     checks.positive(where, epsilon=numbers.epsilon)
-    z = numbers.noise_multiplier
+    z: Any = numbers.noise_multiplier
     if numbers.over == "noise_multiplier":
         return numbers, noise_for(numbers, numbers.epsilon)
     if numbers.over == "rounds":
@@ -357,13 +357,13 @@ def guarantees_of_plan(
         events_of(entry),
         key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0],
     )
-    shown = Guarantee(
-        **{k: best[k] for k in Guarantee._fields} | dict(caveats=tuple(best["caveats"]))
-    )
+    fields: dict[str, Any] = {k: best[k] for k in Guarantee._fields}
+    fields["caveats"] = tuple(best["caveats"])
+    shown = Guarantee(**fields)
     return found, curve(worst, rounds, left, shown)
 
 
-def solve_config(config: Config, over: str, target: float | None) -> tuple[Config, object]:
+def solve_config(config: Config, over: str, target: float | None) -> tuple[Config, Plan]:
     """The config that reaches `target`, and its plan; over "noise_multiplier" or "rounds"."""
     where = "jfl calibrate"
     checks.choice(where, SOLVED, over=over)

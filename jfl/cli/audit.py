@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from ..auditing import trainings
 from ..auditing.audit import WORST, AuditReport
@@ -148,7 +149,8 @@ def audit(arguments: list[str]) -> None:
     kept.unlink(missing_ok=True)
     print(f"Audit: {out / read.AUDITS}")
     if report.contradicted:
-        proved = report.proved.epsilon
+        said: Any = report.proved
+        proved = said.epsilon
         raise Failed(
             f"need an audited epsilon of at most {proved:.4g}, which is proved; got "
             f"{report.epsilon:.4g}. This is a bug in the proof or in the code: please report it "
@@ -238,7 +240,7 @@ def _check_place(out: Path, config: Config) -> None:
     values = configs.load(out / "config.toml")
     there = dataclasses.asdict(Config(**values)) if "sweep" not in values else None
     here = dataclasses.asdict(config)
-    differ = there and [k for k in here if k not in CADENCE and there[k] != here[k]]
+    differ: Any = there and [k for k in here if k not in CADENCE and there[k] != here[k]]
     if there is None or differ:
         checks.fail(
             "--out",

@@ -2,6 +2,7 @@
 written to be copied."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ class Part(NamedTuple):
     """One setting of the demo: plans that differ in their noise."""
 
     name: str
-    make_plan: object  # noise multiplier -> plan
+    make_plan: Callable  # noise multiplier -> plan
     private: bool
     rounds: int
 

@@ -8,6 +8,7 @@ import re
 import sys
 import typing
 from collections.abc import Sequence
+from typing import Any
 
 from ..core import checks
 from ..core.options import field as field
@@ -55,7 +56,8 @@ def parse(
             checks.fail(program, f"a value for {word.rstrip('=') or before}", "an empty one")
     flags = _flags(kind, default)
     parsed = tyro.cli(flags, args=arguments, prog=program)
-    return kind(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(kind)})
+    made: Any = kind
+    return made(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(made)})
 
 
 def _flags(kind, default):

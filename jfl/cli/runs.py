@@ -47,6 +47,11 @@ class Train(Config):
     )
     processes: int | None = field(None, "how many processes there are, one on each host")
     process: int | None = field(None, "which one this is, from 0; process 0 writes --out")
+    log: str = field(
+        "",
+        "where metrics go while the run goes on, several with commas: csv, parquet, tensorboard "
+        "(in --out), wandb, mlflow (in --out, or where WANDB_MODE and MLFLOW_TRACKING_URI say)",
+    )
 
 
 def train(arguments: list[str]) -> None:
@@ -86,6 +91,7 @@ def train(arguments: list[str]) -> None:
                 watch,
                 share,
                 functools.partial(console.warn, "train"),
+                command.log,
             )
     console.results([entry], command.out)
 

@@ -1,11 +1,13 @@
 """Errors a newcomer can act on: where, what was needed, what came, what to do."""
 
 import numbers
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .errors import ArgumentError
 
@@ -25,7 +27,9 @@ def concrete(value) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
-def fail(where: str, need: str, got, do: str = "", error: type[Exception] = ArgumentError):
+def fail(
+    where: str, need: str, got: object, do: str = "", error: type[Exception] = ArgumentError
+) -> NoReturn:
     """Refuse an argument.
 
     Args:
@@ -102,10 +106,10 @@ def whole(where: str, do: str = "", least: int = 1, most: int = INT32, **values)
         if (
             isinstance(value, (bool, np.timedelta64))
             or not isinstance(value, numbers.Integral)
-            or value < least
+            or int(value) < least
         ):
             fail(where, f"a whole number {name} >= {least}", f"{name}={shown(value)}", do)
-        if value > most:
+        if int(value) > most:
             fail(where, f"a whole number {name} <= {most}", f"{name}={shown(value)}", do)
 
 
@@ -211,7 +215,7 @@ def choice(where: str, options, **values):
             )
 
 
-def scalar(value):
+def scalar(value: ArrayLike) -> jax.Array | np.ndarray:
     """A hyperparameter as a leaf: float32 on the host, arrays and tracers as they are."""
     if np.ndim(value):
         fail(

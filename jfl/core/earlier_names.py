@@ -7,6 +7,8 @@ import importlib.machinery
 import sys
 import types
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 # What a package of today was as a module: the names it had are found there.
 MEMBERS = {
@@ -200,7 +202,7 @@ def install(package: str):
     sys.modules[package].__class__ = Package
 
 
-def renamed(module: str, names: dict[str, str]):
+def renamed(module: str, names: dict[str, str]) -> Callable[[str], Any]:
     """A module's `__getattr__` that answers for names it had in the release before.
 
     Args:
@@ -208,7 +210,7 @@ def renamed(module: str, names: dict[str, str]):
         names: earlier name -> the path of what it is today.
     """
 
-    def answer(name: str):
+    def answer(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         warn(f"{module}.{name}", names[name], 3)

@@ -51,6 +51,6 @@ def temporary(path) -> bool:
 def source() -> str:
     """jfl's own code: in a working copy the version does not change with it."""
     package = Path(__file__).parents[1]
-    kernels = Path(importlib.import_module("jfl.kernels").__file__).parent
+    kernels = Path(str(importlib.import_module("jfl.kernels").__file__)).parent
     parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

@@ -6,8 +6,10 @@ They tell different plans and different data apart; nobody is expected to forge 
 
 import hashlib
 import weakref
+from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -52,7 +54,7 @@ def of_number(value):
 # --- numbers
 
 
-def raw(x):
+def raw(x: Any) -> Any:
     """The bits of an array as UInt32[n], of NumPy for NumPy's arrays; -0 counts as 0."""
     xp = jnp if isinstance(x, jax.Array) else np
     x = x if xp is jnp else np.asarray(x)
@@ -157,14 +159,14 @@ def owned(x) -> bool:
 
 def digest(x) -> bytes:
     """The sha256 of an array's bytes; of an array that jfl owns it is computed once."""
-    known = _owned[id(x)] if owned(x) else [None, None]
+    known: list = _owned[id(x)] if owned(x) else [None, None]
     if known[1] is None:
         known[1] = hashlib.sha256(_bytes(x)).digest()
     return known[1]
 
 
-def _bytes(x):
-    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+def _bytes(x: Any) -> memoryview:
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
 
 
 class Rows:

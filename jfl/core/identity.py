@@ -28,8 +28,10 @@ import sys
 import sysconfig
 import tokenize
 import types
+from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import default_registry
@@ -250,7 +252,7 @@ def describe(plan: Plan) -> dict:
     as_made(plan.fed)
     reader = Reader()
     with _readable():
-        found = reader.shown(reader.plan(plan))
+        found: Any = reader.shown(reader.plan(plan))
     shapes, _ = jax.tree_util.tree_flatten_with_path(
         jax.eval_shape(plan.task.init, jax.random.key(0))
     )
@@ -371,6 +373,11 @@ class Leaf:
         self.at = at
 
 
+def _fields_of(value: Any) -> tuple[str, ...]:
+    """The names of a named tuple's fields."""
+    return value._fields
+
+
 class Reader:
     """Reads values into a description; the numbers of a plan become its leaves."""
 
@@ -385,7 +392,7 @@ class Reader:
         plain = lambda leaf: f"{_type(self.leaves[leaf.at])}{list(np.shape(self.leaves[leaf.at]))}"
         return json.dumps(tree, sort_keys=True, default=plain)
 
-    def shown(self, tree):
+    def shown(self, tree: Any) -> Any:
         """The description for people: numbers as they are, arrays by shape and checksum."""
         if isinstance(tree, Leaf):
             return _shown(self.leaves[tree.at])
@@ -417,7 +424,7 @@ class Reader:
         self.leaves.append(value if isinstance(value, _Place) else _in_its_type(value))
         return Leaf(len(self.leaves) - 1)
 
-    def data(self, value):
+    def data(self, value: Any) -> Any:
         """A pytree whose numbers are leaves."""
         if value is None or isinstance(value, (str, bytes, enum.Enum)):
             return self.static(value)
@@ -440,7 +447,7 @@ class Reader:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return {
                 "tuple": self.type(type(value)),
-                **{f: self.data(getattr(value, f)) for f in value._fields},
+                **{f: self.data(getattr(value, f)) for f in _fields_of(value)},
             }
         if isinstance(value, (list, tuple)):
             return [self.data(v) for v in value]
@@ -457,7 +464,7 @@ class Reader:
 
     def _function_of_plan(self, value: Fn):
         name = registered(value.function) if is_ours(value.function) else None
-        left = NOT_PART.get(name, ())
+        left = NOT_PART.get(name, ()) if name is not None else ()
         held = {
             k: self.data(v)
             for k, v in sorted(value.data.items())
@@ -475,7 +482,7 @@ class Reader:
         left = NOT_PART.get(name, ()) + (
             ("batch",) if name == "Batches" and value.scheme == "poisson" else ()
         )
-        found = {"record": name}
+        found: dict[str, Any] = {"record": name}
         for field in dataclasses.fields(value):
             held = getattr(value, field.name)
             plain = field.metadata.get("static")
@@ -492,7 +499,7 @@ class Reader:
 
     # --- everything else
 
-    def static(self, value):
+    def static(self, value: Any) -> Any:
         """What belongs to the structure of a program: its value counts as it is, numbers to the
         last digit."""
         if value is None or type(value) in (bool, str):
@@ -521,11 +528,14 @@ class Reader:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return {
                 "tuple": self.type(type(value)),
-                **{f: self.static(getattr(value, f)) for f in value._fields},
+                **{f: self.static(getattr(value, f)) for f in _fields_of(value)},
             }
         if type(value) in (set, frozenset):  # their order differs from process to process
             return {"set": sorted(_alone(v) for v in value)}
-        if type(value) in (dict, types.MappingProxyType):
+        if isinstance(value, (dict, types.MappingProxyType)) and type(value) in (
+            dict,
+            types.MappingProxyType,
+        ):
             return {"dict": [[self.static(k), self.static(v)] for k, v in value.items()]}
         return self._once(value)
 
@@ -764,7 +774,10 @@ class Reader:
             else ()
         )
         fields = {k: self.static(v) for k, v in sorted(fields.items()) if k not in left}
-        found = {"object": self.static(cls), **({"fields": fields} if fields else {})}
+        found: dict[str, Any] = {
+            "object": self.static(cls),
+            **({"fields": fields} if fields else {}),
+        }
         for kind in (
             dict,
             list,
@@ -777,7 +790,8 @@ class Reader:
             float,
         ):  # a subclass, with its content
             if isinstance(value, kind):
-                found["content"] = self.static(kind(value))
+                inner: Any = kind
+                found["content"] = self.static(inner(value))
         if isinstance(value, np.ndarray):
             found["content"] = self._held(np.asarray(value))
         if not fields and "content" not in found and not is_ours(cls) and _is_theirs(cls):
@@ -787,12 +801,13 @@ class Reader:
     def _pickled(self, value):
         """What a library's object would write of itself; nothing where it cannot."""
         try:
-            state = copyreg.dispatch_table.get(type(value), lambda v: v.__reduce_ex__(4))(value)
+            reduce: Any = copyreg.dispatch_table.get(type(value), lambda v: v.__reduce_ex__(4))
+            state = reduce(value)
         except Exception:  # locks, files, generators: whatever their class says
             return "none"
         if not isinstance(state, tuple):
             return str(state)
-        items = [list(v) if hasattr(v, "__next__") else v for v in state[1:]]
+        items: list[Any] = [list(v) if hasattr(v, "__next__") else v for v in state[1:]]
         return [
             self.static(v)
             for v in items

@@ -4,12 +4,18 @@ stays fast."""
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from . import earlier_names
 
 
-def submodules(package: str, path, offers: str | tuple = (), later: dict | None = None):
+def submodules(
+    package: str,
+    path: Iterable[str],
+    offers: str | tuple[str, ...] = (),
+    later: dict[str, str] | None = None,
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package whose modules are imported on first use.
 
     Args:
@@ -39,7 +45,7 @@ def submodules(package: str, path, offers: str | tuple = (), later: dict | None 
     def is_module(name):
         return name[0] != "_" and importlib.util.find_spec(f"{package}.{name}") is not None
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> Any:
         if later and name in later:
             return getattr(importlib.import_module(later[name]), name)
         if name == "__all__" and len(names) > 1:
@@ -55,7 +61,7 @@ def submodules(package: str, path, offers: str | tuple = (), later: dict | None 
                 return importlib.import_module(f"{package}.{name}")
         return earlier_names.member(package, name)
 
-    def __dir__():
+    def __dir__() -> list[str]:
         modules = {
             module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_")
         }
@@ -71,7 +77,7 @@ def submodules(package: str, path, offers: str | tuple = (), later: dict | None 
     return __getattr__, __dir__
 
 
-def later(path: str) -> Callable:
+def later(path: str) -> Callable[..., Any]:
     """A function that lies in a module above, imported when it is called.
 
     Args:
@@ -82,7 +88,7 @@ def later(path: str) -> Callable:
     """
     module, _, name = path.rpartition(".")
 
-    def call(*args, **options):
+    def call(*args: Any, **options: Any) -> Any:
         return getattr(importlib.import_module(module), name)(*args, **options)
 
     call.__name__ = call.__qualname__ = name

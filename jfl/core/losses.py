@@ -62,7 +62,7 @@ def joined(loss: Fn) -> Fn:
     return Fn(_with_key, dict(loss=loss))
 
 
-def draws(loss: Fn) -> bool:
+def draws(loss: Fn | None) -> bool:
     """Whether a loss is one that `joined` made, or holds one: as its `loss`, or as what an audit
     looks up rows for, its `of`."""
     while isinstance(loss, Fn):

@@ -26,14 +26,16 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+from jax.typing import ArrayLike
 
 from . import checks
 
 PLAIN = (bool, int, float, str)
 UNSET = inspect.Parameter.empty
+Function = TypeVar("Function", bound=Callable)
 
 
 class Setting(NamedTuple):
@@ -67,10 +69,90 @@ class Shared(NamedTuple):
     takers: dict  # kind -> names of its factories that take the option
 
 
+# --- signatures that people read
+
+
+class Readable(inspect.Signature):
+    """A signature that prints as one writes it: short names, functions by theirs, no addresses."""
+
+    def __str__(self) -> str:
+        return self.format()
+
+    def format(self, *, max_width: int | None = None, **_: Any) -> str:
+        """As `inspect.Signature.format`: one line, or one for each parameter beyond `max_width`."""
+        parts, starred = [], False
+        for parameter in self.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                starred = True
+            elif parameter.kind is parameter.KEYWORD_ONLY and not starred:
+                parts.append("*")
+                starred = True
+            parts.append(_parameter_words(parameter))
+        returns = self.return_annotation
+        end = "" if returns is self.empty else f" -> {_type_words(returns)}"
+        line = f"({', '.join(parts)}){end}"
+        if max_width is None or len(line) <= max_width:
+            return line
+        return "(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
+
+
+def readable(function: Function) -> Function:
+    """Decorate a public function whose defaults are functions: `help` then shows their names.
+
+    Example:
+        >>> @readable
+        ... def run(step: Callable = max, times: int | jax.Array = 2) -> float: ...
+        >>> str(inspect.signature(run))
+        '(step: Callable = max, times: int | jax.Array = 2) -> float'
+    """
+    whole = inspect.signature(function, eval_str=True)
+    shown: Any = function
+    shown.__signature__ = Readable(
+        list(whole.parameters.values()), return_annotation=whole.return_annotation
+    )
+    return function
+
+
+def _parameter_words(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    text = stars + parameter.name
+    if parameter.annotation is not UNSET:
+        text += f": {_type_words(parameter.annotation)}"
+    return text if parameter.default is UNSET else f"{text} = {_default_words(parameter.default)}"
+
+
+def _default_words(value: Any) -> str:
+    if not inspect.isroutine(value):
+        return repr(value)
+    package = value.__module__.partition(".")[0]
+    prefix = "" if package in ("builtins", "jfl", "__main__") else f"{package}."
+    return prefix + value.__name__
+
+
+def _type_words(kind: Any) -> str:
+    if kind is jax.Array:
+        return "jax.Array"
+    if kind == ArrayLike:
+        return "ArrayLike"
+    if typing.get_origin(kind) is typing.Annotated:
+        return _type_words(typing.get_args(kind)[0])
+    if _is_union(kind):
+        rest, inner = [], set(typing.get_args(kind))
+        if set(typing.get_args(ArrayLike)) <= inner:
+            rest, inner = ["ArrayLike"], inner - set(typing.get_args(ArrayLike))
+        rest += [_type_words(k) for k in typing.get_args(kind) if k in inner]
+        return " | ".join(rest)
+    return re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", inspect.formatannotation(kind))
+
+
+def _is_union(kind: Any) -> bool:
+    return isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+
+
 # --- what a factory offers
 
 
-def extends(base: Callable, *, without: Iterable[str] = ()) -> Callable:
+def extends(base: Callable, *, without: Iterable[str] = ()) -> Callable[[Function], Function]:
     """Decorate a factory whose `**options` go to `base`: its signature then shows them all.
 
     Args:
@@ -78,7 +160,7 @@ def extends(base: Callable, *, without: Iterable[str] = ()) -> Callable:
         without: parameters of `base` that this factory sets itself.
     """
 
-    def decorate(factory):
+    def decorate(factory: Any) -> Any:
         signature = inspect.signature(factory, eval_str=True)
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         names = {*without, *(p.name for p in parameters)}
@@ -87,7 +169,7 @@ def extends(base: Callable, *, without: Iterable[str] = ()) -> Callable:
             for p in inspect.signature(base, eval_str=True).parameters.values()
             if p.name not in names
         ]
-        factory.__signature__ = signature.replace(parameters=parameters)
+        factory.__signature__ = Readable(parameters, return_annotation=signature.return_annotation)
         factory.extends = base
         return factory
 
@@ -162,7 +244,8 @@ def _docstring(factory) -> str:
     """The docstring, also under `python -OO`, which keeps none: then out of the source."""
     text = factory.__doc__
     if text is None and sys.flags.optimize > 1:
-        text = ast.get_docstring(ast.parse(textwrap.dedent(inspect.getsource(factory))).body[0])
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(factory))).body[0]
+        text = ast.get_docstring(tree)
     return inspect.cleandoc(text or "")
 
 
@@ -180,7 +263,7 @@ def split_optional(kind) -> tuple[Any, bool]:
     Of a number that may also be traced (`float | jax.Array`), or of rows that may also be a list
     (`int | Sequence[int]`), a config writes the plain one.
     """
-    if not isinstance(kind, types.UnionType) and typing.get_origin(kind) is not typing.Union:
+    if not _is_union(kind):
         return kind, False
     every = typing.get_args(kind)
     rest = [k for k in every if k is not type(None) and k is not jax.Array and not _listed(k)]
@@ -274,7 +357,7 @@ def field(
     check: Callable | None = None,
     needs: Mapping[str, Callable] | None = None,
     repeated: bool = False,
-):
+) -> Any:
     """A field of a dataclass that is an option.
 
     Args:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.core
 import numpy as np
 
 WIDTH = 200  # characters of a line
@@ -222,13 +223,14 @@ def _settings(node, prefix="") -> dict:
         ):  # a step of the server
             out |= _settings(x, "server_")
         elif dataclasses.is_dataclass(x) and hasattr(x, "loss"):  # how gradients are made
-            out |= {prefix + "l2": x.l2} if getattr(x, "l2", None) is not None else {}
+            l2 = getattr(x, "l2", None)
+            out |= {prefix + "l2": l2} if l2 is not None else {}
         elif name == "inner":
             out |= _settings(x, prefix)
         elif (
             x is not None and name not in DERIVED and not hasattr(x, "stages")
         ):  # mechanisms have a line
-            name = {"batches": "batch"}.get(name, name)
+            name = "batch" if name == "batches" else name
             out[prefix + name] = x
     return out
 
@@ -260,7 +262,8 @@ def _data(fed) -> str:
     of = f"{fed.x.dtype if fed.host is None else 'host'}[{','.join(map(str, shape))}]"
     if rows is None or rows.ndim != 1:
         return f"rows {_array(fed.x)}, owned as {_array(fed.size)}{classes}"
-    held_out = int(np.sum(_numbers(fed.test_size)))
+    test_size = _numbers(fed.test_size)
+    held_out = 0 if test_size is None else int(np.sum(test_size))
     return (
         f"{_many(int(rows.sum()), 'row')} of {of}, {_between(rows, '{}')} a client"
         f"{', on the host' if fed.host is not None else ''}; "
@@ -344,7 +347,7 @@ def _health(health) -> str:
     counts = {k: _numbers(v) for k, v in health._asdict().items()}
     if any(v is None for v in counts.values()):
         return "health not known here"
-    bad = {k: int(v.sum()) for k, v in counts.items() if v.sum()}
+    bad = {k: int(v.sum()) for k, v in counts.items() if v is not None and v.sum()}
     return ", ".join(f"{k}={v}" for k, v in bad.items()) or "healthy"
 
 

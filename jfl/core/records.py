@@ -11,9 +11,10 @@ is a vmap over them); fields marked `static` are structure (hashable, a new valu
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -22,8 +23,11 @@ from . import checks, hashing, pictures, printing, trade_off
 from .pytrees import on_device
 
 Array = jax.Array
+Number = jax.Array | np.ndarray | float  # a leaf: traced, of NumPy on the host, or plain
 Key = jax.Array
 Tree = Any
+Class = TypeVar("Class")
+Named = TypeVar("Named")  # a function or a class
 
 
 def static(**options: Any) -> Any:
@@ -31,17 +35,19 @@ def static(**options: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **options)
 
 
-def record(cls: type) -> type:
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
+def record(cls: type[Class]) -> type[Class]:
     """Class decorator: a frozen dataclass that is a pytree, and prints without its arrays."""
-    if cls.__repr__ is object.__repr__:
-        cls.__repr__ = printing.record
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(cls))
+    made: Any = cls
+    if made.__repr__ is object.__repr__:
+        made.__repr__ = printing.record
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(made))
 
 
 NAMED: dict = {}  # registered names -> where their function or class was written
 
 
-def named(name: str) -> Callable:
+def named(name: str) -> Callable[[Named], Named]:
     """Give a function or class the name by which the identity of a plan knows it, in place of its
     source.
 
@@ -66,7 +72,7 @@ def named(name: str) -> Callable:
     if not isinstance(name, str) or not name:
         raise ValueError(f"named: need a name, a text; got {name!r}.")
 
-    def register(value):
+    def register(value: Any) -> Any:
         place = f"{value.__module__}.{value.__qualname__}"
         if name in NAMED and place.startswith("jfl.") and NAMED[name] != place:
             raise ValueError(
@@ -82,7 +88,7 @@ def named(name: str) -> Callable:
     return register
 
 
-def always_traced(function: Callable) -> Callable:
+def always_traced(function: Any) -> Any:
     """Decorate a client of jfl's own whose releases do not follow from its local steps alone: what
     it declares is then compared with what a trace of it shows, as for a user's."""
     function._always_traced = True
@@ -98,10 +104,15 @@ class Fn:
     differ in a float share one compiled program, which closures cannot.
     """
 
-    def __init__(self, function: Callable, data: dict | None = None, static: dict | None = None):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        data: dict[str, Any] | None = None,
+        static: dict[str, Any] | None = None,
+    ) -> None:
         self.function, self.data, self.static = function, dict(data or {}), dict(static or {})
 
-    def __call__(self, *args):
+    def __call__(self, *args: Any) -> Any:
         return self.function(*args, **self.data, **self.static)
 
     __repr__ = printing.function
@@ -141,7 +152,7 @@ class Federation:
     host: Any = static(
         default=None
     )  # data.host_rows.Population: rows that stay on the host; x, y, index have none
-    identity: Array = dataclasses.field(
+    identity: Any = dataclasses.field(
         init=False, default=None, repr=False, compare=False
     )  # UInt32[4], of the data
 
@@ -250,8 +261,8 @@ class Batches:
     scheme: str = static()  # the name of its function in jfl.sampling.batches
     batch: int | None = static()  # slots of a batch (None: N); the size drawn, but for poisson ones
     short: str = static(default="error")  # a client with fewer rows than a batch: "error" | "all"
-    rate: Array | None = None  # poisson: probability of a row; None: expected / size
-    expected: float | None = None  # poisson ones: expected rows of a batch
+    rate: Number | None = None  # poisson: probability of a row; None: expected / size
+    expected: Number | None = None  # poisson ones: expected rows of a batch
     __repr__ = printing.batches
 
 
@@ -291,7 +302,7 @@ class Diagnostics(NamedTuple):
     loss: Array  # mean training loss over the local steps
     clipped: Array  # fraction of rows that were clipped
     overflow: Array  # rows drawn that found no slot
-    nonfinite: Array = 0  # rows that counted as zero, since their gradient was not finite
+    nonfinite: Array | int = 0  # rows that counted as zero, since their gradient was not finite
 
 
 @record
@@ -356,9 +367,9 @@ class Sampler:
     """Who takes part, and what an accountant may assume about it."""
 
     draw: Fn  # key -> Cohort; (key, round) -> Cohort where clients take turns
-    expected: Array  # expected clients a round: the public denominator
-    share: Array | None = None  # [C] each client's share of the draws; None: 1 / C
-    rate: Array | None = None  # poisson: probability of a client
+    expected: Number  # expected clients a round: the public denominator
+    share: Array | np.ndarray | None = None  # [C] each client's share of the draws; None: 1 / C
+    rate: Number | None = None  # poisson: probability of a client
     scheme: str = static(default="full")  # the name of its function in jfl.sampling
     clients: int = static(default=0)
     capacity: int = static(default=0)  # slots K
@@ -403,11 +414,11 @@ class Plan:
 class Health(NamedTuple):
     """Counted inside the program, judged on the host."""
 
-    nonfinite: Array  # clients or server states with a value that is not finite
-    overflow: Array  # clients or rows that were drawn and found no slot
-    empty_cohort: Array  # rounds without a client
+    nonfinite: Array | np.ndarray  # clients or server states with a value that is not finite
+    overflow: Array | np.ndarray  # clients or rows that were drawn and found no slot
+    empty_cohort: Array | np.ndarray  # rounds without a client
     # rows, or clients, that met a clip with a value that is not finite: they counted as zero
-    nonfinite_rows: Array
+    nonfinite_rows: Array | np.ndarray
 
 
 @record

@@ -11,6 +11,7 @@ References:
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.extend
@@ -96,7 +97,7 @@ def _kernel(on_cpu, elsewhere):
         number = jnp.broadcast_to(number, shape)
         if jax.default_backend() != "cpu":
             return elsewhere(data, number)
-        count = math.prod(shape)
+        count: Any = math.prod(shape)
         known = isinstance(count, int)  # else a dimension that an exported program leaves open
         length = next((n for n in LENGTHS if n >= count), count) if known else count
         data, number = _padded(data.reshape(count, 2), length), _padded(number.ravel(), length)
@@ -159,8 +160,11 @@ COMPACT = jax.extend.random.define_prng_impl(
 )
 
 
+CONFIG: Any = jax.config  # whose type does not name its options
+
+
 def compact(key):
     """The same key for use inside a program; a key of another type than threefry as it is."""
-    if str(jax.random.key_impl(key)) != JAX_NAME or not jax.config.jax_threefry_partitionable:
+    if str(jax.random.key_impl(key)) != JAX_NAME or not CONFIG.jax_threefry_partitionable:
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=COMPACT)

@@ -105,7 +105,7 @@ def curve_of(epsilon: ArrayLike, delta: ArrayLike, gaussian_mu: float = math.inf
         >>> curve_of([1.0, 0.0, 2.0], [0.4, 0.5, 0.0]).delta.tolist()
         [0.5, 0.0]
     """
-    order = np.lexsort((delta, epsilon))
+    order = np.lexsort((np.asarray(delta), np.asarray(epsilon)))
     epsilon = np.asarray(epsilon, np.float64)[order]
     delta = np.clip(np.asarray(delta, np.float64)[order], 0.0, 1.0)
     # what one pair says of smaller epsilons: less, it may be, than is stated at 0
@@ -127,8 +127,8 @@ def curve_of(epsilon: ArrayLike, delta: ArrayLike, gaussian_mu: float = math.inf
         while len(hull) > 1 and _fall(hull[-2], hull[-1]) <= _fall(hull[-1], (e, d)):
             hull.pop()
         hull.append((e, d))
-    epsilon, delta = np.array(hull).T
-    return Curve(epsilon, delta, float(gaussian_mu))
+    corners = np.array(hull).T
+    return Curve(corners[0], corners[1], float(gaussian_mu))
 
 
 def curve_of_pair(epsilon: float, delta: float) -> Curve:

@@ -7,6 +7,7 @@ downloads.
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -161,7 +162,9 @@ def _download(where, folder):
     from sklearn.datasets import fetch_openml
 
     try:
-        bunch = fetch_openml("adult", version=2, as_frame=False, parser="liac-arff", cache=False)
+        bunch: Any = fetch_openml(
+            "adult", version=2, as_frame=False, parser="liac-arff", cache=False
+        )
     except Exception as error:  # whatever the network, the host or the disk came up with
         checks.fail(
             where,

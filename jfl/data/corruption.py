@@ -89,7 +89,7 @@ def salt_and_pepper(
             "two finite numbers low <= high",
             f"low={checks.shown(low)}, high={checks.shown(high)}",
         )
-    low, high = (end.astype(x.dtype) for end in ends)
+    least, most = (end.astype(x.dtype) for end in ends)
     rng, shape = np.random.default_rng([seed, PIXELS]), x.shape[1:]
     step = max(1, ROOM // max(x[:1].size, 1))
     for first in range(0, len(x), step):  # a view of x: every row is drawn for, in order

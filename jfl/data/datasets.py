@@ -191,7 +191,8 @@ def prepared(
         for part in (train, test)
         for i, what in enumerate(("x", "y"))
     ]
-    data = make_dataset(where, *columns, classes, name)
+    x, y, x_test, y_test = columns
+    data = make_dataset(where, x, y, x_test, y_test, classes, name)
     if len(train[0]) == 2:
         return data
     owners = [o.decode() if isinstance(o, bytes) else str(o) for _, _, o in train]
@@ -307,7 +308,8 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     checks.seed("datasets.digits", seed=seed)
     from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
+    loaded: Any = load_digits(return_X_y=True)
+    images, labels = loaded
     rng = np.random.default_rng(seed)
     test = np.zeros(len(labels), bool)
     for label in range(10):
@@ -472,9 +474,8 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     References:
         Becker and Kohavi, UCI repository, 1996.
     """
-    return make_dataset(
-        "datasets.adult", *uci.read("datasets.adult", data_dir, download), 2, "adult"
-    )
+    x, y, x_test, y_test = uci.read("datasets.adult", data_dir, download)
+    return make_dataset("datasets.adult", x, y, x_test, y_test, 2, "adult")
 
 
 def shakespeare(
@@ -623,7 +624,7 @@ def synthetic(
         >>> synthetic(1.0, 1.0, clients=3, rows=10).x.shape
         (24, 40)
     """
-    *values, owners = generator.generate(
+    x, y, x_test, y_test, owners = generator.generate(
         "datasets.synthetic",
         alpha,
         beta,
@@ -642,7 +643,8 @@ def synthetic(
         seed,
     )
     name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
-    return make_dataset("datasets.synthetic", *values, int(classes), name)._replace(owners=owners)
+    data = make_dataset("datasets.synthetic", x, y, x_test, y_test, int(classes), name)
+    return data._replace(owners=owners)
 
 
 # Checks: every dataset passes here, whoever made it.
@@ -658,8 +660,9 @@ def make_dataset(
     name: str,
     digest: str | None = None,
 ) -> Dataset:
-    x, y, x_test, y_test, classes = checked_arrays(where, x, y, x_test, y_test, classes)
-    return Dataset(x, y, x_test, y_test, classes, name, digest or tfds.digest(x, y, x_test, y_test))
+    arrays: tuple[Any, ...] = checked_arrays(where, x, y, x_test, y_test, classes)
+    whole = digest or tfds.digest(*arrays[:4])
+    return Dataset(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], name, whole)
 
 
 def checked_arrays(

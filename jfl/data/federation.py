@@ -6,6 +6,7 @@ neighbours.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -118,7 +119,7 @@ def federate(
             own(on_device(value))
             for value in (x, y, index, size, x_test, y_test, test_index, test_size)
         ),
-        classes=classes,
+        classes=classes or 0,
         caveats=tuple(getattr(dataset, "caveats", ())),
     )
 
@@ -168,8 +169,9 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
         "checksum": checksum(fed),
         "caveats": list(fed.caveats),
     }
-    if hasattr(partition, "describe"):
-        facts["partition"] = partition.describe(y)
+    words: Any = partition
+    if hasattr(words, "describe"):
+        facts["partition"] = words.describe(y)
     return facts
 
 
@@ -232,7 +234,7 @@ def _joined(where, parts, names, letter):
     return np.concatenate(parts)
 
 
-def _parts(dataset, test, classes):
+def _parts(dataset, test, classes) -> tuple[Any, Any, Any, Any, Any]:
     where = f"federate({dataset.name!r})" if isinstance(dataset, Dataset) else "federate"
     if isinstance(dataset, Dataset):
         if classes not in (None, dataset.classes):
@@ -255,7 +257,10 @@ def _parts(dataset, test, classes):
             got,
             "See jfl.datasets.arrays.",
         )
-    return checked_arrays(where, *values[:2], *(values[2:] if test is None else test), classes)
+    x, y = values[:2]
+    held_out: Any = values[2:] if test is None else test
+    x_test, y_test = held_out
+    return checked_arrays(where, x, y, x_test, y_test, classes)
 
 
 def _owned(rows, n):

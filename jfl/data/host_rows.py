@@ -118,7 +118,7 @@ def population(
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     host = Population(stored, arrays, bool(arrays) and prepare is None, offsets, order, prepare_row)
     host, classes, identity, like = _looked_at(host, n, test, classes, where)
-    x_test, y_test = checked_arrays(where, *like, *test, classes)[2:4]
+    x_test, y_test = checked_arrays(where, like[0], like[1], test[0], test[1], classes)[2:4]
     host.identity, host.shape, host.classes = identity, like[0].shape[1:], classes
     size = jnp.asarray(sizes.astype(np.int32))
     blank = (
@@ -129,7 +129,7 @@ def population(
     none = jnp.zeros((len(sizes), 0), jnp.int32), jnp.zeros(len(sizes), jnp.int32)
     return Federation(
         *(own(v) for v in (*blank, size, jnp.array(x_test), jnp.array(y_test), *none)),
-        classes=classes,
+        classes=classes or 0,
         caveats=caveats,
         host=host,
     )
@@ -148,7 +148,10 @@ class Population:
         self.offsets, self.order, self.slots = offsets, order, int(np.diff(offsets).max())
         self.prepare_row = prepare_row
         self.prepared = None if prepare_row is None else _of_rows(prepare_row)
-        self.kind = self.identity = self.shape = self.sent = None
+        self.kind: Any = None
+        self.identity: Any = None
+        self.shape: Any = None
+        self.sent: Any = None
         self.classes = 0  # of y
 
     def read(self, positions):
@@ -271,7 +274,7 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
 
 def _of_rows(prepare_row):
     """A function of one row as one of many, on the host."""
-    many = jax.jit(jax.vmap(prepare_row)) if callable(prepare_row) else None
+    many: Any = jax.jit(jax.vmap(prepare_row)) if callable(prepare_row) else None
     refuse = lambda got: checks.fail(
         "population",
         "prepare_row, a JAX function of the x of one row to one array",
@@ -357,7 +360,7 @@ def _reader(rows, fields, prepare):
     return read, len(rows), ()
 
 
-def _looked_at(host, n, test, classes, where):
+def _looked_at(host, n, test, classes, where) -> tuple[Any, Any, Any, Any]:
     """All rows once: their kinds, that they are finite and labelled, and their identity, as of a
     federation of them."""
     total, most, like = Rows(), -1, None

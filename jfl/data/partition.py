@@ -525,7 +525,9 @@ def _fit_to_classes(take, available):
     take, excess = take.copy(), take.sum(0) - available
     while (excess > 0).any():
         source = int(excess.argmax())
-        reached_from, queue = {source: None}, [source]  # class -> (class before it, client)
+        # class -> (class before it, client)
+        reached_from: dict[int, Any] = {source: None}
+        queue = [source]
         for label in queue:
             for client in np.flatnonzero(take[:, label] > 1):
                 for neighbour in np.flatnonzero(take[client]):

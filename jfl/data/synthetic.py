@@ -5,6 +5,7 @@ Axes: C clients, d features, k classes.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def generate(
     checks.whole(where, clients=clients, features=features, min_rows=min_rows)
     checks.whole(where, least=2, classes=classes)
     checks.seed(where, seed=seed)
-    numbers = dict(
+    numbers: dict[str, Any] = dict(
         alpha=alpha, beta=beta, label_noise=label_noise, test_fraction=test_fraction, skew=skew
     )
     checks.nonnegative(where, single=True, **numbers)

@@ -10,8 +10,10 @@ import os
 import uuid
 import warnings
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.errors import DataUnavailable
@@ -22,7 +24,7 @@ LAYOUT = (
 READ = 1000  # records read from disk at once
 
 
-def digest(*values: np.ndarray) -> str:
+def digest(*values: ArrayLike) -> str:
     """sha256 over types, shapes and bytes."""
     sha = hashlib.sha256()
     for value in values:
@@ -76,7 +78,7 @@ def newest_in(place: Path, name: str) -> Path | None:
     return max(folders, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
 
 
-def _tfds(where):
+def _tfds(where) -> Any:
     try:
         import tensorflow_datasets
 
@@ -85,7 +87,7 @@ def _tfds(where):
         _missing(where, error)
 
 
-def _missing(where, error):
+def _missing(where: str, error: Exception) -> NoReturn:
     checks.fail(
         where,
         "the packages that read prepared data",
@@ -122,7 +124,7 @@ def _decode(where, folder) -> dict:
     """
     tfds = _tfds(where)
     try:
-        builder = tfds.builder_from_directory(str(folder))
+        builder: Any = tfds.builder_from_directory(str(folder))
         stored = {"classes": np.int32(builder.info.features["label"].num_classes)}
         for split, end in (("train", ""), ("test", "_test")):
             source = builder.as_data_source(split=split)
@@ -165,7 +167,8 @@ def rows(where: str, name: str, data_dir: str | Path | None, split: str, row) ->
             error=DataUnavailable,
         )
     try:
-        source = _tfds(where).builder_from_directory(str(folder)).as_data_source(split=split)
+        builder: Any = _tfds(where).builder_from_directory(str(folder))
+        source = builder.as_data_source(split=split)
         records = (
             record
             for start in range(0, len(source), READ)

@@ -7,7 +7,7 @@ Axes: n training rows, m test rows, d features.  Imports jfl.core.checks and its
 NumPy and scipy.linalg.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -218,7 +218,7 @@ def _fitted(name, x, public):
     return _flat(public)
 
 
-def _moments(x, covariance=False):
+def _moments(x: np.ndarray, covariance: bool = False) -> tuple[Any, Any, Any]:
     """Mean [d], variance [d] and, if asked for, covariance [d, d], in float64: the mean first, then
     what is left."""
     blocks = [x[first : first + BLOCK] for first in range(0, len(x), BLOCK)]

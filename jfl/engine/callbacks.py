@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import checks, files
+from ..core import checks, files, identity
 from ..core.errors import HealthError
 from ..core.records import Metrics, Plan, Run
 from . import compiling
+from .loggers import Logger
 from .round import init
 
 __all__ = ["Moment", "checkpoint", "early_stopping", "log", "restore"]
@@ -117,20 +118,49 @@ def _numbers(metrics: Metrics) -> dict:
     return {n: float(v) for n, v in every.items() if v is not None}
 
 
-def log(write: Callable[[dict], Any]) -> Callable:
-    """Hand the metrics of each evaluation to a function, as a dict of numbers by name.
+def log(write: Callable[[dict], Any] | Logger) -> Callable:
+    """Hand the metrics of each evaluation to a logger, or to a function of a dict.
 
     Args:
-        write: such as `print`, a list's `append`, or `wandb.log`.
+        write: one of `jfl.loggers`, which gets the plan's description first, or what has the same
+            methods; or a function of a dict of numbers by name, such as `print` or a list's
+            `append`.
 
     Returns:
-        A callback.
+        A callback, for one run.  It does not close the logger: `with` does.
+
+    Privacy:
+        metrics lie outside every guarantee, which covers the parameters alone.
+
+    Example:
+        >>> import jfl
+        >>> jfl.callbacks.log(print).__name__
+        'log'
     """
-    if not callable(write):
-        checks.fail("callbacks.log", "a function of a dict", checks.shown(write))
+    if isinstance(write, Logger):
+        tell = _to_logger(write)
+    elif callable(write):
+
+        def tell(moment: Moment) -> None:
+            write(_numbers(moment.metrics))
+    else:
+        checks.fail(
+            "callbacks.log", "a logger of jfl.loggers, or a function of a dict", checks.shown(write)
+        )
+    tell.__name__ = "log"
+    return tell
+
+
+def _to_logger(logger: Logger) -> Callable:
+    begun = False
 
     def tell(moment: Moment) -> None:
-        write(_numbers(moment.metrics))
+        nonlocal begun
+        if not begun:
+            logger.settings(identity.describe(moment.plan))
+            begun = True
+        numbers = _numbers(moment.metrics)
+        logger.log({n: v for n, v in numbers.items() if n != "round"}, moment.round)
 
     return tell
 
@@ -157,7 +187,8 @@ def checkpoint(path: str | Path) -> Callable:
             for x in jax.tree.leaves(moment.run)
         ]
         content = io.BytesIO()
-        np.savez(content, **{f"{i:04d}": np.asarray(x) for i, x in enumerate(leaves)})
+        arrays: dict[str, Any] = {f"{i:04d}": np.asarray(x) for i, x in enumerate(leaves)}
+        np.savez(content, **arrays)
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, [content.getvalue()])
 

@@ -302,15 +302,16 @@ def _guarantee(plans, rungs, delta, ask) -> Guarantee:
 def _of_any(releases) -> Release:
     """What rounds with any setting release, out of what they release with each."""
     # settings that differ in what no accounting reads are one
+    held: Any = releases  # none of them is None
     alternatives = {
         str([np.asarray(x).tolist() for x in jax.tree.leaves(e)]) + str(jax.tree.structure(e)): e
-        for release in releases
+        for release in held
         for e in release.alternatives
     }
     return Release(
         tuple(alternatives.values()),
-        max(r.overflow for r in releases),
-        max(r.extra for r in releases),
+        max(r.overflow for r in held),
+        max(r.extra for r in held),
     )
 
 

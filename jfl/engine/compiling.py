@@ -5,11 +5,13 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from ..core.records import Plan
 
+CONFIG: Any = jax.config  # whose type does not name its options
 LOGGER = logging.getLogger("jfl")
 
 
@@ -21,15 +23,16 @@ def told(plan: Plan):
         return
     begun, spent = time.perf_counter(), []
 
-    def heard(event: str, seconds: float, **_):
+    def heard(event: str, seconds: float, **_: Any) -> None:
         if event.endswith("backend_compile_duration"):
             spent.append(seconds)
 
-    jax.monitoring.register_event_duration_secs_listener(heard)
+    monitoring: Any = jax.monitoring  # whose type asks for one more form of a listener
+    monitoring.register_event_duration_secs_listener(heard)
     try:
         yield
     finally:
-        jax.monitoring.unregister_event_duration_listener(heard)
+        monitoring.unregister_event_duration_listener(heard)
         if spent:
             LOGGER.info(
                 "compiled %d program(s) in %.1f s of %.1f s: %s",
@@ -55,8 +58,8 @@ def keep_compiled_programs(folder: str | Path | None = None) -> Path:
     Example:
         >>> jfl.keep_compiled_programs()  # doctest: +SKIP
     """
-    if folder is None and jax.config.jax_compilation_cache_dir is not None:
-        return Path(jax.config.jax_compilation_cache_dir)
+    if folder is None and CONFIG.jax_compilation_cache_dir is not None:
+        return Path(CONFIG.jax_compilation_cache_dir)
     if folder is None:
         base = os.environ.get("JFL_CACHE_DIR") or os.path.join(
             os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jfl"

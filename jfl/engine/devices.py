@@ -65,7 +65,8 @@ def devices(mesh: str | Sequence | Mesh | None = "auto", points: int = 1) -> Mes
     every = jax.devices()
     if not isinstance(mesh, str) or mesh != "auto":  # an array has no truth of its own
         checks.whole("mesh", devices=mesh)
-        if mesh > len(every):
+        wanted: Any = mesh
+        if wanted > len(every):
             checks.fail(
                 "mesh",
                 f"at most the {len(every)} devices that are here",
@@ -79,7 +80,7 @@ def devices(mesh: str | Sequence | Mesh | None = "auto", points: int = 1) -> Mes
                 mesh,
                 'Use mesh="auto".',
             )
-        every = every[:mesh]
+        every = every[:wanted]
     if len(every) == 1:
         return None
     lines = max(d for d in range(1, len(every) + 1) if len(every) % d == 0 and d <= points)
@@ -139,7 +140,7 @@ def put(x, sharding: NamedSharding):
         return x
     if jax.process_count() == 1:
         return jax.device_put(x, sharding)
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = put(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     return jax.make_array_from_callback(np.shape(x), sharding, np.asarray(x).__getitem__)
@@ -170,7 +171,7 @@ def connect(
             )
         checks.whole("connect", processes=processes)
         checks.whole("connect", least=0, process=process)
-        if process >= processes:
+        if process is not None and processes is not None and process >= processes:
             checks.fail("connect", f"process below processes={processes}", process, "Count from 0.")
     jax.config.update(
         "jax_enable_recoverability", True
@@ -199,7 +200,7 @@ def agree(tree):
     """The leaves of process 0, in all processes."""
     if jax.process_count() == 1:
         return tree
-    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     plain = jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), tree)
     sent = multihost_utils.broadcast_one_to_all(plain)
     back = lambda x, v: jax.random.wrap_key_data(v, impl=jax.random.key_impl(x)) if is_key(x) else v

@@ -9,6 +9,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import mmap
+from typing import Any
 
 import jax
 import numpy as np
@@ -90,7 +91,8 @@ class Feeder:
         self.plan, self.noise, self.key, self.host = plan, noise, _draws_key(run), plan.fed.host
         self.next, self.last = int(run.round), int(run.round) + rounds
         self.states = states  # numpy arrays [C, ...], written in place
-        self.pool, self.coming = concurrent.futures.ThreadPoolExecutor(1), None
+        self.pool = concurrent.futures.ThreadPoolExecutor(1)
+        self.coming: Any = None
 
     def __enter__(self):
         self._fetch_next()
@@ -121,7 +123,8 @@ class Feeder:
             return jax.device_put(fetched(ids))
         sharding = NamedSharding(self.plan.mesh, PartitionSpec("clients"))
         parts = {}  # each host fetches for its own devices
-        for at in sharding.addressable_devices_indices_map(ids.shape).values():
+        places: Any = sharding.addressable_devices_indices_map(ids.shape).values()
+        for at in places:
             span = at[0].indices(ids.shape[0])[:2]
             if span not in parts:
                 parts[span] = fetched(ids[slice(*span)])

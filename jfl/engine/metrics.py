@@ -29,12 +29,14 @@ class Evaluation(NamedTuple):
 
 def _hits(task: Task, params, x, y):
     """How much of a prediction is right: a number, or a pair of that and of how many."""
+    predict: Any = task.predict
     try:
-        output = task.predict(params, x)
+        output = predict(params, x)
     except Exception as error:  # of somebody's module
         frameworks.explain("predict", error, f"x is {x.dtype}{list(x.shape)}")
         raise
-    hits = TARGETS[task.target].hits(output, y)
+    of_target: Any = TARGETS[task.target].hits
+    hits = of_target(output, y)
     return jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), hits)
 
 

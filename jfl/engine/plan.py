@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,8 @@ def plan(
     Raises:
         ValueError: where the parts do not fit: see the message.
     """
-    if not jax.config.jax_threefry_partitionable:
+    config: Any = jax.config  # whose type does not name its options
+    if not config.jax_threefry_partitionable:
         checks.fail(
             "plan",
             "jax_threefry_partitionable=True",

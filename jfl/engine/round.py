@@ -256,7 +256,7 @@ def _fed_cohort(run, plan, keys, feed):
     return split(run, plan, keys, fetched)
 
 
-def _chunks(run, plan, keys, chunks, filled, first=0):
+def _chunks(run, plan, keys, chunks, filled, first: Any = 0):
     """The chunks of one device, where rows are on it.
 
     Args:

@@ -6,7 +6,7 @@ are divided where they come out even.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,10 @@ def shardings(tree: Plan | Run, mesh: Mesh):
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
-def place(tree: Plan | Run, mesh: Mesh | None):
+Placed = TypeVar("Placed", Plan, Run)
+
+
+def place(tree: Placed, mesh: Mesh | None) -> Placed:
     """A plan or a run on the devices of a mesh."""
     return tree if mesh is None else jax.tree.map(put, tree, shardings(tree, mesh))
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks, identity, lazy, printing, pytrees
 from ..core.random_streams import noise_base, noise_words
@@ -36,7 +37,9 @@ class Output(NamedTuple):
     frame = lazy.later("jfl.runs.tables.frame")
 
 
-def scan(run: Run, plan: Plan, rounds: int, data: Any = None) -> tuple[Run, Metrics]:
+def scan(
+    run: Run, plan: Plan, rounds: ArrayLike | Sequence[int], data: Any = None
+) -> tuple[Run, Metrics]:
     """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
 
     Args:
@@ -51,7 +54,7 @@ def scan(run: Run, plan: Plan, rounds: int, data: Any = None) -> tuple[Run, Metr
     checks.kind("scan", Run, "jfl.init", run=run)
     checks.kind("scan", Plan, "jfl.plan", plan=plan)
     _no_data("scan", data)
-    found = checks.array("scan", "rounds", rounds) if checks.concrete(rounds) else rounds
+    found: Any = checks.array("scan", "rounds", rounds) if checks.concrete(rounds) else rounds
     if found.ndim != 1 or not jnp.issubdtype(found.dtype, jnp.integer):
         checks.fail("scan", "rounds Int[E], those before each evaluation", checks.shown(rounds))
     run = enter(run, identity.for_noise(plan))

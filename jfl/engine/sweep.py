@@ -64,7 +64,7 @@ def points_of(axes: dict) -> list[dict]:
 def _checked_points(points, axes) -> list[dict]:
     if points is not None and axes:
         checks.fail("sweep", "either points or axes", f"both: {sorted(axes)}")
-    points = points_of(axes) if points is None else checks.several("sweep", points=points)
+    points = points_of(axes) if points is None else list(checks.several("sweep", points=points))
     if not points or not all(
         isinstance(p, dict) and all(isinstance(k, str) for k in p) for p in points
     ):
@@ -178,7 +178,8 @@ def sweep(
             meshes.exchange(
                 "sweep", f"{[(w.tolist(), key) for w, key in zip(words, seeds)]} {counts.tolist()}"
             )
-    results, seconds, each = [None] * len(plans), np.zeros(len(plans)), np.zeros(len(plans))
+    results: list[Any] = [None] * len(plans)
+    seconds, each = np.zeros(len(plans)), np.zeros(len(plans))
     for members in groups:
         begun = time.perf_counter()
         program = _Program(
@@ -274,7 +275,7 @@ def _stack_metrics(all_metrics):
     """Metrics of groups may differ in what is defined; a field that is None anywhere is NaN
     there."""
     names = [f for f in Metrics.__dataclass_fields__ if f != "custom"]
-    out = {f: _stacked([getattr(m, f) for m in all_metrics]) for f in names}
+    out: dict[str, Any] = {f: _stacked([getattr(m, f) for m in all_metrics]) for f in names}
     customs = [m.custom or {} for m in all_metrics]
     custom = {n: _stacked([c.get(n) for c in customs]) for n in sorted(set().union(*customs))}
     return Metrics(**out, custom=custom or None)

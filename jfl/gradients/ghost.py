@@ -182,7 +182,7 @@ def _follow(equations, uses, v):
         ((at, side),) = found
         if at is None:
             return views, "it is the loss itself"
-        (made,) = equations[at].outvars if len(equations[at].outvars) == 1 else (None,)
+        made: Any = equations[at].outvars[0] if len(equations[at].outvars) == 1 else None
         if equations[at].primitive not in VIEWS or not jnp.issubdtype(
             made.aval.dtype, jnp.floating
         ):

@@ -13,7 +13,7 @@ output) and returns `Parts`, or None where it does not fit.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -154,6 +154,8 @@ def over_time(parts: Parts, length: int) -> Parts:
         records and backprops have an axis of turns behind that of the examples.
     """
 
+    factors: Any = parts.factors
+
     def gather(a, b):
         examples = len(a)
         merged = lambda x: x.reshape(examples * length, *x.shape[2:])
@@ -161,7 +163,7 @@ def over_time(parts: Parts, length: int) -> Parts:
             jnp.moveaxis(x.reshape(examples, length, *x.shape[1:]), 1, 2).reshape(
                 examples, x.shape[1], length * x.shape[2], x.shape[3]
             )
-            for x in parts.factors(merged(a), merged(b))
+            for x in factors(merged(a), merged(b))
         )
         return product(a, b)
 

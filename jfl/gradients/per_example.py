@@ -250,14 +250,16 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
     path plugs in."""
     example = _example(batch)
     book = _book(self, params, *example)
+    mechanism: Any = self.mechanism
 
     def some(rows: Batch, w):
         if book is None:
             loss = ghost.convolved(self.loss, params, *example, examples=1)
             each, grads = jax.vmap(jax.value_and_grad(loss), (None, 0, 0))(params, rows.x, rows.y)
-            partial = mech.contribute(self.mechanism, (), grads, w)
+            partial = mech.contribute(mechanism, (), grads, w)
         else:
-            (bounds,) = _clip(self.mechanism).apply.data.values()
+            clip: Any = _clip(mechanism)
+            (bounds,) = clip.apply.data.values()
             value, over, finite, each = ghost.clipped_sum(
                 book,
                 self.loss,
@@ -266,7 +268,7 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
                 rows.y,
                 w,
                 jax.tree.leaves(bounds),
-                together=_clip(self.mechanism).name == "clip_l2",
+                together=clip.name == "clip_l2",
             )
             count = lambda x: x.sum().astype(jnp.float32)
             partial = mech.Partial(

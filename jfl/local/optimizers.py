@@ -1,7 +1,7 @@
 """Optimizers for noisy gradients, as optax transformations; post-processing, which costs no
 privacy."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,8 +119,10 @@ def adam_without_noise_bias(
 
         def step(m, v):
             signal = jnp.maximum(v / second - jnp.square(noise_std), least)
-            return -learning_rate * (m / first) / jnp.sqrt(signal)
+            rate: Any = learning_rate
+            return -rate * (m / first) / jnp.sqrt(signal)
 
         return jax.tree.map(step, mean, square), Moments(count, mean, square)
 
-    return optax.GradientTransformation(init, update)
+    rule: Any = update  # of optax, whose types know no states but its own
+    return optax.GradientTransformation(init, rule)

@@ -93,7 +93,9 @@ def _set_clock(state, step):
     scheduled = optax.ScaleByScheduleState
     return jax.tree.map(
         lambda s: (
-            s._replace(count=jnp.asarray(step, s.count.dtype)) if isinstance(s, scheduled) else s
+            s._replace(count=jnp.asarray(step, jnp.asarray(s.count).dtype))
+            if isinstance(s, scheduled)
+            else s
         ),
         state,
         is_leaf=lambda s: isinstance(s, scheduled),
@@ -166,10 +168,11 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
         )
 
     # only what costs its batch and not all of the client's rows, for every client of a round
+    batch: Any = work.batches.batch
     ahead = (
         work.batches.scheme in ("without_replacement", "with_replacement")
-        and work.batches.batch <= FLOYD
-        and work.steps * work.batches.batch <= AHEAD
+        and batch <= FLOYD
+        and work.steps * batch <= AHEAD
     )
 
     def step(carry, at_step):

@@ -67,7 +67,7 @@ def trainable(
     given = _given(where, shapes, params)
     if which is None:
         return _started(task, given)
-    patterns = (which,) if isinstance(which, str) else which
+    patterns: Any = (which,) if isinstance(which, str) else which
     chosen = which if callable(which) else lambda p: any(fnmatch.fnmatch(p, g) for g in patterns)
     names = tuple(name for name in shapes if chosen(name))
     if not names:
@@ -90,7 +90,10 @@ def trainable(
         )
     started = _started(task, {n: v for n, v in given.items() if n in names})
     held = dict(frozen=frozen, init=task.init)
-    part = lambda f, form: None if f is None else Fn(form, dict(held, of=f))
+
+    def part(f: Any, form: Callable) -> Any:
+        return None if f is None else Fn(form, dict(held, of=f))
+
     metrics = {
         name: Metric(part(metric.row, _on_part), metric.finish)
         for name, metric in (task.metrics or {}).items()
@@ -213,7 +216,8 @@ def write_params(path: str | Path, params: Any) -> None:
     if path.suffix != ".npz":
         checks.fail("models.write_params", "a file .npz", path.name)
     content = io.BytesIO()
-    np.savez(content, **{name: np.asarray(leaf) for name, leaf in pytrees.by_path(params).items()})
+    leaves: dict[str, Any] = {n: np.asarray(x) for n, x in pytrees.by_path(params).items()}
+    np.savez(content, **leaves)
     files.write(path, [content.getvalue()])
 
 

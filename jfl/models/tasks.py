@@ -80,7 +80,7 @@ def task(
     return Task(init, _fn(loss), _fn(predict), _fn(evaluation), watched("task", metrics), target)
 
 
-def _fn(function: Callable | None) -> Fn | None:
+def _fn(function: Any) -> Any:
     return function if function is None or isinstance(function, Fn) else Fn(function)
 
 
@@ -288,7 +288,8 @@ def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256
     where = "models.lstm"
     every = _of_tokens(where, fed)
     cells = checks.several(where, cells=cells)
-    checks.whole(where, embedding=embedding, **{f"cells[{i}]": n for i, n in enumerate(cells)})
+    numbers: dict[str, Any] = {f"cells[{i}]": n for i, n in enumerate(cells)}
+    checks.whole(where, embedding=embedding, **numbers)
     if not cells:
         checks.fail(where, "a layer at least", "cells=()")
     return flax(fed, _Lstm(embedding, cells, fed.classes, every))

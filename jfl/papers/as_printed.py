@@ -64,10 +64,12 @@ def claimed(
     """
     paper = _asked(plan, rounds, delta, paper, view)
     value, method, caveats, *kind = _CLAIMS[paper](plan, rounds, delta, view)
+    unit, adjacency = kind or ("example", "replace_one")
     return Guarantee(
         value,
         float(delta),
-        *(kind or ("example", "replace_one")),
+        unit,
+        adjacency,
         view,
         method,
         "claimed",
@@ -127,7 +129,7 @@ def views(plan: Plan, paper: str | None = None) -> tuple:
     return ("server", "third_party") if paper in ("noble2022", "talaei2024") else ("server",)
 
 
-def _asked(plan, rounds, delta, paper, view):
+def _asked(plan, rounds, delta, paper, view) -> str:
     paper = _paper(plan, paper)
     checks.whole("jfl.papers.as_printed", rounds=rounds)
     check_delta(delta)

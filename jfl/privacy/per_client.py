@@ -2,6 +2,7 @@
 round."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -138,7 +139,8 @@ def counted(entry: Entry, rounds, often) -> Entry:
     rows, by_rows = entry.clients.rows, entry.row_overflow is not None
     active = np.intersect1d(np.flatnonzero(often > 0), entry.clients.counted)
     # more rows overflow more often: the one who loses most is not the one who gains least
-    lost = (entry.row_overflow[active] * often[active]).max(initial=0.0) if by_rows else None
+    by_row: Any = entry.row_overflow
+    lost = (by_row[active] * often[active]).max(initial=0.0) if by_rows else None
     return entry._replace(
         rounds=rounds,
         participations=often,

@@ -241,7 +241,7 @@ def build(config: Config) -> tuple[Plan, Config]:
     _refuse_contradictions(config)
     if config.epsilon is None:
         return _plan(config, config.noise_multiplier), config
-    noise = _calibrated(config, _plan(config, 1.0))
+    noise: Any = _calibrated(config, _plan(config, 1.0))
     # one number is written down; noise of each client or round follows from epsilon again
     if np.ndim(noise) == 0 and not callable(noise):
         config = dataclasses.replace(config, noise_multiplier=float(noise), epsilon=None)
@@ -353,7 +353,7 @@ def _algorithm(config, fed, task, noise) -> Algorithm:
         server_lr=_rate(config, config.server_lr, 1),
         server_optimizer=OPTIMIZERS[config.server_optimizer],
     )
-    gradient = dict(l2=config.l2 or None, compute=config.compute)
+    gradient: dict[str, Any] = dict(l2=config.l2 or None, compute=config.compute)
     if unit == "example" and traits.example_noise == "gradient":
         noisy = _chain(config, task, noise, divide(_divisor(config, fed)))
         given["grad"] = private_grad(task.loss, noisy, **gradient)
@@ -406,7 +406,7 @@ def _upload_chains(config, task, noise) -> tuple[Mechanism, Mechanism | None]:
     )
 
 
-def _chain(config, task, noise, *post) -> Mechanism:
+def _chain(config, task, noise: Any, *post) -> Mechanism:
     noise = _decaying(config, noise)
     if config.noise_shape != "isotropic":
         clip, stage = _shaped(config, task, noise)
@@ -415,7 +415,8 @@ def _chain(config, task, noise, *post) -> Mechanism:
         as_std = callable(noise) and config.mode == "as_printed"
         stage = gaussian(std=noise) if as_std else gaussian(noise)
         if config.strategy is not None:
-            stage = correlated(noise, _strategy(config))
+            multiplier: Any = noise
+            stage = correlated(multiplier, _strategy(config))
     adjacency = config.adjacency if the_unit(config) == "example" else None
     return chain(clip, total(), stage, *post, adjacency=adjacency)
 

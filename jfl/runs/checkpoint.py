@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -97,7 +97,9 @@ def _flags() -> str:
 def _cores() -> int:
     """CPU cores this process may use: sums are divided among them, so their last bits follow the
     number."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @functools.cache
@@ -235,7 +237,7 @@ class Checkpoints:
         return unpack(leaves, like)
 
 
-def refuse_resume(where: str, need: str, got, do: str = ""):
+def refuse_resume(where: str, need: str, got: object, do: str = "") -> NoReturn:
     """Refuse to go on with what a directory holds: `checks.fail` with ResumeRefused."""
     checks.fail(where, need, got, do, error=ResumeRefused)
 

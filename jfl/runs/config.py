@@ -11,6 +11,8 @@ import functools
 import math
 import tomllib
 import typing
+from collections.abc import Callable
+from typing import Any
 
 import optax
 import tomli_w
@@ -57,7 +59,7 @@ def names(kind: str) -> list[str]:
     return list(module.__all__)
 
 
-def factory(kind: str, name: str):
+def factory(kind: str, name: str) -> Callable[..., Any]:
     """The function of that name.
 
     Raises:
@@ -67,7 +69,7 @@ def factory(kind: str, name: str):
     return getattr(_MODULES[kind], name)
 
 
-_MODULES = dict(
+_MODULES: dict[str, Any] = dict(
     algorithm=algorithms,
     dataset=datasets,
     partition=partition,
@@ -364,13 +366,25 @@ OPTIONS = {
     for name, option in options.shared(FACTORIES).items()
     if name not in {f.name for f in dataclasses.fields(Experiment)}
 }
-Config = dataclasses.make_dataclass(
-    "Config",
-    [(option.name, option.type, field(option.default, option.help)) for option in OPTIONS.values()],
-    bases=(Experiment,),
-    namespace=dict(__module__=__name__, __doc__=Experiment.__doc__),
-    frozen=True,
-)
+if typing.TYPE_CHECKING:
+
+    @dataclasses.dataclass(frozen=True)
+    class Config(Experiment):
+        """An experiment with the options of all factories, whose names are found when jfl runs."""
+
+        def __init__(self, **options: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    Config = dataclasses.make_dataclass(
+        "Config",
+        [
+            (option.name, option.type, field(option.default, option.help))
+            for option in OPTIONS.values()
+        ],
+        bases=(Experiment,),
+        namespace=dict(__module__=__name__, __doc__=Experiment.__doc__),
+        frozen=True,
+    )
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 
 

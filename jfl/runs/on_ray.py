@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import warnings
+from typing import Any
 
 import jax
 
@@ -23,6 +24,7 @@ from . import blocks, build, checkpoint
 from .blocks import AT_ONCE, Block
 from .config import Config
 
+CONFIG: Any = jax.config  # whose type does not name its options
 RETRIES = 5  # of a block whose worker or machine was lost
 WAIT = 10.0  # seconds without a worker after which it is said what is waited for
 KEPT = "Points that are done are kept: --resume goes on with the others"
@@ -121,7 +123,7 @@ class Cluster:
         tried again."""
         # on a CPU, compiled code is for one processor; with a GPU, Ray takes a new process for each
         # task
-        cache = jax.config.jax_compilation_cache_dir if self.local or self.accelerator else None
+        cache = CONFIG.jax_compilation_cache_dir if self.local or self.accelerator else None
         remote, code, pending = self.remote(work), checkpoint.code(), {}
         try:
             for b in work_blocks:
@@ -193,7 +195,7 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
 
     if refusal := _refusal("the driver's code", code, checkpoint.code()):
         return refusal
-    if cache and jax.config.jax_compilation_cache_dir is None:
+    if cache and CONFIG.jax_compilation_cache_dir is None:
         with contextlib.suppress(OSError):  # a folder of the driver's machine: perhaps none here
             os.makedirs(cache, exist_ok=True)
         if os.access(cache, os.W_OK):

@@ -10,6 +10,8 @@ import re
 import tempfile
 import textwrap
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -74,9 +76,13 @@ def compile_seconds() -> float:
         import jax
 
         _compiling.append(0.0)
-        jax.monitoring.register_event_duration_secs_listener(
-            lambda event, seconds, **_: _compiling.append(seconds) if "/compile/" in event else None
-        )
+
+        def heard(event: str, seconds: float, **_: Any) -> None:
+            if "/compile/" in event:
+                _compiling.append(seconds)
+
+        monitoring: Any = jax.monitoring  # whose type asks for one more form of a listener
+        monitoring.register_event_duration_secs_listener(heard)
     return sum(_compiling)
 
 
@@ -102,7 +108,7 @@ class Stopwatch:
             self._compiled += compiled
 
 
-def plain(value):
+def plain(value: Any) -> Any:
     """JSON-able: no NaN, no infinity, no arrays."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
@@ -283,7 +289,11 @@ def signal_to_noise(plan: Plan, rounds: int) -> float | None:
         held = rows if release.steps or drawn is None else float(drawn)
         sites.append((release.mechanism, held, rounds * cohort * release.count, lambda round_: 1.0))
     found = [
-        float(summed * math.sqrt(times) / np.min(mechanism.multipliers(chain, rounds, heaviest)))
+        float(
+            summed
+            * math.sqrt(times)
+            / np.min(np.asarray(mechanism.multipliers(chain, rounds, heaviest)))
+        )
         for chain, summed, times, heaviest in sites
         if mechanism.noisy(chain)
     ]
@@ -392,7 +402,7 @@ class RunRecord:
     history: dict
     seconds: float
     compile_seconds: float
-    guarantees: list = ()
+    guarantees: Sequence[dict] = ()
     health: dict = dataclasses.field(default_factory=dict)
     tolerated: tuple = ()
     trace: dict = dataclasses.field(default_factory=dict)
@@ -476,7 +486,7 @@ def measurement(
     )
 
 
-def rows(name: str, seed: int, metrics: dict, epsilon=None) -> list[dict]:
+def rows(name: str, seed: int | str, metrics: dict, epsilon=None) -> list[dict]:
     """Rows of metrics.csv, one an evaluation."""
     return [
         dict(name=name, seed=seed, round=r, epsilon=None if epsilon is None else plain(epsilon[i]))

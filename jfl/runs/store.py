@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
+from typing import Any
 
 from ..core import checks
 from .checkpoint import signature
@@ -53,7 +54,8 @@ class ResultStore:
         remedy: str = "Take the line out: its run is then computed again.",
     ):
         self.path, self.key = Path(path), key
-        self.records, self.head = {}, None
+        self.records: dict[Hashable, Any] = {}
+        self.head: Any = None
         self._fields, self._head_fields, self._signed = fields, head, signed
         self._line, self._remedy = line, remedy
         self._size = self._count = 0  # bytes and lines of the file that were read

@@ -19,10 +19,11 @@ import numpy as np
 from ..core import checks
 from ..core.files import write as write_text
 from ..core.records import Plan
+from ..engine.loggers import write_parquet
 from . import record
 from .record import interval as interval
 
-FORMATS = (".csv", ".jsonl")
+FORMATS = (".csv", ".jsonl", ".parquet")
 KEYS = ("name", "seed")
 PROMISE = (
     "unit",
@@ -37,7 +38,7 @@ STEM = 150  # bytes of a name in that of a folder, which may have 255
 
 def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> list[dict]:
     """Metrics of `jfl.simulate` or `jfl.sweep` as rows, one a point, seed and round;
-    pandas.DataFrame(rows) is a frame.
+    `frame` gives them as a data frame of pandas or polars.
 
     Args:
         result: an Output or a Sweep.
@@ -137,7 +138,7 @@ def frame(
             return polars.DataFrame(rows, infer_schema_length=None)
         import pandas
 
-        table = pandas.DataFrame(rows)
+        table: Any = pandas.DataFrame(rows)
         if kind == "pandas":
             return table
         import xarray  # noqa: F401, of which pandas makes the Dataset
@@ -218,17 +219,20 @@ def _digest(words) -> str:
 
 
 def write(path, rows: list[dict]):
-    """Rows as .csv (an empty cell for None) or .jsonl (one JSON object a line); the columns of all
-    rows, in their order.
+    """Rows as .csv (an empty cell for None), .jsonl (one JSON object a line) or .parquet; the
+    columns of all rows, in their order.
 
     Raises:
-        ValueError: for another ending, or no rows.
+        ValueError: for another ending, or no rows; for .parquet without pyarrow and without polars.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
         checks.fail("tables.write", f"a file that ends in {' or '.join(FORMATS)}", str(path))
     if not rows:
         checks.fail("tables.write", "at least one row", "none")
+    if path.suffix == ".parquet":
+        write_parquet(path, [record.plain(r) for r in rows])
+        return
     columns = list(dict.fromkeys(k for r in rows for k in r))
     if path.suffix == ".jsonl":
         lines = [

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from ..papers import as_printed
 from ..privacy.entry_guarantees import Overflow
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import correlated
-from . import build, unused_options
+from . import build, logs, unused_options
 from . import config as configs
 from . import record as report
 from .checkpoint import Checkpoints, code, environment, refuse_resume
@@ -137,6 +137,7 @@ class Session(NamedTuple):
         journal: of the run directory.
         mesh: the devices that share a cohort, None for one.
         watch: called after each evaluation.
+        log: names of the loggers, as of `logs.names`.
     """
 
     asked: Config
@@ -148,8 +149,9 @@ class Session(NamedTuple):
     out: Path
     checkpoints: Checkpoints
     journal: Journal
-    mesh: object
+    mesh: Any
     watch: Callable
+    log: tuple[str, ...] = ()
 
 
 def train(
@@ -159,6 +161,7 @@ def train(
     watch=lambda **progress: None,
     mesh=None,
     warn=lambda text: None,
+    log: str = "",
 ) -> dict | None:
     """Train one plan in a directory.
 
@@ -174,6 +177,8 @@ def train(
         mesh: as of simulate.
         warn: called with a text, before the first round, where the noise is so large that nothing
             can be learned.
+        log: where metrics go while the run goes on, beside the files that every run leaves:
+            "csv,parquet,tensorboard,wandb,mlflow", or some of them.
 
     Returns:
         The entry of summary.json; None in other processes than the first.
@@ -183,18 +188,22 @@ def train(
         ResumeRefused: where `out` holds another run.
         HealthError: or OSError of a disk or of a process that is gone, with the last good
             checkpoint kept.
+
+    Privacy:
+        what is logged, as all metrics, lies outside every guarantee: only the parameters are
+        covered.
     """
     with meshes.in_step("jfl train") as ready:
         mesh = meshes.devices(mesh)
         layout = meshes.layout(mesh, str(environment()))
         if meshes.lead():
-            return _lead(config, out, resume, watch, mesh, layout, ready, warn)
+            return _lead(config, out, resume, watch, mesh, layout, ready, warn, log)
         return _follow(config, mesh, ready)
 
 
-def _lead(asked, out, resume, watch, mesh, layout, ready, warn):
+def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
     """The part of the process that reads and writes."""
-    out = checked(out, resume)
+    out, loggers = checked(out, resume), logs.names(log)
     journaled = None
     if resume and has_files(out):  # a directory of something else gets no lock
         journaled = _journaled(Journal(out), out)
@@ -228,6 +237,7 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn):
             journal=Journal(out, layout=layout, key=str(key)),
             mesh=mesh,
             watch=watch,
+            log=loggers,
         )
         position = _position(session, resume)
         ready(f"{facts} {code()}")
@@ -327,7 +337,7 @@ def _position(session: Session, resume: bool) -> Position:
     _same(journaled, session.facts, out)
     if session.checkpoints.latest() is None:
         history, seconds = {}, 0.0
-        run, branch = rejoin(run, journaled, **journal.layout)
+        run, branch = rejoin(run, journaled, None, **journal.layout)
     else:
         saved = session.checkpoints.load()
         _same(saved.meta, session.facts, out)
@@ -387,7 +397,9 @@ def _train(session: Session, position: Position) -> dict:
     eps = epsilons(plan, config, np.asarray(evaluated) + charged, last=shown)
     eps = {} if eps is None else dict(zip(evaluated, eps.tolist()))
     stopwatch = Stopwatch()
-    run, history = _segments(session, position, eps, stopwatch)
+    told = _with_epsilon(position.history, eps)
+    with logs.opened(session.log, out, dataclasses.asdict(config), told) as write_log:
+        run, history = _segments(session, position, eps, stopwatch, write_log)
     seconds, compiled = stopwatch.read()
     record = RunRecord(
         name=config.algorithm,
@@ -429,7 +441,14 @@ def _train(session: Session, position: Position) -> dict:
     return entry
 
 
-def _segments(session: Session, position: Position, eps: dict, stopwatch: Stopwatch):
+def _with_epsilon(seen: dict, eps: dict) -> dict:
+    """Metrics as lists over evaluations, with the epsilon after each of them."""
+    return seen | dict(epsilon=[eps.get(r) for r in seen["round"]]) if seen else seen
+
+
+def _segments(
+    session: Session, position: Position, eps: dict, stopwatch: Stopwatch, write_log: Callable
+):
     """Run segment by segment, each announced before and saved after it.
 
     Returns:
@@ -461,6 +480,7 @@ def _segments(session: Session, position: Position, eps: dict, stopwatch: Stopwa
             facts = dict(session.facts, branch=position.branch, history=history, seconds=seconds)
             session.checkpoints.save(run, facts)
             saved = done
+        write_log(_with_epsilon(seen, eps))
         session.watch(
             round=done,
             accuracy=(seen.get("accuracy") or [None])[-1],
@@ -554,7 +574,7 @@ def _shown(guarantees: list[dict], config: Config) -> dict | None:
 def shown_epsilon(guarantees: list[dict], config: Config) -> float | None:
     """The epsilon that tables and pictures show; None without one."""
     guarantee = _shown(guarantees, config)
-    return guarantee and guarantee["epsilon"]
+    return None if guarantee is None else guarantee["epsilon"]
 
 
 def shown_label(guarantees: list[dict], config: Config) -> str:

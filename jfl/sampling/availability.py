@@ -1,6 +1,6 @@
 """Clients that can be reached at some hours and not at others."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +114,7 @@ def available_poisson(
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
     rate, shown = checks.scalar(rate), jnp.asarray(available)
-    fixed = dict(clients=int(clients), capacity=int(capacity))
+    fixed: dict[str, Any] = dict(clients=int(clients), capacity=int(capacity))
     return Available(
         Fn(_draw_available, dict(rate=rate, available=shown), fixed),
         rate * float(available.sum(1).mean()),

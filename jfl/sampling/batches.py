@@ -5,6 +5,8 @@ Bool[B], overflow Int[]`.
 padding.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,7 +133,8 @@ def _chernoff(expected: float) -> int:
 
     log_target = np.log(OVERFLOW) - 2 * np.log(HORIZON)
     excess = lambda c: c - expected - c * np.log(c / expected) - log_target
-    return int(np.ceil(optimize.brentq(excess, expected * (1 + 1e-9), 100 * (expected + 10))))
+    found: Any = optimize.brentq(excess, expected * (1 + 1e-9), 100 * (expected + 10))
+    return int(np.ceil(found))
 
 
 def poisson(

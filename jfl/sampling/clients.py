@@ -8,7 +8,7 @@ HORIZON draws.
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -259,7 +259,7 @@ def _shares(weights):
     )
 
 
-def tail_capacity(trials: int, rate: float, where: str) -> int:
+def tail_capacity(trials: int, rate: Any, where: str) -> int:
     """A capacity that Binomial(trials, rate) exceeds with probability below OVERFLOW / HORIZON.
 
     The smallest, if it is at most half of `trials`; otherwise all, which nothing exceeds.
@@ -305,7 +305,7 @@ def binomial_steps(clients: int, rate: ArrayLike, capacity: int) -> jax.Array:
     """UInt32[2, capacity + 1]: P(at most k clients) for k = 0..capacity, in 2^-64."""
     from scipy import stats
 
-    law = stats.binom(clients, np.float64(np.float32(rate)))
+    law = stats.binom(clients, np.float64(np.asarray(rate, np.float32)))
     chance = law.cdf(np.arange(capacity + 1))
     # what float64 calls certain is exceeded by one word of 2^64, not by the last 2,048: an overflow
     # is rarer than 1e-18
@@ -425,7 +425,7 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
     if capacity is None:
         if not checks.concrete(rate):
             checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
-        capacity = min(clients, room_for(clients * float(rate)))
+        capacity = min(clients, room_for(clients * float(np.asarray(rate))))
     checks.whole(where, capacity=capacity)
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
@@ -520,7 +520,7 @@ def first_responders(
     latency, jitter = jnp.asarray(latency, jnp.float32), checks.scalar(jitter)
     if latency.shape != (clients,):
         checks.fail(where, f"one latency for each of {clients} clients", f"shape {latency.shape}")
-    data = dict(latency=latency, jitter=jitter)
+    data: dict[str, Any] = dict(latency=latency, jitter=jitter)
     return Responders(
         Fn(_draw_responders, data, dict(clients=clients, cohort=cohort)),
         checks.scalar(cohort),

@@ -5,7 +5,7 @@ Correlated noise needs it: what a client adds in one round meets the noise of ot
 further apart its participations are, the less they add up to.  Groups follow from the seed alone.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +158,8 @@ def cyclic_poisson(
     if capacity is None:
         if not checks.concrete(rate):
             checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
-        capacity = tail_capacity(clients, float(rate) / separation, where)
+        number: Any = rate
+        capacity = tail_capacity(clients, number / separation, where)
     checks.whole(where, capacity=capacity)
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
@@ -271,7 +272,9 @@ def _allocated(scheme, draw, clients, epoch, capacity, **more):
     checks.whole(where, capacity=capacity)
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
-    numbers = dict(clients=int(clients), capacity=int(capacity), epoch=int(epoch), **more)
+    numbers: dict[str, Any] = dict(
+        clients=int(clients), capacity=int(capacity), epoch=int(epoch), **more
+    )
     return Sampler(
         Fn(draw, static=numbers), checks.scalar(clients / epoch), scheme=scheme, **numbers
     )

@@ -24,7 +24,7 @@ def below(words: jax.Array, rate: ArrayLike) -> jax.Array:
     return (top < high) | ((top == high) & (words & 0xFFFF < low))
 
 
-def subset(key: jax.Array, size: ArrayLike, count: int, most: int) -> jax.Array:
+def subset(key: jax.Array, size: jax.Array | int, count: int, most: int) -> jax.Array:
     """A uniform subset of `count` of range(size): Int32[count], in any order.
 
     Args:
@@ -97,7 +97,7 @@ def draws_for(count: int) -> int:
     return math.ceil(2 * math.log(2) * count + 9.4 * math.sqrt(count) + 20)
 
 
-def first_distinct(key: jax.Array, size: ArrayLike, count: int, most: int) -> jax.Array:
+def first_distinct(key: jax.Array, size: jax.Array | int, count: int, most: int) -> jax.Array:
     """A uniform subset of `count` of range(size): the first distinct ones of uniform draws; size >
     count.
 

@@ -1,6 +1,7 @@
 """Weights of clients: how much each counts in what the server takes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +40,9 @@ def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
     if np.ndim(ratios) != 1 or np.shape(ratios) != checks.array(where, "groups", groups).shape:
         checks.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
     for group, count in enumerate(groups):
-        checks.whole(where, **{f"groups[{group}]": count})
-    ratios, groups = np.asarray(ratios, np.float64), np.asarray(groups)
-    if not ratios.sum() > 0:
-        checks.fail(where, "ratios with a positive sum", f"{ratios!r}", "Somebody must count.")
-    return np.repeat(ratios / (ratios @ groups), groups)
+        named: dict[str, Any] = {f"groups[{group}]": count}
+        checks.whole(where, **named)
+    shares, sizes = np.asarray(ratios, np.float64), np.asarray(groups)
+    if not shares.sum() > 0:
+        checks.fail(where, "ratios with a positive sum", f"{shares!r}", "Somebody must count.")
+    return np.repeat(shares / (shares @ sizes), sizes)

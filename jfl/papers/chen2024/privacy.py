@@ -11,6 +11,7 @@ batches of fixed size without replacement.  Reported numbers are in `theory`.
 
 import bisect
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -325,9 +326,8 @@ def participation_bound(
     if draw == "first_r_responders":
         return rounds
     chance = np.asarray(1 / clients if share is None else share, np.float64)
-    checks.fraction(
-        where, share=chance, **({"ratio": per_round / clients} if draw == "uniform" else {})
-    )
+    ratio: dict[str, Any] = {"ratio": per_round / clients} if draw == "uniform" else {}
+    checks.fraction(where, share=chance, **ratio)
     chance = np.asarray(per_round / clients) if draw == "uniform" else 1 - (1 - chance) ** per_round
     one = lambda p: bisect.bisect_left(
         range(rounds), True, key=lambda k: participation.tail(k, rounds, p) <= beta / clients

@@ -404,7 +404,7 @@ def total_epsilon(multiplier, rate, participations: int, delta, method: str = "m
     epsilons = {
         name: float(METHODS[name](multiplier, rate, participations, delta)) for name in names
     }
-    best = min(epsilons, key=epsilons.get)
+    best = min(epsilons, key=lambda name: epsilons[name])
     return Total(epsilons[best], delta, "rigorous", best)
 
 

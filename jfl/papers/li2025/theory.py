@@ -83,12 +83,12 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
     if sampling != "full":
         checks.whole(where, cohort=cohort)
     with in_float64():
-        p, cohort = _wide(shares, cohort or 1)
+        p, many = _wide(shares, cohort or 1)
         return {
             "full": p**2,
-            "with_replacement": p**2 + p * (1 - p) / cohort,
-            "with_replacement_independent": p / cohort,
-            "without_replacement": len(p) / cohort * p**2,
+            "with_replacement": p**2 + p * (1 - p) / many,
+            "with_replacement_independent": p / many,
+            "without_replacement": len(p) / many * p**2,
         }[sampling]
 
 

@@ -414,7 +414,7 @@ def _run(where, sigma_g, user_ratio, data_ratio, local_updates, users, delta, ro
 
 _axis = lambda value: np.asarray(value, np.float64)[..., None]
 _between = rdp.float64(wang2019.interpolate)
-_once = rdp.float64(lambda *run: third_party_rdp(ORDERS, *run[:4], 1.0, run[4]))
+_once = rdp.float64(lambda z, u, d, k, n: third_party_rdp(ORDERS, z, u, d, k, 1.0, n))
 
 
 def _grid(*runs):

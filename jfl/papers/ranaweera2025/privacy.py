@@ -378,7 +378,7 @@ def audit_wavelet_leak(
         np.asarray(_scores(m, keys[i], np.float32(sigma), np.float32(i * total / m)))
         for i in range(2)
     ]
-    return audit_scores(*scores, total / 2, delta, confidence)
+    return audit_scores(scores[0], scores[1], total / 2, delta, confidence)
 
 
 # --- parts

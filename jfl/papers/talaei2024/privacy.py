@@ -15,6 +15,8 @@ impact factors are [..., clients].  `rows` is the smallest number of any client 
 `factor` is c of `gaussian_factor`.
 """
 
+from typing import Any
+
 import numpy as np
 
 from ...core import checks
@@ -76,7 +78,8 @@ def assign_impact(ratios, group_sizes):
     """
     checks.nonnegative("talaei2024.assign_impact", ratios=ratios, group_sizes=group_sizes)
     total = float(np.dot(ratios, group_sizes))
-    checks.positive("talaei2024.assign_impact", **{"sum of ratio * size": total})
+    named: dict[str, Any] = {"sum of ratio * size": total}
+    checks.positive("talaei2024.assign_impact", **named)
     return np.asarray(ratios, np.float64) / total
 
 
@@ -173,12 +176,12 @@ def client_sensitivity(
     mode: str,
     clip_norm,
     *,
-    rows=None,
-    lipschitz=None,
-    mu_bar=None,
-    inexactness=0.0,
-    lrs=None,
-    grad_clip=None,
+    rows: Any = None,
+    lipschitz: Any = None,
+    mu_bar: Any = None,
+    inexactness: Any = 0.0,
+    lrs: Any = None,
+    grad_clip: Any = None,
     enforced: bool = False,
     strict: bool = True,
 ) -> Checked:
@@ -221,7 +224,8 @@ def client_sensitivity(
     value = 2 * clip_norm
     if mode == "prox_erm":
         checks.positive(where, rows=rows, lipschitz=lipschitz, mu_bar=mu_bar)
-        checks.nonnegative(where, inexactness=inexactness, **{"1 - inexactness": 1 - inexactness})
+        rest: dict[str, Any] = {"1 - inexactness": 1 - inexactness}
+        checks.nonnegative(where, inexactness=inexactness, **rest)
         value = 2 * lipschitz / mu_bar * (1 / rows + inexactness)
     elif mode == "sgd_clipped_steps":
         checks.nonnegative(where, lrs=lrs)

@@ -9,9 +9,10 @@ number of rounds compiles nothing anew.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -19,10 +20,12 @@ from jax.typing import ArrayLike
 from ...core import checks
 from .shared_sample import binomial_tails
 
+Class = TypeVar("Class")
 LARGEST_GROUP = 16  # of units on one Poisson sample, that are counted as such
 
 
-def _event(cls):
+@dataclass_transform(frozen_default=True)
+def _event(cls: type[Class]) -> type[Class]:
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 

@@ -1,5 +1,7 @@
 """Where noise protects whole clients: on their uploads, and on what the server releases of them."""
 
+from typing import Any
+
 import numpy as np
 
 from ...core import checks
@@ -154,7 +156,7 @@ def _aggregate(plan, rounds, noise, adjacency):
 def _of_integers(plan, entries, others):
     """The same entries where uploads are integers: Renyi bounds, of one client's noise or of a
     cohort's."""
-    encoding = encoding_of(plan.upload)
+    encoding: Any = encoding_of(plan.upload)
     cohort, found = plan.sampler.capacity, []
     try:
         _enough_shares(plan.sampler, encoding)
@@ -222,7 +224,7 @@ def release(plan: Plan, rounds: int, others: bool = True) -> list[Entry]:
                 "Use sampling.poisson or sampling.without_replacement.",
                 error=NotAnalysable,
             )
-        cohort = _cohort(plan, adjacency, of_rounds)
+        cohort: Any = _cohort(plan, adjacency, of_rounds)
         part = Part("model", noise, *cohort, of_rounds=of_rounds, law=law)
         if (
             noisy(plan.upload)

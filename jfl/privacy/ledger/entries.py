@@ -1,5 +1,7 @@
 """From a plan to what its rounds release about an example or a client, for each view."""
 
+from typing import Any
+
 import numpy as np
 
 from ...core import checks
@@ -140,10 +142,11 @@ def _implied(plan, entry):
         )
     attendance = attendance_of(plan, entry.view, np.max(share_of(plan.sampler)))
     share = np.full(plan.sampler.clients, np.max(share_of(plan.sampler)))
+    encoding: Any = encoding_of(plan.upload)
     parts = tuple(
         Part(p.release, p.multiplier, moves=2.0, of_rounds=p.of_rounds, law=p.law)
         if p.renyi is None
-        else client_level.of_integers(encoding_of(plan.upload), p.renyi[2], moves=2.0)
+        else client_level.of_integers(encoding, p.renyi[2], moves=2.0)
         for p in entry.parts
     )
     # rounds that do not stand alone: who is absent from one is in the noise of others

@@ -5,7 +5,7 @@ releases.  Arrays have a column for each client [C], or one column where all cli
 a row for each round, or one row where all rounds are alike.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
     view: str  # server | aggregate | third_party
     adjacency: str  # add_remove | replace_one | zero_out
     parts: tuple = ()  # of Part: a participation of a client; a round where `chance` is None
-    clients: Clients | None = None
+    clients: Any = None  # Clients; None where an entry is refused
     chance: np.ndarray | None = None  # [C] probability that the client takes part; 1: every round
     turns: int = 1  # how often a client may run in a round, each with its chance
     worst: tuple = ()  # of columns (of parts, of chances): no client is worse off than one of these

@@ -1,6 +1,7 @@
 """Where clients add noise for their examples: entries of unit "example"."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,8 @@ def examples(plan: Plan, rounds: int) -> list[Entry]:
 
 def _adjacency(release: Release) -> str:
     sampled = "replace_one" if release.steps else implied(release.batches)
-    return release.mechanism.adjacency or sampled
+    mechanism: Any = release.mechanism
+    return mechanism.adjacency or sampled
 
 
 def _entries(plan, adjacency, rounds):
@@ -60,7 +62,8 @@ def _entries(plan, adjacency, rounds):
     noise = [levels(r.mechanism, rounds, len(rows)) for r in releases]
     # batches of several releases follow from one key: they may be one sample
     several = sum(r.batches.scheme != "full" for r in releases) > 1
-    parts, lost = [], []
+    parts: list[Part] = []
+    lost: list[Any] = []
     for release, multiplier in zip(releases, noise):
         sample, population, capacity, count, takes_all, overflow = _by_rows(
             release, adjacency, rows
@@ -73,6 +76,7 @@ def _entries(plan, adjacency, rounds):
     convex = any(s.declared == "prox_erm" for r in releases for s in r.mechanism.stages)
     assumed = ((CONVEX,) if convex else ()) + ((SITES,) if several else ())
     entries = []
+    row_overflow: Any = sum(lost)
     for view in VIEWS[:2]:
         attendance = attendance_of(plan, view)
         entries.append(
@@ -86,7 +90,7 @@ def _entries(plan, adjacency, rounds):
                 attendance.turns,
                 worst_columns(rows, attendance.share, noise, present),
                 attendance.turns * sum(each[present].max() for each in lost),
-                sum(lost),
+                row_overflow,
                 attendance.gains,
                 drawn="rows",
                 status="conditional" if convex else "proved",

@@ -6,6 +6,8 @@ after each round is known, and what a round adds to it is the precision of one G
 that is how such a run stands among others, with an epsilon after each round.
 """
 
+from typing import Any
+
 import numpy as np
 
 from ...core import checks
@@ -82,7 +84,7 @@ def once_a_round(sampler: Sampler) -> None:
 
 def _fits(mechanism, separation, rounds, scheme):
     covers("jfl.guarantee", mechanism, rounds)
-    strategy = strategy_of(mechanism)
+    strategy: Any = strategy_of(mechanism)
     if strategy.separation > separation:
         checks.fail(
             "jfl.guarantee",

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -381,7 +382,8 @@ def _same_rows(one, other):
     size, tables = np.asarray(one.size), [np.asarray(fed.index) for fed in (one, other)]
     width = min(t.shape[-1] for t in tables)
     owned = np.arange(width) < size[:, None]
-    return np.array_equal(*(t[:, :width][owned] for t in tables))
+    mine, theirs = (t[:, :width][owned] for t in tables)
+    return np.array_equal(mine, theirs)
 
 
 def _addressed(plan):
@@ -447,7 +449,7 @@ def _takes_all(plan, rows):
 # --- entries of several plans
 
 
-def joined(parts: list[Entry], rounds: list[int]) -> Entry:
+def joined(parts: Sequence[Entry], rounds: Sequence[int]) -> Entry:
     """Entries one after another, each for its number of rounds, as one.
 
     Each client may be the worst in each of them: all combinations are at least as bad as any

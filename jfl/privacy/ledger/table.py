@@ -20,6 +20,8 @@ HEADS = (
 class Ledger(tuple):
     """The entries of a plan; prints as a table, a line for each noisy release."""
 
+    rounds: int
+
     def __new__(cls, entries, rounds: int):
         ledger = super().__new__(cls, entries)
         ledger.rounds = rounds

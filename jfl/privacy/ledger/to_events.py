@@ -1,7 +1,7 @@
 """From entries to the events of an accountant: `events_of`, and nothing else, does it."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -110,6 +110,7 @@ def _step(entry: Entry, part: Part, column: int, multiplier):
             part.count[_own(part.count, column)]
         )
     noise = events.gaussian(multiplier)
+    population: Any  # a whole number
     sample, population, count = (
         float(v[column if len(v) > 1 else 0]) for v in (part.sample, part.population, part.count)
     )
@@ -123,8 +124,9 @@ def _step(entry: Entry, part: Part, column: int, multiplier):
         event = events.allocation(population, noise)
     elif part.sampling == "truncated_poisson":
         capacity = float(part.capacity[column if len(part.capacity) > 1 else 0])
-        sizes = min(sample / population, 1.0), population, min(capacity, population)
-        event = events.truncated_poisson(*sizes, noise, entry.adjacency)
+        slots: Any = min(capacity, population)
+        rate = min(sample / population, 1.0)
+        event = events.truncated_poisson(rate, population, slots, noise, entry.adjacency)
     elif part.sampling == "with_replacement":
         event = events.with_replacement(sample, population, noise)
     else:  # each takes part on its own, with a probability
@@ -244,7 +246,9 @@ def round_of(members: list[Met]):
         return members[0].event()
     alone = [m for m in members if m.draws_nothing]
     drawing = [m for m in members if not m.draws_nothing]
-    parts = [_gaussian(sum(m.entry.turns * m.precision() for m in alone))] if alone else []
+    parts: list[Any] = (
+        [_gaussian(sum(m.entry.turns * m.precision() for m in alone))] if alone else []
+    )
     if drawing:
         parts.append(drawing[0].event() if len(drawing) == 1 else _on_one_sample(drawing))
     return _composed(parts)
@@ -261,7 +265,7 @@ def _on_one_sample(members):
     if any(of_rounds) or len({m.entry.turns for m in members}) > 1:
         return seen
     drawing = [m for m in members if not m.draws_no_batch]
-    inner = (
+    inner: list[Any] = (
         [_gaussian(sum(m.precision() for m in members if m.draws_no_batch))]
         if len(drawing) < len(members)
         else []

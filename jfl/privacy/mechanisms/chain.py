@@ -12,7 +12,7 @@ and sum) and `finish` (noise and post).  `release` is both at once.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard, overload
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +138,7 @@ def _of(mechanism, role):
     return [s for s in mechanism.stages if s.role == role]
 
 
-def noisy(mechanism: Mechanism | None) -> bool:
+def noisy(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
     return mechanism is not None and bool(_of(mechanism, "noise"))
 
 
@@ -171,6 +171,22 @@ def remembers(mechanism: Mechanism) -> bool:
     return any(s.state is not None for s in mechanism.stages)
 
 
+@overload
+def bind(
+    mechanism: Mechanism,
+    adjacency: str,
+    where: str,
+    required: bool = ...,
+    also: Sequence[str] = ...,
+) -> Mechanism: ...
+@overload
+def bind(
+    mechanism: Mechanism | None,
+    adjacency: str,
+    where: str,
+    required: bool = ...,
+    also: Sequence[str] = ...,
+) -> Mechanism | None: ...
 def bind(
     mechanism: Mechanism | None,
     adjacency: str,
@@ -215,7 +231,7 @@ def limit(mechanism: Mechanism) -> float:
     return float(bound(mechanism)) / (denominator(mechanism) or 1.0)
 
 
-def shape(mechanism: Mechanism) -> Any:
+def shape(mechanism: Any) -> Any:
     """The shape of the noise; None if it is isotropic, or none."""
     return next((s.shape for s in _of(mechanism, "noise")), None)
 
@@ -358,7 +374,7 @@ def multipliers(
     return np.array(values)
 
 
-def multiplier_changes(mechanism: Mechanism | None) -> bool:
+def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
     """True if the noise multiplier is a function of the round.  It is not where only clips and maps
     are, and the noise follows the clip."""
     if not noisy(mechanism):

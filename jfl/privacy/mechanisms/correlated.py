@@ -125,9 +125,9 @@ def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
         )
 
 
-def refuse_changing(where: str, release: Mechanism, weights: Any) -> None:
+def refuse_changing(where: str, release: Mechanism | None, weights: Any) -> None:
     """One scale for all rounds: the noise of a round is also part of others."""
-    if strategy_of(release) is None:
+    if release is None or strategy_of(release) is None:
         return
     changing = isinstance(weights, Fn) or any(
         isinstance(v, Fn)
@@ -219,7 +219,7 @@ def noise(stage: Stage, series: tuple, state: Any, like: Any) -> tuple:
         return jax.lax.fori_loop(1, count, more, first), state
 
 
-def covers(where: str, mechanism: Mechanism, rounds: int) -> None:
+def covers(where: str, mechanism: Mechanism | None, rounds: int) -> None:
     """Refuse more rounds than the strategy of a mechanism is for."""
     strategy = strategy_of(mechanism)
     if strategy is not None and rounds > strategy.rounds:

@@ -99,17 +99,19 @@ class Encoding(NamedTuple):
         if self.law == "skellam":
             plain = l2**2 / (2 * std**2)
             first = plain + l2**2 / (2 * std**4), (6 * l1 - l2**2) / (4 * std**4)
-            return np.array([first, (plain, 3 * l1 / (2 * std**2))]).T
+            found = np.array([first, (plain, 3 * l1 / (2 * std**2))]).T
+            return found[0], found[1]
         each = np.arange(1, clients)
         apart = 10 * np.exp(-2 * (math.pi * one) ** 2 * each / (each + 1)).sum()
         ratio = l2 / std
-        return np.array(
+        found = np.array(
             [
                 (ratio**2 / 2, apart * d),
                 (ratio**2 / 2 + l1 / std * apart + apart**2 * d / 2, 0.0),
                 ((ratio + math.sqrt(d) * apart) ** 2 / 2, 0.0),
             ]
         ).T
+        return found[0], found[1]
 
 
 def encode(encoding: Encoding, key: Key, value: Any) -> Any:

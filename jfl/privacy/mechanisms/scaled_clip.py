@@ -63,7 +63,7 @@ def clip_scaled(
     checks.positive(where, single=True, bound=bound, count=count)
     refuse_tiny(where, bound=bound)
     checks.nonnegative(where, single=True, decay=decay)
-    if checks.concrete(decay) and not decay < 1:
+    if checks.concrete(decay) and not np.asarray(decay) < 1:
         checks.fail(where, "decay < 1", f"decay={decay!r}")
     shapes = shapes_like(like)
     numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
@@ -71,10 +71,8 @@ def clip_scaled(
         checks.fail(where, "like=task, or what a client contributes", f"like={like!r}")
     least = 0.1 * bound / numbers**0.5 if least is None else least
     checks.positive(where, single=True, least=least)
-    data = {
-        k: checks.scalar(v)
-        for k, v in dict(bound=bound, count=count, decay=decay, least=least).items()
-    }
+    given: dict[str, Any] = dict(bound=bound, count=count, decay=decay, least=least)
+    data = {k: checks.scalar(v) for k, v in given.items()}
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     return Stage(
         Fn(_clip_scaled, data),

@@ -125,7 +125,7 @@ def shapes_like(like: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.float32), like)
 
 
-def scale_to_bound(bound: ArrayLike | Callable, row: Any, norm: Any = None) -> tuple:
+def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple:
     whole = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
     if whole:
         checks.fail(
@@ -361,7 +361,7 @@ def clip_adaptive(
     if floor is not None:
         checks.positive("clip_adaptive", single=True, floor=floor)
         refuse_tiny("clip_adaptive", floor=floor)
-        if checks.concrete((floor, initial)) and floor > initial:
+        if checks.concrete((floor, initial)) and np.asarray(floor) > np.asarray(initial):
             checks.fail(
                 "clip_adaptive", "floor <= initial", f"floor={floor!r}, initial={initial!r}"
             )
@@ -371,12 +371,10 @@ def clip_adaptive(
         if floor is None
         else floor
     )
-    data = {
-        k: checks.scalar(v)
-        for k, v in dict(
-            indicator=indicator, quantile=quantile, lr=lr, count=count, floor=floor
-        ).items()
-    }
+    given: dict[str, Any] = dict(
+        indicator=indicator, quantile=quantile, lr=lr, count=count, floor=floor
+    )
+    data = {k: checks.scalar(v) for k, v in given.items()}
     return Stage(
         Fn(_clip_adaptive, data),
         Fn(_adaptive_bound, data),
@@ -454,15 +452,16 @@ def gaussian(
     name, value = (
         ("std", std) if noise_multiplier is None else ("noise_multiplier", noise_multiplier)
     )
+    given: dict[str, Any] = {name: value}
     if not callable(value) and checks.ndim("gaussian", name, value) == 1:
-        checks.positive("gaussian", **{name: value})
-        if np.size(value):
-            refuse_tiny("gaussian", **{name: value})
+        checks.positive("gaussian", **given)
+        if np.size(given[name]):
+            refuse_tiny("gaussian", **given)
         else:
             checks.fail("gaussian", f"{name} of each client", "none")
         value = jnp.asarray(value, jnp.float32)
     else:
-        value = level_leaf("gaussian", "Leave the stage out for no noise.", **{name: value})
+        value = level_leaf("gaussian", "Leave the stage out for no noise.", **given)
     checks.choice("gaussian", GENERATORS if shape is None else ("philox",), generator=generator)
     return Stage(
         None,

@@ -201,7 +201,16 @@ def _arrays_held(plan) -> list:
             ("server", plan.sampler.clients, avals((algorithm.server, server, payload))),
             lambda: look_into(
                 lambda f, context, server, payload: f(
-                    Context(*context[:4], plan.sampler.clients, context[4]), server, payload
+                    Context(
+                        context[0],
+                        context[1],
+                        context[2],
+                        context[3],
+                        plan.sampler.clients,
+                        context[4],
+                    ),
+                    server,
+                    payload,
                 ),
                 abstract(algorithm.server),
                 context_shapes(),

@@ -8,6 +8,7 @@ import os
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -52,7 +53,7 @@ class Released(NamedTuple):
     mechanism: str  # its stages
     times: int | None  # a participation; None: nobody can count them
     key: str  # where its noise is from
-    reads: str  # which rows
+    reads: Any  # which rows, in words
 
 
 class Verdict(NamedTuple):
@@ -104,9 +105,14 @@ def trace_client(plan, declared, parts, classes) -> Verdict:
 
     def program(leaves, context, keys, server, client_state, rows):
         client, releases = structure.unflatten(leaves)
-        context = Context(*context[:4], plan.sampler.clients, context[4])
+        round_, id_, size, weight, cohort = context
+        context = Context(round_, id_, size, weight, plan.sampler.clients, cohort)
         payload, kept, _ = client(
-            context, Keys(*keys), server, client_state, Rows(*rows, context.size)
+            context,
+            Keys(*keys),
+            server,
+            client_state,
+            Rows(rows[0], rows[1], rows[2], context.size),
         )
         now = [(mech.at(m, context.round), b) for m, b in releases]
         structures[:] = [tuple(map(jax.tree.structure, r)) for r in now]
@@ -478,7 +484,7 @@ class Judge:
             if self.charged[i][0] != self.mechanism(mark) or r.mechanism.adjacency != "replace_one":
                 continue
             batches = [b for _, b, _ in read]
-            looks = [self.within(flow.marks[b], mark) for b in used]
+            looks: list[Any] = [self.within(flow.marks[b], mark) for b in used]
             if r.batches.scheme == "full":
                 return batch_words(r.batches, r.steps), self.class_of(i)
             if (
@@ -529,7 +535,7 @@ class Judge:
         )
         if any(self.at[name] != symbol for name, symbol in given.items()) or mark.params["batch"]:
             return False, None, None
-        drawn = [self.drawn(s) for s in (slots, mask)]
+        drawn: list[Any] = [self.drawn(s) for s in (slots, mask)]
         if (
             all(d is not None for d in drawn)
             and drawn[0][0] == drawn[1][0]
@@ -698,8 +704,8 @@ class Judge:
 @functools.cache
 def _site():
     return tuple(
-        {os.path.dirname(os.path.dirname(os.path.abspath(m.__file__))) for m in (jax, np)}
-        | {os.path.dirname(os.path.abspath(m.__file__)) for m in (inspect, normals)}
+        {os.path.dirname(os.path.dirname(os.path.abspath(str(m.__file__)))) for m in (jax, np)}
+        | {os.path.dirname(os.path.abspath(str(m.__file__))) for m in (inspect, normals)}
     )
 
 

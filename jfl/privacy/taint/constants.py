@@ -9,8 +9,10 @@ them is not found.
 import collections
 import math
 import weakref
+from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 from ...core import checks
@@ -18,7 +20,7 @@ from ...core.records import Federation
 
 BLOCK = 2**22  # numbers that are hashed at once
 KNOWN = 8  # federations whose hashes are kept
-_known: dict = collections.OrderedDict()
+_known: collections.OrderedDict = collections.OrderedDict()
 
 
 def held(fed: Federation, arrays) -> str:
@@ -100,7 +102,7 @@ class _Rows:
     def __init__(self, fed):
         self.fed, self.hashes, self.found = weakref.ref(fed.x), {}, None
         self.host = fed.host
-        self.arrays = None if fed.host is not None else (fed.x, fed.y)
+        self.arrays: Any = None if fed.host is not None else (fed.x, fed.y)
         self.index = [np.asarray(v) for v in (fed.index, fed.size, fed.test_index, fed.test_size)]
 
     def owned(self):

@@ -468,7 +468,7 @@ class Flow:
 
     def _least(self, form):
         atoms, constant = form
-        ends = [self.range(a) for a in atoms]
+        ends: list[Any] = [self.range(a) for a in atoms]
         if any(e is None for e in ends):
             return -math.inf
         return constant + sum(min(v * e[0], v * e[1]) for v, e in zip(atoms.values(), ends))
@@ -558,7 +558,7 @@ class Flow:
         if one[0] != other[0]:
             return True
         a, b = one[1], other[1]
-        splits = [
+        splits: list[Any] = [
             next((i for i, s in enumerate(steps) if s[0] == "often"), None) for steps in (a, b)
         ]
         if splits == [None, None]:

@@ -5,6 +5,7 @@ import functools
 import types
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

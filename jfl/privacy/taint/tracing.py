@@ -4,6 +4,7 @@ import collections
 from typing import NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -14,7 +15,7 @@ from .ownership import foreign
 
 KNOWN = 256  # structures whose verdict is kept
 
-TRACES: dict = collections.OrderedDict()
+TRACES: collections.OrderedDict = collections.OrderedDict()
 
 
 def cached(name, make):

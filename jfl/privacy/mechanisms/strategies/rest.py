@@ -1,6 +1,8 @@
 """The later rounds of a strategy, as the accountant of a plan reads them that went on from
 another."""
 
+from typing import Any
+
 import numpy as np
 
 from ....core.records import record, static
@@ -13,7 +15,7 @@ from .toeplitz import Toeplitz
 class Rest(Strategy):
     """The columns of C from round `first` on: what reaches somebody who added nothing before."""
 
-    of: Strategy = None
+    of: Any = None  # a Strategy; with a default, since fields of the base have one
     first: int = static(default=0)
 
     def words(self) -> str:

@@ -17,7 +17,7 @@ MANY = 2048  # rounds of a copy, beyond which no table of pairs of them is made
 class Restarted(Strategy):
     """Copies of one strategy on the diagonal of C."""
 
-    of: Strategy = None
+    of: Any = None  # a Strategy; with a default, since fields of the base have one
     normals: int = static(default=1)  # that one copy draws
 
     def words(self) -> str:
