@@ -328,7 +328,7 @@ def _of_rungs(plans, rungs, delta, unit, adjacency, view) -> list:
         listed = entries_of(plan, rounds, delta)
         entry = choose_entry(WHERE, plan, listed, unit, view, adjacency)
         if entry.changes or entry.method:
-            _refuse_rounds("noise, a clip norm or weights that change from round to round")
+            _refuse_rounds("noise that changes from round to round, against what it hides")
         entries.append(entry)
     return [[release_of(entry, rung.rounds) for entry in entries] for rung in rungs]
 

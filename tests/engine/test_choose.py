@@ -326,11 +326,15 @@ def test_runs_that_all_fail_are_an_answer_that_tells_no_number():
             lambda: make_plan(
                 noise=jfl.gaussian(jfl.schedules.inverse_sqrt(2.0)), sampler=jfl.sampling.full(C)
             ),
-            "that change from round to round",
+            "noise that changes from round to",
         ),
         (
-            lambda: make_plan(clip=jfl.schedules.inverse_sqrt(2.0), sampler=jfl.sampling.full(C)),
-            "that change from round to",
+            lambda: make_plan(
+                clip=jfl.schedules.inverse_sqrt(2.0),
+                noise=jfl.gaussian(std=1.0),
+                sampler=jfl.sampling.full(C),
+            ),
+            "noise that changes from round to",
         ),
         (
             lambda: make_plan(noise=jfl.correlated(1.0, jfl.strategies.banded_toeplitz(6, 2))),
