@@ -38,8 +38,8 @@ def test_the_algorithm_shown_is_the_one_that_runs():
     source = (ROOT / "jfl" / "algorithms" / "fedavg.py").read_text()
     without_docstring = re.sub(r'    """Clients take.*?"""\n', "", source, flags=re.S)
     without_docstring = re.sub(
-        r"^@named\(.*\)\n", "", without_docstring, flags=re.M
-    )  # jfl's own names; a user needs none
+        r"^@(named\(.*\)|readable)\n", "", without_docstring, flags=re.M
+    )  # jfl's own names and signatures; a user needs none
     (shown,) = (b.text for b in pages.blocks(ALGORITHM) if "def _init" in b.text)
     assert shown[shown.index("def _init") :].strip() in without_docstring
     above = shown[: shown.index("def _init")].split("\n")
