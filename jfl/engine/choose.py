@@ -17,7 +17,7 @@ from ..privacy.entry_guarantees import choose as choose_entry
 from ..privacy.entry_guarantees import entries_of, release_of
 from ..privacy.mechanisms.correlated import strategy_of
 from .metrics import has_accuracy
-from .sweep import Trained, points_of, train
+from .sweep import points_of, train
 
 SCORED = Caveat(
     "asserted, not checked: the score by which a run was chosen reads public rows only", "score"
@@ -204,7 +204,7 @@ class _Runner(NamedTuple):
     """A run in the tournament, after the rounds of a rung."""
 
     number: int  # among the runs of the first rung
-    trained: Trained | None = None
+    trained: Any = None  # Trained; None before its first rung
     score: float = -np.inf  # of a run that failed, too
 
 

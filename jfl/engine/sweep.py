@@ -247,7 +247,8 @@ def train(
         The points in their order.  One that went on equals one that ran all its rounds at once.
     """
     plans = widened(plans, widths(plans))
-    words, out = identity.of_many(plans), [None] * len(plans)
+    words = identity.of_many(plans)
+    out: list[Any] = [None] * len(plans)
     for members in static_groups(plans):
         program = _Program(
             [plans[i] for i in members],

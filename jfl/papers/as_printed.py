@@ -6,6 +6,8 @@ plan, with its status and what is wrong with it; `jfl.guarantee` is what the noi
 worth.
 """
 
+from typing import Any
+
 import numpy as np
 
 from ..core import checks
@@ -137,7 +139,7 @@ def _asked(plan, rounds, delta, paper, view) -> str:
     return paper
 
 
-def _paper(plan, paper):
+def _paper(plan, paper) -> Any:
     checks.kind("jfl.papers.as_printed", Plan, "jfl.plan", plan=plan)
     chains = (plan.release, *(r.mechanism for r in plan.algorithm.releases))
     wavelet = any(mechanism.claimed(m) is not None for m in chains)
