@@ -176,6 +176,7 @@ def run(
                 seconds_per_round=r.seconds,
                 paper=experiment.paper.get(line),
                 columns=columns[line],
+                trace={k: v.tolist() for k, v in r.trace.items()},
             )
             for line, r in results.items()
         },
@@ -240,7 +241,9 @@ def _columns(experiment: Experiment, config: Config, result: Line) -> dict:
     """What the table shows of a line beyond accuracy and epsilon."""
     columns = experiment.columns(config) if experiment.columns else {}
     # a "curve" is of accuracies, and ends at one that is there already
-    ends = {k: float(v[:, -1].mean()) for k, v in result.trace.items() if k != "curve"}
+    ends = {
+        k: float(v[:, -1].mean()) for k, v in result.trace.items() if k not in ("curve", "round")
+    }
     return columns | ends
 
 

@@ -21,12 +21,13 @@ from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
 from jfl.runs.train import privacy
 
+from ..harness.programs import Plans, assembled
 from ..harness.runner import CONFIRMED, NOT, UNKNOWN, keep, standard_error
 
-GAP, RATIO = (
-    "ln(F - F*)",
-    "dissimilarity",
-)  # natural logarithms, as the authors plot; RATIO: see heterogeneity
+GAP = "ln(F - F*)"  # a natural logarithm, as the authors plot
+# of the gradients of the clients, uniform weights: what Figures 4 and 8 plot, and the other measure
+DIFFERENCE = "mean |∇F_i|² - |∇F|²"
+RATIO = "ln(mean |∇F_i|² / |∇F|²)"
 MARKS = (100, 200, 300, 400)  # that are evaluated, of those that were read off
 
 
@@ -57,14 +58,24 @@ def objective(task, params, fed, l2):
     return jax.lax.map(client, (fed.index, fed.size)).mean() + l2 / 2 * penalty
 
 
+def drawn(config):
+    """Every seed has a draw of the data, or a split, of its own."""
+    return assembled(dataclasses.replace(config, partition_seed=config.seed))
+
+
+DRAWN = Plans(drawn, seeded=True, trace=(("curve", "accuracy"),))
+
+
 def watched(config, axes, out):
-    """Run as `jfl.runs.sweep.sweep` over seeds, and keep GAP and RATIO of the server's model at
-    each evaluation, as a "trace"."""
+    """Run as `jfl.runs.sweep.sweep` over seeds, each with a draw of the data of its own, and keep
+    GAP, DIFFERENCE and RATIO of the server's model at each evaluation, as a "trace"."""
     out = directory.checked(out, resume=False)
-    (plan, calibrated), best = build.build(config), optimum(config).value
-    guarantees, records = privacy(plan, calibrated, config.rounds), []
+    guarantees, records = None, []
     for seed in axes["seed"]:
-        run, history, trace = None, {}, {"round": [], GAP: [], RATIO: []}
+        plan, calibrated = drawn(dataclasses.replace(config, seed=seed))
+        best = optimum(calibrated).value
+        guarantees = guarantees or privacy(plan, calibrated, config.rounds)  # sizes are equal
+        run, history, trace = None, {}, {"round": [], GAP: [], DIFFERENCE: [], RATIO: []}
         stopwatch = Stopwatch()
         for count in schedule(config.rounds, config.evaluate_every).tolist():
             result = jax.block_until_ready(
@@ -80,8 +91,9 @@ def watched(config, axes, out):
                 above = float(objective(plan.task, result.params, plan.fed, config.l2)) - best
                 trace["round"].append(int(run.round))
                 trace[GAP].append(math.log(max(above, 1e-7)))  # float32 sees no less
+                trace[DIFFERENCE].append(float(dissimilarity.variance))
                 trace[RATIO].append(float(dissimilarity.log_ratio))
-        values = dataclasses.asdict(dataclasses.replace(calibrated, seed=seed))
+        values = dataclasses.asdict(calibrated)
         seconds, compiled = stopwatch.read()
         records.append(
             RunRecord(

@@ -61,6 +61,8 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
         seconds_per_round: of one seed.
         paper: the figure that the paper prints.
         columns: heading -> what else is known of the line. Of a list the page shows the end.
+        trace: metric -> its values [seeds, evaluations], of the seeds of `accuracy`; "round" says
+            after which rounds.
     """
 
     accuracy: list[Number | None] | Spread = []
@@ -72,6 +74,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     seconds_per_round: Positive | None = None
     paper: Number | str | None = None
     columns: dict[str, Spread | list | Number | str | bool | None] = {}
+    trace: dict[str, list[list[Number | None]]] = {}
 
     @property
     def mean(self) -> float | None:
