@@ -7,25 +7,31 @@ the figures run the paper's noise and show the epsilon that it claims for a thir
 proved one.  Accuracy is at the end, on the central test rows.
 """
 
+import dataclasses
 import sys
 
 from jfl.papers.noble2022 import privacy
 from jfl.runs import build
 
-from ..harness.runner import Claim, Experiment, close, main, ordered
+from ..harness.runner import Claim, Experiment, main
+from ..harness.verdicts import (
+    about,
+    beats,
+    close,
+    exactly,
+    grows,
+    inner,
+    near_printed,
+    no_lower,
+    ordered,
+)
 from .noble2022_runs import (
     DIFFERENCE,
     DRAWN,
     GAP,
-    about,
+    RATIO,
     as_drawn,
-    as_published,
-    beats,
     bounds,
-    grows,
-    no_effect,
-    not_worse,
-    unimodal,
     unsteady,
     watched,
     worth,
@@ -159,49 +165,67 @@ BARE = {
     for a, b in PAIRS
     for m in METHODS[:3]
 }
-DRAWS = {
-    f"DP-SCAFFOLD-warm, K=50, alpha=0, draw {d}": method(METHODS[0], "synthetic", 50)
-    | dict(partition_seed=d)
-    for d in (1, 2)
-}
 KS = (50, 100)
+DIFFERS = "the clip norm is 1, where the paper clips at medians of private norms"
+ALPHA_IS_A_SCALE = (
+    "proved: the entries of W and b are u + N(0, 1) with one u ~ N(0, alpha) for each, so they are "
+    "independent N(0, 1 + alpha), which is sqrt(1 + alpha) times what they are at alpha = 0. All "
+    "logits x W + b grow by one factor, which their argmax does not see, and x knows no alpha: the "
+    "rows and labels have the same law at every alpha"
+)
 
 
 # --- figures
 
 
-def watched_figure(title, columns, key, claims, updates=KS, data="synthetic", more=None):
-    better = beats(against(columns, updates, "DP-FedAvg", "DP-FedSGD"), key)
-    claims = (Claim("DP-SCAFFOLD-warm ends better than DP-FedAvg and DP-FedSGD", better), *claims)
+def watched_figure(title, columns, claims, updates=KS, data="synthetic", more=None):
     return Experiment(
-        title, DATA[data], grid(data, updates, columns) | (more or {}), claims, QUICK, runs=watched
+        title,
+        DATA[data],
+        grid(data, updates, columns) | (more or {}),
+        claims,
+        QUICK,
+        runs=watched,
+        differs=DIFFERS,
+        draws=True,
     )
 
 
-def on_synthetic(title, key, *claims, more=None):
-    return watched_figure(
-        f"Synthetic: {title}",
-        PAIRED,
-        key,
-        more=more,
-        claims=(
-            *claims,
-            *(
-                Claim(
-                    f"the gap to DP-FedAvg grows with heterogeneity, K={k}",
-                    grows(against(PAIRED, (k,), "DP-FedAvg"), key),
-                )
-                for k in KS
-            ),
-            *(
-                Claim(
-                    f"the gap to DP-FedAvg grows with K, {c}",
-                    grows(against((c,), KS, "DP-FedAvg"), key),
-                )
-                for c in PAIRED
-            ),
+def first_is_best(columns, key, updates=KS):
+    better = beats(against(columns, updates, "DP-FedAvg", "DP-FedSGD"), key)
+    return Claim("DP-SCAFFOLD-warm ends better than DP-FedAvg and DP-FedSGD", better)
+
+
+def with_heterogeneity(key):
+    """Claims of a figure with PAIRED columns and both numbers of local steps."""
+    return (
+        first_is_best(PAIRED, key),
+        *(
+            Claim(
+                f"the gap to DP-FedAvg grows with heterogeneity, K={k}",
+                grows(against(PAIRED, (k,), "DP-FedAvg"), key),
+            )
+            for k in KS
+        ),
+        *(
+            Claim(
+                f"the gap to DP-FedAvg grows with K, {c}",
+                grows(against((c,), KS, "DP-FedAvg"), key),
+            )
+            for c in PAIRED
         ),
     )
+
+
+def by_ratio(claims):
+    """The same claims by RATIO, the other measure of the paper's text: no figure plots it."""
+    return tuple(
+        dataclasses.replace(c, text=f"{c.text}; by the log-ratio", whose="ours") for c in claims
+    )
+
+
+def on_synthetic(title, claims, more=None):
+    return watched_figure(f"Synthetic: {title}", PAIRED, claims, more=more)
 
 
 def on_classes(title, data, updates):
@@ -229,7 +253,16 @@ def on_classes(title, data, updates):
                 unsteady(*lines),
             ),
         ]
-    return Experiment(title, DATA[data], grid(data, updates, SHARED), tuple(claims), QUICK)
+    return Experiment(
+        title,
+        DATA[data],
+        grid(data, updates, SHARED),
+        tuple(claims),
+        QUICK,
+        runs=DRAWN,
+        differs=DIFFERS,
+        draws=True,
+    )
 
 
 def of_ratios(title, table, which):
@@ -256,8 +289,9 @@ def of_ratios(title, table, which):
         best = ratios if which == "l" else ratios[::-1]
         claims = (
             Claim(
-                "DP-SCAFFOLD-warm is more accurate than DP-FedAvg",
+                f"{methods[0]} is more accurate than DP-FedAvg",
                 beats([at(far, r) for r in ratios]),
+                formerly="DP-SCAFFOLD-warm is more accurate than DP-FedAvg",
             ),
             Claim(
                 f"the {'smallest l' if which == 'l' else 'largest s'} is best",
@@ -288,6 +322,8 @@ def of_ratios(title, table, which):
             claims,
             QUICK,
             runs=DRAWN,
+            differs=DIFFERS,
+            draws=True,
         )
     return out
 
@@ -315,7 +351,7 @@ def table(title, alpha, beta, published):
     rows = {s: [f"sigma={s}, K={k}" for k in privacy.TABLE_UPDATES] for s in privacy.TABLE_SIGMAS}
     claims = (
         *(
-            Claim(f"accuracy is unimodal in K, sigma {s}", unimodal(names))
+            Claim(f"accuracy is unimodal in K, sigma {s}", inner(*names, monotone=True))
             for s, names in rows.items()
         ),
         *(
@@ -328,9 +364,20 @@ def table(title, alpha, beta, published):
             "K = 40 allows too few rounds: it is worst but for K = 1",
             beats([(n, rows[10][-1]) for n in rows[10][1:-1]]),
         ),
-        Claim("accuracies as printed, to 3 points", as_published(accuracy, 0.03)),
+        Claim("accuracies as printed, to 3 points", near_printed(accuracy, 0.03)),
     )
-    return Experiment(title, TABLE | spread(alpha, beta), lines, claims, QUICK, paper=paper)
+    return Experiment(
+        title,
+        TABLE | spread(alpha, beta),
+        lines,
+        claims,
+        QUICK,
+        paper=paper,
+        runs=DRAWN,
+        differs=DIFFERS,
+        draws=True,
+        last=0.1,
+    )
 
 
 def table_sound():
@@ -351,7 +398,8 @@ def table_sound():
     claims = (
         Claim(
             "K = 40 is not worse than K = 10 if it gets the rounds that are proved",
-            not_worse([("K=40, sigma=10, all rounds", "K=10, its rounds")]),
+            no_lower(("K=40, sigma=10, all rounds", "K=10, its rounds")),
+            whose="ours",
         ),
     )
     return Experiment(
@@ -361,6 +409,10 @@ def table_sound():
         claims,
         QUICK,
         paper=paper,
+        runs=DRAWN,
+        differs=DIFFERS,
+        draws=True,
+        last=0.1,
         columns=lambda config: {"sigma_g": build.build(config)[1].noise_multiplier},
     )
 
@@ -383,6 +435,7 @@ def recalibrated(data, stated, fields):
             Claim(
                 "the proved noise is more accurate than the paper's",
                 beats([("noise by proof", "noise as run")]),
+                whose="ours",
             ),
         ),
         QUICK,
@@ -397,15 +450,17 @@ ONE = cell(10, 10, 428)
 EXPERIMENTS = dict(
     fig1=on_synthetic(
         "train loss",
-        GAP,
-        Claim(
-            "DP-SCAFFOLD-warm ends better than FedAvg without privacy at (5,5)",
-            beats(against(("(5,5)",), KS, "FedAvg"), GAP),
-        ),
-        Claim(
-            "the published curves, to 0.15 (all users of a round share their noise)",
-            as_drawn(
-                dict(zip(BARE, (c for curves in CURVES.values() for c in curves), strict=True))
+        (
+            *with_heterogeneity(GAP),
+            Claim(
+                "DP-SCAFFOLD-warm ends better than FedAvg without privacy at (5,5)",
+                beats(against(("(5,5)",), KS, "FedAvg"), GAP),
+            ),
+            Claim(
+                "the published curves, to 0.15 (all users of a round share their noise)",
+                as_drawn(
+                    dict(zip(BARE, (c for curves in CURVES.values() for c in curves), strict=True))
+                ),
             ),
         ),
         more=BARE,
@@ -414,43 +469,53 @@ EXPERIMENTS = dict(
     fig2b=on_classes("MNIST, MLP on 60 components", "mnist", (50,)),
     fig3=on_synthetic(
         "accuracy",
-        None,
-        Claim(
-            "about 10 points on average, to 5", about(against(PAIRED, KS, "DP-FedAvg"), 0.05, 0.15)
+        (
+            *with_heterogeneity(None),
+            Claim(
+                "about 10 points on average, to 5",
+                about(against(PAIRED, KS, "DP-FedAvg"), 0.05, 0.15),
+            ),
         ),
     ),
-    fig4=on_synthetic("gradient dissimilarity", DIFFERENCE),
+    fig4=on_synthetic(
+        "gradient dissimilarity",
+        (*with_heterogeneity(DIFFERENCE), *by_ratio(with_heterogeneity(RATIO))),
+    ),
     fig5=watched_figure(
         "Synthetic: train loss, alpha alone",
         ALPHAS,
-        GAP,
         (
+            first_is_best(ALPHAS, GAP),
             Claim(
-                "alpha makes a difference: no, it does not change the law of the labels, columns "
-                "differ as draws do "
-                "(of three of each, one time in five not)",
-                no_effect(
-                    [f"DP-SCAFFOLD-warm, K=50, {c}" for c in ALPHAS],
-                    ["DP-SCAFFOLD-warm, K=50, alpha=0", *DRAWS],
-                ),
+                "alpha changes nothing",
+                exactly(True, ALPHA_IS_A_SCALE),
+                whose="ours",
+                formerly="alpha makes a difference: no, it does not change the law of the labels, "
+                "columns differ as draws do (of three of each, one time in five not)",
             ),
         ),
-        more=DRAWS,
     ),
     fig6=watched_figure(
         "Synthetic: train loss, beta alone",
         BETAS,
-        GAP,
-        tuple(
-            Claim(
-                f"the gap to DP-FedAvg grows with beta, K={k}",
-                grows(against(BETAS, (k,), "DP-FedAvg"), GAP),
-            )
-            for k in KS
+        (
+            first_is_best(BETAS, GAP),
+            *(
+                Claim(
+                    f"the gap to DP-FedAvg grows with beta, K={k}",
+                    grows(against(BETAS, (k,), "DP-FedAvg"), GAP),
+                )
+                for k in KS
+            ),
         ),
     ),
     fig7=on_classes("FEMNIST: accuracy", "femnist", KS),
-    fig8=watched_figure("FEMNIST: gradient dissimilarity", SHARED, DIFFERENCE, (), data="femnist"),
+    fig8=watched_figure(
+        "FEMNIST: gradient dissimilarity",
+        SHARED,
+        (first_is_best(SHARED, DIFFERENCE), *by_ratio([first_is_best(SHARED, RATIO)])),
+        data="femnist",
+    ),
     **{f"fig9_{data}": e for data, e in fig9.items()},
     **{f"fig10_{data}": e for data, e in fig10.items()},
     table1=table(
@@ -472,6 +537,9 @@ EXPERIMENTS = dict(
         },
         (Claim("warm and cold start give the same", close("warm", "cold")),),
         QUICK | dict(rounds=96),
+        runs=DRAWN,
+        differs=DIFFERS,
+        draws=True,
     ),
     clip=Experiment(
         "Fixed clip norms in place of a median, Synthetic(5,5)",
@@ -487,7 +555,13 @@ EXPERIMENTS = dict(
             "without replacement": ONE,
             "Poisson": ONE | dict(batch_sampler="poisson", noise_multiplier=20.0, mode="sound"),
         },
-        (Claim("no difference in accuracy", close("without replacement", "Poisson")),),
+        (
+            Claim(
+                "no difference in accuracy",
+                close("without replacement", "Poisson"),
+                whose="ours",
+            ),
+        ),
         QUICK,
     ),
     worth=Experiment("What the epsilon of the experiments is worth", {}, {}, special=worth),
