@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from scipy import stats
 
 from jfl.cli import console
 from jfl.core import checks as check
@@ -31,7 +32,6 @@ from .programs import Plans
 from .verdicts import OURS, Claim, judge
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
-DRAWS = "draws of the data"
 KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
 
 
@@ -45,7 +45,7 @@ class Experiment:
     lines: dict
     claims: tuple[Claim, ...] = ()
     quick: dict = dataclasses.field(default_factory=dict)  # fields for a run of seconds to a minute
-    seeds: tuple = (0, 1, 2)
+    seeds: tuple = (0, 1, 2, 3, 4)
     paper: dict = dataclasses.field(
         default_factory=dict
     )  # line -> the figure that the paper prints
@@ -143,7 +143,7 @@ def run(
             for line, r in results.items()
         },
         verdicts=verdicts,
-        settings={DRAWS: "one for each seed" if experiment.draws else "one"},
+        draws=drawn(experiment),
         **({"differs": experiment.differs} if experiment.differs else {}),
         versions=environment(),
         **{k: v for k, v in dict(unread=unread, failed=failed).items() if v},
@@ -211,6 +211,11 @@ def _columns(experiment: Experiment, config: Config, result: Line) -> dict:
     return columns | ends
 
 
+def drawn(experiment: Experiment) -> str:
+    """How many draws of the data its seeds have, in words."""
+    return "one for each seed" if experiment.draws else "one"
+
+
 def judged(experiment: Experiment, results: dict, unread=()) -> list[dict]:
     """The verdicts of an experiment.
 
@@ -267,6 +272,36 @@ def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: d
     )
     if verdicts:
         show_verdicts(verdicts)
+
+
+def stored_line(line: results_file.Line, seeds) -> Line:
+    """What a file of results holds of a line; `seeds` of the experiment, where the line names
+    none."""
+    accuracy, loss, summary = line.accuracy, line.loss, ()
+    if isinstance(accuracy, results_file.Spread):
+        count = line.seeds if isinstance(line.seeds, int) else len(line.seeds or seeds)
+        std = accuracy.std
+        if std is None and accuracy.half is not None:
+            std = accuracy.half * count**0.5 / float(stats.t.ppf(0.975, count - 1))
+        if std is None or accuracy.mean is None:
+            count, std = 1, 0.0
+        summary = (accuracy.mean, std, count)
+        accuracy = loss = []
+    if isinstance(loss, results_file.Spread):
+        loss = []
+    own = line.seeds if isinstance(line.seeds, list) else ()
+    own = own or (seeds if len(seeds) == len(accuracy) else range(len(accuracy)))
+    return Line(
+        np.array(accuracy, float),
+        np.array(loss, float),
+        line.epsilon_proved,
+        line.epsilon_claimed,
+        line.seconds_per_round or 0.0,
+        {k: np.array(v, float) for k, v in line.trace.items()},
+        tuple(own),
+        tuple(line.failed) if isinstance(line.failed, list) else tuple(range(line.failed)),
+        summary,
+    )
 
 
 def show_verdicts(verdicts: list[dict]):

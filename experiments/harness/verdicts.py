@@ -46,6 +46,8 @@ class Claim:
         whose: "paper", or "ours": of audits, sound modes, and what the paper does not say.
         statement: what checks of one statement have in common; the text where there is one check.
         formerly: its text in results of an earlier version.
+        carried: whether what an earlier rule said of it may stand where values of seeds are not
+            stored; not if that was said of another measure.
     """
 
     text: str
@@ -53,6 +55,7 @@ class Claim:
     whose: str = "paper"
     statement: str = ""
     formerly: str = ""
+    carried: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +144,7 @@ class Comparison(NamedTuple):
     of: Quantity | Ratio
     low: float = -math.inf
     high: float = math.inf
+    name: str = ""
 
     def side(self, wrong: float) -> int:
         """1: its interval lies inside; -1: outside; 0: neither."""
@@ -196,14 +200,14 @@ def _shown(comparisons, wrong) -> str:
     if not comparisons:
         return ""
     shown = []
-    for quantity in (c.of for c in comparisons):
+    for quantity, name in ((c.of, f"{c.name}: " if c.name else "") for c in comparisons):
         least, most = quantity.interval(wrong)
         if isinstance(quantity, Ratio):
-            shown.append(f"{quantity.mean:.2g} [{least:.2g}, {most:.2g}]")
+            shown.append(f"{name}{quantity.mean:.2g} [{least:.2g}, {most:.2g}]")
         elif math.isinf(most):
-            shown.append(f"{quantity.mean:+.3f}")
+            shown.append(f"{name}{quantity.mean:+.3f}")
         else:
-            shown.append(f"{quantity.mean:+.3f} ± {most - quantity.mean:.2g}")
+            shown.append(f"{name}{quantity.mean:+.3f} ± {most - quantity.mean:.2g}")
     freedom = min(np.min(c.of.freedom) for c in comparisons)
     seeds = f"{100 * (1 - wrong):.4g} % intervals, {freedom + 1} seeds" if freedom else "one seed"
     unpaired = any(getattr(c.of, "values", 0) is None for c in comparisons)
@@ -341,22 +345,22 @@ def near_printed(values: dict, by: float, at=None):
     """A check that lines end within `by` of what is printed.
 
     Args:
-        values: line -> the printed value; or lines -> values, where `at` reads them.
+        values: line -> the printed value, or what `at` reads.
         by: how far at most.
-        at: (line, its Line) -> the Quantity and the printed value, several of them; None: accuracy.
+        at: (line, its Line) -> its name, Quantity and printed value, as many as there are; None:
+            accuracy.
     """
+    at = at or (lambda n, line: [(n, end(line), values[n])])
 
     def check(results):
         run = [n for n in values if n in results]
-        pairs = [
-            pair
-            for n in run
-            for pair in (at(n, results[n]) if at else [(end(results[n]), values[n])])
+        found = [
+            Comparison(q + (-v), -by, by, name) for n in run for name, q, v in at(n, results[n])
         ]
         missing = "" if len(run) == len(values) else f"{len(run)} of {len(values)} lines run"
-        if run and not pairs:
+        if run and not found:
             missing = "values of seeds that were not stored"
-        return Evidence(tuple(Comparison(q + (-v), -by, by) for q, v in pairs), missing)
+        return Evidence(tuple(found), missing)
 
     return check
 

@@ -161,12 +161,22 @@ def as_drawn(curves, within=0.15):
             return []
         rounds = line.trace["round"][0].tolist()
         return [
-            (Quantity.of(line.trace[GAP][:, rounds.index(mark)], line.seeds), value)
+            (
+                f"{name}, {mark}",
+                Quantity.of(line.trace[GAP][:, rounds.index(mark)], line.seeds),
+                value,
+            )
             for mark, value in zip(MARKS, curves[name], strict=True)
             if mark in rounds
         ]
 
-    return near_printed(curves, within, at)
+    def check(results):
+        found = near_printed(curves, within, at)(results)
+        if not found.missing and len(found.comparisons) < len(MARKS) * len(curves):
+            return dataclasses.replace(found, missing="rounds that were not evaluated")
+        return found
+
+    return check
 
 
 # --- tables without lines
@@ -183,11 +193,42 @@ def _told(out, title, columns, rows, caption, **found):
     return keep(out, found, {})
 
 
+def proved_of(run: noble2022.Setting) -> dict:
+    """view -> the epsilon that is proved of a run, as of every line of a figure: rows do not
+    matter, so synthetic ones stand for those that are not at hand."""
+    rows = round(1 / run.users / run.delta)  # that a user trains on: delta is 1 / (M R)
+    config = Config(
+        algorithm="fedavg",
+        dataset="synthetic",
+        partition="natural",
+        model="logistic",
+        clients=run.users,
+        cohort=round(run.user_ratio * run.users),
+        rows_per_client=round(rows / 0.8),  # a fifth are test rows
+        batch=round(run.data_ratio * rows),
+        steps=run.local_updates,
+        rounds=run.rounds,
+        lr=0.1,
+        clip_norm=1.0,
+        noise_multiplier=run.sigma_g,
+        delta=run.delta,
+        mode="as_printed",
+        view="third_party",
+    )
+    plan, config = build.build(config)
+    return {
+        g["view"]: g["epsilon"]
+        for g in privacy(plan, config, config.rounds)
+        if g["status"] == "proved"
+    }
+
+
 def worth(name, experiment, out, quick):
     """What the paper states, what is proved of the same run, and the noise that its epsilon
     takes."""
     rows = []
     for place, (run, stated) in list(noble2022.STATED.items())[: 1 if quick else None]:
+        proved = proved_of(run)
         needed = [noble2022.proved_noise(stated, *run[1:], bound=b) for b in ("P1", "server")]
         rows.append(
             [
@@ -197,8 +238,8 @@ def worth(name, experiment, out, quick):
                     f"{v:.3g}"
                     for v in (
                         noble2022.third_party_epsilon(*run),
-                        noble2022.proved_epsilon(*run),
-                        noble2022.proved_epsilon(*run, bound="server"),
+                        proved["third_party"],
+                        proved["server"],
                         run.sigma_g,
                         noble2022.noise_for(stated, *run[1:]),
                         *needed,
@@ -225,7 +266,7 @@ def worth(name, experiment, out, quick):
             "... server",
             "σ_g",
             "σ_g by its bound",
-            "σ_g proved",
+            "σ_g that is enough",
             "... server",
         ),
         rows,

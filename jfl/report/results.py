@@ -49,6 +49,7 @@ NUMBERS = "Numbers of the experiment"
 NOTES = dict(
     reduced="At reduced size",
     differs="Differs from the paper",
+    draws="Draws of the data",
     note="Note",
     finding="Finding",
     caption="",
@@ -88,6 +89,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
         seconds_per_round: of one seed.
         paper: the figure that the paper prints.
         columns: heading -> what else is known of the line. Of a list the page shows the end.
+        source: the `source` of `versions` that ran it, where it is not that of the experiment.
         trace: metric -> its values [seeds, evaluations], of the seeds of `accuracy`; "round" says
             after which rounds.
     """
@@ -102,6 +104,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     paper: Number | str | None = None
     columns: dict[str, Spread | list | Number | str | bool | None] = {}
     trace: dict[str, list[list[Number | None]]] = {}
+    source: str = ""
 
     @property
     def mean(self) -> float | None:
