@@ -18,7 +18,7 @@ import tyro
 from jfl.report import results
 
 from . import command_line
-from .runner import judged, stored_line
+from .runner import judged, not_tuned, stored_line
 from .verdicts import NOT_REPRODUCED, UNDECIDED, UNKNOWN
 
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
@@ -86,17 +86,21 @@ def rejudge_file(module: str, folder: Path) -> Path:
 
 
 def describe(stored: results.Experiment, experiment, draws: str = ""):
-    """Say on the page how a figure's settings differ, and how often its data were drawn.
+    """Say on the page how a figure's settings differ, how often its data were drawn, and which of
+    its baselines were not tuned.
 
     Args:
         stored: the figure, whose notes change.
         experiment: of the module of the paper.
         draws: how often; "": as the file has it, or one.
     """
-    headings = [results.NOTES[k] + ": " for k in ("differs", "draws")]
+    headings = [results.NOTES[k] + ": " for k in ("differs", "draws", "not_tuned")]
     before = [n for n in stored.notes if n.startswith(headings[1])]
     words = [headings[0] + experiment.differs] if experiment.differs else []
     words += [headings[1] + draws] if draws else before or [headings[1] + "one"]
+    lines = {n: stored_line(line, tuple(stored.seeds)) for n, line in stored.lines.items()}
+    if marked := not_tuned(experiment, lines):
+        words.append(headings[2] + marked)
     stored.notes = words + [n for n in stored.notes if not n.startswith(tuple(headings))]
 
 

@@ -29,7 +29,7 @@ from jfl.runs.config import Config
 
 from . import command_line, kept_runs
 from .programs import Plans
-from .verdicts import OURS, Claim, judge
+from .verdicts import OURS, Claim, judge, untuned
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
 KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
@@ -59,6 +59,9 @@ class Experiment:
     )
     differs: str = OURS  # how the settings differ from the paper's; "": they do not
     draws: bool = False  # each seed has a draw of the data, or a split, of its own
+    baselines: dict = dataclasses.field(
+        default_factory=dict
+    )  # line without privacy -> private lines, to none of which it should lose
     last: float = 0.0  # accuracy is the mean over this share of the rounds, the last; 0: at the end
 
 
@@ -144,6 +147,7 @@ def run(
         },
         verdicts=verdicts,
         draws=drawn(experiment),
+        not_tuned=not_tuned(experiment, results),
         **({"differs": experiment.differs} if experiment.differs else {}),
         versions=environment(),
         **{k: v for k, v in dict(unread=unread, failed=failed).items() if v},
@@ -216,17 +220,26 @@ def drawn(experiment: Experiment) -> str:
     return "one for each seed" if experiment.draws else "one"
 
 
+def without_failures(results: dict) -> dict:
+    """Lines of which no seed failed: the other seeds are no sample of all."""
+    return {line: r for line, r in results.items() if not r.failed}
+
+
+def not_tuned(experiment: Experiment, results: dict) -> str:
+    """In words, the lines without privacy that were not tuned; "" if there are none."""
+    names = untuned(experiment.baselines, without_failures(results))
+    return f"{', '.join(names)}: below a private line by more than the interval" if names else ""
+
+
 def judged(experiment: Experiment, results: dict, unread=()) -> list[dict]:
     """The verdicts of an experiment.
 
     Args:
         experiment: whose claims are judged.
-        results: line -> Line. Those of which a seed failed count as not run: the other seeds are no
-            sample of all.
+        results: line -> Line. Those of which a seed failed count as not run.
         unread: data sets that could not be read.
     """
-    whole = {line: r for line, r in results.items() if not r.failed}
-    reasons = ""
+    whole, reasons = without_failures(results), ""
     if partly := [line for line, r in results.items() if r.failed]:
         reasons += f"; seeds failed of {', '.join(partly)}"
     if unread:

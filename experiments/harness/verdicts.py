@@ -214,6 +214,28 @@ def _shown(comparisons, wrong) -> str:
     return ", ".join(shown) + f" ({seeds}{', unpaired' if unpaired and freedom else ''})"
 
 
+def untuned(baselines: dict, results: dict) -> list[str]:
+    """Lines without privacy that end below a private one by more than their paired interval: they
+    were not tuned, and say nothing of what privacy costs.  Intervals hold together at 95 %.
+
+    Args:
+        baselines: line without privacy -> private lines, to none of which it should lose.
+        results: {line: Line}, of which no seed failed.
+    """
+    pairs = [
+        (baseline, private)
+        for baseline, others in baselines.items()
+        for private in others
+        if baseline in results and private in results
+    ]
+    found = [
+        baseline
+        for baseline, private in pairs
+        if difference(results, baseline, private).interval(WRONG / len(pairs))[1] < 0
+    ]
+    return list(dict.fromkeys(found))
+
+
 # --- quantities of lines
 
 

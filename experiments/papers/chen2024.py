@@ -395,6 +395,12 @@ def _figure2():
     )
 
 
+def _baselines(lines):
+    """Lines without privacy -> all private ones of the same setting."""
+    free = {n: n.removesuffix("NonPrivate") for n in lines if n.endswith("NonPrivate")}
+    return {n: tuple(m for m in lines if m.startswith(p) and m != n) for n, p in free.items()}
+
+
 _LINEAR, _DEEP = _settings(SETTINGS, SYNTHETIC), _settings(PSI, DIRICHLET, deep=True)
 EXPERIMENTS = dict(
     fig1ab=_figure1("MNIST"),
@@ -477,7 +483,12 @@ EXPERIMENTS = dict(
 EXPERIMENTS = {
     n: e
     if e.special
-    else dataclasses.replace(e, draws=True, differs=OPEN if e.differs == OURS else e.differs)
+    else dataclasses.replace(
+        e,
+        draws=True,
+        differs=OPEN if e.differs == OURS else e.differs,
+        baselines=_baselines(e.lines),
+    )
     for n, e in EXPERIMENTS.items()
 }
 

@@ -263,6 +263,11 @@ def figure(title, data, lines, claims, few, clock="step"):
         tuple(range(5)),
         differs=OPEN,
         draws=True,
+        baselines={
+            n: tuple(m for m in lines if "ε" in m and m.startswith(n.removesuffix("no privacy")))
+            for n in lines
+            if n.endswith("no privacy")
+        },
         runs=runs(clock),
         columns=functools.partial(budgets, clock=clock),
         quick_lines=few,

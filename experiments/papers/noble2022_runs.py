@@ -73,7 +73,7 @@ def drawn(config):
     return assembled(dataclasses.replace(config, partition_seed=config.seed))
 
 
-DRAWN = Plans(drawn, seeded=True, trace=(("curve", "accuracy"),))
+DRAWN = Plans(drawn, seeded=True, trace=(("curve", "accuracy"), ("round", "round")))
 
 
 def watched(config, axes, out):

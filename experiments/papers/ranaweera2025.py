@@ -198,6 +198,7 @@ def figure(name, full):
         tuple(claims),
         dict(rounds=5, clients=base["clients"] // 2),
         differs=OPEN if full else REDUCED,
+        baselines={"no privacy": tuple(n for n in lines if n != "no privacy")},
         quick_lines=few,
         paper=paper,
         runs=RUNS,

@@ -50,6 +50,7 @@ NOTES = dict(
     reduced="At reduced size",
     differs="Differs from the paper",
     draws="Draws of the data",
+    not_tuned="Baseline not tuned",
     note="Note",
     finding="Finding",
     caption="",

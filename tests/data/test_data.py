@@ -1269,3 +1269,34 @@ def test_federate_errors(options, message):
     given_ = dict(dataset=datasets.arrays(**good()), partition=partition.iid(2)) | options
     with pytest.raises(ValueError, match=re.escape(message)):
         federate(given_.pop("dataset"), given_.pop("partition"), **given_)
+
+
+def test_features_as_the_published_code_of_noble_2022_has_them():
+    """Against its loops: row number j where the paper speaks of feature j, changed as it goes."""
+    data = datasets.synthetic(1.0, 1.0, clients=3, rows=50, features=4, seed=2)
+    new = transforms.noble2022_code(data)
+    for client in range(3):
+        train = data.x[data.owners == client].astype(float).tolist()
+        test = data.x_test[10 * client : 10 * client + 10].astype(float).tolist()
+        for dim in range(4):
+            high, low = max(train[dim]), min(train[dim])
+            for row in (*train, *test):
+                row[dim] = (row[dim] - low) / (high - low)
+        np.testing.assert_allclose(new.x[data.owners == client], train, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            new.x_test[10 * client : 10 * client + 10], test, rtol=1e-5, atol=1e-6
+        )
+    assert (new.y == data.y).all() and (new.owners == data.owners).all()
+    assert len(new.caveats) == len(data.caveats) + 1 and "private rows" in new.caveats[-1]
+
+
+@pytest.mark.parametrize("wrong", ["no owners", "few rows", "test rows"])
+def test_rows_that_the_published_code_cannot_read_are_refused(wrong):
+    data = datasets.synthetic(0.0, 0.0, clients=2, rows=60, seed=0)
+    data = {
+        "no owners": data._replace(owners=None),
+        "few rows": datasets.synthetic(0.0, 0.0, clients=2, rows=20, seed=0),
+        "test rows": data._replace(x_test=data.x_test[1:], y_test=data.y_test[1:]),
+    }[wrong]
+    with pytest.raises(ValueError, match="transforms.noble2022_code: need rows"):
+        transforms.noble2022_code(data)

@@ -291,3 +291,15 @@ def test_a_comparison_has_a_range():
 def test_json_of_verdicts_is_plain():
     found = json.loads((RESULTS / "noble2022.json").read_text())["experiments"]["fig3"]["verdicts"]
     assert {"claim", "verdict", "seen"} <= set(found[0])
+
+
+def test_a_baseline_below_a_private_line_was_not_tuned():
+    lines = dict(free=near(0.5), good=near(0.6), poor=near(0.4), noisy=line(0.1, 0.9, 0.6))
+    assert verdicts.untuned(dict(free=("poor", "noisy")), lines) == []
+    assert verdicts.untuned(dict(free=("poor", "good")), lines) == ["free"]
+    assert verdicts.untuned(dict(free=("good", "absent")), dict(free=near(0.5))) == []
+
+
+def test_the_page_marks_baselines_that_were_not_tuned():
+    notes = {n: " ".join(part.notes) for n, part in read("noble2022").experiments.items()}
+    assert "Baseline not tuned: FedAvg, K=50, (0,0)" in notes["fig3"]
