@@ -64,7 +64,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 "Give --merge, to keep them beside those that ran, or --replace, to drop them.",
             )
         if one.name in known:
-            _judge(before, one, known[one.name])
+            _judge(before, one, known[one.name], merge)
         found |= {one.name: one} | one.experiments
         one.name, one.experiments = "", {}
     every = whole.experiments | found
@@ -80,17 +80,17 @@ def _merge(before: results.Experiment, one: results.Experiment):
         line.source = line.source or before.versions.get("source", "")
     one.lines = {**before.lines, **one.lines}
     one.seconds = (one.seconds or 0) + (before.seconds or 0)
-    one.only = []
+    one.only, one.notes = [], before.notes
 
 
-def _judge(before: results.Experiment, one: results.Experiment, experiment):
+def _judge(before: results.Experiment, one: results.Experiment, experiment, merge: bool):
     """The verdicts of today's claims, and what an earlier rule said of them."""
     given = {v.claim: v for v in before.verdicts}
     if experiment.special or not experiment.claims:
         for v in one.verdicts:
             v.earlier = given[v.claim].earlier if v.claim in given else ""
     else:
-        describe(one, experiment, drawn(experiment))
+        describe(one, experiment, "" if merge else drawn(experiment))
         one.verdicts = rejudge(one, experiment, given, again=True)
 
 

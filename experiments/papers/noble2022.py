@@ -381,9 +381,9 @@ def table(name, title, alpha, beta, published, **changes):
         privacy.TABLE_SIGMAS, published, privacy.TABLE1_ROUNDS, strict=True
     ):
         for steps, (mean, std), t in zip(privacy.TABLE_UPDATES, row, rounds, strict=True):
-            name = f"sigma={sigma_g}, K={steps}"
-            lines[name] = cell(sigma_g, steps, t)
-            paper[name], accuracy[name] = f"{mean:.2f} ± {std:.2f} %", mean / 100
+            line = f"sigma={sigma_g}, K={steps}"
+            lines[line] = cell(sigma_g, steps, t)
+            paper[line], accuracy[line] = f"{mean:.2f} ± {std:.2f} %", mean / 100
     rows = {s: [f"sigma={s}, K={k}" for k in privacy.TABLE_UPDATES] for s in privacy.TABLE_SIGMAS}
     claims = (
         *(

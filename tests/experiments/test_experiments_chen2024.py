@@ -49,7 +49,9 @@ def worth(plan, config):
 
 def line(*accuracy, curve=(0, 0, 0, 0)):
     values = np.array(accuracy, float)
-    return Line(values, values, None, None, 0.1, dict(curve=np.array([curve] * len(accuracy), float)))
+    return Line(
+        values, values, None, None, 0.1, dict(curve=np.array([curve] * len(accuracy), float))
+    )
 
 
 # --- plans

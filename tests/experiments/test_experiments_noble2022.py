@@ -374,3 +374,11 @@ def test_alpha_does_not_change_the_labels(alpha):
     plain = largest(0.0, 0.0, 0)
     assert ks_2samp(plain, largest(alpha, 0.0, 1)).pvalue > 0.01
     assert ks_2samp(plain, largest(0.0, 5.0, 1)).pvalue < 1e-4
+
+
+def test_tables_of_two_preprocessings_check_the_same_statements():
+    of = lambda name: {c.statement for c in paper.EXPERIMENTS[name].claims}
+    assert of("table1") == of("table1_code") and of("table4") == of("table4_code")
+    assert len(of("table1") | of("table4")) == 24
+    code = paper.EXPERIMENTS["table1_code"].base["preprocess"]
+    assert code == "noble2022_code,unit_norm" and of("fig1_code") < of("fig1")

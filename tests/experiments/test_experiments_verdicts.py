@@ -212,7 +212,15 @@ def test_no_statement_was_lost():
 
 
 # of a config, what an epsilon at example level does not hang on: models, rows, and what is measured
-NO_MATTER = ("seed", "lr", "l2", "preprocess", "evaluate_every", "synthetic_alpha", "synthetic_beta")
+NO_MATTER = (
+    "seed",
+    "lr",
+    "l2",
+    "preprocess",
+    "evaluate_every",
+    "synthetic_alpha",
+    "synthetic_beta",
+)
 WORTH = {  # places in the table "worth" -> a line of that run
     "fig1": ("fig1", "DP-FedAvg, K=50, (0,0)"),
     "fig1 K=100": ("fig1", "DP-FedAvg, K=100, (0,0)"),
