@@ -4,7 +4,7 @@ makes a page of it.
     python -m experiments.harness.collect chen2024 runs/chen2024/* --into experiments/results
 
 Experiments that the file holds already and that are not given are kept; those that are given take
-their places.  Quick runs are left out.
+their places, judged by the claims of today.  Quick runs are left out.
 """
 
 import importlib
@@ -18,12 +18,22 @@ from jfl.core import checks
 from jfl.report import results
 
 from . import command_line
+from .rejudge import PAPERS, describe, rejudge
+from .runner import drawn
 
-PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 
+def collect(module: str, folders, into, merge: bool = False, replace: bool = False) -> Path:
+    """Put the results.json of `folders` into INTO/MODULE.json, judged by the claims of today.
 
-def collect(module: str, folders, into) -> Path:
-    """Put the results.json of `folders` into INTO/MODULE.json -> that file.
+    Args:
+        module: the paper.
+        folders: directories of experiments that ran.
+        into: directory of the file.
+        merge: lines take the places of those of the same name, and the others stay.
+        replace: lines that the new ones lack are dropped.
+
+    Returns:
+        That file.
 
     Raises:
         ValueError: naming the file, for results of another paper, two of one experiment, and fewer
@@ -31,6 +41,7 @@ def collect(module: str, folders, into) -> Path:
     """
     file, found = Path(into) / f"{module}.json", {}
     whole = results.read(file) if file.exists() else results.Experiment(title=module)
+    known = importlib.import_module(f"experiments.papers.{module}").EXPERIMENTS
     for path in (Path(folder) / "results.json" for folder in folders):
         one = results.read(path)
         if one.quick:
@@ -43,20 +54,44 @@ def collect(module: str, folders, into) -> Path:
                 f"{one.name or 'none'} of {one.module}" + (" again" if one.name in found else ""),
             )
         before = whole.experiments.get(one.name, results.Experiment())
-        if lost := before.lines.keys() - one.lines.keys():
+        if merge:
+            _merge(before, one)
+        if not replace and (lost := before.lines.keys() - one.lines.keys()):
             checks.fail(
                 str(path),
                 f"all lines that {file} has",
                 f"none of {', '.join(sorted(lost)[:3])}",
-                "Take the experiment out of that file first, if the new one is to stand for it.",
+                "Give --merge, to keep them beside those that ran, or --replace, to drop them.",
             )
+        if one.name in known:
+            _judge(before, one, known[one.name], merge)
         found |= {one.name: one} | one.experiments
         one.name, one.experiments = "", {}
     every = whole.experiments | found
-    order = [*importlib.import_module(f"experiments.papers.{module}").EXPERIMENTS, *every]
+    order = [*known, *every]
     whole.experiments = {name: every[name] for name in dict.fromkeys(order) if name in every}
     results.write(file, whole)
     return file
+
+
+def _merge(before: results.Experiment, one: results.Experiment):
+    """Beside the lines of `one` those of `before`, each with the source that ran it."""
+    for line in before.lines.values():
+        line.source = line.source or before.versions.get("source", "")
+    one.lines = {**before.lines, **one.lines}
+    one.seconds = (one.seconds or 0) + (before.seconds or 0)
+    one.only, one.notes = [], before.notes
+
+
+def _judge(before: results.Experiment, one: results.Experiment, experiment, merge: bool):
+    """The verdicts of today's claims, and what an earlier rule said of them."""
+    given = {v.claim: v for v in before.verdicts}
+    if experiment.special or not experiment.claims:
+        for v in one.verdicts:
+            v.earlier = given[v.claim].earlier if v.claim in given else ""
+    else:
+        describe(one, experiment, "" if merge else drawn(experiment))
+        one.verdicts = rejudge(one, experiment, given, again=True)
 
 
 def main(argv=None) -> int:
@@ -64,6 +99,8 @@ def main(argv=None) -> int:
         module: tyro.conf.Positional[typing.Literal[tuple(PAPERS)]],
         folders: tyro.conf.Positional[tuple[str, ...]],
         into: str = "experiments/results",
+        merge: bool = False,
+        replace: bool = False,
     ) -> int:
         """Make one file of experiments that ran.
 
@@ -71,10 +108,12 @@ def main(argv=None) -> int:
             module: the paper.
             folders: directories of experiments that ran.
             into: the directory of the file.
+            merge: lines take the places of those of the same name, and the others stay.
+            replace: lines that the new ones lack are dropped.
         """
         if not folders:
             raise SystemExit("need at least one directory of an experiment that ran; got none")
-        print(collect(module, folders, into))
+        print(collect(module, folders, into, merge, replace))
         return 0
 
     return command_line.called(command, "python -m experiments.harness.collect", argv)

@@ -5,9 +5,8 @@ are checked.
     python -m experiments.papers.noble2022 fig2b --quick --out runs/fig2b
 
 Every line is a directory as `jfl sweep` leaves it, lines that share a program run as one
-(`programs`), and nothing is run twice (`kept_runs`).  Claims are checked on the results, and come
-out as confirmed, not confirmed, or cannot be checked, with the reason.  results.json says which
-command made it.
+(`programs`), and nothing is run twice (`kept_runs`).  Claims are judged on the results by one rule
+(`verdicts`).  results.json says which command made it.
 """
 
 import dataclasses
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from scipy import stats
 
 from jfl.cli import console
 from jfl.core import checks as check
@@ -29,17 +29,10 @@ from jfl.runs.config import Config
 
 from . import command_line, kept_runs
 from .programs import Plans
+from .verdicts import OURS, Claim, judge, untuned
 
-CONFIRMED, NOT, UNKNOWN = results_file.VERDICTS
+CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
 KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A statement of the paper: `check(results) -> (verdict, what was seen)`, over {line: Line}."""
-
-    text: str
-    check: Callable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +43,9 @@ class Experiment:
     title: str
     base: dict
     lines: dict
-    claims: tuple = ()
+    claims: tuple[Claim, ...] = ()
     quick: dict = dataclasses.field(default_factory=dict)  # fields for a run of seconds to a minute
-    seeds: tuple = (0, 1, 2)
+    seeds: tuple = (0, 1, 2, 3, 4)
     paper: dict = dataclasses.field(
         default_factory=dict
     )  # line -> the figure that the paper prints
@@ -64,6 +57,12 @@ class Experiment:
     special: Callable | None = (
         None  # (name, experiment, out, quick) -> dict: a run that is not of lines
     )
+    differs: str = OURS  # how the settings differ from the paper's; "": they do not
+    draws: bool = False  # each seed has a draw of the data, or a split, of its own
+    baselines: dict = dataclasses.field(
+        default_factory=dict
+    )  # line without privacy -> private lines, to none of which it should lose
+    last: float = 0.0  # accuracy is the mean over this share of the rounds, the last; 0: at the end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,41 +79,7 @@ class Line:
     )  # what its plans are shown by: [seeds, evaluations]
     seeds: tuple = ()  # of accuracy
     failed: tuple = ()  # the other ones
-
-
-def standard_error(values) -> float:
-    """Of the mean of values of seeds; 0 of one seed, whose verdicts are of what it shows alone."""
-    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
-
-
-def ordered(*names, margin=0.0):
-    """A check that accuracy falls along these lines, by more than the standard error of the
-    difference each time."""
-
-    def check(results):
-        if not all(n in results for n in names):
-            return UNKNOWN, "lines that were not run"
-        means = [results[n].accuracy.mean() for n in names]
-        errors = [standard_error(results[n].accuracy) for n in names]
-        holds = all(
-            a - b > margin + np.hypot(s, t)
-            for a, b, s, t in zip(means, means[1:], errors, errors[1:])
-        )
-        return (CONFIRMED if holds else NOT), ", ".join(f"{m:.3f}" for m in means)
-
-    return check
-
-
-def close(one, other, within=0.02):
-    """A check that two lines end at most `within` apart."""
-
-    def check(results):
-        if one not in results or other not in results:
-            return UNKNOWN, "lines that were not run"
-        gap = abs(results[one].accuracy.mean() - results[other].accuracy.mean())
-        return (CONFIRMED if gap <= within else NOT), f"{gap:.3f} apart"
-
-    return check
+    summary: tuple = ()  # mean, std and number of accuracies whose seeds are not stored
 
 
 def run(
@@ -159,7 +124,7 @@ def run(
         )
     results, failed, seconds = _run_lines(name, experiment, out, kept, configs, seeds)
     columns = {line: _columns(experiment, configs[line], r) for line, r in results.items()}
-    verdicts = _verdicts(experiment, results, () if only else unread)
+    verdicts = judged(experiment, results, () if only else unread)
     _print_tables(experiment, quick, results, columns, verdicts)
     values = dict(
         title=experiment.title,
@@ -176,10 +141,14 @@ def run(
                 seconds_per_round=r.seconds,
                 paper=experiment.paper.get(line),
                 columns=columns[line],
+                trace={k: v.tolist() for k, v in r.trace.items()},
             )
             for line, r in results.items()
         },
-        verdicts=[dict(claim=text, verdict=v, seen=seen) for text, v, seen in verdicts],
+        verdicts=verdicts,
+        draws=drawn(experiment),
+        not_tuned=not_tuned(experiment, results),
+        **({"differs": experiment.differs} if experiment.differs else {}),
         versions=environment(),
         **{k: v for k, v in dict(unread=unread, failed=failed).items() if v},
     )
@@ -229,7 +198,7 @@ def _run_lines(name, experiment: Experiment, out: Path, kept: Path, configs: dic
         if line in failed:
             print(f"{name} {line}: {failed[line]}", file=sys.stderr)
         else:
-            result = results[line] = _line(entries)
+            result = results[line] = _line(entries, experiment.last)
             mean = result.accuracy.mean()
             print(f"{name} {line}: accuracy {mean:.4f}{_missing(result)}", file=sys.stderr)
         seconds += sum(e["seconds"]["total"] for e in entries)
@@ -240,21 +209,55 @@ def _columns(experiment: Experiment, config: Config, result: Line) -> dict:
     """What the table shows of a line beyond accuracy and epsilon."""
     columns = experiment.columns(config) if experiment.columns else {}
     # a "curve" is of accuracies, and ends at one that is there already
-    ends = {k: float(v[:, -1].mean()) for k, v in result.trace.items() if k != "curve"}
+    ends = {
+        k: float(v[:, -1].mean()) for k, v in result.trace.items() if k not in ("curve", "round")
+    }
     return columns | ends
 
 
-def _verdicts(experiment: Experiment, results: dict, unread) -> list[tuple]:
-    """(claim, verdict, what was seen), checked on lines of which no seed failed: the other seeds
-    are no sample of all."""
-    whole = {line: r for line, r in results.items() if not r.failed}
-    reasons = []
+def drawn(experiment: Experiment) -> str:
+    """How many draws of the data its seeds have, in words."""
+    return "one for each seed" if experiment.draws else "one"
+
+
+def without_failures(results: dict) -> dict:
+    """Lines of which no seed failed: the other seeds are no sample of all."""
+    return {line: r for line, r in results.items() if not r.failed}
+
+
+def not_tuned(experiment: Experiment, results: dict) -> str:
+    """In words, the lines without privacy that were not tuned; "" if there are none."""
+    names = untuned(experiment.baselines, without_failures(results))
+    return f"{', '.join(names)}: below a private line by more than the interval" if names else ""
+
+
+def judged(experiment: Experiment, results: dict, unread=()) -> list[dict]:
+    """The verdicts of an experiment.
+
+    Args:
+        experiment: whose claims are judged.
+        results: line -> Line. Those of which a seed failed count as not run.
+        unread: data sets that could not be read.
+    """
+    whole, reasons = without_failures(results), ""
     if partly := [line for line, r in results.items() if r.failed]:
-        reasons.append(f"; seeds failed of {', '.join(partly)}")
+        reasons += f"; seeds failed of {', '.join(partly)}"
     if unread:
-        reasons.append(f"; not to be read here: {', '.join(unread)}")
-    verdicts = [(claim.text, *claim.check(whole)) for claim in experiment.claims]
-    return [(t, v, s + ("".join(reasons) if v == UNKNOWN else "")) for t, v, s in verdicts]
+        reasons += f"; not to be read here: {', '.join(unread)}"
+    found = []
+    for claim in experiment.claims:
+        alike = sum(c.whose == claim.whose for c in experiment.claims)
+        verdict, seen = judge(claim, whole, alike, experiment.differs)
+        found.append(
+            dict(
+                claim=claim.text,
+                verdict=verdict,
+                seen=seen + (reasons if verdict == UNKNOWN else ""),
+                whose=claim.whose,
+                statement=claim.statement,
+            )
+        )
+    return found
 
 
 def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: dict, verdicts):
@@ -281,9 +284,49 @@ def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: d
         "Accuracies lie outside every guarantee.",
     )
     if verdicts:
-        console.table(
-            "claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts, ""
-        )
+        show_verdicts(verdicts)
+
+
+def stored_line(line: results_file.Line, seeds) -> Line:
+    """What a file of results holds of a line; `seeds` of the experiment, where the line names
+    none."""
+    accuracy, loss, summary = line.accuracy, line.loss, ()
+    if isinstance(accuracy, results_file.Spread):
+        count = line.seeds if isinstance(line.seeds, int) else len(line.seeds or seeds)
+        std = accuracy.std
+        if std is None and accuracy.half is not None:
+            std = accuracy.half * count**0.5 / float(stats.t.ppf(0.975, count - 1))
+        if std is None or accuracy.mean is None:
+            count, std = 1, 0.0
+        summary = (accuracy.mean, std, count)
+        accuracy = loss = []
+    if isinstance(loss, results_file.Spread):
+        loss = []
+    own = line.seeds if isinstance(line.seeds, list) else ()
+    own = own or (seeds if len(seeds) == len(accuracy) else range(len(accuracy)))
+    return Line(
+        np.array(accuracy, float),
+        np.array(loss, float),
+        line.epsilon_proved,
+        line.epsilon_claimed,
+        line.seconds_per_round or 0.0,
+        {k: np.array(v, float) for k, v in line.trace.items()},
+        tuple(own),
+        tuple(line.failed) if isinstance(line.failed, list) else tuple(range(line.failed)),
+        summary,
+    )
+
+
+def show_verdicts(verdicts: list[dict]):
+    """Print a row for each."""
+    columns = ("claim", "verdict", "seen", "whose")
+    rows = [tuple(v.get(c, "paper") for c in columns) for v in verdicts]
+    console.table("claims", [(c, False) for c in columns], rows, "")
+
+
+def exact_verdicts(claims, differs: str) -> list[dict]:
+    """The verdicts of claims that have no seeds."""
+    return judged(Experiment("", {}, {}, tuple(claims), differs=differs), {})
 
 
 def keep(out, values: dict, command: dict) -> dict:
@@ -298,7 +341,7 @@ def keep(out, values: dict, command: dict) -> dict:
     return values
 
 
-def _line(entries):
+def _line(entries, last: float = 0.0):
     good = [e for e in entries if not e.get("failed")]
     # seeds with splits of their own have an epsilon each: that of the line is the largest, and none
     # if one has none
@@ -306,7 +349,7 @@ def _line(entries):
     proved = None if None in proved else max(proved)
     claimed = max((c for c in claimed if c is not None), default=None)
     values = lambda key: np.array([e[key] for e in good], float)
-    accuracy = np.array([e["accuracy"]["final"] for e in good], float)
+    accuracy = np.array([_accuracy(e, last) for e in good], float)
     return Line(
         accuracy,
         values("loss"),
@@ -317,6 +360,14 @@ def _line(entries):
         tuple(e["seed"] for e in good),
         tuple(e["seed"] for e in entries if e.get("failed")),
     )
+
+
+def _accuracy(entry, last: float) -> float:
+    """At the end, or the mean over the evaluations in the last share of the rounds."""
+    if not last:
+        return entry["accuracy"]["final"]
+    rounds, curve = (np.array(entry["trace"][k], float) for k in ("round", "curve"))
+    return float(curve[rounds > (1 - last) * rounds[-1]].mean())
 
 
 def _epsilons(entry):

@@ -15,7 +15,8 @@ from jfl.papers.chen2024 import theory
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
 
-from ..harness.runner import CONFIRMED, NOT, keep
+from ..harness.runner import exact_verdicts, keep, show_verdicts
+from ..harness.verdicts import Claim, exactly
 
 CLIENTS = {
     "MNIST": (10, 300, 1.0, 10, 600),
@@ -23,6 +24,7 @@ CLIENTS = {
     "CIFAR10": (10, 50, 1.0, 50, 500),
 }
 BOUNDS = ("Theorem 1", "Theorem 1, ours")
+PARTICIPATIONS = "ten participations of a client, of 100 rounds that the paper does not give"
 
 
 # --- accountants
@@ -58,23 +60,27 @@ def accountants(name, experiment, out, quick=False) -> dict:
     grows = all(
         pairs[a][0] <= pairs[b][0] for a, b in zip(pairs, list(pairs)[1:]) if a.split(",")[0] in b
     )
-    verdicts = [
-        (
-            "tCDP needs less noise than RDP (crude series)",
-            CONFIRMED if all(r["tcdp"] < r["rdp_crude"] for r in beaten) else NOT,
-            "σ = " + ", ".join(f"{r['sigma']:.4g}" for r in beaten),
+    needs = "tCDP needs less noise than RDP"
+    claims = [
+        Claim(
+            f"{needs} (crude series)",
+            exactly(
+                all(r["tcdp"] < r["rdp_crude"] for r in beaten),
+                "σ = " + ", ".join(f"{r['sigma']:.4g}" for r in beaten),
+            ),
+            statement=f"accountants: {needs}",
         ),
-        (
-            "tCDP needs less noise than RDP (refined series)",
-            CONFIRMED if min(ratio) > 1 else NOT,
-            "refined over tCDP: " + ", ".join(f"{r:.2f}" for r in ratio),
-        ),
-        (
-            "epsilon of Theorem 5 falls with the noise",
-            NOT if grows else CONFIRMED,
-            "it grows" if grows else "it falls",
+        Claim(
+            f"{needs} (refined series)",
+            exactly(min(ratio) > 1, "refined over tCDP: " + ", ".join(f"{r:.2f}" for r in ratio)),
+            statement=f"accountants: {needs}",
         ),
     ]
+    printed = Claim(
+        "epsilon of Theorem 5 falls with the noise",
+        exactly(not grows, "it grows" if grows else "it falls"),
+    )
+    verdicts = exact_verdicts(claims, PARTICIPATIONS) + exact_verdicts([printed], "")
     return _told(name, experiment, out, quick, verdicts, epsilons=rows, theorem5=pairs)
 
 
@@ -220,30 +226,35 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
         [("T", True), ("F(w_T) - F*", True), ("std", True), *((b, True) for b in BOUNDS)],
         [(t, *(f"{v:.4g}" for v in row.values())) for t, row in table.items()],
     )
-    verdicts = []
+    claims = []
     for b in BOUNDS:
         slack = [np.log10(row[b] / row["gap"]) for row in table.values()]
         missed = value[b](known, counts[-1], away, strict=False).failed
         seen = f"10^{min(slack):.1f} to 10^{max(slack):.1f} times the gap" + (
             f"; fails: {missed}" if missed else ""
         )
-        verdicts.append((f"{b} holds", CONFIRMED if min(slack) >= 0 and not missed else NOT, seen))
+        whose = "paper" if b == BOUNDS[0] else "ours"
+        claims.append(Claim(f"{b} holds", exactly(min(slack) >= 0 and not missed, seen), whose))
         told = sum(row[b] < gaps[0].mean() for row in table.values())
-        verdicts.append(
-            (
+        claims.append(
+            Claim(
                 f"{b} is below the gap of the start",
-                CONFIRMED if told else NOT,
-                f"at {told} of {len(table)} T",
+                exactly(told, f"at {told} of {len(table)} T"),
+                "ours",
             )
         )
     hopeless = theory.theorem3(known, counts[-1], away, 1e-3, 1e-2, 0.99, 1e-3, strict=False)
-    verdicts.append(
-        (
+    claims.append(
+        Claim(
             "the hypotheses of Theorem 3 hold at usual rates",
-            NOT if hopeless.failed else CONFIRMED,
-            f"{len(hopeless.failed)} of 5 fail; it says {hopeless.value:.3g}",
+            exactly(
+                not hopeless.failed,
+                f"{len(hopeless.failed)} of 5 fail; it says {hopeless.value:.3g}",
+            ),
+            "ours",
         )
     )
+    verdicts = exact_verdicts(claims, experiment.differs)
     return _told(
         name,
         experiment,
@@ -258,14 +269,14 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
 
 
 def _told(name, experiment, out, quick, verdicts, **found):
-    console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts)
+    show_verdicts(verdicts)
     found = record.plain(
         dict(
             experiment=name,
             title=experiment.title,
             quick=quick,
             **found,
-            verdicts=[dict(claim=c, verdict=v, seen=s) for c, v, s in verdicts],
+            verdicts=verdicts,
             versions=environment(),
         )
     )

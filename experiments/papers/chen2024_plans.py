@@ -10,6 +10,7 @@ classes * share of the class) noise      as_printed reaches epsilon by the paper
            the proved accountant, which charges every round.  Unit: one record
 """
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -149,7 +150,15 @@ def _short(plan, config):
 
 
 def made(config):
-    return build(config), config
+    """Each seed has a split, or a draw of the data, of its own."""
+    return build(dataclasses.replace(config, partition_seed=config.seed)), config
 
 
-RUNS = Plans(made, privacy=privacy, epsilons=None, partition=None, trace=(("curve", "accuracy"),))
+RUNS = Plans(
+    made,
+    seeded=True,
+    privacy=privacy,
+    epsilons=None,
+    partition=None,
+    trace=(("curve", "accuracy"), ("round", "round")),
+)

@@ -6,24 +6,23 @@ Lines "printed" run Algorithm 1 with its own noise, which proves nothing; lines 
 step, and add to the model the noise that makes one round private at the same epsilon.
 """
 
+import dataclasses
 import functools
 import sys
 
-import numpy as np
-
-from jfl.cli import console
 from jfl.report import results as results_file
 
-from ..harness.runner import (
-    CONFIRMED,
-    NOT,
-    UNKNOWN,
+from ..harness.runner import Experiment, judged, main, show_verdicts, stored_line
+from ..harness.verdicts import (
+    WRONG,
     Claim,
-    Experiment,
-    Line,
-    close,
-    main,
-    standard_error,
+    Comparison,
+    Evidence,
+    difference,
+    end,
+    inner,
+    known,
+    no_lower,
 )
 from .li2025_bounds import bounds
 from .li2025_plans import budgets, runs, written
@@ -58,76 +57,25 @@ DATA = dict(
         classes_per_client=1,
     ),
 )
+OPEN = "rounds, batches, grids of ε and Q, and which Adult features are ours: the paper gives none"
 MODES = dict(printed=dict(mode="as_printed"), sound={})
 
 
 # --- claims
 
 
-def noise(*lines):
-    """Two standard errors of the difference of two lines' means."""
-    return 2 * np.sqrt(sum(standard_error(line.accuracy) ** 2 for line in lines))
+def above_floor(floor, names):
+    """A check that each of these lines ends above `floor`."""
 
-
-def known(*names):
-    """A check, of lines that were all run."""
-
-    def wrap(check):
-        missing = UNKNOWN, "lines that were not run"
-        return lambda results: check(results) if all(n in results for n in names) else missing
-
-    return wrap
-
-
-def never_below(*pairs):
-    """A check that the first line of each pair ends no lower than the second, beyond the noise of
-    seeds."""
-
-    @known(*(n for pair in pairs for n in pair))
     def check(results):
-        mean = lambda n: results[n].accuracy.mean()
-        below = [
-            f"{a} {mean(a):.3f} < {b} {mean(b):.3f}"
-            for a, b in pairs
-            if mean(a) < mean(b) - noise(results[a], results[b])
-        ]
-        seen = below or [
-            f"{mean(a):.3f} {'≥' if mean(a) >= mean(b) else '≈'} {mean(b):.3f}" for a, b in pairs
-        ]
-        return (NOT if below else CONFIRMED), ", ".join(seen)
-
-    return check
-
-
-def interior(*names):
-    """A check that some line between the first and the last ends above both, beyond the noise of
-    seeds."""
-
-    @known(*names)
-    def check(results):
-        lines = [results[n] for n in names]
-        best = max(lines, key=lambda line: line.accuracy.mean())
-        holds = all(
-            best.accuracy.mean() > end.accuracy.mean() + noise(best, end)
-            for end in (lines[0], lines[-1])
+        run = [n for n in names if n in results]
+        missing = "" if len(run) == len(names) else f"{len(run)} of {len(names)} lines run"
+        poor = [n for n in run if end(results[n]).mean <= floor]
+        return Evidence(
+            tuple(Comparison(end(results[n]), low=floor) for n in run),
+            missing,
+            seen=f"{len(poor)} of {len(run)} end below: {', '.join(poor) or '-'}",
         )
-        return (CONFIRMED if holds else NOT), ", ".join(
-            f"{line.accuracy.mean():.3f}" for line in lines
-        )
-
-    return check
-
-
-def beats(floor, names):
-    """A check that each of these lines ends above `floor`; those that were not run leave it
-    open."""
-
-    def check(results):
-        poor = [n for n in names if n in results and results[n].accuracy.mean() <= floor]
-        whole = all(n in results for n in names)
-        return (
-            NOT if poor else CONFIRMED if whole else UNKNOWN
-        ), f"{len(poor)} of {len(results)} do not: {', '.join(poor) or '-'}"
 
     return check
 
@@ -136,14 +84,16 @@ def drop_is_larger(split, mode):
     """A check, of both data sets together, that Adult loses more to noise than MNIST does."""
     names = [f"{d} {split} {m}" for d in DATA for m in ("no privacy", f"{mode} ε=0.5")]
 
-    @known(*names)
     def check(results):
-        mnist, less, adult, worse = (results[n].accuracy.mean() for n in names)
-        seen = f"MNIST loses {mnist - less:.3f}, Adult {adult - worse:.3f}"
-        if adult <= MAJORITY + 0.005:
-            return UNKNOWN, seen + ", and Adult without noise is no better than the majority class"
-        margin = noise(*(results[n] for n in names))
-        return (CONFIRMED if adult - worse > mnist - less + margin else NOT), seen
+        if why := known(results, *names):
+            return Evidence(missing=why)
+        mnist, less, adult, worse = (end(results[n]) for n in names)
+        words = f"MNIST loses {mnist.mean - less.mean:.3f}, Adult {adult.mean - worse.mean:.3f}"
+        if adult.mean <= MAJORITY + 0.005:
+            return Evidence(
+                seen=words, missing="Adult without noise is no better than the majority class"
+            )
+        return Evidence((Comparison((adult - worse) - (mnist - less), low=0.0),), seen=words)
 
     return check
 
@@ -153,24 +103,34 @@ def best_differs(split, mode):
     other's.
 
     Among the numbers that both have: the largest is what a client has rows for, which differs
-    anyway.
+    anyway.  Where both have the same best one, what speaks against the claim is that it is better
+    than each other one on both.
     """
     shared = [q for q in STEPS["mnist"] if q in STEPS["adult"]]
     name = lambda d, q: f"{d} {split} {mode} Q={q}"
 
-    @known(*(name(d, q) for d in DATA for q in shared))
     def check(results):
-        best = {d: max(shared, key=lambda q: results[name(d, q)].accuracy.mean()) for d in DATA}
-        pairs = [
-            (results[name(d, best[d])], results[name(d, best[o])])
-            for d, o in zip(DATA, reversed(DATA))
-        ]
-        differ = all(a.accuracy.mean() > b.accuracy.mean() + noise(a, b) for a, b in pairs)
-        return (
-            CONFIRMED if differ else NOT
-        ), f"MNIST Q={best['mnist']}, Adult Q={best['adult']}, of {shared}"
+        if why := known(results, *(name(d, q) for d in DATA for q in shared)):
+            return Evidence(missing=why)
+        best = {d: max(shared, key=lambda q: end(results[name(d, q)]).mean) for d in DATA}
+        words = f"MNIST Q={best['mnist']}, Adult Q={best['adult']}, of {shared}"
+        less = lambda d, q: difference(results, name(d, best[d]), name(d, q))
+        if best["mnist"] != best["adult"]:
+            found = [less(d, best[o]) for d, o in zip(DATA, reversed(DATA))]
+            return Evidence(tuple(Comparison(q, low=0.0) for q in found), seen=words)
+        others = [q for q in shared if q != best["mnist"]]
+        # of the differences that would all have to be real, the one that is least so
+        found = min((less(d, q) for d in DATA for q in others), key=lambda q: q.interval(WRONG)[0])
+        return Evidence((Comparison(-1 * found, low=0.0),), seen=f"{words}; it leads by")
 
     return check
+
+
+def stated(figure, text, split, mode, check):
+    """The claim of a figure on one split and in one mode; splits are checks of one statement."""
+    where = f", {split}" if split else ""
+    whose = "ours" if mode == "sound" else "paper"
+    return Claim(f"{text}{where}, {mode}", check, whose, f"{figure} {text}, {mode}")
 
 
 # --- figures
@@ -188,26 +148,35 @@ def fig2(data):
     }
     at = lambda s, m: [f"{s} {m} ε={e:g}" for e in EPSILONS]
     claims = [
-        Claim(
-            f"(a) accuracy does not fall as ε grows, {s}, {m}",
-            never_below(*zip(at(s, m)[1:], at(s, m))),
+        stated(
+            f"fig2-{data}",
+            "(a) accuracy does not fall as ε grows",
+            s,
+            m,
+            no_lower(*zip(at(s, m)[1:], at(s, m))),
         )
         for s in SPLITS
         for m in MODES
     ]
     if data == "mnist":
         claims += [
-            Claim(
-                f"(b) ε=0.5 costs at most 0.02, {s}, {m}",
-                close(f"{s} no privacy", f"{s} {m} ε=0.5"),
+            stated(
+                "fig2-mnist",
+                "(b) ε=0.5 costs at most 0.02",
+                s,
+                m,
+                no_lower((f"{s} {m} ε=0.5", f"{s} no privacy")),
             )
             for s in SPLITS
             for m in MODES
         ]
     claims += [
-        Claim(
-            f"(d) iid ends no lower than non-iid at equal ε, {m}",
-            never_below(*zip(at("iid", m), at("noniid", m))),
+        stated(
+            f"fig2-{data}",
+            "(d) iid ends no lower than non-iid at equal ε",
+            "",
+            m,
+            no_lower(*zip(at("iid", m), at("noniid", m))),
         )
         for m in MODES
     ]
@@ -230,22 +199,35 @@ def fig3(data):
     at = lambda s, m: [f"{s} {m} Q={q}" for q in STEPS[data]]
     if data == "adult":
         claims = [
-            Claim(f"(a) a Q between the extremes is best, {s}, {m}", interior(*at(s, m)))
+            stated(
+                "fig3-adult",
+                "(a) a Q between the extremes is best",
+                s,
+                m,
+                inner(*at(s, m), monotone=False),
+            )
             for s in SPLITS
             for m in MODES
         ]
     else:
         claims = [
-            Claim(
-                f"(b) Q=50 costs at most 0.02 against any other Q, {s}, {m}", small_harm(*at(s, m))
+            stated(
+                "fig3-mnist",
+                "(b) Q=50 costs at most 0.02 against any other Q",
+                s,
+                m,
+                small_harm(*at(s, m)),
             )
             for s in SPLITS
             for m in MODES
         ]
     claims += [
-        Claim(
-            f"(c) iid ends no lower than non-iid for the same Q, {m}",
-            never_below(*zip(at("iid", m), at("noniid", m))),
+        stated(
+            f"fig3-{data}",
+            "(c) iid ends no lower than non-iid for the same Q",
+            "",
+            m,
+            no_lower(*zip(at("iid", m), at("noniid", m))),
         )
         for m in MODES
     ]
@@ -258,23 +240,19 @@ def fig3(data):
 
 
 def small_harm(*names):
-    """A check that the last line ends at most 0.02 below the best one."""
-
-    @known(*names)
-    def check(results):
-        mean = [results[n].accuracy.mean() for n in names]
-        return (CONFIRMED if max(mean) - mean[-1] <= 0.02 else NOT), ", ".join(
-            f"{m:.3f}" for m in mean
-        )
-
-    return check
+    """A check that the last line ends at most POINTS below each other one."""
+    return no_lower(*((names[-1], n) for n in names[:-1]))
 
 
 def figure(title, data, lines, claims, few, clock="step"):
     if data == "adult":
         claims = [
             *claims,
-            Claim(f"every line beats the majority class, {MAJORITY:.4f}", beats(MAJORITY, lines)),
+            Claim(
+                f"every line beats the majority class, {MAJORITY:.4f}",
+                above_floor(MAJORITY, lines),
+                whose="ours",
+            ),
         ]
     return Experiment(
         title,
@@ -283,6 +261,13 @@ def figure(title, data, lines, claims, few, clock="step"):
         tuple(claims),
         dict(rounds=20),
         tuple(range(5)),
+        differs=OPEN,
+        draws=True,
+        baselines={
+            n: tuple(m for m in lines if "ε" in m and m.startswith(n.removesuffix("no privacy")))
+            for n in lines
+            if n.endswith("no privacy")
+        },
         runs=runs(clock),
         columns=functools.partial(budgets, clock=clock),
         quick_lines=few,
@@ -300,7 +285,7 @@ def by_round():
         }.items()
     }
     claims = [
-        Claim(f"(c) noise costs Adult more than MNIST, {s}, {m}", drop_is_larger(s, m))
+        stated("fig2", "(c) noise costs Adult more than MNIST", s, m, drop_is_larger(s, m))
         for s in SPLITS
         for m in MODES
     ]
@@ -325,25 +310,17 @@ def across(name, experiment, out, quick):
                 missing.append(found.parent.name)
                 continue
             for name, line in results_file.read(found).lines.items():
-                results[f"{data} {name}"] = Line(
-                    np.array(line.accuracy, float),
-                    np.array(line.loss, float),
-                    line.epsilon_proved,
-                    line.epsilon_claimed,
-                    line.seconds_per_round,
-                )
+                results[f"{data} {name}"] = stored_line(line, ())
     if missing:
         print(f"Run first: {', '.join(missing)}", file=sys.stderr)
-    verdicts = [(c.text, *c.check(results)) for c in experiment.claims]
-    console.table(
-        experiment.title, [("claim", False), ("verdict", False), ("seen", False)], verdicts
-    )
+    verdicts = judged(experiment, results)
+    show_verdicts(verdicts)
     return written(
         out,
         dict(
             experiment=name,
             quick=quick,
-            verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts],
+            verdicts=verdicts,
         ),
     )
 
@@ -354,15 +331,16 @@ EXPERIMENTS["across"] = Experiment(
     {},
     {},
     tuple(
-        Claim(f"{text}, {s}, {m}", check(s, m))
-        for text, check in (
-            ("fig2 (c) noise costs Adult more than MNIST", drop_is_larger),
-            ("fig3 (d) the best Q depends on the data", best_differs),
+        dataclasses.replace(stated(f, text, s, m, check(s, m)), text=f"{f} {text}, {s}, {m}")
+        for f, text, check in (
+            ("fig2", "(c) noise costs Adult more than MNIST", drop_is_larger),
+            ("fig3", "(d) the best Q depends on the data", best_differs),
         )
         for s in SPLITS
         for m in MODES
     ),
     special=across,
+    differs=OPEN,
 )
 EXPERIMENTS["clock"] = by_round()
 EXPERIMENTS["bounds"] = Experiment(

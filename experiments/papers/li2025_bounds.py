@@ -17,7 +17,8 @@ from jfl.papers.li2025 import theory
 from jfl.runs import build as assemble
 from jfl.runs.config import Config
 
-from ..harness.runner import CONFIRMED, NOT
+from ..harness.runner import exact_verdicts, show_verdicts
+from ..harness.verdicts import Claim, exactly
 from .li2025_plans import build, multiplier, written
 
 
@@ -180,7 +181,7 @@ def rounds_needed(config, found, target, run):
 def bounds(name, experiment, out, quick):
     """Measured F(w_t) - F* beside the theorems, and how the rounds that a bound asks for hang on
     local steps."""
-    settings, rows, cells, verdicts = (
+    settings, rows, cells, claims = (
         {**experiment.base, **(experiment.quick if quick else {})},
         [],
         {},
@@ -232,25 +233,26 @@ def bounds(name, experiment, out, quick):
         held = {
             n: bool((c[which] >= c["gap"]).all()) for n, c in cells.items() if c[which] is not None
         }
-        verdicts.append(
-            (
+        claims.append(
+            Claim(
                 f"{text} is at least the measured gap",
-                CONFIRMED if all(held.values()) else NOT,
-                f"{sum(held.values())} of {len(held)} runs",
+                exactly(all(held.values()), f"{sum(held.values())} of {len(held)} runs"),
+                "paper" if which == "printed" else "ours",
             )
         )
     curves = {}
     for run in ("no noise", "sound"):
         best, curves[run] = rounds_needed(config, found, 0.1, run)
         words = f"least at Q={best}: " + ", ".join(f"{q}: {r:.3g}" for q, r in curves[run].items())
-        verdicts.append(
-            (
+        claims.append(
+            Claim(
                 f"rounds to a gap of 0.1 by our bound first fall, then rise in Q, {run}",
-                CONFIRMED if min(curves[run]) < best < max(curves[run]) else NOT,
-                words,
+                exactly(min(curves[run]) < best < max(curves[run]), words),
+                "ours",
             )
         )
-    console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts)
+    verdicts = exact_verdicts(claims, experiment.differs)
+    show_verdicts(verdicts)
     told = {k: v for k, v in found.items() if k != "variance"} | dict(
         variance=float(np.max(found["variance"]))
     )
@@ -272,7 +274,7 @@ def bounds(name, experiment, out, quick):
             },
             rounds_to_a_tenth=curves,
             seeds=list(seeds),
-            verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts],
+            verdicts=verdicts,
         ),
     )
 

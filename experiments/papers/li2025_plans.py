@@ -4,6 +4,7 @@ Learning rates fall with the local steps and the server only averages; the sched
 count rounds and move the server's rate too.  `epsilon` of a config is of one round here.
 """
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -87,11 +88,18 @@ def privacy(plan, config):
 
 
 def made(config, clock="step"):
-    return build(config, clock), config
+    """Each seed has a split of its own."""
+    return build(dataclasses.replace(config, partition_seed=config.seed), clock), config
 
 
 def runs(clock="step"):
-    return Plans(functools.partial(made, clock=clock), privacy=privacy, epsilons=None)
+    return Plans(
+        functools.partial(made, clock=clock),
+        seeded=True,
+        privacy=privacy,
+        epsilons=None,
+        trace=(("curve", "accuracy"), ("round", "round")),
+    )
 
 
 def budgets(config, clock="step"):

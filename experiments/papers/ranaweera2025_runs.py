@@ -1,6 +1,7 @@
 """What the experiments on Ranaweera et al., 2025, need beyond `harness.runner`: runs whose epsilon
 is huge, checks, tables."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from jfl.privacy.ledger import entries
 from jfl.runs import record, train
 from jfl.runs.config import the_unit, the_view
 
-from ..harness.programs import Plans, proved
-from ..harness.runner import CONFIRMED, NOT, UNKNOWN
+from ..harness.programs import Plans, assembled, proved
+from ..harness.runner import show_verdicts
+from ..harness.verdicts import NOT_RUN, Comparison, Evidence, difference, known
 from .li2025_plans import written
 
 
@@ -53,31 +55,42 @@ def epsilons(plan, config, rounds):
         return None
 
 
-RUNS = Plans(privacy=privacy, epsilons=epsilons)
+def made(config):
+    """Each seed has a split of its own."""
+    return assembled(dataclasses.replace(config, partition_seed=config.seed))
+
+
+RUNS = Plans(
+    made,
+    seeded=True,
+    privacy=privacy,
+    epsilons=epsilons,
+    trace=(("curve", "accuracy"), ("round", "round")),
+)
 
 
 # --- claims
 
 
 def reproduces(triples, share=0.5):
-    """A check that of each (published, matched, vanilla) the second has at least `share` of the
+    """A check that of each (published, matched, vanilla) the second has more than `share` of the
     first's gain."""
 
     def check(results):
-        run = [t for t in triples if all(n in results for n in t)]
-        mean = lambda n: results[n].accuracy.mean()
-        seen = [(mean(a) - mean(c), mean(b) - mean(c)) for a, b, c in run]
-        text = (
-            ", ".join(f"{b:+.3f} of {a:+.3f}" for a, b in seen)
-            + f"; {len(run)} of {len(triples)} run"
+        run = [t for t in triples if not known(results, *t)]
+        gains = [
+            tuple(difference(results, n, vanilla) for n in (first, matched))
+            for first, matched, vanilla in run
+        ]
+        words = ", ".join(f"{b.mean:+.3f} of {a.mean:+.3f}" for a, b in gains)
+        missing = "" if len(run) == len(triples) else f"{len(run)} of {len(triples)} run"
+        if any(a.mean <= 0 for a, _ in gains):
+            missing = "a line without gain, of which nothing can be a share"
+        return Evidence(
+            tuple(Comparison(b - share * a, low=0.0) for a, b in gains if a.mean > 0),
+            missing,
+            seen=f"{words}; more than {share:g} of it by",
         )
-        if any(a > 0 and b < share * a for a, b in seen):
-            return NOT, text
-        if len(run) < len(triples) or any(
-            a <= 0 for a, _ in seen
-        ):  # no gain: nothing to have a share of
-            return UNKNOWN, text
-        return CONFIRMED, text
 
     return check
 
@@ -91,8 +104,10 @@ def understated(names):
         shown = lambda e: "nothing" if e is None else f"{e:.3g}"
         seen = ", ".join(f"claimed {r.claimed:.3g}, proved {shown(r.proved)}" for r in run)
         if any(r.proved is not None and r.proved <= r.claimed for r in run):
-            return NOT, seen
-        return (CONFIRMED if len(run) == len(names) else UNKNOWN), seen
+            return Evidence(exact=False, seen=seen)
+        if len(run) < len(names):
+            return Evidence(seen=seen, missing=NOT_RUN)
+        return Evidence(exact=True, seen=seen)
 
     return check
 
@@ -100,14 +115,8 @@ def understated(names):
 def told(out, name, title, columns, rows, verdicts, caption="", **found):
     """Tables of rows and claims; what was found, also as results.json."""
     console.table(title, [(c, i > 0) for i, c in enumerate(columns)], rows, caption)
-    console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts)
+    show_verdicts(verdicts)
     found = dict(
         experiment=name, title=title, columns=list(columns), rows=[list(r) for r in rows], **found
     )
-    return written(
-        Path(out), found | dict(verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts])
-    )
-
-
-def verdict(holds):
-    return CONFIRMED if holds else NOT
+    return written(Path(out), found | dict(verdicts=verdicts))

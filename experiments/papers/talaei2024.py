@@ -15,9 +15,9 @@ import numpy as np
 from jfl.cli import console
 from jfl.papers.talaei2024 import privacy as paper
 from jfl.papers.talaei2024 import theory
-from jfl.runs.tables import interval
 
-from ..harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment, main
+from ..harness.runner import Experiment, exact_verdicts, main, show_verdicts
+from ..harness.verdicts import Claim, beats, exactly
 from .talaei2024_plans import (
     COMMON,
     RUNS,
@@ -29,8 +29,9 @@ from .talaei2024_plans import (
     swapped,
     written,
 )
-from .talaei2024_study import study
+from .talaei2024_study import label, study
 
+OPEN = "splits, clip norms, noise densities and widths are ours: the paper gives none"
 SMALL = dict(upload="difference", clip_norm=0.2, lr=0.2)
 MODES = dict(
     printed=dict(mode="as_printed", unit="client", clip_norm=clip_of(64)),
@@ -45,26 +46,8 @@ QUICK = dict(rounds=10, hidden=(16,))
 
 
 def lower(one, other):
-    """A check that `one` ends with a smaller loss: the 95 % interval of the paired difference is
-    below 0."""
-
-    def check(results):
-        if one not in results or other not in results:
-            return UNKNOWN, "lines that were not run"
-        a, b = results[one].loss, results[other].loss
-        if len(a) != len(b) or len(a) < 2:
-            return UNKNOWN, f"{len(a)} and {len(b)} seeds; {a.mean():.3f} and {b.mean():.3f}"
-        mean, half = interval(a - b)
-        return (
-            CONFIRMED if mean + half < 0 else NOT
-        ), f"{a.mean():.3f} - {b.mean():.3f} = {mean:.3f} ± {half:.3f}"
-
-    return check
-
-
-def label(run, mode=None) -> str:
-    """The name of a run's line, but for its split."""
-    return run.assignment if run.epsilon is None else f"{mode} {run.assignment} ε={run.epsilon:g}"
+    """A check that `one` ends with a smaller loss."""
+    return beats([(one, other)], "loss")
 
 
 # --- figures
@@ -85,6 +68,8 @@ def figure(name) -> Experiment:
         Claim(
             f"{split} {label(a, mode)} ends below {label(b, mode)}",
             lower(f"{split} {label(a, mode)}", f"{split} {label(b, mode)}"),
+            "paper" if mode in ("plain", "printed") else "ours",
+            f"{name}: {label(a, mode)} ends below {label(b, mode)}",
         )
         for split in SPLITS
         for mode in modes
@@ -100,6 +85,8 @@ def figure(name) -> Experiment:
         tuple(range(5)),
         columns=budgets,
         quick_lines=tuple(few),
+        differs=OPEN,
+        draws=True,
         runs=RUNS if theory.SCENARIOS[number].swap_round is None else swapped,
     )
 
@@ -211,24 +198,26 @@ def argmin(name, experiment, out, quick):
             moved.append(
                 dict(rows=rows, curvature=curvature, prox_mu=mu, moved=seen, allowed=allowed)
             )
-    verdicts = [
-        (
+    claims = [
+        Claim(
             "the minimiser of a mean is the mean of the minimisers",
-            CONFIRMED if np.isclose(*identity.values()) else NOT,
-            "{:.4f} and {:.4f}".format(*identity.values()),
+            exactly(np.isclose(*identity.values()), "{:.4f} and {:.4f}".format(*identity.values())),
         ),
-        (
+        Claim(
             "one record moves it by at most 2 B / rows",
-            CONFIRMED if all(m["moved"] <= m["allowed"] for m in moved) else NOT,
-            "up to {:.4g} times that".format(max(m["moved"] / m["allowed"] for m in moved)),
+            exactly(
+                all(m["moved"] <= m["allowed"] for m in moved),
+                "up to {:.4g} times that".format(max(m["moved"] / m["allowed"] for m in moved)),
+            ),
         ),
     ]
+    verdicts = exact_verdicts(claims, "")  # counterexamples have no settings
     console.table(
         "how far one record moves the minimiser, clip norm 1",
         [(h, True) for h in moved[0]],
         [tuple(f"{v:.4g}" for v in m.values()) for m in moved],
     )
-    console.table("claims", [("claim", False), ("verdict", False), ("seen", False)], verdicts)
+    show_verdicts(verdicts)
     return written(
         out,
         dict(
@@ -236,7 +225,7 @@ def argmin(name, experiment, out, quick):
             quick=quick,
             argmins=identity,
             moved=moved,
-            verdicts=[dict(claim=t, verdict=v, seen=s) for t, v, s in verdicts],
+            verdicts=verdicts,
         ),
     )
 

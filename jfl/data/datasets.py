@@ -16,7 +16,7 @@ from ..core import checks
 from ..core.errors import DataUnavailable
 from ..core.options import Setting
 from . import adult as uci
-from . import idx, plays, tfds
+from . import idx, plain, plays, tfds
 from . import synthetic as generator
 
 __all__ = [
@@ -333,6 +333,9 @@ def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset
 
     Read from data prepared by tensorflow_datasets, without TensorFlow, and decoded once: later
     calls read a cache.  The cache is in $JFL_CACHE_DIR, else in the folder jfl of the user's cache.
+    Or from plain files in the first of these places that has either: mnist.npz with x, y, x_test
+    and y_test (x_train and y_train will do), or the four IDX files of its authors in a folder
+    mnist.
 
     Other Parameters:
         data_dir: the folder of the prepared data, or one whose subfolder tfds holds them; None: the
@@ -348,7 +351,7 @@ def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     References:
         LeCun, Cortes and Burges, 1998.
     """
-    return _prepared("mnist", data_dir, download)
+    return _anywhere("mnist", data_dir, download)
 
 
 def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
@@ -376,6 +379,8 @@ def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) ->
     for place in places:
         if tfds.newest_in(place, name):
             return _prepared(name, data_dir, download)
+        if stored := plain.read(where, place, name):
+            return _images(where, name, stored)
         if idx.holds(place / folder_name):
             return _images(where, name, idx.read_dataset(where, place / folder_name, 10))
     if data_dir is None and idx.holds(DEBIAN / folder_name):
@@ -401,6 +406,9 @@ def emnist(
 ) -> Dataset:
     """EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; all else as `mnist`.
 
+    Plain files, with images transposed as its authors publish them: emnist-balanced.npz and so on,
+    or IDX files such as emnist-balanced-train-images-idx3-ubyte.gz in a folder emnist.
+
     Other Parameters:
         split: the version: "balanced" (47 classes), "byclass" (62), "bymerge" (47), "digits" (10),
             "letters" (26, of which a is 0) or "mnist" (10).
@@ -413,7 +421,7 @@ def emnist(
         Cohen et al., arXiv:1702.05373.
     """
     checks.choice("datasets.emnist", EMNIST_SPLITS, split=split)
-    data = _prepared(f"emnist/{split}", data_dir, download)
+    data = _anywhere(f"emnist/{split}", data_dir, download)
     # The published files hold every image transposed, and tensorflow_datasets passes them on as
     # they are.
     data = data._replace(x=_upright(data.x), x_test=_upright(data.x_test))
@@ -428,22 +436,26 @@ def emnist(
 def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; all else as `mnist`.
 
+    Plain files: cifar10.npz, or the binaries of its author, data_batch_1.bin to data_batch_5.bin
+    and test_batch.bin, in a folder cifar-10-batches-bin.
+
     References:
         Krizhevsky, 2009.
     """
-    return _prepared("cifar10", data_dir, download)
+    return _anywhere("cifar10", data_dir, download)
 
 
 def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """Street view house numbers, cropped: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows; label 0
     is the digit 0.
 
-    Parameters and errors are those of `mnist`.  The 531,131 `extra` rows are not read.
+    Parameters and errors are those of `mnist`.  The 531,131 `extra` rows are not read.  A plain
+    file is svhn_cropped.npz.
 
     References:
         Netzer et al., 2011.
     """
-    return _prepared("svhn_cropped", data_dir, download)
+    return _anywhere("svhn_cropped", data_dir, download)
 
 
 def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
@@ -786,6 +798,17 @@ def _finite(where, key, value):
             "Drop or fill these rows.",
         )
     return value
+
+
+def _anywhere(name, data_dir, download) -> Dataset:
+    """Prepared, or in plain files: of the first place that has either."""
+    where = f"datasets.{name}"
+    for place in tfds.places(data_dir):
+        if tfds.newest_in(place, name):
+            break
+        if stored := plain.read(where, place, name):
+            return _images(where, name, stored)
+    return _prepared(name, data_dir, download)
 
 
 def _prepared(name, data_dir, download) -> Dataset:

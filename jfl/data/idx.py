@@ -27,12 +27,12 @@ FILES = {  # array -> (name of the file, axes)
 AGAIN = "Get the file again from where it came."
 
 
-def holds(folder: Path) -> bool:
+def holds(folder: Path, names: dict = FILES) -> bool:
     """True if at least one of the four files of a dataset is there."""
-    return any(_file(folder, name) is not None for name, _ in FILES.values())
+    return any(_file(folder, name) is not None for name, _ in names.values())
 
 
-def read_dataset(where: str, folder: Path, classes: int) -> dict:
+def read_dataset(where: str, folder: Path, classes: int, names: dict = FILES) -> dict:
     """The arrays of a folder with the four files: images uint8 [n, rows, columns, 1], labels int32.
 
     Args:
@@ -40,6 +40,7 @@ def read_dataset(where: str, folder: Path, classes: int) -> dict:
         folder: holds train-images-idx3-ubyte, train-labels-idx1-ubyte and the two that begin with
             t10k, each as it is or with the ending .gz.
         classes: how many there are.
+        names: the names of the files, where they are others.
 
     Returns:
         x, y, x_test, y_test, and classes as an int32.
@@ -49,7 +50,7 @@ def read_dataset(where: str, folder: Path, classes: int) -> dict:
             number of labels than of images.
     """
     stored = {}
-    for key, (name, axes) in FILES.items():
+    for key, (name, axes) in names.items():
         path = _file(folder, name)
         if path is None:
             checks.fail(
@@ -66,8 +67,8 @@ def read_dataset(where: str, folder: Path, classes: int) -> dict:
             checks.fail(
                 where,
                 f"a label for each image in {folder}",
-                f"{len(images)} images in {FILES['x' + end][0]} and {len(labels)} labels in "
-                f"{FILES['y' + end][0]}",
+                f"{len(images)} images in {names['x' + end][0]} and {len(labels)} labels in "
+                f"{names['y' + end][0]}",
                 "Take both files from one source.",
                 error=DataUnavailable,
             )

@@ -17,7 +17,7 @@ from ..core import checks
 from .datasets import Dataset, make_dataset
 
 # the steps that a config can name
-__all__ = ["flatten", "pca", "standardise", "unit_norm"]
+__all__ = ["flatten", "noble2022_code", "pca", "standardise", "unit_norm"]
 
 PUBLIC = 4  # the random stream of a seed that draws public rows; partitions use others
 BLOCK = 1 << 13  # rows turned to float64 at once
@@ -129,6 +129,58 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
         caveat=None
         if public is not None
         else f"{components} principal components of the private training rows, without noise",
+    )
+
+
+def noble2022_code(dataset: Dataset) -> Dataset:
+    """What the published code of Noble et al. 2022 does to Synthetic where the paper says that
+    features are standardised.
+
+    For each client, and each feature j in turn: less the smallest, over the range, of the numbers
+    in the client's *row number j*, as it stands after the features before j.  It takes the row for
+    the column, so a client's features get random factors and offsets of their own, and clients come
+    to differ by them.
+
+    Args:
+        dataset: with owners, at least as many rows a client as features, and as many test rows for
+            each client, client by client, as `datasets.synthetic` makes them.
+
+    Privacy:
+        factors come from private rows, without noise: the dataset gets a caveat that goes with
+        every guarantee.
+
+    Raises:
+        ValueError: for rows without owners, fewer of a client than features, or test rows that do
+            not divide.
+
+    References:
+        Noble, Bellet, Dieuleveut, AISTATS 2022: data/Logistic/data_generator.py of its repository.
+    """
+    x, x_test = _rows("noble2022_code", dataset)
+    clients = 0 if dataset.owners is None else int(dataset.owners.max()) + 1
+    least = np.bincount(dataset.owners).min() if clients else 0
+    if x.ndim != 2 or least < x.shape[1] or len(x_test) % clients:
+        checks.fail(
+            "transforms.noble2022_code",
+            "rows [n, d] with owners, at least d rows and as many test rows for each of them",
+            f"x {x.shape}, test rows {len(x_test)}, {clients} owners with {least} rows or more",
+        )
+    held = np.repeat(np.arange(clients), len(x_test) // clients)
+    new, new_test = x.astype(np.float64), x_test.astype(np.float64)
+    for client in range(clients):
+        own, own_test = np.flatnonzero(dataset.owners == client), held == client
+        rows, rows_test = new[own], new_test[own_test]
+        for j in range(x.shape[1]):
+            low, high = rows[j].min(), rows[j].max()
+            rows[:, j] = (rows[:, j] - low) / (high - low)
+            rows_test[:, j] = (rows_test[:, j] - low) / (high - low)
+        new[own], new_test[own_test] = rows, rows_test
+    return _changed(
+        "noble2022_code",
+        dataset,
+        new.astype(np.float32),
+        new_test.astype(np.float32),
+        caveat="features scaled by numbers of each client's private rows, without noise",
     )
 
 

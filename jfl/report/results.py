@@ -21,11 +21,40 @@ EARLIER = (
     "experiment again in its folder; the runs in it are kept, so none is computed twice."
 )
 OTHER_VERSION = "Use the jfl that wrote it."
-VERDICTS = ("confirmed", "not confirmed", "cannot be checked")
+# of a paper's claims, by the rule of experiments.harness.verdicts
+VERDICTS = (
+    "holds",
+    "contradicted at the paper's settings",
+    "not reproduced at our settings",
+    "undecided",
+    "cannot be checked",
+)
+STUDIED = ("confirmed", "not confirmed", VERDICTS[-1])  # of what our studies expect
+RULE = (
+    "A claim is judged by Student's t intervals over seeds, paired where lines ran the same ones,"
+    " and over draws of the data where each seed has one. The intervals of a figure hold together"
+    " at 95 %: each has the level 1 - 0.05 / m with m the claims of the figure, the paper's and "
+    "ours apart (Bonferroni). Holds: every interval lies where the claim has it. One that lies "
+    "wholly elsewhere, where 0.05 / m is divided by the comparisons of the claim too: "
+    "contradicted at the paper's settings if the settings are the paper's, not reproduced at our "
+    "settings if the paper left some open or they were reduced. Undecided: an interval contains "
+    "both. Cannot be checked: something that it takes was not run, with the reason. What has no "
+    'seeds, a formula or a proof, holds or does not. "No difference" and "no lower" mean within 2'
+    " points of accuracy. Several checks of one statement, such as on several splits, count as "
+    "one: with the first of contradicted, not reproduced, undecided, holds and cannot be checked "
+    "that one of them has."
+)
 NUMBERS = "Numbers of the experiment"
 # what experiments say in words -> how the page introduces it
 NOTES = dict(
-    reduced="At reduced size", note="Note", finding="Finding", caption="", verdict="Verdict"
+    reduced="At reduced size",
+    differs="Differs from the paper",
+    draws="Draws of the data",
+    not_tuned="Baseline not tuned",
+    note="Note",
+    finding="Finding",
+    caption="",
+    verdict="Verdict",
 )
 WIDTH = 100  # of a line of JSON
 ITEM = 3000  # characters of an item of a list that stays on one line
@@ -61,6 +90,9 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
         seconds_per_round: of one seed.
         paper: the figure that the paper prints.
         columns: heading -> what else is known of the line. Of a list the page shows the end.
+        source: the `source` of `versions` that ran it, where it is not that of the experiment.
+        trace: metric -> its values [seeds, evaluations], of the seeds of `accuracy`; "round" says
+            after which rounds.
     """
 
     accuracy: list[Number | None] | Spread = []
@@ -72,6 +104,8 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     seconds_per_round: Positive | None = None
     paper: Number | str | None = None
     columns: dict[str, Spread | list | Number | str | bool | None] = {}
+    trace: dict[str, list[list[Number | None]]] = {}
+    source: str = ""
 
     @property
     def mean(self) -> float | None:
@@ -168,12 +202,34 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
             raise ValueError(f"Expected rows of {len(self.columns)} cells, got another number")
 
 
-class Verdict(msgspec.Struct, forbid_unknown_fields=True):
-    """A claim that was checked, and what was seen."""
+class Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A claim that was checked, and what was seen.
+
+    Args:
+        claim: in words.
+        verdict: one of VERDICTS, or of STUDIED.
+        seen: why.
+        whose: of the paper, or of ours: audits, sound modes, and what the paper does not say.
+        statement: what several checks of one statement have in common; "": the claim itself.
+        earlier: the verdict by the rule that stood before, where it was another.
+        why: why the verdict is another than the earlier one.
+    """
 
     claim: str
-    verdict: Literal["confirmed", "not confirmed", "cannot be checked"]
+    verdict: Literal[
+        "holds",
+        "contradicted at the paper's settings",
+        "not reproduced at our settings",
+        "undecided",
+        "cannot be checked",
+        "confirmed",
+        "not confirmed",
+    ]
     seen: str = ""
+    whose: Literal["paper", "ours"] = "paper"
+    statement: str = ""
+    earlier: str = ""
+    why: str = ""
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -233,6 +289,22 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
             msgspec.structs.replace(part, name=name) for name, part in self.experiments.items()
         )
         return [self, *(each for part in named for each in part.parts())]
+
+
+def statements(experiments: list[Experiment], whose: str = "paper") -> dict[str, str]:
+    """Distinct statements of some experiments -> the verdict of each, as RULE has it."""
+    found: dict = {}
+    for experiment in experiments:
+        for v in experiment.verdicts:
+            if v.whose == whose:
+                key = v.statement or f"{experiment.name}: {v.claim}"
+                found.setdefault(key, []).append(v.verdict)
+    return {key: min(given, key=_precedence) for key, given in found.items()}
+
+
+def _precedence(verdict: str) -> int:
+    order = (*VERDICTS[1:4], "not confirmed", VERDICTS[0], "confirmed", VERDICTS[4])
+    return order.index(verdict)
 
 
 # the fields that say something came out

@@ -97,6 +97,10 @@ MANIFEST = (
     "commit",
 )
 PROMISE = ("delta", "unit", "adjacency", "view", "method", "status")
+ALL_VERDICTS = (*results.VERDICTS[:-1], *results.STUDIED)
+COUNTED = dict(
+    paper="Claims that were checked", ours="Our own statements: audits, sound modes, and the like"
+)
 FOLDED_SETTINGS = 64  # settings whose fields are listed in full
 
 
@@ -397,21 +401,34 @@ def _settings(groups: list[Group], parts) -> list:
 
 def _overview(sources: list[Source]) -> list:
     """Of each source how many claims hold, and of each experiment how far its lines are apart."""
-    counts, ranges = [], []
+    counts, ranges = {"paper": [], "ours": []}, []
     for source in sources:
-        verdicts = [v.verdict for e in source.experiments for v in e.verdicts]
         label = source.label + (" (quick)" if any(e.quick for e in source.experiments) else "")
         title = source.experiments[0].title
-        counts.append((label, title, len(verdicts), *map(verdicts.count, results.VERDICTS)))
+        for whose, rows in counts.items():
+            checks = sum(v.whose == whose for e in source.experiments for v in e.verdicts)
+            found = list(results.statements(source.experiments, whose).values())
+            if whose == "paper" or found:
+                rows.append((label, title, checks, len(found), *map(found.count, ALL_VERDICTS)))
         for experiment in source.experiments:
             if row := _range(experiment):
                 single = len(source.experiments) == 1
                 name = label if single else f"{source.label}: {experiment.name}"
                 ranges.append((name, *row, _minutes(experiment)))
     blocks = []
-    if any(count for _, _, count, *_ in counts):
-        columns = [*_words("results", "of"), *_numbers("claims", *results.VERDICTS)]
-        blocks.append(_without_empty("Claims that were checked", columns, counts))
+    columns = [*_words("results", "of"), *_numbers("checks", "statements", *ALL_VERDICTS)]
+    for whose, caption in COUNTED.items():
+        if any(count for _, _, count, *_ in counts[whose]):
+            unused = [i for i, (name, _) in enumerate(columns) if _unused(name, i, counts[whose])]
+            rows = [
+                tuple(cell for i, cell in enumerate(row) if i not in unused)
+                for row in counts[whose]
+            ]
+            blocks.append(
+                Table(caption, [c for i, c in enumerate(columns) if i not in unused], rows)
+            )
+    if blocks and any(_by_rule(s.experiments) for s in sources):
+        blocks.append(Text(results.RULE, quiet=True))
     if ranges:
         columns = [
             *_words("experiment"),
@@ -426,6 +443,16 @@ def _overview(sources: list[Source]) -> list:
             Text(SPREADS, quiet=True),
         ]
     return blocks
+
+
+def _unused(name, column, rows) -> bool:
+    """A word of other verdicts than those of these rows."""
+    return name in ALL_VERDICTS and not any(row[column] for row in rows)
+
+
+def _by_rule(experiments) -> bool:
+    """Whether their verdicts are by results.RULE, and not those of a study."""
+    return any(v.verdict not in results.STUDIED for e in experiments for v in e.verdicts)
 
 
 def _range(experiment: Experiment) -> tuple | None:
@@ -534,18 +561,22 @@ def _notes(notes: list[str]) -> list:
 
 
 def _verdicts(experiments) -> list:
-    rows = [
-        (e.name if len(experiments) > 1 else "", v.claim, v.verdict, v.seen)
-        for e in experiments
-        for v in e.verdicts
-    ]
-    if not rows:
-        return []
-    columns = _words("experiment", "claim", "verdict", "why: what was seen")
-    if not any(name for name, *_ in rows):
-        columns, rows = columns[1:], [row[1:] for row in rows]
-    whose = "study" if any(e.points for e in experiments) else "paper"
-    return [Table(f"The {whose}'s claims, checked on these results", columns, rows)]
+    blocks = []
+    study = any(e.points for e in experiments)
+    captions = dict(paper=f"The {'study' if study else 'paper'}'s claims, checked on these results")
+    captions["ours"] = "Our own statements, checked on these results"
+    for whose, caption in captions.items():
+        rows = [
+            (e.name if len(experiments) > 1 else "", v.claim, v.verdict, v.seen)
+            for e in experiments
+            for v in e.verdicts
+            if v.whose == whose
+        ]
+        columns = _words("experiment", "claim", "verdict", "why: what was seen")
+        if not any(name for name, *_ in rows):
+            columns, rows = columns[1:], [row[1:] for row in rows]
+        blocks += [Table(caption, columns, rows)] if rows else []
+    return blocks
 
 
 def experiment_picture(experiment: Experiment) -> list[Picture]:

@@ -137,8 +137,8 @@ class Experiment:
     dataset: str = field("digits", _several("dataset"), choices=functools.partial(names, "dataset"))
     preprocess: str = field(
         "none",
-        "of features: none, or some of flatten, standardise, unit_norm and pca:COMPONENTS, joined "
-        "by commas",
+        "of features: none, or some of flatten, standardise, unit_norm, pca:COMPONENTS and "
+        "noble2022_code (as its published code has it), joined by commas",
     )
     partition: str = field(
         "dirichlet",

@@ -22,7 +22,17 @@ from scipy import stats
 
 from jfl.core.errors import DataUnavailable
 from jfl.core.records import Federation
-from jfl.data import checksum, datasets, describe, federate, partition, tfds, transforms
+from jfl.data import (
+    checksum,
+    datasets,
+    describe,
+    federate,
+    partition,
+    plain,
+    tfds,
+    transforms,
+)
+from jfl.data.plain import KEYS
 from jfl.runs.build import federation
 from jfl.runs.config import Config
 
@@ -1269,3 +1279,140 @@ def test_federate_errors(options, message):
     given_ = dict(dataset=datasets.arrays(**good()), partition=partition.iid(2)) | options
     with pytest.raises(ValueError, match=re.escape(message)):
         federate(given_.pop("dataset"), given_.pop("partition"), **given_)
+
+
+# --- plain files
+
+
+def write_npz(folder, name, shape=(28, 28), classes=10, keys=("x", "y", "x_test", "y_test")):
+    """A .npz of few images -> what is in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng, arrays = np.random.default_rng(1), []
+    for rows in (23, 7):
+        arrays += [rng.integers(0, 256, (rows, *shape), np.uint8), np.arange(rows) % classes]
+    np.savez(folder / f"{name}.npz", **dict(zip(keys, arrays, strict=True)))
+    return arrays
+
+
+@pytest.mark.parametrize(
+    "read, name, shape",
+    [
+        (datasets.mnist, "mnist", (28, 28)),
+        (datasets.fashion_mnist, "fashion_mnist", (28, 28, 1)),
+        (datasets.cifar10, "cifar10", (32, 32, 3)),
+        (datasets.svhn, "svhn_cropped", (32, 32, 3)),
+    ],
+)
+def test_images_of_npz_files(read, name, shape, place):
+    keys = ("x_train", "y_train", "x_test", "y_test") if name == "mnist" else tuple(KEYS)
+    x, y, x_test, y_test = write_npz(place / "data", name, shape, keys=keys)
+    data = read()
+    for images, stored in ((data.x, x), (data.x_test, x_test)):
+        np.testing.assert_array_equal(
+            images.reshape(stored.shape), stored.astype(np.float32) / np.float32(255)
+        )
+        assert images.ndim == 4
+    assert data.y.tolist() == y.tolist() and data.y_test.tolist() == y_test.tolist()
+    assert data.classes == 10 and len(data.checksum) == 64
+    assert read(data_dir=place / "data").checksum == data.checksum
+
+
+def test_cifar10_of_its_binaries(place):
+    folder = place / "data" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    rng, rows = np.random.default_rng(0), {}
+    for name in (*plain.CIFAR_BATCHES, "test_batch.bin"):
+        images, labels = rng.integers(0, 256, (3, 32, 32, 3), np.uint8), rng.integers(0, 10, 3)
+        rows[name] = images, labels
+        planes = images.transpose(0, 3, 1, 2).reshape(3, -1)  # red, green, blue, row by row
+        (folder / name).write_bytes(
+            b"".join(bytes([n]) + p.tobytes() for n, p in zip(labels, planes))
+        )
+    data = datasets.cifar10()
+    want = np.concatenate([rows[n][0] for n in plain.CIFAR_BATCHES])
+    np.testing.assert_array_equal(data.x, want.astype(np.float32) / np.float32(255))
+    assert data.y.tolist() == np.concatenate([rows[n][1] for n in plain.CIFAR_BATCHES]).tolist()
+    assert data.y_test.tolist() == rows["test_batch.bin"][1].tolist()
+    (folder / "data_batch_2.bin").write_bytes(b"123")
+    with pytest.raises(DataUnavailable, match="rows of 3073 bytes.*data_batch_2"):
+        datasets.cifar10()
+    (folder / "data_batch_2.bin").unlink()
+    with pytest.raises(DataUnavailable, match="data_batch_2"):
+        datasets.cifar10()
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_mnist_and_emnist_of_idx_files(compressed, place):
+    truth = write_idx(place / "data" / "mnist", compressed=compressed)
+    assert datasets.mnist().y.tolist() == truth["train"][1].tolist()
+    truth = write_idx(place / "written", compressed=compressed)
+    folder = place / "data" / "emnist"
+    folder.mkdir()
+    for path in (place / "written").iterdir():
+        half, rest = path.name.split("-", 1)
+        path.rename(folder / f"emnist-balanced-{dict(t10k='test').get(half, half)}-{rest}")
+    data = datasets.emnist()
+    images, labels = truth["train"]
+    assert data.classes == 47 and data.y.tolist() == labels.tolist()
+    # published images are transposed, and stand upright here
+    np.testing.assert_array_equal(
+        data.x[..., 0], images.swapaxes(1, 2).astype(np.float32) / np.float32(255)
+    )
+    assert len(datasets.emnist(data_dir=place / "data").x_test) == 7
+
+
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        (dict(x=np.zeros((2, 4, 4))), "float64"),
+        (dict(y=np.array([0, 10])), "fewer than 10"),
+        (dict(y=np.array([0])), "int64 \\[1\\]"),
+        (dict(x=np.zeros((2, 4), np.uint8)), "uint8 \\[2, 4\\]"),
+        (dict(x_test=None), "none"),
+    ],
+)
+def test_npz_files_of_another_form_are_refused(arrays, message, place):
+    (place / "data").mkdir(exist_ok=True)
+    image, label = np.zeros((2, 4, 4), np.uint8), np.array([0, 1])
+    values = dict(x=image, y=label, x_test=image, y_test=label) | arrays
+    np.savez(place / "data" / "cifar10.npz", **{k: v for k, v in values.items() if v is not None})
+    with pytest.raises(DataUnavailable, match=message):
+        datasets.cifar10()
+
+
+def test_a_damaged_npz_file_is_named(place):
+    (place / "data").mkdir(exist_ok=True)
+    (place / "data" / "mnist.npz").write_bytes(b"PK not a zip")
+    with pytest.raises(DataUnavailable, match="mnist.npz"):
+        datasets.mnist()
+
+
+def test_features_as_the_published_code_of_noble_2022_has_them():
+    """Against its loops: row number j where the paper speaks of feature j, changed as it goes."""
+    data = datasets.synthetic(1.0, 1.0, clients=3, rows=50, features=4, seed=2)
+    new = transforms.noble2022_code(data)
+    for client in range(3):
+        train = data.x[data.owners == client].astype(float).tolist()
+        test = data.x_test[10 * client : 10 * client + 10].astype(float).tolist()
+        for dim in range(4):
+            high, low = max(train[dim]), min(train[dim])
+            for row in (*train, *test):
+                row[dim] = (row[dim] - low) / (high - low)
+        np.testing.assert_allclose(new.x[data.owners == client], train, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            new.x_test[10 * client : 10 * client + 10], test, rtol=1e-5, atol=1e-6
+        )
+    assert (new.y == data.y).all() and (new.owners == data.owners).all()
+    assert len(new.caveats) == len(data.caveats) + 1 and "private rows" in new.caveats[-1]
+
+
+@pytest.mark.parametrize("wrong", ["no owners", "few rows", "test rows"])
+def test_rows_that_the_published_code_cannot_read_are_refused(wrong):
+    data = datasets.synthetic(0.0, 0.0, clients=2, rows=60, seed=0)
+    data = {
+        "no owners": data._replace(owners=None),
+        "few rows": datasets.synthetic(0.0, 0.0, clients=2, rows=20, seed=0),
+        "test rows": data._replace(x_test=data.x_test[1:], y_test=data.y_test[1:]),
+    }[wrong]
+    with pytest.raises(ValueError, match="transforms.noble2022_code: need rows"):
+        transforms.noble2022_code(data)

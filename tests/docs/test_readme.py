@@ -66,8 +66,9 @@ def test_the_page_of_the_papers_is_of_the_committed_results():
     page = (folder / "papers.md").read_text()
     for paper in ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024"):
         found = results.read(folder / f"{paper}.json").parts()
-        given = [c.verdict for e in found for c in e.verdicts]
-        counts = " | ".join(map(str, [len(given), *map(given.count, results.VERDICTS)]))
+        checks = sum(c.whose == "paper" for e in found for c in e.verdicts)
+        given = list(results.statements(found).values())
+        counts = " | ".join(map(str, [checks, len(given), *map(given.count, results.VERDICTS)]))
         assert f"| {paper} | {found[0].title.replace('_', chr(92) + '_')} | {counts} |" in page
         assert all(
             c.seen[:20] in page.replace(chr(92), "")

@@ -8,6 +8,7 @@ from helpers.paths import RESULTS
 
 from experiments.harness import collect, programs, runner
 from experiments.harness.runner import Claim, Experiment
+from experiments.harness.verdicts import close
 from jfl.report import results as results_file
 from jfl.runs import blocks
 
@@ -120,17 +121,19 @@ def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch,
     monkeypatch.setenv("JFL_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     claims = (
-        Claim("far", runner.close("here", "there")),
-        Claim("near", runner.close("here", "here")),
+        Claim("far", close("here", "there")),
+        Claim("near", close("here", "here")),
     )
     made = Experiment("tiny", TINY, dict(here={}, there=dict(dataset="svhn")), claims, seeds=(0,))
     found = runner.run("tiny", made, tmp_path / "out")
     assert found["verdicts"][0] == dict(
         claim="far",
         verdict=runner.UNKNOWN,
-        seen="lines that were not run; not to be read here: svhn",
+        seen="0 of 1 pairs run: lines that were not run; not to be read here: svhn",
+        whose="paper",
+        statement="",
     )
-    assert found["verdicts"][1]["seen"] == "0.000 apart"
+    assert found["verdicts"][1]["seen"] == "+0.000 (one seed)"
     assert found["unread"]["svhn"] == "datasets.svhn: data that are not on this machine"
     assert str(tmp_path) not in (tmp_path / "out" / "results.json").read_text()
     assert (

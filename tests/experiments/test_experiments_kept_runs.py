@@ -15,6 +15,7 @@ from experiments.harness import kept_runs, runner
 from experiments.harness import programs as harness_programs
 from experiments.harness.programs import Plans
 from experiments.harness.runner import Claim, Experiment
+from experiments.harness.verdicts import HOLDS, close
 from jfl.core import checks
 from jfl.core.errors import DataUnavailable
 from jfl.report import read
@@ -408,7 +409,7 @@ def test_what_is_done_or_not_begun_is_free_for_others(tmp_path, small, together)
 
 
 def test_failed_runs_are_told_and_kept(tmp_path, capsys):
-    claims = (Claim("far", runner.close("good", "bad")),)
+    claims = (Claim("far", close("good", "bad")),)
     made = dataclasses.replace(
         figure(good=dict(lr=0.1), bad=dict(lr=1e30), last=dict(lr=0.2)), claims=claims
     )
@@ -429,8 +430,8 @@ def test_seeds_that_fail_are_told_and_decide_no_claim(tmp_path, capsys):
     """Of a Poisson cohort that may be empty."""
     line = dict(sampler="poisson", rate=0.4, partition="iid")
     claims = (
-        Claim("far", runner.close("good", "some")),
-        Claim("near", runner.close("good", "good")),
+        Claim("far", close("good", "some")),
+        Claim("near", close("good", "good")),
     )
     made = dataclasses.replace(figure(range(6), good={}, some=line), claims=claims)
     found = runner.run("tiny", made, tmp_path)
@@ -446,7 +447,7 @@ def test_seeds_that_fail_are_told_and_decide_no_claim(tmp_path, capsys):
     ) == ([], 6)
     far, near = found["verdicts"]
     assert far["verdict"] == runner.UNKNOWN and far["seen"].endswith("; seeds failed of some")
-    assert near["verdict"] == runner.CONFIRMED and "failed" not in near["seen"]
+    assert near["verdict"] == HOLDS and "failed" not in near["seen"]
     told = capsys.readouterr()
     assert (
         told.err.count(text := f"({len(some['failed'])} of 6 seeds failed)") == 1

@@ -11,7 +11,8 @@ import pytest
 from helpers import pretended
 
 from experiments.harness import runner
-from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Line
+from experiments.harness.runner import Line
+from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNKNOWN, Claim, judge
 from experiments.papers import ranaweera2025, ranaweera2025_plans, ranaweera2025_study
 from jfl import wavelet
 from jfl.core.records import Batch
@@ -135,7 +136,9 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(
     assert sound["epsilon_claimed"] is None and wav["epsilon_claimed"] == pytest.approx(
         sound["epsilon_proved"], rel=0.5
     )
-    assert {v["verdict"] for v in found["verdicts"]} <= {UNKNOWN, NOT} and len(wav["accuracy"]) == 2
+    assert {v["verdict"] for v in found["verdicts"]} <= {UNKNOWN, NOT_REPRODUCED} and len(
+        wav["accuracy"]
+    ) == 2
     assert not trained or np.mean(wav["loss"]) < np.mean(sound["loss"])  # so much less noise
     assert "ε claimed" in capsys.readouterr().out
 
@@ -154,24 +157,29 @@ def test_data_that_are_not_there_leave_all_claims_open(tmp_path, monkeypatch, ca
 # --- claims
 
 
+def verdict(check, results):
+    return judge(Claim("it is so", check), results, 1, "ours")[0]
+
+
 def test_a_share_of_the_gain():
     check = ranaweera2025.reproduces([("wav", "matched", "vanilla")])
-    at = lambda wav, matched, vanilla: check(
-        dict(wav=line(wav), matched=line(matched), vanilla=line(vanilla))
-    )[0]
-    assert at(0.9, 0.88, 0.8) == CONFIRMED
-    assert at(0.9, 0.84, 0.8) == NOT
+    at = lambda *means: verdict(
+        check,
+        {n: line(m, m + 1e-4, m - 1e-4) for n, m in zip(("wav", "matched", "vanilla"), means)},
+    )
+    assert at(0.9, 0.88, 0.8) == HOLDS
+    assert at(0.9, 0.84, 0.8) == NOT_REPRODUCED
     assert at(0.8, 0.84, 0.8) == UNKNOWN  # no gain to have a share of
-    assert check(dict(wav=line(0.9)))[0] == UNKNOWN
+    assert verdict(check, dict(wav=line(0.9, 0.91))) == UNKNOWN
 
 
 def test_an_epsilon_that_is_understated_or_not():
     check = ranaweera2025.understated(["a", "b"])
-    assert (
-        check(dict(a=line(0.5, claimed=1.0, proved=50.0), b=line(0.5, claimed=1.0)))[0] == CONFIRMED
-    )
-    assert check(dict(a=line(0.5, claimed=1.0, proved=1.0), b=line(0.5, claimed=1.0)))[0] == NOT
-    assert check(dict(a=line(0.5, claimed=1.0, proved=50.0)))[0] == UNKNOWN
+    one = line(0.5, claimed=1.0, proved=50.0)
+    assert verdict(check, dict(a=one, b=line(0.5, claimed=1.0))) == HOLDS
+    even = line(0.5, claimed=1.0, proved=1.0)
+    assert verdict(check, dict(a=even, b=line(0.5, claimed=1.0))) == NOT_REPRODUCED
+    assert verdict(check, dict(a=one)) == UNKNOWN
 
 
 def test_gains_of_a_figure_go_both_ways():
@@ -187,20 +195,20 @@ def test_gains_of_a_figure_go_both_ways():
         for n, row in means.items()
         for s, m in zip(theory.SIGMAS, row)
     }
-    seen = {text: check(results)[0] for text, check in claims.items()}
-    assert seen["1. R1 plain is above DP at the same nominal σ"] == CONFIRMED
-    assert seen["2. the gain of R1 plain grows with σ"] == CONFIRMED
+    seen = {text: verdict(check, results) for text, check in claims.items()}
+    assert seen["1. R1 plain is above DP at the same nominal σ"] == HOLDS
+    assert seen["2. the gain of R1 plain grows with σ"] == HOLDS
     assert (
-        seen["the sound R5 loses to DP"] == CONFIRMED
+        seen["the sound R5 loses to DP"] == HOLDS
         and seen["the sound ellipsoid is above DP"] == UNKNOWN
     )
-    assert seen["1. R1 plain is above dynamic DP"] == NOT
+    assert seen["1. R1 plain is above dynamic DP"] == NOT_REPRODUCED
 
 
 @pytest.mark.parametrize("name", ["table2", "audit_wavelet_leak"])
 def test_tables_without_training(name, tmp_path, capsys):
     found = runner.run(name, ranaweera2025.EXPERIMENTS[name], tmp_path, quick=True)
-    assert {v["verdict"] for v in found["verdicts"]} == {CONFIRMED}
+    assert {v["verdict"] for v in found["verdicts"]} == {HOLDS}
     assert (
         json.loads((tmp_path / "results.json").read_text())["tables"][0]["rows"]
         and "claims" in capsys.readouterr().out

@@ -11,7 +11,15 @@ import pytest
 
 import jfl
 from experiments.harness import kept_runs, runner
-from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Experiment, Line
+from experiments.harness.runner import Experiment, Line
+from experiments.harness.verdicts import (
+    CONTRADICTED,
+    HOLDS,
+    NOT_REPRODUCED,
+    UNDECIDED,
+    UNKNOWN,
+    judge,
+)
 from experiments.papers import talaei2024, talaei2024_plans, talaei2024_study
 from jfl import schedules
 from jfl.papers import as_printed
@@ -226,7 +234,8 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch
     )
     assert len(swapped["loss"]) == 2 and swapped["loss"][0] != swapped["loss"][1]
     assert (
-        found["verdicts"][0]["verdict"] in (CONFIRMED, NOT) and "±" in found["verdicts"][0]["seen"]
+        found["verdicts"][0]["verdict"] in (HOLDS, NOT_REPRODUCED, UNDECIDED)
+        and "±" in found["verdicts"][0]["seen"]
     )
     assert json.loads((tmp_path / "results.json").read_text())["lines"] == json.loads(
         json.dumps(found["lines"])
@@ -252,27 +261,28 @@ def test_the_list_names_all_experiments(capsys):
 # --- claims
 
 
+def verdict(results):
+    claim = runner.Claim("it is so", talaei2024.lower("a", "b"))
+    return judge(claim, results, 1, "ours")[0]
+
+
 @pytest.mark.parametrize(
-    "one, other, verdict",
+    "one, other, found",
     [
-        ((0.50, 0.51, 0.52), (0.60, 0.62, 0.61), CONFIRMED),
-        ((0.60, 0.62, 0.61), (0.50, 0.51, 0.52), NOT),
-        ((0.50, 0.70, 0.60), (0.55, 0.65, 0.64), NOT),
-        ((0.5,), (0.9,), UNKNOWN),
-        ((0.5, 0.5), (0.9, 0.9, 0.9), UNKNOWN),
+        ((0.50, 0.51, 0.52), (0.60, 0.62, 0.61), HOLDS),
+        ((0.60, 0.62, 0.61), (0.50, 0.51, 0.52), NOT_REPRODUCED),
+        ((0.50, 0.70, 0.60), (0.55, 0.65, 0.64), UNDECIDED),
+        ((0.5,), (0.9,), UNDECIDED),
     ],
 )
-def test_lower_is_paired_and_goes_both_ways(one, other, verdict):
-    assert talaei2024.lower("a", "b")(dict(a=line(*one), b=line(*other)))[0] == verdict
-    assert talaei2024.lower("a", "b")(dict(a=line(*one)))[0] == UNKNOWN
+def test_lower_is_paired_and_goes_both_ways(one, other, found):
+    assert verdict(dict(a=line(*one), b=line(*other))) == found
+    assert verdict(dict(a=line(*one))) == UNKNOWN
 
 
 def test_pairs_see_what_their_spread_hides():
     a = np.array([0.1, 0.5, 0.9, 1.3])
-    assert (
-        talaei2024.lower("a", "b")(dict(a=line(*a), b=line(*a + [0.05, 0.06, 0.05, 0.06])))[0]
-        == CONFIRMED
-    )
+    assert verdict(dict(a=line(*a), b=line(*a + [0.05, 0.06, 0.05, 0.06]))) == HOLDS
 
 
 # --- noise and minimisers
@@ -297,7 +307,7 @@ def test_noise_table_and_counterexample(tmp_path, capsys):
     assert at[3, "1-3-5", 20.0]["server"] == pytest.approx(0.005098, rel=3e-4)
     assert all(f["epsilon_uploads"] > f["epsilon_models"] > 5 * f["epsilon"] for f in found)
     found = runner.run("argmin", talaei2024.EXPERIMENTS["argmin"], tmp_path / "argmin")
-    assert [v["verdict"] for v in found["verdicts"]] == [NOT, NOT]
+    assert [v["verdict"] for v in found["verdicts"]] == [CONTRADICTED] * 2
     assert found["argmins"] == pytest.approx({"of the mean": 0.9709, "mean of": 0.25}, abs=1e-4)
     assert (
         all(1 <= m["moved"] <= 2 for m in found["moved"])
@@ -354,14 +364,17 @@ def test_summary_of_a_study():
     named = [c | dict(setting="no noise, lr 0.02") for c in cells]
     (verdict,) = talaei2024_study.claims(named)
     assert (
-        verdict["verdict"] == CONFIRMED
+        verdict["verdict"] == HOLDS
         and verdict["claim"].startswith("fig2: 0-1-2")
-        and "-0.0085 ±" in verdict["seen"]
+        and "+0.009 ±" in verdict["seen"]
     )
     (verdict,) = talaei2024_study.claims([c | dict(loss=[-v for v in c["loss"]]) for c in named])
-    assert verdict["verdict"] == NOT
+    assert verdict["verdict"] == NOT_REPRODUCED
     later = [c | dict(setting="printed ε=5") for c in cells if c["assignment"] == "0-1-2"]
-    assert [v["verdict"] for v in talaei2024_study.claims(cells + later)] == [NOT, CONFIRMED]
+    assert [v["verdict"] for v in talaei2024_study.claims(cells + later)] == [
+        NOT_REPRODUCED,
+        HOLDS,
+    ]
 
 
 def test_clip_and_rate_are_chosen_on_other_splits():

@@ -1,0 +1,313 @@
+"""The rule of all papers' claims: what holds, what does not, what is left open, and the verdicts of
+the committed results."""
+
+import dataclasses
+import importlib
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.harness import rejudge, verdicts
+from experiments.harness.collect import PAPERS
+from experiments.harness.runner import Experiment, Line, judged
+from experiments.harness.verdicts import (
+    CONTRADICTED,
+    HOLDS,
+    NOT_REPRODUCED,
+    UNDECIDED,
+    UNKNOWN,
+    Claim,
+    Comparison,
+    Quantity,
+)
+from jfl.report import results as results_file
+from jfl.runs.config import Config
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+
+
+def line(*accuracy, seeds=(), **trace):
+    values = np.array(accuracy, float)
+    traces = {k: np.array(v, float) for k, v in trace.items()}
+    return Line(values, values, None, None, 0.0, traces, tuple(seeds))
+
+
+def verdict(check, claims=1, differs="ours", **results):
+    return verdicts.judge(Claim("it is so", check), results, claims, differs)[0]
+
+
+# --- intervals
+
+
+def test_an_interval_is_students_and_paired():
+    a, b = np.array([0.1, 0.5, 0.9, 1.3]), np.array([0.05, 0.06, 0.05, 0.06])
+    pair = Quantity.of(a + b) - Quantity.of(a)
+    least, most = pair.interval(0.01)
+    half = stats.t.ppf(0.995, 3) * b.std(ddof=1) / 2
+    assert (least, most) == pytest.approx((b.mean() - half, b.mean() + half))
+    assert (2 * pair + 1).mean == pytest.approx(2 * b.mean() + 1)
+    assert (-1 * pair).interval(0.01) == pytest.approx((-most, -least))
+    # the same with seeds in another order, and of the seeds that both ran
+    other = Quantity.of(a[::-1], (3, 2, 1, 0)) - Quantity.of((a + b)[:3], (0, 1, 2))
+    assert other.mean == pytest.approx(-b[:3].mean()) and other.freedom == 2
+
+
+def test_without_seeds_an_interval_is_wider():
+    one, other = np.array([0.5, 0.52, 0.54]), np.array([0.4, 0.42, 0.44])
+    pair = Quantity.of(one) - Quantity.of(other)
+    apart = Quantity.summary(one.mean(), one.std(), 3) - Quantity.of(other)
+    assert apart.mean == pytest.approx(pair.mean) and apart.freedom == 2
+    assert apart.error2 == pytest.approx(one.var(ddof=1) / 3 + other.var(ddof=1) / 3)
+    assert apart.interval(0.05)[0] < pair.interval(0.05)[0]
+    assert Quantity.summary(0.5, 0.1, 1).interval(0.05) == (-math.inf, math.inf)
+
+
+def test_an_interval_covers_as_often_as_it_says():
+    draws = np.random.default_rng(0).normal(0.3, 1.0, (4000, 3))
+    inside = [least < 0.3 < most for least, most in (Quantity.of(d).interval(0.2) for d in draws)]
+    assert abs(np.mean(inside) - 0.8) < 0.03
+
+
+# --- the rule
+
+
+def test_a_claim_holds_fails_or_is_open():
+    better = verdicts.beats([("a", "b")])
+    far = dict(a=line(0.50, 0.52, 0.51), b=line(0.40, 0.41, 0.405))
+    assert verdict(better, **far) == HOLDS
+    turned = dict(a=far["b"], b=far["a"])
+    assert verdict(better, **turned) == NOT_REPRODUCED
+    assert verdict(better, differs="", **turned) == CONTRADICTED
+    assert verdict(better, a=line(0.4, 0.5, 0.6), b=line(0.45, 0.46, 0.47)) == UNDECIDED
+    assert verdict(better, a=line(0.9), b=line(0.1)) == UNDECIDED  # one seed has no interval
+    assert verdict(better, a=line(0.9)) == UNKNOWN
+
+
+def test_claims_of_a_figure_share_the_chance_of_an_error():
+    better = verdicts.beats([("a", "b")])
+    near = dict(a=line(0.50, 0.52, 0.51), b=line(0.46, 0.47, 0.475))
+    assert verdict(better, claims=1, **near) == HOLDS
+    assert verdict(better, claims=20, **near) == UNDECIDED
+    claims = (Claim("one", better), *(Claim(str(i), better, "ours") for i in range(19)))
+    found = judged(Experiment("", {}, {}, claims), near)
+    assert [v["verdict"] for v in found] == [HOLDS] + [UNDECIDED] * 19  # each list by itself
+    assert "95 % intervals, 3 seeds" in found[0]["seen"] and "99.74 %" in found[1]["seen"]
+
+
+def test_one_comparison_speaks_against_a_claim_of_many():
+    """If it does where the chance of an error is divided by their number too."""
+    pairs = [("a", "b"), ("c", "d")]
+    lines = dict(
+        a=line(0.5, 0.5, 0.51), b=line(0.4, 0.4, 0.4), c=line(0.4, 0.41, 0.4), d=line(0.5, 0.5, 0.5)
+    )
+    assert verdict(verdicts.beats(pairs), **lines) == NOT_REPRODUCED
+    lines["d"] = line(0.42, 0.44, 0.437)
+    alone = verdicts.beats(pairs[1:])
+    assert verdict(alone, **lines) == NOT_REPRODUCED
+    assert verdict(verdicts.beats(pairs), **lines) == UNDECIDED
+    # a pair that was not run leaves it open, unless another speaks against it
+    assert verdict(verdicts.beats([("a", "b"), ("a", "x")]), **lines) == UNKNOWN
+    assert verdict(verdicts.beats([("b", "a"), ("a", "x")]), **lines) == NOT_REPRODUCED
+
+
+def test_what_has_no_seeds_is_exact():
+    assert verdict(verdicts.exactly(True, "by proof")) == HOLDS
+    assert verdict(verdicts.exactly(False)) == NOT_REPRODUCED
+    assert verdict(verdicts.exactly(False), differs="") == CONTRADICTED
+
+
+def test_seeds_that_failed_are_no_sample():
+    lines = dict(a=line(0.9, 0.9), b=dataclasses.replace(line(0.1, 0.1), failed=(2,)))
+    (found,) = judged(Experiment("", {}, {}, (Claim("c", verdicts.beats([("a", "b")])),)), lines)
+    assert found["verdict"] == UNKNOWN and found["seen"].endswith("; seeds failed of b")
+
+
+# --- checks that papers share
+
+
+def near(value):
+    return line(value - 1e-4, value + 1e-4, value)
+
+
+@pytest.mark.parametrize(
+    "check, good, bad",
+    [
+        (verdicts.ordered(*"abc"), (0.9, 0.8, 0.7), (0.9, 0.8, 0.85)),
+        (verdicts.close("a", "b"), (0.5, 0.51, 0), (0.5, 0.53, 0)),
+        (verdicts.no_lower(("a", "b")), (0.49, 0.5, 0), (0.47, 0.5, 0)),
+        (verdicts.inner(*"abc", monotone=False), (0.5, 0.8, 0.6), (0.5, 0.8, 0.9)),
+        (verdicts.inner(*"abc", monotone=False), (0.5, 0.8, 0.6), (0.9, 0.8, 0.6)),
+        (verdicts.about([("a", "b"), ("c", "b")], 0.1, 0.2), (0.6, 0.5, 0.7), (0.6, 0.5, 0.9)),
+        (verdicts.grows([("a", "b"), ("c", "b")]), (0.6, 0.5, 0.7), (0.7, 0.5, 0.6)),
+        (verdicts.near_printed(dict(a=0.5, b=0.6), 0.03), (0.52, 0.59, 0), (0.52, 0.65, 0)),
+        (verdicts.within("a", "b", 0.1, 0.3), (0.7, 0.5, 0), (0.9, 0.5, 0)),
+        (
+            verdicts.all_of([verdicts.ordered("a", "b"), verdicts.ordered("a", "c")]),
+            (0.9, 0.5, 0.6),
+            (0.9, 0.5, 0.95),
+        ),
+    ],
+)
+def test_checks_go_both_ways(check, good, bad):
+    of = lambda values: dict(zip("abc", map(near, values)))
+    assert verdict(check, **of(good)) == HOLDS
+    assert verdict(check, **of(bad)) == NOT_REPRODUCED
+    assert verdict(check) == UNKNOWN
+
+
+def test_up_and_then_down():
+    rises = verdicts.inner(*"abcd", monotone=True)
+    assert verdict(rises, **dict(zip("abcd", map(near, (0.1, 0.3, 0.5, 0.2))))) == HOLDS
+    dips = dict(zip("abcd", map(near, (0.3, 0.1, 0.5, 0.2))))
+    assert verdict(rises, **dips) == NOT_REPRODUCED
+    assert verdict(verdicts.inner(*"abcd", monotone=False), **dips) == HOLDS
+
+
+def test_traces_end_lower_where_they_are_better():
+    better = verdicts.beats([("a", "b")], "gap")
+    low = line(0.5, 0.5, gap=[[1.0, -0.5], [1.0, -0.52]])
+    high = line(0.5, 0.5, gap=[[0.2, -0.1], [0.2, -0.11]])
+    assert verdict(better, a=low, b=high) == HOLDS
+    assert verdict(better, a=high, b=low) == NOT_REPRODUCED
+    assert verdict(better, a=line(0.9, 0.9), b=high) == UNKNOWN  # it was not stored
+    losses = verdicts.beats([("a", "b")], "loss")
+    assert verdict(losses, a=line(0.1, 0.11), b=line(0.5, 0.52)) == HOLDS
+
+
+# --- stored results
+
+
+def read(paper):
+    return results_file.read(RESULTS / f"{paper}.json")
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_stored_verdicts_follow_from_stored_values(paper):
+    known = importlib.import_module(f"experiments.papers.{paper}").EXPERIMENTS
+    whole, seen = read(paper), 0
+    for name, part in whole.experiments.items():
+        given = {v.claim: v for v in part.verdicts}
+        assert all(v.verdict in results_file.VERDICTS for v in part.verdicts), name
+        if name not in known or known[name].special or not known[name].claims:
+            continue
+        assert rejudge.rejudge(part, known[name], given) == part.verdicts, name
+        seen += 1
+    assert seen > 2 and all(v.verdict in results_file.VERDICTS for v in whole.verdicts)
+
+
+def test_the_table_of_changes_is_of_the_committed_results():
+    assert (RESULTS / rejudge.FILE).read_text() == rejudge.table(RESULTS)
+
+
+def test_no_statement_was_lost():
+    """As many verdicts as stood there before the rule, each under its claim or a new wording."""
+    before = dict(noble2022=92, chen2024=176, li2025=46, ranaweera2025=47, talaei2024=75)
+    for paper, count in before.items():
+        found = [v for part in read(paper).parts() for v in part.verdicts if v.earlier]
+        assert len(found) == count, paper
+
+
+# of a config, what an epsilon at example level does not hang on: models, rows, and what is measured
+NO_MATTER = (
+    "seed",
+    "lr",
+    "l2",
+    "preprocess",
+    "evaluate_every",
+    "synthetic_alpha",
+    "synthetic_beta",
+)
+WORTH = {  # places in the table "worth" -> a line of that run
+    "fig1": ("fig1", "DP-FedAvg, K=50, (0,0)"),
+    "fig1 K=100": ("fig1", "DP-FedAvg, K=100, (0,0)"),
+    "fig2b": ("fig2b", "DP-FedAvg, K=50, 0%"),
+}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_one_run_has_one_proved_epsilon_on_a_page(paper):
+    """A view, unit, adjacency and delta are those of the config."""
+    known = importlib.import_module(f"experiments.papers.{paper}").EXPERIMENTS
+    whole, seen = read(paper), {}
+    for name, part in whole.experiments.items():
+        for text, found in part.lines.items():
+            if name in known and text in known[name].lines and found.epsilon_proved is not None:
+                config = Config(**{**known[name].base, **known[name].lines[text]})
+                fields = dataclasses.asdict(config).items()
+                key = tuple((k, repr(v)) for k, v in fields if k not in NO_MATTER)
+                seen.setdefault(key, {})[name, text] = found.epsilon_proved
+    assert len(seen) > 10
+    for lines in seen.values():
+        epsilons = list(lines.values())
+        assert max(epsilons) == pytest.approx(min(epsilons), rel=1e-6), lines
+
+
+def test_what_a_run_is_worth_is_the_epsilon_of_its_lines():
+    whole = read("noble2022").experiments
+    (table,) = whole["worth"].tables
+    rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
+    for place, (name, text) in WORTH.items():
+        proved = whole[name].lines[text].epsilon_proved
+        assert rows[place]["ε proved"] == f"{proved:.3g}", place
+
+
+def test_checks_of_one_statement_count_once():
+    given = [("it rises", HOLDS), ("it rises", UNDECIDED), ("it falls", UNKNOWN)]
+    made = results_file.of(
+        dict(
+            experiment="fig",
+            verdicts=[
+                dict(claim=f"{s}, {i}", verdict=v, statement=s) for i, (s, v) in enumerate(given)
+            ]
+            + [dict(claim="ours", verdict=HOLDS, whose="ours")],
+        )
+    )
+    assert results_file.statements([made]) == {"it rises": UNDECIDED, "it falls": UNKNOWN}
+    assert list(results_file.statements([made], "ours")) == ["fig: ours"]
+
+
+def test_a_carried_verdict_says_so(tmp_path):
+    """Where values of seeds were not stored, an earlier verdict is not made stronger."""
+    claim = Claim("c", verdicts.beats([("a", "b")], "gap"))
+    lines = dict(a=dict(accuracy=[0.5, 0.5]), b=dict(accuracy=[0.4, 0.4]))
+    for earlier, now in rejudge.CARRIED.items():
+        given = dict(claim="c", verdict=earlier, seen="as it was", earlier=earlier)
+        stored = results_file.of(dict(experiment="f", lines=lines, seeds=[0, 1], verdicts=[given]))
+        (found,) = rejudge.rejudge(
+            stored, Experiment("", {}, {}, (claim,)), {"c": stored.verdicts[0]}
+        )
+        assert (found.verdict, found.earlier) == (now, earlier)
+        assert "not stored" in found.why or now == UNKNOWN
+        other = dataclasses.replace(claim, carried=False)
+        (found,) = rejudge.rejudge(
+            stored, Experiment("", {}, {}, (other,)), {"c": stored.verdicts[0]}
+        )
+        assert (found.verdict, found.earlier) == (UNKNOWN, earlier)
+
+
+def test_a_comparison_has_a_range():
+    inside = Comparison(Quantity.of([0.1, 0.1001]), 0.0, 0.2)
+    assert [
+        c.side(0.05) for c in (inside, inside._replace(low=0.15), inside._replace(high=0.1))
+    ] == [1, -1, 0]
+
+
+def test_json_of_verdicts_is_plain():
+    found = json.loads((RESULTS / "noble2022.json").read_text())["experiments"]["fig3"]["verdicts"]
+    assert {"claim", "verdict", "seen"} <= set(found[0])
+
+
+def test_a_baseline_below_a_private_line_was_not_tuned():
+    lines = dict(free=near(0.5), good=near(0.6), poor=near(0.4), noisy=line(0.1, 0.9, 0.6))
+    assert verdicts.untuned(dict(free=("poor", "noisy")), lines) == []
+    assert verdicts.untuned(dict(free=("poor", "good")), lines) == ["free"]
+    assert verdicts.untuned(dict(free=("good", "absent")), dict(free=near(0.5))) == []
+
+
+def test_the_page_marks_baselines_that_were_not_tuned():
+    notes = {n: " ".join(part.notes) for n, part in read("noble2022").experiments.items()}
+    assert "Baseline not tuned: FedAvg, K=50, (0,0)" in notes["fig3"]
