@@ -10,8 +10,9 @@ without the smaller noise of Lemma 2: the epsilon that is claimed stands beside 
 proved.  The readings bound R1 the gradient, R2 its coefficients, R3 each level of the coefficients,
 R4 each level of the weighted ones (section 4.3), R5 the weighted ones as a whole, R6 each level of
 them by a norm of its own; R5 and R6 are sound.  "matched" is isotropic noise of the same power,
-"R5" and "ellipsoid" are sound.  Experiments are reduced: softmax regression instead of a CNN, fewer rounds
-and local steps; with "-full" in their names they have the numbers of the paper, for other machines.
+"R5" and "ellipsoid" are sound.  Experiments are reduced: softmax regression instead of a CNN, fewer
+rounds and local steps; with "-full" in their names they have the numbers of the paper, for other
+machines.
 """
 
 import dataclasses
