@@ -289,10 +289,10 @@ MUTANTS = (
     ),
     Mutant(  # noise divided twice
         "jfl/privacy/mechanisms/chain.py",
-        "        after = after._replace(std=sigma, shape=s.shape)",
+        "        after = after._replace(std=std, shape=s.shape)",
         "        for post in _of(mechanism, 'post'):\n"
         "            sigma = post.apply(sigma, after)[0]\n"
-        "        after = after._replace(std=sigma, shape=s.shape)",
+        "        after = after._replace(std=std, shape=s.shape)",
         OF_CLIENTS,
     ),
     Mutant(  # a cohort normalised by those who came, in place of those expected

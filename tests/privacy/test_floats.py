@@ -571,8 +571,8 @@ def test_an_adaptive_clip_norm_has_a_floor():
 
 def test_a_law_that_nobody_draws_is_refused():
     for stage in (
-        Stage(None, noise=np.float32(1.0), name="laplace", role="noise"),
-        dataclasses.replace(gaussian(1.0), law="laplace"),
+        Stage(None, noise=np.float32(1.0), name="cauchy", role="noise"),
+        dataclasses.replace(gaussian(1.0), law="cauchy"),
     ):
         with pytest.raises(ValueError, match="chain: need noise of a law out of gaussian"):
             chain(clip_l2(1.0), total(), stage)

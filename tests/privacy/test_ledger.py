@@ -51,7 +51,7 @@ def test_words_of_a_caveat_change_nothing():
     plain = record.privacy(make(NOISY(), upload=NOISY(0.5)), 20, DELTA)
     assert [g["epsilon"] for g in rows] == [g["epsilon"] for g in plain]
     best = record.best(rows)
-    assert (best["unit"], best["view"]) == ("example", "server") and plots._drawable(best)
+    assert (best["unit"], best["view"]) == ("example", "server") and plots.drawable(best)
     assert accounting.guarantees_of_plan(plan, 20, DELTA)[1] is not None
     assert record.best([g | dict(implied=True) for g in rows[:1]] + rows[2:3]) == rows[2]
     assert "one round" not in console.claimed([rows[0] | dict(status="claimed")])
@@ -65,7 +65,7 @@ def test_what_is_implied_is_a_field():
     rows = record.privacy(plan, 20, DELTA)
     assert [(g["unit"], g["implied"]) for g in rows] == [("client", False), ("example", True)]
     assert record.best(rows)["unit"] == "client"
-    assert [plots._drawable(g) for g in rows] == [True, False]
+    assert [plots.drawable(g) for g in rows] == [True, False]
 
 
 def test_caveats_have_codes():

@@ -45,6 +45,8 @@ def groups(z):
 TABLE = {
     rdp: dict(
         gaussian=(lambda z: rdp.gaussian(ORDERS, z), SIGMAS),
+        laplace=(lambda z: rdp.laplace(ORDERS, z), SIGMAS),
+        pure=(lambda epsilon: rdp.pure(ORDERS, epsilon), SIGMAS),
         poisson=(lambda z: rdp.poisson(ORDERS, 0.125, z), SIGMAS),
         without_replacement=(lambda z: rdp.without_replacement(ORDERS, 0.125, z), SIGMAS),
         with_replacement=(
