@@ -141,6 +141,7 @@ def run(
                 seconds_per_round=r.seconds,
                 paper=experiment.paper.get(line),
                 columns=columns[line],
+                source="",
                 trace={k: v.tolist() for k, v in r.trace.items()},
             )
             for line, r in results.items()
