@@ -11,6 +11,7 @@ from helpers.problems import make_federation
 import jfl
 from jfl.core.errors import NotAnalysable
 from jfl.engine import choose as choosing_runs
+from jfl.engine.sweep import Trained
 from jfl.privacy.accountants import choosing
 
 C, DELTA = 6, 1e-5
@@ -209,7 +210,7 @@ def runner(scores, log, failing=()):
         log.append((list(seeds), rounds, states, keeps))
         before = [0] * len(seeds) if states is None else [state[1] for state in states]
         return [
-            choosing_runs.Trained(
+            Trained(
                 health=(int((seed, b + rounds) in failing), 0),
                 metrics=None,
                 params=scores[seed, b + rounds],
