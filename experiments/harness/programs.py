@@ -28,6 +28,11 @@ def assembled(config: Config):
     return assembly.build(config)
 
 
+def drawn(config: Config):
+    """As `assembled`: every seed has a draw of the data, or a split, of its own."""
+    return assembled(dataclasses.replace(config, partition_seed=config.seed))
+
+
 def proved(plan: Plan, config: Config) -> list[dict]:
     """As `jfl sweep` has it; refuses a sound config whose noise proves nothing."""
     train.epsilons(plan, config, [config.rounds], most=0)

@@ -29,7 +29,7 @@ from jfl.runs.config import Config
 
 from . import command_line, kept_runs
 from .programs import Plans
-from .verdicts import OURS, Claim, judge, untuned
+from .verdicts import FAR, OURS, Claim, far_below, judge, untuned
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
 KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
@@ -62,6 +62,9 @@ class Experiment:
     baselines: dict = dataclasses.field(
         default_factory=dict
     )  # line without privacy -> private lines, to none of which it should lose
+    reached: dict = dataclasses.field(
+        default_factory=dict
+    )  # line without privacy -> {seed: accuracy of its model by L-BFGS}
     last: float = 0.0  # accuracy is the mean over this share of the rounds, the last; 0: at the end
 
 
@@ -228,8 +231,14 @@ def without_failures(results: dict) -> dict:
 
 def not_tuned(experiment: Experiment, results: dict) -> str:
     """In words, the lines without privacy that were not tuned; "" if there are none."""
-    names = untuned(experiment.baselines, without_failures(results))
-    return f"{', '.join(names)}: below a private line by more than the interval" if names else ""
+    whole = without_failures(results)
+    below = untuned(experiment.baselines, whole)
+    far = [n for n in far_below(experiment.reached, whole) if n not in below]
+    words = [f"{', '.join(below)}: below a private line by more than the interval"] * bool(below)
+    words += [
+        f"{', '.join(far)}: more than {FAR * 100:g} points below what the model reaches by L-BFGS"
+    ] * bool(far)
+    return "; ".join(words)
 
 
 def judged(experiment: Experiment, results: dict, unread=()) -> list[dict]:

@@ -32,6 +32,7 @@ from jfl.report import results as results_file
 HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, UNKNOWN = results_file.VERDICTS
 WRONG = 0.05  # the chance that one of the intervals of a figure misses what it is of
 NOT_RUN = "lines that were not run"
+FAR = 0.05  # of accuracy, below what a model reaches: its rates were not tuned
 POINTS = 0.02  # accuracies so close are "no difference", and "no lower" allows as much
 OURS = "our settings: the paper leaves some open"
 
@@ -234,6 +235,23 @@ def untuned(baselines: dict, results: dict) -> list[str]:
         if difference(results, baseline, private).interval(WRONG / len(pairs))[1] < 0
     ]
     return list(dict.fromkeys(found))
+
+
+def far_below(reached: dict, results: dict) -> list[str]:
+    """Lines that end more than FAR below what their own model reaches, by more than an interval.
+    Intervals hold together at 95 %.
+
+    Args:
+        reached: line -> {seed: accuracy by another way to train it}.
+        results: {line: Line}, of which no seed failed.
+    """
+    lines = [line for line in reached if line in results]
+
+    def gap(line):
+        best = Quantity.of(list(reached[line].values()), tuple(map(int, reached[line])))
+        return accuracy(results[line]) - best + FAR
+
+    return [line for line in lines if gap(line).interval(WRONG / len(lines))[1] < 0]
 
 
 # --- quantities of lines

@@ -12,6 +12,7 @@ import sys
 
 from jfl.report import results as results_file
 
+from ..harness.baselines import with_chosen
 from ..harness.runner import Experiment, judged, main, show_verdicts, stored_line
 from ..harness.verdicts import (
     WRONG,
@@ -371,6 +372,9 @@ EXPERIMENTS["bounds"] = Experiment(
     quick_lines=("base",),
     special=bounds,
 )
+
+PRINTED_RATES = EXPERIMENTS  # before baselines without privacy had rates of their own
+EXPERIMENTS = with_chosen("li2025", PRINTED_RATES)
 
 if __name__ == "__main__":
     sys.exit(main("li2025", EXPERIMENTS))

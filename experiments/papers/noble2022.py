@@ -13,6 +13,7 @@ import sys
 from jfl.papers.noble2022 import privacy
 from jfl.runs import build
 
+from ..harness.baselines import with_chosen
 from ..harness.runner import Claim, Experiment, main
 from ..harness.verdicts import (
     about,
@@ -647,6 +648,9 @@ EXPERIMENTS = dict(
         special=bounds,
     ),
 )
+
+PRINTED_RATES = EXPERIMENTS  # before baselines without privacy had rates of their own
+EXPERIMENTS = with_chosen("noble2022", PRINTED_RATES)
 
 if __name__ == "__main__":
     sys.exit(main("noble2022", EXPERIMENTS))

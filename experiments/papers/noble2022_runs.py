@@ -21,7 +21,7 @@ from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
 from jfl.runs.train import privacy
 
-from ..harness.programs import Plans, assembled
+from ..harness.programs import Plans, drawn
 from ..harness.runner import exact_verdicts, keep
 from ..harness.verdicts import (
     NOT_RUN,
@@ -66,11 +66,6 @@ def objective(task, params, fed, l2):
 
     penalty = sum(jnp.sum(w**2) for w in jax.tree.leaves(params))
     return jax.lax.map(client, (fed.index, fed.size)).mean() + l2 / 2 * penalty
-
-
-def drawn(config):
-    """Every seed has a draw of the data, or a split, of its own."""
-    return assembled(dataclasses.replace(config, partition_seed=config.seed))
 
 
 DRAWN = Plans(drawn, seeded=True, trace=(("curve", "accuracy"), ("round", "round")))

@@ -29,6 +29,7 @@ from jfl import bands, wavelet
 from jfl.papers.ranaweera2025 import privacy, theory
 
 from ..harness import runner
+from ..harness.baselines import with_chosen
 from ..harness.runner import Experiment, exact_verdicts
 from ..harness.verdicts import Claim, beats, exactly, grows
 from . import ranaweera2025_study
@@ -479,6 +480,9 @@ def main(argv=None):
         return ranaweera2025_study.main(argv[1:])
     return runner.main("ranaweera2025", EXPERIMENTS, argv)
 
+
+PRINTED_RATES = EXPERIMENTS  # before baselines without privacy had rates of their own
+EXPERIMENTS = with_chosen("ranaweera2025", PRINTED_RATES)
 
 if __name__ == "__main__":
     sys.exit(main())

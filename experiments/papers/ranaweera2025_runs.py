@@ -1,7 +1,6 @@
 """What the experiments on Ranaweera et al., 2025, need beyond `harness.runner`: runs whose epsilon
 is huge, checks, tables."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from jfl.privacy.ledger import entries
 from jfl.runs import record, train
 from jfl.runs.config import the_unit, the_view
 
-from ..harness.programs import Plans, assembled, proved
+from ..harness.programs import Plans, drawn, proved
 from ..harness.runner import show_verdicts
 from ..harness.verdicts import NOT_RUN, Comparison, Evidence, difference, known
 from .li2025_plans import written
@@ -55,13 +54,8 @@ def epsilons(plan, config, rounds):
         return None
 
 
-def made(config):
-    """Each seed has a split of its own."""
-    return assembled(dataclasses.replace(config, partition_seed=config.seed))
-
-
 RUNS = Plans(
-    made,
+    drawn,
     seeded=True,
     privacy=privacy,
     epsilons=epsilons,

@@ -1,0 +1,208 @@
+"""Baselines without privacy, at rates that were chosen for them.
+
+    python -m experiments.harness.baselines chen2024 fig1ab --kept runs/chen2024/kept
+
+The rule, which stood before anything ran by it:
+
+    marked   A line without privacy is "not tuned" if it ends below a private line of its setting by
+             more than their paired interval, or more than verdicts.FAR below what its own model
+             reaches by L-BFGS on the rows of the same seeds, by an interval (convex models alone).
+    grid     A marked line runs at all RATES of its clients, and where its server has a rate of its
+             own at that one times 1, 10 and 100.  The seeds are SEEDS, no figure's, and so are
+             their splits and draws of the data.  The greatest mean of test accuracies at the end
+             is chosen.  If its rate is at an end of the grid, the grid is continued that way by
+             half a dozen rates, once.
+    report   The figure has the line at the chosen rates, under its name, and what it was before as
+             "NAME, first rates".  It stays as it comes out, marked again if it is to be.
+
+What was chosen is in experiments/results/baselines.json, from which the figures take their rates.
+"""
+
+import dataclasses
+import importlib
+import json
+import sys
+import typing
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from jfl.analysis import heterogeneity
+from jfl.core.files import write
+from jfl.engine.metrics import evaluate
+from jfl.report import results as results_file
+from jfl.runs.checkpoint import environment
+from jfl.runs.config import Config
+
+from . import command_line, kept_runs
+from .programs import Plans, drawn
+from .rejudge import PAPERS
+from .runner import stored_line, without_failures
+from .verdicts import far_below, untuned
+
+FILE = Path(__file__).parents[1] / "results" / "baselines.json"
+RATES = tuple(round(10 ** (k / 3), 6) for k in range(-9, 4))  # 0.001 to 10
+MORE = 6  # rates that a grid is continued by
+SERVER = (1.0, 10.0, 100.0)  # times the server's rate
+SEEDS = (1000, 1001)
+FIRST = ", first rates"
+TOLERANCE = 1e-3  # of the gradient's norm, by L-BFGS: accuracy needs no more
+
+
+class Choice(typing.NamedTuple):
+    """The rates of a line, and the grid they were chosen from."""
+
+    first: dict  # fields: of the line before
+    chosen: dict  # fields
+    grid: list[dict]  # fields and "accuracy" of each seed
+    at_edge: bool  # of the grid, continued where it was
+
+
+# --- what figures take
+
+
+def stored() -> dict:
+    """paper -> figure -> line -> what was measured."""
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def with_chosen(module: str, experiments: dict) -> dict:
+    """The experiments of a paper with the chosen rates of their baselines, and the first ones
+    beside them."""
+    found = stored().get(module, {})
+    return {name: _with(e, found.get(name, {})) for name, e in experiments.items()}
+
+
+def _with(experiment, found: dict):
+    lines = {}
+    for line, fields in experiment.lines.items():
+        chosen = found.get(line, {}).get("chosen")
+        lines[line] = fields | chosen if chosen else fields
+        if chosen:
+            lines[line + FIRST] = fields
+    reached = {line: f["reached"] for line, f in found.items() if f.get("reached")}
+    return dataclasses.replace(experiment, lines=lines, reached=reached)
+
+
+# --- the rule
+
+
+def reach(config: Config, plans: Plans, seeds) -> dict:
+    """{seed: test accuracy at the minimiser of a convex line's objective}; {} of another model."""
+    if config.model != "logistic":
+        return {}
+    found = {}
+    for seed in seeds:
+        plan, _ = plans.build(dataclasses.replace(config, seed=int(seed)))
+        weights = "size" if config.weights == "size" else "uniform"
+        best = heterogeneity.optimum(
+            plan.task, plan.fed, config.l2, weights=weights, tolerance=TOLERANCE
+        )
+        found[str(seed)] = float(evaluate(plan.task, best.params, plan.fed).accuracy)
+    return found
+
+
+def choose(name: str, config: Config, plans: Plans, out: Path, kept: Path) -> Choice:
+    """Run the grid of a line."""
+    names = ("lr", "server_lr") if config.algorithm == "addpnfl" else ("lr",)
+    grid: dict[tuple, list[float]] = {}
+
+    def run(rates):
+        servers = [config.server_lr * s for s in SERVER] if "server_lr" in names else [None]
+        points = [(rate, server)[: len(names)] for rate in rates for server in servers]
+        configs = {
+            _label(name, p): dataclasses.replace(config, **dict(zip(names, p))) for p in points
+        }
+        folders = {label: out / label.replace(" ", "_").replace("/", "_") for label in configs}
+        of = {_label(name, p): p for p in points}
+        for label, entries in kept_runs.lines(folders, kept, configs, SEEDS, plans):
+            accuracy = [0.0 if e.get("failed") else e["accuracy"]["final"] for e in entries]
+            grid[of[label]] = accuracy
+            print(f"{label}: {np.mean(accuracy):.4f}", file=sys.stderr)
+
+    best = lambda: max(grid, key=lambda p: np.mean(grid[p]))
+    ends = lambda: (min(p[0] for p in grid), max(p[0] for p in grid))
+    run(RATES)
+    steps = np.arange(1, MORE + 1) / 3
+    if best()[0] == ends()[0]:
+        run([round(float(ends()[0] / 10**k), 9) for k in steps])
+    elif best()[0] == ends()[1]:
+        run([round(float(ends()[1] * 10**k), 6) for k in steps])
+    return Choice(
+        {n: getattr(config, n) for n in names},
+        dict(zip(names, best())),
+        [dict(zip(names, p)) | dict(accuracy=a) for p, a in sorted(grid.items())],
+        best()[0] in ends(),
+    )
+
+
+def _label(name, point) -> str:
+    return f"{name} " + " ".join(f"{v:g}" for v in point)
+
+
+def regrid(module: str, figure: str, experiment, results: dict, out: Path, kept: Path) -> dict:
+    """line -> what baselines.json has of it, of the figure's lines without privacy.
+
+    Args:
+        module: the paper.
+        figure: its name.
+        experiment: of the module, as the paper has it.
+        results: {line: Line}, at the first rates.
+        out: directory of the grids.
+        kept: directory of the runs.
+    """
+    plans = experiment.runs if isinstance(experiment.runs, Plans) else OWN_DRAWS
+    whole, found = without_failures(results), {}
+    asked = [line for line in experiment.baselines if line in whole]
+    config = lambda line: Config(**{**experiment.base, **experiment.lines[line]})
+    for line in asked:
+        reached = reach(config(line), plans, whole[line].seeds)
+        found[line] = dict(reached=reached) if reached else {}
+    marked = dict.fromkeys(untuned(experiment.baselines, whole))
+    reached = {line: f["reached"] for line, f in found.items() if f}
+    marked |= dict.fromkeys(far_below(reached, whole))
+    for line in marked:
+        print(f"{module} {figure} {line}: not tuned", file=sys.stderr)
+        choice = choose(f"{figure} {line}", config(line), plans, out, kept)
+        found[line] |= choice._asdict()
+    return found
+
+
+OWN_DRAWS = Plans(drawn, seeded=True, trace=(("curve", "accuracy"), ("round", "round")))
+
+
+def main(argv=None) -> int:
+    def command(
+        module: tyro.conf.Positional[typing.Literal[tuple(PAPERS)]],
+        figures: tyro.conf.Positional[tuple[str, ...]],
+        kept: str,
+        results: tuple[str, ...] = (),
+    ) -> int:
+        """Choose rates for the baselines of figures, where the rule marks them.
+
+        Args:
+            module: the paper.
+            figures: of its experiments.
+            kept: directory of the runs, as of the experiments.
+            results: results.json of each figure at the first rates; default what
+                experiments/results holds.
+        """
+        known = importlib.import_module(f"experiments.papers.{module}").PRINTED_RATES
+        whole = results_file.read(FILE.parent / f"{module}.json")
+        for i, figure in enumerate(figures):
+            one = results_file.read(results[i]) if results else whole.experiments[figure]
+            lines = {n: stored_line(line, tuple(one.seeds)) for n, line in one.lines.items()}
+            out = Path(kept).parent / "grids"
+            found = regrid(module, figure, known[figure], lines, out, Path(kept))
+            every = stored()
+            every.setdefault("about", {})[module] = environment()
+            every.setdefault(module, {}).setdefault(figure, {}).update(found)
+            write(FILE, json.dumps(every, indent=1, ensure_ascii=False) + "\n")
+        return 0
+
+    return command_line.called(command, "python -m experiments.harness.baselines", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

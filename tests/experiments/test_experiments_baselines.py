@@ -1,0 +1,92 @@
+"""Rates of baselines: who is marked, what is chosen, what the figures take."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from experiments.harness import baselines
+from experiments.harness.programs import Plans, drawn
+from experiments.harness.runner import Experiment, Line, not_tuned
+from experiments.harness.verdicts import far_below
+from jfl.runs.config import Config
+
+SMALL = dict(
+    dataset="digits",
+    clients=5,
+    cohort=5,
+    model="logistic",
+    algorithm="fedavg",
+    batch=8,
+    steps=2,
+    rounds=3,
+    evaluate_every=3,
+    weights="uniform",
+    l2=1e-2,
+)
+
+
+def line(*accuracy):
+    return Line(np.array(accuracy), np.zeros(len(accuracy)), None, None, 0.0, seeds=(0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "accuracy, marked",
+    [((0.80, 0.81, 0.79), True), ((0.86, 0.87, 0.85), False), ((0.6, 0.99, 0.8), False)],
+)
+def test_a_line_is_marked_where_it_ends_far_below_what_its_model_reaches(accuracy, marked):
+    """By an interval: a line that scatters is not marked for its mean alone."""
+    reached = {"free": {"0": 0.90, "1": 0.91, "2": 0.89}}
+    results = {"free": line(*accuracy)}
+    assert far_below(reached, results) == (["free"] if marked else [])
+    experiment = Experiment("title", {}, {"free": {}}, reached=reached)
+    assert ("L-BFGS" in not_tuned(experiment, results)) == marked
+
+
+def test_what_a_convex_model_reaches_is_above_three_rounds_of_training():
+    config = Config(**SMALL, lr=1e-3)
+    found = baselines.reach(config, Plans(drawn, seeded=True), (0, 1))
+    assert set(found) == {"0", "1"} and min(found.values()) > 0.85
+    assert baselines.reach(dataclasses.replace(config, model="mlp"), None, (0,)) == {}
+
+
+def test_the_grid_has_seeds_of_its_own_and_goes_on_at_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "RATES", (1e-4, 1e-3))
+    monkeypatch.setattr(baselines, "MORE", 3)
+    config = Config(**SMALL, lr=1e-3)
+    choice = baselines.choose(
+        "free", config, Plans(drawn, seeded=True), tmp_path / "grids", tmp_path / "kept"
+    )
+    rates = [point["lr"] for point in choice.grid]
+    assert rates == pytest.approx([1e-4, 1e-3, 0.00215443, 0.00464159, 0.01], rel=1e-3)
+    means = [np.mean(point["accuracy"]) for point in choice.grid]
+    assert choice.chosen == dict(lr=rates[int(np.argmax(means))])
+    assert choice.first == dict(lr=1e-3) and choice.at_edge == (choice.chosen["lr"] == rates[-1])
+    assert all(len(point["accuracy"]) == len(baselines.SEEDS) for point in choice.grid)
+    assert not set(baselines.SEEDS) & set(Experiment("", {}, {}).seeds)
+
+
+def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        baselines,
+        "choose",
+        lambda name, *_: asked.append(name) or baselines.Choice({}, dict(lr=1.0), [], False),
+    )
+    monkeypatch.setattr(baselines, "reach", lambda *_: {})
+    lines = {"free A": dict(lr=0.1), "DP A": {}, "free B": dict(lr=0.1), "DP B": {}}
+    own = {"free A": ("DP A",), "free B": ("DP B",)}
+    experiment = Experiment("title", SMALL, lines, baselines=own, runs=Plans())
+    results = {
+        "free A": line(0.2, 0.21, 0.22),
+        "DP A": line(0.8, 0.82, 0.81),
+        "free B": line(0.9, 0.91, 0.92),
+        "DP B": line(0.8, 0.82, 0.81),
+    }
+    found = baselines.regrid("paper", "fig", experiment, results, tmp_path, tmp_path)
+    assert asked == ["fig free A"] and found["free B"] == {}
+    monkeypatch.setattr(baselines, "stored", lambda: {"paper": {"fig": found}})
+    taken = baselines.with_chosen("paper", {"fig": experiment})["fig"]
+    assert taken.lines["free A"] == dict(lr=1.0)
+    assert taken.lines["free A, first rates"] == dict(lr=0.1)
+    assert taken.lines["free B"] == dict(lr=0.1) and "free B, first rates" not in taken.lines
