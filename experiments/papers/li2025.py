@@ -59,6 +59,8 @@ DATA = dict(
     ),
 )
 OPEN = "rounds, batches, grids of ε and Q, and which Adult features are ours: the paper gives none"
+# of gradients of minibatches over the rounds of a run without privacy: li2025_plans.median_norm
+MEDIANS = dict(mnist=dict(iid=2.40, noniid=3.13), adult=dict(iid=1.79, noniid=1.89))
 MODES = dict(printed=dict(mode="as_printed"), sound={})
 
 
@@ -130,21 +132,30 @@ def best_differs(split, mode):
 def stated(figure, text, split, mode, check):
     """The claim of a figure on one split and in one mode; splits are checks of one statement."""
     where = f", {split}" if split else ""
-    whose = "ours" if mode == "sound" else "paper"
+    whose = "ours" if mode == "sound" else "paper"  # other modes are readings of the paper
     return Claim(f"{text}{where}, {mode}", check, whose, f"{figure} {text}, {mode}")
 
 
 # --- figures
 
 
-def fig2(data):
+def fig2(data, modes=MODES, splits=SPLITS, what="", **more):
+    """Accuracy against epsilon.
+
+    Args:
+        data: of DATA.
+        modes: name -> fields, of the private lines.
+        splits: name -> fields.
+        what: of the title, how it differs.
+        more: for `figure`.
+    """
     lines = {
-        f"{s} {name}": {**SPLITS[s], **changes}
-        for s in SPLITS
+        f"{s} {name}": {**splits[s], **changes}
+        for s in splits
         for name, changes in {
             "no privacy": dict(algorithm="fedavg"),
             "clipped": {},
-            **{f"{m} ε={e:g}": {**MODES[m], "epsilon": e} for m in MODES for e in EPSILONS},
+            **{f"{m} ε={e:g}": {**modes[m], "epsilon": e} for m in modes for e in EPSILONS},
         }.items()
     }
     at = lambda s, m: [f"{s} {m} ε={e:g}" for e in EPSILONS]
@@ -157,7 +168,7 @@ def fig2(data):
             no_lower(*zip(at(s, m)[1:], at(s, m))),
         )
         for s in SPLITS
-        for m in MODES
+        for m in modes
     ]
     if data == "mnist":
         claims += [
@@ -169,7 +180,7 @@ def fig2(data):
                 no_lower((f"{s} {m} ε=0.5", f"{s} no privacy")),
             )
             for s in SPLITS
-            for m in MODES
+            for m in modes
         ]
     claims += [
         stated(
@@ -179,14 +190,15 @@ def fig2(data):
             m,
             no_lower(*zip(at("iid", m), at("noniid", m))),
         )
-        for m in MODES
+        for m in modes
     ]
     return figure(
-        f"accuracy against ε of a round, {data}",
+        f"accuracy against ε of a round, {data}{what}",
         data,
         lines,
         claims,
         tuple(n for n in lines if n.split()[1] in ("no", "clipped") or n.endswith("ε=0.5")),
+        **more,
     )
 
 
@@ -245,7 +257,7 @@ def small_harm(*names):
     return no_lower(*((names[-1], n) for n in names[:-1]))
 
 
-def figure(title, data, lines, claims, few, clock="step"):
+def figure(title, data, lines, claims, few, clock="step", reading="gradient"):
     if data == "adult":
         claims = [
             *claims,
@@ -269,8 +281,8 @@ def figure(title, data, lines, claims, few, clock="step"):
             for n in lines
             if n.endswith("no privacy")
         },
-        runs=runs(clock),
-        columns=functools.partial(budgets, clock=clock),
+        runs=runs(clock, reading),
+        columns=functools.partial(budgets, clock=clock, reading=reading),
         quick_lines=few,
     )
 
@@ -344,6 +356,20 @@ EXPERIMENTS["across"] = Experiment(
     differs=OPEN,
 )
 EXPERIMENTS["clock"] = by_round()
+for d in DATA:
+    # the other reading of equation (13), and the other clip norm: a choice had to be made of both
+    EXPERIMENTS[f"fig2-{d}-model"] = fig2(
+        d,
+        {"noise in the model": MODES["printed"]},
+        what=", noise in the model, not in the gradient",
+        reading="model",
+    )
+    EXPERIMENTS[f"fig2-{d}-median"] = fig2(
+        d,
+        {"printed, G by median": MODES["printed"]},
+        {s: fields | dict(clip_norm=MEDIANS[d][s]) for s, fields in SPLITS.items()},
+        what=", clipped at the median norm of gradients, which nothing accounts for",
+    )
 EXPERIMENTS["bounds"] = Experiment(
     "softmax regression with l2 on Adult, one class a client",
     {

@@ -7,11 +7,16 @@ count rounds and move the server's rate too.  `epsilon` of a config is of one ro
 import dataclasses
 import functools
 
+import jax
 import numpy as np
+import optax
 
 from jfl import algorithms, models, sampling, schedules
+from jfl.core.records import Fn, named
 from jfl.engine.plan import plan
+from jfl.engine.simulate import simulate
 from jfl.gradients.per_example import grad
+from jfl.local import training
 from jfl.papers import as_printed
 from jfl.papers.li2025 import privacy as li2025
 from jfl.privacy import guarantees
@@ -28,7 +33,10 @@ from ..harness.runner import keep
 FAILURE = 1e-8  # a client may exceed the participations that are counted; paid from delta
 
 
-def build(config, clock="step", lr=None):
+READINGS = ("gradient", "model")  # where equation (13) puts the noise
+
+
+def build(config, clock="step", lr=None, reading="gradient"):
     """The plan of a config: not as `jfl.runs.build.build` where epsilon and learning rates are
     concerned.
 
@@ -37,6 +45,8 @@ def build(config, clock="step", lr=None):
             output_perturbation.
         clock: lr / sqrt(1 + t) for t local steps ("step") or rounds ("round").  lr: another
             schedule of steps.
+        reading: of a config as printed.  "gradient": the last step is w - lr (g + noise), as the
+            paper's proof has it; "model": it is w - lr g + noise, as its sensitivity has it.
     """
     fed = assemble.federation(config)
     task, batch = models.logistic(fed), getattr(batches, config.batch_sampler)(config.batch)
@@ -65,8 +75,17 @@ def build(config, clock="step", lr=None):
         noise = as_printed.calibrate(
             make(gaussian(1.0)), epsilon=config.epsilon, rounds=config.rounds, delta=config.delta
         )
+        if reading == "model":
+            noise = Fn(_std_in_model, noise.data, noise.static)
         return make(gaussian(std=noise), clip_steps="last")
     return make(gaussian(multiplier(config, fed)))
+
+
+@named("li2025.std_in_model")
+def _std_in_model(round_, *, constant, work_lr, steps):
+    """As `as_printed.printed_std`, of noise that no learning rate shrinks."""
+    last = training.rates(work_lr, round_ * steps + steps - 1, 1)
+    return as_printed.printed_std(round_, constant=constant, work_lr=work_lr, steps=steps) / last
 
 
 def rate_of(config, fed):
@@ -87,22 +106,65 @@ def privacy(plan, config):
     return found
 
 
-def made(config, clock="step"):
+def privacy_in_model(plan, config):
+    """As `privacy`; the paper's formula claims the same in both readings."""
+    found = privacy(plan, config)
+    if config.mode == "as_printed":
+        found[-1] = privacy(build(config), config)[-1]
+    return found
+
+
+def made(config, clock="step", reading="gradient"):
     """Each seed has a split of its own."""
-    return build(dataclasses.replace(config, partition_seed=config.seed), clock), config
+    own = dataclasses.replace(config, partition_seed=config.seed)
+    return build(own, clock, reading=reading), config
 
 
-def runs(clock="step"):
+def runs(clock="step", reading="gradient"):
     return Plans(
-        functools.partial(made, clock=clock),
+        functools.partial(made, clock=clock, reading=reading),
         seeded=True,
-        privacy=privacy,
+        privacy=privacy if reading == "gradient" else privacy_in_model,
         epsilons=None,
         trace=(("curve", "accuracy"), ("round", "round")),
     )
 
 
-def budgets(config, clock="step"):
+def median_norm(config, seed=0, evaluations=10, batches_of_each=20):
+    """The median norm of minibatch gradients over a run without privacy, as the paper chooses G.
+
+    It reads the rows, and no guarantee covers that.
+
+    Args:
+        config: of a line; its noise is left out.
+        seed: of the run and of the minibatches.
+        evaluations: after how many rounds of the run, evenly apart, the norms are taken.
+        batches_of_each: minibatches of each client, each time.
+    """
+    made = build(dataclasses.replace(config, algorithm="fedavg", epsilon=None))
+    fed, loss = made.fed, made.task.loss
+
+    @jax.jit
+    def norms(params, key):
+        def one(key, index, size):
+            slots = jax.random.randint(key, (config.batch,), 0, size)
+            mean = lambda w: jax.vmap(loss, (None, 0, 0))(
+                w, fed.x[index[slots]], fed.y[index[slots]]
+            ).mean()
+            return optax.tree.norm(jax.grad(mean)(params))
+
+        keys = jax.random.split(key, (batches_of_each, len(fed.size)))
+        return jax.lax.map(lambda k: jax.vmap(one)(k, fed.index, fed.size), keys)
+
+    found, run, key = [], None, jax.random.key(seed)
+    for i in range(evaluations):
+        out = simulate(key, made, config.rounds // evaluations, start=run)
+        run = out.run
+        found.append(norms(out.params, jax.random.fold_in(key, i)))
+    return float(np.median(np.stack(found)))
+
+
+def budgets(config, clock="step", reading="gradient"):
     """What a line's noise is worth, beside what is claimed; None where nothing is proved or
     claimed.
 
@@ -137,7 +199,8 @@ def budgets(config, clock="step"):
         config.delta,
         strict=False,
     ).value
-    level = rates[-1] * float(std) / float(li2025.sensitivity_sound(rates, config.clip_norm))
+    shrunk = rates[-1] if reading == "gradient" else 1.0
+    level = shrunk * float(std) / float(li2025.sensitivity_sound(rates, config.clip_norm))
     return dict(
         zip(names, (None, float(li2025.round_epsilon(level, config.delta, rate)), None, claimed))
     )

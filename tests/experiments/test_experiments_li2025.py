@@ -109,6 +109,39 @@ def test_rates_fall_with_local_steps_or_rounds_and_the_server_averages():
     assert float(level) == pytest.approx(float(paper.noise_multiplier(0.5, 1e-5, rate)), rel=1e-6)
 
 
+@pytest.mark.parametrize("round_", [0, 3])
+def test_noise_in_the_model_is_that_of_the_gradient_over_the_rate(round_):
+    """w - lr g + noise against w - lr (g + noise): of one formula, larger by 1 / lr; and the paper
+    claims the same of both."""
+    config = Config(**{**DIGITS, "epsilon": 0.5, "mode": "as_printed", "steps": 3})
+    plans = {r: li2025_plans.build(config, reading=r) for r in li2025_plans.READINGS}
+    work = plans["model"].algorithm.client.data["work"]
+    std = {r: p.algorithm.client.data["mechanism"].stages[-1].noise for r, p in plans.items()}
+    at = lambda r: np.asarray(std[r](round_))
+    last, whole = training.rates(work.lr, 3 * round_ + 2, 1), training.rates(work.lr, 3 * round_, 3)
+    assert at("model") == pytest.approx(at("gradient") / float(last), rel=1e-5)
+    sizes = np.asarray(plans["model"].fed.size)
+    formula = paper.noise_std_printed(float(last), 3, 1.0, 10, sizes, 0.5, 1e-5, strict=False)
+    assert at("model") * float(whole) == pytest.approx(np.asarray(formula.value), rel=1e-5)
+    claimed = li2025_plans.privacy_in_model(plans["model"], config)
+    assert claimed[-1]["epsilon"] == li2025_plans.privacy(plans["gradient"], config)[-1]["epsilon"]
+
+
+def test_the_median_norm_is_of_gradients_of_minibatches_without_privacy():
+    """Softmax regression of zeros on rows x has gradients (p - e_y) x: of full batches of one row
+    that are all alike the norm is known."""
+    config = Config(**{**DIGITS, "rounds": 10, "epsilon": 0.5})
+    norms = [li2025_plans.median_norm(dataclasses.replace(config, lr=lr)) for lr in (1e-9, 0.05)]
+    fed = build.federation(config)
+    x = np.concatenate([np.asarray(fed.x).reshape(len(fed.x), -1), np.ones((len(fed.x), 1))], 1)
+    error = 0.1 - np.eye(10)[np.asarray(fed.y)]
+    draws = np.random.default_rng(0).integers(0, len(x), (4000, 10))
+    means = np.einsum("bni,bnj->bij", error[draws], x[draws]) / 10
+    alike = np.median(np.linalg.norm(means.reshape(len(draws), -1), axis=1))
+    assert norms[0] == pytest.approx(alike, rel=0.05)  # a start that no step moves
+    assert norms[1] < norms[0]
+
+
 def test_budgets_of_the_three_kinds_of_lines():
     config = Config(**{**DIGITS, "steps": 1})
     assert set(li2025_plans.budgets(config).values()) == {None}
