@@ -311,3 +311,19 @@ def test_a_baseline_below_a_private_line_was_not_tuned():
 def test_the_page_marks_baselines_that_were_not_tuned():
     notes = {n: " ".join(part.notes) for n, part in read("noble2022").experiments.items()}
     assert "Baseline not tuned: FedAvg, K=50, (0,0)" in notes["fig3"]
+
+
+def test_no_claim_that_could_not_be_checked_was_dropped():
+    """A table says of each what became of it, and counts statements as the page does."""
+    words = rejudge.unchecked(RESULTS)
+    rows = [row for row in words.splitlines() if row.startswith("| ")][2:]
+    first = json.loads((RESULTS / rejudge.AT_FIRST).read_text())
+    assert len(rows) == sum(len(c) for of in first.values() for c in of.values()) == 122
+    left = 0
+    for module in rejudge.PAPERS:
+        verdicts = results_file.statements(
+            results_file.read(RESULTS / f"{module}.json").parts()
+        ).values()
+        left += sum(v == UNKNOWN for v in verdicts)
+    assert f"{left} cannot be checked now" in words
+    assert (RESULTS / rejudge.UNCHECKED).read_text() == words
