@@ -49,12 +49,11 @@ def _x(panel, x, one):
 def _end(one, told):
     """Mean and half of its 95 % interval, or the standard deviation where that is all."""
     value = told.get("value", "accuracy")
-    if value in ("accuracy", "loss"):
-        found = results.summary(getattr(one, value))
-        mean, half = found.mean, found.half if found.half is not None else found.std
-    else:
-        mean, half = one.columns[value], None
-    return _plain(mean), _plain(half)
+    found = getattr(one, value) if value in ("accuracy", "loss") else one.columns.get(value)
+    if isinstance(found, (int, float)):
+        return _plain(found), None
+    found = results.summary(found or [])
+    return _plain(found.mean), _plain(found.std if found.half is None else found.half)
 
 
 def _rounds(one, told, panel):

@@ -29,14 +29,18 @@ def test_a_result_that_changes_changes_the_page(monkeypatch):
     one = changed.experiments["fig3"]
     one.verdicts[0].verdict = "contradicted at the paper's settings"
     one.lines["DP-FedAvg, K=50, (5,5)"].accuracy = [0.9, 0.9, 0.9]
+    of_loss = changed.experiments["fig1"].lines["DP-FedAvg, K=50, (5,5)"]
+    of_loss.trace = {"round": [[1, 2]] * 3, "ln(F - F*)": [[0.0, -9.0]] * 3}
     kept = stories.stored
     monkeypatch.setattr(stories, "stored", lambda n: changed if n == "noble2022" else kept(n))
     text = (stories.FOLDER / "noble2022.md").read_text()
     again = stories.filled("noble2022", text)
     assert again != text and "| more accurate | contradicted at the paper's settings |" in again
     assert "against 0.900 of DP-FedAvg" in stories.summary()
-    (told,) = (t for t in stories.drawn() if t[0] == "noble2022_accuracy")
+    (told,) = (t for t in stories.drawn() if t[0] == "noble2022_loss")
     assert not story_pictures.up_to_date(*told)
+    drawn = story_pictures.gathered(*told[1:])["panels"][1]["series"]["DP-FedAvg"]
+    assert drawn == [(1.0, 0.0, 0.0), (2.0, -9.0, 0.0)]  # rounds, where they are stored
 
 
 @pytest.mark.parametrize("paper", stories.PAPERS)
