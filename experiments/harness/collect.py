@@ -4,7 +4,8 @@ makes a page of it.
     python -m experiments.harness.collect chen2024 runs/chen2024/* --into experiments/results
 
 Experiments that the file holds already and that are not given are kept; those that are given take
-their places, judged by the claims of today.  Quick runs are left out.
+their places, judged by the claims of today.  Quick runs are left out.  The pages of docs/papers
+follow by `python -m experiments.harness.stories`.
 """
 
 import importlib

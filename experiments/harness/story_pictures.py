@@ -1,0 +1,143 @@
+"""Pictures of docs/papers, drawn from stored results: lines against rounds where their values are
+stored, and their ends where they are not; or ends against a setting.
+
+The file carries a digest of what is drawn, so that a test sees a picture that is out of date.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from jfl.report import plots, results
+from jfl.runs import tables
+
+FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+DRAWN = 1  # count it up where the drawing itself changes
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
+MARKS = "osD^vP*"
+WIDTH = 9.0
+
+
+def gathered(told: dict, line) -> dict:
+    """What is drawn, as plain numbers.
+
+    Args:
+        told: the picture in stories.toml.
+        line: name of an experiment, name of a line -> what is stored of it.
+    """
+    panels = []
+    for panel in told["panels"]:
+        series = {}
+        for label, name in panel["lines"].items():
+            if "x" in panel:
+                each = [(x, line(panel["experiment"], name.format(x=x))) for x in panel["x"]]
+                series[label] = [(_x(panel, x, one), *_end(one, told)) for x, one in each]
+            else:
+                series[label] = _rounds(line(panel["experiment"], name), told, panel)
+        panels.append({k: panel[k] for k in ("title", "xlabel", "log") if k in panel})
+        panels[-1]["series"] = series
+    return dict(drawn=DRAWN, ylabel=told["ylabel"], panels=panels, limits=told.get("limits", ()))
+
+
+def _x(panel, x, one):
+    at = panel.get("at", "x")
+    return dict(x=float(x), claimed=one.epsilon_claimed, proved=one.epsilon_proved)[at]
+
+
+def _end(one, told):
+    """Mean and half of its 95 % interval, or the standard deviation where that is all."""
+    value = told.get("value", "accuracy")
+    found = getattr(one, value) if value in ("accuracy", "loss") else one.columns.get(value)
+    if isinstance(found, (int, float)):
+        return _plain(found), None
+    found = results.summary(found or [])
+    return _plain(found.mean), _plain(found.std if found.half is None else found.half)
+
+
+def _rounds(one, told, panel):
+    """(round, mean, half) along the run, or its end alone."""
+    trace = one.trace.get(told.get("trace", "curve"))
+    if not trace:
+        return [(panel["rounds"], *_end(one, told))]
+    many = len(trace[0])
+    at = (
+        np.mean(one.trace["round"], 0)
+        if "round" in one.trace
+        else np.arange(1, many + 1) * panel["rounds"] / many
+    )
+    values = (tables.interval([v for v in column if v is not None]) for column in zip(*trace))
+    return [(_plain(x), *map(_plain, v)) for x, v in zip(at, values)]
+
+
+def _plain(value):
+    return None if value is None or not np.isfinite(value) else round(float(value), 5)
+
+
+def digest(data: dict) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def up_to_date(name: str, told: dict, line) -> bool:
+    """Whether the file shows what is stored."""
+    file = FOLDER / f"{name}.png"
+    return file.exists() and digest(gathered(told, line)).encode() in file.read_bytes()
+
+
+def write(name: str, told: dict, line):
+    """Draw a picture, unless it is there."""
+    if up_to_date(name, told, line):
+        return
+    data = gathered(told, line)
+    figure = draw(data)
+    about = {"Software": None, "Description": digest(data)}
+    figure.savefig(FOLDER / f"{name}.png", dpi=100, facecolor="white", metadata=about)
+
+
+def draw(data: dict):
+    """The figure."""
+    panels = data["panels"]
+    labels = list(dict.fromkeys(label for p in panels for label in p["series"]))
+    figure, axes = plots.new_figure(len(panels), (WIDTH, 3.0), 0.3 + 0.2 * (len(labels) // 4))
+    handles = {}
+    for ax, panel in zip(axes, panels):
+        plots.style(ax)
+        series = panel["series"]
+        ends = all(len(points) == 1 for points in series.values())
+        for place, (label, points) in enumerate(series.items()):
+            which = labels.index(label)
+            look = COLOURS[which], MARKS[which], place if ends else None
+            handles.setdefault(label, _series(ax, points, *look))
+        ax.set_title(panel["title"], fontsize=10)
+        ax.set_ylabel(data["ylabel"])
+        _x_axis(ax, panel, ends)
+    plots.legend(figure, [(handle, label) for label, handle in handles.items()])
+    return figure
+
+
+def _x_axis(ax, panel, ends):
+    if ends:  # one place for each line: the legend names them
+        ax.set_xlim(-0.5, len(panel["series"]) - 0.5)
+        ax.set_xticks([])
+        return
+    ax.set_xlabel(panel.get("xlabel", "round"))
+    if panel.get("log"):
+        ax.set_xscale("log")
+    if "xlabel" in panel:  # a setting: ticks at its values
+        at = sorted({x for points in panel["series"].values() for x, *_ in points if x is not None})
+        ax.set_xticks(at, [f"{x:.2g}" for x in at])
+        ax.minorticks_off()
+
+
+def _series(ax, points, colour, mark, place):
+    """A line with its band, or a point with its interval."""
+    known = [(x, y, h) for x, y, h in points if x is not None and y is not None]
+    x, y, half = np.array([(a, b, h or 0.0) for a, b, h in known], float).reshape(-1, 3).T
+    if len(points) == 1:
+        x = x if place is None else np.full(len(x), float(place))
+        return ax.errorbar(x, y, half, fmt=mark, color=colour, capsize=3, markersize=6)
+    many = len(points) > 8
+    (drawn,) = ax.plot(x, y, color=colour, marker=None if many else mark, markersize=4)
+    ax.fill_between(x, y - half, y + half, color=colour, alpha=0.12, linewidth=0)
+    return drawn

@@ -1,0 +1,119 @@
+"""The pages of five papers quote what is stored: verdicts, numbers, epsilons, pictures."""
+
+import re
+
+import pytest
+
+from experiments.harness import stories, story_pictures
+from jfl.core.errors import ArgumentError
+from jfl.report import results
+
+AGAIN = "run python -m experiments.harness.stories"
+PAGES = (*stories.PAPERS, "index")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_quotes_what_is_stored(page):
+    text = (stories.FOLDER / f"{page}.md").read_text()
+    assert text == stories.filled(page, text), AGAIN
+
+
+@pytest.mark.parametrize("told", stories.drawn(), ids=lambda told: told[0])
+def test_a_picture_shows_what_is_stored(told):
+    assert story_pictures.up_to_date(*told), AGAIN
+
+
+def test_a_result_that_changes_changes_the_page(monkeypatch):
+    """And a picture of it is out of date."""
+    changed = results.read(stories.STORED / "noble2022.json")
+    one = changed.experiments["fig3"]
+    one.verdicts[0].verdict = "contradicted at the paper's settings"
+    one.lines["DP-FedAvg, K=50, (5,5)"].accuracy = [0.9, 0.9, 0.9]
+    of_loss = changed.experiments["fig1"].lines["DP-FedAvg, K=50, (5,5)"]
+    of_loss.trace = {"round": [[1, 2]] * 3, "ln(F - F*)": [[0.0, -9.0]] * 3}
+    kept = stories.stored
+    monkeypatch.setattr(stories, "stored", lambda n: changed if n == "noble2022" else kept(n))
+    text = (stories.FOLDER / "noble2022.md").read_text()
+    again = stories.filled("noble2022", text)
+    assert again != text and "| more accurate | contradicted at the paper's settings |" in again
+    assert "against 0.900 of DP-FedAvg" in stories.summary()
+    (told,) = (t for t in stories.drawn() if t[0] == "noble2022_loss")
+    assert not story_pictures.up_to_date(*told)
+    drawn = story_pictures.gathered(*told[1:])["panels"][1]["series"]["DP-FedAvg"]
+    assert drawn == [(1.0, 0.0, 0.0), (2.0, -9.0, 0.0)]  # rounds, where they are stored
+
+
+@pytest.mark.parametrize("paper", stories.PAPERS)
+def test_a_story_is_short_and_whole(paper):
+    text, told = (stories.FOLDER / f"{paper}.md").read_text(), stories.words()[paper]
+    assert len(text.splitlines()) <= 150
+    assert 5 <= len(told["claims"]) <= 8 and len(told["pictures"]) == 2
+    marked = [name for _, name, *_ in stories.REGION.findall(text)]
+    assert sorted(marked) == sorted([*stories.OF_PAPERS, *told["texts"]])
+    front = stories.quoted(told["front"], paper)
+    assert len(re.findall(r"\.(?= |$)", front.replace("et al.", "et al"))) == 3
+
+
+def test_every_check_of_the_papers_is_counted():
+    """Once: in the counts of its page, and where something is missing, in the table of that."""
+    for paper in stories.PAPERS:
+        parts = stories.stored(paper).parts()
+        given = list(results.statements(parts).values())
+        assert f"[all {len(given)} statements]" in stories.counts(paper)
+        open_ = sum(
+            v.whose == "paper" and v.verdict == stories.UNKNOWN for p in parts for v in p.verdicts
+        )
+        rows = re.findall(r"^\| (?!undecided)[^|]+ \| (\d+) \|", stories.missing(paper), re.M)
+        assert sum(map(int, rows)) == open_
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("{accuracy: fig3 | no such line}", "noble2022: fig3: need a line"),
+        ("{verdict: fig3 | no such claim}", "noble2022: fig3: need a claim"),
+        ("{proved: no such figure | line}", "noble2022: need an experiment"),
+        ("{audited: no such plan}", "study_audit: need a row"),
+        ("{cell: worth | fig99 | ε stated}", "noble2022: worth: need a row and column"),
+        ("{guess: fig3}", "noble2022: need one of accuracy"),
+    ],
+)
+def test_what_is_not_stored_is_an_error_that_says_where(text, where):
+    with pytest.raises(ArgumentError, match=re.escape(where)):
+        stories.quoted(text, "noble2022")
+
+
+@pytest.mark.parametrize(
+    ("seen", "unit", "shown"),
+    [
+        ("-0.151 ± 0.19 (99.62 % intervals, 3 seeds)", "points", "−15.1 ± 19 points (3 seeds)"),
+        (
+            "+0.043 ± 0.0076, -0.000 (95 % intervals, 2 seeds)",
+            "",
+            "+0.043 ± 0.0076, 0.000 (2 seeds)",
+        ),
+        (
+            "+0.1 of +0.2; more by; +0.010 ± 0.01, +0.020 ± 0.3, -0.030 ± 0.01, +0.040 ± 0.01 "
+            "(99 % intervals, 5 seeds, unpaired)",
+            "points",
+            "4 differences, −3.0 to +4.0, ± up to 30 points (5 seeds)",
+        ),
+        (
+            "better by 0.059, 0.115, which rises by; +0.058 ± 0.051 (99 % intervals, 5 seeds)",
+            "points",
+            "rises by +5.8 ± 5.1 points (5 seeds)",
+        ),
+        ("better by 1.143 ± 0.059, 1.408 ± 0.054", "x", "+1.143, +1.408 x"),
+        ("a|b of F*", "points", r"a\|b of F\*"),
+        ("", "points", "computed"),
+    ],
+)
+def test_what_was_seen_in_words(seen, unit, shown):
+    given = results.Verdict(claim="c", verdict="undecided", seen=seen)
+    assert stories.measured(given, unit) == shown
+
+
+def test_verdicts_that_were_carried_over_say_that_no_interval_is_at_hand():
+    why = "values of seeds were not stored, so no interval is at hand: carried over"
+    given = results.Verdict(claim="c", verdict="undecided", seen="better by 1.143", why=why)
+    assert stories.measured(given, "") == "+1.143; no interval, as values of seeds were not stored"
