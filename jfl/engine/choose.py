@@ -15,6 +15,7 @@ from ..privacy.accountants import choosing
 from ..privacy.accountants.curves import Release
 from ..privacy.entry_guarantees import choose as choose_entry
 from ..privacy.entry_guarantees import entries_of, release_of
+from ..privacy.ledger.entries import STOPS
 from ..privacy.mechanisms.correlated import strategy_of
 from .metrics import has_accuracy
 from .sweep import points_of, train
@@ -25,6 +26,7 @@ SCORED = Caveat(
 SECRET = Caveat(
     "how many runs there were is secret: no log, no clock and no file may tell it", "secret-runs"
 )
+FAILURES = ("nonfinite", "overflow")  # of Health, that keep a run from being chosen
 SEEDS = 2**31
 WHERE = "jfl.choose"
 
@@ -91,7 +93,9 @@ def choose(
 
     Returns:
         Choice.  Without params where no run was drawn, or all of them failed; a tournament also
-        ends so where nothing is left in any group.
+        ends so where nothing is left in any group.  A run fails where its model is not finite, or
+        a client or row found no slot, which delta covers.  Rows that are not finite count as zero,
+        and an empty cohort is a round of noise alone.
 
     Privacy:
         of the parameters, the setting and the score together, by Renyi bounds, for the setting that
@@ -241,12 +245,16 @@ def _best(group) -> _Runner | None:
 
 
 def _scores(trained, score) -> list[float]:
-    """Of each run; -inf of one that failed."""
+    """Of each run; -inf of one that failed.
+
+    An empty cohort and a row that is not finite are no failures: the noise covers both, and a
+    choice that they decided would hang on who is there, which no epsilon here counts.
+    """
     scores = [
         float(t.metrics.accuracy[-1]) if score is None else _scored(WHERE, score(t.params))
         for t in trained
     ]
-    failed = [any(int(count) for count in t.health) for t in trained]
+    failed = [any(int(getattr(t.health, name)) for name in FAILURES) for t in trained]
     return [-np.inf if bad or not np.isfinite(s) else s for s, bad in zip(scores, failed)]
 
 
@@ -282,7 +290,8 @@ def _guarantee(plans, rungs, delta, ask) -> Guarantee:
         )
     # of each setting what each rung releases
     parts = [releases] if len(rungs) == 1 else _of_rungs(plans, rungs, delta, *next(iter(kinds)))
-    caveats = tuple(dict.fromkeys(c for g in each for c in g.caveats)) + (SCORED, SECRET)
+    # no run stops here
+    caveats = dict.fromkeys(c for g in each for c in g.caveats if c != STOPS)
     status = "conditional" if any(g.status != "proved" for g in each) else "proved"
     unit, adjacency, view = kinds.pop()
     laws = [rung.runs for rung in rungs]
@@ -295,7 +304,7 @@ def _guarantee(plans, rungs, delta, ask) -> Guarantee:
         view,
         f"{name}, {', '.join(dict.fromkeys(law.law for law in laws))}, rdp",
         status,
-        caveats,
+        (*caveats, SCORED, SECRET),
     )
 
 

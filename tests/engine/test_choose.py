@@ -10,6 +10,7 @@ from helpers.problems import make_federation
 
 import jfl
 from jfl.core.errors import NotAnalysable
+from jfl.core.records import Health
 from jfl.engine import choose as choosing_runs
 from jfl.engine.sweep import Trained
 from jfl.privacy.accountants import choosing
@@ -211,7 +212,7 @@ def runner(scores, log, failing=()):
         before = [0] * len(seeds) if states is None else [state[1] for state in states]
         return [
             Trained(
-                health=(int((seed, b + rounds) in failing), 0),
+                health=Health(int((seed, b + rounds) in failing), 0, 7, 7),
                 metrics=None,
                 params=scores[seed, b + rounds],
                 state=(seed, b + rounds) if keeps else None,
@@ -315,9 +316,32 @@ def test_the_winner_of_a_tournament_is_a_straight_run():
 
 
 def test_runs_that_all_fail_are_an_answer_that_tells_no_number():
-    rare = jfl.sampling.poisson(C, 1e-6, capacity=C)  # a cohort is empty, which counts as a failure
     law = choosing.geometric(3.0)
-    assert jfl.choose(make_plan, rounds=2, runs=law, seed=1, sampler=rare)[:3] == (None, None, None)
+    found = jfl.choose(make_plan, rounds=2, runs=law, seed=1, z=[3e38])
+    assert found[:3] == (None, None, None)
+
+
+def test_an_empty_cohort_is_no_failure():
+    """Whether a cohort is empty hangs on who is there: a choice that shows it would have to be paid
+    for."""
+    rare = jfl.sampling.poisson(C, 1e-6, capacity=C)
+    found = jfl.choose(make_plan, rounds=2, runs=choosing.geometric(3.0), seed=1, sampler=rare)
+    assert found.params is not None and found.score > -np.inf
+
+
+def test_a_row_that_is_not_finite_decides_no_choice():
+    """It counts as zero, and no run stops for it, so the guarantee has no caveat of one that
+    does."""
+
+    def broken(bad):
+        plan = make_plan()
+        x = plan.fed.x.at[0].set(np.nan) if bad else plan.fed.x
+        return dataclasses.replace(plan, fed=dataclasses.replace(plan.fed, x=x))
+
+    law = choosing.geometric(3.0)
+    found = [jfl.choose(lambda b=bad: broken(b), rounds=2, runs=law, seed=1) for bad in (0, 1)]
+    assert all(f.params is not None for f in found)
+    assert not any("stops on rows" in str(caveat) for caveat in found[1].guarantee.caveats)
 
 
 @pytest.mark.parametrize(
