@@ -14,6 +14,7 @@ from experiments.harness import runner
 from experiments.harness.runner import Line
 from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNKNOWN, Claim, judge
 from experiments.papers import ranaweera2025, ranaweera2025_plans, ranaweera2025_study
+from experiments.papers import ranaweera2025_runs as runs
 from jfl import wavelet
 from jfl.core.records import Batch
 from jfl.data import datasets
@@ -56,6 +57,26 @@ def line(*accuracy, claimed=None, proved=None):
 
 
 # --- lines
+
+
+def test_the_true_epsilon_of_a_line_is_that_of_its_noise_whether_or_not_it_is_proved():
+    """Of a sound line what is proved; of R4 that of isotropic noise whose multiplier is smaller by
+    the root of the number of levels, all of which one row may fill."""
+    base = SMALL | dict(unit="example", batch_sampler="poisson", batch=10, delta=1e-3)
+    base |= dict(partition="similarity", share=1.0)
+    config = lambda **fields: Config(**base, **fields)
+    sound = config(noise_multiplier=1.0, noise_shape="weighted", bands="per_layer")
+    plan, made = runs.RUNS.build(sound)
+    proved = runs.RUNS.privacy(plan, made)[0]["epsilon"]
+    assert runs.true_epsilon(sound)[runs.TRUE] == pytest.approx(proved, rel=1e-6)
+    level = lambda r: config(**ranaweera2025.published(f"{r} plain", 2.0), bands="per_layer")
+    levels = 36  # that the chain clips, each of which may be as long as the clip norm
+    plain = config(noise_multiplier=2.0 / levels**0.5)
+    found = runs.true_epsilon(level("R4"))[runs.TRUE]
+    assert found == pytest.approx(runs.true_epsilon(plain)[runs.TRUE], rel=0.05)
+    assert runs.true_epsilon(level("R6"))[runs.TRUE] < found
+    free = Config(**{k: v for k, v in base.items() if k not in ("unit", "adjacency")})
+    assert runs.true_epsilon(free)[runs.TRUE] is None
 
 
 def test_every_line_is_a_config_that_uses_all_its_fields():
