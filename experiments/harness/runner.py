@@ -419,16 +419,21 @@ def main(module: str, experiments: dict, argv=None) -> int:
 
         Args:
             name: the experiment; none: all are named.
-            list: name all experiments.
+            list: name all experiments; of one, its lines.
             quick: small settings, one seed.
             out: directory of the results; runs/MODULE/NAME where none is given.
             lines: only these lines; all where none is given.
             kept: directory of the runs, which figures share; runs/MODULE/kept where none is
                 given, or OUT/kept.
         """
+        if list and name:
+            print(*experiments[name].lines, sep="\n")
+            return 0
         if list or name is None:
+            width = max(map(len, experiments))
             for each, e in experiments.items():
-                print(f"{each:<12} {e.title}  [{', '.join(e.lines)}]")
+                count = f"  ({len(e.lines)} lines)" if e.lines else ""
+                print(f"{each:<{width}}  {e.title}{count}")
             return 0
         folder = out or f"runs/{module}/{name}{'-quick' if quick else ''}"
         Path(folder).mkdir(parents=True, exist_ok=True)
