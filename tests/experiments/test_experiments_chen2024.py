@@ -204,7 +204,9 @@ def test_a_run_of_lines(trained, tmp_path, capsys, monkeypatch):
 def test_list(capsys):
     assert runner.main("chen2024", paper.EXPERIMENTS, ["--list"]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in paper.EXPERIMENTS) and "unbalanced DPSCAFFOLD" in shown
+    assert all(name in shown for name in paper.EXPERIMENTS)
+    assert runner.main("chen2024", paper.EXPERIMENTS, ["fig1ab", "--list"]) == 0
+    assert "unbalanced DPSCAFFOLD" in capsys.readouterr().out.splitlines()
 
 
 # --- claims
