@@ -24,31 +24,28 @@ SPREAD = "standard deviation over seeds"
 REFUTED_COLOUR = 3
 
 
-def curves(settings: list[Setting], metrics: tuple[str, ...]) -> dict | None:
+def curves(names: list[str], panels: list[plots.Panel]) -> dict | None:
     """The panels of `plots.curves`.
 
     Args:
-        settings: of the runs.
-        metrics: one panel each.
+        names: of the legend.
+        panels: what is drawn.
 
     Returns:
-        The chart; None without values.
+        The chart; None without panels.
     """
-    settings = settings[: plots.SHOWN]
-    metrics = tuple(m for m in metrics if any(m in s.curves for s in settings))
-    if not metrics:
+    if not panels:
         return None
-    panels = []
-    for metric in metrics:
+    drawn = []
+    for panel in panels:
         lines = [
-            dict(of=i, points=_curve(*s.curves[metric]), spread="band")
-            for i, s in enumerate(settings)
-            if metric in s.curves
+            dict(of=i, points=_curve(*curve), spread="band") for i, curve in panel.curves.items()
         ]
-        values = [s.curves[metric][1] for s in settings if metric in s.curves]
-        y = dict(title=plots.TITLES[metric], log=plots.on_logarithmic_axis(metric, values))
-        panels.append(dict(title=y["title"], x=dict(title="round", whole=True), y=y, lines=lines))
-    return dict(legend=_settings(settings), panels=panels, spread=SEEDS)
+        values = [values for _, values in panel.curves.values()]
+        y = dict(title=panel.label, log=plots.on_logarithmic_axis(panel.metric, values))
+        drawn.append(dict(title=panel.title, x=dict(title="round", whole=True), y=y, lines=lines))
+    chart = dict(legend=_legend(names), panels=drawn, spread=SEEDS)
+    return _without_undrawn(chart, {i for panel in panels for i in panel.curves})
 
 
 def _curve(rounds, values) -> list:
@@ -59,10 +56,14 @@ def _curve(rounds, values) -> list:
 
 
 def _settings(settings: list[Setting]) -> list[dict]:
-    looks = [plots.look_of(i) for i in range(len(settings))]
+    return _legend([s.label for s in settings])
+
+
+def _legend(names: list[str]) -> list[dict]:
+    looks = [plots.look_of(i) for i in range(len(names))]
     return [
-        dict(name=s.label, colour=COLOURS.index(colour), dash=DASHES[dash], line=True)
-        for s, (colour, dash) in zip(settings, looks)
+        dict(name=name, colour=COLOURS.index(colour), dash=DASHES[dash], line=True)
+        for name, (colour, dash) in zip(names, looks)
     ]
 
 

@@ -6,6 +6,7 @@ noise included; the norm of the noise alone also takes the sensitivity, the divi
 of parameters, which no file holds.
 """
 
+import collections
 import io
 import json
 import math
@@ -38,6 +39,7 @@ LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
 NO_NOISE = ", no noise"  # ends the name of a study's line without noise
 WIDTH = 10.5  # inches
 LINES = 60  # of one picture
+TRACED, CURVES = 12, 12  # panels of an experiment's curves, and curves of one
 
 
 class Setting(NamedTuple):
@@ -67,28 +69,57 @@ def data_of(runs: list[dict]) -> frozenset:
 # --- runs
 
 
-def curves(settings: list[Setting], metrics: tuple[str, ...]):
-    """One panel a metric: mean over seeds, and a band from the least to the largest.
+class Panel(NamedTuple):
+    """Curves against rounds that share their axes.
+
+    Attributes:
+        title: above it.
+        metric: what is drawn.
+        curves: place in the legend -> (rounds [evaluations], values [seeds, evaluations]).
+    """
+
+    title: str
+    metric: str
+    curves: dict
+
+    @property
+    def label(self) -> str:
+        """Of the axis of its values."""
+        return TITLES.get(self.metric, self.metric)
+
+
+def panels_of_runs(settings: list[Setting], metrics: tuple[str, ...]) -> list[Panel]:
+    """A panel for each metric that some of the settings shown has."""
+    found = {
+        m: {i: s.curves[m] for i, s in enumerate(settings[:SHOWN]) if m in s.curves}
+        for m in metrics
+    }
+    return [Panel(TITLES[m], m, curves) for m, curves in found.items() if curves]
+
+
+def curves(names: list[str], panels: list[Panel]):
+    """Panels of curves: the mean over seeds, and a band from the least to the largest.
+
+    Args:
+        names: of the legend.
+        panels: what is drawn.
 
     Returns:
-        The figure; None without values.
+        The figure; None without panels.
     """
-    settings = settings[:SHOWN]
-    metrics = [m for m in metrics if any(m in s.curves for s in settings)]
-    if not metrics:
+    if not panels:
         return None
-    figure, axes = _run_figure(len(metrics), settings)
+    figure, axes = _figure_of_runs(len(panels), len(names))
     handles: dict = {}
-    for ax, metric in zip(axes, metrics):
-        for i, setting in enumerate(settings):
-            if metric in setting.curves:
-                handles.setdefault(i, _curve(ax, i, *setting.curves[metric]))
-        values = [s.curves[metric][1] for s in settings if metric in s.curves]
-        if on_logarithmic_axis(metric, values):
+    for ax, panel in zip(axes, panels):
+        for i, curve in panel.curves.items():
+            handles.setdefault(i, _curve(ax, i, *curve))
+        if on_logarithmic_axis(panel.metric, [values for _, values in panel.curves.values()]):
             ax.set_yscale("log")
-        ax.set(xlabel="round", title=TITLES[metric])
+        label = panel.label if panel.label != panel.title else ""
+        ax.set(xlabel="round", ylabel=label, title=panel.title)
         style(ax)
-    legend(figure, [(handles[i], settings[i].label) for i in sorted(handles)])
+    legend(figure, [(handles[i], names[i]) for i in sorted(handles)])
     return figure
 
 
@@ -160,7 +191,7 @@ def frontier(settings: list[Setting]):
     panels = promises(settings)[:PANELS]
     if not panels:
         return None
-    figure, axes = _run_figure(len(panels), settings, sharey=True)
+    figure, axes = _figure_of_runs(len(panels), len(settings), sharey=True)
     handles: dict = {}
     for ax, promise in zip(axes, panels):
         _frontier_panel(ax, settings, promise, handles)
@@ -211,9 +242,9 @@ def promise_words(promise: tuple) -> str:
     return f"{unit}, {adjacency.replace('_', ' ')}, seen by {viewer}"
 
 
-def _run_figure(panels, settings, **options):
+def _figure_of_runs(panels: int, named: int, **options):
     size = (WIDTH if panels > 1 else 7, 3.8)
-    return new_figure(panels, size, legend=0.11 * min(len(settings), SHOWN), **options)
+    return new_figure(panels, size, legend=0.11 * min(named, SHOWN), **options)
 
 
 # --- experiments
@@ -286,6 +317,69 @@ def epsilons(line) -> str:
         if epsilon is not None
     ]
     return "ε " + ", ".join(words) if words else ""
+
+
+def panels_of_lines(lines: dict) -> tuple[list[str], list[Panel]]:
+    """Curves of an experiment's lines against rounds, where these are stored.
+
+    Names such as "DP-FedAvg, K=50" or "balanced DPNFL" are of a method in a setting: each setting
+    is a panel, and the legend names methods.  A name without a setting stands in all panels.
+
+    Args:
+        lines: name -> results.Line.
+
+    Returns:
+        The names of the legend, and panels, TRACED at most.
+    """
+    traced = {n: line.trace for n, line in lines.items() if line.trace.get("round")}
+    parts = _methods_and_settings(list(traced))
+    methods = list(dict.fromkeys(method for method, _ in parts.values()))[:SHOWN]
+    settings = list(dict.fromkeys(s for _, s in parts.values() if s)) or [""]
+    metrics = dict.fromkeys(m for t in traced.values() for m in t if m != "round")
+    panels: list[Panel] = []
+    for metric in metrics:
+        of: dict = {setting: {} for setting in settings}
+        for name, (method, own) in parts.items():
+            curve = _traced(traced[name], metric)
+            if curve and method in methods:
+                for setting in [own] if own else settings:
+                    of[setting][methods.index(method)] = curve
+        shown = "accuracy" if metric == "curve" else metric
+        panels += [Panel(s or TITLES.get(shown, shown), shown, c) for s, c in of.items() if c]
+    return methods, panels[:TRACED]
+
+
+def _traced(trace: dict, metric: str) -> tuple | None:
+    """The rounds and the values of a line; None where they do not fit together."""
+    rounds, values = (np.array(trace.get(k, ()), float) for k in ("round", metric))
+    return (rounds[0], values) if values.ndim == 2 and rounds.shape == values.shape else None
+
+
+def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
+    """Each name in two parts, in the way that makes fewest panels of CURVES curves at most; the
+    setting is "" where a name has none."""
+    free = "no privacy"  # is one word
+    ways: list[tuple[int, dict]] = []
+    if len(names) <= CURVES // 2:
+        return {n: (n, "") for n in names}
+    for cut in (
+        lambda n: n.partition(", ")[::2],
+        lambda n: n.partition(" ")[::-2],
+        lambda n: n.rpartition(" ")[::2],
+        lambda n: n.rpartition(" ")[::-2],
+    ):
+        parts = {n: cut(n.replace(free, "_")) for n in names}
+        whole = {n: p if all(p) else ("".join(p), "") for n, p in parts.items()}
+        whole = {
+            n: (m.replace("_", free).rstrip(","), s.replace("_", free).rstrip(","))
+            for n, (m, s) in whole.items()
+        }
+        sizes = collections.Counter(setting for _, setting in whole.values())
+        spare = sizes.pop("", 0)
+        if 2 * spare <= len(names) and 1 < len(sizes) < len(names) - spare:
+            if max(sizes.values()) + spare <= CURVES:
+                ways.append((len(sizes), whole))
+    return min(ways, key=lambda way: way[0], default=(1, {n: (n, "") for n in names}))[1]
 
 
 def study(points: list, xlabel: str, title: str = ""):

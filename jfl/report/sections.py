@@ -270,11 +270,11 @@ def run_pictures(groups: list[Group]) -> list:
         omitted_panels = f" The {plots.PANELS} most frequent of {promises} promises are drawn."
     learning, clipping = ("accuracy", "loss"), ("clip_fraction", "update_norm")
     pictures = [
-        _picture(
-            plots.curves(settings, learning),
+        _curves_of_runs(
+            settings,
+            learning,
             f"Test accuracy and loss against rounds. Final accuracy of {finals}.",
             ACCURACY_WORDS + omitted,
-            charts.curves(settings, learning),
         ),
         _picture(
             plots.frontier(settings),
@@ -282,15 +282,20 @@ def run_pictures(groups: list[Group]) -> list:
             FRONTIER_WORDS + omitted_panels + omitted,
             charts.frontier(settings),
         ),
-        _picture(
-            plots.curves(settings, clipping),
+        _curves_of_runs(
+            settings,
+            clipping,
             "Clip fraction and norm of the update against rounds.",
             CLIPPING_WORDS + omitted,
-            charts.curves(settings, clipping),
         ),
     ]
     pictures = [picture for some in pictures for picture in some]
     return pictures or [Text("These runs left no rows to draw.", quiet=True)]
+
+
+def _curves_of_runs(settings, metrics, alt, caption) -> list[Picture]:
+    names, panels = [s.label for s in settings], plots.panels_of_runs(settings, metrics)
+    return _picture(plots.curves(names, panels), alt, caption, charts.curves(names, panels))
 
 
 def _picture(figure, alt, caption, chart) -> list[Picture]:
@@ -580,7 +585,7 @@ def _verdicts(experiments) -> list:
 
 
 def experiment_picture(experiment: Experiment) -> list[Picture]:
-    """The points of a study, or how far the lines of an experiment lie apart."""
+    """The points of a study, or how far the lines of an experiment lie apart, and their curves."""
     if any(p.audited is not None for p in experiment.points):
         figure, words = plots.audits(experiment.points, experiment.xlabel), AUDIT_WORDS
         chart = charts.audits(experiment.points, experiment.xlabel)
@@ -606,7 +611,18 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
         if len(lines) > plots.LINES:
             words += f" The first {plots.LINES} of {len(lines)} lines."
     words = f"{_full_name(experiment)}. {words}"
-    return _picture(figure, f"{words} The numbers are in the tables.", words, chart)
+    pictures = _picture(figure, f"{words} The numbers are in the tables.", words, chart)
+    return pictures + _curves_of_lines(experiment)
+
+
+def _curves_of_lines(experiment: Experiment) -> list[Picture]:
+    """Lines of an experiment against rounds, where their values of rounds are stored."""
+    names, panels = plots.panels_of_lines(experiment.lines)
+    words = (
+        f"{_full_name(experiment)}. Against rounds: means over seeds, and bands from the least to "
+        "the largest."
+    )
+    return _picture(plots.curves(names, panels), words, words, charts.curves(names, panels))
 
 
 def _bars(lines) -> str:

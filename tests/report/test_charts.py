@@ -36,30 +36,77 @@ def held(chart):
     return json.loads(json.dumps(chart, allow_nan=False))
 
 
+def of_runs(draw, settings, metrics):
+    return draw([s.label for s in settings], plots.panels_of_runs(settings, metrics))
+
+
 def test_curves_are_those_of_the_picture():
     settings = [setting("a", [0.8, 0.9, 0.4]), setting("b", [0.5])]
-    chart = held(charts.curves(settings, ("accuracy", "loss")))
-    (ax,) = plots.curves(settings, ("accuracy", "loss")).axes
+    chart = held(of_runs(charts.curves, settings, ("accuracy", "loss")))
+    (ax,) = of_runs(plots.curves, settings, ("accuracy", "loss")).axes
     lines = by_name(chart)
     for line, name in zip(ax.lines, "ab"):
         drawn = [[p[0], p[1]] for p in lines[name]]
         np.testing.assert_allclose(drawn, np.transpose(line.get_data()), rtol=1e-5)
     assert lines["a"][1] == [2, 0.7, 0.4, 0.9] and lines["b"] == [[1, 0.25], [2, 0.5]]
-    assert charts.curves(settings, ("clip_fraction",)) is None
+    assert of_runs(charts.curves, settings, ("clip_fraction",)) is None
+
+
+def traced(curve, rounds=(1, 2)):
+    values = [[v / 2 for v in curve], list(curve)]
+    return results.Line(trace=dict(round=[list(rounds)] * 2, curve=values))
+
+
+def test_lines_of_an_experiment_are_drawn_against_rounds_a_panel_for_each_setting():
+    """A line without a setting stands in all panels, one without rounds in none."""
+    names = [f"{m}, {s}" for s in ("K=5", "K=9") for m in ("DP-A", "DP-B", "C")]
+    lines = {name: traced((i / 10, i / 5)) for i, name in enumerate(names)}
+    lines |= {"no privacy": traced((0.9, 1.0)), "points": results.Line(accuracy=[0.5])}
+    legend, panels = plots.panels_of_lines(lines)
+    assert [(p.title, p.label) for p in panels] == [
+        ("K=5", "test accuracy"),
+        ("K=9", "test accuracy"),
+    ]
+    chart = held(charts.curves(legend, panels))
+    for i, panel in enumerate(("K=5", "K=9")):
+        drawn = by_name(chart, i)
+        assert set(drawn) == {"DP-A", "DP-B", "C", "no privacy"}
+        for method in ("DP-A", "DP-B", "C"):
+            values = np.array(lines[f"{method}, {panel}"].trace["curve"])
+            assert [p[1] for p in drawn[method]] == pytest.approx(values.mean(0).tolist())
+    assert by_name(chart, 0)["no privacy"] == by_name(chart, 1)["no privacy"]
+    for ax, panel in zip(plots.curves(legend, panels).axes, panels):
+        assert ax.get_title() == panel.title and len(ax.lines) == 4
+    assert plots.panels_of_lines({"points": lines["points"]})[1] == []
+    assert plots.curves([], []) is None and charts.curves([], []) is None
+
+
+@pytest.mark.parametrize(
+    "names, settings",
+    [
+        (["balanced A", "balanced B", "unbalanced A", "unbalanced B"] * 2, 1),  # few: one panel
+        ([f"{s} {m}" for s in ("iid", "noniid") for m in ("no privacy", "A", "B", "C")], 2),
+        ([f"{m} ε={e}" for m in "ABCD" for e in range(9)], 4),
+        ([f"line{i}" for i in range(20)], 1),
+    ],
+)
+def test_settings_are_found_in_names(names, settings):
+    _, panels = plots.panels_of_lines({name: traced((0.1, 0.2)) for name in names})
+    assert len(panels) == settings and all(len(p.curves) <= plots.SHOWN for p in panels)
 
 
 def test_a_curve_that_diverges_has_gaps_and_a_logarithmic_axis():
     values = np.array([[1.0, 100.0, np.nan], [2.0, 50.0, np.inf]])
     diverging = plots.Setting("a", {"loss": ([1, 2, 3], values)}, [], [], "")
-    (panel,) = held(charts.curves([diverging], ("loss",)))["panels"]
+    (panel,) = held(of_runs(charts.curves, [diverging], ("loss",)))["panels"]
     assert panel["lines"][0]["points"][2] == [3, None] and panel["y"]["log"]
     flat = plots.Setting("a", {"loss": ([1, 2], np.array([[1.0, 2.0]]))}, [], [], "")
-    assert not charts.curves([flat], ("loss",))["panels"][0]["y"]["log"]
+    assert not of_runs(charts.curves, [flat], ("loss",))["panels"][0]["y"]["log"]
 
 
 def test_looks_tell_as_many_settings_apart_as_pictures_do():
     settings = [setting(str(i), [0.5]) for i in range(plots.SHOWN + 3)]
-    legend = charts.curves(settings, ("accuracy",))["legend"]
+    legend = of_runs(charts.curves, settings, ("accuracy",))["legend"]
     looks = {(entry["colour"], tuple(entry["dash"])) for entry in legend}
     assert len(legend) == len(looks) == plots.SHOWN
 
