@@ -102,7 +102,9 @@ def numbers(pattern, text):
 
 
 def quickstart(text, whole):
-    accuracy = numbers(r"test accuracy (\d\.\d+)", text)
+    accuracy = numbers(r"(?m)^test accuracy (\d\.\d+)$", text)
+    swept = numbers(r"ε = ([\d.]+) at δ = 0.0001 \(example, add_remove, server\), test", text)
+    assert swept == sorted(swept, reverse=True) and len(swept) == (4 if whole else 2)
     assert len(accuracy) == 2 and f"{12 if whole else 4} runs, 1 program" in text
     assert "epsilon = 4 at" in text  # calibration reached its target
     assert not whole or min(accuracy)[0] > 0.6  # learned, both units
