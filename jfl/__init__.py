@@ -94,7 +94,7 @@ from .sampling import batches as batches
 
 __version__ = "0.1.0"
 
-# where the badge and the notebooks find the project; its public address is not settled
+# where the project is to be found; its public address is not settled
 REPOSITORY = "OWNER/jfl"
 
 # What `from jfl import *` binds; names of earlier versions, which warn, are left out.
