@@ -510,9 +510,10 @@ def test_the_five_papers_stand_on_one_page():
     row = apart["li2025: clock"]
     ends = [choose(means, key=means.get) for choose in (min, max)]
     assert [row["least accurate"], row["most accurate"]] == [f"{means[n]:.3f}: {n}" for n in ends]
-    assert (
-        row["points apart"] == f"{100 * (max(means.values()) - min(means.values())):.1f}"
-        and row["lines"] == str(len(clock))
+    assert row[
+        "points apart"
+    ] == f"{100 * (max(means.values()) - min(means.values())):.1f}" and row["lines"] == str(
+        len(clock)
     )
     pairs = [
         (v["epsilon_claimed"], v["epsilon_proved"])
