@@ -59,7 +59,7 @@ def ours():
     )
     yield "pld, one value (2^14 points)", 20, lambda: pld.poisson(RATE, Z, STEPS, DELTA)
     yield "pld, one value with its width (refined)", 3, lambda: pld.pld_epsilon(event, 1, DELTA)[0]
-    yield "pld, 1,000 values", 2, lambda: pld.poisson(*thousand, DELTA)
+    yield "pld, 1,000 values", 2, lambda: pld.poisson(thousand[0], thousand[1], thousand[2], DELTA)
     yield (
         "pld without replacement, one value",
         10,
@@ -117,7 +117,7 @@ def prv_accountant():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", default=str(ROOT / "experiments" / "results" / "accounting.json"))
     out = parser.parse_args().out
     versions = {}

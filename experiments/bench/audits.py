@@ -225,6 +225,7 @@ def main():
     for name, (plan, rounds, asked) in cases().items():
         before = time.process_time()
         report = jfl.audit(plan, rounds, args.trials, DELTA, **asked)
+        assert report.proved is not None
         ratio = report.epsilon / report.proved.epsilon
         found.append(
             dict(

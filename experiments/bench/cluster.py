@@ -117,7 +117,7 @@ def compared(folder: Path) -> dict:
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="a JSON file")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:

@@ -102,7 +102,8 @@ def one_run(plan):
 def many_runs(job: Job, fed):
     """The same of a sweep as one program, whose points differ in noise, learning rate and seed."""
     axes = [
-        np.linspace(*(ends[name] for ends in aot.SPREAD), job.points) for name in ("noise", "lr")
+        np.linspace(aot.SPREAD[0][name], aot.SPREAD[1][name], job.points)
+        for name in ("noise", "lr")
     ]
     plans = [job.make(fed, noise=float(z), lr=float(lr)).plan for z, lr in zip(*axes)]
     first, columns = plans[0], list(zip(*map(jax.tree.leaves, plans)))

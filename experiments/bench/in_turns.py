@@ -77,23 +77,25 @@ class Player:
             stdout=subprocess.PIPE,
             text=True,
         )
+        assert self.process.stdin and self.process.stdout
+        self.says, self.hears = self.process.stdout, self.process.stdin
         self.first = self.heard()["first"]
 
     def heard(self) -> dict:
-        line = self.process.stdout.readline()
+        line = self.says.readline()
         if not line:
             raise SystemExit(f"{self.side.name} ended with {self.process.wait()}; see above")
         return json.loads(line)
 
     def turn(self) -> dict:
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        self.hears.write("go\n")
+        self.hears.flush()
         return self.heard()
 
     def close(self):
-        self.process.stdin.close()
+        self.hears.close()
         self.process.wait()
-        self.process.stdout.close()
+        self.says.close()
 
 
 def for_side(checkout: pathlib.Path) -> dict:

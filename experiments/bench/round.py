@@ -32,6 +32,7 @@ import sys
 import tempfile
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -176,6 +177,7 @@ def alone(workload, script, python, mode, path, repeats):
         mode,
     ]
     done = subprocess.run(command, cwd=PEERS, capture_output=True, text=True, timeout=1800)
+    said: dict[str, Any]
     try:
         said = json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):

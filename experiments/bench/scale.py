@@ -109,7 +109,7 @@ def population(folder: Path, clients: int, name: str, sampler: str, rounds: int)
         seconds_a_round=float(np.median(times)),
         peak_GiB=peak(),
         reading_all_rows_once=looked,
-        accuracy=float(out.metrics.accuracy[-1]),
+        accuracy=float(np.asarray(out.metrics.accuracy)[-1]),
         epsilon=guarantee.epsilon,
         accounting_seconds=time.perf_counter() - begun,
         rounds=len(times) * 5,

@@ -80,7 +80,7 @@ def stays(steps: list) -> int:
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print every call")
     options = parser.parse_args(arguments)
     jfl.guarantee(typical_plan(2.0), 50)  # imports and compilation are no steps

@@ -77,8 +77,10 @@ def main() -> None:
     lr = search(args.rounds, args.trials)
     plan = plan_of(rows(1), lr)
     out = jfl.simulate(jax.random.key(1), plan, args.rounds)
+    accuracy = out.metrics.accuracy
+    assert accuracy is not None  # of a task that predicts
     one = jfl.guarantee(plan, args.rounds, DELTA, view="third_party")
-    print(f"searched on public rows: lr = {lr:.3g}, accuracy {out.metrics.accuracy[-1]:.3f}")
+    print(f"searched on public rows: lr = {lr:.3g}, accuracy {accuracy[-1]:.3f}")
     print(f"  one run with that lr: epsilon = {one.epsilon:.2f}; the search is in no epsilon")
     best = priced(args.rounds)
     if best.setting is None:

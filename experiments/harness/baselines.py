@@ -174,7 +174,7 @@ OWN_DRAWS = Plans(drawn, seeded=True, trace=(("curve", "accuracy"), ("round", "r
 
 def main(argv=None) -> int:
     def command(
-        module: tyro.conf.Positional[typing.Literal[tuple(PAPERS)]],
+        module: tyro.conf.Positional[typing.Literal[tuple(PAPERS)]],  # pyright: ignore[reportInvalidTypeForm]  # names of a table
         figures: tyro.conf.Positional[tuple[str, ...]],
         kept: str,
         results: tuple[str, ...] = (),

@@ -11,6 +11,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -96,7 +97,7 @@ def example(name: str, private: bool = True):
     _, task = problem()
     make = getattr(jfl.algorithms, name)
     grad = jfl.private_grad(task.loss, noisy()) if private else jfl.grad(task.loss)
-    options = dict(batch=jfl.batches.full())
+    options: dict[str, Any] = dict(batch=jfl.batches.full())
     if name != "fedsgd":
         options["steps"] = STEPS
     if name == "qfedavg" and private:
@@ -153,14 +154,14 @@ def card(name: str) -> str:
     """One algorithm in Markdown."""
     make, by_hand = getattr(jfl.algorithms, name), written()[name]
     module = sys.modules[make.__module__]
-    parts = sections(inspect.getdoc(make))
+    parts = sections(inspect.getdoc(make) or "")
     releases, epsilon = cost(name)
-    source = Path(inspect.getsourcefile(make)).relative_to(ROOT).as_posix()
+    source = Path(inspect.getsourcefile(make) or "").relative_to(ROOT).as_posix()
     steps = "" if name == "fedsgd" else f", in {STEPS} local steps"
     remembers = "yes" if example(name, private=False).stateful else "no"
     rows = [
         ("equation", by_hand["equation"]),
-        ("paper", flat(inspect.cleandoc(module.__doc__))),
+        ("paper", flat(inspect.cleandoc(module.__doc__ or ""))),
         ("noisy releases a participation", f"{releases}" + steps),
         ("ε of the [common plan](index.md)", epsilon),
         ("clients remember something", remembers),

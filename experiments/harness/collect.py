@@ -97,7 +97,7 @@ def _judge(before: results.Experiment, one: results.Experiment, experiment, merg
 
 def main(argv=None) -> int:
     def command(
-        module: tyro.conf.Positional[typing.Literal[tuple(PAPERS)]],
+        module: tyro.conf.Positional[typing.Literal[tuple(PAPERS)]],  # pyright: ignore[reportInvalidTypeForm]  # names of a table
         folders: tyro.conf.Positional[tuple[str, ...]],
         into: str = "experiments/results",
         merge: bool = False,

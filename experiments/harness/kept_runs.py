@@ -48,7 +48,7 @@ MATTERS = (
 
 @functools.cache
 def _source(module: str) -> str:
-    return hashlib.sha256(Path(sys.modules[module].__file__).read_bytes()).hexdigest()
+    return hashlib.sha256(Path(sys.modules[module].__file__ or "").read_bytes()).hexdigest()
 
 
 @functools.cache

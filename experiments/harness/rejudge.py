@@ -13,6 +13,7 @@ import json
 import sys
 import typing
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -23,12 +24,16 @@ from .runner import judged, not_tuned, stored_line
 from .verdicts import NOT_REPRODUCED, UNDECIDED, UNKNOWN
 
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
-CARRIED = {"confirmed": UNDECIDED, "not confirmed": NOT_REPRODUCED, UNKNOWN: UNKNOWN}
+CARRIED: dict[str, Any] = {
+    "confirmed": UNDECIDED,
+    "not confirmed": NOT_REPRODUCED,
+    UNKNOWN: UNKNOWN,
+}
 NOT_STORED = "not stored"  # in words of verdicts.known
 AGAIN = "it ran anew; "
 BY_INTERVALS = "by intervals, corrected within the figure"
 ANOTHER = "the earlier verdict was of a measure that the figure does not plot"
-SAME = dict(zip(results.STUDIED, ("holds", NOT_REPRODUCED, UNKNOWN)))
+SAME: dict[str, str] = dict(zip(results.STUDIED, ("holds", NOT_REPRODUCED, UNKNOWN)))
 DATA = {  # in words: in what says that they cannot be read
     "Fashion-MNIST": "fashion_mnist",
     "FEMNIST": "emnist",
@@ -211,7 +216,7 @@ def _reasons(left: dict) -> list[str]:
 
 def main(argv=None) -> int:
     def command(
-        modules: tyro.conf.Positional[tuple[typing.Literal[tuple(PAPERS)], ...]] = (),
+        modules: tyro.conf.Positional[tuple[typing.Literal[tuple(PAPERS)], ...]] = (),  # pyright: ignore[reportInvalidTypeForm]  # names of a table
         into: Path = Path("experiments/results"),
         table: bool = False,
     ) -> int:

@@ -14,6 +14,7 @@ import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tyro
@@ -404,10 +405,11 @@ def _shown(value):
 
 def main(module: str, experiments: dict, argv=None) -> int:
     """The command line of a paper's experiments, or of the studies."""
-    named = typing.Literal[tuple(sorted(experiments))] | None
+    literal: Any = typing.Literal
+    named = literal[tuple(sorted(experiments))] | None
 
     def command(
-        name: tyro.conf.Positional[named] = None,
+        name: tyro.conf.Positional[named] = None,  # pyright: ignore[reportInvalidTypeForm]  # names of a table
         *,
         list: bool = False,
         quick: bool = False,

@@ -20,6 +20,7 @@ import functools
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from jfl.core import checks
 from jfl.report import results
@@ -118,7 +119,7 @@ def measured(of: results.Verdict, unit: str) -> str:
     if not means:
         return _cell(_short(of.seen)) or "computed"
     rises = "rises by " if "which rises by" in of.seen else ""
-    count = "" if carried else f" ({found['seeds']})"
+    count = f" ({found['seeds']})" if found and not carried else ""
     shown = f"{rises}{_listed(means, unit == 'points')} {unit}".rstrip()
     return _cell(shown + count + why)
 
@@ -175,7 +176,8 @@ def quoted(text: str, paper: str) -> str:
 
 
 def _points(paper, name, one, less):
-    gap = 100 * (line(paper, name, one).mean - line(paper, name, less).mean)
+    more: Any = line(paper, name, one).mean
+    gap = 100 * (more - line(paper, name, less).mean)
     return f"{gap:+.1f}".replace("-", "−")
 
 
@@ -268,7 +270,7 @@ def _rows(paper: str) -> list:
 def _row(paper: str, row: dict) -> tuple:
     """One row of `epsilons`: an audited plan, or a line of an experiment."""
     if "audit" in row:
-        p = audit(row["audit"])
+        p: Any = audit(row["audit"])
         facts = (p.unit, p.adjacency, p.view, f"{p.delta:g}")
         seen = epsilon(p.audited) + (", refutes the claim" if p.audited > p.claimed else "")
         return (row["of"], *_plain(facts), epsilon(p.claimed), seen, epsilon(p.epsilon))

@@ -302,7 +302,7 @@ def beats(pairs, key: str | None = None, low: float = 0.0, high: float = math.in
     def check(results):
         why = {known(results, *pair, key=key): pair for pair in pairs}
         run = [p for p in pairs if not known(results, *p, key=key)]
-        found = tuple(Comparison(difference(results, *p, key), low, high) for p in run)
+        found = tuple(Comparison(difference(results, a, b, key), low, high) for a, b in run)
         if len(run) == len(pairs):
             return Evidence(found)
         (reason, *_) = filter(None, why)

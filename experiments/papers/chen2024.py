@@ -390,7 +390,7 @@ def _figure2():
         lines,
         claims,
         QUICK,
-        range(5),
+        tuple(range(5)),
         runs=RUNS,
         quick_lines=tuple(lines)[:5],
     )
@@ -435,7 +435,7 @@ EXPERIMENTS = dict(
         _LINEAR | _DEEP,
         (*FIGURE3, *FIGURE4),
         QUICK,
-        range(5),
+        tuple(range(5)),
         TABLE2,
         RUNS,
         quick_lines=tuple(_LINEAR)[:5],

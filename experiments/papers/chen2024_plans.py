@@ -12,6 +12,7 @@ classes * share of the class) noise      as_printed reaches epsilon by the paper
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def build(config: Config):
         if config.sampler == "with_replacement"
         else jfl.sampling.without_replacement(config.clients, config.cohort)
     )
-    options = dict(
+    options: dict[str, Any] = dict(
         steps=config.steps,
         lr=schedules.inverse_sqrt(config.lr, every=config.steps),
         batch=jfl.batches.without_replacement(config.batch, "error" if private else "all"),
@@ -101,10 +102,8 @@ def build(config: Config):
 
     if not private:
         return plan(None)
-    draft, target = (
-        plan(1.0),
-        dict(epsilon=config.epsilon, delta=config.delta, rounds=config.rounds),
-    )
+    draft = plan(1.0)
+    target: dict[str, Any] = dict(epsilon=config.epsilon, delta=config.delta, rounds=config.rounds)
     if config.mode == "as_printed":
         return plan(as_printed.calibrate(draft, paper="chen2024", **target))
     return plan(calibrate_per_client(draft, **target))
@@ -145,7 +144,8 @@ def privacy(plan, config: Config) -> list[dict]:
 
 def _short(plan, config):
     """The Renyi bound, of a run so short that nobody waits for a smaller one."""
-    value = float(jfl.epsilons(plan, [config.rounds], config.delta, "example", "server")[0])
+    rounds: Any = [config.rounds]
+    value = float(jfl.epsilons(plan, rounds, config.delta, "example", "server")[0])
     return jfl.Guarantee(value, config.delta, "example", "replace_one", "server", "rdp")
 
 

@@ -6,6 +6,7 @@ count rounds and move the server's rate too.  `epsilon` of a config is of one ro
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -72,7 +73,7 @@ def build(config, clock="step", lr=None, reading="gradient"):
     if config.epsilon is None:
         return make()
     if config.mode == "as_printed":
-        noise = as_printed.calibrate(
+        noise: Any = as_printed.calibrate(
             make(gaussian(1.0)), epsilon=config.epsilon, rounds=config.rounds, delta=config.delta
         )
         if reading == "model":

@@ -9,6 +9,7 @@ proved one.  Accuracy is at the end, on the central test rows.
 
 import dataclasses
 import sys
+from typing import Any
 
 from jfl.papers.noble2022 import privacy
 from jfl.runs import build
@@ -301,6 +302,7 @@ def of_ratios(title, table, which):
     """Figures 9 and 10: rounds up to the paper's epsilon, for several shares of clients (l) or rows
     (s)."""
     out = {}
+    base: dict[str, Any]
     for data, (stated, runs) in table.items():
         run, base, lines = RUNS[data], DATA[data], {}
         columns = PAIRED if data == "synthetic" else SHARED
@@ -316,7 +318,9 @@ def of_ratios(title, table, which):
                         | dict(rounds=rounds, batch=batch, cohort=int(part * run.users + 1e-9))
                     )
         far, near = (list(columns)[i] for i in (-1, 0))
-        at = lambda c, ratio, methods=methods: tuple(f"{m}, {which}={ratio}, {c}" for m in methods)
+        at: Any = lambda c, ratio, methods=methods: tuple(
+            f"{m}, {which}={ratio}, {c}" for m in methods
+        )
         ratios = list(runs)
         best = ratios if which == "l" else ratios[::-1]
         claims = (

@@ -4,6 +4,7 @@ tables without lines."""
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -297,7 +298,8 @@ def bounds(name, experiment, out, quick):
     for algorithm, changes in experiment.lines.items():
         config = dataclasses.replace(base, **changes)
         fed, best = build.federation(config), optimum(config)
-        part, users = config.cohort / config.clients, config.clients
+        cohort: Any = config.cohort
+        part, users = cohort / config.clients, config.clients
         plan, _ = build.build(config)
         x0, warm = plan.task.init(jax.random.key(0)), int(config.warm_rounds or 0)
         problem = theory.Problem(

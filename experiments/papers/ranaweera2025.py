@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +129,7 @@ def figure(name, full):
     level, data = name.split("_")
     reported = theory.REPORTED[name]
     unit = "example" if level == "sample" else "client"
-    base = dict(
+    base: dict[str, Any] = dict(
         SAMPLE if level == "sample" else CLIENT,
         dataset=DATA[data],
         rows_per_client=theory.ROWS[data],
@@ -137,7 +138,8 @@ def figure(name, full):
         "as in the paper" if full else "reduced"
     )
     if full:  # 50 local epochs
-        steps = theory.SETTINGS["local_epochs"] * theory.ROWS[data] // base["batch"]
+        epochs: Any = theory.SETTINGS["local_epochs"]
+        steps = epochs * theory.ROWS[data] // base["batch"]
         base = base | FULL | dict(steps=steps)
     lines, paper = {"no privacy": dict(clip_norm=1.0)}, {}
     for size, sigma in SIGMAS.items():
@@ -339,7 +341,7 @@ def _densities(out, drawn):
     x = np.linspace(-4, 4, 161)
     axes.plot(x, np.exp(-(x**2) / 2) / (2 * np.pi) ** 0.5, "k", label="isotropic")
     for m, values in drawn.items():
-        axes.hist(values, x, density=True, histtype="step", label=f"Haar, m = {m}")
+        axes.hist(values, x.tolist(), density=True, histtype="step", label=f"Haar, m = {m}")
     axes.set(xlabel="noise of an entry, in σC", ylabel="density")
     axes.legend()
     page.savefig(out / "density.png", dpi=120)

@@ -11,7 +11,7 @@ example's gradient is transformed.
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +168,7 @@ def _column(s, w):
 
 def _steps(lr, *, scale):
     """Gradient descent by lr D^-2, which is descent by lr in the pixels."""
-    down = lambda g, state, params=None: (
+    down: Any = lambda g, state, params=None: (
         jax.tree.map(lambda g, s: -lr * g / _column(s, g) ** 2, g, scale),
         state,
     )
@@ -317,9 +317,8 @@ def energies(model):
     pixel = pixel_bands(model)
     if model.unit == "example":
         start = dense(model).init(jax.random.key(0))
-        return np.asarray(
-            public_data.band_energies(dense(model), start, *rows(model).public, pixel)
-        )
+        x, y = rows(model).public
+        return np.asarray(public_data.band_energies(dense(model), start, x, y, pixel))
     return np.asarray(
         jax.vmap(functools.partial(bands_of.energies, pixel))(contributions(model))
     ).mean(0)
@@ -384,7 +383,7 @@ def maker(model, variant):
     else:
         shape = shape_named(model, "proxy:0.25" if cut else name)
     apart = name == "product"
-    bounds = CLIP * np.sqrt(energies(model)) if apart else None
+    bounds: Any = CLIP * np.sqrt(energies(model)) if apart else None
     # of bands that are clipped apart, the bound of all together, in the norm of the noise
     norm = (
         float(np.linalg.norm(bounds * np.asarray(shape.scales)))

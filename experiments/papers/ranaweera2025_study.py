@@ -516,7 +516,7 @@ def main(argv=None):
     tables = collect
 
     def command(
-        groups: tyro.conf.Positional[tuple[typing.Literal[tuple(GROUPS)], ...]] = (),
+        groups: tyro.conf.Positional[tuple[typing.Literal[tuple(GROUPS)], ...]] = (),  # pyright: ignore[reportInvalidTypeForm]  # names of a table
         *,
         cells: str = "runs/ranaweera2025/study/cells.jsonl",
         collect: bool = False,

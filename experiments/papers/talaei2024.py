@@ -198,10 +198,11 @@ def argmin(name, experiment, out, quick):
             moved.append(
                 dict(rows=rows, curvature=curvature, prox_mu=mu, moved=seen, allowed=allowed)
             )
+    first, second = identity.values()
     claims = [
         Claim(
             "the minimiser of a mean is the mean of the minimisers",
-            exactly(np.isclose(*identity.values()), "{:.4f} and {:.4f}".format(*identity.values())),
+            exactly(bool(np.isclose(first, second)), f"{first:.4f} and {second:.4f}"),
         ),
         Claim(
             "one record moves it by at most 2 B / rows",

@@ -7,6 +7,7 @@ counts from round SWAP on.  Every seed has a split of its own, as well as a star
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,8 @@ def stages(config) -> list:
     groups = len(config.groups)
     if len(config.impact) <= groups and len(config.group_noise) <= groups:
         return [(config, config.rounds)]
-    cut = min(SWAP, config.rounds - 1)
+    swap: Any = SWAP
+    cut = min(swap, config.rounds - 1)
     halves = lambda name, i: getattr(config, name)[i * groups : (i + 1) * groups]
     return [
         (
@@ -120,7 +122,8 @@ def proved(plans, view: str, delta: float, **options):
     """The guarantee of (plan, rounds) pairs that follow each other; their weights must not change
     within a stage."""
     if len(plans) == 1:
-        return guarantees.guarantee(*plans[0], delta, view=view, **options)
+        plan, rounds = plans[0]
+        return guarantees.guarantee(plan, rounds, delta, view=view, **options)
     return guarantees.guarantee(plans, delta=delta, view=view, **options)
 
 

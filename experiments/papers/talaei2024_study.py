@@ -11,6 +11,7 @@ sensitivity that is false) with the epsilon that this noise proves.
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -257,7 +258,7 @@ def summary(cells) -> list:
             ]
             for g in first["privacy"]
         }
-        row = dict(
+        row: dict[str, Any] = dict(
             scenario=number,
             setting=setting,
             assignment=assignment,
@@ -289,7 +290,8 @@ def claims(cells) -> list:
     name = lambda run: "no noise, lr 0.02" if run.epsilon is None else f"printed ε={run.epsilon:g}"
     found = []
     for figure, (number, _) in theory.FIGURES.items():
-        for one, other in theory.STATEMENTS[figure]:
+        statements: Any = theory.STATEMENTS[figure]
+        for one, other in statements:
             a, b = (ends.get((number, name(run), run.assignment), {}) for run in (one, other))
             if len(set(a) & set(b)) > 1:
                 found.append(

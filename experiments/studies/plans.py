@@ -8,7 +8,7 @@ one example or one client.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jfl.papers import as_printed
 from jfl.papers.noble2022 import privacy
@@ -132,7 +132,7 @@ NAMES = dict(
     output_perturbation="output perturbation",
     padpfl="PADPFL",
 )
-DATA = dict(
+DATA: dict[str, dict[str, Any]] = dict(
     mnist=dict(dataset="mnist", partition="iid", clients=100, batch=60, steps=5, rounds=30),
     synthetic=dict(
         dataset="synthetic",
@@ -173,7 +173,8 @@ few = lambda values, quick: (
     values[-3:-1] if quick else values
 )  # quick runs choose between two rates
 SEEDS, TUNE = tuple(range(5)), (100,)
-QUICK = dict(seeds=SEEDS[:3], tune=TUNE, together=True)
+QUICK: dict[str, Any] = dict(seeds=SEEDS[:3], tune=TUNE, together=True)
+FULL: dict[str, Any] = dict(seeds=SEEDS, tune=TUNE)
 
 
 def line(algorithm, values, **fields):
@@ -266,7 +267,7 @@ def _frontier(title, sets, quick, only=None):
         "proved ε",
         tuple(cells),
         tuple(claims),
-        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+        **(QUICK if quick else FULL),
     )
 
 
@@ -327,7 +328,7 @@ def text(quick):
         "proved ε",
         tuple(cells),
         tuple(claims),
-        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+        **(QUICK if quick else FULL),
     )
 
 
@@ -386,7 +387,7 @@ def heterogeneity(quick):
         "classes a client, or α (small: clients differ)",
         tuple(cells),
         tuple(claims),
-        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+        **(QUICK if quick else FULL),
     )
 
 
@@ -465,7 +466,7 @@ def steps(quick):
         "local steps a round",
         tuple(cells),
         tuple(claims),
-        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+        **(QUICK if quick else FULL),
     )
 
 
@@ -538,7 +539,7 @@ def cohort(quick):
         "clients a round",
         tuple(cells),
         tuple(claims),
-        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+        **(QUICK if quick else FULL),
     )
 
 
@@ -662,7 +663,7 @@ def correlated(quick):
         "ε of a client, δ = 1e-5",
         tuple(cells),
         tuple(claims),
-        **(QUICK if quick else dict(seeds=SEEDS, tune=TUNE)),
+        **(QUICK if quick else FULL),
     )
 
 

@@ -17,6 +17,7 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -136,7 +137,8 @@ def _worst(config, splits):
 def claims_of(config: Config) -> dict:
     """What a paper claims of a plan as printed, and what is proved of it in the same view."""
     plan, found = build.build(config)
-    told = as_printed.claimed(plan, config.rounds, config.delta, config.paper, config.view)
+    view: Any = config.view
+    told = as_printed.claimed(plan, config.rounds, config.delta, config.paper, view)
     try:
         worth = record.row(
             guarantees.guarantee(plan, config.rounds, config.delta, config.unit, config.view)
@@ -148,7 +150,7 @@ def claims_of(config: Config) -> dict:
     )
 
 
-def nothing_proved(config: Config, unit: str, why: str) -> dict:
+def nothing_proved(config: Config, unit: str | None, why: str) -> dict:
     """A guarantee as `record.row` has it, of a plan that has none."""
     return dict(
         unit=unit,

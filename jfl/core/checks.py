@@ -1,14 +1,16 @@
 """Errors a newcomer can act on: where, what was needed, what came, what to do."""
 
 import numbers
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
+from .aliases import Tree
 from .errors import ArgumentError
 
 INT32 = 2**31 - 1
@@ -18,11 +20,11 @@ class Checked(NamedTuple):
     """A value and the preconditions that it misses; under a trace, `holds` is the array to test."""
 
     value: Any
-    failed: tuple = ()
+    failed: tuple[Any, ...] = ()
     holds: Any = True
 
 
-def concrete(value) -> bool:
+def concrete(value: Tree) -> bool:
     """True for values that can be tested now; traced ones are judged by Health instead."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
@@ -42,7 +44,7 @@ def fail(
     raise error(f"{where}: need {need}; got {got}. {do}".rstrip())
 
 
-def shown(value) -> str:
+def shown(value: object) -> str:
     """A value in a message: short, whatever it is."""
     try:
         text = repr(value)
@@ -51,12 +53,12 @@ def shown(value) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def cause(error) -> str:
+def cause(error: BaseException | None) -> str:
     """Somebody else's error in a message."""
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
-def array(where: str, name: str, value, do: str = "") -> np.ndarray:
+def array(where: str, name: str, value: Any, do: str = "") -> np.ndarray:
     """`value` as an array of NumPy; refused where that is none, as of lists of unequal length or of
     keys."""
     try:
@@ -65,11 +67,18 @@ def array(where: str, name: str, value, do: str = "") -> np.ndarray:
         fail(where, f"{name} as an array", f"{type(value).__name__}: {str(error)[:200]}", do)
 
 
-def ndim(where: str, name: str, value) -> int:
+def ndim(where: str, name: str, value: Any) -> int:
     return array(where, name, value).ndim if concrete(value) else np.ndim(value)
 
 
-def _test(where, ok, need, do, single, values):
+def _test(
+    where: str,
+    ok: Callable[[np.ndarray], Any],
+    need: str,
+    do: str,
+    single: bool,
+    values: dict[str, Any],
+) -> None:
     for name, value in values.items():
         if not concrete(value):
             continue
@@ -81,26 +90,26 @@ def _test(where, ok, need, do, single, values):
             fail(where, f"{name} {need}", f"{name}={shown(value)}", do)
 
 
-def _float32(array):
+def _float32(array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", under="ignore"):
         return array.astype(np.float32)
 
 
-def positive(where: str, do: str = "", single: bool = False, **values):
+def positive(where: str, do: str = "", single: bool = False, **values: Any) -> None:
     """Refuse values that are not finite and > 0 (`not >` also refuses nan); with `single` also
     arrays."""
     _test(where, lambda v: (v > 0) & np.isfinite(v), "> 0 and finite", do, single, values)
 
 
-def nonnegative(where: str, do: str = "", single: bool = False, **values):
+def nonnegative(where: str, do: str = "", single: bool = False, **values: Any) -> None:
     _test(where, lambda v: (v >= 0) & np.isfinite(v), ">= 0 and finite", do, single, values)
 
 
-def fraction(where: str, do: str = "", single: bool = False, **values):
+def fraction(where: str, do: str = "", single: bool = False, **values: Any) -> None:
     _test(where, lambda v: (v > 0) & (v <= 1), "in (0, 1]", do, single, values)
 
 
-def whole(where: str, do: str = "", least: int = 1, most: int = INT32, **values) -> None:
+def whole(where: str, do: str = "", least: int = 1, most: int = INT32, **values: Any) -> None:
     """Whole numbers that shape a program: Python or NumPy integers, `least` to `most`."""
     for name, value in values.items():
         if (
@@ -113,12 +122,12 @@ def whole(where: str, do: str = "", least: int = 1, most: int = INT32, **values)
             fail(where, f"a whole number {name} <= {most}", f"{name}={shown(value)}", do)
 
 
-def seed(where: str, **values) -> None:
+def seed(where: str, **values: Any) -> None:
     """Seeds of jax.random.key: another one beyond 32 bits would be the same run."""
     whole(where, "Keys have 32 bits of seed.", least=0, most=2**32 - 1, **values)
 
 
-def several(where: str, **values) -> tuple:
+def several(where: str, **values: Any) -> tuple[Any, ...]:
     """A list, tuple or array of one dimension as a tuple."""
     ((name, value),) = values.items()
     if not (isinstance(value, (list, tuple)) or isinstance(value, np.ndarray) and value.ndim == 1):
@@ -126,21 +135,21 @@ def several(where: str, **values) -> tuple:
     return tuple(value)
 
 
-def kind(where: str, wanted: type, make: str, **values):
+def kind(where: str, wanted: type, make: str, **values: object) -> None:
     """Refuse what is not of the type that `make` gives."""
     for name, value in values.items():
         if not isinstance(value, wanted):
             fail(where, f"{name} of {make}, a {wanted.__name__}", f"{name}={shown(value)}")
 
 
-def memory(where: str, value) -> float:
+def memory(where: str, value: Any) -> float:
     """Bytes, at most 2^100: infinity stands for no limit."""
     value = 2.0**100 if isinstance(value, float) and value == np.inf else value
     positive(where, single=True, memory=value)
     return float(value)
 
 
-def key(where: str, value):
+def key(where: str, value: Any) -> jax.Array:
     """One typed key; an old one, of uint32, is wrapped."""
     try:
         kind = (
@@ -155,7 +164,7 @@ def key(where: str, value):
     return kind
 
 
-def arrays(where: str, name: str, tree, dtype=None):
+def arrays(where: str, name: str, tree: Tree, dtype: DTypeLike | None = None) -> Tree:
     """A pytree with leaves of JAX; refused where one is no number."""
     try:
         return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
@@ -163,7 +172,7 @@ def arrays(where: str, name: str, tree, dtype=None):
         fail(where, f"{name}, a pytree of numbers", cause(error))
 
 
-def gradient(where: str, loss, params, *row):
+def gradient(where: str, loss: Callable[..., Any], params: Tree, *row: Any) -> None:
     """Refuse a loss without a gradient at such params and such a row; it is traced, and nothing
     computed."""
     try:
@@ -188,7 +197,7 @@ def gradient(where: str, loss, params, *row):
         )
 
 
-def on_device(where: str, fed) -> None:
+def on_device(where: str, fed: Any) -> None:
     """Refuse a population, whose rows stay on the host, and what is no federation."""
     if not hasattr(fed, "host"):
         fail(where, "fed of jfl.federate, a Federation", f"fed={shown(fed)}")
@@ -201,7 +210,7 @@ def on_device(where: str, fed) -> None:
         )
 
 
-def choice(where: str, options, **values):
+def choice(where: str, options: Collection[Any], **values: Any) -> None:
     for name, value in values.items():
         # an array, whose comparison is no bool, is none of them
         if (
@@ -229,7 +238,9 @@ def scalar(value: ArrayLike) -> jax.Array | np.ndarray:
     return np.asarray(value, np.float32)
 
 
-def checked(where: str, value, conditions: dict, strict: bool, do: str = "") -> Checked:
+def checked(
+    where: str, value: Any, conditions: Mapping[str, ArrayLike], strict: bool, do: str = ""
+) -> Checked:
     """`value` with those of `conditions` (name -> bool array) that fail; with `strict`, a failed
     one raises."""
     holds = jnp.all(jnp.stack(jnp.broadcast_arrays(*conditions.values())), axis=0)

@@ -7,7 +7,7 @@ import importlib.machinery
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # What a package of today was as a module: the names it had are found there.
@@ -116,7 +116,7 @@ FUNCTIONS = {
 }
 
 
-def warn(old: str, new: str, level: int):
+def warn(old: str, new: str, level: int) -> None:
     """Say that a name is old, at the line `level` calls above."""
     warnings.warn(
         f"{old} is now {new}; the old name goes with the next release.",
@@ -125,7 +125,7 @@ def warn(old: str, new: str, level: int):
     )
 
 
-def member(package: str, name: str):
+def member(package: str, name: str) -> Any:
     """What `package.name` was when `package` was a module.
 
     Args:
@@ -148,7 +148,7 @@ def member(package: str, name: str):
     return value
 
 
-def moved(module: str, name: str):
+def moved(module: str, name: str) -> Any:
     """What `module.name` was, from the module that holds it now.
 
     Raises:
@@ -163,19 +163,21 @@ def moved(module: str, name: str):
 class _Loader(importlib.abc.Loader):
     """Binds an old path to the module of today, which stays as it is."""
 
-    def create_module(self, spec):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = importlib.import_module(MODULES[spec.name])
         self.spec = module.__spec__
         return module
 
-    def exec_module(self, module):
+    def exec_module(self, module: types.ModuleType) -> None:
         module.__spec__ = self.spec  # the import system has put the old path's there
 
 
 class Finder(importlib.abc.MetaPathFinder):
     """Finds modules of `jfl` by their old paths, once nothing else has found them."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name not in MODULES:
             return None
         warn(name, MODULES[name], 3)
@@ -186,13 +188,13 @@ class Package(types.ModuleType):
     """A package whose functions are not hidden by modules that once had their names (`import
     jfl.plan`)."""
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, types.ModuleType) and callable(vars(self).get(name)):
             return
         super().__setattr__(name, value)
 
 
-def install(package: str):
+def install(package: str) -> None:
     """Lets the old paths of `package` and its subpackages answer.
 
     It comes after Python's own finders, so that it is asked only where a path leads nowhere.

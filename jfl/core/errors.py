@@ -1,5 +1,7 @@
 """What jfl raises.  Code that catches one of these catches what it means, and nothing else."""
 
+from typing import Any
+
 
 class ArgumentError(ValueError):
     """An argument that cannot be used; the message says where, what was needed, what came."""
@@ -25,6 +27,6 @@ class HealthError(RuntimeError):
         health: the counts of what happened.
     """
 
-    def __init__(self, message, run, health):
+    def __init__(self, message: str, run: Any, health: Any):
         super().__init__(message)
         self.run, self.health = run, health

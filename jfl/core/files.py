@@ -8,12 +8,14 @@ import importlib
 import os
 import re
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
-def write(path, content):
+def write(path: str | Path, content: str | Iterable[Any]) -> None:
     """Write a file, a text or parts of bytes, so that a reader, also after a crash, sees the old
     one or the new one."""
     path = Path(path)
@@ -42,7 +44,7 @@ def write(path, content):
             os.close(folder)
 
 
-def temporary(path) -> bool:
+def temporary(path: str | Path) -> bool:
     """True for a file that `write` was killed over."""
     return bool(TEMPORARY.fullmatch(Path(path).name))
 

@@ -6,26 +6,30 @@ They tell different plans and different data apart; nobody is expected to forge 
 
 import hashlib
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+
+from .aliases import Words
 
 WORDS = 4
 SALTS = (0x2545F491, 0x1B873593, 0xC2B2AE3D, 0x27D4EB2F)
 BLOCK = 2**16  # numbers that NumPy hashes at once: they stay in the cache
 
 
-def mix(x):
+def mix(x: Words) -> Words:
     """A bijective scrambling of uint32 (the finaliser of MurmurHash3)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
 
 
-def combine(first, second):
+def combine(first: Words, second: Words) -> Words:
     """One hash of two, in this order.
 
     Args:
@@ -43,7 +47,7 @@ def of_text(text: str) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[: 4 * WORDS], np.uint32)
 
 
-def of_number(value):
+def of_number(value: Any) -> Words:
     """UInt32[4] that holds one whole number, such as a round."""
     xp = jnp if isinstance(value, jax.Array) else np
     return xp.broadcast_to(xp.asarray(value).astype(np.uint32), (WORDS,)) ^ np.array(
@@ -81,14 +85,14 @@ def raw(x: Any) -> Any:
     return bits.astype(np.uint32)
 
 
-def _sums(words, places):
+def _sums(words: Words, places: Words) -> Words:
     """UInt32[4]: what numbers at their places add to a hash, modulo 2^32; so the order of work is
     free."""
     xp, place = jnp if isinstance(words, jax.Array) else np, mix(places)
     return xp.stack([mix(mix(words + np.uint32(s)) ^ place).sum(dtype=np.uint32) for s in SALTS])
 
 
-def of_arrays(arrays):
+def of_arrays(arrays: Iterable[Any]) -> Words:
     """UInt32[4] of the numbers in a list of arrays; what is concrete is hashed on the host, the
     rest in the program.
 
@@ -121,7 +125,7 @@ def of_arrays(arrays):
 SMALL = 2**10  # numbers of an array that is copied beside others
 
 
-def on_host(x):
+def on_host(x: Any) -> np.ndarray:
     """An array as NumPy's; a key as its data."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         with jax.ensure_compile_time_eval():
@@ -132,10 +136,10 @@ def on_host(x):
 # --- data
 
 # id of an array -> a weak reference to it, the sha256 of its bytes once it is known
-_owned: dict = {}
+_owned: dict[int, list[Any]] = {}
 
 
-def own(x):
+def own(x: jax.Array) -> jax.Array:
     """Say that nobody else holds the memory of the jax array `x`, so that its digest may be kept:
     `x`.
 
@@ -152,14 +156,14 @@ def own(x):
     return x
 
 
-def owned(x) -> bool:
+def owned(x: object) -> bool:
     known = _owned.get(id(x))
     return known is not None and known[0]() is x
 
 
-def digest(x) -> bytes:
+def digest(x: jax.Array | np.ndarray) -> bytes:
     """The sha256 of an array's bytes; of an array that jfl owns it is computed once."""
-    known: list = _owned[id(x)] if owned(x) else [None, None]
+    known: list[Any] = _owned[id(x)] if owned(x) else [None, None]
     if known[1] is None:
         known[1] = hashlib.sha256(_bytes(x)).digest()
     return known[1]
@@ -173,24 +177,24 @@ class Rows:
     """The identity of data that come block by block: rows, labels, and which rows each client owns,
     in their order."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.x, self.y, self.owners = (hashlib.sha256() for _ in range(3))
         self.kind = ""
 
-    def add(self, x, y):
+    def add(self, x: np.ndarray, y: np.ndarray) -> None:
         self.x.update(_bytes(x))
         self.y.update(_bytes(y))
         self.kind = _kind(x, y)
 
-    def own(self, rows):
+    def own(self, rows: ArrayLike) -> None:
         """Row numbers of the next clients."""
         self.owners.update(_bytes(np.asarray(rows, np.int32)))
 
-    def words(self, sizes) -> np.ndarray:
+    def words(self, sizes: ArrayLike) -> np.ndarray:
         return _data((self.x.digest(), self.y.digest(), self.owners.digest()), sizes, self.kind)
 
 
-def of_data(x, y, index, size):
+def of_data(x: Any, y: Any, index: Any, size: Any) -> Words:
     """UInt32[4] of the rows and of who owns which; padding of `index` does not count.
 
     Concrete arrays are read on the host.  Traced ones are read in the program, and give another
@@ -209,11 +213,11 @@ def of_data(x, y, index, size):
     return _data((digest(x), digest(y), owners), sizes, _kind(x, y))
 
 
-def _kind(x, y):
+def _kind(x: jax.Array | np.ndarray, y: jax.Array | np.ndarray) -> str:
     return f"{x.dtype}{tuple(x.shape[1:])} {y.dtype}{tuple(y.shape[1:])}"
 
 
-def _data(digests, sizes, kind):
+def _data(digests: Iterable[bytes], sizes: ArrayLike, kind: str) -> np.ndarray:
     found = hashlib.sha256(
         b"".join([*digests, _bytes(np.asarray(sizes, np.int32)), kind.encode()])
     ).digest()

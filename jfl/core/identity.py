@@ -28,6 +28,7 @@ import sys
 import sysconfig
 import tokenize
 import types
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ import numpy as np
 from jax.tree_util import default_registry
 
 from . import checks, hashing
+from .aliases import Words
 from .records import Federation, Fn, Plan
 
 # How a plan is stored and computed, not what: these are no part of its identity.  Neither are the
@@ -98,7 +100,7 @@ __replace__""".split()
 )  # what dataclasses and named tuples write into a class
 
 
-def words(plan: Plan):
+def words(plan: Plan) -> Words:
     """The identity of a plan.
 
     Args:
@@ -130,7 +132,7 @@ def words(plan: Plan):
     return _words(plan, Reader.plan)
 
 
-def of_start(plan: Plan):
+def of_start(plan: Plan) -> Words:
     """UInt32[4] of what the state before the first round follows from, beside its key: the history
     of a run begins with it.
 
@@ -140,7 +142,7 @@ def of_start(plan: Plan):
     return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else _words(plan, Reader.start)
 
 
-def _words(plan, read):
+def _words(plan: Plan, read: Callable[["Reader", Plan], Any]) -> Words:
     reader = Reader()
     with _readable():
         text = reader.text(read(reader, plan))
@@ -148,7 +150,7 @@ def _words(plan, read):
 
 
 @contextlib.contextmanager
-def _readable():
+def _readable() -> Generator[None]:
     try:
         yield
     except RecursionError:
@@ -160,7 +162,7 @@ def _readable():
         )
 
 
-def as_made(fed: Federation):
+def as_made(fed: Federation) -> None:
     """Refuse a concrete federation whose arrays were swapped behind it: it has the identity of
     other rows."""
     if (
@@ -180,7 +182,7 @@ def as_made(fed: Federation):
         )
 
 
-def of_many(plans: list, read=None) -> list:
+def of_many(plans: list[Plan], read: Callable[["Reader", Plan], Any] | None = None) -> list[Words]:
     """`words` of many plans of concrete values; those of one structure are read once.
 
     Args:
@@ -214,17 +216,17 @@ def of_many(plans: list, read=None) -> list:
 class _Place:
     """Stands for number `at` of the leaves of a pytree."""
 
-    def __init__(self, at):
+    def __init__(self, at: int):
         self.at = at
 
 
-def for_noise(plan: Plan):
+def for_noise(plan: Plan) -> Words:
     """UInt32[4] from which the noise of a plan follows: its identity, or 0 where points of a sweep
     are to share noise."""
     return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else words(plan)
 
 
-def describe(plan: Plan) -> dict:
+def describe(plan: Plan) -> dict[str, Any]:
     """All that the identity of a plan is made of, nested and JSON-able.
 
     It is what a run directory stores and what `--resume` and sweeps compare.  Functions of jfl
@@ -263,12 +265,12 @@ def describe(plan: Plan) -> dict:
     }
 
 
-def signature(description: dict) -> str:
+def signature(description: dict[str, Any]) -> str:
     """32 hexadecimal digits of a description."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def differences(there, here, at="") -> list[str]:
+def differences(there: Any, here: Any, at: str = "") -> list[str]:
     """Where two descriptions differ, one line each: the path, and both values.
 
     Example:
@@ -291,17 +293,17 @@ def differences(there, here, at="") -> list[str]:
     return [] if there == here else [f"{at}: {_brief(there)} there, {_brief(here)} here"]
 
 
-def _brief(value) -> str:
+def _brief(value: Any) -> str:
     text = "nothing" if value is None else json.dumps(value)
     return text if len(text) <= 120 else f"{text[:120]}..."
 
 
-def is_ours(function) -> bool:
+def is_ours(function: Any) -> bool:
     """True for a function or class that was written in jfl."""
     return _module(function).split(".")[0] == "jfl"
 
 
-def registered(function) -> str | None:
+def registered(function: Any) -> str | None:
     """The name that `jfl.named` gave to this very function or class: no subclass has it, and no
     wrapper that copied it."""
     given = getattr(function, "__dict__", {})
@@ -312,18 +314,18 @@ def registered(function) -> str | None:
     )
 
 
-def _module(value) -> str:
+def _module(value: Any) -> str:
     """Where a function was written: functools.wraps copies `__module__`, but not the globals."""
     if isinstance(value, types.FunctionType):
         return value.__globals__.get("__name__") or ""
     return getattr(value, "__module__", None) or ""
 
 
-def _top(value) -> str:
+def _top(value: Any) -> str:
     return _module(value).split(".")[0]
 
 
-def _ufunc_of_numpy(value) -> bool:
+def _ufunc_of_numpy(value: Any) -> bool:
     return isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value
 
 
@@ -343,7 +345,7 @@ def _library(top: str) -> bool:
     )
 
 
-def _by_name(value) -> dict:
+def _by_name(value: Any) -> dict[str, Any]:
     """What a library made, by its name; of a package that is not JAX's kin or Python's own, with
     its version."""
     top = _top(value)
@@ -357,7 +359,7 @@ def _by_name(value) -> dict:
     )
 
 
-def _is_theirs(cls) -> bool:
+def _is_theirs(cls: Any) -> bool:
     """True for a class that its library holds under its name; what a library makes of a user's
     class is the user's."""
     found = sys.modules.get(_module(cls))
@@ -369,7 +371,7 @@ def _is_theirs(cls) -> bool:
 class Leaf:
     """Stands in a description for number `at` of the leaves."""
 
-    def __init__(self, at):
+    def __init__(self, at: int):
         self.at = at
 
 
@@ -381,13 +383,15 @@ def _fields_of(value: Any) -> tuple[str, ...]:
 class Reader:
     """Reads values into a description; the numbers of a plan become its leaves."""
 
-    def __init__(self):
-        self.leaves: list = []
-        self.known: dict = {}  # id -> value, what stands for it; the value is held, so its id stays
+    def __init__(self) -> None:
+        self.leaves: list[Any] = []
+        self.known: dict[
+            int, Any
+        ] = {}  # id -> value, what stands for it; the value is held, so its id stays
 
     # --- results
 
-    def text(self, tree) -> str:
+    def text(self, tree: Any) -> str:
         """The static description: leaves by shape and type alone."""
         plain = lambda leaf: f"{_type(self.leaves[leaf.at])}{list(np.shape(self.leaves[leaf.at]))}"
         return json.dumps(tree, sort_keys=True, default=plain)
@@ -402,7 +406,7 @@ class Reader:
 
     # --- a plan
 
-    def start(self, plan: Plan) -> dict:
+    def start(self, plan: Plan) -> dict[str, Any]:
         """What `jfl.init` reads of a plan."""
         return {
             "params": self.data(plan.task.init),
@@ -411,7 +415,7 @@ class Reader:
             "mechanism": [self.data(s.state) for s in plan.release.stages],
         }
 
-    def plan(self, plan: Plan) -> dict:
+    def plan(self, plan: Plan) -> dict[str, Any]:
         found = {"data": self.leaf(plan.fed.identity), "classes": plan.fed.classes}
         for field in dataclasses.fields(Plan):
             if field.name not in ("fed", *NOT_PART["Plan"]):
@@ -420,7 +424,7 @@ class Reader:
 
     # --- numbers and pytrees
 
-    def leaf(self, value) -> Leaf:
+    def leaf(self, value: Any) -> Leaf:
         self.leaves.append(value if isinstance(value, _Place) else _in_its_type(value))
         return Leaf(len(self.leaves) - 1)
 
@@ -462,7 +466,7 @@ class Reader:
             "leaves": [self.data(v) for v in leaves],
         }
 
-    def _function_of_plan(self, value: Fn):
+    def _function_of_plan(self, value: Fn) -> dict[str, Any]:
         name = registered(value.function) if is_ours(value.function) else None
         left = NOT_PART.get(name, ()) if name is not None else ()
         held = {
@@ -477,7 +481,7 @@ class Reader:
             **({"static": fixed} if fixed else {}),
         }
 
-    def _record(self, value):
+    def _record(self, value: Any) -> dict[str, Any]:
         name = registered(type(value)) or type(value).__name__
         left = NOT_PART.get(name, ()) + (
             ("batch",) if name == "Batches" and value.scheme == "poisson" else ()
@@ -539,7 +543,7 @@ class Reader:
             return {"dict": [[self.static(k), self.static(v)] for k, v in value.items()]}
         return self._once(value)
 
-    def _held(self, value):
+    def _held(self, value: Any) -> Any:
         """An array that a function holds: its numbers belong to the program."""
         if isinstance(value, jax.core.Tracer):
             return self.leaf(value)
@@ -549,7 +553,7 @@ class Reader:
             return [self.static(v) for v in value.reshape(-1).tolist()]
         return {"array": list(value.shape), "type": str(value.dtype), "checksum": _checksum(value)}
 
-    def _once(self, value):
+    def _once(self, value: Any) -> dict[str, Any]:
         """Functions, classes, objects and modules: each is read once, and then stands as a number,
         also inside a circle."""
         if id(value) in self.known:
@@ -562,7 +566,7 @@ class Reader:
             self.known[id(value)] = value, found
         return found
 
-    def _read(self, value):
+    def _read(self, value: Any) -> dict[str, Any]:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, Fn) or (is_ours(type(value)) and _is_pytree(value)):
@@ -592,7 +596,7 @@ class Reader:
             return {"logger": value.name}
         return self._object(value)
 
-    def _wrapped(self, value):
+    def _wrapped(self, value: Any) -> dict[str, Any]:
         """A function of the user's inside one of jax: jit, custom_jvp, custom_vjp."""
         given = getattr(value, "__dict__", {})
         parts = {
@@ -606,7 +610,7 @@ class Reader:
             **parts,
         }
 
-    def _compiled(self, value):
+    def _compiled(self, value: Any) -> dict[str, Any]:
         """A function of C, by name; a method of an object (`[].append`) with what it belongs to."""
         if _ufunc_of_numpy(value):
             return {"library": f"numpy.{value.__name__}"}
@@ -617,7 +621,7 @@ class Reader:
             return found
         return found | {"of": self.static(owner)}
 
-    def _function(self, value):
+    def _function(self, value: types.FunctionType) -> dict[str, Any]:
         if name := registered(value):
             found = {"jfl" if is_ours(value) else "named": name}
         elif is_ours(value):
@@ -628,7 +632,7 @@ class Reader:
             return self._users(value)
         return found | self._bound(value)
 
-    def _bound(self, value) -> dict:
+    def _bound(self, value: types.FunctionType) -> dict[str, Any]:
         """What a function was given when it was made: defaults, and what it closes over."""
         found = {}
         if value.__defaults__ or value.__kwdefaults__:
@@ -648,7 +652,7 @@ class Reader:
             found["holds"] = {k: self._cell(v, k, value) for k, v in sorted(closed.items())}
         return found
 
-    def _cell(self, cell, name, function):
+    def _cell(self, cell: types.CellType, name: str, function: types.FunctionType) -> Any:
         try:
             content = cell.cell_contents
         except ValueError:
@@ -657,7 +661,7 @@ class Reader:
             return self._module_as_used(content, _uses(function.__code__).get(name, {()}))
         return self.static(content)
 
-    def _users(self, value):
+    def _users(self, value: types.FunctionType) -> dict[str, Any]:
         """A function of a user's own: its name, its source, and all values that it names."""
         source = _source(value)
         found = {"function": value.__qualname__}
@@ -684,7 +688,7 @@ class Reader:
                 )
         return found | self._bound(value) | ({"globals": named} if named else {})
 
-    def _imported(self, name, package):
+    def _imported(self, name: str, package: str) -> Any:
         """A module that a function imports: of a user's, everything."""
         bare = name.lstrip(".")
         full = (
@@ -695,7 +699,7 @@ class Reader:
         module = sys.modules.get(full)
         return self.static(module) if module is not None else {"module": full}
 
-    def _module_as_used(self, module, chains):
+    def _module_as_used(self, module: types.ModuleType, chains: set[tuple[str, ...]]) -> Any:
         """A module by what a function takes from it: `chains` are the attributes it names."""
         top = module.__name__.split(".")[0]
         if top == "jfl" or _library(top):
@@ -714,7 +718,7 @@ class Reader:
             found[".".join(chain[:at])] = self.static(content)
         return {"module": module.__name__, "uses": found}
 
-    def _whole_module(self, module):
+    def _whole_module(self, module: types.ModuleType) -> dict[str, Any]:
         top = module.__name__.split(".")[0]
         if top == "jfl" or _library(top):
             return {"module": module.__name__}
@@ -725,10 +729,10 @@ class Reader:
             },
         }
 
-    def type(self, cls):
+    def type(self, cls: Any) -> Any:
         return self.static(cls) if isinstance(cls, type) else str(cls)
 
-    def _class(self, cls):
+    def _class(self, cls: Any) -> dict[str, Any]:
         if is_ours(cls):
             return {"jfl": registered(cls) or cls.__qualname__}
         if _is_theirs(cls):
@@ -751,7 +755,7 @@ class Reader:
             "members": members,
         }
 
-    def _object(self, value):
+    def _object(self, value: Any) -> dict[str, Any]:
         """An object by its class and its fields, private ones too; one of a library without fields
         by its pickled state."""
         cls = type(value)
@@ -798,7 +802,7 @@ class Reader:
             found["state"] = self._pickled(value)
         return found
 
-    def _pickled(self, value):
+    def _pickled(self, value: Any) -> Any:
         """What a library's object would write of itself; nothing where it cannot."""
         try:
             reduce: Any = copyreg.dispatch_table.get(type(value), lambda v: v.__reduce_ex__(4))
@@ -815,11 +819,11 @@ class Reader:
         ]
 
 
-def _is_pytree(value) -> bool:
+def _is_pytree(value: Any) -> bool:
     return not isinstance(value, type) and default_registry.flatten_one_level(value) is not None
 
 
-def _in_its_type(value):
+def _in_its_type(value: Any) -> jax.Array | np.ndarray:
     """A number in the type that runs."""
     if isinstance(value, jax.Array):
         return value
@@ -827,41 +831,41 @@ def _in_its_type(value):
     return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
 
 
-def _number(value):
+def _number(value: float) -> float | dict[str, str]:
     """A Python number in JSON: whole ones and finite floats as they are."""
     return value if isinstance(value, int) or np.isfinite(value) else {"float": repr(value)}
 
 
-def _key(value) -> str:
+def _key(value: Any) -> str:
     """The key of a dict in a pytree: a text as it is, another one with its type."""
     return value if isinstance(value, str) else f"{type(value).__name__} {value!r}"
 
 
-def _alone(value) -> str:
+def _alone(value: Any) -> str:
     """The description of a value by itself."""
     reader = Reader()
     return reader.text(reader.static(value))
 
 
-def _names(slots):
+def _names(slots: Iterable[str]) -> Iterable[str]:
     return (slots,) if isinstance(slots, str) else slots
 
 
-def _type(x) -> str:
+def _type(x: Any) -> str:
     return str(x.dtype)
 
 
-def _checksum(x) -> str:
+def _checksum(x: np.ndarray) -> str:
     return _hash(np.ascontiguousarray(x).tobytes())
 
 
-def _hash(content) -> str:
+def _hash(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[
         :16
     ]
 
 
-def _shown(x):
+def _shown(x: Any) -> Any:
     x = hashing.on_host(x)
     if x.ndim == 0 and x.dtype.kind in "iub":
         return x.item()
@@ -873,7 +877,7 @@ def _shown(x):
 # --- functions of a user's own
 
 
-def _generated(member, cls) -> bool:
+def _generated(member: Any, cls: type) -> bool:
     """True for what dataclasses and named tuples write into a class: it follows from the fields."""
     if (
         isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType))
@@ -901,7 +905,7 @@ _LOADS = {
 
 
 @functools.lru_cache(maxsize=4096)
-def _uses(code) -> dict:
+def _uses(code: types.CodeType) -> dict[str, set[tuple[str, ...]]]:
     """The names that a function and the functions inside it look up, each with the chains of
     attributes it takes.
 
@@ -909,7 +913,7 @@ def _uses(code) -> dict:
     >>> sorted(_uses((lambda x: jnp.linalg.norm(x) + len(x)).__code__).items())
     [('jnp', {('linalg', 'norm')}), ('len', {()})]
     """
-    found: dict = {}
+    found: dict[str, set[tuple[str, ...]]] = {}
     name, chain, before = None, (), []
     for step in [*dis.get_instructions(code), None]:
         before = [
@@ -939,17 +943,17 @@ def _uses(code) -> dict:
     return found
 
 
-def _code(code) -> str:
+def _code(code: types.CodeType) -> str:
     """A hash of a function's code and of the functions inside it."""
     consts = [_code(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
     return _hash(repr((code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars)))
 
 
-def _constant(value) -> str:
+def _constant(value: Any) -> str:
     return f"frozenset{sorted(map(repr, value))}" if isinstance(value, frozenset) else repr(value)
 
 
-def _same(a, b) -> bool:
+def _same(a: types.CodeType, b: types.CodeType) -> bool:
     return (
         (a.co_code, a.co_names, a.co_name) == (b.co_code, b.co_names, b.co_name)
         and len(a.co_consts) == len(b.co_consts)
@@ -962,7 +966,7 @@ def _same(a, b) -> bool:
     )
 
 
-def _source(function) -> str | None:
+def _source(function: types.FunctionType) -> str | None:
     """A hash of a function's source, comments and white space apart; None where Python has none
     that fits its code."""
     code = function.__code__
@@ -999,9 +1003,9 @@ def _source(function) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(text: str) -> dict:
+def _compiled(text: str) -> dict[tuple[int, str], list[types.CodeType]]:
     """The functions of a file, by their first line and name."""
-    found: dict = {}
+    found: dict[tuple[int, str], list[types.CodeType]] = {}
     try:
         waiting = [compile(text, "<source>", "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
@@ -1013,9 +1017,9 @@ def _compiled(text: str) -> dict:
     return found
 
 
-def _body(code, lines) -> str:
+def _body(code: types.CodeType, lines: list[str]) -> str:
     """The text of a lambda's body, from where its instructions come from."""
-    spans = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]
+    spans: list[Any] = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]
     if not spans:
         raise ValueError("no columns")
     begin, end = min((p[0], p[2]) for p in spans), max((p[1], p[3]) for p in spans)
@@ -1027,6 +1031,7 @@ def _body(code, lines) -> str:
 
 def _plain(text: str) -> str:
     """Source without comments and white space, the same for every version of Python."""
+    begin: Any
     out, lines, depth, begin = [], text.splitlines(keepends=True), 0, None
     start, middle_end = (
         getattr(tokenize, "FSTRING_START", None),
@@ -1055,7 +1060,7 @@ def _plain(text: str) -> str:
     return "\0".join(out)
 
 
-def _between(lines, begin, end) -> str:
+def _between(lines: list[str], begin: tuple[int, int], end: tuple[int, int]) -> str:
     if begin[0] == end[0]:
         return lines[begin[0] - 1][begin[1] : end[1]]
     return "".join(

@@ -4,7 +4,7 @@ stays fast."""
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from . import earlier_names
@@ -39,10 +39,10 @@ def submodules(
 
     names = (offers,) if isinstance(offers, str) else offers
 
-    def offering():
+    def offering() -> Iterator[Any]:
         return (importlib.import_module(f"{package}.{name}") for name in names)
 
-    def is_module(name):
+    def is_module(name: str) -> bool:
         return name[0] != "_" and importlib.util.find_spec(f"{package}.{name}") is not None
 
     def __getattr__(name: str) -> Any:

@@ -7,23 +7,25 @@ clipped and summed in the same way with and without.
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .aliases import Array, Key, Tree
 from .records import Fn, Task, named
 
 IMPLEMENTATION = "threefry2x32"
 ROWS = 0x726F7773  # "rows": the child of a step's key from which the rows of its batch have theirs
 
 
-def key_of(number: int):
+def key_of(number: int) -> Key:
     """jax.random.key(number), without the 64 bits that it takes to make one in a program."""
     words = jnp.array([0, number], jnp.uint32)
     return jax.random.wrap_key_data(words, impl=IMPLEMENTATION)
 
 
-def takes_key(loss: Callable) -> bool:
+def takes_key(loss: Callable[..., Any]) -> bool:
     """Whether a loss is (params, x, y, key), and not (params, x, y).
 
     It is where its fourth free positional parameter has no default, or is called `key` or `rng`.
@@ -32,7 +34,7 @@ def takes_key(loss: Callable) -> bool:
         >>> takes_key(lambda params, x, y, key: 0.0), takes_key(lambda params, x, y, scale=1: 0.0)
         (True, False)
     """
-    bound: set = set()
+    bound: set[Any] = set()
     if isinstance(loss, Fn):
         loss, bound = loss.function, {*loss.data, *loss.static}
     try:
@@ -52,7 +54,7 @@ def _is_key(name: str) -> bool:
 
 
 @named("losses.with_key")
-def _with_key(params, x_and_words, y, *, loss):
+def _with_key(params: Tree, x_and_words: tuple[Tree, Array], y: Array, *, loss: Fn) -> Any:
     x, words = x_and_words
     return loss(params, x, y, jax.random.wrap_key_data(words, impl=IMPLEMENTATION))
 
@@ -72,7 +74,7 @@ def draws(loss: Fn | None) -> bool:
     return False
 
 
-def with_words(x, key, rows: int):
+def with_words(x: Tree, key: Key, rows: int) -> tuple[Tree, Array]:
     """(x, UInt32[rows, 2]): the rows of a batch with the words of a key for each.
 
     Args:
@@ -85,13 +87,13 @@ def with_words(x, key, rows: int):
     return x, jax.random.key_data(keys)
 
 
-def words_shape():
+def words_shape() -> jax.ShapeDtypeStruct:
     """The shape of the words of one row."""
     return jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
 @named("losses.at_one_key")
-def _at_one_key(params, x, y, *, loss):
+def _at_one_key(params: Tree, x: Tree, y: Array, *, loss: Fn) -> Any:
     return loss(params, x, y, key_of(0))
 
 

@@ -9,24 +9,38 @@ noise of its own.
 Only jfl sets marks.  One that is set by hand says what it says, and the check believes it.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.typing import ArrayLike
 
-from .records import Batch
+from .aliases import Array, Key, Tree
+from .records import Batch, Batches, Mechanism, Rows
 
 
-def _define(name):
+def _define(name: str) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(lambda *operands, n, **_: list(operands[:n]))
     primitive.def_abstract_eval(lambda *operands, n, **_: list(operands[:n]))
 
-    def jvp(primals, tangents, *, n, **params):
+    def jvp(
+        primals: Sequence[Any], tangents: Sequence[Any], *, n: int, **params: Any
+    ) -> tuple[list[Any], list[Any]]:
         return primitive.bind(*primals, n=n, **params), list(tangents[:n])
 
-    def batched(operands, dims, *, n, batch, **params):
+    def batched(
+        operands: Sequence[Any],
+        dims: Sequence[int | None],
+        *,
+        n: int,
+        batch: tuple[Any, ...],
+        **params: Any,
+    ) -> tuple[list[Any], list[Any]]:
         (size,) = {x.shape[d] for x, d in zip(operands, dims) if d is not None}
         batch = batch + ((size, tuple(-1 if d is None else d for d in dims)),)
         return primitive.bind(*operands, n=n, batch=batch, **params), list(
@@ -49,18 +63,26 @@ slots_p = _define("jfl_slots")  # slots as a batch sampler drew them
 key_p = _define("jfl_noise_key")  # the key that a mechanism draws its noise from
 
 
-def _bind(primitive, value, *of, **params):
+def _bind(primitive: Primitive, value: Tree, *of: Any, **params: Any) -> Tree:
     leaves, treedef = jax.tree.flatten(value)
     if not leaves:
         return value
     return treedef.unflatten(primitive.bind(*leaves, *of, n=len(leaves), batch=(), **params))
 
 
-def noise_key(key):
+def noise_key(key: Key) -> Key:
     return _bind(key_p, key)
 
 
-def release(noisy, summed, key, mechanism, *, max_weight, client):
+def release(
+    noisy: Tree,
+    summed: Tree,
+    key: Key,
+    mechanism: Mechanism,
+    *,
+    max_weight: ArrayLike,
+    client: Array | None,
+) -> Tree:
     """`noisy` is `summed` with the noise of `mechanism`, drawn from `key`."""
     leaves, structure = jax.tree.flatten(mechanism)
     each = any(s.role == "noise" and jnp.ndim(s.noise) > 0 for s in mechanism.stages)
@@ -77,7 +99,7 @@ def release(noisy, summed, key, mechanism, *, max_weight, client):
     )
 
 
-def bounded(value, mechanism, reference, kind: str):
+def bounded(value: Tree, mechanism: Mechanism, reference: Array, kind: str) -> Tree:
     """`value` is a sum of contributions that the row stages of `mechanism` bounded.
 
     Args:
@@ -95,12 +117,12 @@ def example(batch: Batch) -> Batch:
     return Batch(*_bind(example_p, tuple(batch)))
 
 
-def batch(found: Batch, rows, slots, mask) -> Batch:
+def batch(found: Batch, rows: Rows, slots: Array, mask: Array) -> Batch:
     """`found` holds the rows in `slots` of a client."""
     return Batch(*_bind(batch_p, tuple(found), rows.x, rows.y, rows.index, rows.size, slots, mask))
 
 
-def slots(found, batches, key, step, size):
+def slots(found: Tree, batches: Batches, key: Key, step: ArrayLike, size: ArrayLike) -> Tree:
     """`found`, slots and mask, are what `batches` drew."""
     leaves, structure = jax.tree.flatten(batches)
     return _bind(slots_p, found, key, step, size, *leaves, structure=structure)

@@ -35,7 +35,7 @@ from . import checks
 
 PLAIN = (bool, int, float, str)
 UNSET = inspect.Parameter.empty
-Function = TypeVar("Function", bound=Callable)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Setting(NamedTuple):
@@ -66,7 +66,7 @@ class Shared(NamedTuple):
     type: Any  # with None where the factories' defaults differ: None stands for each one's own
     default: Any
     help: str
-    takers: dict  # kind -> names of its factories that take the option
+    takers: dict[str, Any]  # kind -> names of its factories that take the option
 
 
 # --- signatures that people read
@@ -152,7 +152,9 @@ def _is_union(kind: Any) -> bool:
 # --- what a factory offers
 
 
-def extends(base: Callable, *, without: Iterable[str] = ()) -> Callable[[Function], Function]:
+def extends(
+    base: Callable[..., Any], *, without: Iterable[str] = ()
+) -> Callable[[Function], Function]:
     """Decorate a factory whose `**options` go to `base`: its signature then shows them all.
 
     Args:
@@ -176,7 +178,7 @@ def extends(base: Callable, *, without: Iterable[str] = ()) -> Callable[[Functio
     return decorate
 
 
-def parameters(factory: Callable) -> Mapping[str, inspect.Parameter]:
+def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a factory, with those of the factory that it extends.
 
     Raises:
@@ -195,7 +197,7 @@ def parameters(factory: Callable) -> Mapping[str, inspect.Parameter]:
 
 
 @functools.cache
-def of(factory: Callable) -> tuple[Option, ...]:
+def of(factory: Callable[..., Any]) -> tuple[Option, ...]:
     """The options of a factory, in the order of its parameters."""
     helps, found = documented(factory), []
     for parameter in parameters(factory).values():
@@ -220,7 +222,7 @@ def of(factory: Callable) -> tuple[Option, ...]:
     return tuple(found)
 
 
-def documented(factory: Callable) -> dict[str, str]:
+def documented(factory: Callable[..., Any]) -> dict[str, str]:
     """Parameter -> the first sentence of its line under `Args:`, also of the factory it extends."""
     base = getattr(factory, "extends", None)
     helps = {} if base is None else documented(base)
@@ -240,7 +242,7 @@ def documented(factory: Callable) -> dict[str, str]:
     return {name: re.split(r"\.\s", text)[0].rstrip(".") for name, text in helps.items()}
 
 
-def _docstring(factory) -> str:
+def _docstring(factory: Callable[..., Any]) -> str:
     """The docstring, also under `python -OO`, which keeps none: then out of the source."""
     text = factory.__doc__
     if text is None and sys.flags.optimize > 1:
@@ -249,7 +251,7 @@ def _docstring(factory) -> str:
     return inspect.cleandoc(text or "")
 
 
-def _plain(kind) -> bool:
+def _plain(kind: Any) -> bool:
     """Whether a config can write a value of this type down."""
     kind, _ = split_optional(kind)
     if typing.get_origin(kind) is tuple:
@@ -257,7 +259,7 @@ def _plain(kind) -> bool:
     return kind in PLAIN
 
 
-def split_optional(kind) -> tuple[Any, bool]:
+def split_optional(kind: Any) -> tuple[Any, bool]:
     """A type without None, and whether None was part of it.
 
     Of a number that may also be traced (`float | jax.Array`), or of rows that may also be a list
@@ -270,14 +272,14 @@ def split_optional(kind) -> tuple[Any, bool]:
     return (rest[0] if len(rest) == 1 else kind), type(None) in every
 
 
-def _listed(kind) -> bool:
+def _listed(kind: Any) -> bool:
     return typing.get_origin(kind) is Sequence
 
 
 # --- options of many factories
 
 
-def shared(kinds: Mapping[str, Mapping[str, Callable]]) -> dict[str, Shared]:
+def shared(kinds: Mapping[str, Mapping[str, Callable[..., Any]]]) -> dict[str, Shared]:
     """The options of all factories by name.
 
     Factories may share a name.  Where their defaults differ, the option's default is None, and
@@ -297,7 +299,7 @@ def shared(kinds: Mapping[str, Mapping[str, Callable]]) -> dict[str, Shared]:
     return {name: _shared(name, offer) for name, offer in offers.items()}
 
 
-def _shared(name, offers) -> Shared:
+def _shared(name: str, offers: list[tuple[str, str, Option]]) -> Shared:
     plain = {split_optional(option.type)[0] for _, _, option in offers}
     if len(plain) > 1:
         takers = ", ".join(f"{kind} {factory}" for kind, factory, _ in offers)
@@ -326,7 +328,9 @@ def _shared(name, offers) -> Shared:
     )
 
 
-def arguments(factory: Callable, values: Mapping[str, Any], given: Mapping[str, Any]) -> dict:
+def arguments(
+    factory: Callable[..., Any], values: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
     """The keyword arguments of a factory.
 
     Args:
@@ -341,7 +345,7 @@ def arguments(factory: Callable, values: Mapping[str, Any], given: Mapping[str, 
     return found
 
 
-def takes(factory: Callable, parameter: str) -> bool:
+def takes(factory: Callable[..., Any], parameter: str) -> bool:
     """Whether a factory has this parameter."""
     return parameter in inspect.signature(factory, eval_str=True).parameters
 
@@ -350,12 +354,12 @@ def takes(factory: Callable, parameter: str) -> bool:
 
 
 def field(
-    default,
+    default: Any,
     help: str,
     *,
-    choices: Callable | None = None,
-    check: Callable | None = None,
-    needs: Mapping[str, Callable] | None = None,
+    choices: Callable[..., Any] | None = None,
+    check: Callable[..., Any] | None = None,
+    needs: Mapping[str, Callable[..., Any]] | None = None,
     repeated: bool = False,
 ) -> Any:
     """A field of a dataclass that is an option.

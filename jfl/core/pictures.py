@@ -7,7 +7,7 @@ import numpy as np
 MANY = 60  # clients that are drawn one by one
 
 
-def federation(self, axes: Any = None) -> Any:
+def federation(self: Any, axes: Any = None) -> Any:
     """Draw who has how many rows of which class.
 
     Each client is a bar as long as its rows, in the colours of its classes, the clients with most
@@ -50,7 +50,7 @@ def federation(self, axes: Any = None) -> Any:
     return axes
 
 
-def _counts(fed, clients) -> np.ndarray:
+def _counts(fed: Any, clients: np.ndarray) -> np.ndarray:
     """Int[clients, classes]: rows of each class; one column without classes."""
     if fed.host is not None:
         rows, there = fed.host.rows(clients)

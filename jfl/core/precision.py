@@ -1,12 +1,13 @@
 """Float64 for computations whose digits matter, whatever the caller has configured."""
 
 import contextlib
+from collections.abc import Generator
 
 import jax
 
 
 @contextlib.contextmanager
-def in_float64():
+def in_float64() -> Generator[None]:
     """A context that computes in float64 and broadcasts as NumPy does.
 
     The caller's configuration does not count inside: with `jax_numpy_rank_promotion="raise"`, say,

@@ -7,22 +7,28 @@ jfl: records are read by their fields.
 
 import dataclasses
 import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import jax
 import jax.core
 import numpy as np
 
+from .aliases import Tree
+
 WIDTH = 200  # characters of a line
 MANY = 8  # entries of a list or a dict that are shown
 DERIVED = ("scale", "params", "step")  # what algorithms bind that is no hyperparameter
 
+Text = TypeVar("Text", bound=Callable[[Any], str])  # what a method gives as a text
 
-def safe(text):
+
+def safe(text: Text) -> Text:
     """Decorator: what cannot be computed becomes the name of the class; lines have at most WIDTH
     characters."""
 
     @functools.wraps(text)
-    def short(self):
+    def short(self: Any) -> str:
         try:
             lines = text(self).split("\n")
         except Exception:  # leaves are whatever somebody put there
@@ -31,19 +37,20 @@ def safe(text):
             line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines
         )
 
-    return short
+    bounded: Any = short
+    return bounded
 
 
 # --- values
 
 
-def _array(x) -> str:
+def _array(x: Any) -> str:
     return f"{x.dtype}[{','.join(map(str, x.shape))}]" + (
         " traced" if isinstance(x, jax.core.Tracer) else ""
     )
 
 
-def _numbers(x):
+def _numbers(x: Any) -> np.ndarray | None:
     """`x` as numbers of NumPy; None where its values are not known here."""
     if isinstance(x, jax.core.Tracer):
         return None
@@ -54,11 +61,11 @@ def _numbers(x):
     return values if values.dtype.kind in "biuf" else None
 
 
-def _is_array(x) -> bool:
+def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def value(x) -> str:
+def value(x: Any) -> str:
     """Anything in a few words: numbers as they are, arrays by type and shape, functions by name."""
     if isinstance(x, str):
         return repr(x) if len(x) <= 60 else repr(x[:57] + "...")
@@ -89,11 +96,11 @@ def value(x) -> str:
     return name if isinstance(name, str) else f"{type(x).__name__}(...)"
 
 
-def _named(pairs) -> str:
+def _named(pairs: Iterable[tuple[str, Any]]) -> str:
     return ", ".join(f"{k}={value(v)}" for k, v in pairs)
 
 
-def _between(x, form="{:.6g}") -> str:
+def _between(x: Any, form: str = "{:.6g}") -> str:
     """The smallest and the largest of some numbers."""
     values = _numbers(x)
     if values is None or not values.size:
@@ -111,11 +118,11 @@ def in_bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def _size(tree) -> int:
+def _size(tree: Tree) -> int:
     return sum(int(np.prod(np.shape(x))) for x in jax.tree.leaves(tree))
 
 
-def _many(n, thing) -> str:
+def _many(n: int, thing: str) -> str:
     return f"{n:,} {thing}" + "s" * (n != 1)
 
 
@@ -123,14 +130,14 @@ def _many(n, thing) -> str:
 
 
 @safe
-def record(self) -> str:
+def record(self: Any) -> str:
     """A record without a text of its own: its fields, in one line."""
     fields = _named((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
     return f"{type(self).__name__}({fields})"
 
 
 @safe
-def module(self) -> str:
+def module(self: Any) -> str:
     """A flax module, or another dataclass of somebody else: its fields, in one line."""
     shown = [
         (f.name, getattr(self, f.name))
@@ -141,14 +148,14 @@ def module(self) -> str:
 
 
 @safe
-def function(self) -> str:
+def function(self: Any) -> str:
     """An Fn: the function's name with what is bound to it."""
     name = getattr(self.function, "__qualname__", None) or type(self.function).__name__
     return f"Fn({', '.join(filter(None, [name, _named({**self.data, **self.static}.items())]))})"
 
 
 @safe
-def stage(self) -> str:
+def stage(self: Any) -> str:
     """A stage as it was written: clip_l2(1)."""
     if self.role == "noise":
         level = "std=" * self.absolute + _level(self.noise)
@@ -167,13 +174,13 @@ def stage(self) -> str:
     return f"{self.name}({', '.join(arguments)})"
 
 
-def _level(x) -> str:
+def _level(x: Any) -> str:
     """A clip norm or a noise level; of a function of the round its name."""
     return f"{x.function.__qualname__} of the round" if hasattr(x, "function") else value(x)
 
 
 @safe
-def mechanism(self) -> str:
+def mechanism(self: Any) -> str:
     """A mechanism as the chain that made it."""
     parts = [
         *map(repr, self.stages),
@@ -183,7 +190,7 @@ def mechanism(self) -> str:
 
 
 @safe
-def batches(self) -> str:
+def batches(self: Any) -> str:
     """A batch sampler as it was called."""
     size = self.expected if self.scheme.endswith("poisson") else self.batch
     given = (
@@ -196,7 +203,7 @@ def batches(self) -> str:
 
 
 @safe
-def sampler(self) -> str:
+def sampler(self: Any) -> str:
     """Who takes part in a round."""
     many = value(self.expected)
     return (
@@ -207,7 +214,7 @@ def sampler(self) -> str:
     )
 
 
-def _settings(node, prefix="") -> dict:
+def _settings(node: Any, prefix: str = "") -> dict[str, Any]:
     """The hyperparameters bound to a client or a server: name -> value, those of local training
     unfolded."""
     out = {}
@@ -235,18 +242,18 @@ def _settings(node, prefix="") -> dict:
     return out
 
 
-def _fields(node) -> dict:
+def _fields(node: Any) -> dict[str, Any]:
     return {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
 
 
 @safe
-def algorithm(self) -> str:
+def algorithm(self: Any) -> str:
     """An algorithm and its hyperparameters."""
     settings = _settings(self.client) | _settings(self.server)
     return f"{self.name}({', '.join(f'{k}={_setting(v)}' for k, v in settings.items())})"
 
 
-def _setting(x) -> str:
+def _setting(x: Any) -> str:
     """A hyperparameter; a function with what is bound to it: sgd(momentum=0.9)."""
     if not hasattr(x, "function"):
         return value(x)
@@ -255,7 +262,7 @@ def _setting(x) -> str:
 
 
 @safe
-def _data(fed) -> str:
+def _data(fed: Any) -> str:
     classes = f"; {fed.classes} classes" if fed.classes else ""
     rows = _numbers(fed.size)
     shape = fed.x.shape[1:] if fed.host is None else fed.host.shape
@@ -273,13 +280,13 @@ def _data(fed) -> str:
 
 
 @safe
-def federation(self) -> str:
+def federation(self: Any) -> str:
     """A federation: who has how many rows."""
     caveats = "".join(f"\n  caveat: {c}" for c in self.caveats[:MANY])
     return f"Federation: {_many(self.index.shape[0], 'client')}, {_data(self)}{caveats}"
 
 
-def _parameters(task) -> str:
+def _parameters(task: Any) -> str:
     try:
         shapes = jax.eval_shape(task.init, jax.random.key(0))
     except Exception:  # of a user's own function, or of leaves that are no numbers
@@ -288,12 +295,12 @@ def _parameters(task) -> str:
 
 
 @safe
-def task(self) -> str:
+def task(self: Any) -> str:
     """A task: how many parameters, which loss."""
     return f"Task: {_parameters(self)}; loss {_name(self.loss)}, predict {_name(self.predict)}"
 
 
-def _name(f) -> str:
+def _name(f: Any) -> str:
     """A bound function in a few words, without its numbers."""
     return (
         "none"
@@ -302,19 +309,19 @@ def _name(f) -> str:
     )
 
 
-def _noise(mechanism) -> str:
+def _noise(mechanism: Any) -> str:
     return "none" if mechanism is None else repr(mechanism)
 
 
 @safe
-def _weights(weights) -> str:
+def _weights(weights: Any) -> str:
     if hasattr(weights, "function"):
         return "a function of the round"
     return _between(weights) if _numbers(weights) is not None else _array(weights)
 
 
 @safe
-def plan(self) -> str:
+def plan(self: Any) -> str:
     """A plan: everything that is run and accounted, in a dozen lines."""
     lines = [
         (
@@ -343,7 +350,7 @@ def plan(self) -> str:
     return "\n  ".join([*lines, "jfl.guarantee(plan, rounds, delta) gives epsilon"])
 
 
-def _health(health) -> str:
+def _health(health: Any) -> str:
     counts = {k: _numbers(v) for k, v in health._asdict().items()}
     if any(v is None for v in counts.values()):
         return "health not known here"
@@ -352,7 +359,7 @@ def _health(health) -> str:
 
 
 @safe
-def run(self) -> str:
+def run(self: Any) -> str:
     """The state of a run."""
     client_states = _size(self.own)
     clients = f"; clients remember {client_states:,} numbers" if client_states else ""
@@ -366,12 +373,12 @@ def run(self) -> str:
     )
 
 
-def _last(metrics, name) -> str:
+def _last(metrics: Any, name: str) -> str:
     """A metric at the last evaluation: one number, or the range over the points of a sweep."""
     return _last_of(getattr(metrics, name))
 
 
-def _last_of(x) -> str:
+def _last_of(x: Any) -> str:
     values = _numbers(x)
     return (
         "none"
@@ -382,13 +389,13 @@ def _last_of(x) -> str:
     )
 
 
-def _final(metrics) -> str:
+def _final(metrics: Any) -> str:
     names = [n for n in ("accuracy", "client_accuracy", "loss") if getattr(metrics, n) is not None]
     return ", ".join(f"{n.replace('_', ' ')} {_last(metrics, n)}" for n in names)
 
 
 @safe
-def metrics(self) -> str:
+def metrics(self: Any) -> str:
     """Metrics: how many evaluations, and the last one."""
     shape = np.shape(self.round)
     points = f"{' x '.join(map(str, shape[:-1]))} points, each " if len(shape) > 1 else ""
@@ -408,7 +415,7 @@ def metrics(self) -> str:
 
 
 @safe
-def output(self) -> str:
+def output(self: Any) -> str:
     """What a simulation gave back."""
     rounds = value(self.run.round)
     known = rounds if rounds.isdigit() else "..."
@@ -430,7 +437,7 @@ def output(self) -> str:
 
 
 @safe
-def sweep(self) -> str:
+def sweep(self: Any) -> str:
     """What a sweep gave back."""
     varied = [k for k in self.points[0] if len({str(value(p.get(k))) for p in self.points}) > 1]
     return "\n  ".join(

@@ -6,11 +6,15 @@ cohorts and batches but never noise: their difference would be free of it.
 """
 
 import enum
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from . import hashing
+from .aliases import Key, Words
 from .threefry import compact
 
 
@@ -26,17 +30,17 @@ class Stream(enum.IntEnum):
     AGAIN = 6  # cohorts and batches of a later attempt
 
 
-def stream(key, name: Stream, round_):
+def stream(key: Key, name: Stream, round_: ArrayLike) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, name), round_)
 
 
-def streams(key, names, round_):
+def streams(key: Key, names: Sequence[Stream], round_: ArrayLike) -> Key:
     """One key of each stream, [len(names)]; together, since on a CPU a generator costs by the call,
     not by the key."""
     return jax.vmap(lambda name: stream(key, name, round_))(jnp.array(names, jnp.int32))
 
 
-def noise_words(identity, history, attempt):
+def noise_words(identity: Words, history: Words, attempt: Any) -> Words:
     """UInt32[4] from which, with its key, all noise of a run follows.
 
     Args:
@@ -47,6 +51,6 @@ def noise_words(identity, history, attempt):
     return hashing.combine(hashing.combine(history, identity), hashing.of_number(attempt))
 
 
-def noise_base(key, words):
+def noise_base(key: Key, words: Words) -> Key:
     """The key all noise of a run descends from: of its own key and noise_words."""
     return jax.random.fold_in(jax.random.fold_in(compact(key), words[0]), words[1])

@@ -10,8 +10,8 @@ is a vmap over them); fields marked `static` are structure (hashable, a new valu
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, dataclass_transform
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.core
@@ -20,12 +20,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from . import checks, hashing, pictures, printing, trade_off
+from .aliases import Array, Key, Number, Tree, Words
 from .pytrees import on_device
 
-Array = jax.Array
-Number = jax.Array | np.ndarray | float  # a leaf: traced, of NumPy on the host, or plain
-Key = jax.Array
-Tree = Any
 Class = TypeVar("Class")
 Named = TypeVar("Named")  # a function or a class
 
@@ -44,7 +41,7 @@ def record(cls: type[Class]) -> type[Class]:
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(made))
 
 
-NAMED: dict = {}  # registered names -> where their function or class was written
+NAMED: dict[str, str] = {}  # registered names -> where their function or class was written
 
 
 def named(name: str) -> Callable[[Named], Named]:
@@ -69,7 +66,7 @@ def named(name: str) -> Callable[[Named], Named]:
         >>> loss._registered_name
         'my.loss'
     """
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
         raise ValueError(f"named: need a name, a text; got {name!r}.")
 
     def register(value: Any) -> Any:
@@ -117,12 +114,12 @@ class Fn:
 
     __repr__ = printing.function
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple[dict[str, Any]], tuple[Any, ...]]:
         """For JAX: bound arguments are leaves, the function and static ones structure."""
         return (self.data,), (self.function, tuple(sorted(self.static.items())))
 
     @classmethod
-    def tree_unflatten(cls, structure, children):
+    def tree_unflatten(cls, structure: tuple[Any, ...], children: Sequence[Any]) -> "Fn":
         return cls(structure[0], children[0], dict(structure[1]))
 
 
@@ -146,7 +143,7 @@ class Federation:
     )
     test_size: Array  # Int[C]
     classes: int = static(default=0)  # 0: not a classification problem
-    caveats: tuple = static(
+    caveats: tuple[Any, ...] = static(
         default=()
     )  # sentences about the rows that belong beside every guarantee
     host: Any = static(
@@ -156,7 +153,7 @@ class Federation:
         init=False, default=None, repr=False, compare=False
     )  # UInt32[4], of the data
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in (
             "x",
             "y",
@@ -173,7 +170,7 @@ class Federation:
                 words = words if isinstance(words, jax.Array) else on_device(words)
         object.__setattr__(self, "identity", words)
 
-    def data_identity(self):
+    def data_identity(self) -> Words:
         """UInt32[4] of the rows and owners as they are now."""
         if self.host is not None:
             return self.host.identity
@@ -196,14 +193,14 @@ _FEDERATION = tuple(f.name for f in dataclasses.fields(Federation) if not f.meta
 _FACTS = tuple(f.name for f in dataclasses.fields(Federation) if f.metadata.get("static"))
 
 
-def _take_apart(fed):
+def _take_apart(fed: Federation) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
     keys = map(jax.tree_util.GetAttrKey, _FEDERATION)
     return list(zip(keys, (getattr(fed, n) for n in _FEDERATION))), tuple(
         getattr(fed, n) for n in _FACTS
     )
 
 
-def _put_together(facts, arrays):
+def _put_together(facts: Iterable[Any], arrays: Iterable[Any]) -> Federation:
     """As it was: the identity is one of the arrays, and is not computed again."""
     fed = object.__new__(Federation)
     for name, value in (*zip(_FEDERATION, arrays), *zip(_FACTS, facts)):
@@ -219,7 +216,8 @@ class Rows(NamedTuple):
 
     x: Array  # [n, ...] shared by all clients
     y: Array  # [n]
-    index: Array  # Int[N]
+    # `index` here, and `count` of a cohort, hide methods of tuples that nobody calls
+    index: Array  # Int[N]  # pyright: ignore[reportIncompatibleMethodOverride]
     size: Array  # Int[]
 
 
@@ -248,7 +246,7 @@ class Task:
     loss: Fn  # (params, x, y) -> scalar; or (params, x, y, key) for one that draws
     predict: Fn | None = None  # (params, x) -> logits; None: no accuracy
     evaluation: Fn | None = None  # as `loss`, of test rows; None: `loss`
-    metrics: dict | None = None  # name -> Metric, beside loss and accuracy
+    metrics: dict[str, Any] | None = None  # name -> Metric, beside loss and accuracy
     target: str = static(default="class")  # what y is: a name in models.targets.TARGETS
     __repr__ = printing.task
 
@@ -271,7 +269,7 @@ class Mechanism:
     """Many masked contributions in, one release out: the only privacy boundary.  Built by
     `chain`."""
 
-    stages: tuple  # of Stage; roles run row -> sum -> noise -> post
+    stages: tuple[Any, ...]  # of Stage; roles run row -> sum -> noise -> post
     adjacency: str | None = static(
         default=None
     )  # add_remove | replace_one | zero_out | None (bound by `plan`)
@@ -331,7 +329,9 @@ class Algorithm:
     client: Fn  # (ctx, keys, server, own, rows) -> payload, own, Diagnostics
     server: Fn  # (ctx, server, release) -> server
     params: Fn  # server -> params, for evaluation
-    releases: tuple = ()  # of Release: what the ledger charges to the examples of a client
+    releases: tuple[
+        Any, ...
+    ] = ()  # of Release: what the ledger charges to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
     uploads: str = static(default="difference")  # of models; "model": the mean needs all weights
@@ -346,7 +346,8 @@ class Cohort(NamedTuple):
     """Who takes part in a round."""
 
     ids: Array  # Int[K]; C marks an empty slot
-    count: Array  # Int[K]; times drawn, 0 for an empty slot
+    # Int[K]; times drawn, 0 for an empty slot
+    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
     # Int[K]; how often the client came before in this cohort (0 but for independent draws)
     turn: Array
     overflow: Array  # Int[]; clients drawn that found no slot
@@ -356,9 +357,9 @@ class Feed(NamedTuple):
     """A cohort and what was fetched for it, where rows or client states stay on the host; leaves
     [chunks, slots, ...]."""
 
-    slots: tuple  # ids, count, turn
+    slots: tuple[Any, ...]  # ids, count, turn
     overflow: Array  # Int[]; clients drawn that found no slot
-    rows: tuple  # x [.., N, ...], y [.., N]
+    rows: tuple[Any, ...]  # x [.., N, ...], y [.., N]
     own: Tree  # what the clients remember
 
 
@@ -459,7 +460,7 @@ class Metrics:
     clip_norm: Array | None = None  # of an adaptive release
     # percentiles over clients of what client_accuracy is the mean of, [..., len(PERCENTILES)]
     client_percentiles: Array | None = None
-    custom: dict | None = None  # of `Task.metrics`, by name
+    custom: dict[str, Any] | None = None  # of `Task.metrics`, by name
     __repr__ = printing.metrics
 
 
@@ -478,12 +479,13 @@ class Caveat(str):
 
     code: str
 
-    def __new__(cls, text: str, code: str):
+    def __new__(cls, text: str, code: str) -> Self:
         caveat = super().__new__(cls, text)
         caveat.code = code
         return caveat
 
-    def __getnewargs__(self):
+    # `str` has one argument, a caveat two
+    def __getnewargs__(self) -> tuple[str, str]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return str(self), self.code
 
 
@@ -500,7 +502,7 @@ class _Fields(NamedTuple):
     view: str  # server | aggregate | third_party
     method: str  # which bound gave the number
     status: str = "proved"  # proved | claimed | audited | conditional | descriptive
-    caveats: tuple = ()  # sentences, most of them a `Caveat`
+    caveats: tuple[Any, ...] = ()  # sentences, most of them a `Caveat`
     implied: bool = False  # it follows from the guarantee of another unit
     rounds: int | None = None  # that it covers; None: all that were asked for
 
@@ -519,7 +521,7 @@ class Guarantee(_Fields):
     _release = None  # what is behind it: `curve()` and `group(size)`
     _curve = None
 
-    def __str__(self):
+    def __str__(self) -> str:
         none = self.epsilon == float("inf") and self.status == "proved"
         eps, status = (
             ("no guarantee", "") if none else (f"epsilon = {self.epsilon:.4g}", f"{self.status}; ")
@@ -543,7 +545,8 @@ class Guarantee(_Fields):
         """What is behind it; None where it knows its own epsilon and delta only."""
         return self._release
 
-    def _replace(self, **fields):
+    # final for type checkers; a guarantee that is changed keeps its releases all the same
+    def _replace(self, **fields: Any) -> "Guarantee":  # pyright: ignore[reportIncompatibleMethodOverride]
         changed = super()._replace(**fields)
         keep = (changed.epsilon, changed.delta) == (self.epsilon, self.delta)
         return changed.about(self._release) if keep else changed
@@ -690,17 +693,17 @@ class _Group(NamedTuple):
     one: Guarantee
     size: int
 
-    def curve(self):
+    def curve(self) -> trade_off.Curve:
         general = self.one.curve().group(self.size)
         release = self.one.release
         grouped = release.group(self.size) if release is not None else None
         return general if grouped is None else _both(grouped.curve(), general)
 
-    def group(self, size):
+    def group(self, size: int) -> "_Group":
         return _Group(self.one, self.size * size)
 
 
-def _both(first, second):
+def _both(first: trade_off.Curve, second: trade_off.Curve) -> trade_off.Curve:
     """Two curves of one mechanism."""
     return trade_off.curve_of(
         np.append(first.epsilon, second.epsilon),

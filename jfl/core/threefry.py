@@ -11,7 +11,8 @@ References:
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.extend
@@ -19,13 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .aliases import Array, Key
+
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 JAX_NAME = "threefry2x32"
 LENGTHS = (16, 128, 1024)  # blocks of a row; a longer one is as long as it is
 
+Block: TypeAlias = Callable[[Array, Array], Array]  # data of keys, numbers -> words
 
-def block(key, counter):
+
+def block(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
     """Two words of `counter` under `key`: Threefry-2x32 with 20 rounds.
 
     Shapes:
@@ -48,12 +53,12 @@ def block(key, counter):
     return first, second
 
 
-def _stacked(data, number):
+def _stacked(data: Array, number: Array) -> Array:
     """UInt32[..., 2]: both words of each block."""
     return jnp.stack(block(_words(data), (jnp.zeros_like(number), number)), -1)
 
 
-def _packed(data, number):
+def _packed(data: Array, number: Array) -> Array:
     """As `_stacked`, by way of 64 bits: XLA for CPU has no kernel with two results, and would
     compute every block twice."""
     low, high = block(_words(data), (jnp.zeros_like(number), number))
@@ -63,17 +68,17 @@ def _packed(data, number):
         return lax.bitcast_convert_type(both, np.uint32)
 
 
-def _mixed(data, number):
+def _mixed(data: Array, number: Array) -> Array:
     """UInt32[...]: one word of each block."""
     low, high = block(_words(data), (jnp.zeros_like(number), number))
     return low ^ high
 
 
-def _words(data):
+def _words(data: Array) -> tuple[Array, Array]:
     return data[..., 0], data[..., 1]
 
 
-def _kernel(on_cpu, elsewhere):
+def _kernel(on_cpu: Block, elsewhere: Block) -> Block:
     """A function of keys UInt32[..., 2] and counters UInt32[...] of as many axes, any of length 1.
 
     On a CPU it lies in a branch that is always taken, which the compiler cannot know: so no reader
@@ -82,7 +87,7 @@ def _kernel(on_cpu, elsewhere):
     """
 
     @jax.jit
-    def row(data, number):
+    def row(data: Array, number: Array) -> Array:
         always = lax.optimization_barrier(jnp.bool_(True))
         # what follows from both arguments: under shard_map both branches must vary alike
         never = lambda data, number: (
@@ -91,7 +96,7 @@ def _kernel(on_cpu, elsewhere):
         return lax.cond(always, on_cpu, never, data, number)
 
     @jax.jit
-    def whole(data, number):
+    def whole(data: Array, number: Array) -> Array:
         shape = jnp.broadcast_shapes(data.shape[:-1], number.shape)
         data = jnp.broadcast_to(data, (*shape, 2))
         number = jnp.broadcast_to(number, shape)
@@ -105,11 +110,11 @@ def _kernel(on_cpu, elsewhere):
         return words[:count].reshape(*shape, *words.shape[1:])
 
     @jax.custom_batching.custom_vmap
-    def kernel(data, number):
+    def kernel(data: Array, number: Array) -> Array:
         return whole(data, number)
 
     @kernel.def_vmap
-    def _(size, batched, data, number):
+    def _(size: int, batched: list[bool], data: Array, number: Array) -> tuple[Array, bool]:
         data, number = (
             x if there else x[None] for x, there in zip((data, number), batched, strict=True)
         )
@@ -118,7 +123,7 @@ def _kernel(on_cpu, elsewhere):
     return kernel
 
 
-def _padded(x, length: int):
+def _padded(x: Array, length: int) -> Array:
     if length == x.shape[0]:
         return x
     return jnp.pad(x, [(0, length - len(x))] + [(0, 0)] * (x.ndim - 1))
@@ -127,16 +132,16 @@ def _padded(x, length: int):
 _pairs, _singles = _kernel(_packed, _stacked), _kernel(_mixed, _mixed)
 
 
-def _fold_in(data, number):
+def _fold_in(data: Array, number: Any) -> Array:
     return _pairs(data, lax.convert_element_type(number, np.uint32))
 
 
-def _split(data, shape):
+def _split(data: Array, shape: tuple[int, ...]) -> Array:
     count = math.prod(shape)
     return _pairs(data[None], lax.iota(np.uint32, count)).reshape(*shape, 2)
 
 
-def _random_bits(data, width: int, shape):
+def _random_bits(data: Array, width: int, shape: tuple[int, ...]) -> Array:
     count = math.prod(shape)
     if width == 64 or count >= 2**32:
         key = jax.random.wrap_key_data(data, impl=JAX_NAME)
@@ -145,7 +150,7 @@ def _random_bits(data, width: int, shape):
     return lax.convert_element_type(words, np.dtype(f"uint{width}")).reshape(shape)
 
 
-def _seed(seed):
+def _seed(seed: Array) -> Array:
     return jax.random.key_data(jax.random.key(seed, impl=JAX_NAME))
 
 
@@ -163,7 +168,7 @@ COMPACT = jax.extend.random.define_prng_impl(
 CONFIG: Any = jax.config  # whose type does not name its options
 
 
-def compact(key):
+def compact(key: Key) -> Key:
     """The same key for use inside a program; a key of another type than threefry as it is."""
     if str(jax.random.key_impl(key)) != JAX_NAME or not CONFIG.jax_threefry_partitionable:
         return key

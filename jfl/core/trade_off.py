@@ -6,7 +6,8 @@ e^-epsilon (1 - delta - a).  So the curve is a polygon that lies on or above the
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -143,7 +144,7 @@ def curve_of_pair(epsilon: float, delta: float) -> Curve:
     return curve_of([epsilon], [delta])
 
 
-def _fall(first, last):
+def _fall(first: tuple[float, float], last: tuple[float, float]) -> float:
     """log of how fast delta falls with e^epsilon between two pairs: the rate where their lines
     meet."""
     (e, d), (f, g) = first, last
@@ -160,21 +161,21 @@ class _Lines(NamedTuple):
     delta: np.ndarray  # [n] height at rate 0
     corners: np.ndarray  # [n - 1] ascending
 
-    def height(self, rates):
+    def height(self, rates: np.ndarray) -> np.ndarray:
         line = np.searchsorted(self.corners, rates)
         with np.errstate(divide="ignore", over="ignore"):
             steep = np.exp(self.epsilon[line] + np.log(rates))
         return np.where(rates > 0, steep, 0.0) + self.delta[line]
 
 
-def _lines(curve) -> _Lines:
+def _lines(curve: Curve) -> _Lines:
     epsilon, delta = curve.epsilon[::-1], curve.delta[::-1]
     mirrored = -np.expm1(-curve.epsilon) + np.exp(-curve.epsilon) * curve.delta
     epsilon = np.concatenate([epsilon, -curve.epsilon[1:]])
     return _polygon(epsilon, np.concatenate([delta, mirrored[1:]]))
 
 
-def _polygon(epsilon, delta) -> _Lines:
+def _polygon(epsilon: np.ndarray, delta: np.ndarray) -> _Lines:
     """Lines whose order is known, with the corners between neighbours."""
     gap = epsilon[:-1] - epsilon[1:]
     rise = np.maximum(delta[1:] - delta[:-1], 0.0)
@@ -204,7 +205,7 @@ def _after(second: _Lines, first: _Lines) -> _Lines:
     return _polygon(epsilon[kept], delta[kept])
 
 
-def _gaussian_delta(mu, epsilon):
+def _gaussian_delta(mu: float, epsilon: np.ndarray) -> np.ndarray | float:
     """1, which says nothing, where rounding would show."""
     if not 1e-3 <= mu < math.inf:
         return 1.0
@@ -212,7 +213,7 @@ def _gaussian_delta(mu, epsilon):
     return np.maximum(ndtr(mu / 2 - s) - np.exp(epsilon + log_ndtr(-mu / 2 - s)), 0.0)
 
 
-def _gaussian_epsilon(mu, delta):
+def _gaussian_epsilon(mu: float, delta: np.ndarray) -> np.ndarray | float:
     """By halving, from above: the tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta."""
     if not 0 < mu < math.inf:
         return math.inf if mu else 0.0
@@ -226,7 +227,9 @@ def _gaussian_epsilon(mu, delta):
     return np.where(_gaussian_delta(mu, np.zeros(delta.shape)) <= delta, 0.0, high)
 
 
-def _numbers(where, name, value, test, need):
+def _numbers(
+    where: str, name: str, value: ArrayLike, test: Callable[[np.ndarray], Any], need: str
+) -> np.ndarray:
     array = checks.array(where, name, value)
     if array.dtype.kind not in "iuf" or not np.all(test(array)):
         checks.fail(where, f"{name}, numbers {need}", f"{name}={checks.shown(value)}")

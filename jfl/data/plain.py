@@ -10,6 +10,7 @@ NAME is that of the dataset: mnist, fashion_mnist, emnist-balanced, cifar10, svh
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def read(where: str, place: Path, name: str) -> dict | None:
 def _npz(where, file, classes) -> dict:
     try:
         with np.load(file, allow_pickle=False) as stored:
-            found = {
+            found: dict[str, Any] = {
                 key: next((stored[n] for n in names if n in stored), None)
                 for key, names in KEYS.items()
             }

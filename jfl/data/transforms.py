@@ -157,8 +157,9 @@ def noble2022_code(dataset: Dataset) -> Dataset:
         Noble, Bellet, Dieuleveut, AISTATS 2022: data/Logistic/data_generator.py of its repository.
     """
     x, x_test = _rows("noble2022_code", dataset)
-    clients = 0 if dataset.owners is None else int(dataset.owners.max()) + 1
-    least = np.bincount(dataset.owners).min() if clients else 0
+    owners = dataset.owners
+    clients = 0 if owners is None else int(owners.max()) + 1
+    least = 0 if owners is None else np.bincount(owners).min()
     if x.ndim != 2 or least < x.shape[1] or len(x_test) % clients:
         checks.fail(
             "transforms.noble2022_code",

@@ -6,7 +6,7 @@ that returns True stops the run.
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ class Moment(NamedTuple):
 
 def early_stopping(
     metric: str = "loss", patience: int = 5, least: float = 0.0, larger: bool | None = None
-) -> Callable:
+) -> Callable[..., Any]:
     """Stop when a metric has not become better for a while.
 
     Args:
@@ -111,14 +111,14 @@ def metric_of(where: str, metrics: Metrics, name: str) -> Any:
     return found
 
 
-def _numbers(metrics: Metrics) -> dict:
+def _numbers(metrics: Metrics) -> dict[str, Any]:
     """The metrics that are one number, by name."""
     own = {n: getattr(metrics, n) for n in Metrics.__dataclass_fields__ if n not in MANY}
     every = own | (metrics.custom or {})
     return {n: float(v) for n, v in every.items() if v is not None}
 
 
-def log(write: Callable[[dict], Any] | Logger) -> Callable:
+def log(write: Callable[[dict[str, Any]], Any] | Logger) -> Callable[..., Any]:
     """Hand the metrics of each evaluation to a logger, or to a function of a dict.
 
     Args:
@@ -151,7 +151,7 @@ def log(write: Callable[[dict], Any] | Logger) -> Callable:
     return tell
 
 
-def _to_logger(logger: Logger) -> Callable:
+def _to_logger(logger: Logger) -> Callable[..., Any]:
     begun = False
 
     def tell(moment: Moment) -> None:
@@ -165,7 +165,7 @@ def _to_logger(logger: Logger) -> Callable:
     return tell
 
 
-def checkpoint(path: str | Path) -> Callable:
+def checkpoint(path: str | Path) -> Callable[..., Any]:
     """Save the state at each evaluation, over the one before; `restore` reads it.
 
     Args:
@@ -228,8 +228,13 @@ def restore(path: str | Path, plan: Plan) -> Run:
 
 @contextlib.contextmanager
 def watching(
-    plan: Plan, rounds: int, before: int, progress: bool, callbacks: Sequence, tolerate: Sequence
-):
+    plan: Plan,
+    rounds: int,
+    before: int,
+    progress: bool,
+    callbacks: Sequence[Any],
+    tolerate: Sequence[Any],
+) -> Generator[Callable[[Run, list[Metrics]], bool] | None]:
     """A function (run, metrics so far) -> whether to stop; None where nobody watches."""
     callbacks = checks.several("simulate", callbacks=callbacks)
     for callback in callbacks:
@@ -242,7 +247,7 @@ def watching(
             return
         bar = stack.enter_context(_bar(plan, rounds)) if progress else None
 
-        def watch(run: Run, found: list) -> bool:
+        def watch(run: Run, found: list[Any]) -> bool:
             stop_if_unhealthy(run, tolerate)
             last = found[-1]
             if bar is not None:
@@ -258,7 +263,7 @@ def watching(
 
 
 @contextlib.contextmanager
-def _bar(plan: Plan, rounds: int):
+def _bar(plan: Plan, rounds: int) -> Generator[Callable[[int, Mapping[str, float]], None]]:
     """A bar of rich, on standard error: (rounds done, numbers) -> None."""
     from rich.console import Console
     from rich.progress import (
@@ -280,7 +285,7 @@ def _bar(plan: Plan, rounds: int):
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(f"{plan.algorithm.name} (compiling)", total=rounds, numbers="")
 
-        def show(done, numbers):
+        def show(done: int, numbers: Mapping[str, float]) -> None:
             shown = [n for n in ("accuracy", "loss") if n in numbers]
             words = "  ".join(f"{n} {numbers[n]:.4g}" for n in shown)
             progress.update(task, completed=done, numbers=words, description=plan.algorithm.name)
@@ -304,7 +309,7 @@ ADVICE = dict(
 )
 
 
-def stop_if_unhealthy(run: Run, tolerate=()):
+def stop_if_unhealthy(run: Run, tolerate: Sequence[str] = ()) -> None:
     """Raise HealthError for a concrete run that counted trouble."""
     if not checks.concrete(run.health):
         return

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
     the other runs, and how many they were."""
 
     params: Any  # of the best run; None if no run was drawn, or all of them failed
-    setting: dict | None  # the arguments of make_plan
+    setting: dict[str, Any] | None  # the arguments of make_plan
     score: float | None
     guarantee: Guarantee  # of the choice
 
@@ -55,7 +55,7 @@ def choose(
     runs: choosing.Runs | Sequence[choosing.Runs],
     seed: int = 0,
     delta: float = 1e-5,
-    score: Callable | None = None,
+    score: Callable[..., Any] | None = None,
     unit: str | None = None,
     view: str | None = None,
     adjacency: str | None = None,
@@ -139,7 +139,7 @@ def choose(
     for i in range(len(grid)):
         _refuse_untrained(plans(i), score)
     if score is not None:  # what it reads cannot be seen
-        told = told._replace(status="conditional")
+        told = told._replace(status="conditional")  # pyright: ignore[reportPrivateUsage]  # of a named tuple
     groups, settings, seeds = _drawn(seed, [rung.runs for rung in rungs], len(grid))
     best = _winner([plans(int(i)) for i in settings], seeds, rungs, groups, score)
     if best is None:
@@ -147,7 +147,7 @@ def choose(
     return Choice(best.trained.params, grid[settings[best.number]], best.score, told)
 
 
-def _rungs(rounds, runs) -> list[Rung]:
+def _rungs(rounds: Any, runs: Any) -> list[Rung]:
     """The rungs of a tournament; one number of rounds with one law is one rung."""
     if isinstance(runs, choosing.Runs) or not isinstance(runs, (list, tuple)):
         checks.kind(WHERE, choosing.Runs, "choosing.logarithmic", runs=runs)
@@ -179,7 +179,7 @@ def _rungs(rounds, runs) -> list[Rung]:
     return [Rung(int(n), law) for n, law in zip(own, runs)]
 
 
-def _refuse_untrained(plan: Plan, score) -> None:
+def _refuse_untrained(plan: Plan, score: Callable[..., Any] | None) -> None:
     checks.on_device(WHERE, plan.fed)
     if score is None and not has_accuracy(plan.task):
         checks.fail(WHERE, "score: a function of parameters", "a task without an accuracy")
@@ -188,7 +188,7 @@ def _refuse_untrained(plan: Plan, score) -> None:
 # --- who wins
 
 
-def _drawn(seed, laws, settings):
+def _drawn(seed: int, laws: Sequence[choosing.Runs], settings: int) -> tuple[list[Any], Any, Any]:
     """How many runs each group of each rung chooses from, Int[groups] for each rung; and the
     setting and the seed of each run of the first rung."""
     number_key, setting_key, seed_key = jax.random.split(jax.random.key(seed), 3)
@@ -212,7 +212,13 @@ class _Runner(NamedTuple):
     score: float = -np.inf  # of a run that failed, too
 
 
-def _winner(plans, seeds, rungs, groups, score) -> _Runner | None:
+def _winner(
+    plans: Sequence[Plan],
+    seeds: Sequence[int],
+    rungs: Sequence[Rung],
+    groups: Sequence[Any],
+    score: Callable[..., Any] | None,
+) -> _Runner | None:
     """The run that is released, None if there is none.
 
     All that a run has released counts as seen by the next rung, and what clients remember is used
@@ -238,13 +244,13 @@ def _winner(plans, seeds, rungs, groups, score) -> _Runner | None:
     return field[0]
 
 
-def _best(group) -> _Runner | None:
+def _best(group: Sequence[_Runner | None]) -> _Runner | None:
     """The first of those with the highest score; None of a group in which nobody has any."""
     there = [runner for runner in group if runner is not None and runner.score > -np.inf]
     return max(there, key=lambda runner: runner.score, default=None)
 
 
-def _scores(trained, score) -> list[float]:
+def _scores(trained: Sequence[Any], score: Callable[..., Any] | None) -> list[float]:
     """Of each run; -inf of one that failed.
 
     An empty cohort and a row that is not finite are no failures: the noise covers both, and a
@@ -258,7 +264,7 @@ def _scores(trained, score) -> list[float]:
     return [-np.inf if bad or not np.isfinite(s) else s for s, bad in zip(scores, failed)]
 
 
-def _scored(where, value):
+def _scored(where: str, value: Any) -> float:
     found = checks.array(where, "what score returns", value)
     if found.size != 1 or found.dtype.kind not in "biuf":
         checks.fail(where, "one number from score, larger for a better model", checks.shown(value))
@@ -268,7 +274,9 @@ def _scored(where, value):
 # --- what it costs
 
 
-def _guarantee(plans, rungs, delta, ask) -> Guarantee:
+def _guarantee(
+    plans: Sequence[Plan], rungs: Sequence[Rung], delta: float, ask: dict[str, Any]
+) -> Guarantee:
     """Of the choice: that of one run with any setting, made dearer."""
     rounds = sum(rung.rounds for rung in rungs)
     each = [guarantees.guarantee(plan, rounds, delta, **ask) for plan in plans]
@@ -308,7 +316,7 @@ def _guarantee(plans, rungs, delta, ask) -> Guarantee:
     )
 
 
-def _of_any(releases) -> Release:
+def _of_any(releases: Sequence[Release | None]) -> Release:
     """What rounds with any setting release, out of what they release with each."""
     # settings that differ in what no accounting reads are one
     held: Any = releases  # none of them is None
@@ -324,7 +332,9 @@ def _of_any(releases) -> Release:
     )
 
 
-def _of_rungs(plans, rungs, delta, unit, adjacency, view) -> list:
+def _of_rungs(
+    plans: Sequence[Plan], rungs: Sequence[Rung], delta: float, unit: str, adjacency: str, view: str
+) -> list[list[Release]]:
     """For each rung what its own rounds release, with each setting.
 
     So many rounds of a run have one guarantee, whichever they are and whatever came before them.
@@ -350,7 +360,7 @@ def _refuse_rounds_drawn_together(plan: Plan) -> None:
         _refuse_rounds(f"sampling.{plan.sampler.scheme}, which draws cohorts by the round")
 
 
-def _refuse_rounds(got):
+def _refuse_rounds(got: str) -> NoReturn:
     checks.fail(
         WHERE,
         "a plan whose rounds stand alone and are alike, for several numbers of rounds",

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ LOGGER = logging.getLogger("jfl")
 
 
 @contextlib.contextmanager
-def told(plan: Plan):
+def told(plan: Plan) -> Generator[None]:
     """Say in the log what is compiled, and how long it took."""
     if not LOGGER.isEnabledFor(logging.INFO):
         yield

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..core import checks
+from ..core.aliases import Tree
 from ..core.errors import ArgumentError
 
 AXES = ("points", "clients")
@@ -38,7 +39,7 @@ LOST = (
 __all__ = ["connect", "devices"]
 
 
-def devices(mesh: str | Sequence | Mesh | None = "auto", points: int = 1) -> Mesh | None:
+def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int = 1) -> Mesh | None:
     """The mesh that an argument `mesh=` names; None for one device alone.
 
     Args:
@@ -117,7 +118,7 @@ def layout(mesh: Mesh | None, machine: str) -> str:
     )
 
 
-def one_device(tree):
+def one_device(tree: Tree) -> Tree:
     """What was spread over several devices of this process, on the first one."""
     if jax.process_count() > 1:
         return tree
@@ -125,7 +126,7 @@ def one_device(tree):
     return jax.tree.map(lambda x: jax.device_put(x, jax.local_devices()[0]) if many(x) else x, tree)
 
 
-def spread(tree, mesh: Mesh | None, axis=None):
+def spread(tree: Tree, mesh: Mesh | None, axis: str | None = None) -> Tree:
     """Arrays put on all devices of a mesh, whole, or split along `axis` of it; every host has the
     same ones."""
     if mesh is None:
@@ -134,7 +135,7 @@ def spread(tree, mesh: Mesh | None, axis=None):
     return jax.tree.map(lambda x: put(x, sharding), tree)
 
 
-def put(x, sharding: NamedSharding):
+def put(x: Any, sharding: NamedSharding) -> jax.Array:
     """An array that every host has, on devices of all of them."""
     if isinstance(x, jax.Array) and x.sharding == sharding:
         return x
@@ -180,7 +181,7 @@ def connect(
     atexit.register(_leave)  # before JAX's own end
 
 
-def _leave():
+def _leave() -> None:
     """At the end wait for the others, a while: the service that they say goodbye to runs in process
     0."""
     client = distributed.global_state.client  # JAX has no public name for it
@@ -196,7 +197,7 @@ def lead() -> bool:
     return jax.process_index() == 0
 
 
-def agree(tree):
+def agree(tree: Tree) -> Tree:
     """The leaves of process 0, in all processes."""
     if jax.process_count() == 1:
         return tree
@@ -215,7 +216,7 @@ def least(number: float, mesh: Mesh | None) -> float:
         return float(np.min(multihost_utils.process_allgather(np.float64(number))))
 
 
-def exchange(where: str, text: str = "", refusal: str = ""):
+def exchange(where: str, text: str = "", refusal: str = "") -> None:
     """Of several processes: what one refuses all refuse, and so they do if they say different
     texts.
 
@@ -243,12 +244,12 @@ def exchange(where: str, text: str = "", refusal: str = ""):
 
 
 @contextlib.contextmanager
-def in_step(where: str):
+def in_step(where: str) -> Generator[Callable[[str], None]]:
     """Give what all processes do before they begin a function to say that this one is ready; a
     refusal before is all's."""
     done = []
 
-    def ready(text: str):
+    def ready(text: str) -> None:
         done.append(True)
         with together():
             exchange(where, text)
@@ -263,7 +264,7 @@ def in_step(where: str):
 
 
 @contextlib.contextmanager
-def together():
+def together() -> Generator[None]:
     """Of several processes, say in one line that another one is gone.
 
     Raises:

@@ -9,13 +9,15 @@ import concurrent.futures
 import dataclasses
 import functools
 import mmap
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..core import pytrees
+from ..core.aliases import Array, Key, Tree, Words
 from ..core.records import Feed, Plan, Run
 from .devices import everywhere
 from .round import Seen, begin_compiled, draw, draws_key, fed_round
@@ -26,7 +28,7 @@ _draws_key = jax.jit(draws_key)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 2))
-def _step(run, plan, sums, noise, feed):
+def _step(run: Run, plan: Plan, sums: Seen, noise: Key, feed: Feed) -> tuple[Run, Seen, Tree]:
     run, seen, new = fed_round(run, plan, noise, feed)
     if plan.mesh is not None:  # states are written back by every host
         new = jax.lax.with_sharding_constraint(new, everywhere(plan.mesh))
@@ -34,12 +36,12 @@ def _step(run, plan, sums, noise, feed):
 
 
 @jax.jit
-def _drawn(key, plan, round_):
+def _drawn(key: Key, plan: Plan, round_: Any) -> tuple[tuple[Array, ...], Array]:
     cohort = draw(key, plan, round_)
     return dealt(cohort, plan), cohort.overflow
 
 
-def start(key, plan: Plan, words, history) -> Run:
+def start(key: Key, plan: Plan, words: Words, history: Words) -> Run:
     """The state before the first round; what clients remember is in numpy arrays, where zeros take
     no memory yet."""
     sampler, clients = plan.sampler, plan.sampler.clients
@@ -50,14 +52,14 @@ def start(key, plan: Plan, words, history) -> Run:
         history,
     )
 
-    def every(x):
+    def every(x: Any) -> np.ndarray:
         x = np.asarray(x)
         return np.repeat(x, clients, 0) if x.any() else _zeros((clients, *x.shape[1:]), x.dtype)
 
     return dataclasses.replace(run, own=jax.tree.map(every, run.own))
 
 
-def _zeros(shape, dtype):
+def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Zeros that take memory by the small page that is written; np.zeros of this size takes pages
     of 2 MB."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
@@ -68,10 +70,10 @@ def _zeros(shape, dtype):
     return np.frombuffer(held, dtype).reshape(shape)
 
 
-def copied(states):
+def copied(states: Tree) -> Tree:
     """A copy that leaves zeros without memory."""
 
-    def one(x):
+    def one(x: Any) -> np.ndarray:
         x, step = np.asarray(x), max(1, BLOCK * len(x) // max(x.size, 1))
         out = _zeros(x.shape, x.dtype)
         for i in range(0, len(x), step):
@@ -87,21 +89,21 @@ class Feeder:
     """Runs rounds and holds what stays on the host: `with Feeder(run, states, plan, noise, rounds)
     as feeder`."""
 
-    def __init__(self, run: Run, states, plan: Plan, noise, rounds: int):
+    def __init__(self, run: Run, states: Tree, plan: Plan, noise: Key, rounds: int):
         self.plan, self.noise, self.key, self.host = plan, noise, _draws_key(run), plan.fed.host
         self.next, self.last = int(run.round), int(run.round) + rounds
         self.states = states  # numpy arrays [C, ...], written in place
         self.pool = concurrent.futures.ThreadPoolExecutor(1)
         self.coming: Any = None
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._fetch_next()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.pool.shutdown(cancel_futures=True)
 
-    def _fetch_next(self):
+    def _fetch_next(self) -> None:
         """Draw the next cohort now, before the device is busy; fetch its rows beside the device's
         work."""
         self.coming = None
@@ -110,11 +112,13 @@ class Feeder:
             self.coming = self.pool.submit(self._fetched, *drawn)
             self.next += 1
 
-    def _fetched(self, slots, overflow):
+    def _fetched(self, slots: tuple[Array, ...], overflow: Array) -> tuple[Any, ...]:
         ids = np.asarray(slots[0])
         return slots, overflow, ids, np.asarray(slots[1]) > 0, self._shared(ids, self.host.fetch)
 
-    def _shared(self, ids, fetch):
+    def _shared(
+        self, ids: np.ndarray, fetch: Callable[[np.ndarray], Sequence[Any]]
+    ) -> tuple[Array, ...]:
         """What `fetch` finds of clients [chunks, slots], on the devices that work on them."""
         fetched = lambda ids: tuple(
             v.reshape(ids.shape + v.shape[1:]) for v in fetch(ids.reshape(-1))
@@ -149,7 +153,7 @@ class Feeder:
         return run, sums
 
 
-def _read(x, ids):
+def _read(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     there = ids < len(x)
     return np.where(
         there.reshape((-1,) + (1,) * (x.ndim - 1)),

@@ -15,7 +15,7 @@ Privacy:
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol, Self, runtime_checkable
 
@@ -97,7 +97,7 @@ class CSV(_Closing):
             checks.fail("loggers.CSV", f"columns {', '.join(self._columns)}", f"{unknown} too")
         self._write([row.get(name) for name in self._columns])
 
-    def _write(self, cells: list) -> None:
+    def _write(self, cells: list[Any]) -> None:
         assert self._file is not None
         csv.writer(self._file, lineterminator="\n").writerow(cells)
         self._file.flush()  # whoever follows the run sees whole rows
@@ -125,7 +125,7 @@ class Parquet(_Closing):
     def __init__(self, path: str | Path) -> None:
         parquet_writer("loggers.Parquet")
         self.path = Path(path)
-        self._rows: list[dict] = []
+        self._rows: list[dict[str, Any]] = []
 
     def settings(self, settings: Mapping[str, Any]) -> None:
         """A table has no place for settings."""
@@ -293,7 +293,7 @@ def _missing(logger: str, package: str, extra: str, error: ImportError) -> NoRet
     )
 
 
-def parquet_writer(where: str):
+def parquet_writer(where: str) -> Callable[[Any, list[dict[str, Any]]], None]:
     """A function (path, rows) that writes a Parquet file.
 
     Raises:
@@ -323,7 +323,7 @@ def parquet_writer(where: str):
         )
 
 
-def write_parquet(path: str | Path, rows: list[dict]) -> None:
+def write_parquet(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """Rows as a Parquet file that is whole or as it was before.
 
     Raises:

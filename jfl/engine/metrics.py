@@ -1,5 +1,6 @@
 """Evaluation on held-out rows; all of it lies outside the guarantee."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ..core import checks, losses
+from ..core.aliases import Array, Tree
 from ..core.records import PERCENTILES, Federation, Fn, Task
 from ..models import frameworks
 from ..models.targets import TARGETS
@@ -24,10 +26,10 @@ class Evaluation(NamedTuple):
     accuracy: Any
     client_accuracy: Any
     client_percentiles: Any
-    custom: dict | None
+    custom: dict[str, Any] | None
 
 
-def _hits(task: Task, params, x, y):
+def _hits(task: Task, params: Tree, x: Array, y: Array) -> Tree:
     """How much of a prediction is right: a number, or a pair of that and of how many."""
     predict: Any = task.predict
     try:
@@ -47,12 +49,12 @@ def has_accuracy(task: Task) -> bool:
 
 def evaluate(
     task: Task,
-    params,
+    params: Tree,
     fed: Federation,
     mesh: Mesh | None = None,
     personal: Fn | None = None,
-    server=None,
-    own=(),
+    server: Tree = None,
+    own: Tree = (),
 ) -> Evaluation:
     """Loss, accuracy and custom metrics on the central test rows; accuracy on each client's own.
 
@@ -69,7 +71,7 @@ def evaluate(
     draws = task.evaluation is None and losses.takes_key(task.loss)
     loss = losses.for_evaluation(task)
 
-    def row(params, x, y, number=None):
+    def row(params: Tree, x: Array, y: Array, number: Array | None = None) -> dict[str, Any]:
         found = dict(loss=loss(params, x, y) if number is None else drawn(params, x, y, number))
         if has_accuracy(task):
             found["accuracy"] = _hits(task, params, x, y)
@@ -78,7 +80,7 @@ def evaluate(
             found[f"custom {name}"] = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), value)
         return found
 
-    def drawn(params, x, y, number):
+    def drawn(params: Tree, x: Array, y: Array, number: Array) -> Any:
         key = jax.random.fold_in(losses.key_of(KEY), number)
         return task.loss(params, x, y, key)
 
@@ -127,15 +129,17 @@ def predict(task: Task, params: Any, x: Any) -> np.ndarray:
 
 
 @jax.jit
-def _predicted(function, params, x):
+def _predicted(function: Callable[..., Any], params: Tree, x: Array) -> Any:
     return jax.lax.map(lambda row: function(params, row), x, batch_size=min(BLOCK, len(x)))
 
 
-def _same(params, own):
+def _same(params: Tree, own: Tree) -> Tree:
     return params
 
 
-def _mean(per_item, given, items, block, mesh):
+def _mean(
+    per_item: Callable[..., Any], given: Tree, items: tuple[Any, ...], block: int, mesh: Mesh | None
+) -> dict[str, Any]:
     """Mean of `per_item(given, *item)`, a block of items at a time, each device its part; of a
     pair, the sum of its first over that of its second."""
     many = max(1, len(items[0]))
@@ -143,15 +147,17 @@ def _mean(per_item, given, items, block, mesh):
     return {name: _ratio(value, many) for name, value in sums.items()}
 
 
-def _ratio(value, many):
+def _ratio(value: Any, many: Any) -> Any:
     if not isinstance(value, tuple):
         return value / many
     total, count = value
     return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), jnp.nan)
 
 
-def _sums(per_item, given, items, block, mesh):
-    def sums(given, items, mask):
+def _sums(
+    per_item: Callable[..., Any], given: Tree, items: tuple[Any, ...], block: int, mesh: Mesh | None
+) -> Any:
+    def sums(given: Tree, items: tuple[Any, ...], mask: Array) -> Tree:
         values = jax.lax.map(
             lambda item: per_item(given, *item), items, batch_size=min(block, len(mask))
         )
@@ -160,13 +166,20 @@ def _sums(per_item, given, items, block, mesh):
     return sharding.sum_of_parts(sums, given, items, mesh)
 
 
-def _of_clients(task: Task, fed: Federation, mesh: Mesh | None, model, server, own):
+def _of_clients(
+    task: Task,
+    fed: Federation,
+    mesh: Mesh | None,
+    model: Callable[..., Any],
+    server: Tree,
+    own: Tree,
+) -> tuple[Array | None, Array | None]:
     """The mean over clients of the accuracy on their own held-out rows, and percentiles; None
     without such rows or without predictions."""
     if not has_accuracy(task) or fed.test_index.shape[-1] == 0:
         return None, None
 
-    def client(given, index, size, own):
+    def client(given: tuple[Any, ...], index: Array, size: Array, own: Tree) -> Any:
         server, x, y = given
         params = model(server, own)
         hits = jax.vmap(lambda i: _hits(task, params, x[i], y[i]))(index)
@@ -178,11 +191,11 @@ def _of_clients(task: Task, fed: Federation, mesh: Mesh | None, model, server, o
     items = (fed.test_index, fed.test_size, own)
     block = max(1, BLOCK // fed.test_index.shape[-1])
 
-    def placed(given, items, mask):
+    def placed(given: tuple[Any, ...], items: tuple[Any, ...], mask: Array) -> Array:
         """Each at its place, zeros at the others: a sum over devices puts them together."""
-        *items, place = items
+        *mine, place = items
         each = jax.lax.map(
-            lambda item: client(given, *item), tuple(items), batch_size=min(block, len(mask))
+            lambda item: client(given, *item), tuple(mine), batch_size=min(block, len(mask))
         )
         return jnp.zeros(clients).at[place].add(jnp.where(mask, each, 0.0))
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks, identity, pytrees
+from ..core.aliases import Array, Tree
 from ..core.records import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
 from ..models import frameworks
 from ..privacy.mechanisms import chain as mech
@@ -32,7 +33,7 @@ def plan(
     *,
     upload: Mechanism | None = None,
     release: Mechanism | None = None,
-    weights: str | ArrayLike | Callable = "uniform",
+    weights: str | ArrayLike | Callable[..., Any] = "uniform",
     adjacency: str | None = None,
     chunk: int | None = None,
     memory: float = MEMORY,
@@ -101,7 +102,7 @@ def plan(
     if release is None:
         release = chain(total(), divide(sampler.expected))
     for site, m in (("release", release), ("upload", upload)):
-        if m is not None and not isinstance(m, Mechanism):
+        if m is not None and not isinstance(m, Mechanism):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
             checks.fail("plan", f"{site} to be a chain of stages", f"{m!r}")
         if m is not None:
             _divisor(m, site)
@@ -174,14 +175,14 @@ def _at_once(sampler: Sampler) -> int:
     return sampler.capacity
 
 
-def _fits(fed, task, algorithm, sampler):
+def _fits(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -> None:
     for value, kind, make in (
         (fed, Federation, "jfl.federate"),
         (task, Task, "jfl.models or jfl.task"),
         (algorithm, Algorithm, "jfl.algorithms"),
         (sampler, Sampler, "jfl.sampling"),
     ):
-        if not isinstance(value, kind):
+        if not isinstance(value, kind):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
             checks.fail("plan", f"a {kind.__name__} (from {make})", f"{type(value).__name__}")
     if fed.index.shape[0] != sampler.clients:
         checks.fail(
@@ -219,7 +220,7 @@ def _fits(fed, task, algorithm, sampler):
                 )
 
 
-def _divisor(mechanism, site):
+def _divisor(mechanism: Mechanism, site: str) -> None:
     """Realised numbers are data: no divisor for a sum that noise protects."""
     divisors = {s.divisor for s in mechanism.stages}
     if "size" in divisors:
@@ -238,7 +239,9 @@ def _divisor(mechanism, site):
         )
 
 
-def _declared(algorithm, sampler, upload, release):
+def _declared(
+    algorithm: Algorithm, sampler: Sampler, upload: Mechanism | None, release: Mechanism
+) -> None:
     """A bound that is declared instead of clipped holds where it is said to."""
     declared = lambda m: [s.declared for s in m.stages] if m is not None else []
     if "upload" in declared(upload) or any(
@@ -306,7 +309,7 @@ def _declared(algorithm, sampler, upload, release):
         )
 
 
-def _levels(clients, release, *own):
+def _levels(clients: int, release: Mechanism, *own: Mechanism | None) -> None:
     """Noise and clip norms have the shapes that the engine can use."""
     for site, m in (("release", release), *(("a client's chain", m) for m in own if m is not None)):
         for s in m.stages:
@@ -335,7 +338,7 @@ def _levels(clients, release, *own):
                 )
 
 
-def _shape(function, name):
+def _shape(function: Callable[..., Any], name: str) -> tuple[int, ...]:
     try:
         return jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32)).shape
     except (TypeError, AttributeError, jax.errors.JAXTypeError) as error:
@@ -362,7 +365,7 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
     (kind,) = kinds
     free = all(r.batches.scheme == "full" and not r.steps for r in algorithm.releases)
 
-    def one(node):
+    def one(node: Any) -> Any:
         if not isinstance(node, Mechanism):
             return node
         also = ("zero_out", "replace_one") if kind != "replace_one" else ("zero_out",)
@@ -386,7 +389,9 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
     return jax.tree.map(one, algorithm, is_leaf=lambda n: isinstance(n, Mechanism))
 
 
-def _weights(weights, fed, sampler):
+def _weights(
+    weights: str | ArrayLike | Callable[..., Any], fed: Federation, sampler: Sampler
+) -> Array | Fn:
     clients = sampler.clients
     even = np.full(clients, 1 / clients, np.float32)
     share = even if sampler.share is None else sampler.share
@@ -419,7 +424,7 @@ def _weights(weights, fed, sampler):
     return _scaled(None, of=jnp.asarray(weights), share=jnp.asarray(share))
 
 
-def _whole(weights) -> bool:
+def _whole(weights: np.ndarray) -> bool:
     """True of whole numbers, not negative, whose float32 sum is exact in any order: the host's is
     the device's."""
     values = weights.astype(np.float64)
@@ -427,7 +432,7 @@ def _whole(weights) -> bool:
 
 
 @named("plan.weights")
-def _scaled(round_, *, of, share):
+def _scaled(round_: Array | None, *, of: Any, share: Array) -> Array:
     """p / q, with p the weights' distribution over clients and q the clients' share of draws: mean
     1 for uniform q."""
     values = jnp.asarray(of(round_) if isinstance(of, Fn) else of, jnp.float32)
@@ -437,7 +442,7 @@ def _scaled(round_, *, of, share):
     return values / values.sum() / share
 
 
-def _initial(task: Task):
+def _initial(task: Task) -> Tree:
     """Shapes of the parameters; refuses what an init function makes that cannot be trained."""
     try:
         return jax.eval_shape(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from ..core import checks, hashing, identity, pytrees
+from ..core.aliases import Tree, Words
 from ..core.random_streams import Stream, noise_base, noise_words, stream, streams
 from ..core.records import Array, Cohort, Context, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
 from ..core.threefry import compact
@@ -46,7 +48,7 @@ def init(key: jax.Array, plan: Plan) -> Run:
     return begin_compiled(checks.key("init", key), plan, words, history)
 
 
-def begin(key, plan: Plan, words, history) -> Run:
+def begin(key: Key, plan: Plan, words: Words, history: Words) -> Run:
     """`init`, where identity.for_noise(plan) and identity.of_start(plan) are known."""
     key = checks.key("init", key)
     server, own = plan.algorithm.init(plan.task.init(stream(compact(key), Stream.INIT, 0)))
@@ -73,10 +75,10 @@ def begin(key, plan: Plan, words, history) -> Run:
     return dataclasses.replace(run, mechanism=correlated.empty(plan.release, _sum(run, plan)))
 
 
-def _sum(run, plan):
+def _sum(run: Run, plan: Plan) -> Tree:
     """The shapes of what a cohort sums."""
 
-    def one(run, plan):
+    def one(run: Run, plan: Plan) -> Tree:
         keys, plan = _keys(run, run.key, run.key), at(plan, run.round)
         nobody = tuple(jnp.zeros(1, jnp.int32) for _ in range(3))
         own = pytrees.map(lambda x: x[:1], run.own)
@@ -90,7 +92,7 @@ def _sum(run, plan):
 begin_compiled = jax.jit(begin)
 
 
-def enter(run: Run, words) -> Run:
+def enter(run: Run, words: Words) -> Run:
     """The run as it goes on under the plan with this identity.
 
     From round 1 on another plan than the last one begins a noise of its own, also where two runs
@@ -109,7 +111,7 @@ def enter(run: Run, words) -> Run:
     )
 
 
-def noise_key(run: Run):
+def noise_key(run: Run) -> Key:
     """The key all noise of a run that has entered its plan descends from."""
     return noise_base(run.key, noise_words(run.identity, run.history, run.attempt))
 
@@ -134,7 +136,7 @@ def run_round(run: Run, plan: Plan) -> tuple[Run, Seen]:
     return one_round(run, plan, noise_key(run))
 
 
-def one_round(run: Run, plan: Plan, noise, draws=None) -> tuple[Run, Seen]:
+def one_round(run: Run, plan: Plan, noise: Key, draws: Key | None = None) -> tuple[Run, Seen]:
     """`run_round` of a run that has entered its plan; `noise` is noise_key(run) and `draws` is
     draws_key(run), which a loop computes once."""
     checks.on_device("run_round", plan.fed)
@@ -150,7 +152,7 @@ def one_round(run: Run, plan: Plan, noise, draws=None) -> tuple[Run, Seen]:
     return _serve(dataclasses.replace(run, own=own), plan, keys, cohort.overflow, sums)
 
 
-def fed_round(run: Run, plan: Plan, noise, feed: Feed) -> tuple[Run, Seen, Any]:
+def fed_round(run: Run, plan: Plan, noise: Key, feed: Feed) -> tuple[Run, Seen, Any]:
     """A round of a cohort that was fetched -> run, what is seen of it, what its clients
     remember."""
     keys, plan = (
@@ -161,7 +163,7 @@ def fed_round(run: Run, plan: Plan, noise, feed: Feed) -> tuple[Run, Seen, Any]:
     return *_serve(run, plan, keys, feed.overflow, sums), new
 
 
-def draws_key(run: Run):
+def draws_key(run: Run) -> Key:
     """The key of cohorts and batches.
 
     A round that is released twice is charged as two samples, so another attempt draws its own:
@@ -171,12 +173,12 @@ def draws_key(run: Run):
     return jax.lax.select(run.attempt > 0, stream(key, Stream.AGAIN, run.attempt), key)
 
 
-def draw(key, plan: Plan, round_) -> Cohort:
+def draw(key: Key, plan: Plan, round_: Any) -> Cohort:
     """The cohort of a round, of the run with this draws_key."""
     return sampling.cohort_of(plan.sampler, key, round_)
 
 
-def at(plan: Plan, round_) -> Plan:
+def at(plan: Plan, round_: Array) -> Plan:
     """The plan of one round: weights, clip norms and noise that change from round to round have
     their value."""
     upload, release = (m and mech.at(m, round_) for m in (plan.upload, plan.release))
@@ -191,12 +193,12 @@ class _Keys(NamedTuple):
     noise: Key  # from which those of all rounds follow
 
 
-def _keys(run, batch, noise):
+def _keys(run: Run, batch: Key, noise: Key) -> _Keys:
     keys = streams(noise, (Stream.ROWS, Stream.UPLOAD, Stream.RELEASE), run.round)
     return _Keys(batch, keys[:2], keys[2], noise)
 
 
-def _cohort(run, plan, keys, cohort):
+def _cohort(run: Run, plan: Plan, keys: _Keys, cohort: Cohort) -> tuple[Any, Tree]:
     """-> the sums over all clients of a cohort, and what every client remembers now.
 
     Where clients remember, each of several devices holds the states of equally many, and runs
@@ -206,7 +208,9 @@ def _cohort(run, plan, keys, cohort):
         chunks = slots.dealt(cohort, plan)
         return _chunks(run, plan, keys, chunks, sampling.fills(plan.sampler))
 
-    def part(own, run, plan, keys, cohort):  # a vmap over sweep points cannot see into closures
+    def part(
+        own: Tree, run: Run, plan: Plan, keys: _Keys, cohort: Cohort
+    ) -> tuple[Any, Tree]:  # a vmap over sweep points cannot see into closures
         run, device = dataclasses.replace(run, own=own), jax.lax.axis_index("clients")
         if not jax.tree.leaves(own):
             chunks = slots.dealt_to(device, cohort, plan)
@@ -234,14 +238,14 @@ def _cohort(run, plan, keys, cohort):
     return sums, sharding.cut(own, run.own)
 
 
-def _fed_cohort(run, plan, keys, feed):
+def _fed_cohort(run: Run, plan: Plan, keys: _Keys, feed: Feed) -> tuple[Any, Tree]:
     """As `_cohort`, of what was fetched; -> the sums, what each client of the cohort remembers
     [chunks, slots, ...]."""
     fetched = (feed.slots, feed.rows, feed.own)
     if sharding.count(plan.mesh) == 1:
         return _fed_chunks(run, plan, keys, fetched)
 
-    def part(*args):
+    def part(*args: Any) -> tuple[Any, Tree]:
         sums, new = _fed_chunks(*args)
         return sharding.summed(sums), new
 
@@ -256,7 +260,9 @@ def _fed_cohort(run, plan, keys, feed):
     return split(run, plan, keys, fetched)
 
 
-def _chunks(run, plan, keys, chunks, filled, first: Any = 0):
+def _chunks(
+    run: Run, plan: Plan, keys: _Keys, chunks: tuple[Array, ...], filled: bool, first: Any = 0
+) -> tuple[Any, Tree]:
     """The chunks of one device, where rows are on it.
 
     Args:
@@ -272,7 +278,7 @@ def _chunks(run, plan, keys, chunks, filled, first: Any = 0):
     # wrote as it goes would copy all states in every turn
     place = jnp.where(chunks[1] > 0, chunks[0] - first, plan.sampler.clients)
 
-    def some(chunk, place):
+    def some(chunk: tuple[Array, ...], place: Array) -> tuple[Any, Tree]:
         return _some(run, plan, keys, chunk, None, pytrees.take(run.own, place))
 
     sums, new = _in_turn(some, (chunks, place), chunks[1], filled)
@@ -280,13 +286,15 @@ def _chunks(run, plan, keys, chunks, filled, first: Any = 0):
     return sums, pytrees.put(run.own, place.reshape(-1), flat)
 
 
-def _fed_chunks(run, plan, keys, fetched):
+def _fed_chunks(run: Run, plan: Plan, keys: _Keys, fetched: tuple[Any, ...]) -> tuple[Any, Tree]:
     """As `_chunks`, of what was fetched -> the sums, what clients remember [chunks, slots, ...]."""
     some = functools.partial(_some, run, plan, keys)
     return _in_turn(some, fetched, fetched[0][1], sampling.fills(plan.sampler))
 
 
-def _in_turn(some, chunks, times, filled):
+def _in_turn(
+    some: Callable[..., tuple[Any, Tree]], chunks: Tree, times: Array, filled: bool
+) -> tuple[Any, Tree]:
     """Chunks one after another, as far as there are clients.
 
     An empty slot weighs nothing and remembers nothing, so what a chunk without a client would give
@@ -307,11 +315,11 @@ def _in_turn(some, chunks, times, filled):
     sums, new = jax.eval_shape(some, *first)
     sums = pytrees.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 
-    def add(sums, chunk):
+    def add(sums: Tree, chunk: tuple[Any, ...]) -> tuple[Any, Tree]:
         more, new = some(*chunk)
         return pytrees.add(sums, more), new
 
-    def one(i, carry):
+    def one(i: Array, carry: tuple[Any, Tree]) -> tuple[Any, Tree]:
         chunk = pytrees.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), chunks)
         sums, new = add(carry[0], chunk)
         return sums, pytrees.map(lambda x, n: x.at[i].set(n), carry[1], new)
@@ -323,25 +331,32 @@ def _in_turn(some, chunks, times, filled):
         return jax.lax.fori_loop(0, _chunks_with_clients(times), one, (sums, new))
 
 
-def _chunks_with_clients(times):
+def _chunks_with_clients(times: Array) -> Array:
     """How many chunks have to run: up to the last one with a client; times: Int[chunks, slots]."""
     chunk = jnp.arange(1, len(times) + 1, dtype=jnp.int32)
     return _most(jnp.where((times > 0).any(1), chunk, 0).max())
 
 
 @jax.custom_batching.custom_vmap
-def _most(count):
+def _most(count: Array) -> Array:
     """The points of a sweep run as many chunks as the one that needs most: a loop that ended for
     some of them alone would copy its sums in every turn."""
     return count
 
 
 @_most.def_vmap
-def _(size, batched, count):
+def _(size: int, batched: list[bool], count: Array) -> tuple[Array, bool]:
     return _most(count.max(0) if batched[0] else count), False
 
 
-def _some(run, plan, keys, slots, rows, own):
+def _some(
+    run: Run,
+    plan: Plan,
+    keys: _Keys,
+    slots: tuple[Array, ...],
+    rows: tuple[Array, ...] | None,
+    own: Tree,
+) -> tuple[Any, Tree]:
     """A chunk of the cohort -> what is summed over chunks, what its clients remember.
 
     rows: [slots, ...], or None where each client looks its own up in the federation.
@@ -351,7 +366,7 @@ def _some(run, plan, keys, slots, rows, own):
     uploads_key = jax.random.fold_in(keys.noise, Stream.UPLOAD)
     taken = count > 0
 
-    def client(own, id_, turn, rows):
+    def client(own: Tree, id_: Array, turn: Array, rows: Any) -> tuple[Any, ...]:
         """One slot; an empty one computes on zeros and weighs nothing."""
         address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)
         rows_key, upload_key = jax.vmap(address)(keys.own)
@@ -394,7 +409,9 @@ def _some(run, plan, keys, slots, rows, own):
     return (part, sums, bad.sum(dtype=jnp.int32), taken.sum(dtype=jnp.int32)), new
 
 
-def _serve(run, plan, keys, overflow, sums):
+def _serve(
+    run: Run, plan: Plan, keys: _Keys, overflow: Array, sums: tuple[Any, ...]
+) -> tuple[Run, Seen]:
     """What the server does with the sums of a cohort."""
     sampler, (total, watched, bad, present) = plan.sampler, sums
     series = None

@@ -5,7 +5,7 @@ are divided where they come out even.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..core import pytrees
+from ..core.aliases import Tree
 from ..core.records import Plan, Run
 from .devices import everywhere, put
 
@@ -27,14 +28,14 @@ def count(mesh: Mesh | None) -> int:
     return 1 if mesh is None else mesh.shape["clients"]
 
 
-def _even(x, mesh) -> bool:
+def _even(x: Any, mesh: Mesh | None) -> bool:
     return x.shape[0] % count(mesh) == 0
 
 
-def shardings(tree: Plan | Run, mesh: Mesh):
+def shardings(tree: Plan | Run, mesh: Mesh) -> Tree:
     """For each array of a plan or a run, where it lies."""
 
-    def one(path, x):
+    def one(path: Sequence[Any], x: Any) -> NamedSharding:
         names = tuple(getattr(key, "name", None) for key in path)
         divided = names[0] == "own" or (names[0] == "fed" and names[1] in HELD_OUT)
         return _divided(mesh) if divided and _even(x, mesh) else everywhere(mesh)
@@ -50,18 +51,18 @@ def place(tree: Placed, mesh: Mesh | None) -> Placed:
     return tree if mesh is None else jax.tree.map(put, tree, shardings(tree, mesh))
 
 
-def _divided(mesh):
+def _divided(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec("clients"))
 
 
-def placed_states(states, mesh: Mesh | None):
+def placed_states(states: Tree, mesh: Mesh | None) -> Tree:
     """As `place`, of what clients remember, inside a program."""
-    if count(mesh) == 1 or not all(_even(x, mesh) for x in jax.tree.leaves(states)):
+    if mesh is None or count(mesh) == 1 or not all(_even(x, mesh) for x in jax.tree.leaves(states)):
         return states
     return jax.lax.with_sharding_constraint(states, _divided(mesh))
 
 
-def padded(states, mesh: Mesh | None):
+def padded(states: Tree, mesh: Mesh | None) -> Tree:
     """States [C, ...] with as many more as the devices need to hold equally many each."""
     if count(mesh) == 1:
         return states
@@ -69,18 +70,18 @@ def padded(states, mesh: Mesh | None):
     return pytrees.map(lambda x: x if _even(x, mesh) else jnp.pad(x, more(x)), states)
 
 
-def cut(states, like):
+def cut(states: Tree, like: Tree) -> Tree:
     """`padded` states without those of nobody: as many as there were before."""
     return pytrees.map(lambda x, old: x[: len(old)], states, like)
 
 
-def on_host(states):
+def on_host(states: Tree) -> Tree:
     """States that lie on the devices of several processes, as NumPy's arrays in each of them.
 
     Blocks of clients travel one after another, so that no device has to hold them all.
     """
 
-    def one(x):
+    def one(x: Any) -> np.ndarray:
         out = np.empty(x.shape, x.dtype)
         step = max(1, BLOCK * len(x) // max(x.nbytes, 1))
         for first in range(0, len(x), step):
@@ -92,7 +93,7 @@ def on_host(states):
 
 
 @functools.lru_cache
-def _whole(mesh, many):
+def _whole(mesh: Mesh, many: int) -> Callable[..., Any]:
     """A function of an array and a place: so many rows from there on, on every device."""
     rows = lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, many)
     return jax.jit(rows, out_shardings=everywhere(mesh))
@@ -117,7 +118,7 @@ def summed(tree: Any) -> Any:
     return treedef.unflatten([next(counts if is_one else sums) for is_one in is_count])
 
 
-def sum_of_parts(sums: Callable, given: Any, items: Any, mesh: Mesh | None) -> Any:
+def sum_of_parts(sums: Callable[..., Any], given: Any, items: Any, mesh: Mesh | None) -> Any:
     """`sums(given, items, mask)` of all items, of which each device takes its part.
 
     Args:
@@ -131,7 +132,7 @@ def sum_of_parts(sums: Callable, given: Any, items: Any, mesh: Mesh | None) -> A
         return sums(given, items, jnp.ones(many, bool))
     each, even = -(-many // devices), many % devices == 0
 
-    def part(given, items):
+    def part(given: Tree, items: Tree) -> Tree:
         mask = jnp.ones(each, bool)
         if not even:  # the last device's part begins earlier than it would, and counts the rest
             begin = jax.lax.axis_index("clients") * each

@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks, identity, lazy, printing, pytrees
+from ..core.aliases import Array, Key, Tree, Words
 from ..core.random_streams import noise_base, noise_words
 from ..core.records import Health, Metrics, Plan, Run
 from ..privacy.mechanisms import chain as mech
@@ -61,7 +62,7 @@ def scan(
     return scan_from(run, plan, rounds, noise_key(run))
 
 
-def _no_data(where, data):
+def _no_data(where: str, data: Any) -> None:
     if data is not None:
         warnings.warn(
             (
@@ -74,23 +75,27 @@ def _no_data(where, data):
         )
 
 
-def scan_from(run: Run, plan: Plan, rounds, noise) -> tuple[Run, Metrics]:
+def scan_from(
+    run: Run, plan: Plan, rounds: ArrayLike | Sequence[int], noise: Key
+) -> tuple[Run, Metrics]:
     """`scan` of a run that has entered its plan; `noise` is its noise_key."""
     run, until_evaluation, own = _prepared(run, plan, noise)
     run, metrics = jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
     return dataclasses.replace(run, own=sharding.cut(run.own, own)), metrics
 
 
-def _prepared(run, plan, noise):
+def _prepared(
+    run: Run, plan: Plan, noise: Key
+) -> tuple[Run, Callable[[Run, Array], tuple[Run, Metrics]], Tree]:
     """The run as a loop carries it; (run, number of rounds) -> run, Metrics; what clients remember,
     as it was."""
     draws, own = draws_key(run), run.own
     run = dataclasses.replace(run, own=sharding.padded(own, meshes.devices(plan.mesh)))
 
-    def until_evaluation(run, count):
+    def until_evaluation(run: Run, count: Array) -> tuple[Run, Metrics]:
         nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
 
-        def one(_, carry):
+        def one(_: Array, carry: tuple[Run, Seen]) -> tuple[Run, Seen]:
             run, sums = carry
             run, seen = one_round(run, plan, noise, draws)
             return run, pytrees.add(sums, seen)
@@ -102,7 +107,7 @@ def _prepared(run, plan, noise):
     return run, until_evaluation, own
 
 
-def _metrics(run, plan, sums):
+def _metrics(run: Run, plan: Plan, sums: Seen) -> Metrics:
     mesh, personal = meshes.devices(plan.mesh), plan.algorithm.personal
     seen = evaluate(
         plan.task,
@@ -133,14 +138,16 @@ _measured = jax.jit(_metrics)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _scan(run, plan, rounds, evaluations, words):
+def _scan(
+    run: Run, plan: Plan, rounds: Array, evaluations: Array, words: Words
+) -> tuple[Run, Metrics]:
     """`scan` of the first `evaluations` entries of `rounds`: metrics have a place for each entry,
     so that one program serves all numbers of rounds and of evaluations up to that many."""
     run, until_evaluation, own = _prepared(run, plan, noise_base(run.key, words))
     of_one = jax.eval_shape(until_evaluation, run, rounds[0])[1]
     found = jax.tree.map(lambda s: jnp.zeros((len(rounds), *s.shape), s.dtype), of_one)
 
-    def one(i, carry):
+    def one(i: Array, carry: tuple[Run, Metrics]) -> tuple[Run, Metrics]:
         run, found = carry
         run, seen = until_evaluation(run, rounds[i])
         return run, jax.tree.map(lambda all_, x: all_.at[i].set(x), found, seen)
@@ -155,7 +162,7 @@ def _places(evaluations: int) -> int:
     return max(PLACES, 2 ** int(np.ceil(np.log2(evaluations))))
 
 
-def _scanned(run: Run, plan: Plan, counts, words, mesh) -> tuple[Run, Metrics]:
+def _scanned(run: Run, plan: Plan, counts: Any, words: Words, mesh: Any) -> tuple[Run, Metrics]:
     """`_scan` of `counts`, and the metrics of its evaluations alone."""
     rounds = np.zeros(_places(len(counts)), np.int32)
     rounds[: len(counts)] = counts
@@ -189,7 +196,7 @@ def schedule(rounds: int, every: int | None) -> np.ndarray:
     return np.append(np.full(full, every, np.int32), np.full(int(rest > 0), rest, np.int32))
 
 
-def tolerated(where: str, tolerate) -> tuple:
+def tolerated(where: str, tolerate: Any) -> tuple[str, ...]:
     """The names of Health counts that may be above 0; who tolerates what is not finite tolerates
     such rows too."""
     given = checks.several(where, tolerate=tolerate)
@@ -197,7 +204,7 @@ def tolerated(where: str, tolerate) -> tuple:
     return given + (("nonfinite_rows",) if "nonfinite" in given else ())
 
 
-def round_up(x) -> int:
+def round_up(x: float) -> int:
     return int(np.ceil(x))
 
 
@@ -211,7 +218,7 @@ def simulate(
     tolerate: Sequence[str] = (),
     mesh: Any = None,
     progress: bool = False,
-    callbacks: Sequence[Callable] = (),
+    callbacks: Sequence[Callable[..., Any]] = (),
     data: Any = None,
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
@@ -293,7 +300,7 @@ def simulate(
     return Output(run, metrics, plan.algorithm.params(run.server))
 
 
-def _entered(run: Run, words):
+def _entered(run: Run, words: Words) -> tuple[Run, Words]:
     """A concrete run that has entered its plan, and its noise_words: hashed here, where it costs no
     program."""
     names = ("round", "identity", "history", "attempt")
@@ -305,7 +312,14 @@ def _entered(run: Run, words):
     return run, noise_words(there.identity, there.history, there.attempt)
 
 
-def _on_device(run: Run, plan: Plan, counts, words, mesh, watch) -> tuple[Run, Metrics]:
+def _on_device(
+    run: Run,
+    plan: Plan,
+    counts: Any,
+    words: Words,
+    mesh: Any,
+    watch: Callable[[Run, list[Metrics]], bool] | None,
+) -> tuple[Run, Metrics]:
     """All rounds at once; or, where somebody watches, those up to the next evaluation."""
     if watch is None:
         return _scanned(run, plan, counts, words, mesh)
@@ -318,7 +332,13 @@ def _on_device(run: Run, plan: Plan, counts, words, mesh, watch) -> tuple[Run, M
     return run, jax.tree.map(lambda *x: jnp.stack(x), *found)
 
 
-def _fed(run: Run, plan: Plan, counts, words, watch) -> tuple[Run, Metrics]:
+def _fed(
+    run: Run,
+    plan: Plan,
+    counts: np.ndarray,
+    words: Words,
+    watch: Callable[[Run, list[Metrics]], bool] | None,
+) -> tuple[Run, Metrics]:
     """As `scan`, of a population."""
     found, states = [], run.own
     run = meshes.spread(dataclasses.replace(run, own=()), plan.mesh)
@@ -360,10 +380,10 @@ def _resumable(run: Run, plan: Plan) -> Run:
 STATES = dict(server="the server", own="the clients", mechanism="the release")
 
 
-def _shapes(tree):
+def _shapes(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
 
 
-def _kind(tree):
+def _kind(tree: Tree) -> tuple[Any, list[Any]]:
     """What of a state must be that of its plan."""
     return jax.tree.structure(tree), jax.tree.leaves(_shapes(tree))

@@ -4,10 +4,13 @@ A slot is a place for a client of the cohort; an empty one weighs nothing.  A ch
 once.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.aliases import Array
 from ..core.records import Cohort, Plan
 from ..sampling import clients as sampling
 from .sharding import count as device_count
@@ -26,7 +29,7 @@ def layout(plan: Plan) -> tuple[int, int]:
     return count, -(-slots // count) if sampling.fills(plan.sampler) else size
 
 
-def dealt(cohort: Cohort, plan: Plan) -> tuple:
+def dealt(cohort: Cohort, plan: Plan) -> tuple[Any, ...]:
     """ids, count and turn as [chunks, slots of a chunk], filled up with empty slots.
 
     Each device has equally many chunks.  Slots are dealt to the devices in turn: where the last of
@@ -41,7 +44,7 @@ def dealt(cohort: Cohort, plan: Plan) -> tuple:
     )
 
 
-def dealt_to(device, cohort: Cohort, plan: Plan) -> tuple:
+def dealt_to(device: Array, cohort: Cohort, plan: Plan) -> tuple[Any, ...]:
     """The chunks of `dealt` that are one device's."""
     each = layout(plan)[0] // device_count(plan.mesh)
     return tuple(jax.lax.dynamic_slice_in_dim(x, device * each, each) for x in dealt(cohort, plan))
@@ -66,7 +69,7 @@ def layout_of_holder(plan: Plan, held: int) -> tuple[int, int]:
     return -(-slots // size), size
 
 
-def held_by(device, held: int, cohort: Cohort, plan: Plan) -> tuple:
+def held_by(device: Array, held: int, cohort: Cohort, plan: Plan) -> tuple[Any, ...]:
     """As `dealt_to`, of the clients whose states a device holds: `held` of them in a row.
 
     Where not everyone takes part, how many of a cohort these are is random.  Chunks without a
@@ -103,6 +106,6 @@ def _enough(mean: float) -> float:
     return mean / CHUNKS if jax.default_backend() == "cpu" else mean + 2 * mean**0.5
 
 
-def _empty(plan):
+def _empty(plan: Plan) -> tuple[int, int, int]:
     """ids, count and turn of an empty slot."""
     return plan.sampler.clients, 0, 0

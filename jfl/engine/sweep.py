@@ -5,14 +5,16 @@ import inspect
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..core import checks, identity, lazy, printing
+from ..core.aliases import Array, Key, Tree
 from ..core.errors import HealthError
 from ..core.random_streams import noise_base, noise_words
 from ..core.records import Health, Metrics, Plan
@@ -32,15 +34,15 @@ COMPILATIONS = 3  # of a program, at most, to find how many points fit
 class Sweep(NamedTuple):
     """One entry per point, in the order given."""
 
-    points: list  # of dict: the arguments of make_plan, and the seed
-    plans: list  # of Plan
+    points: list[Any]  # of dict: the arguments of make_plan, and the seed
+    plans: list[Any]  # of Plan
     metrics: Metrics  # leaves [S, evaluations]
     health: Health  # Int[S]
     failed: np.ndarray  # Bool[S]
     params: Any  # list of params
     groups: int  # programs compiled
     seconds: np.ndarray  # Float[S]: a point's share of its group's time, compilation included
-    caveats: tuple = ()  # sentences that belong beside the guarantees of several points
+    caveats: tuple[Any, ...] = ()  # sentences that belong beside the guarantees of several points
     # Float[S]: what a point takes of a device's memory, beside what its program's points share and
     # if as many run at once as did; NaN where that is unknown
     point_bytes: Any = None
@@ -48,7 +50,7 @@ class Sweep(NamedTuple):
     frame = lazy.later("jfl.runs.tables.frame")
 
 
-def points_of(axes: dict) -> list[dict]:
+def points_of(axes: dict[str, Any]) -> list[dict[str, Any]]:
     """The cartesian product of the axes, the last one fastest; a scalar is an axis of one."""
     several = lambda v: (
         isinstance(v, (list, tuple, range))
@@ -61,7 +63,7 @@ def points_of(axes: dict) -> list[dict]:
     return [dict(zip(lists, values)) for values in itertools.product(*lists.values())]
 
 
-def _checked_points(points, axes) -> list[dict]:
+def _checked_points(points: Any, axes: dict[str, Any]) -> list[dict[str, Any]]:
     if points is not None and axes:
         checks.fail("sweep", "either points or axes", f"both: {sorted(axes)}")
     points = points_of(axes) if points is None else list(checks.several("sweep", points=points))
@@ -76,7 +78,9 @@ def _checked_points(points, axes) -> list[dict]:
     return points
 
 
-def _plans_of(make_plan, points, rounds) -> list[Plan]:
+def _plans_of(
+    make_plan: Callable[..., Any], points: Sequence[dict[str, Any]], rounds: int
+) -> list[Plan]:
     """The plan of each point; points that differ in their seed alone have one plan between them."""
     try:
         signature = inspect.signature(make_plan)
@@ -109,17 +113,17 @@ def _plans_of(make_plan, points, rounds) -> list[Plan]:
 
 
 def sweep(
-    make_plan: Callable,
+    make_plan: Callable[..., Any],
     *,
     rounds: int,
-    points: list[dict] | None = None,
+    points: list[dict[str, Any]] | None = None,
     evaluate_every: int | None = None,
     memory: float | None = None,
     strict: bool = False,
     tolerate: Sequence[str] = (),
     mesh: Any = None,
     watch: Callable[[str], None] | None = None,
-    **axes: Sequence,
+    **axes: Sequence[Any],
 ) -> Sweep:
     """Run `make_plan(**point)` at every point; points that share their static part are one vmapped
     program.
@@ -232,7 +236,11 @@ class Trained(NamedTuple):
 
 
 def train(
-    plans: list[Plan], seeds: Sequence[int], rounds: int, states=None, keeps: bool = False
+    plans: list[Plan],
+    seeds: Sequence[int],
+    rounds: int,
+    states: Sequence[Any] | None = None,
+    keeps: bool = False,
 ) -> list[Trained]:
     """Train plans for so many rounds, as few programs, each from its state or from the start.
 
@@ -265,14 +273,14 @@ def train(
     return out
 
 
-def _key(seed):
+def _key(seed: Any) -> Key:
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         return checks.key("sweep", seed)
     checks.seed("sweep", seed=seed)
     return jax.random.key(int(seed))
 
 
-def _stack_metrics(all_metrics):
+def _stack_metrics(all_metrics: Sequence[Metrics]) -> Metrics:
     """Metrics of groups may differ in what is defined; a field that is None anywhere is NaN
     there."""
     names = [f for f in Metrics.__dataclass_fields__ if f != "custom"]
@@ -282,7 +290,7 @@ def _stack_metrics(all_metrics):
     return Metrics(**out, custom=custom or None)
 
 
-def _stacked(values):
+def _stacked(values: Sequence[Any]) -> Any:
     if all(v is None for v in values):
         return None
     like = next(v for v in values if v is not None)
@@ -291,7 +299,7 @@ def _stacked(values):
     )
 
 
-def widths(plans: list[Plan]) -> dict:
+def widths(plans: list[Plan]) -> dict[str, Any]:
     """The widest tables of rows: with those, points that differ in who owns which row share a
     program."""
     return {
@@ -299,11 +307,11 @@ def widths(plans: list[Plan]) -> dict:
     }
 
 
-def widened(plans: list[Plan], to: dict) -> list[Plan]:
+def widened(plans: list[Plan], to: dict[str, Any]) -> list[Plan]:
     """The plans with tables of rows of these widths; a draw does not depend on them."""
     tables, feds = {}, {}
 
-    def wide(table, width):
+    def wide(table: Array, width: int) -> Array:
         if table.shape[-1] == width:
             return table
         if id(table) not in tables:  # what plans share stays shared
@@ -321,7 +329,7 @@ def widened(plans: list[Plan], to: dict) -> list[Plan]:
 def static_groups(plans: list[Plan]) -> list[list[int]]:
     """Where the plans stand that share a program: of one structure, with arrays of one shape and
     type.  They need not have one chunk: `largest_chunk` is for all of them."""
-    groups: dict = {}
+    groups: dict[Any, list[int]] = {}
     for i, plan in enumerate(plans):
         shapes = tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(plan))
         structure = jax.tree.structure(dataclasses.replace(plan, chunk=0))
@@ -335,7 +343,13 @@ def largest_chunk(plans: list[Plan]) -> int:
     return max(p.chunk or p.sampler.capacity for p in plans)
 
 
-def _apart(points, plans, seeds, words, groups):
+def _apart(
+    points: Sequence[dict[str, Any]],
+    plans: Sequence[Plan],
+    seeds: Sequence[Key],
+    words: Sequence[Any],
+    groups: Sequence[Sequence[int]],
+) -> None:
     """Refuse points with one seed and one identity that would be compiled apart.
 
     They have the same noise, and two programs may add in another order: their difference would be
@@ -371,7 +385,16 @@ class _Program:
     """Plans of one structure as one vmapped program, that runs a block of points at a time; from
     `states` that such a program kept, or from the start."""
 
-    def __init__(self, plans: list[Plan], keys, words, counts, mesh, states=None, keeps=False):
+    def __init__(
+        self,
+        plans: list[Plan],
+        keys: Key,
+        words: Sequence[Any],
+        counts: ArrayLike,
+        mesh: Any,
+        states: Sequence[Any] | None = None,
+        keeps: bool = False,
+    ):
         leaves = [jax.tree.leaves(p) for p in plans]
         chunk = largest_chunk(plans)
         plans = [dataclasses.replace(p, mesh=mesh, chunk=chunk) for p in plans]
@@ -392,7 +415,7 @@ class _Program:
         self.block, self.point_bytes = self.devices * -(-len(plans) // self.devices), math.nan
         self.first = None  # arguments of the first block: it is compiled for them
 
-    def fit(self, memory: float | None):
+    def fit(self, memory: float | None) -> None:
         """Choose how many points run at once on a device, by what its compiler says they take.
 
         A guess comes first.  Where it was too high the program is compiled again, twice at most:
@@ -412,7 +435,7 @@ class _Program:
             fewer = (last - most) / each if each > 0 else 1
             self._at_most(points - max(1, fewer))
 
-    def _at_most(self, points: float):
+    def _at_most(self, points: float) -> None:
         """Blocks of no more points on a device, and as equal as can be."""
         points = max(1, int(min(points, self.block // self.devices)))
         blocks = -(-len(self.plans) // (self.devices * points))
@@ -431,18 +454,18 @@ class _Program:
         self.point_bytes = needed / (self.block // self.devices)
         return needed
 
-    def __str__(self):
+    def __str__(self) -> str:
         each = "" if math.isnan(self.point_bytes) else f", {printing.in_bytes(self.point_bytes)}"
         each = each and f"{each} of a device's memory each"
         there = f" on each of {self.devices} devices" if self.devices > 1 else ""
         points = f"{len(self.plans)} points" if len(self.plans) > 1 else "1 point"
         return f"{points} as one program, {self.block // self.devices} at once{there}{each}"
 
-    def _static(self):
+    def _static(self) -> dict[str, Any]:
         treedef = jax.tree.structure(self.plans[0])
         return dict(treedef=treedef, mapped=self.mapped, keeps=self.keeps)
 
-    def _arguments(self, first: int):
+    def _arguments(self, first: int) -> tuple[Any, ...]:
         """Of the block of points from `first` on; the last block repeats its last point."""
         at = [min(first + i, len(self.plans) - 1) for i in range(self.block)]
         varied = tuple(
@@ -455,7 +478,7 @@ class _Program:
         mine = (self.keys[jnp.array(at)], jnp.asarray(self.noise[at]), varied, states)
         return *meshes.spread(mine, self.mesh, "points" if self.devices > 1 else None), *self.rest
 
-    def run(self):
+    def run(self) -> Iterator[tuple[Any, ...]]:
         """-> health, metrics, parameters and, where it is kept, the state of each point."""
         for first in range(0, len(self.plans), self.block):
             arguments, self.first = self.first or self._arguments(first), None
@@ -465,12 +488,23 @@ class _Program:
                 yield tuple(jax.tree.map(lambda x, i=i: x[i], t) for t in found)
 
 
-def _same(a, b) -> bool:
+def _same(a: Any, b: Any) -> bool:
     return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
 
 
-def _points_impl(keys, words, varied, states, shared, counts, *, treedef, mapped, keeps):
-    def point(key, words, varied, state):
+def _points_impl(
+    keys: Key,
+    words: Array,
+    varied: tuple[Any, ...],
+    states: Tree,
+    shared: tuple[Any, ...],
+    counts: Array,
+    *,
+    treedef: Any,
+    mapped: tuple[bool, ...],
+    keeps: bool,
+) -> Any:
+    def point(key: Key, words: Array, varied: tuple[Any, ...], state: Any) -> tuple[Any, ...]:
         v, s = iter(varied), iter(shared)
         plan = treedef.unflatten([next(v) if m else next(s) for m in mapped])
         run = (

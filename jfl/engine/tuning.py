@@ -22,7 +22,7 @@ def ask_tell(
     metric: str = "accuracy",
     seeds: Sequence[int] = (0,),
     tolerate: Sequence[str] = (),
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """Let a tuner such as Optuna choose settings, several at a time, each batch one sweep.
 
     Args:
@@ -62,7 +62,7 @@ def ask_tell(
     seeds = checks.several(where, seeds=seeds)
     if not seeds or "seed" in space:
         checks.fail(where, "seeds apart from the space, at least one", f"{seeds!r}")
-    tried: list[dict] = []
+    tried: list[dict[str, Any]] = []
     while len(tried) < trials:
         asked = [study.ask(space) for _ in range(min(at_once, trials - len(tried)))]
         points = [dict(trial.params, seed=seed) for trial in asked for seed in seeds]

@@ -8,6 +8,7 @@ of an axis are where a 0 that has no logarithm stands, and what has no value at 
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ..runs.tables import interval
 from . import plots
 from .plots import COLOURS, NO_NOISE, STYLES, Setting
 
-DASHES = dict(zip(STYLES, ([], [7, 4], [2, 3], [8, 3, 2, 3])))
+DASHES: dict[str, list[int]] = dict(zip(STYLES, ([], [7, 4], [2, 3], [8, 3, 2, 3])))
 # marks of a study's lines, under the names that the page's library has for them
 SHAPES = ("circle", "rect", "rectRot", "triangle", "star", "cross", "crossRot", "dash")
 ACCURACY = "test accuracy"
@@ -263,7 +264,7 @@ def audits(points: list, xlabel: str) -> dict | None:
         audited = max(row.audited, left)
         ceiling = max(row.ceiling or 0.0, audited)
         refuted = row.claimed is not None and row.audited > row.claimed
-        values = (
+        values: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
             ("at most, with so many runs", ceiling, (audited, ceiling)),
             ("audited: all below is refuted", audited, (left, audited)),
             ("proved", row.epsilon, ()),
@@ -287,7 +288,7 @@ def audits(points: list, xlabel: str) -> dict | None:
 # --- numbers
 
 
-def _point(x, y, low=None, high=None, words="") -> list:
+def _point(x, y, low=None, high=None, words: Any = "") -> list:
     """A point, without what is missing at its end."""
     point = [_number(x), _number(y), _number(low), _number(high), words]
     while point[-1] in (None, "") and len(point) > 2:

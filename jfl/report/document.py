@@ -182,6 +182,10 @@ def markdown(document: Document, folder: str) -> tuple[str, dict]:
 
 
 @functools.cache
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
 def _templates(autoescape: bool):
     import jinja2
 
@@ -199,7 +203,7 @@ def _templates(autoescape: bool):
         card=_card,
         term=_term,
         inline=_inline,
-        base64=lambda content: base64.b64encode(content).decode(),
+        base64=_base64,
         plain=_plain,
         summary=_summary,
         fence=_fence,

@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     mean: float
     half: float | None
     seeds: int
-    failed: int
+    failed: float
     guarantee: dict[str, Any]
     data: object = ""
 
@@ -175,7 +175,9 @@ def _points(sources: list[Source]) -> list[Candidate]:
     for source in sources:
         for experiment in source.experiments:
             for p in experiment.points:
-                trained = p.mean is not None and p.claimed is None and p.audited is None
+                if p.mean is None:
+                    continue
+                trained = p.claimed is None and p.audited is None
                 promised = all(getattr(p, k) is not None for k in (*PROMISE, "epsilon", "method"))
                 if trained and promised and p.status in ("proved", "conditional"):
                     at = "" if p.x is None else f", {experiment.xlabel or 'x'} {p.x:.4g}"

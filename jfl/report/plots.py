@@ -10,7 +10,7 @@ import collections
 import io
 import json
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,9 @@ SCALED = ("loss", "update_norm")
 # of what is said with an epsilon, only the same can stand on one axis
 PROMISE = ("unit", "adjacency", "view", "delta")
 PANELS = 8
-MARKS = dict(proved=dict(marker="o"), claimed=dict(marker="D", mfc="none"))
+MARKS: dict[str, dict[str, Any]] = dict(
+    proved=dict(marker="o"), claimed=dict(marker="D", mfc="none")
+)
 LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
 NO_NOISE = ", no noise"  # ends the name of a study's line without noise
 WIDTH = 10.5  # inches
@@ -224,7 +226,7 @@ def _frontier_panel(ax, settings, promise, handles):
         if len(of_setting) > 1:
             ax.plot(list(of_setting.values()), [mean] * len(of_setting), color=colour, lw=1, ls=":")
         for status, epsilon in of_setting.items():
-            look = dict(color=colour, ls="none", ms=7, **MARKS[status])
+            look: dict[str, Any] = dict(color=colour, ls="none", ms=7, **MARKS[status])
             ax.errorbar(epsilon, mean, half, capsize=4, **look)
             if status == "proved" or i not in handles:
                 handles[i] = Line2D([], [], **look)
@@ -619,7 +621,8 @@ def new_figure(panels: int, size: tuple[float, float], legend: float = 0.0, **op
     rows = -(-panels // 2)
     figure = Figure((size[0], size[1] * rows + legend), layout="constrained", facecolor="none")
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(h_pad=0.1, hspace=0.04)
+    layout: Any = figure.get_layout_engine()
+    layout.set(h_pad=0.1, hspace=0.04)
     axes = figure.subplots(rows, min(panels, 2), squeeze=False, **options).ravel()
     for spare in axes[panels:]:
         spare.remove()

@@ -323,7 +323,7 @@ def _guarantees(groups: list[Group]) -> list:
         for group in groups
         for guarantee in group.guarantees
     ]
-    blocks = [Table("Every guarantee and claim of every setting", columns, rows)]
+    blocks: list = [Table("Every guarantee and claim of every setting", columns, rows)]
     if caveats:
         sentences = [f"{c[:1].upper()}{c[1:]}" + ("" if c.endswith(".") else ".") for c in caveats]
         blocks += [
@@ -467,7 +467,7 @@ def _range(experiment: Experiment) -> tuple | None:
     means = [(name, line.mean) for name, line in lines.items()]
     means += [(_point_name(p), p.mean) for p in points if p.claimed is None]
     means = [(name, mean) for name, mean in means if mean is not None]
-    epsilons = [(line.epsilon_claimed, line.epsilon_proved) for line in lines.values()]
+    epsilons: list = [(line.epsilon_claimed, line.epsilon_proved) for line in lines.values()]
     epsilons = [pair for pair in epsilons if pair[0] is not None]
     epsilons += [(p.claimed, p.epsilon) for p in claiming]
     held = sum(proved is not None and proved <= claimed for claimed, proved in epsilons)
@@ -497,7 +497,7 @@ def _minutes(experiment: Experiment) -> str:
 def _source(source: Source) -> list:
     """The experiments of a source; of a collection all but verdicts and pictures is folded."""
     first, *others = source.experiments
-    blocks = [Text(first.title)] if first.title else []
+    blocks: list = [Text(first.title)] if first.title else []
     if any(e.quick for e in source.experiments):
         blocks.append(Text(QUICK))
     if not others:
@@ -636,7 +636,7 @@ def _bars(lines) -> str:
 
 def experiment_tables(experiment: Experiment) -> list:
     """Tables of lines, points and whatever else an experiment left, then its settings."""
-    blocks = [_lines(experiment)] if experiment.lines or experiment.failed else []
+    blocks: list = [_lines(experiment)] if experiment.lines or experiment.failed else []
     blocks += _points(experiment) if experiment.points else []
     for table in experiment.tables:
         right = [
@@ -691,7 +691,7 @@ def _lines(experiment: Experiment) -> Table:
 def _line_columns(line: results.Line) -> dict:
     """heading -> what is known of a line besides its accuracy and epsilons."""
     loss = results.summary(line.loss)
-    out = {} if loss.mean is None else {"loss": results.Spread(loss.mean)}
+    out: dict = {} if loss.mean is None else {"loss": results.Spread(loss.mean)}
     if isinstance(line.loss, results.Spread):
         out = {"loss": loss}
     if line.seconds_per_round is not None:

@@ -509,7 +509,7 @@ def _origin(named, name):
 def _position(one):
     """The index of a get-tuple-element; None for anything else."""
     found = re.search(r"index=(\d+)", one.attributes) if one is not None else None
-    return int(found.group(1)) if found and one.kind == "get-tuple-element" else None
+    return int(found.group(1)) if found and one and one.kind == "get-tuple-element" else None
 
 
 def _constant(one):

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 BITS = dict(pred=8, token=0, opaque=0, bf16=16, tf32=32)
 WIDE = ("s64", "u64", "f64", "c128")
@@ -102,7 +102,8 @@ def scope_of(source: str) -> str:
             break
     if not parts:
         return ""
-    wrapped, scope = re.fullmatch(r"((?:\w+\()*)([^()]*)\)*", parts[-1]).groups()
+    found: Any = re.fullmatch(r"((?:\w+\()*)([^()]*)\)*", parts[-1])
+    wrapped, scope = found.groups()
     return "" if NO_SCOPE.fullmatch(scope) or "jit(" in wrapped else scope
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -228,8 +229,7 @@ class _Maker:
             first = _features(self.numbers)
             side = math.isqrt(first[0])
             image = first[:2] if len(first) > 1 else (side, side)
-            bands = jfl.bands.pixels if self.is_record else jfl.bands.flat
-            bands = bands(params, image) if self.is_record else bands(params)
+            bands = jfl.bands.pixels(params, image) if self.is_record else jfl.bands.flat(params)
             shape = jfl.wavelet.ellipsoid(bands)
             clip = jfl.wavelet.clip_ellipsoid(bound, shape)
         elif "per_layer" in self.modes:
@@ -262,7 +262,7 @@ class _Maker:
         in_client = algorithm == "output_perturbation"
         on_release = private and not (self.is_record or on_upload or in_client)
         compute = "bfloat16" if "bfloat16" in self.modes else "float32"
-        options = dict(lr=self.numbers["lr"], batch=self._batch())
+        options: dict[str, Any] = dict(lr=self.numbers["lr"], batch=self._batch())
         if algorithm != "fedsgd":
             options["steps"] = self.numbers["steps"]
         if "adam" in self.modes:

@@ -4,6 +4,7 @@ import ast
 import io
 import subprocess
 import tokenize
+from typing import Any
 
 WIDTH = 100
 MARK = "# privacy"  # on a line of its own: the statement below is there for privacy
@@ -35,7 +36,7 @@ def _tokens(source: str):
     """The tokens of what is counted."""
     dropped = set()
     for node in _left_out(ast.parse(source)):
-        dropped |= set(range(node.lineno, node.end_lineno + 1))
+        dropped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in SILENT and token.start[0] not in dropped:
             yield token
@@ -63,7 +64,7 @@ def count(source: str) -> dict:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.stmt):
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-            ends[first] = max(node.end_lineno, ends.get(first, 0))
+            ends[first] = max(node.end_lineno or 0, ends.get(first, 0))
     private: set[int] = set()
     for number, line in enumerate(source.splitlines(), 1):
         if line.strip() == MARK:
@@ -82,6 +83,7 @@ def laid_out(source: str) -> str:
     """
     tree = ast.parse(source)
     left_out = _left_out(tree)
+    node: Any
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):

@@ -21,6 +21,7 @@ References: Feldman and Shenfeld, arXiv:2502.08202 (whole orders, present agains
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import scipy.special
@@ -88,15 +89,14 @@ def _absent(slots, z):
     log_x = sigma * g - sigma**2 / 2
     last = REACH * sigma + most * sigma**2 / slots + sigma**2
     v = np.arange(-math.log(slots) - 45.0, last, 0.04)  # log u
+    logsumexp: Any = scipy.special.logsumexp  # its type is also that of sums with signs
     transform = np.concatenate(
         [
-            scipy.special.logsumexp(
-                weight - np.exp(np.minimum(block[:, None] + log_x, 300.0)), axis=1
-            )
+            logsumexp(weight - np.exp(np.minimum(block[:, None] + log_x, 300.0)), axis=1)
             for block in np.array_split(v, max(1, len(v) // BLOCK))
         ]
     )
     s = np.arange(1.0, MOST)
-    whole = scipy.special.logsumexp(s[:, None] * v + slots * transform, axis=1) + math.log(0.04)
+    whole = logsumexp(s[:, None] * v + slots * transform, axis=1) + math.log(0.04)
     moments = whole + s * math.log(slots) - scipy.special.gammaln(s)
     return np.append(0.0, np.maximum(moments, 0.0))

@@ -184,7 +184,7 @@ def curve_of_tournament(
             "a curve and a law for each rung, and a rung",
             f"{len(curves)} curves and {len(laws)} laws",
         )
-    chosen = 0.0
+    chosen: Any = 0.0
     for curve, runs in zip(curves, laws):
         orders, own = _checked(where, orders, curve)
         chosen = curve_of_choice(orders, chosen + own, runs)
@@ -322,7 +322,7 @@ def probabilities(runs: Runs) -> np.ndarray:
     return np.exp(gammaln(k + eta) - gammaln(k + 1) + k * stays - scale)
 
 
-def _checked(where, orders, curve) -> tuple:
+def _checked(where, orders, curve) -> tuple[np.ndarray, np.ndarray]:
     """Orders and a curve as Float64[n]."""
     orders = checks.array(where, "orders", orders).astype(np.float64)
     curve = checks.array(where, "curve", curve).astype(np.float64)
@@ -409,8 +409,8 @@ def _curve(releases, laws) -> Curve:
     last = max((float(rdp_on_host.convert(*c, LEAST_DELTA).min()) for c in chosen), default=0.0)
     epsilon = np.linspace(0.0, last, POINTS)
     delta = np.zeros(POINTS)
-    for each in chosen:
-        delta = np.maximum(delta, rdp_events.deltas_of_curve(*each, epsilon))
+    for orders, curve in chosen:
+        delta = np.maximum(delta, rdp_events.deltas_of_curve(orders, curve, epsilon))
     # what goes wrong in the rounds of one run may go wrong in those of each that is started: of
     # each rung as many as all laws from it on multiply to, on average
     wrong, started = 0.0, 1.0

@@ -252,7 +252,7 @@ def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) ->
     """
     where = "events.without_replacement"
     sample, population = _whole(where, sample=sample), _whole(where, population=population)
-    if checks.concrete((sample, population)) and np.any(sample > population):
+    if checks.concrete((sample, population)) and np.any(np.greater(sample, population)):
         checks.fail(where, "sample <= population", f"sample={sample:g}, population={population:g}")
     return WithoutReplacement(sample, population, _known(where, event))
 
@@ -366,7 +366,7 @@ def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> Wit
         _whole(where, draws=draws),
         _number(where, checks.positive, population=population),
     )
-    if checks.concrete(population) and np.any(population < 1):
+    if checks.concrete(population) and np.any(np.less(population, 1)):
         checks.fail(where, "population >= 1", f"population={population:g}")
     return WithReplacement(draws, population, _known(where, event))
 
@@ -499,7 +499,7 @@ def _known(where, event):
     return event
 
 
-def _number(where, test, **named):
+def _number(where, test, **named) -> Any:
     ((name, value),) = named.items()
     if isinstance(value, jax.core.Tracer):
         return value
@@ -511,7 +511,7 @@ def _number(where, test, **named):
     return array[()] if array.ndim == 0 else array
 
 
-def _whole(where, **named):
+def _whole(where, **named) -> Any:
     value = _number(where, checks.positive, **named)
     if checks.concrete(value) and np.any(value != np.floor(value)):
         checks.fail(where, f"a whole number {next(iter(named))}", f"{value!r}")

@@ -79,8 +79,8 @@ def upper(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = 
 @_wide
 def lower(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
     """Traceable, as `upper`: an epsilon below which the same distribution has more than `delta`."""
-    composed = pld_compose.compose_lower(groups, direction, grid, size, FEW * delta)
-    return _lowest(*composed, grid.tilt, delta)
+    composed, reach = pld_compose.compose_lower(groups, direction, grid, size, FEW * delta)
+    return _lowest(composed, reach, grid.tilt, delta)
 
 
 def _highest(composed, delta):
@@ -159,7 +159,7 @@ def _many(adjacency, size):
     one = jax.custom_jvp(proved)
 
     @one.defjvp
-    def _(run, tangents):
+    def _(run, tangents) -> Any:
         # forward, whatever the caller does: what proves nothing would turn to nan on the way back
         slopes, value = jax.jacfwd(lambda *run: 2 * (proved(*run),), range(4), has_aux=True)(*run)
         return value, sum(map(jnp.multiply, slopes, tangents))
@@ -183,7 +183,7 @@ def epsilon(event: Any, delta: ArrayLike) -> tuple[float, float]:
     return pld_epsilon(event, 1, delta)
 
 
-def pld_epsilon(event: Any, times: ArrayLike, delta: ArrayLike) -> tuple[float, float]:
+def pld_epsilon(event: Any, times: ArrayLike, delta: ArrayLike) -> tuple[Any, Any]:
     """An epsilon that is proved for `event`, `times` times, at `delta`; and its width: at most so
     much is too much.
 
@@ -213,9 +213,9 @@ def pld_epsilon(event: Any, times: ArrayLike, delta: ArrayLike) -> tuple[float, 
     checks.positive("pld_epsilon", times=times)
     if not np.all((delta > 0) & (delta < 1)):
         checks.fail("pld_epsilon", "delta in (0, 1)", f"{delta!r}")
-    *parts, rare = _groups(event, RARE * np.min(delta) / np.max(times))
+    groups, adjacency, rare = _groups(event, RARE * np.min(delta) / np.max(times))
     bounds = np.array(
-        [_refine(*parts, t, d - rare * t) for t, d in zip(times.ravel(), delta.ravel())]
+        [_refine(groups, adjacency, t, d - rare * t) for t, d in zip(times.ravel(), delta.ravel())]
     )
     bounds = bounds.reshape(*times.shape, 2)
     return (bounds[..., 0], bounds[..., 1]) if times.ndim else tuple(map(float, bounds))
@@ -238,13 +238,16 @@ def epsilons(event: Any, times: ArrayLike, delta: float) -> np.ndarray:
     checks.positive("pld.epsilons", times=times)
     if not 0 < delta < 1:
         checks.fail("pld.epsilons", "delta in (0, 1)", f"{delta!r}")
-    *parts, rare = _groups(event, RARE * delta / np.max(times))
+    groups, adjacency, rare = _groups(event, RARE * delta / np.max(times))
     return np.array(
-        [_refine(*parts, float(t), delta - rare * float(t), SIZES[:-1])[0] for t in times]
+        [
+            _refine(groups, adjacency, float(t), delta - rare * float(t), SIZES[:-1])[0]
+            for t in np.asarray(times)
+        ]
     )
 
 
-def delta(event: Any, epsilon: ArrayLike, times: ArrayLike = 1, size: int = 2**17) -> float:
+def delta(event: Any, epsilon: ArrayLike, times: float = 1, size: int = 2**17) -> float:
     """A delta that is proved at `epsilon` >= 0 for `event`, `times` times.
 
     Raises:
@@ -293,7 +296,8 @@ def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
         best = np.ones(epsilon.shape)
         for target in TARGETS:
             composed = _above(groups, way, size, delta=target)[1]
-            best = np.minimum(best, _read(*map(np.asarray, composed[:3]), epsilon))
+            losses, mass, above = map(np.asarray, composed[:3])
+            best = np.minimum(best, _read(losses, mass, above, epsilon))
         worst = np.maximum(worst, best)
     return np.minimum(worst + rare * float(times), 1.0)
 
@@ -331,7 +335,7 @@ def _refine(groups, adjacency, times, delta, sizes=SIZES):
         best = min(best, max(ends.values()))
         # the direction with more epsilon first: once the width is small, the other's lower end
         # decides nothing
-        for way in sorted(ends, key=ends.get, reverse=True):
+        for way in sorted(ends, key=ends.__getitem__, reverse=True):
             if not small():
                 lower = _program(pld_compose.compose_lower, direction=way, size=size)
                 composed, reach = lower(groups=groups, grid=grids[way], few=FEW * delta)

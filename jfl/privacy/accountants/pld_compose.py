@@ -174,7 +174,7 @@ def precision(event: Any) -> jax.Array:
     if isinstance(event, events.Repeat):
         return event.times * precision(event.event)
     if isinstance(event, events.Compose):
-        return sum(precision(e) for e in event.events)
+        return sum(precision(e) for e in event.events)  # pyright: ignore[reportReturnType]  # of some
     if isinstance(event, events.Multiplicity):
         return event.most**2 * precision(event.event)
     if isinstance(event, events.PoissonGroup):
@@ -188,7 +188,8 @@ def precision(event: Any) -> jax.Array:
 
 def total_precision(groups: Any) -> jax.Array:
     """The sum of `precision` over groups of (event, times)."""
-    return sum(jnp.sum(precision(event) * times) for event, times in groups)
+    found: Any = sum(jnp.sum(precision(event) * times) for event, times in groups)
+    return found
 
 
 # --- the grid
@@ -225,12 +226,14 @@ def plan(
 
         return _total(groups, leaf)
 
+    given: Any = delta  # where epsilon is not
+
     def proved(tilts):
         """Epsilon that a Renyi bound of each order would prove at delta; or log delta, at
         epsilon."""
         k = moments(tilts).moments
         if epsilon is None:
-            return (k - jnp.log(delta) - jnp.log1p(tilts)) / tilts - jnp.log1p(1 / tilts)
+            return (k - jnp.log(given) - jnp.log1p(tilts)) / tilts - jnp.log1p(1 / tilts)
         return k - tilts * epsilon - jnp.log1p(tilts) - tilts * jnp.log1p(1 / tilts)
 
     steps = _steps(groups)
@@ -239,7 +242,7 @@ def plan(
     values = proved(near)
     best, value = pld_step.least(values, near), jnp.min(values)
     point, log_few = (
-        (value, jnp.log(delta)) if epsilon is None else (epsilon, jnp.clip(value, -600.0, 0.0))
+        (value, jnp.log(given)) if epsilon is None else (epsilon, jnp.clip(value, -600.0, 0.0))
     )
     # the full tilt would leave the least rounding at epsilon, but fetch more of the far losses into
     # the window
@@ -323,7 +326,9 @@ def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Compose
     return Composed(losses, mass, part.lost + beyond, jnp.asarray(-jnp.inf))
 
 
-def compose_lower(groups: Any, direction: str, grid: Grid, size: int, few: ArrayLike) -> Composed:
+def compose_lower(
+    groups: Any, direction: str, grid: Grid, size: int, few: ArrayLike
+) -> tuple[Composed, jax.Array]:
     """The same, optimistic, and by how much its losses may still be too large, but for a
     probability `few`.
 

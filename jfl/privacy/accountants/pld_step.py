@@ -52,7 +52,7 @@ CROSSINGS = 60
 
 
 def pessimistic(
-    direction: str, rate: ArrayLike, z: ArrayLike, interval: ArrayLike, start: ArrayLike, size: int
+    direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
     """A step that is never better than the true one: mass [size] at losses interval * (start + j),
     and lost mass.
@@ -85,7 +85,7 @@ def pessimistic(
 
 
 def optimistic(
-    direction: str, rate: ArrayLike, z: ArrayLike, interval: ArrayLike, start: ArrayLike, size: int
+    direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
     """A step that is never worse than the true one: mass [size], at losses interval * (start + j) +
     offset [size].
@@ -152,7 +152,7 @@ def _halves(direction):
     return tuple(shared_sample.Half(*places) for places in shared_sample.PLACES[direction])
 
 
-def rough(direction: str, rate: ArrayLike, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
+def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid,
     never to prove."""
     if direction in SHARED and jnp.shape(rate) != (1,):
@@ -162,7 +162,8 @@ def rough(direction: str, rate: ArrayLike, z: ArrayLike) -> tuple[jax.Array, jax
         shares = jnp.log1p(-rate[1]), jnp.log(rate[1])
         losses = jnp.concatenate([loss for loss, _ in each])
         masses = jnp.concatenate([mass + share for (_, mass), share in zip(each, shares)])
-        return jax.lax.sort((losses, masses), num_keys=1)
+        losses, masses = jax.lax.sort((losses, masses), num_keys=1)
+        return losses, masses
     if direction in shared_sample.PLACES:
         return shared_sample.rough(direction, rate, z)
     if jnp.ndim(rate):
@@ -255,7 +256,7 @@ def reached(function: Callable, composed: Any, level: ArrayLike) -> list:
 # --- cells
 
 
-def _split(losses, interval, rate, z, of_law=with_replacement, floor=None):
+def _split(losses, interval, rate, z, of_law: Any = with_replacement, floor=None):
     """Masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and above.
 
     `of_law` knows the masses where `rate` is a law, of a number of copies or of units.
@@ -278,7 +279,7 @@ def _split(losses, interval, rate, z, of_law=with_replacement, floor=None):
     return join(p - high, high), join(q - high_q, high_q), below, above
 
 
-def _masses(losses, rate, z, of_law=with_replacement, floor=None):
+def _masses(losses, rate, z, of_law: Any = with_replacement, floor=None):
     """P [n-1] and Q [n-1] of the cells between n losses; (P, Q) between floor and the first, and
     above the last."""
     if jnp.ndim(rate):

@@ -83,7 +83,7 @@ def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
     return jnp.where(is_reached, s, NEVER)
 
 
-def rough(direction: str, law: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
+def rough(direction: str, law: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid,
     never to prove."""
     number = jnp.arange(0.0, len(law))

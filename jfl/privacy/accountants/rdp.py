@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.scipy.special import log_ndtr
 from jax.typing import ArrayLike
 
+from ...core.aliases import Number
 from ...core.precision import in_float64
 from . import rdp_formulas as formulas
 from . import roots
@@ -41,7 +42,7 @@ def float64(function: Callable, **options: Any) -> Callable:
 
 
 @float64
-def gaussian(orders: ArrayLike, z: ArrayLike) -> jax.Array:
+def gaussian(orders: jax.Array, z: Number) -> jax.Array:
     """Curve of one Gaussian release: order / (2 z^2).
 
     Shapes:
@@ -156,7 +157,7 @@ def without_replacement(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax
 
 
 @float64
-def with_replacement(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> jax.Array:
+def with_replacement(orders: ArrayLike, law: jax.Array, z: ArrayLike) -> jax.Array:
     """Curve of a Gaussian on draws that may repeat, for replace_one; an element is drawn k times
     with law[k].
 
@@ -254,7 +255,7 @@ def epsilon(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> jax.Array:
 
 
 @float64
-def delta(orders: ArrayLike, curve: ArrayLike, epsilon: ArrayLike) -> jax.Array:
+def delta(orders: jax.Array, curve: jax.Array, epsilon: ArrayLike) -> jax.Array:
     """The smallest delta at `epsilon` that a curve proves; never above 1.
 
     Shapes:
@@ -323,6 +324,6 @@ def gaussian_mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
         3.7306
     """
     epsilon, delta = jnp.broadcast_arrays(epsilon, delta)
-    ends = (jnp.full(delta.shape, math.log(mu)) for mu in (1e-18, 1e9))
+    low, high = (jnp.full(delta.shape, math.log(mu)) for mu in (1e-18, 1e9))
     fits = lambda log_mu: gaussian_delta(epsilon, jnp.exp(log_mu)) <= delta
-    return jnp.exp(roots.bisect(fits, *ends, 80)[0])
+    return jnp.exp(roots.bisect(fits, low, high, 80)[0])

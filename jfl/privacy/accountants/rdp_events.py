@@ -77,7 +77,7 @@ def curve(event: Any, orders: ArrayLike) -> jax.Array:
         )
 
 
-def _curve(event, orders, curves=rdp):
+def _curve(event, orders, curves: Any = rdp) -> Any:
     """`curve`, by the functions of `rdp`, or of `rdp_on_host`, which takes no Series."""
     inner = lambda part: _curve(part, orders, curves)
     if isinstance(event, events.Gaussian):
@@ -102,7 +102,7 @@ def _curve(event, orders, curves=rdp):
 
 def _sampled_curve(event, orders, curves):
     """Of Gaussians on a sample."""
-    z = _precision(event.event) ** -0.5 if hasattr(event, "event") else None
+    z: Any = _precision(event.event) ** -0.5 if hasattr(event, "event") else None
     if isinstance(event, events.Poisson):
         return curves.poisson(orders, event.rate, z)
     if isinstance(event, events.PoissonGroup):
@@ -213,7 +213,8 @@ def values(event: Any, orders: np.ndarray) -> np.ndarray:
         return event.times * values(event.event, orders)
     if events.Series in event_types(event):
         if isinstance(event, events.Compose):
-            return sum(values(e, orders) for e in event.events)
+            found: Any = sum(values(e, orders) for e in event.events)
+            return found
     return _values(event, orders, 1)[0]
 
 
@@ -401,7 +402,7 @@ def event_types(event: Any) -> set[type]:
     return {type(event)}.union(*(event_types(e) for e in inner if e is not None))
 
 
-def _precision(event, sampled=True):
+def _precision(event: Any, sampled=True) -> Any:
     """Sum of 1 / z^2 of what is one Gaussian, inside a sample; with sampled=False, of an event
     without sampling."""
     if isinstance(event, events.Gaussian):
@@ -419,7 +420,8 @@ def _precision(event, sampled=True):
         copies = event.most if isinstance(event, events.Multiplicity) else 1
         if isinstance(event, events.PoissonGroup):
             copies = len(event.law) - 1
-        return copies**2 * _precision(event.event, sampled)
+        inner: Any = event  # a sample
+        return copies**2 * _precision(inner.event, sampled)
     name = "WithReplacement" if isinstance(event, events.Multiplicity) else type(event).__name__
     checks.fail(
         "jfl.privacy.accountants.rdp_events",

@@ -8,6 +8,7 @@ units and references are those of `rdp`; results are NumPy's, and differ in roun
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.special
@@ -33,7 +34,7 @@ def _float64(function: Callable) -> Callable:
 
 
 @_float64
-def gaussian(orders: ArrayLike, z: ArrayLike) -> np.ndarray:
+def gaussian(orders: np.ndarray, z: float | np.ndarray) -> np.ndarray:
     """`rdp.gaussian`.
 
     Example:
@@ -79,7 +80,7 @@ def without_replacement(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> np.
 
 
 @_float64
-def with_replacement(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> np.ndarray:
+def with_replacement(orders: ArrayLike, law: np.ndarray, z: ArrayLike) -> np.ndarray:
     """`rdp.with_replacement`."""
     orders, eta = np.atleast_1d(orders), formulas.chance_of_a_copy(ON_HOST, law)
     total = np.zeros_like(orders)
@@ -96,7 +97,7 @@ def participation(orders: ArrayLike, probability: ArrayLike, curve: ArrayLike) -
 
 
 @_float64
-def allocation(orders: ArrayLike, slots: ArrayLike, z: ArrayLike) -> np.ndarray:
+def allocation(orders: np.ndarray, slots: float, z: float) -> np.ndarray:
     """Of releases in one of which a unit takes part; here alone, see `accountants.allocation`."""
     return _allocation.curve(np.atleast_1d(orders), float(slots), float(z)).reshape(orders.shape)
 
@@ -116,7 +117,7 @@ def convert(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> np.ndarray
 
 
 @_float64
-def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> np.ndarray:
+def gaussian_epsilon(mu: Any, delta: Any) -> Any:
     """`rdp.gaussian_epsilon`, as exact.
 
     Example:

@@ -126,7 +126,7 @@ def illinois(
 
 
 def golden_section(
-    function: Callable, low: ArrayLike, high: ArrayLike, steps: int
+    function: Callable, low: jax.Array, high: jax.Array, steps: int
 ) -> tuple[Any, Any]:
     """The least of the points tried by a golden section of [low, high], and the function there.
 
@@ -207,5 +207,6 @@ def smallest_fitting(
         return min(value, LARGEST) if value > 0 else LARGEST
 
     if finite_sign(low) > 0:
-        optimize.toms748(finite_sign, low, high, xtol=tolerance, rtol=1e-15, maxiter=200)
+        solve: Any = optimize.toms748  # whose type knows its own default of `rtol` alone
+        solve(finite_sign, low, high, xtol=tolerance, rtol=1e-15, maxiter=200)
     return float(smallest)

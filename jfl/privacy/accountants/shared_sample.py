@@ -110,7 +110,7 @@ def place(losses: jax.Array, rate: ArrayLike, z: ArrayLike, far: float, near: fl
     return jnp.where(losses > 0, s, middle)
 
 
-def even(rate: ArrayLike, z: ArrayLike, direction: str) -> jax.Array:
+def even(rate: jax.Array, z: ArrayLike, direction: str) -> jax.Array:
     """The probability of loss 0: what the two halves leave of 1.  `rate` is [1]."""
     above, below = (tail((far + near) / (2 * z)) for far, near in PLACES[direction])
     return (1 - rate[0]) * jnp.maximum(1 - above - below, 0.0)

@@ -70,18 +70,18 @@ def delta(event: Any, epsilon: float) -> float:
 
 def epsilon_of(alternatives: Sequence, times: int, delta: float) -> tuple[float, str]:
     """`epsilon` of the worst of several events, each `times` times."""
-    times, deltas = np.array([times]), np.array([delta])
-    above = rdp_events.above(alternatives, times, deltas)
+    often, deltas = np.array([times]), np.array([delta])
+    above = rdp_events.above(alternatives, often, deltas)
     best = []
     # the largest first: as soon as one stays above all that are left, those need no better bound
     for i in np.argsort(-above)[:CLIENTS]:
         if best and max(best)[0] >= above[i]:
             return max(best)
-        value, exact = rdp_events.bounds((alternatives[i],), times, deltas)
+        value, exact = rdp_events.bounds((alternatives[i],), often, deltas)
         renyi = float(value[0]), EXACT if exact[0] else SAMPLED
         # a distribution helps only where this one may be the worst
         best.append(
-            min(renyi, _distribution(alternatives[i], times[0], delta))
+            min(renyi, _distribution(alternatives[i], often[0], delta))
             if not best or renyi > max(best)
             else renyi
         )
@@ -261,7 +261,8 @@ def smallest(
 
     high = np.float32(first)
     f_high, grow = height(high), np.float32(1.25 if first != 1.0 else 2.0)
-    low, f_low = None, None
+    low: Any = None
+    f_low: Any = None
     while f_high > 0:
         low, f_low = high, f_high
         high *= grow

@@ -89,7 +89,7 @@ def wor_rdp(orders: ArrayLike, rate: ArrayLike, rdp_of_order: Callable) -> jax.A
     return _series(orders, rate, rdp_of_order, None)
 
 
-def interpolate(orders: ArrayLike, whole: ArrayLike, curve: ArrayLike) -> jax.Array:
+def interpolate(orders: jax.Array, whole: jax.Array, curve: ArrayLike) -> jax.Array:
     """A curve between whole orders: (a - 1) times it is convex in a, and so below its chords.
 
     Shapes:

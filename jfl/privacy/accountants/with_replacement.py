@@ -71,7 +71,7 @@ ROUGH = 2048  # nodes of a rough step
 STEPS = 60  # of Newton's method, at most
 
 
-def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
+def masses(losses: jax.Array, law: jax.Array, z: jax.Array) -> tuple:
     """Probabilities that P and Q give to the cells between losses [n] >= 0, ascending.
 
     Returns:
@@ -102,12 +102,12 @@ def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
     return p[1:], q[1:], jnp.stack([p[0], q[0]]), above, excess[1:]
 
 
-def even(law: jax.Array, z: ArrayLike) -> jax.Array:
+def even(law: jax.Array, z: jax.Array) -> jax.Array:
     """The probability of loss 0: what the two halves leave of 1."""
     return law[0] * erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))
 
 
-def rough(law: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
+def rough(law: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Losses [n], ascending, and log masses [n] of a step, each cell at its middle: to choose a
     grid, never to prove."""
     loss = _nodes(law, z, 2 * ROUGH)[1]
@@ -118,7 +118,7 @@ def rough(law: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
     ), log_masses - jax.nn.logsumexp(log_masses)
 
 
-def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
+def place(losses: jax.Array, law: jax.Array, z: jax.Array) -> jax.Array:
     """The point t of each loss >= 0.
 
     The condition is convex in t, and so is the loss as a function of t: tangents of the latter lie

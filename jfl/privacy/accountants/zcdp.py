@@ -35,7 +35,7 @@ def gaussian(sensitivity: ArrayLike, sigma: ArrayLike) -> jax.Array:
         >>> float(gaussian(1.0, 2.0))
         0.125
     """
-    return sensitivity**2 / (2 * sigma**2)
+    return sensitivity**2 / (2 * sigma**2)  # pyright: ignore[reportReturnType]  # of arrays
 
 
 @rdp.float64
@@ -49,7 +49,7 @@ def compose(rhos: ArrayLike) -> jax.Array:
 
 
 @rdp.float64
-def to_dp_classical(rho: ArrayLike, delta: ArrayLike) -> jax.Array:
+def to_dp_classical(rho: jax.Array, delta: ArrayLike) -> jax.Array:
     """epsilon = rho + 2 sqrt(rho log(1 / delta)).
 
     References:

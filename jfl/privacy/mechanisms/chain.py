@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks, marks, pytrees
+from ...core.aliases import Array, Tree
 from ...core.errors import NotAnalysable
 from ...core.records import Fn, Key, Mechanism, named, record, static
 from ...kernels.laplace import laplace
@@ -44,7 +45,9 @@ class Partial:
     clipped: Any  # of them clipped
     weight: Any  # the sum of their weights
     nonfinite: Any  # contributions that counted as zero, since they were not finite
-    form: tuple = static()  # pytrees.form of a contribution, whose types a release gets back
+    form: tuple[Any, ...] = (
+        static()
+    )  # pytrees.form of a contribution, whose types a release gets back
 
 
 def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
@@ -65,7 +68,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
         jfl.core.errors.ArgumentError: chain: need stages in the order row -> sum -> noise ...
     """
     for s in stages:
-        if not isinstance(s, Stage):
+        if not isinstance(s, Stage):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
             checks.fail(
                 "chain", "stages such as clip_l2(1.0), total(), gaussian(1.1), divide(16)", f"{s!r}"
             )
@@ -130,11 +133,11 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     return Mechanism(tuple(stages), adjacency)
 
 
-def _known_law(stage):
+def _known_law(stage: Stage) -> bool:
     return stage.law in LAWS and (stage.law in WHOLE) == (stage.encoding is not None)
 
 
-def _of(mechanism, role):
+def _of(mechanism: Mechanism, role: str) -> list[Any]:
     return [s for s in mechanism.stages if s.role == role]
 
 
@@ -256,7 +259,7 @@ def sensitivity(mechanism: Mechanism, state: Any = None, max_weight: Any = 1.0) 
     )
 
 
-def _now(value, round_):
+def _now(value: Any, round_: Array) -> Any:
     if not isinstance(value, Fn):
         return value
     value = jnp.asarray(value(round_), jnp.float32)
@@ -267,7 +270,7 @@ def at(mechanism: Mechanism, round_: Any) -> Mechanism:
     """The mechanism of one round: clip norms and noise that change from round to round get their
     value."""
 
-    def resolve(stage):
+    def resolve(stage: Stage) -> Stage:
         parts = {}
         for name in ("apply", "bound", "update"):
             f = getattr(stage, name)
@@ -283,7 +286,7 @@ def at(mechanism: Mechanism, round_: Any) -> Mechanism:
 
 
 @named("mechanism.later")
-def _shifted(round_, *, of, first):
+def _shifted(round_: Array, *, of: Fn, first: int) -> Any:
     return of(round_ + first)
 
 
@@ -297,7 +300,7 @@ def later(value: Any, first: int) -> Any:
     if not scheduled(value):
         return value
 
-    def move(f):
+    def move(f: Fn | None) -> Fn | None:
         shift = lambda v: later(v, first) if isinstance(v, Fn) else v
         return f and Fn(f.function, {k: shift(v) for k, v in f.data.items()}, f.static)
 
@@ -415,7 +418,7 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
     """
     form, rows = pytrees.form(rows), pytrees.wide(rows)
 
-    def one(row):
+    def one(row: Tree) -> tuple[Tree, Array, Array]:
         clipped = jnp.zeros((), bool)
         for s in _of(mechanism, "row"):
             row, over = s.apply(state, row)
@@ -428,7 +431,7 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
         rows, clipped, finite = jax.vmap(one)(rows)
         counts, bad = is_counted & finite, is_counted & ~finite
 
-    def weighted(x):
+    def weighted(x: Array) -> Array:
         w, kept = (v.reshape(weight.shape + (1,) * (x.ndim - 1)) for v in (weight, counts))
         return jnp.where(kept, w.astype(x.dtype) * x, jnp.zeros((), x.dtype)).sum(0)
 
@@ -456,7 +459,7 @@ def finish(
     client: Any = None,
     form: Any = None,
     series: Any = None,
-) -> tuple:
+) -> tuple[Any, ...]:
     """Noise and post-processing of a finished sum.
 
     Args:
@@ -510,10 +513,10 @@ def finish(
                 laplace(noise_key, value),
             )
         elif s.shape is None:
-            if s.strategy is None:
-                drawn = normals(noise_key, value, s.generator)
-            elif series is None:
+            if series is None:
                 correlated.refuse("chain", mechanism, "a release on its own")
+            if s.strategy is None or series is None:
+                drawn = normals(noise_key, value, s.generator)
             else:
                 drawn, state = correlated.noise(s, series, state, value)
             value = pytrees.map(
@@ -534,19 +537,19 @@ def finish(
     return pytrees.cast(value, form), state
 
 
-def _lasts(std):
+def _lasts(std: Array) -> Array:
     return std >= jnp.finfo(jnp.float32).tiny
 
 
 def release(
     mechanism: Mechanism, key: Key, state: Any, rows: Any, weight: Any, **options: Any
-) -> tuple:
+) -> tuple[Any, ...]:
     """`contribute` and `finish` at once -> release, new state."""
     part = contribute(mechanism, state, rows, weight)
     return finish(mechanism, key, state, part.value, form=part.form, **options)
 
 
-def alone(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tuple:
+def alone(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tuple[Any, ...]:
     """The release of one contribution, in float32 at least -> release; 1 if it counted as zero,
     since it was not finite.
 

@@ -19,6 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks, marks, pytrees
+from ...core.aliases import Array, Tree
 from ...core.errors import NotAnalysable
 from ...core.records import Fn, Mechanism, record
 from ...kernels.normals import normals
@@ -71,7 +72,7 @@ def correlated(
         >>> release = jfl.chain(jfl.clip_l2(1.0), jfl.total(), noise, jfl.divide(10))
     """
     where = "correlated"
-    if not isinstance(strategy, Strategy):
+    if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
         checks.fail(where, "a strategy of jfl.strategies", f"{strategy!r}")
     if callable(noise_multiplier) or checks.ndim(where, "noise_multiplier", noise_multiplier):
         checks.fail(
@@ -178,7 +179,7 @@ def begun_anew(state: Any, fresh: Any) -> Any:
     return pytrees.map(lambda x: jnp.zeros(x.shape, x.dtype), fresh)
 
 
-def noise(stage: Stage, series: tuple, state: Any, like: Any) -> tuple:
+def noise(stage: Stage, series: tuple[Any, ...], state: Any, like: Any) -> tuple[Any, ...]:
     """The noise of a round in units of the fresh noise's standard deviation.
 
     Args:
@@ -193,10 +194,10 @@ def noise(stage: Stage, series: tuple, state: Any, like: Any) -> tuple:
         the state of the next round.
     """
     (key, round_), strategy = series, stage.strategy
-    address = key if callable(key) else functools.partial(jax.random.fold_in, key)
+    address: Any = key if callable(key) else functools.partial(jax.random.fold_in, key)
     covered = jnp.where(round_ < strategy.rounds, jnp.float32(1), jnp.nan)
 
-    def fresh(index):
+    def fresh(index: Array) -> Tree:
         return normals(marks.noise_key(address(index)), like, stage.generator)
 
     if strategy.memory:
@@ -210,7 +211,7 @@ def noise(stage: Stage, series: tuple, state: Any, like: Any) -> tuple:
     if len(index) == 1:
         return first, state
 
-    def more(k, total):
+    def more(k: Array, total: Tree) -> Tree:
         return pytrees.map(lambda x, z: x + weight[k] * z, total, fresh(index[k]))
 
     if strategy.steady:  # a number of turns that the compiler knows: nobody waits for a host

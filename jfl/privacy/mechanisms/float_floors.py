@@ -1,11 +1,15 @@
 """Clip norms and noise that change from round to round, in every round that will run: never below
 what float32 holds."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
+from ...core.aliases import Array
 from ...core.records import Fn, Plan
 from . import correlated
 from .stages import FLOOR
@@ -55,7 +59,7 @@ def lasting(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
                     _function(where, f"{name} of {stage.name} in {site}", function, first, rounds)
 
 
-def _function(where, name, function, first, rounds):
+def _function(where: str, name: str, function: Callable[..., Any], first: int, rounds: int) -> None:
     end = min(first + rounds, LAST)
     size = min(
         BLOCK, 1 << max(int(end - first) - 1, 0).bit_length()
@@ -82,5 +86,5 @@ def _function(where, name, function, first, rounds):
 
 
 @jax.jit
-def _values(function, rounds):
+def _values(function: Callable[..., Any], rounds: np.ndarray) -> Array:
     return jax.vmap(lambda r: jnp.asarray(function(r), jnp.float32))(rounds)

@@ -21,6 +21,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks
+from ...core.aliases import Array, Tree
 from ...core.records import record, static
 from ...kernels import haar
 from ...kernels.normals import normals
@@ -30,17 +31,17 @@ class Block(NamedTuple):
     """Leaves transformed together, as an array of shape grid + columns; a grid of one point is a
     plain band."""
 
-    leaves: tuple  # positions in tree order
-    grid: tuple  # lengths of the transformed axes, (d,) or (h, w)
-    columns: tuple = ()  # or (n,), all transformed alike
+    leaves: tuple[Any, ...]  # positions in tree order
+    grid: tuple[Any, ...]  # lengths of the transformed axes, (d,) or (h, w)
+    columns: tuple[Any, ...] = ()  # or (n,), all transformed alike
 
 
 @record
 class Bands:
     """The blocks of a contribution, and the shapes of the leaves that it must have."""
 
-    blocks: tuple = static()
-    shapes: tuple = static()
+    blocks: tuple[Any, ...] = static()
+    shapes: tuple[Any, ...] = static()
 
 
 # --- makers
@@ -113,7 +114,7 @@ def pixels(like: Any, shape: Sequence[int], leaves: Sequence[int] | None = None)
     return Bands(tuple(Block((i,), *block) for i, block in enumerate(zip(grids, columns))), shapes)
 
 
-def _shapes(where, like):
+def _shapes(where: str, like: Tree) -> tuple[tuple[int, ...], ...]:
     shapes = tuple(tuple(np.shape(x)) for x in jax.tree.leaves(like))
     if not shapes or 0 in map(math.prod, shapes):
         checks.fail(where, "a contribution whose leaves have entries", f"shapes {list(shapes)}")
@@ -123,7 +124,7 @@ def _shapes(where, like):
 # --- what the bands are
 
 
-def _table(bands) -> np.ndarray:
+def _table(bands: Bands) -> np.ndarray:
     """Float64[4, n]: block, level, leaves and size of each band."""
     checks.kind("bands", Bands, "jfl.bands", bands=bands)
     rows = []
@@ -171,7 +172,7 @@ def sizes(bands: Bands) -> np.ndarray:
     return _table(bands)[3]
 
 
-def ids(bands: Bands) -> tuple:
+def ids(bands: Bands) -> tuple[Any, ...]:
     """The band of each coefficient, NumPy Int arrays that broadcast against those of `analyse`."""
     full = [[math.prod(f) for _, _, f in haar.layout(*block.grid)] for block in bands.blocks]
     return tuple(
@@ -183,7 +184,7 @@ def ids(bands: Bands) -> tuple:
 # --- transforms
 
 
-def _checked(where, bands, tree):
+def _checked(where: str, bands: Bands, tree: Tree) -> tuple[list[Any], Any]:
     values, treedef = jax.tree.flatten(tree)
     got = tuple(tuple(np.shape(x)) for x in values)
     if got != bands.shapes:
@@ -196,18 +197,18 @@ def _checked(where, bands, tree):
     return values, treedef
 
 
-def _one_each(where, bands, values):
+def _one_each(where: str, bands: Bands, values: ArrayLike) -> Array:
     values, n = jnp.asarray(values, jnp.float32), count(bands)
     if values.shape != (n,):
         checks.fail(where, f"one value for each of {n} bands", f"shape {values.shape}")
     return values
 
 
-def _axes(block):
+def _axes(block: Block) -> tuple[int, ...]:
     return tuple(range(len(block.grid)))
 
 
-def _split(bands, values):
+def _split(bands: Bands, values: Sequence[Any]) -> list[Any]:
     """For each block its pieces, float32, each inside one band."""
     out = []
     for block in bands.blocks:
@@ -217,7 +218,7 @@ def _split(bands, values):
     return out
 
 
-def _merge(bands, pieces, like, treedef):
+def _merge(bands: Bands, pieces: Sequence[Any], like: Sequence[Any], treedef: Any) -> Tree:
     """The tree of these pieces, with the dtypes of `like`."""
     out = [None] * len(like)
     for block, mine in zip(bands.blocks, pieces):
@@ -228,7 +229,7 @@ def _merge(bands, pieces, like, treedef):
     return treedef.unflatten(out)
 
 
-def _homes(bands):
+def _homes(bands: Bands) -> list[list[int]]:
     """For each block the bands of its pieces."""
     out, start = [], 0
     for block in bands.blocks:
@@ -237,14 +238,14 @@ def _homes(bands):
     return out
 
 
-def _times(bands, values, pieces):
+def _times(bands: Bands, values: Array, pieces: Sequence[Any]) -> list[list[Array]]:
     return [
         [x * values[b] for x, b in zip(pieces_of_block, home)]
         for pieces_of_block, home in zip(pieces, _homes(bands))
     ]
 
 
-def analyse(bands: Bands, tree: Any) -> tuple:
+def analyse(bands: Bands, tree: Any) -> tuple[Any, ...]:
     """Orthonormal coefficients of each block, float32: [m, ...], or [m * m, ...] of a pyramid, by
     columns."""
     pieces = _split(bands, _checked("bands.analyse", bands, tree)[0])
@@ -262,7 +263,7 @@ def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
 
 def energies(bands: Bands, tree: Any) -> jax.Array:
     """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree."""
-    out = [0.0] * count(bands)
+    out: list[Any] = [0.0] * count(bands)
     for pieces, home in zip(
         _split(bands, _checked("bands.energies", bands, tree)[0]), _homes(bands)
     ):
@@ -372,7 +373,7 @@ def family(bands: Bands, energies: ArrayLike, beta: ArrayLike, floor: float = 1e
     )
 
 
-def _variances(where, bands, energies, floor):
+def _variances(where: str, bands: Bands, energies: ArrayLike, floor: float) -> Array:
     """Energy of a coefficient in each band, relative to the largest; without any energy all
     alike."""
     checks.nonnegative(where, energies=energies)

@@ -39,7 +39,7 @@ def rotated(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
     return flat * signs if back else flat
 
 
-def _transform(block, exponent):
+def _transform(block: jax.Array, exponent: int) -> jax.Array:
     """Orthonormal, and its own inverse: a matrix on each side, of which the transform is a
     Kronecker product."""
     times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
@@ -53,7 +53,7 @@ def _transform(block, exponent):
     return times(times(a, block.reshape(left, right)), b).reshape(-1)
 
 
-def _matrix(size):
+def _matrix(size: int) -> np.ndarray:
     """Sylvester's, Float32[size, size] of -1 and 1: the sign is the parity of common bits."""
     both = np.arange(size)[:, None] & np.arange(size)
     parity = np.zeros(both.shape, np.int64)

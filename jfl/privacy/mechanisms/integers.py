@@ -18,6 +18,7 @@ import numpy as np
 import scipy.special
 
 from ...core import checks
+from ...core.aliases import Array
 from ...core.records import Key, named
 from ...core.threefry import compact
 from . import hadamard, stages
@@ -138,7 +139,7 @@ def encode(encoding: Encoding, key: Key, value: Any) -> Any:
 
 
 @named("distributed.decode")
-def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple:
+def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple[Any, ...]:
     """The sum of a cohort's integers, undone; a stage after the sum."""
     leaves, treedef = jax.tree.flatten(value)
     flat = jnp.concatenate([jnp.ravel(x) for x in leaves])
@@ -148,18 +149,18 @@ def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple:
     return treedef.unflatten(parts), after
 
 
-def _wrapped(whole, bits):
+def _wrapped(whole: Array, bits: int) -> Array:
     """Whole numbers modulo 2^bits, in -2^(bits - 1) .. 2^(bits - 1) - 1; exact."""
     turn = 2.0**bits
     return whole - turn * jnp.floor((whole + turn / 2) / turn)
 
 
-def _rounded(x, longest, key):
+def _rounded(x: Array, longest: float, key: Key) -> Array:
     """Each coordinate up or down, right on average: the last of a few draws that is not too long,
     else towards 0."""
     low = jnp.floor(x)
 
-    def again(number, kept):
+    def again(number: Array, kept: Array) -> Array:
         up = jax.random.uniform(jax.random.fold_in(key, number), x.shape) < x - low
         whole = low + up
         fits = jnp.sum(jnp.square(whole)) <= longest**2
@@ -168,7 +169,7 @@ def _rounded(x, longest, key):
     return jax.lax.fori_loop(0, TRIES, again, jnp.trunc(x))
 
 
-def _noise(encoding, key):
+def _noise(encoding: Encoding, key: Key) -> Array:
     """Float32[d], whole numbers with the law of one client's noise, by inversion from words of 63
     bits."""
     known = table(encoding.law, encoding.scale * encoding.share)
@@ -186,7 +187,7 @@ def _noise(encoding, key):
     return sign * size.astype(jnp.float32)
 
 
-def _bucket(high, low):
+def _bucket(high: Array, low: Array) -> Array:
     """By the first bit that is set of two words and the four after it: where a search begins."""
     zeros = jax.lax.clz(high).astype(jnp.uint32)
     # a shift by all bits of a word is not defined
@@ -253,6 +254,6 @@ def table(law: str, std: float) -> Table:
     )
 
 
-def _signs():
+def _signs() -> Key:
     """The key of the rotation's signs, which is public and always the same."""
     return compact(jax.random.key(0))

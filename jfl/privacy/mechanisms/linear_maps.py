@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
+from ...core.aliases import Array, Key, Tree
 from ...core.records import Fn, Mechanism, Task, named
 from ...core.threefry import compact
 from . import hadamard
-from .stages import Stage, shapes_like
+from .stages import After, Stage, shapes_like
 
 __all__ = ["LinearMap", "linear_map", "projection", "rotation", "sparsification"]
 
@@ -37,7 +38,11 @@ class LinearMap(NamedTuple):
 
 
 def linear_map(
-    forward: Callable, backward: Callable, *, seed: int = 0, each_round: bool = True
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    *,
+    seed: int = 0,
+    each_round: bool = True,
 ) -> LinearMap:
     """A map of your own, as two stages of a chain.
 
@@ -183,7 +188,9 @@ def refuse_unpaired(where: str, *chains: Mechanism | None) -> None:
             checks.fail(where, "both stages of one map", f"those of two in {words}", undo)
 
 
-def _own(where, like, size, turned, seed, each_round) -> LinearMap:
+def _own(
+    where: str, like: Tree, size: int | None, turned: bool, seed: int, each_round: bool
+) -> LinearMap:
     shapes = shapes_like(like)
     numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
     if not numbers:
@@ -203,27 +210,27 @@ def _own(where, like, size, turned, seed, each_round) -> LinearMap:
     )
 
 
-def _there(name, apply):
+def _there(name: str, apply: Fn) -> Stage:
     return Stage(apply, name=name, role="row")
 
 
-def _back(apply):
+def _back(apply: Fn) -> Stage:
     return Stage(apply, name="map_back", role="post")
 
 
 @named("linear_maps.count")
-def _count(round_):
+def _count(round_: Array) -> Array:
     return (round_ + 1).astype(jnp.float32)
 
 
-def _drawn_by(where, seed, each_round) -> dict:
+def _drawn_by(where: str, seed: int, each_round: bool) -> dict[str, Any]:
     """What a map takes its key from: the seed, and the number of the round, from 1 on."""
     checks.seed(where, seed=seed)
     checks.choice(where, (False, True), each_round=each_round)
     return dict(seed=np.uint32(seed), count=Fn(_count) if each_round else np.float32(0))
 
 
-def _key(seed, count):
+def _key(seed: Array, count: Array) -> Key:
     """A public key, which no run has: cohorts and noise are never drawn from it."""
     key = jax.random.fold_in(compact(jax.random.key(0)), PUBLIC)
     key = jax.random.fold_in(key, seed)
@@ -231,17 +238,23 @@ def _key(seed, count):
 
 
 @named("linear_maps.forward")
-def _forward(state, row, *, seed, count, function):
+def _forward(
+    state: Any, row: Tree, *, seed: Array, count: Array, function: Callable[..., Any]
+) -> tuple[Tree, Array]:
     return function(_key(seed, count), row), jnp.zeros((), bool)
 
 
 @named("linear_maps.backward")
-def _backward(value, after, *, seed, count, function):
+def _backward(
+    value: Tree, after: After, *, seed: Array, count: Array, function: Callable[..., Any]
+) -> tuple[Tree, After]:
     return function(_key(seed, count), value), _changed(after)
 
 
 @named("linear_maps.shrink")
-def _shrink(state, row, *, seed, count, form, size, turned):
+def _shrink(
+    state: Any, row: Tree, *, seed: Array, count: Array, form: Tree, size: int, turned: bool
+) -> tuple[Array, Array]:
     leaves, found = jax.tree.leaves(row), jax.tree.map(lambda x: x.shape[1:], form)
     if jax.tree.map(jnp.shape, row) != found:
         checks.fail(
@@ -259,7 +272,17 @@ def _shrink(state, row, *, seed, count, form, size, turned):
 
 
 @named("linear_maps.expand")
-def _expand(value, after, *, seed, count, form, size, turned, keeps_length):
+def _expand(
+    value: Array,
+    after: After,
+    *,
+    seed: Array,
+    count: Array,
+    form: Tree,
+    size: int,
+    turned: bool,
+    keeps_length: bool,
+) -> tuple[Tree, After]:
     leaves, treedef = jax.tree.flatten(form)
     numbers = [math.prod(x.shape[1:]) for x in leaves]
     signs, places = jax.random.split(_key(seed, count))
@@ -274,12 +297,12 @@ def _expand(value, after, *, seed, count, form, size, turned, keeps_length):
     return treedef.unflatten(parts), after if keeps_length else _changed(after)
 
 
-def _changed(after):
+def _changed(after: After | None) -> Any:
     """Noise that was mapped is not isotropic any more."""
     return after if after is None else after._replace(std=None)
 
 
-def _places(key, numbers, size) -> jax.Array:
+def _places(key: Key, numbers: int, size: int) -> jax.Array:
     """`size` of the places 0 .. numbers - 1: those with the largest of random words."""
     return jax.lax.top_k(jax.random.bits(key, (numbers,), jnp.uint32), size)[1]
 

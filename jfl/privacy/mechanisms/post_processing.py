@@ -1,21 +1,23 @@
 """Stages that come after the noise: they see the release alone, so they cost no privacy."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ...core import checks, pytrees
+from ...core.aliases import Array, Tree
 from ...core.records import Fn, named
-from .stages import Stage
+from .stages import After, Stage
 
 
 @named("post_processing.apply")
-def _apply(value, after, *, function):
+def _apply(value: Tree, after: After, *, function: Callable[..., Any]) -> tuple[Tree, After]:
     return function(value), after._replace(std=None)
 
 
-def post_process(function: Callable) -> Stage:
+def post_process(function: Callable[..., Any]) -> Stage:
     """Any pure function of a noisy sum, as a stage at the end of a chain.
 
     Args:
@@ -39,7 +41,7 @@ def post_process(function: Callable) -> Stage:
 
 
 @named("post_processing.clip_values")
-def _clip_values(value, after, *, most):
+def _clip_values(value: Tree, after: After, *, most: Array) -> tuple[Tree, After]:
     clipped = pytrees.map(lambda x: jnp.clip(x, -most.astype(x.dtype), most.astype(x.dtype)), value)
     return clipped, after._replace(std=None)
 
@@ -61,7 +63,7 @@ def clip_values(most: float) -> Stage:
 
 
 @named("post_processing.james_stein")
-def _james_stein(value, after):
+def _james_stein(value: Tree, after: After) -> tuple[Tree, After]:
     if after.std is None or after.shape is not None:
         checks.fail(
             "james_stein",

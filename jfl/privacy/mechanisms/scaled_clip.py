@@ -9,8 +9,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks, pytrees
+from ...core.aliases import Array, Tree
 from ...core.records import Fn, named
-from .stages import Stage, refuse_tiny, scale_to_bound, shapes_like
+from .stages import Shape, Stage, refuse_tiny, scale_to_bound, shapes_like
 
 
 class Squares(NamedTuple):
@@ -83,7 +84,7 @@ def clip_scaled(
     )
 
 
-def _sizes(state, least):
+def _sizes(state: Squares, least: Array) -> Tree:
     """Of each coordinate, with a mean square of 1."""
     sizes = pytrees.map(lambda x: jnp.sqrt(x) + least, state.mean)
     leaves = jax.tree.leaves(sizes)
@@ -92,7 +93,9 @@ def _sizes(state, least):
 
 
 @named("scaled_clip.clip")
-def _clip_scaled(state, row, *, bound, count, decay, least):
+def _clip_scaled(
+    state: Squares, row: Tree, *, bound: Array, count: Array, decay: Array, least: Array
+) -> tuple[Tree, Array]:
     sizes = _sizes(state, least)
     if _differ(row, sizes):
         checks.fail(
@@ -104,14 +107,16 @@ def _clip_scaled(state, row, *, bound, count, decay, least):
     return scale_to_bound(bound, pytrees.map(lambda x, size: x / size, row, sizes))
 
 
-def _differ(one, other):
+def _differ(one: Tree, other: Tree) -> bool:
     """True for another structure or other shapes."""
     shapes = [jax.tree.map(jnp.shape, tree) for tree in (one, other)]
     return jax.tree.structure(one) != jax.tree.structure(other) or shapes[0] != shapes[1]
 
 
 @named("scaled_clip.bound")
-def _scaled_bound(state, shape, *, bound, count, decay, least):
+def _scaled_bound(
+    state: Squares, shape: Shape | None, *, bound: Array, count: Array, decay: Array, least: Array
+) -> Array:
     if shape is not None:
         checks.fail(
             "clip_scaled", "isotropic noise", "noise of a shape", "Each of them changes the shape."
@@ -120,7 +125,9 @@ def _scaled_bound(state, shape, *, bound, count, decay, least):
 
 
 @named("scaled_clip.update")
-def _unscale(state, value, *, bound, count, decay, least):
+def _unscale(
+    state: Squares, value: Tree, *, bound: Array, count: Array, decay: Array, least: Array
+) -> tuple[Squares, Tree]:
     value = pytrees.map(lambda x, size: x * size, value, _sizes(state, least))
     keep = lambda old, x: decay * old + (1 - decay) * jnp.square(x / count)
     return Squares(pytrees.map(keep, state.mean, value)), value

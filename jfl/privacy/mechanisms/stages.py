@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks, printing, pytrees
+from ...core.aliases import Tree
 from ...core.records import Array, Fn, Task, named, record, static
 from ...kernels.normals import GENERATORS
 from . import haar_bands as bands
@@ -92,7 +93,7 @@ FLOOR = np.float32(
 )  # of clip norms and of noise: below, squares of norms underflow in float32
 
 
-def level_leaf(where: str, do: str = "", **given: ArrayLike | Callable) -> Any:
+def level_leaf(where: str, do: str = "", **given: ArrayLike | Callable[..., Any]) -> Any:
     """A positive number as a leaf, or a function of the round."""
     ((name, value),) = given.items()
     if callable(value):
@@ -125,7 +126,7 @@ def shapes_like(like: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.float32), like)
 
 
-def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple:
+def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple[Any, ...]:
     whole = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
     if whole:
         checks.fail(
@@ -137,21 +138,21 @@ def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple:
 
 
 @named("stages.clip_l2")
-def _clip_l2(state, row, *, bound):
+def _clip_l2(state: Any, row: Tree, *, bound: Array) -> tuple[Tree, Array]:
     return scale_to_bound(bound, row)
 
 
-def _stretch(shape):
+def _stretch(shape: Shape | None) -> Array | float:
     """How much longer than its Euclidean norm a contribution may be in the norm of `shape`."""
     return 1.0 if shape is None else jnp.max(shape.scales)
 
 
 @named("stages.clip_l2.bound")
-def _its_bound(state, shape, *, bound):
+def _its_bound(state: Any, shape: Shape | None, *, bound: Array) -> Array:
     return bound * _stretch(shape)
 
 
-def clip_l2(bound: ArrayLike | Callable) -> Stage:
+def clip_l2(bound: ArrayLike | Callable[..., Any]) -> Stage:
     """Shrink each contribution to Euclidean norm at most `bound`, over all leaves together.
 
     Args:
@@ -177,11 +178,11 @@ def clip_l2(bound: ArrayLike | Callable) -> Stage:
 
 
 @named("stages.clip_l1")
-def _clip_l1(state, row, *, bound):
+def _clip_l1(state: Any, row: Tree, *, bound: Array) -> tuple[Tree, Array]:
     return scale_to_bound(bound, row, pytrees.norm_l1(row))
 
 
-def clip_l1(bound: ArrayLike | Callable) -> Stage:
+def clip_l1(bound: ArrayLike | Callable[..., Any]) -> Stage:
     """Shrink each contribution to a sum of absolute values of at most `bound`, over all leaves
     together.
 
@@ -207,7 +208,7 @@ def clip_l1(bound: ArrayLike | Callable) -> Stage:
 
 
 @named("stages.clip_per_layer")
-def _clip_per_layer(state, row, *, bounds, layers):
+def _clip_per_layer(state: Any, row: Tree, *, bounds: Tree, layers: int) -> tuple[Tree, Array]:
     leaves, treedef = jax.tree.flatten(row)
     limits = jax.tree.leaves(bounds)
     if layers != len(leaves):
@@ -223,7 +224,7 @@ def _clip_per_layer(state, row, *, bounds, layers):
 
 
 @named("stages.clip_per_layer.bound")
-def _layers_bound(state, shape, *, bounds, layers):
+def _layers_bound(state: Any, shape: Shape | None, *, bounds: Tree, layers: int) -> Array:
     limits = jnp.stack([jnp.asarray(b, jnp.float32) for b in jax.tree.leaves(bounds)])
     if shape is None:
         return jnp.sqrt(jnp.sum(jnp.square(limits)) * (layers if limits.size == 1 else 1))
@@ -238,7 +239,7 @@ def _layers_bound(state, shape, *, bounds, layers):
     return jnp.sqrt(jnp.sum(jnp.square(limits * each)))
 
 
-def clip_per_layer(bounds: Sequence | ArrayLike, layers: int | None = None) -> Stage:
+def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None) -> Stage:
     """Shrink each leaf of a contribution on its own.
 
     Args:
@@ -286,7 +287,16 @@ def clip_per_layer(bounds: Sequence | ArrayLike, layers: int | None = None) -> S
 
 
 @named("stages.clip_adaptive")
-def _clip_adaptive(state, row, *, indicator, quantile, lr, count, floor):
+def _clip_adaptive(
+    state: Array,
+    row: Tree,
+    *,
+    indicator: Array,
+    quantile: Array,
+    lr: Array,
+    count: Array,
+    floor: Array,
+) -> tuple[Tree, Array]:
     norm = jnp.maximum(state, floor)
     clipped, over = scale_to_bound(norm, row)
     bit = jnp.where(over, 0.0, 1.0)
@@ -294,7 +304,16 @@ def _clip_adaptive(state, row, *, indicator, quantile, lr, count, floor):
 
 
 @named("stages.clip_adaptive.bound")
-def _adaptive_bound(state, shape, *, indicator, quantile, lr, count, floor):
+def _adaptive_bound(
+    state: Array,
+    shape: Shape | None,
+    *,
+    indicator: Array,
+    quantile: Array,
+    lr: Array,
+    count: Array,
+    floor: Array,
+) -> Array:
     if shape is not None:
         checks.fail(
             "clip_adaptive",
@@ -306,7 +325,16 @@ def _adaptive_bound(state, shape, *, indicator, quantile, lr, count, floor):
 
 
 @named("stages.clip_adaptive.update")
-def _adapt(state, value, *, indicator, quantile, lr, count, floor):
+def _adapt(
+    state: Array,
+    value: Tree,
+    *,
+    indicator: Array,
+    quantile: Array,
+    lr: Array,
+    count: Array,
+    floor: Array,
+) -> tuple[Array, Tree]:
     value, coordinate = value
     norm = jnp.maximum(state, floor)
     below = coordinate / (norm * indicator * count) + 0.5
@@ -385,12 +413,12 @@ def clip_adaptive(
 
 
 @named("stages.bounded")
-def _as_it_is(state, row, *, value):
+def _as_it_is(state: Any, row: Tree, *, value: Array) -> tuple[Tree, Array]:
     return row, jnp.zeros((), bool)
 
 
 @named("stages.bounded.bound")
-def _declared(state, shape, *, value):
+def _declared(state: Any, shape: Shape | None, *, value: Array) -> Array:
     return value * _stretch(shape)
 
 
@@ -420,9 +448,9 @@ def total() -> Stage:
 
 
 def gaussian(
-    noise_multiplier: ArrayLike | Callable | None = None,
+    noise_multiplier: ArrayLike | Callable[..., Any] | None = None,
     *,
-    std: ArrayLike | Callable | None = None,
+    std: ArrayLike | Callable[..., Any] | None = None,
     shape: Shape | None = None,
     generator: str = "philox",
 ) -> Stage:
@@ -509,13 +537,13 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
 
 
 @named("stages.divide")
-def _divide(value, after, *, n):
+def _divide(value: Tree, after: After, *, n: ArrayLike) -> tuple[Tree, After]:
     value = pytrees.map(lambda x: x / jnp.asarray(n, x.dtype), value)
     return value, after if after.std is None else after._replace(std=after.std / n)
 
 
 @named("stages.divide_realised")
-def _divide_realised(value, after):
+def _divide_realised(value: Tree, after: After) -> tuple[Tree, After]:
     return _divide(value, after, n=jnp.where(after.realised > 0, after.realised, 1))
 
 

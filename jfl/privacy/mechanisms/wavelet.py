@@ -16,16 +16,18 @@ whatever is combined.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks
+from ...core.aliases import Array, Tree
 from ...core.records import Fn, named
 from . import haar_bands as haar
 from .haar_bands import Bands
-from .stages import Shape, Stage, clip_l2, gaussian, level_leaf, refuse_tiny, scale_to_bound
+from .stages import After, Shape, Stage, clip_l2, gaussian, level_leaf, refuse_tiny, scale_to_bound
 
 READINGS = ("R1", "R2", "R3", "R4", "R5", "R6")
 CALIBRATIONS = ("plain", "lemma2")
@@ -49,7 +51,7 @@ def shape(bands: Bands, std: ArrayLike) -> Shape:
     return Shape(bands, jnp.sqrt((sizes * std**2).sum() / sizes.sum()) / std)
 
 
-def _kept(bands):
+def _kept(bands: Bands) -> np.ndarray:
     """Float64[bands]: coefficients of each band, less what padding takes: of white noise, its mean
     energy there."""
     sizes, block_of = np.asarray(haar.sizes(bands)), np.asarray(haar.blocks(bands))
@@ -114,7 +116,7 @@ def weighted(bands: Bands) -> Shape:
     return Shape(bands, jnp.sqrt(jnp.asarray(haar.leaves(bands), jnp.float32)))
 
 
-def _one_each(where, bands, least=None, **values):
+def _one_each(where: str, bands: Bands, least: float | None = None, **values: Any) -> None:
     ((name, value),) = values.items()
     checks.kind(where, Bands, "jfl.bands", bands=bands)
     if checks.ndim(where, name, value) != 1 or np.shape(value) != (haar.count(bands),):
@@ -130,14 +132,14 @@ def _one_each(where, bands, least=None, **values):
 
 
 @named("wavelet.clip_ellipsoid")
-def _clip_ellipsoid(state, row, *, bound, shape):
+def _clip_ellipsoid(state: Any, row: Tree, *, bound: Array, shape: Shape) -> tuple[Tree, Array]:
     return scale_to_bound(
         bound, row, jnp.sqrt((haar.energies(shape.bands, row) * shape.scales**2).sum())
     )
 
 
 @named("wavelet.clip_ellipsoid.bound")
-def _ellipsoid_bound(state, other, *, bound, shape):
+def _ellipsoid_bound(state: Any, other: Shape | None, *, bound: Array, shape: Shape) -> Array:
     if other is None:
         return bound / jnp.min(shape.scales)
     if other.bands == shape.bands:
@@ -147,7 +149,7 @@ def _ellipsoid_bound(state, other, *, bound, shape):
     )  # the two bases may lie anyhow to each other
 
 
-def clip_ellipsoid(bound: ArrayLike | Callable, shape: Shape) -> Stage:
+def clip_ellipsoid(bound: ArrayLike | Callable[..., Any], shape: Shape) -> Stage:
     """Shrink each contribution to length `bound` in the norm of `shape`, keeping its direction.
 
     Args:
@@ -158,21 +160,21 @@ def clip_ellipsoid(bound: ArrayLike | Callable, shape: Shape) -> Stage:
         in noise of the same shape the bound of a contribution is `bound`; in isotropic noise it is
         the longest axis of the ellipsoid.
     """
-    if not isinstance(shape, Shape):
+    if not isinstance(shape, Shape):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
         checks.fail("wavelet.clip_ellipsoid", "a shape of jfl.wavelet", f"{shape!r}")
     data = dict(bound=level_leaf("wavelet.clip_ellipsoid", bound=bound), shape=shape)
     return Stage(Fn(_clip_ellipsoid, data), Fn(_ellipsoid_bound, data), name="clip_ellipsoid")
 
 
 @named("wavelet.clip_bands")
-def _clip_bands(state, row, *, bounds, bands):
+def _clip_bands(state: Any, row: Tree, *, bounds: Array, bands: Bands) -> tuple[Tree, Array]:
     norms = jnp.sqrt(haar.energies(bands, row))
     factors = jnp.minimum(1.0, bounds / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
     return haar.scale(bands, factors, row), jnp.any(norms > bounds)
 
 
 @named("wavelet.clip_bands.bound")
-def _bands_bound(state, shape, *, bounds, bands):
+def _bands_bound(state: Any, shape: Shape | None, *, bounds: Array, bands: Bands) -> Array:
     if shape is None or shape.bands == bands:
         return jnp.sqrt(jnp.sum(jnp.square(bounds * (1.0 if shape is None else shape.scales))))
     return jnp.sqrt(jnp.sum(jnp.square(bounds))) * jnp.max(shape.scales)
@@ -201,13 +203,13 @@ def clip_bands(bounds: ArrayLike, bands: Bands) -> Stage:
 
 
 @named("wavelet.shares")
-def _shares(state, row, *, bands):
+def _shares(state: Any, row: Tree, *, bands: Bands) -> tuple[Array, Array]:
     energies = haar.energies(bands, row)
     return energies / jnp.maximum(energies.sum(), jnp.finfo(jnp.float32).tiny), jnp.zeros((), bool)
 
 
 @named("wavelet.shares.bound")
-def _one(state, shape, *, bands):
+def _one(state: Any, shape: Shape | None, *, bands: Bands) -> float:
     if shape is not None:
         checks.fail(
             "wavelet.shares",
@@ -309,7 +311,7 @@ def lemma2(bands: Bands, calibration: str = "lemma2") -> float:
 # --- post-processing
 
 
-def _noise_of_bands(where, bands, after):
+def _noise_of_bands(where: str, bands: Bands, after: After) -> Array:
     if after.std is None:
         checks.fail(
             where, "a noise stage before it", "none", "Without noise there is nothing to take away."
@@ -327,7 +329,7 @@ def _noise_of_bands(where, bands, after):
 
 
 @named("wavelet.james_stein")
-def _james_stein(value, after, *, bands):
+def _james_stein(value: Tree, after: After, *, bands: Bands) -> tuple[Tree, After]:
     std, sizes = (
         _noise_of_bands("wavelet.james_stein", bands, after),
         jnp.asarray(_kept(bands), jnp.float32),
@@ -347,7 +349,7 @@ def james_stein(bands: Bands) -> Stage:
 
 
 @named("wavelet.soft_threshold")
-def _soft(value, after, *, bands, rule):
+def _soft(value: Tree, after: After, *, bands: Bands, rule: str) -> tuple[Tree, After]:
     std, level = (
         _noise_of_bands("wavelet.soft_threshold", bands, after),
         np.asarray(haar.levels(bands)),
@@ -364,7 +366,7 @@ def _soft(value, after, *, bands, rule):
         )
     limit = jnp.where(level > 0, limit, 0.0)  # never a base, nor what has no levels
 
-    def one(c, band):
+    def one(c: Array, band: Any) -> Array:
         return jnp.sign(c) * jnp.maximum(jnp.abs(c) - limit[band], 0.0)
 
     coefficients = tuple(

@@ -1,5 +1,6 @@
 """Any lower-triangular C: the least error that noise of earlier rounds can have."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ class Dense(Strategy):
             and same(table @ inverse, np.eye(self.rounds))
         )
 
-    def draws(self, round_: Any) -> tuple:
+    def draws(self, round_: Any) -> tuple[Any, ...]:
         back = jnp.arange(self.rounds, dtype=jnp.int32)
         at = jnp.minimum(round_, self.rounds - 1)
         row = jnp.asarray(self.inverse, jnp.float32)[at]
@@ -91,19 +92,19 @@ def dense(
     return Dense(n, b if epochs else 1, table, np.linalg.inv(table))
 
 
-def _least_error(weight, unit):
+def _least_error(weight: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """The X = C^T C with the least tr(weight X^-1), a convex problem; what a unit adds in all its
     rounds has squared length 1, and rounds of one unit are orthogonal."""
     same = unit[:, None] == unit
     share = np.bincount(unit)[unit]
 
-    def projected(gradient):
+    def projected(gradient: np.ndarray) -> np.ndarray:
         """Along which X may move."""
         diagonal = np.diagonal(gradient)
         mean = np.bincount(unit, diagonal)[unit] / share
         return np.where(same, 0.0, gradient) + np.diag(diagonal - mean)
 
-    def loss(square):
+    def loss(square: np.ndarray) -> tuple[float, Any]:
         try:
             lower = np.linalg.inv(np.linalg.cholesky(square))
         except np.linalg.LinAlgError:  # no square
@@ -115,7 +116,13 @@ def _least_error(weight, unit):
     return _descended(loss, np.diag(1.0 / share))
 
 
-def _descended(loss, x, memory=20, most=5000, enough=1e-7):
+def _descended(
+    loss: Callable[[np.ndarray], tuple[float, Any]],
+    x: np.ndarray,
+    memory: int = 20,
+    most: int = 5000,
+    enough: float = 1e-7,
+) -> np.ndarray:
     """L-BFGS with steps that are halved until they stay where the loss is finite and fall."""
     value, gradient = loss(x)
     past = []
@@ -139,7 +146,7 @@ def _descended(loss, x, memory=20, most=5000, enough=1e-7):
     return x
 
 
-def _turned(gradient, past):
+def _turned(gradient: np.ndarray, past: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """The gradient times an estimate of the inverse Hessian."""
     turned, kept = gradient, []
     for moved, change in reversed(past):
@@ -154,7 +161,7 @@ def _turned(gradient, past):
     return turned
 
 
-def _workload(asked):
+def _workload(asked: optimal.Asked) -> np.ndarray:
     """Float64[n, n]."""
     if asked.workload is None:
         return np.tril(np.ones((asked.rounds, asked.rounds)))

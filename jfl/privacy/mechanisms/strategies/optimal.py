@@ -7,7 +7,7 @@ first coefficient is 1.
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ def banded(wanted: Asked, bands: int) -> np.ndarray:
     if bands == 1:
         return np.ones(1)
 
-    def loss(later):
+    def loss(later: jax.Array) -> jax.Array:
         column = jnp.concatenate([jnp.ones(1), later])
         return _loss(wanted, column, _inverse(column, wanted.rounds))
 
@@ -86,7 +86,7 @@ def inverse_banded(wanted: Asked, first: np.ndarray) -> np.ndarray:
     if len(first) == 1:
         return np.ones(1)
 
-    def loss(later):
+    def loss(later: jax.Array) -> jax.Array:
         noise = jnp.concatenate([jnp.ones(1), later])
         return _loss(wanted, _inverse(noise, wanted.rounds), _padded(noise, wanted.rounds))
 
@@ -103,21 +103,21 @@ def blt(wanted: Asked, buffers: int) -> tuple[np.ndarray, np.ndarray]:
     """
     n = wanted.rounds
 
-    def parts(steps):
+    def parts(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
         decays = jnp.exp(-jnp.cumsum(jnp.exp(steps)))
         return decays[0::2], decays[1::2]
 
-    def weights(own, other):
+    def weights(own: jax.Array, other: jax.Array) -> jax.Array:
         """Of the decays `own`, where those of the inverse are `other`."""
         apart = own[:, None] - own + jnp.eye(len(own))
         return jnp.prod(own[:, None] - other, 1) / jnp.prod(apart, 1)
 
-    def series(decay, weight):
+    def series(decay: jax.Array, weight: jax.Array) -> jax.Array:
         # 0^0 = 1 for the first power: its logarithm is not asked for
         powers = jnp.exp(jnp.arange(n - 1)[:, None] * jnp.log(decay))
         return jnp.concatenate([jnp.ones(1), powers @ weight])[:n]
 
-    def loss(steps):
+    def loss(steps: jax.Array) -> jax.Array:
         own, other = parts(steps)
         column = series(own, weights(own, other))
         return _loss(wanted, column, series(other, weights(other, own)))
@@ -132,7 +132,7 @@ def blt(wanted: Asked, buffers: int) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(own), np.asarray(weights(own, other))
 
 
-def minimised(loss: Callable, *starts: np.ndarray, most: int = 2000) -> np.ndarray:
+def minimised(loss: Callable[..., Any], *starts: np.ndarray, most: int = 2000) -> np.ndarray:
     """Where the logarithm of a loss > 0 is least, as found from the best of several starts."""
     from scipy import optimize  # not at import
 
@@ -151,7 +151,7 @@ def minimised(loss: Callable, *starts: np.ndarray, most: int = 2000) -> np.ndarr
     return min(found, key=lambda one: one.fun if np.isfinite(one.fun) else np.inf).x
 
 
-def _loss(wanted, column, noise):
+def _loss(wanted: Asked, column: jax.Array, noise: jax.Array) -> jax.Array:
     """Squared sensitivity times error, of a Toeplitz C and C^-1 by their first columns."""
     n, apart = wanted.rounds, wanted.separation
     if len(column) > apart or wanted.participations == 1:
@@ -162,7 +162,7 @@ def _loss(wanted, column, noise):
     return jnp.square(moved).sum() * _error(wanted, noise)
 
 
-def _at_most(column, apart, participations):
+def _at_most(column: jax.Array, apart: int, participations: int) -> jax.Array:
     """What a unit adds in its first rounds, 0, `apart`, 2 `apart`, ...: Float64[n], by sums over
     the rounds that are so far apart."""
     n = len(column)
@@ -175,7 +175,7 @@ def _at_most(column, apart, participations):
     return moved.reshape(-1)[:n]
 
 
-def _error(wanted, noise):
+def _error(wanted: Asked, noise: jax.Array) -> jax.Array:
     n = wanted.rounds
     if wanted.workload is not None and wanted.workload.ndim == 2:
         back = np.arange(n)[:, None] - np.arange(n)
@@ -190,15 +190,15 @@ def _error(wanted, noise):
     return (share * jnp.square(summed)).sum()
 
 
-def _padded(series, n):
+def _padded(series: jax.Array, n: int) -> jax.Array:
     return jnp.pad(series, (0, max(0, n - len(series))))[:n]
 
 
-def _inverse(series, n):
+def _inverse(series: jax.Array, n: int) -> jax.Array:
     """The first n terms of 1 / series, whose first is 1."""
     later = series[1:]
 
-    def step(before, first):
+    def step(before: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
         value = first - later @ before
         return jnp.concatenate([value[None], before[:-1]]), value
 

@@ -1,5 +1,6 @@
 """A strategy that begins anew after so many rounds: short trees in place of one high one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,13 +33,13 @@ class Restarted(Strategy):
         return self.of.steady
 
     @property
-    def _copies(self):
+    def _copies(self) -> int:
         return -(-self.rounds // self.of.rounds)
 
     def matrix(self) -> np.ndarray:
         return self._until(self.rounds)
 
-    def _until(self, rounds):
+    def _until(self, rounds: int) -> np.ndarray:
         whole, rest = divmod(rounds, self.of.rounds)
         blocks = [self.of.matrix()] * whole + [self.of._until(rest)] * (rest > 0)
         return _diagonal(blocks)
@@ -58,7 +59,7 @@ class Restarted(Strategy):
         """Of copies that share no normals."""
         return self.of.says_what_it_draws() and self.normals >= self.of.noising().shape[1]
 
-    def draws(self, round_: Any) -> tuple:
+    def draws(self, round_: Any) -> tuple[Any, ...]:
         copy, within = round_ // self.of.rounds, round_ % self.of.rounds
         index, weight, count = self.of.draws(within)
         return jnp.asarray(index, jnp.int32) + copy * self.normals, weight, count
@@ -132,7 +133,7 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
         [1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 2.0]
     """
     where = "strategies.restarted"
-    if not isinstance(strategy, Strategy):
+    if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
         checks.fail(where, "a strategy of jfl.strategies", f"{strategy!r}")
     checks.whole(where, rounds=rounds)
     if strategy.memory:
@@ -148,15 +149,15 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
     return Restarted(int(rounds), strategy.separation, strategy, normals)
 
 
-def _diagonal(blocks):
-    ends = np.cumsum([block.shape for block in blocks], axis=0)
+def _diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    ends = np.cumsum(np.array([block.shape for block in blocks]), axis=0)
     out = np.zeros(ends[-1])
     for block, (row, column) in zip(blocks, ends):
         out[row - block.shape[0] : row, column - block.shape[1] : column] = block
     return out
 
 
-def _of_groups(matrix, separation):
+def _of_groups(matrix: np.ndarray, separation: int) -> np.ndarray:
     """The squared sensitivity of the first 1, 2, ... rounds to who comes in rounds first, first +
     separation, ...: Float64[first, rounds]."""
     gram = np.abs(matrix.T @ matrix)

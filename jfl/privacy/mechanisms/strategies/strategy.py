@@ -22,7 +22,7 @@ class Strategy:
     rounds: int = static(default=1)  # that it covers
     separation: int = static(default=1)  # rounds between participations, for which it was made
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<{self.words()}, {self.rounds} rounds>"
 
     # --- of each kind
@@ -56,7 +56,7 @@ class Strategy:
         square."""
         return np.linalg.inv(self.matrix())
 
-    def draws(self, round_: Any) -> tuple:
+    def draws(self, round_: Any) -> tuple[Any, ...]:
         """Which fresh normals a round draws, where there is no memory.
 
         Returns:
@@ -65,7 +65,7 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def mix(self, fresh: Any, held: Any) -> tuple:
+    def mix(self, fresh: Any, held: Any) -> tuple[Any, ...]:
         """The noise of a round from its fresh normals and `held`, [memory, ...]; and what is held
         then."""
         raise NotImplementedError
@@ -86,7 +86,7 @@ class Strategy:
         square = sensitivities.of_epochs(matrix.T @ matrix, participations, separation)
         return np.full(rounds, square)
 
-    def _until(self, rounds):
+    def _until(self, rounds: int) -> np.ndarray:
         return self.matrix()[:rounds, :rounds]
 
     def sensitivity(
@@ -131,6 +131,6 @@ class Strategy:
         """
         return float(np.sqrt(self.errors().mean()) * self.sensitivity(participations, separation))
 
-    def _patterns(self, where, participations, separation):
+    def _patterns(self, where: str, participations: int, separation: int) -> int:
         checks.whole(f"strategies.{where}", participations=participations, separation=separation)
         return sensitivities.most_participations(self.rounds, participations, separation)

@@ -25,7 +25,7 @@ class Toeplitz(Strategy):
     def width(self) -> int:
         return min(len(self.column), self.rounds)
 
-    def _column(self):
+    def _column(self) -> np.ndarray:
         return np.pad(np.asarray(self.column, np.float64), (0, self.rounds))[: self.rounds]
 
     def matrix(self) -> np.ndarray:
@@ -73,7 +73,7 @@ class Again(Toeplitz):
     def first_noise(self) -> np.ndarray:
         return np.pad(np.asarray(self.bands, np.float64), (0, self.rounds))[: self.rounds]
 
-    def draws(self, round_: Any) -> tuple:
+    def draws(self, round_: Any) -> tuple[Any, ...]:
         back = jnp.arange(len(self.bands), dtype=jnp.int32)
         weight = jnp.asarray(self.bands, jnp.float32)
         return round_ - back, weight, jnp.minimum(round_ + 1, len(self.bands))
@@ -90,7 +90,7 @@ class Banded(Toeplitz):
     def memory(self) -> int:
         return len(self.column) - 1
 
-    def mix(self, fresh: Any, held: Any) -> tuple:
+    def mix(self, fresh: Any, held: Any) -> tuple[Any, ...]:
         weight = jnp.asarray(self.column, jnp.float32)
         mixed = (fresh - jnp.tensordot(weight[1:], held, 1)) / weight[0]
         return mixed, jnp.concatenate([mixed[None], held[:-1]])
@@ -230,7 +230,7 @@ def inverse_banded(
     return Again(asked.rounds, asked.separation, inverse(noise, asked.rounds), noise)
 
 
-def _bands(where, rounds, bands):
+def _bands(where: str, rounds: int, bands: int) -> None:
     checks.whole(where, bands=bands)
     if bands > rounds:
         checks.fail(where, f"bands <= rounds={rounds}", f"bands={bands}")
@@ -285,7 +285,7 @@ class Sums(Toeplitz):
     def memory(self) -> int:
         return self.buffers
 
-    def mix(self, fresh: Any, held: Any) -> tuple:
+    def mix(self, fresh: Any, held: Any) -> tuple[Any, ...]:
         weight, decay = (jnp.asarray(v, jnp.float32) for v in (self.weight, self.decay))
         mixed = fresh - jnp.tensordot(weight, held, 1)
         shape = (self.buffers,) + (1,) * fresh.ndim

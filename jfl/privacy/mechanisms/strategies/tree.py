@@ -24,7 +24,7 @@ class Tree(Strategy):
         """Of the nodes that are complete within the rounds."""
         return self.rounds.bit_length()
 
-    def _nodes(self):
+    def _nodes(self) -> list[tuple[int, int]]:
         """(height, start) of all complete nodes."""
         return [
             (height, start)
@@ -39,7 +39,7 @@ class Tree(Strategy):
             row[start : start + 2**height] = 1.0
         return out
 
-    def _until(self, rounds):
+    def _until(self, rounds: int) -> np.ndarray:
         nodes = self._nodes()
         inside = [start + 2**height <= rounds for height, start in nodes]
         return self.matrix()[inside, :rounds]
@@ -74,11 +74,11 @@ class Tree(Strategy):
             row[index[:count]] = weight[:count]
         return out
 
-    def draws(self, round_: Any) -> tuple:
+    def draws(self, round_: Any) -> tuple[Any, ...]:
         index, weight, count = self._draws(round_ + 1, jnp)
         return index.astype(jnp.int32), weight.astype(jnp.float32), count
 
-    def _draws(self, t, xp):
+    def _draws(self, t: Any, xp: Any) -> tuple[Any, Any, Any]:
         """Of the t-th round, from 1: the node that it completes, less the smaller ones before it,
         which the sum of t - 1 rounds was made of."""
         height = _trailing_zeros(t, xp)
@@ -111,7 +111,7 @@ class EfficientTree(Tree):
         table = self.noising()
         return same(table, _estimates(self.rounds)) and (table != 0).sum(1).max() <= self.most
 
-    def draws(self, round_: Any) -> tuple:
+    def draws(self, round_: Any) -> tuple[Any, ...]:
         row = jnp.asarray(self.table, jnp.float32)[jnp.minimum(round_, self.rounds - 1)]
         index = jnp.nonzero(row, size=self.most, fill_value=0)[0].astype(jnp.int32)
         return index, row[index], (row != 0).sum()
@@ -143,10 +143,10 @@ def tree(rounds: int, *, efficient: bool = False) -> Strategy:
     return EfficientTree(int(rounds), 1, table, int((table != 0).sum(1).max()))
 
 
-def _estimates(rounds):
+def _estimates(rounds: int) -> np.ndarray:
     """How much of each node's noise a round releases, Float64[rounds, 2 rounds]."""
 
-    def node(height, start):
+    def node(height: int, start: int) -> np.ndarray:
         """The noise of the best estimate of a node's sum."""
         own = np.zeros(2 * rounds)
         own[2 * start + 2**height - 1] = 1.0
@@ -169,6 +169,6 @@ def _estimates(rounds):
     return np.diff(prefix, axis=0)
 
 
-def _trailing_zeros(t, xp):
+def _trailing_zeros(t: Any, xp: Any) -> Any:
     """Int[], of t >= 1."""
     return sum(xp.where(t % 2**k == 0, 1, 0) for k in range(1, 31))
