@@ -759,7 +759,9 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
     def split(labels):
         from datasets import Dataset
 
-        rows = Dataset.from_dict({column: np.asarray(labels), "row": np.arange(len(labels))})
+        # where that package is not installed, pyright takes the module beside this one for it
+        made: Any = Dataset
+        rows = made.from_dict({column: np.asarray(labels), "row": np.arange(len(labels))})
         fresh = copy.deepcopy(partitioner)  # it takes a dataset once
         fresh.dataset = rows
         parts = (fresh.load_partition(c) for c in range(fresh.num_partitions))
