@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks
@@ -18,7 +19,7 @@ from ..privacy.entry_guarantees import entries_of, release_of
 from ..privacy.ledger.entries import STOPS
 from ..privacy.mechanisms.correlated import strategy_of
 from .metrics import has_accuracy
-from .sweep import points_of, train
+from .sweep import Trained, points_of, train
 
 SCORED = Caveat(
     "asserted, not checked: the score by which a run was chosen reads public rows only", "score"
@@ -26,7 +27,6 @@ SCORED = Caveat(
 SECRET = Caveat(
     "how many runs there were is secret: no log, no clock and no file may tell it", "secret-runs"
 )
-FAILURES = ("nonfinite", "overflow")  # of Health, that keep a run from being chosen
 SEEDS = 2**31
 WHERE = "jfl.choose"
 
@@ -93,9 +93,8 @@ def choose(
 
     Returns:
         Choice.  Without params where no run was drawn, or all of them failed; a tournament also
-        ends so where nothing is left in any group.  A run fails where its model is not finite, or
-        a client or row found no slot, which delta covers.  Rows that are not finite count as zero,
-        and an empty cohort is a round of noise alone.
+        ends so where nothing is left in any group.  A run fails where its model or its score is not
+        finite; nothing else that a run counts stops it or decides the choice.
 
     Privacy:
         of the parameters, the setting and the score together, by Renyi bounds, for the setting that
@@ -250,18 +249,22 @@ def _best(group: Sequence[_Runner | None]) -> _Runner | None:
     return max(there, key=lambda runner: runner.score, default=None)
 
 
-def _scores(trained: Sequence[Any], score: Callable[..., Any] | None) -> list[float]:
-    """Of each run; -inf of one that failed.
+def _scores(trained: Sequence[Trained], score: Callable[..., Any] | None) -> list[float]:
+    """Of each run; -inf of one that failed, which its released model alone decides.
 
-    An empty cohort and a row that is not finite are no failures: the noise covers both, and a
-    choice that they decided would hang on who is there, which no epsilon here counts.
+    What a run counts on the way (empty cohorts, rows that are not finite or found no slot, what
+    clients keep) hangs on who is there in ways that no epsilon covers.
     """
     scores = [
         float(t.metrics.accuracy[-1]) if score is None else _scored(WHERE, score(t.params))
         for t in trained
     ]
-    failed = [any(int(getattr(t.health, name)) for name in FAILURES) for t in trained]
-    return [-np.inf if bad or not np.isfinite(s) else s for s, bad in zip(scores, failed)]
+    finite = [np.isfinite(s) and _finite(t.params) for s, t in zip(scores, trained)]
+    return [s if good else -np.inf for s, good in zip(scores, finite)]
+
+
+def _finite(params: Any) -> bool:
+    return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params))
 
 
 def _scored(where: str, value: Any) -> float:

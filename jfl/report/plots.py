@@ -352,15 +352,22 @@ def panels_of_lines(lines: dict) -> tuple[list[str], list[Panel]]:
 
 
 def _traced(trace: dict, metric: str) -> tuple | None:
-    """The rounds and the values of a line; None where they do not fit together."""
-    rounds, values = (np.array(trace.get(k, ()), float) for k in ("round", metric))
-    return (rounds[0], values) if values.ndim == 2 and rounds.shape == values.shape else None
+    """The rounds and the values of a line; None where seeds differ in rounds, or no numbers are
+    there."""
+    try:
+        rounds, values = (np.array(trace.get(k, ()), float) for k in ("round", metric))
+    except (TypeError, ValueError):  # seeds of other lengths; words
+        return None
+    alike = values.ndim == 2 and rounds.shape == values.shape and (rounds == rounds[0]).all()
+    return (rounds[0], values) if alike else None
+
+
+FREE, WORD = "no privacy", "\0"  # is one word, for which a sign stands that no name has
 
 
 def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
     """Each name in two parts, in the way that makes fewest panels of CURVES curves at most; the
     setting is "" where a name has none."""
-    free = "no privacy"  # is one word
     ways: list[tuple[int, dict]] = []
     if len(names) <= CURVES // 2:
         return {n: (n, "") for n in names}
@@ -370,16 +377,15 @@ def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
         lambda n: n.rpartition(" ")[::2],
         lambda n: n.rpartition(" ")[::-2],
     ):
-        parts = {n: cut(n.replace(free, "_")) for n in names}
+        parts = {n: cut(n.replace(FREE, WORD)) for n in names}
         whole = {n: p if all(p) else ("".join(p), "") for n, p in parts.items()}
-        whole = {
-            n: (m.replace("_", free).rstrip(","), s.replace("_", free).rstrip(","))
-            for n, (m, s) in whole.items()
-        }
+        clean = lambda words: words.replace(WORD, FREE).rstrip(",")
+        whole = {n: (clean(method), clean(setting)) for n, (method, setting) in whole.items()}
         sizes = collections.Counter(setting for _, setting in whole.values())
         spare = sizes.pop("", 0)
         if 2 * spare <= len(names) and 1 < len(sizes) < len(names) - spare:
-            if max(sizes.values()) + spare <= CURVES:
+            told_apart = len(set(whole.values())) == len(names)
+            if told_apart and max(sizes.values()) + spare <= CURVES:
                 ways.append((len(sizes), whole))
     return min(ways, key=lambda way: way[0], default=(1, {n: (n, "") for n in names}))[1]
 

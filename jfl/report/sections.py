@@ -622,6 +622,8 @@ def _curves_of_lines(experiment: Experiment) -> list[Picture]:
         f"{_full_name(experiment)}. Against rounds: means over seeds, and bands from the least to "
         "the largest."
     )
+    if len(names) == plots.SHOWN or len(panels) == plots.TRACED:
+        words += f" No more than {plots.SHOWN} lines a panel and {plots.TRACED} panels are drawn."
     return _picture(plots.curves(names, panels), words, words, charts.curves(names, panels))
 
 

@@ -212,9 +212,9 @@ def runner(scores, log, failing=()):
         before = [0] * len(seeds) if states is None else [state[1] for state in states]
         return [
             Trained(
-                health=Health(int((seed, b + rounds) in failing), 0, 7, 7),
+                health=Health(7, 7, 7, 7),
                 metrics=None,
-                params=scores[seed, b + rounds],
+                params=np.nan if (seed, b + rounds) in failing else scores[seed, b + rounds],
                 state=(seed, b + rounds) if keeps else None,
             )
             for seed, b in zip(seeds, before)
@@ -329,19 +329,48 @@ def test_an_empty_cohort_is_no_failure():
     assert found.params is not None and found.score > -np.inf
 
 
-def test_a_row_that_is_not_finite_decides_no_choice():
+def ditto(x):
+    """Noise is in the shared gradient; what a client keeps for itself is trained without."""
+    noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(5.0), jfl.divide(2.0))
+    alg = jfl.algorithms.ditto(
+        jfl.private_grad(task.loss, noise),
+        lr=0.1,
+        steps=2,
+        batch=jfl.batches.without_replacement(2),
+    )
+    return jfl.plan(dataclasses.replace(FED, x=x), task, alg, jfl.sampling.full(C))
+
+
+def fedavg(x):
+    plan = make_plan()
+    return dataclasses.replace(plan, fed=dataclasses.replace(FED, x=x))
+
+
+@pytest.mark.parametrize("make", [fedavg, ditto])
+def test_a_row_that_is_not_finite_decides_no_choice(make):
     """It counts as zero, and no run stops for it, so the guarantee has no caveat of one that
     does."""
-
-    def broken(bad):
-        plan = make_plan()
-        x = plan.fed.x.at[0].set(np.nan) if bad else plan.fed.x
-        return dataclasses.replace(plan, fed=dataclasses.replace(plan.fed, x=x))
-
+    bad = FED.x.at[FED.index[0][0]].set(np.nan)
     law = choosing.geometric(3.0)
-    found = [jfl.choose(lambda b=bad: broken(b), rounds=2, runs=law, seed=1) for bad in (0, 1)]
+    found = [jfl.choose(lambda x=x: make(x), rounds=2, runs=law, seed=1) for x in (FED.x, bad)]
     assert all(f.params is not None for f in found)
     assert not any("stops on rows" in str(caveat) for caveat in found[1].guarantee.caveats)
+
+
+def test_rows_of_a_client_that_find_no_slot_decide_no_choice():
+    """Of whole clients no delta covers them: how many rows a client has may not show."""
+
+    def make(sizes):
+        fed = make_federation(sizes=sizes, classes=2)
+        release = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(3.0), jfl.divide(3.0))
+        batch = jfl.batches.poisson(rate=0.9, capacity=6)
+        alg = jfl.algorithms.fedavg(jfl.grad(task.loss), lr=0.1, steps=2, batch=batch)
+        return jfl.plan(fed, task, alg, jfl.sampling.full(C), release=release)
+
+    law = choosing.geometric(3.0)
+    few, many = ((4,) * C, (4,) * (C - 1) + (40,))
+    for sizes in (few, many):
+        assert jfl.choose(lambda s=sizes: make(s), rounds=2, runs=law, seed=1).params is not None
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,20 @@ def test_lines_of_an_experiment_are_drawn_against_rounds_a_panel_for_each_settin
         ([f"{s} {m}" for s in ("iid", "noniid") for m in ("no privacy", "A", "B", "C")], 2),
         ([f"{m} ε={e}" for m in "ABCD" for e in range(9)], 4),
         ([f"line{i}" for i in range(20)], 1),
+        ([f"{s}_party ε={e}" for s in ("third", "second") for e in range(5)], 2),
+        ([f"{s}{m}" for s in "ABCD" for m in (", x", " x", ", y")], 1),  # else two would be one
     ],
 )
 def test_settings_are_found_in_names(names, settings):
     _, panels = plots.panels_of_lines({name: traced((0.1, 0.2)) for name in names})
-    assert len(panels) == settings and all(len(p.curves) <= plots.SHOWN for p in panels)
+    assert len(panels) == settings and sum(len(p.curves) for p in panels) == len(set(names))
+    assert all("party" in p.title or "_" not in p.title for p in panels)
+
+
+def test_rounds_that_differ_between_seeds_are_not_drawn():
+    uneven = results.Line(trace=dict(round=[[1, 2], [1]], curve=[[0.1, 0.2], [0.1]]))
+    apart = results.Line(trace=dict(round=[[1, 2], [1, 3]], curve=[[0.1, 0.2], [0.1, 0.2]]))
+    assert plots.panels_of_lines({"a": uneven, "b": apart})[1] == []
 
 
 def test_a_curve_that_diverges_has_gaps_and_a_logarithmic_axis():
