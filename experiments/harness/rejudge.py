@@ -209,7 +209,11 @@ def _reasons(left: dict) -> list[str]:
     for of in left.values():
         for why in of.values():
             needs = ", ".join(shown for shown, name in DATA.items() if name in why)
-            reason = f"need {needs}: not at hand" if needs else "need lines that were not run"
+            reason = (
+                f"need {needs}: not at hand"
+                if needs
+                else "need lines that were not run, or values of seeds that were not stored"
+            )
             found[reason] = found.get(reason, 0) + 1
     return [f"- {count} {reason}" for reason, count in sorted(found.items(), key=lambda i: -i[1])]
 

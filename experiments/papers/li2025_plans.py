@@ -159,7 +159,7 @@ def median_norm(config, seed=0, evaluations=10, batches_of_each=20):
 
     found, run, key = [], None, jax.random.key(seed)
     for i in range(evaluations):
-        out = simulate(key, made, config.rounds // evaluations, start=run)
+        out = simulate(key, made, max(1, config.rounds // evaluations), start=run)
         run = out.run
         found.append(norms(out.params, jax.random.fold_in(key, i)))
     return float(np.median(np.stack(found)))
