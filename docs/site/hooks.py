@@ -82,7 +82,16 @@ SHIM = "https://unpkg.com/iframe-worker/shim"  # that of the theme: search in pa
 
 def on_post_page(output, page, config):
     """The shim comes with the site."""
-    return re.sub(rf'src="{SHIM}"', f'src="{_up(page)}site/iframe_worker.js"', output)
+    return _with_own_shim(output, _up(page))
+
+
+def on_post_template(output_content, template_name, config):
+    """Also of a page that is no document: 404, which a server sends for any address."""
+    return _with_own_shim(output_content, "/")
+
+
+def _with_own_shim(html, root):
+    return html.replace(f'src="{SHIM}"', f'src="{root}site/iframe_worker.js"')
 
 
 def _up(page):
