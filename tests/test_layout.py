@@ -387,8 +387,16 @@ def public_callables():
         value = getattr(jfl, name)
         if callable(value):
             yield f"jfl.{name}", value
-        for inner in getattr(value, "__all__", ()) if inspect.ismodule(value) else ():
-            yield f"jfl.{name}.{inner}", getattr(value, inner)
+        if inspect.ismodule(value):
+            own = [n for n, v in vars(value).items() if is_own(value, n, v)]
+            for inner in getattr(value, "__all__", own):
+                yield f"jfl.{name}.{inner}", getattr(value, inner)
+
+
+def is_own(module, name, value):
+    """A public function or class that the module itself defines."""
+    written = getattr(value, "__module__", None) == module.__name__
+    return written and callable(value) and not name.startswith("_")
 
 
 def test_public_callables_have_docstrings():
@@ -397,10 +405,23 @@ def test_public_callables_have_docstrings():
     assert sum(1 for _ in public_callables()) > 30
 
 
+def public_methods():
+    """Methods and properties that jfl writes into its public classes."""
+    for name, cls in public_callables():
+        for inner, value in vars(cls).items() if inspect.isclass(cls) else ():
+            value = getattr(value, "__func__", getattr(value, "fget", value))
+            if inspect.isfunction(value) and not inner.startswith("_"):
+                if value.__module__.startswith("jfl."):
+                    yield f"{name}.{inner}", value
+
+
 def without_types(function):
     """Names of what a function's signature leaves without a type."""
     signature = inspect.signature(function)
-    missing = [n for n, p in signature.parameters.items() if p.annotation is p.empty]
+    bound = ("self", "cls")
+    missing = [
+        n for n, p in signature.parameters.items() if p.annotation is p.empty and n not in bound
+    ]
     return missing + ["return"] * (signature.return_annotation is signature.empty)
 
 
@@ -415,6 +436,7 @@ def test_public_functions_have_types():
                 for n, f in vars(module).items()
                 if inspect.isfunction(f) and f.__module__ == module.__name__ and n[0] != "_"
             ]
+    functions += public_methods()
     untyped = {name: m for name, f in functions if (m := without_types(f))}
     untyped = {n: m for n, m in untyped.items() if n.removeprefix("jfl.") not in EARLIER}
     assert not untyped, f"without types: {untyped}"
