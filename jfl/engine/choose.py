@@ -255,13 +255,14 @@ def _scores(trained: Sequence[Trained], score: Callable[..., Any] | None) -> lis
     What a run counts on the way (empty cohorts, rows that are not finite or found no slot, what
     clients keep) hangs on who is there in ways that no epsilon covers.
     """
-    accuracies: list[Any] = [t.metrics.accuracy for t in trained]  # not None without a score
-    scores = [
-        float(accuracy[-1]) if score is None else _scored(WHERE, score(t.params))
-        for t, accuracy in zip(trained, accuracies)
-    ]
+    scores = [_accuracy(t) if score is None else _scored(WHERE, score(t.params)) for t in trained]
     finite = [np.isfinite(s) and _finite(t.params) for s, t in zip(scores, trained)]
     return [s if good else -np.inf for s, good in zip(scores, finite)]
+
+
+def _accuracy(run: Trained) -> float:
+    measured: Any = run.metrics.accuracy  # a task without one was refused
+    return float(measured[-1])
 
 
 def _finite(params: Any) -> bool:
