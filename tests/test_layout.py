@@ -497,8 +497,9 @@ def test_public_modules_list_what_they_offer():
         assert module.__all__ and all(callable(getattr(module, n)) for n in module.__all__), name
 
 
-# seconds each; what they show is compared with other accountants in tests/privacy and tests/papers
+# seconds each; what they show is tested in tests/privacy, tests/papers and tests/auditing
 LONG_DOCTESTS = [f"jfl.privacy.accountants.{n}" for n in ("pld", "rdp_batched", "tightest")]
+LONG_DOCTESTS += [f"jfl.auditing.{n}" for n in ("audit", "distribution", "single_run")]
 LONG_DOCTESTS += ["jfl.papers.chen2024.privacy"]
 
 

@@ -301,7 +301,8 @@ ADVICE = dict(
     nonfinite_rows="Lower the learning rate or look for bad rows; or pass "
     'tolerate=("nonfinite_rows",): they '
     "count as zero, and a run that does not stop does not show that they are there.",
-    overflow="Give the sampler a larger capacity: the guarantee does not cover this run.",
+    overflow="Give the sampler a larger capacity: delta pays for the chance of such a run, and "
+    "nothing else protects it.",
     empty_cohort=(
         'Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson '
         "round is legal."

@@ -140,6 +140,7 @@ def labelled(split, rows=600, seed=0):
     return jfl.federate((x, y, x[:2], y[:2]), split)
 
 
+@pytest.mark.slow
 def test_iid_is_small_and_one_class_is_large():
     gaps, spreads = [], []
     for split in (

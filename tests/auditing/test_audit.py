@@ -190,6 +190,7 @@ def test_without_a_canary_the_release_is_its_noise():
     assert np.abs(shared).max() > limit  # the half that must fail
 
 
+@pytest.mark.slow
 def test_blocks_change_nothing_and_every_run_has_a_key_of_its_own():
     plan = audit_plans.of_clients(1.0)
     made = experiment(plan, 2)
@@ -260,7 +261,7 @@ SPECIAL = {  # plan, rounds, the distance in deviations that the canary has
 }
 
 
-@pytest.mark.by_default("many rounds")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECIAL)
 def test_the_canary_is_where_it_is_seen(name):
     """Of 2,000 runs, at five deviations: no nearer than said, and no further than is proved."""
@@ -280,6 +281,7 @@ def test_both_uploads_differ_in_their_vote():
     assert found.mu > 0.94
 
 
+@pytest.mark.slow
 def test_absence_does_not_change_the_noise_of_others():
     """The client of the largest weight would take the scale of the noise along."""
     make = lambda fed, weights: jfl.plan(
@@ -355,6 +357,7 @@ def test_what_has_no_noise_tells_all():
     assert score.of(inside).min() > score.of(outside).max()
 
 
+@pytest.mark.by_default("2.3177890403-1.0")
 @pytest.mark.parametrize("truth, shift", [(2.3177890403, 1.0), (0.0, 0.0)])
 def test_the_bound_holds_as_often_as_it_says(truth, shift):
     """A Gaussian mechanism seen beside 39 numbers of noise: above the truth in at most 5 % of 200
@@ -491,7 +494,8 @@ def _killed_at(number):
     return progress
 
 
-@pytest.mark.parametrize("stop", [pytest.param(256, marks=pytest.mark.slow), 1500])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [256, 1500])
 def test_an_audit_goes_on_where_it_was_killed(stop, tmp_path, monkeypatch):
     """On either side: the report is that of an audit that was never stopped, the runs that were
     kept are not run again, and blocks of another size change nothing."""

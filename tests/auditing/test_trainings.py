@@ -97,7 +97,8 @@ def test_a_canary_that_is_out_changes_nothing(make):
     close(params_after(trainings.with_coins(made, 3, [True])), want, equal=False)
 
 
-@pytest.mark.parametrize("kind", ["mislabelled", pytest.param("blank", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mislabelled", "blank"])
 def test_a_canary_that_is_in_is_a_federation_with_other_rows(kind):
     for plan in (of_clients(1.0), of_records(1.0)):
         made = training(without_noise(plan), 3, kind, "models", adjacency="replace_one")
@@ -144,7 +145,7 @@ def test_a_client_that_is_absent_sends_nothing():
 # --- what is seen
 
 
-@pytest.mark.by_default("client", "record final")
+@pytest.mark.by_default("client")
 @pytest.mark.parametrize(
     "make, sees, rounds, mu",
     [
@@ -194,6 +195,7 @@ def test_nothing_is_audited_above_what_is_proved(make, kind, sees):
     assert found.epsilon <= found.proved.epsilon
 
 
+@pytest.mark.slow
 def test_a_wrong_label_is_remembered():
     """Found with little noise, and not with much; without a change there is nothing to find."""
     found = jfl.audit(of_clients(0.05, lr=1.0), 4, 1000, canary="mislabelled", sees="final model")
@@ -413,6 +415,7 @@ def test_a_run_is_measured_by_the_pairs_it_is_not_of():
     np.testing.assert_allclose(by_others, [3.5, 3.5, 2.5, 2.5, 1.5, 1.5])
 
 
+@pytest.mark.slow
 def test_the_federation_is_not_changed():
     before = np.array(FED.x), np.array(FED.y)
     jfl.audit(of_records(1.0), 1, 400, canary="blank")

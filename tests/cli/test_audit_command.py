@@ -324,6 +324,7 @@ def test_canaries_of_a_training(copied, capsys):
     assert jfl("audit", copied, *FEW, "--canary", "wrong") == 2
 
 
+@pytest.mark.slow
 def test_an_audit_that_was_stopped_goes_on(copied, capsys, monkeypatch):
     """The same audit.json as of one that was not; the bar says where it went on."""
     straight = shutil.copytree(copied, copied.with_name("straight"))

@@ -269,7 +269,7 @@ def computed(f, *args) -> int:
     return Counted.calls / 6
 
 
-@pytest.mark.by_default("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 def test_chunks_without_a_client_do_not_run(chunk, fed):
     """Alone, and in a sweep, where as many run as the point that needs most has."""

@@ -122,6 +122,7 @@ def tokens(rows=24, length=6, classes=5):
     return jfl.federate(data, jfl.partition.iid(clients=3))
 
 
+@pytest.mark.slow
 def test_an_lstm_learns_rows_of_tokens():
     fed = tokens()
     task = jfl.models.lstm(fed, embedding=4, cells=(16,))

@@ -88,10 +88,8 @@ def fresh(plan, run, index):
     return flat(normals(jax.random.fold_in(key, index), start_params()))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if i % 2 else ()) for i, n in enumerate(NAMES)],
-)
+@pytest.mark.by_default("identity", "banded", "blt")
+@pytest.mark.parametrize("name", NAMES)
 def test_rounds_add_the_noise_of_a_loop_in_numpy(name):
     """Clients that do not learn send nothing, so the model moves by noise alone."""
     still, noisy = plan(name, lr=1e-30), strategy(name).noising()
@@ -210,6 +208,7 @@ def test_a_sweep_over_strategies_is_one_program_and_its_runs(names):
     assert np.ptp(np.asarray(out.metrics.loss)[:, -1]) > 0
 
 
+@pytest.mark.by_default("banded", "tree")
 @pytest.mark.parametrize("name", KINDS)
 def test_another_plan_begins_a_factorisation_of_its_own(name):
     """What was held is gone, and normals that earlier rounds drew are not drawn again."""
@@ -258,6 +257,7 @@ def test_what_does_not_fit_a_run_is_named():
         jfl.simulate(KEY, other, 1, start=start)
 
 
+@pytest.mark.slow
 def test_a_population_on_the_host_and_algorithms_that_send_more_than_a_model():
     """What is held has the shapes of what clients send."""
     alg = jfl.algorithms.scaffold(
@@ -383,7 +383,8 @@ def test_each_client_has_a_series_of_its_own(name):
         assert np.abs((np.diag(np.diag(exact)) - exact) / scale).max() > 7
 
 
-@pytest.mark.parametrize("chunk", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 2])
 def test_uploads_train_with_noise_that_goes_on(chunk):
     """The same in runs that go on, and in chunks."""
     fed, task = make_federation(), jfl.task(start_params(), squared)

@@ -29,7 +29,7 @@ def draws(key):
 IN_A_PROGRAM = jax.jit(draws), jax.jit(jax.vmap(jax.vmap(draws)))
 
 
-@pytest.mark.by_default("2147483647")
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
 def test_a_compact_key_is_the_same_key(seed):
     """Bit for bit jax's threefry: alone, in a program, under vmap of one axis and of two."""

@@ -319,6 +319,7 @@ def test_bands_clipped_apart_are_leaves_of_coefficients():
     )
 
 
+@pytest.mark.slow
 def test_noise_of_coefficients_is_the_shape_on_pixels():
     """Isotropic noise of what is released, and a step by the inverse square of its scales."""
     shape = ranaweera2025_plans.shape_named(TINY, "prior:1")

@@ -53,7 +53,10 @@ def tiny(cells=None, **more):
 # --- plans
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in ("fashion", "text") else ()) for n in PLANS],
+)
 def test_cells_of_a_quick_study_are_plans(name):
     study = PLANS[name](True)
     assert len({(c.panel, c.line, c.x) for c in study.cells}) == len(study.cells)
@@ -580,6 +583,7 @@ def test_claims_of_audits():
     assert studies_plans.no_contradiction(mixed)[0] == CONFIRMED
 
 
+@pytest.mark.slow
 def test_one_upload_of_talaei_and_izadi_is_refuted(tmp_path):
     (cell,) = [c for c in PLANS["audit"](True).cells if "one upload" in c.line]
     study = Study("audit", "ε", (cell,), y="audit", trials=2000)

@@ -389,6 +389,7 @@ def test_clip_and_rate_are_chosen_on_other_splits():
     assert talaei2024_study.chosen(cells, 1, "equal", "server ε=20") == points[2]
 
 
+@pytest.mark.slow
 def test_a_full_study_takes_no_runs_of_a_quick_one(tmp_path, monkeypatch):
     ran, fed = [], kept_runs._rows
 

@@ -134,6 +134,7 @@ def dropped_linear(params, x, y, key):
     return (jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2 * x, 0) @ params - y) ** 2
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_and_a_sweep_equal_separate_runs():
     plans = [plan_of(dropped_linear, noise=z) for z in (0.5, 1.0)]
     whole = [jfl.simulate(KEY, p, 4, evaluate_every=4).params for p in plans]

@@ -129,6 +129,7 @@ def test_words_of_a_key_are_the_blocks_of_its_counters():
     assert 0.0 <= float(jax.random.uniform(key)) < 1.0
 
 
+@pytest.mark.by_default("impl0")
 @pytest.mark.parametrize("impl", [PHILOX, "threefry2x32"])
 def test_one_draw_in_every_program(impl):
     """Eager, jitted, vmapped and scanned draws are the same, bit for bit."""
@@ -511,6 +512,7 @@ def by_words(change, rounds=10):
     return draw
 
 
+@pytest.mark.slow
 def test_normals_are_independent_and_normal():
     x = drawn()
     assert x.size > 4e6

@@ -76,6 +76,7 @@ class Net(nnx.Module):
 # --- training and evaluation
 
 
+@pytest.mark.slow
 def test_linen_dropout_is_the_loss_one_would_write(fed):
     """With train=True and the row's key in training, with train=False in evaluation."""
     module = Dropped()
@@ -103,6 +104,7 @@ def test_linen_dropout_is_the_loss_one_would_write(fed):
     assert "bookkeeping" in gradient_path(plan_of(fed, task))
 
 
+@pytest.mark.slow
 def test_a_switch_that_draws_nothing_needs_no_key(fed):
     task = jfl.models.flax(fed, Still())
     assert task.loss(task.init(KEY), fed.x[0], fed.y[0]).shape == ()
@@ -245,6 +247,7 @@ def arrays(y, classes):
     return jfl.federate(data, jfl.partition.iid(CLIENTS), holdout=0.4)
 
 
+@pytest.mark.slow
 def test_sequences_with_masks_against_numpy():
     r = np.random.default_rng(1)
     x = r.integers(0, 5, (90, 6))
@@ -277,6 +280,7 @@ def test_sequences_with_masks_against_numpy():
     assert "bookkeeping" == gradient_path(plan_of(fed, task))
 
 
+@pytest.mark.slow
 def test_regression_and_several_labels_against_numpy():
     r = np.random.default_rng(2)
     fed = arrays(r.normal(size=(90, 2)), 0)
@@ -298,6 +302,7 @@ def test_regression_and_several_labels_against_numpy():
     assert out.metrics.loss[-1] == pytest.approx(loss.mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_one_number_to_regress_on():
     """y [n] and an output without an axis."""
     fed = arrays(np.random.default_rng(3).normal(size=90), 0)
@@ -330,6 +335,7 @@ def test_a_partition_by_class_needs_one_label_a_row():
 # --- custom metrics
 
 
+@pytest.mark.slow
 def test_custom_metrics(fed):
     """A number a row; a pair; and something done to the mean in the end."""
     confident = lambda w, x, y: jax.nn.softmax(x @ w).max()
@@ -371,6 +377,7 @@ class Backbone(nn.Module):
         return nn.Dense(3, name="head")(nn.relu(nn.Dense(self.width, name="body")(x)))
 
 
+@pytest.mark.slow
 def test_a_head_on_a_frozen_body(fed):
     task = jfl.models.flax(fed, Backbone())
     pretrained = task.init(jax.random.key(9))
@@ -406,6 +413,7 @@ class LoRA(nnx.Module):
         return self.head(nnx.relu(self.body(x) + self.low_rank(x)))
 
 
+@pytest.mark.slow
 def test_lora_of_nnx(fed):
     """The weights come with the model; only the two small matrices are trained."""
     model = LoRA(nnx.Rngs(0))

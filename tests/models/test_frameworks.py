@@ -207,6 +207,7 @@ def test_an_nnx_module_that_an_init_function_makes(fed):
             )
 
 
+@pytest.mark.slow
 def test_a_split_nnx_module_is_trained(fed):
     """What the message says to do."""
 
@@ -262,6 +263,7 @@ def test_an_equinox_module_of_arrays_is_a_pytree(fed, eqx):
     assert moved(linear, out) and isinstance(out.params, eqx.nn.Linear)
 
 
+@pytest.mark.slow
 def test_a_partitioned_equinox_module_is_trained(fed, eqx):
     """What the message says to do."""
     params, static = eqx.partition(eqx.nn.MLP(3, 3, 4, 1, key=KEY), eqx.is_inexact_array)

@@ -253,6 +253,7 @@ READY = dict(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READY)
 def test_every_layer_of_a_ready_made_model_is_book_kept(name):
     """The path by name, with nothing in brackets."""
@@ -281,6 +282,7 @@ def test_a_gpt_with_dropout_is_trained():
     assert len(drawn) == 5
 
 
+@pytest.mark.slow
 def test_a_gpt_looks_back_alone():
     """Tokens that come later change no logit."""
     task = jfl.models.gpt(text(True), width=8, layers=2, heads=2)

@@ -447,6 +447,7 @@ def test_audited_is_no_more_than_proved(name):
     assert report.epsilon > 0.1 * report.proved.epsilon
 
 
+@pytest.mark.slow
 def test_less_noise_than_claimed_is_refuted():
     """The same audit, told that a client comes once where it comes in every round."""
     made = square_root(8)

@@ -299,6 +299,7 @@ def test_calibration_knows_the_share(fed):
     assert 2.99 < found <= 3.0
 
 
+@pytest.mark.by_default("skellam")
 @pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
 def test_integers_train_and_are_accounted(fed, law):
     one = plan(fed, law)
@@ -317,6 +318,7 @@ def test_integers_train_and_are_accounted(fed, law):
     assert examples.epsilon == pytest.approx(tightest.epsilon(repeat(twice, 3), 1e-5)[0])
 
 
+@pytest.mark.slow
 def test_chunks_and_the_whole_are_the_same(fed):
     one = plan(fed, "skellam")
     runs = [jfl.simulate(KEY, dataclasses.replace(one, chunk=k), rounds=2) for k in (1, 3, 4)]

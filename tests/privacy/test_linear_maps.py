@@ -268,6 +268,7 @@ def test_what_a_stage_hides_is_not_proved():
         assert any("pure_callback in the stage 'linear_map'" in str(c) for c in found.caveats)
 
 
+@pytest.mark.slow
 def test_in_chunks_resumed_and_swept():
     release = chain_of(MAPS["projection"]())
     whole = jfl.simulate(KEY, plan_of(release), 4).params

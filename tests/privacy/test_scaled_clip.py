@@ -111,6 +111,7 @@ def test_it_costs_what_clip_l2_costs():
     assert jfl.guarantee(plan(forged), 9, DELTA).status == "conditional"
 
 
+@pytest.mark.slow
 def test_a_run_in_parts_and_in_chunks_is_the_run():
     whole = jfl.simulate(KEY, plan(chunk=C), 6).run
     part = jfl.simulate(KEY, plan(chunk=C), 4).run

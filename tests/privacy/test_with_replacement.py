@@ -166,9 +166,7 @@ def test_rows_in_a_plane_lose_no_more():
     assert 0.9 < nearest <= 1 + 1e-6
 
 
-@pytest.mark.by_default(
-    "4-8-1.0-1e-05-8.9211054319", "4-2-5.0-0.1-0.16196644295", "7-300-4.0-1e-07-0.038602992207"
-)
+@pytest.mark.by_default("4-2-5.0-0.1-0.16196644295", "7-300-4.0-1e-07-0.038602992207")
 @pytest.mark.parametrize(
     "draws, population, z, delta, want",
     [  # 40 digits, by bisection

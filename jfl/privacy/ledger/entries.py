@@ -24,9 +24,9 @@ SIMULATION = Caveat(
     "simulation",
 )
 STOPS = Caveat(
-    "a run that stops on rows that are not finite reveals that they are there: with "
-    "tolerate=('nonfinite_rows',) "
-    "they count as zero instead",
+    "a run that stops shows why: rows that are not finite, an empty cohort "
+    "(tolerate=('nonfinite_rows', 'empty_cohort') goes on instead) or a draw beyond its capacity "
+    "(delta pays for it)",
     "stops",
 )
 PUBLIC = Caveat("sizes, rates and weights are public constants", "public-sizes")
