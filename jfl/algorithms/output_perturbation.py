@@ -1,6 +1,7 @@
 """FedAvg with noise once a round, on the client's model (DP-FedAvg of Li, Wang, Wu, Mathematics
 13(3), 2025)."""
 
+import dataclasses
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -33,14 +34,21 @@ def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, c
         )
         return g if mu is None else pytrees.axpy(mu, pytrees.sub(w, server.params), g)
 
+    # a step that is clipped does not contract
     trained, _, rates, diagnostics = local.train(
-        work, context, keys, server.params, rows, clip, drop=True
+        work,
+        context,
+        keys,
+        server.params,
+        rows,
+        None if clip_steps == "none" else clip,
+        drop=True,
     )
     # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long,
     # whatever the rows (with a pull of lr * mu > 1 it may be longer, and the chain's clip sees to
-    # it)
+    # it); without clips, two means that differ in a row are at most 2 `limit` apart
     mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
-    if clip_steps == "all":
+    if clip_steps != "last":
         form = pytrees.form(mean)
         mean, lost = mech.alone(
             chain, keys.noise, mean, realised=context.size, client=context.client
@@ -72,6 +80,7 @@ def output_perturbation(
     server_optimizer: Optimizer = optax.sgd,
     clip_steps: Annotated[str, PYTHON_ONLY] = "all",
     mu: Annotated[Number | None, PYTHON_ONLY] = None,
+    smoothness: Annotated[float | None, PYTHON_ONLY] = None,
 ) -> Algorithm:
     """FedAvg whose clients clip every minibatch gradient and add noise once, to the model they
     upload.
@@ -87,6 +96,14 @@ def output_perturbation(
             proves nothing.
         mu: pull to the server's model, as in FedProx; it reads no row, and with lr * mu <= 1 it
             only shortens.
+        smoothness: where the loss of every example is convex, at most this smooth (the largest
+            eigenvalue of its Hessian) and at most L steep (the length of its gradient), noise for a
+            far smaller change: steps with lr <= 2 / smoothness do not drive models apart, so a row
+            that one batch of a round uses moves the model by 2 L lr / batch.  No step is clipped.
+            It takes mechanism = chain(bounded(L / (steps * batch), "contraction"), total(),
+            gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a grad without l2, and in
+            each client steps * batch rows.  jfl cannot see whether L and smoothness hold, so the
+            guarantee is "conditional".  None: every step is clipped, which holds for any loss.
 
     Other Parameters:
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
@@ -97,6 +114,8 @@ def output_perturbation(
 
     References:
         Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step.
+        Wu et al., SIGMOD 2017, Algorithm 1, and Hardt, Recht, Singer, ICML 2016, Lemma 3.7, for
+        `smoothness`.
     """
     if (
         not isinstance(mechanism, Mechanism)
@@ -122,8 +141,13 @@ def output_perturbation(
             'bounded(..., "prox_erm")',
             "Use padpfl(mechanism=...).",
         )
+    contracts = _contracts(grad, mechanism, lr, batch, mu, smoothness)
     mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True, also=())
     checks.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
+    if contracts:
+        if clip_steps != "all":
+            checks.fail("output_perturbation", "no clip_steps beside smoothness", f"{clip_steps!r}")
+        clip_steps = "none"
     if mu is not None:
         checks.nonnegative("output_perturbation", single=True, mu=mu)
     work = local.work(grad, batch, lr=lr, steps=steps)
@@ -133,7 +157,45 @@ def output_perturbation(
         dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.scalar(mu)),
         dict(clip_steps=clip_steps),
     )
-    released = Release(mechanism if clip_steps == "all" else None, batch, 1, steps)
-    return algorithm(
+    released = Release(mechanism if clip_steps != "last" else None, batch, 1, steps)
+    made = algorithm(
         Fn(_init, step), client, Fn(_server, step), releases=(released,), name="output_perturbation"
     )
+    return dataclasses.replace(made, contracts=contracts)
+
+
+def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
+    """Whether the noise is for steps that contract; if so, they are such as do on convex losses."""
+    declared = any(s.declared == "contraction" for s in mechanism.stages)
+    if declared != (smoothness is not None):
+        checks.fail(
+            "output_perturbation",
+            'bounded(..., "contraction") and smoothness together, or neither',
+            f"{mechanism!r}, smoothness={smoothness!r}",
+        )
+    if not declared:
+        return False
+    checks.positive("output_perturbation", single=True, smoothness=smoothness)
+    if callable(lr) or not checks.concrete(lr) or not 0 < float(lr) <= 2 / float(smoothness):
+        checks.fail(
+            "output_perturbation",
+            f"one learning rate in (0, {2 / float(smoothness):g}], 2 / smoothness",
+            f"lr={lr!r}",
+            "Larger steps drive models apart.",
+        )
+    if batch.scheme != "epochs":
+        checks.fail(
+            "output_perturbation",
+            "batch = jfl.batches.epochs(...) beside smoothness",
+            batch.scheme,
+            "A row may be in one batch of a round at most.",
+        )
+    changed = {"l2": getattr(grad, "l2", None), "mechanism": getattr(grad, "mechanism", None)}
+    if given := [name for name, value in (changed | {"mu": mu}).items() if value is not None]:
+        checks.fail(
+            "output_perturbation",
+            "the gradient of the loss alone beside smoothness",
+            f"one with {' and '.join(given)}",
+            "Put l2 or a pull into the loss, and what it adds into smoothness and the bound.",
+        )
+    return True

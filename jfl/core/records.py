@@ -337,6 +337,8 @@ class Algorithm:
     uploads: str = static(default="difference")  # of models; "model": the mean needs all weights
     # the bound of the mechanism in a client may be declared "prox_erm": the client checks its solve
     checks_its_solve: bool = static(default=False)
+    # the same of "contraction": its steps contract where losses are convex
+    contracts: bool = static(default=False)
     # (server, own) -> params, by which a client's own held-out rows are judged; None: `params`
     personal: Fn | None = None
     __repr__ = printing.algorithm

@@ -263,6 +263,16 @@ def _declared(
             "it elsewhere",
             "Its bound rests on solves whose inexactness is checked.",
         )
+    if "contraction" in declared(upload) + declared(release) or any(
+        "contraction" in declared(r.mechanism) and not (r.steps and algorithm.contracts)
+        for r in algorithm.releases
+    ):
+        checks.fail(
+            "plan",
+            'bounded(..., "contraction") in algorithms.output_perturbation(smoothness=...) only',
+            "it elsewhere",
+            "Its bound rests on what a client's steps are.",
+        )
     if "upload" not in declared(release):
         return
     if upload is None or not mech.clips(upload):

@@ -24,6 +24,7 @@ from jfl.kernels.normals import normals
 
 import jfl
 from jfl.core import records
+from jfl.core.errors import NotAnalysable
 from jfl.core.random_streams import Stream, stream
 from jfl.engine.round import run_round as one_round
 from jfl.privacy.accountants import events, rdp_events, tightest
@@ -283,3 +284,169 @@ def test_bad_arguments_are_refused():
         make(jfl.private_grad(squared, chain), chain)
     with pytest.raises(ValueError, match="clip_steps"):
         make(g, chain, clip_steps="some")
+
+
+# --- steps that contract
+
+
+TURNS, BATCH = 2, 2  # local steps of a round, and rows of each
+STEEP, SMOOTH = 2**0.5, 0.5  # of logistic regression on rows (1, x) with ||x|| <= 1
+
+
+def logistic(params, x, y):
+    return jnp.logaddexp(0.0, -jnp.sign(y) * (params["w"] @ x + params["b"]))
+
+
+def contracting(lr=0.9, z=0.9, bound=STEEP / (TURNS * BATCH), batch=None, loss=logistic, **more):
+    chain = jfl.chain(jfl.bounded(bound, "contraction"), jfl.total(), jfl.gaussian(z))
+    options = dict(steps=TURNS, smoothness=SMOOTH) | more
+    grad = options.pop("grad", None) or jfl.grad(loss)
+    return jfl.algorithms.output_perturbation(
+        grad,
+        options.pop("chain", chain),
+        lr=lr,
+        batch=batch or jfl.batches.epochs(BATCH),
+        **options,
+    )
+
+
+def plan_of(algorithm, sizes=(4, 6, 5, 4)):
+    fed = make_federation(sizes=sizes)
+    x = np.asarray(fed.x) / np.linalg.norm(np.asarray(fed.x), axis=1, keepdims=True)
+    fed = replace_rows(fed, x, np.asarray(fed.y))
+    start = jax.tree.map(jnp.zeros_like, start_params())
+    return jfl.plan(fed, jfl.task(start, logistic), algorithm, jfl.sampling.full(len(sizes)))
+
+
+def test_contracting_steps_equal_numpy():
+    """No step is clipped, and the noise is that of the small bound."""
+    key, plan = jax.random.key(5), plan_of(contracting())
+    noise, run = run_jfl(key, plan)
+    d = jax.tree.map(np.asarray, draws(key, noise, plan, jfl.batches.epochs(BATCH), TURNS, 4))
+    noises = np.asarray(once_a_round(noise, d["ids"], d["turn"]))
+    x, y, index = (
+        np.asarray(v, np.float64 if i < 2 else int)
+        for i, v in enumerate((plan.fed.x, plan.fed.y, plan.fed.index))
+    )
+    model = np.zeros(4)
+    std = 0.9 * 2 * STEEP / (TURNS * BATCH) * TURNS * 0.9
+    for r in range(ROUNDS):
+        ends = []
+        for k, i in enumerate(d["ids"][r]):
+            v = model
+            for s in range(TURNS):
+                rows = index[i][d["slots"][r, k, s][d["mask"][r, k, s]]]
+                assert len(rows) == BATCH
+                inputs, signs = np.insert(x[rows], 0, 1.0, axis=1), np.sign(y[rows])
+                slopes = -signs / (1 + np.exp(signs * (inputs @ v)))
+                v = v - 0.9 * (slopes[:, None] * inputs).mean(0)
+            ends.append(v + std * noises[r, k])
+        model = np.mean(ends, 0)
+    close(flat(run.server.params), model, rtol=2e-5, atol=5e-6)
+
+
+@functools.cache
+def _ends(batch, lr):
+    """The noiseless model of one client of 4 rows, as a function of its rows, from a model that is
+    sure of itself."""
+    chain = jfl.chain(jfl.clip_l2(1e6), jfl.total())
+    alg = jfl.algorithms.output_perturbation(
+        jfl.grad(logistic), chain, lr=lr, steps=TURNS, batch=batch
+    )
+    fed = make_federation(sizes=(4,))
+    start = dict(w=jnp.array([0.0, 200.0, 0.0]), b=jnp.zeros(()))
+    plan = jfl.plan(fed, jfl.task(start, logistic), alg, jfl.sampling.full(1))
+    return fed, jax.jit(
+        lambda fed: flat_tree(
+            one_round(jfl.init(jax.random.key(0), plan), replace(plan, fed))[0].server.params
+        )
+    )
+
+
+def furthest(batch, lr=0.9, scale=1.0):
+    """How far one row moved the model at most, as a multiple of 2 L lr / batch.
+
+    The model is wrong of both rows, and they lie close to each other: the worst there are.
+    """
+    fed, end = _ends(batch, lr)
+    r, most = np.random.default_rng(0), 0.0
+    for row in np.asarray(fed.index[0]):
+        x, y = r.normal(size=fed.x.shape), np.sign(r.normal(size=len(fed.y)))
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        ends = []
+        for side in (1, -1):
+            x[row], y[row] = scale * np.array([np.cos(0.05), side * np.sin(0.05), 0.0]), -side
+            ends.append(np.asarray(end(replace_rows(fed, x, y))))
+        most = max(most, np.linalg.norm(ends[0] - ends[1]))
+    return most / (2 * STEEP * lr / BATCH)
+
+
+def test_a_row_that_is_used_once_moves_the_model_once():
+    """By at most 2 L lr / batch, which is nearly reached; not where two batches share a row, nor
+    where a row is longer than was said."""
+    assert 0.95 < furthest(jfl.batches.epochs(BATCH)) <= 1 + 1e-5
+    assert furthest(jfl.batches.without_replacement(BATCH)) > 1.5
+    assert furthest(jfl.batches.epochs(BATCH), scale=2.0) > 1.4
+
+
+def test_what_contracts_is_conditional_and_its_noise_is_small():
+    plan = plan_of(contracting(z=2.0))
+    found = jfl.guarantee(plan, 10, 1e-5)
+    assert found.status == "conditional" and any("convex" in str(c) for c in found.caveats)
+    want = events.repeat(events.gaussian(np.float32(2.0)), 10)  # a client of 4 rows uses them all
+    np.testing.assert_allclose(found.epsilon, tightest.epsilon(want, 1e-5)[0], rtol=1e-6)
+    clipped = jfl.chain(jfl.clip_l2(STEEP), jfl.total(), jfl.gaussian(2.0))
+    same = contracting(chain=clipped, smoothness=None)
+    at = lambda alg: float(jfl.privacy.mechanisms.chain.sensitivity(alg.releases[0].mechanism))
+    assert at(same) == pytest.approx(TURNS * BATCH * at(contracting(z=2.0)), rel=1e-6)
+
+
+def test_a_client_whose_rows_are_used_twice_is_not_covered():
+    short = plan_of(contracting(), sizes=(4, 3, 5))
+    with pytest.raises(NotAnalysable, match="at least 4 rows"):
+        jfl.guarantee(short, 5)
+    assert jfl.guarantees(short, 5) == ()
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        (dict(smoothness=None), "together, or neither"),
+        (dict(chain=jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0))), "together"),
+        (dict(smoothness=0.0), "smoothness"),
+        (dict(lr=4.1), "learning rate in"),
+        (dict(lr=lambda t: 0.1), "learning rate in"),
+        (dict(batch=jfl.batches.without_replacement(2)), "epochs"),
+        (dict(grad=jfl.grad(logistic, l2=0.1)), "l2"),
+        (dict(mu=0.1), "mu"),
+        (dict(clip_steps="last"), "clip_steps"),
+        (
+            dict(grad=jfl.private_grad(logistic, jfl.chain(jfl.clip_l2(1.0), jfl.total()))),
+            "mechanism",
+        ),
+    ],
+)
+def test_steps_that_may_not_contract_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        contracting(**options)
+
+
+def test_a_bound_by_contraction_stands_nowhere_else():
+    chain = jfl.chain(jfl.bounded(0.1, "contraction"), jfl.total(), jfl.gaussian(1.0))
+    for make in (
+        lambda: jfl.algorithms.fedavg(
+            jfl.private_grad(logistic, chain), batch=jfl.batches.epochs(2)
+        ),
+        lambda: jfl.algorithms.padpfl(jfl.grad(logistic), mechanism=chain),
+    ):
+        with pytest.raises(ValueError, match="contraction"):
+            plan_of(make())
+    plain = jfl.algorithms.fedavg(jfl.grad(squared), batch=jfl.batches.full())
+    with pytest.raises(ValueError, match="contraction"):
+        jfl.plan(
+            make_federation(),
+            jfl.task(start_params(), squared),
+            plain,
+            jfl.sampling.full(CLIENTS),
+            release=chain,
+        )

@@ -19,6 +19,11 @@ CONVEX = Caveat(
     "exactly as it assumes",
     "convex",
 )
+CONTRACTS = Caveat(
+    "only for losses that are convex and, for every row and all parameters, as smooth as "
+    "output_perturbation was told and as steep as its bound assumes",
+    "convex",
+)
 SITES = Caveat(
     "the releases of one algorithm may draw one sample: it counts as seen, without a gain",
     "one-sample",
@@ -73,8 +78,17 @@ def _entries(plan, adjacency, rounds):
         law = law_of(release.mechanism)
         parts.append(Part(what, multiplier, sampling, *sizes, takes_all > 0, several, law=law))
         lost.append(overflow)
-    convex = any(s.declared == "prox_erm" for r in releases for s in r.mechanism.stages)
-    assumed = ((CONVEX,) if convex else ()) + ((SITES,) if several else ())
+    declared = {s.declared for r in releases for s in r.mechanism.stages}
+    assumed = tuple(
+        caveat
+        for caveat, holds in (
+            (CONVEX, "prox_erm" in declared),
+            (CONTRACTS, "contraction" in declared),
+            (SITES, several),
+        )
+        if holds
+    )
+    conditional = bool(declared & {"prox_erm", "contraction"})
     entries = []
     row_overflow: Any = sum(lost)
     for view in VIEWS[:2]:
@@ -93,7 +107,7 @@ def _entries(plan, adjacency, rounds):
                 row_overflow,
                 attendance.gains,
                 drawn="rows",
-                status="conditional" if convex else "proved",
+                status="conditional" if conditional else "proved",
                 caveats=attendance.caveats + assumed,
             )
         )
@@ -174,6 +188,16 @@ def _touched(release, adjacency, rows):
     """One release of several steps, whose noise covers all that a row can do in them: only its
     absence is a gain."""
     batches, steps = release.batches, release.steps
+    once = any(s.declared == "contraction" for s in release.mechanism.stages)
+    if once and steps * batches.batch > rows:
+        checks.fail(
+            "jfl.guarantee",
+            f"at least {steps * batches.batch} rows in every client, for steps={steps} of "
+            f"batch={batches.batch} that use a row at most once",
+            f"{rows} rows",
+            "A row that two steps use moves the model twice: take fewer steps or smaller batches.",
+            error=NotAnalysable,
+        )
     if adjacency != "replace_one":
         checks.fail(
             "jfl.guarantee",

@@ -62,7 +62,7 @@ class Stage:
 
 
 # names of stages, which are part of a plan's identity, and what they say
-DECLARED = {"bounded": "upload", "prox_erm": "prox_erm"}
+DECLARED = {"bounded": "upload", "prox_erm": "prox_erm", "contraction": "contraction"}
 DIVISORS = {"divide": "number", "divide_by_size": "size", "divide_by_weight": "weight"}
 
 
@@ -428,8 +428,9 @@ def bounded(value: ArrayLike, reason: str) -> Stage:
     Args:
         value: the bound, > 0, in the units of the contribution.
         reason: "upload": in `release`, where the upload's own clip sees to it (`jfl.plan` checks
-            that it does).  "prox_erm": in a client, by strong convexity of its problem: a guarantee
-            that rests on it is "conditional".
+            that it does).  "prox_erm": in a client, by strong convexity of its problem;
+            "contraction": in a client, since steps on convex losses do not drive models apart.  A
+            guarantee that rests on either is "conditional".
     """
     names = {why: name for name, why in DECLARED.items()}
     checks.choice("bounded", tuple(names), reason=reason)
