@@ -28,6 +28,7 @@ def adaptive(
     adaptivity: Number = 1e-3,
     second_moment_of: str = "diff",
     initial: Number | None = None,
+    noise_variance: Number | None = None,
 ) -> optax.GradientTransformation:
     """FedAdam's server as an optax transformation: Adam without bias correction, `adaptivity`
     outside the root.
@@ -47,6 +48,10 @@ def adaptive(
             it.
         initial: nu before the first step, in units of g^2; None: adaptivity^2, the least that the
             paper's theorems allow.
+        noise_variance: variance of the noise in a coordinate of g, in units of g^2, which is public
+            where the noise is.  It is subtracted from nu, down to 0, where nu divides: noise adds
+            as much to nu, and would shorten every step.  None: nothing is subtracted, as in the
+            paper.
 
     Privacy:
         post-processing of what was released.
@@ -63,7 +68,7 @@ def adaptive(
         >>> np.asarray(step, float).round(6).tolist()
         [0.00905, -0.009513]
     """
-    _check("adaptive", second_moment_of, adaptivity, initial, b1=b1, b2=b2)
+    _check("adaptive", second_moment_of, adaptivity, initial, noise_variance, b1=b1, b2=b2)
 
     def init(params):
         first = adaptivity * adaptivity if initial is None else initial
@@ -71,12 +76,15 @@ def adaptive(
             pytrees.zeros_like(params), pytrees.map(lambda x: jnp.full_like(x, first), params)
         )
 
+    def signal(moment):
+        return moment if noise_variance is None else jnp.maximum(moment - noise_variance, 0.0)
+
     def update(gradient, state, params=None):
         first = _decayed(b1, state.first, gradient)
         squared = first if second_moment_of == "momentum" else gradient
         second = _decayed(b2, state.second, pytrees.map(jnp.square, squared))
         step = pytrees.map(
-            lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second
+            lambda m, v: -learning_rate * m / (jnp.sqrt(signal(v)) + adaptivity), first, second
         )
         return step, Moments(first, second)
 
@@ -88,12 +96,19 @@ def _decayed(decay, old, new):
     return pytrees.map(lambda o, n: (decay * o + (1 - decay) * n).astype(o.dtype), old, new)
 
 
-def _check(where, second_moment_of, adaptivity, initial, **decays):
+def _check(where, second_moment_of, adaptivity, initial, noise_variance, **decays):
     checks.choice(where, ("diff", "momentum"), second_moment_of=second_moment_of)
     checks.positive(where, single=True, adaptivity=adaptivity)
-    checks.nonnegative(
-        where, single=True, **decays, **({} if initial is None else dict(initial=initial))
-    )
+    optional = dict(initial=initial, noise_variance=noise_variance)
+    given = {name: value for name, value in optional.items() if value is not None}
+    checks.nonnegative(where, single=True, **decays, **given)
+    if noise_variance is not None and second_moment_of == "momentum":
+        checks.fail(
+            where,
+            "second_moment_of='diff' beside noise_variance",
+            "second_moment_of='momentum'",
+            "The noise in a momentum has another variance.",
+        )
     for name, value in decays.items():
         if checks.concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
             checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
@@ -109,6 +124,7 @@ def addpnfl(
     adaptivity: Number = 1e-3,
     second_moment_of: str = "diff",
     initial: Annotated[Number | None, PYTHON_ONLY] = None,
+    noise_variance: Annotated[Number | None, PYTHON_ONLY] = None,
     **dpnfl_options,
 ) -> Algorithm:
     """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second
@@ -128,11 +144,14 @@ def addpnfl(
         adaptivity: what is added to the root of the second moment.
         second_moment_of: diff | momentum, as of `adaptive`.
         initial: as of `adaptive`.
+        noise_variance: as of `adaptive`, of the released mean of the uploads.
 
     Raises:
         ValueError: as `adaptive`; for a server_optimizer.
     """
-    _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
+    _check(
+        "addpnfl", second_moment_of, adaptivity, initial, noise_variance, beta1=beta1, beta2=beta2
+    )
     if "server_optimizer" in dpnfl_options:  # it would replace what makes this algorithm
         checks.fail(
             "addpnfl",
@@ -140,9 +159,9 @@ def addpnfl(
             f"{dpnfl_options['server_optimizer']!r}",
             "For another optax server use dpnfl(server_optimizer=...).",
         )
-    data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity) | (
-        {} if initial is None else dict(initial=initial)
-    )
+    data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity)
+    optional = dict(initial=initial, noise_variance=noise_variance)
+    data |= {name: value for name, value in optional.items() if value is not None}
     server = Fn(
         adaptive,
         {name: checks.scalar(value) for name, value in data.items()},

@@ -376,6 +376,33 @@ def test_two_steps_and_another_start():
     assert [x.dtype for x in state] == [x.dtype for x in after] == [jnp.bfloat16] * 2
 
 
+def test_known_noise_is_subtracted_where_the_second_moment_divides():
+    """And nowhere else: nu itself goes on with what was seen."""
+    server = adaptive(0.5, b1=0.6, b2=0.7, adaptivity=0.1, initial=0.0, noise_variance=0.005)
+    plain = adaptive(0.5, b1=0.6, b2=0.7, adaptivity=0.1, initial=0.0)
+    state, other, mu, nu = server.init(jnp.zeros(2)), plain.init(jnp.zeros(2)), 0.0, 0.0
+    for diff in (DIFF, np.array([-0.3, 0.05])):
+        step, state = server.update(jnp.asarray(-diff, jnp.float32), state)
+        longer, other = plain.update(jnp.asarray(-diff, jnp.float32), other)
+        mu, nu = 0.6 * mu + 0.4 * diff, 0.7 * nu + 0.3 * diff**2
+        close(step, 0.5 * mu / (np.sqrt(np.maximum(nu - 0.005, 0)) + 0.1), rtol=1e-5)
+        assert np.all(np.abs(step) > np.abs(longer))
+    close(state.second, other.second)
+    assert nu[0] > 0.005 > 0.3 * DIFF[0] ** 2  # both sides of the maximum were met
+
+
+def test_noise_alone_divides_by_adaptivity_alone():
+    """Where there is nothing but noise of the stated variance, nu less it is near 0."""
+    std, rng = 0.3, np.random.default_rng(0)
+    server = adaptive(1.0, b1=0.0, b2=0.99, adaptivity=1e-3, noise_variance=std**2)
+    state = server.init(jnp.zeros(1000))
+    for _ in range(1000):
+        noise = rng.normal(0, std, 1000)
+        _, state = server.update(jnp.asarray(noise, jnp.float32), state)
+    left = np.sqrt(np.maximum(np.asarray(state.second) - std**2, 0))
+    assert np.mean(left) < 0.3 * std < 0.9 * np.mean(np.sqrt(np.asarray(state.second)))
+
+
 @pytest.mark.slow  # follows from the golden step and the loops
 def test_great_adaptivity_is_a_scaled_dpnfl():
     """With no memory, alpha mu / (|diff| + adaptivity) is (alpha / adaptivity) diff as adaptivity
@@ -577,6 +604,8 @@ def test_latencies_get_noise_of_their_own():
         (dict(adaptivity=-1e-3), "adaptivity"),
         (dict(initial=-1.0), "initial"),
         (dict(initial=float("inf")), "initial"),
+        (dict(noise_variance=-1.0), "noise_variance"),
+        (dict(noise_variance=0.1, second_moment_of="momentum"), "second_moment_of"),
         (dict(second_moment_of="gradient"), "second_moment_of"),
         (dict(server_lr=0.0), "lr"),
         (dict(server_optimizer=optax.adam), "dpnfl"),
