@@ -36,8 +36,10 @@ from jfl.runs.tables import interval
 from ..bench.aot import commit
 from ..harness.kept_runs import about, hashed
 from ..harness.runner import Experiment
+from . import recipes
 from .picture import picture, show
 from .plans import PLANS
+from .recipes import Made
 
 FAST = "jax_disable_most_optimizations"
 SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
@@ -75,6 +77,32 @@ ABOUT = (
 )
 
 
+# --- configs and their plans
+
+
+def config_of(fields: dict) -> Config:
+    """A config; one with a recipe names its plan by that."""
+    return Made(**fields) if "recipe" in fields else Config(**fields)
+
+
+def plan_of(config: Config):
+    return recipes.plan_of(config) if isinstance(config, Made) else build.build(config)[0]
+
+
+def proved(config: Config):
+    """The guarantee of a config's whole run."""
+    if isinstance(config, Made):
+        return recipes.worth(config)
+    return guarantees.guarantee(
+        plan_of(config),
+        config.rounds,
+        config.delta,
+        the_unit(config),
+        the_view(config),
+        config.adjacency,
+    )
+
+
 # --- noise and what it proves
 
 
@@ -91,19 +119,21 @@ def with_noise(store: ResultStore, config: Config, splits) -> tuple[Config, dict
         return config, None
     target = config.epsilon
     if target is not None:
-        blind = {
-            f: FIELDS[f].default for f in BLIND if config.algorithm != "padpfl" or f != "upload"
-        }
+        read = ["upload"] * (config.algorithm == "padpfl")
+        read += ["preprocess"] * isinstance(config, Made)  # a recipe may ask for it
+        blind = {f: FIELDS[f].default for f in BLIND if f not in read}
         alike = dataclasses.replace(
             config,
             **blind,
             partition_seed=splits[0],
             algorithm="fedavg" if config.algorithm in STEPPED else config.algorithm,
         )
-        z = store.get(key("noise", alike), lambda: dict(z=build.build(alike)[1].noise_multiplier))[
-            "z"
-        ]
-        config = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
+        z = store.get(key("noise", alike), lambda: dict(z=multiplier(alike)))["z"]
+        if isinstance(config, Made):
+            one = z[0] if len(z) == 1 else None
+            config = dataclasses.replace(config, noise=tuple(z), noise_multiplier=one)
+        else:
+            config = dataclasses.replace(config, noise_multiplier=z, epsilon=None)
     shown = dataclasses.replace(config, **{f: FIELDS[f].default for f in ("lr", "server_lr")})
     worst = store.get(key("privacy", shown, splits), lambda: _worst(shown, splits))
     if target is not None and worst["epsilon"] > target * (1 + SLACK):
@@ -114,23 +144,22 @@ def with_noise(store: ResultStore, config: Config, splits) -> tuple[Config, dict
     return config, worst
 
 
+def multiplier(config: Config):
+    """The noise with which the config proves its epsilon."""
+    if isinstance(config, Made):
+        return recipes.noise_of(config)
+    return build.build(config)[1].noise_multiplier
+
+
 def _worst(config, splits):
     """The guarantee of the split that has the weakest one; splits of equal sizes are one."""
     found = {}
     for seed in splits:
-        plan, _ = build.build(dataclasses.replace(config, partition_seed=seed))
-        sizes = tuple(np.sort(np.asarray(plan.fed.size))) if the_unit(config) == "example" else ()
+        split = dataclasses.replace(config, partition_seed=seed)
+        size = np.asarray(build.federation(split).size)
+        sizes = tuple(np.sort(size)) if the_unit(config) == "example" else ()
         if sizes not in found:
-            found[sizes] = record.row(
-                guarantees.guarantee(
-                    plan,
-                    config.rounds,
-                    config.delta,
-                    the_unit(config),
-                    the_view(config),
-                    config.adjacency,
-                )
-            )
+            found[sizes] = record.row(proved(split))
     return max(found.values(), key=lambda g: math.inf if g["epsilon"] is None else g["epsilon"])
 
 
@@ -193,7 +222,7 @@ def measure(store: ResultStore, wanted: list[Config], note=lambda text: None):
     """Run the configs that are not stored yet, those of one structure and number of rounds as one
     vmapped sweep."""
     missing = [c for c in dict.fromkeys(wanted) if key("run", c) not in store]
-    plans, groups = {c: build.build(c)[0] for c in missing}, {}
+    plans, groups = {c: plan_of(c) for c in missing}, {}
     for c in missing:
         groups.setdefault((c.rounds, jax.tree.structure(plans[c])), []).append(c)
     for (rounds, _), group in groups.items():
@@ -233,7 +262,7 @@ def trained(store: ResultStore, cells, study, note) -> list[dict]:
     seeded = lambda config, seed, more: dataclasses.replace(
         config, seed=seed, partition_seed=seed, **more
     )
-    made = [with_noise(store, Config(**cell.fields), splits) for cell in cells]
+    made = [with_noise(store, config_of(cell.fields), splits) for cell in cells]
     tune = [
         seeded(c, s, more)
         for (c, _), cell in zip(made, cells)
@@ -396,7 +425,7 @@ def _study(name, out, quick):
     for cell in plan.cells:
         if cell.fields["dataset"] not in skipped:
             try:
-                build.federation(Config(**cell.fields))
+                build.federation(config_of(cell.fields))
             except DataUnavailable as error:
                 skipped[cell.fields["dataset"]] = str(error)  # data that are not on this machine
     for panel in dict.fromkeys(c.panel for c in plan.cells):

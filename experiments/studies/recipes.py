@@ -1,0 +1,229 @@
+"""Plans that no config names, of the study of promises: what would make those of the papers true,
+in a mechanism that holds.
+
+What each recipe changes of a paper's algorithm:
+
+- `uploads`: noise once on each upload (Noble et al., Theorem 4.1: what sums of M uploads show is
+  protected by the noise of all M, root M times what one upload has).
+- `impact`: the same, where a client scales its upload by its impact factor before the clip: a clip
+  of each client, as 1 over its factor (Talaei and Izadi).
+- `by_variance`: clients count as 1 over the variance of their noise, and AdDPNFL's server subtracts
+  what is known of it (Chen et al.); `of_each`: the same noise, without either.
+- `contracting`: noise on the model, for what one row moves where losses are convex: conditional (Li
+  et al., with the sensitivity of Wu et al., 2017).
+- `measured`: wavelet noise in the shape of band energies that were measured with noise of their own
+  (Ranaweera et al.).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jfl
+from jfl.core import pytrees
+from jfl.core.records import Fn, named
+from jfl.privacy import guarantees
+from jfl.privacy.calibration import calibrate_per_client
+from jfl.runs import build
+from jfl.runs.config import Config, the_unit, the_view
+
+SHARE = 0.1  # of epsilon, which the energies alone spend
+
+
+@dataclasses.dataclass(frozen=True)
+class Made(Config):
+    """A config whose plan is made by a recipe."""
+
+    recipe: str = ""
+    noise: tuple = ()  # multipliers: one, or one for each group of clients
+
+
+class Recipe(NamedTuple):
+    plan: Callable  # config with its noise -> Plan
+    view: str | None = None  # of the guarantee; None: that of the config
+    each: bool = False  # noise is calibrated for each group of clients
+    before: Callable | None = None  # config -> a Plan of one round that is paid for, too
+
+
+def _without_noise(config: Made, **changes: Any):
+    """The plan of the config's fields alone, without noise."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
+    quiet = dict(epsilon=None, noise_multiplier=None, unit=None, view=None, per_client_noise=False)
+    return build.build(Config(**fields | quiet | changes))[0]
+
+
+def _with_uploads(config, plan, algorithm=None, **options):
+    upload = jfl.chain(jfl.clip_l2(config.clip_norm), jfl.total(), jfl.gaussian(config.noise[0]))
+    return jfl.plan(
+        plan.fed, plan.task, algorithm or plan.algorithm, plan.sampler, upload=upload, **options
+    )
+
+
+def uploads(config: Made):
+    """Noise on each upload; what is seen is their sum."""
+    return _with_uploads(config, _without_noise(config), secure_aggregation=True)
+
+
+@named("recipes.scaled")
+def _scaled(context, keys, server, own, rows, *, client, factors):
+    payload, own, diagnostics = client(context, keys, server, own, rows)
+    return pytrees.scale(factors[context.client], payload), own, diagnostics
+
+
+def impact(config: Made):
+    """A client uploads its factor times its difference, clipped after that; the server takes the
+    mean."""
+    factors = jfl.sampling.weights.impact(config.impact, config.groups) * config.clients
+    plan = _without_noise(config, impact=())
+    client = Fn(_scaled, dict(client=plan.algorithm.client, factors=jnp.asarray(factors)))
+    return _with_uploads(config, plan, dataclasses.replace(plan.algorithm, client=client))
+
+
+def multipliers(config: Made) -> np.ndarray:
+    """Float64[C], of the noise of each client."""
+    return np.repeat(config.noise, config.groups)
+
+
+def variances(config: Made) -> np.ndarray:
+    """Float64[C], of the noise in a coordinate of a client's upload: the sum over its local steps,
+    each with a sensitivity of 2 clip_norm under replace_one."""
+    step = config.lr * multipliers(config) * 2 * config.clip_norm / config.batch
+    return config.steps * step**2
+
+
+def of_each(config: Made, inverse: bool = False):
+    """Noise in local steps, as much as a client of its size needs.
+
+    Args:
+        inverse: clients count as 1 over the variance of their noise, and AdDPNFL subtracts the
+            variance of their mean.
+    """
+    plan, noisy, clients = _without_noise(config), variances(config), config.clients
+    weights = 1 / noisy if inverse else np.ones(clients)
+    weights *= clients / weights.sum()
+    step = _private(plan, config, jfl.clip_l2(config.clip_norm), jfl.gaussian(multipliers(config)))
+    if config.algorithm == "addpnfl":
+        known = dict(noise_variance=float((weights**2 * noisy).sum() / clients**2))
+        algorithm = jfl.algorithms.addpnfl(
+            **step, server_lr=config.server_lr, **(known if inverse else {})
+        )
+    else:
+        algorithm = jfl.algorithms.fedavg(**step)
+    return jfl.plan(plan.fed, plan.task, algorithm, plan.sampler, weights=weights)
+
+
+def _private(plan, config, clip, noise):
+    """Arguments of an algorithm whose local steps clip and add noise."""
+    chain = jfl.chain(clip, jfl.total(), noise, jfl.divide(config.batch))
+    return dict(
+        grad=jfl.private_grad(plan.task.loss, chain),
+        lr=config.lr,
+        steps=config.steps,
+        batch=jfl.batches.without_replacement(config.batch),
+    )
+
+
+def contracting(config: Made):
+    """Output perturbation on softmax regression with rows (x, 1), ||x|| <= 1: its loss is convex,
+    at most 2 steep (root 2 of the slopes, root 2 of a row) and at most 1 smooth (1/2 times 2)."""
+    if config.model != "logistic" or not config.preprocess.endswith("unit_norm"):
+        raise ValueError(
+            "contracting: need model='logistic' on rows of unit norm; got "
+            f"model={config.model!r}, preprocess={config.preprocess!r}"
+        )
+    plan = _without_noise(config)
+    bound = jfl.bounded(2.0 / (config.steps * config.batch), "contraction")
+    algorithm = jfl.algorithms.output_perturbation(
+        jfl.grad(plan.task.loss),
+        jfl.chain(bound, jfl.total(), jfl.gaussian(config.noise[0])),
+        lr=config.lr,
+        steps=config.steps,
+        batch=jfl.batches.epochs(config.batch),
+        smoothness=1.0,
+    )
+    return jfl.plan(plan.fed, plan.task, algorithm, plan.sampler)
+
+
+def _bands(plan):
+    shapes = jax.eval_shape(plan.task.init, jax.random.key(0))
+    return jfl.bands.pixels(shapes, plan.fed.x.shape[1:])
+
+
+def energies(config: Made):
+    """The plan of one round that measures band energies, on all rows, for SHARE of epsilon."""
+    plan = _without_noise(config)
+    make = lambda z: jfl.plan(
+        plan.fed,
+        plan.task,
+        jfl.algorithms.band_energies(plan.task.loss, _bands(plan), noise_multiplier=z),
+        plan.sampler,
+    )
+    target = dict(epsilon=SHARE * config.epsilon, delta=config.delta, rounds=1)
+    return make(jfl.calibrate(make(1.0), unit="example", view="server", **target))
+
+
+@functools.lru_cache(maxsize=64)
+def _measured(config: Made) -> tuple:
+    """The energies that a run of this split and seed measures."""
+    run = jfl.simulate(jax.random.key(config.seed), energies(config), rounds=1).run
+    return tuple(np.maximum(np.asarray(run.server.energies, np.float64), 0.0).tolist())
+
+
+def measured(config: Made):
+    """Noise of an ellipsoid, in the shape of energies that were measured."""
+    plan = _without_noise(config)
+    blind = dataclasses.replace(config, noise=(), lr=0.1, clip_norm=1.0, band_exponent=0.25)
+    shape = jfl.wavelet.ellipsoid(_bands(plan), config.band_exponent, jnp.array(_measured(blind)))
+    noise = jfl.gaussian(config.noise[0], shape=shape)
+    step = _private(plan, config, jfl.wavelet.clip_ellipsoid(config.clip_norm, shape), noise)
+    return jfl.plan(plan.fed, plan.task, jfl.algorithms.fedavg(**step), plan.sampler)
+
+
+RECIPES = dict(
+    uploads=Recipe(uploads, view="aggregate"),
+    impact=Recipe(impact),
+    of_each=Recipe(of_each, each=True),
+    by_variance=Recipe(functools.partial(of_each, inverse=True), each=True),
+    contracting=Recipe(contracting),
+    measured=Recipe(measured, before=energies),
+)
+
+
+def plan_of(config: Made):
+    """The plan that a config with its noise names."""
+    return RECIPES[config.recipe].plan(config)
+
+
+def noise_of(config: Made) -> tuple:
+    """The multipliers with which the plan proves the config's epsilon."""
+    recipe = RECIPES[config.recipe]
+    target = dict(epsilon=config.epsilon, delta=config.delta, rounds=config.rounds)
+    draft = lambda z: plan_of(dataclasses.replace(config, noise=z))
+    if recipe.each:
+        found = calibrate_per_client(draft((1.0,) * len(config.groups)), **target)
+        firsts = np.cumsum((0, *config.groups[:-1]))
+        return tuple(np.asarray(found, float)[firsts].tolist())
+    if recipe.before is None:
+        where = dict(unit=the_unit(config), view=recipe.view or the_view(config))
+        return (float(jfl.calibrate(draft((1.0,)), **target, **where)),)
+    low, high = 0.1, 100.0  # noise of `low` proves too little, that of `high` enough
+    for _ in range(24):
+        middle = (low * high) ** 0.5
+        spent = worth(dataclasses.replace(config, noise=(middle,))).epsilon
+        low, high = (low, middle) if spent <= config.epsilon else (middle, high)
+    return (high,)
+
+
+def worth(config: Made):
+    """What is proved of a run of a config with its noise, and of all that is run before it."""
+    recipe, plan = RECIPES[config.recipe], plan_of(config)
+    where = the_unit(config), recipe.view or the_view(config)
+    if recipe.before is None:
+        return guarantees.guarantee(plan, config.rounds, config.delta, *where)
+    segments = [(recipe.before(config), 1, 0), (plan, config.rounds, 0)]
+    return guarantees.guarantee(segments, None, config.delta, *where)
