@@ -89,12 +89,12 @@ def plan_of(config: Config):
     return recipes.plan_of(config) if isinstance(config, Made) else build.build(config)[0]
 
 
-def proved(config: Config):
-    """The guarantee of a config's whole run."""
+def proved(config: Config, plan):
+    """The guarantee of a config's whole run, and of its plan."""
     if isinstance(config, Made):
         return recipes.worth(config)
     return guarantees.guarantee(
-        plan_of(config),
+        plan,
         config.rounds,
         config.delta,
         the_unit(config),
@@ -156,10 +156,10 @@ def _worst(config, splits):
     found = {}
     for seed in splits:
         split = dataclasses.replace(config, partition_seed=seed)
-        size = np.asarray(build.federation(split).size)
-        sizes = tuple(np.sort(size)) if the_unit(config) == "example" else ()
+        plan = plan_of(split)
+        sizes = tuple(np.sort(np.asarray(plan.fed.size))) if the_unit(config) == "example" else ()
         if sizes not in found:
-            found[sizes] = record.row(proved(split))
+            found[sizes] = record.row(proved(split, plan))
     return max(found.values(), key=lambda g: math.inf if g["epsilon"] is None else g["epsilon"])
 
 

@@ -16,6 +16,7 @@ from experiments.harness import kept_runs, runner
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
 from experiments.papers import ranaweera2025_study, talaei2024_study
 from experiments.studies import plans as studies_plans
+from experiments.studies import recipes
 from experiments.studies import study as studies
 from experiments.studies.plans import PLANS, Cell, Study
 from jfl import algorithms
@@ -62,8 +63,8 @@ def test_cells_of_a_quick_study_are_plans(name):
     assert len({(c.panel, c.line, c.x) for c in study.cells}) == len(study.cells)
     for cell in study.cells:
         for point in cell.grid:
-            assert set(cell.fields) | set(point) <= set(FIELDS)
-        config = Config(**cell.fields)
+            assert set(cell.fields) | set(point) <= {*FIELDS, "recipe"}
+        config = studies.config_of(cell.fields)
         try:
             assemble.federation(config)
         except DataUnavailable:
@@ -73,9 +74,13 @@ def test_cells_of_a_quick_study_are_plans(name):
             continue  # their noise is found below
         private = config.epsilon is not None or config.noise_multiplier is not None
         refuse_idle(config)
-        plan, _ = assemble.build(
-            dataclasses.replace(config, epsilon=None, noise_multiplier=1.0 if private else None)
-        )
+        if isinstance(config, recipes.Made):
+            plan = studies.plan_of(dataclasses.replace(config, noise=(1.0,) * 2))
+        else:
+            noise = 1.0 if private else None
+            plan = studies.plan_of(
+                dataclasses.replace(config, epsilon=None, noise_multiplier=noise)
+            )
         assert plan.sampler.clients == config.clients
         assert private != cell.line.endswith(studies_plans.NONE)
     assert not set(study.seeds) & set(study.tune)
@@ -88,7 +93,7 @@ def test_full_studies_compare_equal_promises(name):
     assert not set(study.seeds) & set(study.tune)
     assert name in UNTRAINED or len(study.seeds) >= 5
     for cell in study.cells:
-        config = Config(**{k: v for k, v in (cell.fields | cell.grid[0]).items()})
+        config = studies.config_of(cell.fields | cell.grid[0])
         if name != "claimed":
             refuse_idle(config)
         if (

@@ -1,0 +1,109 @@
+"""Plans of the study of promises: noise that reaches what is stated, and what recipes change."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jfl
+from experiments.studies import recipes
+from experiments.studies.recipes import Made
+from jfl.runs import build
+from jfl.runs.config import Config
+
+BASE = dict(dataset="digits", model="logistic", partition="iid", batch=4, steps=2, rounds=3)
+GROUPS = dict(clients=6, groups=(3, 3), group_rows=(20, 60))
+CLIENT = BASE | dict(unit="client", view="third_party")
+EXAMPLE = BASE | dict(unit="example", view="server")
+CASES = dict(
+    uploads=CLIENT | dict(clients=6),
+    impact=CLIENT
+    | GROUPS
+    | dict(algorithm="padpfl", upload="difference", impact=(1.0, 3.0), batch_sampler="full"),
+    of_each=EXAMPLE | GROUPS,
+    by_variance=EXAMPLE | GROUPS | dict(algorithm="addpnfl"),
+    contracting=EXAMPLE | dict(clients=6, preprocess="unit_norm"),
+    measured=EXAMPLE | dict(clients=6),
+)
+KEY = jax.random.key(0)
+
+
+def made(name, **changes):
+    return Made(**CASES[name] | dict(epsilon=20.0, recipe=name) | changes)
+
+
+def test_every_recipe_has_a_case():
+    assert set(CASES) == set(recipes.RECIPES)
+
+
+@pytest.mark.by_default("uploads", "impact", "contracting", "by_variance")
+@pytest.mark.parametrize("name", CASES)
+def test_noise_reaches_what_is_stated(name):
+    config = made(name)
+    config = dataclasses.replace(config, noise=recipes.noise_of(config))
+    found = recipes.worth(config)
+    assert 0.97 * 20 <= found.epsilon <= 20 * (1 + 1e-5)
+    conditional = ("uploads", "contracting")
+    assert found.status == ("conditional" if name in conditional else "proved")
+    assert found.view == (recipes.RECIPES[name].view or config.view) and found.unit == config.unit
+    less = dataclasses.replace(config, noise=tuple(0.5 * z for z in config.noise))
+    assert recipes.worth(less).epsilon > 1.2 * 20
+
+
+def test_the_energies_are_paid_for():
+    config = dataclasses.replace(made("measured"), noise=(2.0,))
+    both = recipes.worth(config)
+    plan = recipes.plan_of(config)
+    training = jfl.guarantee(plan, config.rounds, config.delta, "example", "server")
+    estimate = jfl.guarantee(recipes.energies(config), 1, config.delta, "example", "server")
+    assert training.epsilon < both.epsilon <= training.epsilon + estimate.epsilon
+    assert estimate.epsilon == pytest.approx(recipes.SHARE * 20, rel=0.03)
+
+
+def test_the_shape_follows_the_energies_that_a_run_measured():
+    one, other = (recipes.plan_of(made("measured", noise=(2.0,), seed=s)) for s in (1, 2))
+    scales = [
+        np.asarray(p.algorithm.releases[0].mechanism.stages[-2].shape.scales) for p in (one, other)
+    ]
+    assert scales[0].shape == scales[1].shape and np.abs(scales[0] - scales[1]).max() > 0
+    assert np.ptp(scales[0]) > 0.1  # not isotropic
+
+
+def model(out):
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(out.run.server.params)])
+
+
+def test_a_factor_before_the_clip_is_a_weight_where_nothing_is_clipped():
+    quiet = dict(noise=(1e-6,), clip_norm=10.0)
+    scaled = jfl.simulate(KEY, recipes.plan_of(made("impact", **quiet)), 3)
+    fields = {f.name: getattr(made("impact"), f.name) for f in dataclasses.fields(Config)}
+    plain = Config(**fields | dict(epsilon=None, unit=None, view=None))
+    weighted = model(jfl.simulate(KEY, build.build(plain)[0], 3))
+    np.testing.assert_allclose(model(scaled), weighted, atol=1e-4)
+    equal = recipes.plan_of(made("impact", **quiet | dict(impact=(1.0, 1.0))))
+    assert np.abs(model(jfl.simulate(KEY, equal, 3)) - weighted).max() > 1e-2
+
+
+def test_the_variance_of_the_mean_is_the_one_that_is_known():
+    """Of models that hardly learn, since their clip norm is small: 1,300 numbers, five errors."""
+    config = made("by_variance", noise=(4.0, 1.5), clip_norm=1e-3, lr=100.0, algorithm="fedavg")
+    plan, each = recipes.plan_of(config), recipes.variances(config)
+    weights = np.asarray(plan.weights)
+    np.testing.assert_allclose(weights * each, (weights * each)[0], rtol=1e-5)
+    assert weights.mean() == pytest.approx(1) and np.ptp(weights) > 1
+    ends = [model(jfl.simulate(jax.random.key(s), plan, 1)) for s in range(4)]
+    seen = np.var(np.subtract(ends[::2], ends[1::2])) / 2
+    server = recipes.plan_of(dataclasses.replace(config, algorithm="addpnfl")).algorithm.server
+    known = float(server.data["step"].optimizer.data["noise_variance"])
+    assert seen == pytest.approx(known, rel=0.2)
+    uniform = recipes.plan_of(dataclasses.replace(config, recipe="of_each"))
+    other = [model(jfl.simulate(jax.random.key(s), uniform, 1)) for s in range(4)]
+    assert np.var(np.subtract(other[::2], other[1::2])) / 2 > 1.5 * known  # weights matter
+
+
+def test_what_may_not_contract_is_refused():
+    with pytest.raises(ValueError, match="unit norm"):
+        recipes.plan_of(made("contracting", preprocess="none", noise=(1.0,)))
+    with pytest.raises(ValueError, match="unit norm"):
+        recipes.plan_of(made("contracting", model="mlp", noise=(1.0,)))
