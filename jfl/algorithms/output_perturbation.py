@@ -176,7 +176,9 @@ def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
     if not declared:
         return False
     checks.positive("output_perturbation", single=True, smoothness=smoothness)
-    if callable(lr) or not checks.concrete(lr) or not 0 < float(lr) <= 2 / float(smoothness):
+    if not callable(lr) and checks.concrete(lr):
+        checks.positive("output_perturbation", single=True, lr=lr)
+    if callable(lr) or not checks.concrete(lr) or not float(lr) <= 2 / float(smoothness):
         checks.fail(
             "output_perturbation",
             f"one learning rate in (0, {2 / float(smoothness):g}], 2 / smoothness",

@@ -416,6 +416,8 @@ def test_a_client_whose_rows_are_used_twice_is_not_covered():
         (dict(smoothness=0.0), "smoothness"),
         (dict(lr=4.1), "learning rate in"),
         (dict(lr=lambda t: 0.1), "learning rate in"),
+        (dict(lr=[0.1, 0.2]), "lr"),
+        (dict(lr=0.0), "lr"),
         (dict(batch=jfl.batches.without_replacement(2)), "epochs"),
         (dict(grad=jfl.grad(logistic, l2=0.1)), "l2"),
         (dict(mu=0.1), "mu"),
