@@ -87,11 +87,11 @@ def one_run(plan):
     """rounds -> nothing, and the seconds to compile: what jfl.simulate runs."""
     words = jnp.asarray(identity.for_noise(plan))
     start = lambda: jfl.init(jax.random.key(0), plan)
-    counts = lambda rounds: jnp.array([rounds], jnp.int32)
-    program, seconds = _compiled(simulate._scan, start(), plan, counts(1), words)
+    counts = lambda rounds: (jnp.array([rounds], jnp.int32), jnp.int32(1))
+    program, seconds = _compiled(simulate._scan, start(), plan, *counts(1), words)
 
     def play(rounds):
-        run, metrics = program(start(), plan, counts(rounds), words)
+        run, metrics = program(start(), plan, *counts(rounds), words)
         jax.block_until_ready((run.server, metrics))
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(run.server)):
             raise FloatingPointError("parameters are not finite")
@@ -113,11 +113,10 @@ def many_runs(job: Job, fed):
     keys = jax.random.split(jax.random.key(0), job.points)
     words = jnp.zeros((job.points, 3, identity.hashing.WORDS), jnp.uint32)
     counts = lambda rounds: jnp.array([rounds], jnp.int32)
-    static = dict(treedef=jax.tree.structure(first), mapped=mapped)
-    program, seconds = _compiled(sweep._points, keys, words, varied, shared, counts(1), **static)
-    return lambda rounds: jax.block_until_ready(
-        program(keys, words, varied, shared, counts(rounds))
-    ), seconds
+    static = dict(treedef=jax.tree.structure(first), mapped=mapped, keeps=False)
+    given = keys, words, varied, None, shared  # None: no states to go on from
+    program, seconds = _compiled(sweep._points, *given, counts(1), **static)
+    return lambda rounds: jax.block_until_ready(program(*given, counts(rounds))), seconds
 
 
 def seconds_a_round(play) -> tuple[float, int, list]:

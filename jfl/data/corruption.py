@@ -172,7 +172,7 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
     given = np.broadcast_to(given, clients)
     parts = [
         (*_entries(fed.index, fed.size), given),
-        (*_entries(fed.test_index, fed.test_size), given * held_out),
+        (*_entries(fed.test_index, fed.test_size), given * bool(held_out)),
     ]
     rows, owner = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
     wanted = np.concatenate([of[clients_of] for _, clients_of, of in parts])

@@ -248,6 +248,7 @@ def grid(plans, target: str, *, points: int, devices=1, evaluations=2, turns=Non
         sweep._points,
         (
             *_placed((stacked(_key()), _words(points, 3), varied), mesh, *split),
+            None,  # no states to go on from
             *_placed((shared, many), mesh),
         ),
         target,
@@ -255,6 +256,7 @@ def grid(plans, target: str, *, points: int, devices=1, evaluations=2, turns=Non
         turns=turns,
         treedef=jax.tree.structure(plans[0]),
         mapped=mapped,
+        keeps=False,
     )
 
 
