@@ -7,8 +7,9 @@ What each recipe changes of a paper's algorithm:
   protected by the noise of all M, root M times what one upload has).
 - `impact`: the same, where a client scales its upload by its impact factor before the clip: a clip
   of each client, as 1 over its factor (Talaei and Izadi).
-- `by_variance`: clients count as 1 over the variance of their noise, and AdDPNFL's server subtracts
-  what is known of it (Chen et al.); `of_each`: the same noise, without either.
+- `of_each`: noise as a client of its size needs; `by_variance`: clients then count as 1 over the
+  variance of their noise; `known_noise`: AdDPNFL's server also subtracts what it knows of it (Chen
+  et al.).
 - `contracting`: noise on the model, for what one row moves where losses are convex: conditional (Li
   et al., with the sensitivity of Wu et al., 2017).
 - `measured`: wavelet noise in the shape of band energies that were measured with noise of their own
@@ -30,7 +31,7 @@ from jfl.core.records import Fn, named
 from jfl.privacy import guarantees
 from jfl.privacy.calibration import calibrate_per_client
 from jfl.runs import build
-from jfl.runs.config import Config, the_unit, the_view
+from jfl.runs.config import FIELDS, Config, the_unit, the_view
 
 SHARE = 0.1  # of epsilon, which the energies alone spend
 
@@ -50,8 +51,24 @@ class Recipe(NamedTuple):
     before: Callable | None = None  # config -> a Plan of one round that is paid for, too
 
 
+# fields that no recipe reads; of those whose clients add noise in or after their own steps, more
+UNREAD = ("adjacency", "clip", "clip_decay", "noise_decay", "strategy", "mode", "noise_shape")
+STEPS = ("l2", "compute", "optimizer", "server_optimizer", "average_from", "lr_schedule")
+
+
+def _refuse(config: Made, fields) -> None:
+    """Fields that a recipe does not read have their defaults."""
+    given = [name for name in fields if getattr(config, name) != FIELDS[name].default]
+    if given:
+        raise ValueError(
+            f"{config.recipe}: need the defaults of fields that this recipe does not read; got "
+            + ", ".join(f"{name}={getattr(config, name)!r}" for name in given)
+        )
+
+
 def _without_noise(config: Made, **changes: Any):
     """The plan of the config's fields alone, without noise."""
+    _refuse(config, UNREAD)
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
     quiet = dict(epsilon=None, noise_multiplier=None, unit=None, view=None, per_client_noise=False)
     return build.build(Config(**fields | quiet | changes))[0]
@@ -96,21 +113,24 @@ def variances(config: Made) -> np.ndarray:
     return config.steps * step**2
 
 
-def of_each(config: Made, inverse: bool = False):
+def of_each(config: Made, inverse: bool = False, known: bool = False):
     """Noise in local steps, as much as a client of its size needs.
 
     Args:
-        inverse: clients count as 1 over the variance of their noise, and AdDPNFL subtracts the
-            variance of their mean.
+        inverse: clients count as 1 over the variance of their noise; else by the config's weights.
+        known: AdDPNFL subtracts the variance of their mean.
     """
     plan, noisy, clients = _without_noise(config), variances(config), config.clients
-    weights = 1 / noisy if inverse else np.ones(clients)
+    by_size = np.asarray(plan.fed.size, float) if config.weights == "size" else np.ones(clients)
+    weights = 1 / noisy if inverse else by_size
     weights *= clients / weights.sum()
     step = _private(plan, config, jfl.clip_l2(config.clip_norm), jfl.gaussian(multipliers(config)))
     if config.algorithm == "addpnfl":
-        known = dict(noise_variance=float((weights**2 * noisy).sum() / clients**2))
+        variance = float((weights**2 * noisy).sum() / clients**2)
         algorithm = jfl.algorithms.addpnfl(
-            **step, server_lr=config.server_lr, **(known if inverse else {})
+            **step,
+            server_lr=config.server_lr,
+            **(dict(noise_variance=variance) if known else {}),
         )
     else:
         algorithm = jfl.algorithms.fedavg(**step)
@@ -119,6 +139,7 @@ def of_each(config: Made, inverse: bool = False):
 
 def _private(plan, config, clip, noise):
     """Arguments of an algorithm whose local steps clip and add noise."""
+    _refuse(config, (*STEPS, "batch_sampler"))
     chain = jfl.chain(clip, jfl.total(), noise, jfl.divide(config.batch))
     return dict(
         grad=jfl.private_grad(plan.task.loss, chain),
@@ -136,7 +157,13 @@ def contracting(config: Made):
             "contracting: need model='logistic' on rows of unit norm; got "
             f"model={config.model!r}, preprocess={config.preprocess!r}"
         )
+    _refuse(config, (*STEPS, "batch_sampler", "server_lr", "weights"))
     plan = _without_noise(config)
+    longest = float(
+        np.linalg.norm(np.asarray(plan.fed.x).reshape(len(plan.fed.x), -1), axis=1).max()
+    )
+    if longest > 1 + 1e-5:
+        raise ValueError(f"contracting: need rows of norm 1 at most; got one of {longest:g}")
     bound = jfl.bounded(2.0 / (config.steps * config.batch), "contraction")
     algorithm = jfl.algorithms.output_perturbation(
         jfl.grad(plan.task.loss),
@@ -189,6 +216,7 @@ RECIPES = dict(
     impact=Recipe(impact),
     of_each=Recipe(of_each, each=True),
     by_variance=Recipe(functools.partial(of_each, inverse=True), each=True),
+    known_noise=Recipe(functools.partial(of_each, inverse=True, known=True), each=True),
     contracting=Recipe(contracting),
     measured=Recipe(measured, before=energies),
 )
@@ -211,19 +239,28 @@ def noise_of(config: Made) -> tuple:
     if recipe.before is None:
         where = dict(unit=the_unit(config), view=recipe.view or the_view(config))
         return (float(jfl.calibrate(draft((1.0,)), **target, **where)),)
-    low, high = 0.1, 100.0  # noise of `low` proves too little, that of `high` enough
-    for _ in range(24):
+    before, low, high = recipe.before(config), 0.1, 100.0
+    spent = lambda z: _with(before, draft((z,)), config).epsilon
+    if not spent(high) <= config.epsilon < spent(low):
+        raise ValueError(
+            f"{config.recipe}: need an epsilon that a multiplier of {low:g} to {high:g} reaches; "
+            f"got {config.epsilon:g}"
+        )
+    for _ in range(24):  # noise of `low` proves too little, that of `high` enough
         middle = (low * high) ** 0.5
-        spent = worth(dataclasses.replace(config, noise=(middle,))).epsilon
-        low, high = (low, middle) if spent <= config.epsilon else (middle, high)
+        low, high = (low, middle) if spent(middle) <= config.epsilon else (middle, high)
     return (high,)
 
 
 def worth(config: Made):
     """What is proved of a run of a config with its noise, and of all that is run before it."""
     recipe, plan = RECIPES[config.recipe], plan_of(config)
-    where = the_unit(config), recipe.view or the_view(config)
-    if recipe.before is None:
+    return _with(recipe.before(config) if recipe.before else None, plan, config)
+
+
+def _with(before, plan, config: Made):
+    where = the_unit(config), RECIPES[config.recipe].view or the_view(config)
+    if before is None:
         return guarantees.guarantee(plan, config.rounds, config.delta, *where)
-    segments = [(recipe.before(config), 1, 0), (plan, config.rounds, 0)]
+    segments = [(before, 1, 0), (plan, config.rounds, 0)]
     return guarantees.guarantee(segments, None, config.delta, *where)

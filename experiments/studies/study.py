@@ -42,7 +42,9 @@ from .plans import PLANS
 from .recipes import Made
 
 FAST = "jax_disable_most_optimizations"
-SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+SOURCE = hashlib.sha256(
+    b"".join(Path(module).read_bytes() for module in (__file__, recipes.__file__))
+).hexdigest()
 SLACK = 1e-5  # of a calibrated epsilon, which a float32 multiplier may miss
 BLIND = (
     "lr",

@@ -20,6 +20,12 @@ class Moments(NamedTuple):
     second: Any  # nu, of each coordinate
 
 
+class NoisyMoments(NamedTuple):
+    first: Any
+    second: Any
+    noise: Any  # what the known noise has added to nu so far
+
+
 @named("addpnfl.adaptive")
 def adaptive(
     learning_rate: Number,
@@ -49,9 +55,9 @@ def adaptive(
         initial: nu before the first step, in units of g^2; None: adaptivity^2, the least that the
             paper's theorems allow.
         noise_variance: variance of the noise in a coordinate of g, in units of g^2, which is public
-            where the noise is.  It is subtracted from nu, down to 0, where nu divides: noise adds
-            as much to nu, and would shorten every step.  None: nothing is subtracted, as in the
-            paper.
+            where the noise is.  What it is expected to have added to nu so far is subtracted, down
+            to 0, where nu divides: it would shorten every step.  None: nothing is subtracted, as in
+            the paper.
 
     Privacy:
         post-processing of what was released.
@@ -72,21 +78,27 @@ def adaptive(
 
     def init(params):
         first = adaptivity * adaptivity if initial is None else initial
-        return Moments(
-            pytrees.zeros_like(params), pytrees.map(lambda x: jnp.full_like(x, first), params)
+        moments = (
+            pytrees.zeros_like(params),
+            pytrees.map(lambda x: jnp.full_like(x, first), params),
         )
-
-    def signal(moment):
-        return moment if noise_variance is None else jnp.maximum(moment - noise_variance, 0.0)
+        return (
+            Moments(*moments) if noise_variance is None else NoisyMoments(*moments, jnp.zeros(()))
+        )
 
     def update(gradient, state, params=None):
         first = _decayed(b1, state.first, gradient)
         squared = first if second_moment_of == "momentum" else gradient
         second = _decayed(b2, state.second, pytrees.map(jnp.square, squared))
+        moments, signal = Moments(first, second), second
+        if noise_variance is not None:
+            noise = _decayed(b2, state.noise, jnp.asarray(noise_variance, jnp.float32))
+            signal = pytrees.map(lambda v: jnp.maximum(v - noise, 0).astype(v.dtype), second)
+            moments = NoisyMoments(first, second, noise)
         step = pytrees.map(
-            lambda m, v: -learning_rate * m / (jnp.sqrt(signal(v)) + adaptivity), first, second
+            lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, signal
         )
-        return step, Moments(first, second)
+        return step, moments
 
     rule: Any = update  # of optax, whose types know no states but its own
     return optax.GradientTransformation(init, rule)

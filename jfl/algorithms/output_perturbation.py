@@ -11,7 +11,7 @@ from .. import local
 from ..core import checks, pytrees
 from ..core.options import PYTHON_ONLY, readable
 from ..core.records import Algorithm, Batches, Fn, Mechanism, Release, named
-from ..gradients.per_example import Grad
+from ..gradients.per_example import Grad, computed_in
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import without_replacement
 from .base import Number, Optimizer, Rate, algorithm, traits
@@ -23,7 +23,9 @@ def _init(params, *, step):
 
 
 @named("output_perturbation.client")
-def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, clip_steps):
+def _client(
+    context, keys, server, client_state, rows, *, work, mechanism, mu, clip_steps, contracts=False
+):
     chain = mech.at(mechanism, context.round)
     limit = mech.bound(chain)
 
@@ -41,14 +43,14 @@ def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, c
         keys,
         server.params,
         rows,
-        None if clip_steps == "none" else clip,
+        None if contracts else clip,
         drop=True,
     )
     # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long,
     # whatever the rows (with a pull of lr * mu > 1 it may be longer, and the chain's clip sees to
     # it); without clips, two means that differ in a row are at most 2 `limit` apart
     mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
-    if clip_steps != "last":
+    if clip_steps == "all":
         form = pytrees.form(mean)
         mean, lost = mech.alone(
             chain, keys.noise, mean, realised=context.size, client=context.client
@@ -101,9 +103,10 @@ def output_perturbation(
             far smaller change: steps with lr <= 2 / smoothness do not drive models apart, so a row
             that one batch of a round uses moves the model by 2 L lr / batch.  No step is clipped.
             It takes mechanism = chain(bounded(L / (steps * batch), "contraction"), total(),
-            gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a grad without l2, and in
-            each client steps * batch rows.  jfl cannot see whether L and smoothness hold, so the
-            guarantee is "conditional".  None: every step is clipped, which holds for any loss.
+            gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a grad without l2, a loss
+            and parameters in float32, and in each client steps * batch rows.  jfl cannot see
+            whether L and smoothness hold, so the guarantee is "conditional".  None: every step is
+            clipped, which holds for any loss.
 
     Other Parameters:
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
@@ -141,23 +144,21 @@ def output_perturbation(
             'bounded(..., "prox_erm")',
             "Use padpfl(mechanism=...).",
         )
-    contracts = _contracts(grad, mechanism, lr, batch, mu, smoothness)
     mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True, also=())
     checks.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
-    if contracts:
-        if clip_steps != "all":
-            checks.fail("output_perturbation", "no clip_steps beside smoothness", f"{clip_steps!r}")
-        clip_steps = "none"
     if mu is not None:
         checks.nonnegative("output_perturbation", single=True, mu=mu)
     work = local.work(grad, batch, lr=lr, steps=steps)
+    contracts = _contracts(grad, mechanism, lr, batch, mu, smoothness)
+    if contracts and clip_steps != "all":
+        checks.fail("output_perturbation", "no clip_steps beside smoothness", f"{clip_steps!r}")
     step = dict(step=local.server_step(server_lr, server_optimizer))
     client = Fn(
         _client,
         dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.scalar(mu)),
-        dict(clip_steps=clip_steps),
+        dict(clip_steps=clip_steps) | (dict(contracts=True) if contracts else {}),
     )
-    released = Release(mechanism if clip_steps != "last" else None, batch, 1, steps)
+    released = Release(mechanism if clip_steps == "all" else None, batch, 1, steps)
     made = algorithm(
         Fn(_init, step), client, Fn(_server, step), releases=(released,), name="output_perturbation"
     )
@@ -175,13 +176,18 @@ def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
         )
     if not declared:
         return False
-    checks.positive("output_perturbation", single=True, smoothness=smoothness)
-    if not callable(lr) and checks.concrete(lr):
-        checks.positive("output_perturbation", single=True, lr=lr)
-    if callable(lr) or not checks.concrete(lr) or not float(lr) <= 2 / float(smoothness):
+    if callable(lr) or not checks.concrete((lr, smoothness)):
         checks.fail(
             "output_perturbation",
-            f"one learning rate in (0, {2 / float(smoothness):g}], 2 / smoothness",
+            "a learning rate and a smoothness that are numbers, and known now",
+            f"lr={checks.shown(lr)}, smoothness={checks.shown(smoothness)}",
+            "Whether steps contract is checked where the algorithm is made.",
+        )
+    checks.positive("output_perturbation", single=True, smoothness=smoothness, lr=lr)
+    if not float(lr) <= 2 / float(smoothness):
+        checks.fail(
+            "output_perturbation",
+            f"a learning rate of at most 2 / smoothness, {2 / float(smoothness):g}",
             f"lr={lr!r}",
             "Larger steps drive models apart.",
         )
@@ -191,6 +197,13 @@ def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
             "batch = jfl.batches.epochs(...) beside smoothness",
             batch.scheme,
             "A row may be in one batch of a round at most.",
+        )
+    if (kind := computed_in(grad)) != "float32":
+        checks.fail(
+            "output_perturbation",
+            "a loss that is computed in float32 beside smoothness",
+            kind,
+            "One that is rounded is not smooth.",
         )
     changed = {"l2": getattr(grad, "l2", None), "mechanism": getattr(grad, "mechanism", None)}
     if given := [name for name, value in (changed | {"mu": mu}).items() if value is not None]:

@@ -302,7 +302,8 @@ ADVICE = dict(
     'tolerate=("nonfinite_rows",): they '
     "count as zero, and a run that does not stop does not show that they are there.",
     overflow="Give the sampler a larger capacity: delta pays for the chance of such a run, and "
-    "nothing else protects it.",
+    "nothing else protects it.  Of padpfl(inexactness=...): give more local steps; nothing pays "
+    "for a solve that stopped too early.",
     empty_cohort=(
         'Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson '
         "round is legal."

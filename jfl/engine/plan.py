@@ -132,6 +132,8 @@ def plan(
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
     algorithm = _bind_rows(algorithm)
     _declared(algorithm, sampler, upload, release)
+    _alone(algorithm)
+    _contracts(fed, task, algorithm)
     _levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.releases))
     result = Plan(
         fed,
@@ -173,6 +175,47 @@ def _at_once(sampler: Sampler) -> int:
         deviation = (mean * (1 - min(1, mean / sampler.clients))) ** 0.5
         return int(np.ceil(mean + 2 * deviation))
     return sampler.capacity
+
+
+def _alone(algorithm: Algorithm) -> None:
+    """A declared bound is of what comes out of a client's steps."""
+    for r in algorithm.releases:
+        rows = [s for s in r.mechanism.stages if s.role == "row"] if r.mechanism else []
+        if len(rows) > 1 and any(s.declared for s in rows):
+            checks.fail(
+                "plan",
+                "the declared bound alone among the row stages of a client's chain",
+                [s.name for s in rows],
+                "It is of what comes out of the client's steps, and of nothing that is made of it.",
+            )
+
+
+def _contracts(fed: Federation, task: Task, algorithm: Algorithm) -> None:
+    """Steps that are said not to drive models apart do not, as far as a plan shows."""
+    if not algorithm.contracts:
+        return
+    params = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
+    if coarse := {str(p.dtype) for p in params if jnp.finfo(p.dtype).bits < 32}:
+        checks.fail(
+            "plan",
+            "parameters in float32 for steps that contract",
+            ", ".join(sorted(coarse)),
+            "Rounding a model after each step drives models apart.",
+        )
+    for r in algorithm.releases:
+        if not checks.concrete(fed.size):
+            continue
+        most, sizes = r.steps * (r.batches.batch or 1), np.asarray(fed.size)
+        few = np.flatnonzero((sizes > 0) & (sizes < most))
+        if few.size:
+            checks.fail(
+                "plan",
+                f"at least {most} rows in every client, for steps={r.steps} of "
+                f"batch={r.batches.batch} that use a row at most once",
+                f"{len(few)} clients with fewer, first client {few[0]} with {sizes[few[0]]}",
+                "A row that two steps use moves the model twice: take fewer steps or smaller "
+                "batches.",
+            )
 
 
 def _fits(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -> None:

@@ -64,6 +64,11 @@ def _coarse(params, x, y, *, loss, dtype):
     return loss(jax.tree.map(cast, params), jax.tree.map(cast, x), y).astype(jnp.float32)
 
 
+def computed_in(grad: Grad) -> str:
+    """The type that the loss of a gradient is computed in."""
+    return grad.loss.static["dtype"] if grad.loss.function is _coarse else "float32"
+
+
 def exact(loss: Fn) -> Fn:
     """The loss in float32, whatever the steps compute in, and at one key if it draws."""
     return losses.of_three(loss.data["loss"] if loss.function is _coarse else loss)
@@ -242,7 +247,8 @@ def gradient_path(plan) -> str:
 
 
 def _type(grad: Grad) -> str:
-    return f" in {grad.loss.static['dtype']}" if grad.loss.function is _coarse else ""
+    kind = computed_in(grad)
+    return "" if kind == "float32" else f" in {kind}"
 
 
 def clipped_sum(self: Grad, params, batch: Batch, weight):

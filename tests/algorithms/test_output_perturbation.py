@@ -401,11 +401,38 @@ def test_what_contracts_is_conditional_and_its_noise_is_small():
     assert at(same) == pytest.approx(TURNS * BATCH * at(contracting(z=2.0)), rel=1e-6)
 
 
-def test_a_client_whose_rows_are_used_twice_is_not_covered():
-    short = plan_of(contracting(), sizes=(4, 3, 5))
+def test_a_client_whose_rows_are_used_twice_is_refused():
+    plan = plan_of(contracting())
+    with pytest.raises(ValueError, match="at least 4 rows in every client.*1 clients"):
+        plan_of(contracting(), sizes=(4, 3, 5))
+    short = make_federation(sizes=(4, 3, 5, 4))  # put there by hand
     with pytest.raises(NotAnalysable, match="at least 4 rows"):
-        jfl.guarantee(short, 5)
-    assert jfl.guarantees(short, 5) == ()
+        jfl.guarantee(replace(plan, short), 5)
+
+
+def test_what_is_declared_of_losses_is_said():
+    found = jfl.guarantee(plan_of(contracting()), 5)
+    assert any("at most 1.41421 steep" in str(c) for c in found.caveats)
+
+
+@pytest.mark.parametrize("first", [jfl.clip_l1(0.5), jfl.clip_l2(0.5)])
+def test_what_comes_out_of_the_steps_is_not_changed(first):
+    """A map, or a clip in another norm, might drive apart what steps did not."""
+    bound = jfl.bounded(STEEP / (TURNS * BATCH), "contraction")
+    chain = jfl.chain(first, bound, jfl.total(), jfl.gaussian(1.0))
+    with pytest.raises(ValueError, match="alone among the row stages"):
+        plan_of(contracting(chain=chain))
+
+
+def test_rounded_parameters_do_not_contract():
+    start = jax.tree.map(lambda x: x.astype(jnp.bfloat16), start_params())
+    with pytest.raises(ValueError, match="parameters in float32"):
+        jfl.plan(
+            make_federation(sizes=(4, 4)),
+            jfl.task(start, logistic),
+            contracting(),
+            jfl.sampling.full(2),
+        )
 
 
 @pytest.mark.parametrize(
@@ -414,8 +441,10 @@ def test_a_client_whose_rows_are_used_twice_is_not_covered():
         (dict(smoothness=None), "together, or neither"),
         (dict(chain=jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0))), "together"),
         (dict(smoothness=0.0), "smoothness"),
-        (dict(lr=4.1), "learning rate in"),
-        (dict(lr=lambda t: 0.1), "learning rate in"),
+        (dict(lr=4.1), "at most 2 / smoothness"),
+        (dict(lr=lambda t: 0.1), "known now"),
+        (dict(batch=8), "batch sampler"),
+        (dict(grad=jfl.grad(logistic, compute="bfloat16")), "computed in float32"),
         (dict(lr=[0.1, 0.2]), "lr"),
         (dict(lr=0.0), "lr"),
         (dict(batch=jfl.batches.without_replacement(2)), "epochs"),

@@ -23,6 +23,7 @@ CASES = dict(
     | dict(algorithm="padpfl", upload="difference", impact=(1.0, 3.0), batch_sampler="full"),
     of_each=EXAMPLE | GROUPS,
     by_variance=EXAMPLE | GROUPS | dict(algorithm="addpnfl"),
+    known_noise=EXAMPLE | GROUPS | dict(algorithm="addpnfl"),
     contracting=EXAMPLE | dict(clients=6, preprocess="unit_norm"),
     measured=EXAMPLE | dict(clients=6),
 )
@@ -94,7 +95,8 @@ def test_the_variance_of_the_mean_is_the_one_that_is_known():
     assert weights.mean() == pytest.approx(1) and np.ptp(weights) > 1
     ends = [model(jfl.simulate(jax.random.key(s), plan, 1)) for s in range(4)]
     seen = np.var(np.subtract(ends[::2], ends[1::2])) / 2
-    server = recipes.plan_of(dataclasses.replace(config, algorithm="addpnfl")).algorithm.server
+    adaptive = dataclasses.replace(config, algorithm="addpnfl", recipe="known_noise")
+    server = recipes.plan_of(adaptive).algorithm.server
     known = float(server.data["step"].optimizer.data["noise_variance"])
     assert seen == pytest.approx(known, rel=0.2)
     uniform = recipes.plan_of(dataclasses.replace(config, recipe="of_each"))
@@ -107,3 +109,28 @@ def test_what_may_not_contract_is_refused():
         recipes.plan_of(made("contracting", preprocess="none", noise=(1.0,)))
     with pytest.raises(ValueError, match="unit norm"):
         recipes.plan_of(made("contracting", model="mlp", noise=(1.0,)))
+    longer = dict(groups=(3, 3), group_noise=(0.3, 0.0))  # after the rows have their norm
+    with pytest.raises(ValueError, match="rows of norm 1 at most"):
+        recipes.plan_of(made("contracting", noise=(1.0,), **longer))
+
+
+@pytest.mark.parametrize(
+    "name, fields",
+    [
+        ("uploads", dict(clip_decay=0.5)),
+        ("contracting", dict(l2=0.1)),
+        ("contracting", dict(server_lr=0.5)),
+        ("measured", dict(optimizer="adam")),
+        ("of_each", dict(batch_sampler="poisson")),
+    ],
+)
+def test_fields_that_a_recipe_does_not_read_are_refused(name, fields):
+    with pytest.raises(ValueError, match=f"{name}: need the defaults.*{next(iter(fields))}"):
+        recipes.plan_of(made(name, noise=(1.0, 1.0), **fields))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [1e5, 1e-4])
+def test_an_epsilon_out_of_reach_is_refused(epsilon):
+    with pytest.raises(ValueError, match="need an epsilon that a multiplier"):
+        recipes.noise_of(made("measured", epsilon=epsilon))

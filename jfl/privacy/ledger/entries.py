@@ -24,9 +24,9 @@ SIMULATION = Caveat(
     "simulation",
 )
 STOPS = Caveat(
-    "a run that stops shows why: rows that are not finite, an empty cohort "
-    "(tolerate=('nonfinite_rows', 'empty_cohort') goes on instead) or a draw beyond its capacity "
-    "(delta pays for it)",
+    "a run that stops shows why: numbers that are not finite, an empty cohort "
+    "(tolerate=('nonfinite_rows', 'empty_cohort') goes on instead), a solve that is not exact "
+    "enough, or a draw beyond its capacity (delta pays for this one alone)",
     "stops",
 )
 PUBLIC = Caveat("sizes, rates and weights are public constants", "public-sizes")

@@ -9,7 +9,7 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan, Release
 from ...sampling.batches import adjacency as implied
-from ..mechanisms.chain import law_of, noisy
+from ..mechanisms.chain import bound, law_of, noisy
 from .entry import Clients, Entry, Part, refused
 from .noise_levels import levels
 from .participation import VIEWS, attendance_of, drawn, tail, worst_columns
@@ -19,10 +19,9 @@ CONVEX = Caveat(
     "exactly as it assumes",
     "convex",
 )
-CONTRACTS = Caveat(
-    "only for losses that are convex and, for every row and all parameters, as smooth as "
-    "output_perturbation was told and as steep as its bound assumes",
-    "convex",
+CONTRACTS = (
+    "only for losses that are convex, at most 2 / lr smooth and at most {:g} steep, for every row "
+    "and all parameters, and whose gradients are finite as computed"
 )
 SITES = Caveat(
     "the releases of one algorithm may draw one sample: it counts as seen, without a gain",
@@ -79,16 +78,9 @@ def _entries(plan, adjacency, rounds):
         parts.append(Part(what, multiplier, sampling, *sizes, takes_all > 0, several, law=law))
         lost.append(overflow)
     declared = {s.declared for r in releases for s in r.mechanism.stages}
-    assumed = tuple(
-        caveat
-        for caveat, holds in (
-            (CONVEX, "prox_erm" in declared),
-            (CONTRACTS, "contraction" in declared),
-            (SITES, several),
-        )
-        if holds
-    )
     conditional = bool(declared & {"prox_erm", "contraction"})
+    assumed = ((CONVEX,) if "prox_erm" in declared else ()) + _steepness(releases)
+    assumed += (SITES,) if several else ()
     entries = []
     row_overflow: Any = sum(lost)
     for view in VIEWS[:2]:
@@ -112,6 +104,15 @@ def _entries(plan, adjacency, rounds):
             )
         )
     return entries
+
+
+def _steepness(releases):
+    """What noise for steps that contract takes the losses to be."""
+    return tuple(
+        Caveat(CONTRACTS.format(float(bound(r.mechanism)) * r.steps * r.batches.batch), "convex")
+        for r in releases
+        if any(s.declared == "contraction" for s in r.mechanism.stages)
+    )
 
 
 def _kind(release, adjacency):

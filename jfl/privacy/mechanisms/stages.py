@@ -46,8 +46,8 @@ class Stage:
 
     @property
     def declared(self) -> str:
-        """Why a bound holds that this stage states without clipping: "upload" or "prox_erm"; else
-        ""."""
+        """Why a bound holds that this stage states without clipping: "upload", "prox_erm" or
+        "contraction"; else ""."""
         return DECLARED.get(self.name, "")
 
     @property
