@@ -1056,7 +1056,7 @@ def promises(quick):
     # Noble et al.: noise on uploads, of which only the sum is seen
     few = dict(clients=20, rows_per_client=60) if quick else dict(clients=300, rows_per_client=200)
     labels = base | few | dict(partition="labels", classes_per_client=2)
-    lines = {
+    lines: dict[str, dict[str, tuple]] = {
         SUMS: {
             "FedAvg": (labels | third | dict(recipe="uploads"), grid),
             "SCAFFOLD": (labels | third | dict(recipe="uploads", algorithm="scaffold"), grid),

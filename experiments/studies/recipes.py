@@ -70,7 +70,9 @@ def _without_noise(config: Made, **changes: Any):
     """The plan of the config's fields alone, without noise."""
     _refuse(config, UNREAD)
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
-    quiet = dict(epsilon=None, noise_multiplier=None, unit=None, view=None, per_client_noise=False)
+    quiet: dict[str, Any] = dict(
+        epsilon=None, noise_multiplier=None, unit=None, view=None, per_client_noise=False
+    )
     return build.build(Config(**fields | quiet | changes))[0]
 
 
@@ -126,18 +128,18 @@ def of_each(config: Made, inverse: bool = False, known: bool = False):
     weights *= clients / weights.sum()
     step = _private(plan, config, jfl.clip_l2(config.clip_norm), jfl.gaussian(multipliers(config)))
     if config.algorithm == "addpnfl":
-        variance = float((weights**2 * noisy).sum() / clients**2)
+        variance = float((weights**2 * noisy).sum() / clients**2) if known else None
         algorithm = jfl.algorithms.addpnfl(
             **step,
             server_lr=config.server_lr,
-            **(dict(noise_variance=variance) if known else {}),
+            noise_variance=variance,
         )
     else:
         algorithm = jfl.algorithms.fedavg(**step)
     return jfl.plan(plan.fed, plan.task, algorithm, plan.sampler, weights=weights)
 
 
-def _private(plan, config, clip, noise):
+def _private(plan, config, clip, noise) -> dict[str, Any]:
     """Arguments of an algorithm whose local steps clip and add noise."""
     _refuse(config, (*STEPS, "batch_sampler"))
     chain = jfl.chain(clip, jfl.total(), noise, jfl.divide(config.batch))
@@ -176,6 +178,12 @@ def contracting(config: Made):
     return jfl.plan(plan.fed, plan.task, algorithm, plan.sampler)
 
 
+def _stated(config: Made) -> float:
+    if config.epsilon is None:
+        raise ValueError(f"{config.recipe}: need epsilon; got none")
+    return config.epsilon
+
+
 def _bands(plan):
     shapes = jax.eval_shape(plan.task.init, jax.random.key(0))
     return jfl.bands.pixels(shapes, plan.fed.x.shape[1:])
@@ -190,7 +198,7 @@ def energies(config: Made):
         jfl.algorithms.band_energies(plan.task.loss, _bands(plan), noise_multiplier=z),
         plan.sampler,
     )
-    target = dict(epsilon=SHARE * config.epsilon, delta=config.delta, rounds=1)
+    target: dict[str, Any] = dict(epsilon=SHARE * _stated(config), delta=config.delta, rounds=1)
     return make(jfl.calibrate(make(1.0), unit="example", view="server", **target))
 
 
@@ -230,25 +238,25 @@ def plan_of(config: Made):
 def noise_of(config: Made) -> tuple:
     """The multipliers with which the plan proves the config's epsilon."""
     recipe = RECIPES[config.recipe]
-    target = dict(epsilon=config.epsilon, delta=config.delta, rounds=config.rounds)
+    target: dict[str, Any] = dict(epsilon=_stated(config), delta=config.delta, rounds=config.rounds)
     draft = lambda z: plan_of(dataclasses.replace(config, noise=z))
     if recipe.each:
         found = calibrate_per_client(draft((1.0,) * len(config.groups)), **target)
         firsts = np.cumsum((0, *config.groups[:-1]))
         return tuple(np.asarray(found, float)[firsts].tolist())
     if recipe.before is None:
-        where = dict(unit=the_unit(config), view=recipe.view or the_view(config))
+        where: dict[str, Any] = dict(unit=the_unit(config), view=recipe.view or the_view(config))
         return (float(jfl.calibrate(draft((1.0,)), **target, **where)),)
     before, low, high = recipe.before(config), 0.1, 100.0
     spent = lambda z: _with(before, draft((z,)), config).epsilon
-    if not spent(high) <= config.epsilon < spent(low):
+    if not spent(high) <= target["epsilon"] < spent(low):
         raise ValueError(
             f"{config.recipe}: need an epsilon that a multiplier of {low:g} to {high:g} reaches; "
-            f"got {config.epsilon:g}"
+            f"got {target['epsilon']:g}"
         )
     for _ in range(24):  # noise of `low` proves too little, that of `high` enough
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if spent(middle) <= config.epsilon else (middle, high)
+        low, high = (low, middle) if spent(middle) <= target["epsilon"] else (middle, high)
     return (high,)
 
 

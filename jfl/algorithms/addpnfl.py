@@ -34,7 +34,6 @@ def adaptive(
     adaptivity: Number = 1e-3,
     second_moment_of: str = "diff",
     initial: Number | None = None,
-    noise_variance: Number | None = None,
 ) -> optax.GradientTransformation:
     """FedAdam's server as an optax transformation: Adam without bias correction, `adaptivity`
     outside the root.
@@ -54,10 +53,6 @@ def adaptive(
             it.
         initial: nu before the first step, in units of g^2; None: adaptivity^2, the least that the
             paper's theorems allow.
-        noise_variance: variance of the noise in a coordinate of g, in units of g^2, which is public
-            where the noise is.  What it is expected to have added to nu so far is subtracted, down
-            to 0, where nu divides: it would shorten every step.  None: nothing is subtracted, as in
-            the paper.
 
     Privacy:
         post-processing of what was released.
@@ -74,53 +69,93 @@ def adaptive(
         >>> np.asarray(step, float).round(6).tolist()
         [0.00905, -0.009513]
     """
-    _check("adaptive", second_moment_of, adaptivity, initial, noise_variance, b1=b1, b2=b2)
+    _check("adaptive", second_moment_of, adaptivity, initial, b1=b1, b2=b2)
 
     def init(params):
-        first = adaptivity * adaptivity if initial is None else initial
-        moments = (
-            pytrees.zeros_like(params),
-            pytrees.map(lambda x: jnp.full_like(x, first), params),
-        )
-        return (
-            Moments(*moments) if noise_variance is None else NoisyMoments(*moments, jnp.zeros(()))
-        )
+        return Moments(*_moments(params, adaptivity, initial))
 
     def update(gradient, state, params=None):
         first = _decayed(b1, state.first, gradient)
         squared = first if second_moment_of == "momentum" else gradient
         second = _decayed(b2, state.second, pytrees.map(jnp.square, squared))
-        moments, signal = Moments(first, second), second
-        if noise_variance is not None:
-            noise = _decayed(b2, state.noise, jnp.asarray(noise_variance, jnp.float32))
-            signal = pytrees.map(lambda v: jnp.maximum(v - noise, 0).astype(v.dtype), second)
-            moments = NoisyMoments(first, second, noise)
-        step = pytrees.map(
-            lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, signal
-        )
-        return step, moments
+        return _step(learning_rate, first, second, adaptivity), Moments(first, second)
 
     rule: Any = update  # of optax, whose types know no states but its own
     return optax.GradientTransformation(init, rule)
+
+
+@named("addpnfl.adaptive_less_noise")
+def adaptive_less_noise(
+    learning_rate: Number,
+    noise_variance: Number,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    adaptivity: Number = 1e-3,
+    initial: Number | None = None,
+) -> optax.GradientTransformation:
+    """`adaptive`, with a second moment from which the known noise is subtracted.
+
+    Noise in g adds to nu, and would shorten every step.  What it is expected to have added so far
+    is subtracted, down to 0, where nu divides; nu itself goes on with what was seen.
+
+    Args:
+        learning_rate: factor of the step.
+        noise_variance: of the noise in a coordinate of g, in units of g^2; public where the noise
+            is.
+        b1, b2, adaptivity, initial: as of `adaptive`.
+
+    Privacy:
+        post-processing of what was released, and of public numbers.
+
+    Raises:
+        ValueError: as `adaptive`; for a negative noise_variance.
+
+    Example:
+        >>> server = adaptive_less_noise(0.01, noise_variance=0.01)
+        >>> step, state = server.update(jnp.array([-0.1, 0.2]), server.init(jnp.zeros(2)))
+        >>> np.asarray(step, float).round(6).tolist()
+        [0.050126, -0.0109]
+    """
+    where = "adaptive_less_noise"
+    _check(where, "diff", adaptivity, initial, b1=b1, b2=b2)
+    checks.nonnegative(where, single=True, noise_variance=noise_variance)
+
+    def init(params):
+        return NoisyMoments(*_moments(params, adaptivity, initial), jnp.zeros(()))
+
+    def update(gradient, state, params=None):
+        first = _decayed(b1, state.first, gradient)
+        second = _decayed(b2, state.second, pytrees.map(jnp.square, gradient))
+        noise = _decayed(b2, state.noise, jnp.asarray(noise_variance, jnp.float32))
+        signal = pytrees.map(lambda v: jnp.maximum(v - noise, 0).astype(v.dtype), second)
+        return (
+            _step(learning_rate, first, signal, adaptivity),
+            NoisyMoments(first, second, noise),
+        )
+
+    rule: Any = update
+    return optax.GradientTransformation(init, rule)
+
+
+def _moments(params, adaptivity, initial):
+    first = adaptivity * adaptivity if initial is None else initial
+    return pytrees.zeros_like(params), pytrees.map(lambda x: jnp.full_like(x, first), params)
+
+
+def _step(learning_rate, first, second, adaptivity):
+    return pytrees.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second)
 
 
 def _decayed(decay, old, new):
     return pytrees.map(lambda o, n: (decay * o + (1 - decay) * n).astype(o.dtype), old, new)
 
 
-def _check(where, second_moment_of, adaptivity, initial, noise_variance, **decays):
+def _check(where, second_moment_of, adaptivity, initial, **decays):
     checks.choice(where, ("diff", "momentum"), second_moment_of=second_moment_of)
     checks.positive(where, single=True, adaptivity=adaptivity)
-    optional = dict(initial=initial, noise_variance=noise_variance)
-    given = {name: value for name, value in optional.items() if value is not None}
-    checks.nonnegative(where, single=True, **decays, **given)
-    if noise_variance is not None and second_moment_of == "momentum":
-        checks.fail(
-            where,
-            "second_moment_of='diff' beside noise_variance",
-            "second_moment_of='momentum'",
-            "The noise in a momentum has another variance.",
-        )
+    checks.nonnegative(
+        where, single=True, **decays, **({} if initial is None else dict(initial=initial))
+    )
     for name, value in decays.items():
         if checks.concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
             checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
@@ -156,14 +191,22 @@ def addpnfl(
         adaptivity: what is added to the root of the second moment.
         second_moment_of: diff | momentum, as of `adaptive`.
         initial: as of `adaptive`.
-        noise_variance: as of `adaptive`, of the released mean of the uploads.
+        noise_variance: as of `adaptive_less_noise`, of the released mean of the uploads; None: the
+            server is `adaptive`, as in the paper.
 
     Raises:
         ValueError: as `adaptive`; for a server_optimizer.
     """
-    _check(
-        "addpnfl", second_moment_of, adaptivity, initial, noise_variance, beta1=beta1, beta2=beta2
-    )
+    _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
+    if noise_variance is not None:
+        checks.nonnegative("addpnfl", single=True, noise_variance=noise_variance)
+        if second_moment_of == "momentum":
+            checks.fail(
+                "addpnfl",
+                "second_moment_of='diff' beside noise_variance",
+                "second_moment_of='momentum'",
+                "The noise in a momentum has another variance.",
+            )
     if "server_optimizer" in dpnfl_options:  # it would replace what makes this algorithm
         checks.fail(
             "addpnfl",
@@ -171,13 +214,13 @@ def addpnfl(
             f"{dpnfl_options['server_optimizer']!r}",
             "For another optax server use dpnfl(server_optimizer=...).",
         )
-    data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity)
     optional = dict(initial=initial, noise_variance=noise_variance)
+    data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity)
     data |= {name: value for name, value in optional.items() if value is not None}
     server = Fn(
-        adaptive,
+        adaptive if noise_variance is None else adaptive_less_noise,
         {name: checks.scalar(value) for name, value in data.items()},
-        dict(second_moment_of=second_moment_of),
+        dict(second_moment_of=second_moment_of) if noise_variance is None else {},
     )
     base = dpnfl(grad, server_lr=server_lr, server_optimizer=server, **dpnfl_options)
     return dataclasses.replace(base, name="addpnfl")

@@ -23,9 +23,7 @@ def _init(params, *, step):
 
 
 @named("output_perturbation.client")
-def _client(
-    context, keys, server, client_state, rows, *, work, mechanism, mu, clip_steps, contracts=False
-):
+def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, clip_steps):
     chain = mech.at(mechanism, context.round)
     limit = mech.bound(chain)
 
@@ -36,32 +34,40 @@ def _client(
         )
         return g if mu is None else pytrees.axpy(mu, pytrees.sub(w, server.params), g)
 
-    # a step that is clipped does not contract
     trained, _, rates, diagnostics = local.train(
-        work,
-        context,
-        keys,
-        server.params,
-        rows,
-        None if contracts else clip,
-        drop=True,
+        work, context, keys, server.params, rows, clip, drop=True
     )
     # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long,
     # whatever the rows (with a pull of lr * mu > 1 it may be longer, and the chain's clip sees to
-    # it); without clips, two means that differ in a row are at most 2 `limit` apart
+    # it)
     mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
     if clip_steps == "all":
-        form = pytrees.form(mean)
-        mean, lost = mech.alone(
-            chain, keys.noise, mean, realised=context.size, client=context.client
-        )
-        return (
-            pytrees.cast(pytrees.scale(rates, mean), form),
-            client_state,
-            diagnostics._replace(nonfinite=diagnostics.nonfinite + lost),
-        )
+        return _released(chain, context, keys, mean, rates, client_state, diagnostics)
     mean, _ = mech.finish(chain, keys.noise, (), mean, realised=context.size, client=context.client)
     return pytrees.scale(rates, mean), client_state, diagnostics
+
+
+@named("output_perturbation.contracting")
+def _contracting(context, keys, server, client_state, rows, *, work, mechanism):
+    """No step is clipped, since a step that is clipped does not contract: two means that differ in
+    a row are at most twice the declared bound apart."""
+    chain = mech.at(mechanism, context.round)
+    trained, _, rates, diagnostics = local.train(
+        work, context, keys, server.params, rows, drop=True
+    )
+    mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
+    return _released(chain, context, keys, mean, rates, client_state, diagnostics)
+
+
+def _released(chain, context, keys, mean, rates, client_state, diagnostics):
+    """The mean with noise, in units of the model."""
+    form = pytrees.form(mean)
+    mean, lost = mech.alone(chain, keys.noise, mean, realised=context.size, client=context.client)
+    return (
+        pytrees.cast(pytrees.scale(rates, mean), form),
+        client_state,
+        diagnostics._replace(nonfinite=diagnostics.nonfinite + lost),
+    )
 
 
 @named("output_perturbation.server")
@@ -153,11 +159,14 @@ def output_perturbation(
     if contracts and clip_steps != "all":
         checks.fail("output_perturbation", "no clip_steps beside smoothness", f"{clip_steps!r}")
     step = dict(step=local.server_step(server_lr, server_optimizer))
-    client = Fn(
-        _client,
-        dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.scalar(mu)),
-        dict(clip_steps=clip_steps) | (dict(contracts=True) if contracts else {}),
-    )
+    if contracts:
+        client = Fn(_contracting, dict(work=work, mechanism=mechanism))
+    else:
+        client = Fn(
+            _client,
+            dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.scalar(mu)),
+            dict(clip_steps=clip_steps),
+        )
     released = Release(mechanism if clip_steps == "all" else None, batch, 1, steps)
     made = algorithm(
         Fn(_init, step), client, Fn(_server, step), releases=(released,), name="output_perturbation"

@@ -13,6 +13,7 @@ Axes: n rows, C clients.  Host only, NumPy; imports jfl.core.checks, jfl.core an
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -170,7 +171,7 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
             "0 leaves a client's rows as they are.",
         )
     given = np.broadcast_to(given, clients)
-    parts = [
+    parts: list[tuple[Any, ...]] = [
         (*_entries(fed.index, fed.size), given),
         (*_entries(fed.test_index, fed.test_size), given * bool(held_out)),
     ]
