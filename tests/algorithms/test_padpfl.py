@@ -450,6 +450,23 @@ def test_plans_that_declare_what_does_not_hold(upload, release, match):
         plan_of(sites=sites)
 
 
+def test_a_bound_by_convexity_is_of_what_was_solved():
+    """Not of what a map makes of it."""
+    there, back = jfl.linear_maps.linear_map(
+        lambda key, tree: jax.tree.map(lambda v: 1000 * v, tree),
+        lambda key, tree: jax.tree.map(lambda v: v / 1000, tree),
+    )
+    chain = jfl.chain(there, jfl.bounded(0.05, "prox_erm"), SUM, NOISE, back)
+    algorithm = jfl.algorithms.padpfl(jfl.grad(squared), mechanism=chain, inexactness=0.9)
+    with pytest.raises(ValueError, match="alone among the row stages"):
+        jfl.plan(
+            make_federation(),
+            jfl.task(start_params(), squared),
+            algorithm,
+            jfl.sampling.full(CLIENTS),
+        )
+
+
 def test_bad_arguments_are_refused():
     make, g = jfl.algorithms.padpfl, jfl.grad(squared)
     rests = jfl.chain(jfl.bounded(0.5, "prox_erm"), SUM, NOISE)
