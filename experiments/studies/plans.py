@@ -1030,7 +1030,7 @@ def above_claim(row):
 # --- 8: promises
 
 
-SUMS = "Noise on uploads: one client, their sum is seen (conditional)"
+SUMS = "Noise on uploads (conditional): one client, sums are seen"
 UNEQUAL = "Unequal clients: one example, server"
 ONCE = "Noise once a round: one example, server"
 SHAPES = "Wavelet noise: one example, server"

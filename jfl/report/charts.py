@@ -14,7 +14,7 @@ import numpy as np
 
 from ..runs.tables import interval
 from . import plots
-from .plots import COLOURS, NO_NOISE, STYLES, Setting
+from .plots import COLOURS, NO_NOISE, STYLES, Setting, colour_of
 
 DASHES: dict[str, list[int]] = dict(zip(STYLES, ([], [7, 4], [2, 3], [8, 3, 2, 3])))
 # marks of a study's lines, under the names that the page's library has for them
@@ -217,7 +217,7 @@ def _study_entry(name: str, index: int) -> dict:
     without_noise = name.endswith(NO_NOISE)
     mark = "" if without_noise else SHAPES[index % len(SHAPES)]
     dash = DASHES["--" if without_noise else "-"]
-    return dict(name=name, colour=index % len(COLOURS), dash=dash, line=True, mark=mark)
+    return dict(name=name, colour=colour_of(index), dash=dash, line=True, mark=mark)
 
 
 def _study_line(points, of, positions, top) -> dict:

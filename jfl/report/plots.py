@@ -551,10 +551,16 @@ def audit_words(point) -> str:
     return f"{words}; claimed {number(point.claimed)}" + refuted * ": REFUTED"
 
 
+def colour_of(index: int) -> int:
+    """Which colour a line of a study has: all of them, and then again with other marks, so that
+    the ninth line is not taken for the first."""
+    return (index + index // len(COLOURS)) % len(COLOURS)
+
+
 def _study_line(ax, points, index, without_noise, top):
     """One line of a panel, a level across it where it has no x -> its handle."""
     look = dict(
-        color=COLOURS[index % len(COLOURS)],
+        color=COLOURS[colour_of(index)],
         lw=1.7,
         ls="--" if without_noise else "-",
         marker=None if without_noise else LINE_MARKS[index % len(LINE_MARKS)],

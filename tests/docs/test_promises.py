@@ -1,0 +1,34 @@
+"""The page of results says of the study of promises what its file has."""
+
+import json
+
+from helpers.paths import ROOT
+
+PAGE = (ROOT / "docs" / "results.md").read_text()
+SECTION = PAGE.partition("### What would make the promises true")[2].partition("\n### ")[0]
+STUDY = json.loads((ROOT / "experiments" / "results" / "study_promises.json").read_text())
+
+
+def test_the_table_is_that_of_the_study():
+    rows = [line.strip("| ").split(" | ") for line in SECTION.splitlines() if line[:2] == "| "]
+    found, panel = {}, ""
+    for name, *values in rows[1:]:
+        if name.startswith("**"):
+            panel = name.split("**")[1]
+        else:
+            found |= {(panel, name, x): v for x, v in zip((2.0, 8.0, 32.0), values, strict=True)}
+    assert found == {(p["panel"], p["line"], p["x"]): f"{p['mean']:.3f}" for p in STUDY["points"]}
+
+
+def test_no_promise_holds_at_every_epsilon_and_the_gains_are_told():
+    assert len(STUDY["verdicts"]) == 12 and "12 comparisons" in SECTION
+    assert {v["verdict"] for v in STUDY["verdicts"]} == {"not confirmed"}
+    seen = {v["claim"].split(": ", 2)[-1].split(" ends")[0]: v["seen"] for v in STUDY["verdicts"]}
+    points = lambda text: f"{100 * float(text.split()[0]):.1f} ± {100 * float(text.split()[2]):.1f}"
+    known, shape = (
+        [points(t) for t in seen[name].split(", ")]
+        for name in ("AdDPNFL, and known noise", "FedAvg, measured shape")
+    )
+    words = " ".join(SECTION.split())
+    assert f"gains {known[0]} points at ε = 2 and {known[1]} at 8" in words
+    assert f"gains {shape[0]} points at ε = 2 and {shape[2]} at 32" in words
