@@ -120,7 +120,7 @@ def of_each(config: Made, inverse: bool = False, known: bool = False):
 
     Args:
         inverse: clients count as 1 over the variance of their noise; else by the config's weights.
-        known: AdDPNFL subtracts the variance of their mean.
+        known: AdDPNFL is told the noise of their mean.
     """
     plan, noisy, clients = _without_noise(config), variances(config), config.clients
     by_size = np.asarray(plan.fed.size, float) if config.weights == "size" else np.ones(clients)
@@ -128,11 +128,11 @@ def of_each(config: Made, inverse: bool = False, known: bool = False):
     weights *= clients / weights.sum()
     step = _private(plan, config, jfl.clip_l2(config.clip_norm), jfl.gaussian(multipliers(config)))
     if config.algorithm == "addpnfl":
-        variance = float((weights**2 * noisy).sum() / clients**2) if known else None
+        std = float((weights**2 * noisy).sum() ** 0.5 / clients) if known else None
         algorithm = jfl.algorithms.addpnfl(
             **step,
             server_lr=config.server_lr,
-            noise_variance=variance,
+            noise_std=std,
         )
     else:
         algorithm = jfl.algorithms.fedavg(**step)

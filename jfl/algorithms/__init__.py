@@ -6,7 +6,7 @@ from .adaptive_servers import fedadam as fedadam
 from .adaptive_servers import fedavgm as fedavgm
 from .adaptive_servers import fedyogi as fedyogi
 from .addpnfl import adaptive as adaptive
-from .addpnfl import adaptive_less_noise as adaptive_less_noise
+from .addpnfl import adaptive_without_noise_bias as adaptive_without_noise_bias
 from .addpnfl import addpnfl as addpnfl
 from .band_energies import band_energies as band_energies
 from .base import algorithm as algorithm

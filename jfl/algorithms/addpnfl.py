@@ -84,41 +84,42 @@ def adaptive(
     return optax.GradientTransformation(init, rule)
 
 
-@named("addpnfl.adaptive_less_noise")
-def adaptive_less_noise(
+@named("addpnfl.adaptive_without_noise_bias")
+def adaptive_without_noise_bias(
     learning_rate: Number,
-    noise_variance: Number,
+    noise_std: Number,
     b1: Number = 0.9,
     b2: Number = 0.99,
     adaptivity: Number = 1e-3,
     initial: Number | None = None,
 ) -> optax.GradientTransformation:
-    """`adaptive`, with a second moment from which the known noise is subtracted.
+    """`adaptive`, with a second moment that is freed of what noise adds to it.
 
     Noise in g adds to nu, and would shorten every step.  What it is expected to have added so far
-    is subtracted, down to 0, where nu divides; nu itself goes on with what was seen.
+    is subtracted, down to 0, where nu divides; nu itself goes on with what was seen.  Of Adam the
+    same is `jfl.optimizers.adam_without_noise_bias`.
 
     Args:
         learning_rate: factor of the step.
-        noise_variance: of the noise in a coordinate of g, in units of g^2; public where the noise
-            is.
+        noise_std: of the noise in each coordinate of g, in units of g; public where the noise is
+            (`jfl.optimizers.noise_std`).
         b1, b2, adaptivity, initial: as of `adaptive`.
 
     Privacy:
         post-processing of what was released, and of public numbers.
 
     Raises:
-        ValueError: as `adaptive`; for a negative noise_variance.
+        ValueError: as `adaptive`; for a negative noise_std.
 
     Example:
-        >>> server = adaptive_less_noise(0.01, noise_variance=0.01)
+        >>> server = adaptive_without_noise_bias(0.01, noise_std=0.1)
         >>> step, state = server.update(jnp.array([-0.1, 0.2]), server.init(jnp.zeros(2)))
         >>> np.asarray(step, float).round(6).tolist()
         [0.050126, -0.0109]
     """
-    where = "adaptive_less_noise"
+    where = "adaptive_without_noise_bias"
     _check(where, "diff", adaptivity, initial, b1=b1, b2=b2)
-    checks.nonnegative(where, single=True, noise_variance=noise_variance)
+    checks.nonnegative(where, single=True, noise_std=noise_std)
 
     def init(params):
         return NoisyMoments(*_moments(params, adaptivity, initial), jnp.zeros(()))
@@ -126,7 +127,7 @@ def adaptive_less_noise(
     def update(gradient, state, params=None):
         first = _decayed(b1, state.first, gradient)
         second = _decayed(b2, state.second, pytrees.map(jnp.square, gradient))
-        noise = _decayed(b2, state.noise, jnp.asarray(noise_variance, jnp.float32))
+        noise = _decayed(b2, state.noise, jnp.square(jnp.asarray(noise_std, jnp.float32)))
         signal = pytrees.map(lambda v: jnp.maximum(v - noise, 0).astype(v.dtype), second)
         return (
             _step(learning_rate, first, signal, adaptivity),
@@ -171,7 +172,7 @@ def addpnfl(
     adaptivity: Number = 1e-3,
     second_moment_of: str = "diff",
     initial: Annotated[Number | None, PYTHON_ONLY] = None,
-    noise_variance: Annotated[Number | None, PYTHON_ONLY] = None,
+    noise_std: Annotated[Number | None, PYTHON_ONLY] = None,
     **dpnfl_options,
 ) -> Algorithm:
     """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second
@@ -191,19 +192,19 @@ def addpnfl(
         adaptivity: what is added to the root of the second moment.
         second_moment_of: diff | momentum, as of `adaptive`.
         initial: as of `adaptive`.
-        noise_variance: as of `adaptive_less_noise`, of the released mean of the uploads; None: the
-            server is `adaptive`, as in the paper.
+        noise_std: as of `adaptive_without_noise_bias`, of the released mean of the uploads; None:
+            the server is `adaptive`, as in the paper.
 
     Raises:
         ValueError: as `adaptive`; for a server_optimizer.
     """
     _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
-    if noise_variance is not None:
-        checks.nonnegative("addpnfl", single=True, noise_variance=noise_variance)
+    if noise_std is not None:
+        checks.nonnegative("addpnfl", single=True, noise_std=noise_std)
         if second_moment_of == "momentum":
             checks.fail(
                 "addpnfl",
-                "second_moment_of='diff' beside noise_variance",
+                "second_moment_of='diff' beside noise_std",
                 "second_moment_of='momentum'",
                 "The noise in a momentum has another variance.",
             )
@@ -214,13 +215,13 @@ def addpnfl(
             f"{dpnfl_options['server_optimizer']!r}",
             "For another optax server use dpnfl(server_optimizer=...).",
         )
-    optional = dict(initial=initial, noise_variance=noise_variance)
+    optional = dict(initial=initial, noise_std=noise_std)
     data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity)
     data |= {name: value for name, value in optional.items() if value is not None}
     server = Fn(
-        adaptive if noise_variance is None else adaptive_less_noise,
+        adaptive if noise_std is None else adaptive_without_noise_bias,
         {name: checks.scalar(value) for name, value in data.items()},
-        dict(second_moment_of=second_moment_of) if noise_variance is None else {},
+        dict(second_moment_of=second_moment_of) if noise_std is None else {},
     )
     base = dpnfl(grad, server_lr=server_lr, server_optimizer=server, **dpnfl_options)
     return dataclasses.replace(base, name="addpnfl")

@@ -195,16 +195,14 @@ def _contracts(fed: Federation, task: Task, algorithm: Algorithm) -> None:
     if not algorithm.contracts:
         return
     params = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
-    if coarse := {str(p.dtype) for p in params if jnp.finfo(p.dtype).bits < 32}:
+    if coarse := {str(p.dtype) for p in params if p.dtype not in (jnp.float32, jnp.float64)}:
         checks.fail(
             "plan",
             "parameters in float32 for steps that contract",
             ", ".join(sorted(coarse)),
             "Rounding a model after each step drives models apart.",
         )
-    for r in algorithm.releases:
-        if not checks.concrete(fed.size):
-            continue
+    for r in algorithm.releases if checks.concrete(fed.size) else ():
         most, sizes = r.steps * (r.batches.batch or 1), np.asarray(fed.size)
         few = np.flatnonzero((sizes > 0) & (sizes < most))
         if few.size:
@@ -296,26 +294,26 @@ def _declared(
             "it in a client's own chain",
             "Clip there.",
         )
-    if "prox_erm" in declared(upload) + declared(release) or any(
-        "prox_erm" in declared(r.mechanism) and not (r.steps and algorithm.checks_its_solve)
-        for r in algorithm.releases
-    ):
-        checks.fail(
-            "plan",
-            'bounded(..., "prox_erm") in algorithms.padpfl(mechanism=...) only',
-            "it elsewhere",
+    for reason, holds, where, why in (
+        (
+            "prox_erm",
+            algorithm.checks_its_solve,
+            "padpfl(mechanism=...)",
             "Its bound rests on solves whose inexactness is checked.",
-        )
-    if "contraction" in declared(upload) + declared(release) or any(
-        "contraction" in declared(r.mechanism) and not (r.steps and algorithm.contracts)
-        for r in algorithm.releases
-    ):
-        checks.fail(
-            "plan",
-            'bounded(..., "contraction") in algorithms.output_perturbation(smoothness=...) only',
-            "it elsewhere",
+        ),
+        (
+            "contraction",
+            algorithm.contracts,
+            "output_perturbation(smoothness=...)",
             "Its bound rests on what a client's steps are.",
-        )
+        ),
+    ):
+        if reason in declared(upload) + declared(release) or any(
+            reason in declared(r.mechanism) and not (r.steps and holds) for r in algorithm.releases
+        ):
+            checks.fail(
+                "plan", f'bounded(..., "{reason}") in algorithms.{where} only', "it elsewhere", why
+            )
     if "upload" not in declared(release):
         return
     if upload is None or not mech.clips(upload):

@@ -18,7 +18,7 @@ from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squar
 from scipy import stats
 
 import jfl
-from jfl.algorithms import adaptive, adaptive_less_noise, addpnfl, dpnfl
+from jfl.algorithms import adaptive, adaptive_without_noise_bias, addpnfl, dpnfl
 from jfl.core.identity import words
 from jfl.core.records import Cohort, Fn
 
@@ -379,7 +379,10 @@ def test_two_steps_and_another_start():
 def test_known_noise_is_subtracted_where_the_second_moment_divides():
     """What it has added by then, and nowhere else: nu itself goes on with what was seen."""
     known, options = 0.02, dict(b1=0.6, b2=0.7, adaptivity=0.1, initial=0.0)
-    server, plain = adaptive_less_noise(0.5, known, **options), adaptive(0.5, **options)
+    server, plain = (
+        adaptive_without_noise_bias(0.5, known**0.5, **options),
+        adaptive(0.5, **options),
+    )
     state, other, mu, nu, added = server.init(jnp.zeros(2)), plain.init(jnp.zeros(2)), 0.0, 0.0, 0.0
     sides = set()
     for diff in (DIFF, np.array([-0.3, 0.05])):
@@ -398,7 +401,7 @@ def test_a_signal_beside_known_noise_is_divided_by_itself(rounds):
     """Also in the first rounds, when nu has not met all of the noise: on average over coordinates,
     nu less what is subtracted is that of the signal alone."""
     std, signal, rng = 0.3, 0.2, np.random.default_rng(0)
-    server = adaptive_less_noise(1.0, std**2, b1=0.0, initial=0.0)
+    server = adaptive_without_noise_bias(1.0, std, b1=0.0, initial=0.0)
     state = server.init(jnp.zeros(20_000))
     for _ in range(rounds):
         seen = signal + rng.normal(0, std, 20_000)
@@ -612,8 +615,8 @@ def test_latencies_get_noise_of_their_own():
         (dict(adaptivity=-1e-3), "adaptivity"),
         (dict(initial=-1.0), "initial"),
         (dict(initial=float("inf")), "initial"),
-        (dict(noise_variance=-1.0), "noise_variance"),
-        (dict(noise_variance=0.1, second_moment_of="momentum"), "second_moment_of"),
+        (dict(noise_std=-1.0), "noise_std"),
+        (dict(noise_std=0.1, second_moment_of="momentum"), "second_moment_of"),
         (dict(second_moment_of="gradient"), "second_moment_of"),
         (dict(server_lr=0.0), "lr"),
         (dict(server_optimizer=optax.adam), "dpnfl"),

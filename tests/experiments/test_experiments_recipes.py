@@ -97,7 +97,7 @@ def test_the_variance_of_the_mean_is_the_one_that_is_known():
     seen = np.var(np.subtract(ends[::2], ends[1::2])) / 2
     adaptive = dataclasses.replace(config, algorithm="addpnfl", recipe="known_noise")
     server = recipes.plan_of(adaptive).algorithm.server
-    known = float(server.data["step"].optimizer.data["noise_variance"])
+    known = float(server.data["step"].optimizer.data["noise_std"]) ** 2
     assert seen == pytest.approx(known, rel=0.2)
     uniform = recipes.plan_of(dataclasses.replace(config, recipe="of_each"))
     other = [model(jfl.simulate(jax.random.key(s), uniform, 1)) for s in range(4)]
