@@ -15,10 +15,10 @@ import pytest
 from experiments.harness import kept_runs, runner
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
 from experiments.papers import ranaweera2025_study, talaei2024_study
-from experiments.studies import plans as studies_plans
 from experiments.studies import recipes
 from experiments.studies import study as studies
-from experiments.studies.plans import PLANS, Cell, Study
+from experiments.studies.plans import PLANS, audit, checks, claimed
+from experiments.studies.plans.cells import NAMES, NONE, Cell, Study
 from jfl import algorithms
 from jfl.algorithms.base import traits_of
 from jfl.core.errors import DataUnavailable
@@ -82,7 +82,7 @@ def test_cells_of_a_quick_study_are_plans(name):
                 dataclasses.replace(config, epsilon=None, noise_multiplier=noise)
             )
         assert plan.sampler.clients == config.clients
-        assert private != cell.line.endswith(studies_plans.NONE)
+        assert private != cell.line.endswith(NONE)
     assert not set(study.seeds) & set(study.tune)
 
 
@@ -105,7 +105,7 @@ def test_full_studies_compare_equal_promises(name):
             )
     if name == "frontier":
         assert {c.fields["dataset"] for c in study.cells} == {"mnist", "synthetic", "adult"}
-        assert {c.fields["algorithm"] for c in study.cells} == set(studies_plans.NAMES)
+        assert {c.fields["algorithm"] for c in study.cells} == set(NAMES)
     if name == "frontier" or name == "heterogeneity":
         for panel in {c.panel for c in study.cells}:
             noisy = [c.fields for c in study.cells if c.panel == panel and "epsilon" in c.fields]
@@ -189,7 +189,7 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(trained, tmp_path, mon
     claims = (
         Claim(
             "noise costs",
-            studies_plans.above((("a", "FedAvg, no noise", None), ("a", "FedAvg", 20.0))),
+            checks.above((("a", "FedAvg, no noise", None), ("a", "FedAvg", 20.0))),
         ),
     )
     study = tiny((tiny().cells[0], gone), claims=claims)
@@ -457,33 +457,33 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
 def test_claims_fail_when_the_numbers_are_turned_around():
     high, low = row(0.90, 0.91, 0.92), row(0.80, 0.815, 0.818)
     rows, turned = {"one": high, "two": low}, {"one": low, "two": high}
-    check = studies_plans.above(("one", "two"))
+    check = checks.above(("one", "two"))
     assert check(rows)[0] == CONFIRMED and check(turned)[0] == NOT
     assert (
         check({"one": high})[0] == UNKNOWN
         and check({"one": row(0.9), "two": row(0.8)})[0] == UNKNOWN
     )
-    assert studies_plans.above(("one", "two"), ("two", "one"))(rows)[0] == NOT
-    assert studies_plans.above(("one", "two"), ("one", "gone"))(rows)[0] == UNKNOWN
+    assert checks.above(("one", "two"), ("two", "one"))(rows)[0] == NOT
+    assert checks.above(("one", "two"), ("one", "gone"))(rows)[0] == UNKNOWN
     wide = {
         "one": row(0.9, 0.7, 0.9),
         "two": row(0.8, 0.8, 0.7),
     }  # above on average, but not surely
     assert check(wide)[0] == NOT
-    near = studies_plans.within(0.02, ("one", "two"))
+    near = checks.within(0.02, ("one", "two"))
     assert near({"one": row(0.90, 0.91, 0.92), "two": row(0.901, 0.909, 0.921)})[0] == CONFIRMED
     assert near(rows)[0] == NOT and near(turned)[0] == NOT and near(wide)[0] == NOT
 
 
 def test_the_interval_is_of_paired_differences():
-    mean, half = studies_plans.gap({"a": row(1.0, 2.0, 3.0), "b": row(0.0, 1.0, 2.5)}, "a", "b")
+    mean, half = checks.gap({"a": row(1.0, 2.0, 3.0), "b": row(0.0, 1.0, 2.5)}, "a", "b")
     assert mean == pytest.approx(5 / 6) and half == pytest.approx(
         4.302653 * np.std([1, 1, 0.5], ddof=1) / 3**0.5
     )
 
 
 def test_claims_of_epsilons():
-    covers = studies_plans.covers("p")
+    covers = claimed.covers("p")
     rows = lambda *pairs: {
         ("a", "p", i): dict(claimed=c, epsilon=e) for i, (c, e) in enumerate(pairs)
     }
@@ -520,7 +520,7 @@ def test_what_a_paper_claims_stands_beside_what_is_proved(tmp_path):
     )
     assert found["x"] == found["claimed"] == pytest.approx(cell[0].x, rel=1e-4)
     assert found["epsilon"] > 10 * found["claimed"] and found["view"] == "third_party"
-    assert studies_plans.covers("talaei2024")({("", "talaei2024", 4.0): found})[0] == NOT
+    assert claimed.covers("talaei2024")({("", "talaei2024", 4.0): found})[0] == NOT
 
 
 # --- audits
@@ -543,11 +543,11 @@ def test_the_audits_are_of_every_algorithm_at_each_level_and_of_every_paper():
     }
     named -= {"mimelite", "pfedme", "qfedavg"}
     takes = lambda kind: {n for n in named if getattr(traits_of(getattr(algorithms, n)), kind)}
-    assert of(studies_plans.EXAMPLES) == takes("example_noise")
-    assert of(studies_plans.CLIENTS, studies_plans.UPLOADS) == takes("client_noise")
+    assert of(audit.EXAMPLES) == takes("example_noise")
+    assert of(audit.CLIENTS, audit.UPLOADS) == takes("client_noise")
     for quick in (False, True):
         study = PLANS["audit"](quick)
-        printed = [c for c in study.cells if c.panel == studies_plans.PRINTED]
+        printed = [c for c in study.cells if c.panel == audit.PRINTED]
         names = {c.line.partition(":")[0] for c in printed}
         assert len(names) == len(as_printed.NAMES) and all(c.asked["claim"] for c in printed)
         told = [c.text.partition(":")[0] for c in study.claims[1:]]
@@ -558,7 +558,7 @@ def test_the_audits_are_of_every_algorithm_at_each_level_and_of_every_paper():
 
 def test_noise_as_printed_is_for_the_epsilon_that_is_stated():
     for cell in PLANS["audit"](True).cells:
-        if cell.panel == studies_plans.PRINTED and "all broadcasts" not in cell.line:
+        if cell.panel == audit.PRINTED and "all broadcasts" not in cell.line:
             config = Config(**cell.fields)
             plan, _ = assemble.build(config)
             found = as_printed.claimed(plan, config.rounds, config.delta, None, config.view)
@@ -568,24 +568,24 @@ def test_noise_as_printed_is_for_the_epsilon_that_is_stated():
 
 
 def test_claims_of_audits():
-    paper = studies_plans.TALAEI
+    paper = audit.TALAEI
     of = lambda *triples: {
         ("p", f"{paper}: {i}", None): dict(claimed=c, audited=a, epsilon=e, status="proved")
         for i, (c, a, e) in enumerate(triples)
     }
-    one, two = (studies_plans.refuted(paper, is_so) for is_so in (True, False))
+    one, two = (audit.refuted(paper, is_so) for is_so in (True, False))
     both, half, none = of((5, 6, 9), (5, 6, 9)), of((5, 6, 9), (5, 4, 9)), of((5, 4, 9), (5, 4, 9))
     assert [check(both)[0] for check in (one, two)] == [CONFIRMED, NOT]
     assert [check(half)[0] for check in (one, two)] == [NOT, NOT]
     assert [check(none)[0] for check in (one, two)] == [NOT, CONFIRMED]
-    assert one({})[0] == two({})[0] == studies_plans.no_contradiction({})[0] == UNKNOWN
-    assert studies_plans.no_contradiction(both)[0] == CONFIRMED
-    verdict, seen = studies_plans.no_contradiction(of((5, 6, 9), (5, 9.1, 9)))
+    assert one({})[0] == two({})[0] == audit.no_contradiction({})[0] == UNKNOWN
+    assert audit.no_contradiction(both)[0] == CONFIRMED
+    verdict, seen = audit.no_contradiction(of((5, 6, 9), (5, 9.1, 9)))
     assert verdict == NOT and f"above it: {paper}: 1" in seen
     # what rests on a condition is no bug, and nothing is proved where nothing can be contradicted
     mixed = of((5, 6, 9), (5, 9.1, 9), (5, 6, None))
     mixed["p", f"{paper}: 1", None]["status"] = "conditional"
-    assert studies_plans.no_contradiction(mixed)[0] == CONFIRMED
+    assert audit.no_contradiction(mixed)[0] == CONFIRMED
 
 
 @pytest.mark.slow
