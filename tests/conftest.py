@@ -38,6 +38,10 @@ for name, value in dict(
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
 
+# Of the workers, which start after this.  They fill the cores: threads of BLAS would spin for each
+# other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A sum of arrays of different ranks is a mistake more often than it is meant.  Accountants
 # broadcast as NumPy does, in a context of their own (`jfl.core.precision`).
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"

@@ -135,8 +135,11 @@ def blt(wanted: Asked, buffers: int) -> tuple[np.ndarray, np.ndarray]:
 def minimised(loss: Callable[..., Any], *starts: np.ndarray, most: int = 2000) -> np.ndarray:
     """Where the logarithm of a loss > 0 is least, as found from the best of several starts."""
     from scipy import optimize  # not at import
+    from threadpoolctl import threadpool_limits
 
-    with in_float64():
+    # the optimiser's own matrices are tiny: threads of BLAS would spin for each other, and take
+    # several times as long where other work has the cores
+    with in_float64(), threadpool_limits(1, "blas"):
         both = jax.jit(jax.value_and_grad(lambda x: jnp.log(loss(x))))
         found = [
             optimize.minimize(
