@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from threadpoolctl import threadpool_limits
 
 from ....core import checks
 from ....core.precision import in_float64
@@ -135,7 +136,6 @@ def blt(wanted: Asked, buffers: int) -> tuple[np.ndarray, np.ndarray]:
 def minimised(loss: Callable[..., Any], *starts: np.ndarray, most: int = 2000) -> np.ndarray:
     """Where the logarithm of a loss > 0 is least, as found from the best of several starts."""
     from scipy import optimize  # not at import
-    from threadpoolctl import threadpool_limits
 
     # the optimiser's own matrices are tiny: threads of BLAS would spin for each other, and take
     # several times as long where other work has the cores
