@@ -24,8 +24,8 @@ from jfl.cli import console
 from jfl.papers.talaei2024 import privacy as paper
 from jfl.papers.talaei2024 import theory
 
-from ..harness.runner import exact_verdicts, show_verdicts
-from ..harness.verdicts import Claim, exactly
+from ..harness.runner import show_verdicts
+from ..harness.verdicts import Claim, Comparison, Evidence, Quantity, exactly
 from . import softmax_rows
 from .talaei2024_plans import written
 
@@ -89,6 +89,7 @@ class Seen(NamedTuple):
     longest: np.ndarray  # model of such a client, before the clip
     extra_printed: np.ndarray  # Lemma 3, of new factors, and ours
     extra: np.ndarray
+    noise: np.ndarray  # length of what was added to the mean of the round's models; 0 at the end
 
 
 def clip_norm(setting, classes: int) -> float:
@@ -159,8 +160,9 @@ def _stds(setting, factors, bound):
 # --- along a run
 
 
-def measure(made: Problem, setting: Setting, w, round_: int) -> Seen:
-    """All of Seen at one model [f, k] before round `round_`."""
+def measure(made: Problem, setting: Setting, models, round_: int) -> Seen:
+    """All of Seen at the model before round `round_`, of the models [rounds + 1, f, k] of a run."""
+    w, after = models[round_], models[round_ + 1] if round_ < setting.rounds else None
     rows, mu = made.rows, setting.mu
     p, old = (made.factors[setting.stage(t)] for t in (round_, max(round_ - 1, 0)))
     each, grads = softmax_rows.losses(rows, w), softmax_rows.gradients(rows, w)
@@ -183,6 +185,7 @@ def measure(made: Problem, setting: Setting, w, round_: int) -> Seen:
         np.linalg.norm(flat(own), axis=1)[counts].max(),
         theory.adaptive_extra_printed(each),
         theory.adaptive_extra_term(alpha, each),
+        0.0 if after is None else norm(after - np.tensordot(p, own, 1)),
     )
 
 
@@ -193,7 +196,7 @@ def against(setting: Setting, seeds: int) -> dict:
     models = softmax_rows.along(made.plan, seeds if setting.epsilon else 1, rounds)
     seen = Seen(
         *np.array(
-            [[measure(made, setting, w, t) for t, w in enumerate(run)] for run in models], float
+            [[measure(made, setting, run, t) for t in range(rounds + 1)] for run in models], float
         ).transpose(2, 0, 1)
     )
     gaps = seen.loss[:, -1] - made.least
@@ -244,6 +247,9 @@ def against(setting: Setting, seeds: int) -> dict:
         lambdas=ours._asdict(),
         lambdas_printed=theirs._asdict(),
         dissimilarity_printed=a,
+        noise=seen.noise[:, :-1].mean(1),
+        noise_printed=noise * (2 * setting.clients / np.pi) ** 0.5,
+        noise_norm=float(theory.noise_norm_mean(dim, noise)),
         std=noise,
         dim=dim,
         smoothness=made.smoothness,
@@ -275,6 +281,14 @@ def claims_of(line: str, c: dict) -> list[Claim]:
         )
         own = "our extra term is at least what new factors add"
         both.append(Claim(f"{line}: {own}", check(c["extra"], c["change"]), "ours", own))
+    if c["std"]:
+        length = "E|n| of Theorem 2, with N for the dimension, is at least the noise's length"
+        both.append(
+            Claim(f"{line}: {length}", check(c["noise_printed"], c["noise"]), "paper", length)
+        )
+        own = "the noise is as long as in our bounds, to 5 %"
+        near = Comparison(Quantity.of(c["noise"] / c["noise_norm"]), 0.95, 1.05)
+        both.append(Claim(f"{line}: {own}", lambda _: Evidence((near,)), "ours", own))
     own = "stationarity_bound is at least the mean squared gradient"
     bound = 0.0 if c["stationarity"] is None else c["stationarity"]
     both.append(Claim(f"{line}: {own}", check(bound, c["squares"], why), "ours", own))
@@ -300,7 +314,7 @@ def says_something(cells: dict) -> list[Claim]:
         told = [n for n, c in among.items() if c[bound] is not None and c[bound] < c[start]]
         below = [n for n in told if among[n][bound] < 0]
         seen = f"in {len(told)} of {len(among)} lines"
-        seen += f", below 0 in {len(below)}: {', '.join(below)}" if below else ""
+        seen += f", below 0 in {len(below)}: {'; '.join(below)}" if below else ""
         text = f"{name} says something somewhere: it is below its value at the start"
         if among:
             found.append(Claim(text, exactly(bool(told), seen), "ours"))
@@ -341,10 +355,10 @@ def bounds(name, experiment, out, quick):
             (
                 line,
                 f"{c['start']:.4g}",
-                _spread(c["gap"]),
+                softmax_rows.spread(c["gap"]),
                 f"{c['printed']:.4g}",
                 _number(c["pl_gap"]),
-                _spread(c["squares"]),
+                softmax_rows.spread(c["squares"]),
                 _number(c["stationarity"]),
                 f"{c['lambdas_printed']['square']:.3g}",
                 f"{c['lambdas']['square']:.3g}",
@@ -357,11 +371,7 @@ def bounds(name, experiment, out, quick):
         ],
         NOTE,
     )
-    verdicts = [
-        v
-        for whose, differs in (("paper", ""), ("ours", experiment.differs))
-        for v in exact_verdicts([c for c in claims if c.whose == whose], differs)
-    ]
+    verdicts = softmax_rows.judged(claims, experiment.differs)
     show_verdicts(verdicts)
     return written(
         out,
@@ -382,9 +392,3 @@ def bounds(name, experiment, out, quick):
 
 def _number(value) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _spread(values) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.4g}"
-    return f"{values.mean():.4g} ({values.std(ddof=1) / len(values) ** 0.5:.1g})"
