@@ -272,7 +272,7 @@ def bounds(name, experiment, out, quick):
         if quick and line not in experiment.quick_lines:
             continue
         setting = Setting(**{**experiment.base, **changes, **(experiment.quick if quick else {})})
-        cells[line] = against(setting, len(experiment.seeds[: 2 if quick else None]))
+        cells[line] = against(setting, len(experiment.seeds[: 3 if quick else None]))
         claims += claims_of(line, cells[line])
     claims += says_something(cells)
     return told(
