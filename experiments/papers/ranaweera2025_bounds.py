@@ -267,11 +267,11 @@ def says_something(cells: dict) -> list[Claim]:
 
 def bounds(name, experiment, out, quick):
     """Theorem 3 and our replacements beside measured runs."""
-    cells, claims = {}, []
+    reduced, cells, claims = experiment.quick if quick else {}, {}, []
     for line, changes in experiment.lines.items():
         if quick and line not in experiment.quick_lines:
             continue
-        setting = Setting(**{**experiment.base, **changes, **(experiment.quick if quick else {})})
+        setting = Setting(**experiment.base | changes | reduced)
         cells[line] = against(setting, len(experiment.seeds[: 3 if quick else None]))
         claims += claims_of(line, cells[line])
     claims += says_something(cells)
@@ -299,6 +299,8 @@ def bounds(name, experiment, out, quick):
         softmax_rows.judged(claims, experiment.differs),
         NOTE,
         quick=quick,
+        settings=dataclasses.asdict(Setting(**experiment.base | reduced)),
+        note=NOTE,
         runs={
             n: {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in c.items()}
             for n, c in cells.items()

@@ -35,6 +35,21 @@ NOTE = (
     "Theorem 3; 'says something' is below the gap at the start.  A is finite everywhere "
     "only where clients are alike."
 )
+COLUMNS = (
+    "line",
+    "start",
+    "gap",
+    "printed",
+    "pl_gap_bound",
+    "mean |∇L|²",
+    "stationarity_bound",
+    "λ_2 printed",
+    "λ_2 ours",
+    "γ",
+    "β",
+    "longest / B",
+    "seconds",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,54 +338,33 @@ def says_something(cells: dict) -> list[Claim]:
 
 def bounds(name, experiment, out, quick):
     """Theorems 2 and 3, Lemma 3 and our replacements beside measured runs."""
-    settings, cells, claims = experiment.base | (experiment.quick if quick else {}), {}, []
+    reduced, cells, claims = experiment.quick if quick else {}, {}, []
     for line, changes in experiment.lines.items():
         if quick and line not in experiment.quick_lines:
             continue
-        setting = Setting(**{**experiment.base, **changes, **(experiment.quick if quick else {})})
+        setting = Setting(**experiment.base | changes | reduced)
         cells[line] = against(setting, len(experiment.seeds[: 3 if quick else None]))
         claims += claims_of(line, cells[line])
     claims += says_something(cells)
-    console.table(
-        experiment.title,
-        [
-            (h, h != "line")
-            for h in (
-                "line",
-                "start",
-                "gap",
-                "printed",
-                "pl_gap",
-                "mean |∇L|²",
-                "stationarity",
-                "λ_2 printed",
-                "λ_2 ours",
-                "γ",
-                "β",
-                "longest / B",
-                "seconds",
-            )
-        ],
-        [
-            (
-                line,
-                f"{c['start']:.4g}",
-                softmax_rows.spread(c["gap"]),
-                f"{c['printed']:.4g}",
-                _number(c["pl_gap"]),
-                softmax_rows.spread(c["squares"]),
-                _number(c["stationarity"]),
-                f"{c['lambdas_printed']['square']:.3g}",
-                f"{c['lambdas']['square']:.3g}",
-                f"{c['worst']['inexactness']:.2g}",
-                f"{c['worst']['gradient']:.3g}",
-                f"{c['worst']['longest'] / c['clip_norm']:.2f}",
-                f"{c['seconds']:.1f}",
-            )
-            for line, c in cells.items()
-        ],
-        NOTE,
-    )
+    rows = [
+        (
+            line,
+            f"{c['start']:.4g}",
+            softmax_rows.spread(c["gap"]),
+            f"{c['printed']:.4g}",
+            _number(c["pl_gap"]),
+            softmax_rows.spread(c["squares"]),
+            _number(c["stationarity"]),
+            f"{c['lambdas_printed']['square']:.3g}",
+            f"{c['lambdas']['square']:.3g}",
+            f"{c['worst']['inexactness']:.2g}",
+            f"{c['worst']['gradient']:.3g}",
+            f"{c['worst']['longest'] / c['clip_norm']:.2f}",
+            f"{c['seconds']:.1f}",
+        )
+        for line, c in cells.items()
+    ]
+    console.table(experiment.title, [(h, h != "line") for h in COLUMNS], rows, NOTE)
     verdicts = softmax_rows.judged(claims, experiment.differs)
     show_verdicts(verdicts)
     return written(
@@ -379,7 +373,9 @@ def bounds(name, experiment, out, quick):
             experiment=name,
             title=experiment.title,
             quick=quick,
-            settings=settings,
+            columns=list(COLUMNS),
+            rows=[list(row) for row in rows],
+            settings=dataclasses.asdict(Setting(**experiment.base | reduced)),
             runs={
                 n: {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in c.items()}
                 for n, c in cells.items()
