@@ -477,27 +477,6 @@ EXPERIMENTS |= {
         ),
     )
 }
-# lines of the bounds: `rate` is the learning rate times L; early ones stop where gradients are long
-FIVE = dict(steps=5, rounds=60)
-BOUNDED = {
-    "alike, lr 1/L": dict(deal="alike", rate=1.0),
-    "alike, lr 1/L, DP": dict(deal="alike", rate=1.0, noise="iso"),
-    "alike, DP": dict(deal="alike", noise="iso"),
-    "alike, wavelet": dict(deal="alike", noise="wavelet"),
-    "iid": {},
-    "iid, early": dict(rounds=30),
-    "iid, DP": dict(noise="iso"),
-    "iid, DP, early": dict(noise="iso", rounds=30),
-    "iid, wavelet, early": dict(noise="wavelet", rounds=30),
-    "iid, wavelet of Lemma 2, early": dict(noise="lemma2", rounds=30),
-    "skewed, DP": dict(deal="skewed", noise="iso"),
-    "skewed, DP, early": dict(deal="skewed", noise="iso", rounds=30),
-    "alike, 5 steps, DP": FIVE | dict(deal="alike", noise="iso"),
-    "alike, 5 steps, DP, early": FIVE | dict(deal="alike", noise="iso", rounds=6),
-    "iid, 5 steps, early": FIVE | dict(rounds=6),
-    "iid, 5 steps, DP": FIVE | dict(noise="iso"),
-    "iid, 5 steps, DP, early": FIVE | dict(noise="iso", rounds=6),
-}
 EXPERIMENTS = {
     n: dataclasses.replace(e, seeds=tuple(range(5)), draws=not e.special)
     for n, e in EXPERIMENTS.items()
@@ -506,10 +485,8 @@ EXPERIMENTS = {
 EXPERIMENTS["bounds"] = Experiment(
     "Adult, softmax regression with l2: Theorem 3 beside measured runs",
     {},
-    BOUNDED,
-    quick=dict(dataset="digits", clients=6, rows=40, cohort=3, batch=10, rounds=6),
+    {},
     seeds=tuple(range(6)),
-    quick_lines=("alike, DP", "iid, wavelet, early", "iid, 5 steps, DP"),
     special=bounds,
     differs="softmax regression on Adult: the theorem names no problem",
 )

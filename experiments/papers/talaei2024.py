@@ -232,27 +232,6 @@ def argmin(name, experiment, out, quick):
     )
 
 
-# lines of the bounds; without noise unless they name an epsilon, of which the paper has 5 and 20
-TURNED = ((0, 1, 2), (2, 1, 0))  # the factors of scenario 4
-BOUNDED = {
-    "alike": dict(deal="alike"),
-    "alike T=300": dict(deal="alike", rounds=300),
-    "alike ε=20": dict(deal="alike", epsilon=20.0),
-    "alike ε=5": dict(deal="alike", epsilon=5.0),
-    "iid": {},
-    "iid T=300": dict(rounds=300),
-    "iid ε=20": dict(epsilon=20.0),
-    "iid ε=20 T=10": dict(epsilon=20.0, rounds=10),
-    "iid ε=5": dict(epsilon=5.0),
-    "iid mu=0.1": dict(mu=0.1),
-    "iid mu=0.1 ε=20": dict(mu=0.1, epsilon=20.0),
-    "skewed": dict(deal="skewed"),
-    "skewed ε=20": dict(deal="skewed", epsilon=20.0),
-    "iid 0-1-2 to 2-1-0": dict(impact=TURNED),
-    "iid 0-1-2 to 2-1-0 ε=20": dict(impact=TURNED, epsilon=20.0),
-    "one class a client, to the other class": dict(deal="classes", impact=((1, 0), (0, 1))),
-}
-
 EXPERIMENTS = {name: figure(name) for name in theory.FIGURES}
 EXPERIMENTS |= dict(
     noise=Experiment("noise, printed and sound", {}, {}, special=noise),
@@ -260,10 +239,8 @@ EXPERIMENTS |= dict(
     bounds=Experiment(
         "Adult, softmax regression with l2: Theorems 2 and 3 beside measured runs",
         {},
-        BOUNDED,
-        quick=dict(dataset="digits", clients=6, rows=40, rounds=12, swap=4),
+        {},
         seeds=tuple(range(8)),
-        quick_lines=("alike", "iid", "iid ε=20", "one class a client, to the other class"),
         special=bounds,
         differs="softmax regression on Adult: the theorems name no problem",
     ),

@@ -258,13 +258,16 @@ def test_claims_wait_for_hypotheses():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paper", [talaei2024, ranaweera2025])
-def test_quick_runs(paper, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "paper, numbers",
+    [(talaei2024, talaei2024_bounds), (ranaweera2025, ranaweera2025_bounds)],
+)
+def test_quick_runs(paper, numbers, tmp_path, capsys):
     experiment = paper.EXPERIMENTS["bounds"]
     found = experiment.special("bounds", experiment, tmp_path, quick=True)
     kept = json.loads((tmp_path / "results.json").read_text())["verdicts"]
     assert [v["verdict"] for v in kept] == [v["verdict"] for v in found["verdicts"]]
-    assert set(found["runs"]) == set(experiment.quick_lines) <= set(experiment.lines)
+    assert set(found["runs"]) == set(numbers.QUICK_LINES) <= set(numbers.LINES)
     told = found["verdicts"]
     ours = {v["verdict"] for v in told if v["whose"] == "ours" and "something" not in v["claim"]}
     assert ours <= {HOLDS, UNKNOWN, UNDECIDED} and HOLDS in ours
