@@ -6,9 +6,10 @@ line's own run allows.  Theorems 2 and 3 take A of Lemma 1, from the largest gra
 the smallest gradient of the run; our bounds take the largest dissimilarity that was measured.
 Losses are convex and smooth, and their gradients diverge by a bounded amount everywhere.  A finite
 A everywhere have only clients that are alike: elsewhere grad L is 0 where theirs are not, and A is
-of the models that the run met.  E[l_i] = l_i / N, which Theorem 3 takes too, holds nowhere.  Clips
-are left out of the theorems, so where one acts a claim cannot be checked.  A theorem has no
-settings but its hypotheses: what speaks against it contradicts it.
+of the models that the run met.  E[l_i] = l_i / N holds nowhere: it is a step in the proof of
+Theorem 3, and is not counted among the hypotheses.  Clips are left out of the theorems, so where
+one acts a claim cannot be checked.  A theorem has no settings but its hypotheses: what speaks
+against it contradicts it.  The claims on the length of the noise were added after a first run.
 """
 
 import dataclasses
