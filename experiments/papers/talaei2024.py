@@ -18,6 +18,7 @@ from jfl.papers.talaei2024 import theory
 
 from ..harness.runner import Experiment, exact_verdicts, main, show_verdicts
 from ..harness.verdicts import Claim, beats, exactly
+from .talaei2024_bounds import bounds
 from .talaei2024_plans import (
     COMMON,
     RUNS,
@@ -235,6 +236,14 @@ EXPERIMENTS = {name: figure(name) for name in theory.FIGURES}
 EXPERIMENTS |= dict(
     noise=Experiment("noise, printed and sound", {}, {}, special=noise),
     argmin=Experiment("the sensitivity of a minimiser", {}, {}, special=argmin),
+    bounds=Experiment(
+        "Adult, softmax regression with l2: Theorems 2 and 3 beside measured runs",
+        {},
+        {},
+        seeds=tuple(range(8)),
+        special=bounds,
+        differs="softmax regression on Adult: the theorems name no problem",
+    ),
     study=Experiment(
         "what impact factors are worth at the same proved epsilon", {}, {}, special=study
     ),

@@ -1,0 +1,139 @@
+"""Softmax regression on the rows of clients in float64 NumPy, apart from the library's gradients:
+what a bound takes as known is measured with it along a run."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy.special import log_softmax, softmax
+
+import jfl
+from jfl.engine.round import init, noise_key, one_round
+
+from ..harness.runner import exact_verdicts
+from ..harness.verdicts import Comparison, Evidence, Quantity
+
+DEALS = dict(iid=1.0, skewed=0.5, classes=0.0)  # the share of a client's rows that is iid
+
+
+class Rows(NamedTuple):
+    """Rows of clients, of which all hold as many; the objectives have l2 / 2 |w|^2."""
+
+    x: np.ndarray  # Float64[C, n, f], the last column is 1
+    y: np.ndarray  # Float64[C, n, k], one-hot
+    l2: float
+
+
+def federation(dataset: str, deal: str, clients: int, rows: int):
+    """Rows of norm 1, `rows` a client: "alike", the same at all of them, or a share of DEALS iid
+    and the rest of one class."""
+    data = jfl.transforms.unit_norm(jfl.transforms.flatten(getattr(jfl.datasets, dataset)()))
+    test = data.x_test[:10], data.y_test[:10]  # accuracies are not looked at
+    if deal != "alike":
+        part = jfl.partition.similarity(clients, DEALS[deal], rows)
+        return jfl.federate((data.x, data.y), part, test=test)
+    one = np.random.default_rng(0).permutation(len(data.x))[:rows]
+    return jfl.federate([(data.x[one], data.y[one])] * clients, test=test)
+
+
+def rows_of(fed, l2: float) -> Rows:
+    """The rows of a federation."""
+    index = np.asarray(fed.index)
+    x = np.asarray(fed.x, np.float64)[index]
+    x = np.concatenate([x, np.ones((*x.shape[:2], 1))], 2)
+    return Rows(x, np.eye(fed.classes)[np.asarray(fed.y)[index]], l2)
+
+
+def matrix(params) -> np.ndarray:
+    """Weights and biases of `models.logistic` as one Float64[..., f, k]."""
+    (dense,) = params.values()
+    kernel, bias = (np.asarray(dense[n], np.float64) for n in ("kernel", "bias"))
+    return np.concatenate([kernel, bias[..., None, :]], -2)
+
+
+def losses(rows: Rows, w) -> np.ndarray:
+    """The objective of each client [C], at one w [f, k] or one for each client [C, f, k]."""
+    rest = rows.l2 / 2 * (w**2).sum((-2, -1))
+    return -(rows.y * log_softmax(rows.x @ w, -1)).sum(-1).mean(-1) + rest
+
+
+def gradients(rows: Rows, w) -> np.ndarray:
+    """The gradients of `losses`, [C, f, k]."""
+    wrong = softmax(rows.x @ w, -1) - rows.y
+    return rows.x.transpose(0, 2, 1) @ wrong / rows.x.shape[1] + rows.l2 * w
+
+
+def moments(rows: Rows, w) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Losses [C], gradients [C, f, k], and the mean squared norm of the gradients of single rows
+    without l2, [C]."""
+    logs = log_softmax(rows.x @ w, -1)
+    wrong, rest = np.exp(logs) - rows.y, rows.l2 / 2 * (w**2).sum((-2, -1))
+    return (
+        rest - (rows.y * logs).sum(-1).mean(-1),
+        rows.x.transpose(0, 2, 1) @ wrong / rows.x.shape[1] + rows.l2 * w,
+        ((wrong**2).sum(-1) * (rows.x**2).sum(-1)).mean(-1),
+    )
+
+
+def best(fed, l2: float, weights) -> tuple[np.ndarray, float]:
+    """Minimiser and least value of the weighted objective."""
+    found = jfl.heterogeneity.optimum(jfl.models.logistic(fed), fed, l2, weights=weights)
+    return matrix(found.params), found.value
+
+
+def along(plan, seeds: int, rounds: int) -> np.ndarray:
+    """The server's models before each round and after the last: Float64[seeds, rounds + 1, f,
+    k]."""
+    keys = jax.vmap(jax.random.key)(np.arange(seeds))
+    return matrix(jax.device_get(_along(keys, plan, rounds)))
+
+
+@jax.jit(static_argnames="rounds")
+def _along(keys, plan, rounds: int):
+    model = plan.algorithm.params
+
+    def one(key):
+        run = init(key, plan)
+        noise, start = noise_key(run), model(run.server)
+
+        def step(run, _):
+            run, _ = one_round(run, plan, noise)
+            return run, model(run.server)
+
+        _, after = jax.lax.scan(step, run, length=rounds)
+        return jax.tree.map(lambda a, b: jax.numpy.concatenate([a[None], b]), start, after)
+
+    return jax.vmap(one)(keys)
+
+
+def above(bound, values, fails: str = ""):
+    """A check that a bound is at least the mean of values, one for each seed; exactly, if there is
+    one seed, of a run without draws.
+
+    Args:
+        bound: a number, or one for each seed.
+        values: of the seeds.
+        fails: the hypotheses that the run does not meet; the claim then cannot be checked.
+    """
+    values = np.asarray(values, float)
+    slack: Any = np.broadcast_to(bound - values, values.shape)
+    if fails:
+        return lambda results: Evidence(missing=f"the run does not meet: {fails}")
+    seen = f"bound {np.mean(bound):.4g}, measured {values.mean():.4g}"
+    if len(values) == 1:
+        return lambda results: Evidence(exact=bool(slack.min() >= 0), seen=seen)
+    return lambda results: Evidence((Comparison(Quantity.of(slack), low=0.0),), seen=seen)
+
+
+def judged(claims, differs: str) -> list[dict]:
+    """Verdicts of claims.  Those of the paper are of theorems, which have no settings but their
+    hypotheses: what speaks against one contradicts it."""
+    alike = {w: [c for c in claims if c.whose == w] for w in ("paper", "ours")}
+    return exact_verdicts(alike["paper"], "") + exact_verdicts(alike["ours"], differs)
+
+
+def spread(values) -> str:
+    """A mean over seeds with its standard error."""
+    if len(values) == 1:
+        return f"{values[0]:.4g}"
+    return f"{values.mean():.4g} ({values.std(ddof=1) / len(values) ** 0.5:.1g})"

@@ -1,0 +1,274 @@
+"""Bounds of Talaei and Izadi, 2024, and of Ranaweera et al., 2025, beside runs: what is measured,
+against the library and against NumPy; and runs of seconds."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import jfl
+from experiments.harness.verdicts import (
+    CONTRADICTED,
+    HOLDS,
+    NOT_REPRODUCED,
+    UNDECIDED,
+    UNKNOWN,
+    Claim,
+)
+from experiments.papers import (
+    ranaweera2025,
+    ranaweera2025_bounds,
+    softmax_rows,
+    talaei2024,
+    talaei2024_bounds,
+)
+from jfl.papers.ranaweera2025 import theory as ranaweera
+from jfl.papers.talaei2024 import theory as talaei
+
+SMALL = dict(dataset="digits", clients=3, rows=20)
+PADPFL = talaei2024_bounds.Setting(**SMALL, rounds=4)
+SGD = ranaweera2025_bounds.Setting(**SMALL, cohort=2, batch=8, rounds=3)
+
+
+# --- what is measured
+
+
+def test_losses_and_gradients_are_those_of_the_library():
+    fed = softmax_rows.federation("digits", "skewed", 3, 20)
+    task, r = jfl.models.logistic(fed), np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda v: r.normal(size=v.shape).astype(np.float32), task.init(jax.random.key(0))
+    )
+    rows, w = softmax_rows.rows_of(fed, 0.3), softmax_rows.matrix(params)
+    want = softmax_rows.matrix(jfl.heterogeneity.client_gradients(task, params, fed, l2=0.3))
+    np.testing.assert_allclose(softmax_rows.gradients(rows, w), want, atol=1e-5)
+    losses, grads, squares = softmax_rows.moments(rows, w)
+    np.testing.assert_allclose(grads, want, atol=1e-5)
+    np.testing.assert_allclose(losses, softmax_rows.losses(rows, w), rtol=1e-12)
+    data = want - 0.3 * w  # the mean square is that of the mean and the variance
+    variance = np.asarray(jfl.heterogeneity.gradient_variance(task, params, fed))
+    np.testing.assert_allclose(squares, (data**2).sum((1, 2)) + variance, rtol=1e-4)
+    at, least = softmax_rows.best(fed, 0.3, "uniform")
+    np.testing.assert_allclose(softmax_rows.losses(rows, at).mean(), least, rtol=1e-10)
+    assert np.abs(softmax_rows.gradients(rows, at).mean(0)).max() < 1e-7
+
+
+def test_clients_that_are_alike_hold_the_same_rows():
+    rows = softmax_rows.rows_of(softmax_rows.federation("digits", "alike", 3, 20), 0.1)
+    ordered = np.sort(rows.x.reshape(3, 20, -1), 1)
+    np.testing.assert_array_equal(ordered[0], ordered[1])
+    np.testing.assert_array_equal(rows.y.sum(1)[0], rows.y.sum(1)[2])
+    np.testing.assert_allclose((rows.x**2).sum(-1), 2.0, rtol=1e-5)
+    other = softmax_rows.rows_of(softmax_rows.federation("digits", "classes", 3, 20), 0.1)
+    assert (other.y.sum(1).max(1) == 20).all()
+
+
+@pytest.mark.parametrize(
+    "bound, values, fails, verdict",
+    [
+        (1.0, [0.5], "", HOLDS),
+        (1.0, [1.5], "", CONTRADICTED),
+        (1.0, [0.5, 0.51, 0.49], "", HOLDS),
+        (1.0, [1.5, 1.51, 1.49], "", CONTRADICTED),
+        (1.0, [0.5, 1.51, 0.9], "", UNDECIDED),
+        (1.0, [0.5], "a clip acts", UNKNOWN),
+    ],
+)
+def test_a_bound_is_above_a_mean_with_its_interval(bound, values, fails, verdict):
+    claims = [
+        Claim("it is", softmax_rows.above(bound, values, fails), whose)
+        for whose in ("paper", "ours")
+    ]
+    paper, ours = softmax_rows.judged(claims, "other settings")
+    assert paper["verdict"] == verdict
+    assert ours["verdict"] == (NOT_REPRODUCED if verdict == CONTRADICTED else verdict)
+
+
+# --- Talaei, Izadi, 2024
+
+
+def padpfl_in_numpy(rows, mu, lr, steps, rounds):
+    """Models of PADPFL with equal factors and no noise, written out."""
+    w, found = np.zeros((rows.x.shape[2], rows.y.shape[2])), []
+    for _ in range(rounds + 1):
+        found.append(w)
+        own = []
+        for x, y in zip(rows.x, rows.y):
+            v = w
+            for _ in range(steps):
+                e = np.exp(x @ v)
+                grad = x.T @ (e / e.sum(1, keepdims=True) - y) / len(x) + rows.l2 * v
+                v = v - lr * (grad + mu * (v - w))
+            own.append(v)
+        w = sum(own) / len(own)
+    return np.array(found)
+
+
+def test_runs_of_padpfl_are_those_of_numpy():
+    made = talaei2024_bounds.problem(PADPFL)
+    lr = 1 / (made.smoothness + PADPFL.mu)
+    want = padpfl_in_numpy(made.rows, PADPFL.mu, lr, PADPFL.steps, 4)
+    models = softmax_rows.along(made.plan, 1, 4)
+    assert models.shape == (1, *want.shape) and np.abs(want[-1]).max() > 0.01
+    np.testing.assert_allclose(models[0], want, atol=1e-6)
+    seen = talaei2024_bounds.measure(made, PADPFL, models[0], 1)
+    assert seen.noise < 1e-5 < seen.gradient and 0 < seen.inexactness < 0.01
+    assert seen.added == 0 and seen.extra == 0
+
+
+def test_noise_of_padpfl_is_the_printed_one():
+    paper = talaei2024_bounds.Setting(epsilon=20.0)
+    client, server, total = talaei2024_bounds._stds(paper, paper.factors(), 1.0)
+    np.testing.assert_allclose((client, server, total), (0.002072, 0.001001, 0.001036), rtol=1e-3)
+    one = dataclasses.replace(PADPFL, rounds=1, epsilon=20.0)
+    made = talaei2024_bounds.problem(one)
+    plain = talaei2024_bounds.problem(dataclasses.replace(one, epsilon=None)).plan
+    noise = softmax_rows.along(made.plan, 64, 1)[:, 1] - softmax_rows.along(plain, 1, 1)[:, 1]
+    assert noise.std() == pytest.approx(made.std, rel=0.02)
+
+
+def test_factors_change_at_the_swap():
+    turned = dataclasses.replace(PADPFL, impact=((1, 0), (0, 1)), swap=2, deal="classes")
+    np.testing.assert_allclose(turned.factors(), [[0.5, 0, 0.5], [0, 1, 0]])
+    made = talaei2024_bounds.problem(turned)
+    models = softmax_rows.along(made.plan, 1, 4)[0]
+    for t in range(4):  # the mean of the models of those that count is the next one
+        assert talaei2024_bounds.measure(made, turned, models, t).noise < 1e-5
+    seen = talaei2024_bounds.measure(made, turned, models, 2)
+    assert 0 < seen.loss - seen.before <= seen.extra and seen.added > 0
+
+
+def test_theorem2_as_printed_is_below_the_gap_in_numpy_alone():
+    """Equal clients, exact gradients, every hypothesis met: the sum of k_2 T is below 0."""
+    alike = dataclasses.replace(PADPFL, deal="alike", clients=1, rounds=150)
+    fed = softmax_rows.federation("digits", "alike", 1, 20)
+    rows = softmax_rows.rows_of(fed, alike.l2)
+    x = rows.x[0]
+    smooth = np.linalg.norm(x, 2) ** 2 / len(x) / 2 + alike.l2  # softmax has curvature 1/2
+    mu, rounds = alike.mu, alike.rounds
+    models = padpfl_in_numpy(rows, mu, 1 / (smooth + mu), alike.steps, rounds)
+    values = np.array([softmax_rows.losses(rows, w)[0] for w in models])
+    grads = np.array([np.linalg.norm(softmax_rows.gradients(rows, w)) for w in models])
+    gamma = 1e-3  # above what five steps leave
+    drift = (1 + gamma) / mu
+    lambda2 = (gamma + smooth * drift - 1) / mu + smooth * drift**2 / 2
+    least = softmax_rows.best(fed, alike.l2, "uniform")[1]
+    theta = values[0] - least
+    printed = theta + lambda2 * grads.max() ** 2 * rounds
+    assert lambda2 < 0 and printed < 0 < values[-1] - least
+    # what is summed is right, without the bound on the gradients
+    assert values[-1] - values[0] <= lambda2 * (grads[:-1] ** 2).sum()
+    cell = talaei2024_bounds.against(alike, 1)
+    assert cell["printed"] == pytest.approx(printed, rel=0.01)
+    assert cell["gap"][0] == pytest.approx(values[-1] - least, rel=1e-3)
+    verdicts = {
+        v["statement"]: v["verdict"]
+        for v in softmax_rows.judged(talaei2024_bounds.claims_of("alike", cell), "ours")
+    }
+    assert list(verdicts.values()) == [CONTRADICTED, HOLDS, HOLDS]
+
+
+def test_claims_of_runs_whose_clip_acts_are_not_checked():
+    cell = talaei2024_bounds.against(PADPFL, 1)
+    acts = softmax_rows.judged(
+        talaei2024_bounds.claims_of("line", cell | dict(clip_acts=True)), "ours"
+    )
+    assert {v["verdict"] for v in acts} == {UNKNOWN} and not cell["clip_acts"]
+    rises = cell | dict(lambdas=talaei.Lambdas(0.1, 1.0, 0.5)._asdict())
+    (paper, *ours) = softmax_rows.judged(talaei2024_bounds.claims_of("line", rises), "ours")
+    assert paper["verdict"] != UNKNOWN and {v["verdict"] for v in ours} == {UNKNOWN}
+
+
+# --- Ranaweera et al., 2025
+
+
+@pytest.mark.parametrize("noise, sigma", [("iso", 0.05), ("lemma2", 0.2)])
+def test_a_step_varies_as_the_theorem_takes_it(noise, sigma):
+    """Variance of the mean of a cohort: clients, lots and noise."""
+    one = dataclasses.replace(SGD, rounds=1, noise=noise, sigma=sigma)
+    made = ranaweera2025_bounds.problem(one)
+    models = softmax_rows.along(made.plan, 2000, 1)
+    losses, grads, rows = softmax_rows.moments(made.rows, models[0, 0])
+    moved = (models[:, 1] - models[:, 0]) / -made.lr
+    np.testing.assert_allclose(moved.mean(0), grads.mean(0), atol=0.02)
+    got = ((moved - grads.mean(0)) ** 2).sum((1, 2)).mean()
+    lots = rows.mean() * (1 - one.batch / one.rows) / one.batch
+    among = ((grads - grads.mean(0)) ** 2).sum((1, 2)).mean()
+    want = (lots + among + made.known.local_noise_2) / one.cohort
+    assert got == pytest.approx(want, rel=0.04) and made.known.noise_2 > 0.1 * want
+    assert made.known.noise_2 == made.known.local_noise_2 / one.cohort
+
+
+def test_theorem3_is_chained_through_a_round():
+    c = ranaweera.Constants(0.1, 1.0, 1.5, variance_2=0.2, cohort=2, batch=4, local_noise_2=0.1)
+    squares = np.array([[0.5, 0.4, 0.3], [0.2, 0.2, 0.1]])
+    got = ranaweera2025_bounds.chained(c, np.array([1.0, 2.0]), 0.1, squares)
+    for gap, square, want in zip((1.0, 2.0), squares, got):
+        for s in range(3):
+            gap = ranaweera.theorem3(c, gap, [0.1] * (s + 1), square[: s + 1]).value
+        assert want == pytest.approx(float(gap), rel=1e-12)
+
+
+def test_steps_of_clients_done_again():
+    steps = dataclasses.replace(SGD, steps=3, noise="iso", sigma=0.05)
+    made = ranaweera2025_bounds.problem(steps)
+    w = softmax_rows.along(made.plan, 1, 3)[0, -1]
+    draws = [
+        ranaweera2025_bounds.measure(made, steps, w, np.random.default_rng(s)) for s in range(40)
+    ]
+    grads = softmax_rows.gradients(made.rows, w)
+    for seen in draws:
+        assert seen.squares[0] == pytest.approx((grads.mean(0) ** 2).sum(), rel=1e-12)
+        assert seen.gap == pytest.approx(
+            softmax_rows.losses(made.rows, w).mean() - made.least, rel=1e-12
+        )
+        assert (seen.diversity >= 1).all()
+    at = np.repeat(w[None], 3, 0)
+    noisy = np.array(
+        [
+            ranaweera2025_bounds._noisy(made, steps, at, np.random.default_rng(s))
+            for s in range(2000)
+        ]
+    )
+    spread = ((noisy - grads) ** 2).sum((2, 3)).mean(0)
+    _, _, rows = softmax_rows.moments(made.rows, w)
+    want = rows * (1 - steps.batch / steps.rows) / steps.batch + made.known.local_noise_2
+    np.testing.assert_allclose(spread, want, rtol=0.05)
+    np.testing.assert_allclose(noisy.mean(0), grads, atol=0.02)
+
+
+def test_claims_wait_for_hypotheses():
+    cell = ranaweera2025_bounds.against(dataclasses.replace(SGD, deal="alike", rate=1.0), 3)
+    found = softmax_rows.judged(ranaweera2025_bounds.claims_of("line", cell), "ours")
+    assert [v["verdict"] for v in found] == [HOLDS] * 4
+    assert cell["failed"] == [] and cell["constants"]["diversity"] == 1 == cell["bracket"]
+    beyond = ranaweera2025_bounds.against(dataclasses.replace(SGD, rate=1.0), 3)
+    assert beyond["failed"] and beyond["constants"]["diversity"] > 1
+    found = softmax_rows.judged(ranaweera2025_bounds.claims_of("line", beyond), "ours")
+    assert {v["verdict"] for v in found} == {UNKNOWN}
+    low = cell | dict(theorem3=np.array([0.0, 0.001, 0.002]))
+    found = softmax_rows.judged(ranaweera2025_bounds.claims_of("line", low), "ours")
+    assert [v["verdict"] for v in found] == [HOLDS, CONTRADICTED, HOLDS, HOLDS]
+
+
+# --- runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "paper, numbers",
+    [(talaei2024, talaei2024_bounds), (ranaweera2025, ranaweera2025_bounds)],
+)
+def test_quick_runs(paper, numbers, tmp_path, capsys):
+    experiment = paper.EXPERIMENTS["bounds"]
+    found = experiment.special("bounds", experiment, tmp_path, quick=True)
+    kept = json.loads((tmp_path / "results.json").read_text())["verdicts"]
+    assert [v["verdict"] for v in kept] == [v["verdict"] for v in found["verdicts"]]
+    assert set(found["runs"]) == set(numbers.QUICK_LINES) <= set(numbers.LINES)
+    told = found["verdicts"]
+    ours = {v["verdict"] for v in told if v["whose"] == "ours" and "something" not in v["claim"]}
+    assert ours <= {HOLDS, UNKNOWN, UNDECIDED} and HOLDS in ours
+    assert all(math.isfinite(c["start"]) and c["start"] > 0 for c in found["runs"].values())
