@@ -27,13 +27,13 @@ from ..harness.verdicts import (
     no_lower,
     ordered,
 )
+from .noble2022_bounds import bounds
 from .noble2022_runs import (
     DIFFERENCE,
     DRAWN,
     GAP,
     RATIO,
     as_drawn,
-    bounds,
     unsteady,
     watched,
     worth,
