@@ -25,6 +25,7 @@ from experiments.harness.verdicts import (
 from experiments.papers import chen2024 as paper
 from experiments.papers import chen2024_bounds as numbers
 from experiments.papers import chen2024_plans as plans
+from experiments.papers import chen2024_runs as runs
 from jfl.runs import blocks
 from jfl.runs.config import Config
 
@@ -343,10 +344,10 @@ def test_bounds_beside_a_run(tmp_path):
 
 @pytest.mark.slow
 def test_objective_is_that_of_the_optimum():
-    plan, known, best = numbers.problem(
+    plan, known, best = runs.problem(
         "digits", clients=5, per_round=2, steps=2, batch=5, min_rows=40, l2=0.3, rounds=5
     )
     params = jax.tree.map(lambda v: np.asarray(v)[None, None], best.params)
     np.testing.assert_allclose(
-        numbers.objective(plan, known.strong_convexity, params), [[best.value]], rtol=1e-7
+        runs.objective(plan, known.strong_convexity, params), [[best.value]], rtol=1e-7
     )
