@@ -630,7 +630,8 @@ EXPERIMENTS = dict(
     ),
     worth=Experiment("What the epsilon of the experiments is worth", {}, {}, special=worth),
     bounds=Experiment(
-        "Theorems C.1 and C.2, strongly convex: Synthetic(1,1), softmax regression, l2 = 0.5",
+        "Theorems C.1 and C.2: Synthetic(1,1), softmax regression with l2 = 0.5 and without, and "
+        "squared sigmoids",
         DATA["synthetic"]
         | spread(1, 1)
         | dict(
