@@ -478,7 +478,7 @@ EXPERIMENTS = dict(
         "the noise of (0.3, 1e-2) by five accountants, and Theorem 5", {}, {}, special=accountants
     ),
     bounds=Experiment(
-        "Adult, softmax regression: bounds beside the measured gap", {}, {}, special=bounds
+        "Adult, softmax regression: Theorems 1 to 4 beside runs", {}, {}, special=bounds
     ),
 )
 EXPERIMENTS = {

@@ -26,6 +26,8 @@ from experiments.papers import chen2024 as paper
 from experiments.papers import chen2024_bounds as numbers
 from experiments.papers import chen2024_plans as plans
 from experiments.papers import chen2024_runs as runs
+from experiments.papers import chen2024_theorems as theorems
+from jfl.papers.chen2024 import theory
 from jfl.runs import blocks
 from jfl.runs.config import Config
 
@@ -340,14 +342,88 @@ def test_bounds_beside_a_run(tmp_path):
     verdicts = {v["claim"]: v["verdict"] for v in found["verdicts"]}
     assert verdicts["Theorem 1 holds"] == HOLDS
     assert verdicts["the hypotheses of Theorem 3 hold at usual rates"] == NOT_REPRODUCED
+    assert verdicts["Theorem 3 holds"] == verdicts["Theorem 4 holds"] == UNKNOWN
+    assert verdicts["Theorem 2 holds"] == verdicts["Theorem 2, ours holds"] == HOLDS
+    assert verdicts["Theorem 4 with a constant of 1 holds"] == HOLDS
+    rows = found["theorems"]
+    assert len(rows) == 3 * (2 + 2 + 3) and {r["noise"] for r in rows} == {"noise"}
+    assert all(r["failed"] == "none" for r in rows if r["run"] != theorems.USUAL_RATES)
+    assert all(r["failed"] != "none" for r in rows if r["run"] == theorems.USUAL_RATES)
+    first = [r for r in rows if r["rounds"] == 1 and r["theorem"] != theorems.THREE]
+    assert all(r["values"] == pytest.approx(r["start"], rel=1e-6) for r in first)  # it is w_0
 
 
 @pytest.mark.slow
-def test_objective_is_that_of_the_optimum():
-    plan, known, best = runs.problem(
+def test_objective_and_gradient_are_those_of_the_optimum():
+    case = runs.problem(
         "digits", clients=5, per_round=2, steps=2, batch=5, min_rows=40, l2=0.3, rounds=5
     )
-    params = jax.tree.map(lambda v: np.asarray(v)[None, None], best.params)
-    np.testing.assert_allclose(
-        runs.objective(plan, known.strong_convexity, params), [[best.value]], rtol=1e-7
+    plan, l2 = case.plan(case.noise), case.known.strong_convexity
+    params = jax.tree.map(lambda v: np.asarray(v)[None, None], case.best.params)
+    np.testing.assert_allclose(runs.objective(plan, l2, params), [[case.best.value]], rtol=1e-7)
+    assert runs.square_gradient(plan, l2, params)[0, 0] < 1e-10
+    # at 0 all classes are alike
+    zero = jax.tree.map(np.zeros_like, params)
+    x, y = np.asarray(plan.fed.x, np.float64), np.eye(10)[np.asarray(plan.fed.y)]
+    owned = np.concatenate([np.asarray(i)[:n] for i, n in zip(plan.fed.index, plan.fed.size)])
+    each = 0.1 - y[owned]
+    wanted = np.sum((x[owned].T @ each / len(owned)) ** 2) + np.sum(each.mean(0) ** 2)
+    assert runs.square_gradient(plan, l2, zero)[0, 0] == pytest.approx(wanted, rel=1e-5)
+    assert theorems.largest_coordinate(plan, zero) == pytest.approx(0.9)
+
+
+# --- theorems beside runs
+
+KNOWN = theory.Constants(50, 10, 10, 0.9, 2.5, 100.0, 0.05, 0.05, 0.2, 0.3, 1.7, 212)
+
+
+def test_learning_rates_are_just_those_that_theorems_allow():
+    two, four = theorems.allowed2(KNOWN), theorems.allowed4(KNOWN)
+    for theorem, lr in ((theorems.TWO, two), (theorems.FOUR, four)):
+        fails = lambda lr, theorem=theorem: theorems.bound(theorem, KNOWN, 10, lr, 0.2, 1.0)[1]
+        assert fails(lr) == () and len(fails(1.02 * lr)) == 1
+    failed = theorems.bound(theorems.THREE, KNOWN, 10, theorems.USUAL, 0.2, 1.0)[1]
+    assert len(failed) == 3
+    assert theorems.bound(theorems.TWO_OURS, KNOWN, 10, 1.0, 0.2, 1.0)[1] == ()
+
+
+def a_row(theorem, value, bound=1.0, start=0.5, run=theorems.DPNFL, failed=()):
+    values = np.array([value - 1e-3, value, value + 1e-3])
+    return theorems.Row(theorem, run, theorems.NOISE, 10, values, start, bound, failed)
+
+
+def test_theorems_are_judged_where_their_hypotheses_hold():
+    of = lambda *rows: verdict(theorems.is_above(rows), {})
+    two = lambda value, **more: a_row(theorems.TWO, value, **more)
+    assert of(two(0.5), two(0.9)) == HOLDS and of(two(0.5), two(1.1)) == NOT_REPRODUCED
+    assert of(two(1.0)) == UNDECIDED
+    assert of(two(0.5), two(1.1, failed=("lr",))) == HOLDS
+    assert of(two(1.1, failed=("lr",))) == UNKNOWN
+
+
+def test_claims_on_theorems_2_to_4():
+    rows = [
+        a_row(theorems.TWO, 0.4),
+        a_row(theorems.TWO_OURS, 0.4, bound=0.45),
+        a_row(theorems.THREE, 0.4, run=theorems.USUAL_RATES, failed=("a", "b", "c")),
+        a_row(theorems.FOUR, 0.4, run=theorems.ALLOWED_RATES),
+        a_row(theorems.FOUR, 4.0, run=theorems.USUAL_RATES, failed=("d",)),
+    ]
+    claims = {c.text: c for c in theorems.claims_of(rows, KNOWN, 0.5)}
+    told = {n: judge(c, {}, 1, "ours") for n, c in claims.items()}
+    assert [n for n, c in claims.items() if c.whose == "paper"] == [
+        "Theorem 2 holds",
+        "Theorem 3 holds",
+        "Theorem 4 holds",
+    ]
+    assert told["Theorem 2 holds"][0] == told["Theorem 2, ours holds"][0] == HOLDS
+    assert told["Theorem 2, ours is below |∇F|² of the start"][0] == HOLDS
+    verdict_, seen = told["Theorem 2 is below |∇F|² of the start"]
+    assert verdict_ == NOT_REPRODUCED and "vacuous" in seen
+    verdict_, seen = told["Theorem 3 holds"]
+    assert verdict_ == UNKNOWN and "never all hold" in seen and "9.26e+05 <= beta2^1.5" in seen
+    assert told["the hypotheses of Theorem 3 hold at usual rates"][0] == NOT_REPRODUCED
+    assert (
+        told["Theorem 4 holds"][0] == UNKNOWN and "G / sqrt(d) = 0.17" in told["Theorem 4 holds"][1]
     )
+    assert told["Theorem 4 with a constant of 1 holds"][0] == HOLDS
