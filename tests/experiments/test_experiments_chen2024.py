@@ -347,10 +347,10 @@ def test_bounds_beside_a_run(tmp_path):
     assert verdicts["Theorem 4 with a constant of 1 holds"] == HOLDS
     rows = found["theorems"]
     assert len(rows) == 3 * (2 + 2 + 3) and {r["noise"] for r in rows} == {"noise"}
-    assert all(r["failed"] == "none" for r in rows if r["run"] != theorems.USUAL_RATES)
-    assert all(r["failed"] != "none" for r in rows if r["run"] == theorems.USUAL_RATES)
+    assert all(r["fails"] == "none" for r in rows if r["run"] != theorems.USUAL_RATES)
+    assert all(r["fails"] != "none" for r in rows if r["run"] == theorems.USUAL_RATES)
     first = [r for r in rows if r["rounds"] == 1 and r["theorem"] != theorems.THREE]
-    assert all(r["values"] == pytest.approx(r["start"], rel=1e-6) for r in first)  # it is w_0
+    assert all(r["measured"] == pytest.approx(r["start"], rel=1e-6) for r in first)  # it is w_0
 
 
 @pytest.mark.slow
@@ -416,6 +416,7 @@ def test_claims_on_theorems_2_to_4():
         "Theorem 3 holds",
         "Theorem 4 holds",
     ]
+    assert "vacuous" in told["Theorem 2 holds"][1]
     assert told["Theorem 2 holds"][0] == told["Theorem 2, ours holds"][0] == HOLDS
     assert told["Theorem 2, ours is below |∇F|² of the start"][0] == HOLDS
     verdict_, seen = told["Theorem 2 is below |∇F|² of the start"]
