@@ -47,9 +47,9 @@ COLUMNS = (
     "seconds",
 )
 NOTE = (
-    "Gaps are those after the last round, means over seeds with their errors; Theorem 3 is applied "
-    "step after step, from the start, with the gradients of the run.  lambda is finite everywhere "
-    "only of clients that are alike and take one step."
+    "Gaps are those after the last round, means over seeds with their errors. Theorem 3 is applied "
+    "step after step, from the start, with the gradients of the run. Lambda is finite everywhere "
+    "only of clients that are alike and take one step"
 )
 
 # `rate` is the learning rate times L; early lines stop where gradients are long

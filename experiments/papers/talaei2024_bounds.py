@@ -32,9 +32,9 @@ from .talaei2024_plans import written
 
 NO_NOISE = 1e12  # an epsilon at which the printed noise terms vanish
 NOTE = (
-    "A bound is above if it is at least the mean over seeds.  Theorem 2, of factors that change "
-    "Theorem 3; 'says something' is below the gap at the start.  A is finite everywhere "
-    "only where clients are alike."
+    "The printed bound is Theorem 2, or Theorem 3 where factors change. A bound is above if it is "
+    "at least the mean over seeds, and says something if it is below the gap at the start. A is "
+    "finite everywhere only where clients are alike"
 )
 COLUMNS = (
     "line",
