@@ -27,7 +27,7 @@ def _client(context, keys, server, client_state, rows, *, work, mu, mechanism, m
     start = server.params
     pull = lambda g, w, s: pytrees.axpy(mu, pytrees.sub(w, start), g)
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows, pull)
-    inexact = _inexactness(work.grad.loss, context, start, trained, rows, mu)
+    inexact = _inexactness(work.grad, context, start, trained, rows, mu)
     if most is not None:  # a solve that stops too early voids what rests on it
         # but for one that is not finite: it counts as zero, and nothing rests on it
         too_short = pytrees.finite(trained) & ~(inexact <= most)
@@ -49,12 +49,13 @@ def _client(context, keys, server, client_state, rows, *, work, mu, mechanism, m
     return payload, client_state, diagnostics
 
 
-def _inexactness(loss, context, start, trained, rows, mu):
+def _inexactness(grad, context, start, trained, rows, mu):
     """||gradient of the proximal problem|| where the client stopped, over that where it started;
     over all its rows."""
     slots = jnp.arange(rows.index.shape[0])
     everything = gather(rows, slots, slots < rows.size)
-    gradient = lambda w: per_example.grad(per_example.exact(loss))(None, w, everything, context)[0]
+    whole = Grad(per_example.exact(grad.loss), None, grad.l2)
+    gradient = lambda w: whole(None, w, everything, context)[0]
     left = pytrees.norm(pytrees.axpy(mu, pytrees.sub(trained, start), gradient(trained)))
     return left / jnp.maximum(pytrees.norm(gradient(start)), jnp.finfo(jnp.float32).tiny)
 

@@ -328,6 +328,22 @@ def test_a_solve_that_stops_too_early_stops_the_run():
     assert np.asarray(good.run.own).max() <= 0.5
 
 
+def test_l2_beside_the_loss_is_part_of_the_problem_that_is_solved():
+    def with_l2(params, x, y):
+        return squared(params, x, y) + 0.15 * sum((w**2).sum() for w in jax.tree.leaves(params))
+
+    fed = make_federation()
+    task, sampler = jfl.task(start_params(), squared), jfl.sampling.full(CLIENTS)
+    reached = [
+        jfl.simulate(
+            jax.random.key(0), jfl.plan(fed, task, jfl.algorithms.padpfl(g, steps=3), sampler), 2
+        ).run.own
+        for g in (jfl.grad(squared, l2=0.3), jfl.grad(with_l2), jfl.grad(squared))
+    ]
+    close(reached[0], reached[1], rtol=1e-4)
+    assert np.abs(reached[0] - reached[2]).max() > 0.01
+
+
 # --- what is proved
 
 
