@@ -56,7 +56,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
             )
         before = whole.experiments.get(one.name, results.Experiment())
         if merge:
-            _merge(before, one)
+            _merge(before, one, known.get(one.name))
         if not replace and (lost := before.lines.keys() - one.lines.keys()):
             checks.fail(
                 str(path),
@@ -75,13 +75,21 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
     return file
 
 
-def _merge(before: results.Experiment, one: results.Experiment):
-    """Beside the lines of `one` those of `before`, each with the source that ran it."""
+def _merge(before: results.Experiment, one: results.Experiment, experiment):
+    """Beside the lines of `one` those of `before`, each with the source that ran it; data that
+    could not be read then, and of which a line is missing still, could not be read."""
     for line in before.lines.values():
         line.source = line.source or before.versions.get("source", "")
     one.lines = {**before.lines, **one.lines}
     one.seconds = (one.seconds or 0) + (before.seconds or 0)
     one.only, one.notes = [], before.notes
+    if experiment is not None:
+        missing = {
+            fields.get("dataset", experiment.base.get("dataset"))
+            for name, fields in experiment.lines.items()
+            if name not in one.lines
+        }
+        one.unread = {name: why for name, why in before.unread.items() if name in missing}
 
 
 def _judge(before: results.Experiment, one: results.Experiment, experiment, merge: bool):

@@ -9,6 +9,7 @@ from helpers.paths import RESULTS
 from experiments.harness import collect, programs, runner
 from experiments.harness.runner import Claim, Experiment
 from experiments.harness.verdicts import close
+from experiments.papers import chen2024
 from jfl.report import results as results_file
 from jfl.runs import blocks
 
@@ -96,6 +97,23 @@ def test_what_is_no_result_is_refused(tmp_path, changes, words):
             "chen2024", [results(tmp_path / "good"), results(bad, **changes)], tmp_path / "into"
         )
     assert file.read_text() == before  # nothing of the good one either
+
+
+def test_merged_lines_leave_unread_what_no_line_has_read_yet(tmp_path):
+    into, run = tmp_path / "results", tmp_path / "run"
+    line = dict(accuracy=[0.5], loss=[1.0], epsilon_claimed=None, epsilon_proved=None)
+    fig2 = dict(experiment="fig2", seeds=[0], verdicts=[])
+    of = lambda *names: dict(fig2, lines=dict.fromkeys(names, line))
+    every = chen2024.EXPERIMENTS["fig2"].lines
+    mnist, cifar = (tuple(n for n in every if n.startswith(d)) for d in ("MNIST", "CIFAR10"))
+    unread = {name: "data that are not on this machine" for name in ("svhn", "cifar10")}
+    before = results(run / "one", **of(*mnist), unread=unread)
+    collect.collect("chen2024", [before], into)
+    collect.collect("chen2024", [results(run / "two", **of(*cifar))], into, merge=True)
+    found = results_file.read(into / "chen2024.json").experiments["fig2"]
+    assert {*found.lines} == {*mnist, *cifar} and [*found.unread] == ["svhn"]
+    said = {v.claim: v.seen for v in found.verdicts}
+    assert "svhn" in said["SVHN: NonPrivate is best"]
 
 
 def test_quick_runs_are_left_out_and_a_study_is_kept(tmp_path, capsys):
