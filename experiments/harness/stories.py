@@ -44,6 +44,7 @@ NUMBER = re.compile(r"(?<!± )\b(\d+\.\d{3})")
 CARRIED = re.compile(r"better by ((?:[\d.]+(?: ± [\d.]+)?(?:, )?)+)(?:;|$)")
 MEAN = re.compile(r"([+-]\d+\.\d{3})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
 MANY = 3  # so many comparisons are shown one by one
+RATIO = "of the bound"  # the unit of what was measured, over a bound
 LONG = 170  # characters of what was seen that a cell shows
 NOT_STORED = "values of seeds were not stored"
 FIX = "Correct docs/site/stories.toml, or collect the result that it names."
@@ -120,24 +121,26 @@ def measured(of: results.Verdict, unit: str) -> str:
         return _cell(_short(of.seen)) or "computed"
     rises = "rises by " if "which rises by" in of.seen else ""
     count = f" ({found['seeds']})" if found and not carried else ""
-    shown = f"{rises}{_listed(means, unit == 'points')} {unit}".rstrip()
+    shown = f"{rises}{_listed(means, unit)} {unit}".rstrip()
     return _cell(shown + count + why)
 
 
-def _listed(means: list, points: bool) -> str:
-    """Means with half intervals: each, or where they lie if they are many."""
-    scale, digits = (100, 1) if points else (1, 3)
+def _listed(means: list, unit: str) -> str:
+    """Means with half intervals: each, or where they lie if they are many; of a RATIO without a
+    sign."""
+    scale, digits = (100, 1) if unit == "points" else (1, 3)
+    sign, several = ("", "values") if unit == RATIO else ("+", "differences")
     half = lambda width: f"{scale * float(width):.2g}"
 
     def number(mean):
         value = round(scale * float(mean), digits)
-        return f"{value + 0.0:+.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
+        return f"{value + 0.0:{sign}.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
 
     if len(means) <= MANY:
         return ", ".join(number(m) + (f" ± {half(h)}" if h else "") for m, h in means)
     ends = sorted(float(m) for m, _ in means)
     widest = max((float(h) for _, h in means if h), default=None)
-    shown = f"{len(means)} differences, {number(ends[0])} to {number(ends[-1])}"
+    shown = f"{len(means)} {several}, {number(ends[0])} to {number(ends[-1])}"
     return shown + (f", ± up to {half(widest)}" if widest else "")
 
 
@@ -160,7 +163,7 @@ def reason(of: results.Experiment, given: results.Verdict) -> str:
         return NOT_STORED
     if re.search(r"not run|(pairs|lines) run", given.seen):
         return "not all of its lines were run"
-    return _short(given.seen, 80)
+    return _short(given.seen)
 
 
 def quoted(text: str, paper: str) -> str:

@@ -12,9 +12,13 @@ paper's and ours apart (Bonferroni).
                        those, "not reproduced at our settings" if the paper left some open or they
                        were reduced
     undecided          some interval contains both, or one seed gives no interval
-    cannot be checked  something it takes was not run, with the reason
+    cannot be checked  something it takes was not run, is lost in our copy of the paper, or is left
+                       open by a theorem; with the reason
 
-What has no seeds, such as a formula or a proof, is exact: it holds or does not.  A line whose
+What has no seeds, such as a formula or a proof, is exact: it holds or does not.  A theorem has no
+settings but its hypotheses: a run that meets them and lies outside of its bound contradicts it.
+One that holds up to a constant holds where it does at a constant of 1; where it does not, it cannot
+be checked.  A line whose
 seeds are not stored enters by its mean and standard deviation, unpaired, with the fewest degrees of
 freedom.
 """

@@ -38,9 +38,13 @@ RULE = (
     "wholly elsewhere, where 0.05 / m is divided by the comparisons of the claim too: "
     "contradicted at the paper's settings if the settings are the paper's, not reproduced at our "
     "settings if the paper left some open or they were reduced. Undecided: an interval contains "
-    "both. Cannot be checked: something that it takes was not run, with the reason. What has no "
-    'seeds, a formula or a proof, holds or does not. "No difference" and "no lower" mean within 2'
-    " points of accuracy. Several checks of one statement, such as on several splits, count as "
+    "both. Cannot be checked: something that it takes was not run, is lost in our copy of the "
+    "paper, or is left open by a theorem; with the reason. What has no seeds, a formula or a proof, "
+    "holds or does not. A theorem has no settings but its hypotheses: a run that meets them and "
+    "lies outside of its bound contradicts it. One that holds up to a constant holds where it does "
+    "at a constant of 1; where it does not, a larger one may be meant, and it cannot be checked. "
+    '"No difference" and "no lower" mean within 2 points of accuracy. Several checks of one '
+    "statement, such as on several splits, count as "
     "one: with the first of contradicted, not reproduced, undecided, holds and cannot be checked "
     "that one of them has."
 )
