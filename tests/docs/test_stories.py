@@ -105,7 +105,7 @@ def test_what_is_not_stored_is_an_error_that_says_where(text, where):
         ),
         ("better by 1.143 ± 0.059, 1.408 ± 0.054", "x", "+1.143, +1.408 x"),
         (
-            "over the bound; T = 10: +0.041 ± 0.01, +0.1 ± 0.03, +0.2 ± 0.01, +0.325 ± 0.01 "
+            "over the bound; T = 10: +0.041 ± 0.01, +0.100 ± 0.03, +0.200 ± 0.01, +0.325 ± 0.01 "
             "(99 % intervals, 5 seeds)",
             stories.RATIO,
             "4 values, 0.041 to 0.325, ± up to 0.03 of the bound (5 seeds)",
