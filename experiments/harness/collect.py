@@ -19,7 +19,7 @@ from jfl.core import checks
 from jfl.report import results
 
 from . import command_line
-from .rejudge import PAPERS, describe, rejudge
+from .rejudge import AGAIN, PAPERS, describe, rejudge
 from .runner import drawn
 
 
@@ -97,7 +97,9 @@ def _judge(before: results.Experiment, one: results.Experiment, experiment, merg
     given = {v.claim: v for v in before.verdicts}
     if experiment.special or not experiment.claims:
         for v in one.verdicts:
-            v.earlier = given[v.claim].earlier if v.claim in given else ""
+            if v.claim in given:
+                v.earlier = given[v.claim].earlier
+                v.why = given[v.claim].why or (AGAIN.rstrip("; ") if v.earlier else "")
     else:
         describe(one, experiment, "" if merge else drawn(experiment))
         one.verdicts = rejudge(one, experiment, given, again=True)

@@ -29,7 +29,8 @@ import jfl
 from jfl import bands, wavelet
 from jfl.papers.ranaweera2025 import theory
 
-from ..harness.verdicts import Claim, Evidence, exactly
+from ..harness import theorems
+from ..harness.verdicts import Claim, Evidence
 from . import softmax_rows
 from .ranaweera2025_runs import told
 
@@ -250,6 +251,7 @@ def against(setting: Setting, seeds: int) -> dict:
         constants={k: float(v) for k, v in c._asdict().items()},
         lr=made.lr,
         everywhere=everywhere,
+        setting=dataclasses.asdict(setting),
         seconds=time.perf_counter() - begun,
     )
 
@@ -264,46 +266,53 @@ LOST = Claim(
 
 def claims_of(line: str, c: dict) -> list[Claim]:
     """What is said of one line; fixed before it runs."""
-    why, check = "; ".join(c["failed"]), softmax_rows.above
-    texts = (
-        ("Theorem 3 from the start of a round is at least the gap after it", "ours"),
-        ("Theorem 3 from the start is at least the gap after the last round", "ours"),
-        ("dp_pl_step from the start of a round is at least the gap after it", "ours"),
-        ("dp_pl_rate is at least the gap after the last round", "ours"),
-    )
-    checks = [
-        check(c["round_theorem3"], c["round_gap"], why),
-        check(c["theorem3"], c["gap"], why),
+    unmet = "; ".join(c["failed"])
+    bounds = [
+        ("Theorem 3 from the start of a round is at least the gap after it", "round_theorem3"),
+        ("Theorem 3 from the start is at least the gap after the last round", "theorem3"),
     ]
     if c["rate"] is not None:
-        checks.append(check(c["round_step"], c["round_gap"], why))
-        checks.append(check(c["rate"], c["gap"], why))
+        bounds += [
+            ("dp_pl_step from the start of a round is at least the gap after it", "round_step"),
+            ("dp_pl_rate is at least the gap after the last round", "rate"),
+        ]
     return [
-        Claim(f"{line}: {text}", found, whose, text) for (text, whose), found in zip(texts, checks)
+        Claim(
+            f"{line}: {text}",
+            theorems.is_above(
+                c[bound], c["round_gap" if bound.startswith("round") else "gap"], unmet
+            ),
+            "ours",
+            text,
+        )
+        for text, bound in bounds
     ]
 
 
-def says_something(cells: dict) -> list[Claim]:
-    """Whether a bound on the last gap is below the gap at the start, line by line."""
-    found = []
-    for name, bound in (("Theorem 3", "theorem3"), ("dp_pl_rate", "rate")):
-        among = {n: c for n, c in cells.items() if c[bound] is not None and not c["failed"]}
-        told = [n for n, c in among.items() if np.mean(c[bound]) < c["start"]]
-        text = f"{name} says something somewhere: it is below the gap at the start"
-        seen = f"in {len(told)} of {len(among)} lines that meet its hypotheses"
-        seen += f": {'; '.join(told)}" if told else ""
-        found.append(Claim(text, exactly(bool(told), seen), "ours"))
-    return found
+def below_the_start(cells: dict) -> list[Claim]:
+    """Whether a bound on the last gap says something somewhere."""
+    return [
+        theorems.is_below_the_start(
+            name,
+            {
+                n: (c[bound], c["start"])
+                for n, c in cells.items()
+                if c[bound] is not None and not c["failed"]
+            },
+        )
+        for name, bound in (("Theorem 3", "theorem3"), ("dp_pl_rate", "rate"))
+    ]
 
 
 def bounds(name, experiment, out, quick):
     """Theorem 3 and our replacements beside measured runs."""
     reduced, cells, claims = QUICK if quick else {}, {}, [LOST]
+    seeds = experiment.seeds[: 3 if quick else None]
     for line in QUICK_LINES if quick else LINES:
         setting = Setting(**LINES[line] | reduced)
-        cells[line] = against(setting, len(experiment.seeds[: 3 if quick else None]))
+        cells[line] = against(setting, len(seeds))
         claims += claims_of(line, cells[line])
-    claims += says_something(cells)
+    claims += below_the_start(cells)
     return told(
         out,
         name,
@@ -324,14 +333,11 @@ def bounds(name, experiment, out, quick):
             )
             for line, c in cells.items()
         ],
-        # a theorem has no settings but its hypotheses
-        softmax_rows.judged(claims, experiment.differs),
+        theorems.judged(claims, experiment.differs),
         NOTE,
         quick=quick,
         settings=dataclasses.asdict(Setting(**reduced)),
         note=NOTE,
-        runs={
-            n: {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in c.items()}
-            for n, c in cells.items()
-        },
+        seeds=list(seeds),
+        runs=softmax_rows.as_lists(cells),
     )

@@ -1,7 +1,7 @@
 """Softmax regression on the rows of clients in float64 NumPy, apart from the library's gradients:
 what a bound takes as known is measured with it along a run."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -9,9 +9,6 @@ from scipy.special import log_softmax, softmax
 
 import jfl
 from jfl.engine.round import init, noise_key, one_round
-
-from ..harness.runner import exact_verdicts
-from ..harness.verdicts import Comparison, Evidence, Quantity
 
 DEALS = dict(iid=1.0, skewed=0.5, classes=0.0)  # the share of a client's rows that is iid
 
@@ -106,34 +103,16 @@ def _along(keys, plan, rounds: int):
     return jax.vmap(one)(keys)
 
 
-def above(bound, values, fails: str = ""):
-    """A check that a bound is at least the mean of values, one for each seed; exactly, if there is
-    one seed, of a run without draws.
-
-    Args:
-        bound: a number, or one for each seed.
-        values: of the seeds.
-        fails: the hypotheses that the run does not meet; the claim then cannot be checked.
-    """
-    values = np.asarray(values, float)
-    slack: Any = np.broadcast_to(bound - values, values.shape)
-    if fails:
-        return lambda results: Evidence(missing=f"the run does not meet: {fails}")
-    seen = f"bound {np.mean(bound):.4g}, measured {values.mean():.4g}"
-    if len(values) == 1:
-        return lambda results: Evidence(exact=bool(slack.min() >= 0), seen=seen)
-    return lambda results: Evidence((Comparison(Quantity.of(slack), low=0.0),), seen=seen)
-
-
-def judged(claims, differs: str) -> list[dict]:
-    """Verdicts of claims.  Those of the paper are of theorems, which have no settings but their
-    hypotheses: what speaks against one contradicts it."""
-    alike = {w: [c for c in claims if c.whose == w] for w in ("paper", "ours")}
-    return exact_verdicts(alike["paper"], "") + exact_verdicts(alike["ours"], differs)
-
-
 def spread(values) -> str:
     """A mean over seeds with its standard error."""
     if len(values) == 1:
         return f"{values[0]:.4g}"
     return f"{values.mean():.4g} ({values.std(ddof=1) / len(values) ** 0.5:.1g})"
+
+
+def as_lists(lines: dict) -> dict:
+    """What was measured of each line, without arrays."""
+    return {
+        line: {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}
+        for line, found in lines.items()
+    }

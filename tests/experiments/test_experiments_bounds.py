@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jfl
+from experiments.harness import theorems
 from experiments.harness.verdicts import (
     CONTRADICTED,
     HOLDS,
@@ -67,7 +68,7 @@ def test_clients_that_are_alike_hold_the_same_rows():
 
 
 @pytest.mark.parametrize(
-    "bound, values, fails, verdict",
+    "bound, values, unmet, verdict",
     [
         (1.0, [0.5], "", HOLDS),
         (1.0, [1.5], "", CONTRADICTED),
@@ -77,14 +78,36 @@ def test_clients_that_are_alike_hold_the_same_rows():
         (1.0, [0.5], "a clip acts", UNKNOWN),
     ],
 )
-def test_a_bound_is_above_a_mean_with_its_interval(bound, values, fails, verdict):
-    claims = [
-        Claim("it is", softmax_rows.above(bound, values, fails), whose)
-        for whose in ("paper", "ours")
-    ]
-    paper, ours = softmax_rows.judged(claims, "other settings")
+def test_a_bound_is_above_a_mean_with_its_interval(bound, values, unmet, verdict):
+    check = theorems.is_above(bound, values, unmet, drawn=len(values) > 1)
+    claims = [Claim("it is", check, whose) for whose in ("paper", "ours")]
+    paper, ours = theorems.judged(claims, "other settings")
     assert paper["verdict"] == verdict
     assert ours["verdict"] == (NOT_REPRODUCED if verdict == CONTRADICTED else verdict)
+
+
+def test_one_draw_has_no_interval():
+    one = Claim("it is", theorems.is_above(1.0, [0.5]))
+    assert theorems.judged([one], "")[0]["verdict"] == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    "values, verdict",
+    [([0.5, 0.51, 0.49], HOLDS), ([0.4, 1.3, 0.9], UNDECIDED), ([1.5, 1.51, 1.49], UNKNOWN)],
+)
+def test_a_theorem_up_to_a_constant_is_never_contradicted(values, verdict):
+    check = theorems.up_to_a_constant({"T = 3": np.array(values)}, "more")
+    (given,) = theorems.judged([Claim("it holds", check)], "other settings")
+    assert given["verdict"] == verdict and given["seen"].startswith("more; ")
+    assert ("takes one of 1.5 (T = 3)" in given["seen"]) == (verdict == UNKNOWN)
+
+
+def test_a_bound_says_something_below_the_start():
+    check = lambda **lines: theorems.judged([theorems.is_below_the_start("it", lines)], "")[0]
+    told = check(a=(-0.1, 0.2), b=(0.1, 0.2), c=(np.array([0.3, 0.4]), 0.2))
+    assert told["verdict"] == HOLDS and told["whose"] == "ours"
+    assert told["seen"] == "in 2 of 3 lines that meet its hypotheses: a; b; below 0 in a"
+    assert check(a=(0.3, 0.2))["verdict"] == CONTRADICTED
 
 
 # --- Talaei, Izadi, 2024
@@ -166,19 +189,60 @@ def test_theorem2_as_printed_is_below_the_gap_in_numpy_alone():
     assert cell["gap"][0] == pytest.approx(values[-1] - least, rel=1e-3)
     verdicts = {
         v["statement"]: v["verdict"]
-        for v in softmax_rows.judged(talaei2024_bounds.claims_of("alike", cell), "ours")
+        for v in theorems.judged(talaei2024_bounds.claims_of("alike", cell), "ours")
     }
     assert list(verdicts.values()) == [CONTRADICTED, HOLDS, HOLDS]
 
 
+@pytest.mark.parametrize("impact, verdict", [((1, 0), CONTRADICTED), ((4, 5), HOLDS)])
+def test_lemma3_fails_where_factors_go_to_other_clients(impact, verdict):
+    """Beside the lemma's right side in NumPy, without noise."""
+    turned = dataclasses.replace(
+        PADPFL, impact=(impact, impact[::-1]), swap=12, rounds=20, deal="classes", clients=2
+    )
+    made = talaei2024_bounds.problem(turned)
+    cell = talaei2024_bounds.against(turned, 1)
+    claims = [
+        c for c in talaei2024_bounds.claims_of("line", cell) if talaei2024_bounds.LEMMA in c.text
+    ]
+    assert [v["verdict"] for v in theorems.judged(claims, "")] == [verdict]
+    before, after = softmax_rows.along(made.plan, 1, 20)[0][12:14]
+    old, new = made.factors
+    change = new @ softmax_rows.losses(made.rows, after) - old @ softmax_rows.losses(
+        made.rows, before
+    )
+    slope = np.tensordot(old, softmax_rows.gradients(made.rows, before), 1)
+    most = softmax_rows.losses(made.rows, before).max() / 2
+    bound = cell["lambdas_printed"]["square"] * (slope**2).sum() + most
+    assert cell["round_change"][0] == pytest.approx(change, rel=1e-4)
+    assert cell["lemma3"][0] == pytest.approx(bound, rel=1e-4)
+
+
+def test_the_number_of_clients_stands_for_the_dimension_in_the_length_of_noise():
+    """Noise has a number for each of the model's dimensions; and with these its mean length would
+    be sqrt(2 / pi) of what it is."""
+    cell = talaei2024_bounds.against(dataclasses.replace(PADPFL, epsilon=20.0), 4)
+    assert cell["dim"] > 100 * PADPFL.clients
+    by_clients, by_dim = (cell["std"] * (2 * n / np.pi) ** 0.5 for n in (3, cell["dim"]))
+    assert cell["noise_printed"] == pytest.approx(by_clients)
+    assert by_clients < 0.2 * cell["noise"].mean() and by_dim < cell["noise"].mean()
+    assert cell["noise"] == pytest.approx(cell["noise_norm"], rel=0.05)
+    assert cell["printed"] < cell["printed_of_dimension"]
+    told = {
+        c.text.split(": ")[1]: v["verdict"]
+        for c in talaei2024_bounds.claims_of("line", cell)
+        for v in theorems.judged([c], "")
+    }
+    assert told[talaei2024_bounds.LENGTH] == CONTRADICTED
+    assert told[talaei2024_bounds.LENGTH_OF_DIMENSION] == NOT_REPRODUCED
+
+
 def test_claims_of_runs_whose_clip_acts_are_not_checked():
     cell = talaei2024_bounds.against(PADPFL, 1)
-    acts = softmax_rows.judged(
-        talaei2024_bounds.claims_of("line", cell | dict(clip_acts=True)), "ours"
-    )
+    acts = theorems.judged(talaei2024_bounds.claims_of("line", cell | dict(clip_acts=True)), "ours")
     assert {v["verdict"] for v in acts} == {UNKNOWN} and not cell["clip_acts"]
     rises = cell | dict(lambdas=talaei.Lambdas(0.1, 1.0, 0.5)._asdict())
-    (paper, *ours) = softmax_rows.judged(talaei2024_bounds.claims_of("line", rises), "ours")
+    (paper, *ours) = theorems.judged(talaei2024_bounds.claims_of("line", rises), "ours")
     assert paper["verdict"] != UNKNOWN and {v["verdict"] for v in ours} == {UNKNOWN}
 
 
@@ -242,15 +306,15 @@ def test_steps_of_clients_done_again():
 
 def test_claims_wait_for_hypotheses():
     cell = ranaweera2025_bounds.against(dataclasses.replace(SGD, deal="alike", rate=1.0), 3)
-    found = softmax_rows.judged(ranaweera2025_bounds.claims_of("line", cell), "ours")
+    found = theorems.judged(ranaweera2025_bounds.claims_of("line", cell), "ours")
     assert [v["verdict"] for v in found] == [HOLDS] * 4
     assert cell["failed"] == [] and cell["constants"]["diversity"] == 1 == cell["bracket"]
     beyond = ranaweera2025_bounds.against(dataclasses.replace(SGD, rate=1.0), 3)
     assert beyond["failed"] and beyond["constants"]["diversity"] > 1
-    found = softmax_rows.judged(ranaweera2025_bounds.claims_of("line", beyond), "ours")
+    found = theorems.judged(ranaweera2025_bounds.claims_of("line", beyond), "ours")
     assert {v["verdict"] for v in found} == {UNKNOWN}
     low = cell | dict(theorem3=np.array([0.0, 0.001, 0.002]))
-    found = softmax_rows.judged(ranaweera2025_bounds.claims_of("line", low), "ours")
+    found = theorems.judged(ranaweera2025_bounds.claims_of("line", low), "ours")
     assert [v["verdict"] for v in found] == [HOLDS, NOT_REPRODUCED, HOLDS, HOLDS]
 
 

@@ -269,11 +269,10 @@ def test_bounds(tmp_path, capsys):
     )
     found = runner.run("bounds", experiment, tmp_path, quick=True)
     given = json.loads((tmp_path / "results.json").read_text())["verdicts"]
-    assert given[0]["verdict"] in (HOLDS, UNKNOWN) and "the gap" in given[0]["seen"]
-    assert (
-        len(given) == 1 + 2 * 3 * 4
-        and [v.get("whose", "paper") for v in given].count("paper") == 1 + 2 * 3
-    )
+    paper_s = [v for v in given if v.get("whose", "paper") == "paper"]
+    assert len(given) == 1 + 2 * (4 * 4 + 1) and len(paper_s) == 1 + 2 * 4
+    assert {v["verdict"] for v in paper_s} <= {HOLDS, UNKNOWN, UNDECIDED}
+    assert sum(limits.STRONGLY_CONVEX == v.get("statement") for v in given) == 2
     named = [r for r in found["rows"] if r[2] == limits.NAMED]
     cases = [c for c in limits.MEASURED for _ in range(6)]
     assert [r[:2] for r in named] == [
@@ -298,7 +297,8 @@ def test_bounds(tmp_path, capsys):
         assert kept["strong_convexity"] == (
             0.5 if limits.CONVEX != line_.split(", ", 1)[1] else 0.0
         )
-    assert all(float(r[6]) < float(r[5]) for r in found["rows"])  # exact noise and batches are less
+    assert all(float(r[7]) < float(r[6]) for r in found["rows"])  # exact noise and batches are less
+    assert all((r[5] == r[6]) == (r[1] != limits.NONCONVEX) for r in found["rows"])
 
 
 @pytest.mark.slow
@@ -309,7 +309,7 @@ def test_what_is_measured_is_of_the_models_before_each_round():
     problem = limits.setting(limits.NONCONVEX, made, fed)
     plan = limits.plan_of(problem, made, fed, 0.5)
     keys = jnp.stack([jax.random.key(7)])
-    mean, square, last = limits.along(keys, plan, jnp.array([1, 4]), 0.0, 2)
+    mean, square, last = limits.along(keys, plan, jnp.array([1, 4]), 0.0, 2, 0.75)
     run, seen = jfl.init(jax.random.key(7), plan), []
     for _ in range(8):
         seen.append(jax.tree.map(np.asarray, plan.algorithm.params(run.server)))
@@ -318,7 +318,8 @@ def test_what_is_measured_is_of_the_models_before_each_round():
     for i, t in enumerate((1, 5)):
         models = seen[2 : 2 + t]
         for name in ("kernel", "bias"):
-            wanted = np.mean([w[name] for w in models], axis=0)
+            weights = 0.75 ** -np.arange(1.0, t + 1)  # later models count for more
+            wanted = np.average([w[name] for w in models], axis=0, weights=weights)
             np.testing.assert_allclose(mean[name][0, i], wanted, atol=1e-6)
             np.testing.assert_allclose(last[name][0, i], seen[2 + t][name], atol=1e-6)
         slopes = [np_square_gradient(w, fed) for w in models]
@@ -370,14 +371,19 @@ def test_the_nonconvex_problem_is_within_its_constants():
 
 
 def a_row(values, bound=1.0, failed=()):
-    return limits.Row(limits.NAMED, 10, np.array(values, float), bound, bound, failed)
+    return limits.Row(limits.NAMED, 10, np.array(values, float), bound, bound, bound, failed)
 
 
 def test_a_bound_is_judged_where_its_preconditions_hold():
     near = lambda v: a_row([v - 1e-3, v, v + 1e-3])
-    of = lambda *rows: verdict(limits.is_above(rows, "printed"), {})[0]
-    assert of(near(0.5), near(0.9)) == HOLDS and of(near(0.5), near(1.2)) == NOT_REPRODUCED
-    assert of(a_row([0.2, 1.0, 1.7])) == UNDECIDED
+    told = lambda *rows: verdict(limits.is_above(rows, "printed", 0.9), {})
+    of = lambda *rows: told(*rows)[0]
+    assert of(near(0.5), near(0.9)) == HOLDS and of(a_row([0.2, 0.9, 1.7])) == UNDECIDED
+    # a larger constant may be meant
+    short, seen = told(near(0.5), near(1.2)._replace(rounds=33))
+    assert short == UNKNOWN and "takes one of 1.2 (T = 33)" in seen
+    assert "says something at 0 of 2 T" in seen
+    assert "at 1 of 1 T" in verdict(limits.is_above([near(0.5)], "printed", 1.1), {})[1]
     excused = near(1.2)._replace(failed=("clipping does not act",))
     assert of(near(0.5), excused) == HOLDS and of(excused) == UNKNOWN
     said = [c for c in limits.judged("fedavg", limits.CONVEX, [near(0.5)], 2.0)]
@@ -385,6 +391,16 @@ def test_a_bound_is_judged_where_its_preconditions_hold():
     assert [c.whose for c in said] == ["paper", "ours", "ours", "ours"]
     nothing = limits.judged("fedavg", limits.CONVEX, [near(0.5)], 0.9)[-1]
     assert verdict(nothing.check, {})[0] == NOT_REPRODUCED
+
+
+def test_a_misprint_that_helps_is_told():
+    """A bound that holds as printed, and not with the powers that its units need."""
+    row = a_row([0.5, 0.51, 0.49])._replace(repaired=0.4, exact=0.3)
+    said = {c.text: c for c in limits.judged("scaffold", limits.NONCONVEX, [row], 2.0)}
+    told = {text: verdict(c.check, {}) for text, c in said.items()}
+    (printed,) = (told[text] for text, c in said.items() if c.whose == "paper")
+    (mended,) = (v for text, v in told.items() if "its units need" in text)
+    assert printed[0] == HOLDS and mended[0] == UNKNOWN and "1.2" in mended[1]
 
 
 @pytest.mark.parametrize("case", [limits.CONVEX, limits.NONCONVEX])
@@ -404,6 +420,25 @@ def test_the_step_size_of_a_proof_gives_the_rate(algorithm, case):
         value = float(limits.rate(known, algorithm, case, rounds).value)
         assert value / 8 < start / (e * rounds) + noise * e < 8 * value
     assert start / (reach * named * rounds) + noise * reach * named > 8 * value
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "fedavg"])
+def test_the_strongly_convex_step_size_of_a_proof_gives_the_rate(algorithm):
+    """But for a logarithm, which the theorem leaves out."""
+    known = theory.Problem(1.5, 0.5, 20, 5, 1, 0.1, 2.0, 3.0, 1.5, 0.5, dissimilarity_g=0.4)
+    step = lambda t: limits.proofs_lr(known, algorithm, limits.STRONG, t)
+    named = limits.named_lr(known, algorithm, limits.STRONG)
+    reach, mu = 5 * 10**0.5, known.strong_convexity
+    noise = float(theory.gradient_variance(known)) / 50
+    noise += (1 - known.user_ratio) * known.dissimilarity_g**2 / 10 if algorithm == "fedavg" else 0
+    assert step(1) == named
+    for rounds in (10**4, 10**5, 10**6):
+        e = reach * step(rounds)
+        value = float(limits.rate(known, algorithm, limits.STRONG, rounds).value)
+        logarithm = np.log(mu**2 * 9 * rounds / noise)
+        found = mu * 9 * np.exp(-mu * e * rounds / 2) + noise * e
+        assert e < reach * named and value / 8 < found < 8 * value * logarithm
+    assert noise * reach * named > 8 * value * logarithm
 
 
 def test_worth(tmp_path, capsys, monkeypatch):
@@ -514,11 +549,11 @@ def test_tables_of_two_preprocessings_check_the_same_statements():
 
 def test_a_strongly_convex_bound_that_is_below_may_have_a_larger_constant():
     def rows(*of):
-        made = [limits.Row(limits.NAMED, t, np.full(3, v), p, p / 2, ()) for t, v, p in of]
+        made = [limits.Row(limits.NAMED, t, np.full(3, v), p, p, p / 2, ()) for t, v, p in of]
         return dict(scaffold=made)
 
     told = lambda *of: verdict(limits.strongly_convex(rows(*of)).check, {})
     # the bound with the exact noise, half of this one, is ours
     assert told((10, 0.6, 1.0), (100, 0.9, 1.0))[0] == HOLDS
     found, seen = told((10, 0.6, 1.0), (100, 3.0, 1.0))
-    assert found == UNKNOWN and "a factor of 3: scaffold after 100 rounds;" in seen
+    assert found == UNKNOWN and "takes one of 3 (Theorem C.1, T = 100)" in seen
