@@ -234,7 +234,7 @@ def test_the_number_of_clients_stands_for_the_dimension_in_the_length_of_noise()
         for v in theorems.judged([c], "")
     }
     assert told[talaei2024_bounds.LENGTH] == CONTRADICTED
-    assert told[talaei2024_bounds.LENGTH_OF_DIMENSION] == NOT_REPRODUCED
+    assert told[talaei2024_bounds.LENGTH_OF_DIMENSION] == CONTRADICTED
 
 
 def test_claims_of_runs_whose_clip_acts_are_not_checked():
