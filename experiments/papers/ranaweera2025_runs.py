@@ -6,8 +6,9 @@ from pathlib import Path
 from jfl.cli import console
 from jfl.privacy.entry_guarantees import Overflow, tight_of
 from jfl.privacy.ledger import entries
-from jfl.runs import train
+from jfl.runs import record, train
 from jfl.runs.config import the_unit, the_view
+from jfl.runs.sweep import SELECTION
 
 from ..harness.programs import Plans, drawn
 from ..harness.runner import show_verdicts
@@ -43,9 +44,16 @@ def epsilons(plan, config, rounds):
         return None
 
 
+def privacy(plan, config) -> list[dict]:
+    """As `programs.proved`, and of a line of which nothing is proved that."""
+    found = train.privacy(plan, config, config.rounds)
+    return [record.with_caveats(g, (SELECTION,)) for g in found]
+
+
 RUNS = Plans(
     drawn,
     seeded=True,
+    privacy=privacy,
     epsilons=epsilons,
     trace=(("curve", "accuracy"), ("round", "round")),
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import pretended
 
-from experiments.harness import runner
+from experiments.harness import programs, runner
 from experiments.harness.runner import Line
 from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNKNOWN, Claim, judge
 from experiments.papers import ranaweera2025, ranaweera2025_plans, ranaweera2025_study
@@ -21,6 +21,7 @@ from jfl.data import datasets
 from jfl.gradients import per_example
 from jfl.papers.ranaweera2025 import theory
 from jfl.privacy.accountants import rdp
+from jfl.privacy.entry_guarantees import Overflow
 from jfl.privacy.mechanisms.stages import gaussian
 from jfl.runs import blocks, unused_options
 from jfl.runs.config import Config
@@ -475,3 +476,15 @@ def test_findings_go_three_ways():
         and "below it b -1.00 ± 0.50;" in text
         and "show: c +0.40" in text
     )
+
+
+def test_a_line_of_which_nothing_is_proved_runs_and_says_so():
+    """So little noise that a batch without a slot takes all of delta: a sweep refuses it."""
+    experiment = ranaweera2025.EXPERIMENTS["sample_mnist"]
+    fields = experiment.base | experiment.lines["matched lemma2 σ=1"]
+    small = dict(dataset="digits", clients=2, rows_per_client=700, noise_multiplier=0.05)
+    plan, config = programs.assembled(Config(**fields | small))
+    with pytest.raises(Overflow):
+        programs.proved(plan, config)
+    (told,) = ranaweera2025.RUNS.privacy(plan, config)
+    assert told["epsilon"] is None
