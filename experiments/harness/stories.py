@@ -10,6 +10,7 @@ shows, and in which words, stands in docs/site/stories.toml.  Words there quote 
     {accuracy: EXPERIMENT | LINE}       mean over seeds; likewise claimed, proved (epsilons)
     {points: EXPERIMENT | LINE | LESS}  how many points of accuracy the first line ends above
     {verdict: EXPERIMENT | CLAIM}       as stored; {measured: EXPERIMENT | CLAIM} what was seen
+    {constant: EXPERIMENT | CLAIM}      that a theorem up to a constant takes
     {audited: LINE}                     of the study of audits; likewise {refutable: LINE}
     {cell: EXPERIMENT | ROW | COLUMN}   of its tables, the row that begins with ROW
 
@@ -43,6 +44,9 @@ JUDGED = re.compile(
 NUMBER = re.compile(r"(?<!± )\b(\d+\.\d{3})")
 CARRIED = re.compile(r"better by ((?:[\d.]+(?: ± [\d.]+)?(?:, )?)+)(?:;|$)")
 MEAN = re.compile(r"([+-]\d+\.\d{3})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
+TOLD = re.compile(
+    r"says something at \d+ of \d+[^;]*"
+)  # of a theorem (experiments.harness.theorems)
 MANY = 3  # so many comparisons are shown one by one
 RATIO = "of the bound"  # the unit of what was measured, over a bound
 LONG = 170  # characters of what was seen that a cell shows
@@ -112,17 +116,33 @@ def measured(of: results.Verdict, unit: str) -> str:
         unit: "points" of accuracy, or what the comparisons are of.
     """
     why = f"; no interval, as {NOT_STORED}" if NOT_STORED in of.why else ""
-    found, carried = JUDGED.match(of.seen), CARRIED.match(of.seen)
-    if carried:
-        means = [(f"+{mean}", "") for mean in NUMBER.findall(carried[1])]
-    else:
-        means = MEAN.findall(found["all"]) if found else []
+    means, count = _means(of)
     if not means:
         return _cell(_short(of.seen)) or "computed"
     rises = "rises by " if "which rises by" in of.seen else ""
-    count = f" ({found['seeds']})" if found and not carried else ""
     shown = f"{rises}{_listed(means, unit)} {unit}".rstrip()
-    return _cell(shown + count + why)
+    told = TOLD.search(of.seen)
+    return _cell(shown + count + why + (f"; {told[0]}" if told else ""))
+
+
+def together(of: list[results.Verdict], unit: str) -> str:
+    """What several checks of one statement rest on: where their means lie."""
+    every = [_means(v) for v in of]
+    means = [m for each, _ in every for m in each]
+    if not means:
+        return _cell("; ".join(dict.fromkeys(_short(v.seen) for v in of)))
+    rises = "rises by " if "which rises by" in of[0].seen else ""
+    (count, *others) = dict.fromkeys(count for _, count in every)
+    return _cell(f"{rises}{_listed(means, unit)} {unit}" + ("" if others else count))
+
+
+def _means(of: results.Verdict) -> tuple[list, str]:
+    """Means and half intervals that a verdict rests on, and of how many seeds, in words."""
+    found, carried = JUDGED.match(of.seen), CARRIED.match(of.seen)
+    if carried:
+        return [(f"+{mean}", "") for mean in NUMBER.findall(carried[1])], ""
+    means = MEAN.findall(found["all"]) if found else []
+    return means, f" ({found['seeds']})" if found else ""
 
 
 def _listed(means: list, unit: str) -> str:
@@ -184,6 +204,14 @@ def _points(paper, name, one, less):
     return f"{gap:+.1f}".replace("-", "−")
 
 
+def _constant(of: results.Verdict) -> str:
+    """The constant that a theorem up to a constant takes; 1 where it holds."""
+    found = re.search(r"takes one of ([\d.]+)", of.seen)
+    if not found and of.verdict != HOLDS:
+        checks.fail("stories.toml", "a theorem up to a constant", of.claim, FIX)
+    return found[1] if found else "1"
+
+
 def _table_cell(paper, name, row, column):
     for table in experiment(paper, name).tables:
         for cells in table.rows:
@@ -200,6 +228,7 @@ QUOTES = dict(
     points=_points,
     verdict=lambda paper, name, *claim: verdict(paper, name, " | ".join(claim)).verdict,
     measured=lambda paper, name, claim: measured(verdict(paper, name, claim), "points"),
+    constant=lambda paper, name, *claim: _constant(verdict(paper, name, " | ".join(claim))),
     audited=lambda paper, of: epsilon(audit(of).audited),
     refutable=lambda paper, of: epsilon(audit(of).ceiling),
     cell=_table_cell,
@@ -227,8 +256,18 @@ def claims(paper: str) -> str:
 
 
 def _checked(paper: str, row: dict) -> dict:
-    """(verdict, what was measured) -> the labels of the checks that have them."""
+    """(verdict, what was measured) -> the labels of the checks that have them; of a row that says
+    `together`, one for each verdict."""
     found: dict = {}
+    if row.get("together"):
+        by: dict = {}  # verdict -> its checks
+        for name, claim, label in row["checks"]:
+            given = verdict(paper, name, claim)
+            by.setdefault(given.verdict, []).append((given, label))
+        for word, checks_ in by.items():
+            given, labels = map(list, zip(*checks_))
+            found[word, together(given, row.get("unit", ""))] = labels
+        return found
     for name, claim, *label in row["checks"]:
         given = verdict(paper, name, claim)
         if given.verdict == UNKNOWN:

@@ -110,6 +110,12 @@ def test_what_is_not_stored_is_an_error_that_says_where(text, where):
             stories.RATIO,
             "4 values, 0.041 to 0.325, ± up to 0.03 of the bound (5 seeds)",
         ),
+        (
+            "says something at 1 of 2 T; measured over the bound; T = 10: +0.500 ± 0.1, T = 33: "
+            "+0.700 ± 0.2 (99 % intervals, 5 seeds)",
+            stories.RATIO,
+            "0.500 ± 0.1, 0.700 ± 0.2 of the bound (5 seeds); says something at 1 of 2 T",
+        ),
         ("a|b of F*", "points", r"a\|b of F\*"),
         ("", "points", "computed"),
     ],
@@ -117,6 +123,35 @@ def test_what_is_not_stored_is_an_error_that_says_where(text, where):
 def test_what_was_seen_in_words(seen, unit, shown):
     given = results.Verdict(claim="c", verdict="undecided", seen=seen)
     assert stories.measured(given, unit) == shown
+
+
+def test_checks_of_one_statement_are_told_together(monkeypatch):
+    """One line for each verdict, with where its means lie."""
+    seen = "{} (99 % intervals, 5 seeds)".format
+    given = dict(
+        a=("holds", seen("+0.010 ± 0.01, +0.020 ± 0.003")),
+        b=("undecided", seen("+0.020 ± 0.3")),
+        c=("holds", seen("+0.050 ± 0.02, +0.040 ± 0.01")),
+    )
+    told = {n: results.Verdict(claim=n, verdict=v, seen=s) for n, (v, s) in given.items()}
+    monkeypatch.setattr(stories, "verdict", lambda paper, name, claim: told[claim])
+    row = dict(together=True, unit="points", checks=[["fig", n, n.upper()] for n in given])
+    assert stories._checked("noble2022", row) == {
+        ("holds", "4 differences, +1.0 to +5.0, ± up to 2 points (5 seeds)"): ["A", "C"],
+        ("undecided", "+2.0 ± 30 points (5 seeds)"): ["B"],
+    }
+
+
+def test_a_constant_that_a_theorem_takes():
+    of = lambda verdict, seen: stories._constant(
+        results.Verdict(claim="c", verdict=verdict, seen=seen)
+    )
+    assert of("holds", "measured over the bound") == "1"
+    assert (
+        of("cannot be checked", "it leaves its constant open, and takes one of 1.48 (T)") == "1.48"
+    )
+    with pytest.raises(ArgumentError, match="a theorem up to a constant"):
+        of("undecided", "+0.1")
 
 
 def test_verdicts_that_were_carried_over_say_that_no_interval_is_at_hand():
