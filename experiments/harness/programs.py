@@ -36,6 +36,11 @@ def drawn(config: Config):
 def proved(plan: Plan, config: Config) -> list[dict]:
     """As `jfl sweep` has it; refuses a sound config whose noise proves nothing."""
     train.epsilons(plan, config, [config.rounds], most=0)
+    return told(plan, config)
+
+
+def told(plan: Plan, config: Config) -> list[dict]:
+    """As `proved`; of a config of which nothing is proved it says so."""
     return [
         record.with_caveats(g, (SELECTION,)) for g in train.privacy(plan, config, config.rounds)
     ]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jfl.analysis import heterogeneity
 from jfl.cli import console
+from jfl.core.records import Fn, Keys
 from jfl.engine.simulate import schedule, simulate
 from jfl.papers.noble2022 import gaps as noble2022_gaps
 from jfl.papers.noble2022 import privacy as noble2022
@@ -19,7 +20,7 @@ from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
 from jfl.runs.train import privacy
 
-from ..harness.programs import Plans, drawn
+from ..harness.programs import Plans, drawn, told
 from ..harness.runner import keep
 from ..harness.verdicts import (
     NOT_RUN,
@@ -34,6 +35,7 @@ GAP = "ln(F - F*)"  # a natural logarithm, as the authors plot
 # of the gradients of the clients, uniform weights: what Figures 4 and 8 plot, and the other measure
 DIFFERENCE = "mean |∇F_i|² - |∇F|²"
 RATIO = "ln(mean |∇F_i|² / |∇F|²)"
+ALIKE = 2022  # the key of clients that draw alike, with their seed
 MARKS = (100, 200, 300, 400)  # that are evaluated, of those that were read off
 
 
@@ -64,16 +66,50 @@ def objective(task, params, fed, l2):
     return jax.lax.map(client, (fed.index, fed.size)).mean() + l2 / 2 * penalty
 
 
-DRAWN = Plans(drawn, seeded=True, trace=(("curve", "accuracy"), ("round", "round")))
+TRACE = (("curve", "accuracy"), ("round", "round"))
+DRAWN = Plans(drawn, seeded=True, trace=TRACE)
+
+
+def alike(context, keys, server, client_state, rows, *, client, seed):
+    """A client that draws its batches and noise as all others of the round do."""
+    key = jax.random.fold_in(jax.random.key(ALIKE), seed)
+    batch, noise = jax.random.split(jax.random.fold_in(key, context.round))
+    return client(context, Keys(batch, noise), server, client_state, rows)
+
+
+def drawn_alike(config):
+    """As `drawn`; all clients of a round draw the same batches and the same noise.
+
+    The published code seeds all clients of a round alike.  The mean of their models then has the
+    noise of one of them, where that of n clients has 1 / sqrt(n) of it.  What is proved takes noise
+    to be independent, so of these plans nothing is: their guarantees are conditional, and say why.
+    """
+    plan, config = drawn(config)
+    client = Fn(alike, dict(client=plan.algorithm.client, seed=jnp.int32(config.seed)))
+    algorithm = dataclasses.replace(plan.algorithm, client=client)
+    return dataclasses.replace(plan, algorithm=algorithm), config
+
+
+DRAWN_ALIKE = Plans(drawn_alike, seeded=True, privacy=told, epsilons=None, trace=TRACE)
 
 
 def watched(config, axes, out):
+    """As `watch`; noise is each client's own."""
+    return watch(config, axes, out, drawn)
+
+
+def watched_alike(config, axes, out):
+    """As `watch`; all clients of a round draw the same noise."""
+    return watch(config, axes, out, drawn_alike)
+
+
+def watch(config, axes, out, build_plan):
     """Run as `jfl.runs.sweep.sweep` over seeds, each with a draw of the data of its own, and keep
     GAP, DIFFERENCE and RATIO of the server's model at each evaluation, as a "trace"."""
     out = directory.checked(out, resume=False)
     guarantees, records = None, []
     for seed in axes["seed"]:
-        plan, calibrated = drawn(dataclasses.replace(config, seed=seed))
+        plan, calibrated = build_plan(dataclasses.replace(config, seed=seed))
         best = optimum(calibrated).value
         guarantees = guarantees or privacy(plan, calibrated, config.rounds)  # sizes are equal
         run, history, trace = None, {}, {"round": [], GAP: [], DIFFERENCE: [], RATIO: []}

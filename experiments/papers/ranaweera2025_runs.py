@@ -6,11 +6,11 @@ from pathlib import Path
 from jfl.cli import console
 from jfl.privacy.entry_guarantees import Overflow, tight_of
 from jfl.privacy.ledger import entries
-from jfl.runs import record, train
+from jfl.runs import train
 from jfl.runs.config import the_unit, the_view
-from jfl.runs.sweep import SELECTION
 
 from ..harness.programs import Plans, drawn
+from ..harness.programs import told as told_of_privacy
 from ..harness.runner import show_verdicts
 from ..harness.verdicts import NOT_RUN, Comparison, Evidence, difference, known
 from .li2025_plans import written
@@ -44,16 +44,10 @@ def epsilons(plan, config, rounds):
         return None
 
 
-def privacy(plan, config) -> list[dict]:
-    """As `programs.proved`, and of a line of which nothing is proved that."""
-    found = train.privacy(plan, config, config.rounds)
-    return [record.with_caveats(g, (SELECTION,)) for g in found]
-
-
 RUNS = Plans(
     drawn,
     seeded=True,
-    privacy=privacy,
+    privacy=told_of_privacy,
     epsilons=epsilons,
     trace=(("curve", "accuracy"), ("round", "round")),
 )

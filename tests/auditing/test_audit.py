@@ -360,13 +360,13 @@ def test_what_has_no_noise_tells_all():
 @pytest.mark.by_default("0.0-0.0")
 @pytest.mark.parametrize("truth, shift", [(2.3177890403, 1.0), (0.0, 0.0)])
 def test_the_bound_holds_as_often_as_it_says(truth, shift):
-    """A Gaussian mechanism seen beside 39 numbers of noise: above the truth in at most 5 % of 200
+    """A Gaussian mechanism seen beside 39 numbers of noise: above the truth in at most 5 % of 60
     audits, with a false alarm of 1e-4 for their count; a score learned on the runs that it judges
     breaks this."""
-    r, delta, audits = np.random.default_rng(1), 1e-2, 200
+    r, delta, audits = np.random.default_rng(1), 1e-2, 60
     held_out = the_same = 0
     for _ in range(audits):
-        sides = [r.normal(size=(900, 40, 1)) for _ in range(2)]
+        sides = [r.normal(size=(400, 40, 1)) for _ in range(2)]
         sides[0][:, 0] += shift
         held_out += audit._bound(sides, None, delta, 0.95)[0] > truth
         _, score = scores.learn(*sides, None)

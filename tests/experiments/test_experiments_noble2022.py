@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jfl
-from experiments.harness import runner
+from experiments.harness import programs, runner
 from experiments.harness.runner import Line
 from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNDECIDED, UNKNOWN, judge
 from experiments.papers import noble2022 as paper
@@ -557,3 +557,35 @@ def test_a_strongly_convex_bound_that_is_below_may_have_a_larger_constant():
     assert told((10, 0.6, 1.0), (100, 0.9, 1.0))[0] == HOLDS
     found, seen = told((10, 0.6, 1.0), (100, 3.0, 1.0))
     assert found == UNKNOWN and "takes one of 3 (Theorem C.1, T = 100)" in seen
+
+
+def test_noise_that_clients_share_does_not_average_out_and_is_not_proved():
+    made = config(paper.EXPERIMENTS["table1_alike"], "sigma=160, K=10", **TINY | dict(rounds=1))
+    moved = {}
+    for build_plan in (programs.drawn, runs.drawn_alike):
+        stds = []
+        for seed in range(8):
+            plan, _ = build_plan(dataclasses.replace(made, seed=seed))
+            start = plan.task.init(jax.random.key(seed))
+            end = simulate(jax.random.key(seed), plan, 1).params
+            moves = [np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (end, start)))]
+            stds.append(np.concatenate(moves).std())
+        moved[build_plan] = np.mean(stds)
+        status = {g["status"] for g in programs.told(plan, made)}
+        assert ("proved" in status) == (build_plan is programs.drawn)
+    # 160 deviations drown the gradients; 3 clients
+    ratio = moved[runs.drawn_alike] / moved[programs.drawn]
+    assert ratio == pytest.approx(3**0.5, rel=0.05)
+    one, other = (
+        simulate(jax.random.key(0), runs.drawn_alike(dataclasses.replace(made, seed=s))[0], 1)
+        for s in (0, 1)
+    )
+    assert np.abs(jax.tree.leaves(one.params)[0] - jax.tree.leaves(other.params)[0]).max() > 0.1
+
+
+def test_settings_of_the_published_code_make_no_statements_of_their_own():
+    by = lambda name: {c.statement for c in paper.EXPERIMENTS[name].claims if c.whose == "paper"}
+    curves = {"fig1: the published curves, to 0.15"}
+    for name in ("fig1_alike", "fig1_code", "fig1_code_alike"):
+        assert by(name) == curves <= by("fig1")
+    assert not by("table1_alike") | by("table4_code_alike")
