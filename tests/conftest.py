@@ -84,7 +84,7 @@ def few_programs():
     dies."""
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_text().count("\n") > 20_000:
+    if maps.exists() and maps.read_text().count("\n") > 45_000:
         jax.clear_caches()
 
 

@@ -186,6 +186,8 @@ CASES = dict(
 )
 # what these show, richer cases show too: they wait for the slow run
 SLOW = (
+    "epochs_and_weights_by_round",
+    "fedsgd_divided_by_size",
     "plain",
     "private_poisson",  # clip_and_noise_by_round
     "release_in_chunks",  # private_and_release_by_size
@@ -193,7 +195,7 @@ SLOW = (
     "drawn_by_share",  # the multinomial loop of test_dpnfl.py
     "independent_turns_by_rate",  # noise_by_round_and_client
     "noisy_uploads",  # scaffold_noise_everywhere
-    "release_add_remove_adam",  # epochs_and_weights_by_round
+    "release_add_remove_adam",
     "clip_and_noise_by_round",  # several_turns_short_batches
     "noise_by_client",  # noise_by_round_and_client
     "fedsgd_full_batch",

@@ -315,6 +315,7 @@ def test_equals_its_numpy_loop(name, noisy):
     assert far > 1e-3
 
 
+@pytest.mark.by_default("qfedavg-")
 @pytest.mark.parametrize(
     "name, options",
     [

@@ -601,6 +601,7 @@ def perturbed(mu, z=None, fed=None):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.5, 40.0])  # 40 times a learning rate is above 1: it overshoots
 def test_a_pull_in_output_perturbation_equals_numpy(mu):
     plan, key = perturbed(mu, 0.9), jax.random.key(8)

@@ -105,6 +105,7 @@ def ridge(x, y, weight, l2):
     return w, (weight * (x @ w - y) ** 2).sum() / 2 + l2 / 2 * w @ w
 
 
+@pytest.mark.by_default("size")
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 def test_optimum_and_gap_of_a_quadratic(fed, task, weights):
     local = [ridge(x, y, np.full(len(y), 1 / len(y)), L2) for x, y in parts(fed)]

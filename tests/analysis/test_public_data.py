@@ -248,6 +248,7 @@ def bilinear(params, x, y):
 LIKE = {"b": jnp.zeros(3), "w": jnp.zeros((8, 2))}
 
 
+@pytest.mark.by_default("flat")
 @pytest.mark.parametrize("make", [haar.flat, haar.plain, lambda like: haar.pixels(like, (4, 2))])
 def test_band_energies_add_up(make):
     r, bands = np.random.default_rng(1), make(LIKE)

@@ -32,7 +32,7 @@ def experiment(plan, rounds, **asked):
     return canaries.experiment(plan, entry, rounds)
 
 
-@pytest.mark.by_default("record fixed", "client adaptive")
+@pytest.mark.by_default("record fixed")
 @pytest.mark.parametrize("name", PLANS)
 def test_no_more_than_is_proved_and_not_much_less(name):
     """False alarms: one in a million, since the bound holds at that confidence.  The other half:
@@ -83,6 +83,7 @@ def test_a_claim_is_refuted():
     assert "claimed 2.318: REFUTED" in str(found) and "CONTRADICTED" not in str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", ["third_party", pytest.param("server", marks=pytest.mark.slow)])
 def test_a_row_moves_a_whole_model(view):
     """Talaei and Izadi's sensitivity is that of a model over its rows, and one row turns the model
@@ -163,6 +164,7 @@ def test_a_leak_beside_the_noise_is_found():
     assert found.proved is None or found.proved.status == "conditional"
 
 
+@pytest.mark.slow
 def test_scaffold_sends_nothing_beside_its_noise():
     """A control variate without noise tells the canary for certain: no noise hides it, and
     1,400 runs of each side without an error refute 4.5 at this confidence, where 3.05 is proved.
@@ -207,6 +209,7 @@ def test_blocks_change_nothing_and_every_run_has_a_key_of_its_own():
     assert reported[-1] == (2000, 2000) and reported == sorted(reported)
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_report_and_another_is_not():
     plan = audit_plans.of_clients(1.0)
     one, again, other = (jfl.audit(plan, 2, 1000, seed=seed) for seed in (1, 1, 2))
@@ -424,6 +427,7 @@ def test_a_report_says_all_that_it_rests_on():
     assert "no sign of privacy" in str(weak)
 
 
+@pytest.mark.slow
 def test_federations_of_the_host_are_audited_too():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(20, 3)).astype(np.float32), rng.normal(size=20).astype(np.float32)

@@ -80,6 +80,7 @@ def close(one, other, equal=True):
 # --- what is put in is what it says
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -145,7 +146,7 @@ def test_a_client_that_is_absent_sends_nothing():
 # --- what is seen
 
 
-@pytest.mark.by_default("client")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, sees, rounds, mu",
     [
@@ -260,6 +261,7 @@ def test_one_run_shows_what_perfect_scores_would_and_no_more_than_is_proved():
     assert low.refuted and "claimed 0.5: REFUTED" in str(low)
 
 
+@pytest.mark.slow
 def test_coins_are_their_own_in_every_run():
     plan = of_records(1e-3)
     made = training(plan, 2, "direction", count=10)

@@ -1079,6 +1079,9 @@ def test_a_flag_without_effect_is_refused(flags, named, tmp_path, capsys):
     assert f"{named}=" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
+@pytest.mark.by_default(
+    "fields0-add_remove", "fields1-replace_one", "fields2-add_remove", "fields3-replace_one"
+)
 @pytest.mark.parametrize(
     "fields, adjacency",
     [
@@ -1393,6 +1396,7 @@ def test_calibrate_refuses(capsys, args, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_curve_of_a_config(trained, tmp_path, capsys):
     file = trained / "config.toml"
     assert jfl("epsilon", "--config", file, "--plot", tmp_path / "curve.png") == 0

@@ -104,6 +104,7 @@ def test_a_plan_says_what_is_run_and_accounted(plan):
         assert part in text, (part, text)
 
 
+@pytest.mark.slow
 def test_results_say_how_they_ended(out, swept):
     final = f"accuracy {float(out.metrics.accuracy[-1]):.4g}"
     for part in ("4 rounds", "healthy", final, "12 numbers", "jfl.guarantee(plan, rounds=4"):

@@ -32,6 +32,7 @@ def make_plan(lr=0.1, z=3.0, noise=None, clip=1.0, sampler=None, kind="fedavg", 
 task = jfl.models.logistic(FED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "law",
     [
@@ -182,6 +183,7 @@ def weight_of(params):
     return float(sum(np.abs(x).sum() for x in jax.tree.leaves(params)))
 
 
+@pytest.mark.slow
 def test_a_tournament_is_paid_for_each_rung_that_follows():
     """By rungs of their own rounds, for the worst setting of each."""
     ask = dict(unit=None, view=None, adjacency=None)
@@ -266,6 +268,7 @@ def test_a_tournament_in_which_nobody_runs(monkeypatch):
         assert winner(monkeypatch, groups, {}) == (None, [])
 
 
+@pytest.mark.slow
 def test_groups_follow_their_laws():
     """Means, and independence of what groups have; each within five standard errors."""
     laws = [choosing.geometric(3.0), choosing.poisson(2.0)]

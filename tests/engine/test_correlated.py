@@ -88,7 +88,7 @@ def fresh(plan, run, index):
     return flat(normals(jax.random.fold_in(key, index), start_params()))
 
 
-@pytest.mark.by_default("identity", "banded", "blt")
+@pytest.mark.by_default("identity", "banded")
 @pytest.mark.parametrize("name", NAMES)
 def test_rounds_add_the_noise_of_a_loop_in_numpy(name):
     """Clients that do not learn send nothing, so the model moves by noise alone."""
@@ -232,6 +232,7 @@ def test_another_plan_begins_a_factorisation_of_its_own(name):
     assert all(np.abs(a - b).min() > 0 for a, b in zip(old, draws))
 
 
+@pytest.mark.by_default("banded-tree")
 @pytest.mark.parametrize("before, name", [("blt", "banded"), ("tree", "blt"), ("banded", "tree")])
 def test_a_run_goes_on_with_another_strategy(before, name):
     """Whatever either holds, the second begins with nothing."""
@@ -347,6 +348,7 @@ def test_a_release_on_its_own_has_no_correlated_noise():
     assert correlated_noise.strategy_of(chained) is strategy("tree")
 
 
+@pytest.mark.by_default("tree", "inverse banded")
 @pytest.mark.parametrize("name", ["tree", "restarted", "inverse banded", "square root"])
 def test_each_client_has_a_series_of_its_own(name):
     """Uploads without a signal over all rounds: the noise of a client has the covariance of the

@@ -57,6 +57,7 @@ def test_a_compact_key_under_mixed_axes():
         np.testing.assert_array_equal(data(ours), data(jax.vmap(child, axes)(*args)))
 
 
+@pytest.mark.by_default("0", "16", "129")
 @pytest.mark.parametrize("count", [0, 15, 16, 17, 128, 129, 1024, 1025])
 def test_draws_around_the_lengths_of_rows(count):
     """On a CPU blocks are computed in rows of a few lengths."""

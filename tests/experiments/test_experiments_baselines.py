@@ -43,6 +43,7 @@ def test_a_line_is_marked_where_it_ends_far_below_what_its_model_reaches(accurac
     assert ("L-BFGS" in not_tuned(experiment, results)) == marked
 
 
+@pytest.mark.slow
 def test_what_a_convex_model_reaches_is_above_three_rounds_of_training():
     config = Config(**SMALL, lr=1e-3)
     found = baselines.reach(config, Plans(drawn, seeded=True), (0, 1))
@@ -50,6 +51,7 @@ def test_what_a_convex_model_reaches_is_above_three_rounds_of_training():
     assert baselines.reach(dataclasses.replace(config, model="mlp"), None, (0,)) == {}
 
 
+@pytest.mark.slow
 def test_the_grid_has_seeds_of_its_own_and_goes_on_at_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "RATES", (1e-4, 1e-3))
     monkeypatch.setattr(baselines, "MORE", 3)

@@ -142,6 +142,7 @@ def test_runs_of_padpfl_are_those_of_numpy():
     assert seen.added == 0 and seen.extra == 0
 
 
+@pytest.mark.slow
 def test_noise_of_padpfl_is_the_printed_one():
     paper = talaei2024_bounds.Setting(epsilon=20.0)
     client, server, total = talaei2024_bounds._stds(paper, paper.factors(), 1.0)
@@ -249,6 +250,7 @@ def test_claims_of_runs_whose_clip_acts_are_not_checked():
 # --- Ranaweera et al., 2025
 
 
+@pytest.mark.by_default("lemma2-0.2")
 @pytest.mark.parametrize("noise, sigma", [("iso", 0.05), ("lemma2", 0.2)])
 def test_a_step_varies_as_the_theorem_takes_it(noise, sigma):
     """Variance of the mean of a cohort: clients, lots and noise."""
@@ -276,6 +278,7 @@ def test_theorem3_is_chained_through_a_round():
         assert want == pytest.approx(float(gap), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_steps_of_clients_done_again():
     steps = dataclasses.replace(SGD, steps=3, noise="iso", sigma=0.05)
     made = ranaweera2025_bounds.problem(steps)

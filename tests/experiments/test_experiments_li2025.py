@@ -127,6 +127,7 @@ def test_noise_in_the_model_is_that_of_the_gradient_over_the_rate(round_):
     assert claimed[-1]["epsilon"] == li2025_plans.privacy(plans["gradient"], config)[-1]["epsilon"]
 
 
+@pytest.mark.slow
 def test_the_median_norm_is_of_gradients_of_minibatches_without_privacy():
     """Softmax regression of zeros on rows x has gradients (p - e_y) x: of full batches of one row
     that are all alike the norm is known."""
@@ -391,6 +392,7 @@ def test_a_bound_below_the_gap_is_told():
     assert li2025_bounds._above(None, gap) == ("", "")
 
 
+@pytest.mark.slow
 def test_theory_runs_take_the_rates_of_the_theorem(monkeypatch):
     taken = {}
     monkeypatch.setattr(li2025_bounds, "build", lambda config, **options: taken.update(options))

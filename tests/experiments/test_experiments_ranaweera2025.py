@@ -60,6 +60,7 @@ def line(*accuracy, claimed=None, proved=None):
 # --- lines
 
 
+@pytest.mark.slow
 def test_the_true_epsilon_of_a_line_is_that_of_its_noise_whether_or_not_it_is_proved():
     """Of a sound line what is proved; of R4 that of isotropic noise whose multiplier is smaller by
     the root of the number of levels, all of which one row may fill."""

@@ -52,6 +52,7 @@ def test_noise_reaches_what_is_stated(name):
     assert recipes.worth(less).epsilon > 1.2 * 20
 
 
+@pytest.mark.slow
 def test_the_energies_are_paid_for():
     config = dataclasses.replace(made("measured"), noise=(2.0,))
     both = recipes.worth(config)
@@ -75,6 +76,7 @@ def model(out):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(out.run.server.params)])
 
 
+@pytest.mark.slow
 def test_a_factor_before_the_clip_is_a_weight_where_nothing_is_clipped():
     quiet = dict(noise=(1e-6,), clip_norm=10.0)
     scaled = jfl.simulate(KEY, recipes.plan_of(made("impact", **quiet)), 3)
@@ -86,6 +88,7 @@ def test_a_factor_before_the_clip_is_a_weight_where_nothing_is_clipped():
     assert np.abs(model(jfl.simulate(KEY, equal, 3)) - weighted).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_the_variance_of_the_mean_is_the_one_that_is_known():
     """Of models that hardly learn, since their clip norm is small: 1,300 numbers, five errors."""
     config = made("by_variance", noise=(4.0, 1.5), clip_norm=1e-3, lr=100.0, algorithm="fedavg")

@@ -179,6 +179,7 @@ def test_plain_functions(fed):
     assert plain.evaluation is None and np.isfinite(trained(fed, plain).metrics.loss).all()
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_model_gives_other_noise(fed):
     """One seed; the class of the module is part of the plan's identity."""
 

@@ -97,6 +97,7 @@ def test_linen_modules_that_mix_examples_or_draw(fed, module, words):
         assert "flax.readthedocs" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_remedies_work(fed):
     """Dropout without randomness, GroupNorm, and statistics that stay fixed."""
     module = Dropped(True)

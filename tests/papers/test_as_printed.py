@@ -205,6 +205,7 @@ def test_a_config_as_printed(monkeypatch):
         build.build(dataclasses.replace(config, unit="client"))
 
 
+@pytest.mark.slow
 def test_configs_of_changing_and_own_noise(monkeypatch):
     monkeypatch.setattr(tightest, "takes", lambda *args: False)
     config = dataclasses.replace(

@@ -215,6 +215,7 @@ def test_grid_by_p1(row, column, epsilon, rounds):
         assert rounds <= found <= 1.01 * rounds
 
 
+@pytest.mark.by_default("1-4.17")
 @pytest.mark.parametrize("column, printed", [(0, 2.20), (1, 4.17), (3, 6.77), (4, 5.58)])
 def test_noise_needed_by_p1(column, printed):
     run = (*GRID, nbd.TABLE_UPDATES[column], nbd.TABLE1_ROUNDS[0][column], 100, DELTA)

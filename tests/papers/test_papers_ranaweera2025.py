@@ -245,6 +245,7 @@ def test_refusals():
         theory.dp_pl_rate(theory.Constants(1.0, 1.0, 0.5), 1.0, 0.1, 5)
 
 
+@pytest.mark.slow
 def test_accounting_at_the_settings():
     runs = (
         [(q, 300) for q in (0.05, 0.1, 0.2, 1.0)]
@@ -268,6 +269,7 @@ def test_accounting_at_the_settings():
     )
 
 
+@pytest.mark.slow
 def test_epsilon_of_a_run():
     close(
         paper.run_epsilon("R1", 64, 3.0, 1.0, 10, 1e-5),
@@ -341,6 +343,7 @@ def lower_epsilon(rate, z, steps, delta, grid=2e-4, size=2**18):
     return low
 
 
+@pytest.mark.slow
 def test_clt_is_no_bound():
     clt = lambda q, mus: float(rdp.gaussian_epsilon(paper.gdp_clt_mu(q, mus), 1e-5))
     # one round, exactly: q * profile of the Gaussian at log(1 + (e^epsilon - 1) / q)

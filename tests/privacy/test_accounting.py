@@ -895,6 +895,7 @@ def test_one_draw_is_a_sample_of_one():
     close(eps(with_replacement(3, 1, 2.0, 7)), whole, 1e-14)
 
 
+@pytest.mark.by_default("5-10-2.0", "4-4-1.5")
 @pytest.mark.parametrize(
     "draws, population, z", [(5, 10, 2.0), (3, 50, 0.7), (20, 20, 5.0), (4, 4, 1.5)]
 )

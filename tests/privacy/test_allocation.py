@@ -27,6 +27,7 @@ def plan(sampler, z=2.0, adjacency=None, noise=None):
 # --- the curve
 
 
+@pytest.mark.by_default("2-1.0-801")
 @pytest.mark.parametrize("slots, z, points", [(2, 1.0, 801), (3, 0.7, 241), (2, 0.4, 1201)])
 def test_the_curve_is_the_integral(slots, z, points):
     """Over a grid of all outcomes, in both directions."""
@@ -232,6 +233,7 @@ def test_bad_input(call, words):
         call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
     [

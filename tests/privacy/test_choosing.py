@@ -158,6 +158,15 @@ def curves_of(epsilons):
     return [both_ways(*answers(epsilon)) for epsilon in epsilons]
 
 
+@pytest.mark.by_default(
+    "epsilons0-laws0",
+    "epsilons0-laws1",
+    "epsilons0-laws2",
+    "epsilons0-laws3",
+    "epsilons0-laws4",
+    "epsilons0-laws5",
+    "epsilons0-laws6",
+)
 @pytest.mark.parametrize("laws", TOURNAMENTS)
 @pytest.mark.parametrize("epsilons", [(1.0, 0.3, 0.5), (0.2, 1.0, 0.1), (2.0, 0.1, 1.0)])
 def test_a_tournament_is_never_below_the_truth(epsilons, laws):

@@ -298,6 +298,7 @@ def configurations(n, seed=0):
     )
 
 
+@pytest.mark.by_default("without_replacement")
 @pytest.mark.parametrize("scheme", rdp_batched.SCHEMES)
 def test_many_agree_with_one_by_one(scheme):
     q, z, steps, delta = configurations(12)

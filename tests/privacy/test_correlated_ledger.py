@@ -88,6 +88,7 @@ def test_what_is_implied_for_examples_counts_all_rounds_too(adjacency):
     assert found.epsilon == pytest.approx(gaussian(4.0 / sides / made.sensitivity(6)), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_epsilon_after_each_round_ends_at_the_guarantee_and_never_falls():
     made = blt(30, 2, participations=6, separation=5)
     one = plan(jfl.correlated(2.0, made), jfl.sampling.min_separation(C, 2, 5))
@@ -101,6 +102,7 @@ def test_epsilon_after_each_round_ends_at_the_guarantee_and_never_falls():
         assert own == pytest.approx(path[rounds], rel=1e-6)
 
 
+@pytest.mark.by_default("min_separation")
 @pytest.mark.parametrize("sampler", ["min_separation", "cyclic_poisson"])
 def test_calibration_finds_the_multiplier(sampler):
     drawn = (
@@ -142,6 +144,7 @@ def many():
     )
 
 
+@pytest.mark.by_default("1.0-4", "2.0-16", "0.6-4")
 @pytest.mark.parametrize("z, bands", CYCLIC)
 def test_bands_and_cyclic_poisson_are_amplified_as_published(many, z, bands):
     """Fewer steps at a higher rate: the multiplier is over the length of a column of C."""

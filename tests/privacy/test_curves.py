@@ -58,6 +58,7 @@ def test_golden_values():
     np.testing.assert_allclose(known.mu, 0.8052441259, rtol=6e-6)
 
 
+@pytest.mark.by_default("0.1-1.0")
 @pytest.mark.parametrize("q, z", [(0.1, 1.0), (0.01, 0.5), (0.5, 2.0)])
 def test_one_step_is_exact_and_never_below(q, z):
     known = curve((poisson(q, z),))
@@ -231,6 +232,7 @@ def test_groups_of_one_pair(epsilon, delta, size):
     np.testing.assert_allclose(group.delta_at(size * epsilon), bound, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_groups_are_never_above_the_usual_bound():
     for known in (curve((fixed(0.1, 1.0, 30),)), curve((poisson(0.3, 2.0),))):
         known = Curve(*known[:2])
@@ -286,6 +288,7 @@ def test_one_step_of_a_group_is_exact(q, size, z):
     assert (renyi >= exact).all()
 
 
+@pytest.mark.by_default("0.3-5-4.0")
 @pytest.mark.parametrize("q, size, z", [(0.1, 2, 1.0), (0.3, 5, 4.0), (0.5, 3, 0.8)])
 def test_renyi_curve_of_a_group(q, size, z):
     """By adaptive quadrature of both directions."""
@@ -313,6 +316,7 @@ def test_renyi_curve_of_a_group(q, size, z):
     assert math.isclose(whole.item(), 1e6 * size**2 / (2 * z**2))
 
 
+@pytest.mark.slow
 def test_a_group_of_one_is_none_and_all_of_it_is_a_gaussian():
     one, sample = events.poisson_group(0.2, 1, events.gaussian(1.5)), poisson(0.2, 1.5)
     orders = np.array([1.1, 2.0, 30.0])
@@ -384,6 +388,7 @@ def test_reading_many_epsilons_of_one_distribution():
 # --- guarantees of plans
 
 
+@pytest.mark.slow
 def test_a_guarantee_keeps_its_fields():
     """What is behind it is no field: it prints, compares and is stored as before."""
     known = jfl.guarantee(poisson_plan(), 4, unit="example", view="server")

@@ -132,6 +132,7 @@ def test_noise_has_its_law(law):
     assert rejects(1.05 * std)
 
 
+@pytest.mark.by_default("0.3", "300.0")
 @pytest.mark.parametrize("std", [0.3, 1.0, 7.7, 300.0, 2000.0])
 def test_every_search_ends_where_the_table_says(std):
     """Words at, just below and just above every tail and every bucket, and some between."""
@@ -151,6 +152,7 @@ def test_every_search_ends_where_the_table_says(std):
     assert known.reach <= max(4, 2 ** np.ceil(np.log2(0.2 * std + 4)))
 
 
+@pytest.mark.by_default("discrete_gaussian")
 @pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
 def test_a_sum_is_undone(law):
     """Of 4 clients, with hardly any noise: the mean of what they clipped; and modulo what wraps."""

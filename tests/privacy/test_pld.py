@@ -547,6 +547,7 @@ def test_extremes_are_finite_or_refused():
         assert np.all(got[full] <= whole[full] * 1.01 + 1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.floats(-6, 0), st.floats(-1, 3), st.floats(0, 6), st.floats(-12, -2), st.booleans())
 def test_between_bounds_at_all_sizes(log_rate, log_z, log_times, log_delta, fixed_size):
@@ -607,6 +608,7 @@ def test_delta_inverts_epsilon():
         )
 
 
+@pytest.mark.slow
 def test_arrays_of_times_and_order_of_parts():
     a, b = sampled(0.1, 2.0, 3), sampled(0.2, 3.0, 5)
     values, widths = pld.pld_epsilon(events.compose(a, b), np.array([1, 10]), 1e-5)

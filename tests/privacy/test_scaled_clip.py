@@ -138,6 +138,7 @@ def test_audited_is_no_more_than_proved():
     assert report.epsilon > 0.2 * report.proved.epsilon
 
 
+@pytest.mark.slow
 def test_small_coordinates_get_less_noise():
     """A signal in small coordinates, one row as any other: what is left of it after 40 releases at
     equal privacy.  With sizes that are alike the two chains would have errors within 20 %."""

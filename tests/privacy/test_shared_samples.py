@@ -188,9 +188,7 @@ def client_plan(fed, sampler, adjacency=None, algorithm=None):
     return jfl.plan(fed, task, algorithm, sampler, release=noise, adjacency=adjacency)
 
 
-@pytest.mark.by_default(
-    "sampler0-replace_one-event0", "sampler2-None-event2", "sampler3-replace_one-event3"
-)
+@pytest.mark.by_default("sampler2-None-event2", "sampler3-replace_one-event3")
 @pytest.mark.parametrize(
     "sampler, adjacency, event",
     [

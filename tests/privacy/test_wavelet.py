@@ -394,6 +394,7 @@ def test_a_round_is_the_loop_of_the_paper():
     )
 
 
+@pytest.mark.slow
 def test_microbatches_and_sweeps_change_nothing():
     shape = wavelet.ellipsoid(MADE, 0.25)
 
@@ -495,6 +496,7 @@ def james_stein(c, sizes, std):
     return c * (max(0.0, 1 - (sizes - 2) * std**2 / energy) if sizes >= 3 else 1.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(st.integers(0, 1000), st.sampled_from(["flat", "per_layer"]), st.booleans())
 def test_denoisers_against_a_loop(seed, layout, shaped):
@@ -618,7 +620,7 @@ def test_private_energies_and_what_both_plans_cost():
 # --- iterate averaging
 
 
-@pytest.mark.by_default("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2])
 def test_averaged_is_the_mean_of_the_models(first):
     chain = jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(0.3), jfl.divide(4.0))

@@ -20,6 +20,7 @@ def test_fields_are_those_of_a_config(name):
     assert fields["epsilon"] == float(epsilon.removeprefix("eps"))
 
 
+@pytest.mark.by_default("digits-client-eps8")
 @pytest.mark.parametrize("name", [n for n in presets.PRESETS if n.startswith("digits")])
 def test_it_learns_what_it_says(name):
     """The accuracy beside it is of three seeds: one is within 3 points of their range."""
