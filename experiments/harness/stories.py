@@ -47,6 +47,7 @@ MEAN = re.compile(r"([+-]\d+\.\d{3})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
 TOLD = re.compile(
     r"says something at \d+ of \d+[^;]*"
 )  # of a theorem (experiments.harness.theorems)
+RISES = "which rises by"  # in what verdicts.grows writes
 MANY = 3  # so many comparisons are shown one by one
 RATIO = "of the bound"  # the unit of what was measured, over a bound
 LONG = 170  # characters of what was seen that a cell shows
@@ -119,8 +120,7 @@ def measured(of: results.Verdict, unit: str) -> str:
     means, count = _means(of)
     if not means:
         return _cell(_short(of.seen)) or "computed"
-    rises = "rises by " if "which rises by" in of.seen else ""
-    shown = f"{rises}{_listed(means, unit)} {unit}".rstrip()
+    shown = f"{_listed(means, unit, RISES in of.seen)} {unit}".rstrip()
     told = TOLD.search(of.seen)
     return _cell(shown + count + why + (f"; {told[0]}" if told else ""))
 
@@ -131,9 +131,9 @@ def together(of: list[results.Verdict], unit: str) -> str:
     means = [m for each, _ in every for m in each]
     if not means:
         return _cell("; ".join(dict.fromkeys(_short(v.seen) for v in of)))
-    rises = "rises by " if "which rises by" in of[0].seen else ""
     (count, *others) = dict.fromkeys(count for _, count in every)
-    return _cell(f"{rises}{_listed(means, unit)} {unit}" + ("" if others else count))
+    shown = f"{_listed(means, unit, RISES in of[0].seen)} {unit}"
+    return _cell(shown + ("" if others else count))
 
 
 def _means(of: results.Verdict) -> tuple[list, str]:
@@ -145,11 +145,11 @@ def _means(of: results.Verdict) -> tuple[list, str]:
     return means, f" ({found['seeds']})" if found else ""
 
 
-def _listed(means: list, unit: str) -> str:
+def _listed(means: list, unit: str, rises: bool) -> str:
     """Means with half intervals: each, or where they lie if they are many; of a RATIO without a
     sign."""
     scale, digits = (100, 1) if unit == "points" else (1, 3)
-    sign, several = ("", "values") if unit == RATIO else ("+", "differences")
+    sign, several = ("", "values") if unit == RATIO else ("+", "rises" if rises else "differences")
     half = lambda width: f"{scale * float(width):.2g}"
 
     def number(mean):
@@ -157,7 +157,8 @@ def _listed(means: list, unit: str) -> str:
         return f"{value + 0.0:{sign}.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
 
     if len(means) <= MANY:
-        return ", ".join(number(m) + (f" ± {half(h)}" if h else "") for m, h in means)
+        each = ", ".join(number(m) + (f" ± {half(h)}" if h else "") for m, h in means)
+        return f"rises by {each}" if rises else each
     ends = sorted(float(m) for m, _ in means)
     widest = max((float(h) for _, h in means if h), default=None)
     shown = f"{len(means)} {several}, {number(ends[0])} to {number(ends[-1])}"

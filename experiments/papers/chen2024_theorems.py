@@ -174,7 +174,7 @@ def missed(rows):
 
 def unknown(rows, why):
     """A check of what nothing can be said of, beside the numbers."""
-    return lambda results: Evidence(seen=f"it says {orders(rows)}", missing=why)
+    return lambda results: Evidence(missing=f"{why}; it says {orders(rows)}")
 
 
 def below_start(name, rows, note=""):

@@ -427,6 +427,7 @@ def strongly_convex(rows):
         theorems.up_to_a_constant(
             {f"{t}, T = {r.rounds}": r.values / r.printed for t, r in held if r.step == NAMED}
         ),
+        statement=STRONGLY_CONVEX,
     )
 
 

@@ -272,7 +272,7 @@ def test_bounds(tmp_path, capsys):
     paper_s = [v for v in given if v.get("whose", "paper") == "paper"]
     assert len(given) == 1 + 2 * (4 * 4 + 1) and len(paper_s) == 1 + 2 * 4
     assert {v["verdict"] for v in paper_s} <= {HOLDS, UNKNOWN, UNDECIDED}
-    assert sum(limits.STRONGLY_CONVEX == v.get("statement") for v in given) == 2
+    assert sum(limits.STRONGLY_CONVEX == v.get("statement") for v in given) == 3
     named = [r for r in found["rows"] if r[2] == limits.NAMED]
     cases = [c for c in limits.MEASURED for _ in range(6)]
     assert [r[:2] for r in named] == [
