@@ -523,6 +523,19 @@ def test_alpha_is_a_scale_of_all_logits():
     assert claim.check({}).exact is True and "proved" in claim.check({}).seen
 
 
+def test_what_holds_at_one_alpha_holds_at_all():
+    (claim,) = (c for c in paper.EXPERIMENTS["fig5"].claims if c.whose == "paper")
+    best = lambda value: {
+        f"{m}, K={k}, alpha=0": gap((0, v), (0, v + 0.01), (0, v - 0.01))
+        for k in (50, 100)
+        for m, v in (("DP-SCAFFOLD-warm", value), ("DP-FedAvg", 1.0), ("DP-FedSGD", 2.0))
+    }
+    told, seen = verdict(claim.check, best(-1.0))
+    assert told == HOLDS and "every alpha by the proof" in seen
+    assert verdict(claim.check, best(3.0))[0] == NOT_REPRODUCED
+    assert verdict(claim.check, {})[0] == UNKNOWN
+
+
 @pytest.mark.parametrize("alpha", [1.0, 5.0])
 def test_alpha_does_not_change_the_labels(alpha):
     """The share of a client's largest class has one law for all alpha, and another for another
