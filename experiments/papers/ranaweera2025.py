@@ -11,7 +11,9 @@ proved.  The readings bound R1 the gradient, R2 its coefficients, R3 each level 
 R4 each level of the weighted ones (section 4.3), R5 the weighted ones as a whole, R6 each level of
 them by a norm of its own; R5 and R6 are sound.  "matched" is isotropic noise of the same power,
 "ellipsoid" is sound.  Experiments are reduced: softmax regression instead of a CNN, fewer rounds
-and local steps; with "-full" in their names they have the numbers of the paper, for other machines.
+and local steps.  With "-middle" in their names they have the CNN, 5 local epochs and 60 rounds, for
+a day of a CPU or an hour of a GPU; with "-full" the numbers of the paper.  "hours" predicts how
+long both take here.
 """
 
 import dataclasses
@@ -34,7 +36,7 @@ from ..harness.runner import Experiment, exact_verdicts
 from ..harness.verdicts import Claim, beats, exactly, grows
 from . import ranaweera2025_study
 from .ranaweera2025_bounds import bounds
-from .ranaweera2025_runs import RUNS, reproduces, told, true_epsilon, understated
+from .ranaweera2025_runs import RUNS, reproduces, step_seconds, told, true_epsilon, understated
 
 SIGMAS = dict(zip(("small", "medium", "large"), theory.SIGMAS))
 DATA = dict(mnist="mnist", fmnist="fashion_mnist", cifar10="cifar10")
@@ -68,15 +70,12 @@ CLIENT = dict(
     rounds=40,
     allow_empty=True,
 )
-FULL = dict(
-    model="cnn",
-    preprocess="none",
-    clients=100,
-    rounds=theory.SETTINGS["rounds"],
-    lr=0.1,
-    clip_norm=1.0,
-)
+MIDDLE = dict(model="cnn", preprocess="none", rounds=60, lr=0.1, clip_norm=1.0)
+FULL = MIDDLE | dict(clients=100, rounds=theory.SETTINGS["rounds"])
+SIZES = ("", "-middle", "-full")  # of figures
+EPOCHS = {"-middle": 5, "-full": int(theory.SETTINGS["local_epochs"])}  # of a client in a round
 OPEN = "batch sizes, learning rates, filters and delta are ours: the paper's are lost"
+BETWEEN = f"5 local epochs and 60 rounds, and fewer clients of samples; {OPEN}"
 REDUCED = f"softmax regression in place of a CNN, fewer rounds and local steps; {OPEN}"
 MODES = ("R1 plain", "R1 lemma2", "R2 plain", "R2 lemma2")
 LEVELS = ("R4 plain", "R6 plain")  # clips of each level: that of section 4.3, and the sound one
@@ -125,8 +124,8 @@ def modes(base, sigma, bands_="per_layer"):
     }
 
 
-def figure(name, full):
-    """Figures 7 to 12."""
+def figure(name, size):
+    """Figures 7 to 12, in one of SIZES."""
     level, data = name.split("_")
     reported = theory.REPORTED[name]
     unit = "example" if level == "sample" else "client"
@@ -135,18 +134,16 @@ def figure(name, full):
         dataset=DATA[data],
         rows_per_client=theory.ROWS[data],
     )
-    title = f"Figure {reported.figure}, {level} level, {DATA[data]}, " + (
-        "as in the paper" if full else "reduced"
-    )
-    if full:  # 50 local epochs
-        epochs: Any = theory.SETTINGS["local_epochs"]
-        steps = epochs * theory.ROWS[data] // base["batch"]
-        base = base | FULL | dict(steps=steps)
+    words = {"": "reduced", "-middle": "of middle size", "-full": "as in the paper"}[size]
+    title = f"Figure {reported.figure}, {level} level, {DATA[data]}, {words}"
+    if size:
+        steps = EPOCHS[size] * theory.ROWS[data] // base["batch"]
+        base = base | (FULL if size == "-full" else MIDDLE) | dict(steps=steps)
     lines, paper = {"no privacy": dict(clip_norm=1.0)}, {}
-    for size, sigma in SIGMAS.items():
+    for strength, sigma in SIGMAS.items():
         for line, fields in modes(base, sigma).items():
             lines[f"{line} σ={sigma:g}"] = fields | dict(unit=unit)
-        gains = [getattr(g, size) for g in (reported.vanilla, reported.dynamic)]
+        gains = [getattr(g, strength) for g in (reported.vanilla, reported.dynamic)]
         paper[f"WAV R1 lemma2 σ={sigma:g}"] = "{:+g} on vanilla, {:+g} on dynamic".format(*gains)
     reading = "R1" if level == "client" else "R2"
     at = lambda line, other: [(f"{line} σ={s:g}", f"{other} σ={s:g}") for s in SIGMAS.values()]
@@ -208,7 +205,7 @@ def figure(name, full):
         lines,
         tuple(claims),
         dict(rounds=5, clients=base["clients"] // 2),
-        differs=OPEN if full else REDUCED,
+        differs={"": REDUCED, "-middle": BETWEEN, "-full": OPEN}[size],
         baselines={"no privacy": tuple(n for n in lines if n != "no privacy")},
         quick_lines=few,
         paper=paper,
@@ -457,11 +454,37 @@ def accounting(name, experiment, out, quick):
     )
 
 
-EXPERIMENTS = {
-    f"{n}{'-full' if full else ''}": figure(n, full)
-    for full in (False, True)
-    for n in theory.REPORTED
-}
+def hours(name, experiment, out, quick):
+    """Hours that the figures of larger sizes take here, from the seconds of a client's local step
+    with the CNN."""
+    rows = []
+    for figure_ in list(theory.REPORTED)[: 1 if quick else None]:
+        seconds = step_seconds(EXPERIMENTS[f"{figure_}-middle"].base, figure_.split("_")[0])
+        for size in SIZES[1:]:
+            of = EXPERIMENTS[f"{figure_}{size}"]
+            run = of.base["rounds"] * of.base["clients"] * of.base.get("rate", 1.0)
+            each = run * of.base["steps"] * seconds / 3600
+            few = len(of.quick_lines or ()) * 3
+            rows.append(
+                (
+                    f"{figure_}{size}",
+                    f"{seconds:.2g}",
+                    f"{each:.2g}",
+                    f"{few * each:.2g}",
+                    f"{len(of.lines) * len(of.seeds) * each:.2g}",
+                )
+            )
+    heads = (
+        "figure",
+        "s of a local step",
+        "h of a line and seed",
+        f"h of {len(of.quick_lines or ())} lines, 3 seeds",
+        "h of all",
+    )
+    return told(out, name, experiment.title, heads, rows, [])
+
+
+EXPERIMENTS = {f"{n}{size}": figure(n, size) for size in SIZES for n in theory.REPORTED}
 EXPERIMENTS |= {"table3": table3(False), "table3-full": table3(True)}
 EXPERIMENTS |= {
     n: Experiment(t, {}, {}, special=f)
@@ -470,6 +493,7 @@ EXPERIMENTS |= {
         ("fig4", "Figure 4, the noise of an entry", fig4),
         ("audit_wavelet_leak", "An audit of the published mechanism", audit),
         ("accounting", "Epsilon, nominal and true", accounting),
+        ("hours", "How long the middle and the full size take on this machine", hours),
         (
             "study",
             "The study at equal proved privacy (study --collect: all that ran)",

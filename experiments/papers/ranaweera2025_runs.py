@@ -1,8 +1,13 @@
 """What the experiments on Ranaweera et al., 2025, need beyond `harness.runner`: runs whose epsilon
 is huge, checks, tables."""
 
+import time
 from pathlib import Path
 
+import jax
+import numpy as np
+
+import jfl
 from jfl.cli import console
 from jfl.privacy.entry_guarantees import Overflow, tight_of
 from jfl.privacy.ledger import entries
@@ -51,6 +56,32 @@ RUNS = Plans(
     epsilons=epsilons,
     trace=(("curve", "accuracy"), ("round", "round")),
 )
+
+
+def step_seconds(base: dict, level: str, steps: int = 4) -> float:
+    """Seconds of one local step of one client, of a figure with the CNN, on this machine.
+
+    Rows are drawn, as time does not hang on them: two clients take a few steps, twice, and the
+    second time is taken.
+    """
+    shape = (32, 32, 3) if base["dataset"] == "cifar10" else (28, 28)
+    draw = np.random.default_rng(0)
+    rows = lambda n: (draw.random((n, *shape), np.float32), draw.integers(0, 10, n))
+    fed = jfl.federate([rows(base["batch"])] * 2, test=rows(10))
+    task = jfl.models.cnn(fed)
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(base["batch"]))
+    samples = level == "sample"
+    algorithm = jfl.algorithms.fedavg(
+        jfl.private_grad(task.loss, chain) if samples else jfl.grad(task.loss),
+        lr=base["lr"],
+        steps=steps,
+        batch=jfl.batches.without_replacement(base["batch"]),
+    )
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(2))
+    for key in (0, 1):
+        begun = time.perf_counter()
+        jax.block_until_ready(jfl.simulate(jax.random.key(key), plan, 1, evaluate_every=1))
+    return (time.perf_counter() - begun) / (2 * steps)
 
 
 # --- claims

@@ -108,7 +108,33 @@ def test_the_list_names_all_of_the_paper(capsys):
         300,
         50 * 500 // 30 * 30,
     )
+    middle = ranaweera2025.EXPERIMENTS["client_fmnist-middle"].base
+    assert (middle["clients"], middle["rounds"], middle["steps"] * middle["batch"]) == (
+        100,
+        60,
+        5 * 600,
+    )
+    assert middle["model"] == full["model"] == "cnn"
     assert "reduced" in ranaweera2025.EXPERIMENTS["client_mnist"].title
+
+
+def test_hours_follow_from_the_seconds_of_a_step(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ranaweera2025, "step_seconds", lambda base, level: 0.36)
+    experiment = ranaweera2025.EXPERIMENTS["hours"]
+    found = experiment.special("hours", experiment, tmp_path, quick=False)
+    rows = {row[0]: [float(v) for v in row[1:]] for row in found["rows"]}
+    # 60 rounds of 10 clients of 100 steps; of a fifth of 100 clients of 150
+    lines = len(ranaweera2025.EXPERIMENTS["sample_mnist"].lines)
+    assert rows["sample_mnist-middle"] == pytest.approx([0.36, 6, 6 * 18, 6 * lines * 5], rel=0.05)
+    assert rows["client_mnist-middle"][1] == pytest.approx(18)
+    assert rows["sample_mnist-full"][1] == pytest.approx(300 * 100 * 1000 * 1e-4, rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_step_of_the_cnn_takes_time():
+    for name in ("sample_mnist-middle", "client_cifar10-middle"):
+        base = ranaweera2025.EXPERIMENTS[name].base
+        assert 1e-5 < runs.step_seconds(base, name.split("_")[0], steps=1) < 60
 
 
 def test_matched_noise_has_the_power_of_the_published():
