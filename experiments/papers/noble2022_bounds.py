@@ -330,13 +330,12 @@ def against(case, s, config, fed, seeds, stops):
                 # as many stops as above, so that it is the same program
                 same = [t] * len(stops)
                 found = measured(case, s, plan, config, smaller, seeds, same)[0][:, 0]
-            bounds = (
-                rate(printed, config.algorithm, case, t, printed=True),
-                rate(printed, config.algorithm, case, t),
-                rate(exact, config.algorithm, case, t),
-            )
-            failed = (*bounds[-1].failed, *clips)
-            rows.append(Row(step, t, found, *(float(b.value) for b in bounds), failed))
+            theirs = rate(printed, config.algorithm, case, t, printed=True)
+            repaired = rate(printed, config.algorithm, case, t)
+            own = rate(exact, config.algorithm, case, t)
+            bounds = (float(bound.value) for bound in (theirs, repaired, own))
+            failed = (*own.failed, *clips)
+            rows.append(Row(step, t, found, *bounds, failed=failed))
     trivial = start
     if case == NONCONVEX:
         slope = jax.grad(objective, argnums=1)(s.task, x0, fed, s.l2)

@@ -236,7 +236,8 @@ def against(setting: Setting, seeds: int) -> dict:
         bound = chained(c, bound, made.lr, squares[:, t])
     rate = theory.dp_pl_rate(c, gaps[0, 0], made.lr, setting.rounds, strict=False)
     first = gaps[:, :-1]
-    steps = theory.dp_pl_step(c, first, made.lr, squares[..., 0], strict=False)
+    each: Any = squares[..., 0]
+    steps = theory.dp_pl_step(c, first, made.lr, each, strict=False)
     failed = theory.theorem3(c, gaps[0, 0], lrs, squares[0, 0], strict=False).failed
     return dict(
         gap=gaps[:, -1],
@@ -306,7 +307,8 @@ def below_the_start(cells: dict) -> list[Claim]:
 
 def bounds(name, experiment, out, quick):
     """Theorem 3 and our replacements beside measured runs."""
-    reduced, cells, claims = QUICK if quick else {}, {}, [LOST]
+    reduced: dict[str, Any] = QUICK if quick else {}
+    cells, claims = {}, [LOST]
     seeds = experiment.seeds[: 3 if quick else None]
     for line in QUICK_LINES if quick else LINES:
         setting = Setting(**LINES[line] | reduced)

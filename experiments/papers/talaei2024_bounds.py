@@ -117,21 +117,21 @@ class Problem(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is measured at the server's models, [seeds, rounds + 1]; the objective is that of the
-    factors with which the round goes on."""
+    """What is measured at the server's models: one number, and of all [seeds, rounds + 1]; the
+    objective is that of the factors with which the round goes on."""
 
-    loss: np.ndarray
-    before: np.ndarray  # the same with the factors of the round before
-    gradient: np.ndarray
-    gradient_before: np.ndarray  # with those factors too
-    dissimilarity: np.ndarray
-    divergence: np.ndarray
-    added: np.ndarray  # to A by new factors: A' - A of Lemma 3
-    inexactness: np.ndarray  # the largest of clients that count
-    longest: np.ndarray  # model of such a client, before the clip
-    extra_printed: np.ndarray  # Lemma 3, of new factors, and ours
-    extra: np.ndarray
-    noise: np.ndarray  # length of what was added to the mean of the round's models; 0 at the end
+    loss: Any
+    before: Any  # the same with the factors of the round before
+    gradient: Any
+    gradient_before: Any  # with those factors too
+    dissimilarity: Any
+    divergence: Any
+    added: Any  # to A by new factors: A' - A of Lemma 3
+    inexactness: Any  # the largest of clients that count
+    longest: Any  # model of such a client, before the clip
+    extra_printed: Any  # Lemma 3, of new factors, and ours
+    extra: Any
+    noise: Any  # length of what was added to the mean of the round's models; 0 at the end
 
 
 def clip_norm(setting, classes: int) -> float:
@@ -392,7 +392,8 @@ def below_the_start(cells: dict) -> list[Claim]:
 
 def bounds(name, experiment, out, quick):
     """Theorems 2 and 3, Lemma 3 and our replacements beside measured runs."""
-    reduced, cells, claims = QUICK if quick else {}, {}, []
+    reduced: dict[str, Any] = QUICK if quick else {}
+    cells, claims = {}, []
     seeds = experiment.seeds[: 3 if quick else None]
     for line in QUICK_LINES if quick else LINES:
         setting = Setting(**LINES[line] | reduced)
