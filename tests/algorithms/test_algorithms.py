@@ -187,7 +187,6 @@ CASES = dict(
 # what these show, richer cases show too: they wait for the slow run
 SLOW = (
     "epochs_and_weights_by_round",
-    "fedsgd_divided_by_size",
     "plain",
     "private_poisson",  # clip_and_noise_by_round
     "release_in_chunks",  # private_and_release_by_size

@@ -162,7 +162,6 @@ def agree(case, wrong=""):
     close(params, loop(case, d, fed, wrong), rtol=3e-5, atol=3e-6)
 
 
-@pytest.mark.by_default("normalised", "multinomial")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_equals_the_papers_loop(case):
     agree(case)

@@ -164,7 +164,6 @@ def test_a_leak_beside_the_noise_is_found():
     assert found.proved is None or found.proved.status == "conditional"
 
 
-@pytest.mark.slow
 def test_scaffold_sends_nothing_beside_its_noise():
     """A control variate without noise tells the canary for certain: no noise hides it, and
     1,400 runs of each side without an error refute 4.5 at this confidence, where 3.05 is proved.

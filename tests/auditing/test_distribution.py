@@ -149,7 +149,6 @@ def test_a_clip_that_the_noise_follows_is_measured(monkeypatch):
     assert "0.5" in next(test.found for test in found.failed if test.name == "release: variance")
 
 
-@pytest.mark.slow
 def test_noise_of_clients_and_of_cohorts():
     """What mutants break: keys of clients, and divisors that follow who came (a Poisson cohort of 4
     at 1/2 in place of 3).  Both are off by far more than 3 %, which is found with 0.99."""

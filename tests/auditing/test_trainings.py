@@ -80,7 +80,6 @@ def close(one, other, equal=True):
 # --- what is put in is what it says
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -146,7 +145,7 @@ def test_a_client_that_is_absent_sends_nothing():
 # --- what is seen
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("client")
 @pytest.mark.parametrize(
     "make, sees, rounds, mu",
     [

@@ -307,7 +307,7 @@ def test_rows_without_numbers():
     assert fed.host.fetch(np.array([0, 1, 2]))[0].shape == (3, 3, 0, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("scaffold")
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_rows_that_are_prepared_on_the_device_are_the_same_run(name):
     """Bytes that become numbers there, and the same numbers from the host."""

@@ -15,10 +15,11 @@ class Mutant(NamedTuple):
     old: str  # occurs once in it
     new: str
     tests: str  # what pytest is given: a file, or tests of a file by their ids
+    slow: bool = False  # whether all of them are slow
 
 
 PARTS = ("kernels", "tests", "experiments", "docs", "README.md", "pyproject.toml")
-ELSEWHERE, NONE, FAILED, PASSED = 77, 5, 1, 0  # of pytest's exit codes; NONE: all are deselected
+ELSEWHERE, FAILED, PASSED = 77, 1, 0  # of pytest's exit codes
 # An editable install would import the repository: the copy comes first on the path, and a run that
 # took another package says so.
 WHOSE = """
@@ -58,20 +59,22 @@ def apply(mutant: Mutant, folder: Path) -> None:
     file.write_text(text.replace(mutant.old, mutant.new))
 
 
-def outcome(folder: Path, tests: str) -> int:
-    """Exit code of the tests of a copy: those that run by default; where all are slow, of these."""
-    for which in ([], ["-m", ""]):
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-            + ["-p", "whose_package", *which, *tests.split()],
-            cwd=folder,
-            env=os.environ | dict(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1"),
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != NONE:
-            break
-    if done.returncode not in (FAILED, PASSED):  # tests that were not collected fail nothing
+def outcome(folder: Path, tests: str, slow: bool = False) -> int:
+    """Exit code of the tests of a copy: those that run by default, or the slow ones too.
+
+    Raises:
+        RuntimeError: where none of them was collected: they fail nothing.
+    """
+    which = ["-m", ""] if slow else []
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        + ["-p", "whose_package", *which, *tests.split()],
+        cwd=folder,
+        env=os.environ | dict(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1"),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode not in (FAILED, PASSED):
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
     return done.returncode
 
@@ -79,4 +82,4 @@ def outcome(folder: Path, tests: str) -> int:
 def run(mutant: Mutant, folder: Path) -> bool:
     """Whether a test fails of a copy, in an empty folder, with this break."""
     apply(mutant, copied(folder))
-    return outcome(folder, mutant.tests) == FAILED
+    return outcome(folder, mutant.tests, mutant.slow) == FAILED

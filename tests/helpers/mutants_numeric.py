@@ -155,6 +155,7 @@ MUTANTS = (
         "if low >= 10**12 or not fits(low + 1):",
         "if low < 10**12:",
         f"{ACCOUNTING}::test_rounds_for_an_epsilon",
+        slow=True,
     ),
     Mutant(
         "jfl/privacy/accountants/pld_step.py",
@@ -313,6 +314,7 @@ MUTANTS = (
         "max_weight=plan.weights.max(),",
         "max_weight=plan.weights.max() / sharding.count(plan.mesh),",
         "tests/auditing/test_audit_devices.py::test_the_program_of_a_mesh_is_what_is_audited",
+        slow=True,
     ),
     Mutant(  # a control variate that leaks without noise
         "jfl/algorithms/scaffold.py",

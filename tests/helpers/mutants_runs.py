@@ -88,12 +88,14 @@ MUTANTS = (
         "return sharding.summed(sums), own",
         "return sums, own",
         "tests/engine/test_scale.py::test_eight_devices_are_one",
+        slow=True,
     ),
     Mutant(
         "jfl/engine/round.py",
         "filled, first=device * held)",
         "filled, first=0)",
         "tests/engine/test_scale.py::test_eight_devices_are_one",
+        slow=True,
     ),
     Mutant(
         "jfl/engine/round.py",
@@ -130,12 +132,14 @@ MUTANTS = (
         "mask = first + jnp.arange(each) >= begin",
         "mask = first + jnp.arange(each) >= 0",
         "tests/engine/test_scale.py::test_eight_devices_are_one",
+        slow=True,
     ),
     Mutant(
         "jfl/engine/sharding.py",
         'names[0] == "own" or',
         'names[0] == "nothing" or',
         "tests/engine/test_scale.py::test_eight_devices_are_one",
+        slow=True,
     ),
     Mutant(
         "jfl/engine/sweep.py",
@@ -253,12 +257,14 @@ MUTANTS = (
         "fori_loop(0, _chunks_with_clients(times), one",
         "fori_loop(0, len(times), one",
         f"{ENGINE}::test_chunks_without_a_client_do_not_run",
+        slow=True,
     ),
     Mutant(
         "jfl/engine/round.py",
         "_most(count.max(0) if",
         "_most(count.min(0) if",
         f"{ENGINE}::test_chunks_without_a_client_do_not_run",
+        slow=True,
     ),
     Mutant(
         "jfl/engine/round.py",

@@ -88,7 +88,6 @@ def test_what_is_implied_for_examples_counts_all_rounds_too(adjacency):
     assert found.epsilon == pytest.approx(gaussian(4.0 / sides / made.sensitivity(6)), rel=1e-6)
 
 
-@pytest.mark.slow
 def test_epsilon_after_each_round_ends_at_the_guarantee_and_never_falls():
     made = blt(30, 2, participations=6, separation=5)
     one = plan(jfl.correlated(2.0, made), jfl.sampling.min_separation(C, 2, 5))

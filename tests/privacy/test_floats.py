@@ -215,7 +215,6 @@ def test_cohorts_are_summed_in_float32_and_the_server_sees_its_own_type(fed, sit
     assert {x.dtype for x in jax.tree.leaves(after.server.params)} == {jnp.dtype("bfloat16")}
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("both")
 @pytest.mark.parametrize("site", list(SITES))
 def test_cohorts_of_half_precision_add_up_in_chunks(fed, site):

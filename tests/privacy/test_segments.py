@@ -133,7 +133,6 @@ def test_noise_that_changes_over_rounds(renyi_alone):
     close(found((still, 4, 2), (moving, 6, 0)).epsilon, best(events.compose(*later)), 1e-5)
 
 
-@pytest.mark.slow
 def test_noise_of_each_client(renyi_alone):
     levels = np.linspace(1.0, 3.0, CLIENTS).astype(np.float32)
     one, other = make(NOISY(levels)), make(NOISY(levels[::-1].copy()))

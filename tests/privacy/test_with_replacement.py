@@ -104,7 +104,7 @@ def above(epsilon, losses, mass, lost=0.0):
 # --- one release
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("2-1.05-0.8")
 @pytest.mark.parametrize("draws, population, z", CASES)
 def test_the_profile_is_the_worst_of_all_mixtures(draws, population, z):
     """A search over data sets and the solution of the dual problem meet: above each, and no higher

@@ -101,7 +101,6 @@ def test_a_resumed_run_is_the_straight_one_with_client_state(straight, half):
     assert table(half) == table(straight)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_the_straight_one_with_an_adaptive_clip(tmp_path):
     train.train(ADAPTIVE, tmp_path / "a")
     train.train(dataclasses.replace(ADAPTIVE, rounds=2), tmp_path / "b")
