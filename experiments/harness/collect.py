@@ -99,7 +99,8 @@ def _judge(before: results.Experiment, one: results.Experiment, experiment, merg
         for v in one.verdicts:
             if v.claim in given:
                 v.earlier = given[v.claim].earlier
-                v.why = given[v.claim].why or (AGAIN.rstrip("; ") if v.earlier else "")
+                why = given[v.claim].why
+                v.why = why if why.startswith(AGAIN) else AGAIN.rstrip("; ") * bool(v.earlier)
     else:
         describe(one, experiment, "" if merge else drawn(experiment))
         one.verdicts = rejudge(one, experiment, given, again=True)

@@ -36,10 +36,10 @@ def drawn(config: Config):
 def proved(plan: Plan, config: Config) -> list[dict]:
     """As `jfl sweep` has it; refuses a sound config whose noise proves nothing."""
     train.epsilons(plan, config, [config.rounds], most=0)
-    return told(plan, config)
+    return guarantees(plan, config)
 
 
-def told(plan: Plan, config: Config) -> list[dict]:
+def guarantees(plan: Plan, config: Config) -> list[dict]:
     """As `proved`; of a config of which nothing is proved it says so."""
     return [
         record.with_caveats(g, (SELECTION,)) for g in train.privacy(plan, config, config.rounds)
@@ -96,12 +96,12 @@ def run_points(asked: list[Point], plans: Plans):
         if plan_of(point) not in built:
             built[plan_of(point)] = plans.build(dataclasses.replace(point.config, seed=point.seed))
     pairs = _with_shared_rows([built[plan_of(point)] for point in asked])
-    guarantees, curves, groups, traced = {}, {}, {}, set()
+    proved_of, curves, groups, traced = {}, {}, {}, set()
     # of a line, another split with clients of the same sizes has the same guarantee
     accounts = [(p.home, np.asarray(plan.fed.size).tobytes()) for p, (plan, _) in zip(asked, pairs)]
     for i, (plan, config) in enumerate(pairs):
-        if accounts[i] not in guarantees:
-            guarantees[accounts[i]] = plans.privacy(plan, config)
+        if accounts[i] not in proved_of:
+            proved_of[accounts[i]] = plans.privacy(plan, config)
         # another data set would be stacked beside the first one in a program, row by row
         groups.setdefault((config.rounds, config.evaluate_every, id(plan.fed.x)), []).append(i)
         trace_once(plan, traced)
@@ -112,7 +112,7 @@ def run_points(asked: list[Point], plans: Plans):
             if plans.epsilons and account not in curves:
                 curves[account] = plans.epsilons(plan, config, measured["history"]["round"])
             trace = {name: measured["history"][metric] for name, metric in plans.trace}
-            run = RunRecord.of_config(config, measured, guarantees=guarantees[account], trace=trace)
+            run = RunRecord.of_config(config, measured, guarantees=proved_of[account], trace=trace)
             runs.setdefault(asked[i].home, []).append((plan, config, run, curves.get(account)))
         yield {home: _lines(plans, of_line) for home, of_line in runs.items()}
 

@@ -44,9 +44,8 @@ JUDGED = re.compile(
 NUMBER = re.compile(r"(?<!± )\b(\d+\.\d{3})")
 CARRIED = re.compile(r"better by ((?:[\d.]+(?: ± [\d.]+)?(?:, )?)+)(?:;|$)")
 MEAN = re.compile(r"([+-]\d+\.\d{3})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
-TOLD = re.compile(
-    r"says something at \d+ of \d+[^;]*"
-)  # of a theorem (experiments.harness.theorems)
+# of a theorem, as experiments.harness.theorems writes
+BELOW_START = re.compile(r"is below the start at \d+ of [^;]*")
 RISES = "which rises by"  # in what verdicts.grows writes
 MANY = 3  # so many comparisons are shown one by one
 RATIO = "of the bound"  # the unit of what was measured, over a bound
@@ -121,19 +120,22 @@ def measured(of: results.Verdict, unit: str) -> str:
     if not means:
         return _cell(_short(of.seen)) or "computed"
     shown = f"{_listed(means, unit, RISES in of.seen)} {unit}".rstrip()
-    told = TOLD.search(of.seen)
-    return _cell(shown + count + why + (f"; {told[0]}" if told else ""))
+    below = BELOW_START.search(of.seen)
+    return _cell(shown + count + why + (f"; {below[0]}" if below else ""))
 
 
 def together(of: list[results.Verdict], unit: str) -> str:
     """What several checks of one statement rest on: where their means lie."""
+    why = f"; some without an interval, as {NOT_STORED}" * any(NOT_STORED in v.why for v in of)
+    (rises, *other) = {RISES in v.seen for v in of}
+    if other:
+        checks.fail("stories.toml", "checks of one kind", "some of how a gain rises", FIX)
     every = [_means(v) for v in of]
     means = [m for each, _ in every for m in each]
     if not means:
         return _cell("; ".join(dict.fromkeys(_short(v.seen) for v in of)))
     (count, *others) = dict.fromkeys(count for _, count in every)
-    shown = f"{_listed(means, unit, RISES in of[0].seen)} {unit}"
-    return _cell(shown + ("" if others else count))
+    return _cell(f"{_listed(means, unit, rises)} {unit}" + ("" if others else count) + why)
 
 
 def _means(of: results.Verdict) -> tuple[list, str]:
@@ -207,7 +209,7 @@ def _points(paper, name, one, less):
 
 def _constant(of: results.Verdict) -> str:
     """The constant that a theorem up to a constant takes; 1 where it holds."""
-    found = re.search(r"takes one of ([\d.]+)", of.seen)
+    found = re.search(r"would have to be ([\d.]+) or more", of.seen)
     if not found and of.verdict != HOLDS:
         checks.fail("stories.toml", "a theorem up to a constant", of.claim, FIX)
     return found[1] if found else "1"

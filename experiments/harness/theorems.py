@@ -1,16 +1,16 @@
-"""Verdicts on theorems beside measured runs.
+"""Checks of theorems beside measured runs.
 
-A theorem has no settings but its hypotheses: what speaks against it contradicts it.  Where a run
-does not meet them, it cannot be checked.  One that holds up to a constant holds where it does at a
-constant of 1; where it does not, a larger constant may be meant, and it cannot be checked.
+A theorem, whoever states it, has no settings but its hypotheses: what speaks against it contradicts
+it.  Where a run does not meet them, it cannot be checked.  One that holds up to a constant holds
+where it does at a constant of 1; where it lies below, a larger constant may be meant, and it cannot
+be checked.
 """
 
-from typing import Any
+import math
 
 import numpy as np
 
-from .runner import exact_verdicts
-from .verdicts import Claim, Comparison, Evidence, Quantity, exactly
+from .verdicts import CONTRADICTED, UNKNOWN, Claim, Comparison, Evidence, Quantity, exactly
 
 
 def is_above(bound, values, unmet: str = "", drawn: bool = True):
@@ -22,63 +22,77 @@ def is_above(bound, values, unmet: str = "", drawn: bool = True):
         unmet: the hypotheses that the run does not meet; the claim then cannot be checked.
         drawn: whether the run has draws.  Without them its one value is compared as it is.
     """
-    if unmet:
-        return lambda results: Evidence(missing=f"the run does not meet: {unmet}")
     values = np.asarray(values, float)
-    slack: Any = np.broadcast_to(bound - values, values.shape)
+    slack = values * 0 + bound - values
+    if unmet or not np.isfinite(slack).all():
+        why = f"the run does not meet: {unmet}" if unmet else "values that are not finite"
+        return lambda results: Evidence(missing=why)
     seen = f"bound {np.mean(bound):.4g}, measured {values.mean():.4g}"
     if not drawn:
-        return lambda results: Evidence(exact=bool(slack.min() >= 0), seen=seen)
-    return lambda results: Evidence((Comparison(Quantity.of(slack), low=0.0),), seen=seen)
+        found = Evidence(exact=bool(slack.min() >= 0), seen=seen, against=CONTRADICTED)
+    else:
+        found = Evidence(
+            (Comparison(Quantity.of(slack), low=0.0),), seen=seen, against=CONTRADICTED
+        )
+    return lambda results: found
 
 
-def up_to_a_constant(shares: dict, seen: str = ""):
-    """A check of a theorem that holds up to a constant.
+def shares_are_below_1(shares: dict, seen: str = "", up_to_a_constant: bool = False):
+    """A check that what is measured is a share of a bound, several times.
 
     Args:
-        shares: name -> what is measured over the bound at a constant of 1, one for each seed.
+        shares: name -> what is measured over the bound, one for each seed.
         seen: more of what is seen, in words.
+        up_to_a_constant: whether the theorem holds up to a constant, here 1.
     """
+    if not all(np.isfinite(values).all() for values in shares.values()):
+        return lambda results: Evidence(missing="values that are not finite")
     found = tuple(
         Comparison(Quantity.of(values), high=1.0, name=name) for name, values in shares.items()
     )
-    short = {c.name: c.of.mean for c in found if c.of.mean >= 1}
-    if short:
-        why = (
-            f"it leaves its constant open, and takes one of {max(short.values()):.2g} "
-            f"({', '.join(short)})"
-        )
-        return lambda results: Evidence(seen=seen, missing=why)
-    words = "; ".join(filter(None, (seen, "measured over the bound")))
-    return lambda results: Evidence(found, seen=words)
+    words = [seen, "measured over the bound"]
+    if up_to_a_constant and max(c.of.mean for c in found) > 1:
+        each = "; ".join(f"{c.name}: {rounded_up(c.of.mean)}" for c in found)
+        least = rounded_up(max(c.of.mean for c in found))
+        words.insert(0, f"its constant is left open, and would have to be {least} or more ({each})")
+    evidence = Evidence(
+        found,
+        seen="; ".join(filter(None, words)),
+        against=UNKNOWN if up_to_a_constant else CONTRADICTED,
+    )
+    return lambda results: evidence
 
 
-def says_something(count: int, of: int) -> str:
-    """In words, how often a bound is below what it bounds at the start of a run."""
-    return f"says something at {count} of {of}"
+def rounded_up(value: float) -> str:
+    """A number > 0 with two digits, none below it.
+
+    >>> [rounded_up(v) for v in (1.03, 1.44, 120.0, 0.151)]
+    ['1.1', '1.5', '120', '0.16']
+    """
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.10g}"
 
 
-def is_below_the_start(name: str, lines: dict) -> Claim:
-    """The claim, which is ours, that a bound says something in some line.
+def below_the_start(count: int, of: str) -> str:
+    """In words, how often a bound says more than what is measured before any training."""
+    return f"is below the start at {count} of {of}"
+
+
+def is_below_the_start(name: str, lines: dict, which: str) -> Claim:
+    """The claim, which is ours, that a bound says more than the start in some line.
 
     Args:
         name: of the bound.
-        lines: line -> (the bound, what it bounds at the start of the run), of the lines that meet
-            its hypotheses.
+        lines: line -> (the bound, what it bounds at the start of the run).
+        which: lines these are, in words.
     """
-    told = [line for line, (bound, start) in lines.items() if np.mean(bound) < start]
-    negative = [line for line in told if np.mean(lines[line][0]) < 0]
-    seen = f"in {len(told)} of {len(lines)} lines that meet its hypotheses"
-    seen += f": {'; '.join(told)}" if told else ""
+    found = [line for line, (bound, start) in lines.items() if np.mean(bound) < start]
+    negative = [line for line in found if np.mean(lines[line][0]) < 0]
+    seen = f"in {len(found)} of {len(lines)} {which}"
+    seen += f": {'; '.join(found)}" if found else ""
     seen += f"; below 0 in {'; '.join(negative)}" if negative else ""
     return Claim(
         f"{name} says something somewhere: it is below its value at the start",
-        exactly(bool(told), seen),
+        exactly(bool(found), seen),
         "ours",
     )
-
-
-def judged(claims, differs: str) -> list[dict]:
-    """Verdicts of claims: those of the paper are of theorems, ours may depend on settings."""
-    of = {whose: [c for c in claims if c.whose == whose] for whose in ("paper", "ours")}
-    return exact_verdicts(of["paper"], "") + exact_verdicts(of["ours"], differs)

@@ -168,12 +168,14 @@ class Evidence:
         missing: why the claim cannot be checked whole; a comparison may still speak against it.
         exact: of what has no seeds, whether it holds.
         seen: in words; behind them stand the comparisons.
+        against: the verdict where this speaks against the claim; "": by how settings differ.
     """
 
     comparisons: tuple = ()
     missing: str = ""
     exact: bool | None = None
     seen: str = ""
+    against: str = ""
 
 
 def judge(claim: Claim, results: dict, claims: int, differs: str) -> tuple[str, str]:
@@ -186,7 +188,7 @@ def judge(claim: Claim, results: dict, claims: int, differs: str) -> tuple[str, 
         differs: how the settings differ from those of the paper; "": they do not.
     """
     found, wrong = claim.check(results), WRONG / max(claims, 1)
-    against = NOT_REPRODUCED if differs else CONTRADICTED
+    against = found.against or (NOT_REPRODUCED if differs else CONTRADICTED)
     if found.exact is not None:
         return (HOLDS if found.exact else against), found.seen
     many = len(found.comparisons)

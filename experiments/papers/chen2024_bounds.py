@@ -11,11 +11,10 @@ from jfl.papers.chen2024 import theory
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
 
-from ..harness import theorems
 from ..harness.runner import exact_verdicts, keep, show_verdicts
 from ..harness.verdicts import Claim, exactly
 from .chen2024_runs import along, objective, problem, start_of, worst
-from .chen2024_theorems import beyond
+from .chen2024_theorems import DPNFL, NOISE, Row, beyond, is_above
 
 CLIENTS = {
     "MNIST": (10, 300, 1.0, 10, 600),
@@ -97,6 +96,7 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
     gaps = objective(plan, l2, params) - best.value
     known, away = worst(plan, case.known, params, case.batch), start_of(params, best)
     value = dict(zip(BOUNDS, (theory.theorem1, theory.theorem1_ours)))
+    failed = lambda bound, t: tuple(bound(known, t, away, strict=False).failed)
     table = {
         t: dict(
             gap=g.mean(),
@@ -111,33 +111,33 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
         [(t, *(f"{v:.4g}" for v in row.values())) for t, row in table.items()],
     )
     claims = []
+    start = gaps[0].mean()
     for b in BOUNDS:
-        slack = [np.log10(row[b] / row["gap"]) for row in table.values()]
-        missed = value[b](known, counts[-1], away, strict=False).failed
-        seen = f"10^{min(slack):.1f} to 10^{max(slack):.1f} times the gap" + (
-            f"; fails: {missed}" if missed else ""
-        )
+        rows = [
+            Row(b, DPNFL, NOISE, t, g, start, table[t][b], failed(value[b], t))
+            for t, g in zip(counts, gaps[1:])
+        ]
         whose = "paper" if b == BOUNDS[0] else "ours"
         text = f"{b} holds" if b == BOUNDS[0] else "our bound in place of Theorem 1 holds"
-        claims.append(Claim(text, exactly(min(slack) >= 0 and not missed, seen), whose))
-        told = sum(row[b] < gaps[0].mean() for row in table.values())
+        claims.append(Claim(text, is_above(rows), whose))
+        less = sum(row.bound < start for row in rows)
         claims.append(
             Claim(
                 f"{b} is below the gap of the start",
-                exactly(told > 0, f"at {told} of {len(table)} T"),
+                exactly(less > 0, f"at {less} of {len(rows)} T"),
                 "ours",
             )
         )
     more = beyond(case, seeds, counts, quick)
     claims += more.claims
-    verdicts = theorems.judged(claims, experiment.differs)
+    verdicts = exact_verdicts(claims, experiment.differs)
     return _told(
         name,
         experiment,
         out,
         quick,
         verdicts,
-        start=gaps[0].mean(),
+        start=start,
         seeds=list(range(seeds)),
         along={str(t): row for t, row in table.items()},
         constants={k: np.asarray(v).item() for k, v in known._asdict().items()},

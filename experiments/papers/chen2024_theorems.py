@@ -28,7 +28,7 @@ from jfl.cli import console
 from jfl.papers.chen2024 import theory
 
 from ..harness import theorems
-from ..harness.verdicts import Claim, Comparison, Evidence, Quantity, exactly
+from ..harness.verdicts import Claim, Evidence, exactly
 from .chen2024_runs import along, objective, square_gradient, start_of, worst
 
 SERVER = dict(server_lr=0.01, beta2=0.99, adaptivity=1e-3)  # the paper's
@@ -159,13 +159,13 @@ def is_above(rows, note="", order=False):
     if not held:
         why = "its hypotheses fail: " + "; ".join(missed(rows))
         return lambda results: Evidence(missing=why)
-    told = theorems.says_something(sum(r.bound < r.start for r in held), len(held))
-    seen = f"{orders(held)}{note}; {told} runs and T"
-    shares = {f"{r.noise}, T = {r.rounds}": r.values / r.bound for r in held}
-    if order:
-        return theorems.up_to_a_constant(shares, seen)
-    found = tuple(Comparison(Quantity.of(v), high=1.0, name=name) for name, v in shares.items())
-    return lambda results: Evidence(found, seen=f"{seen}; measured over the bound")
+    count = sum(r.bound < r.start for r in held)
+    words = theorems.below_the_start(count, f"{len(held)} runs and T")
+    return theorems.shares_are_below_1(
+        {f"{r.noise}, T = {r.rounds}": r.values / r.bound for r in held},
+        f"{orders(held)}{note}; {words}",
+        up_to_a_constant=order,
+    )
 
 
 def missed(rows):

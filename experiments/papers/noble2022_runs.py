@@ -20,7 +20,8 @@ from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
 from jfl.runs.train import privacy
 
-from ..harness.programs import Plans, drawn, told
+from ..harness import programs
+from ..harness.programs import Plans, drawn
 from ..harness.runner import keep
 from ..harness.verdicts import (
     NOT_RUN,
@@ -90,7 +91,9 @@ def drawn_alike(config):
     return dataclasses.replace(plan, algorithm=algorithm), config
 
 
-DRAWN_ALIKE = Plans(drawn_alike, seeded=True, privacy=told, epsilons=None, trace=TRACE)
+DRAWN_ALIKE = Plans(
+    drawn_alike, seeded=True, privacy=programs.guarantees, epsilons=None, trace=TRACE
+)
 
 
 def watched(config, axes, out):

@@ -30,6 +30,7 @@ from jfl import bands, wavelet
 from jfl.papers.ranaweera2025 import theory
 
 from ..harness import theorems
+from ..harness.runner import exact_verdicts
 from ..harness.verdicts import Claim, Evidence
 from . import softmax_rows
 from .ranaweera2025_runs import told
@@ -300,6 +301,7 @@ def below_the_start(cells: dict) -> list[Claim]:
                 for n, c in cells.items()
                 if c[bound] is not None and not c["failed"]
             },
+            "lines that meet its hypotheses",
         )
         for name, bound in (("Theorem 3", "theorem3"), ("dp_pl_rate", "rate"))
     ]
@@ -335,7 +337,7 @@ def bounds(name, experiment, out, quick):
             )
             for line, c in cells.items()
         ],
-        theorems.judged(claims, experiment.differs),
+        exact_verdicts(claims, experiment.differs),
         NOTE,
         quick=quick,
         settings=dataclasses.asdict(Setting(**reduced)),
