@@ -81,10 +81,10 @@ def pytest_unconfigure():
 @pytest.fixture(scope="module", autouse=True)
 def few_programs():
     """Each compiled program keeps pages mapped, and Linux maps 65,530 of a process: beyond that it
-    dies."""
+    dies.  A module of tests maps some thousands (2,200 those of contracts/test_engine.py)."""
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_text().count("\n") > 45_000:
+    if maps.exists() and maps.read_text().count("\n") > 40_000:
         jax.clear_caches()
 
 

@@ -37,8 +37,8 @@ task = jfl.models.logistic(FED)
     "law",
     [
         choosing.logarithmic(5.0),
-        pytest.param(choosing.geometric(3.0), marks=pytest.mark.slow),
-        pytest.param(choosing.poisson(4.0), marks=pytest.mark.slow),
+        choosing.geometric(3.0),
+        choosing.poisson(4.0),
     ],
 )
 def test_the_choice_costs_what_the_law_says_whatever_was_drawn(law):

@@ -302,7 +302,7 @@ def test_bounds(tmp_path, capsys):
     assert all((r[5] == r[6]) == (r[1] != limits.NONCONVEX) for r in found["rows"])
 
 
-@pytest.mark.parametrize("lr", [0.01, 0.05])
+@pytest.mark.parametrize("lr", [0.05, pytest.param(0.01, marks=pytest.mark.slow)])
 def test_strongly_convex_models_have_the_weights_of_the_proof(lr):
     """(1 - mu e / 2)^-t, e = K eta_l eta_g, in a loop of rounds."""
     made = config(paper.EXPERIMENTS["bounds"], "fedavg", **TINY)

@@ -238,8 +238,8 @@ def test_bad_input(call, words):
     "sampler",
     [
         jfl.sampling.random_allocation(C, 4, capacity=C),
-        pytest.param(jfl.sampling.balls_in_bins(C, 4, capacity=C), marks=pytest.mark.slow),
-        pytest.param(jfl.sampling.truncated_poisson(C, 0.5, 5), marks=pytest.mark.slow),
+        jfl.sampling.balls_in_bins(C, 4, capacity=C),
+        jfl.sampling.truncated_poisson(C, 0.5, 5),
     ],
     ids=lambda s: s.scheme,
 )
