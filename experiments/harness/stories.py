@@ -9,7 +9,8 @@ shows, and in which words, stands in docs/site/stories.toml.  Words there quote 
 
     {accuracy: EXPERIMENT | LINE}       mean over seeds; likewise claimed, proved (epsilons)
     {points: EXPERIMENT | LINE | LESS}  how many points of accuracy the first line ends above
-    {verdict: EXPERIMENT | CLAIM}       as stored; {measured: EXPERIMENT | CLAIM} what was seen
+    {verdict: EXPERIMENT | CLAIM}       as stored; {measured: EXPERIMENT | CLAIM} what was seen, in
+                                        points, or {values: ...} as it is
     {constant: EXPERIMENT | CLAIM}      that a theorem up to a constant takes
     {audited: LINE}                     of the study of audits; likewise {refutable: LINE}
     {cell: EXPERIMENT | ROW | COLUMN}   of its tables, the row that begins with ROW
@@ -232,6 +233,7 @@ QUOTES = dict(
     verdict=lambda paper, name, *claim: verdict(paper, name, " | ".join(claim)).verdict,
     measured=lambda paper, name, claim: measured(verdict(paper, name, claim), "points"),
     constant=lambda paper, name, *claim: _constant(verdict(paper, name, " | ".join(claim))),
+    values=lambda paper, name, claim: measured(verdict(paper, name, claim), ""),
     audited=lambda paper, of: epsilon(audit(of).audited),
     refutable=lambda paper, of: epsilon(audit(of).ceiling),
     cell=_table_cell,

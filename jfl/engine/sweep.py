@@ -489,7 +489,15 @@ class _Program:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
+    """Whether two leaves are equal; keys, which an algorithm of a user may hold, by their words."""
+    if a is b:
+        return True
+    a, b = (jax.random.key_data(x) if _is_key(x) else x for x in (a, b))
+    return np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b))
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _points_impl(

@@ -553,6 +553,29 @@ def test_sweep_tells_large_values_apart(task):
     assert not np.allclose(flat(out.params[0]), flat(out.params[1]), atol=1e-3)
 
 
+def _shifted(context, keys, server, own, rows, *, client, key):
+    """A client whose upload a key that the algorithm holds moves."""
+    payload, own, seen = client(context, keys, server, own, rows)
+    move = jax.random.normal(jax.random.fold_in(key, context.round))
+    return jax.tree.map(lambda v: v + move, payload), own, seen
+
+
+def test_a_sweep_over_keys_that_an_algorithm_holds_is_separate_runs(fed, task):
+    def make(own):
+        plan = plain_plan(fed, task)
+        client = Fn(_shifted, dict(client=plan.algorithm.client, key=jax.random.key(own)))
+        return dataclasses.replace(
+            plan, algorithm=dataclasses.replace(plan.algorithm, client=client)
+        )
+
+    out = jfl.sweep(make, rounds=2, own=[0, 1])
+    assert out.groups == 1
+    for own, swept in enumerate(out.params):
+        alone = jfl.simulate(jax.random.key(0), make(own), 2).params
+        np.testing.assert_allclose(flat(swept), flat(alone), rtol=1e-5, atol=1e-6)
+    assert not np.allclose(flat(out.params[0]), flat(out.params[1]), atol=1e-3)
+
+
 def test_sweep_groups_by_structure(fed, task):
     out = jfl.sweep(
         lambda lr, steps: plain_plan(fed, task, lr=lr, steps=steps),
