@@ -9,8 +9,8 @@ shows, and in which words, stands in docs/site/stories.toml.  Words there quote 
 
     {accuracy: EXPERIMENT | LINE}       mean over seeds; likewise claimed, proved (epsilons)
     {points: EXPERIMENT | LINE | LESS}  how many points of accuracy the first line ends above
-    {verdict: EXPERIMENT | CLAIM}       as stored; {measured: EXPERIMENT | CLAIM} what was seen, in
-                                        points, or {values: ...} as it is
+    {verdict: EXPERIMENT | CLAIM}       as stored; {measured: EXPERIMENT | CLAIM} what was seen
+    {distance: EXPERIMENT | CLAIM}      how far from what is printed its values are, on average
     {constant: EXPERIMENT | CLAIM}      that a theorem up to a constant takes
     {audited: LINE}                     of the study of audits; likewise {refutable: LINE}
     {cell: EXPERIMENT | ROW | COLUMN}   of its tables, the row that begins with ROW
@@ -216,6 +216,14 @@ def _constant(of: results.Verdict) -> str:
     return found[1] if found else "1"
 
 
+def _distance(of: results.Verdict) -> str:
+    """The mean distance of values from printed ones, as `verdicts.near_printed` compares them."""
+    found = [abs(float(v)) for v in re.findall(r": ([+-]\d+\.\d+)", of.seen)]
+    if not found:
+        checks.fail("stories.toml", "values beside printed ones", of.claim, FIX)
+    return f"{sum(found) / len(found):.2f}"
+
+
 def _table_cell(paper, name, row, column):
     for table in experiment(paper, name).tables:
         for cells in table.rows:
@@ -233,7 +241,7 @@ QUOTES = dict(
     verdict=lambda paper, name, *claim: verdict(paper, name, " | ".join(claim)).verdict,
     measured=lambda paper, name, claim: measured(verdict(paper, name, claim), "points"),
     constant=lambda paper, name, *claim: _constant(verdict(paper, name, " | ".join(claim))),
-    values=lambda paper, name, claim: measured(verdict(paper, name, claim), ""),
+    distance=lambda paper, name, claim: _distance(verdict(paper, name, claim)),
     audited=lambda paper, of: epsilon(audit(of).audited),
     refutable=lambda paper, of: epsilon(audit(of).ceiling),
     cell=_table_cell,

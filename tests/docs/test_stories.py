@@ -142,6 +142,14 @@ def test_checks_of_one_statement_are_told_together(monkeypatch):
     }
 
 
+def test_a_mean_distance_from_what_is_printed():
+    of = lambda seen: stories._distance(results.Verdict(claim="c", verdict="undecided", seen=seen))
+    assert of("a, K=5, 100: -0.246 ± 0.17, b (1,1), 200: +0.154 ± 0.1 (99 % intervals)") == "0.20"
+    assert of("a, 100: -0.90; b, 100: -1.10") == "1.00"
+    with pytest.raises(ArgumentError, match="values beside printed ones"):
+        of("computed")
+
+
 def test_a_constant_that_a_theorem_takes():
     of = lambda verdict, seen: stories._constant(
         results.Verdict(claim="c", verdict=verdict, seen=seen)
