@@ -367,7 +367,7 @@ def test_the_bound_holds_as_often_as_it_says(truth, shift):
     r, delta, audits = np.random.default_rng(1), 1e-2, 200
     held_out = the_same = 0
     for _ in range(audits):
-        sides = [r.normal(size=(400, 40, 1)) for _ in range(2)]
+        sides = [r.normal(size=(900, 40, 1)) for _ in range(2)]
         sides[0][:, 0] += shift
         held_out += audit._bound(sides, None, delta, 0.95)[0] > truth
         _, score = scores.learn(*sides, None)

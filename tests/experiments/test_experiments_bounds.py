@@ -253,6 +253,8 @@ def test_the_number_of_clients_stands_for_the_dimension_in_the_length_of_noise()
     }
     assert told[talaei2024_bounds.LENGTH] == CONTRADICTED
     assert told[talaei2024_bounds.LENGTH_OF_DIMENSION] in (HOLDS, UNDECIDED)  # by 4 seeds
+    share = np.mean(cell["noise_of_dimension"] / cell["noise"])
+    assert share == pytest.approx((2 / np.pi) ** 0.5, rel=0.05)
 
 
 def test_claims_of_runs_whose_clip_acts_are_not_checked():
