@@ -272,22 +272,20 @@ def _checked(paper: str, row: dict) -> dict:
     """(verdict, what was measured) -> the labels of the checks that have them; of a row that says
     `together`, one for each verdict."""
     found: dict = {}
-    if row.get("together"):
-        by: dict = {}  # verdict -> its checks
-        for name, claim, label in row["checks"]:
-            given = verdict(paper, name, claim)
-            by.setdefault(given.verdict, []).append((given, label))
-        for word, checks_ in by.items():
-            given, labels = map(list, zip(*checks_))
-            found[word, together(given, row.get("unit", ""))] = labels
-        return found
+    alike: dict = {}  # verdict -> its checks, of which one line is made
     for name, claim, *label in row["checks"]:
         given = verdict(paper, name, claim)
+        if row.get("together") and given.verdict != UNKNOWN:
+            alike.setdefault(given.verdict, []).append((given, *label))
+            continue
         if given.verdict == UNKNOWN:
             seen = _cell(reason(experiment(paper, name), given))
         else:
             seen = measured(given, row.get("unit", ""))
         found.setdefault((given.verdict, seen), []).extend(label)
+    for word, several in alike.items():
+        given, labels = map(list, zip(*several))
+        found[word, together(given, row.get("unit", ""))] = labels
     return found
 
 

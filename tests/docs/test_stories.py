@@ -132,13 +132,16 @@ def test_checks_of_one_statement_are_told_together(monkeypatch):
         a=("holds", seen("+0.010 ± 0.01, +0.020 ± 0.003")),
         b=("undecided", seen("+0.020 ± 0.3")),
         c=("holds", seen("+0.050 ± 0.02, +0.040 ± 0.01")),
+        d=(stories.UNKNOWN, "1 of 2 pairs run"),
     )
     told = {n: results.Verdict(claim=n, verdict=v, seen=s) for n, (v, s) in given.items()}
     monkeypatch.setattr(stories, "verdict", lambda paper, name, claim: told[claim])
+    monkeypatch.setattr(stories, "experiment", lambda paper, name: results.Experiment())
     row = dict(together=True, unit="points", checks=[["fig", n, n.upper()] for n in given])
     assert stories._checked("noble2022", row) == {
         ("holds", "4 differences, +1.0 to +5.0, ± up to 2 points (5 seeds)"): ["A", "C"],
         ("undecided", "+2.0 ± 30 points (5 seeds)"): ["B"],
+        (stories.UNKNOWN, "not all of its lines were run"): ["D"],
     }
 
 
