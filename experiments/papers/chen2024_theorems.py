@@ -6,7 +6,7 @@ The rule, which was set before the runs.
                     where one fails is shown, and is not judged
     above           what is measured, over the bound, has a mean below 1 over the seeds, with its
                     interval, at each number of rounds and noise
-    says something  the bound is below what is measured at w_0
+    below the start  the bound is below what is measured at w_0
 
 Measured is the mean of |grad F(w_t)|^2 over t = 0, ..., T - 1 for Theorem 2 (DPNFL) and Theorem 4
 (AdDPNFL), and F(w_T) - F* for Theorem 3 (AdDPNFL).  Rates are fixed.  DPNFL has 0.99 of the largest

@@ -450,14 +450,14 @@ def table(name, title, alpha, beta, published, alike, **changes):
             statement=f"{name}: accuracies as printed, to 3 points",
         ),
     )
-    as_printed = not (alike or changes)
+    by_the_text = not (alike or changes)
     return Experiment(
         title,
         TABLE | spread(alpha, beta) | changes,
         lines,
-        claims if as_printed else of_the_code(claims),
+        claims if by_the_text else of_the_code(claims),
         QUICK,
-        seeds=(0, 1, 2, 3, 4) if as_printed else (0, 1, 2),
+        seeds=(0, 1, 2, 3, 4) if by_the_text else (0, 1, 2),
         paper=paper,
         runs=DRAWN_ALIKE if alike else DRAWN,
         differs=DIFFERS,

@@ -6,7 +6,7 @@ The rule.  The theorems hold up to a constant (`harness.theorems`).
                     strongly convex: mu > 0, and rounds enough
     above           what is measured, over the bound, has a mean below 1 over the seeds, with its
                     interval, at each number of rounds that meets the preconditions
-    says something  the bound is below what is measured at x^0
+    below the start  the bound is below what is measured at x^0
 
 Convex, F - F* of the mean of x^0, ..., x^(T-1) is measured; strongly convex that of their weighted
 mean, with the weights (1 - mu e / 2)^-t by which the descents of Lemma C.7 sum up, e = K eta_l

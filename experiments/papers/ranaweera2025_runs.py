@@ -61,7 +61,7 @@ def step_seconds(base: dict, level: str, steps: int = 4) -> float:
     """Seconds of one local step of one client, of a figure with the CNN, on this machine.
 
     Rows are drawn, as time does not hang on them: two clients take a few steps, twice, and the
-    second time is taken.  At sample level each step has wavelet noise, which takes longest.
+    second time is taken.  At sample level each step has wavelet noise, as most lines have.
     """
     shape = (32, 32, 3) if base["dataset"] == "cifar10" else (28, 28)
     draw = np.random.default_rng(0)
@@ -131,7 +131,8 @@ def understated(names):
 def told(out, name, title, columns, rows, verdicts, caption="", **found):
     """Tables of rows and claims; what was found, also as results.json."""
     console.table(title, [(c, i > 0) for i, c in enumerate(columns)], rows, caption)
-    show_verdicts(verdicts)
+    if verdicts:
+        show_verdicts(verdicts)
     found = dict(
         experiment=name, title=title, columns=list(columns), rows=[list(r) for r in rows], **found
     )
