@@ -18,6 +18,7 @@ What each recipe changes of a paper's algorithm:
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,12 +29,17 @@ import numpy as np
 import jfl
 from jfl.core import pytrees
 from jfl.core.records import Fn, named
+from jfl.papers.talaei2024 import privacy as talaei2024
 from jfl.privacy import guarantees
 from jfl.privacy.calibration import calibrate_per_client
 from jfl.runs import build
 from jfl.runs.config import FIELDS, Config, the_unit, the_view
 
 SHARE = 0.1  # of epsilon, which the energies alone spend
+# of softmax regression with rows (x, 1), ||x|| <= 1
+STEEPNESS = 2.0  # root 2 of the slopes times root 2 of a row
+SMOOTHNESS = 1.0  # 1/2 of the slopes times 2 of a row
+INEXACTNESS = 1e-4  # of a proximal problem's solve; the run stops where one reaches less
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,30 +158,58 @@ def _private(plan, config, clip, noise) -> dict[str, Any]:
 
 
 def contracting(config: Made):
-    """Output perturbation on softmax regression with rows (x, 1), ||x|| <= 1: its loss is convex,
-    at most 2 steep (root 2 of the slopes, root 2 of a row) and at most 1 smooth (1/2 times 2)."""
-    if config.model != "logistic" or not config.preprocess.endswith("unit_norm"):
-        raise ValueError(
-            "contracting: need model='logistic' on rows of unit norm; got "
-            f"model={config.model!r}, preprocess={config.preprocess!r}"
-        )
+    """Output perturbation on softmax regression: its steps contract."""
     _refuse(config, (*STEPS, "batch_sampler", "server_lr", "weights"))
-    plan = _without_noise(config)
-    longest = float(
-        np.linalg.norm(np.asarray(plan.fed.x).reshape(len(plan.fed.x), -1), axis=1).max()
-    )
-    if longest > 1 + 1e-5:
-        raise ValueError(f"contracting: need rows of norm 1 at most; got one of {longest:g}")
-    bound = jfl.bounded(2.0 / (config.steps * config.batch), "contraction")
+    plan = _convex(config)
+    bound = jfl.bounded(STEEPNESS / (config.steps * config.batch), "contraction")
     algorithm = jfl.algorithms.output_perturbation(
         jfl.grad(plan.task.loss),
         jfl.chain(bound, jfl.total(), jfl.gaussian(config.noise[0])),
         lr=config.lr,
         steps=config.steps,
         batch=jfl.batches.epochs(config.batch),
-        smoothness=1.0,
+        smoothness=SMOOTHNESS,
     )
     return jfl.plan(plan.fed, plan.task, algorithm, plan.sampler)
+
+
+def prox_erm(config: Made):
+    """PADPFL on softmax regression, whose clients solve their problems almost exactly: each step of
+    1 / (smoothness + mu) leaves at most smoothness / (smoothness + mu) of the gradient."""
+    _refuse(config, (*STEPS, "lr", "steps", "batch", "clip_norm", "weights", "impact"))
+    plan, mu = _convex(config), config.mu
+    needed = dict(rows=int(np.asarray(plan.fed.size).min()), lipschitz=STEEPNESS, mu_bar=mu)
+    unclipped = 1e9  # a clip norm that no model reaches
+    moved = talaei2024.client_sensitivity(
+        "prox_erm", unclipped, **needed, inexactness=INEXACTNESS, enforced=True
+    ).value
+    bound = jfl.bounded(float(moved) / 2, "prox_erm")  # replace_one doubles it
+    algorithm = jfl.algorithms.padpfl(
+        jfl.grad(plan.task.loss),
+        mu=mu,
+        lr=1 / (SMOOTHNESS + mu),
+        steps=math.ceil(math.log(2 / INEXACTNESS) / math.log1p(mu / SMOOTHNESS)),
+        upload=config.upload,
+        mechanism=jfl.chain(bound, jfl.total(), jfl.gaussian(config.noise[0])),
+        inexactness=INEXACTNESS,
+        server_lr=config.server_lr,
+    )
+    return jfl.plan(plan.fed, plan.task, algorithm, plan.sampler)
+
+
+def _convex(config: Made):
+    """The config's plan without noise, of softmax regression on rows of norm 1 at most."""
+    if config.model != "logistic" or not config.preprocess.endswith("unit_norm"):
+        raise ValueError(
+            f"{config.recipe}: need model='logistic' on rows of unit norm; got "
+            f"model={config.model!r}, preprocess={config.preprocess!r}"
+        )
+    plan = _without_noise(config)
+    rows = np.asarray(plan.fed.x).reshape(len(plan.fed.x), -1)
+    longest = float(np.linalg.norm(rows, axis=1).max())
+    if longest > 1 + 1e-5:
+        raise ValueError(f"{config.recipe}: need rows of norm 1 at most; got one of {longest:g}")
+    return plan
 
 
 def _stated(config: Made) -> float:
@@ -226,6 +260,7 @@ RECIPES = dict(
     by_variance=Recipe(functools.partial(of_each, inverse=True), each=True),
     known_noise=Recipe(functools.partial(of_each, inverse=True, known=True), each=True),
     contracting=Recipe(contracting),
+    prox_erm=Recipe(prox_erm),
     measured=Recipe(measured, before=energies),
 )
 

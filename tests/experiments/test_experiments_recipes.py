@@ -25,6 +25,9 @@ CASES = dict(
     by_variance=EXAMPLE | GROUPS | dict(algorithm="addpnfl"),
     known_noise=EXAMPLE | GROUPS | dict(algorithm="addpnfl"),
     contracting=EXAMPLE | dict(clients=6, preprocess="unit_norm"),
+    prox_erm={k: v for k, v in EXAMPLE.items() if k not in ("batch", "steps")}
+    | dict(clients=6, preprocess="unit_norm", algorithm="padpfl", upload="difference", mu=3.0)
+    | dict(batch_sampler="full"),
     measured=EXAMPLE | dict(clients=6),
 )
 KEY = jax.random.key(0)
@@ -38,14 +41,14 @@ def test_every_recipe_has_a_case():
     assert set(CASES) == set(recipes.RECIPES)
 
 
-@pytest.mark.by_default("uploads", "impact", "contracting", "by_variance")
+@pytest.mark.by_default("uploads", "impact", "contracting", "prox_erm", "by_variance")
 @pytest.mark.parametrize("name", CASES)
 def test_noise_reaches_what_is_stated(name):
     config = made(name)
     config = dataclasses.replace(config, noise=recipes.noise_of(config))
     found = recipes.worth(config)
     assert 0.97 * 20 <= found.epsilon <= 20 * (1 + 1e-5)
-    conditional = ("uploads", "contracting")
+    conditional = ("uploads", "contracting", "prox_erm")
     assert found.status == ("conditional" if name in conditional else "proved")
     assert found.view == (recipes.RECIPES[name].view or config.view) and found.unit == config.unit
     less = dataclasses.replace(config, noise=tuple(0.5 * z for z in config.noise))
@@ -117,12 +120,28 @@ def test_what_may_not_contract_is_refused():
         recipes.plan_of(made("contracting", noise=(1.0,), **longer))
 
 
+@pytest.mark.parametrize("mu", [1.0, pytest.param(30.0, marks=pytest.mark.slow)])
+def test_problems_are_solved_as_well_as_the_noise_takes_them_to_be(mu, monkeypatch):
+    """Steps for a tenth are too few.  The noise is for what one of a client's rows moves."""
+    plan = recipes.plan_of(made("prox_erm", noise=(1e-6,), mu=mu))
+    reached = np.asarray(jfl.simulate(KEY, plan, 3).run.own)
+    assert reached.shape == (6,) and 0 < reached.max() <= 1e-4
+    rows = np.asarray(plan.fed.size).min()
+    stated = float(plan.algorithm.releases[0].mechanism.stages[0].bound.data["value"])
+    assert 2 * stated == pytest.approx(2 * 2 / mu * (1 / rows + 1e-4), rel=1e-5)
+    monkeypatch.setattr(recipes, "INEXACTNESS", 0.1)
+    plan = recipes.plan_of(made("prox_erm", noise=(1e-6,), mu=mu))
+    assert np.asarray(jfl.simulate(KEY, plan, 3).run.own).max() > 1e-4
+
+
 @pytest.mark.parametrize(
     "name, fields",
     [
         ("uploads", dict(clip_decay=0.5)),
         ("contracting", dict(l2=0.1)),
         ("contracting", dict(server_lr=0.5)),
+        ("prox_erm", dict(steps=7)),
+        ("prox_erm", dict(lr=0.5)),
         ("measured", dict(optimizer="adam")),
         ("of_each", dict(batch_sampler="poisson")),
     ],

@@ -16,7 +16,7 @@ IMPACT = "Impact factors: one client, third party"
 def promises(quick):
     """The rule: each line chooses at each epsilon, on a seed and a split of its own, from 24
     points: 6 learning rates (AdDPNFL: of its server) times 4 clip norms.  What contracts has no
-    clip, and 5 rates."""
+    clip, and 5 rates; what solves its problems has 4 pulls (mu) times 4 rates of the server."""
     epsilons = (8.0, 32.0) if quick else (2.0, 8.0, 32.0)
     data = dict(dataset="digits", rounds=3) if quick else dict(dataset="mnist", rounds=20)
     base = data | dict(model="logistic", batch=20, steps=5)
@@ -55,12 +55,23 @@ def promises(quick):
     convex = base | server | dict(partition="iid", clients=20, preprocess="unit_norm")
     convex |= dict(batch=10, steps=3) if quick else dict(batch=100, steps=10)
     once = dict(algorithm="output_perturbation")
+    solved = dict(recipe="prox_erm", algorithm="padpfl", upload="difference", batch_sampler="full")
+    pulls = tuple(
+        dict(mu=mu, server_lr=rate)
+        for mu in ((3.0,) if quick else (1.0, 3.0, 10.0, 30.0))
+        for rate in ((1.0,) if quick else (0.5, 1.0, 2.0, 4.0))
+    )
     lines[ONCE] = {
         "FedAvg": (convex, grid),
         "output perturbation": (convex | once, grid),
         "output perturbation, contracting (conditional)": (
             convex | dict(recipe="contracting"),
             rates(*lrs[:5]),
+        ),
+        # Talaei and Izadi: problems that are solved, with all rows
+        "PADPFL, problems solved (conditional)": (
+            {k: v for k, v in convex.items() if k not in ("batch", "steps")} | solved,
+            pulls,
         ),
     }
     # Ranaweera et al.: a shape of the noise, sound for what it clips
