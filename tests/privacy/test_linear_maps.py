@@ -201,6 +201,32 @@ def holding_rows(where):
 WHERE = ("there", "back", "behind a projection", "post_process", "clip norm", "noise")
 
 
+def summed(value):
+    return jax.tree.map(jnp.sum, value)
+
+
+def back_to_sums(key, value):
+    return summed(turned_back(key, value))
+
+
+@pytest.mark.parametrize("stage", ["upload", "release", "step"])
+def test_a_release_in_other_shapes_does_not_broadcast(stage):
+    """One number for many would be added to all of them."""
+    pair = jfl.linear_maps.linear_map(turned, back_to_sums)
+    if stage == "release":
+        plan, where = plan_of(chain_of(pair)), "server step"
+    elif stage == "upload":
+        chain = jfl.chain(
+            jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.post_process(summed)
+        )
+        plan, where = plan_of(upload=chain), "server step"
+    else:
+        chain = chain_of(pair)
+        plan, where = plan_of(grad=jfl.private_grad(squared, chain)), "local step"
+    with pytest.raises(ValueError, match=f"{where}: need what is released in the shapes of the"):
+        jfl.simulate(KEY, plan, 2)
+
+
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("level", ["client", "example"])
 def test_functions_that_hold_rows_are_refused(where, level):
