@@ -262,10 +262,19 @@ def claims(paper: str) -> str:
             out.append(f"{head} | |")
             head = "| {} |"
         out += [
-            f"{head.format('; '.join(labels))} {word} | {seen} |"
+            f"{head.format(_of_one_kind(labels))} {word} | {seen} |"
             for (word, seen), labels in found.items()
         ]
     return "\n".join(out)
+
+
+def _of_one_kind(labels: list[str]) -> str:
+    """Labels; those that differ in their last words alone share the others."""
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        first, comma, last = label.rpartition(", ")
+        alike.setdefault(first + comma, []).append(last)
+    return "; ".join(first + " and ".join(lasts) for first, lasts in alike.items())
 
 
 def _checked(paper: str, row: dict) -> dict:
