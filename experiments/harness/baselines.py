@@ -29,6 +29,7 @@ import numpy as np
 import tyro
 
 from jfl.analysis import heterogeneity
+from jfl.core import checks
 from jfl.core.files import write
 from jfl.engine.metrics import evaluate
 from jfl.report import results as results_file
@@ -141,7 +142,9 @@ def _label(name, point) -> str:
     return f"{name} " + " ".join(f"{v:g}" for v in point)
 
 
-def regrid(module: str, figure: str, experiment, results: dict, out: Path, kept: Path) -> dict:
+def regrid(
+    module: str, figure: str, experiment, results: dict, out: Path, kept: Path, lines=()
+) -> dict:
     """line -> what baselines.json has of it, of the figure's lines without privacy.
 
     Args:
@@ -151,15 +154,16 @@ def regrid(module: str, figure: str, experiment, results: dict, out: Path, kept:
         results: {line: Line}, at the first rates.
         out: directory of the grids.
         kept: directory of the runs.
+        lines: only these; all where none is given.
     """
     plans = experiment.runs if isinstance(experiment.runs, Plans) else OWN_DRAWS
     whole, found = without_failures(results), {}
-    asked = [line for line in experiment.baselines if line in whole]
+    asked = [line for line in experiment.baselines if line in whole and line in (lines or whole)]
     config = lambda line: Config(**{**experiment.base, **experiment.lines[line]})
     for line in asked:
         reached = reach(config(line), plans, whole[line].seeds)
         found[line] = dict(reached=reached) if reached else {}
-    marked = dict.fromkeys(untuned(experiment.baselines, whole))
+    marked = dict.fromkeys(n for n in untuned(experiment.baselines, whole) if n in found)
     reached = {line: f["reached"] for line, f in found.items() if f}
     marked |= dict.fromkeys(far_below(reached, whole))
     for line in marked:
@@ -178,6 +182,7 @@ def main(argv=None) -> int:
         figures: tyro.conf.Positional[tuple[str, ...]],
         kept: str,
         results: tuple[str, ...] = (),
+        lines: tuple[str, ...] = (),
     ) -> int:
         """Choose rates for the baselines of figures, where the rule marks them.
 
@@ -187,14 +192,17 @@ def main(argv=None) -> int:
             kept: directory of the runs, as of the experiments.
             results: results.json of each figure at the first rates; default what
                 experiments/results holds.
+            lines: only these, of figures whose grids take long; all where none is given.
         """
         known = importlib.import_module(f"experiments.papers.{module}").PRINTED_RATES
         whole = results_file.read(FILE.parent / f"{module}.json")
         for i, figure in enumerate(figures):
             one = results_file.read(results[i]) if results else whole.experiments[figure]
-            lines = {n: stored_line(line, tuple(one.seeds)) for n, line in one.lines.items()}
+            if unknown := set(lines) - set(known[figure].baselines):
+                checks.fail("baselines", f"baselines of {figure}", ", ".join(sorted(unknown)))
+            there = {n: stored_line(line, tuple(one.seeds)) for n, line in one.lines.items()}
             out = Path(kept).parent / "grids"
-            found = regrid(module, figure, known[figure], lines, out, Path(kept))
+            found = regrid(module, figure, known[figure], there, out, Path(kept), lines)
             every = stored()
             every.setdefault("about", {})[module] = environment()
             every.setdefault(module, {}).setdefault(figure, {}).update(found)

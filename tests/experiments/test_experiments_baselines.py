@@ -92,3 +92,11 @@ def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(tmp_path,
     assert taken.lines["free A"] == dict(lr=1.0)
     assert taken.lines["free A, first rates"] == dict(lr=0.1)
     assert taken.lines["free B"] == dict(lr=0.1) and "free B, first rates" not in taken.lines
+    at = ("paper", "fig", experiment, results, tmp_path, tmp_path)
+    assert baselines.regrid(*at, lines=("free B",)) == {"free B": {}} and len(asked) == 1
+
+
+def test_a_line_that_is_no_baseline_is_named(tmp_path):
+    call = ["noble2022", "fig1", "--kept", str(tmp_path), "--lines", "DP-FedAvg, K=50, (0,0)"]
+    with pytest.raises(ValueError, match=r"need baselines of fig1; got DP-FedAvg, K=50, \(0,0\)"):
+        baselines.main(call)
