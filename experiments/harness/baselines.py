@@ -158,15 +158,17 @@ def regrid(
     """
     plans = experiment.runs if isinstance(experiment.runs, Plans) else OWN_DRAWS
     whole, found = without_failures(results), {}
-    asked = [line for line in experiment.baselines if line in whole and line in (lines or whole)]
+    asked = [line for line in experiment.baselines if line in whole]
     config = lambda line: Config(**{**experiment.base, **experiment.lines[line]})
     for line in asked:
         reached = reach(config(line), plans, whole[line].seeds)
         found[line] = dict(reached=reached) if reached else {}
-    marked = dict.fromkeys(n for n in untuned(experiment.baselines, whole) if n in found)
+    marked = dict.fromkeys(untuned(experiment.baselines, whole))
     reached = {line: f["reached"] for line, f in found.items() if f}
     marked |= dict.fromkeys(far_below(reached, whole))
-    for line in marked:
+    if lines:
+        found = {line: found[line] for line in lines if line in found}
+    for line in [line for line in marked if line in found]:
         print(f"{module} {figure} {line}: not tuned", file=sys.stderr)
         choice = choose(f"{figure} {line}", config(line), plans, out, kept)
         found[line] |= choice._asdict()
@@ -196,11 +198,13 @@ def main(argv=None) -> int:
         """
         known = importlib.import_module(f"experiments.papers.{module}").PRINTED_RATES
         whole = results_file.read(FILE.parent / f"{module}.json")
-        for i, figure in enumerate(figures):
-            one = results_file.read(results[i]) if results else whole.experiments[figure]
+        for figure in figures:
             if unknown := set(lines) - set(known[figure].baselines):
                 checks.fail("baselines", f"baselines of {figure}", ", ".join(sorted(unknown)))
-            there = {n: stored_line(line, tuple(one.seeds)) for n, line in one.lines.items()}
+        for i, figure in enumerate(figures):
+            one = results_file.read(results[i]) if results else whole.experiments[figure]
+            first = {n: one.lines.get(n + FIRST, line) for n, line in one.lines.items()}
+            there = {n: stored_line(line, tuple(one.seeds)) for n, line in first.items()}
             out = Path(kept).parent / "grids"
             found = regrid(module, figure, known[figure], there, out, Path(kept), lines)
             every = stored()

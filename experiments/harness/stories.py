@@ -273,8 +273,11 @@ def _of_one_kind(labels: list[str]) -> str:
     alike: dict[str, list[str]] = {}
     for label in labels:
         first, comma, last = label.rpartition(", ")
-        alike.setdefault(first + comma, []).append(last)
-    return "; ".join(first + " and ".join(lasts) for first, lasts in alike.items())
+        alike.setdefault(first + comma or label, []).append(last)
+    return "; ".join(
+        first + " / ".join(lasts) if first.endswith(", ") else first
+        for first, lasts in alike.items()
+    )
 
 
 def _checked(paper: str, row: dict) -> dict:

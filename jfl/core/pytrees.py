@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from . import checks
 from .aliases import Array, Tree
 
 map = jax.tree.map
@@ -28,11 +29,29 @@ def zeros_like(t: Tree) -> Tree:
     return map(jnp.zeros_like, t)
 
 
+def refuse_other_shapes(where: str, a: Tree, b: Tree) -> None:
+    """Leaves of other shapes would broadcast without a word: one number of a release would be added
+    to a whole matrix."""
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=False
+    ):
+        if jnp.shape(x) != jnp.shape(y):
+            checks.fail(
+                where,
+                f"one shape of {path_of(path)}",
+                f"{jnp.shape(x)} and {jnp.shape(y)}",
+                "A release has the shapes of what is contributed: see `backward` of a linear map, "
+                "and `post_process`.",
+            )
+
+
 def add(a: Tree, b: Tree) -> Tree:
+    refuse_other_shapes("pytrees.add", a, b)
     return map(jnp.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
+    refuse_other_shapes("pytrees.sub", a, b)
     return map(jnp.subtract, a, b)
 
 
@@ -42,6 +61,7 @@ def scale(s: ArrayLike, t: Tree) -> Tree:
 
 def axpy(s: ArrayLike, a: Tree, b: Tree) -> Tree:
     """s * a + b."""
+    refuse_other_shapes("pytrees.axpy", a, b)
     return map(lambda u, v: jnp.asarray(s, v.dtype) * u + v, a, b)
 
 

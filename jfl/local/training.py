@@ -180,7 +180,7 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
         w, state, mean, seen = carry
         (at, mask, overflow), key = draws if ahead else drawn(first + s)
         g, look = gradient.watched(key, w, gather(rows, at, mask), ctx)
-        _refuse_other_shapes("local step", g, w)
+        pytrees.refuse_other_shapes("local step", g, w)
         if drop:
             lost = ~pytrees.finite(g)
             g = pytrees.map(lambda x: jnp.where(lost, jnp.zeros((), x.dtype), x), g)
@@ -213,19 +213,6 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
     return w, mean, rates.sum(), seen
 
 
-def _refuse_other_shapes(where: str, value, params) -> None:
-    """What a step adds to parameters has their shapes: others would broadcast without a word."""
-    needed, found = (jax.tree.map(jnp.shape, t) for t in (params, value))
-    if found != needed:
-        checks.fail(
-            where,
-            f"what is released in the shapes of the parameters, {needed}",
-            f"{found}",
-            "See what the stages after the noise give back: `backward` of a linear map, or "
-            "`post_process`.",
-        )
-
-
 def both(one: Diagnostics, other: Diagnostics) -> Diagnostics:
     """What was seen in two pieces of work: loss and clipped fraction of the first, counts of
     both."""
@@ -254,7 +241,7 @@ class ServerStep:
         return Server(params, self.optimizer(_at(self.lr, 0)).init(params))
 
     def __call__(self, ctx, server: Server, diff) -> Server:
-        _refuse_other_shapes("server step", diff, server.params)
+        pytrees.refuse_other_shapes("server step", diff, server.params)
         descent = pytrees.scale(-1.0, diff)
         updates, state = self.optimizer(_at(self.lr, ctx.round)).update(
             descent, server.optimizer, server.params

@@ -115,6 +115,8 @@ def test_what_may_not_contract_is_refused():
         recipes.plan_of(made("contracting", preprocess="none", noise=(1.0,)))
     with pytest.raises(ValueError, match="unit norm"):
         recipes.plan_of(made("contracting", model="mlp", noise=(1.0,)))
+    with pytest.raises(ValueError, match="need algorithm='padpfl' with batch_sampler='full'"):
+        recipes.plan_of(made("prox_erm", batch_sampler="poisson", noise=(1.0,)))
     longer = dict(groups=(3, 3), group_noise=(0.3, 0.0))  # after the rows have their norm
     with pytest.raises(ValueError, match="rows of norm 1 at most"):
         recipes.plan_of(made("contracting", noise=(1.0,), **longer))
@@ -125,13 +127,13 @@ def test_problems_are_solved_as_well_as_the_noise_takes_them_to_be(mu, monkeypat
     """Steps for a tenth are too few.  The noise is for what one of a client's rows moves."""
     plan = recipes.plan_of(made("prox_erm", noise=(1e-6,), mu=mu))
     reached = np.asarray(jfl.simulate(KEY, plan, 3).run.own)
-    assert reached.shape == (6,) and 0 < reached.max() <= 1e-4
+    assert reached.shape == (6,) and 0 < reached.max() <= 1e-5
     rows = np.asarray(plan.fed.size).min()
     stated = float(plan.algorithm.releases[0].mechanism.stages[0].bound.data["value"])
-    assert 2 * stated == pytest.approx(2 * 2 / mu * (1 / rows + 1e-4), rel=1e-5)
+    assert 2 * stated == pytest.approx(2 * 2 / mu * (1 / rows + 1e-5), rel=1e-5)
     monkeypatch.setattr(recipes, "INEXACTNESS", 0.1)
     plan = recipes.plan_of(made("prox_erm", noise=(1e-6,), mu=mu))
-    assert np.asarray(jfl.simulate(KEY, plan, 3).run.own).max() > 1e-4
+    assert np.asarray(jfl.simulate(KEY, plan, 3).run.own).max() > 1e-5
 
 
 @pytest.mark.parametrize(

@@ -209,21 +209,45 @@ def back_to_sums(key, value):
     return summed(turned_back(key, value))
 
 
-@pytest.mark.parametrize("stage", ["upload", "release", "step"])
+OTHER_SHAPES = dict(
+    release=lambda: plan_of(chain_of(jfl.linear_maps.linear_map(turned, back_to_sums))),
+    upload=lambda: plan_of(
+        upload=jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.post_process(summed))
+    ),
+    step=lambda: plan_of(
+        grad=jfl.private_grad(squared, chain_of(jfl.linear_maps.linear_map(turned, back_to_sums)))
+    ),
+)
+
+
+def back_to_one(key, value):
+    """The second of two trees that are released as sums: a control variate, or a gradient."""
+    first, second = value
+    return type(value)(first, summed(second))
+
+
+@pytest.mark.parametrize("stage", OTHER_SHAPES)
 def test_a_release_in_other_shapes_does_not_broadcast(stage):
     """One number for many would be added to all of them."""
-    pair = jfl.linear_maps.linear_map(turned, back_to_sums)
-    if stage == "release":
-        plan, where = plan_of(chain_of(pair)), "server step"
-    elif stage == "upload":
-        chain = jfl.chain(
-            jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.post_process(summed)
-        )
-        plan, where = plan_of(upload=chain), "server step"
-    else:
-        chain = chain_of(pair)
-        plan, where = plan_of(grad=jfl.private_grad(squared, chain)), "local step"
-    with pytest.raises(ValueError, match=f"{where}: need what is released in the shapes of the"):
+    with pytest.raises(ValueError, match=r"need one shape of w; got \(.*\) and \(.*\)\."):
+        jfl.simulate(KEY, OTHER_SHAPES[stage](), 2)
+
+
+@pytest.mark.parametrize("name", ["feddyn", "padpfl", "scaffold", "mimelite"])
+def test_of_what_servers_add_to_their_own_states_too(name):
+    back = back_to_one if name in ("scaffold", "mimelite") else lambda key, value: summed(value)
+    pair = jfl.linear_maps.linear_map(lambda key, value: value, back)
+    algorithm = getattr(jfl.algorithms, name)(
+        jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.full()
+    )
+    plan = jfl.plan(
+        make_federation(),
+        TASK,
+        algorithm,
+        jfl.sampling.full(CLIENTS),
+        release=chain_of(pair),
+    )
+    with pytest.raises(ValueError, match=r"need one shape of w; got \(.*\) and \(.*\)\."):
         jfl.simulate(KEY, plan, 2)
 
 
