@@ -58,7 +58,7 @@ def promises(quick):
     solved = dict(recipe="prox_erm", algorithm="padpfl", upload="difference", batch_sampler="full")
     pulls = tuple(
         dict(mu=mu, server_lr=rate)
-        for mu in ((3.0,) if quick else (1.0, 3.0, 10.0, 30.0))
+        for mu in ((3.0,) if quick else (0.1, 0.3, 1.0, 3.0))
         for rate in ((1.0,) if quick else (0.5, 1.0, 2.0, 4.0))
     )
     lines[ONCE] = {
