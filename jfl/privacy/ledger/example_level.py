@@ -14,10 +14,9 @@ from .entry import Clients, Entry, Part, refused
 from .noise_levels import levels
 from .participation import VIEWS, attendance_of, drawn, tail, worst_columns
 
-CONVEX = Caveat(
-    "only for losses that are convex and Lipschitz as its sensitivity assumes, solved as "
-    "exactly as it assumes",
-    "convex",
+SOLVED = (
+    "only if another row in the place of one moves what a client's solve ends at by at most {:g}: "
+    "for losses that are convex and Lipschitz as that assumes, solved as exactly as it assumes"
 )
 CONTRACTS = (
     "only for losses that are convex, at most 2 / lr smooth and at most {:g} steep, for every row "
@@ -79,7 +78,7 @@ def _entries(plan, adjacency, rounds):
         lost.append(overflow)
     declared = {s.declared for r in releases for s in r.mechanism.stages}
     conditional = bool(declared & {"prox_erm", "contraction"})
-    assumed = ((CONVEX,) if "prox_erm" in declared else ()) + _steepness(releases)
+    assumed = _moved(releases) + _steepness(releases)
     assumed += (SITES,) if several else ()
     entries = []
     row_overflow: Any = sum(lost)
@@ -104,6 +103,15 @@ def _entries(plan, adjacency, rounds):
             )
         )
     return entries
+
+
+def _moved(releases):
+    """What noise for solves takes one row to move: replace_one doubles the bound."""
+    return tuple(
+        Caveat(SOLVED.format(2 * float(bound(r.mechanism))), "convex")
+        for r in releases
+        if any(s.declared == "prox_erm" for s in r.mechanism.stages)
+    )
 
 
 def _steepness(releases):
