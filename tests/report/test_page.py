@@ -683,9 +683,7 @@ def test_settings_seeds_and_reductions_of_a_collection_are_told(tmp_path):
         len(records(parsed, "grid")) == 118
         and "Impact factors help in one cell of all" in parsed.words
     )
-    assert (
-        "seeds 0, 1, 2, 3, 4; 20.0 minutes" in parsed.words and "97fe07bc9918bde9" in parsed.words
-    )
+    assert "seeds 0, 1, 2, 3, 4; 20 minutes" in parsed.words and "97fe07bc9918bde9" in parsed.words
     parsed = shown(RESULTS / "noble2022.json")
     assert "Numbers of table1_small: rows, batch and sigma_g over 10" in parsed.words
     assert (
