@@ -52,7 +52,7 @@ def test_every_figure_and_table_is_there():
         | {f"fig{i}_{d}" for i in (9, 10) for d in ("synthetic", "femnist", "mnist")}
     )
     assert want < set(paper.EXPERIMENTS)
-    sizes = {n: len(e.lines) for n, e in paper.EXPERIMENTS.items()}
+    sizes = {n: len(e.lines) for n, e in paper.PRINTED_RATES.items()}
     assert (
         sizes["fig1"] == 2 * 3 * 6 + 9
         and sizes["fig3"] == 36
