@@ -188,7 +188,9 @@ def prox_erm(config: Made):
         )
     _refuse(config, (*STEPS, "lr", "steps", "batch", "clip_norm", "weights", "impact"))
     plan, mu = _convex(config), config.mu
-    needed: dict[str, Any] = dict(rows=int(np.asarray(plan.fed.size).min()), lipschitz=STEEPNESS, mu_bar=mu)
+    needed: dict[str, Any] = dict(
+        rows=int(np.asarray(plan.fed.size).min()), lipschitz=STEEPNESS, mu_bar=mu
+    )
     unclipped = 1e9  # a clip norm that no model reaches
     moved = talaei2024.client_sensitivity(
         "prox_erm", unclipped, **needed, inexactness=INEXACTNESS, enforced=True
