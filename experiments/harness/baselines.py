@@ -166,9 +166,8 @@ def regrid(
     marked = dict.fromkeys(untuned(experiment.baselines, whole))
     reached = {line: f["reached"] for line, f in found.items() if f}
     marked |= dict.fromkeys(far_below(reached, whole))
-    if lines:
-        found = {line: found[line] for line in lines if line in found}
-    for line in [line for line in marked if line in found]:
+    found = {line: f for line, f in found.items() if line in (lines or found)}
+    for line in [n for n in marked if n in found]:
         print(f"{module} {figure} {line}: not tuned", file=sys.stderr)
         choice = choose(f"{figure} {line}", config(line), plans, out, kept)
         found[line] |= choice._asdict()

@@ -10,7 +10,8 @@ shows, and in which words, stands in docs/site/stories.toml.  Words there quote 
     {accuracy: EXPERIMENT | LINE}       mean over seeds; likewise claimed, proved (epsilons)
     {points: EXPERIMENT | LINE | LESS}  how many points of accuracy the first line ends above
     {verdict: EXPERIMENT | CLAIM}       as stored; {measured: EXPERIMENT | CLAIM} what was seen
-    {distance: EXPERIMENT | CLAIM}      how far from what is printed its values are, on average
+    {distance: EXPERIMENT | CLAIM}      how far from what is printed its values are, on average, and
+                                        the verdict
     {constant: EXPERIMENT | CLAIM}      that a theorem up to a constant takes
     {audited: LINE}                     of the study of audits; likewise {refutable: LINE}
     {cell: EXPERIMENT | ROW | COLUMN}   of its tables, the row that begins with ROW
@@ -221,7 +222,7 @@ def _distance(of: results.Verdict) -> str:
     found = [abs(float(v)) for v in re.findall(r": ([+-]\d+\.\d+)", of.seen)]
     if not found:
         checks.fail("stories.toml", "values beside printed ones", of.claim, FIX)
-    return f"{sum(found) / len(found):.2f}"
+    return f"{sum(found) / len(found):.2f} ({of.verdict})"
 
 
 def _table_cell(paper, name, row, column):

@@ -145,10 +145,19 @@ def test_checks_of_one_statement_are_told_together(monkeypatch):
     }
 
 
+def test_labels_share_what_they_begin_with():
+    labels = ["MNIST, clients, R1", "Adam", "MNIST, samples, R2", "MNIST, clients, R1 with Lemma 2"]
+    told = stories._of_one_kind([*labels, "AdaGrad"])
+    assert told == "MNIST, clients, R1 / R1 with Lemma 2; Adam; MNIST, samples, R2; AdaGrad"
+
+
 def test_a_mean_distance_from_what_is_printed():
     of = lambda seen: stories._distance(results.Verdict(claim="c", verdict="undecided", seen=seen))
-    assert of("a, K=5, 100: -0.246 ± 0.17, b (1,1), 200: +0.154 ± 0.1 (99 % intervals)") == "0.20"
-    assert of("a, 100: -0.90; b, 100: -1.10") == "1.00"
+    assert (
+        of("a, K=5, 100: -0.246 ± 0.17, b (1,1), 200: +0.154 ± 0.1 (99 % intervals)")
+        == "0.20 (undecided)"
+    )
+    assert of("a, 100: -0.90; b, 100: -1.10") == "1.00 (undecided)"
     with pytest.raises(ArgumentError, match="values beside printed ones"):
         of("computed")
 
