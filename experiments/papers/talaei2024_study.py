@@ -379,7 +379,7 @@ def collect(out, cells, quick, finding: str = ""):
     return written(
         out,
         dict(
-            title="Talaei, Izadi, 2024",
+            title="Impact factors at the same proved epsilon",
             finding=finding,
             quick=quick,
             commit=commit(),

@@ -39,8 +39,7 @@ SHARE = 0.1  # of epsilon, which the energies alone spend
 # of softmax regression with rows (x, 1), ||x|| <= 1
 STEEPNESS = 2.0  # root 2 of the slopes times root 2 of a row
 SMOOTHNESS = 1.0  # 1/2 of the slopes times 2 of a row
-# of losses on real rows, for the rate of a solve; no guarantee rests on it
-LIKELY = 0.25
+TYPICAL_SMOOTHNESS = 0.25  # on real rows, for the rate of a solve; no guarantee rests on it
 INEXACTNESS = 1e-5  # of a proximal problem's solve; a run stops where one leaves more
 
 
@@ -178,8 +177,9 @@ def contracting(config: Made):
 def prox_erm(config: Made):
     """PADPFL on softmax regression, whose clients solve their problems almost exactly.
 
-    A step of 1 / (LIKELY + mu) leaves LIKELY / (LIKELY + mu) of the gradient, or less.  Rows for
-    which that is false leave solves that fall short, which stop the run.
+    Where losses are at most TYPICAL_SMOOTHNESS smooth, a step of 1 / (TYPICAL_SMOOTHNESS + mu)
+    leaves at most TYPICAL_SMOOTHNESS / (TYPICAL_SMOOTHNESS + mu) of the gradient.  Where they are
+    not, solves may fall short, which stops the run.
     """
     if config.algorithm != "padpfl" or config.batch_sampler != "full":
         raise ValueError(
@@ -199,8 +199,8 @@ def prox_erm(config: Made):
     algorithm = jfl.algorithms.padpfl(
         jfl.grad(plan.task.loss),
         mu=mu,
-        lr=1 / (LIKELY + mu),
-        steps=math.ceil(math.log(2 / INEXACTNESS) / math.log1p(mu / LIKELY)),
+        lr=1 / (TYPICAL_SMOOTHNESS + mu),
+        steps=math.ceil(math.log(2 / INEXACTNESS) / math.log1p(mu / TYPICAL_SMOOTHNESS)),
         upload=config.upload,
         mechanism=jfl.chain(bound, jfl.total(), jfl.gaussian(config.noise[0])),
         inexactness=INEXACTNESS,
