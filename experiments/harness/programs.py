@@ -122,9 +122,9 @@ def _blocks(groups, asked: list[Point], pairs):
     engine = blocks.Local()
     for group in groups:
         plans = [pairs[i][0] for i in group]
-        plans = widened(plans, widths(plans))
+        plans, seeds = widened(plans, widths(plans)), [asked[i].seed for i in group]
         most = min(AT_ONCE, engine.most(len(group)))
-        for program in blocks.programs(plans, blocks.memory(), most):
+        for program in blocks.programs(plans, seeds, blocks.memory(), most):
             for members in program:
                 indices = [group[m] for m in members]
                 configs = [dataclasses.replace(pairs[i][1], seed=asked[i].seed) for i in indices]

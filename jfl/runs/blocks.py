@@ -60,11 +60,12 @@ def memory() -> float:
     return device_memory(SHARE) or MEMORY
 
 
-def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[int]]]:
-    """Divide points into blocks.
+def programs(plans: list[Plan], seeds: list, memory: float, most: float) -> list[list[list[int]]]:
+    """Divide points into blocks; points of one seed, which draw alike, stand together.
 
     Args:
         plans: of the points, of equal widths.
+        seeds: of the points.
         memory: bytes for the points of a block.
         most: how many points a block may have at all.
 
@@ -75,11 +76,32 @@ def programs(plans: list[Plan], memory: float, most: float) -> list[list[list[in
     for members in static_groups(plans):
         together = [plans[i] for i in members]
         fit = memory // (client_bytes(together[0]) * largest_chunk(together))
-        count = math.ceil(len(members) / max(1, min(fit, most)))
-        # every so-many-th point: what varies in the group varies in each block, so that they share
-        # a program
-        out.append([members[i::count] for i in range(count)])
+        out.append(_divided(members, [seeds[i] for i in members], max(1, min(fit, most))))
     return out
+
+
+def _divided(members: list[int], seeds: list, most: float) -> list[list[int]]:
+    """Blocks of a group, the largest first: where all seeds have equally many points, several of
+    them or parts of one."""
+    of_seed = {}
+    for i, seed in zip(members, seeds):
+        of_seed.setdefault(seed, []).append(i)
+    rows = list(of_seed.values())
+    each, count = len(rows[0]), len(rows)
+    if each == 1 or any(len(row) != each for row in rows):
+        return _spread(members, math.ceil(len(members) / most))
+    if each > most:
+        parts = [part for row in rows for part in _spread(row, math.ceil(each / most))]
+        return sorted(parts, key=len, reverse=True)
+    # equally many in each block: a program takes no other number
+    several = max(n for n in range(1, count + 1) if count % n == 0 and n * each <= most)
+    return [sum(block, []) for block in _spread(rows, count // several)]
+
+
+def _spread(several: list, blocks: int) -> list[list]:
+    """Every so-many-th into one block: what varies in the group varies in each, so that they share
+    a program."""
+    return [several[i::blocks] for i in range(blocks)]
 
 
 def compute(

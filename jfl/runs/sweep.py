@@ -241,9 +241,10 @@ def _stored(out, facts: dict, resume: bool) -> ResultStore:
 def _begin(store, config, axes, facts, first, points: Points, machine, block):
     """Write what the sweep is: the head of its file, and its config."""
     most = block or machine.most(len(points.grid))
+    seeds = [config.seed for config in points.configs]
     programs = [
         [[points.keys[i] for i in members] for members in group]
-        for group in blocks.programs(points.plans, machine.memory, most)
+        for group in blocks.programs(points.plans, seeds, machine.memory, most)
     ]
     with _disk_errors_explained(store):
         store.begin(facts | dict(plan=first, programs=programs))

@@ -28,6 +28,7 @@ from helpers.problems import (
     squared,
     start_params,
 )
+from jax.extend.core import jaxprs_in_params
 
 import jfl
 from jfl.core.identity import words
@@ -664,6 +665,53 @@ def test_sweep_pairs_cohorts_and_batches(fed, task):
     out = jfl.sweep(make, rounds=1, lr=[1e-30, 2e-30], z=[1.0, 2.0], seed=[0, 1])
     loss = out.metrics.train_loss[:, 0].reshape(4, 2)
     assert (loss == loss[0]).all() and loss[0, 0] != loss[0, 1]
+
+
+@pytest.mark.parametrize("memory, at_once", [(None, 6), (4, 3), (2, 2), (1, 1)])
+def test_rates_times_seeds_are_runs_of_their_own(task, monkeypatch, memory, at_once):
+    """Each seed has rows of its own, and three rates stand in one row of the program; blocks are of
+    whole rows or of parts of one, and results come in the order of the points."""
+    feds, lines = {seed: make_federation(seed=seed) for seed in (0, 1)}, []
+    monkeypatch.setattr(sweeps, "client_bytes", lambda plan: 1 / 3)  # three clients at once
+    monkeypatch.setattr(sweeps._Program, "_compiled_bytes", lambda program: 0.0)
+    make = lambda lr, seed: jfl.plan(
+        feds[seed],
+        task,
+        make_algorithm("fedavg", noisy_grad(z=1.0), lr=lr),
+        jfl.sampling.without_replacement(CLIENTS, 3),
+    )
+    options = dict(lr=[0.1, 0.2, 0.3], seed=[0, 1], memory=memory, watch=lines.append)
+    out = jfl.sweep(make, rounds=2, evaluate_every=2, **options)
+    assert f"{at_once} at once" in lines[0]
+    for point, params, accuracy in zip(out.points, out.params, out.metrics.loss):
+        alone = jfl.simulate(jax.random.key(point["seed"]), make(**point), 2, evaluate_every=2)
+        close(params, alone.params)
+        close(accuracy, alone.metrics.loss)
+
+
+def test_what_points_of_one_seed_have_in_common_is_drawn_once(fed, task):
+    """Four rates on one seed draw as many numbers as one does, and four seeds four times as many;
+    two seeds of two rates twice as many."""
+
+    def numbers(jaxpr):
+        of = lambda e: sum(np.prod(v.aval.shape) for v in e.outvars)
+        own = [of(e) for e in jaxpr.eqns if e.primitive.name == "random_bits"]
+        inner = [j for e in jaxpr.eqns for j in jaxprs_in_params(e.params)]
+        return sum(own) + sum(map(numbers, inner))
+
+    def drawn(seeds, rates):
+        plans = [plain_plan(fed, task, lr=0.1 + 0.1 * r) for _ in seeds for r in range(rates)]
+        keys = jnp.stack([jax.random.key(s) for s in seeds for _ in range(rates)])
+        words = [np.zeros(4, np.uint32)] * len(plans)
+        program = sweeps._Program(plans, keys, words, [1], None)
+        traced = sweeps._points.trace(
+            *program._arguments(program._blocks()[0]), **program._static()
+        )
+        return numbers(traced.jaxpr.jaxpr)
+
+    one = drawn([0], 1)
+    assert one > 0 and drawn([0], 4) == one
+    assert drawn([0, 1, 2, 3], 1) == 4 * one and drawn([0, 1], 2) == 2 * one
 
 
 def test_sweep_marks_a_failed_point(fed, task):

@@ -67,8 +67,8 @@ def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, prog
     kept = tmp_path / "kept"
     one = runner.run("one", figure(), tmp_path / "one", kept=kept)
     assert ran == [
-        [(0.1, 0), (0.1, 1), (0.5, 0), (0.5, 1)]
-    ]  # the lines of a figure are one program
+        [(0.1, 0), (0.5, 0), (0.1, 1), (0.5, 1)]
+    ]  # the lines of a figure are one program, seed by seed
     other = runner.run(
         "other",
         figure((2, 1), quick=dict(lr=0.5), new=dict(lr=0.2), slow=dict(lr=0.1)),
@@ -401,9 +401,9 @@ def test_what_is_done_or_not_begun_is_free_for_others(tmp_path, small, together)
         assert len(get(name, f"other-{name}")[0][1]) == 2
         with kept_runs.locked(tmp_path / "kept" / kept_runs.key(configs[name], how)):
             pass  # more of its seeds can run
-        if name == "a" and together:  # c is in a block to come, and its rows are of this process
+        if name == "a" and together:  # b is in a block to come, and its rows are of this process
             with pytest.raises(ValueError, match="no other process"):
-                get("c", "early", (2,))
+                get("b", "early", (2,))
         elif name == "a":
             assert len(get("c", "early")[0][1]) == 2
 
