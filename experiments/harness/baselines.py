@@ -1,8 +1,9 @@
-"""Baselines without privacy, at rates that were chosen for them.
+"""Rates and clip norms that were chosen for lines: of baselines without privacy, and of all methods
+of a figure whose paper has lost them.
 
     python -m experiments.harness.baselines chen2024 fig1ab --kept runs/chen2024/kept
 
-The rule, which stood before anything ran by it:
+The rules, which stood before anything ran by them:
 
     marked   A line without privacy is "not tuned" if it ends below a private line of its setting by
              more than their paired interval, or more than verdicts.FAR below what its own model
@@ -14,12 +15,18 @@ The rule, which stood before anything ran by it:
              half a dozen rates, once.
     report   The figure has the line at the chosen rates, under its name, and what it was before as
              "NAME, first rates".  It stays as it comes out, marked again if it is to be.
+    all      Where `Experiment.methods` says so, every method of a figure is chosen, with privacy or
+             without: at all of `Experiment.grid`, on the same seeds, for its line with the middle
+             noise.  What is chosen holds for all noise multipliers of the method.  A grid of
+             several axes is continued by two values where the best is at an end, once.  The
+             figure has these lines alone.
 
 What was chosen is in experiments/results/baselines.json, from which the figures take their rates.
 """
 
 import dataclasses
 import importlib
+import itertools
 import json
 import sys
 import typing
@@ -45,6 +52,8 @@ from .verdicts import far_below, untuned
 FILE = Path(__file__).parents[1] / "results" / "baselines.json"
 RATES = tuple(round(10 ** (k / 3), 6) for k in range(-9, 4))  # 0.001 to 10
 MORE = 6  # rates that a grid is continued by
+FEWER = 2  # values, where a grid has several axes
+STEP = dict(lr=10 ** (1 / 3), clip_norm=2.0)  # from a value to the next
 SERVER = (1.0, 10.0, 100.0)  # times the server's rate
 SEEDS = (1000, 1001)
 FIRST = ", first rates"
@@ -78,9 +87,9 @@ def with_chosen(module: str, experiments: dict) -> dict:
 def _with(experiment, found: dict):
     lines = {}
     for line, fields in experiment.lines.items():
-        chosen = found.get(line, {}).get("chosen")
+        chosen = found.get(experiment.methods.get(line, line), {}).get("chosen")
         lines[line] = fields | chosen if chosen else fields
-        if chosen:
+        if chosen and not experiment.methods:
             lines[line + FIRST] = fields
     reached = {line: f["reached"] for line, f in found.items() if f.get("reached")}
     return dataclasses.replace(experiment, lines=lines, reached=reached)
@@ -104,16 +113,23 @@ def reach(config: Config, plans: Plans, seeds) -> dict:
     return found
 
 
-def choose(name: str, config: Config, plans: Plans, out: Path, kept: Path) -> Choice:
-    """Run the grid of a line."""
-    names = ("lr", "server_lr") if config.algorithm == "addpnfl" else ("lr",)
-    grid: dict[tuple, list[float]] = {}
+def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept: Path) -> Choice:
+    """Run the grid of a line.
 
-    def run(rates):
-        servers = [config.server_lr * s for s in SERVER] if "server_lr" in names else [None]
-        points = [(rate, server)[: len(names)] for rate in rates for server in servers]
+    Args:
+        name: of the line.
+        config: of it.
+        axes: field -> its values, upwards.
+        plans: as of the experiment.
+        out: directory of the grids.
+        kept: directory of the runs.
+    """
+    axes, grid = dict(axes), {}
+
+    def run(axes):
+        points = [p for p in itertools.product(*axes.values()) if p not in grid]
         configs = {
-            _label(name, p): dataclasses.replace(config, **dict(zip(names, p))) for p in points
+            _label(name, p): dataclasses.replace(config, **dict(zip(axes, p))) for p in points
         }
         folders = {label: out / label.replace(" ", "_").replace("/", "_") for label in configs}
         of = {_label(name, p): p for p in points}
@@ -123,19 +139,28 @@ def choose(name: str, config: Config, plans: Plans, out: Path, kept: Path) -> Ch
             print(f"{label}: {np.mean(accuracy):.4f}", file=sys.stderr)
 
     best = lambda: max(grid, key=lambda p: np.mean(grid[p]))
-    ends = lambda: (min(p[0] for p in grid), max(p[0] for p in grid))
-    run(RATES)
-    steps = np.arange(1, MORE + 1) / 3
-    if best()[0] == ends()[0]:
-        run([round(float(ends()[0] / 10**k), 9) for k in steps])
-    elif best()[0] == ends()[1]:
-        run([round(float(ends()[1] * 10**k), 6) for k in steps])
+    open_at = lambda p: {n: v for n, v in zip(axes, p) if v in (axes[n][0], axes[n][-1])}
+    run(axes)
+    continued = {n: v for n, v in open_at(best()).items() if n != "server_lr"}
+    more = MORE if continued and len(axes) - ("server_lr" in axes) == 1 else FEWER
+    for n, end in continued.items():
+        down = [round(float(end / STEP[n] ** k), 9) for k in range(more, 0, -1)]
+        up = [round(float(end * STEP[n] ** k), 6) for k in range(1, more + 1)]
+        axes[n] = (*down, *axes[n]) if end == axes[n][0] else (*axes[n], *up)
+    if continued:
+        run(axes)
     return Choice(
-        {n: getattr(config, n) for n in names},
-        dict(zip(names, best())),
-        [dict(zip(names, p)) | dict(accuracy=a) for p, a in sorted(grid.items())],
-        best()[0] in ends(),
+        {n: getattr(config, n) for n in axes},
+        dict(zip(axes, best())),
+        [dict(zip(axes, p)) | dict(accuracy=a) for p, a in sorted(grid.items())],
+        bool(open_at(best()).keys() - {"server_lr"}),
     )
+
+
+def _rates(config: Config) -> dict:
+    """The axes of a baseline without privacy."""
+    server = dict(server_lr=tuple(config.server_lr * s for s in SERVER))
+    return dict(lr=RATES) | (server if config.algorithm == "addpnfl" else {})
 
 
 def _label(name, point) -> str:
@@ -169,8 +194,28 @@ def regrid(
     found = {line: f for line, f in found.items() if line in (lines or found)}
     for line in [n for n in marked if n in found]:
         print(f"{module} {figure} {line}: not tuned", file=sys.stderr)
-        choice = choose(f"{figure} {line}", config(line), plans, out, kept)
+        choice = choose(f"{figure} {line}", config(line), _rates(config(line)), plans, out, kept)
         found[line] |= choice._asdict()
+    return found
+
+
+def choose_all(figure: str, experiment, out: Path, kept: Path, lines=()) -> dict:
+    """line -> what baselines.json has of it, of the lines that stand for the methods of a figure.
+
+    Args:
+        figure: its name.
+        experiment: as the paper has it, with methods and a grid.
+        out: directory of the grids.
+        kept: directory of the runs.
+        lines: only these; all where none is given.
+    """
+    found = {}
+    for line in dict.fromkeys(experiment.methods.values()):
+        if not lines or line in lines:
+            config = Config(**{**experiment.base, **experiment.lines[line]})
+            name = f"{figure} {line}"
+            choice = choose(name, config, experiment.grid, experiment.runs, out, kept)
+            found[line] = choice._asdict()
     return found
 
 
@@ -185,7 +230,8 @@ def main(argv=None) -> int:
         results: tuple[str, ...] = (),
         lines: tuple[str, ...] = (),
     ) -> int:
-        """Choose rates for the baselines of figures, where the rule marks them.
+        """Choose rates for the baselines of figures, where the rule marks them, and rates and clip
+        norms for all methods of those whose paper has lost them.
 
         Args:
             module: the paper.
@@ -198,14 +244,18 @@ def main(argv=None) -> int:
         known = importlib.import_module(f"experiments.papers.{module}").PRINTED_RATES
         whole = results_file.read(FILE.parent / f"{module}.json")
         for figure in figures:
-            if unknown := set(lines) - set(known[figure].baselines):
+            one = known[figure]
+            if unknown := set(lines) - {*one.baselines, *one.methods.values()}:
                 checks.fail("baselines", f"baselines of {figure}", ", ".join(sorted(unknown)))
         for i, figure in enumerate(figures):
-            one = results_file.read(results[i]) if results else whole.experiments[figure]
-            first = {n: one.lines.get(n + FIRST, line) for n, line in one.lines.items()}
-            there = {n: stored_line(line, tuple(one.seeds)) for n, line in first.items()}
             out = Path(kept).parent / "grids"
-            found = regrid(module, figure, known[figure], there, out, Path(kept), lines)
+            if known[figure].methods:
+                found = choose_all(figure, known[figure], out, Path(kept), lines)
+            else:
+                one = results_file.read(results[i]) if results else whole.experiments[figure]
+                first = {n: one.lines.get(n + FIRST, line) for n, line in one.lines.items()}
+                there = {n: stored_line(line, tuple(one.seeds)) for n, line in first.items()}
+                found = regrid(module, figure, known[figure], there, out, Path(kept), lines)
             every = stored()
             every.setdefault("about", {})[module] = environment()
             every.setdefault(module, {}).setdefault(figure, {}).update(found)

@@ -57,7 +57,12 @@ def test_the_grid_has_seeds_of_its_own_and_goes_on_at_its_end(tmp_path, monkeypa
     monkeypatch.setattr(baselines, "MORE", 3)
     config = Config(**SMALL, lr=1e-3)
     choice = baselines.choose(
-        "free", config, Plans(drawn, seeded=True), tmp_path / "grids", tmp_path / "kept"
+        "free",
+        config,
+        baselines._rates(config),
+        Plans(drawn, seeded=True),
+        tmp_path / "grids",
+        tmp_path / "kept",
     )
     rates = [point["lr"] for point in choice.grid]
     assert rates == pytest.approx([1e-4, 1e-3, 0.00215443, 0.00464159, 0.01], rel=1e-3)
@@ -66,6 +71,45 @@ def test_the_grid_has_seeds_of_its_own_and_goes_on_at_its_end(tmp_path, monkeypa
     assert choice.first == dict(lr=1e-3) and choice.at_edge == (choice.chosen["lr"] == rates[-1])
     assert all(len(point["accuracy"]) == len(baselines.SEEDS) for point in choice.grid)
     assert not set(baselines.SEEDS) & set(Experiment("", {}, {}).seeds)
+
+
+def test_a_grid_of_rates_and_clip_norms_goes_on_once_along_each_end(tmp_path, monkeypatch):
+    """The best lies at a rate inside of the grid and at a clip norm of 16, beyond where it goes on
+    to; so it is told to be at an end."""
+    asked = []
+
+    def lines(folders, kept, configs, seeds, how):
+        asked.append(len(configs))
+        for name, config in configs.items():
+            off = abs(np.log(config.lr / 1.0)) + abs(np.log(config.clip_norm / 16.0))
+            yield name, [dict(accuracy=dict(final=1.0 - off / 100)) for _ in seeds]
+
+    monkeypatch.setattr(baselines.kept_runs, "lines", lines)
+    axes = dict(lr=(0.464159, 1.0, 2.154435), clip_norm=(0.5, 1.0, 2.0))
+    config = Config(**SMALL, lr=4.0, clip_norm=0.5)
+    choice = baselines.choose("line", config, axes, Plans(), tmp_path, tmp_path)
+    assert asked == [9, 6] and len(choice.grid) == 15
+    assert choice.chosen == dict(lr=1.0, clip_norm=8.0) and choice.at_edge
+    assert choice.first == dict(lr=4.0, clip_norm=0.5) and axes["clip_norm"] == (0.5, 1.0, 2.0)
+
+
+def test_methods_take_what_their_middle_line_was_given(tmp_path, monkeypatch):
+    """All lines of a method, and no others; and their first rates do not stand beside."""
+    asked = []
+    monkeypatch.setattr(
+        baselines,
+        "choose",
+        lambda name, *_: asked.append(name) or baselines.Choice({}, dict(lr=1.0), [], False),
+    )
+    lines = {f"{m} σ={s}": dict(noise_multiplier=s) for m in ("a", "b") for s in (1.0, 2.0, 3.0)}
+    methods = {n: f"{n[0]} σ=2.0" for n in lines}
+    experiment = Experiment("title", SMALL, lines, methods=methods, runs=Plans())
+    found = baselines.choose_all("fig", experiment, tmp_path, tmp_path, lines=("a σ=2.0",))
+    assert asked == ["fig a σ=2.0"]
+    monkeypatch.setattr(baselines, "stored", lambda: {"paper": {"fig": found}})
+    taken = baselines.with_chosen("paper", {"fig": experiment})["fig"].lines
+    assert list(taken) == list(lines)
+    assert [taken[n].get("lr") for n in lines] == [1.0] * 3 + [None] * 3
 
 
 def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(tmp_path, monkeypatch):
