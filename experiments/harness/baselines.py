@@ -213,8 +213,9 @@ def choose_all(figure: str, experiment, out: Path, kept: Path, lines=()) -> dict
     for line in dict.fromkeys(experiment.methods.values()):
         if not lines or line in lines:
             config = Config(**{**experiment.base, **experiment.lines[line]})
-            name = f"{figure} {line}"
-            choice = choose(name, config, experiment.grid, experiment.runs, out, kept)
+            noisy = config.noise_multiplier is not None or config.epsilon is not None
+            axes = {n: v for n, v in experiment.grid.items() if noisy or n != "clip_norm"}
+            choice = choose(f"{figure} {line}", config, axes, experiment.runs, out, kept)
             found[line] = choice._asdict()
     return found
 
