@@ -57,6 +57,7 @@ STEP = dict(lr=10 ** (1 / 3), clip_norm=2.0)  # from a value to the next
 SERVER = (1.0, 10.0, 100.0)  # times the server's rate
 SEEDS = (1000, 1001)
 FIRST = ", first rates"
+LEAST_L2 = 1e-4  # a minimiser needs a little
 TOLERANCE = 1e-3  # of the gradient's norm, by L-BFGS: accuracy needs no more
 
 
@@ -107,7 +108,7 @@ def reach(config: Config, plans: Plans, seeds) -> dict:
         plan, _ = plans.build(dataclasses.replace(config, seed=int(seed)))
         weights = "size" if config.weights == "size" else "uniform"
         best = heterogeneity.optimum(
-            plan.task, plan.fed, config.l2, weights=weights, tolerance=TOLERANCE
+            plan.task, plan.fed, config.l2 or LEAST_L2, weights=weights, tolerance=TOLERANCE
         )
         found[str(seed)] = float(evaluate(plan.task, best.params, plan.fed).accuracy)
     return found

@@ -316,7 +316,7 @@ def trained(store: ResultStore, cells, study, note) -> list[dict]:
                 tuned_on=list(study.tune),
                 chosen=cell.grid[i],
                 grid=[dict(point, accuracy=v) for point, v in zip(cell.grid, scores)],
-                at_edge=len(cell.grid) > 2 and i in (0, len(cell.grid) - 1),
+                at_edge=bool(ends(cell.grid, cell.grid[i])),
                 target=cell.fields.get("epsilon"),
                 noise_multiplier=config.noise_multiplier,
                 **_promise(worth),
@@ -333,6 +333,14 @@ def choose(store: ResultStore, grid: list) -> tuple[int, list]:
         return 0, [None]
     scores = [float(np.mean([accuracy(store, c) or 0.0 for c in point])) for point in grid]
     return int(np.argmax(scores)), scores
+
+
+def ends(grid: list[dict], chosen: dict) -> list[str]:
+    """The fields of a grid, of more than two values each, whose chosen value is the smallest or the
+    largest: what lies beyond may be better."""
+    values = {n: {point[n] for point in grid if n in point} for n in chosen}
+    numbers = {n: v for n, v in values.items() if all(isinstance(x, (int, float)) for x in v)}
+    return [n for n, v in numbers.items() if len(v) > 2 and chosen[n] in (min(v), max(v))]
 
 
 def _promise(worth):
