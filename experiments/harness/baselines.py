@@ -160,8 +160,10 @@ def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept:
 
 
 def unaccounted(plan, config) -> list:
-    """No guarantee, which would take longer than the run: of a grid the accuracy alone is looked at,
-    and its choice is part of no stated epsilon."""
+    """No guarantee, which would take longer than the run.
+
+    Of a grid the accuracy alone is looked at, and its choice is part of no stated epsilon.
+    """
     return []
 
 
