@@ -1,5 +1,5 @@
 """Rates and clip norms that were chosen for lines: of baselines without privacy, and of all methods
-of a figure whose paper has lost them.
+of a figure where our copy of the paper lacks them.
 
     python -m experiments.harness.baselines chen2024 fig1ab --kept runs/chen2024/kept
 
@@ -17,9 +17,9 @@ The rules, which stood before anything ran by them:
              "NAME, first rates".  It stays as it comes out, marked again if it is to be.
     all      Where `Experiment.methods` says so, every method of a figure is chosen, with privacy or
              without: at all of `Experiment.grid`, on the same seeds, for its line with the middle
-             noise.  What is chosen holds for all noise multipliers of the method.  A grid of
-             several axes is continued by two values where the best is at an end, once.  The
-             figure has these lines alone.
+             noise.  What is chosen holds for all noise multipliers of the method.  A grid with
+             clip norms is continued by two values along an axis whose end is best, once.  The
+             figure has these lines alone, and what L-BFGS reaches is not asked.
 
 What was chosen is in experiments/results/baselines.json, from which the figures take their rates.
 """
@@ -67,7 +67,7 @@ class Choice(typing.NamedTuple):
     first: dict  # fields: of the line before
     chosen: dict  # fields
     grid: list[dict]  # fields and "accuracy" of each seed
-    at_edge: bool  # of the grid, continued where it was
+    at_edge: bool  # on any axis of the grid, continued where it was
 
 
 # --- what figures take
@@ -136,18 +136,18 @@ def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept:
         folders = {label: out / label.replace(" ", "_").replace("/", "_") for label in configs}
         of = {_label(name, p): p for p in points}
         for label, entries in kept_runs.lines(folders, kept, configs, SEEDS, plans):
-            accuracy = [0.0 if e.get("failed") else e["accuracy"]["final"] for e in entries]
+            accuracy = [0.0 if e.get("failed") else e["accuracy"]["final"] or 0.0 for e in entries]
             grid[of[label]] = accuracy
             print(f"{label}: {np.mean(accuracy):.4f}", file=sys.stderr)
 
-    best = lambda: max(grid, key=lambda p: np.mean(grid[p]))
+    best = lambda: max(sorted(grid), key=lambda p: np.mean(grid[p]))
     open_at = lambda p: {n: v for n, v in zip(axes, p) if v in (axes[n][0], axes[n][-1])}
     run(axes)
     continued = {n: v for n, v in open_at(best()).items() if n != "server_lr"}
-    more = MORE if continued and len(axes) - ("server_lr" in axes) == 1 else FEWER
+    more = FEWER if "clip_norm" in axes else MORE
     for n, end in continued.items():
-        down = [round(float(end / STEP[n] ** k), 9) for k in range(more, 0, -1)]
-        up = [round(float(end * STEP[n] ** k), 6) for k in range(1, more + 1)]
+        down = [float(f"{end / STEP[n] ** k:.6g}") for k in range(more, 0, -1)]
+        up = [float(f"{end * STEP[n] ** k:.6g}") for k in range(1, more + 1)]
         axes[n] = (*down, *axes[n]) if end == axes[n][0] else (*axes[n], *up)
     if continued:
         run(axes)
@@ -155,7 +155,7 @@ def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept:
         {n: getattr(config, n) for n in axes},
         dict(zip(axes, best())),
         [dict(zip(axes, p)) | dict(accuracy=a) for p, a in sorted(grid.items())],
-        bool(open_at(best()).keys() - {"server_lr"}),
+        bool(open_at(best())),
     )
 
 
@@ -242,7 +242,7 @@ def main(argv=None) -> int:
         lines: tuple[str, ...] = (),
     ) -> int:
         """Choose rates for the baselines of figures, where the rule marks them, and rates and clip
-        norms for all methods of those whose paper has lost them.
+        norms for all methods of those of which our copy of the paper lacks them.
 
         Args:
             module: the paper.

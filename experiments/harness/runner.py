@@ -68,7 +68,7 @@ class Experiment:
     )  # line without privacy -> {seed: accuracy of its model by L-BFGS}
     methods: dict = dataclasses.field(
         default_factory=dict
-    )  # line -> the one for which rates and clip norms of its method are chosen; none: of baselines
+    )  # line -> the one whose chosen rates and clip norms it takes; empty: marked baselines alone
     grid: dict = dataclasses.field(default_factory=dict)  # field -> its values, for `methods`
     last: float = 0.0  # accuracy is the mean over this share of the rounds, the last; 0: at the end
 
