@@ -29,6 +29,9 @@ MEMORY = 2**32  # bytes for the points computed at once, where a device does not
 SHARE = 0.25  # of an accelerator's memory for what `client_bytes` estimates
 FULL = 0.9  # of an accelerator's memory for what a compiled program is known to take
 COMPILATIONS = 3  # of a program, at most, to find how many points fit
+# what a program has of a leaf of its plans: one, one for each row (points of one key), or one for
+# each point
+SHARED, BY_ROW, BY_POINT = 0, 1, 2
 
 
 class Sweep(NamedTuple):
@@ -385,9 +388,9 @@ class _Program:
     """Plans of one structure as one vmapped program, that runs a block of points at a time; from
     `states` that such a program kept, or from the start.
 
-    Points of one key have the same cohorts and batches.  Where all keys have equally many points,
-    these stand in rows of one key, and what a row has in common is drawn and gathered once: a sweep
-    over rates on one seed takes 0.4 of the time that it takes apart.
+    Points of one key have the same cohorts and batches.  Where all keys of a program have equally
+    many points, these stand in rows of one key, and what a row has in common is drawn and gathered
+    once (without a mesh): bench/one_seed.py measures what that is worth.
     """
 
     def __init__(
@@ -458,10 +461,10 @@ class _Program:
         """The points of each block, [rows, points of each]; the last ones repeat their last row or
         point."""
         height, width = self.shape
-        several = lambda first, size, many: [min(first + i, many - 1) for i in range(size)]
+        from_ = lambda first, size, many: [min(first + i, many - 1) for i in range(size)]
         rows, count, points = np.array(self.rows), len(self.rows), len(self.rows[0])
         return [
-            rows[several(r, height, count)][:, several(p, width, points)]
+            rows[from_(r, height, count)][:, from_(p, width, points)]
             for r in range(0, count, height)
             for p in range(0, points, width)
         ]
@@ -523,9 +526,6 @@ class _Program:
                     tuple(jax.tree.map(lambda x, at=at: x[at], t) for t in found),
                 )
         return [out[i] for i in range(len(self.plans))]
-
-
-SHARED, BY_ROW, BY_POINT = 0, 1, 2  # what a leaf of the plans varies by
 
 
 def _varies(column: Sequence[Any], rows: list[list[int]]) -> int:

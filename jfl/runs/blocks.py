@@ -5,9 +5,11 @@ shown it.  So a block that is lost has released nothing, and is computed again a
 points, in the same program.
 """
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -33,8 +35,7 @@ class Block(NamedTuple):
     configs: list  # of Config: with the noise multiplier that was found, and the seed
     data: list  # of str: checksums
     plans: list
-    # of the program: a smaller block repeats its last point, as all of a group share one program
-    size: int
+    size: int  # of the program, which all blocks of a group share: a smaller one is filled up
 
 
 def key(config: Config, data: str, plan: str) -> str:
@@ -93,9 +94,7 @@ def _divided(members: list[int], seeds: list, most: float) -> list[list[int]]:
     if each > most:
         parts = [part for row in rows for part in _spread(row, math.ceil(each / most))]
         return sorted(parts, key=len, reverse=True)
-    # equally many in each block: a program takes no other number
-    several = max(n for n in range(1, count + 1) if count % n == 0 and n * each <= most)
-    return [sum(block, []) for block in _spread(rows, count // several)]
+    return [sum(block, []) for block in _spread(rows, math.ceil(count / (most // each)))]
 
 
 def _spread(several: list, blocks: int) -> list[list]:
@@ -119,11 +118,10 @@ def compute(
         What is kept of each point (`record.measurement`), with its share of the seconds.
     """
     stopwatch, count = record.Stopwatch(), len(block.plans)
-    padded = [min(i, count - 1) for i in range(block.size)]
-    first = block.configs[0]
+    first, seeds = block.configs[0], [config.seed for config in block.configs]
     result = run_sweep(
         lambda i: block.plans[i],
-        points=[dict(i=i, seed=block.configs[i].seed) for i in padded],
+        points=[dict(i=i, seed=seed) for i, seed in filled(seeds, block.size)],
         rounds=first.rounds,
         evaluate_every=first.evaluate_every,
         memory=memory,
@@ -136,6 +134,28 @@ def compute(
         record.measurement(result.metrics, result.health, seconds / count, compiled / count, i)
         for i in range(count)
     ]
+
+
+def filled(seeds: list[int], size: int) -> list[tuple[int, int]]:
+    """(point, seed) of a block that is filled up to the size of its program.
+
+    What is more is the last points again, and their results are dropped.  They run under seeds that
+    no point has: one point more of a seed would be another program (`jfl.engine.sweep`).  A block
+    of one seed, which other blocks share, repeats its last point.
+    """
+    count, numbers = len(seeds), collections.Counter(seeds)
+    each = len(seeds) // len(numbers) if len(set(numbers.values())) == 1 else 1
+    own = list(enumerate(seeds))
+    if size % each:
+        return own + [own[-1]] * (size - count)
+    rows = range((size - count) // each)
+    return own + [(count - each + k, _unused(seeds, r)) for r in rows for k in range(each)]
+
+
+def _unused(seeds: list[int], number: int) -> int:
+    """One of the seeds that are none of these."""
+    free = (seed for seed in itertools.count() if seed not in seeds)
+    return next(itertools.islice(free, number, None))
 
 
 # --- on this machine

@@ -243,9 +243,24 @@ def test_blocks_hold_every_point_once_and_fit():
         ([0, 1, 0, 1, 0, 1], 2, [[0, 4], [1, 5], [2], [3]]),
         ([0, 1, 2, 0, 1, 2], 3, [[0, 3], [1, 4], [2, 5]]),
         ([0, 1, 2, 3] * 2, 5, [[0, 4, 2, 6], [1, 5, 3, 7]]),
+        ([0, 1, 2] * 2, 5, [[0, 3, 2, 5], [1, 4]]),
         ([0, 0, 0, 1], 2, [[0, 2], [1, 3]]),
     ):
         assert points.programs(few[:1] * len(seeds), seeds, 1e12, most) == [found], seeds
+
+
+@pytest.mark.parametrize(
+    "seeds, size, more",
+    [
+        ([5, 6], 2, []),
+        ([0, 1], 3, [(1, 2)]),  # seeds with a point each
+        ([4, 4], 6, [(0, 0), (1, 0), (0, 1), (1, 1)]),  # with two each
+        ([4, 4], 3, [(1, 4)]),  # two of the three points of a seed
+        ([0, 0, 1], 5, [(2, 2), (2, 3)]),  # unequally many
+    ],
+)
+def test_a_smaller_block_is_filled_up_so_that_its_program_is_that_of_the_others(seeds, size, more):
+    assert points.filled(seeds, size) == [*enumerate(seeds), *more]
 
 
 # --- a cluster that is none
