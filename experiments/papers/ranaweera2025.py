@@ -82,7 +82,7 @@ GRIDS = dict(
     ),
 )
 CHOSEN = ("client_mnist",)  # figures of reduced size whose methods were chosen
-OPEN = "batch sizes, learning rates, filters and delta are ours: the paper's are lost"
+OPEN = "batch sizes, learning rates, filters and delta are ours: our copy of the paper lacks them"
 BETWEEN = f"5 local epochs, 60 rounds, and 10 clients at sample level; {OPEN}"
 REDUCED = f"softmax regression in place of a CNN, fewer rounds and local steps; {OPEN}"
 MODES = ("R1 plain", "R1 lemma2", "R2 plain", "R2 lemma2")
