@@ -73,6 +73,18 @@ def test_the_grid_has_seeds_of_its_own_and_goes_on_at_its_end(tmp_path, monkeypa
     assert not set(baselines.SEEDS) & set(Experiment("", {}, {}).seeds)
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """The lines whose grids are asked for; each is given a rate of 1."""
+    names = []
+    monkeypatch.setattr(
+        baselines,
+        "choose",
+        lambda name, *_: names.append(name) or baselines.Choice({}, dict(lr=1.0), [], False),
+    )
+    return names
+
+
 def test_a_grid_of_rates_and_clip_norms_goes_on_once_along_each_end(tmp_path, monkeypatch):
     """The best lies at a rate inside of the grid and at a clip norm of 16, beyond where it goes on
     to; so it is told to be at an end."""
@@ -93,14 +105,8 @@ def test_a_grid_of_rates_and_clip_norms_goes_on_once_along_each_end(tmp_path, mo
     assert choice.first == dict(lr=4.0, clip_norm=0.5) and axes["clip_norm"] == (0.5, 1.0, 2.0)
 
 
-def test_methods_take_what_their_middle_line_was_given(tmp_path, monkeypatch):
+def test_methods_take_what_their_middle_line_was_given(tmp_path, monkeypatch, asked):
     """All lines of a method, and no others; and their first rates do not stand beside."""
-    asked = []
-    monkeypatch.setattr(
-        baselines,
-        "choose",
-        lambda name, *_: asked.append(name) or baselines.Choice({}, dict(lr=1.0), [], False),
-    )
     lines = {f"{m} σ={s}": dict(noise_multiplier=s) for m in ("a", "b") for s in (1.0, 2.0, 3.0)}
     methods = {n: f"{n[0]} σ=2.0" for n in lines}
     experiment = Experiment("title", SMALL, lines, methods=methods, runs=Plans())
@@ -112,13 +118,9 @@ def test_methods_take_what_their_middle_line_was_given(tmp_path, monkeypatch):
     assert [taken[n].get("lr") for n in lines] == [1.0] * 3 + [None] * 3
 
 
-def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        baselines,
-        "choose",
-        lambda name, *_: asked.append(name) or baselines.Choice({}, dict(lr=1.0), [], False),
-    )
+def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
+    tmp_path, monkeypatch, asked
+):
     monkeypatch.setattr(baselines, "reach", lambda *_: {})
     lines = {"free A": dict(lr=0.1), "DP A": {}, "free B": dict(lr=0.1), "DP B": {}}
     own = {"free A": ("DP A",), "free B": ("DP B",)}
