@@ -46,7 +46,7 @@ from jfl.runs.config import Config
 from . import command_line, kept_runs
 from .programs import Plans, drawn
 from .rejudge import PAPERS
-from .runner import stored_line, without_failures
+from .runner import FIRST, stored_line, without_failures
 from .verdicts import far_below, untuned
 
 FILE = Path(__file__).parents[1] / "results" / "baselines.json"
@@ -56,7 +56,6 @@ FEWER = 2  # values, where a grid has several axes
 STEP = dict(lr=10 ** (1 / 3), clip_norm=2.0)  # from a value to the next
 SERVER = (1.0, 10.0, 100.0)  # times the server's rate
 SEEDS = (1000, 1001)
-FIRST = ", first rates"
 LEAST_L2 = 1e-4  # a minimiser needs a little
 TOLERANCE = 1e-3  # of the gradient's norm, by L-BFGS: accuracy needs no more
 

@@ -33,6 +33,7 @@ from .programs import Plans
 from .verdicts import FAR, OURS, Claim, far_below, judge, untuned
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
+FIRST = ", first rates"  # behind the name of a line whose rates were chosen since
 KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
 
 
@@ -235,13 +236,16 @@ def without_failures(results: dict) -> dict:
 
 
 def not_tuned(experiment: Experiment, results: dict) -> str:
-    """In words, the lines without privacy that were not tuned; "" if there are none."""
+    """In words, the lines without privacy that were not tuned, or still fall behind at the best of
+    their grid; "" if there are none."""
     whole = without_failures(results)
     below = untuned(experiment.baselines, whole)
     far = [n for n in far_below(experiment.reached, whole) if n not in below]
-    words = [f"{', '.join(below)}: below a private line by more than the interval"] * bool(below)
+    best = lambda n: f"{n} (at the best of its grid)" if n + FIRST in results else n
+    named = lambda lines: ", ".join(map(best, lines))
+    words = [f"{named(below)}: below a private line by more than the interval"] * bool(below)
     words += [
-        f"{', '.join(far)}: more than {FAR * 100:g} points below what the model reaches by L-BFGS"
+        f"{named(far)}: more than {FAR * 100:g} points below what the model reaches by L-BFGS"
     ] * bool(far)
     return "; ".join(words)
 
