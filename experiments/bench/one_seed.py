@@ -29,8 +29,9 @@ WORKLOADS = {
 }
 
 
-def make_plan(clients, cohort, rows, features, classes, batch, steps, noise):
+def make_plan(shape, noise):
     """A function of a rate."""
+    clients, cohort, rows, features, classes, batch, steps = shape
     random = np.random.default_rng(0)
     own = lambda: (
         random.normal(size=(rows, features)).astype(np.float32) / features**0.5,
@@ -80,7 +81,7 @@ def measure(plan, rounds) -> dict:
 def main():
     rows = []
     for name, (*shape, rounds, noise) in WORKLOADS.items():
-        rows.append(dict(workload=name, points=POINTS, **measure(make_plan(*shape, noise), rounds)))
+        rows.append(dict(workload=name, points=POINTS, **measure(make_plan(shape, noise), rounds)))
         print(json.dumps(rows[-1]), flush=True)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
