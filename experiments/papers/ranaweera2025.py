@@ -73,15 +73,13 @@ MIDDLE = dict(model="cnn", preprocess="none", rounds=60, lr=0.1, clip_norm=1.0)
 FULL = MIDDLE | dict(clients=100, rounds=theory.SETTINGS["rounds"])
 SIZES = ("", "-middle", "-full")  # of figures
 EPOCHS = {"-middle": 5, "-full": int(theory.SETTINGS["local_epochs"])}  # of a client in a round
-# of which each method of a figure takes what is best for it
+# of figures of which each method takes what is best for it
 GRIDS = dict(
-    sample=dict(lr=(0.464159, 1.0, 2.154435, 4.641589, 10.0), clip_norm=(0.25, 0.5, 1.0, 2.0)),
-    client=dict(
+    client_mnist=dict(
         lr=(0.1, 0.215443, 0.464159, 1.0, 2.154435, 4.64159, 10.0, 21.5443, 46.4159, 100.0),
         clip_norm=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
     ),
 )
-CHOSEN = ("client_mnist",)  # figures of reduced size whose methods were chosen
 OPEN = "batch sizes, learning rates, filters and delta are ours: our copy of the paper lacks them"
 BETWEEN = f"5 local epochs, 60 rounds, and 10 clients at sample level; {OPEN}"
 REDUCED = f"softmax regression in place of a CNN, fewer rounds and local steps; {OPEN}"
@@ -221,8 +219,8 @@ def figure(name, size):
         paper=paper,
         runs=RUNS,
         columns=true_epsilon,
-        methods=methods if name + size in CHOSEN else {},
-        grid=GRIDS[level],
+        methods=methods if name + size in GRIDS else {},
+        grid=GRIDS.get(name + size, {}),
     )
 
 

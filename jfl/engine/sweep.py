@@ -409,6 +409,7 @@ class _Program:
         self.plans, self.keys, self.leaves, self.mesh = plans, keys, leaves, mesh
         self.states, self.keeps = states, keeps
         self.rows = _rows(keys) if mesh is None else [[i] for i in range(len(plans))]
+        self.in_rows = len(self.rows[0]) > 1  # else the points are one axis of the program
         self.mapped = tuple(_varies(column, self.rows) for column in zip(*leaves))
         shared = tuple(x for x, m in zip(leaves[0], self.mapped) if m == SHARED)
         self.rest = meshes.spread((shared, jnp.asarray(counts)), mesh)
@@ -461,10 +462,10 @@ class _Program:
         """The points of each block, [rows, points of each]; the last ones repeat their last row or
         point."""
         height, width = self.shape
-        from_ = lambda first, size, many: [min(first + i, many - 1) for i in range(size)]
+        numbers = lambda first, size, many: [min(first + i, many - 1) for i in range(size)]
         rows, count, points = np.array(self.rows), len(self.rows), len(self.rows[0])
         return [
-            rows[from_(r, height, count)][:, from_(p, width, points)]
+            rows[numbers(r, height, count)][:, numbers(p, width, points)]
             for r in range(0, count, height)
             for p in range(0, points, width)
         ]
@@ -491,13 +492,11 @@ class _Program:
 
     def _static(self) -> dict[str, Any]:
         treedef = jax.tree.structure(self.plans[0])
-        nested = len(self.rows[0]) > 1
-        return dict(treedef=treedef, mapped=self.mapped, keeps=self.keeps, nested=nested)
+        return dict(treedef=treedef, mapped=self.mapped, keeps=self.keeps, in_rows=self.in_rows)
 
     def _arguments(self, block: np.ndarray) -> tuple[Any, ...]:
         """Of a block of points; without rows of several points they are one axis."""
-        in_rows = len(self.rows[0]) > 1
-        each = block.tolist() if in_rows else block[:, 0].tolist()
+        each = block.tolist() if self.in_rows else block[:, 0].tolist()
         varied = tuple(
             jnp.stack([jnp.asarray(self.leaves[row[0]][c]) for row in block])
             if m == BY_ROW
@@ -514,13 +513,12 @@ class _Program:
     def run(self) -> list[tuple[Any, ...]]:
         """-> health, metrics, parameters and, where it is kept, the state of each point."""
         out: dict[int, tuple[Any, ...]] = {}
-        in_rows = len(self.rows[0]) > 1
         for block in self._blocks():
             arguments, self.first = self.first or self._arguments(block), None
             found = _points(*arguments, **self._static())
             found = jax.tree.map(np.asarray, found)
             for place in np.ndindex(block.shape):
-                at = place if in_rows else place[:1]
+                at = place if self.in_rows else place[:1]
                 out.setdefault(
                     int(block[place]),
                     tuple(jax.tree.map(lambda x, at=at: x[at], t) for t in found),
@@ -578,7 +576,7 @@ def _points_impl(
     treedef: Any,
     mapped: tuple[int, ...],
     keeps: bool,
-    nested: bool,
+    in_rows: bool,
 ) -> Any:
     def point(
         key: Key, words: Array, of_row: tuple[Any, ...], of_point: tuple[Any, ...], state: Any
@@ -600,7 +598,7 @@ def _points_impl(
         tuple(x for x, m in zip(varied, varying) if m == by) for by in (BY_ROW, BY_POINT)
     )
     arguments = keys, words, of_row, of_point, states
-    if nested:  # what depends on the key alone is computed once for a row
+    if in_rows:  # what depends on the key alone is computed once for a row
         return jax.vmap(jax.vmap(point, (None, 0, None, 0, 0)))(*arguments)
     if (mesh := treedef.unflatten(mapped).mesh) is None:
         return jax.vmap(point)(*arguments)
@@ -608,4 +606,4 @@ def _points_impl(
     return jax.lax.with_sharding_constraint(found, meshes.everywhere(mesh))
 
 
-_points = jax.jit(_points_impl, static_argnames=("treedef", "mapped", "keeps", "nested"))
+_points = jax.jit(_points_impl, static_argnames=("treedef", "mapped", "keeps", "in_rows"))

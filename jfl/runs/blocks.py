@@ -140,8 +140,8 @@ def filled(seeds: list[int], size: int) -> list[tuple[int, int]]:
     """(point, seed) of a block that is filled up to the size of its program.
 
     What is more is the last points again, and their results are dropped.  They run under seeds that
-    no point has: one point more of a seed would be another program (`jfl.engine.sweep`).  A block
-    of one seed, which other blocks share, repeats its last point.
+    no point has: one point more of a seed would be another program (`jfl.engine.sweep`).  A part
+    of the points of one seed repeats its last point.
     """
     count, numbers = len(seeds), collections.Counter(seeds)
     each = len(seeds) // len(numbers) if len(set(numbers.values())) == 1 else 1

@@ -48,6 +48,8 @@ def test_what_a_convex_model_reaches_is_above_three_rounds_of_training():
     config = Config(**SMALL, lr=1e-3)
     found = baselines.reach(config, Plans(drawn, seeded=True), (0, 1))
     assert set(found) == {"0", "1"} and min(found.values()) > 0.85
+    bare = baselines.reach(dataclasses.replace(config, l2=0.0), Plans(drawn, seeded=True), (0,))
+    assert bare["0"] > 0.85
     assert baselines.reach(dataclasses.replace(config, model="mlp"), None, (0,)) == {}
 
 
