@@ -34,7 +34,7 @@ from scipy import stats
 from jfl.report import results as results_file
 
 HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, UNKNOWN = results_file.VERDICTS
-# the chance that one of the intervals of a figure misses what it is of; of baselines, that each does
+# that one of the intervals of a figure misses what it is of; of baselines, that each of them does
 WRONG = 0.05
 NOT_RUN = "lines that were not run"
 FAR = 0.05  # of accuracy, below what a model reaches: its rates were not tuned
