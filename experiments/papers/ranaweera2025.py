@@ -73,12 +73,19 @@ MIDDLE = dict(model="cnn", preprocess="none", rounds=60, lr=0.1, clip_norm=1.0)
 FULL = MIDDLE | dict(clients=100, rounds=theory.SETTINGS["rounds"])
 SIZES = ("", "-middle", "-full")  # of figures
 EPOCHS = {"-middle": 5, "-full": int(theory.SETTINGS["local_epochs"])}  # of a client in a round
+SAMPLE_GRID = dict(
+    lr=(1.0, 2.154435, 4.64159, 10.0, 21.5443, 46.4159), clip_norm=(0.25, 0.5, 1.0, 2.0)
+)
+CLIENT_GRID = dict(
+    lr=(0.1, 0.215443, 0.464159, 1.0, 2.154435, 4.64159, 10.0, 21.5443, 46.4159, 100.0),
+    clip_norm=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+)
 # of figures of which each method takes what is best for it
 GRIDS = dict(
-    client_mnist=dict(
-        lr=(0.1, 0.215443, 0.464159, 1.0, 2.154435, 4.64159, 10.0, 21.5443, 46.4159, 100.0),
-        clip_norm=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
-    ),
+    sample_mnist=SAMPLE_GRID,
+    sample_fmnist=SAMPLE_GRID,
+    client_mnist=CLIENT_GRID,
+    client_fmnist=CLIENT_GRID,
 )
 OPEN = "batch sizes, learning rates, filters and delta are ours: our copy of the paper lacks them"
 BETWEEN = f"5 local epochs, 60 rounds, and 10 clients at sample level; {OPEN}"

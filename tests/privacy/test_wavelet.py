@@ -167,6 +167,29 @@ def test_an_adaptive_clip_has_no_shape():
 
 # --- sensitivity
 
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("junk", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_counts_as_zero_wherever_it_stands(layout, junk):
+    shape = wavelet.weighted(LAYOUTS[layout])
+    clips = (
+        wavelet.clip_ellipsoid(1.0, shape),
+        wavelet.clip_bands(np.ones(bands.count(shape.bands), np.float32), shape.bands),
+    )
+    rows = vectors(5, 14)
+    good = jax.tree.map(lambda *x: jnp.stack(x), *map(tree_of, rows[:2]))
+    for entry in range(12):  # a transform on a CPU looks at the first one
+        rows[2 + entry, entry] = junk
+    every = jax.tree.map(lambda *x: jnp.stack(x), *map(tree_of, rows))
+    for clip in clips:
+        chain = jfl.chain(clip, jfl.total())
+        found = mech.contribute(chain, (), every, jnp.ones(14))
+        np.testing.assert_allclose(
+            flat(found.value), flat(mech.contribute(chain, (), good, jnp.ones(2)).value), rtol=1e-6
+        )
+        assert int(found.nonfinite) == 12
+
+
 R = np.random.default_rng(0)
 SHAPES = {
     name: wavelet.shape(made, np.exp(R.normal(size=bands.count(made))))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from ...core import checks
@@ -214,8 +215,25 @@ def _split(bands: Bands, values: Sequence[Any]) -> list[Any]:
     for block in bands.blocks:
         mine = [jnp.asarray(values[i]).astype(jnp.float32).reshape(-1) for i in block.leaves]
         x = mine[0] if len(mine) == 1 else jnp.concatenate(mine)
+        x = x if block.columns else _held(x)
         out.append(haar.split(x.reshape(block.grid + block.columns), _axes(block)))
     return out
+
+
+@jax.custom_jvp
+def _held(x: Array) -> Array:
+    """x, which a CPU's compiler now holds in memory.
+
+    It would make each entry anew wherever the transform reads it, and no barrier stops it.  It does
+    not look through a loop of a number of turns that hangs on x: none, or one where x begins with
+    NaN, whose other entries only change their signs.
+    """
+    if jax.default_backend() != "cpu":
+        return x
+    return lax.fori_loop(0, jnp.isnan(x[0]).astype(int), lambda _, held: -held, x)
+
+
+_held.defjvp(lambda primals, tangents: (_held(*primals), *tangents))
 
 
 def _merge(bands: Bands, pieces: Sequence[Any], like: Sequence[Any], treedef: Any) -> Tree:
@@ -268,8 +286,17 @@ def energies(bands: Bands, tree: Any) -> jax.Array:
         _split(bands, _checked("bands.energies", bands, tree)[0]), _homes(bands)
     ):
         for x, b in zip(pieces, home):
-            out[b] += jnp.sum(jnp.square(x))
+            out[b] += _squared_norm(x)
     return jnp.stack(out)
+
+
+def _squared_norm(x: Array) -> Array:
+    squares = jnp.square(x).reshape(-1)
+    if jax.default_backend() != "cpu" or x.ndim > 1:
+        return jnp.sum(squares)
+    # a CPU's compiler makes a sum and the transform below it one loop, which splits every entry
+    # again for each level; what a product reads it holds in memory
+    return jnp.dot(squares, jnp.ones(squares.shape), precision=lax.Precision.HIGHEST)
 
 
 def scale(bands: Bands, values: Any, tree: Any) -> Any:
