@@ -256,7 +256,12 @@ def main(argv=None) -> int:
                 experiments/results holds.
             lines: only these, of figures whose grids take long; all where none is given.
         """
-        known = importlib.import_module(f"experiments.papers.{module}").PRINTED_RATES
+        paper = importlib.import_module(f"experiments.papers.{module}")
+        experiments = getattr(paper, "PRINTED_RATES", paper.EXPERIMENTS)
+        known = {name: e for name, e in experiments.items() if e.baselines or e.methods}
+        if unknown := set(figures) - known.keys():
+            have = f"figures of {module} with baselines" + (", " if known else "; it has none")
+            checks.fail("baselines", have + ", ".join(known), ", ".join(sorted(unknown)))
         whole = results_file.read(FILE.parent / f"{module}.json")
         for figure in figures:
             one = known[figure]

@@ -527,8 +527,18 @@ def _source(source: Source) -> list:
 
 
 def _counts(experiments) -> list[Table]:
-    """A row for each experiment whose claims were checked, with how many of them hold."""
-    given = [(e.name, e.title, [v.verdict for v in e.verdicts]) for e in experiments]
+    """A row for each experiment whose claims were checked, with how many of them hold; our own
+    statements in a table of their own."""
+    captions = dict(paper="Its claims by experiment", ours="Our own statements by experiment")
+    return [
+        t for whose, caption in captions.items() for t in _counts_of(experiments, whose, caption)
+    ]
+
+
+def _counts_of(experiments, whose: str, caption: str) -> list[Table]:
+    given = [
+        (e.name, e.title, [v.verdict for v in e.verdicts if v.whose == whose]) for e in experiments
+    ]
     given = [(name or "of several", title if name else "", v) for name, title, v in given if v]
     if not given:
         return []
@@ -536,8 +546,8 @@ def _counts(experiments) -> list[Table]:
     rows = [
         (name, title, len(v), *(v.count(k) or "" for k in verdicts)) for name, title, v in given
     ]
-    columns = [*_words("experiment", "of"), *_numbers("claims", *verdicts)]
-    return [_without_empty("Its claims by experiment", columns, rows)]
+    columns = [*_words("experiment", "of"), *_numbers("checks", *verdicts)]
+    return [_without_empty(caption, columns, rows)]
 
 
 def _missing(experiments) -> list[str]:
