@@ -49,6 +49,7 @@ from . import command_line, kept_runs
 from .programs import Plans, drawn
 from .rejudge import PAPERS
 from .runner import FIRST, stored_line, without_failures
+from .shared_runs import alike
 from .verdicts import far_below, untuned
 
 FILE = Path(__file__).parents[1] / "results" / "baselines.json"
@@ -81,8 +82,13 @@ def stored() -> dict:
 
 def with_chosen(module: str, experiments: dict) -> dict:
     """The experiments of a paper with the chosen rates of their baselines, and the first ones
-    beside them."""
-    found = stored().get(module, {})
+    beside them; what was found for a line serves all that share its run."""
+    found, known = {}, {n: e for n, e in experiments.items() if e.baselines or e.methods}
+    shared = alike(known)
+    for figure, lines in stored().get(module, {}).items():
+        for line, measured in lines.items():
+            for name, other in shared.get((figure, line), ()):
+                found.setdefault(name, {}).setdefault(other, {}).update(measured)
     return {name: _with(e, found.get(name, {})) for name, e in experiments.items()}
 
 

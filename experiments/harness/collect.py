@@ -21,6 +21,7 @@ from jfl.report import results
 from . import command_line
 from .rejudge import AGAIN, PAPERS, describe, rejudge
 from .runner import drawn
+from .shared_runs import keep_first, spread
 
 
 def collect(module: str, folders, into, merge: bool = False, replace: bool = False) -> Path:
@@ -30,7 +31,8 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
         module: the paper.
         folders: directories of experiments that ran.
         into: directory of the file.
-        merge: lines take the places of those of the same name, and the others stay.
+        merge: lines take the places of those of the same name, and of those that share their runs
+            in any figure; the others stay.
         replace: lines that the new ones lack are dropped.
 
     Returns:
@@ -40,7 +42,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
         ValueError: naming the file, for results of another paper, two of one experiment, and fewer
             lines than are there already; nothing is written.
     """
-    file, found = Path(into) / f"{module}.json", {}
+    file, found, fresh = Path(into) / f"{module}.json", {}, []
     whole = results.read(file) if file.exists() else results.Experiment(title=module)
     known = importlib.import_module(f"experiments.papers.{module}").EXPERIMENTS
     for path in (Path(folder) / "results.json" for folder in folders):
@@ -55,6 +57,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 f"{one.name or 'none'} of {one.module}" + (" again" if one.name in found else ""),
             )
         before = whole.experiments.get(one.name, results.Experiment())
+        fresh += [(one.name, line) for line in one.lines]
         if merge:
             _merge(before, one, known.get(one.name))
         if not replace and (lost := before.lines.keys() - one.lines.keys()):
@@ -71,6 +74,9 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
     every = whole.experiments | found
     order = [*known, *every]
     whole.experiments = {name: every[name] for name in dict.fromkeys(order) if name in every}
+    for name in spread(whole, known, fresh) if merge else ():
+        part = whole.experiments[name]
+        _judge(part, part, known[name], merge)
     results.write(file, whole)
     return file
 
@@ -80,6 +86,11 @@ def _merge(before: results.Experiment, one: results.Experiment, experiment):
     could not be read then, and of which a line is missing still, could not be read."""
     for line in before.lines.values():
         line.source = line.source or before.versions.get("source", "")
+        if before.seeds != one.seeds and isinstance(line.accuracy, list):
+            line.seeds = line.seeds or list(before.seeds)[: len(line.accuracy)]
+    if experiment is not None:
+        for line in list(one.lines):
+            keep_first(before.lines, one.lines, line, experiment)
     one.lines = {**before.lines, **one.lines}
     one.seconds = (one.seconds or 0) + (before.seconds or 0)
     one.only, one.notes = [], before.notes
@@ -120,7 +131,8 @@ def main(argv=None) -> int:
             module: the paper.
             folders: directories of experiments that ran.
             into: the directory of the file.
-            merge: lines take the places of those of the same name, and the others stay.
+            merge: lines take the places of those of the same name, and of those that share their
+                runs in any figure; the others stay.
             replace: lines that the new ones lack are dropped.
         """
         if not folders:

@@ -109,7 +109,11 @@ def test_a_grid_of_rates_and_clip_norms_goes_on_once_along_each_end(tmp_path, mo
 
 def test_methods_take_what_their_middle_line_was_given(tmp_path, monkeypatch, asked):
     """All lines of a method, and no others; and their first rates do not stand beside."""
-    lines = {f"{m} σ={s}": dict(noise_multiplier=s) for m in ("a", "b") for s in (1.0, 2.0, 3.0)}
+    lines = {
+        f"{m} σ={s}": dict(noise_multiplier=s, steps=steps)
+        for m, steps in dict(a=1, b=2).items()
+        for s in (1.0, 2.0, 3.0)
+    }
     methods = {n: f"{n[0]} σ=2.0" for n in lines}
     experiment = Experiment("title", SMALL, lines, methods=methods, runs=Plans())
     found = baselines.choose_all("fig", experiment, tmp_path, tmp_path, lines=("a σ=2.0",))
@@ -124,7 +128,7 @@ def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
     tmp_path, monkeypatch, asked
 ):
     monkeypatch.setattr(baselines, "reach", lambda *_: {})
-    lines = {"free A": dict(lr=0.1), "DP A": {}, "free B": dict(lr=0.1), "DP B": {}}
+    lines = {"free A": dict(lr=0.1), "DP A": {}, "free B": dict(lr=0.2), "DP B": {}}
     own = {"free A": ("DP A",), "free B": ("DP B",)}
     experiment = Experiment("title", SMALL, lines, baselines=own, runs=Plans())
     results = {
@@ -136,10 +140,13 @@ def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
     found = baselines.regrid("paper", "fig", experiment, results, tmp_path, tmp_path)
     assert asked == ["fig free A"] and found["free B"] == {}
     monkeypatch.setattr(baselines, "stored", lambda: {"paper": {"fig": found}})
-    taken = baselines.with_chosen("paper", {"fig": experiment})["fig"]
+    same = dataclasses.replace(experiment, lines={"of A": dict(lr=0.1)}, baselines={"of A": ()})
+    both = baselines.with_chosen("paper", {"fig": experiment, "other": same})
+    assert both["other"].lines == {"of A": dict(lr=1.0), "of A, first rates": dict(lr=0.1)}
+    taken = both["fig"]
     assert taken.lines["free A"] == dict(lr=1.0)
     assert taken.lines["free A, first rates"] == dict(lr=0.1)
-    assert taken.lines["free B"] == dict(lr=0.1) and "free B, first rates" not in taken.lines
+    assert taken.lines["free B"] == dict(lr=0.2) and "free B, first rates" not in taken.lines
     at = ("paper", "fig", experiment, results, tmp_path, tmp_path)
     assert baselines.regrid(*at, lines=("free B",)) == {"free B": {}} and len(asked) == 1
 

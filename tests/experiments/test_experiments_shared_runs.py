@@ -1,0 +1,67 @@
+"""Lines that one run serves."""
+
+import dataclasses
+
+from experiments.harness import shared_runs
+from experiments.harness.programs import Plans
+from experiments.harness.runner import Experiment
+from jfl.report.results import Experiment as Stored
+from jfl.report.results import Line
+
+BASE = dict(dataset="digits", clients=4, rounds=1, steps=1, batch=4)
+OF = Experiment("one", BASE, {"a": dict(lr=0.1), "b": dict(lr=0.2)}, runs=Plans())
+EXPERIMENTS = dict(
+    one=OF,
+    other=dataclasses.replace(
+        OF,
+        base=BASE | dict(lr=0.1),
+        lines={"named otherwise": {}, "b": dict(lr=0.2), "b, first rates": dict(lr=0.3)},
+    ),
+    elsewhere=dataclasses.replace(OF, runs=Plans(seeded=True)),
+    not_stored=OF,
+)
+
+
+def line(*accuracy, **more):
+    return Line(accuracy=list(accuracy), loss=list(accuracy), **more)
+
+
+def test_lines_of_one_config_and_one_way_to_plan_share_a_run():
+    shared = shared_runs.alike(EXPERIMENTS)
+    assert shared["one", "a"] == [
+        ("one", "a"),
+        ("other", "named otherwise"),
+        ("not_stored", "a"),
+    ]
+    assert shared["other", "b, first rates"] == [("other", "b, first rates")]
+    assert shared["elsewhere", "a"] == [("elsewhere", "a")]
+
+
+def test_a_line_that_ran_stands_wherever_its_run_is_shown():
+    whole = Stored(
+        experiments=dict(
+            one=Stored(
+                seeds=[0, 1],
+                lines=dict(a=line(0.5, 0.6), b=line(0.7, 0.8)),
+                versions=dict(source="new"),
+            ),
+            other=Stored(
+                seeds=[0],
+                only=["b"],
+                lines={"named otherwise": line(0.1, paper="printed"), "b": line(0.2)},
+            ),
+            elsewhere=Stored(seeds=[0], lines=dict(a=line(0.3))),
+        )
+    )
+    changed = shared_runs.spread(whole, EXPERIMENTS, [("one", "a"), ("one", "b")])
+    other = whole.experiments["other"].lines
+    assert changed == ["other"] and "not_stored" not in whole.experiments
+    assert other["named otherwise"] == line(0.5, 0.6, seeds=[0, 1], source="new", paper="printed")
+    assert other["b"].accuracy == [0.7, 0.8] and other["b, first rates"] == line(0.2)
+    assert whole.experiments["other"].only == ["b", "named otherwise"]
+    assert whole.experiments["elsewhere"].lines["a"] == line(0.3)
+    # what ran under both names stays what it is
+    whole.experiments["other"].lines["b"] = line(0.9)
+    shared_runs.spread(whole, EXPERIMENTS, [("one", "b"), ("other", "b")])
+    assert whole.experiments["other"].lines["b"] == line(0.9)
+    assert whole.experiments["other"].lines["b, first rates"] == line(0.2)
