@@ -99,7 +99,7 @@ def _with(experiment, found: dict):
         lines[line] = fields | chosen if chosen else fields
         if chosen and not experiment.methods:
             lines[line + FIRST] = fields
-    reached = {line: f["reached"] for line, f in found.items() if f.get("reached")}
+    reached = {n: f["reached"] for n in experiment.lines if (f := found.get(n, {})).get("reached")}
     return dataclasses.replace(experiment, lines=lines, reached=reached)
 
 

@@ -159,3 +159,16 @@ def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch,
         and "there" not in found["lines"]
         and "not run" in capsys.readouterr().err
     )
+
+
+def test_a_line_whose_rates_were_chosen_since_stands_beside_what_it_was(tmp_path):
+    of = lambda *values: results_file.Line(accuracy=list(values), loss=list(values))
+    before = results_file.Experiment(seeds=[0], lines=dict(a=of(0.1), b=of(0.2)))
+    lines = {"a": dict(lr=1.0), "a" + runner.FIRST: dict(lr=0.1), "b": {}}
+    for again in (of(0.5, 0.6), of(0.7, 0.8)):  # the first rates are those of before, also later
+        one = results_file.Experiment(seeds=[0, 1], lines=dict(a=again))
+        collect._merge(before, one, Experiment("title", TINY, lines))
+        first = one.lines["a" + runner.FIRST]
+        assert (first.accuracy, first.seeds) == ([0.1], [0]) and one.lines["a"] is again
+        assert one.lines["b"].seeds == [0]
+        before = one
