@@ -164,7 +164,7 @@ def swapped(config, axes, out):
             seconds,
             compiled,
             guarantees,
-            trace={LOSS: history["loss"]},
+            trace={LOSS: history["loss"], "round": history["round"]},
         ).entry()
         for seed, history in histories.items()
     ]
@@ -177,7 +177,14 @@ def whole_run(plan, config):
     return privacy([(plan, config.rounds)], config)
 
 
-RUNS = Plans(of_seed, True, whole_run, epsilons=None, partition=None, trace=((LOSS, "loss"),))
+RUNS = Plans(
+    of_seed,
+    True,
+    whole_run,
+    epsilons=None,
+    partition=None,
+    trace=((LOSS, "loss"), ("round", "round")),
+)
 
 
 def one_by_one(key, plans, evaluate_every):

@@ -30,7 +30,7 @@ TITLES = dict(
     update_norm="norm of the update applied, noise included",
     client_accuracy="clients' own test accuracy",
 )
-SCALED = ("loss", "update_norm")
+SCALED = ("loss", "update_norm", TITLES["loss"])  # what a trace of an experiment calls it
 # of what is said with an epsilon, only the same can stand on one axis
 PROMISE = ("unit", "adjacency", "view", "delta")
 PANELS = 8

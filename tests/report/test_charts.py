@@ -111,6 +111,9 @@ def test_a_curve_that_diverges_has_gaps_and_a_logarithmic_axis():
     assert panel["lines"][0]["points"][2] == [3, None] and panel["y"]["log"]
     flat = plots.Setting("a", {"loss": ([1, 2], np.array([[1.0, 2.0]]))}, [], [], "")
     assert not of_runs(charts.curves, [flat], ("loss",))["panels"][0]["y"]["log"]
+    trace = {"round": [[1, 2]], "test loss": [[1.0, 100.0]], "curve": [[0.01, 0.9]]}
+    made = charts.curves(*plots.panels_of_lines({"a": results.Line(trace=trace)}))
+    assert [panel["y"]["log"] for panel in held(made)["panels"]] == [True, False]
 
 
 def test_looks_tell_as_many_settings_apart_as_pictures_do():

@@ -1370,7 +1370,7 @@ def test_a_page_of_collections_has_pictures(collection, tmp_path):
     text, mark = collection.read_text(), collection.with_suffix(".md").read_text()
     parsed = Tables(text)
     pictures = [attrs["aria-label"] for tag, attrs in parsed.tags if tag == "svg"]
-    names = [*SHOWN, "frontier"]
+    names = ["fig2", *SHOWN, "frontier"]  # how far its lines are apart, and their curves
     assert (
         [p.split(":")[0] for p in pictures] == names
         and mark.count("picture-") == len(names)
