@@ -4,8 +4,8 @@ of a figure where our copy of the paper lacks them.
     python -m experiments.harness.baselines chen2024 fig1ab --kept runs/chen2024/kept
 
 The rules stood before what ran by them, but for two changes that were made after a look: the mark
-first shared its 5 % among all pairs of a figure, and so hardly marked anything; and the two grids of
-Ranaweera et al. were widened, for all methods alike, as most had ended at their ends.
+first shared its 5 % among all pairs of a figure, and so hardly marked anything; and the two grids
+of Ranaweera et al. were widened, for all methods alike, as most had ended at their ends.
 
     marked   A line without privacy is "not tuned" if it ends below a private line of its setting by
              more than their paired interval, or more than verdicts.FAR below what its own model
