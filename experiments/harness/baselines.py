@@ -266,9 +266,21 @@ def main(argv=None) -> int:
         experiments = getattr(paper, "PRINTED_RATES", paper.EXPERIMENTS)
         known = {name: e for name, e in experiments.items() if e.baselines or e.methods}
         if unknown := set(figures) - known.keys():
-            have = f"figures of {module} with baselines" + (", " if known else "; it has none")
-            checks.fail("baselines", have + ", ".join(known), ", ".join(sorted(unknown)))
+            have = ", ".join(known) or "none"
+            checks.fail(
+                "baselines", f"figures of {module} with baselines ({have})", ", ".join(unknown)
+            )
         whole = results_file.read(FILE.parent / f"{module}.json")
+        if results and len(results) != len(figures):
+            checks.fail("baselines", f"results of {len(figures)} figures", f"{len(results)}")
+        unstored = {f for f in figures if not known[f].methods} - whole.experiments.keys()
+        if unstored and not results:
+            checks.fail(
+                "baselines",
+                "results at the first rates",
+                f"none of {', '.join(sorted(unstored))}",
+                "Run the figure, and give its results.json as --results.",
+            )
         for figure in figures:
             one = known[figure]
             if unknown := set(lines) - {*one.baselines, *one.methods.values()}:

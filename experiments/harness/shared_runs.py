@@ -9,11 +9,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from jfl.report import results
+from jfl.runs import record
 from jfl.runs.config import Config
 
 from .runner import FIRST
 
 Place = tuple[str, str]  # the name of a figure, that of a line
+MEASURED = ("accuracy", "loss", "trace", "epsilon_proved", "epsilon_claimed")
 
 
 def places(experiments: dict) -> dict[Place, Any]:
@@ -46,30 +48,41 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
         fresh: the lines that ran.
 
     Returns:
-        The names of the figures that changed.
+        The names of the figures in which a value changed.
     """
     shared, ran, changed = alike(experiments), set(fresh), []
     for figure, line in sorted(ran):
-        source = whole.experiments[figure]
         for other, name in shared.get((figure, line), []):
             if (other, name) in ran or other not in whole.experiments:
                 continue
-            target = whole.experiments[other]
-            keep_first(target.lines, target.lines, name, experiments[other])
-            new = copy.deepcopy(source.lines[line])
-            new.seeds = new.seeds or list(source.seeds)
-            new.source = new.source or source.versions.get("source", "")
-            new.paper = target.lines[name].paper if name in target.lines else None
+            target, experiment = whole.experiments[other], experiments[other]
+            for place in shared.get((other, name + FIRST), []):
+                if place[0] in whole.experiments and place[1] in whole.experiments[place[0]].lines:
+                    target.lines.setdefault(name + FIRST, _copied(whole, place))
+            keep_first(target.lines, target.lines, name, experiment)
+            old, new = target.lines.get(name), _copied(whole, (figure, line))
+            new.paper = record.plain(experiment.paper.get(name))
             target.lines[name] = new
             if target.only:
                 target.only = list(dict.fromkeys([*target.only, name]))
-            changed.append(other)
+            if old is None or any(getattr(old, n) != getattr(new, n) for n in MEASURED):
+                changed.append(other)
     return list(dict.fromkeys(changed))
+
+
+def _copied(whole: results.Experiment, place: Place) -> results.Line:
+    """A stored line with what its figure says of all its lines."""
+    part = whole.experiments[place[0]]
+    line = copy.deepcopy(part.lines[place[1]])
+    line.seeds = line.seeds or list(part.seeds)
+    line.source = line.source or part.versions.get("source", "")
+    line.paper = None
+    return line
 
 
 def keep_first(before: dict, after: dict, line: str, experiment):
     """A line of `before`, which ran before its rates were chosen, in `after` under its other
-    name."""
+    name; where `before` has that name already, the line ran at the rates that were chosen."""
     first = line + FIRST
     if first in experiment.lines and line in before and first not in before:
-        after.setdefault(first, before[line])
+        after.setdefault(first, copy.deepcopy(before[line])).paper = None

@@ -10,12 +10,14 @@ from jfl.report.results import Line
 
 BASE = dict(dataset="digits", clients=4, rounds=1, steps=1, batch=4)
 OF = Experiment("one", BASE, {"a": dict(lr=0.1), "b": dict(lr=0.2)}, runs=Plans())
+PRINTED = {"named otherwise": "printed"}
 EXPERIMENTS = dict(
     one=OF,
     other=dataclasses.replace(
         OF,
         base=BASE | dict(lr=0.1),
         lines={"named otherwise": {}, "b": dict(lr=0.2), "b, first rates": dict(lr=0.3)},
+        paper=PRINTED,
     ),
     elsewhere=dataclasses.replace(OF, runs=Plans(seeded=True)),
     not_stored=OF,
@@ -48,7 +50,7 @@ def test_a_line_that_ran_stands_wherever_its_run_is_shown():
             other=Stored(
                 seeds=[0],
                 only=["b"],
-                lines={"named otherwise": line(0.1, paper="printed"), "b": line(0.2)},
+                lines={"named otherwise": line(0.1, paper="printed too"), "b": line(0.2)},
             ),
             elsewhere=Stored(seeds=[0], lines=dict(a=line(0.3))),
         )
@@ -65,3 +67,19 @@ def test_a_line_that_ran_stands_wherever_its_run_is_shown():
     shared_runs.spread(whole, EXPERIMENTS, [("one", "b"), ("other", "b")])
     assert whole.experiments["other"].lines["b"] == line(0.9)
     assert whole.experiments["other"].lines["b, first rates"] == line(0.2)
+
+
+def test_first_rates_are_those_of_the_run_that_had_them():
+    """Not what stands under the line's name, which may have run at the rates that were chosen."""
+    first = "b, first rates"
+    experiments = EXPERIMENTS | dict(
+        one=dataclasses.replace(OF, lines=OF.lines | {first: dict(lr=0.3)})
+    )
+    whole = Stored(
+        experiments=dict(
+            one=Stored(seeds=[0], lines={"b": line(0.7), first: line(0.1)}),
+            other=Stored(seeds=[0], lines=dict(b=line(0.7))),
+        )
+    )
+    assert shared_runs.spread(whole, experiments, [("one", "b")]) == []  # no value is another
+    assert whole.experiments["other"].lines[first].accuracy == [0.1]

@@ -553,3 +553,16 @@ def test_families_of_allocations():
     np.testing.assert_allclose(
         haar_bands.family(b, n * prior, 0.25), (prior / prior.max()) ** 0.125, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("make", [haar_bands.flat, haar_bands.per_layer])
+def test_energies_of_many_rows_are_summed_as_exactly_as_those_of_one(make):
+    """One large entry before many small ones, which a sum in one order would drop: a row would then
+    be longer than its clip norm."""
+    n = 2**18
+    row = np.full(n, 0.7, np.float32)
+    row[1::2] *= -1
+    row[:2] = (2896.0, -2896.0)  # its square takes all but half a digit of each other one
+    found = jax.jit(jax.vmap(lambda x: haar_bands.energies(make(row), x)))(jnp.stack([row, row]))
+    true = np.square(row.astype(np.float64)).sum()
+    np.testing.assert_allclose(np.asarray(found, np.float64).sum(1), true, rtol=1e-5)

@@ -221,16 +221,18 @@ def _split(bands: Bands, values: Sequence[Any]) -> list[Any]:
 
 
 @jax.custom_jvp
-def _held(x: Array) -> Array:
-    """x, which a CPU's compiler now holds in memory.
+def _held(parts: Any) -> Any:
+    """These arrays, which a CPU's compiler now holds in memory.
 
-    It would make each entry anew wherever the transform reads it, and no barrier stops it.  It does
-    not look through a loop of a number of turns that hangs on x: none, or one where x begins with
-    NaN, whose other entries only change their signs.
+    It would make each entry anew wherever it is read, and no barrier stops it.  It does not look
+    through a loop of a number of turns that hangs on the entries: none, or two that undo each other
+    where the first entry is NaN.
     """
     if jax.default_backend() != "cpu":
-        return x
-    return lax.fori_loop(0, jnp.isnan(x[0]).astype(int), lambda _, held: -held, x)
+        return parts
+    first = jax.tree.leaves(parts)[0].reshape(-1)[0]
+    turns = 2 * jnp.isnan(first).astype(int)
+    return lax.fori_loop(0, turns, lambda _, held: jax.tree.map(jnp.negative, held), parts)
 
 
 _held.defjvp(lambda primals, tangents: (_held(*primals), *tangents))
@@ -282,21 +284,14 @@ def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
 def energies(bands: Bands, tree: Any) -> jax.Array:
     """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree."""
     out: list[Any] = [0.0] * count(bands)
-    for pieces, home in zip(
-        _split(bands, _checked("bands.energies", bands, tree)[0]), _homes(bands)
-    ):
+    pieces_of_blocks = _split(bands, _checked("bands.energies", bands, tree)[0])
+    for block, pieces, home in zip(bands.blocks, pieces_of_blocks, _homes(bands)):
+        # the sum and the transform below it would be one loop, which splits every entry again for
+        # each level
+        pieces = pieces if block.columns else _held(pieces)
         for x, b in zip(pieces, home):
-            out[b] += _squared_norm(x)
+            out[b] += jnp.sum(jnp.square(x))
     return jnp.stack(out)
-
-
-def _squared_norm(x: Array) -> Array:
-    squares = jnp.square(x).reshape(-1)
-    if jax.default_backend() != "cpu" or x.ndim > 1:
-        return jnp.sum(squares)
-    # a CPU's compiler makes a sum and the transform below it one loop, which splits every entry
-    # again for each level; what a product reads it holds in memory
-    return jnp.dot(squares, jnp.ones(squares.shape), precision=lax.Precision.HIGHEST)
 
 
 def scale(bands: Bands, values: Any, tree: Any) -> Any:
