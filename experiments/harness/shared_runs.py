@@ -18,19 +18,15 @@ Place = tuple[str, str]  # the name of a figure, that of a line
 MEASURED = ("accuracy", "loss", "trace", "epsilon_proved", "epsilon_claimed")
 
 
-def places(experiments: dict) -> dict[Place, Any]:
-    """Each line of a paper's figures -> what it has in common with those that share its run."""
-    return {
+def alike(experiments: dict) -> dict[Place, list[Place]]:
+    """Each line of a paper's figures -> all lines that share its run, itself among them."""
+    of = {
         (figure, line): (Config(**{**e.base, **fields}), e.runs, e.columns, e.last)
         for figure, e in experiments.items()
         if not e.special
         for line, fields in e.lines.items()
     }
-
-
-def alike(experiments: dict) -> dict[Place, list[Place]]:
-    """Each line -> all lines that share its run, itself among them."""
-    of, found = places(experiments), {}
+    found: dict[Any, list[Place]] = {}
     for place, run in of.items():
         found.setdefault(run, []).append(place)
     return {place: found[run] for place, run in of.items()}

@@ -80,7 +80,7 @@ CLIENT_GRID = dict(
     lr=(0.1, 0.215443, 0.464159, 1.0, 2.154435, 4.64159, 10.0, 21.5443, 46.4159, 100.0),
     clip_norm=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
 )
-# of figures of which each method takes what is best for it
+# of figures of which each method takes what is best for it, once its grid has run
 GRIDS = dict(
     sample_mnist=SAMPLE_GRID,
     sample_fmnist=SAMPLE_GRID,
