@@ -76,6 +76,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
     whole.experiments = {name: every[name] for name in dict.fromkeys(order) if name in every}
     for name in spread(whole, known, fresh) if merge else ():
         part = whole.experiments[name]
+        part.unread = _unread(part, part, known[name])
         _judge(part, part, known[name], merge)
     results.write(file, whole)
     return file
@@ -94,13 +95,19 @@ def _merge(before: results.Experiment, one: results.Experiment, experiment):
     one.lines = {**before.lines, **one.lines}
     one.seconds = (one.seconds or 0) + (before.seconds or 0)
     one.only, one.notes = [], before.notes
+    one.failed = {n: w for n, w in before.failed.items() if n not in one.lines} | one.failed
     if experiment is not None:
-        missing = {
-            fields.get("dataset", experiment.base.get("dataset"))
-            for name, fields in experiment.lines.items()
-            if name not in one.lines
-        }
-        one.unread = {name: why for name, why in before.unread.items() if name in missing}
+        one.unread = _unread(before, one, experiment)
+
+
+def _unread(before: results.Experiment, one: results.Experiment, experiment) -> dict[str, str]:
+    """Data that `before` could not read and of which `one` still lacks a line."""
+    missing = {
+        fields.get("dataset", experiment.base.get("dataset"))
+        for name, fields in experiment.lines.items()
+        if name not in one.lines
+    }
+    return {name: why for name, why in before.unread.items() if name in missing}
 
 
 def _judge(before: results.Experiment, one: results.Experiment, experiment, merge: bool):

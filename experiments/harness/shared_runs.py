@@ -33,7 +33,8 @@ def alike(experiments: dict) -> dict[Place, list[Place]]:
 
 
 def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place]) -> list[str]:
-    """Put lines that ran just now wherever else they stand.
+    """Put lines that ran just now wherever else they stand, and those of other figures where a
+    figure lacks them.
 
     What a figure had before, and what was run at other rates than those chosen since, stays as
     "NAME, first rates".
@@ -47,23 +48,42 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
         The names of the figures in which a value changed.
     """
     shared, ran, changed = alike(experiments), set(fresh), []
+    stands = lambda place: (
+        place[0] in whole.experiments and place[1] in whole.experiments[place[0]].lines
+    )
+    lacking = [p for p in shared if p[0] in whole.experiments and not stands(p)]
     for figure, line in sorted(ran):
         for other, name in shared.get((figure, line), []):
             if (other, name) in ran or other not in whole.experiments:
                 continue
             target, experiment = whole.experiments[other], experiments[other]
             for place in shared.get((other, name + FIRST), []):
-                if place[0] in whole.experiments and place[1] in whole.experiments[place[0]].lines:
+                if stands(place):
                     target.lines.setdefault(name + FIRST, _copied(whole, place))
             keep_first(target.lines, target.lines, name, experiment)
             old, new = target.lines.get(name), _copied(whole, (figure, line))
             new.paper = record.plain(experiment.paper.get(name))
-            target.lines[name] = new
-            if target.only:
-                target.only = list(dict.fromkeys([*target.only, name]))
+            _put(target, name, new)
             if old is None or any(getattr(old, n) != getattr(new, n) for n in MEASURED):
                 changed.append(other)
+    for other, name in (p for p in lacking if not stands(p)):
+        if have := [place for place in shared[other, name] if stands(place)]:
+            new = max((_copied(whole, place) for place in have), key=_values)
+            new.paper = record.plain(experiments[other].paper.get(name))
+            _put(whole.experiments[other], name, new)
+            changed.append(other)
     return list(dict.fromkeys(changed))
+
+
+def _values(line: results.Line) -> int:
+    return len(line.accuracy) if isinstance(line.accuracy, list) else 0
+
+
+def _put(target: results.Experiment, name: str, line: results.Line):
+    target.lines[name] = line
+    target.failed.pop(name, None)
+    if target.only:
+        target.only = list(dict.fromkeys([*target.only, name]))
 
 
 def _copied(whole: results.Experiment, place: Place) -> results.Line:

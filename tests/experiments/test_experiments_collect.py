@@ -99,7 +99,7 @@ def test_what_is_no_result_is_refused(tmp_path, changes, words):
     assert file.read_text() == before  # nothing of the good one either
 
 
-def test_merged_lines_leave_unread_what_no_line_has_read_yet(tmp_path):
+def test_merged_lines_leave_unread_and_failed_what_has_not_run_yet(tmp_path):
     into, run = tmp_path / "results", tmp_path / "run"
     line = dict(accuracy=[0.5], loss=[1.0], epsilon_claimed=None, epsilon_proved=None)
     fig2 = dict(experiment="fig2", seeds=[0], verdicts=[])
@@ -107,11 +107,13 @@ def test_merged_lines_leave_unread_what_no_line_has_read_yet(tmp_path):
     every = chen2024.EXPERIMENTS["fig2"].lines
     mnist, cifar = (tuple(n for n in every if n.startswith(d)) for d in ("MNIST", "CIFAR10"))
     unread = {name: "data that are not on this machine" for name in ("svhn", "cifar10")}
-    before = results(run / "one", **of(*mnist), unread=unread)
+    failed = dict.fromkeys([cifar[0], "SVHN"], "NaN")
+    before = results(run / "one", **of(*mnist), unread=unread, failed=failed)
     collect.collect("chen2024", [before], into)
     collect.collect("chen2024", [results(run / "two", **of(*cifar))], into, merge=True)
     found = results_file.read(into / "chen2024.json").experiments["fig2"]
     assert {*found.lines} == {*mnist, *cifar} and [*found.unread] == ["svhn"]
+    assert [*found.failed] == ["SVHN"]
     said = {v.claim: v.seen for v in found.verdicts}
     assert "svhn" in said["SVHN: NonPrivate is best"]
 

@@ -69,6 +69,29 @@ def test_a_line_that_ran_stands_wherever_its_run_is_shown():
     assert whole.experiments["other"].lines["b, first rates"] == line(0.2)
 
 
+def test_a_line_that_other_figures_have_stands_where_it_is_lacking():
+    """From the figure whose run had most seeds; what ran just now goes first."""
+    three = EXPERIMENTS | dict(third=OF)
+    whole = Stored(
+        experiments=dict(
+            one=Stored(seeds=[0], lines=dict(a=line(0.1), b=line(0.2)), versions=dict(source="x")),
+            other=Stored(seeds=[0], only=["b"], lines=dict(b=line(0.2))),
+            third=Stored(seeds=[0, 1], lines=dict(a=line(0.3, 0.4))),
+        )
+    )
+    whole.experiments["other"].failed = {"named otherwise": "NaN", "another": "NaN"}
+    assert shared_runs.spread(whole, three, []) == ["other", "third"]
+    other, third = whole.experiments["other"], whole.experiments["third"]
+    assert other.lines["named otherwise"] == line(0.3, 0.4, seeds=[0, 1], paper="printed")
+    assert other.only == ["b", "named otherwise"] and other.failed == {"another": "NaN"}
+    assert third.lines["b"] == line(0.2, seeds=[0], source="x")
+    assert "b, first rates" not in other.lines  # nothing has it
+    assert shared_runs.spread(whole, three, []) == []
+    del other.lines["named otherwise"]
+    shared_runs.spread(whole, three, [("one", "a")])
+    assert other.lines["named otherwise"].accuracy == [0.1]
+
+
 def test_first_rates_are_those_of_the_run_that_had_them():
     """Not what stands under the line's name, which may have run at the rates that were chosen."""
     first = "b, first rates"
