@@ -188,7 +188,7 @@ def _label(name, point) -> str:
 
 
 def regrid(
-    module: str, figure: str, experiment, results: dict, out: Path, kept: Path, lines=()
+    module: str, figure: str, experiment, results: dict, out: Path, kept: Path, lines=(), served=()
 ) -> dict:
     """line -> what baselines.json has of it, of the figure's lines without privacy.
 
@@ -200,6 +200,7 @@ def regrid(
         out: directory of the grids.
         kept: directory of the runs.
         lines: only these; all where none is given.
+        served: those that take the rates of another figure, whose run they share.
     """
     plans = experiment.runs if isinstance(experiment.runs, Plans) else OWN_DRAWS
     whole, found = without_failures(results), {}
@@ -212,7 +213,7 @@ def regrid(
     reached = {line: f["reached"] for line, f in found.items() if f}
     marked |= dict.fromkeys(far_below(reached, whole))
     found = {line: f for line, f in found.items() if line in (lines or found)}
-    for line in [n for n in marked if n in found]:
+    for line in [n for n in marked if n in found and n not in served]:
         print(f"{module} {figure} {line}: not tuned", file=sys.stderr)
         choice = choose(f"{figure} {line}", config(line), _rates(config(line)), plans, out, kept)
         found[line] |= choice._asdict()
@@ -270,7 +271,7 @@ def main(argv=None) -> int:
             checks.fail(
                 "baselines", f"figures of {module} with baselines ({have})", ", ".join(unknown)
             )
-        whole = results_file.read(FILE.parent / f"{module}.json")
+        whole, shared = results_file.read(FILE.parent / f"{module}.json"), alike(known)
         if results and len(results) != len(figures):
             checks.fail("baselines", f"results of {len(figures)} figures", f"{len(results)}")
         unstored = {f for f in figures if not known[f].methods} - whole.experiments.keys()
@@ -293,10 +294,19 @@ def main(argv=None) -> int:
                 one = results_file.read(results[i]) if results else whole.experiments[figure]
                 first = {n: one.lines.get(n + FIRST, line) for n, line in one.lines.items()}
                 there = {n: stored_line(line, tuple(one.seeds)) for n, line in first.items()}
-                found = regrid(module, figure, known[figure], there, out, Path(kept), lines)
+                served = [
+                    line
+                    for line in known[figure].baselines
+                    for other, name in shared.get((figure, line), ())
+                    if other != figure
+                    and "chosen" in stored().get(module, {}).get(other, {}).get(name, {})
+                ]
+                found = regrid(module, figure, known[figure], there, out, Path(kept), lines, served)
             every = stored()
             every.setdefault("about", {})[module] = environment()
-            every.setdefault(module, {}).setdefault(figure, {}).update(found)
+            before = every.setdefault(module, {}).setdefault(figure, {})
+            # a line that is not marked today keeps what was chosen for it
+            before.update({line: before.get(line, {}) | f for line, f in found.items()})
             write(FILE, json.dumps(every, indent=1, ensure_ascii=False) + "\n")
         return 0
 

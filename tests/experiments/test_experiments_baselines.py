@@ -1,6 +1,8 @@
 """Rates of baselines: who is marked, what is chosen, what the figures take."""
 
 import dataclasses
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from experiments.harness import baselines
 from experiments.harness.programs import Plans, drawn
 from experiments.harness.runner import Experiment, Line, not_tuned
 from experiments.harness.verdicts import far_below
+from jfl.report import results as results_file
 from jfl.runs.config import Config
 
 SMALL = dict(
@@ -149,6 +152,32 @@ def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
     assert taken.lines["free B"] == dict(lr=0.2) and "free B, first rates" not in taken.lines
     at = ("paper", "fig", experiment, results, tmp_path, tmp_path)
     assert baselines.regrid(*at, lines=("free B",)) == {"free B": {}} and len(asked) == 1
+    assert baselines.regrid(*at, served=("free A",)).keys() == {"free A", "free B"}
+    assert len(asked) == 1
+
+
+def test_a_choice_is_made_once_and_stays(tmp_path, monkeypatch, asked):
+    """Under one figure of those that share the run, also where the line is marked no more."""
+    of = Experiment("title", SMALL, {"a": dict(lr=0.1), "DP": {}}, runs=Plans())
+    of = dataclasses.replace(of, baselines={"a": ("DP",)})
+    paper = types.SimpleNamespace(EXPERIMENTS=dict(one=of, other=of))
+    monkeypatch.setitem(sys.modules, "experiments.papers.noble2022", paper)
+    monkeypatch.setattr(baselines, "FILE", tmp_path / "baselines.json")
+    monkeypatch.setattr(baselines, "reach", lambda *_: {})
+
+    def call(figure, *accuracy):
+        ended = dict(a=[*accuracy], DP=[0.8, 0.81, 0.82])
+        stored = {n: results_file.Line(accuracy=v, loss=[0.0] * 3) for n, v in ended.items()}
+        part = results_file.Experiment(seeds=[0, 1, 2], lines=stored)
+        whole = results_file.Experiment(experiments={figure: part})
+        results_file.write(tmp_path / "noble2022.json", whole)
+        baselines.main(["noble2022", figure, "--kept", str(tmp_path / "kept")])
+        return baselines.stored()["noble2022"]
+
+    made = call("one", 0.2, 0.22, 0.21)["one"]
+    assert made["a"]["chosen"] == dict(lr=1.0) and asked == ["one a"]
+    assert call("other", 0.2, 0.22, 0.21) == dict(one=made, other={"a": {}})
+    assert call("one", 0.9, 0.92, 0.91)["one"] == made and asked == ["one a"]
 
 
 def test_a_line_that_is_no_baseline_is_named(tmp_path):
