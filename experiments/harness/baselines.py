@@ -93,9 +93,9 @@ def with_chosen(module: str, experiments: dict) -> dict:
 
 
 def _with(experiment, found: dict):
-    lines = {}
+    lines, of = {}, experiment.methods or {line: line for line in experiment.baselines}
     for line, fields in experiment.lines.items():
-        chosen = found.get(experiment.methods.get(line, line), {}).get("chosen")
+        chosen = found.get(of.get(line), {}).get("chosen")
         lines[line] = fields | chosen if chosen else fields
         if chosen and not experiment.methods:
             lines[line + FIRST] = fields
@@ -202,7 +202,7 @@ def regrid(
         lines: only these; all where none is given.
         served: those that take the rates of another figure, whose run they share.
     """
-    plans = experiment.runs if isinstance(experiment.runs, Plans) else OWN_DRAWS
+    plans = _plans(experiment)
     whole, found = without_failures(results), {}
     asked = [line for line in experiment.baselines if line in whole]
     config = lambda line: Config(**{**experiment.base, **experiment.lines[line]})
@@ -236,9 +236,13 @@ def choose_all(figure: str, experiment, out: Path, kept: Path, lines=()) -> dict
             config = Config(**{**experiment.base, **experiment.lines[line]})
             noisy = config.noise_multiplier is not None or config.epsilon is not None
             axes = {n: v for n, v in experiment.grid.items() if noisy or n != "clip_norm"}
-            choice = choose(f"{figure} {line}", config, axes, experiment.runs, out, kept)
+            choice = choose(f"{figure} {line}", config, axes, _plans(experiment), out, kept)
             found[line] = choice._asdict()
     return found
+
+
+def _plans(experiment) -> Plans:
+    return experiment.runs if isinstance(experiment.runs, Plans) else OWN_DRAWS
 
 
 OWN_DRAWS = Plans(drawn, seeded=True, trace=(("curve", "accuracy"), ("round", "round")))

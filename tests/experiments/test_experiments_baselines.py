@@ -125,6 +125,9 @@ def test_methods_take_what_their_middle_line_was_given(tmp_path, monkeypatch, as
     taken = baselines.with_chosen("paper", {"fig": experiment})["fig"].lines
     assert list(taken) == list(lines)
     assert [taken[n].get("lr") for n in lines] == [1.0] * 3 + [None] * 3
+    printed = dataclasses.replace(experiment, methods={}, baselines={"b σ=1.0": ("a σ=2.0",)})
+    both = baselines.with_chosen("paper", {"fig": experiment, "printed": printed})
+    assert both["printed"].lines == lines  # the same run, at the rates of the paper
 
 
 def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
