@@ -315,17 +315,17 @@ def test_equals_its_numpy_loop(name, noisy):
     assert far > 1e-3
 
 
-@pytest.mark.by_default("qfedavg-")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, options",
     [
         ("fednova", dict(local_steps=(STEPS,) * CLIENTS)),
-        pytest.param("mimelite", dict(momentum=0.0), marks=pytest.mark.slow),
+        ("mimelite", dict(momentum=0.0)),
         ("qfedavg", dict(q=0.0)),
-        pytest.param("dicesgd", dict(upload_norm=1e6), marks=pytest.mark.slow),
-        pytest.param("ditto", dict(mu=0.3), marks=pytest.mark.slow),
-        pytest.param("fedsam", dict(rho=0.0), marks=pytest.mark.slow),
-        pytest.param("fedbuff", dict(staleness=0), marks=pytest.mark.slow),
+        ("dicesgd", dict(upload_norm=1e6)),
+        ("ditto", dict(mu=0.3)),
+        ("fedsam", dict(rho=0.0)),
+        ("fedbuff", dict(staleness=0)),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -364,13 +364,8 @@ def test_a_release_that_is_not_declared_is_found(name):
     assert jfl.guarantee(plan, 5, delta=1e-5).status == "conditional"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fedadam",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavgm", "fedyogi", "fedadagrad")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedadam", "fedavgm", "fedyogi", "fedadagrad"])
 def test_presets_are_fedavg_with_that_optimizer(name):
     optimizers = dict(
         fedavgm=functools.partial(optax.sgd, momentum=0.9, nesterov=False),

@@ -162,6 +162,7 @@ def agree(case, wrong=""):
     close(params, loop(case, d, fed, wrong), rtol=3e-5, atol=3e-6)
 
 
+@pytest.mark.by_default("plain", "biased", "diff", "multinomial")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_equals_the_papers_loop(case):
     agree(case)

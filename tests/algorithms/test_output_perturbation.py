@@ -121,6 +121,7 @@ def run_numpy(noise, clip_steps, d, noises, fed, wrong=""):
     return w
 
 
+@pytest.mark.by_default("number-all", "levels-all")
 @pytest.mark.parametrize(
     "noise, clip_steps",
     [("number", "all"), ("levels", "all"), ("printed", "all"), ("number", "last")],

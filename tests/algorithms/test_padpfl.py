@@ -228,7 +228,7 @@ def test_equals_numpy(name):
 @pytest.mark.parametrize(
     "name, wrong",
     [
-        ("levels", "no_pull"),
+        pytest.param("levels", "no_pull", marks=pytest.mark.slow),
         ("printed", "clip_last"),
         ("printed", "equal"),
         ("printed", "max_p"),
@@ -328,6 +328,7 @@ def test_a_solve_that_stops_too_early_stops_the_run():
     assert np.asarray(good.run.own).max() <= 0.5
 
 
+@pytest.mark.slow
 def test_l2_beside_the_loss_is_part_of_the_problem_that_is_solved():
     def with_l2(params, x, y):
         return squared(params, x, y) + 0.15 * sum((w**2).sum() for w in jax.tree.leaves(params))

@@ -440,6 +440,7 @@ def test_impact_refuses(arguments, message):
         impact(*arguments)
 
 
+@pytest.mark.slow
 def test_weights_that_change_in_a_plan(fed, task):
     """Round 0 by the first weights and round 1 by the second, as two runs with constant weights."""
     first, second = impact((0, 1), (3, 4)), impact((1, 2), (5, 2))

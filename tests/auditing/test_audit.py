@@ -83,7 +83,8 @@ def test_a_claim_is_refuted():
     assert "claimed 2.318: REFUTED" in str(found) and "CONTRADICTED" not in str(found)
 
 
-@pytest.mark.parametrize("view", ["third_party", pytest.param("server", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("view", ["third_party", "server"])
 def test_a_row_moves_a_whole_model(view):
     """Talaei and Izadi's sensitivity is that of a model over its rows, and one row turns the model
     whatever their number: with 50 rows their noise is 50 times too small."""
@@ -163,6 +164,7 @@ def test_a_leak_beside_the_noise_is_found():
     assert found.proved is None or found.proved.status == "conditional"
 
 
+@pytest.mark.slow
 def test_scaffold_sends_nothing_beside_its_noise():
     """A control variate without noise tells the canary for certain: no noise hides it, and
     1,400 runs of each side without an error refute 4.5 at this confidence, where 3.05 is proved.
@@ -172,6 +174,7 @@ def test_scaffold_sends_nothing_beside_its_noise():
     assert not found.contradicted and found.mu < 3
 
 
+@pytest.mark.slow
 def test_without_a_canary_the_release_is_its_noise():
     """Normal, of the deviation that is stated, independent from round to round, on both sides of a
     run.  False alarms: 1e-6 for each of the comparisons; noise 5 % too small is found."""
@@ -309,6 +312,7 @@ def test_absence_does_not_change_the_noise_of_others():
         jfl.audit(make(make_federation(sizes=(8,)), [1.0]), 1, 1000)
 
 
+@pytest.mark.slow
 def test_a_canary_that_moves_nothing_says_so():
     algorithm = jfl.algorithms.fedavg(
         jfl.private_grad(squared, chain(1.0)),
@@ -358,7 +362,7 @@ def test_what_has_no_noise_tells_all():
     assert score.of(inside).min() > score.of(outside).max()
 
 
-@pytest.mark.by_default("0.0-0.0")
+@pytest.mark.slow
 @pytest.mark.parametrize("truth, shift", [(2.3177890403, 1.0), (0.0, 0.0)])
 def test_the_bound_holds_as_often_as_it_says(truth, shift):
     """A Gaussian mechanism seen beside 39 numbers of noise: above the truth in at most 5 % of 200
@@ -380,6 +384,7 @@ def test_the_bound_holds_as_often_as_it_says(truth, shift):
 # --- what is refused
 
 
+@pytest.mark.slow
 def test_what_shows_nothing_is_refused():
     plan = audit_plans.of_clients(1.0)
     bare = jfl.plan(FED, TASK, jfl.algorithms.fedavg(jfl.grad(squared)), jfl.sampling.full(4))
@@ -407,6 +412,7 @@ def test_runs_that_are_not_finite_say_so(monkeypatch):
     assert error.value.health == dict(nonfinite=2)
 
 
+@pytest.mark.slow
 def test_a_report_says_all_that_it_rests_on():
     found = jfl.audit(audit_plans.of_clients(1.0), 1, 2000, claimed=0.1)
     text = str(found)
@@ -517,6 +523,7 @@ def test_an_audit_goes_on_where_it_was_killed(stop, tmp_path, monkeypatch):
     assert jfl.audit(plan, 2, 1000, keep=file) == found and not ran
 
 
+@pytest.mark.slow
 def test_runs_of_another_audit_are_refused_and_stay(tmp_path, monkeypatch):
     plan, file = audit_plans.of_clients(1.0), tmp_path / "audit.trials.npz"
     jfl.audit(plan, 1, 1000, keep=file)

@@ -36,7 +36,7 @@ OWN = {  # noise levels that differ, and those that the ledger reads in a way of
 NAMES = [name for name in PLANS if name != "record output perturbation"]
 
 
-@pytest.mark.by_default("client adaptive")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, *OWN])
 def test_noise_is_as_stated(name):
     """False alarms: 1e-6 for each plan.  An error of 3 % is found with 0.99 in 3.4e4 numbers."""
@@ -140,6 +140,7 @@ def test_rows_on_the_host_and_weights_that_change():
         assert found.ok, found
 
 
+@pytest.mark.slow
 def test_a_clip_that_the_noise_follows_is_measured(monkeypatch):
     """Noise of half the sensitivity states its multiplier all the same."""
     sensitivity = mech.sensitivity
@@ -149,6 +150,7 @@ def test_a_clip_that_the_noise_follows_is_measured(monkeypatch):
     assert "0.5" in next(test.found for test in found.failed if test.name == "release: variance")
 
 
+@pytest.mark.slow
 def test_noise_of_clients_and_of_cohorts():
     """What mutants break: keys of clients, and divisors that follow who came (a Poisson cohort of 4
     at 1/2 in place of 3).  Both are off by far more than 3 %, which is found with 0.99."""

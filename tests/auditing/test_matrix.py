@@ -88,6 +88,7 @@ def test_no_answer_of_the_ledger_is_refuted(name):
         assert found.mu > 0, asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, level", WITHOUT)
 def test_what_cannot_be_audited_says_so(name, level):
     """At client level the unit that the noise is for is audited; a row below it is not."""

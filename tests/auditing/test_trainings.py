@@ -80,12 +80,13 @@ def close(one, other, equal=True):
 # --- what is put in is what it says
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
         of_records,
-        pytest.param(of_clients, marks=pytest.mark.slow),
-        pytest.param(lambda z: of_clients(z, name="scaffold"), marks=pytest.mark.slow),
+        of_clients,
+        lambda z: of_clients(z, name="scaffold"),
     ],
 )
 def test_a_canary_that_is_out_changes_nothing(make):
@@ -132,6 +133,7 @@ def test_a_row_that_is_absent_is_no_row():
     close(params_after(trainings.with_coins(made, 3, [True])), params_after(want), equal=False)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_absent_sends_nothing():
     plan = of_clients(1.0, jfl.sampling.poisson(CLIENTS, 1.0))
     made = training(without_noise(plan), 1, "mislabelled", "models", adjacency="add_remove")
@@ -145,7 +147,7 @@ def test_a_client_that_is_absent_sends_nothing():
 # --- what is seen
 
 
-@pytest.mark.by_default("client")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, sees, rounds, mu",
     [
@@ -212,7 +214,8 @@ def _clipped_gradient(x, y, bound):
     return flat * min(1.0, bound / np.linalg.norm(flat))
 
 
-@pytest.mark.parametrize("kind", ["mislabelled", pytest.param("blank", marks=pytest.mark.slow)])
+@pytest.mark.by_default("add_remove-mislabelled")
+@pytest.mark.parametrize("kind", ["mislabelled", "blank"])
 @pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
 def test_a_release_is_read_along_what_the_canary_changes(kind, adjacency):
     """Without noise both sides lie the squared length of that change apart, as a loop finds it."""

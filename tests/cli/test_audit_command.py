@@ -154,6 +154,7 @@ def test_of_a_run_directory(copied, capsys):
     assert "the claim is refuted" in (copied / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_above_what_is_proved_exits_1(copied, capsys, monkeypatch):
     small = Guarantee(0.1, 1e-2, "example", "replace_one", "server", "too good")
     monkeypatch.setattr(guarantees, "guarantee", lambda *_, **__: small)
@@ -204,6 +205,7 @@ def test_another_unit_leaves_the_run_as_it_is(asked, copied):
     assert kept(copied)[0]["config"]["unit"] is None
 
 
+@pytest.mark.slow
 def test_the_paper_that_the_config_names(asked, tmp_path):
     values = RUN | dict(mode="as_printed", paper="chen2024", batch=4, batch_sampler=None)
     values = {k: v for k, v in values.items() if v is not None}

@@ -234,6 +234,7 @@ def test_client_level_calibrates_for_the_view_it_names(tmp_path, capsys, no_prog
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["epsilon"] == 4.0
 
 
+@pytest.mark.slow
 def test_what_states_an_epsilon_of_fewer_rounds_goes(tmp_path, capsys, no_programs):
     """Before a longer run begins: of pages and pictures those that are jfl's own."""
     out = tmp_path / "run"
@@ -268,6 +269,7 @@ def test_what_states_an_epsilon_of_fewer_rounds_goes(tmp_path, capsys, no_progra
     assert (tmp_path / "elsewhere" / "picture-1.png").exists() and not (out / "linked.md").exists()
 
 
+@pytest.mark.slow
 def test_words_for_what_flags_cannot_say(tmp_path, capsys, no_programs):
     """none, true and false among the values of a sweep: a baseline without noise is a point like
     others."""
@@ -303,6 +305,7 @@ def test_words_for_what_flags_cannot_say(tmp_path, capsys, no_programs):
             config.coerce(name, value, "--sweep")
 
 
+@pytest.mark.slow
 def test_an_empty_poisson_cohort_stops_unless_allowed(tmp_path, capsys):
     command = ["train", *TINY, "--cohort", 1, "--sampler", "poisson", "--rounds", 8]
     assert jfl(*command, "--out", tmp_path / "stopped") == 3
@@ -445,6 +448,7 @@ def test_epsilons_of_many_evaluations_never_fall_and_end_in_the_guarantee():
             assert most == 0 or places[-1] == count - 1 and (np.diff(places) > 0).all()
 
 
+@pytest.mark.slow
 def test_plus_minus_means_one_thing(tmp_path, capsys, no_programs):
     """Half of a 95 % interval: in the table of a sweep as on its page, and it says so; of one seed
     nothing."""
@@ -885,6 +889,7 @@ def test_a_sweep_over_flags_and_a_file(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_failed_points_are_marked(tmp_path):
     grid = ["sweep", *TINY, "--l2", 1, "--rounds", 40, "--evaluate-every", 10, "--sweep"]
     assert jfl(*grid, "lr=0.1,100", "--out", tmp_path / "a") == 0
@@ -1000,6 +1005,7 @@ def test_bad_numbers_exit_2(args, capsys):
     assert "need" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_config(trained, capsys):
     """Nearly the noise that it has, for nearly the epsilon that it has."""
     server = next(g for g in summary(trained)[0]["privacy"] if g["view"] == "server")
@@ -1231,6 +1237,7 @@ def lines_of(shown):
     return dict(zip(header[1:], map(float, rows[-1][1:]))), [int(row[0]) for row in rows]
 
 
+@pytest.mark.slow
 def test_epsilon_shows_every_method_and_draws(tmp_path, capsys):
     assert jfl("epsilon", *QUICK, "--plot", tmp_path / "curve.png") == 0
     shown, told = capsys.readouterr()

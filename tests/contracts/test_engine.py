@@ -561,6 +561,7 @@ def _shifted(context, keys, server, own, rows, *, client, key):
     return jax.tree.map(lambda v: v + move, payload), own, seen
 
 
+@pytest.mark.slow
 def test_a_sweep_over_keys_that_an_algorithm_holds_is_separate_runs(fed, task):
     def make(own):
         plan = plain_plan(fed, task)
@@ -653,6 +654,7 @@ def test_a_program_is_compiled_three_times_at_most(fed, task, monkeypatch, alway
     assert program.block == -(-100 // -(-100 // program.block))
 
 
+@pytest.mark.slow
 def test_sweep_pairs_cohorts_and_batches(fed, task):
     """Points that share a seed see the same clients and rows: with lr ~ 0 the training loss is the
     same to the bit."""
@@ -667,6 +669,7 @@ def test_sweep_pairs_cohorts_and_batches(fed, task):
     assert (loss == loss[0]).all() and loss[0, 0] != loss[0, 1]
 
 
+@pytest.mark.by_default("None-6", "1-1")
 @pytest.mark.parametrize("memory, at_once", [(None, 6), (4, 3), (2, 2), (1, 1)])
 def test_rates_times_seeds_are_runs_of_their_own(task, monkeypatch, memory, at_once):
     """Each seed has rows of its own, and three rates stand in one row of the program; blocks are of

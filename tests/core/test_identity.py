@@ -803,6 +803,7 @@ def test_paired_noise_opts_out(fed, task):
     assert any("share noise" in c for c in jfl.guarantee(one, 2, view="server").caveats)
 
 
+@pytest.mark.slow
 def test_points_that_would_be_compiled_apart_are_refused(fed, task):
     """They have one noise, and two programs may add in another order."""
     make = lambda capacity, chunk=None, **_: noisy_plan(

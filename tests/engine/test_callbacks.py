@@ -35,6 +35,7 @@ def whole(plan):
     return jfl.simulate(KEY, plan, 7, **SAME)
 
 
+@pytest.mark.slow
 def test_a_watched_run_is_the_run(plan, whole, capfd):
     """Same draws, same program, whatever looks on; each moment is a state of its own."""
     moments, rows = [], []

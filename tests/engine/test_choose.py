@@ -183,6 +183,7 @@ def weight_of(params):
     return float(sum(np.abs(x).sum() for x in jax.tree.leaves(params)))
 
 
+@pytest.mark.slow
 def test_a_tournament_is_paid_for_each_rung_that_follows():
     """By rungs of their own rounds, for the worst setting of each."""
     ask = dict(unit=None, view=None, adjacency=None)
@@ -318,6 +319,7 @@ def test_the_winner_of_a_tournament_is_a_straight_run():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_runs_that_all_fail_are_an_answer_that_tells_no_number():
     law = choosing.geometric(3.0)
     found = jfl.choose(make_plan, rounds=2, runs=law, seed=1, z=[3e38])
@@ -349,6 +351,7 @@ def fedavg(x):
     return dataclasses.replace(plan, fed=dataclasses.replace(FED, x=x))
 
 
+@pytest.mark.by_default("fedavg")
 @pytest.mark.parametrize("make", [fedavg, ditto])
 def test_a_row_that_is_not_finite_decides_no_choice(make):
     """It counts as zero, and no run stops for it, so the guarantee has no caveat of one that
@@ -360,6 +363,7 @@ def test_a_row_that_is_not_finite_decides_no_choice(make):
     assert not any("run that stops" in str(caveat) for caveat in found[1].guarantee.caveats)
 
 
+@pytest.mark.slow
 def test_rows_of_a_client_that_find_no_slot_decide_no_choice():
     """Of whole clients no delta covers them: how many rows a client has may not show."""
 

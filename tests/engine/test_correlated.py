@@ -88,7 +88,7 @@ def fresh(plan, run, index):
     return flat(normals(jax.random.fold_in(key, index), start_params()))
 
 
-@pytest.mark.by_default("identity", "banded")
+@pytest.mark.by_default("banded")
 @pytest.mark.parametrize("name", NAMES)
 def test_rounds_add_the_noise_of_a_loop_in_numpy(name):
     """Clients that do not learn send nothing, so the model moves by noise alone."""
@@ -208,7 +208,7 @@ def test_a_sweep_over_strategies_is_one_program_and_its_runs(names):
     assert np.ptp(np.asarray(out.metrics.loss)[:, -1]) > 0
 
 
-@pytest.mark.by_default("banded", "tree")
+@pytest.mark.by_default("banded")
 @pytest.mark.parametrize("name", KINDS)
 def test_another_plan_begins_a_factorisation_of_its_own(name):
     """What was held is gone, and normals that earlier rounds drew are not drawn again."""
@@ -232,7 +232,7 @@ def test_another_plan_begins_a_factorisation_of_its_own(name):
     assert all(np.abs(a - b).min() > 0 for a, b in zip(old, draws))
 
 
-@pytest.mark.by_default("banded-tree")
+@pytest.mark.slow
 @pytest.mark.parametrize("before, name", [("blt", "banded"), ("tree", "blt"), ("banded", "tree")])
 def test_a_run_goes_on_with_another_strategy(before, name):
     """Whatever either holds, the second begins with nothing."""
@@ -248,6 +248,7 @@ def test_a_run_goes_on_with_another_strategy(before, name):
     np.testing.assert_allclose(flat(after.server.params), wanted, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_a_run_is_named():
     start = jfl.simulate(KEY, plan("blt"), 2).run
     alg = jfl.algorithms.scaffold(
@@ -325,6 +326,7 @@ def test_noise_that_would_lie_is_refused(change, words):
         )
 
 
+@pytest.mark.slow
 def test_more_rounds_than_the_strategy_covers_are_refused_and_would_be_nan():
     with pytest.raises(ValueError, match="at most the 9 rounds of the strategy"):
         jfl.simulate(KEY, plan("tree"), ROUNDS + 1)

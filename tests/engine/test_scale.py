@@ -107,6 +107,7 @@ def _law(clients, rate, draws=4000):
     return np.asarray((cohorts.count > 0).sum(1)), np.asarray(cohorts.ids), sampler
 
 
+@pytest.mark.slow
 def test_poisson_of_many_clients_has_the_binomial_law():
     """Counts by chi-square, false alarm 1e-4, over ranges of equal chance; a rate that is 5 % off
     is found."""
@@ -200,7 +201,7 @@ def make_plan(fed, name="scaffold", **options):
     return jfl.plan(fed, task, algorithm, jfl.sampling.without_replacement(7, 5), **options)
 
 
-@pytest.mark.by_default("scaffold-options2")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, options",
     [

@@ -37,6 +37,7 @@ SGD = ranaweera2025_bounds.Setting(**SMALL, cohort=2, batch=8, rounds=3)
 # --- what is measured
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_are_those_of_the_library():
     fed = softmax_rows.federation("digits", "skewed", 3, 20)
     task, r = jfl.models.logistic(fed), np.random.default_rng(0)
@@ -147,6 +148,7 @@ def padpfl_in_numpy(rows, mu, lr, steps, rounds):
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_runs_of_padpfl_are_those_of_numpy():
     made = talaei2024_bounds.problem(PADPFL)
     lr = 1 / (made.smoothness + PADPFL.mu)
@@ -182,6 +184,7 @@ def test_factors_change_at_the_swap():
     assert 0 < seen.loss - seen.before <= seen.extra and seen.added > 0
 
 
+@pytest.mark.slow
 def test_theorem2_as_printed_is_below_the_gap_in_numpy_alone():
     """Equal clients, exact gradients, every hypothesis met: the sum of k_2 T is below 0."""
     alike = dataclasses.replace(PADPFL, deal="alike", clients=1, rounds=150)
@@ -212,6 +215,7 @@ def test_theorem2_as_printed_is_below_the_gap_in_numpy_alone():
     assert list(verdicts.values()) == [CONTRADICTED, HOLDS, HOLDS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impact, verdict", [((1, 0), CONTRADICTED), ((4, 5), HOLDS)])
 def test_lemma3_fails_where_factors_go_to_other_clients(impact, verdict):
     """Beside the lemma's right side in NumPy, without noise."""
@@ -236,6 +240,7 @@ def test_lemma3_fails_where_factors_go_to_other_clients(impact, verdict):
     assert cell["lemma3"][0] == pytest.approx(bound, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_number_of_clients_stands_for_the_dimension_in_the_length_of_noise():
     """Noise has a number for each of the model's dimensions; and with these its mean length would
     be sqrt(2 / pi) of what it is."""
@@ -269,7 +274,7 @@ def test_claims_of_runs_whose_clip_acts_are_not_checked():
 # --- Ranaweera et al., 2025
 
 
-@pytest.mark.by_default("lemma2-0.2")
+@pytest.mark.slow
 @pytest.mark.parametrize("noise, sigma", [("iso", 0.05), ("lemma2", 0.2)])
 def test_a_step_varies_as_the_theorem_takes_it(noise, sigma):
     """Variance of the mean of a cohort: clients, lots and noise."""
@@ -326,6 +331,7 @@ def test_steps_of_clients_done_again():
     np.testing.assert_allclose(noisy.mean(0), grads, atol=0.02)
 
 
+@pytest.mark.slow
 def test_claims_wait_for_hypotheses():
     cell = ranaweera2025_bounds.against(dataclasses.replace(SGD, deal="alike", rate=1.0), 3)
     found = exact_verdicts(ranaweera2025_bounds.claims_of("line", cell), "ours")

@@ -63,6 +63,7 @@ def figure(seeds=(0, 1), **lines):
     )
 
 
+@pytest.mark.slow
 def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, programs, ran):
     kept = tmp_path / "kept"
     one = runner.run("one", figure(), tmp_path / "one", kept=kept)

@@ -302,7 +302,8 @@ def test_bounds(tmp_path, capsys):
     assert all((r[5] == r[6]) == (r[1] != limits.NONCONVEX) for r in found["rows"])
 
 
-@pytest.mark.parametrize("lr", [0.05, pytest.param(0.01, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lr", [0.05, 0.01])
 def test_strongly_convex_models_have_the_weights_of_the_proof(lr):
     """(1 - mu e / 2)^-t, e = K eta_l eta_g, in a loop of rounds."""
     made = config(paper.EXPERIMENTS["bounds"], "fedavg", **TINY)
@@ -367,6 +368,7 @@ def test_slope_and_curvature_of_squared_sigmoids():
     assert curvature.min() < -0.05  # it is not convex
 
 
+@pytest.mark.slow
 def test_the_nonconvex_problem_is_within_its_constants():
     made = config(paper.EXPERIMENTS["bounds"], "fedavg", **TINY)
     fed = build.federation(made)
@@ -586,6 +588,7 @@ def test_tables_of_two_preprocessings_check_the_same_claims():
     assert code == "noble2022_code,unit_norm"
 
 
+@pytest.mark.slow
 def test_noise_that_clients_share_does_not_average_out_and_is_not_proved():
     made = config(paper.EXPERIMENTS["table1_alike"], "sigma=160, K=10", **TINY | dict(rounds=1))
     moved = {}

@@ -41,7 +41,7 @@ def test_every_recipe_has_a_case():
     assert set(CASES) == set(recipes.RECIPES)
 
 
-@pytest.mark.by_default("uploads", "impact", "contracting", "prox_erm", "by_variance")
+@pytest.mark.by_default("uploads", "impact", "contracting", "prox_erm")
 @pytest.mark.parametrize("name", CASES)
 def test_noise_reaches_what_is_stated(name):
     config = made(name)
@@ -66,6 +66,7 @@ def test_the_energies_are_paid_for():
     assert estimate.epsilon == pytest.approx(recipes.SHARE * 20, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_shape_follows_the_energies_that_a_run_measured():
     one, other = (recipes.plan_of(made("measured", noise=(2.0,), seed=s)) for s in (1, 2))
     scales = [
@@ -122,7 +123,8 @@ def test_what_may_not_contract_is_refused():
         recipes.plan_of(made("contracting", noise=(1.0,), **longer))
 
 
-@pytest.mark.parametrize("mu", [1.0, pytest.param(30.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mu", [1.0, 30.0])
 def test_problems_are_solved_as_well_as_the_noise_takes_them_to_be(mu, monkeypatch):
     """Steps for a tenth are too few.  The noise is for what one of a client's rows moves."""
     plan = recipes.plan_of(made("prox_erm", noise=(1e-6,), mu=mu))

@@ -56,7 +56,10 @@ def tiny(cells=None, **more):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow if n in ("fashion", "text") else ()) for n in PLANS],
+    [
+        pytest.param(n, marks=pytest.mark.slow if n in ("fashion", "text", "promises") else ())
+        for n in PLANS
+    ],
 )
 def test_cells_of_a_quick_study_are_plans(name):
     study = PLANS[name](True)
@@ -555,6 +558,7 @@ def test_the_audits_are_of_every_algorithm_at_each_level_and_of_every_paper():
             refuse_idle(Config(**cell.fields))
 
 
+@pytest.mark.slow
 def test_noise_as_printed_is_for_the_epsilon_that_is_stated():
     for cell in PLANS["audit"](True).cells:
         if cell.panel == audit.PRINTED and "all broadcasts" not in cell.line:

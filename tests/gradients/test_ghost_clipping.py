@@ -277,7 +277,7 @@ def check_sums(loss, params, x, y, weight=WEIGHTS, rtol=2e-4, atol=2e-5):
     return found
 
 
-@pytest.mark.by_default("conv", "attention", "own_parameter")
+@pytest.mark.by_default("conv", "own_parameter")
 @pytest.mark.parametrize("name", COVERED)
 def test_equal_to_vmap(name):
     """Two clients with their own parameters and weights; rows of weight 0 hold nan."""
@@ -375,6 +375,7 @@ def test_leaves_of_the_loss_are_data():
     assert len(set(np.asarray(fast[0].clipped).tolist())) > 1
 
 
+@pytest.mark.slow
 def test_in_a_scan_and_in_parts():
     """Steps that train, and a batch cut in pieces that do not divide it; in one piece:
     `test_a_run_by_either_path`."""
@@ -419,6 +420,7 @@ def test_no_gradient_of_an_example_is_held():
     assert largest("vmap") >= ROWS * 50 * 40 and largest("auto") <= 50 * 40
 
 
+@pytest.mark.slow
 def test_half_precision():
     """bfloat16 parameters: norms and sums in float32, so a row within its bound, and the type is
     kept for the release."""
@@ -607,7 +609,7 @@ def test_a_loss_without_convolutions_is_left_alone():
     assert ghost.convolved(loss, *example(params, x, y), ROWS) is loss
 
 
-@pytest.mark.by_default("cnn-tpu", "conv-gpu")
+@pytest.mark.by_default("conv-gpu")
 @pytest.mark.parametrize("backend", ["gpu", "tpu"])
 @pytest.mark.parametrize("name", ["cnn", "conv", "conv_of_lines"])
 def test_convolutions_of_an_accelerator_have_a_rule(name, backend, traced_for):

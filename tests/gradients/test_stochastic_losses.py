@@ -68,7 +68,7 @@ def test_the_mean_gradient_is_that_of_a_loop():
 @pytest.mark.parametrize(
     "how",
     [
-        dict(path="vmap"),
+        pytest.param(dict(path="vmap"), marks=pytest.mark.slow),
         dict(path="bookkeeping"),
         dict(microbatch=4),
         dict(path="vmap", microbatch=1),
@@ -100,6 +100,7 @@ def plan_of(loss, chunk=None, steps=2, noise=None, **how):
     return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS), chunk=chunk)
 
 
+@pytest.mark.slow
 def test_every_row_step_client_and_round_has_its_own_draw():
     """The mean of so many independent normals has the variance of so many."""
     wide = 2000
@@ -171,6 +172,7 @@ def test_a_users_client_with_such_a_loss_is_proved():
     assert jfl.guarantee(plan, 5, delta=1e-5).status == "proved"
 
 
+@pytest.mark.slow
 def test_the_loss_of_test_rows():
     """`evaluation` where it is given, else one key for each row, the same every time."""
     fed = make_federation()

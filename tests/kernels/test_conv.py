@@ -184,6 +184,7 @@ def test_clients_are_kept_apart(case, backend, traced_for):
         assert channels > 1, equation
 
 
+@pytest.mark.slow
 def test_a_client_that_is_not_finite_is_alone(traced_for):
     traced_for("tpu")
     loss, kernels, x, y = problem(*CASES["one_channel"])

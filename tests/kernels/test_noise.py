@@ -337,7 +337,7 @@ LEAVES = (
 )
 
 
-@pytest.mark.by_default("threefry2x32-shapes1")
+@pytest.mark.slow
 @pytest.mark.parametrize("shapes", LEAVES)
 @pytest.mark.parametrize("impl", [PHILOX, "threefry2x32"])
 def test_leaves_by_themselves_are_those_of_the_flat_vector(shapes, impl):
@@ -574,6 +574,7 @@ def raw(words):
     return out
 
 
+@pytest.mark.slow
 def test_raw_words():
     key = jax.random.key(1, impl=PHILOX)
     first = jax.jit(jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), ())))(

@@ -140,6 +140,7 @@ def test_nnx_without_randomness_takes_no_key(fed):
     assert task.evaluation is None and task.loss(task.init(KEY), fed.x[0], fed.y[0]).shape == ()
 
 
+@pytest.mark.slow
 def test_equinox(fed, eqx):
     class Model(eqx.Module):
         layers: list

@@ -167,6 +167,7 @@ def test_any_flax_module(labelled):
     assert task.predict(task.init(KEY), labelled.x[0]).shape == (3,)
 
 
+@pytest.mark.slow
 def test_a_whole_run_with_accuracy(labelled):
     """Accuracies are what a hand count says."""
     task = jfl.models.logistic(labelled)
@@ -293,6 +294,7 @@ def test_a_gpt_looks_back_alone():
     assert np.abs(one[3:] - other[3:]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_an_lstm_against_a_loop():
     task = jfl.models.lstm(text(True), embedding=3, cells=(4,))
     p = jax.tree.map(lambda v: np.asarray(v, float), task.init(KEY))

@@ -185,6 +185,7 @@ def silent(plan):
 BASE = configs.Config(clients=20, cohort=5, rounds=6, steps=5, partition="iid", model="logistic")
 
 
+@pytest.mark.slow
 def test_a_config_as_printed(monkeypatch):
     monkeypatch.setattr(tightest, "takes", lambda *args: False)
     config = dataclasses.replace(BASE, algorithm="scaffold", mode="as_printed", epsilon=20.0)

@@ -158,6 +158,7 @@ def test_the_smaller_of_amplified_and_not():
     close(privacy.dpnfl_epsilon(*args, 1e-12).value, plain, 1e-12)
 
 
+@pytest.mark.slow
 def test_many_clients_and_traces():
     rows, times = np.array([600, 60, 7, 5000]), np.array([10, 3, 10, 0])
     found = privacy.dpnfl_epsilon(times, 300, 1.0, 10, rows, 6.766, 1e-2, strict=False)
@@ -218,6 +219,7 @@ def test_calibration_adds_noise_until_lemma2_applies():
     )
 
 
+@pytest.mark.slow
 def test_calibration_says_what_fails():
     with pytest.raises(ValueError, match="rate <= 0.1"):
         privacy.calibrate_sigma(0.3, 1e-2, 10, 50, 1.0, 50, 499)
@@ -282,6 +284,7 @@ def test_refined_series():
     close(wang2019.refined([2.0, 16.0], 1 / 60, 33.83), (9.71277e-7, 7.80087e-6), 1e-5)
 
 
+@pytest.mark.slow
 def test_what_each_bound_needs():
     """Remark 6 compares with the crude bound; the refined one needs a third of the noise of tCDP,
     ours a seventh."""

@@ -430,6 +430,7 @@ def test_printed_noise_is_monotone(epsilon, steps, bound, more):
 # --- sensitivity
 
 
+@pytest.mark.slow
 def test_where_the_printed_sensitivity_is_too_small():
     """Twice the sum of a round's learning rates, over 4 steps lr: above one, the printed
     sensitivity is too small."""
@@ -844,6 +845,7 @@ def test_every_public_function_is_a_claim_with_words():
     assert float(li.median_clip_norm([3.0, 1.0, 2.0])) == 2.0
 
 
+@pytest.mark.slow
 def test_traceable_in_float64():
     def both(epsilon):
         split = li.budget_split(epsilon, 1e-5, MNIST)

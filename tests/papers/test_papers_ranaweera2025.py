@@ -385,6 +385,7 @@ def test_audit_in_closed_form():
     assert paper.audit_scores(np.arange(100), np.arange(100), 50, 1e-5).epsilon == 0.0
 
 
+@pytest.mark.slow
 def test_audit_refutes_the_nominal_epsilon():
     key = jax.random.key(5)
     found = paper.audit_wavelet_leak("R1", 1024, 3.0, 1000, key)

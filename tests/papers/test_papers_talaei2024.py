@@ -439,6 +439,7 @@ def test_joint_exact_is_the_whole_transcript(exposures):
     assert summed > exact if exposures else summed == exact
 
 
+@pytest.mark.slow
 def test_noise_goes_through_traces():
     p = impact(QUALITY)
     traced = jax.jit(

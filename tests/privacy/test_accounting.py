@@ -422,6 +422,7 @@ def test_traceable():
     )
 
 
+@pytest.mark.slow
 def test_slopes_are_finite_beyond_the_reach_of_the_grid():
     """What is not taken must not turn the slope to nan: here all powers of the ratio underflow."""
     for curve in (rdp.poisson, rdp.without_replacement):

@@ -46,6 +46,7 @@ def test_everyone_of_more():
     assert found.epsilon == pytest.approx(tightest.epsilon(event, DELTA)[0])
 
 
+@pytest.mark.slow
 def test_of_itself_it_is_the_guarantee():
     one = plan(jfl.sampling.without_replacement(C, 5), z=2.0)
     found = jfl.at_scale(one, 10, DELTA, cohort=5, clients=C)

@@ -340,6 +340,7 @@ def test_many_calibrations_are_safe_and_tight():
         assert rdp_events.epsilon(event, delta[i])[0] <= target[i] * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_many_at_the_extremes():
     q, z, steps, delta = np.meshgrid(
         [1e-6, 1e-2, 1.0], [0.1, 1.0, 1000.0], [1.0, 1e6], [1e-12, 1e-3]

@@ -432,10 +432,8 @@ def test_neither_the_server_nor_a_cap_is_answered():
         jfl.guarantee(made, 8, unit="client", view="third_party", cap=3)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n == "banded" else pytest.mark.slow) for n in STRATEGIES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_audited_is_no_more_than_proved(name):
     """The worst canary in the worst client, which comes every fourth round."""
     made = STRATEGIES[name](8, 2, 4)

@@ -169,6 +169,7 @@ def test_other_events(event):
     assert known.mu <= rdp_events.gaussian_mu(event) * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_renyi_bounds_alone_give_a_looser_curve(monkeypatch):
     event = poisson(0.05, 1.0, 100)
     tight = curve((event,))

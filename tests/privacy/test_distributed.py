@@ -152,7 +152,7 @@ def test_every_search_ends_where_the_table_says(std):
     assert known.reach <= max(4, 2 ** np.ceil(np.log2(0.2 * std + 4)))
 
 
-@pytest.mark.by_default("discrete_gaussian")
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
 def test_a_sum_is_undone(law):
     """Of 4 clients, with hardly any noise: the mean of what they clipped; and modulo what wraps."""

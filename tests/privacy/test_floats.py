@@ -101,7 +101,7 @@ def proved(dtype):
     )
 
 
-@pytest.mark.by_default("bfloat16")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_one_row_does_not_turn_the_rounding_of_the_sum(dtype):
     """With a sum in bfloat16 the same audit finds more than 1.5 where 0.34 is proved."""
@@ -148,7 +148,7 @@ def test_a_row_moves_the_sum_by_no_more_than_its_bound(kind, dtype, seed, at):
     assert gap <= most * (1 + 1e-4)
 
 
-@pytest.mark.by_default("bfloat16")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_sum_is_that_of_a_loop(dtype):
     """NumPy, row by row in float64; and the same in two parts."""
@@ -215,7 +215,7 @@ def test_cohorts_are_summed_in_float32_and_the_server_sees_its_own_type(fed, sit
     assert {x.dtype for x in jax.tree.leaves(after.server.params)} == {jnp.dtype("bfloat16")}
 
 
-@pytest.mark.by_default("both")
+@pytest.mark.slow
 @pytest.mark.parametrize("site", list(SITES))
 def test_cohorts_of_half_precision_add_up_in_chunks(fed, site):
     module = importlib.import_module("jfl.engine.round")
@@ -343,6 +343,7 @@ def test_what_counts_as_zero_is_exactly_zero():
             assert float(part.rows) == CLIENTS and float(part.clipped) == float(other.clipped)
 
 
+@pytest.mark.slow
 def test_shares_of_energies_that_overflow_count_as_zero():
     bands = jfl.bands.flat(jnp.zeros(8))
     part = mech.contribute(
@@ -530,6 +531,7 @@ def test_a_traced_clip_norm_below_the_floor_is_nan(bound):
     assert np.isnan(run(bound)).all() and np.isfinite(run(1e-14)).all()
 
 
+@pytest.mark.slow
 def test_health_counts_a_schedule_inside_a_program(fed):
     plan = falling_plan(fed, "release")
     run = jax.jit(lambda run, plan: jfl.scan(run, plan, jnp.array([1]))[0])

@@ -236,6 +236,7 @@ def test_changing_noise_in_every_place(renyi):
     )
 
 
+@pytest.mark.slow
 def test_segments_of_changing_noise(renyi):
     plan = make(chain(0.5, jfl.gaussian(calming)))
     steady = make(NOISY(3.0))
@@ -249,6 +250,7 @@ def test_segments_of_changing_noise(renyi):
     )
 
 
+@pytest.mark.slow
 def test_a_later_segment_says_where_its_rounds_begin(renyi):
     """simulate(start=...) goes on counting: two halves are the whole, and not twice the first
     half."""

@@ -100,6 +100,7 @@ def numpy_run(pair, rounds, wrong=False):
     return w
 
 
+@pytest.mark.by_default("projection", "rotation", "own")
 @pytest.mark.parametrize("name", MAPS)
 def test_equals_a_numpy_loop(name):
     pair = MAPS[name]()

@@ -238,6 +238,7 @@ def both_ends(*args):
     return *pld_step.pessimistic(*args), *pld_step.optimistic(*args)
 
 
+@pytest.mark.slow
 def test_masses_keep_both_probabilities_and_the_profile():
     """Pessimistic masses touch the profile at every grid point and are above between; optimistic
     ones are below."""
@@ -267,6 +268,7 @@ def test_masses_keep_both_probabilities_and_the_profile():
                     assert abs(high - want) < 1e-11
 
 
+@pytest.mark.slow
 def test_nothing_vanishes_at_the_ends_of_a_grid():
     with in_float64():
         for direction, rate in (
@@ -485,6 +487,7 @@ def test_monotone_in_everything(log_rate, log_z, times, log_delta, fixed_size):
     assert np.all(got[1:] >= got[0] * (1 - 2e-3) - 1e-4)
 
 
+@pytest.mark.slow
 def test_wrap_around_adds_no_loss():
     """Rounding noise far out, composed 1e5 times, once gave 3.98 for 0.18 and 1.8346 for 1.8282."""
     rare, usual = (

@@ -132,6 +132,7 @@ def test_a_sweep_over_it_is_its_runs():
     assert np.ptp(np.asarray(out.metrics.loss)[:, -1]) > 0
 
 
+@pytest.mark.slow
 def test_audited_is_no_more_than_proved():
     report = jfl.audit(plan(sampler=jfl.sampling.full(C), adjacency="add_remove"), 4, trials=4000)
     assert report.epsilon <= report.proved.epsilon and not report.refuted

@@ -133,6 +133,7 @@ def test_noise_that_changes_over_rounds(renyi_alone):
     close(found((still, 4, 2), (moving, 6, 0)).epsilon, best(events.compose(*later)), 1e-5)
 
 
+@pytest.mark.slow
 def test_noise_of_each_client(renyi_alone):
     levels = np.linspace(1.0, 3.0, CLIENTS).astype(np.float32)
     one, other = make(NOISY(levels)), make(NOISY(levels[::-1].copy()))
@@ -626,6 +627,7 @@ def test_an_attack_on_runs_that_share_batches():
 # --- sweeps
 
 
+@pytest.mark.slow
 def test_a_sweep_says_what_its_points_share():
     one, other = learning_rates()[:2]
     found = jfl.sweep(lambda at: (one, other)[at], rounds=1, at=[0, 1])

@@ -159,6 +159,7 @@ def test_renyi_bounds_are_above_the_distribution():
         assert tightest.epsilon(run, 1e-6)[1] == "pld"
 
 
+@pytest.mark.slow
 def test_a_sample_of_everything_is_a_gaussian():
     for event in (
         events.zeroed_out(5, 5, events.gaussian(2.0)),
@@ -188,7 +189,7 @@ def client_plan(fed, sampler, adjacency=None, algorithm=None):
     return jfl.plan(fed, task, algorithm, sampler, release=noise, adjacency=adjacency)
 
 
-@pytest.mark.by_default("sampler2-None-event2", "sampler3-replace_one-event3")
+@pytest.mark.by_default("sampler2-None-event2")
 @pytest.mark.parametrize(
     "sampler, adjacency, event",
     [
@@ -279,7 +280,11 @@ def test_add_remove_is_refused_for_truncated_samples(fed):
         (jfl.sampling.without_replacement(C, 6), dict(capacity=1)),
         (jfl.sampling.truncated_poisson(C, 0.9, 3), dict(capacity=C)),
         (jfl.sampling.with_replacement(C, 4, np.arange(1.0, C + 1)), dict(share=None)),
-        (jfl.sampling.cyclic_poisson(C, 0.9, 3, capacity=C), dict(rate=np.float32(0.1))),
+        pytest.param(
+            jfl.sampling.cyclic_poisson(C, 0.9, 3, capacity=C),
+            dict(rate=np.float32(0.1)),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_sampler_that_says_what_it_does_not_draw_proves_nothing(fed, sampler, lie):

@@ -124,7 +124,12 @@ def test_errors_for_one_participation(strategy, rmse):
             15.9868126,
             marks=pytest.mark.slow,
         ),
-        (lambda n, k, b: blt(n, 2, participations=k, separation=b), 500, 7.1618241),
+        pytest.param(
+            lambda n, k, b: blt(n, 2, participations=k, separation=b),
+            500,
+            7.1618241,
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             lambda n, k, b: blt(n, 3, participations=k, separation=b),
             1000,

@@ -202,6 +202,7 @@ def calming(round_):
     return 1.1 * 0.8**round_
 
 
+@pytest.mark.by_default("schedule", "per_layer", "shape", "key", "std")
 @pytest.mark.parametrize("stage", ["schedule", "levels", "per_layer", "shape", "key", "std"])
 def test_every_kind_of_noise(stage):
     shape = jfl.wavelet.ellipsoid(jfl.bands.flat(start_params()))

@@ -1366,6 +1366,7 @@ def collection(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_a_page_of_collections_has_pictures(collection, tmp_path):
     text, mark = collection.read_text(), collection.with_suffix(".md").read_text()
     parsed = Tables(text)

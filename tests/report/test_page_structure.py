@@ -35,6 +35,7 @@ def hostile_names(tmp_path_factory):
     return page_of(made(tmp_path_factory.mktemp("names") / "run", settings))
 
 
+@pytest.mark.slow
 def test_no_name_ends_the_data_of_a_plot(hostile_names):
     parsed = Tables(hostile_names)
     data = [text for attrs, text in parsed.scripts if attrs]

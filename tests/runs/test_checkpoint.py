@@ -101,6 +101,7 @@ def test_a_resumed_run_is_the_straight_one_with_client_state(straight, half):
     assert table(half) == table(straight)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_straight_one_with_an_adaptive_clip(tmp_path):
     train.train(ADAPTIVE, tmp_path / "a")
     train.train(dataclasses.replace(ADAPTIVE, rounds=2), tmp_path / "b")
@@ -334,7 +335,7 @@ def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkey
     assert summary["runs"][0]["privacy"][0]["epsilon"] == worth[0]
 
 
-@pytest.mark.by_default("change0-noise is correlated over rounds")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, words",
     [

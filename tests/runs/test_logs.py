@@ -12,6 +12,7 @@ TRAIN = """train --dataset digits --clients 5 --model logistic --algorithm fedsg
     --log csv,parquet""".split()
 
 
+@pytest.mark.slow
 def test_a_log_is_the_table_of_the_run_also_of_a_resumed_one(tmp_path, capsys):
     pytest.importorskip("pyarrow", reason='needs pip install "jfl[parquet]"')
     out = tmp_path / "run"

@@ -246,7 +246,7 @@ def test_jitter_is_the_random_part_of_a_latency():
     assert rejects(counts, beaten(1.05 * jitter)) and rejects(counts, beaten(1.0))
 
 
-@pytest.mark.by_default("0.0001")
+@pytest.mark.slow
 @pytest.mark.parametrize("jitter", [1.0, 1e-4])
 def test_equal_latencies_are_a_uniform_cohort(jitter):
     """The same cohorts, to the client: also for thousands, whose latencies are closer than float32
@@ -418,7 +418,7 @@ def test_cohorts_depend_on_the_key_and_only_on_it(sampler):
 # --- rows
 
 
-@pytest.mark.by_default("floyd-4", "floyd-5", "distinct-4")
+@pytest.mark.by_default("floyd-4", "floyd-5")
 @pytest.mark.parametrize(
     "size", [4, 5, 6, 9]
 )  # of 3: all but one or two drawn as those left out, and more
@@ -514,7 +514,7 @@ def test_draws_suffice_for_large_batches(batch):
     assert too_few(uniform.draws_for(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
 
 
-@pytest.mark.by_default("67")
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [67, 131, 132, 300])
 def test_large_batches_without_replacement(size):
     """The branch for more than 64 rows as it is: exactly 66 distinct ones, each row in and left out
@@ -841,6 +841,7 @@ def truncated_by_hand(key, clients_, rate, capacity):
     return np.sort(kept)
 
 
+@pytest.mark.slow
 def test_a_truncated_cohort_equals_a_loop():
     sampler = sampling.truncated_poisson(40, 0.3, 12)
     sizes = set()
@@ -877,6 +878,7 @@ def test_of_more_than_there_is_room_for_a_uniform_subset_comes():
     assert rejects(counts, first / first.sum())
 
 
+@pytest.mark.slow
 def test_a_truncated_batch_is_the_same_of_rows():
     draw = batches.truncated_poisson(4.0, 6)
     for step, size in ((0, 20), (1, 13), (2, 3), (3, 0)):
