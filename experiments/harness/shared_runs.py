@@ -12,7 +12,7 @@ from jfl.report import results
 from jfl.runs import record
 from jfl.runs.config import Config
 
-from .runner import FIRST
+from .runner import FIRST, stored_line
 
 Place = tuple[str, str]  # the name of a figure, that of a line
 MEASURED = ("accuracy", "loss", "trace", "epsilon_proved", "epsilon_claimed")
@@ -90,7 +90,7 @@ def _copied(whole: results.Experiment, place: Place) -> results.Line:
     """A stored line with what its figure says of all its lines."""
     part = whole.experiments[place[0]]
     line = copy.deepcopy(part.lines[place[1]])
-    line.seeds = line.seeds or list(part.seeds)
+    line.seeds = line.seeds or list(stored_line(line, tuple(part.seeds)).seeds)
     line.source = line.source or part.versions.get("source", "")
     line.paper = None
     return line

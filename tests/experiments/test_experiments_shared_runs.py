@@ -76,7 +76,7 @@ def test_a_line_that_other_figures_have_stands_where_it_is_lacking():
         experiments=dict(
             one=Stored(seeds=[0], lines=dict(a=line(0.1), b=line(0.2)), versions=dict(source="x")),
             other=Stored(seeds=[0], only=["b"], lines=dict(b=line(0.2))),
-            third=Stored(seeds=[0, 1], lines=dict(a=line(0.3, 0.4))),
+            third=Stored(seeds=[0, 1, 2], lines=dict(a=line(0.3, 0.4))),  # two of its seeds
         )
     )
     whole.experiments["other"].failed = {"named otherwise": "NaN", "another": "NaN"}
