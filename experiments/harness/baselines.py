@@ -18,10 +18,10 @@ of Ranaweera et al. were widened, for all methods alike, as most had ended at th
     report   The figure has the line at the chosen rates, under its name, and what it was before as
              "NAME, first rates".  It stays as it comes out, marked again if it is to be.
     all      Where `Experiment.methods` says so, every method of a figure is chosen, with privacy or
-             without: at all of `Experiment.grid`, on the same seeds, for its line with the middle
-             noise.  What is chosen holds for all noise multipliers of the method.  A grid with
-             clip norms is continued by two values along an axis whose end is best, once.  The
-             figure has these lines alone, and what L-BFGS reaches is not asked.
+             without: at all of `Experiment.grid`, on the same seeds, for the line that stands for
+             it, with the middle noise or setting.  What is chosen holds for all lines of the
+             method.  A grid with clip norms is continued by two values along an axis whose end is
+             best, once.  The figure has these lines alone, and what L-BFGS reaches is not asked.
 
 What was chosen is in experiments/results/baselines.json, from which the figures take their rates.
 """
@@ -82,20 +82,26 @@ def stored() -> dict:
 
 def with_chosen(module: str, experiments: dict) -> dict:
     """The experiments of a paper with the chosen rates of their baselines, and the first ones
-    beside them; what was found for a line serves all that share its run."""
+    beside them; what was found for a line serves all that share its run, and have none of their
+    own."""
     found, known = {}, {n: e for n, e in experiments.items() if e.baselines or e.methods}
     shared = alike(known)
     for figure, lines in stored().get(module, {}).items():
         for line, measured in lines.items():
             for name, other in shared.get((figure, line), ()):
-                found.setdefault(name, {}).setdefault(other, {}).update(measured)
+                entry = found.setdefault(name, {}).setdefault(other, {})
+                own, others = (
+                    (measured, entry) if (name, other) == (figure, line) else (entry, measured)
+                )
+                reached = others.get("reached", {}) | own.get("reached", {})
+                entry |= others | own | (dict(reached=reached) if reached else {})
     return {name: _with(e, found.get(name, {})) for name, e in experiments.items()}
 
 
 def _with(experiment, found: dict):
-    lines, of = {}, experiment.methods or {line: line for line in experiment.baselines}
+    lines, chosen_for = {}, experiment.methods or {line: line for line in experiment.baselines}
     for line, fields in experiment.lines.items():
-        chosen = found.get(of.get(line), {}).get("chosen")
+        chosen = found.get(chosen_for.get(line), {}).get("chosen")
         lines[line] = fields | chosen if chosen else fields
         if chosen and not experiment.methods:
             lines[line + FIRST] = fields
@@ -200,7 +206,7 @@ def regrid(
         out: directory of the grids.
         kept: directory of the runs.
         lines: only these; all where none is given.
-        served: those that take the rates of another figure, whose run they share.
+        served: lines for whose run another line has chosen rates: no grid of their own.
     """
     plans = _plans(experiment)
     whole, found = without_failures(results), {}
@@ -213,7 +219,10 @@ def regrid(
     reached = {line: f["reached"] for line, f in found.items() if f}
     marked |= dict.fromkeys(far_below(reached, whole))
     found = {line: f for line, f in found.items() if line in (lines or found)}
-    for line in [n for n in marked if n in found and n not in served]:
+    for line in [n for n in marked if n in found]:
+        if line in served:
+            print(f"{figure} {line}: rates are chosen, for a line of its run", file=sys.stderr)
+            continue
         print(f"{module} {figure} {line}: not tuned", file=sys.stderr)
         choice = choose(f"{figure} {line}", config(line), _rates(config(line)), plans, out, kept)
         found[line] |= choice._asdict()
@@ -302,7 +311,7 @@ def main(argv=None) -> int:
                     line
                     for line in known[figure].baselines
                     for other, name in shared.get((figure, line), ())
-                    if other != figure
+                    if (other, name) != (figure, line)
                     and "chosen" in stored().get(module, {}).get(other, {}).get(name, {})
                 ]
                 found = regrid(module, figure, known[figure], there, out, Path(kept), lines, served)

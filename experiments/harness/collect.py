@@ -57,10 +57,12 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 f"{one.name or 'none'} of {one.module}" + (" again" if one.name in found else ""),
             )
         before = whole.experiments.get(one.name, results.Experiment())
-        fresh += [(one.name, line) for line in one.lines]
-        if merge:
+        both = merge and bool(before.lines or before.failed)
+        fresh += [(one.name, line) for line in (*one.lines, *one.failed)]
+        there = {*one.lines, *(one.failed if merge else ())}
+        if both:
             _merge(before, one, known.get(one.name))
-        if not replace and (lost := before.lines.keys() - one.lines.keys()):
+        if not replace and (lost := before.lines.keys() - one.lines.keys() - there):
             checks.fail(
                 str(path),
                 f"all lines that {file} has",
@@ -68,23 +70,24 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 "Give --merge, to keep them beside those that ran, or --replace, to drop them.",
             )
         if one.name in known:
-            _judge(before, one, known[one.name], merge)
+            _judge(before, one, known[one.name], both)
         found |= {one.name: one} | one.experiments
         one.name, one.experiments = "", {}
     every = whole.experiments | found
     order = [*known, *every]
     whole.experiments = {name: every[name] for name in dict.fromkeys(order) if name in every}
-    for name in spread(whole, known, fresh) if merge else ():
+    for name, anew in (spread(whole, known, fresh) if merge else {}).items():
         part = whole.experiments[name]
-        part.unread = _unread(part, part, known[name])
-        _judge(part, part, known[name], merge)
+        part.unread = _unread(part.unread, part, known[name])
+        _judge(part, part, known[name], merge, anew)
     results.write(file, whole)
     return file
 
 
 def _merge(before: results.Experiment, one: results.Experiment, experiment):
-    """Beside the lines of `one` those of `before`, each with the source that ran it; data that
-    could not be read then, and of which a line is missing still, could not be read."""
+    """Beside the lines of `one` those of `before`, each with the source that ran it; a line that
+    failed now is no longer what it was.  Data that could not be read then, and of which a line is
+    missing still, could not be read."""
     for line in before.lines.values():
         line.source = line.source or before.versions.get("source", "")
         if before.seeds != one.seeds and isinstance(line.accuracy, list):
@@ -92,25 +95,28 @@ def _merge(before: results.Experiment, one: results.Experiment, experiment):
     if experiment is not None:
         for line in list(one.lines):
             keep_first(before.lines, one.lines, line, experiment)
-    one.lines = {**before.lines, **one.lines}
+    earlier = {n: line for n, line in before.lines.items() if n not in one.failed}
+    one.failed = {n: w for n, w in before.failed.items() if n not in one.lines} | one.failed
+    one.lines = {**earlier, **one.lines}
     one.seconds = (one.seconds or 0) + (before.seconds or 0)
     one.only, one.notes = [], before.notes
-    one.failed = {n: w for n, w in before.failed.items() if n not in one.lines} | one.failed
     if experiment is not None:
-        one.unread = _unread(before, one, experiment)
+        one.unread = _unread(before.unread | one.unread, one, experiment)
 
 
-def _unread(before: results.Experiment, one: results.Experiment, experiment) -> dict[str, str]:
-    """Data that `before` could not read and of which `one` still lacks a line."""
+def _unread(known: dict[str, str], one: results.Experiment, experiment) -> dict[str, str]:
+    """Data that could not be read and of which `one` still lacks a line."""
     missing = {
         fields.get("dataset", experiment.base.get("dataset"))
         for name, fields in experiment.lines.items()
         if name not in one.lines
     }
-    return {name: why for name, why in before.unread.items() if name in missing}
+    return {name: why for name, why in known.items() if name in missing}
 
 
-def _judge(before: results.Experiment, one: results.Experiment, experiment, merge: bool):
+def _judge(
+    before: results.Experiment, one: results.Experiment, experiment, merge: bool, again: bool = True
+):
     """The verdicts of today's claims, and what an earlier rule said of them."""
     given = {v.claim: v for v in before.verdicts}
     if experiment.special or not experiment.claims:
@@ -121,7 +127,7 @@ def _judge(before: results.Experiment, one: results.Experiment, experiment, merg
                 v.why = why if why.startswith(AGAIN) else AGAIN.rstrip("; ") * bool(v.earlier)
     else:
         describe(one, experiment, "" if merge else drawn(experiment))
-        one.verdicts = rejudge(one, experiment, given, again=True)
+        one.verdicts = rejudge(one, experiment, given, again)
 
 
 def main(argv=None) -> int:

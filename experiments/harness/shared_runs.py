@@ -32,9 +32,9 @@ def alike(experiments: dict) -> dict[Place, list[Place]]:
     return {place: found[run] for place, run in of.items()}
 
 
-def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place]) -> list[str]:
-    """Put lines that ran just now wherever else they stand, and those of other figures where a
-    figure lacks them.
+def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place]) -> dict[str, bool]:
+    """Put lines that ran just now wherever else they stand.  Where a figure lacks a line that
+    another has, and has not failed in it, put that one there: the one with most seeds.
 
     What a figure had before, and what was run at other rates than those chosen since, stays as
     "NAME, first rates".
@@ -42,55 +42,76 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
     Args:
         whole: the stored figures of a paper, which change.
         experiments: the figures as the module of the paper has them.
-        fresh: the lines that ran.
+        fresh: the lines that ran, also those that failed.
 
     Returns:
-        The names of the figures in which a value changed.
+        The figures in which a value changed -> whether a line of it ran just now.
     """
-    shared, ran, changed = alike(experiments), set(fresh), []
-    stands = lambda place: (
-        place[0] in whole.experiments and place[1] in whole.experiments[place[0]].lines
-    )
-    lacking = [p for p in shared if p[0] in whole.experiments and not stands(p)]
-    for figure, line in sorted(ran):
+    shared, ran, changed = alike(experiments), set(fresh), {}
+    lacking = [
+        place
+        for place in shared
+        if place[0] in whole.experiments and not _stands(whole, place) and place not in ran
+    ]
+    for figure, line in sorted(place for place in ran if _stands(whole, place)):
         for other, name in shared.get((figure, line), []):
             if (other, name) in ran or other not in whole.experiments:
                 continue
             target, experiment = whole.experiments[other], experiments[other]
             for place in shared.get((other, name + FIRST), []):
-                if stands(place):
+                if _stands(whole, place):
                     target.lines.setdefault(name + FIRST, _copied(whole, place))
             keep_first(target.lines, target.lines, name, experiment)
             old, new = target.lines.get(name), _copied(whole, (figure, line))
-            new.paper = record.plain(experiment.paper.get(name))
-            _put(target, name, new)
+            _put(target, name, new, experiment)
+            target.failed.pop(name, None)
             if old is None or any(getattr(old, n) != getattr(new, n) for n in MEASURED):
-                changed.append(other)
-    for other, name in (p for p in lacking if not stands(p)):
-        if have := [place for place in shared[other, name] if stands(place)]:
-            new = max((_copied(whole, place) for place in have), key=_values)
-            new.paper = record.plain(experiments[other].paper.get(name))
-            _put(whole.experiments[other], name, new)
-            changed.append(other)
-    return list(dict.fromkeys(changed))
+                changed[other] = True
+    return dict.fromkeys(_fill(whole, experiments, shared, lacking), False) | changed
 
 
-def _values(line: results.Line) -> int:
+def _fill(whole: results.Experiment, experiments: dict, shared: dict, lacking: list[Place]):
+    """Put in lines that a figure lacks -> the names of these figures."""
+    # a line whose rates were chosen and that has no first ones beside it ran before the choice
+    early = {
+        (figure, line.removesuffix(FIRST))
+        for figure, line in shared
+        if line.endswith(FIRST) and not _stands(whole, (figure, line))
+    }
+    sources = {place for place in shared if _stands(whole, place)} - early
+    for other, name in lacking:
+        target, experiment = whole.experiments[other], experiments[other]
+        have = [place for place in shared[other, name] if place in sources]
+        alone = name.endswith(FIRST) and (other, name.removesuffix(FIRST)) not in lacking
+        if have and name not in target.lines and name not in target.failed and not alone:
+            new = max((_copied(whole, place) for place in have), key=_seed_count)
+            _put(target, name, new, experiment)
+            yield other
+
+
+def _stands(whole: results.Experiment, place: Place) -> bool:
+    figure, line = place
+    return figure in whole.experiments and line in whole.experiments[figure].lines
+
+
+def _seed_count(line: results.Line) -> int:
     return len(line.accuracy) if isinstance(line.accuracy, list) else 0
 
 
-def _put(target: results.Experiment, name: str, line: results.Line):
+def _put(target: results.Experiment, name: str, line: results.Line, experiment):
+    line.paper = record.plain(experiment.paper.get(name))
     target.lines[name] = line
-    target.failed.pop(name, None)
     if target.only:
-        target.only = list(dict.fromkeys([*target.only, name]))
+        whole = all(n in target.lines for n in experiment.lines)
+        target.only = [] if whole else list(dict.fromkeys([*target.only, name]))
 
 
 def _copied(whole: results.Experiment, place: Place) -> results.Line:
     """A stored line with what its figure says of all its lines."""
     part = whole.experiments[place[0]]
     line = copy.deepcopy(part.lines[place[1]])
-    line.seeds = line.seeds or list(stored_line(line, tuple(part.seeds)).seeds)
+    known = stored_line(line, tuple(part.seeds)).seeds if _seed_count(line) else part.seeds
+    line.seeds = line.seeds or list(known)
     line.source = line.source or part.versions.get("source", "")
     line.paper = None
     return line

@@ -260,16 +260,16 @@ def by_ratio(claims):
 
 
 def tuned():
-    """The private methods of Figure 1, each at the best of one grid: what chooses a rate is the
-    accuracy at (1,1)."""
+    """The private methods of Figure 1 at K = 50, each at the rate of one grid that is most accurate
+    at (1,1)."""
     lines = {n: f for n, f in grid("synthetic", KS[:1], PAIRED).items() if n.startswith("DP-")}
     better = first_is_best(PAIRED, GAP, KS[:1]), first_is_best(PAIRED, None, KS[:1])
     return Experiment(
-        "Synthetic: the private methods, the rate of each by one grid",
+        "Synthetic: train loss, each private method at the best of one grid for accuracy at (1,1)",
         DATA["synthetic"],
         lines,
         tuple(
-            dataclasses.replace(c, text=f"{c.text}, each at its best rate: {of}")
+            dataclasses.replace(c, text=f"{c.text}, each at the rate of one grid: {of}")
             for c, of in zip(ours(better), ("train loss", "accuracy"), strict=True)
         ),
         QUICK,

@@ -36,7 +36,7 @@ OWN = {  # noise levels that differ, and those that the ledger reads in a way of
 NAMES = [name for name in PLANS if name != "record output perturbation"]
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("client adaptive")
 @pytest.mark.parametrize("name", [*NAMES, *OWN])
 def test_noise_is_as_stated(name):
     """False alarms: 1e-6 for each plan.  An error of 3 % is found with 0.99 in 3.4e4 numbers."""

@@ -154,7 +154,6 @@ def test_of_a_run_directory(copied, capsys):
     assert "the claim is refuted" in (copied / "report.html").read_text()
 
 
-@pytest.mark.slow
 def test_above_what_is_proved_exits_1(copied, capsys, monkeypatch):
     small = Guarantee(0.1, 1e-2, "example", "replace_one", "server", "too good")
     monkeypatch.setattr(guarantees, "guarantee", lambda *_, **__: small)

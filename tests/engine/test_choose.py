@@ -183,7 +183,6 @@ def weight_of(params):
     return float(sum(np.abs(x).sum() for x in jax.tree.leaves(params)))
 
 
-@pytest.mark.slow
 def test_a_tournament_is_paid_for_each_rung_that_follows():
     """By rungs of their own rounds, for the worst setting of each."""
     ask = dict(unit=None, view=None, adjacency=None)

@@ -159,6 +159,17 @@ def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
     assert len(asked) == 1
 
 
+def test_what_a_line_was_given_itself_comes_first(monkeypatch):
+    of = Experiment("title", SMALL, {"a": dict(lr=0.1)}, runs=Plans(), baselines={"a": ()})
+    given = lambda lr, **reached: dict(a=dict(chosen=dict(lr=lr), reached=reached))
+    stored = {"fig": given(1.0, a=0.5), "other": given(2.0, a=0.4, b=0.3), "third": dict(a={})}
+    monkeypatch.setattr(baselines, "stored", lambda: {"paper": stored})
+    both = baselines.with_chosen("paper", dict(fig=of, other=of, third=of))
+    assert [both[n].lines["a"]["lr"] for n in stored] == [1.0, 2.0, 1.0]
+    assert both["fig"].reached == dict(a=dict(a=0.5, b=0.3))
+    assert both["other"].reached == dict(a=dict(a=0.4, b=0.3))
+
+
 def test_a_choice_is_made_once_and_stays(tmp_path, monkeypatch, asked):
     """Under one figure of those that share the run, also where the line is marked no more."""
     of = Experiment("title", SMALL, {"a": dict(lr=0.1), "DP": {}}, runs=Plans())

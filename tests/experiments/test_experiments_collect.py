@@ -99,7 +99,7 @@ def test_what_is_no_result_is_refused(tmp_path, changes, words):
     assert file.read_text() == before  # nothing of the good one either
 
 
-def test_merged_lines_leave_unread_and_failed_what_has_not_run_yet(tmp_path):
+def test_a_merge_keeps_failures_and_unread_data_of_lines_that_did_not_run(tmp_path):
     into, run = tmp_path / "results", tmp_path / "run"
     line = dict(accuracy=[0.5], loss=[1.0], epsilon_claimed=None, epsilon_proved=None)
     fig2 = dict(experiment="fig2", seeds=[0], verdicts=[])
@@ -116,6 +116,21 @@ def test_merged_lines_leave_unread_and_failed_what_has_not_run_yet(tmp_path):
     assert [*found.failed] == ["SVHN"]
     said = {v.claim: v.seen for v in found.verdicts}
     assert "svhn" in said["SVHN: NonPrivate is best"]
+    # what fails now is no longer what it was, and stays a failure
+    again = results(run / "three", **of(), failed={cifar[0]: "NaN in round 1"})
+    collect.collect("chen2024", [again], into, merge=True)
+    collect.collect("chen2024", [results(run / "four", **of(mnist[0]))], into, merge=True)
+    found = results_file.read(into / "chen2024.json").experiments["fig2"]
+    assert cifar[0] not in found.lines and found.failed[cifar[0]] == "NaN in round 1"
+
+
+def test_the_first_merge_of_a_figure_tells_its_draws(tmp_path):
+    line = dict(accuracy=[0.5], loss=[1.0], epsilon_claimed=None, epsilon_proved=None)
+    lines = dict.fromkeys(chen2024.EXPERIMENTS["fig2"].lines, line)
+    one = results(tmp_path / "run", experiment="fig2", seeds=[0], verdicts=[], lines=lines)
+    collect.collect("chen2024", [one], tmp_path, merge=True)
+    found = results_file.read(tmp_path / "chen2024.json").experiments["fig2"]
+    assert "Draws of the data: one for each seed" in found.notes
 
 
 def test_quick_runs_are_left_out_and_a_study_is_kept(tmp_path, capsys):

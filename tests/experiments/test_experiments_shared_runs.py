@@ -6,7 +6,7 @@ from experiments.harness import shared_runs
 from experiments.harness.programs import Plans
 from experiments.harness.runner import Experiment
 from jfl.report.results import Experiment as Stored
-from jfl.report.results import Line
+from jfl.report.results import Line, Spread
 
 BASE = dict(dataset="digits", clients=4, rounds=1, steps=1, batch=4)
 OF = Experiment("one", BASE, {"a": dict(lr=0.1), "b": dict(lr=0.2)}, runs=Plans())
@@ -55,12 +55,14 @@ def test_a_line_that_ran_stands_wherever_its_run_is_shown():
             elsewhere=Stored(seeds=[0], lines=dict(a=line(0.3))),
         )
     )
+    whole.experiments["other"].failed = {"named otherwise": "NaN", "another": "NaN"}
     changed = shared_runs.spread(whole, EXPERIMENTS, [("one", "a"), ("one", "b")])
     other = whole.experiments["other"].lines
-    assert changed == ["other"] and "not_stored" not in whole.experiments
+    assert changed == dict(other=True) and "not_stored" not in whole.experiments
+    assert whole.experiments["other"].failed == {"another": "NaN"}
     assert other["named otherwise"] == line(0.5, 0.6, seeds=[0, 1], source="new", paper="printed")
     assert other["b"].accuracy == [0.7, 0.8] and other["b, first rates"] == line(0.2)
-    assert whole.experiments["other"].only == ["b", "named otherwise"]
+    assert whole.experiments["other"].only == []  # no line is lacking
     assert whole.experiments["elsewhere"].lines["a"] == line(0.3)
     # what ran under both names stays what it is
     whole.experiments["other"].lines["b"] = line(0.9)
@@ -79,17 +81,55 @@ def test_a_line_that_other_figures_have_stands_where_it_is_lacking():
             third=Stored(seeds=[0, 1, 2], lines=dict(a=line(0.3, 0.4))),  # two of its seeds
         )
     )
-    whole.experiments["other"].failed = {"named otherwise": "NaN", "another": "NaN"}
-    assert shared_runs.spread(whole, three, []) == ["other", "third"]
+    assert shared_runs.spread(whole, three, []) == dict(other=False, third=False)
     other, third = whole.experiments["other"], whole.experiments["third"]
     assert other.lines["named otherwise"] == line(0.3, 0.4, seeds=[0, 1], paper="printed")
-    assert other.only == ["b", "named otherwise"] and other.failed == {"another": "NaN"}
     assert third.lines["b"] == line(0.2, seeds=[0], source="x")
     assert "b, first rates" not in other.lines  # nothing has it
-    assert shared_runs.spread(whole, three, []) == []
+    assert shared_runs.spread(whole, three, []) == {}
     del other.lines["named otherwise"]
     shared_runs.spread(whole, three, [("one", "a")])
     assert other.lines["named otherwise"].accuracy == [0.1]
+
+
+def test_what_failed_is_not_filled_by_an_older_number():
+    whole = Stored(
+        experiments=dict(
+            one=Stored(seeds=[0], lines=dict(a=line(0.1), b=line(0.2))),
+            other=Stored(seeds=[0], lines=dict(b=line(0.2)), failed={"named otherwise": "NaN"}),
+        )
+    )
+    assert shared_runs.spread(whole, EXPERIMENTS, [("other", "named otherwise")]) == {}
+    assert shared_runs.spread(whole, EXPERIMENTS, []) == {}
+    assert whole.experiments["other"].failed == {"named otherwise": "NaN"}
+
+
+def test_a_line_from_before_the_choice_fills_nothing():
+    """Its figure lacks the first rates beside it."""
+    first = "b, first rates"
+    of = dataclasses.replace(OF, lines=OF.lines | {first: dict(lr=0.3)})
+    known = dict.fromkeys(("one", "two", "three"), of)
+    stored = lambda **lines: Stored(seeds=[0], lines=lines)
+    whole = Stored(
+        experiments=dict(one=stored(b=line(0.1)), two=stored(a=line(0.5)), three=stored())
+    )
+    shared_runs.spread(whole, known, [])
+    assert "b" not in whole.experiments["two"].lines
+    whole.experiments["three"].lines |= {"b": line(0.9), first: line(0.1)}
+    shared_runs.spread(whole, known, [])
+    assert whole.experiments["two"].lines["b"].accuracy == [0.9]
+    assert first not in whole.experiments["one"].lines  # or it would look like one of today
+
+
+def test_a_line_whose_seeds_are_not_stored_keeps_their_number():
+    whole = Stored(
+        experiments=dict(
+            one=Stored(seeds=[0, 1, 2], lines=dict(a=Line(accuracy=Spread(0.5, half=0.1)))),
+            other=Stored(seeds=[0, 1, 2, 3, 4], lines={}),
+        )
+    )
+    shared_runs.spread(whole, EXPERIMENTS, [])
+    assert whole.experiments["other"].lines["named otherwise"].seeds == [0, 1, 2]
 
 
 def test_first_rates_are_those_of_the_run_that_had_them():
@@ -104,5 +144,5 @@ def test_first_rates_are_those_of_the_run_that_had_them():
             other=Stored(seeds=[0], lines=dict(b=line(0.7))),
         )
     )
-    assert shared_runs.spread(whole, experiments, [("one", "b")]) == []  # no value is another
+    assert shared_runs.spread(whole, experiments, [("one", "b")]) == {}  # no value is another
     assert whole.experiments["other"].lines[first].accuracy == [0.1]

@@ -333,7 +333,7 @@ def test_layers_of_their_own_have_the_multiplier_of_the_table():
 # --- the law of the noise
 
 
-@pytest.mark.by_default("equal")
+@pytest.mark.by_default("per_layer")
 @pytest.mark.parametrize("name", ["flat", "per_layer", "pixels", "equal"])
 def test_covariance_of_the_release(name):
     """z^2 sensitivity^2 A^-1 A^-T, all entries, by chi-square-like z-scores: false alarm below

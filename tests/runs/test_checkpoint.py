@@ -335,7 +335,7 @@ def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkey
     assert summary["runs"][0]["privacy"][0]["epsilon"] == worth[0]
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("change0-noise is correlated over rounds")
 @pytest.mark.parametrize(
     "change, words",
     [

@@ -514,7 +514,7 @@ def test_draws_suffice_for_large_batches(batch):
     assert too_few(uniform.draws_for(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("300")
 @pytest.mark.parametrize("size", [67, 131, 132, 300])
 def test_large_batches_without_replacement(size):
     """The branch for more than 64 rows as it is: exactly 66 distinct ones, each row in and left out
@@ -878,7 +878,6 @@ def test_of_more_than_there_is_room_for_a_uniform_subset_comes():
     assert rejects(counts, first / first.sum())
 
 
-@pytest.mark.slow
 def test_a_truncated_batch_is_the_same_of_rows():
     draw = batches.truncated_poisson(4.0, 6)
     for step, size in ((0, 20), (1, 13), (2, 3), (3, 0)):
