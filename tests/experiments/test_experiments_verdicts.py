@@ -320,8 +320,8 @@ def test_notes_name_the_baselines_that_the_rule_marks(module):
         words = not_tuned(experiment, lines)
         told = [n for n in part.notes if n.startswith("Baseline not tuned")]
         assert told == [f"Baseline not tuned: {words}"] * bool(words), name
-        if (module, name) == ("noble2022", "fig3"):
-            assert "FedAvg, K=100, (0,0)" in words and "FedAvg, K=50, (0,0)" not in words
+        if (module, name) == ("noble2022", "fig6"):
+            assert "FedAvg, K=50, beta=1" in words and "FedAvg, K=50, beta=0" not in words
 
 
 def test_no_claim_that_could_not_be_checked_was_dropped():
