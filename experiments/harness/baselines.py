@@ -32,6 +32,7 @@ import itertools
 import json
 import sys
 import typing
+from collections import ChainMap
 from pathlib import Path
 
 import numpy as np
@@ -84,17 +85,14 @@ def with_chosen(module: str, experiments: dict) -> dict:
     """The experiments of a paper with the chosen rates of their baselines, and the first ones
     beside them; what was found for a line serves all that share its run, and have none of their
     own."""
-    found, known = {}, {n: e for n, e in experiments.items() if e.baselines or e.methods}
-    shared = alike(known)
-    for figure, lines in stored().get(module, {}).items():
-        for line, measured in lines.items():
-            for name, other in shared.get((figure, line), ()):
-                entry = found.setdefault(name, {}).setdefault(other, {})
-                own, others = (
-                    (measured, entry) if (name, other) == (figure, line) else (entry, measured)
-                )
-                reached = others.get("reached", {}) | own.get("reached", {})
-                entry |= others | own | (dict(reached=reached) if reached else {})
+    found, given = {}, stored().get(module, {})
+    known = {name: e for name, e in experiments.items() if e.baselines or e.methods}
+    for place, places in alike(known).items():
+        own_first = sorted(places, key=lambda other: other != place)
+        measured = [given[f][line] for f, line in own_first if line in given.get(f, {})]
+        reached = ChainMap(*(m.get("reached", {}) for m in measured))
+        of_figure = found.setdefault(place[0], {})
+        of_figure[place[1]] = {**ChainMap(*measured), "reached": dict(reached)}
     return {name: _with(e, found.get(name, {})) for name, e in experiments.items()}
 
 

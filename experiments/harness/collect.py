@@ -57,12 +57,11 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 f"{one.name or 'none'} of {one.module}" + (" again" if one.name in found else ""),
             )
         before = whole.experiments.get(one.name, results.Experiment())
-        both = merge and bool(before.lines or before.failed)
         fresh += [(one.name, line) for line in (*one.lines, *one.failed)]
-        there = {*one.lines, *(one.failed if merge else ())}
-        if both:
+        if merged := merge and bool(before.lines or before.failed):
             _merge(before, one, known.get(one.name))
-        if not replace and (lost := before.lines.keys() - one.lines.keys() - there):
+        there = {*one.lines, *(one.failed if merged else ())}
+        if not replace and (lost := before.lines.keys() - there):
             checks.fail(
                 str(path),
                 f"all lines that {file} has",
@@ -70,7 +69,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 "Give --merge, to keep them beside those that ran, or --replace, to drop them.",
             )
         if one.name in known:
-            _judge(before, one, known[one.name], both)
+            _judge(before, one, known[one.name], merged)
         found |= {one.name: one} | one.experiments
         one.name, one.experiments = "", {}
     every = whole.experiments | found

@@ -70,7 +70,9 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
     return dict.fromkeys(_fill(whole, experiments, shared, lacking), False) | changed
 
 
-def _fill(whole: results.Experiment, experiments: dict, shared: dict, lacking: list[Place]):
+def _fill(
+    whole: results.Experiment, experiments: dict, shared: dict, lacking: list[Place]
+) -> list[str]:
     """Put in lines that a figure lacks -> the names of these figures."""
     # a line whose rates were chosen and that has no first ones beside it ran before the choice
     early = {
@@ -78,7 +80,7 @@ def _fill(whole: results.Experiment, experiments: dict, shared: dict, lacking: l
         for figure, line in shared
         if line.endswith(FIRST) and not _stands(whole, (figure, line))
     }
-    sources = {place for place in shared if _stands(whole, place)} - early
+    sources, filled = {place for place in shared if _stands(whole, place)} - early, []
     for other, name in lacking:
         target, experiment = whole.experiments[other], experiments[other]
         have = [place for place in shared[other, name] if place in sources]
@@ -86,7 +88,8 @@ def _fill(whole: results.Experiment, experiments: dict, shared: dict, lacking: l
         if have and name not in target.lines and name not in target.failed and not alone:
             new = max((_copied(whole, place) for place in have), key=_seed_count)
             _put(target, name, new, experiment)
-            yield other
+            filled.append(other)
+    return filled
 
 
 def _stands(whole: results.Experiment, place: Place) -> bool:

@@ -215,7 +215,7 @@ def _split(bands: Bands, values: Sequence[Any]) -> list[Any]:
     for block in bands.blocks:
         mine = [jnp.asarray(values[i]).astype(jnp.float32).reshape(-1) for i in block.leaves]
         x = mine[0] if len(mine) == 1 else jnp.concatenate(mine)
-        x = x if block.columns else _held(x)  # pyramids are slower so
+        x = x if block.columns else _held(x)  # a pyramid that is held is slower
         out.append(haar.split(x.reshape(block.grid + block.columns), _axes(block)))
     return out
 
