@@ -20,7 +20,8 @@ of Ranaweera et al. were widened, for all methods alike, as most had ended at th
     all      Where `Experiment.methods` says so, every method of a figure is chosen, with privacy or
              without: at all of `Experiment.grid`, on the same seeds, for the line that stands for
              it, with the middle noise or setting.  What is chosen holds for all lines of the
-             method.  A grid with clip norms is continued by two values along an axis whose end is
+             method.  Where runs are long the grid may be a part of RATES (`around`), of the same
+             length for all.  A grid with clip norms is continued by two values along an axis whose end is
              best, once.  The figure has these lines alone, and what L-BFGS reaches is not asked.
 
 What was chosen is in experiments/results/baselines.json, from which the figures take their rates.
@@ -30,6 +31,7 @@ import dataclasses
 import importlib
 import itertools
 import json
+import math
 import sys
 import typing
 from collections import ChainMap
@@ -71,6 +73,12 @@ class Choice(typing.NamedTuple):
     chosen: dict  # fields
     grid: list[dict]  # fields and "accuracy" of each seed
     at_edge: bool  # on any axis of the grid, continued where it was
+
+
+def around(rate: float, each_side: int = 3) -> tuple:
+    """The value of RATES that is nearest to a rate, and so many on each side of it."""
+    middle = min(range(len(RATES)), key=lambda i: abs(math.log(RATES[i] / rate)))
+    return RATES[max(0, middle - each_side) : middle + each_side + 1]
 
 
 # --- what figures take
@@ -242,7 +250,8 @@ def choose_all(figure: str, experiment, out: Path, kept: Path, lines=()) -> dict
         if not lines or line in lines:
             config = Config(**{**experiment.base, **experiment.lines[line]})
             noisy = config.noise_multiplier is not None or config.epsilon is not None
-            axes = {n: v for n, v in experiment.grid.items() if noisy or n != "clip_norm"}
+            grid = experiment.grid(line) if callable(experiment.grid) else experiment.grid
+            axes = {n: v for n, v in grid.items() if noisy or n != "clip_norm"}
             choice = choose(f"{figure} {line}", config, axes, _plans(experiment), out, kept)
             found[line] = choice._asdict()
     return found

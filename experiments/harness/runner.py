@@ -70,7 +70,8 @@ class Experiment:
     methods: dict = dataclasses.field(
         default_factory=dict
     )  # line -> the one whose chosen rates and clip norms it takes; empty: marked baselines alone
-    grid: dict = dataclasses.field(default_factory=dict)  # field -> its values, for `methods`
+    # field -> its values, for `methods`; or what gives them for a line
+    grid: dict | Callable[[str], dict] = dataclasses.field(default_factory=dict)
     last: float = 0.0  # accuracy is the mean over this share of the rounds, the last; 0: at the end
 
 
