@@ -21,8 +21,9 @@ of Ranaweera et al. were widened, for all methods alike, as most had ended at th
              without: at all of `Experiment.grid`, on the same seeds, for the line that stands for
              it, with the middle noise or setting.  What is chosen holds for all lines of the
              method.  Where runs are long the grid may be a part of RATES (`around`), of the same
-             length for all.  A grid with clip norms is continued by two values along an axis whose end is
-             best, once.  The figure has these lines alone, and what L-BFGS reaches is not asked.
+             length for all.  A grid with clip norms is continued by two values along an axis whose
+             end is best, once.  The figure has these lines alone, and what L-BFGS reaches is not
+             asked.
 
 What was chosen is in experiments/results/baselines.json, from which the figures take their rates.
 """
@@ -250,7 +251,7 @@ def choose_all(figure: str, experiment, out: Path, kept: Path, lines=()) -> dict
         if not lines or line in lines:
             config = Config(**{**experiment.base, **experiment.lines[line]})
             noisy = config.noise_multiplier is not None or config.epsilon is not None
-            grid = experiment.grid(line) if callable(experiment.grid) else experiment.grid
+            grid = experiment.grid if isinstance(experiment.grid, dict) else experiment.grid(line)
             axes = {n: v for n, v in grid.items() if noisy or n != "clip_norm"}
             choice = choose(f"{figure} {line}", config, axes, _plans(experiment), out, kept)
             found[line] = choice._asdict()
