@@ -107,13 +107,16 @@ def with_chosen(module: str, experiments: dict) -> dict:
 
 def _with(experiment, found: dict):
     lines, chosen_for = {}, experiment.methods or {line: line for line in experiment.baselines}
+    unchosen = frozenset(
+        n for n, of in experiment.methods.items() if "chosen" not in found.get(of, {})
+    )
     for line, fields in experiment.lines.items():
         chosen = found.get(chosen_for.get(line), {}).get("chosen")
         lines[line] = fields | chosen if chosen else fields
         if chosen and not experiment.methods:
             lines[line + FIRST] = fields
     reached = {n: f["reached"] for n in experiment.lines if (f := found.get(n, {})).get("reached")}
-    return dataclasses.replace(experiment, lines=lines, reached=reached)
+    return dataclasses.replace(experiment, lines=lines, reached=reached, unchosen=unchosen)
 
 
 # --- the rule

@@ -70,6 +70,7 @@ class Experiment:
     methods: dict = dataclasses.field(
         default_factory=dict
     )  # line -> the one whose chosen rates and clip norms it takes; empty: marked baselines alone
+    unchosen: frozenset = frozenset()  # lines of `methods` whose grid has not run yet
     # field -> its values, for `methods`; or what gives them for a line
     grid: dict | Callable[[str], dict] = dataclasses.field(default_factory=dict)
     last: float = 0.0  # accuracy is the mean over this share of the rounds, the last; 0: at the end
@@ -238,7 +239,7 @@ def without_failures(results: dict) -> dict:
 
 def not_tuned(experiment: Experiment, results: dict) -> str:
     """In words, the lines without privacy that were not tuned, or still fall behind at the best of
-    their grid; "" if there are none."""
+    their grid, and the lines of methods whose grid has not run; "" if there are none."""
     whole = without_failures(results)
     below = untuned(experiment.baselines, whole)
     far = [n for n in far_below(experiment.reached, whole) if n not in below]
@@ -248,6 +249,8 @@ def not_tuned(experiment: Experiment, results: dict) -> str:
     words += [
         f"{named(far)}: more than {FAR * 100:g} points below what the model reaches by L-BFGS"
     ] * bool(far)
+    waiting = [n for n in results if n in experiment.unchosen]
+    words += [f"{', '.join(waiting)}: at our first rate, as its grid has not run"] * bool(waiting)
     return "; ".join(words)
 
 

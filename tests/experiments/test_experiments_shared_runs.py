@@ -104,6 +104,16 @@ def test_what_failed_is_not_filled_by_an_older_number():
     assert whole.experiments["other"].failed == {"named otherwise": "NaN"}
 
 
+def test_a_line_whose_rates_are_still_to_be_chosen_waits_for_them():
+    waits = dict(one=OF, other=dataclasses.replace(OF, unchosen=frozenset({"b"})))
+    one = Stored(seeds=[0], lines=dict(b=line(0.2)))
+    whole = Stored(experiments=dict(one=one, other=Stored(seeds=[0], lines={})))
+    for fresh in ([], [("one", "b")]):
+        assert shared_runs.spread(whole, waits, fresh) == {}
+    shared_runs.spread(whole, waits | dict(other=OF), [("one", "b")])
+    assert whole.experiments["other"].lines["b"].accuracy == [0.2]
+
+
 def test_a_line_from_before_the_choice_fills_nothing():
     """Its figure lacks the first rates beside it."""
     first = "b, first rates"
