@@ -15,6 +15,8 @@ of Ranaweera et al. were widened, for all methods alike, as most had ended at th
              their splits and draws of the data.  The greatest mean of test accuracies at the end
              is chosen.  If its rate is at an end of the grid, the grid is continued that way by
              half a dozen rates, once.
+             What was chosen for a line serves all that share its run, or whose rows and labels have
+             the same law by a proof (`Experiment.same_law`), and have no choice of their own.
     report   The figure has the line at the chosen rates, under its name, and what it was before as
              "NAME, first rates".  It stays as it comes out, marked again if it is to be.
     all      Where `Experiment.methods` says so, every method of a figure is chosen, with privacy or
@@ -92,17 +94,28 @@ def stored() -> dict:
 
 def with_chosen(module: str, experiments: dict) -> dict:
     """The experiments of a paper with the chosen rates of their baselines, and the first ones
-    beside them; what was found for a line serves all that share its run, and have none of their
-    own."""
+    beside them."""
     found, given = {}, stored().get(module, {})
-    known = {name: e for name, e in experiments.items() if e.baselines or e.methods}
-    for place, places in alike(known).items():
-        own_first = sorted(places, key=lambda other: other != place)
-        measured = [given[f][line] for f, line in own_first if line in given.get(f, {})]
-        reached = ChainMap(*(m.get("reached", {}) for m in measured))
-        of_figure = found.setdefault(place[0], {})
-        of_figure[place[1]] = {**ChainMap(*measured), "reached": dict(reached)}
+    for (figure, line), (own, *others) in _measured(given, experiments).items():
+        reached = ChainMap(own.get("reached", {}), *(m.get("reached", {}) for m in others))
+        of_line = {**ChainMap(own, *others), "reached": dict(reached)}
+        found.setdefault(figure, {})[line] = of_line
     return {name: _with(e, found.get(name, {})) for name, e in experiments.items()}
+
+
+def _measured(given: dict, experiments: dict) -> dict:
+    """(figure, line) -> what was measured for it itself, then for all that serve it as well: lines
+    that share its run, and those whose data have the same law, but for what L-BFGS reached on their
+    own draws."""
+    known = {name: e for name, e in experiments.items() if e.baselines or e.methods}
+    found, shared = {}, alike(known)
+    of = lambda place: given.get(place[0], {}).get(place[1], {})
+    for place, places in shared.items():
+        others = [of(other) for other in places if other != place]
+        law = shared.get(known[place[0]].same_law.get(place[1]), ())
+        others += [{k: v for k, v in of(other).items() if k != "reached"} for other in law]
+        found[place] = [of(place), *others]
+    return found
 
 
 def _with(experiment, found: dict):
@@ -216,7 +229,7 @@ def regrid(
         out: directory of the grids.
         kept: directory of the runs.
         lines: only these; all where none is given.
-        served: lines for whose run another line has chosen rates: no grid of their own.
+        served: lines for whose run, or law, another line has chosen rates: no grid of their own.
     """
     plans = _plans(experiment)
     whole, found = without_failures(results), {}
@@ -231,7 +244,7 @@ def regrid(
     found = {line: f for line, f in found.items() if line in (lines or found)}
     for line in [n for n in marked if n in found]:
         if line in served:
-            print(f"{figure} {line}: rates are chosen, for a line of its run", file=sys.stderr)
+            print(f"{figure} {line}: rates are chosen, for a line like it", file=sys.stderr)
             continue
         print(f"{module} {figure} {line}: not tuned", file=sys.stderr)
         choice = choose(f"{figure} {line}", config(line), _rates(config(line)), plans, out, kept)
@@ -295,7 +308,7 @@ def main(argv=None) -> int:
             checks.fail(
                 "baselines", f"figures of {module} with baselines ({have})", ", ".join(unknown)
             )
-        whole, shared = results_file.read(FILE.parent / f"{module}.json"), alike(known)
+        whole = results_file.read(FILE.parent / f"{module}.json")
         if results and len(results) != len(figures):
             checks.fail("baselines", f"results of {len(figures)} figures", f"{len(results)}")
         unstored = {f for f in figures if not known[f].methods} - whole.experiments.keys()
@@ -318,12 +331,11 @@ def main(argv=None) -> int:
                 one = results_file.read(results[i]) if results else whole.experiments[figure]
                 first = {n: one.lines.get(n + FIRST, line) for n, line in one.lines.items()}
                 there = {n: stored_line(line, tuple(one.seeds)) for n, line in first.items()}
+                measured = _measured(stored().get(module, {}), known)
                 served = [
                     line
                     for line in known[figure].baselines
-                    for other, name in shared.get((figure, line), ())
-                    if (other, name) != (figure, line)
-                    and "chosen" in stored().get(module, {}).get(other, {}).get(name, {})
+                    if any("chosen" in other for other in measured[figure, line][1:])
                 ]
                 found = regrid(module, figure, known[figure], there, out, Path(kept), lines, served)
             every = stored()

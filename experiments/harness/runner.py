@@ -70,6 +70,9 @@ class Experiment:
     methods: dict = dataclasses.field(
         default_factory=dict
     )  # line -> the one whose chosen rates and clip norms it takes; empty: marked baselines alone
+    same_law: dict = dataclasses.field(
+        default_factory=dict
+    )  # line -> (figure, line) whose data have the same law, by a proof: it takes its chosen rates
     unchosen: frozenset = frozenset()  # lines of `methods` whose grid has not run yet
     # field -> its values, for `methods`; or what gives them for a line
     grid: dict | Callable[[str], dict] = dataclasses.field(default_factory=dict)

@@ -194,6 +194,18 @@ ALPHA_IS_A_SCALE = (
 # --- figures
 
 
+def same_law(lines):
+    """Lines of Figure 1 that have the law of those with alpha or beta alone: alpha changes nothing
+    (ALPHA_IS_A_SCALE)."""
+    beta = {f"alpha={a}": 0 for a in (0, 1, 5)} | {f"beta={b}": b for b in (0, 1, 5)}
+    split = {line: line.rpartition(", ") for line in lines}
+    return {
+        line: ("fig1", f"{method}, ({beta[column]},{beta[column]})")
+        for line, (method, _, column) in split.items()
+        if column in beta
+    }
+
+
 def watched_figure(title, columns, claims, updates=KS, data="synthetic", more=None):
     lines = grid(data, updates, columns)
     return Experiment(
@@ -203,6 +215,7 @@ def watched_figure(title, columns, claims, updates=KS, data="synthetic", more=No
         claims,
         QUICK,
         baselines=baselines(lines),
+        same_law=same_law(lines),
         runs=watched,
         differs=DIFFERS,
         draws=True,

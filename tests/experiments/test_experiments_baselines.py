@@ -170,6 +170,23 @@ def test_what_a_line_was_given_itself_comes_first(monkeypatch):
     assert both["other"].reached == dict(a=dict(a=0.4, b=0.3))
 
 
+def test_a_line_takes_the_choice_of_one_whose_data_have_the_same_law(monkeypatch):
+    """But not what L-BFGS reached on the draws of that one, nor before a choice of its own."""
+    one = Experiment("title", SMALL, {"a": dict(lr=0.1)}, runs=Plans(), baselines={"a": ()})
+    law = dict(
+        same_law={"b": ("one", "a")}, lines={"b": dict(lr=0.1, steps=7)}, baselines={"b": ()}
+    )
+    other = dataclasses.replace(one, **law)
+    stored = dict(one=dict(a=dict(chosen=dict(lr=1.0), reached={"0": 0.5})))
+    monkeypatch.setattr(baselines, "stored", lambda: {"paper": stored})
+    taken = baselines.with_chosen("paper", dict(one=one, other=other))["other"]
+    assert taken.lines == {"b": dict(lr=1.0, steps=7), "b, first rates": dict(lr=0.1, steps=7)}
+    assert taken.reached == {}
+    stored["other"] = dict(b=dict(chosen=dict(lr=2.0)))
+    taken = baselines.with_chosen("paper", dict(one=one, other=other))["other"]
+    assert taken.lines["b"]["lr"] == 2.0
+
+
 def test_a_choice_is_made_once_and_stays(tmp_path, monkeypatch, asked):
     """Under one figure of those that share the run, also where the line is marked no more."""
     of = Experiment("title", SMALL, {"a": dict(lr=0.1), "DP": {}}, runs=Plans())
