@@ -120,16 +120,20 @@ def _measured(given: dict, experiments: dict) -> dict:
 
 def _with(experiment, found: dict):
     lines, chosen_for = {}, experiment.methods or {line: line for line in experiment.baselines}
-    unchosen = frozenset(
-        n for n, of in experiment.methods.items() if "chosen" not in found.get(of, {})
-    )
+    measured = {line: found.get(of, {}) for line, of in chosen_for.items()}
     for line, fields in experiment.lines.items():
-        chosen = found.get(chosen_for.get(line), {}).get("chosen")
+        chosen = measured.get(line, {}).get("chosen")
         lines[line] = fields | chosen if chosen else fields
         if chosen and not experiment.methods:
             lines[line + FIRST] = fields
     reached = {n: f["reached"] for n in experiment.lines if (f := found.get(n, {})).get("reached")}
-    return dataclasses.replace(experiment, lines=lines, reached=reached, unchosen=unchosen)
+    return dataclasses.replace(
+        experiment,
+        lines=lines,
+        reached=reached,
+        at_edge=frozenset(n for n, m in measured.items() if m.get("at_edge")),
+        unchosen=frozenset(n for n in experiment.methods if "chosen" not in measured[n]),
+    )
 
 
 # --- the rule

@@ -24,6 +24,8 @@ from . import command_line
 from .runner import judged, not_tuned, stored_line
 from .verdicts import NOT_REPRODUCED, UNDECIDED, UNKNOWN
 
+AT_EDGE = "Best at an end of its grid"  # heading of a note
+
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 CARRIED: dict[str, Any] = {
     "confirmed": UNDECIDED,
@@ -100,8 +102,8 @@ def rejudge_file(module: str, folder: Path) -> Path:
 
 
 def describe(stored: results.Experiment, experiment, draws: str = ""):
-    """Say on the page how a figure's settings differ, how often its data were drawn, and which of
-    its baselines were not tuned.
+    """Say on the page how a figure's settings differ, how often its data were drawn, which of its
+    baselines were not tuned, and where the best of a grid is at an end of it.
 
     Args:
         stored: the figure, whose notes change.
@@ -109,12 +111,15 @@ def describe(stored: results.Experiment, experiment, draws: str = ""):
         draws: how often; "": as the file has it, or one.
     """
     headings = [results.NOTES[k] + ": " for k in ("differs", "draws", "not_tuned")]
+    headings.append(AT_EDGE + ": ")
     before = [n for n in stored.notes if n.startswith(headings[1])]
     words = [headings[0] + experiment.differs] if experiment.differs else []
     words += [headings[1] + draws] if draws else before or [headings[1] + "one"]
     lines = {n: stored_line(line, tuple(stored.seeds)) for n, line in stored.lines.items()}
     if marked := not_tuned(experiment, lines):
         words.append(headings[2] + marked)
+    if ends := [n for n in stored.lines if n in experiment.at_edge]:
+        words.append(headings[3] + ", ".join(ends))
     stored.notes = words + [n for n in stored.notes if not n.startswith(tuple(headings))]
 
 

@@ -73,6 +73,7 @@ class Experiment:
     same_law: dict = dataclasses.field(
         default_factory=dict
     )  # line -> (figure, line) whose data have the same law, by a proof: it takes its chosen rates
+    at_edge: frozenset = frozenset()  # lines whose chosen rates are at an end of their grid
     unchosen: frozenset = frozenset()  # lines of `methods` whose grid has not run yet
     # field -> its values, for `methods`; or what gives them for a line
     grid: dict | Callable[[str], dict] = dataclasses.field(default_factory=dict)

@@ -29,6 +29,7 @@ from jfl.core import checks
 from jfl.report import results
 
 from . import story_pictures
+from .rejudge import AT_EDGE
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "papers"
@@ -392,7 +393,10 @@ def notes(paper: str) -> str:
     )
 
 
-NOTES = tuple(results.NOTES[key] for key in ("reduced", "differs", "draws", "not_tuned", "note"))
+NOTES = (
+    *(results.NOTES[key] for key in ("reduced", "differs", "draws", "not_tuned", "note")),
+    AT_EDGE,
+)
 
 
 def _shown(paper: str) -> list:
