@@ -113,6 +113,9 @@ def describe(stored: results.Experiment, experiment, draws: str = ""):
     headings = [results.NOTES[k] + ": " for k in ("differs", "draws", "not_tuned")]
     headings.append(AT_EDGE + ": ")
     before = [n for n in stored.notes if n.startswith(headings[1])]
+    if not stored.lines:  # nothing ran that this could be said of
+        stored.notes = [n for n in stored.notes if not n.startswith(tuple(headings))]
+        return
     words = [headings[0] + experiment.differs] if experiment.differs else []
     words += [headings[1] + draws] if draws else before or [headings[1] + "one"]
     lines = {n: stored_line(line, tuple(stored.seeds)) for n, line in stored.lines.items()}
