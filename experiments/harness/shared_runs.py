@@ -34,8 +34,8 @@ def alike(experiments: dict) -> dict[Place, list[Place]]:
 
 def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place]) -> dict[str, bool]:
     """Put lines that ran just now wherever else they stand.  Where a figure lacks a line that
-    another has, and has not failed in it, put that one there: the one with most seeds.  A line
-    whose rates are still to be chosen waits for them.
+    another has, and has not failed in it, put that one there: the one with most seeds.  What failed
+    just now has failed everywhere.  A line whose rates are still to be chosen waits for them.
 
     What a figure had before, and what was run at other rates than those chosen since, stays as
     "NAME, first rates".
@@ -57,13 +57,19 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
         and place not in ran
         and place[1] not in experiments[place[0]].unchosen
     ]
-    for figure, line in sorted(place for place in ran if _stands(whole, place)):
+    for figure, line in sorted(place for place in ran if place[0] in whole.experiments):
         for other, name in shared.get((figure, line), []):
             if (other, name) in ran or other not in whole.experiments:
                 continue
             if name in experiments[other].unchosen:
                 continue
             target, experiment = whole.experiments[other], experiments[other]
+            if not _stands(whole, (figure, line)):
+                if name in target.lines and line in whole.experiments[figure].failed:
+                    del target.lines[name]
+                    target.failed[name] = whole.experiments[figure].failed[line]
+                    changed[other] = True
+                continue
             for place in shared.get((other, name + FIRST), []):
                 if _stands(whole, place):
                     target.lines.setdefault(name + FIRST, _copied(whole, place))

@@ -99,9 +99,13 @@ def test_what_failed_is_not_filled_by_an_older_number():
             other=Stored(seeds=[0], lines=dict(b=line(0.2)), failed={"named otherwise": "NaN"}),
         )
     )
-    assert shared_runs.spread(whole, EXPERIMENTS, [("other", "named otherwise")]) == {}
     assert shared_runs.spread(whole, EXPERIMENTS, []) == {}
     assert whole.experiments["other"].failed == {"named otherwise": "NaN"}
+    # a run that failed just now is the one of every figure that shows it
+    ran = [("other", "named otherwise")]
+    assert shared_runs.spread(whole, EXPERIMENTS, ran) == dict(one=True)
+    one = whole.experiments["one"]
+    assert one.failed == {"a": "NaN"} and one.lines == dict(b=line(0.2))
 
 
 def test_a_line_whose_rates_are_still_to_be_chosen_waits_for_them():
