@@ -197,7 +197,7 @@ ALPHA_IS_A_SCALE = (
 def same_law(lines):
     """Lines of Figure 1 that have the law of those with alpha or beta alone: alpha changes nothing
     (ALPHA_IS_A_SCALE)."""
-    beta = {f"alpha={a}": 0 for a in (0, 1, 5)} | {f"beta={b}": b for b in (0, 1, 5)}
+    beta = {c: round(f["synthetic_beta"]) for c, f in (ALPHAS | BETAS).items()}
     split = {line: line.rpartition(", ") for line in lines}
     return {
         line: ("fig1", f"{method}, ({beta[column]},{beta[column]})")
