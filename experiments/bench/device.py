@@ -216,7 +216,9 @@ def shown(found: dict) -> str:
 def tests(seconds: float) -> dict:
     """The row of the tests that are worth a run on a device, in a process of their own."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "accelerator and not slow"]
-    begun, users = time.monotonic(), os.environ | dict(JFL_TEST_OPTIMIZED="1")
+    # this process holds most of the device's memory already
+    users = os.environ | dict(JFL_TEST_OPTIMIZED="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    begun = time.monotonic()
     try:
         done = subprocess.run(
             command,
