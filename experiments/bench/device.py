@@ -107,13 +107,15 @@ def many_runs(job: Job, fed):
     ]
     plans = [job.make(fed, noise=float(z), lr=float(lr)).plan for z, lr in zip(*axes)]
     first, columns = plans[0], list(zip(*map(jax.tree.leaves, plans)))
-    mapped = tuple(any(not sweep._same(column[0], x) for x in column[1:]) for column in columns)
+    differ = lambda column: any(not sweep._same(column[0], x) for x in column[1:])
+    mapped = tuple(sweep.BY_POINT if differ(column) else sweep.SHARED for column in columns)
     varied = tuple(jnp.stack([jnp.asarray(x) for x in c]) for c, m in zip(columns, mapped) if m)
     shared = tuple(c[0] for c, m in zip(columns, mapped) if not m)
     keys = jax.random.split(jax.random.key(0), job.points)
     words = jnp.zeros((job.points, 3, identity.hashing.WORDS), jnp.uint32)
     counts = lambda rounds: jnp.array([rounds], jnp.int32)
-    static = dict(treedef=jax.tree.structure(first), mapped=mapped, keeps=False)
+    treedef = jax.tree.structure(first)
+    static = dict(treedef=treedef, mapped=mapped, keeps=False, in_rows=False)
     given = keys, words, varied, None, shared  # None: no states to go on from
     program, seconds = _compiled(sweep._points, *given, counts(1), **static)
     return lambda rounds: jax.block_until_ready(program(*given, counts(rounds))), seconds

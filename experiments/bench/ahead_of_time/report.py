@@ -237,7 +237,8 @@ def grid(plans, target: str, *, points: int, devices=1, evaluations=2, turns=Non
     mesh = Mesh(every.devices.reshape(devices, 1), every.axis_names, axis_types=every.axis_types)
     plans = [dataclasses.replace(plan, mesh=mesh if devices > 1 else None) for plan in plans]
     columns = list(zip(*map(jax.tree.leaves, plans)))
-    mapped = tuple(any(_differ(column[0], x) for x in column[1:]) for column in columns)
+    differ = lambda column: any(_differ(column[0], x) for x in column[1:])
+    mapped = tuple(sweep.BY_POINT if differ(column) else sweep.SHARED for column in columns)
     leaves = shapes([column[0] for column in columns])
     stacked = lambda x: jax.ShapeDtypeStruct((points, *x.shape), x.dtype)
     varied = tuple(stacked(x) for x, moves in zip(leaves, mapped) if moves)
@@ -257,6 +258,7 @@ def grid(plans, target: str, *, points: int, devices=1, evaluations=2, turns=Non
         treedef=jax.tree.structure(plans[0]),
         mapped=mapped,
         keeps=False,
+        in_rows=False,
     )
 
 
