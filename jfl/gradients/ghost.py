@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 from jax.extend.core import primitives as p
 
+from ..core.jaxprs import of_scan
 from ..kernels.ghost_sums import Formed, shrink
 from ..models import frameworks
 from .ghost_rules import RULES, convolution, over_time
@@ -119,7 +120,7 @@ def _ends(jaxpr, leaves, data, loops) -> list:
         if reached.isdisjoint(equation.outvars):
             name = equation.primitive.name
             found.append((None, f"it enters {name} before it meets the data"))
-        elif at in loops and side < equation.params["num_consts"]:
+        elif at in loops and side < of_scan(equation.params)[0]:
             found.append(_in_loop(equation, at, side, views, v.aval, loops[at].jaxpr))
         else:
             found.append(((at, None), _rule(equation, side, views, v.aval)))
@@ -128,7 +129,7 @@ def _ends(jaxpr, leaves, data, loops) -> list:
 
 def _in_loop(equation, at, side, views, aval, turn):
     """As an entry of `_ends`, for a leaf that a loop over time reads in each turn."""
-    constants, length = equation.params["num_consts"], equation.params["length"]
+    (constants, _), length = of_scan(equation.params), equation.params["length"]
     ((place, end),) = _ends(turn, [turn.invars[side]], turn.invars[constants:], {})
     if not isinstance(end, Rule):
         return None, end and f"in a loop {end}"
@@ -338,7 +339,7 @@ def _loop(book, at, taps, records, *operands):
     """A loop over time with taps and records in its turns; taps: index of an equation -> [turns,
     ...]."""
     params, turn = book.jaxpr.jaxpr.eqns[at].params, book.loops[at]
-    constants, carried = params["num_consts"], params["num_carry"]
+    constants, carried = of_scan(params)
     fixed, begin = operands[:constants], operands[constants : constants + carried]
 
     def one(carry, step):

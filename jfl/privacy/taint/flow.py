@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.core import primitives as p
 
 from ...core import marks
+from ...core.jaxprs import of_scan
 
 MARKS = {
     q: q.name
@@ -265,7 +266,7 @@ class Flow:
 
     def scan(self, equation, operands, stack, loops):
         params = equation.params
-        consts, carried = params["num_consts"], params["num_carry"]
+        consts, carried = of_scan(params)
         loop = self.node("loop", stack)
         self.length[loop] = params["length"]
         fixed, start, rows = (
