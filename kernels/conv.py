@@ -2,10 +2,10 @@
 
 Which way a convolution is computed is chosen here, when a program is traced for a backend:
 
-- On a CPU it is shifted slices and one matrix product.  There XLA's convolution with weights for
-  each client, a grouped one, is 2 to 4 times slower, and inside a scan its backward pass is slower
-  still.
-- Elsewhere it is XLA's own.  Patches of 3 x 3 are nine times the activations, and are written,
+- On a CPU and a GPU it is shifted slices and one matrix product.  There XLA's convolution with
+  weights for each client, a grouped one, takes 2 to 4 times as long, and inside a scan of a CPU its
+  backward pass is slower still.
+- On a TPU it is XLA's own.  Patches of 3 x 3 are nine times the activations, and are written,
   copied and reshaped.
 """
 
@@ -18,6 +18,9 @@ NAMES = ("NHWC", "HWIO", "NHWC")
 
 def multiplies_patches() -> bool:
     """Whether a convolution is a matrix product of patches where this is traced for."""
+    if jax.default_backend() == "gpu":
+        # earlier ones stop at some of these products: no tiles are found for their results
+        return jax.__version_info__ >= (0, 11)
     return jax.default_backend() == "cpu"
 
 
@@ -81,7 +84,7 @@ def relu_pool(x, bias):
     """x [H, W, C], bias [C] -> max_pool2(relu(x + bias)).
 
     The largest number of a window stays the largest when a bias is added and when ReLU is taken, so
-    both may come last, on a quarter of the numbers.  On a CPU the program is slower so.
+    both may come last, on a quarter of the numbers.  Behind a product of patches that is slower.
     """
     bias = bias[None, None]
     if multiplies_patches():

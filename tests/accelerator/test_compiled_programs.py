@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import pytest
 from accelerator.plans import ALGORITHMS, BATCHES, CASES, SAMPLERS
 from filelock import FileLock
@@ -179,6 +180,8 @@ def milliseconds(workload, target):
 
 
 POINTS = dict(points=64)
+# a GPU's convolutions: by their floors XLA's own are faster, by the clock of an H200 patches are
+PATCHES = jax.__version_info__ >= (0, 11)
 # of 1e9 draws of a cohort hardly one is drawn again
 MANY = dict(devices=8, clients=100_000, rows=20, cohort=1024, turns=["draw_again=0:1"])
 W1_H200, W1_V5E = ("W1", "private", "h200"), ("W1", "private", "v5e")
@@ -221,9 +224,13 @@ GOALS = (
     ),
     Goal("W1 h200: 64 points over one", ratio(seconds, (*W1_H200, POINTS), W1_H200), 2, 2.94),
     Goal("W1 v5e: 64 points over one", ratio(seconds, (*W1_V5E, POINTS), W1_V5E), 4, 11.9),
-    Goal("W3 h200: milliseconds a round", milliseconds("W3", "h200"), 6, 5.74),
+    Goal(
+        "W3 h200: milliseconds a round", milliseconds("W3", "h200"), 6, 11.8 if PATCHES else 5.74
+    ),
     Goal("W3 v5e: milliseconds a round", milliseconds("W3", "v5e"), 60, 57.4, True),
-    Goal("W5 h200: milliseconds a round", milliseconds("W5", "h200"), 8, 5.44),
+    Goal(
+        "W5 h200: milliseconds a round", milliseconds("W5", "h200"), 8, 8.04 if PATCHES else 5.44
+    ),
     Goal("W1 h200, 8 devices: launches", lambda of: launches(of(*W1_H200, MANY)), 1500, 124),
     Goal(
         "W1 h200, 8 devices: collectives",
