@@ -348,6 +348,20 @@ def test_rounds_compute_the_noise_of_the_matrix(made, name):
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["banded", "blt"])  # that hold noise
+def test_noise_is_multiplied_in_full(made, name):
+    """By default a GPU rounds what it multiplies to 10 bits behind the point, a TPU to 7: then the
+    noise is not the one that is accounted."""
+    strategy = made(name)
+    fresh, held = jnp.ones(5), jnp.ones((strategy.memory, 5))
+    found = [
+        e.params["precision"]
+        for e in jax.make_jaxpr(strategy.mix)(fresh, held).eqns
+        if e.primitive.name == "dot_general"
+    ]
+    assert found == [(jax.lax.Precision.HIGHEST,) * 2]
+
+
 @pytest.mark.parametrize("name", [n for n in MADE if "tree" not in n])
 def test_noise_is_the_inverse(made, name):
     strategy = made(name)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from ....core import checks
@@ -13,6 +14,8 @@ from ....core.records import record, static
 from . import optimal, sensitivities
 from .series import inverse, square_root_series
 from .strategy import Strategy
+
+FULL = lax.Precision.HIGHEST  # by default an accelerator rounds noise to 10 bits, or 7, in a product
 
 
 @record
@@ -92,7 +95,7 @@ class Banded(Toeplitz):
 
     def mix(self, fresh: Any, held: Any) -> tuple[Any, ...]:
         weight = jnp.asarray(self.column, jnp.float32)
-        mixed = (fresh - jnp.tensordot(weight[1:], held, 1)) / weight[0]
+        mixed = (fresh - jnp.tensordot(weight[1:], held, 1, precision=FULL)) / weight[0]
         return mixed, jnp.concatenate([mixed[None], held[:-1]])
 
 
@@ -287,7 +290,7 @@ class Sums(Toeplitz):
 
     def mix(self, fresh: Any, held: Any) -> tuple[Any, ...]:
         weight, decay = (jnp.asarray(v, jnp.float32) for v in (self.weight, self.decay))
-        mixed = fresh - jnp.tensordot(weight, held, 1)
+        mixed = fresh - jnp.tensordot(weight, held, 1, precision=FULL)
         shape = (self.buffers,) + (1,) * fresh.ndim
         return mixed, decay.reshape(shape) * held + mixed[None]
 
