@@ -197,7 +197,10 @@ def save(out: Path, found: dict):
     old = json.loads(out.read_text())["rows"] if out.exists() else []
     rows = [one for one in old if same(one) != same(found)] + [found]
     rows.sort(key=lambda one: json.dumps(same(one)))
-    said = "timed on the device that is named; rows are random, of the right shapes"
+    said = (
+        "timed on the device that is named; rows are random, of the right shapes; "
+        "peak_bytes is the process's peak so far"
+    )
     out.write_text(json.dumps(dict(about=said, rows=rows), indent=1) + "\n")
 
 
