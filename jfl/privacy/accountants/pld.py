@@ -7,6 +7,7 @@ refine the grid until the width is small.  All compute in float64 whatever the c
 How, and why it is a proof: `pld_compose`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -368,12 +369,15 @@ def _program(function, **fixed):
 
 @functools.cache
 def _quick():
-    """`QUICK` on a CPU that knows these options."""
-    try:
-        jax.jit(jnp.negative, compiler_options=QUICK)(0.0)
-    except jax.errors.JaxRuntimeError:
+    """What of `QUICK` the compiler of this version knows, on a CPU."""
+    if jax.default_backend() != "cpu":
         return None
-    return QUICK if jax.default_backend() == "cpu" else None
+    known = {}
+    for name, value in QUICK.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(jnp.negative, compiler_options={name: value})(0.0)
+            known[name] = value
+    return known
 
 
 def _groups(event, loss):
