@@ -224,13 +224,9 @@ GOALS = (
     ),
     Goal("W1 h200: 64 points over one", ratio(seconds, (*W1_H200, POINTS), W1_H200), 2, 2.94),
     Goal("W1 v5e: 64 points over one", ratio(seconds, (*W1_V5E, POINTS), W1_V5E), 4, 11.9),
-    Goal(
-        "W3 h200: milliseconds a round", milliseconds("W3", "h200"), 6, 11.8 if PATCHES else 5.74
-    ),
+    Goal("W3 h200: milliseconds a round", milliseconds("W3", "h200"), 6, 11.8 if PATCHES else 5.74),
     Goal("W3 v5e: milliseconds a round", milliseconds("W3", "v5e"), 60, 57.4, True),
-    Goal(
-        "W5 h200: milliseconds a round", milliseconds("W5", "h200"), 8, 8.04 if PATCHES else 5.44
-    ),
+    Goal("W5 h200: milliseconds a round", milliseconds("W5", "h200"), 8, 8.04 if PATCHES else 5.44),
     Goal("W1 h200, 8 devices: launches", lambda of: launches(of(*W1_H200, MANY)), 1500, 124),
     Goal(
         "W1 h200, 8 devices: collectives",

@@ -15,7 +15,9 @@ from . import optimal, sensitivities
 from .series import inverse, square_root_series
 from .strategy import Strategy
 
-FULL = lax.Precision.HIGHEST  # by default an accelerator rounds noise to 10 bits, or 7, in a product
+FULL = (
+    lax.Precision.HIGHEST
+)  # by default an accelerator rounds noise to 10 bits, or 7, in a product
 
 
 @record
