@@ -685,7 +685,7 @@ def test_arguments_that_no_fuzz_may_miss(where):
         (lambda: algorithms.fedavg(GRAD, server_lr=-1.0), "server_lr > 0"),
         (lambda: algorithms.fedavg(GRAD, steps=10**12), "steps <= 2147483647"),
         (
-            lambda: corruption.label_noise(FED, 0.1, seed=np.timedelta64("NaT")),
+            lambda: corruption.label_noise(FED, 0.1, seed=np.timedelta64("NaT", "s")),
             "a whole number seed",
         ),
         (lambda: jfl.models.mlp(None), "fed of jfl.federate"),

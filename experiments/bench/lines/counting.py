@@ -37,8 +37,22 @@ def _tokens(source: str):
     dropped = set()
     for node in _left_out(ast.parse(source)):
         dropped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in _with_whole_strings(tokenize.generate_tokens(io.StringIO(source).readline)):
         if token.type not in SILENT and token.start[0] not in dropped:
+            yield token
+
+
+def _with_whole_strings(tokens):
+    """Tokens, of which an f-string is one, as it was before Python 3.12."""
+    begun = []
+    for token in tokens:
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_START":
+            begun.append(token)
+        elif kind == "FSTRING_END":
+            first = begun.pop()
+            token = token._replace(type=tokenize.STRING, string="f-string", start=first.start)
+        if not begun:
             yield token
 
 

@@ -34,6 +34,7 @@ QUIET = (
     "stop_gradient",
     "select_n",
     "slice",
+    "unstack",
 )
 
 SOURCES = (

@@ -45,6 +45,8 @@ KEYS = (
     "gather",
     "select_n",
     "concatenate",
+    "stack",
+    "unstack",
     "transpose",
     "jfl_noise_key",
 )
@@ -145,6 +147,8 @@ class Flow:
             return self.while_(equation, operands, stack, loops)
         if primitive is p.cond_p:
             return self.cond(equation, operands, stack, loops)
+        if primitive.name == "unstack":
+            return self.unstack(equation, operands)
         if primitive.name not in OPAQUE:
             inner = next(
                 (
@@ -184,20 +188,42 @@ class Flow:
             for i, v in enumerate(equation.outvars)
         ]
 
+    def unstack(self, equation, operands):
+        """The rows along an axis: slices, as JAX wrote them before 0.11."""
+        (operand,), axis = operands, equation.params["axis"]
+        one = [1 if a == axis else n for a, n in enumerate(equation.invars[0].aval.shape)]
+        tokens, rows = self.along(equation, operands), []
+        for i, v in enumerate(equation.outvars):
+            begin = tuple(i if a == axis else 0 for a in range(len(one)))
+            end = tuple(first + size for first, size in zip(begin, one))
+            cut = self.text(dict(limit_indices=end, start_indices=begin, strides=None))
+            cut = self.node("op", "slice", cut, operand.symbol, 0, shape=one)
+            row = ("op", "squeeze", self.text(dict(dimensions=(axis,))), cut, 0)
+            rows.append(Value(self.node(*row, shape=v.aval.shape), tokens))
+        return rows
+
+    def text(self, params):
+        """Of what an operation does, under which `details` has it."""
+        plain = {k: v for k, v in params.items() if v is not None and k != "sharding"}
+        known = repr(sorted(plain.items(), key=lambda i: i[0]))
+        self.details[known] = params
+        return known
+
     def parameters(self, equation):
         """A text of what an equation does; its own where that has none."""
         known = self._params.get(id(equation))
         if known is None:
-            plain = {k: v for k, v in equation.params.items() if v is not None and k != "sharding"}
             inside = any(
                 isinstance(v, (Jaxpr, ClosedJaxpr)) or callable(v)
-                for v in plain.values()
+                for v in equation.params.values()
                 if not isinstance(v, type)
             )
-            known = self._params[id(equation)] = (
-                f"#{id(equation)}" if inside else repr(sorted(plain.items(), key=lambda i: i[0]))
-            )
-            self.details[known] = equation.params
+            if inside:
+                known = f"#{id(equation)}"
+                self.details[known] = equation.params
+            else:
+                known = self.text(equation.params)
+            self._params[id(equation)] = known
         return known
 
     @staticmethod
