@@ -108,12 +108,16 @@ def _measured(given: dict, experiments: dict) -> dict:
     that share its run, and those whose data have the same law, but for what L-BFGS reached on their
     own draws."""
     known = {name: e for name, e in experiments.items() if e.baselines or e.methods}
-    found, shared = {}, alike(known)
+    found, shared, of_law = {}, alike(known), {}
     of = lambda place: given.get(place[0], {}).get(place[1], {})
+    law = lambda place: min(shared[known[place[0]].same_law.get(place[1], place)])
+    for place in shared:
+        of_law.setdefault(law(place), []).append(place)
     for place, places in shared.items():
         others = [of(other) for other in places if other != place]
-        law = shared.get(known[place[0]].same_law.get(place[1]), ())
-        others += [{k: v for k, v in of(other).items() if k != "reached"} for other in law]
+        for other in of_law[law(place)]:
+            if other not in places:
+                others.append({k: v for k, v in of(other).items() if k != "reached"})
         found[place] = [of(place), *others]
     return found
 

@@ -92,7 +92,7 @@ def _merge(before: results.Experiment, one: results.Experiment, experiment):
         if before.seeds != one.seeds and isinstance(line.accuracy, list):
             line.seeds = line.seeds or list(before.seeds)[: len(line.accuracy)]
     if experiment is not None:
-        for line in list(one.lines):
+        for line in [*one.lines, *one.failed]:
             keep_first(before.lines, one.lines, line, experiment)
     earlier = {n: line for n, line in before.lines.items() if n not in one.failed}
     one.failed = {n: w for n, w in before.failed.items() if n not in one.lines} | one.failed

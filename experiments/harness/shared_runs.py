@@ -66,6 +66,7 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
             target, experiment = whole.experiments[other], experiments[other]
             if not _stands(whole, (figure, line)):
                 if name in target.lines and line in whole.experiments[figure].failed:
+                    keep_first(target.lines, target.lines, name, experiment)
                     del target.lines[name]
                     target.failed[name] = whole.experiments[figure].failed[line]
                     changed[other] = True

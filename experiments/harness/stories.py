@@ -401,7 +401,10 @@ NOTES = (
 
 def _shown(paper: str) -> list:
     """Names of the experiments whose claims a page shows."""
-    named = [check[0] for row in words()[paper]["claims"] for check in row["checks"]]
+    named = []
+    for row in words()[paper]["claims"]:
+        named += [check[0] for check in row["checks"]]
+        named += re.findall(r"{verdict: (\w+)", row.get("note", ""))
     return [name for name in dict.fromkeys(named) if name]
 
 
