@@ -378,8 +378,6 @@ def on_classes(title, data, updates):
         ]
     lines = grid(data, updates, SHARED)
     middle = {n: f"{n.rpartition(', ')[0]}, 10%" for n in lines}
-    # below private lines at our first rate: it has had a grid of its own since
-    own = {"FedAvg, K=50, 0%": "FedAvg, K=50, 0%"}
     return Experiment(
         title,
         DATA[data],
@@ -390,7 +388,7 @@ def on_classes(title, data, updates):
         runs=DRAWN,
         differs=DIFFERS,
         draws=True,
-        methods=middle | own if data == "mnist" else {},
+        methods=middle if data == "mnist" else {},
         grid=near_first(lines),
     )
 

@@ -185,6 +185,9 @@ def test_a_line_takes_the_choice_of_one_whose_data_have_the_same_law(monkeypatch
     stored["other"] = dict(b=dict(chosen=dict(lr=2.0)))
     taken = baselines.with_chosen("paper", dict(one=one, other=other))["other"]
     assert taken.lines["b"]["lr"] == 2.0
+    del stored["one"]  # the other way round
+    taken = baselines.with_chosen("paper", dict(one=one, other=other))["one"]
+    assert taken.lines["a"] == dict(lr=2.0)
 
 
 def test_a_choice_is_made_once_and_stays(tmp_path, monkeypatch, asked):
