@@ -21,6 +21,7 @@ from helpers.problems import (
     squared,
     start_params,
 )
+from jax.experimental import buffer_callback
 
 import jfl
 from jfl.core import marks, pytrees
@@ -553,6 +554,33 @@ def by_callback(ctx, keys, server, own, rows, *, work):
     return dict(moved, b=moved["b"] + more), own, seen
 
 
+SOME = np.arange(3, dtype=np.float32)
+
+
+def by_callback_beside_an_array(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    within = jax.jit(lambda r: jax.pure_callback(lambda _: np.float32(0), shape, r) * SOME.sum())
+    beside = jax.jit(lambda r: within(r) * jnp.asarray(SOME).sum())
+    return dict(moved, b=moved["b"] + beside(ctx.round)), own, seen
+
+
+def by_buffer_callback(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    more = buffer_callback.buffer_callback(lambda _, out, *inputs: None, shape)(ctx.round)
+    return dict(moved, b=moved["b"] + more), own, seen
+
+
+def by_callback_in_a_solve(ctx, keys, server, own, rows, *, work):
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    solve = lambda _, right: jax.pure_callback(lambda v: np.float32(v), shape, right)
+    right = ctx.round.astype(jnp.float32)
+    more = jax.lax.custom_linear_solve(lambda v: 2 * v, right, solve, symmetric=True)
+    return dict(moved, b=moved["b"] + more), own, seen
+
+
 def after_the_noise(ctx, keys, server, own, rows, *, work):
     """payload = release + raw - release."""
     moved, seen = diff_of(work, ctx, keys, server, rows)
@@ -701,6 +729,9 @@ MUTANTS = dict(
     while_=(by_while, {}, r"-> while -> .*payload\['b'\]"),
     index=(by_index, {}, "argmax"),
     callback=(by_callback, {}, "what pure_callback does"),
+    callback_beside_an_array=(by_callback_beside_an_array, {}, "what pure_callback does"),
+    buffer_callback=(by_buffer_callback, {}, "what buffer_callback does"),
+    callback_in_a_solve=(by_callback_in_a_solve, {}, "what custom_linear_solve does"),
     after_the_noise=(after_the_noise, {}, RAW),
     noise_away=(its_own_noise_away, dict(steps=1), "reads the noise key of a release"),
     whole_batch=(of_the_whole_batch, {}, "rows reach the gradient of another row"),
@@ -925,6 +956,18 @@ def test_functions_that_hold_rows_are_refused(how, task):
     leaky = lambda w, x, y: squared(w, x, y) + 0.0 * jnp.asarray(held).astype(jnp.float32).sum()
     with pytest.raises(ValueError, match="holds .*(fed|clients)"):
         jfl.plan(fed, task, make_algorithm("fedavg", jfl.private_grad(leaky, chained())), FULL)
+
+
+def test_a_client_that_holds_rows_within_a_jit_is_refused(task):
+    held = np.asarray(make_federation().x)
+
+    def leaks(ctx, keys, server, own, rows, *, work):
+        moved, seen = diff_of(work, ctx, keys, server, rows)
+        sums = jax.jit(lambda round_: round_ * jnp.asarray(held).sum(0))
+        return dict(moved, w=moved["w"] + sums(ctx.round.astype(jnp.float32))), own, seen
+
+    with pytest.raises(ValueError, match="holds .* rows of fed.x"):
+        jfl.guarantee(build(leaks), 3)
 
 
 def by_gradient(held):

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from . import events, pld_step
+from . import events, pld_step, real_fft
 
 TILTS = np.geomspace(1e-6, 1e12, 64)
 SHIFTS = np.geomspace(0.03, 300.0, 32)  # changes of tilt that bound tails, relative to it
@@ -271,16 +271,6 @@ def plan(
     )
 
 
-def _by_rows(transform):
-    """An FFT which vmap plays row by row on a CPU.
-
-    XLA shares the rows of an FFT out to the threads of a pool, and waits for them on one of these
-    threads: two FFTs at once on two cores wait for ever, with jax 0.11.
-    """
-    alone = jax.custom_batching.sequential_vmap(lambda x: transform(x))  # no other arguments
-    return lambda x: (alone if jax.default_backend() == "cpu" else transform)(x)
-
-
 def _leaf(direction, grid, size, build, exponents):
     """Part of one step on the grid; spectra of all steps number losses modulo the window, so they
     multiply."""
@@ -296,8 +286,8 @@ def _leaf(direction, grid, size, build, exponents):
         moments = jax.lax.map(weighted, exponents)
         tilted = jnp.where(mass > 0, jnp.exp(safe + grid.tilt * losses - moments[0]), 0.0)
         aligned = jnp.roll(tilted, jnp.mod(grid.start, size).astype(jnp.int32))
-        spectrum = _by_rows(jnp.fft.rfft)(aligned)
-        return Part(moments, spectrum, jnp.asarray(lost, losses.dtype), jnp.zeros(2))
+        lost = jnp.asarray(lost, losses.dtype)
+        return Part(moments, real_fft.rfft(aligned), lost, jnp.zeros(2))
 
     return part
 
@@ -305,8 +295,9 @@ def _leaf(direction, grid, size, build, exponents):
 def _compose(groups, grid, size, leaf, sign):
     part = _total(groups, leaf)
     losses = grid.interval * (grid.window + jnp.arange(size))
-    back = _by_rows(functools.partial(jnp.fft.irfft, n=size))
-    tilted = jnp.roll(back(part.spectrum), -jnp.mod(grid.window, size).astype(jnp.int32))
+    tilted = jnp.roll(
+        real_fft.irfft(part.spectrum, size), -jnp.mod(grid.window, size).astype(jnp.int32)
+    )
     allowance = ROUNDING * (10 + _steps(groups)) * jnp.max(tilted)
     tilted = jnp.maximum(jnp.maximum(tilted, 0.0) + sign * allowance, 0.0)
     exponent = part.moments[0] - grid.tilt * losses

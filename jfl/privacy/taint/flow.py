@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.core import primitives as p
 
 from ...core import marks
-from ...core.jaxprs import of_scan
+from ...core.jaxprs import of_scan, within
 
 MARKS = {
     q: q.name
@@ -30,7 +30,16 @@ MARKS = {
 }
 # what may hide anything: Python, foreign libraries, and rules of batching that mix the rows of a
 # batch
-OPAQUE = ("pure_callback", "io_callback", "ffi_call", "custom_call", "custom_vmap_call", "infeed")
+OPAQUE = (
+    "pure_callback",
+    "io_callback",
+    "buffer_callback",
+    "ffi_call",
+    "custom_call",
+    "custom_vmap_call",
+    "call_exported",
+    "infeed",
+)
 # they move keys, or make children of them; all else that reads a key draws from it
 KEYS = (
     "random_fold_in",
@@ -158,7 +167,9 @@ class Flow:
                 ),
                 None,
             )
-            closed = inner if not isinstance(inner, Jaxpr) else ClosedJaxpr(inner, ())
+            # with jax 0.11 both are one class, and a jaxpr has its constants
+            is_closed = inner is None or isinstance(inner, ClosedJaxpr)
+            closed = inner if is_closed else ClosedJaxpr(inner, ())
             if (
                 closed is not None
                 and not closed.jaxpr.constvars[len(closed.consts) :]
@@ -172,13 +183,14 @@ class Flow:
         return self.other(equation, operands, stack, loops)
 
     def other(self, equation, operands, stack, loops):
-        """Any other primitive: what goes in may come out."""
+        """Any other primitive: what goes in may come out, and what nobody can see in it."""
         name = equation.primitive.name
+        hides = name in OPAQUE or self.hides(equation.params)
         for v, operand in zip(equation.invars, operands):
             if name not in KEYS and is_key(v.aval):
                 self.drawn[stack] = (operand.symbol, equation)
         tokens = self.along(equation, operands)
-        if name in OPAQUE:
+        if hides:
             tokens[("opaque", name)] = (None, equation)
             content = ("opaque", stack, loops)
         else:
@@ -187,6 +199,21 @@ class Flow:
             Value(self.node(*content, i, shape=getattr(v.aval, "shape", ())), tokens)
             for i, v in enumerate(equation.outvars)
         ]
+
+    def hides(self, params) -> bool:
+        """Whether programs within an equation that are not followed hold a mark, or what may hide
+        anything.  Their constants are kept with the others."""
+        found = False
+        for equations, constants in within(params):
+            for value in constants:
+                self.constant(value)
+            for equation in equations:
+                for v in equation.invars:
+                    if isinstance(v, Literal):
+                        self.constant(v.val)
+                found |= equation.primitive in MARKS or equation.primitive.name in OPAQUE
+                found |= self.hides(equation.params)
+        return found
 
     def unstack(self, equation, operands):
         """The rows along an axis: slices, as JAX wrote them before 0.11."""
