@@ -167,9 +167,10 @@ class Flow:
                 ),
                 None,
             )
+            closed = inner
             # with jax 0.11 both are one class, and a jaxpr has its constants
-            is_closed = inner is None or isinstance(inner, ClosedJaxpr)
-            closed = inner if is_closed else ClosedJaxpr(inner, ())
+            if inner is not None and not isinstance(inner, ClosedJaxpr):
+                closed = ClosedJaxpr(inner, ())
             if (
                 closed is not None
                 and not closed.jaxpr.constvars[len(closed.consts) :]
