@@ -20,6 +20,7 @@ MUTANTS = (
         "place, stride = jnp.full(shape, rest, jnp.uint32), math.prod(shape)",
         "place, stride = jnp.zeros(shape, jnp.uint32), math.prod(shape)",
         f"{NOISE}::test_leaves_by_themselves_are_those_of_the_flat_vector",
+        slow=True,
     ),
     Mutant(
         "kernels/normals.py",
@@ -87,12 +88,14 @@ MUTANTS = (
         "form, rows = pytrees.form(rows), pytrees.wide(rows)",
         "form = pytrees.form(rows)",
         f"{FLOATS}::test_the_sum_is_that_of_a_loop",
+        slow=True,
     ),
     Mutant(
         "jfl/engine/round.py",
         "return pytrees.add(sums, more), new",
         "return more, new",
         f"{FLOATS}::test_cohorts_of_half_precision_add_up_in_chunks",
+        slow=True,
     ),
     # --- sensitivity
     Mutant(
@@ -162,12 +165,14 @@ MUTANTS = (
         "return mass.at[0].add(below[0]), lost[0]",
         "return mass.at[0].add(below[0]), 0.0 * lost[0]",
         f"{PLD}::test_nothing_vanishes_at_the_ends_of_a_grid",
+        slow=True,
     ),
     Mutant(
         "jfl/privacy/accountants/pld_step.py",
         "offset = jnp.clip(loss - interval * (start + jnp.arange(size)), -",
         "offset = jnp.clip(interval * (start + jnp.arange(size)) - loss, -",
         f"{PLD}::test_masses_keep_both_probabilities_and_the_profile",
+        slow=True,
     ),
     Mutant(
         "jfl/privacy/accountants/pld_step.py",
@@ -180,6 +185,7 @@ MUTANTS = (
         "return law[0] * erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))",
         "return erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))",
         f"{PRIVACY}/test_with_replacement.py::test_the_profile_is_the_worst_of_all_mixtures",
+        slow=True,
     ),
     # --- the ledger
     Mutant(
@@ -193,6 +199,7 @@ MUTANTS = (
         "release=later(plan.release, first),",
         "release=plan.release,",
         f"{GUARANTEE}::test_a_later_segment_says_where_its_rounds_begin",
+        slow=True,
     ),
     Mutant(
         "jfl/privacy/ledger/segments.py",
@@ -205,6 +212,7 @@ MUTANTS = (
         "if any(len(several) > 1 for several in of.values())",
         "if any(len(several) > 2 for several in of.values())",
         f"{SEGMENTS}::test_a_sweep_says_what_its_points_share",
+        slow=True,
     ),
     Mutant(
         "jfl/privacy/taint/client.py",
@@ -236,6 +244,7 @@ MUTANTS = (
         "jax.lax.sort((wait, late, ids), num_keys=2)",
         "jax.lax.sort((wait, ids, ids), num_keys=2)",
         f"{SAMPLERS}::test_equal_latencies_are_a_uniform_cohort",
+        slow=True,
     ),
     # --- identities, and models
     Mutant(
@@ -249,6 +258,7 @@ MUTANTS = (
         "if known[0] != number:",
         "if False:",
         f"{IDENTITY}::test_points_that_would_be_compiled_apart_are_refused",
+        slow=True,
     ),
     Mutant(
         "jfl/models/targets.py",
@@ -262,6 +272,7 @@ MUTANTS = (
         "[side[first:] for side in seen])",
         "[side[:first] for side in seen])",
         f"{AUDIT}::test_the_bound_holds_as_often_as_it_says",
+        slow=True,
     ),
     Mutant(
         "jfl/auditing/canaries.py",
@@ -287,6 +298,7 @@ MUTANTS = (
         "level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32",
         "level, jnp.float32",
         OF_CLIENTS,
+        slow=True,
     ),
     Mutant(  # noise divided twice
         "jfl/privacy/mechanisms/chain.py",
@@ -295,6 +307,7 @@ MUTANTS = (
         "            sigma = post.apply(sigma, after)[0]\n"
         "        after = after._replace(std=std, shape=s.shape)",
         OF_CLIENTS,
+        slow=True,
     ),
     Mutant(  # a cohort normalised by those who came, in place of those expected
         "jfl/privacy/mechanisms/stages.py",
@@ -302,12 +315,14 @@ MUTANTS = (
         "n = n if after.realised is None else jnp.maximum(after.realised, 1)\n"
         "    value = pytrees.map(lambda x: x / jnp.asarray(n, x.dtype), value)",
         OF_CLIENTS,
+        slow=True,
     ),
     Mutant(  # one key for all clients
         "jfl/engine/round.py",
         "address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)",
         "address = lambda key: jax.random.fold_in(key, turn)",
         OF_CLIENTS,
+        slow=True,
     ),
     Mutant(  # a sigma that is wrong under a mesh
         "jfl/engine/round.py",
@@ -331,5 +346,6 @@ MUTANTS = (
         "    )[1]\n"
         "    return (\n        Payload(\n",
         f"{AUDIT}::test_scaffold_sends_nothing_beside_its_noise",
+        slow=True,
     ),
 )

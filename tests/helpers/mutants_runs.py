@@ -219,6 +219,7 @@ MUTANTS = (
         "report.void(out)  # of",
         "pass  # of",
         f"{CLI}::test_what_states_an_epsilon_of_fewer_rounds_goes",
+        slow=True,
     ),
     # --- sweeps and the command line
     Mutant(
@@ -238,6 +239,7 @@ MUTANTS = (
         "if failed == len(records) or (strict and failed):",
         "if failed == len(records):",
         f"{CLI}::test_failed_points_are_marked",
+        slow=True,
     ),
     Mutant(
         "jfl/runs/sweep.py",
