@@ -36,18 +36,20 @@ def irfft(x: ArrayLike, n: int) -> jax.Array:
     return row_p.bind(jnp.asarray(x), kind="irfft", n=n)
 
 
-ALONE = dict(rfft=lambda n: jnp.fft.rfft, irfft=lambda n: functools.partial(jnp.fft.irfft, n=n))
+TRANSFORMS = dict(
+    rfft=lambda n: jnp.fft.rfft, irfft=lambda n: functools.partial(jnp.fft.irfft, n=n)
+)
 TRANSPOSED = "transposed "  # before the name of what is
 
 
 def _play(x: Any, *, kind: str, n: int) -> Any:
     of = kind.removeprefix(TRANSPOSED)
-    alone = ALONE[of](n)
+    transform = TRANSFORMS[of](n)
     with jax.enable_x64(True):  # a program is lowered where nobody asks for float64 any more
         if of == kind:
-            return alone(x)
-        given = jax.eval_shape(ALONE["rfft" if of == "irfft" else "irfft"](n), x)
-        return jax.linear_transpose(alone, given)(x)[0]
+            return transform(x)
+        given = jax.eval_shape(TRANSFORMS["rfft" if of == "irfft" else "irfft"](n), x)
+        return jax.linear_transpose(transform, given)(x)[0]
 
 
 def _by_rows(operands: Any, dims: Any, **what: Any) -> tuple[Any, int]:

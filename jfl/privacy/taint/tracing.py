@@ -7,9 +7,10 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
 
 from ...core import checks, losses
+from ...core.jaxprs import within
 from .flow import OPAQUE
 from .ownership import foreign
 
@@ -74,26 +75,15 @@ def look_into(function, *operands) -> Trace:
         closed = jax.make_jaxpr(function)(*operands)
     except Exception as error:  # the function is the user's, and so is its error
         return Trace([], (), checks.cause(error))
-    consts, names, todo, plain = (
-        [],
-        set(),
-        [closed],
-        lambda c: np.size(c) > 1 and not isinstance(c, jax.core.Tracer),
-    )
+    plain = lambda c: np.size(c) > 1 and not isinstance(c, jax.core.Tracer)
+    consts, names, todo = [], set(), [(closed.jaxpr.eqns, closed.consts)]
     while todo:
-        current = todo.pop()
-        if isinstance(current, ClosedJaxpr):
-            consts += [c for c in current.consts if plain(c)]
-            current = current.jaxpr
-        for equation in current.eqns:
+        equations, held = todo.pop()
+        consts += [c for c in held if plain(c)]
+        for equation in equations:
             names.add(equation.primitive.name)
             consts += [v.val for v in equation.invars if isinstance(v, Literal) and plain(v.val)]
-            for v in equation.params.values():
-                todo += [
-                    j
-                    for j in (v if isinstance(v, (tuple, list)) else (v,))
-                    if isinstance(j, (Jaxpr, ClosedJaxpr))
-                ]
+            todo += within(equation.params)
     return Trace(consts, tuple(sorted(names & set(OPAQUE))))
 
 

@@ -15,9 +15,8 @@ from . import optimal, sensitivities
 from .series import inverse, square_root_series
 from .strategy import Strategy
 
-FULL = (
-    lax.Precision.HIGHEST
-)  # by default an accelerator rounds noise to 10 bits, or 7, in a product
+# by default an accelerator may round the noise before it multiplies: a GPU to 10 bits, a TPU to 7
+FULL = lax.Precision.HIGHEST
 
 
 @record
