@@ -72,7 +72,7 @@ class Experiment:
     )  # line -> the one whose chosen rates and clip norms it takes; empty: marked baselines alone
     same_law: dict = dataclasses.field(
         default_factory=dict
-    )  # line -> (figure, line) whose data have the same law, by a proof: it takes its chosen rates
+    )  # line -> (figure, line) whose data have the same law, by a proof: both take one choice
     at_edge: frozenset = frozenset()  # lines whose chosen rates are at an end of their grid
     unchosen: frozenset = frozenset()  # lines of `methods` whose grid has not run yet
     # field -> its values, for `methods`; or what gives them for a line
