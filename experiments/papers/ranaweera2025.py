@@ -80,8 +80,8 @@ CLIENT_GRID = dict(
     lr=(0.1, 0.215443, 0.464159, 1.0, 2.154435, 4.64159, 10.0, 21.5443, 46.4159, 100.0),
     clip_norm=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
 )
-# CIFAR-10 has rows of 3,072 numbers: a part of the grid, around what methods chose on Fashion-MNIST,
-# and continued as any other where the best is at an end
+# rows of CIFAR-10 are long: a part of the grid, around what methods chose on Fashion-MNIST, and
+# continued as any other where the best is at an end
 AROUND = (4.64159, 10.0, 21.5443)
 # of figures of which each method takes what is best for it, once its grid has run
 GRIDS = dict(
