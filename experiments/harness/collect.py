@@ -39,8 +39,9 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
         That file.
 
     Raises:
-        ValueError: naming the file, for results of another paper, two of one experiment, and fewer
-            lines than are there already; nothing is written.
+        ValueError: naming the file, for results of another paper, two of one experiment, fewer
+            lines than are there already, and lines merged with those of other draws of the data;
+            nothing is written.
     """
     file, found, fresh = Path(into) / f"{module}.json", {}, []
     whole = results.read(file) if file.exists() else results.Experiment(title=module)
@@ -59,6 +60,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
         before = whole.experiments.get(one.name, results.Experiment())
         fresh += [(one.name, line) for line in (*one.lines, *one.failed)]
         if merged := merge and bool(before.lines or before.failed):
+            _refuse_other_draws(path, before, one)
             _merge(before, one, known.get(one.name))
         there = {*one.lines, *(one.failed if merged else ())}
         if not replace and (lost := before.lines.keys() - there):
@@ -83,6 +85,24 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
     return file
 
 
+def _refuse_other_draws(path: Path, before: results.Experiment, one: results.Experiment):
+    """Refuse lines beside others whose seeds have other draws of the data: they would be paired by
+    a seed that says nothing of its rows."""
+    now, then = (_of_draws(part) or ["no word of draws"] for part in (one, before))
+    if (others := before.lines.keys() - one.lines) and now != then:
+        checks.fail(
+            str(path),
+            f"lines of the same draws as those that stay ({', '.join(sorted(others)[:3])})",
+            f"{now[0]!r} beside {then[0]!r}",
+            "Run those too, or give --replace.",
+        )
+
+
+def _of_draws(part: results.Experiment) -> list[str]:
+    """What the notes of a figure say of draws of the data."""
+    return [note for note in part.notes if note.startswith(results.NOTES["draws"] + ": ")]
+
+
 def _merge(before: results.Experiment, one: results.Experiment, experiment):
     """Beside the lines of `one` those of `before`, each with the source that ran it; a line that
     failed now is no longer what it was.  Data that could not be read then, and of which a line is
@@ -98,7 +118,8 @@ def _merge(before: results.Experiment, one: results.Experiment, experiment):
     one.failed = {n: w for n, w in before.failed.items() if n not in one.lines} | one.failed
     one.lines = {**earlier, **one.lines}
     one.seconds = (one.seconds or 0) + (before.seconds or 0)
-    one.only, one.notes = [], before.notes
+    kept = [note for note in before.notes if note not in _of_draws(before)]
+    one.only, one.notes = [], _of_draws(one) + kept
     if experiment is not None:
         one.unread = _unread(before.unread | one.unread, one, experiment)
 
