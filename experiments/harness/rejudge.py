@@ -4,8 +4,7 @@ the rule changed.
     python -m experiments.harness.rejudge noble2022 chen2024 --into experiments/results
     python -m experiments.harness.rejudge --table
 
-Nothing is run.  A claim on values of seeds that were not stored keeps what an earlier rule said of
-it, in the words of this one: CARRIED.
+Nothing is run.
 """
 
 import importlib
@@ -14,7 +13,6 @@ import re
 import sys
 import typing
 from pathlib import Path
-from typing import Any
 
 import tyro
 
@@ -22,17 +20,11 @@ from jfl.report import results
 
 from . import command_line
 from .runner import judged, not_tuned, stored_line
-from .verdicts import NOT_REPRODUCED, UNDECIDED, UNKNOWN
+from .verdicts import NOT_REPRODUCED, UNKNOWN
 
 AT_EDGE = "Best at an end of its grid"  # heading of a note
 
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
-CARRIED: dict[str, Any] = {
-    "confirmed": UNDECIDED,
-    "not confirmed": NOT_REPRODUCED,
-    UNKNOWN: UNKNOWN,
-}
-NOT_STORED = "not stored"  # in words of verdicts.known
 AGAIN = "it ran anew; "
 BY_INTERVALS = "by intervals, corrected within the figure"
 ANOTHER = "the earlier verdict was of a measure that the figure does not plot"
@@ -69,17 +61,8 @@ def rejudge(
             verdict.earlier = before.earlier or (
                 before.verdict if before.verdict in results.STUDIED[:2] else ""
             )
-            unstored = verdict.verdict == UNKNOWN and NOT_STORED in verdict.seen
-            if unstored and claim.carried and verdict.earlier:
-                verdict.seen = before.seen
-                verdict.verdict = CARRIED[verdict.earlier]
-                verdict.why = (
-                    "values of seeds were not stored, so no interval is at hand: what the earlier "
-                    "rule said, carried over as undecided (confirmed) or not reproduced (not "
-                    "confirmed)"
-                )
-            elif verdict.earlier and verdict.verdict != SAME[verdict.earlier]:
-                verdict.why = BY_INTERVALS if claim.carried else ANOTHER
+            if verdict.earlier and verdict.verdict != SAME[verdict.earlier]:
+                verdict.why = ANOTHER if claim.another_measure else BY_INTERVALS
                 if again or before.why.startswith(AGAIN):
                     verdict.why = AGAIN + verdict.why
         found.append(verdict)

@@ -43,9 +43,6 @@ PLACE = re.compile(r"\{(\w+): ([^{}]+)\}")
 JUDGED = re.compile(
     r"(?:^|.*; )(?P<all>[^;]+) \((?:[\d.]+ % intervals, )?(?P<seeds>\d+ seeds|one seed)"
 )
-# what an earlier version of the rule wrote: means, some with standard errors
-NUMBER = re.compile(r"(?<!± )\b(\d+\.\d{3})")
-CARRIED = re.compile(r"better by ((?:[\d.]+(?: ± [\d.]+)?(?:, )?)+)(?:;|$)")
 MEAN = re.compile(r"([+-]\d+\.\d{3})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
 # of a theorem, as experiments.harness.theorems writes
 BELOW_START = re.compile(r"is below the start at \d+ of [^;]*")
@@ -53,7 +50,6 @@ RISES = "which rises by"  # in what verdicts.grows writes
 MANY = 3  # so many comparisons are shown one by one
 RATIO = "of the bound"  # the unit of what was measured, over a bound
 LONG = 170  # characters of what was seen that a cell shows
-NOT_STORED = "values of seeds were not stored"
 FIX = "Correct docs/site/stories.toml, or collect the result that it names."
 
 
@@ -118,18 +114,16 @@ def measured(of: results.Verdict, unit: str) -> str:
         of: the verdict.
         unit: "points" of accuracy, or what the comparisons are of.
     """
-    why = f"; no interval, as {NOT_STORED}" if NOT_STORED in of.why else ""
     means, count = _means(of)
     if not means:
         return _cell(_short(of.seen)) or "computed"
     shown = f"{_listed(means, unit, RISES in of.seen)} {unit}".rstrip()
     below = BELOW_START.search(of.seen)
-    return _cell(shown + count + why + (f"; {below[0]}" if below else ""))
+    return _cell(shown + count + (f"; {below[0]}" if below else ""))
 
 
 def together(of: list[results.Verdict], unit: str) -> str:
     """What several checks of one statement rest on: where their means lie."""
-    why = f"; some without an interval, as {NOT_STORED}" * any(NOT_STORED in v.why for v in of)
     (rises, *other) = {RISES in v.seen for v in of}
     if other:
         checks.fail("stories.toml", "checks of one kind", "some of how a gain rises", FIX)
@@ -138,14 +132,12 @@ def together(of: list[results.Verdict], unit: str) -> str:
     if not means:
         return _cell("; ".join(dict.fromkeys(_short(v.seen) for v in of)))
     (count, *others) = dict.fromkeys(count for _, count in every)
-    return _cell(f"{_listed(means, unit, rises)} {unit}" + ("" if others else count) + why)
+    return _cell(f"{_listed(means, unit, rises)} {unit}" + ("" if others else count))
 
 
 def _means(of: results.Verdict) -> tuple[list, str]:
     """Means and half intervals that a verdict rests on, and of how many seeds, in words."""
-    found, carried = JUDGED.match(of.seen), CARRIED.match(of.seen)
-    if carried:
-        return [(f"+{mean}", "") for mean in NUMBER.findall(carried[1])], ""
+    found = JUDGED.match(of.seen)
     means = MEAN.findall(found["all"]) if found else []
     return means, f" ({found['seeds']})" if found else ""
 
@@ -185,8 +177,6 @@ def reason(of: results.Experiment, given: results.Verdict) -> str:
     """Why a claim cannot be checked."""
     if of.unread:
         return "data not at hand: " + ", ".join(of.unread)
-    if "not stored" in given.seen:
-        return NOT_STORED
     if re.search(r"not run|(pairs|lines) run", given.seen):
         return "not all of its lines were run"
     return _short(given.seen)

@@ -52,8 +52,8 @@ class Claim:
         whose: "paper", or "ours": of audits, sound modes, and what the paper does not say.
         statement: what checks of one statement have in common; the text where there is one check.
         formerly: its text in results of an earlier version.
-        carried: whether what an earlier rule said of it may stand where values of seeds are not
-            stored; not if that was said of another measure.
+        another_measure: whether what an earlier rule said of it was of a measure that its figure
+            does not plot.
     """
 
     text: str
@@ -61,7 +61,7 @@ class Claim:
     whose: str = "paper"
     statement: str = ""
     formerly: str = ""
-    carried: bool = True
+    another_measure: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -262,7 +262,7 @@ def with_heterogeneity(key):
 
 def plotted(claims):
     """Claims that were first checked by RATIO."""
-    return tuple(dataclasses.replace(c, carried=False) for c in claims)
+    return tuple(dataclasses.replace(c, another_measure=True) for c in claims)
 
 
 def by_ratio(claims):

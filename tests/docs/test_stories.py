@@ -103,7 +103,6 @@ def test_what_is_not_stored_is_an_error_that_says_where(text, where):
             "points",
             "rises by +5.8 ± 5.1 points (5 seeds)",
         ),
-        ("better by 1.143 ± 0.059, 1.408 ± 0.054", "x", "+1.143, +1.408 x"),
         (
             "over the bound; T = 10: +0.041 ± 0.01, +0.100 ± 0.03, +0.200 ± 0.01, +0.325 ± 0.01 "
             "(99 % intervals, 5 seeds)",
@@ -172,9 +171,3 @@ def test_a_constant_that_a_theorem_takes():
         assert of("cannot be checked", seen(constant)) == constant
     with pytest.raises(ArgumentError, match="a theorem up to a constant"):
         of("undecided", "+0.1")
-
-
-def test_verdicts_that_were_carried_over_say_that_no_interval_is_at_hand():
-    why = "values of seeds were not stored, so no interval is at hand: carried over"
-    given = results.Verdict(claim="c", verdict="undecided", seen="better by 1.143", why=why)
-    assert stories.measured(given, "") == "+1.143; no interval, as values of seeds were not stored"

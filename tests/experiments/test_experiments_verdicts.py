@@ -270,23 +270,20 @@ def test_checks_of_one_statement_count_once():
     assert list(results_file.statements([made], "ours")) == ["fig: ours"]
 
 
-def test_a_carried_verdict_says_so(tmp_path):
-    """Where values of seeds were not stored, an earlier verdict is not made stronger."""
+def test_what_an_earlier_rule_said_is_not_carried_over():
+    """Where values of seeds were not stored, nothing is judged; the earlier verdict stands beside
+    it, with why the two differ."""
     claim = Claim("c", verdicts.beats([("a", "b")], "gap"))
     lines = dict(a=dict(accuracy=[0.5, 0.5]), b=dict(accuracy=[0.4, 0.4]))
-    for earlier, now in rejudge.CARRIED.items():
+    for earlier in ("confirmed", "not confirmed"):
         given = dict(claim="c", verdict=earlier, seen="as it was", earlier=earlier)
         stored = results_file.of(dict(experiment="f", lines=lines, seeds=[0, 1], verdicts=[given]))
-        (found,) = rejudge.rejudge(
-            stored, Experiment("", {}, {}, (claim,)), {"c": stored.verdicts[0]}
-        )
-        assert (found.verdict, found.earlier) == (now, earlier)
-        assert "not stored" in found.why or now == UNKNOWN
-        other = dataclasses.replace(claim, carried=False)
-        (found,) = rejudge.rejudge(
-            stored, Experiment("", {}, {}, (other,)), {"c": stored.verdicts[0]}
-        )
-        assert (found.verdict, found.earlier) == (UNKNOWN, earlier)
+        for another, why in ((False, rejudge.BY_INTERVALS), (True, rejudge.ANOTHER)):
+            of = dataclasses.replace(claim, another_measure=another)
+            (found,) = rejudge.rejudge(
+                stored, Experiment("", {}, {}, (of,)), {"c": stored.verdicts[0]}
+            )
+            assert (found.verdict, found.earlier, found.why) == (UNKNOWN, earlier, why)
 
 
 def test_a_comparison_has_a_range():
