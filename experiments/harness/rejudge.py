@@ -19,10 +19,8 @@ import tyro
 from jfl.report import results
 
 from . import command_line
-from .runner import judged, not_tuned, stored_line
+from .runner import judged, not_tuned, ran_at, stored_line
 from .verdicts import NOT_REPRODUCED, UNKNOWN
-
-AT_EDGE = "Best at an end of its grid"  # heading of a note
 
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 AGAIN = "it ran anew; "
@@ -86,15 +84,16 @@ def rejudge_file(module: str, folder: Path) -> Path:
 
 def describe(stored: results.Experiment, experiment, draws: str = ""):
     """Say on the page how a figure's settings differ, how often its data were drawn, which of its
-    baselines were not tuned, and where the best of a grid is at an end of it.
+    baselines were not tuned, where the best of a grid is at an end of it, and which lines ran at
+    other rates than those that were chosen since.
 
     Args:
         stored: the figure, whose notes change.
         experiment: of the module of the paper.
         draws: how often; "": as the file has it, or one.
     """
-    headings = [results.NOTES[k] + ": " for k in ("differs", "draws", "not_tuned")]
-    headings.append(AT_EDGE + ": ")
+    keys = ("differs", "draws", "not_tuned", "at_edge", "stale")
+    headings = [results.NOTES[k] + ": " for k in keys]
     before = [n for n in stored.notes if n.startswith(headings[1])]
     if not stored.lines:  # nothing ran that this could be said of
         stored.notes = [n for n in stored.notes if not n.startswith(tuple(headings))]
@@ -106,7 +105,15 @@ def describe(stored: results.Experiment, experiment, draws: str = ""):
         words.append(headings[2] + marked)
     if ends := [n for n in stored.lines if n in experiment.at_edge]:
         words.append(headings[3] + ", ".join(ends))
+    if stale := [n for n, line in stored.lines.items() if _stale(line, n, experiment)]:
+        words.append(headings[4] + ", ".join(stale))
     stored.notes = words + [n for n in stored.notes if not n.startswith(tuple(headings))]
+
+
+def _stale(line: results.Line, name: str, experiment) -> bool:
+    """Whether a stored line ran at other rates, or another clip norm, than its figure has now."""
+    now = ran_at(experiment, name) if name in experiment.lines else {}
+    return any(now.get(field, value) != value for field, value in line.ran_at.items())
 
 
 def table(folder: Path) -> str:

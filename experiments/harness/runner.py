@@ -34,6 +34,7 @@ from .verdicts import FAR, OURS, Claim, far_below, judge, untuned
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
 FIRST = ", first rates"  # behind the name of a line whose rates were chosen since
+CHOSEN = ("lr", "server_lr", "clip_norm")  # fields that `baselines` may choose
 KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
 
 
@@ -157,6 +158,7 @@ def run(
                 paper=experiment.paper.get(line),
                 columns=columns[line],
                 source="",
+                ran_at=ran_at(experiment, line),
                 trace={k: v.tolist() for k, v in r.trace.items()},
             )
             for line, r in results.items()
@@ -231,6 +233,12 @@ def _columns(experiment: Experiment, config: Config, result: Line) -> dict:
     return columns | ends
 
 
+def ran_at(experiment: Experiment, line: str) -> dict:
+    """What may be chosen for a line: its learning rates and clip norm, where it names them."""
+    fields = {**experiment.base, **experiment.lines[line]}
+    return {name: fields[name] for name in CHOSEN if fields.get(name) is not None}
+
+
 def drawn(experiment: Experiment) -> str:
     """How many draws of the data its seeds have, in words."""
     return "one for each seed" if experiment.draws else "one"
@@ -247,7 +255,8 @@ def not_tuned(experiment: Experiment, results: dict) -> str:
     whole = without_failures(results)
     below = untuned(experiment.baselines, whole)
     far = [n for n in far_below(experiment.reached, whole) if n not in below]
-    best = lambda n: f"{n} (at the best of its grid)" if n + FIRST in results else n
+    chosen = lambda n: n + FIRST in results or n in experiment.methods.keys() - experiment.unchosen
+    best = lambda n: f"{n} (at the best of its grid)" if chosen(n) else n
     named = lambda lines: ", ".join(map(best, lines))
     words = [f"{named(below)}: below a private line by more than the interval"] * bool(below)
     words += [

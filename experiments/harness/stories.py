@@ -29,7 +29,6 @@ from jfl.core import checks
 from jfl.report import results
 
 from . import story_pictures
-from .rejudge import AT_EDGE
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "papers"
@@ -383,9 +382,9 @@ def notes(paper: str) -> str:
     )
 
 
-NOTES = (
-    *(results.NOTES[key] for key in ("reduced", "differs", "draws", "not_tuned", "note")),
-    AT_EDGE,
+NOTES = tuple(
+    results.NOTES[key]
+    for key in ("reduced", "differs", "draws", "not_tuned", "note", "at_edge", "stale")
 )
 
 

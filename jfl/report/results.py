@@ -56,6 +56,8 @@ NOTES = dict(
     differs="Differs from the paper",
     draws="Draws of the data",
     not_tuned="Baseline not tuned",
+    at_edge="Best at an end of its grid",
+    stale="At other rates than those chosen since",
     note="Note",
     finding="Finding",
     caption="",
@@ -82,7 +84,7 @@ class Spread(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     std: Positive | None = None
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
+class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One line of a figure, or row of a table, over its seeds.
 
     Args:
@@ -96,6 +98,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
         paper: the figure that the paper prints.
         columns: heading -> what else is known of the line. Of a list the page shows the end.
         source: the `source` of `versions` that ran it, where it is not that of the experiment.
+        ran_at: field -> its learning rates and clip norm; empty where they are not stored.
         trace: metric -> its values [seeds, evaluations], of the seeds of `accuracy`; "round" says
             after which rounds.
     """
@@ -111,6 +114,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     columns: dict[str, Spread | list | Number | str | bool | None] = {}
     trace: dict[str, list[list[Number | None]]] = {}
     source: str = ""
+    ran_at: dict[str, Number] = {}
 
     @property
     def mean(self) -> float | None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.harness import rejudge, verdicts
+from experiments.harness import rejudge, runner, verdicts
 from experiments.harness.collect import PAPERS
 from experiments.harness.runner import Experiment, Line, judged, not_tuned, stored_line
 from experiments.harness.verdicts import (
@@ -305,8 +305,28 @@ def test_a_baseline_below_a_private_line_was_not_tuned():
     assert verdicts.untuned(dict(free=("good", "absent")), dict(free=near(0.5))) == []
 
 
-MARKED = {("chen2024", "fig3"), ("chen2024", "table2"), ("chen2024", "fig6c")}
-HAVE_ENDS = MARKED | {("ranaweera2025", "sample_mnist")}
+def test_a_line_that_ran_before_its_rates_were_chosen_is_named():
+    lines = dict(a=dict(lr=0.5), b=dict(lr=0.5), c={})
+    experiment = Experiment("", dict(clip_norm=1.0), lines)
+    assert runner.ran_at(experiment, "b") == dict(lr=0.5, clip_norm=1.0)
+    ran = dict(
+        a=dict(lr=0.1, clip_norm=1.0), b=runner.ran_at(experiment, "b"), c={}, gone=lines["a"]
+    )
+    stored = results_file.Experiment(
+        lines={n: results_file.Line(accuracy=[0.5], ran_at=at) for n, at in ran.items()}
+    )
+    for words in ("a", ""):
+        rejudge.describe(stored, experiment)
+        told = [n for n in stored.notes if n.startswith("At other rates")]
+        assert told == [f"At other rates than those chosen since: {words}"] * bool(words)
+        stored.lines["a"].ran_at = dict(lr=0.5)
+
+
+MARKED = {("chen2024", name) for name in ("fig3", "table2", "table2_tuned", "fig6c")}
+HAVE_ENDS = MARKED | {
+    ("ranaweera2025", "sample_mnist"),
+    ("ranaweera2025", "client_cifar10"),
+}
 
 
 @pytest.mark.parametrize("module", rejudge.PAPERS)
@@ -322,8 +342,9 @@ def test_notes_name_the_baselines_that_the_rule_marks(module):
         told = [n for n in part.notes if n.startswith("Baseline not tuned")]
         assert told == [f"Baseline not tuned: {words}"] * bool(words), name
         ends = ", ".join(n for n in part.lines if n in experiment.at_edge)
-        told = [n for n in part.notes if n.startswith(rejudge.AT_EDGE)]
-        assert told == [f"{rejudge.AT_EDGE}: {ends}"] * bool(ends), name
+        heading = results_file.NOTES["at_edge"]
+        told = [n for n in part.notes if n.startswith(heading)]
+        assert told == [f"{heading}: {ends}"] * bool(ends), name
         assert bool(words) == ((module, name) in MARKED), name
         assert bool(ends) == ((module, name) in HAVE_ENDS), name
 

@@ -517,9 +517,9 @@ def test_the_five_papers_stand_on_one_page():
         len(clock)
     )
     pairs = [
-        (v["epsilon_claimed"], v["epsilon_proved"])
+        (v["epsilon_claimed"], v.get("epsilon_proved"))
         for v in clock.values()
-        if v["epsilon_claimed"] is not None
+        if "epsilon_claimed" in v
     ]
     assert (
         row["claimed ε holds"]
@@ -583,18 +583,18 @@ def test_the_five_papers_stand_on_one_page():
             "fig1",
             "DP-FedAvg, K=50, (5,5), no l2",
             {
-                "ours": "0.7298 ± 0.0283",
-                "seeds": "3",
+                "ours": "0.7138 ± 0.0392",
+                "seeds": "5",
                 "claimed ε": "12.91",
                 "proved ε": "0.8601",
-                "ln(F - F*)": "-1.326",
+                "ln(F - F*)": "-1.476",
             },
         ),
         (
             "noble2022",
             "fig5",
-            "DP-SCAFFOLD-warm, K=50, alpha=0, draw 2",
-            {"ln(F - F*)": "-3.582", "seeds": "3"},
+            "DP-SCAFFOLD-warm, K=50, alpha=5",
+            {"ln(F - F*)": "-3.564", "seeds": "5"},
         ),
         (
             "noble2022",
