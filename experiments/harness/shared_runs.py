@@ -57,30 +57,46 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
         and place not in ran
         and place[1] not in experiments[place[0]].unchosen
     ]
-    for figure, line in sorted(place for place in ran if place[0] in whole.experiments):
-        for other, name in shared.get((figure, line), []):
-            if (other, name) in ran or other not in whole.experiments:
+    for source in sorted(place for place in ran if place[0] in whole.experiments):
+        for place in shared.get(source, []):
+            figure, line = place
+            if place in ran or figure not in whole.experiments:
                 continue
-            if name in experiments[other].unchosen:
+            if line in experiments[figure].unchosen:
                 continue
-            target, experiment = whole.experiments[other], experiments[other]
-            if not _stands(whole, (figure, line)):
-                if name in target.lines and line in whole.experiments[figure].failed:
-                    keep_first(target.lines, target.lines, name, experiment)
-                    del target.lines[name]
-                    target.failed[name] = whole.experiments[figure].failed[line]
-                    changed[other] = True
-                continue
-            for place in shared.get((other, name + FIRST), []):
-                if _stands(whole, place):
-                    target.lines.setdefault(name + FIRST, _copied(whole, place))
-            keep_first(target.lines, target.lines, name, experiment)
-            old, new = target.lines.get(name), _copied(whole, (figure, line))
-            _put(target, name, new, experiment)
-            target.failed.pop(name, None)
-            if old is None or any(getattr(old, n) != getattr(new, n) for n in MEASURED):
-                changed[other] = True
+            if _stands(whole, source):
+                differs = _replace(whole, source, place, experiments[figure], shared)
+            else:
+                differs = _fail(whole, source, place, experiments[figure])
+            if differs:
+                changed[figure] = True
     return dict.fromkeys(_fill(whole, experiments, shared, lacking), False) | changed
+
+
+def _replace(whole: results.Experiment, source: Place, place: Place, experiment, shared) -> bool:
+    """Put the line at `source` at `place` too, and what was there under its other name -> whether a
+    value differs."""
+    (figure, line), target = place, whole.experiments[place[0]]
+    for first in shared.get((figure, line + FIRST), []):
+        if _stands(whole, first):
+            target.lines.setdefault(line + FIRST, _copied(whole, first))
+    keep_first(target.lines, target.lines, line, experiment)
+    old, new = target.lines.get(line), _copied(whole, source)
+    _put(target, line, new, experiment)
+    target.failed.pop(line, None)
+    return old is None or any(getattr(old, n) != getattr(new, n) for n in MEASURED)
+
+
+def _fail(whole: results.Experiment, source: Place, place: Place, experiment) -> bool:
+    """Where the line at `source` failed, that at `place` failed too -> whether there was one."""
+    line, target = place[1], whole.experiments[place[0]]
+    why = whole.experiments[source[0]].failed.get(source[1])
+    if why is None or line not in target.lines:
+        return False
+    keep_first(target.lines, target.lines, line, experiment)
+    del target.lines[line]
+    target.failed[line] = why
+    return True
 
 
 def _fill(
