@@ -362,7 +362,7 @@ def _traced(trace: dict, metric: str) -> tuple | None:
     return (rounds[0], values) if alike else None
 
 
-FREE, WORD = "no privacy", "\0"  # is one word, for which a sign stands that no name has
+PHRASES = {"no privacy": "\0", "first rates": "\1"}  # are one word each: signs that no name has
 
 
 def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
@@ -377,9 +377,9 @@ def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
         lambda n: n.rpartition(" ")[::2],
         lambda n: n.rpartition(" ")[::-2],
     ):
-        parts = {n: cut(n.replace(FREE, WORD)) for n in names}
+        parts = {n: cut(_with_signs(n)) for n in names}
         whole = {n: p if all(p) else ("".join(p), "") for n, p in parts.items()}
-        clean = lambda words: words.replace(WORD, FREE).rstrip(",")
+        clean = lambda words: _without_signs(words).rstrip(",")
         whole = {n: (clean(method), clean(setting)) for n, (method, setting) in whole.items()}
         sizes = collections.Counter(setting for _, setting in whole.values())
         spare = sizes.pop("", 0)
@@ -388,6 +388,19 @@ def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
             if told_apart and max(sizes.values()) + spare <= CURVES:
                 ways.append((len(sizes), whole))
     return min(ways, key=lambda way: way[0], default=(1, {n: (n, "") for n in names}))[1]
+
+
+def _with_signs(name: str) -> str:
+    """A name in which each of PHRASES is one word."""
+    for phrase, sign in PHRASES.items():
+        name = name.replace(phrase, sign)
+    return name
+
+
+def _without_signs(words: str) -> str:
+    for phrase, sign in PHRASES.items():
+        words = words.replace(sign, phrase)
+    return words
 
 
 def study(points: list, xlabel: str, title: str = ""):
