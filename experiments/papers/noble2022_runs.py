@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jfl.analysis import heterogeneity
 from jfl.cli import console
+from jfl.core.precision import in_full
 from jfl.core.records import Fn, Keys
 from jfl.engine import callbacks
 from jfl.engine.simulate import schedule
@@ -165,7 +166,8 @@ def _watched(plan, trained: Trained, l2: float, best: float) -> dict:
     dissimilarity = heterogeneity.gradient_dissimilarity(
         plan.task, trained.params, plan.fed, "uniform", l2=l2
     )
-    above = float(objective(plan.task, trained.params, plan.fed, l2)) - best
+    with in_full():
+        above = float(objective(plan.task, trained.params, plan.fed, l2)) - best
     return {
         "round": int(trained.state.round),
         GAP: math.log(max(above, 1e-7)),  # float32 sees no less

@@ -19,7 +19,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from ..core import checks, pytrees
 from ..core.losses import for_evaluation
-from ..core.precision import in_float64
+from ..core.precision import in_float64, in_full
 from ..core.records import Array, Federation, Fn, Task, Tree
 
 __all__ = [
@@ -97,6 +97,7 @@ def client_weights(fed: Federation, weights: str | ArrayLike = "size") -> np.nda
     return p / p.sum()
 
 
+@in_full()
 def client_gradients(
     task: Task, params: Tree, fed: Federation, *, l2: float = 0.0, chunk: int | None = None
 ) -> tuple:
@@ -138,6 +139,7 @@ def client_gradients(
     )
 
 
+@in_full()
 def gradient_dissimilarity(
     task: Task,
     params: Tree,
@@ -179,6 +181,7 @@ def gradient_dissimilarity(
     )
 
 
+@in_full()
 def gradient_variance(
     task: Task, params: Tree, fed: Federation, *, batch: int | None = None, chunk: int | None = None
 ) -> Array:
@@ -213,6 +216,7 @@ def gradient_variance(
     return variance * left / batch
 
 
+@in_full()
 def smoothness(
     fed: Federation, loss: str = "softmax", *, l2: float = 0.0, bias: bool = True
 ) -> np.ndarray:
@@ -242,6 +246,7 @@ def smoothness(
     return CURVATURE[loss] * np.array(top) + float(l2)
 
 
+@in_full()
 def optimum(
     task: Task,
     fed: Federation,
@@ -296,6 +301,7 @@ def optimum(
     return _solve(task, fed, float(l2), client, p, start, float(tolerance), steps)
 
 
+@in_full()
 def objective_gap(
     task: Task,
     fed: Federation,

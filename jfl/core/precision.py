@@ -1,4 +1,5 @@
-"""Float64 for computations whose digits matter, whatever the caller has configured."""
+"""For computations whose digits matter: float64, and products in full, whatever the caller has
+configured."""
 
 import contextlib
 from collections.abc import Generator
@@ -14,4 +15,12 @@ def in_float64() -> Generator[None]:
     an epsilon is the same number.
     """
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@contextlib.contextmanager
+def in_full() -> Generator[None]:
+    """A context in which products of float32 are made in full, also on an accelerator, which would
+    round their factors to 10 bits behind the point."""
+    with jax.default_matmul_precision("highest"):
         yield

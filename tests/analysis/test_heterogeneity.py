@@ -237,3 +237,29 @@ def test_blocks_do_not_change_the_sum(fed, task, monkeypatch):
         flat(het.optimum(task, fed, L2).params), flat(whole.params), atol=1e-8
     )
     assert isinstance(fed, Federation) and sum(SIZES) % 7
+
+
+def test_products_are_made_in_full():
+    """An accelerator would round their factors: seen in the programs of gradients and objectives,
+    whose losses ask for no precision of their own."""
+    fed = make_federation()
+    task = jfl.task(start_params(), lambda p, x, y: (p["b"] + jnp.dot(x, p["w"]) - y) ** 2)
+    programs = []
+    originals = {name: getattr(het, name) for name in ("_gradients", "_objective")}
+
+    def watched(name):
+        def call(*given, **options):
+            programs.append(originals[name].lower(*given, **options).as_text())
+            return originals[name](*given, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in originals:
+            patch.setattr(het, name, watched(name))
+        het.gradient_dissimilarity(task, start_params(), fed)
+        het.objective_gap(task, fed, L2)
+    assert len(programs) > 2
+    for text in programs:
+        products = [line for line in text.splitlines() if "dot_general" in line]
+        assert products and all("HIGHEST, HIGHEST" in line for line in products)
