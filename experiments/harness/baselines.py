@@ -260,7 +260,7 @@ def regrid(
     return found
 
 
-def choose_all(figure: str, experiment, out: Path, kept: Path, lines=()) -> dict:
+def choose_all(figure: str, experiment, out: Path, kept: Path, lines=(), served=()) -> dict:
     """line -> what baselines.json has of it, of the lines that stand for the methods of a figure.
 
     Args:
@@ -269,10 +269,13 @@ def choose_all(figure: str, experiment, out: Path, kept: Path, lines=()) -> dict
         out: directory of the grids.
         kept: directory of the runs.
         lines: only these; all where none is given.
+        served: lines for whose run, or law, another figure has chosen: no grid of their own.
     """
     found = {}
     for line in dict.fromkeys(experiment.methods.values()):
-        if not lines or line in lines:
+        if line in served:
+            print(f"{figure} {line}: rates are chosen, for a line like it", file=sys.stderr)
+        elif not lines or line in lines:
             config = Config(**{**experiment.base, **experiment.lines[line]})
             noisy = config.noise_multiplier is not None or config.epsilon is not None
             grid = experiment.grid if isinstance(experiment.grid, dict) else experiment.grid(line)
@@ -333,21 +336,22 @@ def main(argv=None) -> int:
                 checks.fail("baselines", f"baselines of {figure}", ", ".join(sorted(unknown)))
         for i, figure in enumerate(figures):
             out = Path(kept).parent / "grids"
+            asked = known[figure].methods.values() or known[figure].baselines
+            measured = _measured(stored().get(module, {}), known)
+            served = [
+                line
+                for line in asked
+                if any("chosen" in other for other in measured[figure, line][1:])
+            ]
             if known[figure].methods:
-                found = choose_all(figure, known[figure], out, Path(kept), lines)
+                found = choose_all(figure, known[figure], out, Path(kept), lines, served)
             else:
                 one = results_file.read(results[i]) if results else whole.experiments[figure]
                 first = {n: one.lines.get(n + FIRST, line) for n, line in one.lines.items()}
                 there = {n: stored_line(line, tuple(one.seeds)) for n, line in first.items()}
-                measured = _measured(stored().get(module, {}), known)
-                served = [
-                    line
-                    for line in known[figure].baselines
-                    if any("chosen" in other for other in measured[figure, line][1:])
-                ]
                 found = regrid(module, figure, known[figure], there, out, Path(kept), lines, served)
             every = stored()
-            every.setdefault("about", {})[module] = environment()
+            every.setdefault("about", {}).setdefault(module, {})[figure] = environment()
             before = every.setdefault(module, {}).setdefault(figure, {})
             # a line that is not marked today keeps what was chosen for it
             before.update({line: before.get(line, {}) | f for line, f in found.items()})

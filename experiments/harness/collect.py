@@ -20,7 +20,6 @@ from jfl.report import results
 
 from . import command_line
 from .rejudge import AGAIN, PAPERS, describe, rejudge
-from .runner import drawn
 from .shared_runs import keep_first, spread
 
 
@@ -39,9 +38,8 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
         That file.
 
     Raises:
-        ValueError: naming the file, for results of another paper, two of one experiment, fewer
-            lines than are there already, and lines merged with those of other draws of the data;
-            nothing is written.
+        ValueError: naming the file, for results of another paper, two of one experiment, and fewer
+            lines than are there already; nothing is written.
     """
     file, found, fresh = Path(into) / f"{module}.json", {}, []
     whole = results.read(file) if file.exists() else results.Experiment(title=module)
@@ -60,7 +58,6 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
         before = whole.experiments.get(one.name, results.Experiment())
         fresh += [(one.name, line) for line in (*one.lines, *one.failed)]
         if merged := merge and bool(before.lines or before.failed):
-            _refuse_other_draws(path, before, one)
             _merge(before, one, known.get(one.name))
         there = {*one.lines, *(one.failed if merged else ())}
         if not replace and (lost := before.lines.keys() - there):
@@ -71,7 +68,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 "Give --merge, to keep them beside those that ran, or --replace, to drop them.",
             )
         if one.name in known:
-            _judge(before, one, known[one.name], merged)
+            _judge(before, one, known[one.name])
         found |= {one.name: one} | one.experiments
         one.name, one.experiments = "", {}
     every = whole.experiments | found
@@ -80,27 +77,9 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
     for name, anew in (spread(whole, known, fresh) if merge else {}).items():
         part = whole.experiments[name]
         part.unread = _unread(part.unread, part, known[name])
-        _judge(part, part, known[name], merge, anew)
+        _judge(part, part, known[name], anew)
     results.write(file, whole)
     return file
-
-
-def _refuse_other_draws(path: Path, before: results.Experiment, one: results.Experiment):
-    """Refuse lines beside others whose seeds have other draws of the data: they would be paired by
-    a seed that says nothing of its rows."""
-    now, then = (_of_draws(part) or ["no word of draws"] for part in (one, before))
-    if (others := before.lines.keys() - one.lines) and now != then:
-        checks.fail(
-            str(path),
-            f"lines of the same draws as those that stay ({', '.join(sorted(others)[:3])})",
-            f"{now[0]!r} beside {then[0]!r}",
-            "Run those too, or give --replace.",
-        )
-
-
-def _of_draws(part: results.Experiment) -> list[str]:
-    """What the notes of a figure say of draws of the data."""
-    return [note for note in part.notes if note.startswith(results.NOTES["draws"] + ": ")]
 
 
 def _merge(before: results.Experiment, one: results.Experiment, experiment):
@@ -118,8 +97,7 @@ def _merge(before: results.Experiment, one: results.Experiment, experiment):
     one.failed = {n: w for n, w in before.failed.items() if n not in one.lines} | one.failed
     one.lines = {**earlier, **one.lines}
     one.seconds = (one.seconds or 0) + (before.seconds or 0)
-    kept = [note for note in before.notes if note not in _of_draws(before)]
-    one.only, one.notes = [], _of_draws(one) + kept
+    one.only, one.notes = [], before.notes
     if experiment is not None:
         one.unread = _unread(before.unread | one.unread, one, experiment)
 
@@ -134,11 +112,11 @@ def _unread(known: dict[str, str], one: results.Experiment, experiment) -> dict[
     return {name: why for name, why in known.items() if name in missing}
 
 
-def _judge(
-    before: results.Experiment, one: results.Experiment, experiment, merge: bool, again: bool = True
-):
+def _judge(before: results.Experiment, one: results.Experiment, experiment, again: bool = True):
     """The verdicts of today's claims, and what an earlier rule said of them."""
     given = {v.claim: v for v in before.verdicts}
+    if not experiment.special:
+        describe(one, experiment)
     if experiment.special or not experiment.claims:
         for v in one.verdicts:
             if v.claim in given:
@@ -146,7 +124,6 @@ def _judge(
                 why = given[v.claim].why
                 v.why = why if why.startswith(AGAIN) else AGAIN.rstrip("; ") * bool(v.earlier)
     else:
-        describe(one, experiment, "" if merge else drawn(experiment))
         one.verdicts = rejudge(one, experiment, given, again)
 
 

@@ -7,6 +7,7 @@ the rule changed.
 Nothing is run.
 """
 
+import collections
 import importlib
 import json
 import re
@@ -34,6 +35,7 @@ DATA = {  # in words: in what says that they cannot be read
     "CIFAR-10": "cifar10",
 }
 THEOREMS = re.compile("hypothes|constant")  # in words: why a theorem cannot be checked
+DESCRIBED = ("differs", "draws", "devices", "not_tuned", "at_edge", "stale")  # keys of NOTES
 FILE, UNCHECKED, AT_FIRST = "verdicts.md", "unchecked.md", "unchecked_at_first.json"
 
 
@@ -61,6 +63,8 @@ def rejudge(
             )
             if verdict.earlier and verdict.verdict != SAME[verdict.earlier]:
                 verdict.why = ANOTHER if claim.another_measure else BY_INTERVALS
+                if verdict.verdict == UNKNOWN:
+                    verdict.why = verdict.seen
                 if again or before.why.startswith(AGAIN):
                     verdict.why = AGAIN + verdict.why
         found.append(verdict)
@@ -74,7 +78,7 @@ def rejudge_file(module: str, folder: Path) -> Path:
     known = importlib.import_module(f"experiments.papers.{module}").EXPERIMENTS
     for name, part in whole.experiments.items():
         experiment = known.get(name)
-        if experiment is None or experiment.special or not experiment.claims:
+        if experiment is None or experiment.special:
             continue
         part.verdicts = rejudge(part, experiment, {v.claim: v for v in part.verdicts})
         describe(part, experiment)
@@ -82,38 +86,48 @@ def rejudge_file(module: str, folder: Path) -> Path:
     return file
 
 
-def describe(stored: results.Experiment, experiment, draws: str = ""):
-    """Say on the page how a figure's settings differ, how often its data were drawn, which of its
-    baselines were not tuned, where the best of a grid is at an end of it, and which lines ran at
-    other rates than those that were chosen since.
+def describe(stored: results.Experiment, experiment):
+    """Say on the page how a figure's settings differ, how often its data were drawn, on which
+    devices its lines ran, which of its baselines were not tuned, where the best of a grid is at an
+    end of it, and which lines ran at other rates than those that were chosen since.
 
     Args:
         stored: the figure, whose notes change.
         experiment: of the module of the paper.
-        draws: how often; "": as the file has it, or one.
     """
-    keys = ("differs", "draws", "not_tuned", "at_edge", "stale")
-    headings = [results.NOTES[k] + ": " for k in keys]
-    before = [n for n in stored.notes if n.startswith(headings[1])]
-    if not stored.lines:  # nothing ran that this could be said of
-        stored.notes = [n for n in stored.notes if not n.startswith(tuple(headings))]
-        return
-    words = [headings[0] + experiment.differs] if experiment.differs else []
-    words += [headings[1] + draws] if draws else before or [headings[1] + "one"]
+    found = _described(stored, experiment) if stored.lines else {}
+    headings = tuple(results.NOTES[key] + ": " for key in DESCRIBED)
+    words = [heading + found[key] for key, heading in zip(DESCRIBED, headings) if found.get(key)]
+    stored.notes = words + [n for n in stored.notes if not n.startswith(headings)]
+
+
+def _described(stored: results.Experiment, experiment) -> dict[str, str]:
+    """key of DESCRIBED -> its words; "" where there is nothing to say."""
     lines = {n: stored_line(line, tuple(stored.seeds)) for n, line in stored.lines.items()}
-    if marked := not_tuned(experiment, lines):
-        words.append(headings[2] + marked)
-    if ends := [n for n in stored.lines if n in experiment.at_edge]:
-        words.append(headings[3] + ", ".join(ends))
-    if stale := [n for n, line in stored.lines.items() if _stale(line, n, experiment)]:
-        words.append(headings[4] + ", ".join(stale))
-    stored.notes = words + [n for n in stored.notes if not n.startswith(tuple(headings))]
+    devices = collections.Counter(line.device or "unknown" for line in stored.lines.values())
+    counts = ", ".join(f"{count} lines on {device}" for device, count in devices.most_common())
+    stale = [n for n, line in stored.lines.items() if _stale(line, n, experiment)]
+    return dict(
+        differs=experiment.differs,
+        draws=_by_line({n: line.draws or "not stored" for n, line in stored.lines.items()}),
+        devices=counts if len(devices) > 1 else "",
+        not_tuned=not_tuned(experiment, lines),
+        at_edge=", ".join(n for n in stored.lines if n in experiment.at_edge),
+        stale=", ".join(stale),
+    )
+
+
+def _by_line(said: dict[str, str]) -> str:
+    """What is said of most lines, and of which lines something else."""
+    (usual, _), *others = collections.Counter(said.values()).most_common()
+    of = {words: ", ".join(n for n, each in said.items() if each == words) for words, _ in others}
+    return "; ".join([usual, *(f"{words} of {names}" for words, names in of.items())])
 
 
 def _stale(line: results.Line, name: str, experiment) -> bool:
     """Whether a stored line ran at other rates, or another clip norm, than its figure has now."""
-    now = ran_at(experiment, name) if name in experiment.lines else {}
-    return any(now.get(field, value) != value for field, value in line.ran_at.items())
+    known = line.ran_at and name in experiment.lines
+    return bool(known) and line.ran_at != ran_at(experiment, name)
 
 
 def table(folder: Path) -> str:

@@ -30,11 +30,11 @@ from jfl.runs.config import Config
 
 from . import command_line, kept_runs
 from .programs import Plans
-from .verdicts import FAR, OURS, Claim, far_below, judge, untuned
+from .verdicts import DRAW_PER_SEED, FAR, OURS, Claim, far_below, judge, untuned
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
 FIRST = ", first rates"  # behind the name of a line whose rates were chosen since
-CHOSEN = ("lr", "server_lr", "clip_norm")  # fields that `baselines` may choose
+CHOSEN_FIELDS = ("lr", "server_lr", "clip_norm")  # that `baselines` may choose
 KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
 
 
@@ -89,13 +89,20 @@ class Line:
     loss: np.ndarray  # [seeds]
     proved: float | None  # epsilon of the server, else of the third party
     claimed: float | None
-    seconds: float  # a round, of one seed
+    seconds: float  # a round, of one seed; its share of them, where seeds are one program
     trace: dict = dataclasses.field(
         default_factory=dict
     )  # what its plans are shown by: [seeds, evaluations]
     seeds: tuple = ()  # of accuracy
     failed: tuple = ()  # the other ones
     summary: tuple = ()  # mean, std and number of accuracies whose seeds are not stored
+    draws: str = DRAW_PER_SEED  # of the data, in words
+
+    @property
+    def keys(self) -> tuple:
+        """Of its values, one for each seed: lines are paired where both the seed and the rows that
+        it stands for are the same."""
+        return tuple((seed, self.draws) for seed in self.seeds)
 
 
 def run(
@@ -158,6 +165,8 @@ def run(
                 paper=experiment.paper.get(line),
                 columns=columns[line],
                 source="",
+                draws=drawn(experiment),
+                device=environment()["device"],
                 ran_at=ran_at(experiment, line),
                 trace={k: v.tolist() for k, v in r.trace.items()},
             )
@@ -216,7 +225,8 @@ def _run_lines(name, experiment: Experiment, out: Path, kept: Path, configs: dic
         if line in failed:
             print(f"{name} {line}: {failed[line]}", file=sys.stderr)
         else:
-            result = results[line] = _line(entries, experiment.last)
+            of_line = _line(entries, experiment.last)
+            result = results[line] = dataclasses.replace(of_line, draws=drawn(experiment))
             mean = result.accuracy.mean()
             print(f"{name} {line}: accuracy {mean:.4f}{_missing(result)}", file=sys.stderr)
         seconds += sum(e["seconds"]["total"] for e in entries)
@@ -234,14 +244,14 @@ def _columns(experiment: Experiment, config: Config, result: Line) -> dict:
 
 
 def ran_at(experiment: Experiment, line: str) -> dict:
-    """What may be chosen for a line: its learning rates and clip norm, where it names them."""
-    fields = {**experiment.base, **experiment.lines[line]}
-    return {name: fields[name] for name in CHOSEN if fields.get(name) is not None}
+    """What may be chosen for a line: its learning rates and clip norm."""
+    config = Config(**{**experiment.base, **experiment.lines[line]})
+    return {name: getattr(config, name) for name in CHOSEN_FIELDS}
 
 
 def drawn(experiment: Experiment) -> str:
     """How many draws of the data its seeds have, in words."""
-    return "one for each seed" if experiment.draws else "one"
+    return DRAW_PER_SEED if experiment.draws else "one"
 
 
 def without_failures(results: dict) -> dict:
@@ -350,6 +360,7 @@ def stored_line(line: results_file.Line, seeds) -> Line:
         tuple(own),
         tuple(line.failed) if isinstance(line.failed, list) else tuple(range(line.failed)),
         summary,
+        line.draws,
     )
 
 

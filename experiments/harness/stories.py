@@ -406,13 +406,20 @@ def commands(paper: str) -> str:
             f"{len(one.lines)} lines" if one.lines else "",
             f"{len(one.seeds)} seeds" if one.seeds else "",
             f"{one.seconds / 3600:.2g} h" if one.seconds else "",
+            *(f"partly on {device}" for device in _accelerators(one)),
         )
         if one.lines or one.tables:  # not claims on several, or on data that are not at hand
             told.append(f"`{name}` ({', '.join(filter(None, facts)) or 'computed'})")
     return (
-        "The claims above rest on these experiments. Hours are of all seeds, on 2 shared CPU cores;"
+        "The claims above rest on these experiments. Hours are of all seeds, on 2 shared CPU cores "
+        "where no other device is named;"
         " figures share the runs that they have in common. " + ", ".join(told) + "."
     )
+
+
+def _accelerators(of: results.Experiment) -> list[str]:
+    """The devices of its lines that are no CPU."""
+    return sorted({line.device for line in of.lines.values()} - {"", "cpu"})
 
 
 def pictures(paper: str) -> str:

@@ -40,6 +40,7 @@ NOT_RUN = "lines that were not run"
 FAR = 0.05  # of accuracy, below what a model reaches: its rates were not tuned
 POINTS = 0.02  # accuracies so close are "no difference", and "no lower" allows as much
 OURS = "our settings: the paper leaves some open"
+DRAW_PER_SEED = "one for each seed"  # of the data, in words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Quantity:
 
     @classmethod
     def of(cls, values, seeds=()) -> "Quantity":
-        """Of values by seed; `seeds` are 0, 1, ... by default."""
+        """Of values by seed, or by what stands for one and its rows; 0, 1, ... by default."""
         values = np.asarray(values, float)
         return cls._paired(dict(zip(seeds or range(len(values)), values.tolist(), strict=True)))
 
@@ -258,7 +259,8 @@ def far_below(reached: dict, results: dict) -> list[str]:
     lines = [line for line in reached if line in results]
 
     def gap(line):
-        best = Quantity.of(list(reached[line].values()), tuple(map(int, reached[line])))
+        seeds = tuple((int(seed), DRAW_PER_SEED) for seed in reached[line])
+        best = Quantity.of(list(reached[line].values()), seeds)
         return accuracy(results[line]) - best + FAR
 
     return [line for line in lines if gap(line).interval(WRONG)[1] < 0]
@@ -277,8 +279,8 @@ def end(line, key: str | None = None) -> Quantity:
     if key is None and line.summary:
         return Quantity.summary(*line.summary)
     if key is None:
-        return Quantity.of(line.accuracy, line.seeds)
-    return -1 * Quantity.of(line.loss if key == "loss" else line.trace[key][:, -1], line.seeds)
+        return Quantity.of(line.accuracy, line.keys)
+    return -1 * Quantity.of(line.loss if key == "loss" else line.trace[key][:, -1], line.keys)
 
 
 def difference(results: dict, one: str, other: str, key: str | None = None) -> Quantity:

@@ -304,7 +304,7 @@ def tuned():
         runs=watched,
         differs=DIFFERS,
         draws=True,
-        # those without privacy are chosen where they run, as in Figure 1
+        # FedAvg takes what Figure 1 chose for the same line
         methods={n: own_steps(f"{n.split(', (')[0]}, (1,1)") for n in lines} | {n: n for n in free},
         # a run at K = 100 takes minutes: there both methods have the five rates that hold half of
         # what each of them chose at K = 50

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jfl.analysis import heterogeneity
 from jfl.cli import console
+from jfl.core.errors import HealthError
 from jfl.core.precision import in_full
 from jfl.core.records import Fn, Keys
 from jfl.engine import callbacks
@@ -126,8 +127,8 @@ def watch(config, axes, out, build_plan):
     stopwatch, states = Stopwatch(), None
     for count in schedule(config.rounds, config.evaluate_every).tolist():
         trained = train(list(plans), seeds, count, states, keeps=True)
-        for one in trained:
-            callbacks.stop_if_unhealthy(one.state)
+        for seed, one in zip(seeds, trained):
+            _stop_if_unhealthy(seed, one)
         states = [one.state for one in trained]
         with stopwatch.paused():
             for i, one in enumerate(trained):
@@ -159,6 +160,14 @@ def watch(config, axes, out, build_plan):
         record.manifest([plans[-1]], build.the_partition(config), seeds=list(seeds)),
     )
     return entries
+
+
+def _stop_if_unhealthy(seed: int, trained: Trained):
+    """Raise HealthError, which names the seed."""
+    try:
+        callbacks.stop_if_unhealthy(trained.state)
+    except HealthError as error:
+        raise HealthError(f"seed {seed}: {error}", error.run, error.health) from None
 
 
 def _watched(plan, trained: Trained, l2: float, best: float) -> dict:

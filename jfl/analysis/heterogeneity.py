@@ -216,7 +216,6 @@ def gradient_variance(
     return variance * left / batch
 
 
-@in_full()
 def smoothness(
     fed: Federation, loss: str = "softmax", *, l2: float = 0.0, bias: bool = True
 ) -> np.ndarray:

@@ -10,6 +10,7 @@ import collections
 import io
 import json
 import math
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -362,7 +363,8 @@ def _traced(trace: dict, metric: str) -> tuple | None:
     return (rounds[0], values) if alike else None
 
 
-PHRASES = {"no privacy": "\0", "first rates": "\1"}  # are one word each: signs that no name has
+PHRASE = re.compile(r"\b(no|first) (?=\w+)")  # "no privacy", "first rates": one word each
+JOINED = "\0"  # in place of their space: a sign that no name has
 
 
 def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
@@ -377,9 +379,9 @@ def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
         lambda n: n.rpartition(" ")[::2],
         lambda n: n.rpartition(" ")[::-2],
     ):
-        parts = {n: cut(_with_signs(n)) for n in names}
+        parts = {n: cut(PHRASE.sub(rf"\1{JOINED}", n)) for n in names}
         whole = {n: p if all(p) else ("".join(p), "") for n, p in parts.items()}
-        clean = lambda words: _without_signs(words).rstrip(",")
+        clean = lambda words: words.replace(JOINED, " ").rstrip(",")
         whole = {n: (clean(method), clean(setting)) for n, (method, setting) in whole.items()}
         sizes = collections.Counter(setting for _, setting in whole.values())
         spare = sizes.pop("", 0)
@@ -388,19 +390,6 @@ def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
             if told_apart and max(sizes.values()) + spare <= CURVES:
                 ways.append((len(sizes), whole))
     return min(ways, key=lambda way: way[0], default=(1, {n: (n, "") for n in names}))[1]
-
-
-def _with_signs(name: str) -> str:
-    """A name in which each of PHRASES is one word."""
-    for phrase, sign in PHRASES.items():
-        name = name.replace(phrase, sign)
-    return name
-
-
-def _without_signs(words: str) -> str:
-    for phrase, sign in PHRASES.items():
-        words = words.replace(sign, phrase)
-    return words
 
 
 def study(points: list, xlabel: str, title: str = ""):

@@ -58,6 +58,7 @@ NOTES = dict(
     not_tuned="Baseline not tuned",
     at_edge="Best at an end of its grid",
     stale="At other rates than those chosen since",
+    devices="Devices",
     note="Note",
     finding="Finding",
     caption="",
@@ -98,6 +99,8 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         paper: the figure that the paper prints.
         columns: heading -> what else is known of the line. Of a list the page shows the end.
         source: the `source` of `versions` that ran it, where it is not that of the experiment.
+        draws: how many draws of the data its seeds have, in words; "" where that is not stored.
+        device: that ran it; "" where that is not stored.
         ran_at: field -> its learning rates and clip norm; empty where they are not stored.
         trace: metric -> its values [seeds, evaluations], of the seeds of `accuracy`; "round" says
             after which rounds.
@@ -114,7 +117,9 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     columns: dict[str, Spread | list | Number | str | bool | None] = {}
     trace: dict[str, list[list[Number | None]]] = {}
     source: str = ""
-    ran_at: dict[str, Number] = {}
+    draws: str = ""
+    device: str = ""
+    ran_at: dict[str, Number | None] = {}
 
     @property
     def mean(self) -> float | None:

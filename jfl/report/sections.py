@@ -669,6 +669,9 @@ def experiment_tables(experiment: Experiment) -> list:
 def _lines(experiment: Experiment) -> Table:
     seeds = len(experiment.seeds) or None
     columns = {name: _line_columns(line) for name, line in experiment.lines.items()}
+    if len({line.device for line in experiment.lines.values()}) > 1:
+        for name, line in experiment.lines.items():
+            columns[name]["device"] = line.device or "not stored"
     others = list(dict.fromkeys(heading for each in columns.values() for heading in each))
     rows = []
     for name, line in experiment.lines.items():

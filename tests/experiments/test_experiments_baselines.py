@@ -1,11 +1,13 @@
 """Rates of baselines: who is marked, what is chosen, what the figures take."""
 
 import dataclasses
+import json
 import sys
 import types
 
 import numpy as np
 import pytest
+from helpers.paths import RESULTS
 
 from experiments.harness import baselines
 from experiments.harness.programs import Plans, drawn
@@ -218,3 +220,26 @@ def test_a_line_that_is_no_baseline_is_named(tmp_path):
     call = ["noble2022", "fig1", "--kept", str(tmp_path), "--lines", "DP-FedAvg, K=50, (0,0)"]
     with pytest.raises(ValueError, match=r"need baselines of fig1; got DP-FedAvg, K=50, \(0,0\)"):
         baselines.main(call)
+
+
+def test_what_another_figure_chose_gets_no_grid_of_its_own(tmp_path, monkeypatch):
+    """FedAvg beside the private methods of `fig1_tuned` takes the choice of Figure 1: else one line
+    would have two."""
+    for name in ("baselines.json", "noble2022.json"):
+        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
+    asked = []
+
+    def choose(name, *_):
+        asked.append(name.removeprefix("fig1_tuned "))
+        return baselines.Choice({}, dict(lr=0.5), [], False)
+
+    monkeypatch.setattr(baselines, "FILE", tmp_path / "baselines.json")
+    monkeypatch.setattr(baselines, "choose", choose)
+    assert baselines.main(["noble2022", "fig1_tuned", "--kept", str(tmp_path / "kept")]) == 0
+    assert asked == [
+        *(f"DP-{m}, K=50, (1,1)" for m in ("SCAFFOLD-warm", "FedAvg", "FedSGD")),
+        *(f"DP-{m}, K=100, (1,1)" for m in ("SCAFFOLD-warm", "FedAvg")),
+    ]
+    chosen = json.loads((tmp_path / "baselines.json").read_text())
+    assert not any(line.startswith("FedAvg") for line in chosen["noble2022"]["fig1_tuned"])
+    assert set(chosen["about"]["noble2022"]) == set(chosen["noble2022"])

@@ -7,8 +7,8 @@ from helpers import pretended
 from helpers.paths import RESULTS
 
 from experiments.harness import collect, programs, runner
-from experiments.harness.runner import Claim, Experiment
-from experiments.harness.verdicts import close
+from experiments.harness.runner import Claim, Experiment, stored_line
+from experiments.harness.verdicts import close, difference
 from experiments.papers import chen2024
 from jfl.report import results as results_file
 from jfl.runs import blocks
@@ -37,7 +37,6 @@ def results(folder, **changes):
             seconds=0.4,
             lines=dict(a=line, b=line | dict(accuracy=[0.1, 0.2])),
             versions={},
-            notes=["Draws of the data: one for each seed"],
             verdicts=[dict(claim="c", verdict="not confirmed", seen="no  [ b ]")],
         )
         | changes
@@ -125,32 +124,29 @@ def test_a_merge_keeps_failures_and_unread_data_of_lines_that_did_not_run(tmp_pa
     assert cifar[0] not in found.lines and found.failed[cifar[0]] == "NaN in round 1"
 
 
-def test_lines_of_other_draws_are_not_merged(tmp_path):
-    into = tmp_path / "results"
-    line = dict(accuracy=[0.5], loss=[1.0], epsilon_claimed=None, epsilon_proved=None)
-    fig2 = dict(experiment="fig2", seeds=[0], verdicts=[])
-    mnist = [n for n in chen2024.EXPERIMENTS["fig2"].lines if n.startswith("MNIST")]
-    both = results(tmp_path / "both", **fig2, lines=dict.fromkeys(mnist[:2], line))
-    collect.collect("chen2024", [both], into)
-    other = dict(fig2, notes=["Draws of the data: one"])
-    part = results(tmp_path / "part", **other, lines={mnist[0]: line})
-    with pytest.raises(ValueError, match=f"need lines of the same draws.*{mnist[1]}.*Run those"):
-        collect.collect("chen2024", [part], into, merge=True)
-    # what takes the places of all has no line beside it, and says what it is of
-    whole = results(tmp_path / "all", **other, lines=dict.fromkeys(mnist[:2], line))
-    collect.collect("chen2024", [whole], into, merge=True)
-    found = results_file.read(into / "chen2024.json").experiments["fig2"]
-    assert [n for n in found.notes if n.startswith("Draws")] == other["notes"]
-
-
-def test_the_first_merge_of_a_figure_tells_its_draws(tmp_path):
-    line = dict(accuracy=[0.5], loss=[1.0], epsilon_claimed=None, epsilon_proved=None)
-    lines = dict.fromkeys(chen2024.EXPERIMENTS["fig2"].lines, line)
-    told = dict(experiment="fig2", seeds=[0], verdicts=[], notes=[])
-    one = results(tmp_path / "run", **told, lines=lines)
-    collect.collect("chen2024", [one], tmp_path, merge=True)
-    found = results_file.read(tmp_path / "chen2024.json").experiments["fig2"]
-    assert "Draws of the data: one for each seed" in found.notes
+def test_lines_of_other_draws_are_told_and_not_paired(tmp_path):
+    """Neither in the figure that is merged, nor in one that shares its runs."""
+    own, one = "one for each seed", "one"
+    every = [n for n in chen2024.EXPERIMENTS["fig3"].lines if n.startswith("Synthetic-IID")]
+    line = dict(accuracy=[0.5, 0.6], loss=[1.0, 1.1], draws=one)
+    figures = {
+        name: results(
+            tmp_path / name, experiment=name, verdicts=[], lines=dict.fromkeys(every, line)
+        )
+        for name in ("fig3", "table2")
+    }
+    collect.collect("chen2024", figures.values(), tmp_path)
+    fresh = {every[0]: line | dict(accuracy=[0.7, 0.8], draws=own)}
+    part = results(tmp_path / "part", experiment="fig3", verdicts=[], lines=fresh)
+    collect.collect("chen2024", [part], tmp_path, merge=True)
+    whole = results_file.read(tmp_path / "chen2024.json").experiments
+    for name in figures:
+        told = [n for n in whole[name].notes if n.startswith("Draws")]
+        assert told == [f"Draws of the data: {one}; {own} of {every[0]}"], name
+        lines = {n: stored_line(x, (0, 1)) for n, x in whole[name].lines.items()}
+        apart = difference(lines, every[0], every[1])
+        assert apart.mean == pytest.approx(0.2) and apart.values is None  # not paired
+        assert difference(lines, every[1], every[2]).values is not None
 
 
 def test_quick_runs_are_left_out_and_a_study_is_kept(tmp_path, capsys):
