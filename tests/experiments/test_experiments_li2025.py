@@ -26,6 +26,7 @@ from jfl.analysis import heterogeneity
 from jfl.local import training
 from jfl.papers.li2025 import privacy as paper
 from jfl.papers.li2025 import theory
+from jfl.report import results as results_file
 from jfl.runs import blocks, build
 from jfl.runs.config import Config
 
@@ -193,8 +194,8 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(trained, tmp_path, ca
     )  # of 3 rounds, likely none without
     assert printed["columns"]["ε if clipped"] > 20 and sound["columns"]["ε Theorem 2"] < 0.5
     assert not trained or np.mean(printed["loss"]) < np.mean(sound["loss"])  # less noise
-    written = json.loads((tmp_path / "results.json").read_text())["lines"]
-    assert written == json.loads(json.dumps(found["lines"]))
+    written = results_file.read(tmp_path / "results.json").lines
+    assert written == results_file.of(found).lines
     ran = lambda: {p: p.stat().st_mtime_ns for p in (tmp_path / runner.KEPT).glob("*/runs.jsonl")}
     before = ran()
     assert runner.run("tiny", experiment, tmp_path)["verdicts"] == found["verdicts"]
