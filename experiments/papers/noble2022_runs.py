@@ -114,8 +114,7 @@ def watch(config, axes, out, build_plan):
     """Run as `jfl.runs.sweep.sweep` over seeds, each with a draw of the data of its own, and keep
     GAP, DIFFERENCE and RATIO of the server's model at each evaluation, as a "trace".
 
-    All seeds are one program: on a GPU, which mostly waits for small steps, five take about as long
-    as one.
+    All seeds are one program: the steps of one are so small that a GPU mostly waits for them.
     """
     out = directory.checked(out, resume=False)
     seeds = axes["seed"]
