@@ -20,6 +20,7 @@ from jfl.analysis import heterogeneity
 from jfl.engine.simulate import simulate
 from jfl.papers import as_printed
 from jfl.papers.noble2022 import privacy, theory
+from jfl.report import results as results_file
 from jfl.runs import build, record, unused_options
 from jfl.runs.config import Config
 
@@ -213,8 +214,9 @@ def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
         found["lines"][names[1]]["epsilon_claimed"] is None
         and "cannot be checked" in capsys.readouterr().out
     )
-    stored = json.loads((tmp_path / "results.json").read_text())
-    assert stored["lines"] == found["lines"] and stored["verdicts"][0]["verdict"] == UNKNOWN
+    stored = results_file.read(tmp_path / "results.json")
+    assert stored.lines == results_file.of(found).lines
+    assert stored.verdicts[0].verdict == UNKNOWN
     again = runner.run("fig1", experiment, tmp_path, quick=True, only=names)  # as it lies there
     assert again["lines"] == found["lines"]
     # the trace is that of the server's model

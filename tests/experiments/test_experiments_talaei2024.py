@@ -25,6 +25,7 @@ from jfl import schedules
 from jfl.papers import as_printed
 from jfl.papers.talaei2024 import privacy as paper
 from jfl.papers.talaei2024 import theory
+from jfl.report import results as results_file
 from jfl.runs import build
 from jfl.runs.config import Config
 from jfl.sampling.weights import impact
@@ -237,9 +238,8 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch
         found["verdicts"][0]["verdict"] in (HOLDS, NOT_REPRODUCED, UNDECIDED)
         and "±" in found["verdicts"][0]["seen"]
     )
-    assert json.loads((tmp_path / "results.json").read_text())["lines"] == json.loads(
-        json.dumps(found["lines"])
-    )
+    written = results_file.read(tmp_path / "results.json").lines
+    assert written == results_file.of(found).lines
     out = capsys.readouterr().out
     assert "ε third party" in out and "loss" in out
     # noise as printed is that of the formula, for the rows of the smallest client
