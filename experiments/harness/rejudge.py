@@ -80,7 +80,8 @@ def rejudge_file(module: str, folder: Path) -> Path:
         experiment = known.get(name)
         if experiment is None or experiment.special:
             continue
-        part.verdicts = rejudge(part, experiment, {v.claim: v for v in part.verdicts})
+        if experiment.claims:
+            part.verdicts = rejudge(part, experiment, {v.claim: v for v in part.verdicts})
         describe(part, experiment)
     results.write(file, whole)
     return file
@@ -104,7 +105,9 @@ def describe(stored: results.Experiment, experiment):
 def _described(stored: results.Experiment, experiment) -> dict[str, str]:
     """key of DESCRIBED -> its words; "" where there is nothing to say."""
     lines = {n: stored_line(line, tuple(stored.seeds)) for n, line in stored.lines.items()}
-    devices = collections.Counter(line.device or "unknown" for line in stored.lines.values())
+    devices = collections.Counter(
+        line.device or "what is not stored" for line in stored.lines.values()
+    )
     counts = ", ".join(f"{count} lines on {device}" for device, count in devices.most_common())
     stale = [n for n, line in stored.lines.items() if _stale(line, n, experiment)]
     return dict(

@@ -99,7 +99,7 @@ class Line:
     draws: str = DRAW_PER_SEED  # of the data, in words
 
     @property
-    def keys(self) -> tuple:
+    def paired_by(self) -> tuple:
         """Of its values, one for each seed: lines are paired where both the seed and the rows that
         it stands for are the same."""
         return tuple((seed, self.draws) for seed in self.seeds)
@@ -165,7 +165,7 @@ def run(
                 paper=experiment.paper.get(line),
                 columns=columns[line],
                 source="",
-                draws=drawn(experiment),
+                draws=r.draws,
                 device=environment()["device"],
                 ran_at=ran_at(experiment, line),
                 trace={k: v.tolist() for k, v in r.trace.items()},

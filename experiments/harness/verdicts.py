@@ -279,8 +279,8 @@ def end(line, key: str | None = None) -> Quantity:
     if key is None and line.summary:
         return Quantity.summary(*line.summary)
     if key is None:
-        return Quantity.of(line.accuracy, line.keys)
-    return -1 * Quantity.of(line.loss if key == "loss" else line.trace[key][:, -1], line.keys)
+        return Quantity.of(line.accuracy, line.paired_by)
+    return -1 * Quantity.of(line.loss if key == "loss" else line.trace[key][:, -1], line.paired_by)
 
 
 def difference(results: dict, one: str, other: str, key: str | None = None) -> Quantity:

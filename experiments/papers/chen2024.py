@@ -79,7 +79,7 @@ def rougher(rough, smooth):
     def moves(line):
         curve = line.trace["curve"]
         half = curve[:, curve.shape[1] // 2 :]
-        return Quantity.of(np.abs(np.diff(half, axis=1)).mean(1), line.keys)
+        return Quantity.of(np.abs(np.diff(half, axis=1)).mean(1), line.paired_by)
 
     def check(results):
         if why := known(results, rough, smooth, key="curve"):

@@ -58,6 +58,7 @@ def optimum(config):
     return _optimum(Config(**{n: getattr(config, n) for n in (*build.DATA, "model", "l2")}))
 
 
+@in_full()
 @jax.jit
 def objective(task, params, fed, l2):
     """F of the server's model: the mean over clients of their mean loss, and the penalty."""
@@ -174,8 +175,7 @@ def _watched(plan, trained: Trained, l2: float, best: float) -> dict:
     dissimilarity = heterogeneity.gradient_dissimilarity(
         plan.task, trained.params, plan.fed, "uniform", l2=l2
     )
-    with in_full():
-        above = float(objective(plan.task, trained.params, plan.fed, l2)) - best
+    above = float(objective(plan.task, trained.params, plan.fed, l2)) - best
     return {
         "round": int(trained.state.round),
         GAP: math.log(max(above, 1e-7)),  # float32 sees no less
