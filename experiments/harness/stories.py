@@ -15,6 +15,7 @@ shows, and in which words, stands in docs/site/stories.toml.  Words there quote 
     {constant: EXPERIMENT | CLAIM}      that a theorem up to a constant takes
     {audited: LINE}                     of the study of audits; likewise {refutable: LINE}
     {cell: EXPERIMENT | ROW | COLUMN}   of its tables, the row that begins with ROW
+    {column: EXPERIMENT | LINE | COLUMN}  what else is stored of a line, with its 95 % interval
 
 What is named and is not there any more is an error that says where.
 """
@@ -224,6 +225,15 @@ def _table_cell(paper, name, row, column):
     return _named({}, f"{row}, {column}", "a row and column", f"stories.toml: {paper}: {name}")
 
 
+def _column(paper, name, of, heading):
+    """A column of a line: a number, or a mean and half of its interval."""
+    found = _named(line(paper, name, of).columns, heading, "a column", f"stories.toml: {of}")
+    if not isinstance(found, results.Spread):
+        return f"{found:g}"
+    half = "" if found.half is None else f" ± {found.half:.3f}"
+    return f"{found.mean:+.3f}{half}".replace("-", "−")
+
+
 QUOTES = dict(
     accuracy=lambda paper, name, of: f"{line(paper, name, of).mean:.3f}",
     claimed=lambda paper, name, of: epsilon(line(paper, name, of).epsilon_claimed),
@@ -236,6 +246,7 @@ QUOTES = dict(
     audited=lambda paper, of: epsilon(audit(of).audited),
     refutable=lambda paper, of: epsilon(audit(of).ceiling),
     cell=_table_cell,
+    column=_column,
 )
 
 

@@ -42,7 +42,7 @@ LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
 NO_NOISE = ", no noise"  # ends the name of a study's line without noise
 WIDTH = 10.5  # inches
 LINES = 60  # of one picture
-TRACED, CURVES = 12, 12  # panels of an experiment's curves, and curves of one
+TRACED, CURVES, FEW = 12, 14, 6  # panels of an experiment, curves of one, and of the only one
 
 
 class Setting(NamedTuple):
@@ -371,7 +371,7 @@ def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
     """Each name in two parts, in the way that makes fewest panels of CURVES curves at most; the
     setting is "" where a name has none."""
     ways: list[tuple[int, dict]] = []
-    if len(names) <= CURVES // 2:
+    if len(names) <= FEW:
         return {n: (n, "") for n in names}
     for cut in (
         lambda n: n.partition(", ")[::2],
