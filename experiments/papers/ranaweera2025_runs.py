@@ -66,7 +66,7 @@ def step_seconds(base: dict, level: str, steps: int = 4) -> float:
     shape = (32, 32, 3) if base["dataset"] == "cifar10" else (28, 28)
     draw = np.random.default_rng(0)
     rows = lambda n: (draw.random((n, *shape), np.float32), draw.integers(0, 10, n))
-    fed = jfl.federate([rows(base["batch"])] * 2, test=rows(10))
+    fed = jfl.federate([rows(base["rows_per_client"])] * 2, test=rows(10))
     task = jfl.models.cnn(fed)
     like = jax.eval_shape(task.init, jax.random.key(0))
     clip, *noise = jfl.wavelet.published("R1", 1.0, 1.0, jfl.bands.per_layer(like), unsound=True)
@@ -76,7 +76,7 @@ def step_seconds(base: dict, level: str, steps: int = 4) -> float:
         jfl.private_grad(task.loss, chain) if samples else jfl.grad(task.loss),
         lr=base["lr"],
         steps=steps,
-        batch=jfl.batches.without_replacement(base["batch"]),
+        batch=getattr(jfl.batches, base["batch_sampler"])(base["batch"]),
     )
     plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(2))
     for key in (0, 1):

@@ -407,3 +407,28 @@ def test_theory_runs_take_the_rates_of_the_theorem(monkeypatch):
     assert float(training.rates(taken["lr"], 0, 1)) == pytest.approx(
         2 / (0.1 * max(8 * smooth / 0.1, 2))
     )
+
+
+def test_what_noise_costs_is_measured_at_one_rate():
+    """Beside a line without privacy at a rate of its own, the private one is compared with that at
+    the paper's; where all have rates of their own, with that."""
+    results = {
+        "iid no privacy": line(0.91, 0.92, 0.91),
+        "iid no privacy" + runner.FIRST: line(0.81, 0.82, 0.81),
+        **{f"iid printed ε={e:g}": line(0.805, 0.815, 0.805) for e in li2025.EPSILONS},
+    }
+    (claim,) = (
+        c
+        for c in li2025.PRINTED_RATES["fig2-mnist"].claims
+        if c.text.startswith("(b)") and c.text.endswith(", iid, printed")
+    )
+    assert judge(claim, results, 1, "")[0] == HOLDS
+    del results["iid no privacy" + runner.FIRST]  # no rate was chosen: this is the paper's
+    assert judge(claim, results, 1, "")[0] != HOLDS
+    tuned = li2025.EXPERIMENTS["fig2_tuned"]
+    assert set(tuned.methods) == set(tuned.lines) and {c.whose for c in tuned.claims} == {"ours"}
+    both = {f"mnist {name}": end for name, end in results.items()}
+    (claim,) = (
+        c for c in tuned.claims if c.text.startswith("(b) ε=0.5 costs at most 0.02, iid, p")
+    )
+    assert judge(claim, both, 1, "")[0] != HOLDS
