@@ -13,7 +13,8 @@ What each recipe changes of a paper's algorithm:
 - `contracting`: noise on the model, for what one row moves where losses are convex: conditional (Li
   et al., with the sensitivity of Wu et al., 2017).
 - `measured`: wavelet noise in the shape of band energies that were measured with noise of their own
-  (Ranaweera et al.).
+  (Ranaweera et al.); `by_level`: the same, where each level is clipped on its own, to what its
+  energy says.
 """
 
 import dataclasses
@@ -40,6 +41,7 @@ SHARE = 0.1  # of epsilon, which the energies alone spend
 STEEPNESS = 2.0  # root 2 of the slopes times root 2 of a row
 SMOOTHNESS = 1.0  # 1/2 of the slopes times 2 of a row
 TYPICAL_SMOOTHNESS = 0.25  # on real rows, for the rate of a solve; no guarantee rests on it
+LEAST_ENERGY = 1e-3  # of the mean: a level without any is clipped to more than nothing
 INEXACTNESS = 1e-5  # of a proximal problem's solve; a run stops where one leaves more
 
 
@@ -255,13 +257,26 @@ def _measured(config: Made) -> tuple:
     return tuple(np.maximum(np.asarray(run.server.energies, np.float64), 0.0).tolist())
 
 
-def measured(config: Made):
-    """Noise of an ellipsoid, in the shape of energies that were measured."""
+def measured(config: Made, by_level: bool = False):
+    """Noise of an ellipsoid, in the shape of energies that were measured.
+
+    Args:
+        config: of the plan.
+        by_level: each level is clipped on its own, in proportion to the root of its energy; the
+            squares of these norms add up to that of the clip norm.  Else all together.
+    """
     plan = _without_noise(config)
-    blind = dataclasses.replace(config, noise=(), lr=0.1, clip_norm=1.0, band_exponent=0.25)
-    shape = jfl.wavelet.ellipsoid(_bands(plan), config.band_exponent, jnp.array(_measured(blind)))
-    noise = jfl.gaussian(config.noise[0], shape=shape)
-    step = _private(plan, config, jfl.wavelet.clip_ellipsoid(config.clip_norm, shape), noise)
+    blind = dataclasses.replace(
+        config, recipe="measured", noise=(), lr=0.1, clip_norm=1.0, band_exponent=0.25
+    )
+    bands, found = _bands(plan), jnp.array(_measured(blind))
+    shape = jfl.wavelet.ellipsoid(bands, config.band_exponent, found)
+    if by_level:
+        found = found + LEAST_ENERGY * found.mean()
+        clip = jfl.wavelet.clip_bands(config.clip_norm * jnp.sqrt(found / found.sum()), bands)
+    else:
+        clip = jfl.wavelet.clip_ellipsoid(config.clip_norm, shape)
+    step = _private(plan, config, clip, jfl.gaussian(config.noise[0], shape=shape))
     return jfl.plan(plan.fed, plan.task, jfl.algorithms.fedavg(**step), plan.sampler)
 
 
@@ -274,6 +289,7 @@ RECIPES = dict(
     contracting=Recipe(contracting),
     prox_erm=Recipe(prox_erm),
     measured=Recipe(measured, before=energies),
+    by_level=Recipe(functools.partial(measured, by_level=True), before=energies),
 )
 
 

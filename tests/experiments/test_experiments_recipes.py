@@ -29,6 +29,7 @@ CASES = dict(
     | dict(clients=6, preprocess="unit_norm", algorithm="padpfl", upload="difference", mu=3.0)
     | dict(batch_sampler="full"),
     measured=EXAMPLE | dict(clients=6),
+    by_level=EXAMPLE | dict(clients=6),
 )
 KEY = jax.random.key(0)
 
@@ -74,6 +75,23 @@ def test_the_shape_follows_the_energies_that_a_run_measured():
     ]
     assert scales[0].shape == scales[1].shape and np.abs(scales[0] - scales[1]).max() > 0
     assert np.ptp(scales[0]) > 0.1  # not isotropic
+
+
+def test_levels_are_clipped_by_their_measured_energies():
+    """Squares of the norms add up to that of the clip norm, in the order of the energies, and the
+    noise has the shape that it has where all levels are clipped together."""
+    config = made("by_level", noise=(2.0,), clip_norm=0.5)
+    plan, joint = (
+        recipes.plan_of(dataclasses.replace(config, recipe=name))
+        for name in ("by_level", "measured")
+    )
+    clip, *_, noise, _ = plan.algorithm.releases[0].mechanism.stages
+    bounds = np.asarray(clip.apply.data["bounds"], float)
+    assert (bounds**2).sum() == pytest.approx(0.25, rel=1e-4)
+    blind = made("measured", lr=0.1, clip_norm=1.0, band_exponent=0.25)
+    assert np.argsort(bounds).tolist() == np.argsort(recipes._measured(blind)).tolist()
+    _, _, other, _ = joint.algorithm.releases[0].mechanism.stages
+    np.testing.assert_array_equal(noise.shape.scales, other.shape.scales)
 
 
 def model(out):

@@ -81,6 +81,7 @@ def promises(quick):
         "FedAvg": (images, grid),
         "FedAvg, shape of natural images": (images | shaped, grid),
         "FedAvg, measured shape": (images | dict(recipe="measured"), grid),
+        "FedAvg, a clip of each level as measured": (images | dict(recipe="by_level"), grid),
     }
     # Talaei and Izadi: impact factors, with what they leave of a client's clip norm
     groups = (4, 4, 4) if quick else (20, 20, 20)
