@@ -168,7 +168,8 @@ def fig2(data, modes=MODES, splits=SPLITS, what="", **more):
         f"{s} {name}": {**splits[s], **changes}
         for s in splits
         for name, changes in {
-            "no privacy": dict(algorithm="fedavg"),
+            # whatever G is: all figures share its runs
+            "no privacy": dict(algorithm="fedavg", clip_norm=COMMON["clip_norm"]),
             "clipped": {},
             **{f"{m} ε={e:g}": {**modes[m], "epsilon": e} for m in modes for e in EPSILONS},
         }.items()
