@@ -121,6 +121,7 @@ def made(config, clock="step", reading="gradient"):
     return build(own, clock, reading=reading), config
 
 
+@functools.cache
 def runs(clock="step", reading="gradient"):
     return Plans(
         functools.partial(made, clock=clock, reading=reading),
