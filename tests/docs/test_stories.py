@@ -161,6 +161,17 @@ def test_a_mean_distance_from_what_is_printed():
         of("computed")
 
 
+def test_a_column_with_its_interval():
+    where = "study, scenario 1 | no noise: 0-1-2"
+    line = stories.line("talaei2024", *where.split(" | "))
+    less = line.columns["loss less equal"]
+    told = stories.quoted(f"{{column: {where} | loss less equal}}", "talaei2024")
+    assert told == f"{less.mean:+.3f} ± {less.half:.3f}"
+    assert stories.quoted(f"{{column: {where} | lr}}", "talaei2024") == "0.2"
+    with pytest.raises(ArgumentError, match="a column that is there"):
+        stories.quoted(f"{{column: {where} | lrs}}", "talaei2024")
+
+
 def test_a_constant_that_a_theorem_takes():
     of = lambda verdict, seen: stories._constant(
         results.Verdict(claim="c", verdict=verdict, seen=seen)
