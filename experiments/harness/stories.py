@@ -373,8 +373,6 @@ def missing(paper: str) -> str:
         of = [name for name, n in open_ if n == number]
         told = _cell(", ".join(dict.fromkeys(of)))
         out.append(f"| undecided by {number} seeds: more of them | {len(of)} | {told} |")
-    if lack := [n for n in words()[paper].get("also", ()) if n not in stored(paper).experiments]:
-        out.append(f"| experiments that were not run yet | | {_cell(', '.join(lack))} |")
     return "\n".join(out)
 
 
