@@ -38,7 +38,7 @@ DATA = {  # in words: in what says that they cannot be read
 THEOREMS = re.compile("hypothes|constant")  # in words: why a theorem cannot be checked
 DESCRIBED = ("differs", "draws", "devices", "not_tuned", "at_edge", "stale")  # keys of NOTES
 FILE, UNCHECKED, AT_FIRST = "verdicts.md", "unchecked.md", "unchecked_at_first.json"
-CAUSES = Path(__file__).with_name("causes.toml")  # paper -> figure, or "all" -> why it ran anew
+CAUSES = Path(__file__).with_name("causes.toml")
 
 
 def rejudge(
@@ -144,9 +144,8 @@ def table(folder: Path) -> str:
         '"confirmed" where means differed by more than one standard error. ' + results.RULE,
         "",
     ]
-    causes = tomllib.loads(CAUSES.read_text())
     for module in PAPERS:
-        whole, because = results.read(folder / f"{module}.json"), causes[module]
+        whole, because = results.read(folder / f"{module}.json"), causes()[module]
         rows = [
             (part.name, v.claim, v.earlier, v.verdict, v.whose, _why(v, part.name, because))
             for part in whole.parts()
@@ -165,6 +164,11 @@ def table(folder: Path) -> str:
             "",
         ]
     return "\n".join(words)
+
+
+def causes() -> dict:
+    """paper -> figure, or "all" -> why it ran anew, in words."""
+    return tomllib.loads(CAUSES.read_text())
 
 
 def _why(verdict: results.Verdict, figure: str, because: dict) -> str:

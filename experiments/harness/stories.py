@@ -364,10 +364,12 @@ def missing(paper: str) -> str:
         where = _cell(", ".join(dict.fromkeys(names)))
         out.append(f"| {_cell(told)} | {len(names)} | {where} |")
     open_ = [
-        (part.name, len(part.seeds))
+        (part.name, int(seeds[1]))
         for part in stored(paper).parts()
         for v in part.verdicts
-        if v.whose == "paper" and v.verdict == UNDECIDED and part.seeds
+        if v.whose == "paper"
+        and v.verdict == UNDECIDED
+        and (seeds := re.search(r"(\d+) seeds", v.seen))
     ]
     for number in sorted({n for _, n in open_}):
         of = [name for name, n in open_ if n == number]

@@ -343,8 +343,9 @@ def tuned():
     """Lines as printed at ε = 0.5, and those without privacy, each at the best of one grid of
     rates.
 
-    G stays 1.  It was in the grid at first, and the smallest one was best of any: the noise is as
-    large as G, but only the last of a round's steps is clipped, so a small one takes the noise away.
+    G stays 1.  It was in the grid at first, and the smallest of any grid was best: the noise is
+    proportional to G, but only the last step of a round is clipped, so a small G takes the noise
+    away.
     """
     lines = {n: f for n, f in of_both().items() if "sound" not in n}
     claims = [

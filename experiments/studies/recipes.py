@@ -272,7 +272,7 @@ def measured(config: Made, by_level: bool = False):
     bands, found = _bands(plan), jnp.array(_measured(blind))
     shape = jfl.wavelet.ellipsoid(bands, config.band_exponent, found)
     if by_level:
-        found = found + LEAST_ENERGY * found.mean()
+        found = found + LEAST_ENERGY * found.mean() + jnp.finfo(jnp.float32).tiny
         clip = jfl.wavelet.clip_bands(config.clip_norm * jnp.sqrt(found / found.sum()), bands)
     else:
         clip = jfl.wavelet.clip_ellipsoid(config.clip_norm, shape)

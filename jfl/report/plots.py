@@ -42,7 +42,11 @@ LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
 NO_NOISE = ", no noise"  # ends the name of a study's line without noise
 WIDTH = 10.5  # inches
 LINES = 60  # of one picture
-TRACED, CURVES, FEW = 12, 14, 6  # panels of an experiment, curves of one, and of the only one
+TRACED, CURVES, FEW = (
+    12,
+    14,
+    6,
+)  # panels of an experiment, curves of a panel, and lines that need no second panel
 
 
 class Setting(NamedTuple):
@@ -368,9 +372,9 @@ JOINED = "\0"  # in place of their space: a sign that no name has
 
 
 def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
-    """Each name in two parts, in the way that makes fewest panels of CURVES curves at most; the
-    setting is "" where a name has none."""
-    ways: list[tuple[int, dict]] = []
+    """Each name in two parts, in the way that makes fewest panels of CURVES curves at most, and of
+    those that with the most even ones; the setting is "" where a name has none."""
+    ways: list[tuple[int, int, dict]] = []
     if len(names) <= FEW:
         return {n: (n, "") for n in names}
     for cut in (
@@ -388,8 +392,8 @@ def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
         if 2 * spare <= len(names) and 1 < len(sizes) < len(names) - spare:
             told_apart = len(set(whole.values())) == len(names)
             if told_apart and max(sizes.values()) + spare <= CURVES:
-                ways.append((len(sizes), whole))
-    return min(ways, key=lambda way: way[0], default=(1, {n: (n, "") for n in names}))[1]
+                ways.append((len(sizes), max(sizes.values()), whole))
+    return min(ways, key=lambda way: way[:2], default=(1, 1, {n: (n, "") for n in names}))[-1]
 
 
 def study(points: list, xlabel: str, title: str = ""):

@@ -168,6 +168,9 @@ def test_a_column_with_its_interval():
     told = stories.quoted(f"{{column: {where} | loss less equal}}", "talaei2024")
     assert told == f"{less.mean:+.3f} ± {less.half:.3f}"
     assert stories.quoted(f"{{column: {where} | lr}}", "talaei2024") == "0.2"
+    where = where.replace("no noise", "no noise, lr 0.02")
+    told = stories.quoted(f"{{column: {where} | loss less equal}}", "talaei2024")
+    assert told.startswith("−0.0") and " ± 0.0" in told
     with pytest.raises(ArgumentError, match="a column that is there"):
         stories.quoted(f"{{column: {where} | lrs}}", "talaei2024")
 

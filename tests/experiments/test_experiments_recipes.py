@@ -87,9 +87,11 @@ def test_levels_are_clipped_by_their_measured_energies():
     )
     clip, *_, noise, _ = plan.algorithm.releases[0].mechanism.stages
     bounds = np.asarray(clip.apply.data["bounds"], float)
-    assert (bounds**2).sum() == pytest.approx(0.25, rel=1e-4)
-    blind = made("measured", lr=0.1, clip_norm=1.0, band_exponent=0.25)
-    assert np.argsort(bounds).tolist() == np.argsort(recipes._measured(blind)).tolist()
+    energies = np.array(
+        recipes._measured(made("measured", lr=0.1, clip_norm=1.0, band_exponent=0.25))
+    )
+    energies += 1e-3 * energies.mean()
+    np.testing.assert_allclose(bounds**2, 0.25 * energies / energies.sum(), rtol=1e-4)
     _, _, other, _ = joint.algorithm.releases[0].mechanism.stages
     np.testing.assert_array_equal(noise.shape.scales, other.shape.scales)
 
