@@ -42,11 +42,8 @@ LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
 NO_NOISE = ", no noise"  # ends the name of a study's line without noise
 WIDTH = 10.5  # inches
 LINES = 60  # of one picture
-TRACED, CURVES, FEW = (
-    12,
-    14,
-    6,
-)  # panels of an experiment, curves of a panel, and lines that need no second panel
+TRACED, CURVES = 12, 14  # panels of an experiment's curves, and curves of one
+FEW = 6  # so many lines stand in one panel, whatever their names
 
 
 class Setting(NamedTuple):
