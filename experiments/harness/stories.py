@@ -43,9 +43,10 @@ PLACE = re.compile(r"\{(\w+): ([^{}]+)\}")
 JUDGED = re.compile(
     r"(?:^|.*; )(?P<all>[^;]+) \((?:[\d.]+ % intervals, )?(?P<seeds>\d+ seeds|one seed)"
 )
-MEAN = re.compile(r"([+-]\d+\.\d{3})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
+MEAN = re.compile(r"([+-]\d+\.\d{3,})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
 # of a theorem, as experiments.harness.theorems writes
 BELOW_START = re.compile(r"is below the start at \d+ of [^;]*")
+DECIMALS = 3  # of such a mean, where more do not matter
 RISES = "which rises by"  # in what verdicts.grows writes
 MANY = 3  # so many comparisons are shown one by one
 RATIO = "of the bound"  # the unit of what was measured, over a bound
@@ -147,14 +148,18 @@ def _listed(means: list, unit: str, rises: bool) -> str:
     sign."""
     scale, digits = (100, 1) if unit == "points" else (1, 3)
     sign, several = ("", "values") if unit == RATIO else ("+", "rises" if rises else "differences")
-    half = lambda width: f"{scale * float(width):.2g}"
+    half = lambda width, more=0: f"{scale * float(width):.{2 + more}g}"
 
-    def number(mean):
-        value = round(scale * float(mean), digits)
-        return f"{value + 0.0:{sign}.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
+    def number(mean, more=0):
+        value = round(scale * float(mean), digits + more)
+        return f"{value:{sign}.{digits + more}f}".replace("-", "−") if value else f"{0:.{digits}f}"
+
+    def pair(mean, width):
+        more = len(mean.partition(".")[2]) - DECIMALS
+        return number(mean, more) + (f" ± {half(width, more)}" if width else "")
 
     if len(means) <= MANY:
-        each = ", ".join(number(m) + (f" ± {half(h)}" if h else "") for m, h in means)
+        each = ", ".join(pair(*m) for m in means)
         return f"rises by {each}" if rises else each
     ends = sorted(float(m) for m, _ in means)
     widest = max((float(h) for _, h in means if h), default=None)

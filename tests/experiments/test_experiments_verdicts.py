@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.harness import rejudge, runner, verdicts
+from experiments.harness import rejudge, runner, stories, verdicts
 from experiments.harness.collect import PAPERS
 from experiments.harness.runner import Experiment, Line, judged, not_tuned, stored_line
 from experiments.harness.verdicts import (
@@ -86,6 +86,20 @@ def test_a_claim_holds_fails_or_is_open():
     assert verdict(better, a=line(0.4, 0.5, 0.6), b=line(0.45, 0.46, 0.47)) == UNDECIDED
     assert verdict(better, a=line(0.9), b=line(0.1)) == UNDECIDED  # one seed has no interval
     assert verdict(better, a=line(0.9)) == UNKNOWN
+
+
+def test_a_mean_that_is_hardly_beyond_its_interval_is_shown_to_be():
+    better = verdicts.beats([("a", "b")])
+    for mean, shown, points, expected in (
+        (0.0741, "+0.0741 ± 0.0735", "+7.41 ± 7.35 points", HOLDS),
+        (0.0735, "+0.073 ± 0.074", "+7.3 ± 7.4 points", UNDECIDED),
+        (0.5, "+0.500 ± 0.074", "+50.0 ± 7.4 points", HOLDS),
+    ):
+        lines = dict(a=line(mean - 0.0296, mean, mean + 0.0296), b=line(0.0, 0.0, 0.0))
+        found, seen = verdicts.judge(Claim("it is so", better), lines, 1, "ours")
+        assert found == expected and seen.startswith(shown)
+        page = stories.measured(results_file.Verdict("it is so", found, seen), "points")
+        assert page.startswith(points)
 
 
 def test_claims_of_a_figure_share_the_chance_of_an_error():
