@@ -133,6 +133,8 @@ def run(
     command |= (dict(module=module) if module else {}) | (dict(only=list(only)) if only else {})
     out = Path(out)
     if experiment.special:
+        if only:
+            check.fail(name, "no --lines, as it is not made of lines", ", ".join(only))
         return keep(out, experiment.special(name, experiment, out, quick), command)
     kept = out / KEPT if kept is None else Path(kept)
     only = only or (experiment.quick_lines if quick else None)

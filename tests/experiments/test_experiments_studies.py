@@ -445,6 +445,13 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
             f"python -m experiments.papers.some2025 {line} --out NEW" in words
             and "MODULE" not in words
         )
+    for name, wanted, told in (
+        ("alone", "a", "alone: need no --lines, as it is not made of lines; got a"),
+        ("lines", "no such", "lines: need lines of one, the other; got no such"),
+    ):
+        arguments = [name, "--lines", wanted, "--out", str(tmp_path / "refused")]
+        with pytest.raises(ValueError, match=told):
+            runner.main("some2025", experiments, arguments)
     assert runner.run("alone", experiments["alone"], tmp_path / "0").keys() == {
         "experiment",
         "quick",
