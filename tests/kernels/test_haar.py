@@ -287,6 +287,20 @@ def contribution(seed=0, dtype=np.float32):
     return {k: jnp.asarray(r.normal(size=v.shape), dtype) for k, v in LIKE.items()}
 
 
+@pytest.mark.parametrize("length", (1, 2, 3, 31, 32, 33, 1000, 1024, 1025, 40_000))
+def test_energies_are_those_of_the_coefficients(length):
+    x = np.random.default_rng(length).normal(size=length) + 0.5
+    wanted, means = [], np.pad(x, (0, 2 ** haar.height(length) - length))
+    while len(means) > 1:  # one level at a time, in double precision
+        low, high = means[0::2], means[1::2]
+        wanted.append(np.square(low - high).sum() / 2)
+        means = (low + high) / np.sqrt(2)
+    found = jax.jit(haar.energies)(jnp.asarray(x, jnp.float32))
+    # a detail of few coefficients may be small beside the sums that it is the difference of
+    rounding = 1e-7 * np.square(x).sum()
+    np.testing.assert_allclose(found, [*means**2, *wanted], rtol=1e-5, atol=rounding)
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_bands_are_where_they_are_said_to_be(name):
     b, table = TABLE[name]

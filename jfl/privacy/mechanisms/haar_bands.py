@@ -213,11 +213,17 @@ def _split(bands: Bands, values: Sequence[Any]) -> list[Any]:
     """For each block its pieces, float32, each inside one band."""
     out = []
     for block in bands.blocks:
-        mine = [jnp.asarray(values[i]).astype(jnp.float32).reshape(-1) for i in block.leaves]
-        x = mine[0] if len(mine) == 1 else jnp.concatenate(mine)
+        x = _joined(block, values)
         x = x if block.columns else _held(x)  # a pyramid that is held is slower
-        out.append(haar.split(x.reshape(block.grid + block.columns), _axes(block)))
+        out.append(haar.split(x, _axes(block)))
     return out
+
+
+def _joined(block: Block, values: Sequence[Any]) -> Array:
+    """The leaves of a block as one array, float32."""
+    mine = [jnp.asarray(values[i]).astype(jnp.float32).reshape(-1) for i in block.leaves]
+    x = mine[0] if len(mine) == 1 else jnp.concatenate(mine)
+    return x.reshape(block.grid + block.columns)
 
 
 @jax.custom_jvp
@@ -283,15 +289,18 @@ def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
 
 def energies(bands: Bands, tree: Any) -> jax.Array:
     """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree."""
-    out: list[Any] = [0.0] * count(bands)
-    pieces_of_blocks = _split(bands, _checked("bands.energies", bands, tree)[0])
-    for block, pieces, home in zip(bands.blocks, pieces_of_blocks, _homes(bands)):
-        # the sum and the transform below it would be one loop, which splits every entry again for
-        # each level
-        pieces = pieces if block.columns else _held(pieces)
-        for x, b in zip(pieces, home):
-            out[b] += jnp.sum(jnp.square(x))
-    return jnp.stack(out)
+    values, _ = _checked("bands.energies", bands, tree)
+    out = []
+    for block in bands.blocks:
+        x, axes = _joined(block, values), _axes(block)
+        if axes == (0,) and not block.columns:
+            out.append(haar.energies(x))
+            continue
+        base, *details = [jnp.square(piece).sum() for piece in haar.split(x, axes)]
+        kinds = 2 ** len(axes) - 1  # of details, in each level
+        by_level = [sum(details[i : i + kinds]) for i in range(0, len(details), kinds)]
+        out.append(jnp.stack([base, *by_level]))
+    return jnp.concatenate(out)
 
 
 def scale(bands: Bands, values: Any, tree: Any) -> Any:
