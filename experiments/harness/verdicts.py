@@ -216,14 +216,14 @@ def _shown(comparisons, wrong) -> str:
         elif math.isinf(most):
             shown.append(f"{name}{quantity.mean:+.3f}")
         else:
-            shown.append(f"{name}{_mean_and_half(quantity.mean, most - quantity.mean)}")
+            shown.append(f"{name}{mean_and_half(quantity.mean, most - quantity.mean)}")
     freedom = min(np.min(c.of.freedom) for c in comparisons)
     seeds = f"{100 * (1 - wrong):.4g} % intervals, {freedom + 1} seeds" if freedom else "one seed"
     unpaired = any(getattr(c.of, "values", 0) is None for c in comparisons)
     return ", ".join(shown) + f" ({seeds}{', unpaired' if unpaired and freedom else ''})"
 
 
-def _mean_and_half(mean: float, half: float) -> str:
+def mean_and_half(mean: float, half: float) -> str:
     """A mean and half of its interval, with the digits that show on which side of 0 it lies."""
     for more in range(6):
         shown = f"{mean:+.{3 + more}f}", f"{half:.{2 + more}g}"

@@ -2,7 +2,9 @@
 
 import re
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.harness import stories, story_pictures
 from jfl.core.errors import ArgumentError
@@ -173,6 +175,15 @@ def test_a_column_with_its_interval():
     assert told.startswith("−0.0") and " ± 0.0" in told
     with pytest.raises(ArgumentError, match="a column that is there"):
         stories.quoted(f"{{column: {where} | lrs}}", "talaei2024")
+
+
+def test_a_gain_is_paired_over_seeds():
+    one, less = ("WAV R1 lemma2 σ=3", "vanilla σ=3")
+    of = lambda name: np.array(stories.line("ranaweera2025", "sample_mnist", name).accuracy)
+    gaps = 100 * (of(one) - of(less))
+    half = stats.t.ppf(0.975, len(gaps) - 1) * np.std(gaps, ddof=1) / len(gaps) ** 0.5
+    told = stories.quoted(f"{{gain: sample_mnist | {one} | {less}}}", "ranaweera2025")
+    assert told == f"{gaps.mean():+.1f} ± {half:.2g}"
 
 
 def test_a_constant_that_a_theorem_takes():
