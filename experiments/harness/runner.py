@@ -134,7 +134,7 @@ def run(
     out = Path(out)
     if experiment.special:
         if only:
-            check.fail(name, "no --lines, as it is not made of lines", ", ".join(only))
+            check.fail(name, "no --lines, as it runs as a whole", ", ".join(only))
         return keep(out, experiment.special(name, experiment, out, quick), command)
     kept = out / KEPT if kept is None else Path(kept)
     only = only or (experiment.quick_lines if quick else None)

@@ -228,8 +228,8 @@ def mean_and_half(mean: float, half: float) -> str:
     for more in range(6):
         shown = f"{mean:+.{3 + more}f}", f"{half:.{2 + more}g}"
         if (abs(float(shown[0])) > float(shown[1])) == (abs(mean) > half):
-            break
-    return " ± ".join(shown)
+            return " ± ".join(shown)
+    return f"{mean:+.3f} ± {half:.2g}"  # no digits would tell
 
 
 def untuned(baselines: dict, results: dict) -> list[str]:

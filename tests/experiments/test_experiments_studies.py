@@ -446,7 +446,7 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
             and "MODULE" not in words
         )
     for name, wanted, told in (
-        ("alone", "a", "alone: need no --lines, as it is not made of lines; got a"),
+        ("alone", "a", "alone: need no --lines, as it runs as a whole; got a"),
         ("lines", "no such", "lines: need lines of one, the other; got no such"),
     ):
         arguments = [name, "--lines", wanted, "--out", str(tmp_path / "refused")]

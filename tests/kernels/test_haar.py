@@ -287,18 +287,38 @@ def contribution(seed=0, dtype=np.float32):
     return {k: jnp.asarray(r.normal(size=v.shape), dtype) for k, v in LIKE.items()}
 
 
+def norms_of_levels(x):
+    """Float64, of the base and of each level of x [2**L], a level at a time."""
+    means, details = np.asarray(x, np.float64), []
+    while len(means) > 1:
+        low, high = means[0::2], means[1::2]
+        details.append(np.linalg.norm(low - high) / np.sqrt(2))
+        means = (low + high) / np.sqrt(2)
+    return np.array([abs(means[0]), *details])
+
+
 @pytest.mark.parametrize("length", (1, 2, 3, 31, 32, 33, 1000, 1024, 1025, 40_000))
 def test_energies_are_those_of_the_coefficients(length):
     x = np.random.default_rng(length).normal(size=length) + 0.5
-    wanted, means = [], np.pad(x, (0, 2 ** haar.height(length) - length))
-    while len(means) > 1:  # one level at a time, in double precision
-        low, high = means[0::2], means[1::2]
-        wanted.append(np.square(low - high).sum() / 2)
-        means = (low + high) / np.sqrt(2)
-    found = jax.jit(haar.energies)(jnp.asarray(x, jnp.float32))
+    wanted = norms_of_levels(np.pad(x, (0, 2 ** haar.height(length) - length))) ** 2
     # a detail of few coefficients may be small beside the sums that it is the difference of
     rounding = 1e-7 * np.square(x).sum()
-    np.testing.assert_allclose(found, [*means**2, *wanted], rtol=1e-5, atol=rounding)
+    found = jax.jit(haar.energies)(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=rounding)
+
+
+@pytest.mark.parametrize("length", (32, 1024, 32_768))
+def test_a_band_of_a_row_that_is_much_longer_keeps_its_bound(length):
+    r = np.random.default_rng(length)
+    offset = r.uniform(1e5, 2e5, (6, 1)).astype(np.float32)  # 1e7 times the bound
+    some = r.integers(-1, 2, (6, length)) * (r.random((6, length)) < 0.2)
+    rows = (offset + np.spacing(offset) * some).astype(np.float32)
+    b = haar_bands.flat(rows[0])
+    bounds = jnp.full(haar_bands.count(b), 0.01)
+    shrunk, norms = jax.jit(jax.vmap(lambda row: haar_bands.shrink(b, bounds, row)))(rows)
+    for before, after, longest in zip(rows, shrunk, norms):
+        assert longest[0] == pytest.approx(norms_of_levels(before)[0], rel=1e-5)
+        assert norms_of_levels(after).max() <= 0.01 * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("name", TABLE)

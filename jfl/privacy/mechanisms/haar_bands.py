@@ -288,7 +288,10 @@ def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
 
 
 def energies(bands: Bands, tree: Any) -> jax.Array:
-    """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree."""
+    """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree.
+
+    They are right to about 1e-7 of that sum, not each of itself.
+    """
     values, _ = _checked("bands.energies", bands, tree)
     out = []
     for block in bands.blocks:
@@ -296,11 +299,36 @@ def energies(bands: Bands, tree: Any) -> jax.Array:
         if axes == (0,) and not block.columns:
             out.append(haar.energies(x))
             continue
-        base, *details = [jnp.square(piece).sum() for piece in haar.split(x, axes)]
-        kinds = 2 ** len(axes) - 1  # of details, in each level
-        by_level = [sum(details[i : i + kinds]) for i in range(0, len(details), kinds)]
-        out.append(jnp.stack([base, *by_level]))
+        out.append(_by_band(haar.split(x, axes), axes))
     return jnp.concatenate(out)
+
+
+def _by_band(pieces: Sequence[Any], axes: Sequence[int]) -> Array:
+    """The squared norms of a block's bands, of its pieces."""
+    base, *details = [jnp.square(piece).sum() for piece in pieces]
+    kinds = 2 ** len(axes) - 1  # of details, in each level
+    by_level = [sum(details[i : i + kinds]) for i in range(0, len(details), kinds)]
+    return jnp.stack([base, *by_level])
+
+
+def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
+    """Each band of the tree shrunk to a norm of at most its bound.
+
+    The coefficients that are measured are the very ones that are shrunk.  `energies` rounds in
+    other places: of a row that is far longer than a band's bound, the difference alone would pass
+    that bound many times.
+
+    Shapes:
+        bounds Float[n] -> the tree, with the shapes and dtypes of `tree`, and Float32[n], the norms
+        that the bands had.
+    """
+    like, treedef = _checked("bands.shrink", bands, tree)
+    pieces = lax.optimization_barrier(_held(_split(bands, like)))
+    found = [_by_band(mine, _axes(block)) for block, mine in zip(bands.blocks, pieces)]
+    norms = jnp.sqrt(jnp.concatenate(found))
+    longest = _one_each("bands.shrink", bands, bounds)
+    factors = jnp.minimum(1.0, longest / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
+    return _merge(bands, _times(bands, factors, pieces), like, treedef), norms
 
 
 def scale(bands: Bands, values: Any, tree: Any) -> Any:

@@ -168,9 +168,8 @@ def clip_ellipsoid(bound: ArrayLike | Callable[..., Any], shape: Shape) -> Stage
 
 @named("wavelet.clip_bands")
 def _clip_bands(state: Any, row: Tree, *, bounds: Array, bands: Bands) -> tuple[Tree, Array]:
-    norms = jnp.sqrt(haar.energies(bands, row))
-    factors = jnp.minimum(1.0, bounds / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
-    return haar.scale(bands, factors, row), jnp.any(norms > bounds)
+    shrunk, norms = haar.shrink(bands, bounds, row)
+    return shrunk, jnp.any(norms > bounds)
 
 
 @named("wavelet.clip_bands.bound")
