@@ -9,7 +9,8 @@ shows, and in which words, stands in docs/site/stories.toml.  Words there quote 
 
     {accuracy: EXPERIMENT | LINE}       mean over seeds; likewise claimed, proved (epsilons)
     {points: EXPERIMENT | LINE | LESS}  how many points of accuracy the first line ends above
-    {gain: EXPERIMENT | LINE | LESS}    the same with half of a 95 % interval over seeds
+    {gain: EXPERIMENT | LINE | LESS}    the same over the seeds that both lines have, with half of a
+                                        95 % interval
     {verdict: EXPERIMENT | CLAIM}       as stored; {measured: EXPERIMENT | CLAIM} what was seen
     {distance: EXPERIMENT | CLAIM}      how far from what is printed its values are, on average, and
                                         the verdict
@@ -208,15 +209,15 @@ def _points(paper, name, one, less):
 
 
 def _gain(paper, name, one, less):
-    """By how many points a line ends above another, with half of a 95 % interval over seeds."""
+    """By how many points a line ends above another over the seeds that both have, with half of a
+    95 % interval."""
     seeds = experiment(paper, name).seeds
     lines = {n: stored_line(line(paper, name, n), seeds) for n in (one, less)}
-    had = [line.seeds if not line.failed else () for line in lines.values()]
-    if had[0] != had[1] or len(had[0]) < 2:
-        checks.fail(
-            f"stories.toml: {name}", "two lines that ended with the same seeds", f"{had}", FIX
-        )
     gap = verdicts.difference(lines, one, less)
+    if gap.values is None or gap.freedom < 1 or any(each.failed for each in lines.values()):
+        checks.fail(
+            f"stories.toml: {name}", "two seeds that both lines ended with", f"{one}, {less}", FIX
+        )
     half = gap.interval(verdicts.WRONG)[1] - gap.mean
     return _listed(MEAN.findall(verdicts.mean_and_half(gap.mean, half)), "points", False)
 
