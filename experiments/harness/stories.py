@@ -387,7 +387,7 @@ def missing(paper: str) -> str:
         where = _cell(", ".join(dict.fromkeys(names)))
         out.append(f"| {_cell(told)} | {len(names)} | {where} |")
     open_ = [
-        (part.name, int(seeds[1]))
+        (part.name or "statements of several figures", int(seeds[1]))
         for part in stored(paper).parts()
         for v in part.verdicts
         if v.whose == "paper"

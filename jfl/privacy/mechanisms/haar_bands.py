@@ -296,10 +296,8 @@ def energies(bands: Bands, tree: Any) -> jax.Array:
     out = []
     for block in bands.blocks:
         x, axes = _joined(block, values), _axes(block)
-        if axes == (0,) and not block.columns:
-            out.append(haar.energies(x))
-            continue
-        out.append(_by_band(haar.split(x, axes), axes))
+        vector = axes == (0,) and not block.columns
+        out.append(haar.energies(x) if vector else _by_band(haar.split(x, axes), axes))
     return jnp.concatenate(out)
 
 
@@ -323,6 +321,7 @@ def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
         that the bands had.
     """
     like, treedef = _checked("bands.shrink", bands, tree)
+    # a compiler that made them anew where they are shrunk could round them otherwise there
     pieces = lax.optimization_barrier(_held(_split(bands, like)))
     found = [_by_band(mine, _axes(block)) for block, mine in zip(bands.blocks, pieces)]
     norms = jnp.sqrt(jnp.concatenate(found))
