@@ -12,7 +12,6 @@ from .auditing.audit import AuditReport as AuditReport
 from .auditing.audit import audit as audit
 from .auditing.single_run import OneRunReport as OneRunReport
 from .auditing.single_run import audit_one_run as audit_one_run
-from .core import earlier_names as _earlier_names
 from .core import errors as errors
 from .core.errors import HealthError as HealthError
 from .core.identity import describe as describe
@@ -40,9 +39,6 @@ from .data import partition as partition
 from .data import transforms as transforms
 from .data.federation import federate as federate
 from .data.host_rows import population as population
-from .deprecated import fingerprint as fingerprint
-from .deprecated import round as round
-from .deprecated import start as start
 from .engine import callbacks as callbacks
 from .engine import devices as mesh
 from .engine import loggers as loggers
@@ -97,7 +93,7 @@ __version__ = "0.1.0"
 # where the project is to be found; its public address is not settled
 REPOSITORY = "OWNER/jfl"
 
-# What `from jfl import *` binds; names of earlier versions, which warn, are left out.
+# What `from jfl import *` binds.
 __all__ = [
     "Algorithm",
     "AuditReport",
@@ -188,5 +184,4 @@ __all__ = [
     "transforms",
     "wavelet",
 ]
-_earlier_names.install(__name__)
 __getattr__, __dir__ = _submodules(__name__, __path__, later={"load": "jfl.runs.load"})

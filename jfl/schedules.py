@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .core import checks, earlier_names
+from .core import checks
 from .core.records import Fn, named
 
 __all__ = [
@@ -303,7 +303,3 @@ def _convex(where, strong_convexity, smoothness, steps):
     return dict(
         strong_convexity=checks.scalar(strong_convexity), smoothness=checks.scalar(smoothness)
     )
-
-
-def __getattr__(name):
-    return earlier_names.moved(__name__, name)

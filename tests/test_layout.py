@@ -46,7 +46,7 @@ FLOORS = [
     "local",
     "algorithms",
     "engine",
-    "papers deprecated",
+    "papers",
     "auditing",
     "runs",
     "report",
@@ -90,9 +90,8 @@ HEAVY = {
 PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metric Metrics OneRunReport Output Plan
 REPOSITORY Release Rows Run Sweep Task algorithm algorithms at_scale audit audit_one_run auditing bands batches bounded calibrate callbacks ask_tell clip_values james_stein post_process chain
 check_privacy choose clip_adaptive clip_l1 clip_l2 clip_per_layer clip_scaled correlated corruption datasets describe distributed divide epsilons errors
-federate fingerprint gaussian grad guarantee guarantees heterogeneity init keep_compiled_programs laplace ledger linear_maps load loggers mesh models named optimizers partition
-plan population predict private_grad public_data round run_round sampling scan schedules simulate start strategies sweep task total transforms wavelet""".split()  # noqa: E501
-EARLIER = {"fingerprint", "round", "start"}  # names that warn, and go
+federate gaussian grad guarantee guarantees heterogeneity init keep_compiled_programs laplace ledger linear_maps load loggers mesh models named optimizers partition
+plan population predict private_grad public_data run_round sampling scan schedules simulate strategies sweep task total transforms wavelet""".split()  # noqa: E501
 
 
 def relative(name, node):
@@ -141,10 +140,7 @@ def test_every_module_is_in_a_room():
 def test_imports_go_down():
     for name, target in edges():
         mine, theirs = room_of(name), room_of(target)
-        if name == "__init__" or target in (
-            "core.lazy",
-            "core.earlier_names",
-        ):  # how packages offer their modules
+        if name == "__init__" or target in ("core.lazy",):  # how packages offer their modules
             continue
         assert theirs is not None, f"{name} imports {target!r}, which stands in no room"
         assert mine == theirs or FLOOR[theirs] < FLOOR[mine], (
@@ -338,7 +334,7 @@ def test_public_names():
 
 
 def test_a_star_import_hides_no_builtin():
-    assert set(jfl.__all__) == set(PUBLIC) - EARLIER and len(jfl.__all__) == len(set(jfl.__all__))
+    assert set(jfl.__all__) == set(PUBLIC) and len(jfl.__all__) == len(set(jfl.__all__))
     assert not set(jfl.__all__) & set(dir(builtins))
     namespace = {}
     exec("from jfl import *", namespace)
@@ -438,7 +434,6 @@ def test_public_functions_have_types():
             ]
     functions += public_methods()
     untyped = {name: m for name, f in functions if (m := without_types(f))}
-    untyped = {n: m for n, m in untyped.items() if n.removeprefix("jfl.") not in EARLIER}
     assert not untyped, f"without types: {untyped}"
     assert len(functions) > 150
 
@@ -452,7 +447,7 @@ def test_help_shows_types_and_no_addresses():
     for name, value in public_callables():
         text = pydoc.plain(pydoc.render_doc(value))
         assert not ADDRESS.search(text), f"help({name}): {ADDRESS.search(text)}"
-        if inspect.isfunction(value) and name.removeprefix("jfl.") not in EARLIER:
+        if inspect.isfunction(value):
             assert not without_types(value), f"{name}: {without_types(value)} without types"
             shown[name] = str(inspect.signature(value))
     assert "**" not in "".join(v for n, v in shown.items() if n.startswith("jfl.algorithms."))
@@ -554,36 +549,10 @@ def test_no_leftovers():
         assert not found, f"{path}: {found.group()}"
 
 
-OLD_PATHS = """
-import importlib, warnings
-import jfl
-from jfl.core import earlier_names
-for old, new in earlier_names.MODULES.items():
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        module = importlib.import_module(old)
-    assert module is importlib.import_module(new) and module.__spec__.name == new, (old, module)
-    assert [w.category for w in told] == [DeprecationWarning] and new in str(told[0].message), (old, told)
-assert all(callable(getattr(jfl, name)) for name in ("plan", "simulate", "sweep", "round"))
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    from jfl.core import Plan
-    from jfl.report import privacy
-assert Plan is jfl.Plan and privacy is importlib.import_module("jfl.runs.record").privacy
-assert len(told) >= 2 and all(w.category is DeprecationWarning for w in told), told
-"""  # noqa: E501
-
-
-def test_paths_of_the_release_before_answer_and_warn(fresh):
-    """In a process of its own: a path that has answered once is known from then on."""
-    fresh("earlier paths")
-
-
 SCRIPTS = {
     "import": IMPORT,
     "named": f"NAMES = {NAMED}\n{REACH}",
     "backwards": f"NAMES = {BACKWARDS}\n{REACH}",
-    "earlier paths": OLD_PATHS,
 }
 
 

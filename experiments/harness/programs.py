@@ -24,7 +24,7 @@ AT_ONCE = 64  # points of a block at most: what is lost if it is stopped
 
 def assembled(config: Config):
     """As `jfl sweep` makes them."""
-    unused_options.refuse_idle(config)
+    unused_options.refuse_unused(config)
     return assembly.build(config)
 
 

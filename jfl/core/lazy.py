@@ -7,8 +7,6 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from . import earlier_names
-
 
 def submodules(
     package: str,
@@ -59,7 +57,7 @@ def submodules(
                     break
             if is_module(name):
                 return importlib.import_module(f"{package}.{name}")
-        return earlier_names.member(package, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         modules = {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,41 +37,24 @@ class Output(NamedTuple):
     frame = lazy.later("jfl.runs.tables.frame")
 
 
-def scan(
-    run: Run, plan: Plan, rounds: ArrayLike | Sequence[int], data: Any = None
-) -> tuple[Run, Metrics]:
+def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, Metrics]:
     """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
 
     Args:
         run: of `jfl.init`, or of earlier rounds.
         plan: a Plan.
         rounds: Int[E], how many rounds come before each of E evaluations.
-        data: no longer used.
 
     Returns:
         The run after all rounds, and metrics with leaves [E].
     """
     checks.kind("scan", Run, "jfl.init", run=run)
     checks.kind("scan", Plan, "jfl.plan", plan=plan)
-    _no_data("scan", data)
     found: Any = checks.array("scan", "rounds", rounds) if checks.concrete(rounds) else rounds
     if found.ndim != 1 or not jnp.issubdtype(found.dtype, jnp.integer):
         checks.fail("scan", "rounds Int[E], those before each evaluation", checks.shown(rounds))
     run = enter(run, identity.for_noise(plan))
     return scan_from(run, plan, rounds, noise_key(run))
-
-
-def _no_data(where: str, data: Any) -> None:
-    if data is not None:
-        warnings.warn(
-            (
-                f"{where}: data= is no longer used; a federation knows the identity of its data. "
-                f"Leave "
-                f"it out."
-            ),
-            DeprecationWarning,
-            stacklevel=3,
-        )
 
 
 def scan_from(
@@ -219,7 +201,6 @@ def simulate(
     mesh: Any = None,
     progress: bool = False,
     callbacks: Sequence[Callable[..., Any]] = (),
-    data: Any = None,
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
@@ -244,7 +225,6 @@ def simulate(
         callbacks: functions of a `callbacks.Moment`, called after each evaluation; one that returns
             True stops the run there.  See jfl.callbacks: early_stopping, checkpoint, log.  The
             draws are those of a run without them, and so is the compiled program.
-        data: no longer used.
 
     Returns:
         Output(run, metrics with leaves [evaluations], params).
@@ -261,7 +241,6 @@ def simulate(
     """
     checks.kind("simulate", Plan, "jfl.plan", plan=plan)
     key, tolerate = checks.key("simulate", key), tolerated("simulate", tolerate)
-    _no_data("simulate", data)
     if start is not None:
         checks.kind("simulate", Run, "an earlier output", start=start)
     counts = schedule(rounds, evaluate_every)

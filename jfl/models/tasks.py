@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from ..core import checks, earlier_names, losses
+from ..core import checks, losses
 from ..core.records import Federation, Fn, Metric, Metrics, Task, named
 from ..kernels.conv import conv_same, relu_pool
 from . import frameworks
@@ -16,8 +16,6 @@ from .adapters import flax
 from .targets import TARGETS
 
 __all__ = ["logistic", "mlp", "cnn", "lstm", "gpt", "resnet18"]
-
-__getattr__ = earlier_names.renamed(__name__, {"classifier": "jfl.models.adapters.flax"})
 
 
 @named("models.fixed")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core import checks
-from ..runs import record, tables
+from ..runs import tables
 from . import results
 from .plots import Setting, data_of, several
 
@@ -199,8 +199,6 @@ def _run(path, label, kind, complete=True) -> Source:
     summary = results.load(path / "summary.json")
     results.checked(path / "summary.json", summary, Summary)
     runs, manifest, rows = summary["runs"], {}, []
-    for run in runs:
-        run["privacy"] = [record.as_today(promise) for promise in run["privacy"]]
     if complete or (path / "manifest.json").exists():
         manifest = results.load(path / "manifest.json")
         results.checked(path / "manifest.json", manifest, Manifest)

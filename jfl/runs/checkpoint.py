@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from ..core import checks, files
-from ..core.earlier_names import renamed
 from ..core.errors import ResumeRefused
 from ..core.files import write
 from ..core.records import Run
@@ -275,6 +274,3 @@ def _damaged(path, got):
         f"{got}, so it was cut or damaged",
         "Remove that file to go on from the one before: rounds since are computed again.",
     )
-
-
-__getattr__ = renamed(__name__, {"Store": "jfl.runs.checkpoint.Checkpoints"})

@@ -173,17 +173,6 @@ def with_caveats(row: dict, caveats) -> dict:
     )
 
 
-def as_today(row: dict) -> dict:
-    """A guarantee out of a file; those of the version before said in their texts alone what are
-    fields now."""
-    if {"codes", "implied", "rounds"} <= row.keys() or not isinstance(row.get("caveats"), list):
-        return row
-    known = {str(c): c.code for c in (entries.IMPLIED, entries.IMPLIED_TWICE)}
-    codes = [known.get(c, "") if isinstance(c, str) else "" for c in row["caveats"]]
-    once = row.get("method") == "li2025, eq. (20), one round"
-    return dict(codes=codes, implied=any(codes), rounds=1 if once else None) | row
-
-
 def epsilons(
     plan: Plan,
     rounds,
@@ -373,7 +362,7 @@ def best(guarantees: list[dict]) -> dict:
         key=lambda g: (
             g["status"] == "claimed",
             g["epsilon"] is None,
-            as_today(g)["implied"],
+            g["implied"],
             g["view"] != "server",
         ),
     )

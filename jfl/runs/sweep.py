@@ -54,7 +54,6 @@ def points_store(out) -> ResultStore:
         out / FILE,
         fields=LINE,
         head=HEAD,
-        signed=True,
         line="a line as a sweep wrote it",
         remedy="Start in another directory with another seed.",
     )
@@ -134,7 +133,7 @@ def _grid(config: Config, axes: dict, block: int | None) -> list[dict]:
     if block is not None:
         checks.whole("sweep", block=block)
     grid = [dict(seed=config.seed) | point for point in points_of(axes)]
-    unused_options.refuse_idle(*(dataclasses.replace(config, **point) for point in grid))
+    unused_options.refuse_unused(*(dataclasses.replace(config, **point) for point in grid))
     for point in grid:
         checks.seed("sweep", seed=point["seed"])
     return grid

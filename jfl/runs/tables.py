@@ -170,7 +170,8 @@ def proved(guarantees: list[dict]) -> dict:
     """The guarantee to show if there is room for one: the best that is proved, or one without
     epsilon that says why.
 
-    >>> one = dict(unit="client", view="server", epsilon=2.0, status="conditional", caveats=[])
+    >>> common = dict(unit="client", view="server", epsilon=2.0, implied=False, caveats=[])
+    >>> one = common | dict(status="conditional")
     >>> shown = proved([one, one | dict(status="claimed")])
     >>> shown["epsilon"], shown["status"]
     (None, 'conditional')

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from ..core import checks, identity
-from ..core.earlier_names import renamed
 from ..core.errors import ArgumentError, HealthError
 from ..core.files import temporary, write
 from ..core.records import Plan, Run
@@ -210,7 +209,7 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
         # before data are read and anything is computed
         _same_config(journaled["config"], asked, out)
         _long_enough(Checkpoints(out).latest() or 0, asked)
-    unused_options.refuse_idle(asked)
+    unused_options.refuse_unused(asked)
     plan, config = build.build(asked)
     facts = _facts(plan, config)
     if journaled is not None:
@@ -581,14 +580,3 @@ def shown_label(guarantees: list[dict], config: Config) -> str:
     """The words for it in a legend."""
     guarantee = _shown(guarantees, config)
     return report.label([guarantee] if guarantee else [])
-
-
-__getattr__ = renamed(
-    __name__,
-    {
-        "alone": "jfl.runs.directory.locked",
-        "claim": "jfl.runs.directory.checked",
-        "claims": "jfl.runs.train.paper_claims",
-        "told": "jfl.runs.directory.disk_errors_explained",
-    },
-)

@@ -68,6 +68,3 @@ def factories(config: Config) -> list:
     if config.group_rows and config.partition == "labels":
         chosen.append(partition.sizes)
     return chosen
-
-
-refuse_idle = refuse_unused  # its earlier name

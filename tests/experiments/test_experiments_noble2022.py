@@ -74,7 +74,7 @@ def test_lines_on_synthetic_make_plans(name):
         if values.get("epsilon"):
             values |= dict(epsilon=None, noise_multiplier=1.0)
         made = Config(**values)
-        unused_options.refuse_idle(made)
+        unused_options.refuse_unused(made)
         same = (
             made.algorithm,
             made.steps,

@@ -86,7 +86,7 @@ def test_every_line_is_a_config_that_uses_all_its_fields():
         assert set(experiment.quick_lines or ()) <= set(experiment.lines)
         assert set(experiment.paper) <= set(experiment.lines)
         for changes in experiment.lines.values():
-            unused_options.refuse_idle(Config(**{**experiment.base, **changes}))
+            unused_options.refuse_unused(Config(**{**experiment.base, **changes}))
 
 
 def test_the_list_names_all_of_the_paper(capsys):

@@ -28,7 +28,7 @@ from jfl.report import plots, read, results, sections
 from jfl.runs import build as assemble
 from jfl.runs.config import FIELDS, Config
 from jfl.runs.store import ResultStore
-from jfl.runs.unused_options import refuse_idle
+from jfl.runs.unused_options import refuse_unused
 
 TINY = dict(
     dataset="digits", partition="iid", clients=4, model="logistic", batch=16, steps=1, rounds=2
@@ -76,7 +76,7 @@ def test_cells_of_a_quick_study_are_plans(name):
         if name in UNTRAINED:
             continue  # their noise is found below
         private = config.epsilon is not None or config.noise_multiplier is not None
-        refuse_idle(config)
+        refuse_unused(config)
         if isinstance(config, recipes.Made):
             plan = studies.plan_of(dataclasses.replace(config, noise=(1.0,) * 2))
         else:
@@ -98,7 +98,7 @@ def test_full_studies_compare_equal_promises(name):
     for cell in study.cells:
         config = studies.config_of(cell.fields | cell.grid[0])
         if name != "claimed":
-            refuse_idle(config)
+            refuse_unused(config)
         if (
             config.unit == "example" and name not in UNTRAINED
         ):  # one multiplier is right for all clients
@@ -562,7 +562,7 @@ def test_the_audits_are_of_every_algorithm_at_each_level_and_of_every_paper():
         told = [c.text.partition(":")[0] for c in study.claims[1:]]
         assert set(told) == names
         for cell in study.cells:
-            refuse_idle(Config(**cell.fields))
+            refuse_unused(Config(**cell.fields))
 
 
 @pytest.mark.slow

@@ -248,7 +248,7 @@ def test_configs_of_changing_and_own_noise(monkeypatch):
 )
 def test_fields_without_effect_are_refused(changes, match):
     with pytest.raises(ValueError, match=match):
-        unused_options.refuse_idle(dataclasses.replace(BASE, **changes))
+        unused_options.refuse_unused(dataclasses.replace(BASE, **changes))
 
 
 # --- what an attack found
@@ -323,11 +323,11 @@ def test_output_perturbation_has_one_clip(changes, match):
 
 
 def test_a_clip_without_noise_is_a_field_of_output_perturbation():
-    unused_options.refuse_idle(
+    unused_options.refuse_unused(
         dataclasses.replace(BASE, algorithm="output_perturbation", clip_norm=2.0)
     )
     with pytest.raises(ValueError, match="clip_norm"):
-        unused_options.refuse_idle(dataclasses.replace(BASE, clip_norm=2.0))
+        unused_options.refuse_unused(dataclasses.replace(BASE, clip_norm=2.0))
 
 
 def test_the_noise_that_ran_is_written_down(monkeypatch):

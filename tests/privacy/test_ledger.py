@@ -80,23 +80,6 @@ def test_caveats_have_codes():
     assert (again, again.code) == (g.caveats[0], "every-round")
 
 
-def test_files_of_the_version_before_are_read():
-    row = record.row(guarantees.guarantee(make(release=NOISY()), 20, DELTA))
-    new = ("codes", "implied", "rounds")
-    old = {k: v for k, v in row.items() if k not in new}
-    assert record.as_today(row) is row
-    assert record.as_today(old) == old | dict(
-        codes=[""] * len(row["caveats"]), implied=False, rounds=None
-    )
-    follows = old | dict(caveats=[str(entries.IMPLIED_TWICE), WORDS])
-    assert record.as_today(follows) == follows | dict(
-        codes=["implied-twice", ""], implied=True, rounds=None
-    )
-    assert not record.as_today(old | dict(caveats=[WORDS]))["implied"]
-    claim = old | dict(status="claimed", method="li2025, eq. (20), one round")
-    assert record.as_today(claim)["rounds"] == 1
-
-
 def broken(*args, **options):
     """A bug: NumPy says ValueError, as a refusal does."""
     return np.zeros(2) + np.zeros(3)

@@ -27,12 +27,11 @@ def test_every_line_has_a_digest_and_one_that_was_edited_is_refused(tmp_path):
         ResultStore(path)
 
 
-def test_lines_without_a_digest_are_read_unless_they_must_have_one(tmp_path):
+def test_a_line_without_a_digest_is_refused(tmp_path):
     path = tmp_path / "runs.jsonl"
     path.write_text('{"key": "a", "x": 1}\n')
-    assert ResultStore(path)["a"] == dict(key="a", x=1)
-    with pytest.raises(ArgumentError, match="line 1: .*none, as of another version"):
-        ResultStore(path, signed=True)
+    with pytest.raises(ArgumentError, match="line 1: .*KeyError: 'digest'"):
+        ResultStore(path)
 
 
 def test_what_another_process_added_is_kept_and_a_cut_line_is_not(tmp_path):
@@ -125,15 +124,3 @@ def test_a_lock_goes_with_its_block(tmp_path):
                 pass
     with directory.locked(tmp_path / "run"):
         assert [p.name for p in (tmp_path / "run").iterdir()] == [directory.LOCK]
-
-
-def test_earlier_names_answer_with_a_warning():
-    for module, name, today in (
-        (checkpoint, "Store", checkpoint.Checkpoints),
-        (train, "claim", directory.checked),
-        (train, "claims", train.paper_claims),
-    ):
-        with pytest.warns(DeprecationWarning, match=f"{name} is now"):
-            assert getattr(module, name) is today
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        train.nothing  # noqa: B018
