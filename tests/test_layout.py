@@ -372,7 +372,7 @@ def test_what_is_no_module_is_no_attribute():
     for package in (jfl, jfl.privacy, jfl.papers, jfl.data, jfl.algorithms):
         with pytest.raises(AttributeError, match="nothing"):
             package.nothing  # noqa: B018
-    assert {"runs", "privacy", "plan"} <= set(dir(jfl)) and {"pld", "rdp_batched"} <= set(
+    assert {"runs", "privacy", "plan"} <= set(dir(jfl)) and {"pld", "rdp_events"} <= set(
         dir(jfl.privacy.accountants)
     )
     assert "noble2022" in dir(jfl.papers)
@@ -493,7 +493,7 @@ def test_public_modules_list_what_they_offer():
 
 
 # seconds each; what they show is tested in tests/privacy, tests/papers and tests/auditing
-LONG_DOCTESTS = [f"jfl.privacy.accountants.{n}" for n in ("pld", "rdp_batched", "tightest")]
+LONG_DOCTESTS = [f"jfl.privacy.accountants.{n}" for n in ("pld", "tightest")]
 LONG_DOCTESTS += [f"jfl.auditing.{n}" for n in ("audit", "distribution", "single_run")]
 LONG_DOCTESTS += ["jfl.papers.chen2024.privacy"]
 

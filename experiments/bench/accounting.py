@@ -21,7 +21,7 @@ import time
 import jax
 import numpy as np
 
-from jfl.privacy.accountants import events, pld, rdp_batched
+from jfl.privacy.accountants import events, pld
 from jfl.privacy.accountants.rdp_events import epsilon
 
 RATE, Z, STEPS, DELTA = 0.01, 1.0, 1000, 1e-5
@@ -46,17 +46,9 @@ def grid(n):
 
 
 def ours():
-    rate, z, steps = grid(10_000)
     thousand = [v[:1000] for v in grid(1000)]
     event = events.repeat(events.poisson(RATE, events.gaussian(Z)), STEPS)
     yield "rdp, one value (epsilon of an event)", 20, lambda: epsilon(event, DELTA)[0]
-    yield "rdp, one value (many.epsilons)", 50, lambda: rdp_batched.epsilons(RATE, Z, STEPS, DELTA)
-    yield "rdp, 10,000 values", 3, lambda: rdp_batched.epsilons(rate, z, steps, DELTA)
-    yield (
-        "rdp, 10,000 calibrations to epsilon 1",
-        3,
-        lambda: rdp_batched.noise_multipliers(rate, steps, 1.0, DELTA),
-    )
     yield "pld, one value (2^14 points)", 20, lambda: pld.poisson(RATE, Z, STEPS, DELTA)
     yield "pld, one value with its width (refined)", 3, lambda: pld.pld_epsilon(event, 1, DELTA)[0]
     yield "pld, 1,000 values", 2, lambda: pld.poisson(thousand[0], thousand[1], thousand[2], DELTA)

@@ -142,12 +142,6 @@ MUTANTS = (
         f"{ACCOUNTING}::test_golden_file",
     ),
     Mutant(
-        "jfl/privacy/accountants/rdp_batched.py",
-        "inner = jnp.where(near, weight * a * (a - 1) / 2 * v**2 * series, far)",
-        "inner = jnp.where(near, weight * a * (a - 1) / 4 * v**2 * series, far)",
-        f"{PRIVACY}/test_concentrated.py::test_many_use_the_same_curves",
-    ),
-    Mutant(
         "jfl/privacy/accountants/tightest.py",
         "    return float(high)\n",
         "    return float(low)\n",

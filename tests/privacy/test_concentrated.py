@@ -13,11 +13,8 @@ from helpers.paths import DATA
 from jfl.core.precision import in_float64
 from jfl.privacy.accountants import (
     approximate_dp,
-    events,
     local_steps,
     rdp,
-    rdp_batched,
-    rdp_events,
     wang2019,
 )
 from jfl.privacy.accountants import zcdp as cdp
@@ -283,99 +280,6 @@ def test_bounds_of_a_round():
     )
     two = [math.comb(3, b) * 0.2**b * 0.8 ** (3 - b) * math.exp(b**2 / (20 * 9)) for b in range(4)]
     close(local_steps.nonexpansive(2.0, 1.0, 3, 0.2, 3.0, 20), math.log(sum(two)), 1e-12)
-
-
-# --- many at once
-
-
-def configurations(n, seed=0):
-    r = np.random.default_rng(seed)
-    return (
-        np.round(10 ** r.uniform(-3, -1, n), 6),
-        10 ** r.uniform(-0.2, 0.7, n),
-        np.floor(10 ** r.uniform(1, 4, n)),
-        10 ** r.uniform(-9, -4, n),
-    )
-
-
-@pytest.mark.by_default("without_replacement")
-@pytest.mark.parametrize("scheme", rdp_batched.SCHEMES)
-def test_many_agree_with_one_by_one(scheme):
-    q, z, steps, delta = configurations(12)
-    got = np.asarray(rdp_batched.epsilons(q, z, steps, delta, scheme))
-    each = []
-    for one in zip(q, z, steps, delta):
-        sample = (
-            events.poisson(one[0], events.gaussian(one[1]))
-            if scheme == "poisson"
-            else events.without_replacement(round(one[0] * 1e6), 10**6, events.gaussian(one[1]))
-        )
-        each.append(rdp_events.epsilon(events.repeat(sample, one[2]), one[3])[0])
-    assert got.dtype == np.float64
-    np.testing.assert_allclose(got, each, rtol=1e-4)
-    assert (got >= np.array(each) * (1 - 1e-5)).all()
-
-
-def test_many_use_the_same_curves():
-    orders, z = np.array([1.001, 1.5, 2.0, 8.0, 20.0]), np.array([0.7, 2.0, 100.0])
-    for quick, exact in (
-        (rdp_batched._poisson, rdp.poisson),
-        (rdp_batched._without_replacement, rdp.without_replacement),
-    ):
-        with in_float64():
-            each = jax.jit(jax.vmap(lambda z, quick=quick: quick(jnp.asarray(0.01), z)(orders)))
-            got = each(jnp.asarray(z))
-        close(got, [np.asarray(exact(orders, 0.01, one)) for one in z], 1e-8)
-
-
-@pytest.mark.slow
-def test_many_calibrations_are_safe_and_tight():
-    q, _, steps, delta = configurations(40, 1)
-    target = np.geomspace(0.2, 8, 40)
-    z, reached = (np.asarray(v) for v in rdp_batched.noise_multipliers(q, steps, target, delta))
-    assert (reached <= target).all() and (z == z.astype(np.float32)).all()
-    assert np.mean(reached >= target * (1 - 1e-3)) > 0.9 and (reached >= 0.9 * target).all()
-    for i in (0, 13, 39):  # the thorough search agrees that they suffice
-        event = events.repeat(events.poisson(q[i], events.gaussian(z[i])), steps[i])
-        assert rdp_events.epsilon(event, delta[i])[0] <= target[i] * (1 + 1e-9)
-
-
-@pytest.mark.slow
-def test_many_at_the_extremes():
-    q, z, steps, delta = np.meshgrid(
-        [1e-6, 1e-2, 1.0], [0.1, 1.0, 1000.0], [1.0, 1e6], [1e-12, 1e-3]
-    )
-    got = np.asarray(rdp_batched.epsilons(q, z, steps, delta))
-    plain = np.asarray(rdp.gaussian_epsilon(np.sqrt(steps) / z, delta))
-    assert np.isfinite(got).all() and (got >= 0).all() and (got <= plain).all()
-    one = np.asarray(
-        rdp.gaussian_epsilon(1 / z, np.minimum(delta / q, 0.999))
-    )  # one release, exactly
-    least = np.where(delta < q, np.log1p(q * np.expm1(np.minimum(one, 600))), 0)
-    assert (got >= np.where(one < 600, least, 0) * (1 - 1e-9)).all()
-
-
-@pytest.mark.slow  # test_transforms.py: `epsilons` under jit, vmap and scan
-def test_many_inside_a_program():
-    values = rdp_batched.epsilons(0.01, np.array([1.0, 2.0]), 1000.0, 1e-5)
-    with in_float64():
-        z = jnp.array([1.0, 2.0])
-        close(
-            jax.jit(jax.vmap(lambda z: rdp_batched.epsilons(0.01, z, 1000.0, 1e-5)))(z),
-            values,
-            1e-12,
-        )
-        _, scanned = jax.lax.scan(
-            lambda c, z: (c, rdp_batched.epsilons(0.01, z, 1000.0, 1e-5)), 0, z
-        )
-    close(scanned, values, 1e-12)
-
-
-def test_many_refuse():
-    with pytest.raises(ValueError, match=r"rate in \(0, 1\]"):
-        rdp_batched.epsilons(1.5, 1.0, 10, 1e-5)
-    with pytest.raises(ValueError, match="scheme to be one of"):
-        rdp_batched.epsilons(0.5, 1.0, 10, 1e-5, "full")
 
 
 # --- golden file

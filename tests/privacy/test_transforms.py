@@ -15,7 +15,6 @@ from jfl.privacy.accountants import (
     local_steps,
     pld,
     rdp,
-    rdp_batched,
     rdp_events,
     wang2019,
     zcdp,
@@ -139,14 +138,6 @@ TABLE = {
             )
         },
     ),
-    rdp_batched: dict(
-        epsilons=(lambda z: rdp_batched.epsilons(0.25, z, 10, 2.0**-17), SIGMAS),
-        noise_multipliers=(
-            lambda e: jnp.stack(rdp_batched.noise_multipliers(0.25, 10, e, 2.0**-17)),
-            SIGMAS,
-            "a float32, rounded up",
-        ),
-    ),
     rdp_events: dict(
         curve=(
             lambda z: rdp_events.curve(
@@ -173,7 +164,6 @@ HOST = {
     approximate_dp: {"round_rate"},
     local_steps: set(),
     pld: {"epsilon", "pld_epsilon", "epsilons", "delta", "deltas"},
-    rdp_batched: set(),
     rdp_events: {
         "above",
         "epsilon",
@@ -192,7 +182,7 @@ RUNS = ("poisson", "without_replacement")  # of pld: one compilation serves seve
 # slow to compile, and beside "poisson", which calls the same; gradients of runs take the first of
 # RUNS
 SECOND = "without_replacement"
-HEAVY = {(pld, SECOND), (pld, "upper lower"), (rdp_batched, "noise_multipliers")}
+HEAVY = {(pld, SECOND), (pld, "upper lower")}
 CASES = [
     pytest.param(module, name, marks=pytest.mark.slow if (module, name) in HEAVY else ())
     for module in TABLE
@@ -226,13 +216,6 @@ def sloped(name):
 
 
 @functools.cache
-def sloped_of_many():
-    """Value and slope in z of a run of `rdp_batched`."""
-    run = lambda rate, z, steps, delta: rdp_batched.epsilons(rate, z, steps, delta)
-    return jax.jit(jax.value_and_grad(run, 1))
-
-
-@functools.cache
 def alone(module, name):
     """Values at all numbers, and sum and slope at any number, by one program without vmap and
     scan."""
@@ -244,10 +227,6 @@ def alone(module, name):
             both = lambda v: (lambda value, slopes: ((value, value), slopes[0]))(
                 *sloped(name)(0.25, v, 10.0, 2.0**-17)
             )
-        elif (module, name) == (rdp_batched, "epsilons"):
-            both = lambda v: (lambda value, slope: ((value, value), slope))(
-                *sloped_of_many()(0.25, v, 10.0, 2.0**-17)
-            )
         else:
             both = jax.jit(
                 jax.value_and_grad(lambda v: (jnp.sum(function(v)), function(v)), has_aux=True)
@@ -258,7 +237,7 @@ def alone(module, name):
 
 # A run of `pld` by itself is a program that maps over batches of runs (test_pld.py), and its slopes
 # are taken inside of a caller's below.
-SLOW_TO_VMAP = ((pld, RUNS[0]), (rdp_batched, "epsilons"))
+SLOW_TO_VMAP = ((pld, RUNS[0]),)
 QUICK = [
     pytest.param(*c.values, marks=pytest.mark.slow) if c.values in SLOW_TO_VMAP else c
     for c in CASES
@@ -315,9 +294,7 @@ def test_gradients(module, name):
         for v in values[:, 1]:
             at = lambda factor, v=v: float(both(v * (1 + factor * step))[0][0])
             want = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step * v)
-            np.testing.assert_allclose(
-                both(v)[1], want, rtol=1.5e-3 if far else 1e-4 if module is rdp_batched else 1e-6
-            )
+            np.testing.assert_allclose(both(v)[1], want, rtol=1.5e-3 if far else 1e-6)
             assert want != 0
 
 
@@ -342,18 +319,6 @@ def test_slopes_of_a_loss_distribution_are_finite_at_extremes(name):
 
                 exact = jax.grad(exactly)(noise_multiplier)
                 np.testing.assert_allclose(slopes[0], exact, rtol=2e-3)
-
-
-@pytest.mark.slow
-def test_slopes_of_many_are_finite_at_extremes():
-    q, z, t, d = EXTREMES
-    with jax.enable_x64(True):
-        slope = np.array([sloped_of_many()(*run)[1] for run in zip(*EXTREMES)])
-        whole = jax.grad(lambda z: jnp.sum(rdp.gaussian_epsilon(jnp.sqrt(t) / z, d)))(
-            jnp.asarray(z)
-        )
-    assert np.isfinite(slope).all() and (slope <= 1e-9).all()
-    np.testing.assert_allclose(slope[q == 1], whole[q == 1], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
