@@ -312,6 +312,8 @@ def _in_turn(
     if len(times) == 1:
         sums, new = some(*first)
         return sums, pytrees.map(lambda x: x[None], new)
+    # One trace gives the shapes and the body of the loop; the equations are those without a jit.
+    some = jax.jit(some, inline=True)
     sums, new = jax.eval_shape(some, *first)
     sums = pytrees.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 

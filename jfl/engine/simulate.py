@@ -126,6 +126,8 @@ def _scan(
     """`scan` of the first `evaluations` entries of `rounds`: metrics have a place for each entry,
     so that one program serves all numbers of rounds and of evaluations up to that many."""
     run, until_evaluation, own = _prepared(run, plan, noise_base(run.key, words))
+    # One trace gives the shapes and the body of the loop; the equations are those without a jit.
+    until_evaluation = jax.jit(until_evaluation, inline=True)
     of_one = jax.eval_shape(until_evaluation, run, rounds[0])[1]
     found = jax.tree.map(lambda s: jnp.zeros((len(rounds), *s.shape), s.dtype), of_one)
 
