@@ -12,7 +12,7 @@ from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.records import Caveat, Guarantee, Plan
 from ..privacy import guarantees
-from ..privacy.accountants import choosing
+from ..privacy.accountants import choosing, truncation
 from ..privacy.accountants.curves import Release
 from ..privacy.entry_guarantees import choose as choose_entry
 from ..privacy.entry_guarantees import entries_of, release_of
@@ -334,6 +334,7 @@ def _of_any(releases: Sequence[Release | None]) -> Release:
         tuple(alternatives.values()),
         max(r.overflow for r in held),
         max(r.extra for r in held),
+        max((r.shifts for r in held), key=truncation.total),
     )
 
 

@@ -8,12 +8,13 @@ import numpy as np
 from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Guarantee, Plan
-from .accountants import events
+from .accountants import events, truncation
 from .accountants.curves import Release
 from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
 from .accountants.tightest import epsilon_of
 from .ledger import entries as ledger
 from .ledger.entry import Entry, effective
+from .ledger.reach import lost_of, shifts_of
 from .ledger.to_events import events_of, of_levels, run
 from .mechanisms.chain import ADJACENCIES
 
@@ -22,7 +23,7 @@ FEW = 16  # levels of noise, which are counted instead of listed
 
 
 class Overflow(NotAnalysable):
-    """No epsilon settles: draws that find no slot take all of delta."""
+    """No epsilon: draws without a slot, or noise of a finite reach, take all of delta."""
 
 
 def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
@@ -50,7 +51,9 @@ def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
 def release_of(entry: Entry, rounds) -> Release:
     """What `rounds` rounds of an entry release."""
     listed = run(entry, rounds)
-    return Release(listed, entry.overflow * rounds if listed else 0.0)
+    if not listed:
+        return Release(listed)
+    return Release(listed, entry.overflow * rounds, shifts=shifts_of(entry, rounds))
 
 
 def tight_of(entry: Entry, rounds, delta) -> tuple[float, str]:
@@ -64,6 +67,7 @@ def _tight_of(entry, listed, rounds, delta):
     # the Renyi bound says what an overflow costs at most; with less epsilon it costs less
     first, exact = overflowing(entry, np.array([rounds]), delta)
     beta = entry.overflow * rounds
+    delta = delta - truncation.total(shifts_of(entry, rounds))
     left = delta - beta * (1 + math.exp(min(first[0], 700))) if beta else delta
     # of many clients it holds for the last one too, where a search stops before
     return min(
@@ -74,7 +78,7 @@ def _tight_of(entry, listed, rounds, delta):
 
 def overflowing(entry: Entry, times, delta):
     """Bounds with what a draw without a slot costs: beta (1 + e^epsilon) of delta, beta its
-    probability in the run.
+    probability in the run; and with what the reach of the noise costs.
 
     epsilon grows as delta shrinks and the cost grows with epsilon, so the iteration climbs to the
     smallest solution.
@@ -85,17 +89,19 @@ def overflowing(entry: Entry, times, delta):
     happened = times
     if entry.changes:  # how often each round's noise was added
         listed, happened = _by_levels(listed, times)
-    values, exact = bounds(listed, happened, np.full(times.shape, float(delta)))
+    lost = lost_of(entry, times)
+    truncation.refuse_if_beyond("jfl.guarantee", lost, delta, Overflow)
+    delta = float(delta) - lost
+    values, exact = bounds(listed, happened, delta)
     for _ in range(100):
         if not beta.any():
             return values, exact
         left = delta - beta * (1 + np.exp(np.minimum(values, 700)))
         if not np.all(left > 0):
             raise Overflow(
-                f"jfl.guarantee: need room in delta for an overflow; got delta={delta:g} and an "
-                f"overflow "
-                f"probability of {beta.max():.3g} in the run, which costs that times 1 + "
-                f"e^epsilon. "
+                f"jfl.guarantee: need room in delta for an overflow; got delta={delta.min():g} and "
+                f"an overflow probability of {beta.max():.3g} in the run, which costs that times "
+                "1 + e^epsilon. "
                 "Raise the capacity of the sampler or of the batches, or delta, or the noise."
             )
         # a hair below what is left, so that the last step settles on the safe side

@@ -28,7 +28,7 @@ from scipy.special import gammaln
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.trade_off import Curve, curve_of
-from . import events, rdp_events, rdp_on_host
+from . import events, rdp_events, rdp_on_host, truncation
 from .curves import Release
 
 LAWS = ("poisson", "truncated_negative_binomial")
@@ -381,7 +381,19 @@ def _epsilon(releases, laws, delta) -> float:
     if any(release.overflow or release.extra for release in releases):
         return float(_curve(releases, laws).epsilon_at(delta))
     chosen = _chosen(releases, laws)
+    delta = delta - _beyond(releases, laws)
+    if not delta > 0:
+        return math.inf
     return max((float(rdp_on_host.convert(*each, delta).min()) for each in chosen), default=0.0)
+
+
+def _beyond(releases, laws) -> float:
+    """What the reach of the noise costs in all the runs that are started."""
+    lost, started = 0.0, 1.0
+    for release, runs in zip(reversed(releases), reversed(laws)):
+        started *= runs.mean
+        lost += started * truncation.total(release.shifts)
+    return lost
 
 
 def _chosen(releases, laws) -> list:
@@ -419,4 +431,4 @@ def _curve(releases, laws) -> Curve:
         wrong += started * (release.overflow + release.extra)
     with np.errstate(over="ignore"):
         cost = wrong * (1 + np.exp(epsilon)) if wrong else 0.0
-    return curve_of(epsilon, delta + cost)
+    return curve_of(epsilon, delta + cost + _beyond(releases, laws))

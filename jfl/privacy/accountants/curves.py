@@ -12,7 +12,7 @@ import numpy as np
 
 from ...core.errors import NotAnalysable
 from ...core.trade_off import Curve, curve_of
-from . import events, pld, rdp_events, tightest
+from . import events, pld, rdp_events, tightest, truncation
 
 POINTS = 2048  # of a curve, evenly; and as many by ratios
 LEAST_DELTA = 1e-18  # at the end of what is looked at closely
@@ -28,10 +28,11 @@ class Release(NamedTuple):
     alternatives: tuple  # of events, one for each client that may be the worst
     overflow: float = 0.0  # probability that a draw finds no slot, which costs it 1 + e^epsilon
     extra: float = 0.0  # of delta, beside all of that
+    shifts: tuple = ()  # of truncation.Shift: what the reach of computed noise costs is in delta
 
     def curve(self) -> Curve:
         """The curve of the worst of them."""
-        return curve(self.alternatives, self.overflow, self.extra)
+        return curve(self.alternatives, self.overflow, self.extra, truncation.total(self.shifts))
 
     def group(self, size: int) -> "Release | None":
         """The same for `size` units at once; None where a curve of one unit has to do.
@@ -41,16 +42,27 @@ class Release(NamedTuple):
         if self.extra:
             return None
         grouped = tuple(events.of_group(event, size) for event in self.alternatives)
-        return None if None in grouped else Release(grouped, self.overflow * size)
+        return (
+            None
+            if None in grouped
+            else Release(
+                grouped,
+                self.overflow * size,
+                shifts=tuple(s._replace(length=s.length * size) for s in self.shifts),
+            )
+        )
 
 
-def curve(alternatives: Sequence, overflow: float = 0.0, extra: float = 0.0) -> Curve:
+def curve(
+    alternatives: Sequence, overflow: float = 0.0, extra: float = 0.0, truncated: float = 0.0
+) -> Curve:
     """Pairs (epsilon, delta) of the worst of several events.
 
     Args:
         alternatives: events.
         overflow: probability that a draw finds no slot; it costs 1 + e^epsilon times as much delta.
         extra: what is added to delta beside that.
+        truncated: what is added to delta because computed noise has a finite reach.
 
     Returns:
         The curve, down to a delta of 1e-100.
@@ -85,7 +97,9 @@ def curve(alternatives: Sequence, overflow: float = 0.0, extra: float = 0.0) -> 
     with np.errstate(over="ignore"):
         cost = overflow * (1 + np.exp(epsilon)) if overflow else 0.0
     alone = not (overflow or extra)
-    return curve_of(epsilon, delta + cost + extra, _mu(alternatives) if alone else math.inf)
+    return curve_of(
+        epsilon, delta + cost + extra + truncated, _mu(alternatives) if alone else math.inf
+    )
 
 
 def _worst(alternatives, epsilon):

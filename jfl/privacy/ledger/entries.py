@@ -4,18 +4,21 @@ from typing import Any
 
 import numpy as np
 
-from ...core import checks
+from ...core import checks, pytrees
 from ...core.records import Caveat, Plan
+from ...kernels.normals import MOST as MOST_NORMALS
 from ..mechanisms import float_floors
 from ..mechanisms.chain import noisy
 from ..mechanisms.distributed import encoding_of
 from ..taint import checker as taint
+from ..taint import tracing
 from . import client_level, example_level
 from .entry import Clients, Entry, Part
 from .participation import EVERY_ROUND as EVERY_ROUND
 from .participation import HONEST as HONEST
 from .participation import VIEWS as VIEWS
 from .participation import attendance_of, share_of
+from .reach import NORMALS_OF_A_PARAMETER, with_reach
 from .table import Ledger
 
 SIMULATION = Caveat(
@@ -65,8 +68,22 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     proved = any(not e.refusal for e in own)
     listed = own + clients + ([] if proved else [_implied(plan, e) for e in clients])
     return taint.judged(
-        plan, [e._replace(caveats=e.caveats + _travelling(plan, e)) for e in listed]
+        plan,
+        [
+            with_reach(e._replace(caveats=e.caveats + _travelling(plan, e)), _normals(plan, e))
+            for e in listed
+        ],
     )
+
+
+def _normals(plan, entry) -> float:
+    """Return how many normals one release is computed from, at most."""
+    draws = plan.sampler.clients if entry.unit == "client" or entry.implied else 1
+    try:
+        drawn = NORMALS_OF_A_PARAMETER * pytrees.size(tracing.params_shapes(plan))
+    except Exception:  # a task that cannot be traced here: what one key can draw at most
+        drawn = MOST_NORMALS
+    return float(min(drawn, MOST_NORMALS) * draws)
 
 
 def ledger(plan: Plan, rounds: int = 1) -> Ledger:

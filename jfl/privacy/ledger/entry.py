@@ -96,6 +96,7 @@ class Entry(NamedTuple):
     status: str = "proved"  # proved | conditional
     caveats: tuple = ()
     method: str = ""  # the name of a mechanism whose rounds do not stand alone
+    normals: float = 1.0  # drawn for one release, at most
 
     @property
     def changes(self) -> bool:

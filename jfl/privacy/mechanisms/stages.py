@@ -464,9 +464,9 @@ def gaussian(
         noise_multiplier: sigma over the sensitivity, dimensionless, > 0.
         std: sigma itself, in the units of the sum, > 0; in place of `noise_multiplier`.
         shape: of `jfl.wavelet`, whose noise is added; the sensitivity is then measured in its norm.
-        generator: "philox", counters to normals in one pass; "key", as jax.random.normal does with
-            the key of the run (threefry unless you chose another), several times slower.  Noise of
-            a shape is always "philox".
+        generator: "philox", counters to normals in one pass; "key", random words from the key of
+            the run (threefry unless you chose another), several times slower.  Noise of a shape is
+            always "philox".
 
     Raises:
         ValueError: unless exactly one of noise_multiplier and std is given, and > 0 (leave the

@@ -1,0 +1,78 @@
+"""By how much a unit shifts the releases of an entry, for what the finite reach of noise costs."""
+
+import numpy as np
+
+from ...kernels.normals import MISSING
+from ..accountants.truncation import Shift, total
+from .entry import Entry, Part, effective
+
+# Normals that are drawn for each parameter of the model, at most: wavelet noise is padded, and an
+# upload may hold several trees.  Only the square root of their number counts.
+NORMALS_OF_A_PARAMETER = 64
+
+
+def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
+    """Return the shifts of all releases of a run.
+
+    Every client counts as taking part in every round and every batch: sampling only lowers the
+    cost.
+
+    Args:
+        entry: of the ledger.
+        rounds: of the run; or how often an entry of a whole run is repeated.
+    """
+    if entry.stretches:
+        return tuple(
+            shift._replace(times=shift.times * stretch.rounds * rounds)
+            for stretch in entry.stretches
+            for member in stretch.members
+            for shift in shifts_of(member.entry, 1)
+        )
+    return tuple(
+        shift
+        for part in entry.parts
+        # integers have a table of their own, which says what it leaves out
+        if part.renyi is None and part.law == "gaussian"
+        for shift in _of_part(entry, part, rounds)
+    )
+
+
+def with_reach(entry: Entry, normals: float) -> Entry:
+    """Return an entry that knows from how many normals its releases are computed.
+
+    A Laplace number is made of two pairs of normals.  Its distribution differs from the exact one
+    by the mass that they miss, and that costs (1 + e^epsilon) of delta, as an overflow does.
+    """
+    laplace = sum(float(np.max(p.count)) for p in entry.parts if p.law == "laplace")
+    missed = 2 * MISSING * normals * laplace
+    rows = None if entry.row_overflow is None else entry.row_overflow + missed
+    return entry._replace(
+        normals=normals, overflow=entry.overflow + missed * entry.turns, row_overflow=rows
+    )
+
+
+def lost_of(entry: Entry, times: np.ndarray) -> np.ndarray:
+    """Return what the reach of the noise costs after each of several numbers of rounds."""
+    if not entry.changes and all(part.of_rounds is None for part in entry.parts):
+        return times * total(shifts_of(entry, 1))
+    distinct, where = np.unique(times, return_inverse=True)
+    return np.array([total(shifts_of(entry, int(n))) for n in distinct])[where]
+
+
+def _of_part(entry, part: Part, rounds) -> list[Shift]:
+    lengths = 1 / effective(part).min(axis=1)  # [rounds or 1], of the client that shifts it most
+    often = float(np.max(part.count)) * entry.turns
+    run, repeats = (rounds, 1) if entry.rounds is None else (entry.rounds, rounds)
+    if entry.participations is not None:  # a client may come in the rounds with the least noise
+        run, repeats = int(np.max(entry.participations)), rounds
+        lengths = np.sort(lengths)[::-1]
+    if not run:
+        return []
+    if len(lengths) == 1:
+        values, counts = lengths, np.array([float(run)])
+    else:
+        values, counts = np.unique(lengths[:run], return_counts=True)
+    if part.of_rounds is not None:  # the rounds are one release, of one shift
+        whole = float(np.sqrt(np.sum(counts * np.square(values))))
+        return [Shift(whole, entry.normals * run, often * repeats)]
+    return [Shift(float(v), entry.normals, n * often * repeats) for v, n in zip(values, counts)]

@@ -1,0 +1,109 @@
+"""Computed noise ends at a finite number of standard deviations, and delta pays for that."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.ledger_plans import DELTA, NOISY, make, poisson_plan
+from jfl.kernels import normals
+from scipy import integrate, special
+
+from jfl.core.errors import NotAnalysable
+from jfl.privacy import calibration, guarantees
+from jfl.privacy.accountants import rdp_on_host, truncation
+from jfl.privacy.accountants.truncation import Shift, lost_mass
+from jfl.privacy.ledger import entries, reach
+
+MULTIPLIERS = [0.12, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 10.0]
+ROUNDS = [1, 100, 10**4, 10**6]
+
+
+def leaving(shift):
+    """The probability that a pair of normals with a radius up to REACH, shifted, lies beyond."""
+    end = normals.REACH
+    # at radius r the angles a with r^2 + 2 r t cos(a) + t^2 > end^2
+    share = lambda r: (
+        np.arccos(np.clip((end**2 - r**2 - shift**2) / (2 * r * shift), -1, 1)) / np.pi
+    )
+    density = lambda r: share(r) * r * np.exp(-r * r / 2)
+    return integrate.quad(density, max(end - shift, 0), end, epsabs=0, limit=200)[0]
+
+
+@pytest.mark.parametrize("shift", [0.01, 0.3, 1.0, 2.0, 4.0, 6.0, 6.6])
+@pytest.mark.parametrize("pairs", [1, 7, 1000])
+def test_the_charge_covers_every_spread_of_a_shift(shift, pairs):
+    charged = lost_mass(shift, 2 * pairs)
+    assert pairs * leaving(shift / np.sqrt(pairs)) <= charged
+    for largest in (0.5, 0.9):  # one pair takes most of it, the others the rest
+        rest = shift * np.sqrt((1 - largest**2) / max(pairs - 1, 1))
+        assert leaving(largest * shift) + (pairs - 1) * leaving(rest) <= charged
+
+
+def test_the_charge_is_not_far_above_what_is_lost():
+    for shift in (2.0, 4.0, 6.0):
+        assert lost_mass(shift, 2.0) <= 40 * leaving(shift)
+
+
+@pytest.mark.parametrize("generator", normals.GENERATORS)
+def test_normals_reach_as_far_as_is_stated(generator, monkeypatch):
+    """The words that make the largest normal, in the place of random ones."""
+    zeros = lambda key, shape, *_: jnp.zeros(shape, jnp.uint32)
+    monkeypatch.setattr(jax.random, "bits", zeros)
+    monkeypatch.setattr(
+        normals.philox, "blocks", lambda key, index, upper: (jnp.zeros_like(index),) * 4
+    )
+    monkeypatch.setattr(normals.philox, "draw", lambda words, index, use: (index * 0,) * 4)
+    jax.clear_caches()
+    drawn = np.asarray(normals.normals(jax.random.key(0), jnp.zeros(2 * normals.TILE), generator))
+    jax.clear_caches()
+    first, second = drawn[: normals.TILE], drawn[normals.TILE :]
+    np.testing.assert_allclose(np.hypot(first, second), normals.REACH, rtol=1e-5)
+    assert normals.MISSING == pytest.approx(np.exp(-(normals.REACH**2) / 2))
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("z", MULTIPLIERS)
+def test_lost_mass_is_paid_or_the_plan_is_refused(z, rounds):
+    plan = make(upload=NOISY(z))
+    lost = rounds * special.ndtr(-(normals.REACH - 1 / z))  # of a shift of one coordinate
+    try:
+        found = guarantees.guarantee(plan, rounds, DELTA, view="server", unit="client")
+    except NotAnalysable as error:
+        assert "cannot reach" in str(error) or "delta" in str(error)
+        charged = reach.lost_of(entries.entries(plan, rounds)[0], np.array([rounds]))[0]
+        assert charged >= DELTA
+        return
+    assert lost <= truncation.total(found.release.shifts) < DELTA
+
+
+def test_steps_of_a_client_are_all_charged():
+    entry = entries.entries(poisson_plan(), 50)[0]
+    shifts = reach.shifts_of(entry, 50)
+    assert [(s.length, s.times) for s in shifts] == [(1.0, 150.0)]
+    assert reach.lost_of(entry, np.array([0, 50, 100])) == pytest.approx(
+        np.array([0, 1, 2]) * truncation.total(shifts)
+    )
+
+
+def test_levels_of_noise_are_charged_as_they_are():
+    falling = make(release=NOISY(std=lambda r: 4.0 / (1 + r)))
+    entry = [e for e in entries.entries(falling, 3) if not e.refusal][0]
+    lengths = sorted(s.length for s in reach.shifts_of(entry, 3))
+    assert len(lengths) == 3 and lengths[2] == pytest.approx(3 * lengths[0])
+    after = reach.lost_of(entry, np.array([1, 2, 3]))
+    assert (np.diff(after) > 0).all()
+
+
+def test_a_group_shifts_further():
+    assert truncation.total([Shift(1.0, 2.0)], 3) == pytest.approx(lost_mass(3.0, 2.0))
+
+
+def test_calibrated_noise_pays_for_its_reach():
+    """The target is one that Gaussian noise without an end reaches with less noise."""
+    asked = dict(rounds=1, delta=DELTA, unit="client", view="server")
+    z = calibration.calibrate(make(upload=NOISY(1.0)), epsilon=200.0, **asked)
+    assert guarantees.guarantee(make(upload=NOISY(z)), **asked).epsilon <= 200.0
+    exact = rdp_on_host.gaussian_epsilon(1 / z, DELTA)
+    assert exact < 100  # less noise would do, if it had no end
+    with pytest.raises(NotAnalysable, match="cannot reach"):
+        guarantees.guarantee(make(upload=NOISY(z / 2)), **asked)
