@@ -272,9 +272,9 @@ def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
     is_grad = lambda node: isinstance(node, per_example.Grad)
     grads = [g for g in jax.tree.leaves(algorithm, is_leaf=is_grad) if is_grad(g)]
     scalars = {
-        "the loss of the task": losses.of_three(task.loss),
-        "the evaluation of the task": task.evaluation,
-        **{"the loss of the gradient": per_example.exact(g.loss) for g in grads},
+        "the loss": losses.of_three(task.loss),
+        "evaluation": task.evaluation,
+        **{f"the loss of gradient {i}": per_example.exact(g.loss) for i, g in enumerate(grads)},
     }
     for name, loss in scalars.items():
         if loss is not None:
@@ -287,21 +287,22 @@ def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
 
 def _traced(name: str, function: Callable[..., Any], params: Tree, *row: Any) -> Any:
     """Return the shape of what a function of one example returns."""
-    shapes = " and ".join(
-        f"{letter} of shape {tuple(v.shape)}, {v.dtype}" for letter, v in zip("xy", row)
-    )
+    kinds = " and ".join(f"{v.dtype}{list(v.shape)}" for v in row)
+    # the function is an argument, since a model of nnx changes the counters that it holds
+    call = lambda function, *given: function(*given)
     try:
-        return jax.eval_shape(function, params, *row)
+        return jax.eval_shape(call, function, params, *row)
     except ArgumentError:
         raise
     except Exception as error:  # of somebody's function
-        frameworks.explain(name, error, shapes)
+        context = f"{'x and y are' if len(row) > 1 else 'x is'} {kinds}"
+        frameworks.explain(name, error, context)
         if not isinstance(error, (TypeError, ValueError, IndexError, AssertionError)):
             raise
         raise ArgumentError(
-            f"plan: need {name} to take one example, {shapes}, without a batch axis; got "
-            f"{checks.cause(error)} Write it for one row: a model that is written for a batch "
-            "takes x[None], and [0] of its output."
+            f"plan: need {name} to take one example ({context}); got {checks.cause(error)}. The "
+            f"model gets one example of shape {row[0].shape}, without a batch axis: one that is "
+            "written for a batch takes x[None], and [0] of its output."
         ) from error
 
 
