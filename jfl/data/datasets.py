@@ -690,7 +690,6 @@ def checked_arrays(
         checks.whole(
             where, "classes=0 is for regression, None counts them.", least=0, classes=classes
         )
-    x, x_test = as_array(where, "x", x), as_array(where, "x_test", x_test)
     x, x_test = _features(where, "x", x), _features(where, "x_test", x_test)
     if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
         checks.fail(
@@ -799,6 +798,7 @@ def _is_row(value) -> bool:
 
 
 def _features(where, key, value):
+    value = as_array(where, key, value)
     if value.ndim == 0 or len(value) < 1:
         checks.fail(where, f"at least one row in {key}", f"shape {list(value.shape)}")
     if value.dtype == np.uint8:

@@ -285,23 +285,23 @@ def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
         _check_output(_traced("predict", task.predict, params, x), task.target, fed.classes, y)
 
 
-def _traced(name: str, function: Callable[..., Any], params: Tree, *row: Any) -> Any:
+def _traced(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: Any) -> Any:
     """Return the shape of what a function of one example returns."""
-    kinds = " and ".join(f"{v.dtype}{list(v.shape)}" for v in row)
+    kinds = " and ".join(f"{v.dtype}{list(v.shape)}" for v in (x, *y))
     # the function is an argument, since a model of nnx changes the counters that it holds
     call = lambda function, *given: function(*given)
     try:
-        return jax.eval_shape(call, function, params, *row)
+        return jax.eval_shape(call, function, params, x, *y)
     except ArgumentError:
         raise
     except Exception as error:  # of somebody's function
-        context = f"{'x and y are' if len(row) > 1 else 'x is'} {kinds}"
+        context = f"{'x and y are' if y else 'x is'} {kinds}"
         frameworks.explain(name, error, context)
         if not isinstance(error, (TypeError, ValueError, IndexError, AssertionError)):
             raise
         raise ArgumentError(
             f"plan: need {name} to take one example ({context}); got {checks.cause(error)}. The "
-            f"model gets one example of shape {row[0].shape}, without a batch axis: one that is "
+            f"model gets one example of shape {x.shape}, without a batch axis: one that is "
             "written for a batch takes x[None], and [0] of its output."
         ) from error
 

@@ -188,12 +188,13 @@ def _takes_batches(where, trace, apply, x, batched: bool | None) -> tuple[bool, 
     alone = traced(x)
     if alone is None or alone[1:] != (one[1], one[2][1:]):
         return True, False
-    either = _equal_outputs(apply, one[0], x)
-    return not either, either
+    either, mixes = _compare_outputs(apply, one[0], x)
+    return not (either or mixes), either
 
 
-def _equal_outputs(apply, params, x) -> bool:
-    """Whether a model gives one output with and without a batch axis, at drawn parameters."""
+def _compare_outputs(apply, params, x) -> tuple[bool, bool]:
+    """Whether a model gives the same output without a batch axis, and whether it mixes the rows of
+    a batch, at drawn parameters."""
     draw = np.random.default_rng(0).normal
 
     def weights(leaf):
@@ -203,10 +204,18 @@ def _equal_outputs(apply, params, x) -> bool:
         return jnp.asarray(draw(size=leaf.shape) / fan_in**0.5, leaf.dtype)
 
     tokens = not jnp.issubdtype(x.dtype, jnp.floating)
-    row = np.arange(np.prod(x.shape)).reshape(x.shape) % 2 if tokens else draw(size=x.shape)
-    both = jax.jit(lambda params, x: (apply(params, x), apply(params, x[None])[0]))
-    alone, of_batch = both(jax.tree.map(weights, params), jnp.asarray(row, x.dtype))
-    return np.allclose(alone, of_batch, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+    def rows(size):
+        return np.arange(np.prod(size)).reshape(size) % 2 if tokens else draw(size=size)
+
+    @jax.jit
+    def outputs(params, pair):
+        return apply(params, pair[0]), apply(params, pair[:1])[0], apply(params, pair)[0]
+
+    pair = jnp.asarray(rows((2, *x.shape)), x.dtype)
+    alone, of_one, of_two = outputs(jax.tree.map(weights, params), pair)
+    equal = lambda a, b: np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
+    return equal(alone, of_one), not equal(of_one, of_two)
 
 
 def _reject_axis_0(where, allowed: bool):
@@ -354,9 +363,10 @@ def nnx(
     batched, either = _takes_batches(
         where, lambda x: (shapes, jax.eval_shape(apply, shapes, x)), apply, example, batched
     )
+    whole: Any = make()
     norms = [
         node
-        for _, node in flax_nnx.iter_modules(make())
+        for _, node in flax_nnx.iter_modules(whole)
         if isinstance(node, flax_nnx.InstanceNorm)
         or (isinstance(node, flax_nnx.GroupNorm) and node.reduction_axes is None)
     ]

@@ -162,6 +162,14 @@ def test_a_module_of_one_example_stays_one():
     )
 
 
+def test_a_module_that_would_mix_a_batch_is_one_of_one_example(sequences):
+    flat = lambda x: x.reshape(*x.shape[:-2], -1)
+    module = nn.Sequential([flat, lambda x: jax.nn.softmax(x, 0), nn.Dense(3)])
+    task = jfl.models.flax(sequences, module)
+    params, x = task.init(KEY), sequences.x[0]
+    assert np.array_equal(task.predict(params, x), module.apply({"params": params}, x))
+
+
 @pytest.mark.parametrize("name", ["group", "layer"])
 def test_a_batch_of_one_is_book_kept(fed, name):
     """No layer loses its rule, and either path gives the same clipped sum."""
