@@ -5,7 +5,7 @@ tensorflow_datasets are imported by the functions that read them.  A new dataset
 one name in `__all__`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -698,15 +698,23 @@ def checked_arrays(
             f"x {x.dtype}{list(x.shape)}, x_test {x_test.dtype}{list(x_test.shape)}",
         )
     labels = {
-        "y": (checks.array(where, "y", y), len(x)),
-        "y_test": (checks.array(where, "y_test", y_test), len(x_test)),
+        "y": (as_array(where, "y", y), len(x)),
+        "y_test": (as_array(where, "y_test", y_test), len(x_test)),
     }
     for key, (value, rows) in labels.items():
         _one_target_a_row(where, key, value, rows, classes)
         if value.dtype.kind not in "buif":
+            is_text = value.dtype.kind in "US" or all(isinstance(v, str) for v in value.flat)
             checks.fail(
-                where, f"{key} of numbers", f"dtype {value.dtype}", "Number the classes from 0."
+                where,
+                f"{key} of numbers",
+                f"{'strings, ' if is_text else ''}dtype {value.dtype}",
+                "Number the classes from 0: names, y = np.unique(y, return_inverse=True), and "
+                "y_test = np.searchsorted(names, y_test).",
             )
+        if value.dtype.kind == "f":
+            remedy = "Drop these rows; the label of a masked token is -1."
+            _finite(where, key, value, *([] if classes == 0 else [remedy]))
         if classes != 0 and value.dtype.kind == "f":
             checks.fail(
                 where,
@@ -762,8 +770,35 @@ def _one_target_a_row(where, key, value, rows, classes):
         )
 
 
+ONE_ARRAY = (
+    "Join features into one array, np.concatenate([a.reshape(len(a), -1), "
+    "b.reshape(len(b), -1)], 1), and take it apart in the model."
+)
+ONE_SHAPE = "Pad or cut rows to one shape; the labels of padded tokens are -1."
+
+
+def as_array(where: str, key: str, value: Any) -> np.ndarray:
+    """Return rows or labels as one array; reject several arrays, and rows of unequal length."""
+    if isinstance(value, Mapping):
+        names = ", ".join(map(repr, list(value)[:6]))
+        checks.fail(where, f"{key}, one array", f"a {type(value).__name__} of {names}", ONE_ARRAY)
+    if isinstance(value, tuple) and any(hasattr(v, "dtype") and np.ndim(v) for v in value):
+        shapes = ", ".join(str(list(np.shape(v))) for v in value[:6])
+        checks.fail(where, f"{key}, one array", f"a tuple of arrays, shapes {shapes}", ONE_ARRAY)
+    value = checks.array(where, key, value, ONE_SHAPE)
+    if value.dtype == object and value.ndim and any(_is_row(row) for row in value.flat):
+        lengths = sorted({len(row) for row in value.flat if _is_row(row)})
+        got = f"rows of {', '.join(map(str, lengths[:6]))} entries"
+        checks.fail(where, f"rows of {key} of one shape", got, ONE_SHAPE)
+    return value
+
+
+def _is_row(value) -> bool:
+    return hasattr(value, "__len__") and not isinstance(value, str | bytes)
+
+
 def _features(where, key, value):
-    value = checks.array(where, key, value)
+    value = as_array(where, key, value)
     if value.ndim == 0 or len(value) < 1:
         checks.fail(where, f"at least one row in {key}", f"shape {list(value.shape)}")
     if value.dtype == np.uint8:
@@ -787,7 +822,7 @@ def _features(where, key, value):
         return _finite(where, key, value.astype(np.float32, copy=False))
 
 
-def _finite(where, key, value):
+def _finite(where, key, value, do="Drop or fill these rows."):
     good = np.isfinite(value)
     if not good.all():
         rows = np.flatnonzero(~good.reshape(len(value), -1).all(1))
@@ -795,7 +830,7 @@ def _finite(where, key, value):
             where,
             f"finite {key} (as float32)",
             f"nan or inf in {len(rows)} row(s), the first is {rows[0]}",
-            "Drop or fill these rows.",
+            do,
         )
     return value
 

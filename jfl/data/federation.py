@@ -14,7 +14,7 @@ from ..core import checks
 from ..core.hashing import own
 from ..core.pytrees import on_device
 from ..core.records import Federation
-from .datasets import Dataset, checked_arrays
+from .datasets import Dataset, as_array, checked_arrays
 from .partition import Partition, natural
 from .tfds import digest
 
@@ -201,13 +201,33 @@ def _of_clients(dataset, partition, holdout, test):
     where = "federate({client: (x, y)})"
     if partition is not None:
         checks.fail(where, "no partition: each client has its rows", checks.shown(partition))
-    names = list(dataset) if isinstance(dataset, Mapping) else range(len(pairs))
+    names = list(dataset) if isinstance(dataset, Mapping) else list(range(len(pairs)))
     if not pairs:
         checks.fail(where, "a client at least", "none")
     for name, pair in zip(names, pairs, strict=True):
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or len(pair[0]) != len(pair[1]):
-            got = [len(part) for part in pair] if isinstance(pair, tuple | list) else pair
-            checks.fail(where, f"(x, y) of as many rows for client {name!r}", f"{got}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            checks.fail(where, f"(x, y) for client {name!r}", checks.shown(pair))
+    parts = [
+        [as_array(where, f"{letter} of client {name!r}", pair[i]) for i, letter in enumerate("xy")]
+        for name, pair in zip(names, pairs, strict=True)
+    ]
+    for name, (x, y) in zip(names, parts, strict=True):
+        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+            got = f"x of shape {list(x.shape)}, y of shape {list(y.shape)}"
+            checks.fail(where, f"(x, y) of as many rows for client {name!r}", got)
+    # a client without rows would vanish, and every later client would move up by one
+    sizes = {name: len(y) for name, (_, y) in zip(names, parts, strict=True)}
+    if empty := [name for name, size in sizes.items() if size == 0]:
+        checks.fail(
+            where, "rows for every client", f"none for {_named(empty)}", "Leave these clients out."
+        )
+    if short := [name for name, size in sizes.items() if holdout and size < 2]:
+        checks.fail(
+            where,
+            "two rows a client for a holdout",
+            f"one row for {_named(short)}",
+            "Leave these clients out, or pass test=(x_test, y_test) without a holdout.",
+        )
     if test is None and not holdout:
         checks.fail(
             where,
@@ -215,8 +235,8 @@ def _of_clients(dataset, partition, holdout, test):
             "none",
             "Pass test=(x_test, y_test), or holdout=0.2 for a fifth of each client's rows.",
         )
-    x, y = (_joined(where, [np.asarray(pair[i]) for pair in pairs], names, "xy"[i]) for i in (0, 1))
-    owner = np.repeat(np.arange(len(pairs)), [len(pair[0]) for pair in pairs])
+    x, y = (_joined(where, [pair[i] for pair in parts], names, "xy"[i]) for i in (0, 1))
+    owner = np.repeat(np.arange(len(pairs)), list(sizes.values()))
     given = (x, y, x[:1], y[:1]) if test is None else (x, y)
     return given, natural(owner), test
 
@@ -297,7 +317,7 @@ def _owned(rows, n):
 
 
 def _named(clients):
-    return f"client(s) {', '.join(map(str, clients[:10]))}" + (
+    return f"client(s) {', '.join(map(repr, clients[:10]))}" + (
         f" and {len(clients) - 10} more" * (len(clients) > 10)
     )
 

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..core import checks, identity, pytrees
+from ..core import checks, identity, losses, pytrees
 from ..core.aliases import Array, Tree
+from ..core.errors import ArgumentError
 from ..core.records import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
+from ..gradients import per_example
 from ..models import frameworks
+from ..models.targets import TARGETS
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import correlated, distributed, float_floors, linear_maps
 from ..privacy.mechanisms.chain import bind, chain
@@ -83,6 +86,7 @@ def plan(
             "reserved, and two runs could share noise on different cohorts.",
         )
     _fits(fed, task, algorithm, sampler)
+    _check_functions(fed, task, algorithm)
     identity.as_made(fed)
     memory = checks.memory("plan", memory)
     checks.choice("plan", (False, True), paired_noise=paired_noise)
@@ -259,6 +263,73 @@ def _fits(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -
                     "Raise min_rows of the partition, lower "
                     'batch, or use batches.without_replacement(batch, short="all").',
                 )
+
+
+def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
+    """Reject losses, predictions and metrics that do not take one example; nothing is computed."""
+    params = _initial(task)
+    x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (fed.x, fed.y))
+    is_grad = lambda node: isinstance(node, per_example.Grad)
+    grads = [g for g in jax.tree.leaves(algorithm, is_leaf=is_grad) if is_grad(g)]
+    scalars = {
+        "the loss": losses.of_three(task.loss),
+        "evaluation": task.evaluation,
+        **{f"the loss of gradient {i}": per_example.exact(g.loss) for i, g in enumerate(grads)},
+    }
+    for name, loss in scalars.items():
+        if loss is not None:
+            _check_scalar(name, _traced(name, loss, params, x, y))
+    for name, metric in (task.metrics or {}).items():
+        _traced(f"metric {name!r}", metric.row, params, x, y)
+    if task.predict is not None:
+        _check_output(_traced("predict", task.predict, params, x), task.target, fed.classes, y)
+
+
+def _traced(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: Any) -> Any:
+    """Return the shape of what a function of one example returns."""
+    kinds = " and ".join(f"{v.dtype}{list(v.shape)}" for v in (x, *y))
+    # the function is an argument, since a model of nnx changes the counters that it holds
+    call = lambda function, *given: function(*given)
+    try:
+        return jax.eval_shape(call, function, params, x, *y)
+    except ArgumentError:
+        raise
+    except Exception as error:  # of somebody's function
+        context = f"{'x and y are' if y else 'x is'} {kinds}"
+        frameworks.explain(name, error, context)
+        if not isinstance(error, (TypeError, ValueError, IndexError, AssertionError)):
+            raise
+        raise ArgumentError(
+            f"plan: need {name} to take one example ({context}); got {checks.cause(error)}. The "
+            f"model gets one example of shape {x.shape}, without a batch axis: one that is "
+            "written for a batch takes x[None], and [0] of its output."
+        ) from error
+
+
+def _check_scalar(name: str, value: Any) -> None:
+    if jax.tree.leaves(value) != [value] or value.shape != ():
+        checks.fail(
+            "plan",
+            f"{name} to return one number for one example",
+            ", ".join(f"{v.dtype}{list(v.shape)}" for v in jax.tree.leaves(value)) or "nothing",
+            "Take .mean() or .sum() of it.",
+        )
+
+
+def _check_output(output: Any, target: str, classes: int, y: Any) -> None:
+    """Reject an output from which no accuracy can be computed."""
+    if TARGETS[target].hits is None or not classes:
+        return
+    wanted, got = TARGETS[target].shape(classes, tuple(y.shape)), getattr(output, "shape", None)
+    # more logits than classes are those of a model that knows other classes too
+    if got is None or got[:-1] != wanted[:-1] or len(got) != len(wanted) or got[-1] < wanted[-1]:
+        checks.fail(
+            "plan",
+            f"predict to return {list(wanted)} for one example, for {TARGETS[target].words}",
+            checks.shown(output) if got is None else str(list(got)),
+            "Return a logit for each class, without a batch axis, or say what y is: "
+            "jfl.task(..., target=...).",
+        )
 
 
 def _divisor(mechanism: Mechanism, site: str) -> None:

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen
 from flax import nnx as flax_nnx
 from flax.errors import InvalidRngError
 
 from ..core import checks
+from ..core.errors import ArgumentError
 from ..core.losses import key_of
 from ..core.records import Federation, Fn, Metric, Task, named
 from . import frameworks, partial_training
@@ -50,12 +52,15 @@ def flax(
     target: str | None = None,
     trainable: str | Sequence[str] | Callable | None = None,
     params: Any = None,
+    batched: bool | None = None,
 ) -> Task:
     """A flax.linen module as a task.
 
-    The module is called on one example, without a batch axis.  Where its `__call__` takes `train`
-    (or `training`, `is_training`, `deterministic`), that is set for training and for evaluation;
-    where it then draws, as Dropout does, each row of each local step has a key of its own.
+    A module that is written for a batch, [N, ...] to [N, ...], is called on a batch of one; a
+    module that is written for one example is called without a batch axis.  Where its `__call__`
+    takes `train` (or `training`, `is_training`, `deterministic`), that is set for training and for
+    evaluation; where it then draws, as Dropout does, each row of each local step has a key of its
+    own.
 
     Args:
         fed: gives the shape of a row and what a label is.
@@ -67,9 +72,14 @@ def flax(
             `params`, one copy for all clients.  None: all.
         params: pretrained parameters, all or some: a pytree like the module's, or a dict of paths
             such as "Dense_0/kernel", as `jfl.models.read_params` gives; the others are drawn.
+        batched: whether the module is written for a batch.  None: True if it maps batches of one
+            and of two examples to as many outputs with the same parameters, unless a call without
+            a batch axis gives the same outputs.
 
     Raises:
-        ValueError: for BatchNorm, modules with other variables, or outputs of another shape.
+        ValueError: for BatchNorm, modules with other variables, or outputs of another shape; for
+            GroupNorm and InstanceNorm in a module of one example, whose axis 0 they take for the
+            batch.
 
     Example:
         >>> import jfl
@@ -95,13 +105,24 @@ def flax(
     flags = _switches(type(module).__call__)
     trained, evaluated = ({k: v != off for k, v in flags.items()} for off in (False, True))
 
-    def whole(key):
-        x = jnp.zeros(shape, dtype)
+    def whole(key, x):
         variables = module.init(key, x, **evaluated)
         return variables, module.apply(variables, x, **evaluated)
 
+    example = jax.ShapeDtypeStruct(shape, dtype)
+    batched, either = _takes_batches(
+        where,
+        lambda x: jax.eval_shape(whole, jax.random.key(0), x),
+        lambda variables, x: module.apply(variables, x, **evaluated),
+        example,
+        batched,
+    )
+    given = _batch_of(example, 1) if batched else example
     try:
-        variables, _ = jax.eval_shape(whole, jax.random.key(0))
+        with linen.intercept_methods(_reject_axis_0(where, batched or either)):
+            variables, _ = jax.eval_shape(whole, jax.random.key(0), given)
+    except ArgumentError:
+        raise
     except Exception as error:  # of somebody's module
         frameworks.explain(where, error, f"x is {dtype}{list(shape)}")
         raise
@@ -120,15 +141,118 @@ def flax(
     tokens = {} if dtype == "float32" else dict(dtype=dtype)
     static = dict(module=module) | (dict(flags=_items(evaluated)) if flags else {})
     model = Model(
-        Fn(_init, static=dict(static, shape=shape, **tokens)), Fn(_predict, static=static)
+        Fn(_init, static=dict(static, shape=given.shape, **tokens)), Fn(_predict, static=static)
     )
     if flags:
         static = dict(module=module, flags=_items(trained))
-        x = jax.ShapeDtypeStruct(shape, dtype)
-        draws = _draws(lambda v, x: module.apply(v, x, **trained), variables, x)
+        draws = _draws(lambda v, x: module.apply(v, x, **trained), variables, given)
         training = Fn(_predict_drawing if draws else _predict, static=static)
         model = model._replace(training=training, draws=draws)
+    model = _on_batches_of_one(model) if batched else model
     return _task(where, fed, model, target, trainable, params)
+
+
+def _batch_of(x, examples: int) -> jax.ShapeDtypeStruct:
+    """The shape of a batch of examples of shape `x`."""
+    return jax.ShapeDtypeStruct((examples, *x.shape), x.dtype)
+
+
+def _takes_batches(where, trace, apply, x, batched: bool | None) -> tuple[bool, bool]:
+    """Whether to call a model on a batch of one, and whether the other call gives the same.
+
+    Args:
+        where: the function that was called, for errors.
+        trace: shape of an input -> shapes of (parameters, output); raises if the model cannot take
+            such an input.
+        apply: (parameters, input) -> output.
+        x: shape of one example.
+        batched: what the user says; None: to be found out.
+    """
+    checks.choice(where, (True, False, None), batched=batched)
+    if batched is not None:
+        return bool(batched), False
+
+    def traced(x):
+        try:
+            params, output = trace(x)
+        except Exception:  # of somebody's module, on an input that it may not be written for
+            return None
+        shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
+        return params, shapes, getattr(output, "shape", None)
+
+    one, two = (traced(_batch_of(x, n)) for n in (1, 2))
+    if one is None or two is None or one[1] != two[1] or not one[2] or not two[2]:
+        return False, False
+    if (one[2][0], two[2][0]) != (1, 2) or one[2][1:] != two[2][1:]:
+        return False, False
+    alone = traced(x)
+    if alone is None or alone[1:] != (one[1], one[2][1:]):
+        return True, False
+    either, mixes = _compare_outputs(apply, one[0], x)
+    return not (either or mixes), either
+
+
+def _compare_outputs(apply, params, x) -> tuple[bool, bool]:
+    """Whether a model gives the same output without a batch axis, and whether it mixes the rows of
+    a batch, at drawn parameters."""
+    draw = np.random.default_rng(0).normal
+
+    def weights(leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        fan_in = max(1, leaf.size // max(1, leaf.shape[-1] if leaf.shape else 1))
+        return jnp.asarray(draw(size=leaf.shape) / fan_in**0.5, leaf.dtype)
+
+    tokens = not jnp.issubdtype(x.dtype, jnp.floating)
+
+    def rows(size):
+        return np.arange(np.prod(size)).reshape(size) % 2 if tokens else draw(size=size)
+
+    @jax.jit
+    def outputs(params, pair):
+        return apply(params, pair[0]), apply(params, pair[:1])[0], apply(params, pair)[0]
+
+    pair = jnp.asarray(rows((2, *x.shape)), x.dtype)
+    alone, of_one, of_two = outputs(jax.tree.map(weights, params), pair)
+    equal = lambda a, b: np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
+    return equal(alone, of_one), not equal(of_one, of_two)
+
+
+def _reject_axis_0(where, allowed: bool):
+    """An interceptor of linen that rejects layers that take axis 0 of an example for the batch."""
+
+    def call(next_call, args, kwargs, context):
+        layer = context.module
+        takes = isinstance(layer, linen.InstanceNorm) or (
+            isinstance(layer, linen.GroupNorm) and layer.reduction_axes is None
+        )
+        x = args[0] if args else None
+        if not allowed and takes and context.method_name == "__call__" and jnp.ndim(x) > 1:
+            _reject_norm(where, f"{type(layer).__name__} of {list(jnp.shape(x))}")
+        return next_call(*args, **kwargs)
+
+    return call
+
+
+def _reject_norm(where, got: str, axes=", or give GroupNorm reduction_axes=(-3, -2, -1)"):
+    checks.fail(
+        where,
+        "a module for a batch, [N, ...] to [N, ...], around GroupNorm and InstanceNorm, which take "
+        "axis 0 for the batch",
+        f"a module for one example with {got}",
+        f"Write x.mean((1, 2)) and x.reshape(len(x), -1){axes}.",
+    )
+
+
+def _on_batches_of_one(model: Model) -> Model:
+    """A model of one example from one that takes batches."""
+    one = lambda apply: None if apply is None else Fn(_on_batch_of_one, dict(apply=apply))
+    return model._replace(apply=one(model.apply), training=one(model.training))
+
+
+@named("models.on_batch_of_one")
+def _on_batch_of_one(params, x, *key, apply):
+    return apply(params, x[None], *key)[0]
 
 
 def _switches(call) -> dict:
@@ -182,17 +306,18 @@ def nnx(
     target: str | None = None,
     trainable: str | Sequence[str] | Callable | None = None,
     params: Any = None,
+    batched: bool | None = None,
 ) -> Task:
     """A flax.nnx model as a task.
 
-    It is called on one example, without a batch axis: in `train()` mode by local steps, in `eval()`
-    mode by evaluations.  The model itself stays as it is.
+    It is called on a batch of one or on one example, as in `jfl.models.flax`: in `train()` mode by
+    local steps, in `eval()` mode by evaluations.  The model itself stays as it is.
 
     Args:
         model: a model, whose parameters every run starts from; or a function rngs -> model, which
             draws them from the seed of a run.
-        fed, target, trainable, params: as in `jfl.models.flax`; paths are such as "layer/kernel",
-            and LoRA layers are trained by trainable="*lora*".
+        fed, target, trainable, params, batched: as in `jfl.models.flax`; paths are such as
+            "layer/kernel", and LoRA layers are trained by trainable="*lora*".
 
     Raises:
         ValueError: as in `jfl.models.flax`.
@@ -233,6 +358,21 @@ def nnx(
     if static["graph"] != in_training[1]["graph"]:  # else nothing differs in training
         training = Fn(_nnx_drawing if streams else _nnx, *in_training)
         made = Model(init, apply, training, draws=streams > 0)
+    example = jax.ShapeDtypeStruct(tuple(fed.x.shape[1:]), fed.x.dtype)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    batched, either = _takes_batches(
+        where, lambda x: (shapes, jax.eval_shape(apply, shapes, x)), apply, example, batched
+    )
+    whole: Any = make()
+    norms = [
+        node
+        for _, node in flax_nnx.iter_modules(whole)
+        if isinstance(node, flax_nnx.InstanceNorm)
+        or (isinstance(node, flax_nnx.GroupNorm) and node.reduction_axes is None)
+    ]
+    if norms and not (batched or either):
+        _reject_norm(where, type(norms[0]).__name__, "")
+    made = _on_batches_of_one(made) if batched else made
     return _task(where, fed, made, target, trainable, params)
 
 
@@ -477,7 +617,8 @@ def _task(where, fed, model: Model, target, trainable, params) -> Task:
             where,
             f"a model from one example {tuple(x.shape)} to {list(wanted)}, for {kind.words}",
             f"{list(got) if got is not None else checks.shown(output)}",
-            "It is called on one example, without a batch axis.",
+            "It is called on one example; a module of flax that is written for a batch, on a "
+            "batch of one.",
         )
     made = _as_task(model, target)
     if params is None and trainable is None:

@@ -27,12 +27,13 @@ DROPOUT = (
     '(params, x, y, key) and pass rngs={"dropout": key}; or use deterministic=True.'
 )
 ONE_EXAMPLE = (
-    "The loss gets one example, without a batch axis, and params of module.init on such an x."
+    "The loss gets one example, without a batch axis, and params of module.init on such an x. A "
+    "module that is written for a batch takes x[None], and [0] of its output."
 )
 SPLIT_NNX = (
     "Take jfl.models.nnx(fed, model). Or split it: "
     "graphdef, params, rest = nnx.split(model, nnx.Param, ...). Pass params, and call "
-    "nnx.merge(graphdef, params, rest)(x) in the loss."
+    "nnx.merge(graphdef, params, rest)(x[None])[0] in the loss."
 )
 SPLIT_EQUINOX = (
     "An equinox module is a pytree, and what is no array in it cannot be trained. "
@@ -43,9 +44,9 @@ SPLIT_EQUINOX = (
     "the loss."
 )
 LINEN = (
-    'Pass params = module.init(key, x)["params"] of one example x, and call '
-    'module.apply({"params": params}, x) in the '
-    "loss; or take jfl.models.flax(fed, module)."
+    'Pass params = module.init(key, x[None])["params"] of one example x, and call '
+    'module.apply({"params": params}, x[None])[0] in the loss; or take '
+    "jfl.models.flax(fed, module)."
 )
 WRITE_A_LOSS = (
     "Write a function: def loss(params, x, y), which calls the module with params on one example."

@@ -210,6 +210,11 @@ class _Gpt(nn.Module):
         return nn.Dense(self.classes)(nn.LayerNorm()(x if self.every else x[-1]))
 
 
+def _group_norm(features):
+    """GroupNorm of one image [H, W, C]: without axes, flax takes axis 0 for the batch."""
+    return nn.GroupNorm(num_groups=min(32, features // 2), reduction_axes=(-3, -2, -1))
+
+
 class _Residual(nn.Module):
     """Two convolutions beside a way that leaves them out, with GroupNorm."""
 
@@ -219,7 +224,7 @@ class _Residual(nn.Module):
     @nn.compact
     def __call__(self, x):
         strides = (self.stride, self.stride)
-        norm = lambda x: nn.GroupNorm(num_groups=min(32, self.features // 2))(x)
+        norm = lambda x: _group_norm(self.features)(x)
         conv = lambda size, strides: nn.Conv(
             self.features, (size, size), strides=strides, use_bias=False
         )
@@ -238,7 +243,7 @@ class _ResNet(nn.Module):
     def __call__(self, x):
         x = x if x.ndim == 3 else x[..., None]
         x = nn.Conv(self.width, (3, 3), use_bias=False)(x)
-        x = nn.relu(nn.GroupNorm(num_groups=min(32, self.width // 2))(x))
+        x = nn.relu(_group_norm(self.width)(x))
         for stage, blocks in enumerate(self.blocks):
             for block in range(blocks):
                 x = _Residual(self.width * 2**stage, 2 if stage and not block else 1)(x)
@@ -249,7 +254,7 @@ def logistic(fed: Federation) -> Task:
     """Softmax regression, started at zero.  For L2 regularisation give l2 to `grad` or
     `private_grad`."""
     checks.kind("models.logistic", Federation, "jfl.federate", fed=fed)
-    return flax(fed, _Mlp((), fed.classes), target="class")
+    return flax(fed, _Mlp((), fed.classes), target="class", batched=False)
 
 
 def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
@@ -263,7 +268,7 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
     hidden = checks.several("models.mlp", hidden=hidden)
     for width in hidden:
         checks.whole("models.mlp", hidden=width)
-    return flax(fed, _Mlp(hidden, fed.classes), target="class")
+    return flax(fed, _Mlp(hidden, fed.classes), target="class", batched=False)
 
 
 def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256)) -> Task:
@@ -290,7 +295,7 @@ def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256
     checks.whole(where, embedding=embedding, **numbers)
     if not cells:
         checks.fail(where, "a layer at least", "cells=()")
-    return flax(fed, _Lstm(embedding, cells, fed.classes, every))
+    return flax(fed, _Lstm(embedding, cells, fed.classes, every), batched=False)
 
 
 def gpt(
@@ -320,7 +325,7 @@ def gpt(
         checks.fail(where, "dropout in [0, 1)", f"{dropout!r}")
     if width % heads:
         checks.fail(where, f"a width that is a multiple of heads={heads}", f"width={width}")
-    return flax(fed, _Gpt(width, layers, heads, float(dropout), fed.classes, every))
+    return flax(fed, _Gpt(width, layers, heads, float(dropout), fed.classes, every), batched=False)
 
 
 def _of_tokens(where, fed) -> bool:
@@ -354,7 +359,7 @@ def resnet18(fed: Federation, width: int = 64) -> Task:
     checks.whole(where, least=2, width=width)
     if width % 2 or (width > 64 and width % 64):
         checks.fail(where, "an even width, or a multiple of 64", f"width={width}")
-    return flax(fed, _ResNet(width, (2, 2, 2, 2), fed.classes), target="class")
+    return flax(fed, _ResNet(width, (2, 2, 2, 2), fed.classes), target="class", batched=False)
 
 
 def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -> Task:
@@ -373,4 +378,4 @@ def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -
             f"images of at least {2 ** len(channels)} pixels a side for {len(channels)} poolings",
             f"{tuple(fed.x.shape[1:3])}",
         )
-    return flax(fed, _Cnn(channels, dense, fed.classes), target="class")
+    return flax(fed, _Cnn(channels, dense, fed.classes), target="class", batched=False)

@@ -226,3 +226,59 @@ def test_data_that_tensorflow_datasets_prepared(tmp_path):
         jfl.datasets.prepared("femnist", row, data_dir=tmp_path)
     with pytest.raises(DataUnavailable, match="split 'dev'"):
         jfl.datasets.prepared("letters", row, splits=("train", "dev"), data_dir=tmp_path)
+
+
+# --- clients and rows that do not fit
+
+
+@pytest.mark.parametrize("kind", ["dict", "list"])
+@pytest.mark.parametrize(
+    "options", [dict(holdout=0.25), dict(test=rows(4))], ids=["holdout", "test"]
+)
+def test_a_client_without_rows_is_refused_by_name(kind, options):
+    clients = {"ann": rows(5), "bob": rows(0), "cy": rows(7), "dan": ([], [])}
+    given, names = (clients, "'bob', 'dan'") if kind == "dict" else (list(clients.values()), "1, 3")
+    with pytest.raises(ValueError, match=rf"rows for every client; got none for .*{names}.*Leave"):
+        jfl.federate(given, **options)
+
+
+def test_a_client_with_one_row_and_a_holdout_is_refused_by_name():
+    with pytest.raises(ValueError, match="one row for client.*'bob'"):
+        jfl.federate({"ann": rows(5), "bob": rows(1)}, holdout=0.25)
+
+
+NUMBERS, CLASSES = rows(4)
+
+
+@pytest.mark.parametrize(
+    "x, y, words",
+    [
+        (
+            {"age": NUMBERS, "bmi": NUMBERS},
+            CLASSES,
+            "x.*, one array; got a dict of 'age', 'bmi'.*Join",
+        ),
+        (
+            (NUMBERS, NUMBERS[:, :1]),
+            CLASSES,
+            r"x.*, one array; got a tuple.*\[4, 2\], \[4, 1\].*Join",
+        ),
+        ([[1.0, 2.0], [1.0], [2.0], [3.0]], CLASSES, "x.* as an array; .*Pad or cut"),
+        (
+            np.array([NUMBERS[0], NUMBERS[1, :1], *NUMBERS[2:]], object),
+            CLASSES,
+            "rows of x.* of one shape; got rows of 1, 2 entries.*Pad or cut",
+        ),
+        (NUMBERS, np.array(["a", "b", "a", "b"]), "y.* of numbers; got strings.*np.unique"),
+        (NUMBERS, np.array(["a", "b", "a", "b"], object), "y.* of numbers; got strings.*np.unique"),
+        (NUMBERS, np.array([0, 1, np.nan, 0]), r"finite y.*nan or inf in 1 row.*Drop"),
+    ],
+    ids=["dict", "tuple", "ragged", "objects", "strings", "names", "nan"],
+)
+def test_rows_and_labels_that_are_no_arrays_of_numbers(x, y, words):
+    for use in (
+        lambda: jfl.federate((x, y, NUMBERS, CLASSES), jfl.partition.iid(2)),
+        lambda: jfl.federate({"ann": (x, y)}, holdout=0.25),
+    ):
+        with pytest.raises(ValueError, match=f"federate.*{words}"):
+            use()
