@@ -22,10 +22,8 @@ def leaving(shift):
     """The probability that a pair of normals with a radius up to REACH, shifted, lies beyond."""
     end = normals.REACH
     # at radius r the angles a with r^2 + 2 r t cos(a) + t^2 > end^2
-    share = lambda r: (
-        np.arccos(np.clip((end**2 - r**2 - shift**2) / (2 * r * shift), -1, 1)) / np.pi
-    )
-    density = lambda r: share(r) * r * np.exp(-r * r / 2)
+    angle = lambda r: np.arccos(np.clip((end**2 - r**2 - shift**2) / (2 * r * shift), -1, 1))
+    density = lambda r: angle(r) / np.pi * r * np.exp(-r * r / 2)
     return integrate.quad(density, max(end - shift, 0), end, epsabs=0, limit=200)[0]
 
 
