@@ -124,7 +124,7 @@ def guarantee(
     if not counted_otherwise:
         return guarantee_of(entry, rounds, delta)
     how_often, beta, status, caveats = participations(plan, rounds, delta, entry.view, options)
-    entry = counted(entry, rounds, how_often)
+    entry = counted(plan, entry, rounds, how_often)
     entry = entry._replace(
         caveats=tuple(c for c in entry.caveats if code_of(c) != ledger.EVERY_ROUND.code) + caveats
     )
