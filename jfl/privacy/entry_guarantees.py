@@ -41,7 +41,7 @@ def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
         entry.adjacency,
         entry.view,
         method,
-        entry.status,
+        entry.status if math.isfinite(value) else "none",
         tuple(dict.fromkeys(entry.caveats)),
         entry.implied,
     ).about(release)

@@ -90,8 +90,8 @@ def guarantee(
             seeds: asserted, not checked.
 
     Privacy:
-        of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and says
-        so.  Of segments that share a sample, of plans that were all chosen before the first of them
+        of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and status
+        "none".  Of segments that share a sample, of plans that were all chosen before the first of them
         ran.
 
     Raises:
@@ -220,6 +220,7 @@ def _bare(delta, unit, adjacency, view):
         unit or "example",
         adjacency or "replace_one",
         view or "server",
+        "none",
         "none",
         caveats=(BARE,),
     )
