@@ -91,8 +91,8 @@ def guarantee(
 
     Privacy:
         of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and status
-        "none".  Of segments that share a sample, of plans that were all chosen before the first of them
-        ran.
+        "none".  Of segments that share a sample, of plans that were all chosen before the first of
+        them ran.
 
     Raises:
         ValueError: with the choices there are, unless exactly one guarantee fits; and with the

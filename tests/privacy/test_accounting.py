@@ -1063,13 +1063,16 @@ KINDS = {
     "laplace rows": lambda: make(LAPLACE(), batches.full(), count=1),
     "noise by the round": lambda: make(
         chain(
-            clip_l2(0.5), total(), jfl.gaussian(lambda round_: 4.0 + round_), jfl.divide(8.0),
+            clip_l2(0.5),
+            total(),
+            jfl.gaussian(lambda round_: 4.0 + round_),
+            jfl.divide(8.0),
             adjacency="replace_one",
-        ), batches.full(), count=1
+        ),
+        batches.full(),
+        count=1,
     ),
-    "noise by the client": lambda: make(
-        NOISY(LEVELS), batches.full(), count=1
-    ),
+    "noise by the client": lambda: make(NOISY(LEVELS), batches.full(), count=1),
     "rows that differ": lambda: poisson_plan(sizes=30 + np.arange(CLIENTS)),
     "several turns": lambda: make(
         NOISY(8.0), sampler=sampling.with_replacement(CLIENTS, 3, independent=True)

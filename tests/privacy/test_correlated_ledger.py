@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import itertools
 
 import jax
 import jax.numpy as jnp

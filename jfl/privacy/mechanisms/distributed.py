@@ -96,7 +96,9 @@ def distributed(
             "What rounding adds hangs on the size of an upload.",
         )
     size = sum(math.prod(x.shape) for x in jax.tree.leaves(stages.shapes_like(like)))
-    encoding = _encoding(law, noise_multiplier, clip_norm, cohort, size, deviations, adjacency, bits)
+    numbers = float(noise_multiplier), float(clip_norm), int(cohort), int(size), MAX_BITS
+    encoding = integers.Encoding(law, *numbers, float(deviations), adjacency)
+    encoding = encoding._replace(bits=_bits_that_fit(encoding, bits))
     noise = stages.Stage(
         None,
         noise=checks.scalar(noise_multiplier),
@@ -114,30 +116,31 @@ def distributed(
     )
 
 
-def _encoding(law, noise_multiplier, clip_norm, cohort, size, deviations, adjacency, bits):
-    """The encoding for `bits`, or for the most bits that fit if None.
+def _bits_that_fit(encoding: integers.Encoding, bits: int | None) -> int:
+    """Return `bits`, or the most bits that fit if None.
 
     Raises:
         ValueError: if a sum of the cohort or the noise of a client does not fit, with the bits
             that would.
     """
-    numbers = float(noise_multiplier), float(clip_norm), int(cohort), int(size)
-    make = lambda bits: integers.Encoding(law, *numbers, int(bits), float(deviations), adjacency)
+    cohort = encoding.cohort
 
     def fits(bits: int) -> bool:
         if cohort * 2**bits > 2 * integers.EXACT:
             return False
-        encoding = make(bits)
-        return integers.fits(encoding.scale * encoding.share)
+        tried = encoding._replace(bits=bits)
+        return integers.fits(tried.scale * tried.share)
 
-    if bits is not None and fits(bits):
-        return make(bits)
+    if bits is not None and fits(int(bits)):
+        return int(bits)
     # below this many bits a sum has no room for its deviations
-    fewest = math.floor(math.log2(cohort * deviations**2) / 2) + 1
+    fewest = math.floor(math.log2(cohort * encoding.deviations**2) / 2) + 1
     possible = [b for b in range(MAX_BITS, max(fewest, 1) - 1, -1) if fits(b)]
     if bits is None and possible:
-        return make(possible[0])
-    given = f"bits={bits}" if bits is not None else f"noise_multiplier={noise_multiplier:g}"
+        return possible[0]
+    given = (
+        f"bits={bits}" if bits is not None else f"noise_multiplier={encoding.noise_multiplier:g}"
+    )
     return checks.fail(
         "distributed",
         "cohort * 2^bits <= 2^25, whose sums float32 holds exactly, and noise of at most "
