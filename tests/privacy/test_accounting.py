@@ -740,7 +740,7 @@ def test_a_plan_without_noise_says_so():
         g = guarantees.guarantee(make(), 50, view=view, unit="client")
         assert (
             g.epsilon == math.inf
-            and g.method == "none"
+            and g.method == g.status == "none"
             and g.caveats == (guarantees.BARE,)
             and g.unit == "client"
         )
