@@ -842,7 +842,7 @@ def plus(value):
     return pytrees.map(lambda leaf: leaf + jnp.asarray(SOMEBODYS)[1], value)
 
 
-PUBLIC = {
+NAMED = {
     "starting parameters": (
         lambda: of_parts(jfl.task(start_params(), squared)),
         r"starting parameters .*float32\[",
@@ -904,9 +904,9 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", NAMED)
 def test_a_guarantee_names_the_arrays_that_it_assumes_public(name):
-    make, pattern = PUBLIC[name]
+    make, pattern = NAMED[name]
     said = assumed(make())
     assert said.startswith("Assumes that constants are public: ") and said.endswith(".")
     assert re.search(pattern, said), said
