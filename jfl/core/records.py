@@ -503,7 +503,7 @@ class _Fields(NamedTuple):
     adjacency: str  # add_remove | replace_one | zero_out
     view: str  # server | aggregate | third_party
     method: str  # which bound gave the number
-    status: str = "proved"  # proved | claimed | audited | conditional | descriptive
+    status: str = "proved"  # proved | claimed | audited | conditional | descriptive | none
     caveats: tuple[Any, ...] = ()  # sentences, most of them a `Caveat`
     implied: bool = False  # it follows from the guarantee of another unit
     rounds: int | None = None  # that it covers; None: all that were asked for
@@ -524,7 +524,8 @@ class Guarantee(_Fields):
     _curve = None
 
     def __str__(self) -> str:
-        none = self.epsilon == float("inf") and self.status == "proved"
+        # a guarantee that was stored without a finite epsilon may still be called proved
+        none = self.epsilon == float("inf") and self.status in ("none", "proved")
         eps, status = (
             ("no guarantee", "") if none else (f"epsilon = {self.epsilon:.4g}", f"{self.status}; ")
         )

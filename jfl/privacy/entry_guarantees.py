@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
-from ..core.records import Guarantee, Plan
+from ..core.records import Guarantee, Plan, code_of
 from .accountants import events, truncation
 from .accountants.curves import Release
 from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
@@ -17,6 +17,7 @@ from .ledger.entry import Entry, effective
 from .ledger.reach import lost_of, shifts_of
 from .ledger.to_events import events_of, of_levels, run
 from .mechanisms.chain import ADJACENCIES
+from .taint.public_constants import CODE as PUBLIC_CONSTANTS
 
 MOST = 10**12  # rounds
 FEW = 16  # levels of noise, which are counted instead of listed
@@ -42,8 +43,9 @@ def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
         entry.adjacency,
         entry.view,
         method,
-        entry.status,
-        tuple(dict.fromkeys(entry.caveats)),
+        entry.status if math.isfinite(value) else "none",
+        # what the guarantee assumes of constants is its last word
+        tuple(sorted(dict.fromkeys(entry.caveats), key=lambda c: code_of(c) == PUBLIC_CONSTANTS)),
         entry.implied,
     ).about(release)
 

@@ -90,9 +90,9 @@ def guarantee(
             seeds: asserted, not checked.
 
     Privacy:
-        of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and says
-        so.  Of segments that share a sample, of plans that were all chosen before the first of them
-        ran.
+        of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and status
+        "none".  Of segments that share a sample, of plans that were all chosen before the first of
+        them ran.
 
     Raises:
         ValueError: with the choices there are, unless exactly one guarantee fits; and with the
@@ -124,7 +124,7 @@ def guarantee(
     if not counted_otherwise:
         return guarantee_of(entry, rounds, delta)
     how_often, beta, status, caveats = participations(plan, rounds, delta, entry.view, options)
-    entry = counted(entry, rounds, how_often)
+    entry = counted(plan, entry, rounds, how_often)
     entry = entry._replace(
         caveats=tuple(c for c in entry.caveats if code_of(c) != ledger.EVERY_ROUND.code) + caveats
     )
@@ -220,6 +220,7 @@ def _bare(delta, unit, adjacency, view):
         unit or "example",
         adjacency or "replace_one",
         view or "server",
+        "none",
         "none",
         caveats=(BARE,),
     )

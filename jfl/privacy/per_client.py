@@ -10,7 +10,9 @@ from ..core import checks
 from ..core.records import Plan
 from .entry_guarantees import choices, choose, entries_of, guarantee_of, overflowing
 from .ledger.entry import Entry, effective, of_client
+from .ledger.over_rounds import sensitivity_to
 from .ledger.participation import counts, share_of, worst_columns
+from .mechanisms.correlated import strategy_of
 from .taint import checker as taint
 
 KINDS = 64  # of clients, for each of which a privacy-loss distribution is computed
@@ -86,7 +88,7 @@ def extents(plan, entry: Entry, rounds, delta, options):
     view = entry.view
     if view == "server":
         often, beta, _, _ = participations(plan, rounds, delta, view, options)
-        return often, delta - beta, counted(entry, rounds, often)
+        return often, delta - beta, counted(plan, entry, rounds, often)
     if any(v is not None for v in options.values()):
         participations(plan, rounds, delta, view, options)
     share = np.broadcast_to(share_of(plan.sampler), np.shape(entry.clients.rows))
@@ -128,7 +130,7 @@ def participations(plan, rounds, delta, view, options):
     return how_often
 
 
-def counted(entry: Entry, rounds, often) -> Entry:
+def counted(plan: Plan, entry: Entry, rounds, often) -> Entry:
     """The entry of a whole run, in which each client takes part so `often`, Int[C]."""
     if entry.noise_of == "server":
         checks.fail(
@@ -136,6 +138,8 @@ def counted(entry: Entry, rounds, often) -> Entry:
             "noise of the client's own beside cap, quantile or realised",
             "noise of the release",
         )
+    if strategy_of(plan.upload) is not None and entry.method:
+        entry, often = _joint(plan, entry, rounds, often)
     rows, by_rows = entry.clients.rows, entry.row_overflow is not None
     active = np.intersect1d(np.flatnonzero(often > 0), entry.clients.counted)
     # more rows overflow more often: the one who loses most is not the one who gains least
@@ -147,9 +151,20 @@ def counted(entry: Entry, rounds, often) -> Entry:
         worst=worst_columns(
             rows if by_rows else np.zeros(len(rows), int),
             often,
-            [p.multiplier for p in entry.parts],
+            [p.multiplier if p.of_rounds is None else effective(p) for p in entry.parts],
             active,
         ),
         # the noise on an upload is not drawn by rows: what may overflow is the cohort, every round
         overflow=entry.overflow * rounds if lost is None else float(lost),
     )
+
+
+def _joint(plan, entry, rounds, often):
+    """All participations of a client as one release, because its noise is correlated over them;
+    and whether each client takes part at all, Int[C]."""
+    moved = np.array([sensitivity_to(plan, rounds, int(n)) for n in np.unique(often)])
+    each = moved[np.unique(often, return_inverse=True)[1].reshape(-1)]
+    with np.errstate(divide="ignore"):
+        of_rounds = (1 / each)[None]
+    parts = tuple(p._replace(of_rounds=of_rounds) for p in entry.parts)
+    return entry._replace(parts=parts), np.minimum(often, 1)

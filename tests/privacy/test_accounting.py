@@ -740,7 +740,7 @@ def test_a_plan_without_noise_says_so():
         g = guarantees.guarantee(make(), 50, view=view, unit="client")
         assert (
             g.epsilon == math.inf
-            and g.method == "none"
+            and g.method == g.status == "none"
             and g.caveats == (guarantees.BARE,)
             and g.unit == "client"
         )
@@ -1040,6 +1040,70 @@ def test_epsilon_of_each_client(few_orders):
     )
     noisy = guarantees.guarantee(make(upload=NOISY(2.0)), 50, cap=3, unit="client")
     assert noisy.epsilon == best(events.repeat(events.gaussian(2.0), 3))
+
+
+LAPLACE = lambda: chain(
+    jfl.clip_l1(0.5), total(), jfl.laplace(4.0), jfl.divide(8.0), adjacency="replace_one"
+)
+EVERYONE = sampling.full(CLIENTS)
+LEVELS = jnp.linspace(1.0, 3.0, CLIENTS)
+# a plan for each kind of entry that the server's view has
+KINDS = {
+    "without replacement": lambda: make(NOISY()),
+    "poisson": lambda: poisson_plan(sampler=EVERYONE),
+    "truncated poisson": lambda: make(
+        NOISY(), batches.truncated_poisson(8.0, capacity=12), sampler=EVERYONE
+    ),
+    "with replacement": lambda: make(NOISY(4.0), batches.with_replacement(10)),
+    "epochs": lambda: make(NOISY(4.0), batches.epochs(10), count=10),
+    "all rows": lambda: make(NOISY(8.0), batches.full()),
+    "several releases": lambda: make(
+        NOISY(8.0), more=(records.Release(NOISY(9.0), batches.full(), 1),)
+    ),
+    "laplace rows": lambda: make(LAPLACE(), batches.full(), count=1),
+    "noise by the round": lambda: make(
+        chain(
+            clip_l2(0.5),
+            total(),
+            jfl.gaussian(lambda round_: 4.0 + round_),
+            jfl.divide(8.0),
+            adjacency="replace_one",
+        ),
+        batches.full(),
+        count=1,
+    ),
+    "noise by the client": lambda: make(NOISY(LEVELS), batches.full(), count=1),
+    "rows that differ": lambda: poisson_plan(sizes=30 + np.arange(CLIENTS)),
+    "several turns": lambda: make(
+        NOISY(8.0), sampler=sampling.with_replacement(CLIENTS, 3, independent=True)
+    ),
+    "groups": lambda: make(NOISY(), sampler=sampling.min_separation(CLIENTS, 2, 3)),
+    "upload": lambda: make(upload=NOISY(4.0)),
+    "laplace upload": lambda: make(upload=LAPLACE()),
+    "correlated upload": lambda: make(
+        upload=chain(clip_l2(0.5), total(), jfl.correlated(4.0, jfl.strategies.square_root(12)))
+    ),
+    "correlated upload in groups": lambda: make(
+        upload=chain(clip_l2(0.5), total(), jfl.correlated(4.0, jfl.strategies.square_root(12))),
+        sampler=sampling.min_separation(CLIENTS, 2, 3),
+    ),
+    "integers": lambda: make(
+        upload=jfl.distributed(8.0, 0.5, 5, law="skellam", like=np.zeros(4)).upload,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cap_at_what_is_planned_changes_nothing(kind, few_orders):
+    """And fewer participations never cost more."""
+    plan, rounds = KINDS[kind](), 9
+    turns = participation.turns(plan.sampler)
+    planned = guarantees.guarantee(plan, rounds, view="server").epsilon
+    caps = (1, 2, 3, 6, rounds, rounds * turns)
+    found = [guarantees.guarantee(plan, rounds, view="server", cap=k).epsilon for k in caps]
+    assert 0 < found[0] and np.all(np.diff(found) >= -1e-12), found
+    close(found[-1], planned, 1e-9)
+    assert found[0] < 0.7 * planned
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from helpers.problems import make_federation, squared, start_params
 
 import jfl
 from jfl.core.errors import NotAnalysable
+from jfl.privacy import guarantees
 from jfl.privacy.accountants import events
 from jfl.privacy.accountants.tightest import epsilon
 from jfl.privacy.mechanisms.strategies import (
@@ -289,6 +290,44 @@ def test_noise_of_an_upload_goes_on_over_rounds(name, separation):
         found = jfl.guarantee(one, 12, DELTA, unit="client", view=view)
         assert found.epsilon == pytest.approx(gaussian(4.0 / sens), rel=1e-6)
         assert found.method.startswith("matrix_gaussian") and found.status == "proved"
+
+
+@pytest.mark.parametrize("name", ["tree", "restarted", "square root", "inverse banded", "dense"])
+@pytest.mark.parametrize("separation, rounds", [(1, 12), (3, 12), (3, 8), (4, 12)])
+def test_a_cap_counts_the_joint_release(name, separation, rounds):
+    """No pattern of `cap` participations moves the release of all rounds further."""
+    made = STRATEGIES[name](12, -(-12 // separation), separation)
+    sampler = jfl.sampling.without_replacement(C, 4)
+    if separation > 1:
+        sampler = jfl.sampling.min_separation(C, 2, separation)
+    one = upload_plan(jfl.correlated(4.0, made), sampler, adjacency="zero_out")
+    asked = dict(unit="client", view="server")
+    planned = jfl.guarantee(one, rounds, DELTA, **asked).epsilon
+    most, matrix, before = -(-rounds // separation), made._until(rounds), 0.0
+    for cap in range(1, most + 1):
+        found = jfl.guarantee(one, rounds, DELTA, cap=cap, **asked)
+        groups = [range(first, rounds, separation) for first in range(separation)]
+        patterns = [p for g in groups for p in itertools.combinations(g, min(cap, len(g)))]
+        moved = max(np.linalg.norm(matrix[:, list(p)].sum(1)) for p in patterns)
+        assert found.epsilon >= gaussian(4.0 / moved) * (1 - 1e-6), cap
+        assert before <= found.epsilon <= planned * (1 + 1e-9)
+        assert found.status == "conditional"
+        before = found.epsilon
+        seen = np.zeros(C, int)
+        seen[5] = cap
+        described = jfl.guarantee(one, rounds, DELTA, realised=seen, **asked)
+        assert described.epsilon == found.epsilon and described.status == "descriptive"
+        each = guarantees.epsilons_per_client(one, rounds, DELTA, view="server", realised=seen)
+        assert each[5] == pytest.approx(found.epsilon, rel=1e-9) and np.delete(each, 5).max() == 0
+    for cap in (most, rounds):
+        found = jfl.guarantee(one, rounds, DELTA, cap=cap, **asked)
+        assert found.epsilon == pytest.approx(planned, rel=1e-9)
+
+
+def test_nobody_takes_part_more_often_than_the_sampler_lets_it():
+    one = upload_plan(jfl.correlated(4.0, square_root(12)), jfl.sampling.min_separation(C, 2, 3))
+    with pytest.raises(ValueError, match=r"whole numbers in 0\.\.4"):
+        jfl.guarantee(one, 12, DELTA, view="server", realised=np.full(C, 5))
 
 
 def test_what_uploads_cannot_have():

@@ -372,12 +372,34 @@ def test_what_shares_cannot_do(fed, change, words):
         jfl.guarantee(plan(fed, **change), 3, 1e-5, view="aggregate")
 
 
+@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
+def test_bits_fit_the_cohort_and_the_noise(law):
+    like = np.zeros(1000)
+    for cohort, z in itertools.product((1, 2, 8, 100, 2000), (0.5, 4.0)):
+        code = encoding_of(jfl.distributed(z, 1.0, cohort, law=law, like=like).upload)
+        most = next(b for b in range(16, 0, -1) if _takes(law, z, cohort, like, b))
+        assert code.bits == most, (cohort, z)
+
+
+def _takes(law, z, cohort, like, bits):
+    try:
+        jfl.distributed(z, 1.0, cohort, law=law, like=like, bits=bits)
+    except ArgumentError as error:
+        assert "bits=" in str(error) and "bits=None" in str(error)
+        return False
+    return True
+
+
 def test_bad_input_says_what_to_do(fed):
     task = jfl.models.logistic(fed)
     for call, words in (
         (lambda: jfl.distributed(1.0, 0.5, 10, law="skellam"), "like=task"),
         (lambda: jfl.distributed(1.0, 0.5, 10, law="laplace"), "law"),
-        (lambda: jfl.distributed(1.0, 0.5, 1000, law="skellam", like=task), "fewer bits"),
+        (
+            lambda: jfl.distributed(1.0, 0.5, 1000, law="skellam", like=task, bits=16),
+            "at most bits=15",
+        ),
+        (lambda: jfl.distributed(1.0, 0.5, 2**20, law="skellam", like=task), "smaller cohort"),
         (lambda: jfl.distributed(1.0, 0.5, 100, law="skellam", like=task, bits=5), "more bits"),
         (lambda: jfl.distributed(1.0, 0.5, 2, law="skellam", like=task, bits=24), "fewer bits"),
         (lambda: jfl.distributed(0.0, 0.5, 10), "noise_multiplier"),

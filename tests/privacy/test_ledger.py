@@ -211,3 +211,31 @@ def test_releases_on_one_sample_count_as_seen_in_segments_too():
     beside = guarantees.guarantee([(two(1.0), 10, 0), (two(2.0), 1, 0)], delta=DELTA).epsilon
     after = guarantees.guarantee([(two(1.0), 10, 0), (two(2.0), 1, 10)], delta=DELTA).epsilon
     assert alone < beside and beside == pytest.approx(after)
+
+
+@pytest.mark.parametrize(
+    "sampler, code",
+    [
+        (
+            lambda: sampling.first_responders(CLIENTS, 5, latency=np.linspace(1, 9, CLIENTS)),
+            "public-latencies",
+        ),
+        (
+            lambda: sampling.available_poisson(
+                CLIENTS, 0.4, np.arange(2 * CLIENTS).reshape(2, CLIENTS) % 3 > 0, capacity=CLIENTS
+            ),
+            "public-availability",
+        ),
+        (
+            lambda: sampling.with_replacement(CLIENTS, 5, weights=np.linspace(1, 2, CLIENTS)),
+            "public-shares",
+        ),
+    ],
+)
+def test_what_a_sampler_knows_of_clients_is_assumed_public(sampler, code):
+    codes = lambda sampler: {
+        code_of(c) for e in jfl.ledger(make(NOISY(), sampler=sampler), 3) for c in e.caveats
+    }
+    assert code in codes(sampler())
+    for plain in (sampling.first_responders(CLIENTS, 5), sampling.with_replacement(CLIENTS, 5)):
+        assert not {c for c in codes(plain) if c.startswith("public-")}

@@ -28,6 +28,7 @@ MADE = {  # of 11 rounds, so that nothing is a power of two or a multiple of the
     "tree": lambda: tree(11),
     "restarted tree": lambda: restarted(tree(4), 11),
     "restarted": lambda: restarted(inverse_banded(4, 3), 11),
+    "restarted twice": lambda: restarted(restarted(inverse_banded(2, 2), 4), 11),
     "efficient tree": lambda: tree(11, efficient=True),
     "square root": lambda: square_root(11),
     "banded": lambda: banded_toeplitz(11, 3),

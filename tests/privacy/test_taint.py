@@ -25,7 +25,7 @@ from jax.experimental import buffer_callback
 
 import jfl
 from jfl.core import marks, pytrees
-from jfl.core.records import Diagnostics, Fn, Keys, Release
+from jfl.core.records import Diagnostics, Fn, Keys, Release, code_of
 from jfl.local import training
 from jfl.privacy import calibration, guarantees
 from jfl.privacy.mechanisms import chain as mech
@@ -33,7 +33,7 @@ from jfl.privacy.mechanisms import stages
 from jfl.privacy.mechanisms.stages import Stage
 from jfl.privacy.taint import checker as taint
 from jfl.privacy.taint import client as client_checks
-from jfl.privacy.taint import declarations, ownership, tracing
+from jfl.privacy.taint import declarations, ownership, public_constants, tracing
 from jfl.sampling import batches
 
 STEPS = 2
@@ -755,6 +755,203 @@ MUTANTS = dict(
 def test_mutants_are_caught(name):
     client, options, pattern = MUTANTS[name]
     caught(build(client, **options), pattern)
+
+
+# --- the number of rows
+
+
+def times_size(ctx, keys, server, own, rows, *, work):
+    diff, seen = diff_of(work, ctx, keys, server, rows)
+    return pytrees.map(lambda x: x * rows.size, diff), own, seen
+
+
+def as_often_as_rows(ctx, keys, server, own, rows, *, work):
+    diff, seen = diff_of(work, ctx, keys, server, rows)
+    more = lambda i, x: pytrees.map(lambda leaf: 1.5 * leaf, x)
+    return jax.lax.fori_loop(0, ctx.size, more, diff), own, seen
+
+
+def size_of_the_last_round(ctx, keys, server, own, rows, *, work):
+    diff, seen = diff_of(work, ctx, keys, server, rows)
+    sent = pytrees.map(lambda x: x * own["size"], diff)
+    return sent, dict(size=rows.size * jnp.float32(1)), seen
+
+
+SIZES = dict(
+    times_size=(times_size, {}),
+    as_often_as_rows=(as_often_as_rows, {}),
+    size_of_the_last_round=(
+        size_of_the_last_round,
+        dict(own=dict(size=jnp.zeros(())), stateful=True),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_number_of_rows_is_data_where_a_row_comes_or_goes(name):
+    client, options = SIZES[name]
+    caught(build(client, batch=batches.poisson(3.0), **options), r"rows\.size -> .*payload")
+    found, _ = verdict(build(client, batch=batches.without_replacement(3), **options))
+    assert found.status == "proved" and found.adjacency == "replace_one"
+
+
+@pytest.mark.parametrize("batch", [batches.poisson(3.0), batches.poisson(rate=0.4, capacity=40)])
+def test_batches_may_follow_the_number_of_rows(batch):
+    found, _ = verdict(build(fedavg_client, batch=batch))
+    assert found.status == "proved" and found.adjacency == "add_remove"
+
+
+# --- constants that a guarantee assumes to be public
+
+
+def assumed(plan, **options):
+    """What guarantees say of constants, which is their last caveat."""
+    found = jfl.guarantee(plan, 2, **options)
+    said = [i for i, c in enumerate(found.caveats) if code_of(c) == "public-constants"]
+    assert said in ([], [len(found.caveats) - 1])
+    return found.caveats[-1] if said else ""
+
+
+SOMEBODYS = np.linspace(0.1, 0.9, 4).astype(np.float32)  # what it was made of nobody can say
+
+
+def client_with_a_constant(ctx, keys, server, own, rows, *, work):
+    diff, seen = diff_of(work, ctx, keys, server, rows)
+    return (
+        pytrees.map(lambda x: x + SOMEBODYS.sum() * 0 + jnp.asarray(SOMEBODYS)[0], diff),
+        own,
+        seen,
+    )
+
+
+ZEROS = jfl.task(jax.tree.map(jnp.zeros_like, start_params()), squared)
+DRAWN = jfl.task(
+    lambda key: jax.tree.map(lambda x: jax.random.normal(key, x.shape), start_params()), squared
+)
+
+
+def of_parts(task=None, noise=None, lr=0.1, release=None, weights="uniform", loss=None):
+    task = task or ZEROS
+    grad = jfl.private_grad(loss or task.loss, noise or chained())
+    algorithm = jfl.algorithms.fedavg(grad, lr=lr, steps=2, batch=batches.without_replacement(3))
+    more = {} if release is None else dict(release=release)
+    return jfl.plan(make_federation(), task, algorithm, FULL, weights=weights, **more)
+
+
+def plus(value):
+    return pytrees.map(lambda leaf: leaf + jnp.asarray(SOMEBODYS)[1], value)
+
+
+NAMED = {
+    "starting parameters": (
+        lambda: of_parts(jfl.task(start_params(), squared)),
+        r"starting parameters .*float32\[",
+    ),
+    "scaled": (
+        lambda: of_parts(jfl.task(jax.tree.map(lambda x: 3 * x + 1e-3, start_params()), squared)),
+        r"starting parameters .*float32\[",
+    ),
+    "init": (
+        lambda: of_parts(
+            jfl.task(
+                lambda key: jax.tree.map(lambda x: x + jnp.asarray(SOMEBODYS)[2], start_params()),
+                squared,
+            )
+        ),
+        r"starting parameters .*float32\[4\]",
+    ),
+    "loss": (
+        lambda: of_parts(
+            jfl.task(
+                start_params(),
+                lambda w, x, y: squared(w, x, y) * jnp.asarray(SOMEBODYS).sum(),
+            )
+        ),
+        r"loss float32\[4\]",
+    ),
+    "stage": (
+        lambda: of_parts(
+            noise=jfl.chain(*chained().stages, jfl.post_process(plus)),
+        ),
+        r": post_process float32\[4\]\.",
+    ),
+    "release": (
+        lambda: of_parts(
+            release=jfl.chain(jfl.total(), jfl.divide(4.0), jfl.post_process(plus)),
+        ),
+        r": post_process float32\[4\]\.",
+    ),
+    "noise": (
+        lambda: of_parts(
+            noise=jfl.chain(
+                jfl.clip_l2(0.8),
+                jfl.total(),
+                jfl.gaussian(jnp.linspace(1.0, 2.0, CLIENTS)),
+                jfl.divide(3.0),
+            )
+        ),
+        rf": gaussian float32\[{CLIENTS}\]\.",
+    ),
+    "schedule": (
+        lambda: of_parts(lr=lambda step: jnp.asarray(SOMEBODYS)[step % 4]),
+        r"float32\[4\]\.",
+    ),
+    "weights": (
+        lambda: of_parts(weights=np.linspace(1.0, 2.0, CLIENTS)),
+        rf": weights float32\[{CLIENTS}\]\.",
+    ),
+    "client": (lambda: build(client_with_a_constant), r"client float32\[4\]"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_guarantee_names_the_arrays_that_it_assumes_public(name):
+    make, pattern = NAMED[name]
+    said = assumed(make())
+    assert said.startswith("Assumes that constants are public: ") and said.endswith(".")
+    assert re.search(pattern, said), said
+    assert assumed(make(), cap=1) == said
+
+
+def test_a_model_that_was_trained_before_is_a_constant():
+    plain = jfl.algorithms.fedavg(jfl.grad(squared), steps=1, batch=batches.full())
+    out = jfl.simulate(jax.random.key(0), jfl.plan(make_federation(), ZEROS, plain, FULL), 1)
+    warm = jfl.task(out.params, squared)
+    assert assumed(of_parts(warm)).startswith(
+        "Assumes that constants are public: starting parameters float32["
+    )
+
+
+def test_what_is_drawn_or_jfls_is_not_named():
+    for plan in (
+        of_parts(),
+        of_parts(DRAWN),
+        of_parts(weights="size"),
+        of_parts(lr=lambda step: 0.1 / (1.0 + step)),
+        of_parts(release=jfl.chain(jfl.total(), jfl.divide(7.0))),
+        jfl.plan(
+            make_federation(),
+            DRAWN,
+            make_algorithm("fedavg", jfl.grad(squared)),
+            FULL,
+            release=jfl.chain(
+                jfl.clip_l2(1.0),
+                jfl.total(),
+                jfl.correlated(3.0, jfl.strategies.inverse_banded(4, 2)),
+                jfl.divide(4.0),
+            ),
+        ),
+    ):
+        assert not assumed(plan)
+
+
+def test_many_arrays_are_counted():
+    held = [(f"stage {i}", [np.arange(2.0 + i + j) for j in range(12)]) for i in range(2)]
+    (said,) = public_constants.caveats(held)
+    assert "stage 0 float64[2], float64[3]" in said and said.count("4 more arrays") == 2
+    same = [np.arange(3.0), np.arange(3.0) + 1]
+    assert "(2 times)" in public_constants.caveats([("loss", same), ("client", same)])[0]
+    assert public_constants.caveats([("", same), ("loss", [np.ones(4), np.arange(3)])]) == ()
 
 
 @pytest.mark.slow

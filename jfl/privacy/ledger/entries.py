@@ -33,6 +33,16 @@ STOPS = Caveat(
     "stops",
 )
 PUBLIC = Caveat("sizes, rates and weights are public constants", "public-sizes")
+# arrays of a sampler that describe clients
+OF_CLIENTS = {
+    "latency": Caveat("Assumes that the latencies of clients are public.", "public-latencies"),
+    "available": Caveat(
+        "Assumes that the times at which clients are available are public.", "public-availability"
+    ),
+    "share": Caveat(
+        "Assumes that the probabilities with which clients are drawn are public.", "public-shares"
+    ),
+}
 PAIRED = Caveat("sweep points that share a seed share noise", "paired-noise")
 IMPLIED = Caveat("implied by the client-level guarantee", "implied")
 IMPLIED_TWICE = Caveat(
@@ -135,9 +145,14 @@ def _travelling(plan, entry):
     return (
         (SIMULATION, STOPS)
         + ((PUBLIC,) if public else ())
+        + tuple(c for name, c in OF_CLIENTS.items() if _has(plan.sampler, name))
         + ((PAIRED,) if plan.paired_noise else ())
         + tuple(Caveat(text, "data") for text in getattr(plan.fed, "caveats", ()))
     )
+
+
+def _has(sampler, name):
+    return getattr(sampler, name, None) is not None
 
 
 def _implied(plan, entry):

@@ -70,6 +70,20 @@ def of_uploads(plan: Plan, rounds: int) -> np.ndarray | None:
     return _of_strategy(strategy, rounds, sampler.separation)
 
 
+def sensitivity_to(plan: Plan, rounds: int, participations: int) -> float:
+    """Return the sensitivity of the first `rounds` rounds of correlated upload noise to a client
+    that takes part at most `participations` times, in units of one round's."""
+    strategy: Any = strategy_of(plan.upload)
+    separation = plan.sampler.separation
+    planned = float(np.sqrt(strategy.squared_sensitivities(rounds, separation)[-1]))
+    if participations >= -(-rounds // separation):
+        return planned
+    if participations == 0:
+        return 0.0
+    # the strategy may cover more rounds than are run
+    return min(planned, strategy.sensitivity(participations, separation, epochs=True))
+
+
 def once_a_round(sampler: Sampler) -> None:
     """Refuse a sampler beside correlated noise whose clients may add several times as much."""
     if sampler.scheme == "with_replacement":

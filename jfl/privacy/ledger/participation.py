@@ -208,6 +208,7 @@ def counts(plan: Plan, rounds: int, cap=None, quantile=None, realised=None):
         )
     if realised is not None:
         seen = checks.array(where, "realised", realised)
+        trials = -(-rounds // sampler.separation) * turns(sampler)
         if (
             seen.shape != (clients,)
             or seen.dtype.kind not in "iu"

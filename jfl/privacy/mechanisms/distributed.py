@@ -14,6 +14,7 @@ from ...core.records import Fn, Mechanism, Task
 from . import integers, stages
 from .chain import chain
 
+MAX_BITS = 16  # of a coordinate, if nobody says how many
 LAWS = ("gaussian", "discrete_gaussian", "skellam")
 
 
@@ -31,7 +32,7 @@ def distributed(
     *,
     law: str = "gaussian",
     like: Task | Any = None,
-    bits: int = 16,
+    bits: int | None = None,
     deviations: float = 4.0,
     adjacency: str = "zero_out",
 ) -> Distributed:
@@ -45,7 +46,8 @@ def distributed(
         law: "gaussian", on real numbers; "discrete_gaussian" or "skellam", on integers modulo
             2^bits, as a deployed aggregation sums them.
         like: a Task, or what is uploaded (arrays or their shapes); for integers.
-        bits: of a coordinate, for integers; cohort * 2^bits <= 2^25.
+        bits: of a coordinate, for integers; cohort * 2^bits <= 2^25.  None: as many as this noise
+            and cohort allow, at most 16.
         deviations: how many standard deviations of a sum's coordinate fit into the bits.
         adjacency: "zero_out" or "replace_one".
 
@@ -76,7 +78,9 @@ def distributed(
     checks.positive(
         where, noise_multiplier=noise_multiplier, clip_norm=clip_norm, deviations=deviations
     )
-    checks.whole(where, cohort=cohort, bits=bits)
+    checks.whole(where, cohort=cohort)
+    if bits is not None:
+        checks.whole(where, bits=bits)
     checks.choice(where, LAWS, law=law)
     checks.choice(where, ("zero_out", "replace_one"), adjacency=adjacency)
     start = stages.clip_l2(clip_norm), stages.total()
@@ -92,16 +96,9 @@ def distributed(
             "What rounding adds hangs on the size of an upload.",
         )
     size = sum(math.prod(x.shape) for x in jax.tree.leaves(stages.shapes_like(like)))
-    if cohort * 2**bits > 2 * integers.EXACT:
-        checks.fail(
-            where,
-            "cohort * 2^bits <= 2^25, whose sums float32 holds exactly",
-            f"cohort={cohort}, bits={bits}",
-            "Use fewer bits.",
-        )
-    numbers = float(noise_multiplier), float(clip_norm), int(cohort), int(size), int(bits)
+    numbers = float(noise_multiplier), float(clip_norm), int(cohort), int(size), MAX_BITS
     encoding = integers.Encoding(law, *numbers, float(deviations), adjacency)
-    integers.table(law, encoding.scale * encoding.share)  # refuses noise that is too wide
+    encoding = encoding._replace(bits=_bits_that_fit(encoding, bits))
     noise = stages.Stage(
         None,
         noise=checks.scalar(noise_multiplier),
@@ -116,6 +113,42 @@ def distributed(
     return Distributed(
         chain(*start, noise, adjacency=adjacency),
         chain(stages.total(), decode, stages.divide(cohort)),
+    )
+
+
+def _bits_that_fit(encoding: integers.Encoding, bits: int | None) -> int:
+    """Return `bits`, or the most bits that fit if None.
+
+    Raises:
+        ValueError: if a sum of the cohort or the noise of a client does not fit, with the bits
+            that would.
+    """
+    cohort = encoding.cohort
+
+    def fits(bits: int) -> bool:
+        if cohort * 2**bits > 2 * integers.EXACT:
+            return False
+        tried = encoding._replace(bits=bits)
+        return integers.fits(tried.scale * tried.share)
+
+    if bits is not None and fits(int(bits)):
+        return int(bits)
+    # below this many bits a sum has no room for its deviations
+    fewest = math.floor(math.log2(cohort * encoding.deviations**2) / 2) + 1
+    possible = [b for b in range(MAX_BITS, max(fewest, 1) - 1, -1) if fits(b)]
+    if bits is None and possible:
+        return possible[0]
+    given = (
+        f"bits={bits}" if bits is not None else f"noise_multiplier={encoding.noise_multiplier:g}"
+    )
+    return checks.fail(
+        "distributed",
+        "cohort * 2^bits <= 2^25, whose sums float32 holds exactly, and noise of at most "
+        f"{integers.WIDEST} whole numbers a client",
+        f"cohort={cohort} and {given}",
+        f"Use fewer bits: at most bits={possible[0]}, or bits=None, which chooses them."
+        if possible
+        else "Use a smaller cohort.",
     )
 
 

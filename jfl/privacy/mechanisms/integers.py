@@ -29,6 +29,7 @@ ROUNDING = 1e-5  # of a norm in float32
 OCTAVES, PARTS = 63, 16  # of words of 63 bits, and of an octave: buckets in which a search begins
 TABLE = 2**15  # entries of a table of noise
 REACH = 12  # standard deviations in it, or as many as float64 has probabilities for
+WIDEST = TABLE // REACH - 2  # standard deviation of one client's noise, in whole numbers
 EXACT = 2**24  # whole numbers up to here are exact in float32
 
 
@@ -208,6 +209,15 @@ class Table(NamedTuple):
     reach: int  # a power of two, above how many more there may be
 
 
+def _reach(std: float) -> int:
+    return math.ceil(REACH * max(std, 1.0)) + 12
+
+
+def fits(std: float) -> bool:
+    """True if one client's noise of this standard deviation has a table."""
+    return _reach(std) < TABLE
+
+
 @functools.lru_cache(64)
 def table(law: str, std: float) -> Table:
     """The noise of one client.
@@ -215,11 +225,11 @@ def table(law: str, std: float) -> Table:
     Raises:
         ValueError: for noise that needs too long a table.
     """
-    reach = math.ceil(REACH * max(std, 1.0)) + 12
-    if reach >= TABLE:
+    reach = _reach(std)
+    if not fits(std):
         checks.fail(
             "distributed",
-            f"noise of at most {TABLE // REACH - 2} whole numbers a client",
+            f"noise of at most {WIDEST} whole numbers a client",
             f"{std:.3g}",
             "Use fewer bits: they are more than this noise needs.",
         )

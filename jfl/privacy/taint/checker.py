@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ...core import checks
-from ...core.records import Batches, Caveat, Context, Fn, Mechanism, Plan
+from ...core.records import Batches, Caveat, Context, Fn, Mechanism, Plan, code_of
 from ..mechanisms import chain as mech
-from . import constants, user_stages
+from . import constants, public_constants, user_stages
 from .client import Released, context_shapes, traced
 from .declarations import Against, batch_words, chain_words, declarations, declared_of, trusted
 from .ownership import foreign, gradients_in, loss_types
+from .public_constants import INIT, LOSS, UNLISTED
 from .tracing import abstract, avals, cached, key_shape, look_into, loss_trace, params_shapes
 
 DECLARED = Caveat("declared by the algorithm's author", "declared")
@@ -123,18 +123,20 @@ def judged(plan: Plan, entries: list) -> list:
     hold."""
     if not entries:
         return entries
-    refuse("jfl.guarantee", plan)
+    held = _arrays_held(plan)
+    refuse("jfl.guarantee", plan, held)
     findings = against(plan)
+    assumed = public_constants.caveats(held)
 
     def one(entry):
         reasons = (
             findings.example if entry.unit == "example" and not entry.implied else findings.client
         )
-        return (
-            entry._replace(status="conditional", caveats=entry.caveats + (DECLARED, *reasons))
-            if reasons
-            else entry
-        )
+        if reasons:
+            return entry._replace(
+                status="conditional", caveats=entry.caveats + (DECLARED, *reasons, *assumed)
+            )
+        return entry._replace(caveats=entry.caveats + assumed)
 
     return [one(e) for e in entries]
 
@@ -142,7 +144,8 @@ def judged(plan: Plan, entries: list) -> list:
 def warn(where: str, entry) -> None:
     """A bare number cannot say that it is conditional."""
     if DECLARED in entry.caveats:
-        why = "; ".join(entry.caveats[entry.caveats.index(DECLARED) :])
+        reasons = entry.caveats[entry.caveats.index(DECLARED) :]
+        why = "; ".join(c for c in reasons if code_of(c) != public_constants.CODE)
         warnings.warn(f"{where}: conditional, {why}", stacklevel=3)
 
 
@@ -162,16 +165,16 @@ def against(plan: Plan) -> Against:
     return Against(rest.example + verdict.example, rest.client + verdict.client)
 
 
-def _arrays_held(plan) -> list:
-    """All arrays that the functions of a plan hold, bound or in their closures: what a trace shows,
-    not what Python has."""
+def _arrays_held(plan) -> list[tuple[str, list]]:
+    """All arrays that the functions of a plan hold, bound or in their closures, by places: what a
+    trace shows, not what Python has."""
     algorithm, task = plan.algorithm, plan.task
-    parts = (task, algorithm, plan.upload, plan.release, plan.weights)
-    arrays = [x for x in jax.tree.leaves(parts) if np.size(x) > 1]
+    held = public_constants.bound(plan)
     evaluated = [] if task.evaluation is None else [task.evaluation]
-    for loss in [task.loss, *evaluated, *(g.loss for g in gradients_in(algorithm.client))]:
+    losses = [task.loss, *(g.loss for g in gradients_in(algorithm.client))]
+    for place, loss in [(LOSS, f) for f in losses] + [(UNLISTED, f) for f in evaluated]:
         if foreign(loss):
-            arrays += loss_trace(loss, plan).consts
+            held.append((place, loss_trace(loss, plan).consts))
     look = lambda name, function, *operands: (
         cached(
             (name, avals(function), *map(avals, operands)),
@@ -179,25 +182,26 @@ def _arrays_held(plan) -> list:
         ).consts
     )
     if foreign(task.init):
-        arrays += look("task", task.init, key_shape())
+        held.append((INIT, look("task", task.init, key_shape())))
     if isinstance(plan.weights, Fn) and foreign(plan.weights):
-        arrays += look("weights", plan.weights, jax.ShapeDtypeStruct((), jnp.int32))
-    arrays += user_stages.held(plan)
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        held.append(("weights", look("weights", plan.weights, number)))
+    held += user_stages.held(plan)
     alien = [
         bool(foreign(f, skip=(Mechanism, Batches) + loss_types(algorithm.client)))
         for f in (algorithm.init, algorithm.client, algorithm.server, algorithm.params)
     ]
     if not any(alien):
-        return arrays
+        return held
     verdict = traced(plan)
-    arrays += verdict.consts
+    held.append(("client", verdict.consts))
     if verdict.shapes is None:
-        return arrays
+        return held
     server, payload = verdict.shapes
     if alien[0]:
-        arrays += look("init", algorithm.init, params_shapes(plan))
+        held.append(("algorithm.init", look("init", algorithm.init, params_shapes(plan))))
     if alien[2]:
-        arrays += cached(
+        consts = cached(
             ("server", plan.sampler.clients, avals((algorithm.server, server, payload))),
             lambda: look_into(
                 lambda f, context, server, payload: f(
@@ -218,21 +222,28 @@ def _arrays_held(plan) -> list:
                 payload,
             ),
         ).consts
+        held.append(("server", consts))
     if alien[3]:
-        arrays += look("model", algorithm.params, server)
-    return arrays
+        held.append(("algorithm.params", look("model", algorithm.params, server)))
+    return held
 
 
-def refusal(plan: Plan) -> str:
-    """What a function of the plan holds of the federation's rows; "" if nothing."""
+def refusal(plan: Plan, held: list | None = None) -> str:
+    """What a function of the plan holds of the federation's rows; "" if nothing.
+
+    Args:
+        plan: of `jfl.plan`.
+        held: `_arrays_held(plan)`, if it is known.
+    """
     if not checks.concrete((plan.fed.x, plan.fed.y)):
         return ""
-    return constants.held(plan.fed, _arrays_held(plan))
+    held = _arrays_held(plan) if held is None else held
+    return constants.held(plan.fed, [x for _, arrays in held for x in arrays])
 
 
-def refuse(where: str, plan: Plan) -> None:
+def refuse(where: str, plan: Plan, held: list | None = None) -> None:
     """Stop a plan whose functions hold the rows that it is to protect."""
-    rows_held = refusal(plan)
+    rows_held = refusal(plan, held)
     if rows_held:
         checks.fail(
             where,

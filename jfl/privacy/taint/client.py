@@ -164,8 +164,11 @@ class Judge:
             return value
 
         values = [give(("leaf", c), a) for c, a in zip(self.classes, leaves)]
+        # under add_remove, one row more or less changes the number of rows
+        secret = any(r.mechanism.adjacency == "add_remove" for r in self.declared)
         values += [
-            named(n, a) for n, a in zip(("round", "client", "size", "weight", "cohort"), context)
+            named(n, a, *([("size", "rows.size")] if n == "size" and secret else []))
+            for n, a in zip(("round", "client", "size", "weight", "cohort"), context)
         ]
         values += [
             named("keys.batch", keys[0], ("draw", "keys.batch")),
@@ -201,7 +204,7 @@ class Judge:
             for i, out in enumerate(self.outs[self.sent :]):
                 for token, path in out.tokens.items():
                     if (
-                        token[0] in SOURCES
+                        token[0] in (*SOURCES, "size")
                         and token[0] != "kept"
                         and i not in tainted
                         and i not in new
@@ -240,10 +243,10 @@ class Judge:
         sources = {}
         for name, out in zip(self.names[: self.sent], self.outs):
             for token, path in out.tokens.items():
-                if token[0] in SOURCES:
+                if token[0] in (*SOURCES, "size"):
                     detail = token[1] if token[0] in ("rows", "opaque", "draw") else ""
                     sources.setdefault((token[0], detail), (token, path, name))
-        rank = {kind: i for i, kind in enumerate(SOURCES)}
+        rank = {kind: i for i, kind in enumerate((*SOURCES, "size"))}
         rows_leak = any(kind == "rows" for kind, _ in sources)
         for (kind, _), (token, path, name) in sorted(
             sources.items(), key=lambda item: rank[item[0][0]]
@@ -251,6 +254,11 @@ class Judge:
             way = self.way(token, path, name, ways)
             if kind == "opaque":
                 self.example.append(f"what {token[1]} does: {way}")
+            elif kind == "size":
+                self.example.append(
+                    "the number of rows, which adjacency add_remove changes, reaches what the "
+                    f"client sends without noise: {way}"
+                )
             elif kind != "draw":
                 self.example.append(f"rows reach what the client sends without noise: {way}")
             elif not rows_leak:

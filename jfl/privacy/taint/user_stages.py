@@ -14,9 +14,9 @@ from .ownership import foreign, nodes
 from .tracing import Trace, abstract, avals, cached, look_into, params_shapes
 
 
-def held(plan: Plan) -> list:
-    """The arrays that the stages of a user's hold."""
-    return [array for _, _, trace in _traces(plan) for array in trace.consts]
+def held(plan: Plan) -> list[tuple[str, list]]:
+    """The arrays that the functions of a user's stages hold, by the name of the stage."""
+    return [(stage.name, trace.consts) for _, stage, trace in _traces(plan)]
 
 
 def opaque(plan: Plan) -> Against:

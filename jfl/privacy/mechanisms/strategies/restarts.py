@@ -41,8 +41,8 @@ class Restarted(Strategy):
 
     def _until(self, rounds: int) -> np.ndarray:
         whole, rest = divmod(rounds, self.of.rounds)
-        blocks = [self.of.matrix()] * whole + [self.of._until(rest)] * (rest > 0)
-        return _diagonal(blocks)
+        blocks = [self.of.matrix()] * whole
+        return _diagonal([*blocks, self.of._until(rest)] if rest else blocks)
 
     def noising(self) -> np.ndarray:
         one = self.of.noising()
