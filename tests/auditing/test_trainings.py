@@ -256,7 +256,8 @@ def test_one_run_shows_what_perfect_scores_would_and_no_more_than_is_proved():
     )
     clear = jfl.audit_one_run(make(1e-3), 2, 60, 1e-5)
     assert clear.correct > 0.95 * clear.guesses and clear.guesses == 60
-    assert 1.5 < clear.epsilon < clear.gaussian < clear.proved.epsilon and clear.auroc > 0.98
+    assert 1.5 < clear.epsilon < clear.gaussian and clear.auroc > 0.98
+    assert clear.proved is None  # computed noise of 0.001 sensitivities ends too early
     noisy = jfl.audit_one_run(make(10.0), 2, 60, 1e-5, confidence=0.99)
     assert noisy.epsilon <= noisy.proved.epsilon < 2 and noisy.auroc < 0.75
     low = jfl.audit_one_run(make(1e-3), 2, 60, 1e-5, claimed=0.5)

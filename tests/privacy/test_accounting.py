@@ -36,6 +36,8 @@ from jfl.privacy.mechanisms.chain import chain
 from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
 from jfl.sampling import batches
 
+pytestmark = pytest.mark.usefixtures("endless_noise")
+
 TWOS = [
     2,
     2.0,

@@ -8,6 +8,8 @@ import jfl
 from jfl.core.errors import ArgumentError, NotAnalysable
 from jfl.privacy.accountants import events, tightest
 
+pytestmark = pytest.mark.usefixtures("endless_noise")
+
 C, DELTA = 20, 1e-6
 FED = make_federation(sizes=(3,) * C)
 

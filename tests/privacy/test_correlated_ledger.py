@@ -25,6 +25,8 @@ from jfl.privacy.mechanisms.strategies import (
     tree,
 )
 
+pytestmark = pytest.mark.usefixtures("endless_noise")
+
 C, DELTA = 12, 1e-5
 FED = make_federation(sizes=(3,) * C)
 STRATEGIES = {

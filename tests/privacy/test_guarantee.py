@@ -15,6 +15,8 @@ from jfl.privacy import calibration, guarantees, per_client
 from jfl.privacy.accountants import events, pld, rdp_events, tightest
 from jfl.sampling import batches
 
+pytestmark = pytest.mark.usefixtures("endless_noise")
+
 ROUNDS = 40
 
 

@@ -20,6 +20,8 @@ from jfl.engine.round import noise_key
 from jfl.privacy.accountants import events, rdp, rdp_events, rdp_on_host, tightest
 from jfl.privacy.mechanisms import chain as mech
 
+pytestmark = pytest.mark.usefixtures("endless_noise")
+
 KEY = jax.random.key(5)
 TASK = jfl.task(start_params(), squared)
 

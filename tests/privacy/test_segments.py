@@ -21,6 +21,8 @@ from jfl.privacy.ledger.participation import drawn
 from jfl.privacy.ledger.to_events import events_of
 from jfl.sampling import batches
 
+pytestmark = pytest.mark.usefixtures("endless_noise")
+
 ROUNDS = 20
 
 

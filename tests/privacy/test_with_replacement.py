@@ -22,6 +22,8 @@ from jfl.privacy.accountants import (
     with_replacement,
 )
 
+pytestmark = pytest.mark.usefixtures("endless_noise")
+
 tail = stats.norm.sf
 CASES = [(4, 8, 1.0), (4, 2, 5.0), (3, 40, 0.3), (2, 1.05, 0.8)]
 
