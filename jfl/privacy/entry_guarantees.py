@@ -8,7 +8,7 @@ import numpy as np
 from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Guarantee, Plan
-from .accountants import events
+from .accountants import events, pld
 from .accountants.curves import Release
 from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
 from .accountants.tightest import epsilon_of
@@ -53,12 +53,12 @@ def release_of(entry: Entry, rounds) -> Release:
     return Release(listed, entry.overflow * rounds if listed else 0.0)
 
 
-def tight_of(entry: Entry, rounds, delta) -> tuple[float, str]:
-    """The smallest epsilon and its method, for a run of `rounds`."""
-    return _tight_of(entry, run(entry, rounds), rounds, delta)
+def tight_of(entry: Entry, rounds, delta, sizes=pld.SIZES) -> tuple[float, str]:
+    """The smallest epsilon and its method, for a run of `rounds`, on grids of these sizes."""
+    return _tight_of(entry, run(entry, rounds), rounds, delta, sizes)
 
 
-def _tight_of(entry, listed, rounds, delta):
+def _tight_of(entry, listed, rounds, delta, sizes=pld.SIZES):
     if not listed:  # nobody takes part
         return 0.0, EXACT
     # the Renyi bound says what an overflow costs at most; with less epsilon it costs less
@@ -68,7 +68,7 @@ def _tight_of(entry, listed, rounds, delta):
     # of many clients it holds for the last one too, where a search stops before
     return min(
         (float(first[0]), EXACT if exact[0] else SAMPLED),
-        epsilon_of(listed, 1, left * (1 - 1e-9) if beta else left),
+        epsilon_of(listed, 1, left * (1 - 1e-9) if beta else left, sizes),
     )
 
 
