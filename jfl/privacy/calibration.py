@@ -10,8 +10,7 @@ from jax.typing import ArrayLike
 from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.records import Plan
-from .accountants import pld
-from .accountants.tightest import LEAST, largest, smallest, smallest_refined
+from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined
 from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
 from .ledger.client_level import cohort_overflow, summed
 from .ledger.entry import with_noise
@@ -238,7 +237,7 @@ def _rounds(plan, entry, target, delta):
 
     most = largest("jfl.calibrate", after, tightly, target)
     if min(overflown) <= most * (1 + NEAR) + 1:
-        value = tightly(most, pld.SIZES) if most else 0.0
+        value = tightly(most, FINE) if most else 0.0
         if value < target * (1 - NEAR):
             _fail_for_capacity(plan, target, value, most + 1, delta)
     return most

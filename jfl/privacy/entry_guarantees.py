@@ -8,10 +8,10 @@ import numpy as np
 from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Guarantee, Plan
-from .accountants import events, pld
+from .accountants import events
 from .accountants.curves import Release
 from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
-from .accountants.tightest import epsilon_of
+from .accountants.tightest import FINE, epsilon_of
 from .ledger import entries as ledger
 from .ledger.entry import Entry, effective
 from .ledger.to_events import events_of, of_levels, run
@@ -53,12 +53,12 @@ def release_of(entry: Entry, rounds) -> Release:
     return Release(listed, entry.overflow * rounds if listed else 0.0)
 
 
-def tight_of(entry: Entry, rounds, delta, sizes=pld.SIZES) -> tuple[float, str]:
+def tight_of(entry: Entry, rounds, delta, sizes=FINE) -> tuple[float, str]:
     """The smallest epsilon and its method, for a run of `rounds`, on grids of these sizes."""
     return _tight_of(entry, run(entry, rounds), rounds, delta, sizes)
 
 
-def _tight_of(entry, listed, rounds, delta, sizes=pld.SIZES):
+def _tight_of(entry, listed, rounds, delta, sizes=FINE):
     if not listed:  # nobody takes part
         return 0.0, EXACT
     # the Renyi bound says what an overflow costs at most; with less epsilon it costs less

@@ -108,7 +108,7 @@ def test_hard_calibrations_take_few_of_the_finest_grids(monkeypatch, setting):
     finest, of_grid = [], pld._above
 
     def counted(groups, way, size, **budget):
-        finest.extend([size] if size == pld.SIZES[-1] else [])
+        finest.extend([size] if size == tightest.FINE[-1] else [])
         return of_grid(groups, way, size, **budget)
 
     monkeypatch.setattr(pld, "_above", counted)
@@ -404,7 +404,7 @@ def test_many_kinds_of_clients_are_quick(monkeypatch):
     few, many = make(NOISY(), sizes=np.minimum(sizes, 52)), make(NOISY(), sizes=sizes)
     monkeypatch.setattr(per_client, "KINDS", 3)
     monkeypatch.setattr(calibration, "KINDS", 3)
-    monkeypatch.setattr(pld, "pld_epsilon", lambda event, times, delta: (0.1, 0.0))
+    monkeypatch.setattr(pld, "pld_epsilon", lambda event, times, delta, sizes: (0.1, 0.0))
     assert per_client.epsilons_per_client(few, 9).max() == 0.1
     close(
         per_client.epsilons_per_client(many, 9),

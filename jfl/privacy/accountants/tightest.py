@@ -25,10 +25,11 @@ FINEST = 1e-25  # delta below which rounding eats a distribution's gain
 REPEATS = 1e7  # beyond, the grid's slack is larger than its gain
 # An inverse is searched on coarse grids.  Only if the finest grid proves an epsilon at the answer
 # that is smaller by this fraction of the target is it searched again, to this relative tolerance.
+COARSE, FINE = pld.SIZES[:-1], pld.SIZES
 FINEST_GAIN, FINEST_TOLERANCE = 0.01, 3e-3
-# An epsilon so many times the target, at a multiplier that is smaller by at most this factor, is a
-# jump: bisection halves its bracket, and where in it the jump lies decides nothing.
-JUMP, JUMP_BRACKET = 100.0, 1.1
+# Where epsilon falls by the first factor in a bracket of at most the second one, it jumps: bisection
+# finds the jump, and a bracket of FINEST_TOLERANCE is narrow enough.
+JUMP, JUMP_BRACKET = 100.0, 1.3
 
 
 def epsilon(event: Any, delta: float) -> tuple[float, str]:
@@ -76,7 +77,7 @@ def delta(event: Any, epsilon: float) -> float:
 
 
 def epsilon_of(
-    alternatives: Sequence, times: int, delta: float, sizes: Sequence[int] = pld.SIZES
+    alternatives: Sequence, times: int, delta: float, sizes: Sequence[int] = FINE
 ) -> tuple[float, str]:
     """`epsilon` of the worst of several events, each `times` times, on grids of these sizes."""
     if times * max(map(presence, alternatives)) * (1 + 1e-9) <= delta:
@@ -128,7 +129,7 @@ def presence(event: Any) -> float:
     return 1.0
 
 
-def _distribution(event, times, delta, sizes):
+def _distribution(event, times, delta, sizes=FINE):
     """The epsilon of the privacy-loss distribution; inf where there is none, or none that could be
     better."""
     if delta < FINEST or not takes(event, times):
@@ -268,7 +269,7 @@ def solve_rate(event_of_rate: Callable, epsilon: float, delta: float) -> float:
     check_delta(delta)
 
     # the inverse of a rate is sought like a multiplier: the larger, the safer
-    def inverse(x, sizes=pld.SIZES):
+    def inverse(x, sizes=FINE):
         return epsilon_of((event_of_rate(_rate(x)),), 1, float(delta), sizes)[0]
 
     if inverse(1.0) <= epsilon:
@@ -296,10 +297,10 @@ def smallest_refined(
     An evaluation on the finest grid takes about ten times as long, and the epsilon it proves is
     never larger.
     """
-    found = smallest(where, lambda z: reached(z, pld.SIZES[:-1]), target, first, most)
-    if found <= LEAST or reached(found, pld.SIZES) >= (1 - FINEST_GAIN) * target:
+    found = smallest(where, lambda z: reached(z, COARSE), target, first, most)
+    if found <= LEAST or reached(found, FINE) >= (1 - FINEST_GAIN) * target:
         return found
-    finely = lambda z: reached(z, pld.SIZES)
+    finely = lambda z: reached(z, FINE)
     return smallest(where, finely, target, found, most, FINEST_TOLERANCE, 1.01)
 
 
@@ -351,9 +352,9 @@ def smallest(
             return float(LEAST)
         else:
             high, f_high, grow = tried, f, min(grow * grow, np.float32(4))
-    side, jumps = 0, f_low > math.log(JUMP)
+    side, ends = 0, (f_low, f_high)  # heights without Illinois's halving
     for i in range(80):
-        jumping = jumps and high / low <= JUMP_BRACKET
+        jumping = ends[0] - ends[1] > math.log(JUMP) and high / low <= JUMP_BRACKET
         if high / low <= 1 + max(tolerance, FINEST_TOLERANCE if jumping else 0.0):
             break
         share = min(max(f_low / max(f_low - f_high, 1e-300), 0.02), 0.98)
@@ -365,11 +366,11 @@ def smallest(
             if not low < middle < high:
                 break
         f = height(middle)
+        ends = (ends[0], f) if f <= 0 else (f, ends[1])
         if f <= 0:
             high, f_high, f_low, side = middle, f, f_low / 2 if side == 1 else f_low, 1
         else:
             low, f_low, f_high, side = middle, f, f_high / 2 if side == -1 else f_high, -1
-            jumps = f_low > math.log(JUMP)
     return float(high)
 
 
@@ -396,10 +397,10 @@ def largest(where: str, many: Callable, one: Callable, target: float) -> int:
             (int(tried[first]) if first < len(tried) else high),
         )
     # the quick bounds allow `low`; the tight ones may allow more
-    low = _more(low, lambda number: one(number, pld.SIZES[:-1]) <= target)
-    if not 0 < low < 10**12 or one(low, pld.SIZES) >= (1 - FINEST_GAIN) * target:
+    low = _more(low, lambda number: one(number, COARSE) <= target)
+    if not 0 < low < 10**12 or one(low, FINE) >= (1 - FINEST_GAIN) * target:
         return low
-    return _more(low, lambda number: one(number, pld.SIZES) <= target, FINEST_TOLERANCE)
+    return _more(low, lambda number: one(number, FINE) <= target, FINEST_TOLERANCE)
 
 
 def _more(low, fits, tolerance=0.0):
