@@ -6,7 +6,7 @@
     python -m experiments.bench.aot --points 64                      # a sweep as one program
     python -m experiments.bench.aot --list                           # targets, workloads, modes
 
-It needs the compilers, no accelerator: `pip install "jfl[aot]"`, where jax-cuda12-plugin and
+It needs the compilers, no accelerator: `pip install -e ".[aot]"`, where jax-cuda12-plugin and
 jax-cuda12-pjrt have to be of jax's own version.  What is counted, and how far to trust it, is said
 in ahead_of_time/counts.py.  GPU programs are compiled without a device, so nothing is autotuned:
 other kernels may be chosen for products there, at about the same number of launches.

@@ -1,6 +1,6 @@
 """Settings for a private run: a search with Optuna, and the choice whose price is stated.
 
-    pip install "jfl[tune]"
+    pip install -e ".[tune]"
     python -m experiments.examples.tuning
 
 `jfl.ask_tell` lets a tuner look at every run that it asks for.  That search is in no epsilon: the

@@ -211,15 +211,15 @@ def guarantee_of_numbers(numbers: Numbers, noise_multiplier: float) -> Guarantee
 
 
 def noise_warning(guarantee: Guarantee, noise_multiplier: float) -> str:
-    """A sentence for an epsilon so small that a model of usual size of data would be noise; "" for
-    others.
+    """A sentence for an epsilon so small that a model of usual size of data would be noise, or so
+    large that it protects almost nothing; "" for others.
 
     By group privacy n rows (clients) change the odds of a result by a factor of at most e^(n
     epsilon), apart from a probability of at most n e^(n epsilon) delta: up to 1 / epsilon and 0.1 /
     delta of them show almost nothing.
     """
     if guarantee.epsilon >= SMALL:
-        return ""
+        return record.weak_guarantee(guarantee.epsilon, guarantee.delta)
     unit, hidden = (
         "rows" if guarantee.unit == "example" else "clients",
         min(1 / max(guarantee.epsilon, 1e-300), 0.1 / guarantee.delta),

@@ -232,7 +232,7 @@ def curve(c):
         None,
         [("rounds", True), *((f"{m}  ", True) for m in c.lines)],
         rows,
-        "* proves least." if len(c.lines) > 1 else None,
+        "* tightest bound" if len(c.lines) > 1 else None,
     )
 
 

@@ -52,8 +52,7 @@ def _help():
     print("\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items()))
     print("\n--debug, or JFL_DEBUG=1 in the environment, shows where an error comes from.")
     print(
-        "\nexample: jfl train --algorithm scaffold --noise-multiplier 1.1 --rounds 60 --out "
-        "runs/first"
+        "\nexample: jfl train --preset digits-client-eps8 --out runs/first"
     )
 
 

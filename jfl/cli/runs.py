@@ -29,8 +29,10 @@ ENGINES = ("local", "ray")
 class Train(Config):
     """Train one model and keep it in a directory.
 
-    example: jfl train --algorithm scaffold --dataset digits --clients 50 --cohort 10 --rounds 60
-      --steps 20 --batch 16 --lr 0.5 --clip-norm 1 --noise-multiplier 1.1 --out runs/scaffold
+    example: jfl train --preset digits-client-eps8 --out runs/first
+
+    example: jfl train --algorithm fedavg --dataset digits --partition iid --unit client --epsilon 8
+      --rounds 20 --steps 10 --batch 8 --lr 0.3 --out runs/client
 
     --config FILE.toml sets fields, --preset NAME those that are known to work (`jfl list`);
     flags win over them.
@@ -129,7 +131,7 @@ def _count(devices: str):
 class Sweep(Config):
     """Run every combination of some fields' values; points that share their shapes are one program.
 
-    example: jfl sweep --rounds 40 --sweep lr=0.1,0.3 --sweep noise-multiplier=0.5,1 --sweep
+    example: jfl sweep --rounds 20 --unit client --sweep lr=0.1,0.3 --sweep epsilon=2,8 --sweep
       seed=0,1,2
 
     --config FILE.toml sets fields, and its table [sweep] lists of values; flags win over it.
@@ -153,7 +155,7 @@ class Sweep(Config):
         "1", "local: how many devices of this machine share the points, or auto for all"
     )
     engine: str = field(
-        "local", 'local | ray: over the machines of a Ray cluster, pip install "jfl[ray]"'
+        "local", 'local | ray: over the machines of a Ray cluster, pip install -e ".[ray]"'
     )
     address: str | None = field(
         None,

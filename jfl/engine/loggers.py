@@ -289,7 +289,7 @@ def _missing(logger: str, package: str, extra: str, error: ImportError) -> NoRet
         f"loggers.{logger}",
         f"the package {package}",
         checks.cause(error),
-        f'Install it: pip install "jfl[{extra}]".',
+        f'Install it: pip install -e ".[{extra}]" in the folder of jfl.',
     )
 
 
@@ -319,7 +319,7 @@ def parquet_writer(where: str) -> Callable[[Any, list[dict[str, Any]]], None]:
             where,
             "one of the packages pyarrow and polars",
             checks.cause(error),
-            'Install one: pip install "jfl[parquet]".',
+            'Install one: pip install -e ".[parquet]" in the folder of jfl.',
         )
 
 

@@ -1,6 +1,7 @@
 """The noise, or the number of rounds, with which a plan reaches an epsilon: the inverse of
 `guarantees.guarantee`."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,14 +10,16 @@ from jax.typing import ArrayLike
 from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.records import Plan
-from .accountants.tightest import largest, smallest
+from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined
 from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
-from .ledger.client_level import summed
+from .ledger.client_level import cohort_overflow, summed
 from .ledger.entry import with_noise
 from .ledger.noise_levels import changing
 from .mechanisms.chain import noisy
 from .per_client import KINDS, alone, extents
 from .taint import checker as taint
+
+NEAR = 0.01  # relative distance to a target that counts as reaching it
 
 
 def calibrate(
@@ -56,7 +59,7 @@ def calibrate(
 
     Raises:
         ValueError: as `guarantee`; if the plan has no noise stage; if epsilon is out of reach of a
-            multiplier.
+            multiplier, or of the capacity of a Poisson sampler, with one that is large enough.
     """
     checks.choice("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
     checks.positive("jfl.calibrate", epsilon=epsilon)
@@ -79,7 +82,7 @@ def calibrate(
     taint.warn("jfl.calibrate", entry)
     if over == "noise_multiplier":
         noisier = lambda z: with_noise(entry, z)
-        solved = [_noise(noisier, target, rounds, delta) for target in np.ravel(epsilon)]
+        solved = [_noise(plan, noisier, target, rounds, delta) for target in np.ravel(epsilon)]
     else:
         if changing(plan):
             checks.fail(
@@ -96,7 +99,7 @@ def calibrate(
                 "Look along jfl.epsilons(plan, range(...)).",
                 error=NotAnalysable,
             )
-        solved = [_rounds(entry, target, delta) for target in np.ravel(epsilon)]
+        solved = [_rounds(plan, entry, target, delta) for target in np.ravel(epsilon)]
     return solved[0] if np.ndim(epsilon) == 0 else np.reshape(solved, np.shape(epsilon))
 
 
@@ -166,6 +169,7 @@ def calibrate_per_client(
         0.0
         if sizes[c] == 0 or extent[c] == 0
         else _noise(
+            plan,
             lambda z, c=c: with_noise(alone(whole, c, rounds), z, constant=True),
             epsilon,
             1,
@@ -185,29 +189,35 @@ def calibrate_per_client(
     return np.where(values > 0, values, values[values > 0].min(initial=np.inf))
 
 
-def _noise(entry_of_z, target, rounds, delta, tightly=True):
-    def reached(z, exactly):
+def _noise(plan, entry_of_z, target, rounds, delta, tightly=True):
+    found, overflown = {}, [0.0]  # epsilons of multipliers; multipliers without one
+
+    def reached(z, bound):
         try:
-            return exactly(entry_of_z(z))
+            found[z] = bound(entry_of_z(z))
         except Overflow:  # so little noise that no delta is left for the overflow
-            return math.inf
+            overflown.append(z)
+            found[z] = math.inf
+        return found[z]
 
-    first = smallest(
-        "jfl.calibrate",
-        lambda z: reached(z, lambda e: overflowing(e, np.array([rounds]), delta)[0][0]),
-        target,
-    )
-    if not tightly:
-        return first
-    return smallest(
-        "jfl.calibrate",
-        lambda z: reached(z, lambda e: tight_of(e, rounds, delta)[0]),
-        target,
-        first,
-    )
+    quick = lambda e: overflowing(e, np.array([rounds]), delta)[0][0]
+    z = smallest("jfl.calibrate", lambda z: reached(z, quick), target)
+    if tightly:
+        z = smallest_refined(
+            "jfl.calibrate",
+            lambda z, sizes: reached(z, lambda e: tight_of(e, rounds, delta, sizes)[0]),
+            target,
+            z,
+        )
+    # less noise is stopped by the overflow alone, not by the target
+    if z > LEAST and max(overflown) > z * (1 - NEAR) and found[z] < target * (1 - NEAR):
+        _fail_for_capacity(plan, target, found[z], rounds, delta)
+    return z
 
 
-def _rounds(entry, target, delta):
+def _rounds(plan, entry, target, delta):
+    overflown = [10**18]  # numbers of rounds without an epsilon
+
     def after(times):
         try:
             return overflowing(entry, times, delta)[0]
@@ -218,10 +228,40 @@ def _rounds(entry, target, delta):
                 else np.concatenate([after(t[None]) for t in times])
             )
 
-    def tightly(times):
+    def tightly(times, sizes):
         try:
-            return tight_of(entry, times, delta)[0]
+            return tight_of(entry, times, delta, sizes)[0]
         except Overflow:
+            overflown.append(times)
             return math.inf
 
-    return largest("jfl.calibrate", after, tightly, target)
+    most = largest("jfl.calibrate", after, tightly, target)
+    if min(overflown) <= most * (1 + NEAR) + 1:
+        value = tightly(most, FINE) if most else 0.0
+        if value < target * (1 - NEAR):
+            _fail_for_capacity(plan, target, value, most + 1, delta)
+    return most
+
+
+def _fail_for_capacity(plan, target, reached, rounds, delta):
+    """Say which capacity carries the target: draws that overflow cost 1 + e^epsilon times their
+    probability of delta."""
+    remedies, affordable = [], delta / 100 / rounds * math.exp(-min(target, 600.0)) / 2
+    sampler = plan.sampler
+    if cohort_overflow(sampler) > 0:
+        low, high = sampler.capacity, getattr(sampler, "at_once", sampler.clients)
+        while low < high:
+            middle = (low + high) // 2
+            lost = cohort_overflow(dataclasses.replace(sampler, capacity=middle))
+            low, high = (low, middle) if lost <= affordable else (middle + 1, high)
+        remedies.append(f"the sampler capacity={low}")
+    if any(r.batches.scheme == "poisson" for r in plan.algorithm.releases):
+        rows = int(np.max(np.asarray(plan.fed.size)))
+        remedies.append(f"jfl.batches.poisson capacity={rows}, the rows of the largest client")
+    checks.fail(
+        "jfl.calibrate",
+        "a capacity whose overflow leaves delta for the target",
+        f"epsilon={target:g}, of which {reached:.4g} is the most that this capacity carries",
+        f"Give {' and '.join(remedies) or 'the sampler and the batches more capacity'}, lower "
+        f"epsilon, or use a sampler without overflow, such as without_replacement.",
+    )

@@ -11,7 +11,7 @@ from ..core.records import Guarantee, Plan, code_of
 from .accountants import events, truncation
 from .accountants.curves import Release
 from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
-from .accountants.tightest import epsilon_of
+from .accountants.tightest import FINE, epsilon_of
 from .ledger import entries as ledger
 from .ledger.entry import Entry, effective
 from .ledger.reach import lost_of, shifts_of
@@ -58,12 +58,12 @@ def release_of(entry: Entry, rounds) -> Release:
     return Release(listed, entry.overflow * rounds, shifts=shifts_of(entry, rounds))
 
 
-def tight_of(entry: Entry, rounds, delta) -> tuple[float, str]:
-    """The smallest epsilon and its method, for a run of `rounds`."""
-    return _tight_of(entry, run(entry, rounds), rounds, delta)
+def tight_of(entry: Entry, rounds, delta, sizes=FINE) -> tuple[float, str]:
+    """The smallest epsilon and its method, for a run of `rounds`, on grids of these sizes."""
+    return _tight_of(entry, run(entry, rounds), rounds, delta, sizes)
 
 
-def _tight_of(entry, listed, rounds, delta):
+def _tight_of(entry, listed, rounds, delta, sizes=FINE):
     if not listed:  # nobody takes part
         return 0.0, EXACT
     # the Renyi bound says what an overflow costs at most; with less epsilon it costs less
@@ -74,7 +74,7 @@ def _tight_of(entry, listed, rounds, delta):
     # of many clients it holds for the last one too, where a search stops before
     return min(
         (float(first[0]), EXACT if exact[0] else SAMPLED),
-        epsilon_of(listed, 1, left * (1 - 1e-9) if beta else left),
+        epsilon_of(listed, 1, left * (1 - 1e-9) if beta else left, sizes),
     )
 
 

@@ -37,7 +37,7 @@ def flags():
         folder: report.html in it; of one file: the same name with .html"""
         tensorboard: Path | None = None
         """also write the curves as TensorBoard event files into this new directory (needs
-        jfl[tensorboard])"""
+        pip install -e ".[tensorboard]")"""
 
     return Report
 

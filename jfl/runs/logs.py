@@ -67,7 +67,7 @@ def names(text: str) -> tuple[str, ...]:
                 f"--log {name}",
                 f"the package {' or '.join(packages)}",
                 "a Python without it",
-                f'Install it: pip install "jfl[{name}]".',
+                f'Install it: pip install -e ".[{name}]" in the folder of jfl.',
             )
     return found
 

@@ -252,7 +252,7 @@ def _ray():
             "--engine ray",
             "the package ray",
             "an environment without it",
-            'Do pip install "jfl[ray]".',
+            'Install it: pip install -e ".[ray]" in the folder of jfl.',
         )
     return ray
 

@@ -13,7 +13,7 @@ class Preset(NamedTuple):
 
 
 _MNIST = dict(dataset="mnist", partition="iid", clients=100, model="logistic")
-_DIGITS = dict(dataset="digits", partition="iid", clients=50, model="logistic", min_rows=8)
+_DIGITS = dict(dataset="digits", partition="iid", clients=50, model="logistic")
 _CLIENT = dict(unit="client", view="third_party")
 _EXAMPLE = dict(unit="example", view="server")
 

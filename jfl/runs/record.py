@@ -64,6 +64,7 @@ TIGHT, MANY = (
     32,
     128,
 )  # evaluations whose epsilon is proved as tightly as that of the whole run; by Renyi bounds
+WEAK = 20  # epsilon above which a guarantee protects almost nothing
 GAIN = 1e-3  # of an epsilon, for which a privacy-loss distribution is worth its time
 PLUS_MINUS = "± is half of a 95 % interval of the mean over seeds (Student's t)."
 _compiling = []  # seconds of every compilation since the first call of `compile_seconds`
@@ -321,7 +322,21 @@ def noise_warning(plan: Plan, rounds: int, unit: str, epsilon: float | None, del
             f"{min(1, units * factor * delta):.2g}. Raise epsilon, "
             "or lower the noise."
         )
-    return ""
+    return "" if epsilon is None else weak_guarantee(epsilon, delta)
+
+
+def weak_guarantee(epsilon: float, delta: float) -> str:
+    """Return a sentence for an epsilon that protects next to nothing; "" for others.
+
+    >>> weak_guarantee(8.0, 1e-5)
+    ''
+    """
+    if not WEAK < epsilon < math.inf:
+        return ""
+    return (
+        f"epsilon is {epsilon:.3g} at delta {delta:.3g}: above {WEAK}, it protects almost nothing. "
+        f"Raise the noise multiplier, or choose an epsilon (--epsilon 8 --unit client)."
+    )
 
 
 def interval(values) -> tuple[float, float | None]:

@@ -312,7 +312,7 @@ def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[P
         The folders.
 
     Raises:
-        ValueError: without the package tensorboardX (pip install "jfl[tensorboard]"), without rows,
+        ValueError: without the package tensorboardX (pip install -e ".[tensorboard]"), without rows,
             for a folder with files in it: TensorBoard would show old and new points as one curve.
     """
     try:
@@ -322,7 +322,7 @@ def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[P
             "tables.tensorboard",
             "the package tensorboardX",
             "a Python without it",
-            'Install it: pip install "jfl[tensorboard]".',
+            'Install it: pip install -e ".[tensorboard]" in the folder of jfl.',
         )
     logdir = Path(logdir)
     if not rows:

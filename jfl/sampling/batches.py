@@ -223,7 +223,7 @@ def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
         ValueError: unless batch > 0 and capacity is whole.
 
     References:
-        Chua et al., arXiv:2508.15089.
+        Ganesh, arXiv:2508.15089 (2025).
     """
     where = "batches.truncated_poisson"
     checks.positive(where, single=True, batch=batch)

@@ -412,7 +412,7 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
         ValueError: if rate is outside (0, 1] or capacity is not in 1..clients.
 
     References:
-        Chua et al., arXiv:2508.15089.
+        Ganesh, arXiv:2508.15089 (2025).
 
     Example:
         >>> draws = [truncated_poisson(100, 0.1, 12).draw(jax.random.key(s)) for s in range(20)]

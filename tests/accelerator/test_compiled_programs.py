@@ -1,5 +1,5 @@
 """What the compilers of accelerators make of training programs.  Nothing is run, and no accelerator
-is needed: only the compilers, `pip install "jfl[aot]"`.
+is needed: only the compilers, `pip install -e ".[aot]"`.
 
 Strictly expected failures are how far the programs are from their goals: a test that begins to pass
 is red until its mark goes.  About 22 minutes on two cores; JFL_TEST_LONG_COMPILES=1 adds goals

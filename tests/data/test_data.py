@@ -803,7 +803,7 @@ def test_data_that_are_not_there(place, monkeypatch):
     for part in (
         "datasets.emnist/byclass: need data prepared",
         str(place / "data" / "tfds" / "emnist" / "byclass"),
-        'pip install "jfl[tfds]" tensorflow',
+        'pip install -e ".[tfds]" tensorflow',
         "tfds build emnist/byclass",
         "JFL_DATA_DIR=DIR",
         "download=True",
@@ -826,7 +826,7 @@ def test_damaged_source_and_missing_packages(place, monkeypatch):
     file.write_bytes(whole)
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, "tensorflow_datasets", None)
-        with pytest.raises(ValueError, match=re.escape('pip install "jfl[tfds]"')):
+        with pytest.raises(ValueError, match=re.escape('pip install -e ".[tfds]"')):
             datasets.cifar10()
     datasets.cifar10()
     with monkeypatch.context() as patch:  # a cache needs none of these packages

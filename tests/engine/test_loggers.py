@@ -91,7 +91,7 @@ def test_parquet(plan, tmp_path, monkeypatch, package):
 
 
 def test_tensorboard(plan, tmp_path):
-    pytest.importorskip("tensorboardX", reason='needs pip install "jfl[tensorboard]"')
+    pytest.importorskip("tensorboardX", reason='needs pip install -e ".[tensorboard]"')
     from tensorboardX.proto import event_pb2
 
     losses = logged(plan, jfl.loggers.TensorBoard(tmp_path))
@@ -108,7 +108,7 @@ def test_tensorboard(plan, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of wandb's own
 def test_wandb_offline(plan, tmp_path):
-    wandb = pytest.importorskip("wandb", reason='needs pip install "jfl[wandb]"')
+    wandb = pytest.importorskip("wandb", reason='needs pip install -e ".[wandb]"')
     settings = wandb.Settings(silent=True)
     logger = jfl.loggers.WandB("test", "run", mode="offline", dir=tmp_path, settings=settings)
     losses = logged(plan, logger)
@@ -123,7 +123,7 @@ def test_wandb_offline(plan, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own, and SQLAlchemy's
 def test_mlflow_in_a_file(plan, tmp_path):
-    pytest.importorskip("mlflow", reason='needs pip install "jfl[mlflow]"')
+    pytest.importorskip("mlflow", reason='needs pip install -e ".[mlflow]"')
     pytest.importorskip("sqlalchemy", reason="needs sqlalchemy: mlflow-skinny comes without")
     from mlflow.tracking import MlflowClient
 

@@ -7,7 +7,7 @@ from experiments.examples import tuning
 
 @pytest.mark.slow
 def test_tuning_tells_the_search_from_the_priced_choice(monkeypatch, capsys):
-    pytest.importorskip("optuna", reason='needs pip install "jfl[tune]"')
+    pytest.importorskip("optuna", reason='needs pip install -e ".[tune]"')
     monkeypatch.setattr("sys.argv", ["tuning", "--rounds", "1", "--trials", "4"])
     tuning.main()
     lines = capsys.readouterr().out.splitlines()

@@ -78,11 +78,47 @@ def test_what_is_beyond_the_grid_is_still_proved(monkeypatch):
     monkeypatch.setattr(tightest, "PARTS", 2)
     for event in (
         events.repeat(events.poisson(0.01, events.gaussian(1.0)), 10**9),
-        events.poisson(1e-12, events.gaussian(1)),
         events.repeat(events.poisson(0.1, events.gaussian(0.001)), 10),
         events.series(events.poisson(0.1, events.gaussian(np.linspace(1, 3, 3))), np.ones(3)),
     ):
         assert tightest.epsilon(event, DELTA) == rdp_events.epsilon(event, DELTA)
+
+
+def test_a_unit_that_is_hardly_ever_drawn_costs_nothing():
+    """Where the unit is drawn with probability at most delta, no outcome is more than delta
+    likelier, whatever the noise."""
+    rare = lambda z: events.repeat(events.poisson(1e-9, events.gaussian(z)), 1000)
+    assert tightest.epsilon(rare(1e-3), 1e-5) == (0.0, tightest.TOTAL_VARIATION)
+    assert tightest.epsilon(rare(1e-3), 0.99e-6)[0] > 0
+    assert tightest.solve_noise(rare, 1.0, 1e-5) == pytest.approx(1e-3)
+    for sampled in (
+        events.without_replacement(1, 1000, events.gaussian(0.01)),
+        events.with_replacement(1, 1000, events.gaussian(0.01)),
+        events.zeroed_out(1, 1000, events.gaussian(0.01)),
+        events.participation(1e-3, events.gaussian(0.01)),
+        events.series(events.poisson(5e-4, events.gaussian(np.array([0.01, 1]))), np.ones(2)),
+    ):
+        assert tightest.epsilon(sampled, 1.01e-3)[0] == 0.0
+        assert tightest.epsilon(events.compose(sampled, sampled), 1.01e-3)[0] > 0
+        # the smallest delta at epsilon 0 of an outcome that shows whether the unit was drawn
+        assert tightest.epsilon(sampled, 0.9e-3)[0] > 0
+
+
+@pytest.mark.parametrize("setting", [(1e-6, 10**6, 1e-5, 0.1), (0.01, 1000, 0.4, 1.0)])
+def test_hard_calibrations_take_few_of_the_finest_grids(monkeypatch, setting):
+    rate, times, delta, target = setting
+    finest, of_grid = [], pld._above
+
+    def counted(groups, way, size, **budget):
+        finest.extend([size] if size == tightest.FINE[-1] else [])
+        return of_grid(groups, way, size, **budget)
+
+    monkeypatch.setattr(pld, "_above", counted)
+    make_event = lambda z: events.repeat(events.poisson(rate, events.gaussian(z)), times)
+    z = tightest.solve_noise(make_event, target, delta)
+    assert len(finest) <= 16
+    found = tightest.epsilon(make_event(z), delta)[0]
+    assert target * 0.9 <= found <= target < tightest.epsilon(make_event(z * 0.98), delta)[0]
 
 
 def test_overflow_is_paid_by_the_tight_bound_too():
@@ -145,7 +181,7 @@ def test_largest_numbers():
     for most in (0, 1, 17, 12345):
         quick = lambda times, most=most: np.where(np.asarray(times) <= 0.8 * most, 0.5, 2.0)
         assert (
-            tightest.largest("test", quick, lambda n, most=most: 0.5 if n <= most else 2.0, 1.0)
+            tightest.largest("test", quick, lambda n, _, most=most: 0.5 if n <= most else 2.0, 1.0)
             == most
         )
 
@@ -370,7 +406,7 @@ def test_many_kinds_of_clients_are_quick(monkeypatch):
     few, many = make(NOISY(), sizes=np.minimum(sizes, 52)), make(NOISY(), sizes=sizes)
     monkeypatch.setattr(per_client, "KINDS", 3)
     monkeypatch.setattr(calibration, "KINDS", 3)
-    monkeypatch.setattr(pld, "pld_epsilon", lambda event, times, delta: (0.1, 0.0))
+    monkeypatch.setattr(pld, "pld_epsilon", lambda event, times, delta, sizes: (0.1, 0.0))
     assert per_client.epsilons_per_client(few, 9).max() == 0.1
     close(
         per_client.epsilons_per_client(many, 9),

@@ -1557,7 +1557,7 @@ def events(folder):
 
 
 def test_event_files_hold_the_curves(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("tensorboardX", reason='needs pip install "jfl[tensorboard]"')
+    pytest.importorskip("tensorboardX", reason='needs pip install -e ".[tensorboard]"')
     folder = made(
         tmp_path / "run",
         {"a/b": ([0.8, 0.9], [guarantee()], {}), "a|b": ([0.5], [guarantee()], {})},
@@ -1585,7 +1585,7 @@ def test_event_files_hold_the_curves(tmp_path, capsys, monkeypatch):
 
 
 def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("tensorboardX", reason='needs pip install "jfl[tensorboard]"')
+    pytest.importorskip("tensorboardX", reason='needs pip install -e ".[tensorboard]"')
     folder = made(tmp_path / "run", {"fedavg": ([0.8, 0.9, 0.7], [guarantee()], dict(failed=(1,)))})
     edit(
         "summary.json", lambda s: [e["config"].update(seed=e["seed"]) for e in s["runs"]] and None
@@ -1615,7 +1615,7 @@ def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
 
 def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
-    with pytest.raises(ValueError, match=re.escape('pip install "jfl[tensorboard]"')):
+    with pytest.raises(ValueError, match=re.escape('pip install -e ".[tensorboard]"')):
         tables.tensorboard(tmp_path / "logs", record.rows("a", 0, dict(round=[1], loss=[1.0])))
     assert not (tmp_path / "logs").exists()
 

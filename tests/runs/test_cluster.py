@@ -35,7 +35,7 @@ CONFIG = Config(
 AXES = dict(lr=[0.1, 1e30], seed=[0, 1, 2])  # the last rate fails
 CODE = checkpoint.code()
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason='needs Ray: pip install "jfl[ray]"'
+    importlib.util.find_spec("ray") is None, reason='needs Ray: pip install -e ".[ray]"'
 )
 
 

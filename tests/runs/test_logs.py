@@ -14,7 +14,7 @@ TRAIN = """train --dataset digits --clients 5 --model logistic --algorithm fedsg
 
 @pytest.mark.slow
 def test_a_log_is_the_table_of_the_run_also_of_a_resumed_one(tmp_path, capsys):
-    pytest.importorskip("pyarrow", reason='needs pip install "jfl[parquet]"')
+    pytest.importorskip("pyarrow", reason='needs pip install -e ".[parquet]"')
     out = tmp_path / "run"
     assert main.main([*TRAIN, "--rounds", "2", "--out", str(out)]) == 0, capsys.readouterr().err
     assert main.main([*TRAIN, "--rounds", "3", "--out", str(out), "--resume"]) == 0
@@ -34,7 +34,7 @@ def test_what_cannot_log_is_refused_before_anything_runs(tmp_path, monkeypatch, 
     words = [*TRAIN[:-1], "mlflow", "--out", str(tmp_path / "run")]
     assert main.main(words) == 2
     error = capsys.readouterr().err
-    assert "--log mlflow: need the package mlflow" in error and 'jfl[mlflow]"' in error
+    assert "--log mlflow: need the package mlflow" in error and '-e ".[mlflow]"' in error
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="'csv', 'parquet', 'tensorboard', 'wandb', 'mlflow'"):
         logs.names("csv, print")

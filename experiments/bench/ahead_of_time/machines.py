@@ -130,7 +130,7 @@ def check(target: Target, installed: dict | None = None):
     if absent:
         raise MissingCompiler(
             f"{target.name}: its compiler is not installed ({', '.join(absent)}). "
-            f"Install the extra: pip install 'jfl[aot]'."
+            f"Install the extra: pip install -e '.[aot]'."
         )
     wrong = [
         f"{name} {installed[name]}"

@@ -337,7 +337,7 @@ def truncated_poisson(
             population.
 
     References:
-        Chua et al., arXiv:2508.15089, for the two cases, full and not.
+        Ganesh, arXiv:2508.15089 (2025), for the two cases, full and not.
     """
     where = "events.truncated_poisson"
     checks.choice(where, ("zero_out", "replace_one"), adjacency=adjacency)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -184,13 +185,15 @@ def epsilon(event: Any, delta: ArrayLike) -> tuple[float, float]:
     return pld_epsilon(event, 1, delta)
 
 
-def pld_epsilon(event: Any, times: ArrayLike, delta: ArrayLike) -> tuple[Any, Any]:
+def pld_epsilon(
+    event: Any, times: ArrayLike, delta: ArrayLike, sizes: Sequence[int] = SIZES
+) -> tuple[Any, Any]:
     """An epsilon that is proved for `event`, `times` times, at `delta`; and its width: at most so
     much is too much.
 
     The width is against the same pairs of distributions on an infinitely fine grid.  For samples of
     fixed size, with or without replacement, those pairs may be worse than any data set.  Refinement
-    stops at 1e-3 of epsilon + 1e-4, or at 2^20 points.
+    stops at 1e-3 of epsilon + 1e-4, or at the last of `sizes`, the points of the grids.
 
     Shapes:
         times and delta may be arrays, which broadcast: then so is the result.
@@ -216,7 +219,10 @@ def pld_epsilon(event: Any, times: ArrayLike, delta: ArrayLike) -> tuple[Any, An
         checks.fail("pld_epsilon", "delta in (0, 1)", f"{delta!r}")
     groups, adjacency, rare = _groups(event, RARE * np.min(delta) / np.max(times))
     bounds = np.array(
-        [_refine(groups, adjacency, t, d - rare * t) for t, d in zip(times.ravel(), delta.ravel())]
+        [
+            _refine(groups, adjacency, t, d - rare * t, sizes)
+            for t, d in zip(times.ravel(), delta.ravel())
+        ]
     )
     bounds = bounds.reshape(*times.shape, 2)
     return (bounds[..., 0], bounds[..., 1]) if times.ndim else tuple(map(float, bounds))
