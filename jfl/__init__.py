@@ -85,6 +85,8 @@ from .privacy.mechanisms.stages import divide as divide
 from .privacy.mechanisms.stages import gaussian as gaussian
 from .privacy.mechanisms.stages import laplace as laplace
 from .privacy.mechanisms.stages import total as total
+from .privacy.plain_numbers import epsilon as epsilon
+from .privacy.plain_numbers import noise_multiplier as noise_multiplier
 from .privacy.taint.checker import check_privacy as check_privacy
 from .sampling import batches as batches
 
@@ -145,6 +147,7 @@ __all__ = [
     "describe",
     "distributed",
     "divide",
+    "epsilon",
     "epsilons",
     "errors",
     "federate",
@@ -164,6 +167,7 @@ __all__ = [
     "mesh",
     "models",
     "named",
+    "noise_multiplier",
     "optimizers",
     "partition",
     "plan",

@@ -14,6 +14,7 @@ from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.options import field
 from ..core.records import Guarantee, Plan
+from ..privacy import plain_numbers
 from ..privacy.accountants import events, pld, pld_compose, rdp, rdp_events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.entry_guarantees import overflowing
@@ -59,6 +60,12 @@ class Numbers:
     )
     clients: int | None = field(None, "number of clients")
     unit: str = field("example", "example | client")
+    adjacency: str | None = field(
+        None,
+        "add_remove | replace_one; default add_remove for poisson, replace_one otherwise. It says "
+        "what the noise multiplier z is: σ/C under add_remove, σ/(2C) under replace_one, for noise "
+        "of standard deviation σ and clip norm C",
+    )
     delta: float = field(1e-5, "delta of the guarantee")
     plot: Path | None = field(None, "picture of epsilon against rounds: FILE.png, .svg or .pdf")
 
@@ -126,7 +133,8 @@ def one_round(numbers: Numbers, noise_multiplier: float, rate: float | None = No
     """The event of one round: releases, sampled and repeated as the numbers say; `rate` instead of
     theirs."""
     checks.choice("jfl", ("example", "client"), unit=numbers.unit)
-    checks.choice("jfl", ("full", "without_replacement", "poisson"), sampler=numbers.sampler)
+    checks.choice("jfl", plain_numbers.SAMPLERS, sampler=numbers.sampler)
+    adjacency = plain_numbers.adjacency_of("jfl", numbers.sampler, numbers.adjacency)
     checks.whole("jfl", steps=numbers.steps)
     given: dict[str, Any] = {
         k: v
@@ -141,9 +149,10 @@ def one_round(numbers: Numbers, noise_multiplier: float, rate: float | None = No
         checks.fail("jfl", f"either rate or {taken} and {whole}", f"rate={numbers.rate}, {given}")
     release = events.gaussian(noise_multiplier)
     if rate is not None:
-        sampled = _at_rate(numbers, rate, release)
+        sampled = plain_numbers.sampled(numbers.sampler, adjacency, rate, 1.0, release)
     else:
-        sampled = _sampled(numbers, given, release)
+        size, population = _sizes(numbers, given)
+        sampled = plain_numbers.sampled(numbers.sampler, adjacency, size, population, release)
     if numbers.unit == "client":
         return sampled
     steps = events.repeat(sampled, numbers.steps)
@@ -154,21 +163,15 @@ def one_round(numbers: Numbers, noise_multiplier: float, rate: float | None = No
     return events.participation(numbers.cohort / numbers.clients, steps)
 
 
-def _at_rate(numbers, rate, release):
-    if numbers.sampler == "poisson":
-        return events.poisson(rate, release)
-    return events.WithoutReplacement(np.float64(rate), np.float64(1), release)
-
-
-def _sampled(numbers, given, release):
-    """A release of a sample, as large as the numbers say."""
+def _sizes(numbers, given):
+    """Return how many a sample takes, and of how many, as the numbers say."""
     taken, whole = _counts(numbers)
     if numbers.sampler == "full":
         if numbers.rate is not None:
             checks.fail("jfl", "no rate for sampler='full'", f"rate={numbers.rate}")
-        return release
+        return 1.0, 1.0
     if numbers.sampler == "poisson" and numbers.rate is not None:
-        return events.poisson(numbers.rate, release)
+        return numbers.rate, 1.0
     if taken not in given or whole not in given:
         checks.fail(
             "jfl",
@@ -177,9 +180,7 @@ def _sampled(numbers, given, release):
             f"{given or 'neither'}",
             "Or --sampler full, without a gain from sampling.",
         )
-    if numbers.sampler == "poisson":
-        return events.poisson(given[taken] / given[whole], release)
-    return events.without_replacement(given[taken], given[whole], release)
+    return given[taken], given[whole]
 
 
 def event(numbers: Numbers, noise_multiplier, rate=None):
@@ -193,7 +194,7 @@ def guarantee_of_numbers(numbers: Numbers, noise_multiplier: float) -> Guarantee
     """What the numbers prove."""
     value, method = tightest.epsilon(event(numbers, noise_multiplier), numbers.delta)
     hidden = numbers.unit == "client" or numbers.cohort is not None
-    kind = "add_remove" if numbers.sampler == "poisson" else "replace_one"
+    kind = plain_numbers.adjacency_of("jfl", numbers.sampler, numbers.adjacency)
     sampled = numbers.sampler != "full" if numbers.unit == "client" else numbers.cohort is not None
     caveats = ((HONEST,) if sampled and hidden else () if hidden else (EVERY_ROUND,)) + (
         SIMULATION,
@@ -206,7 +207,7 @@ def guarantee_of_numbers(numbers: Numbers, noise_multiplier: float) -> Guarantee
         kind,
         "third_party" if hidden else "server",
         method,
-        caveats=caveats + ((PUBLIC,) if kind == "add_remove" else ()),
+        caveats=caveats + ((PUBLIC,) if numbers.sampler == "poisson" else ()),
     )
 
 

@@ -3,6 +3,7 @@
 import sys
 
 from ..core import options
+from ..privacy import plain_numbers
 from ..runs import record
 from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS
 from ..runs.presets import PRESETS
@@ -243,7 +244,5 @@ def show(guarantee, z):
         None,
         [("noise multiplier", True), *PRIVACY],
         [(f"{z:.6g}", *privacy(found))],
-        "Noise multiplier is standard deviation over sensitivity: the clip norm under add_remove, "
-        "twice it under "
-        "replace_one.\n" + caveats([found]),
+        f"{plain_numbers.MEANINGS[guarantee.adjacency]}\n" + caveats([found]),
     )

@@ -51,9 +51,7 @@ def _help():
     print("usage: jfl COMMAND [--help] ...\n\nDifferentially private federated learning in JAX.\n")
     print("\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items()))
     print("\n--debug, or JFL_DEBUG=1 in the environment, shows where an error comes from.")
-    print(
-        "\nexample: jfl train --preset digits-client-eps8 --out runs/first"
-    )
+    print("\nexample: jfl train --preset digits-client-eps8 --out runs/first")
 
 
 # --- demo

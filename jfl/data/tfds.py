@@ -45,7 +45,7 @@ def read(where: str, name: str, data_dir: str | Path | None, download: bool) -> 
             where,
             "data prepared by tensorflow_datasets",
             "nothing in " + ", ".join(str(place / name) for place in places(data_dir)),
-            f'Prepare it once, where there is a network:  pip install -e ".[tfds]" tensorflow  and  '
+            f'Prepare it once, where there is a network: pip install -e ".[tfds]" tensorflow  and  '
             f"tfds build {name} --file_format=array_record --data_dir=DIR  (preparing needs "
             f"TensorFlow, reading "
             "does not); then set JFL_DATA_DIR=DIR or pass data_dir=DIR.  download=True tries it "

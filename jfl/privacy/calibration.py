@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks
-from ..core.errors import NotAnalysable
+from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Plan
 from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined
 from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
@@ -201,7 +201,12 @@ def _noise(plan, entry_of_z, target, rounds, delta, tightly=True):
         return found[z]
 
     quick = lambda e: overflowing(e, np.array([rounds]), delta)[0][0]
-    z = smallest("jfl.calibrate", lambda z: reached(z, quick), target)
+    try:
+        z = smallest("jfl.calibrate", lambda z: reached(z, quick), target)
+    except ArgumentError:
+        if len(overflown) > 1:  # no noise leaves delta for the overflow
+            _fail_for_capacity(plan, target, 0.0, rounds, delta)
+        raise
     if tightly:
         z = smallest_refined(
             "jfl.calibrate",

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import jax
 import numpy as np
@@ -104,6 +105,7 @@ def test_a_unit_that_is_hardly_ever_drawn_costs_nothing():
         assert tightest.epsilon(sampled, 0.9e-3)[0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [(1e-6, 10**6, 1e-5, 0.1), (0.01, 1000, 0.4, 1.0)])
 def test_hard_calibrations_take_few_of_the_finest_grids(monkeypatch, setting):
     rate, times, delta, target = setting
@@ -139,6 +141,61 @@ def test_overflow_is_paid_by_the_tight_bound_too():
 # --- inverses
 
 
+def poisson_clients(capacity=None):
+    """Client-level noise on Poisson cohorts."""
+    release = jfl.chain(
+        jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(10.0), adjacency="add_remove"
+    )
+    return make(None, sampler=sampling.poisson(CLIENTS, 0.3, capacity), release=release)
+
+
+CLIENT = dict(unit="client", view="third_party", adjacency="add_remove")
+
+
+@pytest.mark.parametrize("over", ["noise_multiplier", "rounds"])
+@pytest.mark.parametrize("target", [30.0, [0.5, 30.0, 1000.0]])
+def test_a_capacity_that_carries_no_more_is_reported(over, target):
+    """Instead of an answer whose epsilon stops below the target."""
+    rounds = None if over == "rounds" else 10
+    find = lambda plan, epsilon: calibration.calibrate(
+        plan, epsilon=epsilon, rounds=rounds, over=over, **CLIENT
+    )
+    with pytest.raises(ValueError, match=r"epsilon=30, of which .* is the most .* capacity=\d+"):
+        find(poisson_clients(18), target)
+    with pytest.raises(ValueError, match="is the most that this capacity carries"):
+        find(poisson_clients(12), target)
+    found = np.ravel(find(poisson_clients(CLIENTS), target))
+    if over == "noise_multiplier":
+        for z, wanted in zip(found, np.ravel(target)):
+            one = events.repeat(events.poisson(0.3, events.gaussian(z)), 10)
+            assert wanted * 0.9 <= tightest.epsilon(one, DELTA)[0] <= wanted * 1.001
+
+
+def test_the_capacity_that_is_named_carries_the_target():
+    with pytest.raises(ValueError) as raised:
+        calibration.calibrate(poisson_clients(18), epsilon=9.0, rounds=10, **CLIENT)
+    capacity = int(re.search(r"the sampler capacity=(\d+)", str(raised.value)).group(1))
+    assert 18 < capacity <= CLIENTS
+    z = calibration.calibrate(poisson_clients(capacity), epsilon=9.0, rounds=10, **CLIENT)
+    assert z == pytest.approx(
+        calibration.calibrate(poisson_clients(CLIENTS), epsilon=9.0, rounds=10, **CLIENT), rel=0.01
+    )
+
+
+def test_batches_that_carry_no_more_are_reported():
+    plan = lambda capacity: make(
+        NOISY(adjacency="add_remove"),
+        batches.poisson(8.0, capacity=capacity),
+        sizes=np.full(CLIENTS, 200),
+    )
+    for over, rounds in (("noise_multiplier", 50), ("rounds", None)):
+        with pytest.raises(ValueError, match="batches.poisson capacity=200"):
+            calibration.calibrate(plan(30), epsilon=50.0, rounds=rounds, over=over)
+    with pytest.raises(ValueError, match="batches.poisson capacity=200"):
+        calibration.calibrate_per_client(plan(30), epsilon=50.0, rounds=50)
+    assert calibration.calibrate(plan(200), epsilon=50.0, rounds=50) > 0.2
+
+
 @pytest.mark.slow  # test_accounting.py has the same of another target
 @pytest.mark.parametrize("target", [0.5, 4.0])
 def test_solved_noise_is_safe_and_tight(target):
@@ -168,6 +225,35 @@ def test_solvers_return_what_they_tested():
         tightest.smallest("test", lambda z: 2.0, 1.0)
     with pytest.raises(ValueError, match="epsilon > 0"):
         tightest.smallest("test", lambda z: 2.0, math.nan)
+
+
+@pytest.mark.parametrize("gain, most", [(0.0, 1), (0.005, 1), (0.3, 12)])
+def test_the_finest_grids_are_asked_where_they_gain(gain, most):
+    finest, bound = [], lambda z: z**-2.0
+
+    def reached(z, sizes):
+        finest.extend([z] if sizes == tightest.FINE else [])
+        return bound(z) * ((1 - gain) if sizes == tightest.FINE else 1)
+
+    z = tightest.smallest_refined("test", reached, 0.8, 3.0)
+    assert len(finest) <= most and reached(z, tightest.FINE) <= 0.8
+    assert z == pytest.approx(((1 - gain) / 0.8) ** 0.5, rel=4e-3)
+    assert tightest.smallest_refined("test", lambda z, _: bound(z), 0.8, 3.0) == (
+        tightest.smallest("test", bound, 0.8, 3.0)
+    )
+
+
+def test_rounds_are_refined_on_the_finest_grids():
+    one = lambda n, sizes: n * (0.7e-4 if sizes == tightest.FINE else 1e-4)
+    found = tightest.largest("test", lambda n: n * 2e-4, one, 1.0)
+    assert 14285 * (1 - 4e-3) <= found <= 14285
+
+
+def test_few_evaluations_at_a_jump():
+    calls = []
+    reached = lambda z: calls.append(z) or (1.4 / z if z < 0.3042 else 0.0)
+    z = tightest.smallest("test", reached, 1.0, 0.32)
+    assert 0.3042 <= z <= 0.3042 * 1.004 and len(calls) <= 14
 
 
 def test_few_evaluations():

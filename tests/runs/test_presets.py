@@ -1,6 +1,7 @@
 """Settings by name: each is a config that runs, with the epsilon in its name."""
 
 import jax
+import numpy as np
 import pytest
 
 from jfl.cli import main
@@ -18,6 +19,20 @@ def test_fields_are_those_of_a_config(name):
     dataset, unit, epsilon = name.split("-")
     assert fields["dataset"] == dataset and fields["unit"] == unit
     assert fields["epsilon"] == float(epsilon.removeprefix("eps"))
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_every_preset_trains_for_a_round(name, tmp_path, monkeypatch, capsys):
+    """Through the command line, which refuses options without effect; MNIST's rows are a
+    stand-in."""
+    r = np.random.default_rng(0)
+    rows = dict(x=r.integers(0, 256, (8000, 28, 28), np.uint8), y=r.integers(0, 10, 8000))
+    np.savez(tmp_path / "mnist.npz", **rows, x_test=rows["x"][:50], y_test=rows["y"][:50])
+    monkeypatch.setenv("JFL_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path / "cache"))
+    out = tmp_path / "run"
+    assert main.main(["train", "--preset", name, "--rounds", "1", "--out", str(out)]) == 0
+    assert capsys.readouterr().err.count("warning") == 0 and (out / "summary.json").exists()
 
 
 @pytest.mark.by_default("digits-client-eps8")

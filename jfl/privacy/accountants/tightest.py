@@ -27,8 +27,8 @@ REPEATS = 1e7  # beyond, the grid's slack is larger than its gain
 # that is smaller by this fraction of the target is it searched again, to this relative tolerance.
 COARSE, FINE = pld.SIZES[:-1], pld.SIZES
 FINEST_GAIN, FINEST_TOLERANCE = 0.01, 3e-3
-# Where epsilon falls by the first factor in a bracket of at most the second one, it jumps: bisection
-# finds the jump, and a bracket of FINEST_TOLERANCE is narrow enough.
+# Where epsilon falls by the first factor in a bracket of at most the second one, it jumps: then
+# bisection finds the jump, and a bracket of FINEST_TOLERANCE is narrow enough.
 JUMP, JUMP_BRACKET = 100.0, 1.3
 
 
@@ -352,6 +352,11 @@ def smallest(
             return float(LEAST)
         else:
             high, f_high, grow = tried, f, min(grow * grow, np.float32(4))
+    return _narrowed(height, low, f_low, high, f_high, tolerance)
+
+
+def _narrowed(height, low, f_low, high, f_high, tolerance):
+    """The upper end of a bracket of a zero of `height`, made as narrow as the tolerance."""
     side, ends = 0, (f_low, f_high)  # heights without Illinois's halving
     for i in range(80):
         jumping = ends[0] - ends[1] > math.log(JUMP) and high / low <= JUMP_BRACKET
