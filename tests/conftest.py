@@ -114,5 +114,5 @@ def endless_noise(monkeypatch):
     from jfl.privacy.accountants import truncation
     from jfl.privacy.ledger import reach
 
-    monkeypatch.setattr(truncation, "lost_mass", lambda length, normals: 0.0 * length)
-    monkeypatch.setattr(reach, "MISSING", 0.0)
+    monkeypatch.setattr(truncation, "lost_mass", lambda length, normals, missing: 0.0 * length)
+    monkeypatch.setattr(reach, "MISSING", 0.0)  # also of Laplace noise

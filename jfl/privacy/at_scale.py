@@ -1,5 +1,7 @@
 """The epsilon of a larger deployment that a small simulation stands for."""
 
+import math
+
 import numpy as np
 
 from ..core import checks
@@ -92,7 +94,10 @@ def at_scale(
             "Its share of a mean does not hang on the cohort like that.",
             error=NotAnalysable,
         )
-    here = guarantee_of(entry._replace(overflow=0.0), rounds, delta)  # or more, of small cohorts
+    try:  # or more, of small cohorts
+        here = guarantee_of(entry._replace(overflow=0.0), rounds, delta).epsilon
+    except NotAnalysable:  # noise for a large cohort is next to nothing in a small one
+        here = math.inf
     part = entry.parts[0]
     if part.sampling not in (SAMPLED[sampler.scheme], "none"):
         checks.fail(
@@ -108,7 +113,7 @@ def at_scale(
     }[part.sampling]
     multiplier = part.multiplier * (cohort / expected)
     part = part._replace(multiplier=multiplier, sample=sizes[0], population=sizes[1])
-    caveat = Caveat(WORDS.format(here.epsilon, cohort, clients), "at-scale")
+    caveat = Caveat(WORDS.format(here, cohort, clients), "at-scale")
     larger = entry._replace(parts=(part,), overflow=0.0, caveats=(caveat, *entry.caveats))
     found = guarantee_of(larger, rounds, delta)
     return found._replace(status="conditional").about(found.release)

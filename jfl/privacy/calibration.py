@@ -263,10 +263,18 @@ def _fail_for_capacity(plan, target, reached, rounds, delta):
     if any(r.batches.scheme == "poisson" for r in plan.algorithm.releases):
         rows = int(np.max(np.asarray(plan.fed.size)))
         remedies.append(f"jfl.batches.poisson capacity={rows}, the rows of the largest client")
+    if not remedies:
+        checks.fail(
+            "jfl.calibrate",
+            "an epsilon that computed noise can have: its largest values are finite, which costs "
+            "delta",
+            f"epsilon={target:g}, of which {reached:.4g} is the most at delta={delta:g}",
+            "Lower epsilon or raise delta.",
+        )
     checks.fail(
         "jfl.calibrate",
         "a capacity whose overflow leaves delta for the target",
         f"epsilon={target:g}, of which {reached:.4g} is the most that this capacity carries",
-        f"Give {' and '.join(remedies) or 'the sampler and the batches more capacity'}, lower "
+        f"Give {' and '.join(remedies)}, lower "
         f"epsilon, or use a sampler without overflow, such as without_replacement.",
     )

@@ -1,32 +1,32 @@
 """What delta pays because computed noise does not reach as far as the noise that is accounted for.
 
-A computed normal is at most `REACH` standard deviations from 0.  Where a contribution shifts a
+A computed normal is at most R standard deviations from 0.  Where a contribution shifts a
 release, a few outputs lie within the reach of the noise on one side and beyond it on the other, so
 they reveal for certain on which side they were made.  Everywhere else the ratio of the two
 densities is that of untruncated Gaussians.  So a release costs the probability of such an output,
 added to delta once; it is not multiplied by e^epsilon.
 
-For two normals that are drawn as a pair, the radius has the density r exp(-r^2 / 2) on [0, REACH].
+For two normals that are drawn as a pair, the radius has the density r exp(-r^2 / 2) on [0, R].
 A shift of the pair by t standard deviations leaves the reach with probability at most
 
-    g(t) = MISSING (exp(REACH t - t^2 / 2) - 1),    MISSING = exp(-REACH^2 / 2).
+    g(t) = m (exp(R t - t^2 / 2) - 1),    m = exp(-R^2 / 2), the mass that a pair misses.
 
-A shift of length s spreads over pairs with sum(t_i^2) = s^2.  Up to s = REACH - sqrt(3),
-(g(t) / MISSING - REACH t) / t^2 grows with t, and sum(t_i) <= sqrt(pairs) s, so
+A shift of length s spreads over pairs with sum(t_i^2) = s^2.  Up to s = R - sqrt(3),
+(g(t) / m - R t) / t^2 grows with t, and sum(t_i) <= sqrt(pairs) s, so
 
-    sum(g(t_i)) <= MISSING (exp(REACH s - s^2 / 2) - 1 - REACH s + sqrt(pairs) REACH s).
+    sum(g(t_i)) <= m (exp(R s - s^2 / 2) - 1 - R s + sqrt(pairs) R s).
 
 A sum of noise, or noise that a matrix correlates, is computed from independent normals, and the
 shift can be spread over them with the same length s.  So the bound holds for it too, with all the
 normals that are behind the release.
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-
-from ...kernels.normals import MISSING, REACH
+from jax.typing import ArrayLike
 
 
 class Shift(NamedTuple):
@@ -34,40 +34,47 @@ class Shift(NamedTuple):
 
     length: float  # in standard deviations of the noise, 1 / noise multiplier
     normals: float  # independent normals behind one release, at most
+    missing: float  # mass of the two normals of a pair that is beyond their reach
     times: float = 1.0
 
 
-def lost_mass(length, normals) -> np.ndarray:
+def reach_of(missing: float) -> float:
+    """Return the number of standard deviations at which pairs end that miss this mass."""
+    return math.sqrt(-2 * math.log(missing))
+
+
+def lost_mass(length: ArrayLike, normals: float, missing: float) -> np.ndarray:
     """Return the delta that one release costs because its noise has a finite reach.
 
     Args:
         length: the sensitivity in standard deviations of the noise.
         normals: independent normals behind the release, at most.
+        missing: mass of the two normals of a pair that is beyond their reach.
 
     Returns:
         Float64 with the shape of `length`; 1 where the shift is so long that nothing is proved.
 
     Example:
-        >>> bool(lost_mass(1.0, 1e6) < 1e-14), float(lost_mass(9.0, 1.0))
+        >>> bool(lost_mass(1.0, 1e6, 2**-63) < 1e-14), float(lost_mass(9.0, 1.0, 2**-63))
         (True, 1.0)
     """
-    s = np.asarray(length, np.float64)
-    near = np.minimum(s, REACH - np.sqrt(3))
-    grown = np.maximum(np.expm1(REACH * near - near**2 / 2) - REACH * near, 0.0)
-    spread = np.sqrt(np.maximum(normals / 2, 1.0)) * REACH * near
-    return np.where(s > near, 1.0, np.minimum(MISSING * (grown + spread), 1.0))
+    s, reach = np.asarray(length, np.float64), reach_of(missing)
+    near = np.minimum(s, reach - np.sqrt(3))
+    grown = np.maximum(np.expm1(reach * near - near**2 / 2) - reach * near, 0.0)
+    spread = np.sqrt(np.maximum(normals / 2, 1.0)) * reach * near
+    return np.where(s > near, 1.0, np.minimum(missing * (grown + spread), 1.0))
 
 
 def total(shifts: Iterable[Shift], group: int = 1) -> float:
     """Return the delta that releases cost together, for a group of units."""
-    return float(sum(s.times * lost_mass(group * s.length, s.normals) for s in shifts))
+    return float(sum(s.times * lost_mass(group * s.length, s.normals, s.missing) for s in shifts))
 
 
-def refuse_if_beyond(where: str, lost, delta: float, error: type[Exception]) -> None:
+def refuse_if_beyond(where: str, lost: ArrayLike, delta: float, error: type[Exception]) -> None:
     """Raise `error` if the reach of the noise costs delta or more."""
     if np.any(np.asarray(lost) >= delta):
         raise error(
             f"{where}: delta must exceed the mass that the computed noise cannot reach, got "
-            f"delta={delta:g} and a mass of {np.max(lost):.3g}. Normals end {REACH:.2f} standard "
-            f"deviations from 0. Use a larger noise multiplier, fewer rounds or a larger delta."
+            f"delta={delta:g} and a mass of {np.max(lost):.3g}. "
+            f"Use a larger noise multiplier, fewer rounds or a larger delta."
         )

@@ -22,9 +22,9 @@ from .reach import NORMALS_OF_A_PARAMETER, with_reach
 from .table import Ledger
 
 SIMULATION = Caveat(
-    "For simulation only: the noise is float32 from a non-cryptographic generator. Anyone who knows "
-    "the seed can remove it. The low bits of a float32 release distinguish neighbouring data sets "
-    "with delta >= 0.13 at any epsilon.",
+    "For simulation only: the noise is float32 from a non-cryptographic generator. Anyone who "
+    "knows the seed can remove it. The low bits of a float32 release distinguish neighbouring data "
+    "sets with delta >= 0.13 at any epsilon.",
     "simulation",
 )
 STOPS = Caveat(

@@ -74,5 +74,7 @@ def _of_part(entry, part: Part, rounds) -> list[Shift]:
         values, counts = np.unique(lengths[:run], return_counts=True)
     if part.of_rounds is not None:  # the rounds are one release, of one shift
         whole = float(np.sqrt(np.sum(counts * np.square(values))))
-        return [Shift(whole, entry.normals * run, often * repeats)]
-    return [Shift(float(v), entry.normals, n * often * repeats) for v, n in zip(values, counts)]
+        return [Shift(whole, entry.normals * run, MISSING, often * repeats)]
+    return [
+        Shift(float(v), entry.normals, MISSING, n * often * repeats) for v, n in zip(values, counts)
+    ]
