@@ -312,7 +312,8 @@ def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[P
 
     Raises:
         ValueError: without the package tensorboardX (pip install -e ".[tensorboard]"), without
-            rows, for a folder with files in it: TensorBoard would show old and new points as one curve.
+            rows, for a folder with files in it: TensorBoard would show old and new points as one
+            curve.
     """
     try:
         from tensorboardX import SummaryWriter
