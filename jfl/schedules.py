@@ -246,16 +246,29 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
     return Fn(_piecewise, dict(breakpoints=np.asarray(breakpoints, np.int32), values=held))
 
 
+@named("schedules.ready")
+def _ready(clock, *, schedule, every):
+    return schedule(clock // every)
+
+
+def _is_factory(value) -> bool:
+    """Whether a call with a number of steps gives a schedule, and not a rate."""
+    try:
+        return callable(value(0))
+    except TypeError:  # it needs more arguments
+        return True
+
+
 @named("schedules.from_optax")
 def _from_optax(clock, *, factory, every, fixed, **numbers):
     return factory(**dict(fixed), **numbers)(clock // every)
 
 
 def from_optax(factory: Callable, every: int = 1, **arguments: Any) -> Fn:
-    """Any schedule of `optax.schedules`, by its factory and the factory's arguments.
+    """Return any schedule of `optax.schedules`, by its factory and the factory's arguments.
 
     Floats among the arguments are leaves where the factory takes traced ones; all else shapes the
-    program.
+    program.  A schedule that is already made is taken as it is: its numbers are then fixed.
 
     Shapes:
         clock Int[] -> Float[].
@@ -270,6 +283,8 @@ def from_optax(factory: Callable, every: int = 1, **arguments: Any) -> Fn:
         [0.1, 0.05, 0.0]
     """
     checks.whole("schedules.from_optax", every=every)
+    if not arguments and not _is_factory(factory):
+        return Fn(_ready, {}, dict(schedule=factory, every=every))
     numbers = {k: checks.scalar(v) for k, v in arguments.items() if isinstance(v, float)}
     fixed = tuple((k, v) for k, v in sorted(arguments.items()) if k not in numbers)
     schedule = Fn(_from_optax, numbers, dict(factory=factory, every=every, fixed=fixed))

@@ -41,7 +41,7 @@ def fedsgd(
     It releases the (noisy) gradient, once a round.
     """
     work = local.work(grad, batch, lr=1.0, steps=1)
-    step = dict(step=local.server_step(lr, server_optimizer))
+    step = dict(step=local.server_step(lr, server_optimizer, default_lr=0.1, name="lr"))
     return algorithm(
         Fn(_init, step),
         Fn(_client, dict(work=work)),

@@ -112,7 +112,14 @@ def scaffold(
     Other Parameters:
         grad, lr, steps, batch, optimizer, server_lr, server_optimizer: as in `fedavg`.
     """
-    work = local.work(grad, batch, lr=lr, steps=steps, optimizer=optimizer)
+    work = local.work(
+        grad,
+        batch,
+        lr=lr,
+        steps=steps,
+        optimizer=optimizer,
+        default_lr=None,  # the control variates are divided by it
+    )
     if warm_rounds is not None:
         checks.nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
     warm = None if warm_rounds is None else checks.scalar(warm_rounds)

@@ -65,6 +65,20 @@ class _Held:
         return hash(self.transformation)
 
 
+def _refuse_unused_rate(name, lr, default, factory):
+    """Reject a learning rate that a ready transformation would ignore."""
+    if default is None or not isinstance(factory, optax.GradientTransformation):
+        return
+    if callable(lr) or lr != default:
+        checks.fail(
+            "algorithm",
+            "either a learning rate or a ready optax transformation, which has its own",
+            f"{name}={lr!r} and a transformation",
+            f"Leave {name} out, or pass the factory itself, such as optax.adam; "
+            "functools.partial(optax.adam, b1=0.8) sets its other arguments.",
+        )
+
+
 @named("local.optimizer")
 def _ready(lr, *, transformation):
     return transformation.transformation
@@ -120,8 +134,15 @@ class Work:
         return (Release(self.grad.mechanism, self.batches, self.steps),)
 
 
-def work(grad: Grad, batches: Batches, *, lr, steps: int, optimizer=optax.sgd) -> Work:
-    """Check and collect the parts of local training."""
+def work(
+    grad: Grad, batches: Batches, *, lr, steps: int, optimizer=optax.sgd, default_lr=0.1
+) -> Work:
+    """Check and collect the parts of local training.
+
+    Args:
+        default_lr: the algorithm's default of `lr`; any other is rejected beside a ready
+            transformation, which has a learning rate.  None: the algorithm reads `lr` itself.
+    """
     if not isinstance(grad, Grad):
         checks.fail(
             "algorithm", "grad = jfl.grad(loss) or jfl.private_grad(loss, mechanism)", f"{grad!r}"
@@ -133,6 +154,7 @@ def work(grad: Grad, batches: Batches, *, lr, steps: int, optimizer=optax.sgd) -
             f"{batches!r}",
         )
     checks.whole("algorithm", steps=steps)
+    _refuse_unused_rate("lr", lr, default_lr, optimizer)
     return Work(grad, batches, rate(lr), globals()["optimizer"](optimizer), steps)
 
 
@@ -249,6 +271,7 @@ class ServerStep:
         return Server(optax.apply_updates(server.params, updates), state)
 
 
-def server_step(lr, optimizer_=optax.sgd) -> ServerStep:
+def server_step(lr, optimizer_=optax.sgd, default_lr=1.0, name="server_lr") -> ServerStep:
     """The server optimizer: optax.sgd at 1.0 is plain averaging, optax.adam is FedAdam."""
+    _refuse_unused_rate(name, lr, default_lr, optimizer_)
     return ServerStep(rate(lr, "server_lr"), optimizer(optimizer_))
