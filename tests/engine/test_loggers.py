@@ -152,5 +152,5 @@ def test_mlflow_in_a_file(plan, tmp_path):
 def test_a_missing_package_is_named(tmp_path, monkeypatch, logger, package, make):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(ValueError, match=rf"loggers.{logger}: need .*{package}.*pip install -e ""):
+    with pytest.raises(ValueError, match=rf"loggers.{logger}: need .*{package}.*pip install -e"):
         make(tmp_path)
