@@ -391,20 +391,21 @@ def _some(
         payload, own, seen = alg.client(
             ctx, Keys(address(keys.batch), rows_key), run.server, own, rows
         )
-        sent, series = payload, None
+        sent, series, zeroed = payload, None, jnp.zeros((), bool)
         if correlated.strategy_of(plan.upload) is not None:
             of_round = functools.partial(jax.random.fold_in, uploads_key)
             series = (lambda number: address(of_round(number))), run.round
         if plan.upload is not None:
-            sent, _ = mech.alone(plan.upload, upload_key, payload, client=id_, series=series)
-        return sent, payload, own, seen
+            sent, zeroed = mech.alone(plan.upload, upload_key, payload, client=id_, series=series)
+        return sent, payload, own, seen, zeroed > 0
 
-    sent, payload, new, watched = jax.vmap(client)(own, ids, turn, rows)
+    sent, payload, new, watched, zeroed = jax.vmap(client)(own, ids, turn, rows)
     part = mech.contribute(
         plan.release, run.mechanism, sent, weights.at[ids].get(mode="fill", fill_value=0) * count
     )
     part = dataclasses.replace(part, form=pytrees.form(payload))  # the types that the server knows
-    bad = taken & ~jax.vmap(pytrees.finite)((payload, new))
+    # an upload may also be finite and too long to be measured
+    bad = taken & (zeroed | ~jax.vmap(pytrees.finite)((payload, new)))
     sums = jax.tree.map(
         lambda x: jnp.where(taken, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype), watched
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from .metrics import evaluate
 from .round import Seen, begin, begin_compiled, draws_key, enter, noise_key, one_round
 
 EVALUATIONS = 10**7  # of a run: more is a slip
+LARGEST_PARAMETER = 1e18  # the square of a larger one overflows in float32
 PLACES = 32  # for metrics, at least: what a default cadence needs
 
 
@@ -278,7 +280,34 @@ def simulate(
         if plan.fed.host is None and meshes.shared(mesh):
             run = dataclasses.replace(run, own=sharding.on_host(run.own))
         stop_if_unhealthy(run, tolerate)  # waits for the run
-    return Output(run, metrics, plan.algorithm.params(run.server))
+    params = plan.algorithm.params(run.server)
+    if signs := signs_of_divergence(metrics, params):
+        warnings.warn(f"simulate: the run diverged: {signs}", RuntimeWarning, stacklevel=2)
+    return Output(run, metrics, params)
+
+
+def signs_of_divergence(metrics: Metrics, params: Tree) -> str:
+    """Return what says that a run without a non-finite state has diverged, "" if nothing does.
+
+    A loss can be nan while its gradients are finite, and parameters can be finite while their
+    squares are not.  Neither stops a run.
+    """
+    signs = []
+    losses = {"training": metrics.train_loss, "test": metrics.loss}
+    for name, values in losses.items():
+        if bad := np.isnan(np.asarray(values, np.float64)).sum():
+            signs.append(
+                f"the {name} loss is nan in {bad} of {np.size(values)} evaluations, while the "
+                f"gradients are finite; check the loss for log(0) or 0 / 0"
+            )
+    largest = max(
+        (float(np.max(np.abs(x), initial=0)) for x in jax.tree.leaves(params) if x.size), default=0
+    )
+    if largest > LARGEST_PARAMETER:
+        signs.append(
+            f"parameters are as large as {largest:.1g}; lower the learning rate, or clip updates"
+        )
+    return "; ".join(signs)
 
 
 def _entered(run: Run, words: Words) -> tuple[Run, Words]:

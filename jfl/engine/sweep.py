@@ -5,6 +5,7 @@ import inspect
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ..privacy.mechanisms import float_floors
 from . import devices as meshes
 from .plan import client_bytes
 from .round import begin
-from .simulate import scan_from, schedule, tolerated
+from .simulate import scan_from, schedule, signs_of_divergence, tolerated
 
 MEMORY = 2**32  # bytes for the points computed at once, where a device does not say what it has
 SHARE = 0.25  # of an accelerator's memory for what `client_bytes` estimates
@@ -207,6 +208,11 @@ def sweep(
     metrics = _stack_metrics([r[1] for r in results])
     health = Health(*(np.array([int(getattr(r[0], f)) for r in results]) for f in Health._fields))
     failed = np.any([getattr(health, f) > 0 for f in Health._fields if f not in tolerate], axis=0)
+    for point, result, bad in zip(points, results, failed):
+        if not bad and (signs := signs_of_divergence(result[1], result[2])):
+            warnings.warn(
+                f"sweep: the point {point} diverged: {signs}", RuntimeWarning, stacklevel=2
+            )
     out = Sweep(
         points,
         plans,

@@ -327,6 +327,8 @@ def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
     norms = jnp.sqrt(jnp.concatenate(found))
     longest = _one_each("bands.shrink", bands, bounds)
     factors = jnp.minimum(1.0, longest / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
+    # as `stages.factor_to_bound`: what cannot be measured counts as not finite
+    factors = jnp.where(jnp.isfinite(norms), factors, jnp.nan)
     return _merge(bands, _times(bands, factors, pieces), like, treedef), norms
 
 

@@ -133,8 +133,17 @@ def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple[Any, ...]:
             "clip", "contributions of floats", f"{whole[0]}", "Cast them before they are clipped."
         )
     norm = pytrees.norm(row) if norm is None else norm
+    return pytrees.scale(factor_to_bound(bound, norm), row), norm > bound
+
+
+def factor_to_bound(bound: Any, norm: Array) -> Array:
+    """Return what a contribution of this norm is multiplied with; nan if the norm is not finite.
+
+    Squares of finite values overflow from a norm of 1.8e19 on.  Such a contribution counts as zero
+    and in Health.nonfinite_rows, as one does whose values are not finite.
+    """
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-    return pytrees.scale(factor, row), norm > bound
+    return jnp.where(jnp.isfinite(norm), factor, jnp.nan)
 
 
 @named("stages.clip_l2")
