@@ -54,9 +54,9 @@ def ditto(
         personal_lr: its learning rate; None: that of the shared model.
 
     Privacy:
-        a client's own model stays with it.  It is trained on its rows without noise, so no
-        guarantee covers a client that hands it on: give a private `personal_grad` for that, whose
-        releases come on top.
+        a client's own model stays with it, and guarantees for the server do not cover it.  Without
+        `personal_grad` it is trained on the client's rows without noise.  With a private one,
+        `jfl.guarantee(plan, ..., view="personal")` counts its releases and those of the uploads.
 
     References:
         Li et al., ICML 2021, Algorithm 1.
@@ -78,7 +78,7 @@ def ditto(
         grad=personal_grad,
         lr=work.lr if personal_lr is None else local.rate(personal_lr, "personal_lr"),
     )
-    return algorithm(
+    made = algorithm(
         Fn(_init, base.server.data),
         Fn(_client, dict(work=work, personal=own, mu=checks.scalar(mu))),
         base.server,
@@ -87,3 +87,4 @@ def ditto(
         stateful=True,
         personal=_personal,
     )
+    return dataclasses.replace(made, personal_releases=own.releases())

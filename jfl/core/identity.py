@@ -49,7 +49,7 @@ NOT_PART = {
     "Grad": ("microbatch", "path"),
     "Task": ("evaluation", "metrics", "target"),
     # said of the algorithm for `plan`; what it does is in its functions
-    "Algorithm": ("uploads", "checks_its_solve", "contracts", "personal"),
+    "Algorithm": ("uploads", "checks_its_solve", "contracts", "personal", "personal_releases"),
     "Sampler": ("capacity",),  # an overflow voids the run: no cap is part of a mechanism
     "Responders": ("capacity",),
     "Available": ("capacity", "at_once"),

@@ -341,6 +341,8 @@ class Algorithm:
     contracts: bool = static(default=False)
     # (server, own) -> params, by which a client's own held-out rows are judged; None: `params`
     personal: Fn | None = None
+    # of Release: what personal models are made from besides `releases`; None: nobody says
+    personal_releases: tuple[Any, ...] | None = None
     __repr__ = printing.algorithm
 
 

@@ -148,7 +148,7 @@ def entries_of(plan, rounds, delta) -> list[Entry]:
 def choices(unit, view, adjacency) -> None:
     """Refuse what is no unit, view or adjacency."""
     checks.choice("jfl.guarantee", (None, "example", "client"), unit=unit)
-    checks.choice("jfl.guarantee", (None, *ledger.VIEWS), view=view)
+    checks.choice("jfl.guarantee", (None, *ledger.VIEWS, "personal"), view=view)
     checks.choice("jfl.guarantee", (None, *ADJACENCIES), adjacency=adjacency)
 
 

@@ -75,8 +75,10 @@ def guarantee(
         rounds: how many rounds of the plan are run.
         delta: of the guarantee, in (0, 1).
         unit: "example" or "client"; None: the only one that is proved.
-        view: "server", which sees every upload, or "third_party", which sees models; None: the only
-            view that has an answer, or the server's where both have.  The result names it.
+        view: "server", which sees every upload; "third_party", which sees models; "aggregate",
+            which sees sums of uploads; or "personal", which sees every upload and the personal
+            models of clients.  None: the only view that has an answer, or the server's where
+            several have.  The result names it.
         adjacency: "add_remove", "replace_one" or "zero_out", only needed where several are proved.
         cap: the most participations of a client; asserted: nothing enforces it.
         quantile: the probability with which a client may exceed the number of participations that
@@ -118,6 +120,16 @@ def guarantee(
     choices(unit, view, adjacency)
     if not entries:
         return _bare(delta, unit, adjacency, view)
+    if view == "personal":
+        if unit == "client" or counted_otherwise or uplinks:
+            checks.fail(
+                "jfl.guarantee",
+                "unit='example' and all planned rounds for view='personal'",
+                "unit='client', cap, quantile, realised or uplinks",
+                "Ask for view='server'.",
+                error=NotAnalysable,
+            )
+        return guarantee_of(ledger.personal(plan, rounds), rounds, delta)
     if uplinks:
         return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, counted_otherwise)
     entry = choose("jfl.guarantee", plan, entries, unit, view, adjacency)

@@ -47,7 +47,12 @@ COLUMNS = (
 SERIES = [c for c in COLUMNS if c in Metrics.__dataclass_fields__ and c != "round"]
 # colours that colour-blind readers can tell apart (Okabe and Ito, 2008)
 PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
-VIEWS = dict(server="server", third_party="third party", aggregate="secure aggregation")
+VIEWS = dict(
+    server="server",
+    third_party="third party",
+    aggregate="secure aggregation",
+    personal="personal models",
+)
 PICTURES = (".png", ".svg", ".pdf")
 # how the pages of `jfl report` begin, as jfl.report.document says, which stands above this module
 PAGES = {

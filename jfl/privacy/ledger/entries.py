@@ -1,10 +1,12 @@
 """From a plan to what its rounds release about an example or a client, for each view."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from ...core import checks, pytrees
+from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan
 from ...kernels.normals import MOST as MOST_NORMALS
 from ..mechanisms import float_floors
@@ -44,6 +46,15 @@ OF_CLIENTS = {
         "Assumes that the probabilities with which clients are drawn are public.", "public-shares"
     ),
 }
+PERSONAL = Caveat(
+    "Does not cover the personal models of clients, which stay with them; view='personal' does.",
+    "personal",
+)
+PERSONAL_TOO = Caveat(
+    "Covers uploads and personal models: the observer sees all models of all clients after every "
+    "round.",
+    "personal-too",
+)
 PAIRED = Caveat("sweep points that share a seed share noise", "paired-noise")
 IMPLIED = Caveat("implied by the client-level guarantee", "implied")
 IMPLIED_TWICE = Caveat(
@@ -84,6 +95,64 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
             with_reach(e._replace(caveats=e.caveats + _travelling(plan, e)), _normals(plan, e))
             for e in listed
         ],
+    )
+
+
+def personal(plan: Plan, rounds: int) -> Entry:
+    """Return the entry of an observer who sees all uploads and all personal models.
+
+    The releases behind uploads and those behind personal models are composed.  Which rows they read
+    was checked for the server's view, whose caveats and status it keeps.
+
+    Raises:
+        NotAnalysable: if the algorithm has no personal models, does not say what they are made
+            from, or makes them without noise; or if the uploads have no guarantee for examples.
+    """
+    made_of = plan.algorithm.personal_releases
+    if plan.algorithm.personal is None or made_of is None:
+        checks.fail(
+            "jfl.guarantee",
+            "personal models whose releases are known, for view='personal'",
+            f"{plan.algorithm.name}, which "
+            + ("has none" if plan.algorithm.personal is None else "does not say what they are of"),
+            "Ask for view='server'.",
+            error=NotAnalysable,
+        )
+    if any(not noisy(release.mechanism) for release in made_of):
+        checks.fail(
+            "jfl.guarantee",
+            "noise in the training of personal models, for view='personal'",
+            "gradients without noise",
+            f"Give {plan.algorithm.name} a private personal_grad.",
+            error=NotAnalysable,
+        )
+    seen = [e for e in entries(plan, rounds) if e.view == "server" and e.unit == "example"]
+    if not seen or seen[0].implied:
+        checks.fail(
+            "jfl.guarantee",
+            "noise in the local steps, for view='personal'",
+            "uploads that no noise of the client's own steps protects",
+            "Train with jfl.private_grad.",
+            error=NotAnalysable,
+        )
+    server = seen[0]
+    if server.refusal:
+        return server._replace(view="personal")
+    algorithm = dataclasses.replace(
+        plan.algorithm, releases=plan.algorithm.releases + made_of, personal_releases=None
+    )
+    both = example_level.examples(dataclasses.replace(plan, algorithm=algorithm), rounds)[0]
+    if both.refusal:
+        return both._replace(view="personal")
+    caveats = tuple(c for c in both.caveats + server.caveats if c != PERSONAL)
+    conditional = "conditional" in (both.status, server.status)
+    return with_reach(
+        both._replace(
+            view="personal",
+            status="conditional" if conditional else server.status,
+            caveats=(*dict.fromkeys(caveats), PERSONAL_TOO),
+        ),
+        server.normals,
     )
 
 
@@ -148,6 +217,7 @@ def _travelling(plan, entry):
         + ((PUBLIC,) if public else ())
         + tuple(c for name, c in OF_CLIENTS.items() if _has(plan.sampler, name))
         + ((PAIRED,) if plan.paired_noise else ())
+        + ((PERSONAL,) if plan.algorithm.personal is not None else ())
         + tuple(Caveat(text, "data") for text in getattr(plan.fed, "caveats", ()))
     )
 
