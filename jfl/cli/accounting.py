@@ -15,11 +15,12 @@ from ..core.errors import NotAnalysable
 from ..core.options import field
 from ..core.records import Guarantee, Plan
 from ..privacy import plain_numbers
-from ..privacy.accountants import events, pld, pld_compose, rdp, rdp_events, tightest
+from ..privacy.accountants import events, pld, pld_compose, rdp, rdp_events, tightest, truncation
 from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.entry_guarantees import overflowing
 from ..privacy.ledger import entries
 from ..privacy.ledger.entries import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
+from ..privacy.ledger.reach import shifts_of
 from ..privacy.ledger.to_events import events_of
 from ..runs import config as configs
 from ..runs import record
@@ -351,9 +352,9 @@ def guarantees_of_plan(
         ((overflowing(e, np.array([rounds]), delta)[0][0], e) for e in fit),
         key=lambda pair: pair[0],
     )
-    left = delta - entry.overflow * rounds * (
-        1 + np.exp(first)
-    )  # of the whole run, so of fewer rounds too
+    # of the whole run, so of fewer rounds too
+    left = delta - truncation.total(shifts_of(entry, rounds))
+    left -= entry.overflow * rounds * (1 + np.exp(first))
     worst = max(
         events_of(entry),
         key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0],

@@ -714,4 +714,5 @@ def _both(first: trade_off.Curve, second: trade_off.Curve) -> trade_off.Curve:
         np.append(first.epsilon, second.epsilon),
         np.append(first.delta, second.delta),
         min(first.gaussian_mu, second.gaussian_mu),
+        max(first.missing, second.missing),
     )

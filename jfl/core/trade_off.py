@@ -30,7 +30,8 @@ class Curve(NamedTuple):
 
     epsilon: np.ndarray  # Float64[n] ascending, the first is 0
     delta: np.ndarray  # Float64[n] descending, in [0, 1]
-    gaussian_mu: float = math.inf  # it is also mu-GDP for this mu, at all rates
+    gaussian_mu: float = math.inf  # it is also mu-GDP for this mu, at all rates, up to `missing`
+    missing: float = 0.0  # probability that truncated noise adds to the rates of gaussian_mu
 
     def delta_at(self, epsilon: ArrayLike) -> np.ndarray:
         """See `Guarantee.delta_at`."""
@@ -44,7 +45,7 @@ class Curve(NamedTuple):
             inside = np.clip(epsilon, first, last)
             part = np.exp(inside - last) * np.expm1(first - inside) / np.expm1(first - last)
             chord = (1 - part) * self.delta[after - 1] + part * self.delta[after]
-        return np.minimum(chord, _gaussian_delta(self.gaussian_mu, epsilon))[()]
+        return np.minimum(chord, _gaussian_delta(self.gaussian_mu, epsilon) + self.missing)[()]
 
     def epsilon_at(self, delta: ArrayLike) -> np.ndarray:
         """See `Guarantee.epsilon_at`."""
@@ -61,7 +62,8 @@ class Curve(NamedTuple):
         else:
             chord = np.zeros(delta.shape)
         found = np.where(fits == 0, 0.0, np.where(fits == len(self.delta), np.inf, chord))
-        return np.minimum(found, _gaussian_epsilon(self.gaussian_mu, delta))[()]
+        left = np.maximum(delta - self.missing, 0.0)
+        return np.minimum(found, _gaussian_epsilon(self.gaussian_mu, left))[()]
 
     def tpr(self, fpr: ArrayLike) -> np.ndarray:
         """See `Guarantee.tpr`."""
@@ -69,7 +71,7 @@ class Curve(NamedTuple):
         lines = _lines(self)
         highest = lines.height(fpr)
         if self.gaussian_mu < math.inf:
-            highest = np.minimum(highest, ndtr(ndtri(fpr) + self.gaussian_mu))
+            highest = np.minimum(highest, ndtr(ndtri(fpr) + self.gaussian_mu) + self.missing)
         return np.clip(highest, fpr, 1.0)[()]
 
     @property
@@ -80,7 +82,11 @@ class Curve(NamedTuple):
         kept = (lines.corners >= LEAST_RATE) & (lines.corners <= 0.5)
         rates = np.append(lines.corners[kept], LEAST_RATE)
         highest = np.clip(lines.height(rates), rates, 1.0)
-        return float(min(np.max(ndtri(highest) - ndtri(rates)), self.gaussian_mu))
+        # `missing` matters most at the smallest rate
+        least = ndtri(LEAST_RATE)
+        whole = ndtri(min(ndtr(least + self.gaussian_mu) + self.missing, 1.0)) - least
+        gaussian = max(whole, self.gaussian_mu) if self.missing else self.gaussian_mu
+        return float(min(np.max(ndtri(highest) - ndtri(rates)), gaussian))
 
     def group(self, size: int) -> "Curve":
         """What holds for `size` units at once, whatever the mechanism.
@@ -96,10 +102,13 @@ class Curve(NamedTuple):
         for _ in range(size - 1):
             lines = _after(one, lines)
         kept = lines.epsilon >= 0
-        return curve_of(lines.epsilon[kept], lines.delta[kept], self.gaussian_mu * size)
+        mu = math.inf if self.missing else self.gaussian_mu * size
+        return curve_of(lines.epsilon[kept], lines.delta[kept], mu)
 
 
-def curve_of(epsilon: ArrayLike, delta: ArrayLike, gaussian_mu: float = math.inf) -> Curve:
+def curve_of(
+    epsilon: ArrayLike, delta: ArrayLike, gaussian_mu: float = math.inf, missing: float = 0.0
+) -> Curve:
     """The curve of proved pairs, in any order: their lower hull, convex in e^epsilon.
 
     Example:
@@ -129,7 +138,7 @@ def curve_of(epsilon: ArrayLike, delta: ArrayLike, gaussian_mu: float = math.inf
             hull.pop()
         hull.append((e, d))
     corners = np.array(hull).T
-    return Curve(corners[0], corners[1], float(gaussian_mu))
+    return Curve(corners[0], corners[1], float(gaussian_mu), float(missing))
 
 
 def curve_of_pair(epsilon: float, delta: float) -> Curve:

@@ -393,11 +393,10 @@ def _ranaweera_entry(plan, view):
 def _ranaweera_epsilon(entry, z, rounds, delta):
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
-    # sampling as it is, and an accountant of Renyi bounds, as the paper has it; an overflow is not
-    # its concern
-    return float(
-        overflowing(with_noise(entry, z)._replace(overflow=0.0), np.array([rounds]), delta)[0][0]
-    )
+    # sampling as it is, and an accountant of Renyi bounds, as the paper has it, which knows neither
+    # an overflow nor that noise ends
+    ideal = with_noise(entry, z)._replace(overflow=0.0, normals=0.0)
+    return float(overflowing(ideal, np.array([rounds]), delta)[0][0])
 
 
 def _ranaweera(plan, rounds, delta, view):

@@ -97,9 +97,8 @@ def curve(
     with np.errstate(over="ignore"):
         cost = overflow * (1 + np.exp(epsilon)) if overflow else 0.0
     alone = not (overflow or extra)
-    return curve_of(
-        epsilon, delta + cost + extra + truncated, _mu(alternatives) if alone else math.inf
-    )
+    mu = _mu(alternatives) if alone else math.inf
+    return curve_of(epsilon, delta + cost + extra + truncated, mu, truncated)
 
 
 def _worst(alternatives, epsilon):

@@ -96,7 +96,7 @@ class Entry(NamedTuple):
     status: str = "proved"  # proved | conditional
     caveats: tuple = ()
     method: str = ""  # the name of a mechanism whose rounds do not stand alone
-    normals: float = 1.0  # drawn for one release, at most
+    normals: float = 1.0  # drawn for one release, at most; 0: noise without an end
 
     @property
     def changes(self) -> bool:

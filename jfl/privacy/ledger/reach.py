@@ -21,6 +21,8 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
         entry: of the ledger.
         rounds: of the run; or how often an entry of a whole run is repeated.
     """
+    if not entry.normals:  # of noise without an end, as papers take it
+        return ()
     if entry.stretches:
         return tuple(
             shift._replace(times=shift.times * stretch.rounds * rounds)
