@@ -208,7 +208,7 @@ def sweep(
     metrics = _stack_metrics([r[1] for r in results])
     health = Health(*(np.array([int(getattr(r[0], f)) for r in results]) for f in Health._fields))
     failed = np.any([getattr(health, f) > 0 for f in Health._fields if f not in tolerate], axis=0)
-    for point, result, bad in zip(points, results, failed):
+    for point, result, bad in zip(points, results, np.broadcast_to(failed, len(points))):
         if not bad and (signs := signs_of_divergence(result[1], result[2])):
             warnings.warn(
                 f"sweep: the point {point} diverged: {signs}", RuntimeWarning, stacklevel=2

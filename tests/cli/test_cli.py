@@ -317,6 +317,7 @@ def test_an_empty_poisson_cohort_stops_unless_allowed(tmp_path, capsys):
     assert min(float(r["cohort"]) for r in table(tmp_path / "run")) < 1
 
 
+@pytest.mark.filterwarnings("ignore:simulate. the run diverged")
 def test_a_run_that_diverges_stops_with_3_and_keeps_its_checkpoint(tmp_path, capsys):
     out = tmp_path / "run"
     command = ["train", *TINY, "--lr", 100, "--l2", 1, "--evaluate-every", 1, "--out", out]
@@ -964,7 +965,7 @@ def test_epsilon_and_calibrate_agree(capsys, args, unit, view, adjacency):
     assert jfl("calibrate", "--epsilon", 3, "--rounds", 20, *args) == 0
     shown, told = capsys.readouterr()
     assert "warning" not in told
-    assert all(word in shown for word in (unit, view, adjacency, "1e-05", "not for deployment"))
+    assert all(word in shown for word in (unit, view, adjacency, "1e-05", "For simulation only"))
     z = next(
         float(line.split()[0])
         for line in shown.splitlines()

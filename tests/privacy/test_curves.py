@@ -452,7 +452,7 @@ def test_an_overflow_and_a_quantile_are_paid():
     assert known.delta_at(known.epsilon) <= known.delta * (1 + 1e-12)
 
 
-def test_groups_of_a_plan():
+def test_groups_of_a_plan(endless_noise):
     plan = make(rows=NOISY(2.0), batch=batches.full())
     known = jfl.guarantee(plan, 3, view="server")
     assert known.group(1) is known
