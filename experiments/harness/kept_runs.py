@@ -131,7 +131,7 @@ def lines(folders: dict, kept: Path, configs: dict, seeds, how):
 
 def stored(home: Path) -> ResultStore:
     """The runs of one config by seed: entry of summary.json, rows of metrics.csv, manifest."""
-    return ResultStore(home / FILE, fields=("key", "entry", "rows", "manifest"))
+    return ResultStore(home / FILE, fields=("key", "entry", "rows", "manifest"), signed=True)
 
 
 def _missing(home: Path, seeds) -> list:

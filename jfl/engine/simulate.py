@@ -281,17 +281,21 @@ def simulate(
             run = dataclasses.replace(run, own=sharding.on_host(run.own))
         stop_if_unhealthy(run, tolerate)  # waits for the run
     params = plan.algorithm.params(run.server)
-    if signs := signs_of_divergence(metrics, params):
+    if signs := signs_of_divergence(run.health, metrics, params):
         warnings.warn(f"simulate: the run diverged: {signs}", RuntimeWarning, stacklevel=2)
     return Output(run, metrics, params)
 
 
-def signs_of_divergence(metrics: Metrics, params: Tree) -> str:
+def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
     """Return what says that a run without a non-finite state has diverged, "" if nothing does.
 
     A loss can be nan while its gradients are finite, and parameters can be finite while their
     squares are not.  Neither stops a run.
     """
+    if not checks.concrete((health, metrics, params)):  # inside of a user's jit
+        return ""
+    if int(health.nonfinite) or int(health.nonfinite_rows):  # it is reported already
+        return ""
     signs = []
     losses = {"training": metrics.train_loss, "test": metrics.loss}
     for name, values in losses.items():

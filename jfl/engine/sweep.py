@@ -209,7 +209,7 @@ def sweep(
     health = Health(*(np.array([int(getattr(r[0], f)) for r in results]) for f in Health._fields))
     failed = np.any([getattr(health, f) > 0 for f in Health._fields if f not in tolerate], axis=0)
     for point, result, bad in zip(points, results, np.broadcast_to(failed, len(points))):
-        if not bad and (signs := signs_of_divergence(result[1], result[2])):
+        if not bad and (signs := signs_of_divergence(*result[:3])):
             warnings.warn(
                 f"sweep: the point {point} diverged: {signs}", RuntimeWarning, stacklevel=2
             )

@@ -382,7 +382,7 @@ def best(guarantees: list[dict]) -> dict:
         key=lambda g: (
             g["status"] == "claimed",
             g["epsilon"] is None,
-            g["implied"],
+            g.get("implied", False),
             g["view"] != "server",
         ),
     )

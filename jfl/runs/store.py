@@ -15,6 +15,8 @@ from ..core import checks
 from .checkpoint import signature
 from .record import as_json
 
+UNSIGNED = "none"
+
 
 class ResultStore:
     """Records by key in a file; of two records with one key the later one counts.
@@ -28,6 +30,7 @@ class ResultStore:
         fields: what every record holds; of others nothing is kept in memory.  None: anything.
         head: what the first line of the file holds, which says what all records are of.  None: a
             file without such a line.
+        signed: refuse lines without a digest.
         line: what a line is, for refusals.
         remedy: what to do about a line that is damaged.
 
@@ -46,13 +49,14 @@ class ResultStore:
         key: Callable[[dict], Hashable] = lambda record: record["key"],
         fields: tuple[str, ...] | None = None,
         head: tuple[str, ...] | None = None,
+        signed: bool = False,
         line: str = "a record of a run",
         remedy: str = "Take the line out: its run is then computed again.",
     ):
         self.path, self.key = Path(path), key
         self.records: dict[Hashable, Any] = {}
         self.head: Any = None
-        self._fields, self._head_fields = fields, head
+        self._fields, self._head_fields, self._signed = fields, head, signed
         self._line, self._remedy = line, remedy
         self._size = self._count = 0  # bytes and lines of the file that were read
         self._read(self.path.read_bytes() if self.path.exists() else b"")
@@ -97,8 +101,10 @@ class ResultStore:
         """The record of a line, without its digest."""
         if not isinstance(record, dict):
             raise TypeError(f"{type(record).__name__} in place of an object")
-        digest = record.pop("digest")
-        if digest != signature(record):
+        digest = record.pop("digest", None)
+        if digest is None and self._signed:
+            raise ValueError(f"another digest than {UNSIGNED}")
+        if digest is not None and digest != signature(record):
             raise ValueError(f"another digest than {digest}")
         return record
 

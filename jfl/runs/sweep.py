@@ -54,6 +54,7 @@ def points_store(out) -> ResultStore:
         out / FILE,
         fields=LINE,
         head=HEAD,
+        signed=True,
         line="a line as a sweep wrote it",
         remedy="Start in another directory with another seed.",
     )

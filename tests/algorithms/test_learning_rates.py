@@ -58,7 +58,9 @@ def test_a_client_counts_local_steps_and_the_server_rounds():
 
     rows = np.ones((8, 2), np.float32)
     fed = jfl.federate(
-        jfl.datasets.arrays(rows, np.ones(8, np.float32), rows[:2], np.ones(2, np.float32)),
+        jfl.datasets.arrays(
+            rows, np.ones(8, np.float32), rows[:2], np.ones(2, np.float32), classes=0
+        ),
         jfl.partition.iid(2),
     )
     task = jfl.task(np.zeros(2, np.float32), lambda w, x, y: (x @ w - y) ** 2)

@@ -531,6 +531,7 @@ def as_printed(ratios, groups, rows, epsilon, rounds=30):
 
 
 @pytest.mark.parametrize("ratios, groups, rows, epsilon, client, server", PRINTED)
+@pytest.mark.usefixtures("endless_noise")  # as computed, so little noise proves nothing
 def test_noise_as_printed(ratios, groups, rows, epsilon, client, server):
     got_client, got_server, plan = as_printed(ratios, groups, rows, epsilon)
     assert (got_client, got_server) == pytest.approx((client, server), rel=3e-4)
@@ -549,6 +550,7 @@ def test_noise_as_printed(ratios, groups, rows, epsilon, client, server):
     )
 
 
+@pytest.mark.usefixtures("endless_noise")
 def test_what_the_noise_as_printed_is_worth():
     _, _, plan = as_printed(*PRINTED[0][:4])
     assert jfl.guarantee(plan, 1, DELTA).epsilon == pytest.approx(2.97e4, rel=0.01)

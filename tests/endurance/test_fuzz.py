@@ -1025,6 +1025,7 @@ def numbers_of(folder):
     )
 
 
+@pytest.mark.filterwarnings("ignore:sweep. the point")
 def test_a_run_that_goes_wrong_leaves_no_nan(tmp_path):
     """A point of a sweep goes where its loss is no number: it is left empty, the other is whole,
     all files are JSON."""

@@ -50,6 +50,7 @@ def test_what_is_told_is_the_mean_over_seeds_of_separate_runs():
         assert row["value"] == pytest.approx(float(np.mean(each)), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:sweep. the point")
 def test_a_run_that_fails_is_told_as_nan():
     study = Study([0.1, 3.3e38])
     found = jfl.ask_tell(make, study, dict(lr=None), rounds=20, trials=2, metric="loss")

@@ -44,6 +44,7 @@ def test_every_recipe_has_a_case():
 
 @pytest.mark.by_default("uploads", "impact", "contracting", "prox_erm")
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("endless_noise")  # half the noise of one release ends too early
 def test_noise_reaches_what_is_stated(name):
     config = made(name)
     config = dataclasses.replace(config, noise=recipes.noise_of(config))

@@ -191,9 +191,9 @@ def test_small_contributions_are_left_alone_and_zero_is_not_divided_by():
             weight = jnp.zeros(5).at[i].set(1.0)
             part = contribute(m, rows, weight)
             value = part.value[0] if stage.name == "clip_adaptive" else part.value
-            assert float(part.rows) == 1 and float(part.clipped) == (i in (1, 4))
-            if want is None:
-                assert np.linalg.norm(np.asarray(value)) <= 1 + 1e-5
+            assert float(part.rows) == 1 and float(part.clipped) == (i == 1)
+            if want is None:  # too long to be measured
+                assert not np.asarray(value).any() and float(part.nonfinite) == 1
             else:
                 close(value, np.array(want, "f4"), rtol=1e-6)
 

@@ -444,7 +444,7 @@ def test_a_block_that_is_lost_leaves_the_others(
 
 def test_without_ray_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r'pip install "jfl\[ray\]"'):
+    with pytest.raises(ValueError, match=r'pip install -e "\.\[ray\]"'):
         run(tmp_path / "run", engine=Ray())
     assert not (tmp_path / "run").exists()
 

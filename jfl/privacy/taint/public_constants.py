@@ -13,6 +13,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ...core import checks
 from ...core.records import Caveat, Fn, Mechanism, Plan
 from .ownership import nodes
 
@@ -50,6 +51,8 @@ def _follow_sizes(plan) -> bool:
     if isinstance(plan.weights, Fn):
         return False
     share = getattr(plan.sampler, "share", None)
+    if not checks.concrete((plan.weights, plan.fed.size, share)):  # a plan that is made in a jit
+        return False
     wanted = np.asarray(plan.weights, np.float64) * (1.0 if share is None else np.asarray(share))
     sizes = np.asarray(plan.fed.size, np.float64).reshape(-1)
     same = lambda other: np.allclose(wanted * other.sum(), other * wanted.sum(), rtol=1e-4)
