@@ -23,8 +23,8 @@ TRUE = "ε as if no batch overflowed"  # heading of a column
 
 
 def true_epsilon(config) -> dict:
-    """What the noise of a line is worth, as if no batch overflowed and normals had no end; None of a
-    line without noise.
+    """What the noise of a line is worth, as if no batch overflowed and normals had no end; None
+    for a line without noise.
 
     Where noise is so small that this epsilon is large, the tiny chance that a Poisson batch finds
     no slot (below 1e-12 in a run) takes all of delta, and nothing is proved.
