@@ -353,7 +353,7 @@ def guarantees_of_plan(
         key=lambda pair: pair[0],
     )
     # of the whole run, so of fewer rounds too
-    left = delta - truncation.total(shifts_of(entry, rounds))
+    left = truncation.left_of(delta, shifts_of(entry, rounds))
     left -= entry.overflow * rounds * (1 + np.exp(first))
     worst = max(
         events_of(entry),

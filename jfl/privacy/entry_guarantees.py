@@ -69,7 +69,7 @@ def _tight_of(entry, listed, rounds, delta, sizes=FINE):
     # the Renyi bound says what an overflow costs at most; with less epsilon it costs less
     first, exact = overflowing(entry, np.array([rounds]), delta)
     beta = entry.overflow * rounds
-    delta = delta - truncation.total(shifts_of(entry, rounds))
+    delta = truncation.left_of(delta, shifts_of(entry, rounds))
     left = delta - beta * (1 + math.exp(min(first[0], 700))) if beta else delta
     # of many clients it holds for the last one too, where a search stops before
     return min(
@@ -91,7 +91,7 @@ def overflowing(entry: Entry, times, delta):
     happened = times
     if entry.changes:  # how often each round's noise was added
         listed, happened = _by_levels(listed, times)
-    lost = lost_of(entry, times)
+    lost = lost_of(entry, times, float(delta))
     truncation.refuse_if_beyond("jfl.guarantee", lost, delta, Overflow)
     delta = float(delta) - lost
     values, exact = bounds(listed, happened, delta)

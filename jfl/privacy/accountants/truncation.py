@@ -16,6 +16,15 @@ A shift of length s spreads over pairs with sum(t_i^2) = s^2.  Up to s = R - sqr
 
     sum(g(t_i)) <= m (exp(R s - s^2 / 2) - 1 - R s + sqrt(pairs) R s).
 
+Computed noise is ideal noise given that all draws are within reach, so every density is divided by
+1 - mass, where `mass` is the probability that a draw is not: delta of computed noise is at most
+(delta of ideal noise + what is lost) / (1 - mass).
+
+On a sample, one neighbour is a mixture of two centres, and its outputs beyond the reach of the
+other are those of one centre: sampling only lowers the cost.  Where one unit replaces another, both
+are mixtures, with a centre in common and one each; outputs within reach of all three cost nothing,
+and the rest costs at most twice that of one shift.
+
 A sum of noise, or noise that a matrix correlates, is computed from independent normals, and the
 shift can be spread over them with the same length s.  So the bound holds for it too, with all the
 normals that are behind the release.
@@ -68,6 +77,13 @@ def lost_mass(length: ArrayLike, normals: float, missing: float) -> np.ndarray:
 def total(shifts: Iterable[Shift], group: int = 1) -> float:
     """Return the delta that releases cost together, for a group of units."""
     return float(sum(s.times * lost_mass(group * s.length, s.normals, s.missing) for s in shifts))
+
+
+def left_of(delta: float, shifts: Iterable[Shift]) -> float:
+    """Return what is left of delta for ideal noise."""
+    shifts = tuple(shifts)
+    mass = sum(s.times * s.normals / 2 * s.missing for s in shifts)
+    return delta * (1 - min(float(mass), 1.0)) - total(shifts)
 
 
 def refuse_if_beyond(where: str, lost: ArrayLike, delta: float, error: type[Exception]) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...kernels.normals import MISSING
-from ..accountants.truncation import Shift, total
+from ..accountants.truncation import Shift, left_of
 from .entry import Entry, Part, effective
 
 # Normals that are drawn for each parameter of the model, at most: wavelet noise is padded, and an
@@ -34,7 +34,7 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
         shift
         for part in entry.parts
         # integers have a table of their own, which says what it leaves out
-        if part.renyi is None and part.law == "gaussian"
+        if part.renyi is None and _has_one_shift(part)
         for shift in _of_part(entry, part, rounds)
     )
 
@@ -42,28 +42,39 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
 def with_reach(entry: Entry, normals: float) -> Entry:
     """Return an entry that knows from how many normals its releases are computed.
 
-    A Laplace number is made of two pairs of normals.  Its distribution differs from the exact one
-    by the mass that they miss, and that costs (1 + e^epsilon) of delta, as an overflow does.
+    The distribution of computed noise differs from the exact one by at most the mass that its
+    normals miss, which costs (1 + e^epsilon) of delta, as an overflow does.  That is charged where
+    the shifts are not: for Laplace noise, of which a number is made of two pairs of normals, and
+    for samples that may hold a unit several times.
     """
-    laplace = sum(float(np.max(p.count)) for p in entry.parts if p.law == "laplace")
-    missed = 2 * MISSING * normals * laplace
+    often = sum(float(np.max(p.count)) for p in entry.parts if not _has_one_shift(p))
+    missed = 2 * MISSING * normals * often
     rows = None if entry.row_overflow is None else entry.row_overflow + missed
     return entry._replace(
         normals=normals, overflow=entry.overflow + missed * entry.turns, row_overflow=rows
     )
 
 
-def lost_of(entry: Entry, times: np.ndarray) -> np.ndarray:
-    """Return what the reach of the noise costs after each of several numbers of rounds."""
+def lost_of(entry: Entry, times: np.ndarray, delta: float) -> np.ndarray:
+    """Return what the reach of the noise takes of delta after each of several numbers of rounds."""
+    lost = lambda n: delta - left_of(delta, shifts_of(entry, n))
     if not entry.changes and all(part.of_rounds is None for part in entry.parts):
-        return times * total(shifts_of(entry, 1))
+        return times * lost(1)
     distinct, where = np.unique(times, return_inverse=True)
-    return np.array([total(shifts_of(entry, int(n))) for n in distinct])[where]
+    return np.array([lost(int(n)) for n in distinct])[where]
+
+
+def _has_one_shift(part: Part) -> bool:
+    """Whether noise is Gaussian, and a release is shifted by one contribution of a unit at most."""
+    return part.law == "gaussian" and part.sampling != "with_replacement"
 
 
 def _of_part(entry, part: Part, rounds) -> list[Shift]:
     lengths = 1 / effective(part).min(axis=1)  # [rounds or 1], of the client that shifts it most
     often = float(np.max(part.count)) * entry.turns
+    absent = entry.chance is not None and bool(np.min(entry.chance) < 1)
+    if entry.adjacency == "replace_one" and (absent or part.sampling != "none"):
+        often = 2 * often
     run, repeats = (rounds, 1) if entry.rounds is None else (entry.rounds, rounds)
     if entry.participations is not None:  # a client may come in the rounds with the least noise
         run, repeats = int(np.max(entry.participations)), rounds
