@@ -98,7 +98,7 @@ def test_the_source_that_is_recorded_is_all_of_jfl(monkeypatch):
     read, seen = files.Path.read_bytes, []
     monkeypatch.setattr(files.Path, "read_bytes", lambda path: seen.append(path) or read(path))
     files.source.__wrapped__()
-    names = {path.as_posix().split("/jfl/")[-1] for path in seen}
+    names = {path.as_posix().rsplit("/jfl/", 1)[-1] for path in seen}
     assert {"engine/round.py", "__init__.py", "runs/train.py"} <= names
     assert any(path.name == "philox.py" for path in seen)
 
