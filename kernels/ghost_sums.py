@@ -69,11 +69,18 @@ class Product(NamedTuple):
         early at worst.
         """
         a, b = _wide(self.a), _wide(self.b)
-        own = jnp.square(a).sum(3) * jnp.square(b).sum(3)
+        # A square that underflows is at most `tiny`.  With that added, a row of tiny activations
+        # and huge backprops is not taken for one that is short.
+        tiny = float(jnp.finfo(a.dtype).tiny)
+        squares_a = jnp.square(a).sum(3) + a.shape[3] * tiny
+        squares_b = jnp.square(b).sum(3) + b.shape[3] * tiny
+        own = squares_a * squares_b
         if a.shape[2] == 1:
             return own.sum((1, 2))
         gram = lambda x: jnp.einsum("nepi,neqi->nepq", x, x, precision=FULL)
         slack = 8 * float(jnp.finfo(a.dtype).eps) * jnp.square(jnp.sqrt(own).sum(2))
+        slack += a.shape[3] * tiny * jnp.square(jnp.sqrt(squares_b).sum(2))
+        slack += b.shape[3] * tiny * jnp.square(jnp.sqrt(squares_a).sum(2))
         return jnp.maximum((gram(a) * gram(b)).sum((2, 3)) + slack, 0).sum(1)
 
     def total(self, factor):

@@ -59,3 +59,19 @@ def test_no_size_of_a_row_passes_its_bound(size):
 
     value = contribute(chain, (), jnp.full((1, 5), size, jnp.float32), jnp.ones(1)).value
     assert np.linalg.norm(np.asarray(value, np.float64)) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("small, large", [(1e-21, 5e17), (5e17, 1e-21), (1e-23, 5e17)])
+def test_tiny_activations_and_huge_backprops_pass_no_bound(positions, small, large):
+    """Their squares underflow, and their product does not: its norm must not be taken for 0."""
+    from jfl.kernels.ghost_sums import Product, shrink
+
+    part = Product(
+        jnp.full((1, 1, positions, 400), small, jnp.float32),
+        jnp.full((1, 1, positions, 300), large, jnp.float32),
+    )
+    bound = 1e-6
+    clipped = jax.jit(lambda part: part.total(shrink(jnp.sqrt(part.squares()), bound)))
+    total = clipped(part)
+    assert np.linalg.norm(np.asarray(total, np.float64)) <= bound * (1 + 1e-5)
