@@ -178,7 +178,7 @@ def test_algorithms_with_options(fed, task):
 
 BATCHES = dict(
     full=batches.full(),
-    with_=batches.with_replacement(4),
+    with_=batches.with_replacement(2),
     epochs=batches.epochs(3),
     poisson=batches.poisson(3.0),
     rate=batches.poisson(rate=0.6, capacity=9),
